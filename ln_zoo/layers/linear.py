@@ -1,0 +1,68 @@
+"""Fully connected layer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ln_zoo.norms import Identity, Norm, Site
+
+
+class Linear(nn.Linear):
+    """``norm(W x) + b``: `torch.nn.Linear` with a normalisation strategy (paper, section 3, eq. 3-4).
+
+    The bias is added after normalisation: it is the paper's b.
+
+    Args:
+        in_features: size I of each input.
+        out_features: size F of each output.
+        bias: whether there is a bias.
+        norm: the strategy; default `Identity`, which makes this layer torch's own.
+        device: of the parameters, as in torch.
+        dtype: of the parameters, as in torch.
+
+    Shapes: input (N, \\*, I), output (N, \\*, F), in the precision torch's layer would give.
+
+    Parameters: ``weight`` (F, I) and ``bias`` (F,), initialised as torch does; ``site.gain`` (F,)
+    with a strategy that has a gain; ``site.scale`` (F,) with weight normalisation.
+
+    Raises:
+        ValueError: under batch normalisation in training, for a batch of one.
+
+    Example:
+        >>> from ln_zoo.norms import LayerNorm
+        >>> layer = Linear(784, 1000, norm=LayerNorm())
+        >>> layer(torch.randn(2, 784)).shape
+        torch.Size([2, 1000])
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        norm: Norm | None = None,
+    ) -> None:
+        super().__init__(in_features, out_features, bias, device, dtype)
+        norm = Identity() if norm is None else norm
+        self.site = Site(
+            norm, "sum", out_features, weight=self.weight, device=device, dtype=dtype
+        )
+
+    def forward(self, input: Tensor) -> Tensor:
+        weight = self.site.weight(self.weight)
+        if not self.site.normalizes_sums:
+            return F.linear(input, weight, self.bias)
+        sums = F.linear(input, weight)
+        output = self.site(sums)
+        if self.bias is not None:
+            output = output + self.bias
+        return output.to(sums.dtype)
+
+    def reset_norm(self) -> None:
+        """Takes again what the strategy took from the weight, after that was re-initialised."""
+        self.site.reset_weight(self.weight)

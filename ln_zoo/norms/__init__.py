@@ -1,0 +1,22 @@
+"""Normalisation strategies: what happens to the summed inputs, or the weights, of a layer."""
+
+from ln_zoo.norms.base import INVARIANCES, Norm, Site
+from ln_zoo.norms.batch_norm import BatchNorm
+from ln_zoo.norms.config import from_config, to_config
+from ln_zoo.norms.identity import Identity
+from ln_zoo.norms.layer_norm import LayerNorm
+from ln_zoo.norms.rms_norm import RMSNorm
+from ln_zoo.norms.weight_norm import WeightNorm
+
+__all__ = [
+    "INVARIANCES",
+    "BatchNorm",
+    "Identity",
+    "LayerNorm",
+    "Norm",
+    "RMSNorm",
+    "Site",
+    "WeightNorm",
+    "from_config",
+    "to_config",
+]

@@ -1,0 +1,255 @@
+"""The two halves of a normalisation strategy: the rule (`Norm`) and the place it acts on (`Site`).
+
+A layer describes each of its places as a `Site`; a strategy says what happens there. A strategy of
+your own is a frozen dataclass with two short methods:
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass(frozen=True)
+    ... class MyNorm(Norm):
+    ...     eps: float = 1e-5
+    ...     def init_sums(self, site):
+    ...         site.add_affine(gain=1.0)
+    ...     def sums(self, site, a, step=None):
+    ...         return site.affine(a * torch.rsqrt(site.mean(a.square()) + self.eps))
+    >>> from ln_zoo.layers import Linear
+    >>> Linear(4, 3, norm=MyNorm())(torch.randn(2, 4)).shape
+    torch.Size([2, 3])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ln_zoo.ops.records import RowNorm
+
+#: The columns of the paper's Table 1, in its order: what a layer's output may be invariant to.
+INVARIANCES = (
+    "weight_matrix_rescaling",
+    "weight_matrix_recentering",
+    "weight_vector_rescaling",
+    "dataset_rescaling",
+    "dataset_recentering",
+    "case_rescaling",
+)
+
+
+class Norm:
+    """A normalisation strategy: what happens to summed inputs, and to weights.
+
+    This class normalises nothing; each method may be overridden on its own. Strategies hold plain
+    values only (parameters and running statistics live on the `Site`), so that one strategy can be
+    shared by many layers, compared, printed and stored as ``class_path`` and ``init_args``. Make a
+    subclass a frozen dataclass.
+
+    `Norm` itself is no dataclass: jsonargparse accepts subclasses by name only of a plain class.
+    """
+
+    #: Statistics differ from one time step to the next: recurrent layers pass ``step``.
+    reads_step: ClassVar[bool] = False
+    #: The output of one case depends on the rest of its batch, in training mode.
+    mixes_cases: ClassVar[bool] = False
+    #: The maps of `INVARIANCES` that leave a layer's output unchanged (for eps = 0).
+    invariances: ClassVar[frozenset[str]] = frozenset()
+
+    def init_sums(self, site: Site) -> None:
+        """Puts what `sums` needs (gain, shift, running statistics) on the site."""
+
+    def sums(self, site: Site, a: Tensor, step: int | None = None) -> Tensor:
+        """Normalises summed inputs.
+
+        Args:
+            site: the place, with the parameters that `init_sums` put there.
+            a: summed inputs: (N, \\*, F) in feed-forward layers, (n, F) for the n cases active at
+                one time step of a recurrent layer, (N, C, \\*S) in convolutions. Never half
+                precision: the site has promoted it to float32.
+            step: time step, counted from 0; ``None`` outside recurrent layers.
+
+        Returns:
+            The same shape.
+        """
+        return a
+
+    def init_weight(self, site: Site, weight: Tensor) -> None:
+        """Takes what `weight` needs from a freshly initialised weight (F, \\*)."""
+
+    def weight(self, site: Site, weight: Tensor) -> Tensor:
+        """The weight to use, (F, \\*) to (F, \\*); called once per forward, before any time loop."""
+        return weight
+
+    def describe(self, site: Site) -> RowNorm | None:
+        """What `sums` does at this site as data for kernels; ``None``: only `sums` knows."""
+        if type(self).sums is Norm.sums:
+            return RowNorm(groups=site.groups)
+        return None
+
+
+class Site(nn.Module):
+    """A place in a layer where a strategy acts; it owns the strategy's parameters and buffers.
+
+    Args:
+        norm: the strategy.
+        role: what the place is called in its layer: ``"sum"``, ``"input"``, ``"recurrent"``,
+            ``"cell"``.
+        features: number F of features.
+        groups: sizes of the runs of features that share statistics; default ``(F,)``. A GRU has
+            ``(2H, H)``: both gates together, the candidate apart.
+        axis: the axis of the features: -1, or 1 in convolutions.
+        recurrent: whether the site lies inside a recurrent layer, where `Norm.sums` gets ``step``.
+        own_shift: whether the place has no bias of its layer, so that an affine map needs a shift
+            of its own (an LSTM's cell).
+        weight: the weight, (F, \\*), whose products are the summed inputs, where the strategy may
+            act on it; it is read for initial values, not kept.
+        sums: whether the strategy acts on summed inputs here. The input and recurrent sites of
+            `RNN` carry weights only, since eq. 4 normalises the sum of both terms.
+        device: of the parameters, as in torch.
+        dtype: of the parameters, as in torch.
+
+    Raises:
+        ValueError: if the groups do not sum to the features.
+
+    Example:
+        >>> from ln_zoo.norms import LayerNorm
+        >>> site = Site(LayerNorm(), "sum", 6)
+        >>> [name for name, _ in site.named_parameters()]
+        ['gain']
+        >>> site(torch.randn(2, 6)).shape
+        torch.Size([2, 6])
+    """
+
+    gain: Tensor | None
+    shift: Tensor | None
+
+    def __init__(
+        self,
+        norm: Norm,
+        role: str,
+        features: int,
+        *,
+        groups: tuple[int, ...] | None = None,
+        axis: int = -1,
+        recurrent: bool = False,
+        own_shift: bool = False,
+        weight: Tensor | None = None,
+        sums: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(norm, Norm):
+            raise TypeError(
+                f"norm must be a strategy such as LayerNorm(), an instance of a subclass of "
+                f"ln_zoo.norms.Norm; got {norm!r}"
+            )
+        self.norm = norm
+        self.role = role
+        self.features = features
+        self.groups = (features,) if groups is None else tuple(groups)
+        if sum(self.groups) != features:
+            raise ValueError(f"groups {self.groups} do not sum to the {features} features")
+        self.axis = axis
+        self.recurrent = recurrent
+        self.own_shift = own_shift
+        self.normalizes_sums = sums and type(norm).sums is not Norm.sums
+        self._factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.register_parameter("gain", None)
+        self.register_parameter("shift", None)
+        if sums:
+            norm.init_sums(self)
+        if weight is not None:
+            norm.init_weight(self, weight.detach())
+
+    # What layers call
+
+    def forward(self, a: Tensor, step: int | None = None) -> Tensor:
+        """Normalises summed inputs, in float32 at least; shape kept (see `Norm.sums`).
+
+        Where the strategy does nothing, ``a`` itself comes back, in its own precision.
+        """
+        if not self.normalizes_sums:
+            return a
+        # Means and variances of half-precision numbers lose too much: promoted once, here.
+        wide = a.float() if a.dtype in (torch.float16, torch.bfloat16) else a
+        return self.norm.sums(self, wide, step)
+
+    def weight(self, weight: Tensor) -> Tensor:
+        """The weight to use in place of ``weight``, (F, \\*)."""
+        return self.norm.weight(self, weight)
+
+    def reset_weight(self, weight: Tensor) -> None:
+        """Takes again what the strategy took from the weight, after that was re-initialised."""
+        self.norm.init_weight(self, weight.detach())
+
+    def describe(self) -> RowNorm | None:
+        """What happens to summed inputs here, as data; ``None``: only the strategy knows."""
+        return self.norm.describe(self) if self.normalizes_sums else RowNorm(self.groups)
+
+    # What strategies call
+
+    def add_affine(self, gain: float) -> None:
+        """Adds a gain (F,), and a shift (F,) of zeros where the layer has no bias of its own."""
+        self.add_parameter("gain", torch.full((self.features,), float(gain), **self._factory))
+        if self.own_shift:
+            self.add_parameter("shift", torch.zeros(self.features, **self._factory))
+
+    def add_parameter(self, name: str, value: Tensor) -> None:
+        """Adds a parameter of this initial value, or sets the one of that name back to it."""
+        present = self._parameters.get(name)
+        if present is None:
+            self.register_parameter(name, nn.Parameter(value))
+        else:
+            with torch.no_grad():
+                present.copy_(value)
+
+    def add_buffer(self, name: str, shape: tuple[int, ...], fill: float, **factory: Any) -> None:
+        """Adds a buffer of one value; floating-point buffers never become half precision."""
+        factory = {"device": self._factory["device"], "dtype": self._factory["dtype"]} | factory
+        if factory["dtype"] in (torch.float16, torch.bfloat16):
+            factory["dtype"] = torch.float32
+        self.register_buffer(name, torch.full(shape, fill, **factory))
+
+    def affine(self, a: Tensor) -> Tensor:
+        """``gain * a + shift``, as far as the site has them; shape and precision of ``a``."""
+        if self.gain is not None:
+            a = a * self.along(self.gain, a)
+        if self.shift is not None:
+            a = a + self.along(self.shift, a)
+        return a
+
+    def mean(self, a: Tensor) -> Tensor:
+        """Mean of one case over what shares statistics, in a shape that broadcasts against a."""
+        if self.axis == 1:
+            return a.mean(dim=tuple(range(1, a.dim())), keepdim=True)
+        if len(self.groups) == 1:
+            return a.mean(dim=-1, keepdim=True)
+        parts = a.split(self.groups, dim=-1)
+        return torch.cat([part.mean(-1, keepdim=True).expand_as(part) for part in parts], dim=-1)
+
+    def case_dims(self, a: Tensor) -> tuple[int, ...]:
+        """The axes that batch statistics average over: all but that of the features."""
+        axis = self.axis % a.dim()
+        return tuple(d for d in range(a.dim()) if d != axis)
+
+    def along(self, vector: Tensor, a: Tensor) -> Tensor:
+        """A vector (F,) in the precision of a, shaped to broadcast along the feature axis."""
+        vector = vector.to(a.dtype)
+        return vector if self.axis == -1 else vector.view(-1, *[1] * (a.dim() - 2))
+
+    # nn.Module
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Site:
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)
+        for name, after in self._buffers.items():
+            # Running averages in half precision stop moving: module.half() leaves them alone.
+            if after is not None and after.dtype in (torch.float16, torch.bfloat16):
+                old = before[name]
+                assert old is not None
+                self._buffers[name] = old.to(after.device)
+        return self
+
+    def extra_repr(self) -> str:
+        return f"{self.role}, {self.features}, {self.norm}"

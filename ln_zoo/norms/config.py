@@ -1,0 +1,64 @@
+"""Strategies as plain data: the one form that YAML, checkpoints and model cards share."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from typing import Any
+
+from ln_zoo.norms.base import Norm
+
+
+def to_config(norm: Norm) -> dict[str, Any]:
+    """The strategy as ``{"class_path": ..., "init_args": {...}}`` of plain values.
+
+    Raises:
+        TypeError: if the strategy's class is no dataclass, so that its arguments are not known.
+
+    Example:
+        >>> from ln_zoo.norms import RMSNorm
+        >>> to_config(RMSNorm(eps=0.001))
+        {'class_path': 'ln_zoo.norms.RMSNorm', 'init_args': {'gain': 1.0, 'eps': 0.001}}
+    """
+    cls = type(norm)
+    if not dataclasses.is_dataclass(norm):
+        raise TypeError(
+            f"{cls.__qualname__} cannot be stored: make it a frozen dataclass, so that its "
+            "arguments are known (@dataclass(frozen=True))"
+        )
+    # Our own classes go by their public path, which survives a move between files.
+    module = "ln_zoo.norms" if cls.__module__.startswith("ln_zoo.norms.") else cls.__module__
+    init_args = {f.name: getattr(norm, f.name) for f in dataclasses.fields(norm) if f.init}
+    return {"class_path": f"{module}.{cls.__qualname__}", "init_args": init_args}
+
+
+def from_config(config: Norm | dict[str, Any]) -> Norm:
+    """The strategy that `to_config` wrote down; a strategy comes back as it is.
+
+    The class path is imported, so use this on your own files and checkpoints only.
+
+    Raises:
+        ValueError: if the path leads to no strategy, or the arguments do not fit it.
+
+    Example:
+        >>> from_config({"class_path": "ln_zoo.norms.LayerNorm", "init_args": {"eps": 0.001}})
+        LayerNorm(gain=1.0, eps=0.001)
+    """
+    if isinstance(config, Norm):
+        return config
+    if not isinstance(config, dict) or "class_path" not in config:
+        raise ValueError(f"expected a strategy or a dict with 'class_path', got {config!r}")
+    module, _, name = config["class_path"].rpartition(".")
+    try:
+        cls = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"strategy {config['class_path']!r} cannot be imported ({error}); is the file that "
+            "defines it on the Python path?"
+        ) from error
+    if not (isinstance(cls, type) and issubclass(cls, Norm)):
+        raise ValueError(f"{config['class_path']!r} is no subclass of ln_zoo.norms.Norm")
+    try:
+        return cls(**config.get("init_args", {}))
+    except TypeError as error:
+        raise ValueError(f"{config['class_path']}: {error}") from error

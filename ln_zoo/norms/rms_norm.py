@@ -1,0 +1,51 @@
+"""Root-mean-square normalisation (Zhang and Sennrich 2019, arXiv 1910.07467)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ln_zoo.norms.base import Norm, Site
+from ln_zoo.norms.checks import check_eps
+from ln_zoo.ops.records import RowNorm
+
+
+@dataclass(frozen=True)
+class RMSNorm(Norm):
+    """Layer normalisation without centring: each case is divided by its root mean square.
+
+    Args:
+        gain: initial value of the gain, (F,).
+        eps: added to the mean square, inside the root.
+
+    Raises:
+        ValueError: if eps is negative or not finite.
+
+    Example:
+        >>> from ln_zoo.layers import Linear
+        >>> a = Linear(5, 4, bias=False, norm=RMSNorm(eps=0.0))(torch.randn(3, 5))
+        >>> bool((a.square().mean(-1) - 1).abs().max() < 1e-5)
+        True
+    """
+
+    gain: float = 1.0
+    eps: float = 1e-5
+
+    invariances: ClassVar[frozenset[str]] = frozenset(
+        {"weight_matrix_rescaling", "dataset_rescaling", "case_rescaling"}
+    )
+
+    def __post_init__(self) -> None:
+        check_eps(self)
+
+    def init_sums(self, site: Site) -> None:
+        site.add_affine(self.gain)
+
+    def sums(self, site: Site, a: Tensor, step: int | None = None) -> Tensor:
+        return site.affine(a * torch.rsqrt(site.mean(a.square()) + self.eps))
+
+    def describe(self, site: Site) -> RowNorm:
+        return RowNorm(site.groups, True, False, self.eps, site.gain, site.shift)

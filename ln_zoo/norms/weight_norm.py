@@ -1,0 +1,48 @@
+"""Weight normalisation (Salimans and Kingma 2016, arXiv 1602.07868)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ln_zoo.norms.base import Norm, Site
+
+
+def _row_norms(weight: Tensor) -> Tensor:
+    """Euclidean norm of each row of (F, \\*), as (F, 1, ...), in float32 at least."""
+    wide = weight.float() if weight.dtype in (torch.float16, torch.bfloat16) else weight
+    return torch.linalg.vector_norm(wide, dim=tuple(range(1, weight.dim())), keepdim=True)
+
+
+@dataclass(frozen=True)
+class WeightNorm(Norm):
+    """Each row w of a weight is used as ``scale * w / |w|`` (eq. 2 there), summed inputs as they are.
+
+    The scale (F,) starts as the row's own norm, so that a fresh layer computes what it would
+    without normalisation. After re-initialising weights call the layer's ``reset_norm()``. A row of
+    zeros stays zero. In recurrent layers the effective weights are built once per sequence and
+    torch's fused loop runs on them.
+
+    Example:
+        >>> from ln_zoo.layers import Linear
+        >>> layer = Linear(5, 4, norm=WeightNorm())
+        >>> plain = torch.nn.functional.linear(torch.ones(1, 5), layer.weight, layer.bias)
+        >>> torch.allclose(layer(torch.ones(1, 5)), plain)
+        True
+    """
+
+    invariances: ClassVar[frozenset[str]] = frozenset(
+        {"weight_matrix_rescaling", "weight_vector_rescaling"}
+    )
+
+    def init_weight(self, site: Site, weight: Tensor) -> None:
+        site.add_parameter("scale", _row_norms(weight).flatten().to(weight.dtype))
+
+    def weight(self, site: Site, weight: Tensor) -> Tensor:
+        norms = _row_norms(weight)
+        # The floor keeps 0 / 0 out of rows of zeros; any other row is far above it.
+        factor = site.scale.view_as(norms) / norms.clamp_min(torch.finfo(norms.dtype).tiny)
+        return (weight * factor).to(weight.dtype)
