@@ -19,7 +19,7 @@ your own is a frozen dataclass with two short methods:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -77,7 +77,7 @@ class Norm:
         """Takes what `weight` needs from a freshly initialised weight (F, \\*)."""
 
     def weight(self, site: Site, weight: Tensor) -> Tensor:
-        """The weight to use, (F, \\*) to (F, \\*); called once per forward, before any time loop."""
+        """The weight to use, same shape (F, \\*); called once per forward, before any time loop."""
         return weight
 
     def describe(self, site: Site) -> RowNorm | None:
@@ -122,6 +122,10 @@ class Site(nn.Module):
 
     gain: Tensor | None
     shift: Tensor | None
+
+    if TYPE_CHECKING:
+        # What strategies put on a site under names of their own are tensors.
+        def __getattr__(self, name: str) -> Tensor: ...
 
     def __init__(
         self,
@@ -234,7 +238,7 @@ class Site(nn.Module):
         return tuple(d for d in range(a.dim()) if d != axis)
 
     def along(self, vector: Tensor, a: Tensor) -> Tensor:
-        """A vector (F,) in the precision of a, shaped to broadcast along the feature axis."""
+        """A vector (F,) in the precision of a, shaped to broadcast along a's feature axis."""
         vector = vector.to(a.dtype)
         return vector if self.axis == -1 else vector.view(-1, *[1] * (a.dim() - 2))
 

@@ -14,7 +14,7 @@ from ln_zoo.norms.checks import check_eps
 
 @dataclass(frozen=True)
 class BatchNorm(Norm):
-    """Mean and variance of each feature over the batch; in recurrent layers, of each time step apart.
+    """Mean and variance of each feature over the batch; in recurrent layers, at each time step.
 
     In training the batch's own statistics are used (gradients flow through them) and running
     averages of mean and unbiased variance are kept; in evaluation the running averages are used.
@@ -72,8 +72,10 @@ class BatchNorm(Norm):
         check_eps(self)
         if not 0 < self.momentum <= 1:
             raise ValueError(f"BatchNorm: momentum must lie in (0, 1], got {self.momentum!r}")
-        if self.max_steps < 1:
-            raise ValueError(f"BatchNorm: max_steps must be at least 1, got {self.max_steps!r}")
+        if not (isinstance(self.max_steps, int) and self.max_steps >= 1):
+            raise ValueError(
+                f"BatchNorm: max_steps must be a whole number >= 1, got {self.max_steps!r}"
+            )
 
     def init_sums(self, site: Site) -> None:
         site.add_affine(self.recurrent_gain if site.recurrent else self.gain)
@@ -109,9 +111,9 @@ class BatchNorm(Norm):
         row = () if step is None else min(step, self.max_steps - 1)
         with torch.no_grad():
             count = site.num_batches_tracked[row].add_(1)
-            weight = torch.clamp(1.0 / count, min=self.momentum)
+            weight = count.to(site.running_mean.dtype).reciprocal().clamp(min=self.momentum)
             for running, new in ((site.running_mean, mean), (site.running_var, var * factor)):
-                running[row].lerp_(new.detach().flatten().to(running.dtype), weight.to(running.dtype))
+                running[row].lerp_(new.detach().flatten().to(running.dtype), weight)
 
     def _population(self, site: Site, a: Tensor, step: int | None) -> tuple[Tensor, Tensor]:
         """Running mean and variance in the shape of a's feature axis."""

@@ -46,7 +46,7 @@ def from_config(config: Norm | dict[str, Any]) -> Norm:
     """
     if isinstance(config, Norm):
         return config
-    if not isinstance(config, dict) or "class_path" not in config:
+    if not (isinstance(config, dict) and isinstance(config.get("class_path"), str)):
         raise ValueError(f"expected a strategy or a dict with 'class_path', got {config!r}")
     module, _, name = config["class_path"].rpartition(".")
     try:

@@ -61,7 +61,8 @@ class LayerNorm(Norm):
         if len(site.groups) == 1:
             return site.affine(F.layer_norm(a, site.groups, eps=self.eps))
         parts = a.split(site.groups, dim=-1)
-        return site.affine(torch.cat([F.layer_norm(p, p.shape[-1:], eps=self.eps) for p in parts], -1))
+        rows = [F.layer_norm(part, part.shape[-1:], eps=self.eps) for part in parts]
+        return site.affine(torch.cat(rows, dim=-1))
 
     def describe(self, site: Site) -> RowNorm:
         return RowNorm(site.groups, True, True, self.eps, site.gain, site.shift)

@@ -19,7 +19,7 @@ def _row_norms(weight: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class WeightNorm(Norm):
-    """Each row w of a weight is used as ``scale * w / |w|`` (eq. 2 there), summed inputs as they are.
+    """Each row w of a weight is used as ``scale * w / |w|`` (eq. 2 there); sums pass unchanged.
 
     The scale (F,) starts as the row's own norm, so that a fresh layer computes what it would
     without normalisation. After re-initialising weights call the layer's ``reset_norm()``. A row of
@@ -43,6 +43,6 @@ class WeightNorm(Norm):
 
     def weight(self, site: Site, weight: Tensor) -> Tensor:
         norms = _row_norms(weight)
-        # The floor keeps 0 / 0 out of rows of zeros; any other row is far above it.
-        factor = site.scale.view_as(norms) / norms.clamp_min(torch.finfo(norms.dtype).tiny)
+        # A row of zeros has no direction: any finite factor leaves it zero, where 0 / 0 would not.
+        factor = site.scale.view_as(norms) / norms.masked_fill(norms == 0, 1.0)
         return (weight * factor).to(weight.dtype)

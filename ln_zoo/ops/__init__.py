@@ -1,5 +1,21 @@
-"""Functions of tensors: records of what is to be computed, and the kernels that compute it."""
+"""Functions of tensors: records of what is to be computed, and the loops that compute it."""
 
-from ln_zoo.ops.records import RowNorm
+from ln_zoo.ops.cells import CELLS, Cell, Place, States, Weights
+from ln_zoo.ops.pick import KERNELS, Kernel, pick
+from ln_zoo.ops.records import Records, RowNorm
+from ln_zoo.ops.scan import scan, stack
 
-__all__ = ["RowNorm"]
+__all__ = [
+    "CELLS",
+    "KERNELS",
+    "Cell",
+    "Kernel",
+    "Place",
+    "Records",
+    "RowNorm",
+    "States",
+    "Weights",
+    "pick",
+    "scan",
+    "stack",
+]

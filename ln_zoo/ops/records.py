@@ -5,6 +5,7 @@ Kernels are chosen and fed by these records alone; they never see a strategy obj
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -41,3 +42,7 @@ class RowNorm:
     def identity(self) -> bool:
         """Whether rows pass unchanged."""
         return not self.scale
+
+
+#: What happens at each place of a cell, by role; ``None``: only the strategy knows.
+Records = Mapping[str, RowNorm | None]

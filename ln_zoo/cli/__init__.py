@@ -1,0 +1,75 @@
+"""The command ``ln-zoo``: a light front door before the LightningCLI.
+
+``--version``, ``--help``, ``list`` and ``cards`` answer without importing torch; everything else is
+handed on to the part that does the work.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ln_zoo._version import __version__
+
+_HELP = f"""\
+ln-zoo {__version__}: normalised networks for PyTorch Lightning
+
+train and evaluate (LightningCLI; `ln-zoo fit --help` lists every option)
+  ln-zoo fit --config configs/quickstart.yaml
+  ln-zoo fit --config configs/mlp/paper.yaml --config configs/norms/batch.yaml
+  ln-zoo validate|test|predict --weights mlp.layernorm --data MNIST
+  ln-zoo fit --config ... --ckpt_path last          resume the newest run of that name
+  ln-zoo fit --print_completion=shtab-bash          shell completion
+
+published models
+  ln-zoo list [PATTERN]                             names, sizes, scores
+  ln-zoo cards NAME                                 the card of one model
+  ln-zoo card CHECKPOINT --results FILE --out DIR   write a card from a checkpoint and its test
+  ln-zoo publish NAME --repo_id USER/REPO           upload a card's folder to the hub
+
+environment
+  LN_ZOO_DATA      folder with datasets, one folder each (mnist, ...)
+  LN_ZOO_MODELS    folder with further card folders
+  LN_ZOO_KERNELS   0 turns every fast path off
+  LN_ZOO_DEBUG     1 shows the traceback of an error
+"""
+
+_TRAINER_COMMANDS = ("fit", "validate", "test", "predict")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command line and returns its exit code.
+
+    Args:
+        argv: arguments without the program's name; default: those of the process.
+
+    Example:
+        >>> main(["--version"])
+        ln-zoo ...
+        0
+    """
+    argv = sys.argv[1:] if argv is None else argv
+    # An installed script does not look in the current folder, where a user's own classes are.
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    command = argv[0] if argv else "--help"
+    if command in ("--version", "-V"):
+        print(f"ln-zoo {__version__}")
+        return 0
+    if command in ("--help", "-h", "help"):
+        print(_HELP, end="")
+        return 0
+    if command in ("list", "cards", "card", "publish"):
+        from ln_zoo.zoo.commands import run
+
+        return run(command, argv[1:])
+    if command in _TRAINER_COMMANDS:
+        from ln_zoo.cli.lightning import run_trainer
+
+        return run_trainer(argv)
+    from ln_zoo.cli.errors import nearest
+
+    known = [*_TRAINER_COMMANDS, "list", "cards", "card", "publish"]
+    print(f"ln-zoo: error: unknown command {command!r}{nearest(command, known)}", file=sys.stderr)
+    print(f"commands: {', '.join(known)}; `ln-zoo --help` shows examples", file=sys.stderr)
+    return 2

@@ -1,0 +1,206 @@
+"""The LightningCLI behind ``ln-zoo fit|validate|test|predict``."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import Any
+
+import torch
+from jsonargparse import Namespace, set_parsing_settings
+from lightning.pytorch import Callback, LightningDataModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+# Imported for their classes: short names on the command line reach what is imported.
+import ln_zoo.callbacks
+import ln_zoo.data
+import ln_zoo.models
+import ln_zoo.norms
+from ln_zoo.callbacks import CurvesPlot, FiniteLoss, NonFiniteLossError, PredictionWriter
+from ln_zoo.cli import outputs, results, stored
+from ln_zoo.cli.errors import ZooParser, cause
+from ln_zoo.models.base import ZooModule
+
+#: Properties of a data module that are arguments of models under the same name.
+_LINKS = ("in_features", "num_classes")
+#: Errors of the user's input: one line. Any other error is ours, and keeps its traceback.
+_USER_ERRORS = (ValueError, TypeError, OSError, MisconfigurationException, NonFiniteLossError)
+
+
+def run_trainer(argv: list[str]) -> int:
+    """Runs ``fit``, ``validate``, ``test`` or ``predict``; returns the exit code."""
+    set_parsing_settings(add_print_completion_argument=True)
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_no_advertisement)
+    # Adam's moments of pixels that are almost always blank decay into denormal numbers, which cost
+    # a hundred times as much as others. Set before torch starts its threads, which inherit it.
+    torch.set_flush_denormal(True)
+    try:
+        ZooCLI(argv)
+    except _USER_ERRORS as error:
+        if os.environ.get("LN_ZOO_DEBUG") == "1":
+            raise
+        print(f"ln-zoo {argv[0]}: error: {cause(str(error))}", file=sys.stderr)
+        return 1
+    return 0
+
+
+class ZooCLI(LightningCLI):
+    """One command line for every model, dataset and strategy.
+
+    Beyond Lightning's own: ``--weights`` starts from published or stored weights; the model's class
+    and arguments are read from weights or checkpoint; what a checkpoint or a link overrides is
+    said; ``--ckpt_path last`` finds the newest run of the same name; ``test`` prints measured
+    beside reported numbers and ``predict`` writes a file.
+
+    Args:
+        argv: arguments, the subcommand first.
+    """
+
+    def __init__(self, argv: list[str]) -> None:
+        self.argv = argv
+        super().__init__(
+            ZooModule,
+            LightningDataModule,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            parser_class=ZooParser,
+            parser_kwargs={"default_env": True, "env_prefix": "LN_ZOO", "prog": "ln-zoo"},
+            seed_everything_default=0,
+            save_config_kwargs={"overwrite": True},
+            trainer_defaults={"logger": [_logger("CSVLogger"), _logger("TensorBoardLogger", default_hp_metric=False)]},
+            auto_configure_optimizers=False,
+            args=stored.with_model(argv),
+        )
+
+    # Parsing
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        for name in _LINKS:
+            parser.link_arguments(f"data.{name}", f"model.init_args.{name}", apply_on="instantiate")
+        parser.add_argument(
+            "--weights",
+            type=str | None,
+            default=None,
+            help="Start from these weights: the name of a published model, a card's folder, a hub id "
+            "or a .ckpt file. Model arguments given beside it win over the stored ones.",
+        )
+        parser.add_argument(
+            "--test_after_fit",
+            type=bool,
+            default=False,
+            help="After fit, score the last weights on the test set and print the table.",
+        )
+
+    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
+        kwargs = super()._prepare_subcommand_kwargs(subcommand)
+        # The table of `results` says what Lightning's own would, and more.
+        return kwargs | {"verbose": False} if subcommand == "test" else kwargs
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        self.config = parser.parse_args(args)
+
+    def _parse_ckpt_path(self) -> None:
+        settings = self._settings()
+        self._name_loggers(settings)
+        if settings.get("ckpt_path") and settings.get("weights"):
+            raise ValueError("--ckpt_path resumes a run, --weights starts a new one: give one of them")
+        if settings.get("ckpt_path") == "last":
+            settings["ckpt_path"] = str(outputs.newest_last_checkpoint(settings))
+        if path := settings.get("ckpt_path"):
+            given = settings.model.clone() if settings.get("model") else Namespace()
+            stored.read_checkpoint(path)
+            super()._parse_ckpt_path()
+            stored.tell_ignored(given, self._settings().model, path)
+
+    def _settings(self) -> Namespace:
+        return self.config[self.config.subcommand]
+
+    def _name_loggers(self, settings: Namespace) -> None:
+        """Runs go to ``runs/<model>-<norm>/version_<n>`` unless a logger was given a name."""
+        loggers = settings.trainer.get("logger")
+        for logger in loggers if isinstance(loggers, list) else [loggers]:
+            init_args = logger.get("init_args") if isinstance(logger, Namespace) else None
+            if init_args is not None and "name" in init_args and init_args.name is None:
+                init_args.name = outputs.run_name(settings)
+
+    # Instantiating
+
+    def before_instantiate_classes(self) -> None:
+        for name in _LINKS:
+            stored.tell_linked(self.argv, name)
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        settings = self._get(self.config_init, "trainer")
+        callbacks = settings.callbacks or []
+        callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
+        trainer = super().instantiate_trainer(callbacks=callbacks + self._additional(callbacks))
+        outputs.check_writable(trainer, self.model)
+        # Asked for before any run's folder is made, so that all loggers agree on the next number.
+        for logger in trainer.loggers:
+            _ = logger.version
+        return trainer
+
+    def _additional(self, callbacks: list[Callback]) -> list[Callback]:
+        """What runs beside the user's own callbacks."""
+        settings = self._get(self.config_init, "trainer")
+        if self.subcommand == "predict":
+            return [] if _holds(callbacks, PredictionWriter) else [PredictionWriter()]
+        if self.subcommand != "fit":
+            return []
+        added: list[Callback] = [] if _holds(callbacks, FiniteLoss) else [FiniteLoss()]
+        if not settings.fast_dev_run:
+            added.append(CurvesPlot())
+            if settings.enable_checkpointing is not False:
+                # Apart from the user's own: with save_last those write last.ckpt only when a
+                # monitored score improves, and a resumed run would fall back to that epoch.
+                added.append(ModelCheckpoint(filename="last", enable_version_counter=False))
+        return added
+
+    def after_instantiate_classes(self) -> None:
+        settings = self._settings()
+        if settings.get("ckpt_path"):
+            state = stored.read_checkpoint(settings.ckpt_path)["state_dict"]
+            stored.check_fits(self.model, state, settings.ckpt_path)
+        elif settings.get("weights"):
+            stored.load_weights(self.model, settings.weights)
+        elif self.subcommand != "fit":
+            print(
+                f"WARNING: the weights are untrained. `ln-zoo {self.subcommand}` scores them as they "
+                "were drawn; give --ckpt_path FILE or --weights NAME.",
+                file=sys.stderr,
+            )
+
+    # Running
+
+    def after_fit(self) -> None:
+        if self._settings().test_after_fit and not self.trainer.interrupted:
+            self.trainer.test(self.model, datamodule=self.datamodule, verbose=False)
+            self.after_test()
+        outputs.tell_where(self.trainer)
+
+    def after_test(self) -> None:
+        results.report(self)
+
+    def after_predict(self) -> None:
+        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, PredictionWriter) and callback.written:
+                rank_zero_info(f"predictions: {callback.written}")
+
+
+def _logger(name: str, **extra: Any) -> dict[str, Any]:
+    return {
+        "class_path": f"lightning.pytorch.loggers.{name}",
+        "init_args": {"save_dir": "runs", "name": None, **extra},
+    }
+
+
+def _holds(callbacks: list[Callback], cls: type[Callback]) -> bool:
+    return any(isinstance(callback, cls) for callback in callbacks)
+
+
+def _no_advertisement(record: logging.LogRecord) -> bool:
+    return "💡" not in record.getMessage()

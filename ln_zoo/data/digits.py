@@ -1,0 +1,93 @@
+"""Handwritten digits of 8 x 8 pixels that come with scikit-learn: no download."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ln_zoo.data.images import ImageClassificationData
+
+
+class Digits(ImageClassificationData):
+    """scikit-learn's 1,797 handwritten digits, grey levels 0 to 16, 8 x 8 pixels.
+
+    They are the test part of the UCI "Optical Recognition of Handwritten Digits" (Alpaydin and
+    Kaynak, 1998). The 300 test images are always the same; every split is stratified.
+
+    Args:
+        batch_size: training examples per step, over each process.
+        train_size: number of training images; fewer than all that remain are a part of them.
+        val_size: number of validation images.
+        seed: seed of the order of training examples; the splits do not depend on it.
+        eval_batch_size: images per batch in evaluation; changes no result.
+        num_workers: processes that fetch batches; the data are in memory, 0 is fastest.
+        pin_memory: page-locked batches, for faster copies to a GPU.
+        drop_last: leave out a last training batch of fewer than ``batch_size`` examples. A last
+            training batch of a single example is always left out, for batch norm's sake.
+
+    Raises:
+        ValueError: an empty batch or split, splits that would overlap, or a split with fewer images
+            than classes.
+
+    Example:
+        >>> data = Digits(batch_size=32)
+        >>> data.setup()
+        >>> images, labels = next(iter(data.train_dataloader()))
+        >>> images.shape, labels.shape
+        (torch.Size([32, 1, 8, 8]), torch.Size([32]))
+    """
+
+    name = "digits"
+    num_classes = 10
+    image_shape = (1, 8, 8)
+    scale = 16
+    source_size = 1497
+    test_size = 300
+
+    def __init__(
+        self,
+        batch_size: int = 32,
+        train_size: int = 1297,
+        val_size: int = 200,
+        seed: int = 0,
+        eval_batch_size: int = 100,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+    ) -> None:
+        super().__init__(
+            batch_size,
+            train_size,
+            val_size,
+            seed,
+            eval_batch_size,
+            num_workers,
+            pin_memory,
+            drop_last,
+        )
+        if min(val_size, self.source_size - val_size) < self.num_classes:
+            raise ValueError(
+                f"val_size must leave at least {self.num_classes} images, one of each class, on "
+                f"either side of the {self.source_size} images, got {val_size}"
+            )
+
+    def read(self) -> dict[str, tuple[Tensor, Tensor]]:
+        # scikit-learn takes a second to import, which other datasets need not pay for.
+        from sklearn.datasets import load_digits
+        from sklearn.model_selection import train_test_split
+
+        digits = load_digits()
+        images = torch.from_numpy(digits.images.astype(np.uint8))[:, None]
+        labels = torch.from_numpy(digits.target.astype(np.int64))
+
+        def split(indices: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+            rest, part = train_test_split(
+                indices, test_size=size, random_state=0, stratify=labels[indices]
+            )
+            return rest, part
+
+        rest, test = split(np.arange(len(labels)), self.test_size)
+        train, val = split(rest, self.val_size)
+        parts = {"train": train[: self.train_size], "val": val, "test": test}
+        return {name: (images[part], labels[part]) for name, part in parts.items()}

@@ -1,0 +1,77 @@
+"""Permutation-invariant MNIST (paper, section 6.6)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor, nn
+
+from ln_zoo.layers import Linear
+from ln_zoo.models.classifier import Classifier
+from ln_zoo.norms import Identity, LayerNorm, Norm, from_config
+
+_ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh}
+
+
+class MLPClassifier(Classifier):
+    """A fully connected classifier, 784-1000-1000-10 in the paper (section 6.6, Figure 6).
+
+    The paper normalises the hidden layers only under layer norm, since the scale of the logits
+    carries the confidence of the softmax, and all layers under batch norm. It states neither
+    activation nor learning rate nor initial weights; here they are ReLU, 1e-3 and torch's.
+
+    Args:
+        in_features: size I of a flattened input; 784 for MNIST.
+        hidden_features: sizes of the hidden layers.
+        num_classes: number K of classes.
+        norm: the strategy, or its ``class_path``/``init_args`` dict; default `LayerNorm`.
+        normalize_logits: whether the strategy acts on the last layer too. Default: as in the paper,
+            so only for strategies that mix the cases of a batch.
+        activation: ``"relu"`` or ``"tanh"``.
+        lr: learning rate of Adam.
+
+    Shapes: input (N, \\*) with I numbers per case, output: logits (N, K).
+
+    Raises:
+        ValueError: for sizes below 1, an unknown activation, a learning rate that is not positive.
+
+    Example:
+        >>> import torch
+        >>> model = MLPClassifier(64, hidden_features=[32], num_classes=10)
+        >>> model(torch.rand(5, 1, 8, 8)).shape
+        torch.Size([5, 10])
+        >>> model.hparams["norm"]["class_path"]
+        'ln_zoo.norms.LayerNorm'
+    """
+
+    def __init__(
+        self,
+        in_features: int = 784,
+        hidden_features: tuple[int, ...] | list[int] = (1000, 1000),
+        num_classes: int = 10,
+        norm: Norm | None = None,
+        normalize_logits: bool | None = None,
+        activation: Literal["relu", "tanh"] = "relu",
+        lr: float = 1e-3,
+    ) -> None:
+        super().__init__(lr)
+        hidden_features = list(hidden_features)
+        norm = LayerNorm() if norm is None else from_config(norm)
+        normalize_logits = norm.mixes_cases if normalize_logits is None else normalize_logits
+        if activation not in _ACTIVATIONS:
+            raise ValueError(f"activation must be one of {sorted(_ACTIVATIONS)}, got {activation!r}")
+        sizes = [in_features, *hidden_features, num_classes]
+        if min(sizes) < 1:
+            raise ValueError(f"every size must be at least 1, got {sizes}")
+        self.remember(norm)
+        layers: list[nn.Module] = [nn.Flatten()]
+        for inputs, outputs in zip(sizes[:-2], sizes[1:-1], strict=True):
+            layers += [Linear(inputs, outputs, norm=norm), _ACTIVATIONS[activation]()]
+        layers.append(
+            Linear(sizes[-2], num_classes, norm=norm if normalize_logits else Identity())
+        )
+        self.network = nn.Sequential(*layers)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = self.network(inputs)
+        return logits

@@ -1,0 +1,148 @@
+"""The generic recurrent loop: any cell with anything at its sites, through time and layers.
+
+Sequences are in packed form, data (total, F) with the number n_t of cases active at each time step,
+longest case first; a padded batch is the case of T equal sizes. So padding never enters, and the
+loop is written once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ln_zoo.ops.cells import Cell, Sites, States, Weights
+
+#: Runs direction i (counted through the layers) over ``(data, sizes, states)``.
+Direction = Callable[[int, Tensor, Sequence[int], States], tuple[Tensor, States]]
+
+
+def scan(
+    cell: Cell,
+    x: Tensor,
+    sizes: Sequence[int],
+    states: States,
+    weights: Weights,
+    sites: Sites,
+    reads_step: bool = False,
+) -> tuple[Tensor, States]:
+    """Runs one direction of one layer.
+
+    The states are carried in float32 at least, whatever the precision of the weights.
+
+    Args:
+        cell: what is done at each step.
+        x: packed inputs, (total, I).
+        sizes: cases n_t active at each time step, never growing; they sum to total.
+        states: initial states, each (n_0, H).
+        weights: the effective weights.
+        sites: what happens to summed inputs, by role.
+        reads_step: whether the ``"input"`` site must see the time steps one by one; otherwise it is
+            called once for all of them.
+
+    Returns:
+        Packed outputs, (total, H), in the precision of the matrix products, and the final states of
+        each case, (n_0, H), in the precision of the weights.
+    """
+    products = F.linear(x, weights.ih)
+    if reads_step:
+        terms = [sites["input"](wx, t) for t, wx in enumerate(products.split(sizes))]
+    else:
+        terms = list(sites["input"](products, None).split(sizes))
+    states = tuple(s.to(torch.promote_types(s.dtype, torch.float32)) for s in states)
+    outputs: list[Tensor] = []
+    finished: list[States] = []
+    active = sizes[0]
+    for t, wx in enumerate(terms):
+        if sizes[t] != active:
+            parts = [s.split([sizes[t], active - sizes[t]]) for s in states]
+            states = tuple(still for still, _ in parts)
+            finished.append(tuple(ended for _, ended in parts))
+            active = sizes[t]
+        states = cell.step(wx, states, weights, sites, t)
+        outputs.append(states[0])
+    # The last to finish are the first in the batch.
+    ends = reversed([*finished, states])
+    final = tuple(torch.cat(end).to(weights.hh.dtype) for end in zip(*ends, strict=True))
+    return torch.cat(outputs).to(products.dtype), final
+
+
+def stack(
+    run: Direction,
+    x: Tensor,
+    batch_sizes: Tensor | None,
+    states: States,
+    *,
+    bidirectional: bool,
+    dropout: float,
+    training: bool,
+) -> tuple[Tensor, States]:
+    """Runs all layers and directions, with dropout between layers.
+
+    The reverse direction runs forward over each sequence reversed within its own length.
+
+    Args:
+        run: runs one direction of one layer: `scan`, or a kernel of its signature.
+        x: padded input (T, N, I), or packed data (total, I).
+        batch_sizes: of packed data, (T,); ``None`` says that x is padded.
+        states: initial states, each (layers * directions, N, H), in torch's order.
+        bidirectional: whether each layer has a reverse direction.
+        dropout: probability with which an output between two layers is set to zero.
+        training: whether there is dropout at all.
+
+    Returns:
+        The outputs of the last layer, (T, N, D * H) or (total, D * H), and the final states.
+    """
+    directions = 2 if bidirectional else 1
+    runs = states[0].shape[0]
+    length, cases = x.shape[0], x.shape[1]
+    if batch_sizes is None:
+        sizes: list[int] = [cases] * length
+        data = x.flatten(0, 1)
+    else:
+        sizes = batch_sizes.tolist()
+        data = x
+        order = reversal(batch_sizes).to(x.device) if bidirectional else None
+
+    def reverse(a: Tensor) -> Tensor:
+        if batch_sizes is None:
+            return a.unflatten(0, (length, cases)).flip(0).flatten(0, 1)
+        return a.index_select(0, order)
+
+    finals: list[States] = []
+    for i in range(0, runs, directions):
+        outputs, final = run(i, data, sizes, tuple(s[i] for s in states))
+        finals.append(final)
+        if bidirectional:
+            back, final = run(i + 1, reverse(data), sizes, tuple(s[i + 1] for s in states))
+            finals.append(final)
+            outputs = torch.cat([outputs, reverse(back)], dim=-1)
+        if dropout and i + directions < runs:
+            outputs = F.dropout(outputs, dropout, training)
+        data = outputs
+    output = data.unflatten(0, (length, cases)) if batch_sizes is None else data
+    return output, tuple(torch.stack(final) for final in zip(*finals, strict=True))
+
+
+def reversal(batch_sizes: Tensor) -> Tensor:
+    """Where each row of packed data goes when every sequence is reversed within its own length.
+
+    Reversing twice changes nothing, so this is its own inverse.
+
+    Args:
+        batch_sizes: cases active at each time step, (T,), int64.
+
+    Returns:
+        Row numbers, (total,), int64.
+
+    Example:
+        >>> reversal(torch.tensor([2, 1, 1]))  # lengths 3 and 1: rows a0, b0, a1, a2
+        tensor([3, 1, 2, 0])
+    """
+    starts = batch_sizes.cumsum(0) - batch_sizes
+    steps = torch.arange(len(batch_sizes)).repeat_interleave(batch_sizes)
+    case = torch.arange(int(batch_sizes.sum())) - starts[steps]
+    lengths = torch.bincount(case)
+    return starts[lengths[case] - 1 - steps] + case

@@ -1,0 +1,69 @@
+"""torch's own fused recurrent loops (cuDNN, oneDNN, native), for cells that normalise no sums."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ln_zoo.ops.cells import Cell, States, Weights
+from ln_zoo.ops.records import Records
+
+_FUNCTIONS = {
+    "LSTM": torch.lstm,
+    "GRU": torch.gru,
+    "RNN_TANH": torch.rnn_tanh,
+    "RNN_RELU": torch.rnn_relu,
+}
+
+
+class TorchRNN:
+    """The function behind `torch.nn.LSTM`, `GRU` and `RNN`, on the effective weights.
+
+    It runs all layers and directions in one call, with torch's own dropout, so that random numbers
+    are used as `torch.nn` uses them.
+    """
+
+    name = "torch's fused loop"
+
+    def refuses(self, cell: Cell, records: Sequence[Records], x: Tensor) -> str | None:
+        """Why this call is not for torch, or ``None``."""
+        for direction in records:
+            for role, record in direction.items():
+                if record is None or not record.identity:
+                    return f"the {role} site normalises its summed inputs"
+        if (
+            cell.name == "LSTM"
+            and x.device.type == "cpu"
+            and torch.is_autocast_enabled("cpu")
+            and torch.get_autocast_dtype("cpu") == torch.float16
+        ):
+            return "torch has no LSTM for float16 autocast on the CPU"
+        return None
+
+    def __call__(
+        self,
+        cell: Cell,
+        records: Sequence[Records],
+        x: Tensor,
+        batch_sizes: Tensor | None,
+        states: States,
+        weights: Sequence[Weights],
+        *,
+        bidirectional: bool,
+        dropout: float,
+        training: bool,
+    ) -> tuple[Tensor, States]:
+        """Runs the layers; arguments as `ln_zoo.ops.pick.Kernel` has them."""
+        hx = states if cell.name == "LSTM" else states[0]
+        flat = [w for direction in weights for w in direction if w is not None]
+        has_biases = weights[0].bias_ih is not None
+        layers = len(weights) // (2 if bidirectional else 1)
+        options = (flat, has_biases, layers, dropout, training, bidirectional)
+        function = _FUNCTIONS[cell.name]
+        if batch_sizes is None:
+            output, *final = function(x, hx, *options, False)
+        else:
+            output, *final = function(x, batch_sizes, hx, *options)
+        return output, tuple(final)

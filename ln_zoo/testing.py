@@ -1,0 +1,685 @@
+"""The test case that a strategy inherits: name your strategy, and pytest runs every check on it.
+
+    from dataclasses import dataclass
+
+    import torch
+    from ln_zoo.norms import Norm
+    from ln_zoo.testing import NormCase
+
+
+    @dataclass(frozen=True)
+    class MyNorm(Norm):
+        eps: float = 1e-5
+        invariances = frozenset({"weight_matrix_rescaling", "dataset_rescaling", "case_rescaling"})
+
+        def init_sums(self, site):
+            site.add_affine(gain=1.0)
+
+        def sums(self, site, a, step=None):
+            return site.affine(a * torch.rsqrt(site.mean(a.square()) + self.eps))
+
+
+    class TestMyNorm(NormCase):
+        norm = MyNorm()
+
+Needs pytest: ``pip install 'ln-zoo[test]'``.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import io
+import json
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from ln_zoo.layers import GRU, LSTM, RNN, Conv2d, GRUCell, Linear, LSTMCell, RNNCell
+from ln_zoo.norms import INVARIANCES, Norm, Site, from_config, to_config
+from ln_zoo.ops.records import RowNorm
+
+try:
+    import pytest
+except ImportError as error:
+    raise ImportError("ln_zoo.testing needs pytest: pip install 'ln-zoo[test]'") from error
+
+#: Largest difference allowed, as a part of the largest number compared.
+TOLERANCES: dict[str, float] = {
+    "float64": 1e-10,  # the same numbers, summed in another order
+    "float16": 2e-2,  # against float32, after a few time steps
+    "bfloat16": 1e-1,
+    "autocast": 1e-1,  # matrix products in bfloat16
+    "invariant": 1e-12,  # what Table 1 calls invariant moves no more than this (float64, eps = 0)
+    "variant": 1e-3,  # what it does not call so moves more than this
+}
+
+_CELLS: dict[str, type[nn.Module]] = {"LSTM": LSTMCell, "GRU": GRUCell, "RNN": RNNCell}
+_RECURRENT: dict[str, type[nn.Module]] = {"LSTM": LSTM, "GRU": GRU, "RNN": RNN}
+_LAYERS = ("Linear", "Conv2d", *_RECURRENT, *(f"{name}Cell" for name in _CELLS))
+_STEPS = 3
+
+
+def invariance_deviations(norm: Norm) -> dict[str, float]:
+    """The paper's Table 1 for a strategy, by running it: how far each map moves a layer's output.
+
+    A `Linear` layer with random weights, gains and biases in float64; ``eps = 0`` where the
+    strategy has that field, since the table holds exactly only then. Batch statistics are those of
+    the whole data set, taken again after the map; one case is also rescaled under frozen statistics
+    (evaluation mode).
+
+    Args:
+        norm: the strategy.
+
+    Returns:
+        For each name of `ln_zoo.norms.INVARIANCES` the largest change of the output as a part of
+        its largest number: rounding (below 1e-12) where the layer is invariant.
+
+    Example:
+        >>> from ln_zoo.norms import LayerNorm
+        >>> deviations = invariance_deviations(LayerNorm())
+        >>> [name for name, deviation in deviations.items() if deviation > 1e-3]
+        ['weight_vector_rescaling', 'dataset_recentering']
+    """
+    if any(field.name == "eps" for field in dataclasses.fields(norm)):  # type: ignore[arg-type]
+        norm = dataclasses.replace(norm, eps=0.0)  # type: ignore[type-var]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        layer = _randomised(Linear(6, 5, norm=norm, dtype=torch.float64))
+        x = torch.randn(8, 6, dtype=torch.float64)
+        toward, shift = torch.randn(2, 6, dtype=torch.float64)
+    one_unit = torch.arange(5).unsqueeze(1) == 2
+    one_case = torch.arange(8).unsqueeze(1) == 3
+
+    def moved(
+        weight: Callable[[Tensor], Tensor] = lambda w: w,
+        data: Callable[[Tensor], Tensor] = lambda x: x,
+        frozen: bool = False,
+    ) -> float:
+        def output(mapped: bool) -> Tensor:
+            twin = _twin(layer)
+            if frozen:
+                twin(x)
+                twin.eval()
+            if not mapped:
+                return twin(x)
+            twin.weight = nn.Parameter(weight(layer.weight.detach()))
+            return twin(data(x))
+
+        with torch.no_grad():
+            return _distance(output(mapped=True), output(mapped=False))
+
+    def largest(move: Callable[[float], float]) -> float:
+        return max(move(factor) for factor in (0.25, 3.0))
+
+    return {
+        "weight_matrix_rescaling": largest(lambda d: moved(weight=lambda w: d * w)),
+        "weight_matrix_recentering": moved(weight=lambda w: w + toward),
+        "weight_vector_rescaling": largest(
+            lambda d: moved(weight=lambda w: torch.where(one_unit, d * w, w))
+        ),
+        "dataset_rescaling": largest(lambda d: moved(data=lambda x: d * x)),
+        "dataset_recentering": moved(data=lambda x: x + shift),
+        "case_rescaling": max(
+            largest(lambda d: moved(data=lambda x: torch.where(one_case, d * x, x), frozen=frozen))
+            for frozen in (False, True)
+        ),
+    }
+
+
+class NormCase:
+    """What every strategy has to satisfy; a subclass names its strategy and pytest does the rest.
+
+    The checks run the strategy in `Linear`, `Conv2d`, `LSTM`, `GRU`, `RNN` and the cells: shapes,
+    gradients, saving and copying, precisions, packed sequences, the fast path against the generic
+    scan, and each fact that the strategy declares (`Norm.mixes_cases`, `Norm.reads_step`,
+    `Norm.invariances`, `Norm.describe`) against what it computes.
+
+    A check that does not apply to a strategy skips with its reason. To leave one out, set it to
+    ``None`` in the subclass.
+
+    Attributes:
+        norm: the strategy under test.
+
+    Example:
+        >>> from ln_zoo.norms import RMSNorm
+        >>> class TestRMSNorm(NormCase):
+        ...     norm = RMSNorm(eps=1e-6)
+        >>> TestRMSNorm().test_mixes_cases_as_declared()
+    """
+
+    norm: ClassVar[Norm]
+
+    @pytest.fixture(autouse=True)
+    def _seed(self) -> Iterator[None]:
+        """Draws the same numbers in every run, and leaves the generator as it was."""
+        if not isinstance(getattr(self, "norm", None), Norm):
+            pytest.fail(
+                f"{type(self).__name__}: set the class attribute norm to the strategy under test, "
+                f"an instance of a subclass of ln_zoo.norms.Norm: norm = MyNorm()"
+            )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            yield
+
+    # The strategy as a value
+
+    def test_is_a_frozen_value(self) -> None:
+        norm, cls = self.norm, type(self.norm)
+        assert dataclasses.is_dataclass(norm) and cls.__dataclass_params__.frozen, (  # type: ignore[attr-defined]
+            f"make {cls.__name__} a frozen dataclass (@dataclass(frozen=True)): strategies are "
+            "shared by layers, compared, and stored as plain values"
+        )
+        try:
+            hash(norm)
+        except TypeError as error:
+            pytest.fail(f"{norm!r} cannot be hashed ({error}): use tuples, strings and numbers")
+        again = copy.deepcopy(norm)
+        assert again == norm and hash(again) == hash(norm), (
+            f"a copy of {norm!r} differs from it: its fields must be plain values"
+        )
+
+    def test_config_round_trip(self) -> None:
+        config = to_config(self.norm)
+        try:
+            text = json.dumps(config)
+        except TypeError as error:
+            pytest.fail(f"fields of {self.norm!r} must be plain values to be stored: {error}")
+        try:
+            again = from_config(json.loads(text))
+        except ValueError as error:
+            pytest.fail(f"{text} was stored and cannot be read back: {error}")
+        assert again == self.norm, f"stored as {text}, {self.norm!r} came back as {again!r}"
+
+    def test_prints_itself(self) -> None:
+        text = repr(self.norm)
+        for field in dataclasses.fields(self.norm):  # type: ignore[arg-type]
+            assert f"{field.name}={getattr(self.norm, field.name)!r}" in text, (
+                f"the repr {text!r} does not show {field.name}"
+            )
+        assert type(self.norm).__name__ in text, f"the repr {text!r} does not name the class"
+        assert text in repr(Linear(3, 2, norm=self.norm)), "a layer's repr lacks its strategy's"
+
+    # Shapes
+
+    @pytest.mark.parametrize("sizes", [(5, 4), (3, 7), (1, 1)])
+    @pytest.mark.parametrize("layer", _LAYERS)
+    def test_keeps_shapes(self, layer: str, sizes: tuple[int, int]) -> None:
+        module = _make(layer, self.norm, sizes=sizes)
+        inputs, features = sizes
+        cases: list[tuple[tuple[int, ...], tuple[int, ...]]] = {
+            "Linear": [((), ()), ((1,), (1,)), ((4,), (4,)), ((2, 3), (2, 3))],
+            "Conv2d": [((), ()), ((1,), (1,)), ((4,), (4,))],
+        }.get(layer, [((1,), (1,)), ((2, 1), (2, 1)), ((1, 3), (1, 3)), ((4, 5), (4, 5))])
+        for leading, expected in cases:
+            place = (7, 5) if layer == "Conv2d" else ()
+            x = torch.randn(*leading, inputs, *place)
+            training = [] if self.norm.mixes_cases and leading[:1] != (4,) else [True]
+            for mode in [*training, False]:
+                output = _run(module.train(mode), x)[0]
+                assert output.shape == (*expected, features, *place), (
+                    f"{_where(module)}: input {tuple(x.shape)} gave {tuple(output.shape)}, "
+                    f"not {(*expected, features, *place)}"
+                )
+
+    @pytest.mark.parametrize("layer", _LAYERS)
+    def test_unbatched_equals_a_batch_of_one(self, layer: str) -> None:
+        module = self._trained(layer)
+        x = _input(layer, cases=1)
+        for mode in [False] if self.norm.mixes_cases else [False, True]:
+            module.train(mode)
+            batched = _run(module, x)[0][0]
+            _assert_same(_run(module, x[0])[0], batched, f"{_where(module)}: unbatched input")
+
+    # Gradients
+
+    @pytest.mark.parametrize("mode", ["training", "evaluation"])
+    @pytest.mark.parametrize("layer", _LAYERS)
+    def test_gradients_are_those_of_finite_differences(self, layer: str, mode: str) -> None:
+        module = self._trained(layer, sizes=(2, 3)).train(mode == "training")
+        x = _input(layer, cases=3, sizes=(2, 3)).requires_grad_()
+        parameters = [p for p in module.parameters() if p.requires_grad]
+
+        def function(x: Tensor, *_: Tensor) -> tuple[Tensor, ...]:
+            return _run(module, x)
+
+        try:
+            torch.autograd.gradcheck(function, (x, *parameters), fast_mode=True)
+        except torch.autograd.gradcheck.GradcheckError as error:
+            pytest.fail(f"{_where(module)}: {error}")
+
+    @pytest.mark.parametrize("mode", ["training", "evaluation"])
+    @pytest.mark.parametrize("layer", _LAYERS)
+    def test_gradients_stay_finite_where_statistics_degenerate(self, layer: str, mode: str) -> None:
+        shape = _input(layer).shape
+        inputs = {
+            "all inputs 0": torch.zeros(shape),
+            "all inputs equal": torch.ones(shape),
+            "all cases equal": torch.randn(1, *shape[1:]).expand(shape),
+        }
+        for what, x in inputs.items():
+            module = _make(layer, self.norm).train(mode == "training")
+            x = x.clone().requires_grad_()
+            output = module_output = _run(module, x)[0]
+            (module_output * torch.randn_like(output)).sum().backward()
+            for name, tensor in [("input", x), *module.named_parameters()]:
+                assert tensor.grad is None or torch.isfinite(tensor.grad).all(), (
+                    f"{_where(module)}, {what}: the gradient of {name} is not finite; "
+                    "add an eps inside the root"
+                )
+            assert torch.isfinite(output).all(), f"{_where(module)}, {what}: output not finite"
+
+    # Saving and copying
+
+    @pytest.mark.parametrize("layer", _LAYERS)
+    def test_state_dict_round_trip(self, layer: str) -> None:
+        module = self._trained(layer)
+        buffer = io.BytesIO()
+        torch.save(module.state_dict(), buffer)
+        buffer.seek(0)
+        fresh = _make(layer, self.norm, dtype=torch.float64)
+        fresh.load_state_dict(torch.load(buffer, weights_only=True), strict=True)
+        self._assert_equal_behaviour(fresh, module, "after load_state_dict")
+
+    @pytest.mark.parametrize("layer", _LAYERS)
+    def test_deepcopy_and_pickle(self, layer: str) -> None:
+        module = self._trained(layer)
+        x = _input(layer)
+        # Copies are taken after a backward pass too: averaging callbacks do so.
+        _run(module, x)[0].sum().backward()
+        for what, again in [
+            ("a deep copy", copy.deepcopy(module)),
+            ("a pickled copy", pickle.loads(pickle.dumps(module))),
+        ]:
+            self._assert_equal_behaviour(again, module, f"of {what}")
+            shared = {id(t) for t in module.state_dict(keep_vars=True).values()}
+            assert not shared & {id(t) for t in again.state_dict(keep_vars=True).values()}, (
+                f"{_where(module)}: {what} shares tensors with the original"
+            )
+
+    @pytest.mark.parametrize("layer", _LAYERS)
+    def test_evaluation_changes_nothing(self, layer: str) -> None:
+        module = self._trained(layer).eval()
+        before = copy.deepcopy(module.state_dict())
+        first = _outputs(module, _input(layer))
+        second = _outputs(module, _input(layer))
+        for one, two in zip(first, second, strict=True):
+            assert torch.equal(one, two), f"{_where(module)}: two runs on one input differ"
+        for name, value in module.state_dict().items():
+            assert torch.equal(value, before[name]), (
+                f"{_where(module)}: evaluation changed {name}; test site.training first"
+            )
+
+    # Declared facts
+
+    def test_mixes_cases_as_declared(self) -> None:
+        found = {layer: self._influence(layer, training=True) for layer in _LAYERS}
+        if self.norm.mixes_cases:
+            assert max(found.values()) > 0, (
+                f"{self.norm!r} declares mixes_cases = True, but in training no case's output has "
+                "a gradient with respect to another case's input"
+            )
+        else:
+            mixing = [layer for layer, influence in found.items() if influence > 0]
+            assert not mixing, (
+                f"{self.norm!r} declares mixes_cases = False, but in training one case's output "
+                f"depends on another's input in {', '.join(mixing)}"
+            )
+
+    @pytest.mark.parametrize("layer", _LAYERS)
+    def test_evaluation_mixes_no_cases(self, layer: str) -> None:
+        assert self._influence(layer, training=False) == 0, (
+            f"{layer}(norm={self.norm!r}): in evaluation mode one case's output depends on "
+            "another's input; use running statistics where site.training is False"
+        )
+
+    def test_reads_step_as_declared(self) -> None:
+        site = _randomised(
+            Site(self.norm, "recurrent", 6, recurrent=True, dtype=torch.float64)
+        )
+        for step in range(4):
+            site((step + 1) * torch.randn(5, 6, dtype=torch.float64) + step, step)
+        a = torch.randn(5, 6, dtype=torch.float64)
+        differ = {
+            mode: any(
+                not torch.equal(_twin(site).train(mode)(a, 0), _twin(site).train(mode)(a, step))
+                for step in range(1, 4)
+            )
+            for mode in (True, False)
+        }
+        if self.norm.reads_step:
+            assert any(differ.values()), (
+                f"{self.norm!r} declares reads_step = True, but gives the same result at steps "
+                "0 to 3: declare False, and layers normalise inputs of all steps at once"
+            )
+        else:
+            assert not any(differ.values()), (
+                f"{self.norm!r} gives different results at different steps: declare "
+                "reads_step = True, or recurrent layers will not pass every step"
+            )
+
+    def test_invariances_are_known_names(self) -> None:
+        unknown = set(self.norm.invariances) - set(INVARIANCES)
+        assert not unknown, f"{sorted(unknown)} are not among {', '.join(INVARIANCES)}"
+
+    @pytest.mark.parametrize("name", INVARIANCES)
+    def test_invariance_as_declared(self, name: str) -> None:
+        deviation = invariance_deviations(self.norm)[name]
+        if name in self.norm.invariances:
+            assert deviation <= TOLERANCES["invariant"], (
+                f"{self.norm!r} declares {name}, but it moves a layer's output by {deviation:.1e} "
+                f"of its size (float64, eps = 0; allowed: {TOLERANCES['invariant']:.0e})"
+            )
+        else:
+            assert deviation > TOLERANCES["variant"], (
+                f"{self.norm!r} does not declare {name}, but it moves a layer's output by only "
+                f"{deviation:.1e} of its size (float64, eps = 0): add {name!r} to invariances"
+            )
+
+    @pytest.mark.parametrize("mode", ["training", "evaluation"])
+    def test_describe_agrees_with_sums(self, mode: str) -> None:
+        sites = [
+            Site(self.norm, "input", 8, dtype=torch.float64, recurrent=True),
+            Site(self.norm, "recurrent", 9, groups=(6, 3), dtype=torch.float64, recurrent=True),
+            Site(self.norm, "cell", 4, own_shift=True, dtype=torch.float64, recurrent=True),
+        ]
+        described = 0
+        for site in map(_randomised, sites):
+            a = torch.randn(5, site.features, dtype=torch.float64)
+            site(a, 0)
+            site.train(mode == "training")
+            record = site.describe()
+            if record is None:
+                continue
+            described += 1
+            a = (2 * torch.randn_like(a) + 1).requires_grad_()
+            wanted = [a, *site.parameters()]
+            head = torch.randn_like(a)
+            where = f"{self.norm!r} at {site.role!r}, {mode}: what describe() says"
+            plain, own = _by_record(record, a), _twin(site)(a, 0)
+            _assert_same(plain, own, f"{where} differs from sums()")
+            gradients = [
+                torch.autograd.grad((out * head).sum(), wanted, allow_unused=True)
+                for out in (plain, own)
+            ]
+            for tensor, one, two in zip(wanted, *gradients, strict=True):
+                none = torch.zeros_like(tensor)
+                _assert_same(
+                    none if one is None else one,
+                    none if two is None else two,
+                    f"{where} has other gradients than sums()",
+                )
+        if not described:
+            pytest.skip("describe() is None at every site: only sums() knows, no kernel runs")
+
+    # Recurrent layers
+
+    @pytest.mark.parametrize("mode", ["training", "evaluation"])
+    @pytest.mark.parametrize("layer", _RECURRENT)
+    def test_packed_cases_equal_cases_alone(self, layer: str, mode: str) -> None:
+        if mode == "training" and self.norm.mixes_cases:
+            pytest.skip("mixes_cases: in training a case alone has other statistics")
+        module = self._trained(layer, bidirectional=True, num_layers=2).train(mode == "training")
+        lengths = [2, 4, 1]
+        x = torch.randn(3, 4, 5, dtype=torch.float64)
+        packed = pack_padded_sequence(
+            x, torch.tensor(lengths), batch_first=True, enforce_sorted=False
+        )
+        output, *states = _outputs(module, packed)
+        for case, length in enumerate(lengths):
+            alone, *alone_states = _outputs(module, x[case : case + 1, :length])
+            where = f"{_where(module)}: case {case} of a packed batch against the case alone"
+            _assert_same(output[case, :length], alone[0], where)
+            assert not output[case, length:].any(), f"{where}: padding is not 0"
+            for packed_state, state in zip(states, alone_states, strict=True):
+                _assert_same(packed_state[:, case], state[:, 0], f"{where}, final state")
+
+    @pytest.mark.parametrize("mode", ["training", "evaluation"])
+    @pytest.mark.parametrize("layer", _RECURRENT)
+    def test_layers_equal_their_cells_step_by_step(self, layer: str, mode: str) -> None:
+        module = self._trained(layer).train(mode == "training")
+        cell = _make(f"{layer}Cell", self.norm, dtype=torch.float64).train(module.training)
+        state = {
+            name.replace("sites.l0.", "sites.").replace("_l0", ""): value
+            for name, value in module.state_dict().items()
+        }
+        cell.load_state_dict(state, strict=True)
+        x = _input(layer)
+        for ours, theirs in zip(_run(module, x), _run(cell, x), strict=True):
+            _assert_same(ours, theirs, f"{_where(module)}: the whole sequence against its cell")
+
+    @pytest.mark.parametrize("mode", ["training", "evaluation"])
+    @pytest.mark.parametrize("layer", _RECURRENT)
+    def test_fast_path_equals_the_generic_scan(
+        self, layer: str, mode: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        module = self._trained(layer, bidirectional=True).train(mode == "training")
+        x = _input(layer, steps=7).requires_grad_()
+        wanted = [x, *(p for p in module.parameters() if p.requires_grad)]
+        names = ["input", *(n for n, p in module.named_parameters() if p.requires_grad)]
+        results = []
+        for switch in ("1", "0"):
+            monkeypatch.setenv("LN_ZOO_KERNELS", switch)
+            outputs = _run(module, x)
+            torch.manual_seed(1)
+            loss = sum(((out * torch.randn_like(out)).sum() for out in outputs), x.new_zeros(()))
+            results.append((outputs, torch.autograd.grad(loss, wanted)))
+        (fast, fast_gradients), (scan, scan_gradients) = results
+        where = f"{_where(module)}: the fast path against the generic scan"
+        for one, two in zip(fast, scan, strict=True):
+            _assert_same(one, two, where)
+        for name, one, two in zip(names, fast_gradients, scan_gradients, strict=True):
+            _assert_same(one, two, f"{where}, gradient of {name}")
+
+    # Precision and devices
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+    @pytest.mark.parametrize("layer", _LAYERS)
+    def test_half_precision(self, layer: str, dtype: torch.dtype) -> None:
+        half = self._trained(layer, dtype=torch.float32).to(dtype)
+        for name, buffer in half.named_buffers():
+            assert buffer.dtype not in (torch.float16, torch.bfloat16), (
+                f"{_where(half)}: buffer {name} became {buffer.dtype}; use site.add_buffer, which "
+                "keeps running statistics in float32"
+            )
+        x = _input(layer, dtype=dtype)
+        single = _twin(half).float()
+        for mode in (True, False):
+            outputs = _run(half.train(mode), x)
+            for out, exact in zip(outputs, _run(single.train(mode), x.float()), strict=True):
+                where = f"{_where(half)}: {dtype} against float32"
+                assert out.dtype == dtype, f"{where}: the output is {out.dtype}"
+                _assert_same(out, exact, where, TOLERANCES[str(dtype).removeprefix("torch.")])
+
+    @pytest.mark.parametrize("layer", _LAYERS)
+    def test_float64_stays_float64(self, layer: str) -> None:
+        module = self._trained(layer)
+        for name, tensor in module.state_dict().items():
+            assert not tensor.is_floating_point() or tensor.dtype == torch.float64, (
+                f"{_where(module)}: {name} is {tensor.dtype} in a float64 layer"
+            )
+        narrow = copy.deepcopy(module).float()
+        for mode in (True, False):
+            outputs = _run(module.train(mode), _input(layer))
+            assert all(out.dtype == torch.float64 for out in outputs), (
+                f"{_where(module)}: float64 input gave {[out.dtype for out in outputs]}"
+            )
+            # Rounding to float32 on the way would leave multiples of float32's own numbers.
+            assert any(not torch.equal(out, out.float().double()) for out in outputs), (
+                f"{_where(module)}: results were rounded to float32 on the way"
+            )
+            outputs = _run(narrow.train(mode), _input(layer, dtype=torch.float32))
+            assert all(out.dtype == torch.float32 for out in outputs), (
+                f"{_where(module)}: float32 input gave {[out.dtype for out in outputs]}"
+            )
+
+    @pytest.mark.parametrize("layer", _LAYERS)
+    def test_autocast(self, layer: str) -> None:
+        module = self._trained(layer, dtype=torch.float32)
+        x = _input(layer, dtype=torch.float32)
+        for mode in (True, False):
+            module.train(mode).zero_grad()
+            exact = _run(module, x)
+            with torch.autocast("cpu", torch.bfloat16):
+                outputs = _run(module, x)
+            where = f"{_where(module)}: under autocast"
+            for out, wide in zip(outputs, exact, strict=True):
+                _assert_same(out, wide, f"{where} against float32", TOLERANCES["autocast"])
+            outputs[0].float().square().sum().backward()
+            for name, parameter in module.named_parameters():
+                gradient = parameter.grad
+                assert gradient is None or torch.isfinite(gradient).all(), (
+                    f"{where}: the gradient of {name} is not finite"
+                )
+
+    @pytest.mark.parametrize("layer", _LAYERS)
+    def test_device_and_dtype_reach_the_strategy(self, layer: str) -> None:
+        module = _make(layer, self.norm, device="meta", dtype=torch.float64)
+        for name, tensor in module.state_dict().items():
+            assert tensor.device.type == "meta", (
+                f"{_where(module)}: {name} is on {tensor.device}, the layer on meta; make tensors "
+                "with site.add_parameter from tensors at hand, or with site.add_buffer"
+            )
+
+    def test_compiled_equals_eager(self) -> None:
+        module = self._trained("Linear")
+        x = _input("Linear").requires_grad_()
+        for mode in (True, False):
+            module.train(mode)
+            eager = _twin(module)(x)
+            compiled = torch.compile(_twin(module), backend="aot_eager")(x)
+            _assert_same(compiled, eager, f"{_where(module)}: torch.compile against eager")
+
+    # Helpers of the checks
+
+    def _trained(
+        self, layer: str, dtype: torch.dtype = torch.float64, **options: Any
+    ) -> nn.Module:
+        """A layer with random gains and shifts that has seen two training batches."""
+        module = _randomised(_make(layer, self.norm, dtype=dtype, **options))
+        sizes = options.get("sizes", (5, 4))
+        with torch.no_grad():
+            for _ in range(2):
+                _outputs(module, _input(layer, dtype=dtype, sizes=sizes))
+        return module
+
+    def _influence(self, layer: str, training: bool) -> float:
+        """Largest gradient of one case's output with respect to another's input."""
+        module = self._trained(layer).train(training)
+        x = _input(layer).requires_grad_()
+        output = _run(module, x)[0][0]
+        (gradient,) = torch.autograd.grad((output * torch.randn_like(output)).sum(), x)
+        assert gradient[0].any(), f"{_where(module)}: a case's output does not depend on its input"
+        return gradient[1:].abs().max().item()
+
+    def _assert_equal_behaviour(self, one: nn.Module, other: nn.Module, what: str) -> None:
+        x = _input(type(other).__name__)
+        for mode in (True, False):
+            pairs = zip(_run(one.train(mode), x), _run(other.train(mode), x), strict=True)
+            assert all(torch.equal(a, b) for a, b in pairs), (
+                f"{_where(other)}: outputs {what} differ from the original's"
+            )
+
+
+def _make(
+    layer: str, norm: Norm, sizes: tuple[int, int] = (5, 4), **options: Any
+) -> nn.Module:
+    """A layer by its name; sequences are batch first, images keep their size."""
+    if layer == "Linear":
+        return Linear(*sizes, norm=norm, **options)
+    if layer == "Conv2d":
+        return Conv2d(*sizes, 3, padding=1, norm=norm, **options)
+    if layer in _RECURRENT:
+        return _RECURRENT[layer](*sizes, batch_first=True, norm=norm, **options)
+    return _CELLS[layer.removesuffix("Cell")](*sizes, norm=norm, **options)
+
+
+def _input(
+    layer: str,
+    cases: int = 4,
+    sizes: tuple[int, int] = (5, 4),
+    steps: int = _STEPS,
+    dtype: torch.dtype = torch.float64,
+) -> Tensor:
+    """Random input for a layer: (N, I), (N, I, 4, 3), or (N, T, I) for layers and cells alike."""
+    shape = {"Linear": (sizes[0],), "Conv2d": (sizes[0], 4, 3)}.get(layer, (steps, sizes[0]))
+    return torch.randn(cases, *shape, dtype=dtype)
+
+
+def _outputs(module: nn.Module, x: Any) -> tuple[Tensor, ...]:
+    """Output and final states, flat; a cell is stepped along the axis before the last."""
+    if type(module).__name__ in ("LSTMCell", "GRUCell", "RNNCell"):
+        state, outputs = None, []
+        for step, now in enumerate(x.unbind(-2)):
+            state = module(now, state, step=step)
+            outputs.append(state[0] if isinstance(state, tuple) else state)
+        states = state if isinstance(state, tuple) else (state,)
+        # In the shape of a layer's final states: (1, N, H).
+        return torch.stack(outputs, dim=-2), *(s.unsqueeze(0) for s in states)
+    result = module(x)
+    if isinstance(result, Tensor):
+        return (result,)
+    output, states = result
+    if not isinstance(output, Tensor):
+        output = pad_packed_sequence(output, batch_first=True)[0]
+    return (output, *(states if isinstance(states, tuple) else (states,)))
+
+
+def _run(module: nn.Module, x: Any) -> tuple[Tensor, ...]:
+    """`_outputs`, with the module's buffers left as they were."""
+    return _outputs(_twin(module), x)
+
+
+def _twin(module: Any) -> Any:
+    """The module with its very parameters, and buffers of its own."""
+    return copy.deepcopy(module, {id(p): p for p in module.parameters()})
+
+
+def _randomised(module: Any) -> Any:
+    """Moves every parameter a little from its start, so that gains and shifts count."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return module
+
+
+def _by_record(record: RowNorm, a: Tensor) -> Tensor:
+    """What a record says, in plain torch."""
+    if record.identity:
+        return a
+    parts = []
+    for part in a.split(record.groups, dim=-1):
+        size = part.shape[-1]
+        if record.center:
+            part = part - part.sum(-1, keepdim=True) / size
+        parts.append(part / (part.square().sum(-1, keepdim=True) / size + record.eps).sqrt())
+    rows = torch.cat(parts, dim=-1)
+    if record.gain is not None:
+        rows = rows * record.gain
+    return rows if record.shift is None else rows + record.shift
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    """Largest difference as a part of the largest number of ``other``; NaN where either has one."""
+    scale = max(other.abs().max().item(), torch.finfo(other.dtype).tiny)
+    return ((one - other).abs().max() / scale).item()
+
+
+def _assert_same(
+    one: Tensor, other: Tensor, what: str, tolerance: float = TOLERANCES["float64"]
+) -> None:
+    assert one.shape == other.shape, f"{what}: shape {tuple(one.shape)}, not {tuple(other.shape)}"
+    distance = _distance(one.detach().to(other.dtype), other.detach())
+    assert distance <= tolerance, (
+        f"{what}: differs by {distance:.1e} of its size, {tolerance:.0e} is allowed"
+    )
+
+
+def _where(module: nn.Module) -> str:
+    site = next(m for m in module.modules() if isinstance(m, Site))
+    mode = "training" if module.training else "evaluation"
+    return f"{type(module).__name__}(norm={site.norm!r}), {mode} mode"

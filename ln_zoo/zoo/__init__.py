@@ -1,0 +1,51 @@
+"""Published models: lists, loading, cards, and the numbers of the paper beside our own.
+
+Importing this room imports no torch. Names are fetched when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from ln_zoo.zoo.catalog import Card, CardError, describe, list_models
+
+if TYPE_CHECKING:
+    from ln_zoo.zoo.cards import card_from_checkpoint, render_card, write_card
+    from ln_zoo.zoo.loading import load
+    from ln_zoo.zoo.publishing import publish
+    from ln_zoo.zoo.reported import comparison, render
+
+__all__ = [
+    "Card",
+    "CardError",
+    "card_from_checkpoint",
+    "comparison",
+    "describe",
+    "list_models",
+    "load",
+    "publish",
+    "render",
+    "render_card",
+    "write_card",
+]
+
+_LATE = {
+    "card_from_checkpoint": "cards",
+    "comparison": "reported",
+    "load": "loading",
+    "publish": "publishing",
+    "render": "reported",
+    "render_card": "cards",
+    "write_card": "cards",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_LATE[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

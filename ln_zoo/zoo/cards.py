@@ -1,0 +1,556 @@
+"""Writing the card of a trained model: four files, of which the README follows from the others.
+
+``config.json`` and ``results.json`` hold every fact once. The README is rendered from them, with
+what the paper reports looked up in ``reported.yaml``; so no number is typed by hand.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+import yaml
+from huggingface_hub import EvalResult, ModelCardData
+from torch import Tensor
+
+from ln_zoo._version import __version__
+from ln_zoo.models.base import ZooModule
+from ln_zoo.norms import from_config
+from ln_zoo.zoo import catalog, registry, reported
+from ln_zoo.zoo.catalog import Card, CardError
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
+
+# The hub's words for what models do.
+_TASKS = {
+    "AttentiveReader": "question-answering",
+    "ConvClassifier": "image-classification",
+    "DRAW": "unconditional-image-generation",
+    "Handwriting": "text-to-image",
+    "MLPClassifier": "image-classification",
+    "OrderEmbedding": "image-text-retrieval",
+    "SequenceClassifier": "image-classification",
+    "SkipThought": "feature-extraction",
+}
+
+# What the author of a card may state beside the measured facts.
+_FACTS: dict[str, Any] = {
+    "license": str,
+    "description": str,
+    "notes": list,
+    "differences": list,
+    "training_commands": list,
+    "datasets": list,
+    "tags": list,
+    "size": dict,
+}
+
+_TEST_RESULTS: dict[str, Any] = {
+    "model": str,
+    "norm": str,
+    "metrics": dict,
+    "data": dict,
+    "command": str,
+    "seed": (int, type(None)),
+    "date": str,
+    "hardware": str,
+    "epochs": int,
+    "steps": int,
+    "versions": dict,
+    "checkpoint": str,
+}
+
+
+def card_from_checkpoint(
+    checkpoint: str | os.PathLike[str],
+    results: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    name: str | None = None,
+    facts: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Writes a card folder from a checkpoint and the results file of ``ln-zoo test`` on it.
+
+    Args:
+        checkpoint: a Lightning checkpoint of one of the zoo's models; read weights-only.
+        results: ``test_results.json`` that ``ln-zoo test`` wrote for this very checkpoint.
+        out: the card folder to make.
+        name: of the model; default: that of the folder.
+        facts: what no measurement knows, a YAML or JSON file or a mapping with any of: ``license``
+            (default apache-2.0), ``description``; ``notes``, ``differences`` (from the paper),
+            ``training_commands``, ``datasets`` (hub ids), ``tags``: lists of text; ``size``:
+            further facts that decide whether numbers are comparable (see
+            `ln_zoo.zoo.reported.comparison`).
+        overwrite: whether a card that is there may be replaced.
+
+    Returns:
+        The card folder.
+
+    Raises:
+        CardError: if a file is missing or unreadable, the results belong to another checkpoint,
+            model or strategy, a fact is unknown, or the folder must not be replaced.
+    """
+    model = _model_from_checkpoint(Path(checkpoint))
+    tested = _read_test_results(Path(results))
+    path = Path(checkpoint)
+    if Path(tested["checkpoint"]).name != path.name:
+        raise CardError(
+            f"{results} was measured on {tested['checkpoint']!r}, not on {path.name!r}: run "
+            f"ln-zoo test --ckpt_path {checkpoint} and give the file it writes"
+        )
+    digest = tested.get("checkpoint_sha256")
+    if digest is not None and digest != _sha256(path.read_bytes()):
+        raise CardError(
+            f"{results} was measured on another {path.name!r} than {checkpoint} (sha256 differs): "
+            f"run ln-zoo test --ckpt_path {checkpoint} again"
+        )
+    is_model, is_norm = type(model).__name__, _short_norm(model)
+    if (tested["model"], tested["norm"]) != (is_model, is_norm):
+        raise CardError(
+            f"{results} is about {tested['model']} with {tested['norm']}, {checkpoint} holds "
+            f"{is_model} with {is_norm}"
+        )
+    stated = _read_facts(facts)
+    data = dict(tested["data"])
+    preprocessing = data.pop("preprocessing")
+    return write_card(
+        out,
+        model,
+        {
+            "metrics": _metrics(tested["metrics"], data),
+            "evaluation": {
+                key: tested[key] for key in ("command", "seed", "hardware", "date", "versions")
+            },
+            "training": {
+                "epochs": tested["epochs"],
+                "steps": tested["steps"],
+                "commands": stated.pop("training_commands", []),
+            },
+            "size": stated.pop("size", {}),
+            "data": data,
+            "card": stated,
+        },
+        preprocessing=preprocessing,
+        name=name,
+        overwrite=overwrite,
+    )
+
+
+def write_card(
+    folder: str | os.PathLike[str],
+    model: ZooModule,
+    results: Mapping[str, Any],
+    *,
+    preprocessing: Mapping[str, Any],
+    name: str | None = None,
+    files: Mapping[str, str | os.PathLike[str]] | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Writes the four files of a card, all or none of them.
+
+    The folder is made under a temporary name beside its place and renamed at the end, so that an
+    interruption leaves no half card behind.
+
+    Args:
+        folder: the card folder to make.
+        model: a model of the zoo; its weights are stored in float32.
+        results: what was measured and how, with the keys ``metrics`` (a list of name, value, unit,
+            dataset, split; the main one first), ``evaluation``, ``training``, ``size``, ``data``
+            and ``card`` (license, description, notes, differences, datasets, tags), all plain.
+            ``data`` names its ``dataset``.
+            Sizes, learning rate and the like are added from the model's own arguments.
+        preprocessing: what was done to the data before the model saw it.
+        name: of the model; default: that of the folder.
+        files: further files that belong to the model, such as a vocabulary: name in the folder and
+            source. Their sha256 is stored and checked like that of the weights.
+        overwrite: whether a card that is there may be replaced.
+
+    Returns:
+        The card folder.
+
+    Raises:
+        CardError: for a model that is none of the zoo's, a name or value that cannot be stored, or
+            a folder that must not be replaced.
+    """
+    path = Path(os.path.abspath(folder))
+    name = path.name if name is None else name
+    if not _NAME.fullmatch(name):
+        raise CardError(
+            f"a model cannot be called {name!r}: letters, digits, '.', '_' and '-' only"
+        )
+    hparams = {k: v for k, v in model.hparams.items() if not k.startswith("_")}
+    init_args = dict(hparams)
+    if "norm" in init_args:
+        init_args["norm"] = registry.encode_norm(init_args["norm"])
+    extra = {key: Path(source).read_bytes() for key, source in (files or {}).items()}
+    for key in extra:
+        if not catalog.is_plain_file_name(key) or key in catalog.CARD_FILES:
+            raise CardError(f"a card cannot hold a further file called {key!r}")
+    contents = {catalog.WEIGHTS: safetensors.torch.save(_weights(model)), **extra}
+    config = {
+        "format_version": catalog.FORMAT_VERSION,
+        "name": name,
+        "library": {"name": "ln_zoo", "version": __version__},
+        "model": registry.model_name(type(model)),
+        "init_args": init_args,
+        "preprocessing": dict(preprocessing),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "files": {k: {"sha256": _sha256(v), "size": len(v)} for k, v in contents.items()},
+    }
+    data = results["data"]
+    size = {k: v for k, v in hparams.items() if k != "norm"}
+    size |= {k: data[k] for k in ("batch_size",) if k in data}
+    size |= {"training_data": data["dataset"], **results["size"]}
+    training = {k: size[k] for k in ("batch_size", "lr") if k in size} | dict(results["training"])
+    full = {
+        "format_version": catalog.FORMAT_VERSION,
+        **results,
+        "size": size,
+        "training": training,
+    }
+    _may_replace(path, {*catalog.CARD_FILES, *extra}, overwrite)
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # The leading dot keeps a card that is being written out of the catalogue.
+        draft = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    except OSError as error:
+        raise CardError(f"{path} cannot be written: {error}") from error
+    try:
+        draft.chmod(0o755)
+        for key, content in contents.items():
+            (draft / key).parent.mkdir(parents=True, exist_ok=True)
+            (draft / key).write_bytes(content)
+        (draft / catalog.CONFIG).write_text(_json(config), encoding="utf-8")
+        (draft / catalog.RESULTS).write_text(_json(full), encoding="utf-8")
+        (draft / catalog.README).write_text(render_card(draft), encoding="utf-8")
+        _swap(draft, path)
+    except OSError as error:
+        raise CardError(f"{path} cannot be written: {error}") from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return path
+
+
+def refresh(folder: str | os.PathLike[str]) -> None:
+    """Writes a card's README anew from its ``config.json`` and ``results.json``.
+
+    Raises:
+        CardError: if one of the two is damaged.
+    """
+    path = Path(folder) / catalog.README
+    draft = path.with_name(f".{path.name}-{os.getpid()}")
+    draft.write_text(render_card(folder), encoding="utf-8")
+    draft.replace(path)
+
+
+def render_card(folder: str | os.PathLike[str]) -> str:
+    """The README of a card folder: a function of its ``config.json`` and ``results.json``.
+
+    Raises:
+        CardError: if one of the two is damaged.
+    """
+    card = catalog.read_card(folder)
+    parts = [
+        f"---\n{front_matter(card).to_yaml()}\n---",
+        f"# {card.name}",
+        _description(card),
+        _usage(card),
+        _results_part(card),
+        _model_part(card),
+        _training_part(card),
+        _data_part(card),
+        _list_part("Differences from the paper", card.results["card"].get("differences", [])),
+        _list_part("Notes", card.results["card"].get("notes", [])),
+        _source_part(card),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def front_matter(card: Card) -> ModelCardData:
+    """What the hub indexes of a card: library, licence, data, tags, and each metric's raw value."""
+    stated = card.results["card"]
+    datasets = stated.get("datasets", [])
+    tags = ["layer-normalization", "pytorch-lightning", card.model, card.norm]
+    return ModelCardData(
+        library_name="ln_zoo",
+        license=stated.get("license", "apache-2.0"),
+        datasets=datasets or card.datasets,
+        metrics=[metric["name"] for metric in card.metrics],
+        tags=[tag for tag in [*tags, *stated.get("tags", [])] if tag],
+        model_name=card.name,
+        eval_results=[
+            EvalResult(
+                task_type=_TASKS.get(card.model, "other"),
+                dataset_type=datasets[0] if len(datasets) == 1 else metric["dataset"],
+                dataset_name=metric["dataset"],
+                dataset_split=metric["split"],
+                metric_type=metric["name"],
+                metric_name=f"{metric['name']} ({metric['unit']})",
+                metric_value=metric["value"],
+            )
+            for metric in card.metrics
+        ],
+    )
+
+
+# Parts of the README
+
+
+def _description(card: Card) -> str:
+    text = card.results["card"].get("description")
+    if text:
+        return str(text)
+    return f"`{card.model}` with `{card.norm}`, trained on {card.datasets[0]} by ln_zoo."
+
+
+def _usage(card: Card) -> str:
+    steps = "\n".join(f"- {key}: {_code(value)}" for key, value in card.preprocessing.items())
+    return (
+        "## Use\n\n"
+        "```python\n"
+        "import ln_zoo\n\n"
+        f'model = ln_zoo.load("{card.name}")  # or the path of this folder, or its hub id\n'
+        "```\n\n"
+        "Inputs must be prepared as in training (`model.card.preprocessing`):\n\n"
+        f"{steps or '- nothing is done to them'}"
+    )
+
+
+def _results_part(card: Card) -> str:
+    rows = []
+    for metric in card.metrics:
+        rows += reported.comparison(
+            card.model,
+            card.norm,
+            {metric["name"]: metric["value"]},
+            data=f"{metric['dataset']}/{metric['split']}",
+            size=card.results["size"],
+        )
+    lines = ["| metric | measured | reported | difference |", "|---|---|---|---|"]
+    for row in rows:
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in row.cells()) + " |")
+    where = ", ".join(sorted({f"{m['dataset']}/{m['split']}" for m in card.metrics}))
+    run = card.results["evaluation"]
+    facts = [f"measured on {where}", f"on {run['hardware']}", str(run["date"])]
+    if run["seed"] is not None:
+        facts.append(f"seed {run['seed']}")
+    versions = ", ".join(f"{key} {value}" for key, value in sorted(run["versions"].items()))
+    return (
+        "## Results\n\n"
+        + "\n".join(lines)
+        + f"\n\n{', '.join(facts)} ({versions}), by\n\n```\n{run['command']}\n```"
+    )
+
+
+def _model_part(card: Card) -> str:
+    weights = card.config["files"][catalog.WEIGHTS]
+    lines = [
+        "## Model",
+        "",
+        f"- class: `ln_zoo.models.{card.model}`, {card.parameters:,} parameters",
+    ]
+    for key, value in card.config["init_args"].items():
+        if key == "norm":
+            arguments = ", ".join(f"{k}={v!r}" for k, v in value["init_args"].items())
+            lines.append(f"- norm: `{value['class']}({arguments})`")
+        else:
+            lines.append(f"- {key}: {_code(value)}")
+    lines.append(f"- `{catalog.WEIGHTS}`: {weights['size']:,} bytes, sha256 `{weights['sha256']}`")
+    return "\n".join(lines)
+
+
+def _training_part(card: Card) -> str:
+    training = dict(card.results["training"])
+    commands = training.pop("commands", [])
+    lines = ["## Training", "", *(f"- {key}: {_code(value)}" for key, value in training.items())]
+    if commands:
+        lines += ["", "```", *commands, "```"]
+    return "\n".join(lines)
+
+
+def _data_part(card: Card) -> str:
+    facts = card.results["data"]
+    return "\n".join(["## Data", "", *(f"- {key}: {_code(value)}" for key, value in facts.items())])
+
+
+def _list_part(title: str, items: list[str]) -> str:
+    return "\n".join([f"## {title}", "", *(f"- {item}" for item in items)]) if items else ""
+
+
+def _source_part(card: Card) -> str:
+    sources = {r.source for r in reported.reported(model=card.model)} | {"ba2016"}
+    cited = reported.citations()
+    lines = [
+        f"- {c.authors} ({c.year}): {c.title}. [arXiv {c.arxiv}](https://arxiv.org/abs/{c.arxiv})"
+        for c in (cited[key] for key in sorted(sources))
+    ]
+    return "\n".join(["## Sources", "", *lines])
+
+
+def _code(value: Any) -> str:
+    return value if isinstance(value, str) else f"`{json.dumps(value, ensure_ascii=False)}`"
+
+
+# Reading what a card is made from
+
+
+def _model_from_checkpoint(path: Path) -> ZooModule:
+    if not path.is_file():
+        raise CardError(f"there is no checkpoint {str(path)!r}")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        # Damaged archives raise errors of many kinds: of zip, of pickle, of torch.
+        raise CardError(
+            f"{path} cannot be read as a checkpoint of plain values: {error}"
+        ) from error
+    try:
+        hparams, state = dict(content["hyper_parameters"]), content["state_dict"]
+        class_path = hparams["_class_path"]
+    except (KeyError, TypeError) as error:
+        raise CardError(f"{path} is no checkpoint of a model of ln_zoo: no {error}") from error
+    cls = registry.model_class_of_path(class_path)
+    init_args = {k: v for k, v in hparams.items() if not k.startswith("_")}
+    if "norm" in init_args:
+        try:
+            # The user's own checkpoint may name a strategy of the user's own.
+            init_args["norm"] = from_config(init_args["norm"])
+        except ValueError as error:
+            raise CardError(f"{path}: {error}") from error
+    model: ZooModule = registry.build(cls, init_args)
+    try:
+        model.load_state_dict(state, strict=True)
+    except RuntimeError as error:
+        raise CardError(f"{path}: weights and arguments do not fit: {error}") from error
+    return model.eval()
+
+
+def _read_test_results(path: Path) -> dict[str, Any]:
+    value = _read_mapping(path)
+    for key, kind in _TEST_RESULTS.items():
+        if key not in value:
+            raise CardError(f"{path} is no results file of ln-zoo test: {key!r} is missing")
+        if not isinstance(value[key], kind):
+            raise CardError(f"{path}: {key} is {value[key]!r}, which is no {kind}")
+    for key in ("dataset", "preprocessing"):
+        if key not in value["data"]:
+            raise CardError(f"{path}: data: {key!r} is missing")
+    if not value["metrics"]:
+        raise CardError(f"{path}: no metric was measured")
+    return value
+
+
+def _read_facts(facts: str | os.PathLike[str] | Mapping[str, Any] | None) -> dict[str, Any]:
+    if facts is None:
+        return {}
+    value = dict(facts) if isinstance(facts, Mapping) else _read_mapping(Path(facts))
+    for key, content in value.items():
+        if key not in _FACTS:
+            near = difflib.get_close_matches(key, _FACTS, n=1)
+            guess = f" (did you mean {near[0]}?)" if near else ""
+            raise CardError(f"unknown fact {key!r}{guess}; known are {', '.join(_FACTS)}")
+        if not isinstance(content, _FACTS[key]):
+            raise CardError(f"fact {key} must be a {_FACTS[key].__name__}, got {content!r}")
+    return value
+
+
+def _read_mapping(path: Path) -> dict[str, Any]:
+    try:
+        # JSON is YAML.
+        value = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise CardError(f"{path} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise CardError(f"{path} holds no mapping of names to values")
+    return value
+
+
+def _metrics(measured: Mapping[str, float], data: Mapping[str, Any]) -> list[dict[str, Any]]:
+    metrics = []
+    for name, value in measured.items():
+        bare = reported.bare_metric(name)
+        known = reported.metric_unit(bare)
+        unit = "" if known is None else known.logged or known.unit
+        dataset, split = reported.measured_on(data).rsplit("/", 1)
+        metrics.append(
+            {
+                "name": bare,
+                "value": float(value),
+                "unit": unit,
+                "dataset": dataset,
+                "split": split,
+            }
+        )
+    return metrics
+
+
+def _short_norm(model: ZooModule) -> str:
+    return str(registry.encode_norm(model.hparams["norm"])["class"])
+
+
+def _weights(model: ZooModule) -> dict[str, Tensor]:
+    """The state dict as safetensors takes it: contiguous, unshared, floats in float32."""
+    return {
+        name: (value.float() if value.is_floating_point() else value).detach().cpu().clone()
+        for name, value in model.state_dict().items()
+    }
+
+
+# Writing
+
+
+def _may_replace(path: Path, names: set[str], overwrite: bool) -> None:
+    if not path.exists():
+        return
+    if not path.is_dir():
+        raise CardError(f"{path} is no folder")
+    there = {p.relative_to(path).as_posix() for p in path.rglob("*") if not p.is_dir()}
+    if not there:
+        return
+    if not overwrite:
+        raise CardError(f"{path} is there already: say overwrite, or choose another folder")
+    if catalog.CONFIG not in there:
+        raise CardError(f"{path} holds files and is no card folder: choose another folder")
+    if foreign := there - names:
+        raise CardError(
+            f"{path} holds {', '.join(sorted(foreign))}, which the new card would not: move them "
+            "away, or pass them as files of the card"
+        )
+
+
+def _swap(draft: Path, path: Path) -> None:
+    if not path.exists():
+        draft.rename(path)
+        return
+    # Two renames: whenever this is cut short, the old or the new card is whole under some name.
+    old = Path(tempfile.mkdtemp(prefix=f".{path.name}-old-", dir=path.parent))
+    path.replace(old)
+    try:
+        draft.rename(path)
+    except OSError:
+        old.rename(path)
+        raise
+    shutil.rmtree(old)
+
+
+def _json(value: Any) -> str:
+    try:
+        return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    except (TypeError, ValueError) as error:
+        raise CardError(f"a card holds plain, finite values only: {error}") from error
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,395 @@
+"""Which published models lie on this machine, and what their cards say.
+
+Standard library only: the command line lists models and prints cards without importing torch.
+
+A card is a folder: ``config.json`` (what the model is), ``results.json`` (what was measured, and
+how), ``README.md`` (both for readers) and ``model.safetensors``. Folders are looked for in
+``$LN_ZOO_MODELS``, then in the installed package, then beside the package in a source checkout.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+#: Version of the layout of ``config.json`` and ``results.json`` that this library reads and writes.
+FORMAT_VERSION = 1
+CONFIG = "config.json"
+RESULTS = "results.json"
+README = "README.md"
+WEIGHTS = "model.safetensors"
+#: Every card folder has these; further files are listed in ``config.json``.
+CARD_FILES = (README, CONFIG, RESULTS, WEIGHTS)
+#: Environment variable: a folder of card folders, searched first.
+MODELS_VARIABLE = "LN_ZOO_MODELS"
+
+_CONFIG_TYPES = {
+    "format_version": int,
+    "name": str,
+    "library": dict,
+    "model": str,
+    "init_args": dict,
+    "preprocessing": dict,
+    "parameters": int,
+    "files": dict,
+}
+_RESULTS_TYPES = {
+    "format_version": int,
+    "metrics": list,
+    "evaluation": dict,
+    "training": dict,
+    "size": dict,
+    "data": dict,
+    "card": dict,
+}
+_METRIC_TYPES = {"name": str, "value": (int, float), "unit": str, "dataset": str, "split": str}
+
+
+class CardError(ValueError):
+    """A card that is not there, is damaged, or does not fit this library; the message says so."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """What the two data files of a card folder hold, checked.
+
+    Attributes:
+        folder: where the card lies.
+        config: content of ``config.json``.
+        results: content of ``results.json``.
+    """
+
+    folder: Path
+    config: dict[str, Any]
+    results: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """Name of the model, such as ``mlp.layernorm``."""
+        return str(self.config["name"])
+
+    @property
+    def model(self) -> str:
+        """Class name of the model in `ln_zoo.models`."""
+        return str(self.config["model"])
+
+    @property
+    def norm(self) -> str:
+        """Class name of the strategy; a user's own goes by its dotted path. Empty without one."""
+        norm = self.config["init_args"].get("norm")
+        return str(norm["class"]) if norm else ""
+
+    @property
+    def preprocessing(self) -> dict[str, Any]:
+        """What was done to the data before the model saw it."""
+        return dict(self.config["preprocessing"])
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters."""
+        return int(self.config["parameters"])
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """Measured metrics, the main one first: name, value, unit, dataset and split of each."""
+        return list(self.results["metrics"])
+
+    @property
+    def datasets(self) -> list[str]:
+        """Names of the data sets on which metrics were measured."""
+        return sorted({metric["dataset"] for metric in self.metrics})
+
+
+# Reading card folders
+
+
+def read_card(folder: str | os.PathLike[str]) -> Card:
+    """Reads and checks ``config.json`` and ``results.json``; weights are not touched.
+
+    Raises:
+        CardError: if the folder or a file is missing, is no JSON, has unknown or missing keys, or
+            was written by a newer version of the library.
+    """
+    path = Path(folder)
+    if not path.is_dir():
+        raise CardError(f"there is no card folder {str(path)!r}")
+    config = _read_config(path / CONFIG)
+    results = _read_json(path / RESULTS)
+    _check(results, _RESULTS_TYPES, path / RESULTS)
+    if not results["metrics"]:
+        raise CardError(f"{path / RESULTS}: no metric")
+    for metric in results["metrics"]:
+        _check(metric, _METRIC_TYPES, path / RESULTS, "metrics: ")
+    return Card(path, config, results)
+
+
+def listed_files(folder: Path) -> list[str]:
+    """Names of the files that the ``config.json`` of a folder lists, checked to be plain names.
+
+    Raises:
+        CardError: as `read_card`, for ``config.json`` alone.
+    """
+    return sorted(_read_config(folder / CONFIG)["files"])
+
+
+def verified_bytes(card: Card, name: str) -> bytes:
+    """Content of one of the card's listed files, after its size and sha256 were found right.
+
+    Raises:
+        CardError: if the file is missing or differs; it names the file, both digests and a remedy.
+    """
+    path = card.folder / name
+    expected = card.config["files"][name]
+    remedy = (
+        f"the file is damaged or belongs to another card: fetch {path.parent} again, "
+        "and do not use what is there"
+    )
+    if not path.is_file():
+        raise CardError(f"{path} is missing though {CONFIG} lists it: fetch {path.parent} again")
+    size = path.stat().st_size
+    if size != expected["size"]:
+        raise CardError(f"{path} has {size} bytes, {CONFIG} says {expected['size']}: {remedy}")
+    data = path.read_bytes()
+    digest = hashlib.sha256(data).hexdigest()
+    if digest != expected["sha256"]:
+        raise CardError(f"{path} has sha256 {digest}, {CONFIG} says {expected['sha256']}: {remedy}")
+    return data
+
+
+def is_plain_file_name(name: str) -> bool:
+    """Whether a listed name stays inside its folder, and is no pattern to a downloader."""
+    parts = PurePosixPath(name).parts
+    return bool(parts) and parts[0] != "/" and ".." not in parts and not set(name) & set("\\*?[]:")
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    config = _read_json(path)
+    _check(config, _CONFIG_TYPES, path)
+    for name, entry in config["files"].items():
+        _check(entry, {"sha256": str, "size": int}, path, f"files, {name}: ")
+        if not is_plain_file_name(name):
+            raise CardError(f"{path}: files: {name!r} is no plain relative file name")
+    if WEIGHTS not in config["files"]:
+        raise CardError(f"{path}: files: {WEIGHTS!r} is missing")
+    norm = config["init_args"].get("norm")
+    if norm is not None:
+        _check(norm, {"class": str, "init_args": dict}, path, "init_args, norm: ")
+    checked: dict[str, Any] = config
+    return checked
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CardError(f"{path} is missing: {path.parent} is no complete card folder") from None
+    except (OSError, ValueError) as error:
+        raise CardError(f"{path} cannot be read as JSON: {error}") from error
+
+
+def _check(value: Any, types: Mapping[str, Any], path: Path, where: str = "") -> None:
+    """Exact keys and types; an unknown key means another layout, which nobody should guess at."""
+    if not isinstance(value, dict):
+        raise CardError(f"{path}: {where}expected an object, got {value!r}")
+    version = value.get("format_version", FORMAT_VERSION)
+    if type(version) is int and version > FORMAT_VERSION:
+        raise CardError(
+            f"{path}: written in format {version}, this ln_zoo reads formats up to "
+            f"{FORMAT_VERSION}: upgrade ln_zoo"
+        )
+    if missing := types.keys() - value.keys():
+        raise CardError(f"{path}: {where}{sorted(missing)} missing")
+    if unknown := value.keys() - types.keys():
+        raise CardError(f"{path}: {where}unknown keys {sorted(unknown)}; known are {sorted(types)}")
+    for key, kind in types.items():
+        # bool is an int to Python, not to a reader of the file.
+        if not isinstance(value[key], kind) or isinstance(value[key], bool):
+            name = getattr(kind, "__name__", "number")
+            raise CardError(f"{path}: {where}{key} must be of type {name}, got {value[key]!r}")
+
+
+# Finding card folders
+
+
+def card_folders() -> dict[str, Path]:
+    """Names of the published models on this machine and their folders, sorted by name.
+
+    A name that lies in several places is taken from the first of them.
+
+    Raises:
+        CardError: if ``$LN_ZOO_MODELS`` is set to something that is no folder.
+    """
+    found: dict[str, Path] = {}
+    for root in _roots():
+        for path in root.iterdir():
+            # A dot: a card that is being written.
+            if not path.name.startswith(".") and (path / CONFIG).is_file():
+                found.setdefault(path.name, path)
+    return dict(sorted(found.items()))
+
+
+def find(name: str) -> Path:
+    """Folder of the published model of this name.
+
+    Raises:
+        CardError: for an unknown name; it lists the nearest names and all others.
+    """
+    folders = card_folders()
+    if name in folders:
+        return folders[name]
+    if not folders:
+        raise CardError(
+            f"no model {name!r}: no published models were found on this machine; set "
+            f"{MODELS_VARIABLE} to a folder of card folders, or give a folder (./{name}) or a hub "
+            "id (user/repo)"
+        )
+    near = difflib.get_close_matches(name, folders, n=3, cutoff=0.5)
+    guess = f"did you mean {' or '.join(near)}? " if near else ""
+    here = f"for the folder of that name here write ./{name}; " if Path(name).is_dir() else ""
+    raise CardError(f"no model {name!r}: {guess}{here}there are {', '.join(folders)}")
+
+
+def _roots() -> list[Path]:
+    package = Path(__file__).resolve().parents[1]
+    roots = [package / "model_cards", package.parent / "model_cards"]
+    chosen = os.environ.get(MODELS_VARIABLE)
+    if chosen:
+        first = Path(chosen).expanduser()
+        if not first.is_dir():
+            raise CardError(f"{MODELS_VARIABLE} is set to {chosen!r}, which is no folder")
+        roots.insert(0, first)
+    return [root for root in roots if root.is_dir()]
+
+
+def list_models(
+    filter: str = "*",
+    *,
+    model: str | None = None,
+    norm: str | None = None,
+    dataset: str | None = None,
+) -> list[str]:
+    """Names of the published models on this machine that fit all filters, sorted.
+
+    Args:
+        filter: pattern of the name, with ``*``, ``?`` and ``[...]``.
+        model: class name of the model, such as ``MLPClassifier``.
+        norm: class name of the strategy, such as ``LayerNorm``.
+        dataset: name of a data set of the results, such as ``MNIST``.
+
+    Capitals do not matter in the last three.
+
+    Raises:
+        CardError: if a card whose content a filter needs is damaged.
+
+    Example:
+        >>> list_models("mlp.*", norm="no such strategy")
+        []
+    """
+    names = []
+    for name, folder in card_folders().items():
+        if not fnmatch.fnmatchcase(name, filter):
+            continue
+        if (model, norm, dataset) != (None, None, None):
+            card = read_card(folder)
+            if not (
+                _same(model, [card.model])
+                and _same(norm, [card.norm])
+                and _same(dataset, card.datasets)
+            ):
+                continue
+        names.append(name)
+    return names
+
+
+def describe(name: str) -> Card:
+    """The card of a published model on this machine, without its weights.
+
+    Raises:
+        CardError: for an unknown name or a damaged card.
+    """
+    return read_card(find(name))
+
+
+def _same(wanted: str | None, values: Iterable[str]) -> bool:
+    return wanted is None or wanted.lower() in (value.lower() for value in values)
+
+
+# Text for the command line
+
+
+def table(names: Iterable[str]) -> str:
+    """Published models as lines of plain text: name, model, norm, data, main metric, parameters.
+
+    A damaged card keeps its line, with what is wrong.
+    """
+    rows = [("name", "model", "norm", "dataset", "main metric", "parameters")]
+    broken = []
+    for name in names:
+        try:
+            card = describe(name)
+        except CardError as error:
+            broken.append(f"{name}: {error}")
+            continue
+        main = card.metrics[0]
+        value = f"{main['name']} {main['value']:.5g} {main['unit']}".strip()
+        rows.append((name, card.model, card.norm, main["dataset"], value, f"{card.parameters:,}"))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    return "\n".join([*(lines if len(rows) > 1 else []), *broken])
+
+
+def list_text(
+    filter: str = "*",
+    *,
+    model: str | None = None,
+    norm: str | None = None,
+    dataset: str | None = None,
+) -> str:
+    """What ``ln-zoo list`` prints: the table of `list_models`, or that nothing fits.
+
+    Raises:
+        CardError: as `list_models`.
+    """
+    names = list_models(filter, model=model, norm=norm, dataset=dataset)
+    if names:
+        return table(names)
+    known = card_folders()
+    if not known:
+        return (
+            "no published models on this machine; "
+            f"set {MODELS_VARIABLE} to a folder of card folders"
+        )
+    return f"no model fits; there are {', '.join(known)}"
+
+
+def cards_text(name: str | None = None) -> str:
+    """What ``ln-zoo cards`` prints: one model's card, or the folders of all.
+
+    Args:
+        name: of a model, or a card folder; ``None``: name and folder of every model.
+
+    Raises:
+        CardError: for an unknown name, or a folder without a card.
+    """
+    if name is None:
+        folders = card_folders()
+        if not folders:
+            return list_text()
+        width = max(map(len, folders))
+        return "\n".join(f"{key.ljust(width)}  {folder}" for key, folder in folders.items())
+    folder = Path(name) if os.sep in name else find(name)
+    path = folder / README
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise CardError(f"{path} cannot be read: {error}") from error

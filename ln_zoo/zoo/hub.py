@@ -1,0 +1,61 @@
+"""Card folders from the Hugging Face hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from huggingface_hub import constants, snapshot_download
+from huggingface_hub.errors import HFValidationError
+
+from ln_zoo.zoo import catalog
+from ln_zoo.zoo.catalog import CardError
+
+
+def download(
+    repo_id: str,
+    *,
+    revision: str | None = None,
+    cache_dir: str | Path | None = None,
+) -> Path:
+    """Fetches a card folder from the hub, or finds it in the cache; nothing in it is checked yet.
+
+    With ``HF_HUB_OFFLINE=1`` only the cache is used.
+
+    Args:
+        repo_id: ``user/repo``.
+        revision: branch, tag or commit; default ``main``.
+        cache_dir: where files are kept; default: the hub's own cache.
+
+    Returns:
+        The folder of one commit in the cache.
+
+    Raises:
+        CardError: if there is no such repository, revision or card, or no way to reach it.
+    """
+    try:
+        first = snapshot_download(
+            repo_id, revision=revision, cache_dir=cache_dir, allow_patterns=[catalog.CONFIG]
+        )
+        # The folder is named after its commit: both steps then speak of the same files.
+        folder = Path(first)
+        if not (folder / catalog.CONFIG).is_file():
+            raise CardError(f"{repo_id} on the hub is no ln_zoo model: it has no {catalog.CONFIG}")
+        names = catalog.listed_files(folder)
+        return Path(
+            snapshot_download(
+                repo_id,
+                revision=folder.name,
+                cache_dir=cache_dir,
+                allow_patterns=[*catalog.CARD_FILES, *names],
+            )
+        )
+    except (OSError, HFValidationError) as error:
+        # The client's own errors, of the network and of its cache, are all OSErrors.
+        why = str(error).strip().splitlines()[0]
+        if constants.is_offline_mode():
+            why = "HF_HUB_OFFLINE is set and the cache holds no copy"
+        at = f" at revision {revision!r}" if revision else ""
+        raise CardError(
+            f"{repo_id!r} is no folder here, and cannot be had from the hub{at}: {why}. Fetch it "
+            "once where there is a network, or give the path of its folder"
+        ) from error

@@ -1,0 +1,84 @@
+"""Card folders to the Hugging Face hub: each folder is exactly a repository."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from huggingface_hub import HfApi
+
+from ln_zoo.norms import Norm
+from ln_zoo.zoo import cards, catalog, loading
+from ln_zoo.zoo.catalog import CardError
+
+
+@dataclass(frozen=True)
+class Publication:
+    """What `publish` sent, or would send.
+
+    Attributes:
+        url: of the repository, or of the commit once there is one.
+        files: names and sizes in bytes of the files.
+        commit: hash of the commit; ``None`` after a dry run.
+    """
+
+    url: str
+    files: dict[str, int]
+    commit: str | None
+
+
+def publish(
+    name: str,
+    repo_id: str,
+    *,
+    norm: Norm | None = None,
+    token: str | None = None,
+    private: bool = False,
+    revision: str | None = None,
+    dry_run: bool = False,
+) -> Publication:
+    """Uploads a card folder to the hub, after the model was loaded from it and its files checked.
+
+    Exactly the card's own files are sent, in one commit. The hub's address is that of
+    huggingface_hub: ``HF_ENDPOINT``, else huggingface.co.
+
+    Args:
+        name: of a published model on this machine, or its folder.
+        repo_id: ``user/repo``; the repository is made if it does not exist.
+        norm: strategy of the model, if it is none of ln_zoo's own (see `ln_zoo.load`).
+        token: of the hub; default: the one stored by ``hf auth login``, or ``HF_TOKEN``.
+        private: whether a repository made here is private.
+        revision: branch to send to, made if it does not exist; default ``main``.
+        dry_run: check everything and send nothing.
+
+    Raises:
+        CardError: if the card is damaged, its README is not the one its data give, or the hub
+            refuses.
+    """
+    card = loading.card_of(loading.load(name, norm=norm))
+    readme = card.folder / catalog.README
+    if not readme.is_file() or readme.read_text(encoding="utf-8") != cards.render_card(card.folder):
+        raise CardError(
+            f"{readme} is not what {catalog.CONFIG} and {catalog.RESULTS} give: write it anew with "
+            f"ln_zoo.zoo.cards.refresh({str(card.folder)!r}); text belongs in the facts of the card"
+        )
+    names = sorted({*catalog.CARD_FILES, *card.config["files"]})
+    files = {n: (card.folder / n).stat().st_size for n in names}
+    api = HfApi(token=token)
+    if dry_run:
+        return Publication(f"{api.endpoint}/{repo_id}", files, None)
+    try:
+        api.create_repo(repo_id, private=private, exist_ok=True)
+        if revision is not None:
+            api.create_branch(repo_id, branch=revision, exist_ok=True)
+        commit = api.upload_folder(
+            repo_id=repo_id,
+            folder_path=card.folder,
+            allow_patterns=names,
+            revision=revision,
+            commit_message=f"{card.name}, written by ln_zoo",
+        )
+    except Exception as error:
+        # Which classes a lost connection raises depends on the version of the hub's client.
+        why = str(error).strip().splitlines()[0]
+        raise CardError(f"{card.name} could not be published as {repo_id!r}: {why}") from error
+    return Publication(commit.commit_url, files, commit.oid)

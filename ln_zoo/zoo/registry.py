@@ -1,0 +1,153 @@
+"""The classes that a downloaded file may name: our own, by their short names, and no others.
+
+Card folders come from anywhere. A class path in one of them is never imported: importing runs code.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from typing import Any
+
+import ln_zoo.models
+import ln_zoo.norms
+from ln_zoo.models.base import ZooModule
+from ln_zoo.norms import Norm
+from ln_zoo.zoo.catalog import CardError
+
+_NORM_ROOM = "ln_zoo.norms."
+_MODEL_ROOM = "ln_zoo.models."
+
+
+def model_classes() -> dict[str, type[ZooModule]]:
+    """Models of the zoo by class name."""
+    return _subclasses(ln_zoo.models, ZooModule)
+
+
+def norm_classes() -> dict[str, type[Norm]]:
+    """Strategies of the zoo by class name."""
+    return _subclasses(ln_zoo.norms, Norm)
+
+
+def model_class(name: str) -> type[ZooModule]:
+    """The model of this class name.
+
+    Raises:
+        CardError: for any other name, dotted paths above all.
+    """
+    return _look_up(name, model_classes(), "model")
+
+
+def model_name(cls: type[Any]) -> str:
+    """Short name of a model's class.
+
+    Raises:
+        CardError: if the class is none of the zoo's; a subclass of one is none either.
+    """
+    for name, known in model_classes().items():
+        if known is cls:
+            return name
+    raise CardError(
+        f"{cls.__module__}.{cls.__qualname__} is none of the zoo's models "
+        f"({', '.join(sorted(model_classes()))}): cards are written for these only, since loading "
+        "imports no other class"
+    )
+
+
+def model_class_of_path(class_path: str) -> type[ZooModule]:
+    """The model of a class path, as checkpoints hold it.
+
+    Raises:
+        CardError: for any path but those of our own models.
+    """
+    return model_class(class_path.removeprefix(_MODEL_ROOM))
+
+
+def encode_norm(config: dict[str, Any]) -> dict[str, Any]:
+    """A strategy in the form of cards: short name and arguments.
+
+    Args:
+        config: ``{"class_path": ..., "init_args": {...}}``, as `ln_zoo.norms.to_config` gives it. A
+            strategy of the user's own keeps its dotted path: such a card is loaded with ``norm=``.
+
+    Example:
+        >>> encode_norm({"class_path": "ln_zoo.norms.LayerNorm", "init_args": {"eps": 0.001}})
+        {'class': 'LayerNorm', 'init_args': {'eps': 0.001}}
+    """
+    name = config["class_path"].removeprefix(_NORM_ROOM)
+    return {
+        "class": name if name in norm_classes() else config["class_path"],
+        "init_args": dict(config.get("init_args", {})),
+    }
+
+
+def decode_norm(config: dict[str, Any]) -> Norm:
+    """The strategy that a card names.
+
+    Args:
+        config: ``{"class": short name, "init_args": {...}}``.
+
+    Raises:
+        CardError: for a class that is not ours, unknown arguments, or values out of range.
+    """
+    name = config["class"]
+    if name not in norm_classes() and "." in name:
+        own = name.rpartition(".")[2]
+        raise CardError(
+            f"the card's strategy {name!r} is none of ln_zoo's, and no class is imported because a "
+            f"file names it: if it is yours, import it and pass it, as in load(..., norm={own}())"
+        )
+    cls = _look_up(name, norm_classes(), "strategy")
+    return build(cls, config["init_args"])
+
+
+def build(cls: type[Any], init_args: dict[str, Any]) -> Any:
+    """An instance of one of our classes from a card's plain arguments.
+
+    Raises:
+        CardError: for unknown or missing arguments, values out of range, or a nested class path.
+    """
+    known = list(inspect.signature(cls).parameters)
+    for key, value in init_args.items():
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            guess = f" (did you mean {near[0]}?)" if near else ""
+            raise CardError(
+                f"{cls.__name__} takes no argument {key!r}{guess}; the card was written by another "
+                f"version of ln_zoo, or by hand. Known are {', '.join(known)}"
+            )
+        if _names_a_class(value):
+            raise CardError(
+                f"{cls.__name__}: argument {key!r} holds a class path; none is imported from a card"
+            )
+    try:
+        return cls(**init_args)
+    except (TypeError, ValueError) as error:
+        raise CardError(f"{cls.__name__} refuses the card's arguments: {error}") from error
+
+
+def _names_a_class(value: Any) -> bool:
+    # Models build a strategy from such a dict, importing the path.
+    if isinstance(value, dict):
+        return "class_path" in value or any(map(_names_a_class, value.values()))
+    return isinstance(value, list) and any(map(_names_a_class, value))
+
+
+def _subclasses(room: Any, base: type[Any]) -> dict[str, type[Any]]:
+    found = {}
+    for name in room.__all__:
+        value = getattr(room, name)
+        if inspect.isclass(value) and issubclass(value, base) and value is not base:
+            found[name] = value
+    return found
+
+
+def _look_up(name: str, classes: dict[str, type[Any]], what: str) -> type[Any]:
+    if name in classes:
+        return classes[name]
+    near = difflib.get_close_matches(name, classes, n=1)
+    guess = f"; did you mean {near[0]}?" if near else ""
+    raise CardError(
+        f"unknown {what} {name!r}: it is none of ln_zoo's, and nothing was imported; known are "
+        f" {', '.join(sorted(classes))}{guess}"
+    )

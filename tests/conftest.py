@@ -1,0 +1,31 @@
+"""What tests share: where real data lie, an offline network, quiet threads."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+# Set before any library reads them: no test may reach the network.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_DATASETS_OFFLINE"] = "1"
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session")
+def data_root() -> Path:
+    """Folder of real datasets: ``LN_ZOO_DATA``, else ``../shared/data`` beside the repository."""
+    folder = Path(os.environ.get("LN_ZOO_DATA", ROOT.parent / "shared" / "data"))
+    if not (folder / "mnist").is_dir():
+        pytest.skip(f"needs real data: {folder} does not exist; set LN_ZOO_DATA to a folder that does")
+    return folder
+
+
+@pytest.fixture
+def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A temporary current folder, where runs and a user's own files may lie."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

@@ -1,0 +1,67 @@
+import pytest
+import torch
+
+from ln_zoo.data import Digits
+
+
+def read(**options) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    return Digits(**options).read()
+
+
+def test_splits_are_disjoint_and_complete():
+    sets = read()
+    assert {name: len(labels) for name, (_, labels) in sets.items()} == {
+        "train": 1297,
+        "val": 200,
+        "test": 300,
+    }
+    images = torch.cat([images for images, _ in sets.values()]).flatten(1)
+    assert images.dtype == torch.uint8
+    # scikit-learn's set has no two equal images, so equal rows would be a repeated example.
+    assert len(images.unique(dim=0)) == 1797
+
+
+def test_splits_are_stratified():
+    for images, labels in read().values():
+        share = labels.bincount(minlength=10) / len(labels)
+        assert share.min() > 0.09
+        assert share.max() < 0.11
+        assert images.shape[1:] == (1, 8, 8)
+
+
+def test_test_set_is_always_the_same():
+    reference = read()["test"]
+    for options in ({"seed": 3}, {"train_size": 100, "val_size": 50}):
+        images, labels = read(**options)["test"]
+        assert torch.equal(images, reference[0])
+        assert torch.equal(labels, reference[1])
+
+
+def test_a_smaller_training_set_is_part_of_the_larger():
+    assert torch.equal(read(train_size=100)["train"][0], read()["train"][0][:100])
+
+
+def test_batches_are_in_the_unit_interval():
+    data = Digits(batch_size=32)
+    data.setup()
+    images, labels = next(iter(data.train_dataloader()))
+    assert images.shape == (32, 1, 8, 8)
+    assert images.dtype == torch.float32
+    assert labels.dtype == torch.int64
+    whole = torch.cat([images for images, _ in data.train_eval_dataloader()])
+    assert (whole.min(), whole.max()) == (0, 1)
+    assert data.in_features == 64
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"train_size": 1298}, "train_size 1298 .* exceed the 1497 images of digits"),
+        ({"val_size": 9}, "val_size must leave at least 10 images"),
+        ({"train_size": 5, "val_size": 1490}, "val_size must leave at least 10 images"),
+        ({"batch_size": 0}, "batch_size must be an integer of at least 1, got 0"),
+    ],
+)
+def test_sizes_that_make_no_split_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        Digits(**options)

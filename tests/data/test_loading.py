@@ -1,0 +1,207 @@
+"""Order, sharding and resumption of batches, without a trainer."""
+
+import pickle
+from itertools import chain
+
+import pytest
+import torch
+
+from ln_zoo.data import BatchLoader, DistributedBatches, ResumableLoader, Tensors
+
+
+def numbered(examples: int) -> Tensors:
+    return Tensors(torch.arange(examples)[:, None], torch.arange(examples))
+
+
+def batches(examples: int, batch_size: int, epoch: int = 0, **options) -> list[list[int]]:
+    sampler = DistributedBatches(numbered(examples), batch_size, **options)
+    sampler.set_epoch(epoch)
+    result = [batch.tolist() for batch in sampler]
+    assert len(result) == len(sampler)
+    return result
+
+
+def shards(examples: int, batch_size: int, processes: int, **options) -> list[list[list[int]]]:
+    return [
+        batches(examples, batch_size, num_replicas=processes, rank=rank, **options)
+        for rank in range(processes)
+    ]
+
+
+def flat(lists: list[list]) -> list:
+    return list(chain.from_iterable(lists))
+
+
+def labels(loader) -> list[list[int]]:
+    return [batch_labels.tolist() for _, batch_labels in loader]
+
+
+def test_a_batch_is_scaled_float32_and_leaves_the_data_alone():
+    pixels = torch.tensor([[0, 255], [51, 102]], dtype=torch.uint8)
+    data = Tensors(pixels, torch.tensor([3, 4]), scale=255)
+    images, classes = data[torch.tensor([1, 0])]
+    assert images.dtype == torch.float32
+    torch.testing.assert_close(images, torch.tensor([[0.2, 0.4], [0.0, 1.0]]), rtol=0, atol=1e-7)
+    assert classes.tolist() == [4, 3]
+    images.fill_(9)
+    assert data[torch.tensor([1])][0].max() < 0.5
+    assert torch.equal(data.__getitems__([1, 0])[1], classes)
+
+
+def test_float_inputs_are_not_scaled_in_place():
+    data = Tensors(torch.ones(2, 1), torch.zeros(2, dtype=torch.int64), scale=2)
+    for _ in range(2):
+        assert data[0][0].item() == 0.5
+
+
+def test_inputs_without_labels_are_refused():
+    with pytest.raises(ValueError, match="3 inputs and 2 labels"):
+        Tensors(torch.zeros(3, 1), torch.zeros(2))
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 5])
+@pytest.mark.parametrize("examples", [97, 101, 100])
+def test_evaluation_shards_are_the_batches_of_one_process(examples, processes):
+    whole = batches(examples, 7)
+    assert flat(whole) == list(range(examples))
+    parts = shards(examples, 7, processes)
+    assert sorted(flat(parts)) == whole
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_evaluation_gives_every_process_a_batch():
+    parts = shards(10, 100, 4)
+    assert all(parts)
+    assert sorted(flat(flat(parts))) == list(range(10))
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 5])
+@pytest.mark.parametrize("examples", [97, 101, 100])
+def test_training_shards_are_disjoint_and_even(examples, processes):
+    whole = batches(examples, 4, training=True, shuffle=True)
+    parts = shards(examples, 4, processes, training=True, shuffle=True)
+    lengths = {len(part) for part in parts}
+    assert len(lengths) == 1
+    dealt = [batch for step in zip(*parts, strict=True) for batch in step]
+    assert dealt == whole[: len(dealt)]
+    assert len(whole) - len(dealt) < processes
+    indices = flat(dealt)
+    assert len(set(indices)) == len(indices)
+
+
+def test_a_single_trailing_example_is_left_out_in_training_only():
+    assert [len(b) for b in batches(9, 4, training=True)] == [4, 4]
+    assert [len(b) for b in batches(10, 4, training=True)] == [4, 4, 2]
+    assert [len(b) for b in batches(9, 4)] == [4, 4, 1]
+    assert [len(b) for b in batches(3, 1, training=True)] == [1, 1, 1]
+
+
+def test_drop_last():
+    assert [len(b) for b in batches(11, 4, training=True, drop_last=True)] == [4, 4]
+    assert [len(b) for b in batches(12, 4, training=True, drop_last=True)] == [4, 4, 4]
+
+
+def test_order_depends_on_seed_and_epoch_only():
+    def order(seed: int, epoch: int) -> list[int]:
+        return flat(batches(50, 4, epoch, training=True, shuffle=True, seed=seed))
+
+    torch.manual_seed(1)
+    first = {(seed, epoch): order(seed, epoch) for seed in range(3) for epoch in range(3)}
+    torch.manual_seed(2)
+    assert first == {key: order(*key) for key in reversed(first)}
+    assert len({tuple(indices) for indices in first.values()}) == 9
+    assert all(sorted(indices) == list(range(50)) for indices in first.values())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size must be an integer of at least 1, got 0"),
+        ({"batch_size": -4}, "batch_size must be an integer of at least 1, got -4"),
+        ({"batch_size": 2.5}, "batch_size .* got 2.5"),
+        ({"batch_size": True}, "batch_size .* got True"),
+        ({"batch_size": 4, "seed": -1}, "seed must be an integer of at least 0, got -1"),
+        ({"batch_size": 4, "training": True, "num_replicas": 4}, "make 3 batches .* 4 process"),
+        ({"batch_size": 20, "training": True, "drop_last": True}, "make 0 batches"),
+    ],
+)
+def test_what_makes_no_batches_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        DistributedBatches(numbered(10), **{"rank": 0, "num_replicas": 1, **options})
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_loader_takes_the_epoch_set_after_iter(num_workers):
+    loader = BatchLoader(
+        numbered(10), 4, training=True, shuffle=True, seed=3, num_workers=num_workers
+    )
+    iterator = iter(loader)
+    loader.sampler.set_epoch(5)
+    assert labels(iterator) == batches(10, 4, 5, training=True, shuffle=True, seed=3)
+
+
+def test_loader_leaves_the_global_random_state_alone():
+    before = torch.get_rng_state()
+    labels(ResumableLoader(numbered(10), 4, training=True, shuffle=True))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_loader_refuses_a_sampler_of_single_examples():
+    data = numbered(10)
+    with pytest.raises(TypeError, match="got RandomSampler"):
+        BatchLoader(data, 4, sampler=torch.utils.data.RandomSampler(data))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("handed_out", [0, 1, 3, 5])
+def test_resumption_gives_the_remaining_batches_once(handed_out, num_workers):
+    def loader() -> ResumableLoader:
+        made = ResumableLoader(
+            numbered(19), 4, training=True, shuffle=True, num_workers=num_workers
+        )
+        made.sampler.set_epoch(2)
+        return made
+
+    interrupted = loader()
+    iterator = iter(interrupted)
+    for _ in range(handed_out):
+        next(iterator)
+    state = pickle.loads(pickle.dumps(interrupted.state_dict()))
+
+    resumed = loader()
+    resumed.load_state_dict(state)
+    assert resumed.state_dict() == state
+    iter(resumed)
+    if handed_out:
+        assert labels(resumed) == labels(loader())[handed_out:]
+        assert len(resumed) == 5
+        assert resumed.state_dict()["handed_out"] == 5
+    resumed.sampler.set_epoch(3)
+    assert labels(resumed) == batches(19, 4, 3, training=True, shuffle=True)
+
+
+def test_state_of_another_epoch_skips_nothing():
+    loader = ResumableLoader(numbered(19), 4, training=True, shuffle=True)
+    next(iter(loader))
+    resumed = ResumableLoader(numbered(19), 4, training=True, shuffle=True)
+    resumed.load_state_dict(loader.state_dict())
+    resumed.sampler.set_epoch(1)
+    assert len(labels(resumed)) == 5
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"batch_size": 2}, r"batch_size 4 \(now 2\)"),
+        ({"seed": 1}, r"seed 0 \(now 1\)"),
+        ({"shuffle": False}, "shuffle"),
+    ],
+)
+def test_resumption_within_an_epoch_in_another_order_is_refused(changed, message):
+    options = {"batch_size": 4, "seed": 0, "shuffle": True, "training": True}
+    loader = ResumableLoader(numbered(19), **options)
+    next(iter(loader))
+    resumed = ResumableLoader(numbered(19), **{**options, **changed})
+    resumed.load_state_dict(loader.state_dict())
+    with pytest.raises(ValueError, match=message):
+        next(iter(resumed))

@@ -1,0 +1,360 @@
+"""MNIST: the real data, and its sources on a small synthetic set of the same forms."""
+
+import gzip
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, load_dataset
+from PIL import Image as Picture
+
+from ln_zoo.data import MNIST
+
+SIZES = {"train": 30, "test": 12}
+SMALL = {"train_size": 20, "val_size": 10}
+PREFIX = {"train": "train", "test": "t10k"}
+
+
+def arrays(split: str) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(SIZES[split])
+    images = rng.integers(0, 256, (SIZES[split], 28, 28), dtype=np.uint8)
+    return images, np.arange(SIZES[split], dtype=np.uint8) % 10
+
+
+def idx(values: np.ndarray) -> bytes:
+    header = bytes([0, 0, 8, values.ndim])
+    return header + b"".join(n.to_bytes(4, "big") for n in values.shape) + values.tobytes()
+
+
+@pytest.fixture
+def idx_folder(tmp_path) -> Path:
+    folder = tmp_path / "idx"
+    folder.mkdir()
+    for split, prefix in PREFIX.items():
+        images, labels = arrays(split)
+        (folder / f"{prefix}-images-idx3-ubyte").write_bytes(idx(images))
+        (folder / f"{prefix}-labels-idx1-ubyte").write_bytes(idx(labels))
+    return folder
+
+
+def pictures(mode: str = "L") -> DatasetDict:
+    features = Features(image=Image(), label=ClassLabel(num_classes=10))
+    splits = {}
+    for split in SIZES:
+        images, labels = arrays(split)
+        columns = {
+            "image": [Picture.fromarray(image).convert(mode) for image in images],
+            "label": labels.tolist(),
+        }
+        splits[split] = Dataset.from_dict(columns, features=features)
+    return DatasetDict(splits)
+
+
+def write_parquet(folder: Path, dataset: DatasetDict) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, part in dataset.items():
+        for shard in range(2):
+            file = folder / f"{split}-0000{shard}-of-00002.parquet"
+            part.shard(2, shard, contiguous=True).to_parquet(file)
+    return folder
+
+
+def check_small(root: Path | None, **options) -> None:
+    """The data module gives exactly the synthetic arrays."""
+    data = MNIST(None if root is None else str(root), **SMALL, **options)
+    data.prepare_data()
+    sets = data.read()
+    images, labels = arrays("train")
+    expected = {
+        "train": (images[:20], labels[:20]),
+        "val": (images[20:], labels[20:]),
+        "test": arrays("test"),
+    }
+    for name, (pixels, classes) in expected.items():
+        assert sets[name][0].dtype == torch.uint8
+        assert np.array_equal(sets[name][0].numpy(), pixels[:, None])
+        assert sets[name][1].dtype == torch.int64
+        assert np.array_equal(sets[name][1].numpy(), classes)
+
+
+def test_the_real_data(data_root):
+    data = MNIST(str(data_root / "mnist"))
+    data.prepare_data()
+    data.setup("fit")
+    loaders = [data.train_eval_dataloader(), data.val_dataloader(), data.test_dataloader()]
+    train, val, test = (
+        tuple(torch.cat(parts) for parts in zip(*loader, strict=True)) for loader in loaders
+    )
+    assert [len(labels) for _, labels in (train, val, test)] == [55_000, 5_000, 10_000]
+    assert train[1][:5].tolist() == [5, 0, 4, 1, 9]
+    assert test[1][:5].tolist() == [7, 2, 1, 0, 4]
+    both = torch.cat([train[0], val[0]])
+    assert both.shape == (60_000, 1, 28, 28)
+    assert both.double().mean().item() == pytest.approx(0.1307, abs=5e-5)
+    assert both.double().std().item() == pytest.approx(0.3081, abs=5e-5)
+    assert (both.min(), both.max()) == (0, 1)
+    assert torch.cat([train[1], val[1]]).bincount().tolist() == [
+        *(5923, 6742, 5958, 6131, 5842),
+        *(5421, 5918, 6265, 5851, 5949),
+    ]
+    other = MNIST(str(data_root / "mnist"), train_size=50_000, val_size=10_000).read()
+    assert len(other["train"][1]) == 50_000
+    assert torch.equal(other["val"][1][-5_000:], val[1])
+    assert torch.equal(other["train"][1], train[1][:50_000])
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("mark", ["-", "."])
+def test_idx_files(idx_folder, mark, suffix):
+    for file in list(idx_folder.iterdir()):
+        content = file.read_bytes()
+        file.unlink()
+        renamed = idx_folder / (file.name.replace("-idx", f"{mark}idx") + suffix)
+        renamed.write_bytes(gzip.compress(content) if suffix else content)
+    check_small(idx_folder)
+
+
+def test_a_file_is_unpacked_by_content_not_by_name(idx_folder):
+    for file in list(idx_folder.iterdir()):
+        file.rename(file.with_name(file.name + ".gz"))
+    check_small(idx_folder)
+
+
+def test_idx_files_saved_to_disk_and_parquet(idx_folder, tmp_path):
+    dataset = MNIST(str(idx_folder), **SMALL).source.load()
+    assert dataset["train"][3]["label"] == 3
+    dataset.save_to_disk(tmp_path / "arrow")
+    check_small(tmp_path / "arrow")
+    check_small(write_parquet(tmp_path / "parquet", dataset))
+
+
+def test_pictures_saved_to_disk_and_parquet(tmp_path):
+    dataset = pictures()
+    dataset.save_to_disk(tmp_path / "arrow")
+    check_small(tmp_path / "arrow")
+    write_parquet(tmp_path / "hub" / "mnist", dataset)
+    check_small(tmp_path / "hub")
+    check_small(tmp_path / "hub" / "mnist")
+
+
+def test_a_folder_named_by_the_environment_is_found(idx_folder, monkeypatch):
+    idx_folder.rename(idx_folder.parent / "mnist")
+    monkeypatch.setenv("LN_ZOO_DATA", str(idx_folder.parent))
+    check_small(None)
+
+
+def test_the_hub_id_is_used_without_a_local_copy(tmp_path, monkeypatch):
+    monkeypatch.delenv("LN_ZOO_DATA", raising=False)
+    asked = []
+    files = {
+        split: str(write_parquet(tmp_path / "hub", pictures()) / f"{split}-*.parquet")
+        for split in SIZES
+    }
+
+    def load(repo_id: str) -> DatasetDict:
+        asked.append(repo_id)
+        return load_dataset("parquet", data_files=files, cache_dir=str(tmp_path / "cache"))
+
+    monkeypatch.setattr("datasets.load_dataset", load)
+    check_small(None, repo_id="someone/digits")
+    assert set(asked) == {"someone/digits"}
+
+
+def test_offline_without_a_cache_asks_for_a_local_copy(tmp_path):
+    code = "from ln_zoo.data import MNIST; MNIST().prepare_data()"
+    repository = Path(__file__).parents[2]
+    environment = {k: v for k, v in os.environ.items() if k != "LN_ZOO_DATA"}
+    path = os.pathsep.join([str(repository), os.environ.get("PYTHONPATH", "")])
+    process = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**environment, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    last = process.stderr.strip().splitlines()[-1]
+    assert last.startswith("ConnectionError: dataset 'ylecun/mnist' is not in the cache")
+    assert "--data.root" in last
+
+
+def cut(file: str, length: int):
+    def damage(folder: Path) -> None:
+        path = folder / file
+        path.write_bytes(path.read_bytes()[:length])
+
+    return damage
+
+
+def write(file: str, content: bytes):
+    return lambda folder: (folder / file).write_bytes(content)
+
+
+IMAGES = "train-images-idx3-ubyte"
+LABELS = "train-labels-idx1-ubyte"
+
+
+@pytest.mark.parametrize(
+    ("damage", "error", "message"),
+    [
+        (lambda f: (f / LABELS).unlink(), FileNotFoundError, f"lacks {LABELS} .*all four"),
+        (cut(IMAGES, 5000), ValueError, f"{IMAGES} holds 4,984 values, .*30 x 28 x 28 = 23,520"),
+        (cut(LABELS, 30), ValueError, f"{LABELS} holds 22 values, .*truncated, copy it again"),
+        (cut(IMAGES, 10), ValueError, f"{IMAGES} is truncated within its header"),
+        (cut(IMAGES, 0), ValueError, f"{IMAGES} begins with nothing"),
+        (
+            write(IMAGES, gzip.compress(idx(arrays("train")[0]))[:9000]),
+            ValueError,
+            f"{IMAGES} is truncated or damaged .*copy it again",
+        ),
+        (
+            write(IMAGES, b"<!DOCTYPE html><html></html>"),
+            ValueError,
+            f"{IMAGES} begins with 3c 21 44 4f, expected 00 00 08 03",
+        ),
+        (
+            write(IMAGES, idx(arrays("train")[1])),
+            ValueError,
+            f"{IMAGES} begins with 00 00 08 01, expected 00 00 08 03",
+        ),
+        (
+            write(LABELS, idx(np.zeros(29, np.uint8))),
+            ValueError,
+            f"{IMAGES} has 30 images, .*{LABELS} 29 labels",
+        ),
+        (
+            write(LABELS, idx(np.full(30, 11, np.uint8))),
+            ValueError,
+            r"training set of .*labels \[11\], expected 0 to 9",
+        ),
+        (
+            write(IMAGES, idx(np.zeros((30, 20, 28), np.uint8))),
+            ValueError,
+            r"images of \(20, 28\) pixels, expected \(28, 28\)",
+        ),
+        (write(IMAGES, idx(np.zeros((0, 28, 28), np.uint8))), ValueError, "0 x 28 x 28"),
+        (
+            write(IMAGES, idx(arrays("train")[0]) + b"more"),
+            ValueError,
+            "holds 23,524 values, .*damaged",
+        ),
+    ],
+)
+def test_damaged_idx_files_are_refused(idx_folder, damage, error, message):
+    damage(idx_folder)
+    with pytest.raises(error, match=f"(?s){message}"):
+        MNIST(str(idx_folder), **SMALL).setup()
+
+
+def test_folders_that_are_no_dataset_are_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no folder .*absent.*local copy"):
+        MNIST(str(tmp_path / "absent"))
+    (tmp_path / "notes.txt").write_text("nothing")
+    with pytest.raises(NotADirectoryError, match=r"notes.txt is a file"):
+        MNIST(str(tmp_path / "notes.txt"))
+    with pytest.raises(ValueError, match=r"(?s)is no dataset: expected .*found notes.txt"):
+        MNIST(str(tmp_path))
+
+
+def test_incomplete_copies_are_refused(tmp_path):
+    pictures().save_to_disk(tmp_path / "arrow")
+    shutil.rmtree(tmp_path / "arrow" / "test")
+    with pytest.raises(ValueError, match=r"arrow cannot be read: .*make it again"):
+        MNIST(str(tmp_path / "arrow"), **SMALL).setup()
+
+    folder = write_parquet(tmp_path / "parquet", pictures())
+    cut("train-00000-of-00002.parquet", 500)(folder)
+    with pytest.raises(ValueError, match=r"parquet cannot be read: .*make it again"):
+        MNIST(str(folder), **SMALL).setup()
+    for file in folder.glob("test-*"):
+        file.unlink()
+    with pytest.raises(FileNotFoundError, match=r"has no test\*\.parquet"):
+        MNIST(str(folder), **SMALL)
+
+
+def test_an_empty_split_is_refused(tmp_path):
+    folder = write_parquet(tmp_path / "parquet", pictures())
+    pictures()["train"].select([]).to_parquet(folder / "train-00000-of-00002.parquet")
+    (folder / "train-00001-of-00002.parquet").unlink()
+    with pytest.raises(ValueError, match=r"training set of .*parquet is empty"):
+        MNIST(str(folder), **SMALL).setup()
+
+
+def test_two_parquet_datasets_are_not_mixed(tmp_path):
+    for name in ("mnist", "fashion"):
+        write_parquet(tmp_path / name, pictures())
+    with pytest.raises(ValueError, match=r"fashion, .*mnist: give the one to use"):
+        MNIST(str(tmp_path), **SMALL)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d.rename_column("image", "picture"), r"columns \['label', 'picture'\]"),
+        (lambda d: d.remove_columns("label"), r"columns \['image'\]"),
+        (lambda d: DatasetDict(train=d["train"]), r"splits \['train'\]"),
+        (lambda d: pictures("RGB"), r"mode RGB, expected grey \(L\)"),
+        (
+            lambda d: d.remove_columns("label").map(lambda _, i: {"label": i / 2}, True),
+            "labels of type double",
+        ),
+        (
+            lambda d: d.remove_columns("image").map(lambda _: {"image": [1, 2]}),
+            "expected Image or Array2D",
+        ),
+    ],
+)
+def test_copies_of_another_form_are_refused(tmp_path, change, message):
+    change(pictures()).save_to_disk(tmp_path / "copy")
+    with pytest.raises(ValueError, match=message):
+        MNIST(str(tmp_path / "copy"), **SMALL).setup()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size must be an integer of at least 1, got 0"),
+        ({"batch_size": -1}, "batch_size must be an integer of at least 1, got -1"),
+        ({"eval_batch_size": 0}, "eval_batch_size must be"),
+        ({"train_size": 0}, "train_size must be an integer of at least 1, got 0"),
+        ({"val_size": 0}, "val_size must be an integer of at least 1, got 0"),
+        ({"val_size": 5_001}, "train_size 55000 .* val_size 5001 exceed the 60000 images of mnist"),
+        ({"seed": -1}, "seed must be an integer of at least 0, got -1"),
+        ({"num_workers": -1}, "num_workers must be"),
+    ],
+)
+def test_sizes_are_checked_at_construction(options, message):
+    with pytest.raises(ValueError, match=message):
+        MNIST(**options)
+
+
+def test_splits_larger_than_the_source_are_refused(idx_folder):
+    with pytest.raises(ValueError, match="exceed the 30 images"):
+        MNIST(str(idx_folder), train_size=21, val_size=10).setup()
+
+
+def test_loaders_need_setup(idx_folder):
+    with pytest.raises(RuntimeError, match=r"call prepare_data\(\) and setup\(\) first"):
+        MNIST(str(idx_folder), **SMALL).train_dataloader()
+
+
+def test_facts_are_plain_data(idx_folder):
+    data = MNIST(str(idx_folder), batch_size=4, seed=7, **SMALL)
+    assert data.facts["test_size"] == 10_000
+    data.setup()
+    assert data.facts == {
+        "dataset": "mnist",
+        "train_size": 20,
+        "val_size": 10,
+        "test_size": 12,
+        "batch_size": 4,
+        "drop_last": False,
+        "seed": 7,
+    }
+    assert data.preprocessing == {"scale": 255, "image_shape": [1, 28, 28]}
+    assert (data.name, data.in_features, data.num_classes) == ("mnist", 784, 10)
+    assert data.image_shape == (1, 28, 28)

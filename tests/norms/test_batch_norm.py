@@ -1,0 +1,305 @@
+"""Batch normalisation against the equations, written out in NumPy, and against torch's."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ln_zoo.layers import Linear
+from ln_zoo.norms import BatchNorm, Site
+
+TIGHT = {"rtol": 1e-12, "atol": 1e-12}
+DOUBLE = {"dtype": torch.float64}
+
+
+def randomise(module):
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return module
+
+
+def batch_norm_columns(a, eps, ddof=0):
+    """Each feature of (n, F) by its mean and variance over the n cases."""
+    columns = []
+    for column in a.T:
+        mu = sum(column) / len(column)
+        var = sum((column - mu) ** 2) / (len(column) - ddof)
+        columns.append((column - mu) / np.sqrt(var + eps))
+    return np.array(columns).T
+
+
+def averages(values, momentum):
+    """A plain average of the first 1 / momentum batches, then the exponential one."""
+    running = np.zeros_like(values[0])
+    for count, value in enumerate(values, start=1):
+        weight = max(1 / count, momentum)
+        running = (1 - weight) * running + weight * value
+    return running
+
+
+# Feed-forward sites
+
+
+@pytest.mark.parametrize("unbiased", [False, True])
+@pytest.mark.parametrize("shape", [(6, 5), (3, 2, 5), (2, 2, 3, 5)])
+def test_linear_equals_the_equations(shape, unbiased):
+    torch.manual_seed(0)
+    norm = BatchNorm(eps=0.01, unbiased=unbiased)
+    layer = randomise(Linear(5, 7, norm=norm, **DOUBLE))
+    x = torch.randn(*shape, **DOUBLE)
+    weight, bias, gain = (t.detach().numpy() for t in (layer.weight, layer.bias, layer.site.gain))
+    sums = x.numpy().reshape(-1, 5) @ weight.T
+    expected = gain * batch_norm_columns(sums, 0.01, ddof=int(unbiased)) + bias
+    out = layer(x).detach().numpy()
+    np.testing.assert_allclose(out, expected.reshape(out.shape), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("shape", "twin"), [((6, 5), nn.BatchNorm1d), ((2, 5, 3, 4), nn.BatchNorm2d)]
+)
+def test_site_equals_torch_in_training_with_its_gradients(shape, twin):
+    torch.manual_seed(0)
+    axis = 1 if len(shape) == 4 else -1
+    site = randomise(Site(BatchNorm(), "sum", 5, axis=axis, own_shift=True, **DOUBLE))
+    twin = twin(5, **DOUBLE)
+    with torch.no_grad():
+        twin.weight.copy_(site.gain)
+        twin.bias.copy_(site.shift)
+    a = torch.randn(*shape, **DOUBLE, requires_grad=True)
+    head = torch.randn(*shape, **DOUBLE)
+    ours, theirs = site(a), twin(a)
+    torch.testing.assert_close(ours, theirs, **TIGHT)
+    torch.testing.assert_close(
+        torch.autograd.grad((ours * head).sum(), (a, site.gain, site.shift)),
+        torch.autograd.grad((theirs * head).sum(), (a, twin.weight, twin.bias)),
+        **TIGHT,
+    )
+    # One batch in, both hold its mean and its unbiased variance; torch's mixed with its start.
+    torch.testing.assert_close(0.1 * site.running_mean, twin.running_mean, **TIGHT)
+    torch.testing.assert_close(0.9 + 0.1 * site.running_var, twin.running_var, **TIGHT)
+
+
+def test_linear_over_sequences_equals_torch_on_flattened_cases():
+    torch.manual_seed(0)
+    site = Site(BatchNorm(), "sum", 5, **DOUBLE)
+    a = torch.randn(3, 4, 5, **DOUBLE)
+    expected = nn.BatchNorm1d(5, **DOUBLE)(a.flatten(0, 1)).view_as(a)
+    torch.testing.assert_close(site(a), expected, **TIGHT)
+
+
+@pytest.mark.parametrize("unbiased", [False, True])
+@pytest.mark.parametrize(("axis", "shape"), [(-1, (6, 3)), (-1, (2, 3, 3)), (1, (2, 3, 2, 2))])
+def test_running_averages(axis, shape, unbiased):
+    """Plain average of the first 1 / momentum batches, then exponential; variance unbiased."""
+    torch.manual_seed(0)
+    site = Site(BatchNorm(momentum=0.25, unbiased=unbiased), "sum", 3, axis=axis, **DOUBLE)
+    means, variances = [], []
+    for batch in range(1, 9):
+        a = 2 + 3 * torch.randn(*shape, **DOUBLE)
+        site(a)
+        cases = a.movedim(axis, -1).reshape(-1, 3).numpy()
+        means.append(cases.mean(0))
+        variances.append(cases.var(0, ddof=1))
+        np.testing.assert_allclose(
+            site.running_mean.numpy(), averages(means, 0.25), rtol=1e-12, atol=1e-12
+        )
+        np.testing.assert_allclose(
+            site.running_var.numpy(), averages(variances, 0.25), rtol=1e-12, atol=1e-12
+        )
+        assert site.num_batches_tracked == batch
+    np.testing.assert_allclose(averages(means[:4], 0.25), np.mean(means[:4], 0))
+
+
+def test_evaluation_uses_the_running_averages_and_leaves_them():
+    torch.manual_seed(0)
+    site = randomise(Site(BatchNorm(eps=0.01), "sum", 3, **DOUBLE))
+    for _ in range(3):
+        site(1 + torch.randn(6, 3, **DOUBLE))
+    before = {name: value.clone() for name, value in site.state_dict().items()}
+    a = torch.randn(1, 3, **DOUBLE)
+    mean, var, gain = before["running_mean"], before["running_var"], before["gain"]
+    expected = gain * (a - mean) / (var + 0.01).sqrt()
+    torch.testing.assert_close(site.eval()(a), expected, **TIGHT)
+    assert all(torch.equal(before[name], value) for name, value in site.state_dict().items())
+
+
+def test_untrained_evaluation_passes_sums_through_but_for_eps():
+    a = torch.randn(2, 3, **DOUBLE)
+    site = Site(BatchNorm(), "sum", 3, **DOUBLE).eval()
+    torch.testing.assert_close(site(a), a / math.sqrt(1 + 1e-5), **TIGHT)
+
+
+def test_unbiased_divides_by_n_minus_one():
+    torch.manual_seed(0)
+    a = torch.randn(4, 3, **DOUBLE)
+    biased, unbiased = (
+        Site(BatchNorm(eps=0.0, unbiased=unbiased), "sum", 3, **DOUBLE)
+        for unbiased in (False, True)
+    )
+    torch.testing.assert_close(biased(a), math.sqrt(4 / 3) * unbiased(a), **TIGHT)
+    torch.testing.assert_close(biased.running_var, unbiased.running_var, **TIGHT)
+
+
+def test_gradients_flow_through_the_statistics():
+    site = Site(BatchNorm(), "sum", 3, **DOUBLE)
+    a = torch.randn(5, 3, **DOUBLE, requires_grad=True)
+    head = torch.randn(5, 3, **DOUBLE)
+    (grad,) = torch.autograd.grad((site(a) * head).sum(), a)
+    # The output does not move with the batch, nor (up to eps) with its spread.
+    torch.testing.assert_close(grad.sum(0), torch.zeros(3, **DOUBLE), rtol=0, atol=1e-12)
+    assert (grad * a).sum(0).abs().max() < 1e-4 * grad.abs().max()
+
+
+@pytest.mark.parametrize("make", [lambda n: Linear(5, 4, norm=n), lambda n: Site(n, "sum", 5)])
+def test_a_batch_of_one_is_refused_in_training_only(make):
+    layer = make(BatchNorm())
+    with pytest.raises(ValueError, match=r"needs at least 2 cases per feature in training, got 1"):
+        layer(torch.randn(1, 5))
+    assert torch.isfinite(layer.eval()(torch.randn(1, 5))).all()
+
+
+def test_positions_of_one_image_are_cases_enough():
+    site = Site(BatchNorm(), "sum", 3, axis=1)
+    assert torch.isfinite(site(torch.randn(1, 3, 2, 2))).all()
+    with pytest.raises(ValueError, match="at least 2 cases"):
+        site(torch.randn(1, 3, 1, 1))
+
+
+def test_an_empty_batch_is_refused_in_training():
+    with pytest.raises(ValueError, match="at least 2 cases per feature in training, got 0"):
+        Site(BatchNorm(), "sum", 3)(torch.randn(0, 3))
+
+
+# Recurrent sites
+
+
+def recurrent_site(**options):
+    return Site(BatchNorm(**options), "recurrent", 3, recurrent=True, **DOUBLE)
+
+
+def test_recurrent_gain_is_its_own():
+    assert torch.equal(recurrent_site().gain, torch.full((3,), 0.1, **DOUBLE))
+    assert torch.equal(recurrent_site(recurrent_gain=0.4).gain, torch.full((3,), 0.4, **DOUBLE))
+    assert torch.equal(Site(BatchNorm(gain=0.7), "sum", 3).gain, torch.full((3,), 0.7))
+
+
+def test_each_step_has_statistics_of_its_own():
+    torch.manual_seed(0)
+    site = recurrent_site(max_steps=4)
+    batches = [(t + 1) * torch.randn(6, 3, **DOUBLE) + t for t in range(3)]
+    for step, a in enumerate(batches):
+        expected = 0.1 * batch_norm_columns(a.numpy(), 1e-5)
+        np.testing.assert_allclose(site(a, step).detach().numpy(), expected, rtol=1e-12, atol=1e-12)
+    for step, a in enumerate(batches):
+        torch.testing.assert_close(site.running_mean[step], a.mean(0), **TIGHT)
+        torch.testing.assert_close(site.running_var[step], a.var(0), **TIGHT)
+    assert site.num_batches_tracked.tolist() == [1, 1, 1, 0]
+    assert torch.equal(site.running_mean[3], torch.zeros(3, **DOUBLE))
+
+    site.eval()
+    a = torch.randn(2, 3, **DOUBLE)
+    for step, row in [(0, 0), (1, 1), (2, 2), (3, 2), (50, 2)]:  # 2 is the last row reached
+        expected = 0.1 * (a - batches[row].mean(0)) / (batches[row].var(0) + 1e-5).sqrt()
+        torch.testing.assert_close(site(a, step), expected, **TIGHT)
+
+
+def test_steps_beyond_max_steps_share_the_last_row():
+    torch.manual_seed(0)
+    site = recurrent_site(max_steps=2)
+    batches = [torch.randn(6, 3, **DOUBLE) + t for t in range(4)]
+    for step, a in enumerate(batches):
+        site(a, step)
+    assert site.num_batches_tracked.tolist() == [1, 3]
+    expected = averages([a.mean(0).numpy() for a in batches[1:]], 0.1)
+    np.testing.assert_allclose(site.running_mean[1].numpy(), expected, rtol=1e-12, atol=1e-12)
+    site.eval()
+    a = torch.randn(2, 3, **DOUBLE)
+    assert torch.equal(site(a, 1), site(a, 7))
+    assert not torch.equal(site(a, 0), site(a, 7))
+
+
+def test_rows_reached_seldom_hold_no_trace_of_their_start():
+    torch.manual_seed(0)
+    site = recurrent_site(max_steps=3)
+    for _ in range(20):
+        site(torch.randn(4, 3, **DOUBLE), 0)
+    a = 5 + torch.randn(4, 3, **DOUBLE)
+    site(a, 1)
+    torch.testing.assert_close(site.running_mean[1], a.mean(0), **TIGHT)
+    torch.testing.assert_close(site.running_var[1], a.var(0), **TIGHT)
+
+
+def test_a_case_left_alone_uses_the_running_averages():
+    """Of a packed batch the longest sequence outlives the others."""
+    torch.manual_seed(0)
+    site = recurrent_site(max_steps=8)
+    first = torch.randn(4, 3, **DOUBLE)
+    site(first, 0)
+    alone = torch.randn(1, 3, **DOUBLE)
+    expected = 0.1 * (alone - first.mean(0)) / (first.var(0) + 1e-5).sqrt()
+    torch.testing.assert_close(site(alone, 1), expected, **TIGHT)
+    assert site.num_batches_tracked.tolist() == [1, *[0] * 7]
+
+    second = 3 + torch.randn(4, 3, **DOUBLE)
+    site(second, 1)
+    expected = 0.1 * (alone - second.mean(0)) / (second.var(0) + 1e-5).sqrt()
+    torch.testing.assert_close(site(alone, 1), expected, **TIGHT)
+
+
+def test_a_recurrent_batch_of_one_is_refused_in_training():
+    with pytest.raises(ValueError, match="at least 2 cases"):
+        recurrent_site()(torch.randn(1, 3, **DOUBLE), 0)
+
+
+# Construction
+
+
+@pytest.mark.parametrize("momentum", [0, -0.1, 1.5, float("nan")])
+def test_momentum_out_of_range_is_refused(momentum):
+    with pytest.raises(ValueError, match=r"BatchNorm: momentum must lie in \(0, 1\]"):
+        BatchNorm(momentum=momentum)
+
+
+@pytest.mark.parametrize("max_steps", [0, -3, 2.5])
+def test_max_steps_out_of_range_is_refused(max_steps):
+    with pytest.raises(ValueError, match="BatchNorm: max_steps must be a whole number >= 1"):
+        BatchNorm(max_steps=max_steps)
+
+
+@pytest.mark.parametrize("eps", [-1e-5, float("nan")])
+def test_eps_out_of_range_is_refused(eps):
+    with pytest.raises(ValueError, match="BatchNorm: eps must be a finite number >= 0"):
+        BatchNorm(eps=eps)
+
+
+# Precision
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_running_averages_never_become_half_precision(dtype):
+    """In half precision they would stop moving once 1 / count is small."""
+    torch.manual_seed(0)
+    norm = BatchNorm(momentum=0.01)
+    for layer in (Linear(5, 4, norm=norm).to(dtype), Linear(5, 4, norm=norm, dtype=dtype)):
+        assert layer.site.gain.dtype == dtype
+        means, variances = [], []
+        for _ in range(60):
+            x = torch.randn(8, 5).to(dtype)
+            assert layer(x).dtype == dtype
+            sums = nn.functional.linear(x, layer.weight).detach().float().numpy()
+            means.append(sums.mean(0))
+            variances.append(sums.var(0, ddof=1))
+        assert layer.site.running_mean.dtype == layer.site.running_var.dtype == torch.float32
+        np.testing.assert_allclose(layer.site.running_mean, np.mean(means, 0), atol=1e-5)
+        np.testing.assert_allclose(layer.site.running_var, np.mean(variances, 0), atol=1e-5)
+
+
+def test_running_averages_follow_float64_and_back():
+    layer = Linear(5, 4, norm=BatchNorm())
+    assert layer.double().site.running_var.dtype == torch.float64
+    assert layer.half().site.running_var.dtype == torch.float64
+    assert layer.float().site.running_var.dtype == torch.float32
+    assert layer.site.num_batches_tracked.dtype == torch.int64

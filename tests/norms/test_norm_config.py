@@ -1,0 +1,147 @@
+"""Strategies as plain data, and what a strategy is: a frozen value that can be shared."""
+
+import dataclasses
+import json
+import pickle
+from dataclasses import dataclass
+
+import pytest
+import yaml
+
+import ln_zoo.norms
+from ln_zoo.norms import (
+    BatchNorm,
+    Identity,
+    LayerNorm,
+    Norm,
+    RMSNorm,
+    WeightNorm,
+    from_config,
+    to_config,
+)
+
+SHIPPED = [
+    LayerNorm(),
+    LayerNorm(gain=0.3, eps=1e-3),
+    RMSNorm(eps=0.0),
+    BatchNorm(),
+    BatchNorm(unbiased=True, max_steps=3, momentum=1.0, recurrent_gain=0.2),
+    WeightNorm(),
+    Identity(),
+]
+
+
+@dataclass(frozen=True)
+class UserNorm(Norm):
+    power: float = 2.0
+
+
+class NoDataclass(Norm):
+    pass
+
+
+def test_every_shipped_strategy_is_listed_here():
+    exported = {getattr(ln_zoo.norms, name) for name in ln_zoo.norms.__all__}
+    classes = {c for c in exported if isinstance(c, type) and issubclass(c, Norm)} - {Norm}
+    assert {type(norm) for norm in SHIPPED} == classes
+
+
+@pytest.mark.parametrize("norm", [*SHIPPED, UserNorm(power=3.0)], ids=repr)
+@pytest.mark.parametrize(
+    "stored",
+    [
+        lambda config: config,
+        lambda config: json.loads(json.dumps(config)),
+        lambda config: yaml.safe_load(yaml.safe_dump(config)),
+    ],
+    ids=["python", "json", "yaml"],
+)
+def test_round_trip(norm, stored):
+    config = stored(to_config(norm))
+    again = from_config(config)
+    assert again == norm
+    assert type(again) is type(norm)
+    assert hash(again) == hash(norm)
+    assert to_config(again) == config
+
+
+@pytest.mark.parametrize("norm", SHIPPED, ids=repr)
+def test_shipped_strategies_go_by_their_public_path_and_every_argument(norm):
+    config = to_config(norm)
+    assert config["class_path"] == f"ln_zoo.norms.{type(norm).__name__}"
+    assert list(config["init_args"]) == [f.name for f in dataclasses.fields(norm)]
+
+
+def test_arguments_left_out_take_their_defaults():
+    assert from_config({"class_path": "ln_zoo.norms.BatchNorm"}) == BatchNorm()
+    assert from_config({"class_path": "ln_zoo.norms.LayerNorm", "init_args": {}}) == LayerNorm()
+
+
+def test_a_strategy_comes_back_as_it_is():
+    norm = RMSNorm()
+    assert from_config(norm) is norm
+
+
+@pytest.mark.parametrize("norm", SHIPPED, ids=repr)
+def test_strategies_are_values(norm):
+    assert pickle.loads(pickle.dumps(norm)) == norm
+    assert eval(repr(norm), vars(ln_zoo.norms)) == norm
+    assert norm != object()
+    assert len({norm, dataclasses.replace(norm)}) == 1
+
+
+@pytest.mark.parametrize("norm", [n for n in SHIPPED if dataclasses.fields(n)], ids=repr)
+def test_strategies_are_frozen(norm):
+    field = dataclasses.fields(norm)[0].name
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(norm, field, 2.0)
+
+
+def test_the_base_is_no_dataclass():
+    """jsonargparse takes subclasses by name of a plain class only."""
+    assert not dataclasses.is_dataclass(Norm)
+
+
+def test_a_strategy_without_known_arguments_cannot_be_stored():
+    with pytest.raises(TypeError, match="NoDataclass cannot be stored: make it a frozen dataclass"):
+        to_config(NoDataclass())
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"class_path": "ln_zoo.norms.LayerNrom"}, "'ln_zoo.norms.LayerNrom' cannot be imported"),
+        ({"class_path": "no_such_package.MyNorm"}, "is the file that defines it on the Python"),
+        ({"class_path": "LayerNorm"}, "'LayerNorm' cannot be imported"),
+        ({"class_path": ""}, "cannot be imported"),
+        ({"class_path": "torch.nn.LayerNorm"}, "'torch.nn.LayerNorm' is no subclass of ln_zoo"),
+        ({"class_path": "ln_zoo.norms.to_config"}, "is no subclass of ln_zoo.norms.Norm"),
+        ({"class_path": "ln_zoo.norms.LayerNorm", "init_args": {"epsilon": 1}}, "epsilon"),
+        ({"class_path": "ln_zoo.norms.LayerNorm", "init_args": {"eps": "big"}}, "eps|LayerNorm"),
+        ({"class_path": "ln_zoo.norms.LayerNorm", "init_args": {"eps": -1.0}}, "eps must be a"),
+        ({"class_path": "ln_zoo.norms.LayerNorm", "init_args": [1]}, "LayerNorm"),
+        ({"class_path": 3}, "expected a strategy or a dict with 'class_path'"),
+        ({"init_args": {}}, "expected a strategy or a dict with 'class_path'"),
+        ({}, "expected a strategy or a dict with 'class_path'"),
+        ("LayerNorm", "expected a strategy or a dict with 'class_path', got 'LayerNorm'"),
+        (None, "expected a strategy or a dict with 'class_path', got None"),
+    ],
+    ids=str,
+)
+def test_a_bad_config_says_what_is_wrong(config, message):
+    with pytest.raises(ValueError, match=message):
+        from_config(config)
+
+
+def test_a_strategy_of_a_user_goes_by_the_module_that_defines_it():
+    config = to_config(UserNorm())
+    assert config == {"class_path": f"{__name__}.UserNorm", "init_args": {"power": 2.0}}
+
+
+def test_a_strategy_made_inside_a_function_says_that_it_cannot_be_stored():
+    @dataclass(frozen=True)
+    class Local(Norm):
+        pass
+
+    with pytest.raises(ValueError, match="cannot be imported"):
+        from_config(to_config(Local()))

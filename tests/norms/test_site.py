@@ -1,0 +1,198 @@
+"""Sites: what strategies find there, and what layers rely on."""
+
+import copy
+import io
+import pickle
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+
+from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, Site, WeightNorm
+
+
+@dataclass(frozen=True)
+class Recorder(Norm):
+    """Puts one of everything on a site and doubles its sums."""
+
+    def init_sums(self, site):
+        site.add_affine(gain=2.0)
+        site.add_parameter("extra", torch.ones(2))
+        site.add_buffer("average", (3,), 0.5)
+        site.add_buffer("count", (), 0, dtype=torch.int64)
+
+    def sums(self, site, a, step=None):
+        return 2 * a
+
+
+# Construction
+
+
+@pytest.mark.parametrize("norm", ["LayerNorm", LayerNorm, nn.LayerNorm(4), None, 3])
+def test_what_is_no_strategy_is_refused(norm):
+    with pytest.raises(TypeError, match=r"norm must be a strategy such as LayerNorm\(\)"):
+        Site(norm, "sum", 4)
+
+
+@pytest.mark.parametrize("groups", [(), (3,), (2, 3), (4, 4)])
+def test_groups_that_miss_features_are_refused(groups):
+    with pytest.raises(ValueError, match="do not sum to the 4 features"):
+        Site(LayerNorm(), "sum", 4, groups=groups)
+
+
+def test_names_of_parameters_and_buffers():
+    site = Site(Recorder(), "cell", 4, own_shift=True)
+    assert list(site.state_dict()) == ["gain", "shift", "extra", "average", "count"]
+    assert torch.equal(site.gain, torch.full((4,), 2.0))
+    assert torch.equal(site.shift, torch.zeros(4))
+    assert torch.equal(site.average, torch.full((3,), 0.5))
+    assert site.count.dtype == torch.int64
+    assert list(Site(Recorder(), "input", 4, sums=False).state_dict()) == []
+
+
+@pytest.mark.parametrize("norm", [Identity(), WeightNorm()])
+def test_strategies_that_leave_sums_alone_add_nothing_for_them(norm):
+    site = Site(norm, "cell", 4, own_shift=True, recurrent=True)
+    assert list(site.state_dict()) == []
+    a = torch.randn(2, 4, dtype=torch.bfloat16)
+    assert site(a, 3) is a
+    assert site.describe().identity
+
+
+def test_a_place_for_weights_alone_does_not_normalise_sums():
+    site = Site(LayerNorm(), "input", 4, sums=False, weight=torch.randn(4, 3))
+    a = torch.randn(2, 4)
+    assert site(a) is a
+    assert site.describe().identity
+    assert list(site.parameters()) == []
+
+
+@pytest.mark.parametrize("norm", [LayerNorm(), RMSNorm(), BatchNorm(), WeightNorm()])
+@pytest.mark.parametrize("factory", [{"dtype": torch.float64}, {"device": "meta"}])
+def test_device_and_dtype_reach_parameters_and_buffers(norm, factory):
+    weight = torch.randn(4, 3, **factory) if "dtype" in factory else torch.empty(4, 3, **factory)
+    site = Site(norm, "sum", 4, weight=weight, **factory)
+    tensors = [t for t in site.state_dict().values() if t.is_floating_point()]
+    assert tensors
+    for key, value in factory.items():
+        assert all(str(getattr(t, key)) == str(value) for t in tensors)
+
+
+def test_the_strategy_keeps_no_tensor():
+    norm = BatchNorm()
+    first, second = (Site(norm, "sum", 4) for _ in range(2))
+    first(torch.randn(3, 4))
+    assert vars(norm) == vars(BatchNorm())
+    assert torch.equal(second.running_mean, torch.zeros(4))
+    assert first.gain is not second.gain
+
+
+# What strategies call
+
+
+def test_add_parameter_sets_a_present_one_back_in_place():
+    site = Site(Norm(), "sum", 4)
+    site.add_parameter("scale", torch.ones(4))
+    parameter = site.scale
+    site.add_parameter("scale", torch.full((4,), 5.0))
+    assert site.scale is parameter
+    assert torch.equal(parameter, torch.full((4,), 5.0))
+
+
+def test_mean_runs_over_what_shares_statistics():
+    a = torch.randn(2, 3, 6, dtype=torch.float64)
+    whole = Site(Norm(), "sum", 6).mean(a)
+    torch.testing.assert_close(whole, a.sum(-1, keepdim=True) / 6)
+    grouped = Site(Norm(), "input", 6, groups=(4, 2)).mean(a)
+    assert grouped.shape == a.shape
+    torch.testing.assert_close(grouped[..., 0], a[..., :4].sum(-1) / 4)
+    torch.testing.assert_close(grouped[..., 3], a[..., :4].sum(-1) / 4)
+    torch.testing.assert_close(grouped[..., 5], a[..., 4:].sum(-1) / 2)
+    image = torch.randn(2, 6, 3, 4, dtype=torch.float64)
+    per_case = Site(Norm(), "sum", 6, axis=1).mean(image)
+    assert per_case.shape == (2, 1, 1, 1)
+    torch.testing.assert_close(per_case.flatten(), image.flatten(1).sum(1) / 72)
+
+
+def test_case_dims_are_all_but_the_features():
+    a = torch.empty(2, 3, 4, 5)
+    assert Site(Norm(), "sum", 5).case_dims(a) == (0, 1, 2)
+    assert Site(Norm(), "sum", 3, axis=1).case_dims(a) == (0, 2, 3)
+    assert Site(Norm(), "sum", 5).case_dims(torch.empty(5)) == ()
+
+
+@pytest.mark.parametrize(("axis", "shape"), [(-1, (2, 5, 3)), (1, (2, 3, 4, 5)), (1, (2, 3))])
+def test_affine_runs_along_the_features(axis, shape):
+    site = Site(LayerNorm(), "cell", 3, axis=axis, own_shift=True)
+    with torch.no_grad():
+        site.gain.copy_(torch.tensor([1.0, 2.0, 3.0]))
+        site.shift.copy_(torch.tensor([0.5, 0.0, -0.5]))
+    out = site.affine(torch.ones(shape)).movedim(axis, -1)
+    assert torch.equal(out, torch.tensor([1.5, 2.0, 2.5]).expand(out.shape))
+
+
+# Precision
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_promoted_once(dtype):
+    seen = []
+
+    class Watch(Norm):
+        def sums(self, site, a, step=None):
+            seen.append(a.dtype)
+            return a
+
+    out = Site(Watch(), "sum", 4)(torch.randn(2, 4, dtype=dtype))
+    assert seen == [out.dtype] == [torch.float32]
+
+
+def test_wider_precisions_pass_as_they_are():
+    for dtype in (torch.float32, torch.float64):
+        a = torch.randn(2, 4, dtype=dtype)
+        assert Site(LayerNorm(), "sum", 4)(a).dtype == dtype
+
+
+@pytest.mark.parametrize("convert", [nn.Module.half, nn.Module.bfloat16])
+def test_buffers_stay_float32_where_parameters_become_half(convert):
+    site = Site(Recorder(), "sum", 4)
+    site.average.fill_(1 / 3)
+    kept = site.average.clone()
+    convert(site)
+    assert site.gain.dtype in (torch.float16, torch.bfloat16)
+    assert site.average.dtype == torch.float32
+    assert torch.equal(site.average, kept), "rounded on the way"
+    assert site.count.dtype == torch.int64
+    made = Site(Recorder(), "sum", 4, dtype=site.gain.dtype)
+    assert made.average.dtype == torch.float32
+
+
+def test_buffers_move_to_a_device_together_with_half_parameters():
+    site = Site(Recorder(), "sum", 4).to("meta", torch.float16)
+    assert site.average.device.type == "meta"
+    assert site.average.dtype == torch.float32
+
+
+# Copies
+
+
+def test_copies_keep_strategy_and_values():
+    site = Site(BatchNorm(), "sum", 4)
+    site(torch.randn(3, 4))
+    buffer = io.BytesIO()
+    torch.save(site, buffer)
+    buffer.seek(0)
+    copies = [
+        copy.deepcopy(site),
+        pickle.loads(pickle.dumps(site)),
+        torch.load(buffer, weights_only=False),
+    ]
+    for again in copies:
+        assert again.norm == site.norm
+        assert again.running_mean is not site.running_mean
+        torch.testing.assert_close(again.state_dict(), site.state_dict(), rtol=0, atol=0)
+
+
+def test_printing_names_place_and_strategy():
+    assert repr(Site(RMSNorm(), "cell", 4)) == "Site(cell, 4, RMSNorm(gain=1.0, eps=1e-05))"

@@ -1,0 +1,144 @@
+"""Imports between rooms run downward only, and Lightning stays out of the rooms of plain torch.
+
+    cli -> zoo -> models -> layers -> norms -> ops
+
+`callbacks` stand beside `models`; `data` and `metrics` import no other room.
+"""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ln_zoo
+
+PACKAGE = Path(ln_zoo.__file__).parent
+
+#: What each room may import. The version is a constant that every room may read.
+BELOW = {
+    "_version": set(),
+    "ops": set(),
+    "norms": {"ops"},
+    "layers": {"norms", "ops"},
+    "analysis": {"layers", "norms", "ops"},
+    "testing": {"analysis", "layers", "norms", "ops"},
+    "data": set(),
+    "metrics": set(),
+    "callbacks": {"metrics", "layers", "norms", "ops"},
+    "models": {"metrics", "layers", "norms", "ops"},
+}
+_ALL_BELOW_ZOO = {room for room in BELOW if room not in ("_version", "testing")}
+BELOW["zoo"] = _ALL_BELOW_ZOO
+BELOW["cli"] = {"zoo"} | _ALL_BELOW_ZOO
+# The package itself only hands names on, so it stands above everything but the command line.
+BELOW["__init__"] = {"zoo"} | _ALL_BELOW_ZOO
+BELOW["__main__"] = {"cli"}
+
+WITHOUT_LIGHTNING = ("ops", "norms", "layers", "analysis", "testing")
+
+
+def room_of(path: Path, package: Path) -> str:
+    """The room a file lies in: its folder, or its own name directly under the package."""
+    first = path.relative_to(package).parts[0]
+    return first.removesuffix(".py")
+
+
+def imported_modules(path: Path, package: Path) -> Iterator[tuple[int, str]]:
+    """Line and absolute name of each import in a file, those inside functions and strings to
+    ``import_module`` as well."""
+    parts = [package.name, *path.relative_to(package).with_suffix("").parts]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(parts[: len(parts) - node.level]) if node.level else ""
+            module = ".".join(filter(None, (base, node.module)))
+            for alias in node.names:
+                yield node.lineno, f"{module}.{alias.name}"
+        elif isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", getattr(node.func, "id", None))
+            first = node.args[0] if node.args else None
+            if name in ("import_module", "__import__") and isinstance(first, ast.Constant):
+                yield node.lineno, str(first.value)
+
+
+def violations(package: Path) -> list[str]:
+    """Every import that runs upward or sideways, and every Lightning import out of its rooms."""
+    found = []
+    rooms = {room_of(path, package) for path in package.rglob("*.py")}
+    for path in sorted(package.rglob("*.py")):
+        room = room_of(path, package)
+        if room not in BELOW:
+            found.append(f"{path.relative_to(package)}: room {room!r} has no place in BELOW")
+            continue
+        for line, name in imported_modules(path, package):
+            place = f"{path.relative_to(package)}:{line}: {room} imports {name}"
+            top, _, rest = name.partition(".")
+            if room in WITHOUT_LIGHTNING and top.split("_")[0] in ("lightning", "pytorch"):
+                found.append(f"{place}: Lightning has no place here")
+            if top != package.name:
+                continue
+            target = rest.partition(".")[0]
+            # A name that is no room of its own (``from ln_zoo import LayerNorm``) is the package's.
+            target = target if target in rooms | set(BELOW) else "__init__"
+            if target not in {room, "_version"} | BELOW[room]:
+                found.append(f"{place}: not below it")
+    return found
+
+
+def test_imports_run_downward():
+    assert violations(PACKAGE) == []
+
+
+@pytest.mark.parametrize("room", WITHOUT_LIGHTNING)
+def test_rooms_of_plain_torch_load_without_lightning(room):
+    if room not in {room_of(path, PACKAGE) for path in PACKAGE.rglob("*.py")}:
+        pytest.skip(f"there is no ln_zoo.{room} yet")
+    code = (
+        f"import sys, ln_zoo.{room}\n"
+        "print([m for m in sys.modules if m.split('.')[0].split('_')[0]"
+        " in ('lightning', 'pytorch')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("norms/upward.py", "from ln_zoo.layers import Linear"),
+        ("norms/upward.py", "from ..layers import Linear"),
+        ("norms/deep/upward.py", "from ...layers.linear import Linear"),
+        ("norms/upward.py", "from ln_zoo import layers"),
+        ("norms/upward.py", "import ln_zoo.zoo.registry as registry"),
+        ("ops/upward.py", "def f():\n    from ln_zoo.norms import Norm"),
+        ("ops/upward.py", "import importlib\nimportlib.import_module('ln_zoo.norms')"),
+        ("models/upward.py", "from ln_zoo import LayerNorm"),
+        ("models/sideways.py", "from ln_zoo.callbacks import CurvesPlot"),
+        ("data/sideways.py", "import torch, ln_zoo.metrics"),
+        ("metrics/sideways.py", "from ln_zoo.data.mnist import MNIST"),
+        ("zoo/upward.py", "import ln_zoo.cli"),
+        ("layers/heavy.py", "from lightning.pytorch import LightningModule"),
+        ("testing.py", "import lightning as L"),
+        ("analysis/heavy.py", "import pytorch_lightning"),
+        ("ops/heavy.py", "from lightning_fabric.utilities import x"),
+        ("attic/new.py", "import os"),
+    ],
+)
+def test_a_planted_import_is_found(tmp_path, file, line):
+    package = tmp_path / "ln_zoo"
+    for room in ("ops", "norms", "layers", "models", "callbacks", "data", "metrics", "zoo"):
+        (package / room).mkdir(parents=True)
+        (package / room / "__init__.py").write_text("from ln_zoo._version import __version__\n")
+    (package / "cli.py").write_text("import ln_zoo.zoo\nfrom ln_zoo import models\n")
+    (package / "norms" / "fine.py").write_text("from ..ops import RowNorm\nfrom . import base\n")
+    assert violations(package) == []
+
+    (package / file).parent.mkdir(parents=True, exist_ok=True)
+    (package / file).write_text(line + "\n")
+    (found,) = violations(package)
+    assert found.startswith(file)

@@ -1,0 +1,107 @@
+"""Cards and checkpoints of a tiny model, and a hub on loopback."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from zoo_support import PREPROCESSING, RESULTS, StubHub, tiny
+
+from ln_zoo.norms import BatchNorm, Identity, Norm
+from ln_zoo.zoo.cards import write_card
+
+
+@pytest.fixture
+def make_card(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a card of a tiny model below tmp_path/cards."""
+
+    def make(name: str = "mlp.layernorm", norm: Norm | None = None, **changes: Any) -> Path:
+        return write_card(
+            tmp_path / "cards" / name,
+            tiny(norm),
+            {**RESULTS, **changes},
+            preprocessing=PREPROCESSING,
+        )
+
+    return make
+
+
+@pytest.fixture
+def models_folder(
+    tmp_path: Path, make_card: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """Cards of LayerNorm, BatchNorm and Identity in the folder that LN_ZOO_MODELS names."""
+    make_card("mlp.layernorm")
+    make_card("mlp.batchnorm", BatchNorm())
+    other = [{**metric, "dataset": "mnist"} for metric in RESULTS["metrics"]]
+    make_card("mlp.none", Identity(), metrics=other)
+    monkeypatch.setenv("LN_ZOO_MODELS", str(tmp_path / "cards"))
+    return tmp_path / "cards"
+
+
+@pytest.fixture
+def tested_checkpoint(tmp_path: Path) -> tuple[Path, Path]:
+    """A Lightning checkpoint, and the file that a test run of it leaves."""
+    model = tiny()
+    inputs = torch.rand(8, 64, generator=torch.Generator().manual_seed(0))
+    loader = torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(inputs, torch.arange(8)), batch_size=4
+    )
+    trainer = Trainer(
+        max_epochs=1,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(model, loader)
+    checkpoint = tmp_path / "best.ckpt"
+    trainer.save_checkpoint(checkpoint)
+    (measured,) = trainer.test(model, loader, verbose=False)
+    results = tmp_path / "test_results.json"
+    results.write_text(
+        json.dumps(
+            {
+                "model": "MLPClassifier",
+                "norm": "LayerNorm",
+                "metrics": measured,
+                "data": {"dataset": "digits", "batch_size": 4, "preprocessing": PREPROCESSING},
+                "command": "ln-zoo test --ckpt_path best.ckpt",
+                "seed": 0,
+                "date": "2025-01-31",
+                "hardware": "2 CPU cores",
+                "epochs": 1,
+                "steps": 2,
+                "versions": {"torch": torch.__version__},
+                "checkpoint": "best.ckpt",
+                "checkpoint_sha256": hashlib.sha256(checkpoint.read_bytes()).hexdigest(),
+            }
+        )
+    )
+    return checkpoint, results
+
+
+@pytest.fixture
+def stub_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[StubHub]:
+    """A hub on loopback that huggingface_hub uses in place of the real one, with an empty cache."""
+    constants = huggingface_hub.constants
+    stub = StubHub()
+    monkeypatch.setattr(constants, "ENDPOINT", stub.url)
+    template = stub.url + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub-cache"))
+    # The chunked transfer has servers of its own; without it files go by HTTP and git LFS.
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_PROGRESS_BARS", True)
+    yield stub
+    stub.server.shutdown()
+    stub.server.server_close()

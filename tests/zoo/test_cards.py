@@ -1,0 +1,360 @@
+"""Writing cards, from a module or from a checkpoint and its test run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+import yaml
+from huggingface_hub import ModelCard
+from zoo_support import PREPROCESSING, RESULTS, tiny
+
+from ln_zoo.models import MLPClassifier
+from ln_zoo.zoo import CardError, card_from_checkpoint, catalog, load, render_card, write_card
+from ln_zoo.zoo.cards import refresh
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+# The four files
+
+
+def test_config(make_card: Callable[..., Path]) -> None:
+    folder = make_card()
+    assert sorted(p.name for p in folder.iterdir()) == sorted(catalog.CARD_FILES)
+    config = read(folder / "config.json")
+    weights = (folder / "model.safetensors").read_bytes()
+    assert config["model"] == "MLPClassifier"
+    assert config["name"] == "mlp.layernorm"
+    assert config["init_args"]["norm"] == {
+        "class": "LayerNorm",
+        "init_args": {"gain": 1.0, "eps": 1e-05},
+    }
+    assert config["init_args"]["hidden_features"] == [16]
+    assert config["preprocessing"] == PREPROCESSING
+    assert config["parameters"] == 64 * 16 + 16 + 16 + 16 * 10 + 10
+    assert config["files"] == {
+        "model.safetensors": {
+            "sha256": hashlib.sha256(weights).hexdigest(),
+            "size": len(weights),
+        }
+    }
+    assert "class_path" not in (folder / "config.json").read_text()
+
+
+def test_weights_are_float32_whatever_the_model(tmp_path: Path) -> None:
+    model = tiny().double()
+    folder = write_card(tmp_path / "wide", model, RESULTS, preprocessing={})
+    state = safetensors.torch.load_file(folder / "model.safetensors")
+    assert {value.dtype for value in state.values()} == {torch.float32}
+    assert state.keys() == model.state_dict().keys()
+    assert next(model.parameters()).dtype == torch.float64
+
+
+def test_results_take_sizes_from_the_model(make_card: Callable[..., Path]) -> None:
+    results = read(make_card() / "results.json")
+    assert results["metrics"] == RESULTS["metrics"]
+    assert results["size"]["hidden_features"] == [16]
+    assert results["size"]["batch_size"] == 32
+    assert results["size"]["training_data"] == "digits"
+    assert results["training"] == {
+        "batch_size": 32,
+        "lr": 1e-3,
+        "epochs": 2,
+        "steps": 20,
+        "commands": ["ln-zoo fit --config mine.yaml"],
+    }
+
+
+def test_front_matter_equals_results(make_card: Callable[..., Path]) -> None:
+    folder = make_card(card={"license": "mit", "datasets": ["someone/digits"], "tags": ["small"]})
+    front = yaml.safe_load((folder / "README.md").read_text().split("---\n")[1])
+    assert front["library_name"] == "ln_zoo"
+    assert front["license"] == "mit"
+    assert front["datasets"] == ["someone/digits"]
+    assert front["tags"] == [
+        "layer-normalization",
+        "pytorch-lightning",
+        "MLPClassifier",
+        "LayerNorm",
+        "small",
+    ]
+    (index,) = front["model-index"]
+    assert index["name"] == "mlp.layernorm"
+    (result,) = index["results"]
+    assert result["task"]["type"] == "image-classification"
+    assert result["dataset"] == {"type": "someone/digits", "name": "digits", "split": "test"}
+    assert [(m["type"], m["value"]) for m in result["metrics"]] == [
+        (metric["name"], metric["value"]) for metric in RESULTS["metrics"]
+    ]
+    # The hub's own reader finds the same.
+    found = ModelCard.load(folder / "README.md").data.eval_results
+    assert found is not None
+    assert [(r.metric_type, r.metric_value) for r in found] == [("error", 0.0525), ("nll", 0.1875)]
+
+
+def test_readme_says_what_a_reader_needs(make_card: Callable[..., Path]) -> None:
+    text = (make_card() / "README.md").read_text()
+    for line in (
+        'model = ln_zoo.load("mlp.layernorm")',
+        "- scale: `16`",
+        "ln-zoo test --ckpt_path best.ckpt",
+        "ln-zoo fit --config mine.yaml",
+        "measured on digits/test, on 2 CPU cores, 2025-01-31, seed 3",
+        "- other data",
+        "- a model for tests",
+        "- norm: `LayerNorm(gain=1.0, eps=1e-05)`",
+        "1,226 parameters",
+        "https://arxiv.org/abs/1607.06450",
+    ):
+        assert line in text, line
+    (row,) = [line for line in text.splitlines() if line.startswith("| error |")]
+    assert "| 5.25 % |" in row
+    assert "not comparable: measured on digits/test, reported on MNIST/test" in row
+
+
+def test_render_is_a_function_of_the_two_data_files(make_card: Callable[..., Path]) -> None:
+    folder = make_card()
+    text = (folder / "README.md").read_text()
+    assert render_card(folder) == text
+    (folder / "README.md").unlink()
+    (folder / "model.safetensors").unlink()
+    assert render_card(folder) == text
+    results = read(folder / "results.json")
+    results["metrics"][0]["value"] = 0.04
+    (folder / "results.json").write_text(json.dumps(results))
+    assert "| 4 % |" in render_card(folder)
+    refresh(folder)
+    assert (folder / "README.md").read_text() == render_card(folder)
+
+
+# What must not happen
+
+
+def test_a_card_is_replaced_only_when_asked(make_card: Callable[..., Path]) -> None:
+    folder = make_card()
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(CardError, match="is there already: say overwrite"):
+        make_card()
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+    write_card(folder, tiny(seed=1), RESULTS, preprocessing={}, overwrite=True)
+    assert (folder / "model.safetensors").read_bytes() != before["model.safetensors"]
+    assert [p.name for p in folder.parent.iterdir()] == [folder.name]
+
+
+def test_other_files_and_folders_are_never_lost(
+    make_card: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = make_card()
+    (folder / "curves.png").write_bytes(b"precious")
+    with pytest.raises(CardError, match=r"holds curves\.png, which the new card would not"):
+        write_card(folder, tiny(), RESULTS, preprocessing={}, overwrite=True)
+    assert (folder / "curves.png").read_bytes() == b"precious"
+
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "thesis.tex").write_text("precious")
+    with pytest.raises(CardError, match="holds files and is no card folder"):
+        write_card(home, tiny(), RESULTS, preprocessing={}, overwrite=True)
+    assert (home / "thesis.tex").read_text() == "precious"
+    with pytest.raises(CardError, match="is no folder"):
+        write_card(home / "thesis.tex", tiny(), RESULTS, preprocessing={}, overwrite=True)
+
+
+def test_a_failed_write_leaves_nothing_behind(
+    make_card: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_card()
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    write_text = Path.write_text
+
+    def full(path: Path, *args: Any, **kwargs: Any) -> int:
+        if path.name == "README.md":
+            raise OSError(28, "No space left on device")
+        return write_text(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(CardError, match=r"cannot be written: .*No space left"):
+        write_card(folder, tiny(seed=1), RESULTS, preprocessing={}, overwrite=True)
+    with pytest.raises(CardError, match="cannot be written"):
+        write_card(folder.parent / "new", tiny(), RESULTS, preprocessing={})
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert [p.name for p in folder.parent.iterdir()] == [folder.name]
+
+
+def test_a_killed_write_leaves_no_half_card(tmp_path: Path) -> None:
+    """Killed at some moment of many rewrites, the folder still holds one whole card."""
+    code = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from zoo_support import RESULTS, tiny
+from ln_zoo.zoo import write_card
+print("ready", flush=True)
+folder = {str(tmp_path / "card")!r}
+for seed in range(10**6):
+    write_card(folder, tiny(seed=seed), RESULTS, preprocessing={{}}, overwrite=True)
+"""
+    here = Path(catalog.__file__).parents[2]
+    env = {**os.environ, "PYTHONPATH": str(here), "OMP_NUM_THREADS": "1"}
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=env)
+    assert child.stdout is not None
+    assert child.stdout.readline() == b"ready\n"
+    while not (tmp_path / "card").exists():
+        time.sleep(0.01)
+    time.sleep(0.3)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    child.stdout.close()
+    # Between the two renames of a swap the old card lies under its hidden name.
+    candidates = [tmp_path / "card"] if (tmp_path / "card").exists() else []
+    candidates = candidates or list(tmp_path.glob(".card-old-*"))
+    load(candidates[0])
+
+
+def test_values_that_cannot_be_stored(tmp_path: Path) -> None:
+    infinite = [{**RESULTS["metrics"][0], "value": float("nan")}]
+    with pytest.raises(CardError, match="plain, finite values only"):
+        write_card(tmp_path / "a", tiny(), {**RESULTS, "metrics": infinite}, preprocessing={})
+    with pytest.raises(CardError, match="plain, finite values only"):
+        write_card(tmp_path / "a", tiny(), RESULTS, preprocessing={"mean": torch.zeros(2)})
+    with pytest.raises(CardError, match="cannot be called '-x y'"):
+        write_card(tmp_path / "a", tiny(), RESULTS, preprocessing={}, name="-x y")
+    with pytest.raises(CardError, match=r"cannot hold a further file called '\.\./b'"):
+        write_card(
+            tmp_path / "a", tiny(), RESULTS, preprocessing={}, files={"../b": Path(__file__)}
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_models_that_loading_would_refuse(tmp_path: Path) -> None:
+    class Mine(MLPClassifier):
+        pass
+
+    with pytest.raises(CardError, match=r"Mine is none of the zoo's models \(MLPClassifier"):
+        write_card(tmp_path / "mine", Mine(64, [8], 10), RESULTS, preprocessing={})
+
+
+# From a checkpoint
+
+
+def test_card_from_checkpoint(tested_checkpoint: tuple[Path, Path], tmp_path: Path) -> None:
+    checkpoint, results = tested_checkpoint
+    facts = tmp_path / "facts.yaml"
+    facts.write_text(
+        "license: cc-by-4.0\nnotes: [trained in a test]\ntraining_commands: [ln-zoo fit]\n"
+        "differences: [smaller]\nsize: {training_data: eight rows}\n"
+    )
+    folder = card_from_checkpoint(checkpoint, results, tmp_path / "mlp.tiny", facts=facts)
+
+    state = torch.load(checkpoint, weights_only=True)["state_dict"]
+    model = load(folder)
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in state.items())
+    stored, tested = read(folder / "results.json"), read(results)
+    assert {m["name"]: m["value"] for m in stored["metrics"]} == {
+        name.removeprefix("test_"): value for name, value in tested["metrics"].items()
+    }
+    assert {(m["dataset"], m["split"]) for m in stored["metrics"]} == {("digits", "test")}
+    assert [m["unit"] for m in stored["metrics"] if m["name"] == "error"] == ["fraction"]
+    assert stored["training"]["commands"] == ["ln-zoo fit"]
+    assert stored["training"]["steps"] == 2
+    assert stored["evaluation"]["command"] == "ln-zoo test --ckpt_path best.ckpt"
+    assert stored["size"]["training_data"] == "eight rows"
+    assert stored["card"] == {
+        "license": "cc-by-4.0",
+        "notes": ["trained in a test"],
+        "differences": ["smaller"],
+    }
+    assert read(folder / "config.json")["preprocessing"] == PREPROCESSING
+    assert read(folder / "config.json")["name"] == "mlp.tiny"
+
+
+def test_facts_may_be_json_or_nothing(tested_checkpoint: tuple[Path, Path], tmp_path: Path) -> None:
+    facts = tmp_path / "facts.json"
+    facts.write_text(json.dumps({"notes": ["from JSON"]}))
+    folder = card_from_checkpoint(*tested_checkpoint, tmp_path / "a", facts=facts, name="b")
+    assert catalog.read_card(folder).results["card"] == {"notes": ["from JSON"]}
+    assert catalog.read_card(folder).name == "b"
+    bare = card_from_checkpoint(*tested_checkpoint, tmp_path / "c")
+    assert "license: apache-2.0" in (bare / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"checkpoint": "last.ckpt"}, r"measured on 'last\.ckpt', not on 'best\.ckpt': run ln-zoo"),
+        ({"checkpoint_sha256": "0" * 64}, r"measured on another 'best\.ckpt'"),
+        (
+            {"norm": "BatchNorm"},
+            "about MLPClassifier with BatchNorm, .* MLPClassifier with L",
+        ),
+        ({"metrics": {}}, "no metric was measured"),
+        ({"metrics": None}, "metrics is None"),
+        ({"data": {"dataset": "digits"}}, "data: 'preprocessing' is missing"),
+    ],
+)
+def test_results_of_another_run_are_refused(
+    tested_checkpoint: tuple[Path, Path], tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    checkpoint, results = tested_checkpoint
+    results.write_text(json.dumps(read(results) | change))
+    with pytest.raises(CardError, match=message):
+        card_from_checkpoint(checkpoint, results, tmp_path / "card")
+    assert not (tmp_path / "card").exists()
+
+
+def test_bad_files_are_named(tested_checkpoint: tuple[Path, Path], tmp_path: Path) -> None:
+    checkpoint, results = tested_checkpoint
+    out = tmp_path / "card"
+    with pytest.raises(CardError, match=r"no checkpoint '.*gone\.ckpt'"):
+        card_from_checkpoint(tmp_path / "gone.ckpt", results, out)
+    with pytest.raises(CardError, match=r"gone\.json cannot be read"):
+        card_from_checkpoint(checkpoint, tmp_path / "gone.json", out)
+    with pytest.raises(CardError, match=r"unknown fact 'licence' \(did you mean license"):
+        card_from_checkpoint(checkpoint, results, out, facts={"licence": "mit"})
+    with pytest.raises(CardError, match="fact notes must be a list, got 'one'"):
+        card_from_checkpoint(checkpoint, results, out, facts={"notes": "one"})
+    short = tmp_path / "cut" / "best.ckpt"
+    short.parent.mkdir()
+    short.write_bytes(checkpoint.read_bytes()[:2000])
+    with pytest.raises(CardError, match="cannot be read as a checkpoint of plain values"):
+        card_from_checkpoint(short, results, out)
+    results.write_text("[1, 2]")
+    with pytest.raises(CardError, match="holds no mapping"):
+        card_from_checkpoint(checkpoint, results, out)
+
+
+def test_foreign_checkpoints_are_refused(
+    tested_checkpoint: tuple[Path, Path], tmp_path: Path
+) -> None:
+    checkpoint, results = tested_checkpoint
+    content = torch.load(checkpoint, weights_only=True)
+    foreign = tmp_path / "foreign" / "best.ckpt"
+    foreign.parent.mkdir()
+
+    content["hyper_parameters"]["_class_path"] = "subprocess.Popen"
+    torch.save(content, foreign)
+    with pytest.raises(CardError, match=r"unknown model 'subprocess\.Popen'.*nothing was imp"):
+        card_from_checkpoint(foreign, results, tmp_path / "card")
+    del content["hyper_parameters"]["_class_path"]
+    torch.save(content, foreign)
+    with pytest.raises(CardError, match="no checkpoint of a model of ln_zoo"):
+        card_from_checkpoint(foreign, results, tmp_path / "card")
+    content = torch.load(checkpoint, weights_only=True)
+    content["hyper_parameters"]["hidden_features"] = [17]
+    torch.save(content, foreign)
+    with pytest.raises(CardError, match="weights and arguments do not fit"):
+        card_from_checkpoint(foreign, results, tmp_path / "card")

@@ -1,0 +1,163 @@
+"""Lists of published models, without torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ln_zoo.zoo import catalog
+from ln_zoo.zoo.catalog import CardError, card_folders, describe, find, list_models
+
+
+def ours(names: list[str]) -> list[str]:
+    """Without the models that the library itself publishes."""
+    return [name for name in names if name in ("mlp.layernorm", "mlp.batchnorm", "mlp.none")]
+
+
+def test_models_variable_comes_first(models_folder: Path) -> None:
+    for name in ("mlp.layernorm", "mlp.batchnorm", "mlp.none"):
+        assert card_folders()[name] == models_folder / name
+    assert list(card_folders()) == sorted(card_folders())
+
+
+def test_cards_being_written_and_other_folders_are_passed_over(models_folder: Path) -> None:
+    before = list_models()
+    (models_folder / ".mlp.draft-x1").mkdir()
+    (models_folder / ".mlp.draft-x1" / "config.json").write_text("{}")
+    (models_folder / "notes").mkdir()
+    assert list_models() == before
+
+
+def test_filters(models_folder: Path) -> None:
+    assert ours(list_models()) == ["mlp.batchnorm", "mlp.layernorm", "mlp.none"]
+    assert list_models("*.none") == ["mlp.none"]
+    assert list_models("mlp.[bl]*norm", dataset="digits") == ["mlp.batchnorm", "mlp.layernorm"]
+    assert list_models(norm="layernorm", dataset="Digits") == ["mlp.layernorm"]
+    assert "mlp.none" in list_models(dataset="mnist")
+    assert list_models(model="MLPClassifier", norm="Identity", dataset="mnist") == ["mlp.none"]
+    assert list_models(model="DRAW") == []
+    assert list_models("draw*") == []
+
+
+def test_describe(models_folder: Path) -> None:
+    card = describe("mlp.batchnorm")
+    assert (card.name, card.model, card.norm) == ("mlp.batchnorm", "MLPClassifier", "BatchNorm")
+    # 64-16-10 with weights, biases, and a gain per normalised sum: BN acts on the logits too.
+    assert card.parameters == 64 * 16 + 16 + 16 + 16 * 10 + 10 + 10
+    assert card.preprocessing == {"scale": 16, "image_shape": [1, 8, 8]}
+    assert card.datasets == ["digits"]
+    assert [metric["name"] for metric in card.metrics] == ["error", "nll"]
+
+
+def test_unknown_names_get_suggestions(
+    models_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(CardError, match=r"no model 'mlp.layer_norm': did you mean mlp\.layernorm"):
+        find("mlp.layer_norm")
+    with pytest.raises(CardError, match=r"there are .*mlp\.batchnorm, mlp\.layernorm, mlp\.none"):
+        find("draw")
+    monkeypatch.chdir(models_folder)
+    (models_folder / "my_own_run").mkdir()
+    with pytest.raises(CardError, match=r"write \./my_own_run"):
+        find("my_own_run")
+
+
+def test_no_models_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog, "_roots", lambda: [tmp_path])
+    assert list_models() == []
+    assert "no published models" in catalog.list_text()
+    assert "no published models" in catalog.cards_text()
+    with pytest.raises(CardError, match="LN_ZOO_MODELS"):
+        find("mlp.layernorm")
+
+
+def test_models_variable_must_be_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LN_ZOO_MODELS", str(tmp_path / "gone"))
+    with pytest.raises(CardError, match=r"LN_ZOO_MODELS is set to '.*gone', which is no folder"):
+        list_models()
+
+
+def test_text_for_the_command_line(models_folder: Path) -> None:
+    lines = catalog.list_text("mlp.*", dataset="digits").splitlines()
+    assert lines[0].split("  ")[0] == "name"
+    assert [cell.strip() for cell in lines[1].split("  ") if cell] == [
+        "mlp.batchnorm",
+        "MLPClassifier",
+        "BatchNorm",
+        "digits",
+        "error 0.0525 fraction",
+        "1,236",
+    ]
+    assert len(lines) == 3
+    assert catalog.list_text("draw*").startswith("no model fits; there are ")
+    folders = catalog.cards_text().splitlines()
+    assert f"mlp.none       {models_folder / 'mlp.none'}" in folders
+    readme = (models_folder / "mlp.none" / "README.md").read_text()
+    assert catalog.cards_text("mlp.none") == readme
+    assert catalog.cards_text(str(models_folder / "mlp.none")) == readme
+    with pytest.raises(CardError, match=r"no model 'mlp\.nothing'"):
+        catalog.cards_text("mlp.nothing")
+    with pytest.raises(CardError, match=r"README\.md cannot be read"):
+        catalog.cards_text(str(models_folder / "elsewhere"))
+
+
+def test_a_damaged_card_keeps_its_line(models_folder: Path) -> None:
+    (models_folder / "mlp.none" / "results.json").write_text("{")
+    text = catalog.list_text()
+    assert "mlp.layernorm  MLPClassifier" in text
+    assert f"mlp.none: {models_folder / 'mlp.none' / 'results.json'} cannot be read" in text
+    with pytest.raises(CardError, match=r"results\.json cannot be read as JSON"):
+        list_models(norm="Identity")
+
+
+def test_lists_need_no_torch(models_folder: Path) -> None:
+    code = """
+import sys
+from ln_zoo.zoo import list_models, describe
+from ln_zoo.zoo.catalog import cards_text, list_text
+assert "mlp.none" in list_models(norm="Identity"), list_models()
+describe("mlp.none"); list_text(); cards_text("mlp.none")
+heavy = {"torch", "lightning", "huggingface_hub", "safetensors", "rich", "yaml"} & set(sys.modules)
+assert not heavy, heavy
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("config.json", {"format_version": 2}, "written in format 2, .* up to 1: upgrade ln_zoo"),
+        ("results.json", {"format_version": 2}, "written in format 2"),
+        ("config.json", {"colour": "red"}, r"unknown keys \['colour'\]"),
+        ("results.json", {"colour": "red"}, r"unknown keys \['colour'\]"),
+        ("config.json", {"parameters": "many"}, "parameters must be of type int, got 'many'"),
+        ("config.json", {"parameters": True}, "parameters must be of type int, got True"),
+        ("config.json", {"files": {}}, r"files: 'model\.safetensors' is missing"),
+        ("config.json", {"files": {"../x": {"sha256": "", "size": 1}}}, "no plain relative file"),
+        ("config.json", {"files": {"/x": {"sha256": "", "size": 1}}}, "no plain relative file"),
+        ("config.json", {"files": {"*": {"sha256": "", "size": 1}}}, "no plain relative file"),
+        ("config.json", {"files": {"x": {"sha256": ""}}}, r"files, x: \['size'\] missing"),
+        (
+            "config.json",
+            {"init_args": {"norm": "LayerNorm"}},
+            "an object, got 'LayerNorm'",
+        ),
+        ("config.json", {"init_args": {"norm": {"class_path": "a"}}}, "missing"),
+        ("results.json", {"metrics": []}, "no metric"),
+        ("results.json", {"metrics": [{"name": "error"}]}, "metrics: .* missing"),
+    ],
+)
+def test_malformed_cards_are_named(
+    make_card: Callable[..., Path], file: str, change: dict[str, object], message: str
+) -> None:
+    folder = make_card()
+    path = folder / file
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(CardError, match=message) as caught:
+        catalog.read_card(folder)
+    assert str(path) in str(caught.value)

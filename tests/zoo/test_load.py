@@ -1,0 +1,246 @@
+"""Loading published models, and refusing what is damaged or foreign."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from zoo_support import PREPROCESSING, RESULTS, tiny
+
+from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, Site, WeightNorm
+from ln_zoo.zoo import CardError, load, write_card
+
+
+@dataclass(frozen=True)
+class Doubling(Norm):
+    """A user's own strategy: a gain, and twice the sums."""
+
+    factor: float = 2.0
+
+    def init_sums(self, site: Site) -> None:
+        site.add_affine(gain=1.0)
+
+    def sums(self, site: Site, a: torch.Tensor, step: int | None = None) -> torch.Tensor:
+        return site.affine(self.factor * a)
+
+
+def edit(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize(
+    "norm", [LayerNorm(eps=1e-3), BatchNorm(unbiased=True), WeightNorm(), Identity(), RMSNorm()]
+)
+def test_the_loaded_model_is_the_saved_one(make_card: Callable[..., Path], norm: Norm) -> None:
+    folder = make_card("model", norm)
+    before = torch.get_rng_state()
+    model = load(folder)
+    assert torch.equal(torch.get_rng_state(), before)
+
+    expected = tiny(norm)
+    assert type(model) is type(expected)
+    assert model.hparams == expected.hparams
+    assert not model.training
+    state = model.state_dict()
+    assert state.keys() == expected.state_dict().keys()
+    for name, value in expected.state_dict().items():
+        assert torch.equal(state[name], value), name
+        assert state[name].dtype == value.dtype
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    inputs = torch.rand(5, 1, 8, 8)
+    assert torch.equal(model(inputs), expected.eval()(inputs))
+    assert model.card.preprocessing == {"scale": 16, "image_shape": [1, 8, 8]}
+
+
+def test_names_folders_and_strings(
+    models_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = models_folder / "mlp.none"
+    assert load("mlp.none").card.folder == folder
+    assert load(folder).card.folder == folder
+    assert load(str(folder)).card.folder == folder
+    monkeypatch.chdir(models_folder)
+    assert load("./mlp.none").card.folder == Path("mlp.none")
+    assert load(Path("mlp.none")).card.folder == Path("mlp.none")
+    monkeypatch.chdir(models_folder.parent)
+    # A folder that exists goes before a hub repository of the same spelling.
+    assert load("cards/mlp.none").card.folder == Path("cards/mlp.none")
+
+
+def test_missing_folders_and_misplaced_arguments(models_folder: Path) -> None:
+    with pytest.raises(CardError, match="there is no card folder"):
+        load(models_folder / "gone")
+    with pytest.raises(CardError, match="there is no card folder"):
+        load("./gone")
+    with pytest.raises(CardError, match=r"did you mean mlp\.layernorm"):
+        load("mlp.layernrm")
+    with pytest.raises(CardError, match="revision='v1' is for hub ids"):
+        load("mlp.none", revision="v1")
+
+
+def test_altered_weights(make_card: Callable[..., Path]) -> None:
+    folder = make_card()
+    weights = folder / "model.safetensors"
+    stated = json.loads((folder / "config.json").read_text())["files"]["model.safetensors"]
+    content = bytearray(weights.read_bytes())
+    content[-3] ^= 0x40
+    weights.write_bytes(content)
+    with pytest.raises(CardError) as caught:
+        load(folder)
+    message = str(caught.value)
+    assert str(weights) in message
+    assert stated["sha256"] in message
+    assert hashlib.sha256(content).hexdigest() in message
+    assert "fetch" in message
+
+
+def test_truncated_and_missing_weights(make_card: Callable[..., Path]) -> None:
+    folder = make_card()
+    weights = folder / "model.safetensors"
+    size = weights.stat().st_size
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(CardError, match=f"has {size - 100} bytes, config.json says {size}"):
+        load(folder)
+    weights.unlink()
+    with pytest.raises(CardError, match=r"model\.safetensors is missing though config\.json"):
+        load(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "results.json"])
+def test_missing_data_files(make_card: Callable[..., Path], name: str) -> None:
+    folder = make_card()
+    (folder / name).unlink()
+    with pytest.raises(CardError, match=f"{name} is missing: .* no complete card folder"):
+        load(folder)
+
+
+def test_a_pickle_in_place_of_the_weights_is_not_opened(
+    make_card: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = make_card()
+    mark = tmp_path / "executed"
+
+    class Payload:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (Path.touch, (mark,))
+
+    torch.save({"state_dict": Payload()}, folder / "model.safetensors")
+    _state_digest_again(folder)
+    with pytest.raises(CardError, match="no safetensors file"):
+        load(folder)
+    assert not mark.exists()
+
+
+def _state_digest_again(folder: Path) -> None:
+    content = (folder / "model.safetensors").read_bytes()
+    entry = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
+    edit(folder / "config.json", files={"model.safetensors": entry})
+
+
+DOCTORED: list[dict[str, Any]] = [
+    {"model": "os.system"},
+    {"model": "doctored_module.Model"},
+    {"model": "ln_zoo.models.MLPClassifier"},
+    {"model": "LightningModule"},
+    {"init_args": {"norm": {"class": "os.system", "init_args": {"command": "true"}}}},
+    {"init_args": {"norm": {"class": "doctored_module.Norm", "init_args": {}}}},
+    {"init_args": {"norm": {"class": "Norm", "init_args": {}}}},
+    {"init_args": {"activation": {"class_path": "doctored_module.Norm", "init_args": {}}}},
+    {"init_args": {"hidden_features": [{"class_path": "doctored_module.Norm"}]}},
+]
+
+
+@pytest.mark.parametrize("change", DOCTORED, ids=str)
+def test_no_class_of_a_file_is_imported(
+    make_card: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: dict[str, Any],
+) -> None:
+    folder = make_card()
+    config = json.loads((folder / "config.json").read_text())
+    if "init_args" in change:
+        change = {"init_args": config["init_args"] | change["init_args"]}
+    edit(folder / "config.json", **change)
+    (tmp_path / "doctored_module.py").write_text("class Norm: ...\nclass Model: ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    executed: list[str] = []
+    monkeypatch.setattr(os, "system", executed.append)
+
+    with pytest.raises(CardError, match=r"import"):
+        load(folder)
+    assert "doctored_module" not in sys.modules
+    assert executed == []
+
+
+def test_unknown_arguments_and_values_out_of_range(make_card: Callable[..., Path]) -> None:
+    folder = make_card()
+    config = json.loads((folder / "config.json").read_text())
+
+    def with_args(**changes: Any) -> None:
+        edit(folder / "config.json", init_args=config["init_args"] | changes)
+
+    with_args(hiden_features=[16])
+    with pytest.raises(CardError, match=r"no argument 'hiden_features' \(did you mean hidden_f"):
+        load(folder)
+    with_args(norm={"class": "LayerNorm", "init_args": {"epsilon": 1e-5}})
+    with pytest.raises(CardError, match=r"no argument 'epsilon' \(did you mean eps"):
+        load(folder)
+    with_args(activation="softsign")
+    with pytest.raises(CardError, match="refuses the card's arguments: activation must be one of"):
+        load(folder)
+
+
+def test_parameter_count_and_shapes_are_checked(make_card: Callable[..., Path]) -> None:
+    folder = make_card()
+    config = json.loads((folder / "config.json").read_text())
+    edit(folder / "config.json", parameters=config["parameters"] + 1)
+    with pytest.raises(CardError, match="says 1,227 parameters, the model it describes has 1,226"):
+        load(folder)
+    edit(folder / "config.json", parameters=config["parameters"])
+    state = safetensors.torch.load_file(folder / "model.safetensors")
+    state["network.1.weight"] = torch.zeros(16, 63)
+    state["stray"] = torch.zeros(1)
+    safetensors.torch.save_file(state, folder / "model.safetensors")
+    _state_digest_again(folder)
+    with pytest.raises(
+        CardError, match=r"does not fit the model of the card: [\s\S]*stray"
+    ) as caught:
+        load(folder)
+    assert "network.1.weight" in str(caught.value)
+
+
+def test_a_strategy_of_the_users_own(make_card: Callable[..., Path]) -> None:
+    folder = make_card("own", Doubling())
+    stored = json.loads((folder / "config.json").read_text())["init_args"]["norm"]
+    assert stored == {"class": f"{__name__}.Doubling", "init_args": {"factor": 2.0}}
+    with pytest.raises(CardError, match=r"no class is imported .* norm=Doubling\(\)\)"):
+        load(folder)
+    model = load(folder, norm=Doubling())
+    inputs = torch.rand(3, 64)
+    assert torch.equal(model(inputs), tiny(Doubling()).eval()(inputs))
+    # Another strategy goes where its parameters are those of the weights, and nowhere else.
+    assert load(folder, norm=RMSNorm()).hparams["norm"]["class_path"].endswith("RMSNorm")
+    with pytest.raises(CardError, match="the model it describes has"):
+        load(folder, norm=Identity())
+
+
+def test_further_files_are_checked(make_card: Callable[..., Path], tmp_path: Path) -> None:
+    words = tmp_path / "words.txt"
+    words.write_text("a\nb\n")
+    folder = write_card(
+        tmp_path / "worded", tiny(), RESULTS, preprocessing=PREPROCESSING, files={"v.txt": words}
+    )
+    load(folder)
+    (folder / "v.txt").write_text("a\nc\n")
+    with pytest.raises(CardError, match=r"v\.txt has sha256"):
+        load(folder)

@@ -1,0 +1,144 @@
+"""Publishing to a hub on loopback and loading from it by id."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+import torch
+from zoo_support import PREPROCESSING, RESULTS, StubHub, tiny
+
+from ln_zoo.zoo import CardError, load, publish, write_card
+from ln_zoo.zoo.catalog import CARD_FILES
+
+REPO = "someone/mlp-layernorm"
+
+
+@pytest.mark.parametrize("lfs_files", [set(), {"model.safetensors"}], ids=["inline", "lfs"])
+def test_publish_and_load_by_hub_id_give_the_same_model(
+    make_card: Callable[..., Path], stub_hub: StubHub, lfs_files: set[str]
+) -> None:
+    stub_hub.lfs_files = lfs_files
+    folder = make_card()
+    (folder / "scratch.txt").write_text("not part of the card")
+
+    sent = publish(str(folder), REPO, token="token-of-tests", private=True)
+
+    stored = stub_hub.commits[stub_hub.branches[REPO]["main"]]
+    assert stored == {name: (folder / name).read_bytes() for name in CARD_FILES}
+    assert sent.files == {name: len(content) for name, content in stored.items()}
+    assert sent.commit == stub_hub.branches[REPO]["main"]
+    assert sent.url == f"{stub_hub.url}/{REPO}/commit/{sent.commit}"
+    assert stub_hub.private[REPO]
+    for request in ("POST /api/repos/create", f"POST /api/models/{REPO}/commit/main"):
+        assert stub_hub.tokens[request] == "Bearer token-of-tests"
+    assert any(r.startswith("PUT /lfs/") for r in stub_hub.requests) == bool(lfs_files)
+
+    model = load(REPO)
+    for name, value in tiny().state_dict().items():
+        assert torch.equal(model.state_dict()[name], value)
+    assert model.card.folder.name == sent.commit
+    assert not model.training
+
+
+def test_branch_and_pinned_revision(make_card: Callable[..., Path], stub_hub: StubHub) -> None:
+    first = publish(str(make_card()), REPO)
+    second = publish(str(make_card("other", card={"notes": ["newer"]})), REPO, revision="next")
+
+    assert load(REPO).card.results["card"]["notes"] == ["a model for tests"]
+    assert load(REPO, revision="next").card.results["card"]["notes"] == ["newer"]
+    assert load(REPO, revision=first.commit).card.name == "mlp.layernorm"
+    assert load(REPO, revision=second.commit).card.name == "other"
+    with pytest.raises(CardError, match="revision 'gone'"):
+        load(REPO, revision="gone")
+
+
+def test_further_files_are_published_and_fetched(
+    tmp_path: Path, make_card: Callable[..., Path], stub_hub: StubHub
+) -> None:
+    words = tmp_path / "words.json"
+    words.write_text('["a", "b"]')
+    folder = write_card(
+        tmp_path / "with-words",
+        tiny(),
+        RESULTS,
+        preprocessing=PREPROCESSING,
+        files={"vocabulary.json": words},
+    )
+    publish(str(folder), REPO)
+    card = load(REPO).card
+    assert (card.folder / "vocabulary.json").read_text() == '["a", "b"]'
+
+
+def test_offline_uses_the_cache_and_says_when_it_is_empty(
+    make_card: Callable[..., Path],
+    stub_hub: StubHub,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    publish(str(make_card()), REPO)
+    load(REPO)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    asked = len(stub_hub.requests)
+
+    assert load(REPO).card.name == "mlp.layernorm"
+    with pytest.raises(CardError, match="HF_HUB_OFFLINE is set and the cache holds no copy"):
+        load(REPO, cache_dir=tmp_path / "empty")
+    assert len(stub_hub.requests) == asked
+
+
+def test_unreachable_or_unknown_repository(
+    make_card: Callable[..., Path], stub_hub: StubHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(CardError, match="'someone/nothing' is no folder here, and cannot be had"):
+        load("someone/nothing")
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    folder = make_card()
+    with pytest.raises(CardError, match=r"mlp\.layernorm could not be published"):
+        publish(str(folder), REPO)
+
+
+def test_repository_without_card(stub_hub: StubHub) -> None:
+    stub_hub.branches[REPO] = {"main": "a" * 40}
+    stub_hub.commits["a" * 40] = {"readme.txt": b"nothing here"}
+    with pytest.raises(CardError, match=r"no ln_zoo model: it has no config\.json"):
+        load(REPO)
+
+
+def test_dry_run_sends_nothing(make_card: Callable[..., Path], stub_hub: StubHub) -> None:
+    would = publish(str(make_card()), REPO, dry_run=True)
+    assert set(would.files) == set(CARD_FILES)
+    assert would.commit is None
+    assert would.url == f"{stub_hub.url}/{REPO}"
+    assert stub_hub.requests == []
+
+
+def test_damaged_or_outdated_cards_are_not_published(
+    make_card: Callable[..., Path], stub_hub: StubHub
+) -> None:
+    folder = make_card()
+    readme = folder / "README.md"
+    text = readme.read_text()
+    readme.write_text(text.replace("5.25 %", "1.25 %"))
+    with pytest.raises(CardError, match=r"README\.md is not what config\.json and results\.json"):
+        publish(str(folder), REPO)
+    readme.write_text(text)
+    results = json.loads((folder / "results.json").read_text())
+    results["metrics"][0]["value"] = 0.0125
+    (folder / "results.json").write_text(json.dumps(results))
+    with pytest.raises(CardError, match=r"README\.md is not what"):
+        publish(str(folder), REPO)
+    weights = bytearray((folder / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (folder / "model.safetensors").write_bytes(weights)
+    with pytest.raises(CardError, match="sha256"):
+        publish(str(folder), REPO)
+    assert stub_hub.requests == []
+
+
+def test_a_bad_repository_id_is_refused(make_card: Callable[..., Path], stub_hub: StubHub) -> None:
+    with pytest.raises(CardError, match="could not be published as 'no/such/id'"):
+        publish(str(make_card()), "no/such/id")

@@ -1,0 +1,191 @@
+"""A tiny model, the results of its card, and a hub on loopback."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import http.server
+import json
+import re
+import threading
+from typing import Any
+
+import torch
+import yaml
+
+from ln_zoo.models import MLPClassifier
+from ln_zoo.norms import Norm
+
+RESULTS: dict[str, Any] = {
+    "metrics": [
+        {
+            "name": "error",
+            "value": 0.0525,
+            "unit": "fraction",
+            "dataset": "digits",
+            "split": "test",
+        },
+        {"name": "nll", "value": 0.1875, "unit": "nats", "dataset": "digits", "split": "test"},
+    ],
+    "evaluation": {
+        "command": "ln-zoo test --ckpt_path best.ckpt",
+        "seed": 3,
+        "hardware": "2 CPU cores",
+        "date": "2025-01-31",
+        "versions": {"torch": "2.13.0", "lightning": "2.6.6"},
+    },
+    "training": {"epochs": 2, "steps": 20, "commands": ["ln-zoo fit --config mine.yaml"]},
+    "size": {},
+    "data": {"dataset": "digits", "batch_size": 32, "test_size": 359},
+    "card": {"notes": ["a model for tests"], "differences": ["other data"]},
+}
+PREPROCESSING = {"scale": 16, "image_shape": [1, 8, 8]}
+
+
+def tiny(norm: Norm | None = None, seed: int = 0) -> MLPClassifier:
+    torch.manual_seed(seed)
+    return MLPClassifier(64, hidden_features=[16], num_classes=10, norm=norm)
+
+
+class StubHub:
+    """As much of the hub's protocol as uploading and downloading a model repository take."""
+
+    def __init__(self) -> None:
+        self.branches: dict[str, dict[str, str]] = {}
+        self.commits: dict[str, dict[str, bytes]] = {}
+        self.private: dict[str, bool] = {}
+        self.lfs_files: set[str] = set()
+        self.blobs: dict[str, bytes] = {}
+        self.requests: list[str] = []
+        self.tokens: dict[str, str | None] = {}
+        stub = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def answer(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                path = self.path.partition("?")[0]
+                stub.requests.append(f"{self.command} {path}")
+                stub.tokens[stub.requests[-1]] = self.headers.get("Authorization")
+                status, headers, content = stub.respond(self.command, path, body)
+                self.send_response(status)
+                for key, value in headers.items():
+                    self.send_header(key, value)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                if self.command != "HEAD":
+                    self.wfile.write(content)
+
+            do_GET = do_HEAD = do_POST = do_PUT = answer
+
+            def log_message(self, *args: object) -> None:
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def respond(self, method: str, path: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        def as_json(value: Any, status: int = 200) -> tuple[int, dict[str, str], bytes]:
+            return status, {"Content-Type": "application/json"}, json.dumps(value).encode()
+
+        missing = (
+            404,
+            {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Repository not found"},
+            b"",
+        )
+        if path == "/api/repos/create":
+            asked = json.loads(body)
+            repo = f"{asked['organization']}/{asked['name']}"
+            if repo in self.branches:
+                return as_json({"error": "exists", "url": f"{self.url}/{repo}"}, 409)
+            self.commits["0" * 40] = {}
+            self.branches[repo] = {"main": "0" * 40}
+            self.private[repo] = asked.get("visibility") == "private" or bool(asked.get("private"))
+            return as_json({"url": f"{self.url}/{repo}", "name": repo})
+        if path == "/api/validate-yaml":
+            front = yaml.safe_load(json.loads(body)["content"].split("---")[1])
+            errors = [] if front["model-index"] else [{"message": "no model-index"}]
+            return as_json({"errors": errors, "warnings": []}, 400 if errors else 200)
+        if found := re.fullmatch(r"/api/models/([\w.-]+/[\w.-]+)/([a-z]+)/([\w.-]+)", path):
+            repo, action, revision = found.groups()
+            if repo not in self.branches:
+                return missing
+            if action == "branch":
+                if revision in self.branches[repo]:
+                    return as_json({"error": "branch exists"}, 409)
+                self.branches[repo][revision] = self.branches[repo]["main"]
+                return as_json({})
+            commit = self.branches[repo].get(revision, revision)
+            if commit not in self.commits:
+                return 404, {"X-Error-Code": "RevisionNotFound"}, b""
+            files = self.commits[commit]
+            if action == "preupload":
+                asked = json.loads(body)["files"]
+                modes = {f["path"]: f["path"] in self.lfs_files for f in asked}
+                return as_json(
+                    {
+                        "files": [
+                            {
+                                "path": p,
+                                "uploadMode": "lfs" if lfs else "regular",
+                                "shouldIgnore": False,
+                            }
+                            for p, lfs in modes.items()
+                        ]
+                    }
+                )
+            if action == "commit":
+                files = dict(files)
+                for line in body.decode().splitlines():
+                    item = json.loads(line)
+                    value = item["value"]
+                    if item["key"] == "file":
+                        files[value["path"]] = base64.b64decode(value["content"])
+                    elif item["key"] == "lfsFile":
+                        files[value["path"]] = self.blobs[value["oid"]]
+                oid = hashlib.sha1(body + commit.encode()).hexdigest()
+                self.commits[oid] = files
+                self.branches[repo][revision] = oid
+                return as_json({"commitOid": oid, "commitUrl": f"{self.url}/{repo}/commit/{oid}"})
+            if action == "tree":
+                return as_json(
+                    [
+                        {"type": "file", "path": p, "size": len(c), "oid": _etag(c)}
+                        for p, c in files.items()
+                    ]
+                )
+            assert action == "revision", path
+            siblings = [{"rfilename": p} for p in files]
+            return as_json({"id": repo, "modelId": repo, "sha": commit, "siblings": siblings})
+        if found := re.fullmatch(r"/([\w.-]+/[\w.-]+)\.git/info/lfs/objects/batch", path):
+            objects = [
+                {
+                    "oid": o["oid"],
+                    "size": o["size"],
+                    "actions": {"upload": {"href": f"{self.url}/lfs/{o['oid']}"}},
+                }
+                for o in json.loads(body)["objects"]
+            ]
+            return as_json({"transfer": "basic", "objects": objects})
+        if method == "PUT" and path.startswith("/lfs/"):
+            oid = path.removeprefix("/lfs/")
+            assert hashlib.sha256(body).hexdigest() == oid
+            self.blobs[oid] = body
+            return as_json({})
+        if found := re.fullmatch(r"/([\w.-]+/[\w.-]+)/resolve/(\w+)/(.+)", path):
+            repo, revision, name = found.groups()
+            if repo not in self.branches:
+                return missing
+            commit = self.branches[repo].get(revision, revision)
+            content = self.commits[commit].get(name)
+            if content is None:
+                return 404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit}, b""
+            headers = {"X-Repo-Commit": commit, "ETag": f'"{_etag(content)}"'}
+            return 200, headers, content
+        return missing
+
+
+def _etag(content: bytes) -> str:
+    return hashlib.sha1(content).hexdigest()
