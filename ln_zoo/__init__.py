@@ -1,1 +1,63 @@
-"""ln_zoo."""
+"""Layer normalisation for PyTorch Lightning: normalised layers and a zoo of pretrained models.
+
+Nothing heavy is imported before it is asked for:
+
+    >>> import ln_zoo
+    >>> ln_zoo.LSTM(3, 4, norm=ln_zoo.LayerNorm())
+    LSTM(3, 4, ...)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from ln_zoo._version import __version__
+
+if TYPE_CHECKING:
+    from ln_zoo.layers import (
+        GRU,
+        LSTM,
+        RNN,
+        Conv2d,
+        GRUCell,
+        Linear,
+        LSTMCell,
+        RNNCell,
+    )
+    from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, Site, WeightNorm
+    from ln_zoo.zoo import list_models, load
+
+__all__ = [
+    "GRU",
+    "LSTM",
+    "RNN",
+    "BatchNorm",
+    "Conv2d",
+    "GRUCell",
+    "Identity",
+    "LSTMCell",
+    "LayerNorm",
+    "Linear",
+    "Norm",
+    "RMSNorm",
+    "RNNCell",
+    "Site",
+    "WeightNorm",
+    "__version__",
+    "list_models",
+    "load",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        for room in ("ln_zoo.zoo", "ln_zoo.norms", "ln_zoo.layers"):
+            found = getattr(importlib.import_module(room), name, None)
+            if found is not None:
+                return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

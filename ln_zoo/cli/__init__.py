@@ -19,6 +19,7 @@ train and evaluate (LightningCLI; `ln-zoo fit --help` lists every option)
   ln-zoo fit --config configs/mlp/paper.yaml --config configs/norms/batch.yaml
   ln-zoo validate|test|predict --weights mlp.layernorm --data MNIST
   ln-zoo fit --config ... --ckpt_path last          resume the newest run of that name
+  ln-zoo compare LABEL=RUN ... --out curves.png     learning curves of several runs
   ln-zoo fit --print_completion=shtab-bash          shell completion
 
 published models
@@ -35,6 +36,7 @@ environment
 """
 
 _TRAINER_COMMANDS = ("fit", "validate", "test", "predict")
+_ZOO_COMMANDS = ("list", "cards", "card", "publish")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -59,17 +61,21 @@ def main(argv: list[str] | None = None) -> int:
     if command in ("--help", "-h", "help"):
         print(_HELP, end="")
         return 0
-    if command in ("list", "cards", "card", "publish"):
+    if command in _ZOO_COMMANDS:
         from ln_zoo.zoo.commands import run
 
         return run(command, argv[1:])
+    if command == "compare":
+        from ln_zoo.cli import compare
+
+        return compare.main(argv[1:])
     if command in _TRAINER_COMMANDS:
         from ln_zoo.cli.lightning import run_trainer
 
         return run_trainer(argv)
-    from ln_zoo.cli.errors import nearest
+    from ln_zoo.cli.names import nearest
 
-    known = [*_TRAINER_COMMANDS, "list", "cards", "card", "publish"]
+    known = [*_TRAINER_COMMANDS, *_ZOO_COMMANDS, "compare"]
     print(f"ln-zoo: error: unknown command {command!r}{nearest(command, known)}", file=sys.stderr)
     print(f"commands: {', '.join(known)}; `ln-zoo --help` shows examples", file=sys.stderr)
     return 2

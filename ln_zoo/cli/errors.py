@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import re
 import sys
+from argparse import ArgumentError
 from collections.abc import Iterable, Iterator
 from typing import NoReturn
 
 from jsonargparse import ArgumentParser
 from lightning.pytorch.cli import LightningArgumentParser
+
+from ln_zoo.cli.names import nearest
 
 # What jsonargparse says around a cause: which types it tried, and that None was one of them.
 _NOISE = re.compile(
@@ -26,18 +28,6 @@ _NO_CLASS = re.compile(r"Expected a dot import path string: (.*)")
 _UNKNOWN = re.compile(r"[Uu]nrecognized arguments?: (.*)")
 _NOT_OF_COMMAND = re.compile(r"Subcommand '(\w+)' does not accept option '([\w.]+)'")
 _NO_MODULE = re.compile(r"No module named '(.*)'")
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """``"; did you mean 'x'?"`` for the known name most like this one, or nothing.
-
-    Example:
-        >>> nearest("LayrNorm", ["LayerNorm", "BatchNorm"])
-        "; did you mean 'LayerNorm'?"
-    """
-    lower = {k.lower(): k for k in known}
-    found = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.5)
-    return f"; did you mean {lower[found[0]]!r}?" if found else ""
 
 
 def cause(message: str, parser: ArgumentParser | None = None) -> str:
@@ -80,6 +70,9 @@ class ZooParser(LightningArgumentParser):
     """A parser whose errors are one line: the cause, the nearest name, exit code 2."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        if not self.exit_on_error:
+            # The parser of one class's arguments: the parser around it knows the place.
+            raise ArgumentError(None, message) from ex
         parser = getattr(ex, "subcommand_parser", None) or self
         print(f"ln-zoo: error: {cause(message, parser)}", file=sys.stderr)
         prog = parser.prog.split(" [")[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from importlib.metadata import entry_points
 from typing import Any
 
 import torch
@@ -39,6 +40,9 @@ def run_trainer(argv: list[str]) -> int:
     # a hundred times as much as others. Set before torch starts its threads, which inherit it.
     torch.set_flush_denormal(True)
     try:
+        # Installed packages may bring strategies of their own, which then have short names here.
+        for strategy in entry_points(group="ln_zoo.norms"):
+            strategy.load()
         ZooCLI(argv)
     except _USER_ERRORS as error:
         if os.environ.get("LN_ZOO_DEBUG") == "1":

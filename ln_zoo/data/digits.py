@@ -16,7 +16,7 @@ class Digits(ImageClassificationData):
     Kaynak, 1998). The 300 test images are always the same; every split is stratified.
 
     Args:
-        batch_size: training examples per step, over each process.
+        batch_size: training examples per step of one process.
         train_size: number of training images; fewer than all that remain are a part of them.
         val_size: number of validation images.
         seed: seed of the order of training examples; the splits do not depend on it.

@@ -21,7 +21,7 @@ class ImageClassificationData(LightningDataModule, ABC):
     name, its facts below and where its three sets come from (`read`).
 
     Args:
-        batch_size: training examples per step, over each process.
+        batch_size: training examples per step of one process.
         train_size: number of training images.
         val_size: number of validation images, held out of the training images of the source.
         seed: seed of the order of training examples; the splits do not depend on it.

@@ -168,6 +168,7 @@ class BatchLoader(DataLoader):
         pin_memory: put batches into page-locked memory, for faster copies to a GPU.
         sampler: what Lightning puts in place of the sampler: a `DistributedBatches` is used as it
             is, a ``SequentialSampler`` (``Trainer(overfit_batches=...)``) turns shuffling off.
+        batch_sampler: None, which Lightning passes beside its sampler.
 
     Raises:
         ValueError: as `DistributedBatches`.

@@ -32,7 +32,7 @@ class MNIST(ImageClassificationData):
     Args:
         root: folder of a local copy.
         repo_id: the dataset on the hub, used without a local copy.
-        batch_size: training examples per step, over each process.
+        batch_size: training examples per step of one process.
         train_size: number of training images.
         val_size: number of validation images.
         seed: seed of the order of training examples.

@@ -1,5 +1,8 @@
 """Layers with torch's signatures and semantics that take a normalisation strategy."""
 
+from ln_zoo.layers.cells import GRUCell, LSTMCell, RNNCell
+from ln_zoo.layers.conv import Conv2d
 from ln_zoo.layers.linear import Linear
+from ln_zoo.layers.rnn import GRU, LSTM, RNN
 
-__all__ = ["Linear"]
+__all__ = ["GRU", "LSTM", "RNN", "Conv2d", "GRUCell", "LSTMCell", "Linear", "RNNCell"]

@@ -10,7 +10,7 @@ from ln_zoo.norms import Identity, Norm, Site
 
 
 class Linear(nn.Linear):
-    """``norm(W x) + b``: `torch.nn.Linear` with a normalisation strategy (paper, section 3, eq. 3-4).
+    """``norm(W x) + b``: `torch.nn.Linear` with a normalisation strategy (paper, eq. 3-4).
 
     The bias is added after normalisation: it is the paper's b.
 
@@ -49,9 +49,7 @@ class Linear(nn.Linear):
     ) -> None:
         super().__init__(in_features, out_features, bias, device, dtype)
         norm = Identity() if norm is None else norm
-        self.site = Site(
-            norm, "sum", out_features, weight=self.weight, device=device, dtype=dtype
-        )
+        self.site = Site(norm, "sum", out_features, weight=self.weight, device=device, dtype=dtype)
 
     def forward(self, input: Tensor) -> Tensor:
         weight = self.site.weight(self.weight)

@@ -1,9 +1,9 @@
 """Functions of tensors: records of what is to be computed, and the loops that compute it."""
 
 from ln_zoo.ops.cells import CELLS, Cell, Place, States, Weights
-from ln_zoo.ops.pick import KERNELS, Kernel, pick
+from ln_zoo.ops.fast_path import KERNELS, Kernel, pick
 from ln_zoo.ops.records import Records, RowNorm
-from ln_zoo.ops.scan import scan, stack
+from ln_zoo.ops.recurrence import scan, stack
 
 __all__ = [
     "CELLS",

@@ -1,7 +1,7 @@
 """Recurrent cells: each is one step, written as data and one pure function.
 
 Everything else about a recurrent layer (time, layers, directions, packing, dropout) is the same for
-all of them and is written once, in `ln_zoo.ops.scan`.
+all of them and is written once, in `ln_zoo.ops.recurrence`.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ class Cell:
 
     Args:
         name: torch's name of it, the ``mode`` of `torch.nn.RNNBase`.
-        step: the function ``step(wx, states, weights, sites, t)`` that gives the next states; ``wx``
-            (n, G) is the input term, normalised where the cell's ``"input"`` place does so, and
-            ``t`` the time step.
+        step: the function ``step(wx, states, weights, sites, t)`` that gives the next states;
+            ``wx`` (n, G) is the input term, normalised where the cell's ``"input"`` place does so,
+            and ``t`` the time step.
         places: where strategies act.
         states: names of the states; the first is the output.
     """

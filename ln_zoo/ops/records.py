@@ -13,7 +13,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class RowNorm:
-    """One normalisation of rows ``(N, F)``: ``gain * (a - mean) / sqrt(mean square + eps) + shift``.
+    """One normalisation of rows (N, F): ``gain * (a - mean) / sqrt(mean square + eps) + shift``.
 
     Args:
         groups: sizes of the runs of features that share statistics; they sum to F.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from ln_zoo.ops.cells import Cell, States, Weights
 from ln_zoo.ops.records import Records
 
-_FUNCTIONS = {
+_FUNCTIONS: dict[str, Callable[..., tuple[Tensor, ...]]] = {
     "LSTM": torch.lstm,
     "GRU": torch.gru,
     "RNN_TANH": torch.rnn_tanh,
@@ -55,7 +55,7 @@ class TorchRNN:
         dropout: float,
         training: bool,
     ) -> tuple[Tensor, States]:
-        """Runs the layers; arguments as `ln_zoo.ops.pick.Kernel` has them."""
+        """Runs the layers; arguments as `ln_zoo.ops.fast_path.Kernel` has them."""
         hx = states if cell.name == "LSTM" else states[0]
         flat = [w for direction in weights for w in direction if w is not None]
         has_biases = weights[0].bias_ih is not None

@@ -52,6 +52,7 @@ _FACTS: dict[str, Any] = {
     "training_commands": list,
     "datasets": list,
     "tags": list,
+    "main_metric": str,
     "size": dict,
 }
 
@@ -60,8 +61,11 @@ _TEST_RESULTS: dict[str, Any] = {
     "norm": str,
     "metrics": dict,
     "data": dict,
+    "preprocessing": dict,
     "command": str,
     "seed": (int, type(None)),
+    "precision": str,
+    "processes": int,
     "date": str,
     "hardware": str,
     "epochs": int,
@@ -69,6 +73,8 @@ _TEST_RESULTS: dict[str, Any] = {
     "versions": dict,
     "checkpoint": str,
 }
+# Of these, what describes the test run itself.
+_EVALUATION = ("command", "seed", "precision", "processes", "hardware", "date", "versions")
 
 
 def card_from_checkpoint(
@@ -89,9 +95,9 @@ def card_from_checkpoint(
         name: of the model; default: that of the folder.
         facts: what no measurement knows, a YAML or JSON file or a mapping with any of: ``license``
             (default apache-2.0), ``description``; ``notes``, ``differences`` (from the paper),
-            ``training_commands``, ``datasets`` (hub ids), ``tags``: lists of text; ``size``:
-            further facts that decide whether numbers are comparable (see
-            `ln_zoo.zoo.reported.comparison`).
+            ``training_commands``, ``datasets`` (hub ids), ``tags``: lists of text;
+            ``main_metric``: which metric goes first; ``size``: further facts that decide whether
+            numbers are comparable (see `ln_zoo.zoo.reported.comparison`).
         overwrite: whether a card that is there may be replaced.
 
     Returns:
@@ -122,26 +128,27 @@ def card_from_checkpoint(
             f"{is_model} with {is_norm}"
         )
     stated = _read_facts(facts)
-    data = dict(tested["data"])
-    preprocessing = data.pop("preprocessing")
+    metrics = _metrics(tested["metrics"], tested["data"])
+    if main := stated.pop("main_metric", None):
+        if main not in (known := [metric["name"] for metric in metrics]):
+            raise CardError(f"main_metric {main!r} was not measured; measured are {known}")
+        metrics.sort(key=lambda metric: metric["name"] != main)
     return write_card(
         out,
         model,
         {
-            "metrics": _metrics(tested["metrics"], data),
-            "evaluation": {
-                key: tested[key] for key in ("command", "seed", "hardware", "date", "versions")
-            },
+            "metrics": metrics,
+            "evaluation": {key: tested[key] for key in _EVALUATION},
             "training": {
                 "epochs": tested["epochs"],
                 "steps": tested["steps"],
                 "commands": stated.pop("training_commands", []),
             },
             "size": stated.pop("size", {}),
-            "data": data,
+            "data": tested["data"],
             "card": stated,
         },
-        preprocessing=preprocessing,
+        preprocessing=tested["preprocessing"],
         name=name,
         overwrite=overwrite,
     )
@@ -208,10 +215,7 @@ def write_card(
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "files": {k: {"sha256": _sha256(v), "size": len(v)} for k, v in contents.items()},
     }
-    data = results["data"]
-    size = {k: v for k, v in hparams.items() if k != "norm"}
-    size |= {k: data[k] for k in ("batch_size",) if k in data}
-    size |= {"training_data": data["dataset"], **results["size"]}
+    size = {**reported.run_size(hparams, results["data"]), **results["size"]}
     training = {k: size[k] for k in ("batch_size", "lr") if k in size} | dict(results["training"])
     full = {
         "format_version": catalog.FORMAT_VERSION,
@@ -341,17 +345,12 @@ def _results_part(card: Card) -> str:
     lines = ["| metric | measured | reported | difference |", "|---|---|---|---|"]
     for row in rows:
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in row.cells()) + " |")
-    where = ", ".join(sorted({f"{m['dataset']}/{m['split']}" for m in card.metrics}))
-    run = card.results["evaluation"]
-    facts = [f"measured on {where}", f"on {run['hardware']}", str(run["date"])]
-    if run["seed"] is not None:
-        facts.append(f"seed {run['seed']}")
-    versions = ", ".join(f"{key} {value}" for key, value in sorted(run["versions"].items()))
-    return (
-        "## Results\n\n"
-        + "\n".join(lines)
-        + f"\n\n{', '.join(facts)} ({versions}), by\n\n```\n{run['command']}\n```"
-    )
+    run = dict(card.results["evaluation"])
+    run["versions"] = ", ".join(f"{key} {value}" for key, value in run["versions"].items())
+    command = run.pop("command")
+    lines += ["", "Measured by", "", "```", command, "```", ""]
+    lines += [f"- {key}: {_code(value)}" for key, value in run.items()]
+    return "\n".join(["## Results", "", *lines])
 
 
 def _model_part(card: Card) -> str:
@@ -442,11 +441,15 @@ def _read_test_results(path: Path) -> dict[str, Any]:
     for key, kind in _TEST_RESULTS.items():
         if key not in value:
             raise CardError(f"{path} is no results file of ln-zoo test: {key!r} is missing")
+        if value[key] is None and kind in (int, str):
+            raise CardError(
+                f"{path} does not say {key}: it was not measured on a checkpoint; run "
+                "ln-zoo test --ckpt_path FILE and give the file it writes"
+            )
         if not isinstance(value[key], kind):
-            raise CardError(f"{path}: {key} is {value[key]!r}, which is no {kind}")
-    for key in ("dataset", "preprocessing"):
-        if key not in value["data"]:
-            raise CardError(f"{path}: data: {key!r} is missing")
+            raise CardError(f"{path}: {key} cannot be {value[key]!r}")
+    if "dataset" not in value["data"]:
+        raise CardError(f"{path}: data: 'dataset' is missing")
     if not value["metrics"]:
         raise CardError(f"{path}: no metric was measured")
     return value
@@ -497,7 +500,7 @@ def _metrics(measured: Mapping[str, float], data: Mapping[str, Any]) -> list[dic
 
 
 def _short_norm(model: ZooModule) -> str:
-    return str(registry.encode_norm(model.hparams["norm"])["class"])
+    return str(model.hparams["norm"]["class_path"]).rpartition(".")[2]
 
 
 def _weights(model: ZooModule) -> dict[str, Tensor]:

@@ -338,7 +338,10 @@ def table(names: Iterable[str]) -> str:
             broken.append(f"{name}: {error}")
             continue
         main = card.metrics[0]
-        value = f"{main['name']} {main['value']:.5g} {main['unit']}".strip()
+        value = f"{main['value']:.5g} {main['unit']}".strip()
+        if main["unit"] == "fraction":
+            value = f"{100 * main['value']:.5g} %"
+        value = f"{main['name']} {value}"
         rows.append((name, card.model, card.norm, main["dataset"], value, f"{card.parameters:,}"))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = [

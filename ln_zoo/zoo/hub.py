@@ -52,7 +52,7 @@ def download(
     except (OSError, HFValidationError) as error:
         # The client's own errors, of the network and of its cache, are all OSErrors.
         why = str(error).strip().splitlines()[0]
-        if constants.is_offline_mode():
+        if constants.HF_HUB_OFFLINE:
             why = "HF_HUB_OFFLINE is set and the cache holds no copy"
         at = f" at revision {revision!r}" if revision else ""
         raise CardError(

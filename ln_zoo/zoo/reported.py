@@ -228,20 +228,16 @@ def comparison(
                 reason = f"no source reports {metric} of {model} with {norm}"
             rows.append(Row(metric, unit, measured, None, None, reason))
             continue
-        fewest = min(len(found) for found, _ in candidates)
-        shown = [c for c in candidates if not c[0]] or [
-            c for c in candidates if len(c[0]) == fewest
-        ][:1]
-        for found, r in shown:
+        comparable = [c for c in candidates if not c[0]]
+        nearest = min(candidates, key=lambda c: (not _same_data(data, c[1]), len(c[0])))
+        for found, r in comparable or [nearest]:
             difference, reason = None, ""
             if found:
-                reason = "not comparable: " + "; ".join(found)
+                reason = f"not comparable: {'; '.join(found)}"
             elif r.value is None:
-                reason = "no value printed"
+                reason = f"no value printed ({r.note})"
             else:
                 difference = measured - r.value
-            if r.value is None and r.note:
-                reason += f" ({r.note})"
             rows.append(Row(metric, unit, measured, r, difference, reason))
     return rows
 
@@ -263,11 +259,31 @@ def measured_on(data: Mapping[str, Any]) -> str:
     return f"{data['dataset']}/{data.get('test_split', 'test')}"
 
 
+def run_size(hparams: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides whether a run's numbers are comparable, as `comparison` takes it.
+
+    Args:
+        hparams: the model's arguments.
+        data: a data module's facts, ``dataset`` among them.
+
+    Example:
+        >>> run_size({"hidden_features": [8], "norm": {}, "lr": 0.1}, {"dataset": "mnist"})
+        {'hidden_features': [8], 'lr': 0.1, 'training_data': 'mnist'}
+    """
+    facts = {k: v for k, v in hparams.items() if k != "norm" and not k.startswith("_")}
+    if "batch_size" in data:
+        facts["batch_size"] = data["batch_size"]
+    return facts | {"training_data": data["dataset"]}
+
+
 def obstacles(r: Reported, *, data: str, size: Mapping[str, Any]) -> list[str]:
-    """What keeps a run from being compared with a reported number, a phrase each; none: empty."""
+    """What keeps a run from being compared with a reported number, a phrase each; none: empty.
+
+    On other data sizes do not matter any more, and go unmentioned.
+    """
+    if not _same_data(data, r):
+        return [f"{data} here, {r.data} there"]
     found = []
-    if _spelling(data) != _spelling(r.data):
-        found.append(f"measured on {data}, reported on {r.data}")
     for key, there in r.size.items():
         if key not in size:
             found.append(f"{key} not stated here, {there} there")
@@ -306,6 +322,10 @@ def _plain(value: Any) -> Any:
     if isinstance(value, str):
         return _spelling(value)
     return list(value) if isinstance(value, (list, tuple)) else value
+
+
+def _same_data(data: str, r: Reported) -> bool:
+    return _spelling(data) == _spelling(r.data)
 
 
 def _spelling(name: str) -> str:
@@ -364,8 +384,8 @@ def parse(raw: Any) -> _File:
 def _parse_table(
     table: Any, *, cited: Mapping[str, Citation], units: Mapping[str, MetricUnit]
 ) -> Iterable[Reported]:
-    where = f"table {table.get('source')!r}, {table.get('place')!r}"
-    _keys(table, where, {"source", "place", "model", "columns", "rows"}, {"size", "note"})
+    _keys(table, "tables", {"source", "place", "model", "columns", "rows"}, {"size", "note"})
+    where = f"{table['source']}, {table['place']}"
     if table["source"] not in cited:
         raise ValueError(f"{where}: source is none of {sorted(cited)}")
     if table["model"] not in (None, *MODELS):

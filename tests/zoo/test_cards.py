@@ -113,7 +113,9 @@ def test_readme_says_what_a_reader_needs(make_card: Callable[..., Path]) -> None
         "- scale: `16`",
         "ln-zoo test --ckpt_path best.ckpt",
         "ln-zoo fit --config mine.yaml",
-        "measured on digits/test, on 2 CPU cores, 2025-01-31, seed 3",
+        "- hardware: 2 CPU cores",
+        "- seed: `3`",
+        "- versions: torch 2.13.0, lightning 2.6.6",
         "- other data",
         "- a model for tests",
         "- norm: `LayerNorm(gain=1.0, eps=1e-05)`",
@@ -123,7 +125,7 @@ def test_readme_says_what_a_reader_needs(make_card: Callable[..., Path]) -> None
         assert line in text, line
     (row,) = [line for line in text.splitlines() if line.startswith("| error |")]
     assert "| 5.25 % |" in row
-    assert "not comparable: measured on digits/test, reported on MNIST/test" in row
+    assert "not comparable: digits/test here, MNIST/test there" in row
 
 
 def test_render_is_a_function_of_the_two_data_files(make_card: Callable[..., Path]) -> None:
@@ -214,6 +216,7 @@ for seed in range(10**6):
     assert child.stdout is not None
     assert child.stdout.readline() == b"ready\n"
     while not (tmp_path / "card").exists():
+        assert child.poll() is None
         time.sleep(0.01)
     time.sleep(0.3)
     child.send_signal(signal.SIGKILL)
@@ -256,7 +259,7 @@ def test_card_from_checkpoint(tested_checkpoint: tuple[Path, Path], tmp_path: Pa
     facts = tmp_path / "facts.yaml"
     facts.write_text(
         "license: cc-by-4.0\nnotes: [trained in a test]\ntraining_commands: [ln-zoo fit]\n"
-        "differences: [smaller]\nsize: {training_data: eight rows}\n"
+        "differences: [smaller]\nsize: {training_data: eight rows}\nmain_metric: error\n"
     )
     folder = card_from_checkpoint(checkpoint, results, tmp_path / "mlp.tiny", facts=facts)
 
@@ -267,6 +270,7 @@ def test_card_from_checkpoint(tested_checkpoint: tuple[Path, Path], tmp_path: Pa
     assert {m["name"]: m["value"] for m in stored["metrics"]} == {
         name.removeprefix("test_"): value for name, value in tested["metrics"].items()
     }
+    assert [m["name"] for m in stored["metrics"]] == ["error", "nll"]
     assert {(m["dataset"], m["split"]) for m in stored["metrics"]} == {("digits", "test")}
     assert [m["unit"] for m in stored["metrics"] if m["name"] == "error"] == ["fraction"]
     assert stored["training"]["commands"] == ["ln-zoo fit"]
@@ -302,8 +306,10 @@ def test_facts_may_be_json_or_nothing(tested_checkpoint: tuple[Path, Path], tmp_
             "about MLPClassifier with BatchNorm, .* MLPClassifier with L",
         ),
         ({"metrics": {}}, "no metric was measured"),
-        ({"metrics": None}, "metrics is None"),
-        ({"data": {"dataset": "digits"}}, "data: 'preprocessing' is missing"),
+        ({"metrics": None}, "metrics cannot be None"),
+        ({"checkpoint": None}, "does not say checkpoint: it was not measured on a checkpoint; run"),
+        ({"steps": None}, "does not say steps"),
+        ({"data": {"batch_size": 4}}, "data: 'dataset' is missing"),
     ],
 )
 def test_results_of_another_run_are_refused(
@@ -327,6 +333,8 @@ def test_bad_files_are_named(tested_checkpoint: tuple[Path, Path], tmp_path: Pat
         card_from_checkpoint(checkpoint, results, out, facts={"licence": "mit"})
     with pytest.raises(CardError, match="fact notes must be a list, got 'one'"):
         card_from_checkpoint(checkpoint, results, out, facts={"notes": "one"})
+    with pytest.raises(CardError, match="main_metric 'loss' was not measured; measured are "):
+        card_from_checkpoint(checkpoint, results, out, facts={"main_metric": "loss"})
     short = tmp_path / "cut" / "best.ckpt"
     short.parent.mkdir()
     short.write_bytes(checkpoint.read_bytes()[:2000])

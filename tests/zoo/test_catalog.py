@@ -90,7 +90,7 @@ def test_text_for_the_command_line(models_folder: Path) -> None:
         "MLPClassifier",
         "BatchNorm",
         "digits",
-        "error 0.0525 fraction",
+        "error 5.25 %",
         "1,236",
     ]
     assert len(lines) == 3

@@ -97,33 +97,38 @@ def stack(
     """
     directions = 2 if bidirectional else 1
     runs = states[0].shape[0]
-    length, cases = x.shape[0], x.shape[1]
+    sizes: list[int]
+    order = None
     if batch_sizes is None:
-        sizes: list[int] = [cases] * length
-        data = x.flatten(0, 1)
+        sizes, data = [x.shape[1]] * x.shape[0], x.flatten(0, 1)
     else:
-        sizes = batch_sizes.tolist()
-        data = x
-        order = reversal(batch_sizes).to(x.device) if bidirectional else None
-
-    def reverse(a: Tensor) -> Tensor:
-        if batch_sizes is None:
-            return a.unflatten(0, (length, cases)).flip(0).flatten(0, 1)
-        return a.index_select(0, order)
+        sizes, data = batch_sizes.tolist(), x
+        if bidirectional:
+            order = reversal(batch_sizes).to(x.device)
+    steps = len(sizes)
 
     finals: list[States] = []
     for i in range(0, runs, directions):
         outputs, final = run(i, data, sizes, tuple(s[i] for s in states))
         finals.append(final)
         if bidirectional:
-            back, final = run(i + 1, reverse(data), sizes, tuple(s[i + 1] for s in states))
+            back, final = run(
+                i + 1, _reverse(data, steps, order), sizes, tuple(s[i + 1] for s in states)
+            )
             finals.append(final)
-            outputs = torch.cat([outputs, reverse(back)], dim=-1)
+            outputs = torch.cat([outputs, _reverse(back, steps, order)], dim=-1)
         if dropout and i + directions < runs:
             outputs = F.dropout(outputs, dropout, training)
         data = outputs
-    output = data.unflatten(0, (length, cases)) if batch_sizes is None else data
+    output = data.unflatten(0, x.shape[:2]) if batch_sizes is None else data
     return output, tuple(torch.stack(final) for final in zip(*finals, strict=True))
+
+
+def _reverse(data: Tensor, steps: int, order: Tensor | None) -> Tensor:
+    """Reverses each sequence within its own length; without an order all are of ``steps``."""
+    if order is None:
+        return data.unflatten(0, (steps, data.shape[0] // steps)).flip(0).flatten(0, 1)
+    return data.index_select(0, order)
 
 
 def reversal(batch_sizes: Tensor) -> Tensor:

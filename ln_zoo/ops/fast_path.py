@@ -19,7 +19,7 @@ from ln_zoo.ops.torch_rnn import TorchRNN
 class Kernel(Protocol):
     """A fast way to run all layers and directions of a recurrent layer.
 
-    One that runs a single direction becomes a kernel through `ln_zoo.ops.scan.stack`.
+    One that runs a single direction becomes a kernel through `ln_zoo.ops.recurrence.stack`.
     """
 
     @property

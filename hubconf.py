@@ -1,0 +1,9 @@
+"""Published models for ``torch.hub.load(path, name, source="local")``, dots as underscores."""
+
+from functools import partial
+
+from ln_zoo import list_models, load
+
+dependencies = ["torch", "lightning", "safetensors"]
+
+globals().update({name.replace(".", "_").replace("-", "_"): partial(load, name) for name in list_models()})

@@ -1,0 +1,347 @@
+"""Recurrent cells: one time step, for models that write their own loop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn import init
+
+from ln_zoo.norms import Identity, Norm, Site
+from ln_zoo.ops import CELLS, Cell, States, Weights
+
+
+def cell_sites(
+    cell: Cell,
+    hidden_size: int,
+    weights: dict[str, Tensor],
+    norm: Norm | None,
+    normalize: Sequence[str] | None,
+    factory: dict[str, Any],
+) -> nn.ModuleDict:
+    """The sites of one cell, by role: the strategy where ``normalize`` says so, else `Identity`.
+
+    Args:
+        cell: the cell.
+        hidden_size: H.
+        weights: freshly initialised ``"ih"`` and ``"hh"``, for strategies that act on weights.
+        norm: the strategy; ``None`` stands for `Identity`.
+        normalize: roles to act on; ``None`` stands for all.
+        factory: device and dtype of the parameters.
+
+    Raises:
+        ValueError: if ``normalize`` names a place that the cell does not have.
+    """
+    known = ", ".join(map(repr, cell.roles))
+    if isinstance(normalize, str):
+        raise ValueError(f"normalize must be a tuple of names, got {normalize!r}; valid: {known}")
+    unknown = [role for role in normalize or () if role not in cell.roles]
+    if unknown:
+        raise ValueError(
+            f"normalize names {', '.join(map(repr, unknown))}, but this layer's places are {known}"
+        )
+    norm = Identity() if norm is None else norm
+    return nn.ModuleDict(
+        {
+            place.role: Site(
+                norm if normalize is None or place.role in normalize else Identity(),
+                place.role,
+                sum(place.groups) * hidden_size,
+                groups=tuple(group * hidden_size for group in place.groups),
+                recurrent=True,
+                own_shift=place.own_shift,
+                weight=None if place.weight is None else weights[place.weight],
+                sums=place.sums,
+                **factory,
+            )
+            for place in cell.places
+        }
+    )
+
+
+def sites_by_role(sites: nn.Module) -> dict[str, Site]:
+    """What `cell_sites` made, as a plain dict."""
+    return cast("dict[str, Site]", dict(sites.named_children()))
+
+
+class _RecurrentCell(nn.RNNCellBase):
+    """What the three cells share."""
+
+    def __init__(
+        self,
+        cell: Cell,
+        input_size: int,
+        hidden_size: int,
+        bias: bool,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+        norm: Norm | None,
+        normalize: Sequence[str] | None,
+    ) -> None:
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        super().__init__(input_size, hidden_size, bias, cell.gates, **factory)
+        self._cell_name = cell.name
+        weights: dict[str, Tensor] = {"ih": self.weight_ih, "hh": self.weight_hh}
+        self.sites = cell_sites(cell, hidden_size, weights, norm, normalize, factory)
+
+    def reset_parameters(self) -> None:
+        """Draws weights and biases anew, as torch does; then `reset_norm`."""
+        bound = 1.0 / math.sqrt(self.hidden_size)
+        for parameter in self._parameters.values():
+            if parameter is not None:
+                init.uniform_(parameter, -bound, bound)
+        if "sites" in self._modules:  # torch's constructor calls this before there are any
+            self.reset_norm()
+
+    def reset_norm(self) -> None:
+        """Takes again what the strategy took from the weights, after they were re-initialised."""
+        sites = sites_by_role(self.sites)
+        sites["input"].reset_weight(self.weight_ih)
+        sites["recurrent"].reset_weight(self.weight_hh)
+
+    def _next(self, input: Tensor, states: States | None, step: int | None) -> States:
+        """The next states, for input (N, I) or (I,)."""
+        cell, sites = CELLS[self._cell_name], sites_by_role(self.sites)
+        self._check_input(input, states)
+        self._check_step(step, sites)
+        batched = input.dim() == 2
+        if not batched:
+            input = input.unsqueeze(0)
+        if states is None:
+            zeros = input.new_zeros(input.shape[0], self.hidden_size)
+            states = (zeros,) * len(cell.states)
+        elif not batched:
+            states = tuple(s.unsqueeze(0) for s in states)
+        weights = Weights(
+            sites["input"].weight(self.weight_ih),
+            sites["recurrent"].weight(self.weight_hh),
+            self.bias_ih,
+            self.bias_hh,
+        )
+        states = tuple(s.to(torch.promote_types(s.dtype, torch.float32)) for s in states)
+        wx = sites["input"](F.linear(input, weights.ih), step)
+        states = cell.step(wx, states, weights, sites, step)
+        states = tuple(s.to(self.weight_hh.dtype) for s in states)
+        return states if batched else tuple(s.squeeze(0) for s in states)
+
+    def _check_input(self, input: Tensor, states: States | None) -> None:
+        name = type(self).__name__
+        if input.dim() not in (1, 2):
+            raise ValueError(f"{name}: Expected input to be 1D or 2D, got {input.dim()}D instead")
+        if input.shape[-1] != self.input_size:
+            raise RuntimeError(
+                f"input has inconsistent input_size: got {input.shape[-1]}, "
+                f"expected {self.input_size}"
+            )
+        expected = (*input.shape[:-1], self.hidden_size)
+        for state in states or ():
+            if tuple(state.shape) != expected:
+                raise RuntimeError(f"Expected hidden size {expected}, got {list(state.shape)}")
+
+    def _check_step(self, step: int | None, sites: dict[str, Site]) -> None:
+        if step is not None and step < 0:
+            raise ValueError(f"step must be at least 0, got {step}")
+        for site in sites.values():
+            if step is None and site.norm.reads_step:
+                raise ValueError(
+                    f"{type(site.norm).__name__} keeps statistics for each time step: call the "
+                    "cell with step=t, counted from 0"
+                )
+
+
+class LSTMCell(_RecurrentCell):
+    """One step of an LSTM: `torch.nn.LSTMCell` with a normalisation strategy.
+
+    The paper's eq. 20-22, and 29-31 for DRAW. With gates i, f, g, o cut from
+    ``input(W x) + recurrent(U h) + b_ih + b_hh``, where ``input``, ``recurrent`` and ``cell`` are
+    the strategy at those sites::
+
+        c' = sigmoid(f) * c + sigmoid(i) * tanh(g)
+        h' = sigmoid(o) * tanh(cell(c'))
+
+    The carried c' is never normalised.
+
+    Args:
+        input_size: size I of each input.
+        hidden_size: size H of each state.
+        bias: whether there are biases; they are added after normalisation.
+        device: of the parameters, as in torch.
+        dtype: of the parameters, as in torch.
+        norm: the strategy; default `Identity`.
+        normalize: the sites to act on, of ``"input"``, ``"recurrent"``, ``"cell"``; default all.
+
+    Shapes: input (N, I) or (I,), states (N, H) or (H,). States come back in the precision of the
+    parameters, under autocast too.
+
+    Parameters: ``weight_ih`` (4H, I), ``weight_hh`` (4H, H), ``bias_ih``, ``bias_hh`` (4H,), drawn
+    as torch does; and, as far as the strategy has them, ``sites.input.gain``,
+    ``sites.recurrent.gain`` (4H,), ``sites.cell.gain``, ``sites.cell.shift`` (H,),
+    ``sites.input.scale``, ``sites.recurrent.scale`` (4H,).
+
+    Raises:
+        ValueError: for a name in ``normalize`` that is none of the sites.
+
+    Example:
+        >>> from ln_zoo.norms import LayerNorm
+        >>> cell = LSTMCell(3, 5, norm=LayerNorm())
+        >>> state = None
+        >>> for t, x in enumerate(torch.randn(4, 2, 3)):
+        ...     state = cell(x, state, step=t)
+        >>> state[0].shape
+        torch.Size([2, 5])
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        norm: Norm | None = None,
+        normalize: Sequence[str] | None = None,
+    ) -> None:
+        cell = CELLS["LSTM"]
+        super().__init__(cell, input_size, hidden_size, bias, device, dtype, norm, normalize)
+
+    def forward(
+        self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None, step: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The next states (h, c).
+
+        Args:
+            input: (N, I) or (I,).
+            hx: states (h, c), each (N, H) or (H,); default zeros.
+            step: time step, counted from 0; needed by strategies that keep statistics for each
+                (`BatchNorm`), without effect on others.
+
+        Raises:
+            RuntimeError: if sizes do not fit.
+            ValueError: if ``step`` is missing or negative.
+        """
+        h, c = self._next(input, hx, step)
+        return h, c
+
+
+class GRUCell(_RecurrentCell):
+    """One step of a GRU (paper, eq. 26-28): `torch.nn.GRUCell` with a normalisation strategy.
+
+    With r, z, n cut from ``input(W x) + b_ih`` and, marked ', from ``recurrent(U h) + b_hh``::
+
+        n = tanh(n + sigmoid(r + r') * n')
+        h = (1 - sigmoid(z + z')) * n + sigmoid(z + z') * h
+
+    The two gates share statistics over 2H features, the candidate n has its own.
+
+    Args:
+        input_size: size I of each input.
+        hidden_size: size H of each state.
+        bias: whether there are biases; they are added after normalisation.
+        device: of the parameters, as in torch.
+        dtype: of the parameters, as in torch.
+        norm: the strategy; default `Identity`.
+        normalize: the sites to act on, out of ``"input"``, ``"recurrent"``; default both.
+
+    Shapes: input (N, I) or (I,), state (N, H) or (H,). The state comes back in the precision of the
+    parameters, under autocast too.
+
+    Parameters: ``weight_ih`` (3H, I), ``weight_hh`` (3H, H), ``bias_ih``, ``bias_hh`` (3H,), drawn
+    as torch does; and, as far as the strategy has them, ``sites.input.gain``,
+    ``sites.recurrent.gain``, ``sites.input.scale``, ``sites.recurrent.scale`` (3H,).
+
+    Raises:
+        ValueError: for a name in ``normalize`` that is none of the sites.
+
+    Example:
+        >>> from ln_zoo.norms import RMSNorm
+        >>> GRUCell(3, 5, norm=RMSNorm())(torch.randn(2, 3)).shape
+        torch.Size([2, 5])
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        norm: Norm | None = None,
+        normalize: Sequence[str] | None = None,
+    ) -> None:
+        cell = CELLS["GRU"]
+        super().__init__(cell, input_size, hidden_size, bias, device, dtype, norm, normalize)
+
+    def forward(self, input: Tensor, hx: Tensor | None = None, step: int | None = None) -> Tensor:
+        """The next state h; arguments as for `LSTMCell.forward`, the state being h alone."""
+        return self._next(input, None if hx is None else (hx,), step)[0]
+
+
+class RNNCell(_RecurrentCell):
+    """One step of a simple RNN (paper, eq. 4): `torch.nn.RNNCell` with a normalisation strategy.
+
+    ``h' = f(sum(W x + U h) + b_ih + b_hh)``: the sum of both terms is normalised.
+
+    Args:
+        input_size: size I of each input.
+        hidden_size: size H of each state.
+        bias: whether there are biases; they are added after normalisation.
+        nonlinearity: f, ``"tanh"`` or ``"relu"``.
+        device: of the parameters, as in torch.
+        dtype: of the parameters, as in torch.
+        norm: the strategy; default `Identity`.
+        normalize: the sites to act on, out of ``"input"``, ``"recurrent"`` (whose weights alone a
+            strategy can act on) and ``"sum"``; default all.
+
+    Shapes: input (N, I) or (I,), state (N, H) or (H,). The state comes back in the precision of the
+    parameters, under autocast too.
+
+    Parameters: ``weight_ih`` (H, I), ``weight_hh`` (H, H), ``bias_ih``, ``bias_hh`` (H,), drawn as
+    torch does; and, as far as the strategy has them, ``sites.sum.gain``, ``sites.input.scale``,
+    ``sites.recurrent.scale`` (H,).
+
+    Raises:
+        ValueError: for another nonlinearity, or a name in ``normalize`` that is none of the sites.
+
+    Example:
+        >>> from ln_zoo.norms import LayerNorm
+        >>> cell = RNNCell(3, 5, norm=LayerNorm())
+        >>> [name for name, _ in cell.named_parameters()]
+        ['weight_ih', 'weight_hh', 'bias_ih', 'bias_hh', 'sites.sum.gain']
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        nonlinearity: str = "tanh",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        norm: Norm | None = None,
+        normalize: Sequence[str] | None = None,
+    ) -> None:
+        cell = rnn_cell(nonlinearity)
+        super().__init__(cell, input_size, hidden_size, bias, device, dtype, norm, normalize)
+        self.nonlinearity = nonlinearity
+
+    def forward(self, input: Tensor, hx: Tensor | None = None, step: int | None = None) -> Tensor:
+        """The next state h; arguments as for `LSTMCell.forward`, the state being h alone."""
+        return self._next(input, None if hx is None else (hx,), step)[0]
+
+
+def rnn_cell(nonlinearity: str) -> Cell:
+    """The simple RNN of this nonlinearity.
+
+    Raises:
+        ValueError: if it is neither ``"tanh"`` nor ``"relu"``.
+    """
+    if nonlinearity not in ("tanh", "relu"):
+        raise ValueError(f"Unknown nonlinearity {nonlinearity!r}. Select from 'tanh' or 'relu'.")
+    return CELLS[f"RNN_{nonlinearity.upper()}"]

@@ -1,0 +1,98 @@
+"""Two-dimensional convolution."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from ln_zoo.norms import Identity, Norm, Site
+
+
+class Conv2d(nn.Conv2d):
+    """``norm(W * x) + b``: `torch.nn.Conv2d` with a normalisation strategy (paper, section 6.7).
+
+    Layer normalisation takes its statistics over channels and positions of one case, batch
+    normalisation over cases and positions of one channel; either has one gain per channel. The bias
+    is added after normalisation: it is the paper's b.
+
+    Args:
+        in_channels: channels C of each input.
+        out_channels: channels F of each output.
+        kernel_size: size of the kernel.
+        stride: step of the kernel.
+        padding: of both sides: a size, ``"valid"`` or ``"same"``.
+        dilation: distance of the kernel's elements.
+        groups: number of groups of channels that are convolved apart; statistics do not mind them.
+        bias: whether there is a bias.
+        padding_mode: ``"zeros"``, ``"reflect"``, ``"replicate"`` or ``"circular"``.
+        device: of the parameters, as in torch.
+        dtype: of the parameters, as in torch.
+        norm: the strategy; default `Identity`, which makes this layer torch's own.
+
+    Shapes: input (N, C, H, W) or (C, H, W), output (N, F, H', W') or (F, H', W'), in the precision
+    torch's layer would give.
+
+    Parameters: ``weight`` (F, C / groups, k, k) and ``bias`` (F,), initialised as torch does;
+    ``site.gain`` (F,) with a strategy that has a gain; ``site.scale`` (F,) with weight
+    normalisation.
+
+    Raises:
+        ValueError: under batch normalisation in training, for one value per channel.
+
+    Example:
+        >>> from ln_zoo.norms import LayerNorm
+        >>> layer = Conv2d(3, 8, 3, padding="same", norm=LayerNorm())
+        >>> layer(torch.randn(2, 3, 5, 5)).shape
+        torch.Size([2, 8, 5, 5])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, int],
+        stride: int | tuple[int, int] = 1,
+        padding: str | int | tuple[int, int] = 0,
+        dilation: int | tuple[int, int] = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: Literal["zeros", "reflect", "replicate", "circular"] = "zeros",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        norm: Norm | None = None,
+    ) -> None:
+        super().__init__(
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride,
+            padding,
+            dilation,
+            groups,
+            bias,
+            padding_mode,
+            device,
+            dtype,
+        )
+        norm = Identity() if norm is None else norm
+        self.site = Site(
+            norm, "sum", out_channels, axis=1, weight=self.weight, device=device, dtype=dtype
+        )
+
+    def forward(self, input: Tensor) -> Tensor:
+        weight = self.site.weight(self.weight)
+        if not self.site.normalizes_sums:
+            return self._conv_forward(input, weight, self.bias)
+        sums = self._conv_forward(input, weight, None)
+        batched = sums.dim() == 4
+        output = self.site(sums if batched else sums.unsqueeze(0))
+        if self.bias is not None:
+            output = output + self.bias.view(-1, 1, 1)
+        return (output if batched else output.squeeze(0)).to(sums.dtype)
+
+    def reset_norm(self) -> None:
+        """Takes again what the strategy took from the weight, after that was re-initialised."""
+        self.site.reset_weight(self.weight)

@@ -1,0 +1,487 @@
+"""Recurrent layers: any cell with any strategy, with torch's semantics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import init
+from torch.nn.utils.rnn import PackedSequence
+
+from ln_zoo import ops
+from ln_zoo.layers.cells import cell_sites, rnn_cell, sites_by_role
+from ln_zoo.norms import Norm, Site
+from ln_zoo.ops import CELLS, States, Weights
+
+
+class _Recurrent(nn.RNNBase):
+    """What the three layers share: parameters, arguments, and the choice of the loop.
+
+    It is no `torch.nn.LSTM`, `GRU` or `RNN`, since torch.compile refuses to trace those.
+    """
+
+    def __init__(
+        self,
+        mode: str,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int,
+        bias: bool,
+        batch_first: bool,
+        dropout: float,
+        bidirectional: bool,
+        proj_size: int,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+        norm: Norm | None,
+        normalize: Sequence[str] | None,
+    ) -> None:
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        super().__init__(
+            mode,
+            input_size,
+            hidden_size,
+            num_layers,
+            bias,
+            batch_first,
+            dropout,
+            bidirectional,
+            proj_size,
+            **factory,
+        )
+        self.sites = nn.ModuleDict()
+        for suffix in self._suffixes():
+            weights = {kind: getattr(self, f"weight_{kind}_{suffix}") for kind in ("ih", "hh")}
+            self.sites[suffix] = cell_sites(
+                CELLS[mode], hidden_size, weights, norm, normalize, factory
+            )
+
+    def _suffixes(self) -> Iterator[str]:
+        """What ends the parameter names of each direction of each layer, in torch's order."""
+        for layer in range(self.num_layers):
+            yield f"l{layer}"
+            if self.bidirectional:
+                yield f"l{layer}_reverse"
+
+    def _directions(self) -> dict[str, dict[str, Site]]:
+        """The sites of each direction of each layer, by the end of its parameters' names."""
+        return {suffix: sites_by_role(sites) for suffix, sites in self.sites.named_children()}
+
+    def reset_parameters(self) -> None:
+        """Draws weights and biases anew, as torch does; then `reset_norm`."""
+        bound = 1.0 / math.sqrt(self.hidden_size)
+        for name in self._flat_weights_names:
+            init.uniform_(getattr(self, name), -bound, bound)
+        if "sites" in self._modules:  # torch's constructor calls this before there are any
+            self.reset_norm()
+
+    def reset_norm(self) -> None:
+        """Takes again what the strategy took from the weights, after they were re-initialised."""
+        for suffix, sites in self._directions().items():
+            sites["input"].reset_weight(getattr(self, f"weight_ih_{suffix}"))
+            sites["recurrent"].reset_weight(getattr(self, f"weight_hh_{suffix}"))
+
+    def _run(
+        self, input: Tensor | PackedSequence, states: States | None
+    ) -> tuple[Tensor | PackedSequence, States]:
+        """Outputs and final states, in the layout of the input."""
+        if isinstance(input, PackedSequence):
+            data, batch_sizes, order, back = input
+            if states is not None and order is not None:
+                self._check_states(data, batch_sizes, states)
+                states = tuple(s.index_select(1, order) for s in states)
+            output, states = self._run_layers(data, batch_sizes, states)
+            if back is not None:
+                states = tuple(s.index_select(1, back) for s in states)
+            return PackedSequence(output, batch_sizes, order, back), states
+
+        if input.dim() not in (2, 3):
+            raise ValueError(
+                f"{type(self).__name__}: Expected input to be 2D or 3D, got {input.dim()}D instead"
+            )
+        self._check_batching(input, states)
+        if input.dim() == 2:
+            if states is not None:
+                states = tuple(s.unsqueeze(1) for s in states)
+            output, states = self._run_layers(input.unsqueeze(1), None, states)
+            return output.squeeze(1), tuple(s.squeeze(1) for s in states)
+        output, states = self._run_layers(
+            input.transpose(0, 1) if self.batch_first else input, None, states
+        )
+        return output.transpose(0, 1) if self.batch_first else output, states
+
+    def _run_layers(
+        self, x: Tensor, batch_sizes: Tensor | None, states: States | None
+    ) -> tuple[Tensor, States]:
+        """The same for time-major input (T, N, I) or packed data (total, I)."""
+        self.check_input(x, batch_sizes)
+        if x.shape[0] == 0:
+            raise RuntimeError("Expected sequence length to be larger than 0 in RNN")
+        if states is None:
+            states = tuple(x.new_zeros(size) for size in self._state_sizes(x, batch_sizes))
+        else:
+            self._check_states(x, batch_sizes, states)
+        cell = CELLS[self.mode]
+        directions = self._directions()
+        weights = [self._effective_weights(*direction) for direction in directions.items()]
+        records = [
+            {role: site.describe() for role, site in sites.items()} for sites in directions.values()
+        ]
+        bidirectional, dropout, training = self.bidirectional, self.dropout, self.training
+
+        kernel = ops.pick(cell, records, x)
+        if kernel is not None:
+            return kernel(
+                cell,
+                records,
+                x,
+                batch_sizes,
+                states,
+                weights,
+                bidirectional=bidirectional,
+                dropout=dropout,
+                training=training,
+            )
+
+        all_sites = list(directions.values())
+
+        def run(i: int, x: Tensor, sizes: Sequence[int], states: States) -> tuple[Tensor, States]:
+            reads_step = all_sites[i]["input"].norm.reads_step
+            return ops.scan(cell, x, sizes, states, weights[i], all_sites[i], reads_step)
+
+        return ops.stack(
+            run,
+            x,
+            batch_sizes,
+            states,
+            bidirectional=bidirectional,
+            dropout=dropout,
+            training=training,
+        )
+
+    def _effective_weights(self, suffix: str, sites: dict[str, Site]) -> Weights:
+        return Weights(
+            sites["input"].weight(getattr(self, f"weight_ih_{suffix}")),
+            sites["recurrent"].weight(getattr(self, f"weight_hh_{suffix}")),
+            getattr(self, f"bias_ih_{suffix}", None),
+            getattr(self, f"bias_hh_{suffix}", None),
+            getattr(self, f"weight_hr_{suffix}", None),
+        )
+
+    # Checks of the initial states, with torch's words
+
+    def _state_sizes(self, x: Tensor, batch_sizes: Tensor | None) -> list[tuple[int, ...]]:
+        cases = x.shape[1] if batch_sizes is None else int(batch_sizes[0])
+        widths = (self.proj_size or self.hidden_size, self.hidden_size)
+        names = CELLS[self.mode].states
+        return [(len(self.sites), cases, width) for _, width in zip(names, widths, strict=False)]
+
+    def _check_states(self, x: Tensor, batch_sizes: Tensor | None, states: States) -> None:
+        sizes = self._state_sizes(x, batch_sizes)
+        for i, (state, size) in enumerate(zip(states, sizes, strict=True)):
+            place = f"[{i}]" if len(sizes) > 1 else ""
+            if tuple(state.shape) != size:
+                raise RuntimeError(f"Expected hidden{place} size {size}, got {list(state.shape)}")
+            if state.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
+                raise RuntimeError(
+                    "Input and hidden tensors are not the same dtype, found input tensor with "
+                    f"{x.dtype} and hidden{place} tensor with {state.dtype}"
+                )
+
+    def _check_batching(self, input: Tensor, states: States | None) -> None:
+        if states is None or all(s.dim() == input.dim() for s in states):
+            return
+        kind = "batched" if input.dim() == 3 else "unbatched"
+        which, got, noun = "hx", f"{states[0].dim()}-D", "tensor"
+        if len(states) > 1:
+            which, noun = "hx and cx", "tensors"
+            got = "(" + ", ".join(f"{s.dim()}-D" for s in states) + ")"
+        raise RuntimeError(
+            f"For {kind} {input.dim()}-D input, {which} should also be {input.dim()}-D "
+            f"but got {got} {noun}"
+        )
+
+
+class LSTM(_Recurrent):
+    """Layers of long short-term memory (paper, eq. 20-22): `torch.nn.LSTM` with a strategy.
+
+    With gates i, f, g, o cut from ``input(W x) + recurrent(U h) + b_ih + b_hh``, where ``input``,
+    ``recurrent`` and ``cell`` are the strategy at those sites::
+
+        c' = sigmoid(f) * c + sigmoid(i) * tanh(g)
+        h' = sigmoid(o) * tanh(cell(c'))
+
+    The carried c' is never normalised. With ``proj_size``, ``h' = W_hr h'``.
+
+    Differences from the paper: there are two biases as in torch, both added after normalisation
+    (the paper's b), and the gates come in torch's order.
+
+    Args:
+        input_size: size I of each input.
+        hidden_size: size H of each cell state.
+        num_layers: layers; each reads the outputs of the one before.
+        bias: whether there are biases.
+        batch_first: whether input and output are (N, T, \\*) in place of (T, N, \\*).
+        dropout: probability with which an output between two layers is set to zero in training.
+        bidirectional: whether each layer has a second direction, which reads each sequence
+            backwards from its own end.
+        proj_size: size P of the outputs, if they are projected; 0 for no projection.
+        device: of the parameters, as in torch.
+        dtype: of the parameters, as in torch.
+        norm: the strategy; default `Identity`, which makes this layer torch's own.
+        normalize: the sites to act on, of ``"input"``, ``"recurrent"``, ``"cell"``; default all.
+
+    Parameters: torch's own, drawn as torch does (``weight_ih_l0`` (4H, I), ``weight_hh_l0``
+    (4H, H or P), ``bias_ih_l0``, ``bias_hh_l0`` (4H,), ``weight_hr_l0`` (P, H), ``..._reverse``);
+    and, as far as the strategy has them, ``sites.l0.input.gain``, ``sites.l0.recurrent.gain``
+    (4H,), ``sites.l0.cell.gain``, ``sites.l0.cell.shift`` (H,), ``sites.l0.input.scale``,
+    ``sites.l0.recurrent.scale`` (4H,), ``sites.l0_reverse...``.
+
+    Precision: states are carried in float32 at least. Under autocast the output has autocast's
+    precision and the final states that of the parameters, so that a sequence can be cut in two
+    without rounding; where torch's fused loop runs, its own rules hold.
+
+    Raises:
+        ValueError: for a name in ``normalize`` that is none of the sites, and as torch does.
+
+    Example:
+        >>> from ln_zoo.norms import LayerNorm
+        >>> layer = LSTM(3, 5, num_layers=2, batch_first=True, norm=LayerNorm())
+        >>> output, (h, c) = layer(torch.randn(4, 7, 3))
+        >>> output.shape, h.shape, c.shape
+        (torch.Size([4, 7, 5]), torch.Size([2, 4, 5]), torch.Size([2, 4, 5]))
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        proj_size: int = 0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        norm: Norm | None = None,
+        normalize: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(
+            "LSTM",
+            input_size,
+            hidden_size,
+            num_layers,
+            bias,
+            batch_first,
+            dropout,
+            bidirectional,
+            proj_size,
+            device,
+            dtype,
+            norm,
+            normalize,
+        )
+
+    def forward(
+        self, input: Tensor | PackedSequence, hx: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor | PackedSequence, tuple[Tensor, Tensor]]:
+        """Outputs and final states.
+
+        Args:
+            input: (T, N, I), (N, T, I) with ``batch_first``, (T, I) for one case, or packed.
+            hx: initial (h, c), (L, N, H or P) and (L, N, H), or (L, H or P) and (L, H) for one
+                case, with L = layers * directions; default zeros.
+
+        Returns:
+            The output, (T, N, D * H) for D directions, or in the layout of the input, and the final
+            states (h, c) in the shapes of ``hx``.
+
+        Raises:
+            RuntimeError: if sizes do not fit.
+            ValueError: if the input is neither 2D nor 3D; under batch normalisation in training,
+                for a batch of one.
+        """
+        if hx is not None and (isinstance(hx, Tensor) or len(hx) != 2):
+            raise TypeError(f"LSTM: hx must be a tuple (h_0, c_0) of two tensors, got {_kind(hx)}")
+        output, (h, c) = self._run(input, hx)
+        return output, (h, c)
+
+
+class GRU(_Recurrent):
+    """Layers of gated recurrent units (paper, eq. 26-28): `torch.nn.GRU` with a strategy.
+
+    With r, z, n cut from ``input(W x) + b_ih`` and, marked ', from ``recurrent(U h) + b_hh``::
+
+        n = tanh(n + sigmoid(r + r') * n')
+        h = (1 - sigmoid(z + z')) * n + sigmoid(z + z') * h
+
+    The two gates share statistics over 2H features, the candidate n has its own.
+
+    Differences from the paper: there are two biases as in torch, both added after normalisation,
+    and z and 1 - z have torch's places.
+
+    Args:
+        input_size: size I of each input.
+        hidden_size: size H of each state.
+        num_layers: layers; each reads the outputs of the one before.
+        bias: whether there are biases.
+        batch_first: whether input and output are (N, T, \\*) in place of (T, N, \\*).
+        dropout: probability with which an output between two layers is set to zero in training.
+        bidirectional: whether each layer has a second direction, which reads each sequence
+            backwards from its own end.
+        device: of the parameters, as in torch.
+        dtype: of the parameters, as in torch.
+        norm: the strategy; default `Identity`, which makes this layer torch's own.
+        normalize: the sites to act on, out of ``"input"``, ``"recurrent"``; default both.
+
+    Parameters: torch's own, drawn as torch does (``weight_ih_l0`` (3H, I), ``weight_hh_l0``
+    (3H, H), ``bias_ih_l0``, ``bias_hh_l0`` (3H,), ``..._reverse``); and, as far as the strategy has
+    them, ``sites.l0.input.gain``, ``sites.l0.recurrent.gain``, ``sites.l0.input.scale``,
+    ``sites.l0.recurrent.scale`` (3H,), ``sites.l0_reverse...``.
+
+    Precision: as `LSTM`.
+
+    Raises:
+        ValueError: for a name in ``normalize`` that is none of the sites, and as torch does.
+
+    Example:
+        >>> from ln_zoo.norms import LayerNorm
+        >>> output, h = GRU(3, 5, bidirectional=True, norm=LayerNorm())(torch.randn(7, 4, 3))
+        >>> output.shape, h.shape
+        (torch.Size([7, 4, 10]), torch.Size([2, 4, 5]))
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        norm: Norm | None = None,
+        normalize: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(
+            "GRU",
+            input_size,
+            hidden_size,
+            num_layers,
+            bias,
+            batch_first,
+            dropout,
+            bidirectional,
+            0,
+            device,
+            dtype,
+            norm,
+            normalize,
+        )
+
+    def forward(
+        self, input: Tensor | PackedSequence, hx: Tensor | None = None
+    ) -> tuple[Tensor | PackedSequence, Tensor]:
+        """Outputs and final state; arguments as for `LSTM.forward`, the state being h alone."""
+        return _single_state(self, input, hx)
+
+
+class RNN(_Recurrent):
+    """Layers of simple recurrent units (paper, eq. 4): `torch.nn.RNN` with a strategy.
+
+    ``h' = f(sum(W x + U h) + b_ih + b_hh)``: the sum of both terms is normalised.
+
+    Args:
+        input_size: size I of each input.
+        hidden_size: size H of each state.
+        num_layers: layers; each reads the outputs of the one before.
+        nonlinearity: f, ``"tanh"`` or ``"relu"``.
+        bias: whether there are biases.
+        batch_first: whether input and output are (N, T, \\*) in place of (T, N, \\*).
+        dropout: probability with which an output between two layers is set to zero in training.
+        bidirectional: whether each layer has a second direction, which reads each sequence
+            backwards from its own end.
+        device: of the parameters, as in torch.
+        dtype: of the parameters, as in torch.
+        norm: the strategy; default `Identity`, which makes this layer torch's own.
+        normalize: the sites to act on, out of ``"input"``, ``"recurrent"`` (whose weights alone a
+            strategy can act on) and ``"sum"``; default all.
+
+    Parameters: torch's own, drawn as torch does (``weight_ih_l0`` (H, I), ``weight_hh_l0`` (H, H),
+    ``bias_ih_l0``, ``bias_hh_l0`` (H,), ``..._reverse``); and, as far as the strategy has them,
+    ``sites.l0.sum.gain``, ``sites.l0.input.scale``, ``sites.l0.recurrent.scale`` (H,),
+    ``sites.l0_reverse...``.
+
+    Precision: as `LSTM`.
+
+    Raises:
+        ValueError: for another nonlinearity, a name in ``normalize`` that is none of the sites, and
+            as torch does.
+
+    Example:
+        >>> from ln_zoo.norms import LayerNorm
+        >>> output, h = RNN(3, 5, nonlinearity="relu", norm=LayerNorm())(torch.randn(7, 4, 3))
+        >>> output.shape, h.shape
+        (torch.Size([7, 4, 5]), torch.Size([1, 4, 5]))
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        nonlinearity: str = "tanh",
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        norm: Norm | None = None,
+        normalize: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(
+            rnn_cell(nonlinearity).name,
+            input_size,
+            hidden_size,
+            num_layers,
+            bias,
+            batch_first,
+            dropout,
+            bidirectional,
+            0,
+            device,
+            dtype,
+            norm,
+            normalize,
+        )
+        self.nonlinearity = nonlinearity
+
+    def forward(
+        self, input: Tensor | PackedSequence, hx: Tensor | None = None
+    ) -> tuple[Tensor | PackedSequence, Tensor]:
+        """Outputs and final state; arguments as for `LSTM.forward`, the state being h alone."""
+        return _single_state(self, input, hx)
+
+
+def _single_state(
+    layer: _Recurrent, input: Tensor | PackedSequence, hx: Tensor | None
+) -> tuple[Tensor | PackedSequence, Tensor]:
+    if hx is not None and not isinstance(hx, Tensor):
+        raise TypeError(f"{type(layer).__name__}: hx must be a tensor h_0, got {_kind(hx)}")
+    output, (h,) = layer._run(input, None if hx is None else (hx,))
+    return output, h
+
+
+def _kind(hx: Any) -> str:
+    name = type(hx).__name__
+    return f"{name} of {len(hx)}" if isinstance(hx, tuple | list) else name

@@ -1,0 +1,90 @@
+"""Every shipped strategy, and one as a user would write it, inherits the checks that we ship."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+
+import ln_zoo.norms
+from ln_zoo.layers import Linear
+from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm
+from ln_zoo.testing import NormCase, invariance_deviations
+
+
+class TestLayerNorm(NormCase):
+    norm = LayerNorm()
+
+
+class TestRMSNorm(NormCase):
+    norm = RMSNorm()
+
+
+class TestBatchNorm(NormCase):
+    norm = BatchNorm(max_steps=5)
+
+
+class TestUnbiasedBatchNorm(NormCase):
+    norm = BatchNorm(unbiased=True, gain=0.5, max_steps=2, momentum=0.3)
+
+
+class TestWeightNorm(NormCase):
+    norm = WeightNorm()
+
+
+class TestIdentity(NormCase):
+    norm = Identity()
+
+
+@dataclass(frozen=True)
+class MeanOnly(Norm):
+    """A user's own: each case is centred, its spread left alone; only `sums` knows."""
+
+    strength: float = 1.0
+
+    invariances: ClassVar[frozenset[str]] = frozenset({"weight_matrix_recentering"})
+
+    def init_sums(self, site):
+        site.add_affine(gain=1.0)
+
+    def sums(self, site, a, step=None):
+        return site.affine(a - self.strength * site.mean(a))
+
+
+class TestUserNorm(NormCase):
+    norm = MeanOnly()
+
+
+def test_every_shipped_strategy_has_its_case():
+    exported = [getattr(ln_zoo.norms, name) for name in ln_zoo.norms.__all__]
+    shipped = {c for c in exported if isinstance(c, type) and issubclass(c, Norm)} - {Norm}
+    assert shipped <= {type(case.norm) for case in NormCase.__subclasses__()}
+
+
+@pytest.mark.parametrize(
+    ("norm", "row"),
+    [
+        (BatchNorm(), "yes no yes yes yes no"),
+        (WeightNorm(), "yes no yes no no no"),
+        (LayerNorm(), "yes yes no yes no yes"),
+        (RMSNorm(), "yes no no yes no yes"),
+        (Identity(), "no no no no no no"),
+    ],
+    ids=repr,
+)
+def test_table_1(norm, row):
+    """The paper's table, columns in its order; RMS norm is not in it."""
+    deviations = list(invariance_deviations(norm).values())
+    for word, deviation in zip(row.split(), deviations, strict=True):
+        assert deviation <= 1e-12 if word == "yes" else deviation > 0.05
+
+
+@pytest.mark.parametrize(
+    "norm", [LayerNorm(), RMSNorm(), BatchNorm(), WeightNorm(), Identity()], ids=repr
+)
+def test_torch_compiles_a_linear_layer_in_one_graph(norm):
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    layer, x = Linear(5, 4, norm=norm), torch.randn(4, 5)
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), layer(x))

@@ -1,0 +1,124 @@
+"""The package as a whole: light import, torch hub, the built wheel, the README."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+
+import ln_zoo
+from ln_zoo.zoo.catalog import markdown_table
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def python_blocks() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+
+
+def test_import_is_light() -> None:
+    code = "import sys, ln_zoo; dir(ln_zoo); ln_zoo.list_models(); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+@pytest.mark.parametrize("name", ln_zoo.__all__)
+def test_every_public_name_is_found(name: str) -> None:
+    assert getattr(ln_zoo, name) is not None
+
+
+def test_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'LayrNorm'"):
+        _ = ln_zoo.LayrNorm
+
+
+def test_constraints_pin_every_dependency() -> None:
+    pinned = {
+        line.partition("==")[0].lower().replace("_", "-")
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+    }
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = project["dependencies"] + project["optional-dependencies"]["test"]
+    names = {re.split(r"[\[<>=]", need)[0].lower().replace("_", "-") for need in needed}
+    assert names <= pinned
+
+
+def test_ci_runs_the_commands_of_the_readme() -> None:
+    ci = (ROOT / ".ci" / "run").read_text()
+    blocks = re.findall(r"```\n(.*?)```", README, flags=re.DOTALL)
+    install, test = (next(b for b in blocks if word in b) for word in ("quickstart", "pytest"))
+    parts = install.strip().split(" && ")[2:] + test.strip().split(" && ")
+    assert parts[-1] == "pytest"
+    for part in parts:
+        assert part in ci.replace("--quiet ", "")
+
+
+def test_readme_layer_example_runs() -> None:
+    names: dict[str, object] = {}
+    exec(python_blocks()[0], names)
+    output = names["output"]
+    assert isinstance(output, torch.Tensor)
+    assert output.shape == (8, 50, 256)
+
+
+def test_readme_strategy_is_short_and_passes_its_case(tmp_path: Path) -> None:
+    strategy = next(b for b in python_blocks() if b.startswith("# my_norm.py"))
+    case = next(b for b in python_blocks() if "NormCase" in b)
+    body = strategy.partition("@dataclass")[2].strip().splitlines()
+    assert len(body) < 10
+    (tmp_path / "my_norm.py").write_text(strategy)
+    (tmp_path / "test_my_norm.py").write_text(f"from my_norm import MyNorm\n{case}")
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"\d+ passed", done.stdout)
+
+
+def test_readme_subclass_runs() -> None:
+    names: dict[str, object] = {}
+    exec(next(b for b in python_blocks() if "class Decayed" in b), names)
+    model = names["model"]
+    assert isinstance(model, torch.nn.Module)
+    assert type(model.configure_optimizers()) is torch.optim.AdamW
+    assert model(torch.rand(4, 784)).shape == (4, 10)
+
+
+def test_readme_table_is_that_of_the_cards() -> None:
+    assert markdown_table() in README
+
+
+def test_torch_hub_lists_and_loads() -> None:
+    assert "mlp_layernorm" in torch.hub.list(str(ROOT), source="local")
+    model = torch.hub.load(str(ROOT), "mlp_layernorm", source="local")
+    assert not model.training
+
+
+@pytest.mark.slow
+def test_wheel_holds_published_models(tmp_path: Path) -> None:
+    pip = [sys.executable, "-m", "pip"]
+    subprocess.run([*pip, "wheel", "-q", "--no-deps", "-w", tmp_path, ROOT], check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name.endswith("py3-none-any.whl")
+    target = tmp_path / "site"
+    subprocess.run([*pip, "install", "-q", "--no-deps", "--target", target, wheel], check=True)
+    code = (
+        "import json, ln_zoo; model = ln_zoo.load('mlp.layernorm');"
+        "print(json.dumps([ln_zoo.__file__, sum(p.numel() for p in model.parameters())]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(target), "HF_HUB_OFFLINE": "1", "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    file, parameters = json.loads(done.stdout.splitlines()[-1])
+    assert file.startswith(str(target))
+    assert parameters == 1_798_010

@@ -1,0 +1,478 @@
+"""A check that cannot fail proves nothing: each one of `NormCase` meets a strategy it must refuse."""
+
+import dataclasses
+import importlib
+import sys
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ln_zoo.testing
+from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, WeightNorm
+from ln_zoo.ops.records import RowNorm
+from ln_zoo.testing import NormCase
+
+pytest_plugins = ["pytester"]
+
+FAILURE = (AssertionError, pytest.fail.Exception)
+
+
+@dataclass(frozen=True)
+class Good(Norm):
+    """RMS norm without a fault; the strategies below add one each."""
+
+    eps: float = 1e-5
+    invariances: ClassVar[frozenset[str]] = frozenset(
+        {"weight_matrix_rescaling", "dataset_rescaling", "case_rescaling"}
+    )
+
+    def init_sums(self, site):
+        site.add_affine(gain=1.0)
+
+    def sums(self, site, a, step=None):
+        return site.affine(a * torch.rsqrt(site.mean(a.square()) + self.eps))
+
+
+# Values
+
+
+@dataclass
+class NotFrozen(Norm):
+    eps: float = 1e-5
+
+
+class NoDataclass(Norm):
+    pass
+
+
+@dataclass(frozen=True)
+class ListField(Good):
+    sizes: list[int] = dataclasses.field(default_factory=lambda: [1, 2])
+
+
+@dataclass(frozen=True)
+class TensorField(Good):
+    start: Tensor = dataclasses.field(default_factory=lambda: torch.ones(2))
+
+
+@dataclass(frozen=True)
+class IdentityField(Good):
+    marker: object = dataclasses.field(default_factory=object)
+
+
+@dataclass(frozen=True)
+class TupleField(Good):
+    """A tuple comes back from JSON and YAML as a list."""
+
+    sizes: tuple[int, ...] = (1, 2)
+
+
+@dataclass(frozen=True)
+class HiddenField(Good):
+    power: float = dataclasses.field(default=2.0, repr=False)
+
+
+class Outer:
+    @dataclass(frozen=True)
+    class Nested(Good):
+        pass
+
+
+# Shapes and gradients
+
+
+@dataclass(frozen=True)
+class DropsAFeature(Good):
+    def sums(self, site, a, step=None):
+        return a[..., :1]
+
+
+@dataclass(frozen=True)
+class WrongWithoutBatch(Good):
+    def sums(self, site, a, step=None):
+        return a if a.numel() == site.features else 2 * a
+
+
+@dataclass(frozen=True)
+class DetachesStatistics(Good):
+    def sums(self, site, a, step=None):
+        return site.affine(a * torch.rsqrt(site.mean(a.square()) + self.eps).detach())
+
+
+@dataclass(frozen=True)
+class NoEps(Good):
+    def sums(self, site, a, step=None):
+        return site.affine(a / site.mean(a.square()).sqrt())
+
+
+# Saving
+
+
+@dataclass(frozen=True)
+class StateOutsideStateDict(Good):
+    def init_sums(self, site):
+        super().init_sums(site)
+        site.start = torch.rand(())
+
+    def sums(self, site, a, step=None):
+        return super().sums(site, a + site.start)
+
+
+class _ForgetsInPickle(nn.Module):
+    def __init__(self, value=1.0):
+        super().__init__()
+        self.value = value
+
+    def __deepcopy__(self, memo):
+        return _ForgetsInPickle(self.value)
+
+    def __reduce__(self):
+        return _ForgetsInPickle, ()
+
+
+@dataclass(frozen=True)
+class LosesStateInPickle(Good):
+    def init_sums(self, site):
+        super().init_sums(site)
+        site.part = _ForgetsInPickle(3.0)
+
+    def sums(self, site, a, step=None):
+        return site.part.value * super().sums(site, a)
+
+
+class _Shared(Tensor):
+    def __deepcopy__(self, memo):
+        return self
+
+
+@dataclass(frozen=True)
+class SharesAcrossCopies(Good):
+    def init_sums(self, site):
+        super().init_sums(site)
+        site.register_buffer("table", torch.ones(()).as_subclass(_Shared))
+
+
+@dataclass(frozen=True)
+class TracksInEvaluation(Good):
+    def init_sums(self, site):
+        super().init_sums(site)
+        site.add_buffer("calls", (), 0, dtype=torch.int64)
+
+    def sums(self, site, a, step=None):
+        site.calls += 1
+        return super().sums(site, a)
+
+
+# Declarations
+
+
+@dataclass(frozen=True)
+class MixesInSecret(Good):
+    invariances: ClassVar[frozenset[str]] = BatchNorm.invariances
+
+    def sums(self, site, a, step=None):
+        dims = site.case_dims(a) if site.training else ()
+        return a - a.mean(dims, keepdim=True) if dims else a
+
+
+@dataclass(frozen=True)
+class MixesInEvaluation(MixesInSecret):
+    mixes_cases: ClassVar[bool] = True
+
+    def sums(self, site, a, step=None):
+        return a - a.mean(site.case_dims(a), keepdim=True)
+
+
+@dataclass(frozen=True)
+class SaysItMixes(Good):
+    mixes_cases: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class ReadsStepInSecret(Good):
+    def sums(self, site, a, step=None):
+        return super().sums(site, a) * (1 + (step or 0))
+
+
+@dataclass(frozen=True)
+class SaysItReadsStep(Good):
+    reads_step: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class ClaimsTooMuch(Good):
+    invariances: ClassVar[frozenset[str]] = Good.invariances | {"weight_matrix_recentering"}
+
+
+@dataclass(frozen=True)
+class ClaimsTooLittle(Good):
+    invariances: ClassVar[frozenset[str]] = Good.invariances - {"case_rescaling"}
+
+
+@dataclass(frozen=True)
+class MisspeltInvariance(Good):
+    invariances: ClassVar[frozenset[str]] = Good.invariances | {"case_scaling"}
+
+
+# describe
+
+
+@dataclass(frozen=True)
+class DescribesOtherEps(Good):
+    def describe(self, site):
+        return RowNorm(site.groups, True, False, 0.1, site.gain, site.shift)
+
+
+@dataclass(frozen=True)
+class DescribesOneGroup(Good):
+    def describe(self, site):
+        return RowNorm((site.features,), True, False, self.eps, site.gain, site.shift)
+
+
+@dataclass(frozen=True)
+class DescribesDetachedGain(Good):
+    def describe(self, site):
+        return RowNorm(site.groups, True, False, self.eps, site.gain.detach(), site.shift)
+
+
+@dataclass(frozen=True)
+class DescribesIdentity(Good):
+    def describe(self, site):
+        return RowNorm(site.groups)
+
+
+@dataclass(frozen=True)
+class DescribesRight(Good):
+    def describe(self, site):
+        return RowNorm(site.groups, True, False, self.eps, site.gain, site.shift)
+
+
+# Recurrent layers
+
+
+@dataclass(frozen=True)
+class MixesRows(Good):
+    """Counts the rows it sees: all steps of all cases at an input site."""
+
+    def sums(self, site, a, step=None):
+        return super().sums(site, a) * len(a)
+
+
+# Precision and devices
+
+
+@dataclass(frozen=True)
+class ReturnsFloat32(Good):
+    def sums(self, site, a, step=None):
+        return super().sums(site, a.float())
+
+
+@dataclass(frozen=True)
+class ReturnsFloat64(Good):
+    def sums(self, site, a, step=None):
+        return super().sums(site, a.double())
+
+
+@dataclass(frozen=True)
+class HalfBuffer(Good):
+    def init_sums(self, site):
+        super().init_sums(site)
+        site.average = nn.Module()
+        site.average.register_buffer("value", torch.zeros(3))
+
+
+@dataclass(frozen=True)
+class Float32Parameter(Good):
+    def init_sums(self, site):
+        site.add_parameter("gain", torch.ones(site.features))
+
+
+@dataclass(frozen=True)
+class CoarseInHalf(Good):
+    """Loses what half precision leaves."""
+
+    def sums(self, site, a, step=None):
+        rounded = (8 * a).round() / 8 if site.gain.dtype != torch.float32 else a
+        return super().sums(site, a + (rounded - a).detach())
+
+
+@dataclass(frozen=True)
+class CoarseUnderAutocast(Good):
+    def sums(self, site, a, step=None):
+        return super().sums(site, a) * (2 if torch.is_autocast_enabled("cpu") else 1)
+
+
+@dataclass(frozen=True)
+class OtherWhenCompiled(Good):
+    def sums(self, site, a, step=None):
+        return super().sums(site, a) * (2 if torch.compiler.is_compiling() else 1)
+
+
+REFUSED = [
+    ("is_a_frozen_value", NotFrozen(), (), "make NotFrozen a frozen dataclass"),
+    ("is_a_frozen_value", NoDataclass(), (), "make NoDataclass a frozen dataclass"),
+    ("is_a_frozen_value", ListField(), (), "cannot be hashed"),
+    ("is_a_frozen_value", IdentityField(), (), "must be plain values"),
+    ("config_round_trip", NoDataclass(), (), "make it a frozen dataclass"),
+    ("config_round_trip", TensorField(), (), "must be plain values to be stored"),
+    ("config_round_trip", TupleField(), (), "came back as"),
+    ("config_round_trip", Outer.Nested(), (), "cannot be read back"),
+    ("prints_itself", HiddenField(), (), "does not show power"),
+    ("keeps_shapes", DropsAFeature(), ("Linear", (5, 4)), r"gave \(1,\), not \(4,\)"),
+    ("unbatched_equals_a_batch_of_one", WrongWithoutBatch(), ("LSTM",), "unbatched input"),
+    (
+        "gradients_are_those_of_finite_differences",
+        DetachesStatistics(),
+        ("GRU", "training"),
+        "(?i)jacobian",
+    ),
+    (
+        "gradients_stay_finite_where_statistics_degenerate",
+        NoEps(),
+        ("LSTM", "training"),
+        "gradient of .* is not finite; add an eps",
+    ),
+    ("state_dict_round_trip", StateOutsideStateDict(), ("Linear",), "after load_state_dict"),
+    ("deepcopy_and_pickle", LosesStateInPickle(), ("Linear",), "of a pickled copy differ"),
+    ("deepcopy_and_pickle", SharesAcrossCopies(), ("GRU",), "shares tensors"),
+    ("evaluation_changes_nothing", TracksInEvaluation(), ("RNN",), "evaluation changed .*calls"),
+    ("mixes_cases_as_declared", MixesInSecret(), (), "declares mixes_cases = False, but"),
+    ("mixes_cases_as_declared", SaysItMixes(), (), "declares mixes_cases = True, but"),
+    ("evaluation_mixes_no_cases", MixesInEvaluation(), ("Conv2d",), "use running statistics"),
+    ("reads_step_as_declared", ReadsStepInSecret(), (), "declare reads_step = True"),
+    ("reads_step_as_declared", SaysItReadsStep(), (), "declares reads_step = True, but"),
+    ("invariances_are_known_names", MisspeltInvariance(), (), r"\['case_scaling'\] are not among"),
+    (
+        "invariance_as_declared",
+        ClaimsTooMuch(),
+        ("weight_matrix_recentering",),
+        "declares weight_matrix_recentering, but it moves",
+    ),
+    (
+        "invariance_as_declared",
+        ClaimsTooLittle(),
+        ("case_rescaling",),
+        "add 'case_rescaling' to invariances",
+    ),
+    ("describe_agrees_with_sums", DescribesOtherEps(), ("training",), "at 'input'.* differs from"),
+    ("describe_agrees_with_sums", DescribesOneGroup(), ("training",), "at 'recurrent'.* differs"),
+    ("describe_agrees_with_sums", DescribesDetachedGain(), ("training",), "other gradients"),
+    ("packed_cases_equal_cases_alone", MixesRows(), ("LSTM", "training"), "case . of a packed"),
+    ("layers_equal_their_cells_step_by_step", MixesRows(), ("GRU", "training"), "against its cell"),
+    ("fast_path_equals_the_generic_scan", DescribesIdentity(), ("GRU", "training"), "fast path"),
+    ("sums_keep_shape_and_precision", ReturnsFloat32(), (torch.float64,), "in torch.float32"),
+    ("sums_keep_shape_and_precision", DropsAFeature(), (torch.float32,), r"came back as \(4, 1\)"),
+    ("float64_stays_float64", Float32Parameter(), ("Linear",), "gain is torch.float32 in a"),
+    ("half_precision", HalfBuffer(), ("Linear", torch.float16), "buffer .* became torch.float16"),
+    ("half_precision", CoarseInHalf(), ("Linear", torch.bfloat16), "against float32: differs"),
+    ("autocast", CoarseUnderAutocast(), ("Linear",), "under autocast against float32: differs"),
+    ("device_and_dtype_reach_the_strategy", Float32Parameter(), ("Linear",), "gain is on cpu"),
+    ("compiled_equals_eager", OtherWhenCompiled(), (), "torch.compile against eager: differs"),
+]
+
+
+def checks():
+    return {name.removeprefix("test_") for name in vars(NormCase) if name.startswith("test_")}
+
+
+def run_check(norm, check, args, monkeypatch=None):
+    case = type("Case", (NormCase,), {"norm": norm})()
+    torch.manual_seed(0)
+    if check == "fast_path_equals_the_generic_scan":
+        args = (*args, monkeypatch)
+    getattr(case, f"test_{check}")(*args)
+
+
+@pytest.mark.parametrize(
+    ("check", "norm", "args", "message"),
+    REFUSED,
+    ids=[f"{check}-{type(norm).__name__}" for check, norm, *_ in REFUSED],
+)
+def test_a_broken_strategy_fails(check, norm, args, message, monkeypatch):
+    run_check(Good(), check, args, monkeypatch)
+    with pytest.raises(FAILURE, match=message):
+        run_check(norm, check, args, monkeypatch)
+
+
+def test_every_check_has_a_strategy_that_it_refuses():
+    assert {check for check, *_ in REFUSED} == checks()
+
+
+# As pytest runs it
+
+
+EXAMPLE = ln_zoo.testing.__doc__.split("\n\n", 1)[1].rsplit("\n\n", 1)[0]
+
+
+def dedent(text):
+    return "\n".join(line.removeprefix("    ") for line in text.splitlines()) + "\n"
+
+
+def test_the_example_of_the_documentation_passes(pytester):
+    pytester.makepyfile(test_mine=dedent(EXAMPLE))
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-rs")
+    outcomes = result.parseoutcomes()
+    assert set(outcomes) == {"passed", "skipped"}, outcomes
+    assert outcomes["passed"] > 200
+    result.stdout.fnmatch_lines("*describe() is None at every site*")
+
+
+def test_a_fault_shows_by_name_in_a_run_of_pytest(pytester):
+    example = dedent(EXAMPLE).replace("eps: float", "mixes_cases = True\n    eps: float")
+    pytester.makepyfile(test_mine=example)
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-k", "mixes_cases_as")
+    assert result.parseoutcomes()["failed"] == 1
+    result.stdout.fnmatch_lines("*MyNorm(eps=1e-05) declares mixes_cases = True, but*")
+
+
+def test_a_case_without_a_strategy_says_so(pytester):
+    pytester.makepyfile(
+        test_mine="""
+        from ln_zoo.norms import LayerNorm
+        from ln_zoo.testing import NormCase
+
+        class TestNothing(NormCase):
+            pass
+
+        class TestClass(NormCase):
+            norm = LayerNorm
+        """
+    )
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-k", "prints_itself")
+    assert result.parseoutcomes()["errors"] == 2
+    result.stdout.fnmatch_lines("*TestNothing: set the class attribute norm to the strategy*")
+
+
+def test_a_check_set_to_none_is_left_out(pytester):
+    example = dedent(EXAMPLE) + "    test_prints_itself = None\n"
+    pytester.makepyfile(test_mine=example)
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "--collect-only", "-q")
+    names = result.stdout.str()
+    assert "test_prints_itself" not in names
+    assert "test_is_a_frozen_value" in names
+
+
+def test_the_random_numbers_of_other_tests_are_left_alone(pytester):
+    example = dedent(EXAMPLE) + """
+
+def test_before():
+    torch.manual_seed(5)
+
+def test_after():
+    assert torch.initial_seed() == 5
+"""
+    pytester.makepyfile(test_mine=example)
+    path = "test_mine.py::"
+    tests = ["test_before", "TestMyNorm::test_mixes_cases_as_declared", "test_after"]
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider", *(path + t for t in tests))
+    result.assert_outcomes(passed=3)
+
+
+def test_without_pytest_the_import_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pytest", None)
+    monkeypatch.delitem(sys.modules, "ln_zoo.testing")
+    with pytest.raises(ImportError, match=r"ln_zoo.testing needs pytest: pip install 'ln-zoo\[test\]'"):
+        importlib.import_module("ln_zoo.testing")

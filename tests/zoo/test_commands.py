@@ -1,0 +1,103 @@
+"""``ln-zoo list``, ``cards``, ``card`` and ``publish``."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from zoo_support import StubHub
+
+from ln_zoo.zoo import load
+from ln_zoo.zoo.commands import run
+
+Capture = pytest.CaptureFixture[str]
+
+
+def test_list(models_folder: Path, capsys: Capture) -> None:
+    assert run("list", ["mlp.*", "--norm", "LayerNorm", "--dataset", "digits"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["name", "mlp.layernorm"]
+    assert run("list", ["nothing*"]) == 0
+    assert "no model fits" in capsys.readouterr().out
+
+
+def test_cards(models_folder: Path, capsys: Capture) -> None:
+    assert run("cards", []) == 0
+    assert str(models_folder / "mlp.none") in capsys.readouterr().out
+    assert run("cards", ["mlp.none"]) == 0
+    assert capsys.readouterr().out == (models_folder / "mlp.none" / "README.md").read_text()
+    assert run("cards", ["mlp.nun"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("ln-zoo cards: error: no model 'mlp.nun': did you mean mlp.none")
+
+
+def test_card(tested_checkpoint: tuple[Path, Path], tmp_path: Path, capsys: Capture) -> None:
+    checkpoint, results = map(str, tested_checkpoint)
+    facts = tmp_path / "facts.yaml"
+    facts.write_text("notes: [by command]\n")
+    out = tmp_path / "cards" / "mlp.tiny"
+    argv = [checkpoint, "--results", results, "--out", str(out), "--facts", str(facts)]
+    assert run("card", [*argv, "--name", "tiny"]) == 0
+    assert capsys.readouterr().out == f"card: {out}\n"
+    assert load(out).card.name == "tiny"
+    assert load(out).card.results["card"] == {"notes": ["by command"]}
+
+    assert run("card", argv) == 1
+    assert "is there already: say overwrite" in capsys.readouterr().err
+    assert run("card", [*argv, "--overwrite"]) == 0
+    assert load(out).card.name == "mlp.tiny"
+
+
+def test_publish(models_folder: Path, stub_hub: StubHub, capsys: Capture) -> None:
+    argv = ["mlp.none", "--repo_id", "someone/mlp-none", "--private"]
+    assert run("publish", [*argv, "--dry_run"]) == 0
+    assert "would be sent to" in capsys.readouterr().out
+    assert stub_hub.branches == {}
+    assert run("publish", argv) == 0
+    assert f"published: {stub_hub.url}/someone/mlp-none/commit/" in capsys.readouterr().out
+    assert stub_hub.private == {"someone/mlp-none": True}
+    assert load("someone/mlp-none").card.name == "mlp.none"
+    assert run("publish", ["mlp.nun", "--repo_id", "someone/x"]) == 1
+    assert "did you mean mlp.none" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "argv", "message"),
+    [
+        ("card", ["x.ckpt"], "required: --results, --out"),
+        ("publish", ["mlp.none"], "required: --repo_id"),
+        ("list", ["--colour", "red"], "unrecognized arguments: --colour"),
+    ],
+)
+def test_wrong_arguments(command: str, argv: list[str], message: str, capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as caught:
+        run(command, argv)
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_errors_keep_their_traceback_when_debugging(
+    models_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LN_ZOO_DEBUG", "1")
+    with pytest.raises(ValueError, match=r"no model 'mlp\.nun'"):
+        run("cards", ["mlp.nun"])
+
+
+def test_parsing_needs_no_torch(models_folder: Path) -> None:
+    code = """
+import sys
+from ln_zoo.zoo.commands import run
+assert run("list", []) == 0 and run("cards", []) == 0 and run("cards", ["mlp.none"]) == 0
+for command in ("list", "cards", "card", "publish"):
+    try:
+        run(command, ["--help"])
+    except SystemExit as done:
+        assert done.code == 0
+heavy = {"torch", "lightning", "huggingface_hub", "safetensors", "rich", "yaml"} & set(sys.modules)
+assert not heavy, heavy
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
