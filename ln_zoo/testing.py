@@ -50,10 +50,10 @@ except ImportError as error:
 
 #: Largest difference allowed, as a part of the largest number compared.
 TOLERANCES: dict[str, float] = {
-    "float64": 1e-10,  # the same numbers, summed in another order
-    "float16": 2e-2,  # against float32, after a few time steps
-    "bfloat16": 1e-1,
-    "autocast": 1e-1,  # matrix products in bfloat16
+    "float64": 1e-11,  # the same numbers, summed in another order
+    "float16": 1e-2,  # against float32, after a few time steps
+    "bfloat16": 6e-2,
+    "autocast": 6e-2,  # matrix products in bfloat16, against float32
     "invariant": 1e-12,  # what Table 1 calls invariant moves no more than this (float64, eps = 0)
     "variant": 1e-3,  # what it does not call so moves more than this
 }
@@ -85,7 +85,7 @@ def invariance_deviations(norm: Norm) -> dict[str, float]:
         >>> [name for name, deviation in deviations.items() if deviation > 1e-3]
         ['weight_vector_rescaling', 'dataset_recentering']
     """
-    if any(field.name == "eps" for field in dataclasses.fields(norm)):  # type: ignore[arg-type]
+    if "eps" in _fields(norm):
         norm = dataclasses.replace(norm, eps=0.0)  # type: ignore[type-var]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -116,6 +116,11 @@ def invariance_deviations(norm: Norm) -> dict[str, float]:
     def largest(move: Callable[[float], float]) -> float:
         return max(move(factor) for factor in (0.25, 3.0))
 
+    def case_rescaled(frozen: bool) -> float:
+        return largest(
+            lambda d: moved(data=lambda x: torch.where(one_case, d * x, x), frozen=frozen)
+        )
+
     return {
         "weight_matrix_rescaling": largest(lambda d: moved(weight=lambda w: d * w)),
         "weight_matrix_recentering": moved(weight=lambda w: w + toward),
@@ -124,10 +129,7 @@ def invariance_deviations(norm: Norm) -> dict[str, float]:
         ),
         "dataset_rescaling": largest(lambda d: moved(data=lambda x: d * x)),
         "dataset_recentering": moved(data=lambda x: x + shift),
-        "case_rescaling": max(
-            largest(lambda d: moved(data=lambda x: torch.where(one_case, d * x, x), frozen=frozen))
-            for frozen in (False, True)
-        ),
+        "case_rescaling": max(case_rescaled(frozen=False), case_rescaled(frozen=True)),
     }
 
 
@@ -170,7 +172,7 @@ class NormCase:
 
     def test_is_a_frozen_value(self) -> None:
         norm, cls = self.norm, type(self.norm)
-        assert dataclasses.is_dataclass(norm) and cls.__dataclass_params__.frozen, (  # type: ignore[attr-defined]
+        assert getattr(getattr(cls, "__dataclass_params__", None), "frozen", False), (
             f"make {cls.__name__} a frozen dataclass (@dataclass(frozen=True)): strategies are "
             "shared by layers, compared, and stored as plain values"
         )
@@ -179,16 +181,15 @@ class NormCase:
         except TypeError as error:
             pytest.fail(f"{norm!r} cannot be hashed ({error}): use tuples, strings and numbers")
         again = copy.deepcopy(norm)
-        assert again == norm and hash(again) == hash(norm), (
+        assert (again, hash(again)) == (norm, hash(norm)), (
             f"a copy of {norm!r} differs from it: its fields must be plain values"
         )
 
     def test_config_round_trip(self) -> None:
-        config = to_config(self.norm)
         try:
-            text = json.dumps(config)
+            text = json.dumps(to_config(self.norm))
         except TypeError as error:
-            pytest.fail(f"fields of {self.norm!r} must be plain values to be stored: {error}")
+            pytest.fail(f"{self.norm!r} must be made of plain values to be stored: {error}")
         try:
             again = from_config(json.loads(text))
         except ValueError as error:
@@ -197,9 +198,9 @@ class NormCase:
 
     def test_prints_itself(self) -> None:
         text = repr(self.norm)
-        for field in dataclasses.fields(self.norm):  # type: ignore[arg-type]
-            assert f"{field.name}={getattr(self.norm, field.name)!r}" in text, (
-                f"the repr {text!r} does not show {field.name}"
+        for name in _fields(self.norm):
+            assert f"{name}={getattr(self.norm, name)!r}" in text, (
+                f"the repr {text!r} does not show {name}"
             )
         assert type(self.norm).__name__ in text, f"the repr {text!r} does not name the class"
         assert text in repr(Linear(3, 2, norm=self.norm)), "a layer's repr lacks its strategy's"
@@ -242,15 +243,15 @@ class NormCase:
     def test_gradients_are_those_of_finite_differences(self, layer: str, mode: str) -> None:
         module = self._trained(layer, sizes=(2, 3)).train(mode == "training")
         x = _input(layer, cases=3, sizes=(2, 3)).requires_grad_()
-        parameters = [p for p in module.parameters() if p.requires_grad]
 
-        def function(x: Tensor, *_: Tensor) -> tuple[Tensor, ...]:
+        # gradcheck moves each tensor in place, so the module sees it too.
+        def function(_: Tensor) -> tuple[Tensor, ...]:
             return _run(module, x)
 
-        try:
-            torch.autograd.gradcheck(function, (x, *parameters), fast_mode=True)
-        except torch.autograd.gradcheck.GradcheckError as error:
-            pytest.fail(f"{_where(module)}: {error}")
+        for name, tensor in [("input", x), *module.named_parameters()]:
+            assert torch.autograd.gradcheck(
+                function, (tensor,), fast_mode=True, raise_exception=False
+            ), f"{_where(module)}: the gradient of {name} is not that of finite differences"
 
     @pytest.mark.parametrize("mode", ["training", "evaluation"])
     @pytest.mark.parametrize("layer", _LAYERS)
@@ -337,9 +338,7 @@ class NormCase:
         )
 
     def test_reads_step_as_declared(self) -> None:
-        site = _randomised(
-            Site(self.norm, "recurrent", 6, recurrent=True, dtype=torch.float64)
-        )
+        site = _randomised(Site(self.norm, "recurrent", 6, recurrent=True, dtype=torch.float64))
         for step in range(4):
             site((step + 1) * torch.randn(5, 6, dtype=torch.float64) + step, step)
         a = torch.randn(5, 6, dtype=torch.float64)
@@ -402,16 +401,13 @@ class NormCase:
             plain, own = _by_record(record, a), _twin(site)(a, 0)
             _assert_same(plain, own, f"{where} differs from sums()")
             gradients = [
-                torch.autograd.grad((out * head).sum(), wanted, allow_unused=True)
+                torch.autograd.grad(
+                    (out * head).sum(), wanted, allow_unused=True, materialize_grads=True
+                )
                 for out in (plain, own)
             ]
-            for tensor, one, two in zip(wanted, *gradients, strict=True):
-                none = torch.zeros_like(tensor)
-                _assert_same(
-                    none if one is None else one,
-                    none if two is None else two,
-                    f"{where} has other gradients than sums()",
-                )
+            for one, two in zip(*gradients, strict=True):
+                _assert_same(one, two, f"{where} has other gradients than sums()")
         if not described:
             pytest.skip("describe() is None at every site: only sums() knows, no kernel runs")
 
@@ -466,7 +462,8 @@ class NormCase:
             outputs = _run(module, x)
             torch.manual_seed(1)
             loss = sum(((out * torch.randn_like(out)).sum() for out in outputs), x.new_zeros(()))
-            results.append((outputs, torch.autograd.grad(loss, wanted)))
+            gradients = torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)
+            results.append((outputs, gradients))
         (fast, fast_gradients), (scan, scan_gradients) = results
         where = f"{_where(module)}: the fast path against the generic scan"
         for one, two in zip(fast, scan, strict=True):
@@ -570,9 +567,7 @@ class NormCase:
 
     # Helpers of the checks
 
-    def _trained(
-        self, layer: str, dtype: torch.dtype = torch.float64, **options: Any
-    ) -> nn.Module:
+    def _trained(self, layer: str, dtype: torch.dtype = torch.float64, **options: Any) -> nn.Module:
         """A layer with random gains and shifts that has seen two training batches."""
         module = _randomised(_make(layer, self.norm, dtype=dtype, **options))
         sizes = options.get("sizes", (5, 4))
@@ -599,9 +594,11 @@ class NormCase:
             )
 
 
-def _make(
-    layer: str, norm: Norm, sizes: tuple[int, int] = (5, 4), **options: Any
-) -> nn.Module:
+def _fields(norm: Norm) -> list[str]:
+    return [f.name for f in dataclasses.fields(norm)] if dataclasses.is_dataclass(norm) else []
+
+
+def _make(layer: str, norm: Norm, sizes: tuple[int, int] = (5, 4), **options: Any) -> nn.Module:
     """A layer by its name; sequences are batch first, images keep their size."""
     if layer == "Linear":
         return Linear(*sizes, norm=norm, **options)

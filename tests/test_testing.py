@@ -1,4 +1,4 @@
-"""A check that cannot fail proves nothing: each one of `NormCase` meets a strategy it must refuse."""
+"""A check that cannot fail proves nothing: each of `NormCase` meets a strategy it must refuse."""
 
 import dataclasses
 import importlib
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import ln_zoo.testing
-from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, WeightNorm
+from ln_zoo.norms import BatchNorm, Norm
 from ln_zoo.ops.records import RowNorm
 from ln_zoo.testing import NormCase
 
@@ -91,9 +91,15 @@ class DropsAFeature(Good):
 
 
 @dataclass(frozen=True)
+class AddsAnAxis(Good):
+    def sums(self, site, a, step=None):
+        return super().sums(site, a).unsqueeze(0)
+
+
+@dataclass(frozen=True)
 class WrongWithoutBatch(Good):
     def sums(self, site, a, step=None):
-        return a if a.numel() == site.features else 2 * a
+        return super().sums(site, a) * a.dim()
 
 
 @dataclass(frozen=True)
@@ -317,17 +323,17 @@ REFUSED = [
     ("is_a_frozen_value", ListField(), (), "cannot be hashed"),
     ("is_a_frozen_value", IdentityField(), (), "must be plain values"),
     ("config_round_trip", NoDataclass(), (), "make it a frozen dataclass"),
-    ("config_round_trip", TensorField(), (), "must be plain values to be stored"),
+    ("config_round_trip", TensorField(), (), "must be made of plain values to be stored"),
     ("config_round_trip", TupleField(), (), "came back as"),
     ("config_round_trip", Outer.Nested(), (), "cannot be read back"),
     ("prints_itself", HiddenField(), (), "does not show power"),
-    ("keeps_shapes", DropsAFeature(), ("Linear", (5, 4)), r"gave \(1,\), not \(4,\)"),
-    ("unbatched_equals_a_batch_of_one", WrongWithoutBatch(), ("LSTM",), "unbatched input"),
+    ("keeps_shapes", AddsAnAxis(), ("Linear", (5, 4)), r"gave \(1, 4\), not \(4,\)"),
+    ("unbatched_equals_a_batch_of_one", WrongWithoutBatch(), ("Linear",), "unbatched input"),
     (
         "gradients_are_those_of_finite_differences",
         DetachesStatistics(),
         ("GRU", "training"),
-        "(?i)jacobian",
+        "the gradient of .* is not that of finite differences",
     ),
     (
         "gradients_stay_finite_where_statistics_degenerate",
@@ -392,7 +398,8 @@ def run_check(norm, check, args, monkeypatch=None):
     ids=[f"{check}-{type(norm).__name__}" for check, norm, *_ in REFUSED],
 )
 def test_a_broken_strategy_fails(check, norm, args, message, monkeypatch):
-    run_check(Good(), check, args, monkeypatch)
+    good = DescribesRight() if check == "describe_agrees_with_sums" else Good()
+    run_check(good, check, args, monkeypatch)
     with pytest.raises(FAILURE, match=message):
         run_check(norm, check, args, monkeypatch)
 
@@ -416,7 +423,7 @@ def test_the_example_of_the_documentation_passes(pytester):
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-rs")
     outcomes = result.parseoutcomes()
     assert set(outcomes) == {"passed", "skipped"}, outcomes
-    assert outcomes["passed"] > 200
+    assert outcomes["passed"] > 150
     result.stdout.fnmatch_lines("*describe() is None at every site*")
 
 
@@ -456,7 +463,9 @@ def test_a_check_set_to_none_is_left_out(pytester):
 
 
 def test_the_random_numbers_of_other_tests_are_left_alone(pytester):
-    example = dedent(EXAMPLE) + """
+    example = (
+        dedent(EXAMPLE)
+        + """
 
 def test_before():
     torch.manual_seed(5)
@@ -464,6 +473,7 @@ def test_before():
 def test_after():
     assert torch.initial_seed() == 5
 """
+    )
     pytester.makepyfile(test_mine=example)
     path = "test_mine.py::"
     tests = ["test_before", "TestMyNorm::test_mixes_cases_as_declared", "test_after"]
@@ -474,5 +484,7 @@ def test_after():
 def test_without_pytest_the_import_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "pytest", None)
     monkeypatch.delitem(sys.modules, "ln_zoo.testing")
-    with pytest.raises(ImportError, match=r"ln_zoo.testing needs pytest: pip install 'ln-zoo\[test\]'"):
+    with pytest.raises(
+        ImportError, match=r"ln_zoo.testing needs pytest: pip install 'ln-zoo\[test\]'"
+    ):
         importlib.import_module("ln_zoo.testing")

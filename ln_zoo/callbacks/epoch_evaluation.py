@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -19,14 +22,21 @@ class EpochEvaluation(Callback):
     can only mean by values down to 1e-7), ``epoch_test_*``, and ``epoch_seconds``, the wall time of
     training since the epoch began. Test curves are for figures: nothing selects on them. Where the
     strategy mixes cases (batch norm) the training set is scored a second time with the statistics
-    of each batch in place of the running averages, as ``epoch_train_batch_*``.
+    of each batch in place of the running averages, as ``epoch_train_batch_*``; a batch of a single
+    case has no such statistics and is left out there. Modes and running averages are put back.
+
+    With several processes each scores its share, and the sums are added up: the numbers are those
+    of one process.
 
     The model must have ``per_case(batch) -> {name: (N,)}``; the data module
-    ``train_eval_dataloader()`` and ``test_dataloader()``.
+    ``train_eval_dataloader()`` and ``test_dataloader()``, whose loaders repeat no case.
 
     Args:
-        sets: which sets to score: ``"train"``, ``"test"``.
+        sets: which sets to score: ``"train"``, ``"test"``. Default: both.
         every_n_epochs: score after epochs n, 2n, ...
+
+    Raises:
+        ValueError: for an unknown set, or ``every_n_epochs`` below 1.
     """
 
     def __init__(self, sets: list[str] | None = None, every_n_epochs: int = 1) -> None:
@@ -47,21 +57,46 @@ class EpochEvaluation(Callback):
         data = trainer.datamodule  # type: ignore[attr-defined]
         logged = {"epoch_seconds": time.perf_counter() - self._started}
         if "train" in self.sets:
-            logged |= _score(pl_module, data.train_eval_dataloader(), "epoch_train")
+            logged |= _score(trainer, data.train_eval_dataloader(), "epoch_train")
             if any(m.norm.mixes_cases for m in pl_module.modules() if isinstance(m, Site)):
-                logged |= _score(
-                    pl_module, data.train_eval_dataloader(), "epoch_train_batch", True
-                )
+                logged |= _score(trainer, data.train_eval_dataloader(), "epoch_train_batch", True)
         if "test" in self.sets:
-            logged |= _score(pl_module, data.test_dataloader(), "epoch_test")
-        pl_module.log_dict(logged, sync_dist=True, batch_size=1)
+            logged |= _score(trainer, data.test_dataloader(), "epoch_test")
+        # The scores are those of all processes already, and their mean is the same number; without
+        # the exchange Lightning would warn, and with rank 0 alone no callback could monitor them.
+        pl_module.log_dict(logged, batch_size=1, sync_dist=True)
 
 
 @torch.no_grad()
 def _score(
-    module: LightningModule, loader: DataLoader, prefix: str, batch_statistics: bool = False
+    trainer: Trainer, loader: DataLoader, prefix: str, batch_statistics: bool = False
 ) -> dict[str, float]:
-    """Mean of each of the model's metrics over a loader; modes and buffers are put back."""
+    """Mean of each of the model's metrics over the cases of all processes."""
+    module = trainer.lightning_module
+    precision = trainer.precision_plugin
+    totals: dict[str, Tensor] = {}
+    cases = torch.zeros((), dtype=torch.float64, device=module.device)
+    with _evaluating(module, batch_statistics):
+        for batch in loader:
+            # What Lightning's own loops do to a batch.
+            batch = trainer.strategy.batch_to_device(precision.convert_input(batch))
+            if batch_statistics and extract_batch_size(batch) < 2:
+                continue
+            with precision.val_step_context():
+                scores: dict[str, Tensor] = module.per_case(batch)  # type: ignore[operator]
+            for name, values in scores.items():
+                totals[name] = totals.get(name, cases.new_zeros(())) + values.double().sum()
+            cases += len(values)
+    cases = trainer.strategy.reduce(cases, reduce_op="sum")
+    return {
+        f"{prefix}_{name}": float(trainer.strategy.reduce(total, reduce_op="sum") / cases)
+        for name, total in totals.items()
+    }
+
+
+@contextmanager
+def _evaluating(module: LightningModule, batch_statistics: bool) -> Iterator[None]:
+    """Evaluation mode, with batch statistics at the sites or without; all is put back after."""
     modes = {m: m.training for m in module.modules()}
     sites = [m for m in module.modules() if isinstance(m, Site)]
     kept = [{name: b.clone() for name, b in site.named_buffers()} for site in sites]
@@ -69,16 +104,11 @@ def _score(
     if batch_statistics:
         for site in sites:
             site.train()
-    totals: dict[str, Tensor] = {}
-    cases = 0
-    for batch in loader:
-        batch = module.transfer_batch_to_device(batch, module.device, 0)
-        for name, values in module.per_case(batch).items():  # type: ignore[operator]
-            totals[name] = totals.get(name, torch.zeros((), dtype=values.dtype)) + values.sum()
-        cases += len(values)
-    for m, mode in modes.items():
-        m.training = mode
-    for site, buffers in zip(sites, kept, strict=True):
-        for name, before in buffers.items():
-            site.get_buffer(name).copy_(before)
-    return {f"{prefix}_{name}": float(total / cases) for name, total in totals.items()}
+    try:
+        yield
+    finally:
+        for m, mode in modes.items():
+            m.training = mode
+        for site, buffers in zip(sites, kept, strict=True):
+            for name, before in buffers.items():
+                site.get_buffer(name).copy_(before)

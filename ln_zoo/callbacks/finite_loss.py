@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,23 +10,28 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from torch import Tensor
 
+_NEVER = torch.iinfo(torch.int64).max
+
 
 class NonFiniteLossError(ArithmeticError):
-    """The training loss became NaN or infinite."""
+    """The training loss, or a weight, became NaN or infinite."""
 
 
 class FiniteLoss(Callback):
     """Raises `NonFiniteLossError` before a NaN or infinite loss reaches the weights.
 
     The message names the step and the newest checkpoint, which was written before the loss went
-    wrong and is left alone.
+    wrong and is left alone: neither after a bad loss nor with weights that are not finite is a
+    checkpoint written. With several processes all stop at the same step, whichever had the loss.
 
     Args:
-        every_n_steps: how often to look. A look waits for the device: on a GPU a larger number
-            keeps its queue full, and a checkpoint is still never written after a bad loss.
+        every_n_steps: how often to look. A look waits for the device, and for the other processes:
+            on a GPU a larger number keeps its queue full. The weights may then have taken the loss
+            before training stops, and a checkpoint of the weights alone may be written.
 
     Raises:
-        NonFiniteLossError: from `on_before_backward` or `on_save_checkpoint`.
+        ValueError: if ``every_n_steps`` is below 1.
+        NonFiniteLossError: in training; before the update, or before a checkpoint is written.
     """
 
     def __init__(self, every_n_steps: int = 1) -> None:
@@ -35,13 +41,13 @@ class FiniteLoss(Callback):
         self._first_bad: Tensor | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._first_bad = torch.full((), -1, device=pl_module.device)
+        self._first_bad = torch.full((), _NEVER, device=pl_module.device)
 
     def on_before_backward(
         self, trainer: Trainer, pl_module: LightningModule, loss: Tensor
     ) -> None:
         assert self._first_bad is not None
-        bad = ~torch.isfinite(loss.detach()).all() & (self._first_bad < 0)
+        bad = ~torch.isfinite(loss.detach()).all() & (self._first_bad == _NEVER)
         self._first_bad.masked_fill_(bad, trainer.global_step)
         if trainer.global_step % self.every_n_steps == 0:
             self._look(trainer)
@@ -50,24 +56,36 @@ class FiniteLoss(Callback):
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         self._look(trainer)
+        # A finite loss can have an infinite gradient: no loss tells before the next step.
+        for name, value in checkpoint["state_dict"].items():
+            if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+                self._stop(trainer, f"{name} is not finite after step {trainer.global_step - 1}")
 
     def _look(self, trainer: Trainer) -> None:
-        step = -1 if self._first_bad is None else int(self._first_bad)
-        if step < 0:
+        if self._first_bad is None:
             return
-        saved = [
-            path
-            for callback in trainer.callbacks  # type: ignore[attr-defined]
-            if isinstance(callback, Checkpoint)
-            for path in (
-                getattr(callback, "last_model_path", ""),
-                getattr(callback, "best_model_path", ""),
-            )
-            if path
-        ]
-        kept = f"the last good checkpoint is {saved[0]}" if saved else "no checkpoint was written yet"
+        step = int(trainer.strategy.reduce(self._first_bad.clone(), reduce_op="min"))
+        if step != _NEVER:
+            self._first_bad.fill_(step)
+            self._stop(trainer, f"the training loss is not finite at step {step}")
+
+    def _stop(self, trainer: Trainer, what: str) -> None:
         raise NonFiniteLossError(
-            f"the training loss is not finite at step {step} (epoch {trainer.current_epoch}); "
-            f"training stopped before the weights took it, and {kept}. Try a smaller learning "
-            "rate, --trainer.gradient_clip_val, or --trainer.precision 32-true"
+            f"{what} (epoch {trainer.current_epoch}): training stopped, and {_kept(trainer)}. Try "
+            "a smaller learning rate, --trainer.gradient_clip_val, or --trainer.precision 32-true"
         )
+
+
+def _kept(trainer: Trainer) -> str:
+    """The newest checkpoint of this run, in words."""
+    saved = [
+        Path(path)
+        for callback in trainer.callbacks  # type: ignore[attr-defined]
+        if isinstance(callback, Checkpoint)
+        for name in ("last_model_path", "best_model_path")
+        if (path := getattr(callback, name, ""))
+    ]
+    saved = [path for path in saved if path.is_file()]
+    if not saved:
+        return "no checkpoint was written yet"
+    return f"the last good checkpoint is {max(saved, key=lambda path: path.stat().st_mtime_ns)}"

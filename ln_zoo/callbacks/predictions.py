@@ -16,12 +16,16 @@ from torch import Tensor
 class PredictionWriter(BasePredictionWriter):
     """Writes predictions as JSON lines, one case a line, beside the logs.
 
-    A model's ``predict_step`` returns a dict of tensors (N, \\*). With several processes each writes
-    its own share, as ``predictions-0.jsonl``, ``predictions-1.jsonl``, ...; the key ``batch`` says
-    which batch of the dataset a case belongs to.
+    A model's ``predict_step`` returns a dict of tensors (N, \\*). The key ``index`` says which case
+    of the dataset a line is about, wherever Lightning knows it: for a plain ``DataLoader``. With
+    several processes each writes its own share, as ``predictions-0.jsonl``,
+    ``predictions-1.jsonl``, ...; put together they hold every case once.
 
     Args:
         path: file to write; default ``predictions.jsonl`` in the log directory.
+
+    Raises:
+        TypeError: if ``predict_step`` returns anything but a dict of tensors.
     """
 
     def __init__(self, path: str | None = None) -> None:
@@ -56,8 +60,8 @@ class PredictionWriter(BasePredictionWriter):
             )
         assert self.written is not None
         columns = {name: torch.as_tensor(values).tolist() for name, values in prediction.items()}
-        number = batch_idx * trainer.world_size + trainer.global_rank
+        if batch_indices:
+            columns = {"index": list(batch_indices)} | columns
         with self.written.open("a") as file:
             for row in zip(*columns.values(), strict=True):
-                case = {"batch": number} | dict(zip(columns, row, strict=True))
-                file.write(json.dumps(case) + "\n")
+                file.write(json.dumps(dict(zip(columns, row, strict=True))) + "\n")

@@ -5,23 +5,28 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import warnings
 from importlib.metadata import entry_points
 from typing import Any
 
 import torch
 from jsonargparse import Namespace, set_parsing_settings
 from lightning.pytorch import Callback, LightningDataModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 # Imported for their classes: short names on the command line reach what is imported.
 import ln_zoo.callbacks
 import ln_zoo.data
 import ln_zoo.models
-import ln_zoo.norms
-from ln_zoo.callbacks import CurvesPlot, FiniteLoss, NonFiniteLossError, PredictionWriter
+import ln_zoo.norms  # noqa: F401
+from ln_zoo.callbacks import (
+    CurvesPlot,
+    FiniteLoss,
+    LastCheckpoint,
+    NonFiniteLossError,
+    PredictionWriter,
+)
 from ln_zoo.cli import outputs, results, stored
 from ln_zoo.cli.errors import ZooParser, cause
 from ln_zoo.models.base import ZooModule
@@ -33,22 +38,38 @@ _USER_ERRORS = (ValueError, TypeError, OSError, MisconfigurationException, NonFi
 
 
 def run_trainer(argv: list[str]) -> int:
-    """Runs ``fit``, ``validate``, ``test`` or ``predict``; returns the exit code."""
+    """Runs ``fit``, ``validate``, ``test`` or ``predict``.
+
+    Args:
+        argv: arguments, the subcommand first.
+
+    Returns:
+        The exit code: 0; 1 if the run failed; 2 if nothing was run because the input is wrong.
+    """
     set_parsing_settings(add_print_completion_argument=True)
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_no_advertisement)
+    warnings.filterwarnings("ignore", ".*LeafSpec.* is deprecated")  # between Lightning and torch
     # Adam's moments of pixels that are almost always blank decay into denormal numbers, which cost
     # a hundred times as much as others. Set before torch starts its threads, which inherit it.
     torch.set_flush_denormal(True)
+    code = 2
     try:
         # Installed packages may bring strategies of their own, which then have short names here.
         for strategy in entry_points(group="ln_zoo.norms"):
             strategy.load()
-        ZooCLI(argv)
+        cli = ZooCLI(argv)
+        code = 1
+        cli.run()
     except _USER_ERRORS as error:
         if os.environ.get("LN_ZOO_DEBUG") == "1":
             raise
-        print(f"ln-zoo {argv[0]}: error: {cause(str(error))}", file=sys.stderr)
-        return 1
+        rank = os.environ.get("LOCAL_RANK", "0")
+        process = f" (process {rank})" if rank != "0" else ""
+        print(f"ln-zoo {argv[0]}: error{process}: {cause(str(error))}", file=sys.stderr)
+        print("traceback: LN_ZOO_DEBUG=1", file=sys.stderr)
+        return code
+    except SystemExit as end:  # of the parser, after help or an error
+        return end.code if isinstance(end.code, int) else 1
     return 0
 
 
@@ -59,6 +80,8 @@ class ZooCLI(LightningCLI):
     and arguments are read from weights or checkpoint; what a checkpoint or a link overrides is
     said; ``--ckpt_path last`` finds the newest run of the same name; ``test`` prints measured
     beside reported numbers and ``predict`` writes a file.
+
+    Making one parses the arguments and builds model, data and trainer; `run` does the rest.
 
     Args:
         argv: arguments, the subcommand first.
@@ -72,10 +95,18 @@ class ZooCLI(LightningCLI):
             subclass_mode_model=True,
             subclass_mode_data=True,
             parser_class=ZooParser,
-            parser_kwargs={"default_env": True, "env_prefix": "LN_ZOO", "prog": "ln-zoo"},
+            # Without abbreviations: a misspelt option must not be taken for another.
+            parser_kwargs={"default_env": True, "env_prefix": "LN_ZOO", "prog": "ln-zoo"}
+            | {"allow_abbrev": False}
+            | {command: {"allow_abbrev": False} for command in self.subcommands()},
             seed_everything_default=0,
             save_config_kwargs={"overwrite": True},
-            trainer_defaults={"logger": [_logger("CSVLogger"), _logger("TensorBoardLogger", default_hp_metric=False)]},
+            trainer_defaults={
+                "logger": [
+                    _logger("CSVLogger"),
+                    _logger("TensorBoardLogger", default_hp_metric=False),
+                ]
+            },
             auto_configure_optimizers=False,
             args=stored.with_model(argv),
         )
@@ -89,8 +120,8 @@ class ZooCLI(LightningCLI):
             "--weights",
             type=str | None,
             default=None,
-            help="Start from these weights: the name of a published model, a card's folder, a hub id "
-            "or a .ckpt file. Model arguments given beside it win over the stored ones.",
+            help="Start from these weights: the name of a published model, a card's folder, a hub "
+            "id or a .ckpt file. Model arguments given beside it win over the stored ones.",
         )
         parser.add_argument(
             "--test_after_fit",
@@ -106,30 +137,29 @@ class ZooCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         self.config = parser.parse_args(args)
+        self._name_loggers()
+        if self._settings().get("ckpt_path") == "last":
+            path = str(outputs.newest_checkpoint(self._settings()))
+            # Once more, over the model of that checkpoint: what differs then is the user's.
+            self.config = parser.parse_args(stored.with_model([*self.argv, "--ckpt_path", path]))
+            self._name_loggers()
 
     def _parse_ckpt_path(self) -> None:
-        settings = self._settings()
-        self._name_loggers(settings)
-        if settings.get("ckpt_path") and settings.get("weights"):
-            raise ValueError("--ckpt_path resumes a run, --weights starts a new one: give one of them")
-        if settings.get("ckpt_path") == "last":
-            settings["ckpt_path"] = str(outputs.newest_last_checkpoint(settings))
-        if path := settings.get("ckpt_path"):
-            given = settings.model.clone() if settings.get("model") else Namespace()
-            stored.read_checkpoint(path)
+        if path := self._settings().get("ckpt_path"):
+            mine = self._settings().model.clone()
             super()._parse_ckpt_path()
-            stored.tell_ignored(given, self._settings().model, path)
+            stored.tell_ignored(mine, self._settings().model, path)
 
     def _settings(self) -> Namespace:
         return self.config[self.config.subcommand]
 
-    def _name_loggers(self, settings: Namespace) -> None:
+    def _name_loggers(self) -> None:
         """Runs go to ``runs/<model>-<norm>/version_<n>`` unless a logger was given a name."""
-        loggers = settings.trainer.get("logger")
+        loggers = self._settings().trainer.get("logger")
         for logger in loggers if isinstance(loggers, list) else [loggers]:
             init_args = logger.get("init_args") if isinstance(logger, Namespace) else None
             if init_args is not None and "name" in init_args and init_args.name is None:
-                init_args.name = outputs.run_name(settings)
+                init_args.name = outputs.run_name(self._settings())
 
     # Instantiating
 
@@ -142,7 +172,7 @@ class ZooCLI(LightningCLI):
         callbacks = settings.callbacks or []
         callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
         trainer = super().instantiate_trainer(callbacks=callbacks + self._additional(callbacks))
-        outputs.check_writable(trainer, self.model)
+        outputs.check_writable(trainer, self.model if self.subcommand == "fit" else None)
         # Asked for before any run's folder is made, so that all loggers agree on the next number.
         for logger in trainer.loggers:
             _ = logger.version
@@ -157,11 +187,10 @@ class ZooCLI(LightningCLI):
             return []
         added: list[Callback] = [] if _holds(callbacks, FiniteLoss) else [FiniteLoss()]
         if not settings.fast_dev_run:
-            added.append(CurvesPlot())
-            if settings.enable_checkpointing is not False:
-                # Apart from the user's own: with save_last those write last.ckpt only when a
-                # monitored score improves, and a resumed run would fall back to that epoch.
-                added.append(ModelCheckpoint(filename="last", enable_version_counter=False))
+            if not _holds(callbacks, CurvesPlot):
+                added.append(CurvesPlot())
+            if settings.enable_checkpointing is not False and not _holds(callbacks, LastCheckpoint):
+                added.append(LastCheckpoint())
         return added
 
     def after_instantiate_classes(self) -> None:
@@ -172,13 +201,19 @@ class ZooCLI(LightningCLI):
         elif settings.get("weights"):
             stored.load_weights(self.model, settings.weights)
         elif self.subcommand != "fit":
-            print(
-                f"WARNING: the weights are untrained. `ln-zoo {self.subcommand}` scores them as they "
-                "were drawn; give --ckpt_path FILE or --weights NAME.",
-                file=sys.stderr,
+            stored.note(
+                f"WARNING: the weights are untrained. `ln-zoo {self.subcommand}` takes them as they "
+                "were drawn; give --ckpt_path FILE or --weights NAME."
             )
 
     # Running
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Left to `run`, so that wrong input can be told from a run that fails."""
+
+    def run(self) -> None:
+        """Fits, validates, tests or predicts."""
+        super()._run_subcommand(str(self.subcommand))
 
     def after_fit(self) -> None:
         if self._settings().test_after_fit and not self.trainer.interrupted:
@@ -192,7 +227,7 @@ class ZooCLI(LightningCLI):
     def after_predict(self) -> None:
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, PredictionWriter) and callback.written:
-                rank_zero_info(f"predictions: {callback.written}")
+                print(f"predictions: {outputs.relative(callback.written)}")
 
 
 def _logger(name: str, **extra: Any) -> dict[str, Any]:

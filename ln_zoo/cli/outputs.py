@@ -23,41 +23,46 @@ def run_name(settings: Namespace) -> str:
     return f"{name}-{norm.class_path.rsplit('.', 1)[-1]}" if norm else name
 
 
-def newest_last_checkpoint(settings: Namespace) -> Path:
-    """``last.ckpt`` of the newest run of this name.
+def newest_checkpoint(settings: Namespace) -> Path:
+    """The newest checkpoint of all runs of this name: ``last.ckpt``, or one within an epoch.
 
     Raises:
         FileNotFoundError: if there is none.
     """
     loggers = settings.trainer.get("logger")
-    first = loggers[0] if isinstance(loggers, list) else loggers
+    first = loggers[0] if isinstance(loggers, list) and loggers else loggers
     if not isinstance(first, Namespace):
         raise FileNotFoundError(
             "--ckpt_path last looks in the folder of the run's logger, and there is no logger: "
             "give the file itself"
         )
     folder = Path(first.init_args.save_dir) / (first.init_args.name or "")
-    found = list(folder.glob("*/checkpoints/last.ckpt"))
+    found = list(folder.glob("*/checkpoints/*.ckpt"))
     if not found:
         raise FileNotFoundError(
-            f"--ckpt_path last: there is no */checkpoints/last.ckpt in {folder}; start without it, "
+            f"--ckpt_path last: there is no */checkpoints/*.ckpt in {folder}; start without it, "
             "or give the file itself"
         )
-    return max(found, key=lambda path: path.stat().st_mtime)
+    return max(found, key=lambda path: (path.stat().st_mtime_ns, path.name == "last.ckpt"))
 
 
-def check_writable(trainer: Trainer, model: torch.nn.Module) -> None:
-    """Fails now, not after an epoch, if the run's folder cannot take what the run will write.
+def check_writable(trainer: Trainer, trained: torch.nn.Module | None) -> None:
+    """Fails now, not after an epoch, if the run's folders cannot take what the run will write.
+
+    Args:
+        trainer: of the run.
+        trained: the model of which checkpoints will be written, if any.
 
     Raises:
-        OSError: if the folder cannot be made or written to, or the disk has no room for two
+        OSError: if a folder cannot be made or written to, or the disk has no room for two
             checkpoints.
     """
     if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
         return
-    # Weights and Adam's two moments, in the newest checkpoint and in the one that replaces it.
-    needed = 2 * 3 * sum(t.numel() * t.element_size() for t in model.state_dict().values())
-    for folder in {Path(logger.save_dir or ".") for logger in trainer.loggers}:
+    folders = {Path(logger.save_dir or ".") for logger in trainer.loggers}
+    chosen = [getattr(callback, "dirpath", None) for callback in trainer.checkpoint_callbacks]
+    folders |= {Path(folder) for folder in chosen if folder}
+    for folder in folders or {Path(trainer.default_root_dir)}:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder) as file:
@@ -67,11 +72,15 @@ def check_writable(trainer: Trainer, model: torch.nn.Module) -> None:
                 f"the output folder {folder} cannot be written to ({error.strerror}): choose "
                 "another with --trainer.logger.save_dir"
             ) from error
+        if trained is None:
+            continue
+        # Weights and Adam's two moments, in the newest checkpoint and in the one that replaces it.
+        needed = 2 * 3 * sum(t.numel() * t.element_size() for t in trained.state_dict().values())
         free = shutil.disk_usage(folder).free
         if free < needed:
             raise OSError(
-                f"the output folder {folder} has {free / 1e6:.0f} MB left, and checkpoints need "
-                f"{needed / 1e6:.0f} MB: make room or choose another with --trainer.logger.save_dir"
+                f"the output folder {folder} has {free / 1e6:.1f} MB left, and checkpoints need "
+                f"{needed / 1e6:.1f} MB: make room or choose another with --trainer.logger.save_dir"
             )
 
 
@@ -82,17 +91,17 @@ def tell_where(trainer: Trainer) -> None:
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, ModelCheckpoint) and callback.best_model_path:
             by = f"best {callback.monitor}" if callback.monitor else "last"
-            print(f"checkpoint ({by}): {_relative(callback.best_model_path)}")
+            print(f"checkpoint ({by}): {relative(callback.best_model_path)}")
         elif isinstance(callback, CurvesPlot) and callback.written:
-            print(f"plot: {_relative(callback.written)}")
+            print(f"plot: {relative(callback.written)}")
     for logger in trainer.loggers:
         if isinstance(logger, CSVLogger):
-            print(f"curves: {_relative(Path(logger.log_dir) / 'metrics.csv')}")
+            print(f"curves: {relative(Path(logger.log_dir) / 'metrics.csv')}")
         elif isinstance(logger, TensorBoardLogger):
-            print(f"TensorBoard: tensorboard --logdir {_relative(logger.log_dir)}")
+            print(f"TensorBoard: tensorboard --logdir {relative(logger.log_dir)}")
 
 
-def _relative(path: str | Path) -> Path:
+def relative(path: str | Path) -> Path:
     """The path as seen from the current folder, where it lies below it."""
     path = Path(path)
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -11,11 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from rich.console import Console
 
 from ln_zoo._version import __version__
-from ln_zoo.zoo.reported import comparison, render
+from ln_zoo.callbacks import LastCheckpoint
+from ln_zoo.cli import outputs, stored
+from ln_zoo.zoo.reported import comparison, measured_on, render
 
 if TYPE_CHECKING:
     from ln_zoo.cli.lightning import ZooCLI
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 def report(cli: ZooCLI) -> None:
     """Prints the table of the test that has just run, and writes ``test_results.json``."""
     trainer = cli.trainer
+    folder = Path(trainer.log_dir or ".")  # asks every process
     if not trainer.is_global_zero:
         return
     results = collect(cli)
@@ -31,24 +35,23 @@ def report(cli: ZooCLI) -> None:
         results["model"],
         results["norm"],
         results["metrics"],
-        data=f"{results['data']['dataset']}/test",
+        data=measured_on(results["data"]),
         size={**results["size"], **results["data"]},
     )
     Console().print(render(rows, title=f"{results['model']}, {results['norm']}"))
-    folder = Path(trainer.log_dir or ".")
     if not trainer.fast_dev_run:  # type: ignore[attr-defined]
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "test_results.json"
-        path.write_text(json.dumps(results, indent=2) + "\n")
-        print(f"results: {path}")
+        path.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+        print(f"results: {outputs.relative(path)}")
 
 
 def collect(cli: ZooCLI) -> dict[str, Any]:
     """Metrics of the last test with all that a reader needs to repeat it, as plain values."""
     trainer, model, data = cli.trainer, cli.model, cli.datamodule
     settings = cli._settings()
-    source = settings.get("ckpt_path") or settings.get("weights")
-    epochs, steps = _trained(trainer, settings.get("ckpt_path"))
+    path = _tested_file(cli)
+    epochs, steps = (None, None) if path is None else _trained(path)
     norm = model.hparams.get("norm") or {}
     return {
         "model": type(model).__name__,
@@ -58,11 +61,15 @@ def collect(cli: ZooCLI) -> dict[str, Any]:
             for name, value in trainer.callback_metrics.items()
             if name.startswith("test_")
         },
-        "data": dict(getattr(data, "facts", {"dataset": type(data).__name__})),
-        "preprocessing": dict(getattr(data, "preprocessing", {})),
+        "data": {
+            **getattr(data, "facts", {"dataset": type(data).__name__}),
+            "preprocessing": dict(getattr(data, "preprocessing", {})),
+        },
         "size": {k: v for k, v in model.hparams.items() if k != "norm" and not k.startswith("_")},
         "command": shlex.join(["ln-zoo", *cli.argv]),
-        "checkpoint": Path(source).name if source else None,
+        "weights": settings.get("weights"),
+        "checkpoint": path.name if path else None,
+        "checkpoint_sha256": hashlib.sha256(path.read_bytes()).hexdigest() if path else None,
         "epochs": epochs,
         "steps": steps,
         "seed": settings.get("seed_everything"),
@@ -97,15 +104,21 @@ def hardware(model: LightningModule) -> str:
     return f"CPU, {os.cpu_count()} cores, {name}"
 
 
-def _trained(trainer: Trainer, ckpt_path: str | None) -> tuple[int | None, int | None]:
-    """Epochs and updates behind the weights, where a checkpoint or this process knows them."""
-    if ckpt_path and Path(ckpt_path).is_file():
-        checkpoint = torch.load(ckpt_path, map_location="cpu", weights_only=True)
-        return _epochs(checkpoint), checkpoint["global_step"]
-    return (trainer.current_epoch, trainer.global_step) if trainer.global_step else (None, None)
+def _tested_file(cli: ZooCLI) -> Path | None:
+    """The checkpoint file that holds the weights which were tested, if there is one."""
+    settings = cli._settings()
+    if cli.subcommand != "fit":
+        source = settings.get("ckpt_path") or settings.get("weights")
+        return Path(source) if source and Path(source).is_file() else None
+    for callback in cli.trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, LastCheckpoint) and callback.best_model_path:
+            path = Path(callback.best_model_path)
+            return path if _trained(path)[1] == cli.trainer.global_step else None
+    return None
 
 
-def _epochs(checkpoint: dict[str, Any]) -> int:
-    """Completed epochs: the stored number is that of the epoch in progress when it was written."""
+def _trained(path: Path) -> tuple[int, int]:
+    """Completed epochs and updates behind the weights of a checkpoint."""
+    checkpoint = stored.read_checkpoint(str(path))
     progress = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]
-    return int(progress["processed"])
+    return int(progress["processed"]), int(checkpoint["global_step"])

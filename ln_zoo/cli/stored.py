@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import sys
 from pathlib import Path
@@ -11,29 +12,49 @@ from typing import Any
 import torch
 import yaml
 from jsonargparse import Namespace
+from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
 from ln_zoo.models.base import ZooModule, public_module
-
-#: Words that Lightning resolves itself.
-_KEYWORDS = ("last", "best", "hpc")
 
 
 def with_model(argv: list[str]) -> list[str]:
     """Puts the model that ``--weights`` or ``--ckpt_path`` names before the user's own arguments.
 
-    So ``test --weights NAME`` needs no ``--model``, and whatever the user gives wins.
+    So ``test --weights NAME`` needs no ``--model``, and whatever the user gives wins. The path
+    ``last`` names nothing yet: finding the run needs the model.
+
+    Args:
+        argv: arguments, the subcommand first.
+
+    Raises:
+        ValueError: for both options at once, an unreadable configuration file or checkpoint.
+        FileNotFoundError: if there is no such checkpoint.
     """
-    source = _value(argv, "--weights")
-    if source is None:
-        source = _value(argv, "--ckpt_path")
-        if source is None or source in _KEYWORDS:
-            return argv
-        class_path, init_args = _from_checkpoint(read_checkpoint(source), source)
+    weights, ckpt_path = given(argv, "weights"), given(argv, "ckpt_path")
+    if weights and ckpt_path:
+        raise ValueError("--ckpt_path resumes a run, --weights starts a new one: give one of them")
+    if weights:
+        class_path, init_args, _ = _from_weights(weights)
+    elif ckpt_path and ckpt_path != "last":
+        class_path, init_args = _from_checkpoint(read_checkpoint(ckpt_path), ckpt_path)
     else:
-        class_path, init_args, _ = _from_weights(source)
+        return argv
     config = {"model": {"class_path": class_path, "init_args": init_args}}
     return [argv[0], "--config", json.dumps(config), *argv[1:]]
+
+
+def given(argv: list[str], option: str) -> str | None:
+    """The value of a top-level option: of an argument, else of a file, else of the environment."""
+    value = os.environ.get(f"LN_ZOO_{argv[0]}__{option}".upper())
+    for config in _configs(argv):
+        value = config.get(option, value)
+    for argument, following in zip(argv, [*argv[1:], None], strict=True):
+        if argument == f"--{option}":
+            value = following
+        elif argument.startswith(f"--{option}="):
+            value = argument.partition("=")[2]
+    return None if value == "null" else value
 
 
 def read_checkpoint(path: str) -> dict[str, Any]:
@@ -44,13 +65,18 @@ def read_checkpoint(path: str) -> dict[str, Any]:
         ValueError: if it is no checkpoint, was cut short, or holds more than plain values.
     """
     if not Path(path).is_file():
-        raise FileNotFoundError(f"there is no checkpoint {path!r}")
+        raise FileNotFoundError(
+            f"there is no checkpoint {path!r}: give a file, or `last` for that of the newest run"
+        )
     try:
         checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        checkpoint["state_dict"]  # noqa: B018  asked for here, so that its absence is told here
+        checkpoint["state_dict"]  # asked for here, so that its absence is told here
     except (pickle.UnpicklingError, EOFError, RuntimeError, KeyError, TypeError) as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ValueError(f"{path} is no readable Lightning checkpoint: {first}") from error
+        raise ValueError(
+            f"{path} is no readable Lightning checkpoint (damaged, cut short, or of another "
+            f"program): {first}"
+        ) from error
     return checkpoint
 
 
@@ -78,55 +104,73 @@ def check_fits(model: torch.nn.Module, state: dict[str, Tensor], where: str) -> 
     if differing:
         more = f"; and {len(differing) - 8} more" if len(differing) > 8 else ""
         raise ValueError(
-            f"the weights of {where} do not fit this {type(model).__name__}, which has another norm "
-            f"or size: {'; '.join(differing[:8])}{more}"
+            f"the weights of {where} do not fit this {type(model).__name__}, which has another "
+            f"norm or size: {'; '.join(differing[:8])}{more}"
         )
 
 
-def tell_ignored(given: Namespace, used: Namespace, path: str) -> None:
-    """Says which of the user's model arguments lose against those in the checkpoint."""
-    mine, stored = _flat(given), _flat(used)
-    for name, value in mine.items():
+@rank_zero_only
+def note(text: str) -> None:
+    """Tells the user something, once for all processes."""
+    print(text, file=sys.stderr)
+
+
+def tell_ignored(mine: Namespace, used: Namespace, path: str) -> None:
+    """Says which of the user's model arguments lose against those in the checkpoint.
+
+    Args:
+        mine: the model as the user's arguments describe it, over what the checkpoint holds.
+        used: the model as the checkpoint holds it.
+        path: of the checkpoint.
+    """
+    asked, stored = _flat(mine), _flat(used)
+    for name, value in asked.items():
         if name in stored and stored[name] != value:
-            print(
+            note(
                 f"note: {name} = {value} is ignored: {path} was trained with {stored[name]} "
-                "(--weights in place of --ckpt_path starts afresh from its weights)",
-                file=sys.stderr,
+                "(--weights in place of --ckpt_path starts afresh from its weights)"
             )
 
 
 def tell_linked(argv: list[str], name: str) -> None:
     """Says that a model argument which the data decide was given in vain."""
     options = (f"--model.{name}", f"--model.init_args.{name}")
-    given = any(a.split("=")[0] in options for a in argv)
+    found = any(a.split("=")[0] in options for a in argv)
     for config in _configs(argv):
         model = config.get("model")
         init_args = model.get("init_args") if isinstance(model, dict) else None
-        given = given or (isinstance(init_args, dict) and name in init_args)
-    if given:
-        print(f"note: model.{name} is ignored: it is taken from data.{name}", file=sys.stderr)
-
-
-def _value(argv: list[str], option: str) -> str | None:
-    """The value of an option, the last one given."""
-    value = None
-    for argument, following in zip(argv, [*argv[1:], None], strict=True):
-        if argument == option:
-            value = following
-        elif argument.startswith(f"{option}="):
-            value = argument.partition("=")[2]
-    return value
+        found = found or (isinstance(init_args, dict) and name in init_args)
+    if found:
+        note(f"note: model.{name} is ignored: it is taken from data.{name}")
 
 
 def _configs(argv: list[str]) -> list[dict[str, Any]]:
-    """The content of the configuration files among the arguments."""
-    paths = [
-        following if argument in ("--config", "-c") else argument.partition("=")[2]
-        for argument, following in zip(argv, [*argv[1:], ""], strict=True)
-        if argument in ("--config", "-c") or argument.startswith("--config=")
-    ]
-    loaded = [yaml.safe_load(Path(p).read_text()) for p in paths if Path(p).is_file()]
-    return [config for config in loaded if isinstance(config, dict)]
+    """The content of the configuration files among the arguments.
+
+    Raises:
+        ValueError: if one of them is no YAML.
+    """
+    configs = []
+    for argument, following in zip(argv, [*argv[1:], ""], strict=True):
+        if argument in ("--config", "-c"):
+            path = following
+        elif argument.startswith(("--config=", "-c=")):
+            path = argument.partition("=")[2]
+        else:
+            continue
+        # A configuration may also be given in place of a path; os.path copes with any text.
+        if os.path.isfile(path):
+            try:
+                content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+            except yaml.MarkedYAMLError as error:
+                line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+                raise ValueError(f"{path}{line} is no YAML: {error.problem}") from error
+            except (yaml.YAMLError, UnicodeDecodeError) as error:
+                raise ValueError(f"{path} is no text that YAML could read: {error}") from error
+            if not isinstance(content, dict):
+                raise ValueError(f"{path} holds no options: expected YAML with lines `name: value`")
+            configs.append(content)
+    return configs
 
 
 def _from_weights(weights: str) -> tuple[str, dict[str, Any], dict[str, Tensor]]:

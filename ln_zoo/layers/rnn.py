@@ -148,7 +148,9 @@ class _Recurrent(nn.RNNBase):
 
         all_sites = list(directions.values())
 
-        def run(i: int, x: Tensor, sizes: Sequence[int], states: States) -> tuple[Tensor, States]:
+        def run(
+            i: int, x: Tensor, sizes: Sequence[int] | None, states: States
+        ) -> tuple[Tensor, States]:
             reads_step = all_sites[i]["input"].norm.reads_step
             return ops.scan(cell, x, sizes, states, weights[i], all_sites[i], reads_step)
 

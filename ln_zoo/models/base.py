@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.types import STEP_OUTPUT, OptimizerLRScheduler
 
 from ln_zoo.norms import Norm, to_config
 
@@ -14,14 +16,24 @@ from ln_zoo.norms import Norm, to_config
 _INSTANTIATOR = "lightning.pytorch.cli.instantiate_module"
 
 
-class ZooModule(LightningModule):
+class ZooModule(LightningModule, ABC):
     """A LightningModule whose checkpoints the zoo's base class and command line read back.
 
     A subclass takes ``norm: Norm | None = None``, chooses its own default in ``__init__`` and calls
     `remember` there. Checkpoints then hold plain values only (weights-only loading works), name
-    their class, and carry the state of the random number generator, so that a resumed run on CPU
-    draws the same noise as one that was never interrupted.
+    their class, and carry the state of torch's random number generator on the CPU, of each process
+    its own, so that a resumed run draws the same noise there as one that was never interrupted.
+
+    It is abstract, so that the command line offers only models that can be trained.
     """
+
+    @abstractmethod
+    def training_step(self, batch: Any, batch_idx: int) -> STEP_OUTPUT:
+        """The loss of a batch, as in Lightning."""
+
+    @abstractmethod
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """The optimizer, as in Lightning."""
 
     def remember(self, norm: Norm) -> None:
         """Stores the arguments of the calling ``__init__`` as hyperparameters, in plain values.
@@ -36,7 +48,8 @@ class ZooModule(LightningModule):
         frame = inspect.currentframe()
         assert frame is not None
         self.save_hyperparameters(frame=frame.f_back)
-        for hparams in (self.hparams, self._hparams_initial):
+        # Lightning logs a second copy; torch's stubs know of neither.
+        for hparams in (self.__dict__["_hparams"], self.__dict__["_hparams_initial"]):
             hparams["norm"] = to_config(norm)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -44,16 +57,20 @@ class ZooModule(LightningModule):
         hparams = checkpoint.setdefault("hyper_parameters", {})
         hparams["_class_path"] = f"{public_module(cls)}.{cls.__qualname__}"
         hparams["_instantiator"] = _INSTANTIATOR
-        checkpoint["rng_state"] = torch.get_rng_state()
+        # (W, S): the processes begin with the same seed, and part ways with their batches.
+        states = torch.as_tensor(self.all_gather(torch.get_rng_state()))
+        checkpoint["rng_state"] = states.reshape(self.trainer.world_size, -1).cpu()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self._rng_state = checkpoint.get("rng_state")
+        self._rng_states = checkpoint.get("rng_state")
 
     def on_train_start(self) -> None:
-        # Only now: between reading the checkpoint and here Lightning draws numbers of its own.
-        state = self.__dict__.pop("_rng_state", None)
-        if state is not None and self.global_rank == 0:
-            torch.set_rng_state(state)
+        # Only now: between reading the checkpoint and here Lightning draws numbers of its own. And
+        # only if this run goes on with that one: a model that was merely loaded has no past noise.
+        states = self.__dict__.pop("_rng_states", None)
+        resumed = states is not None and self.trainer.ckpt_path is not None
+        if resumed and len(states) == self.trainer.world_size:
+            torch.set_rng_state(states[self.global_rank])
 
 
 def public_module(cls: type) -> str:

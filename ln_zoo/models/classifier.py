@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
@@ -14,7 +16,7 @@ Batch = tuple[Tensor, Tensor]
 
 
 class Classifier(ZooModule):
-    """Softmax cross-entropy, Adam, and the metrics ``nll`` (nats per case) and ``error`` (fraction).
+    """Softmax cross-entropy, Adam, metrics ``nll`` (nats per case) and ``error`` (fraction).
 
     A subclass defines ``forward``: inputs (N, \\*) to logits (N, K). Evaluation losses come from
     logits cast to float64, as training losses fall to the resolution of float32 (Figure 6 reaches
@@ -33,6 +35,10 @@ class Classifier(ZooModule):
         for stage in ("val", "test"):
             setattr(self, f"{stage}_nll", MeanMetric().set_dtype(torch.float64))
             setattr(self, f"{stage}_error", MeanMetric().set_dtype(torch.float64))
+
+    @abstractmethod
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Logits (N, K) of inputs (N, \\*)."""
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         inputs, labels = batch

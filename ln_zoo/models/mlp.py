@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Literal
 
 from torch import Tensor, nn
@@ -59,17 +60,17 @@ class MLPClassifier(Classifier):
         norm = LayerNorm() if norm is None else from_config(norm)
         normalize_logits = norm.mixes_cases if normalize_logits is None else normalize_logits
         if activation not in _ACTIVATIONS:
-            raise ValueError(f"activation must be one of {sorted(_ACTIVATIONS)}, got {activation!r}")
+            raise ValueError(
+                f"activation must be one of {sorted(_ACTIVATIONS)}, got {activation!r}"
+            )
         sizes = [in_features, *hidden_features, num_classes]
         if min(sizes) < 1:
             raise ValueError(f"every size must be at least 1, got {sizes}")
         self.remember(norm)
         layers: list[nn.Module] = [nn.Flatten()]
-        for inputs, outputs in zip(sizes[:-2], sizes[1:-1], strict=True):
+        for inputs, outputs in pairwise(sizes[:-1]):
             layers += [Linear(inputs, outputs, norm=norm), _ACTIVATIONS[activation]()]
-        layers.append(
-            Linear(sizes[-2], num_classes, norm=norm if normalize_logits else Identity())
-        )
+        layers.append(Linear(sizes[-2], num_classes, norm=norm if normalize_logits else Identity()))
         self.network = nn.Sequential(*layers)
 
     def forward(self, inputs: Tensor) -> Tensor:

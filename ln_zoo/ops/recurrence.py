@@ -1,8 +1,8 @@
 """The generic recurrent loop: any cell with anything at its sites, through time and layers.
 
-Sequences are in packed form, data (total, F) with the number n_t of cases active at each time step,
-longest case first; a padded batch is the case of T equal sizes. So padding never enters, and the
-loop is written once.
+Sequences of different lengths are in packed form, data (total, F) with the number n_t of cases
+active at each time step, longest case first, so that padding never enters. A batch (T, N, F) is the
+case of T equal numbers, and the loop is written once.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from torch.nn import functional as F
 
 from ln_zoo.ops.cells import Cell, Sites, States, Weights
 
-#: Runs direction i (counted through the layers) over ``(data, sizes, states)``.
-Direction = Callable[[int, Tensor, Sequence[int], States], tuple[Tensor, States]]
+#: Runs direction i (counted through the layers) over ``(x, sizes, states)``; see `scan`.
+Direction = Callable[[int, Tensor, Sequence[int] | None, States], tuple[Tensor, States]]
 
 
 def scan(
     cell: Cell,
     x: Tensor,
-    sizes: Sequence[int],
+    sizes: Sequence[int] | None,
     states: States,
     weights: Weights,
     sites: Sites,
@@ -34,39 +34,44 @@ def scan(
 
     Args:
         cell: what is done at each step.
-        x: packed inputs, (total, I).
-        sizes: cases n_t active at each time step, never growing; they sum to total.
-        states: initial states, each (n_0, H).
+        x: inputs, (T, N, I), or packed (total, I).
+        sizes: of packed inputs: cases n_t active at each time step, never growing; they sum to
+            total. ``None`` says that x is not packed.
+        states: initial states, each (N, H).
         weights: the effective weights.
         sites: what happens to summed inputs, by role.
         reads_step: whether the ``"input"`` site must see the time steps one by one; otherwise it is
             called once for all of them.
 
     Returns:
-        Packed outputs, (total, H), in the precision of the matrix products, and the final states of
-        each case, (n_0, H), in the precision of the weights.
+        Outputs, (T, N, H) or packed (total, H), in the precision of the matrix products, and the
+        final states of each case, (N, H), in the precision of the weights.
     """
+
+    def steps(a: Tensor) -> Sequence[Tensor]:
+        # Cut once: slices taken step by step would each send back a gradient of full size.
+        return a.unbind(0) if sizes is None else a.split(sizes)
+
     products = F.linear(x, weights.ih)
     if reads_step:
-        terms = [sites["input"](wx, t) for t, wx in enumerate(products.split(sizes))]
+        terms = [sites["input"](wx, t) for t, wx in enumerate(steps(products))]
     else:
-        terms = list(sites["input"](products, None).split(sizes))
+        terms = list(steps(sites["input"](products, None)))
     states = tuple(s.to(torch.promote_types(s.dtype, torch.float32)) for s in states)
     outputs: list[Tensor] = []
     finished: list[States] = []
-    active = sizes[0]
     for t, wx in enumerate(terms):
-        if sizes[t] != active:
-            parts = [s.split([sizes[t], active - sizes[t]]) for s in states]
-            states = tuple(still for still, _ in parts)
+        if sizes is not None and t > 0 and sizes[t] < sizes[t - 1]:
+            parts = [s.split([sizes[t], sizes[t - 1] - sizes[t]]) for s in states]
+            states = tuple(active for active, _ in parts)
             finished.append(tuple(ended for _, ended in parts))
-            active = sizes[t]
         states = cell.step(wx, states, weights, sites, t)
         outputs.append(states[0])
     # The last to finish are the first in the batch.
     ends = reversed([*finished, states])
     final = tuple(torch.cat(end).to(weights.hh.dtype) for end in zip(*ends, strict=True))
-    return torch.cat(outputs).to(products.dtype), final
+    output = torch.stack(outputs) if sizes is None else torch.cat(outputs)
+    return output.to(products.dtype), final
 
 
 def stack(
@@ -85,8 +90,8 @@ def stack(
 
     Args:
         run: runs one direction of one layer: `scan`, or a kernel of its signature.
-        x: padded input (T, N, I), or packed data (total, I).
-        batch_sizes: of packed data, (T,); ``None`` says that x is padded.
+        x: input (T, N, I), or packed data (total, I).
+        batch_sizes: of packed data, (T,); ``None`` says that x is not packed.
         states: initial states, each (layers * directions, N, H), in torch's order.
         bidirectional: whether each layer has a reverse direction.
         dropout: probability with which an output between two layers is set to zero.
@@ -95,40 +100,29 @@ def stack(
     Returns:
         The outputs of the last layer, (T, N, D * H) or (total, D * H), and the final states.
     """
+    sizes = None if batch_sizes is None else batch_sizes.tolist()
+    order = None
+    if batch_sizes is not None and bidirectional:
+        order = reversal(batch_sizes).to(x.device)
     directions = 2 if bidirectional else 1
     runs = states[0].shape[0]
-    sizes: list[int]
-    order = None
-    if batch_sizes is None:
-        sizes, data = [x.shape[1]] * x.shape[0], x.flatten(0, 1)
-    else:
-        sizes, data = batch_sizes.tolist(), x
-        if bidirectional:
-            order = reversal(batch_sizes).to(x.device)
-    steps = len(sizes)
-
     finals: list[States] = []
     for i in range(0, runs, directions):
-        outputs, final = run(i, data, sizes, tuple(s[i] for s in states))
+        output, final = run(i, x, sizes, tuple(s[i] for s in states))
         finals.append(final)
         if bidirectional:
-            back, final = run(
-                i + 1, _reverse(data, steps, order), sizes, tuple(s[i + 1] for s in states)
-            )
+            start = tuple(s[i + 1] for s in states)
+            back, final = run(i + 1, _reverse(x, order), sizes, start)
             finals.append(final)
-            outputs = torch.cat([outputs, _reverse(back, steps, order)], dim=-1)
+            output = torch.cat([output, _reverse(back, order)], dim=-1)
         if dropout and i + directions < runs:
-            outputs = F.dropout(outputs, dropout, training)
-        data = outputs
-    output = data.unflatten(0, x.shape[:2]) if batch_sizes is None else data
-    return output, tuple(torch.stack(final) for final in zip(*finals, strict=True))
+            output = F.dropout(output, dropout, training)
+        x = output
+    return x, tuple(torch.stack(final) for final in zip(*finals, strict=True))
 
 
-def _reverse(data: Tensor, steps: int, order: Tensor | None) -> Tensor:
-    """Reverses each sequence within its own length; without an order all are of ``steps``."""
-    if order is None:
-        return data.unflatten(0, (steps, data.shape[0] // steps)).flip(0).flatten(0, 1)
-    return data.index_select(0, order)
+def _reverse(a: Tensor, order: Tensor | None) -> Tensor:
+    return a.flip(0) if order is None else a.index_select(0, order)
 
 
 def reversal(batch_sizes: Tensor) -> Tensor:

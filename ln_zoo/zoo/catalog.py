@@ -338,10 +338,7 @@ def table(names: Iterable[str]) -> str:
             broken.append(f"{name}: {error}")
             continue
         main = card.metrics[0]
-        value = f"{main['value']:.5g} {main['unit']}".strip()
-        if main["unit"] == "fraction":
-            value = f"{100 * main['value']:.5g} %"
-        value = f"{main['name']} {value}"
+        value = f"{main['name']} {_value(main)}"
         rows.append((name, card.model, card.norm, main["dataset"], value, f"{card.parameters:,}"))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = [
@@ -349,6 +346,28 @@ def table(names: Iterable[str]) -> str:
         for row in rows
     ]
     return "\n".join([*(lines if len(rows) > 1 else []), *broken])
+
+
+def markdown_table(filter: str = "*") -> str:
+    """Published models as a Markdown table, every metric of each: the one in the project's README.
+
+    Raises:
+        CardError: if a card is damaged.
+    """
+    lines = ["| name | model | norm | data | measured | parameters |", "|---|---|---|---|---|---|"]
+    for name in list_models(filter):
+        card = describe(name)
+        measured = ", ".join(f"{m['name']} {_value(m)}" for m in card.metrics)
+        cells = (f"`{name}`", f"`{card.model}`", f"`{card.norm}`", ", ".join(card.datasets))
+        lines.append(f"| {' | '.join(cells)} | {measured} | {card.parameters:,} |")
+    return "\n".join(lines)
+
+
+def _value(metric: Mapping[str, Any]) -> str:
+    """A metric's value with its unit; fractions in per cent."""
+    if metric["unit"] == "fraction":
+        return f"{100 * metric['value']:.5g} %"
+    return f"{metric['value']:.5g} {metric['unit']}".strip()
 
 
 def list_text(

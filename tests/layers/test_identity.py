@@ -1,0 +1,247 @@
+"""Without normalisation every layer is torch's: parameters, outputs, states, gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence
+
+from ln_zoo.layers import GRU, LSTM, RNN, Conv2d, GRUCell, Linear, LSTMCell, RNNCell
+from ln_zoo.norms import Identity, Norm, WeightNorm
+
+F64 = torch.float64
+TOLERANCE = 1e-12
+PAIRS = {"LSTM": (LSTM, nn.LSTM), "GRU": (GRU, nn.GRU), "RNN": (RNN, nn.RNN)}
+CELL_PAIRS = {
+    "LSTM": (LSTMCell, nn.LSTMCell),
+    "GRU": (GRUCell, nn.GRUCell),
+    "RNN": (RNNCell, nn.RNNCell),
+}
+every_kind = pytest.mark.parametrize("kind", PAIRS)
+# A fresh weight-normalised layer computes what it would without normalisation.
+neutral = pytest.mark.parametrize("norm", [Identity(), WeightNorm()], ids=["identity", "weight"])
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "two layers": {"num_layers": 2},
+    "no bias": {"bias": False},
+    "both directions": {"bidirectional": True},
+    "everything": {"num_layers": 2, "bidirectional": True, "batch_first": True, "dropout": 0.4},
+    "no bias, both directions": {"bias": False, "bidirectional": True, "num_layers": 2},
+    "relu": {"nonlinearity": "relu", "num_layers": 2},
+    "projection": {"proj_size": 2},
+    "projection, everything": {
+        "proj_size": 3,
+        "num_layers": 2,
+        "bidirectional": True,
+        "bias": False,
+        "dropout": 0.4,
+    },
+}
+ONLY = {"relu": "RNN", "projection": "LSTM", "projection, everything": "LSTM"}
+COMBINATIONS = [
+    pytest.param(kind, options, id=f"{kind}, {options}")
+    for kind in PAIRS
+    for options in OPTIONS
+    if ONLY.get(options, kind) == kind
+]
+
+
+def pair(kind: str, norm: Norm, **options: Any) -> tuple[nn.Module, nn.Module]:
+    """Our layer and torch's with the same parameters, drawn by ours from a seed."""
+    cls, torch_cls = PAIRS[kind]
+    torch.manual_seed(7)
+    theirs = torch_cls(3, 5, dtype=F64, **options)
+    torch.manual_seed(7)
+    ours = cls(3, 5, dtype=F64, norm=norm, **options)
+    for name, parameter in theirs.named_parameters():
+        assert torch.equal(parameter, ours.get_parameter(name)), name
+    return ours, theirs
+
+
+def assert_same(actual: Any, expected: Any) -> None:
+    for a, b in zip(tensors(actual), tensors(expected), strict=True):
+        assert a.shape == b.shape
+        torch.testing.assert_close(a, b, rtol=0, atol=TOLERANCE)
+
+
+def tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, PackedSequence):
+        return [t for t in value if t is not None]
+    return [value] if isinstance(value, Tensor) else [t for part in value for t in tensors(part)]
+
+
+def random_states(layer: nn.Module, *cases: int) -> Any:
+    runs = layer.num_layers * (2 if layer.bidirectional else 1)
+    h = torch.randn(runs, *cases, layer.proj_size or 5, dtype=F64, requires_grad=True)
+    if layer.mode != "LSTM":
+        return h
+    return h, torch.randn(runs, *cases, 5, dtype=F64, requires_grad=True)
+
+
+INPUTS = ["batch", "T = 1", "one case", "packed", "packed unsorted", "packed T = 1"]
+
+
+def make_input(kind: str, batch_first: bool) -> tuple[Any, tuple[int, ...], Tensor]:
+    """The input, the shape of its cases, and the tensor that takes gradients."""
+    if kind == "one case":
+        x = torch.randn(6, 3, dtype=F64, requires_grad=True)
+        return x, (), x
+    length = 1 if kind.endswith("T = 1") else 6
+    x = torch.randn(length, 4, 3, dtype=F64, requires_grad=True)
+    if not kind.startswith("packed"):
+        return (x.transpose(0, 1) if batch_first else x), (4,), x
+    lengths = {"packed": [6, 4, 4, 1], "packed unsorted": [4, 1, 6, 4]}.get(kind, [1] * 4)
+    packed = pack_padded_sequence(x, lengths, enforce_sorted=kind != "packed unsorted")
+    return packed, (4,), x
+
+
+@pytest.mark.parametrize(("kind", "options"), COMBINATIONS)
+@pytest.mark.parametrize("layout", INPUTS)
+@pytest.mark.parametrize("given", [True, False], ids=["hx", "no hx"])
+@neutral
+def test_layer(kind: str, options: str, layout: str, given: bool, norm: Norm, loop: str) -> None:
+    ours, theirs = pair(kind, norm, **OPTIONS[options])
+    x, cases, source = make_input(layout, ours.batch_first)
+    hx = random_states(ours, *cases) if given else None
+    # The same seed: dropout must draw the same numbers as torch's.
+    torch.manual_seed(8)
+    actual = ours(x, hx)
+    torch.manual_seed(8)
+    expected = theirs(x, hx)
+    assert_same(actual, expected)
+
+    sources = [source, *(tensors(hx) if given else [])]
+    if norm == Identity():  # weight normalisation has other gradients on weights
+        ours_all, theirs_all = list(ours.parameters()), list(theirs.parameters())
+    else:
+        names = [name for name, _ in theirs.named_parameters() if name.startswith("bias")]
+        ours_all = [ours.get_parameter(name) for name in names]
+        theirs_all = [theirs.get_parameter(name) for name in names]
+    assert_same(gradients(actual, sources + ours_all), gradients(expected, sources + theirs_all))
+
+
+def gradients(results: Any, sources: list[Tensor]) -> list[Tensor]:
+    floats = [r for r in tensors(results) if r.is_floating_point()]
+    loss = sum((r * torch.linspace(-1, 1, r.numel(), dtype=F64).view_as(r)).sum() for r in floats)
+    return list(torch.autograd.grad(loss, sources))
+
+
+@pytest.mark.parametrize(("kind", "options"), COMBINATIONS)
+def test_state_dicts_are_torchs(kind: str, options: str) -> None:
+    ours, theirs = pair(kind, Identity(), **OPTIONS[options])
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.uniform_()
+    assert ours.load_state_dict(theirs.state_dict(), strict=True).missing_keys == []
+    x = torch.randn(4, 2, 3, dtype=F64)
+    assert_same(ours.eval()(x), theirs.eval()(x))
+    assert theirs.load_state_dict(ours.state_dict(), strict=True).unexpected_keys == []
+
+
+@every_kind
+def test_evaluation_has_no_dropout(kind: str, loop: str) -> None:
+    ours, theirs = pair(kind, Identity(), num_layers=2, dropout=0.9)
+    x = torch.randn(4, 2, 3, dtype=F64)
+    assert_same(ours.eval()(x), theirs.eval()(x))
+
+
+@every_kind
+def test_positional_arguments_are_torchs(kind: str) -> None:
+    cls, torch_cls = PAIRS[kind]
+    arguments = [2, "relu"] if kind == "RNN" else [2]
+    arguments += [False, True, 0.5, True]  # bias, batch_first, dropout, bidirectional
+    ours, theirs = cls(3, 5, *arguments), torch_cls(3, 5, *arguments)
+    assert repr(ours).splitlines()[0].startswith(repr(theirs)[:-1])
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+
+
+@every_kind
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("batched", [True, False])
+@pytest.mark.parametrize("given", [True, False])
+@neutral
+def test_cell(kind: str, bias: bool, batched: bool, given: bool, norm: Norm) -> None:
+    cls, torch_cls = CELL_PAIRS[kind]
+    torch.manual_seed(9)
+    theirs = torch_cls(3, 5, bias, dtype=F64)
+    torch.manual_seed(9)
+    ours = cls(3, 5, bias, dtype=F64, norm=norm)
+    if norm == Identity():
+        assert list(ours.state_dict()) == list(theirs.state_dict())
+        ours.load_state_dict(theirs.state_dict(), strict=True)
+    shape = (4,) if batched else ()
+    x = torch.randn(*shape, 3, dtype=F64, requires_grad=True)
+    states = [torch.randn(*shape, 5, dtype=F64, requires_grad=True) for _ in range(2)]
+    hx = None if not given else tuple(states) if kind == "LSTM" else states[0]
+    actual, expected = ours(x, hx), theirs(x, hx)
+    assert_same(actual, expected)
+    assert_same(gradients(actual, [x]), gradients(expected, [x]))
+    if norm == Identity():
+        assert_same(
+            gradients(actual, list(ours.parameters())),
+            gradients(expected, list(theirs.parameters())),
+        )
+
+
+@pytest.mark.parametrize("nonlinearity", ["tanh", "relu"])
+def test_rnn_cell_nonlinearity(nonlinearity: str) -> None:
+    theirs = nn.RNNCell(3, 5, True, nonlinearity, dtype=F64)
+    ours = RNNCell(3, 5, True, nonlinearity, dtype=F64)
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(4, 3, dtype=F64)
+    assert_same(ours(x), theirs(x))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(3,), (4, 3), (2, 4, 3)])
+@neutral
+def test_linear(bias: bool, shape: tuple[int, ...], norm: Norm) -> None:
+    theirs = nn.Linear(3, 5, bias, dtype=F64)
+    ours = Linear(3, 5, bias, dtype=F64)
+    ours.load_state_dict(theirs.state_dict(), strict=True)
+    if norm != Identity():
+        ours = Linear(3, 5, bias, dtype=F64, norm=norm)
+        ours.load_state_dict(theirs.state_dict(), strict=False)
+        ours.reset_norm()
+    x = torch.randn(shape, dtype=F64, requires_grad=True)
+    assert_same(ours(x), theirs(x))
+    assert_same(gradients(ours(x), [x]), gradients(theirs(x), [x]))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"stride": 2, "padding": 1, "bias": False},
+        {"padding": "same", "dilation": (2, 1)},
+        {"padding": (1, 2), "padding_mode": "circular"},
+        {"padding": 1, "padding_mode": "reflect"},
+        {"padding": 1, "padding_mode": "replicate", "groups": 2},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("shape", [(2, 4, 6, 7), (4, 6, 7)])
+@neutral
+def test_conv2d(options: dict[str, Any], shape: tuple[int, ...], norm: Norm) -> None:
+    torch.manual_seed(10)
+    theirs = nn.Conv2d(4, 6, (3, 2), dtype=F64, **options)
+    torch.manual_seed(10)
+    ours = Conv2d(4, 6, (3, 2), dtype=F64, norm=norm, **options)
+    if norm == Identity():
+        assert list(ours.state_dict()) == list(theirs.state_dict())
+        ours.load_state_dict(theirs.state_dict(), strict=True)
+    x = torch.randn(shape, dtype=F64, requires_grad=True)
+    assert_same(ours(x), theirs(x))
+    assert_same(gradients(ours(x), [x]), gradients(theirs(x), [x]))
+
+
+@every_kind
+def test_sequences_of_one_packed_with_batch_first_layer(kind: str, loop: str) -> None:
+    ours, theirs = pair(kind, Identity(), batch_first=True)
+    packed = pack_sequence([torch.randn(n, 3, dtype=F64) for n in (5, 2)])
+    assert_same(ours(packed), theirs(packed))
