@@ -34,7 +34,14 @@ from ln_zoo.models.base import ZooModule
 #: Properties of a data module that are arguments of models under the same name.
 _LINKS = ("in_features", "num_classes")
 #: Errors of the user's input: one line. Any other error is ours, and keeps its traceback.
-_USER_ERRORS = (ValueError, TypeError, OSError, MisconfigurationException, NonFiniteLossError)
+_USER_ERRORS = (
+    ValueError,
+    TypeError,
+    OSError,
+    ImportError,
+    MisconfigurationException,
+    NonFiniteLossError,
+)
 
 
 def run_trainer(argv: list[str]) -> int:
@@ -202,8 +209,8 @@ class ZooCLI(LightningCLI):
             stored.load_weights(self.model, settings.weights)
         elif self.subcommand != "fit":
             stored.note(
-                f"WARNING: the weights are untrained. `ln-zoo {self.subcommand}` takes them as they "
-                "were drawn; give --ckpt_path FILE or --weights NAME."
+                f"WARNING: the weights are untrained. `ln-zoo {self.subcommand}` takes them "
+                "as they were drawn; give --ckpt_path FILE or --weights NAME."
             )
 
     # Running

@@ -18,7 +18,7 @@ from rich.console import Console
 from ln_zoo._version import __version__
 from ln_zoo.callbacks import LastCheckpoint
 from ln_zoo.cli import outputs, stored
-from ln_zoo.zoo.reported import comparison, measured_on, render
+from ln_zoo.zoo.reported import comparison, measured_on, render, run_size
 
 if TYPE_CHECKING:
     from ln_zoo.cli.lightning import ZooCLI
@@ -36,7 +36,7 @@ def report(cli: ZooCLI) -> None:
         results["norm"],
         results["metrics"],
         data=measured_on(results["data"]),
-        size={**results["size"], **results["data"]},
+        size=run_size(results["size"], results["data"]),
     )
     Console().print(render(rows, title=f"{results['model']}, {results['norm']}"))
     if not trainer.fast_dev_run:  # type: ignore[attr-defined]
@@ -61,10 +61,8 @@ def collect(cli: ZooCLI) -> dict[str, Any]:
             for name, value in trainer.callback_metrics.items()
             if name.startswith("test_")
         },
-        "data": {
-            **getattr(data, "facts", {"dataset": type(data).__name__}),
-            "preprocessing": dict(getattr(data, "preprocessing", {})),
-        },
+        "data": dict(getattr(data, "facts", {"dataset": type(data).__name__})),
+        "preprocessing": dict(getattr(data, "preprocessing", {})),
         "size": {k: v for k, v in model.hparams.items() if k != "norm" and not k.startswith("_")},
         "command": shlex.join(["ln-zoo", *cli.argv]),
         "weights": settings.get("weights"),

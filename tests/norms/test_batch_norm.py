@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence
 
-from ln_zoo.layers import Linear
+from ln_zoo.layers import GRU, LSTM, Linear
 from ln_zoo.norms import BatchNorm, Site
 
 TIGHT = {"rtol": 1e-12, "atol": 1e-12}
@@ -247,6 +248,26 @@ def test_a_case_left_alone_uses_the_running_averages():
     site(second, 1)
     expected = 0.1 * (alone - second.mean(0)) / (second.var(0) + 1e-5).sqrt()
     torch.testing.assert_close(site(alone, 1), expected, **TIGHT)
+
+
+@pytest.mark.parametrize("layer", [LSTM, GRU])
+def test_of_a_packed_batch_only_active_cases_count(layer):
+    torch.manual_seed(0)
+    layer = layer(3, 2, batch_first=True, norm=BatchNorm(max_steps=5), **DOUBLE)
+    x = torch.randn(4, 4, 3, **DOUBLE)
+    lengths = [2, 4, 1, 3]
+    for case, length in enumerate(lengths):
+        x[case, length:] = 1e6  # padding, which must not be seen
+    layer(pack_padded_sequence(x, torch.tensor(lengths), batch_first=True, enforce_sorted=False))
+    sums = x @ layer.weight_ih_l0.T.detach()
+    site = layer.sites["l0"]["input"]
+    for step in range(3):
+        active = sums[[case for case, length in enumerate(lengths) if length > step], step]
+        torch.testing.assert_close(site.running_mean[step], active.mean(0), **TIGHT)
+        torch.testing.assert_close(site.running_var[step], active.var(0), **TIGHT)
+    # One case reaches the fourth step: it is normalised by the third row, and not counted.
+    for site in layer.sites["l0"].children():
+        assert site.num_batches_tracked.tolist() == [1, 1, 1, 0, 0]
 
 
 def test_a_recurrent_batch_of_one_is_refused_in_training():

@@ -1,0 +1,359 @@
+"""Checkpoints: read weights-only on every road, and what they override is said."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from cli_support import QUIET, SMALL, fit, load, run
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from ln_zoo.data import Digits
+from ln_zoo.models import MLPClassifier, ZooModule
+from ln_zoo.norms import BatchNorm, LayerNorm, RMSNorm
+from ln_zoo.zoo import write_card
+
+DATA = SMALL[2:]  # the model comes from the checkpoint
+PREPROCESSING = {"scale": 16, "image_shape": [1, 8, 8]}
+
+
+def metrics(folder: Path) -> dict[str, float]:
+    """The metrics of the only test run below a folder."""
+    (path,) = folder.glob("**/test_results.json")
+    return json.loads(path.read_text())["metrics"]
+
+
+def card(folder: Path, **model_args: object) -> Path:
+    """A published model of random weights."""
+    model = MLPClassifier(64, [8], 10, **model_args)  # type: ignore[arg-type]
+    results = {
+        "metrics": [
+            {"name": "error", "value": 0.9, "unit": "fraction", "dataset": "digits", "split": "test"}
+        ],
+        "evaluation": {}, "training": {}, "size": {}, "data": {"dataset": "digits"}, "card": {},
+    }  # fmt: skip
+    return write_card(folder, model, results, preprocessing=PREPROCESSING)
+
+
+# What a checkpoint holds
+
+
+def test_holds_plain_values_and_its_class(trained: Path) -> None:
+    checkpoint = load(trained)
+    hparams = checkpoint["hyper_parameters"]
+    assert hparams["_class_path"] == "ln_zoo.models.MLPClassifier"
+    assert hparams["norm"] == {
+        "class_path": "ln_zoo.norms.LayerNorm",
+        "init_args": {"gain": 1.0, "eps": 1e-5},
+    }
+    assert (hparams["lr"], hparams["hidden_features"]) == (0.01, [8])
+
+
+def test_loads_by_base_class_and_by_class(trained: Path) -> None:
+    state = load(trained)["state_dict"]
+    for cls in (ZooModule, MLPClassifier):
+        model = cls.load_from_checkpoint(trained)
+        assert type(model) is MLPClassifier
+        assert model.lr == 0.01
+        assert model.network[1].site.norm == LayerNorm()
+        assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
+def test_overrides_win_when_loading(trained: Path) -> None:
+    model = ZooModule.load_from_checkpoint(trained, lr=0.5, norm=LayerNorm(eps=1e-3))
+    assert (model.lr, model.network[1].site.norm) == (0.5, LayerNorm(eps=1e-3))
+    assert model.hparams["norm"]["init_args"]["eps"] == 1e-3
+
+
+def test_load_fit_save_again(trained: Path, here: Path) -> None:
+    model = ZooModule.load_from_checkpoint(trained)
+    trainer = Trainer(
+        max_epochs=1, logger=False, enable_progress_bar=False, default_root_dir=here,
+        callbacks=ModelCheckpoint(here, "again"), accelerator="cpu", enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(model, datamodule=Digits(batch_size=20, train_size=100))
+    first, again = load(trained), load(here / "again.ckpt")
+    assert again["hyper_parameters"] == first["hyper_parameters"]
+    assert ZooModule.load_from_checkpoint(here / "again.ckpt").lr == 0.01
+    # And the command line reads it.
+    assert run("test", "--ckpt_path", here / "again.ckpt", *DATA, *QUIET).code == 0
+
+
+def test_made_in_python_with_a_strategy_object(here: Path) -> None:
+    data = Digits(batch_size=20, train_size=100)
+    options = {
+        "logger": False, "enable_progress_bar": False, "default_root_dir": here,
+        "accelerator": "cpu", "enable_model_summary": False,
+    }  # fmt: skip
+    keep = ModelCheckpoint(here, monitor="val_nll")
+    trainer = Trainer(max_epochs=2, callbacks=keep, **options)
+    trainer.fit(MLPClassifier(64, [8], norm=BatchNorm(momentum=0.2)), datamodule=data)
+    (by_trainer,) = trainer.test(ckpt_path="best", datamodule=data, verbose=False)
+    assert load(Path(keep.best_model_path))["hyper_parameters"]["norm"]["init_args"]["momentum"] == 0.2
+    # Resumed in Python, and scored by the command line, which needs no --model.
+    longer = Trainer(max_epochs=3, callbacks=ModelCheckpoint(here / "more"), **options)
+    longer.fit(MLPClassifier(64, [8], norm=BatchNorm()), datamodule=data, ckpt_path=keep.best_model_path)
+    assert longer.current_epoch == 3
+    done = run("test", "--ckpt_path", keep.best_model_path, "--data=Digits", *QUIET)
+    assert done.code == 0, done.err
+    assert metrics(here / "runs") == {
+        "nll": by_trainer["test_nll"], "error": by_trainer["test_error"],
+    }  # fmt: skip
+
+
+# test and validate
+
+
+def test_scores_without_naming_the_model(trained: Path, here: Path) -> None:
+    done = run("test", "--ckpt_path", trained, *DATA, *QUIET)
+    assert done.code == 0, done.err
+    assert "untrained" not in done.err
+    assert "ignored" not in done.err
+    model = MLPClassifier.load_from_checkpoint(trained).eval()
+    data = Digits()
+    data.setup()
+    with torch.no_grad():
+        wrong = sum(float(model.per_case(batch)["error"].sum()) for batch in data.test_dataloader())
+    assert metrics(here)["error"] == wrong / 300
+
+
+def test_checkpoint_named_in_a_configuration_file(trained: Path, here: Path) -> None:
+    (here / "test.yaml").write_text(f"ckpt_path: {trained}\ndata: Digits\n")
+    done = run("test", "--config", "test.yaml", *QUIET)
+    assert done.code == 0, done.err
+    assert "untrained" not in done.err
+
+
+@pytest.mark.parametrize("command", ["validate", "test", "predict"])
+def test_untrained_weights_are_said_loudly(here: Path, command: str) -> None:
+    done = run(command, *SMALL, *QUIET)
+    assert done.code == 0
+    assert f"WARNING: the weights are untrained. `ln-zoo {command}` takes them as they" in done.err
+
+
+# What is ignored is said
+
+
+def test_resuming_tells_which_arguments_are_ignored(trained: Path, here: Path) -> None:
+    done = run(
+        "fit", *SMALL, *QUIET, "--ckpt_path", trained, "--trainer.max_epochs=2",
+        "--model.lr=0.5", "--model.norm=RMSNorm", "--model.activation=relu",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    notes = [line for line in done.err.splitlines() if line.startswith("note:")]
+    tail = "(--weights in place of --ckpt_path starts afresh from its weights)"
+    assert notes == [
+        f"note: model.lr = 0.5 is ignored: {trained} was trained with 0.01 {tail}",
+        f"note: model.norm = RMSNorm is ignored: {trained} was trained with LayerNorm {tail}",
+    ]
+    (last,) = here.glob("runs/**/last.ckpt")
+    assert load(last)["hyper_parameters"]["norm"]["class_path"] == "ln_zoo.norms.LayerNorm"
+    assert load(last)["optimizer_states"][0]["param_groups"][0]["lr"] == 0.01
+    assert load(last)["epoch"] == 1
+
+
+@pytest.mark.parametrize("norm", ["LayerNorm", "ln_zoo.norms.LayerNorm", "ln_zoo.LayerNorm"])
+def test_what_agrees_is_not_called_ignored(trained: Path, here: Path, norm: str) -> None:
+    done = run("test", "--ckpt_path", trained, *SMALL, *QUIET, f"--model.norm={norm}", "--model.lr=1e-2")
+    assert done.code == 0, done.err
+    assert "ignored" not in done.err
+
+
+def test_what_the_data_decide_is_said(trained: Path, here: Path) -> None:
+    note = "note: model.in_features is ignored: it is taken from data.in_features"
+    done = run("test", *SMALL, *QUIET, "--model.in_features=40")
+    assert (done.code, note in done.err) == (0, True)
+    (here / "c.yaml").write_text("model: {init_args: {num_classes: 7}}\n")
+    done = run("test", *SMALL, *QUIET, "--config=c.yaml")
+    assert (done.code, note in done.err) == (0, False)
+    assert "note: model.num_classes is ignored: it is taken from data.num_classes" in done.err
+    done = run("test", *DATA, *QUIET, "--ckpt_path", trained)
+    assert (done.code, "note" in done.err) == (0, False)
+
+
+# last
+
+
+def test_last_finds_the_newest_run_of_the_name(here: Path) -> None:
+    fit()
+    fit("--model.norm=RMSNorm", epochs=2)
+    done = fit("--ckpt_path=last", epochs=3)
+    assert "ignored" not in done.err
+    runs = here / "runs/MLPClassifier-LayerNorm"
+    assert load(runs / "version_1/checkpoints/last.ckpt")["global_step"] == 15
+    done = fit("--ckpt_path=last", "--model.lr=0.5", epochs=4)
+    assert load(runs / "version_2/checkpoints/last.ckpt")["global_step"] == 20
+    assert "note: model.lr = 0.5 is ignored: runs/MLPClassifier-LayerNorm/version_1" in done.err
+
+
+def test_last_without_a_logger(here: Path) -> None:
+    done = run("fit", *SMALL, *QUIET, "--trainer.logger=false", "--ckpt_path=last")
+    assert done.code == 2
+    assert "there is no logger: give the file itself" in done.err
+
+
+# --weights
+
+
+def test_weights_start_afresh_and_arguments_win(trained: Path, here: Path) -> None:
+    done = run(
+        "fit", "--weights", trained, *DATA, *QUIET, "--trainer.max_epochs=1", "--model.lr=1e-30"
+    )
+    assert done.code == 0, done.err
+    (last,) = here.glob("runs/**/last.ckpt")
+    checkpoint = load(last)
+    assert (checkpoint["global_step"], checkpoint["hyper_parameters"]["lr"]) == (5, 1e-30)
+    assert checkpoint["hyper_parameters"]["hidden_features"] == [8]
+    before = load(trained)["state_dict"]  # at that rate nothing moves
+    assert all(torch.equal(v, before[k]) for k, v in checkpoint["state_dict"].items())
+
+
+def test_weights_of_a_card_by_name_and_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = card(here / "cards/mlp.mine", norm=RMSNorm(eps=1e-4))
+    monkeypatch.setenv("LN_ZOO_MODELS", str(here / "cards"))
+    results = []
+    for weights in ("mlp.mine", folder):
+        done = run("test", "--weights", weights, *DATA, *QUIET)
+        assert done.code == 0, done.err
+        assert "untrained" not in done.err
+        results.append(metrics(here / "runs"))
+        shutil.rmtree(here / "runs")
+    assert results[0] == results[1]
+    (here / "a").mkdir()
+    done = run("fit", "--weights=mlp.mine", *DATA, *QUIET, "--trainer.max_epochs=1", "--model.norm.eps=1")
+    assert done.code == 0, done.err
+    (last,) = here.glob("runs/MLPClassifier-RMSNorm/**/last.ckpt")
+    assert load(last)["hyper_parameters"]["norm"] == {
+        "class_path": "ln_zoo.norms.RMSNorm", "init_args": {"gain": 1.0, "eps": 1.0},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("option", ["--weights", "--ckpt_path"])
+def test_weights_of_another_norm_or_size_name_the_keys(
+    trained: Path, here: Path, option: str
+) -> None:
+    wrong = here / "wrong.ckpt"
+    checkpoint = load(trained)
+    hparams = checkpoint["hyper_parameters"]
+    hparams["norm"] = {"class_path": "ln_zoo.norms.BatchNorm", "init_args": {}}
+    hparams["hidden_features"] = [9]
+    torch.save(checkpoint, wrong)
+    done = run("test", option, wrong, *DATA, *QUIET)
+    assert done.code == 2
+    message = done.err.splitlines()[0]
+    assert message.startswith(
+        f"ln-zoo test: error: the weights of {wrong} do not fit this MLPClassifier, which has "
+        "another norm or size: network.1.site.running_mean is missing; "
+    )
+    assert "network.1.weight is (8, 64), the model has (9, 64)" in message
+    assert "more" in message
+
+
+def test_weights_with_another_strategy_given(trained: Path, here: Path) -> None:
+    done = run("fit", "--weights", trained, *DATA, *QUIET, "--model.norm=WeightNorm")
+    assert done.code == 2
+    assert "network.1.site.scale is missing" in done.err
+    assert "network.1.site.gain is not in the model" in done.err
+    assert not list(here.glob("**/*.ckpt"))
+
+
+def test_data_of_another_size(trained: Path, here: Path, data_root: Path) -> None:
+    done = run("test", "--ckpt_path", trained, "--data=MNIST", f"--data.root={data_root / 'mnist'}")
+    assert done.code == 2
+    assert "network.1.weight is (8, 64), the model has (8, 784)" in done.err
+
+
+# Damaged files
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[:200] = b"\0" * 200
+    path.write_bytes(data)
+
+
+def _foreign(path: Path) -> None:
+    torch.save({"weights": torch.zeros(2)}, path)
+
+
+def _object(path: Path) -> None:
+    torch.save({"state_dict": {}, "norm": LayerNorm()}, path)
+
+
+def _nameless(path: Path) -> None:
+    checkpoint = load(path)
+    del checkpoint["hyper_parameters"]
+    torch.save(checkpoint, path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_cut, "is no readable Lightning checkpoint (damaged, cut short, or of another program)"),
+        (_flip, "is no readable Lightning checkpoint (damaged, cut short, or of another program)"),
+        (lambda path: path.write_text("hello"), "is no readable Lightning checkpoint"),
+        (_foreign, "is no readable Lightning checkpoint"),
+        (_object, "is no readable Lightning checkpoint"),
+        (_nameless, "does not say which model it holds"),
+    ],
+)
+@pytest.mark.parametrize("option", ["--ckpt_path", "--weights"])
+def test_damaged_checkpoints(
+    trained: Path, here: Path, damage: object, message: str, option: str
+) -> None:
+    path = here / "damaged.ckpt"
+    shutil.copy(trained, path)
+    damage(path)  # type: ignore[operator]
+    before = path.read_bytes()
+    done = run("fit", option, path, *DATA, *QUIET)
+    assert done.code == 2
+    assert done.err.startswith(f"ln-zoo fit: error: {path} {message}")
+    assert path.read_bytes() == before
+    assert [p.name for p in here.iterdir()] == ["damaged.ckpt"]
+
+
+# A card from a checkpoint and its test
+
+
+def test_card_of_a_test_and_back(trained: Path, here: Path) -> None:
+    assert run("test", "--ckpt_path", trained, *DATA, *QUIET).code == 0
+    (results,) = here.glob("runs/**/test_results.json")
+    done = run("card", trained, "--results", results, "--out", here / "cards/mlp.new")
+    assert done.code == 0, done.err
+    measured = json.loads(results.read_text())
+    carried = json.loads((here / "cards/mlp.new/results.json").read_text())
+    assert {m["name"]: m["value"] for m in carried["metrics"]} == measured["metrics"]
+    assert carried["evaluation"]["command"] == measured["command"]
+    assert carried["training"]["epochs"] == measured["epochs"] == 1
+    assert carried["training"]["steps"] == measured["steps"] == 5
+    config = json.loads((here / "cards/mlp.new/config.json").read_text())
+    assert config["preprocessing"] == PREPROCESSING
+    # The card's weights give the card's numbers.
+    shutil.rmtree(here / "runs")
+    assert run("test", "--weights", here / "cards/mlp.new", *DATA, *QUIET).code == 0
+    assert metrics(here / "runs") == measured["metrics"]
+
+
+def test_card_after_fit(here: Path) -> None:
+    done = fit("--test_after_fit=true", epochs=2)
+    (results,) = here.glob("runs/**/test_results.json")
+    measured = json.loads(results.read_text())
+    assert (measured["checkpoint"], measured["epochs"], measured["steps"]) == ("last.ckpt", 2, 10)
+    last = results.parent / "checkpoints/last.ckpt"
+    assert f"results: {results.relative_to(here)}" in done.out
+    done = run("card", last, "--results", results, "--out", here / "mlp.new")
+    assert done.code == 0, done.err
+    # Of another checkpoint it is refused.
+    fit(epochs=2)
+    other = here / "runs/MLPClassifier-LayerNorm/version_1/checkpoints/last.ckpt"
+    done = run("card", other, "--results", results, "--out", here / "mlp.other")
+    assert done.code == 1
+    assert "sha256 differs" in done.err

@@ -1,0 +1,269 @@
+"""Wrong input: one line that names place, cause and remedy; exit code 2; nothing run or written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cli_support import CONFIGS, SMALL, run, write_idx
+
+OWN = "the import path of your own, such as my_file.MyClass"
+NORMS = f"(BatchNorm, Identity, LayerNorm, RMSNorm, WeightNorm, or {OWN})"
+ARGUMENTS = (
+    "(it takes in_features, hidden_features, num_classes, norm, normalize_logits, activation, lr)"
+)
+BATCHES = (
+    "(it takes batch_size, train_size, val_size, seed, eval_batch_size, num_workers, pin_memory, "
+    "drop_last)"
+)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        # Names
+        (
+            ["--model.norm", "LayrNorm"],
+            f"model.norm: no class 'LayrNorm' is known; did you mean 'LayerNorm'? {NORMS}",
+        ),
+        (
+            ["--model.norm=LayerNorm", "--model.norm.epss=1"],
+            "model.norm: LayerNorm takes no argument 'epss'; did you mean 'eps'? "
+            "(it takes gain, eps)",
+        ),
+        (
+            ["--model.hidden_feature=[3]"],
+            "model: MLPClassifier takes no argument 'hidden_feature'; did you mean "
+            f"'hidden_features'? {ARGUMENTS}",
+        ),
+        (
+            ["--data.batchsize=4"],
+            "data: Digits takes no argument 'batchsize'; did you mean 'batch_size'? " + BATCHES,
+        ),
+        (
+            ["--data=MNITS"],
+            f"data: no class 'MNITS' is known; did you mean 'MNIST'? (Digits, MNIST, or {OWN})",
+        ),
+        (
+            ["--model=MLPClasifier"],
+            "model: no class 'MLPClasifier' is known; did you mean 'MLPClassifier'? "
+            f"(MLPClassifier, or {OWN})",
+        ),
+        (
+            ["--trainer.logger=CSVLoger"],
+            "trainer.logger: no class 'CSVLoger' is known; did you mean 'CSVLogger'? (CSVLogger, ",
+        ),
+        (
+            ["--trainer.callbacks+=EpochEvaluatio"],
+            "trainer.callbacks: no class 'EpochEvaluatio' is known; did you mean "
+            f"'EpochEvaluation'? (give {OWN})",
+        ),
+        (
+            ["--trainer.max_epoch=2"],  # argparse would take it for an abbreviation
+            "unknown argument --trainer.max_epoch=2; did you mean 'trainer.max_epochs'?",
+        ),
+        (["--modle.lr", "3"], "unknown argument --modle.lr 3; did you mean 'model.lr'?"),
+        (["--ckpt_pth", "x"], "unknown argument --ckpt_pth x; did you mean 'ckpt_path'?"),
+        (["stray"], "unexpected stray: every value needs the name of its option"),
+        (
+            ["--model.norm=no_such_file.MyNorm"],
+            "model.norm: No module named 'no_such_file': it is neither installed nor a file in the "
+            "current folder",
+        ),
+        (
+            ["--model.norm=ln_zoo.norms.LayrNorm"],
+            "model.norm: module 'ln_zoo.norms' has no attribute 'LayrNorm'; did you mean "
+            "'LayerNorm'?",
+        ),
+        (["--model.norm=torch.nn.LayerNorm"], "model.norm: 'torch.nn.LayerNorm' is no subclass of Norm"),
+        # Base classes are none of the models
+        (
+            ["--model=Classifier"],
+            "model: 'Classifier' is a base class: give one of its subclasses (MLPClassifier)",
+        ),
+        (
+            ["--model=ZooModule"],
+            "model: 'ZooModule' is a base class: give one of its subclasses (MLPClassifier)",
+        ),
+        # Types
+        (["--model.norm=LayerNorm", "--model.norm.eps=x"], "model.norm.eps: expected float, got 'x'"),
+        (["--model.lr=fast"], "model.lr: expected float, got 'fast'"),
+        (["--model.hidden_features=x"], "model.hidden_features: expected tuple or list, got 'x'"),
+        (
+            ["--model.activation=gelu"],
+            "model.activation: expected one of 'relu', 'tanh', got 'gelu'",
+        ),
+        (["--trainer.max_epochs=two"], "trainer.max_epochs: expected int, got 'two'"),
+        (["--seed_everything=abc"], "seed_everything: expected bool or int, got 'abc'"),
+    ],
+)
+def test_wrong_arguments(here: Path, arguments: list[str], message: str) -> None:
+    done = run("fit", *SMALL, *arguments)
+    first, second = done.err.splitlines()
+    assert first.startswith(f"ln-zoo: error: {message}")
+    assert first == f"ln-zoo: error: {message}" or message.endswith(("(CSVLogger, "))
+    assert second == "options: ln-zoo fit --help"
+    assert (done.code, done.out, list(here.iterdir())) == (2, "", [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model.norm=LayerNorm", "--model.norm.eps=-1"], "LayerNorm: eps must be a finite number >= 0"),
+        (["--model.lr=-1"], "lr must be positive, got -1.0"),
+        (["--model.hidden_features=[0]"], "every size must be at least 1, got [64, 0, 10]"),
+        (["--data.batch_size=0"], "batch_size must be an integer of at least 1, got 0"),
+        (["--data.train_size=2000"], "train_size 2000 + val_size 20 exceed the 1497 images of digits"),
+        (["--data=MNIST", "--data.root=nowhere"], "no folder nowhere: give the folder of a local copy"),
+        (["--ckpt_path=no.ckpt"], "there is no checkpoint 'no.ckpt': give a file, or `last`"),
+        (["--ckpt_path=best"], "there is no checkpoint 'best': give a file, or `last`"),
+        (["--ckpt_path=last"], "--ckpt_path last: there is no */checkpoints/*.ckpt in runs"),
+        (["--weights=mlp.nothing"], "no model 'mlp.nothing'"),
+        (
+            ["--weights=a.ckpt", "--ckpt_path=b.ckpt"],
+            "--ckpt_path resumes a run, --weights starts a new one: give one of them",
+        ),
+        (["--trainer.logger=WandbLogger"], "Requirement 'wandb"),
+        (["--trainer.strategy=ddpp"], "You selected an invalid strategy name: `strategy='ddpp'`"),
+    ],
+)
+def test_values_that_cannot_be(here: Path, arguments: list[str], message: str) -> None:
+    done = run("fit", *SMALL, *arguments)
+    first, second = done.err.splitlines()
+    assert first.startswith(f"ln-zoo fit: error: {message}")
+    assert second == "traceback: LN_ZOO_DEBUG=1"
+    assert (done.code, done.out, list(here.iterdir())) == (2, "", [])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "model: {class_path: MLPClassifier, init_args: {hiden_features: [3]}}\n",
+            "ln-zoo: error: model: MLPClassifier takes no argument 'hiden_features'; did you mean "
+            f"'hidden_features'? {ARGUMENTS}",
+        ),
+        (
+            "model: {init_args: {norm: {class_path: LayerNorm, init_args: {epsilon: 3}}}}\n",
+            "ln-zoo: error: model.norm: LayerNorm takes no argument 'epsilon'; did you mean 'eps'? "
+            "(it takes gain, eps)",
+        ),
+        (
+            "trainer: {max_epoch: 3}\n",
+            "ln-zoo: error: fit takes no 'trainer.max_epoch'; did you mean 'trainer.max_epochs'?",
+        ),
+        (
+            "trainr: {max_epochs: 3}\n",
+            "ln-zoo: error: fit takes no 'trainr.max_epochs'; did you mean 'trainer.max_epochs'?",
+        ),
+        (
+            "model: [MLPClassifier\ndata: Digits\n",
+            "ln-zoo fit: error: bad.yaml, line 2 is no YAML: expected ',' or ']', but got ':'",
+        ),
+        (
+            "just words\n",
+            "ln-zoo fit: error: bad.yaml holds no options: expected YAML with lines `name: value`",
+        ),
+    ],
+)
+def test_wrong_configuration_files(here: Path, text: str, message: str) -> None:
+    (here / "bad.yaml").write_text(text)
+    done = run("fit", *SMALL, "--config", "bad.yaml")
+    assert done.err.splitlines()[0] == message
+    assert (done.code, done.out) == (2, "")
+
+
+def test_no_configuration_file(here: Path) -> None:
+    done = run("fit", *SMALL, "--config", "none.yaml")
+    assert done.code == 2
+    assert f"config: File does not exist: '{here / 'none.yaml'}'" in done.err
+
+
+def test_missing_model_and_data() -> None:
+    done = run("fit")
+    assert done.code == 2
+    assert done.err.splitlines() == [
+        "ln-zoo: error: --data and --model must be given, here or in a file with --config",
+        "options: ln-zoo fit --help",
+    ]
+    assert "error: --data must be given" in run("fit", "--model=MLPClassifier").err
+
+
+def test_arguments_before_their_class_do_not_choose_the_base_class() -> None:
+    done = run("fit", "--model.in_features=40", "--model=MLPClassifier", "--data=Digits")
+    assert done.code == 2
+    assert done.err.splitlines()[0] == (
+        "ln-zoo: error: model: the class goes before its arguments, as in --model NAME --model.x 1 "
+        "(MLPClassifier)"
+    )
+
+
+def test_base_classes_are_not_offered() -> None:
+    done = run("fit", "--help")
+    assert done.code == 0
+    assert "known subclasses: ln_zoo.models.MLPClassifier)" in " ".join(done.out.split())
+
+
+def test_unknown_command() -> None:
+    done = run("tset")
+    assert done.code == 2
+    assert done.err.splitlines()[0] == (
+        "ln-zoo: error: unknown command 'tset'; did you mean 'test'?"
+    )
+    assert "commands: fit, validate, test, predict, list, cards, card, publish" in done.err
+
+
+def test_two_strategies_of_one_short_name_are_told_apart(here: Path) -> None:
+    (here / "twin_norms.py").write_text(
+        "from dataclasses import dataclass\n"
+        "import ln_zoo.norms\n"
+        "@dataclass(frozen=True)\n"
+        "class RMSNorm(ln_zoo.norms.Norm):\n    eps: float = 1.0\n"
+    )
+    import sys
+
+    sys.path.insert(0, str(here))
+    import twin_norms  # noqa: F401
+
+    try:
+        done = run("fit", *SMALL, "--model.norm=RMSNorm")
+        assert done.code == 2
+        assert "model.norm: " in done.err
+        assert "twin_norms.RMSNorm" in done.err
+        assert "ln_zoo" in done.err
+    finally:
+        import gc
+
+        del sys.modules["twin_norms"], twin_norms
+        gc.collect()
+
+
+def test_an_error_of_ours_keeps_its_traceback(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LN_ZOO_DEBUG", "1")
+    with pytest.raises(ValueError, match="lr must be positive"):
+        run("fit", *SMALL, "--model.lr=-1")
+
+
+def test_truncated_data_fail_before_training(here: Path) -> None:
+    folder = write_idx(here / "mnist")
+    images = folder / "t10k-images-idx3-ubyte"
+    images.write_bytes(images.read_bytes()[:-100])
+    done = run(
+        "fit", "--model=MLPClassifier", "--data=MNIST", f"--data.root={folder}",
+        "--data.train_size=40", "--data.val_size=20",
+    )  # fmt: skip
+    assert done.code == 1
+    assert "t10k-images-idx3-ubyte" in done.err.splitlines()[-2]
+    assert not list(here.glob("runs/**/*.ckpt"))
+
+
+def test_a_batch_of_one_under_batch_norm(here: Path) -> None:
+    done = run(
+        "fit", *SMALL, "--config", CONFIGS / "norms/batch.yaml", "--data.batch_size=1",
+        "--trainer.enable_progress_bar=false",
+    )  # fmt: skip
+    assert done.code == 1
+    assert (
+        "ln-zoo fit: error: BatchNorm needs at least 2 cases per feature in training, got 1: use a "
+        "larger batch_size"
+    ) in done.err
