@@ -6,4 +6,5 @@ from ln_zoo import list_models, load
 
 dependencies = ["torch", "lightning", "safetensors"]
 
-globals().update({name.replace(".", "_").replace("-", "_"): partial(load, name) for name in list_models()})
+for _name in list_models():
+    globals()[_name.replace(".", "_").replace("-", "_")] = partial(load, _name)

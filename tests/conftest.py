@@ -11,6 +11,8 @@ import pytest
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+# Tensors of tests are small: threads would spend their time waiting for one another.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 ROOT = Path(__file__).parent.parent
 
@@ -20,7 +22,9 @@ def data_root() -> Path:
     """Folder of real datasets: ``LN_ZOO_DATA``, else ``../shared/data`` beside the repository."""
     folder = Path(os.environ.get("LN_ZOO_DATA", ROOT.parent / "shared" / "data"))
     if not (folder / "mnist").is_dir():
-        pytest.skip(f"needs real data: {folder} does not exist; set LN_ZOO_DATA to a folder that does")
+        pytest.skip(
+            f"needs real data: {folder} does not exist; set LN_ZOO_DATA to a folder that does"
+        )
     return folder
 
 

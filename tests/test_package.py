@@ -24,7 +24,9 @@ def python_blocks() -> list[str]:
 
 
 def test_import_is_light() -> None:
-    code = "import sys, ln_zoo; dir(ln_zoo); ln_zoo.list_models(); assert 'torch' not in sys.modules"
+    code = (
+        "import sys, ln_zoo; dir(ln_zoo); ln_zoo.list_models(); assert 'torch' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 

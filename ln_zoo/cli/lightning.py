@@ -56,6 +56,9 @@ def run_trainer(argv: list[str]) -> int:
     set_parsing_settings(add_print_completion_argument=True)
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_no_advertisement)
     warnings.filterwarnings("ignore", ".*LeafSpec.* is deprecated")  # between Lightning and torch
+    if argv[0] != "fit":
+        # What callbacks of the training had in mind is of no use after it.
+        warnings.filterwarnings("ignore", ".*callbacks used to create the checkpoint")
     # Adam's moments of pixels that are almost always blank decay into denormal numbers, which cost
     # a hundred times as much as others. Set before torch starts its threads, which inherit it.
     torch.set_flush_denormal(True)
@@ -163,10 +166,25 @@ class ZooCLI(LightningCLI):
     def _name_loggers(self) -> None:
         """Runs go to ``runs/<model>-<norm>/version_<n>`` unless a logger was given a name."""
         loggers = self._settings().trainer.get("logger")
-        for logger in loggers if isinstance(loggers, list) else [loggers]:
-            init_args = logger.get("init_args") if isinstance(logger, Namespace) else None
-            if init_args is not None and "name" in init_args and init_args.name is None:
-                init_args.name = outputs.run_name(self._settings())
+        loggers = loggers if isinstance(loggers, list) else [loggers]
+        arguments = [x.get("init_args") for x in loggers if isinstance(x, Namespace)]
+        nameless = [x for x in arguments if x is not None and "name" in x and x.name is None]
+        if nameless:
+            name = self._run_name()
+            for init_args in nameless:
+                init_args.name = name
+
+    def _run_name(self) -> str:
+        """``<model>-<norm>``, by the names of their classes."""
+        settings = self._settings().clone()
+        norm = settings.model.get("init_args", Namespace()).get("norm")
+        if norm is None:
+            # The model's own default: only a model knows it.
+            settings.pop("trainer")
+            built = self._subcommand_parsers[self.config.subcommand].instantiate_classes(settings)
+            norm = built.model.hparams.get("norm")
+        names = [settings.model.class_path, *([norm["class_path"]] if norm else [])]
+        return "-".join(name.rpartition(".")[2] for name in names)
 
     # Instantiating
 

@@ -15,14 +15,6 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from ln_zoo.callbacks import CurvesPlot
 
 
-def run_name(settings: Namespace) -> str:
-    """``<model>-<norm>``, by the names of their classes."""
-    model = settings.model
-    name = model.class_path.rsplit(".", 1)[-1]
-    norm = model.get("init_args", Namespace()).get("norm")
-    return f"{name}-{norm.class_path.rsplit('.', 1)[-1]}" if norm else name
-
-
 def newest_checkpoint(settings: Namespace) -> Path:
     """The newest checkpoint of all runs of this name: ``last.ckpt``, or one within an epoch.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import pickle
@@ -71,7 +72,8 @@ def read_checkpoint(path: str) -> dict[str, Any]:
     try:
         checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         checkpoint["state_dict"]  # asked for here, so that its absence is told here
-    except (pickle.UnpicklingError, EOFError, RuntimeError, KeyError, TypeError) as error:
+    # An archive cut short fails in the system's seek, with an error that names no file.
+    except (pickle.UnpicklingError, EOFError, OSError, RuntimeError, KeyError, TypeError) as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(
             f"{path} is no readable Lightning checkpoint (damaged, cut short, or of another "
@@ -198,9 +200,20 @@ def _from_checkpoint(checkpoint: dict[str, Any], path: str) -> tuple[str, dict[s
 
 def _flat(model: Namespace) -> dict[str, Any]:
     """The arguments of a model's configuration by dotted name, without the words between."""
-    flat = {"model": model.get("class_path")}
+    flat = {"model": _one_path(model.class_path)}
     for part in ("init_args", "dict_kwargs"):
         values = model.get(part) or Namespace()
         items = vars(values.as_flat() if isinstance(values, Namespace) else Namespace(values))
-        flat |= {f"model.{k.replace('init_args.', '')}": v for k, v in items.items()}
+        for key, value in items.items():
+            name = f"model.{key.replace('init_args.', '')}"
+            if name.endswith(".class_path"):
+                name, value = name.removesuffix(".class_path"), _one_path(value)
+            flat[name] = value
     return flat
+
+
+def _one_path(class_path: str) -> str:
+    """The one path of a class that can be imported from several."""
+    module, _, name = class_path.rpartition(".")
+    cls = getattr(importlib.import_module(module), name)
+    return f"{public_module(cls)}.{cls.__qualname__}"

@@ -68,6 +68,27 @@ def sites_by_role(sites: nn.Module) -> dict[str, Site]:
     return cast("dict[str, Site]", dict(sites.named_children()))
 
 
+def as_states(owner: str, cell: Cell, hx: Tensor | States | None) -> States | None:
+    """The states that a user gave, as a tuple.
+
+    Raises:
+        TypeError: unless they are what the cell has: one tensor, or a tuple of two in an LSTM.
+    """
+    if hx is None:
+        return None
+    states: States
+    if isinstance(hx, Tensor):
+        states, got = (hx,), "a tensor"
+    elif isinstance(hx, tuple | list):
+        states, got = tuple(hx), f"a {type(hx).__name__} of {len(hx)}"
+    else:
+        states, got = (), type(hx).__name__
+    if len(states) != len(cell.states) or (len(states) == 1) != isinstance(hx, Tensor):
+        wanted = "a tensor h" if len(cell.states) == 1 else "a tuple (h, c) of two tensors"
+        raise TypeError(f"{owner}: hx must be {wanted}, got {got}")
+    return states
+
+
 class _RecurrentCell(nn.RNNCellBase):
     """What the three cells share."""
 
@@ -103,9 +124,10 @@ class _RecurrentCell(nn.RNNCellBase):
         sites["input"].reset_weight(self.weight_ih)
         sites["recurrent"].reset_weight(self.weight_hh)
 
-    def _next(self, input: Tensor, states: States | None, step: int | None) -> States:
+    def _next(self, input: Tensor, hx: Tensor | States | None, step: int | None) -> States:
         """The next states, for input (N, I) or (I,)."""
         cell, sites = CELLS[self._cell_name], sites_by_role(self.sites)
+        states = as_states(type(self).__name__, cell, hx)
         self._check_input(input, states)
         self._check_step(step, sites)
         batched = input.dim() == 2
@@ -222,6 +244,7 @@ class LSTMCell(_RecurrentCell):
 
         Raises:
             RuntimeError: if sizes do not fit.
+            TypeError: if ``hx`` is no tuple of two.
             ValueError: if ``step`` is missing or negative.
         """
         h, c = self._next(input, hx, step)
@@ -279,7 +302,7 @@ class GRUCell(_RecurrentCell):
 
     def forward(self, input: Tensor, hx: Tensor | None = None, step: int | None = None) -> Tensor:
         """The next state h; arguments as for `LSTMCell.forward`, the state being h alone."""
-        return self._next(input, None if hx is None else (hx,), step)[0]
+        return self._next(input, hx, step)[0]
 
 
 class RNNCell(_RecurrentCell):
@@ -333,7 +356,7 @@ class RNNCell(_RecurrentCell):
 
     def forward(self, input: Tensor, hx: Tensor | None = None, step: int | None = None) -> Tensor:
         """The next state h; arguments as for `LSTMCell.forward`, the state being h alone."""
-        return self._next(input, None if hx is None else (hx,), step)[0]
+        return self._next(input, hx, step)[0]
 
 
 def rnn_cell(nonlinearity: str) -> Cell:

@@ -12,7 +12,7 @@ from torch.nn import init
 from torch.nn.utils.rnn import PackedSequence
 
 from ln_zoo import ops
-from ln_zoo.layers.cells import cell_sites, rnn_cell, sites_by_role
+from ln_zoo.layers.cells import as_states, cell_sites, rnn_cell, sites_by_role
 from ln_zoo.norms import Norm, Site
 from ln_zoo.ops import CELLS, States, Weights
 
@@ -85,9 +85,10 @@ class _Recurrent(nn.RNNBase):
             sites["recurrent"].reset_weight(getattr(self, f"weight_hh_{suffix}"))
 
     def _run(
-        self, input: Tensor | PackedSequence, states: States | None
+        self, input: Tensor | PackedSequence, hx: Tensor | States | None
     ) -> tuple[Tensor | PackedSequence, States]:
         """Outputs and final states, in the layout of the input."""
+        states = as_states(type(self).__name__, CELLS[self.mode], hx)
         if isinstance(input, PackedSequence):
             data, batch_sizes, order, back = input
             if states is not None and order is not None:
@@ -305,11 +306,10 @@ class LSTM(_Recurrent):
 
         Raises:
             RuntimeError: if sizes do not fit.
+            TypeError: if ``hx`` is no tuple of two.
             ValueError: if the input is neither 2D nor 3D; under batch normalisation in training,
                 for a batch of one.
         """
-        if hx is not None and (isinstance(hx, Tensor) or len(hx) != 2):
-            raise TypeError(f"LSTM: hx must be a tuple (h_0, c_0) of two tensors, got {_kind(hx)}")
         output, (h, c) = self._run(input, hx)
         return output, (h, c)
 
@@ -393,7 +393,8 @@ class GRU(_Recurrent):
         self, input: Tensor | PackedSequence, hx: Tensor | None = None
     ) -> tuple[Tensor | PackedSequence, Tensor]:
         """Outputs and final state; arguments as for `LSTM.forward`, the state being h alone."""
-        return _single_state(self, input, hx)
+        output, (h,) = self._run(input, hx)
+        return output, h
 
 
 class RNN(_Recurrent):
@@ -472,18 +473,5 @@ class RNN(_Recurrent):
         self, input: Tensor | PackedSequence, hx: Tensor | None = None
     ) -> tuple[Tensor | PackedSequence, Tensor]:
         """Outputs and final state; arguments as for `LSTM.forward`, the state being h alone."""
-        return _single_state(self, input, hx)
-
-
-def _single_state(
-    layer: _Recurrent, input: Tensor | PackedSequence, hx: Tensor | None
-) -> tuple[Tensor | PackedSequence, Tensor]:
-    if hx is not None and not isinstance(hx, Tensor):
-        raise TypeError(f"{type(layer).__name__}: hx must be a tensor h_0, got {_kind(hx)}")
-    output, (h,) = layer._run(input, None if hx is None else (hx,))
-    return output, h
-
-
-def _kind(hx: Any) -> str:
-    name = type(hx).__name__
-    return f"{name} of {len(hx)}" if isinstance(hx, tuple | list) else name
+        output, (h,) = self._run(input, hx)
+        return output, h

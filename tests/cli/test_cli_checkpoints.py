@@ -34,7 +34,11 @@ def card(folder: Path, **model_args: object) -> Path:
         "metrics": [
             {"name": "error", "value": 0.9, "unit": "fraction", "dataset": "digits", "split": "test"}
         ],
-        "evaluation": {}, "training": {}, "size": {}, "data": {"dataset": "digits"}, "card": {},
+        "evaluation": {
+            "command": "ln-zoo test", "seed": 0, "hardware": "CPU", "date": "2026-01-01", "versions": {},
+        },
+        "training": {"epochs": 1, "steps": 5, "commands": []},
+        "size": {}, "data": {"dataset": "digits"}, "card": {},
     }  # fmt: skip
     return write_card(folder, model, results, preprocessing=PREPROCESSING)
 
@@ -147,8 +151,9 @@ def test_resuming_tells_which_arguments_are_ignored(trained: Path, here: Path) -
     notes = [line for line in done.err.splitlines() if line.startswith("note:")]
     tail = "(--weights in place of --ckpt_path starts afresh from its weights)"
     assert notes == [
+        f"note: model.norm = ln_zoo.norms.RMSNorm is ignored: {trained} was trained with "
+        f"ln_zoo.norms.LayerNorm {tail}",
         f"note: model.lr = 0.5 is ignored: {trained} was trained with 0.01 {tail}",
-        f"note: model.norm = RMSNorm is ignored: {trained} was trained with LayerNorm {tail}",
     ]
     (last,) = here.glob("runs/**/last.ckpt")
     assert load(last)["hyper_parameters"]["norm"]["class_path"] == "ln_zoo.norms.LayerNorm"
@@ -352,7 +357,7 @@ def test_card_after_fit(here: Path) -> None:
     done = run("card", last, "--results", results, "--out", here / "mlp.new")
     assert done.code == 0, done.err
     # Of another checkpoint it is refused.
-    fit(epochs=2)
+    fit("--model.lr=0.1", epochs=2)
     other = here / "runs/MLPClassifier-LayerNorm/version_1/checkpoints/last.ckpt"
     done = run("card", other, "--results", results, "--out", here / "mlp.other")
     assert done.code == 1

@@ -112,7 +112,9 @@ def effective(d: Direction, place: str, weight: Tensor) -> Tensor:
     """Weight normalisation: each row w becomes g w / |w|."""
     if d.rule.kind != "weight" or place not in d.places:
         return weight
-    return torch.stack([g * w / (w * w).sum() ** 0.5 for g, w in zip(d.scale[place], weight)])
+    return torch.stack(
+        [g * w / (w * w).sum() ** 0.5 for g, w in zip(d.scale[place], weight, strict=True)]
+    )
 
 
 def sigmoid(a: Tensor) -> Tensor:

@@ -1,0 +1,208 @@
+"""Half, double and mixed precision; parameters without storage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_sequence
+
+from ln_zoo.layers import GRU, LSTM, RNN, Conv2d, GRUCell, Linear, LSTMCell, RNNCell
+from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, Site, WeightNorm
+
+LAYERS = [LSTM, GRU, RNN]
+CELLS = [LSTMCell, GRUCell, RNNCell]
+HALVES = [torch.bfloat16, torch.float16]
+# Of results below 1: rounding of weights, inputs and products of a few terms.
+ROUNDING = {torch.bfloat16: 0.05, torch.float16: 0.01}
+NORMS = [Identity(), LayerNorm(), RMSNorm(), BatchNorm(), WeightNorm()]
+every_norm = pytest.mark.parametrize("norm", NORMS, ids=lambda norm: type(norm).__name__)
+every_half = pytest.mark.parametrize("dtype", HALVES, ids=str)
+
+
+def flatten(value: Any) -> list[Tensor]:
+    return [value] if isinstance(value, Tensor) else [t for part in value for t in flatten(part)]
+
+
+def assert_near(actual: Any, expected: Any, tolerance: float) -> None:
+    for a, b in zip(flatten(actual), flatten(expected), strict=True):
+        torch.testing.assert_close(a.float(), b.float(), rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("cls", LAYERS)
+@every_norm
+@every_half
+def test_half_layers(cls: type, norm: Norm, dtype: torch.dtype) -> None:
+    torch.manual_seed(15)
+    wide = cls(3, 4, bidirectional=True, norm=norm).to(dtype).float()  # weights that half can hold
+    narrow = cls(3, 4, bidirectional=True, norm=norm).to(dtype)
+    narrow.load_state_dict(wide.state_dict())
+    x = torch.randn(5, 6, 3).to(dtype)
+    actual, expected = narrow(x), wide(x.float())
+    assert {t.dtype for t in flatten(actual)} == {dtype}
+    assert_near(actual, expected, ROUNDING[dtype])
+    actual[0].float().square().sum().backward()
+    assert all(p.grad.dtype == dtype and p.grad.isfinite().all() for p in narrow.parameters())
+    for name, buffer in narrow.named_buffers():
+        assert buffer.dtype in (torch.float32, torch.int64), name
+
+
+@pytest.mark.parametrize("cls", CELLS)
+@every_norm
+@every_half
+def test_half_cells(cls: type, norm: Norm, dtype: torch.dtype) -> None:
+    torch.manual_seed(16)
+    wide = cls(3, 4, norm=norm).to(dtype).float()
+    narrow = cls(3, 4, norm=norm).to(dtype)
+    narrow.load_state_dict(wide.state_dict())
+    x = torch.randn(6, 3).to(dtype)
+    actual, expected = narrow(x, step=0), wide(x.float(), step=0)
+    assert {t.dtype for t in flatten(actual)} == {dtype}
+    assert_near(actual, expected, ROUNDING[dtype])
+
+
+@pytest.mark.parametrize("cls", [Linear, Conv2d])
+@every_norm
+@every_half
+def test_half_feed_forward_layers(cls: type, norm: Norm, dtype: torch.dtype) -> None:
+    arguments = (3, 4) if cls is Linear else (3, 4, 2)
+    layer = cls(*arguments, norm=norm).to(dtype)
+    x = torch.randn(6, 3) if cls is Linear else torch.randn(2, 3, 4, 4)
+    output = layer(x.to(dtype))
+    assert output.dtype == dtype
+    assert_near(output, layer.float()(x.to(dtype).float()), 4 * ROUNDING[dtype])
+
+
+@pytest.mark.parametrize("cls", LAYERS)
+@every_norm
+def test_double_layers_stay_double(cls: type, norm: Norm) -> None:
+    for layer in (cls(3, 4, norm=norm, dtype=torch.float64), cls(3, 4, norm=norm).double()):
+        results = flatten(layer(torch.randn(5, 6, 3, dtype=torch.float64)))
+        assert {t.dtype for t in results} == {torch.float64}
+        assert {p.dtype for p in layer.parameters()} == {torch.float64}
+
+
+@pytest.mark.parametrize("cls", LAYERS)
+@pytest.mark.parametrize("norm", [LayerNorm(), BatchNorm()], ids=["layer", "batch"])
+@every_half
+def test_autocast_layers(cls: type, norm: Norm, dtype: torch.dtype) -> None:
+    torch.manual_seed(17)
+    layer = cls(3, 4, num_layers=2, norm=norm)
+    x = torch.randn(5, 6, 3)
+    expected = layer(x)
+    with torch.autocast("cpu", dtype):
+        output, states = layer(x)
+        packed, _ = layer(pack_sequence(list(x.unbind(1))))
+        # States fit back in, and half input is as good.
+        layer(output.new_zeros(5, 6, 3), states)
+    assert output.dtype == packed.data.dtype == dtype
+    assert {s.dtype for s in flatten(states)} == {torch.float32}
+    assert_near((output, states), expected, 3 * ROUNDING[dtype])
+    output.float().square().sum().backward()
+    assert all(p.grad.dtype == torch.float32 for p in layer.parameters())
+
+
+@pytest.mark.parametrize("cls", CELLS)
+@every_norm
+@every_half
+def test_autocast_cells(cls: type, norm: Norm, dtype: torch.dtype) -> None:
+    cell = cls(3, 4, norm=norm)
+    x = torch.randn(6, 3)
+    expected = cell(x, step=0)
+    with torch.autocast("cpu", dtype):
+        actual = cell(x, step=0)
+        cell(x.to(dtype), actual, step=1)
+    assert {t.dtype for t in flatten(actual)} == {torch.float32}
+    assert_near(actual, expected, ROUNDING[dtype])
+
+
+@pytest.mark.parametrize("cls", LAYERS)
+@pytest.mark.parametrize("norm", [Identity(), WeightNorm()], ids=["identity", "weight"])
+def test_autocast_on_the_fused_loop_is_torchs(cls: type, norm: Norm) -> None:
+    torch.manual_seed(18)
+    theirs = getattr(nn, cls.__name__)(3, 4)
+    torch.manual_seed(18)
+    ours = cls(3, 4, norm=norm)
+    x = torch.randn(5, 6, 3)
+    with torch.autocast("cpu", torch.bfloat16):
+        actual, expected = flatten(ours(x)), flatten(theirs(x))
+    assert [t.dtype for t in actual] == [t.dtype for t in expected]
+    assert_near(actual, expected, 0.01)
+
+
+def test_float16_autocast_without_norm_runs_where_torchs_lstm_may_not() -> None:
+    layer = LSTM(3, 4)
+    x = torch.randn(5, 6, 3)
+    expected = layer(x)
+    with torch.autocast("cpu", torch.float16):
+        actual = layer(x)
+    assert_near(actual, expected, 0.01)
+
+
+@pytest.mark.parametrize(("cls", "arguments"), [(Linear, (3, 4)), (Conv2d, (3, 4, 2))])
+@every_norm
+def test_autocast_feed_forward_layers(cls: type, arguments: tuple[int, ...], norm: Norm) -> None:
+    layer, plain = cls(*arguments, norm=norm), cls(*arguments)
+    x = torch.randn(6, 3) if cls is Linear else torch.randn(2, 3, 4, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        output, wanted = layer(x), plain(x)
+    assert output.dtype == wanted.dtype == torch.bfloat16
+
+
+@dataclass(frozen=True)
+class Spy(Norm):
+    """Notes the precision that it is called with."""
+
+    seen: list[torch.dtype] = field(default_factory=list)
+
+    def init_sums(self, site: Site) -> None:
+        site.add_affine(1.0)
+
+    def sums(self, site: Site, a: Tensor, step: int | None = None) -> Tensor:
+        self.seen.append(a.dtype)
+        return site.affine(a)
+
+
+@pytest.mark.parametrize("cls", LAYERS)
+@every_half
+def test_strategies_see_single_precision(cls: type, dtype: torch.dtype) -> None:
+    spy = Spy()
+    layer = cls(3, 4, norm=spy)
+    with torch.autocast("cpu", dtype):
+        layer(torch.randn(5, 6, 3))
+    layer.to(dtype)(torch.randn(5, 6, 3).to(dtype))
+    assert spy.seen
+    assert set(spy.seen) == {torch.float32}
+
+
+@pytest.mark.parametrize("mixed", [True, False], ids=["autocast", "bfloat16 layer"])
+def test_the_cell_state_keeps_what_bfloat16_would_drop(mixed: bool) -> None:
+    layer = LSTM(1, 1, norm=LayerNorm(), normalize=("cell",))
+    with torch.no_grad():
+        for parameter in (layer.weight_ih_l0, layer.weight_hh_l0, layer.bias_hh_l0):
+            parameter.zero_()
+        # Nothing is forgotten, 2^-10 is added at each of 64 steps.
+        layer.bias_ih_l0.copy_(torch.tensor([30.0, 30.0, 2**-10, 0.0]))
+    dtype = torch.float32 if mixed else torch.bfloat16
+    ones = torch.ones(1, 1, 1, dtype=dtype)
+    with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+        _, (_, c) = layer.to(dtype)(torch.zeros(64, 1, 1, dtype=dtype), (0 * ones, ones))
+    assert c.item() == pytest.approx(1 + 64 * 2**-10, abs=1e-5)
+
+
+@pytest.mark.parametrize("cls", [*LAYERS, *CELLS])
+@every_norm
+def test_meta_device(cls: type, norm: Norm) -> None:
+    module = cls(3, 4, norm=norm, device="meta")
+    assert all(t.is_meta for t in module.state_dict().values())
+    real = cls(3, 4, norm=norm)
+    shapes = {name: t.shape for name, t in module.state_dict().items()}
+    assert shapes == {name: t.shape for name, t in real.state_dict().items()}
+    # Real tensors can take their place.
+    module.load_state_dict(real.state_dict(), assign=True)
+    x, options = (torch.randn(5, 6, 3), {}) if cls in LAYERS else (torch.randn(6, 3), {"step": 0})
+    for a, b in zip(flatten(module(x, **options)), flatten(real(x, **options)), strict=True):
+        torch.testing.assert_close(a, b)

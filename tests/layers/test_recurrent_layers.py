@@ -1,0 +1,306 @@
+"""What recurrent layers promise beyond their equations: names, arguments, errors, padding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_sequence
+
+from ln_zoo.layers import GRU, LSTM, RNN, Conv2d, GRUCell, Linear, LSTMCell, RNNCell
+from ln_zoo.norms import BatchNorm, Identity, LayerNorm, RMSNorm, WeightNorm
+
+F64 = torch.float64
+LAYERS = [LSTM, GRU, RNN]
+CELLS = [LSTMCell, GRUCell, RNNCell]
+every_layer = pytest.mark.parametrize("cls", LAYERS)
+every_cell = pytest.mark.parametrize("cls", CELLS)
+
+
+# Names and shapes of parameters
+
+
+def own_parameters(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {n: tuple(p.shape) for n, p in module.named_parameters() if n.startswith("sites.")}
+
+
+@pytest.mark.parametrize("norm", [LayerNorm(), RMSNorm()])
+def test_names_of_gains(norm: Any) -> None:
+    assert own_parameters(LSTM(3, 4, norm=norm)) == {
+        "sites.l0.input.gain": (16,),
+        "sites.l0.recurrent.gain": (16,),
+        "sites.l0.cell.gain": (4,),
+        "sites.l0.cell.shift": (4,),
+    }
+    assert own_parameters(GRU(3, 4, norm=norm)) == {
+        "sites.l0.input.gain": (12,),
+        "sites.l0.recurrent.gain": (12,),
+    }
+    assert own_parameters(RNN(3, 4, norm=norm)) == {"sites.l0.sum.gain": (4,)}
+    assert own_parameters(GRU(3, 4, 2, bidirectional=True, norm=norm, normalize=["input"])) == {
+        f"sites.{suffix}.input.gain": (12,) for suffix in ("l0", "l0_reverse", "l1", "l1_reverse")
+    }
+    assert set(own_parameters(LSTMCell(3, 4, norm=norm))) == {
+        "sites.input.gain",
+        "sites.recurrent.gain",
+        "sites.cell.gain",
+        "sites.cell.shift",
+    }
+
+
+def test_names_of_scales() -> None:
+    assert own_parameters(LSTM(3, 4, proj_size=2, norm=WeightNorm())) == {
+        "sites.l0.input.scale": (16,),
+        "sites.l0.recurrent.scale": (16,),
+    }
+    assert own_parameters(RNN(3, 4, norm=WeightNorm())) == {
+        "sites.l0.input.scale": (4,),
+        "sites.l0.recurrent.scale": (4,),
+    }
+    names = own_parameters(GRUCell(3, 4, norm=WeightNorm(), normalize=("recurrent",)))
+    assert set(names) == {"sites.recurrent.scale"}
+
+
+# Initial values
+
+
+@pytest.mark.parametrize("cls", [*LAYERS, *CELLS])
+def test_reset_parameters_draws_weights_and_leaves_gains(cls: type) -> None:
+    module = cls(3, 4, norm=LayerNorm(gain=3.0))
+    plain = cls(3, 4)
+    torch.manual_seed(11)
+    module.reset_parameters()
+    torch.manual_seed(11)
+    plain.reset_parameters()
+    for name, parameter in plain.named_parameters():
+        assert torch.equal(parameter, module.get_parameter(name))
+    gains = [p for n, p in module.named_parameters() if n.endswith("gain")]
+    assert gains
+    assert all((gain == 3.0).all() for gain in gains)
+
+
+@pytest.mark.parametrize("cls", [*LAYERS, *CELLS])
+@pytest.mark.parametrize("reset", ["reset_parameters", "reset_norm"])
+def test_scales_follow_fresh_weights(cls: type, reset: str) -> None:
+    module = cls(3, 4, norm=WeightNorm())
+    if reset == "reset_norm":
+        for name, parameter in module.named_parameters():
+            if name.startswith("weight_"):
+                nn.init.orthogonal_(parameter, gain=2.0)
+    getattr(module, reset)()
+    sites = module.sites["l0"] if cls in LAYERS else module.sites
+    suffix = "_l0" if cls in LAYERS else ""
+    for place, kind in (("input", "ih"), ("recurrent", "hh")):
+        weight = module.get_parameter(f"weight_{kind}{suffix}")
+        torch.testing.assert_close(sites[place].scale, weight.norm(dim=1))
+
+
+@pytest.mark.parametrize("cls", [Linear, Conv2d])
+def test_scales_of_feed_forward_layers_follow_fresh_weights(cls: type) -> None:
+    layer = cls(3, 4, norm=WeightNorm()) if cls is Linear else cls(3, 4, 2, norm=WeightNorm())
+    nn.init.orthogonal_(layer.weight, gain=2.0)
+    layer.reset_norm()
+    torch.testing.assert_close(layer.site.scale, layer.weight.flatten(1).norm(dim=1))
+
+
+def test_weight_norm_trains_through_the_fused_loop() -> None:
+    torch.manual_seed(12)
+    layer = LSTM(3, 4, norm=WeightNorm())
+    x = torch.randn(5, 2, 3)
+    before, _ = layer(x)
+    before.square().sum().backward()
+    assert layer.sites["l0"]["recurrent"].scale.grad.abs().max() > 0
+    torch.optim.SGD(layer.parameters(), lr=0.5).step()
+    after, _ = layer(x)
+    assert (after - before).abs().max() > 1e-4
+
+
+# Variable lengths
+
+
+@every_layer
+def test_each_case_of_a_packed_batch_is_as_if_alone(cls: type) -> None:
+    torch.manual_seed(13)
+    layer = cls(3, 4, num_layers=2, bidirectional=True, norm=LayerNorm(), dtype=F64)
+    sequences = [torch.randn(n, 3, dtype=F64) for n in (2, 5, 1, 5)]
+    packed, state = layer(pack_sequence(sequences, enforce_sorted=False))
+    output, lengths = pad_packed_sequence(packed)
+    for case, sequence in enumerate(sequences):
+        alone, alone_state = layer(sequence)
+        torch.testing.assert_close(output[: lengths[case], case], alone, rtol=0, atol=1e-12)
+        ends = zip(state, alone_state, strict=True) if cls is LSTM else [(state, alone_state)]
+        for end, alone_end in ends:
+            torch.testing.assert_close(end[:, case], alone_end, rtol=0, atol=1e-12)
+
+
+@every_layer
+def test_layouts_agree(cls: type) -> None:
+    layer = cls(3, 4, bidirectional=True, norm=LayerNorm(), dtype=F64)
+    first = cls(3, 4, bidirectional=True, batch_first=True, norm=LayerNorm(), dtype=F64)
+    first.load_state_dict(layer.state_dict())
+    x = torch.randn(5, 2, 3, dtype=F64)
+    output, _ = layer(x)
+    torch.testing.assert_close(first(x.transpose(0, 1))[0], output.transpose(0, 1), rtol=0, atol=0)
+    packed, _ = layer(pack_padded_sequence(x, [5, 5]))
+    torch.testing.assert_close(packed.data, output.flatten(0, 1), rtol=0, atol=1e-14)
+
+
+@every_layer
+def test_a_sequence_can_be_cut_in_two(cls: type) -> None:
+    layer = cls(3, 4, num_layers=2, norm=LayerNorm(), dtype=F64)
+    x = torch.randn(6, 2, 3, dtype=F64)
+    whole, end = layer(x)
+    first, state = layer(x[:4])
+    second, state = layer(x[4:], state)
+    torch.testing.assert_close(torch.cat([first, second]), whole, rtol=0, atol=1e-14)
+    torch.testing.assert_close(state, end, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize(("cls", "cell"), list(zip(LAYERS, CELLS, strict=True)))
+@pytest.mark.parametrize("norm", [LayerNorm(), WeightNorm(), BatchNorm()])
+def test_a_layer_is_its_cell_in_a_loop(cls: type, cell: type, norm: Any) -> None:
+    layer, step = cls(3, 4, norm=norm, dtype=F64), cell(3, 4, norm=norm, dtype=F64)
+    renamed = {
+        name.replace("_l0", "").replace(".l0", ""): tensor.clone()
+        for name, tensor in layer.state_dict().items()
+    }
+    step.load_state_dict(renamed, strict=True)
+    x = torch.randn(6, 5, 3, dtype=F64)
+    output, _ = layer(x)
+    state = None
+    for t in range(6):
+        state = step(x[t], state, step=t)
+        h = state[0] if cls is LSTM else state
+        torch.testing.assert_close(h, output[t], rtol=0, atol=1e-12)
+
+
+@every_layer
+def test_an_empty_batch(cls: type) -> None:
+    output, _ = cls(3, 4, norm=LayerNorm())(torch.randn(5, 0, 3))
+    assert output.shape == (5, 0, 4)
+
+
+def test_dropout_between_layers_only_in_training() -> None:
+    layer = LSTM(3, 4, num_layers=2, dropout=0.5, norm=LayerNorm())
+    x = torch.randn(5, 2, 3)
+    torch.manual_seed(14)
+    first, _ = layer(x)
+    torch.manual_seed(14)
+    again, _ = layer(x)
+    other, _ = layer(x)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    layer.eval()
+    assert torch.equal(layer(x)[0], layer(x)[0])
+
+
+# Errors
+
+
+@every_layer
+def test_wrong_inputs_have_torchs_errors(cls: type, loop: str) -> None:
+    x = torch.randn(5, 2, 3)
+    for norm in (Identity(), LayerNorm()):
+        ours = cls(3, 4, num_layers=2, norm=norm)
+        theirs = getattr(nn, cls.__name__)(3, 4, num_layers=2)
+        for wrong in (torch.randn(5, 2, 4), torch.randn(5, 4), x.double()):
+            assert error(ours, wrong) == error(theirs, wrong)
+        with pytest.raises(ValueError, match=f"{cls.__name__}: Expected input to be 2D or 3D"):
+            ours(torch.randn(3))
+        with pytest.raises(RuntimeError, match="Expected 3, got 4"):
+            ours(pack_sequence([torch.randn(5, 4), torch.randn(2, 4)]))
+        with pytest.raises(RuntimeError, match="Expected sequence length to be larger than 0"):
+            ours(torch.randn(0, 2, 3))
+
+
+@every_layer
+@pytest.mark.parametrize("shape", [(1, 2, 4), (2, 3, 4), (2, 2, 5), (2, 4)])
+def test_wrong_states_have_torchs_errors(cls: type, shape: tuple[int, ...]) -> None:
+    h = torch.randn(shape)
+    hx = (h, torch.randn(2, 2, 4) if len(shape) == 3 else h) if cls is LSTM else h
+    packed = pack_sequence([torch.randn(5, 3), torch.randn(2, 3)], enforce_sorted=False)
+    ours = cls(3, 4, num_layers=2, norm=LayerNorm())
+    theirs = getattr(nn, cls.__name__)(3, 4, num_layers=2)
+    x = torch.randn(5, 2, 3)
+    assert error(ours, x, hx) == error(theirs, x, hx)
+    with pytest.raises(RuntimeError, match="Expected hidden"):
+        ours(packed, hx)
+
+
+def error(module: nn.Module, *arguments: Any) -> tuple[type, str]:
+    with pytest.raises((ValueError, RuntimeError)) as caught:
+        module(*arguments)
+    return caught.type, str(caught.value)
+
+
+def test_states_of_other_kinds() -> None:
+    x, h = torch.randn(5, 2, 3), torch.randn(1, 2, 4)
+    with pytest.raises(
+        TypeError, match=r"LSTM: hx must be a tuple \(h, c\) of two tensors, got a tensor"
+    ):
+        LSTM(3, 4)(x, h)
+    with pytest.raises(TypeError, match="got a tuple of 1"):
+        LSTM(3, 4)(x, (h,))
+    with pytest.raises(TypeError, match="GRU: hx must be a tensor h, got a tuple of 2"):
+        GRU(3, 4)(x, (h, h))
+    with pytest.raises(RuntimeError, match="not the same dtype"):
+        GRU(3, 4, norm=LayerNorm())(x, h.double())
+    with pytest.raises(
+        TypeError, match=r"LSTMCell: hx must be a tuple \(h, c\) of two tensors, got a tensor"
+    ):
+        LSTMCell(3, 4)(x[0], h[0])
+    with pytest.raises(TypeError, match="RNNCell: hx must be a tensor h, got a tuple of 1"):
+        RNNCell(3, 4)(x[0], (h[0],))
+
+
+@every_cell
+def test_wrong_arguments_of_cells(cls: type) -> None:
+    cell = cls(3, 4, norm=LayerNorm())
+    x = torch.randn(2, 3)
+
+    def states(*shape: int) -> Any:
+        h = torch.randn(shape)
+        return (h, h) if cls is LSTMCell else h
+
+    with pytest.raises(ValueError, match=f"{cls.__name__}: Expected input to be 1D or 2D, got 3D"):
+        cell(torch.randn(1, 2, 3))
+    with pytest.raises(RuntimeError, match="input has inconsistent input_size: got 5, expected 3"):
+        cell(torch.randn(2, 5))
+    for wrong in ((3, 4), (2, 5), (4,)):
+        with pytest.raises(RuntimeError, match=r"Expected hidden size \(2, 4\)"):
+            cell(x, states(*wrong))
+
+
+@pytest.mark.parametrize("cls", [*LAYERS, *CELLS])
+def test_unknown_places(cls: type) -> None:
+    has = "'sum'" if cls in (RNN, RNNCell) else "'recurrent'"
+    with pytest.raises(ValueError, match=f"normalize names 'gate'.*{has}"):
+        cls(3, 4, norm=LayerNorm(), normalize=("input", "gate"))
+    with pytest.raises(ValueError, match="must be a tuple of names, got 'input'"):
+        cls(3, 4, norm=LayerNorm(), normalize="input")
+
+
+@pytest.mark.parametrize("cls", [*LAYERS, *CELLS, Linear])
+@pytest.mark.parametrize("norm", [LayerNorm, "layer", nn.LayerNorm(4)])
+def test_a_norm_is_a_strategy_object(cls: type, norm: Any) -> None:
+    with pytest.raises(TypeError, match=r"norm must be a strategy such as LayerNorm\(\)"):
+        cls(3, 4, norm=norm)
+
+
+@pytest.mark.parametrize("cls", [RNN, RNNCell])
+def test_unknown_nonlinearity(cls: type) -> None:
+    with pytest.raises(ValueError, match="Unknown nonlinearity 'gelu'"):
+        cls(3, 4, nonlinearity="gelu")
+
+
+def test_torchs_own_checks_of_the_constructor() -> None:
+    with pytest.raises(ValueError, match="hidden_size must be greater than zero"):
+        LSTM(3, 0)
+    with pytest.raises(ValueError, match="proj_size has to be smaller"):
+        LSTM(3, 4, proj_size=4)
+    with pytest.raises(ValueError, match="dropout should be a number"):
+        GRU(3, 4, dropout=2.0)
+    with pytest.warns(UserWarning, match="dropout option adds dropout after all but last"):
+        GRU(3, 4, dropout=0.2)

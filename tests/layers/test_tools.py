@@ -1,0 +1,146 @@
+"""Layers under the tools of torch: copies, files, functional calls, compilation, export."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pack_sequence
+
+from ln_zoo.layers import GRU, LSTM, RNN, Conv2d, GRUCell, Linear, LSTMCell, RNNCell
+from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm
+
+NORMS = [Identity(), LayerNorm(), RMSNorm(), BatchNorm(max_steps=4), WeightNorm()]
+every_norm = pytest.mark.parametrize("norm", NORMS, ids=lambda norm: type(norm).__name__)
+CLASSES = [LSTM, GRU, RNN, LSTMCell, GRUCell, RNNCell, Linear, Conv2d]
+every_class = pytest.mark.parametrize("cls", CLASSES)
+
+
+@pytest.fixture
+def compiler() -> Iterator[None]:
+    """Forgets what was compiled before and after."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def example(cls: type, norm: Norm) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
+    """A small module and what to call it with."""
+    if cls is Conv2d:
+        return Conv2d(3, 4, 2, norm=norm), (torch.randn(2, 3, 4, 4),), {}
+    if cls is Linear:
+        return Linear(3, 4, norm=norm), (torch.randn(5, 3),), {}
+    if cls in (LSTM, GRU, RNN):
+        layer = cls(3, 4, num_layers=2, bidirectional=True, norm=norm)
+        return layer, (torch.randn(3, 5, 3),), {}
+    return cls(3, 4, norm=norm), (torch.randn(5, 3),), {"step": 0}
+
+
+def flatten(value: Any) -> list[Tensor]:
+    return [value] if isinstance(value, Tensor) else [t for part in value for t in flatten(part)]
+
+
+def assert_equal(actual: Any, expected: Any, tolerance: float = 0.0) -> None:
+    for a, b in zip(flatten(actual), flatten(expected), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=tolerance)
+
+
+@every_class
+@every_norm
+def test_copies_and_files(cls: type, norm: Norm) -> None:
+    module, arguments, options = example(cls, norm)
+    flatten(module(*arguments, **options))[0].sum().backward()  # with a graph alive, too
+    file = io.BytesIO()
+    torch.save(module, file)
+    file.seek(0)
+    for twin in (copy.deepcopy(module), torch.load(file, weights_only=False)):
+        assert_equal(twin(*arguments, **options), copy.deepcopy(module)(*arguments, **options))
+        with torch.no_grad():
+            for parameter in twin.parameters():
+                parameter.add_(torch.rand_like(parameter))
+        before = flatten(module.eval()(*arguments, **options))[0]
+        after = flatten(twin.eval()(*arguments, **options))[0]
+        assert not torch.equal(before, after)
+        module.train()
+
+
+@every_class
+@every_norm
+def test_functional_calls(cls: type, norm: Norm) -> None:
+    module, arguments, options = example(cls, norm)
+    other, _, _ = example(cls, norm)
+    state = {name: t.clone() for name, t in other.state_dict().items()}
+    actual = torch.func.functional_call(module, state, arguments, options)
+    assert_equal(actual, other(*arguments, **options))
+
+
+COMPILED = [
+    (LSTM, LayerNorm()),
+    (LSTM, WeightNorm()),
+    (GRU, BatchNorm(max_steps=2)),
+    (RNN, RMSNorm()),
+    (GRU, Identity()),
+    *((cls, LayerNorm()) for cls in CLASSES[3:]),
+    (LSTMCell, BatchNorm()),
+]
+
+
+@pytest.mark.parametrize(
+    ("cls", "norm"), COMPILED, ids=[f"{c.__name__}-{type(n).__name__}" for c, n in COMPILED]
+)
+@pytest.mark.usefixtures("compiler")
+def test_compiles_whole(cls: type, norm: Norm) -> None:
+    module, arguments, options = example(cls, norm)
+    if cls in (LSTM, GRU, RNN):
+        module = cls(3, 4, norm=norm)
+    twin = copy.deepcopy(module)
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    actual, expected = compiled(*arguments, **options), twin(*arguments, **options)
+    assert_equal(actual, expected, 1e-6)
+    for results in (actual, expected):
+        flatten(results)[0].square().sum().backward()
+    for a, b in zip(module.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=0, atol=1e-5)
+    assert_equal(list(module.buffers()), list(twin.buffers()), 1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:.*Graph break.*")
+@pytest.mark.usefixtures("compiler")
+def test_compiles_packed_sequences_in_parts() -> None:
+    layer = LSTM(3, 4, bidirectional=True, norm=LayerNorm())
+    packed = pack_sequence([torch.randn(n, 3) for n in (3, 1)])
+    output, states = torch.compile(layer, backend="eager")(packed)
+    expected, expected_states = layer(packed)
+    assert_equal((output.data, states), (expected.data, expected_states), 1e-6)
+
+
+EXPORTED = [
+    (LSTM, LayerNorm()),
+    (LSTM, Identity()),
+    (GRU, BatchNorm(max_steps=2)),
+    (RNN, WeightNorm()),
+    (Linear, LayerNorm()),
+    (Conv2d, BatchNorm()),
+]
+
+
+@pytest.mark.parametrize(
+    ("cls", "norm"), EXPORTED, ids=[f"{c.__name__}-{type(n).__name__}" for c, n in EXPORTED]
+)
+def test_exports_in_evaluation_with_any_batch_size(cls: type, norm: Norm) -> None:
+    module, arguments, _ = example(cls, norm)
+    module(*arguments)
+    module.eval()
+    axis = 1 if cls in (LSTM, GRU, RNN) else 0
+    batch = torch.export.Dim("batch", min=1, max=64)
+    program = torch.export.export(module, arguments, dynamic_shapes=({axis: batch},))
+    for cases in (1, 7):
+        shape = list(arguments[0].shape)
+        shape[axis] = cases
+        x = torch.randn(shape)
+        assert_equal(program.module()(x), module(x), 1e-6)
