@@ -99,6 +99,10 @@ def _evaluating(module: LightningModule, batch_statistics: bool) -> Iterator[Non
     """Evaluation mode, with batch statistics at the sites or without; all is put back after."""
     modes = {m: m.training for m in module.modules()}
     sites = [m for m in module.modules() if isinstance(m, Site)]
+    if module.trainer.world_size > 1:
+        # Running statistics of the last batch are each process's own; the first one's are saved.
+        for buffer in module.buffers():
+            torch.distributed.broadcast(buffer, src=0)
     kept = [{name: b.clone() for name, b in site.named_buffers()} for site in sites]
     module.eval()
     if batch_statistics:

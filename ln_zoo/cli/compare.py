@@ -39,8 +39,8 @@ def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
     parser = argparse.ArgumentParser(
         prog="ln-zoo compare",
-        description="Draws learning curves of several runs: a line for each label, the median "
-        "of its runs, and a band from their least to their greatest value.",
+        description="Draws learning curves of several runs: for each label the median of its "
+        "runs at the epochs that all of them logged, and every run as a fainter line.",
     )
     parser.add_argument(
         "runs",
@@ -104,7 +104,7 @@ def groups(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def spread(runs: Sequence[Run], metric: str) -> list[tuple[int, float, float, float]]:
-    """Epoch, median, least and greatest value, at the epochs that all runs reached."""
+    """Epoch, median, least and greatest value, at the epochs that all runs logged."""
     shared = sorted(set.intersection(*(set(run.curves[metric]) for run in runs)))
     rows = []
     for epoch in shared:
@@ -128,16 +128,18 @@ def summary(runs: Sequence[Run], metrics: Sequence[str]) -> str:
 
 
 def draw(runs: Sequence[Run], metrics: Sequence[str], picture: Path, title: str = "") -> None:
-    """Draws a panel for each metric, the median of each label as a line in a band of its spread."""
+    """Draws a panel for each metric: the median of each label, and its runs as fainter lines."""
     from matplotlib.figure import Figure  # not pyplot: nothing global, no display
 
     figure = Figure(figsize=(5.2 * len(metrics), 4), layout="constrained")
     axes = figure.subplots(1, len(metrics), squeeze=False)[0]
     for axis, metric in zip(axes, metrics, strict=True):
         for label, members in groups(runs).items():
-            epochs, medians, least, greatest = zip(*spread(members, metric), strict=True)
-            (line,) = axis.plot(epochs, medians, label=label, linewidth=1.4)
-            axis.fill_between(epochs, least, greatest, color=line.get_color(), alpha=0.2, lw=0)
+            epochs, medians, _, _ = zip(*spread(members, metric), strict=True)
+            (line,) = axis.plot(epochs, medians, label=label, linewidth=1.8)
+            for run in members if len(members) > 1 else ():
+                curve = sorted(run.curves[metric].items())
+                axis.plot(*zip(*curve, strict=True), color=line.get_color(), lw=0.6, alpha=0.4)
         _name_axes(axis, metric)
     axes[0].legend()
     if title:

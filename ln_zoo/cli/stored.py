@@ -127,7 +127,8 @@ def tell_ignored(mine: Namespace, used: Namespace, path: str) -> None:
     """
     asked, stored = _flat(mine), _flat(used)
     for name, value in asked.items():
-        if name in stored and stored[name] != value:
+        # None asks for the model's own choice, which the checkpoint holds.
+        if value is not None and name in stored and stored[name] != value:
             note(
                 f"note: {name} = {value} is ignored: {path} was trained with {stored[name]} "
                 "(--weights in place of --ckpt_path starts afresh from its weights)"

@@ -35,12 +35,17 @@ class ZooModule(LightningModule, ABC):
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """The optimizer, as in Lightning."""
 
-    def remember(self, norm: Norm) -> None:
+    def remember(self, norm: Norm, **resolved: Any) -> None:
         """Stores the arguments of the calling ``__init__`` as hyperparameters, in plain values.
+
+        Called in the ``__init__`` of a subclass's parent, it stores the subclass's arguments: those
+        that make the model again.
 
         Args:
             norm: the strategy in use, after the model's own default was chosen. It is stored as
                 ``class_path`` and ``init_args``: safe loading refuses a checkpoint with the object.
+            resolved: other arguments whose default was chosen there, with the values in use. The
+                command line would store what was given, so ``None``.
 
         Raises:
             TypeError: if the strategy is no dataclass, so that it cannot be stored.
@@ -48,18 +53,24 @@ class ZooModule(LightningModule, ABC):
         frame = inspect.currentframe()
         assert frame is not None
         self.save_hyperparameters(frame=frame.f_back)
+        values = {**self.hparams, **resolved, "norm": to_config(norm)}
+        parameters = inspect.signature(type(self)).parameters
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         # Lightning logs a second copy; torch's stubs know of neither.
         for hparams in (self.__dict__["_hparams"], self.__dict__["_hparams_initial"]):
-            hparams["norm"] = to_config(norm)
+            hparams.clear()
+            hparams.update({k: v for k, v in values.items() if takes_any or k in parameters})
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         cls = type(self)
         hparams = checkpoint.setdefault("hyper_parameters", {})
         hparams["_class_path"] = f"{public_module(cls)}.{cls.__qualname__}"
         hparams["_instantiator"] = _INSTANTIATOR
-        # (W, S): the processes begin with the same seed, and part ways with their batches.
-        states = torch.as_tensor(self.all_gather(torch.get_rng_state()))
-        checkpoint["rng_state"] = states.reshape(self.trainer.world_size, -1).cpu()
+        states = [torch.get_rng_state()] * self.trainer.world_size
+        if len(states) > 1:
+            # The processes begin with the same seed, and part ways with their batches.
+            torch.distributed.all_gather_object(states, states[0])
+        checkpoint["rng_state"] = torch.stack(states)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self._rng_states = checkpoint.get("rng_state")
@@ -71,6 +82,13 @@ class ZooModule(LightningModule, ABC):
         resumed = states is not None and self.trainer.ckpt_path is not None
         if resumed and len(states) == self.trainer.world_size:
             torch.set_rng_state(states[self.global_rank])
+
+    def on_train_end(self) -> None:
+        if self.trainer.world_size > 1:
+            # Running statistics of the last batch are each process's own; checkpoints hold those
+            # of the first, and what is scored next is to be what was saved.
+            for buffer in self.buffers():
+                torch.distributed.broadcast(buffer, src=0)
 
 
 def public_module(cls: type) -> str:

@@ -66,7 +66,7 @@ class MLPClassifier(Classifier):
         sizes = [in_features, *hidden_features, num_classes]
         if min(sizes) < 1:
             raise ValueError(f"every size must be at least 1, got {sizes}")
-        self.remember(norm)
+        self.remember(norm, hidden_features=hidden_features, normalize_logits=normalize_logits)
         layers: list[nn.Module] = [nn.Flatten()]
         for inputs, outputs in pairwise(sizes[:-1]):
             layers += [Linear(inputs, outputs, norm=norm), _ACTIVATIONS[activation]()]

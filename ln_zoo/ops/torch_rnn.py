@@ -33,13 +33,15 @@ class TorchRNN:
             for role, record in direction.items():
                 if record is None or not record.identity:
                     return f"the {role} site normalises its summed inputs"
-        if (
-            cell.name == "LSTM"
-            and x.device.type == "cpu"
-            and torch.is_autocast_enabled("cpu")
-            and torch.get_autocast_dtype("cpu") == torch.float16
-        ):
-            return "torch has no LSTM for float16 autocast on the CPU"
+        if cell.name == "LSTM" and x.device.type == "cpu":
+            if (
+                torch.is_autocast_enabled("cpu")
+                and torch.get_autocast_dtype("cpu") == torch.float16
+            ):
+                return "torch has no LSTM for float16 autocast on the CPU"
+            # Compiled, its backward fails where the input needs no gradient (torch 2.13).
+            if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+                return "torch.compile cannot take gradients through torch's LSTM on the CPU"
         return None
 
     def __call__(

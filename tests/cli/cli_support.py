@@ -102,3 +102,16 @@ def write_idx(folder: Path, train: int = 60, test: int = 13, seed: int = 0) -> P
         with gzip.open(folder / f"{name}-labels-idx1-ubyte.gz", "wb") as file:
             file.write(header + labels.tobytes())
     return folder
+
+
+def python(folder: Path, code: str, timeout: float = 120) -> Done:
+    """Runs several commands in one process of its own, in a folder: code after ``main``'s import."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"from ln_zoo.cli import main\n{code}"],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+    return Done(done.returncode, done.stdout, done.stderr)

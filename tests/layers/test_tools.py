@@ -82,6 +82,7 @@ def test_functional_calls(cls: type, norm: Norm) -> None:
 COMPILED = [
     (LSTM, LayerNorm()),
     (LSTM, WeightNorm()),
+    (LSTM, Identity()),
     (GRU, BatchNorm(max_steps=2)),
     (RNN, RMSNorm()),
     (GRU, Identity()),

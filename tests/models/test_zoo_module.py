@@ -1,0 +1,149 @@
+"""What every model shares: arguments in plain values, checkpoints, noise that goes on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor
+
+from ln_zoo.data import Digits
+from ln_zoo.models import MLPClassifier, ZooModule
+from ln_zoo.norms import BatchNorm, LayerNorm, Norm, RMSNorm
+
+
+class Noisy(MLPClassifier):
+    """A model that draws numbers while it trains, and has an argument of its own."""
+
+    def __init__(self, noise: float, norm: Norm | None = None, lr: float = 1e-2) -> None:
+        super().__init__(64, [8], norm=norm, lr=lr)
+        self.noise = noise
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        images, labels = batch
+        return super().training_step((images + self.noise * torch.randn_like(images), labels), batch_idx)
+
+
+class Stop(ModelCheckpoint):
+    """Writes a checkpoint after some update, and stops there."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        super().__init__(folder, "stopped", every_n_train_steps=step, save_top_k=-1)
+        self.step = step
+
+    def on_train_batch_end(self, trainer, *args, **kwargs) -> None:
+        super().on_train_batch_end(trainer, *args, **kwargs)
+        trainer.should_stop = trainer.global_step >= self.step
+
+
+def trainer(epochs: int, *callbacks: ModelCheckpoint, folder: Path) -> Trainer:
+    return Trainer(
+        max_epochs=epochs, logger=False, enable_progress_bar=False, enable_model_summary=False,
+        callbacks=list(callbacks), enable_checkpointing=bool(callbacks), accelerator="cpu",
+        default_root_dir=folder,
+    )  # fmt: skip
+
+
+def data() -> Digits:
+    return Digits(batch_size=20, train_size=100)
+
+
+def load(path: Path) -> dict:
+    return torch.load(path, weights_only=True)
+
+
+def test_is_abstract() -> None:
+    with pytest.raises(TypeError, match=r"abstract class ZooModule.*configure_optimizers"):
+        ZooModule()
+
+
+def test_stores_what_is_in_use_not_what_was_given() -> None:
+    for norm, logits in ((None, False), (BatchNorm(momentum=0.3), True)):
+        model = MLPClassifier(norm=norm)
+        assert model.hparams["normalize_logits"] is logits
+        assert model.hparams["hidden_features"] == [1000, 1000]
+        assert model.hparams["norm"]["class_path"].startswith("ln_zoo.norms.")
+        assert model.hparams_initial == model.hparams
+    assert model.hparams["norm"]["init_args"]["momentum"] == 0.3
+
+
+def test_takes_back_what_it_stored() -> None:
+    first = MLPClassifier(16, [4], norm=BatchNorm(momentum=0.3), activation="tanh")
+    again = MLPClassifier(**first.hparams)
+    assert again.hparams == first.hparams
+    assert again.network[1].site.norm == BatchNorm(momentum=0.3)
+
+
+def test_refuses_a_strategy_that_cannot_be_stored() -> None:
+    class Plain(Norm):
+        pass
+
+    with pytest.raises(TypeError, match="make it a frozen dataclass"):
+        MLPClassifier(norm=Plain())
+
+
+@pytest.mark.parametrize("step", [3, 5, 7])  # within an epoch, at its end, within the next
+def test_noise_goes_on_where_it_stopped(tmp_path: Path, step: int) -> None:
+    def model() -> Noisy:
+        torch.manual_seed(1)
+        return Noisy(0.5, norm=RMSNorm())
+
+    whole = model()
+    trainer(3, folder=tmp_path).fit(whole, datamodule=data())
+
+    trainer(3, Stop(tmp_path, step), folder=tmp_path).fit(model(), datamodule=data())
+    (stopped,) = tmp_path.glob("stopped*.ckpt")
+    assert load(stopped)["global_step"] == step
+    resumed = model()
+    torch.manual_seed(99)  # what another process would draw
+    trainer(3, folder=tmp_path).fit(resumed, datamodule=data(), ckpt_path=stopped)
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, resumed.state_dict()[name]), name
+
+
+def test_a_model_that_was_merely_loaded_has_no_past_noise(tmp_path: Path) -> None:
+    keep = ModelCheckpoint(tmp_path, "kept")
+    trainer(1, keep, folder=tmp_path).fit(Noisy(0.5), datamodule=data())
+
+    def continued(seed: int) -> Tensor:
+        model = Noisy.load_from_checkpoint(tmp_path / "kept.ckpt")
+        torch.manual_seed(seed)
+        trainer(1, folder=tmp_path).fit(model, datamodule=data())
+        return model.network[1].weight
+
+    assert not torch.equal(continued(1), continued(2))
+
+
+def test_a_subclass_keeps_its_own_arguments(tmp_path: Path) -> None:
+    keep = ModelCheckpoint(tmp_path, "kept")
+    trainer(1, keep, folder=tmp_path).fit(Noisy(0.25, norm=RMSNorm(eps=1e-3)), datamodule=data())
+    hparams = load(tmp_path / "kept.ckpt")["hyper_parameters"]
+    assert hparams["noise"] == 0.25
+    assert hparams["_class_path"] == f"{__name__}.Noisy"
+    model = ZooModule.load_from_checkpoint(tmp_path / "kept.ckpt")
+    assert type(model) is Noisy
+    assert (model.noise, model.network[1].site.norm) == (0.25, RMSNorm(eps=1e-3))
+
+
+@dataclass(frozen=True)
+class OwnNorm(Norm):
+    """A user's strategy."""
+
+    scale: float = 2.0
+
+    def sums(self, site, a, step=None):
+        return a * self.scale
+
+
+def test_a_users_strategy_comes_back(tmp_path: Path) -> None:
+    keep = ModelCheckpoint(tmp_path, "kept")
+    model = MLPClassifier(64, [8], norm=OwnNorm(3.0))
+    trainer(1, keep, folder=tmp_path).fit(model, datamodule=data())
+    again = ZooModule.load_from_checkpoint(tmp_path / "kept.ckpt")
+    assert again.network[1].site.norm == OwnNorm(3.0)
+
+
