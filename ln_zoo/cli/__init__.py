@@ -20,7 +20,7 @@ train and evaluate (LightningCLI; `ln-zoo fit --help` lists every option)
   ln-zoo validate|test|predict --weights mlp.layernorm --data MNIST
   ln-zoo fit --config ... --ckpt_path last          resume the newest run of that name
   ln-zoo compare LABEL=RUN ... --out curves.png     learning curves of several runs
-  ln-zoo fit --print_completion=shtab-bash          shell completion
+  ln-zoo --print_completion=shtab-bash              script for completion (zsh, tcsh, ...)
 
 published models
   ln-zoo list [PATTERN]                             names, sizes, scores
@@ -69,7 +69,7 @@ def main(argv: list[str] | None = None) -> int:
         from ln_zoo.cli import compare
 
         return compare.main(argv[1:])
-    if command in _TRAINER_COMMANDS:
+    if command in _TRAINER_COMMANDS or command.startswith("--print_completion"):
         from ln_zoo.cli.lightning import run_trainer
 
         return run_trainer(argv)

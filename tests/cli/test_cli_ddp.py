@@ -156,7 +156,10 @@ def test_predictions_of_two_processes_are_those_of_one(in_fitted: Path) -> None:
         return sorted(lines, key=lambda line: line["index"])
 
     assert [case["index"] for case in cases(whole)] == list(range(13))
-    assert cases(*shares) == cases(whole)
+    for one, two in zip(cases(whole), cases(*shares), strict=True):
+        # Cases come in other batches: the last bits of a float32 product follow its shape.
+        assert two.pop("probability") == pytest.approx(one.pop("probability"), rel=1e-6)
+        assert two == one
 
 
 #: A user's model, whose loss is not a number in one process and one step alone.

@@ -1,0 +1,384 @@
+"""What a run leaves behind, what it says, and where it refuses to begin."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from cli_support import CONFIGS, QUIET, SMALL, fit, load, run, same, script
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from ln_zoo.data import Digits
+from ln_zoo.models import MLPClassifier
+
+QUICKSTART = CONFIGS / "quickstart.yaml"
+
+
+# One run from the installed script, as a newcomer does it
+
+
+@pytest.fixture(scope="module")
+def quickstart(tmp_path_factory: pytest.TempPathFactory):
+    folder = tmp_path_factory.mktemp("quickstart")
+    done = script(folder, "fit", "--config", QUICKSTART, "--trainer.max_epochs=2", timeout=300)
+    assert done.code == 0, done.err
+    return folder / "runs/MLPClassifier-LayerNorm/version_0", done
+
+
+def test_quickstart_leaves_everything_in_one_folder(quickstart) -> None:
+    folder, _ = quickstart
+    names = {p.name.partition(".out")[0] for p in folder.rglob("*") if p.is_file()}
+    assert names == {
+        "metrics.csv", "events", "hparams.yaml", "config.yaml", "last.ckpt", "curves.png",
+        "test_results.json",
+    }  # fmt: skip
+    assert [p.name for p in folder.parent.parent.iterdir()] == ["MLPClassifier-LayerNorm"]
+
+
+def test_quickstart_prints_the_table_and_says_where(quickstart) -> None:
+    folder, done = quickstart
+    for column in ("metric", "measured", "reported", "difference"):
+        assert column in done.out
+    assert "not comparable" in done.out
+    where = "runs/MLPClassifier-LayerNorm/version_0"
+    for line in (
+        f"results: {where}/test_results.json",
+        f"checkpoint (last): {where}/checkpoints/last.ckpt",
+        f"plot: {where}/curves.png",
+        f"curves: {where}/metrics.csv",
+        f"TensorBoard: tensorboard --logdir {where}",
+    ):
+        assert line in done.out.splitlines()
+    measured = json.loads((folder / "test_results.json").read_text())
+    assert measured["data"]["dataset"] == "digits"
+    assert measured["data"]["preprocessing"] == {"scale": 16, "image_shape": [1, 8, 8]}
+    assert measured["command"].startswith("ln-zoo fit --config ")
+    assert (measured["seed"], measured["epochs"], measured["steps"]) == (0, 2, 42)
+
+
+def test_a_progress_bar_and_no_advertisement(quickstart) -> None:
+    _, done = quickstart
+    assert "Epoch 1/1" in done.out
+    assert "train_loss" in done.out
+    text = done.out + done.err
+    assert "💡" not in text
+    assert "litlogger" not in text.lower()
+    assert "Warning" not in text
+    assert "deprecated" not in text
+
+
+def test_both_logs_hold_the_same_curves(quickstart) -> None:
+    folder, _ = quickstart
+    with (folder / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    events.Reload()
+    assert {"train_loss", "val_nll", "epoch_test_error", "test_error"} <= set(events.Tags()["scalars"])
+    for name in ("train_loss", "epoch_train_nll", "val_error"):
+        in_csv = [(int(r["step"]), float(r[name])) for r in rows if r[name]]
+        in_board = [(event.step, event.value) for event in events.Scalars(name)]
+        assert [step for step, _ in in_csv] == [step for step, _ in in_board]
+        assert [v for _, v in in_board] == pytest.approx([v for _, v in in_csv], rel=1e-6)
+
+
+def test_configuration_repeats_the_run(quickstart, here: Path) -> None:
+    folder, _ = quickstart
+    done = run("fit", "--config", folder / "config.yaml", *QUIET, "--trainer.logger.save_dir=again")
+    assert done.code == 0, done.err
+    (again,) = here.glob("again/**/last.ckpt")
+    first, second = load(folder / "checkpoints/last.ckpt"), load(again)
+    assert second["hyper_parameters"] == first["hyper_parameters"]
+    assert second["global_step"] == first["global_step"]
+
+
+# Folders and versions
+
+
+def test_equal_commands_give_equal_runs_in_new_folders(here: Path) -> None:
+    for _ in range(2):
+        fit("--model.norm=BatchNorm")
+    runs = here / "runs/MLPClassifier-BatchNorm"
+    assert sorted(p.name for p in runs.iterdir()) == ["version_0", "version_1"]
+    for folder in runs.iterdir():
+        assert (folder / "metrics.csv").is_file()
+        assert list(folder.glob("events.*"))
+    first, second = (load(runs / f"version_{n}/checkpoints/last.ckpt") for n in (0, 1))
+    assert same(first["state_dict"], second["state_dict"])
+    assert same(first["optimizer_states"], second["optimizer_states"])
+    fit("--model.norm=BatchNorm", "--seed_everything=1")
+    assert not same(load(runs / "version_2/checkpoints/last.ckpt")["state_dict"], first["state_dict"])
+
+
+def test_versions_of_loggers_agree_where_one_is_behind(here: Path) -> None:
+    fit("--trainer.logger=CSVLogger", "--trainer.logger.save_dir=runs")
+    fit()
+    folder = here / "runs/MLPClassifier-LayerNorm/version_1"
+    assert (folder / "metrics.csv").is_file()
+    assert list(folder.glob("events.*"))
+    assert (folder / "config.yaml").is_file()
+
+
+def test_default_strategy_names_the_folder_as_if_given(here: Path) -> None:
+    fit()
+    fit("--model.norm=LayerNorm")
+    assert [p.name for p in (here / "runs").iterdir()] == ["MLPClassifier-LayerNorm"]
+
+
+def test_two_runs_without_a_logger(here: Path) -> None:
+    for _ in range(2):  # the saved configuration is no obstacle to the second
+        fit("--trainer.logger=false")
+
+
+def test_checkpoints_of_the_users_own_stand_beside_ours(here: Path) -> None:
+    (here / "own.yaml").write_text(
+        "trainer:\n  callbacks:\n    - class_path: ModelCheckpoint\n"
+        "    - class_path: lightning.pytorch.callbacks.ModelCheckpoint\n"
+        "      init_args: {monitor: val_error, filename: best}\n"
+    )
+    fit("--config=own.yaml", epochs=2)
+    names = {p.name for p in here.glob("runs/**/*.ckpt")}
+    assert {"last.ckpt", "best.ckpt", "epoch=1-step=10.ckpt"} == names
+    assert fit("--config=own.yaml", "--ckpt_path=last", epochs=3).code == 0
+
+
+def test_no_checkpoints_if_not_wanted(here: Path) -> None:
+    done = fit("--trainer.enable_checkpointing=false", "--test_after_fit=true")
+    assert not list(here.rglob("*.ckpt"))
+    (results,) = here.rglob("test_results.json")
+    measured = json.loads(results.read_text())
+    assert (measured["checkpoint"], measured["epochs"], measured["steps"]) == (None, 1, 5)
+    assert "checkpoint (" not in done.out
+
+
+def test_fast_dev_run_writes_nothing(here: Path) -> None:
+    assert run("fit", *SMALL, *QUIET, "--trainer.fast_dev_run=true", "--test_after_fit=true").code == 0
+    assert [p for p in here.rglob("*") if p.is_file()] == []
+
+
+# Options
+
+
+def test_print_config(here: Path) -> None:
+    done = run("fit", "--config", QUICKSTART, "--config", CONFIGS / "norms/batch.yaml", "--print_config")
+    assert done.code == 0
+    config = yaml.safe_load(done.out)
+    norm = config["model"]["init_args"]["norm"]
+    assert norm["class_path"] == "ln_zoo.norms.BatchNorm"
+    assert norm["init_args"]["recurrent_gain"] == 0.1
+    assert config["seed_everything"] == 0
+    (here / "printed.yaml").write_text(done.out)
+    assert run("fit", "--config=printed.yaml", *QUIET, "--trainer.fast_dev_run=true").code == 0
+
+
+def test_environment_variables(here: Path, monkeypatch: pytest.MonkeyPatch, trained: Path) -> None:
+    monkeypatch.setenv("LN_ZOO_FIT__TRAINER__MAX_EPOCHS", "2")
+    assert run("fit", *SMALL, *QUIET).code == 0
+    (last,) = here.rglob("last.ckpt")
+    assert load(last)["global_step"] == 10
+    monkeypatch.setenv("LN_ZOO_TEST__CKPT_PATH", str(trained))
+    done = run("test", "--data=Digits", *QUIET)
+    assert (done.code, "untrained" in done.err) == (0, False)
+
+
+@pytest.mark.parametrize("command", ["fit", "validate", "test", "predict"])
+def test_help_of_every_subcommand(command: str) -> None:
+    done = run(command, "--help")
+    assert (done.code, done.err) == (0, "")
+    for option in ("--model", "--data", "--weights", "--ckpt_path", "--trainer.max_epochs"):
+        assert f"  {option} " in done.out or f", {option} " in done.out or f"\n  {option}" in done.out
+
+
+def test_help_of_a_strategy() -> None:
+    done = run("fit", *SMALL, "--model.norm.help", "LayerNorm")
+    assert done.code == 0
+    assert "--model.norm.eps EPS" in done.out or "--norm.eps EPS" in done.out
+    assert "type: float, default: 1e-05" in done.out
+
+
+def test_completion_script_knows_the_strategies() -> None:
+    done = run("fit", "--print_completion=shtab-bash")
+    assert done.code == 0
+    for word in ("LayerNorm", "BatchNorm", "MLPClassifier", "Digits", "--trainer.max_epochs"):
+        assert word in done.out
+
+
+# A strategy of the user's own
+
+MY_NORM = """
+from dataclasses import dataclass
+import torch
+from ln_zoo.norms import Norm
+
+@dataclass(frozen=True)
+class MyNorm(Norm):
+    eps: float = 1e-5
+    def init_sums(self, site): site.add_affine(gain=1.0)
+    def sums(self, site, a, step=None): return site.affine(a * torch.rsqrt(site.mean(a * a) + self.eps))
+"""
+
+
+def test_a_users_strategy_trains_reloads_and_resumes(here: Path) -> None:
+    (here / "my_norm.py").write_text(MY_NORM)
+    own = ["--model.norm=my_norm.MyNorm", "--model.norm.eps=1e-3"]
+    # From the installed script, which does not look in the current folder by itself.
+    done = script(here, "fit", *SMALL, *QUIET, *own, "--trainer.max_epochs=1")
+    assert done.code == 0, done.err
+    last = here / "runs/MLPClassifier-MyNorm/version_0/checkpoints/last.ckpt"
+    hparams = load(last)["hyper_parameters"]
+    assert hparams["norm"] == {"class_path": "my_norm.MyNorm", "init_args": {"eps": 1e-3}}
+    done = script(here, "test", "--ckpt_path", last, "--data=Digits", *QUIET)
+    assert done.code == 0, done.err
+    assert "no source reports MLPClassifier with MyNorm" in " ".join(
+        done.out.replace("│", " ").split()
+    )
+    done = run("fit", *SMALL, *QUIET, *own, "--trainer.max_epochs=2", "--ckpt_path=last")
+    assert (done.code, "ignored" in done.err) == (0, False), done.err
+    assert load(here / "runs/MLPClassifier-MyNorm/version_2/checkpoints/last.ckpt")["global_step"] == 10
+
+
+# Losses that are no numbers
+
+BAD = """
+from ln_zoo.models import MLPClassifier
+
+class Bad(MLPClassifier):
+    def __init__(self, what: str = "loss", step: int = 7) -> None:
+        super().__init__(64, [8])
+        self.what, self.step = what, step
+        self.remember(self.network[1].site.norm)
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        if self.trainer.global_step != self.step:
+            return loss
+        if self.what == "loss":
+            return loss * float("inf")
+        # Finite itself, with a gradient that is not.
+        return loss + (self.network[1].weight * 0).abs().sum().sqrt()
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "step", "message"),
+    [
+        ("loss", 7, "the training loss is not finite at step 7 (epoch 1): training stopped, and"),
+        ("loss", 5, "the training loss is not finite at step 5 (epoch 1): training stopped, and"),
+        # At the last update of an epoch: no loss tells before the checkpoint is written.
+        ("gradient", 9, "network.1.weight is not finite after step 9 (epoch 1): training stopped, and"),
+    ],
+)
+def test_a_bad_loss_keeps_the_last_good_checkpoint(
+    here: Path, what: str, step: int, message: str
+) -> None:
+    (here / "bad_model.py").write_text(BAD)
+    done = run(
+        "fit", "--model=bad_model.Bad", f"--model.what={what}", f"--model.step={step}",
+        *SMALL[2:], *QUIET, "--trainer.max_epochs=3", "--test_after_fit=true",
+    )  # fmt: skip
+    assert done.code == 1
+    last = here / "runs/Bad/version_0/checkpoints/last.ckpt"
+    assert done.err.splitlines()[-2].startswith(
+        f"ln-zoo fit: error: {message} the last good checkpoint is "
+    )
+    assert str(last.relative_to(here)) in done.err
+    checkpoint = load(last)
+    assert checkpoint["global_step"] == 5
+    assert all(torch.isfinite(value).all() for value in checkpoint["state_dict"].values())
+    assert run("test", "--ckpt_path", last, "--data=Digits", *QUIET).code == 0
+
+
+def test_a_bad_loss_at_the_first_step(here: Path) -> None:
+    (here / "bad_model.py").write_text(BAD)
+    done = run(
+        "fit", "--model=bad_model.Bad", "--model.step=0", *SMALL[2:], *QUIET, "--trainer.max_epochs=1"
+    )
+    assert done.code == 1
+    assert "not finite at step 0 (epoch 0): training stopped, and no checkpoint was written yet" in done.err
+
+
+# Where the output cannot go
+
+
+def test_output_below_a_file(here: Path) -> None:
+    (here / "taken").write_text("not a folder")
+    done = run("fit", *SMALL, *QUIET, "--trainer.logger.save_dir=taken/runs")
+    assert done.code == 2
+    assert done.err.splitlines()[0] == (
+        "ln-zoo fit: error: the output folder taken/runs cannot be written to (Not a directory): "
+        "choose another with --trainer.logger.save_dir"
+    )
+    assert (here / "taken").read_text() == "not a folder"
+
+
+def test_output_where_nothing_can_be_made(here: Path) -> None:
+    if not Path("/proc").is_dir():
+        pytest.skip("needs /proc, where not even root can make a folder")
+    done = run("fit", *SMALL, *QUIET, "--trainer.logger=false", "--trainer.default_root_dir=/proc/x")
+    assert done.code == 2
+    assert "the output folder /proc/x cannot be written to" in done.err
+
+
+def test_checkpoints_where_nothing_can_be_made(here: Path) -> None:
+    (here / "taken").write_text("")
+    done = run(
+        "fit", *SMALL, *QUIET, "--trainer.callbacks+=ModelCheckpoint",
+        "--trainer.callbacks.dirpath=taken/checkpoints",
+    )  # fmt: skip
+    assert done.code == 2
+    assert "taken/checkpoints cannot be written to (Not a directory)" in done.err
+
+
+def test_a_full_disk(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "total used free")  # noqa: PYI024
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9 - 9000, 9000))
+    done = run("fit", *SMALL, *QUIET)
+    assert done.code == 2
+    # 64 x 8 + 8 + 8 x 10 + 10 parameters and 8 gains of 4 bytes, with Adam's moments, twice.
+    needed = 2 * 3 * 4 * (64 * 8 + 8 + 8 + 8 * 10 + 10) / 1e6
+    assert f"the output folder runs has 0.0 MB left, and checkpoints need {needed:.1f} MB" in done.err
+    assert not list(here.rglob("*.ckpt"))
+    # A test writes no checkpoints.
+    assert run("test", *SMALL, *QUIET).code == 0
+
+
+# predict
+
+
+def test_predictions_are_the_models_own(trained: Path, here: Path) -> None:
+    done = run("predict", "--ckpt_path", trained, "--data=Digits", *QUIET)
+    assert done.code == 0, done.err
+    path = here / "runs/MLPClassifier-LayerNorm/version_0/predictions.jsonl"
+    assert f"predictions: {path.relative_to(here)}" in done.out
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["index"] for line in lines] == list(range(300))
+    model = MLPClassifier.load_from_checkpoint(trained).eval()
+    data = Digits()
+    data.setup()
+    images, labels = zip(*data.test_dataloader(), strict=True)
+    with torch.no_grad():
+        shares = torch.cat([model(part).double().softmax(-1) for part in images])
+    assert [line["prediction"] for line in lines] == shares.argmax(-1).tolist()
+    assert [line["label"] for line in lines] == torch.cat(labels).tolist()
+    assert [line["probability"] for line in lines] == pytest.approx(shares.max(-1)[0].tolist())
+
+
+def test_predictions_where_the_user_wants_them(trained: Path, here: Path) -> None:
+    done = run(
+        "predict", "--ckpt_path", trained, "--data=Digits", *QUIET,
+        "--trainer.callbacks+=PredictionWriter", "--trainer.callbacks.path=out/digits.jsonl",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert len((here / "out/digits.jsonl").read_text().splitlines()) == 300
+    assert not list(here.rglob("predictions.jsonl"))
+
+
+def test_environment_is_left_as_it_was(here: Path) -> None:
+    """The tests' own promise: no run leaks into the next one's environment."""
+    assert "PL_GLOBAL_SEED" not in os.environ
