@@ -102,8 +102,9 @@ class ZooParser(LightningArgumentParser):
         parser = getattr(ex, "subcommand_parser", None) or self
         print(f"ln-zoo: error: {cause(message, parser)}", file=sys.stderr)
         command = parser.prog.replace(" [options]", "")
-        if " " not in command and getattr(self, "args", None):
-            command += f" {self.args[0]}"  # an error of the whole: its subcommand has the options
+        args = getattr(self, "args", None) or [""]
+        if " " not in command and args[0].isalpha():
+            command += f" {args[0]}"  # an error of the whole: its subcommand has the options
         print(f"options: {command} --help", file=sys.stderr)
         raise SystemExit(2)
 

@@ -167,8 +167,15 @@ class ZooCLI(LightningCLI):
         """Runs go to ``runs/<model>-<norm>/version_<n>`` unless a logger was given a name."""
         loggers = self._settings().trainer.get("logger")
         loggers = loggers if isinstance(loggers, list) else [loggers]
-        arguments = [x.get("init_args") for x in loggers if isinstance(x, Namespace)]
-        nameless = [x for x in arguments if x is not None and "name" in x and x.name is None]
+        arguments = [x.get("init_args") or Namespace() for x in loggers if isinstance(x, Namespace)]
+        if not any(a.partition("=")[0].rstrip("+") == "--trainer.logger" for a in self.argv):
+            # No logger is named, so what is said of "the logger" is said of all: the last one alone
+            # would have it else, and the files of a run would lie in two folders.
+            for option in ("save_dir", "name", "version"):
+                if stored.given(self.argv, f"trainer.logger.{option}") is not None:
+                    for init_args in arguments:
+                        init_args[option] = arguments[-1][option]
+        nameless = [x for x in arguments if "name" in x and x.name is None]
         if nameless:
             name = self._run_name()
             for init_args in nameless:

@@ -51,7 +51,12 @@ def collect(cli: ZooCLI) -> dict[str, Any]:
     trainer, model, data = cli.trainer, cli.model, cli.datamodule
     settings = cli._settings()
     path = _tested_file(cli)
-    epochs, steps = (None, None) if path is None else _trained(path)
+    epochs: int | None = None
+    steps: int | None = None
+    if path is not None:
+        epochs, steps = _trained(path)
+    elif cli.subcommand == "fit":
+        epochs, steps = trainer.current_epoch, trainer.global_step
     norm = model.hparams.get("norm") or {}
     return {
         "model": type(model).__name__,

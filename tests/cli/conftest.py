@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,19 +17,29 @@ from cli_support import fit
 os.environ["JSONARGPARSE_DEPRECATION_WARNINGS"] = "off"
 
 
-@pytest.fixture(autouse=True)
-def _as_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+@contextmanager
+def as_found() -> Iterator[None]:
     """Puts back what a command changes in this process: a user's own process ends after it."""
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    environment = dict(os.environ)
+    path, environment, folder = list(sys.path), dict(os.environ), Path.cwd()
     modules = set(sys.modules)
-    yield
-    torch.set_flush_denormal(False)
-    for name in set(sys.modules) - modules:
-        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
-            del sys.modules[name]
-    os.environ.clear()
-    os.environ.update(environment)
+    try:
+        yield
+    finally:
+        os.chdir(folder)
+        torch.set_flush_denormal(False)
+        sys.path[:] = path
+        for name in set(sys.modules) - modules:
+            # A user's own files lie in temporary folders, under the same names in each.
+            if tempfile.gettempdir() in str(getattr(sys.modules[name], "__file__", "")):
+                del sys.modules[name]
+        os.environ.clear()
+        os.environ.update(environment)
+
+
+@pytest.fixture(autouse=True)
+def _as_found() -> Iterator[None]:
+    with as_found():
+        yield
 
 
 @pytest.fixture
@@ -40,10 +52,7 @@ def here(in_tmp: Path) -> Path:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of the small model after one epoch; not to be written to."""
     folder = tmp_path_factory.mktemp("trained")
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
+    with as_found():
+        os.chdir(folder)
         fit("--model.lr=0.01")
-    finally:
-        os.chdir(before)
     return folder / "runs/MLPClassifier-LayerNorm/version_0/checkpoints/last.ckpt"

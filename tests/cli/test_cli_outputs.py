@@ -58,7 +58,7 @@ def test_quickstart_prints_the_table_and_says_where(quickstart) -> None:
         assert line in done.out.splitlines()
     measured = json.loads((folder / "test_results.json").read_text())
     assert measured["data"]["dataset"] == "digits"
-    assert measured["data"]["preprocessing"] == {"scale": 16, "image_shape": [1, 8, 8]}
+    assert measured["preprocessing"] == {"scale": 16, "image_shape": [1, 8, 8]}
     assert measured["command"].startswith("ln-zoo fit --config ")
     assert (measured["seed"], measured["epochs"], measured["steps"]) == (0, 2, 42)
 
@@ -92,6 +92,7 @@ def test_configuration_repeats_the_run(quickstart, here: Path) -> None:
     folder, _ = quickstart
     done = run("fit", "--config", folder / "config.yaml", *QUIET, "--trainer.logger.save_dir=again")
     assert done.code == 0, done.err
+    assert not (here / "runs").exists()  # every logger went along
     (again,) = here.glob("again/**/last.ckpt")
     first, second = load(folder / "checkpoints/last.ckpt"), load(again)
     assert second["hyper_parameters"] == first["hyper_parameters"]
@@ -117,12 +118,25 @@ def test_equal_commands_give_equal_runs_in_new_folders(here: Path) -> None:
 
 
 def test_versions_of_loggers_agree_where_one_is_behind(here: Path) -> None:
-    fit("--trainer.logger=CSVLogger", "--trainer.logger.save_dir=runs")
+    fit("--trainer.logger=CSVLogger", "--trainer.logger.save_dir=runs", "--trainer.logger.name=null")
     fit()
     folder = here / "runs/MLPClassifier-LayerNorm/version_1"
     assert (folder / "metrics.csv").is_file()
     assert list(folder.glob("events.*"))
     assert (folder / "config.yaml").is_file()
+
+
+def test_options_of_the_logger_are_for_all_loggers(here: Path) -> None:
+    fit("--trainer.logger.save_dir=elsewhere", "--trainer.logger.name", "mine")
+    folder = here / "elsewhere/mine/version_0"
+    assert (folder / "metrics.csv").is_file()
+    assert list(folder.glob("events.*"))
+    assert (folder / "checkpoints/last.ckpt").is_file()
+    assert [p.name for p in here.iterdir()] == ["elsewhere"]
+    # Resumed by the same names.
+    options = ["--trainer.logger.save_dir=elsewhere", "--trainer.logger.name=mine"]
+    fit(*options, "--ckpt_path=last", epochs=2)
+    assert load(here / "elsewhere/mine/version_1/checkpoints/last.ckpt")["global_step"] == 10
 
 
 def test_default_strategy_names_the_folder_as_if_given(here: Path) -> None:
@@ -203,7 +217,7 @@ def test_help_of_a_strategy() -> None:
 
 
 def test_completion_script_knows_the_strategies() -> None:
-    done = run("fit", "--print_completion=shtab-bash")
+    done = run("--print_completion=shtab-bash")
     assert done.code == 0
     for word in ("LayerNorm", "BatchNorm", "MLPClassifier", "Digits", "--trainer.max_epochs"):
         assert word in done.out
