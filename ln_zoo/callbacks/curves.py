@@ -7,15 +7,17 @@ from pathlib import Path
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.trainer.states import TrainerFn
 
-#: Endings of logged names that are drawn on a logarithmic axis.
-_LOGARITHMIC = ("loss", "nll")
+#: By the ending of a logged name: what its axis is called; these axes are logarithmic.
+_AXES = {"nll": "loss, NLL (nats per case)"}
 
 
 class CurvesPlot(Callback):
     """Draws every logged loss and metric against the update as ``curves.png`` when training ends.
 
-    It reads the file of the run's `CSVLogger`, so without one it does nothing.
+    Also where it ends by an error or an interruption. It reads the file of the run's `CSVLogger`,
+    so without one it does nothing.
     """
 
     def __init__(self) -> None:
@@ -23,7 +25,17 @@ class CurvesPlot(Callback):
 
     # teardown, not on_fit_end: the logger writes its last rows between the two.
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage != "fit" or not trainer.is_global_zero:
+        if stage == "fit":
+            self._draw(trainer)
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        if trainer.state.fn == TrainerFn.FITTING:
+            self._draw(trainer)
+
+    def _draw(self, trainer: Trainer) -> None:
+        if not trainer.is_global_zero:
             return
         for logger in trainer.loggers:
             if isinstance(logger, CSVLogger):
@@ -49,27 +61,40 @@ def read_curves(metrics: Path) -> dict[str, tuple[list[int], list[float]]]:
 
 
 def draw_curves(metrics: Path, picture: Path) -> None:
-    """Draws a ``metrics.csv``: one panel for each kind of metric, its sets together."""
+    """Draws a ``metrics.csv``: one panel for each kind of metric, each set in one colour."""
     from matplotlib.figure import Figure  # not pyplot: nothing global, no display
 
     curves = read_curves(metrics)
     panels: dict[str, list[str]] = {}
-    for name in curves:
-        if not name.endswith("seconds"):
-            kind = name.rsplit("_", 1)[-1]
+    for name in sorted(curves):
+        kind = name.rpartition("_")[2]
+        if kind != "seconds":
+            # The training loss of the zoo's models is their NLL, of one batch.
             panels.setdefault("nll" if kind == "loss" else kind, []).append(name)
     if not panels:
         return
-    figure = Figure(figsize=(5 * len(panels), 3.6), layout="constrained")
+    sets = dict.fromkeys(name.rpartition("_")[0] for names in panels.values() for name in names)
+    colours = {name: f"C{number}" for number, name in enumerate(sets)}
+    figure = Figure(figsize=(6 * len(panels), 4), layout="constrained")
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     for axis, (kind, names) in zip(axes, panels.items(), strict=True):
         for name in names:
             steps, values = curves[name]
-            axis.plot(steps, values, label=name, marker="." if len(steps) < 3 else None)
-        if kind.endswith(_LOGARITHMIC) and min(min(curves[n][1]) for n in names) > 0:
+            of_batches = name.endswith("_loss")
+            axis.plot(
+                steps,
+                values,
+                label=name,
+                color=colours[name.rpartition("_")[0]],
+                linewidth=0.8 if of_batches else 1.6,
+                alpha=0.6 if of_batches else 1.0,
+                marker=None if of_batches else ".",
+            )
+        positive = min(min(curves[name][1]) for name in names) > 0
+        if kind in _AXES and positive:
             axis.set_yscale("log")
         axis.set_xlabel("update")
-        axis.set_ylabel("nats" if kind == "nll" else kind)
-        axis.grid(alpha=0.3)
+        axis.set_ylabel(_AXES.get(kind, kind))
+        axis.grid(alpha=0.3, which="both")
         axis.legend(fontsize="small")
     figure.savefig(picture, dpi=120)

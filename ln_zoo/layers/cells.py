@@ -65,7 +65,7 @@ def cell_sites(
 
 def sites_by_role(sites: nn.Module) -> dict[str, Site]:
     """What `cell_sites` made, as a plain dict."""
-    return cast("dict[str, Site]", dict(sites.named_children()))
+    return cast("dict[str, Site]", dict(cast(nn.ModuleDict, sites).items()))
 
 
 def as_states(owner: str, cell: Cell, hx: Tensor | States | None) -> States | None:

@@ -68,7 +68,7 @@ class _Recurrent(nn.RNNBase):
 
     def _directions(self) -> dict[str, dict[str, Site]]:
         """The sites of each direction of each layer, by the end of its parameters' names."""
-        return {suffix: sites_by_role(sites) for suffix, sites in self.sites.named_children()}
+        return {suffix: sites_by_role(sites) for suffix, sites in self.sites.items()}
 
     def reset_parameters(self) -> None:
         """Draws weights and biases anew, as torch does; then `reset_norm`."""

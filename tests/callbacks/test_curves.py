@@ -1,0 +1,107 @@
+"""The picture of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+import pytest
+from lightning.pytorch import Trainer
+from lightning.pytorch.loggers import CSVLogger
+
+from ln_zoo.callbacks import CurvesPlot
+from ln_zoo.callbacks.curves import draw_curves, read_curves
+from ln_zoo.data import Digits
+from ln_zoo.models import MLPClassifier
+
+METRICS = """epoch,epoch_seconds,epoch_train_nll,step,train_loss,val_error,val_nll
+0,,,9,0.7,,
+0,,,19,0.5,,
+0,,,20,,0.2,0.6
+0,1.5,0.4,20,,,
+1,,,41,,0.1,0.3
+1,1.4,0.2,41,,,
+"""
+
+
+def test_reads_each_curve_against_the_update(tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_text(METRICS)
+    assert read_curves(tmp_path / "metrics.csv") == {
+        "train_loss": ([9, 19], [0.7, 0.5]),
+        "val_error": ([20, 41], [0.2, 0.1]),
+        "val_nll": ([20, 41], [0.6, 0.3]),
+        "epoch_seconds": ([20, 41], [1.5, 1.4]),
+        "epoch_train_nll": ([20, 41], [0.4, 0.2]),
+    }
+
+
+def drawn(tmp_path: Path, text: str) -> np.ndarray:
+    (tmp_path / "metrics.csv").write_text(text)
+    draw_curves(tmp_path / "metrics.csv", tmp_path / "curves.png")
+    return matplotlib.image.imread(tmp_path / "curves.png")[..., :3]
+
+
+def has(picture: np.ndarray, colour: str) -> bool:
+    wanted = np.array(matplotlib.colors.to_rgb(colour))
+    return bool((np.abs(picture - wanted).max(-1) < 0.02).sum() > 50)
+
+
+def test_a_panel_for_each_kind_and_a_colour_for_each_set(tmp_path: Path) -> None:
+    picture = drawn(tmp_path, METRICS)
+    error, nll = np.split(picture, 2, axis=1)  # panels in alphabetical order
+    # Sets in the order of the panels: val, epoch_train, train. Seconds are not drawn.
+    assert has(error, "C0")
+    assert has(nll, "C0")
+    assert has(nll, "C1")
+    assert not has(error, "C1")
+    assert not has(picture, "C3")
+
+
+def test_zero_can_be_drawn(tmp_path: Path) -> None:
+    picture = drawn(tmp_path, "epoch,step,val_nll\n0,1,0.5\n1,2,0.0\n")
+    assert has(picture, "C0")
+
+
+def test_nothing_to_draw(tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_text("epoch,step,epoch_seconds\n0,1,0.5\n")
+    draw_curves(tmp_path / "metrics.csv", tmp_path / "curves.png")
+    assert not (tmp_path / "curves.png").exists()
+
+
+class Stops(MLPClassifier):
+    """A model that fails in its second epoch."""
+
+    def training_step(self, batch, batch_idx):
+        if self.current_epoch == 1:
+            raise KeyError("no more")
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("cls", [MLPClassifier, Stops])
+def test_drawn_when_training_ends_one_way_or_the_other(tmp_path: Path, cls: type) -> None:
+    callback = CurvesPlot()
+    trainer = Trainer(
+        max_epochs=2, logger=CSVLogger(tmp_path, "run"), enable_progress_bar=False,
+        enable_model_summary=False, accelerator="cpu", callbacks=callback, log_every_n_steps=1,
+        enable_checkpointing=False,
+    )  # fmt: skip
+    data = Digits(batch_size=20, train_size=100)
+    if cls is Stops:
+        with pytest.raises(KeyError):
+            trainer.fit(cls(64, [8]), datamodule=data)
+    else:
+        trainer.fit(cls(64, [8]), datamodule=data)
+    assert callback.written == tmp_path / "run/version_0/curves.png"
+    assert callback.written.is_file()
+    steps, _ = read_curves(callback.written.with_name("metrics.csv"))["train_loss"]
+    assert steps == list(range(5 if cls is Stops else 10))
+
+
+def test_does_nothing_without_the_file(tmp_path: Path) -> None:
+    callback = CurvesPlot()
+    Trainer(
+        max_epochs=1, logger=False, enable_progress_bar=False, enable_model_summary=False,
+        accelerator="cpu", callbacks=callback, enable_checkpointing=False, default_root_dir=tmp_path,
+    ).fit(MLPClassifier(64, [8]), datamodule=Digits(batch_size=50, train_size=100))  # fmt: skip
+    assert callback.written is None

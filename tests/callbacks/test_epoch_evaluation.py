@@ -1,0 +1,138 @@
+"""Whole-set curves: the numbers of the whole sets, and nothing of the training is touched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch import Callback, Trainer
+
+from ln_zoo.callbacks import EpochEvaluation
+from ln_zoo.data import Digits
+from ln_zoo.models import MLPClassifier
+from ln_zoo.norms import BatchNorm, LayerNorm, Norm
+
+
+class Witness(Callback):
+    """Keeps what was logged, and how the model looked, after the callbacks before it."""
+
+    def __init__(self) -> None:
+        self.logged: list[dict[str, float]] = []
+
+    def on_train_epoch_end(self, trainer, pl_module) -> None:
+        assert all(module.training for module in pl_module.network.modules())
+        self.state = {k: v.clone() for k, v in pl_module.state_dict().items()}
+        self.random = torch.get_rng_state()
+        self.logged.append({k: float(v) for k, v in trainer.callback_metrics.items()})
+
+
+class Before(Callback):
+    """How the model looked before scoring."""
+
+    def on_train_epoch_end(self, trainer, pl_module) -> None:
+        self.state = {k: v.clone() for k, v in pl_module.state_dict().items()}
+        self.random = torch.get_rng_state()
+
+
+def fit(norm: Norm, folder: Path, callback: EpochEvaluation, epochs: int = 2, **sizes: int):
+    data = Digits(**{"batch_size": 20, "train_size": 101, "eval_batch_size": 25, **sizes})
+    torch.manual_seed(0)
+    model = MLPClassifier(64, [8], norm=norm)
+    before, witness = Before(), Witness()
+    Trainer(
+        max_epochs=epochs, logger=False, enable_progress_bar=False, enable_model_summary=False,
+        enable_checkpointing=False, accelerator="cpu", callbacks=[before, callback, witness],
+        default_root_dir=folder,
+    ).fit(model, datamodule=data)  # fmt: skip
+    return model, data, before, witness
+
+
+def mean(model: MLPClassifier, batches, train: bool = False) -> dict[str, float]:
+    """Means over cases, one by one in float64."""
+    kept = {k: v.clone() for k, v in model.state_dict().items()}
+    model.train(train)
+    values: dict[str, list[float]] = {"nll": [], "error": []}
+    with torch.no_grad():
+        for batch in batches:
+            if train and len(batch[1]) < 2:
+                continue
+            for name, scores in model.per_case(batch).items():
+                values[name] += scores.tolist()
+    model.load_state_dict(kept)
+    return {name: sum(v) / len(v) for name, v in values.items()}
+
+
+def test_scores_are_those_of_the_whole_sets(tmp_path: Path) -> None:
+    model, data, _, witness = fit(BatchNorm(), tmp_path, EpochEvaluation())
+    last = witness.logged[-1]
+    for prefix, expected in {
+        "epoch_train": mean(model, data.train_eval_dataloader()),
+        # 101 images in batches of 25: the last one, alone, has no variance and is left out.
+        "epoch_train_batch": mean(model, data.train_eval_dataloader(), train=True),
+        "epoch_test": mean(model, data.test_dataloader()),
+    }.items():
+        for name, value in expected.items():
+            assert last[f"{prefix}_{name}"] == pytest.approx(value, rel=1e-6)
+    assert last["epoch_train_nll"] != pytest.approx(last["epoch_train_batch_nll"], rel=1e-3)
+    assert last["epoch_seconds"] > 0
+
+
+def test_batch_statistics_are_scored_only_where_cases_mix(tmp_path: Path) -> None:
+    _, _, _, witness = fit(LayerNorm(), tmp_path, EpochEvaluation(), epochs=1)
+    assert not [name for name in witness.logged[0] if "batch" in name]
+    assert "epoch_train_nll" in witness.logged[0]
+
+
+@pytest.mark.parametrize("norm", [BatchNorm(), LayerNorm()])
+def test_nothing_of_the_training_is_touched(tmp_path: Path, norm: Norm) -> None:
+    model, _, before, witness = fit(norm, tmp_path, EpochEvaluation())
+    assert torch.equal(before.random, witness.random)
+    assert before.state.keys() == witness.state.keys()
+    for name, value in before.state.items():  # running statistics among them
+        assert torch.equal(value, witness.state[name]), name
+    # And so the run becomes what it becomes without scoring.
+    plain, _, _, _ = fit(norm, tmp_path, EpochEvaluation(sets=[]))
+    for name, value in plain.state_dict().items():
+        assert torch.equal(value, model.state_dict()[name]), name
+
+
+def test_modes_differ_from_module_to_module(tmp_path: Path) -> None:
+    class Frozen(Callback):
+        def on_train_epoch_start(self, trainer, pl_module) -> None:
+            pl_module.network[1].eval()
+
+    class Check(Callback):
+        def on_train_epoch_end(self, trainer, pl_module) -> None:
+            self.modes = [m.training for m in pl_module.network.modules()]
+
+    check = Check()
+    model = MLPClassifier(64, [8], norm=BatchNorm())
+    Trainer(
+        max_epochs=1, logger=False, enable_progress_bar=False, enable_model_summary=False,
+        enable_checkpointing=False, accelerator="cpu", callbacks=[Frozen(), EpochEvaluation(), check],
+        default_root_dir=tmp_path, limit_val_batches=0,
+    ).fit(model, datamodule=Digits(batch_size=50, train_size=100))  # fmt: skip
+    frozen = {id(m) for m in model.network[1].modules()}
+    assert check.modes == [id(m) not in frozen for m in model.network.modules()]
+
+
+def test_sets_and_epochs(tmp_path: Path) -> None:
+    _, _, _, witness = fit(
+        LayerNorm(), tmp_path, EpochEvaluation(sets=["test"], every_n_epochs=2), epochs=3
+    )
+    assert [("epoch_test_nll" in logged) for logged in witness.logged] == [False, True, True]
+    assert witness.logged[2]["epoch_test_nll"] == witness.logged[1]["epoch_test_nll"]
+    assert not [name for name in witness.logged[1] if name.startswith("epoch_train")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"sets": ["valid"]}, r"sets may hold 'train' and 'test', got \['valid'\]"),
+        ({"every_n_epochs": 0}, "every_n_epochs must be at least 1, got 0"),
+    ],
+)
+def test_bad_arguments(arguments: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        EpochEvaluation(**arguments)

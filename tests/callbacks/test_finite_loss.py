@@ -1,0 +1,85 @@
+"""A loss that is no number stops training before the weights take it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from ln_zoo.callbacks import FiniteLoss, NonFiniteLossError
+from ln_zoo.data import Digits
+from ln_zoo.models import MLPClassifier
+
+
+class Bad(MLPClassifier):
+    """A loss of the given value at one step."""
+
+    def __init__(self, value: float, step: int) -> None:
+        super().__init__(64, [8])
+        self.value = value
+        self.step = step
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        return loss * self.value if self.trainer.global_step == self.step else loss
+
+
+def fit(model: MLPClassifier, folder: Path, *callbacks, **options) -> Trainer:
+    trainer = Trainer(
+        logger=False, enable_progress_bar=False, enable_model_summary=False, accelerator="cpu",
+        callbacks=list(callbacks), default_root_dir=folder, **{"max_epochs": 2, **options},
+    )  # fmt: skip
+    trainer.fit(model, datamodule=Digits(batch_size=20, train_size=100))
+    return trainer
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_stops_before_the_weights_take_it(tmp_path: Path, value: float) -> None:
+    model = Bad(value, 3)
+    keep = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1)
+    with pytest.raises(
+        NonFiniteLossError, match=r"not finite at step 3 \(epoch 0\).*checkpoint is .*step=3.ckpt"
+    ):
+        fit(model, tmp_path, FiniteLoss(), keep)
+    last = torch.load(tmp_path / "step=3.ckpt", weights_only=True)["state_dict"]
+    for name, parameter in model.state_dict().items():
+        assert torch.isfinite(parameter).all()
+        assert torch.equal(parameter, last[name])
+
+
+def test_looks_seldom_if_asked_to_and_never_saves_in_between(tmp_path: Path) -> None:
+    keep = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=2, save_top_k=-1)
+    with pytest.raises(NonFiniteLossError, match="not finite at step 4 "):
+        fit(Bad(float("nan"), 4), tmp_path, FiniteLoss(every_n_steps=100), keep, max_epochs=3)
+    assert sorted(p.name for p in tmp_path.glob("*.ckpt")) == ["step=2.ckpt", "step=4.ckpt"]
+
+    with pytest.raises(NonFiniteLossError, match="not finite at step 4 "):
+        trainer = fit(
+            Bad(float("nan"), 4), tmp_path, FiniteLoss(every_n_steps=8), enable_checkpointing=False
+        )
+        raise AssertionError(f"went on to step {trainer.global_step}")
+
+
+def test_names_the_newest_of_several_checkpoints(tmp_path: Path) -> None:
+    best = ModelCheckpoint(tmp_path / "best", "best", monitor="val_error")
+    steps = ModelCheckpoint(tmp_path / "steps", "{step}", every_n_train_steps=2)
+    with pytest.raises(NonFiniteLossError, match=r"checkpoint is .*steps/step=8.ckpt\. Try"):
+        fit(Bad(float("nan"), 8), tmp_path, FiniteLoss(), best, steps)
+
+
+def test_a_finite_run_is_left_alone(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    watched = MLPClassifier(64, [8])
+    assert fit(watched, tmp_path, FiniteLoss(), enable_checkpointing=False).global_step == 10
+    torch.manual_seed(0)
+    plain = MLPClassifier(64, [8])
+    fit(plain, tmp_path, enable_checkpointing=False)
+    assert all(torch.equal(v, plain.state_dict()[k]) for k, v in watched.state_dict().items())
+
+
+def test_bad_argument() -> None:
+    with pytest.raises(ValueError, match="every_n_steps must be at least 1, got 0"):
+        FiniteLoss(every_n_steps=0)

@@ -1,0 +1,63 @@
+"""Predictions as JSON lines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch.utils.data import DataLoader, TensorDataset
+
+from ln_zoo.callbacks import PredictionWriter
+from ln_zoo.data import BatchLoader, Tensors
+
+
+class Twice(LightningModule):
+    """Predicts twice its input, and a vector."""
+
+    def predict_step(self, batch, batch_idx):
+        return {"twice": 2 * batch[0], "pair": torch.stack([batch[0], -batch[0]], 1)}
+
+
+class Bare(LightningModule):
+    def predict_step(self, batch, batch_idx):
+        return batch[0]
+
+
+def predict(model: LightningModule, loader: DataLoader, folder: Path) -> list[dict]:
+    writer = PredictionWriter(str(folder / "out/mine.jsonl"))
+    Trainer(
+        logger=False, enable_progress_bar=False, enable_model_summary=False, accelerator="cpu",
+        callbacks=writer, enable_checkpointing=False, default_root_dir=folder,
+    ).predict(model, loader)  # fmt: skip
+    assert writer.written == folder / "out/mine.jsonl"
+    return [json.loads(line) for line in writer.written.read_text().splitlines()]
+
+
+def test_a_line_for_each_case(tmp_path: Path) -> None:
+    loader = DataLoader(TensorDataset(torch.arange(5.0)), batch_size=2)
+    expected = [{"index": i, "twice": 2.0 * i, "pair": [float(i), -float(i)]} for i in range(5)]
+    assert predict(Twice(), loader, tmp_path) == expected
+    # A second time: the file is written anew.
+    assert predict(Twice(), loader, tmp_path) == expected
+
+
+def test_the_index_is_that_in_the_dataset(tmp_path: Path) -> None:
+    loader = DataLoader(TensorDataset(torch.arange(5.0)), batch_size=2, sampler=[4, 0, 3])
+    lines = predict(Twice(), loader, tmp_path)
+    assert [(line["index"], line["twice"]) for line in lines] == [(4, 8.0), (0, 0.0), (3, 6.0)]
+
+
+def test_no_index_where_lightning_knows_none(tmp_path: Path) -> None:
+    loader = BatchLoader(Tensors(torch.arange(5.0), torch.arange(5)), 2)
+    lines = predict(Twice(), loader, tmp_path)
+    assert [line["twice"] for line in lines] == [0.0, 2.0, 4.0, 6.0, 8.0]
+    assert "index" not in lines[0]
+
+
+def test_anything_but_a_dict_is_refused(tmp_path: Path) -> None:
+    loader = DataLoader(TensorDataset(torch.arange(5.0)), batch_size=2)
+    with pytest.raises(TypeError, match="predict_step of Bare must return a dict of tensors"):
+        predict(Bare(), loader, tmp_path)

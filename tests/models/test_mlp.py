@@ -1,0 +1,199 @@
+"""The permutation-invariant MNIST classifier (paper, section 6.6)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from torch import Tensor
+from torch.nn import functional as F
+
+from ln_zoo.data import BatchLoader, Tensors
+from ln_zoo.layers import Linear
+from ln_zoo.models import MLPClassifier
+from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm
+
+
+def layers(model: MLPClassifier) -> list[Linear]:
+    return [module for module in model.modules() if isinstance(module, Linear)]
+
+
+@pytest.mark.parametrize(
+    ("norm", "count"),
+    [
+        # 784 x 1000 + 1000 x 1000 + 1000 x 10 weights and 2010 biases
+        (Identity(), 1_796_010),
+        # gains of the two hidden layers
+        (LayerNorm(), 1_798_010),
+        (RMSNorm(), 1_798_010),
+        (WeightNorm(), 1_798_010),
+        # gains of all three layers
+        (BatchNorm(), 1_798_020),
+    ],
+)
+def test_number_of_parameters_at_the_papers_size(norm: Norm, count: int) -> None:
+    model = MLPClassifier(norm=norm)
+    assert [tuple(layer.weight.shape) for layer in layers(model)] == [
+        (1000, 784), (1000, 1000), (10, 1000),
+    ]  # fmt: skip
+    assert sum(p.numel() for p in model.parameters()) == count
+
+
+def test_default_strategy_is_layer_norm() -> None:
+    assert [layer.site.norm for layer in layers(MLPClassifier())] == [
+        LayerNorm(), LayerNorm(), Identity(),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("norm", [LayerNorm(), RMSNorm(), WeightNorm(), BatchNorm(), Identity()])
+@pytest.mark.parametrize("given", [None, True, False])
+def test_which_layers_the_strategy_acts_on(norm: Norm, given: bool | None) -> None:
+    model = MLPClassifier(20, [6, 5], 4, norm=norm, normalize_logits=given)
+    last = isinstance(norm, BatchNorm) if given is None else given
+    assert [layer.site.norm for layer in layers(model)] == [norm, norm, norm if last else Identity()]
+
+
+def test_equals_the_papers_equations() -> None:
+    torch.manual_seed(0)
+    model = MLPClassifier(20, [6, 5], 4, norm=LayerNorm(eps=0.0)).double()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter)
+    x = torch.randn(7, 1, 4, 5, dtype=torch.float64)
+    h = x.reshape(7, 20)
+    *hidden, last = layers(model)
+    for layer in hidden:
+        a = h @ layer.weight.T  # eq. 3: statistics over the units of the layer, biased
+        centred = a - a.mean(1, keepdim=True)
+        sigma = centred.pow(2).mean(1, keepdim=True).sqrt()
+        assert layer.site.gain is not None
+        h = (layer.site.gain * centred / sigma + layer.bias).clamp(min=0)
+    expected = h @ last.weight.T + last.bias
+    assert (model(x) - expected).abs().max() < 1e-12
+
+
+def test_batch_of_four_under_the_unbiased_estimator() -> None:
+    torch.manual_seed(0)
+    model = MLPClassifier(20, [6], 4, norm=BatchNorm(unbiased=True, eps=0.0)).double()
+    x = torch.randn(4, 20, dtype=torch.float64)
+    h = x
+    for number, layer in enumerate(layers(model)):
+        a = h @ layer.weight.T
+        centred = a - a.sum(0) / 4
+        h = centred / (centred.pow(2).sum(0) / 3).sqrt() + layer.bias
+        h = h.clamp(min=0) if number == 0 else h
+    assert (model(x) - h).abs().max() < 1e-12
+    biased = MLPClassifier(20, [6], 4, norm=BatchNorm(eps=0.0)).double()
+    biased.load_state_dict(model.state_dict())
+    assert (biased(x) - h).abs().max() > 0.01
+
+
+def test_a_batch_of_one_under_batch_norm() -> None:
+    model = MLPClassifier(20, [6], 4, norm=BatchNorm())
+    batch = (torch.randn(1, 20), torch.zeros(1, dtype=torch.int64))
+    with pytest.raises(ValueError, match="needs at least 2 cases per feature in training, got 1"):
+        model(batch[0])
+    assert model.eval()(batch[0]).shape == (1, 4)
+
+
+@pytest.mark.parametrize("norm", [LayerNorm(), BatchNorm(), WeightNorm(), Identity()])
+def test_pixels_may_be_permuted(norm: Norm) -> None:
+    torch.manual_seed(0)
+    model = MLPClassifier(30, [8, 7], 5, norm=norm).double()
+    order = torch.randperm(30)
+    moved = MLPClassifier(30, [8, 7], 5, norm=norm).double()
+    state = model.state_dict()
+    state["network.1.weight"] = state["network.1.weight"][:, order]
+    moved.load_state_dict(state)
+    images, labels = torch.rand(9, 1, 5, 6, dtype=torch.float64), torch.randint(5, (9,))
+    permuted = images.flatten(1)[:, order].view_as(images)
+    for _ in range(3):  # and training keeps it so
+        losses = []
+        for network, pixels in ((model, images), (moved, permuted)):
+            loss = F.cross_entropy(network(pixels), labels)
+            network.zero_grad()
+            loss.backward()
+            with torch.no_grad():
+                for parameter in network.parameters():
+                    assert parameter.grad is not None
+                    parameter -= 0.1 * parameter.grad
+            losses.append(loss.detach())
+        assert (losses[0] - losses[1]).abs() < 1e-13
+
+
+def test_losses_where_float32_has_none_left() -> None:
+    class Sure(MLPClassifier):
+        """Logits so far apart that the loss of float32 is 0."""
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return torch.tensor([[20.0, 0.0]]).expand(len(inputs), 2)
+
+    model = Sure(2, [], 2)
+    batch = (torch.zeros(3, 2), torch.zeros(3, dtype=torch.int64))
+    assert float(F.cross_entropy(model(batch[0]), batch[1])) == 0.0
+    scores = model.per_case(batch)
+    assert scores["nll"].dtype == torch.float64
+    expected = torch.log1p(torch.exp(torch.tensor(-20.0, dtype=torch.float64)))
+    assert torch.allclose(scores["nll"], expected.expand(3), rtol=1e-12, atol=0)
+
+    # As the trainer logs it: not rounded on the way either.
+    trainer = Trainer(
+        logger=False, enable_progress_bar=False, accelerator="cpu", enable_model_summary=False,
+        enable_checkpointing=False,
+    )  # fmt: skip
+    (logged,) = trainer.test(model, BatchLoader(Tensors(*batch), 2), verbose=False)
+    assert logged["test_nll"] == pytest.approx(float(expected), rel=1e-12)
+
+
+def test_metrics_are_means_over_cases_not_batches() -> None:
+    torch.manual_seed(0)
+    model = MLPClassifier(6, [5], 3, norm=LayerNorm())
+    inputs, labels = torch.randn(13, 6), torch.randint(3, (13,))
+    trainer = Trainer(
+        logger=False, enable_progress_bar=False, accelerator="cpu", enable_model_summary=False,
+        enable_checkpointing=False,
+    )  # fmt: skip
+    (logged,) = trainer.test(model, BatchLoader(Tensors(inputs, labels), 5), verbose=False)
+    with torch.no_grad():
+        logits = model.eval()(inputs).double()
+    assert logged["test_error"] == float((logits.argmax(1) != labels).double().mean())
+    expected = float(F.cross_entropy(logits, labels))
+    assert logged["test_nll"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_tanh() -> None:
+    model = MLPClassifier(6, [5], 3, norm=Identity(), activation="tanh")
+    x = torch.randn(2, 6)
+    first, last = layers(model)
+    assert torch.allclose(model(x), last(torch.tanh(first(x))))
+
+
+def test_no_hidden_layer_is_logistic_regression() -> None:
+    model = MLPClassifier(6, [], 3)
+    assert [type(m).__name__ for m in model.network] == ["Flatten", "Linear"]
+    assert model.network[1].site.norm == Identity()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"in_features": 0}, r"every size must be at least 1, got \[0, 1000, 1000, 10\]"),
+        ({"hidden_features": [5, -1]}, r"every size must be at least 1, got \[784, 5, -1, 10\]"),
+        ({"num_classes": 0}, "every size must be at least 1"),
+        ({"activation": "gelu"}, r"activation must be one of \['relu', 'tanh'\], got 'gelu'"),
+        ({"lr": 0.0}, "lr must be positive, got 0.0"),
+        ({"lr": float("nan")}, "lr must be positive, got nan"),
+        ({"norm": "LayerNorm"}, "expected a strategy or a dict with 'class_path', got 'LayerNorm'"),
+        ({"norm": {"class_path": "ln_zoo.norms.Nothing"}}, "'ln_zoo.norms.Nothing' cannot be imported"),
+    ],
+)
+def test_bad_arguments(arguments: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        MLPClassifier(**arguments)
+
+
+def test_adam_with_torchs_settings() -> None:
+    optimizer = MLPClassifier(6, [5], 3, lr=0.02).configure_optimizers()
+    assert isinstance(optimizer, torch.optim.Adam)
+    (group,) = optimizer.param_groups
+    assert (group["lr"], group["betas"], group["eps"]) == (0.02, (0.9, 0.999), 1e-8)
+    assert (group["weight_decay"], group["amsgrad"]) == (0, False)
