@@ -110,12 +110,14 @@ class _RecurrentCell(nn.RNNCellBase):
         self.sites = cell_sites(cell, hidden_size, weights, norm, normalize, factory)
 
     def reset_parameters(self) -> None:
-        """Draws weights and biases anew, as torch does; then `reset_norm`."""
+        """Draws weights and biases anew, as torch does, and starts the strategy anew."""
         bound = 1.0 / math.sqrt(self.hidden_size)
         for parameter in self._parameters.values():
             if parameter is not None:
                 init.uniform_(parameter, -bound, bound)
         if "sites" in self._modules:  # torch's constructor calls this before there are any
+            for site in sites_by_role(self.sites).values():
+                site.reset_parameters()
             self.reset_norm()
 
     def reset_norm(self) -> None:

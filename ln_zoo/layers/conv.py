@@ -93,6 +93,13 @@ class Conv2d(nn.Conv2d):
             output = output + self.bias.view(-1, 1, 1)
         return (output if batched else output.squeeze(0)).to(sums.dtype)
 
+    def reset_parameters(self) -> None:
+        """Draws weight and bias anew, as torch does, and starts the strategy anew."""
+        super().reset_parameters()
+        if "site" in self._modules:  # torch's constructor calls this before there is one
+            self.site.reset_parameters()
+            self.reset_norm()
+
     def reset_norm(self) -> None:
         """Takes again what the strategy took from the weight, after that was re-initialised."""
         self.site.reset_weight(self.weight)

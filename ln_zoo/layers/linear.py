@@ -61,6 +61,13 @@ class Linear(nn.Linear):
             output = output + self.bias
         return output.to(sums.dtype)
 
+    def reset_parameters(self) -> None:
+        """Draws weight and bias anew, as torch does, and starts the strategy anew."""
+        super().reset_parameters()
+        if "site" in self._modules:  # torch's constructor calls this before there is one
+            self.site.reset_parameters()
+            self.reset_norm()
+
     def reset_norm(self) -> None:
         """Takes again what the strategy took from the weight, after that was re-initialised."""
         self.site.reset_weight(self.weight)

@@ -71,11 +71,14 @@ class _Recurrent(nn.RNNBase):
         return {suffix: sites_by_role(sites) for suffix, sites in self.sites.items()}
 
     def reset_parameters(self) -> None:
-        """Draws weights and biases anew, as torch does; then `reset_norm`."""
+        """Draws weights and biases anew, as torch does, and starts the strategy anew."""
         bound = 1.0 / math.sqrt(self.hidden_size)
         for name in self._flat_weights_names:
             init.uniform_(getattr(self, name), -bound, bound)
         if "sites" in self._modules:  # torch's constructor calls this before there are any
+            for sites in self._directions().values():
+                for site in sites.values():
+                    site.reset_parameters()
             self.reset_norm()
 
     def reset_norm(self) -> None:

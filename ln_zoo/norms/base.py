@@ -157,6 +157,7 @@ class Site(nn.Module):
         self.axis = axis
         self.recurrent = recurrent
         self.own_shift = own_shift
+        self._sums = sums
         self.normalizes_sums = sums and type(norm).sums is not Norm.sums
         self._factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.register_parameter("gain", None)
@@ -187,6 +188,16 @@ class Site(nn.Module):
         """Takes again what the strategy took from the weight, after that was re-initialised."""
         self.norm.init_weight(self, weight.detach())
 
+    def reset_parameters(self) -> None:
+        """Sets gain, shift and running statistics back to their start, on the device they are on.
+
+        Modules made on the meta device have none before: `to_empty` leaves them undefined.
+        """
+        for tensor in (*self.parameters(), *self.buffers()):
+            self._factory["device"] = tensor.device
+        if self._sums:
+            self.norm.init_sums(self)
+
     def describe(self) -> RowNorm | None:
         """What happens to summed inputs here, as data; ``None``: only the strategy knows."""
         return self.norm.describe(self) if self.normalizes_sums else RowNorm(self.groups)
@@ -209,7 +220,13 @@ class Site(nn.Module):
                 present.copy_(value)
 
     def add_buffer(self, name: str, shape: tuple[int, ...], fill: float, **factory: Any) -> None:
-        """Adds a buffer of one value; floating-point buffers never become half precision."""
+        """Adds a buffer of one value, or fills the one of that name with it again.
+
+        Floating-point buffers never become half precision.
+        """
+        if name in self._buffers:
+            self.get_buffer(name).fill_(fill)
+            return
         factory = {"device": self._factory["device"], "dtype": self._factory["dtype"]} | factory
         if factory["dtype"] in (torch.float16, torch.bfloat16):
             factory["dtype"] = torch.float32

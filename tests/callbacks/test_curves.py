@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import matplotlib.colors
 import matplotlib.image
 import numpy as np
 import pytest
@@ -49,12 +50,12 @@ def has(picture: np.ndarray, colour: str) -> bool:
 
 def test_a_panel_for_each_kind_and_a_colour_for_each_set(tmp_path: Path) -> None:
     picture = drawn(tmp_path, METRICS)
-    error, nll = np.split(picture, 2, axis=1)  # panels in alphabetical order
-    # Sets in the order of the panels: val, epoch_train, train. Seconds are not drawn.
-    assert has(error, "C0")
+    nll, error = np.split(picture, 2, axis=1)
+    # epoch_train is the first set, train the second (faint), val the third. No set of seconds.
     assert has(nll, "C0")
-    assert has(nll, "C1")
-    assert not has(error, "C1")
+    assert has(nll, "C2")
+    assert has(error, "C2")
+    assert not has(error, "C0")
     assert not has(picture, "C3")
 
 

@@ -36,7 +36,7 @@ class Before(Callback):
 
 
 def fit(norm: Norm, folder: Path, callback: EpochEvaluation, epochs: int = 2, **sizes: int):
-    data = Digits(**{"batch_size": 20, "train_size": 101, "eval_batch_size": 25, **sizes})
+    data = Digits(**{"batch_size": 20, "train_size": 101, "eval_batch_size": 5, **sizes})
     torch.manual_seed(0)
     model = MLPClassifier(64, [8], norm=norm)
     before, witness = Before(), Witness()
@@ -68,13 +68,14 @@ def test_scores_are_those_of_the_whole_sets(tmp_path: Path) -> None:
     last = witness.logged[-1]
     for prefix, expected in {
         "epoch_train": mean(model, data.train_eval_dataloader()),
-        # 101 images in batches of 25: the last one, alone, has no variance and is left out.
+        # 101 images in batches of 5: the last one, alone, has no variance and is left out.
         "epoch_train_batch": mean(model, data.train_eval_dataloader(), train=True),
         "epoch_test": mean(model, data.test_dataloader()),
     }.items():
         for name, value in expected.items():
             assert last[f"{prefix}_{name}"] == pytest.approx(value, rel=1e-6)
-    assert last["epoch_train_nll"] != pytest.approx(last["epoch_train_batch_nll"], rel=1e-3)
+    # Statistics of five cases are not those of the set.
+    assert last["epoch_train_nll"] != pytest.approx(last["epoch_train_batch_nll"], rel=1e-2)
     assert last["epoch_seconds"] > 0
 
 

@@ -206,3 +206,18 @@ def test_meta_device(cls: type, norm: Norm) -> None:
     x, options = (torch.randn(5, 6, 3), {}) if cls in LAYERS else (torch.randn(6, 3), {"step": 0})
     for a, b in zip(flatten(module(x, **options)), flatten(real(x, **options)), strict=True):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("cls", [Linear, Conv2d, *LAYERS, *CELLS])
+@every_norm
+def test_reset_parameters_fills_a_module_of_the_meta_device(cls: type, norm: Norm) -> None:
+    sizes = (3, 4, 2) if cls is Conv2d else (3, 4)
+    torch.manual_seed(0)
+    real = cls(*sizes, norm=norm)
+    module = cls(*sizes, norm=norm, device="meta").to_empty(device="cpu")
+    for tensor in module.state_dict().values():
+        tensor.fill_(7)
+    torch.manual_seed(0)
+    module.reset_parameters()
+    for name, tensor in real.state_dict().items():
+        assert torch.equal(tensor, module.state_dict()[name]), name

@@ -67,9 +67,13 @@ def test_names_of_scales() -> None:
 
 
 @pytest.mark.parametrize("cls", [*LAYERS, *CELLS])
-def test_reset_parameters_draws_weights_and_leaves_gains(cls: type) -> None:
+def test_reset_parameters_draws_weights_and_sets_gains_back(cls: type) -> None:
     module = cls(3, 4, norm=LayerNorm(gain=3.0))
     plain = cls(3, 4)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if name.endswith("gain"):
+                parameter.add_(1.0)
     torch.manual_seed(11)
     module.reset_parameters()
     torch.manual_seed(11)

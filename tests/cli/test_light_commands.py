@@ -1,0 +1,87 @@
+"""The front door: what needs no torch does not import it, and answers at once."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cli_support import SCRIPT, run
+
+from ln_zoo import __version__
+
+HEAVY = {"torch", "lightning", "pytorch_lightning", "torchmetrics", "datasets", "jsonargparse", "numpy"}
+
+
+def card(folder: Path) -> None:
+    """A card folder, as far as listing it goes."""
+    folder.mkdir(parents=True)
+    (folder / "README.md").write_text("# mlp.mine\n")
+    config = {
+        "format_version": 1, "name": "mlp.mine", "library": {"name": "ln_zoo", "version": "0"},
+        "model": "MLPClassifier", "preprocessing": {}, "parameters": 1234,
+        "init_args": {"norm": {"class": "LayerNorm", "init_args": {}}},
+        "files": {"model.safetensors": {"sha256": "0" * 64, "size": 1}},
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    metric = {"name": "error", "value": 0.0123, "unit": "fraction", "dataset": "mnist", "split": "test"}
+    results = {
+        "format_version": 1, "metrics": [metric], "evaluation": {}, "training": {}, "size": {},
+        "data": {"dataset": "mnist"}, "card": {},
+    }  # fmt: skip
+    (folder / "results.json").write_text(json.dumps(results))
+
+
+@pytest.mark.parametrize(
+    ("argv", "answer"),
+    [
+        (["--version"], f"ln-zoo {__version__}"),
+        (["--help"], "ln-zoo fit --config configs/quickstart.yaml"),
+        ([], "ln-zoo fit --config configs/quickstart.yaml"),
+        (["list"], "1,234"),
+        (["list", "mlp.*", "--norm=layernorm"], "MLPClassifier"),
+        (["cards"], "mlp.mine"),
+        (["cards", "mlp.mine"], "# mlp.mine"),
+        (["card", "--help"], "--results"),
+        (["publish", "--help"], "--repo_id"),
+        (["compare", "--help"], "--metric"),
+        (["lsit"], "did you mean 'list'?"),
+    ],
+)
+def test_imports_nothing_heavy(
+    here: Path, monkeypatch: pytest.MonkeyPatch, argv: list[str], answer: str
+) -> None:
+    card(here / "cards/mlp.mine")
+    monkeypatch.setenv("LN_ZOO_MODELS", str(here / "cards"))
+    code = (
+        "import sys\nfrom ln_zoo.cli import main\n"
+        f"try: main({argv})\nexcept SystemExit: pass\n"
+        "print('MODULES', *sorted({m.partition('.')[0] for m in sys.modules}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    *answered, modules = done.stdout.splitlines()
+    assert answer in "\n".join(answered) + done.stderr
+    assert HEAVY & set(modules.split()) == set()
+
+
+def test_the_installed_script_answers_at_once() -> None:
+    """Within 0.3 s of processor time: on a machine that is busy elsewhere, the clock tells little."""
+    import resource
+
+    times = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = subprocess.run([SCRIPT, "--version"], capture_output=True, text=True, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        assert done.stdout == f"ln-zoo {__version__}\n"
+    assert min(times) < 0.3
+
+
+def test_main_returns_its_code(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--version").out == f"ln-zoo {__version__}\n"
+    assert run("nonsense").code == 2
+    assert run("fit", "--nonsense").code == 2
+    assert run("fit", "--help").code == 0

@@ -1,0 +1,154 @@
+"""Every configuration that ships is one that runs, and strategies bring only what is theirs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from jsonargparse import Namespace
+
+from ln_zoo import norms
+from ln_zoo.cli.lightning import ZooCLI
+from ln_zoo.models import MLPClassifier, ZooModule
+from ln_zoo.norms import BatchNorm, Norm
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+#: Facts for model cards, and overlays for models: neither is a run by itself.
+RUNS = sorted(
+    path
+    for path in CONFIGS.rglob("*.yaml")
+    if path.relative_to(CONFIGS).parts[0] not in ("cards", "norms")
+)
+OVERLAYS = sorted((CONFIGS / "norms").glob("*.yaml"))
+#: The base configuration of each model, over which strategies are laid.
+BASES = [path for path in RUNS if path.parent != CONFIGS]
+STRATEGIES = {
+    "batch": norms.BatchNorm,
+    "layer": norms.LayerNorm,
+    "none": norms.Identity,
+    "rms": norms.RMSNorm,
+    "weight": norms.WeightNorm,
+}
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(CONFIGS))
+
+
+@pytest.fixture(autouse=True)
+def _surroundings(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of its own; no dataset of the machine's is looked at."""
+    monkeypatch.delenv("LN_ZOO_DATA", raising=False)
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # set again by each command, and put back
+
+
+def build(*argv: str | Path) -> ZooCLI:
+    """Parses the arguments of ``fit`` and builds model, data and trainer."""
+    return ZooCLI(["fit", *map(str, argv), "--trainer.logger=false"])
+
+
+def strategies(model: ZooModule) -> set[Norm]:
+    """The strategies at work in a model, apart from "none"."""
+    found = {m.norm for m in model.modules() if isinstance(m, norms.Site)}
+    return found - {norms.Identity()} or found
+
+
+def test_configs_are_found() -> None:
+    assert {"quickstart.yaml", "mlp/paper.yaml"} <= set(map(name, RUNS))
+    assert {path.stem for path in OVERLAYS} == set(STRATEGIES)
+
+
+@pytest.mark.parametrize("path", RUNS, ids=name)
+def test_every_run_parses_and_builds(path: Path) -> None:
+    cli = build("--config", path)
+    config = yaml.safe_load(path.read_text())
+    assert type(cli.model).__name__ == config["model"]["class_path"].rpartition(".")[2]
+    assert cli.trainer.max_epochs == config["trainer"]["max_epochs"]
+    for key, value in config["model"]["init_args"].items():
+        if key != "norm" and value is not None:
+            assert cli.model.hparams[key] == value
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS, ids=name)
+@pytest.mark.parametrize("base", RUNS, ids=name)
+def test_a_strategys_file_gives_its_own_defaults(base: Path, overlay: Path) -> None:
+    """Nothing of the strategy before it leaks: not a gain, not an eps."""
+    cli = build("--config", base, "--config", overlay)
+    assert strategies(cli.model) == {STRATEGIES[overlay.stem]()}
+    stored = cli.model.hparams["norm"]
+    assert stored == norms.to_config(STRATEGIES[overlay.stem]())
+
+
+@pytest.mark.parametrize("first", OVERLAYS, ids=name)
+@pytest.mark.parametrize("second", OVERLAYS, ids=name)
+def test_the_later_of_two_strategies_stands_alone(
+    first: Path, second: Path, tmp_path: Path
+) -> None:
+    """The first with every number changed, as a user's own file may have it."""
+    changed = yaml.safe_load(first.read_text())
+    arguments = changed["model"]["init_args"]["norm"]["init_args"]
+    for key, value in arguments.items():
+        arguments[key] = not value if isinstance(value, bool) else value / 2 if value < 1 else 7
+    (tmp_path / "changed.yaml").write_text(yaml.safe_dump(changed))
+    parsed = parse("--config", BASES[0], "--config", tmp_path / "changed.yaml", "--config", second)
+    norm = parsed.model.init_args.norm
+    assert norm.class_path.endswith(f".{STRATEGIES[second.stem].__name__}")
+    given = vars(norm.get("init_args") or Namespace())
+    assert given == norms.to_config(STRATEGIES[second.stem]())["init_args"]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS, ids=name)
+def test_every_field_is_written_out(overlay: Path) -> None:
+    norm = yaml.safe_load(overlay.read_text())["model"]["init_args"]["norm"]
+    expected = norms.to_config(STRATEGIES[overlay.stem]())
+    assert norm["init_args"].keys() == expected["init_args"].keys()
+    assert norm["class_path"] == expected["class_path"]
+
+
+def test_a_class_chosen_on_the_command_line_brings_its_own_defaults() -> None:
+    """Where no file says otherwise: the models' arguments have no default instance to leak from."""
+    cli = build("--config", CONFIGS / "mlp/paper.yaml", "--model.norm=BatchNorm")
+    assert strategies(cli.model) == {BatchNorm()}
+    cli = build(
+        "--config", CONFIGS / "mlp/paper.yaml", "--config", CONFIGS / "norms/batch.yaml",
+        "--model.norm.unbiased=true",
+    )  # fmt: skip
+    assert strategies(cli.model) == {BatchNorm(unbiased=True)}
+
+
+@pytest.mark.parametrize("base", BASES, ids=name)
+def test_one_of_each_model_takes_two_steps(base: Path) -> None:
+    """On digits, so that no dataset is needed; the sizes are the paper's."""
+    cli = build(
+        "--config", base, "--data=Digits", "--data.batch_size=4", "--data.train_size=40",
+        "--data.val_size=20", "--trainer.max_steps=2", "--trainer.enable_progress_bar=false",
+        "--trainer.enable_model_summary=false", "--trainer.enable_checkpointing=false",
+        "--trainer.accelerator=cpu", "--trainer.callbacks=EpochEvaluation",
+    )  # fmt: skip
+    before = {k: v.clone() for k, v in cli.model.named_parameters()}
+    cli.run()
+    assert cli.trainer.global_step == 2
+    assert all((v != before[k]).any() for k, v in cli.model.named_parameters())
+
+
+def test_the_paper_at_its_size() -> None:
+    """Section 6.6: 784-1000-1000-10, batch 128, 60 epochs, 55,000 training images."""
+    cli = build("--config", CONFIGS / "mlp/paper.yaml")
+    assert isinstance(cli.model, MLPClassifier)
+    assert sum(p.numel() for p in cli.model.parameters()) == 1_798_010
+    assert (cli.datamodule.batch_size, cli.datamodule.train_size) == (128, 55_000)
+    assert cli.trainer.max_epochs == 60
+
+
+def parse(*argv: str | Path) -> Namespace:
+    """The arguments of ``fit`` as parsed, without building anything."""
+
+    class Parsed(ZooCLI):
+        def instantiate_classes(self) -> None:
+            self.model = self.trainer = None
+
+        def after_instantiate_classes(self) -> None:
+            """There is nothing to load weights into."""
+
+    return Parsed(["fit", *map(str, argv), "--trainer.logger=false"])._settings()
