@@ -25,7 +25,7 @@ class Good(Norm):
     """RMS norm without a fault; the strategies below add one each."""
 
     eps: float = 1e-5
-    invariances: ClassVar[frozenset[str]] = frozenset(
+    invariances: ClassVar[frozenset[str] | None] = frozenset(
         {"weight_matrix_rescaling", "dataset_rescaling", "case_rescaling"}
     )
 
@@ -177,7 +177,7 @@ class TracksInEvaluation(Good):
 
 @dataclass(frozen=True)
 class MixesInSecret(Good):
-    invariances: ClassVar[frozenset[str]] = BatchNorm.invariances
+    invariances: ClassVar[frozenset[str] | None] = BatchNorm.invariances
 
     def sums(self, site, a, step=None):
         dims = site.case_dims(a) if site.training else ()
@@ -210,17 +210,17 @@ class SaysItReadsStep(Good):
 
 @dataclass(frozen=True)
 class ClaimsTooMuch(Good):
-    invariances: ClassVar[frozenset[str]] = Good.invariances | {"weight_matrix_recentering"}
+    invariances: ClassVar[frozenset[str] | None] = Good.invariances | {"weight_matrix_recentering"}
 
 
 @dataclass(frozen=True)
 class ClaimsTooLittle(Good):
-    invariances: ClassVar[frozenset[str]] = Good.invariances - {"case_rescaling"}
+    invariances: ClassVar[frozenset[str] | None] = Good.invariances - {"case_rescaling"}
 
 
 @dataclass(frozen=True)
 class MisspeltInvariance(Good):
-    invariances: ClassVar[frozenset[str]] = Good.invariances | {"case_scaling"}
+    invariances: ClassVar[frozenset[str] | None] = Good.invariances | {"case_scaling"}
 
 
 # describe

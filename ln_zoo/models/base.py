@@ -83,13 +83,6 @@ class ZooModule(LightningModule, ABC):
         if resumed and len(states) == self.trainer.world_size:
             torch.set_rng_state(states[self.global_rank])
 
-    def on_train_end(self) -> None:
-        if self.trainer.world_size > 1:
-            # Running statistics of the last batch are each process's own; checkpoints hold those
-            # of the first, and what is scored next is to be what was saved.
-            for buffer in self.buffers():
-                torch.distributed.broadcast(buffer, src=0)
-
 
 def public_module(cls: type) -> str:
     """The module a class is imported from: our own go by their room, not by their file."""

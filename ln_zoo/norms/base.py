@@ -52,8 +52,9 @@ class Norm:
     reads_step: ClassVar[bool] = False
     #: The output of one case depends on the rest of its batch, in training mode.
     mixes_cases: ClassVar[bool] = False
-    #: The maps of `INVARIANCES` that leave a layer's output unchanged (for eps = 0).
-    invariances: ClassVar[frozenset[str]] = frozenset()
+    #: The maps of `INVARIANCES` that leave a layer's output unchanged (for eps = 0); ``None``: not
+    #: stated, and not checked by `ln_zoo.testing.NormCase`.
+    invariances: ClassVar[frozenset[str] | None] = None
 
     def init_sums(self, site: Site) -> None:
         """Puts what `sums` needs (gain, shift, running statistics) on the site."""

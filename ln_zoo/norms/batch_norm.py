@@ -59,7 +59,7 @@ class BatchNorm(Norm):
 
     reads_step: ClassVar[bool] = True
     mixes_cases: ClassVar[bool] = True
-    invariances: ClassVar[frozenset[str]] = frozenset(
+    invariances: ClassVar[frozenset[str] | None] = frozenset(
         {
             "weight_matrix_rescaling",
             "weight_vector_rescaling",

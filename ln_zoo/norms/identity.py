@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ln_zoo.norms.base import Norm
 
@@ -16,3 +17,5 @@ class Identity(Norm):
         >>> list(LSTM(3, 4, norm=Identity()).state_dict())
         ['weight_ih_l0', 'weight_hh_l0', 'bias_ih_l0', 'bias_hh_l0']
     """
+
+    invariances: ClassVar[frozenset[str] | None] = frozenset()

@@ -40,7 +40,7 @@ class LayerNorm(Norm):
     gain: float = 1.0
     eps: float = 1e-5
 
-    invariances: ClassVar[frozenset[str]] = frozenset(
+    invariances: ClassVar[frozenset[str] | None] = frozenset(
         {
             "weight_matrix_rescaling",
             "weight_matrix_recentering",

@@ -34,7 +34,7 @@ class RMSNorm(Norm):
     gain: float = 1.0
     eps: float = 1e-5
 
-    invariances: ClassVar[frozenset[str]] = frozenset(
+    invariances: ClassVar[frozenset[str] | None] = frozenset(
         {"weight_matrix_rescaling", "dataset_rescaling", "case_rescaling"}
     )
 

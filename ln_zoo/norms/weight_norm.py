@@ -34,7 +34,7 @@ class WeightNorm(Norm):
         True
     """
 
-    invariances: ClassVar[frozenset[str]] = frozenset(
+    invariances: ClassVar[frozenset[str] | None] = frozenset(
         {"weight_matrix_rescaling", "weight_vector_rescaling"}
     )
 

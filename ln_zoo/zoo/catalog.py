@@ -52,6 +52,11 @@ _RESULTS_TYPES = {
 _METRIC_TYPES = {"name": str, "value": (int, float), "unit": str, "dataset": str, "split": str}
 
 
+_PACKAGE = Path(__file__).resolve().parents[1]
+# Inside an installed package, or beside that of a checkout.
+_SHIPPED = (_PACKAGE / "model_cards", _PACKAGE.parent / "model_cards")
+
+
 class CardError(ValueError):
     """A card that is not there, is damaged, or does not fit this library; the message says so."""
 
@@ -257,8 +262,7 @@ def find(name: str) -> Path:
 
 
 def _roots() -> list[Path]:
-    package = Path(__file__).resolve().parents[1]
-    roots = [package / "model_cards", package.parent / "model_cards"]
+    roots = list(_SHIPPED)
     chosen = os.environ.get(MODELS_VARIABLE)
     if chosen:
         first = Path(chosen).expanduser()

@@ -103,6 +103,7 @@ def test_does_nothing_without_the_file(tmp_path: Path) -> None:
     callback = CurvesPlot()
     Trainer(
         max_epochs=1, logger=False, enable_progress_bar=False, enable_model_summary=False,
-        accelerator="cpu", callbacks=callback, enable_checkpointing=False, default_root_dir=tmp_path,
+        accelerator="cpu", callbacks=callback, enable_checkpointing=False,
+        default_root_dir=tmp_path,
     ).fit(MLPClassifier(64, [8]), datamodule=Digits(batch_size=50, train_size=100))  # fmt: skip
     assert callback.written is None

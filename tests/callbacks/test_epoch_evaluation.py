@@ -111,8 +111,9 @@ def test_modes_differ_from_module_to_module(tmp_path: Path) -> None:
     model = MLPClassifier(64, [8], norm=BatchNorm())
     Trainer(
         max_epochs=1, logger=False, enable_progress_bar=False, enable_model_summary=False,
-        enable_checkpointing=False, accelerator="cpu", callbacks=[Frozen(), EpochEvaluation(), check],
-        default_root_dir=tmp_path, limit_val_batches=0,
+        enable_checkpointing=False, accelerator="cpu",
+        callbacks=[Frozen(), EpochEvaluation(), check], default_root_dir=tmp_path,
+        limit_val_batches=0,
     ).fit(model, datamodule=Digits(batch_size=50, train_size=100))  # fmt: skip
     frozen = {id(m) for m in model.network[1].modules()}
     assert check.modes == [id(m) not in frozen for m in model.network.modules()]

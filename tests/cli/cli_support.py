@@ -56,7 +56,9 @@ def fit(*argv: str, epochs: int = 1) -> Done:
     return done
 
 
-def script(folder: Path, *argv: str, timeout: float = 120, env: dict[str, str] | None = None) -> Done:
+def script(
+    folder: Path, *argv: str, timeout: float = 120, env: dict[str, str] | None = None
+) -> Done:
     """Runs the installed script in a folder, as a user does."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
     # What Lightning leaves in this process's environment would reach the other.
@@ -105,7 +107,7 @@ def write_idx(folder: Path, train: int = 60, test: int = 13, seed: int = 0) -> P
 
 
 def python(folder: Path, code: str, timeout: float = 120) -> Done:
-    """Runs several commands in one process of its own, in a folder: code after ``main``'s import."""
+    """Runs code in a process of its own, in a folder; ``main`` is imported already."""
     done = subprocess.run(
         [sys.executable, "-c", f"from ln_zoo.cli import main\n{code}"],
         cwd=folder,

@@ -32,10 +32,12 @@ def card(folder: Path, **model_args: object) -> Path:
     model = MLPClassifier(64, [8], 10, **model_args)  # type: ignore[arg-type]
     results = {
         "metrics": [
-            {"name": "error", "value": 0.9, "unit": "fraction", "dataset": "digits", "split": "test"}
+            {"name": "error", "value": 0.9, "unit": "fraction", "dataset": "digits",
+             "split": "test"},
         ],
         "evaluation": {
-            "command": "ln-zoo test", "seed": 0, "hardware": "CPU", "date": "2026-01-01", "versions": {},
+            "command": "ln-zoo test", "seed": 0, "hardware": "CPU", "date": "2026-01-01",
+            "versions": {},
         },
         "training": {"epochs": 1, "steps": 5, "commands": []},
         "size": {}, "data": {"dataset": "digits"}, "card": {},
@@ -97,10 +99,14 @@ def test_made_in_python_with_a_strategy_object(here: Path) -> None:
     trainer = Trainer(max_epochs=2, callbacks=keep, **options)
     trainer.fit(MLPClassifier(64, [8], norm=BatchNorm(momentum=0.2)), datamodule=data)
     (by_trainer,) = trainer.test(ckpt_path="best", datamodule=data, verbose=False)
-    assert load(Path(keep.best_model_path))["hyper_parameters"]["norm"]["init_args"]["momentum"] == 0.2
+    assert (
+        load(Path(keep.best_model_path))["hyper_parameters"]["norm"]["init_args"]["momentum"] == 0.2
+    )
     # Resumed in Python, and scored by the command line, which needs no --model.
     longer = Trainer(max_epochs=3, callbacks=ModelCheckpoint(here / "more"), **options)
-    longer.fit(MLPClassifier(64, [8], norm=BatchNorm()), datamodule=data, ckpt_path=keep.best_model_path)
+    longer.fit(
+        MLPClassifier(64, [8], norm=BatchNorm()), datamodule=data, ckpt_path=keep.best_model_path
+    )
     assert longer.current_epoch == 3
     done = run("test", "--ckpt_path", keep.best_model_path, "--data=Digits", *QUIET)
     assert done.code == 0, done.err
@@ -163,7 +169,9 @@ def test_resuming_tells_which_arguments_are_ignored(trained: Path, here: Path) -
 
 @pytest.mark.parametrize("norm", ["LayerNorm", "ln_zoo.norms.LayerNorm", "ln_zoo.LayerNorm"])
 def test_what_agrees_is_not_called_ignored(trained: Path, here: Path, norm: str) -> None:
-    done = run("test", "--ckpt_path", trained, *SMALL, *QUIET, f"--model.norm={norm}", "--model.lr=1e-2")
+    done = run(
+        "test", "--ckpt_path", trained, *SMALL, *QUIET, f"--model.norm={norm}", "--model.lr=1e-2"
+    )
     assert done.code == 0, done.err
     assert "ignored" not in done.err
 
@@ -229,7 +237,9 @@ def test_weights_of_a_card_by_name_and_folder(here: Path, monkeypatch: pytest.Mo
         shutil.rmtree(here / "runs")
     assert results[0] == results[1]
     (here / "a").mkdir()
-    done = run("fit", "--weights=mlp.mine", *DATA, *QUIET, "--trainer.max_epochs=1", "--model.norm.eps=1")
+    done = run(
+        "fit", "--weights=mlp.mine", *DATA, *QUIET, "--trainer.max_epochs=1", "--model.norm.eps=1"
+    )
     assert done.code == 0, done.err
     (last,) = here.glob("runs/MLPClassifier-RMSNorm/**/last.ckpt")
     assert load(last)["hyper_parameters"]["norm"] == {

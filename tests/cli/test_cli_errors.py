@@ -75,7 +75,10 @@ BATCHES = (
             "model.norm: module 'ln_zoo.norms' has no attribute 'LayrNorm'; did you mean "
             "'LayerNorm'?",
         ),
-        (["--model.norm=torch.nn.LayerNorm"], "model.norm: 'torch.nn.LayerNorm' is no subclass of Norm"),
+        (
+            ["--model.norm=torch.nn.LayerNorm"],
+            "model.norm: 'torch.nn.LayerNorm' is no subclass of Norm",
+        ),
         # Base classes are none of the models
         (
             ["--model=Classifier"],
@@ -86,7 +89,10 @@ BATCHES = (
             "model: 'ZooModule' is a base class: give one of its subclasses (MLPClassifier)",
         ),
         # Types
-        (["--model.norm=LayerNorm", "--model.norm.eps=x"], "model.norm.eps: expected float, got 'x'"),
+        (
+            ["--model.norm=LayerNorm", "--model.norm.eps=x"],
+            "model.norm.eps: expected float, got 'x'",
+        ),
         (["--model.lr=fast"], "model.lr: expected float, got 'fast'"),
         (["--model.hidden_features=x"], "model.hidden_features: expected tuple or list, got 'x'"),
         (
@@ -101,7 +107,7 @@ def test_wrong_arguments(here: Path, arguments: list[str], message: str) -> None
     done = run("fit", *SMALL, *arguments)
     first, second = done.err.splitlines()
     assert first.startswith(f"ln-zoo: error: {message}")
-    assert first == f"ln-zoo: error: {message}" or message.endswith(("(CSVLogger, "))
+    assert first == f"ln-zoo: error: {message}" or message.endswith("(CSVLogger, ")
     assert second == "options: ln-zoo fit --help"
     assert (done.code, done.out, list(here.iterdir())) == (2, "", [])
 
@@ -109,12 +115,21 @@ def test_wrong_arguments(here: Path, arguments: list[str], message: str) -> None
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model.norm=LayerNorm", "--model.norm.eps=-1"], "LayerNorm: eps must be a finite number >= 0"),
+        (
+            ["--model.norm=LayerNorm", "--model.norm.eps=-1"],
+            "LayerNorm: eps must be a finite number >= 0",
+        ),
         (["--model.lr=-1"], "lr must be positive, got -1.0"),
         (["--model.hidden_features=[0]"], "every size must be at least 1, got [64, 0, 10]"),
         (["--data.batch_size=0"], "batch_size must be an integer of at least 1, got 0"),
-        (["--data.train_size=2000"], "train_size 2000 + val_size 20 exceed the 1497 images of digits"),
-        (["--data=MNIST", "--data.root=nowhere"], "no folder nowhere: give the folder of a local copy"),
+        (
+            ["--data.train_size=2000"],
+            "train_size 2000 + val_size 20 exceed the 1497 images of digits",
+        ),
+        (
+            ["--data=MNIST", "--data.root=nowhere"],
+            "no folder nowhere: give the folder of a local copy",
+        ),
         (["--ckpt_path=no.ckpt"], "there is no checkpoint 'no.ckpt': give a file, or `last`"),
         (["--ckpt_path=best"], "there is no checkpoint 'best': give a file, or `last`"),
         (["--ckpt_path=last"], "--ckpt_path last: there is no */checkpoints/*.ckpt in runs"),
@@ -223,7 +238,7 @@ def test_two_strategies_of_one_short_name_are_told_apart(here: Path) -> None:
     import sys
 
     sys.path.insert(0, str(here))
-    import twin_norms  # noqa: F401
+    import twin_norms
 
     try:
         done = run("fit", *SMALL, "--model.norm=RMSNorm")

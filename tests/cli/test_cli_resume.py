@@ -51,7 +51,13 @@ def test_killed_and_resumed_equals_uninterrupted(here: Path) -> None:
         done = script(broken, *command, *kill)
         assert done.code == -signal.SIGKILL, done.err
     names = {p.name for p in broken.glob("runs/MLPClassifier-BatchNorm/*/checkpoints/*")}
-    assert names == {"at-step=4.ckpt", "at-step=8.ckpt", "at-step=12.ckpt", "at-step=16.ckpt", "last.ckpt"}
+    assert names == {
+        "at-step=4.ckpt",
+        "at-step=8.ckpt",
+        "at-step=12.ckpt",
+        "at-step=16.ckpt",
+        "last.ckpt",
+    }
     assert last(broken, "BatchNorm", 0)["global_step"] == 10
 
     resumed = [[*command, "--ckpt_path=last"] for command in commands]
@@ -76,5 +82,7 @@ def test_the_order_of_the_data_must_not_change_within_an_epoch(here: Path) -> No
     (within,) = here.glob("runs/**/at-step=8.ckpt")
     done = run("fit", *COMMON, "--ckpt_path", within, "--data.batch_size=40")
     assert done.code == 1
-    assert "ln-zoo fit: error: the checkpoint was written within epoch 0, after 8 batches" in done.err
+    assert (
+        "ln-zoo fit: error: the checkpoint was written within epoch 0, after 8 batches" in done.err
+    )
     assert "batch_size 20 (now 40)" in done.err

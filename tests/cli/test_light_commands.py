@@ -12,7 +12,15 @@ from cli_support import SCRIPT, run
 
 from ln_zoo import __version__
 
-HEAVY = {"torch", "lightning", "pytorch_lightning", "torchmetrics", "datasets", "jsonargparse", "numpy"}
+HEAVY = {
+    "torch",
+    "lightning",
+    "pytorch_lightning",
+    "torchmetrics",
+    "datasets",
+    "jsonargparse",
+    "numpy",
+}
 
 
 def card(folder: Path) -> None:
@@ -26,7 +34,13 @@ def card(folder: Path) -> None:
         "files": {"model.safetensors": {"sha256": "0" * 64, "size": 1}},
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
-    metric = {"name": "error", "value": 0.0123, "unit": "fraction", "dataset": "mnist", "split": "test"}
+    metric = {
+        "name": "error",
+        "value": 0.0123,
+        "unit": "fraction",
+        "dataset": "mnist",
+        "split": "test",
+    }
     results = {
         "format_version": 1, "metrics": [metric], "evaluation": {}, "training": {}, "size": {},
         "data": {"dataset": "mnist"}, "card": {},
@@ -67,7 +81,7 @@ def test_imports_nothing_heavy(
 
 
 def test_the_installed_script_answers_at_once() -> None:
-    """Within 0.3 s of processor time: on a machine that is busy elsewhere, the clock tells little."""
+    """Within 0.3 s of processor time: where much else runs, the clock tells little."""
     import resource
 
     times = []

@@ -50,7 +50,11 @@ def test_default_strategy_is_layer_norm() -> None:
 def test_which_layers_the_strategy_acts_on(norm: Norm, given: bool | None) -> None:
     model = MLPClassifier(20, [6, 5], 4, norm=norm, normalize_logits=given)
     last = isinstance(norm, BatchNorm) if given is None else given
-    assert [layer.site.norm for layer in layers(model)] == [norm, norm, norm if last else Identity()]
+    assert [layer.site.norm for layer in layers(model)] == [
+        norm,
+        norm,
+        norm if last else Identity(),
+    ]
 
 
 def test_equals_the_papers_equations() -> None:
@@ -184,7 +188,10 @@ def test_no_hidden_layer_is_logistic_regression() -> None:
         ({"lr": 0.0}, "lr must be positive, got 0.0"),
         ({"lr": float("nan")}, "lr must be positive, got nan"),
         ({"norm": "LayerNorm"}, "expected a strategy or a dict with 'class_path', got 'LayerNorm'"),
-        ({"norm": {"class_path": "ln_zoo.norms.Nothing"}}, "'ln_zoo.norms.Nothing' cannot be imported"),
+        (
+            {"norm": {"class_path": "ln_zoo.norms.Nothing"}},
+            "'ln_zoo.norms.Nothing' cannot be imported",
+        ),
     ],
 )
 def test_bad_arguments(arguments: dict, message: str) -> None:

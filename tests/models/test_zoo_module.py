@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ln_zoo.data import Digits
 from ln_zoo.models import MLPClassifier, ZooModule
-from ln_zoo.norms import BatchNorm, LayerNorm, Norm, RMSNorm
+from ln_zoo.norms import BatchNorm, Norm, RMSNorm
 
 
 class Noisy(MLPClassifier):
@@ -25,7 +25,9 @@ class Noisy(MLPClassifier):
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         images, labels = batch
-        return super().training_step((images + self.noise * torch.randn_like(images), labels), batch_idx)
+        return super().training_step(
+            (images + self.noise * torch.randn_like(images), labels), batch_idx
+        )
 
 
 class Stop(ModelCheckpoint):
@@ -145,5 +147,3 @@ def test_a_users_strategy_comes_back(tmp_path: Path) -> None:
     trainer(1, keep, folder=tmp_path).fit(model, datamodule=data())
     again = ZooModule.load_from_checkpoint(tmp_path / "kept.ckpt")
     assert again.network[1].site.norm == OwnNorm(3.0)
-
-

@@ -42,7 +42,7 @@ class MeanOnly(Norm):
 
     strength: float = 1.0
 
-    invariances: ClassVar[frozenset[str]] = frozenset({"weight_matrix_recentering"})
+    invariances: ClassVar[frozenset[str] | None] = frozenset({"weight_matrix_recentering"})
 
     def init_sums(self, site):
         site.add_affine(gain=1.0)
