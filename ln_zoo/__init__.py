@@ -3,8 +3,10 @@
 Nothing heavy is imported before it is asked for:
 
     >>> import ln_zoo
-    >>> ln_zoo.LSTM(3, 4, norm=ln_zoo.LayerNorm())
-    LSTM(3, 4, ...)
+    >>> import torch
+    >>> output, (h, c) = ln_zoo.LSTM(3, 4, norm=ln_zoo.LayerNorm())(torch.randn(5, 2, 3))
+    >>> output.shape
+    torch.Size([5, 2, 4])
 """
 
 from __future__ import annotations
