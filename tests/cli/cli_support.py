@@ -1,10 +1,11 @@
-"""Helpers of the command line's tests: short runs inside this process, and whole ones outside."""
+"""Helpers of the command line's tests: quick commands, and whole processes."""
 
 from __future__ import annotations
 
-import contextlib
+import atexit
+import functools
 import gzip
-import io
+import json
 import os
 import struct
 import subprocess
@@ -14,8 +15,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-
-from ln_zoo.cli import main
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SCRIPT = Path(sys.executable).with_name("ln-zoo")
@@ -41,33 +40,53 @@ class Done:
     err: str
 
 
-def run(*argv: str) -> Done:
-    """Runs the command line inside this process."""
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = main([str(a) for a in argv])
-    return Done(code, out.getvalue(), err.getvalue())
+def environment(**changes: str) -> dict[str, str]:
+    """The environment of a user: without what Lightning leaves in that of the tests."""
+    left = ("PL_", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(left)}
+    # The warnings are between Lightning and jsonargparse.
+    return kept | {"OMP_NUM_THREADS": "1", "JSONARGPARSE_DEPRECATION_WARNINGS": "off"} | changes
 
 
-def fit(*argv: str, epochs: int = 1) -> Done:
+@functools.cache
+def _server() -> subprocess.Popen[str]:
+    server = subprocess.Popen(
+        [sys.executable, Path(__file__).with_name("cli_server.py")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment(),
+        text=True,
+    )
+    atexit.register(server.kill)
+    return server
+
+
+def run(*argv: str | Path) -> Done:
+    """Runs a command in the current folder; quick, since its process is there already."""
+    server = _server()
+    assert server.stdin is not None
+    assert server.stdout is not None
+    request = {"argv": [str(a) for a in argv], "folder": str(Path.cwd()), "env": environment()}
+    server.stdin.write(json.dumps(request) + "\n")
+    server.stdin.flush()
+    reply = json.loads(server.stdout.readline())
+    assert not reply["raised"], reply["raised"]
+    return Done(reply["code"], reply["out"], reply["err"])
+
+
+def fit(*argv: str | Path, epochs: int = 1) -> Done:
     """Trains the small model in the current folder, and insists that it worked."""
     done = run("fit", *SMALL, *QUIET, f"--trainer.max_epochs={epochs}", *argv)
     assert done.code == 0, done.err
     return done
 
 
-def script(
-    folder: Path, *argv: str, timeout: float = 120, env: dict[str, str] | None = None
-) -> Done:
+def script(folder: Path, *argv: str | Path, timeout: float = 300) -> Done:
     """Runs the installed script in a folder, as a user does."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
-    # What Lightning leaves in this process's environment would reach the other.
-    for name in ("PL_GLOBAL_SEED", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK", "MASTER_PORT"):
-        environment.pop(name, None)
     done = subprocess.run(
         [str(SCRIPT), *map(str, argv)],
         cwd=folder,
-        env=environment,
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=timeout,
@@ -106,12 +125,12 @@ def write_idx(folder: Path, train: int = 60, test: int = 13, seed: int = 0) -> P
     return folder
 
 
-def python(folder: Path, code: str, timeout: float = 120) -> Done:
+def python(folder: Path, code: str, timeout: float = 300) -> Done:
     """Runs code in a process of its own, in a folder; ``main`` is imported already."""
     done = subprocess.run(
         [sys.executable, "-c", f"from ln_zoo.cli import main\n{code}"],
         cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=timeout,

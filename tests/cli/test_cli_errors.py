@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cli_support import CONFIGS, SMALL, run, write_idx
+from cli_support import CONFIGS, SMALL, python, run, write_idx
 
 OWN = "the import path of your own, such as my_file.MyClass"
 NORMS = f"(BatchNorm, Identity, LayerNorm, RMSNorm, WeightNorm, or {OWN})"
@@ -235,28 +235,22 @@ def test_two_strategies_of_one_short_name_are_told_apart(here: Path) -> None:
         "@dataclass(frozen=True)\n"
         "class RMSNorm(ln_zoo.norms.Norm):\n    eps: float = 1.0\n"
     )
-    import sys
-
-    sys.path.insert(0, str(here))
-    import twin_norms
-
-    try:
-        done = run("fit", *SMALL, "--model.norm=RMSNorm")
-        assert done.code == 2
-        assert "model.norm: " in done.err
-        assert "twin_norms.RMSNorm" in done.err
-        assert "ln_zoo" in done.err
-    finally:
-        import gc
-
-        del sys.modules["twin_norms"], twin_norms
-        gc.collect()
+    # A process of its own: the twin would stay.
+    command = ["fit", *SMALL, "--model.norm=RMSNorm"]
+    done = python(here, f"import sys, twin_norms\nsys.exit(main({command}))")
+    assert done.code == 2
+    first = done.err.splitlines()[0]
+    assert first.startswith("ln-zoo: error: model.norm: ")
+    assert "twin_norms.RMSNorm" in first
+    assert "ln_zoo.RMSNorm" in first or "ln_zoo.norms.RMSNorm" in first
 
 
-def test_an_error_of_ours_keeps_its_traceback(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LN_ZOO_DEBUG", "1")
-    with pytest.raises(ValueError, match="lr must be positive"):
-        run("fit", *SMALL, "--model.lr=-1")
+def test_errors_keep_their_traceback_if_asked(here: Path) -> None:
+    command = ["fit", *SMALL, "--model.lr=-1"]
+    done = python(here, f"import os\nos.environ['LN_ZOO_DEBUG'] = '1'\nmain({command})")
+    assert done.code == 1
+    assert "Traceback (most recent call last)" in done.err
+    assert done.err.splitlines()[-1] == "ValueError: lr must be positive, got -1.0"
 
 
 def test_truncated_data_fail_before_training(here: Path) -> None:

@@ -1,0 +1,46 @@
+"""Runs commands one after another, each as if in a process of its own, without importing anew.
+
+Reads requests from standard input, a line of JSON each (argv, folder, env), and answers on standard
+output (code, out, err, raised). The process of the tests is no place for commands: the classes
+that other tests define would be among those that short names and error messages know.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import sys
+import traceback
+
+from ln_zoo.cli import main
+
+
+def answer(argv: list[str], folder: str, env: dict[str, str]) -> dict[str, object]:
+    """Runs one command, and puts back what it changes in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    path, modules = list(sys.path), set(sys.modules)
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(folder)
+    code, raised = None, ""
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = main(argv)
+    except Exception:
+        raised = traceback.format_exc()
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        # A user's own files have the same names in many folders.
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(folder):
+            del sys.modules[name]
+    return {"code": code, "out": out.getvalue(), "err": err.getvalue(), "raised": raised}
+
+
+if __name__ == "__main__":
+    channel = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever else writes to standard output must not be taken for an answer
+    for line in sys.stdin:
+        channel.write(json.dumps(answer(**json.loads(line))) + "\n")
+        channel.flush()
