@@ -28,10 +28,14 @@ published models
   ln-zoo card CHECKPOINT --results FILE --out DIR   write a card from a checkpoint and its test
   ln-zoo publish NAME --repo_id USER/REPO           upload a card's folder to the hub
 
+fast paths
+  ln-zoo kernels [--build]                          what this machine has, and why not; build ahead
+
 environment
   LN_ZOO_DATA      folder with datasets, one folder each (mnist, ...)
   LN_ZOO_MODELS    folder with further card folders
-  LN_ZOO_KERNELS   0 turns every fast path off
+  LN_ZOO_KERNELS   fast paths to use: names as `ln-zoo kernels` has them, 0 for none
+  LN_ZOO_CACHE     folder of compiled kernels; default ~/.cache/ln_zoo
   LN_ZOO_DEBUG     1 shows the traceback of an error
 """
 
@@ -69,13 +73,17 @@ def main(argv: list[str] | None = None) -> int:
         from ln_zoo.cli import compare
 
         return compare.main(argv[1:])
+    if command == "kernels":
+        from ln_zoo.cli import kernels
+
+        return kernels.main(argv[1:])
     if command in _TRAINER_COMMANDS or command.startswith("--print_completion"):
         from ln_zoo.cli.lightning import run_trainer
 
         return run_trainer(argv)
     from ln_zoo.cli.names import nearest
 
-    known = [*_TRAINER_COMMANDS, *_ZOO_COMMANDS, "compare"]
+    known = [*_TRAINER_COMMANDS, *_ZOO_COMMANDS, "compare", "kernels"]
     print(f"ln-zoo: error: unknown command {command!r}{nearest(command, known)}", file=sys.stderr)
     print(f"commands: {', '.join(known)}; `ln-zoo --help` shows examples", file=sys.stderr)
     return 2

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.nn import init
 
 from ln_zoo.norms import Identity, Norm, Site
-from ln_zoo.ops import CELLS, Cell, States, Weights
+from ln_zoo.ops import CELLS, Cell, States, Stream, Weights
 
 
 def cell_sites(
@@ -106,6 +106,7 @@ class _RecurrentCell(nn.RNNCellBase):
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         super().__init__(input_size, hidden_size, bias, cell.gates, **factory)
         self._cell_name = cell.name
+        self._stream = Stream(cell)
         weights: dict[str, Tensor] = {"ih": self.weight_ih, "hh": self.weight_hh}
         self.sites = cell_sites(cell, hidden_size, weights, norm, normalize, factory)
 
@@ -146,6 +147,10 @@ class _RecurrentCell(nn.RNNCellBase):
             self.bias_ih,
             self.bias_hh,
         )
+        records = {role: site.describe() for role, site in sites.items()}
+        streamed = self._stream(records, input, states, weights)
+        if streamed is not None:
+            return streamed if batched else tuple(s.squeeze(0) for s in streamed)
         states = tuple(s.to(torch.promote_types(s.dtype, torch.float32)) for s in states)
         wx = sites["input"](F.linear(input, weights.ih), step)
         states = cell.step(wx, states, weights, sites, step)

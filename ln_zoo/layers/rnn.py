@@ -136,7 +136,7 @@ class _Recurrent(nn.RNNBase):
         ]
         bidirectional, dropout, training = self.bidirectional, self.dropout, self.training
 
-        kernel = ops.pick(cell, records, x)
+        kernel = ops.pick(cell, records, x, weights)
         if kernel is not None:
             return kernel(
                 cell,

@@ -4,6 +4,7 @@ from ln_zoo.ops.cells import CELLS, Cell, Place, States, Weights
 from ln_zoo.ops.fast_path import KERNELS, Kernel, pick
 from ln_zoo.ops.records import Records, RowNorm
 from ln_zoo.ops.recurrence import scan, stack
+from ln_zoo.ops.streaming import Stream
 
 __all__ = [
     "CELLS",
@@ -14,6 +15,7 @@ __all__ = [
     "Records",
     "RowNorm",
     "States",
+    "Stream",
     "Weights",
     "pick",
     "scan",

@@ -32,8 +32,8 @@ class Weights(NamedTuple):
 
     ih: Tensor
     hh: Tensor
-    bias_ih: Tensor | None
-    bias_hh: Tensor | None
+    bias_ih: Tensor | None = None
+    bias_hh: Tensor | None = None
     hr: Tensor | None = None
 
 

@@ -11,8 +11,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ln_zoo.ops.aten_steps import AtenEngine
 from ln_zoo.ops.cells import Cell, States, Weights
+from ln_zoo.ops.native.steps import NativeEngine
 from ln_zoo.ops.records import Records
+from ln_zoo.ops.recurrent_kernel import Recurrence
 from ln_zoo.ops.torch_rnn import TorchRNN
 
 
@@ -24,9 +27,15 @@ class Kernel(Protocol):
 
     @property
     def name(self) -> str:
-        """What the log calls it."""
+        """A short identifier, for ``LN_ZOO_KERNELS`` and the log."""
 
-    def refuses(self, cell: Cell, records: Sequence[Records], x: Tensor) -> str | None:
+    @property
+    def title(self) -> str:
+        """What it is, in a few words for the log."""
+
+    def refuses(
+        self, cell: Cell, records: Sequence[Records], x: Tensor, weights: Sequence[Weights]
+    ) -> str | None:
         """The reason why it cannot take this call, or ``None``; arguments as for `pick`."""
 
     def __call__(
@@ -60,40 +69,74 @@ class Kernel(Protocol):
 #: Kernels in order of preference: the first that does not refuse is taken.
 KERNELS: list[Kernel] = [
     TorchRNN(),
+    Recurrence(NativeEngine()),
+    Recurrence(AtenEngine()),
 ]
 
 
-def pick(cell: Cell, records: Sequence[Records], x: Tensor) -> Kernel | None:
+def pick(
+    cell: Cell, records: Sequence[Records], x: Tensor, weights: Sequence[Weights]
+) -> Kernel | None:
     """The kernel for this call; ``None`` stands for the generic loop, which can do everything.
 
-    The environment variable ``LN_ZOO_KERNELS=0``, read at each call, turns all kernels off. Each
-    reason for a refusal is logged once, to the logger ``ln_zoo``.
+    The environment variable ``LN_ZOO_KERNELS``, read at each call, chooses among kernels: ``0``
+    turns all off, ``1`` (the default) allows all, and names with commas between them allow those
+    alone. What runs a cell, and each reason for a refusal, is logged once, to the logger
+    ``ln_zoo``.
 
     Args:
         cell: the cell.
         records: what happens to summed inputs, by role, for each direction of each layer; a record
             ``None`` says that only the strategy knows.
         x: padded (T, N, I) or packed (total, I) input.
+        weights: effective weights, one for each direction of each layer.
+
+    Raises:
+        ValueError: if ``LN_ZOO_KERNELS`` names no kernel.
 
     Example:
         >>> from ln_zoo.ops.cells import CELLS
         >>> from ln_zoo.ops.records import RowNorm
-        >>> plain, scaled = RowNorm((8,)), RowNorm((8,), scale=True)
-        >>> pick(CELLS["GRU"], [{"input": plain, "recurrent": plain}], torch.randn(5, 2, 3)).name
-        "torch's fused loop"
-        >>> pick(CELLS["GRU"], [{"input": plain, "recurrent": scaled}], torch.randn(5, 2, 3))
+        >>> x, weights = torch.randn(5, 2, 3), Weights(torch.randn(6, 3), torch.randn(6, 2))
+        >>> plain, scaled = RowNorm((4, 2)), RowNorm((4, 2), scale=True)
+        >>> pick(CELLS["GRU"], [{"input": plain, "recurrent": plain}], x, [weights]).name
+        'torch'
+        >>> pick(CELLS["GRU"], [{"input": None, "recurrent": scaled}], x, [weights])
     """
-    if os.environ.get("LN_ZOO_KERNELS") == "0":
-        return None
-    for kernel in KERNELS:
-        reason = kernel.refuses(cell, records, x)
+    kernels, why = allowed(os.environ.get("LN_ZOO_KERNELS", ""))
+    for kernel in kernels:
+        reason = kernel.refuses(cell, records, x, weights)
         if reason is None:
+            _log_once(f"{cell.name}: runs on {kernel.name} ({kernel.title})")
             return kernel
-        if not torch.compiler.is_compiling():
-            _log_once(f"{cell.name}: not run by {kernel.name}: {reason}")
+        _log_once(f"{cell.name}: not run by {kernel.name} ({kernel.title}): {reason}")
+    _log_once(f"{cell.name}: runs on the generic loop{why}")
     return None
 
 
-@functools.cache
+def allowed(value: str) -> tuple[list[Kernel], str]:
+    """The kernels that a value of ``LN_ZOO_KERNELS`` allows, and how to say so."""
+    if value in ("", "1"):
+        return KERNELS, ""
+    why = f": LN_ZOO_KERNELS={value}"
+    if value == "0":
+        return [], why
+    names = [name.strip() for name in value.split(",")]
+    known = [kernel.name for kernel in KERNELS]
+    for name in names:
+        if name not in known:
+            raise ValueError(
+                f"LN_ZOO_KERNELS={value}: there is no kernel called {name!r}; expected 0 (none), "
+                f"1 (all) or names out of {', '.join(known)} with commas between them"
+            )
+    return [kernel for kernel in KERNELS if kernel.name in names], why
+
+
 def _log_once(message: str) -> None:
+    if not torch.compiler.is_compiling():
+        _log(message)
+
+
+@functools.cache
+def _log(message: str) -> None:
     logging.getLogger("ln_zoo").info(message)

@@ -25,9 +25,12 @@ class TorchRNN:
     are used as `torch.nn` uses them.
     """
 
-    name = "torch's fused loop"
+    name = "torch"
+    title = "torch's fused loop"
 
-    def refuses(self, cell: Cell, records: Sequence[Records], x: Tensor) -> str | None:
+    def refuses(
+        self, cell: Cell, records: Sequence[Records], x: Tensor, weights: Sequence[Weights]
+    ) -> str | None:
         """Why this call is not for torch, or ``None``."""
         for direction in records:
             for role, record in direction.items():

@@ -61,6 +61,7 @@ def card(folder: Path) -> None:
         (["card", "--help"], "--results"),
         (["publish", "--help"], "--repo_id"),
         (["compare", "--help"], "--metric"),
+        (["kernels", "--help"], "--rebuild"),
         (["lsit"], "did you mean 'list'?"),
     ],
 )
@@ -94,7 +95,7 @@ def test_the_installed_script_answers_at_once() -> None:
     assert min(times) < 0.3
 
 
-def test_main_returns_its_code(capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_returns_its_code(here: Path) -> None:
     assert run("--version").out == f"ln-zoo {__version__}\n"
     assert run("nonsense").code == 2
     assert run("fit", "--nonsense").code == 2

@@ -1,0 +1,80 @@
+"""Peak memory of one training step, in a process of its own.
+
+``python -m benchmarks.memory LSTM 50,64,256,256 LayerNorm/native`` prints bytes: the most that the
+process held during the step, above what it held before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+_STATUS = Path("/proc/self/status")
+
+
+def peak(cell: str, size: str, contestant: str, precision: str, threads: int) -> int:
+    """Bytes, measured in a new process.
+
+    Raises:
+        OSError: if the system does not tell (it is Linux's ``/proc`` that does).
+        RuntimeError: if the process fails, with the last line of what it said.
+    """
+    if not _STATUS.exists():
+        raise OSError("peak memory is read from /proc, which this system does not have")
+    arguments = [cell, size, contestant, "--precision", precision, "--threads", str(threads)]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.memory", *arguments],
+        cwd=Path(__file__).parent.parent,
+        env=os.environ | {"OMP_NUM_THREADS": str(threads)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise RuntimeError((done.stderr.strip().splitlines() or ["no message"])[-1])
+    return int(done.stdout.splitlines()[-1])
+
+
+def _held(key: str) -> int:
+    """Bytes: ``VmRSS``, all there is; ``VmHWM``, the most there was; ``RssFile``, mapped files."""
+    for line in _STATUS.read_text().splitlines():
+        if line.startswith(f"{key}:"):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"{_STATUS} has no {key}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measures one contestant in this process, and prints bytes."""
+    import torch
+
+    from benchmarks.contestants import Size, layer
+    from benchmarks.modes import training_step
+
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.memory", description=__doc__)
+    parser.add_argument("cell")
+    parser.add_argument("size", type=Size.parse)
+    parser.add_argument("contestant")
+    parser.add_argument("--precision", default="float32")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    arguments = parser.parse_args(argv)
+    torch.set_num_threads(arguments.threads)
+    size: Size = arguments.size
+    contestant = layer(arguments.contestant, arguments.cell, size, training=True)
+    # What is made once per process (threads, compiled code, tables of libraries) does not count.
+    training_step(contestant, Size(2, size.B, size.I, size.H), arguments.precision)()
+    step = training_step(contestant, size, arguments.precision)
+    for parameter in contestant.module.parameters():
+        parameter.grad = None
+    Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
+    before, code = _held("VmRSS"), _held("RssFile")
+    step()
+    # Pages of libraries that were read for the first time are no memory of the step.
+    print(_held("VmHWM") - before - (_held("RssFile") - code))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

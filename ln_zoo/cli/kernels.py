@@ -1,0 +1,141 @@
+"""``ln-zoo kernels``: which fast paths this machine has, and the native one built ahead of time."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ln_zoo.ops import Kernel
+    from ln_zoo.ops.native.build import Status
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command; returns its exit code: 1 if kernels were to be built and could not be."""
+    parser = argparse.ArgumentParser(
+        prog="ln-zoo kernels",
+        description="Lists the kernels that run recurrent layers, in the order in which they are "
+        "tried, with the reason where one is not available; nothing is compiled unless asked for.",
+        epilog="LN_ZOO_KERNELS chooses among them, LN_ZOO_CACHE is the folder of compiled ones, "
+        "CXX the compiler.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--build", action="store_true", help="compile the native kernels now")
+    parser.add_argument(
+        "--rebuild", action="store_true", help="compile them anew, even where that failed before"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    arguments = parser.parse_args(argv)
+
+    from ln_zoo.ops.native import build
+
+    wanted = arguments.build or arguments.rebuild
+    with _shown_log() if wanted else contextlib.nullcontext():
+        if arguments.rebuild:
+            with contextlib.suppress(build.Unavailable):
+                build.rebuild()
+        native = build.status(build=wanted)
+    try:
+        kernels = list(_kernels(native))
+    except ValueError as error:  # what LN_ZOO_KERNELS says
+        print(f"ln-zoo kernels: error: {error}", file=sys.stderr)
+        return 1
+    if arguments.json:
+        known = dataclasses.asdict(native) | {"path": native.path and str(native.path)}
+        print(json.dumps({"kernels": kernels, "native": known}, indent=2))
+    else:
+        _print(kernels, native)
+    if wanted and not native.available:
+        print(f"ln-zoo kernels: error: not built: {native.reason}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _kernels(native: Status) -> Iterator[dict[str, Any]]:
+    """Name, what it is, whether it is available, and why not, in the order of preference."""
+    from ln_zoo.ops import KERNELS, fast_path
+
+    value = os.environ.get("LN_ZOO_KERNELS", "")
+    allowed, _ = fast_path.allowed(value)
+    for kernel in KERNELS:
+        reason = _why_not(kernel, native)
+        if kernel not in allowed:
+            reason = f"turned off: LN_ZOO_KERNELS={value}"
+        yield {
+            "name": kernel.name,
+            "title": kernel.title,
+            "available": reason is None,
+            "reason": reason,
+        }
+
+
+def _why_not(kernel: Kernel, native: Status) -> str | None:
+    """Why it would not run what it is made for."""
+    import torch
+
+    from ln_zoo.ops import CELLS, RowNorm, Weights
+
+    if kernel.name == "native":
+        return native.reason
+    device = "cuda" if kernel.name == "triton" else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        return "torch finds no GPU here"
+    x, w = torch.zeros(1, 1, 1, device=device), torch.zeros(1, 1, device=device)
+    plain, scaled = RowNorm((1,)), RowNorm((1,), scale=True, center=True, eps=1e-5)
+    last = plain if kernel.name == "torch" else scaled
+    records = [{"input": plain, "recurrent": plain, "sum": last}]
+    return kernel.refuses(CELLS["RNN_TANH"], records, x, [Weights(w, w, None, None)])
+
+
+def _print(kernels: Sequence[dict[str, Any]], native: Status) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    for heading in ("kernel", "runs", "available"):
+        table.add_column(heading)
+    for kernel in kernels:
+        table.add_row(kernel["name"], kernel["title"], kernel["reason"] or "yes")
+    table.add_row("", "the generic loop", "always: what no kernel takes")
+    facts = Table(box=None, pad_edge=False, show_header=False)
+    for name, value in _facts(native):
+        facts.add_row(f"native {name}", value)
+    console = Console(highlight=False, markup=False)
+    console.print(table)
+    console.print(facts)
+
+
+def _facts(native: Status) -> Iterator[tuple[str, str]]:
+    if native.available and not native.built:
+        yield "library", "not compiled yet: on first use, or by `ln-zoo kernels --build`"
+    else:
+        yield "library", str(native.path or native.reason)
+    yield "compiler", native.compiler or "none"
+    yield "flags", " ".join(native.flags)
+    if native.openmp is not None:
+        yield "OpenMP", f"{native.openmp}, {native.threads} threads"
+    yield "processor", f"{native.cpu} ({' '.join(native.features)})"
+    yield "bfloat16", "in hardware" if native.bf16 else "not in hardware"
+
+
+@contextlib.contextmanager
+def _shown_log() -> Iterator[None]:
+    """Shows what is logged about building."""
+    log, handler = logging.getLogger("ln_zoo"), logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    before = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before)

@@ -1,0 +1,417 @@
+"""The frame of all recurrent engines: one direction of one layer as an operator of torch.
+
+Time is cut into chunks of consecutive steps. What does not depend on the step before is done for a
+chunk at once: the products of the inputs, and on the way back the gradients of weights and inputs,
+one product each. What the backward needs is kept (`Saved`) for all steps; all else, above all the
+gradients of summed inputs, exists for one chunk at a time.
+
+The operators are ``ln_zoo::recurrence`` and ``ln_zoo::recurrence_backward``. Gradients of gradients
+are those of the generic loop, run anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ln_zoo.ops.cells import CELLS, Weights
+from ln_zoo.ops.engine import ENGINES, Saved, Sums, centred
+from ln_zoo.ops.recurrence import scan
+from ln_zoo.ops.spec import Operands, Rows, Spec
+
+#: Rows that make a product over time steps run at full speed; more would only take memory.
+CHUNK_ROWS = 512
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive time steps.
+
+    Attributes:
+        first: row of the first step's first case.
+        last: one past the last row.
+        sizes: rows of each step.
+        before: rows of the step before; of the first step the number of cases.
+    """
+
+    first: int
+    last: int
+    sizes: tuple[int, ...]
+    before: int
+
+
+def chunks(sizes: Sequence[int], least_steps: int = 1) -> list[Chunk]:
+    """Cuts time steps into runs of at least `CHUNK_ROWS` rows and so many steps, but for the last.
+
+    Example:
+        >>> [(c.first, c.last, len(c.sizes)) for c in chunks([200, 200, 200, 150, 10])]
+        [(0, 600, 3), (600, 760, 2)]
+    """
+    found: list[Chunk] = []
+    first = row = step = 0
+    before = sizes[0]
+    for t, size in enumerate(sizes):
+        row += size
+        full = row - first >= CHUNK_ROWS and t + 1 - step >= least_steps
+        if full or t == len(sizes) - 1:
+            found.append(Chunk(first, row, tuple(sizes[step : t + 1]), before))
+            first, step, before = row, t + 1, size
+    return found
+
+
+def _sizes(x: Tensor, batch_sizes: Tensor | None) -> list[int]:
+    return [x.shape[1]] * x.shape[0] if batch_sizes is None else batch_sizes.tolist()
+
+
+def _rows(a: Tensor, packed: bool, chunk: Chunk) -> Tensor:
+    """The rows (rows, F) of a chunk, contiguous, of a padded (T, N, F) or packed (total, F)."""
+    if packed:
+        return a[chunk.first : chunk.last].contiguous()
+    cases = a.shape[1]
+    start, steps = chunk.first // max(cases, 1), len(chunk.sizes)
+    return a[start : start + steps].reshape(steps * cases, a.shape[2]).contiguous()
+
+
+def _previous(start: Tensor, after: Tensor, chunk: Chunk) -> Tensor:
+    """What each row of a chunk had in the step before, (rows, F).
+
+    Args:
+        start: what the first step had, (N, F).
+        after: what there was after each step of all, (total, F).
+        chunk: the chunk.
+    """
+    if chunk.first and chunk.sizes[-1] == chunk.before:
+        return after[chunk.first - chunk.before : chunk.last - chunk.before]
+    row = chunk.first - chunk.before
+    parts = []
+    for size, before in zip(chunk.sizes, (chunk.before, *chunk.sizes), strict=False):
+        parts.append(start[:size] if row < 0 else after[row : row + size])
+        row += before
+    return torch.cat([part.to(after.dtype) for part in parts])
+
+
+@contextlib.contextmanager
+def _no_autocast(x: Tensor) -> Iterator[None]:
+    """Operands have the precision that they shall have."""
+    if torch.is_autocast_enabled(x.device.type):
+        with torch.autocast(x.device.type, enabled=False):
+            yield
+    else:
+        yield
+
+
+# The forward
+
+_OPERANDS = (
+    "Tensor x, Tensor w_ih, Tensor w_hh, Tensor h0, Tensor? c0, Tensor? bias, Tensor? bias_hn, "
+    "Tensor? gain_input, Tensor? gain_recurrent, Tensor? gain_out, Tensor? shift_out"
+)
+_CHOICES = "Tensor? batch_sizes, str spec, str engine"
+
+torch.library.define(
+    "ln_zoo::recurrence",
+    f"({_OPERANDS}, {_CHOICES}, bool save) -> "
+    "(Tensor out, Tensor h, Tensor c, Tensor v, Tensor u, Tensor cells, Tensor stats)",
+)
+
+
+def _allocate(
+    operands: Operands, spec: Spec, engine: str, save: bool, empty: Callable[..., Tensor]
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Outputs of the operator, not filled."""
+    x, h0 = operands.x, operands.h0
+    wide, narrow, lead = h0.dtype, x.dtype, x.shape[:-1]
+    rows = lead.numel() if save else 0
+    width, hidden = operands.w_hh.shape
+    lstm = spec.cell == "LSTM"
+    return (
+        empty(*lead, hidden, like=x, dtype=narrow),
+        empty(*h0.shape, like=x, dtype=wide),
+        empty(h0.shape[0] if lstm else 0, hidden, like=x, dtype=wide),
+        empty(0 if spec.merged else rows, width, like=x, dtype=narrow),
+        empty(rows, width, like=x, dtype=narrow),
+        empty(rows if lstm else 0, hidden, like=x, dtype=wide),
+        empty(rows, ENGINES[engine].stats(spec), like=x, dtype=wide),
+    )
+
+
+def _unfilled(*size: int, like: Tensor, dtype: torch.dtype) -> Tensor:
+    return like.new_empty(size, dtype=dtype)
+
+
+@torch.library.impl("ln_zoo::recurrence", "CompositeExplicitAutograd")
+def _forward(*arguments: Any) -> tuple[Tensor, ...]:
+    operands = Operands(*arguments[:-4])
+    batch_sizes, code, name, save = arguments[-4:]
+    spec, engine = Spec.decode(code), ENGINES[name]
+    x = operands.x
+    results = _allocate(operands, spec, name, save, engine.empty)
+    out, h, c, v, u, cells, stats = results
+    h.copy_(operands.h0)
+    if operands.c0 is not None:
+        c.copy_(operands.c0)
+    flat = out.view(-1, out.shape[-1])
+    with _no_autocast(x):
+        p = engine.prepare(spec, operands, backward=False)
+        pieces = chunks(_sizes(x, batch_sizes), p.least_steps)
+        if not save:
+            longest = max(piece.last - piece.first for piece in pieces)
+            scratch = engine.empty(longest, u.shape[1], like=x, dtype=x.dtype, scratch="terms")
+        for piece in pieces:
+            rows = slice(piece.first, piece.last)
+            if save:
+                terms = (u if spec.merged else v)[rows]
+                kept = Saved(terms, u[rows], cells[rows] if spec.cell == "LSTM" else None, stats[rows])
+            else:
+                terms, kept = scratch[: piece.last - piece.first], None
+            p.terms(_rows(x, batch_sizes is not None, piece), terms)
+            state = c if spec.cell == "LSTM" else None
+            engine.forward_steps(p, terms, piece.sizes, h, state, flat[rows], kept)
+    return results
+
+
+@torch.library.register_fake("ln_zoo::recurrence")
+def _forward_fake(*arguments: Any) -> tuple[Tensor, ...]:
+    _, code, name, save = arguments[-4:]
+    return _allocate(Operands(*arguments[:-4]), Spec.decode(code), name, save, _unfilled)
+
+
+# The backward
+
+torch.library.define(
+    "ln_zoo::recurrence_backward",
+    f"(Tensor? d_out, Tensor? d_h, Tensor? d_c, {_OPERANDS}, Tensor out, Tensor v, Tensor u, "
+    f"Tensor cells, Tensor stats, {_CHOICES}, bool[] needs) -> "
+    f"({', '.join(['Tensor'] * len(Operands._fields))})",
+)
+
+
+def _allocate_gradients(
+    operands: Operands, needs: Sequence[bool], empty: Callable[..., Tensor]
+) -> tuple[Tensor, ...]:
+    """Gradients of the operands, not filled; without elements where there is none to give."""
+    x = operands.x
+    return tuple(
+        empty(
+            *((0,) if a is None or not wanted else a.shape),
+            like=x,
+            dtype=(x if a is None else a).dtype,
+        )
+        for a, wanted in zip(operands, needs, strict=True)
+    )
+
+
+@torch.library.impl("ln_zoo::recurrence_backward", "CompositeExplicitAutograd")
+def _backward(*arguments: Any) -> tuple[Tensor, ...]:
+    d_out, d_h, d_c = arguments[:3]
+    operands = Operands(*arguments[3:-9])
+    out, v, u, cells, stats, batch_sizes, code, name, needs = arguments[-9:]
+    spec, engine = Spec.decode(code), ENGINES[name]
+    x, h0, c0 = operands.x, operands.h0, operands.c0
+    packed, wide = batch_sizes is not None, h0.dtype
+    needed = Operands(*needs)
+    found = _allocate_gradients(operands, needs, engine.empty)
+    gradients = Operands(*found)
+
+    def zeros(a: Tensor | None) -> Tensor | None:
+        return None if a is None else torch.zeros_like(a, dtype=wide)
+
+    def of_state(d: Tensor | None, start: Tensor) -> Tensor:
+        return start.new_zeros(start.shape) if d is None else start.new_empty(start.shape).copy_(d)
+
+    def wanted(name: str) -> Tensor | None:
+        return zeros(getattr(operands, name)) if getattr(needed, name) else None
+
+    dw_ih, dw_hh = wanted("w_ih"), wanted("w_hh")
+    sums = Sums(*(wanted(name) for name in Operands._fields[5:]))
+    dh = of_state(d_h, h0)
+    dc = None if c0 is None else of_state(d_c, c0)
+    dx = gradients.x.view(-1, x.shape[-1]) if needed.x else None
+
+    flat, width = out.view(-1, out.shape[-1]), u.shape[1]
+    with _no_autocast(x):
+        p = engine.prepare(spec, operands, backward=True)
+        pieces = chunks(_sizes(x, batch_sizes), p.least_steps)
+        longest = max(piece.last - piece.first for piece in pieces)
+        du_buffer = dv_buffer = engine.empty(longest, width, like=x, dtype=x.dtype, scratch="du")
+        if not spec.merged:
+            dv_buffer = engine.empty(longest, width, like=x, dtype=x.dtype, scratch="dv")
+        for piece in reversed(pieces):
+            rows, count = slice(piece.first, piece.last), piece.last - piece.first
+            h_prev = _previous(h0, flat, piece)
+            du, dv = du_buffer[:count], dv_buffer[:count]
+            engine.backward_steps(
+                p,
+                piece.sizes,
+                None if d_out is None else _rows(d_out, packed, piece),
+                dh,
+                dc,
+                Saved(
+                    None if spec.merged else v[rows],
+                    u[rows],
+                    None if c0 is None else cells[rows],
+                    stats[rows],
+                ),
+                h_prev,
+                None if c0 is None else _previous(c0, cells, piece),
+                du,
+                dv,
+                sums,
+            )
+            if dw_hh is not None:
+                p.add_weight_gradient(du, h_prev, dw_hh)
+            if dw_ih is not None:
+                p.add_weight_gradient(dv, _rows(x, packed, piece), dw_ih)
+            if dx is not None:
+                p.input_gradient(dv, dx[rows])
+
+    first, second = spec.products
+    if dw_ih is not None:
+        gradients.w_ih.copy_(centred(dw_ih, first))
+    if dw_hh is not None:
+        gradients.w_hh.copy_(centred(dw_hh, second))
+    for target, value in zip(found[3:], (dh, dc, *vars(sums).values()), strict=True):
+        if target.numel() and value is not None:
+            target.copy_(value)
+    return found
+
+
+@torch.library.register_fake("ln_zoo::recurrence_backward")
+def _backward_fake(*arguments: Any) -> tuple[Tensor, ...]:
+    return _allocate_gradients(Operands(*arguments[3:-9]), arguments[-1], _unfilled)
+
+
+# Autograd
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    *operands, batch_sizes, ctx.code, ctx.engine, ctx.saves = inputs
+    out, _, _, *kept = output
+    ctx.mark_non_differentiable(*kept)
+    ctx.set_materialize_grads(False)
+    if ctx.saves:
+        ctx.save_for_backward(*operands, batch_sizes, out, *kept)
+
+
+def _gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    if not ctx.saves:
+        raise RuntimeError(
+            "ln_zoo::recurrence was called with save=False and keeps nothing for a backward; "
+            "call it with save=True"
+        )
+    *tensors, batch_sizes, out, v, u, cells, stats = ctx.saved_tensors
+    operands = Operands(*tensors)
+    needs = [bool(n) for n in ctx.needs_input_grad[: len(operands)]]
+    rest: tuple[None, ...] = (None,) * 4
+    if torch.is_grad_enabled():
+        again = _differentiable(ctx.code, operands, batch_sizes, grads[:3], needs)
+        return (*again, *rest)
+    found = torch.ops.ln_zoo.recurrence_backward(
+        *grads[:3],
+        *operands,
+        *(out, v, u, cells, stats),
+        batch_sizes,
+        ctx.code,
+        ctx.engine,
+        needs,
+    )
+    return (*(g if wanted else None for g, wanted in zip(found, needs, strict=True)), *rest)
+
+
+torch.library.register_autograd("ln_zoo::recurrence", _gradients, setup_context=_keep)
+
+
+def _differentiable(
+    code: str,
+    operands: Operands,
+    batch_sizes: Tensor | None,
+    grads: Sequence[Tensor | None],
+    needs: Sequence[bool],
+) -> list[Tensor | None]:
+    """The gradients as functions that have gradients again: those of the generic loop."""
+    with torch.enable_grad(), _no_autocast(operands.x):
+        results = replay(Spec.decode(code), operands, batch_sizes)
+        pairs = [
+            (result, grad.to(result.dtype))
+            for result, grad in zip(results, grads, strict=False)
+            if grad is not None and result.requires_grad
+        ]
+        wanted = [a for a, need in zip(operands, needs, strict=True) if a is not None and need]
+        found = iter(
+            torch.autograd.grad(
+                [result for result, _ in pairs],
+                wanted,
+                [grad for _, grad in pairs],
+                create_graph=True,
+                allow_unused=True,
+            )
+        )
+    return [next(found) if need else None for need in needs]
+
+
+def replay(spec: Spec, operands: Operands, batch_sizes: Tensor | None) -> tuple[Tensor, ...]:
+    """The operator's output and final states, by the generic loop.
+
+    Args:
+        spec: what is computed.
+        operands: the tensors.
+        batch_sizes: of packed data, (T,).
+    """
+    x, hidden = operands.x, operands.w_hh.shape[1]
+    width = spec.gates * hidden
+    wide = operands.h0.dtype
+
+    def site(
+        rows: Rows, gain: Tensor | None, shift: Tensor | None = None
+    ) -> Callable[[Tensor, int | None], Tensor]:
+        return lambda a, step: normalized(a, rows, gain, shift, hidden)
+
+    bias = x.new_zeros(width, dtype=wide) if operands.bias is None else operands.bias
+    bias_hh = torch.zeros_like(bias)
+    if operands.bias_hn is not None:
+        bias_hh = torch.cat([bias_hh[hidden:], operands.bias_hn])
+    states = (operands.h0,) if operands.c0 is None else (operands.h0, operands.c0)
+    output, final = scan(
+        CELLS[spec.cell],
+        x,
+        None if batch_sizes is None else batch_sizes.tolist(),
+        states,
+        Weights(operands.w_ih, operands.w_hh, bias, bias_hh),
+        {
+            "input": site(spec.input, operands.gain_input),
+            "recurrent": site(spec.recurrent, operands.gain_recurrent),
+            "cell": site(spec.out, operands.gain_out, operands.shift_out),
+            "sum": site(spec.out, operands.gain_out),
+        },
+    )
+    return output, *final
+
+
+def normalized(
+    a: Tensor, rows: Rows, gain: Tensor | None, shift: Tensor | None, hidden: int
+) -> Tensor:
+    """Rows (N, F) normalised, with gain and shift; differentiable.
+
+    Args:
+        a: the rows.
+        rows: how they are normalised.
+        gain: (F,), or ``None`` for 1.
+        shift: (F,), or ``None`` for 0.
+        hidden: H, in whose units the groups are.
+    """
+    if not rows.scale:
+        return a
+    a = a.to(torch.promote_types(a.dtype, torch.float32))
+    parts = []
+    for part in a.split([hidden * n for n in rows.groups], dim=-1):
+        if rows.center:
+            part = part - part.mean(-1, keepdim=True)
+        parts.append(part * torch.rsqrt(part.square().mean(-1, keepdim=True) + rows.eps))
+    a = torch.cat(parts, dim=-1)
+    a = a if gain is None else a * gain
+    return a if shift is None else a + shift

@@ -1,0 +1,233 @@
+"""What a recurrent kernel has to provide: preparation, and runs of time steps there and back.
+
+The frame around it (`ln_zoo.ops.chunked`) is the same for all engines: chunks, products over all
+time steps at once, the operators of torch, gradients of gradients. An engine sees plain tensors.
+
+Data of one direction are rows in packed order: step t owns ``sizes[t]`` rows, sizes never grow, and
+a padded batch is the case of equal sizes. States are buffers (N, H) of which step t reads and
+writes the first ``sizes[t]`` rows: after the last step they hold each case's final state.
+
+With v = W x and u = R h', p the normalised terms with gains and biases, the equations are those of
+`ln_zoo.ops.cells`. Where a place is centred, the weights are (`centred`, by ``spec.products``): the
+mean of every group of v and u is then 0 whatever x and h are, so that no step has to take it off,
+and the mean square is the variance, without cancellation. The frame takes gradients back through
+that by centring those of the weights; an engine may leave any constant per group in du and dv.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from ln_zoo.ops.spec import Operands, Rows, Spec
+
+
+class Products:
+    """Products over all rows of a chunk, by torch's own; what `Engine.prepare` makes builds on it.
+
+    Args:
+        w_ih: the input weights to multiply by, (G, I): `centred` ones where the place is centred.
+    """
+
+    #: Steps that a chunk has at least, but for the last.
+    least_steps = 1
+
+    def __init__(self, w_ih: Tensor) -> None:
+        self.w_ih = w_ih
+
+    def terms(self, x: Tensor, out: Tensor) -> None:
+        """Fills out (rows, G) with the products of x (rows, I) and ``w_ih``."""
+        torch.mm(x, self.w_ih.t(), out=out)
+
+    def input_gradient(self, dv: Tensor, out: Tensor) -> None:
+        """Fills out (rows, I) with what dv (rows, G) makes of ``w_ih``."""
+        torch.mm(dv, self.w_ih, out=out)
+
+    def add_weight_gradient(self, d: Tensor, a: Tensor, total: Tensor) -> None:
+        """Adds the product of d (rows, G), transposed, and a (rows, F) to the total (G, F)."""
+        if total.dtype == a.dtype:
+            total.addmm_(d.t(), a)
+        else:
+            total.add_(torch.mm(d.t(), a))
+
+
+class Saved(NamedTuple):
+    """What training keeps of a run of rows; the forward writes it, the backward reads it.
+
+    Attributes:
+        v: products W x, (rows, G), in the precision of products. In an RNN (``spec.merged``) None
+            in the backward, and in the forward the same memory as u.
+        u: products R h', (rows, G), in the precision of products. In an RNN the sum v + u.
+        c: cell states after each step, (rows, H), float32 at least; ``None`` but for an LSTM.
+        stats: (rows, S), float32 at least, where S is ``Engine.stats(spec)``; in the engine's own
+            layout.
+    """
+
+    v: Tensor | None
+    u: Tensor
+    c: Tensor | None
+    stats: Tensor
+
+
+@dataclass
+class Sums:
+    """Gradients that add up over rows, float32 at least; ``None``: not wanted.
+
+    Attributes:
+        bias: (G,).
+        bias_hn: (H,).
+        gain_input: (G,).
+        gain_recurrent: (G,).
+        gain_out: (H,).
+        shift_out: (H,).
+    """
+
+    bias: Tensor | None = None
+    bias_hn: Tensor | None = None
+    gain_input: Tensor | None = None
+    gain_recurrent: Tensor | None = None
+    gain_out: Tensor | None = None
+    shift_out: Tensor | None = None
+
+
+class Engine(Protocol):
+    """A way to run the time steps of one direction of one layer."""
+
+    @property
+    def name(self) -> str:
+        """A short identifier: what ``LN_ZOO_KERNELS`` and the log call it."""
+
+    @property
+    def title(self) -> str:
+        """What it is, for the log: ``"C++ loops"``."""
+
+    def refuses(self, spec: Spec, x: Tensor, w_hh: Tensor, dtype: torch.dtype) -> str | None:
+        """Why it cannot take this call, or ``None``.
+
+        Args:
+            spec: what is to be computed.
+            x: (T, N, I) or (total, I), on its device, before any cast.
+            w_hh: (G, H), before any cast.
+            dtype: the precision of matrix products, to which both will be cast.
+        """
+
+    def stats(self, spec: Spec) -> int:
+        """Numbers S kept per row (`Saved`); 0 for none."""
+
+    def empty(self, *size: int, like: Tensor, dtype: torch.dtype, scratch: str = "") -> Tensor:
+        """Memory that is not filled.
+
+        Args:
+            *size: the shape.
+            like: a tensor on the same device.
+            dtype: the precision.
+            scratch: a name for memory that is needed for the time of one call alone; two such
+                pieces of one call have different names.
+        """
+
+    def prepare(self, spec: Spec, operands: Operands, backward: bool) -> Any:
+        """What is made once per call (centred, transposed, packed weights), `Products` and more.
+
+        Args:
+            spec: what is to be computed.
+            operands: the tensors; x and states may have any strides, all else is contiguous.
+            backward: whether it is for the backward pass.
+        """
+
+    def forward_steps(
+        self,
+        p: Any,
+        v: Tensor,
+        sizes: Sequence[int],
+        h: Tensor,
+        c: Tensor | None,
+        out: Tensor,
+        saved: Saved | None,
+    ) -> None:
+        """Runs consecutive time steps; all tensors contiguous.
+
+        Args:
+            p: what `prepare` made.
+            v: products of the inputs with ``p.w_ih``, without bias, (rows, G). It is scratch memory
+                where nothing is saved.
+            sizes: rows of each step.
+            h: state, (N, H), float32 at least; updated in place.
+            c: cell state of an LSTM, (N, H), float32 at least; updated in place.
+            out: to be filled with the states h after each step, (rows, H), in the precision of
+                products.
+            saved: to be filled with what the backward reads (v is filled already); ``None`` where
+                no gradient will be asked for.
+        """
+
+    def backward_steps(
+        self,
+        p: Any,
+        sizes: Sequence[int],
+        dout: Tensor | None,
+        dh: Tensor,
+        dc: Tensor | None,
+        saved: Saved,
+        h_prev: Tensor,
+        c_prev: Tensor | None,
+        du: Tensor,
+        dv: Tensor,
+        sums: Sums,
+    ) -> None:
+        """Takes gradients back through the time steps of one call of `forward_steps`.
+
+        Args:
+            p: what `prepare` made.
+            sizes: rows of each step.
+            dout: gradient of ``out``, (rows, H), read only; ``None`` for 0.
+            dh: gradient of the state after the last step, (N, H), float32 at least; left as that of
+                the state before the first.
+            dc: the same of an LSTM's cell state.
+            saved: what the forward kept; read only.
+            h_prev: states before each step, (rows, H), in the precision of products; read only.
+            c_prev: cell states before each step, (rows, H), float32 at least; read only.
+            du: to be filled with the gradient of u, (rows, G), in the precision of products. (The
+                frame makes the gradient of w_hh of it; dh is the engine's.)
+            dv: to be filled with that of v; in an RNN (``spec.merged``) the same tensor as du.
+            sums: what to add the gradients of vectors to, in place.
+        """
+
+
+#: Engines by name; the operators look them up here.
+ENGINES: dict[str, Engine] = {}
+
+
+def register(engine: Engine) -> Engine:
+    """Makes an engine known to the operators under its name, and gives it back."""
+    ENGINES[engine.name] = engine
+    return engine
+
+
+def centred(weight: Tensor, rows: Rows) -> Tensor:
+    """The weight less the mean of its rows over each group of statistics, where rows are centred.
+
+    It is its own adjoint: gradients of the weight are taken back by the same function.
+
+    Args:
+        weight: (G, I) or (G, H).
+        rows: what happens to its products.
+
+    Example:
+        >>> rows = Rows(scale=True, center=True, eps=1e-5, groups=(1, 1))
+        >>> centred(torch.tensor([[1.0], [3.0], [4.0], [8.0]]), rows).flatten()
+        tensor([-1.,  1., -2.,  2.])
+    """
+    if not (rows.scale and rows.center):
+        return weight
+    # Means of half-precision rows are taken in float32.
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    hidden = weight.shape[0] // sum(rows.groups)
+    parts = weight.split([hidden * n for n in rows.groups])
+    means = [part.mean(0, keepdim=True, dtype=wide) for part in parts]
+    if len(parts) == 1:
+        return (weight - means[0]).to(weight.dtype)
+    shifted = [part - mean for part, mean in zip(parts, means, strict=True)]
+    return torch.cat(shifted).to(weight.dtype)

@@ -1,0 +1,163 @@
+"""Recorded CUDA graphs of time steps, kept for calls of the same shape.
+
+A step is two launches of a few microseconds each, less than the processor needs to make them. A
+graph of many steps is launched at once; the tensors it uses are fixed, which is why step kernels
+find theirs through a table of addresses (`ln_zoo.ops.gpu.kernels`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+#: Lengths of recorded runs, in steps: any number of steps is a few of these.
+LENGTHS = (64, 16, 1)
+#: Shorter runs are launched step by step.
+SHORTEST = 16
+
+
+def pieces(steps: int) -> list[tuple[int, int]]:
+    """Cuts a number of steps into recorded lengths: (first step, length).
+
+    Example:
+        >>> pieces(82)
+        [(0, 64), (64, 16), (80, 1), (81, 1)]
+    """
+    found = []
+    start = 0
+    for length in LENGTHS:
+        while steps - start >= length:
+            found.append((start, length))
+            start += length
+    return found
+
+
+class Entry:
+    """The tensors of recorded steps of one kind, and their graphs by length.
+
+    Args:
+        tensors: whatever the graphs read and write by fixed addresses.
+    """
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self.tensors = tensors
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+
+
+class Cache:
+    """The graphs of the kinds of steps used last, on one device.
+
+    Recording takes as long as thousands of steps, so a kind is recorded when it comes for the
+    second time; and when the cache is full, only a kind not asked for lately makes room, so that
+    many kinds in turn do not drive each other out.
+
+    Work goes to the current stream, in the order of calls, also across streams: graphs share the
+    scratch memory of matrix products. Whoever uses an entry must hold `lock`.
+
+    Args:
+        size: kinds kept.
+        patience: requests after which a kind makes room.
+    """
+
+    def __init__(self, size: int = 8, patience: int = 64) -> None:
+        self.lock = threading.RLock()
+        self.size, self.patience = size, patience
+        self._entries: OrderedDict[Hashable, Entry] = OrderedDict()
+        self._asked: dict[Hashable, int] = {}
+        self._seen: OrderedDict[Hashable, None] = OrderedDict()
+        self._requests = 0
+        self._used: torch.cuda.Event | None = None
+        self._stream: torch.cuda.Stream | None = None
+        self._pool: Any = None
+
+    def get(self, key: Hashable, make: Callable[[], dict[str, Tensor]]) -> Entry | None:
+        """The entry of a key, or ``None`` where nothing is to be recorded for it now.
+
+        Args:
+            key: everything that the recorded launches depend on.
+            make: makes the tensors of a new entry.
+        """
+        self._requests += 1
+        if key in self._entries:
+            self._entries.move_to_end(key)
+            self._asked[key] = self._requests
+            return self._entries[key]
+        if key not in self._seen:
+            self._seen[key] = None
+            if len(self._seen) > self.patience:
+                self._seen.popitem(last=False)
+            return None
+        if len(self._entries) == self.size:
+            oldest = next(iter(self._entries))
+            if self._requests - self._asked[oldest] <= self.patience:
+                return None
+            if self._used is not None:
+                self._used.synchronize()
+            del self._entries[oldest], self._asked[oldest]
+        del self._seen[key]
+        self._entries[key] = Entry(make())
+        self._asked[key] = self._requests
+        return self._entries[key]
+
+    def record(
+        self, entry: Entry, length: int, warm_up: Callable[[], None], steps: Callable[[int], None]
+    ) -> None:
+        """Records a run of steps, unless it is there; nothing of it is executed.
+
+        Args:
+            entry: whose tensors the steps use.
+            length: how many steps.
+            warm_up: runs a step for real, on memory of its own.
+            steps: launches as many steps as it is told.
+        """
+        if length in entry.graphs:
+            return
+        if self._stream is None:
+            self._stream = torch.cuda.Stream()
+            self._pool = torch.cuda.graph_pool_handle()
+        self.begin()
+        self._stream.wait_stream(torch.cuda.current_stream())
+        # Kernels are compiled and libraries set up before: neither can be recorded.
+        with torch.cuda.stream(self._stream):
+            for _ in range(3):
+                warm_up()
+        torch.cuda.current_stream().wait_stream(self._stream)
+        graph = torch.cuda.CUDAGraph()
+        # Scratch memory of cuBLAS that others may give back must not be recorded: with none there,
+        # the recording takes its own, which lives as long as the graph.
+        torch._C._cuda_clearCublasWorkspaces()
+        try:
+            with torch.cuda.graph(
+                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+            ):
+                steps(length)
+        finally:
+            torch._C._cuda_clearCublasWorkspaces()
+        entry.graphs[length] = graph
+
+    def begin(self) -> None:
+        """Makes the current stream wait for graphs that other streams have launched."""
+        if self._used is not None:
+            torch.cuda.current_stream().wait_event(self._used)
+
+    def end(self) -> None:
+        """Notes that the current stream has launched graphs."""
+        if self._used is None:
+            self._used = torch.cuda.Event()
+        self._used.record()
+
+
+_CACHES: dict[int, Cache] = {}
+_CACHES_LOCK = threading.Lock()
+
+
+def cache(device: torch.device) -> Cache:
+    """The graphs of a device."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    with _CACHES_LOCK:
+        return _CACHES.setdefault(index, Cache())

@@ -1,0 +1,935 @@
+"""Triton kernels of one time step of LSTM, GRU and RNN, there and back, and of the sums over rows.
+
+A step is a matrix product (cuBLAS) and one of the ``*_forward`` or ``*_backward`` kernels, with one
+program for each row: it reads the row's product and its input term, normalises both, and does all
+that is left of the step. Means of rows of products need not be taken off: the weights are centred.
+
+What a step kernel reads and writes, but for the operands of the products, it finds through a table
+of addresses in device memory, so that a recorded CUDA graph serves tensors that lie elsewhere at
+each call.
+
+All is computed in float32, whatever the precision of the products (KIND). H and the alignment of
+addresses in bytes are compile-time numbers: where both allow it, accesses are 128 bits wide.
+
+Nothing outside `ln_zoo.ops.gpu` imports this module, since it needs triton.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+#: Slots of the table of addresses, by name. What only one direction of time uses shares a slot.
+SLOTS = (
+    "v",
+    "u",
+    "c_rows",  # cell states after each step
+    "stats",
+    "bias",
+    "bias_hn",
+    "gain_input",
+    "gain_recurrent",
+    "gain_out",
+    "shift_out",
+    "c",  # an LSTM's cell state; backward: its gradient, or what passes a GRU's gates by
+    "h_or_work",  # the state h; backward: the work area
+    "out",  # outputs; backward: their gradient
+    "h_prev",  # backward only, as all that follow
+    "c_prev",
+    "du",
+)
+
+V = tl.constexpr(SLOTS.index("v"))
+U = tl.constexpr(SLOTS.index("u"))
+C_ROWS = tl.constexpr(SLOTS.index("c_rows"))
+STATS = tl.constexpr(SLOTS.index("stats"))
+BIAS = tl.constexpr(SLOTS.index("bias"))
+BIAS_HN = tl.constexpr(SLOTS.index("bias_hn"))
+GAIN_INPUT = tl.constexpr(SLOTS.index("gain_input"))
+GAIN_RECURRENT = tl.constexpr(SLOTS.index("gain_recurrent"))
+GAIN_OUT = tl.constexpr(SLOTS.index("gain_out"))
+SHIFT_OUT = tl.constexpr(SLOTS.index("shift_out"))
+C = tl.constexpr(SLOTS.index("c"))
+H_OR_WORK = tl.constexpr(SLOTS.index("h_or_work"))
+OUT = tl.constexpr(SLOTS.index("out"))
+H_PREV = tl.constexpr(SLOTS.index("h_prev"))
+C_PREV = tl.constexpr(SLOTS.index("c_prev"))
+DU = tl.constexpr(SLOTS.index("du"))
+
+
+@triton.jit(do_not_specialize=[f"a{i}" for i in range(16)])
+def write_table(
+    table, a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, a14, a15
+):  # fmt: skip
+    """Fills the table of addresses; a launch can be recorded where a copy from the host cannot."""
+    tl.store(table + 0, a0.to(tl.int64))
+    tl.store(table + 1, a1.to(tl.int64))
+    tl.store(table + 2, a2.to(tl.int64))
+    tl.store(table + 3, a3.to(tl.int64))
+    tl.store(table + 4, a4.to(tl.int64))
+    tl.store(table + 5, a5.to(tl.int64))
+    tl.store(table + 6, a6.to(tl.int64))
+    tl.store(table + 7, a7.to(tl.int64))
+    tl.store(table + 8, a8.to(tl.int64))
+    tl.store(table + 9, a9.to(tl.int64))
+    tl.store(table + 10, a10.to(tl.int64))
+    tl.store(table + 11, a11.to(tl.int64))
+    tl.store(table + 12, a12.to(tl.int64))
+    tl.store(table + 13, a13.to(tl.int64))
+    tl.store(table + 14, a14.to(tl.int64))
+    tl.store(table + 15, a15.to(tl.int64))
+
+
+# Parts
+
+
+@triton.jit
+def _address(table, slot: tl.constexpr, kind: tl.constexpr, ALIGN: tl.constexpr):
+    # The compiler cannot see the alignment, and would fall back to narrow accesses.
+    return tl.multiple_of(tl.load(table + slot).to(tl.pointer_type(kind)), ALIGN)
+
+
+@triton.jit
+def _read(pointer, q: tl.constexpr, H: tl.constexpr, cols, mask):
+    """The part of gate q, zero past the end."""
+    return tl.load(pointer + q * H + cols, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _write(pointer, q: tl.constexpr, H: tl.constexpr, cols, mask, a):
+    tl.store(pointer + q * H + cols, a.to(pointer.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _sigmoid(x):
+    return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def _tanh(x):
+    # 1 - 2 / (e^2x + 1) loses the small numbers: there, an odd polynomial (fitted to |x| <= 0.625).
+    square = x * x
+    p = -5.70498872745e-3 * square + 2.06390887954e-2
+    p = p * square - 5.37397155531e-2
+    p = p * square + 1.33314422036e-1
+    p = p * square - 3.33332819422e-1
+    far = 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)
+    return tl.where(square < 0.390625, p * square * x + x, far)
+
+
+@triton.jit
+def _add2(a0, a1, b0, b1):
+    return a0 + b0, a1 + b1
+
+
+@triton.jit
+def _add4(a0, a1, a2, a3, b0, b1, b2, b3):
+    return a0 + b0, a1 + b1, a2 + b2, a3 + b3
+
+
+@triton.jit
+def _add8(a0, a1, a2, a3, a4, a5, a6, a7, b0, b1, b2, b3, b4, b5, b6, b7):
+    return (
+        a0 + b0, a1 + b1, a2 + b2, a3 + b3, a4 + b4, a5 + b5, a6 + b6, a7 + b7,
+    )  # fmt: skip
+
+
+@triton.jit
+def _merge(s0, s1, s2, s3, STARTS: tl.constexpr):
+    """Sums of gates to sums of their groups; bit q of STARTS: a group starts with gate q."""
+    if not STARTS & 2:
+        s1 += s0
+    if not STARTS & 4:
+        s2 += s1
+    if not STARTS & 8:
+        s3 += s2
+        s2 = s3
+    if not STARTS & 4:
+        s1 = s2
+    if not STARTS & 2:
+        s0 = s1
+    return s0, s1, s2, s3
+
+
+@triton.jit
+def _sums(
+    x0, x1, x2, x3, y0, y1, y2, y3, X_STARTS: tl.constexpr, Y_STARTS: tl.constexpr
+):  # fmt: skip
+    """Sums over groups of two rows of four gates, gate by gate.
+
+    One reduction of several numbers: each reduction costs the program barriers of its own.
+    """
+    if X_STARTS == 1 and Y_STARTS == 1:
+        a, b = tl.reduce(((x0 + x1) + (x2 + x3), (y0 + y1) + (y2 + y3)), 0, _add2)
+        return a, a, a, a, b, b, b, b
+    elif X_STARTS == 13 and Y_STARTS == 13:  # a GRU's: two gates and the candidate
+        a, b, c, d = tl.reduce((x0 + x1, x2, y0 + y1, y2), 0, _add4)
+        return a, a, b, b, c, c, d, d
+    else:
+        a, b, c, d, e, f, g, h = tl.reduce((x0, x1, x2, x3, y0, y1, y2, y3), 0, _add8)
+        a, b, c, d = _merge(a, b, c, d, X_STARTS)
+        e, f, g, h = _merge(e, f, g, h, Y_STARTS)
+        return a, b, c, d, e, f, g, h
+
+
+@triton.jit
+def _sums_of_one(x0, x1, x2, x3, STARTS: tl.constexpr):
+    """The same of one row."""
+    if STARTS == 1:
+        a = tl.sum((x0 + x1) + (x2 + x3), 0)
+        return a, a, a, a
+    elif STARTS == 13:
+        a, b = tl.reduce((x0 + x1, x2), 0, _add2)
+        return a, a, b, b
+    else:
+        a, b, c, d = tl.reduce((x0, x1, x2, x3), 0, _add4)
+        return _merge(a, b, c, d, STARTS)
+
+
+@triton.jit
+def _deviations(s0, s1, s2, s3, H: tl.constexpr, EPS: tl.constexpr, STARTS: tl.constexpr):
+    """Reciprocal deviations from sums of squares, gate by gate."""
+    n0, n1, n2, n3 = _merge(H, H, H, H, STARTS)
+    return (
+        tl.rsqrt(s0 / n0 + EPS),
+        tl.rsqrt(s1 / n1 + EPS),
+        tl.rsqrt(s2 / n2 + EPS),
+        tl.rsqrt(s3 / n3 + EPS),
+    )
+
+
+@triton.jit
+def _place(q: tl.constexpr, STARTS: tl.constexpr):
+    """The place of the group of gate q among the groups."""
+    if q == 0:
+        return 0
+    elif q == 1:
+        return STARTS // 2 % 2
+    elif q == 2:
+        return STARTS // 2 % 2 + STARTS // 4 % 2
+    else:
+        return STARTS // 2 % 2 + STARTS // 4 % 2 + STARTS // 8 % 2
+
+
+@triton.jit
+def _keep(stats, r0, r1, r2, r3, GATES: tl.constexpr, STARTS: tl.constexpr):
+    """Stores one number per group."""
+    tl.store(stats, r0)
+    if STARTS & 2:
+        tl.store(stats + _place(1, STARTS), r1)
+    if STARTS & 4:
+        tl.store(stats + _place(2, STARTS), r2)
+    if GATES == 4 and STARTS & 8:
+        tl.store(stats + _place(3, STARTS), r3)
+
+
+@triton.jit
+def _kept(stats, GATES: tl.constexpr, STARTS: tl.constexpr):
+    """What `_keep` stored, gate by gate."""
+    r0 = tl.load(stats)
+    r1 = tl.load(stats + _place(1, STARTS)) if STARTS & 2 else r0
+    r2 = tl.load(stats + _place(2, STARTS)) if STARTS & 4 else r1
+    r3 = tl.load(stats + _place(3, STARTS)) if GATES == 4 and STARTS & 8 else r2
+    return r0, r1, r2, r3
+
+
+@triton.jit
+def _term(a, r, gain, q: tl.constexpr, H: tl.constexpr, cols, mask, STARTS: tl.constexpr):
+    """A normalised term with its gain; STARTS = 0: as it is."""
+    if STARTS:
+        return a * r * _read(gain, q, H, cols, mask)
+    else:
+        return a
+
+
+@triton.jit
+def _plus(a, bias, q: tl.constexpr, H: tl.constexpr, cols, mask, BIASED: tl.constexpr):
+    if BIASED:
+        return a + _read(bias, q, H, cols, mask)
+    else:
+        return a
+
+
+@triton.jit
+def _adjoint(d, a, r, mean):
+    """Through a row's division by its deviation, a being the divided row and mean that of d * a."""
+    return r * (d - a * mean)
+
+
+# Steps forward. Row n of `product` holds R h' of case n, and row n of `operand` takes the next h
+# for the next product. `row` is where the step's rows begin. INPUT and RECURRENT are the groups as
+# `_merge` explains, 0 for the identity; so is OUT_RULE, else 1, or 2 where a mean is taken off too.
+
+
+@triton.jit(do_not_specialize=["row"])
+def lstm_forward(
+    table,
+    product,
+    operand,
+    row,
+    H: tl.constexpr,
+    BLOCK: tl.constexpr,
+    KIND: tl.constexpr,
+    KIND_ALIGN: tl.constexpr,
+    WIDE_ALIGN: tl.constexpr,
+    BIASED: tl.constexpr,
+    INPUT: tl.constexpr,
+    RECURRENT: tl.constexpr,
+    OUT_RULE: tl.constexpr,
+    INPUT_EPS: tl.constexpr,
+    RECURRENT_EPS: tl.constexpr,
+    OUT_EPS: tl.constexpr,
+    SAVE: tl.constexpr,
+    STATS_SIZE: tl.constexpr,
+):
+    """One step of an LSTM, gates i, f, g, o (paper, eq. 20-22)."""
+    n = tl.program_id(0).to(tl.int64)
+    line = row.to(tl.int64) + n
+    cols = tl.arange(0, BLOCK)
+    mask = cols < H
+
+    v = _address(table, V, KIND, KIND_ALIGN) + line * (4 * H)
+    u = product + n * (4 * H)
+    c_state = _address(table, C, tl.float32, WIDE_ALIGN) + n * H
+    h_state = _address(table, H_OR_WORK, tl.float32, WIDE_ALIGN) + n * H
+    out = _address(table, OUT, KIND, KIND_ALIGN) + line * H
+    bias, gain_v, gain_u = v, v, v
+    if BIASED:
+        bias = _address(table, BIAS, tl.float32, WIDE_ALIGN)
+    if INPUT:
+        gain_v = _address(table, GAIN_INPUT, tl.float32, WIDE_ALIGN)
+    if RECURRENT:
+        gain_u = _address(table, GAIN_RECURRENT, tl.float32, WIDE_ALIGN)
+
+    v0 = _read(v, 0, H, cols, mask)
+    v1 = _read(v, 1, H, cols, mask)
+    v2 = _read(v, 2, H, cols, mask)
+    v3 = _read(v, 3, H, cols, mask)
+    u0 = _read(u, 0, H, cols, mask)
+    u1 = _read(u, 1, H, cols, mask)
+    u2 = _read(u, 2, H, cols, mask)
+    u3 = _read(u, 3, H, cols, mask)
+    if SAVE:
+        kept = _address(table, U, KIND, KIND_ALIGN) + line * (4 * H)
+        _write(kept, 0, H, cols, mask, u0)
+        _write(kept, 1, H, cols, mask, u1)
+        _write(kept, 2, H, cols, mask, u2)
+        _write(kept, 3, H, cols, mask, u3)
+        stats = _address(table, STATS, tl.float32, 4) + line * STATS_SIZE
+
+    rv0, rv1, rv2, rv3 = 1.0, 1.0, 1.0, 1.0
+    ru0, ru1, ru2, ru3 = 1.0, 1.0, 1.0, 1.0
+    if INPUT and RECURRENT:
+        a0, a1, a2, a3, b0, b1, b2, b3 = _sums(
+            v0 * v0, v1 * v1, v2 * v2, v3 * v3, u0 * u0, u1 * u1, u2 * u2, u3 * u3,
+            INPUT, RECURRENT,
+        )  # fmt: skip
+        rv0, rv1, rv2, rv3 = _deviations(a0, a1, a2, a3, H, INPUT_EPS, INPUT)
+        ru0, ru1, ru2, ru3 = _deviations(b0, b1, b2, b3, H, RECURRENT_EPS, RECURRENT)
+    elif INPUT:
+        a0, a1, a2, a3 = _sums_of_one(v0 * v0, v1 * v1, v2 * v2, v3 * v3, INPUT)
+        rv0, rv1, rv2, rv3 = _deviations(a0, a1, a2, a3, H, INPUT_EPS, INPUT)
+    elif RECURRENT:
+        b0, b1, b2, b3 = _sums_of_one(u0 * u0, u1 * u1, u2 * u2, u3 * u3, RECURRENT)
+        ru0, ru1, ru2, ru3 = _deviations(b0, b1, b2, b3, H, RECURRENT_EPS, RECURRENT)
+    if SAVE:
+        if INPUT:
+            _keep(stats, rv0, rv1, rv2, rv3, 4, INPUT)
+            stats += _place(3, INPUT) + 1
+        if RECURRENT:
+            _keep(stats, ru0, ru1, ru2, ru3, 4, RECURRENT)
+            stats += _place(3, RECURRENT) + 1
+
+    p0 = _term(v0, rv0, gain_v, 0, H, cols, mask, INPUT)
+    p1 = _term(v1, rv1, gain_v, 1, H, cols, mask, INPUT)
+    p2 = _term(v2, rv2, gain_v, 2, H, cols, mask, INPUT)
+    p3 = _term(v3, rv3, gain_v, 3, H, cols, mask, INPUT)
+    p0 = _plus(p0, bias, 0, H, cols, mask, BIASED)
+    p1 = _plus(p1, bias, 1, H, cols, mask, BIASED)
+    p2 = _plus(p2, bias, 2, H, cols, mask, BIASED)
+    p3 = _plus(p3, bias, 3, H, cols, mask, BIASED)
+    p0 += _term(u0, ru0, gain_u, 0, H, cols, mask, RECURRENT)
+    p1 += _term(u1, ru1, gain_u, 1, H, cols, mask, RECURRENT)
+    p2 += _term(u2, ru2, gain_u, 2, H, cols, mask, RECURRENT)
+    p3 += _term(u3, ru3, gain_u, 3, H, cols, mask, RECURRENT)
+
+    c = _sigmoid(p1) * _read(c_state, 0, H, cols, mask) + _sigmoid(p0) * _tanh(p2)
+    _write(c_state, 0, H, cols, mask, c)
+    shown = c
+    if OUT_RULE:
+        c = tl.where(mask, c, 0.0)
+        mean = 0.0
+        if OUT_RULE == 2:
+            mean = tl.sum(c, 0) / H
+        # Around the mean, since the difference of two sums of squares cancels.
+        deviation = tl.where(mask, c - mean, 0.0)
+        r = tl.rsqrt(tl.sum(deviation * deviation, 0) / H + OUT_EPS)
+        gain_c = _address(table, GAIN_OUT, tl.float32, WIDE_ALIGN)
+        shift_c = _address(table, SHIFT_OUT, tl.float32, WIDE_ALIGN)
+        shown = deviation * r * _read(gain_c, 0, H, cols, mask)
+        shown += _read(shift_c, 0, H, cols, mask)
+        if SAVE:
+            if OUT_RULE == 2:
+                tl.store(stats, mean)
+                stats += 1
+            tl.store(stats, r)
+    if SAVE:
+        c_row = _address(table, C_ROWS, tl.float32, WIDE_ALIGN) + line * H
+        _write(c_row, 0, H, cols, mask, c)
+    h = _sigmoid(p3) * _tanh(shown)
+    _write(operand + n * H, 0, H, cols, mask, h)
+    _write(h_state, 0, H, cols, mask, h)
+    _write(out, 0, H, cols, mask, h)
+
+
+@triton.jit(do_not_specialize=["row"])
+def gru_forward(
+    table,
+    product,
+    operand,
+    row,
+    H: tl.constexpr,
+    BLOCK: tl.constexpr,
+    KIND: tl.constexpr,
+    KIND_ALIGN: tl.constexpr,
+    WIDE_ALIGN: tl.constexpr,
+    BIASED: tl.constexpr,
+    INPUT: tl.constexpr,
+    RECURRENT: tl.constexpr,
+    OUT_RULE: tl.constexpr,
+    INPUT_EPS: tl.constexpr,
+    RECURRENT_EPS: tl.constexpr,
+    OUT_EPS: tl.constexpr,
+    SAVE: tl.constexpr,
+    STATS_SIZE: tl.constexpr,
+):
+    """One step of a GRU, gates r, z, n (paper, eq. 26-28)."""
+    n = tl.program_id(0).to(tl.int64)
+    line = row.to(tl.int64) + n
+    cols = tl.arange(0, BLOCK)
+    mask = cols < H
+
+    v = _address(table, V, KIND, KIND_ALIGN) + line * (3 * H)
+    u = product + n * (3 * H)
+    h_state = _address(table, H_OR_WORK, tl.float32, WIDE_ALIGN) + n * H
+    out = _address(table, OUT, KIND, KIND_ALIGN) + line * H
+    bias, bias_hn, gain_v, gain_u = v, v, v, v
+    if BIASED:
+        bias = _address(table, BIAS, tl.float32, WIDE_ALIGN)
+        bias_hn = _address(table, BIAS_HN, tl.float32, WIDE_ALIGN)
+    if INPUT:
+        gain_v = _address(table, GAIN_INPUT, tl.float32, WIDE_ALIGN)
+    if RECURRENT:
+        gain_u = _address(table, GAIN_RECURRENT, tl.float32, WIDE_ALIGN)
+
+    v0 = _read(v, 0, H, cols, mask)
+    v1 = _read(v, 1, H, cols, mask)
+    v2 = _read(v, 2, H, cols, mask)
+    u0 = _read(u, 0, H, cols, mask)
+    u1 = _read(u, 1, H, cols, mask)
+    u2 = _read(u, 2, H, cols, mask)
+    if SAVE:
+        kept = _address(table, U, KIND, KIND_ALIGN) + line * (3 * H)
+        _write(kept, 0, H, cols, mask, u0)
+        _write(kept, 1, H, cols, mask, u1)
+        _write(kept, 2, H, cols, mask, u2)
+        stats = _address(table, STATS, tl.float32, 4) + line * STATS_SIZE
+
+    none = tl.zeros_like(v0)
+    rv0, rv1, rv2 = 1.0, 1.0, 1.0
+    ru0, ru1, ru2 = 1.0, 1.0, 1.0
+    if INPUT and RECURRENT:
+        a0, a1, a2, a3, b0, b1, b2, b3 = _sums(
+            v0 * v0, v1 * v1, v2 * v2, none, u0 * u0, u1 * u1, u2 * u2, none, INPUT, RECURRENT
+        )
+        rv0, rv1, rv2, _ = _deviations(a0, a1, a2, a3, H, INPUT_EPS, INPUT)
+        ru0, ru1, ru2, _ = _deviations(b0, b1, b2, b3, H, RECURRENT_EPS, RECURRENT)
+    elif INPUT:
+        a0, a1, a2, a3 = _sums_of_one(v0 * v0, v1 * v1, v2 * v2, none, INPUT)
+        rv0, rv1, rv2, _ = _deviations(a0, a1, a2, a3, H, INPUT_EPS, INPUT)
+    elif RECURRENT:
+        b0, b1, b2, b3 = _sums_of_one(u0 * u0, u1 * u1, u2 * u2, none, RECURRENT)
+        ru0, ru1, ru2, _ = _deviations(b0, b1, b2, b3, H, RECURRENT_EPS, RECURRENT)
+    if SAVE:
+        if INPUT:
+            _keep(stats, rv0, rv1, rv2, rv2, 3, INPUT)
+            stats += _place(2, INPUT) + 1
+        if RECURRENT:
+            _keep(stats, ru0, ru1, ru2, ru2, 3, RECURRENT)
+
+    p0 = _term(v0, rv0, gain_v, 0, H, cols, mask, INPUT)
+    p1 = _term(v1, rv1, gain_v, 1, H, cols, mask, INPUT)
+    p2 = _term(v2, rv2, gain_v, 2, H, cols, mask, INPUT)
+    p0 = _plus(p0, bias, 0, H, cols, mask, BIASED)
+    p1 = _plus(p1, bias, 1, H, cols, mask, BIASED)
+    p2 = _plus(p2, bias, 2, H, cols, mask, BIASED)
+    p0 += _term(u0, ru0, gain_u, 0, H, cols, mask, RECURRENT)
+    p1 += _term(u1, ru1, gain_u, 1, H, cols, mask, RECURRENT)
+    w = _term(u2, ru2, gain_u, 2, H, cols, mask, RECURRENT)
+    w = _plus(w, bias_hn, 0, H, cols, mask, BIASED)
+
+    z = _sigmoid(p1)
+    candidate = _tanh(p2 + _sigmoid(p0) * w)
+    h = candidate + z * (_read(h_state, 0, H, cols, mask) - candidate)
+    _write(operand + n * H, 0, H, cols, mask, h)
+    _write(h_state, 0, H, cols, mask, h)
+    _write(out, 0, H, cols, mask, h)
+
+
+@triton.jit(do_not_specialize=["row"])
+def rnn_forward(
+    table,
+    product,
+    operand,
+    row,
+    H: tl.constexpr,
+    BLOCK: tl.constexpr,
+    KIND: tl.constexpr,
+    KIND_ALIGN: tl.constexpr,
+    WIDE_ALIGN: tl.constexpr,
+    BIASED: tl.constexpr,
+    RELU: tl.constexpr,
+    OUT_RULE: tl.constexpr,
+    OUT_EPS: tl.constexpr,
+    SAVE: tl.constexpr,
+    STATS_SIZE: tl.constexpr,
+):
+    """One step of a simple RNN (paper, eq. 4): the sum of both terms is normalised, and kept."""
+    n = tl.program_id(0).to(tl.int64)
+    line = row.to(tl.int64) + n
+    cols = tl.arange(0, BLOCK)
+    mask = cols < H
+
+    v = _address(table, V, KIND, KIND_ALIGN) + line * H
+    h_state = _address(table, H_OR_WORK, tl.float32, WIDE_ALIGN) + n * H
+    out = _address(table, OUT, KIND, KIND_ALIGN) + line * H
+    a = _read(v, 0, H, cols, mask) + _read(product + n * H, 0, H, cols, mask)
+    if SAVE:
+        _write(_address(table, U, KIND, KIND_ALIGN) + line * H, 0, H, cols, mask, a)
+    if OUT_RULE:
+        r = tl.rsqrt(tl.sum(a * a, 0) / H + OUT_EPS)
+        if SAVE:
+            tl.store(_address(table, STATS, tl.float32, 4) + line * STATS_SIZE, r)
+        a *= r * _read(_address(table, GAIN_OUT, tl.float32, WIDE_ALIGN), 0, H, cols, mask)
+    if BIASED:
+        a += _read(_address(table, BIAS, tl.float32, WIDE_ALIGN), 0, H, cols, mask)
+    # Written so that NaN passes.
+    h = tl.where(a <= 0.0, 0.0, a) if RELU else _tanh(a)
+    _write(operand + n * H, 0, H, cols, mask, h)
+    _write(h_state, 0, H, cols, mask, h)
+    _write(out, 0, H, cols, mask, h)
+
+
+# Steps backward. `gradient` (cases, H) holds what flows back into h, and the product after the step
+# puts there what flows further back; `operand` takes du for that product. The gradient of the cell
+# state, or what passes a GRU's gates by, is replaced in place. What the sums over rows need goes to
+# the work area, (rows, gates + 1, H) for LSTM and GRU. Gradients of rows whose weights are centred
+# may carry any constant.
+
+
+@triton.jit(do_not_specialize=["row"])
+def lstm_backward(
+    table,
+    gradient,
+    operand,
+    row,
+    H: tl.constexpr,
+    BLOCK: tl.constexpr,
+    KIND: tl.constexpr,
+    KIND_ALIGN: tl.constexpr,
+    WIDE_ALIGN: tl.constexpr,
+    BIASED: tl.constexpr,
+    INPUT: tl.constexpr,
+    RECURRENT: tl.constexpr,
+    OUT_RULE: tl.constexpr,
+    HAS_DOUT: tl.constexpr,
+    STATS_SIZE: tl.constexpr,
+):
+    """One step of an LSTM back; the work area takes the gradients of i, f, g, o and tanh's."""
+    n = tl.program_id(0).to(tl.int64)
+    line = row.to(tl.int64) + n
+    cols = tl.arange(0, BLOCK)
+    mask = cols < H
+
+    v = _address(table, V, KIND, KIND_ALIGN) + line * (4 * H)
+    u = _address(table, U, KIND, KIND_ALIGN) + line * (4 * H)
+    stats = _address(table, STATS, tl.float32, 4) + line * STATS_SIZE
+    c_row = _address(table, C_ROWS, tl.float32, WIDE_ALIGN) + line * H
+    dc_state = _address(table, C, tl.float32, WIDE_ALIGN) + n * H
+    work = _address(table, H_OR_WORK, tl.float32, WIDE_ALIGN) + line * (5 * H)
+    bias, gain_v, gain_u = v, v, v
+    if BIASED:
+        bias = _address(table, BIAS, tl.float32, WIDE_ALIGN)
+    if INPUT:
+        gain_v = _address(table, GAIN_INPUT, tl.float32, WIDE_ALIGN)
+    if RECURRENT:
+        gain_u = _address(table, GAIN_RECURRENT, tl.float32, WIDE_ALIGN)
+
+    rv0, rv1, rv2, rv3 = 1.0, 1.0, 1.0, 1.0
+    ru0, ru1, ru2, ru3 = 1.0, 1.0, 1.0, 1.0
+    if INPUT:
+        rv0, rv1, rv2, rv3 = _kept(stats, 4, INPUT)
+        stats += _place(3, INPUT) + 1
+    if RECURRENT:
+        ru0, ru1, ru2, ru3 = _kept(stats, 4, RECURRENT)
+        stats += _place(3, RECURRENT) + 1
+
+    # The output gate and the way through the cell norm come first, to free registers.
+    p3 = _term(_read(v, 3, H, cols, mask), rv3, gain_v, 3, H, cols, mask, INPUT)
+    p3 = _plus(p3, bias, 3, H, cols, mask, BIASED)
+    p3 += _term(_read(u, 3, H, cols, mask), ru3, gain_u, 3, H, cols, mask, RECURRENT)
+    o = _sigmoid(p3)
+    d = _read(gradient + n * H, 0, H, cols, mask)
+    if HAS_DOUT:
+        dout = _address(table, OUT, KIND, KIND_ALIGN) + line * H
+        d += _read(dout, 0, H, cols, mask)
+    dc = _read(dc_state, 0, H, cols, mask)
+    c = _read(c_row, 0, H, cols, mask)
+    if OUT_RULE:
+        mean = 0.0
+        if OUT_RULE == 2:
+            mean = tl.load(stats)
+            stats += 1
+        r = tl.load(stats)
+        gain_c = _read(_address(table, GAIN_OUT, tl.float32, WIDE_ALIGN), 0, H, cols, mask)
+        shift_c = _read(_address(table, SHIFT_OUT, tl.float32, WIDE_ALIGN), 0, H, cols, mask)
+        shown = tl.where(mask, (c - mean) * r, 0.0)
+        tau = _tanh(gain_c * shown + shift_c)
+        dm = d * o * (1.0 - tau * tau)
+        e = gain_c * dm
+        if OUT_RULE == 2:
+            s0, s1 = tl.reduce((e, e * shown), 0, _add2)
+            dc += r * (e - s0 / H - shown * (s1 / H))
+        else:
+            dc += _adjoint(e, shown, r, tl.sum(e * shown, 0) / H)
+    else:
+        tau = _tanh(c)
+        dm = d * o * (1.0 - tau * tau)
+        dc += dm
+    dp3 = d * tau * o * (1.0 - o)
+    _write(work, 3, H, cols, mask, dp3)
+    _write(work, 4, H, cols, mask, dm)
+
+    p0 = _term(_read(v, 0, H, cols, mask), rv0, gain_v, 0, H, cols, mask, INPUT)
+    p1 = _term(_read(v, 1, H, cols, mask), rv1, gain_v, 1, H, cols, mask, INPUT)
+    p2 = _term(_read(v, 2, H, cols, mask), rv2, gain_v, 2, H, cols, mask, INPUT)
+    p0 = _plus(p0, bias, 0, H, cols, mask, BIASED)
+    p1 = _plus(p1, bias, 1, H, cols, mask, BIASED)
+    p2 = _plus(p2, bias, 2, H, cols, mask, BIASED)
+    p0 += _term(_read(u, 0, H, cols, mask), ru0, gain_u, 0, H, cols, mask, RECURRENT)
+    p1 += _term(_read(u, 1, H, cols, mask), ru1, gain_u, 1, H, cols, mask, RECURRENT)
+    p2 += _term(_read(u, 2, H, cols, mask), ru2, gain_u, 2, H, cols, mask, RECURRENT)
+    i, f, g = _sigmoid(p0), _sigmoid(p1), _tanh(p2)
+    _write(dc_state, 0, H, cols, mask, dc * f)
+    dp0 = dc * g * i * (1.0 - i)
+    c_prev = _address(table, C_PREV, tl.float32, WIDE_ALIGN) + line * H
+    dp1 = dc * _read(c_prev, 0, H, cols, mask) * f * (1.0 - f)
+    dp2 = dc * i * (1.0 - g * g)
+    _write(work, 0, H, cols, mask, dp0)
+    _write(work, 1, H, cols, mask, dp1)
+    _write(work, 2, H, cols, mask, dp2)
+
+    if RECURRENT:
+        # Read again: to hold all of u through the step takes more registers than there are.
+        u0 = _read(u, 0, H, cols, mask) * ru0
+        u1 = _read(u, 1, H, cols, mask) * ru1
+        u2 = _read(u, 2, H, cols, mask) * ru2
+        u3 = _read(u, 3, H, cols, mask) * ru3
+        dp0 *= _read(gain_u, 0, H, cols, mask)
+        dp1 *= _read(gain_u, 1, H, cols, mask)
+        dp2 *= _read(gain_u, 2, H, cols, mask)
+        dp3 *= _read(gain_u, 3, H, cols, mask)
+        s0, s1, s2, s3 = _sums_of_one(dp0 * u0, dp1 * u1, dp2 * u2, dp3 * u3, RECURRENT)
+        n0, n1, n2, n3 = _merge(H, H, H, H, RECURRENT)
+        dp0 = _adjoint(dp0, u0, ru0, s0 / n0)
+        dp1 = _adjoint(dp1, u1, ru1, s1 / n1)
+        dp2 = _adjoint(dp2, u2, ru2, s2 / n2)
+        dp3 = _adjoint(dp3, u3, ru3, s3 / n3)
+    operand += n * (4 * H)
+    du = _address(table, DU, KIND, KIND_ALIGN) + line * (4 * H)
+    _write(operand, 0, H, cols, mask, dp0)
+    _write(operand, 1, H, cols, mask, dp1)
+    _write(operand, 2, H, cols, mask, dp2)
+    _write(operand, 3, H, cols, mask, dp3)
+    _write(du, 0, H, cols, mask, dp0)
+    _write(du, 1, H, cols, mask, dp1)
+    _write(du, 2, H, cols, mask, dp2)
+    _write(du, 3, H, cols, mask, dp3)
+
+
+@triton.jit(do_not_specialize=["row"])
+def gru_backward(
+    table,
+    gradient,
+    operand,
+    row,
+    H: tl.constexpr,
+    BLOCK: tl.constexpr,
+    KIND: tl.constexpr,
+    KIND_ALIGN: tl.constexpr,
+    WIDE_ALIGN: tl.constexpr,
+    BIASED: tl.constexpr,
+    INPUT: tl.constexpr,
+    RECURRENT: tl.constexpr,
+    OUT_RULE: tl.constexpr,
+    HAS_DOUT: tl.constexpr,
+    STATS_SIZE: tl.constexpr,
+):
+    """One step of a GRU back; the work area takes the gradients of r, z, n and of R h' in n."""
+    n = tl.program_id(0).to(tl.int64)
+    line = row.to(tl.int64) + n
+    cols = tl.arange(0, BLOCK)
+    mask = cols < H
+
+    v = _address(table, V, KIND, KIND_ALIGN) + line * (3 * H)
+    u = _address(table, U, KIND, KIND_ALIGN) + line * (3 * H)
+    stats = _address(table, STATS, tl.float32, 4) + line * STATS_SIZE
+    h_prev = _address(table, H_PREV, KIND, KIND_ALIGN) + line * H
+    work = _address(table, H_OR_WORK, tl.float32, WIDE_ALIGN) + line * (4 * H)
+    du = _address(table, DU, KIND, KIND_ALIGN) + line * (3 * H)
+    bias, bias_hn, gain_v, gain_u = v, v, v, v
+    if BIASED:
+        bias = _address(table, BIAS, tl.float32, WIDE_ALIGN)
+        bias_hn = _address(table, BIAS_HN, tl.float32, WIDE_ALIGN)
+    if INPUT:
+        gain_v = _address(table, GAIN_INPUT, tl.float32, WIDE_ALIGN)
+    if RECURRENT:
+        gain_u = _address(table, GAIN_RECURRENT, tl.float32, WIDE_ALIGN)
+
+    rv0, rv1, rv2 = 1.0, 1.0, 1.0
+    ru0, ru1, ru2 = 1.0, 1.0, 1.0
+    if INPUT:
+        rv0, rv1, rv2, _ = _kept(stats, 3, INPUT)
+        stats += _place(2, INPUT) + 1
+    if RECURRENT:
+        ru0, ru1, ru2, _ = _kept(stats, 3, RECURRENT)
+
+    p0 = _term(_read(v, 0, H, cols, mask), rv0, gain_v, 0, H, cols, mask, INPUT)
+    p1 = _term(_read(v, 1, H, cols, mask), rv1, gain_v, 1, H, cols, mask, INPUT)
+    p2 = _term(_read(v, 2, H, cols, mask), rv2, gain_v, 2, H, cols, mask, INPUT)
+    u0 = _read(u, 0, H, cols, mask)
+    u1 = _read(u, 1, H, cols, mask)
+    u2 = _read(u, 2, H, cols, mask)
+    p0 = _plus(p0, bias, 0, H, cols, mask, BIASED)
+    p1 = _plus(p1, bias, 1, H, cols, mask, BIASED)
+    p2 = _plus(p2, bias, 2, H, cols, mask, BIASED)
+    r = _sigmoid(p0 + _term(u0, ru0, gain_u, 0, H, cols, mask, RECURRENT))
+    z = _sigmoid(p1 + _term(u1, ru1, gain_u, 1, H, cols, mask, RECURRENT))
+    w = _term(u2, ru2, gain_u, 2, H, cols, mask, RECURRENT)
+    w = _plus(w, bias_hn, 0, H, cols, mask, BIASED)
+    candidate = _tanh(p2 + r * w)
+
+    passed = _address(table, C, tl.float32, WIDE_ALIGN) + n * H
+    d = _read(gradient + n * H, 0, H, cols, mask) + _read(passed, 0, H, cols, mask)
+    if HAS_DOUT:
+        dout = _address(table, OUT, KIND, KIND_ALIGN) + line * H
+        d += _read(dout, 0, H, cols, mask)
+    _write(passed, 0, H, cols, mask, d * z)
+    dn = d * (1.0 - z) * (1.0 - candidate * candidate)
+    dp0 = dn * w * r * (1.0 - r)
+    dp1 = d * (_read(h_prev, 0, H, cols, mask) - candidate) * z * (1.0 - z)
+    dp2 = dn * r
+    _write(work, 0, H, cols, mask, dp0)
+    _write(work, 1, H, cols, mask, dp1)
+    _write(work, 2, H, cols, mask, dn)
+    _write(work, 3, H, cols, mask, dp2)
+
+    if RECURRENT:
+        u0 *= ru0
+        u1 *= ru1
+        u2 *= ru2
+        dp0 *= _read(gain_u, 0, H, cols, mask)
+        dp1 *= _read(gain_u, 1, H, cols, mask)
+        dp2 *= _read(gain_u, 2, H, cols, mask)
+        s0, s1, s2, _ = _sums_of_one(dp0 * u0, dp1 * u1, dp2 * u2, tl.zeros_like(u0), RECURRENT)
+        n0, n1, n2, _ = _merge(H, H, H, H, RECURRENT)
+        dp0 = _adjoint(dp0, u0, ru0, s0 / n0)
+        dp1 = _adjoint(dp1, u1, ru1, s1 / n1)
+        dp2 = _adjoint(dp2, u2, ru2, s2 / n2)
+    operand += n * (3 * H)
+    _write(operand, 0, H, cols, mask, dp0)
+    _write(operand, 1, H, cols, mask, dp1)
+    _write(operand, 2, H, cols, mask, dp2)
+    _write(du, 0, H, cols, mask, dp0)
+    _write(du, 1, H, cols, mask, dp1)
+    _write(du, 2, H, cols, mask, dp2)
+
+
+@triton.jit(do_not_specialize=["row"])
+def rnn_backward(
+    table,
+    gradient,
+    operand,
+    row,
+    H: tl.constexpr,
+    BLOCK: tl.constexpr,
+    KIND: tl.constexpr,
+    KIND_ALIGN: tl.constexpr,
+    WIDE_ALIGN: tl.constexpr,
+    BIASED: tl.constexpr,
+    RELU: tl.constexpr,
+    OUT_RULE: tl.constexpr,
+    HAS_DOUT: tl.constexpr,
+    STATS_SIZE: tl.constexpr,
+):
+    """One step of a simple RNN back; the work area (rows, H) takes the gradient of the sum."""
+    n = tl.program_id(0).to(tl.int64)
+    line = row.to(tl.int64) + n
+    cols = tl.arange(0, BLOCK)
+    mask = cols < H
+
+    a = _read(_address(table, U, KIND, KIND_ALIGN) + line * H, 0, H, cols, mask)
+    p = a
+    if OUT_RULE:
+        r = tl.load(_address(table, STATS, tl.float32, 4) + line * STATS_SIZE)
+        a *= r
+        gain = _read(_address(table, GAIN_OUT, tl.float32, WIDE_ALIGN), 0, H, cols, mask)
+        p = a * gain
+    if BIASED:
+        p += _read(_address(table, BIAS, tl.float32, WIDE_ALIGN), 0, H, cols, mask)
+    d = _read(gradient + n * H, 0, H, cols, mask)
+    if HAS_DOUT:
+        dout = _address(table, OUT, KIND, KIND_ALIGN) + line * H
+        d += _read(dout, 0, H, cols, mask)
+    if RELU:
+        d = tl.where(p <= 0.0, 0.0, d)
+    else:
+        h = _tanh(p)
+        d *= 1.0 - h * h
+    work = _address(table, H_OR_WORK, tl.float32, WIDE_ALIGN) + line * H
+    _write(work, 0, H, cols, mask, d)
+    if OUT_RULE:
+        d *= gain
+        d = _adjoint(d, a, r, tl.sum(d * a, 0) / H)
+    _write(operand + n * H, 0, H, cols, mask, d)
+    _write(_address(table, DU, KIND, KIND_ALIGN) + line * H, 0, H, cols, mask, d)
+
+
+# After the steps of a chunk
+
+
+@triton.jit
+def input_gradient(
+    work,
+    v,
+    stats,
+    gain,
+    dv,
+    H: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GATES: tl.constexpr,
+    STARTS: tl.constexpr,
+    STATS_SIZE: tl.constexpr,
+):
+    """Gradients dv (rows, G) from those of the normalised input term, one program for each row."""
+    line = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, BLOCK)
+    mask = cols < H
+    work += line * ((GATES + 1) * H)
+    v += line * (GATES * H)
+    dv += line * (GATES * H)
+    r0, r1, r2, r3 = _kept(stats + line * STATS_SIZE, GATES, STARTS)
+    a0 = _read(v, 0, H, cols, mask) * r0
+    a1 = _read(v, 1, H, cols, mask) * r1
+    a2 = _read(v, 2, H, cols, mask) * r2
+    d0 = _read(work, 0, H, cols, mask) * _read(gain, 0, H, cols, mask)
+    d1 = _read(work, 1, H, cols, mask) * _read(gain, 1, H, cols, mask)
+    d2 = _read(work, 2, H, cols, mask) * _read(gain, 2, H, cols, mask)
+    a3, d3 = tl.zeros_like(a0), tl.zeros_like(a0)
+    if GATES == 4:
+        a3 = _read(v, 3, H, cols, mask) * r3
+        d3 = _read(work, 3, H, cols, mask) * _read(gain, 3, H, cols, mask)
+    s0, s1, s2, s3 = _sums_of_one(d0 * a0, d1 * a1, d2 * a2, d3 * a3, STARTS)
+    n0, n1, n2, n3 = _merge(H, H, H, H, STARTS)
+    _write(dv, 0, H, cols, mask, _adjoint(d0, a0, r0, s0 / n0))
+    _write(dv, 1, H, cols, mask, _adjoint(d1, a1, r1, s1 / n1))
+    _write(dv, 2, H, cols, mask, _adjoint(d2, a2, r2, s2 / n2))
+    if GATES == 4:
+        _write(dv, 3, H, cols, mask, _adjoint(d3, a3, r3, s3 / n3))
+
+
+@triton.jit(do_not_specialize=["rows", "first"])
+def column_sums(
+    work,
+    a,
+    stats,
+    partial,
+    rows,
+    first,
+    H: tl.constexpr,
+    GATES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    SKIP: tl.constexpr,
+    STARTS: tl.constexpr,
+    OWN_MEAN: tl.constexpr,
+    STATS_SIZE: tl.constexpr,
+    SHARE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+):
+    """Sums over rows of d and of d times a normalised row: gradients of a bias and of a gain.
+
+    Program (k, j) adds up rows k * SHARE to (k + 1) * SHARE of some columns of one gate, ROWS at a
+    time, and writes to ``partial[k]``; no two programs write to one place, so that the order of
+    additions is always the same.
+
+    Args:
+        work: d, (rows, WIDTH, H); its gate first + q belongs to gate q of a, but behind SKIP gates
+            one more is passed over.
+        a: rows before normalisation, (rows, GATES, H).
+        stats: reciprocal deviations of their groups, STATS_SIZE numbers from row to row.
+        partial: (programs, 2, GATES, H).
+        rows: number of rows.
+        first: see ``work``.
+        STARTS: the groups, see `_merge`; 0: there is no second sum.
+        OWN_MEAN: whether a row's mean has to be taken off and stands before its deviation.
+    """
+    k = tl.program_id(0).to(tl.int64)
+    blocks: tl.constexpr = (H + COLS - 1) // COLS
+    q = tl.program_id(1) // blocks
+    cols = tl.program_id(1) % blocks * COLS + tl.arange(0, COLS)
+    inside = cols < H
+    gate = first + q
+    if SKIP:
+        gate += (q >= SKIP).to(tl.int32)
+    # Groups that start with gates 1 to q
+    place = (q > 0) & (STARTS // 2 % 2)
+    place += (q > 1) & (STARTS // 4 % 2)
+    place += (q > 2) & (STARTS // 8 % 2)
+    total = tl.zeros((ROWS, COLS), dtype=tl.float32)
+    scaled = tl.zeros((ROWS, COLS), dtype=tl.float32)
+    for start in range(0, SHARE, ROWS):
+        lines = k * SHARE + start + tl.arange(0, ROWS)
+        there = lines < rows
+        mask = there[:, None] & inside[None, :]
+        d = work + lines[:, None] * (WIDTH * H) + (gate * H + cols[None, :])
+        d = tl.load(d, mask=mask, other=0.0)
+        total += d
+        if STARTS:
+            x = a + lines[:, None] * (GATES * H) + (q * H + cols[None, :])
+            x = tl.load(x, mask=mask, other=0.0).to(tl.float32)
+            at = stats + lines * STATS_SIZE + place
+            if OWN_MEAN:
+                x -= tl.load(at - 1, mask=there, other=0.0)[:, None]
+            scaled += d * (x * tl.load(at, mask=there, other=0.0)[:, None])
+    partial += k * (2 * GATES * H) + (q * H + cols)
+    tl.store(partial, tl.sum(total, 0), mask=inside)
+    if STARTS:
+        tl.store(partial + GATES * H, tl.sum(scaled, 0), mask=inside)
+
+
+#: Step kernels by cell and direction of time: ``STEPS["LSTM", True]`` goes back.
+STEPS = {
+    ("LSTM", False): lstm_forward,
+    ("LSTM", True): lstm_backward,
+    ("GRU", False): gru_forward,
+    ("GRU", True): gru_backward,
+    ("RNN_TANH", False): rnn_forward,
+    ("RNN_TANH", True): rnn_backward,
+    ("RNN_RELU", False): rnn_forward,
+    ("RNN_RELU", True): rnn_backward,
+}
+
+#: Triton's names of the precisions of products.
+KINDS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16}

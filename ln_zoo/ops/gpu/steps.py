@@ -1,0 +1,655 @@
+"""The engine for NVIDIA GPUs: each step is one matrix product and one Triton kernel.
+
+Runs of at least `ln_zoo.ops.gpu.graphs.SHORTEST` steps of equal size are launched as recorded CUDA
+graphs, unless ``LN_ZOO_CUDA_GRAPHS=0`` or the current stream is itself being recorded; both ways
+launch the same kernels. Triton is imported when a call on a GPU asks for it.
+
+Sums are made in a fixed order: one device and one version of the libraries give the same numbers
+again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.util
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ln_zoo.ops.engine import Products, Saved, Sums, centred
+from ln_zoo.ops.gpu import graphs
+from ln_zoo.ops.spec import Operands, Rows, Spec
+
+#: The largest H: one program holds a row, four units in each of its 1024 threads.
+MAX_HIDDEN = 4096
+
+#: Programs among which the rows of a chunk are shared for sums over rows, at most, and the tile of
+#: rows and columns that a program reads at once.
+SHARES, TILE_ROWS, TILE_COLS = 128, 16, 128
+
+#: Launch options of all kernels. Versions of triton differ in the default.
+OPTIONS = {"enable_fp_fusion": True}
+
+
+class TritonEngine:
+    """Time steps as Triton kernels, in float32 or bfloat16."""
+
+    name = "triton"
+    title = "Triton kernels"
+
+    def refuses(self, spec: Spec, x: Tensor, w_hh: Tensor, dtype: torch.dtype) -> str | None:
+        """Why it cannot take this call, or ``None``."""
+        if x.device.type != "cuda":
+            return f"the input is on the device {x.device.type}, not on an NVIDIA GPU"
+        if torch.version.hip is not None:
+            return "it was never tried on GPUs of other makers than NVIDIA"
+        if not _has_triton():
+            return "triton is not installed"
+        if dtype not in (torch.float32, torch.bfloat16):
+            return f"products are in {dtype}; it computes in torch.float32 and torch.bfloat16"
+        needed = (8, 0) if dtype == torch.bfloat16 else (7, 0)
+        capability = torch.cuda.get_device_capability(x.device)
+        if capability < needed:
+            return (
+                f"for {dtype} it needs compute capability {needed[0]}.{needed[1]}, the GPU has "
+                f"{capability[0]}.{capability[1]}"
+            )
+        hidden = w_hh.shape[1]
+        if hidden > MAX_HIDDEN:
+            return f"H is {hidden}; a program holds a row of at most {MAX_HIDDEN}"
+        return None
+
+    def stats(self, spec: Spec) -> int:
+        """A reciprocal deviation per group of statistics, and the mean of a centred cell state."""
+        if spec.merged:
+            return int(spec.out.scale)
+        places = sum(len(rows.groups) for rows in (spec.input, spec.recurrent) if rows.scale)
+        return places + _rule(spec.out)
+
+    def empty(self, *size: int, like: Tensor, dtype: torch.dtype, scratch: str = "") -> Tensor:
+        """Memory that is not filled: torch's allocator keeps what it has."""
+        return like.new_empty(size, dtype=dtype)
+
+    def prepare(self, spec: Spec, operands: Operands, backward: bool) -> Prepared:
+        """Weights as the products want them, and what the step kernel has to know."""
+        with _on(operands.x):
+            return Prepared(spec, operands, backward, self.stats(spec))
+
+    def forward_steps(
+        self,
+        p: Prepared,
+        v: Tensor,
+        sizes: Sequence[int],
+        h: Tensor,
+        c: Tensor | None,
+        out: Tensor,
+        saved: Saved | None,
+    ) -> None:
+        """Runs consecutive steps; see `ln_zoo.ops.engine.Engine.forward_steps`."""
+        if not out.shape[0]:
+            return
+        rows: dict[str, Tensor | None] = {"v": v, "out": out}
+        if saved is not None:
+            rows |= {"u": saved.u, "c_rows": saved.c, "stats": saved.stats}
+        steps = Steps(p, rows, {"h_or_work": h, "c": c}, {"SAVE": saved is not None})
+
+        def start(buffers: Buffers, cases: int) -> None:
+            buffers["operand"][:cases].copy_(h[:cases])
+
+        with _on(v):
+            for run in _runs(sizes):
+                steps.launch(run, start, None)
+
+    def backward_steps(
+        self,
+        p: Prepared,
+        sizes: Sequence[int],
+        dout: Tensor | None,
+        dh: Tensor,
+        dc: Tensor | None,
+        saved: Saved,
+        h_prev: Tensor,
+        c_prev: Tensor | None,
+        du: Tensor,
+        dv: Tensor,
+        sums: Sums,
+    ) -> None:
+        """Takes gradients back; see `ln_zoo.ops.engine.Engine.backward_steps`."""
+        if not du.shape[0]:
+            return
+        gates = p.spec.gates
+        passed = torch.empty_like(dh) if p.spec.cell == "GRU" else None
+        work = dh.new_empty(du.shape[0], 1 if p.spec.merged else gates + 1, p.hidden)
+        rows = {
+            "v": saved.v,
+            "u": saved.u,
+            "c_rows": saved.c,
+            "stats": saved.stats,
+            "out": dout,
+            "h_prev": h_prev,
+            "c_prev": c_prev,
+            "du": du,
+            "h_or_work": work,
+        }
+        state = dc if passed is None else passed
+        steps = Steps(p, rows, {"c": state}, {"HAS_DOUT": dout is not None})
+
+        def start(buffers: Buffers, cases: int) -> None:
+            buffers["product"][:cases].copy_(dh[:cases])
+            if passed is not None:
+                passed[:cases].zero_()
+
+        def end(buffers: Buffers, cases: int) -> None:
+            product = buffers["product"][:cases]
+            if passed is None:
+                dh[:cases].copy_(product)
+            else:
+                torch.add(product, passed[:cases], out=dh[:cases])
+
+        with _on(du):
+            for run in reversed(_runs(sizes)):
+                steps.launch(run, start, end)
+            if saved.v is not None:
+                _input_gradient(p, work, saved.v, saved.stats, dv)
+            _add_sums(p, work, saved, sums)
+
+
+# What is made once per call
+
+
+class Prepared(Products):
+    """What the steps of a call share.
+
+    Args:
+        spec: what is computed.
+        operands: the tensors of the call.
+        backward: in which direction of time.
+        stats: numbers S kept per row.
+    """
+
+    # The longest graph fits in.
+    least_steps = graphs.LENGTHS[0]
+
+    def __init__(self, spec: Spec, operands: Operands, backward: bool, stats: int) -> None:
+        first, second = spec.products
+        super().__init__(centred(operands.w_ih, first))
+        weight = centred(operands.w_hh, second)
+        self.spec, self.backward, self.stats = spec, backward, stats
+        self.hidden = hidden = weight.shape[1]
+        # What a step multiplies by: (H, G), or on the way back (G, H).
+        self.weight = weight.contiguous() if backward else weight.t().contiguous()
+        bias, bias_hn = operands.bias, operands.bias_hn
+        if spec.cell == "GRU" and (bias is None) != (bias_hn is None):
+            like = operands.h0
+            bias = like.new_zeros(3 * hidden) if bias is None else bias
+            bias_hn = like.new_zeros(hidden) if bias_hn is None else bias_hn
+        self.vectors = {
+            "bias": bias,
+            "bias_hn": bias_hn,
+            "gain_input": operands.gain_input,
+            "gain_recurrent": operands.gain_recurrent,
+            "gain_out": operands.gain_out,
+            "shift_out": operands.shift_out,
+        }
+        kernels = _kernels()
+        self.kernel = kernels.STEPS[spec.cell, backward]
+        kind = kernels.KINDS[operands.x.dtype]
+        self.constants = constants(spec, hidden, kind, backward, bias is not None, stats)
+        self.warps = warps(hidden)
+
+    def add_weight_gradient(self, d: Tensor, a: Tensor, total: Tensor) -> None:
+        if total.dtype == a.dtype:
+            super().add_weight_gradient(d, a, total)
+        else:
+            product = torch.empty_like(total)
+            _multiply(d.t(), a, product)
+            total.add_(product)
+
+
+def constants(
+    spec: Spec, hidden: int, kind: Any, backward: bool, biased: bool, stats: int
+) -> dict[str, Any]:
+    """The compile-time arguments of a step kernel, but for those that depend on a chunk.
+
+    Args:
+        spec: what is computed.
+        hidden: H.
+        kind: triton's name of the precision of products.
+        backward: in which direction of time.
+        biased: whether there are biases.
+        stats: numbers S kept per row.
+    """
+    found = {
+        "H": hidden,
+        "BLOCK": block(hidden),
+        "KIND": kind,
+        "BIASED": biased,
+        "OUT_RULE": _rule(spec.out),
+        "STATS_SIZE": stats,
+    }
+    if spec.merged:
+        found["RELU"] = spec.cell == "RNN_RELU"
+    else:
+        found["INPUT"] = starts(spec.input)
+        found["RECURRENT"] = starts(spec.recurrent)
+    if not backward:
+        found["OUT_EPS"] = spec.out.eps
+        if not spec.merged:
+            found["INPUT_EPS"] = spec.input.eps
+            found["RECURRENT_EPS"] = spec.recurrent.eps
+    return found
+
+
+def block(hidden: int) -> int:
+    """Lanes of a program: a power of two that holds a row of H.
+
+    Example:
+        >>> block(100), block(256), block(2400)
+        (128, 256, 4096)
+    """
+    return max(16, 1 << (hidden - 1).bit_length())
+
+
+def warps(hidden: int) -> int:
+    """Warps of a program for a row of H: four units in each thread.
+
+    Example:
+        >>> warps(100), warps(256), warps(400), warps(2400)
+        (1, 2, 4, 32)
+    """
+    return max(1, block(hidden) // 128)
+
+
+def starts(rows: Rows) -> int:
+    """Groups of statistics as kernels want them: bit q is set where gate q starts a group.
+
+    A gate that a cell does not have starts one of its own. The identity is 0.
+
+    Example:
+        >>> bin(starts(Rows(True, True, 1e-5, (4,)))), bin(starts(Rows(True, True, 1e-5, (2, 1))))
+        ('0b1', '0b1101')
+    """
+    if not rows.scale:
+        return 0
+    found, gate = 0, 0
+    for size in rows.groups:
+        found |= 1 << gate
+        gate += size
+    return found | (0b1111 >> gate << gate)
+
+
+def _rule(rows: Rows) -> int:
+    """How kernels normalise a cell state: 0 not at all, 1 without and 2 with its mean taken off."""
+    return int(rows.scale) + int(rows.scale and rows.center)
+
+
+# Launches
+
+#: Memory at fixed addresses: the table, the operands of a product and its result.
+Buffers = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Steps that are launched together.
+
+    Attributes:
+        row: the first row.
+        sizes: rows of each step.
+    """
+
+    row: int
+    sizes: tuple[int, ...]
+
+    @property
+    def equal(self) -> bool:
+        """Whether all steps have as many rows."""
+        return self.sizes[0] == self.sizes[-1]
+
+    def steps(self, backward: bool) -> list[tuple[int, int]]:
+        """First row and rows of each step, in the order in which they are done."""
+        found, row = [], self.row
+        for size in self.sizes:
+            found.append((row, size))
+            row += size
+        return found[::-1] if backward else found
+
+
+def _runs(sizes: Sequence[int]) -> list[Run]:
+    """Cuts steps into long runs of equal size, which can be recorded, and what lies between.
+
+    Example:
+        >>> _runs([3] * 20 + [2, 1])
+        [Run(row=0, sizes=(3, 3, ..., 3)), Run(row=60, sizes=(2, 1))]
+    """
+    found: list[Run] = []
+    row = first = 0
+    pending: list[int] = []
+    while first < len(sizes):
+        last = first
+        while last < len(sizes) and sizes[last] == sizes[first]:
+            last += 1
+        equal = list(sizes[first:last])
+        if len(equal) < graphs.SHORTEST:
+            pending += equal
+        else:
+            if pending:
+                found.append(Run(row - sum(pending), tuple(pending)))
+                pending = []
+            found.append(Run(row, tuple(equal)))
+        row += sum(equal)
+        first = last
+    if pending:
+        found.append(Run(row - sum(pending), tuple(pending)))
+    return found
+
+
+class Steps:
+    """The steps of a chunk, ready to be launched.
+
+    Args:
+        p: what the steps of the call share.
+        rows: tensors (rows, ...) of the chunk, by slot.
+        cases: tensors (N, H), by slot.
+        flags: compile-time arguments that depend on the chunk.
+    """
+
+    def __init__(
+        self,
+        p: Prepared,
+        rows: Mapping[str, Tensor | None],
+        cases: Mapping[str, Tensor | None],
+        flags: Mapping[str, bool],
+    ) -> None:
+        self.p = p
+        # Kept alive as long as their addresses are used.
+        self._tensors = {**rows, **cases, **p.vectors}
+        self._places = []
+        for slot in _kernels().SLOTS:
+            a = self._tensors.get(slot)
+            # Never read, but never null either: zero would be another type of argument.
+            place = (p.weight.data_ptr(), 0) if a is None or not a.numel() else (a.data_ptr(), 0)
+            if a is not None and slot in rows:
+                place = place[0], a.stride(0) * a.element_size()
+            self._places.append(place)
+        self.constants = {**p.constants, **flags, **self._alignments()}
+
+    def _alignments(self) -> dict[str, int]:
+        """The alignment in bytes of all rows, in the precision of products and in float32."""
+        found = {}
+        kind = self.p.weight.dtype
+        for name, dtype in (("KIND_ALIGN", kind), ("WIDE_ALIGN", torch.float32)):
+            row = self.p.hidden * dtype.itemsize
+            align = min(16, row & -row)
+            addresses = [
+                a.data_ptr()
+                for slot, a in self._tensors.items()
+                if a is not None and a.numel() and a.dtype == dtype and slot != "stats"
+            ]
+            fits = all(address % align == 0 for address in addresses)
+            found[name] = align if fits else dtype.itemsize
+        return found
+
+    def launch(
+        self,
+        run: Run,
+        start: Callable[[Buffers, int], None],
+        end: Callable[[Buffers, int], None] | None,
+    ) -> None:
+        """Launches steps.
+
+        Args:
+            run: which.
+            start: fills the buffers from the states of so many cases.
+            end: takes the states from there.
+        """
+        cases = run.sizes[0]
+        if len(run.sizes) >= graphs.SHORTEST and run.equal and _may_replay(self.p.weight):
+            cache = graphs.cache(self.p.weight.device)
+            with cache.lock:
+                entry = cache.get(self._key(cases), lambda: self._buffers(cases, fixed=True))
+                if entry is not None:
+                    self._replay(cache, entry, run, start, end)
+                    return
+        buffers = self._buffers(cases, fixed=False)
+        start(buffers, cases)
+        self._write_table(buffers["table"], 0)
+        self._launch(buffers, run.steps(self.p.backward))
+        if end is not None:
+            end(buffers, cases)
+
+    def _replay(
+        self,
+        cache: graphs.Cache,
+        entry: graphs.Entry,
+        run: Run,
+        start: Callable[[Buffers, int], None],
+        end: Callable[[Buffers, int], None] | None,
+    ) -> None:
+        buffers, cases = entry.tensors, run.sizes[0]
+        pieces = graphs.pieces(len(run.sizes))
+        for length in {length for _, length in pieces}:
+            cache.record(
+                entry,
+                length,
+                lambda: self._warm_up(buffers, cases),
+                lambda steps: self._launch(
+                    buffers, Run(0, (cases,) * steps).steps(self.p.backward)
+                ),
+            )
+        cache.begin()
+        buffers["weight"].copy_(self.p.weight)
+        start(buffers, cases)
+        for first, length in reversed(pieces) if self.p.backward else pieces:
+            self._write_table(buffers["table"], run.row + first * cases)
+            entry.graphs[length].replay()
+        if end is not None:
+            end(buffers, cases)
+        cache.end()
+
+    def _key(self, cases: int) -> tuple[Any, ...]:
+        constants = tuple(sorted((name, str(value)) for name, value in self.constants.items()))
+        return (self.p.spec.cell, self.p.backward, cases, constants, *_product_settings())
+
+    def _buffers(self, cases: int, fixed: bool) -> Buffers:
+        """New buffers; fixed ones have room for weights of their own."""
+        weight = self.p.weight
+        inner, outer = weight.shape
+        return {
+            "table": torch.empty(len(self._places), dtype=torch.int64, device=weight.device),
+            "weight": torch.empty_like(weight) if fixed else weight,
+            "product": weight.new_empty(cases, outer, dtype=torch.float32),
+            "operand": weight.new_empty(cases, inner),
+        }
+
+    def _write_table(self, table: Tensor, row: int) -> None:
+        """Addresses of the tensors from a row on."""
+        addresses = [address + row * stride for address, stride in self._places]
+        _kernels().write_table[1,](table, *addresses, num_warps=1)
+
+    def _warm_up(self, buffers: Buffers, cases: int) -> None:
+        """One step that touches no tensor of the call."""
+        width = max(self.p.stats, (self.p.spec.gates + 1) * self.p.hidden)
+        scratch = buffers["product"].new_zeros(cases, width)
+        addresses = [scratch.data_ptr()] * len(self._places)
+        _kernels().write_table[1,](buffers["table"], *addresses, num_warps=1)
+        self._launch(buffers, [(0, cases)])
+
+    def _launch(self, buffers: Buffers, steps: Sequence[tuple[int, int]]) -> None:
+        """A product and a kernel for each step, given by its first row and its rows."""
+        p = self.p
+        table, weight = buffers["table"], buffers["weight"]
+        product, operand = buffers["product"], buffers["operand"]
+        for row, cases in steps:
+            if not p.backward:
+                _multiply(operand[:cases], weight, product[:cases])
+            p.kernel[cases,](
+                table, product, operand, row, **self.constants, num_warps=p.warps, **OPTIONS
+            )
+            if p.backward:
+                _multiply(operand[:cases], weight, product[:cases])
+
+
+def _multiply(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """The product of two matrices in float32, whatever their precision."""
+    if a.dtype == out.dtype:
+        torch.mm(a, b, out=out)
+    elif a.is_cuda:
+        torch.ops.aten.mm.dtype_out(a, b, out.dtype, out=out)
+    else:  # only under triton's interpreter
+        torch.mm(a.to(out.dtype), b.to(out.dtype), out=out)
+
+
+# After the steps of a chunk
+
+
+def _input_gradient(p: Prepared, work: Tensor, v: Tensor, stats: Tensor, dv: Tensor) -> None:
+    """Fills dv from the gradients of the normalised input term."""
+    gates = p.spec.gates
+    if not p.spec.input.scale:
+        dv.view(-1, gates, p.hidden).copy_(work[:, :gates])
+        return
+    _kernels().input_gradient[v.shape[0],](
+        work,
+        v,
+        stats,
+        p.vectors["gain_input"],
+        dv,
+        H=p.hidden,
+        BLOCK=block(p.hidden),
+        GATES=gates,
+        STARTS=starts(p.spec.input),
+        STATS_SIZE=p.stats,
+        num_warps=p.warps,
+        **OPTIONS,
+    )
+
+
+def _add_sums(p: Prepared, work: Tensor, saved: Saved, sums: Sums) -> None:
+    """Adds the gradients of vectors."""
+    spec = p.spec
+    if spec.merged:
+        _add_columns(p, work, 0, saved.u, saved.stats, spec.out, sums.bias, sums.gain_out)
+        return
+    stats = saved.stats
+    _add_columns(p, work, 0, saved.v, stats, spec.input, sums.bias, sums.gain_input)
+    stats = stats[:, len(spec.input.groups) :]
+    if spec.cell == "GRU":
+        # The gradients of R h' are those of r and z, and behind that of n its own.
+        bias = None
+        if sums.bias_hn is not None:
+            bias = sums.bias_hn.new_zeros(3 * p.hidden)
+        _add_columns(p, work, 0, saved.u, stats, spec.recurrent, bias, sums.gain_recurrent, skip=2)
+        if sums.bias_hn is not None and bias is not None:
+            sums.bias_hn.add_(bias[2 * p.hidden :])
+        return
+    _add_columns(p, work, 0, saved.u, stats, spec.recurrent, None, sums.gain_recurrent)
+    stats = stats[:, len(spec.recurrent.groups) + _rule(spec.out) - 1 :]
+    _add_columns(p, work, 4, saved.c, stats, spec.out, sums.shift_out, sums.gain_out, own_mean=True)
+
+
+def _add_columns(
+    p: Prepared,
+    work: Tensor,
+    first: int,
+    a: Tensor | None,
+    stats: Tensor,
+    norm: Rows,
+    bias: Tensor | None,
+    gain: Tensor | None,
+    *,
+    skip: int = 0,
+    own_mean: bool = False,
+) -> None:
+    """Adds the sums over rows of d, and of d times a normalised row.
+
+    Args:
+        p: what the steps of the call share.
+        work: the work area, (rows, gates of it, H).
+        first: the gate of it at which d starts.
+        a: the rows before normalisation.
+        stats: what is kept of rows, starting with the reciprocal deviations of these.
+        norm: how they are normalised.
+        bias: what the first sum is added to; ``None``: nothing.
+        gain: the same for the second.
+        skip: behind so many gates of d one more is passed over.
+        own_mean: whether a centred row's mean is not 0 and stands before its deviation.
+    """
+    if a is None or (bias is None and gain is None):
+        return
+    hidden, count = p.hidden, work.shape[0]
+    gates = a.shape[1] // hidden
+    # A power of two: it is a compile-time number, of which there should be few.
+    share = max(TILE_ROWS, 1 << (-(-count // SHARES) - 1).bit_length())
+    partial = work.new_empty(-(-count // share), 2, gates * hidden)
+    columns = min(TILE_COLS, block(hidden))
+    _kernels().column_sums[partial.shape[0], gates * -(-hidden // columns)](
+        work,
+        a,
+        stats,
+        partial,
+        count,
+        first,
+        H=hidden,
+        GATES=gates,
+        WIDTH=work.shape[1],
+        SKIP=skip,
+        STARTS=starts(norm) if gain is not None else 0,
+        OWN_MEAN=own_mean and norm.center,
+        STATS_SIZE=p.stats,
+        SHARE=share,
+        ROWS=TILE_ROWS,
+        COLS=columns,
+        num_warps=4,
+        **OPTIONS,
+    )
+    if bias is not None:
+        bias.add_(partial[:, 0].sum(0))
+    if gain is not None:
+        gain.add_(partial[:, 1].sum(0))
+
+
+# What there is
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+@functools.cache
+def _kernels() -> Any:
+    return importlib.import_module("ln_zoo.ops.gpu.kernels")
+
+
+@contextlib.contextmanager
+def _on(a: Tensor) -> Iterator[None]:
+    """Launches go to the device of a tensor."""
+    with torch.cuda.device(a.device) if a.is_cuda else contextlib.nullcontext():
+        yield
+
+
+def _may_replay(a: Tensor) -> bool:
+    """Whether recorded graphs can be launched now."""
+    return (
+        a.is_cuda
+        and os.environ.get("LN_ZOO_CUDA_GRAPHS") != "0"
+        and not torch.cuda.is_current_stream_capturing()
+    )
+
+
+def _product_settings() -> tuple[Any, ...]:
+    """Settings of torch on which it depends what a recorded product does."""
+    matmul = torch.backends.cuda.matmul
+    precision = getattr(matmul, "fp32_precision", None)  # torch 2.9
+    return (
+        matmul.allow_tf32 if precision is None else precision,
+        matmul.allow_bf16_reduced_precision_reduction,
+        torch.are_deterministic_algorithms_enabled(),
+    )

@@ -1,0 +1,1 @@
+"""Recurrent kernels in C++, compiled on first use."""

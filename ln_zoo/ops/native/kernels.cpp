@@ -1,0 +1,1068 @@
+// Normalised recurrent layers on a CPU: matrix products and the steps of LSTM, GRU and RNN.
+//
+// Plain C++17 with the vector extensions of GCC and Clang; nothing here knows of torch. The caller
+// (steps.py) owns every buffer. All matrices are row-major, "packed" ones as `pack` lays them out;
+// what matrix products read and write is float32 or bfloat16, all else float32. Letters: N cases, H hidden units, G = gates * H; step t has sizes[t] rows, its cases
+// being the first sizes[t] of N, and sizes never grow.
+//
+// Threads share the cases, never a step: a thread takes its cases through all steps of a call
+// without meeting the others. Weights of centred normalisations arrive centred, so that the products
+// have mean zero and a norm needs their mean square alone. Arithmetic keeps NaN and infinity.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+#if defined(__AVX512F__) || defined(__AVX__)
+#include <immintrin.h>
+#endif
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
+#if defined(__AVX512F__)
+#define LANES 16
+#elif defined(__AVX__)
+#define LANES 8
+#else
+#define LANES 4
+#endif
+
+namespace {
+
+// Vectors
+
+typedef float vec __attribute__((vector_size(4 * LANES)));
+typedef float unaligned_vec __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
+constexpr int64_t L = LANES;
+
+inline vec load(const float* p) { return *reinterpret_cast<const unaligned_vec*>(p); }
+inline void store(float* p, vec a) { *reinterpret_cast<unaligned_vec*>(p) = a; }
+inline vec all(float a) { return vec{} + a; }
+
+// Asks for the same place of the next row, which a step reads next.
+inline void ahead(const float* p, int64_t row) { __builtin_prefetch(p + row); }
+
+inline float total(vec a) {
+#ifdef __AVX512F__
+  return _mm512_reduce_add_ps((__m512)a);
+#else
+  // By halves: added one after the other, lanes would wait for each other.
+  for (int64_t half = L / 2; half > 0; half /= 2) {
+    for (int64_t i = 0; i < half; i++) a[i] += a[i + half];
+  }
+  return a[0];
+#endif
+}
+
+// A block of L units, and the last one of a row, where fewer are left: lanes past the end read zero.
+struct Whole {
+  vec read(const float* p) const { return load(p); }
+  void write(float* p, vec a) const { store(p, a); }
+  vec keep(vec a) const { return a; }
+};
+
+#ifdef __AVX512F__
+struct Rest {
+  __mmask16 mask;
+  explicit Rest(int64_t n) : mask(__mmask16((1u << n) - 1)) {}
+  vec read(const float* p) const { return (vec)_mm512_maskz_loadu_ps(mask, p); }
+  void write(float* p, vec a) const { _mm512_mask_storeu_ps(p, mask, (__m512)a); }
+  vec keep(vec a) const { return (vec)_mm512_maskz_mov_ps(mask, (__m512)a); }
+};
+#else
+struct Rest {
+  int64_t n;
+  explicit Rest(int64_t n) : n(n) {}
+  vec read(const float* p) const {
+    vec a{};
+    for (int64_t i = 0; i < n; i++) a[i] = p[i];
+    return a;
+  }
+  void write(float* p, vec a) const {
+    for (int64_t i = 0; i < n; i++) p[i] = a[i];
+  }
+  vec keep(vec a) const {
+    for (int64_t i = n; i < L; i++) a[i] = 0;
+    return a;
+  }
+};
+#endif
+
+template <class Body>
+inline void for_units(int64_t n, Body body) {
+  int64_t j = 0;
+  for (; j + L <= n; j += L) body(j, Whole{});
+  if (j < n) body(j, Rest(n - j));
+}
+
+inline float sum_of_squares(const float* p, int64_t n) {
+  vec a{}, b{}, c{}, d{};
+  int64_t j = 0;
+  for (; j + 4 * L <= n; j += 4 * L) {
+    vec x = load(p + j), y = load(p + j + L), z = load(p + j + 2 * L), w = load(p + j + 3 * L);
+    a += x * x;
+    b += y * y;
+    c += z * z;
+    d += w * w;
+  }
+  for_units(n - j, [&](int64_t i, auto block) {
+    vec x = block.read(p + j + i);
+    a += x * x;
+  });
+  return total((a + b) + (c + d));
+}
+
+// e^x for |x| <= 87, beyond that its value there; NaN stays NaN. Error below 1.5 units in the last
+// place: x = n log 2 + f, |f| <= log(2) / 2, Taylor's polynomial of degree 7 in f, then 2^n.
+inline vec exponential(vec x) {
+  x = x > all(87.0f) ? all(87.0f) : x;
+  x = x < all(-87.0f) ? all(-87.0f) : x;
+  const vec shift = all(12582912.0f);  // adding 1.5 * 2^23 rounds to a whole number
+  vec n = (x * 1.44269504f + shift) - shift;
+  vec f = x - n * 0.693359375f;  // log 2 in two parts; the first is exact in few bits
+  f = f - n * -2.12194440e-4f;
+  vec p = all(1.0f / 5040);
+  p = p * f + 1.0f / 720;
+  p = p * f + 1.0f / 120;
+  p = p * f + 1.0f / 24;
+  p = p * f + 1.0f / 6;
+  p = p * f + 0.5f;
+  p = p * f + 1.0f;
+  p = p * f + 1.0f;
+  ivec power = (__builtin_convertvector(n, ivec) + 127) << 23;
+  return p * (vec)power;
+}
+
+inline vec sigmoid(vec x) { return 1.0f / (1.0f + exponential(-x)); }
+
+// 1 - 2 / (e^2x + 1) loses the small numbers: there, an odd polynomial (fitted for |x| <= 0.625).
+inline vec hyperbolic_tangent(vec x) {
+  vec square = x * x;
+  vec p = all(-5.70498872745e-3f);
+  p = p * square + 2.06390887954e-2f;
+  p = p * square + -5.37397155531e-2f;
+  p = p * square + 1.33314422036e-1f;
+  p = p * square + -3.33332819422e-1f;
+  vec near = p * square * x + x;
+  vec far = 1.0f - 2.0f / (exponential(2.0f * x) + 1.0f);
+  return square < all(0.390625f) ? near : far;
+}
+
+// Matrix products of float or bfloat factors, summed in float
+
+// bfloat16: the upper half of a float.
+typedef uint16_t bfloat;
+
+inline vec widen(const bfloat* p) {
+  ivec bits{};
+  for (int64_t i = 0; i < L; i++) bits[i] = int32_t(uint32_t(p[i]) << 16);
+  return (vec)bits;
+}
+
+// To the nearest, ties to even; NaN stays NaN.
+inline bfloat narrow(float a) {
+  uint32_t bits;
+  std::memcpy(&bits, &a, 4);
+  if (a != a) return bfloat(bits >> 16 | 64);
+  return bfloat((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+inline void widen(const bfloat* from, int64_t n, float* to) {
+  int64_t j = 0;
+  for (; j + L <= n; j += L) store(to + j, widen(from + j));
+  for (; j < n; j++) {
+    const uint32_t bits = uint32_t(from[j]) << 16;
+    std::memcpy(to + j, &bits, 4);
+  }
+}
+
+inline void narrow(const float* from, int64_t n, bfloat* to) {
+  int64_t j = 0;
+#ifdef __AVX512BF16__
+  for (; j + L <= n; j += L) {
+    const __m256bh part = _mm512_cvtneps_pbh(_mm512_loadu_ps(from + j));
+    std::memcpy(to + j, &part, sizeof part);
+  }
+#endif
+  for (; j < n; j++) to[j] = narrow(from[j]);
+}
+
+// What a lane holds: one factor, or two of one sum, which lie side by side.
+template <class T>
+struct Factors;
+
+template <>
+struct Factors<float> {
+  typedef vec Vector;
+  static constexpr int64_t PER_LANE = 1;
+  static Vector left(const float* p) { return all(*p); }
+  static void add(vec& sum, vec a, vec b) { sum += a * b; }
+};
+
+template <>
+struct Factors<bfloat> {
+  typedef ivec Vector;
+  static constexpr int64_t PER_LANE = 2;
+  static Vector left(const bfloat* p) {
+    int32_t pair;
+    std::memcpy(&pair, p, 4);
+    return ivec{} + pair;
+  }
+  static void add(vec& sum, ivec a, ivec b) {
+#ifdef __AVX512BF16__
+    sum = (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+#else
+    const ivec upper = ivec{} + int32_t(0xffff0000);
+    sum += (vec)(a << 16) * (vec)(b << 16);
+    sum += (vec)(a & upper) * (vec)(b & upper);
+#endif
+  }
+};
+
+// K rounded up to whole lanes.
+template <class T>
+inline int64_t padded(int64_t K) {
+  constexpr int64_t per = Factors<T>::PER_LANE;
+  return (K + per - 1) / per * per;
+}
+
+// A packed matrix (K, N) is cut into panels of WIDTH vectors of columns, the last panel as narrow as
+// it can be; a panel holds its rows one after the other (rows of bfloat in pairs), so that a product
+// reads it in order. Six rows by four vectors of sums, four vectors of the right and one of the left
+// operand fill the 32 registers of AVX-512.
+constexpr int64_t WIDTH = 4, HEIGHT = 6;
+// Rows of a panel that are used while they lie in the second-level cache.
+constexpr int64_t DEPTH = 512;
+
+// Keeps a value in a register: GCC would rather load it again for every use, and a processor loads
+// no more than one or two vectors a cycle.
+#if defined(__x86_64__) && defined(__AVX512F__)
+#define KEEP(a) asm("" : "+v"(a))
+#elif defined(__x86_64__)
+#define KEEP(a) asm("" : "+x"(a))
+#elif defined(__aarch64__)
+#define KEEP(a) asm("" : "+w"(a))
+#else
+#define KEEP(a)
+#endif
+
+template <class T>
+struct Left {  // the left operand: element (m, k); the columns of bfloat lie side by side
+  const T* data;
+  int64_t row, column;
+};
+
+template <class T, int ROWS, int VECTORS>
+void tile(int64_t K, Left<T> a, const T* b, float* c, int64_t ldc, bool add, int64_t lanes) {
+  constexpr int64_t per = Factors<T>::PER_LANE;
+  typedef typename Factors<T>::Vector Vector;
+  // The result is asked for now, so that it has come when the sums are done.
+  for (int i = 0; i < ROWS; i++) {
+    for (int j = 0; j < VECTORS; j++) __builtin_prefetch(c + i * ldc + j * L, 1);
+  }
+  vec sums[ROWS][VECTORS] = {};
+  const T* left = a.data;
+  for (int64_t k = 0; k < K; k += per, b += per * VECTORS * L, left += per * a.column) {
+    Vector right[VECTORS];
+    for (int j = 0; j < VECTORS; j++) {
+      right[j] = *reinterpret_cast<const Vector*>(b + j * per * L);
+      KEEP(right[j]);
+    }
+#pragma GCC unroll 6
+    for (int i = 0; i < ROWS; i++) {
+      const Vector factor = Factors<T>::left(left + i * a.row);
+      for (int j = 0; j < VECTORS; j++) Factors<T>::add(sums[i][j], factor, right[j]);
+    }
+  }
+  for (int i = 0; i < ROWS; i++) {
+    for (int j = 0; j < VECTORS; j++) {
+      float* to = c + i * ldc + j * L;
+      if (j < VECTORS - 1 || lanes == L) {
+        store(to, add ? load(to) + sums[i][j] : sums[i][j]);
+      } else {
+        const Rest rest(lanes);
+        rest.write(to, add ? rest.read(to) + sums[i][j] : sums[i][j]);
+      }
+    }
+  }
+}
+
+template <class T, int ROWS>
+void tile_of(int64_t vectors, int64_t K, Left<T> a, const T* b, float* c, int64_t ldc, bool add,
+             int64_t lanes) {
+  switch (vectors) {
+    case 1: return tile<T, ROWS, 1>(K, a, b, c, ldc, add, lanes);
+    case 2: return tile<T, ROWS, 2>(K, a, b, c, ldc, add, lanes);
+    case 3: return tile<T, ROWS, 3>(K, a, b, c, ldc, add, lanes);
+    case 4: return tile<T, ROWS, 4>(K, a, b, c, ldc, add, lanes);
+  }
+}
+
+// C (M, N) = A (M, K) B, or C += A B; B packed, K whole lanes.
+template <class T>
+void product(int64_t M, int64_t N, int64_t K, Left<T> a, const T* b, float* c, int64_t ldc,
+             bool add) {
+  const int64_t blocks = (M + HEIGHT - 1) / HEIGHT;
+  for (int64_t n = 0; n < N; n += WIDTH * L) {
+    const int64_t columns = std::min(WIDTH * L, N - n), vectors = (columns + L - 1) / L;
+    const int64_t lanes = columns - (vectors - 1) * L;
+    for (int64_t k = 0; k < K; k += DEPTH) {
+      const int64_t depth = std::min(DEPTH, K - k);
+      const bool more = add || k > 0;
+      for (int64_t q = 0, m = 0; q < blocks; q++) {
+        // As even as can be: a single row is slow.
+        const int64_t height = (M - m + blocks - q - 1) / (blocks - q);
+        const Left<T> left{a.data + m * a.row + k * a.column, a.row, a.column};
+        const T* right = b + n * K + k * vectors * L;
+        float* to = c + m * ldc + n;
+        switch (height) {
+          case 1: tile_of<T, 1>(vectors, depth, left, right, to, ldc, more, lanes); break;
+          case 2: tile_of<T, 2>(vectors, depth, left, right, to, ldc, more, lanes); break;
+          case 3: tile_of<T, 3>(vectors, depth, left, right, to, ldc, more, lanes); break;
+          case 4: tile_of<T, 4>(vectors, depth, left, right, to, ldc, more, lanes); break;
+          case 5: tile_of<T, 5>(vectors, depth, left, right, to, ldc, more, lanes); break;
+          case 6: tile_of<T, 6>(vectors, depth, left, right, to, ldc, more, lanes); break;
+        }
+        m += height;
+      }
+    }
+  }
+}
+
+template <class T>
+void pack_panel(const T* from, int64_t row, int64_t column, int64_t K, int64_t columns, T* to) {
+  constexpr int64_t per = Factors<T>::PER_LANE;
+  const int64_t wide = (columns + L - 1) / L * L;
+  // A cache line of every column at a time, where columns run along the memory.
+  for (int64_t k0 = 0; k0 < K; k0 += 16) {
+    const int64_t k1 = std::min(padded<T>(K), k0 + 16);
+    if (per == 1 && column == 1) {
+      for (int64_t k = k0; k < k1; k++) {
+        std::memcpy(to + k * wide, from + k * row, sizeof(T) * columns);
+        std::fill(to + k * wide + columns, to + (k + 1) * wide, T(0));
+      }
+      continue;
+    }
+    for (int64_t j = 0; j < wide; j++) {
+      for (int64_t k = k0; k < k1; k++) {
+        const bool inside = j < columns && k < K;
+        to[k / per * per * wide + j * per + k % per] = inside ? from[k * row + j * column] : T(0);
+      }
+    }
+  }
+}
+
+// Threads
+
+int64_t threads_for(int64_t wanted, int64_t pieces) {
+#ifdef _OPENMP
+  if (omp_in_parallel()) return 1;
+  return std::max<int64_t>(1, std::min(wanted, pieces));
+#else
+  (void)wanted, (void)pieces;
+  return 1;
+#endif
+}
+
+template <class Body>
+void in_parallel(int64_t threads, Body body) {
+#ifdef _OPENMP
+  if (threads > 1) {
+#pragma omp parallel num_threads(int(threads))
+    {
+      // The runtime may give fewer threads than asked for.
+      const int64_t got = omp_get_num_threads();
+      for (int64_t i = omp_get_thread_num(); i < threads; i += got) body(i);
+    }
+    return;
+  }
+#endif
+  for (int64_t i = 0; i < threads; i++) body(i);
+}
+
+// Recurrent steps
+
+enum Cell : int64_t { LSTM, GRU, RNN_TANH, RNN_RELU };
+constexpr int64_t MAX_GATES = 4;
+
+}  // namespace
+
+extern "C" {
+
+// One normalisation of rows; groups[q] is the first gate that shares statistics with gate q.
+struct Rows {
+  int64_t scale, center;
+  double eps;
+  int64_t groups[MAX_GATES];
+};
+
+// What a call on consecutive steps reads and writes. T* stands for float*, or bfloat* where `narrow`.
+// In a simple RNN u is the sum of both terms and the same memory as v, du the same as dv.
+struct Steps {
+  int64_t cell, narrow, steps, cases, hidden, threads;
+  const int64_t* sizes;  // (steps,)
+  Rows input, recurrent, out;
+  const float *bias, *bias_hn, *gain_input, *gain_recurrent;  // (G,), (H,), (G,), (G,)
+  const float *gain_out, *shift_out;                          // (H,)
+  const void* weight;       // packed T: forward (H, G), backward (G, H)
+  void *v, *u;              // T (rows, G); forward: u null where nothing is saved
+  float *cells, *stats;     // (rows, H), (rows, STATS); forward: null where nothing is saved
+  // The forward alone.
+  void* output;  // T (rows, H)
+  float *h, *c;  // (N, H)
+  // The backward alone; output_gradient may be null.
+  const void *output_gradient, *h_prev;  // T (rows, H)
+  const float* c_prev;                   // (rows, H)
+  float *dh, *dc;                        // (N, H)
+  void *du, *dv;                         // T (rows, G)
+  float *dbias, *dbias_hn, *dgain_input, *dgain_recurrent, *dgain_out, *dshift_out;
+};
+
+}  // extern "C"
+
+namespace {
+
+// Reciprocal deviations of the input's and the recurrent product's gates, then mean and reciprocal
+// deviation of the site at the output.
+constexpr int64_t STATS = 2 * MAX_GATES + 2;
+
+struct Shape {
+  int64_t H, gates, G;
+  explicit Shape(const Steps& s)
+      : H(s.hidden), gates(s.cell == LSTM ? 4 : s.cell == GRU ? 3 : 1), G(gates * H) {}
+};
+
+inline float reciprocal_deviation(double sum, int64_t n, double eps) {
+  return float(1.0 / std::sqrt(sum / double(n) + eps));
+}
+
+// One past the last gate that shares statistics with gate q, the first of its group.
+inline int64_t group_end(const Rows& rows, int64_t gates, int64_t q) {
+  int64_t end = q + 1;
+  while (end < gates && rows.groups[end] == rows.groups[q]) end++;
+  return end;
+}
+
+// The reciprocal deviation of each gate of a row of products, whose mean is zero or stays.
+void deviations(const Rows& rows, const float* a, int64_t gates, int64_t H, float* r) {
+  std::fill(r, r + gates, 1.0f);
+  if (!rows.scale) return;
+  for (int64_t q = 0, end; q < gates; q = end) {
+    end = group_end(rows, gates, q);
+    const int64_t n = (end - q) * H;
+    std::fill(r + q, r + end, reciprocal_deviation(sum_of_squares(a + q * H, n), n, rows.eps));
+  }
+}
+
+// Mean and reciprocal deviation of a row whose mean is not zero.
+void mean_and_deviation(const Rows& rows, const float* a, int64_t n, float* mean, float* r) {
+  *mean = 0.0f, *r = 1.0f;
+  if (!rows.scale) return;
+  if (rows.center) {
+    vec sum{};
+    for_units(n, [&](int64_t j, auto block) { sum += block.read(a + j); });
+    *mean = total(sum) / float(n);
+  }
+  const vec center = all(*mean);
+  vec squares{};
+  for_units(n, [&](int64_t j, auto block) {
+    vec d = block.keep(block.read(a + j) - center);
+    squares += d * d;
+  });
+  *r = reciprocal_deviation(total(squares), n, rows.eps);
+}
+
+// The two means in the adjoint r (d - mean d - a mean(d a)) of a normalisation, gate by gate, from
+// sums over the gates; zero where it takes neither.
+struct Means {
+  vec d[MAX_GATES] = {}, da[MAX_GATES] = {};
+  float mean_d[MAX_GATES], mean_da[MAX_GATES];
+
+  void add(int64_t q, vec d_q, vec a) {
+    d[q] += d_q;
+    da[q] += d_q * a;
+  }
+  void finish(const Rows& rows, int64_t gates, int64_t H) {
+    for (int64_t q = 0, end; q < gates; q = end) {
+      end = group_end(rows, gates, q);
+      vec sum{}, product{};
+      for (int64_t k = q; k < end; k++) sum += d[k], product += da[k];
+      const float n = float((end - q) * H);
+      std::fill(mean_d + q, mean_d + end, rows.scale && rows.center ? total(sum) / n : 0.0f);
+      std::fill(mean_da + q, mean_da + end, rows.scale ? total(product) / n : 0.0f);
+    }
+  }
+};
+
+// Forward, one row of one step: u holds the recurrent product, h and c the states before and after.
+
+void lstm_row(const Steps& s, const Shape& shape, const float* v, const float* u, float* h,
+              float* c, float* stats, float* o) {
+  const int64_t H = shape.H;
+  deviations(s.input, v, 4, H, stats);
+  deviations(s.recurrent, u, 4, H, stats + MAX_GATES);
+  vec rv[4], ru[4];
+  for (int64_t q = 0; q < 4; q++) rv[q] = all(stats[q]), ru[q] = all(stats[MAX_GATES + q]);
+  for_units(H, [&](int64_t j, auto block) {
+    vec p[4];
+    for (int64_t q = 0; q < 4; q++) {
+      const int64_t k = q * H + j;
+      p[q] = block.read(s.bias + k) + block.read(s.gain_input + k) * (rv[q] * block.read(v + k)) +
+             block.read(s.gain_recurrent + k) * (ru[q] * block.read(u + k));
+      ahead(v + k, shape.G);
+    }
+    block.write(c + j, sigmoid(p[1]) * block.read(c + j) +
+                           sigmoid(p[0]) * hyperbolic_tangent(p[2]));
+    block.write(o + j, sigmoid(p[3]));
+  });
+  float* mean = stats + 2 * MAX_GATES;
+  mean_and_deviation(s.out, c, H, mean, mean + 1);
+  const vec m = all(mean[0]), r = all(mean[1]);
+  for_units(H, [&](int64_t j, auto block) {
+    vec a = (block.read(c + j) - m) * r;
+    vec z = block.read(s.gain_out + j) * a + block.read(s.shift_out + j);
+    block.write(h + j, block.read(o + j) * hyperbolic_tangent(z));
+  });
+}
+
+void gru_row(const Steps& s, const Shape& shape, const float* v, const float* u, float* h,
+             float* stats) {
+  const int64_t H = shape.H;
+  deviations(s.input, v, 3, H, stats);
+  deviations(s.recurrent, u, 3, H, stats + MAX_GATES);
+  vec rv[3], ru[3];
+  for (int64_t q = 0; q < 3; q++) rv[q] = all(stats[q]), ru[q] = all(stats[MAX_GATES + q]);
+  for_units(H, [&](int64_t j, auto block) {
+    vec x[3], y[3];
+    for (int64_t q = 0; q < 3; q++) {
+      const int64_t k = q * H + j;
+      x[q] = block.read(s.bias + k) + block.read(s.gain_input + k) * (rv[q] * block.read(v + k));
+      y[q] = block.read(s.gain_recurrent + k) * (ru[q] * block.read(u + k));
+    }
+    vec reset = sigmoid(x[0] + y[0]), update = sigmoid(x[1] + y[1]);
+    vec n = hyperbolic_tangent(x[2] + reset * (y[2] + block.read(s.bias_hn + j)));
+    block.write(h + j, n + update * (block.read(h + j) - n));
+  });
+}
+
+void rnn_row(const Steps& s, const Shape& shape, const float* u, float* h, float* stats) {
+  const int64_t H = shape.H;
+  float* mean = stats + 2 * MAX_GATES;
+  mean_and_deviation(s.out, u, H, mean, mean + 1);
+  const vec m = all(mean[0]), r = all(mean[1]), zero{};
+  for_units(H, [&](int64_t j, auto block) {
+    vec a = (block.read(u + j) - m) * r;
+    vec p = block.read(s.gain_out + j) * a + block.read(s.bias + j);
+    // Written so that NaN passes.
+    vec next = s.cell == RNN_RELU ? (p <= zero ? zero : p) : hyperbolic_tangent(p);
+    block.write(h + j, next);
+  });
+}
+
+void forward_row(const Steps& s, const Shape& shape, const float* v, const float* u, float* h,
+                 float* c, float* stats, float* scratch) {
+  switch (s.cell) {
+    case LSTM: return lstm_row(s, shape, v, u, h, c, stats, scratch);
+    case GRU: return gru_row(s, shape, v, u, h, stats);
+    default: return rnn_row(s, shape, u, h, stats);
+  }
+}
+
+// Backward, one row of one step (formulas in the documentation of the aten engine). dh and dc come
+// as the gradients that flow back from the next step and leave as those that flow to the step
+// before, dh without the part that goes through du.
+
+struct Sums {  // of one thread
+  std::vector<float> bias, bias_hn, gain_input, gain_recurrent, gain_out, shift_out;
+  explicit Sums(const Shape& shape)
+      : bias(shape.G), bias_hn(shape.H), gain_input(shape.G), gain_recurrent(shape.G),
+        gain_out(shape.H), shift_out(shape.H) {}
+};
+
+template <class Block>
+inline void accumulate(Block block, std::vector<float>& to, int64_t j, vec a) {
+  block.write(to.data() + j, block.read(to.data() + j) + a);
+}
+
+// du and dv from the gradients dp of normalised, scaled sums; pu, pv hold dp for either and may be
+// du, dv themselves.
+void adjoints(const Steps& s, const Shape& shape, const float* v, const float* u,
+              const float* stats, const Means& mv, const Means& mu, const float* pv,
+              const float* pu, float* dv, float* du) {
+  const int64_t H = shape.H;
+  for (int64_t q = 0; q < shape.gates; q++) {
+    const vec rv = all(stats[q]), ru = all(stats[MAX_GATES + q]);
+    const vec v1 = all(mv.mean_d[q]), v2 = all(mv.mean_da[q]);
+    const vec u1 = all(mu.mean_d[q]), u2 = all(mu.mean_da[q]);
+    for_units(H, [&](int64_t j, auto block) {
+      const int64_t k = q * H + j;
+      vec p = block.read(pv + k), w = block.read(pu + k);
+      vec a = rv * block.read(v + k), b = ru * block.read(u + k);
+      block.write(dv + k, rv * (block.read(s.gain_input + k) * p - v1 - a * v2));
+      block.write(du + k, ru * (block.read(s.gain_recurrent + k) * w - u1 - b * u2));
+    });
+  }
+}
+
+void lstm_row_back(const Steps& s, const Shape& shape, const float* v, const float* u,
+                   const float* c, const float* c_prev, const float* stats, const float* dout,
+                   float* dh, float* dc, float* dv, float* du, Sums& sums, float* scratch) {
+  const int64_t H = shape.H;
+  float *gates = scratch, *e = scratch + 3 * H;
+  vec rv[4], ru[4];
+  for (int64_t q = 0; q < 4; q++) rv[q] = all(stats[q]), ru[q] = all(stats[MAX_GATES + q]);
+  const vec m = all(stats[2 * MAX_GATES]), r = all(stats[2 * MAX_GATES + 1]);
+  Means mc;
+  for_units(H, [&](int64_t j, auto block) {
+    vec p[4];
+    for (int64_t q = 0; q < 4; q++) {
+      const int64_t k = q * H + j;
+      p[q] = block.read(s.bias + k) + block.read(s.gain_input + k) * (rv[q] * block.read(v + k)) +
+             block.read(s.gain_recurrent + k) * (ru[q] * block.read(u + k));
+      ahead(v + k, shape.G), ahead(u + k, shape.G);
+    }
+    ahead(c + j, H), ahead(c_prev + j, H), ahead(dout + j, H);
+    vec o = sigmoid(p[3]);
+    block.write(gates + j, sigmoid(p[0]));
+    block.write(gates + H + j, sigmoid(p[1]));
+    block.write(gates + 2 * H + j, hyperbolic_tangent(p[2]));
+    vec a = block.keep((block.read(c + j) - m) * r);
+    vec gain = block.read(s.gain_out + j);
+    vec tau = hyperbolic_tangent(gain * a + block.read(s.shift_out + j));
+    vec d = block.read(dout + j) + block.read(dh + j);
+    vec dm = d * o * (1.0f - tau * tau);
+    accumulate(block, sums.shift_out, j, dm);
+    accumulate(block, sums.gain_out, j, dm * a);
+    block.write(e + j, gain * dm);
+    mc.add(0, gain * dm, a);
+    block.write(du + 3 * H + j, d * tau * o * (1.0f - o));
+  });
+  mc.finish(s.out, 1, H);
+  const vec m1 = all(mc.mean_d[0]), m2 = all(mc.mean_da[0]);
+  Means mu, mv;
+  for_units(H, [&](int64_t j, auto block) {
+    vec a = (block.read(c + j) - m) * r;
+    vec d = block.read(dc + j) + r * (block.read(e + j) - m1 - a * m2);
+    vec i = block.read(gates + j), f = block.read(gates + H + j), g = block.read(gates + 2 * H + j);
+    block.write(dc + j, d * f);
+    vec dp[4] = {d * g * i * (1.0f - i), d * block.read(c_prev + j) * f * (1.0f - f),
+                 d * i * (1.0f - g * g), block.read(du + 3 * H + j)};
+    for (int64_t q = 0; q < 4; q++) {
+      const int64_t k = q * H + j;
+      vec x = rv[q] * block.read(v + k), y = ru[q] * block.read(u + k);
+      block.write(du + k, dp[q]);
+      accumulate(block, sums.bias, k, dp[q]);
+      accumulate(block, sums.gain_input, k, dp[q] * x);
+      accumulate(block, sums.gain_recurrent, k, dp[q] * y);
+      mv.add(q, block.read(s.gain_input + k) * dp[q], x);
+      mu.add(q, block.read(s.gain_recurrent + k) * dp[q], y);
+    }
+  });
+  mu.finish(s.recurrent, 4, H);
+  mv.finish(s.input, 4, H);
+  adjoints(s, shape, v, u, stats, mv, mu, du, du, dv, du);
+}
+
+void gru_row_back(const Steps& s, const Shape& shape, const float* v, const float* u,
+                  const float* h_prev, const float* stats, const float* dout, float* dh, float* dv,
+                  float* du, Sums& sums) {
+  const int64_t H = shape.H;
+  vec rv[3], ru[3];
+  for (int64_t q = 0; q < 3; q++) rv[q] = all(stats[q]), ru[q] = all(stats[MAX_GATES + q]);
+  Means mu, mv;
+  for_units(H, [&](int64_t j, auto block) {
+    vec a[3], b[3], x[3], y[3];
+    for (int64_t q = 0; q < 3; q++) {
+      const int64_t k = q * H + j;
+      a[q] = rv[q] * block.read(v + k), b[q] = ru[q] * block.read(u + k);
+      x[q] = block.read(s.bias + k) + block.read(s.gain_input + k) * a[q];
+      y[q] = block.read(s.gain_recurrent + k) * b[q];
+    }
+    y[2] += block.read(s.bias_hn + j);
+    vec reset = sigmoid(x[0] + y[0]), update = sigmoid(x[1] + y[1]);
+    vec n = hyperbolic_tangent(x[2] + reset * y[2]);
+    vec d = block.read(dout + j) + block.read(dh + j);
+    block.write(dh + j, d * update);
+    vec dn = d * (1.0f - update) * (1.0f - n * n);
+    vec dz = d * (block.read(h_prev + j) - n) * update * (1.0f - update);
+    vec dr = dn * y[2] * reset * (1.0f - reset);
+    const vec dx[3] = {dr, dz, dn}, dy[3] = {dr, dz, dn * reset};
+    accumulate(block, sums.bias_hn, j, dy[2]);
+    for (int64_t q = 0; q < 3; q++) {
+      const int64_t k = q * H + j;
+      block.write(dv + k, dx[q]);
+      block.write(du + k, dy[q]);
+      accumulate(block, sums.bias, k, dx[q]);
+      accumulate(block, sums.gain_input, k, dx[q] * a[q]);
+      accumulate(block, sums.gain_recurrent, k, dy[q] * b[q]);
+      mv.add(q, block.read(s.gain_input + k) * dx[q], a[q]);
+      mu.add(q, block.read(s.gain_recurrent + k) * dy[q], b[q]);
+    }
+  });
+  mu.finish(s.recurrent, 3, H);
+  mv.finish(s.input, 3, H);
+  adjoints(s, shape, v, u, stats, mv, mu, dv, du, dv, du);
+}
+
+void rnn_row_back(const Steps& s, const Shape& shape, const float* u, const float* stats,
+                  const float* dout, const float* dh, float* du, Sums& sums) {
+  const int64_t H = shape.H;
+  const vec m = all(stats[2 * MAX_GATES]), r = all(stats[2 * MAX_GATES + 1]), zero{};
+  Means mean;
+  for_units(H, [&](int64_t j, auto block) {
+    vec a = block.keep((block.read(u + j) - m) * r);
+    vec p = block.read(s.gain_out + j) * a + block.read(s.bias + j), tau = hyperbolic_tangent(p);
+    vec d = block.read(dout + j) + block.read(dh + j);
+    vec dp = s.cell == RNN_RELU ? (p > zero ? d : zero) : d * (1.0f - tau * tau);
+    accumulate(block, sums.bias, j, dp);
+    accumulate(block, sums.gain_out, j, dp * a);
+    dp = dp * block.read(s.gain_out + j);
+    block.write(du + j, dp);
+    mean.add(0, dp, a);
+  });
+  mean.finish(s.out, 1, H);
+  const vec m1 = all(mean.mean_d[0]), m2 = all(mean.mean_da[0]);
+  for_units(H, [&](int64_t j, auto block) {
+    vec a = (block.read(u + j) - m) * r;
+    block.write(du + j, r * (block.read(du + j) - m1 - a * m2));
+  });
+}
+
+// Shares the cases among threads, so that each has about the same number of rows.
+std::vector<int64_t> shares(const Steps& s, int64_t threads) {
+  int64_t rows = 0;
+  for (int64_t t = 0; t < s.steps; t++) rows += s.sizes[t];
+  std::vector<int64_t> bounds(threads + 1, s.cases);
+  bounds[0] = 0;
+  int64_t length = s.steps, before = 0, share = 1;
+  for (int64_t n = 0; n < s.cases && share < threads; n++) {
+    while (length > 0 && s.sizes[length - 1] <= n) length--;
+    before += length;
+    if (before * threads >= rows * share) bounds[share++] = n + 1;
+  }
+  return bounds;
+}
+
+// Rows of T as floats: where they are, or widened into scratch memory.
+inline const float* floats(const float* p, int64_t, float*) { return p; }
+inline const float* floats(const bfloat* p, int64_t n, float* scratch) {
+  widen(p, n, scratch);
+  return scratch;
+}
+
+inline void copy(const float* from, int64_t n, float* to) { std::memcpy(to, from, 4 * n); }
+inline void copy(const float* from, int64_t n, bfloat* to) { narrow(from, n, to); }
+
+// Left operands of one step's product: the rows themselves, or copies in bfloat with whole lanes.
+inline Left<float> operand(const float* rows, int64_t, int64_t K, std::vector<float>&) {
+  return {rows, K, 1};
+}
+inline Left<bfloat> operand(const float* rows, int64_t n, int64_t K, std::vector<bfloat>& to) {
+  const int64_t wide = padded<bfloat>(K);
+  to.resize(n * wide);
+  for (int64_t i = 0; i < n; i++) {
+    narrow(rows + i * K, K, to.data() + i * wide);
+    if (wide > K) to[i * wide + K] = 0;
+  }
+  return {to.data(), wide, 1};
+}
+
+template <class T>
+void forward(const Steps& s) {
+  constexpr bool narrow_rows = sizeof(T) == 2;
+  const Shape shape(s);
+  const int64_t H = shape.H, G = shape.G;
+  const bool merged = shape.gates == 1;
+  T *const v = static_cast<T*>(s.v), *const kept = static_cast<T*>(merged ? s.v : s.u);
+  const int64_t threads = threads_for(s.threads, s.cases);
+  const std::vector<int64_t> bounds = shares(s, threads);
+  in_parallel(threads, [&](int64_t thread) {
+    const int64_t first = bounds[thread], last = bounds[thread + 1];
+    if (first == last) return;
+    // Products go where they are kept, unless they have to be narrowed first.
+    std::vector<float> products(kept && !narrow_rows ? 0 : (last - first) * G);
+    std::vector<float> scratch(H), wide(narrow_rows ? G : 0);
+    std::vector<T> left;
+    float unused[STATS];
+    int64_t offset = 0;
+    for (int64_t t = 0; t < s.steps; offset += s.sizes[t++]) {
+      const int64_t end = std::min(last, s.sizes[t]);
+      if (end <= first) break;
+      float* u = products.data();
+      if constexpr (!narrow_rows) {
+        if (kept) u = kept + (offset + first) * G;
+      }
+      const Left<T> h_rows = operand(s.h + first * H, end - first, H, left);
+      product(end - first, G, padded<T>(H), h_rows, static_cast<const T*>(s.weight), u, G,
+              merged && !narrow_rows);
+      for (int64_t n = first; n < end; n++, u += G) {
+        const int64_t row = offset + n;
+        const float* input = floats(v + row * G, G, wide.data());
+        if constexpr (narrow_rows) {
+          if (merged) for_units(G, [&](int64_t j, auto block) {
+            block.write(u + j, block.read(u + j) + block.read(input + j));
+          });
+          // The backward starts from narrow numbers: the forward had better do so as well.
+          if (kept) {
+            narrow(u, G, kept + row * G);
+            widen(kept + row * G, G, u);
+          }
+        }
+        float *h = s.h + n * H, *c = s.c ? s.c + n * H : nullptr;
+        float* stats = s.stats ? s.stats + row * STATS : unused;
+        forward_row(s, shape, input, u, h, c, stats, scratch.data());
+        copy(h, H, static_cast<T*>(s.output) + row * H);
+        if (s.cells) copy(c, H, s.cells + row * H);
+      }
+    }
+  });
+}
+
+template <class T>
+void backward(const Steps& s) {
+  constexpr bool narrow_rows = sizeof(T) == 2;
+  const Shape shape(s);
+  const int64_t H = shape.H, G = shape.G;
+  const bool merged = shape.gates == 1;
+  const T *const v = static_cast<const T*>(s.v), *const u = static_cast<const T*>(s.u);
+  const T *const dout = static_cast<const T*>(s.output_gradient);
+  const T* const h_prev = static_cast<const T*>(s.h_prev);
+  const int64_t threads = threads_for(s.threads, s.cases);
+  const std::vector<int64_t> bounds = shares(s, threads);
+  std::vector<int64_t> offsets(s.steps + 1);
+  for (int64_t t = 0; t < s.steps; t++) offsets[t + 1] = offsets[t] + s.sizes[t];
+  std::vector<Sums> sums(threads, Sums(shape));
+  in_parallel(threads, [&](int64_t thread) {
+    const int64_t first = bounds[thread], last = bounds[thread + 1];
+    if (first == last) return;
+    std::vector<float> scratch(4 * H), zeros(H), wide(narrow_rows ? 2 * (G + H) : 0);
+    std::vector<float> gradients(narrow_rows ? (last - first) * G + G : 0);
+    std::vector<T> left;
+    float* const room = wide.data();
+    for (int64_t t = s.steps - 1; t >= 0; t--) {
+      const int64_t end = std::min(last, s.sizes[t]);
+      if (end <= first) continue;
+      for (int64_t n = first; n < end; n++) {
+        const int64_t row = offsets[t] + n;
+        const float* u_row = floats(u + row * G, G, room);
+        const float* v_row = merged ? nullptr : floats(v + row * G, G, room + G);
+        const float* d_row = dout ? floats(dout + row * H, H, room + 2 * G) : zeros.data();
+        const float* stats = s.stats + row * STATS;
+        float *dh = s.dh + n * H, *du, *dv;
+        if constexpr (narrow_rows) {
+          du = gradients.data() + (n - first) * G;
+          dv = gradients.data() + (last - first) * G;
+        } else {
+          du = static_cast<T*>(s.du) + row * G;
+          dv = static_cast<T*>(s.dv) + row * G;
+        }
+        if (s.cell == LSTM) {
+          lstm_row_back(s, shape, v_row, u_row, s.cells + row * H, s.c_prev + row * H, stats,
+                        d_row, dh, s.dc + n * H, dv, du, sums[thread], scratch.data());
+        } else if (s.cell == GRU) {
+          const float* h = floats(h_prev + row * H, H, room + 2 * G + H);
+          gru_row_back(s, shape, v_row, u_row, h, stats, d_row, dh, dv, du, sums[thread]);
+        } else {
+          rnn_row_back(s, shape, u_row, stats, d_row, dh, du, sums[thread]);
+        }
+        if constexpr (narrow_rows) {
+          narrow(du, G, static_cast<T*>(s.du) + row * G);
+          if (!merged) narrow(dv, G, static_cast<T*>(s.dv) + row * G);
+        }
+      }
+      const float* du = gradients.data();
+      if constexpr (!narrow_rows) du = static_cast<const T*>(s.du) + (offsets[t] + first) * G;
+      product(end - first, H, padded<T>(G), operand(du, end - first, G, left),
+              static_cast<const T*>(s.weight), s.dh + first * H, H, s.cell == GRU);
+    }
+  });
+  // In the order of the threads, so that the same call gives the same numbers again.
+  for (const Sums& part : sums) {
+    for (int64_t k = 0; k < G; k++) {
+      s.dbias[k] += part.bias[k];
+      s.dgain_input[k] += part.gain_input[k];
+      s.dgain_recurrent[k] += part.gain_recurrent[k];
+    }
+    for (int64_t j = 0; j < H; j++) {
+      s.dbias_hn[j] += part.bias_hn[j];
+      s.dgain_out[j] += part.gain_out[j];
+      s.dshift_out[j] += part.shift_out[j];
+    }
+  }
+}
+
+template <class T>
+void pack(const T* from, int64_t row, int64_t column, int64_t K, int64_t N, T* to,
+          int64_t threads) {
+  const int64_t panels = (N + WIDTH * L - 1) / (WIDTH * L);
+  threads = threads_for(threads, std::min(panels, K * N / 65536 + 1));
+  in_parallel(threads, [&](int64_t i) {
+    for (int64_t p = panels * i / threads; p < panels * (i + 1) / threads; p++) {
+      const int64_t n = p * WIDTH * L, columns = std::min(WIDTH * L, N - n);
+      pack_panel(from + n * column, row, column, K, columns, to + n * padded<T>(K));
+    }
+  });
+}
+
+// One step at a few cases, without packing: weights are read once, row by row.
+
+// y[n][i] = w[i] . x[n], for ROWS rows of a matrix (., K) and N vectors x.
+template <int ROWS>
+inline void dot_products(const float* w, const float* x, int64_t N, int64_t K, float* y,
+                         int64_t stride) {
+  for (int64_t n = 0; n < N; n++, x += K, y += stride) {
+    vec even[ROWS] = {}, odd[ROWS] = {};
+    int64_t k = 0;
+    for (; k + 2 * L <= K; k += 2 * L) {
+      const vec a = load(x + k), b = load(x + k + L);
+      for (int i = 0; i < ROWS; i++) {
+        even[i] += load(w + i * K + k) * a;
+        odd[i] += load(w + i * K + k + L) * b;
+      }
+    }
+    for_units(K - k, [&](int64_t j, auto block) {
+      const vec a = block.read(x + k + j);
+      for (int i = 0; i < ROWS; i++) even[i] += block.read(w + i * K + k + j) * a;
+    });
+    for (int i = 0; i < ROWS; i++) y[i] = total(even[i] + odd[i]);
+  }
+}
+
+// The same for rows [from, to).
+inline void matrix_by_vectors(const float* w, int64_t from, int64_t to, const float* x, int64_t N,
+                              int64_t K, float* y, int64_t stride) {
+  constexpr int ROWS = 4;
+  int64_t i = from;
+  for (; i + ROWS <= to; i += ROWS) dot_products<ROWS>(w + i * K, x, N, K, y + i, stride);
+  for (; i < to; i++) dot_products<1>(w + i * K, x, N, K, y + i, stride);
+}
+
+// Takes the mean off each group, where rows are centred.
+void center(const Rows& rows, float* a, int64_t gates, int64_t H) {
+  if (!rows.scale || !rows.center) return;
+  for (int64_t q = 0, end; q < gates; q = end) {
+    end = group_end(rows, gates, q);
+    const int64_t n = (end - q) * H;
+    vec sum{};
+    for_units(n, [&](int64_t j, auto block) { sum += block.read(a + q * H + j); });
+    const vec mean = all(total(sum) / float(n));
+    for_units(n, [&](int64_t j, auto block) {
+      block.write(a + q * H + j, block.read(a + q * H + j) - mean);
+    });
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+// Changes with every change of the structures and functions below.
+int64_t ln_zoo_abi() { return 1; }
+
+int64_t ln_zoo_stats() { return STATS; }
+
+// Whether the processor multiplies bfloat16.
+int64_t ln_zoo_bfloat() {
+#ifdef __AVX512BF16__
+  return 1;
+#else
+  return 0;
+#endif
+}
+
+int64_t ln_zoo_threads() {
+#ifdef _OPENMP
+  return omp_get_max_threads();
+#else
+  return 1;
+#endif
+}
+
+// Asks for large pages, which cost far less to touch first; memory that is just allocated.
+void ln_zoo_large_pages(void* memory, int64_t bytes) {
+#ifdef MADV_HUGEPAGE
+  constexpr uintptr_t page = 4096;
+  const uintptr_t start = (reinterpret_cast<uintptr_t>(memory) + page - 1) / page * page;
+  const uintptr_t end = (reinterpret_cast<uintptr_t>(memory) + bytes) / page * page;
+  if (end > start) madvise(reinterpret_cast<void*>(start), end - start, MADV_HUGEPAGE);
+#else
+  (void)memory, (void)bytes;
+#endif
+}
+
+// Numbers that a packed (K, N) takes.
+int64_t ln_zoo_packed_size(int64_t K, int64_t N, int64_t narrow) {
+  return (narrow ? padded<bfloat>(K) : K) * ((N + L - 1) / L * L);
+}
+
+// Packs a (K, N) matrix with strides; `to` begins at a cache line.
+void ln_zoo_pack(const void* from, int64_t row, int64_t column, int64_t K, int64_t N, void* to,
+                 int64_t narrow, int64_t threads) {
+  if (narrow) {
+    pack(static_cast<const bfloat*>(from), row, column, K, N, static_cast<bfloat*>(to), threads);
+  } else {
+    pack(static_cast<const float*>(from), row, column, K, N, static_cast<float*>(to), threads);
+  }
+}
+
+// C (M, N) = A (M, K) B, or C += A B, with A by its strides, B packed, C's rows `ldc` apart.
+void ln_zoo_product(int64_t M, int64_t N, int64_t K, const float* a, int64_t row, int64_t column,
+                    const float* packed, float* c, int64_t ldc, int64_t add, int64_t threads) {
+  const int64_t blocks = (M + HEIGHT - 1) / HEIGHT;
+  threads = threads_for(threads, std::min(blocks, M * N * K / 65536 + 1));
+  in_parallel(threads, [&](int64_t i) {
+    const int64_t m0 = blocks * i / threads * HEIGHT;
+    const int64_t m1 = std::min(M, blocks * (i + 1) / threads * HEIGHT);
+    const Left<float> left{a + m0 * row, row, column};
+    product(m1 - m0, N, K, left, packed, c + m0 * ldc, ldc, add);
+  });
+}
+
+void ln_zoo_forward(const Steps* s) { s->narrow ? forward<bfloat>(*s) : forward<float>(*s); }
+
+void ln_zoo_backward(const Steps* s) { s->narrow ? backward<bfloat>(*s) : backward<float>(*s); }
+
+// One step of N cases from x (N, I), in float32, with weights (G, I) and (G, H) and biases (G,) as
+// layers have them. s->h and s->c are updated in place.
+void ln_zoo_step(const Steps* call, const float* x, int64_t inputs, const float* w_ih,
+                 const float* w_hh, const float* bias_ih, const float* bias_hh) {
+  Steps s = *call;
+  const Shape shape(s);
+  const int64_t N = s.cases, H = shape.H, G = shape.G;
+  thread_local std::vector<float> memory;
+  memory.resize(2 * N * G + G + 2 * H);
+  float *const v = memory.data(), *const u = v + N * G, *const bias = u + N * G;
+  float *const bias_hn = bias + G, *const scratch = bias_hn + H;
+  const int64_t threads = threads_for(s.threads, G * (inputs + H) / 131072 + 1);
+  in_parallel(threads, [&](int64_t i) {
+    const int64_t from = G * i / threads, to = G * (i + 1) / threads;
+    matrix_by_vectors(w_ih, from, to, x, N, inputs, v, G);
+    matrix_by_vectors(w_hh, from, to, s.h, N, H, u, G);
+  });
+  const int64_t both = s.cell == GRU ? 2 * H : G;
+  for (int64_t k = 0; k < G; k++) {
+    bias[k] = (bias_ih ? bias_ih[k] : 0) + (bias_hh && k < both ? bias_hh[k] : 0);
+  }
+  for (int64_t j = 0; j < H; j++) bias_hn[j] = s.cell == GRU && bias_hh ? bias_hh[2 * H + j] : 0;
+  s.bias = bias, s.bias_hn = bias_hn;
+  float stats[STATS];
+  for (int64_t n = 0; n < N; n++) {
+    float *v_row = v + n * G, *u_row = u + n * G;
+    if (shape.gates == 1) {
+      for (int64_t j = 0; j < G; j++) u_row[j] += v_row[j];
+    } else {
+      center(s.input, v_row, shape.gates, H);
+      center(s.recurrent, u_row, shape.gates, H);
+    }
+    forward_row(s, shape, v_row, u_row, s.h + n * H, s.c ? s.c + n * H : nullptr, stats, scratch);
+  }
+}
+
+}  // extern "C"

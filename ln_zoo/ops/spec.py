@@ -1,0 +1,273 @@
+"""What a recurrent kernel is told: which normalisations act where, and tensors of one direction.
+
+A kernel computes one direction of one layer. Records are lowered to its terms here, by
+differentiable functions of torch: what can be folded into a bias is folded, so that a kernel knows
+of no more cases than there are, and each gradient finds its own way back to the parameter.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ln_zoo.ops.cells import Cell, States, Weights
+from ln_zoo.ops.records import Records
+
+
+@dataclass(frozen=True)
+class Rows:
+    """How the rows of one place are normalised, without gain and shift.
+
+    Args:
+        scale: whether a row is divided by its root mean square; ``False``: the identity, and the
+            other fields keep their defaults.
+        center: whether the mean is taken off first.
+        eps: added to the mean square, inside the root.
+        groups: the runs of features that share statistics, in units of the hidden size H.
+    """
+
+    scale: bool = False
+    center: bool = False
+    eps: float = 0.0
+    groups: tuple[int, ...] = ()
+
+    def encode(self) -> str:
+        """As text without ``/``; floats survive to the last bit."""
+        groups = ".".join(str(n) for n in self.groups)
+        return f"{int(self.scale)},{int(self.center)},{self.eps!r},{groups}"
+
+    @staticmethod
+    def decode(text: str) -> Rows:
+        """The inverse of `encode`."""
+        scale, center, eps, groups = text.split(",")
+        return Rows(
+            bool(int(scale)),
+            bool(int(center)),
+            float(eps),
+            tuple(int(n) for n in groups.split(".") if n),
+        )
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a kernel computes: a cell and the normalisation of each of its places.
+
+    Args:
+        cell: ``"LSTM"``, ``"GRU"``, ``"RNN_TANH"`` or ``"RNN_RELU"``.
+        input: of the input term; the identity in an RNN.
+        recurrent: of the recurrent term; the identity in an RNN.
+        out: of the cell state on its way to the output (LSTM), of the sum of both terms (RNN); the
+            identity in a GRU.
+
+    Example:
+        >>> rows = Rows(scale=True, center=True, eps=1e-5, groups=(2, 1))
+        >>> spec = Spec("GRU", rows, rows, Rows())
+        >>> spec.encode()
+        'GRU/1,1,1e-05,2.1/1,1,1e-05,2.1/0,0,0.0,'
+        >>> Spec.decode(spec.encode()) == spec
+        True
+    """
+
+    cell: str
+    input: Rows
+    recurrent: Rows
+    out: Rows
+
+    @property
+    def gates(self) -> int:
+        """Summed inputs per hidden unit."""
+        return {"LSTM": 4, "GRU": 3}.get(self.cell, 1)
+
+    @property
+    def merged(self) -> bool:
+        """Whether both terms meet before anything else happens, so that their sum is all to keep.
+
+        So it is in an RNN.
+        """
+        return self.gates == 1
+
+    @property
+    def products(self) -> tuple[Rows, Rows]:
+        """What becomes of the products with w_ih and w_hh; in an RNN, of their sum."""
+        return (self.out, self.out) if self.merged else (self.input, self.recurrent)
+
+    def encode(self) -> str:
+        """As text: the form in which it passes through the schema of a torch operator."""
+        return "/".join([self.cell, *(r.encode() for r in (self.input, self.recurrent, self.out))])
+
+    @staticmethod
+    @functools.cache
+    def decode(text: str) -> Spec:
+        """The inverse of `encode`."""
+        cell, *rows = text.split("/")
+        return Spec(cell, *(Rows.decode(r) for r in rows))
+
+
+class Operands(NamedTuple):
+    """The tensors of one direction of one layer.
+
+    Matrix products run in the precision of the first three, everything else in that of the others:
+    the same, but float32 at least.
+
+    Attributes:
+        x: padded (T, N, I) or packed (total, I).
+        w_ih: (G, I), with G = gates * H.
+        w_hh: (G, H).
+        h0: initial state, (N, H).
+        c0: initial cell state, (N, H), of an LSTM.
+        bias: all that is added to the normalised terms, (G,). In a GRU the candidate's part is that
+            of the input term alone. ``None`` for 0.
+        bias_hn: what is added to the recurrent term of a GRU's candidate, (H,). ``None`` for 0.
+        gain_input: (G,); there if and only if ``spec.input.scale``.
+        gain_recurrent: (G,); there if and only if ``spec.recurrent.scale``.
+        gain_out: (H,); there if and only if ``spec.out.scale``.
+        shift_out: (H,), of an LSTM; there if and only if ``spec.out.scale``.
+    """
+
+    x: Tensor
+    w_ih: Tensor
+    w_hh: Tensor
+    h0: Tensor
+    c0: Tensor | None = None
+    bias: Tensor | None = None
+    bias_hn: Tensor | None = None
+    gain_input: Tensor | None = None
+    gain_recurrent: Tensor | None = None
+    gain_out: Tensor | None = None
+    shift_out: Tensor | None = None
+
+
+def refusal(cell: Cell, records: Sequence[Records], weights: Sequence[Weights]) -> str | None:
+    """Why kernels cannot take these directions, or ``None``.
+
+    Args:
+        cell: the cell.
+        records: what happens to summed inputs, by role, for each direction of each layer.
+        weights: the effective weights of each.
+    """
+    if cell.name not in ("LSTM", "GRU", "RNN_TANH", "RNN_RELU"):
+        return f"no kernel knows a cell called {cell.name}"
+    for direction, w in zip(records, weights, strict=True):
+        if w.hr is not None:
+            return "the hidden state is projected"
+        hidden = w.hh.shape[1]
+        for place in cell.places:
+            record = direction[place.role]
+            if record is None:
+                return f"only the strategy knows what the {place.role} site does"
+            if record.identity:
+                continue
+            if not place.sums:
+                return f"the {place.role} site normalises a term of the sum"
+            if any(size % hidden for size in record.groups):
+                return f"statistics of the {place.role} site do not run over whole gates"
+            if sum(record.groups) != hidden * sum(place.groups):
+                return f"the groups of the {place.role} site do not fit"
+    return None
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """The precision of matrix products with x: its own, or autocast's."""
+    kind = x.device.type
+    if x.dtype == torch.float64 or not torch.is_autocast_enabled(kind):
+        return x.dtype
+    return torch.get_autocast_dtype(kind)
+
+
+def specify(cell: Cell, records: Records, weights: Weights) -> Spec:
+    """What happens in one direction; `refusal` must have been ``None``.
+
+    Args:
+        cell: the cell.
+        records: what happens to summed inputs, by role.
+        weights: the effective weights.
+    """
+    hidden = weights.hh.shape[1]
+
+    def rows(role: str) -> Rows:
+        record = records[role]
+        if record is None or record.identity:
+            return Rows()
+        groups = tuple(size // hidden for size in record.groups)
+        return Rows(True, record.center, record.eps, groups)
+
+    if cell.name == "LSTM":
+        return Spec(cell.name, rows("input"), rows("recurrent"), rows("cell"))
+    if cell.name == "GRU":
+        return Spec(cell.name, rows("input"), rows("recurrent"), Rows())
+    return Spec(cell.name, Rows(), Rows(), rows("sum"))
+
+
+def lower(
+    cell: Cell, records: Records, weights: Weights, x: Tensor, states: States
+) -> tuple[Spec, Operands]:
+    """One direction of one layer in the terms of kernels; `refusal` must have been ``None``.
+
+    Args:
+        cell: the cell.
+        records: what happens to summed inputs, by role.
+        weights: the effective weights.
+        x: padded (T, N, I) or packed (total, I).
+        states: initial states, each (N, H).
+    """
+    hidden = weights.hh.shape[1]
+    narrow = product_dtype(x)
+    wide = torch.promote_types(narrow, torch.float32)
+
+    def gain(role: str) -> Tensor | None:
+        record = records[role]
+        if record is None or record.identity:
+            return None
+        if record.gain is None:
+            return x.new_ones(sum(record.groups), dtype=wide)
+        return record.gain.to(wide).contiguous()
+
+    def shift(role: str) -> Tensor | None:
+        record = records[role]
+        return None if record is None or record.identity else record.shift
+
+    def total(*values: Tensor | None) -> Tensor | None:
+        there = [value.to(wide) for value in values if value is not None]
+        return sum(there[1:], there[0]).contiguous() if there else None
+
+    spec = specify(cell, records, weights)
+    operands = Operands(
+        x.to(narrow),
+        weights.ih.to(narrow).contiguous(),
+        weights.hh.to(narrow).contiguous(),
+        states[0].to(wide),
+    )
+    if cell.name == "LSTM":
+        shift_out = total(shift("cell"))
+        if shift_out is None and spec.out.scale:
+            shift_out = x.new_zeros(hidden, dtype=wide)
+        return spec, operands._replace(
+            c0=states[1].to(wide),
+            bias=total(weights.bias_ih, weights.bias_hh, shift("input"), shift("recurrent")),
+            gain_input=gain("input"),
+            gain_recurrent=gain("recurrent"),
+            gain_out=gain("cell"),
+            shift_out=shift_out,
+        )
+    if cell.name == "GRU":
+        bias = total(weights.bias_ih, shift("input"))
+        bias_h = total(weights.bias_hh, shift("recurrent"))
+        bias_hn = None
+        if bias_h is not None:
+            both, bias_hn = bias_h.split((2 * hidden, hidden))
+            bias = total(bias, torch.cat([both, torch.zeros_like(bias_hn)]))
+        return spec, operands._replace(
+            bias=bias,
+            bias_hn=total(bias_hn),
+            gain_input=gain("input"),
+            gain_recurrent=gain("recurrent"),
+        )
+    return spec, operands._replace(
+        bias=total(weights.bias_ih, weights.bias_hh, shift("sum")),
+        gain_out=gain("sum"),
+    )

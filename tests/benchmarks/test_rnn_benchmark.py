@@ -1,0 +1,248 @@
+"""The benchmark compares equals, in turn, and writes down what it found."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from reference import Direction, Rule, run_layers
+
+from benchmarks import contestants, modes, rnn
+from benchmarks.contestants import Absent, Size, limited_to
+from benchmarks.timing import Spread, interleave, ratios
+from ln_zoo.ops.native import build
+
+SIZE = Size(5, 3, 7, 6)
+#: One layer in one direction, where the reference has them.
+PLACES = {"LSTM": ("input", "recurrent", "cell"), "GRU": ("input", "recurrent")}
+
+
+def needs_compiler(name: str) -> None:
+    if name.endswith("/native") and not build.status(build=True).available:
+        pytest.skip(str(build.status().reason))
+
+
+def expected(cell: str, kind: str, x: torch.Tensor) -> torch.Tensor:
+    """What a layer with the weights of the contestants gives, in float64 from the equations."""
+    weights = {k: v.double() for k, v in contestants._weights(cell, SIZE).items()}
+    gates = weights["weight_hh"].shape[0]
+    direction = Direction(
+        cell,
+        Rule(kind),
+        weights["weight_ih"],
+        weights["weight_hh"],
+        weights["bias_ih"],
+        weights["bias_hh"],
+        gain={p: torch.ones(SIZE.H if p == "cell" else gates).double() for p in PLACES[cell]},
+        places=PLACES[cell],
+    )
+    zeros = torch.zeros(1, SIZE.B, SIZE.H, dtype=torch.float64)
+    outputs, _, _ = run_layers([[direction]], list(x.double().unbind(1)), zeros, zeros)
+    return torch.stack(outputs, dim=1)
+
+
+KINDS = [
+    ("torch", "none"),
+    ("cell-loop", "none"),
+    ("naive", "layer"),
+    ("LayerNorm/aten", "layer"),
+    ("LayerNorm/native", "layer"),
+    ("RMSNorm/aten", "rms"),
+]
+
+
+@pytest.mark.parametrize("cell", contestants.CELLS)
+@pytest.mark.parametrize(("name", "kind"), KINDS)
+def test_contestants_compute_what_their_names_say(cell: str, name: str, kind: str) -> None:
+    needs_compiler(name)
+    contestant = contestants.layer(name, cell, SIZE, training=True)
+    x = torch.randn(SIZE.T, SIZE.B, SIZE.I, generator=torch.Generator().manual_seed(3))
+    with limited_to(contestant.kernels):
+        output = contestant.module(x)[0]
+    torch.testing.assert_close(output.double(), expected(cell, kind, x), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("cell", contestants.CELLS)
+@pytest.mark.parametrize("name", ["naive", "LayerNorm/aten", "LayerNorm/native"])
+def test_steps_of_a_cell_are_those_of_its_layer(cell: str, name: str) -> None:
+    needs_compiler(name)
+    size = Size(modes.STEPS, 1, SIZE.I, SIZE.H)
+    stepped = modes.streaming(contestants.cell_step(name, cell, size), size, "float32")()
+    whole = modes.inference(
+        contestants.layer("naive", cell, size, training=False), size, "float32"
+    )()
+    torch.testing.assert_close(stepped, whole[-1], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("cell", contestants.CELLS)
+def test_training_steps_have_the_same_gradients(cell: str) -> None:
+    """The naive loop's, and those of ln_zoo, by way of the summed biases they share."""
+    found = []
+    for name in ("naive", "LayerNorm/aten"):
+        contestant = contestants.layer(name, cell, SIZE, training=True)
+        modes.training_step(contestant, SIZE, "float32")()
+        parameters = dict(contestant.module.named_parameters())
+        missing = [key for key, value in parameters.items() if value.grad is None]
+        assert missing == []
+        hh = "cell.recurrent.weight" if name == "naive" else "weight_hh_l0"
+        found.append(parameters[hh].grad)
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+def test_a_training_step_begins_without_gradients() -> None:
+    contestant = contestants.layer("torch", "GRU", SIZE, training=True)
+    step = modes.training_step(contestant, SIZE, "float32")
+    step()
+    (first, *_) = (p.grad.clone() for p in contestant.module.parameters() if p.grad is not None)
+    step()
+    torch.testing.assert_close(next(contestant.module.parameters()).grad, first)
+
+
+def test_bf16_is_mixed() -> None:
+    contestant = contestants.layer("naive", "LSTM", SIZE, training=False)
+    exact = modes.inference(contestant, SIZE, "float32")()
+    mixed = modes.inference(contestant, SIZE, "bf16-mixed")()
+    assert not torch.equal(exact, mixed.float())
+    torch.testing.assert_close(exact, mixed.float(), rtol=0, atol=0.1)
+    assert {p.dtype for p in contestant.module.parameters()} == {torch.float32}
+
+
+# Who takes part
+
+
+def test_an_engine_that_does_not_run_is_not_measured_under_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from ln_zoo.ops.aten_steps import AtenEngine
+
+    monkeypatch.setattr(AtenEngine, "refuses", lambda *_: "not today")
+    with pytest.raises(Absent, match="LayerNorm/aten: aten does not take the call"):
+        contestants.layer("LayerNorm/aten", "LSTM", SIZE, training=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "words"),
+    [
+        ("LayrNorm/aten", SIZE, "there is no strategy 'LayrNorm'"),
+        ("BatchNorm", Size(2, 1, 3, 4), "no statistics"),
+    ],
+)
+def test_absence_has_a_reason(name: str, size: Size, words: str) -> None:
+    with pytest.raises(Absent, match=words):
+        contestants.layer(name, "GRU", size, training=True)
+
+
+def test_batch_norm_of_one_case_may_infer() -> None:
+    size = Size(2, 1, 3, 4)
+    contestant = contestants.layer("BatchNorm", "GRU", size, training=False)
+    assert modes.inference(contestant, size, "float32")().shape == (2, 1, 4)
+
+
+@pytest.mark.parametrize("text", ["1,2,3", "1,2,3,0", "1,2,3,4,5"])
+def test_sizes_are_four_numbers(text: str) -> None:
+    with pytest.raises(ValueError, match="a size is T,B,I,H"):
+        Size.parse(text)
+
+
+def test_choice_of_kernels_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LN_ZOO_KERNELS", "0")
+    with limited_to("aten"):
+        assert os.environ["LN_ZOO_KERNELS"] == "aten"
+    assert os.environ["LN_ZOO_KERNELS"] == "0"
+    with limited_to(None):
+        assert "LN_ZOO_KERNELS" not in os.environ
+    assert os.environ["LN_ZOO_KERNELS"] == "0"
+
+
+# Timing
+
+
+def test_rounds_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    monkeypatch.setattr("benchmarks.timing._calls_per_measurement", lambda _: 1)
+    times = interleave({name: lambda n=name: order.append(n) for name in "abc"}, 3, 10.0)
+    assert "".join(order) == "abcbcacab"
+    assert {name: len(found.wall) for name, found in times.items()} == {"a": 3, "b": 3, "c": 3}
+
+
+def test_rounds_end_in_time() -> None:
+    times = interleave({"a": lambda: None, "b": lambda: None}, 1000, 0.1)
+    assert 1 <= len(times["a"].wall) < 30
+    assert len(times["a"].wall) == len(times["b"].cpu)
+
+
+def test_ratios_are_taken_by_round() -> None:
+    # The machine was ten times slower in the second round, for both.
+    assert ratios([2.0, 20.0, 2.2], [1.0, 10.0, 1.0]) == Spread(2.0, 2.0, 2.1)
+    assert Spread.of([3.0]) == Spread(3.0, 3.0, 3.0)
+
+
+# The command
+
+
+def read(folder: Path) -> list[dict[str, str]]:
+    with (folder / "rnn.csv").open(newline="") as file:
+        reader = csv.DictReader(file)
+        assert reader.fieldnames == [field.name for field in dataclasses.fields(rnn.Row)]
+        return list(reader)
+
+
+def test_command_writes_and_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ["naive", "LayerNorm/aten", "BatchNorm"]
+    sizes = ["--sizes", "3,2,4,5", "1,1,4,5"]
+    few = ["--repeats", "3", "--seconds", "1", "--threads", str(torch.get_num_threads())]
+    modes_ = ["--modes", "train", "infer", "step"]
+    code = rnn.main(
+        [*sizes, *few, *modes_, "--contestants", *names, "--out", str(tmp_path / "out")]
+    )
+    assert code == 0
+    rows = read(tmp_path / "out")
+    shown = capsys.readouterr()
+    assert "left out: BatchNorm: a batch of one case has no statistics" in shown.err
+    # Both cells; training without the batch of one case; single steps fall together.
+    assert len(rows) == 2 * ((4 + 3) + (4 + 4) + 4)
+    for row in rows:
+        assert row["baseline"] == "torch"
+        for kind in ("wall", "cpu"):
+            low, median, high = (float(row[f"{kind}_ratio{end}"]) for end in ("_low", "", "_high"))
+            assert 0 < low <= median <= high
+        if row["contestant"] == "torch":
+            assert float(row["wall_ratio"]) == float(row["cpu_ratio"]) == 1
+        assert float(row["ms"]) > 0
+        assert row["peak_mib"] == ""
+    for title in ("LSTM: training step, time", "GRU: one step of one case, time"):
+        assert title in shown.out
+    with Image.open(tmp_path / "out" / "rnn.png") as picture:
+        assert picture.height > picture.width
+        assert len(picture.convert("L").getcolors() or [0] * 3) > 2
+
+
+def test_bf16_is_laid_beside_float32(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    few = ["--cells", "GRU", "--sizes", "3,2,4,5", "--modes", "infer", "--repeats", "2"]
+    rnn.main([*few, "--precision", "bf16-mixed", "--contestants", "naive", "--out", str(tmp_path)])
+    pairs = [(row["contestant"], row["precision"], row["baseline"]) for row in read(tmp_path)]
+    assert pairs == [
+        ("torch", "float32", "torch"),
+        ("torch", "bf16-mixed", "torch"),
+        ("naive", "float32", "torch"),
+        ("naive", "bf16-mixed", "naive"),
+    ]
+    assert "naive bf16-mixed" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
+def test_memory_of_a_training_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    few = ["--cells", "LSTM", "--modes", "memory", "--contestants", "naive"]
+    rnn.main([*few, "--sizes", "2,2,3,4", "100,64,8,64", "--out", str(tmp_path)])
+    assert "left out: too small" in capsys.readouterr().err
+    torch_row, naive_row = read(tmp_path)
+    outputs = 4 * 100 * 64 * 64 / 2**20
+    # Gates, states and outputs there and gradients back: several times the outputs in both.
+    assert float(torch_row["peak_mib"]) > 4 * outputs
+    assert 1 < float(naive_row["peak_ratio"]) < 4
+    assert (torch_row["ms"], torch_row["rounds"]) == ("", "1")

@@ -1,0 +1,490 @@
+"""Compiling, caching and loading of a native library, and every way in which that goes wrong.
+
+A tiny source stands for the kernels, so that compiling it takes no time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from ln_zoo.ops.native import build
+from ln_zoo.ops.native.build import NativeLibrary, Unavailable
+
+SOURCE = """
+#include <cstdint>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+extern "C" int64_t ln_zoo_abi() { return %d; }
+extern "C" int64_t threads() {
+  int64_t n = 1;
+#ifdef _OPENMP
+#pragma omp parallel
+#pragma omp single
+  n = omp_get_num_threads();
+#endif
+  return n;
+}
+"""
+
+
+def compiler_path() -> str | None:
+    try:
+        return build.find_compiler().command[0]
+    except Unavailable:
+        return None
+
+
+COMPILER = compiler_path()
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("LN_ZOO_CACHE", str(folder))
+    return folder
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    file = tmp_path / "tiny.cpp"
+    file.write_text(SOURCE % build.ABI)
+    return file
+
+
+class Counted:
+    """A compiler that notes each time it compiles, and fails where a line of shell says so."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.notes = folder / "compiled"
+        self.script = folder / "compiler"
+        monkeypatch.setenv("CXX", str(self.script))
+        self.behave()
+
+    def behave(self, shell: str = "") -> None:
+        """Says what happens before it compiles."""
+        self.script.write_text(
+            f'#!/bin/sh\ncase "$*" in *--version*) echo counted 1.0; exit;; esac\n'
+            f'case "$*" in *-c*) echo x >> {self.notes};; esac\n'
+            f'{shell}\nexec {COMPILER} "$@"\n'
+        )
+        self.script.chmod(0o755)
+
+    @property
+    def times(self) -> int:
+        return len(self.notes.read_text().split()) if self.notes.exists() else 0
+
+
+@pytest.fixture
+def counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
+    build._version.cache_clear()
+    yield Counted(tmp_path, monkeypatch)
+    build._version.cache_clear()
+
+
+def reason_of(native: NativeLibrary) -> str:
+    with pytest.raises(Unavailable) as caught:
+        native.load()
+    status = native.status()
+    assert (status.available, status.reason) == (False, caught.value.reason)
+    return caught.value.reason
+
+
+def python(code: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def output(process: subprocess.Popen[str]) -> str:
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    return out
+
+
+# Compiling once
+
+
+def test_compiled_on_first_use_and_found_again(
+    source: Path, cache: Path, counted: Counted, caplog: pytest.LogCaptureFixture
+) -> None:
+    native = NativeLibrary(source)
+    before = native.status()
+    assert (before.available, before.built, before.path) == (True, False, None)
+    assert not cache.exists()
+
+    caplog.set_level("INFO", "ln_zoo")
+    assert native.load().threads() == torch.get_num_threads()
+    assert [r.getMessage().split(" ")[0] for r in caplog.records] == ["compiling", "native"]
+    once = counted.times
+    after = native.status()
+    assert after.available
+    assert after.built
+    assert after.path is not None
+    assert after.path.parent == cache
+    assert after.compiler == f"{counted.script}, counted 1.0"
+    assert {"-O3", "-fopenmp", "-fno-math-errno"} <= set(after.flags)
+    assert not any("fast-math" in flag for flag in after.flags)
+
+    again = NativeLibrary(source)
+    assert again.status() == after
+    assert again.load().ln_zoo_abi() == build.ABI
+    assert native.load() is native.load()
+    assert counted.times == once == 1
+    assert not [file for file in cache.iterdir() if file.is_dir()]
+
+
+def test_status_compiles_where_asked(source: Path) -> None:
+    assert NativeLibrary(source).status(build=True).built
+
+
+def test_threads_of_one_process_compile_once(source: Path, counted: Counted) -> None:
+    native, found = NativeLibrary(source), []
+    threads = [threading.Thread(target=lambda: found.append(native.load())) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert counted.times == 1
+    assert found == [native.load()] * 4
+
+
+def test_processes_that_start_at_once_compile_once(source: Path, counted: Counted) -> None:
+    counted.behave("sleep 1")
+    code = (
+        "from pathlib import Path\nfrom ln_zoo.ops.native.build import NativeLibrary\n"
+        f"print(NativeLibrary(Path({str(source)!r})).load().ln_zoo_abi())"
+    )
+    assert [output(p) for p in [python(code) for _ in range(3)]] == [f"{build.ABI}\n"] * 3
+    assert counted.times == 1
+
+
+def test_import_compiles_nothing_and_torch_lends_its_threads(
+    source: Path, cache: Path, counted: Counted
+) -> None:
+    code = f"""
+import os
+from pathlib import Path
+import torch
+import ln_zoo.layers
+from ln_zoo.ops.native import build
+assert not Path({str(cache)!r}).exists()
+library = build.NativeLibrary(Path({str(source)!r})).load()
+for n in (1, 2, 3):
+    torch.set_num_threads(n)
+    assert library.threads() == n, n
+maps = Path("/proc/self/maps")
+if maps.exists():
+    runtimes = {{line.split()[-1] for line in maps.read_text().splitlines() if "omp" in line}}
+    assert sum("gomp" in name or "iomp" in name for name in runtimes) == 1, runtimes
+"""
+    output(python(code))
+    assert counted.times == 1
+
+
+@pytest.mark.parametrize("change", ["source", "processor", "torch", "flags"])
+def test_another_combination_is_compiled_anew(
+    source: Path, counted: Counted, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    NativeLibrary(source).load()
+    if change == "source":
+        source.write_text(source.read_text() + "// changed\n")
+    elif change == "processor":
+        monkeypatch.setattr(build, "_processor", lambda: ("another", frozenset()))
+    elif change == "torch":
+        monkeypatch.setattr(torch, "__version__", "99.0")
+    else:
+        monkeypatch.setattr(build, "_COMPILE", ("-O1", *build._COMPILE[1:]))
+    NativeLibrary(source).load()
+    assert counted.times == 2
+
+
+def test_kernels_of_the_package_are_what_is_expected(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Path(build.__file__).with_name("kernels.cpp")
+    # No optimisation: whether it compiles and has its functions is asked, not how fast it is.
+    monkeypatch.setattr(build, "_COMPILE", ("-O0", *build._COMPILE[1:]))
+    assert NativeLibrary(source).load().ln_zoo_abi() == build.ABI
+
+
+# Where the cache lies
+
+
+def test_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/x")
+    monkeypatch.setenv("LN_ZOO_CACHE", "/mine")
+    assert build.cache_folder() == Path("/mine")
+    monkeypatch.delenv("LN_ZOO_CACHE")
+    assert build.cache_folder() == Path("/x/ln_zoo")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert build.cache_folder() == Path.home() / ".cache" / "ln_zoo"
+
+
+@pytest.mark.parametrize("trouble", ["no folder", "no writing", "no locks"])
+def test_unusable_cache_is_replaced_by_a_private_folder(
+    source: Path, cache: Path, counted: Counted, monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    if trouble == "no folder":
+        cache.write_text("a file where the folder should be")
+    else:
+        error = OSError(30, "Read-only file system") if trouble == "no writing" else None
+        acquire = build.FileLock.acquire
+
+        def acquire_elsewhere(lock: build.FileLock, *args: object, **kwargs: object) -> object:
+            if str(cache) in lock.lock_file:
+                raise error or NotImplementedError("no locks here")
+            return acquire(lock, *args, **kwargs)
+
+        monkeypatch.setattr(build.FileLock, "acquire", acquire_elsewhere)
+    native = NativeLibrary(source)
+    assert native.load().ln_zoo_abi() == build.ABI
+    path = native.status().path
+    assert path is not None
+    assert cache not in path.parents
+    assert path.exists()
+    assert native.load() is not None
+    assert counted.times == 1
+
+
+def test_read_only_cache_that_is_filled_is_used(
+    source: Path, cache: Path, counted: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    NativeLibrary(source).load()
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(build, "FileLock", refuse)
+    native = NativeLibrary(source)
+    native.load()
+    path = native.status().path
+    assert path is not None
+    assert path.parent == cache
+    assert counted.times == 1
+
+
+def test_private_folder_goes_with_the_process(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    code = f"""
+import os
+from pathlib import Path
+os.environ["LN_ZOO_CACHE"] = {str(tmp_path / "file")!r}
+from ln_zoo.ops.native.build import NativeLibrary
+print(NativeLibrary(Path({str(source)!r})).status(build=True).path)
+"""
+    assert not Path(output(python(code)).strip()).parent.exists()
+
+
+def test_nowhere_to_write_is_a_reason(
+    source: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.write_text("a file where the folder should be")
+    monkeypatch.setattr(build.tempfile, "tempdir", str(tmp_path / "missing"))
+    reason = reason_of(NativeLibrary(source))
+    assert "cannot be kept" in reason
+    assert str(cache) in reason
+    assert "missing" in reason
+
+
+def test_waiting_for_another_process_ends(
+    source: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
+    native = NativeLibrary(source)
+    (stem,) = native._stems(cache, build.find_compiler())
+    cache.mkdir()
+    monkeypatch.setattr(build, "_LIMIT", -29.8)
+    with build.FileLock(cache / f"{stem}.lock", is_singleton=False):
+        assert "another process has been compiling" in reason_of(native)
+
+
+# Compilers that are missing, fail, hang
+
+
+def test_no_compiler_is_a_reason(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", "")
+    reason = reason_of(NativeLibrary(source))
+    assert reason == "no C++ compiler (c++, g++, clang++); install one, or name it in CXX"
+
+
+@pytest.mark.parametrize("named", ["no-such-compiler", "sh -c false", "'unbalanced"])
+def test_cxx_that_is_no_compiler_is_a_reason(
+    source: Path, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    monkeypatch.setenv("CXX", named)
+    assert named.strip("'") in reason_of(NativeLibrary(source))
+
+
+def test_cxx_may_have_arguments(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", f"{COMPILER} -DWITH_ARGUMENTS")
+    source.write_text(source.read_text() + "\n#ifndef WITH_ARGUMENTS\n#error no\n#endif\n")
+    assert NativeLibrary(source).load().ln_zoo_abi() == build.ABI
+
+
+def test_what_was_built_ahead_serves_without_a_compiler(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = NativeLibrary(source)
+    built.load()
+    monkeypatch.setenv("CXX", "gone")
+    found = NativeLibrary(source)
+    assert found.status() == built.status()
+    assert found.load().ln_zoo_abi() == build.ABI
+    with pytest.raises(Unavailable, match="gone"):
+        found.rebuild()
+
+
+def test_failure_is_remembered_until_rebuilt(source: Path, cache: Path, counted: Counted) -> None:
+    counted.behave('case "$*" in *-c*) echo "tiny.cpp:1: error: broken" >&2; exit 1;; esac')
+    native = NativeLibrary(source)
+    reason = reason_of(native)
+    assert "tiny.cpp:1: error: broken" in reason
+    assert "ln-zoo kernels --rebuild" in reason
+    assert "\n" not in reason
+    tried = counted.times
+    assert tried == 2  # with OpenMP and without
+    assert reason_of(native) == reason
+    later = NativeLibrary(source)
+    assert later.status().reason == reason
+    assert reason_of(later) == reason
+    assert counted.times == tried
+
+    counted.behave()
+    assert later.rebuild().ln_zoo_abi() == build.ABI
+    assert later.status().reason is None
+    assert NativeLibrary(source).load().ln_zoo_abi() == build.ABI
+    assert counted.times == tried + 1
+    assert not list(cache.glob("*.failed"))
+
+
+def test_error_in_the_source_is_a_reason(source: Path) -> None:
+    source.write_text("int x = undeclared;\n")
+    assert "tiny.cpp:1:9: error:" in reason_of(NativeLibrary(source))
+
+
+def test_compiler_that_hangs_is_stopped(
+    source: Path, counted: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted.behave("exec sleep 60")
+    monkeypatch.setattr(build, "_LIMIT", 1)
+    assert "was stopped after 1 s" in reason_of(NativeLibrary(source))
+
+
+# OpenMP
+
+
+def test_compiler_without_openmp_gives_a_single_thread(source: Path, counted: Counted) -> None:
+    counted.behave('case "$*" in *-fopenmp*) echo "error: no -fopenmp" >&2; exit 1;; esac')
+    native = NativeLibrary(source)
+    assert native.load().threads() == 1
+    status = native.status()
+    assert (status.openmp, status.threads) == ("none", 1)
+    assert "-fopenmp" not in status.flags
+
+
+def test_runtime_that_torch_does_not_show_is_linked(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, open_library = [], build._open
+
+    def open_second(path: Path) -> object:
+        opened.append(path)
+        if len(opened) == 1:
+            raise OSError("undefined symbol: GOMP_parallel")
+        return open_library(path)
+
+    monkeypatch.setattr(build, "_open", open_second)
+    native = NativeLibrary(source)
+    native.load()
+    assert native.status().openmp == "the compiler's"
+    assert "-lgomp" in native.status().flags
+
+
+def test_runtime_that_is_nowhere_gives_a_single_thread(source: Path, counted: Counted) -> None:
+    source.write_text(
+        source.read_text()
+        + '\n#ifdef _OPENMP\nextern "C" int of_no_library();\n'
+        + 'extern "C" int use() { return of_no_library(); }\n#endif\n'
+    )
+    native = NativeLibrary(source)
+    assert native.load().threads() == 1
+    assert native.status().openmp == "none"
+    assert counted.times == 2
+
+
+# Libraries that are not what they should be
+
+
+@pytest.mark.parametrize("damage", ["truncated", "empty", "missing", "no note", "half a note"])
+def test_damaged_library_is_compiled_anew(
+    source: Path, cache: Path, counted: Counted, damage: str
+) -> None:
+    NativeLibrary(source).load()
+    # Another file, not the same cut short: the library is in use by this process.
+    (library,) = (file for file in cache.iterdir() if file.suffix in (".so", ".dylib"))
+    note = library.with_suffix(".json")
+    content = library.read_bytes()
+    library.unlink()
+    if damage != "missing":
+        cut = {"truncated": content[: len(content) // 2], "empty": b""}.get(damage, content)
+        library.write_bytes(cut)
+    if damage == "no note":
+        note.unlink()
+    elif damage == "half a note":
+        note.write_text(note.read_text()[:20])
+    native = NativeLibrary(source)
+    assert not native.status().built
+    assert native.load().ln_zoo_abi() == build.ABI
+    assert native.status().built
+    assert library.read_bytes()
+    assert NativeLibrary(source).load().ln_zoo_abi() == build.ABI
+    assert counted.times == 2
+
+
+def test_file_that_cannot_be_loaded_is_compiled_anew(
+    source: Path, cache: Path, counted: Counted
+) -> None:
+    NativeLibrary(source).load()
+    (note,) = cache.glob("*.json")
+    (library,) = (file for file in cache.iterdir() if file.suffix in (".so", ".dylib"))
+    library.unlink()
+    library.write_bytes(b"whole, but no library")
+    made = json.loads(note.read_text())
+    made["sha256"] = hashlib.sha256(library.read_bytes()).hexdigest()
+    note.write_text(json.dumps(made))
+    assert NativeLibrary(source).load().ln_zoo_abi() == build.ABI
+    assert counted.times == 2
+
+
+def test_other_version_of_the_functions_is_refused(source: Path) -> None:
+    source.write_text(SOURCE % (build.ABI + 1))
+    assert f"returns {build.ABI + 1}, expected {build.ABI}" in reason_of(NativeLibrary(source))
+
+
+def test_library_without_a_version_is_refused(source: Path) -> None:
+    source.write_text("int nothing() { return 0; }\n")
+    assert "has no ln_zoo_abi()" in reason_of(NativeLibrary(source))
+
+
+# The module's own functions
+
+
+def test_module_functions_are_of_one_library(monkeypatch: pytest.MonkeyPatch, source: Path) -> None:
+    monkeypatch.setattr(build, "_KERNELS", NativeLibrary(source))
+    assert not build.status().built
+    library = build.library()
+    assert build.library() is library
+    assert build.status().built
+    assert build.rebuild().ln_zoo_abi() == build.ABI
+    assert os.environ["LN_ZOO_CACHE"] in str(build.status().path)
