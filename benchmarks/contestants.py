@@ -20,7 +20,7 @@ from ln_zoo import layers, norms, ops
 from ln_zoo.ops.native import build
 
 CELLS = ("LSTM", "GRU")
-#: The kernels that a strategy which can be written down as data is measured with.
+#: The kernels that a strategy which normalises row by row is measured with.
 ENGINES = ("native", "aten")
 #: What ratios are taken to.
 BASELINE = "torch"
@@ -105,7 +105,7 @@ def names(strategies: Sequence[str], mode: str) -> list[str]:
     """
     ours: list[str] = []
     for strategy in strategies:
-        if _is_data(strategy):
+        if _by_rows(strategy):
             ours += [f"{strategy}/{engine}" for engine in ENGINES]
         else:
             ours.append(strategy)
@@ -199,10 +199,11 @@ def _parts(name: str) -> tuple[norms.Norm, str | None]:
     return made(), engine or None
 
 
-def _is_data(strategy: str) -> bool:
-    """Whether kernels can be told what the strategy does."""
+def _by_rows(strategy: str) -> bool:
+    """Whether the strategy normalises row by row, which is what those engines can do."""
     sites = layers.GRU(1, 1, norm=_parts(strategy)[0]).get_submodule("sites.l0")
-    return all(cast(norms.Site, site).describe() is not None for site in sites.children())
+    records = [cast(norms.Site, site).describe() for site in sites.children()]
+    return all(isinstance(record, ops.RowNorm) for record in records)
 
 
 class _Engines(TorchDispatchMode):

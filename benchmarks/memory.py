@@ -1,7 +1,7 @@
 """Peak memory of one training step, in a process of its own.
 
-``python -m benchmarks.memory LSTM 50,64,256,256 LayerNorm/native`` prints bytes: the most that the
-process held during the step, above what it held before.
+That is the most that the process held during the step, above what it held before. `peak` starts
+``python -m benchmarks.memory LSTM 50,64,256,256 LayerNorm/native``, which prints bytes.
 """
 
 from __future__ import annotations
@@ -13,22 +13,24 @@ import sys
 from pathlib import Path
 
 _STATUS = Path("/proc/self/status")
+#: Whether the system tells.
+AVAILABLE = _STATUS.exists()
+#: glibc gives back at once what is freed: otherwise it keeps more or less of it, by chance, and two
+#: measurements of one thing differ by a third.
+_ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 
 
 def peak(cell: str, size: str, contestant: str, precision: str, threads: int) -> int:
     """Bytes, measured in a new process.
 
     Raises:
-        OSError: if the system does not tell (it is Linux's ``/proc`` that does).
         RuntimeError: if the process fails, with the last line of what it said.
     """
-    if not _STATUS.exists():
-        raise OSError("peak memory is read from /proc, which this system does not have")
     arguments = [cell, size, contestant, "--precision", precision, "--threads", str(threads)]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.memory", *arguments],
         cwd=Path(__file__).parent.parent,
-        env=os.environ | {"OMP_NUM_THREADS": str(threads)},
+        env=os.environ | _ALLOCATOR | {"OMP_NUM_THREADS": str(threads)},
         capture_output=True,
         text=True,
         check=False,

@@ -251,6 +251,9 @@ def _time(job: Job) -> Iterator[Row]:
 
 def _weigh(job: Job) -> Iterator[Row]:
     size, peaks = job.size, dict[tuple[str, str], int]()
+    if not memory.AVAILABLE:
+        report("  left out: peak memory is read from /proc, which this system does not have")
+        return
     if 4 * size.T * size.B * size.H < _WEIGHABLE:
         report("  left out: too small to tell its memory from that of the process")
         return

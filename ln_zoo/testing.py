@@ -41,7 +41,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from ln_zoo.layers import GRU, LSTM, RNN, Conv2d, GRUCell, Linear, LSTMCell, RNNCell
 from ln_zoo.norms import INVARIANCES, Norm, Site, from_config, to_config
-from ln_zoo.ops.records import RowNorm
+from ln_zoo.ops.records import RowNorm, StepNorm
 
 try:
     import pytest
@@ -400,8 +400,12 @@ class NormCase:
             wanted = [a, *site.parameters()]
             head = torch.randn_like(a)
             where = f"{self.norm!r} at {site.role!r}, {mode}: what describe() says"
-            plain, own = _by_record(record, a), _twin(site)(a, 0)
+            twin = _twin(site)
+            plain, own = _by_record(record, a), twin(a, 0)
             _assert_same(plain, own, f"{where} differs from sums()")
+            # What a kernel tells the strategy leaves the same traces.
+            for name, buffer in twin.named_buffers():
+                _assert_same(site.get_buffer(name).double(), buffer.double(), f"{where} leaves another {name}")
             gradients = [
                 torch.autograd.grad(
                     (out * head).sum(), wanted, allow_unused=True, materialize_grads=True
@@ -660,8 +664,10 @@ def _randomised(module: Any) -> Any:
     return module
 
 
-def _by_record(record: RowNorm, a: Tensor) -> Tensor:
-    """What a record says, in plain torch."""
+def _by_record(record: RowNorm | StepNorm, a: Tensor) -> Tensor:
+    """What a record says, in plain torch, as for time step 0; buffers move as it says."""
+    if isinstance(record, StepNorm):
+        return _over_cases(record, a)
     if record.identity:
         return a
     parts = []
@@ -671,6 +677,23 @@ def _by_record(record: RowNorm, a: Tensor) -> Tensor:
             part = part - part.sum(-1, keepdim=True) / size
         parts.append(part / (part.square().sum(-1, keepdim=True) / size + record.eps).sqrt())
     rows = torch.cat(parts, dim=-1)
+    if record.gain is not None:
+        rows = rows * record.gain
+    return rows if record.shift is None else rows + record.shift
+
+
+def _over_cases(record: StepNorm, a: Tensor) -> Tensor:
+    """What a record says of the rows (n, F) of time step 0."""
+    if record.batch:
+        n = len(a)
+        record.check(n)
+        mean = a.sum(0) / n
+        squares = (a - mean).square().sum(0)
+        record.track(0, [n], mean.detach()[None], squares.detach()[None] / n)
+        var = squares / (n - record.correction)
+    else:
+        mean, var = (rows[0] for rows in record.population(0, 1))
+    rows = (a - mean) / (var + record.eps).sqrt()
     if record.gain is not None:
         rows = rows * record.gain
     return rows if record.shift is None else rows + record.shift

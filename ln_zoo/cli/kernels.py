@@ -77,21 +77,22 @@ def _kernels(native: Status) -> Iterator[dict[str, Any]]:
 
 
 def _why_not(kernel: Kernel, native: Status) -> str | None:
-    """Why it would not run what it is made for."""
+    """What this machine lacks for it."""
     import torch
 
     from ln_zoo.ops import CELLS, RowNorm, Weights
 
     if kernel.name == "native":
         return native.reason
-    device = "cuda" if kernel.name == "triton" else "cpu"
-    if device == "cuda" and not torch.cuda.is_available():
+    if kernel.name != "triton":
+        return None
+    if not torch.cuda.is_available():
         return "torch finds no GPU here"
-    x, w = torch.zeros(1, 1, 1, device=device), torch.zeros(1, 1, device=device)
-    plain, scaled = RowNorm((1,)), RowNorm((1,), scale=True, center=True, eps=1e-5)
-    last = plain if kernel.name == "torch" else scaled
-    records = [{"input": plain, "recurrent": plain, "sum": last}]
-    return kernel.refuses(CELLS["RNN_TANH"], records, x, [Weights(w, w, None, None)])
+    x = torch.zeros(1, 1, 1, device="cuda")
+    weights = Weights(x[0], x[0], None, None)
+    rows = RowNorm((1,), scale=True, center=True, eps=1e-5)
+    records = {"input": RowNorm((1,)), "recurrent": RowNorm((1,)), "sum": rows}
+    return kernel.refuses(CELLS["RNN_TANH"], [records], x, [weights])
 
 
 def _print(kernels: Sequence[dict[str, Any]], native: Status) -> None:

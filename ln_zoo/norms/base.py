@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ln_zoo.ops.records import RowNorm
+from ln_zoo.ops.records import Record, RowNorm
 
 #: The columns of the paper's Table 1, in its order: what a layer's output may be invariant to.
 INVARIANCES = (
@@ -81,7 +81,7 @@ class Norm:
         """The weight to use, same shape (F, \\*); called once per forward, before any time loop."""
         return weight
 
-    def describe(self, site: Site) -> RowNorm | None:
+    def describe(self, site: Site) -> Record:
         """What `sums` does at this site as data for kernels; ``None``: only `sums` knows."""
         if type(self).sums is Norm.sums:
             return RowNorm(groups=site.groups)
@@ -199,7 +199,7 @@ class Site(nn.Module):
         if self._sums:
             self.norm.init_sums(self)
 
-    def describe(self) -> RowNorm | None:
+    def describe(self) -> Record:
         """What happens to summed inputs here, as data; ``None``: only the strategy knows."""
         return self.norm.describe(self) if self.normalizes_sums else RowNorm(self.groups)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor
 
 from ln_zoo.norms.base import Norm, Site
 from ln_zoo.norms.checks import check_eps
+from ln_zoo.ops.records import Record, StepNorm
 
 
 @dataclass(frozen=True)
@@ -85,41 +88,93 @@ class BatchNorm(Norm):
         site.add_buffer("num_batches_tracked", rows, 0, dtype=torch.int64)
 
     def sums(self, site: Site, a: Tensor, step: int | None = None) -> Tensor:
-        if site.training and self._enough(site, a, step):
+        cases = a.numel() // site.features
+        # The longest sequence of a packed batch may outlive all others: one case is no batch.
+        if not step and site.training:
+            self._check(cases)
+        if site.training and cases >= 2:
             dims = site.case_dims(a)
             var, mean = torch.var_mean(a, dims, correction=int(self.unbiased), keepdim=True)
-            self._track(site, a, mean, var, step)
+            self._track(site, cases, mean, var, step)
         else:
             mean, var = self._population(site, a, step)
         return site.affine((a - mean) * torch.rsqrt(var + self.eps))
 
-    def _enough(self, site: Site, a: Tensor, step: int | None) -> bool:
-        cases = a.numel() // site.features
-        if cases >= 2:
-            return True
-        if step:
-            return False  # the longest sequence of a packed batch outlives the others
-        raise ValueError(
-            f"BatchNorm needs at least 2 cases per feature in training, got {cases}: "
-            "use a larger batch_size, drop the last small batch, or call .eval()"
+    def describe(self, site: Site) -> Record:
+        if not site.recurrent or type(self).sums is not BatchNorm.sums:
+            return super().describe(site)
+        return StepNorm(
+            features=site.features,
+            batch=site.training,
+            eps=self.eps,
+            correction=int(self.unbiased),
+            gain=site.gain,
+            shift=site.shift,
+            check=self._check,
+            population=partial(self._population_of_steps, site),
+            track=partial(self._track_steps, site),
         )
 
-    def _track(self, site: Site, a: Tensor, mean: Tensor, var: Tensor, step: int | None) -> None:
+    def _check(self, cases: int) -> None:
+        if cases < 2:
+            raise ValueError(
+                f"BatchNorm needs at least 2 cases per feature in training, got {cases}: "
+                "use a larger batch_size, drop the last small batch, or call .eval()"
+            )
+
+    def _track(self, site: Site, cases: int, mean: Tensor, var: Tensor, step: int | None) -> None:
         """Moves the running averages towards this batch's mean and unbiased variance."""
-        cases = a.numel() // site.features
         factor = 1.0 if self.unbiased else cases / (cases - 1)
         row = () if step is None else min(step, self.max_steps - 1)
         with torch.no_grad():
             count = site.num_batches_tracked[row].add_(1)
-            weight = count.to(site.running_mean.dtype).reciprocal().clamp(min=self.momentum)
+            weight = self._weight(site, count)
             for running, new in ((site.running_mean, mean), (site.running_var, var * factor)):
                 running[row].lerp_(new.detach().flatten().to(running.dtype), weight)
 
+    def _track_steps(
+        self, site: Site, first: int, sizes: Sequence[int], mean: Tensor, var: Tensor
+    ) -> None:
+        """The same for consecutive steps at once; the variance is biased."""
+        last = self.max_steps - 1
+        rows = slice(min(first, last), min(first + len(sizes), last))
+        alone = rows.stop - rows.start  # steps that share their row with no other
+        together = len(sizes) - alone
+        with torch.no_grad():
+            cases = torch.tensor(sizes, dtype=var.dtype, device=var.device).unsqueeze(1)
+            news = (mean, var * (cases / (cases - 1)))
+            counts = site.num_batches_tracked
+            weights = self._weight(site, counts[rows].add_(1)).unsqueeze(1)
+            if together:
+                after = counts[last] + torch.arange(1, together + 1, device=counts.device)
+                counts[last].add_(together)
+                shares = self._weight(site, after)
+                # Each average moves on from the one before: new ones fade from then on.
+                fading = (1 - shares).flip(0).cumprod(0).flip(0)
+                shares = shares * torch.cat([fading[1:], torch.ones_like(fading[:1])])
+            for running, new in zip((site.running_mean, site.running_var), news, strict=True):
+                new = new.to(running.dtype)
+                running[rows].lerp_(new[:alone], weights)
+                if together:
+                    running[last].mul_(fading[0]).add_(shares @ new[alone:])
+
+    def _weight(self, site: Site, count: Tensor) -> Tensor:
+        """Of the newest batch, with so many batches up to it."""
+        return count.to(site.running_mean.dtype).reciprocal().clamp(min=self.momentum)
+
     def _population(self, site: Site, a: Tensor, step: int | None) -> tuple[Tensor, Tensor]:
         """Running mean and variance in the shape of a's feature axis."""
-        mean, var = site.running_mean, site.running_var
-        if step is not None:
-            reached = (site.num_batches_tracked > 0).sum().sub(1).clamp(min=0)
-            row = reached.clamp(max=step)
-            mean, var = mean.index_select(0, row.view(1))[0], var.index_select(0, row.view(1))[0]
+        if step is None:
+            mean, var = site.running_mean, site.running_var
+        else:
+            mean, var = (rows[0] for rows in self._population_of_steps(site, step, 1))
         return site.along(mean, a), site.along(var, a)
+
+    def _population_of_steps(self, site: Site, first: int, steps: int) -> tuple[Tensor, Tensor]:
+        """Running means and variances of steps, one row for each up to the last that is kept."""
+        last = self.max_steps - 1
+        counts = site.num_batches_tracked
+        reached = (counts > 0).sum().sub(1).clamp(min=0)
+        rows = torch.arange(min(first, last), min(first + steps, last + 1), device=counts.device)
+        rows = rows.clamp(max=reached)
+        return site.running_mean.index_select(0, rows), site.running_var.index_select(0, rows)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from ln_zoo.norms.base import Norm, Site
 from ln_zoo.norms.checks import check_eps
-from ln_zoo.ops.records import RowNorm
+from ln_zoo.ops.records import Record, RowNorm
 
 
 @dataclass(frozen=True)
@@ -64,5 +64,7 @@ class LayerNorm(Norm):
         rows = [F.layer_norm(part, part.shape[-1:], eps=self.eps) for part in parts]
         return site.affine(torch.cat(rows, dim=-1))
 
-    def describe(self, site: Site) -> RowNorm:
+    def describe(self, site: Site) -> Record:
+        if type(self).sums is not LayerNorm.sums:
+            return super().describe(site)
         return RowNorm(site.groups, True, True, self.eps, site.gain, site.shift)

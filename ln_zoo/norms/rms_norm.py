@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ln_zoo.norms.base import Norm, Site
 from ln_zoo.norms.checks import check_eps
-from ln_zoo.ops.records import RowNorm
+from ln_zoo.ops.records import Record, RowNorm
 
 
 @dataclass(frozen=True)
@@ -47,5 +47,7 @@ class RMSNorm(Norm):
     def sums(self, site: Site, a: Tensor, step: int | None = None) -> Tensor:
         return site.affine(a * torch.rsqrt(site.mean(a.square()) + self.eps))
 
-    def describe(self, site: Site) -> RowNorm:
+    def describe(self, site: Site) -> Record:
+        if type(self).sums is not RMSNorm.sums:
+            return super().describe(site)
         return RowNorm(site.groups, True, False, self.eps, site.gain, site.shift)

@@ -2,7 +2,7 @@
 
 from ln_zoo.ops.cells import CELLS, Cell, Place, States, Weights
 from ln_zoo.ops.fast_path import KERNELS, Kernel, pick
-from ln_zoo.ops.records import Records, RowNorm
+from ln_zoo.ops.records import Record, Records, RowNorm, StepNorm
 from ln_zoo.ops.recurrence import scan, stack
 from ln_zoo.ops.streaming import Stream
 
@@ -12,9 +12,11 @@ __all__ = [
     "Cell",
     "Kernel",
     "Place",
+    "Record",
     "Records",
     "RowNorm",
     "States",
+    "StepNorm",
     "Stream",
     "Weights",
     "pick",

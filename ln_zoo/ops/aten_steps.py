@@ -26,8 +26,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ln_zoo.ops import memory
 from ln_zoo.ops.engine import Products, Saved, Sums, centred
 from ln_zoo.ops.spec import Operands, Rows, Spec
+
+#: Numbers of one kind that are in work at a time on the way back, on CPUs.
+PIECE = 2**18
 
 
 class AtenEngine:
@@ -130,12 +134,14 @@ class Scale:
         for k, columns in enumerate(self.columns):
             torch.mul(a[:, columns], r[:, k : k + 1], out=out[:, columns])
 
-    def normalized(self, a: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-        """Normalised rows in new memory, but for the identity, and the factors."""
+    def normalized(self, a: Tensor, rows: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Fills rows with normalised rows, and gives them and their factors.
+
+        The identity gives the rows a themselves where they have that precision.
+        """
         if not self.scale:
-            return a.to(dtype), None
-        rows = torch.empty_like(a, dtype=dtype)
-        if self.center or a.dtype != dtype:
+            return (a if a.dtype == rows.dtype else rows.copy_(a)), None
+        if self.center or a.dtype != rows.dtype:
             a = rows.copy_(a)
         r = self.empty(rows)
         self.factors(a, r)
@@ -153,19 +159,15 @@ class Scale:
             rows: normalised rows.
             r: their factors; ``None``: the identity.
             products: ``d * rows``.
-            out: to be filled.
+            out: to be filled; may be d.
         """
+        torch.mul(d, gain, out=out)
         if r is None:
-            torch.mul(d, gain, out=out)
             return
-        target = out if out.dtype == d.dtype else torch.empty_like(d)
-        torch.mul(d, gain, out=target)
         for columns, features in zip(self.columns, self.features, strict=True):
             mean = torch.mv(products[:, columns], gain[columns]).div_(features).unsqueeze(1)
-            target[:, columns].addcmul_(rows[:, columns], mean, value=-1)
-        self.times(target, r, target)
-        if target is not out:
-            out.copy_(target)
+            out[:, columns].addcmul_(rows[:, columns], mean, value=-1)
+        self.times(out, r, out)
 
 
 class Steps(Products):
@@ -234,8 +236,57 @@ class Steps(Products):
         dv: Tensor,
         sums: Sums,
     ) -> None:
-        """Takes gradients back."""
+        """Takes gradients back, in pieces short enough that their numbers stay in the cache."""
+        limit = PIECE // du.shape[1] if du.device.type == "cpu" else len(du)
+        ends = [0]
+        row = 0
+        for t, size in enumerate(sizes):
+            row += size
+            if t == len(sizes) - 1 or row - sum(sizes[: ends[-1]]) >= limit:
+                ends.append(t + 1)
+        for first, last in reversed(list(itertools.pairwise(ends))):
+            start = sum(sizes[:first])
+            rows = slice(start, start + sum(sizes[first:last]))
+            kept = Saved(
+                None if saved.v is None else saved.v[rows],
+                saved.u[rows],
+                None if saved.c is None else saved.c[rows],
+                saved.stats[rows],
+            )
+            self.backward_piece(
+                sizes[first:last],
+                None if dout is None else dout[rows],
+                dh,
+                dc,
+                kept,
+                h_prev[rows],
+                None if c_prev is None else c_prev[rows],
+                du[rows],
+                dv[rows],
+                sums,
+            )
+
+    def backward_piece(
+        self,
+        sizes: Sequence[int],
+        dout: Tensor | None,
+        dh: Tensor,
+        dc: Tensor | None,
+        saved: Saved,
+        h_prev: Tensor,
+        c_prev: Tensor | None,
+        du: Tensor,
+        dv: Tensor,
+        sums: Sums,
+    ) -> None:
+        """The same for all steps at once that it is given."""
         raise NotImplementedError
+
+    def scratch(self, name: str, *size: int) -> Tensor:
+        """Memory of that name for one piece, not filled."""
+        if self.one.device.type == "cpu":
+            return memory.scratch(f"aten {name}", *size, dtype=self.wide)
+        return self.one.new_empty(size)
 
     def input_terms(self, v: Tensor, scratch: bool) -> Tensor:
         """``gain * normalised v + bias``, in the memory of v where that is scratch."""
@@ -254,15 +305,28 @@ class Steps(Products):
         if sums is not None:
             sums.addcmul_(d.sum(0), factor)
 
-    def input_gradients(self, v: Tensor, d: Tensor, dv: Tensor, sums: Sums) -> None:
-        """What the gradients d (rows, G) of all sums mean for bias, gain and v; d is used up."""
+    def input_gradients(
+        self, d: Tensor, rows: Tensor, r: Tensor | None, dv: Tensor, sums: Sums
+    ) -> None:
+        """What the gradients of all sums mean for bias, gain and inputs.
+
+        Args:
+            d: the gradients, (rows, G); used up.
+            rows: normalised products of the inputs.
+            r: their factors.
+            dv: to be filled.
+            sums: to be added to.
+        """
         self.row_sums(sums.bias, d, self.slope)
-        rows, r = self.first.normalized(v, self.wide)
         products = d
         if r is not None:
-            products = d * rows
+            products = torch.mul(d, rows, out=self.scratch("products", *d.shape))
             self.row_sums(sums.gain_input, products, self.slope)
-        self.first.adjoint(d, self.back_input, rows, r, products, dv)
+        if self.exact:
+            self.first.adjoint(d, self.back_input, rows, r, products, dv)
+        else:
+            self.first.adjoint(d, self.back_input, rows, r, products, d)
+            dv.copy_(d)
 
 
 def finish(state: Tensor, after: Sequence[Tensor], sizes: Sequence[int]) -> None:
@@ -295,7 +359,7 @@ class LSTMSteps(Steps):
             return torch.native_layer_norm(
                 c, (self.hidden,), self.gain_out, self.shift_out, self.cell.eps
             )[0]
-        rows, _ = self.last.normalized(c, self.wide)
+        rows, _ = self.last.normalized(c, torch.empty_like(c))
         assert self.shift_out is not None
         return torch.addcmul(self.shift_out, rows, self.gain_out)
 
@@ -349,7 +413,7 @@ class LSTMSteps(Steps):
         if cells is not None:
             finish(c, cells, sizes)
 
-    def backward(
+    def backward_piece(
         self,
         sizes: Sequence[int],
         dout: Tensor | None,
@@ -366,56 +430,65 @@ class LSTMSteps(Steps):
         assert saved.c is not None
         assert c_prev is not None
         assert dc is not None
-        hidden, second = self.hidden, self.second
+        hidden, second, scratch = self.hidden, self.second, self.scratch
         count, width = du.shape
 
-        # All gates of the chunk
-        rows, r = second.normalized(saved.u, self.wide)
-        gates = torch.addcmul(self.bias, rows, self.gain_recurrent)
-        gates.addcmul_(self.first.normalized(saved.v, self.wide)[0], self.gain_input).sigmoid_()
-        slopes = torch.sub(self.one, gates).mul_(gates)
+        # All gates
+        rows, r = second.normalized(saved.u, scratch("rows", count, width))
+        gates = torch.addcmul(
+            self.bias, rows, self.gain_recurrent, out=scratch("gates", count, width)
+        )
+        terms, factors_x = self.first.normalized(saved.v, scratch("input rows", count, width))
+        gates.addcmul_(terms, self.gain_input).sigmoid_()
+        slopes = torch.sub(self.one, gates, out=scratch("slopes", count, width)).mul_(gates)
         i, f, g, o = gates.chunk(4, 1)
         slope_i, slope_f, slope_g, slope_o = slopes.chunk(4, 1)
         shown = self.cell_sums(saved.c).sigmoid_()
 
         # The output: dm, the gradient of the normalised cell state with gain and shift, is D * show
-        show = torch.sub(self.one, shown).mul_(shown).mul_(o).mul_(4)
-        slope_i.mul_(g.mul_(-2).add_(1))
+        show = torch.sub(self.one, shown, out=scratch("show", count, hidden))
+        show.mul_(shown).mul_(o).mul_(4)
+        slope_i.mul_(torch.sub(self.one, g, alpha=2, out=g))
         slope_f.mul_(c_prev)
         slope_g.mul_(i)
-        slope_o.mul_(shown.mul_(-2).add_(1))
+        slope_o.mul_(torch.sub(self.one, shown, alpha=2, out=shown))
         if self.cell.scale:
-            c_rows, c_factors = self.last.normalized(saved.c, self.wide)
+            c_rows, c_factors = self.last.normalized(saved.c, scratch("cells", count, hidden))
             assert c_factors is not None
-            ways = show.new_empty(count, 2, hidden)
+            ways = scratch("ways", count, 2, hidden)
             torch.mul(show, self.back_out, out=ways[:, 0]).mul_(c_factors)
             torch.mul(ways[:, 0], c_rows, out=ways[:, 1])
-            ways_by_step = ways.split(sizes)
-            c_rows_by_step = c_rows.split(sizes)
-            passed = show.new_empty(sizes[0], 2, hidden)
-            totals = show.new_empty(sizes[0], 2)
+            ways_at, c_rows_at = ways.split(sizes), c_rows.split(sizes)
+            passed = scratch("passed", sizes[0], 2, hidden)
+            totals = scratch("totals", sizes[0], 2)
         else:
-            show_by_step = show.split(sizes)
+            show_at = show.split(sizes)
 
         # The gates
-        weights = slopes * self.back_recurrent
+        weights = torch.mul(slopes, self.back_recurrent, out=scratch("weights", count, width))
         if r is not None:
             second.times(weights, r, weights)
-            shares = self._shares(weights, rows)
-            shares_by_step = shares.split(sizes)
-            mixed = show.new_empty(sizes[0], *shares.shape[1:])
-            parts = show.new_empty(sizes[0], len(second.columns))
+            shares_at = self._shares(weights, rows).split(sizes)
+            mixed = scratch("mixed", sizes[0], len(second.columns), 2 * hidden)
+            parts = scratch("parts", sizes[0], len(second.columns))
+            rows_at = [rows[:, columns].split(sizes) for columns in second.columns]
         inner = weights.view(count, 4, hidden)[:, :3].split(sizes)
         outer = weights[:, 3 * hidden :].split(sizes)
-        rows_by_step = rows.split(sizes)
         keep = f.split(sizes)
 
-        both = show.new_empty(count, 2, hidden)  # gradients of c and h
-        both_by_step = both.unsqueeze(1).split(sizes)
-        d_cells, d_states = (both[:, k : k + 1].split(sizes) for k in (0, 1))
+        # Gradients of c and h; each once more with an axis for the gates that it goes into
+        both = scratch("both", count, 2, hidden)
+        d_cell, d_state = both.unbind(1)
+        d_cs, d_hs = d_cell.split(sizes), d_state.split(sizes)
+        d_cs_3, d_hs_2 = d_cell.unsqueeze(1).split(sizes), d_state.unsqueeze(1).split(sizes)
+        both_at = both.view(count, 1, 2 * hidden).split(sizes)
         douts = None if dout is None else dout.split(sizes)
+        d_sums = du if self.exact else scratch("sums", count, width)
+        d_sums_at = d_sums.split(sizes)
+        inner_out = d_sums.view(count, 4, hidden)[:, :3].split(sizes)
+        outer_out = d_sums[:, 3 * hidden :].split(sizes)
+        groups_out = [d_sums[:, columns].split(sizes) for columns in second.columns]
         dus = du.split(sizes)
-        target = None if self.exact else show.new_empty(sizes[0], width)
         back = None if self.exact else du.new_empty(sizes[0], hidden)
         active = -1
         for t in range(len(sizes) - 1, -1, -1):
@@ -424,65 +497,65 @@ class LSTMSteps(Steps):
                 active, dh_now, dc_now = n, dh[:n], dc[:n]
                 if self.cell.scale:
                     passed_now, totals_now = passed[:n], totals[:n]
-                    through, total, turned = (
-                        passed_now[:, 0],
-                        totals_now[:, :1],
-                        totals_now[:, 1:],
-                    )
+                    through = passed_now[:, 0]
+                    total, turned = totals_now.split(1, 1)
                 if r is not None:
                     mixed_now, parts_now = mixed[:n], parts[:n]
-                    flat = mixed_now.flatten(2)
                     parts_each = parts_now.split(1, 1)
-            dual_c, dual_h = d_cells[t], d_states[t]
-            d_c, d_h = dual_c.squeeze(1), dual_h.squeeze(1)
+            d_c, d_h = d_cs[t], d_hs[t]
             if douts is None:
                 d_h.copy_(dh_now)
             else:
                 torch.add(dh_now, douts[t], out=d_h)
             if self.cell.scale:
-                torch.mul(dual_h, ways_by_step[t], out=passed_now)
+                torch.mul(d_hs_2[t], ways_at[t], out=passed_now)
                 torch.sum(passed_now, 2, out=totals_now)
                 torch.add(dc_now, through, out=d_c)
                 if self.cell.center:
                     d_c.sub_(total, alpha=1 / hidden)
-                d_c.addcmul_(c_rows_by_step[t], turned, value=-1 / hidden)
+                d_c.addcmul_(c_rows_at[t], turned, value=-1 / hidden)
             else:
-                torch.addcmul(dc_now, d_h, show_by_step[t], out=d_c)
-            d_u = dus[t] if target is None else target[:n]
-            torch.mul(inner[t], dual_c, out=d_u[:, : 3 * hidden].view(n, 3, hidden))
-            torch.mul(outer[t], d_h, out=d_u[:, 3 * hidden :])
+                torch.addcmul(dc_now, d_h, show_at[t], out=d_c)
+            torch.mul(inner[t], d_cs_3[t], out=inner_out[t])
+            torch.mul(outer[t], d_h, out=outer_out[t])
             if r is not None:
-                torch.mul(both_by_step[t], shares_by_step[t], out=mixed_now)
-                torch.sum(flat, 2, out=parts_now)
-                for columns, part in zip(second.columns, parts_each, strict=True):
-                    d_u[:, columns].addcmul_(rows_by_step[t][:, columns], part, value=-1)
+                torch.mul(both_at[t], shares_at[t], out=mixed_now)
+                torch.sum(mixed_now, 2, out=parts_now)
+                for group, part, of_group in zip(groups_out, parts_each, rows_at, strict=True):
+                    group[t].addcmul_(of_group[t], part, value=-1)
             torch.mul(d_c, keep[t], out=dc_now)
             if back is None:
-                torch.mm(d_u, self.w_hh, out=dh_now)
+                torch.mm(dus[t], self.w_hh, out=dh_now)
             else:
-                torch.mm(dus[t].copy_(d_u), self.w_hh, out=back[:n])
+                torch.mm(dus[t].copy_(d_sums_at[t]), self.w_hh, out=back[:n])
                 dh_now.copy_(back[:n])
 
         # What adds up over rows
-        d_cell, d_state = both.unbind(1)
         if self.cell.scale:
             show.mul_(d_state)
-            self.row_sums(sums.shift_out, show, show.new_ones(()))
-            self.row_sums(sums.gain_out, show.mul_(c_rows), show.new_ones(()))
+            self.row_sums(sums.shift_out, show, self.one)
+            if sums.gain_out is not None:
+                self.row_sums(sums.gain_out, show.mul_(c_rows), self.one)
         slopes.view(count, 4, hidden)[:, :3].mul_(d_cell.unsqueeze(1))
         slope_o.mul_(d_state)
         if r is not None and sums.gain_recurrent is not None:
             self.row_sums(sums.gain_recurrent, rows.mul_(slopes), self.slope)
-        self.input_gradients(saved.v, slopes, dv, sums)
+        self.input_gradients(slopes, terms, factors_x, dv, sums)
 
     def _shares(self, weights: Tensor, rows: Tensor) -> Tensor:
-        """Q, for each group of statistics what belongs to dc and to D: (rows, groups, 2, H)."""
-        products = (weights * rows).view(-1, 4, self.hidden)
-        shares = weights.new_zeros(weights.shape[0], len(self.second.columns), 2, self.hidden)
-        for k, gates in enumerate(self.second.gates):
-            for gate in gates:
-                shares[:, k, gate // 3].add_(products[:, gate], alpha=1 / self.second.features[k])
-        return shares
+        """Q, for each group of statistics what belongs to dc and to D: (rows, groups, 2 H)."""
+        count, hidden, groups = len(rows), self.hidden, self.second.gates
+        products = torch.mul(weights, rows, out=self.scratch("products", *rows.shape))
+        gates = products.view(count, 4, hidden)
+        shares = self.scratch("shares", count, len(groups), 2, hidden)
+        for k, (members, features) in enumerate(zip(groups, self.second.features, strict=True)):
+            for share, last in zip(shares[:, k].unbind(1), (False, True), strict=True):
+                mine = [gate for gate in members if (gate == 3) == last]
+                if mine:
+                    torch.sum(gates[:, mine[0] : mine[-1] + 1], 1, out=share).div_(features)
+                else:
+                    share.zero_()
+        return shares.view(count, len(groups), 2 * hidden)
 
 
 class _OneState(Steps):
@@ -516,28 +589,34 @@ class _OneState(Steps):
         """
         hidden, second, count = self.hidden, self.second, len(rows)
         gates = self.spec.gates
-        weights = slopes * self.back_recurrent
+        scratch = self.scratch
+        weights = torch.mul(slopes, self.back_recurrent, out=scratch("weights", *slopes.shape))
         if r is not None:
             second.times(weights, r, weights)
-            products = (weights * rows).view(count, gates, hidden)
-            shares = weights.new_zeros(count, len(second.columns), hidden)
+            products = torch.mul(weights, rows, out=scratch("products", *rows.shape))
+            products = products.view(count, gates, hidden)
+            shares = scratch("shares", count, len(second.columns), hidden)
             for k, (members, features) in enumerate(
                 zip(second.gates, second.features, strict=True)
             ):
-                for gate in members:
-                    shares[:, k].add_(products[:, gate], alpha=1 / features)
-            shares_by_step = shares.split(sizes)
-            mixed = shares.new_empty(sizes[0], *shares.shape[1:])
-            parts = shares.new_empty(sizes[0], len(second.columns))
-        weights_by_step = weights.view(count, gates, hidden).split(sizes)
-        rows_by_step = rows.split(sizes)
+                mine = products[:, members[0] : members[-1] + 1]
+                torch.sum(mine, 1, out=shares[:, k]).div_(features)
+            shares_at = shares.split(sizes)
+            mixed = scratch("mixed", sizes[0], *shares.shape[1:])
+            parts = scratch("parts", sizes[0], len(second.columns))
+            rows_at = [rows[:, columns].split(sizes) for columns in second.columns]
+        weights_at = weights.view(count, gates, hidden).split(sizes)
         carried = None if carry is None else carry.split(sizes)
-        states = weights.new_empty(count, hidden)
-        states_by_step = states.split(sizes)
-        duals = states.unsqueeze(1).split(sizes)
+        states = scratch("states", count, hidden)
+        d_hs = states.split(sizes)
+        # Once more with an axis for the gates that it goes into
+        d_hs_n = states.unsqueeze(1).split(sizes)
         douts = None if dout is None else dout.split(sizes)
+        d_sums = du if self.exact else scratch("sums", *du.shape)
+        d_sums_at = d_sums.split(sizes)
+        gates_out = d_sums.view(count, gates, hidden).split(sizes)
+        groups_out = [d_sums[:, columns].split(sizes) for columns in second.columns]
         dus = du.split(sizes)
-        target = None if self.exact else weights.new_empty(sizes[0], du.shape[1])
         back = None if self.exact else du.new_empty(sizes[0], hidden)
         active = -1
         for t in range(len(sizes) - 1, -1, -1):
@@ -547,27 +626,26 @@ class _OneState(Steps):
                 if r is not None:
                     mixed_now, parts_now = mixed[:n], parts[:n]
                     parts_each = parts_now.split(1, 1)
-            d_h, dual = states_by_step[t], duals[t]
+            d_h = d_hs[t]
             if douts is None:
                 d_h.copy_(dh_now)
             else:
                 torch.add(dh_now, douts[t], out=d_h)
-            d_u = dus[t] if target is None else target[:n]
-            torch.mul(weights_by_step[t], dual, out=d_u.view(n, gates, hidden))
+            torch.mul(weights_at[t], d_hs_n[t], out=gates_out[t])
             if r is not None:
-                torch.mul(dual, shares_by_step[t], out=mixed_now)
+                torch.mul(d_hs_n[t], shares_at[t], out=mixed_now)
                 torch.sum(mixed_now, 2, out=parts_now)
-                for columns, part in zip(second.columns, parts_each, strict=True):
-                    d_u[:, columns].addcmul_(rows_by_step[t][:, columns], part, value=-1)
+                for group, part, of_group in zip(groups_out, parts_each, rows_at, strict=True):
+                    group[t].addcmul_(of_group[t], part, value=-1)
             if back is not None:
-                torch.mm(dus[t].copy_(d_u), self.w_hh, out=back[:n])
+                torch.mm(dus[t].copy_(d_sums_at[t]), self.w_hh, out=back[:n])
                 dh_now.copy_(back[:n])
                 if carried is not None:
                     dh_now.addcmul_(d_h, carried[t])
             elif carried is not None:
-                torch.mul(d_h, carried[t], out=dh_now).addmm_(d_u, self.w_hh)
+                torch.mul(d_h, carried[t], out=dh_now).addmm_(dus[t], self.w_hh)
             else:
-                torch.mm(d_u, self.w_hh, out=dh_now)
+                torch.mm(dus[t], self.w_hh, out=dh_now)
         return states
 
 
@@ -632,7 +710,7 @@ class GRUSteps(_OneState):
         if self.exact:
             finish(h, outs, sizes)
 
-    def backward(
+    def backward_piece(
         self,
         sizes: Sequence[int],
         dout: Tensor | None,
@@ -646,35 +724,38 @@ class GRUSteps(_OneState):
         sums: Sums,
     ) -> None:
         assert saved.v is not None
-        hidden, count = self.hidden, len(du)
-        rows, factors = self.second.normalized(saved.u, self.wide)
-        sums_x = torch.addcmul(
-            self.bias, self.first.normalized(saved.v, self.wide)[0], self.gain_input
-        )
-        gain = self.gain_recurrent
-        w = torch.addcmul(self.bias_hn, rows[:, 2 * hidden :], gain[2 * hidden :])
-        gates = sums_x[:, : 2 * hidden].addcmul_(rows[:, : 2 * hidden], gain[: 2 * hidden])
-        r, z = gates.sigmoid_().chunk(2, 1)
-        new = sums_x[:, 2 * hidden :].addcmul_(r, w).sigmoid_()
-        # What D has to be multiplied by for the gradients of r, z, w and, slope_x, y
-        slopes = new.new_empty(count, 3, hidden)
-        slope_r, slope_z, slope_w = slopes.unbind(1)
-        slope_x = torch.sub(self.one, new).mul_(new).mul_(4).mul_(1 - z)
-        torch.mul(slope_x, r, out=slope_w)
-        # w has its sign and factor -2.
-        torch.mul(slope_w, w.mul_(-0.5), out=slope_r).mul_(1 - r)
-        new.mul_(-2).add_(1)
-        torch.sub(h_prev, new, out=slope_z)
-        slope_z.mul_(z).mul_(1 - z)
-        flat = slopes.view(count, -1)
-        states = self.backward_loop(sizes, dout, dh, flat, rows, factors, z, du)
-        slopes.mul_(states.unsqueeze(1))
-        one = states.new_ones(())
+        hidden, scratch, one = self.hidden, self.scratch, self.one
+        count, width = du.shape
+        split, gain = 2 * hidden, self.gain_recurrent
+        rows, factors = self.second.normalized(saved.u, scratch("rows", count, width))
+        terms, factors_x = self.first.normalized(saved.v, scratch("input rows", count, width))
+        gates = torch.addcmul(self.bias, terms, self.gain_input, out=scratch("gates", count, width))
+        gates[:, :split].addcmul_(rows[:, :split], gain[:split]).sigmoid_()
+        r, z, new = gates.chunk(3, 1)
+        w = scratch("w", count, hidden)
+        torch.addcmul(self.bias_hn, rows[:, split:], gain[split:], out=w)
+        new.addcmul_(r, w).sigmoid_()
+
+        # What D has to be multiplied by for the gradients of r, z, w and, slope_y, y
+        slopes = scratch("slopes", count, width)
+        slope_r, slope_z, slope_w = slopes.chunk(3, 1)
+        others = torch.sub(one, gates[:, :split], out=scratch("others", count, split))
+        not_r, not_z = others.chunk(2, 1)
+        slope_y = torch.sub(one, new, out=scratch("slope y", count, hidden))
+        slope_y.mul_(new).mul_(4).mul_(not_z)
+        torch.mul(slope_y, r, out=slope_w)
+        # w comes times -2.
+        torch.mul(slope_w, w.mul_(-0.5), out=slope_r).mul_(not_r)
+        torch.sub(one, new, alpha=2, out=new)
+        torch.sub(h_prev, new, out=slope_z).mul_(z).mul_(not_z)
+
+        d_state = self.backward_loop(sizes, dout, dh, slopes, rows, factors, z, du)
+        slopes.view(count, 3, hidden).mul_(d_state.unsqueeze(1))
         self.row_sums(sums.bias_hn, slope_w, one)
         if factors is not None and sums.gain_recurrent is not None:
-            self.row_sums(sums.gain_recurrent, rows.mul_(flat), one)
-        torch.mul(slope_x, states, out=slope_w)
-        self.input_gradients(saved.v, flat, dv, sums)
+            self.row_sums(sums.gain_recurrent, rows.mul_(slopes), one)
+        torch.mul(slope_y, d_state, out=slope_w)
+        self.input_gradients(slopes, terms, factors_x, dv, sums)
 
 
 class RNNSteps(_OneState):
@@ -722,7 +803,7 @@ class RNNSteps(_OneState):
         if self.exact:
             finish(h, outs, sizes)
 
-    def backward(
+    def backward_piece(
         self,
         sizes: Sequence[int],
         dout: Tensor | None,
@@ -735,15 +816,16 @@ class RNNSteps(_OneState):
         dv: Tensor,
         sums: Sums,
     ) -> None:
-        rows, r = self.second.normalized(saved.u, self.wide)
-        slopes = torch.addcmul(self.bias, rows, self.gain_recurrent)
+        rows, r = self.second.normalized(saved.u, self.scratch("rows", *du.shape))
+        slopes = self.scratch("slopes", *du.shape)
+        torch.addcmul(self.bias, rows, self.gain_recurrent, out=slopes)
         if self.relu:
-            slopes = (slopes > 0).to(self.wide)
+            slopes.gt_(0)
         else:
             shown = slopes.sigmoid_()
-            slopes = torch.sub(self.one, shown).mul_(shown)
-        states = self.backward_loop(sizes, dout, dh, slopes, rows, r, None, du)
-        slopes.mul_(states)
+            slopes = torch.sub(self.one, shown, out=self.scratch("others", *du.shape)).mul_(shown)
+        d_state = self.backward_loop(sizes, dout, dh, slopes, rows, r, None, du)
+        slopes.mul_(d_state)
         self.row_sums(sums.bias, slopes, self.slope)
-        if r is not None:
+        if r is not None and sums.gain_out is not None:
             self.row_sums(sums.gain_out, rows.mul_(slopes), self.slope)

@@ -19,13 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ln_zoo.ops.cells import CELLS, Weights
+from ln_zoo.ops.cells import CELLS, Sites, Weights
 from ln_zoo.ops.engine import ENGINES, Saved, Sums, centred
 from ln_zoo.ops.recurrence import scan
 from ln_zoo.ops.spec import Operands, Rows, Spec
-
-#: Rows that make a product over time steps run at full speed; more would only take memory.
-CHUNK_ROWS = 512
 
 
 @dataclass(frozen=True)
@@ -45,11 +42,11 @@ class Chunk:
     before: int
 
 
-def chunks(sizes: Sequence[int], least_steps: int = 1) -> list[Chunk]:
-    """Cuts time steps into runs of at least `CHUNK_ROWS` rows and so many steps, but for the last.
+def chunks(sizes: Sequence[int], least_rows: int, least_steps: int = 1) -> list[Chunk]:
+    """Cuts time steps into runs of so many rows and steps at least, but for the last.
 
     Example:
-        >>> [(c.first, c.last, len(c.sizes)) for c in chunks([200, 200, 200, 150, 10])]
+        >>> [(c.first, c.last, len(c.sizes)) for c in chunks([200, 200, 200, 150, 10], 512)]
         [(0, 600, 3), (600, 760, 2)]
     """
     found: list[Chunk] = []
@@ -57,18 +54,19 @@ def chunks(sizes: Sequence[int], least_steps: int = 1) -> list[Chunk]:
     before = sizes[0]
     for t, size in enumerate(sizes):
         row += size
-        full = row - first >= CHUNK_ROWS and t + 1 - step >= least_steps
+        full = row - first >= least_rows and t + 1 - step >= least_steps
         if full or t == len(sizes) - 1:
             found.append(Chunk(first, row, tuple(sizes[step : t + 1]), before))
             first, step, before = row, t + 1, size
     return found
 
 
-def _sizes(x: Tensor, batch_sizes: Tensor | None) -> list[int]:
+def sizes_of(x: Tensor, batch_sizes: Tensor | None) -> list[int]:
+    """Rows of each step."""
     return [x.shape[1]] * x.shape[0] if batch_sizes is None else batch_sizes.tolist()
 
 
-def _rows(a: Tensor, packed: bool, chunk: Chunk) -> Tensor:
+def rows_of(a: Tensor, packed: bool, chunk: Chunk) -> Tensor:
     """The rows (rows, F) of a chunk, contiguous, of a padded (T, N, F) or packed (total, F)."""
     if packed:
         return a[chunk.first : chunk.last].contiguous()
@@ -77,7 +75,7 @@ def _rows(a: Tensor, packed: bool, chunk: Chunk) -> Tensor:
     return a[start : start + steps].reshape(steps * cases, a.shape[2]).contiguous()
 
 
-def _previous(start: Tensor, after: Tensor, chunk: Chunk) -> Tensor:
+def previous_rows(start: Tensor, after: Tensor, chunk: Chunk) -> Tensor:
     """What each row of a chunk had in the step before, (rows, F).
 
     Args:
@@ -96,7 +94,7 @@ def _previous(start: Tensor, after: Tensor, chunk: Chunk) -> Tensor:
 
 
 @contextlib.contextmanager
-def _no_autocast(x: Tensor) -> Iterator[None]:
+def no_autocast(x: Tensor) -> Iterator[None]:
     """Operands have the precision that they shall have."""
     if torch.is_autocast_enabled(x.device.type):
         with torch.autocast(x.device.type, enabled=False):
@@ -107,15 +105,16 @@ def _no_autocast(x: Tensor) -> Iterator[None]:
 
 # The forward
 
-_OPERANDS = (
+#: Arguments of operators: the fields of `Operands`, and the last but one.
+OPERANDS = (
     "Tensor x, Tensor w_ih, Tensor w_hh, Tensor h0, Tensor? c0, Tensor? bias, Tensor? bias_hn, "
     "Tensor? gain_input, Tensor? gain_recurrent, Tensor? gain_out, Tensor? shift_out"
 )
-_CHOICES = "Tensor? batch_sizes, str spec, str engine"
+CHOICES = "Tensor? batch_sizes, str spec, str engine"
 
 torch.library.define(
     "ln_zoo::recurrence",
-    f"({_OPERANDS}, {_CHOICES}, bool save) -> "
+    f"({OPERANDS}, {CHOICES}, bool save) -> "
     "(Tensor out, Tensor h, Tensor c, Tensor v, Tensor u, Tensor cells, Tensor stats)",
 )
 
@@ -140,7 +139,8 @@ def _allocate(
     )
 
 
-def _unfilled(*size: int, like: Tensor, dtype: torch.dtype) -> Tensor:
+def unfilled(*size: int, like: Tensor, dtype: torch.dtype) -> Tensor:
+    """Memory for outputs where nothing is computed."""
     return like.new_empty(size, dtype=dtype)
 
 
@@ -156,9 +156,9 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
     if operands.c0 is not None:
         c.copy_(operands.c0)
     flat = out.view(-1, out.shape[-1])
-    with _no_autocast(x):
+    with no_autocast(x):
         p = engine.prepare(spec, operands, backward=False)
-        pieces = chunks(_sizes(x, batch_sizes), p.least_steps)
+        pieces = chunks(sizes_of(x, batch_sizes), p.chunk_rows, p.least_steps)
         if not save:
             longest = max(piece.last - piece.first for piece in pieces)
             scratch = engine.empty(longest, u.shape[1], like=x, dtype=x.dtype, scratch="terms")
@@ -169,7 +169,7 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
                 kept = Saved(terms, u[rows], cells[rows] if spec.cell == "LSTM" else None, stats[rows])
             else:
                 terms, kept = scratch[: piece.last - piece.first], None
-            p.terms(_rows(x, batch_sizes is not None, piece), terms)
+            p.terms(rows_of(x, batch_sizes is not None, piece), terms)
             state = c if spec.cell == "LSTM" else None
             engine.forward_steps(p, terms, piece.sizes, h, state, flat[rows], kept)
     return results
@@ -178,20 +178,20 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
 @torch.library.register_fake("ln_zoo::recurrence")
 def _forward_fake(*arguments: Any) -> tuple[Tensor, ...]:
     _, code, name, save = arguments[-4:]
-    return _allocate(Operands(*arguments[:-4]), Spec.decode(code), name, save, _unfilled)
+    return _allocate(Operands(*arguments[:-4]), Spec.decode(code), name, save, unfilled)
 
 
 # The backward
 
 torch.library.define(
     "ln_zoo::recurrence_backward",
-    f"(Tensor? d_out, Tensor? d_h, Tensor? d_c, {_OPERANDS}, Tensor out, Tensor v, Tensor u, "
-    f"Tensor cells, Tensor stats, {_CHOICES}, bool[] needs) -> "
+    f"(Tensor? d_out, Tensor? d_h, Tensor? d_c, {OPERANDS}, Tensor out, Tensor v, Tensor u, "
+    f"Tensor cells, Tensor stats, {CHOICES}, bool[] needs) -> "
     f"({', '.join(['Tensor'] * len(Operands._fields))})",
 )
 
 
-def _allocate_gradients(
+def allocate_gradients(
     operands: Operands, needs: Sequence[bool], empty: Callable[..., Tensor]
 ) -> tuple[Tensor, ...]:
     """Gradients of the operands, not filled; without elements where there is none to give."""
@@ -215,7 +215,7 @@ def _backward(*arguments: Any) -> tuple[Tensor, ...]:
     x, h0, c0 = operands.x, operands.h0, operands.c0
     packed, wide = batch_sizes is not None, h0.dtype
     needed = Operands(*needs)
-    found = _allocate_gradients(operands, needs, engine.empty)
+    found = allocate_gradients(operands, needs, engine.empty)
     gradients = Operands(*found)
 
     def zeros(a: Tensor | None) -> Tensor | None:
@@ -227,28 +227,39 @@ def _backward(*arguments: Any) -> tuple[Tensor, ...]:
     def wanted(name: str) -> Tensor | None:
         return zeros(getattr(operands, name)) if getattr(needed, name) else None
 
-    dw_ih, dw_hh = wanted("w_ih"), wanted("w_hh")
     sums = Sums(*(wanted(name) for name in Operands._fields[5:]))
     dh = of_state(d_h, h0)
     dc = None if c0 is None else of_state(d_c, c0)
     dx = gradients.x.view(-1, x.shape[-1]) if needed.x else None
 
     flat, width = out.view(-1, out.shape[-1]), u.shape[1]
-    with _no_autocast(x):
+    with no_autocast(x):
         p = engine.prepare(spec, operands, backward=True)
-        pieces = chunks(_sizes(x, batch_sizes), p.least_steps)
+        pieces = chunks(sizes_of(x, batch_sizes), p.chunk_rows, p.least_steps)
         longest = max(piece.last - piece.first for piece in pieces)
         du_buffer = dv_buffer = engine.empty(longest, width, like=x, dtype=x.dtype, scratch="du")
         if not spec.merged:
             dv_buffer = engine.empty(longest, width, like=x, dtype=x.dtype, scratch="dv")
+
+        def total(of: Tensor, needed: bool, rows: Rows) -> Tensor | None:
+            if not needed:
+                return None
+            if of.dtype == wide and not (rows.center and p.leaves_constants):
+                return of
+            return torch.empty_like(of, dtype=wide)
+
+        first, second = spec.products
+        dw_ih = total(gradients.w_ih, needed.w_ih, first)
+        dw_hh = total(gradients.w_hh, needed.w_hh, second)
         for piece in reversed(pieces):
             rows, count = slice(piece.first, piece.last), piece.last - piece.first
-            h_prev = _previous(h0, flat, piece)
+            last = piece is pieces[-1]
+            h_prev = previous_rows(h0, flat, piece)
             du, dv = du_buffer[:count], dv_buffer[:count]
             engine.backward_steps(
                 p,
                 piece.sizes,
-                None if d_out is None else _rows(d_out, packed, piece),
+                None if d_out is None else rows_of(d_out, packed, piece),
                 dh,
                 dc,
                 Saved(
@@ -258,23 +269,21 @@ def _backward(*arguments: Any) -> tuple[Tensor, ...]:
                     stats[rows],
                 ),
                 h_prev,
-                None if c0 is None else _previous(c0, cells, piece),
+                None if c0 is None else previous_rows(c0, cells, piece),
                 du,
                 dv,
                 sums,
             )
             if dw_hh is not None:
-                p.add_weight_gradient(du, h_prev, dw_hh)
+                p.add_weight_gradient(du, h_prev, dw_hh, last)
             if dw_ih is not None:
-                p.add_weight_gradient(dv, _rows(x, packed, piece), dw_ih)
+                p.add_weight_gradient(dv, rows_of(x, packed, piece), dw_ih, last)
             if dx is not None:
                 p.input_gradient(dv, dx[rows])
 
-    first, second = spec.products
-    if dw_ih is not None:
-        gradients.w_ih.copy_(centred(dw_ih, first))
-    if dw_hh is not None:
-        gradients.w_hh.copy_(centred(dw_hh, second))
+    for target, value, of in ((gradients.w_ih, dw_ih, first), (gradients.w_hh, dw_hh, second)):
+        if value is not None and value is not target:
+            target.copy_(centred(value, of) if p.leaves_constants else value)
     for target, value in zip(found[3:], (dh, dc, *vars(sums).values()), strict=True):
         if target.numel() and value is not None:
             target.copy_(value)
@@ -283,7 +292,7 @@ def _backward(*arguments: Any) -> tuple[Tensor, ...]:
 
 @torch.library.register_fake("ln_zoo::recurrence_backward")
 def _backward_fake(*arguments: Any) -> tuple[Tensor, ...]:
-    return _allocate_gradients(Operands(*arguments[3:-9]), arguments[-1], _unfilled)
+    return allocate_gradients(Operands(*arguments[3:-9]), arguments[-1], unfilled)
 
 
 # Autograd
@@ -309,7 +318,10 @@ def _gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     needs = [bool(n) for n in ctx.needs_input_grad[: len(operands)]]
     rest: tuple[None, ...] = (None,) * 4
     if torch.is_grad_enabled():
-        again = _differentiable(ctx.code, operands, batch_sizes, grads[:3], needs)
+        spec = Spec.decode(ctx.code)
+        again = differentiable(
+            lambda: replay(spec, operands, batch_sizes), operands, grads[:3], needs
+        )
         return (*again, *rest)
     found = torch.ops.ln_zoo.recurrence_backward(
         *grads[:3],
@@ -326,16 +338,22 @@ def _gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
 torch.library.register_autograd("ln_zoo::recurrence", _gradients, setup_context=_keep)
 
 
-def _differentiable(
-    code: str,
+def differentiable(
+    replayed: Callable[[], Sequence[Tensor]],
     operands: Operands,
-    batch_sizes: Tensor | None,
     grads: Sequence[Tensor | None],
     needs: Sequence[bool],
 ) -> list[Tensor | None]:
-    """The gradients as functions that have gradients again: those of the generic loop."""
-    with torch.enable_grad(), _no_autocast(operands.x):
-        results = replay(Spec.decode(code), operands, batch_sizes)
+    """The gradients of an operator as functions that have gradients again.
+
+    Args:
+        replayed: its output and final states as functions of the operands.
+        operands: the operands.
+        grads: gradients of those.
+        needs: of which operands gradients are needed.
+    """
+    with torch.enable_grad(), no_autocast(operands.x):
+        results = replayed()
         pairs = [
             (result, grad.to(result.dtype))
             for result, grad in zip(results, grads, strict=False)
@@ -362,32 +380,53 @@ def replay(spec: Spec, operands: Operands, batch_sizes: Tensor | None) -> tuple[
         operands: the tensors.
         batch_sizes: of packed data, (T,).
     """
-    x, hidden = operands.x, operands.w_hh.shape[1]
-    width = spec.gates * hidden
-    wide = operands.h0.dtype
+    hidden = operands.w_hh.shape[1]
 
     def site(
         rows: Rows, gain: Tensor | None, shift: Tensor | None = None
     ) -> Callable[[Tensor, int | None], Tensor]:
         return lambda a, step: normalized(a, rows, gain, shift, hidden)
 
-    bias = x.new_zeros(width, dtype=wide) if operands.bias is None else operands.bias
+    sites = {
+        "input": site(spec.input, operands.gain_input),
+        "recurrent": site(spec.recurrent, operands.gain_recurrent),
+        "cell": site(spec.out, operands.gain_out, operands.shift_out),
+        "sum": site(spec.out, operands.gain_out),
+    }
+    return scan_operands(spec.cell, operands, batch_sizes, sites)
+
+
+def scan_operands(
+    cell: str,
+    operands: Operands,
+    batch_sizes: Tensor | None,
+    sites: Sites,
+    reads_step: bool = False,
+) -> tuple[Tensor, ...]:
+    """Output and final states by the generic loop, differentiable.
+
+    Args:
+        cell: its name.
+        operands: the tensors.
+        batch_sizes: of packed data, (T,).
+        sites: what happens to summed inputs, by role.
+        reads_step: whether the ``"input"`` site must see the time steps one by one.
+    """
+    bias, hidden = operands.bias, operands.w_hh.shape[1]
+    if bias is None:
+        bias = operands.h0.new_zeros(len(operands.w_hh))
     bias_hh = torch.zeros_like(bias)
     if operands.bias_hn is not None:
         bias_hh = torch.cat([bias_hh[hidden:], operands.bias_hn])
     states = (operands.h0,) if operands.c0 is None else (operands.h0, operands.c0)
     output, final = scan(
-        CELLS[spec.cell],
-        x,
+        CELLS[cell],
+        operands.x,
         None if batch_sizes is None else batch_sizes.tolist(),
         states,
         Weights(operands.w_ih, operands.w_hh, bias, bias_hh),
-        {
-            "input": site(spec.input, operands.gain_input),
-            "recurrent": site(spec.recurrent, operands.gain_recurrent),
-            "cell": site(spec.out, operands.gain_out, operands.shift_out),
-            "sum": site(spec.out, operands.gain_out),
-        },
+        sites,
+        reads_step,
     )
     return output, *final
 

@@ -11,7 +11,8 @@ With v = W x and u = R h', p the normalised terms with gains and biases, the equ
 `ln_zoo.ops.cells`. Where a place is centred, the weights are (`centred`, by ``spec.products``): the
 mean of every group of v and u is then 0 whatever x and h are, so that no step has to take it off,
 and the mean square is the variance, without cancellation. The frame takes gradients back through
-that by centring those of the weights; an engine may leave any constant per group in du and dv.
+that by centring those of the weights, so that an engine may leave any constant per group in du and
+dv; one that leaves none says so (`Products.leaves_constants`).
 """
 
 from __future__ import annotations
@@ -33,8 +34,13 @@ class Products:
         w_ih: the input weights to multiply by, (G, I): `centred` ones where the place is centred.
     """
 
-    #: Steps that a chunk has at least, but for the last.
+    #: Rows that a chunk has at least, but for the last: as many as make a product over all of them
+    #: run at full speed; more would only take memory.
+    chunk_rows = 512
+    #: Steps that it has at least.
     least_steps = 1
+    #: Whether du and dv may hold a constant per group that has no meaning.
+    leaves_constants = True
 
     def __init__(self, w_ih: Tensor) -> None:
         self.w_ih = w_ih
@@ -47,12 +53,18 @@ class Products:
         """Fills out (rows, I) with what dv (rows, G) makes of ``w_ih``."""
         torch.mm(dv, self.w_ih, out=out)
 
-    def add_weight_gradient(self, d: Tensor, a: Tensor, total: Tensor) -> None:
-        """Adds the product of d (rows, G), transposed, and a (rows, F) to the total (G, F)."""
-        if total.dtype == a.dtype:
-            total.addmm_(d.t(), a)
+    def add_weight_gradient(self, d: Tensor, a: Tensor, total: Tensor, first: bool) -> None:
+        """Adds the product of d (rows, G), transposed, and a (rows, F) to the total (G, F).
+
+        The first one fills the total.
+        """
+        if total.dtype != a.dtype:
+            product = torch.mm(d.t(), a)
+            _ = total.copy_(product) if first else total.add_(product)
+        elif first:
+            torch.mm(d.t(), a, out=total)
         else:
-            total.add_(torch.mm(d.t(), a))
+            total.addmm_(d.t(), a)
 
 
 class Saved(NamedTuple):

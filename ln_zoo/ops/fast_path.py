@@ -12,7 +12,10 @@ import torch
 from torch import Tensor
 
 from ln_zoo.ops.aten_steps import AtenEngine
+from ln_zoo.ops.batch_recurrence import BatchRecurrence
+from ln_zoo.ops.batch_steps import BatchAtenEngine
 from ln_zoo.ops.cells import Cell, States, Weights
+from ln_zoo.ops.native.batch_steps import NativeBatchEngine
 from ln_zoo.ops.native.steps import NativeEngine
 from ln_zoo.ops.records import Records
 from ln_zoo.ops.recurrent_kernel import Recurrence
@@ -71,6 +74,8 @@ KERNELS: list[Kernel] = [
     TorchRNN(),
     Recurrence(NativeEngine()),
     Recurrence(AtenEngine()),
+    BatchRecurrence(NativeBatchEngine()),
+    BatchRecurrence(BatchAtenEngine()),
 ]
 
 
@@ -122,7 +127,7 @@ def allowed(value: str) -> tuple[list[Kernel], str]:
     if value == "0":
         return [], why
     names = [name.strip() for name in value.split(",")]
-    known = [kernel.name for kernel in KERNELS]
+    known = dict.fromkeys(kernel.name for kernel in KERNELS)
     for name in names:
         if name not in known:
             raise ValueError(

@@ -1,11 +1,11 @@
-"""What a strategy does to rows of summed inputs, written down as data.
+"""What a strategy does to summed inputs, written down as data.
 
 Kernels are chosen and fed by these records alone; they never see a strategy object.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -44,5 +44,51 @@ class RowNorm:
         return not self.scale
 
 
-#: What happens at each place of a cell, by role; ``None``: only the strategy knows.
-Records = Mapping[str, RowNorm | None]
+@dataclass(frozen=True)
+class StepNorm:
+    """One normalisation over cases, at each time step t of a recurrent layer for itself.
+
+    Of the rows (n, F) of the n cases active at t each feature becomes
+    ``gain * (a - mean) / sqrt(variance + eps) + shift``. Where ``batch`` is set and n is 2 at
+    least, mean and variance are those of the n cases, and gradients flow through them; elsewhere
+    they are those that ``population`` gives.
+
+    Statistics are kept by the strategy, which hears of new ones through ``track``. The order of
+    calls is that of time: ``population`` may depend on what ``track`` was told of earlier steps.
+
+    Args:
+        features: F.
+        batch: whether the cases' own statistics are used, as in training.
+        eps: added to the variance, inside the root.
+        correction: what the sum of squares is divided by is n less this: 0 or 1.
+        gain: multiplies the normalised rows, shape (F,), or ``None`` for 1.
+        shift: added last, shape (F,), or ``None`` for 0.
+        check: ``check(n)`` is called first where ``batch`` is set, with the number of cases of the
+            first step; it raises where they are too few.
+        population: ``population(first, steps)`` gives mean and variance for so many steps beginning
+            with step ``first``: new tensors (K, F) with ``1 <= K <= steps``. The i-th of these
+            steps uses row ``min(i, K - 1)``.
+        track: ``track(first, sizes, mean, var)`` is told the cases n of consecutive steps beginning
+            with step ``first``, and their means and biased variances, (steps, F), without gradient.
+    """
+
+    features: int
+    batch: bool
+    eps: float
+    correction: int
+    gain: Tensor | None
+    shift: Tensor | None
+    check: Callable[[int], None]
+    population: Callable[[int, int], tuple[Tensor, Tensor]]
+    track: Callable[[int, Sequence[int], Tensor, Tensor], None]
+
+    @property
+    def identity(self) -> bool:
+        """Whether rows pass unchanged: never."""
+        return False
+
+
+#: What happens at one place; ``None``: only the strategy knows.
+Record = RowNorm | StepNorm | None
+#: What happens at each place of a cell, by role.
+Records = Mapping[str, Record]

@@ -16,6 +16,18 @@ from ln_zoo.ops.recurrence import stack
 from ln_zoo.ops.spec import lower, product_dtype, refusal, specify
 
 
+def untraceable() -> str | None:
+    """Why no operator of this package may be called at present, or ``None``."""
+    if torch.compiler.is_exporting() or torch.jit.is_tracing():
+        return "an exported program must run without this package"
+    if not torch.compiler.is_compiling():
+        if torch._C._are_functorch_transforms_active():
+            return "transforms of torch.func pass through functions of torch alone"
+        if forward_ad._current_level >= 0:
+            return "forward-mode derivatives pass through functions of torch alone"
+    return None
+
+
 class Recurrence:
     """The kernel that an engine makes: cells whose sites are normalised row by row, or not at all.
 
@@ -36,14 +48,7 @@ class Recurrence:
         self, cell: Cell, records: Sequence[Records], x: Tensor, weights: Sequence[Weights]
     ) -> str | None:
         """Why this call is not for the engine, or ``None``."""
-        if torch.compiler.is_exporting() or torch.jit.is_tracing():
-            return "an exported program must run without this package"
-        if not torch.compiler.is_compiling():
-            if torch._C._are_functorch_transforms_active():
-                return "transforms of torch.func pass through functions of torch alone"
-            if forward_ad._current_level >= 0:
-                return "forward-mode derivatives pass through functions of torch alone"
-        reason = refusal(cell, records, weights)
+        reason = untraceable() or refusal(cell, records, weights)
         if reason is not None:
             return reason
         dtype = product_dtype(x)

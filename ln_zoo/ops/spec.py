@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ln_zoo.ops.cells import Cell, States, Weights
-from ln_zoo.ops.records import Records
+from ln_zoo.ops.records import Records, RowNorm
 
 
 @dataclass(frozen=True)
@@ -162,6 +162,8 @@ def refusal(cell: Cell, records: Sequence[Records], weights: Sequence[Weights]) 
                 return f"only the strategy knows what the {place.role} site does"
             if record.identity:
                 continue
+            if not isinstance(record, RowNorm):
+                return f"the {place.role} site normalises over the batch"
             if not place.sums:
                 return f"the {place.role} site normalises a term of the sum"
             if any(size % hidden for size in record.groups):
@@ -191,7 +193,7 @@ def specify(cell: Cell, records: Records, weights: Weights) -> Spec:
 
     def rows(role: str) -> Rows:
         record = records[role]
-        if record is None or record.identity:
+        if not isinstance(record, RowNorm) or record.identity:
             return Rows()
         groups = tuple(size // hidden for size in record.groups)
         return Rows(True, record.center, record.eps, groups)
@@ -215,6 +217,13 @@ def lower(
         x: padded (T, N, I) or packed (total, I).
         states: initial states, each (N, H).
     """
+    return specify(cell, records, weights), gather(cell, records, weights, x, states)
+
+
+def gather(
+    cell: Cell, records: Records, weights: Weights, x: Tensor, states: States
+) -> Operands:
+    """The tensors of one direction of one layer; arguments as for `lower`."""
     hidden = weights.hh.shape[1]
     narrow = product_dtype(x)
     wide = torch.promote_types(narrow, torch.float32)
@@ -224,7 +233,8 @@ def lower(
         if record is None or record.identity:
             return None
         if record.gain is None:
-            return x.new_ones(sum(record.groups), dtype=wide)
+            width = next(sum(place.groups) for place in cell.places if place.role == role)
+            return x.new_ones(hidden * width, dtype=wide)
         return record.gain.to(wide).contiguous()
 
     def shift(role: str) -> Tensor | None:
@@ -235,7 +245,6 @@ def lower(
         there = [value.to(wide) for value in values if value is not None]
         return sum(there[1:], there[0]).contiguous() if there else None
 
-    spec = specify(cell, records, weights)
     operands = Operands(
         x.to(narrow),
         weights.ih.to(narrow).contiguous(),
@@ -243,15 +252,15 @@ def lower(
         states[0].to(wide),
     )
     if cell.name == "LSTM":
-        shift_out = total(shift("cell"))
-        if shift_out is None and spec.out.scale:
+        gain_out, shift_out = gain("cell"), total(shift("cell"))
+        if shift_out is None and gain_out is not None:
             shift_out = x.new_zeros(hidden, dtype=wide)
-        return spec, operands._replace(
+        return operands._replace(
             c0=states[1].to(wide),
             bias=total(weights.bias_ih, weights.bias_hh, shift("input"), shift("recurrent")),
             gain_input=gain("input"),
             gain_recurrent=gain("recurrent"),
-            gain_out=gain("cell"),
+            gain_out=gain_out,
             shift_out=shift_out,
         )
     if cell.name == "GRU":
@@ -261,13 +270,13 @@ def lower(
         if bias_h is not None:
             both, bias_hn = bias_h.split((2 * hidden, hidden))
             bias = total(bias, torch.cat([both, torch.zeros_like(bias_hn)]))
-        return spec, operands._replace(
+        return operands._replace(
             bias=bias,
             bias_hn=total(bias_hn),
             gain_input=gain("input"),
             gain_recurrent=gain("recurrent"),
         )
-    return spec, operands._replace(
+    return operands._replace(
         bias=total(weights.bias_ih, weights.bias_hh, shift("sum")),
         gain_out=gain("sum"),
     )

@@ -17,8 +17,8 @@ from torch.nn import functional as F
 
 from ln_zoo.ops.cells import Cell, States, Weights
 from ln_zoo.ops.fast_path import allowed
+from ln_zoo.ops.native.runtime import trouble
 from ln_zoo.ops.native.step import NativeStep
-from ln_zoo.ops.native.steps import trouble
 from ln_zoo.ops.records import Records, RowNorm
 from ln_zoo.ops.spec import refusal
 

@@ -115,6 +115,16 @@ def test_bf16_is_mixed() -> None:
 # Who takes part
 
 
+def test_names_of_contestants() -> None:
+    assert contestants.names(["LayerNorm", "BatchNorm"], "train") == [
+        *("torch", "cell-loop", "naive"),
+        *("LayerNorm/native", "LayerNorm/aten", "BatchNorm"),
+    ]
+    assert contestants.names(["RMSNorm"], "step") == [
+        *("torch", "naive", "RMSNorm/native", "RMSNorm/aten")
+    ]
+
+
 def test_an_engine_that_does_not_run_is_not_measured_under_its_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -137,7 +137,10 @@ def _add8(a0, a1, a2, a3, a4, a5, a6, a7, b0, b1, b2, b3, b4, b5, b6, b7):
 
 @triton.jit
 def _merge(s0, s1, s2, s3, STARTS: tl.constexpr):
-    """Sums of gates to sums of their groups; bit q of STARTS: a group starts with gate q."""
+    """Sums of gates to sums of their groups.
+
+    Bit q of STARTS: a group starts with gate q; bit 4: there are three gates, and the fourth is 0.
+    """
     if not STARTS & 2:
         s1 += s0
     if not STARTS & 4:
@@ -163,7 +166,7 @@ def _sums(
     if X_STARTS == 1 and Y_STARTS == 1:
         a, b = tl.reduce(((x0 + x1) + (x2 + x3), (y0 + y1) + (y2 + y3)), 0, _add2)
         return a, a, a, a, b, b, b, b
-    elif X_STARTS == 13 and Y_STARTS == 13:  # a GRU's: two gates and the candidate
+    elif X_STARTS == 29 and Y_STARTS == 29:  # a GRU's: two gates and the candidate
         a, b, c, d = tl.reduce((x0 + x1, x2, y0 + y1, y2), 0, _add4)
         return a, a, b, b, c, c, d, d
     else:
@@ -179,7 +182,7 @@ def _sums_of_one(x0, x1, x2, x3, STARTS: tl.constexpr):
     if STARTS == 1:
         a = tl.sum((x0 + x1) + (x2 + x3), 0)
         return a, a, a, a
-    elif STARTS == 13:
+    elif STARTS == 29:
         a, b = tl.reduce((x0 + x1, x2), 0, _add2)
         return a, a, b, b
     else:
@@ -235,20 +238,29 @@ def _kept(stats, GATES: tl.constexpr, STARTS: tl.constexpr):
 
 
 @triton.jit
-def _term(a, r, gain, q: tl.constexpr, H: tl.constexpr, cols, mask, STARTS: tl.constexpr):
-    """A normalised term with its gain; STARTS = 0: as it is."""
-    if STARTS:
-        return a * r * _read(gain, q, H, cols, mask)
-    else:
-        return a
+def _vectors(
+    gain_v, gain_u, bias, q: tl.constexpr, H: tl.constexpr, cols, mask,
+    INPUT: tl.constexpr, RECURRENT: tl.constexpr, BIASED: tl.constexpr,
+):  # fmt: skip
+    """Gains and bias of gate q, as far as there are any."""
+    a, b, c = 1.0, 1.0, 0.0
+    if INPUT:
+        a = _read(gain_v, q, H, cols, mask)
+    if RECURRENT:
+        b = _read(gain_u, q, H, cols, mask)
+    if BIASED:
+        c = _read(bias, q, H, cols, mask)
+    return a, b, c
 
 
 @triton.jit
-def _plus(a, bias, q: tl.constexpr, H: tl.constexpr, cols, mask, BIASED: tl.constexpr):
-    if BIASED:
-        return a + _read(bias, q, H, cols, mask)
-    else:
-        return a
+def _gate(
+    v, u, rv, ru, gain_v, gain_u, bias, q: tl.constexpr, H: tl.constexpr, cols, mask,
+    INPUT: tl.constexpr, RECURRENT: tl.constexpr, BIASED: tl.constexpr,
+):  # fmt: skip
+    """What goes into gate q, from rows before normalisation in memory."""
+    a, b, c = _vectors(gain_v, gain_u, bias, q, H, cols, mask, INPUT, RECURRENT, BIASED)
+    return _read(v, q, H, cols, mask) * rv * a + c + _read(u, q, H, cols, mask) * ru * b
 
 
 @triton.jit
@@ -260,6 +272,7 @@ def _adjoint(d, a, r, mean):
 # Steps forward. Row n of `product` holds R h' of case n, and row n of `operand` takes the next h
 # for the next product. `row` is where the step's rows begin. INPUT and RECURRENT are the groups as
 # `_merge` explains, 0 for the identity; so is OUT_RULE, else 1, or 2 where a mean is taken off too.
+# EARLY: there are registers enough to read all at once, before anything is waited for.
 
 
 @triton.jit(do_not_specialize=["row"])
@@ -270,6 +283,7 @@ def lstm_forward(
     row,
     H: tl.constexpr,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
     KIND: tl.constexpr,
     KIND_ALIGN: tl.constexpr,
     WIDE_ALIGN: tl.constexpr,
@@ -310,6 +324,12 @@ def lstm_forward(
     u1 = _read(u, 1, H, cols, mask)
     u2 = _read(u, 2, H, cols, mask)
     u3 = _read(u, 3, H, cols, mask)
+    if EARLY:
+        c = _read(c_state, 0, H, cols, mask)
+        gv0, gu0, b0 = _vectors(gain_v, gain_u, bias, 0, H, cols, mask, INPUT, RECURRENT, BIASED)
+        gv1, gu1, b1 = _vectors(gain_v, gain_u, bias, 1, H, cols, mask, INPUT, RECURRENT, BIASED)
+        gv2, gu2, b2 = _vectors(gain_v, gain_u, bias, 2, H, cols, mask, INPUT, RECURRENT, BIASED)
+        gv3, gu3, b3 = _vectors(gain_v, gain_u, bias, 3, H, cols, mask, INPUT, RECURRENT, BIASED)
     if SAVE:
         kept = _address(table, U, KIND, KIND_ALIGN) + line * (4 * H)
         _write(kept, 0, H, cols, mask, u0)
@@ -321,18 +341,18 @@ def lstm_forward(
     rv0, rv1, rv2, rv3 = 1.0, 1.0, 1.0, 1.0
     ru0, ru1, ru2, ru3 = 1.0, 1.0, 1.0, 1.0
     if INPUT and RECURRENT:
-        a0, a1, a2, a3, b0, b1, b2, b3 = _sums(
+        s0, s1, s2, s3, t0, t1, t2, t3 = _sums(
             v0 * v0, v1 * v1, v2 * v2, v3 * v3, u0 * u0, u1 * u1, u2 * u2, u3 * u3,
             INPUT, RECURRENT,
         )  # fmt: skip
-        rv0, rv1, rv2, rv3 = _deviations(a0, a1, a2, a3, H, INPUT_EPS, INPUT)
-        ru0, ru1, ru2, ru3 = _deviations(b0, b1, b2, b3, H, RECURRENT_EPS, RECURRENT)
+        rv0, rv1, rv2, rv3 = _deviations(s0, s1, s2, s3, H, INPUT_EPS, INPUT)
+        ru0, ru1, ru2, ru3 = _deviations(t0, t1, t2, t3, H, RECURRENT_EPS, RECURRENT)
     elif INPUT:
-        a0, a1, a2, a3 = _sums_of_one(v0 * v0, v1 * v1, v2 * v2, v3 * v3, INPUT)
-        rv0, rv1, rv2, rv3 = _deviations(a0, a1, a2, a3, H, INPUT_EPS, INPUT)
+        s0, s1, s2, s3 = _sums_of_one(v0 * v0, v1 * v1, v2 * v2, v3 * v3, INPUT)
+        rv0, rv1, rv2, rv3 = _deviations(s0, s1, s2, s3, H, INPUT_EPS, INPUT)
     elif RECURRENT:
-        b0, b1, b2, b3 = _sums_of_one(u0 * u0, u1 * u1, u2 * u2, u3 * u3, RECURRENT)
-        ru0, ru1, ru2, ru3 = _deviations(b0, b1, b2, b3, H, RECURRENT_EPS, RECURRENT)
+        t0, t1, t2, t3 = _sums_of_one(u0 * u0, u1 * u1, u2 * u2, u3 * u3, RECURRENT)
+        ru0, ru1, ru2, ru3 = _deviations(t0, t1, t2, t3, H, RECURRENT_EPS, RECURRENT)
     if SAVE:
         if INPUT:
             _keep(stats, rv0, rv1, rv2, rv3, 4, INPUT)
@@ -341,20 +361,18 @@ def lstm_forward(
             _keep(stats, ru0, ru1, ru2, ru3, 4, RECURRENT)
             stats += _place(3, RECURRENT) + 1
 
-    p0 = _term(v0, rv0, gain_v, 0, H, cols, mask, INPUT)
-    p1 = _term(v1, rv1, gain_v, 1, H, cols, mask, INPUT)
-    p2 = _term(v2, rv2, gain_v, 2, H, cols, mask, INPUT)
-    p3 = _term(v3, rv3, gain_v, 3, H, cols, mask, INPUT)
-    p0 = _plus(p0, bias, 0, H, cols, mask, BIASED)
-    p1 = _plus(p1, bias, 1, H, cols, mask, BIASED)
-    p2 = _plus(p2, bias, 2, H, cols, mask, BIASED)
-    p3 = _plus(p3, bias, 3, H, cols, mask, BIASED)
-    p0 += _term(u0, ru0, gain_u, 0, H, cols, mask, RECURRENT)
-    p1 += _term(u1, ru1, gain_u, 1, H, cols, mask, RECURRENT)
-    p2 += _term(u2, ru2, gain_u, 2, H, cols, mask, RECURRENT)
-    p3 += _term(u3, ru3, gain_u, 3, H, cols, mask, RECURRENT)
-
-    c = _sigmoid(p1) * _read(c_state, 0, H, cols, mask) + _sigmoid(p0) * _tanh(p2)
+    if not EARLY:
+        gv0, gu0, b0 = _vectors(gain_v, gain_u, bias, 0, H, cols, mask, INPUT, RECURRENT, BIASED)
+        gv1, gu1, b1 = _vectors(gain_v, gain_u, bias, 1, H, cols, mask, INPUT, RECURRENT, BIASED)
+        gv2, gu2, b2 = _vectors(gain_v, gain_u, bias, 2, H, cols, mask, INPUT, RECURRENT, BIASED)
+        gv3, gu3, b3 = _vectors(gain_v, gain_u, bias, 3, H, cols, mask, INPUT, RECURRENT, BIASED)
+    i = _sigmoid(v0 * rv0 * gv0 + b0 + u0 * ru0 * gu0)
+    f = _sigmoid(v1 * rv1 * gv1 + b1 + u1 * ru1 * gu1)
+    g = _tanh(v2 * rv2 * gv2 + b2 + u2 * ru2 * gu2)
+    o = _sigmoid(v3 * rv3 * gv3 + b3 + u3 * ru3 * gu3)
+    if not EARLY:
+        c = _read(c_state, 0, H, cols, mask)
+    c = f * c + i * g
     _write(c_state, 0, H, cols, mask, c)
     shown = c
     if OUT_RULE:
@@ -377,7 +395,7 @@ def lstm_forward(
     if SAVE:
         c_row = _address(table, C_ROWS, tl.float32, WIDE_ALIGN) + line * H
         _write(c_row, 0, H, cols, mask, c)
-    h = _sigmoid(p3) * _tanh(shown)
+    h = o * _tanh(shown)
     _write(operand + n * H, 0, H, cols, mask, h)
     _write(h_state, 0, H, cols, mask, h)
     _write(out, 0, H, cols, mask, h)
@@ -391,6 +409,7 @@ def gru_forward(
     row,
     H: tl.constexpr,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
     KIND: tl.constexpr,
     KIND_ALIGN: tl.constexpr,
     WIDE_ALIGN: tl.constexpr,
@@ -429,6 +448,11 @@ def gru_forward(
     u0 = _read(u, 0, H, cols, mask)
     u1 = _read(u, 1, H, cols, mask)
     u2 = _read(u, 2, H, cols, mask)
+    h = _read(h_state, 0, H, cols, mask)
+    if EARLY:
+        gv0, gu0, b0 = _vectors(gain_v, gain_u, bias, 0, H, cols, mask, INPUT, RECURRENT, BIASED)
+        gv1, gu1, b1 = _vectors(gain_v, gain_u, bias, 1, H, cols, mask, INPUT, RECURRENT, BIASED)
+        gv2, gu2, b2 = _vectors(gain_v, gain_u, bias, 2, H, cols, mask, INPUT, RECURRENT, BIASED)
     if SAVE:
         kept = _address(table, U, KIND, KIND_ALIGN) + line * (3 * H)
         _write(kept, 0, H, cols, mask, u0)
@@ -440,17 +464,17 @@ def gru_forward(
     rv0, rv1, rv2 = 1.0, 1.0, 1.0
     ru0, ru1, ru2 = 1.0, 1.0, 1.0
     if INPUT and RECURRENT:
-        a0, a1, a2, a3, b0, b1, b2, b3 = _sums(
+        s0, s1, s2, s3, t0, t1, t2, t3 = _sums(
             v0 * v0, v1 * v1, v2 * v2, none, u0 * u0, u1 * u1, u2 * u2, none, INPUT, RECURRENT
         )
-        rv0, rv1, rv2, _ = _deviations(a0, a1, a2, a3, H, INPUT_EPS, INPUT)
-        ru0, ru1, ru2, _ = _deviations(b0, b1, b2, b3, H, RECURRENT_EPS, RECURRENT)
+        rv0, rv1, rv2, _ = _deviations(s0, s1, s2, s3, H, INPUT_EPS, INPUT)
+        ru0, ru1, ru2, _ = _deviations(t0, t1, t2, t3, H, RECURRENT_EPS, RECURRENT)
     elif INPUT:
-        a0, a1, a2, a3 = _sums_of_one(v0 * v0, v1 * v1, v2 * v2, none, INPUT)
-        rv0, rv1, rv2, _ = _deviations(a0, a1, a2, a3, H, INPUT_EPS, INPUT)
+        s0, s1, s2, s3 = _sums_of_one(v0 * v0, v1 * v1, v2 * v2, none, INPUT)
+        rv0, rv1, rv2, _ = _deviations(s0, s1, s2, s3, H, INPUT_EPS, INPUT)
     elif RECURRENT:
-        b0, b1, b2, b3 = _sums_of_one(u0 * u0, u1 * u1, u2 * u2, none, RECURRENT)
-        ru0, ru1, ru2, _ = _deviations(b0, b1, b2, b3, H, RECURRENT_EPS, RECURRENT)
+        t0, t1, t2, t3 = _sums_of_one(u0 * u0, u1 * u1, u2 * u2, none, RECURRENT)
+        ru0, ru1, ru2, _ = _deviations(t0, t1, t2, t3, H, RECURRENT_EPS, RECURRENT)
     if SAVE:
         if INPUT:
             _keep(stats, rv0, rv1, rv2, rv2, 3, INPUT)
@@ -458,20 +482,17 @@ def gru_forward(
         if RECURRENT:
             _keep(stats, ru0, ru1, ru2, ru2, 3, RECURRENT)
 
-    p0 = _term(v0, rv0, gain_v, 0, H, cols, mask, INPUT)
-    p1 = _term(v1, rv1, gain_v, 1, H, cols, mask, INPUT)
-    p2 = _term(v2, rv2, gain_v, 2, H, cols, mask, INPUT)
-    p0 = _plus(p0, bias, 0, H, cols, mask, BIASED)
-    p1 = _plus(p1, bias, 1, H, cols, mask, BIASED)
-    p2 = _plus(p2, bias, 2, H, cols, mask, BIASED)
-    p0 += _term(u0, ru0, gain_u, 0, H, cols, mask, RECURRENT)
-    p1 += _term(u1, ru1, gain_u, 1, H, cols, mask, RECURRENT)
-    w = _term(u2, ru2, gain_u, 2, H, cols, mask, RECURRENT)
-    w = _plus(w, bias_hn, 0, H, cols, mask, BIASED)
-
-    z = _sigmoid(p1)
-    candidate = _tanh(p2 + _sigmoid(p0) * w)
-    h = candidate + z * (_read(h_state, 0, H, cols, mask) - candidate)
+    if not EARLY:
+        gv0, gu0, b0 = _vectors(gain_v, gain_u, bias, 0, H, cols, mask, INPUT, RECURRENT, BIASED)
+        gv1, gu1, b1 = _vectors(gain_v, gain_u, bias, 1, H, cols, mask, INPUT, RECURRENT, BIASED)
+        gv2, gu2, b2 = _vectors(gain_v, gain_u, bias, 2, H, cols, mask, INPUT, RECURRENT, BIASED)
+    r = _sigmoid(v0 * rv0 * gv0 + b0 + u0 * ru0 * gu0)
+    z = _sigmoid(v1 * rv1 * gv1 + b1 + u1 * ru1 * gu1)
+    w = u2 * ru2 * gu2
+    if BIASED:
+        w += _read(bias_hn, 0, H, cols, mask)
+    candidate = _tanh(v2 * rv2 * gv2 + b2 + r * w)
+    h = candidate + z * (h - candidate)
     _write(operand + n * H, 0, H, cols, mask, h)
     _write(h_state, 0, H, cols, mask, h)
     _write(out, 0, H, cols, mask, h)
@@ -536,6 +557,7 @@ def lstm_backward(
     row,
     H: tl.constexpr,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
     KIND: tl.constexpr,
     KIND_ALIGN: tl.constexpr,
     WIDE_ALIGN: tl.constexpr,
@@ -575,16 +597,21 @@ def lstm_backward(
         ru0, ru1, ru2, ru3 = _kept(stats, 4, RECURRENT)
         stats += _place(3, RECURRENT) + 1
 
-    # The output gate and the way through the cell norm come first, to free registers.
-    p3 = _term(_read(v, 3, H, cols, mask), rv3, gain_v, 3, H, cols, mask, INPUT)
-    p3 = _plus(p3, bias, 3, H, cols, mask, BIASED)
-    p3 += _term(_read(u, 3, H, cols, mask), ru3, gain_u, 3, H, cols, mask, RECURRENT)
+    # Where registers are scarce, each gate is read when its turn comes: the compiler moves no read
+    # ahead of the writes before it.
+    if EARLY:
+        p0 = _gate(v, u, rv0, ru0, gain_v, gain_u, bias, 0, H, cols, mask, INPUT, RECURRENT, BIASED)
+        p1 = _gate(v, u, rv1, ru1, gain_v, gain_u, bias, 1, H, cols, mask, INPUT, RECURRENT, BIASED)
+        p2 = _gate(v, u, rv2, ru2, gain_v, gain_u, bias, 2, H, cols, mask, INPUT, RECURRENT, BIASED)
+        c_prev = _address(table, C_PREV, tl.float32, WIDE_ALIGN) + line * H
+        c_before = _read(c_prev, 0, H, cols, mask)
+        dc = _read(dc_state, 0, H, cols, mask)
+    p3 = _gate(v, u, rv3, ru3, gain_v, gain_u, bias, 3, H, cols, mask, INPUT, RECURRENT, BIASED)
     o = _sigmoid(p3)
     d = _read(gradient + n * H, 0, H, cols, mask)
     if HAS_DOUT:
         dout = _address(table, OUT, KIND, KIND_ALIGN) + line * H
         d += _read(dout, 0, H, cols, mask)
-    dc = _read(dc_state, 0, H, cols, mask)
     c = _read(c_row, 0, H, cols, mask)
     if OUT_RULE:
         mean = 0.0
@@ -600,38 +627,37 @@ def lstm_backward(
         e = gain_c * dm
         if OUT_RULE == 2:
             s0, s1 = tl.reduce((e, e * shown), 0, _add2)
-            dc += r * (e - s0 / H - shown * (s1 / H))
+            through = r * (e - s0 / H - shown * (s1 / H))
         else:
-            dc += _adjoint(e, shown, r, tl.sum(e * shown, 0) / H)
+            through = _adjoint(e, shown, r, tl.sum(e * shown, 0) / H)
     else:
         tau = _tanh(c)
         dm = d * o * (1.0 - tau * tau)
-        dc += dm
+        through = dm
     dp3 = d * tau * o * (1.0 - o)
     _write(work, 3, H, cols, mask, dp3)
     _write(work, 4, H, cols, mask, dm)
 
-    p0 = _term(_read(v, 0, H, cols, mask), rv0, gain_v, 0, H, cols, mask, INPUT)
-    p1 = _term(_read(v, 1, H, cols, mask), rv1, gain_v, 1, H, cols, mask, INPUT)
-    p2 = _term(_read(v, 2, H, cols, mask), rv2, gain_v, 2, H, cols, mask, INPUT)
-    p0 = _plus(p0, bias, 0, H, cols, mask, BIASED)
-    p1 = _plus(p1, bias, 1, H, cols, mask, BIASED)
-    p2 = _plus(p2, bias, 2, H, cols, mask, BIASED)
-    p0 += _term(_read(u, 0, H, cols, mask), ru0, gain_u, 0, H, cols, mask, RECURRENT)
-    p1 += _term(_read(u, 1, H, cols, mask), ru1, gain_u, 1, H, cols, mask, RECURRENT)
-    p2 += _term(_read(u, 2, H, cols, mask), ru2, gain_u, 2, H, cols, mask, RECURRENT)
-    i, f, g = _sigmoid(p0), _sigmoid(p1), _tanh(p2)
-    _write(dc_state, 0, H, cols, mask, dc * f)
+    if not EARLY:
+        dc = _read(dc_state, 0, H, cols, mask)
+        p0 = _gate(v, u, rv0, ru0, gain_v, gain_u, bias, 0, H, cols, mask, INPUT, RECURRENT, BIASED)
+        p2 = _gate(v, u, rv2, ru2, gain_v, gain_u, bias, 2, H, cols, mask, INPUT, RECURRENT, BIASED)
+    dc += through
+    i, g = _sigmoid(p0), _tanh(p2)
     dp0 = dc * g * i * (1.0 - i)
-    c_prev = _address(table, C_PREV, tl.float32, WIDE_ALIGN) + line * H
-    dp1 = dc * _read(c_prev, 0, H, cols, mask) * f * (1.0 - f)
     dp2 = dc * i * (1.0 - g * g)
     _write(work, 0, H, cols, mask, dp0)
-    _write(work, 1, H, cols, mask, dp1)
     _write(work, 2, H, cols, mask, dp2)
+    if not EARLY:
+        p1 = _gate(v, u, rv1, ru1, gain_v, gain_u, bias, 1, H, cols, mask, INPUT, RECURRENT, BIASED)
+        c_prev = _address(table, C_PREV, tl.float32, WIDE_ALIGN) + line * H
+        c_before = _read(c_prev, 0, H, cols, mask)
+    f = _sigmoid(p1)
+    dp1 = dc * c_before * f * (1.0 - f)
+    _write(work, 1, H, cols, mask, dp1)
+    _write(dc_state, 0, H, cols, mask, dc * f)
 
     if RECURRENT:
-        # Read again: to hold all of u through the step takes more registers than there are.
         u0 = _read(u, 0, H, cols, mask) * ru0
         u1 = _read(u, 1, H, cols, mask) * ru1
         u2 = _read(u, 2, H, cols, mask) * ru2
@@ -666,6 +692,7 @@ def gru_backward(
     row,
     H: tl.constexpr,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
     KIND: tl.constexpr,
     KIND_ALIGN: tl.constexpr,
     WIDE_ALIGN: tl.constexpr,
@@ -705,19 +732,14 @@ def gru_backward(
     if RECURRENT:
         ru0, ru1, ru2, _ = _kept(stats, 3, RECURRENT)
 
-    p0 = _term(_read(v, 0, H, cols, mask), rv0, gain_v, 0, H, cols, mask, INPUT)
-    p1 = _term(_read(v, 1, H, cols, mask), rv1, gain_v, 1, H, cols, mask, INPUT)
-    p2 = _term(_read(v, 2, H, cols, mask), rv2, gain_v, 2, H, cols, mask, INPUT)
-    u0 = _read(u, 0, H, cols, mask)
-    u1 = _read(u, 1, H, cols, mask)
-    u2 = _read(u, 2, H, cols, mask)
-    p0 = _plus(p0, bias, 0, H, cols, mask, BIASED)
-    p1 = _plus(p1, bias, 1, H, cols, mask, BIASED)
-    p2 = _plus(p2, bias, 2, H, cols, mask, BIASED)
-    r = _sigmoid(p0 + _term(u0, ru0, gain_u, 0, H, cols, mask, RECURRENT))
-    z = _sigmoid(p1 + _term(u1, ru1, gain_u, 1, H, cols, mask, RECURRENT))
-    w = _term(u2, ru2, gain_u, 2, H, cols, mask, RECURRENT)
-    w = _plus(w, bias_hn, 0, H, cols, mask, BIASED)
+    p0 = _gate(v, u, rv0, ru0, gain_v, gain_u, bias, 0, H, cols, mask, INPUT, RECURRENT, BIASED)
+    p1 = _gate(v, u, rv1, ru1, gain_v, gain_u, bias, 1, H, cols, mask, INPUT, RECURRENT, BIASED)
+    r, z = _sigmoid(p0), _sigmoid(p1)
+    a, b, c = _vectors(gain_v, gain_u, bias, 2, H, cols, mask, INPUT, RECURRENT, BIASED)
+    w = _read(u, 2, H, cols, mask) * ru2 * b
+    if BIASED:
+        w += _read(bias_hn, 0, H, cols, mask)
+    p2 = _read(v, 2, H, cols, mask) * rv2 * a + c
     candidate = _tanh(p2 + r * w)
 
     passed = _address(table, C, tl.float32, WIDE_ALIGN) + n * H
@@ -736,9 +758,9 @@ def gru_backward(
     _write(work, 3, H, cols, mask, dp2)
 
     if RECURRENT:
-        u0 *= ru0
-        u1 *= ru1
-        u2 *= ru2
+        u0 = _read(u, 0, H, cols, mask) * ru0
+        u1 = _read(u, 1, H, cols, mask) * ru1
+        u2 = _read(u, 2, H, cols, mask) * ru2
         dp0 *= _read(gain_u, 0, H, cols, mask)
         dp1 *= _read(gain_u, 1, H, cols, mask)
         dp2 *= _read(gain_u, 2, H, cols, mask)

@@ -29,6 +29,9 @@ from ln_zoo.ops.spec import Operands, Rows, Spec
 #: The largest H: one program holds a row, four units in each of its 1024 threads.
 MAX_HIDDEN = 4096
 
+#: Up to this H a thread has registers enough to read all that a step needs at once.
+EARLY_HIDDEN = 1024
+
 #: Programs among which the rows of a chunk are shared for sums over rows, at most, and the tile of
 #: rows and columns that a program reads at once.
 SHARES, TILE_ROWS, TILE_COLS = 128, 16, 128
@@ -73,8 +76,8 @@ class TritonEngine:
         return places + _rule(spec.out)
 
     def empty(self, *size: int, like: Tensor, dtype: torch.dtype, scratch: str = "") -> Tensor:
-        """Memory that is not filled: torch's allocator keeps what it has."""
-        return like.new_empty(size, dtype=dtype)
+        """Memory that is not filled; torch's allocator finds scratch memory again by itself."""
+        return empty(size, like, dtype)
 
     def prepare(self, spec: Spec, operands: Operands, backward: bool) -> Prepared:
         """Weights as the products want them, and what the step kernel has to know."""
@@ -124,8 +127,8 @@ class TritonEngine:
         if not du.shape[0]:
             return
         gates = p.spec.gates
-        passed = torch.empty_like(dh) if p.spec.cell == "GRU" else None
-        work = dh.new_empty(du.shape[0], 1 if p.spec.merged else gates + 1, p.hidden)
+        passed = empty(dh.shape, dh) if p.spec.cell == "GRU" else None
+        work = empty((du.shape[0], 1 if p.spec.merged else gates + 1, p.hidden), dh)
         rows = {
             "v": saved.v,
             "u": saved.u,
@@ -203,12 +206,14 @@ class Prepared(Products):
         self.constants = constants(spec, hidden, kind, backward, bias is not None, stats)
         self.warps = warps(hidden)
 
-    def add_weight_gradient(self, d: Tensor, a: Tensor, total: Tensor) -> None:
+    def add_weight_gradient(self, d: Tensor, a: Tensor, total: Tensor, first: bool) -> None:
+        """As its parent, but without a sum in less than float32."""
         if total.dtype == a.dtype:
-            super().add_weight_gradient(d, a, total)
-        else:
-            product = torch.empty_like(total)
-            _multiply(d.t(), a, product)
+            super().add_weight_gradient(d, a, total, first)
+            return
+        product = total if first else empty(total.shape, total)
+        _multiply(d.t(), a, product)
+        if not first:
             total.add_(product)
 
 
@@ -236,6 +241,7 @@ def constants(
     if spec.merged:
         found["RELU"] = spec.cell == "RNN_RELU"
     else:
+        found["EARLY"] = hidden <= EARLY_HIDDEN
         found["INPUT"] = starts(spec.input)
         found["RECURRENT"] = starts(spec.recurrent)
     if not backward:
@@ -269,11 +275,11 @@ def warps(hidden: int) -> int:
 def starts(rows: Rows) -> int:
     """Groups of statistics as kernels want them: bit q is set where gate q starts a group.
 
-    A gate that a cell does not have starts one of its own. The identity is 0.
+    Where there are three gates, so is bit 4, and the missing one is a group. The identity is 0.
 
     Example:
         >>> bin(starts(Rows(True, True, 1e-5, (4,)))), bin(starts(Rows(True, True, 1e-5, (2, 1))))
-        ('0b1', '0b1101')
+        ('0b1', '0b11101')
     """
     if not rows.scale:
         return 0
@@ -281,7 +287,7 @@ def starts(rows: Rows) -> int:
     for size in rows.groups:
         found |= 1 << gate
         gate += size
-    return found | (0b1111 >> gate << gate)
+    return found | (0b11000 if gate == 3 else 0)
 
 
 def _rule(rows: Rows) -> int:
@@ -462,10 +468,10 @@ class Steps:
         weight = self.p.weight
         inner, outer = weight.shape
         return {
-            "table": torch.empty(len(self._places), dtype=torch.int64, device=weight.device),
-            "weight": torch.empty_like(weight) if fixed else weight,
-            "product": weight.new_empty(cases, outer, dtype=torch.float32),
-            "operand": weight.new_empty(cases, inner),
+            "table": empty((len(self._places),), weight, torch.int64),
+            "weight": empty(weight.shape, weight) if fixed else weight,
+            "product": empty((cases, outer), weight, torch.float32),
+            "operand": empty((cases, inner), weight),
         }
 
     def _write_table(self, table: Tensor, row: int) -> None:
@@ -587,7 +593,7 @@ def _add_columns(
     gates = a.shape[1] // hidden
     # A power of two: it is a compile-time number, of which there should be few.
     share = max(TILE_ROWS, 1 << (-(-count // SHARES) - 1).bit_length())
-    partial = work.new_empty(-(-count // share), 2, gates * hidden)
+    partial = empty((-(-count // share), 2, gates * hidden), work)
     columns = min(TILE_COLS, block(hidden))
     _kernels().column_sums[partial.shape[0], gates * -(-hidden // columns)](
         work,
@@ -616,6 +622,11 @@ def _add_columns(
 
 
 # What there is
+
+
+def empty(size: Sequence[int], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Memory on the same device and, if nothing else is said, of the same precision."""
+    return like.new_empty(size, dtype=dtype)
 
 
 @functools.cache

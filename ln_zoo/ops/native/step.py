@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from ln_zoo.ops.cells import Cell, States, Weights
-from ln_zoo.ops.native.steps import CELLS, StepsArguments, constant, library, row_arguments
+from ln_zoo.ops.native.runtime import constant, library
+from ln_zoo.ops.native.steps import CELLS, StepsArguments, row_arguments
 from ln_zoo.ops.records import Records, RowNorm
 from ln_zoo.ops.spec import specify
 

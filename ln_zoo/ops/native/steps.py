@@ -7,18 +7,23 @@ the others (`kernels.cpp` tells the rest).
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import math
-import threading
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, byref, c_double, c_int64, c_void_p
 
 import torch
 from torch import Tensor
 
-from ln_zoo.ops.engine import Products, Saved, Sums, centred
-from ln_zoo.ops.native import build
+from ln_zoo.ops.engine import Saved, Sums
+from ln_zoo.ops.native.runtime import (
+    NativeProducts,
+    constant,
+    empty,
+    library,
+    packed,
+    scratch_memory,
+    trouble,
+)
 from ln_zoo.ops.spec import Operands, Rows, Spec
 
 CELLS = {name: i for i, name in enumerate(("LSTM", "GRU", "RNN_TANH", "RNN_RELU"))}
@@ -76,14 +81,8 @@ class NativeEngine:
         return 2 * _GATES + 2
 
     def empty(self, *size: int, like: Tensor, dtype: torch.dtype, scratch: str = "") -> Tensor:
-        """Memory that costs little to touch first: that of the last call, or in large pages."""
-        n = math.prod(size)
-        if scratch:
-            return _scratch(scratch, n, dtype).view(size)
-        memory = like.new_empty(size, dtype=dtype)
-        if n * memory.element_size() >= _LARGE:
-            library().ln_zoo_large_pages(memory.data_ptr(), n * memory.element_size())
-        return memory
+        """Memory that costs little to touch first."""
+        return empty(*size, like=like, dtype=dtype, scratch=scratch)
 
     def prepare(self, spec: Spec, operands: Operands, backward: bool) -> NativeSteps:
         """Centred and packed weights, and the arguments that are the same for all chunks."""
@@ -122,7 +121,7 @@ class NativeEngine:
         sums: Sums,
     ) -> None:
         """Takes gradients back through a chunk of steps."""
-        unwanted = _scratch("unwanted", p.width, torch.float32)
+        unwanted = scratch_memory("unwanted", p.width, torch.float32)
         tensors = {
             **{"v": saved.v, "u": saved.u, "cells": saved.c, "stats": saved.stats},
             **{"output_gradient": dout, "h_prev": h_prev, "c_prev": c_prev},
@@ -132,7 +131,7 @@ class NativeEngine:
         p.library.ln_zoo_backward(byref(p.arguments(sizes, dh, tensors)))
 
 
-class NativeSteps(Products):
+class NativeSteps(NativeProducts):
     """What is made once per call.
 
     Args:
@@ -143,10 +142,9 @@ class NativeSteps(Products):
 
     def __init__(self, spec: Spec, operands: Operands, backward: bool) -> None:
         first, second = spec.products
-        super().__init__(centred(operands.w_ih, first).contiguous())
+        super().__init__(operands.w_ih, first)
         self.spec, self.library = spec, library()
         self.width, self.hidden = operands.w_hh.shape
-        w_hh = centred(operands.w_hh, second)
         wide = operands.h0.dtype
 
         def vector(a: Tensor | None, size: int, default: float) -> Tensor:
@@ -160,7 +158,7 @@ class NativeSteps(Products):
             "gain_recurrent": vector(operands.gain_recurrent, self.width, 1.0),
             "gain_out": vector(operands.gain_out, self.hidden, 1.0),
             "shift_out": vector(operands.shift_out, self.hidden, 0.0),
-            "weight": _packed("w_hh", w_hh if backward else w_hh.t()),
+            "weight": packed("w_hh", operands.w_hh, second, transposed=not backward),
         }
         assert all(a.dtype == wide for name, a in self._vectors.items() if name != "weight")
         self._common = StepsArguments(
@@ -173,7 +171,6 @@ class NativeSteps(Products):
             out=row_arguments(spec.out),
             **{name: a.data_ptr() for name, a in self._vectors.items()},
         )
-        self._w_ih_packed: Tensor | None = None
 
     def arguments(
         self, sizes: Sequence[int], state: Tensor, tensors: dict[str, Tensor | None]
@@ -188,39 +185,6 @@ class NativeSteps(Products):
                 setattr(steps, name, tensor.data_ptr())
         return steps
 
-    def terms(self, x: Tensor, out: Tensor) -> None:
-        self._times_w_ih(x, self.w_ih.t(), out)
-
-    def input_gradient(self, dv: Tensor, out: Tensor) -> None:
-        self._times_w_ih(dv, self.w_ih, out)
-
-    def add_weight_gradient(self, d: Tensor, a: Tensor, total: Tensor) -> None:
-        if _suits(d.t(), a):
-            self._multiply(d.t(), _packed("rows", a), total, add=True)
-        else:
-            super().add_weight_gradient(d, a, total)
-
-    def _times_w_ih(self, a: Tensor, w_ih: Tensor, out: Tensor) -> None:
-        """The product with the one form of w_ih that this pass needs."""
-        if not _suits(a, w_ih):
-            torch.mm(a, w_ih, out=out)
-            return
-        if self._w_ih_packed is None:
-            self._w_ih_packed = _packed("w_ih", w_ih)
-        self._multiply(a, self._w_ih_packed, out, add=False)
-
-    def _multiply(self, a: Tensor, packed: Tensor, out: Tensor, add: bool) -> None:
-        (m, k), n = a.shape, out.shape[1]
-        self.library.ln_zoo_product(
-            *(m, n, k, a.data_ptr(), *a.stride(), packed.data_ptr()),
-            *(out.data_ptr(), out.stride(0), add, torch.get_num_threads()),
-        )
-
-
-def _suits(a: Tensor, b: Tensor) -> bool:
-    """Whether our product is the faster one: not for a few columns, nor for bfloat16."""
-    return a.dtype == torch.float32 and min(*a.shape, b.shape[1]) >= 16
-
 
 @functools.cache
 def row_arguments(rows: Rows) -> RowArguments:
@@ -230,77 +194,3 @@ def row_arguments(rows: Rows) -> RowArguments:
         groups += [gate] * size
         gate += size
     return RowArguments(rows.scale, rows.center, rows.eps, (c_int64 * _GATES)(*groups))
-
-
-def _packed(name: str, a: Tensor) -> Tensor:
-    """A matrix (K, N) in the form that products read, in scratch memory of that name."""
-    (k, n), narrow = a.shape, a.dtype == torch.bfloat16
-    packed = _scratch(name, library().ln_zoo_packed_size(k, n, narrow), a.dtype)
-    library().ln_zoo_pack(
-        *(a.data_ptr(), *a.stride(), k, n, packed.data_ptr(), narrow, torch.get_num_threads())
-    )
-    return packed
-
-
-# Memory
-
-#: Bytes from which large pages pay, and up to which scratch memory is kept for the next call.
-_LARGE, _KEPT = 1 << 22, 1 << 26
-_LINE = 64
-_memory = threading.local()
-
-
-def _scratch(name: str, n: int, dtype: torch.dtype) -> Tensor:
-    """Memory for the time of one call, (n,), that begins at a cache line.
-
-    Each thread keeps that of its last call: to give memory back and get it again costs more than
-    many a call.
-    """
-    kept: dict[str, Tensor] = _memory.__dict__
-    size = n * dtype.itemsize + _LINE
-    memory = kept.get(name)
-    if memory is None or memory.numel() < size:
-        memory = torch.empty(size, dtype=torch.uint8, device="cpu")
-        if size <= _KEPT:
-            kept[name] = memory
-    start = -memory.data_ptr() % _LINE
-    return memory[start : start + n * dtype.itemsize].view(dtype)
-
-
-@functools.lru_cache(maxsize=64)
-def constant(value: float, n: int) -> Tensor:
-    """Stands for gains and biases that are not there; never written."""
-    return torch.full((n,), value, dtype=torch.float32, device="cpu")
-
-
-# The library
-
-
-@functools.cache
-def library() -> ctypes.CDLL:
-    """The library with its functions' types."""
-    found = build.library()
-    i, p = c_int64, c_void_p
-    found.ln_zoo_packed_size.restype = i
-    for name, types in {
-        "packed_size": (i, i, i),
-        "pack": (p, i, i, i, i, p, i, i),
-        "product": (i, i, i, p, i, i, p, p, i, i, i),
-        "forward": (POINTER(StepsArguments),),
-        "backward": (POINTER(StepsArguments),),
-        "step": (POINTER(StepsArguments), p, i, p, p, p, p),
-        "large_pages": (p, i),
-    }.items():
-        getattr(found, f"ln_zoo_{name}").argtypes = types
-    return found
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-@functools.cache
-def trouble() -> str | None:
-    """Why there is no library, or ``None``; compiles it at the first call."""
-    try:
-        library()
-    except build.Unavailable as error:
-        return error.reason
-    return None

@@ -1,0 +1,200 @@
+"""What the native engines share: the library, memory that is cheap to touch, and products."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+import threading
+from ctypes import c_double, c_int64, c_void_p
+
+import torch
+from torch import Tensor
+
+from ln_zoo.ops.engine import Products, centred
+from ln_zoo.ops.native import build
+from ln_zoo.ops.spec import Rows
+
+# The library
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The library with its functions' types."""
+    found = build.library()
+    i, p = c_int64, c_void_p
+    found.ln_zoo_packed_size.restype = found.ln_zoo_batch_packed_size.restype = i
+    for name, types in {
+        "packed_size": (i, i, i),
+        "pack": (p, i, i, i, i, p, i, p, i, i, i),
+        "product": (i, i, i, p, i, i, p, p, i, i, i),
+        "forward": (p,),
+        "backward": (p,),
+        "step": (p, p, i, p, p, p, p),
+        "batch_pack": (i, i, i, i, p, p),
+        "batch_packed_size": (i, i, i, i),
+        "batch_inputs": (p, p, c_double),
+        "batch_forward": (p,),
+        "batch_backward": (p,),
+        "large_pages": (p, i),
+    }.items():
+        getattr(found, f"ln_zoo_{name}").argtypes = types
+    return found
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@functools.cache
+def trouble() -> str | None:
+    """Why there is no library, or ``None``; compiles it at the first call."""
+    try:
+        library()
+    except build.Unavailable as error:
+        return error.reason
+    return None
+
+
+# Memory
+
+#: Bytes from which large pages pay, and up to which scratch memory is kept for the next call.
+_LARGE, _KEPT = 1 << 22, 1 << 26
+_LINE = 64
+_memory = threading.local()
+
+
+def scratch_memory(name: str, n: int, dtype: torch.dtype) -> Tensor:
+    """Memory for the time of one call, (n,), that begins at a cache line.
+
+    Each thread keeps that of its last call: to give memory back and get it again costs more than
+    many a call.
+    """
+    kept: dict[str, Tensor] = _memory.__dict__
+    size = n * dtype.itemsize + _LINE
+    memory = kept.get(name)
+    if memory is None or memory.numel() < size:
+        memory = torch.empty(size, dtype=torch.uint8, device="cpu")
+        if size <= _KEPT:
+            kept[name] = memory
+    start = -memory.data_ptr() % _LINE
+    return memory[start : start + n * dtype.itemsize].view(dtype)
+
+
+@functools.lru_cache(maxsize=64)
+def constant(value: float, n: int) -> Tensor:
+    """Stands for gains and biases that are not there; never written."""
+    return torch.full((n,), value, dtype=torch.float32, device="cpu")
+
+
+def empty(*size: int, like: Tensor, dtype: torch.dtype, scratch: str = "") -> Tensor:
+    """Memory that costs little to touch first: that of the last call, or in large pages.
+
+    Args:
+        *size: the shape.
+        like: a tensor on the same device.
+        dtype: the precision.
+        scratch: a name for memory that is needed for the time of one call alone.
+    """
+    n = math.prod(size)
+    if scratch:
+        return scratch_memory(scratch, n, dtype).view(size)
+    memory = like.new_empty(size, dtype=dtype)
+    if n * dtype.itemsize >= _LARGE:
+        library().ln_zoo_large_pages(memory.data_ptr(), n * dtype.itemsize)
+    return memory
+
+
+# Products
+
+
+class NativeProducts(Products):
+    """Products over all rows of a chunk in C++.
+
+    Args:
+        w_ih: the input weights, (G, I).
+        rows: what happens to their products: where they are centred, the weights are.
+    """
+
+    leaves_constants = False
+    # What a chunk needs is small where weights are what takes the memory.
+    chunk_rows = 256
+
+    def __init__(self, w_ih: Tensor, rows: Rows) -> None:
+        self._raw, self._rows = w_ih, rows
+        self._packed: Tensor | None = None
+
+    @functools.cached_property
+    def w_ih(self) -> Tensor:  # type: ignore[override]
+        """The weights to multiply by; made for torch's product alone."""
+        return centred(self._raw, self._rows).contiguous()
+
+    def terms(self, x: Tensor, out: Tensor) -> None:
+        if not _suits(x, self._raw.t()):
+            super().terms(x, out)
+            return
+        if self._packed is None:
+            self._packed = packed("w_ih", self._raw, self._rows, transposed=True)
+        _multiply(x, self._packed, out, add=False)
+
+    def input_gradient(self, dv: Tensor, out: Tensor) -> None:
+        if not _suits(dv, self._raw):
+            super().input_gradient(dv, out)
+            return
+        if self._packed is None:
+            self._packed = packed("w_ih", self._raw, self._rows, transposed=False)
+        _multiply(dv, self._packed, out, add=False)
+
+    def add_weight_gradient(self, d: Tensor, a: Tensor, total: Tensor, first: bool) -> None:
+        if _suits(d.t(), a):
+            _multiply(d.t(), packed("rows", a), total, add=not first)
+        else:
+            super().add_weight_gradient(d, a, total, first)
+
+
+def _suits(a: Tensor, b: Tensor) -> bool:
+    """Whether our product is the faster one: not for a few columns, nor for bfloat16."""
+    return a.dtype == torch.float32 and min(*a.shape, b.shape[1]) >= 16
+
+
+def _multiply(a: Tensor, packed: Tensor, out: Tensor, add: bool) -> None:
+    (m, k), n = a.shape, out.shape[1]
+    library().ln_zoo_product(
+        *(m, n, k, a.data_ptr(), *a.stride(), packed.data_ptr()),
+        *(out.data_ptr(), out.stride(0), add, torch.get_num_threads()),
+    )
+
+
+def packed(name: str, a: Tensor, rows: Rows | None = None, transposed: bool = False) -> Tensor:
+    """A matrix in the form that products read, in scratch memory of that name.
+
+    Args:
+        name: of the memory.
+        a: the matrix, (K, N), or (N, K) if ``transposed``.
+        rows: what happens to products with a, where it is a weight: it is `centred` on the way.
+        transposed: whether to pack the transposed matrix.
+    """
+    narrow, means, hidden = a.dtype == torch.bfloat16, None, 1
+    if rows is not None and rows.scale and rows.center:
+        if narrow:
+            a = centred(a, rows)
+        else:
+            hidden = a.shape[0] // sum(rows.groups)
+            means = _means(a, rows)
+    matrix = a.t() if transposed else a
+    k, n = matrix.shape
+    to = scratch_memory(name, library().ln_zoo_packed_size(k, n, narrow), a.dtype)
+    library().ln_zoo_pack(
+        *(matrix.data_ptr(), *matrix.stride(), k, n, to.data_ptr(), narrow),
+        *(None if means is None else means.data_ptr(), hidden, transposed, torch.get_num_threads()),
+    )
+    return to
+
+
+def _means(w: Tensor, rows: Rows) -> Tensor:
+    """Of the rows of each group, once for every gate, (gates, F)."""
+    hidden = w.shape[0] // sum(rows.groups)
+    parts = w.split([hidden * n for n in rows.groups])
+    return torch.cat(
+        [
+            part.mean(0, keepdim=True).expand(n, -1)
+            for part, n in zip(parts, rows.groups, strict=True)
+        ]
+    )

@@ -1,0 +1,440 @@
+"""The engine for GPUs on the CPU, in triton's interpreter: run by `test_gpu_engine.py`.
+
+The interpreter has to be chosen before triton is imported, and then holds for the whole process, so
+these tests have one of their own. They are held against the equations (`reference.py`) in float64.
+What the interpreter cannot show: launch options, races, and reads out of bounds as errors; memory
+is therefore filled with NaN and lies between guards.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import reference
+import torch
+import triton
+import triton.language as tl
+from reference import Direction, Rule
+from torch import Tensor
+
+from ln_zoo.ops import chunked
+from ln_zoo.ops.engine import register
+from ln_zoo.ops.gpu import TritonEngine, graphs, kernels, steps
+from ln_zoo.ops.spec import Operands, Rows, Spec
+
+assert os.environ.get("TRITON_INTERPRET") == "1", "is run by test_gpu_engine.py"
+
+F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
+ENGINE = register(TritonEngine())
+TOLERANCE = {F32: 2e-6, BF16: 2e-2}
+GUARD, MARK = 8, 12345.0
+
+Allocations = list[tuple[Tensor, int]]
+
+
+@pytest.fixture(autouse=True)
+def guarded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Allocations]:
+    """All memory is NaN before it is written to, and what lies around it must not be touched."""
+    made: Allocations = []
+
+    def empty(size: Sequence[int], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        dtype = dtype or like.dtype
+        count = torch.Size(size).numel()
+        memory = torch.full((count + 2 * GUARD,), MARK).to(dtype)
+        inner = memory[GUARD : GUARD + count]
+        inner.fill_(-1 if dtype == torch.int64 else float("nan"))
+        made.append((memory, count))
+        return inner.view(size)
+
+    monkeypatch.setattr(steps, "empty", empty)
+    torch.use_deterministic_algorithms(True)  # fills what torch allocates with NaN
+    yield made
+    torch.use_deterministic_algorithms(False)
+    for memory, count in made:
+        around = torch.cat([memory[:GUARD], memory[GUARD + count :]])
+        assert torch.equal(around, torch.full_like(around, torch.tensor(MARK).to(memory.dtype)))
+
+
+def between_nans(a: Tensor) -> Tensor:
+    """The same numbers in memory that has NaN on both sides."""
+    memory = torch.full((a.numel() + 2 * GUARD,), float("nan"), dtype=a.dtype)
+    inner = memory[GUARD:-GUARD].view(a.shape)
+    inner.copy_(a)
+    return inner
+
+
+def rows(*groups: int, center: bool = True) -> Rows:
+    return Rows(True, center, 1e-3, groups)
+
+
+NONE = Rows()
+LSTM = Spec("LSTM", rows(4), rows(4), rows(1))
+GRU = Spec("GRU", rows(2, 1), rows(2, 1), NONE)
+RNN = Spec("RNN_TANH", NONE, NONE, rows(1))
+
+
+def operands(
+    spec: Spec, hidden: int, sizes: Sequence[int], *, bias: bool = True, seed: int = 0
+) -> Operands:
+    inputs = 3
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*size: int, mean: float = 0.0, scale: float = 1.0) -> Tensor:
+        return mean + scale * torch.randn(size, dtype=F64, generator=generator)
+
+    width, cases = spec.gates * hidden, sizes[0]
+    lstm, gru = spec.cell == "LSTM", spec.cell == "GRU"
+
+    def gain(rows: Rows, features: int) -> Tensor | None:
+        return normal(features, mean=0.5, scale=0.1) if rows.scale else None
+
+    return Operands(
+        x=normal(sum(sizes), inputs),
+        w_ih=normal(width, inputs, scale=inputs**-0.5),
+        # An offset, which centring has to take off.
+        w_hh=normal(width, hidden, mean=0.3 * hidden**-0.5, scale=hidden**-0.5),
+        h0=normal(cases, hidden, scale=0.5),
+        c0=normal(cases, hidden, scale=0.5) if lstm else None,
+        bias=normal(width, scale=0.3) if bias else None,
+        bias_hn=normal(hidden, scale=0.3) if bias and gru else None,
+        gain_input=gain(spec.input, width),
+        gain_recurrent=gain(spec.recurrent, width),
+        gain_out=gain(spec.out, hidden),
+        shift_out=normal(hidden, scale=0.1) if lstm and spec.out.scale else None,
+    )
+
+
+def by_equations(spec: Spec, o: Operands, sizes: Sequence[int]) -> tuple[Tensor, ...]:
+    """Output and final states by `reference`, which has one strategy for all places it acts on."""
+    last = "cell" if spec.cell == "LSTM" else "sum"
+    places = {"input": spec.input, "recurrent": spec.recurrent, last: spec.out}
+    acting = {name: norm for name, norm in places.items() if norm.scale}
+    kinds = {("layer" if norm.center else "rms", norm.eps) for norm in acting.values()}
+    (kind, eps) = kinds.pop() if kinds else ("none", 0.0)
+    assert not kinds
+    gains = {"input": o.gain_input, "recurrent": o.gain_recurrent, last: o.gain_out}
+    b_hh = None
+    if o.bias_hn is not None:
+        b_hh = torch.cat([o.bias_hn.new_zeros(2 * len(o.bias_hn)), o.bias_hn])
+    direction = Direction(
+        spec.cell,
+        Rule(kind, eps=eps),
+        o.w_ih,
+        o.w_hh,
+        o.bias,
+        b_hh,
+        gain={name: gain for name, gain in gains.items() if gain is not None},
+        shift={} if o.shift_out is None else {"cell": o.shift_out},
+        places=tuple(acting),
+    )
+    starts = np.cumsum([0, *sizes])
+    lengths = [sum(size > n for size in sizes) for n in range(sizes[0])]
+    sequences = [
+        torch.stack([o.x[starts[t] + n] for t in range(length)]) for n, length in enumerate(lengths)
+    ]
+    c0 = torch.zeros_like(o.h0) if o.c0 is None else o.c0
+    outputs, hs, cs = reference.run_direction(direction, sequences, list(o.h0), list(c0))
+    out = torch.stack([outputs[n][t] for t, size in enumerate(sizes) for n in range(size)])
+    states = (torch.stack(hs), torch.stack(cs)) if spec.cell == "LSTM" else (torch.stack(hs),)
+    return out, *states
+
+
+def by_loop(spec: Spec, o: Operands, sizes: Sequence[int]) -> tuple[Tensor, ...]:
+    """The same by the generic loop, for groups of statistics that `reference` does not know."""
+    return chunked.replay(spec, o, torch.tensor(sizes))
+
+
+def by_engine(
+    spec: Spec, o: Operands, sizes: Sequence[int], save: bool = True
+) -> tuple[Tensor, ...]:
+    results = torch.ops.ln_zoo.recurrence(*o, torch.tensor(sizes), spec.encode(), ENGINE.name, save)
+    return results[:3] if spec.cell == "LSTM" else results[:2]
+
+
+def as_float32(o: Operands, products: torch.dtype = F32) -> Operands:
+    kinds = (products,) * 3 + (F32,) * 8
+    converted = [
+        None if a is None else between_nans(a.to(kind)).requires_grad_()
+        for a, kind in zip(o, kinds, strict=True)
+    ]
+    return Operands(*converted)
+
+
+def with_gradients(
+    run: Callable[..., tuple[Tensor, ...]], spec: Spec, o: Operands, sizes: Sequence[int], seed: int
+) -> dict[str, Tensor]:
+    """Outputs, final states and the gradients of all operands for random gradients of those."""
+    results = run(spec, o, sizes)
+    generator = torch.Generator().manual_seed(seed)
+    grads = [torch.randn(r.shape, dtype=F64, generator=generator).to(r.dtype) for r in results]
+    names = [name for name, a in zip(Operands._fields, o, strict=True) if a is not None]
+    found = torch.autograd.grad(results, [getattr(o, name) for name in names], grads)
+    named = dict(zip(("out", "h", "c"), results, strict=False))
+    return named | dict(zip((f"d {name}" for name in names), found, strict=True))
+
+
+def assert_close(found: dict[str, Tensor], wanted: dict[str, Tensor], tolerance: float) -> None:
+    assert found.keys() == wanted.keys()
+    for name, value in found.items():
+        error = (value.double() - wanted[name]).norm() / wanted[name].norm()
+        assert error <= tolerance, f"{name}: {error}"
+
+
+def check(
+    spec: Spec,
+    hidden: int,
+    sizes: Sequence[int],
+    run: Callable[..., tuple[Tensor, ...]] = by_equations,
+    products: torch.dtype = F32,
+    bias: bool = True,
+) -> None:
+    exact = operands(spec, hidden, sizes, bias=bias)
+    narrow = as_float32(exact, products)
+    if products != F32:  # what is compared is the engine, not the rounding of what it is given
+        exact = Operands(*(None if a is None else a.detach().double() for a in narrow))
+    wide = Operands(*(None if a is None else a.clone().requires_grad_() for a in exact))
+    wanted = with_gradients(run, spec, wide, sizes, seed=1)
+    found = with_gradients(by_engine, spec, narrow, sizes, seed=1)
+    assert_close(found, wanted, TOLERANCE[products])
+
+
+@pytest.mark.parametrize(
+    ("hidden", "cases", "length"), [(5, 3, 4), (5, 1, 17), (100, 1, 4), (100, 3, 1), (257, 3, 1)]
+)
+@pytest.mark.parametrize("spec", [LSTM, GRU], ids=["LSTM", "GRU"])
+def test_layer_norm(spec: Spec, hidden: int, cases: int, length: int) -> None:
+    check(spec, hidden, [cases] * length)
+
+
+RMS = {"input": rows(4, center=False), "recurrent": rows(4, center=False)}
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        replace(LSTM, **RMS, out=rows(1, center=False)),
+        replace(LSTM, input=NONE, recurrent=NONE),
+        replace(LSTM, input=NONE, out=NONE),
+        replace(LSTM, recurrent=NONE, out=NONE),
+        Spec("LSTM", NONE, NONE, NONE),
+        replace(GRU, input=rows(2, 1, center=False), recurrent=rows(2, 1, center=False)),
+        replace(GRU, input=NONE),
+        replace(GRU, recurrent=NONE),
+        RNN,
+        Spec("RNN_RELU", NONE, NONE, rows(1, center=False)),
+        Spec("RNN_TANH", NONE, NONE, NONE),
+    ],
+    ids=Spec.encode,
+)
+def test_other_normalisations(spec: Spec) -> None:
+    check(spec, 6, [2] * 2)
+
+
+@pytest.mark.parametrize("spec", [LSTM, GRU, RNN], ids=["LSTM", "GRU", "RNN"])
+def test_no_bias(spec: Spec) -> None:
+    check(spec, 4, [1] * 2, bias=False)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        Spec("LSTM", rows(1, 1, 1, 1), rows(2, 2, center=False), rows(1)),
+        Spec("LSTM", rows(1, 3), rows(3, 1), NONE),
+        Spec("LSTM", rows(1, 2, 1), rows(2, 1, 1), NONE),
+        Spec("GRU", rows(3), rows(1, 2), NONE),
+        Spec("GRU", rows(1, 1, 1), rows(2, 1, center=False), NONE),
+    ],
+    ids=Spec.encode,
+)
+def test_other_groups_of_statistics(spec: Spec) -> None:
+    check(spec, 4, [1] * 2, run=by_loop)
+
+
+@pytest.mark.parametrize("spec", [LSTM, GRU, RNN], ids=["LSTM", "GRU", "RNN"])
+def test_sequences_of_different_lengths(spec: Spec) -> None:
+    check(spec, 5, [3, 3, 1, 1])
+
+
+@pytest.mark.parametrize("spec", [LSTM, GRU], ids=["LSTM", "GRU"])
+def test_bfloat16(spec: Spec) -> None:
+    check(spec, 100, [3] * 2, products=BF16)
+
+
+def test_many_rows_are_summed_in_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By several programs, each several times over, with rows and columns left over."""
+    monkeypatch.setattr(steps, "SHARES", 2)
+    monkeypatch.setattr(steps, "TILE_ROWS", 4)
+    monkeypatch.setattr(steps, "TILE_COLS", 4)
+    check(LSTM, 5, [3] * 3)
+    check(GRU, 5, [3] * 3)
+
+
+def test_biases_of_one_term_only() -> None:
+    """A GRU may have a shift at one place and no bias at all."""
+    exact = operands(GRU, 4, [2, 2])
+    for name in ("bias", "bias_hn"):
+        partial = exact._replace(**{name: None})
+        wide = Operands(*(None if a is None else a.clone().requires_grad_() for a in partial))
+        zero = torch.zeros(12 if name == "bias" else 4, dtype=F64)
+
+        def full(spec: Spec, o: Operands, sizes: Sequence[int]) -> tuple[Tensor, ...]:
+            return by_equations(spec, o._replace(**{name: zero}), sizes)  # noqa: B023
+
+        wanted = with_gradients(full, GRU, wide, [2, 2], seed=1)
+        found = with_gradients(by_engine, GRU, as_float32(partial), [2, 2], seed=1)
+        assert_close(found, wanted, TOLERANCE[F32])
+
+
+def test_inference_gives_the_same_numbers() -> None:
+    sizes = [2, 2, 1]
+    for spec in (LSTM, GRU, RNN):
+        o = as_float32(operands(spec, 5, sizes))
+        kept, not_kept = (by_engine(spec, o, sizes, save=save) for save in (True, False))
+        assert all(torch.equal(a, b) for a, b in zip(kept, not_kept, strict=True))
+
+
+def test_the_engines_memory_is_guarded(guarded: Allocations) -> None:
+    with_gradients(by_engine, GRU, as_float32(operands(GRU, 3, [1])), [1], seed=1)
+    assert len(guarded) > 10
+
+
+def test_one_unit() -> None:
+    """Layer norm of one number is 0, up to rounding, and never a division by zero."""
+    for spec in (LSTM, GRU):
+        sizes = [2, 2]
+        found = with_gradients(by_engine, spec, as_float32(operands(spec, 1, sizes)), sizes, seed=1)
+        assert all(value.isfinite().all() for value in found.values())
+
+
+def test_gradients_that_nobody_wants() -> None:
+    sizes = [1, 1]
+    o = as_float32(operands(LSTM, 5, sizes))
+    all_of_them = with_gradients(by_engine, LSTM, o, sizes, seed=1)
+    for name, a in zip(Operands._fields, o, strict=True):
+        if a is None:
+            continue
+        alone = Operands(*(None if b is None else b.detach() for b in o))
+        alone = alone._replace(**{name: a})
+        results = by_engine(LSTM, alone, sizes)
+        generator = torch.Generator().manual_seed(1)
+        grads = [torch.randn(r.shape, dtype=F64, generator=generator).to(r.dtype) for r in results]
+        (found,) = torch.autograd.grad(results, [a], grads)
+        assert torch.equal(found, all_of_them[f"d {name}"])
+
+
+def test_the_output_alone_may_have_no_gradient() -> None:
+    """Only the final states are used: there is no gradient of the outputs at all."""
+    sizes = [2, 1]
+    for spec in (LSTM, GRU, RNN):
+        exact = operands(spec, 5, sizes)
+        wide = Operands(*(None if a is None else a.clone().requires_grad_() for a in exact))
+        grads = []
+        for run, o in ((by_equations, wide), (by_engine, as_float32(exact))):
+            last = run(spec, o, sizes)[-1]
+            grads.append(torch.autograd.grad(last.square().sum(), [o.x, o.w_hh, o.h0]))
+        for found, wanted in zip(grads[1], grads[0], strict=True):
+            assert (found.double() - wanted).norm() <= TOLERANCE[F32] * wanted.norm()
+
+
+# Recorded graphs, with a recording that needs no GPU
+
+
+class Recording:
+    """Launches again what was launched when it was made."""
+
+    replays = 0
+
+    def __init__(self, launch: Callable[[], None]) -> None:
+        self.launch = launch
+
+    def replay(self) -> None:
+        Recording.replays += 1
+        self.launch()
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> graphs.Cache:
+    cache = graphs.Cache()
+
+    def record(
+        entry: graphs.Entry, length: int, warm_up: Callable[[], None], steps: Callable[[int], None]
+    ) -> None:
+        if length not in entry.graphs:
+            warm_up()
+            entry.graphs[length] = Recording(lambda: steps(length))  # type: ignore[assignment]
+
+    monkeypatch.setattr(cache, "record", record)
+    monkeypatch.setattr(cache, "begin", lambda: None)
+    monkeypatch.setattr(cache, "end", lambda: None)
+    monkeypatch.setattr(graphs, "cache", lambda device: cache)
+    monkeypatch.setattr(graphs, "LENGTHS", (4, 2, 1))
+    monkeypatch.setattr(graphs, "SHORTEST", 2)
+    monkeypatch.setattr(Recording, "replays", 0)
+    return cache
+
+
+@pytest.mark.parametrize(
+    ("spec", "sizes"), [(LSTM, [1] * 7), (GRU, [2, 2, 2, 1, 1])], ids=["padded", "packed"]
+)
+def test_graphs_give_the_same_numbers(
+    spec: Spec, sizes: list[int], recorded: graphs.Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with other tensors at other places, and with two forwards before a backward."""
+    inputs = [as_float32(operands(spec, 4, sizes, seed=seed)) for seed in range(2)]
+    wanted = [with_gradients(by_engine, spec, o, sizes, seed=1) for o in inputs]
+    assert Recording.replays == 0
+    monkeypatch.setattr(steps, "_may_replay", lambda a: True)
+    with_gradients(by_engine, spec, inputs[0], sizes, seed=1)
+    assert Recording.replays == 0  # nothing is recorded for what comes but once
+    for o, numbers in zip(inputs, wanted, strict=True):
+        found = with_gradients(by_engine, spec, o, sizes, seed=1)
+        assert all(torch.equal(found[name], numbers[name]) for name in numbers)
+    assert Recording.replays > 0
+
+    results = [by_engine(spec, o, sizes) for o in inputs]
+    for o, outputs, numbers in reversed(list(zip(inputs, results, wanted, strict=True))):
+        generator = torch.Generator().manual_seed(1)
+        grads = [torch.randn(r.shape, dtype=F64, generator=generator).to(r.dtype) for r in outputs]
+        (found,) = torch.autograd.grad(outputs, [o.w_hh], grads)
+        assert torch.equal(found, numbers["d w_hh"])
+
+
+# Parts
+
+
+@triton.jit
+def apply(x, tanh, sigmoid, count, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < count
+    a = tl.load(x + at, mask=mask)
+    tl.store(tanh + at, kernels._tanh(a), mask=mask)
+    tl.store(sigmoid + at, kernels._sigmoid(a), mask=mask)
+
+
+def test_small_and_large_numbers_keep_their_digits() -> None:
+    magnitudes = torch.logspace(-30, 1.9, 2000, dtype=F64).to(F32)
+    x = torch.cat([-magnitudes, torch.zeros(1), magnitudes, torch.tensor([float("inf")])])
+    x = torch.cat([x, -x[-1:]])
+    tanh, sigmoid = steps.empty(x.shape, x), steps.empty(x.shape, x)
+    apply[(triton.cdiv(len(x), 256),)](x, tanh, sigmoid, len(x), BLOCK=256)
+    for found, function in ((tanh, torch.tanh), (sigmoid, torch.sigmoid)):
+        wanted = function(x.double())
+        error = (found.double() - wanted).abs() / wanted.abs().clamp_min(1e-35)
+        assert error.max() <= 1e-6
+    assert tanh[-2:].tolist() == [1.0, -1.0]
+    x = torch.tensor([float("nan")])
+    apply[(1,)](x, tanh, sigmoid, 1, BLOCK=16)
+    assert tanh[0].isnan()
+    assert sigmoid[0].isnan()
+
+
+def test_the_operators_pass_torchs_own_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # memory as torch has it: without guards, and no offset
+    o = as_float32(operands(LSTM, 3, [2, 2]))
+    rest = (torch.tensor([2, 2]), LSTM.encode(), ENGINE.name, True)
+    torch.use_deterministic_algorithms(False)  # numbers that are never read may differ
+    torch.library.opcheck(torch.ops.ln_zoo.recurrence.default, (*o, *rest))

@@ -1,0 +1,277 @@
+"""The engine for GPUs, as far as it can be tested without one.
+
+Its numbers are checked in triton's interpreter (`gpu_in_interpreter.py`, in a process of its own),
+its kernels compiled for compute capability 9.0, that of an H100.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from ln_zoo.ops.gpu import TritonEngine, graphs, steps
+from ln_zoo.ops.spec import Rows, Spec
+
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="needs triton: pip install triton"
+)
+
+LAYER = Rows(True, True, 1e-5, (4,))
+SPECS = {
+    "LSTM": Spec("LSTM", LAYER, LAYER, Rows(True, True, 1e-5, (1,))),
+    "GRU": Spec("GRU", *(Rows(True, True, 1e-5, (2, 1)),) * 2, Rows()),
+    "RNN_TANH": Spec("RNN_TANH", Rows(), Rows(), Rows(True, True, 1e-5, (1,))),
+}
+
+
+@needs_triton
+def test_numbers_in_the_interpreter() -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", Path(__file__).parent / "gpu_in_interpreter.py"],
+        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+# The choice
+
+
+def refusal(
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    device: str = "cuda",
+    dtype: torch.dtype = torch.float32,
+    hidden: int = 400,
+    capability: tuple[int, int] = (9, 0),
+    triton: bool = True,
+) -> str | None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(steps, "_has_triton", lambda: triton)
+    x: Any = SimpleNamespace(device=torch.device(device))
+    w_hh = torch.empty(4 * hidden, hidden, device="meta")
+    return TritonEngine().refuses(SPECS["LSTM"], x, w_hh, dtype)
+
+
+def test_refusals_have_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert refusal(monkeypatch) is None
+    assert refusal(monkeypatch, dtype=torch.bfloat16, capability=(8, 0)) is None
+    assert refusal(monkeypatch, capability=(7, 0), hidden=4096) is None
+    for options, reason in (
+        ({"device": "cpu"}, "the input is on the device cpu, not on an NVIDIA GPU"),
+        ({"triton": False}, "triton is not installed"),
+        ({"dtype": torch.float64}, "products are in torch.float64"),
+        ({"dtype": torch.float16}, "products are in torch.float16"),
+        ({"hidden": 4097}, "H is 4097; a program holds a row of at most 4096"),
+        ({"capability": (6, 1)}, "needs compute capability 7.0, the GPU has 6.1"),
+        ({"dtype": torch.bfloat16, "capability": (7, 5)}, "needs compute capability 8.0"),
+    ):
+        assert reason in str(refusal(monkeypatch, **options))  # type: ignore[arg-type]
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert "other makers" in str(refusal(monkeypatch))
+
+
+def test_kernels_are_not_made_before_a_gpu_asks_for_them() -> None:
+    code = (
+        "import sys, torch, ln_zoo.ops.gpu\n"
+        "from ln_zoo.layers import LSTM; from ln_zoo.norms import LayerNorm\n"
+        "LSTM(3, 4, norm=LayerNorm())(torch.randn(5, 2, 3))[0].sum().backward()\n"
+        "assert 'ln_zoo.ops.gpu.steps' in sys.modules\n"
+        "assert 'ln_zoo.ops.gpu.kernels' not in sys.modules"
+    )
+    environment = {**os.environ, "LN_ZOO_KERNELS": "triton,aten"}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+
+
+# Graphs: which are kept
+
+
+def test_a_kind_is_recorded_when_it_comes_again_and_the_oldest_makes_room() -> None:
+    cache = graphs.Cache(size=2, patience=5)
+    tensors: dict[str, torch.Tensor] = {}
+    assert cache.get("a", lambda: tensors) is None
+    entry = cache.get("a", lambda: tensors)
+    assert entry is not None
+    assert cache.get("a", lambda: pytest.fail("made twice")) is entry
+    for key in "bb":
+        cache.get(key, dict)
+    # Full, and both were used lately.
+    assert [cache.get("c", dict) for _ in range(3)] == [None] * 3
+    assert cache.get("c", dict) is not None
+    assert cache.get("b", lambda: pytest.fail("was kept")) is not None
+    assert cache.get("a", lambda: tensors) is None
+
+
+def test_many_kinds_in_turn_do_not_drive_each_other_out() -> None:
+    cache = graphs.Cache(size=2, patience=8)
+    made: list[int] = []
+    for _ in range(10):
+        for key in range(5):
+            cache.get(key, lambda key=key: made.append(key) or {})  # type: ignore[misc]
+    assert made == [0, 1]
+
+
+@pytest.mark.parametrize("count", [1, 15, 16, 63, 64, 500])
+def test_pieces_are_all_steps_in_order(count: int) -> None:
+    pieces = graphs.pieces(count)
+    assert [start + k for start, length in pieces for k in range(length)] == list(range(count))
+    assert {length for _, length in pieces} <= set(graphs.LENGTHS)
+
+
+# Compiled
+
+
+@needs_triton
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter is chosen")
+class TestCompiled:
+    """For an H100: no memory of threads, not too much of blocks, wide accesses."""
+
+    @pytest.fixture(autouse=True)
+    def cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+    @pytest.mark.parametrize("kind", ["fp32", "bf16"])
+    @pytest.mark.parametrize("hidden", [100, 256, 400, 2400])
+    @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+    @pytest.mark.parametrize("cell", SPECS)
+    def test_steps(self, cell: str, backward: bool, hidden: int, kind: str, tmp_path: Path) -> None:
+        from ln_zoo.ops.gpu import kernels
+
+        spec, stats = SPECS[cell], TritonEngine().stats(SPECS[cell])
+        dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[kind]
+        found = steps.constants(spec, hidden, kernels.KINDS[dtype], backward, True, stats)
+        found |= {"HAS_DOUT" if backward else "SAVE": True}
+        found |= {"KIND_ALIGN": min(16, dtype.itemsize * 4), "WIDE_ALIGN": 16}
+        compiled = compile_for_sm_90(
+            kernels.STEPS[cell, backward],
+            ["*i64", "*fp32", f"*{kind}", "i32"],
+            found,
+            steps.warps(hidden),
+        )
+        check(compiled, tmp_path)
+        # A thread takes four units at a time: 16 bytes, or 8 in bfloat16. Single numbers are the
+        # addresses, and the statistics of a row.
+        widths = {"v4.b32"} if kind == "fp32" else {"v4.b32", "v2.b32"}
+        for access in ("ld", "st"):
+            counts = accesses(compiled, access)
+            single = counts.pop("b32", 0)
+            addresses = counts.pop("b64", 0)
+            assert set(counts) <= widths, counts
+            assert counts["v4.b32"] > 0
+            assert single <= 4 * stats
+            assert addresses <= (0 if access == "st" else len(kernels.SLOTS))
+
+    @pytest.mark.parametrize("hidden", [100, 400, 2400])
+    @pytest.mark.parametrize("gates", [3, 4])
+    def test_input_gradients(self, gates: int, hidden: int, tmp_path: Path) -> None:
+        from ln_zoo.ops.gpu import kernels
+
+        spec = SPECS["LSTM" if gates == 4 else "GRU"]
+        compiled = compile_for_sm_90(
+            kernels.input_gradient,
+            ["*fp32"] * 5,
+            {
+                "H": hidden,
+                "BLOCK": steps.block(hidden),
+                "GATES": gates,
+                "STARTS": steps.starts(spec.input),
+                "STATS_SIZE": TritonEngine().stats(spec),
+            },
+            steps.warps(hidden),
+        )
+        check(compiled, tmp_path)
+        assert accesses(compiled, "st") == {"v4.b32": gates}
+
+    @pytest.mark.parametrize("own_mean", [False, True])
+    def test_column_sums(self, own_mean: bool, tmp_path: Path) -> None:
+        from ln_zoo.ops.gpu import kernels
+
+        compiled = compile_for_sm_90(
+            kernels.column_sums,
+            ["*fp32", "*fp32", "*fp32", "*fp32", "i32", "i32"],
+            {
+                "H": 400,
+                "GATES": 1 if own_mean else 4,
+                "WIDTH": 5,
+                "SKIP": 0,
+                "STARTS": 1,
+                "OWN_MEAN": own_mean,
+                "STATS_SIZE": 4,
+                "SHARE": 64,
+                "ROWS": steps.TILE_ROWS,
+                "COLS": steps.TILE_COLS,
+            },
+            4,
+        )
+        check(compiled, tmp_path)
+        assert accesses(compiled, "ld")["v4.b32"] > 0
+
+    def test_the_table_of_addresses(self, tmp_path: Path) -> None:
+        from ln_zoo.ops.gpu import kernels
+
+        count = len(kernels.SLOTS)
+        compiled = compile_for_sm_90(kernels.write_table, ["*i64"] + ["i64"] * count, {}, 1)
+        check(compiled, tmp_path)
+        assert sum(accesses(compiled, "st").values()) > 0
+
+
+def compile_for_sm_90(kernel: Any, types: list[str], constants: dict[str, Any], warps: int) -> Any:
+    """The kernel as it is launched: pointers are known to be aligned.
+
+    Args:
+        kernel: a function of `ln_zoo.ops.gpu.kernels`.
+        types: triton's names of the types of its arguments but for compile-time ones.
+        constants: the compile-time arguments.
+        warps: warps of a program.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    names = kernel.arg_names
+    left = iter(types)
+    signature = {name: "constexpr" if name in constants else next(left) for name in names}
+    aligned = [i for i, name in enumerate(names) if signature[name].startswith("*")]
+    source = ASTSource(
+        kernel,
+        signature,
+        constexprs={(names.index(name),): value for name, value in constants.items()},
+        attrs={(i,): [["tt.divisibility", 16]] for i in aligned},
+    )
+    options = {"num_warps": warps, **steps.OPTIONS}
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+
+
+def check(compiled: Any, folder: Path) -> None:
+    """No number left the registers for memory, and shared memory suffices."""
+    import triton
+
+    cubin = folder / "kernel.cubin"
+    cubin.write_bytes(compiled.asm["cubin"])
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    usage = subprocess.run(
+        [tool, "-res-usage", cubin], check=True, capture_output=True, text=True
+    ).stdout
+    (found,) = re.findall(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", usage)
+    registers, stack, shared, local = (int(n) for n in found)
+    assert (stack, local) == (0, 0), usage
+    assert registers * compiled.metadata.num_warps * 32 <= 65536
+    assert max(shared, compiled.metadata.shared) <= 227 * 1024
+
+
+def accesses(compiled: Any, kind: str) -> Counter[str]:
+    """Loads ("ld") or stores ("st") of device memory by width, as "v4.b32"."""
+    found = re.findall(rf"\b{kind}\.global\S*?\.((?:v\d\.)?b\d+)\s", compiled.asm["ptx"])
+    return Counter(found)
