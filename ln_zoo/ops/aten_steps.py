@@ -1,9 +1,9 @@
 """The engine that is written in functions of torch: for every device, and where no other runs.
 
 A step is a chain of dependent operations on few numbers, where a call costs as much as what it
-computes. So whatever does not depend on the step before is done for a whole chunk of steps: on the
-way there the normalised input terms; on the way back all gates anew from the kept products, and
-with them the coefficients of a step, which is linear:
+computes. So whatever does not depend on the step before is done for many steps at once: on the way
+there the normalised input terms; on the way back all gates anew from the normalised rows that were
+kept, and with them the coefficients of a step, which is linear:
 
 * With D the gradient of a state (dc that of a cell state), the gradient of what goes into a gate is
   ``D K`` (or ``dc K``), K a product of gates.
@@ -15,7 +15,8 @@ with them the coefficients of a step, which is linear:
 goes into gains and biases; the derivative is ``4 s (1 - s)``, with s that sigmoid, and its 4 goes
 into gains on the way back (the slopes).
 
-Products are in the precision of the weights, all else in float32 at least.
+Products are in the precision of the weights, all else in float32 at least. In place of the products
+u and v the normalised rows are kept.
 """
 
 from __future__ import annotations
@@ -27,11 +28,17 @@ import torch
 from torch import Tensor
 
 from ln_zoo.ops import memory
+from ln_zoo.ops.chunked import chunks
 from ln_zoo.ops.engine import Products, Saved, Sums, centred
 from ln_zoo.ops.spec import Operands, Rows, Spec
 
 #: Numbers of one kind that are in work at a time on the way back, on CPUs.
 PIECE = 2**18
+#: Steps from which it pays to centre and transpose the recurrent weights.
+MANY = 16
+
+_sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
+_norm_backward = torch.ops.aten.native_layer_norm_backward.default
 
 
 class AtenEngine:
@@ -45,12 +52,15 @@ class AtenEngine:
         return None
 
     def stats(self, spec: Spec) -> int:
-        """None are kept: those of a chunk are soon computed anew."""
-        return 0
+        """What rows were multiplied by, for each group of statistics."""
+        first, second = spec.products
+        return len(second.groups) + (0 if spec.merged else len(first.groups))
 
     def empty(self, *size: int, like: Tensor, dtype: torch.dtype, scratch: str = "") -> Tensor:
-        """Fresh memory, scratch or not."""
-        return like.new_empty(size, dtype=dtype)
+        """New memory, and on CPUs such as costs little to touch."""
+        if scratch and like.device.type == "cpu":
+            return memory.scratch(f"aten frame {scratch}", *size, dtype=dtype)
+        return memory.empty(*size, like=like, dtype=dtype)
 
     def prepare(self, spec: Spec, operands: Operands, backward: bool) -> Steps:
         """Centred weights, vectors with their factors, and the loops of the cell."""
@@ -84,8 +94,27 @@ class AtenEngine:
         dv: Tensor,
         sums: Sums,
     ) -> None:
-        """Takes gradients back; see `ln_zoo.ops.engine.Engine.backward_steps`."""
-        p.backward(sizes, dout, dh, dc, saved, h_prev, c_prev, du, dv, sums)
+        """Takes gradients back, in pieces short enough that their numbers stay in the cache."""
+        limit = PIECE // max(du.shape[1], 1) if du.device.type == "cpu" else len(du)
+        for piece in reversed(chunks(sizes, limit)):
+            rows = slice(piece.first, piece.last)
+            p.backward(
+                piece.sizes,
+                None if dout is None else dout[rows],
+                dh,
+                dc,
+                Saved(
+                    None if saved.v is None else saved.v[rows],
+                    saved.u[rows],
+                    None if saved.c is None else saved.c[rows],
+                    saved.stats[rows],
+                ),
+                h_prev[rows],
+                None if c_prev is None else c_prev[rows],
+                du[rows],
+                dv[rows],
+                sums,
+            )
 
 
 class Scale:
@@ -107,12 +136,8 @@ class Scale:
         self.eps = like.new_tensor([rows.eps])
         self.roots = like.new_tensor([n**-0.5 for n in self.features])
 
-    def empty(self, a: Tensor) -> Tensor:
-        """Memory for the factors of the rows a, (n, groups)."""
-        return a.new_empty(a.shape[0], len(self.columns))
-
-    def factors(self, a: Tensor, r: Tensor) -> None:
-        """Fills r with 1 / root mean square of each group of each row, and centres a if need be."""
+    def normalize(self, a: Tensor, r: Tensor) -> None:
+        """Normalises the rows a in place and fills r, (n, groups), with their factors."""
         if self.center:
             for columns in self.columns:
                 part = a[:, columns]
@@ -120,54 +145,33 @@ class Scale:
         if len(self.columns) == 1:
             torch.linalg.vector_norm(a, dim=1, keepdim=True, out=r)
             torch.addcmul(self.eps, r, r, value=1 / self.features[0], out=r).rsqrt_()
+            a.mul_(r)
             return
         for k, columns in enumerate(self.columns):
             torch.linalg.vector_norm(a[:, columns], dim=1, keepdim=True, out=r[:, k : k + 1])
         r.mul_(self.roots)
         torch.addcmul(self.eps, r, r, out=r).rsqrt_()
+        self.multiply(a, r)
 
-    def times(self, a: Tensor, r: Tensor, out: Tensor) -> None:
-        """Multiplies each group of each row by its factor."""
-        if len(self.columns) == 1:
-            torch.mul(a, r, out=out)
-            return
+    def multiply(self, a: Tensor, r: Tensor) -> None:
+        """Multiplies each group of each row by its factor, in place."""
         for k, columns in enumerate(self.columns):
-            torch.mul(a[:, columns], r[:, k : k + 1], out=out[:, columns])
+            a[:, columns].mul_(r[:, k : k + 1])
 
-    def normalized(self, a: Tensor, rows: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Fills rows with normalised rows, and gives them and their factors.
-
-        The identity gives the rows a themselves where they have that precision.
-        """
-        if not self.scale:
-            return (a if a.dtype == rows.dtype else rows.copy_(a)), None
-        if self.center or a.dtype != rows.dtype:
-            a = rows.copy_(a)
-        r = self.empty(rows)
-        self.factors(a, r)
-        self.times(a, r, rows)
-        return rows, r
-
-    def adjoint(
-        self, d: Tensor, gain: Tensor, rows: Tensor, r: Tensor | None, products: Tensor, out: Tensor
-    ) -> None:
-        """The gradient of the rows before normalisation.
+    def adjoint(self, d: Tensor, rows: Tensor, r: Tensor, products: Tensor) -> None:
+        """Turns the gradient d of normalised rows into that of the rows before, in place.
 
         Args:
-            d: gradient of ``gain * rows``, (n, F).
-            gain: (F,).
+            d: the gradient, (n, F).
             rows: normalised rows.
-            r: their factors; ``None``: the identity.
-            products: ``d * rows``.
-            out: to be filled; may be d.
+            r: their factors.
+            products: scratch memory, (n, F).
         """
-        torch.mul(d, gain, out=out)
-        if r is None:
-            return
-        for columns, features in zip(self.columns, self.features, strict=True):
-            mean = torch.mv(products[:, columns], gain[columns]).div_(features).unsqueeze(1)
-            out[:, columns].addcmul_(rows[:, columns], mean, value=-1)
-        self.times(out, r, out)
+        torch.mul(d, rows, out=products)
+        for columns in self.columns:
+            mean = products[:, columns].mean(1, keepdim=True)
+            d[:, columns].addcmul_(rows[:, columns], mean, value=-1)
+        self.multiply(d, r)
 
 
 class Steps(Products):
@@ -189,17 +193,22 @@ class Steps(Products):
         self.exact = self.narrow == self.wide
         self.hidden = operands.w_hh.shape[1]
         first, second = spec.products
-        w_ih, w_hh = operands.w_ih, operands.w_hh
-        # In half precision centred weights are rounded once more: there means come off the products
-        # forward. (Backward it is the gradients that are rounded, to the same precision.)
-        if self.exact or backward:
+        w_ih, w_hh, like = operands.w_ih, operands.w_hh, operands.h0
+        self.one = like.new_ones(1)
+        self._memory: dict[tuple[str | int, ...], Tensor] = {}
+        many = len(operands.x) // (1 if operands.x.dim() == 3 else max(len(like), 1)) >= MANY
+        # Forward, means come off the products where centred weights would cost more than they save,
+        # and in half precision, where they would be rounded once more. (Backward it is gradients
+        # that are rounded, to the same precision.)
+        through_weights = backward or (self.exact and many)
+        if through_weights:
             w_ih, w_hh = centred(w_ih, first), centred(w_hh, second)
         super().__init__(w_ih)
-        self.w_hh = w_hh if backward else w_hh.t().contiguous()
-        like = operands.h0
-        self.one = like.new_ones(1)
+        self.w_hh = w_hh
+        if not backward:
+            self.w_hh = w_hh.t().contiguous() if many else w_hh.t()
         self.first, self.second = (
-            Scale(rows, self.exact, self.hidden, like) for rows in (first, second)
+            Scale(rows, through_weights, self.hidden, like) for rows in (first, second)
         )
         sign, self.slope = (
             like.new_tensor(factors).repeat_interleave(self.hidden)
@@ -236,97 +245,93 @@ class Steps(Products):
         dv: Tensor,
         sums: Sums,
     ) -> None:
-        """Takes gradients back, in pieces short enough that their numbers stay in the cache."""
-        limit = PIECE // du.shape[1] if du.device.type == "cpu" else len(du)
-        ends = [0]
-        row = 0
-        for t, size in enumerate(sizes):
-            row += size
-            if t == len(sizes) - 1 or row - sum(sizes[: ends[-1]]) >= limit:
-                ends.append(t + 1)
-        for first, last in reversed(list(itertools.pairwise(ends))):
-            start = sum(sizes[:first])
-            rows = slice(start, start + sum(sizes[first:last]))
-            kept = Saved(
-                None if saved.v is None else saved.v[rows],
-                saved.u[rows],
-                None if saved.c is None else saved.c[rows],
-                saved.stats[rows],
-            )
-            self.backward_piece(
-                sizes[first:last],
-                None if dout is None else dout[rows],
-                dh,
-                dc,
-                kept,
-                h_prev[rows],
-                None if c_prev is None else c_prev[rows],
-                du[rows],
-                dv[rows],
-                sums,
-            )
-
-    def backward_piece(
-        self,
-        sizes: Sequence[int],
-        dout: Tensor | None,
-        dh: Tensor,
-        dc: Tensor | None,
-        saved: Saved,
-        h_prev: Tensor,
-        c_prev: Tensor | None,
-        du: Tensor,
-        dv: Tensor,
-        sums: Sums,
-    ) -> None:
-        """The same for all steps at once that it is given."""
+        """Takes gradients back through consecutive steps."""
         raise NotImplementedError
 
     def scratch(self, name: str, *size: int) -> Tensor:
         """Memory of that name for one piece, not filled."""
-        if self.one.device.type == "cpu":
-            return memory.scratch(f"aten {name}", *size, dtype=self.wide)
-        return self.one.new_empty(size)
+        if self.one.device.type != "cpu":
+            return self.one.new_empty(size)
+        found = self._memory.get((name, *size))
+        if found is None:
+            found = memory.scratch(f"aten {name}", *size, dtype=self.wide)
+            self._memory[(name, *size)] = found
+        return found
 
-    def input_terms(self, v: Tensor, scratch: bool) -> Tensor:
-        """``gain * normalised v + bias``, in the memory of v where that is scratch."""
-        terms = v if scratch and self.exact else torch.empty_like(v, dtype=self.wide)
-        if not self.first.scale:
-            return torch.addcmul(self.bias, v.to(self.wide), self.gain_input, out=terms)
-        if not self.exact:
-            v = terms.copy_(v)
-        r = self.first.empty(terms)
-        self.first.factors(v, r)
-        self.first.times(v, r, terms)
-        return torch.addcmul(self.bias, terms, self.gain_input, out=terms)
+    def widened(self, name: str, a: Tensor) -> Tensor:
+        """Rows as they are computed with: a itself, or a copy in float32."""
+        return a if self.exact else self.scratch(name, *a.shape).copy_(a)
 
-    def row_sums(self, sums: Tensor | None, d: Tensor, factor: Tensor) -> None:
-        """Adds the sum of the rows d, times a factor, where it is wanted."""
-        if sums is not None:
-            sums.addcmul_(d.sum(0), factor)
+    def factors(self, saved: Saved) -> tuple[Tensor, Tensor]:
+        """What rows were multiplied by, (rows, groups): input terms, recurrent terms."""
+        first = 0 if self.spec.merged else len(self.first.columns)
+        return saved.stats[:, :first], saved.stats[:, first:]
+
+    def input_terms(self, v: Tensor, saved: Saved | None) -> Tensor:
+        """``gain * normalised v + bias``; normalised rows take the place of v."""
+        terms = v if self.exact and saved is None else self.scratch("terms", *v.shape)
+        rows = v if self.exact else terms.copy_(v)
+        if self.first.scale:
+            groups = len(self.first.columns)
+            r = self.scratch("factors", len(v), groups) if saved is None else self.factors(saved)[0]
+            self.first.normalize(rows, r)
+            if not self.exact:
+                v.copy_(rows)
+        return torch.addcmul(self.bias, rows, self.gain_input, out=terms)
+
+    def recurrent_rows(
+        self, sizes: Sequence[int], width: int, saved: Saved | None
+    ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """Where the products of each step go, and their factors."""
+        if saved is not None:
+            return saved.u.split(sizes), self.factors(saved)[1].split(sizes)
+        u = self.one.new_empty(sizes[0], width, dtype=self.narrow)
+        r = self.scratch("factors", sizes[0], len(self.second.columns))
+        return [u[:n] for n in sizes], [r[:n] for n in sizes]
+
+    def add_row_sums(
+        self,
+        d: Tensor,
+        rows: Tensor,
+        of_d: Tensor | None,
+        of_products: Tensor | None,
+        factor: Tensor,
+    ) -> None:
+        """Adds the sums of the rows d, and of ``d * rows``, times a factor, where it is wanted."""
+        if of_d is None and of_products is None:
+            return
+        # As the gradients of shift and gain of a layer norm: in a single pass.
+        mean, factors = d.new_zeros(len(d), 1), d.new_ones(len(d), 1)
+        gain = self.slope[: d.shape[1]]
+        _, products, sums = _norm_backward(
+            *(d, rows, [d.shape[1]], mean, factors, gain, gain),
+            [False, of_products is not None, of_d is not None],
+        )
+        if of_d is not None:
+            of_d.addcmul_(sums, factor)
+        if of_products is not None:
+            of_products.addcmul_(products, factor)
 
     def input_gradients(
-        self, d: Tensor, rows: Tensor, r: Tensor | None, dv: Tensor, sums: Sums
+        self, d: Tensor, rows: Tensor, r: Tensor, dv: Tensor, sums: Sums, gained: Tensor
     ) -> None:
         """What the gradients of all sums mean for bias, gain and inputs.
 
         Args:
-            d: the gradients, (rows, G); used up.
+            d: the gradients, (rows, G).
             rows: normalised products of the inputs.
             r: their factors.
             dv: to be filled.
             sums: to be added to.
+            gained: scratch memory, (rows, G).
         """
-        self.row_sums(sums.bias, d, self.slope)
-        products = d
-        if r is not None:
-            products = torch.mul(d, rows, out=self.scratch("products", *d.shape))
-            self.row_sums(sums.gain_input, products, self.slope)
-        if self.exact:
-            self.first.adjoint(d, self.back_input, rows, r, products, dv)
-        else:
-            self.first.adjoint(d, self.back_input, rows, r, products, d)
-            dv.copy_(d)
+        self.add_row_sums(d, rows, sums.bias, sums.gain_input, self.slope)
+        target = dv if self.exact else gained
+        torch.mul(d, self.back_input, out=target)
+        if self.first.scale:
+            self.first.adjoint(target, rows, r, d)
+        if not self.exact:
+            dv.copy_(target)
 
 
 def finish(state: Tensor, after: Sequence[Tensor], sizes: Sequence[int]) -> None:
@@ -345,23 +350,25 @@ class LSTMSteps(Steps):
     def __init__(self, spec: Spec, operands: Operands, backward: bool) -> None:
         super().__init__(spec, operands, backward)
         self.cell = spec.out
+        self.four = 4 * self.one
         gain, shift = operands.gain_out, operands.shift_out
-        self.back_out = operands.h0.new_ones(self.hidden) if gain is None else gain
-        self.gain_out = -2 * self.back_out
+        gain = operands.h0.new_ones(self.hidden) if gain is None else gain
+        self.gain_out, self.back_out = -2 * gain, 4 * gain
         self.shift_out = None if shift is None else -2 * shift
         self.last = Scale(spec.out, False, self.hidden, operands.h0)
 
     def cell_sums(self, c: Tensor) -> Tensor:
         """What goes into the sigmoid of the output's tanh, for rows c (n, H)."""
         if not self.cell.scale:
-            return c * -2
+            return c * self.gain_out
         if self.cell.center:
             return torch.native_layer_norm(
                 c, (self.hidden,), self.gain_out, self.shift_out, self.cell.eps
             )[0]
-        rows, _ = self.last.normalized(c, torch.empty_like(c))
+        rows = c.clone()
+        self.last.normalize(rows, c.new_empty(len(c), 1))
         assert self.shift_out is not None
-        return torch.addcmul(self.shift_out, rows, self.gain_out)
+        return torch.addcmul(self.shift_out, rows, self.gain_out, out=rows)
 
     def forward(
         self,
@@ -374,31 +381,28 @@ class LSTMSteps(Steps):
     ) -> None:
         assert c is not None
         second, gain, weight, one = self.second, self.gain_recurrent, self.w_hh, self.one
-        terms = self.input_terms(v, saved is None).split(sizes)
+        terms = self.input_terms(v, saved).split(sizes)
         outs = out.split(sizes)
         cells = None if saved is None or saved.c is None else saved.c.split(sizes)
-        kept = None if saved is None else saved.u.split(sizes)
-        products = None if kept else v.new_empty(sizes[0], v.shape[1])
-        buffer = h.new_empty(sizes[0], v.shape[1])
-        factors = second.empty(buffer)
+        us, factors = self.recurrent_rows(sizes, v.shape[1], saved)
+        buffer = self.scratch("sums", sizes[0], v.shape[1])
         before, c_before = h.to(self.narrow), c
         active = -1
         for t, n in enumerate(sizes):
             if n != active:
-                active, rows, r = n, buffer[:n], factors[:n]
-                i, f, g, o = rows.chunk(4, 1)
+                active, sums = n, buffer[:n]
+                i, f, g, o = sums.chunk(4, 1)
                 before, c_before, h_now, c_now = before[:n], c_before[:n], h[:n], c[:n]
-                if products is not None:
-                    u = products[:n]
-            if kept is not None and cells is not None:
-                u, c_now = kept[t], cells[t]
-            torch.mm(before, weight, out=u)
-            a = u if self.exact else rows.copy_(u)
+            if cells is not None:
+                c_now = cells[t]
+            rows = torch.mm(before, weight, out=us[t])
+            if not self.exact:
+                rows = sums.copy_(rows)
             if second.scale:
-                second.factors(a, r)
-                second.times(a, r, rows)
-                a = rows
-            torch.addcmul(terms[t], a, gain, out=rows).sigmoid_()
+                second.normalize(rows, factors[t])
+                if not self.exact:
+                    us[t].copy_(rows)
+            torch.addcmul(terms[t], rows, gain, out=sums).sigmoid_()
             torch.sub(one, g, alpha=2, out=g)
             torch.mul(c_before, f, out=c_now).addcmul_(i, g)
             shown = self.cell_sums(c_now).sigmoid_()
@@ -413,7 +417,7 @@ class LSTMSteps(Steps):
         if cells is not None:
             finish(c, cells, sizes)
 
-    def backward_piece(
+    def backward(
         self,
         sizes: Sequence[int],
         dout: Tensor | None,
@@ -434,27 +438,31 @@ class LSTMSteps(Steps):
         count, width = du.shape
 
         # All gates
-        rows, r = second.normalized(saved.u, scratch("rows", count, width))
-        gates = torch.addcmul(
-            self.bias, rows, self.gain_recurrent, out=scratch("gates", count, width)
-        )
-        terms, factors_x = self.first.normalized(saved.v, scratch("input rows", count, width))
+        rows, terms = self.widened("rows", saved.u), self.widened("terms", saved.v)
+        factors_x, factors = self.factors(saved)
+        gates = scratch("gates", count, width)
+        torch.addcmul(self.bias, rows, self.gain_recurrent, out=gates)
         gates.addcmul_(terms, self.gain_input).sigmoid_()
-        slopes = torch.sub(self.one, gates, out=scratch("slopes", count, width)).mul_(gates)
         i, f, g, o = gates.chunk(4, 1)
-        slope_i, slope_f, slope_g, slope_o = slopes.chunk(4, 1)
         shown = self.cell_sums(saved.c).sigmoid_()
 
-        # The output: dm, the gradient of the normalised cell state with gain and shift, is D * show
-        show = torch.sub(self.one, shown, out=scratch("show", count, hidden))
-        show.mul_(shown).mul_(o).mul_(4)
-        slope_i.mul_(torch.sub(self.one, g, alpha=2, out=g))
-        slope_f.mul_(c_prev)
-        slope_g.mul_(i)
-        slope_o.mul_(torch.sub(self.one, shown, alpha=2, out=shown))
+        # K. The gradient dm of the normalised cell state, with gain and shift, is D * 4 show.
+        slopes = scratch("slopes", count, width)
+        slope_i, slope_f, slope_g, slope_o = slopes.chunk(4, 1)
+        show = _sigmoid_backward(o, shown, grad_input=scratch("show", count, hidden))
+        torch.sub(self.one, shown, alpha=2, out=shown)
+        _sigmoid_backward(shown, o, grad_input=slope_o)
+        _sigmoid_backward(c_prev, f, grad_input=slope_f)
+        _sigmoid_backward(i, g, grad_input=slope_g)
+        torch.sub(self.one, g, alpha=2, out=g)
+        _sigmoid_backward(g, i, grad_input=slope_i)
+        keep = f.split(sizes)
+
+        # What D does to dc: by itself, and through the mean that c was divided by.
         if self.cell.scale:
-            c_rows, c_factors = self.last.normalized(saved.c, scratch("cells", count, hidden))
-            assert c_factors is not None
+            c_rows = scratch("cells", count, hidden).copy_(saved.c)
+            c_factors = scratch("cell factors", count, 1)
+            self.last.normalize(c_rows, c_factors)
             ways = scratch("ways", count, 2, hidden)
             torch.mul(show, self.back_out, out=ways[:, 0]).mul_(c_factors)
             torch.mul(ways[:, 0], c_rows, out=ways[:, 1])
@@ -462,19 +470,18 @@ class LSTMSteps(Steps):
             passed = scratch("passed", sizes[0], 2, hidden)
             totals = scratch("totals", sizes[0], 2)
         else:
-            show_at = show.split(sizes)
+            ways_at = torch.mul(show, self.back_out, out=scratch("ways", *show.shape)).split(sizes)
 
-        # The gates
+        # K^ and Q, and what is subtracted
         weights = torch.mul(slopes, self.back_recurrent, out=scratch("weights", count, width))
-        if r is not None:
-            second.times(weights, r, weights)
+        if second.scale:
+            second.multiply(weights, factors)
             shares_at = self._shares(weights, rows).split(sizes)
             mixed = scratch("mixed", sizes[0], len(second.columns), 2 * hidden)
             parts = scratch("parts", sizes[0], len(second.columns))
             rows_at = [rows[:, columns].split(sizes) for columns in second.columns]
         inner = weights.view(count, 4, hidden)[:, :3].split(sizes)
         outer = weights[:, 3 * hidden :].split(sizes)
-        keep = f.split(sizes)
 
         # Gradients of c and h; each once more with an axis for the gates that it goes into
         both = scratch("both", count, 2, hidden)
@@ -483,7 +490,7 @@ class LSTMSteps(Steps):
         d_cs_3, d_hs_2 = d_cell.unsqueeze(1).split(sizes), d_state.unsqueeze(1).split(sizes)
         both_at = both.view(count, 1, 2 * hidden).split(sizes)
         douts = None if dout is None else dout.split(sizes)
-        d_sums = du if self.exact else scratch("sums", count, width)
+        d_sums = du if self.exact else scratch("du", count, width)
         d_sums_at = d_sums.split(sizes)
         inner_out = d_sums.view(count, 4, hidden)[:, :3].split(sizes)
         outer_out = d_sums[:, 3 * hidden :].split(sizes)
@@ -499,7 +506,7 @@ class LSTMSteps(Steps):
                     passed_now, totals_now = passed[:n], totals[:n]
                     through = passed_now[:, 0]
                     total, turned = totals_now.split(1, 1)
-                if r is not None:
+                if second.scale:
                     mixed_now, parts_now = mixed[:n], parts[:n]
                     parts_each = parts_now.split(1, 1)
             d_c, d_h = d_cs[t], d_hs[t]
@@ -515,10 +522,10 @@ class LSTMSteps(Steps):
                     d_c.sub_(total, alpha=1 / hidden)
                 d_c.addcmul_(c_rows_at[t], turned, value=-1 / hidden)
             else:
-                torch.addcmul(dc_now, d_h, show_at[t], out=d_c)
+                torch.addcmul(dc_now, d_h, ways_at[t], out=d_c)
             torch.mul(inner[t], d_cs_3[t], out=inner_out[t])
             torch.mul(outer[t], d_h, out=outer_out[t])
-            if r is not None:
+            if second.scale:
                 torch.mul(both_at[t], shares_at[t], out=mixed_now)
                 torch.sum(mixed_now, 2, out=parts_now)
                 for group, part, of_group in zip(groups_out, parts_each, rows_at, strict=True):
@@ -533,29 +540,21 @@ class LSTMSteps(Steps):
         # What adds up over rows
         if self.cell.scale:
             show.mul_(d_state)
-            self.row_sums(sums.shift_out, show, self.one)
-            if sums.gain_out is not None:
-                self.row_sums(sums.gain_out, show.mul_(c_rows), self.one)
+            self.add_row_sums(show, c_rows, sums.shift_out, sums.gain_out, self.four)
         slopes.view(count, 4, hidden)[:, :3].mul_(d_cell.unsqueeze(1))
         slope_o.mul_(d_state)
-        if r is not None and sums.gain_recurrent is not None:
-            self.row_sums(sums.gain_recurrent, rows.mul_(slopes), self.slope)
-        self.input_gradients(slopes, terms, factors_x, dv, sums)
+        self.add_row_sums(slopes, rows, None, sums.gain_recurrent, self.slope)
+        self.input_gradients(slopes, terms, factors_x, dv, sums, weights)
 
     def _shares(self, weights: Tensor, rows: Tensor) -> Tensor:
         """Q, for each group of statistics what belongs to dc and to D: (rows, groups, 2 H)."""
-        count, hidden, groups = len(rows), self.hidden, self.second.gates
-        products = torch.mul(weights, rows, out=self.scratch("products", *rows.shape))
-        gates = products.view(count, 4, hidden)
-        shares = self.scratch("shares", count, len(groups), 2, hidden)
+        groups = self.second.gates
+        shares = self.scratch("shares", len(rows), len(groups), 2, self.hidden).zero_()
+        pairs = list(zip(weights.chunk(4, 1), rows.chunk(4, 1), strict=True))
         for k, (members, features) in enumerate(zip(groups, self.second.features, strict=True)):
-            for share, last in zip(shares[:, k].unbind(1), (False, True), strict=True):
-                mine = [gate for gate in members if (gate == 3) == last]
-                if mine:
-                    torch.sum(gates[:, mine[0] : mine[-1] + 1], 1, out=share).div_(features)
-                else:
-                    share.zero_()
-        return shares.view(count, len(groups), 2 * hidden)
+            for gate in members:
+                shares[:, k, gate // 3].addcmul_(*pairs[gate], value=1 / features)
+        return shares.view(len(rows), len(groups), 2 * self.hidden)
 
 
 class _OneState(Steps):
@@ -566,9 +565,9 @@ class _OneState(Steps):
         sizes: Sequence[int],
         dout: Tensor | None,
         dh: Tensor,
-        slopes: Tensor,
+        weights: Tensor,
         rows: Tensor,
-        r: Tensor | None,
+        r: Tensor,
         carry: Tensor | None,
         du: Tensor,
     ) -> Tensor:
@@ -578,7 +577,7 @@ class _OneState(Steps):
             sizes: rows of each step.
             dout: gradient of the outputs.
             dh: gradient of the state after the last step; becomes that before the first.
-            slopes: K, (rows, G), to be multiplied by gains.
+            weights: K times gains, (rows, G); becomes K^.
             rows: normalised products R h'.
             r: their factors.
             carry: what of D passes by the products, (rows, H); ``None``: nothing.
@@ -587,20 +586,17 @@ class _OneState(Steps):
         Returns:
             D of all rows, (rows, H).
         """
-        hidden, second, count = self.hidden, self.second, len(rows)
+        hidden, second, count, scratch = self.hidden, self.second, len(rows), self.scratch
         gates = self.spec.gates
-        scratch = self.scratch
-        weights = torch.mul(slopes, self.back_recurrent, out=scratch("weights", *slopes.shape))
-        if r is not None:
-            second.times(weights, r, weights)
-            products = torch.mul(weights, rows, out=scratch("products", *rows.shape))
-            products = products.view(count, gates, hidden)
-            shares = scratch("shares", count, len(second.columns), hidden)
+        if second.scale:
+            second.multiply(weights, r)
+            shares = scratch("shares", count, len(second.columns), hidden).zero_()
+            pairs = list(zip(weights.chunk(gates, 1), rows.chunk(gates, 1), strict=True))
             for k, (members, features) in enumerate(
                 zip(second.gates, second.features, strict=True)
             ):
-                mine = products[:, members[0] : members[-1] + 1]
-                torch.sum(mine, 1, out=shares[:, k]).div_(features)
+                for gate in members:
+                    shares[:, k].addcmul_(*pairs[gate], value=1 / features)
             shares_at = shares.split(sizes)
             mixed = scratch("mixed", sizes[0], *shares.shape[1:])
             parts = scratch("parts", sizes[0], len(second.columns))
@@ -612,7 +608,7 @@ class _OneState(Steps):
         # Once more with an axis for the gates that it goes into
         d_hs_n = states.unsqueeze(1).split(sizes)
         douts = None if dout is None else dout.split(sizes)
-        d_sums = du if self.exact else scratch("sums", *du.shape)
+        d_sums = du if self.exact else scratch("du", *du.shape)
         d_sums_at = d_sums.split(sizes)
         gates_out = d_sums.view(count, gates, hidden).split(sizes)
         groups_out = [d_sums[:, columns].split(sizes) for columns in second.columns]
@@ -623,7 +619,7 @@ class _OneState(Steps):
             n = sizes[t]
             if n != active:
                 active, dh_now = n, dh[:n]
-                if r is not None:
+                if second.scale:
                     mixed_now, parts_now = mixed[:n], parts[:n]
                     parts_each = parts_now.split(1, 1)
             d_h = d_hs[t]
@@ -632,7 +628,7 @@ class _OneState(Steps):
             else:
                 torch.add(dh_now, douts[t], out=d_h)
             torch.mul(weights_at[t], d_hs_n[t], out=gates_out[t])
-            if r is not None:
+            if second.scale:
                 torch.mul(d_hs_n[t], shares_at[t], out=mixed_now)
                 torch.sum(mixed_now, 2, out=parts_now)
                 for group, part, of_group in zip(groups_out, parts_each, rows_at, strict=True):
@@ -653,10 +649,11 @@ class GRUSteps(_OneState):
     """Gates r, z, n; with y the input term of n and w its recurrent term, n = tanh(y + r w)."""
 
     signs = (1.0, 1.0, -2.0)
-    slopes = (1.0, 1.0, 1.0)
+    slopes = (1.0, 1.0, 4.0)
 
     def __init__(self, spec: Spec, operands: Operands, backward: bool) -> None:
         super().__init__(spec, operands, backward)
+        self.four = 4 * self.one
         bias = operands.bias_hn
         self.bias_hn = -2 * (operands.h0.new_zeros(self.hidden) if bias is None else bias)
 
@@ -669,37 +666,32 @@ class GRUSteps(_OneState):
         out: Tensor,
         saved: Saved | None,
     ) -> None:
-        second, weight, hidden, one = self.second, self.w_hh, self.hidden, self.one
-        gain, gain_n = self.gain_recurrent.split((2 * hidden, hidden))
-        terms = self.input_terms(v, saved is None)
-        terms_rz, terms_n = (part.split(sizes) for part in terms.split((2 * hidden, hidden), 1))
+        second, weight, one, split = self.second, self.w_hh, self.one, 2 * self.hidden
+        gain, gain_n = self.gain_recurrent.split((split, self.hidden))
+        terms = self.input_terms(v, saved)
+        terms_rz, terms_n = terms[:, :split].split(sizes), terms[:, split:].split(sizes)
         outs = out.split(sizes)
-        kept = None if saved is None else saved.u.split(sizes)
-        products = None if kept else v.new_empty(sizes[0], v.shape[1])
-        buffer = h.new_empty(sizes[0], v.shape[1])
-        factors = second.empty(buffer)
+        us, factors = self.recurrent_rows(sizes, v.shape[1], saved)
+        buffer = self.scratch("sums", sizes[0], v.shape[1])
         # The operand of products, and the state: the same memory where precisions are.
         before, state = h.to(self.narrow), h
         active = -1
         for t, n in enumerate(sizes):
             if n != active:
-                active, rows, factor = n, buffer[:n], factors[:n]
-                rz, w = rows.split((2 * hidden, hidden), 1)
+                active, sums = n, buffer[:n]
+                rz, new = sums[:, :split], sums[:, split:]
                 r, z = rz.chunk(2, 1)
                 before, state, h_now = before[:n], state[:n], h[:n]
-                if products is not None:
-                    u = products[:n]
-            if kept is not None:
-                u = kept[t]
-            torch.mm(before, weight, out=u)
-            a = u if self.exact else rows.copy_(u)
+            rows = torch.mm(before, weight, out=us[t])
+            if not self.exact:
+                rows = sums.copy_(rows)
             if second.scale:
-                second.factors(a, factor)
-                second.times(a, factor, rows)
-                a = rows
-            torch.addcmul(terms_rz[t], a[:, : 2 * hidden], gain, out=rz).sigmoid_()
-            torch.addcmul(self.bias_hn, a[:, 2 * hidden :], gain_n, out=w)
-            new = torch.addcmul(terms_n[t], r, w, out=w).sigmoid_()
+                second.normalize(rows, factors[t])
+                if not self.exact:
+                    us[t].copy_(rows)
+            torch.addcmul(terms_rz[t], rows[:, :split], gain, out=rz).sigmoid_()
+            torch.addcmul(self.bias_hn, rows[:, split:], gain_n, out=new)
+            torch.addcmul(terms_n[t], r, new, out=new).sigmoid_()
             torch.sub(one, new, alpha=2, out=new)
             before = outs[t]
             if self.exact:
@@ -710,7 +702,7 @@ class GRUSteps(_OneState):
         if self.exact:
             finish(h, outs, sizes)
 
-    def backward_piece(
+    def backward(
         self,
         sizes: Sequence[int],
         dout: Tensor | None,
@@ -727,35 +719,37 @@ class GRUSteps(_OneState):
         hidden, scratch, one = self.hidden, self.scratch, self.one
         count, width = du.shape
         split, gain = 2 * hidden, self.gain_recurrent
-        rows, factors = self.second.normalized(saved.u, scratch("rows", count, width))
-        terms, factors_x = self.first.normalized(saved.v, scratch("input rows", count, width))
-        gates = torch.addcmul(self.bias, terms, self.gain_input, out=scratch("gates", count, width))
+        rows, terms = self.widened("rows", saved.u), self.widened("terms", saved.v)
+        factors_x, factors = self.factors(saved)
+        gates = scratch("gates", count, width)
+        torch.addcmul(self.bias, terms, self.gain_input, out=gates)
         gates[:, :split].addcmul_(rows[:, :split], gain[:split]).sigmoid_()
         r, z, new = gates.chunk(3, 1)
         w = scratch("w", count, hidden)
         torch.addcmul(self.bias_hn, rows[:, split:], gain[split:], out=w)
         new.addcmul_(r, w).sigmoid_()
 
-        # What D has to be multiplied by for the gradients of r, z, w and, slope_y, y
+        # K: of r, z, w, and of y; those of w and y less a factor of 4.
         slopes = scratch("slopes", count, width)
         slope_r, slope_z, slope_w = slopes.chunk(3, 1)
-        others = torch.sub(one, gates[:, :split], out=scratch("others", count, split))
-        not_r, not_z = others.chunk(2, 1)
-        slope_y = torch.sub(one, new, out=scratch("slope y", count, hidden))
-        slope_y.mul_(new).mul_(4).mul_(not_z)
+        slope_y = scratch("slope y", count, hidden)
+        torch.sub(one, z, out=slope_w)
+        _sigmoid_backward(slope_w, new, grad_input=slope_y)
+        torch.sub(one, new, alpha=2, out=new)
+        torch.sub(h_prev, new, out=new)
+        _sigmoid_backward(new, z, grad_input=slope_z)
         torch.mul(slope_y, r, out=slope_w)
         # w comes times -2.
-        torch.mul(slope_w, w.mul_(-0.5), out=slope_r).mul_(not_r)
-        torch.sub(one, new, alpha=2, out=new)
-        torch.sub(h_prev, new, out=slope_z).mul_(z).mul_(not_z)
+        _sigmoid_backward(w.mul_(-2).mul_(slope_y), r, grad_input=slope_r)
 
-        d_state = self.backward_loop(sizes, dout, dh, slopes, rows, factors, z, du)
+        weights = torch.mul(slopes, self.back_recurrent, out=scratch("weights", count, width))
+        d_state = self.backward_loop(sizes, dout, dh, weights, rows, factors, z, du)
         slopes.view(count, 3, hidden).mul_(d_state.unsqueeze(1))
-        self.row_sums(sums.bias_hn, slope_w, one)
-        if factors is not None and sums.gain_recurrent is not None:
-            self.row_sums(sums.gain_recurrent, rows.mul_(slopes), one)
+        if sums.bias_hn is not None:
+            sums.bias_hn.addcmul_(slope_w.sum(0), self.four)
+        self.add_row_sums(slopes, rows, None, sums.gain_recurrent, self.slope)
         torch.mul(slope_y, d_state, out=slope_w)
-        self.input_gradients(slopes, terms, factors_x, dv, sums)
+        self.input_gradients(slopes, terms, factors_x, dv, sums, weights)
 
 
 class RNNSteps(_OneState):
@@ -776,34 +770,35 @@ class RNNSteps(_OneState):
         saved: Saved | None,
     ) -> None:
         second, weight = self.second, self.w_hh
-        terms, outs = v.split(sizes), out.split(sizes)
-        buffer = h.new_empty(sizes[0], v.shape[1])
-        factors = second.empty(buffer)
+        us, outs = v.split(sizes), out.split(sizes)
+        _, factors = self.recurrent_rows(sizes, v.shape[1], saved)
+        buffer = self.scratch("sums", sizes[0], v.shape[1])
         before = h.to(self.narrow)
         active = -1
         for t, n in enumerate(sizes):
             if n != active:
-                active, rows, factor = n, buffer[:n], factors[:n]
+                active, sums = n, buffer[:n]
                 before, h_now = before[:n], h[:n]
-            u = terms[t].addmm_(before, weight)
-            a = u if self.exact else rows.copy_(u)
+            rows = us[t].addmm_(before, weight)
+            if not self.exact:
+                rows = sums.copy_(rows)
             if second.scale:
-                second.factors(a, factor)
-                second.times(a, factor, rows)
-                a = rows
-            torch.addcmul(self.bias, a, self.gain_recurrent, out=rows)
+                second.normalize(rows, factors[t])
+                if not self.exact:
+                    us[t].copy_(rows)
+            torch.addcmul(self.bias, rows, self.gain_recurrent, out=sums)
             before = outs[t]
             state = before if self.exact else h_now
             if self.relu:
-                torch.clamp_min(rows, 0, out=state)
+                torch.clamp_min(sums, 0, out=state)
             else:
-                torch.sub(self.one, rows.sigmoid_(), alpha=2, out=state)
+                torch.sub(self.one, sums.sigmoid_(), alpha=2, out=state)
             if not self.exact:
                 before.copy_(state)
         if self.exact:
             finish(h, outs, sizes)
 
-    def backward_piece(
+    def backward(
         self,
         sizes: Sequence[int],
         dout: Tensor | None,
@@ -816,16 +811,15 @@ class RNNSteps(_OneState):
         dv: Tensor,
         sums: Sums,
     ) -> None:
-        rows, r = self.second.normalized(saved.u, self.scratch("rows", *du.shape))
+        rows, (_, factors) = self.widened("rows", saved.u), self.factors(saved)
         slopes = self.scratch("slopes", *du.shape)
         torch.addcmul(self.bias, rows, self.gain_recurrent, out=slopes)
         if self.relu:
             slopes.gt_(0)
         else:
-            shown = slopes.sigmoid_()
-            slopes = torch.sub(self.one, shown, out=self.scratch("others", *du.shape)).mul_(shown)
-        d_state = self.backward_loop(sizes, dout, dh, slopes, rows, r, None, du)
+            slopes.sigmoid_()
+            _sigmoid_backward(self.one.expand(slopes.shape), slopes, grad_input=slopes)
+        weights = torch.mul(slopes, self.back_recurrent, out=self.scratch("weights", *du.shape))
+        d_state = self.backward_loop(sizes, dout, dh, weights, rows, factors, None, du)
         slopes.mul_(d_state)
-        self.row_sums(sums.bias, slopes, self.slope)
-        if r is not None and sums.gain_out is not None:
-            self.row_sums(sums.gain_out, rows.mul_(slopes), self.slope)
+        self.add_row_sums(slopes, rows, sums.bias, sums.gain_out, self.slope)

@@ -288,7 +288,7 @@ class Run:
 
     def of(self, a: Tensor) -> Tensor:
         """Its rows, (steps, cases, F), of a (rows, F)."""
-        return a[self.rows].unflatten(0, (-1, self.cases))
+        return a[self.rows].unflatten(0, (self.steps.stop - self.steps.start, self.cases))
 
     def each(self, a: Tensor) -> Tensor:
         """Numbers for its steps, (steps, 1, F), of (steps, F); or a vector (F,) for all."""

@@ -13,12 +13,12 @@ variances, so squares are summed.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from ln_zoo.ops.aten_steps import finish
 from ln_zoo.ops.batch_recurrence import (
     BatchSpec,
     Cases,
@@ -408,6 +408,13 @@ class BatchSteps(Products):
             torch.mul(run.of(d), run.each(scale), out=run.of(dv))
 
 
+def finish(state: Tensor, after: Sequence[Tensor], pieces: Sequence[Run]) -> None:
+    """Puts what each case had after its last step into the state (N, H)."""
+    for run, following in itertools.zip_longest(pieces, pieces[1:]):
+        ended = slice(0 if following is None else following.cases, run.cases)
+        state[ended].copy_(after[run.steps.stop - 1][ended])
+
+
 class BatchLSTM(BatchSteps):
     """Gates i, f, g, o."""
 
@@ -489,9 +496,9 @@ class BatchLSTM(BatchSteps):
                 state = torch.addcmul(o, o, shown, value=-2, out=h_now)
                 before = outs[t].copy_(state)
         if self.exact:
-            finish(h, outs, sizes)
+            finish(h, outs, pieces)
         if cells is not None:
-            finish(c, cells, sizes)
+            finish(c, cells, pieces)
         loop.finish(weight)
         if cell.batch and cell_means is not None and cell_squares is not None:
             over_cases(cell_means, pieces)
@@ -756,7 +763,7 @@ class BatchGRU(_OneState):
                 state = torch.lerp(new, state, z, out=h_now)
                 before = outs[t].copy_(state)
         if self.exact:
-            finish(h, outs, sizes)
+            finish(h, outs, pieces)
         loop.finish(weight)
 
     def backward(
@@ -845,7 +852,7 @@ class BatchRNN(_OneState):
                 torch.sub(self.one, rows.sigmoid_(), alpha=2, out=state)
             before = state if self.exact else outs[t].copy_(state)
         if self.exact:
-            finish(h, outs, sizes)
+            finish(h, outs, pieces)
         loop.finish(weight)
 
     def backward(

@@ -15,6 +15,7 @@ from ln_zoo.ops.aten_steps import AtenEngine
 from ln_zoo.ops.batch_recurrence import BatchRecurrence
 from ln_zoo.ops.batch_steps import BatchAtenEngine
 from ln_zoo.ops.cells import Cell, States, Weights
+from ln_zoo.ops.gpu import TritonEngine
 from ln_zoo.ops.native.batch_steps import NativeBatchEngine
 from ln_zoo.ops.native.steps import NativeEngine
 from ln_zoo.ops.records import Records
@@ -72,6 +73,7 @@ class Kernel(Protocol):
 #: Kernels in order of preference: the first that does not refuse is taken.
 KERNELS: list[Kernel] = [
     TorchRNN(),
+    Recurrence(TritonEngine()),
     Recurrence(NativeEngine()),
     Recurrence(AtenEngine()),
     BatchRecurrence(NativeBatchEngine()),

@@ -176,7 +176,7 @@ def refusal(cell: Cell, records: Sequence[Records], weights: Sequence[Weights]) 
 def product_dtype(x: Tensor) -> torch.dtype:
     """The precision of matrix products with x: its own, or autocast's."""
     kind = x.device.type
-    if x.dtype == torch.float64 or not torch.is_autocast_enabled(kind):
+    if x.dtype == torch.float64 or kind == "meta" or not torch.is_autocast_enabled(kind):
         return x.dtype
     return torch.get_autocast_dtype(kind)
 

@@ -251,7 +251,7 @@ def test_no_bias(spec: Spec) -> None:
     ids=Spec.encode,
 )
 def test_other_groups_of_statistics(spec: Spec) -> None:
-    check(spec, 4, [1] * 2, run=by_loop)
+    check(spec, 16, [1] * 2, run=by_loop)
 
 
 @pytest.mark.parametrize("spec", [LSTM, GRU, RNN], ids=["LSTM", "GRU", "RNN"])

@@ -58,7 +58,8 @@ def refusal(
     capability: tuple[int, int] = (9, 0),
     triton: bool = True,
 ) -> str | None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    properties = SimpleNamespace(major=capability[0], minor=capability[1])
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(steps, "_has_triton", lambda: triton)
     x: Any = SimpleNamespace(device=torch.device(device))
     w_hh = torch.empty(4 * hidden, hidden, device="meta")

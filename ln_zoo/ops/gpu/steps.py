@@ -57,7 +57,9 @@ class TritonEngine:
         if dtype not in (torch.float32, torch.bfloat16):
             return f"products are in {dtype}; it computes in torch.float32 and torch.bfloat16"
         needed = (8, 0) if dtype == torch.bfloat16 else (7, 0)
-        capability = torch.cuda.get_device_capability(x.device)
+        # Not get_device_capability: torch.compile knows only these to be constant.
+        properties = torch.cuda.get_device_properties(x.device)
+        capability = (properties.major, properties.minor)
         if capability < needed:
             return (
                 f"for {dtype} it needs compute capability {needed[0]}.{needed[1]}, the GPU has "

@@ -342,9 +342,7 @@ struct Center {
   const float* means;
   int64_t hidden, features;
   bool transposed;  // whether the packed matrix is w transposed
-  float at(int64_t k, int64_t n) const {
-    return transposed ? means[n / hidden * features + k] : means[k / hidden * features + n];
-  }
+  const float* of(int64_t row) const { return means + row / hidden * features; }
 };
 
 // Packs columns [n, n + columns) of a matrix with strides.
@@ -371,9 +369,15 @@ void pack_panel(const T* from, int64_t row, int64_t column, int64_t K, int64_t n
       }
     }
     if constexpr (per == 1) {
-      if (center.means) {
+      if (center.means && center.transposed) {
+        for (int64_t j = 0; j < columns; j++) {
+          const float* means = center.of(n + j);
+          for (int64_t k = k0; k < k1; k++) to[k * wide + j] -= means[k];
+        }
+      } else if (center.means) {
         for (int64_t k = k0; k < k1; k++) {
-          for (int64_t j = 0; j < columns; j++) to[k * wide + j] -= center.at(k, n + j);
+          const float* means = center.of(k) + n;
+          for (int64_t j = 0; j < columns; j++) to[k * wide + j] -= means[j];
         }
       }
     }

@@ -115,7 +115,7 @@ class NativeProducts(Products):
 
     leaves_constants = False
     # What a chunk needs is small where weights are what takes the memory.
-    chunk_rows = 256
+    chunk_rows = 512
 
     def __init__(self, w_ih: Tensor, rows: Rows) -> None:
         self._raw, self._rows = w_ih, rows

@@ -1,0 +1,792 @@
+"""Recurrent batch normalisation by kernels, against the generic loop in float64.
+
+The loop itself is held against the equations in tests/layers.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence
+
+from ln_zoo import ops
+from ln_zoo.layers import GRU, LSTM, RNN
+from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm
+from ln_zoo.ops import CELLS, KERNELS, Records, RowNorm, Weights, batch_recurrence, chunked
+from ln_zoo.ops.batch_recurrence import (
+    BATCH_ENGINES,
+    BatchRecurrence,
+    BatchSpec,
+    Cases,
+    normalized,
+    runs,
+    without_means,
+)
+from ln_zoo.ops.fast_path import allowed
+from ln_zoo.ops.spec import Operands
+
+F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
+KINDS = [kernel for kernel in KERNELS if isinstance(kernel, BatchRecurrence)]
+LAYERS: dict[str, Callable[..., nn.Module]] = {
+    "LSTM": LSTM,
+    "GRU": GRU,
+    "RNN_TANH": RNN,
+    "RNN_RELU": lambda *sizes, **options: RNN(*sizes, nonlinearity="relu", **options),
+}
+every_cell = pytest.mark.parametrize("cell", LAYERS)
+#: Largest difference allowed, as a part of the largest number compared.
+TOLERANCE = {F64: 1e-11, F32: 5e-6}
+
+
+@dataclass
+class Under:
+    """The kernel under test, and the best precision that it has."""
+
+    kernel: BatchRecurrence
+    dtype: torch.dtype
+    monkeypatch: pytest.MonkeyPatch
+
+    @property
+    def name(self) -> str:
+        return self.kernel.name
+
+    def run(self, kernels: str, function: Callable[[], Any]) -> Any:
+        """Calls a function that runs layers: with ``"0"`` on the generic loop, else on this."""
+        picked, pick = [], ops.pick
+
+        def noted(*arguments: Any) -> Any:
+            found = pick(*arguments)
+            picked.append(found)
+            return found
+
+        with self.monkeypatch.context() as patch:
+            patch.setenv("LN_ZOO_KERNELS", kernels)
+            patch.setattr(ops, "pick", noted)
+            result = function()
+        wanted = None if kernels == "0" else self.kernel
+        assert picked, "no layer was run"
+        assert all(kernel is wanted for kernel in picked)
+        return result
+
+
+@pytest.fixture(params=KINDS, ids=lambda kernel: kernel.name)
+def under(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Under:
+    """Every kernel; a layer that is not run by it when it should be fails the test."""
+    kernel = request.param
+    place = Cases(scale=True, batch=True, eps=1e-5)
+    spec = BatchSpec("LSTM", place, place, place)
+    for dtype in (F64, F32):
+        x, w = torch.zeros(2, 3, 4, dtype=dtype), torch.zeros(16, 4, dtype=dtype)
+        reason = kernel.engine.refuses(spec, x, w, dtype)
+        if reason is None:
+            break
+    else:
+        pytest.skip(f"{kernel.name}: {reason}")
+    return Under(kernel, dtype, monkeypatch)
+
+
+@pytest.fixture(params=[2, 512], ids=["many chunks", "one chunk"])
+def cuts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Cuts time into chunks of few rows, too."""
+    monkeypatch.setattr(
+        batch_recurrence,
+        "chunks",
+        lambda sizes, rows, steps=1: chunked.chunks(sizes, min(rows, request.param), steps),
+    )
+    return request.param
+
+
+@pytest.fixture
+def compiler() -> Iterator[None]:
+    """Forgets what was compiled before and after."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def build(cell: str, norm: Norm, seed: int = 0, **options: Any) -> nn.Module:
+    """A layer (3 inputs, 5 units) in float64 with random gains and shifts."""
+    torch.manual_seed(seed)
+    layer = LAYERS[cell](3, 5, norm=norm, dtype=F64, **options)
+    with torch.no_grad():
+        for name, parameter in layer.named_parameters():
+            if "sites" in name:
+                parameter.uniform_(-0.5, 0.5)
+                parameter.add_(torch.sign(parameter) * 0.3)
+    return layer
+
+
+def pack(lengths: tuple[int, ...], seed: int = 1) -> Tensor | PackedSequence:
+    """Inputs (T, N, 3) where all lengths are equal, else packed."""
+    torch.manual_seed(seed)
+    sequences = [torch.randn(n, 3, dtype=F64) for n in lengths]
+    if len(set(lengths)) == 1:
+        return torch.stack(sequences, dim=1)
+    return pack_sequence(sequences, enforce_sorted=False)
+
+
+def data_of(x: Any) -> Tensor:
+    return x.data if isinstance(x, PackedSequence) else x
+
+
+def call(layer: nn.Module, x: Any, *hx: Any) -> list[Tensor]:
+    """Outputs and final states."""
+    output, states = layer(x, *hx)
+    return [data_of(output), *(states if isinstance(states, tuple) else (states,))]
+
+
+def gradients(results: list[Tensor], sources: list[Tensor]) -> list[Tensor]:
+    """Of a sum that weighs every element of the results differently."""
+    loss = sum(
+        (r * torch.linspace(-1, 1, r.numel(), dtype=r.dtype).view_as(r)).sum() for r in results
+    )
+    return list(torch.autograd.grad(loss, sources, allow_unused=True, materialize_grads=True))
+
+
+def batches(layer: nn.Module, cell: str, dtype: torch.dtype, xs: list[Any]) -> list[Tensor]:
+    """Everything that comes out of some batches, one after the other, and the buffers at last."""
+    layer = copy.deepcopy(layer).to(dtype)
+    found = []
+    for k, x in enumerate(xs):
+        torch.manual_seed(k)
+        data = data_of(x).to(dtype).requires_grad_()
+        cases = int(x.batch_sizes[0]) if isinstance(x, PackedSequence) else x.shape[1]
+        shape = (len(layer.sites), cases, 5)
+        states = [torch.randn(shape, dtype=F64).to(dtype).requires_grad_() for _ in range(2)]
+        hx = tuple(states) if cell == "LSTM" else states[0]
+        results = call(layer, x._replace(data=data) if isinstance(x, PackedSequence) else data, hx)
+        sources = [data, *states[: len(results) - 1], *layer.parameters()]
+        found += [*results, *gradients(results, sources)]
+    return [*found, *layer.buffers()]
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    """Largest difference as a part of the largest number."""
+    scale = b.abs().max().clamp(min=1e-3)
+    return ((a.to(F64) - b.to(F64)).abs().max() / scale).item()
+
+
+def assert_same(actual: list[Tensor], expected: list[Tensor], tolerance: float) -> None:
+    for k, (a, b) in enumerate(zip(actual, expected, strict=True)):
+        assert a.shape == b.shape
+        if not b.is_floating_point():
+            assert torch.equal(a, b), f"number {k}: {a} {b}"
+            continue
+        found = distance(a, b)
+        assert found <= tolerance, f"{k}, {tuple(b.shape)}: {found:.1e}, allowed {tolerance:.1e}"
+
+
+def assert_equals_loop(under: Under, function: Callable[[torch.dtype], list[Tensor]]) -> None:
+    """What a function of the precision gives, against the generic loop in float64.
+
+    A batch of two or three amplifies rounding without bound; in float32 the loop itself shows how
+    far.
+    """
+    expected = under.run("0", lambda: function(F64))
+    actual = under.run(under.name, lambda: function(under.dtype))
+    tolerance = TOLERANCE[under.dtype]
+    if under.dtype == F32:
+        rounded = under.run("0", lambda: function(F32))
+        worst = max(distance(a, b) for a, b in zip(rounded, expected, strict=True))
+        assert worst < 1e-3
+        tolerance = max(tolerance, 5 * worst)
+    assert_same(actual, expected, tolerance)
+
+
+def assert_kernel_equals_loop(under: Under, layer: nn.Module, cell: str, xs: list[Any]) -> None:
+    assert_equals_loop(under, lambda dtype: batches(layer, cell, dtype, xs))
+
+
+# Layers against the generic loop
+
+LENGTHS = {
+    "equal": (6, 6, 6, 6),
+    "one step": (1, 1, 1),
+    "never alone": (7, 7, 3, 5, 5),
+    "one is left": (7, 4, 2, 4, 3),
+    "one is left early": (8, 1, 1, 1),
+}
+
+
+@every_cell
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_two_layers_both_ways_over_batches(
+    under: Under, cuts: int, cell: str, lengths: str
+) -> None:
+    layer = build(cell, BatchNorm(max_steps=4, eps=0.1), num_layers=2, bidirectional=True)
+    xs = [pack(LENGTHS[lengths], seed) for seed in range(3)]
+    assert_kernel_equals_loop(under, layer, cell, xs)
+
+
+@every_cell
+@pytest.mark.parametrize(
+    "norm",
+    [
+        BatchNorm(eps=0.1, max_steps=1),
+        BatchNorm(eps=0.1, max_steps=3, momentum=0.9),
+        BatchNorm(eps=0.1, momentum=1.0),
+        BatchNorm(eps=0.1, unbiased=True),
+    ],
+    ids=str,
+)
+def test_options_of_the_strategy(under: Under, cell: str, norm: Norm) -> None:
+    layer = build(cell, norm)
+    xs = [pack(lengths, k) for k, lengths in enumerate([(5, 5, 5), (2, 6, 3), (4, 4, 1, 7)])]
+    assert_kernel_equals_loop(under, layer, cell, xs)
+
+
+@every_cell
+@pytest.mark.parametrize("lengths", [(9, 9, 9), (9, 4, 6), (9,), (3, 1)])
+def test_evaluation(under: Under, cuts: int, cell: str, lengths: tuple[int, ...]) -> None:
+    layer = build(cell, BatchNorm(max_steps=5), num_layers=2, bidirectional=True)
+    layer(pack((3, 3, 3)))  # the last row reached is the third
+    assert_kernel_equals_loop(under, layer.eval(), cell, [pack(lengths)])
+    layer.train()(pack((12, 12, 12)))
+    assert_kernel_equals_loop(under, layer.eval(), cell, [pack(lengths)])
+
+
+@pytest.mark.parametrize(
+    ("cell", "normalize"),
+    [
+        ("LSTM", ("input",)),
+        ("LSTM", ("recurrent",)),
+        ("LSTM", ("cell",)),
+        ("LSTM", ("input", "cell")),
+        ("GRU", ("input",)),
+        ("GRU", ("recurrent",)),
+    ],
+)
+def test_some_places_only(under: Under, cuts: int, cell: str, normalize: tuple[str, ...]) -> None:
+    layer = build(cell, BatchNorm(eps=0.1, max_steps=3), normalize=normalize)
+    xs = [pack((6, 6, 6, 6)), pack((3, 6, 2)), pack((3, 6, 6))]
+    assert_kernel_equals_loop(under, layer, cell, xs)
+    assert_kernel_equals_loop(under, layer.eval(), cell, xs)
+
+
+@pytest.mark.parametrize("cell", ["LSTM", "GRU"])
+@pytest.mark.parametrize("role", ["input", "recurrent", "cell"])
+def test_one_place_may_be_in_evaluation_mode(under: Under, cell: str, role: str) -> None:
+    layer = build(cell, BatchNorm(eps=0.1, max_steps=4))
+    layer(pack((5, 5, 5)))
+    sites = layer.sites["l0"]
+    if role not in sites:
+        pytest.skip(f"no {role} place in a {cell}")
+    sites[role].eval()
+    assert_kernel_equals_loop(under, layer, cell, [pack((6, 6, 6)), pack((6, 3, 4))])
+
+
+@every_cell
+def test_without_biases(under: Under, cell: str) -> None:
+    layer = build(cell, BatchNorm(eps=0.1), bias=False)
+    assert_kernel_equals_loop(under, layer, cell, [pack((5, 5, 5)), pack((5, 2, 3))])
+
+
+@every_cell
+def test_more_units_than_fit_a_register(under: Under, cell: str) -> None:
+    torch.manual_seed(0)
+    norm = BatchNorm(recurrent_gain=0.3, eps=0.1)
+    layer = LAYERS[cell](17, 67, norm=norm, dtype=F64)
+    x = torch.randn(9, 11, 17, dtype=F64)
+
+    def everything(dtype: torch.dtype) -> list[Tensor]:
+        twin, data = copy.deepcopy(layer).to(dtype), x.to(dtype).requires_grad_()
+        results = call(twin, data)
+        return [*results, *gradients(results, [data, *twin.parameters()]), *twin.buffers()]
+
+    assert_equals_loop(under, everything)
+
+
+def test_dropout_between_layers_uses_random_numbers_as_the_loop(under: Under) -> None:
+    layer = build("GRU", BatchNorm(eps=0.1), num_layers=2, dropout=0.5)
+    assert_kernel_equals_loop(under, layer, "GRU", [pack((4, 4, 4))])
+
+
+def test_without_gradients(under: Under, cuts: int) -> None:
+    """The same numbers, and the same running averages."""
+    layer = build("LSTM", BatchNorm(max_steps=3), bidirectional=True).to(under.dtype)
+    twin, x = copy.deepcopy(layer), pack((7, 4, 2, 4))
+    x = x.to(dtype=under.dtype)
+
+    def both() -> None:
+        with_graph = call(layer, x)
+        with torch.no_grad():
+            without = call(twin, x)
+        assert_same(without, with_graph, TOLERANCE[under.dtype])
+        assert_same(list(twin.buffers()), list(layer.buffers()), TOLERANCE[under.dtype])
+        assert layer.sites["l0"]["cell"].num_batches_tracked.tolist() == [1, 1, 2]
+
+    under.run(under.name, both)
+
+
+def test_another_forward_before_the_backward(under: Under) -> None:
+    """Running averages move on; gradients of what went before do not."""
+    layer = build("LSTM", BatchNorm(max_steps=3)).to(under.dtype)
+    first, second = (pack(lengths).to(dtype=under.dtype) for lengths in ((5, 3, 3), (6, 6, 6)))
+    parameters = list(layer.parameters())
+
+    def run() -> None:
+        for mode in (True, False):
+            twin = copy.deepcopy(layer).train(mode)
+            results = call(twin, first)
+            expected = gradients(results, list(twin.parameters()))
+            layer.train(mode)
+            results = call(layer, first)
+            call(layer.train(), second)
+            assert_same(gradients(results, parameters), expected, 0.0)
+
+    under.run(under.name, run)
+
+
+def test_run_to_run_the_same_bits(under: Under) -> None:
+    layer = build("LSTM", BatchNorm(), bidirectional=True)
+    xs = [pack((9, 4, 4, 2))]
+    one, two = (
+        under.run(under.name, lambda: batches(layer, "LSTM", under.dtype, xs)) for _ in range(2)
+    )
+    assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+
+
+@every_cell
+def test_memory_that_was_never_written_is_never_read(under: Under, cuts: int, cell: str) -> None:
+    """torch then fills new memory with NaN, and the engine's is filled here."""
+    layer = build(cell, BatchNorm(eps=0.1, max_steps=3), bidirectional=True)
+    xs = [pack((6, 6, 6)), pack((6, 2, 3, 3))]
+    engine, empty = under.kernel.engine, under.kernel.engine.empty
+
+    def poisoned(*size: int, **options: Any) -> Tensor:
+        memory = empty(*size, **options)
+        return memory.fill_(float("nan"))
+
+    under.monkeypatch.setattr(engine, "empty", poisoned)
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert torch.utils.deterministic.fill_uninitialized_memory
+        assert_kernel_equals_loop(under, layer, cell, xs)
+        assert_kernel_equals_loop(under, layer.eval(), cell, xs)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+# Where statistics degenerate
+
+
+@every_cell
+@pytest.mark.parametrize("unbiased", [False, True])
+def test_equal_cases_have_finite_gradients(under: Under, cell: str, unbiased: bool) -> None:
+    layer = LAYERS[cell](3, 5, norm=BatchNorm(unbiased=unbiased), dtype=under.dtype)
+    for x in (torch.zeros(20, 4, 3), torch.randn(20, 1, 3).expand(20, 4, 3)):
+        data = x.to(under.dtype).requires_grad_()
+        output, *_ = results = under.run(under.name, lambda d=data: call(layer, d))
+        assert output.isfinite().all()
+        # All cases are the same: what each place gives is its shift.
+        assert (output - output[:, :1]).abs().max() < 1e-3
+        found = gradients(results, [data, *layer.parameters()])
+        assert all(g.isfinite().all() for g in found)
+
+
+def test_a_variance_of_nothing_is_tracked_as_0(under: Under) -> None:
+    layer = LSTM(3, 5, norm=BatchNorm(), dtype=under.dtype)
+    under.run(under.name, lambda: layer(torch.zeros(4, 3, 3, dtype=under.dtype)))
+    site = layer.sites["l0"]["recurrent"]
+    assert site.running_var[:4].max() < 1e-12
+    assert torch.equal(site.running_var[4:], torch.ones_like(site.running_var[4:]))
+
+
+def test_a_large_mean_costs_no_precision(under: Under) -> None:
+    """It comes off before products are taken."""
+    layer = build("LSTM", BatchNorm(), normalize=("input",))
+    torch.manual_seed(0)
+    # Whole numbers, so that the offset itself rounds nothing.
+    x = torch.randint(-8, 9, (4, 16, 3)).double()
+    results = [
+        under.run(under.name, lambda a=a: call(layer.to(under.dtype), a.to(under.dtype)))
+        for a in (x, x + 4096)
+    ]
+    assert_same(results[1], results[0], 20 * TOLERANCE[under.dtype])
+
+
+def test_a_batch_of_one_cannot_train(under: Under) -> None:
+    layer = LSTM(3, 4, norm=BatchNorm())
+
+    def fails() -> None:
+        for x in (torch.randn(5, 1, 3), torch.randn(5, 3), pack_sequence([torch.randn(5, 3)])):
+            with pytest.raises(ValueError, match=r"BatchNorm needs at least 2 cases.*got 1"):
+                layer(x)
+        assert not any(b.count_nonzero() for n, b in layer.named_buffers() if "tracked" in n)
+        layer.eval()(torch.randn(5, 3))
+
+    under.run(under.name, fails)
+
+
+@every_cell
+def test_a_batch_without_cases(under: Under, cell: str) -> None:
+    layer = LAYERS[cell](3, 4, norm=BatchNorm(), dtype=under.dtype)
+    x = torch.randn(5, 0, 3, dtype=under.dtype)
+    assert under.run(under.name, lambda: layer.eval()(x)[0].shape) == (5, 0, 4)
+
+
+# Half precision
+
+
+@every_cell
+def test_autocast(under: Under, cell: str) -> None:
+    """Products in bfloat16, statistics in float32: as far from float32 as the generic loop is."""
+    if under.kernel.engine.refuses(
+        BatchSpec("LSTM", *[Cases(True, True, 1e-5)] * 3),
+        torch.zeros(2, 3, 4),
+        torch.zeros(16, 4),
+        BF16,
+    ):
+        pytest.skip(f"{under.name} has no products in bfloat16")
+    layer = build(cell, BatchNorm(eps=0.1), bidirectional=True).float()
+    x = pack((7, 4, 4, 2)).float()
+
+    def run(precise: bool) -> list[Tensor]:
+        twin = copy.deepcopy(layer)
+        with torch.autocast("cpu", BF16, enabled=not precise):
+            results = call(twin, x)
+        assert results[0].dtype == (F32 if precise else BF16)
+        assert all(state.dtype == F32 for state in results[1:])
+        found = gradients([r.float() for r in results], list(twin.parameters()))
+        averages = [b for b in twin.buffers() if b.is_floating_point()]
+        assert all(b.dtype == F32 for b in averages)
+        return [*results, *found, *averages]
+
+    exact = under.run("0", lambda: run(True))
+    loop = under.run("0", lambda: run(False))
+    ours = under.run(under.name, lambda: run(False))
+
+    def distances(numbers: list[Tensor]) -> Tensor:
+        return torch.stack(
+            [(a.float() - b).norm() / b.norm() for a, b in zip(numbers, exact, strict=True)]
+        )
+
+    assert distances(ours).max() < 2 * distances(loop).max() < 0.2
+    assert distances(ours).max() > 1e-4  # products are rounded
+
+
+def test_half_layers(under: Under) -> None:
+    layer = build("LSTM", BatchNorm()).float().bfloat16()
+    x = torch.randn(5, 4, 3).bfloat16()
+    if KINDS.index(under.kernel) != len(KINDS) - 1:
+        pytest.skip("the last kernel is the one that refuses no precision")
+    output, (h, c) = under.run(under.name, lambda: layer(x))
+    assert output.dtype == h.dtype == c.dtype == BF16
+    expected, _ = under.run("0", lambda: layer(x))
+    assert (output.float() - expected.float()).abs().max() < 3e-2
+    assert layer.sites["l0"]["input"].running_mean.dtype == F32
+
+
+# The operator
+
+
+def operands(
+    cell: str, dtype: torch.dtype, *, rows: int | None = None, requires_grad: bool = True
+) -> Operands:
+    """Random ones for 3 cases, 4 steps or so many rows, 2 inputs, 3 units; with every vector."""
+    torch.manual_seed(0)
+    gates = CELLS[cell].gates * 3
+    lead = (4, 3) if rows is None else (rows,)
+
+    def tensor(*size: int) -> Tensor:
+        return (torch.rand(size, dtype=F64) * 2 - 1).to(dtype).requires_grad_(requires_grad)
+
+    rnn, lstm = cell.startswith("RNN"), cell == "LSTM"
+    return Operands(
+        x=tensor(*lead, 2),
+        w_ih=tensor(gates, 2),
+        w_hh=tensor(gates, 3),
+        h0=tensor(3, 3),
+        c0=tensor(3, 3) if lstm else None,
+        bias=tensor(gates),
+        bias_hn=tensor(3) if cell == "GRU" else None,
+        gain_input=None if rnn else tensor(gates),
+        gain_recurrent=None if rnn else tensor(gates),
+        gain_out=tensor(3) if rnn or lstm else None,
+        shift_out=tensor(3) if lstm else None,
+    )
+
+
+def arguments(
+    under: Under, cell: str, batch: bool, *, packed: bool = False, dtype: torch.dtype | None = None
+) -> tuple[Any, ...]:
+    """What the operator is called with."""
+    dtype = under.dtype if dtype is None else dtype
+    gates = CELLS[cell].gates * 3
+    place, none = Cases(True, batch, 0.1, int(batch)), Cases()
+    places = {"LSTM": (place, place, place), "GRU": (place, place, none)}
+    places = places.get(cell, (none, none, place))
+    spec = BatchSpec(cell, *places)
+    given = [
+        None
+        if p.batch or not p.scale
+        # A row for two of the steps, the last one for all others.
+        else torch.stack([torch.randn(2, width), torch.rand(2, width) + 0.5]).to(dtype)
+        for p, width in zip(places, (gates, gates, 3), strict=True)
+    ]
+    batch_sizes = torch.tensor([3, 3, 2, 2]) if packed else None
+    tensors = operands(cell, dtype, rows=10 if packed else None)
+    return (*tensors, *given, batch_sizes, spec.encode(), under.name, True)
+
+
+modes = pytest.mark.parametrize("batch", [True, False], ids=["batch", "given"])
+layouts = pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+
+
+@every_cell
+@modes
+@layouts
+def test_opcheck(under: Under, cell: str, batch: bool, packed: bool) -> None:
+    torch.library.opcheck(
+        torch.ops.ln_zoo.batch_recurrence.default, arguments(under, cell, batch, packed=packed)
+    )
+
+
+@every_cell
+def test_opcheck_without_gradients(under: Under, cell: str) -> None:
+    values = [
+        a.detach() if isinstance(a, Tensor) else a for a in arguments(under, cell, batch=True)
+    ]
+    torch.library.opcheck(torch.ops.ln_zoo.batch_recurrence.default, (*values[:-1], False))
+
+
+def differentiable_arguments(
+    under: Under, cell: str, batch: bool, packed: bool
+) -> tuple[Callable[..., tuple[Tensor, ...]], list[Tensor]]:
+    values = arguments(under, cell, batch, packed=packed)
+    wanted = [a for a in values if isinstance(a, Tensor) and a.requires_grad]
+
+    def function(*tensors: Tensor) -> tuple[Tensor, ...]:
+        left = iter(tensors)
+        filled = [next(left) if isinstance(a, Tensor) and a.requires_grad else a for a in values]
+        out, h, c, *_ = torch.ops.ln_zoo.batch_recurrence(*filled)
+        return (out, h, c) if cell == "LSTM" else (out, h)
+
+    return function, wanted
+
+
+@every_cell
+@modes
+@layouts
+def test_gradcheck(under: Under, cell: str, batch: bool, packed: bool) -> None:
+    if under.dtype != F64:
+        pytest.skip(f"{under.name} has no float64: it is held against the loop")
+    function, wanted = differentiable_arguments(under, cell, batch, packed)
+    assert torch.autograd.gradcheck(function, wanted, fast_mode=cell.startswith("RNN"))
+
+
+@every_cell
+@modes
+def test_gradients_of_gradients(under: Under, cell: str, batch: bool) -> None:
+    if under.dtype != F64:
+        pytest.skip(f"{under.name} has no float64; these are the loop's in any precision")
+    function, wanted = differentiable_arguments(under, cell, batch, packed=True)
+    assert torch.autograd.gradgradcheck(function, wanted, fast_mode=True)
+
+
+def test_gradient_penalties_through_a_layer(under: Under) -> None:
+    layer = build("LSTM", BatchNorm(eps=0.1))
+    x = pack((5, 3, 3))
+
+    def penalty(dtype: torch.dtype) -> list[Tensor]:
+        twin, data = copy.deepcopy(layer).to(dtype), x.data.to(dtype).requires_grad_()
+        results = call(twin, x._replace(data=data))
+        loss = sum(r.square().sum() for r in results)
+        (first,) = torch.autograd.grad(loss, data, create_graph=True)
+        return list(torch.autograd.grad(first.square().sum(), list(twin.parameters())))
+
+    assert_equals_loop(under, penalty)
+
+
+def test_nothing_kept_is_said_in_the_backward(under: Under) -> None:
+    *values, _ = arguments(under, "LSTM", batch=True)
+    out, *_ = torch.ops.ln_zoo.batch_recurrence(*values, False)
+    with pytest.raises(RuntimeError, match="save=True"):
+        out.sum().backward()
+
+
+@pytest.mark.parametrize("cell", ["LSTM", "GRU", "RNN_TANH"])
+@layouts
+def test_the_operator_returns_statistics(under: Under, cell: str, packed: bool) -> None:
+    values = arguments(under, cell, batch=True, packed=packed)
+    *found, mean_out, var_out = torch.ops.ln_zoo.batch_recurrence(*values)[6:]
+    tensors = Operands(*values[: len(Operands._fields)])
+    sizes = [3, 3, 2, 2] if packed else [3] * 4
+    products = (tensors.x.reshape(-1, 2) @ tensors.w_ih.t()).split(sizes)
+    tolerance = TOLERANCE[under.dtype]
+    if cell != "RNN_TANH":
+        assert mean_out.shape[0] == (4 if cell == "LSTM" else 0)
+        mean, var = found[:2]
+        for t, rows in enumerate(products):
+            assert_same([mean[t], var[t]], [rows.mean(0), rows.var(0, correction=0)], tolerance)
+        start = tensors.h0 @ tensors.w_hh.t()
+        mean, var = found[2:]
+    else:
+        start, mean, var = products[0] + tensors.h0 @ tensors.w_hh.t(), mean_out, var_out
+    assert_same([mean[0], var[0]], [start.mean(0), start.var(0, correction=0)], tolerance)
+
+
+@pytest.mark.parametrize("cell", ["LSTM", "GRU", "RNN_RELU"])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.usefixtures("compiler")
+def test_compiles_whole(under: Under, cell: str, training: bool) -> None:
+    layer = build(cell, BatchNorm(max_steps=2), num_layers=2, bidirectional=True)
+    layer = layer.to(under.dtype)
+    x = torch.randn(4, 5, 3, dtype=under.dtype)
+    layer(x)
+    layer.train(training)
+    twin = copy.deepcopy(layer)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+
+    def run(module: nn.Module, of: nn.Module) -> list[Tensor]:
+        results = call(module, x)
+        return [*results, *gradients(results, list(of.parameters())), *of.buffers()]
+
+    for _ in range(2):
+        actual = under.run(under.name, lambda: run(compiled, layer))
+        expected = under.run(under.name, lambda: run(twin, twin))
+        assert_same(actual, expected, TOLERANCE[under.dtype])
+
+
+# The choice
+
+
+def records(**sites: Any) -> Records:
+    return sites
+
+
+def test_one_name_stands_for_both_kinds() -> None:
+    kernels, _ = allowed("aten")
+    assert [isinstance(kernel, BatchRecurrence) for kernel in kernels] == [False, True]
+    with pytest.raises(ValueError, match=r"names out of (?!.*aten.*aten).*aten"):
+        allowed("atn")
+    assert {kernel.name for kernel in KINDS} == set(BATCH_ENGINES)
+
+
+def test_refusals(under: Under) -> None:
+    step = LSTM(3, 4, norm=BatchNorm()).sites["l0"]["input"].describe()
+    recurrent = replace(step, features=12)
+    row, plain = RowNorm((12,), scale=True), RowNorm((12,))
+    gru, x = CELLS["GRU"], torch.zeros(2, 3, 3)
+    weights = Weights(torch.zeros(12, 3), torch.zeros(12, 4))
+
+    def refuses(w: Weights = weights, **sites: Any) -> str | None:
+        return under.kernel.refuses(gru, [records(**sites)], x, [w])
+
+    assert refuses(input=recurrent, recurrent=plain) is None
+    assert refuses(input=plain, recurrent=plain) == "no site normalises over the batch"
+    assert refuses(input=recurrent, recurrent=row) == (
+        "the recurrent site normalises each case for itself"
+    )
+    assert refuses(input=recurrent, recurrent=None) == (
+        "only the strategy knows what the recurrent site does"
+    )
+    projected = weights._replace(hr=torch.zeros(2, 4))
+    assert refuses(projected, input=recurrent, recurrent=plain) == "the hidden state is projected"
+
+
+def test_kernels_for_rows_refuse_it() -> None:
+    layer = GRU(3, 4, norm=BatchNorm())
+    sites = {role: site.describe() for role, site in layer.sites["l0"].items()}
+    weights = Weights(layer.weight_ih_l0, layer.weight_hh_l0)
+    reasons = [
+        kernel.refuses(CELLS["GRU"], [sites], torch.zeros(2, 3, 3), [weights])
+        for kernel in KERNELS
+        if not isinstance(kernel, BatchRecurrence)
+    ]
+    assert all(reasons)
+    assert "the input site normalises over the batch" in reasons
+
+
+@pytest.mark.parametrize("base", [BatchNorm, LayerNorm, RMSNorm])
+def test_a_subclass_that_computes_otherwise_is_not_described(base: type[Norm]) -> None:
+    class Doubled(base):  # type: ignore[misc, valid-type]
+        def sums(self, site: Any, a: Tensor, step: int | None = None) -> Tensor:
+            return 2 * super().sums(site, a, step)
+
+    class Renamed(base):  # type: ignore[misc, valid-type]
+        pass
+
+    layer, plain = (LSTM(3, 4, norm=norm()) for norm in (Doubled, base))
+    plain.load_state_dict(layer.state_dict())
+    assert layer.sites["l0"]["input"].describe() is None
+    assert LSTM(3, 4, norm=Renamed()).sites["l0"]["input"].describe() is not None
+    x = torch.randn(5, 3, 3)
+    assert (layer(x)[0] - plain(x)[0]).abs().max() > 1e-3
+
+
+def test_feed_forward_sites_are_not_described() -> None:
+    from ln_zoo.layers import Linear
+
+    assert Linear(3, 4, norm=BatchNorm()).site.describe() is None
+    assert LSTM(3, 4, norm=Identity()).sites["l0"]["cell"].describe().identity
+
+
+def test_projections_run_on_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LN_ZOO_KERNELS", "1")
+    layer = LSTM(3, 4, proj_size=2, norm=BatchNorm())
+    output, _ = layer(torch.randn(5, 3, 3))
+    assert output.shape == (5, 3, 2)
+
+
+# Parts
+
+
+def test_the_text_of_a_spec_keeps_every_bit() -> None:
+    for eps in (1e-5, 0.1, 1 / 3, 5e-324, 0.0):
+        for batch in (False, True):
+            spec = BatchSpec("LSTM", Cases(True, batch, eps, 1), Cases(), Cases(True, batch, eps))
+            assert BatchSpec.decode(spec.encode()) == spec
+
+
+def test_means_come_off_step_by_step() -> None:
+    sizes = [4, 4, 2, 1]
+    a = torch.randn(sum(sizes), 3, dtype=F64)
+    rows, means = without_means(a, sizes, F64)
+    for part, mean, left in zip(a.split(sizes), means, rows.split(sizes), strict=True):
+        torch.testing.assert_close(mean, part.mean(0), rtol=0, atol=1e-15)
+        torch.testing.assert_close(left, part - part.mean(0), rtol=0, atol=1e-15)
+    assert [run.cases for run in runs(sizes)] == [4, 2, 1]
+    same, _ = without_means(a, sizes, F64, out=a)
+    assert same is a
+    torch.testing.assert_close(a, rows, rtol=0, atol=0)
+
+
+def test_a_step_by_the_equations() -> None:
+    a = torch.randn(5, 3, dtype=F64)
+    gain, shift = torch.randn(2, 3, dtype=F64)
+    rows = normalized(a, Cases(True, True, 0.1, 1), None, gain, shift, 0)
+    mean = a.sum(0) / 5
+    var = (a - mean).square().sum(0) / 4
+    torch.testing.assert_close(rows, gain * (a - mean) / (var + 0.1).sqrt() + shift)
+    given = torch.rand(2, 2, 3, dtype=F64)
+    for step, row in ((0, 0), (1, 1), (7, 1)):
+        rows = normalized(a, Cases(True, False, 0.1), given, None, None, step)
+        torch.testing.assert_close(rows, (a - given[0, row]) / (given[1, row] + 0.1).sqrt())
+
+
+def test_padding_never_enters(under: Under) -> None:
+    lengths = [5, 3, 3, 2]
+    layer = build("LSTM", BatchNorm(), bidirectional=True).to(under.dtype)
+    x = torch.randn(5, 4, 3, dtype=under.dtype)
+    found = []
+    for padding in (0.0, float("nan")):
+        padded = x.clone()
+        for case, length in enumerate(lengths):
+            padded[length:, case] = padding
+        twin = copy.deepcopy(layer)
+        packed = pack_padded_sequence(padded, lengths)
+        found.append(under.run(under.name, lambda p=packed, t=twin: [*call(t, p), *t.buffers()]))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_the_module_says_where_it_is() -> None:
+    assert torch.ops.ln_zoo.batch_recurrence.default.name() == "ln_zoo::batch_recurrence"
+    assert set(BATCH_ENGINES) == {kernel.engine.name for kernel in KINDS}
+    assert batch_recurrence.BATCH_ENGINES is BATCH_ENGINES
