@@ -405,7 +405,8 @@ class NormCase:
             _assert_same(plain, own, f"{where} differs from sums()")
             # What a kernel tells the strategy leaves the same traces.
             for name, buffer in twin.named_buffers():
-                _assert_same(site.get_buffer(name).double(), buffer.double(), f"{where} leaves another {name}")
+                told = site.get_buffer(name).double()
+                _assert_same(told, buffer.double(), f"{where} leaves another {name}")
             gradients = [
                 torch.autograd.grad(
                     (out * head).sum(), wanted, allow_unused=True, materialize_grads=True

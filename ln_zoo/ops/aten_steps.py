@@ -3,13 +3,8 @@
 A step is a chain of dependent operations on few numbers, where a call costs as much as what it
 computes. So whatever does not depend on the step before is done for many steps at once: on the way
 there the normalised input terms; on the way back all gates anew from the normalised rows that were
-kept, and with them the coefficients of a step, which is linear:
-
-* With D the gradient of a state (dc that of a cell state), the gradient of what goes into a gate is
-  ``D K`` (or ``dc K``), K a product of gates.
-* The adjoint of a normalisation, ``J(d) = r (d - u^ mean(d u^))`` with u^ the normalised row and r
-  its factor, makes ``D K^ - u^ sum(D Q)`` of that: ``K^ = r gain K``, and Q the sum of ``K^ u^``
-  over the gates that share statistics, divided by their number of features.
+kept, and with them coefficients K, products of gates: with D the gradient of a state (dc that of a
+cell state), that of what goes into a gate is ``D K`` (or ``dc K``).
 
 ``tanh(a)`` is computed as ``1 - 2 sigmoid(-2 a)``, several times as fast on CPUs. The factor -2
 goes into gains and biases; the derivative is ``4 s (1 - s)``, with s that sigmoid, and its 4 goes
@@ -151,15 +146,13 @@ class Scale:
             torch.linalg.vector_norm(a[:, columns], dim=1, keepdim=True, out=r[:, k : k + 1])
         r.mul_(self.roots)
         torch.addcmul(self.eps, r, r, out=r).rsqrt_()
-        self.multiply(a, r)
-
-    def multiply(self, a: Tensor, r: Tensor) -> None:
-        """Multiplies each group of each row by its factor, in place."""
         for k, columns in enumerate(self.columns):
             a[:, columns].mul_(r[:, k : k + 1])
 
     def adjoint(self, d: Tensor, rows: Tensor, r: Tensor, products: Tensor) -> None:
         """Turns the gradient d of normalised rows into that of the rows before, in place.
+
+        With u^ the normalised row and r its factor: ``r (d - u^ mean(d u^))``.
 
         Args:
             d: the gradient, (n, F).
@@ -168,10 +161,13 @@ class Scale:
             products: scratch memory, (n, F).
         """
         torch.mul(d, rows, out=products)
-        for columns in self.columns:
+        if len(self.columns) == 1:
+            d.addcmul_(rows, products.sum(1, keepdim=True), value=-1 / self.features[0]).mul_(r)
+            return
+        for k, columns in enumerate(self.columns):
             mean = products[:, columns].mean(1, keepdim=True)
-            d[:, columns].addcmul_(rows[:, columns], mean, value=-1)
-        self.multiply(d, r)
+            part = d[:, columns]
+            part.addcmul_(rows[:, columns], mean, value=-1).mul_(r[:, k : k + 1])
 
 
 class Steps(Products):
@@ -312,21 +308,18 @@ class Steps(Products):
         if of_products is not None:
             of_products.addcmul_(products, factor)
 
-    def input_gradients(
-        self, d: Tensor, rows: Tensor, r: Tensor, dv: Tensor, sums: Sums, gained: Tensor
-    ) -> None:
+    def input_gradients(self, d: Tensor, rows: Tensor, r: Tensor, dv: Tensor, sums: Sums) -> None:
         """What the gradients of all sums mean for bias, gain and inputs.
 
         Args:
-            d: the gradients, (rows, G).
+            d: the gradients, (rows, G); used up.
             rows: normalised products of the inputs.
             r: their factors.
             dv: to be filled.
             sums: to be added to.
-            gained: scratch memory, (rows, G).
         """
         self.add_row_sums(d, rows, sums.bias, sums.gain_input, self.slope)
-        target = dv if self.exact else gained
+        target = dv if self.exact else self.scratch("du", *d.shape)
         torch.mul(d, self.back_input, out=target)
         if self.first.scale:
             self.first.adjoint(target, rows, r, d)
@@ -472,44 +465,31 @@ class LSTMSteps(Steps):
         else:
             ways_at = torch.mul(show, self.back_out, out=scratch("ways", *show.shape)).split(sizes)
 
-        # K^ and Q, and what is subtracted
-        weights = torch.mul(slopes, self.back_recurrent, out=scratch("weights", count, width))
-        if second.scale:
-            second.multiply(weights, factors)
-            shares_at = self._shares(weights, rows).split(sizes)
-            mixed = scratch("mixed", sizes[0], len(second.columns), 2 * hidden)
-            parts = scratch("parts", sizes[0], len(second.columns))
-            rows_at = [rows[:, columns].split(sizes) for columns in second.columns]
-        inner = weights.view(count, 4, hidden)[:, :3].split(sizes)
-        outer = weights[:, 3 * hidden :].split(sizes)
-
-        # Gradients of c and h; each once more with an axis for the gates that it goes into
-        both = scratch("both", count, 2, hidden)
-        d_cell, d_state = both.unbind(1)
-        d_cs, d_hs = d_cell.split(sizes), d_state.split(sizes)
-        d_cs_3, d_hs_2 = d_cell.unsqueeze(1).split(sizes), d_state.unsqueeze(1).split(sizes)
-        both_at = both.view(count, 1, 2 * hidden).split(sizes)
+        # Step by step slopes become gradients of sums.
+        inner, outer = slopes.view(count, 4, hidden)[:, :3].split(sizes), slope_o.split(sizes)
+        slopes_at, rows_at, factors_at = (
+            slopes.split(sizes),
+            rows.split(sizes),
+            factors.split(sizes),
+        )
+        products = scratch("products", sizes[0], width)
+        states = scratch("states", count, hidden)
+        d_hs, d_hs_2 = states.split(sizes), states.unsqueeze(1).split(sizes)
         douts = None if dout is None else dout.split(sizes)
-        d_sums = du if self.exact else scratch("du", count, width)
-        d_sums_at = d_sums.split(sizes)
-        inner_out = d_sums.view(count, 4, hidden)[:, :3].split(sizes)
-        outer_out = d_sums[:, 3 * hidden :].split(sizes)
-        groups_out = [d_sums[:, columns].split(sizes) for columns in second.columns]
         dus = du.split(sizes)
+        d_sums = dus if self.exact else scratch("du", count, width).split(sizes)
         back = None if self.exact else du.new_empty(sizes[0], hidden)
         active = -1
         for t in range(len(sizes) - 1, -1, -1):
             n = sizes[t]
             if n != active:
-                active, dh_now, dc_now = n, dh[:n], dc[:n]
+                active, dh_now, d_c = n, dh[:n], dc[:n]
+                d_c_3, products_now = d_c.unsqueeze(1), products[:n]
                 if self.cell.scale:
                     passed_now, totals_now = passed[:n], totals[:n]
                     through = passed_now[:, 0]
                     total, turned = totals_now.split(1, 1)
-                if second.scale:
-                    mixed_now, parts_now = mixed[:n], parts[:n]
-                    parts_each = parts_now.split(1, 1)
-            d_c, d_h = d_cs[t], d_hs[t]
+            d_h = d_hs[t]
             if douts is None:
                 d_h.copy_(dh_now)
             else:
@@ -517,44 +497,30 @@ class LSTMSteps(Steps):
             if self.cell.scale:
                 torch.mul(d_hs_2[t], ways_at[t], out=passed_now)
                 torch.sum(passed_now, 2, out=totals_now)
-                torch.add(dc_now, through, out=d_c)
+                d_c.add_(through)
                 if self.cell.center:
                     d_c.sub_(total, alpha=1 / hidden)
                 d_c.addcmul_(c_rows_at[t], turned, value=-1 / hidden)
             else:
-                torch.addcmul(dc_now, d_h, ways_at[t], out=d_c)
-            torch.mul(inner[t], d_cs_3[t], out=inner_out[t])
-            torch.mul(outer[t], d_h, out=outer_out[t])
+                d_c.addcmul_(d_h, ways_at[t])
+            inner[t].mul_(d_c_3)
+            outer[t].mul_(d_h)
+            d_u = torch.mul(slopes_at[t], self.back_recurrent, out=d_sums[t])
             if second.scale:
-                torch.mul(both_at[t], shares_at[t], out=mixed_now)
-                torch.sum(mixed_now, 2, out=parts_now)
-                for group, part, of_group in zip(groups_out, parts_each, rows_at, strict=True):
-                    group[t].addcmul_(of_group[t], part, value=-1)
-            torch.mul(d_c, keep[t], out=dc_now)
+                second.adjoint(d_u, rows_at[t], factors_at[t], products_now)
+            d_c.mul_(keep[t])
             if back is None:
-                torch.mm(dus[t], self.w_hh, out=dh_now)
+                torch.mm(d_u, self.w_hh, out=dh_now)
             else:
-                torch.mm(dus[t].copy_(d_sums_at[t]), self.w_hh, out=back[:n])
+                torch.mm(dus[t].copy_(d_u), self.w_hh, out=back[:n])
                 dh_now.copy_(back[:n])
 
         # What adds up over rows
         if self.cell.scale:
-            show.mul_(d_state)
+            show.mul_(states)
             self.add_row_sums(show, c_rows, sums.shift_out, sums.gain_out, self.four)
-        slopes.view(count, 4, hidden)[:, :3].mul_(d_cell.unsqueeze(1))
-        slope_o.mul_(d_state)
         self.add_row_sums(slopes, rows, None, sums.gain_recurrent, self.slope)
-        self.input_gradients(slopes, terms, factors_x, dv, sums, weights)
-
-    def _shares(self, weights: Tensor, rows: Tensor) -> Tensor:
-        """Q, for each group of statistics what belongs to dc and to D: (rows, groups, 2 H)."""
-        groups = self.second.gates
-        shares = self.scratch("shares", len(rows), len(groups), 2, self.hidden).zero_()
-        pairs = list(zip(weights.chunk(4, 1), rows.chunk(4, 1), strict=True))
-        for k, (members, features) in enumerate(zip(groups, self.second.features, strict=True)):
-            for gate in members:
-                shares[:, k, gate // 3].addcmul_(*pairs[gate], value=1 / features)
-        return shares.view(len(rows), len(groups), 2 * self.hidden)
+        self.input_gradients(slopes, terms, factors_x, dv, sums)
 
 
 class _OneState(Steps):
@@ -565,7 +531,7 @@ class _OneState(Steps):
         sizes: Sequence[int],
         dout: Tensor | None,
         dh: Tensor,
-        weights: Tensor,
+        slopes: Tensor,
         rows: Tensor,
         r: Tensor,
         carry: Tensor | None,
@@ -577,7 +543,7 @@ class _OneState(Steps):
             sizes: rows of each step.
             dout: gradient of the outputs.
             dh: gradient of the state after the last step; becomes that before the first.
-            weights: K times gains, (rows, G); becomes K^.
+            slopes: K, (rows, G); becomes the gradients of sums.
             rows: normalised products R h'.
             r: their factors.
             carry: what of D passes by the products, (rows, H); ``None``: nothing.
@@ -587,61 +553,40 @@ class _OneState(Steps):
             D of all rows, (rows, H).
         """
         hidden, second, count, scratch = self.hidden, self.second, len(rows), self.scratch
-        gates = self.spec.gates
-        if second.scale:
-            second.multiply(weights, r)
-            shares = scratch("shares", count, len(second.columns), hidden).zero_()
-            pairs = list(zip(weights.chunk(gates, 1), rows.chunk(gates, 1), strict=True))
-            for k, (members, features) in enumerate(
-                zip(second.gates, second.features, strict=True)
-            ):
-                for gate in members:
-                    shares[:, k].addcmul_(*pairs[gate], value=1 / features)
-            shares_at = shares.split(sizes)
-            mixed = scratch("mixed", sizes[0], *shares.shape[1:])
-            parts = scratch("parts", sizes[0], len(second.columns))
-            rows_at = [rows[:, columns].split(sizes) for columns in second.columns]
-        weights_at = weights.view(count, gates, hidden).split(sizes)
+        gates = slopes.view(count, self.spec.gates, hidden).split(sizes)
+        slopes_at, rows_at, r_at = slopes.split(sizes), rows.split(sizes), r.split(sizes)
         carried = None if carry is None else carry.split(sizes)
+        products = scratch("products", sizes[0], du.shape[1])
         states = scratch("states", count, hidden)
-        d_hs = states.split(sizes)
         # Once more with an axis for the gates that it goes into
-        d_hs_n = states.unsqueeze(1).split(sizes)
+        d_hs, d_hs_n = states.split(sizes), states.unsqueeze(1).split(sizes)
         douts = None if dout is None else dout.split(sizes)
-        d_sums = du if self.exact else scratch("du", *du.shape)
-        d_sums_at = d_sums.split(sizes)
-        gates_out = d_sums.view(count, gates, hidden).split(sizes)
-        groups_out = [d_sums[:, columns].split(sizes) for columns in second.columns]
         dus = du.split(sizes)
+        d_sums = dus if self.exact else scratch("du", *du.shape).split(sizes)
         back = None if self.exact else du.new_empty(sizes[0], hidden)
         active = -1
         for t in range(len(sizes) - 1, -1, -1):
             n = sizes[t]
             if n != active:
-                active, dh_now = n, dh[:n]
-                if second.scale:
-                    mixed_now, parts_now = mixed[:n], parts[:n]
-                    parts_each = parts_now.split(1, 1)
+                active, dh_now, products_now = n, dh[:n], products[:n]
             d_h = d_hs[t]
             if douts is None:
                 d_h.copy_(dh_now)
             else:
                 torch.add(dh_now, douts[t], out=d_h)
-            torch.mul(weights_at[t], d_hs_n[t], out=gates_out[t])
+            gates[t].mul_(d_hs_n[t])
+            d_u = torch.mul(slopes_at[t], self.back_recurrent, out=d_sums[t])
             if second.scale:
-                torch.mul(d_hs_n[t], shares_at[t], out=mixed_now)
-                torch.sum(mixed_now, 2, out=parts_now)
-                for group, part, of_group in zip(groups_out, parts_each, rows_at, strict=True):
-                    group[t].addcmul_(of_group[t], part, value=-1)
+                second.adjoint(d_u, rows_at[t], r_at[t], products_now)
             if back is not None:
-                torch.mm(dus[t].copy_(d_sums_at[t]), self.w_hh, out=back[:n])
+                torch.mm(dus[t].copy_(d_u), self.w_hh, out=back[:n])
                 dh_now.copy_(back[:n])
                 if carried is not None:
                     dh_now.addcmul_(d_h, carried[t])
             elif carried is not None:
-                torch.mul(d_h, carried[t], out=dh_now).addmm_(dus[t], self.w_hh)
+                torch.mul(d_h, carried[t], out=dh_now).addmm_(d_u, self.w_hh)
             else:
-                torch.mm(dus[t], self.w_hh, out=dh_now)
+                torch.mm(d_u, self.w_hh, out=dh_now)
         return states
 
 
@@ -742,14 +687,12 @@ class GRUSteps(_OneState):
         # w comes times -2.
         _sigmoid_backward(w.mul_(-2).mul_(slope_y), r, grad_input=slope_r)
 
-        weights = torch.mul(slopes, self.back_recurrent, out=scratch("weights", count, width))
-        d_state = self.backward_loop(sizes, dout, dh, weights, rows, factors, z, du)
-        slopes.view(count, 3, hidden).mul_(d_state.unsqueeze(1))
+        states = self.backward_loop(sizes, dout, dh, slopes, rows, factors, z, du)
         if sums.bias_hn is not None:
             sums.bias_hn.addcmul_(slope_w.sum(0), self.four)
         self.add_row_sums(slopes, rows, None, sums.gain_recurrent, self.slope)
-        torch.mul(slope_y, d_state, out=slope_w)
-        self.input_gradients(slopes, terms, factors_x, dv, sums, weights)
+        torch.mul(slope_y, states, out=slope_w)
+        self.input_gradients(slopes, terms, factors_x, dv, sums)
 
 
 class RNNSteps(_OneState):
@@ -819,7 +762,5 @@ class RNNSteps(_OneState):
         else:
             slopes.sigmoid_()
             _sigmoid_backward(self.one.expand(slopes.shape), slopes, grad_input=slopes)
-        weights = torch.mul(slopes, self.back_recurrent, out=self.scratch("weights", *du.shape))
-        d_state = self.backward_loop(sizes, dout, dh, weights, rows, factors, None, du)
-        slopes.mul_(d_state)
+        self.backward_loop(sizes, dout, dh, slopes, rows, factors, None, du)
         self.add_row_sums(slopes, rows, sums.bias, sums.gain_out, self.slope)

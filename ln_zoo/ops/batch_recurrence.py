@@ -151,6 +151,10 @@ class Statistics(NamedTuple):
     mean: Tensor | None
     var: Tensor
 
+    def part(self, steps: slice) -> Statistics:
+        """Those of some of the steps."""
+        return Statistics(None if self.mean is None else self.mean[steps], self.var[steps])
+
 
 class Places(NamedTuple):
     """`Statistics` of each place; ``None`` for the identity."""
@@ -158,6 +162,10 @@ class Places(NamedTuple):
     input: Statistics | None = None
     recurrent: Statistics | None = None
     out: Statistics | None = None
+
+    def part(self, steps: slice) -> Places:
+        """Those of some of the steps."""
+        return Places(*(None if place is None else place.part(steps) for place in self))
 
 
 class Kept(NamedTuple):
@@ -174,6 +182,11 @@ class Kept(NamedTuple):
     v: Tensor | None
     u: Tensor
     c: Tensor | None
+
+    def part(self, rows: slice) -> Kept:
+        """What is kept of some of the rows."""
+        v, u, c = self
+        return Kept(None if v is None else v[rows], u[rows], None if c is None else c[rows])
 
 
 class BatchEngine(Protocol):
@@ -385,7 +398,7 @@ def _steps(x: Tensor, batch_sizes: Tensor | None) -> int:
     return x.shape[0] if batch_sizes is None else batch_sizes.shape[0]
 
 
-def _numbered(pieces: Sequence[Chunk]) -> Iterator[tuple[Chunk, slice]]:
+def numbered(pieces: Sequence[Chunk]) -> Iterator[tuple[Chunk, slice]]:
     """Chunks with their steps."""
     start = 0
     for piece in pieces:
@@ -412,7 +425,7 @@ def _statistics(
     found: list[Statistics | None] = []
     for place, rows, mean, var in zip(spec.places, given, means, variances, strict=True):
         if place.batch:
-            found.append(Statistics(None if mean is None else mean[steps], var[steps]))
+            found.append(Statistics(mean, var).part(steps))
         elif rows is None:
             found.append(None)
         else:
@@ -445,7 +458,7 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
         if not save:
             longest = max(piece.last - piece.first for piece in pieces)
             scratch = engine.empty(longest, u.shape[1], like=x, dtype=x.dtype, scratch="terms")
-        for piece, steps in _numbered(pieces):
+        for piece, steps in numbered(pieces):
             rows = slice(piece.first, piece.last)
             if save:
                 terms = (u if spec.merged else v)[rows]
@@ -523,6 +536,7 @@ def _backward(*arguments: Any) -> tuple[Tensor, ...]:
     dx = gradients.x.view(-1, x.shape[-1]) if needed.x else None
 
     flat, width = out.view(-1, out.shape[-1]), u.shape[1]
+    kept = Kept(None if spec.merged else v, u, None if c0 is None else cells)
     first, second = spec.products
     with no_autocast(x):
         p = engine.prepare(spec, operands, backward=True)
@@ -531,7 +545,7 @@ def _backward(*arguments: Any) -> tuple[Tensor, ...]:
         du_buffer = dv_buffer = engine.empty(longest, width, like=x, dtype=x.dtype, scratch="du")
         if not spec.merged:
             dv_buffer = engine.empty(longest, width, like=x, dtype=x.dtype, scratch="dv")
-        for piece, steps in reversed(list(_numbered(pieces))):
+        for piece, steps in reversed(list(numbered(pieces))):
             rows, count = slice(piece.first, piece.last), piece.last - piece.first
             h_prev = previous_rows(h0, flat, piece)
             du, dv = du_buffer[:count], dv_buffer[:count]
@@ -543,9 +557,7 @@ def _backward(*arguments: Any) -> tuple[Tensor, ...]:
                 None if d_out is None else rows_of(d_out, packed, piece),
                 dh,
                 dc,
-                Kept(
-                    None if spec.merged else v[rows], u[rows], None if c0 is None else cells[rows]
-                ),
+                kept.part(rows),
                 h_prev,
                 None if c0 is None else previous_rows(c0, cells, piece),
                 du,

@@ -19,6 +19,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ln_zoo.ops import memory
+from ln_zoo.ops.aten_steps import PIECE
 from ln_zoo.ops.batch_recurrence import (
     BatchSpec,
     Cases,
@@ -26,9 +28,11 @@ from ln_zoo.ops.batch_recurrence import (
     Places,
     Run,
     Statistics,
+    numbered,
     runs,
     sum_cases,
 )
+from ln_zoo.ops.chunked import chunks
 from ln_zoo.ops.engine import Products, Sums
 from ln_zoo.ops.spec import Operands
 
@@ -44,8 +48,10 @@ class BatchAtenEngine:
         return None
 
     def empty(self, *size: int, like: Tensor, dtype: torch.dtype, scratch: str = "") -> Tensor:
-        """Fresh memory, scratch or not."""
-        return like.new_empty(size, dtype=dtype)
+        """New memory, and on CPUs such as costs little to touch."""
+        if scratch and like.device.type == "cpu":
+            return memory.scratch(f"aten {scratch}", *size, dtype=dtype)
+        return memory.empty(*size, like=like, dtype=dtype)
 
     def prepare(self, spec: BatchSpec, operands: Operands, backward: bool) -> BatchSteps:
         """Vectors with their factors, and the loops of the cell."""
@@ -81,8 +87,23 @@ class BatchAtenEngine:
         dv: Tensor,
         sums: Sums,
     ) -> None:
-        """Takes gradients back; see `ln_zoo.ops.batch_recurrence.BatchEngine.backward_steps`."""
-        p.backward(sizes, places, dout, dh, dc, kept, h_prev, c_prev, du, dv, sums)
+        """Takes gradients back, in pieces short enough that their numbers stay in the cache."""
+        limit = PIECE // max(du.shape[1], 1) if du.device.type == "cpu" else len(du)
+        for piece, steps in reversed(list(numbered(chunks(sizes, limit)))):
+            rows = slice(piece.first, piece.last)
+            p.backward(
+                piece.sizes,
+                places.part(steps),
+                None if dout is None else dout[rows],
+                dh,
+                dc,
+                kept.part(rows),
+                h_prev[rows],
+                None if c_prev is None else c_prev[rows],
+                du[rows],
+                dv[rows],
+                sums,
+            )
 
 
 class Place:
@@ -128,13 +149,16 @@ class Place:
         return scale, (statistics.mean * scale).neg_()
 
     def normalized(
-        self, a: Tensor, statistics: Statistics | None, r: Tensor | None, pieces: Sequence[Run]
+        self,
+        a: Tensor,
+        statistics: Statistics | None,
+        r: Tensor | None,
+        pieces: Sequence[Run],
+        rows: Tensor,
     ) -> Tensor:
-        """Normalised rows of products a as they are kept; new memory, but for the identity."""
-        wide = self.gain.dtype
+        """Fills rows with normalised products a, which are as they are kept."""
         if r is None or statistics is None:
-            return a.to(wide)
-        rows = torch.empty_like(a, dtype=wide)
+            return rows.copy_(a)
         shift = (statistics.mean * r).neg_() if self.given and statistics.mean is not None else None
         for run in pieces:
             if shift is None:
@@ -294,6 +318,12 @@ class BatchSteps(Products):
         """Takes gradients back."""
         raise NotImplementedError
 
+    def scratch(self, name: str, *size: int) -> Tensor:
+        """Memory of that name for one chunk, not filled."""
+        if self.bias.device.type != "cpu":
+            return self.bias.new_empty(size)
+        return memory.scratch(f"aten {name}", *size, dtype=self.wide)
+
     # Forward
 
     def input_terms(
@@ -304,7 +334,7 @@ class BatchSteps(Products):
         bias: Tensor,
         measure: bool,
     ) -> Tensor:
-        """``gain * normalised v + bias`` in new memory (rows, G).
+        """``gain * normalised v + bias`` in scratch memory (rows, G).
 
         Args:
             v: products.
@@ -314,7 +344,7 @@ class BatchSteps(Products):
             measure: whether the variances of the batch are still to be found.
         """
         v = v.to(self.wide)
-        terms = torch.empty_like(v)
+        terms = self.scratch("gates", *v.shape)
         if measure and self.first.batch and statistics is not None:
             sum_cases(torch.mul(v, v, out=terms), pieces, statistics.var)
             over_cases(statistics.var, pieces)
@@ -329,10 +359,10 @@ class BatchSteps(Products):
             sums.addcmul_(d.sum(0), factor)
 
     def weighted(self, slopes: Tensor, r: Tensor | None, pieces: Sequence[Run]) -> Tensor:
-        """``r gain K`` of the recurrent products, new memory (rows, G), for slopes K."""
+        """``r gain K`` of the recurrent products, scratch memory (rows, G), for slopes K."""
+        weights = self.scratch("weights", *slopes.shape)
         if r is None:
-            return slopes * self.second.slope
-        weights = torch.empty_like(slopes)
+            return torch.mul(slopes, self.second.slope, out=weights)
         scale = r * self.second.slope
         for run in pieces:
             torch.mul(run.of(slopes), run.each(scale), out=run.of(weights))
@@ -395,8 +425,9 @@ class BatchSteps(Products):
         if r is None:
             torch.mul(d, first.slope, out=dv)
             return
-        rows = first.normalized(v, statistics, r, pieces)
-        products = d * rows
+        # What the recurrent products needed is done with.
+        rows = first.normalized(v, statistics, r, pieces, self.scratch("rows", *d.shape))
+        products = torch.mul(d, rows, out=self.scratch("weights", *d.shape))
         self.row_sums(sums.gain_input, products, self.slope)
         if first.batch:
             totals = sum_cases(products, pieces, torch.empty_like(r))
@@ -527,10 +558,12 @@ class BatchLSTM(BatchSteps):
 
         # All gates of the chunk
         r = second.reciprocals(places.recurrent, pieces)
-        rows = second.normalized(kept.u, places.recurrent, r, pieces)
+        rows = self.scratch("rows", count, width)
+        second.normalized(kept.u, places.recurrent, r, pieces, rows)
         gates = self.input_terms(kept.v, places.input, pieces, self.bias, measure=False)
         gates.addcmul_(rows, second.gain).sigmoid_()
-        slopes = torch.addcmul(gates, gates, gates, value=-1)
+        slopes = self.scratch("slopes", count, width)
+        torch.addcmul(gates, gates, gates, value=-1, out=slopes)
         i, f, g, o = gates.chunk(4, 1)
         slope_i, slope_f, slope_g, slope_o = slopes.chunk(4, 1)
         c_rows, c_r = self._cell_rows(kept.c, places.out, pieces)
@@ -543,7 +576,7 @@ class BatchLSTM(BatchSteps):
         slope_g.mul_(i)
         slope_o.mul_(shown.mul_(-2).add_(1))
         if cell.batch:
-            ways = show.new_empty(count, 2, hidden)
+            ways = self.scratch("ways", count, 2, hidden)
             self._weighted_cell(show, c_r, pieces, ways[:, 0])
             torch.mul(ways[:, 0], c_rows, out=ways[:, 1])
             ways_by_step = ways.split(sizes)
@@ -565,7 +598,7 @@ class BatchLSTM(BatchSteps):
         rows_by_step = rows.split(sizes)
         keep = f.split(sizes)
 
-        both = show.new_empty(count, 2, hidden)  # gradients of c and h
+        both = self.scratch("states", count, 2, hidden)  # gradients of c and h
         d_cells, d_states = (both[:, k : k + 1].split(sizes) for k in (0, 1))
         douts = None if dout is None else dout.split(sizes)
         dus = du.split(sizes)
@@ -679,7 +712,7 @@ class _OneState(BatchSteps):
         weights_by_step = self.weighted(slopes, r, pieces).view(count, -1, hidden).split(sizes)
         rows_by_step = rows.split(sizes)
         carried = None if carry is None else carry.split(sizes)
-        states = rows.new_empty(count, hidden)
+        states = self.scratch("states", count, hidden)
         states_by_step, duals = states.split(sizes), states.unsqueeze(1).split(sizes)
         douts = None if dout is None else dout.split(sizes)
         dus = du.split(sizes)
@@ -784,7 +817,8 @@ class BatchGRU(_OneState):
         hidden, second, pieces = self.hidden, self.second, runs(sizes)
         count, both = len(du), 2 * self.hidden
         factors = second.reciprocals(places.recurrent, pieces)
-        rows = second.normalized(kept.u, places.recurrent, factors, pieces)
+        rows = self.scratch("rows", count, 3 * hidden)
+        second.normalized(kept.u, places.recurrent, factors, pieces, rows)
         sums_x = self.input_terms(kept.v, places.input, pieces, self.bias, measure=False)
         w = torch.addcmul(self.bias_hn, rows[:, both:], second.gain[both:])
         gates = sums_x[:, :both].addcmul_(rows[:, :both], second.gain[:both])
@@ -792,7 +826,7 @@ class BatchGRU(_OneState):
         new = sums_x[:, both:].addcmul_(r, w).sigmoid_()
         # What D has to be multiplied by for the gradients of r, z, w and, slope_x, y; but for the 4
         # of tanh that is in the slopes of w and y
-        slopes = new.new_empty(count, 3, hidden)
+        slopes = self.scratch("slopes", count, 3, hidden)
         slope_r, slope_z, slope_w = slopes.unbind(1)
         slope_x = torch.addcmul(new, new, new, value=-1).mul_(1 - z)
         torch.mul(slope_x, r, out=slope_w)
@@ -871,10 +905,12 @@ class BatchRNN(_OneState):
     ) -> None:
         pieces = runs(sizes)
         r = self.second.reciprocals(places.out, pieces)
-        rows = self.second.normalized(kept.u, places.out, r, pieces)
-        slopes = torch.addcmul(self.bias, rows, self.second.gain)
+        rows = self.scratch("rows", *du.shape)
+        self.second.normalized(kept.u, places.out, r, pieces, rows)
+        slopes = self.scratch("slopes", *du.shape)
+        torch.addcmul(self.bias, rows, self.second.gain, out=slopes)
         if self.relu:
-            slopes = (slopes > 0).to(self.wide)
+            slopes.copy_(slopes > 0)
         else:
             slopes.sigmoid_()
             slopes.addcmul_(slopes, slopes, value=-1)

@@ -155,6 +155,8 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
     h.copy_(operands.h0)
     if operands.c0 is not None:
         c.copy_(operands.c0)
+    # An engine may leave some as they are: what it gives shall be the same from run to run.
+    stats.zero_()
     flat = out.view(-1, out.shape[-1])
     with no_autocast(x):
         p = engine.prepare(spec, operands, backward=False)

@@ -19,7 +19,7 @@ from ln_zoo.ops.cells import Cell, States, Weights
 from ln_zoo.ops.fast_path import allowed
 from ln_zoo.ops.native.runtime import trouble
 from ln_zoo.ops.native.step import NativeStep
-from ln_zoo.ops.records import Records, RowNorm
+from ln_zoo.ops.records import Record, Records, RowNorm
 from ln_zoo.ops.spec import refusal
 
 #: Cases up to which reading the weights is what costs, and packing them does not pay.
@@ -103,9 +103,9 @@ class Stream:
 # The steps of ``ln_zoo.ops.cells`` once more, in as few calls as torch allows
 
 
-def _norm(a: Tensor, record: RowNorm | None, bias: Tensor | None) -> Tensor:
+def _norm(a: Tensor, record: Record, bias: Tensor | None) -> Tensor:
     """Normalises rows, with gain, shift and then a bias; all in one call where groups are one."""
-    assert record is not None
+    assert isinstance(record, RowNorm)
     if record.identity:
         return a if bias is None else a + bias
     gain = None if record.gain is None else record.gain.to(a.dtype)

@@ -479,14 +479,14 @@ class Steps:
     def _write_table(self, table: Tensor, row: int) -> None:
         """Addresses of the tensors from a row on."""
         addresses = [address + row * stride for address, stride in self._places]
-        _kernels().write_table[1,](table, *addresses, num_warps=1)
+        _kernels().write_table[1,](table, *addresses, num_warps=1, **OPTIONS)
 
     def _warm_up(self, buffers: Buffers, cases: int) -> None:
         """One step that touches no tensor of the call."""
         width = max(self.p.stats, (self.p.spec.gates + 1) * self.p.hidden)
         scratch = buffers["product"].new_zeros(cases, width)
         addresses = [scratch.data_ptr()] * len(self._places)
-        _kernels().write_table[1,](buffers["table"], *addresses, num_warps=1)
+        _kernels().write_table[1,](buffers["table"], *addresses, num_warps=1, **OPTIONS)
         self._launch(buffers, [(0, cases)])
 
     def _launch(self, buffers: Buffers, steps: Sequence[tuple[int, int]]) -> None:

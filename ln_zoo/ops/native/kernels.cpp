@@ -355,29 +355,30 @@ void pack_panel(const T* from, int64_t row, int64_t column, int64_t K, int64_t n
   // A cache line of every column at a time, where columns run along the memory.
   for (int64_t k0 = 0; k0 < K; k0 += 16) {
     const int64_t k1 = std::min(padded<T>(K), k0 + 16);
-    if (per == 1 && column == 1) {
-      for (int64_t k = k0; k < k1; k++) {
-        std::memcpy(to + k * wide, from + k * row, sizeof(T) * columns);
-        std::fill(to + k * wide + columns, to + (k + 1) * wide, T(0));
+    if constexpr (per == 1) {
+      for (int64_t k = k0; column == 1 && k < k1; k++) {
+        const float* means = center.means ? center.of(k) + n : nullptr;
+        for_units(columns, [&](int64_t j, auto block) {
+          const vec a = block.read(from + k * row + j);
+          store(to + k * wide + j, means ? block.keep(a - block.read(means + j)) : a);
+        });
+      }
+      for (int64_t j = 0; column != 1 && j < wide; j++) {
+        const float* source = from + j * column;
+        const float* means = center.means ? center.of(std::min(n + j, n + columns - 1)) : nullptr;
+        if (j >= columns) {
+          for (int64_t k = k0; k < k1; k++) to[k * wide + j] = 0.0f;
+        } else if (means) {
+          for (int64_t k = k0; k < k1; k++) to[k * wide + j] = source[k * row] - means[k];
+        } else {
+          for (int64_t k = k0; k < k1; k++) to[k * wide + j] = source[k * row];
+        }
       }
     } else {
       for (int64_t j = 0; j < wide; j++) {
         for (int64_t k = k0; k < k1; k++) {
           const bool inside = j < columns && k < K;
           to[k / per * per * wide + j * per + k % per] = inside ? from[k * row + j * column] : T(0);
-        }
-      }
-    }
-    if constexpr (per == 1) {
-      if (center.means && center.transposed) {
-        for (int64_t j = 0; j < columns; j++) {
-          const float* means = center.of(n + j);
-          for (int64_t k = k0; k < k1; k++) to[k * wide + j] -= means[k];
-        }
-      } else if (center.means) {
-        for (int64_t k = k0; k < k1; k++) {
-          const float* means = center.of(k) + n;
-          for (int64_t j = 0; j < columns; j++) to[k * wide + j] -= means[j];
         }
       }
     }
@@ -1038,6 +1039,23 @@ void ln_zoo_pack(const void* from, int64_t row, int64_t column, int64_t K, int64
   } else {
     pack(static_cast<const float*>(from), row, column, K, N, static_cast<float*>(to), threads,
          center);
+  }
+}
+
+// Means of the rows of a weight (gates * hidden, F) over each group, for every gate: (gates, F).
+// groups[q] is the first gate that shares statistics with gate q.
+void ln_zoo_means(const float* w, int64_t gates, int64_t hidden, int64_t F, const int64_t* groups,
+                  float* means) {
+  for (int64_t q = 0, end; q < gates; q = end) {
+    for (end = q + 1; end < gates && groups[end] == q; end++) {
+    }
+    float* mean = means + q * F;
+    std::fill(mean, mean + F, 0.0f);
+    for (int64_t k = q * hidden; k < end * hidden; k++) {
+      for (int64_t j = 0; j < F; j++) mean[j] += w[k * F + j];
+    }
+    for (int64_t j = 0; j < F; j++) mean[j] /= float((end - q) * hidden);
+    for (int64_t k = q + 1; k < end; k++) std::memcpy(means + k * F, mean, 4 * F);
   }
 }
 

@@ -27,6 +27,7 @@ def library() -> ctypes.CDLL:
     for name, types in {
         "packed_size": (i, i, i),
         "pack": (p, i, i, i, i, p, i, p, i, i, i),
+        "means": (p, i, i, i, p, p),
         "product": (i, i, i, p, i, i, p, p, i, i, i),
         "forward": (p,),
         "backward": (p,),
@@ -42,7 +43,6 @@ def library() -> ctypes.CDLL:
     return found
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 @functools.cache
 def trouble() -> str | None:
     """Why there is no library, or ``None``; compiles it at the first call."""
@@ -51,6 +51,10 @@ def trouble() -> str | None:
     except build.Unavailable as error:
         return error.reason
     return None
+
+
+# What torch.compiler.assume_constant_result does, which would import the whole compiler.
+trouble._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 # Memory
@@ -115,7 +119,7 @@ class NativeProducts(Products):
 
     leaves_constants = False
     # What a chunk needs is small where weights are what takes the memory.
-    chunk_rows = 512
+    chunk_rows = 256
 
     def __init__(self, w_ih: Tensor, rows: Rows) -> None:
         self._raw, self._rows = w_ih, rows
@@ -176,8 +180,7 @@ def packed(name: str, a: Tensor, rows: Rows | None = None, transposed: bool = Fa
         if narrow:
             a = centred(a, rows)
         else:
-            hidden = a.shape[0] // sum(rows.groups)
-            means = _means(a, rows)
+            means, hidden = _means(a, rows)
     matrix = a.t() if transposed else a
     k, n = matrix.shape
     to = scratch_memory(name, library().ln_zoo_packed_size(k, n, narrow), a.dtype)
@@ -188,13 +191,19 @@ def packed(name: str, a: Tensor, rows: Rows | None = None, transposed: bool = Fa
     return to
 
 
-def _means(w: Tensor, rows: Rows) -> Tensor:
-    """Of the rows of each group, once for every gate, (gates, F)."""
-    hidden = w.shape[0] // sum(rows.groups)
-    parts = w.split([hidden * n for n in rows.groups])
-    return torch.cat(
-        [
-            part.mean(0, keepdim=True).expand(n, -1)
-            for part, n in zip(parts, rows.groups, strict=True)
-        ]
-    )
+def _means(w: Tensor, rows: Rows) -> tuple[Tensor, int]:
+    """Of the rows of each group, once for every gate, (gates, F), and the rows of a gate."""
+    gates, features = sum(rows.groups), w.shape[1]
+    hidden = w.shape[0] // gates
+    means = scratch_memory("means", gates * features, torch.float32)
+    groups = (c_int64 * gates)(*first_gates(rows))
+    library().ln_zoo_means(w.data_ptr(), gates, hidden, features, groups, means.data_ptr())
+    return means, hidden
+
+
+def first_gates(rows: Rows) -> list[int]:
+    """For each gate the first one that shares statistics with it."""
+    found: list[int] = []
+    for size in rows.groups:
+        found += [len(found)] * size
+    return found

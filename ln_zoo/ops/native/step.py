@@ -10,7 +10,7 @@ from torch import Tensor
 from ln_zoo.ops.cells import Cell, States, Weights
 from ln_zoo.ops.native.runtime import constant, library
 from ln_zoo.ops.native.steps import CELLS, StepsArguments, row_arguments
-from ln_zoo.ops.records import Records, RowNorm
+from ln_zoo.ops.records import Record, Records, RowNorm
 from ln_zoo.ops.spec import specify
 
 
@@ -94,7 +94,7 @@ class NativeStep:
         return after
 
 
-def _address(record: RowNorm | None, name: str, default: float, size: int) -> int:
+def _address(record: Record, name: str, default: float, size: int) -> int:
     a = None if record is None or record.identity else getattr(record, name)
     return constant(default, size).data_ptr() if a is None else a.data_ptr()
 
@@ -103,7 +103,7 @@ def _key(records: Records, x: Tensor, weights: Weights, switch: str) -> tuple[ob
     """All that the arguments depend on; of tensors the addresses, since numbers are read anew."""
     key: list[object] = [switch, x.shape, x.dtype, x.device, torch.get_num_threads()]
     for record in records.values():
-        if record is not None:
+        if isinstance(record, RowNorm):
             key += (record.groups, record.scale, record.center, record.eps)
             key += (_where(record.gain), _where(record.shift))
     key += [_where(a) for a in weights]

@@ -19,6 +19,7 @@ from ln_zoo.ops.native.runtime import (
     NativeProducts,
     constant,
     empty,
+    first_gates,
     library,
     packed,
     scratch_memory,
@@ -189,8 +190,5 @@ class NativeSteps(NativeProducts):
 @functools.cache
 def row_arguments(rows: Rows) -> RowArguments:
     """A place as C++ has it."""
-    groups, gate = [], 0
-    for size in rows.groups:
-        groups += [gate] * size
-        gate += size
-    return RowArguments(rows.scale, rows.center, rows.eps, (c_int64 * _GATES)(*groups))
+    groups = (c_int64 * _GATES)(*first_gates(rows))
+    return RowArguments(rows.scale, rows.center, rows.eps, groups)

@@ -1,0 +1,774 @@
+"""Every engine that runs here against the equations in float64: outputs, states, gradients."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
+
+from ln_zoo.layers import GRU, LSTM, RNN
+from ln_zoo.norms import LayerNorm, Norm, RMSNorm, Site
+from ln_zoo.ops import CELLS, KERNELS, RowNorm, aten_steps, chunked
+from ln_zoo.ops.engine import ENGINES, Engine, Products
+from ln_zoo.ops.recurrent_kernel import Recurrence
+from ln_zoo.ops.spec import Operands, Rows, Spec
+
+F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
+#: Largest difference allowed, as a part of the largest number compared.
+TOLERANCE = {F32: 2e-6, F64: 1e-12}
+GATES = {"LSTM": 4, "GRU": 3, "RNN_TANH": 1, "RNN_RELU": 1}
+PLACES = {"LSTM": ("input", "recurrent", "cell"), "GRU": ("input", "recurrent")}
+every_cell = pytest.mark.parametrize("cell", GATES)
+every_norm = pytest.mark.parametrize("center", [True, False], ids=["layer", "rms"])
+LAYERS: dict[str, Callable[..., nn.Module]] = {
+    "LSTM": LSTM,
+    "GRU": GRU,
+    "RNN_TANH": RNN,
+    "RNN_RELU": lambda *sizes, **options: RNN(*sizes, nonlinearity="relu", **options),
+}
+NORMS: dict[str, Norm] = {"layer": LayerNorm(gain=0.7), "rms": RMSNorm(gain=0.7)}
+
+
+@dataclass
+class Under:
+    """The engine under test, how often it was asked, and the best precision that it has."""
+
+    engine: Engine
+    dtype: torch.dtype
+    calls: int = 0
+
+    @property
+    def tolerance(self) -> float:
+        return TOLERANCE[self.dtype]
+
+
+def refusal(engine: Engine, dtype: torch.dtype) -> str | None:
+    spec = Spec("LSTM", Rows(), Rows(), Rows())
+    return engine.refuses(spec, torch.zeros(1, 1, 2), torch.zeros(8, 2), dtype)
+
+
+@pytest.fixture(params=[kernel.name for kernel in KERNELS if isinstance(kernel, Recurrence)])
+def under(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Under]:
+    """Lets one engine run alone, and makes sure that it did."""
+    engine = ENGINES[request.param]
+    if reason := refusal(engine, F32):
+        pytest.skip(f"{engine.name}: {reason}")
+    found = Under(engine, F32 if refusal(engine, F64) else F64)
+    prepare = engine.prepare
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        found.calls += 1
+        return prepare(*arguments, **options)
+
+    monkeypatch.setenv("LN_ZOO_KERNELS", engine.name)
+    monkeypatch.setattr(engine, "prepare", counted)
+    yield found
+    assert found.calls
+
+
+@pytest.fixture
+def double(under: Under) -> Under:
+    if under.dtype != F64:
+        under.calls = 1
+        pytest.skip(f"{under.engine.name} has no float64")
+    return under
+
+
+def distance(one: Tensor, other: Tensor) -> float:
+    """Largest difference as a part of the largest number of the other; infinite for NaN."""
+    assert one.shape == other.shape
+    largest = other.abs().max().clamp(min=1e-30) if other.numel() else torch.ones(())
+    gap = ((one.double() - other).abs().max() / largest).item() if other.numel() else 0.0
+    return gap if gap == gap else float("inf")
+
+
+def assert_close(actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:
+    assert actual.keys() == expected.keys()
+    gaps = {name: distance(actual[name], expected[name]) for name in expected}
+    assert max(gaps.values()) <= tolerance, gaps
+
+
+# The equations
+
+
+def normalized(a: Tensor, rows: Rows, gain: Tensor | None, shift: Tensor | None = None) -> Tensor:
+    if not rows.scale:
+        return a
+    hidden = a.shape[1] // sum(rows.groups)
+    parts = []
+    for part in a.split([n * hidden for n in rows.groups], 1):
+        centre = part.mean(1, keepdim=True) if rows.center else 0
+        square = ((part - centre) ** 2).mean(1, keepdim=True)
+        parts.append((part - centre) / (square + rows.eps).sqrt())
+    a = torch.cat(parts, 1) * gain
+    return a if shift is None else a + shift
+
+
+def equations(spec: Spec, o: Operands) -> tuple[Tensor, ...]:
+    """Equations 4, 20-22 and 26-28 for a batch: outputs (T, N, H) and final states."""
+    h, c, outputs = o.h0, o.c0, []
+    bias = torch.zeros(len(o.w_hh), dtype=h.dtype) if o.bias is None else o.bias
+    for x in o.x:
+        v, u = x @ o.w_ih.T, h @ o.w_hh.T
+        if spec.cell == "LSTM":
+            p = normalized(v, spec.input, o.gain_input) + bias
+            p = p + normalized(u, spec.recurrent, o.gain_recurrent)
+            i, f, g, out = p.chunk(4, 1)
+            c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+            h = out.sigmoid() * normalized(c, spec.out, o.gain_out, o.shift_out).tanh()
+        elif spec.cell == "GRU":
+            xr, xz, xn = (normalized(v, spec.input, o.gain_input) + bias).chunk(3, 1)
+            hr, hz, hn = normalized(u, spec.recurrent, o.gain_recurrent).chunk(3, 1)
+            r, z = (xr + hr).sigmoid(), (xz + hz).sigmoid()
+            n = (xn + r * (hn if o.bias_hn is None else hn + o.bias_hn)).tanh()
+            h = (1 - z) * n + z * h
+        else:
+            a = normalized(v + u, spec.out, o.gain_out) + bias
+            h = a.tanh() if spec.cell == "RNN_TANH" else a.clamp(min=0)
+        outputs.append(h)
+    return (torch.stack(outputs), h) if c is None else (torch.stack(outputs), h, c)
+
+
+def problem(
+    spec: Spec, T: int, N: int, F: int, H: int, *, gain: float = 1.0, seed: int = 0
+) -> Operands:
+    """Random operands in float64, such as float32 can hold."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def rand(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=generator) * 2 - 1
+
+    G = GATES[spec.cell] * H
+    lstm = spec.cell == "LSTM"
+    operands = Operands(
+        x=rand(T, N, F) * 2,
+        # Weights far from mean zero, which layer norm does not see.
+        w_ih=rand(G, F) * F**-0.5 + 0.3,
+        w_hh=rand(G, H) * H**-0.5 + 0.1,
+        h0=rand(N, H),
+        c0=rand(N, H) if lstm else None,
+        bias=rand(G) / 2,
+        bias_hn=rand(H) / 2 if spec.cell == "GRU" else None,
+        gain_input=gain + rand(G) / 4 if spec.input.scale else None,
+        gain_recurrent=gain + rand(G) / 4 if spec.recurrent.scale else None,
+        gain_out=gain + rand(H) / 4 if spec.out.scale else None,
+        shift_out=rand(H) / 2 if lstm and spec.out.scale else None,
+    )
+    return Operands(*(None if a is None else a.double() for a in operands))
+
+
+def specification(cell: str, center: bool, places: tuple[str, ...] | None = None) -> Spec:
+    places = PLACES.get(cell, ("sum",)) if places is None else places
+    groups = {"LSTM": (4,), "GRU": (2, 1)}.get(cell, (1,))
+    rows, one = Rows(True, center, 1e-5, groups), Rows(True, center, 1e-5, (1,))
+    return Spec(
+        cell,
+        rows if "input" in places else Rows(),
+        rows if "recurrent" in places else Rows(),
+        one if {"cell", "sum"} & set(places) else Rows(),
+    )
+
+
+def run(
+    function: Callable[[Operands], tuple[Tensor, ...]], operands: Operands, dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """Outputs, final states and the gradient of every operand, by name."""
+    leaves = Operands(
+        *(None if a is None else a.to(dtype, copy=True).requires_grad_() for a in operands)
+    )
+    results = function(leaves)
+    generator = torch.Generator().manual_seed(99)
+    cotangents = [torch.randn(r.shape, generator=generator).to(dtype) for r in results]
+    there = {name: a for name, a in leaves._asdict().items() if a is not None}
+    gradients = torch.autograd.grad(results, list(there.values()), cotangents)
+    found = dict(zip(("out", "h", "c"), (r.detach() for r in results), strict=False))
+    return found | {f"d{name}": g for name, g in zip(there, gradients, strict=True)}
+
+
+def by(under: Under, spec: Spec, save: bool = True) -> Callable[[Operands], tuple[Tensor, ...]]:
+    """The operator as a function of operands."""
+
+    def function(operands: Operands) -> tuple[Tensor, ...]:
+        out, h, c, *_ = torch.ops.ln_zoo.recurrence(
+            *operands, None, spec.encode(), under.engine.name, save
+        )
+        return (out, h, c) if spec.cell == "LSTM" else (out, h)
+
+    return function
+
+
+SIZES = [  # T, N, features I of the input, H, gain
+    (1, 1, 7, 5, 1.0),
+    (1, 3, 7, 257, 1.0),
+    (16, 3, 7, 100, 1.0),
+    (16, 1, 7, 257, 1.0),
+    (63, 3, 7, 257, 0.5),
+    (63, 1, 7, 100, 0.5),
+]
+
+
+@every_cell
+@every_norm
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_float32_against_the_equations(
+    cell: str, center: bool, size: tuple[Any, ...], under: Under
+) -> None:
+    *sizes, gain = size
+    spec = specification(cell, center)
+    operands = problem(spec, *sizes, gain=gain)
+    expected = run(lambda o: equations(spec, o), operands, F64)
+    assert_close(run(by(under, spec), operands, F32), expected, TOLERANCE[F32])
+
+
+@every_cell
+@every_norm
+def test_five_features_over_sixteen_steps(cell: str, center: bool, under: Under) -> None:
+    """So few that single rows come close to constant ones, where no float32 is good: median."""
+    spec = specification(cell, center)
+    gaps = []
+    for seed in range(9):
+        operands = problem(spec, 16, 3, 7, 5, seed=seed)
+        expected = run(lambda o: equations(spec, o), operands, F64)
+        actual = run(by(under, spec), operands, F32)
+        gaps.append(max(distance(actual[name], expected[name]) for name in expected))
+    assert sorted(gaps)[4] <= TOLERANCE[F32], gaps
+
+
+SUBSETS = [
+    (cell, places)
+    for cell in GATES
+    for n in range(4)
+    for places in itertools.combinations(PLACES.get(cell, ("sum",)), n)
+]
+
+
+@pytest.mark.parametrize(("cell", "places"), SUBSETS, ids=str)
+@every_norm
+def test_any_places(cell: str, places: tuple[str, ...], center: bool, under: Under) -> None:
+    spec = specification(cell, center, places)
+    operands = problem(spec, 7, 3, 4, 12)
+    expected = run(lambda o: equations(spec, o), operands, F64)
+    assert_close(run(by(under, spec), operands, under.dtype), expected, under.tolerance)
+
+
+@pytest.mark.parametrize(
+    ("cell", "groups"),
+    [("LSTM", (1, 1, 1, 1)), ("LSTM", (3, 1)), ("LSTM", (1, 2, 1)), ("GRU", (3,)), ("GRU", (1, 2))],
+)
+@every_norm
+def test_any_groups_of_gates(
+    cell: str, groups: tuple[int, ...], center: bool, under: Under
+) -> None:
+    spec = specification(cell, center)
+    rows = replace(spec.input, groups=groups)
+    spec = replace(spec, input=rows, recurrent=rows)
+    operands = problem(spec, 7, 3, 4, 12)
+    expected = run(lambda o: equations(spec, o), operands, F64)
+    assert_close(run(by(under, spec), operands, under.dtype), expected, under.tolerance)
+
+
+@every_cell
+def test_no_biases_and_other_eps(cell: str, under: Under) -> None:
+    spec = specification(cell, True)
+    spec = replace(spec, **{k: replace(getattr(spec, k), eps=0.3) for k in ("input", "out")})
+    operands = problem(spec, 7, 3, 4, 12)._replace(bias=None, bias_hn=None)
+    expected = run(lambda o: equations(spec, o), operands, F64)
+    assert_close(run(by(under, spec), operands, under.dtype), expected, under.tolerance)
+
+
+# Through layers: packed, stacked, both directions
+
+
+def layer_results(layer: nn.Module, x: Any, hx: tuple[Tensor, ...] | None) -> dict[str, Tensor]:
+    """Output, final states and gradients of a layer."""
+    given = () if hx is None else (hx if len(hx) == 2 else hx[0],)
+    output, states = layer(x, *given)
+    states = states if isinstance(states, tuple) else (states,)
+    data = output.data if isinstance(output, PackedSequence) else output
+    generator = torch.Generator().manual_seed(5)
+    loss = sum(
+        (r * torch.randn(r.shape, generator=generator).to(r.dtype)).sum() for r in (data, *states)
+    )
+    source = x.data if isinstance(x, PackedSequence) else x
+    names = ["x", "h0", "c0"][: 1 + len(hx or ())] + [n for n, _ in layer.named_parameters()]
+    gradients = torch.autograd.grad(loss, [source, *(hx or ()), *layer.parameters()])
+    found = dict(zip(("out", "h", "c"), (r.detach() for r in (data, *states)), strict=False))
+    return found | {f"d{name}": g for name, g in zip(names, gradients, strict=True)}
+
+
+def make(cell: str, norm: str = "layer", **options: Any) -> nn.Module:
+    """A layer in float64 with random parameters, such as float32 can hold."""
+    torch.manual_seed(11)
+    layer = LAYERS[cell](4, 12, norm=NORMS[norm], **options)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(torch.rand_like(parameter) * 0.4 - 0.2)
+    return layer.double()
+
+
+def randn(*shape: int) -> Tensor:
+    """In float64, such as float32 can hold."""
+    return torch.randn(shape).double()
+
+
+def states_for(cell: str, layer: nn.Module, cases: int) -> tuple[Tensor, ...]:
+    runs = layer.num_layers * (2 if layer.bidirectional else 1)
+    return tuple(randn(runs, cases, 12) for _ in CELLS[cell].states)
+
+
+def compare_layers(layer: nn.Module, x: Any, hx: Any, under: Under, mp: Any) -> None:
+    """The engine against the generic loop in float64, which tests/layers holds to the equations."""
+
+    def cast(a: Any, dtype: torch.dtype) -> Any:
+        if isinstance(a, PackedSequence):
+            return a._replace(data=cast(a.data, dtype))
+        return a.to(dtype, copy=True).requires_grad_()
+
+    calls = under.calls
+    with mp.context() as patch:
+        patch.setenv("LN_ZOO_KERNELS", "0")
+        expected = layer_results(layer, cast(x, F64), hx and tuple(cast(s, F64) for s in hx))
+    assert under.calls == calls
+    narrow = copy.deepcopy(layer).to(under.dtype)
+    given = hx and tuple(cast(s, under.dtype) for s in hx)
+    assert_close(layer_results(narrow, cast(x, under.dtype), given), expected, under.tolerance)
+    assert under.calls > calls
+
+
+@every_cell
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_layers": 2, "bidirectional": True}, {"bias": False, "bidirectional": True}],
+    ids=str,
+)
+@pytest.mark.parametrize("lengths", [(5, 5, 5), (7, 4, 4, 1), (6, 1)], ids=str)
+def test_layers_of_sequences_of_any_length(
+    cell: str,
+    norm: str,
+    options: dict[str, Any],
+    lengths: tuple[int, ...],
+    under: Under,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layer = make(cell, norm, **options)
+    x = pack_sequence([randn(n, 4) for n in lengths])
+    compare_layers(layer, x, states_for(cell, layer, len(lengths)), under, monkeypatch)
+
+
+@every_cell
+def test_batch_first_and_no_initial_states(
+    cell: str, under: Under, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = make(cell, batch_first=True, num_layers=2)
+    compare_layers(layer, randn(3, 6, 4), None, under, monkeypatch)
+
+
+@every_cell
+@pytest.mark.parametrize("lengths", [(9, 9, 9), (9, 7, 7, 2, 1)], ids=str)
+def test_many_chunks_are_as_one(
+    cell: str, lengths: tuple[int, ...], under: Under, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = make(cell)
+    x = pack_sequence([randn(n, 4) for n in lengths])
+    monkeypatch.setattr(aten_steps, "PIECE", 4 * 48)
+    steps: list[int] = []
+    cut = chunked.chunks
+    for rows in (4, 10):
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                chunked, "chunks", lambda sizes, *_, rows=rows: steps.append(1) or cut(sizes, rows)
+            )
+            compare_layers(layer, x, states_for(cell, layer, len(lengths)), under, monkeypatch)
+    assert len(steps) == 4
+
+
+def test_dropout_draws_what_the_generic_loop_draws(
+    under: Under, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = make("LSTM", num_layers=3, dropout=0.5).to(under.dtype)
+    x = torch.randn(5, 3, 4, dtype=under.dtype)
+    outputs = []
+    for kernels in (under.engine.name, under.engine.name, "0"):
+        monkeypatch.setenv("LN_ZOO_KERNELS", kernels)
+        torch.manual_seed(3)
+        outputs.append(layer(x)[0])
+    assert torch.equal(outputs[0], outputs[1])
+    assert distance(outputs[0], outputs[2].double()) <= under.tolerance
+
+
+# Without gradients, and with some
+
+
+@every_cell
+def test_without_gradients_nothing_is_kept(cell: str, under: Under) -> None:
+    layer = make(cell).to(under.dtype)
+    x = torch.randn(40, 30, 4, dtype=under.dtype)
+    with torch.no_grad():
+        quiet, _ = layer(x)
+    loud, _ = layer(x)
+    assert distance(quiet, loud.detach().double()) <= under.tolerance
+    spec = specification(cell, True)
+    operands = [None if a is None else a.to(F32) for a in problem(spec, 3, 2, 4, 12)]
+    for save in (False, True):
+        *_, v, u, cells, stats = torch.ops.ln_zoo.recurrence(
+            *operands, None, spec.encode(), under.engine.name, save
+        )
+        kept = v.numel() + u.numel() + cells.numel() + stats.numel()
+        assert kept > 0 if save else kept == 0
+
+
+@every_cell
+def test_gradients_that_nobody_asks_for_are_not_made(cell: str, under: Under) -> None:
+    layer = make(cell).to(under.dtype)
+    wanted = {n: p for n, p in layer.named_parameters() if n.startswith(("weight", "sites"))}
+    x = torch.randn(5, 3, 4, dtype=under.dtype)
+    hx = tuple(s.to(under.dtype) for s in states_for(cell, layer, 3))
+    hx_given = hx if len(hx) == 2 else hx[0]
+
+    def gradients(of: list[Tensor]) -> tuple[Tensor, ...]:
+        for tensor in [x, *hx, *layer.parameters()]:
+            tensor.requires_grad_(any(tensor is t for t in of))
+        return torch.autograd.grad(layer(x, hx_given)[0].square().sum(), of)
+
+    everything = [x, *hx, *layer.parameters()]
+    full = dict(zip(map(id, everything), gradients(everything), strict=True))
+    for some in ([x], list(hx), list(wanted.values()), *([p] for p in layer.parameters())):
+        for tensor, gradient in zip(some, gradients(some), strict=True):
+            assert distance(gradient, full[id(tensor)].double()) <= under.tolerance
+
+
+@pytest.mark.parametrize("result", [0, 1, 2])
+def test_gradients_of_some_results_alone(result: int, under: Under) -> None:
+    spec = specification("LSTM", True)
+    operands = problem(spec, 5, 3, 4, 12)
+    expected = run(lambda o: (equations(spec, o)[result],), operands, F64)
+    actual = run(lambda o: (by(under, spec)(o)[result],), operands, under.dtype)
+    assert_close(actual, expected, under.tolerance)
+
+
+def test_a_call_that_kept_nothing_cannot_go_back(under: Under) -> None:
+    spec = specification("GRU", True)
+    with pytest.raises(RuntimeError, match="save=False and keeps nothing"):
+        run(by(under, spec, save=False), problem(spec, 2, 2, 3, 4), F32)
+
+
+@every_cell
+def test_backward_twice_gives_the_same_gradients(cell: str, under: Under) -> None:
+    layer = make(cell).to(under.dtype)
+    x = torch.randn(6, 3, 4, dtype=under.dtype, requires_grad=True)
+    loss = layer(x)[0].square().sum()
+    sources = [x, *layer.parameters()]
+    first = torch.autograd.grad(loss, sources, retain_graph=True)
+    second = torch.autograd.grad(loss, sources)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@every_cell
+def test_gradients_may_come_expanded_and_inputs_strided(cell: str, under: Under) -> None:
+    spec = specification(cell, True)
+    operands = problem(spec, 6, 3, 4, 12)
+    x = operands.x.transpose(0, 1).repeat_interleave(2, 2).contiguous().transpose(0, 1)[..., ::2]
+
+    def total(function: Callable[[Operands], tuple[Tensor, ...]], o: Operands) -> Any:
+        leaf = o.x.detach().requires_grad_()
+        function(o._replace(x=leaf))[0].sum().backward()
+        return {"dx": leaf.grad}
+
+    expected = total(lambda o: equations(spec, o), operands)
+    cast = Operands(*(None if a is None else a.to(under.dtype) for a in operands))
+    strided = cast._replace(x=x.to(under.dtype))
+    assert not strided.x.is_contiguous()
+    assert_close(total(by(under, spec), strided), expected, under.tolerance)
+
+
+# Memory, threads, modes
+
+
+@every_cell
+@pytest.mark.parametrize("lengths", [(6, 6, 6), (6, 3, 1)], ids=str)
+def test_memory_is_not_read_before_it_is_written(
+    cell: str, lengths: tuple[int, ...], under: Under, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = make(cell, bidirectional=True)
+    x = pack_sequence([randn(n, 4) for n in lengths])
+    poisoned = []
+
+    def poison(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def new(*arguments: Any, **options: Any) -> Tensor:
+            found = function(*arguments, **options)
+            poisoned.append(found.shape)
+            # Bytes of ones are a NaN in every precision.
+            return found.fill_(255 if found.dtype == torch.uint8 else float("nan"))
+
+        return new
+
+    engine = under.engine
+    with monkeypatch.context() as patch:
+        for name in ("empty", "empty_like"):
+            patch.setattr(torch, name, poison(getattr(torch, name)))
+        patch.setattr(Tensor, "new_empty", poison(Tensor.new_empty))
+        patch.setattr(engine, "empty", poison(engine.empty))
+        compare_layers(layer, x, states_for(cell, layer, len(lengths)), under, monkeypatch)
+        assert poisoned
+        with torch.no_grad():
+            assert layer.to(under.dtype)(x.to(under.dtype))[0].data.isfinite().all()
+
+
+@pytest.mark.parametrize("cell", ["LSTM", "GRU"])
+def test_threads_change_nothing_but_rounding_and_runs_nothing(cell: str, under: Under) -> None:
+    layer = make(cell).to(F32)
+    x = torch.randn(20, 16, 4, requires_grad=True)
+    results = []
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 2):
+            torch.set_num_threads(threads)
+            results.append(layer_results(layer, x, None))
+    finally:
+        torch.set_num_threads(before)
+    one, two, again = results
+    assert_close(two, {name: a.double() for name, a in one.items()}, 1e-6)
+    assert all(torch.equal(two[name], again[name]) for name in two)
+
+
+def test_inference_mode_leaves_nothing_behind(under: Under) -> None:
+    layer = make("LSTM").to(under.dtype)
+    x = torch.randn(5, 3, 4, dtype=under.dtype)
+    with torch.inference_mode():
+        quiet = layer(x)[0].clone()
+    loud = layer(x)[0]
+    loud.sum().backward()
+    assert distance(quiet.clone(), loud.detach().double()) <= under.tolerance
+
+
+def test_no_memory_is_lost(under: Under) -> None:
+    layer = make("GRU").to(under.dtype)
+    x = torch.randn(5, 3, 4, dtype=under.dtype)
+    counts = []
+    for _ in range(4):
+        layer(x)[0].sum().backward()
+        layer(x)
+        gc.collect()
+        counts.append(sum(isinstance(o, Tensor) for o in gc.get_objects()))
+    assert counts[1] == counts[3]
+
+
+# Half precision
+
+
+@every_cell
+@pytest.mark.parametrize("mode", ["autocast", "bfloat16"])
+def test_half_precision_is_no_worse_than_the_generic_loop(
+    cell: str, mode: str, under: Under, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if reason := refusal(under.engine, BF16):
+        under.calls = 1
+        pytest.skip(f"{under.engine.name}: {reason}")
+    gaps: dict[str, dict[str, list[float]]] = {"0": {}, under.engine.name: {}}
+    for seed in range(6):
+        layer = make(cell).to(BF16)
+        torch.manual_seed(seed)
+        x = torch.randn(8, 3, 4).to(BF16).to(F64)
+        hx = tuple(s.to(BF16).to(F64) for s in states_for(cell, layer, 3))
+        monkeypatch.setenv("LN_ZOO_KERNELS", "0")
+        exact = copy.deepcopy(layer).double()
+        expected = layer_results(
+            exact, x.requires_grad_(), tuple(s.clone().requires_grad_() for s in hx)
+        )
+        dtype = F32 if mode == "autocast" else BF16
+        for kernels, found in gaps.items():
+            monkeypatch.setenv("LN_ZOO_KERNELS", kernels)
+            narrow = copy.deepcopy(layer).to(dtype)
+            leaves = [a.detach().to(dtype).requires_grad_() for a in (x, *hx)]
+            with torch.autocast("cpu", BF16, enabled=mode == "autocast"):
+                results = layer_results(narrow, leaves[0], tuple(leaves[1:]))
+            assert results.pop("out").dtype == BF16
+            assert {a.dtype for a in results.values()} == {dtype}
+            for name, a in results.items():
+                gap = (a.double() - expected[name]).norm() / expected[name].norm()
+                found.setdefault(name, []).append(gap.item())
+    for name in gaps["0"]:
+        ours, theirs = sum(gaps[under.engine.name][name]), sum(gaps["0"][name])
+        assert ours <= 1.5 * theirs, name
+
+
+# Torch's own checks
+
+
+def arguments_of(spec: Spec, under: Under, *, packed: bool) -> list[Any]:
+    operands = problem(spec, 4, 3, 2, 4)
+    x, sizes = operands.x, None
+    if packed:
+        sizes = torch.tensor([3, 3, 2, 1])
+        x = x.flatten(0, 1)[:9]
+    leaves = [
+        None if a is None else a.to(under.dtype).requires_grad_() for a in operands._replace(x=x)
+    ]
+    return [*leaves, sizes, spec.encode(), under.engine.name]
+
+
+@every_cell
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+def test_operators_are_well_formed(cell: str, packed: bool, under: Under) -> None:
+    spec = specification(cell, True)
+    given = arguments_of(spec, under, packed=packed)
+    torch.library.opcheck(torch.ops.ln_zoo.recurrence.default, (*given, True))
+    plain = [a.detach() if isinstance(a, Tensor) else a for a in given]
+    out, h, c, *kept = torch.ops.ln_zoo.recurrence(*plain, True)
+    backward = (
+        *(torch.ones_like(out), torch.ones_like(h), torch.ones_like(c) if c.numel() else None),
+        *(*plain[:-3], out, *kept, *plain[-3:]),
+    )
+    for needs in ([True] * 11, [True, False] * 5 + [True]):
+        torch.library.opcheck(
+            torch.ops.ln_zoo.recurrence_backward.default,
+            (*backward, needs),
+            test_utils=("test_schema", "test_faketensor"),
+        )
+
+
+@every_cell
+@every_norm
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+def test_gradients_and_theirs_are_those_of_finite_differences(
+    cell: str, center: bool, packed: bool, double: Under
+) -> None:
+    spec = specification(cell, center)
+    *leaves, sizes, code, name = arguments_of(spec, double, packed=packed)
+    there = [a for a in leaves if a is not None]
+
+    def function(*values: Tensor) -> tuple[Tensor, ...]:
+        given = iter(values)
+        operands = [None if a is None else next(given) for a in leaves]
+        results = torch.ops.ln_zoo.recurrence(*operands, sizes, code, name, True)
+        return results[: 3 if cell == "LSTM" else 2]
+
+    if cell == "RNN_RELU":  # away from the kink
+        there[5 if len(there) > 5 else -1] = there[-1]
+    assert torch.autograd.gradcheck(function, there, fast_mode=True)
+    assert torch.autograd.gradgradcheck(function, there, fast_mode=True)
+
+
+@every_cell
+def test_gradients_of_gradients_are_the_generic_loops(
+    cell: str, under: Under, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = make(cell, bidirectional=True).to(under.dtype)
+    x = torch.randn(5, 3, 4, dtype=under.dtype, requires_grad=True)
+    found = []
+    for kernels in (under.engine.name, "0"):
+        monkeypatch.setenv("LN_ZOO_KERNELS", kernels)
+        (gradient,) = torch.autograd.grad(layer(x)[0].square().sum(), x, create_graph=True)
+        found.append(torch.autograd.grad(gradient.square().sum(), [x, *layer.parameters()]))
+    for one, two in zip(*found, strict=True):
+        assert distance(one, two.double()) <= 50 * under.tolerance
+
+
+@pytest.fixture
+def compiler() -> Iterator[None]:
+    """Forgets what was compiled before and after."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@every_cell
+@pytest.mark.usefixtures("compiler")
+def test_compiles_whole(cell: str, under: Under) -> None:
+    layer = make(cell, bidirectional=True).to(under.dtype)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    x = torch.randn(5, 3, 4, dtype=under.dtype, requires_grad=True)
+    expected = {name: a.double() for name, a in layer_results(layer, x, None).items()}
+    calls = under.calls
+    assert_close(layer_results_of(compiled, layer, x), expected, under.tolerance)
+    assert under.calls > calls
+    with torch.no_grad():
+        assert distance(compiled(x)[0], expected["out"]) <= under.tolerance
+
+
+def layer_results_of(function: Any, layer: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    """`layer_results` with another function in place of the layer's own forward."""
+
+    class Stand(nn.Module):
+        def forward(self, *arguments: Any) -> Any:
+            return function(*arguments)
+
+        def named_parameters(self, *arguments: Any, **options: Any) -> Any:
+            return layer.named_parameters(*arguments, **options)
+
+    return layer_results(Stand(), x, None)
+
+
+# What is left to the generic loop
+
+
+def test_transforms_of_functions_are_left_to_the_generic_loop(under: Under) -> None:
+    layer = make("GRU").to(under.dtype)
+    x = torch.randn(5, 3, 4, dtype=under.dtype)
+    expected = layer(x)[0]
+    calls = under.calls
+    mapped = torch.vmap(lambda row: layer(row)[0], in_dims=1, out_dims=1)(x)
+    _, tangent = torch.func.jvp(lambda x: layer(x)[0], (x,), (torch.ones_like(x),))
+    gradient = torch.func.grad(lambda x: layer(x)[0].sum())(x)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
+        output = torch.autograd.forward_ad.unpack_dual(layer(dual)[0])
+    assert under.calls == calls
+    for actual in (mapped, output.primal):
+        assert distance(actual, expected.detach().double()) <= under.tolerance
+    assert distance(output.tangent, tangent.double()) <= under.tolerance
+    # Along ones, forward and reverse mode agree.
+    total = tangent.sum(), gradient.sum()
+    assert total[0].item() == pytest.approx(total[1].item(), rel=1e-4)
+
+
+@pytest.mark.usefixtures("compiler")
+def test_exported_programs_need_no_operator_of_ours(under: Under) -> None:
+    layer = make("LSTM").to(under.dtype).eval()
+    x = torch.randn(3, 2, 4, dtype=under.dtype)
+    program = torch.export.export(layer, (x,))
+    assert not any("ln_zoo" in str(node.target) for node in program.graph.nodes)
+    assert distance(program.module()(x)[0], layer(x)[0].detach().double()) <= under.tolerance
+
+
+@dataclass(frozen=True)
+class Opaque(Norm):
+    """Describes itself to nobody."""
+
+    def sums(self, site: Site, a: Tensor, step: int | None = None) -> Tensor:
+        return a.tanh()
+
+
+def test_what_no_record_says_is_left_to_the_generic_loop(under: Under) -> None:
+    kernel = Recurrence(under.engine)
+    layer = GRU(3, 4, norm=Opaque())
+    layer(torch.randn(2, 2, 3))
+    assert not under.calls
+    plain = RowNorm((8, 4))
+    weights = [layer._effective_weights(*d) for d in layer._directions().items()]
+    x = torch.randn(2, 2, 3)
+    records = [{"input": plain, "recurrent": None}]
+    assert "only the strategy knows" in str(kernel.refuses(CELLS["GRU"], records, x, weights))
+    records = [{"input": plain, "recurrent": plain}]
+    assert kernel.refuses(CELLS["GRU"], records, x, weights) is None
+    GRU(3, 4, norm=LayerNorm())(x)
+
+
+def test_products_add_up_in_the_precision_of_the_total() -> None:
+    w = torch.randn(8, 3)
+    p = Products(w)
+    d, a = torch.randn(5, 8), torch.randn(5, 3)
+    for dtype in (F32, BF16):
+        total = torch.full((8, 3), float("nan"))
+        p.add_weight_gradient(d.to(dtype), a.to(dtype), total, True)
+        p.add_weight_gradient(d.to(dtype), a.to(dtype), total, False)
+        assert distance(total, 2 * (d.T @ a).double()) <= (1e-6 if dtype == F32 else 2e-2)
