@@ -43,9 +43,13 @@ def library() -> ctypes.CDLL:
     return found
 
 
-@functools.cache
 def trouble() -> str | None:
     """Why there is no library, or ``None``; compiles it at the first call."""
+    return _trouble()
+
+
+@functools.cache
+def _trouble() -> str | None:
     try:
         library()
     except build.Unavailable as error:
