@@ -578,15 +578,13 @@ class _OneState(Steps):
             d_u = torch.mul(slopes_at[t], self.back_recurrent, out=d_sums[t])
             if second.scale:
                 second.adjoint(d_u, rows_at[t], r_at[t], products_now)
-            if back is not None:
+            if back is None:
+                torch.mm(d_u, self.w_hh, out=dh_now)
+            else:
                 torch.mm(dus[t].copy_(d_u), self.w_hh, out=back[:n])
                 dh_now.copy_(back[:n])
-                if carried is not None:
-                    dh_now.addcmul_(d_h, carried[t])
-            elif carried is not None:
-                torch.mul(d_h, carried[t], out=dh_now).addmm_(d_u, self.w_hh)
-            else:
-                torch.mm(d_u, self.w_hh, out=dh_now)
+            if carried is not None:
+                dh_now.addcmul_(d_h, carried[t])
         return states
 
 

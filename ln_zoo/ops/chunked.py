@@ -168,7 +168,8 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
             rows = slice(piece.first, piece.last)
             if save:
                 terms = (u if spec.merged else v)[rows]
-                kept = Saved(terms, u[rows], cells[rows] if spec.cell == "LSTM" else None, stats[rows])
+                after = cells[rows] if spec.cell == "LSTM" else None
+                kept = Saved(terms, u[rows], after, stats[rows])
             else:
                 terms, kept = scratch[: piece.last - piece.first], None
             p.terms(rows_of(x, batch_sizes is not None, piece), terms)
@@ -243,16 +244,16 @@ def _backward(*arguments: Any) -> tuple[Tensor, ...]:
         if not spec.merged:
             dv_buffer = engine.empty(longest, width, like=x, dtype=x.dtype, scratch="dv")
 
-        def total(of: Tensor, needed: bool, rows: Rows) -> Tensor | None:
-            if not needed:
+        def total(of: Tensor, rows: Rows) -> Tensor | None:
+            if not of.numel():
                 return None
             if of.dtype == wide and not (rows.center and p.leaves_constants):
                 return of
             return torch.empty_like(of, dtype=wide)
 
         first, second = spec.products
-        dw_ih = total(gradients.w_ih, needed.w_ih, first)
-        dw_hh = total(gradients.w_hh, needed.w_hh, second)
+        dw_ih = total(gradients.w_ih, first)
+        dw_hh = total(gradients.w_hh, second)
         for piece in reversed(pieces):
             rows, count = slice(piece.first, piece.last), piece.last - piece.first
             last = piece is pieces[-1]

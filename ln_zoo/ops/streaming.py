@@ -109,9 +109,9 @@ def _norm(a: Tensor, record: Record, bias: Tensor | None) -> Tensor:
     if record.identity:
         return a if bias is None else a + bias
     gain = None if record.gain is None else record.gain.to(a.dtype)
-    shift = bias if record.shift is None else record.shift.to(a.dtype)
-    if record.shift is not None and bias is not None:
-        shift = shift + bias
+    shift = bias
+    if record.shift is not None:
+        shift = record.shift.to(a.dtype) if bias is None else record.shift + bias
     if len(record.groups) > 1:
         parts = a.split(record.groups, dim=-1)
         rows = torch.cat([_norm(p, _whole(p, record), None) for p in parts], dim=-1)

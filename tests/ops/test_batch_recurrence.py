@@ -790,9 +790,3 @@ def test_padding_never_enters(under: Under) -> None:
         packed = pack_padded_sequence(padded, lengths)
         found.append(under.run(under.name, lambda p=packed, t=twin: [*call(t, p), *t.buffers()]))
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
-
-
-def test_the_module_says_where_it_is() -> None:
-    assert torch.ops.ln_zoo.batch_recurrence.default.name() == "ln_zoo::batch_recurrence"
-    assert set(BATCH_ENGINES) == {kernel.engine.name for kernel in KINDS}
-    assert batch_recurrence.BATCH_ENGINES is BATCH_ENGINES

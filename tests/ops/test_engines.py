@@ -22,7 +22,7 @@ from ln_zoo.ops.recurrent_kernel import Recurrence
 from ln_zoo.ops.spec import Operands, Rows, Spec
 
 F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
-#: Largest difference allowed, as a part of the largest number compared.
+#: Length of the difference allowed, as a part of the length of what is compared.
 TOLERANCE = {F32: 2e-6, F64: 1e-12}
 GATES = {"LSTM": 4, "GRU": 3, "RNN_TANH": 1, "RNN_RELU": 1}
 PLACES = {"LSTM": ("input", "recurrent", "cell"), "GRU": ("input", "recurrent")}
@@ -34,7 +34,8 @@ LAYERS: dict[str, Callable[..., nn.Module]] = {
     "RNN_TANH": RNN,
     "RNN_RELU": lambda *sizes, **options: RNN(*sizes, nonlinearity="relu", **options),
 }
-NORMS: dict[str, Norm] = {"layer": LayerNorm(gain=0.7), "rms": RMSNorm(gain=0.7)}
+# With gains of 1 networks multiply rounding errors from step to step.
+NORMS: dict[str, Norm] = {"layer": LayerNorm(gain=0.5), "rms": RMSNorm(gain=0.5)}
 
 
 @dataclass
@@ -83,10 +84,9 @@ def double(under: Under) -> Under:
 
 
 def distance(one: Tensor, other: Tensor) -> float:
-    """Largest difference as a part of the largest number of the other; infinite for NaN."""
+    """Length of the difference as a part of that of the other; infinite for NaN."""
     assert one.shape == other.shape
-    largest = other.abs().max().clamp(min=1e-30) if other.numel() else torch.ones(())
-    gap = ((one.double() - other).abs().max() / largest).item() if other.numel() else 0.0
+    gap = ((one.double() - other).norm() / other.norm().clamp(min=1e-30)).item()
     return gap if gap == gap else float("inf")
 
 
@@ -138,7 +138,7 @@ def equations(spec: Spec, o: Operands) -> tuple[Tensor, ...]:
 
 
 def problem(
-    spec: Spec, T: int, N: int, F: int, H: int, *, gain: float = 1.0, seed: int = 0
+    spec: Spec, T: int, N: int, F: int, H: int, *, gain: float = 0.5, seed: int = 0
 ) -> Operands:
     """Random operands in float64, such as float32 can hold."""
     generator = torch.Generator().manual_seed(seed)
@@ -146,21 +146,20 @@ def problem(
     def rand(*shape: int) -> Tensor:
         return torch.rand(shape, generator=generator) * 2 - 1
 
-    G = GATES[spec.cell] * H
+    G, k = GATES[spec.cell] * H, H**-0.5
     lstm = spec.cell == "LSTM"
     operands = Operands(
         x=rand(T, N, F) * 2,
-        # Weights far from mean zero, which layer norm does not see.
-        w_ih=rand(G, F) * F**-0.5 + 0.3,
-        w_hh=rand(G, H) * H**-0.5 + 0.1,
+        w_ih=rand(G, F) * k,
+        w_hh=rand(G, H) * k,
         h0=rand(N, H),
         c0=rand(N, H) if lstm else None,
         bias=rand(G) / 2,
         bias_hn=rand(H) / 2 if spec.cell == "GRU" else None,
-        gain_input=gain + rand(G) / 4 if spec.input.scale else None,
-        gain_recurrent=gain + rand(G) / 4 if spec.recurrent.scale else None,
-        gain_out=gain + rand(H) / 4 if spec.out.scale else None,
-        shift_out=rand(H) / 2 if lstm and spec.out.scale else None,
+        gain_input=gain + rand(G) / 10 if spec.input.scale else None,
+        gain_recurrent=gain + rand(G) / 10 if spec.recurrent.scale else None,
+        gain_out=gain + rand(H) / 10 if spec.out.scale else None,
+        shift_out=rand(H) / 10 if lstm and spec.out.scale else None,
     )
     return Operands(*(None if a is None else a.double() for a in operands))
 
@@ -208,11 +207,33 @@ def by(under: Under, spec: Spec, save: bool = True) -> Callable[[Operands], tupl
 SIZES = [  # T, N, features I of the input, H, gain
     (1, 1, 7, 5, 1.0),
     (1, 3, 7, 257, 1.0),
+    (16, 3, 7, 5, 1.0),
     (16, 3, 7, 100, 1.0),
     (16, 1, 7, 257, 1.0),
     (63, 3, 7, 257, 0.5),
     (63, 1, 7, 100, 0.5),
 ]
+
+
+def assert_as_good_as_float32(under: Under, spec: Spec, problems: list[Operands]) -> None:
+    """Errors within 2e-6 in the median of problems, of results and of gradients.
+
+    Some networks multiply errors from step to step, whoever makes them: there, within three times
+    those of the generic loop in float32.
+    """
+    errors: dict[bool, list[list[float]]] = {True: [], False: []}
+    for operands in problems:
+        expected = run(lambda o: equations(spec, o), operands, F64)
+        ours = run(by(under, spec), operands, F32)
+        generic = run(lambda o: chunked.replay(spec, o, None), operands, F32)
+        for gradients, found in errors.items():
+            names = [name for name in expected if name.startswith("d") == gradients]
+            found.append(
+                [max(distance(a[name], expected[name]) for name in names) for a in (ours, generic)]
+            )
+    for gradients, found in errors.items():
+        ours_, generic_ = (sorted(of)[len(of) // 2] for of in zip(*found, strict=True))
+        assert ours_ <= max(TOLERANCE[F32], 3 * generic_), (gradients, found)
 
 
 @every_cell
@@ -223,23 +244,19 @@ def test_float32_against_the_equations(
 ) -> None:
     *sizes, gain = size
     spec = specification(cell, center)
-    operands = problem(spec, *sizes, gain=gain)
-    expected = run(lambda o: equations(spec, o), operands, F64)
-    assert_close(run(by(under, spec), operands, F32), expected, TOLERANCE[F32])
+    problems = [problem(spec, *sizes, gain=gain, seed=seed) for seed in range(3)]
+    assert_as_good_as_float32(under, spec, problems)
 
 
 @every_cell
-@every_norm
-def test_five_features_over_sixteen_steps(cell: str, center: bool, under: Under) -> None:
-    """So few that single rows come close to constant ones, where no float32 is good: median."""
-    spec = specification(cell, center)
-    gaps = []
-    for seed in range(9):
-        operands = problem(spec, 16, 3, 7, 5, seed=seed)
-        expected = run(lambda o: equations(spec, o), operands, F64)
-        actual = run(by(under, spec), operands, F32)
-        gaps.append(max(distance(actual[name], expected[name]) for name in expected))
-    assert sorted(gaps)[4] <= TOLERANCE[F32], gaps
+def test_layer_norm_of_weights_far_from_mean_zero(cell: str, under: Under) -> None:
+    """The mean of summed inputs is hundreds of their deviations, and it has no effect."""
+    spec = specification(cell, True)
+    problems = []
+    for seed in range(3):
+        o = problem(spec, 20, 3, 7, 100, seed=seed)
+        problems.append(o._replace(w_ih=o.w_ih + 10, w_hh=o.w_hh + 10))
+    assert_as_good_as_float32(under, spec, problems)
 
 
 SUBSETS = [
@@ -574,7 +591,7 @@ def test_half_precision_is_no_worse_than_the_generic_loop(
         under.calls = 1
         pytest.skip(f"{under.engine.name}: {reason}")
     gaps: dict[str, dict[str, list[float]]] = {"0": {}, under.engine.name: {}}
-    for seed in range(6):
+    for seed in range(7):
         layer = make(cell).to(BF16)
         torch.manual_seed(seed)
         x = torch.randn(8, 3, 4).to(BF16).to(F64)
@@ -597,7 +614,8 @@ def test_half_precision_is_no_worse_than_the_generic_loop(
                 gap = (a.double() - expected[name]).norm() / expected[name].norm()
                 found.setdefault(name, []).append(gap.item())
     for name in gaps["0"]:
-        ours, theirs = sum(gaps[under.engine.name][name]), sum(gaps["0"][name])
+        # The median: a ReLU that opens by rounding alone changes gradients a lot.
+        ours, theirs = (sorted(found[name])[3] for found in (gaps[under.engine.name], gaps["0"]))
         assert ours <= 1.5 * theirs, name
 
 
@@ -652,8 +670,6 @@ def test_gradients_and_theirs_are_those_of_finite_differences(
         results = torch.ops.ln_zoo.recurrence(*operands, sizes, code, name, True)
         return results[: 3 if cell == "LSTM" else 2]
 
-    if cell == "RNN_RELU":  # away from the kink
-        there[5 if len(there) > 5 else -1] = there[-1]
     assert torch.autograd.gradcheck(function, there, fast_mode=True)
     assert torch.autograd.gradgradcheck(function, there, fast_mode=True)
 

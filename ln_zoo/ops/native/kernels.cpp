@@ -835,11 +835,7 @@ void forward(const Steps& s) {
           if (merged) for_units(G, [&](int64_t j, auto block) {
             block.write(u + j, block.read(u + j) + block.read(input + j));
           });
-          // The backward starts from narrow numbers: the forward had better do so as well.
-          if (kept) {
-            narrow(u, G, kept + row * G);
-            widen(kept + row * G, G, u);
-          }
+          if (kept) narrow(u, G, kept + row * G);
         }
         float *h = s.h + n * H, *c = s.c ? s.c + n * H : nullptr;
         float* stats = s.stats ? s.stats + row * STATS : unused;
