@@ -220,9 +220,7 @@ def lower(
     return specify(cell, records, weights), gather(cell, records, weights, x, states)
 
 
-def gather(
-    cell: Cell, records: Records, weights: Weights, x: Tensor, states: States
-) -> Operands:
+def gather(cell: Cell, records: Records, weights: Weights, x: Tensor, states: States) -> Operands:
     """The tensors of one direction of one layer; arguments as for `lower`."""
     hidden = weights.hh.shape[1]
     narrow = product_dtype(x)

@@ -244,7 +244,9 @@ def test_float32_against_the_equations(
 ) -> None:
     *sizes, gain = size
     spec = specification(cell, center)
-    problems = [problem(spec, *sizes, gain=gain, seed=seed) for seed in range(3)]
+    # Among few features some problems are bad: more of them.
+    seeds = range(9 if sizes[-1] == 5 else 3)
+    problems = [problem(spec, *sizes, gain=gain, seed=seed) for seed in seeds]
     assert_as_good_as_float32(under, spec, problems)
 
 

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from ln_zoo import ops
 from ln_zoo.layers import GRU, LSTM, RNN
-from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm
-from ln_zoo.ops import CELLS, KERNELS, RowNorm, fast_path
+from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, Site, WeightNorm
+from ln_zoo.ops import CELLS, KERNELS, Records, RowNorm, Weights, fast_path
 from ln_zoo.ops.torch_rnn import TorchRNN
 
-PLAIN = RowNorm((8,))
+H = 4
+GATES = {"LSTM": 4, "GRU": 3, "RNN_TANH": 1, "RNN_RELU": 1}
+
+
+def directions(cell: str, **changed: RowNorm | None) -> list[Records]:
+    """One direction whose places do nothing, but for some."""
+    places = CELLS[cell].places
+    return [{p.role: RowNorm(tuple(n * H for n in p.groups)) for p in places} | changed]
+
+
+def weights(cell: str) -> list[Weights]:
+    return [Weights(torch.randn(GATES[cell] * H, 3), torch.randn(GATES[cell] * H, H))]
 
 
 @pytest.fixture
@@ -35,21 +48,37 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
 FUSED = TorchRNN.name
 
 
+@dataclass(frozen=True)
+class Opaque(Norm):
+    """Describes itself to nobody."""
+
+    def sums(self, site: Site, a: Tensor, step: int | None = None) -> Tensor:
+        return a.tanh()
+
+
 @pytest.mark.parametrize(
     ("norm", "normalize", "wanted"),
     [
         (Identity(), None, FUSED),
         (WeightNorm(), None, FUSED),
         (LayerNorm(), (), FUSED),
-        (LayerNorm(), None, None),
-        (RMSNorm(), None, None),
-        (BatchNorm(), None, None),
+        (LayerNorm(), None, "aten"),
+        (RMSNorm(), None, "aten"),
+        (BatchNorm(), None, "aten"),
+        (Opaque(), None, None),
     ],
 )
 @pytest.mark.parametrize("cls", [LSTM, GRU, RNN])
-def test_layers_that_normalise_no_sums_run_on_torchs_loop(
-    cls: type, norm: Norm, normalize: Any, wanted: str | None, chosen: list[str | None]
+def test_which_strategies_run_where(
+    cls: type,
+    norm: Norm,
+    normalize: Any,
+    wanted: str | None,
+    chosen: list[str | None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Torch's own loop where no sums are normalised, else a kernel, or the generic loop."""
+    monkeypatch.setenv("LN_ZOO_KERNELS", "torch,aten")
     cls(3, 4, norm=norm, normalize=normalize)(torch.randn(5, 2, 3))
     assert chosen == [wanted]
 
@@ -73,42 +102,85 @@ def test_the_switch_is_read_at_each_call(
     assert chosen[-1] == FUSED
 
 
-def test_a_refusal_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    fast_path._log_once.cache_clear()
+def test_names_choose_kernels(chosen: list[str | None], monkeypatch: pytest.MonkeyPatch) -> None:
     layer = GRU(3, 4, norm=LayerNorm())
-    with caplog.at_level(logging.INFO, logger="ln_zoo"):
-        for _ in range(3):
-            layer(torch.randn(5, 2, 3))
-    assert caplog.messages == [
-        f"GRU: not run by {FUSED}: the input site normalises its summed inputs"
-    ]
-
-
-def test_what_only_the_strategy_knows_is_refused() -> None:
-    kernel = TorchRNN()
     x = torch.randn(5, 2, 3)
-    assert kernel.refuses(CELLS["GRU"], [{"input": PLAIN, "recurrent": PLAIN}], x) is None
-    reason = kernel.refuses(CELLS["GRU"], [{"input": PLAIN, "recurrent": None}], x)
-    assert reason == "the recurrent site normalises its summed inputs"
+    for value, wanted in (("aten", "aten"), (" torch , aten ", "aten"), ("torch", None)):
+        monkeypatch.setenv("LN_ZOO_KERNELS", value)
+        layer(x)
+        assert chosen[-1] == wanted
+    for value, name in (("atn", "atn"), ("aten,1", "1"), ("torch,,aten", "")):
+        monkeypatch.setenv("LN_ZOO_KERNELS", value)
+        with pytest.raises(ValueError, match=f"LN_ZOO_KERNELS={value}.*{name!r}.* torch, .*aten"):
+            layer(x)
+
+
+def test_every_kernel_has_a_name_and_a_title() -> None:
+    names = [kernel.name for kernel in KERNELS]
+    assert list(dict.fromkeys(names)) == ["torch", "triton", "native", "aten"]
+    assert all(kernel.title for kernel in KERNELS)
+
+
+def logged(caplog: pytest.LogCaptureFixture, layer: torch.nn.Module, times: int = 3) -> list[str]:
+    fast_path._log.cache_clear()
+    caplog.clear()
+    with caplog.at_level(logging.INFO, logger="ln_zoo"):
+        for _ in range(times):
+            layer(torch.randn(5, 2, 3))
+    return caplog.messages
+
+
+def test_what_runs_is_logged_once_and_why_nothing_else_does(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fused, ours = f"{FUSED} ({TorchRNN.title})", "aten (steps in functions of torch)"
+    monkeypatch.setenv("LN_ZOO_KERNELS", "torch,aten")
+    assert logged(caplog, LSTM(3, 4)) == [f"LSTM: runs on {fused}"]
+    assert logged(caplog, GRU(3, 4, norm=LayerNorm())) == [
+        f"GRU: not run by {fused}: the input site normalises its summed inputs",
+        f"GRU: runs on {ours}",
+    ]
+    messages = logged(caplog, RNN(3, 4, norm=Opaque()))
+    assert (
+        f"RNN_TANH: not run by {ours}: only the strategy knows what the sum site does" in messages
+    )
+    assert messages[-1] == "RNN_TANH: runs on the generic loop: LN_ZOO_KERNELS=torch,aten"
+    monkeypatch.setenv("LN_ZOO_KERNELS", "0")
+    assert logged(caplog, LSTM(3, 4)) == ["LSTM: runs on the generic loop: LN_ZOO_KERNELS=0"]
+    monkeypatch.delenv("LN_ZOO_KERNELS")
+    assert logged(caplog, RNN(3, 4, norm=Opaque()))[-1] == "RNN_TANH: runs on the generic loop"
+
+
+def test_torchs_loop_refuses_what_normalises_and_what_only_the_strategy_knows() -> None:
+    def reason(**changed: RowNorm | None) -> str | None:
+        x, cell = torch.randn(5, 2, 3), CELLS["GRU"]
+        return TorchRNN().refuses(cell, directions("GRU", **changed), x, weights("GRU"))
+
+    assert reason() is None
+    assert reason(recurrent=None) == "the recurrent site normalises its summed inputs"
+    scaled = RowNorm((2 * H, H), scale=True)
+    assert reason(input=scaled) == "the input site normalises its summed inputs"
 
 
 def test_float16_autocast_is_refused_for_the_lstm_alone() -> None:
-    x = torch.randn(5, 2, 3)
-    places = {"input": PLAIN, "recurrent": PLAIN, "cell": PLAIN}
+    def reason(cell: str) -> str | None:
+        x = torch.randn(5, 2, 3)
+        return TorchRNN().refuses(CELLS[cell], directions(cell), x, weights(cell))
+
     with torch.autocast("cpu", torch.float16):
-        assert "float16 autocast" in str(TorchRNN().refuses(CELLS["LSTM"], [places], x))
-        assert TorchRNN().refuses(CELLS["GRU"], [places], x) is None
+        assert "float16 autocast" in str(reason("LSTM"))
+        assert reason("GRU") is None
     with torch.autocast("cpu", torch.bfloat16):
-        assert TorchRNN().refuses(CELLS["LSTM"], [places], x) is None
+        assert reason("LSTM") is None
 
 
 def test_a_kernel_is_one_entry_of_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
     """It sees records with gains, never strategies, and may refuse."""
 
     class Constant:
-        name = "constant"
+        name, title = "constant", "a test"
 
-        def refuses(self, cell: Any, records: Any, x: Any) -> str | None:
+        def refuses(self, cell: Any, records: Any, x: Any, weights: Any) -> str | None:
             return None if records[0]["sum"].center else "it centres"
 
         def __call__(

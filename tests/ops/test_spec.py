@@ -1,0 +1,204 @@
+"""Records in the terms of kernels."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ln_zoo.ops import CELLS, RowNorm, Weights
+from ln_zoo.ops.cells import Cell
+from ln_zoo.ops.engine import centred
+from ln_zoo.ops.spec import Rows, Spec, lower, product_dtype, refusal, specify
+
+F64 = torch.float64
+H = 3
+GATES = {"LSTM": 4, "GRU": 3, "RNN_TANH": 1, "RNN_RELU": 1}
+every_cell = pytest.mark.parametrize("cell", GATES)
+
+
+def weights(cell: str, **options: Any) -> Weights:
+    G = GATES[cell] * H
+    rand = torch.Generator().manual_seed(1)
+    shapes = ((G, 2), (G, H), (G,), (G,))
+    ih, hh, bias_ih, bias_hh = (torch.randn(s, generator=rand, dtype=F64) for s in shapes)
+    return Weights(ih, hh, bias_ih, bias_hh)._replace(**options)
+
+
+def record(groups: tuple[int, ...], seed: int = 2, **options: Any) -> RowNorm:
+    generator = torch.Generator().manual_seed(seed)
+    features = sum(groups)
+    gain, shift = torch.randn(2, features, generator=generator, dtype=F64)
+    return replace(RowNorm(groups, True, True, 1e-5, gain, shift), **options)
+
+
+def records(cell: str, **options: Any) -> dict[str, RowNorm]:
+    places = CELLS[cell].places
+    return {
+        place.role: record(tuple(n * H for n in place.groups), seed, **options)
+        if place.sums
+        else RowNorm(tuple(n * H for n in place.groups))
+        for seed, place in enumerate(places)
+    }
+
+
+def states(cell: str) -> tuple[Tensor, ...]:
+    return tuple(torch.zeros(4, H, dtype=F64) for _ in CELLS[cell].states)
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-5, math.pi * 1e-7, 0.1 + 0.2])
+def test_specs_survive_as_text(eps: float) -> None:
+    spec = Spec("GRU", Rows(True, False, eps, (2, 1)), Rows(), Rows(True, True, 1.0, (1,)))
+    assert Spec.decode(spec.encode()) == spec
+
+
+@every_cell
+def test_gates(cell: str) -> None:
+    spec = specify(CELLS[cell], records(cell), weights(cell))
+    assert spec.gates == GATES[cell]
+    assert spec.merged == cell.startswith("RNN")
+    assert spec.products == ((spec.out,) * 2 if spec.merged else (spec.input, spec.recurrent))
+
+
+def test_what_is_folded_into_the_biases_of_an_lstm() -> None:
+    given, w = records("LSTM"), weights("LSTM")
+    spec, operands = lower(CELLS["LSTM"], given, w, torch.ones(5, 4, 2, dtype=F64), states("LSTM"))
+    assert spec == Spec("LSTM", *(Rows(True, True, 1e-5, (4,)),) * 2, Rows(True, True, 1e-5, (1,)))
+    total = w.bias_ih + w.bias_hh + given["input"].shift + given["recurrent"].shift
+    torch.testing.assert_close(operands.bias, total)
+    assert torch.equal(operands.gain_input, given["input"].gain)
+    assert torch.equal(operands.gain_out, given["cell"].gain)
+    assert torch.equal(operands.shift_out, given["cell"].shift)
+    assert operands.bias_hn is None
+
+
+def test_what_is_folded_into_the_biases_of_a_gru() -> None:
+    given, w = records("GRU"), weights("GRU")
+    spec, operands = lower(CELLS["GRU"], given, w, torch.ones(5, 4, 2, dtype=F64), states("GRU"))
+    assert spec.input == Rows(True, True, 1e-5, (2, 1))
+    first, second = w.bias_ih + given["input"].shift, w.bias_hh + given["recurrent"].shift
+    both = torch.cat([(first + second)[: 2 * H], first[2 * H :]])
+    torch.testing.assert_close(operands.bias, both)
+    torch.testing.assert_close(operands.bias_hn, second[2 * H :])
+    assert operands.gain_out is None
+    assert operands.shift_out is None
+
+
+def test_what_is_folded_into_the_bias_of_an_rnn() -> None:
+    given, w = records("RNN_TANH"), weights("RNN_TANH")
+    x = torch.ones(5, 4, 2, dtype=F64)
+    spec, operands = lower(CELLS["RNN_TANH"], given, w, x, states("RNN_TANH"))
+    assert spec == Spec("RNN_TANH", Rows(), Rows(), Rows(True, True, 1e-5, (1,)))
+    torch.testing.assert_close(operands.bias, w.bias_ih + w.bias_hh + given["sum"].shift)
+    assert torch.equal(operands.gain_out, given["sum"].gain)
+    assert operands.shift_out is None
+
+
+@every_cell
+def test_identity_has_no_vectors_and_bare_norms_have_ones(cell: str) -> None:
+    w = weights(cell, bias_ih=None, bias_hh=None)
+    x = torch.ones(5, 4, 2, dtype=F64)
+    plain = {role: RowNorm(r.groups, gain=r.gain) for role, r in records(cell).items()}
+    spec, operands = lower(CELLS[cell], plain, w, x, states(cell))
+    assert spec == Spec(cell, Rows(), Rows(), Rows())
+    assert all(a is None for a in operands[5:])
+
+    bare = {
+        role: r if r.identity else replace(r, gain=None, shift=None)
+        for role, r in records(cell).items()
+    }
+    spec, operands = lower(CELLS[cell], bare, w, x, states(cell))
+    for rows, gain in (
+        (spec.input, operands.gain_input),
+        (spec.recurrent, operands.gain_recurrent),
+        (spec.out, operands.gain_out),
+    ):
+        assert (gain is not None) == rows.scale
+        assert gain is None or (gain == 1).all()
+    if cell == "LSTM":
+        assert operands.shift_out is not None
+        assert not operands.shift_out.any()
+
+
+@every_cell
+def test_gradients_reach_every_parameter(cell: str) -> None:
+    w = Weights(*(a.requires_grad_() for a in weights(cell)[:4]))
+    given = records(cell)
+    shifts_and_gains = [a for r in given.values() for a in (r.gain, r.shift) if a is not None]
+    for a in shifts_and_gains:
+        a.requires_grad_()
+    x = torch.ones(5, 4, 2, dtype=F64, requires_grad=True)
+    _, operands = lower(CELLS[cell], given, w, x, states(cell))
+    total = sum(a.sum() for a in operands if a is not None)
+    for gradient in torch.autograd.grad(total, [x, *w[:4], *shifts_and_gains]):
+        assert (gradient == 1).all()
+
+
+@every_cell
+def test_precisions(cell: str) -> None:
+    def dtypes(dtype: torch.dtype) -> set[tuple[torch.dtype, torch.dtype]]:
+        w = Weights(*(a.to(dtype) for a in weights(cell)[:4]))
+        x = torch.ones(5, 4, 2, dtype=dtype)
+        start = tuple(s.to(dtype) for s in states(cell))
+        _, operands = lower(CELLS[cell], records(cell), w, x, start)
+        narrow = {a.dtype for a in operands[:3]}
+        wide = {a.dtype for a in operands[3:] if a is not None}
+        return set(zip(narrow, wide, strict=True))
+
+    bf16, f16, f32 = torch.bfloat16, torch.float16, torch.float32
+    assert dtypes(f32) == {(f32, f32)}
+    assert dtypes(F64) == {(F64, F64)}
+    assert dtypes(bf16) == {(bf16, f32)}
+    with torch.autocast("cpu", bf16):
+        assert dtypes(f32) == {(bf16, f32)}
+        assert dtypes(f16) == {(bf16, f32)}
+        assert dtypes(F64) == {(F64, F64)}
+        assert product_dtype(torch.ones(1, dtype=F64)) == F64
+
+
+def test_refusals_have_reasons() -> None:
+    def why(cell: str, change: dict[str, Any], **options: Any) -> str:
+        given = records(cell) | change
+        return str(refusal(CELLS[cell], [records(cell), given], [weights(cell, **options)] * 2))
+
+    assert why("LSTM", {}) == "None"
+    hr = torch.zeros(2, H)
+    assert why("LSTM", {}, hr=hr) == "the hidden state is projected"
+    assert why("GRU", {"input": None}) == "only the strategy knows what the input site does"
+    halves = record((2 * H + 1, H - 1))
+    assert "recurrent site do not run over whole gates" in why("GRU", {"recurrent": halves})
+    assert "do not fit" in why("GRU", {"input": record((3 * H, H))})
+    assert "normalises a term of the sum" in why("RNN_RELU", {"input": record((H,))})
+    other = Cell("MUT1", CELLS["GRU"].step, CELLS["GRU"].places)
+    reason = refusal(other, [records("GRU")], [weights("GRU")])
+    assert reason == "no kernel knows a cell called MUT1"
+
+
+def test_groups_may_be_any_unions_of_gates() -> None:
+    given = records("LSTM") | {"input": record((H, 3 * H)), "recurrent": record((H,) * 4)}
+    assert refusal(CELLS["LSTM"], [given], [weights("LSTM")]) is None
+    spec = specify(CELLS["LSTM"], given, weights("LSTM"))
+    assert (spec.input.groups, spec.recurrent.groups) == ((1, 3), (1, 1, 1, 1))
+
+
+@pytest.mark.parametrize("groups", [(4,), (2, 2), (1, 2, 1)])
+def test_centring_is_a_projection_and_its_own_adjoint(groups: tuple[int, ...]) -> None:
+    rows = Rows(True, True, 1e-5, groups)
+    w, d = torch.randn(2, 12, 5, dtype=F64)
+    once = centred(w, rows)
+    for part in once.split([3 * n for n in groups]):
+        assert part.mean(0).abs().max() < 1e-15
+    torch.testing.assert_close(centred(once, rows), once)
+    torch.testing.assert_close((centred(w, rows) * d).sum(), (w * centred(d, rows)).sum())
+    for other in (Rows(), Rows(True, False, 1e-5, groups)):
+        assert centred(w, other) is w
+
+
+def test_means_of_half_precision_are_taken_in_float32() -> None:
+    w = (torch.randn(4096, 3) + 40).bfloat16()
+    mean = centred(w, Rows(True, True, 1e-5, (1,))).float().mean(0)
+    assert mean.abs().max() < 2e-3
