@@ -131,8 +131,11 @@ class Scale:
         self.eps = like.new_tensor([rows.eps])
         self.roots = like.new_tensor([n**-0.5 for n in self.features])
 
-    def normalize(self, a: Tensor, r: Tensor) -> None:
-        """Normalises the rows a in place and fills r, (n, groups), with their factors."""
+    def normalize(self, a: Tensor, r: Tensor, out: Tensor) -> None:
+        """Fills out with the rows a normalised, and r, (n, groups), with their factors.
+
+        Where a has to be centred it is used up; out may be a.
+        """
         if self.center:
             for columns in self.columns:
                 part = a[:, columns]
@@ -140,14 +143,14 @@ class Scale:
         if len(self.columns) == 1:
             torch.linalg.vector_norm(a, dim=1, keepdim=True, out=r)
             torch.addcmul(self.eps, r, r, value=1 / self.features[0], out=r).rsqrt_()
-            a.mul_(r)
+            torch.mul(a, r, out=out)
             return
         for k, columns in enumerate(self.columns):
             torch.linalg.vector_norm(a[:, columns], dim=1, keepdim=True, out=r[:, k : k + 1])
         r.mul_(self.roots)
         torch.addcmul(self.eps, r, r, out=r).rsqrt_()
         for k, columns in enumerate(self.columns):
-            a[:, columns].mul_(r[:, k : k + 1])
+            torch.mul(a[:, columns], r[:, k : k + 1], out=out[:, columns])
 
     def adjoint(self, d: Tensor, rows: Tensor, r: Tensor, products: Tensor) -> None:
         """Turns the gradient d of normalised rows into that of the rows before, in place.
@@ -198,11 +201,16 @@ class Steps(Products):
         # that are rounded, to the same precision.)
         through_weights = backward or (self.exact and many)
         if through_weights:
-            w_ih, w_hh = centred(w_ih, first), centred(w_hh, second)
+            w_ih, w_hh = self.centred("w_ih", w_ih, first), self.centred("w_hh", w_hh, second)
         super().__init__(w_ih)
-        self.w_hh = w_hh
-        if not backward:
-            self.w_hh = w_hh.t().contiguous() if many else w_hh.t()
+        # What a step multiplies by: (G, H) on the way back, (H, G) on the way there.
+        self.w_hh = w_hh if backward else w_hh.t()
+        self.packed: Tensor | None = None
+        if many and len(like) >= 4 and _packs(w_hh):
+            self.packed = torch.ops.mkldnn._reorder_linear_weight(self.w_hh.t(), len(like))
+        elif many and not backward:
+            transposed = self.scratch("transposed", *self.w_hh.shape, dtype=self.narrow)
+            self.w_hh = transposed.copy_(self.w_hh)
         self.first, self.second = (
             Scale(rows, through_weights, self.hidden, like) for rows in (first, second)
         )
@@ -244,15 +252,52 @@ class Steps(Products):
         """Takes gradients back through consecutive steps."""
         raise NotImplementedError
 
-    def scratch(self, name: str, *size: int) -> Tensor:
-        """Memory of that name for one piece, not filled."""
+    def scratch(self, name: str, *size: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Memory of that name for the time of one call, not filled; as wide as states."""
+        dtype = self.wide if dtype is None else dtype
         if self.one.device.type != "cpu":
-            return self.one.new_empty(size)
+            return self.one.new_empty(size, dtype=dtype)
         found = self._memory.get((name, *size))
         if found is None:
-            found = memory.scratch(f"aten {name}", *size, dtype=self.wide)
+            found = memory.scratch(f"aten {name}", *size, dtype=dtype)
             self._memory[(name, *size)] = found
         return found
+
+    def centred(self, name: str, weight: Tensor, rows: Rows) -> Tensor:
+        """`ln_zoo.ops.engine.centred` in scratch memory."""
+        if not (rows.scale and rows.center):
+            return weight
+        return centred(weight, rows, self.scratch(name, *weight.shape, dtype=weight.dtype))
+
+    def product(self, a: Tensor, out: Tensor) -> Tensor:
+        """A step's product, in the memory that is given or in new memory."""
+        if self.packed is None:
+            return torch.mm(a, self.w_hh, out=out)
+        return torch.ops.mkldnn._linear_pointwise(a, self.packed, None, "none", [], "")
+
+    def recurrent_rows(self, before: Tensor, u: Tensor, r: Tensor, wide: Tensor) -> Tensor:
+        """Normalised products of a step; u takes them and r their factors, to be kept.
+
+        Args:
+            before: states before the step, (n, H), in the precision of products.
+            u: to be filled, (n, G), in that precision.
+            r: to be filled, (n, groups).
+            wide: scratch memory, (n, G), in the precision of states.
+
+        Returns:
+            They themselves, in the precision of states.
+        """
+        rows = self.product(before, u)
+        if self.exact and self.second.scale:
+            self.second.normalize(rows, r, u)
+            return u
+        if self.exact:
+            return rows if rows is u else u.copy_(rows)
+        rows = wide.copy_(rows)
+        if self.second.scale:
+            self.second.normalize(rows, r, rows)
+            u.copy_(rows)
+        return rows
 
     def widened(self, name: str, a: Tensor) -> Tensor:
         """Rows as they are computed with: a itself, or a copy in float32."""
@@ -270,20 +315,35 @@ class Steps(Products):
         if self.first.scale:
             groups = len(self.first.columns)
             r = self.scratch("factors", len(v), groups) if saved is None else self.factors(saved)[0]
-            self.first.normalize(rows, r)
+            self.first.normalize(rows, r, rows)
             if not self.exact:
                 v.copy_(rows)
         return torch.addcmul(self.bias, rows, self.gain_input, out=terms)
 
-    def recurrent_rows(
+    def kept(
         self, sizes: Sequence[int], width: int, saved: Saved | None
     ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-        """Where the products of each step go, and their factors."""
+        """Where the recurrent rows of each step go, and their factors."""
         if saved is not None:
-            return saved.u.split(sizes), self.factors(saved)[1].split(sizes)
+            return cut(saved.u, sizes), cut(self.factors(saved)[1], sizes)
         u = self.one.new_empty(sizes[0], width, dtype=self.narrow)
         r = self.scratch("factors", sizes[0], len(self.second.columns))
         return [u[:n] for n in sizes], [r[:n] for n in sizes]
+
+    def states_gradient(self, d_u: Tensor, du: Tensor, dh: Tensor) -> None:
+        """What the gradient of a step's products means for the states before it.
+
+        Args:
+            d_u: the gradient, (n, G), in the precision of states.
+            du: the same memory, or to be filled with it in the precision of products.
+            dh: to be filled, (n, H).
+        """
+        if not self.exact:
+            dh.copy_(torch.mm(du.copy_(d_u), self.w_hh))
+            return
+        product = self.product(d_u, dh)
+        if product is not dh:
+            dh.copy_(product)
 
     def add_row_sums(
         self,
@@ -327,6 +387,24 @@ class Steps(Products):
             dv.copy_(target)
 
 
+def _packs(w: Tensor) -> bool:
+    """Whether oneDNN's products with a packed weight are to be had, and faster than others."""
+    return (
+        w.device.type == "cpu"
+        and w.dtype == torch.float32
+        and w.numel() >= 2**17
+        and torch.backends.cpu.get_cpu_capability().startswith("AVX")
+        and torch.backends.mkldnn.is_available()
+        and torch._C._get_mkldnn_enabled()
+        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    )
+
+
+def cut(a: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
+    """The rows of each step: `torch.Tensor.split`, without what that does in Python."""
+    return a.split_with_sizes(sizes)
+
+
 def finish(state: Tensor, after: Sequence[Tensor], sizes: Sequence[int]) -> None:
     """Puts what each case had after its last step into the state (N, H)."""
     for t, (size, following) in enumerate(zip(sizes, (*sizes[1:], 0), strict=True)):
@@ -359,7 +437,7 @@ class LSTMSteps(Steps):
                 c, (self.hidden,), self.gain_out, self.shift_out, self.cell.eps
             )[0]
         rows = c.clone()
-        self.last.normalize(rows, c.new_empty(len(c), 1))
+        self.last.normalize(rows, c.new_empty(len(c), 1), rows)
         assert self.shift_out is not None
         return torch.addcmul(self.shift_out, rows, self.gain_out, out=rows)
 
@@ -373,11 +451,11 @@ class LSTMSteps(Steps):
         saved: Saved | None,
     ) -> None:
         assert c is not None
-        second, gain, weight, one = self.second, self.gain_recurrent, self.w_hh, self.one
-        terms = self.input_terms(v, saved).split(sizes)
-        outs = out.split(sizes)
-        cells = None if saved is None or saved.c is None else saved.c.split(sizes)
-        us, factors = self.recurrent_rows(sizes, v.shape[1], saved)
+        gain, one = self.gain_recurrent, self.one
+        terms = cut(self.input_terms(v, saved), sizes)
+        outs = cut(out, sizes)
+        cells = None if saved is None or saved.c is None else cut(saved.c, sizes)
+        us, factors = self.kept(sizes, v.shape[1], saved)
         buffer = self.scratch("sums", sizes[0], v.shape[1])
         before, c_before = h.to(self.narrow), c
         active = -1
@@ -388,13 +466,7 @@ class LSTMSteps(Steps):
                 before, c_before, h_now, c_now = before[:n], c_before[:n], h[:n], c[:n]
             if cells is not None:
                 c_now = cells[t]
-            rows = torch.mm(before, weight, out=us[t])
-            if not self.exact:
-                rows = sums.copy_(rows)
-            if second.scale:
-                second.normalize(rows, factors[t])
-                if not self.exact:
-                    us[t].copy_(rows)
+            rows = self.recurrent_rows(before, us[t], factors[t], sums)
             torch.addcmul(terms[t], rows, gain, out=sums).sigmoid_()
             torch.sub(one, g, alpha=2, out=g)
             torch.mul(c_before, f, out=c_now).addcmul_(i, g)
@@ -449,36 +521,38 @@ class LSTMSteps(Steps):
         _sigmoid_backward(i, g, grad_input=slope_g)
         torch.sub(self.one, g, alpha=2, out=g)
         _sigmoid_backward(g, i, grad_input=slope_i)
-        keep = f.split(sizes)
+        keep = cut(f, sizes)
 
         # What D does to dc: by itself, and through the mean that c was divided by.
         if self.cell.scale:
             c_rows = scratch("cells", count, hidden).copy_(saved.c)
             c_factors = scratch("cell factors", count, 1)
-            self.last.normalize(c_rows, c_factors)
+            self.last.normalize(c_rows, c_factors, c_rows)
             ways = scratch("ways", count, 2, hidden)
             torch.mul(show, self.back_out, out=ways[:, 0]).mul_(c_factors)
             torch.mul(ways[:, 0], c_rows, out=ways[:, 1])
-            ways_at, c_rows_at = ways.split(sizes), c_rows.split(sizes)
+            ways_at, c_rows_at = cut(ways, sizes), cut(c_rows, sizes)
             passed = scratch("passed", sizes[0], 2, hidden)
             totals = scratch("totals", sizes[0], 2)
         else:
-            ways_at = torch.mul(show, self.back_out, out=scratch("ways", *show.shape)).split(sizes)
+            ways_at = cut(torch.mul(show, self.back_out, out=scratch("ways", *show.shape)), sizes)
 
         # Step by step slopes become gradients of sums.
-        inner, outer = slopes.view(count, 4, hidden)[:, :3].split(sizes), slope_o.split(sizes)
+        inner, outer = (
+            cut(slopes.view(count, 4, hidden)[:, :3], sizes),
+            cut(slope_o, sizes),
+        )
         slopes_at, rows_at, factors_at = (
-            slopes.split(sizes),
-            rows.split(sizes),
-            factors.split(sizes),
+            cut(slopes, sizes),
+            cut(rows, sizes),
+            cut(factors, sizes),
         )
         products = scratch("products", sizes[0], width)
         states = scratch("states", count, hidden)
-        d_hs, d_hs_2 = states.split(sizes), states.unsqueeze(1).split(sizes)
-        douts = None if dout is None else dout.split(sizes)
-        dus = du.split(sizes)
-        d_sums = dus if self.exact else scratch("du", count, width).split(sizes)
-        back = None if self.exact else du.new_empty(sizes[0], hidden)
+        d_hs, d_hs_2 = cut(states, sizes), cut(states.unsqueeze(1), sizes)
+        douts = None if dout is None else cut(dout, sizes)
+        dus = cut(du, sizes)
+        d_sums = dus if self.exact else cut(scratch("du", count, width), sizes)
         active = -1
         for t in range(len(sizes) - 1, -1, -1):
             n = sizes[t]
@@ -509,11 +583,7 @@ class LSTMSteps(Steps):
             if second.scale:
                 second.adjoint(d_u, rows_at[t], factors_at[t], products_now)
             d_c.mul_(keep[t])
-            if back is None:
-                torch.mm(d_u, self.w_hh, out=dh_now)
-            else:
-                torch.mm(dus[t].copy_(d_u), self.w_hh, out=back[:n])
-                dh_now.copy_(back[:n])
+            self.states_gradient(d_u, dus[t], dh_now)
 
         # What adds up over rows
         if self.cell.scale:
@@ -553,17 +623,20 @@ class _OneState(Steps):
             D of all rows, (rows, H).
         """
         hidden, second, count, scratch = self.hidden, self.second, len(rows), self.scratch
-        gates = slopes.view(count, self.spec.gates, hidden).split(sizes)
-        slopes_at, rows_at, r_at = slopes.split(sizes), rows.split(sizes), r.split(sizes)
-        carried = None if carry is None else carry.split(sizes)
+        gates = cut(slopes.view(count, self.spec.gates, hidden), sizes)
+        slopes_at, rows_at, r_at = (
+            cut(slopes, sizes),
+            cut(rows, sizes),
+            cut(r, sizes),
+        )
+        carried = None if carry is None else cut(carry, sizes)
         products = scratch("products", sizes[0], du.shape[1])
         states = scratch("states", count, hidden)
         # Once more with an axis for the gates that it goes into
-        d_hs, d_hs_n = states.split(sizes), states.unsqueeze(1).split(sizes)
-        douts = None if dout is None else dout.split(sizes)
-        dus = du.split(sizes)
-        d_sums = dus if self.exact else scratch("du", *du.shape).split(sizes)
-        back = None if self.exact else du.new_empty(sizes[0], hidden)
+        d_hs, d_hs_n = cut(states, sizes), cut(states.unsqueeze(1), sizes)
+        douts = None if dout is None else cut(dout, sizes)
+        dus = cut(du, sizes)
+        d_sums = dus if self.exact else cut(scratch("du", *du.shape), sizes)
         active = -1
         for t in range(len(sizes) - 1, -1, -1):
             n = sizes[t]
@@ -578,11 +651,7 @@ class _OneState(Steps):
             d_u = torch.mul(slopes_at[t], self.back_recurrent, out=d_sums[t])
             if second.scale:
                 second.adjoint(d_u, rows_at[t], r_at[t], products_now)
-            if back is None:
-                torch.mm(d_u, self.w_hh, out=dh_now)
-            else:
-                torch.mm(dus[t].copy_(d_u), self.w_hh, out=back[:n])
-                dh_now.copy_(back[:n])
+            self.states_gradient(d_u, dus[t], dh_now)
             if carried is not None:
                 dh_now.addcmul_(d_h, carried[t])
         return states
@@ -609,12 +678,15 @@ class GRUSteps(_OneState):
         out: Tensor,
         saved: Saved | None,
     ) -> None:
-        second, weight, one, split = self.second, self.w_hh, self.one, 2 * self.hidden
+        one, split = self.one, 2 * self.hidden
         gain, gain_n = self.gain_recurrent.split((split, self.hidden))
         terms = self.input_terms(v, saved)
-        terms_rz, terms_n = terms[:, :split].split(sizes), terms[:, split:].split(sizes)
-        outs = out.split(sizes)
-        us, factors = self.recurrent_rows(sizes, v.shape[1], saved)
+        terms_rz, terms_n = (
+            cut(terms[:, :split], sizes),
+            cut(terms[:, split:], sizes),
+        )
+        outs = cut(out, sizes)
+        us, factors = self.kept(sizes, v.shape[1], saved)
         buffer = self.scratch("sums", sizes[0], v.shape[1])
         # The operand of products, and the state: the same memory where precisions are.
         before, state = h.to(self.narrow), h
@@ -625,13 +697,7 @@ class GRUSteps(_OneState):
                 rz, new = sums[:, :split], sums[:, split:]
                 r, z = rz.chunk(2, 1)
                 before, state, h_now = before[:n], state[:n], h[:n]
-            rows = torch.mm(before, weight, out=us[t])
-            if not self.exact:
-                rows = sums.copy_(rows)
-            if second.scale:
-                second.normalize(rows, factors[t])
-                if not self.exact:
-                    us[t].copy_(rows)
+            rows = self.recurrent_rows(before, us[t], factors[t], sums)
             torch.addcmul(terms_rz[t], rows[:, :split], gain, out=rz).sigmoid_()
             torch.addcmul(self.bias_hn, rows[:, split:], gain_n, out=new)
             torch.addcmul(terms_n[t], r, new, out=new).sigmoid_()
@@ -710,9 +776,8 @@ class RNNSteps(_OneState):
         out: Tensor,
         saved: Saved | None,
     ) -> None:
-        second, weight = self.second, self.w_hh
-        us, outs = v.split(sizes), out.split(sizes)
-        _, factors = self.recurrent_rows(sizes, v.shape[1], saved)
+        us, outs = cut(v, sizes), cut(out, sizes)
+        _, factors = self.kept(sizes, v.shape[1], saved)
         buffer = self.scratch("sums", sizes[0], v.shape[1])
         before = h.to(self.narrow)
         active = -1
@@ -720,11 +785,15 @@ class RNNSteps(_OneState):
             if n != active:
                 active, sums = n, buffer[:n]
                 before, h_now = before[:n], h[:n]
-            rows = us[t].addmm_(before, weight)
+            # Of half-precision terms the sum is rounded, not the term.
+            if self.packed is None:
+                rows = us[t].addmm_(before, self.w_hh)
+            else:
+                rows = us[t].add_(self.product(before, us[t]))
             if not self.exact:
                 rows = sums.copy_(rows)
-            if second.scale:
-                second.normalize(rows, factors[t])
+            if self.second.scale:
+                self.second.normalize(rows, factors[t], rows)
                 if not self.exact:
                     us[t].copy_(rows)
             torch.addcmul(self.bias, rows, self.gain_recurrent, out=sums)

@@ -286,7 +286,7 @@ def _backward(*arguments: Any) -> tuple[Tensor, ...]:
 
     for target, value, of in ((gradients.w_ih, dw_ih, first), (gradients.w_hh, dw_hh, second)):
         if value is not None and value is not target:
-            target.copy_(centred(value, of) if p.leaves_constants else value)
+            _ = centred(value, of, target) if p.leaves_constants else target.copy_(value)
     for target, value in zip(found[3:], (dh, dc, *vars(sums).values()), strict=True):
         if target.numel() and value is not None:
             target.copy_(value)

@@ -218,7 +218,7 @@ def register(engine: Engine) -> Engine:
     return engine
 
 
-def centred(weight: Tensor, rows: Rows) -> Tensor:
+def centred(weight: Tensor, rows: Rows, out: Tensor | None = None) -> Tensor:
     """The weight less the mean of its rows over each group of statistics, where rows are centred.
 
     It is its own adjoint: gradients of the weight are taken back by the same function.
@@ -226,6 +226,8 @@ def centred(weight: Tensor, rows: Rows) -> Tensor:
     Args:
         weight: (G, I) or (G, H).
         rows: what happens to its products.
+        out: where to put the result; ``None`` for new memory, or the weight itself where that is
+            the result.
 
     Example:
         >>> rows = Rows(scale=True, center=True, eps=1e-5, groups=(1, 1))
@@ -233,13 +235,17 @@ def centred(weight: Tensor, rows: Rows) -> Tensor:
         tensor([-1.,  1., -2.,  2.])
     """
     if not (rows.scale and rows.center):
-        return weight
+        return weight if out is None else out.copy_(weight)
+    if out is None:
+        out = torch.empty_like(weight)
     # Means of half-precision rows are taken in float32.
     wide = torch.promote_types(weight.dtype, torch.float32)
     hidden = weight.shape[0] // sum(rows.groups)
-    parts = weight.split([hidden * n for n in rows.groups])
-    means = [part.mean(0, keepdim=True, dtype=wide) for part in parts]
-    if len(parts) == 1:
-        return (weight - means[0]).to(weight.dtype)
-    shifted = [part - mean for part, mean in zip(parts, means, strict=True)]
-    return torch.cat(shifted).to(weight.dtype)
+    sizes = [hidden * n for n in rows.groups]
+    for part, target in zip(weight.split(sizes), out.split(sizes), strict=True):
+        mean = part.mean(0, keepdim=True, dtype=wide)
+        if target.dtype == wide:
+            torch.sub(part, mean, out=target)
+        else:
+            target.copy_(part - mean)
+    return out

@@ -21,6 +21,7 @@ from ln_zoo.ops.engine import ENGINES, Engine, Products
 from ln_zoo.ops.recurrent_kernel import Recurrence
 from ln_zoo.ops.spec import Operands, Rows, Spec
 
+HAS_PACKED = torch.backends.mkldnn.is_available()
 F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
 #: Length of the difference allowed, as a part of the length of what is compared.
 TOLERANCE = {F32: 2e-6, F64: 1e-12}
@@ -210,6 +211,7 @@ SIZES = [  # T, N, features I of the input, H, gain
     (16, 3, 7, 5, 1.0),
     (16, 3, 7, 100, 1.0),
     (16, 1, 7, 257, 1.0),
+    (17, 5, 7, 370, 0.5),
     (63, 3, 7, 257, 0.5),
     (63, 1, 7, 100, 0.5),
 ]
@@ -408,6 +410,26 @@ def test_many_chunks_are_as_one(
             )
             compare_layers(layer, x, states_for(cell, layer, len(lengths)), under, monkeypatch)
     assert len(steps) == 4
+
+
+@every_cell
+@pytest.mark.parametrize("lengths", [(9, 9, 9, 9), (9, 7, 7, 2, 1)], ids=str)
+def test_the_ways_of_a_long_and_wide_layer(
+    cell: str, lengths: tuple[int, ...], under: Under, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plain torch prepares its weights where that pays: here it does so anywhere."""
+    packed = []
+    monkeypatch.setattr(aten_steps, "MANY", 1)
+    monkeypatch.setattr(
+        aten_steps, "_packs", lambda w: packed.append(1) or w.dtype == F32 and HAS_PACKED
+    )
+    layer = make(cell)
+    x = pack_sequence([randn(n, 4) for n in lengths])
+    start = states_for(cell, layer, len(lengths))
+    for dtype in {under.dtype, F32}:
+        compare_layers(layer, x, start, replace(under, dtype=dtype), monkeypatch)
+    under.calls += 1
+    assert packed or under.engine.name != "aten"
 
 
 def test_dropout_draws_what_the_generic_loop_draws(

@@ -25,7 +25,7 @@ SIZES = [(16, 16, 16), (17, 33, 65), (1, 16, 16), (100, 129, 48), (37, 1100, 257
 def test_products_are_those_of_torch_in_float64(
     m: int, k: int, n: int, rows: Rows, threads: int
 ) -> None:
-    """Every product of a direction, with weights that are centred on the way, at any thread count."""
+    """Every product of a direction; weights are centred on the way."""
     torch.manual_seed(0)
     k = k // 3 * 3 + 3  # three gates
     before = torch.get_num_threads()
@@ -49,20 +49,6 @@ def test_products_are_those_of_torch_in_float64(
         close(total, 2 * d.double().t() @ x.double())
     finally:
         torch.set_num_threads(before)
-
-
-def test_scratch_memory_is_aligned_and_comes_again() -> None:
-    first = runtime.scratch_memory("of this test", 100, torch.float32)
-    assert first.data_ptr() % 64 == 0 and first.shape == (100,)
-    again = runtime.scratch_memory("of this test", 50, torch.bfloat16)
-    assert again.data_ptr() == first.data_ptr() and again.dtype == torch.bfloat16
-    assert runtime.scratch_memory("another", 50, torch.float32).data_ptr() != first.data_ptr()
-
-
-def test_large_memory_is_usable() -> None:
-    like = torch.empty(0)
-    big = runtime.empty(3, 1 << 20, like=like, dtype=torch.float32)
-    assert big.fill_(1.0).sum() == 3 << 20
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -97,4 +83,5 @@ def test_nan_reaches_its_own_case_alone() -> None:
     x[1, 2, 5] = torch.nan
     output, _ = layer(x)
     assert output[1:, 2].isnan().all()
-    assert not output[:, :2].isnan().any() and not output[0].isnan().any()
+    assert not output[:, :2].isnan().any()
+    assert not output[0].isnan().any()

@@ -144,7 +144,8 @@ def test_nan_and_infinity_pass(engine: str) -> None:
     cell = LSTMCell(7, 20, norm=LayerNorm())
     with torch.no_grad():
         h, c = cell(torch.full((1, 7), float("nan")))
-        assert h.isnan().all() and c.isnan().all()
+        assert h.isnan().all()
+        assert c.isnan().all()
         plain = LSTMCell(7, 20)
         h, c = plain(torch.full((1, 7), float("inf")).abs())
         reference = torch.nn.LSTMCell(7, 20)

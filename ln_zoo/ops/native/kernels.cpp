@@ -21,9 +21,6 @@
 #if defined(__AVX512F__) || defined(__AVX__)
 #include <immintrin.h>
 #endif
-#ifdef __linux__
-#include <sys/mman.h>
-#endif
 
 #if defined(__AVX512F__)
 #define LANES 16
@@ -1004,18 +1001,6 @@ int64_t ln_zoo_threads() {
   return omp_get_max_threads();
 #else
   return 1;
-#endif
-}
-
-// Asks for large pages, which cost far less to touch first; memory that is just allocated.
-void ln_zoo_large_pages(void* memory, int64_t bytes) {
-#ifdef MADV_HUGEPAGE
-  constexpr uintptr_t page = 4096;
-  const uintptr_t start = (reinterpret_cast<uintptr_t>(memory) + page - 1) / page * page;
-  const uintptr_t end = (reinterpret_cast<uintptr_t>(memory) + bytes) / page * page;
-  if (end > start) madvise(reinterpret_cast<void*>(start), end - start, MADV_HUGEPAGE);
-#else
-  (void)memory, (void)bytes;
 #endif
 }
 

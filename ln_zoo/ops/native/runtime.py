@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import math
-import threading
 from ctypes import c_double, c_int64, c_void_p
 
 import torch
 from torch import Tensor
 
+from ln_zoo.ops import memory
 from ln_zoo.ops.engine import Products, centred
 from ln_zoo.ops.native import build
 from ln_zoo.ops.spec import Rows
@@ -37,7 +36,6 @@ def library() -> ctypes.CDLL:
         "batch_inputs": (p, p, c_double),
         "batch_forward": (p,),
         "batch_backward": (p,),
-        "large_pages": (p, i),
     }.items():
         getattr(found, f"ln_zoo_{name}").argtypes = types
     return found
@@ -63,27 +61,10 @@ trouble._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 # Memory
 
-#: Bytes from which large pages pay, and up to which scratch memory is kept for the next call.
-_LARGE, _KEPT = 1 << 22, 1 << 26
-_LINE = 64
-_memory = threading.local()
-
 
 def scratch_memory(name: str, n: int, dtype: torch.dtype) -> Tensor:
-    """Memory for the time of one call, (n,), that begins at a cache line.
-
-    Each thread keeps that of its last call: to give memory back and get it again costs more than
-    many a call.
-    """
-    kept: dict[str, Tensor] = _memory.__dict__
-    size = n * dtype.itemsize + _LINE
-    memory = kept.get(name)
-    if memory is None or memory.numel() < size:
-        memory = torch.empty(size, dtype=torch.uint8, device="cpu")
-        if size <= _KEPT:
-            kept[name] = memory
-    start = -memory.data_ptr() % _LINE
-    return memory[start : start + n * dtype.itemsize].view(dtype)
+    """Memory for the time of one call, (n,); as `ln_zoo.ops.memory.scratch`."""
+    return memory.scratch(f"native {name}", n, dtype=dtype)
 
 
 @functools.lru_cache(maxsize=64)
@@ -93,21 +74,10 @@ def constant(value: float, n: int) -> Tensor:
 
 
 def empty(*size: int, like: Tensor, dtype: torch.dtype, scratch: str = "") -> Tensor:
-    """Memory that costs little to touch first: that of the last call, or in large pages.
-
-    Args:
-        *size: the shape.
-        like: a tensor on the same device.
-        dtype: the precision.
-        scratch: a name for memory that is needed for the time of one call alone.
-    """
-    n = math.prod(size)
+    """Memory that is not filled; as `ln_zoo.ops.engine.Engine.empty`."""
     if scratch:
-        return scratch_memory(scratch, n, dtype).view(size)
-    memory = like.new_empty(size, dtype=dtype)
-    if n * dtype.itemsize >= _LARGE:
-        library().ln_zoo_large_pages(memory.data_ptr(), n * dtype.itemsize)
-    return memory
+        return memory.scratch(f"native {scratch}", *size, dtype=dtype)
+    return memory.empty(*size, like=like, dtype=dtype)
 
 
 # Products
