@@ -29,7 +29,7 @@ from ln_zoo.ops.spec import Operands, Rows, Spec
 
 #: Numbers of one kind that are in work at a time on the way back, on CPUs.
 PIECE = 2**18
-#: Steps from which it pays to centre and transpose the recurrent weights.
+#: Steps from which it pays to centre weights, and to pack or transpose the recurrent ones.
 MANY = 16
 
 _sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
@@ -127,7 +127,6 @@ class Scale:
         ends = list(itertools.accumulate((hidden * n for n in rows.groups), initial=0))
         self.columns = [slice(a, b) for a, b in itertools.pairwise(ends)]
         self.features = [b - a for a, b in itertools.pairwise(ends)]
-        self.gates = [range(a // hidden, b // hidden) for a, b in itertools.pairwise(ends)]
         self.eps = like.new_tensor([rows.eps])
         self.roots = like.new_tensor([n**-0.5 for n in self.features])
 

@@ -13,6 +13,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 #include <vector>
 
 #ifdef _OPENMP
@@ -602,16 +603,63 @@ void forward_row(const Steps& s, const Shape& shape, const float* v, const float
 // as the gradients that flow back from the next step and leave as those that flow to the step
 // before, dh without the part that goes through du.
 
+// Rows are often as long as a page, and then what belongs to one unit in several vectors and rows
+// falls into one set of the first-level cache, which holds eight lines. So vectors that are read
+// together begin a line apart from each other.
+class Spread {
+ public:
+  explicit Spread(std::initializer_list<int64_t> sizes) {
+    int64_t total = PAGE;
+    for (int64_t size : sizes) total += (size + PAGE - 1) / PAGE * PAGE + PAGE;
+    memory_.resize(total);
+    const intptr_t address = reinterpret_cast<intptr_t>(memory_.data()) / 4;
+    float* next = memory_.data() + (-address & (PAGE - 1));
+    int64_t line = FIRST_LINE;
+    for (int64_t size : sizes) {
+      vectors_.push_back(next + line++ * 16);
+      next += (size + PAGE - 1) / PAGE * PAGE + PAGE;
+    }
+  }
+  float* operator[](int64_t i) const { return vectors_[i]; }
+
+ private:
+  static constexpr int64_t PAGE = 1024;  // floats
+  static constexpr int64_t FIRST_LINE = 4;  // rows begin at the first ones
+  std::vector<float> memory_;
+  std::vector<float*> vectors_;
+};
+
 struct Sums {  // of one thread
-  std::vector<float> bias, bias_hn, gain_input, gain_recurrent, gain_out, shift_out;
+  Spread memory;
+  float *bias, *gain_input, *gain_recurrent, *bias_hn, *gain_out, *shift_out;
   explicit Sums(const Shape& shape)
-      : bias(shape.G), bias_hn(shape.H), gain_input(shape.G), gain_recurrent(shape.G),
-        gain_out(shape.H), shift_out(shape.H) {}
+      : memory({shape.G, shape.G, shape.G, shape.H, shape.H, shape.H}),
+        bias(memory[0]), gain_input(memory[1]), gain_recurrent(memory[2]), bias_hn(memory[3]),
+        gain_out(memory[4]), shift_out(memory[5]) {}
+};
+
+// A call's arguments with its vectors copied to where they do not meet.
+struct Spaced {
+  Steps steps;
+  Spread memory;
+  Spaced(const Steps& s, const Shape& shape)
+      : steps(s), memory({0, 0, 0, shape.G, shape.G, shape.G, shape.H, shape.H, shape.H}) {
+    const auto move = [&](int64_t i, const float*& vector, int64_t size) {
+      std::memcpy(memory[i], vector, 4 * size);
+      vector = memory[i];
+    };
+    move(3, steps.bias, shape.G);
+    move(4, steps.gain_input, shape.G);
+    move(5, steps.gain_recurrent, shape.G);
+    move(6, steps.bias_hn, shape.H);
+    move(7, steps.gain_out, shape.H);
+    move(8, steps.shift_out, shape.H);
+  }
 };
 
 template <class Block>
-inline void accumulate(Block block, std::vector<float>& to, int64_t j, vec a) {
-  block.write(to.data() + j, block.read(to.data() + j) + a);
+inline void accumulate(Block block, float* to, int64_t j, vec a) {
+  block.write(to + j, block.read(to + j) + a);
 }
 
 // du and dv from the gradients dp of normalised, scaled sums; pu, pv hold dp for either and may be
@@ -798,9 +846,11 @@ inline Left<bfloat> operand(const float* rows, int64_t n, int64_t K, std::vector
 }
 
 template <class T>
-void forward(const Steps& s) {
+void forward(const Steps& call) {
   constexpr bool narrow_rows = sizeof(T) == 2;
-  const Shape shape(s);
+  const Shape shape(call);
+  const Spaced spaced(call, shape);
+  const Steps& s = spaced.steps;
   const int64_t H = shape.H, G = shape.G;
   const bool merged = shape.gates == 1;
   T *const v = static_cast<T*>(s.v), *const kept = static_cast<T*>(merged ? s.v : s.u);
@@ -845,9 +895,11 @@ void forward(const Steps& s) {
 }
 
 template <class T>
-void backward(const Steps& s) {
+void backward(const Steps& call) {
   constexpr bool narrow_rows = sizeof(T) == 2;
-  const Shape shape(s);
+  const Shape shape(call);
+  const Spaced spaced(call, shape);
+  const Steps& s = spaced.steps;
   const int64_t H = shape.H, G = shape.G;
   const bool merged = shape.gates == 1;
   const T *const v = static_cast<const T*>(s.v), *const u = static_cast<const T*>(s.u);
@@ -857,7 +909,9 @@ void backward(const Steps& s) {
   const std::vector<int64_t> bounds = shares(s, threads);
   std::vector<int64_t> offsets(s.steps + 1);
   for (int64_t t = 0; t < s.steps; t++) offsets[t + 1] = offsets[t] + s.sizes[t];
-  std::vector<Sums> sums(threads, Sums(shape));
+  std::vector<Sums> sums;
+  sums.reserve(threads);
+  for (int64_t i = 0; i < threads; i++) sums.emplace_back(shape);
   in_parallel(threads, [&](int64_t thread) {
     const int64_t first = bounds[thread], last = bounds[thread + 1];
     if (first == last) return;
