@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from ln_zoo.ops.cells import Cell, States, Weights
 from ln_zoo.ops.fast_path import allowed
 from ln_zoo.ops.native.runtime import trouble
-from ln_zoo.ops.native.step import NativeStep
+from ln_zoo.ops.native.step import NativeStep, step_key
 from ln_zoo.ops.records import Record, Records, RowNorm
 from ln_zoo.ops.spec import refusal
 
@@ -52,6 +52,8 @@ class Stream:
     def __init__(self, cell: Cell) -> None:
         self.cell = cell
         self._native: NativeStep | None = None
+        #: What the step in functions of torch was found to be right for.
+        self._key: tuple[object, ...] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         # What is remembered are addresses in this process.
@@ -84,7 +86,10 @@ class Stream:
         value = os.environ.get("LN_ZOO_KERNELS", "")
         if self._native is not None and self._native.suits(records, x, states, weights, value):
             return self._native(x, states)
-        self._native = None
+        key = (*step_key(records, x, weights, value), *(s.dtype for s in states))
+        if key == self._key:
+            return _STEPS[self.cell.name](records, x, states, weights)
+        self._native = self._key = None
         names = [kernel.name for kernel in allowed(value)[0]]
         dtype = weights.hh.dtype
         if dtype not in (torch.float32, torch.float64) or x.device.type == "meta":
@@ -97,59 +102,69 @@ class Stream:
             self._native = NativeStep.of(self.cell, records, x, states, weights, value)
             if self._native is not None:
                 return self._native(x, states)
-        return _STEPS[self.cell.name](records, x, states, weights) if "aten" in names else None
+        if "aten" not in names:
+            return None
+        self._key = key
+        return _STEPS[self.cell.name](records, x, states, weights)
 
 
 # The steps of ``ln_zoo.ops.cells`` once more, in as few calls as torch allows
 
 
-def _norm(a: Tensor, record: Record, bias: Tensor | None) -> Tensor:
-    """Normalises rows, with gain, shift and then a bias; all in one call where groups are one."""
+def _norms(a: Tensor, record: Record, bias: Tensor | None) -> list[Tensor]:
+    """Rows normalised, with gain, shift and then a bias: the groups of features apart."""
     assert isinstance(record, RowNorm)
     if record.identity:
-        return a if bias is None else a + bias
+        return [a if bias is None else a + bias]
     gain = None if record.gain is None else record.gain.to(a.dtype)
     shift = bias
     if record.shift is not None:
         shift = record.shift.to(a.dtype) if bias is None else record.shift + bias
-    if len(record.groups) > 1:
-        parts = a.split(record.groups, dim=-1)
-        rows = torch.cat([_norm(p, _whole(p, record), None) for p in parts], dim=-1)
-        if gain is None:
-            return rows if shift is None else rows + shift
-        return rows * gain if shift is None else torch.addcmul(shift, rows, gain)
-    if record.center:
-        return F.layer_norm(a, record.groups, gain, shift, record.eps)
-    rows = F.rms_norm(a, record.groups, gain, record.eps)
-    return rows if shift is None else rows + shift
+    groups, eps = record.groups, record.eps
+    gains, shifts = (
+        [None] * len(groups) if vector is None else vector.split(groups) for vector in (gain, shift)
+    )
+    found = []
+    for part, gain, shift in zip(a.split(groups, dim=-1), gains, shifts, strict=True):
+        if record.center:
+            found.append(F.layer_norm(part, part.shape[-1:], gain, shift, eps))
+        else:
+            rows = F.rms_norm(part, part.shape[-1:], gain, eps)
+            found.append(rows if shift is None else rows + shift)
+    return found
 
 
-def _whole(part: Tensor, record: RowNorm) -> RowNorm:
-    return RowNorm((part.shape[-1],), True, record.center, record.eps)
-
-
-def _terms(records: Records, x: Tensor, h: Tensor, w: Weights) -> tuple[Tensor, Tensor]:
-    """Input and recurrent term, normalised, each with its own bias."""
-    v = _norm(F.linear(x, w.ih), records["input"], w.bias_ih)
-    return v, _norm(F.linear(h, w.hh), records["recurrent"], w.bias_hh)
+def _norm(a: Tensor, record: Record, bias: Tensor | None = None) -> Tensor:
+    found = _norms(a, record, bias)
+    return found[0] if len(found) == 1 else torch.cat(found, dim=-1)
 
 
 def _lstm(records: Records, x: Tensor, states: States, w: Weights) -> States:
     h, c = states
-    v, u = _terms(records, x, h, w)
-    i, f, g, o = (v + u).chunk(4, dim=-1)
-    c = torch.addcmul(f.sigmoid() * c, i.sigmoid(), g.tanh())
-    return o.sigmoid().mul_(_norm(c, records["cell"], None).tanh()), c
+    sums = _norm(F.linear(x, w.ih), records["input"], w.bias_ih)
+    sums = sums + _norm(F.linear(h, w.hh), records["recurrent"], w.bias_hh)
+    i, f, _, o = sums.sigmoid().chunk(4, dim=-1)
+    c = torch.addcmul(f * c, i, sums.chunk(4, dim=-1)[2].tanh())
+    return _norm(c, records["cell"]).tanh().mul_(o), c
 
 
 def _gru(records: Records, x: Tensor, states: States, w: Weights) -> States:
     (h,) = states
-    v, u = _terms(records, x, h, w)
     hidden = h.shape[-1]
-    (v, y), (u, w_h) = (a.split((2 * hidden, hidden), dim=-1) for a in (v, u))
+
+    def terms(a: Tensor, record: Record, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Of both gates and of the candidate."""
+        assert isinstance(record, RowNorm)
+        found = _norms(a, record, bias)
+        if not record.identity and record.groups == (2 * hidden, hidden):
+            return found[0], found[1]
+        both, n = torch.cat(found, dim=-1).split((2 * hidden, hidden), dim=-1)
+        return both, n
+
+    v, y = terms(F.linear(x, w.ih), records["input"], w.bias_ih)
+    u, candidate = terms(F.linear(h, w.hh), records["recurrent"], w.bias_hh)
     r, z = (v + u).sigmoid_().chunk(2, dim=-1)
-    candidate = torch.addcmul(y, r, w_h).tanh_()
-    return (torch.lerp(candidate, h, z),)
+    return (torch.lerp(torch.addcmul(y, r, candidate).tanh_(), h, z),)
 
 
 def _rnn(activation: Callable[[Tensor], Tensor]) -> Callable[..., States]:

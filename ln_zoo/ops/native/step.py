@@ -24,7 +24,7 @@ class NativeStep:
         records: what happens to summed inputs, by role.
         x: inputs, (N, I).
         weights: the effective weights.
-        key: what `_key` says of all of them.
+        key: what `step_key` says of all of them.
     """
 
     def __init__(
@@ -74,14 +74,14 @@ class NativeStep:
             return None
         if not all(a.is_contiguous() for a in tensors):
             return None
-        return cls(cell, records, x, weights, _key(records, x, weights, switch))
+        return cls(cell, records, x, weights, step_key(records, x, weights, switch))
 
     def suits(
         self, records: Records, x: Tensor, states: States, weights: Weights, switch: str
     ) -> bool:
         """Whether this is the step for these tensors, whose numbers may have changed."""
         return (
-            self._key == _key(records, x, weights, switch)
+            self._key == step_key(records, x, weights, switch)
             and all(s.dtype == torch.float32 and s.is_contiguous() for s in states)
             and x.is_contiguous()
         )
@@ -99,8 +99,8 @@ def _address(record: Record, name: str, default: float, size: int) -> int:
     return constant(default, size).data_ptr() if a is None else a.data_ptr()
 
 
-def _key(records: Records, x: Tensor, weights: Weights, switch: str) -> tuple[object, ...]:
-    """All that the arguments depend on; of tensors the addresses, since numbers are read anew."""
+def step_key(records: Records, x: Tensor, weights: Weights, switch: str) -> tuple[object, ...]:
+    """All that a step depends on but its states; of tensors the addresses, not the numbers."""
     key: list[object] = [switch, x.shape, x.dtype, x.device, torch.get_num_threads()]
     for record in records.values():
         if isinstance(record, RowNorm):
