@@ -120,18 +120,22 @@ def _norms(a: Tensor, record: Record, bias: Tensor | None) -> list[Tensor]:
     shift = bias
     if record.shift is not None:
         shift = record.shift.to(a.dtype) if bias is None else record.shift + bias
-    groups, eps = record.groups, record.eps
+    if len(record.groups) == 1:
+        return [_rows(a, record, gain, shift)]
     gains, shifts = (
-        [None] * len(groups) if vector is None else vector.split(groups) for vector in (gain, shift)
+        [None] * len(record.groups) if vector is None else vector.split(record.groups)
+        for vector in (gain, shift)
     )
-    found = []
-    for part, gain, shift in zip(a.split(groups, dim=-1), gains, shifts, strict=True):
-        if record.center:
-            found.append(F.layer_norm(part, part.shape[-1:], gain, shift, eps))
-        else:
-            rows = F.rms_norm(part, part.shape[-1:], gain, eps)
-            found.append(rows if shift is None else rows + shift)
-    return found
+    parts = a.split(record.groups, dim=-1)
+    return [_rows(*part) for part in zip(parts, [record] * len(parts), gains, shifts, strict=True)]
+
+
+def _rows(a: Tensor, record: RowNorm, gain: Tensor | None, shift: Tensor | None) -> Tensor:
+    """Rows of one group."""
+    if record.center:
+        return torch.layer_norm(a, a.shape[-1:], gain, shift, record.eps)
+    rows = F.rms_norm(a, a.shape[-1:], gain, record.eps)
+    return rows if shift is None else rows + shift
 
 
 def _norm(a: Tensor, record: Record, bias: Tensor | None = None) -> Tensor:
@@ -143,9 +147,9 @@ def _lstm(records: Records, x: Tensor, states: States, w: Weights) -> States:
     h, c = states
     sums = _norm(F.linear(x, w.ih), records["input"], w.bias_ih)
     sums = sums + _norm(F.linear(h, w.hh), records["recurrent"], w.bias_hh)
-    i, f, _, o = sums.sigmoid().chunk(4, dim=-1)
-    c = torch.addcmul(f * c, i, sums.chunk(4, dim=-1)[2].tanh())
-    return _norm(c, records["cell"]).tanh().mul_(o), c
+    i, f, g, o = sums.chunk(4, dim=-1)
+    c = torch.addcmul(f.sigmoid().mul_(c), i.sigmoid(), g.tanh())
+    return _norm(c, records["cell"]).tanh().mul_(o.sigmoid()), c
 
 
 def _gru(records: Records, x: Tensor, states: States, w: Weights) -> States:
