@@ -2,12 +2,14 @@
 //
 // Plain C++17 with the vector extensions of GCC and Clang; nothing here knows of torch. The caller
 // (steps.py) owns every buffer. All matrices are row-major, "packed" ones as `pack` lays them out;
-// what matrix products read and write is float32 or bfloat16, all else float32. Letters: N cases, H hidden units, G = gates * H; step t has sizes[t] rows, its cases
-// being the first sizes[t] of N, and sizes never grow.
+// what matrix products read and write is float32 or bfloat16, all else float32. Letters: N cases, H
+// hidden units, G = gates * H; step t has sizes[t] rows, its cases being the first sizes[t] of N,
+// and sizes never grow.
 //
 // Threads share the cases, never a step: a thread takes its cases through all steps of a call
-// without meeting the others. Weights of centred normalisations arrive centred, so that the products
-// have mean zero and a norm needs their mean square alone. Arithmetic keeps NaN and infinity.
+// without meeting the others. Weights of centred normalisations arrive centred, so that the
+// products have mean zero and a norm needs their mean square alone. Arithmetic keeps NaN and
+// infinity.
 
 #include <algorithm>
 #include <cmath>
@@ -59,7 +61,8 @@ inline float total(vec a) {
 #endif
 }
 
-// A block of L units, and the last one of a row, where fewer are left: lanes past the end read zero.
+// A block of L units, and the last one of a row, where fewer are left: lanes past the end read
+// zero.
 struct Whole {
   vec read(const float* p) const { return load(p); }
   void write(float* p, vec a) const { store(p, a); }
@@ -231,10 +234,10 @@ inline int64_t padded(int64_t K) {
   return (K + per - 1) / per * per;
 }
 
-// A packed matrix (K, N) is cut into panels of WIDTH vectors of columns, the last panel as narrow as
-// it can be; a panel holds its rows one after the other (rows of bfloat in pairs), so that a product
-// reads it in order. Six rows by four vectors of sums, four vectors of the right and one of the left
-// operand fill the 32 registers of AVX-512.
+// A packed matrix (K, N) is cut into panels of WIDTH vectors of columns, the last panel as narrow
+// as it can be; a panel holds its rows one after the other (rows of bfloat in pairs), so that a
+// product reads it in order. Six rows by four vectors of sums, four vectors of the right and one of
+// the left operand fill the 32 registers of AVX-512.
 constexpr int64_t WIDTH = 4, HEIGHT = 6;
 // Rows of a panel that are used while they lie in the second-level cache.
 constexpr int64_t DEPTH = 512;
@@ -427,17 +430,17 @@ struct Rows {
   int64_t groups[MAX_GATES];
 };
 
-// What a call on consecutive steps reads and writes. T* stands for float*, or bfloat* where `narrow`.
-// In a simple RNN u is the sum of both terms and the same memory as v, du the same as dv.
+// What a call on consecutive steps reads and writes. T* stands for float*, or bfloat* where
+// `narrow`. In a simple RNN u is the sum of both terms and the same memory as v, du the same as dv.
 struct Steps {
   int64_t cell, narrow, steps, cases, hidden, threads;
   const int64_t* sizes;  // (steps,)
   Rows input, recurrent, out;
   const float *bias, *bias_hn, *gain_input, *gain_recurrent;  // (G,), (H,), (G,), (G,)
   const float *gain_out, *shift_out;                          // (H,)
-  const void* weight;       // packed T: forward (H, G), backward (G, H)
-  void *v, *u;              // T (rows, G); forward: u null where nothing is saved
-  float *cells, *stats;     // (rows, H), (rows, STATS); forward: null where nothing is saved
+  const void* weight;    // packed T: forward (H, G), backward (G, H)
+  void *v, *u;           // T (rows, G); forward: u null where nothing is saved
+  float *cells, *stats;  // (rows, H), (rows, STATS); forward: null where nothing is saved
   // The forward alone.
   void* output;  // T (rows, H)
   float *h, *c;  // (N, H)
@@ -460,7 +463,11 @@ constexpr int64_t STATS = 2 * MAX_GATES + 2;
 struct Shape {
   int64_t H, gates, G;
   explicit Shape(const Steps& s)
-      : H(s.hidden), gates(s.cell == LSTM ? 4 : s.cell == GRU ? 3 : 1), G(gates * H) {}
+      : H(s.hidden),
+        gates(s.cell == LSTM  ? 4
+              : s.cell == GRU ? 3
+                              : 1),
+        G(gates * H) {}
 };
 
 inline float reciprocal_deviation(double sum, int64_t n, double eps) {
@@ -542,8 +549,8 @@ void lstm_row(const Steps& s, const Shape& shape, const float* v, const float* u
              block.read(s.gain_recurrent + k) * (ru[q] * block.read(u + k));
       ahead(v + k, shape.G);
     }
-    block.write(c + j, sigmoid(p[1]) * block.read(c + j) +
-                           sigmoid(p[0]) * hyperbolic_tangent(p[2]));
+    block.write(c + j,
+                sigmoid(p[1]) * block.read(c + j) + sigmoid(p[0]) * hyperbolic_tangent(p[2]));
     block.write(o + j, sigmoid(p[3]));
   });
   float* mean = stats + 2 * MAX_GATES;
@@ -623,7 +630,7 @@ class Spread {
   float* operator[](int64_t i) const { return vectors_[i]; }
 
  private:
-  static constexpr int64_t PAGE = 1024;  // floats
+  static constexpr int64_t PAGE = 1024;     // floats
   static constexpr int64_t FIRST_LINE = 4;  // rows begin at the first ones
   std::vector<float> memory_;
   std::vector<float*> vectors_;
@@ -634,8 +641,12 @@ struct Sums {  // of one thread
   float *bias, *gain_input, *gain_recurrent, *bias_hn, *gain_out, *shift_out;
   explicit Sums(const Shape& shape)
       : memory({shape.G, shape.G, shape.G, shape.H, shape.H, shape.H}),
-        bias(memory[0]), gain_input(memory[1]), gain_recurrent(memory[2]), bias_hn(memory[3]),
-        gain_out(memory[4]), shift_out(memory[5]) {}
+        bias(memory[0]),
+        gain_input(memory[1]),
+        gain_recurrent(memory[2]),
+        bias_hn(memory[3]),
+        gain_out(memory[4]),
+        shift_out(memory[5]) {}
 };
 
 // A call's arguments with its vectors copied to where they do not meet.
@@ -879,9 +890,10 @@ void forward(const Steps& call) {
         const int64_t row = offset + n;
         const float* input = floats(v + row * G, G, wide.data());
         if constexpr (narrow_rows) {
-          if (merged) for_units(G, [&](int64_t j, auto block) {
-            block.write(u + j, block.read(u + j) + block.read(input + j));
-          });
+          if (merged)
+            for_units(G, [&](int64_t j, auto block) {
+              block.write(u + j, block.read(u + j) + block.read(input + j));
+            });
           if (kept) narrow(u, G, kept + row * G);
         }
         float *h = s.h + n * H, *c = s.c ? s.c + n * H : nullptr;
@@ -903,7 +915,7 @@ void backward(const Steps& call) {
   const int64_t H = shape.H, G = shape.G;
   const bool merged = shape.gates == 1;
   const T *const v = static_cast<const T*>(s.v), *const u = static_cast<const T*>(s.u);
-  const T *const dout = static_cast<const T*>(s.output_gradient);
+  const T* const dout = static_cast<const T*>(s.output_gradient);
   const T* const h_prev = static_cast<const T*>(s.h_prev);
   const int64_t threads = threads_for(s.threads, s.cases);
   const std::vector<int64_t> bounds = shares(s, threads);
@@ -937,8 +949,8 @@ void backward(const Steps& call) {
           dv = static_cast<T*>(s.dv) + row * G;
         }
         if (s.cell == LSTM) {
-          lstm_row_back(s, shape, v_row, u_row, s.cells + row * H, s.c_prev + row * H, stats,
-                        d_row, dh, s.dc + n * H, dv, du, sums[thread], scratch.data());
+          lstm_row_back(s, shape, v_row, u_row, s.cells + row * H, s.c_prev + row * H, stats, d_row,
+                        dh, s.dc + n * H, dv, du, sums[thread], scratch.data());
         } else if (s.cell == GRU) {
           const float* h = floats(h_prev + row * H, H, room + 2 * G + H);
           gru_row_back(s, shape, v_row, u_row, h, stats, d_row, dh, dv, du, sums[thread]);
@@ -1039,31 +1051,13 @@ extern "C" {
 // Changes with every change of the structures and functions below.
 int64_t ln_zoo_abi() { return 1; }
 
-int64_t ln_zoo_stats() { return STATS; }
-
-// Whether the processor multiplies bfloat16.
-int64_t ln_zoo_bfloat() {
-#ifdef __AVX512BF16__
-  return 1;
-#else
-  return 0;
-#endif
-}
-
-int64_t ln_zoo_threads() {
-#ifdef _OPENMP
-  return omp_get_max_threads();
-#else
-  return 1;
-#endif
-}
-
 // Numbers that a packed (K, N) takes.
 int64_t ln_zoo_packed_size(int64_t K, int64_t N, int64_t narrow) {
   return (narrow ? padded<bfloat>(K) : K) * ((N + L - 1) / L * L);
 }
 
-// Packs a (K, N) matrix with strides; `to` begins at a cache line. `means` may be null (see Center).
+// Packs a (K, N) matrix with strides; `to` begins at a cache line. `means` may be null (see
+// Center).
 void ln_zoo_pack(const void* from, int64_t row, int64_t column, int64_t K, int64_t N, void* to,
                  int64_t narrow, const float* means, int64_t hidden, int64_t transposed,
                  int64_t threads) {
@@ -1155,9 +1149,9 @@ void ln_zoo_step(const Steps* call, const float* x, int64_t inputs, const float*
 
 // The statistics of one place, a row for each step; null where the place is not normalised.
 struct Statistics {
-  int64_t batch;         // whether they are the cases' own, which the forward fills in, or given
-  float *mean, *var;     // (steps, F); mean null: it is zero; var: the forward's, where `batch`
-  float* factor;         // (steps, F): reciprocal deviation
+  int64_t batch;      // whether they are the cases' own, which the forward fills in, or given
+  float *mean, *var;  // (steps, F); mean null: it is zero; var: the forward's, where `batch`
+  float* factor;      // (steps, F): reciprocal deviation
 };
 
 // What a call on consecutive steps reads and writes, in float32.
@@ -1168,7 +1162,7 @@ struct BatchSteps {
   Statistics input, recurrent, out;                           // of G, G and H features
   const float *bias, *bias_hn, *gain_input, *gain_recurrent;  // (G,), (H,), (G,), (G,)
   const float *gain_out, *shift_out;                          // (H,)
-  const float* weight;  // packed by ln_zoo_batch_pack
+  const float* weight;                                        // packed by ln_zoo_batch_pack
   // In a simple RNN u is the sum, where v was, and du is dv. What is kept of u is without its mean
   // where that is the cases' own.
   const float* v;    // (rows, G)
@@ -1202,8 +1196,8 @@ int64_t gates_of(int64_t cell) { return cell == LSTM ? 4 : cell == GRU ? 3 : 1; 
 // Floats that the packed columns of one share take.
 int64_t packed_columns(int64_t K, int64_t N) { return K * ((N + L - 1) / L * L); }
 
-// Runs first(share, t) for all shares, then second(share, t), step by step. The threads may be fewer
-// than the shares.
+// Runs first(share, t) for all shares, then second(share, t), step by step. The threads may be
+// fewer than the shares.
 template <class First, class Second>
 void by_steps(int64_t shares, int64_t steps, bool backwards, First first, Second second) {
   const auto run = [&](int64_t thread, int64_t threads, auto meet) {
@@ -1226,8 +1220,8 @@ void by_steps(int64_t shares, int64_t steps, bool backwards, First first, Second
   run(0, 1, [] {});
 }
 
-// Mean, biased variance and reciprocal deviation of each column of a (n, width) block, rows `stride`
-// apart; a mean of null stands for zeros, which then are not looked for.
+// Mean, biased variance and reciprocal deviation of each column of a (n, width) block, rows
+// `stride` apart; a mean of null stands for zeros, which then are not looked for.
 void column_statistics(const float* a, int64_t n, int64_t stride, int64_t width, double eps,
                        int64_t correction, float* mean, float* var, float* factor) {
   const float share = 1.0f / float(n), spread = float(n) / float(n - correction);
@@ -1304,7 +1298,8 @@ void batch_lstm_out(const BatchSteps& s, const Team& team, const Place& pc, int6
   for (int64_t i = 0; i < n; i++) {
     for_units(team.count, [&](int64_t j, auto block) {
       const int64_t k = team.first + j;
-      vec a = (block.read(c + i * team.H + k) - block.read(pc.mean + k)) * block.read(pc.factor + k);
+      vec a =
+          (block.read(c + i * team.H + k) - block.read(pc.mean + k)) * block.read(pc.factor + k);
       vec z = block.read(s.gain_out + k) * a + block.read(s.shift_out + k);
       block.write(h + i * team.H + k, block.read(o + i * team.count + j) * hyperbolic_tangent(z));
     });
@@ -1339,8 +1334,8 @@ void batch_rnn(const BatchSteps& s, const Team& team, const Place& p, int64_t n,
   for (int64_t i = 0; i < n; i++) {
     for_units(team.count, [&](int64_t j, auto block) {
       const int64_t k = team.first + j;
-      vec a = (block.read(u + i * team.count + j) - block.read(p.mean + k)) *
-              block.read(p.factor + k);
+      vec a =
+          (block.read(u + i * team.count + j) - block.read(p.mean + k)) * block.read(p.factor + k);
       vec z = block.read(s.gain_out + k) * a + block.read(s.bias + k);
       vec next = s.cell == RNN_RELU ? (z <= zero ? zero : z) : hyperbolic_tangent(z);
       block.write(h + i * team.H + k, next);
@@ -1383,8 +1378,7 @@ void batch_adjoint(int64_t n, int64_t count, const float* gain, const Place& at,
       vec r = block.read(at.factor + k + j);
       vec x = (block.read(a + i * a_stride + j) - block.read(at.mean + k + j)) * r;
       vec d = block.read(gain + k + j) * block.read(p + i * p_stride + j);
-      block.write(to + i * stride + j,
-                  r * (d - block.read(mean + j) - x * block.read(mean_a + j)));
+      block.write(to + i * stride + j, r * (d - block.read(mean + j) - x * block.read(mean_a + j)));
     });
   }
 }
@@ -1418,7 +1412,8 @@ void batch_forward(const BatchSteps& s) {
     if (gates == 1) {
       for (int64_t i = 0; i < n; i++) {
         for_units(w, [&](int64_t j, auto block) {
-          block.write(u + i * w + j, block.read(u + i * w + j) + block.read(v + i * G + team.first + j));
+          block.write(u + i * w + j,
+                      block.read(u + i * w + j) + block.read(v + i * G + team.first + j));
         });
       }
     }
@@ -1487,137 +1482,137 @@ void batch_backward(const BatchSteps& s) {
   std::vector<int64_t> offsets(s.steps + 1);
   for (int64_t t = 0; t < s.steps; t++) offsets[t + 1] = offsets[t] + s.sizes[t];
   const auto step = [&](int64_t share, int64_t t) {
-      Own& own = owns[share];
-      const Team& team = own.team;
-      const int64_t w = team.count, W = team.width(), first = team.first;
-      std::vector<float> &act = own.act, &e = own.e, &dp = own.dp, &dq = own.dq;
-      ColumnSums &sv = own.sv, &su = own.su, &sc = own.sc;
-      const int64_t n = s.sizes[t], row = offsets[t];
-      const float *v = s.v + row * G, *u = s.u + row * G;
-      const float* dout = s.output_gradient ? s.output_gradient + row * H : nullptr;
-      const Place pv = place(s.input, t, G, zeros.data(), ones.data());
-      const Place pu = place(s.recurrent, t, G, zeros.data(), ones.data());
-      const Place pc = place(s.out, t, H, zeros.data(), ones.data());
-      const bool of_v = s.input.batch, of_u = s.recurrent.batch, of_c = s.out.batch;
-      sv.clear(), su.clear(), sc.clear();
-      const auto normal = [&](auto block, const Place& at, const float* a, int64_t k) {
-        return (block.read(a + k) - block.read(at.mean + k)) * block.read(at.factor + k);
-      };
-      const auto gradient = [&](auto block, int64_t i, int64_t k) {
-        vec d = block.read(s.dh + i * H + k);
-        return dout ? d + block.read(dout + i * H + k) : d;
-      };
-      if (s.cell == LSTM) {
-        const float *c = s.cells + row * H, *c_prev = s.c_prev + row * H;
-        for (int64_t i = 0; i < n; i++) {
-          for_units(w, [&](int64_t j, auto block) {
-            const int64_t unit = first + j;
-            vec p[4];
-            for (int64_t q = 0; q < 4; q++) {
-              const int64_t k = team.wide(q) + j;
-              p[q] = block.read(s.bias + k) +
-                     block.read(s.gain_input + k) * normal(block, pv, v + i * G, k) +
-                     block.read(s.gain_recurrent + k) * normal(block, pu, u + i * G, k);
-            }
-            vec o = sigmoid(p[3]), a = normal(block, pc, c + i * H, unit);
-            vec tau = hyperbolic_tangent(block.read(s.gain_out + unit) * a +
-                                         block.read(s.shift_out + unit));
-            float* at = act.data() + i * 3 * w + j;
-            block.write(at, sigmoid(p[0]));
-            block.write(at + w, sigmoid(p[1]));
-            block.write(at + 2 * w, hyperbolic_tangent(p[2]));
-            vec d = gradient(block, i, unit), dm = d * o * (1.0f - tau * tau);
-            sc.add(block, j, dm, a);
-            block.write(e.data() + i * w + j, dm);
-            block.write(dp.data() + i * W + 3 * w + j, d * tau * o * (1.0f - o));
-          });
-        }
-        sc.finish(0, w, of_c, n, s.correction, s.gain_out + first, s.dshift_out + first,
-                  s.dgain_out + first);
-        for (int64_t i = 0; i < n; i++) {
-          for_units(w, [&](int64_t j, auto block) {
-            const int64_t unit = first + j;
-            vec a = normal(block, pc, c + i * H, unit), r = block.read(pc.factor + unit);
-            vec dm = block.read(s.gain_out + unit) * block.read(e.data() + i * w + j);
-            float* dc = s.dc + i * H + unit;
-            vec d = block.read(dc) + r * (dm - block.read(sc.d.data() + j) -
-                                          a * block.read(sc.da.data() + j));
-            const float* at = act.data() + i * 3 * w + j;
-            vec in = block.read(at), f = block.read(at + w), g = block.read(at + 2 * w);
-            block.write(dc, d * f);
-            float* to = dp.data() + i * W + j;
-            const vec p[4] = {d * g * in * (1.0f - in),
-                              d * block.read(c_prev + i * H + unit) * f * (1.0f - f),
-                              d * in * (1.0f - g * g), block.read(to + 3 * w)};
-            for (int64_t q = 0; q < 4; q++) {
-              const int64_t k = team.wide(q) + j;
-              block.write(to + q * w, p[q]);
-              sv.add(block, q * w + j, p[q], normal(block, pv, v + i * G, k));
-              su.add(block, q * w + j, p[q], normal(block, pu, u + i * G, k));
-            }
-          });
-        }
-      } else if (s.cell == GRU) {
-        const float* h_prev = s.h_prev + row * H;
-        for (int64_t i = 0; i < n; i++) {
-          for_units(w, [&](int64_t j, auto block) {
-            const int64_t unit = first + j;
-            vec a[3], b[3], x[3], y[3];
-            for (int64_t q = 0; q < 3; q++) {
-              const int64_t k = team.wide(q) + j;
-              a[q] = normal(block, pv, v + i * G, k), b[q] = normal(block, pu, u + i * G, k);
-              x[q] = block.read(s.bias + k) + block.read(s.gain_input + k) * a[q];
-              y[q] = block.read(s.gain_recurrent + k) * b[q];
-            }
-            y[2] += block.read(s.bias_hn + unit);
-            vec reset = sigmoid(x[0] + y[0]), update = sigmoid(x[1] + y[1]);
-            vec c = hyperbolic_tangent(x[2] + reset * y[2]), d = gradient(block, i, unit);
-            block.write(s.dh + i * H + unit, d * update);
-            vec dc = d * (1.0f - update) * (1.0f - c * c);
-            vec dz = d * (block.read(h_prev + i * H + unit) - c) * update * (1.0f - update);
-            vec dr = dc * y[2] * reset * (1.0f - reset);
-            const vec dx[3] = {dr, dz, dc}, dy[3] = {dr, dz, dc * reset};
-            for (int64_t q = 0; q < 3; q++) {
-              block.write(dp.data() + i * W + q * w + j, dx[q]);
-              block.write(dq.data() + i * W + q * w + j, dy[q]);
-              sv.add(block, q * w + j, dx[q], a[q]);
-              su.add(block, q * w + j, dy[q], b[q]);
-            }
-          });
-        }
-        for (int64_t j = 0; j < w; j++) s.dbias_hn[first + j] += su.d[2 * w + j];
-      } else {
-        const vec zero{};
-        for (int64_t i = 0; i < n; i++) {
-          for_units(w, [&](int64_t j, auto block) {
-            const int64_t unit = first + j;
-            vec a = normal(block, pc, u + i * H, unit);
-            vec z = block.read(s.gain_out + unit) * a + block.read(s.bias + unit);
-            vec tau = hyperbolic_tangent(z), d = gradient(block, i, unit);
-            vec p = s.cell == RNN_RELU ? (z > zero ? d : zero) : d * (1.0f - tau * tau);
-            block.write(dp.data() + i * w + j, p);
-            sc.add(block, j, p, a);
-          });
-        }
-        sc.finish(0, w, of_c, n, s.correction, s.gain_out + first, s.dbias + first,
-                  s.dgain_out + first);
-        batch_adjoint(n, w, s.gain_out, pc, first, sc.d.data(), sc.da.data(), u + first, H,
-                      dp.data(), w, s.du + row * G + first, G);
+    Own& own = owns[share];
+    const Team& team = own.team;
+    const int64_t w = team.count, W = team.width(), first = team.first;
+    std::vector<float>&act = own.act, &e = own.e, &dp = own.dp, &dq = own.dq;
+    ColumnSums &sv = own.sv, &su = own.su, &sc = own.sc;
+    const int64_t n = s.sizes[t], row = offsets[t];
+    const float *v = s.v + row * G, *u = s.u + row * G;
+    const float* dout = s.output_gradient ? s.output_gradient + row * H : nullptr;
+    const Place pv = place(s.input, t, G, zeros.data(), ones.data());
+    const Place pu = place(s.recurrent, t, G, zeros.data(), ones.data());
+    const Place pc = place(s.out, t, H, zeros.data(), ones.data());
+    const bool of_v = s.input.batch, of_u = s.recurrent.batch, of_c = s.out.batch;
+    sv.clear(), su.clear(), sc.clear();
+    const auto normal = [&](auto block, const Place& at, const float* a, int64_t k) {
+      return (block.read(a + k) - block.read(at.mean + k)) * block.read(at.factor + k);
+    };
+    const auto gradient = [&](auto block, int64_t i, int64_t k) {
+      vec d = block.read(s.dh + i * H + k);
+      return dout ? d + block.read(dout + i * H + k) : d;
+    };
+    if (s.cell == LSTM) {
+      const float *c = s.cells + row * H, *c_prev = s.c_prev + row * H;
+      for (int64_t i = 0; i < n; i++) {
+        for_units(w, [&](int64_t j, auto block) {
+          const int64_t unit = first + j;
+          vec p[4];
+          for (int64_t q = 0; q < 4; q++) {
+            const int64_t k = team.wide(q) + j;
+            p[q] = block.read(s.bias + k) +
+                   block.read(s.gain_input + k) * normal(block, pv, v + i * G, k) +
+                   block.read(s.gain_recurrent + k) * normal(block, pu, u + i * G, k);
+          }
+          vec o = sigmoid(p[3]), a = normal(block, pc, c + i * H, unit);
+          vec tau = hyperbolic_tangent(block.read(s.gain_out + unit) * a +
+                                       block.read(s.shift_out + unit));
+          float* at = act.data() + i * 3 * w + j;
+          block.write(at, sigmoid(p[0]));
+          block.write(at + w, sigmoid(p[1]));
+          block.write(at + 2 * w, hyperbolic_tangent(p[2]));
+          vec d = gradient(block, i, unit), dm = d * o * (1.0f - tau * tau);
+          sc.add(block, j, dm, a);
+          block.write(e.data() + i * w + j, dm);
+          block.write(dp.data() + i * W + 3 * w + j, d * tau * o * (1.0f - o));
+        });
       }
-      if (gates > 1) {
-        const float* second = s.cell == GRU ? dq.data() : dp.data();
-        for (int64_t q = 0; q < gates; q++) {
-          const int64_t k = team.wide(q);
-          sv.finish(q * w, w, of_v, n, s.correction, s.gain_input + k, s.dbias + k,
-                    s.dgain_input + k);
-          su.finish(q * w, w, of_u, n, s.correction, s.gain_recurrent + k, nullptr,
-                    s.dgain_recurrent + k);
-          batch_adjoint(n, w, s.gain_input, pv, k, sv.d.data() + q * w, sv.da.data() + q * w,
-                        v + k, G, dp.data() + q * w, W, s.dv + row * G + k, G);
-          batch_adjoint(n, w, s.gain_recurrent, pu, k, su.d.data() + q * w, su.da.data() + q * w,
-                        u + k, G, second + q * w, W, s.du + row * G + k, G);
-        }
+      sc.finish(0, w, of_c, n, s.correction, s.gain_out + first, s.dshift_out + first,
+                s.dgain_out + first);
+      for (int64_t i = 0; i < n; i++) {
+        for_units(w, [&](int64_t j, auto block) {
+          const int64_t unit = first + j;
+          vec a = normal(block, pc, c + i * H, unit), r = block.read(pc.factor + unit);
+          vec dm = block.read(s.gain_out + unit) * block.read(e.data() + i * w + j);
+          float* dc = s.dc + i * H + unit;
+          vec d = block.read(dc) +
+                  r * (dm - block.read(sc.d.data() + j) - a * block.read(sc.da.data() + j));
+          const float* at = act.data() + i * 3 * w + j;
+          vec in = block.read(at), f = block.read(at + w), g = block.read(at + 2 * w);
+          block.write(dc, d * f);
+          float* to = dp.data() + i * W + j;
+          const vec p[4] = {d * g * in * (1.0f - in),
+                            d * block.read(c_prev + i * H + unit) * f * (1.0f - f),
+                            d * in * (1.0f - g * g), block.read(to + 3 * w)};
+          for (int64_t q = 0; q < 4; q++) {
+            const int64_t k = team.wide(q) + j;
+            block.write(to + q * w, p[q]);
+            sv.add(block, q * w + j, p[q], normal(block, pv, v + i * G, k));
+            su.add(block, q * w + j, p[q], normal(block, pu, u + i * G, k));
+          }
+        });
       }
+    } else if (s.cell == GRU) {
+      const float* h_prev = s.h_prev + row * H;
+      for (int64_t i = 0; i < n; i++) {
+        for_units(w, [&](int64_t j, auto block) {
+          const int64_t unit = first + j;
+          vec a[3], b[3], x[3], y[3];
+          for (int64_t q = 0; q < 3; q++) {
+            const int64_t k = team.wide(q) + j;
+            a[q] = normal(block, pv, v + i * G, k), b[q] = normal(block, pu, u + i * G, k);
+            x[q] = block.read(s.bias + k) + block.read(s.gain_input + k) * a[q];
+            y[q] = block.read(s.gain_recurrent + k) * b[q];
+          }
+          y[2] += block.read(s.bias_hn + unit);
+          vec reset = sigmoid(x[0] + y[0]), update = sigmoid(x[1] + y[1]);
+          vec c = hyperbolic_tangent(x[2] + reset * y[2]), d = gradient(block, i, unit);
+          block.write(s.dh + i * H + unit, d * update);
+          vec dc = d * (1.0f - update) * (1.0f - c * c);
+          vec dz = d * (block.read(h_prev + i * H + unit) - c) * update * (1.0f - update);
+          vec dr = dc * y[2] * reset * (1.0f - reset);
+          const vec dx[3] = {dr, dz, dc}, dy[3] = {dr, dz, dc * reset};
+          for (int64_t q = 0; q < 3; q++) {
+            block.write(dp.data() + i * W + q * w + j, dx[q]);
+            block.write(dq.data() + i * W + q * w + j, dy[q]);
+            sv.add(block, q * w + j, dx[q], a[q]);
+            su.add(block, q * w + j, dy[q], b[q]);
+          }
+        });
+      }
+      for (int64_t j = 0; j < w; j++) s.dbias_hn[first + j] += su.d[2 * w + j];
+    } else {
+      const vec zero{};
+      for (int64_t i = 0; i < n; i++) {
+        for_units(w, [&](int64_t j, auto block) {
+          const int64_t unit = first + j;
+          vec a = normal(block, pc, u + i * H, unit);
+          vec z = block.read(s.gain_out + unit) * a + block.read(s.bias + unit);
+          vec tau = hyperbolic_tangent(z), d = gradient(block, i, unit);
+          vec p = s.cell == RNN_RELU ? (z > zero ? d : zero) : d * (1.0f - tau * tau);
+          block.write(dp.data() + i * w + j, p);
+          sc.add(block, j, p, a);
+        });
+      }
+      sc.finish(0, w, of_c, n, s.correction, s.gain_out + first, s.dbias + first,
+                s.dgain_out + first);
+      batch_adjoint(n, w, s.gain_out, pc, first, sc.d.data(), sc.da.data(), u + first, H, dp.data(),
+                    w, s.du + row * G + first, G);
+    }
+    if (gates > 1) {
+      const float* second = s.cell == GRU ? dq.data() : dp.data();
+      for (int64_t q = 0; q < gates; q++) {
+        const int64_t k = team.wide(q);
+        sv.finish(q * w, w, of_v, n, s.correction, s.gain_input + k, s.dbias + k,
+                  s.dgain_input + k);
+        su.finish(q * w, w, of_u, n, s.correction, s.gain_recurrent + k, nullptr,
+                  s.dgain_recurrent + k);
+        batch_adjoint(n, w, s.gain_input, pv, k, sv.d.data() + q * w, sv.da.data() + q * w, v + k,
+                      G, dp.data() + q * w, W, s.dv + row * G + k, G);
+        batch_adjoint(n, w, s.gain_recurrent, pu, k, su.d.data() + q * w, su.da.data() + q * w,
+                      u + k, G, second + q * w, W, s.du + row * G + k, G);
+      }
+    }
   };
   by_steps(s.shares, s.steps, true, step, [&](int64_t share, int64_t t) {
     const Own& own = owns[share];
@@ -1641,8 +1636,8 @@ int64_t ln_zoo_batch_packed_size(int64_t cell, int64_t H, int64_t shares, int64_
 }
 
 // Packs the recurrent weight (G, H) for the forward or the backward, share by share.
-void ln_zoo_batch_pack(int64_t cell, int64_t H, int64_t shares, int64_t backward,
-                       const float* w_hh, float* to) {
+void ln_zoo_batch_pack(int64_t cell, int64_t H, int64_t shares, int64_t backward, const float* w_hh,
+                       float* to) {
   for (int64_t i = 0; i < shares; i++) {
     const Team team = team_of(i, shares, gates_of(cell), H);
     if (backward) {
