@@ -84,8 +84,9 @@ class Stream:
         ):
             return None
         value = os.environ.get("LN_ZOO_KERNELS", "")
-        if self._native is not None and self._native.suits(records, x, states, weights, value):
-            return self._native(x, states)
+        native = self._native  # another thread may change it
+        if native is not None and native.suits(records, x, states, weights, value):
+            return native(x, states)
         key = (*step_key(records, x, weights, value), *(s.dtype for s in states))
         if key == self._key:
             return _STEPS[self.cell.name](records, x, states, weights)
@@ -99,9 +100,9 @@ class Stream:
         if refusal(self.cell, [records], [weights]) is not None:
             return None
         if "native" in names and x.shape[0] <= _FEW and trouble() is None:
-            self._native = NativeStep.of(self.cell, records, x, states, weights, value)
-            if self._native is not None:
-                return self._native(x, states)
+            self._native = native = NativeStep.of(self.cell, records, x, states, weights, value)
+            if native is not None:
+                return native(x, states)
         if "aten" not in names:
             return None
         self._key = key

@@ -8,17 +8,28 @@ import torch
 from ln_zoo.layers import LSTM
 from ln_zoo.norms import LayerNorm
 from ln_zoo.ops.engine import centred
-from ln_zoo.ops.native import runtime
+from ln_zoo.ops.native import build, runtime
 from ln_zoo.ops.native.runtime import NativeProducts
 from ln_zoo.ops.spec import Rows
 
-pytestmark = pytest.mark.skipif(
+needs_native = pytest.mark.skipif(
     runtime.trouble() is not None, reason=f"no native kernels: {runtime.trouble()}"
 )
+
+
+def test_where_there_is_a_compiler_there_are_native_kernels() -> None:
+    """Else every test of theirs would be left out without a word."""
+    try:
+        build.find_compiler()
+    except build.Unavailable as error:
+        pytest.skip(error.reason)
+    assert runtime.trouble() is None
+
 
 SIZES = [(16, 16, 16), (17, 33, 65), (1, 16, 16), (100, 129, 48), (37, 1100, 257), (300, 20, 1000)]
 
 
+@needs_native
 @pytest.mark.parametrize("rows", [Rows(), Rows(True, True, 1e-5, (2, 1))])
 @pytest.mark.parametrize(("m", "k", "n"), SIZES)
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -51,6 +62,7 @@ def test_products_are_those_of_torch_in_float64(
         torch.set_num_threads(before)
 
 
+@needs_native
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_same_call_gives_the_same_bits_and_threads_matter_to_rounding_alone(
     dtype: torch.dtype,
@@ -78,6 +90,7 @@ def test_the_same_call_gives_the_same_bits_and_threads_matter_to_rounding_alone(
     assert torch.equal(one[0], two[0])  # a case is one thread's own
 
 
+@needs_native
 def test_nan_reaches_its_own_case_alone() -> None:
     layer, x = LSTM(20, 37, norm=LayerNorm()), torch.randn(4, 3, 20)
     x[1, 2, 5] = torch.nan

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from ln_zoo import ops
 from ln_zoo.layers import GRUCell, LSTMCell, RNNCell
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm
-from ln_zoo.ops.native.runtime import trouble
+from ln_zoo.ops.native.runtime import constant, trouble
 
 CELLS = {"LSTM": LSTMCell, "GRU": GRUCell, "RNN": RNNCell}
 
@@ -99,6 +100,33 @@ def test_parameters_that_change_are_read_anew(engine: str) -> None:
     check()
     cell.load_state_dict(randomised(LSTMCell(7, 20, norm=LayerNorm())).state_dict())
     check()
+
+
+def test_what_stands_for_absent_gains_outlives_its_cache(engine: str) -> None:
+    cell = randomised(LSTMCell(7, 20))
+    x, states = torch.randn(1, 7), states_of(cell, 1)
+    with torch.no_grad():
+        wanted = run(cell, x, states)
+        constant.cache_clear()
+        others = [torch.full((n,), torch.nan) for n in (20, 80) for _ in range(100)]
+        for a, b in zip(run(cell, x, states), wanted, strict=True):
+            assert torch.equal(a, b)
+    assert len(others) == 200
+
+
+def test_threads_may_share_a_cell(engine: str) -> None:
+    cell = randomised(LSTMCell(7, 50, norm=LayerNorm()))
+    problems = [(torch.randn(1 + i % 2, 7), states_of(cell, 1 + i % 2)) for i in range(8)]
+
+    def steps(problem: tuple[Tensor, tuple[Tensor, ...]]) -> list[tuple[Tensor, ...]]:
+        with torch.no_grad():
+            return [run(cell, *problem) for _ in range(200)]
+
+    wanted = [steps(problem)[0] for problem in problems]
+    with ThreadPoolExecutor(4) as pool:
+        for found, expected in zip(pool.map(steps, problems), wanted, strict=True):
+            for states in found:
+                assert all(torch.equal(a, b) for a, b in zip(states, expected, strict=True))
 
 
 def test_a_cell_that_has_run_can_be_copied_and_pickled(engine: str) -> None:

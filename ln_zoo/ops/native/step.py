@@ -34,6 +34,13 @@ class NativeStep:
         spec = specify(cell, records, weights)
         width, hidden = weights.hh.shape
         last = records.get("cell") or records.get("sum")
+        # Held here, since the structure has addresses alone.
+        self._vectors = {
+            "gain_input": _vector(records["input"], "gain", 1.0, width),
+            "gain_recurrent": _vector(records["recurrent"], "gain", 1.0, width),
+            "gain_out": _vector(last, "gain", 1.0, hidden),
+            "shift_out": _vector(last, "shift", 0.0, hidden),
+        }
         self._arguments = StepsArguments(
             cell=CELLS[spec.cell],
             cases=x.shape[0],
@@ -42,10 +49,7 @@ class NativeStep:
             input=row_arguments(spec.input),
             recurrent=row_arguments(spec.recurrent),
             out=row_arguments(spec.out),
-            gain_input=_address(records["input"], "gain", 1.0, width),
-            gain_recurrent=_address(records["recurrent"], "gain", 1.0, width),
-            gain_out=_address(last, "gain", 1.0, hidden),
-            shift_out=_address(last, "shift", 0.0, hidden),
+            **{name: a.data_ptr() for name, a in self._vectors.items()},
         )
         biases = (weights.bias_ih, weights.bias_hh)
         self._others = (
@@ -89,14 +93,16 @@ class NativeStep:
     def __call__(self, x: Tensor, states: States) -> States:
         """The next states."""
         after = tuple(state.clone() for state in states)
-        self._arguments.h, self._arguments.c = after[0].data_ptr(), after[-1].data_ptr()
-        self._run(byref(self._arguments), x.data_ptr(), *self._others)
+        # A copy: several threads may run one cell.
+        arguments = StepsArguments.from_buffer_copy(self._arguments)
+        arguments.h, arguments.c = after[0].data_ptr(), after[-1].data_ptr()
+        self._run(byref(arguments), x.data_ptr(), *self._others)
         return after
 
 
-def _address(record: Record, name: str, default: float, size: int) -> int:
+def _vector(record: Record, name: str, default: float, size: int) -> Tensor:
     a = None if record is None or record.identity else getattr(record, name)
-    return constant(default, size).data_ptr() if a is None else a.data_ptr()
+    return constant(default, size) if a is None else a
 
 
 def step_key(records: Records, x: Tensor, weights: Weights, switch: str) -> tuple[object, ...]:
@@ -111,4 +117,4 @@ def step_key(records: Records, x: Tensor, weights: Weights, switch: str) -> tupl
 
 
 def _where(a: Tensor | None) -> tuple[object, ...] | None:
-    return None if a is None else (a.data_ptr(), a.dtype, a.is_contiguous())
+    return None if a is None else (a.data_ptr(), a.shape, a.dtype, a.is_contiguous())
