@@ -26,6 +26,8 @@ if TYPE_CHECKING:
         Linear,
         LSTMCell,
         RNNCell,
+        data_dependent_init,
+        orthogonal_init,
     )
     from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, Site, WeightNorm
     from ln_zoo.zoo import list_models, load
@@ -47,8 +49,10 @@ __all__ = [
     "Site",
     "WeightNorm",
     "__version__",
+    "data_dependent_init",
     "list_models",
     "load",
+    "orthogonal_init",
 ]
 
 

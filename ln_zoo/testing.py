@@ -62,6 +62,7 @@ _CELLS: dict[str, type[nn.Module]] = {"LSTM": LSTMCell, "GRU": GRUCell, "RNN": R
 _RECURRENT: dict[str, type[nn.Module]] = {"LSTM": LSTM, "GRU": GRU, "RNN": RNN}
 _LAYERS = ("Linear", "Conv2d", *_RECURRENT, *(f"{name}Cell" for name in _CELLS))
 _STEPS = 3
+_POSITIONS = (4, 3)
 
 
 def invariance_deviations(norm: Norm) -> dict[str, float]:
@@ -217,7 +218,7 @@ class NormCase:
             "Conv2d": [((), ()), ((1,), (1,)), ((4,), (4,))],
         }.get(layer, [((1,), (1,)), ((2, 1), (2, 1)), ((1, 3), (1, 3)), ((4, 5), (4, 5))])
         for leading, expected in cases:
-            place = (7, 5) if layer == "Conv2d" else ()
+            place = _POSITIONS if layer == "Conv2d" else ()
             x = torch.randn(*leading, inputs, *place)
             training = [] if self.norm.mixes_cases and leading[:1] != (4,) else [True]
             for mode in [*training, False]:
@@ -503,7 +504,7 @@ class NormCase:
         sites = [
             (Site(self.norm, "sum", 6, dtype=dtype), (4, 6)),
             (Site(self.norm, "sum", 6, dtype=dtype), (4, 3, 6)),
-            (Site(self.norm, "sum", 6, axis=1, dtype=dtype), (4, 6, 3, 2)),
+            (Site(self.norm, "sum", 6, axis=1, positions=(3, 2), dtype=dtype), (4, 6, 3, 2)),
             (Site(self.norm, "input", 6, groups=(4, 2), recurrent=True, dtype=dtype), (4, 6)),
             (Site(self.norm, "cell", 6, recurrent=True, own_shift=True, dtype=dtype), (4, 6)),
         ]
@@ -610,7 +611,7 @@ def _make(layer: str, norm: Norm, sizes: tuple[int, int] = (5, 4), **options: An
     if layer == "Linear":
         return Linear(*sizes, norm=norm, **options)
     if layer == "Conv2d":
-        return Conv2d(*sizes, 3, padding=1, norm=norm, **options)
+        return Conv2d(*sizes, 3, padding=1, norm=norm, positions=_POSITIONS, **options)
     if layer in _RECURRENT:
         return _RECURRENT[layer](*sizes, batch_first=True, norm=norm, **options)
     return _CELLS[layer.removesuffix("Cell")](*sizes, norm=norm, **options)
@@ -623,8 +624,8 @@ def _input(
     steps: int = _STEPS,
     dtype: torch.dtype = torch.float64,
 ) -> Tensor:
-    """Random input for a layer: (N, I), (N, I, 4, 3), or (N, T, I) for layers and cells alike."""
-    shape = {"Linear": (sizes[0],), "Conv2d": (sizes[0], 4, 3)}.get(layer, (steps, sizes[0]))
+    """Random input for a layer: (N, I), (N, I, H, W), or (N, T, I) for layers and cells alike."""
+    shape = {"Linear": (sizes[0],), "Conv2d": (sizes[0], *_POSITIONS)}.get(layer, (steps, sizes[0]))
     return torch.randn(cases, *shape, dtype=dtype)
 
 

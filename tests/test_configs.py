@@ -55,7 +55,8 @@ def strategies(model: ZooModule) -> set[Norm]:
 
 
 def test_configs_are_found() -> None:
-    assert {"quickstart.yaml", "mlp/paper.yaml"} <= set(map(name, RUNS))
+    expected = {"quickstart.yaml", "mlp/paper.yaml", "conv/mnist.yaml", "conv/thousand.yaml"}
+    assert expected <= set(map(name, RUNS))
     assert {path.stem for path in OVERLAYS} == set(STRATEGIES)
 
 
@@ -85,11 +86,15 @@ def test_a_strategys_file_gives_its_own_defaults(base: Path, overlay: Path) -> N
 def test_the_later_of_two_strategies_stands_alone(
     first: Path, second: Path, tmp_path: Path
 ) -> None:
-    """The first with every number changed, as a user's own file may have it."""
+    """The first with every value changed, as a user's own file may have it."""
     changed = yaml.safe_load(first.read_text())
     arguments = changed["model"]["init_args"]["norm"]["init_args"]
+    words = {"channel": "position"}
     for key, value in arguments.items():
-        arguments[key] = not value if isinstance(value, bool) else value / 2 if value < 1 else 7
+        if isinstance(value, str):
+            arguments[key] = words[value]
+        else:
+            arguments[key] = not value if isinstance(value, bool) else value / 2 if value < 1 else 7
     (tmp_path / "changed.yaml").write_text(yaml.safe_dump(changed))
     parsed = parse("--config", BASES[0], "--config", tmp_path / "changed.yaml", "--config", second)
     norm = parsed.model.init_args.norm

@@ -1,16 +1,24 @@
-"""Callbacks: whole-set curves, finite losses, pictures and prediction files."""
+"""Callbacks: whole-set curves, population statistics, finite losses, pictures, predictions."""
 
+from ln_zoo.callbacks.activity import ActivityByPosition
 from ln_zoo.callbacks.curves import CurvesPlot
+from ln_zoo.callbacks.data_dependent_init import DataDependentInit
 from ln_zoo.callbacks.epoch_evaluation import EpochEvaluation
 from ln_zoo.callbacks.finite_loss import FiniteLoss, NonFiniteLossError
 from ln_zoo.callbacks.last_checkpoint import LastCheckpoint
+from ln_zoo.callbacks.population_statistics import PopulationStatistics
 from ln_zoo.callbacks.predictions import PredictionWriter
+from ln_zoo.callbacks.step_evaluation import StepEvaluation
 
 __all__ = [
+    "ActivityByPosition",
     "CurvesPlot",
+    "DataDependentInit",
     "EpochEvaluation",
     "FiniteLoss",
     "LastCheckpoint",
     "NonFiniteLossError",
+    "PopulationStatistics",
     "PredictionWriter",
+    "StepEvaluation",
 ]

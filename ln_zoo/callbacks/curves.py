@@ -61,7 +61,10 @@ def read_curves(metrics: Path) -> dict[str, tuple[list[int], list[float]]]:
 
 
 def draw_curves(metrics: Path, picture: Path) -> None:
-    """Draws a ``metrics.csv``: one panel for each kind of metric, each set in one colour."""
+    """Draws a ``metrics.csv``: one panel for each kind of metric, each set in one colour.
+
+    What was measured with batch statistics, such as ``val_batch_nll``, is dashed.
+    """
     from matplotlib.figure import Figure  # not pyplot: nothing global, no display
 
     curves = read_curves(metrics)
@@ -73,7 +76,7 @@ def draw_curves(metrics: Path, picture: Path) -> None:
             panels.setdefault("nll" if kind == "loss" else kind, []).append(name)
     if not panels:
         return
-    sets = dict.fromkeys(name.rpartition("_")[0] for names in panels.values() for name in names)
+    sets = dict.fromkeys(_set_of(name) for names in panels.values() for name in names)
     colours = {name: f"C{number}" for number, name in enumerate(sets)}
     figure = Figure(figsize=(6 * len(panels), 4), layout="constrained")
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
@@ -85,7 +88,8 @@ def draw_curves(metrics: Path, picture: Path) -> None:
                 steps,
                 values,
                 label=name,
-                color=colours[name.rpartition("_")[0]],
+                color=colours[_set_of(name)],
+                linestyle="--" if "_batch_" in name else "-",
                 linewidth=0.8 if of_batches else 1.6,
                 alpha=0.6 if of_batches else 1.0,
                 marker=None if of_batches else ".",
@@ -98,3 +102,8 @@ def draw_curves(metrics: Path, picture: Path) -> None:
         axis.grid(alpha=0.3, which="both")
         axis.legend(fontsize="small")
     figure.savefig(picture, dpi=120)
+
+
+def _set_of(name: str) -> str:
+    """What a metric was measured on: ``"val"`` for ``val_nll`` and ``val_batch_nll``."""
+    return name.rpartition("_")[0].removesuffix("_batch")

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities.data import extract_batch_size
-from torch import Tensor
-from torch.utils.data import DataLoader
 
-from ln_zoo.norms import Site
+from ln_zoo.callbacks.whole_set import score
+from ln_zoo.norms import mixes_cases
 
 
 class EpochEvaluation(Callback):
@@ -23,7 +18,8 @@ class EpochEvaluation(Callback):
     training since the epoch began. Test curves are for figures: nothing selects on them. Where the
     strategy mixes cases (batch norm) the training set is scored a second time with the statistics
     of each batch in place of the running averages, as ``epoch_train_batch_*``; a batch of a single
-    case has no such statistics and is left out there. Modes and running averages are put back.
+    case has no such statistics and is left out there. Modes, running averages and random numbers
+    are put back.
 
     With several processes each scores its share, and the sums are added up: the numbers are those
     of one process.
@@ -57,62 +53,11 @@ class EpochEvaluation(Callback):
         data = trainer.datamodule  # type: ignore[attr-defined]
         logged = {"epoch_seconds": time.perf_counter() - self._started}
         if "train" in self.sets:
-            logged |= _score(trainer, data.train_eval_dataloader(), "epoch_train")
-            if any(m.norm.mixes_cases for m in pl_module.modules() if isinstance(m, Site)):
-                logged |= _score(trainer, data.train_eval_dataloader(), "epoch_train_batch", True)
+            logged |= score(trainer, data.train_eval_dataloader(), "epoch_train")
+            if mixes_cases(pl_module):
+                logged |= score(trainer, data.train_eval_dataloader(), "epoch_train_batch", True)
         if "test" in self.sets:
-            logged |= _score(trainer, data.test_dataloader(), "epoch_test")
+            logged |= score(trainer, data.test_dataloader(), "epoch_test")
         # The scores are those of all processes already, and their mean is the same number; without
         # the exchange Lightning would warn, and with rank 0 alone no callback could monitor them.
         pl_module.log_dict(logged, batch_size=1, sync_dist=True)
-
-
-@torch.no_grad()
-def _score(
-    trainer: Trainer, loader: DataLoader, prefix: str, batch_statistics: bool = False
-) -> dict[str, float]:
-    """Mean of each of the model's metrics over the cases of all processes."""
-    module = trainer.lightning_module
-    precision = trainer.precision_plugin
-    totals: dict[str, Tensor] = {}
-    cases = torch.zeros((), dtype=torch.float64, device=module.device)
-    with _evaluating(module, batch_statistics):
-        for batch in loader:
-            # What Lightning's own loops do to a batch.
-            batch = trainer.strategy.batch_to_device(precision.convert_input(batch))
-            if batch_statistics and extract_batch_size(batch) < 2:
-                continue
-            with precision.val_step_context():
-                scores: dict[str, Tensor] = module.per_case(batch)  # type: ignore[operator]
-            for name, values in scores.items():
-                totals[name] = totals.get(name, cases.new_zeros(())) + values.double().sum()
-            cases += len(values)
-    cases = trainer.strategy.reduce(cases, reduce_op="sum")
-    return {
-        f"{prefix}_{name}": float(trainer.strategy.reduce(total, reduce_op="sum") / cases)
-        for name, total in totals.items()
-    }
-
-
-@contextmanager
-def _evaluating(module: LightningModule, batch_statistics: bool) -> Iterator[None]:
-    """Evaluation mode, with batch statistics at the sites or without; all is put back after."""
-    modes = {m: m.training for m in module.modules()}
-    sites = [m for m in module.modules() if isinstance(m, Site)]
-    if module.trainer.world_size > 1:
-        # Running statistics of the last batch are each process's own; the first one's are saved.
-        for buffer in module.buffers():
-            torch.distributed.broadcast(buffer, src=0)
-    kept = [{name: b.clone() for name, b in site.named_buffers()} for site in sites]
-    module.eval()
-    if batch_statistics:
-        for site in sites:
-            site.train()
-    try:
-        yield
-    finally:
-        for m, mode in modes.items():
-            m.training = mode
-        for site, buffers in zip(sites, kept, strict=True):
-            for name, before in buffers.items():
-                site.get_buffer(name).copy_(before)

@@ -20,6 +20,7 @@ train and evaluate (LightningCLI; `ln-zoo fit --help` lists every option)
   ln-zoo validate|test|predict --weights mlp.layernorm --data MNIST
   ln-zoo fit --config ... --ckpt_path last          resume the newest run of that name
   ln-zoo compare LABEL=RUN ... --out curves.png     learning curves of several runs
+  ln-zoo analyze gradient_flow --out flow.png       how far gradients reach back in time
   ln-zoo --print_completion=shtab-bash              script for completion (zsh, tcsh, ...)
 
 published models
@@ -74,6 +75,10 @@ def main(argv: list[str] | None = None) -> int:
         from ln_zoo.cli import compare
 
         return compare.main(argv[1:])
+    if command == "analyze":
+        from ln_zoo.cli import analyze
+
+        return analyze.main(argv[1:])
     if command == "kernels":
         from ln_zoo.cli import kernels
 
@@ -84,7 +89,7 @@ def main(argv: list[str] | None = None) -> int:
         return run_trainer(argv)
     from ln_zoo.cli.names import nearest
 
-    known = [*_TRAINER_COMMANDS, *_ZOO_COMMANDS, "compare", "kernels"]
+    known = [*_TRAINER_COMMANDS, *_ZOO_COMMANDS, "compare", "analyze", "kernels"]
     print(f"ln-zoo: error: unknown command {command!r}{nearest(command, known)}", file=sys.stderr)
     print(f"commands: {', '.join(known)}; `ln-zoo --help` shows examples", file=sys.stderr)
     return 2

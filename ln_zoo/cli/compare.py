@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import math
 import statistics
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,14 @@ if TYPE_CHECKING:
 
 Curve = dict[int, float]
 
+#: What is drawn by default, by the axis it is drawn against.
+_METRICS = {
+    "epoch": ["epoch_train_nll", "epoch_test_error"],
+    "step": ["step_train_nll", "step_train_error"],
+}
+#: What the axes are called.
+_AXES = {"epoch": "epoch", "step": "update"}
+
 #: By the ending of a metric's name: what its axis is called, and whether it is logarithmic.
 _KINDS = {"nll": ("negative log-likelihood (nats)", True), "loss": ("loss", True)}
 _NAMES = {
@@ -23,12 +32,14 @@ _NAMES = {
     "epoch_train_batch_nll": "training NLL, batch statistics (nats per case)",
     "epoch_test_error": "test error",
     "epoch_test_nll": "test NLL (nats per case)",
+    "step_train_nll": "training NLL (nats per case)",
+    "step_train_error": "training error",
 }
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run: the label it is drawn under, its folder, its curves by metric and epoch."""
+    """One run: its label, its folder, its curves by metric and epoch, or by metric and update."""
 
     label: str
     folder: Path
@@ -37,10 +48,38 @@ class Run:
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
+    arguments = _parser().parse_args(argv)
+    out = Path(arguments.out)
+    try:
+        if arguments.activity:
+            return _compare_activity(arguments.runs, out, arguments.title)
+        metrics = arguments.metric or _METRICS[arguments.x]
+        asked = [_metric_and_values(given) for given in arguments.steps_to]
+        runs = [read_run(text, metrics, arguments.x) for text in arguments.runs]
+        # For their table curves go by updates, whatever they are drawn against.
+        by_step = [
+            [read_run(text, [metric], "step") for text in arguments.runs] for metric, _ in asked
+        ]
+        draw(runs, metrics, out, arguments.title, arguments.x)
+    except (OSError, ValueError) as error:
+        print(f"ln-zoo compare: error: {error}", file=sys.stderr)
+        return 1
+    print(summary(runs, metrics, arguments.x))
+    for (metric, values), members in zip(asked, by_step, strict=True):
+        print(f"\n{steps_table(members, metric, values)}")
+    if arguments.csv:
+        table = Path(arguments.csv)
+        write_csv(runs, metrics, table, arguments.x)
+        if asked:
+            write_steps_csv(by_step, asked, table.with_stem(f"{table.stem}_steps_to"))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ln-zoo compare",
         description="Draws learning curves of several runs: for each label the median of its "
-        "runs at the epochs that all of them logged, and every run as a fainter line.",
+        "runs at the epochs (or updates) that all of them logged, and every run as a fainter line.",
     )
     parser.add_argument(
         "runs",
@@ -49,50 +88,81 @@ def main(argv: Sequence[str]) -> int:
         help="a run's folder, holding metrics.csv; runs of one label differ in their seed only; "
         "default label: the name of the folder above",
     )
+    parser.add_argument("--metric", nargs="+", help="a panel each")
     parser.add_argument(
-        "--metric", nargs="+", default=["epoch_train_nll", "epoch_test_error"], help="a panel each"
+        "--x",
+        choices=list(_METRICS),
+        default="epoch",
+        help="what to draw against; step: the update, for what StepEvaluation logs within epochs",
+    )
+    parser.add_argument(
+        "--steps_to",
+        nargs="+",
+        action="append",
+        default=[],
+        metavar=("METRIC", "VALUE"),
+        help="print how many updates it takes until the metric first is at or below each value "
+        "(at or above, where higher is better), by the evaluations that were logged; may be given "
+        "more than once",
     )
     parser.add_argument("--out", default="compare.png", help="picture to write (.png or .svg)")
-    parser.add_argument("--csv", help="table to write: label, run, epoch, and a column a metric")
+    parser.add_argument(
+        "--csv",
+        help="table to write: label, run, epoch (or step), and a column a metric; with --steps_to "
+        "a second one beside it, its name ending in _steps_to",
+    )
     parser.add_argument("--title", default="", help="title of the picture")
-    arguments = parser.parse_args(argv)
-    try:
-        runs = [read_run(text, arguments.metric) for text in arguments.runs]
-    except (OSError, ValueError) as error:
-        print(f"ln-zoo compare: error: {error}", file=sys.stderr)
-        return 1
-    draw(runs, arguments.metric, Path(arguments.out), arguments.title)
-    print(summary(runs, arguments.metric))
-    if arguments.csv:
-        write_csv(runs, arguments.metric, Path(arguments.csv))
-    return 0
+    parser.add_argument(
+        "--activity",
+        action="store_true",
+        help="lay the activity.csv of runs with the callback ActivityByPosition beside each other "
+        "in place of their curves",
+    )
+    return parser
 
 
-def read_run(text: str, metrics: Sequence[str]) -> Run:
+def read_run(text: str, metrics: Sequence[str], x: str = "epoch") -> Run:
     """Reads ``LABEL=RUN`` or ``RUN``, the latter a folder with a ``metrics.csv`` or such a file.
+
+    Args:
+        text: label and path.
+        metrics: those to read.
+        x: ``"epoch"`` or ``"step"``: what the curves go by.
 
     Raises:
         FileNotFoundError: if there is no such file.
         ValueError: if it does not hold one of the metrics.
     """
-    label, _, path = text.rpartition("=")
-    file = Path(path)
-    file = file / "metrics.csv" if file.is_dir() else file
-    if not file.is_file():
-        raise FileNotFoundError(f"{path} is no run: there is no {file}")
+    label, file = find_run(text, "metrics.csv")
     curves: dict[str, Curve] = {metric: {} for metric in metrics}
     with file.open(newline="") as lines:
         reader = csv.DictReader(lines)
         for row in reader:
             for metric, curve in curves.items():
                 if row.get(metric):
-                    # Logged with the number of the epoch it ends, counted from 0.
-                    curve[int(row["epoch"]) + 1] = float(row[metric])
+                    # Lightning logs with the number of the epoch or update that ends, counted from
+                    # 0; `StepEvaluation` with the number of updates done.
+                    done = x == "step" and metric.startswith("step_")
+                    curve[int(row[x]) + (0 if done else 1)] = float(row[metric])
     for metric, curve in curves.items():
         if not curve:
             logged = sorted(set(reader.fieldnames or []) - {"epoch", "step"})
             raise ValueError(f"{file} has no {metric!r}; it has {', '.join(logged)}")
-    return Run(label or file.parent.parent.name, file.parent, curves)
+    return Run(label, file.parent, curves)
+
+
+def find_run(text: str, name: str) -> tuple[str, Path]:
+    """Label and file of ``LABEL=RUN`` or ``RUN``: a folder with a file of that name, or the file.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+    """
+    label, _, path = text.rpartition("=")
+    file = Path(path)
+    file = file / name if file.is_dir() else file
+    if not file.is_file():
+        raise FileNotFoundError(f"{path} is no run: there is no {file}")
+    return label or file.parent.parent.name, file
 
 
 def groups(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -104,30 +174,74 @@ def groups(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def spread(runs: Sequence[Run], metric: str) -> list[tuple[int, float, float, float]]:
-    """Epoch, median, least and greatest value, at the epochs that all runs logged."""
-    shared = sorted(set.intersection(*(set(run.curves[metric]) for run in runs)))
+    """Place, median, least and greatest value, at the epochs or updates that all runs logged.
+
+    Raises:
+        ValueError: if there is none.
+    """
     rows = []
-    for epoch in shared:
-        values = [run.curves[metric][epoch] for run in runs]
-        rows.append((epoch, statistics.median(values), min(values), max(values)))
+    for place in _shared(runs, metric):
+        values = [run.curves[metric][place] for run in runs]
+        rows.append((place, statistics.median(values), min(values), max(values)))
+    if not rows:
+        folders = ", ".join(str(run.folder) for run in runs)
+        raise ValueError(f"{metric} was logged at no place that these runs share: {folders}")
     return rows
 
 
-def summary(runs: Sequence[Run], metrics: Sequence[str]) -> str:
-    """A Markdown table of the last shared epoch: median (least to greatest) for each label."""
-    head = ["", "runs", "epochs", *metrics]
-    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+def summary(runs: Sequence[Run], metrics: Sequence[str], x: str = "epoch") -> str:
+    """A Markdown table of the last shared place: median (least to greatest) for each label."""
+    head = ["", "runs", f"{_AXES[x]}s", *metrics]
+    lines = _table_head(head)
     for label, members in groups(runs).items():
         cells = []
         last = 0
         for metric in metrics:
-            last, median, least, greatest = spread(members, metric)[-1]
-            cells.append(f"{median:.4g} ({least:.4g} to {greatest:.4g})")
+            last, *numbers = spread(members, metric)[-1]
+            cells.append(_cell(*numbers))
         lines.append(f"| {label} | {len(members)} | {last} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def draw(runs: Sequence[Run], metrics: Sequence[str], picture: Path, title: str = "") -> None:
+def steps_to(curve: Curve, metric: str, value: float) -> float:
+    """The first update at whose evaluation the metric is at or below the value; infinity: none.
+
+    At or above it, where higher is better.
+    """
+    sign = -1 if _higher_is_better(metric) else 1
+    return min(
+        (step for step, now in curve.items() if sign * now <= sign * value), default=math.inf
+    )
+
+
+def steps_table(runs: Sequence[Run], metric: str, values: Sequence[float]) -> str:
+    """A Markdown table for each label: median (least to greatest) of the updates to each value.
+
+    Runs that never get there count as later than all others, and are counted where there are any.
+    The last column is the area under the curve: the mean of log10 of the metric over the updates
+    that all runs of all labels share.
+    """
+    sign = "≥" if _higher_is_better(metric) else "≤"
+    head = ["", "runs", *(f"updates to {metric} {sign} {value:g}" for value in values)]
+    lines = _table_head([*head, f"mean log10 {metric}"])
+    shared = _shared(runs, metric)
+    for label, members in groups(runs).items():
+        cells = [_steps_cell([run.curves[metric] for run in members], metric, v) for v in values]
+        found = [_mean_log(run.curves[metric], shared) for run in members]
+        areas = [area for area in found if area is not None]
+        whole = len(areas) == len(members)
+        cells.append(_cell(statistics.median(areas), min(areas), max(areas)) if whole else "—")
+        lines.append(f"| {label} | {len(members)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def draw(
+    runs: Sequence[Run],
+    metrics: Sequence[str],
+    picture: Path,
+    title: str = "",
+    x: str = "epoch",
+) -> None:
     """Draws a panel for each metric: the median of each label, and its runs as fainter lines."""
     from matplotlib.figure import Figure  # not pyplot: nothing global, no display
 
@@ -135,12 +249,12 @@ def draw(runs: Sequence[Run], metrics: Sequence[str], picture: Path, title: str 
     axes = figure.subplots(1, len(metrics), squeeze=False)[0]
     for axis, metric in zip(axes, metrics, strict=True):
         for label, members in groups(runs).items():
-            epochs, medians, _, _ = zip(*spread(members, metric), strict=True)
-            (line,) = axis.plot(epochs, medians, label=label, linewidth=1.8)
+            places, medians, _, _ = zip(*spread(members, metric), strict=True)
+            (line,) = axis.plot(places, medians, label=label, linewidth=1.8)
             for run in members if len(members) > 1 else ():
                 curve = sorted(run.curves[metric].items())
                 axis.plot(*zip(*curve, strict=True), color=line.get_color(), lw=0.6, alpha=0.4)
-        _name_axes(axis, metric)
+        _name_axes(axis, metric, x)
     axes[0].legend()
     if title:
         figure.suptitle(title)
@@ -148,22 +262,122 @@ def draw(runs: Sequence[Run], metrics: Sequence[str], picture: Path, title: str 
     figure.savefig(picture, dpi=120)
 
 
-def write_csv(runs: Sequence[Run], metrics: Sequence[str], path: Path) -> None:
-    """Writes every run's curves: label, number of the run within it, epoch, the metrics."""
+def write_csv(runs: Sequence[Run], metrics: Sequence[str], path: Path, x: str = "epoch") -> None:
+    """Writes every run's curves: label, number of the run within it, epoch or step, the metrics."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["label", "run", "epoch", *metrics])
+        writer.writerow(["label", "run", x, *metrics])
         for label, members in groups(runs).items():
             for number, run in enumerate(members):
-                for epoch in sorted(set().union(*run.curves.values())):
-                    values = [run.curves[metric].get(epoch) for metric in metrics]
+                for place in sorted(set().union(*run.curves.values())):
+                    values = [run.curves[metric].get(place) for metric in metrics]
                     cells = ["" if v is None else f"{v:.6g}" for v in values]
-                    writer.writerow([label, number, epoch, *cells])
+                    writer.writerow([label, number, place, *cells])
 
 
-def _name_axes(axis: Axes, metric: str) -> None:
-    axis.set_xlabel("epoch")
+def write_steps_csv(
+    by_step: Sequence[Sequence[Run]],
+    asked: Sequence[tuple[str, Sequence[float]]],
+    path: Path,
+) -> None:
+    """Writes what `steps_table` is made of: a row for each run, metric and value.
+
+    ``steps`` is empty where a run never gets there by its ``last_step``.
+    """
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        names = ("label", "run", "metric", "value", "steps", "last_step", "mean_log10")
+        writer.writerow(names)
+        for (metric, values), runs in zip(asked, by_step, strict=True):
+            shared = _shared(runs, metric)
+            for label, members in groups(runs).items():
+                for number, run in enumerate(members):
+                    curve = run.curves[metric]
+                    area = _mean_log(curve, shared)
+                    for value in values:
+                        steps = steps_to(curve, metric, value)
+                        reached = "" if math.isinf(steps) else int(steps)
+                        mean = "" if area is None else f"{area:.6g}"
+                        writer.writerow(
+                            [label, number, metric, f"{value:g}", reached, max(curve), mean]
+                        )
+
+
+def _metric_and_values(given: Sequence[str]) -> tuple[str, list[float]]:
+    """The arguments of one ``--steps_to``."""
+    metric, *values = given
+    try:
+        numbers = [float(value) for value in values]
+    except ValueError as error:
+        raise ValueError(f"--steps_to takes a metric and then numbers: {error}") from error
+    if not numbers:
+        raise ValueError(f"--steps_to {metric}: give the values to be reached behind the metric")
+    return metric, numbers
+
+
+def _higher_is_better(metric: str) -> bool:
+    """By the end of the metric's name; unknown ones are taken for losses."""
+    from ln_zoo.zoo.reported import metric_unit
+
+    words = metric.split("_")
+    known = (metric_unit("_".join(words[first:])) for first in range(len(words)))
+    return next((unit.higher_is_better for unit in known if unit is not None), False)
+
+
+def _shared(runs: Sequence[Run], metric: str) -> list[int]:
+    """The epochs or updates at which all runs logged a metric."""
+    return sorted(set.intersection(*(set(run.curves[metric]) for run in runs)))
+
+
+def _mean_log(curve: Curve, places: Sequence[int]) -> float | None:
+    """Mean of log10 over these places; ``None`` where there is none, or no logarithm."""
+    values = [curve[place] for place in places]
+    if not values or not all(value > 0 for value in values):
+        return None
+    return statistics.fmean(map(math.log10, values))
+
+
+def _steps_cell(curves: Sequence[Curve], metric: str, value: float) -> str:
+    steps = [steps_to(curve, metric, value) for curve in curves]
+    ends = [max(c) for c, step in zip(curves, steps, strict=True) if math.isinf(step)]
+
+    def text(number: float) -> str:
+        return f"{number:g}" if math.isfinite(number) else f"> {min(ends)}"
+
+    median = text(statistics.median(steps))
+    reached = f"{len(steps) - len(ends)} of {len(steps)} runs"
+    if len(ends) == len(steps):
+        return f"{median} ({reached})"
+    cell = f"{median} ({text(min(steps))} to {text(max(steps))})"
+    return f"{cell}, {reached}" if ends else cell
+
+
+def _cell(median: float, least: float, greatest: float) -> str:
+    return f"{median:.4g} ({least:.4g} to {greatest:.4g})"
+
+
+def _table_head(cells: Sequence[str]) -> list[str]:
+    return [f"| {' | '.join(cells)} |", "|" + "---|" * len(cells)]
+
+
+def _compare_activity(texts: Sequence[str], picture: Path, title: str) -> int:
+    # Here, since it takes seconds to import torch.
+    from ln_zoo.callbacks.activity import activity_table, draw_activities, read_activity
+
+    runs: dict[str, list[Path]] = {}
+    for text in texts:
+        label, file = find_run(text, "activity.csv")
+        runs.setdefault(label, []).append(file)
+    read = {label: read_activity(files) for label, files in runs.items()}
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    draw_activities(read, picture, title)
+    print(activity_table(read))
+    return 0
+
+
+def _name_axes(axis: Axes, metric: str, x: str) -> None:
+    axis.set_xlabel(_AXES[x])
     ending = metric.rsplit("_", 1)[-1]
     name, logarithmic = _KINDS.get(ending, (metric.replace("_", " "), False))
     axis.set_ylabel(_NAMES.get(metric, name))

@@ -31,8 +31,8 @@ from ln_zoo.cli import outputs, results, stored
 from ln_zoo.cli.errors import ZooParser, cause
 from ln_zoo.models.base import ZooModule
 
-#: Properties of a data module that are arguments of models under the same name.
-_LINKS = ("in_features", "num_classes")
+#: Properties of a data module that are arguments of models under the same name, where both have it.
+_LINKS = ("image_shape", "in_features", "num_classes")
 #: Errors of the user's input: one line. Any other error is ours, and keeps its traceback.
 _USER_ERRORS = (
     ValueError,
@@ -195,10 +195,6 @@ class ZooCLI(LightningCLI):
 
     # Instantiating
 
-    def before_instantiate_classes(self) -> None:
-        for name in _LINKS:
-            stored.tell_linked(self.argv, name)
-
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         settings = self._get(self.config_init, "trainer")
         callbacks = settings.callbacks or []
@@ -227,6 +223,10 @@ class ZooCLI(LightningCLI):
 
     def after_instantiate_classes(self) -> None:
         settings = self._settings()
+        for name in _LINKS:
+            # A file may hold arguments of the model chosen before this one.
+            if name in (settings.model.get("init_args") or ()) and hasattr(self.datamodule, name):
+                stored.tell_linked(self.argv, name)
         if settings.get("ckpt_path"):
             state = stored.read_checkpoint(settings.ckpt_path)["state_dict"]
             stored.check_fits(self.model, state, settings.ckpt_path)
@@ -253,8 +253,12 @@ class ZooCLI(LightningCLI):
             self.after_test()
         outputs.tell_where(self.trainer)
 
+    def after_validate(self) -> None:
+        outputs.tell_activity(self.trainer)
+
     def after_test(self) -> None:
         results.report(self)
+        outputs.tell_activity(self.trainer)
 
     def after_predict(self) -> None:
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]

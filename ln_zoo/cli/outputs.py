@@ -12,7 +12,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
-from ln_zoo.callbacks import CurvesPlot
+from ln_zoo.callbacks import ActivityByPosition, CurvesPlot
 
 
 def newest_checkpoint(settings: Namespace) -> Path:
@@ -91,6 +91,13 @@ def tell_where(trainer: Trainer) -> None:
             print(f"curves: {relative(Path(logger.log_dir) / 'metrics.csv')}")
         elif isinstance(logger, TensorBoardLogger):
             print(f"TensorBoard: tensorboard --logdir {relative(logger.log_dir)}")
+
+
+def tell_activity(trainer: Trainer) -> None:
+    """Says where the picture of a test or validation lies, if one was drawn."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, ActivityByPosition) and callback.written:
+            print(f"activity: {relative(callback.written)}")
 
 
 def relative(path: str | Path) -> Path:

@@ -16,7 +16,7 @@ from lightning.pytorch import LightningModule
 from rich.console import Console
 
 from ln_zoo._version import __version__
-from ln_zoo.callbacks import LastCheckpoint
+from ln_zoo.callbacks import LastCheckpoint, PopulationStatistics
 from ln_zoo.cli import outputs, stored
 from ln_zoo.zoo.reported import comparison, measured_on, render, run_size
 
@@ -36,7 +36,7 @@ def report(cli: ZooCLI) -> None:
         results["norm"],
         results["metrics"],
         data=measured_on(results["data"]),
-        size=run_size(results["size"], results["data"]),
+        size=run_size(results["size"], results["data"], results["epochs"]),
     )
     Console().print(render(rows, title=f"{results['model']}, {results['norm']}"))
     if not trainer.fast_dev_run:  # type: ignore[attr-defined]
@@ -110,6 +110,9 @@ def hardware(model: LightningModule) -> str:
 def _tested_file(cli: ZooCLI) -> Path | None:
     """The checkpoint file that holds the weights which were tested, if there is one."""
     settings = cli._settings()
+    for callback in cli.trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, PopulationStatistics) and callback.estimated:
+            return callback.written
     if cli.subcommand != "fit":
         source = settings.get("ckpt_path") or settings.get("weights")
         return Path(source) if source and Path(source).is_file() else None

@@ -127,9 +127,16 @@ class ImageClassificationData(LightningDataModule, ABC):
             pin_memory=self.pin_memory,
         )
 
-    def train_eval_dataloader(self) -> BatchLoader:
-        """The whole training set in evaluation batches, in order."""
-        return self._evaluation_loader("train")
+    def train_eval_dataloader(
+        self, batch_size: int | None = None, cases: int | None = None
+    ) -> BatchLoader:
+        """The training set in order, or its first cases.
+
+        Args:
+            batch_size: of the batches; default: that of evaluation.
+            cases: how many of the examples, the first; default: all.
+        """
+        return self._evaluation_loader("train", batch_size, cases)
 
     def val_dataloader(self) -> BatchLoader:
         return self._evaluation_loader("val")
@@ -148,10 +155,13 @@ class ImageClassificationData(LightningDataModule, ABC):
             generator=torch.Generator(),
         )
 
-    def _evaluation_loader(self, name: str) -> BatchLoader:
+    def _evaluation_loader(
+        self, name: str, batch_size: int | None = None, cases: int | None = None
+    ) -> BatchLoader:
+        whole = self._set(name)
         return BatchLoader(
-            self._set(name),
-            self.eval_batch_size,
+            Tensors(whole.inputs[:cases], whole.labels[:cases], whole.scale),
+            self.eval_batch_size if batch_size is None else batch_size,
             num_workers=self.num_workers,
             pin_memory=self.pin_memory,
         )

@@ -2,7 +2,19 @@
 
 from ln_zoo.layers.cells import GRUCell, LSTMCell, RNNCell
 from ln_zoo.layers.conv import Conv2d
+from ln_zoo.layers.initialization import data_dependent_init, orthogonal_init
 from ln_zoo.layers.linear import Linear
 from ln_zoo.layers.rnn import GRU, LSTM, RNN
 
-__all__ = ["GRU", "LSTM", "RNN", "Conv2d", "GRUCell", "LSTMCell", "Linear", "RNNCell"]
+__all__ = [
+    "GRU",
+    "LSTM",
+    "RNN",
+    "Conv2d",
+    "GRUCell",
+    "LSTMCell",
+    "Linear",
+    "RNNCell",
+    "data_dependent_init",
+    "orthogonal_init",
+]

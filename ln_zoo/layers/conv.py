@@ -13,9 +13,9 @@ from ln_zoo.norms import Identity, Norm, Site
 class Conv2d(nn.Conv2d):
     """``norm(W * x) + b``: `torch.nn.Conv2d` with a normalisation strategy (paper, section 6.7).
 
-    Layer normalisation takes its statistics over channels and positions of one case, batch
-    normalisation over cases and positions of one channel; either has one gain per channel. The bias
-    is added after normalisation: it is the paper's b.
+    Layer normalisation takes its statistics over channels and positions of one case (or as its
+    ``convolution`` says), batch normalisation over cases and positions of one channel; either has
+    one gain per channel. The bias is added after normalisation: it is the paper's b.
 
     Args:
         in_channels: channels C of each input.
@@ -30,16 +30,20 @@ class Conv2d(nn.Conv2d):
         device: of the parameters, as in torch.
         dtype: of the parameters, as in torch.
         norm: the strategy; default `Identity`, which makes this layer torch's own.
+        positions: size (H', W') of the output, for strategies with a gain for each position
+            (``LayerNorm(convolution="unit")``). Where it is given, a strategy that acts on summed
+            inputs refuses those of any other size.
 
     Shapes: input (N, C, H, W) or (C, H, W), output (N, F, H', W') or (F, H', W'), in the precision
     torch's layer would give.
 
     Parameters: ``weight`` (F, C / groups, k, k) and ``bias`` (F,), initialised as torch does;
-    ``site.gain`` (F,) with a strategy that has a gain; ``site.scale`` (F,) with weight
-    normalisation.
+    ``site.gain`` (F,) with a strategy that has a gain; ``site.gain`` and ``site.shift`` (F, H', W')
+    with one that has them for each unit; ``site.scale`` (F,) with weight normalisation.
 
     Raises:
-        ValueError: under batch normalisation in training, for one value per channel.
+        ValueError: under batch normalisation in training, for one value per channel; for a strategy
+            that needs the positions and does not know them, or meets others.
 
     Example:
         >>> from ln_zoo.norms import LayerNorm
@@ -63,6 +67,7 @@ class Conv2d(nn.Conv2d):
         dtype: torch.dtype | None = None,
         *,
         norm: Norm | None = None,
+        positions: tuple[int, int] | None = None,
     ) -> None:
         super().__init__(
             in_channels,
@@ -79,7 +84,14 @@ class Conv2d(nn.Conv2d):
         )
         norm = Identity() if norm is None else norm
         self.site = Site(
-            norm, "sum", out_channels, axis=1, weight=self.weight, device=device, dtype=dtype
+            norm,
+            "sum",
+            out_channels,
+            axis=1,
+            positions=positions,
+            weight=self.weight,
+            device=device,
+            dtype=dtype,
         )
 
     def forward(self, input: Tensor) -> Tensor:

@@ -130,6 +130,11 @@ class _Recurrent(nn.RNNBase):
             self._check_states(x, batch_sizes, states)
         cell = CELLS[self.mode]
         directions = self._directions()
+        steps = x.shape[0] if batch_sizes is None else len(batch_sizes)
+        for sites in directions.values():
+            for site in sites.values():
+                if site.normalizes_sums:
+                    site.norm.before_steps(site, steps)
         weights = [self._effective_weights(*direction) for direction in directions.items()]
         records = [
             {role: site.describe() for role, site in sites.items()} for sites in directions.values()

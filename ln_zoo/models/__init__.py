@@ -1,6 +1,8 @@
 """Models of the zoo: LightningModules that take a normalisation strategy as ``norm``."""
 
 from ln_zoo.models.base import ZooModule
+from ln_zoo.models.conv import ConvClassifier
 from ln_zoo.models.mlp import MLPClassifier
+from ln_zoo.models.sequence import SequenceClassifier
 
-__all__ = ["MLPClassifier", "ZooModule"]
+__all__ = ["ConvClassifier", "MLPClassifier", "SequenceClassifier", "ZooModule"]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
+from functools import partial
+from typing import ClassVar
 
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
@@ -11,34 +14,61 @@ from torch.nn import functional as F
 from torchmetrics import MeanMetric
 
 from ln_zoo.models.base import ZooModule
+from ln_zoo.norms import batch_statistics, mixes_cases
 
 Batch = tuple[Tensor, Tensor]
 
+_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adam": torch.optim.Adam,
+    "sgd": partial(torch.optim.SGD, momentum=0.9),
+    # 0.9, not torch's 0.99, is the decay that publications mean by RMSProp.
+    "rmsprop": partial(torch.optim.RMSprop, alpha=0.9),
+}
+
 
 class Classifier(ZooModule):
-    """Softmax cross-entropy, Adam, metrics ``nll`` (nats per case) and ``error`` (fraction).
+    """Softmax cross-entropy, and metrics: ``nll`` (nats per case) and those in `metrics`.
 
     A subclass defines ``forward``: inputs (N, \\*) to logits (N, K). Evaluation losses come from
     logits cast to float64, as training losses fall to the resolution of float32 (Figure 6 reaches
-    1e-7). In evaluation ``{stage}_nll`` and ``{stage}_error`` are logged as metric objects, so that
-    several processes give the numbers of one.
+    1e-7). In evaluation ``{stage}_nll`` and the others are logged as metric objects, so that
+    several processes give the numbers of one. Where the strategy mixes cases (batch norm),
+    validation measures a second time, with the statistics of each batch in place of the running
+    averages, and logs ``val_batch_nll`` and the others; a batch of one case is left out there.
 
     Args:
-        lr: learning rate of Adam; the other settings are torch's defaults.
+        lr: learning rate.
+        optimizer: ``"adam"``, ``"sgd"`` (momentum 0.9) or ``"rmsprop"`` (squared gradients decay by
+            0.9); other settings are torch's defaults.
+
+    Raises:
+        ValueError: for a learning rate that is not positive, or an unknown optimizer.
     """
 
-    def __init__(self, lr: float) -> None:
+    #: What is measured of each case: ``nll`` in nats, and ``error`` or ``accuracy``, 0 or 1.
+    metrics: ClassVar[tuple[str, ...]] = ("nll", "error")
+
+    def __init__(self, lr: float, optimizer: str = "adam") -> None:
         super().__init__()
         if not lr > 0:
             raise ValueError(f"lr must be positive, got {lr!r}")
+        if optimizer not in _OPTIMIZERS:
+            raise ValueError(f"optimizer must be one of {sorted(_OPTIMIZERS)}, got {optimizer!r}")
         self.lr = lr
+        self.optimizer = optimizer
         for stage in ("val", "test"):
-            setattr(self, f"{stage}_nll", MeanMetric().set_dtype(torch.float64))
-            setattr(self, f"{stage}_error", MeanMetric().set_dtype(torch.float64))
+            self._add_metrics(stage)
+        self._mixes_cases = False
 
     @abstractmethod
     def forward(self, inputs: Tensor) -> Tensor:
         """Logits (N, K) of inputs (N, \\*)."""
+
+    def setup(self, stage: str) -> None:
+        # Only now are all layers there.
+        if mixes_cases(self) and not self._mixes_cases:
+            self._add_metrics("val_batch")
+            self._mixes_cases = True
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         inputs, labels = batch
@@ -48,6 +78,9 @@ class Classifier(ZooModule):
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         self._evaluate("val", batch)
+        if self._mixes_cases:
+            with batch_statistics(self):
+                self._evaluate("val_batch", batch, least=2)
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
         self._evaluate("test", batch)
@@ -58,20 +91,32 @@ class Classifier(ZooModule):
         return {"label": labels, "prediction": prediction, "probability": probability}
 
     def per_case(self, batch: Batch) -> dict[str, Tensor]:
-        """NLL in nats and error (0 or 1) of each case, float64 (N,)."""
+        """The `metrics` of each case, float64 (N,)."""
         inputs, labels = batch
         logits = self(inputs).double()
+        right = (logits.argmax(-1) == labels).double()
         nll = F.cross_entropy(logits, labels, reduction="none")
-        return {"nll": nll, "error": (logits.argmax(-1) != labels).double()}
+        values = {"nll": nll, "error": 1 - right, "accuracy": right}
+        return {name: values[name] for name in self.metrics}
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        # On a CPU the fused form takes half the time; on a GPU it would refuse gradient clipping
-        # under 16-mixed, and the default is as fast.
-        fused = True if self.device.type == "cpu" else None
-        return torch.optim.Adam(self.parameters(), lr=self.lr, fused=fused)
+        # On a CPU the fused forms take half the time; on a GPU they would refuse gradient clipping
+        # under 16-mixed, and the default is as fast. RMSprop has none.
+        fused = self.device.type == "cpu" and self.optimizer != "rmsprop"
+        options = {"fused": True} if fused else {}
+        return _OPTIMIZERS[self.optimizer](self.parameters(), lr=self.lr, **options)
 
-    def _evaluate(self, stage: str, batch: Batch) -> None:
-        for name, values in self.per_case(batch).items():
+    def _add_metrics(self, stage: str) -> None:
+        for name in self.metrics:
+            setattr(self, f"{stage}_{name}", MeanMetric().set_dtype(torch.float64))
+
+    def _evaluate(self, stage: str, batch: Batch, least: int = 1) -> None:
+        """Measures a batch, unless it has fewer cases than that."""
+        cases = len(batch[1])
+        values = self.per_case(batch) if cases >= least else {}
+        for name in self.metrics:
             metric = getattr(self, f"{stage}_{name}")
-            metric.update(values)
-            self.log(f"{stage}_{name}", metric, prog_bar=stage == "val", batch_size=len(values))
+            if values:
+                metric.update(values[name])
+            # In any case: processes whose batches are all too small take part in the exchange.
+            self.log(f"{stage}_{name}", metric, prog_bar=stage == "val", batch_size=cases)

@@ -6,6 +6,12 @@ from ln_zoo.norms.config import from_config, to_config
 from ln_zoo.norms.identity import Identity
 from ln_zoo.norms.layer_norm import LayerNorm
 from ln_zoo.norms.rms_norm import RMSNorm
+from ln_zoo.norms.statistics import (
+    batch_statistics,
+    keeps_statistics,
+    mixes_cases,
+    population_statistics,
+)
 from ln_zoo.norms.weight_norm import WeightNorm
 
 __all__ = [
@@ -17,6 +23,10 @@ __all__ = [
     "RMSNorm",
     "Site",
     "WeightNorm",
+    "batch_statistics",
     "from_config",
+    "keeps_statistics",
+    "mixes_cases",
+    "population_statistics",
     "to_config",
 ]

@@ -18,7 +18,7 @@ your own is a frozen dataclass with two short methods:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -36,6 +36,11 @@ INVARIANCES = (
     "case_rescaling",
 )
 
+#: ``observer(step, sizes, mean, var)`` is told the statistics of consecutive steps, the first of
+#: which has that number (``None`` outside recurrent layers): the cases of each step, their means
+#: and biased variances, (steps, F), without gradient.
+Observer = Callable[[int | None, Sequence[int], Tensor, Tensor], None]
+
 
 class Norm:
     """A normalisation strategy: what happens to summed inputs, and to weights.
@@ -52,6 +57,14 @@ class Norm:
     reads_step: ClassVar[bool] = False
     #: The output of one case depends on the rest of its batch, in training mode.
     mixes_cases: ClassVar[bool] = False
+    #: Sites hold ``running_mean``, ``running_var`` and ``num_batches_tracked``, with a row for each
+    #: time step in recurrent layers; in training mode, where a site has an `Site.observer`, the
+    #: strategy tells it the statistics of the batch and leaves these buffers alone.
+    keeps_statistics: ClassVar[bool] = False
+    #: Name of the parameter (F,) that `init_weight` puts on a site and that alone sets the norm of
+    #: each row of the weight in use, so that `ln_zoo.layers.data_dependent_init` can choose it;
+    #: ``None``: there is none.
+    weight_scale: ClassVar[str | None] = None
     #: The maps of `INVARIANCES` that leave a layer's output unchanged (for eps = 0); ``None``: not
     #: stated, and not checked by `ln_zoo.testing.NormCase`.
     invariances: ClassVar[frozenset[str] | None] = None
@@ -73,6 +86,12 @@ class Norm:
             The same shape.
         """
         return a
+
+    def before_steps(self, site: Site, steps: int) -> None:
+        """Called by recurrent layers before their time loop over sums, with its number T of steps.
+
+        Not by cells, whose loop is the user's.
+        """
 
     def init_weight(self, site: Site, weight: Tensor) -> None:
         """Takes what `weight` needs from a freshly initialised weight (F, \\*)."""
@@ -99,6 +118,8 @@ class Site(nn.Module):
         groups: sizes of the runs of features that share statistics; default ``(F,)``. A GRU has
             ``(2H, H)``: both gates together, the candidate apart.
         axis: the axis of the features: -1, or 1 in convolutions.
+        positions: the size of the axes behind the features of a convolution, (H, W), where it is
+            known; sums of any other size are refused then.
         recurrent: whether the site lies inside a recurrent layer, where `Norm.sums` gets ``step``.
         own_shift: whether the place has no bias of its layer, so that an affine map needs a shift
             of its own (an LSTM's cell).
@@ -110,7 +131,7 @@ class Site(nn.Module):
         dtype: of the parameters, as in torch.
 
     Raises:
-        ValueError: if the groups do not sum to the features.
+        ValueError: if the groups do not sum to the features, or sums have other positions.
 
     Example:
         >>> from ln_zoo.norms import LayerNorm
@@ -123,6 +144,8 @@ class Site(nn.Module):
 
     gain: Tensor | None
     shift: Tensor | None
+    #: Is told batch statistics, in place of running averages; see `Norm.keeps_statistics`.
+    observer: Observer | None = None
 
     if TYPE_CHECKING:
         # What strategies put on a site under names of their own are tensors.
@@ -136,6 +159,7 @@ class Site(nn.Module):
         *,
         groups: tuple[int, ...] | None = None,
         axis: int = -1,
+        positions: tuple[int, int] | None = None,
         recurrent: bool = False,
         own_shift: bool = False,
         weight: Tensor | None = None,
@@ -156,6 +180,7 @@ class Site(nn.Module):
         if sum(self.groups) != features:
             raise ValueError(f"groups {self.groups} do not sum to the {features} features")
         self.axis = axis
+        self.positions = None if positions is None else tuple(positions)
         self.recurrent = recurrent
         self.own_shift = own_shift
         self._sums = sums
@@ -177,6 +202,11 @@ class Site(nn.Module):
         """
         if not self.normalizes_sums:
             return a
+        if self.positions is not None and a.shape[2:] != self.positions:
+            raise ValueError(
+                f"this layer was made for sums at positions {self.positions}, got "
+                f"{tuple(a.shape[2:])}: make it with positions={tuple(a.shape[2:])}"
+            )
         # Means and variances of half-precision numbers lose too much: promoted once, here.
         wide = a.float() if a.dtype in (torch.float16, torch.bfloat16) else a
         return self.norm.sums(self, wide, step)
@@ -205,11 +235,18 @@ class Site(nn.Module):
 
     # What strategies call
 
-    def add_affine(self, gain: float) -> None:
-        """Adds a gain (F,), and a shift (F,) of zeros where the layer has no bias of its own."""
-        self.add_parameter("gain", torch.full((self.features,), float(gain), **self._factory))
-        if self.own_shift:
-            self.add_parameter("shift", torch.zeros(self.features, **self._factory))
+    def add_affine(self, gain: float, by_unit: bool = False) -> None:
+        """Adds a gain (F,), and a shift (F,) of zeros where the layer has no bias of its own.
+
+        Args:
+            gain: initial value.
+            by_unit: whether both are (F, H, W), a number for each of the `positions`; there is a
+                shift in any case then, since no layer has a bias of that shape.
+        """
+        shape = (self.features, *(self.positions or ())) if by_unit else (self.features,)
+        self.add_parameter("gain", torch.full(shape, float(gain), **self._factory))
+        if self.own_shift or by_unit:
+            self.add_parameter("shift", torch.zeros(shape, **self._factory))
 
     def add_parameter(self, name: str, value: Tensor) -> None:
         """Adds a parameter of this initial value, or sets the one of that name back to it."""
@@ -241,6 +278,11 @@ class Site(nn.Module):
             a = a + self.along(self.shift, a)
         return a
 
+    def gain_and_shift(self, a: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Both in the precision of a, for functions of torch that apply them themselves."""
+        gain = None if self.gain is None else self.gain.to(a.dtype)
+        return gain, None if self.shift is None else self.shift.to(a.dtype)
+
     def mean(self, a: Tensor) -> Tensor:
         """Mean of one case over what shares statistics, in a shape that broadcasts against a."""
         if self.axis == 1:
@@ -256,9 +298,14 @@ class Site(nn.Module):
         return tuple(d for d in range(a.dim()) if d != axis)
 
     def along(self, vector: Tensor, a: Tensor) -> Tensor:
-        """A vector (F,) in the precision of a, shaped to broadcast along a's feature axis."""
+        """A vector (F,) in the precision of a, shaped to broadcast along a's feature axis.
+
+        One with a number for each position, (F, H, W), does so as it is.
+        """
         vector = vector.to(a.dtype)
-        return vector if self.axis == -1 else vector.view(-1, *[1] * (a.dim() - 2))
+        if self.axis == -1 or vector.dim() > 1:
+            return vector
+        return vector.view(-1, *[1] * (a.dim() - 2))
 
     # nn.Module
 

@@ -9,9 +9,11 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ln_zoo.norms.base import Norm, Site
 from ln_zoo.norms.checks import check_eps
+from ln_zoo.norms.processes import extremes, joint_moments, several_processes
 from ln_zoo.ops.records import Record, StepNorm
 
 
@@ -38,9 +40,18 @@ class BatchNorm(Norm):
         unbiased: whether batches are normalised by the variance with n - 1 in place of n, as the
             layer normalisation paper does at batch size 4 (section 6.6). Needs it be said:
             ``torch.nn.BatchNorm1d`` never does.
+        across_processes: whether, on several devices, training takes statistics over the cases of
+            all processes, as one process would that had them all; gradients flow through them, and
+            running averages are the joint ones. It costs an exchange per site (forward and
+            backward each), in recurrent layers at every step, where the generic loop runs. By
+            default each process normalises its own cases; the running averages that are kept are
+            then those of the first process, from which DDP copies buffers to the others. In
+            evaluation, and where batches are only measured (`batch_statistics`), nothing is
+            exchanged.
 
     Raises:
-        ValueError: for values out of range; in training, for a batch of one case.
+        ValueError: for values out of range; in training, for a batch of one case, and where
+            ``across_processes`` meets sequences of different lengths.
 
     Example:
         >>> from ln_zoo.layers import Linear
@@ -59,9 +70,11 @@ class BatchNorm(Norm):
     momentum: float = 0.1
     max_steps: int = 256
     unbiased: bool = False
+    across_processes: bool = False
 
     reads_step: ClassVar[bool] = True
     mixes_cases: ClassVar[bool] = True
+    keeps_statistics: ClassVar[bool] = True
     invariances: ClassVar[frozenset[str] | None] = frozenset(
         {
             "weight_matrix_rescaling",
@@ -88,20 +101,19 @@ class BatchNorm(Norm):
         site.add_buffer("num_batches_tracked", rows, 0, dtype=torch.int64)
 
     def sums(self, site: Site, a: Tensor, step: int | None = None) -> Tensor:
-        cases = a.numel() // site.features
-        # The longest sequence of a packed batch may outlive all others: one case is no batch.
-        if not step and site.training:
-            self._check(cases)
-        if site.training and cases >= 2:
-            dims = site.case_dims(a)
-            var, mean = torch.var_mean(a, dims, correction=int(self.unbiased), keepdim=True)
-            self._track(site, cases, mean, var, step)
+        exact = site.training and (self.unbiased or not self.eps or self._exchanges(site))
+        if not (site.recurrent or exact):
+            return self._sums_by_torch(site, a)
+        if site.training:
+            mean, var = self._of_batch(site, a, step)
         else:
             mean, var = self._population(site, a, step)
         return site.affine((a - mean) * torch.rsqrt(var + self.eps))
 
     def describe(self, site: Site) -> Record:
-        if not site.recurrent or type(self).sums is not BatchNorm.sums:
+        # Kernels run all steps of one process; an exchange at each of them is the generic loop's.
+        exchanged = self._exchanges(site)
+        if not site.recurrent or type(self).sums is not BatchNorm.sums or exchanged:
             return super().describe(site)
         return StepNorm(
             features=site.features,
@@ -115,6 +127,64 @@ class BatchNorm(Norm):
             track=partial(self._track_steps, site),
         )
 
+    def before_steps(self, site: Site, steps: int) -> None:
+        if not self._exchanges(site):
+            return
+        fewest, most = extremes(steps, site.running_mean.device)
+        # Said by all of them: one that went on alone would wait for the others for ever.
+        if fewest < most:
+            raise ValueError(
+                "BatchNorm(across_processes=True) exchanges statistics at every time step, and the "
+                f"processes hold sequences of different lengths, {fewest} to {most}: pad them to "
+                "one length, or leave across_processes at its default"
+            )
+
+    def _sums_by_torch(self, site: Site, a: Tensor) -> Tensor:
+        """`sums` where there are no time steps, in one call: many times faster on a CPU.
+
+        torch's batch norm divides by the biased variance of one process, with an eps that is not 0.
+        """
+        rows = a if site.axis == 1 else a.reshape(-1, site.features)
+        gain, shift = site.gain_and_shift(a)
+        if site.training:
+            cases = a.numel() // site.features
+            self._check(cases)
+            # With momentum 1 its running averages are the batch's own mean and unbiased variance.
+            mean, var = a.new_zeros(site.features), a.new_zeros(site.features)
+            out = F.batch_norm(rows, mean, var, gain, shift, True, 1.0, self.eps)
+            self._track(site, cases, mean, var * ((cases - 1) / cases), None)
+        else:
+            mean, var = site.running_mean.to(a.dtype), site.running_var.to(a.dtype)
+            out = F.batch_norm(rows, mean, var, gain, shift, False, 0.0, self.eps)
+        return out.view_as(a)
+
+    def _of_batch(self, site: Site, a: Tensor, step: int | None) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the batch, of which the running averages are told."""
+        dims = site.case_dims(a)
+        if self._exchanges(site):
+            cases, mean, var = joint_moments(a, dims)
+        else:
+            cases = a.numel() // site.features
+        # The longest sequence of a packed batch may outlive all others: one case is no batch.
+        if not step:
+            self._check(cases)
+        if cases < 2:
+            return self._population(site, a, step)
+        if not self._exchanges(site):
+            var, mean = torch.var_mean(a, dims, correction=0, keepdim=True)
+        self._track(site, cases, mean, var, step)
+        return mean, var * (cases / (cases - 1)) if self.unbiased else var
+
+    def _exchanges(self, site: Site) -> bool:
+        """Whether statistics are those of all processes."""
+        return (
+            self.across_processes
+            and site.training
+            # Measuring is for each process to do with batches of its own, as many as it has.
+            and site.observer is None
+            and several_processes()
+        )
+
     def _check(self, cases: int) -> None:
         if cases < 2:
             raise ValueError(
@@ -123,8 +193,12 @@ class BatchNorm(Norm):
             )
 
     def _track(self, site: Site, cases: int, mean: Tensor, var: Tensor, step: int | None) -> None:
-        """Moves the running averages towards this batch's mean and unbiased variance."""
-        factor = 1.0 if self.unbiased else cases / (cases - 1)
+        """Moves the running averages towards this batch; the variance is biased."""
+        if site.observer is not None:
+            rows = (moment.detach().view(1, -1) for moment in (mean, var))
+            site.observer(step, (cases,), *rows)
+            return
+        factor = cases / (cases - 1)
         row = () if step is None else min(step, self.max_steps - 1)
         with torch.no_grad():
             count = site.num_batches_tracked[row].add_(1)
@@ -135,7 +209,10 @@ class BatchNorm(Norm):
     def _track_steps(
         self, site: Site, first: int, sizes: Sequence[int], mean: Tensor, var: Tensor
     ) -> None:
-        """The same for consecutive steps at once; the variance is biased."""
+        """The same for consecutive steps at once."""
+        if site.observer is not None:
+            site.observer(first, sizes, mean, var)
+            return
         last = self.max_steps - 1
         rows = slice(min(first, last), min(first + len(sizes), last))
         alone = rows.stop - rows.start  # steps that share their row with no other

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -13,21 +13,32 @@ from ln_zoo.norms.base import Norm, Site
 from ln_zoo.norms.checks import check_eps
 from ln_zoo.ops.records import Record, RowNorm
 
+Convolution = Literal["channel", "unit", "position"]
+
 
 @dataclass(frozen=True)
 class LayerNorm(Norm):
     """Mean and variance over the summed inputs of one case (eq. 3), then a gain per feature.
 
-    The layer's own bias is added after normalisation: it is the paper's b. In convolutions the
-    statistics run over channels and positions, with one gain per channel.
+    The layer's own bias is added after normalisation: it is the paper's b.
 
     Args:
         gain: initial value of the gain g (eq. 4), (F,).
         eps: added to the biased variance, inside the root. The paper has none; a constant row
             (such as the recurrent term of a zero state) needs one.
+        convolution: what shares statistics and gains in convolutions (N, C, H, W), where the paper
+            (section 6.7) does not say; elsewhere it changes nothing.
+
+            - ``"channel"``: statistics over C, H and W of one case, one gain per channel (C,):
+              group normalisation of one group.
+            - ``"unit"``: the literal reading, each position of a channel a unit of the layer: the
+              same statistics, a gain and a shift per unit (C, H, W). The layer must know its
+              positions when it is made.
+            - ``"position"``: statistics over the channels at each position, one gain per channel.
 
     Raises:
-        ValueError: if eps is negative or not finite.
+        ValueError: if eps is negative or not finite, for an unknown word, or where ``"unit"`` meets
+            a convolution made without its positions.
 
     Example:
         >>> from ln_zoo.layers import Linear
@@ -39,6 +50,7 @@ class LayerNorm(Norm):
 
     gain: float = 1.0
     eps: float = 1e-5
+    convolution: Convolution = "channel"
 
     invariances: ClassVar[frozenset[str] | None] = frozenset(
         {
@@ -51,18 +63,39 @@ class LayerNorm(Norm):
 
     def __post_init__(self) -> None:
         check_eps(self)
+        if self.convolution not in get_args(Convolution):
+            raise ValueError(
+                f"LayerNorm: convolution must be one of {', '.join(get_args(Convolution))}, got "
+                f"{self.convolution!r}"
+            )
 
     def init_sums(self, site: Site) -> None:
-        site.add_affine(self.gain)
+        by_unit = site.axis == 1 and self.convolution == "unit"
+        if by_unit and site.positions is None:
+            raise ValueError(
+                'LayerNorm(convolution="unit") has a gain for each position: make the layer with '
+                "positions=(H, W), the size of its output"
+            )
+        site.add_affine(self.gain, by_unit=by_unit)
 
     def sums(self, site: Site, a: Tensor, step: int | None = None) -> Tensor:
         if site.axis == 1:
-            return site.affine(F.group_norm(a, 1, eps=self.eps))
+            return self._convolution_sums(site, a)
         if len(site.groups) == 1:
             return site.affine(F.layer_norm(a, site.groups, eps=self.eps))
         parts = a.split(site.groups, dim=-1)
         rows = [F.layer_norm(part, part.shape[-1:], eps=self.eps) for part in parts]
         return site.affine(torch.cat(rows, dim=-1))
+
+    def _convolution_sums(self, site: Site, a: Tensor) -> Tensor:
+        # One call for statistics and gains: a pass over the positions less than with `affine`.
+        gain, shift = site.gain_and_shift(a)
+        if self.convolution == "channel":
+            return F.group_norm(a, 1, gain, shift, self.eps)
+        if self.convolution == "unit":
+            return F.layer_norm(a, a.shape[1:], gain, shift, self.eps)
+        rows = a.movedim(1, -1)
+        return F.layer_norm(rows, rows.shape[-1:], gain, shift, self.eps).movedim(-1, 1)
 
     def describe(self, site: Site) -> Record:
         if type(self).sums is not LayerNorm.sums:

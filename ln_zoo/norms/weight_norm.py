@@ -22,9 +22,10 @@ class WeightNorm(Norm):
     """Each row w of a weight is used as ``scale * w / |w|`` (eq. 2 there); sums pass unchanged.
 
     The scale (F,) starts as the row's own norm, so that a fresh layer computes what it would
-    without normalisation. After re-initialising weights call the layer's ``reset_norm()``. A row of
-    zeros stays zero. In recurrent layers the effective weights are built once per sequence and
-    torch's fused loop runs on them.
+    without normalisation; `ln_zoo.layers.data_dependent_init` starts it from data instead (section
+    3 there). After re-initialising weights call the layer's ``reset_norm()``. A row of zeros stays
+    zero. In recurrent layers the effective weights are built once per sequence and torch's fused
+    loop runs on them.
 
     Example:
         >>> from ln_zoo.layers import Linear
@@ -34,6 +35,7 @@ class WeightNorm(Norm):
         True
     """
 
+    weight_scale: ClassVar[str | None] = "scale"
     invariances: ClassVar[frozenset[str] | None] = frozenset(
         {"weight_matrix_rescaling", "weight_vector_rescaling"}
     )

@@ -215,7 +215,8 @@ def write_card(
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "files": {k: {"sha256": _sha256(v), "size": len(v)} for k, v in contents.items()},
     }
-    size = {**reported.run_size(hparams, results["data"]), **results["size"]}
+    epochs = results["training"].get("epochs")
+    size = {**reported.run_size(hparams, results["data"], epochs), **results["size"]}
     training = {k: size[k] for k in ("batch_size", "lr") if k in size} | dict(results["training"])
     full = {
         "format_version": catalog.FORMAT_VERSION,

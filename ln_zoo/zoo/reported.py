@@ -259,20 +259,25 @@ def measured_on(data: Mapping[str, Any]) -> str:
     return f"{data['dataset']}/{data.get('test_split', 'test')}"
 
 
-def run_size(hparams: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
+def run_size(
+    hparams: Mapping[str, Any], data: Mapping[str, Any], epochs: int | None = None
+) -> dict[str, Any]:
     """What decides whether a run's numbers are comparable, as `comparison` takes it.
 
     Args:
         hparams: the model's arguments.
         data: a data module's facts, ``dataset`` among them.
+        epochs: of training; ``None``: not known.
 
     Example:
-        >>> run_size({"hidden_features": [8], "norm": {}, "lr": 0.1}, {"dataset": "mnist"})
-        {'hidden_features': [8], 'lr': 0.1, 'training_data': 'mnist'}
+        >>> run_size({"hidden_features": [8], "norm": {}, "lr": 0.1}, {"dataset": "mnist"}, 20)
+        {'hidden_features': [8], 'lr': 0.1, 'epochs': 20, 'training_data': 'mnist'}
     """
     facts = {k: v for k, v in hparams.items() if k != "norm" and not k.startswith("_")}
     if "batch_size" in data:
         facts["batch_size"] = data["batch_size"]
+    if epochs is not None:
+        facts["epochs"] = epochs
     return facts | {"training_data": data["dataset"]}
 
 

@@ -59,6 +59,22 @@ def test_a_panel_for_each_kind_and_a_colour_for_each_set(tmp_path: Path) -> None
     assert not has(picture, "C3")
 
 
+def test_batch_statistics_are_dashed_in_the_colour_of_their_set(tmp_path: Path) -> None:
+    lines = "epoch,step,val_nll,val_batch_nll\n" + "".join(f"0,{t},0.5,0.8\n" for t in (1, 9))
+    picture = drawn(tmp_path, lines)
+    assert has(picture, "C0")
+    assert not has(picture, "C1")
+
+    def longest(half: np.ndarray) -> int:
+        """The longest run of coloured pixels in a row."""
+        coloured = np.abs(half - np.array(matplotlib.colors.to_rgb("C0"))).max(-1) < 0.1
+        rows = ["".join("x" if pixel else " " for pixel in row).split() for row in coloured]
+        return max(len(run) for row in rows for run in row)
+
+    upper, lower = np.split(picture, 2)
+    assert longest(lower) > 10 * longest(upper)
+
+
 def test_zero_can_be_drawn(tmp_path: Path) -> None:
     picture = drawn(tmp_path, "epoch,step,val_nll\n0,1,0.5\n1,2,0.0\n")
     assert has(picture, "C0")

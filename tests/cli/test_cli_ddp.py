@@ -35,7 +35,9 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Done]:
         folder, "fit", "--model=MLPClassifier", "--model.hidden_features=[8]",
         "--model.norm=BatchNorm", *DATA, *QUIET, *TWO, "--trainer.max_epochs=2",
         "--trainer.limit_val_batches=0", "--trainer.callbacks+=EpochEvaluation",
-        "--trainer.log_every_n_steps=1", "--test_after_fit=true", timeout=TIMEOUT,
+        "--trainer.callbacks+=StepEvaluation", "--trainer.callbacks.every_n_steps=5",
+        "--trainer.callbacks.cases=11", "--trainer.log_every_n_steps=1", "--test_after_fit=true",
+        timeout=TIMEOUT,
     )  # fmt: skip
     assert done.code == 0, done.err
     return folder, done
@@ -101,6 +103,23 @@ def test_epoch_evaluation_equals_one_process(in_fitted: Path) -> None:
         for metric, value in expected.items():
             # Logged in float32; a share or a repeated case would differ in the second digit.
             assert float(rows[-1][f"epoch_{name}_{metric}"]) == pytest.approx(value, rel=1e-7)
+
+
+def test_step_evaluation_equals_one_process(in_fitted: Path) -> None:
+    first = run_folder(in_fitted, 0)
+    with (first / "metrics.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["step_train_nll"]]
+    assert [int(row["step"]) for row in rows] == [0, 5, 10]
+    model = MLPClassifier.load_from_checkpoint(first / "checkpoints/last.ckpt").eval()
+    data = MNIST("mnist", **SIZES)
+    data.setup()
+    inputs, labels = next(iter(data.train_eval_dataloader(batch_size=11)))
+    with torch.no_grad():
+        scores = model.per_case((inputs, labels))
+    for name, values in scores.items():
+        assert float(rows[-1][f"step_train_{name}"]) == pytest.approx(
+            float(values.mean()), rel=1e-6
+        )
 
 
 def test_random_states_of_both_processes_are_kept(in_fitted: Path) -> None:
@@ -188,3 +207,23 @@ def test_a_bad_loss_in_one_process_stops_both(fitted: tuple[Path, Done], in_fitt
     assert f"ln-zoo fit: error: {message} good checkpoint is " in done.err
     assert last in done.err
     assert load(in_fitted / last)["global_step"] == 5
+
+
+def test_validation_with_batch_statistics_equals_one_process(in_fitted: Path) -> None:
+    """Of five images in batches of two the last is alone, and has no statistics."""
+    last = run_folder(in_fitted, 0) / "checkpoints/last.ckpt"
+    data = ("--data=MNIST", "--data.root=mnist", "--data.train_size=40", "--data.val_size=5")
+    command = ["validate", "--ckpt_path", last, *data, "--data.eval_batch_size=2", *QUIET]
+    assert script(in_fitted, *command, *TWO, timeout=TIMEOUT).code == 0
+    two = validated(newest(in_fitted))
+    assert run(*command, *ONE).code == 0
+    one = validated(newest(in_fitted))
+    assert set(one) == {"val_nll", "val_error", "val_batch_nll", "val_batch_error"}
+    assert two == pytest.approx(one, rel=1e-6)
+    assert one["val_batch_nll"] != pytest.approx(one["val_nll"], rel=1e-3)
+
+
+def validated(folder: Path) -> dict[str, float]:
+    with (folder / "metrics.csv").open() as file:
+        (row,) = csv.DictReader(file)
+    return {name: float(value) for name, value in row.items() if name.startswith("val")}

@@ -8,6 +8,7 @@ import pytest
 from cli_support import CONFIGS, SMALL, python, run, write_idx
 
 OWN = "the import path of your own, such as my_file.MyClass"
+MODELS = "ConvClassifier, MLPClassifier, SequenceClassifier"
 NORMS = f"(BatchNorm, Identity, LayerNorm, RMSNorm, WeightNorm, or {OWN})"
 ARGUMENTS = (
     "(it takes in_features, hidden_features, num_classes, norm, normalize_logits, activation, lr)"
@@ -29,7 +30,7 @@ BATCHES = (
         (
             ["--model.norm=LayerNorm", "--model.norm.epss=1"],
             "model.norm: LayerNorm takes no argument 'epss'; did you mean 'eps'? "
-            "(it takes gain, eps)",
+            "(it takes gain, eps, convolution)",
         ),
         (
             ["--model.hidden_feature=[3]"],
@@ -47,7 +48,7 @@ BATCHES = (
         (
             ["--model=MLPClasifier"],
             "model: no class 'MLPClasifier' is known; did you mean 'MLPClassifier'? "
-            f"(MLPClassifier, or {OWN})",
+            f"({MODELS}, or {OWN})",
         ),
         (
             ["--trainer.logger=CSVLoger"],
@@ -82,11 +83,11 @@ BATCHES = (
         # Base classes are none of the models
         (
             ["--model=Classifier"],
-            "model: 'Classifier' is a base class: give one of its subclasses (MLPClassifier)",
+            f"model: 'Classifier' is a base class: give one of its subclasses ({MODELS})",
         ),
         (
             ["--model=ZooModule"],
-            "model: 'ZooModule' is a base class: give one of its subclasses (MLPClassifier)",
+            f"model: 'ZooModule' is a base class: give one of its subclasses ({MODELS})",
         ),
         # Types
         (
@@ -161,7 +162,7 @@ def test_values_that_cannot_be(here: Path, arguments: list[str], message: str) -
         (
             "model: {init_args: {norm: {class_path: LayerNorm, init_args: {epsilon: 3}}}}\n",
             "ln-zoo: error: model.norm: LayerNorm takes no argument 'epsilon'; did you mean 'eps'? "
-            "(it takes gain, eps)",
+            "(it takes gain, eps, convolution)",
         ),
         (
             "trainer: {max_epoch: 3}\n",
@@ -209,14 +210,15 @@ def test_arguments_before_their_class_do_not_choose_the_base_class() -> None:
     assert done.code == 2
     assert done.err.splitlines()[0] == (
         "ln-zoo: error: model: the class goes before its arguments, as in --model NAME --model.x 1 "
-        "(MLPClassifier)"
+        f"({MODELS})"
     )
 
 
 def test_base_classes_are_not_offered() -> None:
     done = run("fit", "--help")
     assert done.code == 0
-    assert "known subclasses: ln_zoo.models.MLPClassifier)" in " ".join(done.out.split())
+    known = ", ".join(f"ln_zoo.models.{name}" for name in MODELS.split(", "))
+    assert f"known subclasses: {known})" in " ".join(done.out.split())
 
 
 def test_unknown_command() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ln_zoo.cli import main
-from ln_zoo.cli.compare import groups, read_run, spread
+from ln_zoo.cli.compare import groups, read_run, spread, steps_to
 
 METRICS = ["epoch_train_nll", "epoch_test_error"]
 
@@ -59,3 +59,112 @@ def test_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     run = write_run(tmp_path / "a/version_0", [0.1])
     assert main(["compare", str(run), "--metric", "val_nll"]) == 1
     assert "has no 'val_nll'; it has epoch_test_error" in capsys.readouterr().err
+
+
+# Against updates
+
+
+def write_steps(folder: Path, scores: dict[int, float], name: str = "step_train_nll") -> Path:
+    """A run that was scored within epochs of 10 updates, as `StepEvaluation` logs it."""
+    folder.mkdir(parents=True)
+    lines = [f"epoch,step,train_loss,{name}"]
+    for step, score in scores.items():
+        lines += [f"{step // 10},{step},,{score}", f"{step // 10},{step},0.5,"]
+    (folder / "metrics.csv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def test_updates_are_counted_as_they_were_done(tmp_path: Path) -> None:
+    """What Lightning logs at step 4 belongs to the fifth update."""
+    folder = write_steps(tmp_path / "m/version_0", {0: 2.3, 5: 1.0})
+    run = read_run(str(folder), ["step_train_nll", "train_loss"], "step")
+    assert run.curves == {"step_train_nll": {0: 2.3, 5: 1.0}, "train_loss": {1: 0.5, 6: 0.5}}
+    of_epochs = write_run(tmp_path / "n/version_0", [0.1, 0.05])
+    run = read_run(str(of_epochs), ["epoch_train_nll"], "step")
+    assert run.curves == {"epoch_train_nll": {11: 0.1, 21: 0.05}}
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> list[str]:
+    """Three runs of one label, of which the last is shorter, and one of another."""
+    scores = [
+        {0: 1.0, 5: 0.1, 10: 0.2, 15: 0.01},
+        {0: 1.0, 5: 0.5, 10: 0.1, 15: 0.02},
+        {0: 1.0, 5: 0.7, 10: 0.2},
+    ]
+    runs = [f"LN={write_steps(tmp_path / f'a/{i}', run)}" for i, run in enumerate(scores)]
+    return [*runs, f"BN={write_steps(tmp_path / 'b/0', {0: 1.0, 5: 0.01, 10: 0.001})}"]
+
+
+def test_steps_to_values(
+    three: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "out/t.csv"
+    assert main(
+        ["compare", *three, "--x=step", "--metric=step_train_nll", "--out", str(tmp_path / "c.png"),
+         "--csv", str(table), "--steps_to", "step_train_nll", "0.1", "0.01", "0.0001"]
+    ) == 0  # fmt: skip
+    printed = capsys.readouterr().out
+    assert "| LN | 3 | 10 | 0.2 (0.1 to 0.2) |" in printed
+    lines = printed.split("\n\n")[1].splitlines()
+    head = [f"updates to step_train_nll ≤ {value}" for value in ("0.1", "0.01", "0.0001")]
+    assert lines[0] == f"|  | runs | {' | '.join(head)} | mean log10 step_train_nll |"
+    # A value reached once counts from there on; the middle of (5, 10, never) is 10, that of (15,
+    # never, never) is never. Of those that never get there the shortest lasted 10 updates. Areas
+    # are taken over updates 0, 5 and 10.
+    areas = [(0 - 1 - 0.69897) / 3, (0 - 0.30103 - 1) / 3, (0 - 0.154902 - 0.69897) / 3]
+    area = f"{areas[1]:.4g} ({areas[0]:.4g} to {areas[2]:.4g})"
+    assert lines[2] == (
+        f"| LN | 3 | 10 (5 to > 10), 2 of 3 runs | > 10 (15 to > 10), 1 of 3 runs "
+        f"| > 10 (0 of 3 runs) | {area} |"
+    )
+    assert lines[3] == (
+        "| BN | 1 | 5 (5 to 5) | 5 (5 to 5) | > 10 (0 of 1 runs) "
+        f"| {-5 / 3:.4g} ({-5 / 3:.4g} to {-5 / 3:.4g}) |"
+    )
+    with table.open() as file:
+        assert next(csv.DictReader(file)).keys() == {"label", "run", "step", "step_train_nll"}
+    with table.with_name("t_steps_to.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 12
+    assert rows[1] == {
+        "label": "LN", "run": "0", "metric": "step_train_nll", "value": "0.01", "steps": "15",
+        "last_step": "15", "mean_log10": "-0.566323",
+    }  # fmt: skip
+    assert [row["steps"] for row in rows if row["value"] == "0.1"] == ["5", "10", "", "5"]
+
+
+@pytest.mark.parametrize(
+    ("metric", "scores", "value", "expected"),
+    [
+        ("val_accuracy", {0: 0.1, 5: 0.9, 10: 0.8, 15: 0.95}, 0.9, 5),
+        ("step_train_error", {0: 0.9, 5: 0.0, 10: 0.1}, 0.0, 5),
+        ("step_train_nll", {0: float("nan"), 5: float("nan"), 10: 0.1}, 0.5, 10),
+        ("my_own_loss", {5: 3.0, 10: 2.0}, 1.0, float("inf")),
+    ],
+)
+def test_first_at_or_beyond(
+    metric: str, scores: dict[int, float], value: float, expected: float
+) -> None:
+    assert steps_to(scores, metric, value) == expected
+
+
+def test_no_area_without_logarithms(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_steps(tmp_path / "a/0", {0: 0.9, 5: 0.0}, "step_train_error")
+    command = ["compare", str(run), "--x=step", "--metric=step_train_error"]
+    command += ["--out", str(tmp_path / "c.png"), "--steps_to", "step_train_error", "0.5"]
+    assert main(command) == 0
+    assert "| a | 1 | 5 (5 to 5) | — |" in capsys.readouterr().out
+
+
+def test_wrong_steps(three: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def error(*argv: str) -> str:
+        assert main(["compare", *argv, "--metric=step_train_nll", "--x=step"]) == 1
+        return capsys.readouterr().err
+
+    assert "takes a metric and then numbers" in error(*three, "--steps_to", "step_train_nll", "low")
+    assert "give the values to be reached" in error(*three, "--steps_to", "step_train_nll")
+    other = write_steps(tmp_path / "c/0", {3: 1.0, 7: 0.1})
+    found = error(three[0], f"LN={other}")
+    assert "step_train_nll was logged at no place that these runs share" in found
+    assert str(other) in found

@@ -54,6 +54,24 @@ def test_sequences_longer_than_max_steps(cls: type) -> None:
     assert evaluated.isfinite().all()
 
 
+@pytest.mark.parametrize("cls", [LSTM, GRU, RNN])
+def test_the_last_row_serves_all_steps_beyond_max_steps(loop: str, cls: type) -> None:
+    layer = cls(3, 4, num_layers=2, norm=BatchNorm(max_steps=3), dtype=F64)
+    for _ in range(2):
+        layer(torch.randn(7, 5, 3, dtype=F64))
+    # The same with rows enough, of which the later ones are copies of the last.
+    wide = cls(3, 4, num_layers=2, norm=BatchNorm(max_steps=11), dtype=F64)
+    state = layer.state_dict()
+    for name, rows in state.items():
+        if name.endswith(("running_mean", "running_var", "num_batches_tracked")):
+            state[name] = torch.cat([rows, *[rows[-1:]] * 8])
+    wide.load_state_dict(state)
+    long = torch.randn(11, 5, 3, dtype=F64)
+    output, _ = layer.eval()(long)
+    expected, _ = wide.eval()(long)
+    torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
+
+
 def test_evaluation_beyond_the_trained_length_uses_the_last_row_reached() -> None:
     layer = LSTM(3, 4, norm=BatchNorm(max_steps=50), dtype=F64)
     layer(torch.randn(4, 6, 3, dtype=F64))
@@ -132,12 +150,44 @@ def test_a_batch_of_one_cannot_train() -> None:
     layer.eval()(torch.randn(5, 3))
 
 
-def test_a_batch_of_equal_cases_has_finite_gradients() -> None:
-    layer = LSTM(3, 4, norm=BatchNorm())
-    x = torch.randn(30, 1, 3).expand(30, 4, 3)
-    output, _ = layer(x)
-    output.square().sum().backward()
-    assert all(p.grad.isfinite().all() for p in layer.parameters())
+def gradients_of_equal_cases(cls: type, steps: int, noise: float) -> list[Tensor]:
+    """Of a layer of 100 units that reads the same pixels in all cases, as in images' margins.
+
+    Each case has a loss of its own, so that gradients differ where nothing else does.
+    """
+    torch.manual_seed(0)
+    layer = cls(1, 100, norm=BatchNorm(max_steps=steps))
+    assert next(iter(layer.sites["l0"].values())).norm.recurrent_gain == 0.1
+    x = torch.rand(steps, 1, 1).expand(steps, 8, 1)
+    h = noise * torch.randn(1, 8, 100)
+    output, _ = layer(x, (h, torch.zeros_like(h)) if cls is LSTM else h)
+    assert output.isfinite().all()
+    (output[-1] * torch.randn(8, 100)).sum().backward()
+    return [p.grad for p in layer.parameters()]
+
+
+@pytest.mark.parametrize("kernels", ["native", "aten", "0"])
+@pytest.mark.parametrize("cls", [LSTM, GRU, RNN])
+def test_a_batch_of_equal_cases_has_finite_gradients(
+    cls: type, kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without variance every step back may multiply by 0.1 / sqrt(eps), which is 32."""
+    monkeypatch.setenv("LN_ZOO_KERNELS", kernels)
+    found = gradients_of_equal_cases(cls, 16, noise=0.0)
+    assert all(grad.isfinite().all() for grad in found)
+    assert max(grad.abs().max() for grad in found) > 0
+
+
+@pytest.mark.parametrize("cls", [LSTM, GRU, RNN])
+def test_noise_on_the_initial_state_keeps_gradients_finite(
+    cls: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over the 784 pixels of an image, where float32 overflows without (Cooijmans et al. 2017)."""
+    monkeypatch.setenv("LN_ZOO_KERNELS", "native")
+    found = gradients_of_equal_cases(cls, 784, noise=0.1)
+    assert all(grad.isfinite().all() for grad in found)
+    found = gradients_of_equal_cases(cls, 784, noise=0.0)
+    assert not all(grad.isfinite().all() for grad in found)
 
 
 def test_a_cell_wants_to_know_the_step() -> None:

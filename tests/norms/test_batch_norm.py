@@ -83,6 +83,39 @@ def test_site_equals_torch_in_training_with_its_gradients(shape, twin):
     torch.testing.assert_close(0.9 + 0.1 * site.running_var, twin.running_var, **TIGHT)
 
 
+@pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("eps", [0.0, 0.01])  # torch's own batch norm takes no eps of 0
+def test_convolutions_equal_the_equations(eps, memory):
+    torch.manual_seed(0)
+    site = randomise(Site(BatchNorm(eps=eps), "sum", 3, axis=1, own_shift=True, **DOUBLE))
+    gain, shift = site.gain.detach().numpy(), site.shift.detach().numpy()
+    a = torch.randn(4, 3, 2, 5, **DOUBLE).to(memory_format=memory)
+    cases = a.numpy().transpose(0, 2, 3, 1).reshape(-1, 3)
+
+    def image(rows):
+        return (gain * rows + shift).reshape(4, 2, 5, 3).transpose(0, 3, 1, 2)
+
+    expected = image(batch_norm_columns(cases, eps))
+    np.testing.assert_allclose(site(a).detach().numpy(), expected, rtol=1e-12, atol=1e-12)
+    # After one batch the running averages are its own, the variance with n - 1.
+    expected = image((cases - cases.mean(0)) / np.sqrt(cases.var(0, ddof=1) + eps))
+    np.testing.assert_allclose(site.eval()(a).detach().numpy(), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(("axis", "shape"), [(-1, (4, 3)), (-1, (2, 3, 3)), (1, (3, 3, 2, 1))])
+@pytest.mark.parametrize("norm", [BatchNorm(), BatchNorm(unbiased=True)], ids=repr)
+def test_gradients_of_gradients(norm, axis, shape, training):
+    torch.manual_seed(0)
+    site = randomise(Site(norm, "sum", 3, axis=axis, own_shift=True, **DOUBLE))
+    a = torch.randn(*shape, **DOUBLE, requires_grad=True)
+    site(a)
+    site.train(training)
+    inputs = (a, site.gain, site.shift)
+    assert torch.autograd.gradcheck(lambda *_: site(a).tanh(), inputs)
+    assert torch.autograd.gradgradcheck(lambda *_: site(a).tanh(), inputs)
+
+
 def test_linear_over_sequences_equals_torch_on_flattened_cases():
     torch.manual_seed(0)
     site = Site(BatchNorm(), "sum", 5, **DOUBLE)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ln_zoo.layers import Linear
+from ln_zoo.layers import Conv2d, Linear
 from ln_zoo.norms import LayerNorm, RMSNorm, Site
 
 TIGHT = {"rtol": 1e-12, "atol": 1e-12}
@@ -82,6 +82,94 @@ def test_convolutions_share_statistics_over_channels_and_positions(norm, referen
     whole = reference(a.numpy().reshape(2, -1), 1.0, norm.eps).reshape(a.shape)
     expected = whole * gain[None, :, None, None] + shift[None, :, None, None]
     np.testing.assert_allclose(site(a).detach().numpy(), expected, rtol=1e-12, atol=1e-12)
+
+
+# Its three forms in convolutions
+
+FORMS = ["channel", "unit", "position"]
+
+
+def convolution_by_hand(a, form, gain, shift, eps):
+    """Eq. 3 and 4 for sums (N, C, H, W): the units of one case, or of one position of it."""
+    out = np.empty_like(a)
+    for n, case in enumerate(a):
+        if form == "position":
+            for h in range(case.shape[1]):
+                for w in range(case.shape[2]):
+                    out[n, :, h, w] = layer_norm_rows(case[:, h, w], 1.0, eps)
+        else:
+            out[n] = layer_norm_rows(case.reshape(-1), 1.0, eps).reshape(case.shape)
+    along = (slice(None), None, None)
+    return out * (gain if gain.ndim == 3 else gain[along]) + (
+        shift if shift.ndim == 3 else shift[along]
+    )
+
+
+@pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("form", FORMS)
+def test_convolutions_equal_the_equations(form, memory):
+    torch.manual_seed(0)
+    norm = LayerNorm(eps=0.01, convolution=form)
+    layer = Conv2d(2, 3, 2, bias=True, norm=norm, positions=(4, 5), dtype=torch.float64)
+    randomise(layer)
+    x = torch.randn(2, 2, 5, 6, dtype=torch.float64)
+    sums = F.conv2d(x, layer.weight).detach().numpy()
+    shape = (3, 4, 5) if form == "unit" else (3,)
+    assert layer.site.gain.shape == shape
+    shift = torch.zeros(3) if layer.site.shift is None else layer.site.shift
+    assert shift.shape == shape
+    gain, shift = layer.site.gain.detach().numpy(), shift.detach().numpy()
+    expected = convolution_by_hand(sums, form, gain, shift, norm.eps)
+    expected += layer.bias.detach().numpy()[:, None, None]
+    x = x.to(memory_format=memory)
+    np.testing.assert_allclose(layer(x).detach().numpy(), expected, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(layer(x[1]).detach().numpy(), expected[1], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_gradients_of_gradients_in_convolutions(form):
+    torch.manual_seed(0)
+    norm = LayerNorm(convolution=form)
+    layer = randomise(Conv2d(2, 3, 2, norm=norm, positions=(2, 2), dtype=torch.float64))
+    x = torch.randn(2, 2, 3, 3, dtype=torch.float64, requires_grad=True)
+    inputs = (x, *layer.parameters())
+    assert torch.autograd.gradcheck(lambda *_: layer(x).tanh(), inputs)
+    assert torch.autograd.gradgradcheck(lambda *_: layer(x).tanh(), inputs)
+
+
+def test_a_gain_and_a_shift_for_each_unit_start_at_one_and_zero():
+    layer = Conv2d(2, 3, 2, norm=LayerNorm(gain=0.5, convolution="unit"), positions=(4, 5))
+    assert torch.equal(layer.site.gain, torch.full((3, 4, 5), 0.5))
+    assert torch.equal(layer.site.shift, torch.zeros(3, 4, 5))
+    with torch.no_grad():
+        layer.site.gain.zero_()
+    layer.reset_parameters()
+    assert torch.equal(layer.site.gain, torch.full((3, 4, 5), 0.5))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_form_changes_nothing_outside_convolutions(form):
+    torch.manual_seed(0)
+    layer, plain = (Linear(5, 4, norm=norm) for norm in (LayerNorm(convolution=form), LayerNorm()))
+    plain.load_state_dict(layer.state_dict())
+    x = torch.randn(3, 5)
+    assert torch.equal(layer(x), plain(x))
+
+
+def test_units_need_positions_and_keep_to_them():
+    norm = LayerNorm(convolution="unit")
+    with pytest.raises(ValueError, match=r'"unit"\) has a gain for each position: make the layer'):
+        Conv2d(2, 3, 3, norm=norm)
+    layer = Conv2d(2, 3, 3, norm=norm, positions=(2, 4))
+    message = r"made for sums at positions \(2, 4\), got \(2, 1\): make it with positions=\(2, 1\)"
+    with pytest.raises(ValueError, match=message):
+        layer(torch.randn(1, 2, 4, 3))  # would broadcast
+
+
+def test_an_unknown_form_is_refused():
+    message = "convolution must be one of channel, unit, position, got 'layer'"
+    with pytest.raises(ValueError, match=message):
+        LayerNorm(convolution="layer")
 
 
 def gradients(output, inputs):

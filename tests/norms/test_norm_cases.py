@@ -16,6 +16,14 @@ class TestLayerNorm(NormCase):
     norm = LayerNorm()
 
 
+class TestLayerNormByUnit(NormCase):
+    norm = LayerNorm(convolution="unit")
+
+
+class TestLayerNormByPosition(NormCase):
+    norm = LayerNorm(convolution="position")
+
+
 class TestRMSNorm(NormCase):
     norm = RMSNorm()
 

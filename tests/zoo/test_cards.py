@@ -41,7 +41,7 @@ def test_config(make_card: Callable[..., Path]) -> None:
     assert config["name"] == "mlp.layernorm"
     assert config["init_args"]["norm"] == {
         "class": "LayerNorm",
-        "init_args": {"gain": 1.0, "eps": 1e-05},
+        "init_args": {"gain": 1.0, "eps": 1e-05, "convolution": "channel"},
     }
     assert config["init_args"]["hidden_features"] == [16]
     assert config["preprocessing"] == PREPROCESSING

@@ -1,0 +1,325 @@
+"""How far gradients reach back in time (Cooijmans et al. 2017, arXiv 1603.09025, section 4).
+
+That source explains why recurrent batch norm wants a gain of 0.1: with a gain of 1 the derivative
+of tanh is far below 1 on average, and gradients vanish along hundreds of steps. Here are both the
+derivative and the gradients, for any recurrent layer with any strategy.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ln_zoo.layers import GRU, LSTM, RNN, orthogonal_init
+from ln_zoo.layers.cells import as_states, sites_by_role
+from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, batch_statistics
+from ln_zoo.ops import CELLS, States, scan
+
+#: From outputs (T, N, H) to a scalar.
+Loss = Callable[[Tensor], Tensor]
+
+_LAYERS: dict[str, type[LSTM] | type[GRU] | type[RNN]] = {"LSTM": LSTM, "GRU": GRU, "RNN": RNN}
+_NODES = 256
+_CLASSES = 10
+
+
+def expected_tanh_derivative(gain: float) -> float:
+    """E[1 - tanh^2(gain z)] for a standard normal z, by Gauss-Hermite quadrature.
+
+    The mean derivative of tanh at summed inputs that were normalised and given this gain. Exact to
+    9 digits for gains up to 2, to 3 for gains up to 5.
+
+    Example:
+        >>> [round(expected_tanh_derivative(gain), 3) for gain in (0.1, 0.3, 0.5, 0.7, 1.0)]
+        [0.99, 0.923, 0.826, 0.73, 0.606]
+    """
+    nodes, weights = np.polynomial.hermite_e.hermegauss(_NODES)
+    return float(weights @ (1 - np.tanh(gain * nodes) ** 2) / weights.sum())
+
+
+def gradient_norms(
+    layer: LSTM | GRU | RNN,
+    inputs: Tensor,
+    states: Tensor | States | None = None,
+    loss: Loss | None = None,
+) -> Tensor:
+    """Norms of the gradients of a loss by each of the states h_1, ..., h_T of a recurrent layer.
+
+    The gradient by h_t is the whole one: through the output of step t and through h_t as it is
+    carried into the next step. The norm is Euclidean over all N H (or N P) numbers of the gradient.
+
+    Strategies that mix cases use the statistics of the batch, as in training, whatever the mode of
+    the layer; nothing of the layer is changed, neither running averages nor gradients of
+    parameters.
+
+    Args:
+        layer: a recurrent layer of one layer and one direction, with any strategy. Everything is
+            computed in its precision: gradients that vanish along hundreds of steps need float64.
+        inputs: (T, N, I), also for a layer with ``batch_first``.
+        states: initial states, as for the layer, (1, N, H) each; default zeros.
+        loss: a function of the outputs (T, N, H) that gives a scalar. Default: the mean over the
+            batch of the cross-entropy of a softmax over 10 classes on the last state, with fixed
+            random weights of variance 1 / H and fixed random labels.
+
+    Returns:
+        The norms, (T,), float64; that of h_t stands at t - 1.
+
+    Raises:
+        ValueError: for several layers or two directions.
+        RuntimeError: if sizes do not fit.
+
+    Example:
+        >>> from ln_zoo.norms import LayerNorm
+        >>> layer = LSTM(3, 5, norm=LayerNorm(), dtype=torch.float64)
+        >>> gradient_norms(layer, torch.randn(7, 4, 3, dtype=torch.float64)).shape
+        torch.Size([7])
+    """
+    name = type(layer).__name__
+    if layer.num_layers != 1 or layer.bidirectional:
+        directions = 2 if layer.bidirectional else 1
+        raise ValueError(
+            f"gradient_norms takes one layer and one direction, this {name} has num_layers="
+            f"{layer.num_layers} and {directions} direction(s)"
+        )
+    layer.check_input(inputs, None)
+    cell = CELLS[layer.mode]
+    given = as_states(name, cell, states)
+    if given is None:
+        given = tuple(inputs.new_zeros(size) for size in layer._state_sizes(inputs, None))
+    else:
+        layer._check_states(inputs, None, given)
+    loss = _last_state_loss if loss is None else loss
+    sites = sites_by_role(layer.sites["l0"])
+    carried: list[Tensor] = []
+
+    def step(*arguments: Any) -> States:
+        after = cell.step(*arguments)
+        carried.append(after[0])
+        return after
+
+    with torch.enable_grad(), batch_statistics(layer):
+        output, _ = scan(
+            dataclasses.replace(cell, step=step),
+            inputs.detach(),
+            None,
+            # So that there is a graph even where no parameter wants a gradient.
+            tuple(state[0].detach().requires_grad_() for state in given),
+            layer._effective_weights("l0", sites),
+            sites,
+            sites["input"].norm.reads_step,
+        )
+        gradients = torch.autograd.grad(loss(output), carried, materialize_grads=True)
+    return torch.stack([_norm(gradient.double()) for gradient in gradients])
+
+
+def _norm(gradient: Tensor) -> Tensor:
+    # In units of the greatest number: the squares of those that vanish would be zero.
+    greatest = gradient.abs().max()
+    if not 0 < float(greatest) < float("inf"):
+        return greatest
+    return greatest * torch.linalg.vector_norm(gradient / greatest)
+
+
+def _last_state_loss(output: Tensor) -> Tensor:
+    _, cases, features = output.shape
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.randn(_CLASSES, features, generator=generator, dtype=torch.float64)
+    labels = torch.randint(_CLASSES, (cases,), generator=generator)
+    logits = F.linear(output[-1], (weights / features**0.5).to(output))
+    return F.cross_entropy(logits, labels.to(output.device))
+
+
+@dataclasses.dataclass(frozen=True)
+class GradientFlow:
+    """Gradient norms of one layer.
+
+    Args:
+        norm: name of the strategy's class.
+        gain: the gain it started with; ``None`` for a strategy without one.
+        norms: of the gradients by h_1, ..., h_T, (T,).
+    """
+
+    norm: str
+    gain: float | None
+    norms: Tensor
+
+    @property
+    def label(self) -> str:
+        """Strategy and gain in words."""
+        return self.norm if self.gain is None else f"{self.norm} {self.gain:g}"
+
+
+def gradient_flow(
+    inputs: Tensor,
+    cell: Literal["LSTM", "GRU", "RNN"] = "RNN",
+    hidden_size: int = 100,
+    norms: Sequence[type[Norm]] = (BatchNorm, LayerNorm, Identity),
+    gains: Sequence[float] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 1.0),
+    candidate: Literal["identity", "orthogonal"] = "identity",
+    noise: float = 0.1,
+    seed: int = 0,
+) -> list[GradientFlow]:
+    """Gradient norms of untrained recurrent layers, for each strategy and each gain.
+
+    All start alike, as `ln_zoo.layers.orthogonal_init` has it, and with the same initial states.
+    The loss is the default of `gradient_norms`. The RNN is that of tanh.
+
+    Args:
+        inputs: (T, N, I); everything is computed in their precision, best float64.
+        cell: the kind of layer.
+        hidden_size: size H of its states.
+        norms: classes of strategies. Where a class has a field ``recurrent_gain``, or else
+            ``gain``, there is a layer for each gain; where not, there is one. Its ``max_steps``, if
+            it has such a field, is T.
+        gains: the gains.
+        candidate: what the recurrent weights of the candidate state are: ``"identity"``, as in the
+            source, or ``"orthogonal"``, a random matrix.
+        noise: standard deviation of the initial h, one draw for each case; an LSTM's c starts at 0.
+            Without it, equal first inputs leave batch statistics without variance, and gradients
+            grow by gain / sqrt(eps) at each such step.
+        seed: of weights and initial states.
+
+    Raises:
+        ValueError: for an unknown cell or start.
+
+    Example:
+        >>> flows = gradient_flow(random_sequences(50, 8), hidden_size=10, gains=(0.1, 1.0))
+        >>> [flow.label for flow in flows]
+        ['BatchNorm 0.1', 'BatchNorm 1', 'LayerNorm 0.1', 'LayerNorm 1', 'Identity']
+    """
+    if cell not in _LAYERS:
+        raise ValueError(f"cell must be one of {sorted(_LAYERS)}, got {cell!r}")
+    steps, cases, features = inputs.shape
+    flows = []
+    for cls in norms:
+        for gain, norm in _strategies(cls, gains, steps):
+            generator = torch.Generator().manual_seed(seed)
+            with torch.random.fork_rng(devices=[]):  # making a layer draws weights of its own
+                layer = _LAYERS[cell](features, hidden_size, norm=norm, dtype=inputs.dtype)
+            orthogonal_init(layer, candidate, generator=generator)
+            zeros = inputs.new_zeros(1, cases, hidden_size)
+            h = zeros + noise * torch.randn(zeros.shape, generator=generator, dtype=zeros.dtype)
+            states = (h, zeros) if cell == "LSTM" else h
+            flows.append(GradientFlow(cls.__name__, gain, gradient_norms(layer, inputs, states)))
+    return flows
+
+
+def _strategies(
+    cls: type[Norm], gains: Sequence[float], steps: int
+) -> Iterator[tuple[float | None, Norm]]:
+    fields = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    options: dict[str, Any] = {"max_steps": steps} if "max_steps" in fields else {}
+    for name in ("recurrent_gain", "gain"):
+        if name in fields:
+            for gain in gains:
+                yield gain, cls(**options, **{name: gain})
+            return
+    yield None, cls(**options)
+
+
+def random_sequences(steps: int, cases: int, features: int = 1, seed: int = 0) -> Tensor:
+    """Inputs uniform in [0, 1), as pixels are, (T, N, I), float64.
+
+    Example:
+        >>> random_sequences(784, 100).shape
+        torch.Size([784, 100, 1])
+    """
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(steps, cases, features, generator=generator, dtype=torch.float64)
+
+
+# Showing it
+
+
+def gradient_flow_table(flows: Sequence[GradientFlow]) -> str:
+    """A Markdown table: decimal logarithms of the gradient norms at five time steps.
+
+    Args:
+        flows: of one length T.
+    """
+    steps = len(flows[0].norms)
+    shown = sorted({max(1, round(steps * part)) for part in (0, 0.25, 0.5, 0.75, 1)}, reverse=True)
+    head = ["norm", "gain", "E[1 - tanh^2(gain z)]", *(f"log10 at t = {t}" for t in shown)]
+    lines = [f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 1)]
+    for flow in flows:
+        gain, derivative = "", ""
+        if flow.gain is not None:
+            gain, derivative = f"{flow.gain:g}", f"{expected_tanh_derivative(flow.gain):.3f}"
+        orders = [f"{float(flow.norms[t - 1].log10()):.1f}" for t in shown]
+        lines.append(f"| {' | '.join([flow.norm, gain, derivative, *orders])} |")
+    return "\n".join(lines)
+
+
+def write_gradient_flow(flows: Sequence[GradientFlow], path: Path, inputs: str) -> None:
+    """Writes a CSV file: what was read, the time step t = 1, ..., T, and a column for each layer.
+
+    Args:
+        flows: of one length T.
+        path: the file.
+        inputs: what the inputs were, in words.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["inputs", "t", *(flow.label for flow in flows)])
+        for t, values in enumerate(torch.stack([flow.norms for flow in flows]).T.tolist(), 1):
+            writer.writerow([inputs, t, *(f"{value:.4g}" for value in values)])
+
+
+def draw_gradient_flow(
+    flows: Sequence[GradientFlow], picture: Path, title: str = "", floor: float = 1e-30
+) -> None:
+    """Draws gradient norms against the time step: a panel for each strategy, a line for each gain.
+
+    Strategies without a gain are drawn, dashed, in all panels.
+
+    Args:
+        flows: of one length T.
+        picture: the file to write, .png or .svg.
+        title: of the picture.
+        floor: the axis ends here, where any smaller norm is left out.
+    """
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure  # not pyplot: nothing global, no display
+
+    panels: dict[str, dict[float, GradientFlow]] = {}
+    for flow in flows:
+        if flow.gain is not None:
+            panels.setdefault(flow.norm, {})[flow.gain] = flow
+    panels = panels or {"": {}}
+    shared = [flow for flow in flows if flow.gain is None]
+    gains = sorted({gain for panel in panels.values() for gain in panel})
+    ramp = colormaps["viridis"]
+    colours = {gain: ramp(0.95 * i / max(1, len(gains) - 1)) for i, gain in enumerate(gains)}
+    steps = range(1, len(flows[0].norms) + 1)
+    figure = Figure(figsize=(5.4 * len(panels), 4.2), layout="constrained")
+    axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    for axis, (name, panel) in zip(axes, panels.items(), strict=True):
+        for gain, flow in panel.items():
+            label = f"gain {gain:g}"
+            axis.plot(steps, flow.norms, label=label, color=colours[gain], linewidth=1.1)
+        for number, flow in enumerate(shared):
+            colour = "black" if number == 0 else f"C{number}"
+            axis.plot(steps, flow.norms, "--", label=flow.label, color=colour, linewidth=1.1)
+        axis.set_yscale("log")
+        axis.set_title(name)
+        axis.set_xlabel("time step t")
+        axis.grid(alpha=0.3)
+    finite = torch.cat([flow.norms[flow.norms.isfinite()] for flow in flows])
+    least = float(finite[finite > 0].min()) if bool((finite > 0).any()) else floor
+    axes[0].set_ylim(bottom=max(floor, least / 2))
+    axes[0].set_ylabel("norm of the gradient by h_t")
+    # One for all panels, beside them: curves go through every corner.
+    figure.legend(*axes[0].get_legend_handles_labels(), fontsize="small", loc="outside right upper")
+    if title:
+        figure.suptitle(title)
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(picture, dpi=120)

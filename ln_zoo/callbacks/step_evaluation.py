@@ -1,0 +1,67 @@
+"""Training curves between epochs: how many updates a loss takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from ln_zoo.callbacks.whole_set import score
+
+
+class StepEvaluation(Callback):
+    """Scores the model on part of the training set every few updates, and logs the curve.
+
+    Before the first update and after every n, the means of the model's metrics over the first cases
+    of the training set, in evaluation mode: ``step_train_nll``, ``step_train_error``, at the number
+    of updates done so far. They go straight to the run's loggers, as what is logged in a training
+    step would be thinned out by ``log_every_n_steps``. The training is not touched: modes, running
+    averages and random numbers are put back.
+
+    With several processes each scores its share, and the sums are added up: the numbers are those
+    of one process. A resumed run goes on at the next multiple of n.
+
+    The model must have ``per_case(batch) -> {name: (N,)}``; the data module
+    ``train_eval_dataloader(cases=...)``, whose loader repeats no case.
+
+    Args:
+        every_n_steps: updates between two scores.
+        cases: how many of the training examples are scored, the first ones; all where there are
+            fewer.
+
+    Raises:
+        ValueError: for numbers below 1.
+    """
+
+    def __init__(self, every_n_steps: int = 25, cases: int = 2000) -> None:
+        for name, number in (("every_n_steps", every_n_steps), ("cases", cases)):
+            if number < 1:
+                raise ValueError(f"{name} must be at least 1, got {number}")
+        self.every_n_steps = every_n_steps
+        self.cases = cases
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._last = trainer.global_step
+        if trainer.global_step == 0:
+            self._score(trainer)
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        # With accumulated gradients not every batch makes an update.
+        if trainer.global_step == self._last:
+            return
+        self._last = trainer.global_step
+        if trainer.global_step % self.every_n_steps == 0:
+            self._score(trainer)
+
+    def _score(self, trainer: Trainer) -> None:
+        data = trainer.datamodule  # type: ignore[attr-defined]
+        scores = score(trainer, data.train_eval_dataloader(cases=self.cases), "step_train")
+        for logger in trainer.loggers:
+            logger.log_metrics({**scores, "epoch": trainer.current_epoch}, trainer.global_step)

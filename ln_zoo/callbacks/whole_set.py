@@ -1,0 +1,72 @@
+"""What callbacks share that take a model through a whole set between Lightning's own loops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities.data import extract_batch_size
+from torch import Tensor
+
+from ln_zoo.norms import batch_statistics
+
+
+@contextmanager
+def evaluating(module: LightningModule) -> Iterator[None]:
+    """Evaluation mode without gradients; modes and random number generators are put back after.
+
+    With several processes all then have the buffers of the first, which are those that are saved:
+    running statistics of the last training batch are each process's own.
+    """
+    modes = {m: m.training for m in module.modules()}
+    if module.trainer.world_size > 1:
+        for buffer in module.buffers():
+            torch.distributed.broadcast(buffer, src=0)
+    module.eval()
+    cards = [module.device.index] if module.device.type == "cuda" else []
+    try:
+        with torch.random.fork_rng(devices=cards), torch.no_grad():
+            yield
+    finally:
+        for m, mode in modes.items():
+            m.training = mode
+
+
+def batches(trainer: Trainer, loader: Iterable[Any]) -> Iterator[Any]:
+    """The batches of a loader, with what Lightning's own loops do to them."""
+    for batch in loader:
+        yield trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(batch))
+
+
+def score(
+    trainer: Trainer, loader: Iterable[Any], prefix: str, of_batches: bool = False
+) -> dict[str, float]:
+    """Mean of each of the model's metrics over the cases of all processes.
+
+    Args:
+        trainer: of the model, which must have ``per_case(batch) -> {name: (N,)}``.
+        loader: each process its share of the set, at least a batch.
+        prefix: of the names in the answer, ``{prefix}_{name}``.
+        of_batches: score with the statistics of each batch, where the strategy mixes cases; batches
+            of a single case are left out.
+    """
+    module = trainer.lightning_module
+    totals: dict[str, Tensor] = {}
+    cases = torch.zeros((), dtype=torch.float64, device=module.device)
+    with evaluating(module), batch_statistics(module) if of_batches else nullcontext():
+        for batch in batches(trainer, loader):
+            if of_batches and extract_batch_size(batch) < 2:
+                continue
+            with trainer.precision_plugin.val_step_context():
+                scores: dict[str, Tensor] = module.per_case(batch)  # type: ignore[operator]
+            for name, values in scores.items():
+                totals[name] = totals.get(name, cases.new_zeros(())) + values.double().sum()
+            cases += len(values)
+    cases = trainer.strategy.reduce(cases, reduce_op="sum")
+    return {
+        f"{prefix}_{name}": float(trainer.strategy.reduce(total, reduce_op="sum") / cases)
+        for name, total in totals.items()
+    }

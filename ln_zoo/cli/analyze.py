@@ -1,0 +1,157 @@
+"""``ln-zoo analyze``: what normalisation does to networks, measured."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ln_zoo.cli.names import nearest
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ln_zoo.norms import Norm
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command; returns its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="ln-zoo analyze",
+        description="Analyses of normalised networks; each draws a picture and prints a table.",
+        allow_abbrev=False,
+    )
+    analyses = parser.add_subparsers(dest="analysis", metavar="ANALYSIS", required=True)
+    _add_gradient_flow(analyses)
+    arguments = parser.parse_args(argv)
+    try:
+        arguments.run(arguments)
+    except (OSError, ValueError) as error:
+        print(f"ln-zoo analyze {arguments.analysis}: error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _add_gradient_flow(analyses: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = analyses.add_parser(
+        "gradient_flow",
+        help="how far gradients reach back in time, by strategy and gain",
+        description="Norms of the gradients by the states of untrained recurrent layers, from a "
+        "softmax on the last state back to the first (Cooijmans et al. 2017, section 4), in "
+        "float64. The table holds their decimal logarithms.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--cell", choices=("RNN", "GRU", "LSTM"), default="RNN", help="tanh in RNN")
+    parser.add_argument(
+        "--norm",
+        nargs="+",
+        metavar="NAME",
+        default=["BatchNorm", "LayerNorm", "Identity"],
+        help="strategies of ln_zoo.norms",
+    )
+    parser.add_argument(
+        "--gains",
+        nargs="+",
+        type=float,
+        metavar="GAIN",
+        default=[0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 1.0],
+        help="initial gains, a layer each for strategies that have one",
+    )
+    parser.add_argument("--steps", type=int, default=784, help="time steps, of one pixel each")
+    parser.add_argument("--hidden", type=int, default=100, help="size of the states")
+    parser.add_argument("--batch", type=int, default=100, help="sequences")
+    parser.add_argument(
+        "--candidate",
+        choices=("identity", "orthogonal"),
+        default="identity",
+        help="initial recurrent weights of the candidate state",
+    )
+    parser.add_argument(
+        "--noise", type=float, default=0.1, help="standard deviation of the initial states"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of weights and states")
+    parser.add_argument(
+        "--data",
+        choices=("pixels", "permuted", "random"),
+        help="pixels of MNIST in the order of the rows, the same in a fixed random order, or "
+        "random numbers; default: pixels where $LN_ZOO_DATA has MNIST, else random numbers",
+    )
+    parser.add_argument("--root", help="folder of MNIST; default: $LN_ZOO_DATA/mnist, or the hub")
+    parser.add_argument("--out", default="gradient_flow.png", help="picture to write (.png, .svg)")
+    parser.add_argument("--csv", help="table to write: t, and a column for each layer")
+    parser.set_defaults(run=_gradient_flow)
+
+
+def _gradient_flow(arguments: argparse.Namespace) -> None:
+    for name, least in {"steps": 1, "hidden": 1, "batch": 1, "noise": 0}.items():
+        if getattr(arguments, name) < least:
+            raise ValueError(f"--{name} must be at least {least}, got {getattr(arguments, name)}")
+    from ln_zoo.analysis import (
+        draw_gradient_flow,
+        gradient_flow,
+        gradient_flow_table,
+        write_gradient_flow,
+    )
+
+    norms = [_strategy(name) for name in arguments.norm]
+    inputs, described = _sequences(arguments)
+    flows = gradient_flow(
+        inputs,
+        arguments.cell,
+        arguments.hidden,
+        norms,
+        arguments.gains,
+        arguments.candidate,
+        arguments.noise,
+        arguments.seed,
+    )
+    layer = f"{arguments.cell}, H = {arguments.hidden}, {arguments.candidate} recurrent weights"
+    title = f"{layer}; {described}, {arguments.batch} sequences"
+    print(f"{title}\n\n{gradient_flow_table(flows)}")
+    draw_gradient_flow(flows, Path(arguments.out), title)
+    if arguments.csv:
+        write_gradient_flow(flows, Path(arguments.csv), described)
+
+
+def _strategy(name: str) -> type[Norm]:
+    from ln_zoo import norms
+
+    known = {
+        key: value
+        for key, value in vars(norms).items()
+        if isinstance(value, type) and issubclass(value, norms.Norm) and value is not norms.Norm
+    }
+    if name not in known:
+        raise ValueError(
+            f"no strategy {name!r} in ln_zoo.norms{nearest(name, known)} ({', '.join(known)})"
+        )
+    return known[name]
+
+
+def _sequences(arguments: argparse.Namespace) -> tuple[Tensor, str]:
+    """Inputs (T, N, 1), float64, and what they are."""
+    import torch
+
+    from ln_zoo.analysis import random_sequences
+
+    kind, steps = arguments.data, arguments.steps
+    if kind != "random":
+        from ln_zoo.data.mnist import MNIST, local_folder
+
+        kind = kind or ("pixels" if local_folder(arguments.root, "mnist") else "random")
+    if kind == "random":
+        return random_sequences(steps, arguments.batch, seed=arguments.seed), "random numbers"
+    if steps > 784:
+        raise ValueError(f"images of MNIST have 784 pixels, got --steps {steps}")
+    data = MNIST(arguments.root, train_size=arguments.batch, val_size=1)
+    data.prepare_data()
+    data.setup()
+    images, _ = data.train_dataloader().dataset[torch.arange(arguments.batch)]
+    pixels = images.flatten(1).T.unsqueeze(-1).double()
+    if kind == "pixels":
+        return pixels[:steps], "MNIST, pixels in order"
+    order = torch.randperm(784, generator=torch.Generator().manual_seed(0))
+    return pixels[order[:steps]], "MNIST, permuted pixels"

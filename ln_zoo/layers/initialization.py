@@ -1,0 +1,223 @@
+"""Other initial values than torch's: orthogonal recurrent weights, and scales taken from data."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import init
+
+from ln_zoo.layers.conv import Conv2d
+from ln_zoo.layers.linear import Linear
+from ln_zoo.layers.rnn import GRU, LSTM, RNN
+from ln_zoo.norms import batch_statistics
+
+#: The block of rows that makes the candidate state, among those of all gates in torch's order.
+_CANDIDATES = {"LSTM": 2, "GRU": 2, "RNN_TANH": 0, "RNN_RELU": 0}
+#: The rows of an LSTM's forget gate, likewise.
+_FORGET_GATE = 1
+#: Rounding of sums, in units of the precision they are summed in.
+_ROUNDING = 16
+
+
+@torch.no_grad()
+def orthogonal_init(
+    layer: LSTM | GRU | RNN,
+    candidate: Literal["identity", "orthogonal"] = "identity",
+    forget_bias: float = 1.0,
+    generator: torch.Generator | None = None,
+) -> None:
+    """Starts a recurrent layer as recurrent batch normalisation does (arXiv 1603.09025, section 5).
+
+    Input weights are orthogonal. Of the recurrent weights those of the candidate state (an LSTM's
+    g, a GRU's n, all of an RNN's) are the identity or orthogonal, and those of the gates are slices
+    of one orthogonal matrix (H, gates H). Biases are 0, but for the LSTM's forget gate. Projections
+    stay as they are. Strategies take what they take from the new weights.
+
+    Args:
+        layer: any of our recurrent layers, of any number of layers and directions.
+        candidate: what the recurrent weights of the candidate state are.
+        forget_bias: the sum of both biases of an LSTM's forget gate.
+        generator: draws the matrices; default torch's own.
+
+    Raises:
+        ValueError: for another ``candidate``.
+
+    Example:
+        >>> layer = RNN(3, 5)
+        >>> orthogonal_init(layer)
+        >>> layer.weight_hh_l0.equal(torch.eye(5))
+        True
+    """
+    if candidate not in ("identity", "orthogonal"):
+        raise ValueError(f"candidate must be 'identity' or 'orthogonal', got {candidate!r}")
+    for name, parameter in layer.named_parameters():
+        kind = name.partition("_l")[0]
+        if kind == "weight_ih":
+            init.orthogonal_(parameter, generator=generator)
+        elif kind == "weight_hh":
+            _start_recurrent(layer, parameter, candidate, generator)
+        elif kind in ("bias_ih", "bias_hh"):
+            init.zeros_(parameter)
+        if kind == "bias_ih" and layer.mode == "LSTM":
+            parameter.split(layer.hidden_size)[_FORGET_GATE].fill_(forget_bias)
+    layer.reset_norm()
+
+
+def _start_recurrent(
+    layer: LSTM | GRU | RNN, weight: Tensor, candidate: str, generator: torch.Generator | None
+) -> None:
+    blocks = list(weight.split(layer.hidden_size))
+    chosen = blocks.pop(_CANDIDATES[layer.mode])
+    if candidate == "identity":
+        init.eye_(chosen)
+    else:
+        init.orthogonal_(chosen, generator=generator)
+    if blocks:
+        drawn = weight.new_empty(weight.shape[1], layer.hidden_size * len(blocks))
+        init.orthogonal_(drawn, generator=generator)
+        for block, part in zip(blocks, drawn.split(layer.hidden_size, dim=1), strict=True):
+            block.copy_(part.T)
+
+
+@torch.no_grad()
+def data_dependent_init(model: nn.Module, batch: Any) -> list[str]:
+    """Sets scales and biases so that features have mean 0 and variance 1 on a batch of data.
+
+    After Salimans and Kingma (2016, arXiv 1602.07868, section 3): every `Linear` and `Conv2d` whose
+    strategy has a scale (`WeightNorm`) gets, in the order of the forward pass,
+    ``scale = 1 / sigma[t]`` and ``bias = -mu[t] / sigma[t]`` with ``t = w x / |w|``: mean and
+    biased variance of each feature over the batch, and in convolutions over positions. Each layer
+    sees what the layers before it give with the values they just got. Weights stay as they were
+    drawn. A layer without bias gets a scale alone, one that is used several times is set at its
+    first use, and one that the pass does not reach is left as it is.
+
+    A feature that does not vary within the batch, beyond rounding, has no scale to take from it: it
+    keeps the one it has, and its bias becomes minus its mean.
+
+    Recurrent layers are left alone, as in the source: statistics of their units change over time.
+
+    The pass runs without gradients and in evaluation mode, so without dropout; strategies that mix
+    cases use the statistics of the batch. Modes, running averages, random number generators and
+    gradients are afterwards as before. If it fails, so are scales and biases.
+
+    Args:
+        model: any module that holds such layers.
+        batch: what the model is called with: a tuple or list is taken apart, ``model(*batch)``,
+            and anything else is its one argument, ``model(batch)``. Of a labelled batch give the
+            inputs only. The source takes 500 training examples.
+
+    Returns:
+        The names of the layers that were set, in the order of the forward pass.
+
+    Raises:
+        ValueError: if there is no such layer, or the sums of one are not finite.
+
+    Example:
+        >>> from ln_zoo.norms import WeightNorm
+        >>> model = nn.Sequential(Linear(5, 8, norm=WeightNorm()), nn.ReLU(), Linear(8, 3))
+        >>> x = torch.randn(100, 5)
+        >>> data_dependent_init(model, x)
+        ['0']
+        >>> sums = model[0](x)
+        >>> torch.allclose(sums.mean(0), torch.zeros(8), atol=1e-5)
+        True
+        >>> torch.allclose(sums.var(0, correction=0), torch.ones(8), atol=1e-5)
+        True
+    """
+    layers = scaled_layers(model)
+    if not layers:
+        raise ValueError(
+            f"data_dependent_init looks for Linear and Conv2d layers with norm=WeightNorm(), and "
+            f"this {type(model).__name__} has none (recurrent layers are left alone)"
+        )
+    values = [value for layer in layers.values() for value in (scale_of(layer), layer.bias)]
+    former = [(value, value.clone()) for value in values if value is not None]
+    modes = {module: module.training for module in model.modules()}
+    done: list[str] = []
+
+    def first_use(
+        name: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        handles[name].remove()
+        _set_from(layers[name], name, args, kwargs)
+        done.append(name)
+
+    handles = {
+        name: layer.register_forward_pre_hook(partial(first_use, name), with_kwargs=True)
+        for name, layer in layers.items()
+    }
+    try:
+        model.eval()
+        with batch_statistics(model):
+            if isinstance(batch, tuple | list):
+                model(*batch)
+            else:
+                model(batch)
+    except BaseException:
+        for value, before in former:
+            value.copy_(before)
+        raise
+    finally:
+        for handle in handles.values():
+            handle.remove()
+        for module, mode in modes.items():
+            module.training = mode
+    return done
+
+
+def scaled_layers(model: nn.Module) -> dict[str, Linear | Conv2d]:
+    """The layers that `data_dependent_init` sets, by name, in the order of the model's modules."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, Linear | Conv2d) and module.site.norm.weight_scale is not None
+    }
+
+
+def scale_of(layer: Linear | Conv2d) -> Tensor:
+    """The scale (F,) of one of the `scaled_layers`."""
+    name = layer.site.norm.weight_scale
+    assert name is not None
+    return layer.site.get_parameter(name)
+
+
+def has_fresh_scale(layer: Linear | Conv2d) -> bool:
+    """Whether the scale still is what the strategy took from the weight: its rows' own norms."""
+    weight = layer.weight.detach()
+    # Training moves a scale by more; converting a fresh one to another precision by less.
+    close = max(1e-4, 4 * torch.finfo(weight.dtype).eps)
+    return torch.allclose(layer.site.weight(weight), weight, rtol=close, atol=0.0)
+
+
+def _set_from(
+    layer: Linear | Conv2d, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Sets scale and bias from what comes into the layer."""
+    scale, bias = scale_of(layer), layer.bias
+    kept = scale.clone()
+    scale.fill_(1.0)
+    if bias is not None:
+        bias.zero_()
+    sums = layer.forward(*args, **kwargs)  # not by calling it, which would run its hooks
+    if sums.dim() == 3 and layer.site.axis == 1:
+        sums = sums.unsqueeze(0)  # a convolution of one case
+    rows = sums.movedim(layer.site.axis, -1).reshape(-1, layer.site.features)
+    wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
+    variance, mean = torch.var_mean(wide, 0, correction=0)
+    if not bool(torch.isfinite(variance).all()):
+        raise ValueError(
+            f"the sums of {name} are not finite on this batch: look for NaN or infinite values in "
+            "the data and in the weights"
+        )
+    # Equal inputs may give sums that differ in their last digits, by how they were added up.
+    rounding = _ROUNDING * torch.finfo(wide.dtype).eps * wide.abs().max()
+    rounding = rounding + torch.finfo(rows.dtype).eps * mean.abs()
+    deviation = variance.sqrt()
+    varies = deviation > rounding
+    new = torch.where(varies, deviation.masked_fill(~varies, 1.0).reciprocal(), kept)
+    scale.copy_(new)
+    if bias is not None:
+        bias.copy_(-mean * new)

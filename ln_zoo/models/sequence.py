@@ -1,0 +1,160 @@
+"""Pixel-by-pixel MNIST: images as sequences (Le et al. 2015; Cooijmans et al. 2017)."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import init
+
+from ln_zoo.layers import GRU, LSTM, RNN, Linear, orthogonal_init
+from ln_zoo.models.classifier import Classifier
+from ln_zoo.norms import LayerNorm, Norm, from_config
+
+_CELLS: dict[str, type[LSTM] | type[GRU] | type[RNN]] = {"lstm": LSTM, "gru": GRU, "rnn": RNN}
+
+
+class SequenceClassifier(Classifier):
+    """A recurrent classifier that reads an image a few pixels a step, and answers at the end.
+
+    This is the benchmark of recurrent batch normalisation (Cooijmans et al. 2017, arXiv 1603.09025,
+    section 5.1): 784 steps of one pixel, in the order of the rows or under one fixed permutation,
+    and a softmax on the last state. Weights into the recurrent layer start orthogonal, recurrent
+    weights as the identity for the candidate state and orthogonal for the gates, biases at 0 and
+    the LSTM's forget gate at 1, as there. Gradients are clipped there to a norm of 1, which is the
+    trainer's part: ``gradient_clip_val: 1.0``.
+
+    Differences from that source: the permutation is a true one. The released code draws indices
+    with replacement, so that about 37 % of the pixels never appear. Initial states are parameters
+    as there, but start as noise of 0.1: in a state of zeros that reads blank pixels summed inputs
+    have no variance, and the gradients of layer normalisation grow by 1 / sqrt(eps) at each such
+    step. Recurrent batch norm has the source's gain and statistics per step, but its ``max_steps``
+    must be set to the number of steps, lest later steps share the last statistics.
+
+    Args:
+        in_features: numbers I of a flattened input; 784 for MNIST.
+        num_classes: number K of classes.
+        hidden_features: size H of the state.
+        cell: ``"lstm"``, ``"gru"`` or ``"rnn"`` (tanh).
+        num_layers: recurrent layers.
+        step_features: numbers F read at each of T = I / F steps: 1 for pixels, 28 for the rows of
+            MNIST.
+        permuted: whether the numbers of a flattened input are read in a permuted order.
+        permutation_seed: draws the permutation, which checkpoints then hold as ``permutation``.
+        norm: the strategy, or its ``class_path``/``init_args`` dict; default `LayerNorm`.
+        initial_noise: standard deviation of noise on each case's initial h wherever batch
+            statistics are in use: in training, not in evaluation. Default: 0.1 for a strategy that
+            mixes cases, else 0. Pixels at the edge are blank in all images; without noise the first
+            states have no variance within the batch, and gradients explode. The source adds it in
+            unpermuted order only, in evaluation too; but a true permutation may begin with such
+            pixels as well, and population statistics need no noise.
+        optimizer: ``"rmsprop"`` (squared gradients decay by 0.9), ``"adam"`` or ``"sgd"``
+            (momentum 0.9).
+        lr: learning rate.
+
+    Shapes: input (N, \\*) with I numbers per case, output: logits (N, K).
+
+    Raises:
+        ValueError: for sizes below 1, a ``step_features`` that does not divide ``in_features``, an
+            unknown cell or optimizer, negative noise, a learning rate that is not positive.
+
+    Example:
+        >>> model = SequenceClassifier(64, hidden_features=16, permuted=True)
+        >>> model(torch.rand(5, 1, 8, 8)).shape
+        torch.Size([5, 10])
+        >>> model.permutation.sort().values.equal(torch.arange(64))
+        True
+    """
+
+    metrics = ("nll", "accuracy")
+    permutation: Tensor | None
+
+    def __init__(
+        self,
+        in_features: int = 784,
+        num_classes: int = 10,
+        hidden_features: int = 100,
+        cell: Literal["lstm", "gru", "rnn"] = "lstm",
+        num_layers: int = 1,
+        step_features: int = 1,
+        permuted: bool = False,
+        permutation_seed: int = 0,
+        norm: Norm | None = None,
+        initial_noise: float | None = None,
+        optimizer: Literal["rmsprop", "adam", "sgd"] = "rmsprop",
+        lr: float = 1e-3,
+    ) -> None:
+        super().__init__(lr, optimizer)
+        norm = LayerNorm() if norm is None else from_config(norm)
+        if cell not in _CELLS:
+            raise ValueError(f"cell must be one of {sorted(_CELLS)}, got {cell!r}")
+        sizes = {
+            "in_features": in_features,
+            "num_classes": num_classes,
+            "hidden_features": hidden_features,
+            "num_layers": num_layers,
+            "step_features": step_features,
+        }
+        if small := {name: size for name, size in sizes.items() if size < 1}:
+            raise ValueError(f"every size must be at least 1, got {small}")
+        if in_features % step_features:
+            raise ValueError(
+                f"step_features {step_features} must divide in_features {in_features}, so that "
+                "every step reads as many"
+            )
+        if initial_noise is None:
+            initial_noise = 0.1 if norm.mixes_cases else 0.0
+        if initial_noise < 0:
+            raise ValueError(f"initial_noise must not be negative, got {initial_noise!r}")
+        self.remember(norm, initial_noise=initial_noise)
+        self.cell = cell
+        self.step_features = step_features
+        self.initial_noise = initial_noise
+        self.recurrent = _CELLS[cell](step_features, hidden_features, num_layers, norm=norm)
+        self.readout = Linear(hidden_features, num_classes)
+        states = 2 if cell == "lstm" else 1
+        self.initial_states = nn.Parameter(torch.empty(states, num_layers, hidden_features))
+        order = None
+        if permuted:
+            generator = torch.Generator().manual_seed(permutation_seed)
+            order = torch.randperm(in_features, generator=generator)
+        self.register_buffer("permutation", order)
+        self.reset_parameters()
+        self._warn_of_shared_statistics(norm, in_features // step_features)
+
+    def reset_parameters(self) -> None:
+        """Draws all weights anew, as the source does, and starts the strategy anew."""
+        self.recurrent.reset_parameters()
+        orthogonal_init(self.recurrent)
+        init.orthogonal_(self.readout.weight)
+        init.zeros_(self.readout.bias)
+        init.normal_(self.initial_states, std=0.1)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        x = inputs.flatten(1)
+        if self.permutation is not None:
+            x = x.index_select(1, self.permutation)
+        cases = x.shape[0]
+        steps = x.view(cases, -1, self.step_features).transpose(0, 1)
+        states = self.initial_states.unsqueeze(2).expand(-1, -1, cases, -1)
+        h, *rest = states.unbind()
+        # Not `self.training`: population statistics are collected in evaluation mode, with the
+        # sites alone in training mode, and must see what training saw.
+        if self.initial_noise and any(module.training for module in self.recurrent.modules()):
+            h = h + self.initial_noise * torch.randn_like(h)
+        output, _ = self.recurrent(steps, (h, *rest) if rest else h)
+        logits: Tensor = self.readout(output[-1])
+        return logits
+
+    @staticmethod
+    def _warn_of_shared_statistics(norm: Norm, steps: int) -> None:
+        kept = getattr(norm, "max_steps", steps)
+        if kept < steps:
+            warnings.warn(
+                f"{type(norm).__name__} keeps statistics of {kept} steps and sequences have "
+                f"{steps}: all later steps share the last. For statistics of their own set "
+                f"max_steps={steps} (--model.norm.max_steps {steps})",
+                stacklevel=3,
+            )

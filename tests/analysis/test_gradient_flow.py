@@ -1,0 +1,393 @@
+"""Gradients through time against loops written from the equations, and what they show."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ln_zoo.analysis import (
+    GradientFlow,
+    draw_gradient_flow,
+    expected_tanh_derivative,
+    gradient_flow,
+    gradient_flow_table,
+    gradient_norms,
+    random_sequences,
+    write_gradient_flow,
+)
+from ln_zoo.data import MNIST
+from ln_zoo.layers import GRU, LSTM, RNN
+from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, WeightNorm
+
+F64 = torch.float64
+T, N, I, H = 6, 5, 3, 4  # noqa: E741
+EPS = 1e-5
+
+
+@pytest.mark.parametrize(
+    ("gain", "expected"), [(0.1, 0.990), (0.3, 0.923), (0.5, 0.826), (0.7, 0.730), (1.0, 0.606)]
+)
+def test_expected_derivative_of_tanh(gain: float, expected: float) -> None:
+    assert expected_tanh_derivative(gain) == pytest.approx(expected, abs=5e-4)
+
+
+@pytest.mark.parametrize(("gain", "tolerance"), [(0.1, 1e-10), (1, 1e-10), (2, 1e-8), (5, 5e-4)])
+def test_expected_derivative_against_a_sum_over_a_fine_grid(gain: float, tolerance: float) -> None:
+    z = np.linspace(-12, 12, 200_001)
+    density = np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi)
+    value = (density / np.cosh(gain * z) ** 2).sum() * (z[1] - z[0])
+    assert expected_tanh_derivative(gain) == pytest.approx(value, abs=tolerance)
+
+
+# The loops: everything by hand, with a disturbance added to each state
+
+
+def normalized(kind: str, a: Tensor, gain: Tensor | None, groups: tuple[int, ...]) -> Tensor:
+    """Sums (N, F) of one time step; ``kind``: over the batch, over each group of a case, or not."""
+    if kind == "none":
+        return a
+    parts = []
+    for part in a.split(groups, dim=1):
+        axis = 0 if kind == "batch" else 1
+        mean = part.mean(axis, keepdim=True)
+        variance = (part - mean).square().mean(axis, keepdim=True)
+        parts.append((part - mean) / (variance + EPS).sqrt())
+    return torch.cat(parts, dim=1) * gain
+
+
+def by_hand(
+    layer: LSTM | GRU | RNN,
+    kind: str,
+    x: Tensor,
+    h: Tensor,
+    c: Tensor,
+    loss: Callable[[Tensor], Tensor],
+    apart: bool = False,
+) -> Tensor:
+    """Norms of the gradients by disturbances of h_1, ..., h_T: the total gradients by definition.
+
+    ``apart``: a simple RNN that normalises both of its terms, each with the gain of their sum.
+    """
+    own = {k: v.detach() for k, v in layer.state_dict().items()}
+    w, u = own["weight_ih_l0"], own["weight_hh_l0"]
+    b, d = own["bias_ih_l0"], own["bias_hh_l0"]
+    size = layer.hidden_size
+
+    def norm(role: str, a: Tensor, groups: tuple[int, ...]) -> Tensor:
+        a = normalized(kind, a, own.get(f"sites.l0.{role}.gain"), groups)
+        shift = own.get(f"sites.l0.{role}.shift")
+        return a if shift is None else a + shift
+
+    steps = x.shape[0]
+    disturbances = torch.zeros(steps, *h.shape, dtype=F64, requires_grad=True)
+    outputs = []
+    for x_t, disturbance in zip(x, disturbances.unbind(), strict=True):
+        if isinstance(layer, LSTM):
+            a = norm("input", x_t @ w.T, (4 * size,)) + norm("recurrent", h @ u.T, (4 * size,))
+            i, f, g, o = (a + b + d).split(size, dim=1)
+            c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+            h = torch.sigmoid(o) * torch.tanh(norm("cell", c, (size,)))
+        elif isinstance(layer, GRU):
+            a = norm("input", x_t @ w.T, (2 * size, size)) + b
+            v = norm("recurrent", h @ u.T, (2 * size, size)) + d
+            r = torch.sigmoid(a[:, :size] + v[:, :size])
+            z = torch.sigmoid(a[:, size : 2 * size] + v[:, size : 2 * size])
+            h = (1 - z) * torch.tanh(a[:, 2 * size :] + r * v[:, 2 * size :]) + z * h
+        elif apart:
+            both = norm("sum", x_t @ w.T, (size,)) + norm("sum", h @ u.T, (size,))
+            h = torch.tanh(both + b + d)
+        else:
+            h = torch.tanh(norm("sum", x_t @ w.T + h @ u.T, (size,)) + b + d)
+        h = h + disturbance
+        outputs.append(h)
+    (gradients,) = torch.autograd.grad(loss(torch.stack(outputs)), disturbances)
+    return gradients.square().sum((1, 2)).sqrt()
+
+
+def squares(outputs: Tensor) -> Tensor:
+    """A loss of all outputs, in which each counts otherwise."""
+    weights = torch.arange(1, outputs.numel() + 1, dtype=F64).view_as(outputs).cos()
+    return (weights * outputs.square()).sum()
+
+
+def made(cls: type, norm: Norm, **options) -> LSTM | GRU | RNN:
+    torch.manual_seed(0)
+    layer = cls(I, H, norm=norm, dtype=F64, **options)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.uniform_(-1, 1)
+    return layer
+
+
+NORMS = {"layer": LayerNorm(eps=EPS), "batch": BatchNorm(eps=EPS), "none": Identity()}
+
+
+@pytest.mark.parametrize("kind", NORMS)
+@pytest.mark.parametrize("cls", [LSTM, GRU, RNN])
+def test_norms_are_those_of_a_loop_by_hand(cls: type, kind: str) -> None:
+    layer = made(cls, NORMS[kind])
+    x, h, c = (torch.randn(*size, dtype=F64) for size in ((T, N, I), (N, H), (N, H)))
+    states = (h[None], c[None]) if cls is LSTM else h[None]
+    expected = by_hand(layer, kind, x, h, c, squares)
+    found = gradient_norms(layer, x, states, squares)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=0)
+
+
+def test_defaults_are_zero_states_and_a_softmax_on_the_last_one() -> None:
+    layer, x, zeros = made(RNN, LayerNorm()), torch.randn(T, N, I, dtype=F64), torch.zeros(N, H)
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.randn(10, H, generator=generator, dtype=F64) / 2
+    labels = torch.randint(10, (N,), generator=generator)
+
+    def loss(outputs: Tensor) -> Tensor:
+        return F.cross_entropy(outputs[-1] @ weights.T, labels)
+
+    expected = by_hand(layer, "layer", x, zeros.double(), zeros, loss)
+    torch.testing.assert_close(gradient_norms(layer, x), expected, rtol=1e-10, atol=0)
+
+
+def test_weight_norm_and_layouts() -> None:
+    """Weights in use in place of the raw ones; time comes first whatever the layer's layout."""
+    layer = made(GRU, WeightNorm(), batch_first=True)
+    plain = made(GRU, Identity())
+    with torch.no_grad():
+        for kind, role in (("ih", "input"), ("hh", "recurrent")):
+            weight = getattr(layer, f"weight_{kind}_l0")
+            used = layer.sites["l0"][role].scale[:, None] * weight / weight.norm(dim=1)[:, None]
+            getattr(plain, f"weight_{kind}_l0").copy_(used)
+        for name in ("bias_ih_l0", "bias_hh_l0"):
+            getattr(plain, name).copy_(getattr(layer, name))
+    x = torch.randn(T, N, I, dtype=F64)
+    expected = gradient_norms(plain, x)
+    torch.testing.assert_close(gradient_norms(layer, x), expected, rtol=1e-10, atol=0)
+
+
+def test_nothing_of_the_layer_is_changed() -> None:
+    layer = made(LSTM, BatchNorm(max_steps=3)).eval().requires_grad_(False)
+    x = torch.randn(T, N, I, dtype=F64)
+    before = {k: v.clone() for k, v in layer.state_dict().items()}
+    random = torch.get_rng_state()
+    with torch.no_grad():
+        found = gradient_norms(layer, x)
+    # Batch statistics even in evaluation mode, and at steps beyond the last that is kept.
+    expected = by_hand(layer, "batch", x, *torch.zeros(2, N, H, dtype=F64), lambda h: h[-1].sum())
+    torch.testing.assert_close(
+        gradient_norms(layer, x, loss=lambda h: h[-1].sum()), expected, rtol=1e-10, atol=1e-18
+    )
+    assert (found > 0).all()
+    assert all(torch.equal(before[k], v) for k, v in layer.state_dict().items())
+    assert not any(module.training for module in layer.modules())
+    assert all(p.grad is None for p in layer.parameters())
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_gradients_too_small_to_be_squared_count() -> None:
+    layer, x = made(RNN, Identity()), torch.randn(T, N, I, dtype=F64)
+    plain = gradient_norms(layer, x, loss=lambda h: h[-1].sum())
+    tiny = gradient_norms(layer, x, loss=lambda h: 1e-200 * h[-1].sum())
+    torch.testing.assert_close(1e200 * tiny, plain, rtol=1e-12, atol=0)
+
+
+def test_states_that_the_loss_does_not_see_have_gradient_0() -> None:
+    layer, x = made(GRU, LayerNorm()), torch.randn(T, N, I, dtype=F64)
+    found = gradient_norms(layer, x, loss=lambda h: h[2].sum())
+    assert (found > 0).tolist() == [True] * 3 + [False] * 3
+
+
+@pytest.mark.parametrize(
+    "options", [{"num_layers": 2}, {"bidirectional": True}], ids=lambda options: next(iter(options))
+)
+def test_one_layer_and_one_direction(options: dict) -> None:
+    with pytest.raises(ValueError, match="gradient_norms takes one layer and one direction"):
+        gradient_norms(GRU(I, H, **options), torch.randn(T, N, I))
+
+
+def test_sizes_must_fit() -> None:
+    layer = GRU(I, H)
+    with pytest.raises(RuntimeError, match=r"input.size\(-1\) must be equal to input_size"):
+        gradient_norms(layer, torch.randn(T, N, I + 1))
+    with pytest.raises(RuntimeError, match="Expected hidden size"):
+        gradient_norms(layer, torch.randn(T, N, I), torch.randn(1, N + 1, H))
+
+
+# What they show: 784 steps, most of them blank, as in images of digits
+
+
+def blank_mostly(steps: int, cases: int) -> Tensor:
+    values, kept = (random_sequences(steps, cases, seed=seed) for seed in (0, 1))
+    return values * (kept < 0.2)
+
+
+LONG = blank_mostly(784, 20)
+
+
+def orders(inputs: Tensor = LONG, hidden: int = 50, **options) -> dict[float | None, float]:
+    """By gain: by how many orders of magnitude the gradient grows on its way back to h_1."""
+    flows = gradient_flow(inputs, hidden_size=hidden, **options)
+    return {flow.gain: float((flow.norms[0] / flow.norms[-1]).log10()) for flow in flows}
+
+
+@pytest.fixture(scope="module")
+def batch_norm() -> dict[float | None, float]:
+    return orders(norms=[BatchNorm], gains=(0.1, 0.3, 0.5, 0.7, 1.0))
+
+
+def test_gradients_vanish_the_more_the_greater_the_gain(batch_norm: dict) -> None:
+    """Recurrent batch norm in a tanh RNN that starts with the identity."""
+    # At 0.1 and 0.3 nothing vanishes: which of them keeps more is a matter of the seed.
+    kept = min(batch_norm[0.1], batch_norm[0.3])
+    assert kept > batch_norm[0.5] > batch_norm[0.7] > batch_norm[1.0]
+
+
+def test_gain_1_loses_the_gradient_that_gain_01_keeps(batch_norm: dict) -> None:
+    assert abs(batch_norm[0.1]) < 3
+    assert abs(batch_norm[0.3]) < 3
+    assert batch_norm[0.7] < -8
+    assert batch_norm[1.0] < -40
+
+
+def test_layer_norm_is_no_exception_and_no_norm_keeps_the_gradient() -> None:
+    found = orders(norms=[LayerNorm], gains=(0.1, 0.3, 1.0))
+    assert found[0.3] > -10
+    assert found[1.0] < -40
+    # Nor is a small gain its cure: the state is then drowned in the sum by the input.
+    assert found[0.1] < found[0.3] - 10
+    assert abs(orders(norms=[Identity])[None]) < 3
+
+
+def test_from_a_random_orthogonal_start_gradients_grow_instead() -> None:
+    found = orders(norms=[BatchNorm], gains=(0.1, 0.7, 1.0), candidate="orthogonal")
+    assert abs(found[0.1]) < 5
+    assert 8 < found[0.7] < found[1.0]
+
+
+def test_growth_from_an_orthogonal_start_is_that_of_mean_squares(data_root: Path) -> None:
+    """Backwards each step scales squares by E[(gain tanh')^2], and normalising by 1 / E[tanh^2].
+
+    The ratio is never below 1: a function's variance is at most its derivative's mean square
+    (Poincare's inequality for the normal distribution).
+    """
+    data = MNIST(str(data_root / "mnist"), train_size=100, val_size=1)
+    data.setup()
+    images, _ = data.train_dataloader().dataset[torch.arange(100)]
+    pixels = images.flatten(1).T.unsqueeze(-1).double()
+    gains = (0.1, 0.5, 1.0)
+    found = orders(pixels, 100, norms=[BatchNorm], gains=gains, candidate="orthogonal")
+    z = np.linspace(-12, 12, 20_001)
+    density = np.exp(-(z**2) / 2) / np.exp(-(z**2) / 2).sum()
+    for gain in gains:
+        squares = (density * (gain / np.cosh(gain * z) ** 2) ** 2).sum()
+        growth = squares / (density * np.tanh(gain * z) ** 2).sum()
+        assert growth > 1
+        assert found[gain] == pytest.approx(783 * np.log10(growth) / 2, abs=2)
+
+
+def test_both_terms_normalised_apart() -> None:
+    """The form of the source, which normalises recurrent and input term each by itself."""
+
+    def loss(outputs: Tensor) -> Tensor:
+        return (outputs[-1] @ torch.linspace(-1, 1, 50, dtype=F64)).sigmoid().mean()
+
+    lost = {}
+    for gain in (0.1, 1.0):
+        torch.manual_seed(0)
+        layer = RNN(1, 50, norm=BatchNorm(recurrent_gain=gain), dtype=F64)
+        with torch.no_grad():
+            torch.nn.init.orthogonal_(layer.weight_ih_l0)
+            torch.nn.init.eye_(layer.weight_hh_l0)
+            layer.bias_ih_l0.zero_()
+            layer.bias_hh_l0.zero_()
+        h = 0.1 * torch.randn(20, 50, dtype=F64)
+        norms = by_hand(layer, "batch", LONG, h, h, loss, apart=True)
+        lost[gain] = -float((norms[0] / norms[-1]).log10())
+    assert lost[1.0] > 8
+    assert lost[0.1] < 5
+
+
+def test_steps_without_variance_blow_gradients_up() -> None:
+    """Equal inputs and equal states: each such step multiplies gradients by gain / sqrt(eps)."""
+    inputs = random_sequences(12, 8)
+    inputs[:6] = 0.0
+    flows = gradient_flow(inputs, hidden_size=5, norms=[BatchNorm], gains=(0.1, 1.0), noise=0.0)
+    for flow, gain in zip(flows, (0.1, 1.0), strict=True):
+        factors = flow.norms[:4] / flow.norms[1:5]
+        expected = torch.full((4,), gain / 1e-5**0.5, dtype=F64)
+        torch.testing.assert_close(factors, expected, rtol=1e-9, atol=0)
+    noisy = gradient_flow(inputs, hidden_size=5, norms=[BatchNorm], gains=(0.1, 1.0))
+    assert all(float(flow.norms[0] / flow.norms[4]) < 10 for flow in noisy)
+
+
+def test_a_gain_belongs_to_the_strategies_that_have_one() -> None:
+    inputs = random_sequences(5, 4)
+    norms = [LayerNorm, WeightNorm, BatchNorm, Identity]
+    flows = gradient_flow(inputs, "LSTM", 3, norms, gains=(0.5, 1.0))
+    labels = ["LayerNorm 0.5", "LayerNorm 1", "WeightNorm", "BatchNorm 0.5", "BatchNorm 1"]
+    assert [flow.label for flow in flows] == [*labels, "Identity"]
+    # Weight norm starts as the plain layer.
+    torch.testing.assert_close(flows[2].norms, flows[5].norms, rtol=1e-12, atol=0)
+    again = gradient_flow(inputs, "LSTM", 3, norms, gains=(0.5, 1.0))
+    assert all(torch.equal(a.norms, b.norms) for a, b in zip(flows, again, strict=True))
+    other = gradient_flow(inputs, "LSTM", 3, norms, gains=(0.5, 1.0), seed=1)
+    assert not any(torch.equal(a.norms, b.norms) for a, b in zip(flows, other, strict=True))
+
+
+@pytest.mark.parametrize("options", [{"cell": "rnn"}, {"candidate": "eye"}])
+def test_unknown_choices(options: dict) -> None:
+    (name,) = options
+    with pytest.raises(ValueError, match=rf"{name} must be .*, got"):
+        gradient_flow(random_sequences(5, 4), **options)
+
+
+# Showing it
+
+
+def flows_of(*values: tuple[str, float | None, list[float]]) -> list[GradientFlow]:
+    return [GradientFlow(norm, gain, torch.tensor(n, dtype=F64)) for norm, gain, n in values]
+
+
+SHOWN = flows_of(
+    ("BatchNorm", 0.1, [1.0, 0.1, 0.1, 0.01]),
+    ("BatchNorm", 1.0, [0.0, 1e-40, 1e-20, 0.01]),
+    ("Identity", None, [float("inf"), 100.0, 1.0, 0.01]),
+)
+
+
+def test_table() -> None:
+    head, _, *rows = gradient_flow_table(SHOWN).splitlines()
+    assert [cell.strip() for cell in head.split("|")][4:-1] == [
+        f"log10 at t = {t}" for t in (4, 3, 2, 1)
+    ]
+    assert [[cell.strip() for cell in row.split("|")][1:-1] for row in rows] == [
+        ["BatchNorm", "0.1", "0.990", "-2.0", "-1.0", "-1.0", "0.0"],
+        ["BatchNorm", "1", "0.606", "-2.0", "-20.0", "-40.0", "-inf"],
+        ["Identity", "", "", "-2.0", "0.0", "2.0", "inf"],
+    ]
+
+
+def test_csv(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "flow.csv"
+    write_gradient_flow(SHOWN, path, "pixels, in order")
+    with path.open() as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["inputs", "t", "BatchNorm 0.1", "BatchNorm 1", "Identity"]
+    assert [row["t"] for row in rows] == ["1", "2", "3", "4"]
+    assert {row["inputs"] for row in rows} == {"pixels, in order"}
+    assert [float(row["BatchNorm 1"]) for row in rows] == [0.0, 1e-40, 1e-20, 0.01]
+
+
+@pytest.mark.parametrize("flows", [SHOWN, SHOWN[:2], SHOWN[2:]], ids=["both", "gains", "none"])
+def test_picture(tmp_path: Path, flows: list[GradientFlow]) -> None:
+    path = tmp_path / "new" / "flow.svg"
+    draw_gradient_flow(flows, path, "a title")
+    drawn = path.read_text()
+    for flow in flows:
+        label = flow.label if flow.gain is None else f"gain {flow.gain:g}"
+        assert f"<!-- {label} -->" in drawn
+    assert "<!-- a title -->" in drawn

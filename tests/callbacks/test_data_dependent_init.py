@@ -1,0 +1,206 @@
+"""Scales and biases from training data, before training: once, the same on every process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from cli_support import CONFIGS, load, run, same, script, write_idx
+from lightning.pytorch import Callback, LightningDataModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from ln_zoo.callbacks import DataDependentInit
+from ln_zoo.data import Digits
+from ln_zoo.layers import data_dependent_init
+from ln_zoo.models import MLPClassifier
+from ln_zoo.norms import LayerNorm, WeightNorm
+
+
+class Start(Callback):
+    """How the model looked after the callbacks before it were set up."""
+
+    def setup(self, trainer, pl_module, stage) -> None:
+        self.state = {k: v.clone() for k, v in pl_module.state_dict().items()}
+        self.random = torch.get_rng_state()
+
+
+def digits() -> Digits:
+    return Digits(batch_size=20, train_size=101, val_size=20)
+
+
+def new_model() -> MLPClassifier:
+    torch.manual_seed(0)
+    return MLPClassifier(64, [8, 7], norm=WeightNorm())
+
+
+def scales(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value for name, value in state.items() if name.endswith("scale")}
+
+
+def fit(
+    model: MLPClassifier, folder: Path, *callbacks: Callback, epochs: int = 1, data=None, **resumed
+) -> None:
+    Trainer(
+        max_epochs=epochs, logger=False, enable_progress_bar=False, enable_model_summary=False,
+        accelerator="cpu", callbacks=[*callbacks, ModelCheckpoint(folder, filename="last")],
+        default_root_dir=folder, limit_val_batches=0,
+    ).fit(model, datamodule=data or digits(), **resumed)  # fmt: skip
+
+
+def test_a_fit_starts_from_the_first_examples(tmp_path: Path) -> None:
+    model, start = new_model(), Start()
+    fresh = {k: v.clone() for k, v in model.state_dict().items()}
+    random = torch.get_rng_state()
+    fit(model, tmp_path, DataDependentInit(50), start)
+
+    data, expected = digits(), new_model()
+    data.setup()
+    images = data.train_dataloader().dataset[torch.arange(50)][0]
+    assert data_dependent_init(expected, images) == ["network.1", "network.3"]
+    assert same(start.state, dict(expected.state_dict()))
+    assert torch.equal(start.random, random)
+    for name, value in scales(fresh).items():
+        assert not torch.isclose(start.state[name], value).any(), name
+    # And training went on from there.
+    for name, value in scales(model.state_dict()).items():
+        assert not torch.equal(value, start.state[name]), name
+
+
+def test_more_examples_than_there_are(tmp_path: Path) -> None:
+    one, two = Start(), Start()
+    fit(new_model(), tmp_path, DataDependentInit(101), one)
+    fit(new_model(), tmp_path, DataDependentInit(), two)
+    assert same(one.state, two.state)
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_resumed_run_continues_exactly(
+    tmp_path: Path, trained: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = new_model()
+    fit(whole, tmp_path / "whole", DataDependentInit(50), epochs=2)
+    half = new_model()
+    fit(half, tmp_path / "half", DataDependentInit(50), epochs=1)
+    caplog.clear()
+    # The model it is resumed with: a new one, or the very one, whose scales are trained.
+    model = half if trained else new_model()
+    last = tmp_path / "half" / "last.ckpt"
+    fit(model, tmp_path / "half", DataDependentInit(50), epochs=2, ckpt_path=last)
+    assert same(dict(model.state_dict()), dict(whole.state_dict()))
+    assert "data-dependent" not in caplog.text
+
+
+def test_it_acts_on_fits_alone(tmp_path: Path) -> None:
+    model, start = new_model(), Start()
+    fresh = {k: v.clone() for k, v in model.state_dict().items()}
+    trainer = Trainer(
+        logger=False, enable_progress_bar=False, accelerator="cpu", default_root_dir=tmp_path,
+        callbacks=[DataDependentInit(50), start], limit_val_batches=1,
+    )  # fmt: skip
+    trainer.validate(model, datamodule=digits(), verbose=False)
+    assert same(start.state, fresh)
+
+
+class Pairs(LightningDataModule):
+    """A user's data: plain torch, shuffled, no loader for evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.inputs = torch.rand(60, 64, generator=generator)
+
+    def train_dataloader(self):
+        return DataLoader(TensorDataset(self.inputs, torch.arange(60) % 10), 20, shuffle=True)
+
+
+def test_data_of_ones_own(tmp_path: Path) -> None:
+    data, start, expected = Pairs(), Start(), new_model()
+    fit(new_model(), tmp_path, DataDependentInit(40), start, data=data)
+    data_dependent_init(expected, data.inputs[:40])
+    assert same(start.state, dict(expected.state_dict()))
+
+
+def test_weights_that_were_trained_are_not_overwritten(tmp_path: Path) -> None:
+    model = new_model()
+    fit(model, tmp_path)
+    trained = {k: v.clone() for k, v in model.state_dict().items()}
+    message = r"the scale of network\.1, network\.3 is not the norm of its weight any more"
+    with pytest.raises(ValueError, match=message):
+        fit(model, tmp_path, DataDependentInit())
+    assert same(dict(model.state_dict()), trained)
+
+
+def test_what_cannot_be_done_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="looks for Linear and Conv2d layers with norm=WeightNorm"):
+        fit(MLPClassifier(64, [8], norm=LayerNorm()), tmp_path, DataDependentInit())
+    with pytest.raises(ValueError, match="batch_size must be at least 2, got 1"):
+        DataDependentInit(1)
+    trainer = Trainer(
+        logger=False, enable_checkpointing=False, accelerator="cpu", default_root_dir=tmp_path,
+        callbacks=[DataDependentInit()], enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="takes its batch from a data module"):
+        trainer.fit(new_model(), Pairs().train_dataloader())
+
+
+# On the command line
+
+DATA = ("--data=MNIST", "--data.root=mnist", "--data.train_size=41", "--data.val_size=19")
+BATCHES = ("--data.batch_size=4", "--trainer.max_epochs=1", "--trainer.limit_val_batches=0")
+QUIET = ("--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false")
+SMALL = (*DATA, *BATCHES, *QUIET, "--model.hidden_features=[8]", "--trainer.accelerator=cpu")
+WEIGHT_NORM = ("--config", CONFIGS / "mlp/paper.yaml", "--config", CONFIGS / "norms/weight.yaml")
+INIT = "--trainer.callbacks+=DataDependentInit"
+
+#: A user's callback, which keeps what each process starts from.
+WITNESS = """
+import torch
+from lightning.pytorch import Callback
+
+class Witness(Callback):
+    def setup(self, trainer, pl_module, stage):
+        if stage == "fit":
+            path = f"start-{trainer.world_size}-{trainer.global_rank}.pt"
+            torch.save(pl_module.state_dict(), path)
+"""
+
+
+@pytest.fixture
+def here(in_tmp: Path) -> Path:
+    write_idx(in_tmp / "mnist")
+    (in_tmp / "witness.py").write_text(WITNESS)
+    return in_tmp
+
+
+def test_two_processes_start_from_the_values_of_one(here: Path) -> None:
+    command = ["fit", *WEIGHT_NORM, *SMALL, INIT, "--trainer.callbacks+=witness.Witness"]
+    one = run(*command, "--trainer.devices=1")
+    assert one.code == 0, one.err
+    two = script(here, *command, "--trainer.devices=2", "--trainer.strategy=ddp")
+    assert two.code == 0, two.err
+    for done in (one, two):
+        assert (done.out + done.err).count("data-dependent initialisation of network.1") == 1
+    alone, *shared = (load(here / f"start-{name}.pt") for name in ("1-0", "2-0", "2-1"))
+    assert alone.keys() == shared[0].keys()
+    for state in shared:
+        assert same(dict(state), dict(alone))
+    weight = alone["network.1.weight"]
+    assert not torch.isclose(alone["network.1.site.scale"], weight.norm(dim=1)).any()
+
+
+def test_errors_are_one_line(here: Path) -> None:
+    done = run("fit", *WEIGHT_NORM, "--model.norm=LayerNorm", *SMALL, INIT)
+    assert done.code == 1
+    assert "ln-zoo fit: error: data_dependent_init looks for Linear and Conv2d layers" in done.err
+    assert "Traceback" not in done.err
+
+    assert run("fit", *WEIGHT_NORM, *SMALL, INIT).code == 0
+    (last,) = here.glob("runs/MLPClassifier-WeightNorm/*/checkpoints/last.ckpt")
+    done = run("fit", "--weights", last, *SMALL, INIT)
+    assert done.code == 1
+    assert "ln-zoo fit: error: the scale of network.1 is not the norm of its weight" in done.err
+    done = run("fit", "--ckpt_path", last, *SMALL, INIT, "--trainer.max_epochs=2")
+    assert done.code == 0, done.err

@@ -1,0 +1,249 @@
+"""Population statistics before the test: those of the whole training set, in a checkpoint too."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch import LightningDataModule, Trainer
+from torch import Tensor, nn
+
+from ln_zoo.callbacks import LastCheckpoint, PopulationStatistics
+from ln_zoo.data import BatchLoader, Digits
+from ln_zoo.models import MLPClassifier, SequenceClassifier
+from ln_zoo.norms import BatchNorm, LayerNorm, Norm
+
+QUIET = {
+    "logger": False, "enable_progress_bar": False, "enable_model_summary": False,
+    "accelerator": "cpu",
+}  # fmt: skip
+
+
+def digits(**changes: int) -> Digits:
+    return Digits(**{"batch_size": 20, "train_size": 101, "eval_batch_size": 25, **changes})
+
+
+def trainer(folder: Path, *callbacks, **options) -> Trainer:
+    given = {"enable_checkpointing": bool(callbacks), "max_epochs": 2, **QUIET, **options}
+    return Trainer(default_root_dir=folder, callbacks=list(callbacks), **given)
+
+
+def fitted(folder: Path, norm: Norm, **options) -> tuple[MLPClassifier, Path]:
+    """A trained model and its checkpoint."""
+    torch.manual_seed(0)
+    model = MLPClassifier(64, [8], norm=norm)
+    last = LastCheckpoint()
+    trainer(folder, last, **options).fit(model, datamodule=digits())
+    return model, Path(last.best_model_path)
+
+
+def state(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def expected(model: MLPClassifier, loader: BatchLoader, method: str) -> dict[str, Tensor]:
+    """The statistics of both layers, batch after batch in float64."""
+    wide = MLPClassifier(64, [8], norm=BatchNorm()).double()
+    wide.load_state_dict(model.state_dict())
+    sums: dict[int, list[Tensor]] = {1: [], 3: []}
+    with torch.no_grad():
+        for images, _ in loader:
+            if len(images) < 2:
+                continue
+            h = images.double().flatten(1)
+            for number, layer in ((1, wide.network[1]), (3, wide.network[3])):
+                a = h @ layer.weight.T
+                sums[number].append(a)
+                h = (a - a.mean(0)) / (a.var(0, correction=0) + 1e-5).sqrt()
+                h = (layer.site.gain * h + layer.bias).clamp(min=0)
+    found = {}
+    for number, batches in sums.items():
+        if method == "average":
+            mean = torch.stack([a.mean(0) for a in batches]).mean(0)
+            var = torch.stack([a.var(0, correction=0) for a in batches]).mean(0)
+        else:
+            whole = torch.cat(batches)
+            mean, var = whole.mean(0), whole.var(0, correction=0)
+        found[f"network.{number}.site.running_mean"] = mean
+        found[f"network.{number}.site.running_var"] = var
+        found[f"network.{number}.site.num_batches_tracked"] = torch.tensor(len(batches))
+    return found
+
+
+@pytest.mark.parametrize("batch_size", [None, 40])
+@pytest.mark.parametrize("method", ["average", "total_variance"])
+def test_statistics_are_those_of_the_training_set(
+    tmp_path: Path, method: str, batch_size: int | None
+) -> None:
+    model, path = fitted(tmp_path, BatchNorm())
+    before = state(model)
+    callback = PopulationStatistics(method, batch_size, save=False)
+    data = digits()
+    random = torch.get_rng_state()
+    (scores,) = trainer(tmp_path, callback).test(model, data, ckpt_path=path, verbose=False)
+    assert torch.equal(random, torch.get_rng_state())
+    # 101 images in batches of 25: the last one, alone, is left out.
+    new = expected(model, data.train_eval_dataloader(batch_size), method)
+    for name, value in model.state_dict().items():
+        if name in new:
+            assert not torch.equal(value, before[name]), name
+            torch.testing.assert_close(value.double(), new[name].double(), rtol=2e-6, atol=2e-6)
+        else:
+            assert torch.equal(value, before[name]), name
+    assert callback.estimated
+    assert callback.written is None
+    assert not list(tmp_path.rglob("population.ckpt"))
+    # The test that follows is that of the new statistics.
+    (again,) = trainer(tmp_path).test(model, data, verbose=False)
+    assert again == scores
+
+
+def test_the_checkpoint_is_that_of_the_training_with_new_statistics(tmp_path: Path) -> None:
+    model, path = fitted(tmp_path, BatchNorm())
+    callback = PopulationStatistics("total_variance")
+    folder = tmp_path / "tested"
+    (scores,) = trainer(folder, callback, logger=True).test(
+        model, digits(), ckpt_path=path, verbose=False
+    )
+    assert callback.written is not None
+    assert callback.written.name == "population.ckpt"
+    assert callback.written.is_relative_to(folder)
+    old = torch.load(path, weights_only=True)
+    new = torch.load(callback.written, weights_only=True)
+    assert old.keys() == new.keys()
+    for name in ("epoch", "global_step", "loops", "hyper_parameters"):
+        assert new[name] == old[name], name
+    assert new["global_step"] == 10
+    changed = {n for n, v in new["state_dict"].items() if not torch.equal(v, old["state_dict"][n])}
+    assert {name.rpartition(".")[2] for name in changed} >= {"running_mean", "running_var"}
+    assert all("site" in name and "gain" not in name for name in changed)
+
+    loaded = MLPClassifier.load_from_checkpoint(callback.written)
+    (again,) = trainer(tmp_path).test(loaded, digits(), verbose=False)
+    assert again == scores
+
+
+def test_after_training_in_one_go(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, callback = MLPClassifier(64, [8], norm=BatchNorm()), PopulationStatistics()
+    one = trainer(tmp_path, callback, logger=True)
+    one.fit(model, datamodule=digits())
+    (scores,) = one.test(model, digits(), verbose=False)
+    assert callback.written is not None
+    checkpoint = torch.load(callback.written, weights_only=True)
+    assert checkpoint["global_step"] == 10
+    assert checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"] == 2
+    loaded = MLPClassifier.load_from_checkpoint(callback.written)
+    (again,) = trainer(tmp_path).test(loaded, digits(), verbose=False)
+    assert again == scores
+
+
+def test_weights_of_unknown_training_are_not_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, _ = fitted(tmp_path, BatchNorm())
+    callback = PopulationStatistics()
+    with caplog.at_level(logging.INFO, "lightning.pytorch.utilities.rank_zero"):
+        trainer(tmp_path, callback).test(model, digits(), verbose=False)
+    assert callback.estimated
+    assert callback.written is None
+    assert "no population.ckpt is written" in caplog.text
+    assert "population statistics (average) of 100 cases" in caplog.text
+
+
+def test_a_model_without_statistics_is_tested_as_it_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, path = fitted(tmp_path, LayerNorm())
+    before, callback = state(model), PopulationStatistics()
+    with caplog.at_level(logging.INFO, "lightning.pytorch.utilities.rank_zero"):
+        trainer(tmp_path, callback).test(model, digits(), ckpt_path=path, verbose=False)
+    assert not callback.estimated
+    assert callback.written is None
+    assert caplog.text.count("this model keeps none") == 1
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_each_step_of_a_recurrent_model_and_its_noise(tmp_path: Path) -> None:
+    """Noise on initial states moves no random number that the test would draw."""
+    torch.manual_seed(0)
+    norm = BatchNorm(max_steps=16)
+    model = SequenceClassifier(64, hidden_features=6, step_features=4, norm=norm)
+    assert model.initial_noise == 0.1
+    model(torch.rand(20, 64))
+    torch.manual_seed(5)
+    trainer(tmp_path, PopulationStatistics()).test(model, digits(), verbose=False)
+    after = torch.get_rng_state()
+    tested = state(model)
+    sites = model.recurrent.sites["l0"]
+    assert sites["cell"].num_batches_tracked.tolist() == [4] * 16
+    torch.manual_seed(5)
+    trainer(tmp_path).test(model, digits(), verbose=False)
+    assert torch.equal(after, torch.get_rng_state())
+    # The pixels of a step, straight from the images.
+    images = torch.cat([batch for batch, _ in digits_batches()])[:100]
+    rows = images.flatten(1).unflatten(1, (16, 4)).transpose(0, 1).double()
+    products = rows @ model.recurrent.weight_ih_l0.detach().double().T
+    mean = tested["recurrent.sites.l0.input.running_mean"]
+    torch.testing.assert_close(mean.double(), products.mean(1), rtol=1e-5, atol=1e-6)
+
+
+def digits_batches() -> BatchLoader:
+    data = digits()
+    data.prepare_data()
+    data.setup()
+    return data.train_eval_dataloader()
+
+
+def test_in_the_precision_of_the_test(tmp_path: Path) -> None:
+    model, path = fitted(tmp_path, BatchNorm())
+    found = []
+    for precision in ("32-true", "bf16-mixed"):
+        trainer(tmp_path, PopulationStatistics(save=False), precision=precision).test(
+            model, digits(), ckpt_path=path, verbose=False
+        )
+        found.append(model.network[1].site.running_mean.clone())
+    full, half = found
+    assert half.dtype == torch.float32
+    assert not torch.equal(full, half)
+    assert (full - half).abs().max() < 0.02 * full.abs().max()
+
+
+def test_a_trial_run_takes_one_batch_and_writes_nothing(tmp_path: Path) -> None:
+    model, path = fitted(tmp_path, BatchNorm())
+    callback = PopulationStatistics()
+    trainer(tmp_path / "trial", callback, fast_dev_run=True).test(
+        model, digits(), ckpt_path=path, verbose=False
+    )
+    assert int(model.network[1].site.num_batches_tracked) == 1
+    assert callback.written is None
+    assert not list(tmp_path.rglob("population.ckpt"))
+
+
+class Other(LightningDataModule):
+    """A data module that has no such loader."""
+
+    def test_dataloader(self) -> BatchLoader:
+        return digits_batches()
+
+
+def test_another_data_module(tmp_path: Path) -> None:
+    model = MLPClassifier(64, [8], norm=BatchNorm())
+    before = state(model)
+    with pytest.raises(ValueError, match=r"needs a data module with train_eval_dataloader.*Other"):
+        trainer(tmp_path, PopulationStatistics()).test(model, Other(), verbose=False)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"method": "ema"}, "method must be 'average' or 'total_variance', got 'ema'"),
+        ({"batch_size": 1}, "batch_size must be at least 2, got 1: one case is no batch"),
+    ],
+)
+def test_bad_arguments(arguments: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PopulationStatistics(**arguments)

@@ -1,0 +1,150 @@
+"""Curves between epochs: numbers of the part that is scored, at the updates asked for."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+
+from ln_zoo.callbacks import StepEvaluation
+from ln_zoo.data import Digits
+from ln_zoo.models import MLPClassifier
+from ln_zoo.norms import BatchNorm, LayerNorm, Norm
+
+
+class Weights(Callback):
+    """The model's state by the number of updates done."""
+
+    def __init__(self) -> None:
+        self.states: dict[int, dict] = {}
+
+    def on_train_start(self, trainer, pl_module) -> None:
+        self._keep(trainer, pl_module)
+
+    def on_train_batch_end(self, trainer, pl_module, *_) -> None:
+        self._keep(trainer, pl_module)
+
+    def _keep(self, trainer, pl_module) -> None:
+        assert all(module.training for module in pl_module.network.modules())
+        state = {k: v.clone() for k, v in pl_module.state_dict().items()}
+        self.states[trainer.global_step] = state | {"random": torch.get_rng_state()}
+
+
+class Noisy(MLPClassifier):
+    """Draws numbers in training and in evaluation."""
+
+    def forward(self, inputs):
+        return super().forward(inputs + 0.1 * torch.randn_like(inputs))
+
+
+def data(**sizes: int) -> Digits:
+    return Digits(**{"batch_size": 20, "train_size": 100, "eval_batch_size": 7, **sizes})
+
+
+def trainer(folder: Path, *callbacks: Callback, **options) -> Trainer:
+    logger = CSVLogger(folder, name="run", version=str(len(list(folder.glob("run/*")))))
+    options = {"max_epochs": 2, "enable_checkpointing": False, "log_every_n_steps": 2, **options}
+    return Trainer(
+        logger=logger, enable_progress_bar=False, enable_model_summary=False, accelerator="cpu",
+        callbacks=list(callbacks), **options,
+    )  # fmt: skip
+
+
+def make(norm: Norm, cls: type = MLPClassifier) -> MLPClassifier:
+    torch.manual_seed(0)
+    return cls(64, [8], norm=norm)
+
+
+def logged(folder: Path, run: int = 0) -> dict[int, dict[str, float]]:
+    """What was logged of the steps, by update."""
+    with (folder / f"run/{run}/metrics.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["step_train_nll"]]
+    names = ("epoch", "step_train_nll", "step_train_error")
+    scores = {int(row["step"]): {name: float(row[name]) for name in names} for row in rows}
+    assert len(scores) == len(rows), "no update twice"
+    return scores
+
+
+@pytest.mark.parametrize("norm", [BatchNorm(), LayerNorm()])
+def test_scores_are_those_of_the_first_cases(tmp_path: Path, norm: Norm) -> None:
+    model, digits, weights = make(norm), data(), Weights()
+    runner = trainer(tmp_path, weights, StepEvaluation(every_n_steps=4, cases=31))
+    runner.fit(model, datamodule=digits)
+    scores = logged(tmp_path)
+    assert {step: row["epoch"] for step, row in scores.items()} == {0: 0, 4: 0, 8: 1}
+    inputs, labels = (part[:31] for part in next(iter(digits.train_eval_dataloader(100))))
+    for step, row in scores.items():
+        state = {k: v for k, v in weights.states[step].items() if k != "random"}
+        model.load_state_dict(state)
+        with torch.no_grad():
+            case_by_case = [
+                model.eval().per_case((inputs[i : i + 1], labels[i : i + 1])) for i in range(31)
+            ]
+        for name in ("nll", "error"):
+            mean = sum(float(case[name]) for case in case_by_case) / 31
+            assert row[f"step_train_{name}"] == pytest.approx(mean, rel=1e-6)
+
+
+def test_a_set_smaller_than_asked_for_is_scored_whole(tmp_path: Path) -> None:
+    trainer(tmp_path, StepEvaluation(every_n_steps=5, cases=10_000)).fit(
+        make(LayerNorm()), datamodule=data()
+    )
+    trainer(tmp_path, StepEvaluation(every_n_steps=5, cases=100)).fit(
+        make(LayerNorm()), datamodule=data()
+    )
+    assert logged(tmp_path, 0) == logged(tmp_path, 1)
+
+
+@pytest.mark.parametrize("cls", [MLPClassifier, Noisy])
+@pytest.mark.parametrize("norm", [BatchNorm(), LayerNorm()])
+def test_training_becomes_what_it_becomes_without(tmp_path: Path, norm: Norm, cls: type) -> None:
+    states = []
+    for callbacks in ([], [StepEvaluation(every_n_steps=1, cases=30)]):
+        weights = Weights()
+        # The witness stands behind: it sees the model after scoring.
+        torch.manual_seed(1)
+        runner = trainer(tmp_path, *callbacks, weights)
+        runner.fit(make(norm, cls), datamodule=data())
+        states.append(weights.states)
+    plain, scored = states
+    assert plain.keys() == scored.keys() == set(range(11))
+    for step, state in plain.items():
+        for name, value in state.items():  # running averages and random numbers among them
+            assert torch.equal(value, scored[step][name]), (step, name)
+
+
+def test_accumulated_batches_are_one_update(tmp_path: Path) -> None:
+    runner = trainer(
+        tmp_path, StepEvaluation(every_n_steps=2, cases=5), accumulate_grad_batches=2, max_epochs=3
+    )
+    runner.fit(make(LayerNorm()), datamodule=data())
+    assert runner.global_step == 9
+    assert list(logged(tmp_path)) == [0, 2, 4, 6, 8]
+
+
+def test_a_resumed_run_goes_on(tmp_path: Path) -> None:
+    """From the middle of an epoch; the update of the checkpoint was logged by the run before."""
+    whole = trainer(tmp_path, StepEvaluation(every_n_steps=2, cases=20))
+    whole.fit(make(LayerNorm()), datamodule=data())
+    saving = ModelCheckpoint(tmp_path, "half", every_n_train_steps=4, save_top_k=-1)
+    trainer(
+        tmp_path, StepEvaluation(every_n_steps=2, cases=20), saving, max_epochs=1,
+        enable_checkpointing=True,
+    ).fit(make(LayerNorm()), datamodule=data())  # fmt: skip
+    trainer(tmp_path, StepEvaluation(every_n_steps=2, cases=20)).fit(
+        make(LayerNorm()), datamodule=data(), ckpt_path=tmp_path / "half.ckpt"
+    )
+    expected, resumed = logged(tmp_path, 0), logged(tmp_path, 2)
+    assert list(expected) == [0, 2, 4, 6, 8, 10]
+    assert resumed == {step: expected[step] for step in (6, 8, 10)}
+
+
+@pytest.mark.parametrize("name", ["every_n_steps", "cases"])
+def test_bad_arguments(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
+        StepEvaluation(**{name: 0})

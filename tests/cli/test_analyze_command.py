@@ -1,0 +1,104 @@
+"""``ln-zoo analyze``: what it reads, prints and writes, and how it fails."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+from cli_support import write_idx
+
+from ln_zoo.analysis import gradient_flow, random_sequences
+from ln_zoo.cli import main
+from ln_zoo.data.sources import read_idx
+from ln_zoo.norms import LayerNorm, RMSNorm
+
+SMALL = ("--steps", "12", "--hidden", "5", "--batch", "4")
+
+
+def columns(path: Path) -> dict[str, list[str]]:
+    with path.open() as file:
+        rows = list(csv.DictReader(file))
+    return {name: [row[name] for row in rows] for name in rows[0]}
+
+
+def test_it_prints_a_table_and_writes_picture_and_csv(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--norm", "LayerNorm", "RMSNorm", "--gains", "0.5", "2", "--cell", "LSTM"]
+    command = ["analyze", "gradient_flow", *SMALL, *options, "--data", "random", "--seed", "3"]
+    assert main([*command, "--out", "a/flow.png", "--csv", "a/flow.csv"]) == 0
+    title, _, _, _, *rows = capsys.readouterr().out.splitlines()
+    wanted = "LSTM, H = 5, identity recurrent weights; random numbers, 4 sequences"
+    assert title == wanted
+    assert [row.split("|")[1].strip() for row in rows] == ["LayerNorm"] * 2 + ["RMSNorm"] * 2
+    assert (here / "a/flow.png").stat().st_size > 10_000
+    found = columns(here / "a/flow.csv")
+    flows = gradient_flow(
+        random_sequences(12, 4, seed=3), "LSTM", 5, [LayerNorm, RMSNorm], (0.5, 2.0), seed=3
+    )
+    for flow in flows:
+        assert found[flow.label] == [f"{value:.4g}" for value in flow.norms.tolist()]
+    assert set(found["inputs"]) == {"random numbers"}
+
+
+@pytest.mark.parametrize("kind", ["pixels", "permuted", None])
+def test_pixels(
+    here: Path, kind: str | None, capsys: pytest.CaptureFixture[str], monkeypatch
+) -> None:
+    folder = write_idx(here / "data" / "mnist")
+    images = torch.from_numpy(read_idx(folder / "train-images-idx3-ubyte", 3).copy())
+    inputs = (images[:4].flatten(1).T.double() / 255).unsqueeze(-1)
+    order = torch.arange(784)
+    if kind == "permuted":
+        order = torch.randperm(784, generator=torch.Generator().manual_seed(0))
+    if kind is None:  # found where the environment says
+        monkeypatch.setenv("LN_ZOO_DATA", str(here / "data"))
+        source = []
+    else:
+        source = ["--root", str(folder), "--data", kind]
+    options = [*SMALL, "--norm", "LayerNorm", "--gains", "1", "--csv", "flow.csv"]
+    assert main(["analyze", "gradient_flow", *options, *source]) == 0
+    said = "permuted pixels" if kind == "permuted" else "pixels in order"
+    assert f"MNIST, {said}, 4 sequences" in capsys.readouterr().out
+    found = [float(value) for value in columns(here / "flow.csv")["LayerNorm 1"]]
+    (flow,) = gradient_flow(inputs[order[:12]], "RNN", 5, [LayerNorm], (1.0,))
+    # Pixels are divided in float32.
+    assert found == pytest.approx(flow.norms.tolist(), rel=1e-3)
+    assert (here / "gradient_flow.png").is_file()
+
+
+def test_random_numbers_where_there_is_no_mnist(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LN_ZOO_DATA", raising=False)
+    assert main(["analyze", "gradient_flow", *SMALL, "--norm", "Identity"]) == 0
+    assert "random numbers, 4 sequences" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--norm", "LayrNorm"], "no strategy 'LayrNorm' in ln_zoo.norms; did you mean 'LayerNorm"),
+        (["--steps", "0"], "--steps must be at least 1, got 0"),
+        (["--noise", "-1"], "--noise must be at least 0, got -1"),
+        (["--data", "pixels", "--steps", "785"], "images of MNIST have 784 pixels, got --steps"),
+        (["--data", "pixels", "--root", "none"], "no folder none: give the folder of a local copy"),
+    ],
+)
+def test_wrong_values_are_one_line(
+    here: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["analyze", "gradient_flow", *SMALL, *options]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith(f"ln-zoo analyze gradient_flow: error: {message}")
+    assert told.count("\n") == 1
+    assert not list(here.glob("*.png"))
+
+
+def test_misspelt_options(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["gradient_flow", "--gain", "1"], ["gradient_flo"], []):
+        with pytest.raises(SystemExit, match="2"):
+            main(["analyze", *command])
+    assert "the following arguments are required: ANALYSIS" in capsys.readouterr().err

@@ -1,0 +1,250 @@
+"""The convolutional classifier (paper, section 6.7)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ln_zoo.data import Digits
+from ln_zoo.layers import Conv2d, Linear
+from ln_zoo.models import ConvClassifier
+from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm
+
+F64 = torch.float64
+FORMS = [LayerNorm(), LayerNorm(convolution="unit"), LayerNorm(convolution="position")]
+EVERY = [*FORMS, RMSNorm(), BatchNorm(), WeightNorm(), Identity()]
+
+
+def small(norm: Norm, **arguments) -> ConvClassifier:
+    torch.manual_seed(0)
+    model = ConvClassifier((2, 9, 11), 4, ((3, 5), (6,)), 7, norm, **arguments).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return model
+
+
+def images(cases: int = 5) -> Tensor:
+    return torch.randn(cases, 2, 9, 11, dtype=F64)
+
+
+# The network
+
+#: 3 x 3 kernels and biases of four convolutions, 7 x 7 positions of 64 channels into the dense
+#: layer, the logits.
+PLAIN = (
+    (1 * 9 * 32 + 32)
+    + (32 * 9 * 32 + 32)
+    + (32 * 9 * 64 + 64)
+    + (64 * 9 * 64 + 64)
+    + (64 * 7 * 7 * 256 + 256)
+    + (256 * 10 + 10)
+)
+GAINS = 32 + 32 + 64 + 64 + 256
+UNITS = 2 * 32 * 28 * 28 + 2 * 64 * 14 * 14
+
+
+@pytest.mark.parametrize(
+    ("norm", "count"),
+    [
+        (Identity(), PLAIN),
+        (LayerNorm(), PLAIN + GAINS),
+        (LayerNorm(convolution="position"), PLAIN + GAINS),
+        # a gain and a shift for each unit of the convolutions, gains of the dense layer
+        (LayerNorm(convolution="unit"), PLAIN + 2 * UNITS + 256),
+        (RMSNorm(), PLAIN + GAINS),
+        (BatchNorm(), PLAIN + GAINS),
+        (WeightNorm(), PLAIN + GAINS),
+    ],
+    ids=repr,
+)
+def test_number_of_parameters(norm: Norm, count: int) -> None:
+    model = ConvClassifier(norm=norm)
+    assert sum(p.numel() for p in model.parameters()) == count
+    names = [type(module).__name__ for module in model.network]
+    conv = ["Conv2d", "ReLU"] * 2 + ["MaxPool2d"]
+    assert names == [*conv, *conv, "Flatten", "Linear", "ReLU", "Linear"]
+
+
+@pytest.mark.parametrize("norm", EVERY, ids=repr)
+def test_every_layer_but_the_logits_is_normalised(norm: Norm) -> None:
+    model = small(norm)
+    layers = [m for m in model.modules() if isinstance(m, (Conv2d, Linear))]
+    assert [layer.site.norm for layer in layers] == [norm] * 4 + [Identity()]
+    # What is done to the weights of the softmax is done to the logits.
+    x = images()
+    before = model(x)
+    with torch.no_grad():
+        layers[-1].weight *= 3
+        layers[-1].bias *= 3
+    torch.testing.assert_close(model(x), 3 * before, rtol=1e-12, atol=1e-12)
+
+
+def test_default_strategy_is_layer_norm_over_channels_and_positions() -> None:
+    assert ConvClassifier().network[0].site.norm == LayerNorm(convolution="channel")
+
+
+# Its numbers
+
+
+def normalised(a: Tensor, norm: Norm, layer: nn.Module) -> Tensor:
+    """The equations for the sums of one layer in training, in loops over what shares statistics."""
+    if isinstance(norm, (WeightNorm, Identity)):
+        return a
+    if isinstance(norm, BatchNorm):
+        shares = [(slice(None), f) for f in range(a.shape[1])]
+    elif a.dim() == 4 and norm == FORMS[2]:
+        places = [(h, w) for h in range(a.shape[2]) for w in range(a.shape[3])]
+        shares = [(n, slice(None), *place) for n in range(len(a)) for place in places]
+    else:
+        shares = [(n,) for n in range(len(a))]
+    out = torch.empty_like(a)
+    for share in shares:
+        values = a[share]
+        mean = 0 if isinstance(norm, RMSNorm) else values.sum() / values.numel()
+        var = (values - mean).square().sum() / values.numel()
+        out[share] = (values - mean) / (var + norm.eps) ** 0.5
+    gain, shift = layer.site.gain, layer.site.shift
+    if gain.dim() == 1 and a.dim() == 4:
+        gain = gain[:, None, None]
+    return out * gain + (0 if shift is None else shift)
+
+
+def effective(layer: nn.Module, norm: Norm) -> Tensor:
+    if not (isinstance(norm, WeightNorm) and layer.site.norm == norm):
+        return layer.weight
+    rows = zip(layer.site.scale, layer.weight, strict=True)
+    return torch.stack([g * w / w.square().sum() ** 0.5 for g, w in rows])
+
+
+@pytest.mark.parametrize("norm", EVERY, ids=repr)
+def test_equals_the_equations(norm: Norm) -> None:
+    """Also: the features go to the dense layer channel by channel, row by row."""
+    model, x = small(norm), images()
+    h = x
+    for number in (0, 2, 5):
+        layer = model.network[number]
+        a = F.conv2d(h, effective(layer, norm), padding=1)
+        h = (normalised(a, norm, layer) + layer.bias[:, None, None]).clamp(min=0)
+        if number in (2, 5):
+            rows, columns = h.shape[2] // 2, h.shape[3] // 2
+            h = h[:, :, : 2 * rows, : 2 * columns].unfold(2, 2, 2).unfold(3, 2, 2).amax((4, 5))
+    dense, logits = model.network[9], model.network[11]
+    assert h.shape == (5, 6, 2, 2)
+    a = h.contiguous().view(5, 24) @ effective(dense, norm).T
+    h = (normalised(a, norm, dense) + dense.bias).clamp(min=0)
+    expected = h @ logits.weight.T + logits.bias
+    torch.testing.assert_close(model(x), expected, rtol=1e-10, atol=1e-10)
+
+
+def test_without_normalisation_it_is_torchs_own_network() -> None:
+    """Whose memory is in rows: the format of ours changes neither logits nor gradients."""
+    model = small(Identity())
+    twin = nn.Sequential(
+        nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 5, 3, padding=1), nn.ReLU(),
+        nn.MaxPool2d(2), nn.Conv2d(5, 6, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(24, 7), nn.ReLU(), nn.Linear(7, 4),
+    ).double()  # fmt: skip
+    twin.load_state_dict(model.network.state_dict())
+    x, labels = images(), torch.tensor([0, 1, 2, 3, 0])
+    seen = []
+    model.network[2].register_forward_hook(lambda module, args, output: seen.append(output))
+    torch.testing.assert_close(model(x), twin(x), rtol=1e-12, atol=1e-12)
+    assert seen[0].is_contiguous(memory_format=torch.channels_last)
+    F.cross_entropy(model(x), labels).backward()
+    F.cross_entropy(twin(x), labels).backward()
+    for (name, ours), theirs in zip(
+        model.network.named_parameters(), twin.parameters(), strict=True
+    ):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-11, atol=1e-12, msg=name)
+    # Cards store tensors that lie in rows only.
+    assert all(value.is_contiguous() for value in model.state_dict().values())
+
+
+@pytest.mark.parametrize("norm", EVERY, ids=repr)
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_a_step_lowers_the_loss_and_moves_every_parameter(norm: Norm, optimizer: str) -> None:
+    data = Digits(batch_size=40, train_size=100, val_size=20)
+    data.setup()
+    batch = next(iter(data.train_dataloader()))
+    torch.manual_seed(0)
+    model = ConvClassifier(
+        data.image_shape, channels=[[4, 4], [8]], hidden_features=16, norm=norm,
+        optimizer=optimizer, lr={"adam": 1e-3, "sgd": 1e-2}[optimizer],
+    )  # fmt: skip
+    stepper = model.configure_optimizers()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    losses = []
+    for _ in range(2):
+        inputs, labels = batch
+        loss = F.cross_entropy(model(inputs), labels)
+        losses.append(loss.item())
+        stepper.zero_grad()
+        loss.backward()
+        if len(losses) == 1:
+            stepper.step()
+    assert losses[1] < losses[0]
+    assert all((p != before[name]).any() for name, p in model.named_parameters())
+
+
+def test_optimizers() -> None:
+    adam = ConvClassifier((1, 8, 8), lr=0.02).configure_optimizers()
+    assert isinstance(adam, torch.optim.Adam)
+    assert adam.param_groups[0]["lr"] == 0.02
+    sgd = ConvClassifier((1, 8, 8), optimizer="sgd", lr=0.02).configure_optimizers()
+    assert isinstance(sgd, torch.optim.SGD)
+    assert (sgd.param_groups[0]["lr"], sgd.param_groups[0]["momentum"]) == (0.02, 0.9)
+
+
+# Arguments
+
+
+def test_arguments_are_stored_as_plain_values() -> None:
+    model = ConvClassifier((1, 8, 8), channels=((3,), (4, 5)), norm=FORMS[1])
+    assert dict(model.hparams) == {
+        "image_shape": [1, 8, 8],
+        "num_classes": 10,
+        "channels": [[3], [4, 5]],
+        "hidden_features": 256,
+        "norm": {
+            "class_path": "ln_zoo.norms.LayerNorm",
+            "init_args": {"gain": 1.0, "eps": 1e-5, "convolution": "unit"},
+        },
+        "optimizer": "adam",
+        "lr": 1e-3,
+    }
+    again = ConvClassifier(**model.hparams)
+    again.load_state_dict(model.state_dict())
+
+
+@pytest.mark.parametrize("size", [4, 5, 8, 28])
+def test_sizes_of_images(size: int) -> None:
+    model = ConvClassifier((1, size, size), norm=FORMS[1]).eval()
+    assert model(torch.rand(2, 1, size, size)).shape == (2, 10)
+
+
+def test_images_of_another_size() -> None:
+    model = ConvClassifier((1, 8, 8), norm=FORMS[1])
+    with pytest.raises(ValueError, match=r"made for sums at positions \(8, 8\), got \(9, 9\)"):
+        model(torch.rand(2, 1, 9, 9))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"image_shape": (1, 3, 28)}, r"images of 3 x 28 are too small for 2 pools.*least 4 x 4"),
+        ({"image_shape": (28, 28)}, r"must be channels, height and width, got \[28, 28\]"),
+        ({"image_shape": (0, 8, 8)}, r"every size must be at least 1, got \[0, 8, 8, "),
+        ({"channels": [[4], []]}, r"at least one convolution, got channels=\[\[4\], \[\]\]"),
+        ({"channels": [[4, 0]]}, "every size must be at least 1"),
+        ({"hidden_features": 0}, "every size must be at least 1"),
+        ({"num_classes": 0}, "every size must be at least 1"),
+        ({"optimizer": "adamw"}, "optimizer must be one of .* got 'adamw'"),
+        ({"lr": 0.0}, "lr must be positive, got 0.0"),
+    ],
+)
+def test_bad_arguments(arguments: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ConvClassifier(**arguments)

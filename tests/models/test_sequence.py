@@ -1,0 +1,232 @@
+"""Pixel-by-pixel MNIST (Cooijmans et al. 2017, section 5.1)."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from torch import Tensor
+from torch.nn import functional as F
+
+from ln_zoo.data import BatchLoader, Tensors
+from ln_zoo.models import SequenceClassifier
+from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm
+
+STRATEGIES = [LayerNorm(), RMSNorm(), WeightNorm(), Identity(), BatchNorm(max_steps=784)]
+
+
+def small(**arguments: Any) -> SequenceClassifier:
+    return SequenceClassifier(**{"in_features": 12, "hidden_features": 5} | arguments)
+
+
+@pytest.mark.parametrize(
+    ("norm", "count"),
+    [
+        # 4 x 100 x (1 + 100) weights, 800 biases, 2 x 100 initial states, 1,010 of the softmax
+        (Identity(), 42_410),
+        # gains of both terms (400 each), gain and shift of the cell (100 each)
+        (LayerNorm(), 43_410),
+        (RMSNorm(), 43_410),
+        (BatchNorm(max_steps=784), 43_410),
+        # a scale for each row of both weights
+        (WeightNorm(), 43_210),
+    ],
+)
+def test_number_of_parameters_at_the_sources_size(norm: Norm, count: int) -> None:
+    model = SequenceClassifier(norm=norm)
+    assert sum(p.numel() for p in model.parameters()) == count
+
+
+def test_default_strategy_is_layer_norm() -> None:
+    assert small().hparams["norm"]["class_path"] == "ln_zoo.norms.LayerNorm"
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru", "rnn"])
+@pytest.mark.parametrize("norm", STRATEGIES, ids=lambda norm: type(norm).__name__)
+def test_initial_weights(cell: Any, norm: Norm) -> None:
+    torch.manual_seed(0)
+    layer = (model := SequenceClassifier(norm=norm, cell=cell, num_layers=2)).recurrent
+    for number, inputs in ((0, 1), (1, 100)):
+        w_ih = getattr(layer, f"weight_ih_l{number}").double()
+        assert w_ih.shape[1] == inputs
+        # (gates * H, I) with orthonormal columns
+        assert torch.allclose(w_ih.T @ w_ih, torch.eye(inputs).double(), atol=1e-5)
+        blocks = list(getattr(layer, f"weight_hh_l{number}").double().split(100))
+        candidate = blocks.pop({"lstm": 2, "gru": 2, "rnn": 0}[cell])
+        assert candidate.equal(torch.eye(100).double())
+        if blocks:
+            # side by side they are H orthonormal rows of an H x (gates * H) matrix
+            together = torch.cat([block.T for block in blocks], 1)
+            assert torch.allclose(together @ together.T, torch.eye(100).double(), atol=1e-5)
+        biases = getattr(layer, f"bias_ih_l{number}").split(100)
+        for gate, bias in enumerate(biases):
+            assert (bias == (1.0 if cell == "lstm" and gate == 1 else 0.0)).all()
+        assert (getattr(layer, f"bias_hh_l{number}") == 0).all()
+    assert torch.allclose(model.readout.weight @ model.readout.weight.T, torch.eye(10), atol=1e-5)
+    assert 0.08 < model.initial_states.std() < 0.12
+
+
+def test_weight_norm_starts_as_the_drawn_weights() -> None:
+    torch.manual_seed(0)
+    plain = small(norm=Identity())
+    torch.manual_seed(0)
+    weight_norm = small(norm=WeightNorm())
+    x = torch.rand(3, 12)
+    assert torch.allclose(plain(x), weight_norm(x), atol=1e-6)
+
+
+def test_pixels_in_order_rows_and_permuted() -> None:
+    """Against torch's own LSTM, stepped through by hand."""
+    images = torch.rand(4, 1, 3, 4, dtype=torch.float64)
+    for arguments, sequence in (
+        ({}, images.reshape(4, 12, 1)),
+        ({"step_features": 4}, images.reshape(4, 3, 4)),
+        ({"permuted": True, "permutation_seed": 3}, None),
+        ({"permuted": True, "permutation_seed": 3, "step_features": 2}, None),
+    ):
+        model = small(norm=Identity(), **arguments).double()
+        if sequence is None:
+            order = torch.randperm(12, generator=torch.Generator().manual_seed(3))
+            pixels = images.reshape(4, 12)[:, order]
+            sequence = pixels.reshape(4, -1, arguments.get("step_features", 1))
+        cell = torch.nn.LSTMCell(sequence.shape[2], 5, dtype=torch.float64)
+        state = model.recurrent.state_dict()
+        cell.load_state_dict({name.removesuffix("_l0"): value for name, value in state.items()})
+        h, c = (start.expand(4, 5) for start in model.initial_states[:, 0])
+        for t in range(sequence.shape[1]):
+            h, c = cell(sequence[:, t], (h, c))
+        expected = h @ model.readout.weight.T + model.readout.bias
+        assert (model(images) - expected).abs().max() < 1e-12
+
+
+def test_permutation_is_a_true_one_and_travels_with_the_weights() -> None:
+    model = SequenceClassifier(permuted=True, permutation_seed=1)
+    assert model.permutation is not None
+    assert model.permutation.sort().values.equal(torch.arange(784))
+    other = SequenceClassifier(permuted=True, permutation_seed=2)
+    assert other.permutation is not None
+    assert not other.permutation.equal(model.permutation)
+    other.load_state_dict(model.state_dict())
+    assert other.permutation.equal(model.permutation)
+    state = SequenceClassifier().state_dict()
+    assert "permutation" not in state
+    with pytest.raises(RuntimeError, match="permutation"):  # another task's weights
+        model.load_state_dict(state)
+
+
+def test_drawing_the_permutation_leaves_the_weights_alone() -> None:
+    """Models of one seed differ in nothing but the order."""
+    torch.manual_seed(0)
+    a = small(permuted=True, permutation_seed=1)
+    torch.manual_seed(0)
+    b = small(permuted=True, permutation_seed=2)
+    assert a.recurrent.weight_hh_l0.equal(b.recurrent.weight_hh_l0)
+
+
+@pytest.mark.parametrize("norm", STRATEGIES, ids=lambda norm: type(norm).__name__)
+@pytest.mark.parametrize("permuted", [False, True])
+def test_noise_on_the_initial_state_is_for_batch_statistics(norm: Norm, permuted: bool) -> None:
+    model = small(norm=norm, permuted=permuted)
+    assert model.initial_noise == (0.1 if isinstance(norm, BatchNorm) else 0.0)
+    assert model.hparams["initial_noise"] == model.initial_noise
+    assert small(norm=norm, initial_noise=0.3).initial_noise == 0.3
+    x = torch.rand(3, 12)
+    assert model(x).equal(model(x)) != isinstance(norm, BatchNorm)
+    model.eval()
+    assert model(x).equal(model(x))
+    model.recurrent.sites.train()  # batch statistics in evaluation mode
+    assert model(x).equal(model(x)) != isinstance(norm, BatchNorm)
+
+
+def test_noise_has_the_deviation_asked_for() -> None:
+    """With weights of zero and an open output gate, the logits show the initial state of an RNN."""
+    torch.manual_seed(0)
+    model = SequenceClassifier(
+        1, 5, hidden_features=5, cell="rnn", norm=Identity(), initial_noise=0.01
+    ).double()
+    with torch.no_grad():
+        model.recurrent.weight_ih_l0.zero_()
+        model.initial_states.zero_()
+        model.readout.weight.copy_(torch.eye(5))
+    # h1 = tanh(h0) of small noise
+    h = model(torch.zeros(20_000, 1, dtype=torch.float64))
+    assert abs(float(h.detach().std()) / 0.01 - 1) < 0.02
+
+
+@pytest.mark.parametrize("norm", STRATEGIES, ids=lambda norm: type(norm).__name__)
+@pytest.mark.parametrize("cell", ["lstm", "gru", "rnn"])
+def test_blank_first_pixels_have_finite_gradients(norm: Norm, cell: Any) -> None:
+    """As in MNIST in order of the rows, where a hundred steps pass before the first stroke."""
+    torch.manual_seed(0)
+    model = SequenceClassifier(norm=norm, cell=cell, hidden_features=20)
+    images = torch.zeros(8, 1, 28, 28)
+    images[:, :, 5:20, 6:20] = torch.rand(8, 1, 15, 14)
+    loss = F.cross_entropy(model(images), torch.randint(10, (8,)))
+    loss.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+
+
+def test_a_warning_where_steps_share_statistics() -> None:
+    with pytest.warns(UserWarning, match=r"statistics of 5 steps and sequences have 12: .*=12"):
+        small(norm=BatchNorm(max_steps=5))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        small(norm=BatchNorm(max_steps=12))
+        small(norm=BatchNorm(max_steps=4), step_features=3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"cell": "mogrifier"}, r"cell must be one of .*'gru', 'lstm', 'rnn'.*got 'mogrifier'"),
+        ({"hidden_features": 0}, r"at least 1, got {'hidden_features': 0}"),
+        ({"step_features": 5}, "step_features 5 must divide in_features 12"),
+        ({"initial_noise": -0.1}, "initial_noise must not be negative, got -0.1"),
+        ({"lr": 0.0}, "lr must be positive"),
+        ({"optimizer": "lion"}, r"optimizer must be one of .*'rmsprop', 'sgd'.*got 'lion'"),
+    ],
+)
+def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        small(**arguments)
+
+
+def test_rmsprop_is_the_sources() -> None:
+    """Squared gradients decay by 0.9; there is no momentum."""
+    model = small()
+    optimizer = model.configure_optimizers()
+    assert isinstance(optimizer, torch.optim.RMSprop)
+    settings = optimizer.param_groups[0]
+    assert (settings["alpha"], settings["momentum"], settings["lr"]) == (0.9, 0, 1e-3)
+
+
+@pytest.mark.parametrize("norm", STRATEGIES, ids=lambda norm: type(norm).__name__)
+def test_it_learns(norm: Norm, tmp_path: Any) -> None:
+    """Which of four rows is bright, read row by row; all but one in a hundred after training."""
+    torch.manual_seed(0)
+
+    def cases(count: int) -> tuple[Tensor, Tensor]:
+        labels = torch.randint(4, (count,))
+        rows = 0.3 * torch.rand(count, 4, 6)
+        rows[torch.arange(count), labels] += 0.7
+        return rows, labels
+
+    model = SequenceClassifier(
+        24, 4, hidden_features=16, step_features=6, norm=norm, lr=3e-3, permuted=True
+    )
+    loader = BatchLoader(Tensors(*cases(640)), 32, training=True, shuffle=True)
+    trainer = Trainer(
+        max_epochs=8, accelerator="cpu", logger=False, gradient_clip_val=1.0,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        default_root_dir=tmp_path,
+    )  # fmt: skip
+    trainer.fit(model, loader)
+    (scores,) = trainer.test(model, BatchLoader(Tensors(*cases(300)), 100), verbose=False)
+    assert scores["test_accuracy"] > 0.99
+    assert 0 < scores["test_nll"] < math.log(4) / 5

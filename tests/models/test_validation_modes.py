@@ -1,0 +1,134 @@
+"""Validation under strategies that mix cases: by running averages, and by batch statistics."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch import Callback, Trainer
+from torchmetrics import Metric
+
+from ln_zoo.data import BatchLoader, Digits, Tensors
+from ln_zoo.models import MLPClassifier, SequenceClassifier
+from ln_zoo.models.classifier import Classifier
+from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, WeightNorm
+
+
+def trainer(folder: Path, *callbacks: Callback, **options) -> Trainer:
+    return Trainer(
+        max_epochs=2, logger=False, enable_progress_bar=False, enable_model_summary=False,
+        enable_checkpointing=False, accelerator="cpu", callbacks=list(callbacks),
+        default_root_dir=folder, **options,
+    )  # fmt: skip
+
+
+def digits() -> Digits:
+    return Digits(batch_size=20, train_size=100, val_size=41, eval_batch_size=10)
+
+
+def models() -> list[Classifier]:
+    torch.manual_seed(0)
+    return [
+        MLPClassifier(64, [8], norm=BatchNorm()),
+        SequenceClassifier(
+            64, hidden_features=5, step_features=8, norm=BatchNorm(max_steps=8), initial_noise=0.0
+        ),
+    ]
+
+
+def mean(model: Classifier, batches: BatchLoader, train: bool) -> dict[str, float]:
+    """Means over cases, one by one, of a copy's."""
+    kept = {k: v.clone() for k, v in model.state_dict().items()}
+    values: dict[str, list[float]] = {}
+    model.train(train)
+    with torch.no_grad():
+        for batch in batches:
+            if train and len(batch[1]) < 2:
+                continue
+            for name, scores in model.per_case(batch).items():
+                values.setdefault(name, []).extend(scores.tolist())
+    model.load_state_dict(kept)
+    return {name: sum(v) / len(v) for name, v in values.items()}
+
+
+@pytest.mark.parametrize("model", models(), ids=lambda model: type(model).__name__)
+def test_both_modes_are_logged(tmp_path: Path, model: Classifier) -> None:
+    data = digits()
+    keys = list(model.state_dict())
+    run = trainer(tmp_path)
+    run.fit(model, datamodule=data)
+    assert list(model.state_dict()) == keys
+    logged = {k: float(v) for k, v in run.callback_metrics.items() if k.startswith("val")}
+    expected = {f"val_{k}": v for k, v in mean(model, data.val_dataloader(), False).items()}
+    # 41 images in batches of 10: the last one, alone, has no statistics and is left out.
+    of_batches = mean(model, data.val_dataloader(), True)
+    expected |= {f"val_batch_{k}": v for k, v in of_batches.items()}
+    assert logged == pytest.approx(expected, rel=1e-6)
+    assert set(expected) == {f"val_{m}{name}" for m in ("", "batch_") for name in model.metrics}
+    assert expected["val_nll"] != pytest.approx(expected["val_batch_nll"], rel=1e-4)
+    # Metric objects, as the others are: several processes give the numbers of one.
+    assert all(isinstance(getattr(model, name), Metric) for name in expected)
+
+
+class Witness(Callback):
+    """Running averages before and after validation."""
+
+    def on_validation_start(self, trainer, pl_module) -> None:
+        self.before = {k: v.clone() for k, v in pl_module.state_dict().items()}
+
+    def on_validation_end(self, trainer, pl_module) -> None:
+        for name, value in pl_module.state_dict().items():
+            assert torch.equal(value, self.before[name]), name
+        assert not any(module.training for module in pl_module.modules())
+
+
+@pytest.mark.parametrize("model", models(), ids=lambda model: type(model).__name__)
+def test_running_averages_and_training_are_untouched(tmp_path: Path, model: Classifier) -> None:
+    start = {k: v.clone() for k, v in model.state_dict().items()}
+    trainer(tmp_path, Witness()).fit(model, datamodule=digits())
+    trained = {k: v.clone() for k, v in model.state_dict().items()}
+    model.load_state_dict(start)
+    trainer(tmp_path, limit_val_batches=0).fit(model, datamodule=digits())
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, trained[name]), name
+
+
+@pytest.mark.parametrize("norm", [LayerNorm(), WeightNorm(), Identity()])
+def test_other_strategies_have_one_mode(
+    tmp_path: Path, norm: Norm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = MLPClassifier(64, [8], norm=norm)
+    batches = []
+    per_case = model.per_case
+    monkeypatch.setattr(model, "per_case", lambda batch: batches.append(batch) or per_case(batch))
+    run = trainer(tmp_path)
+    run.validate(model, datamodule=digits(), verbose=False)
+    assert not [name for name in run.callback_metrics if "batch" in name]
+    assert len(batches) == 5
+    assert not [name for name, _ in model.named_modules() if "batch" in name]
+
+
+def test_tests_have_one_mode(tmp_path: Path) -> None:
+    run = trainer(tmp_path)
+    run.test(MLPClassifier(64, [8], norm=BatchNorm()), datamodule=digits(), verbose=False)
+    assert set(run.callback_metrics) == {"test_nll", "test_error"}
+
+
+def test_one_trainer_after_another(tmp_path: Path) -> None:
+    model = MLPClassifier(64, [8], norm=BatchNorm())
+    for _ in range(2):
+        (logged,) = trainer(tmp_path).validate(model, datamodule=digits(), verbose=False)
+        assert set(logged) == {"val_nll", "val_error", "val_batch_nll", "val_batch_error"}
+    assert [name for name, m in model.named_modules() if isinstance(m, Metric)] == [
+        "val_nll", "val_error", "test_nll", "test_error", "val_batch_nll", "val_batch_error",
+    ]  # fmt: skip
+
+
+def test_checkpoints_without_the_second_mode_are_read(tmp_path: Path) -> None:
+    model = MLPClassifier(64, [8], norm=BatchNorm())
+    run = trainer(tmp_path)
+    run.validate(model, BatchLoader(Tensors(torch.rand(20, 64), torch.zeros(20).long()), 10))
+    fresh = MLPClassifier(64, [8], norm=BatchNorm())
+    fresh.load_state_dict(model.state_dict(), strict=True)
+    model.load_state_dict(fresh.state_dict(), strict=True)

@@ -1,0 +1,535 @@
+"""Measuring with batch statistics, and population statistics against whole sets in float64."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
+
+from ln_zoo.layers import GRU, LSTM, RNN, Conv2d, Linear, LSTMCell
+from ln_zoo.norms import (
+    BatchNorm,
+    LayerNorm,
+    Norm,
+    Site,
+    batch_statistics,
+    keeps_statistics,
+    mixes_cases,
+    population_statistics,
+)
+
+F64 = torch.float64
+METHODS = ["average", "total_variance"]
+LAYERS = {"LSTM": LSTM, "GRU": GRU, "RNN": RNN}
+
+
+@pytest.fixture(params=["kernels", "generic loop"])
+def loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("LN_ZOO_KERNELS", "1" if request.param == "kernels" else "0")
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+def state(module: nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in module.state_dict().items()}
+
+
+def equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def close(actual: Tensor, expected: np.ndarray) -> None:
+    np.testing.assert_allclose(actual.numpy(), expected, rtol=1e-11, atol=1e-13)
+
+
+def seen(site: Site, run) -> list[list[np.ndarray]]:
+    """What came to a site while batches ran by the generic loop: of each batch, of each step.
+
+    A step of one case has no statistics and is left out.
+    """
+    batches: list[list[np.ndarray]] = []
+
+    def note(_, arguments: tuple) -> None:
+        a, step = (*arguments, None)[:2]
+        if not step:
+            batches.append([])
+        if len(a) > 1:
+            batches[-1].append(a.detach().double().numpy().copy())
+
+    handle = site.register_forward_pre_hook(note)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LN_ZOO_KERNELS", "0")
+        run()
+    handle.remove()
+    return batches
+
+
+def by_average(batches: list[list[np.ndarray]], rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Plain averages of means and biased variances; short series repeat their last entry."""
+    longest = max(map(len, batches))
+    series = [
+        np.array([(a.mean(0), a.var(0)) for a in steps + [steps[-1]] * (longest - len(steps))])
+        for steps in batches
+    ]
+    found = [np.mean([s[t] for s in series], 0) for t in range(min(rows, longest))]
+    if longest > rows:
+        found[-1] = np.mean([entry for s in series for entry in s[rows - 1 :]], 0)
+    mean, var = np.array(found).transpose(1, 0, 2)
+    return mean, var
+
+
+def by_total(batches: list[list[np.ndarray]], rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and biased variance of all cases at once; late steps share the last row."""
+    longest = max(map(len, batches))
+    found = []
+    for row in range(min(rows, longest)):
+        steps = [row] if row < rows - 1 else range(row, longest)
+        cases = np.concatenate([b[t] for b in batches for t in steps if t < len(b)])
+        found.append((cases.mean(0), cases.var(0)))
+    mean, var = np.array(found).transpose(1, 0, 2)
+    return mean, var
+
+
+REFERENCES = {"average": by_average, "total_variance": by_total}
+
+
+# Batch statistics
+
+
+@pytest.mark.parametrize("cls", LAYERS.values())
+def test_outputs_are_those_of_training_and_nothing_moves(loop: str, cls: type) -> None:
+    layer = cls(3, 4, num_layers=2, dropout=0.5, norm=BatchNorm(max_steps=6), dtype=F64)
+    x = torch.randn(5, 7, 3, dtype=F64)
+    layer(x)
+    # Dropout stays off: it belongs to the layer, whose mode is left alone.
+    twin = cls(3, 4, num_layers=2, norm=BatchNorm(max_steps=6), dtype=F64)
+    twin.load_state_dict(layer.state_dict())
+    expected, _ = twin(x)
+    layer.eval()
+    before = state(layer)
+    with batch_statistics(layer):
+        assert not layer.training
+        output, _ = layer(x)
+        again, _ = layer(x)
+    torch.testing.assert_close(output, expected, rtol=0, atol=1e-13)
+    assert torch.equal(output, again)
+    assert equal(before, state(layer))
+    assert not any(module.training for module in layer.modules())
+
+
+@pytest.mark.parametrize("no_grad", [torch.no_grad, torch.inference_mode])
+def test_training_goes_on_as_if_nothing_had_been_measured(loop: str, no_grad) -> None:
+    """Validation runs in inference mode, whose tensors training must not meet."""
+    layers = [LSTM(3, 4, norm=BatchNorm(max_steps=6), dtype=F64) for _ in range(2)]
+    layers[1].load_state_dict(layers[0].state_dict())
+    x, other = torch.randn(2, 5, 7, 3, dtype=F64)
+    for layer in layers:
+        layer(x)
+    with no_grad(), batch_statistics(layers[0]):
+        layers[0](other)
+    for layer in layers:
+        output, _ = layer(x)
+        output.sum().backward()
+    assert equal(state(layers[0]), state(layers[1]))
+
+
+def test_modes_are_put_back_one_by_one_and_after_an_error() -> None:
+    model = nn.Sequential(Linear(5, 4, norm=BatchNorm()), Linear(4, 3, norm=BatchNorm()))
+    model[0].site.eval()
+    modes = [m.training for m in model.modules()]
+    before = state(model)
+    with batch_statistics(model):
+        assert model[0].site.training
+        model(torch.randn(6, 5))
+    with batch_statistics(model):
+        model(torch.randn(6, 5))
+        with pytest.raises(ValueError, match="at least 2 cases"):
+            model(torch.randn(1, 5))
+    assert modes == [m.training for m in model.modules()]
+    assert equal(before, state(model))
+    model[0].site.train()
+    model(torch.randn(6, 5))  # and running averages move again
+    assert int(model[0].site.num_batches_tracked) == 1
+
+
+@dataclass(frozen=True)
+class Own(Norm):
+    """A user's strategy, which knows nothing of observers and replaces its buffer."""
+
+    mixes_cases: ClassVar[bool] = True
+
+    def init_sums(self, site: Site) -> None:
+        site.add_buffer("scale", (site.features,), 1.0)
+        site.add_buffer("calls", (), 0, dtype=torch.int64)
+
+    def sums(self, site: Site, a: Tensor, step: int | None = None) -> Tensor:
+        if site.training:
+            site.scale = 0.9 * site.scale + 0.1 * a.detach().abs().mean(0)
+            site.calls += 1
+            return a / a.abs().mean(0)
+        return a / site.scale
+
+
+def test_a_strategy_that_knows_nothing_of_it_is_put_back() -> None:
+    layer = Linear(5, 4, norm=Own())
+    layer(torch.randn(8, 5))
+    before, buffers = state(layer), dict(layer.site.named_buffers())
+    x = torch.randn(8, 5)
+    with torch.inference_mode(), batch_statistics(layer.eval()):
+        output = layer(x)
+    torch.testing.assert_close(output, layer.train()(x), rtol=0, atol=0)
+    assert not torch.equal(before["site.scale"], layer.site.scale)
+    layer.load_state_dict(before)
+    layer.eval()
+    with torch.inference_mode(), batch_statistics(layer):
+        layer(x)
+    assert equal(before, state(layer))
+    assert layer.site.calls is buffers["calls"]
+    assert not layer.site.scale.is_inference()
+    assert mixes_cases(layer)
+    assert not keeps_statistics(layer)
+
+
+def test_which_models_mix_cases_and_keep_statistics() -> None:
+    for norm, mixes in ((BatchNorm(), True), (LayerNorm(), False)):
+        assert mixes_cases(LSTM(3, 4, norm=norm)) is mixes
+        assert keeps_statistics(nn.Sequential(Linear(3, 4, norm=norm))) is mixes
+    assert not mixes_cases(LSTM(3, 4, norm=BatchNorm(), normalize=()))
+    # The input and recurrent sites of an RNN carry weights, no sums.
+    assert not keeps_statistics(RNN(3, 4, norm=BatchNorm(), normalize=("input", "recurrent")))
+
+
+# Population statistics: feed-forward
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("norm", [BatchNorm(), BatchNorm(unbiased=True)])
+def test_linear_layers_on_batches_of_several_sizes(method: str, norm: Norm) -> None:
+    model = nn.Sequential(Linear(5, 4, norm=norm, dtype=F64), nn.ReLU(), Linear(4, 3, norm=norm))
+    model.double().eval()
+    x = 3 + torch.randn(23, 5, dtype=F64)
+    with population_statistics(model, method):
+        for batch in x.split([9, 9, 5]):
+            model(batch)
+    weight = model[0].weight.detach().numpy()
+    sums = [[part.numpy() @ weight.T] for part in x.split([9, 9, 5])]
+    mean, var = REFERENCES[method](sums, 1)
+    close(model[0].site.running_mean, mean[0])
+    close(model[0].site.running_var, var[0])
+    if method == "total_variance":
+        whole = x.numpy() @ weight.T
+        close(model[0].site.running_var, whole.var(0))
+    assert model[0].site.num_batches_tracked == 3
+
+    def run() -> None:
+        with batch_statistics(model):
+            for batch in x.split([9, 9, 5]):
+                model(batch)
+
+    # The second layer sees what the first makes of each batch.
+    mean, var = REFERENCES[method](seen(model[2].site, run), 1)
+    close(model[2].site.running_mean, mean[0])
+    close(model[2].site.running_var, var[0])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_convolutions(method: str) -> None:
+    layer = Conv2d(2, 3, 3, norm=BatchNorm(), dtype=F64).eval()
+    x = torch.randn(7, 2, 5, 6, dtype=F64)
+    with population_statistics(layer, method):
+        for batch in x.split([4, 3]):
+            layer(batch)
+    sums = nn.functional.conv2d(x, layer.weight).detach().movedim(1, -1)
+    batches = [[part.reshape(-1, 3).numpy()] for part in sums.split([4, 3])]
+    mean, var = REFERENCES[method](batches, 1)
+    close(layer.site.running_mean, mean[0])
+    close(layer.site.running_var, var[0])
+
+
+def test_far_from_zero_nothing_cancels() -> None:
+    """E[x^2] - E[x]^2 would have no digit left."""
+    layer = Linear(2, 2, norm=BatchNorm(), dtype=F64).eval()
+    x = torch.randn(4000, 2, dtype=F64)
+    with torch.no_grad():
+        layer.weight.copy_(torch.eye(2))
+    for method in METHODS:
+        with population_statistics(layer, method):
+            for batch in (x + 1e9).split(400):
+                layer(batch)
+        # The input itself is rounded to 1e-7 there.
+        variances = torch.stack([b.var(0, correction=0) for b in x.split(400)]).mean(0)
+        expected = variances if method == "average" else x.var(0, correction=0)
+        assert ((layer.site.running_var - expected).abs() / expected).max() < 1e-6
+
+
+def test_float32_buffers_hold_sums_of_float64() -> None:
+    """In float32 the average of so many would be off in the fourth digit."""
+    layer = Linear(1, 1, norm=BatchNorm()).eval()
+    with torch.no_grad():
+        layer.weight.fill_(1.0)
+    x = torch.rand(200, 300, 1)
+    for method in METHODS:
+        with population_statistics(layer, method):
+            for batch in x:
+                layer(batch)
+        mean = x.double().mean()
+        assert abs(layer.site.running_mean.item() - mean) < 1e-7
+        assert layer.site.running_mean.dtype == torch.float32
+
+
+# Population statistics: recurrent layers
+
+
+def sequences(kind: str) -> list[Tensor | PackedSequence]:
+    """Three batches."""
+    shapes = {
+        "equal": [[6] * 5, [6] * 4, [6] * 5],
+        "lengths": [[4] * 5, [6] * 4, [2] * 3],
+        # The longest of the second is alone from its fourth step on.
+        "packed": [[5, 3, 3, 2], [7, 3, 2], [4, 4, 1]],
+    }
+    found: list[Tensor | PackedSequence] = []
+    for lengths in shapes[kind]:
+        cases = [torch.randn(n, 3, dtype=F64) for n in lengths]
+        found.append(pack_sequence(cases) if kind == "packed" else torch.stack(cases, 1))
+    return found
+
+
+@pytest.mark.parametrize("max_steps", [1, 3, 10])
+@pytest.mark.parametrize("kind", ["equal", "lengths", "packed"])
+@pytest.mark.parametrize("cls", LAYERS.values())
+@pytest.mark.parametrize("method", METHODS)
+def test_each_step_of_each_site(
+    loop: str, method: str, cls: type, kind: str, max_steps: int
+) -> None:
+    layer = cls(3, 4, bidirectional=True, norm=BatchNorm(max_steps=max_steps), dtype=F64)
+    layer(torch.randn(4, 6, 3, dtype=F64))  # some running averages
+    layer.eval()
+    batches = sequences(kind)
+
+    def run() -> None:
+        with batch_statistics(layer):
+            for batch in batches:
+                layer(batch)
+
+    sites = {
+        (suffix, role): site
+        for suffix, sites in layer.sites.items()
+        for role, site in sites.items()
+        if site.normalizes_sums
+    }
+    expected = {key: REFERENCES[method](seen(site, run), max_steps) for key, site in sites.items()}
+    with population_statistics(layer, method):
+        for batch in batches:
+            layer(batch)
+    for key, site in sites.items():
+        mean, var = expected[key]
+        reached = len(mean)
+        close(site.running_mean[:reached], mean)
+        close(site.running_var[:reached], var)
+        # Rows that nothing reaches are as in the beginning, whatever training left there.
+        assert (site.running_mean[reached:] == 0).all()
+        assert (site.running_var[reached:] == 1).all()
+        assert (site.num_batches_tracked[:reached] > 0).all()
+        assert (site.num_batches_tracked[reached:] == 0).all()
+
+
+def test_the_input_term_by_the_whole_set() -> None:
+    """W x does not depend on what is normalised below: its statistics are those of the data."""
+    layer = LSTM(3, 4, norm=BatchNorm(max_steps=8), dtype=F64).eval()
+    x = torch.randn(6, 50, 3, dtype=F64) * torch.arange(1, 7, dtype=F64).view(-1, 1, 1)
+    with population_statistics(layer, "total_variance"):
+        for batch in x.split(12, dim=1):
+            layer(batch)
+    products = (x @ layer.weight_ih_l0.T).detach()
+    site = layer.sites["l0"]["input"]
+    close(site.running_mean[:6], products.mean(1).numpy())
+    close(site.running_var[:6], products.var(1, correction=0).numpy())
+    assert site.num_batches_tracked.tolist() == [5] * 6 + [0, 0]
+
+
+def test_one_batch_gives_back_its_own_outputs(loop: str) -> None:
+    """Evaluation with the statistics of one batch is that batch in training."""
+    layer = LSTM(3, 4, num_layers=2, norm=BatchNorm(max_steps=9), dtype=F64).eval()
+    x = torch.randn(7, 6, 3, dtype=F64)
+    for method in METHODS:
+        with population_statistics(layer, method):
+            layer(x)
+        with batch_statistics(layer):
+            expected, _ = layer(x)
+        output, _ = layer(x)
+        torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("max_steps", [4, 50])
+def test_later_steps_use_the_last_row(loop: str, method: str, max_steps: int) -> None:
+    """A sequence longer than ``max_steps``, and one longer than all that were averaged."""
+    layer = LSTM(3, 4, norm=BatchNorm(max_steps=max_steps), dtype=F64).eval()
+    with population_statistics(layer, method):
+        for _ in range(3):
+            layer(torch.randn(6, 5, 3, dtype=F64))
+    reached = min(max_steps, 6)
+    long = torch.randn(11, 5, 3, dtype=F64)
+    output, _ = layer(long)
+    wide = LSTM(3, 4, norm=BatchNorm(max_steps=11), dtype=F64).eval()
+    own = state(layer)
+    for name, value in own.items():
+        if name.endswith(("running_mean", "running_var", "num_batches_tracked")):
+            last = value[reached - 1 : reached]
+            own[name] = torch.cat([value[:reached], last.expand(11 - reached, *value.shape[1:])])
+    wide.load_state_dict(own)
+    expected, _ = wide(long)
+    torch.testing.assert_close(output, expected, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_cells_in_a_users_loop(method: str) -> None:
+    cell = LSTMCell(3, 4, norm=BatchNorm(max_steps=5), dtype=F64).eval()
+    layer = LSTM(3, 4, norm=BatchNorm(max_steps=5), dtype=F64).eval()
+    layer.load_state_dict(
+        {
+            name.replace("sites.", "sites.l0.") if "sites" in name else f"{name}_l0": value
+            for name, value in cell.state_dict().items()
+        }
+    )
+    batches = [torch.randn(n, 6, 3, dtype=F64) for n in (3, 4)]
+    with population_statistics(cell, method), population_statistics(layer, method):
+        for batch in batches:
+            states = None
+            for step, x in enumerate(batch):
+                states = cell(x, states, step=step)
+            layer(batch)
+    for role, site in layer.sites["l0"].items():
+        twin = cell.sites[role]
+        torch.testing.assert_close(site.running_mean, twin.running_mean, rtol=0, atol=1e-13)
+        torch.testing.assert_close(site.running_var, twin.running_var, rtol=0, atol=1e-13)
+        assert torch.equal(site.num_batches_tracked, twin.num_batches_tracked)
+
+
+def test_averages_want_steps_in_order_and_totals_do_not() -> None:
+    cell = LSTMCell(3, 4, norm=BatchNorm(max_steps=5), dtype=F64).eval()
+    x = torch.randn(6, 3, dtype=F64)
+    with population_statistics(cell):
+        cell(x, step=0)
+        with pytest.raises(ValueError, match=r'step 3 came where 1 should; use "total_variance"'):
+            cell(x, step=3)
+    with population_statistics(cell, "total_variance"):
+        cell(x, step=3)
+        cell(x, step=0)
+    site = cell.sites["input"]
+    products = (x @ cell.weight_ih.T).detach().numpy()
+    for row in (0, 3):
+        close(site.running_var[row], products.var(0))
+    assert site.num_batches_tracked.tolist() == [1, 0, 0, 1, 0]
+    assert torch.equal(site.running_var[1:3], torch.ones(2, 16, dtype=F64))
+
+
+# What stays as it is
+
+
+class Model(nn.Module):
+    """Noise, dropout and two kinds of sites, of which one is never reached."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent = LSTM(3, 4, norm=BatchNorm(max_steps=6), dtype=F64)
+        self.readout = Linear(4, 2, norm=BatchNorm(), dtype=F64)
+        self.spare = Linear(4, 2, norm=BatchNorm(), dtype=F64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output, _ = self.recurrent(x + torch.randn_like(x))
+        return self.readout(nn.functional.dropout(output[-1], training=self.training))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("no_grad", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_nothing_but_the_buffers_changes(method: str, no_grad) -> None:
+    model = Model()
+    model(torch.randn(5, 6, 3, dtype=F64)).sum().backward()
+    model.spare(torch.randn(5, 4, dtype=F64))
+    model.eval()
+    model.spare.train()
+    modes = [m.training for m in model.modules()]
+    before, random = state(model), torch.get_rng_state()
+    grads = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    with no_grad(), population_statistics(model, method):
+        output = model(torch.randn(5, 6, 3, dtype=F64))
+        assert not output.requires_grad
+    assert torch.equal(random, torch.get_rng_state())
+    assert modes == [m.training for m in model.modules()]
+    assert all(m.observer is None for m in model.modules() if isinstance(m, Site))
+    for name, p in model.named_parameters():
+        assert p.grad is None if name not in grads else torch.equal(p.grad, grads[name])
+    endings = ("running_mean", "running_var")
+    for name, value in model.state_dict().items():
+        moved = name.endswith(endings) and "spare" not in name
+        assert torch.equal(value, before[name]) is not moved, name
+        assert not value.is_inference()
+    # Training goes on from there.
+    model.train()(torch.randn(5, 6, 3, dtype=F64)).sum().backward()
+    assert model.recurrent.sites["l0"]["cell"].num_batches_tracked.tolist() == [2] * 5 + [0]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_after_an_error_the_old_statistics_remain(method: str) -> None:
+    model = Model()
+    model(torch.randn(5, 6, 3, dtype=F64))
+    before, modes, random = state(model), model.training, torch.get_rng_state()
+
+    def fail() -> None:
+        with population_statistics(model, method):
+            model(torch.randn(5, 6, 3, dtype=F64))
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert equal(before, state(model))
+    assert model.training is modes
+    assert torch.equal(random, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_where_there_is_nothing_to_estimate(method: str) -> None:
+    layer = LSTM(3, 4, norm=BatchNorm())
+    before = state(layer)
+    with (
+        pytest.raises(ValueError, match="no batch of at least 2 cases went through the module"),
+        population_statistics(layer, method),
+    ):
+        pass
+    assert equal(before, state(layer))
+    with (
+        pytest.raises(ValueError, match="no strategy in this LSTM keeps statistics"),
+        population_statistics(LSTM(3, 4, norm=LayerNorm()), method),
+    ):
+        pass
+    with (
+        pytest.raises(ValueError, match=r"method must be one of \['average', 'total_variance'\]"),
+        population_statistics(layer, "ema"),
+    ):
+        pass
+
+
+def test_within_another() -> None:
+    """Measuring while statistics are taken: the inner one is not heard of outside."""
+    layer = Linear(5, 4, norm=BatchNorm(), dtype=F64).eval()
+    twin = copy.deepcopy(layer)
+    x, other = torch.randn(2, 8, 5, dtype=F64)
+    with population_statistics(layer):
+        layer(x)
+        with batch_statistics(layer):
+            layer(other)
+    with population_statistics(twin):
+        twin(x)
+    assert equal(state(layer), state(twin))
