@@ -335,5 +335,6 @@ def _draw_map(
 def _name_ring_axes(axis: Axes, what: str) -> None:
     axis.set_xlabel("distance from the border")
     axis.set_ylabel(what, fontsize="small")
-    axis.set_ylim(bottom=0)
+    axis.set_ylim(0, 1.05 * axis.get_ylim()[1])
+    axis.xaxis.get_major_locator().set_params(integer=True)
     axis.grid(alpha=0.3)

@@ -37,7 +37,7 @@ class PopulationStatistics(Callback):
         batch_size: cases per batch; a last batch of one case is left out. Default: the data
             module's evaluation batches. Averages of large batches come closer to the population.
         save: whether to write ``population.ckpt``. It is not written where nothing is known of the
-            training: for weights that come from no checkpoint of this library.
+            training: for weights that were neither trained just now nor read by ``--ckpt_path``.
 
     Raises:
         ValueError: for an unknown method, a batch size below 2; before the test, without a data

@@ -157,6 +157,34 @@ def test_no_area_without_logarithms(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "| a | 1 | 5 (5 to 5) | — |" in capsys.readouterr().out
 
 
+# Activity by position
+
+
+def test_activity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, active in (("a", 0.2), ("b", 0.6), ("c", 0.5)):
+        (tmp_path / name / "version_1").mkdir(parents=True)
+        rows = ["layer,row,column,ring,active,variance"]
+        for place in range(9):
+            row, column = divmod(place, 3)
+            centre = int(place == 4)
+            rows.append(f"conv,{row},{column},{centre},{active},{1 + centre}")
+        (tmp_path / name / "version_1/activity.csv").write_text("\n".join(rows) + "\n")
+    runs = [f"LN={tmp_path / name / 'version_1'}" for name in "ab"]
+    picture = tmp_path / "out/activity.png"
+    other = str(tmp_path / "c/version_1/activity.csv")
+    assert main(["compare", "--activity", *runs, other, "--out", str(picture)]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert capsys.readouterr().out.splitlines() == [
+        "| layer |  | active: border | centre | border / centre "
+        "| variance: border | centre | border / centre |",
+        "|---|---|---|---|---|---|---|---|",
+        "| conv | LN | 0.4 | 0.4 | 1 | 1 | 2 | 0.5 |",
+        "| conv | c | 0.5 | 0.5 | 1 | 1 | 2 | 0.5 |",
+    ]
+    assert main(["compare", "--activity", str(tmp_path / "a")]) == 1
+    assert "is no run: there is no" in capsys.readouterr().err
+
+
 def test_wrong_steps(three: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def error(*argv: str) -> str:
         assert main(["compare", *argv, "--metric=step_train_nll", "--x=step"]) == 1

@@ -521,6 +521,41 @@ def test_where_there_is_nothing_to_estimate(method: str) -> None:
         pass
 
 
+@dataclass(frozen=True)
+class Centred(Norm):
+    """A user's strategy that keeps statistics as it is asked to."""
+
+    mixes_cases: ClassVar[bool] = True
+    keeps_statistics: ClassVar[bool] = True
+
+    def init_sums(self, site: Site) -> None:
+        for name, fill in (("running_mean", 0.0), ("running_var", 1.0)):
+            site.add_buffer(name, (site.features,), fill)
+        site.add_buffer("num_batches_tracked", (), 0, dtype=torch.int64)
+
+    def sums(self, site: Site, a: Tensor, step: int | None = None) -> Tensor:
+        if not site.training:
+            return a - site.running_mean
+        mean, var = a.mean(0), a.var(0, correction=0)
+        if site.observer is not None:
+            site.observer(step, (len(a),), mean.detach()[None], var.detach()[None])
+        return a - mean
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_users_strategy_that_keeps_statistics(method: str) -> None:
+    layer = Linear(5, 4, norm=Centred(), dtype=F64).eval()
+    assert keeps_statistics(layer)
+    x = torch.randn(12, 5, dtype=F64)
+    with population_statistics(layer, method):
+        for batch in x.split([5, 7]):
+            layer(batch)
+    sums = [[part.numpy()] for part in (x @ layer.weight.T).detach().split([5, 7])]
+    mean, var = REFERENCES[method](sums, 1)
+    close(layer.site.running_mean, mean[0])
+    close(layer.site.running_var, var[0])
+
+
 def test_within_another() -> None:
     """Measuring while statistics are taken: the inner one is not heard of outside."""
     layer = Linear(5, 4, norm=BatchNorm(), dtype=F64).eval()

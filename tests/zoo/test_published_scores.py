@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from ln_zoo.data import MNIST, Digits
 from ln_zoo.data.images import ImageClassificationData
@@ -26,8 +27,11 @@ def test_scores_are_those_of_the_card(name: str, request: pytest.FixtureRequest)
     model = load(name)
     with torch.no_grad():
         scores = [model.per_case(batch) for batch in data.test_dataloader()]
+    # Along hundreds of steps the last digits of other kernels, or another processor, grow: what is
+    # borderline may come out either way.
+    recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
     for metric in describe(name).metrics:
         measured = torch.cat([score[metric["name"]] for score in scores]).mean().item()
-        if metric["name"] == "error":
-            assert measured == metric["value"]
-        assert f"{measured:.5g}" == f"{metric['value']:.5g}"
+        if metric["unit"] == "fraction":
+            assert measured == pytest.approx(metric["value"], abs=5e-4 if recurrent else 0.0)
+        assert measured == pytest.approx(metric["value"], rel=1e-3 if recurrent else 1e-5)

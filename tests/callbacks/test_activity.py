@@ -1,0 +1,262 @@
+"""Activity by position: numbers counted by hand, hooks that go again, files and pictures."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from torch import Tensor
+
+from ln_zoo.callbacks import ActivityByPosition, EpochEvaluation
+from ln_zoo.callbacks.activity import (
+    Activity,
+    _Sums,
+    activity_table,
+    draw_activities,
+    ratio,
+    read_activity,
+    rings,
+    write_activity,
+)
+from ln_zoo.data import BatchLoader, Digits, Tensors
+from ln_zoo.models import ConvClassifier, MLPClassifier
+from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm
+
+PNG = b"\x89PNG"
+
+
+def trainer(folder: Path, *callbacks, **options) -> Trainer:
+    return Trainer(
+        logger=False, enable_progress_bar=False, enable_model_summary=False, accelerator="cpu",
+        enable_checkpointing=False, callbacks=list(callbacks), default_root_dir=folder, **options,
+    )  # fmt: skip
+
+
+def hooks(model: torch.nn.Module) -> int:
+    return sum(len(module._forward_hooks) for module in model.modules())
+
+
+def small(norm: Norm, **arguments) -> ConvClassifier:
+    torch.manual_seed(0)
+    return ConvClassifier(
+        (1, 8, 8), channels=[[3, 2], [4]], hidden_features=5, norm=norm, **arguments
+    )
+
+
+def by_hand(model: ConvClassifier, images: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    """Active units and variances, case by case, in float64."""
+    found: dict[str, tuple[Tensor, Tensor]] = {}
+    outputs: dict[str, list[Tensor]] = {}
+    with torch.no_grad():
+        for image in images:
+            h = image.unsqueeze(0)
+            for number, module in enumerate(model.eval().network):
+                h = module(h)
+                if number in (0, 2, 5):
+                    outputs.setdefault(f"network.{number}", []).append(h[0].double())
+    for name, values in outputs.items():
+        channels, height, width = values[0].shape
+        active, variance = torch.zeros(2, height, width, dtype=torch.float64)
+        for row in range(height):
+            for column in range(width):
+                units = [[float(v[c, row, column]) for v in values] for c in range(channels)]
+                active[row, column] = sum(x > 0 for unit in units for x in unit)
+                for unit in units:
+                    mean = sum(unit) / len(unit)
+                    square = sum((x - mean) ** 2 for x in unit) / len(unit)
+                    variance[row, column] += square / channels
+        found[name] = active / (channels * len(values)), variance
+    return found
+
+
+def test_a_small_layer_counted_by_hand(tmp_path: Path) -> None:
+    """Two cases, two channels, three by three positions; the kernels pass their input on."""
+    images = torch.tensor(
+        [
+            [[[1.0, 0, 0], [0, 2, 0], [0, 0, 3]]],
+            [[[3.0, 0, 0], [0, 0, 0], [0, 0, 3]]],
+        ]
+    )
+    model = ConvClassifier(
+        (1, 3, 3), num_classes=2, channels=[[2]], hidden_features=1, norm=Identity()
+    )
+    layer = model.network[0]
+    with torch.no_grad():
+        layer.weight.zero_()
+        layer.weight[:, 0, 1, 1] = torch.tensor([1.0, -2.0])
+        layer.bias.copy_(torch.tensor([-1.5, 1.0]))
+    watch = ActivityByPosition()
+    data = BatchLoader(Tensors(images, torch.tensor([0, 1])), 1)
+    trainer(tmp_path, watch).test(model, data, verbose=False)
+    (activity,) = watch.activities.values()
+    # Channel 0 is on where the input is above 1.5, channel 1 where it is below 0.5.
+    on = [[1, 2, 2], [2, 2, 2], [2, 2, 2]]
+    assert (4 * activity.active).tolist() == on
+    # The input has variance 1 in two places; the other channel four times that.
+    assert activity.variance.tolist() == [[2.5, 0, 0], [0, 2.5, 0], [0, 0, 0]]
+    assert activity.rings("active") == pytest.approx([15 / 32, 0.5])
+    assert ratio(activity, "active") == pytest.approx(15 / 16)
+    assert ratio(activity, "variance") == pytest.approx(2.5 / 8 / 2.5)
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [LayerNorm(), LayerNorm(convolution="unit"), LayerNorm(convolution="position"), BatchNorm()],
+    ids=repr,
+)
+@pytest.mark.parametrize("command", ["test", "validate"])
+def test_all_cases_in_evaluation_mode(tmp_path: Path, norm: Norm, command: str) -> None:
+    """Validation of batch norm sees each batch twice, the second time with its own statistics."""
+    model, data = small(norm), Digits(batch_size=50, train_size=100, val_size=23, eval_batch_size=7)
+    runner = trainer(tmp_path, max_epochs=1, limit_val_batches=0)
+    runner.fit(model, datamodule=data)
+    watch = ActivityByPosition()
+    getattr(trainer(tmp_path, watch), command)(model, datamodule=data, verbose=False)
+    loader = data.test_dataloader() if command == "test" else data.val_dataloader()
+    expected = by_hand(model, torch.cat([images for images, _ in loader]))
+    assert list(watch.activities) == list(expected) == ["network.0", "network.2", "network.5"]
+    for name, (active, variance) in expected.items():
+        # In float32 a sum may fall on either side of zero, in one batch or the other.
+        assert (watch.activities[name].active - active).abs().max() < 0.01
+        torch.testing.assert_close(watch.activities[name].variance, variance, rtol=1e-4, atol=1e-6)
+    assert hooks(model) == 0
+
+
+def test_shares_of_several_processes_are_those_of_one() -> None:
+    """However unevenly they are dealt out."""
+    outputs = torch.randn(7, 3, 4, 5)
+    shares = [_Sums("conv"), _Sums("conv")]
+    for share, part in zip(shares, outputs.split([2, 5]), strict=True):
+        share.add(part)
+    whole = _Sums("conv")
+    whole.add(outputs)
+    # What is asked to be reduced: the number of cases, then the sums.
+    others = iter([torch.tensor(float(shares[1].cases)), shares[1].sums])
+    found, expected = shares[0].activity(lambda x: x + next(others)), whole.activity(lambda x: x)
+    for name in ("active", "variance"):
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name))
+
+
+def test_files(tmp_path: Path) -> None:
+    watch = ActivityByPosition(str(tmp_path / "out"))
+    data = Digits(val_size=20, eval_batch_size=100)
+    trainer(tmp_path, watch).test(small(LayerNorm()), datamodule=data, verbose=False)
+    assert watch.written == tmp_path / "out/activity.png"
+    assert watch.written.read_bytes().startswith(PNG)
+    with (tmp_path / "out/activity.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 64 + 64 + 16
+    row = rows[8 + 2]
+    activity = watch.activities["network.0"]
+    assert (row["layer"], row["row"], row["column"], row["ring"]) == ("network.0", "1", "2", "1")
+    assert float(row["active"]) == float(activity.active[1, 2])
+    assert float(row["variance"]) == float(activity.variance[1, 2])
+    again = read_activity([tmp_path / "out/activity.csv"])
+    for name, activity in watch.activities.items():
+        assert torch.equal(again[name].active, activity.active)
+        assert torch.equal(again[name].variance, activity.variance)
+
+
+def test_default_folder_is_that_of_the_logs(tmp_path: Path) -> None:
+    trainer(tmp_path, ActivityByPosition()).validate(
+        small(LayerNorm()), datamodule=Digits(val_size=20), verbose=False
+    )
+    assert {path.name for path in tmp_path.iterdir()} == {"activity.csv", "activity.png"}
+
+
+def test_training_is_not_measured(tmp_path: Path) -> None:
+    watch = ActivityByPosition()
+    model, data = small(BatchNorm()), Digits(batch_size=50, train_size=100, val_size=20)
+    trainer(tmp_path, watch, EpochEvaluation(), max_epochs=1).fit(model, datamodule=data)
+    assert (watch.activities, watch.written, hooks(model)) == ({}, None, 0)
+
+
+def test_hooks_are_removed_after_an_error(tmp_path: Path) -> None:
+    class Failing(ConvClassifier):
+        def test_step(self, batch, batch_idx):
+            super().test_step(batch, batch_idx)
+            raise RuntimeError("in the middle")
+
+    model = Failing((1, 8, 8), channels=[[2]], hidden_features=3)
+    runner = trainer(tmp_path, ActivityByPosition())
+    with pytest.raises(RuntimeError, match="in the middle"):
+        runner.test(model, datamodule=Digits(val_size=20), verbose=False)
+    assert hooks(model) == 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_second_run_starts_anew(tmp_path: Path) -> None:
+    watch, model = ActivityByPosition(), small(LayerNorm())
+    runner, data = trainer(tmp_path, watch), Digits(val_size=20)
+    runner.test(model, datamodule=data, verbose=False)
+    first = watch.activities
+    runner.test(model, datamodule=data, verbose=False)
+    assert torch.equal(first["network.5"].active, watch.activities["network.5"].active)
+
+
+def test_a_model_without_convolutions_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="ln_zoo.layers.Conv2d, and MLPClassifier has none"):
+        trainer(tmp_path, ActivityByPosition()).test(
+            MLPClassifier(64, [4]), datamodule=Digits(val_size=20), verbose=False
+        )
+
+
+def test_outputs_must_keep_their_size(tmp_path: Path) -> None:
+    class Twice(ConvClassifier):
+        def forward(self, inputs):
+            self.network[0](inputs[..., :4])
+            return super().forward(inputs)
+
+    model = Twice((1, 8, 8), channels=[[2]], norm=Identity())
+    message = r"network\.0 gave \(2, 8, 4\) and \(2, 8, 8\)"
+    with pytest.raises(ValueError, match=message):
+        trainer(tmp_path, ActivityByPosition()).test(
+            model, datamodule=Digits(val_size=20), verbose=False
+        )
+    assert hooks(model) == 0
+
+
+def test_rings() -> None:
+    assert rings(4, 5).tolist() == [[0] * 5, [0, 1, 1, 1, 0], [0, 1, 1, 1, 0], [0] * 5]
+    assert rings(1, 3).tolist() == [[0, 0, 0]]
+
+
+def even(active: float, border: float = 1.0) -> Activity:
+    """Three by three positions; the border's variance beside 1 in the centre."""
+    variance = torch.full((3, 3), border, dtype=torch.float64)
+    variance[1, 1] = 1.0
+    return Activity(torch.full((3, 3), active, dtype=torch.float64), variance)
+
+
+def test_several_runs(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{name}.csv" for name in ("first", "second", "other")]
+    for path, active, border in zip(paths, (0.2, 0.6, 0.5), (0.1, 0.3, 1.0), strict=True):
+        write_activity({"conv": even(active, border)}, path)
+    runs = {"LN": read_activity(paths[:2]), "BN": read_activity(paths[2:])}
+    # Two runs of a label are averaged.
+    assert activity_table(runs).splitlines()[2:] == [
+        "| conv | LN | 0.4 | 0.4 | 1 | 0.2 | 1 | 0.2 |",
+        "| conv | BN | 0.5 | 0.5 | 1 | 1 | 1 | 1 |",
+    ]
+    draw_activities(runs, tmp_path / "both.png", "a title")
+    assert (tmp_path / "both.png").read_bytes().startswith(PNG)
+
+
+def test_units_that_are_never_on_have_no_ratio() -> None:
+    assert str(ratio(even(0.0), "active")) == "nan"
+
+
+def test_runs_that_do_not_fit_one_another(tmp_path: Path) -> None:
+    one, two, none = (tmp_path / f"{name}.csv" for name in ("one", "two", "none"))
+    write_activity({"conv": even(0.1)}, one)
+    write_activity({"other": even(0.1)}, two)
+    none.write_text("epoch,step\n0,1\n")
+    with pytest.raises(ValueError, match="the layers of these runs differ"):
+        read_activity([one, two])
+    with pytest.raises(ValueError, match=r"B has the layers \['other'\], where others have"):
+        activity_table({"A": read_activity([one]), "B": read_activity([two])})
+    with pytest.raises(ValueError, match=r"none\.csv is no activity\.csv"):
+        read_activity([none])
