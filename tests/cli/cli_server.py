@@ -32,8 +32,10 @@ def answer(argv: list[str], folder: str, env: dict[str, str]) -> dict[str, objec
         raised = traceback.format_exc()
     sys.path[:] = path
     for name in set(sys.modules) - modules:
-        # A user's own files have the same names in many folders.
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(folder):
+        # A user's own files have the same names in many folders; the package has not, even where it
+        # lies in the folder that a command ran in.
+        file = str(getattr(sys.modules[name], "__file__", ""))
+        if file.startswith(folder) and name.partition(".")[0] != "ln_zoo":
             del sys.modules[name]
     return {"code": code, "out": out.getvalue(), "err": err.getvalue(), "raised": raised}
 
