@@ -333,8 +333,10 @@ def _draw_map(
 
 
 def _name_ring_axes(axis: Axes, what: str) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     axis.set_xlabel("distance from the border")
     axis.set_ylabel(what, fontsize="small")
     axis.set_ylim(0, 1.05 * axis.get_ylim()[1])
-    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.grid(alpha=0.3)

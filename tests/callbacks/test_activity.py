@@ -198,7 +198,7 @@ def test_a_second_run_starts_anew(tmp_path: Path) -> None:
 
 
 def test_a_model_without_convolutions_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="ln_zoo.layers.Conv2d, and MLPClassifier has none"):
+    with pytest.raises(ValueError, match=r"ln_zoo\.layers\.Conv2d, and MLPClassifier has none"):
         trainer(tmp_path, ActivityByPosition()).test(
             MLPClassifier(64, [4]), datamodule=Digits(val_size=20), verbose=False
         )
