@@ -49,7 +49,7 @@ class SequenceClassifier(Classifier):
             mixes cases, else 0. Pixels at the edge are blank in all images; without noise the first
             states have no variance within the batch, and gradients explode. The source adds it in
             unpermuted order only, in evaluation too; but a true permutation may begin with such
-            pixels as well, and population statistics need no noise.
+            pixels as well, and evaluation, without batch statistics, is better without chance.
         optimizer: ``"rmsprop"`` (squared gradients decay by 0.9), ``"adam"`` or ``"sgd"``
             (momentum 0.9).
         lr: learning rate.
@@ -58,7 +58,8 @@ class SequenceClassifier(Classifier):
 
     Raises:
         ValueError: for sizes below 1, a ``step_features`` that does not divide ``in_features``, an
-            unknown cell or optimizer, negative noise, a learning rate that is not positive.
+            unknown cell or optimizer, negative noise, a learning rate that is not positive; for
+            inputs of another size.
 
     Example:
         >>> model = SequenceClassifier(64, hidden_features=16, permuted=True)
@@ -109,7 +110,7 @@ class SequenceClassifier(Classifier):
         if initial_noise < 0:
             raise ValueError(f"initial_noise must not be negative, got {initial_noise!r}")
         self.remember(norm, initial_noise=initial_noise)
-        self.cell = cell
+        self.in_features = in_features
         self.step_features = step_features
         self.initial_noise = initial_noise
         self.recurrent = _CELLS[cell](step_features, hidden_features, num_layers, norm=norm)
@@ -134,6 +135,12 @@ class SequenceClassifier(Classifier):
 
     def forward(self, inputs: Tensor) -> Tensor:
         x = inputs.flatten(1)
+        if x.shape[1] != self.in_features:
+            # A permutation would pick some of the numbers without complaint.
+            raise ValueError(
+                f"this model reads {self.in_features} numbers per case, got inputs "
+                f"{tuple(inputs.shape)}, which have {x.shape[1]}"
+            )
         if self.permutation is not None:
             x = x.index_select(1, self.permutation)
         cases = x.shape[0]

@@ -197,6 +197,12 @@ def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
         small(**arguments)
 
 
+@pytest.mark.parametrize("permuted", [False, True])
+def test_inputs_of_another_size(permuted: bool) -> None:
+    with pytest.raises(ValueError, match=r"reads 12 numbers per case, got inputs \(2, 4, 4\), .*16"):
+        small(permuted=permuted)(torch.rand(2, 4, 4))
+
+
 def test_rmsprop_is_the_sources() -> None:
     """Squared gradients decay by 0.9; there is no momentum."""
     model = small()
