@@ -199,7 +199,7 @@ def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
 
 @pytest.mark.parametrize("permuted", [False, True])
 def test_inputs_of_another_size(permuted: bool) -> None:
-    with pytest.raises(ValueError, match=r"reads 12 numbers per case, got inputs \(2, 4, 4\), .*16"):
+    with pytest.raises(ValueError, match=r"reads 12 numbers per case, .*\(2, 4, 4\), .* 16"):
         small(permuted=permuted)(torch.rand(2, 4, 4))
 
 
