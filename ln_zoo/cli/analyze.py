@@ -149,7 +149,7 @@ def _sequences(arguments: argparse.Namespace) -> tuple[Tensor, str]:
     data = MNIST(arguments.root, train_size=arguments.batch, val_size=1)
     data.prepare_data()
     data.setup()
-    images, _ = data.train_dataloader().dataset[torch.arange(arguments.batch)]
+    images, _ = next(iter(data.train_eval_dataloader(arguments.batch)))
     pixels = images.flatten(1).T.unsqueeze(-1).double()
     if kind == "pixels":
         return pixels[:steps], "MNIST, pixels in order"
