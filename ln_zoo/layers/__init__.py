@@ -2,7 +2,7 @@
 
 from ln_zoo.layers.cells import GRUCell, LSTMCell, RNNCell
 from ln_zoo.layers.conv import Conv2d
-from ln_zoo.layers.initialization import data_dependent_init, orthogonal_init
+from ln_zoo.layers.initialization import data_dependent_init, orthogonal_, orthogonal_init
 from ln_zoo.layers.linear import Linear
 from ln_zoo.layers.rnn import GRU, LSTM, RNN
 
@@ -16,5 +16,6 @@ __all__ = [
     "Linear",
     "RNNCell",
     "data_dependent_init",
+    "orthogonal_",
     "orthogonal_init",
 ]
