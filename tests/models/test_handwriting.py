@@ -19,6 +19,7 @@ from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNo
 
 Batch = tuple[Tensor, Tensor, tuple[str, ...], bool]
 STRATEGIES = [LayerNorm(), RMSNorm(), WeightNorm(), Identity(), BatchNorm(max_steps=64)]
+EIGHTY = "".join(map(chr, range(33, 113)))
 TEXTS = ("Hello wo", "a b c", "Xyz?")
 
 
@@ -214,10 +215,10 @@ def test_gradients_end_between_chunks() -> None:
 def test_a_chunk_without_its_beginning_is_an_error() -> None:
     model = small()
     offsets, lengths, texts, _ = make_batch()
-    with pytest.raises(ValueError, match="goes on with 3 lines, and the one before left .* of 0"):
+    with pytest.raises(ValueError, match=r"goes on with 3 lines, and the one before left .* of 0"):
         model.loss((offsets, lengths, texts, False))
     model.loss((offsets, lengths, texts, True))
-    with pytest.raises(ValueError, match="goes on with 2 lines, and the one before left .* of 3"):
+    with pytest.raises(ValueError, match=r"goes on with 2 lines, and the one before left .* of 3"):
         model.loss((offsets[:2], lengths[:2], texts[:2], False))
 
 
