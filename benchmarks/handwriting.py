@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import csv
 import datetime
+import functools
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -62,7 +63,7 @@ def contestants(steps: int, cases: int, hidden: int) -> dict[str, Callable[[], o
     calls: dict[str, Callable[[], object]] = {}
     for name, norm in NORMS.items():
         model = Handwriting(hidden_features=hidden, norm=norm)
-        calls[name] = _step(model, lambda model=model: model.loss(batch))
+        calls[name] = _step(model, functools.partial(model.loss, batch))
     letters = model.num_characters
     layers = TorchLayers(hidden, letters, model.output.out_features)
     points, windows = torch.randn(steps, cases, 3), torch.rand(steps, cases, letters)

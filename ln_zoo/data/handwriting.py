@@ -406,11 +406,12 @@ class HandwritingData(LightningDataModule, ABC):
     def train_eval_dataloader(
         self, batch_size: int | None = None, cases: int | None = None
     ) -> BatchLoader:
-        """The training set as in evaluation, or its first cases.
+        """The training set as in evaluation, or part of it.
 
         Args:
             batch_size: of the batches; default: that of evaluation.
-            cases: how many of the lines, the first; default: all.
+            cases: how many of the lines, evenly spaced, as neighbours are of one writer; default:
+                all.
         """
         return self._evaluation_loader("train", batch_size, cases)
 
@@ -445,8 +446,10 @@ class HandwritingData(LightningDataModule, ABC):
 
     def _evaluated(self, name: str, cases: int | None = None) -> LineSet:
         lines = self._set(name)
+        if cases is not None and cases < len(lines):
+            lines = lines.pick([i * len(lines) // cases for i in range(cases)])
         return LineSet(
-            lines if cases is None else lines.pick(range(min(cases, len(lines)))),
+            lines,
             per_line=self.scale == "median",
             max_points=self.max_points if self.length_mode == "crop" else None,
         )

@@ -201,7 +201,7 @@ class Handwriting(ZooModule):
         self.clip_bound = clip_bound
         self.weight_noise = weight_noise
         self._classes = {character: i for i, character in enumerate(alphabet)}
-        self._foreign: set[str] = set()
+        self._warned = False
         bound = clip_bound if clip_mode == "graves" else None
         extra = {"norm": norm, "peephole": peephole, "derivative_bound": bound}
         letters = self.num_characters if text else 0
@@ -314,14 +314,17 @@ class Handwriting(ZooModule):
         for i, text in enumerate(texts):
             if not text:
                 raise ValueError(f"text {i} of {len(texts)} is empty: give something to write")
-        foreign = {c for text in texts for c in text if c not in self._classes} - self._foreign
-        if foreign:
+        foreign = {c for text in texts for c in text if c not in self._classes}
+        if foreign and (self.strict_text or not self._warned):
             shown = " ".join(sorted(map(repr, foreign)))
             message = f"the alphabet {self.alphabet!r} has no {shown}"
             if self.strict_text:
                 raise ValueError(f"{message}: leave them out, or make the model with another one")
-            warnings.warn(f"{message}: read as the class of all others", stacklevel=2)
-            self._foreign |= foreign
+            warnings.warn(
+                f"{message}: such characters are read as one class, that of all others",
+                stacklevel=2,
+            )
+            self._warned = True
         code = torch.zeros(len(texts), max(map(len, texts)), dtype=torch.int64)
         for row, text in zip(code, texts, strict=True):
             row[: len(text)] = torch.tensor(
@@ -517,7 +520,7 @@ class Handwriting(ZooModule):
         """Writes texts, all at once (Graves 2013, sections 5.3 to 5.5).
 
         A line ends when the window passes the end of its text: when it shows the place behind the
-        last character more than any character.
+        last character more than any character, or has left even that behind.
 
         Args:
             texts: N texts.
@@ -531,7 +534,8 @@ class Handwriting(ZooModule):
             A line for each text.
 
         Raises:
-            ValueError: if the network reads no text, for an empty text, or a negative bias.
+            ValueError: if the network reads no text, for an empty text, a negative bias, or where
+                outputs are not finite, as of a training that diverged.
 
         Example:
             >>> model = Handwriting(hidden_features=8, mixture_components=2)
@@ -554,10 +558,15 @@ class Handwriting(ZooModule):
         while writing:
             y, state, phi = self._run(point, vectors, state, trace=True)
             assert phi is not None
+            assert state.window is not None
+            if not y.isfinite().all():
+                raise ValueError("the network's outputs are not finite: its weights are unusable")
             sample = self.mixture(y).sample(bias, generator)
             for n in list(writing):
                 share, end = phi[0, n], lengths[n]
-                finished[n] = bool(share[end] > share[:end].max())
+                # Of a window that jumped far, nothing is left to compare.
+                passed = state.window.kappa[n].min() > end + 1
+                finished[n] = bool(passed or share[end] > share[:end].max())
                 if not finished[n]:
                     drawn[n].append(sample[0, n])
                     shown[n].append(share[len(before) : end])

@@ -292,9 +292,7 @@ def test_characters_outside_the_alphabet_are_one_class_with_one_warning() -> Non
     assert code.sum(-1).tolist() == [[1, 1, 1], [1, 0, 0]]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        model.encode(["dc"])
-    with pytest.warns(UserWarning, match="has no 'e'"):
-        model.encode(["ce"])
+        assert model.encode(["de"]).argmax(-1).tolist() == [[2, 2]]
 
 
 def test_a_strict_model_refuses_them() -> None:
@@ -575,6 +573,21 @@ def test_writing_ends_when_the_window_passes_the_text() -> None:
     kappa = 0.2 * torch.arange(1, 18).unsqueeze(1)
     expected = 3 * torch.exp(-4 * (kappa - torch.arange(1, 4)).square())
     assert torch.allclose(short.phi, expected, atol=1e-5)
+
+
+def test_a_window_that_jumps_past_the_text_ends_the_line() -> None:
+    """Where it shows neither a character nor the place behind the last."""
+    (line,) = with_window_speed(scaled(small()), 20.0).write(["ab"])
+    assert line.finished
+    assert len(line.offsets) == 0
+
+
+def test_weights_that_diverged_write_nothing() -> None:
+    model = small()
+    with torch.no_grad():
+        model.output.weight.fill_(math.nan)
+    with pytest.raises(ValueError, match="outputs are not finite"):
+        model.write(["ab"])
 
 
 def test_writing_that_never_ends_is_cut() -> None:
