@@ -76,7 +76,8 @@ class IAMOnDB(HandwritingData):
         drop_last: leave out a last training batch of fewer than ``batch_size`` lines.
 
     Raises:
-        FileNotFoundError: no such folder, or one of its files is missing.
+        FileNotFoundError: no such folder, or one of its files is missing; without ``root`` and a
+            folder in ``LN_ZOO_DATA`` when the lines are to be read.
         ValueError: the folder holds something else, or a value that is none of those above.
     """
 
@@ -131,9 +132,26 @@ class IAMOnDB(HandwritingData):
         self.test_fraction = test_fraction
         self.split_seed = split_seed
         self.y_axis = y_axis
-        self.root = _find(root, split)
+        folder = local_folder(root, self.name)
+        if folder is not None:
+            _check(folder, split)
+        self._folder = folder
         # Of the split of Graves the validation set is what is reported.
         self.test_split = {"graves": "validation", "random": "random"}.get(split, "test")
+
+    @property
+    def root(self) -> Path:
+        """The folder of the lines.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        if self._folder is None:
+            raise FileNotFoundError(f"no IAM-OnDB: {_HELP}")
+        return self._folder
+
+    def prepare_data(self) -> None:
+        _ = self.root  # it cannot be fetched
 
     @property
     def facts(self) -> dict[str, object]:
@@ -178,11 +196,8 @@ class IAMOnDB(HandwritingData):
         return {name: lines.pick(np.sort(part)) for name, part in parts.items()}
 
 
-def _find(root: str | None, split: str) -> Path:
-    """The folder, which has what the split needs."""
-    folder = local_folder(root, IAMOnDB.name)
-    if folder is None:
-        raise FileNotFoundError(f"no IAM-OnDB: {_HELP}")
+def _check(folder: Path, split: str) -> None:
+    """Whether the folder has what the split needs."""
     if not folder.exists():
         raise FileNotFoundError(f"no folder {folder}: {_HELP}")
     if not folder.is_dir():
@@ -195,7 +210,7 @@ def _find(root: str | None, split: str) -> Path:
                 f"{folder / STROKES} does not say which form a line is from, so split={split!r} "
                 'cannot be made of it: use split="random", or convert the official distribution'
             )
-        return folder
+        return
     missing = [name for name in SETS if not _compact(folder, name).exists()]
     if len(missing) == len(SETS):
         if holds_official_files(folder):
@@ -214,7 +229,6 @@ def _find(root: str | None, split: str) -> Path:
             "conversion was interrupted or the copy is incomplete; `ln-zoo data iam_ondb SRC DST` "
             "goes on where it was"
         )
-    return folder
 
 
 def _compact(folder: Path, name: str) -> Path:

@@ -8,7 +8,8 @@ import pytest
 from cli_support import CONFIGS, SMALL, python, run, write_idx
 
 OWN = "the import path of your own, such as my_file.MyClass"
-MODELS = "ConvClassifier, MLPClassifier, SequenceClassifier"
+DATA = "Digits, IAMOnDB, MNIST, SyntheticHandwriting"
+MODELS = "ConvClassifier, Handwriting, MLPClassifier, SequenceClassifier"
 NORMS = f"(BatchNorm, Identity, LayerNorm, RMSNorm, WeightNorm, or {OWN})"
 ARGUMENTS = (
     "(it takes in_features, hidden_features, num_classes, norm, normalize_logits, activation, lr)"
@@ -30,7 +31,7 @@ BATCHES = (
         (
             ["--model.norm=LayerNorm", "--model.norm.epss=1"],
             "model.norm: LayerNorm takes no argument 'epss'; did you mean 'eps'? "
-            "(it takes gain, eps, convolution)",
+            "(it takes gain, eps, convolution, per_gate)",
         ),
         (
             ["--model.hidden_feature=[3]"],
@@ -43,7 +44,7 @@ BATCHES = (
         ),
         (
             ["--data=MNITS"],
-            f"data: no class 'MNITS' is known; did you mean 'MNIST'? (Digits, MNIST, or {OWN})",
+            f"data: no class 'MNITS' is known; did you mean 'MNIST'? ({DATA}, or {OWN})",
         ),
         (
             ["--model=MLPClasifier"],
@@ -162,7 +163,7 @@ def test_values_that_cannot_be(here: Path, arguments: list[str], message: str) -
         (
             "model: {init_args: {norm: {class_path: LayerNorm, init_args: {epsilon: 3}}}}\n",
             "ln-zoo: error: model.norm: LayerNorm takes no argument 'epsilon'; did you mean 'eps'? "
-            "(it takes gain, eps, convolution)",
+            "(it takes gain, eps, convolution, per_gate)",
         ),
         (
             "trainer: {max_epoch: 3}\n",

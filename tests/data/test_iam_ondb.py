@@ -174,7 +174,9 @@ def test_the_folder_is_found_by_the_environment(
     assert len(ready().lines("val")) == 5
     (compact.parent / "iam_ondb").rename(compact)
     with pytest.raises(FileNotFoundError, match=r"no IAM-OnDB: .*ln-zoo data iam_ondb SRC DST"):
-        IAMOnDB()
+        IAMOnDB().prepare_data()
+    with pytest.raises(FileNotFoundError, match="no IAM-OnDB"):
+        IAMOnDB().setup()
 
 
 @pytest.mark.parametrize(
