@@ -11,7 +11,10 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import DataLoader
 
+from ln_zoo.callbacks.whole_set import data_module
 from ln_zoo.layers import data_dependent_init
+
+# What the room has for this callback alone, and names to no user.
 from ln_zoo.layers.initialization import has_fresh_scale, scaled_layers
 
 
@@ -66,12 +69,7 @@ class DataDependentInit(Callback):
         rank_zero_info(f"data-dependent initialisation of {', '.join(self._done)}")
 
     def _first_examples(self, trainer: Trainer) -> Any:
-        data = trainer.datamodule  # type: ignore[attr-defined]
-        if data is None:
-            raise ValueError(
-                "DataDependentInit takes its batch from a data module: give one to fit "
-                "(datamodule=)"
-            )
+        data = data_module(trainer, self, "train_dataloader")
         in_order = getattr(data, "train_eval_dataloader", data.train_dataloader)
         loader = in_order()
         if not isinstance(loader, DataLoader):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from ln_zoo.callbacks.whole_set import score
+from ln_zoo.callbacks.whole_set import data_module, score
 from ln_zoo.norms import mixes_cases
 
 
@@ -14,12 +15,13 @@ class EpochEvaluation(Callback):
     """Scores the model on whole sets in evaluation mode after each epoch, and logs the curves.
 
     Logs ``epoch_train_nll``, ``epoch_train_error`` (training NLL over the whole set: what Figure 6
-    can only mean by values down to 1e-7), ``epoch_test_*``, and ``epoch_seconds``, the wall time of
-    training since the epoch began. Test curves are for figures: nothing selects on them. Where the
-    strategy mixes cases (batch norm) the training set is scored a second time with the statistics
-    of each batch in place of the running averages, as ``epoch_train_batch_*``; a batch of a single
-    case has no such statistics and is left out there. Modes, running averages and random numbers
-    are put back.
+    can only mean by values down to 1e-7), ``epoch_test_*``, and ``epoch_seconds``, the wall time
+    since the epoch began: training with all that happens within it, validation and the scoring of
+    `StepEvaluation` too, but not the scoring here. Test curves are for figures: nothing selects on
+    them. Where the strategy mixes cases (batch norm) the training set is scored a second time with
+    the statistics of each batch in place of the running averages, as ``epoch_train_batch_*``; a
+    batch of a single case has no such statistics and is left out there, and if all are of a single
+    case, so are these names. Modes, running averages and random numbers are put back.
 
     With several processes each scores its share, and the sums are added up: the numbers are those
     of one process.
@@ -32,7 +34,8 @@ class EpochEvaluation(Callback):
         every_n_epochs: score after epochs n, 2n, ...
 
     Raises:
-        ValueError: for an unknown set, or ``every_n_epochs`` below 1.
+        ValueError: for an unknown set, or ``every_n_epochs`` below 1; when training begins, without
+            a data module of that kind.
     """
 
     def __init__(self, sets: list[str] | None = None, every_n_epochs: int = 1) -> None:
@@ -44,13 +47,16 @@ class EpochEvaluation(Callback):
             raise ValueError(f"every_n_epochs must be at least 1, got {every_n_epochs}")
         self.every_n_epochs = every_n_epochs
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._data(trainer)  # if there is none, now and not after an epoch
+
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._started = time.perf_counter()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if (trainer.current_epoch + 1) % self.every_n_epochs:
             return
-        data = trainer.datamodule  # type: ignore[attr-defined]
+        data = self._data(trainer)
         logged = {"epoch_seconds": time.perf_counter() - self._started}
         if "train" in self.sets:
             logged |= score(trainer, data.train_eval_dataloader(), "epoch_train")
@@ -61,3 +67,7 @@ class EpochEvaluation(Callback):
         # The scores are those of all processes already, and their mean is the same number; without
         # the exchange Lightning would warn, and with rank 0 alone no callback could monitor them.
         pl_module.log_dict(logged, batch_size=1, sync_dist=True)
+
+    def _data(self, trainer: Trainer) -> Any:
+        names = {"train": "train_eval_dataloader", "test": "test_dataloader"}
+        return data_module(trainer, self, *(names[each] for each in self.sets))

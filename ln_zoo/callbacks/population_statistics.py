@@ -11,7 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.data import extract_batch_size
 
-from ln_zoo.callbacks.whole_set import batches, evaluating
+from ln_zoo.callbacks.whole_set import batches, data_module, evaluating
 from ln_zoo.norms import keeps_statistics, population_statistics
 
 
@@ -32,7 +32,8 @@ class PopulationStatistics(Callback):
     whose loader repeats no case.
 
     Args:
-        method: ``"average"``, the plain average of batch means and biased batch variances, or
+        method: ``"average"``, the average of batch means and biased batch variances, each weighted
+            by its cases, so that a small last batch counts for what it is; or
             ``"total_variance"``, mean and variance of all cases together.
         batch_size: cases per batch; a last batch of one case is left out. Default: the data
             module's evaluation batches. Averages of large batches come closer to the population.
@@ -67,33 +68,35 @@ class PopulationStatistics(Callback):
         self.save = save
         #: Whether the model that was tested last has statistics of its population.
         self.estimated = False
+        #: If so, how they were taken: the method, the cases per batch and all cases.
+        self.facts: dict[str, Any] = {}
         #: Where it was written.
         self.written: Path | None = None
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.estimated, self.written = False, None
+        self.estimated, self.facts, self.written = False, {}, None
         if not keeps_statistics(pl_module):
             rank_zero_info("population statistics: this model keeps none, nothing was estimated")
             return
-        cases = self._estimate(trainer, pl_module)
+        batch_size, cases = self._estimate(trainer, pl_module)
         self.estimated = True
+        self.facts = {"method": self.method, "batch_size": batch_size, "cases": cases}
         if self.save:
             self._write(trainer, pl_module)
         where = "" if self.written is None else f": {self.written}"
-        rank_zero_info(f"population statistics ({self.method}) of {cases} cases{where}")
+        rank_zero_info(
+            f"population statistics ({self.method}) of {cases} cases in batches of "
+            f"{batch_size}{where}"
+        )
 
-    def _estimate(self, trainer: Trainer, module: LightningModule) -> int:
-        """Puts new statistics on the model, and counts the cases behind them."""
-        data = trainer.datamodule  # type: ignore[attr-defined]
-        if not hasattr(data, "train_eval_dataloader"):
-            raise ValueError(
-                "PopulationStatistics needs a data module with train_eval_dataloader(batch_size), "
-                f"which gives the training set in order; got {type(data).__name__}"
-            )
+    def _estimate(self, trainer: Trainer, module: LightningModule) -> tuple[int, int]:
+        """Puts new statistics on the model; the cases of the largest batch, and of all."""
+        data = data_module(trainer, self, "train_eval_dataloader")
         loader = data.train_eval_dataloader(self.batch_size)
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             loader = islice(loader, int(trainer.fast_dev_run))  # type: ignore[attr-defined]
-        cases = torch.zeros((), dtype=torch.int64, device=module.device)
+        # Counted: processes that are many for the set get smaller batches than were asked for.
+        largest, cases = torch.zeros(2, dtype=torch.int64, device=module.device)
         with evaluating(module), population_statistics(module, self.method):
             for batch in batches(trainer, loader):
                 size = extract_batch_size(batch)
@@ -101,8 +104,10 @@ class PopulationStatistics(Callback):
                     continue
                 with trainer.precision_plugin.test_step_context():
                     module.per_case(batch)  # type: ignore[operator]
+                largest.clamp_(min=size)
                 cases += size
-        return int(trainer.strategy.reduce(cases, reduce_op="sum"))
+        reduce = trainer.strategy.reduce
+        return int(reduce(largest, reduce_op="max")), int(reduce(cases, reduce_op="sum"))
 
     def _write(self, trainer: Trainer, module: LightningModule) -> None:
         folder = Path(trainer.log_dir or ".")  # asks every process

@@ -6,7 +6,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from ln_zoo.callbacks.whole_set import score
+from ln_zoo.callbacks.whole_set import data_module, score
 
 
 class StepEvaluation(Callback):
@@ -30,7 +30,7 @@ class StepEvaluation(Callback):
             fewer.
 
     Raises:
-        ValueError: for numbers below 1.
+        ValueError: for numbers below 1; when training begins, without a data module of that kind.
     """
 
     def __init__(self, every_n_steps: int = 25, cases: int = 2000) -> None:
@@ -41,6 +41,7 @@ class StepEvaluation(Callback):
         self.cases = cases
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        data_module(trainer, self, "train_eval_dataloader")  # if there is none, now
         self._last = trainer.global_step
         if trainer.global_step == 0:
             self._score(trainer)
@@ -61,7 +62,7 @@ class StepEvaluation(Callback):
             self._score(trainer)
 
     def _score(self, trainer: Trainer) -> None:
-        data = trainer.datamodule  # type: ignore[attr-defined]
+        data = data_module(trainer, self, "train_eval_dataloader")
         scores = score(trainer, data.train_eval_dataloader(cases=self.cases), "step_train")
         for logger in trainer.loggers:
             logger.log_metrics({**scores, "epoch": trainer.current_epoch}, trainer.global_step)

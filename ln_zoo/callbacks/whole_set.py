@@ -7,11 +7,28 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
 
 from ln_zoo.norms import batch_statistics
+
+
+def data_module(trainer: Trainer, callback: Callback, *loaders: str) -> Any:
+    """The data module of the run, which must have loaders of these names.
+
+    Raises:
+        ValueError: if it lacks one, or where there is no data module; in the callback's name.
+    """
+    data = trainer.datamodule  # type: ignore[attr-defined]
+    missing = [name for name in loaders if not hasattr(data, name)]
+    if missing:
+        got = "none was given" if data is None else f"{type(data).__name__} lacks {missing}"
+        raise ValueError(
+            f"{type(callback).__name__} needs a data module with {' and '.join(loaders)}, and "
+            f"{got}: give one (datamodule=) like those of ln_zoo.data"
+        )
+    return data
 
 
 @contextmanager

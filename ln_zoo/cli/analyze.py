@@ -133,8 +133,6 @@ def _strategy(name: str) -> type[Norm]:
 
 def _sequences(arguments: argparse.Namespace) -> tuple[Tensor, str]:
     """Inputs (T, N, 1), float64, and what they are."""
-    import torch
-
     from ln_zoo.analysis import random_sequences
 
     kind, steps = arguments.data, arguments.steps
@@ -146,6 +144,11 @@ def _sequences(arguments: argparse.Namespace) -> tuple[Tensor, str]:
         return random_sequences(steps, arguments.batch, seed=arguments.seed), "random numbers"
     if steps > 784:
         raise ValueError(f"images of MNIST have 784 pixels, got --steps {steps}")
+    most = MNIST.source_size - 1  # one at least is held out for validation
+    if arguments.batch > most:
+        raise ValueError(
+            f"--batch may be {most} at most, by the training images of MNIST, got {arguments.batch}"
+        )
     data = MNIST(arguments.root, train_size=arguments.batch, val_size=1)
     data.prepare_data()
     data.setup()
@@ -153,5 +156,6 @@ def _sequences(arguments: argparse.Namespace) -> tuple[Tensor, str]:
     pixels = images.flatten(1).T.unsqueeze(-1).double()
     if kind == "pixels":
         return pixels[:steps], "MNIST, pixels in order"
-    order = torch.randperm(784, generator=torch.Generator().manual_seed(0))
-    return pixels[order[:steps]], "MNIST, permuted pixels"
+    from ln_zoo.models import SequenceClassifier
+
+    return pixels[SequenceClassifier.draw_permutation()[:steps]], "MNIST, permuted pixels"

@@ -51,6 +51,7 @@ def collect(cli: ZooCLI) -> dict[str, Any]:
     trainer, model, data = cli.trainer, cli.model, cli.datamodule
     settings = cli._settings()
     path = _tested_file(cli)
+    population = _population(cli)
     epochs: int | None = None
     steps: int | None = None
     if path is not None:
@@ -71,6 +72,7 @@ def collect(cli: ZooCLI) -> dict[str, Any]:
         "size": {k: v for k, v in model.hparams.items() if k != "norm" and not k.startswith("_")},
         "command": shlex.join(["ln-zoo", *cli.argv]),
         "weights": settings.get("weights"),
+        "population_statistics": population.facts if population else None,
         "checkpoint": path.name if path else None,
         "checkpoint_sha256": hashlib.sha256(path.read_bytes()).hexdigest() if path else None,
         "epochs": epochs,
@@ -107,12 +109,19 @@ def hardware(model: LightningModule) -> str:
     return f"CPU, {os.cpu_count()} cores, {name}"
 
 
+def _population(cli: ZooCLI) -> PopulationStatistics | None:
+    """What put statistics of the population on the model that was tested, if anything did."""
+    for callback in cli.trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, PopulationStatistics) and callback.estimated:
+            return callback
+    return None
+
+
 def _tested_file(cli: ZooCLI) -> Path | None:
     """The checkpoint file that holds the weights which were tested, if there is one."""
     settings = cli._settings()
-    for callback in cli.trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, PopulationStatistics) and callback.estimated:
-            return callback.written
+    if population := _population(cli):
+        return population.written
     if cli.subcommand != "fit":
         source = settings.get("ckpt_path") or settings.get("weights")
         return Path(source) if source and Path(source).is_file() else None

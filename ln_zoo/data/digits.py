@@ -20,7 +20,9 @@ class Digits(ImageClassificationData):
         train_size: number of training images; fewer than all that remain are a part of them.
         val_size: number of validation images.
         seed: seed of the order of training examples; the splits do not depend on it.
-        eval_batch_size: images per batch in evaluation; changes no result.
+        eval_batch_size: images per batch in evaluation; changes no result but those that use batch
+            statistics, under strategies that mix cases: ``val_batch_*``, ``epoch_train_batch_*``
+            and what `ln_zoo.callbacks.PopulationStatistics` estimates.
         num_workers: processes that fetch batches; the data are in memory, 0 is fastest.
         pin_memory: page-locked batches, for faster copies to a GPU.
         drop_last: leave out a last training batch of fewer than ``batch_size`` examples. A last

@@ -25,7 +25,9 @@ class ImageClassificationData(LightningDataModule, ABC):
         train_size: number of training images.
         val_size: number of validation images, held out of the training images of the source.
         seed: seed of the order of training examples; the splits do not depend on it.
-        eval_batch_size: images per batch in evaluation; changes no result.
+        eval_batch_size: images per batch in evaluation; changes no result but those that use batch
+            statistics, under strategies that mix cases: ``val_batch_*``, ``epoch_train_batch_*``
+            and what `ln_zoo.callbacks.PopulationStatistics` estimates.
         num_workers: processes that fetch batches; the data are in memory, 0 is fastest.
         pin_memory: page-locked batches, for faster copies to a GPU.
         drop_last: leave out a last training batch of fewer than ``batch_size`` examples. A last
@@ -96,6 +98,7 @@ class ImageClassificationData(LightningDataModule, ABC):
             "val_size": self.val_size,
             "test_size": test_size,
             "batch_size": self.batch_size,
+            "eval_batch_size": self.eval_batch_size,
             "drop_last": self.drop_last,
             "seed": self.seed,
         }

@@ -2,7 +2,7 @@
 
 from ln_zoo.layers.cells import GRUCell, LSTMCell, RNNCell
 from ln_zoo.layers.conv import Conv2d
-from ln_zoo.layers.initialization import data_dependent_init, orthogonal_init
+from ln_zoo.layers.initialization import data_dependent_init, orthogonal_, orthogonal_init
 from ln_zoo.layers.linear import Linear
 from ln_zoo.layers.rnn import GRU, LSTM, RNN
 from ln_zoo.layers.window import WindowLSTM, WindowOutput, WindowState
@@ -20,5 +20,6 @@ __all__ = [
     "WindowOutput",
     "WindowState",
     "data_dependent_init",
+    "orthogonal_",
     "orthogonal_init",
 ]

@@ -56,7 +56,7 @@ def orthogonal_init(
     for name, parameter in layer.named_parameters():
         kind = name.partition("_l")[0]
         if kind == "weight_ih":
-            init.orthogonal_(parameter, generator=generator)
+            orthogonal_(parameter, generator)
         elif kind == "weight_hh":
             _start_recurrent(layer, parameter, candidate, generator)
         elif kind in ("bias_ih", "bias_hh"):
@@ -64,6 +64,29 @@ def orthogonal_init(
         if kind == "bias_ih" and layer.mode == "LSTM":
             parameter.split(layer.hidden_size)[_FORGET_GATE].fill_(forget_bias)
     layer.reset_norm()
+
+
+@torch.no_grad()
+def orthogonal_(tensor: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Fills a matrix in place as `torch.nn.init.orthogonal_` does, in half precision too.
+
+    torch has no decomposition of such matrices: they are drawn in float32 and rounded.
+
+    Args:
+        tensor: a matrix, or what torch takes for one.
+        generator: draws the matrix; default torch's own.
+
+    Returns:
+        The same tensor.
+
+    Example:
+        >>> w = orthogonal_(torch.empty(3, 3, dtype=torch.bfloat16)).double()
+        >>> torch.allclose(w @ w.T, torch.eye(3).double(), atol=0.02)
+        True
+    """
+    wide = torch.promote_types(tensor.dtype, torch.float32)
+    drawn = torch.empty_like(tensor, dtype=wide, memory_format=torch.contiguous_format)
+    return tensor.copy_(init.orthogonal_(drawn, generator=generator))
 
 
 def _start_recurrent(
@@ -74,10 +97,10 @@ def _start_recurrent(
     if candidate == "identity":
         init.eye_(chosen)
     else:
-        init.orthogonal_(chosen, generator=generator)
+        orthogonal_(chosen, generator)
     if blocks:
         drawn = weight.new_empty(weight.shape[1], layer.hidden_size * len(blocks))
-        init.orthogonal_(drawn, generator=generator)
+        orthogonal_(drawn, generator)
         for block, part in zip(blocks, drawn.split(layer.hidden_size, dim=1), strict=True):
             block.copy_(part.T)
 

@@ -84,6 +84,28 @@ class ZooModule(LightningModule, ABC):
             torch.set_rng_state(states[self.global_rank])
 
 
+def fused_on_cpu(module: LightningModule) -> dict[str, bool]:
+    """``{"fused": True}`` where torch's Adam and SGD should take their fused form, else nothing.
+
+    On a CPU it takes half the time of the default; on a GPU the default is as fast. Under mixed
+    precision Lightning refuses to clip the gradients of a fused optimizer, on a CPU too, where no
+    gradient is ever scaled.
+
+    Args:
+        module: the model, on its device; attached to its trainer if it has one.
+
+    Example:
+        >>> from ln_zoo.models import MLPClassifier
+        >>> model = MLPClassifier(64, [8])
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1, **fused_on_cpu(model))
+        >>> optimizer.defaults["fused"]
+        True
+    """
+    trainer = module._trainer  # the public property raises where there is none
+    mixed = trainer is not None and str(trainer.precision).endswith("-mixed")
+    return {"fused": True} if module.device.type == "cpu" and not mixed else {}
+
+
 def public_module(cls: type) -> str:
     """The module a class is imported from: our own go by their room, not by their file."""
     parts = cls.__module__.split(".")

@@ -8,12 +8,13 @@ from functools import partial
 from typing import ClassVar
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torch.nn import functional as F
 from torchmetrics import MeanMetric
 
-from ln_zoo.models.base import ZooModule
+from ln_zoo.models.base import ZooModule, fused_on_cpu
 from ln_zoo.norms import batch_statistics, mixes_cases
 
 Batch = tuple[Tensor, Tensor]
@@ -35,6 +36,7 @@ class Classifier(ZooModule):
     several processes give the numbers of one. Where the strategy mixes cases (batch norm),
     validation measures a second time, with the statistics of each batch in place of the running
     averages, and logs ``val_batch_nll`` and the others; a batch of one case is left out there.
+    Where all batches are such (``eval_batch_size`` 1) they are NaN, and a warning says why.
 
     Args:
         lr: learning rate.
@@ -82,6 +84,14 @@ class Classifier(ZooModule):
             with batch_statistics(self):
                 self._evaluate("val_batch", batch, least=2)
 
+    def on_validation_epoch_end(self) -> None:
+        # Processes are alike in it: the first batch of each is a whole one.
+        if self._mixes_cases and not getattr(self, f"val_batch_{self.metrics[0]}").update_called:
+            rank_zero_warn(
+                "no batch of the validation has 2 cases: there are no batch statistics to measure "
+                "with, and val_batch_* are NaN; raise eval_batch_size (--data.eval_batch_size)"
+            )
+
     def test_step(self, batch: Batch, batch_idx: int) -> None:
         self._evaluate("test", batch)
 
@@ -100,10 +110,8 @@ class Classifier(ZooModule):
         return {name: values[name] for name in self.metrics}
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        # On a CPU the fused forms take half the time; on a GPU they would refuse gradient clipping
-        # under 16-mixed, and the default is as fast. RMSprop has none.
-        fused = self.device.type == "cpu" and self.optimizer != "rmsprop"
-        options = {"fused": True} if fused else {}
+        # RMSprop has no fused form.
+        options = {} if self.optimizer == "rmsprop" else fused_on_cpu(self)
         return _OPTIMIZERS[self.optimizer](self.parameters(), lr=self.lr, **options)
 
     def _add_metrics(self, stage: str) -> None:

@@ -22,13 +22,13 @@ class ConvClassifier(Classifier):
     convolutions and the dense layer, whatever it is never on the logits, whose scale carries the
     confidence of the softmax.
 
-    The network computes in torch's ``channels_last`` memory format, which is faster and changes no
-    result.
+    The network computes in torch's ``channels_last`` memory format, which is faster and changes
+    results by rounding only.
 
     Args:
         image_shape: channels C, height H and width W of the images; (1, 28, 28) for MNIST.
         num_classes: number K of classes.
-        channels: the channels of each convolution, a list for each block.
+        channels: the channels of each convolution, a list for each block; at least one block.
         hidden_features: size of the dense layer.
         norm: the strategy, or its ``class_path``/``init_args`` dict; default `LayerNorm`, whose
             ``convolution`` says what shares statistics and gains.
@@ -38,8 +38,9 @@ class ConvClassifier(Classifier):
     Shapes: input (N, C, H, W), output: logits (N, K).
 
     Raises:
-        ValueError: for sizes below 1, a block without a convolution, images too small for the
-            pools, an unknown optimizer, a learning rate that is not positive.
+        ValueError: for sizes below 1, no block or one without a convolution, images too small for
+            the pools, an unknown optimizer, a learning rate that is not positive; for inputs that
+            are no images of ``image_shape``.
 
     Example:
         >>> model = ConvClassifier((1, 8, 8), channels=[[4], [8]], hidden_features=16)
@@ -62,6 +63,7 @@ class ConvClassifier(Classifier):
         _check(image_shape, blocks, hidden_features, num_classes)
         norm = LayerNorm() if norm is None else from_config(norm)
         self.remember(norm, image_shape=image_shape, channels=blocks)
+        self.image_shape = tuple(image_shape)
         features, *size = image_shape
         layers: list[nn.Module] = []
         for block in blocks:
@@ -77,6 +79,13 @@ class ConvClassifier(Classifier):
         self.network = nn.Sequential(*layers)
 
     def forward(self, inputs: Tensor) -> Tensor:
+        if inputs.shape[1:] != self.image_shape:
+            # Odd sizes may pool to those of the even ones, and would pass without complaint.
+            raise ValueError(
+                f"this model reads images (N, {', '.join(map(str, self.image_shape))}), got "
+                f"inputs {tuple(inputs.shape)}: give it such images, or make it with their "
+                "image_shape (C, H, W)"
+            )
         # The weights may stay as they are: a convolution's output takes its input's format.
         logits: Tensor = self.network(inputs.to(memory_format=torch.channels_last))
         return logits
@@ -88,6 +97,8 @@ def _check(
     """Raises ValueError for sizes of which no network can be made."""
     if len(image_shape) != 3:
         raise ValueError(f"image_shape must be channels, height and width, got {image_shape}")
+    if not blocks:
+        raise ValueError("channels must have at least one block of convolutions, got none")
     if not all(blocks):
         raise ValueError(f"every block must have at least one convolution, got channels={blocks}")
     sizes = [*image_shape, *(n for block in blocks for n in block), hidden_features, num_classes]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Literal
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import init
 
-from ln_zoo.layers import GRU, LSTM, RNN, Linear, orthogonal_init
+from ln_zoo.layers import GRU, LSTM, RNN, Linear, orthogonal_, orthogonal_init
 from ln_zoo.models.classifier import Classifier
 from ln_zoo.norms import LayerNorm, Norm, from_config
 
@@ -58,8 +59,8 @@ class SequenceClassifier(Classifier):
 
     Raises:
         ValueError: for sizes below 1, a ``step_features`` that does not divide ``in_features``, an
-            unknown cell or optimizer, negative noise, a learning rate that is not positive; for
-            inputs of another size.
+            unknown cell or optimizer, noise that is negative or not finite, a learning rate that is
+            not positive; for inputs of another size.
 
     Example:
         >>> model = SequenceClassifier(64, hidden_features=16, permuted=True)
@@ -107,8 +108,10 @@ class SequenceClassifier(Classifier):
             )
         if initial_noise is None:
             initial_noise = 0.1 if norm.mixes_cases else 0.0
-        if initial_noise < 0:
-            raise ValueError(f"initial_noise must not be negative, got {initial_noise!r}")
+        if not (math.isfinite(initial_noise) and initial_noise >= 0):
+            raise ValueError(
+                f"initial_noise must be a finite number of at least 0, got {initial_noise!r}"
+            )
         self.remember(norm, initial_noise=initial_noise)
         self.in_features = in_features
         self.step_features = step_features
@@ -119,8 +122,7 @@ class SequenceClassifier(Classifier):
         self.initial_states = nn.Parameter(torch.empty(states, num_layers, hidden_features))
         order = None
         if permuted:
-            generator = torch.Generator().manual_seed(permutation_seed)
-            order = torch.randperm(in_features, generator=generator)
+            order = self.draw_permutation(in_features, permutation_seed)
         self.register_buffer("permutation", order)
         self.reset_parameters()
         self._warn_of_shared_statistics(norm, in_features // step_features)
@@ -129,7 +131,7 @@ class SequenceClassifier(Classifier):
         """Draws all weights anew, as the source does, and starts the strategy anew."""
         self.recurrent.reset_parameters()
         orthogonal_init(self.recurrent)
-        init.orthogonal_(self.readout.weight)
+        orthogonal_(self.readout.weight)
         init.zeros_(self.readout.bias)
         init.normal_(self.initial_states, std=0.1)
 
@@ -154,6 +156,20 @@ class SequenceClassifier(Classifier):
         output, _ = self.recurrent(steps, (h, *rest) if rest else h)
         logits: Tensor = self.readout(output[-1])
         return logits
+
+    @staticmethod
+    def draw_permutation(in_features: int = 784, seed: int = 0) -> Tensor:
+        """The order (I,) in which a permuted model of this seed reads its inputs.
+
+        Args:
+            in_features: numbers I of a flattened input.
+            seed: the ``permutation_seed``.
+
+        Example:
+            >>> SequenceClassifier.draw_permutation(4)
+            tensor([0, 1, 3, 2])
+        """
+        return torch.randperm(in_features, generator=torch.Generator().manual_seed(seed))
 
     @staticmethod
     def _warn_of_shared_statistics(norm: Norm, steps: int) -> None:

@@ -49,9 +49,8 @@ def batch_statistics(module: nn.Module) -> Iterator[None]:
 
     Its sites are in training mode, whatever the modes of the layers around them; afterwards modes
     are as before, and so are all buffers of the sites, under any strategy, and torch's random
-    number generators. A step of a packed batch
-    that one case alone reaches uses the running averages, as in training. With several processes
-    each batch is that of one process.
+    number generators. A step of a packed batch that one case alone reaches uses the running
+    averages, as in training. With several processes each batch is that of one process.
 
     Args:
         module: the module; usually in evaluation mode.
@@ -93,11 +92,13 @@ def population_statistics(module: nn.Module, method: str = "average") -> Iterato
         module: the module; usually in evaluation mode, so that nothing is dropped out.
         method: how statistics of batches become one.
 
-            - ``"average"``: the plain averages of batch means and of biased batch variances
-              (Cooijmans et al. 2017). The spread of the batch means is left out: 1 / n of the
-              variance for batches of n independent cases. Where lengths differ, the series of each
-              batch is continued by its last entry up to the longest one, so that late steps do not
-              rest on few batches.
+            - ``"average"``: the averages of batch means and of biased batch variances, each
+              weighted by the cases behind it, at each step those that reach it. For batches of one
+              size these are the plain averages of Cooijmans et al. 2017; a small last batch, whose
+              variance is too small, weighs little. The spread of the batch means is left out: 1 / n
+              of the variance for batches of n independent cases. Where lengths differ, the series
+              of each batch is continued by its last entry, with that entry's cases, up to the
+              longest one, so that late steps do not rest on few batches.
             - ``"total_variance"``: mean and biased variance of all cases together, by the law of
               total variance: that within batches, weighted by their cases, plus that of the batch
               means. A step counts the cases that reach it.
@@ -232,17 +233,17 @@ class _Collector(Protocol):
 
 
 class _Average:
-    """Plain averages over batches; shorter ones count with their last entry from there on."""
+    """Averages over batches by cases; shorter ones count with their last entry from there on."""
 
     def __init__(self, site: Site) -> None:
         like = site.running_mean
         self.rows = len(like) if site.recurrent else 1
         self.batches = 0
         self.longest = 0
-        # Means and variances in one: what of the batches so far stands in each row, summed up, and
-        # the last entries of all of them.
-        self.sums = like.new_zeros(2, 0, site.features, dtype=torch.float64)
-        self.last = like.new_zeros(2, site.features, dtype=torch.float64)
+        # Means and variances in one, times their cases, which are the feature behind all others:
+        # what of the batches so far stands in each row, summed up, and the last entries of all.
+        self.sums = like.new_zeros(2, 0, site.features + 1, dtype=torch.float64)
+        self.last = like.new_zeros(2, site.features + 1, dtype=torch.float64)
         self.series: list[Tensor] = []
         self.steps = 0
 
@@ -255,7 +256,9 @@ class _Average:
                 f'population statistics by "average" take sequences step by step: step {step} came '
                 f'where {self.steps} should; use "total_variance", which needs no order'
             )
-        self.series.append(torch.stack([mean, var]).double())
+        entries = torch.stack([mean, var]).double()
+        cases = entries.new_tensor(sizes).unsqueeze(1)
+        self.series.append(nn.functional.pad(entries, (0, 1), value=1.0) * cases)
         self.steps += len(sizes)
 
     def population(self) -> _Population:
@@ -268,7 +271,7 @@ class _Average:
         counts = torch.full((sums.shape[1],), batches, device=sums.device)
         if self.longest > self.rows:
             counts[-1] *= self.longest - self.rows + 1
-        mean, var = sums / counts.unsqueeze(1)
+        mean, var = sums[..., :-1] / sums[..., -1:]
         return _Population(mean, var, counts)
 
     def _finish_series(self) -> None:
@@ -293,7 +296,7 @@ class _Average:
             self.longest = longest
 
     def _add(self, first: int, entries: Tensor) -> None:
-        """Adds (2, steps, F) to the rows of these steps."""
+        """Adds (2, steps, F + 1) to the rows of these steps."""
         steps = torch.arange(first, first + entries.shape[1], device=entries.device)
         self.sums.index_add_(1, steps.clamp_(max=self.rows - 1), entries)
 

@@ -75,6 +75,8 @@ _TEST_RESULTS: dict[str, Any] = {
 }
 # Of these, what describes the test run itself.
 _EVALUATION = ("command", "seed", "precision", "processes", "hardware", "date", "versions")
+# What only some test runs have to say: how statistics of the population were taken.
+_SOMETIMES = {"population_statistics": dict}
 
 
 def card_from_checkpoint(
@@ -138,7 +140,10 @@ def card_from_checkpoint(
         model,
         {
             "metrics": metrics,
-            "evaluation": {key: tested[key] for key in _EVALUATION},
+            "evaluation": {
+                **{key: tested[key] for key in _EVALUATION},
+                **{key: tested[key] for key in _SOMETIMES if tested.get(key) is not None},
+            },
             "training": {
                 "epochs": tested["epochs"],
                 "steps": tested["steps"],
@@ -448,6 +453,9 @@ def _read_test_results(path: Path) -> dict[str, Any]:
                 "ln-zoo test --ckpt_path FILE and give the file it writes"
             )
         if not isinstance(value[key], kind):
+            raise CardError(f"{path}: {key} cannot be {value[key]!r}")
+    for key, kind in _SOMETIMES.items():
+        if not isinstance(value.get(key), (kind, type(None))):
             raise CardError(f"{path}: {key} cannot be {value[key]!r}")
     if "dataset" not in value["data"]:
         raise CardError(f"{path}: data: 'dataset' is missing")

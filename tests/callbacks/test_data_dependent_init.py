@@ -142,7 +142,8 @@ def test_what_cannot_be_done_is_told(tmp_path: Path) -> None:
         logger=False, enable_checkpointing=False, accelerator="cpu", default_root_dir=tmp_path,
         callbacks=[DataDependentInit()], enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
-    with pytest.raises(ValueError, match="takes its batch from a data module"):
+    message = "DataDependentInit needs a data module with train_dataloader, and none was given"
+    with pytest.raises(ValueError, match=message):
         trainer.fit(new_model(), Pairs().train_dataloader())
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback, LightningDataModule, Trainer
 
 from ln_zoo.callbacks import EpochEvaluation
 from ln_zoo.data import Digits
@@ -79,6 +79,24 @@ def test_scores_are_those_of_the_whole_sets(tmp_path: Path) -> None:
     assert last["epoch_seconds"] > 0
 
 
+def test_scores_in_double_precision(tmp_path: Path) -> None:
+    """Batches are converted as Lightning's own loops convert them."""
+    data, witness = Digits(batch_size=20, train_size=100, eval_batch_size=30), Witness()
+    torch.manual_seed(0)
+    model = MLPClassifier(64, [8], norm=BatchNorm())
+    Trainer(
+        max_epochs=1, logger=False, enable_progress_bar=False, enable_model_summary=False,
+        enable_checkpointing=False, accelerator="cpu", precision="64-true",
+        callbacks=[EpochEvaluation(), witness], default_root_dir=tmp_path,
+    ).fit(model, datamodule=data)  # fmt: skip
+    model = model.double()
+    loader = [(images.double(), labels) for images, labels in data.train_eval_dataloader()]
+    for prefix, train in (("epoch_train", False), ("epoch_train_batch", True)):
+        for name, value in mean(model, loader, train).items():
+            # Logged in float32, scored in float64.
+            assert witness.logged[0][f"{prefix}_{name}"] == pytest.approx(value, rel=1e-7)
+
+
 def test_batch_statistics_are_scored_only_where_cases_mix(tmp_path: Path) -> None:
     _, _, _, witness = fit(LayerNorm(), tmp_path, EpochEvaluation(), epochs=1)
     assert not [name for name in witness.logged[0] if "batch" in name]
@@ -126,6 +144,52 @@ def test_sets_and_epochs(tmp_path: Path) -> None:
     assert [("epoch_test_nll" in logged) for logged in witness.logged] == [False, True, True]
     assert witness.logged[2]["epoch_test_nll"] == witness.logged[1]["epoch_test_nll"]
     assert not [name for name in witness.logged[1] if name.startswith("epoch_train")]
+
+
+def test_batches_of_one_case_have_no_statistics(tmp_path: Path) -> None:
+    """Where all are such, nothing is measured, and nothing is named."""
+    _, _, _, witness = fit(
+        BatchNorm(), tmp_path, EpochEvaluation(), epochs=1, train_size=20, eval_batch_size=1
+    )
+    assert "epoch_train_nll" in witness.logged[0]
+    assert not [name for name in witness.logged[0] if name.startswith("epoch_train_batch")]
+
+
+class Shuffled(LightningDataModule):
+    """A data module that gives its training set in no other order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.digits = Digits(batch_size=20, train_size=100)
+        self.digits.setup()
+        self.train_dataloader = self.digits.train_dataloader
+        self.test_dataloader = self.digits.test_dataloader
+
+
+def test_without_the_data_module_it_needs(tmp_path: Path) -> None:
+    """Told before the first update; for the sets that are scored, and no others."""
+
+    def run(callback: EpochEvaluation, **given) -> Trainer:
+        runner = Trainer(
+            max_epochs=1, logger=False, enable_progress_bar=False, enable_model_summary=False,
+            enable_checkpointing=False, accelerator="cpu", callbacks=[callback],
+            default_root_dir=tmp_path,
+        )  # fmt: skip
+        runs.append(runner)
+        runner.fit(MLPClassifier(64, [8]), **given)
+        return runner
+
+    runs: list[Trainer] = []
+    bare = {"train_dataloaders": Shuffled().train_dataloader()}
+    both = "EpochEvaluation needs a data module with train_eval_dataloader and test_dataloader, and"
+    with pytest.raises(ValueError, match=f"{both} none was given"):
+        run(EpochEvaluation(), **bare)
+    with pytest.raises(ValueError, match=rf"{both} Shuffled lacks \['train_eval_dataloader'\]"):
+        run(EpochEvaluation(), datamodule=Shuffled())
+    assert [runner.global_step for runner in runs] == [0, 0]
+    scored = run(EpochEvaluation(["test"]), datamodule=Shuffled()).callback_metrics
+    assert "epoch_test_nll" in scored
+    assert run(EpochEvaluation([]), **bare).global_step == 5
 
 
 @pytest.mark.parametrize(

@@ -61,8 +61,10 @@ def expected(model: MLPClassifier, loader: BatchLoader, method: str) -> dict[str
     found = {}
     for number, batches in sums.items():
         if method == "average":
-            mean = torch.stack([a.mean(0) for a in batches]).mean(0)
-            var = torch.stack([a.var(0, correction=0) for a in batches]).mean(0)
+            cases = torch.tensor([[len(a)] for a in batches]).double()
+            means = torch.stack([a.mean(0) for a in batches])
+            variances = torch.stack([a.var(0, correction=0) for a in batches])
+            mean, var = ((cases * each).sum(0) / cases.sum() for each in (means, variances))
         else:
             whole = torch.cat(batches)
             mean, var = whole.mean(0), whole.var(0, correction=0)
@@ -93,6 +95,8 @@ def test_statistics_are_those_of_the_training_set(
         else:
             assert torch.equal(value, before[name]), name
     assert callback.estimated
+    cases = {None: 100, 40: 101}[batch_size]
+    assert callback.facts == {"method": method, "batch_size": batch_size or 25, "cases": cases}
     assert callback.written is None
     assert not list(tmp_path.rglob("population.ckpt"))
     # The test that follows is that of the new statistics.
@@ -150,7 +154,7 @@ def test_weights_of_unknown_training_are_not_written(
     assert callback.estimated
     assert callback.written is None
     assert "no population.ckpt is written" in caplog.text
-    assert "population statistics (average) of 100 cases" in caplog.text
+    assert "population statistics (average) of 100 cases in batches of 25" in caplog.text
 
 
 def test_a_model_without_statistics_is_tested_as_it_is(
@@ -161,6 +165,7 @@ def test_a_model_without_statistics_is_tested_as_it_is(
     with caplog.at_level(logging.INFO, "lightning.pytorch.utilities.rank_zero"):
         trainer(tmp_path, callback).test(model, digits(), ckpt_path=path, verbose=False)
     assert not callback.estimated
+    assert callback.facts == {}
     assert callback.written is None
     assert caplog.text.count("this model keeps none") == 1
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -232,8 +237,13 @@ class Other(LightningDataModule):
 def test_another_data_module(tmp_path: Path) -> None:
     model = MLPClassifier(64, [8], norm=BatchNorm())
     before = state(model)
-    with pytest.raises(ValueError, match=r"needs a data module with train_eval_dataloader.*Other"):
-        trainer(tmp_path, PopulationStatistics()).test(model, Other(), verbose=False)
+    wanted = "PopulationStatistics needs a data module with train_eval_dataloader, and"
+    for given, message in (
+        ({"datamodule": Other()}, "Other lacks"),
+        ({"dataloaders": digits_batches()}, "none was given"),
+    ):
+        with pytest.raises(ValueError, match=f"{wanted} {message}"):
+            trainer(tmp_path, PopulationStatistics()).test(model, verbose=False, **given)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 

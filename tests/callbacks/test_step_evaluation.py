@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback, LightningDataModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 
 from ln_zoo.callbacks import StepEvaluation
-from ln_zoo.data import Digits
+from ln_zoo.data import BatchLoader, Digits
 from ln_zoo.models import MLPClassifier
 from ln_zoo.norms import BatchNorm, LayerNorm, Norm
 
@@ -142,6 +142,32 @@ def test_a_resumed_run_goes_on(tmp_path: Path) -> None:
     expected, resumed = logged(tmp_path, 0), logged(tmp_path, 2)
     assert list(expected) == [0, 2, 4, 6, 8, 10]
     assert resumed == {step: expected[step] for step in (6, 8, 10)}
+
+
+class Bare(LightningDataModule):
+    """A data module that gives training batches in no other way."""
+
+    def train_dataloader(self):
+        return loader()
+
+
+def loader() -> BatchLoader:
+    digits = data()
+    digits.setup()
+    return digits.train_dataloader()
+
+
+def test_without_the_data_module_it_needs(tmp_path: Path) -> None:
+    """Told before the first update, though scores are due after it."""
+    for given, message in (
+        ({"train_dataloaders": loader()}, "none was given"),
+        ({"datamodule": Bare()}, r"Bare lacks \['train_eval_dataloader'\]"),
+    ):
+        wanted = f"StepEvaluation needs a data module with train_eval_dataloader, and {message}"
+        runner, model = trainer(tmp_path, StepEvaluation()), make(LayerNorm())
+        with pytest.raises(ValueError, match=wanted):
+            runner.fit(model, **given)
+        assert runner.global_step == 0
 
 
 @pytest.mark.parametrize("name", ["every_n_steps", "cases"])

@@ -84,6 +84,10 @@ def test_random_numbers_where_there_is_no_mnist(
         (["--steps", "0"], "--steps must be at least 1, got 0"),
         (["--noise", "-1"], "--noise must be at least 0, got -1"),
         (["--data", "pixels", "--steps", "785"], "images of MNIST have 784 pixels, got --steps"),
+        (
+            ["--data", "permuted", "--batch", "70000"],
+            "--batch may be 59999 at most, by the training images of MNIST, got 70000",
+        ),
         (["--data", "pixels", "--root", "none"], "no folder none: give the folder of a local copy"),
     ],
 )

@@ -227,3 +227,24 @@ def validated(folder: Path) -> dict[str, float]:
     with (folder / "metrics.csv").open() as file:
         (row,) = csv.DictReader(file)
     return {name: float(value) for name, value in row.items() if name.startswith("val")}
+
+
+def test_statistics_across_processes_are_those_of_one(in_fitted: Path) -> None:
+    """Two processes with batches of 4 train as one with batches of 8, of the same images."""
+    command = [
+        "fit", "--model=ConvClassifier", "--model.channels=[[2], [3]]", "--model.hidden_features=4",
+        "--model.norm", "BatchNorm", "--model.norm.across_processes", "true",
+        "--model.optimizer=sgd", "--model.lr=0.01", *DATA, *QUIET, "--trainer.max_epochs=1",
+        "--trainer.limit_val_batches=0", "--trainer.logger.save_dir=across",
+    ]  # fmt: skip
+    done = script(in_fitted, *command, *TWO, timeout=TIMEOUT)
+    assert done.code == 0, done.err
+    done = run(*command, *ONE, "--data.batch_size=8")
+    assert done.code == 0, done.err
+    folder = in_fitted / "across/ConvClassifier-BatchNorm"
+    two, one = (load(folder / f"version_{n}/checkpoints/last.ckpt") for n in (0, 1))
+    assert (two["global_step"], one["global_step"]) == (5, 5)
+    assert two["hyper_parameters"]["norm"]["init_args"]["across_processes"] is True
+    assert two["state_dict"].keys() == one["state_dict"].keys()
+    for name, value in one["state_dict"].items():
+        torch.testing.assert_close(two["state_dict"][name], value, rtol=1e-4, atol=1e-5, msg=name)

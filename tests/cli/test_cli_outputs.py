@@ -98,6 +98,29 @@ def test_configuration_repeats_the_run(quickstart, here: Path) -> None:
     assert second["global_step"] == first["global_step"]
 
 
+# Activity by position
+
+CONV = ("--model=ConvClassifier", "--model.channels=[[2], [3]]", "--model.hidden_features=4")
+
+
+@pytest.mark.parametrize("command", ["test", "validate"])
+def test_the_picture_of_activity_is_told(here: Path, command: str) -> None:
+    argv = [command, *CONV, *SMALL[2:], *QUIET]
+    plain = run(*argv)
+    watched = run(*argv, "--trainer.callbacks", "ActivityByPosition")
+    assert (plain.code, watched.code) == (0, 0), plain.err + watched.err
+    folder = Path("runs/ConvClassifier-LayerNorm/version_1")
+    told = [line for line in watched.out.splitlines() if line.startswith("activity: ")]
+    assert told == [f"activity: {folder}/activity.png"]
+    assert (here / folder / "activity.png").read_bytes().startswith(b"\x89PNG")
+    with (here / folder / "activity.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    # The data's image_shape is the model's: 8 x 8 positions, and 4 x 4 behind a pool.
+    assert {row["layer"]: int(row["row"]) for row in rows} == {"network.0": 7, "network.3": 3}
+    assert "activity: " not in plain.out
+    assert not list(here.glob("**/version_0/activity*"))
+
+
 # Folders and versions
 
 

@@ -57,6 +57,8 @@ def test_there_and_back(here: Path) -> None:
     # What was tested is the file that was written, not the one that was read.
     assert (first["checkpoint"], plain["checkpoint"]) == ("population.ckpt", "last.ckpt")
     assert (first["epochs"], first["steps"]) == (plain["epochs"], plain["steps"]) == (2, 10)
+    taken = {"method": "total_variance", "batch_size": 100, "cases": 100}
+    assert (first["population_statistics"], plain["population_statistics"]) == (taken, None)
 
     # To the last digit, as a checkpoint, as weights, and after the next test of either.
     for option in ("--ckpt_path", "--weights"):
@@ -75,6 +77,8 @@ def test_there_and_back(here: Path) -> None:
 
     done = run("card", written, "--results", run_folder / "test_results.json", "--out", "cards/a.b")
     assert done.code == 0, done.err
+    evaluation = json.loads(Path("cards/a.b/results.json").read_text())["evaluation"]
+    assert evaluation["population_statistics"] == taken
     published, _ = measured("--weights", "./cards/a.b")
     assert published["metrics"] == first["metrics"]
 
@@ -100,7 +104,12 @@ def test_two_processes_are_one(here: Path) -> None:
     two = results(newest())
     assert two["processes"] == 2
     written = newest() / "population.ckpt"
-    assert done.err.count(f"population statistics (average) of 100 cases: {written}") == 1
+    told = f"population statistics (average) of 100 cases in batches of 30: {written}"
+    assert done.err.count(told) == 1
+    for found in (one, two):
+        facts = {"method": "average", "batch_size": 30, "cases": 100}
+        assert found["population_statistics"] == facts
+        assert found["data"]["eval_batch_size"] == 30
     assert two["checkpoint"] == "population.ckpt"
     for name, value in one["metrics"].items():
         assert two["metrics"][name] == pytest.approx(value, rel=1e-6)

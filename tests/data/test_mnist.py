@@ -343,7 +343,7 @@ def test_loaders_need_setup(idx_folder):
 
 
 def test_facts_are_plain_data(idx_folder):
-    data = MNIST(str(idx_folder), batch_size=4, seed=7, **SMALL)
+    data = MNIST(str(idx_folder), batch_size=4, seed=7, eval_batch_size=50, **SMALL)
     assert data.facts["test_size"] == 10_000
     data.setup()
     assert data.facts == {
@@ -352,6 +352,7 @@ def test_facts_are_plain_data(idx_folder):
         "val_size": 10,
         "test_size": 12,
         "batch_size": 4,
+        "eval_batch_size": 50,
         "drop_last": False,
         "seed": 7,
     }

@@ -7,7 +7,16 @@ import torch
 from torch import Tensor, nn
 
 import ln_zoo
-from ln_zoo.layers import GRU, LSTM, RNN, Conv2d, Linear, data_dependent_init, orthogonal_init
+from ln_zoo.layers import (
+    GRU,
+    LSTM,
+    RNN,
+    Conv2d,
+    Linear,
+    data_dependent_init,
+    orthogonal_,
+    orthogonal_init,
+)
 from ln_zoo.layers.initialization import has_fresh_scale, scaled_layers
 from ln_zoo.norms import BatchNorm, LayerNorm, WeightNorm
 
@@ -327,6 +336,30 @@ def test_orthogonal_with_a_projection() -> None:
     orthogonal_init(layer)
     assert layer.weight_hh_l0[12:18].equal(torch.eye(6, 4, dtype=F64))
     assert layer.weight_hr_l0.equal(before)
+
+
+@pytest.mark.parametrize("candidate", ["identity", "orthogonal"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_orthogonal_in_half_precision(dtype: torch.dtype, candidate: str) -> None:
+    """The matrices of float32, rounded."""
+    whole, half = (LSTM(3, 6, norm=WN, dtype=kind) for kind in (torch.float32, dtype))
+    for layer in (whole, half):
+        orthogonal_init(layer, candidate, generator=torch.Generator().manual_seed(5))
+    for name, value in whole.named_parameters():
+        rounded = half.get_parameter(name)
+        assert rounded.dtype == dtype
+        if "scale" not in name:  # norms of rows, of those that were rounded
+            assert rounded.equal(value.to(dtype)), name
+
+
+def test_orthogonal_draws_what_torch_draws() -> None:
+    for shape in ((5, 3), (3, 5), (4, 2, 3)):
+        for dtype in (torch.float32, F64):
+            ours, theirs = torch.empty(2, *shape, dtype=dtype)
+            torch.manual_seed(3)
+            assert orthogonal_(ours) is ours
+            torch.manual_seed(3)
+            assert ours.equal(nn.init.orthogonal_(theirs))
 
 
 def test_orthogonal_draws_from_the_generator_it_is_given() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -225,10 +227,19 @@ def test_sizes_of_images(size: int) -> None:
     assert model(torch.rand(2, 1, size, size)).shape == (2, 10)
 
 
-def test_images_of_another_size() -> None:
-    model = ConvClassifier((1, 8, 8), norm=FORMS[1])
-    with pytest.raises(ValueError, match=r"made for sums at positions \(8, 8\), got \(9, 9\)"):
-        model(torch.rand(2, 1, 9, 9))
+@pytest.mark.parametrize("norm", EVERY, ids=repr)
+@pytest.mark.parametrize(
+    # 9 x 9 pixels are pooled to 4 x 4 and 2 x 2, as 8 x 8 are.
+    "shape",
+    [(2, 1, 9, 9), (2, 1, 8, 4), (2, 3, 8, 8), (2, 8, 8), (1, 8, 8), (8, 8), (2, 64)],
+)
+def test_images_of_another_shape(norm: Norm, shape: tuple[int, ...]) -> None:
+    model = ConvClassifier((1, 8, 8), channels=[[2], [3]], hidden_features=4, norm=norm)
+    message = rf"reads images \(N, 1, 8, 8\), got inputs {re.escape(str(shape))}: .*image_shape"
+    for mode in (True, False):
+        with pytest.raises(ValueError, match=message):
+            model.train(mode)(torch.rand(shape))
+    assert model(torch.rand(2, 1, 8, 8)).shape == (2, 10)
 
 
 @pytest.mark.parametrize(
@@ -238,6 +249,7 @@ def test_images_of_another_size() -> None:
         ({"image_shape": (28, 28)}, r"must be channels, height and width, got \[28, 28\]"),
         ({"image_shape": (0, 8, 8)}, r"every size must be at least 1, got \[0, 8, 8, "),
         ({"channels": [[4], []]}, r"at least one convolution, got channels=\[\[4\], \[\]\]"),
+        ({"channels": []}, "channels must have at least one block of convolutions, got none"),
         ({"channels": [[4, 0]]}, "every size must be at least 1"),
         ({"hidden_features": 0}, "every size must be at least 1"),
         ({"num_classes": 0}, "every size must be at least 1"),

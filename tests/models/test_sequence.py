@@ -70,6 +70,15 @@ def test_initial_weights(cell: Any, norm: Norm) -> None:
     assert 0.08 < model.initial_states.std() < 0.12
 
 
+def test_weights_are_drawn_anew_in_half_precision() -> None:
+    model = small(norm=LayerNorm(), hidden_features=20).bfloat16()
+    model.reset_parameters()
+    readout = model.readout.weight
+    assert readout.dtype == torch.bfloat16
+    product = readout.double() @ readout.double().T
+    assert torch.allclose(product, torch.eye(10).double(), atol=0.02)
+
+
 def test_weight_norm_starts_as_the_drawn_weights() -> None:
     torch.manual_seed(0)
     plain = small(norm=Identity())
@@ -187,7 +196,9 @@ def test_a_warning_where_steps_share_statistics() -> None:
         ({"cell": "mogrifier"}, r"cell must be one of .*'gru', 'lstm', 'rnn'.*got 'mogrifier'"),
         ({"hidden_features": 0}, r"at least 1, got {'hidden_features': 0}"),
         ({"step_features": 5}, "step_features 5 must divide in_features 12"),
-        ({"initial_noise": -0.1}, "initial_noise must not be negative, got -0.1"),
+        ({"initial_noise": -0.1}, "initial_noise must be a finite number of at least 0, got -0.1"),
+        ({"initial_noise": math.nan}, "initial_noise must be a finite .*, got nan"),
+        ({"initial_noise": math.inf}, "initial_noise must be a finite .*, got inf"),
         ({"lr": 0.0}, "lr must be positive"),
         ({"optimizer": "lion"}, r"optimizer must be one of .*'rmsprop', 'sgd'.*got 'lion'"),
     ],

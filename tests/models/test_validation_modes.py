@@ -71,6 +71,21 @@ def test_both_modes_are_logged(tmp_path: Path, model: Classifier) -> None:
     assert all(isinstance(getattr(model, name), Metric) for name in expected)
 
 
+@pytest.mark.parametrize("norm", [BatchNorm(), LayerNorm()])
+@pytest.mark.parametrize(("size", "measured"), [(1, False), (2, True)])
+def test_batches_of_one_case_are_told(
+    tmp_path: Path, size: int, measured: bool, norm: Norm, recwarn: pytest.WarningsRecorder
+) -> None:
+    data = Digits(batch_size=20, train_size=100, val_size=11, eval_batch_size=size)
+    run = trainer(tmp_path)
+    run.fit(MLPClassifier(64, [8], norm=norm), datamodule=data)
+    told = [str(w.message) for w in recwarn if "raise eval_batch_size" in str(w.message)]
+    assert bool(told) is (norm == BatchNorm() and not measured)
+    assert run.callback_metrics["val_nll"].isfinite()
+    if norm == BatchNorm():
+        assert bool(run.callback_metrics["val_batch_nll"].isfinite()) is measured
+
+
 class Witness(Callback):
     """Running averages before and after validation."""
 

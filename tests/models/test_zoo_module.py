@@ -12,7 +12,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
 from ln_zoo.data import Digits
-from ln_zoo.models import MLPClassifier, ZooModule
+from ln_zoo.models import MLPClassifier, SequenceClassifier, ZooModule
+from ln_zoo.models.base import fused_on_cpu
 from ln_zoo.norms import BatchNorm, Norm, RMSNorm
 
 
@@ -129,6 +130,47 @@ def test_a_subclass_keeps_its_own_arguments(tmp_path: Path) -> None:
     model = ZooModule.load_from_checkpoint(tmp_path / "kept.ckpt")
     assert type(model) is Noisy
     assert (model.noise, model.network[1].site.norm) == (0.25, RMSNorm(eps=1e-3))
+
+
+# Optimizers
+
+
+@pytest.mark.parametrize("clip", [None, 1e-3])
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize("optimizer", ["adam", "sgd", "rmsprop"])
+def test_every_optimizer_in_every_precision_with_clipping(
+    tmp_path: Path, optimizer: str, precision: str, clip: float | None
+) -> None:
+    """On a CPU; and from a checkpoint of the other precision, which says "fused" or not."""
+
+    def run(model: SequenceClassifier, epochs: int, precision: str, **resumed) -> Trainer:
+        runner = Trainer(
+            max_epochs=epochs, logger=False, enable_progress_bar=False, accelerator="cpu",
+            enable_model_summary=False, default_root_dir=tmp_path, limit_val_batches=0,
+            precision=precision, gradient_clip_val=clip,
+            callbacks=[ModelCheckpoint(tmp_path, precision)],
+        )  # fmt: skip
+        runner.fit(model, datamodule=data(), **resumed)
+        return runner
+
+    def model() -> SequenceClassifier:
+        torch.manual_seed(0)
+        return SequenceClassifier(64, hidden_features=4, step_features=16, optimizer=optimizer)
+
+    trained = model()
+    start = {name: value.clone() for name, value in trained.state_dict().items()}
+    runner = run(trained, 1, precision)
+    fused = runner.optimizers[0].defaults.get("fused")
+    assert bool(fused) is (precision == "32-true" and optimizer != "rmsprop")
+    assert all((value != start[name]).any() for name, value in trained.state_dict().items())
+    other = {"32-true": "bf16-mixed", "bf16-mixed": "32-true"}[precision]
+    resumed = run(model(), 2, other, ckpt_path=tmp_path / f"{precision}.ckpt")
+    assert resumed.global_step == 2 * runner.global_step
+
+
+def test_without_a_trainer_the_fused_form_is_for_the_cpu() -> None:
+    assert fused_on_cpu(MLPClassifier(64, [8])) == {"fused": True}
+    assert fused_on_cpu(MLPClassifier(64, [8]).to("meta")) == {}
 
 
 @dataclass(frozen=True)

@@ -75,15 +75,15 @@ def seen(site: Site, run) -> list[list[np.ndarray]]:
 
 
 def by_average(batches: list[list[np.ndarray]], rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Plain averages of means and biased variances; short series repeat their last entry."""
+    """Averages of means and biased variances by cases; short series repeat their last entry."""
     longest = max(map(len, batches))
-    series = [
-        np.array([(a.mean(0), a.var(0)) for a in steps + [steps[-1]] * (longest - len(steps))])
-        for steps in batches
-    ]
-    found = [np.mean([s[t] for s in series], 0) for t in range(min(rows, longest))]
-    if longest > rows:
-        found[-1] = np.mean([entry for s in series for entry in s[rows - 1 :]], 0)
+    series = [steps + [steps[-1]] * (longest - len(steps)) for steps in batches]
+    found = []
+    for row in range(min(rows, longest)):
+        steps = [row] if row < rows - 1 else range(row, longest)
+        entries = [s[t] for s in series for t in steps]
+        moments = [(a.mean(0), a.var(0)) for a in entries]
+        found.append(np.average(moments, 0, weights=[len(a) for a in entries]))
     mean, var = np.array(found).transpose(1, 0, 2)
     return mean, var
 
@@ -240,6 +240,47 @@ def test_linear_layers_on_batches_of_several_sizes(method: str, norm: Norm) -> N
     mean, var = REFERENCES[method](seen(model[2].site, run), 1)
     close(model[2].site.running_mean, mean[0])
     close(model[2].site.running_var, var[0])
+
+
+@pytest.mark.parametrize("sizes", [[500, 500, 2], [334, 334, 334]])
+def test_a_last_batch_of_two_weighs_two_cases(sizes: list[int]) -> None:
+    """Its variance is half that of the set, or anything; equal batches are averaged plainly."""
+    layer = Linear(5, 4, norm=BatchNorm(), dtype=F64).eval()
+    batches = torch.randn(1002, 5, dtype=F64).split(sizes)
+    with population_statistics(layer):
+        for batch in batches:
+            layer(batch)
+    sums = [(batch @ layer.weight.T).detach() for batch in batches]
+    whole = torch.cat(sums)
+    torch.testing.assert_close(
+        layer.site.running_var, whole.var(0, correction=0), rtol=0.01, atol=0.0
+    )
+    # Of any sizes, means of batches average to the mean of the set.
+    torch.testing.assert_close(layer.site.running_mean, whole.mean(0), rtol=0, atol=1e-13)
+    plain = torch.stack([a.var(0, correction=0) for a in sums]).mean(0)
+    away = (layer.site.running_var / plain - 1).abs().max()
+    assert away < 1e-13 if len(set(sizes)) == 1 else away > 0.1
+    assert layer.site.num_batches_tracked == 3
+
+
+def test_steps_that_few_cases_reach_weigh_little(loop: str) -> None:
+    """Two of the second batch are left from its second step on; the input term shows it alone."""
+    layer = LSTM(3, 4, norm=BatchNorm(max_steps=4), dtype=F64).eval()
+    whole = [torch.randn(3, 3, dtype=F64) for _ in range(40)]
+    few = [torch.randn(3, 3, dtype=F64) * 9 for _ in range(2)]
+    short = [torch.randn(1, 3, dtype=F64) for _ in range(38)]
+    with population_statistics(layer):
+        layer(pack_sequence(whole))
+        layer(pack_sequence(few + short))
+    weight = layer.weight_ih_l0.detach().numpy()
+    site = layer.sites["l0"]["input"]
+    for step in range(3):
+        batches = [whole, few + short if step == 0 else few]
+        sums = [np.stack([case[step].numpy() for case in batch]) @ weight.T for batch in batches]
+        cases = [len(a) for a in sums]
+        assert cases == [40, 40 if step == 0 else 2]
+        close(site.running_mean[step], np.average([a.mean(0) for a in sums], 0, weights=cases))
+        close(site.running_var[step], np.average([a.var(0) for a in sums], 0, weights=cases))
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -286,6 +286,25 @@ def test_card_from_checkpoint(tested_checkpoint: tuple[Path, Path], tmp_path: Pa
     assert read(folder / "config.json")["name"] == "mlp.tiny"
 
 
+def test_statistics_of_the_population_are_told(
+    tested_checkpoint: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Where they were taken; files that say nothing of them are read as before."""
+    checkpoint, results = tested_checkpoint
+    told = {"method": "average", "batch_size": 1000, "cases": 50_000}
+    for number, change in enumerate(({}, {"population_statistics": None})):
+        results.write_text(json.dumps(read(results) | change))
+        folder = card_from_checkpoint(checkpoint, results, tmp_path / f"none-{number}")
+        assert "population_statistics" not in read(folder / "results.json")["evaluation"]
+    results.write_text(json.dumps(read(results) | {"population_statistics": told}))
+    folder = card_from_checkpoint(checkpoint, results, tmp_path / "told")
+    assert read(folder / "results.json")["evaluation"]["population_statistics"] == told
+    readme = (folder / "README.md").read_text()
+    line = '- population_statistics: `{"method": "average", "batch_size": 1000, "cases": 50000}`'
+    assert line in readme.splitlines()
+    load(folder)
+
+
 def test_facts_may_be_json_or_nothing(tested_checkpoint: tuple[Path, Path], tmp_path: Path) -> None:
     facts = tmp_path / "facts.json"
     facts.write_text(json.dumps({"notes": ["from JSON"]}))
@@ -310,6 +329,7 @@ def test_facts_may_be_json_or_nothing(tested_checkpoint: tuple[Path, Path], tmp_
         ({"checkpoint": None}, "does not say checkpoint: it was not measured on a checkpoint; run"),
         ({"steps": None}, "does not say steps"),
         ({"data": {"batch_size": 4}}, "data: 'dataset' is missing"),
+        ({"population_statistics": "average"}, "population_statistics cannot be 'average'"),
     ],
 )
 def test_results_of_another_run_are_refused(
