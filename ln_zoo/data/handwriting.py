@@ -415,6 +415,12 @@ class HandwritingData(LightningDataModule, ABC):
         """
         return self._evaluation_loader("train", batch_size, cases)
 
+    def val_eval_dataloader(
+        self, batch_size: int | None = None, cases: int | None = None
+    ) -> BatchLoader:
+        """The validation set, or part of it; arguments as for the training set."""
+        return self._evaluation_loader("val", batch_size, cases)
+
     def val_dataloader(self) -> BatchLoader:
         return self._evaluation_loader("val")
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from ln_zoo.layers import LSTM, WindowLSTM, WindowState
 from ln_zoo.metrics import PenMixture, Ratio
-from ln_zoo.models.base import ZooModule
+from ln_zoo.models.base import ZooModule, fused_on_cpu
 from ln_zoo.models.graves_rmsprop import GravesRMSprop
 from ln_zoo.norms import LayerNorm, Norm, from_config
 from ln_zoo.ops import clip_derivative
@@ -475,10 +475,7 @@ class Handwriting(ZooModule):
     def configure_optimizers(self) -> OptimizerLRScheduler:
         if self.optimizer == "graves":
             return GravesRMSprop(self.parameters(), lr=self.lr)
-        # On a CPU the fused form takes half the time; in mixed precision it refuses clipping.
-        mixed = str(self.trainer.precision).endswith("-mixed")
-        fused = self.device.type == "cpu" and not mixed
-        return torch.optim.Adam(self.parameters(), lr=self.lr, fused=fused or None)
+        return torch.optim.Adam(self.parameters(), lr=self.lr, **fused_on_cpu(self))
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)
