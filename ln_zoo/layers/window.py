@@ -18,6 +18,8 @@ from ln_zoo.ops import WindowOperands, window_engine, window_weights, windowed_l
 WindowParameters = Literal["exp", "softplus"]
 WindowInput = Literal["state", "all"]
 
+#: Where kappa^ starts, so that the window moves about as fast as a pen writes.
+_KAPPA_BIAS: dict[str, float] = {"exp": -3.0, "softplus": 0.0}
 #: Characters that ``softplus`` moves the window by at a sum of 1, and the least width it allows.
 _SOFTPLUS_STEP, _LEAST_WIDTH = 1 / 25, 0.01
 
@@ -84,8 +86,8 @@ class WindowLSTM(nn.Module):
             in place of exp, kappa moving by a 25th of it, and beta (at least 0.01) as the divisor
             of the square.
         window_input: what sets the window: ``"state"``, h_t, or ``"all"``: w_{t-1}, x_t and h_t.
-        kappa_bias: initial b of kappa^: under ``"exp"``, -3 moves by 1 character in 20 steps; 0, by
-            one at each step, is 20 times as fast as people write.
+        kappa_bias: initial b of kappa^; default -3 under ``"exp"``, a character in 20 steps, and 0
+            under ``"softplus"``, one in 36. (People take 22; ``"exp"`` at 0 would take one.)
 
     Parameters: those of `LSTMCell` under ``cell.``, and ``window.weight`` (3K, H, or E + I + H),
     ``window.bias`` (3K,). Initial biases of alpha^ make all Gaussians sum to 1 where they are
@@ -116,7 +118,7 @@ class WindowLSTM(nn.Module):
         derivative_bound: float | None = None,
         window_parameters: WindowParameters = "exp",
         window_input: WindowInput = "state",
-        kappa_bias: float = -3.0,
+        kappa_bias: float | None = None,
     ) -> None:
         super().__init__()
         sizes = {
@@ -136,6 +138,8 @@ class WindowLSTM(nn.Module):
         self.input_size, self.hidden_size = input_size, hidden_size
         self.character_size, self.components = character_size, components
         self.window_parameters, self.window_input = window_parameters, window_input
+        if kappa_bias is None:
+            kappa_bias = _KAPPA_BIAS[window_parameters]
         self.kappa_bias = kappa_bias
         self.cell = LSTMCell(
             input_size + character_size,

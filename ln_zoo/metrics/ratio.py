@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
 from torchmetrics import Metric
@@ -29,8 +31,15 @@ class Ratio(Metric):
         for name in ("numerator", "denominator"):
             zero = torch.zeros((), dtype=torch.float64)
             self.add_state(name, zero, dist_reduce_fx="sum")
-        # Else a module in half precision would count in half precision.
-        self.set_dtype(torch.float64)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> Ratio:
+        def move(a: Tensor) -> Tensor:
+            # To other devices, but not with a module to half precision, which cannot count.
+            moved = fn(a)
+            return moved if moved.dtype == a.dtype else a.to(moved.device)
+
+        super()._apply(move, exclude_state)
+        return self
 
     def update(self, numerators: Tensor, denominators: Tensor) -> None:
         """Adds to both sums.

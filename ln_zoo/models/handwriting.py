@@ -148,7 +148,7 @@ class Handwriting(ZooModule):
         output_from: Literal["all", "top"] = "all",
         window_parameters: Literal["exp", "softplus"] = "exp",
         window_input: Literal["state", "all"] = "state",
-        kappa_bias: float = -3.0,
+        kappa_bias: float | None = None,
         least_log_std: float = -7.0,
         largest_correlation: float = 0.999,
         loss_reduction: Reduction = "point",
@@ -475,7 +475,8 @@ class Handwriting(ZooModule):
     def configure_optimizers(self) -> OptimizerLRScheduler:
         if self.optimizer == "graves":
             return GravesRMSprop(self.parameters(), lr=self.lr)
-        return torch.optim.Adam(self.parameters(), lr=self.lr, **fused_on_cpu(self))
+        fused = fused_on_cpu(self).get("fused")
+        return torch.optim.Adam(self.parameters(), lr=self.lr, fused=fused)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)

@@ -139,11 +139,11 @@ class _ClipDerivative(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(a: Tensor, bound: float) -> Tensor:  # type: ignore[override]
+    def forward(a: Tensor, bound: float) -> Tensor:
         return a.view_as(a)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:  # type: ignore[override]
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
         ctx.bound = inputs[1]
 
     @staticmethod

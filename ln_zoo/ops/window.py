@@ -21,7 +21,6 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ln_zoo.ops.cells import CELLS, Weights
 from ln_zoo.ops.chunked import Chunk, chunks, no_autocast, previous_rows
@@ -129,7 +128,7 @@ def windowed_lstm(
     weights: Weights,
     windows: WindowOperands,
 ) -> Windowed:
-    """Runs the layer over a sequence; once differentiable.
+    """Runs the layer over a sequence; it has no gradients of gradients.
 
     Args:
         engine: what `window_engine` said.
@@ -198,79 +197,87 @@ class _WindowedLSTM(torch.autograd.Function):
         return out, shown, h, c, kappa, terms
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        *tensors, out, shown, terms, v, u, cells, stats = ctx.saved_tensors
-        operands, windows = _split(tensors)
-        needs = ctx.needs_input_grad[3:]
-        needed, _ = _split(needs)
-        spec, engine = ctx.spec, ENGINES[ctx.engine]
-        d_out, d_windows, d_h, d_c, d_kappa, _ = grads
-        x, h0, c0 = operands.x, operands.h0, _there(operands.c0)
-        steps, cases, inputs = x.shape
-        width = len(operands.w_hh)
-        empty = _allocator(engine, x)
-
-        def start(d: Tensor | None, like: Tensor) -> Tensor:
-            return (
-                torch.zeros_like(like)
-                if d is None
-                else d.clone(memory_format=torch.contiguous_format)
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "the kernels of a layer with a window have no gradients of gradients: set the "
+                "environment variable LN_ZOO_KERNELS=0 where you ask for them (create_graph=True)"
             )
+        with no_autocast(ctx.saved_tensors[0]):
+            return _gradients(ctx, *grads)
 
-        def sum_of(name: str) -> Tensor | None:
-            value = getattr(operands, name)
-            return torch.zeros_like(value) if getattr(needed, name) else None
 
-        dh, dc = start(d_h, h0), start(d_c, c0)
-        dkappa, dwindow = start(d_kappa, windows.kappa), torch.zeros_like(windows.window)
-        sums = Sums(*(sum_of(name) for name in Operands._fields[5:]))
-        dx = empty(steps * cases, inputs) if needed.x else None
-        dw_ih, dw_hh = torch.zeros_like(operands.w_ih), torch.zeros_like(operands.w_hh)
-        dweight, dbias = torch.zeros_like(windows.weight), torch.zeros_like(windows.bias)
-        p = engine.prepare(spec, operands, backward=True)
-        run = _steps(engine)(engine, p, spec, operands, windows, backward=True)
-        pieces = chunks([cases] * steps, p.chunk_rows, p.least_steps)
-        longest = max(piece.last - piece.first for piece in pieces)
-        du_room, dv_room = empty(longest, width), empty(longest, width)
-        parameters_room = empty(longest, len(windows.bias))
-        out, shown, terms = out.flatten(0, 1), shown.flatten(0, 1), terms.flatten(0, 1).flatten(1)
-        for piece in reversed(pieces):
-            part, count = slice(piece.first, piece.last), piece.last - piece.first
-            first = piece is pieces[-1]
-            du, dv, parameters = (a[:count] for a in (du_room, dv_room, parameters_room))
-            h_prev = previous_rows(h0, out, piece)
-            run.backward(
-                piece,
-                None if d_out is None else _rows(d_out, part),
-                None if d_windows is None else _rows(d_windows, part),
-                dh,
-                dc,
-                dwindow,
-                dkappa,
-                Saved(v[part], u[part], cells[part], stats[part]),
-                terms[part],
-                h_prev,
-                previous_rows(c0, cells, piece),
-                du,
-                dv,
-                parameters,
-                sums,
-            )
-            read = torch.cat([_rows(x, part), previous_rows(windows.window, shown, piece)], 1)
-            p.add_weight_gradient(du, h_prev, dw_hh, first)
-            p.add_weight_gradient(dv, read, dw_ih, first)
-            dweight.addmm_(parameters.t(), out[part])
-            dbias += parameters.sum(0)
-            if dx is not None:
-                torch.mm(dv, p.w_ih[:, :inputs], out=dx[part])
-        first_rows, second_rows = spec.products
-        if p.leaves_constants:
-            dw_ih, dw_hh = centred(dw_ih, first_rows), centred(dw_hh, second_rows)
-        dx = None if dx is None else dx.view(x.shape)
-        of_layer = (dx, dw_ih, dw_hh, dh, dc, *vars(sums).values())
-        of_window = (dweight, dbias, None, dwindow, dkappa)
-        return (None, None, None, *of_layer, *of_window)
+def _gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    """What `_WindowedLSTM` takes back."""
+    *tensors, out, shown, terms, v, u, cells, stats = ctx.saved_tensors
+    operands, windows = _split(tensors)
+    needs = ctx.needs_input_grad[3:]
+    needed, _ = _split(needs)
+    spec, engine = ctx.spec, ENGINES[ctx.engine]
+    d_out, d_windows, d_h, d_c, d_kappa, _ = grads
+    x, h0, c0 = operands.x, operands.h0, _there(operands.c0)
+    steps, cases, inputs = x.shape
+    width = len(operands.w_hh)
+    empty = _allocator(engine, x)
+
+    def start(d: Tensor | None, like: Tensor) -> Tensor:
+        return (
+            torch.zeros_like(like) if d is None else d.clone(memory_format=torch.contiguous_format)
+        )
+
+    def sum_of(name: str) -> Tensor | None:
+        value = getattr(operands, name)
+        return torch.zeros_like(value) if getattr(needed, name) else None
+
+    dh, dc = start(d_h, h0), start(d_c, c0)
+    dkappa, dwindow = start(d_kappa, windows.kappa), torch.zeros_like(windows.window)
+    sums = Sums(*(sum_of(name) for name in Operands._fields[5:]))
+    dx = empty(steps * cases, inputs) if needed.x else None
+    dw_ih, dw_hh = torch.zeros_like(operands.w_ih), torch.zeros_like(operands.w_hh)
+    dweight, dbias = torch.zeros_like(windows.weight), torch.zeros_like(windows.bias)
+    p = engine.prepare(spec, operands, backward=True)
+    run = _steps(engine)(engine, p, spec, operands, windows, backward=True)
+    pieces = chunks([cases] * steps, p.chunk_rows, p.least_steps)
+    longest = max(piece.last - piece.first for piece in pieces)
+    du_room, dv_room = empty(longest, width), empty(longest, width)
+    parameters_room = empty(longest, len(windows.bias))
+    out, shown, terms = out.flatten(0, 1), shown.flatten(0, 1), terms.flatten(0, 1).flatten(1)
+    for piece in reversed(pieces):
+        part, count = slice(piece.first, piece.last), piece.last - piece.first
+        first = piece is pieces[-1]
+        du, dv, parameters = (a[:count] for a in (du_room, dv_room, parameters_room))
+        h_prev = previous_rows(h0, out, piece)
+        run.backward(
+            piece,
+            None if d_out is None else _rows(d_out, part),
+            None if d_windows is None else _rows(d_windows, part),
+            dh,
+            dc,
+            dwindow,
+            dkappa,
+            Saved(v[part], u[part], cells[part], stats[part]),
+            terms[part],
+            h_prev,
+            previous_rows(c0, cells, piece),
+            du,
+            dv,
+            parameters,
+            sums,
+        )
+        read = torch.cat([_rows(x, part), previous_rows(windows.window, shown, piece)], 1)
+        p.add_weight_gradient(du, h_prev, dw_hh, first)
+        p.add_weight_gradient(dv, read, dw_ih, first)
+        dweight.addmm_(parameters.t(), out[part])
+        dbias += parameters.sum(0)
+        if dx is not None:
+            torch.mm(dv, p.w_ih[:, :inputs], out=dx[part])
+    first_rows, second_rows = spec.products
+    if p.leaves_constants:
+        dw_ih, dw_hh = centred(dw_ih, first_rows), centred(dw_hh, second_rows)
+    dx = None if dx is None else dx.view(x.shape)
+    of_layer = (dx, dw_ih, dw_hh, dh, dc, *vars(sums).values())
+    of_window = (dweight, dbias, None, dwindow, dkappa)
+    return (None, None, None, *of_layer, *of_window)
 
 
 def _split(tensors: Any) -> tuple[Operands, WindowOperands]:
