@@ -100,8 +100,8 @@ def card_from_checkpoint(
             (default apache-2.0), ``description``; ``notes``, ``differences`` (from the paper),
             ``training_commands``, ``datasets`` (hub ids), ``tags``: lists of text;
             ``main_metric``: which metric goes first; ``pictures``: files, each with the words under
-            it, which are copied into the folder and shown; ``size``: further facts that decide whether
-            numbers are comparable (see `ln_zoo.zoo.reported.comparison`).
+            it, which are copied into the folder and shown; ``size``: further facts that decide
+            whether numbers are comparable (see `ln_zoo.zoo.reported.comparison`).
         overwrite: whether a card that is there may be replaced.
 
     Returns:

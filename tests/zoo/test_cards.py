@@ -303,7 +303,7 @@ def test_pictures_travel_with_the_card(
     (folder / "samples.png").write_bytes(b"another one")
     with pytest.raises(CardError, match=r"samples\.png"):
         load(folder)
-    with pytest.raises(CardError, match="a file of the card cannot be read: .*no such"):
+    with pytest.raises(CardError, match=r"a file of the card cannot be read: .*no such"):
         card_from_checkpoint(
             *tested_checkpoint, tmp_path / "b", facts={"pictures": {"no such.png": "a"}}
         )
