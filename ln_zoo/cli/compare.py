@@ -91,7 +91,12 @@ def _parser() -> argparse.ArgumentParser:
         help="a run's folder, holding metrics.csv; runs of one label differ in their seed only; "
         "default label: the name of the folder above",
     )
-    parser.add_argument("--metric", nargs="+", help="a panel each")
+    parser.add_argument(
+        "--metric",
+        nargs="+",
+        help="a panel each; A|B (quoted) takes B of the runs that did not log A, as in "
+        "'val_batch_accuracy|val_accuracy'",
+    )
     parser.add_argument(
         "--x",
         choices=list(_METRICS),
@@ -132,7 +137,7 @@ def read_run(text: str, metrics: Sequence[str], x: str = "epoch") -> Run:
 
     Args:
         text: label and path.
-        metrics: those to read.
+        metrics: those to read; ``A|B`` stands for A, or B where there is no A.
         x: ``"epoch"`` or ``"step"``: what the curves go by.
 
     Raises:
@@ -145,11 +150,12 @@ def read_run(text: str, metrics: Sequence[str], x: str = "epoch") -> Run:
         reader = csv.DictReader(lines)
         for row in reader:
             for metric, curve in curves.items():
-                if row.get(metric):
+                value = next(filter(None, map(row.get, metric.split("|"))), None)
+                if value:
                     # Lightning logs with the number of the epoch or update that ends, counted from
                     # 0; `StepEvaluation` with the number of updates done.
                     done = x == "step" and metric.startswith("step_")
-                    curve[int(row[x]) + (0 if done else 1)] = float(row[metric])
+                    curve[int(row[x]) + (0 if done else 1)] = float(value)
     for metric, curve in curves.items():
         if not curve:
             logged = sorted(set(reader.fieldnames or []) - {"epoch", "step"})
@@ -197,7 +203,7 @@ def spread(runs: Sequence[Run], metric: str) -> list[tuple[int, float, float, fl
 
 def summary(runs: Sequence[Run], metrics: Sequence[str], x: str = "epoch") -> str:
     """A Markdown table of the last shared place: median (least to greatest) for each label."""
-    head = ["", "runs", f"{_AXES[x]}s", *metrics]
+    head = ["", "runs", f"{_AXES[x]}s", *map(_in_words, metrics)]
     lines = _table_head(head)
     for label, members in groups(runs).items():
         cells = []
@@ -228,8 +234,9 @@ def steps_table(runs: Sequence[Run], metric: str, values: Sequence[float]) -> st
     that all runs of all labels share.
     """
     sign = "≥" if _higher_is_better(metric) else "≤"
-    head = ["", "runs", *(f"updates to {metric} {sign} {value:g}" for value in values)]
-    lines = _table_head([*head, f"mean log10 {metric}"])
+    name = _in_words(metric)
+    head = ["", "runs", *(f"updates to {name} {sign} {value:g}" for value in values)]
+    lines = _table_head([*head, f"mean log10 {name}"])
     shared = _shared(runs, metric)
     for label, members in groups(runs).items():
         cells = [_steps_cell([run.curves[metric] for run in members], metric, v) for v in values]
@@ -375,6 +382,11 @@ def _cell(median: float, least: float, greatest: float) -> str:
     return f"{median:.4g} ({least:.4g} to {greatest:.4g})"
 
 
+def _in_words(metric: str) -> str:
+    """Without what means something in Markdown."""
+    return metric.replace("|", " or ")
+
+
 def _table_head(cells: Sequence[str]) -> list[str]:
     return [f"| {' | '.join(cells)} |", "|" + "---|" * len(cells)]
 
@@ -397,7 +409,7 @@ def _compare_activity(texts: Sequence[str], picture: Path, title: str) -> int:
 def _name_axes(axis: Axes, metric: str, x: str) -> None:
     axis.set_xlabel(_AXES[x])
     ending = metric.rsplit("_", 1)[-1]
-    name, logarithmic = _KINDS.get(ending, (metric.replace("_", " "), False))
+    name, logarithmic = _KINDS.get(ending, (_in_words(metric).replace("_", " "), False))
     axis.set_ylabel(_NAMES.get(metric, name))
     # Likelihoods of densities may be negative.
     if logarithmic and all(min(line.get_ydata()) > 0 for line in axis.lines):
