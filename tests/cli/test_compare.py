@@ -65,6 +65,8 @@ def test_axes(tmp_path: Path) -> None:
                 draw([run], METRICS, tmp_path / "a.png", log_x=log_x)
     scales = [(figure.axes[0].get_xscale(), figure.axes[0].get_yscale()) for figure in seen]
     assert scales == [("linear", "log"), ("log", "log"), ("linear", "linear"), ("log", "linear")]
+
+
 def test_another_metric_where_one_was_not_logged(tmp_path: Path) -> None:
     one, two = (write_run(tmp_path / f"{i}/version_0", [0.1, 0.05]) for i in range(2))
     file = one / "metrics.csv"
