@@ -10,6 +10,7 @@ import argparse
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 _STATUS = Path("/proc/self/status")
@@ -21,14 +22,23 @@ _ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "6553
 
 
 def peak(cell: str, size: str, contestant: str, precision: str, threads: int) -> int:
-    """Bytes, measured in a new process.
+    """Bytes of a training step of a recurrent layer, measured in a new process.
+
+    Raises:
+        RuntimeError: as `in_new_process`.
+    """
+    arguments = [cell, size, contestant, "--precision", precision, "--threads", str(threads)]
+    return in_new_process("benchmarks.memory", arguments, threads)
+
+
+def in_new_process(module: str, arguments: list[str], threads: int) -> int:
+    """What ``python -m module arguments`` prints last, as a number.
 
     Raises:
         RuntimeError: if the process fails, with the last line of what it said.
     """
-    arguments = [cell, size, contestant, "--precision", precision, "--threads", str(threads)]
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.memory", *arguments],
+        [sys.executable, "-m", module, *arguments],
         cwd=Path(__file__).parent.parent,
         env=os.environ | _ALLOCATOR | {"OMP_NUM_THREADS": str(threads)},
         capture_output=True,
@@ -38,6 +48,15 @@ def peak(cell: str, size: str, contestant: str, precision: str, threads: int) ->
     if done.returncode != 0:
         raise RuntimeError((done.stderr.strip().splitlines() or ["no message"])[-1])
     return int(done.stdout.splitlines()[-1])
+
+
+def of_step(step: Callable[[], object]) -> int:
+    """Bytes that a call takes at its peak above what is held before, in this process."""
+    Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
+    before, code = _held("VmRSS"), _held("RssFile")
+    step()
+    # Pages of libraries that were read for the first time are no memory of the step.
+    return _held("VmHWM") - before - (_held("RssFile") - code)
 
 
 def _held(key: str) -> int:
@@ -70,11 +89,7 @@ def main(argv: list[str] | None = None) -> int:
     step = training_step(contestant, size, arguments.precision)
     for parameter in contestant.module.parameters():
         parameter.grad = None
-    Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
-    before, code = _held("VmRSS"), _held("RssFile")
-    step()
-    # Pages of libraries that were read for the first time are no memory of the step.
-    print(_held("VmHWM") - before - (_held("RssFile") - code))
+    print(of_step(step))
     return 0
 
 

@@ -5,6 +5,7 @@ from ln_zoo.callbacks.curves import CurvesPlot
 from ln_zoo.callbacks.data_dependent_init import DataDependentInit
 from ln_zoo.callbacks.epoch_evaluation import EpochEvaluation
 from ln_zoo.callbacks.finite_loss import FiniteLoss, NonFiniteLossError
+from ln_zoo.callbacks.handwriting_samples import HandwritingSamples
 from ln_zoo.callbacks.last_checkpoint import LastCheckpoint
 from ln_zoo.callbacks.population_statistics import PopulationStatistics
 from ln_zoo.callbacks.predictions import PredictionWriter
@@ -16,6 +17,7 @@ __all__ = [
     "DataDependentInit",
     "EpochEvaluation",
     "FiniteLoss",
+    "HandwritingSamples",
     "LastCheckpoint",
     "NonFiniteLossError",
     "PopulationStatistics",

@@ -10,7 +10,11 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.trainer.states import TrainerFn
 
 #: By the ending of a logged name: what its axis is called; these axes are logarithmic.
-_AXES = {"nll": "loss, NLL (nats per case)"}
+_AXES = {
+    "point_nll": "NLL (nats per point)",
+    "sequence_nll": "NLL (nats per sequence)",
+    "nll": "loss, NLL (nats per case)",
+}
 
 
 class CurvesPlot(Callback):
@@ -70,7 +74,7 @@ def draw_curves(metrics: Path, picture: Path) -> None:
     curves = read_curves(metrics)
     panels: dict[str, list[str]] = {}
     for name in sorted(curves):
-        kind = name.rpartition("_")[2]
+        kind = _kind_of(name)
         if kind != "seconds":
             # The training loss of the zoo's models is their NLL, of one batch.
             panels.setdefault("nll" if kind == "loss" else kind, []).append(name)
@@ -104,6 +108,12 @@ def draw_curves(metrics: Path, picture: Path) -> None:
     figure.savefig(picture, dpi=120)
 
 
+def _kind_of(name: str) -> str:
+    """What was measured: ``"nll"`` for ``val_nll``, ``"point_nll"`` for ``val_point_nll``."""
+    known = (kind for kind in _AXES if name.endswith(f"_{kind}"))
+    return next(known, name.rpartition("_")[2])
+
+
 def _set_of(name: str) -> str:
     """What a metric was measured on: ``"val"`` for ``val_nll`` and ``val_batch_nll``."""
-    return name.rpartition("_")[0].removesuffix("_batch")
+    return name.removesuffix(f"_{_kind_of(name)}").removesuffix("_batch")

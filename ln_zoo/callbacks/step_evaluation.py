@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -12,9 +13,10 @@ from ln_zoo.callbacks.whole_set import data_module, score
 class StepEvaluation(Callback):
     """Scores the model on part of the training set every few updates, and logs the curve.
 
-    Before the first update and after every n, the means of the model's metrics over the first cases
-    of the training set, in evaluation mode: ``step_train_nll``, ``step_train_error``, at the number
-    of updates done so far. They go straight to the run's loggers, as what is logged in a training
+    Before the first update and after every n, the means of the model's metrics over some cases of
+    the training set, in evaluation mode: ``step_train_nll``, ``step_train_error``, at the number of
+    updates done so far; with ``validation`` over as many of the validation set too,
+    ``step_val_nll``. They go straight to the run's loggers, as what is logged in a training
     step would be thinned out by ``log_every_n_steps``. The training is not touched: modes, running
     averages and random numbers are put back.
 
@@ -22,26 +24,38 @@ class StepEvaluation(Callback):
     of one process. A resumed run goes on at the next multiple of n.
 
     The model must have ``per_case(batch) -> {name: (N,)}``; the data module
-    ``train_eval_dataloader(cases=...)``, whose loader repeats no case.
+    ``train_eval_dataloader(cases=...)``, whose loader repeats no case, and for ``validation``
+    ``val_eval_dataloader(cases=...)``.
 
     Args:
         every_n_steps: updates between two scores.
-        cases: how many of the training examples are scored, the first ones; all where there are
-            fewer.
+        cases: how many of the training examples are scored, those that the data module chooses
+            (the first of classified images); all where there are fewer.
+        validation: whether as many validation examples are scored.
+        early: whether to score after 1, 2, 5, 10, 20, 50, ... updates below n as well, for curves
+            over the logarithm of updates.
 
     Raises:
         ValueError: for numbers below 1; when training begins, without a data module of that kind.
     """
 
-    def __init__(self, every_n_steps: int = 25, cases: int = 2000) -> None:
+    def __init__(
+        self,
+        every_n_steps: int = 25,
+        cases: int = 2000,
+        validation: bool = False,
+        early: bool = False,
+    ) -> None:
         for name, number in (("every_n_steps", every_n_steps), ("cases", cases)):
             if number < 1:
                 raise ValueError(f"{name} must be at least 1, got {number}")
         self.every_n_steps = every_n_steps
         self.cases = cases
+        self.validation = validation
+        self.early = early
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        data_module(trainer, self, "train_eval_dataloader")  # if there is none, now
+        self._loaders(trainer)  # if there is none, now
         self._last = trainer.global_step
         if trainer.global_step == 0:
             self._score(trainer)
@@ -58,11 +72,25 @@ class StepEvaluation(Callback):
         if trainer.global_step == self._last:
             return
         self._last = trainer.global_step
-        if trainer.global_step % self.every_n_steps == 0:
+        if self._is_due(trainer.global_step):
             self._score(trainer)
 
+    def _is_due(self, step: int) -> bool:
+        if step % self.every_n_steps == 0:
+            return True
+        early = step < self.every_n_steps and str(step).rstrip("0") in ("1", "2", "5")
+        return self.early and early
+
+    def _loaders(self, trainer: Trainer) -> dict[str, Callable[..., Iterable[Any]]]:
+        """What gives the sets to score, by name."""
+        sets = ("train", "val") if self.validation else ("train",)
+        names = {name: f"{name}_eval_dataloader" for name in sets}
+        data = data_module(trainer, self, *names.values())
+        return {name: getattr(data, loader) for name, loader in names.items()}
+
     def _score(self, trainer: Trainer) -> None:
-        data = data_module(trainer, self, "train_eval_dataloader")
-        scores = score(trainer, data.train_eval_dataloader(cases=self.cases), "step_train")
+        scores: dict[str, float] = {}
+        for name, loader in self._loaders(trainer).items():
+            scores |= score(trainer, loader(cases=self.cases), f"step_{name}")
         for logger in trainer.loggers:
             logger.log_metrics({**scores, "epoch": trainer.current_epoch}, trainer.global_step)

@@ -29,11 +29,17 @@ published models
   ln-zoo card CHECKPOINT --results FILE --out DIR   write a card from a checkpoint and its test
   ln-zoo publish NAME --repo_id USER/REPO           upload a card's folder to the hub
 
+handwriting
+  ln-zoo write "any text" --model handwriting.layernorm --out hello.svg
+
+data
+  ln-zoo data iam_ondb SRC DST                      convert the official IAM-OnDB, once
+
 fast paths
   ln-zoo kernels [--build]                          what this machine has, and why not; build ahead
 
 environment
-  LN_ZOO_DATA        folder with datasets, one folder each (mnist, ...)
+  LN_ZOO_DATA        folder with datasets, one folder each (mnist, iam_ondb, ...)
   LN_ZOO_MODELS      folder with further card folders
   LN_ZOO_KERNELS     fast paths to use: names as `ln-zoo kernels` has them, 0 for none
   LN_ZOO_CACHE       folder of compiled kernels; default ~/.cache/ln_zoo
@@ -79,6 +85,14 @@ def main(argv: list[str] | None = None) -> int:
         from ln_zoo.cli import analyze
 
         return analyze.main(argv[1:])
+    if command == "data":
+        from ln_zoo.cli import data
+
+        return data.main(argv[1:])
+    if command == "write":
+        from ln_zoo.cli import write
+
+        return write.main(argv[1:])
     if command == "kernels":
         from ln_zoo.cli import kernels
 
@@ -89,7 +103,7 @@ def main(argv: list[str] | None = None) -> int:
         return run_trainer(argv)
     from ln_zoo.cli.names import nearest
 
-    known = [*_TRAINER_COMMANDS, *_ZOO_COMMANDS, "compare", "analyze", "kernels"]
+    known = [*_TRAINER_COMMANDS, *_ZOO_COMMANDS, "compare", "analyze", "data", "write", "kernels"]
     print(f"ln-zoo: error: unknown command {command!r}{nearest(command, known)}", file=sys.stderr)
     print(f"commands: {', '.join(known)}; `ln-zoo --help` shows examples", file=sys.stderr)
     return 2

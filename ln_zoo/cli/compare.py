@@ -34,6 +34,9 @@ _NAMES = {
     "epoch_test_nll": "test NLL (nats per case)",
     "step_train_nll": "training NLL (nats per case)",
     "step_train_error": "training error",
+    "step_train_sequence_nll": "training NLL (nats per line)",
+    "step_val_sequence_nll": "validation NLL (nats per line)",
+    "val_sequence_nll": "validation NLL (nats per line)",
 }
 
 
@@ -60,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
         by_step = [
             [read_run(text, [metric], "step") for text in arguments.runs] for metric, _ in asked
         ]
-        draw(runs, metrics, out, arguments.title, arguments.x)
+        draw(runs, metrics, out, arguments.title, arguments.x, arguments.log_x)
     except (OSError, ValueError) as error:
         print(f"ln-zoo compare: error: {error}", file=sys.stderr)
         return 1
@@ -109,6 +112,9 @@ def _parser() -> argparse.ArgumentParser:
         help="print how many updates it takes until the metric first is at or below each value "
         "(at or above, where higher is better), by the evaluations that were logged; may be given "
         "more than once",
+    )
+    parser.add_argument(
+        "--log_x", action="store_true", help="draw against the logarithm; place 0 is left out"
     )
     parser.add_argument("--out", default="compare.png", help="picture to write (.png or .svg)")
     parser.add_argument(
@@ -248,8 +254,18 @@ def draw(
     picture: Path,
     title: str = "",
     x: str = "epoch",
+    log_x: bool = False,
 ) -> None:
-    """Draws a panel for each metric: the median of each label, and its runs as fainter lines."""
+    """Draws a panel for each metric: the median of each label, and its runs as fainter lines.
+
+    Args:
+        runs: the runs.
+        metrics: a panel each.
+        picture: the file to write.
+        title: of the picture.
+        x: ``"epoch"`` or ``"step"``.
+        log_x: whether the axis of epochs or updates is logarithmic.
+    """
     from matplotlib.figure import Figure  # not pyplot: nothing global, no display
 
     figure = Figure(figsize=(5.2 * len(metrics), 4), layout="constrained")
@@ -262,6 +278,8 @@ def draw(
                 curve = sorted(run.curves[metric].items())
                 axis.plot(*zip(*curve, strict=True), color=line.get_color(), lw=0.6, alpha=0.4)
         _name_axes(axis, metric, x)
+        if log_x:
+            axis.set_xscale("log")
     axes[0].legend()
     if title:
         figure.suptitle(title)
@@ -393,6 +411,7 @@ def _name_axes(axis: Axes, metric: str, x: str) -> None:
     ending = metric.rsplit("_", 1)[-1]
     name, logarithmic = _KINDS.get(ending, (_in_words(metric).replace("_", " "), False))
     axis.set_ylabel(_NAMES.get(metric, name))
-    if logarithmic:
+    # Likelihoods of densities may be negative.
+    if logarithmic and all(min(line.get_ydata()) > 0 for line in axis.lines):
         axis.set_yscale("log")
     axis.grid(alpha=0.3)

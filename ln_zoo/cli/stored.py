@@ -93,6 +93,35 @@ def load_weights(model: ZooModule, weights: str) -> None:
     model.load_state_dict(state)
 
 
+def load_model(weights: str) -> ZooModule:
+    """The model of published weights or of a checkpoint, in evaluation mode, on the CPU.
+
+    Args:
+        weights: a name, a card folder or a hub id, as `ln_zoo.load` takes them, or a .ckpt file.
+
+    Raises:
+        FileNotFoundError: if there is no such checkpoint.
+        ImportError: if its class is neither installed nor in the current folder.
+        ValueError: as `ln_zoo.load`; if a checkpoint cannot be read, is of no model of the zoo, or
+            does not fit its own arguments.
+    """
+    if not weights.endswith(".ckpt"):
+        from ln_zoo.zoo import load
+
+        return load(weights)
+    class_path, init_args, state = _from_weights(weights)
+    module, _, name = class_path.rpartition(".")
+    cls = getattr(importlib.import_module(module), name, None)
+    if not (isinstance(cls, type) and issubclass(cls, ZooModule)):
+        raise ValueError(
+            f"{weights} is of {class_path}, which is no model of ln_zoo or on its base"
+        )
+    model = cls(**init_args)
+    check_fits(model, state, weights)
+    model.load_state_dict(state)
+    return model.eval()
+
+
 def check_fits(model: torch.nn.Module, state: dict[str, Tensor], where: str) -> None:
     """Raises ValueError, naming the keys, unless the state has the model's keys and shapes."""
     expected = model.state_dict()

@@ -1,16 +1,26 @@
 """Datasets as Lightning data modules, and the loading they share."""
 
 from ln_zoo.data.digits import Digits
+from ln_zoo.data.handwriting import HandwritingBatch, HandwritingData, LineSet
+from ln_zoo.data.iam_ondb import IAMOnDB
 from ln_zoo.data.images import ImageClassificationData
 from ln_zoo.data.loading import BatchLoader, DistributedBatches, ResumableLoader, Tensors
 from ln_zoo.data.mnist import MNIST
+from ln_zoo.data.pen_lines import PenLines
+from ln_zoo.data.synthetic_handwriting import SyntheticHandwriting
 
 __all__ = [
     "MNIST",
     "BatchLoader",
     "Digits",
     "DistributedBatches",
+    "HandwritingBatch",
+    "HandwritingData",
+    "IAMOnDB",
     "ImageClassificationData",
+    "LineSet",
+    "PenLines",
     "ResumableLoader",
+    "SyntheticHandwriting",
     "Tensors",
 ]

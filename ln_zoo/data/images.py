@@ -141,6 +141,12 @@ class ImageClassificationData(LightningDataModule, ABC):
         """
         return self._evaluation_loader("train", batch_size, cases)
 
+    def val_eval_dataloader(
+        self, batch_size: int | None = None, cases: int | None = None
+    ) -> BatchLoader:
+        """The validation set in order, or its first cases; arguments as for the training set."""
+        return self._evaluation_loader("val", batch_size, cases)
+
     def val_dataloader(self) -> BatchLoader:
         return self._evaluation_loader("val")
 

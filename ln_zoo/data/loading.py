@@ -132,23 +132,43 @@ class DistributedBatches(DistributedSampler[Tensor]):
                 f"{' to train on' if training else ''}, too few for {num_replicas} process(es): "
                 "lower the batch size or use fewer devices"
             )
+        self.whole = batches
         self.total = batches - batches % num_replicas if training else batches
 
-    def __iter__(self) -> Iterator[Tensor]:
+    def __iter__(self) -> Iterator[Any]:
         """Yields (B,) int64 indices, from the rank's batch number ``first`` on."""
-        examples = len(self.dataset)  # type: ignore[arg-type]
-        if self.shuffle:
-            # Seeds are mixed: with seed + epoch, neighbouring seeds would share their orders.
-            mixed = np.random.SeedSequence((self.seed, self.epoch)).generate_state(1, np.uint64)[0]
-            order = torch.randperm(examples, generator=torch.Generator().manual_seed(int(mixed)))
-        else:
-            order = torch.arange(examples)
+        order = self.permutation(len(self.dataset))  # type: ignore[arg-type]
         batches = order.split(self.batch_size)[: self.total]
         yield from batches[self.rank :: self.num_replicas][self.first :]
 
     def __len__(self) -> int:
         """The batches of a whole epoch for this process, wherever iteration starts."""
         return len(range(self.rank, self.total, self.num_replicas))
+
+    def permutation(self, n: int, *stream: int) -> Tensor:
+        """Numbers 0 to n - 1 in the order of this epoch, int64; without ``shuffle`` as they are.
+
+        Args:
+            n: how many.
+            stream: numbers that tell apart what is permuted in the same epoch.
+        """
+        if not self.shuffle:
+            return torch.arange(n)
+        # Seeds are mixed: with seed + epoch, neighbouring seeds would share their orders.
+        mixed = np.random.SeedSequence((self.seed, self.epoch, *stream))
+        state = int(mixed.generate_state(1, np.uint64)[0])
+        return torch.randperm(n, generator=torch.Generator().manual_seed(state))
+
+    def settings(self) -> dict[str, Any]:
+        """What the batches of an epoch depend on, by name."""
+        return {
+            "examples": len(self.dataset),  # type: ignore[arg-type]
+            "batch_size": self.batch_size,
+            "shuffle": self.shuffle,
+            "seed": self.seed,
+            "drop_last": self.drop_last,
+            "processes": self.num_replicas,
+        }
 
 
 class BatchLoader(DataLoader):
@@ -158,7 +178,9 @@ class BatchLoader(DataLoader):
     the first batch is asked for: Lightning makes the iterator before it sets the epoch.
 
     Args:
-        dataset: the N examples; indexing it with a (B,) tensor gives a batch.
+        dataset: the N examples; indexing it with what the sampler yields, a (B,) tensor, gives a
+            batch. Its attribute ``batches``, if it has one, is the subclass of `DistributedBatches`
+            to take in place of that.
         batch_size: examples per batch.
         training: see `DistributedBatches`, as for shuffle, seed and drop_last.
         shuffle: permute the examples in each epoch.
@@ -190,7 +212,8 @@ class BatchLoader(DataLoader):
         batch_sampler: None = None,
     ) -> None:
         if sampler is None or isinstance(sampler, SequentialSampler):
-            sampler = DistributedBatches(
+            batches = getattr(dataset, "batches", DistributedBatches)
+            sampler = batches(
                 dataset,
                 batch_size,
                 training=training,
@@ -243,7 +266,7 @@ class ResumableLoader(BatchLoader):
     sampler: DistributedBatches
     _epoch = 0
     _handed_out = 0
-    _loaded: dict[str, int | bool] | None = None
+    _loaded: dict[str, Any] | None = None
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         sampler = self.sampler
@@ -257,31 +280,24 @@ class ResumableLoader(BatchLoader):
             self._handed_out += 1
             yield batch
 
-    def state_dict(self) -> dict[str, int | bool]:
+    def state_dict(self) -> dict[str, Any]:
         """The epoch, its batches handed out so far, and what their order depends on."""
         if self._loaded is not None:
             return dict(self._loaded)
-        return {"epoch": self._epoch, "handed_out": self._handed_out, **self._order()}
-
-    def load_state_dict(self, state_dict: dict[str, int | bool]) -> None:
-        self._loaded = dict(state_dict)
-
-    def _order(self) -> dict[str, int | bool]:
-        sampler = self.sampler
         return {
-            "examples": len(sampler.dataset),  # type: ignore[arg-type]
-            "batch_size": sampler.batch_size,
-            "shuffle": sampler.shuffle,
-            "seed": sampler.seed,
-            "drop_last": sampler.drop_last,
-            "processes": sampler.num_replicas,
+            "epoch": self._epoch,
+            "handed_out": self._handed_out,
+            **self.sampler.settings(),
         }
 
-    def _check_order(self, loaded: dict[str, int | bool]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._loaded = dict(state_dict)
+
+    def _check_order(self, loaded: dict[str, Any]) -> None:
         differing = [
-            f"{name} {loaded[name]} (now {now})"
-            for name, now in self._order().items()
-            if loaded[name] != now
+            f"{name} {loaded.get(name)} (now {now})"
+            for name, now in self.sampler.settings().items()
+            if loaded.get(name) != now
         ]
         if differing:
             raise ValueError(

@@ -5,6 +5,7 @@ from ln_zoo.layers.conv import Conv2d
 from ln_zoo.layers.initialization import data_dependent_init, orthogonal_, orthogonal_init
 from ln_zoo.layers.linear import Linear
 from ln_zoo.layers.rnn import GRU, LSTM, RNN
+from ln_zoo.layers.window import WindowLSTM, WindowOutput, WindowState
 
 __all__ = [
     "GRU",
@@ -15,6 +16,9 @@ __all__ = [
     "LSTMCell",
     "Linear",
     "RNNCell",
+    "WindowLSTM",
+    "WindowOutput",
+    "WindowState",
     "data_dependent_init",
     "orthogonal_",
     "orthogonal_init",

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.nn import init
 
 from ln_zoo.norms import Identity, Norm, Site
-from ln_zoo.ops import CELLS, Cell, States, Stream, Weights
+from ln_zoo.ops import CELLS, Cell, States, Stream, Weights, bounded_lstm
 
 
 def cell_sites(
@@ -53,6 +53,7 @@ def cell_sites(
                 sum(place.groups) * hidden_size,
                 groups=tuple(group * hidden_size for group in place.groups),
                 recurrent=True,
+                gate_size=hidden_size,
                 own_shift=place.own_shift,
                 weight=None if place.weight is None else weights[place.weight],
                 sums=place.sums,
@@ -66,6 +67,16 @@ def cell_sites(
 def sites_by_role(sites: nn.Module) -> dict[str, Site]:
     """What `cell_sites` made, as a plain dict."""
     return cast("dict[str, Site]", dict(cast(nn.ModuleDict, sites).items()))
+
+
+def check_bound(derivative_bound: float | None) -> None:
+    """Checks a bound of derivatives.
+
+    Raises:
+        ValueError: unless it is positive, or ``None``.
+    """
+    if derivative_bound is not None and not derivative_bound > 0:
+        raise ValueError(f"derivative_bound must be positive, got {derivative_bound!r}")
 
 
 def as_states(owner: str, cell: Cell, hx: Tensor | States | None) -> States | None:
@@ -102,11 +113,16 @@ class _RecurrentCell(nn.RNNCellBase):
         dtype: torch.dtype | None,
         norm: Norm | None,
         normalize: Sequence[str] | None,
+        peephole: bool = False,
     ) -> None:
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         super().__init__(input_size, hidden_size, bias, cell.gates, **factory)
-        self._cell_name = cell.name
+        self._cell = cell
         self._stream = Stream(cell)
+        self.register_parameter("weight_peephole", None)
+        if peephole:
+            self.weight_peephole = nn.Parameter(torch.empty(3, hidden_size, **factory))
+            self.reset_parameters()
         weights: dict[str, Tensor] = {"ih": self.weight_ih, "hh": self.weight_hh}
         self.sites = cell_sites(cell, hidden_size, weights, norm, normalize, factory)
 
@@ -127,9 +143,20 @@ class _RecurrentCell(nn.RNNCellBase):
         sites["input"].reset_weight(self.weight_ih)
         sites["recurrent"].reset_weight(self.weight_hh)
 
+    def effective_weights(self) -> Weights:
+        """The weights that a step works with: those of the strategy, where it acts on weights."""
+        sites = sites_by_role(self.sites)
+        return Weights(
+            sites["input"].weight(self.weight_ih),
+            sites["recurrent"].weight(self.weight_hh),
+            self.bias_ih,
+            self.bias_hh,
+            peephole=self.weight_peephole,
+        )
+
     def _next(self, input: Tensor, hx: Tensor | States | None, step: int | None) -> States:
         """The next states, for input (N, I) or (I,)."""
-        cell, sites = CELLS[self._cell_name], sites_by_role(self.sites)
+        cell, sites = self._cell, sites_by_role(self.sites)
         states = as_states(type(self).__name__, cell, hx)
         self._check_input(input, states)
         self._check_step(step, sites)
@@ -141,12 +168,7 @@ class _RecurrentCell(nn.RNNCellBase):
             states = (zeros,) * len(cell.states)
         elif not batched:
             states = tuple(s.unsqueeze(0) for s in states)
-        weights = Weights(
-            sites["input"].weight(self.weight_ih),
-            sites["recurrent"].weight(self.weight_hh),
-            self.bias_ih,
-            self.bias_hh,
-        )
+        weights = self.effective_weights()
         records = {role: site.describe() for role, site in sites.items()}
         streamed = self._stream(records, input, states, weights)
         if streamed is not None:
@@ -202,17 +224,20 @@ class LSTMCell(_RecurrentCell):
         dtype: of the parameters, as in torch.
         norm: the strategy; default `Identity`.
         normalize: the sites to act on, of ``"input"``, ``"recurrent"``, ``"cell"``; default all.
+        peephole: whether gates see cell states; see `LSTM`.
+        derivative_bound: clips the derivative of the loss by each gate's sum; see `LSTM`.
 
     Shapes: input (N, I) or (I,), states (N, H) or (H,). States come back in the precision of the
     parameters, under autocast too.
 
     Parameters: ``weight_ih`` (4H, I), ``weight_hh`` (4H, H), ``bias_ih``, ``bias_hh`` (4H,), drawn
-    as torch does; and, as far as the strategy has them, ``sites.input.gain``,
-    ``sites.recurrent.gain`` (4H,), ``sites.cell.gain``, ``sites.cell.shift`` (H,),
-    ``sites.input.scale``, ``sites.recurrent.scale`` (4H,).
+    as torch does; ``weight_peephole`` (3, H) to i, f, o; and, as far as the strategy has them,
+    ``sites.input.gain``, ``sites.recurrent.gain`` (4H,), ``sites.cell.gain``, ``sites.cell.shift``
+    (H,), ``sites.input.scale``, ``sites.recurrent.scale`` (4H,).
 
     Raises:
-        ValueError: for a name in ``normalize`` that is none of the sites.
+        ValueError: for a name in ``normalize`` that is none of the sites, or a bound that is not
+            positive.
 
     Example:
         >>> from ln_zoo.norms import LayerNorm
@@ -234,9 +259,15 @@ class LSTMCell(_RecurrentCell):
         *,
         norm: Norm | None = None,
         normalize: Sequence[str] | None = None,
+        peephole: bool = False,
+        derivative_bound: float | None = None,
     ) -> None:
-        cell = CELLS["LSTM"]
-        super().__init__(cell, input_size, hidden_size, bias, device, dtype, norm, normalize)
+        check_bound(derivative_bound)
+        cell = CELLS["LSTM"] if derivative_bound is None else bounded_lstm(derivative_bound)
+        super().__init__(
+            cell, input_size, hidden_size, bias, device, dtype, norm, normalize, peephole
+        )
+        self.derivative_bound = derivative_bound
 
     def forward(
         self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None, step: int | None = None

@@ -12,9 +12,9 @@ from torch.nn import init
 from torch.nn.utils.rnn import PackedSequence
 
 from ln_zoo import ops
-from ln_zoo.layers.cells import as_states, cell_sites, rnn_cell, sites_by_role
+from ln_zoo.layers.cells import as_states, cell_sites, check_bound, rnn_cell, sites_by_role
 from ln_zoo.norms import Norm, Site
-from ln_zoo.ops import CELLS, States, Weights
+from ln_zoo.ops import CELLS, Cell, States, Weights, bounded_lstm
 
 
 class _Recurrent(nn.RNNBase):
@@ -38,6 +38,8 @@ class _Recurrent(nn.RNNBase):
         dtype: torch.dtype | None,
         norm: Norm | None,
         normalize: Sequence[str] | None,
+        peephole: bool = False,
+        derivative_bound: float | None = None,
     ) -> None:
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         super().__init__(
@@ -52,12 +54,23 @@ class _Recurrent(nn.RNNBase):
             proj_size,
             **factory,
         )
+        self.derivative_bound = derivative_bound
+        if peephole:
+            for suffix in self._suffixes():
+                weight = nn.Parameter(torch.empty(3, hidden_size, **factory))
+                self.register_parameter(f"weight_peephole_{suffix}", weight)
+            self.reset_parameters()
         self.sites = nn.ModuleDict()
         for suffix in self._suffixes():
             weights = {kind: getattr(self, f"weight_{kind}_{suffix}") for kind in ("ih", "hh")}
             self.sites[suffix] = cell_sites(
                 CELLS[mode], hidden_size, weights, norm, normalize, factory
             )
+
+    def _cell(self) -> Cell:
+        if self.derivative_bound is not None:
+            return bounded_lstm(self.derivative_bound)
+        return CELLS[self.mode]
 
     def _suffixes(self) -> Iterator[str]:
         """What ends the parameter names of each direction of each layer, in torch's order."""
@@ -73,7 +86,8 @@ class _Recurrent(nn.RNNBase):
     def reset_parameters(self) -> None:
         """Draws weights and biases anew, as torch does, and starts the strategy anew."""
         bound = 1.0 / math.sqrt(self.hidden_size)
-        for name in self._flat_weights_names:
+        peepholes = [name for name in self._parameters if name.startswith("weight_peephole")]
+        for name in (*self._flat_weights_names, *peepholes):
             init.uniform_(getattr(self, name), -bound, bound)
         if "sites" in self._modules:  # torch's constructor calls this before there are any
             for sites in self._directions().values():
@@ -91,7 +105,7 @@ class _Recurrent(nn.RNNBase):
         self, input: Tensor | PackedSequence, hx: Tensor | States | None
     ) -> tuple[Tensor | PackedSequence, States]:
         """Outputs and final states, in the layout of the input."""
-        states = as_states(type(self).__name__, CELLS[self.mode], hx)
+        states = as_states(type(self).__name__, self._cell(), hx)
         if isinstance(input, PackedSequence):
             data, batch_sizes, order, back = input
             if states is not None and order is not None:
@@ -128,7 +142,7 @@ class _Recurrent(nn.RNNBase):
             states = tuple(x.new_zeros(size) for size in self._state_sizes(x, batch_sizes))
         else:
             self._check_states(x, batch_sizes, states)
-        cell = CELLS[self.mode]
+        cell = self._cell()
         directions = self._directions()
         steps = x.shape[0] if batch_sizes is None else len(batch_sizes)
         for sites in directions.values():
@@ -180,6 +194,7 @@ class _Recurrent(nn.RNNBase):
             getattr(self, f"bias_ih_{suffix}", None),
             getattr(self, f"bias_hh_{suffix}", None),
             getattr(self, f"weight_hr_{suffix}", None),
+            getattr(self, f"weight_peephole_{suffix}", None),
         )
 
     # Checks of the initial states, with torch's words
@@ -244,9 +259,14 @@ class LSTM(_Recurrent):
         dtype: of the parameters, as in torch.
         norm: the strategy; default `Identity`, which makes this layer torch's own.
         normalize: the sites to act on, of ``"input"``, ``"recurrent"``, ``"cell"``; default all.
+        peephole: whether gates see cell states (Graves 2013, eq. 7-10): i and f the one before, o
+            the new one, each by a weight per unit. Such a layer runs on the generic loop.
+        derivative_bound: clips the derivative of the loss by each gate's sum to this size (Graves
+            2013, section 2.1), on the generic loop; default: no clipping.
 
     Parameters: torch's own, drawn as torch does (``weight_ih_l0`` (4H, I), ``weight_hh_l0``
-    (4H, H or P), ``bias_ih_l0``, ``bias_hh_l0`` (4H,), ``weight_hr_l0`` (P, H), ``..._reverse``);
+    (4H, H or P), ``bias_ih_l0``, ``bias_hh_l0`` (4H,), ``weight_hr_l0`` (P, H), ``..._reverse``),
+    ``weight_peephole_l0`` (3, H) to i, f, o;
     and, as far as the strategy has them, ``sites.l0.input.gain``, ``sites.l0.recurrent.gain``
     (4H,), ``sites.l0.cell.gain``, ``sites.l0.cell.shift`` (H,), ``sites.l0.input.scale``,
     ``sites.l0.recurrent.scale`` (4H,), ``sites.l0_reverse...``.
@@ -256,7 +276,8 @@ class LSTM(_Recurrent):
     without rounding; where torch's fused loop runs, its own rules hold.
 
     Raises:
-        ValueError: for a name in ``normalize`` that is none of the sites, and as torch does.
+        ValueError: for a name in ``normalize`` that is none of the sites, a bound that is not
+            positive, and as torch does.
 
     Example:
         >>> from ln_zoo.norms import LayerNorm
@@ -281,7 +302,10 @@ class LSTM(_Recurrent):
         *,
         norm: Norm | None = None,
         normalize: Sequence[str] | None = None,
+        peephole: bool = False,
+        derivative_bound: float | None = None,
     ) -> None:
+        check_bound(derivative_bound)
         super().__init__(
             "LSTM",
             input_size,
@@ -296,6 +320,8 @@ class LSTM(_Recurrent):
             dtype,
             norm,
             normalize,
+            peephole,
+            derivative_bound,
         )
 
     def forward(

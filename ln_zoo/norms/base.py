@@ -121,6 +121,7 @@ class Site(nn.Module):
         positions: the size of the axes behind the features of a convolution, (H, W), where it is
             known; sums of any other size are refused then.
         recurrent: whether the site lies inside a recurrent layer, where `Norm.sums` gets ``step``.
+        gate_size: features of each gate, where they are those of several; ``None``: of none.
         own_shift: whether the place has no bias of its layer, so that an affine map needs a shift
             of its own (an LSTM's cell).
         weight: the weight, (F, \\*), whose products are the summed inputs, where the strategy may
@@ -161,6 +162,7 @@ class Site(nn.Module):
         axis: int = -1,
         positions: tuple[int, int] | None = None,
         recurrent: bool = False,
+        gate_size: int | None = None,
         own_shift: bool = False,
         weight: Tensor | None = None,
         sums: bool = True,
@@ -182,6 +184,7 @@ class Site(nn.Module):
         self.axis = axis
         self.positions = None if positions is None else tuple(positions)
         self.recurrent = recurrent
+        self.gate_size = gate_size
         self.own_shift = own_shift
         self._sums = sums
         self.normalizes_sums = sums and type(norm).sums is not Norm.sums

@@ -42,7 +42,7 @@ def from_config(config: Norm | dict[str, Any]) -> Norm:
 
     Example:
         >>> from_config({"class_path": "ln_zoo.norms.LayerNorm", "init_args": {"eps": 0.001}})
-        LayerNorm(gain=1.0, eps=0.001, convolution='channel')
+        LayerNorm(gain=1.0, eps=0.001, convolution='channel', per_gate=False)
     """
     if isinstance(config, Norm):
         return config

@@ -35,6 +35,9 @@ class LayerNorm(Norm):
               same statistics, a gain and a shift per unit (C, H, W). The layer must know its
               positions when it is made.
             - ``"position"``: statistics over the channels at each position, one gain per channel.
+        per_gate: whether each gate of a recurrent layer has statistics of its own. The paper's eq.
+            20-22 share them among all gates of an LSTM (a GRU's two in eq. 26), as does ``False``;
+            some published code does not. Elsewhere it changes nothing.
 
     Raises:
         ValueError: if eps is negative or not finite, for an unknown word, or where ``"unit"`` meets
@@ -51,6 +54,7 @@ class LayerNorm(Norm):
     gain: float = 1.0
     eps: float = 1e-5
     convolution: Convolution = "channel"
+    per_gate: bool = False
 
     invariances: ClassVar[frozenset[str] | None] = frozenset(
         {
@@ -81,9 +85,10 @@ class LayerNorm(Norm):
     def sums(self, site: Site, a: Tensor, step: int | None = None) -> Tensor:
         if site.axis == 1:
             return self._convolution_sums(site, a)
-        if len(site.groups) == 1:
-            return site.affine(F.layer_norm(a, site.groups, eps=self.eps))
-        parts = a.split(site.groups, dim=-1)
+        groups = self._groups(site)
+        if len(groups) == 1:
+            return site.affine(F.layer_norm(a, groups, eps=self.eps))
+        parts = a.split(groups, dim=-1)
         rows = [F.layer_norm(part, part.shape[-1:], eps=self.eps) for part in parts]
         return site.affine(torch.cat(rows, dim=-1))
 
@@ -100,4 +105,9 @@ class LayerNorm(Norm):
     def describe(self, site: Site) -> Record:
         if type(self).sums is not LayerNorm.sums:
             return super().describe(site)
-        return RowNorm(site.groups, True, True, self.eps, site.gain, site.shift)
+        return RowNorm(self._groups(site), True, True, self.eps, site.gain, site.shift)
+
+    def _groups(self, site: Site) -> tuple[int, ...]:
+        if not self.per_gate or site.gate_size is None:
+            return site.groups
+        return (site.gate_size,) * (site.features // site.gate_size)

@@ -1,10 +1,25 @@
 """Functions of tensors: records of what is to be computed, and the loops that compute it."""
 
-from ln_zoo.ops.cells import CELLS, Cell, Place, States, Weights
+from ln_zoo.ops.cells import (
+    CELLS,
+    Cell,
+    Place,
+    States,
+    Weights,
+    bounded_lstm,
+    clip_derivative,
+)
 from ln_zoo.ops.fast_path import KERNELS, Kernel, pick
 from ln_zoo.ops.records import Record, Records, RowNorm, StepNorm
 from ln_zoo.ops.recurrence import scan, stack
 from ln_zoo.ops.streaming import Stream
+from ln_zoo.ops.window import (
+    Windowed,
+    WindowOperands,
+    window_engine,
+    window_weights,
+    windowed_lstm,
+)
 
 __all__ = [
     "CELLS",
@@ -19,7 +34,14 @@ __all__ = [
     "StepNorm",
     "Stream",
     "Weights",
+    "WindowOperands",
+    "Windowed",
+    "bounded_lstm",
+    "clip_derivative",
     "pick",
     "scan",
     "stack",
+    "window_engine",
+    "window_weights",
+    "windowed_lstm",
 ]

@@ -861,6 +861,8 @@ def _refusal(cell: Cell, records: Sequence[Records], weights: Sequence[Weights])
     for direction, w in zip(records, weights, strict=True):
         if w.hr is not None:
             return "the hidden state is projected"
+        if w.peephole is not None:
+            return "there are peepholes"
         for place in cell.places:
             record = direction[place.role]
             if record is None:

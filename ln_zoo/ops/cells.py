@@ -6,10 +6,12 @@ all of them and is written once, in `ln_zoo.ops.recurrence`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -28,6 +30,8 @@ class Weights(NamedTuple):
         bias_ih: (G,) or ``None``.
         bias_hh: (G,) or ``None``.
         hr: an LSTM's projection, (P, H), or ``None``.
+        peephole: an LSTM's diagonal weights from cell states to the gates i, f and o, (3, H), or
+            ``None``.
     """
 
     ih: Tensor
@@ -35,6 +39,7 @@ class Weights(NamedTuple):
     bias_ih: Tensor | None = None
     bias_hh: Tensor | None = None
     hr: Tensor | None = None
+    peephole: Tensor | None = None
 
 
 Step = Callable[[Tensor, States, Weights, Sites, int | None], States]
@@ -93,21 +98,70 @@ def _recurrent_term(h: Tensor, w: Weights) -> Tensor:
     return F.linear(h.to(w.hh.dtype), w.hh)
 
 
-def lstm_step(wx: Tensor, states: States, w: Weights, sites: Sites, t: int | None) -> States:
+def lstm_step(
+    wx: Tensor,
+    states: States,
+    w: Weights,
+    sites: Sites,
+    t: int | None,
+    derivative_bound: float | None = None,
+) -> States:
     """LSTM (paper, eq. 20-22; DRAW's, eq. 29-31), gates i, f, g, o.
 
-    The cell state is normalised on its way to the output only: c itself is carried as it is.
+    The cell state is normalised on its way to the output only: c itself is carried as it is, and is
+    what peepholes see (Graves 2013, eq. 7-10). Derivatives of the loss by the gates' sums are
+    clipped to ``derivative_bound`` (there, section 2.1).
     """
     h, c = states
     sums = wx + sites["recurrent"](_recurrent_term(h, w), t)
     if w.bias_ih is not None and w.bias_hh is not None:
         sums = sums + (w.bias_ih + w.bias_hh)
-    i, f, g, o = sums.chunk(4, dim=-1)
-    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+
+    def bounded(a: Tensor) -> Tensor:
+        return a if derivative_bound is None else clip_derivative(a, derivative_bound)
+
+    i, f, g, o = (sums if w.peephole is not None else bounded(sums)).chunk(4, dim=-1)
+    if w.peephole is None:
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+    else:
+        to_i, to_f, to_o = w.peephole
+        i, f, g = bounded(i + to_i * c), bounded(f + to_f * c), bounded(g)
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        o = bounded(o + to_o * c)
     h = o.sigmoid() * sites["cell"](c, t).tanh()
     if w.hr is not None:
         h = F.linear(h.to(w.hr.dtype), w.hr)
     return h, c
+
+
+class _ClipDerivative(torch.autograd.Function):
+    # In the form that transforms of torch.func take.
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(a: Tensor, bound: float) -> Tensor:
+        return a.view_as(a)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
+        ctx.bound = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, d: Tensor) -> tuple[Tensor, None]:
+        return d.clamp(-ctx.bound, ctx.bound), None
+
+
+def clip_derivative(a: Tensor, bound: float) -> Tensor:
+    """a itself; on the way back each number of its gradient is clipped to +-bound.
+
+    Example:
+        >>> a = torch.zeros(2, requires_grad=True)
+        >>> (clip_derivative(a, 10.0) * torch.tensor([3.0, -50.0])).sum().backward()
+        >>> a.grad
+        tensor([  3., -10.])
+    """
+    found: Tensor = _ClipDerivative.apply(a, bound)
+    return found
 
 
 def gru_step(wx: Tensor, states: States, w: Weights, sites: Sites, t: int | None) -> States:
@@ -154,6 +208,13 @@ _RNN_PLACES = (
     Place("recurrent", (1,), weight="hh", sums=False),
     Place("sum", (1,)),
 )
+
+
+def bounded_lstm(bound: float) -> Cell:
+    """The LSTM that clips the derivatives of the loss by its gates' sums to +-bound."""
+    step = functools.partial(lstm_step, derivative_bound=bound)
+    return replace(CELLS["LSTM"], name="LSTM with clipped derivatives", step=step)
+
 
 #: All cells, by name.
 CELLS = {

@@ -155,6 +155,8 @@ def refusal(cell: Cell, records: Sequence[Records], weights: Sequence[Weights]) 
     for direction, w in zip(records, weights, strict=True):
         if w.hr is not None:
             return "the hidden state is projected"
+        if w.peephole is not None:
+            return "there are peepholes"
         hidden = w.hh.shape[1]
         for place in cell.places:
             record = direction[place.role]

@@ -32,6 +32,10 @@ class TorchRNN:
         self, cell: Cell, records: Sequence[Records], x: Tensor, weights: Sequence[Weights]
     ) -> str | None:
         """Why this call is not for torch, or ``None``."""
+        if cell.name not in _FUNCTIONS:
+            return f"torch has no {cell.name}"
+        if any(w.peephole is not None for w in weights):
+            return "torch has no peepholes"
         for direction in records:
             for role, record in direction.items():
                 if record is None or not record.identity:

@@ -54,6 +54,7 @@ _FACTS: dict[str, Any] = {
     "tags": list,
     "main_metric": str,
     "size": dict,
+    "pictures": dict,
 }
 
 _TEST_RESULTS: dict[str, Any] = {
@@ -98,8 +99,9 @@ def card_from_checkpoint(
         facts: what no measurement knows, a YAML or JSON file or a mapping with any of: ``license``
             (default apache-2.0), ``description``; ``notes``, ``differences`` (from the paper),
             ``training_commands``, ``datasets`` (hub ids), ``tags``: lists of text;
-            ``main_metric``: which metric goes first; ``size``: further facts that decide whether
-            numbers are comparable (see `ln_zoo.zoo.reported.comparison`).
+            ``main_metric``: which metric goes first; ``pictures``: files, each with the words under
+            it, which are copied into the folder and shown; ``size``: further facts that decide
+            whether numbers are comparable (see `ln_zoo.zoo.reported.comparison`).
         overwrite: whether a card that is there may be replaced.
 
     Returns:
@@ -130,6 +132,9 @@ def card_from_checkpoint(
             f"{is_model} with {is_norm}"
         )
     stated = _read_facts(facts)
+    pictures = {Path(file).name: file for file in stated.get("pictures", {})}
+    if pictures:
+        stated["pictures"] = {Path(file).name: text for file, text in stated["pictures"].items()}
     metrics = _metrics(tested["metrics"], tested["data"])
     if main := stated.pop("main_metric", None):
         if main not in (known := [metric["name"] for metric in metrics]):
@@ -155,6 +160,7 @@ def card_from_checkpoint(
         },
         preprocessing=tested["preprocessing"],
         name=name,
+        files=pictures,
         overwrite=overwrite,
     )
 
@@ -179,7 +185,8 @@ def write_card(
         model: a model of the zoo; its weights are stored in float32.
         results: what was measured and how, with the keys ``metrics`` (a list of name, value, unit,
             dataset, split; the main one first), ``evaluation``, ``training``, ``size``, ``data``
-            and ``card`` (license, description, notes, differences, datasets, tags), all plain.
+            and ``card`` (license, description, notes, differences, datasets, tags, and pictures:
+            names among ``files`` and the words under them), all plain.
             ``data`` names its ``dataset``.
             Sizes, learning rate and the like are added from the model's own arguments.
         preprocessing: what was done to the data before the model saw it.
@@ -205,7 +212,10 @@ def write_card(
     init_args = dict(hparams)
     if "norm" in init_args:
         init_args["norm"] = registry.encode_norm(init_args["norm"])
-    extra = {key: Path(source).read_bytes() for key, source in (files or {}).items()}
+    try:
+        extra = {key: Path(source).read_bytes() for key, source in (files or {}).items()}
+    except OSError as error:
+        raise CardError(f"a file of the card cannot be read: {error}") from error
     for key in extra:
         if not catalog.is_plain_file_name(key) or key in catalog.CARD_FILES:
             raise CardError(f"a card cannot hold a further file called {key!r}")
@@ -276,6 +286,7 @@ def render_card(folder: str | os.PathLike[str]) -> str:
         f"---\n{front_matter(card).to_yaml()}\n---",
         f"# {card.name}",
         _description(card),
+        _pictures_part(card),
         _usage(card),
         _results_part(card),
         _model_part(card),
@@ -323,6 +334,11 @@ def _description(card: Card) -> str:
     if text:
         return str(text)
     return f"`{card.model}` with `{card.norm}`, trained on {card.datasets[0]} by ln_zoo."
+
+
+def _pictures_part(card: Card) -> str:
+    shown = card.results["card"].get("pictures", {})
+    return "\n\n".join(f"![{text}]({name})\n\n{text}" for name, text in shown.items())
 
 
 def _usage(card: Card) -> str:

@@ -46,6 +46,8 @@ MODELS = (
 #: Strategies, as ``reported.yaml`` may name them.
 NORMS = ("BatchNorm", "Identity", "LayerNorm", "RMSNorm", "WeightNorm")
 
+# Facts of the data without which likelihoods cannot be compared.
+_DECISIVE = ("batch_size", "length_mode", "max_points", "scale")
 # What a value logged in one unit is multiplied by to stand in the unit of the tables.
 _SCALES = {("fraction", "%"): 100.0}
 
@@ -274,8 +276,7 @@ def run_size(
         {'hidden_features': [8], 'lr': 0.1, 'epochs': 20, 'training_data': 'mnist'}
     """
     facts = {k: v for k, v in hparams.items() if k != "norm" and not k.startswith("_")}
-    if "batch_size" in data:
-        facts["batch_size"] = data["batch_size"]
+    facts |= {key: data[key] for key in _DECISIVE if key in data}
     if epochs is not None:
         facts["epochs"] = epochs
     return facts | {"training_data": data["dataset"]}

@@ -75,6 +75,16 @@ def test_batch_statistics_are_dashed_in_the_colour_of_their_set(tmp_path: Path) 
     assert longest(lower) > 10 * longest(upper)
 
 
+def test_nats_per_point_and_per_sequence_are_apart(tmp_path: Path) -> None:
+    head = "epoch,step,train_point_nll,val_point_nll,val_sequence_nll\n"
+    picture = drawn(tmp_path, head + "0,1,0.5,0.6,-300\n0,9,-0.5,-0.4,-900\n")
+    points, sequences = np.split(picture, 2, axis=1)
+    assert has(points, "C0")
+    assert has(points, "C1")
+    assert has(sequences, "C1")
+    assert not has(sequences, "C0")
+
+
 def test_zero_can_be_drawn(tmp_path: Path) -> None:
     picture = drawn(tmp_path, "epoch,step,val_nll\n0,1,0.5\n1,2,0.0\n")
     assert has(picture, "C0")

@@ -90,6 +90,22 @@ def test_scores_are_those_of_the_first_cases(tmp_path: Path, norm: Norm) -> None
             assert row[f"step_train_{name}"] == pytest.approx(mean, rel=1e-6)
 
 
+def test_validation_cases_and_early_steps(tmp_path: Path) -> None:
+    model, digits, weights = make(LayerNorm()), data(), Weights()
+    callback = StepEvaluation(every_n_steps=6, cases=13, validation=True, early=True)
+    trainer(tmp_path, weights, callback).fit(model, datamodule=digits)
+    assert list(logged(tmp_path)) == [0, 1, 2, 5, 6]
+    with (tmp_path / "run/0/metrics.csv").open() as file:
+        rows = {int(row["step"]): row for row in csv.DictReader(file) if row["step_val_nll"]}
+    batch = [part[:13] for part in next(iter(digits.val_eval_dataloader(100)))]
+    assert list(rows) == [0, 1, 2, 5, 6]
+    for step, row in rows.items():
+        model.load_state_dict({k: v for k, v in weights.states[step].items() if k != "random"})
+        with torch.no_grad():
+            mean = float(model.eval().per_case((batch[0], batch[1]))["nll"].mean())
+        assert float(row["step_val_nll"]) == pytest.approx(mean, rel=1e-6)
+
+
 def test_a_set_smaller_than_asked_for_is_scored_whole(tmp_path: Path) -> None:
     trainer(tmp_path, StepEvaluation(every_n_steps=5, cases=10_000)).fit(
         make(LayerNorm()), datamodule=data()

@@ -55,7 +55,7 @@ def test_holds_plain_values_and_its_class(trained: Path) -> None:
     assert hparams["_class_path"] == "ln_zoo.models.MLPClassifier"
     assert hparams["norm"] == {
         "class_path": "ln_zoo.norms.LayerNorm",
-        "init_args": {"gain": 1.0, "eps": 1e-5, "convolution": "channel"},
+        "init_args": {"gain": 1.0, "eps": 1e-5, "convolution": "channel", "per_gate": False},
     }
     assert (hparams["lr"], hparams["hidden_features"]) == (0.01, [8])
 

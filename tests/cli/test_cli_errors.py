@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from cli_support import CONFIGS, SMALL, python, run, write_idx
 
 OWN = "the import path of your own, such as my_file.MyClass"
-MODELS = "ConvClassifier, MLPClassifier, SequenceClassifier"
+DATA = "Digits, IAMOnDB, MNIST, SyntheticHandwriting"
+MODELS = "ConvClassifier, Handwriting, MLPClassifier, SequenceClassifier"
 NORMS = f"(BatchNorm, Identity, LayerNorm, RMSNorm, WeightNorm, or {OWN})"
 ARGUMENTS = (
     "(it takes in_features, hidden_features, num_classes, norm, normalize_logits, activation, lr)"
@@ -30,7 +32,7 @@ BATCHES = (
         (
             ["--model.norm=LayerNorm", "--model.norm.epss=1"],
             "model.norm: LayerNorm takes no argument 'epss'; did you mean 'eps'? "
-            "(it takes gain, eps, convolution)",
+            "(it takes gain, eps, convolution, per_gate)",
         ),
         (
             ["--model.hidden_feature=[3]"],
@@ -43,7 +45,7 @@ BATCHES = (
         ),
         (
             ["--data=MNITS"],
-            f"data: no class 'MNITS' is known; did you mean 'MNIST'? (Digits, MNIST, or {OWN})",
+            f"data: no class 'MNITS' is known; did you mean 'MNIST'? ({DATA}, or {OWN})",
         ),
         (
             ["--model=MLPClasifier"],
@@ -162,7 +164,7 @@ def test_values_that_cannot_be(here: Path, arguments: list[str], message: str) -
         (
             "model: {init_args: {norm: {class_path: LayerNorm, init_args: {epsilon: 3}}}}\n",
             "ln-zoo: error: model.norm: LayerNorm takes no argument 'epsilon'; did you mean 'eps'? "
-            "(it takes gain, eps, convolution)",
+            "(it takes gain, eps, convolution, per_gate)",
         ),
         (
             "trainer: {max_epoch: 3}\n",
@@ -217,8 +219,11 @@ def test_arguments_before_their_class_do_not_choose_the_base_class() -> None:
 def test_base_classes_are_not_offered() -> None:
     done = run("fit", "--help")
     assert done.code == 0
-    known = ", ".join(f"ln_zoo.models.{name}" for name in MODELS.split(", "))
-    assert f"known subclasses: {known})" in " ".join(done.out.split())
+    help_text = " ".join(done.out.split())
+    listed = re.search(r"known subclasses: (ln_zoo\.models\.[^)]*)\)", help_text)
+    assert listed is not None
+    found = listed[1].split(", ")
+    assert sorted(found) == [f"ln_zoo.models.{name}" for name in MODELS.split(", ")]
 
 
 def test_unknown_command() -> None:

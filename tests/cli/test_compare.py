@@ -6,9 +6,10 @@ import csv
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 from ln_zoo.cli import main
-from ln_zoo.cli.compare import groups, read_run, spread, steps_to
+from ln_zoo.cli.compare import draw, groups, read_run, spread, steps_to
 
 METRICS = ["epoch_train_nll", "epoch_test_error"]
 
@@ -51,6 +52,19 @@ def test_writes_picture_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[
         "epoch_train_nll": "0.05",
         "epoch_test_error": "0.02",
     }
+
+
+def test_axes(tmp_path: Path) -> None:
+    """Logarithms of updates where asked for, of likelihoods where they are positive."""
+    seen: list[Figure] = []
+    for number, values in enumerate(([0.3, 0.1], [0.3, -0.1])):
+        run = read_run(str(write_run(tmp_path / f"{number}/version_0", values)), METRICS)
+        for log_x in (False, True):
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setattr(Figure, "savefig", lambda figure, *_, **__: seen.append(figure))
+                draw([run], METRICS, tmp_path / "a.png", log_x=log_x)
+    scales = [(figure.axes[0].get_xscale(), figure.axes[0].get_yscale()) for figure in seen]
+    assert scales == [("linear", "log"), ("log", "log"), ("linear", "linear"), ("log", "linear")]
 
 
 def test_another_metric_where_one_was_not_logged(tmp_path: Path) -> None:

@@ -212,7 +212,7 @@ def test_arguments_are_stored_as_plain_values() -> None:
         "hidden_features": 256,
         "norm": {
             "class_path": "ln_zoo.norms.LayerNorm",
-            "init_args": {"gain": 1.0, "eps": 1e-5, "convolution": "unit"},
+            "init_args": {"gain": 1.0, "eps": 1e-5, "convolution": "unit", "per_gate": False},
         },
         "optimizer": "adam",
         "lr": 1e-3,

@@ -24,6 +24,10 @@ class TestLayerNormByPosition(NormCase):
     norm = LayerNorm(convolution="position")
 
 
+class TestLayerNormPerGate(NormCase):
+    norm = LayerNorm(per_gate=True)
+
+
 class TestRMSNorm(NormCase):
     norm = RMSNorm()
 

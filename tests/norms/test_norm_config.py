@@ -22,7 +22,7 @@ from ln_zoo.norms import (
 
 SHIPPED = [
     LayerNorm(),
-    LayerNorm(gain=0.3, eps=1e-3, convolution="unit"),
+    LayerNorm(gain=0.3, eps=1e-3, convolution="unit", per_gate=True),
     RMSNorm(eps=0.0),
     BatchNorm(),
     BatchNorm(unbiased=True, max_steps=3, momentum=1.0, recurrent_gain=0.2),

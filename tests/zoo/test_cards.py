@@ -41,7 +41,7 @@ def test_config(make_card: Callable[..., Path]) -> None:
     assert config["name"] == "mlp.layernorm"
     assert config["init_args"]["norm"] == {
         "class": "LayerNorm",
-        "init_args": {"gain": 1.0, "eps": 1e-05, "convolution": "channel"},
+        "init_args": {"gain": 1.0, "eps": 1e-05, "convolution": "channel", "per_gate": False},
     }
     assert config["init_args"]["hidden_features"] == [16]
     assert config["preprocessing"] == PREPROCESSING
@@ -118,7 +118,7 @@ def test_readme_says_what_a_reader_needs(make_card: Callable[..., Path]) -> None
         "- versions: torch 2.13.0, lightning 2.6.6",
         "- other data",
         "- a model for tests",
-        "- norm: `LayerNorm(gain=1.0, eps=1e-05, convolution='channel')`",
+        "- norm: `LayerNorm(gain=1.0, eps=1e-05, convolution='channel', per_gate=False)`",
         "1,226 parameters",
         "https://arxiv.org/abs/1607.06450",
     ):
@@ -284,6 +284,29 @@ def test_card_from_checkpoint(tested_checkpoint: tuple[Path, Path], tmp_path: Pa
     }
     assert read(folder / "config.json")["preprocessing"] == PREPROCESSING
     assert read(folder / "config.json")["name"] == "mlp.tiny"
+
+
+def test_pictures_travel_with_the_card(
+    tested_checkpoint: tuple[Path, Path], tmp_path: Path
+) -> None:
+    (tmp_path / "drawn").mkdir()
+    picture = tmp_path / "drawn" / "samples.png"
+    picture.write_bytes(b"a picture")
+    facts = {"pictures": {str(picture): "Lines that were written."}}
+    folder = card_from_checkpoint(*tested_checkpoint, tmp_path / "a", facts=facts)
+    assert (folder / "samples.png").read_bytes() == b"a picture"
+    assert "![Lines that were written.](samples.png)" in (folder / "README.md").read_text()
+    assert "samples.png" in read(folder / "config.json")["files"]
+    assert str(tmp_path) not in (folder / "results.json").read_text()
+    load(folder)
+    # As any file of the card it is checked.
+    (folder / "samples.png").write_bytes(b"another one")
+    with pytest.raises(CardError, match=r"samples\.png"):
+        load(folder)
+    with pytest.raises(CardError, match=r"a file of the card cannot be read: .*no such"):
+        card_from_checkpoint(
+            *tested_checkpoint, tmp_path / "b", facts={"pictures": {"no such.png": "a"}}
+        )
 
 
 def test_statistics_of_the_population_are_told(

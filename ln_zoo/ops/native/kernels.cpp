@@ -452,6 +452,21 @@ struct Steps {
   float *dbias, *dbias_hn, *dgain_input, *dgain_recurrent, *dgain_out, *dshift_out;
 };
 
+// A window over a text, moved by h and read by the next step (window.py has the equations): K
+// Gaussians, U characters of E numbers. Such a layer has rows of float alone.
+struct Window {
+  int64_t components, characters, letters;
+  const float *text, *bias;            // (N, U, E), (3K,)
+  const float *input_weight, *weight;  // packed: forward (E, G), (H, 3K), backward (G, E), (3K, H)
+  float* terms;                        // (rows, 4K): alpha, beta, exp of kappa^, kappa
+  // The forward alone.
+  float *windows, *window, *kappa;  // (rows, E), (N, E), (N, K)
+  // The backward alone; windows_gradient may be null.
+  const float* windows_gradient;  // (rows, E)
+  float *dwindow, *dkappa;        // (N, E), (N, K)
+  float* dparameters;             // (rows, 3K)
+};
+
 }  // extern "C"
 
 namespace {
@@ -817,6 +832,65 @@ void rnn_row_back(const Steps& s, const Shape& shape, const float* u, const floa
   });
 }
 
+// The window of one row: the parameters (3K,) that h asks for, without bias, to the sum w of
+// characters. `scratch` takes 2U numbers, the first U being 1, 2, ..., U.
+void window_row(const Window& a, const float* parameters, const float* text, float* terms,
+                float* kappa, float* w, float* scratch) {
+  const int64_t K = a.components, U = a.characters, E = a.letters;
+  const float* places = scratch;
+  float* phi = scratch + U;
+  for_units(3 * K, [&](int64_t j, auto block) {
+    block.write(terms + j, exponential(block.read(parameters + j) + block.read(a.bias + j)));
+  });
+  std::fill(phi, phi + U, 0.0f);
+  for (int64_t k = 0; k < K; k++) {
+    kappa[k] += terms[2 * K + k];
+    terms[3 * K + k] = kappa[k];
+    const vec alpha = all(terms[k]), beta = all(terms[K + k]), center = all(kappa[k]);
+    for_units(U, [&](int64_t u, auto block) {
+      vec d = center - block.read(places + u);
+      block.write(phi + u, block.read(phi + u) + alpha * exponential(-(beta * d * d)));
+    });
+  }
+  std::fill(w, w + E, 0.0f);
+  for (int64_t u = 0; u < U; u++) {
+    const vec share = all(phi[u]);
+    for_units(E, [&](int64_t j, auto block) {
+      block.write(w + j, block.read(w + j) + share * block.read(text + u * E + j));
+    });
+  }
+}
+
+// Its adjoint: dkappa comes as the gradient of kappa from the next step and leaves as that for the
+// step before.
+void window_row_back(const Window& a, const float* dw, const float* text, const float* terms,
+                     float* dkappa, float* dparameters, float* scratch) {
+  const int64_t K = a.components, U = a.characters, E = a.letters;
+  const float* places = scratch;
+  float* dphi = scratch + U;
+  for (int64_t u = 0; u < U; u++) {
+    vec sum{};
+    for_units(E, [&](int64_t j, auto block) {
+      sum += block.read(dw + j) * block.read(text + u * E + j);
+    });
+    dphi[u] = total(sum);
+  }
+  for (int64_t k = 0; k < K; k++) {
+    const float alpha = terms[k], beta = terms[K + k];
+    const vec b = all(beta), center = all(terms[3 * K + k]);
+    vec sum{}, first{}, second{};
+    for_units(U, [&](int64_t u, auto block) {
+      vec d = center - block.read(places + u);
+      vec p = exponential(-(b * d * d)) * block.read(dphi + u);
+      sum += p, first += p * d, second += p * d * d;
+    });
+    dkappa[k] -= 2.0f * alpha * beta * total(first);
+    dparameters[k] = alpha * total(sum);
+    dparameters[K + k] = -alpha * beta * total(second);
+    dparameters[2 * K + k] = dkappa[k] * terms[2 * K + k];
+  }
+}
+
 // Shares the cases among threads, so that each has about the same number of rows.
 std::vector<int64_t> shares(const Steps& s, int64_t threads) {
   int64_t rows = 0;
@@ -856,8 +930,25 @@ inline Left<bfloat> operand(const float* rows, int64_t n, int64_t K, std::vector
   return {to.data(), wide, 1};
 }
 
+// A thread's memory for windows.
+class WindowRoom {
+ public:
+  WindowRoom(const Window* a, int64_t cases)
+      : places_(a ? 2 * a->characters : 0),
+        terms_(a ? 4 * a->components : 0),
+        parameters_(a ? 3 * a->components * cases : 0) {
+    for (int64_t u = 0; a && u < a->characters; u++) places_[u] = float(u + 1);
+  }
+  float* places() { return places_.data(); }  // 1 to U, and U numbers more
+  float* terms() { return terms_.data(); }    // (4K,)
+  float* parameters() { return parameters_.data(); }  // (cases, 3K)
+
+ private:
+  std::vector<float> places_, terms_, parameters_;
+};
+
 template <class T>
-void forward(const Steps& call) {
+void forward(const Steps& call, const Window* window = nullptr) {
   constexpr bool narrow_rows = sizeof(T) == 2;
   const Shape shape(call);
   const Spaced spaced(call, shape);
@@ -875,6 +966,7 @@ void forward(const Steps& call) {
     std::vector<float> scratch(H), wide(narrow_rows ? G : 0);
     std::vector<T> left;
     float unused[STATS];
+    WindowRoom room(window, last - first);
     int64_t offset = 0;
     for (int64_t t = 0; t < s.steps; offset += s.sizes[t++]) {
       const int64_t end = std::min(last, s.sizes[t]);
@@ -882,6 +974,14 @@ void forward(const Steps& call) {
       float* u = products.data();
       if constexpr (!narrow_rows) {
         if (kept) u = kept + (offset + first) * G;
+      }
+      if constexpr (!narrow_rows) {
+        if (window) {
+          const int64_t E = window->letters;
+          const Left<float> w_rows{window->window + first * E, E, 1};
+          product(end - first, G, E, w_rows, window->input_weight, v + (offset + first) * G, G,
+                  true);
+        }
       }
       const Left<T> h_rows = operand(s.h + first * H, end - first, H, left);
       product(end - first, G, padded<T>(H), h_rows, static_cast<const T*>(s.weight), u, G,
@@ -902,12 +1002,24 @@ void forward(const Steps& call) {
         copy(h, H, static_cast<T*>(s.output) + row * H);
         if (s.cells) copy(c, H, s.cells + row * H);
       }
+      if (!window) continue;
+      const int64_t K = window->components, U = window->characters, E = window->letters;
+      const Left<float> h_after{s.h + first * H, H, 1};
+      product(end - first, 3 * K, H, h_after, window->weight, room.parameters(), 3 * K, false);
+      for (int64_t n = first; n < end; n++) {
+        const int64_t row = offset + n;
+        float *w = window->window + n * E, *terms = room.terms();
+        if (window->terms) terms = window->terms + row * 4 * K;
+        window_row(*window, room.parameters() + (n - first) * 3 * K, window->text + n * U * E,
+                   terms, window->kappa + n * K, w, room.places());
+        copy(w, E, window->windows + row * E);
+      }
     }
   });
 }
 
 template <class T>
-void backward(const Steps& call) {
+void backward(const Steps& call, const Window* window = nullptr) {
   constexpr bool narrow_rows = sizeof(T) == 2;
   const Shape shape(call);
   const Spaced spaced(call, shape);
@@ -931,9 +1043,25 @@ void backward(const Steps& call) {
     std::vector<float> gradients(narrow_rows ? (last - first) * G + G : 0);
     std::vector<T> left;
     float* const room = wide.data();
+    WindowRoom window_room(window, 0);
     for (int64_t t = s.steps - 1; t >= 0; t--) {
       const int64_t end = std::min(last, s.sizes[t]);
       if (end <= first) continue;
+      if (window) {
+        const int64_t K = window->components, U = window->characters, E = window->letters;
+        for (int64_t n = first; n < end; n++) {
+          const int64_t row = offsets[t] + n;
+          float* dw = window->dwindow + n * E;
+          for (int64_t j = 0; window->windows_gradient && j < E; j++) {
+            dw[j] += window->windows_gradient[row * E + j];
+          }
+          window_row_back(*window, dw, window->text + n * U * E, window->terms + row * 4 * K,
+                          window->dkappa + n * K, window->dparameters + row * 3 * K,
+                          window_room.places());
+        }
+        const Left<float> parameters{window->dparameters + (offsets[t] + first) * 3 * K, 3 * K, 1};
+        product(end - first, H, 3 * K, parameters, window->weight, s.dh + first * H, H, true);
+      }
       for (int64_t n = first; n < end; n++) {
         const int64_t row = offsets[t] + n;
         const float* u_row = floats(u + row * G, G, room);
@@ -966,6 +1094,14 @@ void backward(const Steps& call) {
       if constexpr (!narrow_rows) du = static_cast<const T*>(s.du) + (offsets[t] + first) * G;
       product(end - first, H, padded<T>(G), operand(du, end - first, G, left),
               static_cast<const T*>(s.weight), s.dh + first * H, H, s.cell == GRU);
+      if constexpr (!narrow_rows) {
+        if (window) {
+          const int64_t E = window->letters;
+          const Left<float> dv{static_cast<const T*>(s.dv) + (offsets[t] + first) * G, G, 1};
+          product(end - first, E, G, dv, window->input_weight, window->dwindow + first * E, E,
+                  false);
+        }
+      }
     }
   });
   // In the order of the threads, so that the same call gives the same numbers again.
@@ -1049,7 +1185,7 @@ void center(const Rows& rows, float* a, int64_t gates, int64_t H) {
 extern "C" {
 
 // Changes with every change of the structures and functions below.
-int64_t ln_zoo_abi() { return 1; }
+int64_t ln_zoo_abi() { return 2; }
 
 // Numbers that a packed (K, N) takes.
 int64_t ln_zoo_packed_size(int64_t K, int64_t N, int64_t narrow) {
@@ -1104,6 +1240,11 @@ void ln_zoo_product(int64_t M, int64_t N, int64_t K, const float* a, int64_t row
 void ln_zoo_forward(const Steps* s) { s->narrow ? forward<bfloat>(*s) : forward<float>(*s); }
 
 void ln_zoo_backward(const Steps* s) { s->narrow ? backward<bfloat>(*s) : backward<float>(*s); }
+
+// The same for a layer whose steps read the window of the step before; v comes without its part.
+void ln_zoo_window_forward(const Steps* s, const Window* window) { forward<float>(*s, window); }
+
+void ln_zoo_window_backward(const Steps* s, const Window* window) { backward<float>(*s, window); }
 
 // One step of N cases from x (N, I), in float32, with weights (G, I) and (G, H) and biases (G,) as
 // layers have them. s->h and s->c are updated in place.

@@ -30,6 +30,8 @@ def library() -> ctypes.CDLL:
         "product": (i, i, i, p, i, i, p, p, i, i, i),
         "forward": (p,),
         "backward": (p,),
+        "window_forward": (p, p),
+        "window_backward": (p, p),
         "step": (p, p, i, p, p, p, p),
         "batch_pack": (i, i, i, i, p, p),
         "batch_packed_size": (i, i, i, i),

@@ -100,12 +100,26 @@ class NativeEngine:
         saved: Saved | None,
     ) -> None:
         """Runs a chunk of steps."""
+        arguments = self.forward_arguments(p, v, sizes, h, c, out, saved)
+        p.library.ln_zoo_forward(byref(arguments))
+
+    def forward_arguments(
+        self,
+        p: NativeSteps,
+        v: Tensor,
+        sizes: Sequence[int],
+        h: Tensor,
+        c: Tensor | None,
+        out: Tensor,
+        saved: Saved | None,
+    ) -> StepsArguments:
+        """What C++ is told of a chunk of steps."""
         tensors = {"v": v, "h": h, "c": c, "output": out}
         if saved is not None:
             tensors |= {"u": saved.u, "cells": saved.c, "stats": saved.stats}
         elif p.spec.merged:
             tensors["u"] = v
-        p.library.ln_zoo_forward(byref(p.arguments(sizes, h, tensors)))
+        return p.arguments(sizes, h, tensors)
 
     def backward_steps(
         self,
@@ -122,6 +136,26 @@ class NativeEngine:
         sums: Sums,
     ) -> None:
         """Takes gradients back through a chunk of steps."""
+        arguments = self.backward_arguments(
+            p, sizes, dout, dh, dc, saved, h_prev, c_prev, du, dv, sums
+        )
+        p.library.ln_zoo_backward(byref(arguments))
+
+    def backward_arguments(
+        self,
+        p: NativeSteps,
+        sizes: Sequence[int],
+        dout: Tensor | None,
+        dh: Tensor,
+        dc: Tensor | None,
+        saved: Saved,
+        h_prev: Tensor,
+        c_prev: Tensor | None,
+        du: Tensor,
+        dv: Tensor,
+        sums: Sums,
+    ) -> StepsArguments:
+        """What C++ is told of a chunk of steps on the way back."""
         unwanted = scratch_memory("unwanted", p.width, torch.float32)
         tensors = {
             **{"v": saved.v, "u": saved.u, "cells": saved.c, "stats": saved.stats},
@@ -129,7 +163,7 @@ class NativeEngine:
             **{"dh": dh, "dc": dc, "du": du, "dv": dv},
             **{f"d{k}": unwanted if a is None else a for k, a in vars(sums).items()},
         }
-        p.library.ln_zoo_backward(byref(p.arguments(sizes, dh, tensors)))
+        return p.arguments(sizes, dh, tensors)
 
 
 class NativeSteps(NativeProducts):

@@ -1,0 +1,168 @@
+"""A training step of handwriting synthesis against three layers of `torch.nn.LSTM`, on the CPU.
+
+``python -m benchmarks.handwriting`` times, in turn, the forward and backward pass of the model with
+layer normalisation and without, and of torch's layers with the same inputs (x, the layer below, and
+a window that is given) and the same output layer, which have no window to move and no mixture. It
+prints ratios by round; see ``benchmarks/README.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import datetime
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from benchmarks import memory
+from benchmarks.timing import interleave, ratios
+from ln_zoo.models import Handwriting
+from ln_zoo.norms import Identity, LayerNorm, Norm
+from ln_zoo.ops.native import build
+
+BASELINE = "torch.nn"
+NORMS: dict[str, Norm] = {"LayerNorm": LayerNorm(), "none": Identity()}
+_SENTENCE = "the quick brown fox jumps over the lazy dog"
+
+
+class TorchLayers(nn.Module):
+    """What the network is without its window: three LSTM layers and the output layer."""
+
+    def __init__(self, hidden: int, letters: int, outputs: int) -> None:
+        super().__init__()
+        widths = [3 + letters] + [3 + hidden + letters] * 2
+        self.layers = nn.ModuleList(nn.LSTM(width, hidden) for width in widths)
+        self.output = nn.Linear(3 * hidden, outputs)
+
+    def forward(self, points: Tensor, windows: Tensor) -> Tensor:
+        """Outputs (T, N, O) of points (T, N, 3) and windows (T, N, E)."""
+        outputs: list[Tensor] = []
+        for layer in self.layers:
+            parts = [points, *outputs[-1:], windows]
+            outputs.append(layer(torch.cat(parts, -1))[0])
+        found: Tensor = self.output(torch.cat(outputs, -1))
+        return found
+
+
+def contestants(steps: int, cases: int, hidden: int) -> dict[str, Callable[[], object]]:
+    """A training step of each, by name: forward and backward, gradients of all parameters."""
+    torch.manual_seed(0)
+    offsets = torch.randn(cases, steps + 1, 3)
+    offsets[..., 2] = (offsets[..., 2] > 1.75).float()
+    # 22 points a character, as in IAM-OnDB.
+    texts = tuple((_SENTENCE * 100)[n : n + max(1, steps // 22)] for n in range(cases))
+    batch = (offsets, torch.full((cases,), steps), texts, True)
+    calls: dict[str, Callable[[], object]] = {}
+    for name, norm in NORMS.items():
+        model = Handwriting(hidden_features=hidden, norm=norm)
+        calls[name] = _step(model, functools.partial(model.loss, batch))
+    letters = model.num_characters
+    layers = TorchLayers(hidden, letters, model.output.out_features)
+    points, windows = torch.randn(steps, cases, 3), torch.rand(steps, cases, letters)
+    calls[BASELINE] = _step(layers, lambda: layers(points, windows).square().mean())
+    return calls
+
+
+def _step(module: nn.Module, loss: Callable[[], Tensor]) -> Callable[[], object]:
+    def step() -> None:
+        module.zero_grad(set_to_none=True)
+        loss().backward()
+
+    return step
+
+
+def peak(name: str, arguments: argparse.Namespace) -> int:
+    """Bytes that a training step takes at its peak, above what the process held before."""
+    # What is made once per process (threads, compiled code, tables of libraries) does not count.
+    contestants(20, arguments.batch, arguments.hidden)[name]()
+    step = contestants(arguments.steps, arguments.batch, arguments.hidden)[name]
+    return memory.of_step(step)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the benchmark; returns its exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.handwriting", description=__doc__)
+    parser.add_argument("--steps", type=int, default=500, help="points T of each line")
+    parser.add_argument("--batch", type=int, default=8, help="lines N")
+    parser.add_argument("--hidden", type=int, default=400, help="units H of each layer")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--seconds", type=float, default=120, help="for each contestant, at most")
+    parser.add_argument("--csv", type=Path, help="table to write")
+    parser.add_argument("--peak", metavar="NAME", help="print the bytes that one takes, and end")
+    arguments = parser.parse_args(argv)
+    torch.set_num_threads(arguments.threads)
+    if arguments.peak:
+        print(peak(arguments.peak, arguments))
+        return 0
+    calls = contestants(arguments.steps, arguments.batch, arguments.hidden)
+    times = interleave(calls, arguments.rounds, arguments.seconds)
+    size = ("steps", "batch", "hidden", "threads")
+    given = [f"--{name}={getattr(arguments, name)}" for name in size]
+    peaks = {
+        name: memory.in_new_process(
+            "benchmarks.handwriting", [*given, f"--peak={name}"], arguments.threads
+        )
+        for name in calls
+    }
+    rows = []
+    for name, found in times.items():
+        wall, cpu = ratios(found.wall, times[BASELINE].wall), ratios(found.cpu, times[BASELINE].cpu)
+        rows.append(
+            {
+                "date": datetime.date.today().isoformat(),
+                "torch": torch.__version__,
+                "processor": build.status().cpu,
+                "threads": arguments.threads,
+                "T": arguments.steps,
+                "N": arguments.batch,
+                "H": arguments.hidden,
+                "contestant": name,
+                "rounds": len(found.wall),
+                "seconds": sorted(found.wall)[len(found.wall) // 2],
+                "wall_ratio": wall.median,
+                "wall_ratio_low": wall.low,
+                "wall_ratio_high": wall.high,
+                "cpu_ratio": cpu.median,
+                "peak_ratio": peaks[name] / peaks[BASELINE],
+            }
+        )
+    _print(rows)
+    if arguments.csv:
+        with arguments.csv.open("w", newline="") as file:
+            writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    return 0
+
+
+def _print(rows: Sequence[dict[str, Any]]) -> None:
+    first = rows[0]
+    table = Table(
+        title=f"training step, T {first['T']}, N {first['N']}, H {first['H']}, "
+        f"{first['threads']} thread(s), torch {first['torch']}, {first['processor']}"
+    )
+    for column in ("", "seconds", "ratio", "quartiles", "processor time", "peak memory"):
+        table.add_column(column)
+    for row in rows:
+        table.add_row(
+            row["contestant"],
+            f"{row['seconds']:.3f}",
+            f"{row['wall_ratio']:.2f}",
+            f"{row['wall_ratio_low']:.2f}-{row['wall_ratio_high']:.2f}",
+            f"{row['cpu_ratio']:.2f}",
+            f"{row['peak_ratio']:.2f}",
+        )
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,227 @@
+"""What a network sees while it writes: its window on the text, and where it expects the pen.
+
+Offsets are (T, 3) as in `ln_zoo.callbacks.pen_pictures`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor
+
+from ln_zoo.callbacks.pen_pictures import (
+    THICKNESS,
+    Offsets,
+    as_array,
+    draw,
+    extent,
+    inks,
+    printable,
+    strokes,
+)
+from ln_zoo.metrics import PenMixture
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: Inches: of the pictures, and of a map within them beside its axis and its scale.
+_WIDTH, _MAP_WIDTH = 10.0, 8.7
+#: Points of the longer edge of a density's grid.
+_GRID = 1500
+#: Standard deviation of the blur of a density, in steps of its grid: enough for sums over the grid
+#: to be integrals to a few parts in ten thousand, however narrow a Gaussian.
+_BLUR = 0.7
+#: Standard deviations as far as which a Gaussian is drawn.
+_REACH = 5.0
+
+
+def draw_window(
+    offsets: Offsets, phi: Tensor, text: str, title: str = "", given: Offsets | None = None
+) -> Figure:
+    """What the window showed while a line was written, above the line (Graves 2013, figure 13).
+
+    The map goes by points of the pen, the writing beneath by place: they fit one another as far as
+    the pen moved evenly.
+
+    Args:
+        offsets: (T, 3).
+        phi: (T, U): the share of each character.
+        text: U characters.
+        title: above the map.
+        given: (T, 3), strokes behind which the line begins; they are not drawn.
+
+    Raises:
+        ValueError: if sizes do not fit; for offsets that cannot be drawn.
+    """
+    steps, characters = len(offsets), len(text)
+    if tuple(phi.shape) != (steps, characters) or not characters:
+        raise ValueError(
+            f"phi must be ({steps}, {characters}) for {steps} offsets and the text {text!r}, got "
+            f"{tuple(phi.shape)}"
+        )
+    drawn = inks(offsets, given)
+    low, high = extent(drawn) if drawn else (np.zeros(2), np.ones(2))
+    wide, tall = high - low
+    height = min(max(0.17 * characters, 1.5), 9.0)
+    below = 1.2 * _MAP_WIDTH * tall / wide if wide else 0.0
+    figure, (map_axis, line_axis) = _panels(height, min(max(below, 0.5), 2.5))
+    image = map_axis.imshow(
+        as_array(phi).T if steps else np.zeros((characters, 1)),
+        aspect="auto",
+        cmap="gray_r",
+        interpolation="nearest",
+        vmin=0,
+        extent=(0.5, max(steps, 1) + 0.5, characters - 0.5, -0.5),
+    )
+    figure.colorbar(image, ax=map_axis, label="φ(t, u)", pad=0.01)
+    # Letters of a long text would run into one another.
+    size = min(8.0, 0.8 * 72 * height / characters)
+    letters = [printable(c) if c != " " else "␣" for c in text]
+    map_axis.set_yticks(range(characters), letters, size=size, parse_math=False)
+    map_axis.set(xlabel="point t", ylabel="character u", title=title)
+    line_axis.set_axis_off()
+    margin = 0.01 * max(wide, tall) or 1.0
+    line_axis.set_xlim(low[0] - margin, high[0] + margin)
+    line_axis.set_ylim(low[1] - margin, high[1] + margin)
+    draw(line_axis, drawn, THICKNESS)
+    return figure
+
+
+def position_density(
+    mixture: PenMixture,
+    offsets: Offsets,
+    x: np.ndarray,
+    y: np.ndarray,
+    mean: Sequence[float] | Tensor = (0.0, 0.0),
+    std: Sequence[float] | Tensor = (1.0, 1.0),
+) -> np.ndarray:
+    """Where the pen was expected: densities of its next position, summed over all steps.
+
+    Each step expects it from where the pen truly was (Graves 2013, figure 10). All of it is blurred
+    by a Gaussian of 0.7 steps of the grid, without which narrow Gaussians would fall between its
+    points; so sums over a grid that is wide enough give the number of steps.
+
+    Args:
+        mixture: of T steps, (T,), each of the offset in the same row; standardised.
+        offsets: (T, 3), of the data.
+        x: (X,) at even distances, units of the data, from where the line begins.
+        y: (Y,), likewise.
+        mean: by which offsets were standardised, (2,); see `ln_zoo.models.Handwriting`.
+        std: likewise, (2,).
+
+    Returns:
+        (Y, X), per square unit.
+
+    Raises:
+        ValueError: if sizes do not fit, for offsets that are not finite, or std that is not
+            positive.
+    """
+    strokes(offsets)  # for its checks
+    if tuple(mixture.end.shape) != (len(offsets),):
+        raise ValueError(
+            f"there must be a mixture for each of {len(offsets)} offsets, got "
+            f"{tuple(mixture.end.shape)}"
+        )
+    shift, scale = as_array(mean), as_array(std)
+    if shift.shape != (2,) or scale.shape != (2,) or not (scale > 0).all():
+        raise ValueError(f"mean and std must be (2,), and std positive; got {mean} and {std}")
+    moves = as_array(offsets)[:, :2]
+    before = np.concatenate([np.zeros((1, 2)), np.cumsum(moves, axis=0)])[:-1]
+    weights = as_array(mixture.log_weights.exp()).ravel()
+    centres = (before[:, None] + as_array(mixture.mean) * scale + shift).reshape(-1, 2)
+    stds = (as_array(mixture.log_std.exp()) * scale).reshape(-1, 2)
+    covariances = as_array(mixture.correlation.tanh()).ravel() * stds.prod(-1)
+    blur = _BLUR * np.array([x[1] - x[0], y[1] - y[0]])
+    variances = np.square(stds) + np.square(blur)
+
+    total = np.zeros((len(y), len(x)))
+    for weight, centre, variance, covariance in zip(
+        weights, centres, variances, covariances, strict=True
+    ):
+        low, high = centre - _REACH * np.sqrt(variance), centre + _REACH * np.sqrt(variance)
+        columns, rows = (
+            slice(*np.searchsorted(places, ends))
+            for places, ends in ((x, (low[0], high[0])), (y, (low[1], high[1])))
+        )
+        dx, dy = x[columns] - centre[0], (y[rows] - centre[1])[:, None]
+        determinant = variance.prod() - covariance**2
+        z = variance[1] * dx**2 - 2 * covariance * dx * dy + variance[0] * dy**2
+        peak = weight / (2 * np.pi * np.sqrt(determinant))
+        total[rows, columns] += peak * np.exp(-z / (2 * determinant))
+    return total
+
+
+def draw_density(
+    mixture: PenMixture,
+    offsets: Offsets,
+    mean: Sequence[float] | Tensor = (0.0, 0.0),
+    std: Sequence[float] | Tensor = (1.0, 1.0),
+    title: str = "",
+) -> Figure:
+    """`position_density` along a line, and beneath it the weights of the components over time.
+
+    Args:
+        mixture: of T steps, (T,), each of the offset in the same row; standardised.
+        offsets: (T, 3), T at least 1, of the data.
+        mean: by which offsets were standardised, (2,).
+        std: likewise, (2,).
+        title: above the map.
+
+    Raises:
+        ValueError: as `position_density`, and without offsets.
+
+    Example:
+        Of a model and a line of the data, ``offsets`` (T, 3) and its ``text``::
+
+            points = model.standardize(offsets)
+            inputs = torch.cat([torch.zeros_like(points[:1]), points[:-1]])
+            outputs, _ = model(inputs.unsqueeze(1), model.encode([text]))
+            mixture = model.mixture(outputs[:, 0])
+            draw_density(mixture, offsets, model.offset_mean, model.offset_std)
+    """
+    from matplotlib.colors import PowerNorm
+
+    drawn = inks(offsets)
+    if not drawn:
+        raise ValueError("a line without offsets has no density: give (T, 3) with T at least 1")
+    low, high = extent(drawn)
+    margin = 0.06 * (high - low).max() or 1.0
+    low, high = low - margin, high + margin
+    step = (high - low).max() / _GRID
+    x, y = (np.arange(first, last + step, step) for first, last in zip(low, high, strict=True))
+    density = position_density(mixture, offsets, x, y, mean, std)
+    wide, tall = high - low
+    figure, (map_axis, weights_axis) = _panels(min(max(_MAP_WIDTH * tall / wide, 1.0), 8.0), 2.2)
+    image = map_axis.imshow(
+        density,
+        cmap="magma",
+        # Between strokes, jumps are expected anywhere: a thousandth of the peaks.
+        norm=PowerNorm(0.35, vmin=0),
+        origin="lower",
+        extent=(x[0] - step / 2, x[-1] + step / 2, y[0] - step / 2, y[-1] + step / 2),
+        aspect="equal",
+    )
+    figure.colorbar(image, ax=map_axis, label="density, summed", shrink=0.9, pad=0.01)
+    map_axis.set(title=title, xlabel="x", ylabel="y")
+    weights = weights_axis.imshow(
+        as_array(mixture.log_weights.exp()).T,
+        aspect="auto",
+        cmap="magma",
+        interpolation="nearest",
+        vmin=0,
+        vmax=1,
+        extent=(0.5, len(offsets) + 0.5, mixture.log_weights.shape[-1] + 0.5, 0.5),
+    )
+    figure.colorbar(weights, ax=weights_axis, label="weight", shrink=0.9, pad=0.01)
+    weights_axis.set(xlabel="point t", ylabel="component")
+    return figure
+
+
+def _panels(above: float, below: float) -> tuple[Figure, Any]:
+    """A figure with two axes one above the other, of these heights in inches."""
+    from matplotlib.figure import Figure  # not pyplot: nothing global, no display
+
+    figure = Figure(figsize=(_WIDTH, above + below + 0.9), layout="constrained")
+    return figure, figure.subplots(2, 1, height_ratios=[above, below])

@@ -1,0 +1,451 @@
+"""Pictures of handwriting: pages, and sheets of lines with labels, as PNG, SVG or PDF.
+
+Offsets are (T, 3) throughout: dx, dy (upwards), 1 where the pen is lifted after the point, in the
+units of the data. A line begins where its first offset starts from, with the pen down: that is the
+first point of a line of the data, of which there is no offset.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+from xml.etree import ElementTree
+
+import numpy as np
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Offsets = Tensor | np.ndarray
+
+#: Colours of what was written, and of what was given before it.
+INK, GIVEN = "#000000", "#9a9a9a"
+#: Of pen lines, points (1/72 inch).
+THICKNESS = 1.2
+
+#: Median steps of the pen to an inch: letters come out as large as people write them.
+_STEPS_PER_INCH = 45.0
+#: The most inches of a page: lines that run away are drawn smaller.
+_WIDEST, _TALLEST = 16.0, 300.0
+#: Inches: around the page, between lines, and for the print above a line and above all of them.
+_MARGIN, _GAP, _LABEL, _TITLE = 0.25, 0.12, 0.24, 0.35
+#: Sizes of print, points; and about how wide a letter of it is, inches to a point.
+_SMALL, _LARGE, _LETTER = 8, 11, 0.0095
+#: Pixels of a picture to an inch.
+_DPI = 150
+#: Units of an SVG to an inch: whole numbers make a small file, and no pen is finer.
+_SVG_UNITS = 1000
+
+
+def strokes(offsets: Offsets, pen_down: bool = True) -> list[np.ndarray]:
+    """The strokes of a line: sums of offsets from (0, 0), broken after each lift of the pen.
+
+    Args:
+        offsets: (T, 3).
+        pen_down: whether the pen is down at the start; not so behind a stroke that has ended.
+
+    Returns:
+        Points (P, 2) of each stroke, in the units of the offsets; a single one is a dot. Nothing
+        for a line without offsets.
+
+    Raises:
+        ValueError: for another shape, or numbers that are not finite.
+
+    Example:
+        >>> line = np.array([[2.0, 1.0, 1], [3, 0, 0], [0, -1, 0]])
+        >>> [stroke.tolist() for stroke in strokes(line)]
+        [[[0.0, 0.0], [2.0, 1.0]], [[5.0, 1.0], [5.0, 0.0]]]
+    """
+    moves = as_array(offsets)
+    if moves.ndim != 2 or moves.shape[1] != 3:
+        raise ValueError(f"offsets must be (T, 3): dx, dy, lift; got {moves.shape}")
+    wrong = np.flatnonzero(~np.isfinite(moves).all(1))
+    if len(wrong):
+        raise ValueError(
+            f"{len(wrong)} of {len(moves)} offsets are not finite, the first is number {wrong[0]}, "
+            f"{moves[wrong[0]].tolist()}: such a line cannot be drawn"
+        )
+    if not len(moves):
+        return []
+    points = np.concatenate([np.zeros((1, 2)), np.cumsum(moves[:, :2], axis=0)])
+    lifted = np.concatenate([[not pen_down], moves[:, 2] > 0.5])
+    parts = np.split(points, np.flatnonzero(lifted) + 1)
+    return [part for part in parts[0 if pen_down else 1 :] if len(part)]
+
+
+class Stroke(NamedTuple):
+    """A stroke of the pen.
+
+    Attributes:
+        points: (P, 2): on a `Page` inches from its lower left corner.
+        colour: as ``"#000000"``.
+    """
+
+    points: np.ndarray
+    colour: str
+
+
+class Words(NamedTuple):
+    """Print on a page: where its baseline begins, inches, and its size, points."""
+
+    x: float
+    y: float
+    text: str
+    size: float
+
+
+@dataclass(frozen=True)
+class Page:
+    """Lines of handwriting in their places, of which pictures are made.
+
+    Attributes:
+        width: inches.
+        height: inches.
+        strokes: in the order of writing.
+        words: labels.
+        units_per_inch: how many units of the data are drawn as an inch.
+        title: what the page says, for those who do not see it.
+    """
+
+    width: float
+    height: float
+    strokes: tuple[Stroke, ...]
+    words: tuple[Words, ...]
+    units_per_inch: float
+    title: str = ""
+
+    def save(self, picture: Path, thickness: float = THICKNESS) -> None:
+        """Writes a picture: .svg with a path for each stroke, or what matplotlib can (.png, .pdf).
+
+        Args:
+            picture: the file; its folder is made.
+            thickness: of the pen, points.
+
+        Raises:
+            ValueError: for another ending.
+        """
+        if picture.suffix.lower() != ".svg":
+            save(self.figure(thickness), picture)
+            return
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        picture.write_text(self.svg(thickness), encoding="utf-8")
+
+    def figure(self, thickness: float = THICKNESS) -> Figure:
+        """The page as a figure of its size."""
+        from matplotlib.figure import Figure  # not pyplot: nothing global, no display
+
+        figure = Figure(figsize=(self.width, self.height))
+        axis = figure.add_axes((0, 0, 1, 1))
+        axis.set_axis_off()
+        axis.set(xlim=(0, self.width), ylim=(0, self.height))
+        draw(axis, self.strokes, thickness)
+        for words in self.words:
+            axis.text(words.x, words.y, words.text, size=words.size, parse_math=False)
+        return figure
+
+    def svg(self, thickness: float = THICKNESS) -> str:
+        """The page as SVG, whose units are thousandths of an inch."""
+        width, height = round(_SVG_UNITS * self.width), round(_SVG_UNITS * self.height)
+        point = _SVG_UNITS / 72
+        root = ElementTree.Element(
+            "svg",
+            {
+                "xmlns": "http://www.w3.org/2000/svg",
+                "width": f"{self.width:.3f}in",
+                "height": f"{self.height:.3f}in",
+                "viewBox": f"0 0 {width} {height}",
+                "style": "background:#fff",
+                "fill": "none",
+                "stroke": INK,
+                "stroke-width": f"{thickness * point:.1f}",
+                "stroke-linecap": "round",
+                "stroke-linejoin": "round",
+            },
+        )
+        if self.title:
+            ElementTree.SubElement(root, "title").text = printable(self.title)
+        for stroke in self.strokes:
+            places = np.rint(_SVG_UNITS * stroke.points).astype(int)
+            path = ElementTree.SubElement(
+                root, "path", d=_path(places[:, 0], height - places[:, 1])
+            )
+            if stroke.colour != INK:
+                path.set("stroke", stroke.colour)
+        for words in self.words:
+            text = ElementTree.SubElement(
+                root,
+                "text",
+                {
+                    "x": f"{_SVG_UNITS * words.x:.0f}",
+                    "y": f"{height - _SVG_UNITS * words.y:.0f}",
+                    "font-family": "sans-serif",
+                    "font-size": f"{words.size * point:.0f}",
+                    "fill": INK,
+                    "stroke": "none",
+                },
+            )
+            text.text = printable(words.text)
+        return ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def page(
+    lines: Sequence[Offsets | None],
+    *,
+    given: Offsets | None = None,
+    show_given: bool = False,
+    title: str = "",
+) -> Page:
+    """A page of writing: lines one below the other, from the left, at one distance.
+
+    The distance is the least at which no line touches the next, by their own heights.
+
+    Args:
+        lines: (T, 3) each; ``None`` is a blank line.
+        given: (T, 3), the strokes behind which each line begins, where it goes on in another hand.
+        show_given: whether to draw those, too, in a colour of their own.
+        title: what the page says; it is not printed.
+
+    Raises:
+        ValueError: for offsets that cannot be drawn.
+
+    Example:
+        >>> line = np.array([[2.0, 1.0, 1], [3, 0, 0], [0, -1, 1]])
+        >>> len(page([line, None, line]).strokes)
+        4
+    """
+    return _lay_out([[inks(line, given, show_given) for line in lines]], title=title)
+
+
+def sheet(
+    columns: Mapping[str, Sequence[Offsets | None]] | Sequence[Offsets | None],
+    labels: Sequence[str],
+    title: str = "",
+) -> Page:
+    """Lines with labels above them, in one column or in several beside each other.
+
+    Args:
+        columns: lines (T, 3); or by heading those of each column, as in
+            ``{"real": ..., "sample": ...}``.
+        labels: of the rows, such as their texts.
+        title: printed above all of it.
+
+    Raises:
+        ValueError: without lines, if there are not as many labels as rows, and for offsets that
+            cannot be drawn.
+    """
+    named = columns if isinstance(columns, Mapping) else {"": columns}
+    if not named:
+        raise ValueError("there are no columns: give the lines of at least one")
+    for heading, lines in named.items():
+        _check_labels(lines, labels, f" under {heading!r}" if heading else "")
+    drawn = [[inks(line) for line in lines] for lines in named.values()]
+    return _lay_out(drawn, list(named), labels, title)
+
+
+def bias_ladder(lines: Mapping[float, Offsets], text: str) -> Page:
+    """One text written at several biases (Graves 2013, section 5.4).
+
+    Args:
+        lines: by bias, (T, 3).
+        text: what was written.
+    """
+    return sheet(list(lines.values()), [f"bias {bias:g}" for bias in lines], text)
+
+
+def primed_sheet(
+    given: Offsets, lines: Sequence[Offsets], labels: Sequence[str], title: str = ""
+) -> Page:
+    """Lines behind the strokes they go on from, which are in grey (Graves 2013, section 5.5).
+
+    Args:
+        given: (T, 3), what the network was primed with.
+        lines: (T, 3) each, what it wrote behind it.
+        labels: of the lines, such as their texts.
+        title: printed above all of it.
+
+    Raises:
+        ValueError: if there are not as many labels as lines; for offsets that cannot be drawn.
+    """
+    _check_labels(lines, labels)
+    return _lay_out([[inks(line, given, True) for line in lines]], labels=labels, title=title)
+
+
+# Files
+
+
+def save(figure: Figure, picture: Path) -> None:
+    """Writes a figure; its folder is made. A picture of the same numbers is the same file.
+
+    Raises:
+        ValueError: for an ending that matplotlib does not know.
+    """
+    import matplotlib
+
+    check_picture(picture)
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    kind = picture.suffix.lower()
+    metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(kind)
+    with matplotlib.rc_context({"svg.hashsalt": "ln_zoo"}):
+        figure.savefig(picture, dpi=_DPI, metadata=metadata)
+
+
+def check_picture(picture: Path) -> None:
+    """Raises ValueError unless the file's ending is one of a picture."""
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    known = FigureCanvasBase.get_supported_filetypes()
+    if picture.suffix.lower().removeprefix(".") not in known:
+        raise ValueError(f"{picture} is no name of a picture: end it in .svg, .png or .pdf")
+
+
+# Lines before they have a place
+
+
+def as_array(numbers: Offsets | Sequence[float]) -> np.ndarray:
+    """The numbers as float64, wherever they are."""
+    return torch.as_tensor(numbers).detach().cpu().double().numpy()
+
+
+def inks(
+    line: Offsets | None, given: Offsets | None = None, show_given: bool = False
+) -> list[Stroke]:
+    """The strokes of a line, in its units, behind what was given."""
+    if line is None:
+        return []
+    if given is None:
+        return [Stroke(points, INK) for points in strokes(line)]
+    before = [Stroke(points, GIVEN) for points in strokes(given)]
+    moves = as_array(given)
+    pen_down = not len(moves) or moves[-1, 2] <= 0.5
+    end = moves[:, :2].sum(0)
+    written = [Stroke(points + end, INK) for points in strokes(line, pen_down)]
+    return [*(before if show_given else []), *written]
+
+
+def extent(drawn: Sequence[Stroke]) -> tuple[np.ndarray, np.ndarray]:
+    """The lower left and the upper right corner of strokes, of which there is at least one."""
+    points = np.concatenate([stroke.points for stroke in drawn])
+    return points.min(0), points.max(0)
+
+
+def draw(axis: Axes, drawn: Sequence[Stroke], thickness: float) -> None:
+    """Draws strokes into an axis whose limits are set."""
+    from matplotlib.collections import LineCollection
+
+    axis.set_aspect("equal")
+    # Renderers leave out lines without length.
+    long = [bool(np.ptp(stroke.points, axis=0).any()) for stroke in drawn]
+    lines = list(itertools.compress(drawn, long))
+    axis.add_collection(
+        LineCollection(
+            [stroke.points for stroke in lines],
+            colors=[stroke.colour for stroke in lines],
+            linewidths=thickness,
+            capstyle="round",
+            joinstyle="round",
+        ),
+        autolim=False,
+    )
+    if dots := [stroke for stroke, is_line in zip(drawn, long, strict=True) if not is_line]:
+        x, y = np.stack([stroke.points[0] for stroke in dots]).T
+        colours = [stroke.colour for stroke in dots]
+        axis.scatter(x, y, s=thickness**2, c=colours, linewidths=0)
+
+
+def printable(text: str) -> str:
+    """The text without control characters, which XML does not admit."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+# Layout
+
+
+class _Box(NamedTuple):
+    """What a line takes up, inches; its origin is at the left, at the height of small letters."""
+
+    origin: np.ndarray
+    width: float
+    above: float
+    below: float
+
+
+def _lay_out(
+    columns: Sequence[Sequence[list[Stroke]]],
+    headings: Sequence[str] = ("",),
+    labels: Sequence[str] = (),
+    title: str = "",
+) -> Page:
+    """Puts lines, in units of the data, on a page; the title is printed where there are labels."""
+    units = _units_per_inch([line for column in columns for line in column if line])
+    boxes = [[_box(line, units) for line in column] for column in columns]
+    printed = title if labels else ""
+    # From the top: title, headings, and then a label and a line in each row.
+    rows = list(zip(*boxes, strict=True))
+    above = [max(box.above for box in row) for row in rows] or [0.0]
+    below = [max(box.below for box in row) for row in rows] or [0.0]
+    label = _LABEL if labels else 0.0
+    touching = max((a + b for a, b in zip(below, above[1:], strict=False)), default=0.0)
+    pitch = (touching or _LABEL) + label + _GAP
+    head = _TITLE * (bool(printed) + any(headings))
+    first = _MARGIN + head + label + above[0]
+    height = first + pitch * (len(above) - 1) + below[-1] + _MARGIN
+    # From the left.
+    widths = [max((box.width for box in column), default=0.0) for column in boxes]
+    if labels:
+        widths[0] = max(widths[0], _SMALL * _LETTER * max(map(len, labels)))
+    lefts = [_MARGIN + sum(widths[:i]) + 2 * _MARGIN * i for i in range(len(widths))]
+    width = max(lefts[-1] + widths[-1], _MARGIN + _LARGE * _LETTER * len(printed)) + _MARGIN
+
+    placed: list[Stroke] = []
+    words = [Words(_MARGIN, height - _MARGIN - 0.15, printed, _LARGE)] if printed else []
+    for left, heading, lines, column in zip(lefts, headings, columns, boxes, strict=True):
+        if heading:
+            words.append(Words(left, height - _MARGIN - head + 0.15, heading, _LARGE))
+        for row, (line, box) in enumerate(zip(lines, column, strict=True)):
+            place = np.array([left, height - first - row * pitch]) - box.origin
+            placed += [Stroke(s.points / units + place, s.colour) for s in line]
+    for row, text in enumerate(labels):
+        top = height - first - row * pitch + above[row]
+        words.append(Words(_MARGIN, top + 0.07, text, _SMALL))
+    return Page(width, height, tuple(placed), tuple(words), units, title)
+
+
+def _box(line: list[Stroke], units: float) -> _Box:
+    if not line:
+        return _Box(np.zeros(2), 0.0, 0.0, 0.0)
+    low, high = (corner / units for corner in extent(line))
+    # Most points are of small letters, so that few long strokes do not move the line.
+    middle = float(np.median(np.concatenate([s.points[:, 1] for s in line]))) / units
+    return _Box(np.array([low[0], middle]), high[0] - low[0], high[1] - middle, middle - low[1])
+
+
+def _units_per_inch(lines: Sequence[list[Stroke]]) -> float:
+    """The scale at which letters have their natural size, if a page holds the lines so."""
+    moves = [np.diff(stroke.points, axis=0) for line in lines for stroke in line]
+    lengths = np.hypot(*np.concatenate([np.zeros((0, 2)), *moves]).T)
+    lengths = lengths[lengths > 0]
+    natural = _STEPS_PER_INCH * float(np.median(lengths)) if len(lengths) else 1.0
+    sizes = [high - low for low, high in map(extent, lines)] or [np.zeros(2)]
+    wide, tall = max(size[0] for size in sizes), sum(size[1] for size in sizes)
+    return float(max(natural, wide / _WIDEST, tall / _TALLEST))
+
+
+def _check_labels(lines: Sequence[object], labels: Sequence[str], where: str = "") -> None:
+    if not labels or len(lines) != len(labels):
+        raise ValueError(
+            f"there are {len(lines)} lines{where} and {len(labels)} labels: give a label for each"
+        )
+
+
+def _path(x: np.ndarray, y: np.ndarray) -> str:
+    """A path of SVG through places given in whole numbers."""
+    # A line without length has round ends, so that a single point is a dot.
+    steps = np.diff(np.stack([x, y], -1), axis=0).tolist() or [[0, 0]]
+    numbers = "".join(f"{n}" if n < 0 else f" {n}" for n in itertools.chain.from_iterable(steps))
+    return f"M{x[0]} {y[0]}l{numbers.strip()}"

@@ -1,0 +1,280 @@
+"""An LSTM that reads a text through a window which it moves itself (Graves 2013, section 5.1)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn import init
+
+from ln_zoo.layers.cells import LSTMCell, sites_by_role
+from ln_zoo.norms import Norm
+from ln_zoo.ops import WindowOperands, window_engine, window_weights, windowed_lstm
+
+WindowParameters = Literal["exp", "softplus"]
+WindowInput = Literal["state", "all"]
+
+#: Where kappa^ starts, so that the window moves about as fast as a pen writes.
+_KAPPA_BIAS: dict[str, float] = {"exp": -3.0, "softplus": 0.0}
+#: Characters that ``softplus`` moves the window by at a sum of 1, and the least width it allows.
+_SOFTPLUS_STEP, _LEAST_WIDTH = 1 / 25, 0.01
+
+
+class WindowState(NamedTuple):
+    """Where a `WindowLSTM` is.
+
+    Attributes:
+        h: state, (N, H).
+        c: cell state, (N, H).
+        kappa: places of the Gaussians, in characters, (N, K).
+        window: what the window shows, (N, E).
+    """
+
+    h: Tensor
+    c: Tensor
+    kappa: Tensor
+    window: Tensor
+
+
+class WindowOutput(NamedTuple):
+    """What a `WindowLSTM` gives.
+
+    Attributes:
+        output: states h, (T, N, H).
+        windows: w, (T, N, E).
+        state: where it is after the last step.
+        phi: the share of each character in each window, (T, N, U), without gradients and not cut
+            off at the ends of texts; ``None`` unless asked for.
+    """
+
+    output: Tensor
+    windows: Tensor
+    state: WindowState
+    phi: Tensor | None
+
+
+class WindowLSTM(nn.Module):
+    """A layer of LSTM whose input is followed by a soft window on a text (Graves 2013, section 5).
+
+    At step t the LSTM (paper, eq. 20-22) reads ``[x_t, w_{t-1}]`` in one matrix, and its state sets
+    the window for this step (Graves 2013, eq. 46-51)::
+
+        (alpha^, beta^, kappa^) = W h_t + b
+        alpha_t = exp alpha^,  beta_t = exp beta^,  kappa_t = kappa_{t-1} + exp kappa^
+        phi(t, u) = sum_k alpha_k exp(-beta_k (kappa_k - u)^2)
+        w_t = sum_u phi(t, u) c_u
+
+    Layers above read w_t of the same step. With `LayerNorm`, `RMSNorm` or no norm of sums, the loop
+    runs on the kernels that `ln-zoo kernels` shows; with peepholes, clipped derivatives, other
+    strategies or other forms of the window, on functions of torch. All of it keeps the precision
+    of the parameters under autocast: in bfloat16 kappa would stand still.
+
+    Args:
+        input_size: size I of each input.
+        hidden_size: size H of each state.
+        character_size: size E of the vector of each character.
+        components: number K of Gaussians.
+        norm: the strategy; default `Identity`. Nothing is normalised in the window itself.
+        normalize: the sites to act on, of ``"input"``, ``"recurrent"``, ``"cell"``; default all.
+        peephole: whether gates see cell states; see `LSTM`.
+        derivative_bound: clips the derivative of the loss by each gate's sum; see `LSTM`.
+        window_parameters: ``"exp"`` as above, or ``"softplus"`` as in some released code: softplus
+            in place of exp, kappa moving by a 25th of it, and beta (at least 0.01) as the divisor
+            of the square.
+        window_input: what sets the window: ``"state"``, h_t, or ``"all"``: w_{t-1}, x_t and h_t.
+        kappa_bias: initial b of kappa^; default -3 under ``"exp"``, a character in 20 steps, and 0
+            under ``"softplus"``, one in 36. (People take 22; ``"exp"`` at 0 would take one.)
+
+    Parameters: those of `LSTMCell` under ``cell.``, and ``window.weight`` (3K, H, or E + I + H),
+    ``window.bias`` (3K,). Initial biases of alpha^ make all Gaussians sum to 1 where they are
+    widest.
+
+    Raises:
+        ValueError: for sizes below 1, unknown words, and as `LSTMCell`.
+
+    Example:
+        >>> from ln_zoo.norms import LayerNorm
+        >>> layer = WindowLSTM(3, 8, character_size=5, components=2, norm=LayerNorm())
+        >>> text = torch.eye(5)[torch.tensor([[0, 3, 1], [2, 2, 4]])]
+        >>> output, windows, state, _ = layer(torch.randn(20, 2, 3), text)
+        >>> output.shape, windows.shape, state.kappa.shape
+        (torch.Size([20, 2, 8]), torch.Size([20, 2, 5]), torch.Size([2, 2]))
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        character_size: int,
+        components: int = 10,
+        *,
+        norm: Norm | None = None,
+        normalize: Sequence[str] | None = None,
+        peephole: bool = False,
+        derivative_bound: float | None = None,
+        window_parameters: WindowParameters = "exp",
+        window_input: WindowInput = "state",
+        kappa_bias: float | None = None,
+    ) -> None:
+        super().__init__()
+        sizes = {
+            "input_size": input_size,
+            "hidden_size": hidden_size,
+            "character_size": character_size,
+            "components": components,
+        }
+        if small := {name: size for name, size in sizes.items() if size < 1}:
+            raise ValueError(f"every size must be at least 1, got {small}")
+        for name, value, words in (
+            ("window_parameters", window_parameters, get_args(WindowParameters)),
+            ("window_input", window_input, get_args(WindowInput)),
+        ):
+            if value not in words:
+                raise ValueError(f"{name} must be one of {', '.join(words)}, got {value!r}")
+        self.input_size, self.hidden_size = input_size, hidden_size
+        self.character_size, self.components = character_size, components
+        self.window_parameters, self.window_input = window_parameters, window_input
+        if kappa_bias is None:
+            kappa_bias = _KAPPA_BIAS[window_parameters]
+        self.kappa_bias = kappa_bias
+        self.cell = LSTMCell(
+            input_size + character_size,
+            hidden_size,
+            norm=norm,
+            normalize=normalize,
+            peephole=peephole,
+            derivative_bound=derivative_bound,
+        )
+        reads = hidden_size + (0 if window_input == "state" else input_size + character_size)
+        self.window = nn.Linear(reads, 3 * components)
+        self._start_window()
+
+    def reset_parameters(self) -> None:
+        """Draws weights and biases anew, and starts the strategy anew."""
+        self.cell.reset_parameters()
+        self.window.reset_parameters()
+        self._start_window()
+
+    @torch.no_grad()
+    def _start_window(self) -> None:
+        alpha, beta, kappa = self.window.bias.chunk(3)
+        share = 1 / self.components
+        # The inverse of softplus: log(e^y - 1).
+        exponential = self.window_parameters == "exp"
+        alpha.fill_(math.log(share) if exponential else math.log(math.expm1(share)))
+        init.zeros_(beta)
+        kappa.fill_(self.kappa_bias)
+
+    def start(self, cases: int) -> WindowState:
+        """The state before a text: zeros (Graves 2013 does not say), the window before its start.
+
+        Args:
+            cases: N.
+        """
+        sizes = (self.hidden_size, self.hidden_size, self.components, self.character_size)
+        return WindowState(*(self.window.weight.new_zeros(cases, size) for size in sizes))
+
+    def forward(
+        self,
+        input: Tensor,
+        text: Tensor,
+        state: WindowState | None = None,
+        trace: bool = False,
+    ) -> WindowOutput:
+        """Runs the layer over a sequence.
+
+        Args:
+            input: x, (T, N, I).
+            text: a vector for each character, (N, U, E), zeros behind the end of each text.
+            state: where to go on; default `start`.
+            trace: whether to give phi as well.
+
+        Raises:
+            ValueError: if sizes do not fit.
+        """
+        if input.dim() != 3 or input.shape[2] != self.input_size or not len(input):
+            raise ValueError(
+                f"input must be (T, N, {self.input_size}) with T at least 1, got "
+                f"{tuple(input.shape)}"
+            )
+        cases = input.shape[1]
+        if text.dim() != 3 or text.shape[0] != cases or text.shape[2] != self.character_size:
+            raise ValueError(
+                f"text must be ({cases}, U, {self.character_size}), got {tuple(text.shape)}"
+            )
+        state = self.start(cases) if state is None else state
+        self._check_state(state, cases)
+        with torch.autocast(input.device.type, enabled=False):
+            dtype = self.window.weight.dtype
+            input, text = input.to(dtype), text.to(dtype)
+            state = WindowState(*(a.to(dtype) for a in state))
+            found = self._run_kernel(input, text, state, trace)
+            return self._run_steps(input, text, state, trace) if found is None else found
+
+    def _check_state(self, state: WindowState, cases: int) -> None:
+        sizes = (self.hidden_size, self.hidden_size, self.components, self.character_size)
+        for name, a, size in zip(WindowState._fields, state, sizes, strict=True):
+            if a.shape != (cases, size):
+                raise ValueError(
+                    f"state.{name} must be ({cases}, {size}) beside an input of {cases} cases, got "
+                    f"{tuple(a.shape)}"
+                )
+
+    def _run_kernel(
+        self, input: Tensor, text: Tensor, state: WindowState, trace: bool
+    ) -> WindowOutput | None:
+        """The same in one call, where a kernel takes it."""
+        if self.window_parameters != "exp" or self.window_input != "state":
+            return None
+        if self.cell.derivative_bound is not None:
+            return None
+        weights = self.cell.effective_weights()
+        sites = sites_by_role(self.cell.sites)
+        records = {role: site.describe() for role, site in sites.items()}
+        operands = WindowOperands(
+            self.window.weight, self.window.bias, text, state.window, state.kappa
+        )
+        engine = window_engine(records, input, weights, operands)
+        if engine is None:
+            return None
+        done = windowed_lstm(engine, records, input, (state.h, state.c), weights, operands)
+        after = WindowState(done.h, done.c, done.kappa, done.windows[-1])
+        phi = window_weights(done.terms, text.shape[1]) if trace else None
+        return WindowOutput(done.output, done.windows, after, phi)
+
+    def _run_steps(
+        self, input: Tensor, text: Tensor, state: WindowState, trace: bool
+    ) -> WindowOutput:
+        outputs, windows, phis = [], [], []
+        for site in sites_by_role(self.cell.sites).values():
+            if site.normalizes_sums:
+                site.norm.before_steps(site, len(input))
+        for t, x in enumerate(input.unbind()):
+            state, phi = self._step(x, text, state, t)
+            outputs.append(state.h)
+            windows.append(state.window)
+            phis.append(phi.detach())
+        phis_too = torch.stack(phis) if trace else None
+        return WindowOutput(torch.stack(outputs), torch.stack(windows), state, phis_too)
+
+    def _step(
+        self, x: Tensor, text: Tensor, state: WindowState, t: int
+    ) -> tuple[WindowState, Tensor]:
+        """The state after a step, and phi (N, U)."""
+        h, c = self.cell(torch.cat([x, state.window], -1), (state.h, state.c), step=t)
+        reads = h if self.window_input == "state" else torch.cat([state.window, x, h], -1)
+        alpha, beta, moved = self.window(reads).chunk(3, -1)
+        if self.window_parameters == "exp":
+            alpha, beta, moved = alpha.exp(), beta.exp(), moved.exp()
+        else:
+            alpha, moved = F.softplus(alpha), _SOFTPLUS_STEP * F.softplus(moved)
+            beta = 1 / F.softplus(beta).clamp(min=_LEAST_WIDTH)
+        kappa = state.kappa + moved
+        terms = torch.stack([alpha, beta, moved, kappa], -2)
+        phi = window_weights(terms, text.shape[1])
+        window = torch.bmm(phi.unsqueeze(1), text).squeeze(1)
+        return WindowState(h, c, kappa, window), phi

@@ -1,0 +1,136 @@
+"""Where a pen goes next: mixtures of bivariate Gaussians (Graves 2013, section 4.1)."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+class PenMixture(NamedTuple):
+    """The density of the next offset (dx, dy), a mixture of M Gaussians, and of the pen's lift.
+
+    Attributes:
+        end: log odds that the point is the last of its stroke, (\\*,). The source's e^ has the
+            opposite sign (eq. 18).
+        log_weights: log pi, (\\*, M), eq. 19.
+        mean: mu, (\\*, M, 2), eq. 20.
+        log_std: log sigma, (\\*, M, 2), eq. 21.
+        correlation: rho^, whose tanh is the correlation rho, (\\*, M), eq. 22.
+
+    Example:
+        >>> mixture = PenMixture.of(torch.zeros(5, 121))
+        >>> mixture.mean.shape
+        torch.Size([5, 20, 2])
+        >>> mixture.nll(torch.zeros(5, 3)).shape  # log 2 pi + log 2
+        torch.Size([5])
+    """
+
+    end: Tensor
+    log_weights: Tensor
+    mean: Tensor
+    log_std: Tensor
+    correlation: Tensor
+
+    @classmethod
+    def of(
+        cls, outputs: Tensor, least_log_std: float = -7.0, largest_correlation: float = 0.999
+    ) -> PenMixture:
+        """The mixture that a network's outputs y^ stand for (eq. 17-22).
+
+        Offsets repeat to the last digit, so that without bounds a Gaussian could shrink on such a
+        value and the density grow without end.
+
+        Args:
+            outputs: (\\*, 1 + 6 M): the log odds, then M each of weights, dx means, dy means,
+                log sigmas of dx and of dy, and rho^.
+            least_log_std: below it log sigma is held.
+            largest_correlation: beyond it rho is held.
+
+        Raises:
+            ValueError: if the last size is not 1 + 6 M.
+        """
+        count, rest = divmod(outputs.shape[-1] - 1, 6)
+        if rest or not count:
+            raise ValueError(
+                f"outputs must have 1 + 6 M numbers for M components, got {outputs.shape[-1]}"
+            )
+        end, weights, dx, dy, sx, sy, correlation = outputs.split([1] + [count] * 6, dim=-1)
+        bound = math.atanh(largest_correlation)
+        return cls(
+            end.squeeze(-1),
+            weights.log_softmax(-1),
+            torch.stack([dx, dy], -1),
+            torch.stack([sx, sy], -1).clamp(min=least_log_std),
+            correlation.clamp(-bound, bound),
+        )
+
+    def offset_nll(self, offsets: Tensor) -> Tensor:
+        """Minus the log density of offsets (eq. 23-25), in nats.
+
+        Args:
+            offsets: (\\*, 2) of the mixture's shape.
+        """
+        return -torch.logsumexp(self.log_weights + self._component_log_density(offsets), -1)
+
+    def nll(self, points: Tensor) -> Tensor:
+        """Minus the log density of points and their lifts (eq. 26), in nats.
+
+        Args:
+            points: (dx, dy, 1 where the pen is lifted after it, else 0), (\\*, 3).
+        """
+        lift = F.binary_cross_entropy_with_logits(self.end, points[..., 2], reduction="none")
+        return self.offset_nll(points[..., :2]) + lift
+
+    def expectation(self) -> Tensor:
+        """The mean offset, (\\*, 2)."""
+        return (self.log_weights.exp().unsqueeze(-1) * self.mean).sum(-2)
+
+    def sample(self, bias: float = 0.0, generator: torch.Generator | None = None) -> Tensor:
+        """Draws a point for each mixture (Graves 2013, section 5.4 for the bias).
+
+        Args:
+            bias: b, at least 0: sigma is divided by e^b, and pi taken to the power 1 + b. Lifts are
+                drawn as they are.
+            generator: of random numbers; default torch's own.
+
+        Returns:
+            (dx, dy, lift), (\\*, 3).
+        """
+        mixture = self.biased(bias)
+        flat = mixture.log_weights.exp().view(-1, self.log_weights.shape[-1])
+        drawn = torch.multinomial(flat, 1, generator=generator).view(*self.end.shape, 1)
+        pairs = drawn.unsqueeze(-1).expand(*self.end.shape, 1, 2)
+        mean, std = (a.gather(-2, pairs).squeeze(-2) for a in (self.mean, mixture.log_std.exp()))
+        rho = self.correlation.gather(-1, drawn).squeeze(-1).tanh()
+        noise = torch.empty_like(mean).normal_(generator=generator)
+        first, second = noise.unbind(-1)
+        both = torch.stack([first, rho * first + (1 - rho.square()).sqrt() * second], -1)
+        lift = torch.bernoulli(self.end.sigmoid(), generator=generator)
+        return torch.cat([mean + std * both, lift.unsqueeze(-1)], -1)
+
+    def biased(self, bias: float) -> PenMixture:
+        """The mixture drawn towards its likeliest points; see `sample`.
+
+        Raises:
+            ValueError: unless the bias is 0 or more.
+        """
+        if not bias >= 0:
+            raise ValueError(f"bias must be at least 0, got {bias!r}")
+        weights = ((1 + bias) * self.log_weights).log_softmax(-1)
+        return self._replace(log_weights=weights, log_std=self.log_std - bias)
+
+    def _component_log_density(self, offsets: Tensor) -> Tensor:
+        d = (offsets.unsqueeze(-2) - self.mean) * (-self.log_std).exp()
+        dx, dy = d.unbind(-1)
+        # Z / (1 - rho^2) along the axes of the Gaussian: 2 / (1 +- tanh r) is 1 + exp(-+2 r). In
+        # the source's form all digits go where rho is near 1.
+        twice = 2 * self.correlation
+        along, across = (dx + dy).square(), (dx - dy).square()
+        z = (along * (1 + (-twice).exp()) + across * (1 + twice.exp())) / 4
+        # log(1 - tanh^2) without the difference of two numbers near 1.
+        log_rest = 2 * math.log(2) + F.logsigmoid(twice) + F.logsigmoid(-twice)
+        return -0.5 * (z + log_rest) - self.log_std.sum(-1) - math.log(2 * math.pi)

@@ -1,0 +1,637 @@
+"""Handwriting prediction and synthesis (Graves 2013; paper, section 6.5)."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ln_zoo.layers import LSTM, WindowLSTM, WindowState
+from ln_zoo.metrics import PenMixture, Ratio
+from ln_zoo.models.base import ZooModule, fused_on_cpu
+from ln_zoo.models.graves_rmsprop import GravesRMSprop
+from ln_zoo.norms import LayerNorm, Norm, from_config
+from ln_zoo.ops import clip_derivative
+
+#: Letters, space and three marks; what is none of these is one class more: 57 (Graves does not list
+#: his 57).
+ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz .,?"
+
+ClipMode = Literal["norm", "value", "graves", "none"]
+Reduction = Literal["point", "line"]
+
+#: What gradients are clipped to where nothing is said: their norm, each number, and Graves'
+#: derivatives by the gates' sums. Those by the outputs have ten times as much.
+_BOUNDS: dict[str, float | None] = {"norm": 10.0, "value": 1.0, "graves": 10.0, "none": None}
+_OUTPUT_BOUND = 10.0
+#: Points after which writing ends, for each character, whatever the window says.
+_POINTS_PER_CHARACTER = 40
+
+
+class HandwritingState(NamedTuple):
+    """Where the network is in its lines.
+
+    Attributes:
+        window: of the layer with the window; ``None`` in a network that reads no text.
+        layers: h and c of each other layer, each (N, H), from the bottom.
+    """
+
+    window: WindowState | None
+    layers: tuple[tuple[Tensor, Tensor], ...]
+
+
+class Line(NamedTuple):
+    """A line that was written.
+
+    Attributes:
+        offsets: (T, 3): dx, dy (upwards), and 1 where the pen is lifted after the point, in the
+            units of the data.
+        text: what was to be written.
+        phi: what the window showed of each character, (T, U); empty without text.
+        finished: whether the window passed the end of the text, so that the line did not end for
+            its length.
+    """
+
+    offsets: Tensor
+    text: str
+    phi: Tensor
+    finished: bool
+
+
+class Handwriting(ZooModule):
+    """Predicts where the pen goes next, and writes a given text (Graves 2013, sections 4 and 5).
+
+    Layers of LSTM read the last offset of the pen. The first moves a window along the text
+    (`ln_zoo.layers.WindowLSTM`), those above read the offset, the layer below and the window; the
+    outputs of all layers make a mixture of Gaussians for the next offset
+    (`ln_zoo.metrics.PenMixture`). Layer normalisation acts in every layer as in the paper's
+    eq. 20-22.
+
+    Offsets come in the units of the data. The model standardises them by `offset_mean` and
+    `offset_std`, which are taken from the training set when a model that has none meets its data,
+    and travel with its checkpoints. Densities depend on that scale, so that it is what makes
+    losses comparable: they are in nats of standardised offsets.
+
+    A batch is a tuple: offsets (N, T + 1, 3), of which row t is input and row t + 1 target, row 0
+    being zeros or the point before; lengths (N,), the numbers of targets; N texts; and whether
+    these are the beginnings of their lines. Where they are not, states are carried over from the
+    batch before, and gradients end there.
+
+    Losses are logged per point and per line (``sequence_nll``): nats summed over a line, averaged
+    over lines. ``sse`` is the squared distance from the mean of the mixture, in standardised units,
+    averaged over points.
+
+    Args:
+        hidden_features: size H of each state.
+        num_layers: number of LSTM layers.
+        text: whether to read a text (section 5); without, the network predicts only (section 4).
+        window_components: Gaussians K of the window.
+        mixture_components: Gaussians M of the output.
+        alphabet: the characters to tell apart, or a text file that holds them; any other is one
+            class more, the last. Default: letters, space and ``.,?``, 57 classes.
+        strict_text: whether a character outside the alphabet is an error.
+        norm: the strategy, or its ``class_path``/``init_args`` dict; default `LayerNorm`. Window
+            and output are not normalised.
+        peephole: whether gates see cell states. Graves' do; the paper's equations have none.
+        forget_bias: what forget gates start with; ``None``: torch's small random numbers. The
+            sources do not say.
+        output_from: ``"all"`` layers, as in both sources, or the ``"top"`` one alone.
+        window_parameters: ``"exp"`` or ``"softplus"``; see `ln_zoo.layers.WindowLSTM`.
+        window_input: ``"state"`` or ``"all"``; see there.
+        kappa_bias: see there.
+        least_log_std: floor of log sigma; see `ln_zoo.metrics.PenMixture.of`.
+        largest_correlation: bound of rho; see there.
+        loss_reduction: what is minimised: nats per ``"point"`` of the batch, or per ``"line"``, the
+            sum over time averaged over lines, as in Graves. For Adam both are the same but for
+            clipping.
+        optimizer: ``"adam"`` (torch's defaults), or ``"graves"``, his form of RMSprop (eq. 38-41).
+        lr: learning rate; Graves has 1e-4.
+        clip_mode: ``"norm"`` of all gradients, each ``"value"``, as ``"graves"`` the derivatives of
+            the loss by the gates' sums and ten times as much those by the outputs (presuming
+            ``loss_reduction="line"``; such layers run on the generic loop), or ``"none"``. The
+            trainer's ``gradient_clip_val`` goes before ``"norm"`` and ``"value"``.
+        clip_bound: default 10 for ``"norm"`` and ``"graves"``, 1 for ``"value"``.
+        weight_noise: standard deviation of noise added to all weights in each training step.
+
+    Raises:
+        ValueError: for sizes below 1, unknown words, an empty alphabet or one with a character
+            twice, bounds and rates that are not positive, a negative noise.
+
+    Example:
+        >>> model = Handwriting(hidden_features=16, mixture_components=3)
+        >>> offsets, lengths = torch.zeros(2, 31, 3), torch.tensor([30, 24])
+        >>> round(float(model.loss((offsets, lengths, ("Hello", "world"), True))), 1) > 0
+        True
+    """
+
+    offset_mean: Tensor
+    offset_std: Tensor
+
+    def __init__(
+        self,
+        hidden_features: int = 400,
+        num_layers: int = 3,
+        text: bool = True,
+        window_components: int = 10,
+        mixture_components: int = 20,
+        alphabet: str | None = None,
+        strict_text: bool = False,
+        norm: Norm | None = None,
+        peephole: bool = False,
+        forget_bias: float | None = 1.0,
+        output_from: Literal["all", "top"] = "all",
+        window_parameters: Literal["exp", "softplus"] = "exp",
+        window_input: Literal["state", "all"] = "state",
+        kappa_bias: float | None = None,
+        least_log_std: float = -7.0,
+        largest_correlation: float = 0.999,
+        loss_reduction: Reduction = "point",
+        optimizer: Literal["adam", "graves"] = "adam",
+        lr: float = 1e-3,
+        clip_mode: ClipMode = "norm",
+        clip_bound: float | None = None,
+        weight_noise: float = 0.0,
+    ) -> None:
+        super().__init__()
+        norm = LayerNorm() if norm is None else from_config(norm)
+        _check_sizes(
+            hidden_features=hidden_features,
+            num_layers=num_layers,
+            window_components=window_components,
+            mixture_components=mixture_components,
+        )
+        _check_words(
+            output_from=(output_from, ("all", "top")),
+            loss_reduction=(loss_reduction, get_args(Reduction)),
+            optimizer=(optimizer, ("adam", "graves")),
+            clip_mode=(clip_mode, get_args(ClipMode)),
+        )
+        if clip_bound is None:
+            clip_bound = _BOUNDS[clip_mode]
+        _check_positive(lr=lr, clip_bound=clip_bound)
+        if not weight_noise >= 0:
+            raise ValueError(f"weight_noise must not be negative, got {weight_noise!r}")
+        if not 0 < largest_correlation < 1:
+            raise ValueError(
+                f"largest_correlation must lie between 0 and 1, got {largest_correlation!r}"
+            )
+        if clip_mode == "graves" and loss_reduction != "line":
+            warnings.warn(
+                'clip_mode="graves" has bounds for losses summed over time: with '
+                f'loss_reduction="{loss_reduction}" derivatives will hardly reach them',
+                stacklevel=2,
+            )
+        alphabet = _read_alphabet(alphabet)
+        self.remember(norm, alphabet=alphabet, clip_bound=clip_bound)
+        self.alphabet = alphabet
+        self.strict_text = strict_text
+        self.output_from = output_from
+        self.least_log_std = least_log_std
+        self.largest_correlation = largest_correlation
+        self.loss_reduction = loss_reduction
+        self.optimizer = optimizer
+        self.lr = lr
+        self.clip_mode = clip_mode
+        self.clip_bound = clip_bound
+        self.weight_noise = weight_noise
+        self._classes = {character: i for i, character in enumerate(alphabet)}
+        self._warned = False
+        bound = clip_bound if clip_mode == "graves" else None
+        extra = {"norm": norm, "peephole": peephole, "derivative_bound": bound}
+        letters = self.num_characters if text else 0
+        self.window: WindowLSTM | None = None
+        if text:
+            self.window = WindowLSTM(
+                3,
+                hidden_features,
+                letters,
+                window_components,
+                window_parameters=window_parameters,
+                window_input=window_input,
+                kappa_bias=kappa_bias,
+                **extra,  # type: ignore[arg-type]
+            )
+        self.layers = nn.ModuleList(
+            LSTM(3 + (hidden_features + letters if i else 0), hidden_features, **extra)  # type: ignore[arg-type]
+            for i in range(1 if text else 0, num_layers)
+        )
+        read = hidden_features * (num_layers if output_from == "all" else 1)
+        self.output = nn.Linear(read, 1 + 6 * mixture_components)
+        if forget_bias is not None:
+            self._start_forget_gates(forget_bias)
+        self.register_buffer("offset_mean", torch.zeros(2))
+        self.register_buffer("offset_std", torch.zeros(2))
+        for stage in ("val", "test"):
+            for name in ("point_nll", "sequence_nll", "sse"):
+                setattr(self, f"{stage}_{name}", Ratio())
+        self._carried: dict[str, HandwritingState] = {}
+        self._clean: list[Tensor] = []
+
+    # The network
+
+    @property
+    def num_characters(self) -> int:
+        """Classes E of characters: those of the alphabet, and one for all others."""
+        return len(self.alphabet) + 1
+
+    def forward(
+        self, points: Tensor, text: Tensor | None = None, state: HandwritingState | None = None
+    ) -> tuple[Tensor, HandwritingState]:
+        """What the network says of the points that follow.
+
+        Args:
+            points: standardised, (T, N, 3).
+            text: one-hot, (N, U, E), as `encode` gives it; needed unless the network reads none.
+            state: where to go on; default: the start of a line.
+
+        Returns:
+            The outputs y^, (T, N, 1 + 6 M), float32 at least, for `PenMixture.of`; and the state
+            after the last point.
+
+        Raises:
+            ValueError: if there is no text and the network reads one.
+        """
+        y, state, _ = self._run(points, text, state)
+        return y, state
+
+    def _run(
+        self,
+        points: Tensor,
+        text: Tensor | None,
+        state: HandwritingState | None,
+        trace: bool = False,
+    ) -> tuple[Tensor, HandwritingState, Tensor | None]:
+        """The same, and with ``trace`` what the window shows of each character, (T, N, U)."""
+        x, outputs, window, shown, phi = points, [], None, None, None
+        if self.window is not None:
+            if text is None:
+                raise ValueError("this network reads a text: give text=model.encode([...])")
+            h, shown, window, phi = self.window(points, text, state and state.window, trace)
+            outputs.append(h)
+        finals = []
+        for i, layer in enumerate(self.layers):
+            if outputs:
+                parts = [points, outputs[-1]] if shown is None else [points, outputs[-1], shown]
+                x = torch.cat([part.to(points.dtype) for part in parts], -1)
+            before = None
+            if state is not None:
+                before = tuple(a.unsqueeze(0) for a in state.layers[i])
+            output, (h, c) = layer(x, before)
+            finals.append((h[0], c[0]))
+            outputs.append(output)
+        with torch.autocast(points.device.type, enabled=False):
+            read = outputs if self.output_from == "all" else outputs[-1:]
+            y = self.output(torch.cat([a.to(self.output.weight.dtype) for a in read], -1))
+        if self.clip_mode == "graves" and self.clip_bound is not None:
+            y = clip_derivative(y, _OUTPUT_BOUND * self.clip_bound)
+        return y, HandwritingState(window, tuple(finals)), phi
+
+    def mixture(self, outputs: Tensor) -> PenMixture:
+        """The mixture of the network's outputs, of standardised offsets."""
+        return PenMixture.of(outputs, self.least_log_std, self.largest_correlation)
+
+    @torch.no_grad()
+    def _start_forget_gates(self, bias: float) -> None:
+        for name, parameter in self.named_parameters():
+            if ".bias_ih" in name or ".bias_hh" in name:
+                parameter.chunk(4)[1].fill_(bias if "_ih" in name else 0.0)
+
+    # Text and offsets
+
+    def encode(self, texts: Sequence[str]) -> Tensor:
+        """Texts as one-hot vectors, (N, U, E), float, zeros behind the end of each.
+
+        Raises:
+            ValueError: for an empty text; with ``strict_text`` for a character outside the
+                alphabet.
+        """
+        for i, text in enumerate(texts):
+            if not text:
+                raise ValueError(f"text {i} of {len(texts)} is empty: give something to write")
+        foreign = {c for text in texts for c in text if c not in self._classes}
+        if foreign and (self.strict_text or not self._warned):
+            shown = " ".join(sorted(map(repr, foreign)))
+            message = f"the alphabet {self.alphabet!r} has no {shown}"
+            if self.strict_text:
+                raise ValueError(f"{message}: leave them out, or make the model with another one")
+            warnings.warn(
+                f"{message}: such characters are read as one class, that of all others",
+                stacklevel=2,
+            )
+            self._warned = True
+        code = torch.zeros(len(texts), max(map(len, texts)), dtype=torch.int64)
+        for row, text in zip(code, texts, strict=True):
+            row[: len(text)] = torch.tensor(
+                [self._classes.get(c, len(self.alphabet)) for c in text]
+            )
+        vectors = F.one_hot(code, self.num_characters)
+        lengths = torch.tensor([len(text) for text in texts])
+        vectors *= (torch.arange(code.shape[1]) < lengths[:, None]).unsqueeze(-1)
+        return vectors.to(self.output.weight)
+
+    def standardize(self, offsets: Tensor) -> Tensor:
+        """Offsets of the data (\\*, 3) as the network sees them.
+
+        A model that has met neither data nor a checkpoint takes them as they come.
+        """
+        dtype = self.output.weight.dtype
+        offsets = offsets.to(torch.promote_types(dtype, torch.float32))
+        mean, std = self._scale(offsets)
+        points = torch.cat([(offsets[..., :2] - mean) / std, offsets[..., 2:]], -1)
+        return points.to(dtype)
+
+    def restore(self, points: Tensor) -> Tensor:
+        """The inverse of `standardize`."""
+        mean, std = self._scale(points)
+        return torch.cat([points[..., :2] * std + mean, points[..., 2:]], -1)
+
+    def _scale(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        known = bool((self.offset_std > 0).all())
+        std = self.offset_std if known else torch.ones_like(self.offset_std)
+        return self.offset_mean.to(like.dtype), std.to(like.dtype)
+
+    # Losses
+
+    def loss(self, batch: Any, stage: str = "train") -> Tensor:
+        """What is minimised, of one batch; a scalar."""
+        nll, _, mask = self._score(batch, stage)
+        total = nll.sum()
+        return total / (mask.sum() if self.loss_reduction == "point" else mask.shape[1])
+
+    def per_case(self, batch: Any) -> dict[str, Tensor]:
+        """Nats and points of each line, float64 (N,)."""
+        nll, _, mask = self._score(batch, "case")
+        return {"sequence_nll": nll.sum(0), "points": mask.sum(0).double()}
+
+    def _score(self, batch: Any, stage: str) -> tuple[Tensor, Tensor, Tensor]:
+        """Nats and squared errors of each point, 0 where there is none, and where there is one.
+
+        All (T, N); in training as precise as the weights, else in float64.
+        """
+        offsets, lengths, texts, first = batch
+        points = self.standardize(offsets).transpose(0, 1)
+        inputs, targets = points[:-1], points[1:]
+        state = None
+        if first:
+            # The null vector, which standardising would have moved.
+            inputs = torch.cat([torch.zeros_like(inputs[:1]), inputs[1:]])
+        else:
+            state = self._carried_state(stage, len(texts))
+        text = None if self.window is None else self.encode(texts).to(points.device)
+        y, after = self(inputs, text, state)
+        self._carried[stage] = _detached(after)
+        if stage != "train":
+            y = y.double()
+        mixture = self.mixture(y)
+        targets = targets.to(y.dtype)
+        steps = torch.arange(len(targets), device=lengths.device)
+        mask = steps.unsqueeze(1) < lengths
+        nothing = y.new_zeros(())
+        nll = torch.where(mask, mixture.nll(targets), nothing)
+        distances = (targets[..., :2] - mixture.expectation()).square().sum(-1)
+        return nll, torch.where(mask, distances, nothing), mask
+
+    def _carried_state(self, stage: str, cases: int) -> HandwritingState:
+        state = self._carried.get(stage)
+        before = 0 if state is None else len(_flat(state)[0])
+        if state is None or before != cases:
+            raise ValueError(
+                f"a batch goes on with {cases} lines, and the one before left the states of "
+                f"{before}: chunks of lines must come in order, beginning with first=True"
+            )
+        return state
+
+    # Training
+
+    def setup(self, stage: str) -> None:
+        statistics = getattr(self.trainer.datamodule, "offset_statistics", None)  # type: ignore[attr-defined]
+        if statistics is not None and not bool((self.offset_std > 0).all()):
+            mean, std = statistics
+            self.offset_mean.copy_(mean)
+            self.offset_std.copy_(std)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        nll, _, mask = self._score(batch, "train")
+        points, lines = mask.sum(), mask.shape[1]
+        total = nll.sum()
+        self.log("train_point_nll", total.detach() / points, prog_bar=True, batch_size=lines)
+        self.log("train_sequence_nll", total.detach() / lines, batch_size=lines)
+        return total / (points if self.loss_reduction == "point" else lines)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self._evaluate("val", batch)
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self._evaluate("test", batch)
+
+    def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+        nll, _, mask = self._score(batch, "predict")
+        return {"nats": nll.sum(0), "points": mask.sum(0)}
+
+    def _evaluate(self, stage: str, batch: Any) -> None:
+        nll, distances, mask = self._score(batch, stage)
+        lines = mask.shape[1]
+        begun = torch.tensor(lines if batch[3] else 0)
+        for name, values, count in (
+            ("point_nll", nll, mask),
+            ("sequence_nll", nll, begun),
+            ("sse", distances, mask),
+        ):
+            metric = getattr(self, f"{stage}_{name}")
+            metric.update(values, count.to(values.device))
+            shown = stage == "val" and name == "point_nll"
+            self.log(f"{stage}_{name}", metric, prog_bar=shown, batch_size=lines)
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if self.weight_noise:
+            with torch.no_grad():
+                self._clean = [p.detach().clone() for p in self.parameters()]
+                for p in self.parameters():
+                    p.add_(torch.randn_like(p), alpha=self.weight_noise)
+
+    def on_after_backward(self) -> None:
+        # The gradient is that at the noisy weights, the step begins at the clean ones.
+        with torch.no_grad():
+            for p, clean in zip(self.parameters(), self._clean, strict=False):
+                p.copy_(clean)
+        self._clean = []
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        if gradient_clip_val is None and self.clip_mode in ("norm", "value"):
+            gradient_clip_val, gradient_clip_algorithm = self.clip_bound, self.clip_mode
+        self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        if self.optimizer == "graves":
+            return GravesRMSprop(self.parameters(), lr=self.lr)
+        fused = fused_on_cpu(self).get("fused")
+        return torch.optim.Adam(self.parameters(), lr=self.lr, fused=fused)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_save_checkpoint(checkpoint)
+        state = self._carried.get("train")
+        states: list[list[Tensor]] = [[] if state is None else _flat(state)]
+        states *= self.trainer.world_size
+        if len(states) > 1:
+            torch.distributed.all_gather_object(states, states[0])
+        checkpoint["carried"] = states
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_load_checkpoint(checkpoint)
+        self._stored = checkpoint.get("carried", [])
+
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        stored = self.__dict__.pop("_stored", [])
+        rank, processes = self.trainer.global_rank, self.trainer.world_size
+        if len(stored) != processes or not stored[rank] or self.trainer.ckpt_path is None:
+            return
+        tensors = [a.to(self.device) for a in stored[rank]]
+        window = None
+        if self.window is not None:
+            window, tensors = WindowState(*tensors[:4]), tensors[4:]
+        pairs = tuple(zip(tensors[::2], tensors[1::2], strict=True))
+        self._carried["train"] = HandwritingState(window, pairs)
+
+    # Writing
+
+    @torch.no_grad()
+    def write(
+        self,
+        texts: Sequence[str],
+        bias: float = 0.0,
+        prime: tuple[Tensor, str] | None = None,
+        max_points: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> list[Line]:
+        """Writes texts, all at once (Graves 2013, sections 5.3 to 5.5).
+
+        A line ends when the window passes the end of its text: when it shows the place behind the
+        last character more than any character, or has left even that behind.
+
+        Args:
+            texts: N texts.
+            bias: how far to keep to what is likeliest, at least 0; 0.15 to 1 is common.
+            prime: offsets (T, 3) of a real line and its text: the writing goes on in that hand. The
+                lines that are given back begin behind it.
+            max_points: the most points of a line; default: 40 for each character.
+            generator: of random numbers, on the model's device; default torch's own.
+
+        Returns:
+            A line for each text.
+
+        Raises:
+            ValueError: if the network reads no text, for an empty text, a negative bias, or where
+                outputs are not finite, as of a training that diverged.
+
+        Example:
+            >>> model = Handwriting(hidden_features=8, mixture_components=2)
+            >>> [len(line.offsets) <= 5 for line in model.write(["ab", "c"], max_points=5)]
+            [True, True]
+        """
+        if self.window is None:
+            raise ValueError("this network reads no text (text=False), so it cannot write one")
+        self.encode(texts)  # for its checks of each, whatever goes before
+        before = prime[1] if prime else ""
+        lengths = [len(before) + len(text) for text in texts]
+        # A place more, so that the window says how much it would show behind each text.
+        vectors = F.pad(self.encode([before + text for text in texts]), (0, 0, 0, 1))
+        point, state = self._primed(prime, vectors)
+        caps = [max_points or _POINTS_PER_CHARACTER * len(text) for text in texts]
+        drawn: list[list[Tensor]] = [[] for _ in texts]
+        shown: list[list[Tensor]] = [[] for _ in texts]
+        finished = [False] * len(texts)
+        writing = set(range(len(texts)))
+        while writing:
+            y, state, phi = self._run(point, vectors, state, trace=True)
+            assert phi is not None
+            assert state.window is not None
+            if not y.isfinite().all():
+                raise ValueError("the network's outputs are not finite: its weights are unusable")
+            sample = self.mixture(y).sample(bias, generator)
+            for n in list(writing):
+                share, end = phi[0, n], lengths[n]
+                # Of a window that jumped far, nothing is left to compare.
+                passed = state.window.kappa[n].min() > end + 1
+                finished[n] = bool(passed or share[end] > share[:end].max())
+                if not finished[n]:
+                    drawn[n].append(sample[0, n])
+                    shown[n].append(share[len(before) : end])
+                if finished[n] or len(drawn[n]) == caps[n]:
+                    writing.remove(n)
+            point = sample
+        return [
+            Line(
+                self.restore(torch.stack(points)) if points else vectors.new_zeros(0, 3),
+                text,
+                torch.stack(shares) if shares else vectors.new_zeros(0, len(text)),
+                ended,
+            )
+            for text, points, shares, ended in zip(texts, drawn, shown, finished, strict=True)
+        ]
+
+    def _primed(
+        self, prime: tuple[Tensor, str] | None, vectors: Tensor
+    ) -> tuple[Tensor, HandwritingState | None]:
+        """The point (1, N, 3) to go on from, and the state before it."""
+        start = vectors.new_zeros(1, len(vectors), 3)
+        if prime is None:
+            return start, None
+        given = self.standardize(prime[0].to(vectors)).unsqueeze(1).expand(-1, len(vectors), -1)
+        if not len(given):
+            raise ValueError("there is no point to begin with: prime must be offsets (T, 3)")
+        _, state = self(torch.cat([start, given[:-1]]), vectors)
+        return given[-1:], state
+
+
+def _detached(state: HandwritingState) -> HandwritingState:
+    window = state.window
+    if window is not None:
+        window = WindowState(*(a.detach() for a in window))
+    return HandwritingState(window, tuple((h.detach(), c.detach()) for h, c in state.layers))
+
+
+def _flat(state: HandwritingState) -> list[Tensor]:
+    return [*(state.window or ()), *(a for pair in state.layers for a in pair)]
+
+
+def _read_alphabet(given: str | None) -> str:
+    """The characters of an alphabet, of a file of them, or the default."""
+    if given is None:
+        return ALPHABET
+    characters = given
+    if given.endswith(".txt"):
+        characters = "".join(Path(given).read_text(encoding="utf-8").splitlines())
+    twice = sorted({c for c in characters if characters.count(c) > 1})
+    if not characters or twice:
+        what = f"has {twice} twice" if twice else "is empty"
+        raise ValueError(f"the alphabet {given!r} {what}: give each character once")
+    return characters
+
+
+def _check_sizes(**sizes: int) -> None:
+    if small := {name: size for name, size in sizes.items() if size < 1}:
+        raise ValueError(f"every size must be at least 1, got {small}")
+
+
+def _check_words(**choices: tuple[str, tuple[str, ...]]) -> None:
+    for name, (value, words) in choices.items():
+        if value not in words:
+            raise ValueError(f"{name} must be one of {', '.join(words)}, got {value!r}")
+
+
+def _check_positive(**values: float | None) -> None:
+    for name, value in values.items():
+        if value is not None and not value > 0:
+            raise ValueError(f"{name} must be positive, got {value!r}")

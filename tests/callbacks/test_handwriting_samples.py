@@ -1,0 +1,237 @@
+"""Samples during training: the pictures asked for, and a training that does not notice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningDataModule, Trainer
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from matplotlib.image import imread
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.data import DataLoader
+
+from ln_zoo.callbacks import HandwritingSamples
+from ln_zoo.callbacks.pen_maps import draw_window
+from ln_zoo.callbacks.pen_pictures import save, sheet
+from ln_zoo.models import Handwriting, MLPClassifier
+from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm
+
+TEXTS = ["on it", "go"]
+
+
+class Lines(LightningDataModule):
+    """Four batches of random lines."""
+
+    offset_statistics = torch.tensor([8.0, 0.0]), torch.tensor([40.0, 30.0])
+
+    def train_dataloader(self) -> DataLoader:
+        generator = torch.Generator().manual_seed(0)
+        batches = []
+        for _ in range(4):
+            moves = torch.randn(3, 21, 2, generator=generator) * 30
+            lifts = torch.rand(3, 21, 1, generator=generator) < 0.1
+            offsets = torch.cat([moves, lifts.float()], -1)
+            offsets[:, 0] = 0
+            batches.append((offsets, torch.tensor([20, 20, 15]), ("abc", "a b", "no"), True))
+        return DataLoader(batches, batch_size=None)
+
+
+class Weights(Callback):
+    """The model's state and modes, and the random numbers to come, by the number of updates."""
+
+    def __init__(self) -> None:
+        self.states: dict[int, dict] = {}
+
+    def on_train_start(self, trainer, pl_module) -> None:
+        self._keep(trainer, pl_module)
+
+    def on_train_batch_start(self, trainer, pl_module, *_) -> None:
+        self._keep(trainer, pl_module)
+
+    def on_train_end(self, trainer, pl_module) -> None:
+        self._keep(trainer, pl_module)
+
+    def _keep(self, trainer, pl_module) -> None:
+        state = {k: v.clone() for k, v in pl_module.state_dict().items()}
+        state["random"] = torch.get_rng_state()
+        state["modes"] = torch.tensor([m.training for m in pl_module.modules()])
+        self.states[trainer.global_step] = state
+
+
+class Drawn(HandwritingSamples):
+    """Keeps the weights that its pictures are of."""
+
+    def _draw(self, trainer) -> None:
+        before = len(self.written)
+        super()._draw(trainer)
+        if len(self.written) > before:
+            self.weights = {k: v.clone() for k, v in trainer.model.state_dict().items()}
+
+
+def make(norm: Norm | None = None, **arguments) -> Handwriting:
+    torch.manual_seed(0)
+    return Handwriting(
+        **{"hidden_features": 8, "num_layers": 2, "mixture_components": 2, "window_components": 2}
+        | {"norm": norm or LayerNorm()} | arguments
+    )  # fmt: skip
+
+
+def trainer(folder: Path, *callbacks: Callback, **options) -> Trainer:
+    return Trainer(
+        **{"logger": CSVLogger(folder, name="run", version=0), "max_epochs": 3} | options,
+        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
+        accelerator="cpu", callbacks=list(callbacks),
+    )  # fmt: skip
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "run/version_0/samples").iterdir())
+
+
+def pictures(*steps: int) -> list[str]:
+    return sorted(f"step-{step:06d}{end}.png" for step in steps for end in ("", "-window"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "steps"),
+    [
+        ({}, (4, 8, 12)),
+        ({"every_n_epochs": 2}, (8,)),
+        ({"every_n_epochs": None, "every_n_steps": 5}, (5, 10)),
+        ({"every_n_steps": 6}, (4, 6, 8, 12)),
+    ],
+)
+def test_pictures_at_the_updates_asked_for(
+    tmp_path: Path, arguments: dict, steps: tuple[int, ...]
+) -> None:
+    samples = HandwritingSamples(TEXTS, max_points=6, **arguments)
+    trainer(tmp_path, samples).fit(make(), datamodule=Lines())
+    assert names(tmp_path) == pictures(*steps)
+    assert sorted(path.name for path in samples.written) == pictures(*steps)
+
+
+def test_accumulated_batches_are_one_update(tmp_path: Path) -> None:
+    samples = HandwritingSamples(TEXTS, every_n_epochs=None, every_n_steps=1, max_points=3)
+    runner = trainer(tmp_path, samples, accumulate_grad_batches=2, max_epochs=2)
+    runner.fit(make(), datamodule=Lines())
+    assert names(tmp_path) == pictures(1, 2, 3, 4)
+
+
+def test_pictures_are_of_the_model_at_that_update(tmp_path: Path) -> None:
+    """As it writes in evaluation mode, with numbers of its own."""
+    samples = Drawn(TEXTS, every_n_epochs=3, bias=0.4, seed=7, max_points=40)
+    model = make()
+    trainer(tmp_path, samples).fit(model, datamodule=Lines())
+    again = make()
+    again.load_state_dict(samples.weights)
+    generator = torch.Generator().manual_seed(7)
+    lines = again.eval().write(TEXTS, bias=0.4, max_points=40, generator=generator)
+    title = "update 12, epoch 3, bias 0.4"
+    labels = [
+        line.text if line.finished else f"{line.text}  (cut at {len(line.offsets)} points)"
+        for line in lines
+    ]
+    expected = sheet([line.offsets for line in lines], labels, title)
+    expected.save(tmp_path / "lines.png")
+    first = lines[0]
+    save(draw_window(first.offsets, first.phi, first.text, title), tmp_path / "window.png")
+    found, window = samples.written
+    assert found.read_bytes() == (tmp_path / "lines.png").read_bytes()
+    assert window.read_bytes() == (tmp_path / "window.png").read_bytes()
+
+
+@pytest.mark.parametrize("norm", [LayerNorm(), Identity(), BatchNorm()], ids=repr)
+def test_training_becomes_what_it_becomes_without(tmp_path: Path, norm: Norm) -> None:
+    """Also with noise on the weights, which draws numbers at each update."""
+    states = []
+    samples = HandwritingSamples(TEXTS, every_n_steps=3, max_points=5)
+    for number, callbacks in enumerate(([], [samples])):
+        weights = Weights()
+        model = make(norm, weight_noise=0.05)
+        torch.manual_seed(1)
+        runner = trainer(tmp_path / str(number), *callbacks, weights, max_epochs=2)
+        runner.fit(model, datamodule=Lines())
+        states.append(weights.states)
+    plain, watched = states
+    assert plain.keys() == watched.keys() == set(range(9))
+    assert len(samples.written) == 2 * 4  # updates 3, 4, 6, 8
+    for step, state in plain.items():
+        for name, value in state.items():
+            assert torch.equal(value, watched[step][name]), (step, name)
+
+
+def test_tensorboard_has_the_same_pictures(tmp_path: Path) -> None:
+    logger = TensorBoardLogger(tmp_path, name="run", version=0)
+    samples = HandwritingSamples(TEXTS, every_n_epochs=3, max_points=5)
+    trainer(tmp_path, samples, logger=logger).fit(make(), datamodule=Lines())
+    events = EventAccumulator(logger.log_dir, size_guidance={"images": 0}).Reload()
+    assert names(tmp_path) == pictures(12)
+    for tag, path in zip(("samples", "window"), samples.written, strict=True):
+        (image,) = events.Images(tag)
+        height, width = imread(path).shape[:2]
+        assert (image.step, image.height, image.width) == (12, height, width)
+        (tmp_path / "tb.png").write_bytes(image.encoded_image_string)
+        assert (imread(tmp_path / "tb.png")[..., :3] == imread(path)[..., :3]).all()
+
+
+def test_without_a_logger(tmp_path: Path) -> None:
+    samples = HandwritingSamples(TEXTS, every_n_epochs=3, max_points=2)
+    runner = trainer(tmp_path, samples, logger=False, default_root_dir=tmp_path)
+    runner.fit(make(), datamodule=Lines())
+    assert samples.written[0] == tmp_path / "samples/step-000012.png"
+
+
+def test_bfloat16(tmp_path: Path) -> None:
+    samples = HandwritingSamples(TEXTS, every_n_epochs=3, max_points=4)
+    trainer(tmp_path, samples, precision="bf16-mixed").fit(make(), datamodule=Lines())
+    assert names(tmp_path) == pictures(12)
+
+
+def test_a_quick_check_writes_no_files(tmp_path: Path) -> None:
+    samples = HandwritingSamples(TEXTS, max_points=4)
+    trainer(tmp_path, samples, fast_dev_run=True, default_root_dir=tmp_path).fit(
+        make(), datamodule=Lines()
+    )
+    assert samples.written == []
+    assert not list(tmp_path.iterdir())
+
+
+# Errors, before anything is trained
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments", "message"),
+    [
+        (lambda: make(text=False), {}, "this network reads no text"),
+        (lambda: MLPClassifier(4, [2]), {}, "needs a model that writes, .* MLPClassifier does not"),
+        (make, {"bias": -1.0}, "bias must be at least 0"),
+        (make, {"texts": ["a", ""]}, "text 1 of 2 is empty"),
+        (lambda: make(strict_text=True), {"texts": ["a", "ü"]}, "has no 'ü'"),
+    ],
+)
+def test_models_and_texts_that_cannot_be_written(
+    tmp_path: Path, model, arguments: dict, message: str
+) -> None:
+    samples = HandwritingSamples(**{"texts": TEXTS} | arguments)
+    runner = trainer(tmp_path, samples)
+    with pytest.raises(ValueError, match=message):
+        runner.fit(model(), datamodule=Lines())
+    assert runner.global_step == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"texts": []}, "at least one text"),
+        ({"texts": "one"}, "must be a list"),
+        ({"every_n_epochs": 0}, "every_n_epochs must be at least 1"),
+        ({"every_n_steps": 0}, "every_n_steps must be at least 1"),
+        ({"max_points": 0}, "max_points must be at least 1"),
+        ({"every_n_epochs": None}, "nothing would be written"),
+    ],
+)
+def test_bad_arguments(arguments: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        HandwritingSamples(**arguments)

@@ -1,0 +1,296 @@
+"""Pages and sheets of handwriting: strokes against sums by hand, places, files that can be read."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.collections import LineCollection
+
+from ln_zoo.callbacks.pen_pictures import (
+    GIVEN,
+    INK,
+    bias_ladder,
+    page,
+    primed_sheet,
+    sheet,
+    strokes,
+)
+
+#: Two strokes, a dot and a stroke that is not ended; sums are below.
+LINE = [[10, 0, 0], [0, -20, 1], [5, 5, 0], [1, 2, 0], [3, 4, 1], [7, 0, 1], [2, 2, 0], [4, -8, 0]]
+STROKES = [
+    [[0, 0], [10, 0], [10, -20]],
+    [[15, -15], [16, -13], [19, -9]],
+    [[26, -9]],
+    [[28, -7], [32, -15]],
+]
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def line(seed: int = 0, points: int = 30) -> torch.Tensor:
+    """A random line with lifts."""
+    generator = torch.Generator().manual_seed(seed)
+    moves = torch.randn(points, 2, generator=generator) * 20 + torch.tensor([5.0, 0.0])
+    lifts = torch.rand(points, 1, generator=generator) < 0.2
+    return torch.cat([moves, lifts.float()], 1)
+
+
+def places(drawn) -> np.ndarray:
+    return np.concatenate([stroke.points for stroke in drawn])
+
+
+# Strokes
+
+
+@pytest.mark.parametrize("kind", [torch.tensor, np.array])
+def test_strokes_are_sums_broken_after_lifts(kind) -> None:
+    found = strokes(kind(LINE, dtype={torch.tensor: torch.float32, np.array: np.int64}[kind]))
+    assert [stroke.tolist() for stroke in found] == STROKES
+
+
+def test_strokes_behind_a_lift() -> None:
+    """The pen comes down at the first point, not where it was lifted."""
+    found = strokes(np.array(LINE), pen_down=False)
+    assert [stroke.tolist() for stroke in found] == [STROKES[0][1:], *STROKES[1:]]
+
+
+def test_one_point_and_none() -> None:
+    assert [s.tolist() for s in strokes(np.array([[1, 2, 1]]))] == [[[0, 0], [1, 2]]]
+    assert [s.tolist() for s in strokes(np.array([[1, 2, 1]]), pen_down=False)] == [[[1, 2]]]
+    assert strokes(torch.zeros(0, 3)) == strokes(torch.zeros(0, 3), pen_down=False) == []
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_numbers_that_are_not_finite(value: float) -> None:
+    offsets = torch.tensor(LINE, dtype=torch.float64)
+    offsets[5, 1] = value
+    for draw in (strokes, lambda x: page([x]), lambda x: sheet([x], ["a"])):
+        with pytest.raises(
+            ValueError, match="1 of 8 offsets are not finite, the first is number 5"
+        ):
+            draw(offsets)
+
+
+@pytest.mark.parametrize("shape", [(4, 2), (3,), (1, 4, 3)])
+def test_wrong_shapes(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"offsets must be \(T, 3\)"):
+        strokes(np.zeros(shape))
+
+
+# Pages
+
+
+def test_a_page_is_the_strokes_moved_and_scaled() -> None:
+    drawn = page([np.array(LINE)])
+    assert [len(stroke.points) for stroke in drawn.strokes] == [3, 3, 1, 2]
+    expected = np.concatenate([np.array(stroke) for stroke in STROKES]) / drawn.units_per_inch
+    found = places(drawn.strokes)
+    np.testing.assert_allclose(found - found[0], expected - expected[0], atol=1e-12)
+    assert (found > 0).all()
+    assert (found < (drawn.width, drawn.height)).all()
+    # A median step, of those on the board, is a 45th of an inch.
+    steps = [10, 20, math.hypot(1, 2), 5, math.hypot(4, 8)]
+    assert drawn.units_per_inch == pytest.approx(45 * np.median(steps))
+
+
+def test_lines_lie_below_one_another_from_the_left() -> None:
+    lines = [line(0), None, line(1), line(2, points=60), line(3)]
+    drawn = page(lines)
+    counts = [0 if a is None else len(strokes(a)) for a in lines]
+    ends = np.cumsum(counts)
+    rows = [
+        places(drawn.strokes[end - count : end])
+        for count, end in zip(counts, ends, strict=True)
+        if count
+    ]
+    for row, offsets in zip(rows, [a for a in lines if a is not None], strict=True):
+        alone = np.concatenate(strokes(offsets)) / drawn.units_per_inch
+        np.testing.assert_allclose(row - row[0], alone - alone[0], atol=1e-9)
+    lefts = [row[:, 0].min() for row in rows]
+    assert lefts == pytest.approx([lefts[0]] * 4)
+    for upper, lower in itertools.pairwise(rows):
+        assert upper[:, 1].min() > lower[:, 1].max()
+    # The lines are ruled: one distance, and two where a line is blank.
+    middles = np.array([np.median(row[:, 1]) for row in rows])
+    distance = middles[1] - middles[2]
+    np.testing.assert_allclose(-np.diff(middles), distance * np.array([2, 1, 1]))
+    # And no greater than the closest pair needs.
+    gaps = [a[:, 1].min() - b[:, 1].max() for a, b in itertools.pairwise(rows[1:])]
+    assert 0 < min(gaps) < 0.2
+
+
+def test_lines_that_run_away_are_drawn_smaller() -> None:
+    offsets = torch.tensor([[1.0, 0, 0]] * 2000)
+    drawn = page([offsets])
+    assert drawn.units_per_inch == pytest.approx(2000 / 16)
+    assert drawn.width == pytest.approx(16.5)
+
+
+def test_pages_of_nothing() -> None:
+    for lines in ([], [None], [torch.zeros(0, 3)], [torch.zeros(0, 3), None, torch.zeros(0, 3)]):
+        drawn = page(lines)
+        assert drawn.strokes == ()
+        assert drawn.width > 0
+        assert drawn.height > 0
+        ElementTree.fromstring(drawn.svg())
+        drawn.figure()
+
+
+# Sheets
+
+
+def test_a_sheet_of_two_columns() -> None:
+    lines = {"real": [line(0), line(1)], "sample": [line(2), torch.zeros(0, 3)]}
+    drawn = sheet(lines, ["first", "second"], "Lines")
+    counts = [len(strokes(a)) for column in lines.values() for a in column]
+    parts = np.split(np.arange(sum(counts)), np.cumsum(counts)[:-1])
+    real, below, sample = (places([drawn.strokes[i] for i in part]) for part in parts[:3])
+    assert max(real[:, 0].max(), below[:, 0].max()) < sample[:, 0].min()
+    assert below[:, 1].max() < real[:, 1].min()
+    assert np.median(sample[:, 1]) == pytest.approx(np.median(real[:, 1]))
+    words = {w.text: w for w in drawn.words}
+    assert set(words) == {"Lines", "real", "sample", "first", "second"}
+    assert words["Lines"].y > words["real"].y == words["sample"].y > words["first"].y
+    assert words["sample"].x == pytest.approx(sample[:, 0].min())
+    # Each label stands between its line and the line above.
+    assert max(real[:, 1].max(), sample[:, 1].max()) < words["first"].y
+    assert below[:, 1].max() < words["second"].y < min(real[:, 1].min(), sample[:, 1].min())
+
+
+def test_a_bias_ladder() -> None:
+    drawn = bias_ladder({0.0: line(0), 0.15: line(1), 1.0: line(2)}, "more of it")
+    assert [w.text for w in drawn.words] == ["more of it", "bias 0", "bias 0.15", "bias 1"]
+    assert len(drawn.strokes) == sum(len(strokes(line(i))) for i in range(3))
+
+
+@pytest.mark.parametrize("lift", [0, 1])
+def test_primed_lines_go_on_where_the_given_strokes_end(lift: int) -> None:
+    given, written = np.array(LINE), line(1).numpy()
+    given[-1, 2] = lift
+    drawn = primed_sheet(given, [written, written[:4]], ["one", "two"])
+    colours = [stroke.colour for stroke in drawn.strokes]
+    first = colours[: 4 + len(strokes(written, not lift))]
+    assert first == [GIVEN] * 4 + [INK] * (len(first) - 4)
+    # Both together are one line.
+    whole = np.concatenate(strokes(np.concatenate([given, written]))) / drawn.units_per_inch
+    found = places(drawn.strokes[: len(first)])
+    # Where the pen stays down, the last given point is the first of the next stroke as well.
+    points = np.unique(np.round(found - found[0], 9), axis=0)
+    np.testing.assert_allclose(points, np.unique(np.round(whole - whole[0], 9), axis=0), atol=1e-8)
+    # On a page the given strokes show only if they are asked for.
+    assert len(page([written], given=given).strokes) == len(first) - 4
+    assert len(page([written], given=given, show_given=True).strokes) == len(first)
+
+
+def test_labels_that_do_not_fit() -> None:
+    for draw in (
+        lambda: sheet([line()], []),
+        lambda: sheet({"real": [line()], "sample": []}, ["a"]),
+        lambda: primed_sheet(line(), [line()], ["a", "b"]),
+    ):
+        with pytest.raises(ValueError, match="labels: give a label for each"):
+            draw()
+    with pytest.raises(ValueError, match="there are no columns"):
+        sheet({}, ["a"])
+
+
+# Files
+
+
+def test_svg_has_a_path_for_each_stroke(tmp_path: Path) -> None:
+    drawn = primed_sheet(np.array(LINE), [line(1), line(2)], ["<a> & b", "c\x00"], "title")
+    drawn.save(tmp_path / "deep/sheet.svg")
+    root = ElementTree.parse(tmp_path / "deep/sheet.svg").getroot()
+    paths = root.findall(f"{SVG}path")
+    assert len(paths) == len(drawn.strokes)
+    assert len(root) == len(paths) + 1 + 3  # its title, and three texts
+    assert root.find(f"{SVG}title").text == "title"
+    assert [text.text for text in root.findall(f"{SVG}text")] == ["title", "<a> & b", "c "]
+    _, _, width, height = map(int, root.get("viewBox").split())
+    assert (width, height) == (round(1000 * drawn.width), round(1000 * drawn.height))
+    for path, stroke in zip(paths, drawn.strokes, strict=True):
+        start, steps = path.get("d").removeprefix("M").split("l")
+        numbers = [int(n) for n in steps.replace("-", " -").split()]
+        moves = np.array([[int(n) for n in start.split()], *np.reshape(numbers, (-1, 2))])
+        found = np.cumsum(moves, axis=0) / 1000
+        if len(stroke.points) == 1:
+            assert numbers == [0, 0]  # a dot, drawn by its round ends
+            found = found[:1]
+        # A unit of rounding, which does not add up along the stroke; y points down.
+        assert np.abs(found * (1, -1) + (0, drawn.height) - stroke.points).max() <= 0.0011
+        assert path.get("stroke", INK) == stroke.colour
+    assert root.get("stroke-linecap") == "round"
+
+
+def test_thickness_is_in_points() -> None:
+    root = ElementTree.fromstring(page([line()]).svg(thickness=3.6))
+    assert float(root.get("stroke-width")) == 50  # thousandths of an inch
+    (axis,) = page([line()]).figure(thickness=3.6).axes
+    assert axis.collections[0].get_linewidths() == [3.6]
+
+
+def test_the_figure_is_drawn_to_scale() -> None:
+    drawn = sheet([np.array(LINE), line(1)], ["one", "$x^2$"], "title")
+    figure = drawn.figure()
+    (axis,) = figure.axes
+    assert axis.get_aspect() == 1
+    assert figure.get_size_inches().tolist() == [drawn.width, drawn.height]
+    assert (*axis.get_xlim(), *axis.get_ylim()) == (0, drawn.width, 0, drawn.height)
+    lines, dots = axis.collections
+    assert isinstance(lines, LineCollection)
+    long = [s.points for s in drawn.strokes if len(s.points) > 1]
+    points = [s.points[0] for s in drawn.strokes if len(s.points) == 1]
+    assert len(points) >= 1
+    for found, expected in zip(lines.get_segments(), long, strict=True):
+        np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(dots.get_offsets(), points)
+    assert [text.get_text() for text in axis.texts] == ["title", "one", "$x^2$"]
+    assert not any(text.get_parse_math() for text in axis.texts)
+
+
+@pytest.mark.parametrize(
+    ("ending", "begins"),
+    [(".png", b"\x89PNG"), (".pdf", b"%PDF"), (".SVG", b"<svg"), (".jpg", b"\xff\xd8")],
+)
+def test_pictures_of_several_kinds_are_the_same_again(
+    tmp_path: Path, ending: str, begins: bytes
+) -> None:
+    files = [tmp_path / f"{name}{ending}" for name in ("a", "b")]
+    for file in files:
+        sheet([line()], ["one"]).save(file)
+    first, second = (file.read_bytes() for file in files)
+    assert first.startswith(begins)
+    assert first == second
+
+
+def test_ink_is_where_the_pen_was(tmp_path: Path) -> None:
+    """A horizontal stroke, and a dot to the right of it, above."""
+    from matplotlib.image import imread
+
+    offsets = np.array([*[[10, 0, 0]] * 39, [10, 0, 1], [100, 200, 1]])
+    drawn = page([offsets])
+    drawn.save(tmp_path / "a.png", thickness=4)
+    dark = imread(tmp_path / "a.png")[..., :3].mean(-1) < 0.5
+    rows, columns = np.nonzero(dark)
+    stroke, dot = drawn.strokes[0].points, drawn.strokes[1].points[0]
+    dpi = len(dark) / drawn.height
+    for x, y in (*stroke, dot):
+        assert dark[round(len(dark) - y * dpi), round(x * dpi)]
+    # Nothing else is: the stroke's length, and the thickness around it.
+    half = 2 / 72 * dpi + 2
+    assert columns.max() <= dot[0] * dpi + half
+    assert rows.min() >= len(dark) - dot[1] * dpi - half
+    assert not dark[:, round((stroke[-1, 0] + dot[0]) / 2 * dpi)].any()
+
+
+@pytest.mark.parametrize("name", ["picture", "picture.xyz"])
+def test_other_endings(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} is no name of a picture: end it in .svg, .png"):
+        page([line()]).save(tmp_path / name)
+    assert not list(tmp_path.iterdir())

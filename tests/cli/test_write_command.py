@@ -1,0 +1,382 @@
+"""``ln-zoo write``: what it writes and where, how it lays out a page, and how it fails."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import LightningDataModule, Trainer
+from torch.utils.data import DataLoader
+from zoo_support import PREPROCESSING, RESULTS
+
+from ln_zoo.callbacks.pen_pictures import page, strokes
+from ln_zoo.cli import main
+from ln_zoo.data.pen_lines import PenLines
+from ln_zoo.models import Handwriting
+from ln_zoo.norms import RMSNorm
+from ln_zoo.zoo import write_card
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+class Lines(LightningDataModule):
+    """A batch of three lines that go to the right in waves."""
+
+    def __init__(self, mean: float = 8.0, std: float = 20.0) -> None:
+        super().__init__()
+        self.offset_statistics = torch.tensor([mean, 0.0]), torch.full((2,), std)
+
+    def train_dataloader(self) -> DataLoader:
+        t = torch.arange(61.0)
+        lifts = (t % 9 == 0).float()
+        offsets = torch.stack([8 + 5 * t.sin(), 20 * (t / 2).cos(), lifts], -1).repeat(3, 1, 1)
+        offsets[:, 0] = 0
+        batch = offsets, torch.tensor([60, 60, 40]), ("abc", "a b", "no"), True
+        return DataLoader([batch], batch_size=None)
+
+
+def train(path: Path, data: Lines | None = None, **arguments) -> Path:
+    """A checkpoint of a small model after a few updates."""
+    torch.manual_seed(0)
+    small = {"hidden_features": 8, "num_layers": 2, "mixture_components": 2, "norm": RMSNorm()}
+    model = Handwriting(**small, window_components=2, lr=0.02, kappa_bias=-1.5, **arguments)
+    trainer = Trainer(
+        max_epochs=8, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, accelerator="cpu",
+    )  # fmt: skip
+    trainer.fit(model, datamodule=data or Lines())
+    trainer.save_checkpoint(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tmp_path_factory.mktemp("trained") / "small.ckpt")
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint: Path) -> Handwriting:
+    return Handwriting.load_from_checkpoint(checkpoint, weights_only=True).eval()
+
+
+def expected(
+    model: Handwriting, texts: list[str], seed: int = 0, bias: float = 0.7, **more
+) -> list:
+    return model.write(texts, bias, generator=torch.Generator().manual_seed(seed), **more)
+
+
+def paths(svg: Path) -> int:
+    return len(ElementTree.parse(svg).findall(f"{SVG}path"))
+
+
+def written(file: Path) -> list[dict]:
+    return json.loads(file.read_text())
+
+
+# What it writes
+
+
+def test_a_line(
+    here: Path, checkpoint: Path, model: Handwriting, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--strokes", "out/a.json", "--attention", "out/phi.png", "--seed", "3"]
+    command = ["write", "no cab", "--model", str(checkpoint), "--out", "out/a.svg", *options]
+    assert main([*command, "--bias", "0.2", "--thickness", "2"]) == 0
+    (line,) = expected(model, ["no cab"], seed=3, bias=0.2)
+    points = len(line.offsets)
+    out, err = capsys.readouterr()
+    assert out.splitlines() == [
+        f"writing: out/a.svg (1 line, {points} points)",
+        "attention: out/phi.png",
+        "strokes: out/a.json",
+    ]
+    assert ("was cut" in err) is not line.finished
+    assert (here / "out/a.svg").read_text() == page([line.offsets], title="no cab").svg(2.0)
+    assert paths(here / "out/a.svg") == len(strokes(line.offsets)) > 1
+    (kept,) = written(here / "out/a.json")
+    assert (kept["text"], kept["finished"]) == ("no cab", line.finished)
+    np.testing.assert_allclose(kept["offsets"], line.offsets, atol=6e-5)
+    assert (here / "out/phi.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_page(here: Path, checkpoint: Path, model: Handwriting) -> None:
+    """Wrapped between words; breaks and blank lines of the text stay."""
+    text = "a cab can do no good\n\n  to incomprehensible ducks  \n\nok"
+    (here / "text.txt").write_text(text)
+    lines = ["a cab can", "do no good", None, "to", "incomprehensible", "ducks", None, "ok"]
+    command = ["--model", str(checkpoint), "--width", "10", "--strokes", "a.json"]
+    assert main(["write", "--file", "text.txt", *command, "--out", "a.svg"]) == 0
+    assert [line["text"] for line in written(here / "a.json")] == [x for x in lines if x]
+    found = iter(expected(model, [x for x in lines if x]))
+    rows = [None if x is None else next(found).offsets for x in lines]
+    title = "\n".join(x or "" for x in lines)
+    assert (here / "a.svg").read_text() == page(rows, title=title).svg()
+    # The same given as arguments, each from a new line.
+    assert main(["write", *text.split("\n"), *command, "--out", "b.svg"]) == 0
+    assert (here / "b.svg").read_text() == (here / "a.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("texts", "rows"),
+    [(["ab"], ["ab", "ab", "ab"]), (["ab", "c"], ["ab", "c", None, "ab", "c", None, "ab", "c"])],
+)
+def test_several_versions(
+    here: Path, checkpoint: Path, model: Handwriting, texts: list[str], rows: list
+) -> None:
+    command = ["write", *texts, "--model", str(checkpoint), "--samples", "3", "--out", "a.svg"]
+    assert main([*command, "--strokes", "a.json"]) == 0
+    lines = written(here / "a.json")
+    assert [line["text"] for line in lines] == [row for row in rows if row]
+    assert lines[0]["offsets"] != lines[len(texts)]["offsets"]
+    found = iter(expected(model, [row for row in rows if row]))
+    drawn = [None if row is None else next(found).offsets for row in rows]
+    title = "\n".join(row or "" for row in rows)
+    assert (here / "a.svg").read_text() == page(drawn, title=title).svg()
+
+
+def test_other_files(here: Path, checkpoint: Path, model: Handwriting) -> None:
+    command = ["write", "abc", "--model", str(checkpoint)]
+    assert main([*command, "--strokes", "a.npy", "--out", "a.png"]) == 0
+    assert (here / "a.png").read_bytes().startswith(b"\x89PNG")
+    (line,) = expected(model, ["abc"])
+    assert np.load(here / "a.npy").tolist() == line.offsets.tolist()
+    assert main(command) == 0
+    assert paths(here / "writing.svg") == len(strokes(line.offsets))
+
+
+def test_published_models(here: Path, model: Handwriting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By name and by folder."""
+    write_card(here / "cards/handwriting.mine", model, RESULTS, preprocessing=PREPROCESSING)
+    monkeypatch.setenv("LN_ZOO_MODELS", str(here / "cards"))
+    for name in ("handwriting.mine", "./cards/handwriting.mine"):
+        assert main(["write", "abc", "--model", name, "--strokes", "a.npy"]) == 0
+        assert np.load("a.npy").tolist() == expected(model, ["abc"])[0].offsets.tolist()
+
+
+def test_lines_that_are_cut_and_characters_that_are_unknown(
+    here: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a model whose window stands still."""
+    state = torch.load(checkpoint, weights_only=True)
+    state["state_dict"]["window.window.weight"].zero_()
+    state["state_dict"]["window.window.bias"].fill_(-9)
+    torch.save(state, here / "slow.ckpt")
+    assert main(["write", "a", "b!?", "--model", "slow.ckpt"]) == 0
+    told = capsys.readouterr().err.splitlines()
+    assert "has no '!'" in told[0]
+    assert told[1:] == [
+        "note: line 1, 'a', was cut at 40 points, before the end of its text",
+        "note: line 2, 'b!?', was cut at 120 points, before the end of its text",
+    ]
+    assert all(line.startswith("note: ") for line in told)
+
+
+def test_lines_that_come_out_empty(
+    here: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a model whose window moves by three characters at a step."""
+    state = torch.load(checkpoint, weights_only=True)
+    state["state_dict"]["window.window.weight"].zero_()
+    state["state_dict"]["window.window.bias"].copy_(torch.tensor([1, 1, 1, 1, 3, 3]).log())
+    torch.save(state, here / "fast.ckpt")
+    assert main(["write", "ab", "--model", "fast.ckpt", "--attention", "phi.png"]) == 0
+    assert capsys.readouterr().err == "note: line 1, 'ab', came out empty\n"
+    assert paths(here / "writing.svg") == 0
+
+
+# In the hand of a line
+
+GIVEN = np.array([[4, 3, 0], [2, -8, 0], [9, 0, 1], [7, 7, 0], [3, -3, 1]])
+
+
+@pytest.mark.parametrize("form", ["npy", "npz", "lifts first", "null vector"])
+@pytest.mark.parametrize("shown", [True, False])
+def test_primed_by_a_file(
+    here: Path, checkpoint: Path, model: Handwriting, form: str, shown: bool
+) -> None:
+    file = "given.npz" if form == "npz" else "given.npy"
+    if form == "npz":
+        np.savez(file, line=GIVEN)
+    else:
+        others = {"lifts first": GIVEN[:, [2, 0, 1]], "null vector": np.vstack([[0, 0, 0], GIVEN])}
+        np.save(file, others.get(form, GIVEN))
+    prime = ["--prime", file, "--prime_text", "hi", *(["--show_prime"] if shown else [])]
+    command = ["write", "abc", "--model", str(checkpoint), "--strokes", "a.npy"]
+    assert main([*command, *prime, "--out", "a.svg", "--attention", "phi.png"]) == 0
+    given = torch.tensor(GIVEN, dtype=torch.float32)
+    (line,) = expected(model, ["abc"], prime=(given, "hi "))
+    assert np.load("a.npy").tolist() == line.offsets.tolist()
+    drawn = page([line.offsets], given=given, show_given=shown, title="abc")
+    assert (here / "a.svg").read_text() == drawn.svg()
+    assert paths(here / "a.svg") == len(strokes(line.offsets, False)) + 2 * shown
+
+
+@pytest.mark.parametrize("scale", ["std", "median"])
+def test_primed_by_a_line_of_the_database(
+    here: Path, checkpoint: Path, model: Handwriting, scale: str
+) -> None:
+    """Whose y points down; models of lines divided by their own median step get such a line."""
+    for name in ("train", "valid1", "valid2", "test"):
+        steps = np.array([[900, 700, 0], [4, -3, 0], [6, 8, 0], [8, 6, 1]])
+        lines = PenLines.from_steps(
+            [steps, steps * (1, -1, 1)], [f"{name}-1", f"{name}-2"], ["x", "hi"]
+        )
+        lines.save(here / f"iam/strokes_{name}")
+    given = torch.tensor([[4.0, -3, 0], [6, 8, 0], [8, 6, 1]])
+    if scale == "median":
+        checkpoint = train(here / "median.ckpt", Lines(mean=0.0, std=1.0))
+        model = Handwriting.load_from_checkpoint(checkpoint, weights_only=True).eval()
+        given[:, :2] /= 10
+    prime = ["--prime", "valid2-2", "--data", "iam", "--strokes", "a.npy"]
+    assert main(["write", "abc", "--model", str(checkpoint), *prime]) == 0
+    (line,) = expected(model, ["abc"], prime=(given, "hi "))
+    assert np.load("a.npy").tolist() == line.offsets.tolist()
+    assert paths(here / "writing.svg") == len(strokes(line.offsets, False))
+
+
+# How it fails
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--model", "mlp.layernorm"], "mlp.layernorm is a MLPClassifier, which does not write"),
+        (["--model", "mlp.layernrm"], "no model 'mlp.layernrm': did you mean mlp.layernorm"),
+        (["--model", "none.ckpt"], "there is no checkpoint 'none.ckpt'"),
+        (["--model", "text.ckpt"], "text.ckpt is no readable Lightning checkpoint"),
+        (["--model", "foreign.ckpt"], "foreign.ckpt is of pathlib.Path, which is no model"),
+        (["--model", "blind.ckpt"], "this network reads no text (text=False)"),
+        (["--model", "strict.ckpt"], "has no '!': leave them out"),
+        (["--bias", "-1"], "--bias must be at least 0, got -1"),
+        (["--bias", "nan"], "--bias must be at least 0, got nan"),
+        (["--thickness", "0"], "--thickness must be a positive number, got 0"),
+        (["--width", "0"], "--width must be at least 1, got 0"),
+        (["--samples", "0"], "--samples must be at least 1, got 0"),
+        (["--file", "text.ckpt"], "give either the text to write, or a text file"),
+        (["--out", "a.xyz"], "a.xyz is no name of a picture: end it in .svg, .png or .pdf"),
+        (["--out", ""], ". is no name of a picture"),
+        (["--out", "folder.svg"], "folder.svg is a folder: give the name of a file"),
+        (["--out", "text.ckpt/a.svg"], "text.ckpt/a.svg cannot be written:"),
+        (["--attention", "a"], "a is no name of a picture"),
+        (["--strokes", "a.txt"], "--strokes a.txt must end in .json or .npy"),
+        (
+            ["--strokes", "a.npy", "--samples", "2"],
+            "--strokes a.npy holds one line, and these are 2",
+        ),
+        (
+            ["--prime_text", "a"],
+            "--prime_text and --show_prime are about a line given with --prime",
+        ),
+        (
+            ["--prime", "no.npy", "--prime_text", "a"],
+            "[Errno 2] No such file or directory: 'no.npy'",
+        ),
+        (["--prime", "line.npy"], "--prime line.npy needs --prime_text: what that line says"),
+        (["--prime", "two.npz"], "two.npz cannot be read as an array of offsets: it holds"),
+        (["--prime", "objects.npy"], "objects.npy cannot be read as an array of offsets"),
+        (["--prime", "flat.npy"], "flat.npy must hold finite offsets (T, 3), got (3, 2)"),
+        (["--prime", "infinite.npy"], "infinite.npy must hold finite offsets (T, 3)"),
+        (["--prime", "id", "--data", "none"], "no folder none"),
+        (
+            ["--prime", "test-3", "--data", "iam"],
+            "iam has no line 'test-3'; did you mean 'test-1'?",
+        ),
+        (["--prime", "test-1", "--data", "iam"], "--prime test-1 needs --prime_text"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_input_is_one_line(
+    here: Path, checkpoint: Path, options: list[str], message: str, capsys
+) -> None:
+    _prepare(here, checkpoint, options)
+    before = sorted(here.rglob("*"))
+    options = options if "--model" in options else ["--model", str(checkpoint), *options]
+    assert main(["write", "ab!", *options]) == 1
+    told = [x for x in capsys.readouterr().err.splitlines() if not x.startswith("note: ")]
+    assert told[0].startswith("ln-zoo write: error: ")
+    assert message in told[0]
+    assert told[1:] == ["traceback: LN_ZOO_DEBUG=1"]
+    assert sorted(here.rglob("*")) == before
+
+
+def _prepare(here: Path, checkpoint: Path, options: list[str]) -> None:
+    """The wrong files that the options name."""
+    (here / "folder.svg").mkdir()
+    (here / "text.ckpt").write_text("no checkpoint")
+    np.save("line.npy", GIVEN)
+    np.savez("two.npz", a=GIVEN, b=GIVEN)
+    np.save("objects.npy", np.array([GIVEN, None], dtype=object), allow_pickle=True)
+    np.save("flat.npy", GIVEN[:3, :2])
+    np.save("infinite.npy", np.where(GIVEN == 9, np.inf, GIVEN))
+    if "blind.ckpt" in options:
+        train(here / "blind.ckpt", text=False)
+    if "strict.ckpt" in options:
+        train(here / "strict.ckpt", strict_text=True)
+    if "foreign.ckpt" in options:
+        state = torch.load(checkpoint, weights_only=True)
+        state["hyper_parameters"]["_class_path"] = "pathlib.Path"
+        torch.save(state, here / "foreign.ckpt")
+    for name in ("train", "valid1", "valid2", "test"):
+        PenLines.from_steps([GIVEN], [f"{name}-1"], [""]).save(here / f"iam/strokes_{name}")
+
+
+def test_weights_that_are_not_finite(here: Path, checkpoint: Path, capsys) -> None:
+    state = torch.load(checkpoint, weights_only=True)
+    state["state_dict"]["output.bias"][3] = torch.nan
+    torch.save(state, here / "diverged.ckpt")
+    assert main(["write", "a", "--model", "diverged.ckpt"]) == 1
+    assert "diverged.ckpt holds weights that are not finite" in capsys.readouterr().err
+
+
+def test_weights_of_another_size(here: Path, checkpoint: Path, capsys) -> None:
+    state = torch.load(checkpoint, weights_only=True)
+    state["hyper_parameters"]["hidden_features"] = 9
+    torch.save(state, here / "other.ckpt")
+    assert main(["write", "a", "--model", "other.ckpt"]) == 1
+    assert "the weights of other.ckpt do not fit this Handwriting" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", [[], [""], [" ", "\n\n"]])
+def test_nothing_to_write(here: Path, text: list[str], capsys) -> None:
+    """Said before a model is looked for."""
+    assert main(["write", *text, "--model", "none.ckpt"]) == 1
+    assert "text" in capsys.readouterr().err
+    (here / "a.txt").write_bytes(b"\xff\xfe")
+    assert main(["write", "--file", "a.txt", "--model", "none.ckpt"]) == 1
+    assert "a.txt is no text in UTF-8" in capsys.readouterr().err
+    assert main(["write", "--file", "b.txt", "--model", "none.ckpt"]) == 1
+    assert "No such file or directory: 'b.txt'" in capsys.readouterr().err
+
+
+def test_a_traceback_on_demand(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LN_ZOO_DEBUG", "1")
+    with pytest.raises(FileNotFoundError, match=r"none\.ckpt"):
+        main(["write", "a", "--model", "none.ckpt"])
+
+
+def test_misspelt_options(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["a", "--model", "b", "--bia", "1"], ["a"]):
+        with pytest.raises(SystemExit, match="2"):
+            main(["write", *command])
+    assert "the following arguments are required: --model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "argv", [["--help"], ["--model", "m.ckpt"], ["a", "--model", "m", "--width", "0"]]
+)
+def test_help_and_first_checks_import_nothing_heavy(argv: list[str]) -> None:
+    code = (
+        "import sys\nfrom ln_zoo.cli import main\n"
+        f"try: main(['write', *{argv}])\nexcept SystemExit: pass\n"
+        "print('MODULES', *sorted({m.partition('.')[0] for m in sys.modules}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules = done.stdout.splitlines()[-1].split()
+    assert modules[0] == "MODULES"
+    assert not {"torch", "lightning", "numpy", "matplotlib"} & set(modules)

@@ -1,0 +1,556 @@
+"""Batches of handwriting: what they hold, their order, their dealing out, bad lines."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import warnings
+from collections import Counter
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from handwriting_support import drawn, module
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor
+
+from ln_zoo.data import HandwritingBatch, LineSet, PenLines, ResumableLoader, SyntheticHandwriting
+from ln_zoo.data.handwriting import LineBatches, median_step
+
+LENGTHS = np.random.default_rng(5).integers(2, 60, 97).tolist()
+
+
+def by_hand(lines: PenLines, i: int) -> Tensor:
+    """Targets of a line in float64: differences of positions, y upwards."""
+    steps = lines.steps(i, np.float64)
+    positions = np.cumsum(steps[:, :2], axis=0) * (1, -1)
+    moves = np.diff(positions, axis=0)
+    return torch.tensor(np.column_stack([moves, steps[1:, 2]])).float()
+
+
+def real(batch: HandwritingBatch) -> list[Tensor]:
+    """The targets of each case, without the padding."""
+    return [case[1 : n + 1] for case, n in zip(batch.offsets, batch.lengths.tolist(), strict=True)]
+
+
+def batches(points: list[int], batch_size: int, epoch: int = 0, **options) -> list:
+    """What one process takes in an epoch."""
+    mode = {name: options.pop(name) for name in ("max_points", "parts") if name in options}
+    sampler = LineBatches(LineSet(drawn(points), **mode), batch_size, **options)
+    sampler.set_epoch(epoch)
+    found = list(sampler)
+    assert len(found) == len(sampler)
+    return found
+
+
+def training(points: list[int], batch_size: int, epoch: int = 0, **options) -> list:
+    return batches(points, batch_size, epoch, training=True, shuffle=True, **options)
+
+
+def taken(steps: list) -> list[tuple]:
+    """Steps as plain values."""
+    return [
+        (*step[0].tolist(), f"part {step[1]}") if isinstance(step, tuple) else tuple(step.tolist())
+        for step in steps
+    ]
+
+
+# What a batch holds
+
+
+def test_a_batch_is_what_is_computed_by_hand() -> None:
+    lines = drawn([5, 3, 9])
+    batch = LineSet(lines)[torch.tensor([2, 1])]
+    assert isinstance(batch, HandwritingBatch)
+    assert batch.offsets.shape == (2, 9, 3)
+    assert batch.offsets.dtype == torch.float32
+    assert batch.lengths.tolist() == [8, 2]
+    assert batch.lengths.dtype == torch.int64
+    assert batch.text == ("text 2", "text 1")
+    assert batch.first is True
+    assert batch.offsets[:, 0].abs().sum() == 0
+    assert batch.offsets[1, 3:].abs().sum() == 0
+    for case, i in enumerate((2, 1)):
+        assert torch.equal(real(batch)[case], by_hand(lines, i))
+
+
+def test_the_null_vector_has_no_flag_even_if_a_line_begins_with_a_dot() -> None:
+    dot = np.array([[10, 20, 1], [1, 0, 1], [2, 0, 1]])
+    data = LineSet(PenLines.from_steps([dot], ["a"], ["."]), max_points=1, parts=True)
+    assert data[torch.tensor([0])].offsets[0].tolist() == [[0, 0, 0], [1, 0, 1]]
+    # In a later part the flag of the point before is there.
+    assert data[torch.tensor([0]), 1].offsets[0].tolist() == [[1, 0, 1], [2, 0, 1]]
+    assert data.offsets(0).tolist() == [[0, 0, 1], [1, 0, 1], [2, 0, 1]]
+
+
+def test_a_crop_is_the_beginning_with_the_whole_text() -> None:
+    lines = drawn([5, 3, 9])
+    data = LineSet(lines, max_points=4)
+    assert data.targets.tolist() == [4, 2, 4]
+    batch = data[torch.tensor([0, 1, 2])]
+    assert batch.lengths.tolist() == [4, 2, 4]
+    assert batch.text == ("text 0", "text 1", "text 2")
+    for i, found in enumerate(real(batch)):
+        assert torch.equal(found, by_hand(lines, i)[:4])
+
+
+def test_parts_put_together_are_the_whole_line() -> None:
+    data = module(drawn(LENGTHS), batch_size=4, length_mode="tbptt", max_points=7)
+    lines = data.lines("train").lines
+    found: dict[str, list[Tensor]] = {}
+    before = None
+    for batch in data.train_dataloader():
+        if batch.first:
+            assert batch.offsets[:, 0].abs().sum() == 0
+        else:
+            assert batch.text == before.text
+            for case, (now, then) in enumerate(zip(real(batch), real(before), strict=True)):
+                if len(now):
+                    assert len(then) == 7
+                    assert torch.equal(batch.offsets[case, 0], then[-1])
+                else:
+                    assert batch.offsets[case].abs().sum() == 0
+        assert 0 < batch.lengths.max() <= 7
+        assert batch.offsets.shape[1] == batch.lengths.max() + 1
+        for text, part in zip(batch.text, real(batch), strict=True):
+            found.setdefault(text, []).append(part)
+        before = batch
+    assert len(found) == 96  # one is left over and would be a batch of its own
+    for text, parts in found.items():
+        assert torch.equal(torch.cat(parts), by_hand(lines, lines.text.index(text)))
+
+
+def test_scales() -> None:
+    lines = drawn(LENGTHS)
+    whole = torch.cat([by_hand(lines, i) for i in range(len(lines))])[:, :2].double()
+    mean, std = module(lines, max_points=3).offset_statistics
+    assert mean.dtype == std.dtype == torch.float32
+    torch.testing.assert_close(mean.double(), whole.mean(0), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(std.double(), whole.std(0, correction=0), rtol=1e-6, atol=0)
+
+    mean, std = module(lines, scale="const").offset_statistics
+    assert (mean.tolist(), std.tolist()) == ([0, 0], [20, 20])
+
+    data = module(lines, scale="median", batch_size=1)
+    mean, std = data.offset_statistics
+    assert (mean.tolist(), std.tolist()) == ([0, 0], [1, 1])
+    for batch in (next(iter(data.val_dataloader())), next(iter(data.train_dataloader()))):
+        for text, found in zip(batch.text, real(batch), strict=True):
+            wanted = by_hand(lines, lines.text.index(text))
+            wanted[:, :2] /= wanted[:, :2].norm(dim=1).quantile(0.5)
+            torch.testing.assert_close(found, wanted)
+
+
+def test_the_median_of_steps_most_of_which_do_not_move() -> None:
+    assert median_step(np.array([[0, 0], [0, 0], [0, 0], [3, 4], [6, 8]])) == 7.5
+    assert median_step(np.zeros((3, 2))) == 1
+    assert median_step(np.array([[3.0, 4.0]])) == 5
+
+
+# The order of batches
+
+
+@pytest.mark.parametrize(("parts", "steps"), [(False, 16), (True, None)])
+def test_an_epoch_has_each_line_once(parts: bool, steps: int | None) -> None:
+    points = LENGTHS[:-1]
+    for epoch in range(3):
+        found = training(points, 6, epoch, max_points=20, parts=parts)
+        first = [step for step in found if not parts or step[1] == 0]
+        lines = [step[0] if parts else step for step in first]
+        assert sorted(torch.cat(lines).tolist()) == list(range(96))
+        assert steps is None or len(found) == steps
+
+
+def test_batches_hold_lines_of_similar_length() -> None:
+    points = np.random.default_rng(0).integers(2, 800, 900).tolist()
+    found = training(points, 8)
+    spread = [max(points[i] for i in b) - min(points[i] for i in b) for b in found]
+    assert np.mean(spread) < 0.03 * 800
+    order = [max(points[i] for i in b) for b in found]
+    assert order not in (sorted(order), sorted(order, reverse=True))
+
+
+def test_order_depends_on_seed_and_epoch_only() -> None:
+    def order(seed: int, epoch: int) -> list[tuple]:
+        return taken(training(LENGTHS, 4, epoch, seed=seed, max_points=9, parts=True))
+
+    torch.manual_seed(1)
+    first = {(seed, epoch): order(seed, epoch) for seed in range(2) for epoch in range(3)}
+    torch.manual_seed(2)
+    assert first == {key: order(*key) for key in reversed(first)}
+    assert len(set(map(tuple, first.values()))) == 6
+    # Other batches, not the same ones in another order.
+    assert set(first[0, 0]) & set(first[0, 1]) != set(first[0, 0])
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+@pytest.mark.parametrize("mode", [{}, {"max_points": 9}, {"max_points": 9, "parts": True}])
+@pytest.mark.parametrize("lines", [97, 90, 33])
+def test_training_is_dealt_out_evenly(lines: int, mode: dict, processes: int) -> None:
+    points = LENGTHS[:lines]
+    for epoch in range(2):
+        whole = taken(training(points, 4, epoch, **mode))
+        dealt = [
+            taken(training(points, 4, epoch, num_replicas=processes, rank=rank, **mode))
+            for rank in range(processes)
+        ]
+        assert len({len(steps) for steps in dealt}) == 1
+        steps = list(chain.from_iterable(dealt))
+        # The batches of one process, each once, and hardly one left out.
+        assert not Counter(steps) - Counter(whole)
+        longest = max(-(-count // 9) for count in points) if mode.get("parts") else 1
+        assert len(whole) - len(steps) < processes * longest
+        for mine in dealt:
+            places = [whole.index(step) for step in mine]
+            assert places == sorted(places)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_every_epoch_has_as_many_steps(processes: int) -> None:
+    for batch_size in (4, 10):
+        sampler = LineBatches(
+            LineSet(drawn(LENGTHS), max_points=9, parts=True),
+            batch_size,
+            training=True,
+            shuffle=True,
+            drop_last=True,
+            num_replicas=processes,
+            rank=processes - 1,
+        )
+        for epoch in range(30):
+            sampler.set_epoch(epoch)
+            assert len(list(sampler)) == len(sampler)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 5])
+def test_evaluation_scores_each_line_once(processes: int) -> None:
+    whole = taken(batches(LENGTHS, 7))
+    dealt = [taken(batches(LENGTHS, 7, num_replicas=processes, rank=r)) for r in range(processes)]
+    assert sorted(chain.from_iterable(dealt)) == sorted(whole)
+    assert max(map(len, dealt)) - min(map(len, dealt)) <= 1
+    order = list(chain.from_iterable(whole))
+    assert sorted(order) == list(range(97))
+    lengths = [LENGTHS[i] for i in order]
+    assert lengths == sorted(lengths, reverse=True)
+
+
+def test_drop_last_and_single_lines() -> None:
+    sizes = [len(b) for b in training(LENGTHS[:11], 4)]
+    assert sorted(sizes) == [3, 4, 4]
+    assert [len(b) for b in training(LENGTHS[:11], 4, drop_last=True)] == [4, 4]
+    assert [len(b) for b in training(LENGTHS[:9], 4)] == [4, 4]
+    left_out = [set(range(9)) - set(chain(*taken(training(LENGTHS[:9], 4, e)))) for e in range(9)]
+    assert len(set(map(tuple, left_out))) > 1
+
+
+def test_too_few_lines_are_refused() -> None:
+    with pytest.raises(ValueError, match="3 examples in batches of 4 make 1 batches to train on"):
+        LineBatches(LineSet(drawn([3] * 3)), 4, training=True, num_replicas=2, rank=0)
+
+
+# Loaders
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("mode", ["crop", "tbptt"])
+def test_resumption_gives_the_remaining_steps(mode: str, num_workers: int) -> None:
+    data = module(
+        drawn(LENGTHS), length_mode=mode, max_points=9, batch_size=6, num_workers=num_workers
+    )
+
+    def loader() -> ResumableLoader:
+        made = data.train_dataloader()
+        made.sampler.set_epoch(2)
+        return made
+
+    whole = list(loader())
+    interrupted = loader()
+    steps = iter(interrupted)
+    for _ in range(6):
+        next(steps)
+    resumed = loader()
+    resumed.load_state_dict(pickle.loads(pickle.dumps(interrupted.state_dict())))
+    rest = list(resumed)
+    assert len(rest) == len(whole) - 6
+    for found, wanted in zip(rest, whole[6:], strict=True):
+        assert torch.equal(found.offsets, wanted.offsets)
+        assert found.text == wanted.text
+        assert found.first == wanted.first
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"max_points": 8}, r"max_points 9 \(now 8\)"),
+        ({"length_mode": "crop"}, r"parts True \(now False\)"),
+        ({"batch_size": 3}, r"batch_size 6 \(now 3\)"),
+    ],
+)
+def test_resumption_in_another_order_is_refused(changed: dict, message: str) -> None:
+    options = {"length_mode": "tbptt", "max_points": 9, "batch_size": 6}
+    loader = module(drawn(LENGTHS), **options).train_dataloader()
+    next(iter(loader))
+    other = module(drawn(LENGTHS), **{**options, **changed}).train_dataloader()
+    other.load_state_dict(loader.state_dict())
+    with pytest.raises(ValueError, match=message):
+        next(iter(other))
+
+
+def test_evaluation_takes_the_targets_of_training() -> None:
+    lines = drawn(LENGTHS)
+    for mode, most in (("crop", 9), ("tbptt", 1000), ("full", 1000)):
+        data = module(lines, length_mode=mode, max_points=9, eval_batch_size=10)
+        for loader in (data.val_dataloader(), data.test_dataloader(), data.train_eval_dataloader()):
+            found = list(loader)
+            assert all(batch.first for batch in found)
+            assert [len(batch.text) for batch in found] == [10] * 9 + [7]
+            wanted = sorted(min(count - 1, most) for count in LENGTHS)
+            assert sorted(torch.cat([b.lengths for b in found]).tolist()) == wanted
+
+
+def test_some_cases_of_training() -> None:
+    """Evenly spaced, as neighbours are of one writer."""
+    data = module(drawn(LENGTHS))
+    found = [text for batch in data.train_eval_dataloader(5, cases=12) for text in batch.text]
+    assert len(LENGTHS) == 97
+    expected = (0, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88)
+    assert sorted(found) == sorted(f"text {i}" for i in expected)
+    assert [len(b.text) for b in data.train_eval_dataloader(5, cases=12)] == [5, 5, 2]
+    assert sum(len(b.text) for b in data.train_eval_dataloader(cases=1000)) == 97
+
+
+def test_prediction_keeps_the_order_of_the_set() -> None:
+    data = module(drawn(LENGTHS), eval_batch_size=20)
+    found = [text for batch in data.predict_dataloader() for text in batch.text]
+    assert found == [f"text {i}" for i in range(97)]
+
+
+class Recorder(LightningModule):
+    """Keeps the texts it sees, with whether they begin."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(()))
+        self.seen: list[tuple] = []
+        self.scored: list[str] = []
+
+    def training_step(self, batch, batch_idx):
+        assert isinstance(batch, HandwritingBatch)
+        self.seen.append((self.current_epoch, batch.first, batch.text, int(batch.lengths.sum())))
+        return (self.weight * batch.offsets).square().mean()
+
+    def validation_step(self, batch, batch_idx):
+        self.scored += batch.text
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=1e-6)
+
+
+def trainer(**options) -> Trainer:
+    return Trainer(
+        **{
+            "accelerator": "cpu",
+            "max_epochs": 2,
+            "num_sanity_val_steps": 0,
+            "logger": False,
+            "enable_checkpointing": False,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            **options,
+        }
+    )
+
+
+def test_a_trainer_resumes_in_the_middle_of_a_line(tmp_path: Path) -> None:
+    def data():
+        return module(drawn(LENGTHS), length_mode="tbptt", max_points=9, batch_size=16)
+
+    saving = ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=5)
+    whole = Recorder()
+    trainer(callbacks=[saving], enable_checkpointing=True).fit(whole, datamodule=data())
+    assert sorted(whole.scored) == sorted([f"text {i}" for i in range(97)] * 2)
+    resumed = Recorder()
+    trainer().fit(resumed, datamodule=data(), ckpt_path=tmp_path / "step=10.ckpt")
+    assert resumed.seen == whole.seen[10:]
+    assert not resumed.seen[0][1]
+
+
+def test_overfit_batches_takes_the_same_lines_every_epoch() -> None:
+    model = Recorder()
+    data = module(drawn(LENGTHS), length_mode="tbptt", max_points=9, batch_size=16)
+    trainer(overfit_batches=4).fit(model, datamodule=data)
+    first = [seen[1:] for seen in model.seen if seen[0] == 0]
+    assert [seen[1:] for seen in model.seen if seen[0] == 1] == first
+    assert [begins for begins, *_ in first] == [True, False, False, False]
+
+
+def test_two_processes_share_what_one_sees(tmp_path: Path) -> None:
+    alone = Recorder()
+    trainer().fit(alone, datamodule=small())
+    repository = Path(__file__).parents[2]
+    folders = [str(repository), str(repository / "tests/data"), os.environ.get("PYTHONPATH", "")]
+    done = subprocess.run(
+        [sys.executable, __file__, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
+        timeout=300,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    assert len(ranks[0]["seen"]) == len(ranks[1]["seen"])
+    seen = Counter(ranks[0]["seen"] + ranks[1]["seen"])
+    assert not seen - Counter(alone.seen)
+    assert len(alone.seen) - seen.total() < 2 * 2 * 5
+    assert sorted(ranks[0]["scored"] + ranks[1]["scored"]) == sorted(alone.scored)
+
+
+def small():
+    return module(drawn(LENGTHS), length_mode="tbptt", max_points=12, batch_size=8)
+
+
+# Modules
+
+
+def test_modes_and_values_are_checked() -> None:
+    for options, message in (
+        ({"length_mode": "croop"}, "length_mode must be 'crop' or 'tbptt' or 'full', got 'croop'"),
+        ({"scale": "mean"}, "scale must be 'std' or 'median' or 'const', got 'mean'"),
+        ({"long_steps": "cut", "max_step": 3}, "long_steps must be 'drop' or 'clip', got 'cut'"),
+        ({"max_step": 0}, "max_step must be a positive length or None, got 0"),
+        ({"max_step": float("nan")}, "max_step must be a positive length"),
+        ({"max_points": 0}, "max_points must be an integer of at least 1, got 0"),
+        ({"batch_size": 0}, "batch_size must be an integer of at least 1"),
+        ({"seed": -1}, "seed must be an integer of at least 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            module(drawn([3]), **options)
+
+
+def test_nothing_is_there_before_setup() -> None:
+    data = SyntheticHandwriting()
+    with pytest.raises(RuntimeError, match=r"not read yet: call prepare_data\(\) and setup\(\)"):
+        data.train_dataloader()
+    with pytest.raises(RuntimeError, match="not read yet"):
+        _ = data.offset_statistics
+
+
+def bad_lines() -> PenLines:
+    good = drawn([6, 7, 5, 4])
+    bad = PenLines.from_steps(
+        [np.array([[1.0, 1, 0], [np.nan, 1, 1]]), np.array([[4.0, 4, 1]])],
+        ["nan-line", "dot-line"],
+        ["a", "b"],
+    )
+    both = good + bad
+    both.text = ("one", "", "  ", "four", "a", "")
+    return both
+
+
+def test_bad_lines_are_left_out_named_and_counted() -> None:
+    with pytest.warns(UserWarning, match="left out") as told:
+        data = module(bad_lines())
+    (message,) = {str(warning.message) for warning in told if "train" in str(warning.message)}
+    assert message == (
+        "drawn, train set of 6 lines; left out: 1 with coordinates that are not finite "
+        "(nan-line); 1 with fewer than two points (dot-line); 2 with no text (line-1, line-2)"
+    )
+    assert data.lines("train").text == ("one", "four")
+    assert data.facts["left_out"] == {
+        "train": {"coordinates that are not finite": 1, "fewer than two points": 1, "no text": 2}
+    }
+    assert data.facts["train_size"] == data.facts["val_size"] == 2
+    assert all(torch.isfinite(batch.offsets).all() for batch in data.val_dataloader())
+
+
+def test_lines_without_text_serve_where_no_text_is_needed(caplog) -> None:
+    good = drawn([6, 7, 5])
+    good.text = ("one", "", "three")
+    with caplog.at_level("INFO"), warnings.catch_warnings():
+        warnings.simplefilter("error")  # that some have no text is in the order of things
+        assert module(good).facts["train_size"] == 2
+        assert "1 with no text (line-1)" in caplog.text
+        assert module(good, require_text=False).lines("train").text == ("one", "", "three")
+
+
+def test_many_names_are_cut_short() -> None:
+    lines = drawn([1] * 8 + [5, 6])
+    with pytest.warns(UserWarning, match=r"8 with fewer than two points \(.*line-4 and 3 more\)"):
+        module(lines)
+
+
+@pytest.mark.filterwarnings("ignore:.*left out")
+def test_a_set_of_which_nothing_is_left_is_refused() -> None:
+    with pytest.raises(ValueError, match="drawn: no line of the train set can be used"):
+        module(drawn([1, 1]))
+
+
+def test_offsets_that_do_not_vary_are_refused() -> None:
+    flat = PenLines.from_steps([np.array([[5, 5, 0], [3, 0, 0], [4, 0, 1]])], ["a"], ["b"])
+    with pytest.raises(ValueError, match=r'do not vary on an axis.*scale="const"'):
+        _ = module(flat).offset_statistics
+
+
+def test_long_steps_are_dropped_or_clipped_before_all_else() -> None:
+    spike = np.array([[9, 9, 0], [3, 4, 0], [300, 400, 0], [3, -4, 1], [900, 0, 0], [0, 5, 1]])
+    jumps = np.array([[9, 9, 0], [300, 0, 0], [0, 400, 1]])
+    lines = PenLines.from_steps([spike, jumps], ["spike", "jumps"], ["a", "b"])
+    with pytest.warns(UserWarning, match=r"1 with nothing but long steps \(jumps\)"):
+        data = module(lines, max_step=50)
+    assert data.lines("train").offsets(0).tolist() == [
+        [0, 0, 0],
+        [3, -4, 0],
+        [3, 4, 1],
+        [900, 0, 0],
+        [0, -5, 1],
+    ]
+    assert data.preprocessing["max_step"] == 50
+    assert data.preprocessing["long_steps"] == "drop"
+    clipped = module(lines, max_step=50, long_steps="clip").lines("train")
+    assert clipped.offsets(0)[2].tolist() == [30, -40, 0]
+    assert len(clipped) == 2
+
+
+def test_facts_and_preprocessing_are_plain() -> None:
+    data = module(drawn(LENGTHS), drawn([4, 5]), batch_size=4)
+    assert data.facts == {
+        "dataset": "drawn",
+        "test_split": "test",
+        "train_size": 97,
+        "val_size": 2,
+        "test_size": 2,
+        "scale": "std",
+        "length_mode": "crop",
+        "max_points": 500,
+        "batch_size": 4,
+        "drop_last": False,
+        "seed": 0,
+    }
+    mean, std = data.offset_statistics
+    assert data.preprocessing == {
+        "offsets": "from point to point, y upwards",
+        "scale": "std",
+        "offset_mean": mean.tolist(),
+        "offset_std": std.tolist(),
+        "length_mode": "crop",
+        "max_points": 500,
+    }
+    assert "max_points" not in module(drawn([3, 3]), length_mode="full").facts
+
+
+def main(folder: Path) -> None:
+    """One of two processes: writes what it saw to ``<rank>.pt``."""
+    model = Recorder()
+    fitting = trainer(strategy="ddp", devices=2)
+    fitting.fit(model, datamodule=small())
+    record = {"seen": model.seen, "scored": model.scored}
+    torch.save(record, folder / f"{fitting.global_rank}.pt")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

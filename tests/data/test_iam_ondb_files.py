@@ -1,0 +1,465 @@
+"""The official distribution of IAM-OnDB: reading it, converting it, going on, damage."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from handwriting_support import (
+    LISTS,
+    distribution,
+    small_distribution,
+    steps_of,
+    write_archive,
+    write_files,
+    xml,
+)
+
+from ln_zoo.data import IAMOnDB, PenLines, iam_ondb_files
+from ln_zoo.data.iam_ondb_files import Conversion, convert, read_strokes, transcription
+
+FORMS = ("a01-000u", "a02-004", "b01-010z", "c03-021")
+SPLITS = ("train", "valid1", "valid2", "test")
+
+
+def sets(folder: Path) -> dict[str, PenLines]:
+    return {name: PenLines.load(folder / f"strokes_{name}") for name in SPLITS}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+# One file
+
+
+def test_strokes_are_steps_from_point_to_point() -> None:
+    strokes = [[(674, 5360), (672, 5356)], [(900, 5000)], [(901, 5001), (901, 5001), (890, 5004)]]
+    found = read_strokes(xml(strokes))
+    assert found.tolist() == [
+        [674, 5360, 0],
+        [-2, -4, 1],
+        [228, -356, 1],
+        [1, 1, 0],
+        [0, 0, 0],
+        [-11, 3, 1],
+    ]
+    assert found.tolist() == [list(map(float, step)) for step in steps_of(strokes)]
+
+
+def test_coordinates_of_the_description_are_no_points_and_empty_strokes_none() -> None:
+    assert read_strokes(xml([[], [(3, 4)], []])).tolist() == [[3, 4, 1]]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "malformed XML: no element found"),
+        (xml([[(1, 2)]])[:-30], "malformed XML: no element found|malformed XML: unclosed token"),
+        (b"<a><b></a>", "malformed XML: mismatched tag"),
+        (b"<a><Stroke/></a>", "malformed XML: no StrokeSet"),
+        (b"<a><StrokeSet><Stroke><Point x='1'/></Stroke></StrokeSet></a>", "a Point without 'y'"),
+        (xml([[(1, "two")]]), "malformed XML: could not convert string to float: 'two'"),
+        (xml([]), "^no strokes$"),
+        (xml([[], []]), "^no strokes$"),
+        (xml([[(1, 2), (3, "nan")]]), "^coordinates that are not finite$"),
+        (xml([[("-inf", 2)]]), "^coordinates that are not finite$"),
+    ],
+)
+def test_damaged_files_say_what_is_wrong(content: bytes, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_strokes(content)
+
+
+def test_transcriptions() -> None:
+    text = (
+        "OCR:\r\n\r\nA MOVE CSR: to\r\n\r\n\r\nCSR: \r\n\r\n"
+        "  A MOVE to stop\tMr \r\n\r\nfrom%%%%%%%%%%%nominating 5 % more%%\r\ncaf\xe9 .\r\n\r\n"
+    )
+    assert transcription(text.encode("latin-1")) == [
+        "A MOVE to stop Mr",
+        "from",
+        "nominating 5 % more",
+        "café .",
+    ]
+    assert transcription(b"OCR:\n\nA MOVE\n") == []
+    assert transcription(b"CSR:\n") == []
+
+
+# Conversion
+
+
+def by_hand() -> tuple[dict[str, bytes], dict[str, list], dict[str, str]]:
+    """Files, steps of the lines and their texts."""
+    strokes = {
+        "a01-000u-01": [[(500, 900), (503, 896)], [(600, 910)]],
+        "a01-000u-02": [[(450, 1900)], [(457, 1907), (457, 1905)]],
+        "a02-004-01": [[(100, 200), (101, 202), (99, 190)]],
+        "b01-010z-01": [[(9, 8), (7, 6)], [(90, 80), (91, 85)]],
+        "c03-021-01": [[(1000, 9000), (1003, 8996)]],
+        "z01-000-01": [[(1, 2), (3, 4)]],
+    }
+    texts = {
+        "a01-000u": "OCR:\n\nx\n\nCSR:\n\nA MOVE %%%%%%%%%%% to stop\r\n",
+        "a02-004": "CSR:\n\ncaf\xe9\n",
+        "b01-010z": "CSR:\n\nfirst\nsecond\n",
+        "c03-021": "CSR:\n\nlast\n",
+    }
+    files = distribution(strokes, texts, {n: [f] for n, f in zip(LISTS, FORMS, strict=True)})
+    words = {
+        "a01-000u-01": "A MOVE",
+        "a01-000u-02": "to stop",
+        "a02-004-01": "café",
+        "b01-010z-01": "first",
+        "c03-021-01": "last",
+    }
+    return files, {name: steps_of(strokes[name]) for name in words}, words
+
+
+def split_archives(folder: Path, files: dict[str, bytes], ending: str) -> Path:
+    """The two trees in an archive each, the lists beside them."""
+    for tree in ("lineStrokes", "ascii"):
+        part = {path: content for path, content in files.items() if path.startswith(tree)}
+        write_archive(folder / f"{tree}-all{ending}", part)
+    return write_files(folder, {name: files[name] for name in LISTS})
+
+
+@pytest.mark.parametrize(
+    "form", ["folder", "deep", ".tar.gz", ".tar", ".tar.bz2", ".zip", "one.tar.gz", "archive"]
+)
+def test_the_official_distribution_in_every_form(tmp_path: Path, form: str) -> None:
+    files, steps, words = by_hand()
+    source = tmp_path / "source"
+    if form == "folder":
+        write_files(source, files)
+    elif form == "deep":
+        write_files(source, {f"a/{path.replace('/', '/b/')}": c for path, c in files.items()})
+        write_files(source, {"a/._a01-000u-01.xml": b"a Mac's notes", "readme.txt": b"hello"})
+    elif form == "one.tar.gz":
+        write_archive(source / "all.tar.gz", files)
+    elif form == "archive":
+        source = write_archive(tmp_path / "all.zip", files)
+    else:
+        split_archives(source, files, form)
+    found = convert(source, tmp_path / "x" / "compact")
+    assert found == Conversion(
+        lines={"train": 2, "valid1": 1, "valid2": 1, "test": 1},
+        points={"train": 6, "valid1": 3, "valid2": 4, "test": 2},
+        unlisted=1,
+    )
+    compact = sets(tmp_path / "x" / "compact")
+    assert [list(compact[name].line_id) for name in SPLITS] == [
+        ["a01-000u-01", "a01-000u-02"],
+        ["a02-004-01"],
+        ["b01-010z-01"],
+        ["c03-021-01"],
+    ]
+    for lines in compact.values():
+        assert lines.sources[0].dx.dtype == np.int16
+        for i, name in enumerate(lines.line_id):
+            assert lines.steps(i).tolist() == [list(map(float, step)) for step in steps[name]]
+            assert lines.text[i] == words[name]
+    table = (tmp_path / "x/compact/lines.tsv").read_text(encoding="utf-8").splitlines()
+    assert table[:2] == [
+        "line_id\tsplit\tn_points\tn_strokes\ttext",
+        "a01-000u-01\ttrain\t3\t2\tA MOVE",
+    ]
+    assert table[3] == "a02-004-01\tvalid1\t3\t1\tcafé"
+    assert len(table) == 6
+    names = {path.name for path in (tmp_path / "x/compact").iterdir()}
+    assert names == {"conversion.json", "lines.tsv", *(f"strokes_{name}" for name in SPLITS)}
+
+
+def test_from_the_distribution_to_batches(tmp_path: Path) -> None:
+    files, steps, words = by_hand()
+    convert(write_files(tmp_path / "source", files), tmp_path / "compact")
+    data = IAMOnDB(str(tmp_path / "compact"), max_points=2, batch_size=4)
+    data.setup()
+    (batch,) = data.train_eval_dataloader()
+    assert sorted(batch.text) == ["A MOVE", "first", "last", "to stop"]
+    wanted = {
+        words[name]: [(x, -y, end) for x, y, end in line[1:3]] for name, line in steps.items()
+    }
+    for case, text in enumerate(batch.text):
+        found = batch.offsets[case, 1 : batch.lengths[case] + 1].tolist()
+        assert found == [list(map(float, offset)) for offset in wanted[text]]
+    moves = torch.tensor([(x, -y) for n in steps if n[:3] != "a02" for x, y, _ in steps[n][1:]])
+    mean, std = data.offset_statistics
+    torch.testing.assert_close(mean, moves.float().mean(0))
+    torch.testing.assert_close(std, moves.float().std(0, correction=0))
+    (batch,) = data.val_dataloader()
+    assert batch.text == ("café",)
+
+
+def test_real_lines_come_back(data_root: Path, tmp_path: Path) -> None:
+    """Lines of the real compact form, written as XML, are converted to what they were."""
+    folder = data_root / "iam_ondb"
+    if not folder.is_dir():
+        pytest.skip(f"needs the real lines: there is no {folder}")
+    real = {name: PenLines.load(folder / f"strokes_{name}.npz").pick(range(8)) for name in SPLITS}
+    lines, texts, lists = {}, {}, {}
+    for list_name, part in zip(LISTS, real.values(), strict=True):
+        forms = [name.rpartition("-")[0] for name in part.line_id]
+        lists[list_name] = sorted(set(forms))
+        for i, (name, form) in enumerate(zip(part.line_id, forms, strict=True)):
+            steps = part.steps(i, np.float64)
+            positions = np.cumsum(steps[:, :2], axis=0).astype(int).tolist()
+            ends = np.flatnonzero(steps[:, 2]) + 1
+            begins = [0, *ends[:-1]]
+            lines[name] = [positions[a:b] for a, b in zip(begins, ends, strict=True)]
+            texts[form] = texts.get(form, "OCR:\n\nCSR:\n\n") + part.text[i] + "\r\n"
+    convert(write_files(tmp_path / "x", distribution(lines, texts, lists)), tmp_path / "compact")
+    for name, found in sets(tmp_path / "compact").items():
+        assert found.line_id == real[name].line_id
+        assert found.text == real[name].text
+        for i in range(8):
+            assert np.array_equal(found.steps(i), real[name].steps(i))
+
+
+# Going on where it was
+
+
+class Interrupted(Exception):
+    pass
+
+
+@pytest.mark.parametrize("form", ["folder", "archives"])
+def test_an_interrupted_conversion_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    monkeypatch.setattr(iam_ondb_files, "_FILES_OF_A_PART", 4)
+    files = small_distribution(lines_of_train=11)
+    source = tmp_path / "source"
+    (write_files if form == "folder" else lambda a, b: split_archives(a, b, ".tar.gz"))(
+        source, files
+    )
+    whole = convert(source, tmp_path / "whole")
+    assert sum(whole.lines.values()) == 17
+
+    read: list[int] = []
+    original = iam_ondb_files.read_strokes
+
+    def reading(content: bytes) -> np.ndarray:
+        read.append(1)
+        return original(content)
+
+    def stopping(done: int, of: int) -> None:
+        assert of == 17
+        if done == 10:
+            raise Interrupted
+
+    monkeypatch.setattr(iam_ondb_files, "read_strokes", reading)
+    with pytest.raises(Interrupted):
+        convert(source, tmp_path / "resumed", stopping)
+    assert len(read) == 11
+    assert not list((tmp_path / "resumed").glob("strokes_*"))
+    read.clear()
+    told: list[tuple[int, int]] = []
+    assert convert(source, tmp_path / "resumed", lambda *x: told.append(x)) == whole
+    # Of the eleven files eight were complete parts.
+    assert len(read) == 17 - 8
+    assert told[:2] == [(4, 17), (8, 17)]
+    assert told[-1] == (17, 17)
+    assert contents(tmp_path / "resumed") == contents(tmp_path / "whole")
+
+    read.clear()
+    assert convert(source, tmp_path / "resumed") == whole
+    assert not read
+
+
+def test_files_that_changed_in_between_are_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(iam_ondb_files, "_FILES_OF_A_PART", 1)
+    files = small_distribution()
+    source = write_files(tmp_path / "source", files)
+
+    def stopping(done: int, of: int) -> None:
+        if done == of:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        convert(source, tmp_path / "compact", stopping)
+    changed = source / "lineStrokes/a01/a01-000/a01-000u-02.xml"
+    changed.write_bytes(xml([[(1, 2), (30, 40), (500, 600)]]))
+    os.utime(changed, ns=(1, 1))
+    convert(source, tmp_path / "compact")
+    line = sets(tmp_path / "compact")["train"].steps(1).tolist()
+    assert line == [[1, 2, 0], [29, 38, 0], [470, 560, 1]]
+
+
+def test_sets_half_written_are_written_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_files(tmp_path / "source", small_distribution())
+    original = PenLines.save
+
+    def dying(lines: PenLines, folder: Path) -> None:
+        original(lines, folder)
+        if folder.name == "valid2":
+            (folder / "text.npy").unlink()
+            raise Interrupted
+
+    monkeypatch.setattr(PenLines, "save", dying)
+    with pytest.raises(Interrupted):
+        convert(source, tmp_path / "compact")
+    assert sorted(p.name for p in (tmp_path / "compact").glob("strokes_*")) == [
+        "strokes_train",
+        "strokes_valid1",
+    ]
+    with pytest.raises(FileNotFoundError, match=r"lacks strokes_valid2, strokes_test.*interrupted"):
+        IAMOnDB(str(tmp_path / "compact"))
+    monkeypatch.undo()
+    convert(source, tmp_path / "compact")
+    convert(source, tmp_path / "other")
+    assert contents(tmp_path / "compact") == contents(tmp_path / "other")
+
+
+def test_a_folder_with_other_sets_is_not_written_over(tmp_path: Path) -> None:
+    source = write_files(tmp_path / "source", small_distribution())
+    (tmp_path / "compact/strokes_train").mkdir(parents=True)
+    with pytest.raises(FileExistsError, match="compact has strokes_train already"):
+        convert(source, tmp_path / "compact")
+
+
+# Bad input
+
+
+def many(damaged: dict[str, bytes], count: int = 200) -> dict[str, bytes]:
+    """Many small files of the training list, some of them damaged."""
+    files = small_distribution()
+    for number in range(1, count - 5):
+        name = f"d{number // 90:02}-{number:03}-01"
+        content = damaged.get(name, xml([[(1, 2), (3, number)]]))
+        files[f"lineStrokes/{name[:3]}/{name[:7]}/{name}.xml"] = content
+        files[f"ascii/{name[:3]}/{name[:7]}/{name[:7]}.txt"] = f"CSR:\n\nline {number}\n".encode()
+        files["trainset.txt"] += f"{name[:7]}\n".encode()
+    assert sum(path.endswith(".xml") for path in files) == count + 3
+    return files
+
+
+def test_a_few_damaged_files_are_named_and_left_out(tmp_path: Path) -> None:
+    damaged = {"d00-007-01": b"<a>", "d01-100-01": xml([])}
+    found = convert(write_files(tmp_path / "x", many(damaged)), tmp_path / "compact")
+    assert set(found.left_out) == {"d00-007-01.xml", "d01-100-01.xml"}
+    assert found.left_out["d00-007-01.xml"].startswith("malformed XML: no element found")
+    assert found.left_out["d01-100-01.xml"] == "no strokes"
+    assert found.lines["train"] == 203 - 6 - 2
+    names = sets(tmp_path / "compact")["train"].line_id
+    assert "d00-006-01" in names
+    assert "d00-007-01" not in names
+    stored = json.loads((tmp_path / "compact/conversion.json").read_text())
+    assert stored["left_out"] == found.left_out
+
+
+def test_more_than_one_in_a_hundred_is_an_error_until_they_are_mended(tmp_path: Path) -> None:
+    damaged = {f"d00-00{n}-01": xml([[(1, "nan")]]) for n in range(1, 4)}
+    source = write_files(tmp_path / "x", many(damaged))
+    with pytest.raises(ValueError, match=r"3 of 203 stroke files are damaged, more than 1%: ") as e:
+        convert(source, tmp_path / "compact")
+    for name in damaged:
+        assert f"{name}.xml (coordinates that are not finite)" in str(e.value)
+    assert not list((tmp_path / "compact").glob("strokes_*"))
+    # After one was mended there are few enough.
+    (source / "lineStrokes/d00/d00-001/d00-001-01.xml").write_bytes(xml([[(1, 2), (3, 4)]]))
+    found = convert(source, tmp_path / "compact")
+    assert set(found.left_out) == {"d00-002-01.xml", "d00-003-01.xml"}
+
+
+def test_a_form_with_more_lines_than_text_has_no_text(tmp_path: Path) -> None:
+    files = small_distribution(lines_of_train=3)
+    files["ascii/a01/a01-000/a01-000u.txt"] = b"CSR:\n\none\ntwo\n"
+    del files["ascii/c03/c03-021/c03-021.txt"]
+    found = convert(write_files(tmp_path / "x", files), tmp_path / "compact")
+    assert found.without_text == [
+        *("a01-000u-01", "a01-000u-02", "a01-000u-03"),
+        *("c03-021-01", "c03-021-02"),
+    ]
+    assert sets(tmp_path / "compact")["train"].text == ("", "", "")
+    assert sets(tmp_path / "compact")["valid1"].text == ("a02-004 has 1", "a02-004 has 2")
+
+
+def test_texts_go_by_the_number_of_the_line(tmp_path: Path) -> None:
+    files = small_distribution(lines_of_train=3)
+    del files["lineStrokes/a01/a01-000/a01-000u-02.xml"]
+    convert(write_files(tmp_path / "x", files), tmp_path / "compact")
+    train = sets(tmp_path / "compact")["train"]
+    assert train.line_id == ("a01-000u-01", "a01-000u-03")
+    assert train.text == ("a01-000u has 1", "a01-000u has 3")
+
+
+def test_listed_forms_without_strokes_are_told(tmp_path: Path) -> None:
+    files = small_distribution()
+    files["testset_v.txt"] += b" m01-999z\n"
+    found = convert(write_files(tmp_path / "x", files), tmp_path / "compact")
+    assert found.missing_forms == ["m01-999z"]
+
+
+def without(files: dict[str, bytes], part: str) -> dict[str, bytes]:
+    return {path: content for path, content in files.items() if part not in path}
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (lambda f: without(f, "lineStrokes"), FileNotFoundError, "x lacks lineStrokes: expected"),
+        (lambda f: without(f, "ascii"), FileNotFoundError, "x lacks ascii: expected"),
+        (
+            lambda f: without(f, "testset"),
+            FileNotFoundError,
+            "lacks testset_v.txt, testset_t.txt, testset_f.txt: expected",
+        ),
+        (
+            lambda f: without(f, "lineStrokes/c03"),
+            ValueError,
+            r"x: no stroke file is of a form in testset_f.txt$",
+        ),
+        (
+            lambda f: f | {"testset_v.txt": f["testset_v.txt"] + b"a01-000u"},
+            ValueError,
+            "form a01-000u is in two of the lists trainset.txt,",
+        ),
+        (
+            lambda f: f | {"testset_t.txt": b"<html>"},
+            ValueError,
+            "testset_t.txt is no list of forms: it has '<html>'",
+        ),
+        (
+            lambda f: f | {"old/a02-004-01.xml": b""},
+            ValueError,
+            "a02-004-01.xml is there twice, .*lineStrokes.*old.*: leave one of them",
+        ),
+    ],
+)
+def test_distributions_that_are_incomplete(
+    tmp_path: Path, change, error: type[Exception], message: str
+) -> None:
+    source = write_files(tmp_path / "x", change(small_distribution()))
+    with pytest.raises(error, match=message):
+        convert(source, tmp_path / "compact")
+    assert not list((tmp_path / "compact").glob("strokes_*"))
+
+
+@pytest.mark.parametrize("ending", [".tar.gz", ".zip"])
+def test_damaged_archives_are_named(tmp_path: Path, ending: str) -> None:
+    files = small_distribution(lines_of_train=40)
+    source = split_archives(tmp_path / "x", files, ending)
+    archive = source / f"lineStrokes-all{ending}"
+    content = archive.read_bytes()
+    for damaged in (content[: len(content) // 2], b"no archive"):
+        archive.write_bytes(damaged)
+        with pytest.raises(ValueError, match=rf"lineStrokes-all{ending} is truncated, damaged or"):
+            convert(source, tmp_path / "compact")
+
+
+def test_there_is_nothing_there(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no .*nowhere: give the folder"):
+        convert(tmp_path / "nowhere", tmp_path / "compact")
+    (tmp_path / "notes.txt").write_text("hello")
+    with pytest.raises(ValueError, match=r"notes.txt is truncated, damaged or no archive"):
+        convert(tmp_path / "notes.txt", tmp_path / "compact")

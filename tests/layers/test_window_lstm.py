@@ -1,0 +1,630 @@
+"""`WindowLSTM` against the equations, one case and one step at a time, in float64."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import reference
+import torch
+from reference import Direction, Rule, Statistics
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ln_zoo.layers import WindowLSTM, WindowOutput, WindowState
+from ln_zoo.layers import window as window_module
+from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm
+
+F64 = torch.float64
+STRATEGIES: dict[str, tuple[Norm, Rule]] = {
+    "none": (Identity(), Rule("none")),
+    "layer": (LayerNorm(eps=1e-3), Rule("layer", eps=1e-3)),
+    "rms": (RMSNorm(eps=1e-3), Rule("rms", eps=1e-3)),
+    "weight": (WeightNorm(), Rule("weight")),
+    "batch": (
+        BatchNorm(eps=1e-3, max_steps=4, momentum=0.3),
+        Rule("batch", eps=1e-3, max_steps=4, momentum=0.3),
+    ),
+    "batch-eval": (BatchNorm(eps=1e-3, max_steps=4), Rule("batch", eps=1e-3, max_steps=4)),
+}
+KERNEL_STRATEGIES = ["none", "layer", "rms", "weight"]
+FORMS = [(a, b) for a in ("exp", "softplus") for b in ("state", "all")]
+every_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
+
+
+def build(strategy: str = "layer", sizes: tuple[int, ...] = (3, 6, 5, 3), **options: Any) -> Any:
+    """A layer in float64 with random parameters, gains, shifts, scales and running averages."""
+    torch.manual_seed(4)
+    layer = WindowLSTM(*sizes, norm=STRATEGIES[strategy][0], **options).double()
+    with torch.no_grad():
+        for name, parameter in layer.named_parameters():
+            if name.startswith("window."):
+                parameter.add_(torch.rand_like(parameter) - 0.5)
+            else:
+                parameter.uniform_(-1, 1)
+            if name.endswith(("gain", "scale")):
+                parameter.add_(torch.sign(parameter) * 0.2)
+        # So that the window moves on.
+        layer.window.bias[-layer.components :] += 1.5
+        for name, buffer in layer.named_buffers():
+            if name.endswith(("running_mean", "running_var")):
+                buffer.uniform_(0.5, 1.5)
+            elif strategy == "batch-eval":
+                buffer[:3] = 7  # the last of four rows was never reached
+    return layer.train(strategy != "batch-eval")
+
+
+def given(layer: WindowLSTM, T: int = 17, N: int = 4, U: int = 6) -> tuple[Tensor, Tensor, Any]:
+    """Inputs, vectors of texts of different lengths, and a state."""
+    E = layer.character_size
+    text = (
+        torch.randn(N, U, E, dtype=F64)
+        * (torch.arange(U) < U - torch.arange(N)[:, None])[..., None]
+    )
+    state = WindowState(
+        *(torch.randn(N, layer.hidden_size, dtype=F64) for _ in range(2)),
+        1 + torch.rand(N, layer.components, dtype=F64),
+        torch.randn(N, E, dtype=F64),
+    )
+    return torch.randn(T, N, layer.input_size, dtype=F64), text, state
+
+
+def direction(layer: WindowLSTM, strategy: str, places: tuple[str, ...]) -> Direction:
+    tensors = dict(layer.cell.named_parameters()) | dict(layer.cell.named_buffers())
+    rule = STRATEGIES[strategy][1]
+    rule.training = layer.training
+
+    def of(kind: str) -> dict[str, Tensor]:
+        names = {place: f"sites.{place}.{kind}" for place in places}
+        return {place: tensors[name] for place, name in names.items() if name in tensors}
+
+    return Direction(
+        cell="LSTM",
+        rule=rule,
+        w_ih=tensors["weight_ih"],
+        w_hh=tensors["weight_hh"],
+        b_ih=tensors["bias_ih"],
+        b_hh=tensors["bias_hh"],
+        gain=of("gain"),
+        shift=of("shift"),
+        scale=of("scale"),
+        statistics={
+            place: Statistics(
+                mean.clone(),
+                of("running_var")[place].clone(),
+                of("num_batches_tracked")[place].tolist(),
+            )
+            for place, mean in of("running_mean").items()
+        },
+        places=places,
+    )
+
+
+def softplus(a: Tensor) -> Tensor:
+    return (1 + a.exp()).log()
+
+
+def equations(
+    layer: WindowLSTM, d: Direction, x: Tensor, text: Tensor, state: WindowState
+) -> tuple[Tensor, ...]:
+    """Outputs, windows, last h, c, kappa and window, and phi of each step; lists of cases."""
+    hs, cs, kappas, ws = (list(a) for a in state)
+    K = layer.components
+    outputs, windows, phis = [], [], []
+    for t in range(len(x)):
+        before = ws
+        reads = [torch.cat(pair) for pair in zip(x[t], before, strict=True)]
+        hs, cs = reference.one_step(d, reads, hs, cs, t)
+        ws, phi = [], []
+        for n, h in enumerate(hs):
+            seen = h if layer.window_input == "state" else torch.cat([before[n], x[t, n], h])
+            a = layer.window.weight @ seen + layer.window.bias
+            alpha, beta, moved = a[:K], a[K : 2 * K], a[2 * K :]
+            if layer.window_parameters == "exp":
+                alpha, beta, moved = alpha.exp(), beta.exp(), moved.exp()
+            else:
+                alpha, moved = softplus(alpha), softplus(moved) / 25
+                beta = 1 / softplus(beta).clamp(min=0.01)
+            kappas[n] = kappas[n] + moved
+            gaps = kappas[n] - torch.arange(1, text.shape[1] + 1)[:, None]
+            phi.append(torch.exp(-beta * gaps**2) @ alpha)
+            ws.append(phi[-1] @ text[n])
+        outputs.append(torch.stack(hs))
+        windows.append(torch.stack(ws))
+        phis.append(torch.stack(phi))
+    last = (torch.stack(a) for a in (hs, cs, kappas, ws))
+    return torch.stack(outputs), torch.stack(windows), *last, torch.stack(phis)
+
+
+def flat(done: WindowOutput) -> tuple[Tensor, ...]:
+    return done.output, done.windows, *done.state
+
+
+def gradients(results: Any, sources: list[Tensor]) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(5)
+    loss = sum((a * torch.randn(a.shape, generator=generator).to(a.dtype)).sum() for a in results)
+    return torch.autograd.grad(loss, sources, allow_unused=True, materialize_grads=True)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The engines that calls ran on."""
+    found: list[str] = []
+    run = window_module.windowed_lstm
+    monkeypatch.setattr(
+        window_module,
+        "windowed_lstm",
+        lambda name, *arguments: found.append(name) or run(name, *arguments),
+    )
+    return found
+
+
+def check(
+    layer: WindowLSTM, strategy: str, places: tuple[str, ...] = ("input", "recurrent", "cell")
+) -> None:
+    """Results and all gradients."""
+    x, text, state = given(layer)
+    d = direction(layer, strategy, places)
+    sources = [x, *state, *layer.parameters()]
+    for a in sources:
+        a.requires_grad_()
+    *expected, phi = equations(layer, d, x, text, state)
+    done = layer(x, text, state, trace=True)
+    for one, two in zip(flat(done), expected, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(done.phi, phi.detach(), rtol=1e-10, atol=1e-10)
+    for one, two in zip(gradients(flat(done), sources), gradients(expected, sources), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-9)
+    buffers = dict(layer.named_buffers())
+    for place, statistics in d.statistics.items():
+        found = buffers[f"cell.sites.{place}.running_mean"]
+        torch.testing.assert_close(found, statistics.mean, rtol=1e-9, atol=1e-9)
+        assert buffers[f"cell.sites.{place}.num_batches_tracked"].tolist() == statistics.count
+    assert len(buffers) == 3 * len(d.statistics)
+
+
+@every_strategy
+def test_equations(strategy: str, loop: str, asked: list[str]) -> None:
+    check(build(strategy), strategy)
+    # No native kernel has float64.
+    expected = ["aten"] if loop == "kernels" and strategy in KERNEL_STRATEGIES else []
+    assert asked == expected
+
+
+@pytest.mark.parametrize("places", [(), ("cell",), ("input",), ("recurrent", "cell")], ids=str)
+@pytest.mark.parametrize("strategy", ["layer", "rms", "weight", "batch"])
+def test_some_sites(places: tuple[str, ...], strategy: str, loop: str) -> None:
+    layer = build(strategy, normalize=places)
+    assert {name.split(".")[2] for name, _ in layer.named_parameters() if "sites" in name} <= {
+        *places
+    }
+    check(layer, strategy, places)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_forms_of_the_window(form: tuple[str, str], loop: str, asked: list[str]) -> None:
+    layer = build("layer", window_parameters=form[0], window_input=form[1])
+    if form[1] == "all":
+        assert layer.window.weight.shape == (9, 5 + 3 + 6)
+        # What it shows may make it show more, without end.
+        layer.window.weight.data.mul_(0.3)
+    check(layer, "layer")
+    assert bool(asked) == (loop == "kernels" and form == ("exp", "state"))
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (3, 17, 2, 1), (2, 5, 7, 12)], ids=str)
+def test_sizes(sizes: tuple[int, ...], loop: str) -> None:
+    check(build("none", sizes), "none")
+
+
+@pytest.mark.parametrize("steps", [1, 15, 16])
+def test_a_few_steps(steps: int, loop: str) -> None:
+    layer = build()
+    x, text, state = given(layer, steps)
+    d = direction(layer, "layer", ("input", "recurrent", "cell"))
+    expected = equations(layer, d, x, text, state)
+    for one, two in zip(flat(layer(x, text, state)), expected[:-1], strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-10)
+
+
+def test_a_plain_lstm_reads_the_window_beside_its_input(loop: str) -> None:
+    """Without a norm, the states are those of torch's LSTM, fed with the windows that were made."""
+    layer = build("none")
+    x, text, _ = given(layer)
+    done = layer(x, text)
+    twin = nn.LSTM(3 + 5, 6, dtype=F64)
+    twin.load_state_dict(
+        {f"{name}_l0": a for name, a in layer.cell.state_dict().items() if "." not in name}
+    )
+    before = torch.cat([torch.zeros(1, 4, 5, dtype=F64), done.windows[:-1]])
+    output, (h, c) = twin(torch.cat([x, before], 2))
+    torch.testing.assert_close(done.output, output)
+    torch.testing.assert_close(done.state.h, h[0])
+    torch.testing.assert_close(done.state.c, c[0])
+
+
+def test_options_of_the_cell_reach_it(loop: str, asked: list[str]) -> None:
+    """Peepholes and clipped derivatives: the layer is its cell, step by step."""
+    layer = build("layer", peephole=True, derivative_bound=0.05)
+    assert layer.cell.weight_peephole.shape == (3, 6)
+    x, text, state = given(layer)
+    x.requires_grad_()
+    done = layer(x, text, state)
+    h, c, kappa, w = state
+    outputs = []
+    for t, row in enumerate(x):
+        h, c = layer.cell(torch.cat([row, w], 1), (h, c), step=t)
+        alpha, beta, moved = layer.window(h).exp().chunk(3, 1)
+        kappa = kappa + moved
+        d = kappa[..., None] - torch.arange(1, 7)
+        w = ((alpha[..., None] * (-beta[..., None] * d**2).exp()).sum(1)[..., None] * text).sum(1)
+        outputs.append(h)
+    torch.testing.assert_close(done.output, torch.stack(outputs))
+    sources = [x, *layer.parameters()]
+    found = gradients([done.output], sources)
+    for one, two in zip(found, gradients([torch.stack(outputs)], sources), strict=True):
+        torch.testing.assert_close(one, two)
+    free = build("layer", peephole=True)
+    assert not torch.allclose(found[0], gradients([free(x, text, state).output], [x])[0])
+    assert asked == []
+
+
+# States
+
+
+@pytest.mark.parametrize("strategy", KERNEL_STRATEGIES)
+@pytest.mark.parametrize("cut", [1, 16, 20, 39])
+def test_a_sequence_in_parts_is_the_whole(strategy: str, cut: int, loop: str) -> None:
+    layer = build(strategy)
+    x, text, state = given(layer, 40)
+    x.requires_grad_()
+    sources = [x, *layer.parameters()]
+    whole = layer(x, text, state, trace=True)
+    one = layer(x[:cut], text, state, trace=True)
+    two = layer(x[cut:], text, one.state, trace=True)
+    parts = (
+        *(torch.cat(pair) for pair in zip(one[:2], two[:2], strict=True)),
+        *two.state,
+    )
+    for a, b in zip(parts, flat(whole), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(torch.cat([one.phi, two.phi]), whole.phi)
+    for a, b in zip(gradients(parts, sources), gradients(flat(whole), sources), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+def test_places_never_go_back_and_start_at_zero(loop: str) -> None:
+    layer = build()
+    x, text, _ = given(layer, 20)
+    state, before = None, torch.zeros(4, 3, dtype=F64)
+    for part in x.split(1):
+        state = layer(part, text, state).state
+        assert (state.kappa > before).all()
+        before = state.kappa
+    torch.testing.assert_close(layer(x, text).state.kappa, before)
+
+
+def test_no_state_is_zeros() -> None:
+    layer = build()
+    x, text, _ = given(layer)
+    start = layer.start(4)
+    assert [tuple(a.shape) for a in start] == [(4, 6), (4, 6), (4, 3), (4, 5)]
+    assert all(a.dtype == F64 and not a.any() for a in start)
+    for one, two in zip(flat(layer(x, text)), flat(layer(x, text, start)), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_zeros_behind_a_text_change_nothing(loop: str) -> None:
+    layer = build()
+    x, text, state = given(layer)
+    longer = torch.cat([text, torch.zeros(4, 9, 5, dtype=F64)], 1)
+    for one, two in zip(flat(layer(x, longer, state)), flat(layer(x, text, state)), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-11, atol=1e-11)
+
+
+def test_phi_comes_where_it_is_asked_for_and_has_no_gradient(loop: str) -> None:
+    layer = build()
+    x, text, state = given(layer)
+    assert layer(x, text, state).phi is None
+    done = layer(x.requires_grad_(), text, state, trace=True)
+    assert done.phi.shape == (17, 4, 6)
+    assert not done.phi.requires_grad
+    shown = torch.einsum("tnu,nue->tne", done.phi, text)
+    torch.testing.assert_close(shown, done.windows.detach())
+
+
+def test_a_text_may_have_gradients(loop: str, asked: list[str]) -> None:
+    layer = build()
+    x, text, state = given(layer)
+    text.requires_grad_()
+    d = direction(layer, "layer", ("input", "recurrent", "cell"))
+    expected = gradients(equations(layer, d, x, text, state)[:-1], [text])
+    (found,) = gradients(flat(layer(x, text, state)), [text])
+    torch.testing.assert_close(found, expected[0], rtol=1e-9, atol=1e-9)
+    assert asked == []
+
+
+def test_a_text_may_be_of_whole_numbers(loop: str) -> None:
+    layer = build()
+    x, _, state = given(layer)
+    letters = F.one_hot(torch.randint(5, (4, 6)), 5)
+    assert torch.equal(layer(x, letters, state).output, layer(x, letters.double(), state).output)
+
+
+# Start
+
+
+def test_parameters_and_their_start() -> None:
+    torch.manual_seed(0)
+    layer = WindowLSTM(3, 400, 57, norm=LayerNorm())
+    shapes = {name: tuple(a.shape) for name, a in layer.named_parameters()}
+    assert shapes.pop("window.weight") == (30, 400)
+    assert shapes.pop("window.bias") == (30,)
+    assert shapes.pop("cell.weight_ih") == (1600, 60)
+    assert sum(math.prod(shape) for shape in shapes.values()) == 1600 * (400 + 4) + 800
+    alpha, beta, kappa = layer.window.bias.exp().chunk(3)
+    assert alpha.sum().item() == pytest.approx(1)
+    assert torch.equal(beta, torch.ones(10))
+    # A character in about 20 steps.
+    assert kappa.mean().item() == pytest.approx(math.exp(-3))
+    fast = WindowLSTM(3, 4, 5, 2, window_parameters="softplus", kappa_bias=1.0)
+    assert F.softplus(fast.window.bias[:2]).sum().item() == pytest.approx(1)
+    assert torch.equal(fast.window.bias[4:], torch.ones(2))
+
+
+def test_reset_starts_anew() -> None:
+    torch.manual_seed(3)
+    layer = WindowLSTM(3, 6, 5, 3, norm=WeightNorm(), peephole=True, kappa_bias=-2.0)
+    fresh = {name: a.clone() for name, a in layer.state_dict().items()}
+    with torch.no_grad():
+        for a in layer.parameters():
+            a.fill_(9)
+    layer.reset_parameters()
+    state = layer.state_dict()
+    for name, a in state.items():
+        assert a.abs().max() < 5, name
+    assert torch.equal(state["window.bias"], fresh["window.bias"])
+    norms = layer.cell.weight_hh.norm(dim=1)
+    torch.testing.assert_close(layer.cell.sites["recurrent"].scale, norms)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_copies_behave_the_same(strategy: str, loop: str) -> None:
+    layer = build(strategy)
+    x, text, state = given(layer)
+    twins = [copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))]
+    torch.manual_seed(77)
+    other = WindowLSTM(3, 6, 5, 3, norm=STRATEGIES[strategy][0]).double().train(layer.training)
+    other.load_state_dict(layer.state_dict())
+    expected = flat(layer(x, text, state))
+    for twin in (*twins, other):
+        for one, two in zip(flat(twin(x, text, state)), expected, strict=True):
+            assert torch.equal(one, two)
+        # The original goes on by itself.
+        for a in twin.parameters():
+            a.data.zero_()
+    assert layer.window.bias.any()
+
+
+# Precision, modes, transforms
+
+
+@pytest.fixture(params=["native", "aten", "0"])
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("LN_ZOO_KERNELS", request.param)
+    return request.param
+
+
+def single(strategy: str = "layer", **options: Any) -> tuple[WindowLSTM, Tensor, Tensor, Any]:
+    layer = build(strategy, (3, 20, 5, 3), **options)
+    with torch.no_grad():
+        for parameter in layer.cell.parameters():
+            parameter.mul_(0.4)
+    x, text, state = given(layer)
+    return layer.float(), x.float(), text.float(), WindowState(*(a.float() for a in state))
+
+
+@pytest.mark.parametrize("strategy", KERNEL_STRATEGIES)
+def test_all_ways_agree_in_single_precision(
+    strategy: str, kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, x, text, state = single(strategy)
+    sources = [x.requires_grad_(), *layer.parameters()]
+    done = flat(layer(x, text, state))
+    found = (*done, *gradients(done, sources))
+    monkeypatch.setenv("LN_ZOO_KERNELS", "0")
+    wide = copy.deepcopy(layer).double()
+    y = x.detach().double().requires_grad_()
+    exact = flat(wide(y, text.double(), WindowState(*(a.double() for a in state))))
+    expected = (*exact, *gradients(exact, [y, *wide.parameters()]))
+    for one, two in zip(found, expected, strict=True):
+        assert one.dtype == torch.float32
+        assert (one.double() - two).norm() <= 2e-5 * two.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_changes_nothing(dtype: torch.dtype, kernels: str) -> None:
+    layer, x, text, state = single()
+    expected = flat(layer(x, text, state))
+    grads = gradients(expected, list(layer.parameters()))
+    with torch.autocast("cpu", dtype):
+        done = flat(layer(x, text, state))
+        narrow = layer(x.to(dtype), text.to(dtype), state).output
+        # What other layers make is taken up in float32.
+        assert narrow.dtype == torch.float32
+        # A backward within autocast is the kernels' own; functions of torch go outside of it.
+        again = [] if kernels == "0" else gradients(done, list(layer.parameters()))
+    again = again or gradients(done, list(layer.parameters()))
+    for one, two in zip((*done, *again), (*expected, *grads), strict=True):
+        assert one.dtype == torch.float32
+        assert torch.equal(one, two)
+
+
+def test_places_move_under_autocast_where_bfloat16_would_stand_still(kernels: str) -> None:
+    """Near 30, where neighbours in bfloat16 are an eighth apart, by e^-3 a step."""
+    layer = WindowLSTM(3, 8, 5, 2)
+    with torch.no_grad():
+        layer.window.weight.zero_()
+    state = layer.start(1)._replace(kappa=torch.full((1, 2), 30.0))
+    with torch.autocast("cpu", torch.bfloat16):
+        kappa = layer(torch.zeros(64, 1, 3), torch.zeros(1, 40, 5), state).state.kappa
+    expected = torch.full((1, 2), 30 + 64 * math.exp(-3))
+    torch.testing.assert_close(kappa, expected, rtol=1e-6, atol=0)
+
+
+def test_half_precision_layers_run() -> None:
+    layer, x, text, _ = single()
+    expected = layer(x, text).output
+    narrow = layer.bfloat16()(x.bfloat16(), text.bfloat16())
+    assert narrow.output.dtype == narrow.state.kappa.dtype == torch.bfloat16
+    torch.testing.assert_close(narrow.output.float(), expected, rtol=0, atol=0.1)
+
+
+def test_without_gradients(kernels: str) -> None:
+    layer, x, text, state = single()
+    loud = flat(layer(x, text, state))
+    assert all(a.requires_grad for a in loud)
+    with torch.no_grad():
+        quiet = flat(layer(x, text, state))
+    with torch.inference_mode():
+        inference = flat(layer(x, text, state))
+    frozen = flat(layer.requires_grad_(False)(x, text, state))
+    for one, *others in zip(loud, quiet, inference, frozen, strict=True):
+        for other in others:
+            assert not other.requires_grad
+            torch.testing.assert_close(other.clone(), one.detach(), rtol=0, atol=2e-6)
+
+
+def test_runs_give_the_same_bits(kernels: str) -> None:
+    layer, x, text, state = single()
+    sources = [x.requires_grad_(), *layer.parameters()]
+    runs = []
+    for _ in range(2):
+        done = flat(layer(x, text, state))
+        runs.append((*done, *gradients(done, sources)))
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+
+
+@pytest.fixture
+def compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("compiler")
+def test_compiles_whole(asked: list[str]) -> None:
+    layer, x, text, state = single("none")
+    x.requires_grad_()
+    compiled = torch.compile(layer, fullgraph=True, backend="eager")
+    done, expected = flat(compiled(x, text, state)), flat(layer(x, text, state))
+    assert len(asked) == 1  # that of the plain call
+    for one, two in zip(
+        (*done, *gradients(done, [x])), (*expected, *gradients(expected, [x])), strict=True
+    ):
+        torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-5)
+
+
+def test_transforms_of_functions(asked: list[str]) -> None:
+    layer, x, text, state = single()
+    layer.requires_grad_(False)
+    expected = layer(x, text, state).output
+    x = x.requires_grad_()
+    (gradient,) = torch.autograd.grad(layer(x, text, state).output.sum(), x)
+    x = x.detach()
+    assert len(asked) == 2
+    found = torch.func.grad(lambda x: layer(x, text, state).output.sum())(x)
+    torch.testing.assert_close(found, gradient, rtol=1e-4, atol=1e-5)
+    mapped = torch.vmap(lambda x: layer(x, text, state).output)(torch.stack([x, x]))
+    torch.testing.assert_close(mapped[1], expected, rtol=1e-5, atol=1e-5)
+    _, tangent = torch.func.jvp(lambda x: layer(x, text, state).output.sum(), (x,), (x,))
+    torch.testing.assert_close(tangent, (gradient * x).sum(), rtol=1e-4, atol=1e-4)
+    assert len(asked) == 2
+
+
+def test_gradients_of_gradients_need_the_generic_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = build(sizes=(2, 3, 3, 2))
+    x, text, state = given(layer, 16, 2, 3)
+    x.requires_grad_()
+
+    def second() -> Tensor:
+        output = layer(x, text, state).output
+        (gradient,) = torch.autograd.grad(output.square().sum(), x, create_graph=True)
+        return torch.autograd.grad(gradient.square().sum(), x)[0]
+
+    with pytest.raises(RuntimeError, match="no gradients of gradients"):
+        second()
+    monkeypatch.setenv("LN_ZOO_KERNELS", "0")
+    assert second().isfinite().all()
+    assert torch.autograd.gradgradcheck(
+        lambda x: layer(x, text, state).output, (x,), fast_mode=True
+    )
+
+
+def test_a_copy_of_the_layer_below_a_module_is_trained() -> None:
+    """Parameters are the module's own: an optimizer moves what the kernels read."""
+    layer, x, text, state = single()
+    optimizer = torch.optim.SGD(layer.parameters(), 0.01)
+    losses = []
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = layer(x, text, state).output.square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses == sorted(losses, reverse=True)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize("name", ["input_size", "hidden_size", "character_size", "components"])
+def test_sizes_below_one_are_refused(name: str) -> None:
+    sizes = {"input_size": 3, "hidden_size": 4, "character_size": 5, "components": 2} | {name: 0}
+    with pytest.raises(ValueError, match=f"every size must be at least 1, got {{'{name}': 0}}"):
+        WindowLSTM(**sizes)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"window_parameters": "relu"}, "window_parameters must be one of exp, softplus, got 're"),
+        ({"window_input": "h1"}, "window_input must be one of state, all, got 'h1'"),
+        ({"derivative_bound": 0.0}, r"derivative_bound must be positive, got 0\.0"),
+        ({"norm": LayerNorm(), "normalize": ("gates",)}, "gates"),
+    ],
+    ids=str,
+)
+def test_unknown_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        WindowLSTM(3, 4, 5, 2, **options)
+
+
+@pytest.mark.parametrize("shape", [(18, 4), (18, 4, 2), (0, 4, 3), (18, 4, 3, 1)], ids=str)
+def test_inputs_of_another_shape_are_refused(shape: tuple[int, ...], loop: str) -> None:
+    layer = build()
+    with pytest.raises(ValueError, match=r"input must be \(T, N, 3\) with T at least 1, got \("):
+        layer(torch.zeros(shape), torch.zeros(4, 6, 5))
+
+
+@pytest.mark.parametrize("shape", [(3, 6, 5), (4, 6, 4), (6, 5)], ids=str)
+def test_texts_of_another_shape_are_refused(shape: tuple[int, ...], loop: str) -> None:
+    layer = build()
+    with pytest.raises(ValueError, match=r"text must be \(4, U, 5\), got \("):
+        layer(torch.zeros(18, 4, 3), torch.zeros(shape))
+
+
+@pytest.mark.parametrize("field", WindowState._fields)
+@pytest.mark.parametrize("other", ["cases", "one case", "features", "dimensions"])
+def test_states_of_another_shape_are_refused(field: str, other: str, loop: str) -> None:
+    """A kernel would read beyond them, or they would broadcast."""
+    layer = build()
+    x, text, state = given(layer)
+    a = getattr(state, field)
+    wrong = {"cases": a[:3], "one case": a[:1], "features": a[:, 1:], "dimensions": a[None]}[other]
+    with pytest.raises(ValueError, match=rf"state\.{field} must be \(4, {a.shape[1]}\) beside"):
+        layer(x, text, state._replace(**{field: wrong}))

@@ -1,0 +1,658 @@
+"""Handwriting prediction and synthesis (Graves 2013, sections 4 and 5; paper, section 6.5)."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from ln_zoo.models import Handwriting
+from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm
+
+Batch = tuple[Tensor, Tensor, tuple[str, ...], bool]
+STRATEGIES = [LayerNorm(), RMSNorm(), WeightNorm(), Identity(), BatchNorm(max_steps=64)]
+EIGHTY = "".join(map(chr, range(33, 113)))
+TEXTS = ("Hello wo", "a b c", "Xyz?")
+
+
+def small(**arguments: Any) -> Handwriting:
+    torch.manual_seed(0)
+    sizes = {"hidden_features": 7, "window_components": 3, "mixture_components": 2}
+    return Handwriting(**sizes | arguments)
+
+
+def make_batch(
+    steps: int = 40, lengths: tuple[int, ...] = (40, 31, 17), first: bool = True, seed: int = 1
+) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    offsets = 30 * torch.randn(len(lengths), steps + 1, 3, generator=generator)
+    offsets[..., 2] = (offsets[..., 2] > 45).float()
+    if first:
+        offsets[:, 0] = 0
+    for row, length in zip(offsets, lengths, strict=True):
+        row[length + 1 :] = 0
+    return offsets, torch.tensor(lengths), TEXTS[: len(lengths)], first
+
+
+def scaled(model: Handwriting) -> Handwriting:
+    model.offset_mean.copy_(torch.tensor([8.0, -0.5]))
+    model.offset_std.copy_(torch.tensor([40.0, 35.0]))
+    return model
+
+
+def count(**arguments: Any) -> int:
+    return sum(p.numel() for p in Handwriting(**arguments).parameters())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        # 3 x 1600 more than the sources count: torch has a second bias.
+        ({"norm": Identity()}, 3_650_151 + 4_800),
+        ({"norm": Identity(), "peephole": True}, 3_653_751 + 4_800),
+        # Gains of both sums (1600 each), gain and shift of the cell (400 each), for 3 layers; the
+        # paper's shifts of both sums are the two biases.
+        ({}, 3_671_751 - 4_800),
+        ({"peephole": True}, 3_675_351 - 4_800),
+        ({"norm": Identity(), "output_from": "top"}, 3_553_351 + 4_800),
+        ({"norm": Identity(), "text": False}, 3_364_521 + 4_800),
+        ({"norm": Identity(), "text": False, "peephole": True}, 3_368_121 + 4_800),
+        # Each further character has a column in the gates of three layers.
+        (
+            {"norm": Identity(), "alphabet": "".join(map(chr, range(33, 112)))},
+            3_650_151 + 4_800 * 24,
+        ),
+    ],
+)
+def test_number_of_parameters_at_the_sources_size(arguments: dict[str, Any], expected: int) -> None:
+    assert count(**arguments) == expected
+
+
+def by_the_equations(model: Handwriting, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Nats and squared errors of each target, (N, T) of float64, in loops and plain numbers.
+
+    For a network of three layers without norm, peepholes or anything else special.
+    """
+    p = {name: a.detach().double() for name, a in model.state_dict().items()}
+    offsets, lengths, texts, _ = batch
+    points = offsets.double().clone()
+    points[..., :2] = (points[..., :2] - p["offset_mean"]) / p["offset_std"]
+    nats = torch.zeros(len(texts), points.shape[1] - 1, dtype=torch.float64)
+    errors = torch.zeros_like(nats)
+
+    def lstm(x: Tensor, h: Tensor, c: Tensor, prefix: str, suffix: str) -> tuple[Tensor, Tensor]:
+        sums = p[f"{prefix}weight_ih{suffix}"] @ x + p[f"{prefix}weight_hh{suffix}"] @ h
+        sums = sums + p[f"{prefix}bias_ih{suffix}"] + p[f"{prefix}bias_hh{suffix}"]
+        i, f, g, o = sums.chunk(4)
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        return o.sigmoid() * c.tanh(), c
+
+    size, components = p["layers.0.weight_hh_l0"].shape[1], len(p["window.window.bias"]) // 3
+    for n, text in enumerate(texts):
+        characters = torch.zeros(len(text), len(model.alphabet) + 1, dtype=torch.float64)
+        for u, character in enumerate(text):
+            place = model.alphabet.find(character)
+            characters[u, place if place >= 0 else len(model.alphabet)] = 1
+        h = [torch.zeros(size, dtype=torch.float64) for _ in range(3)]
+        c = [torch.zeros(size, dtype=torch.float64) for _ in range(3)]
+        kappa = torch.zeros(components, dtype=torch.float64)
+        w = torch.zeros(characters.shape[1], dtype=torch.float64)
+        for t in range(int(lengths[n])):
+            x = points[n, t] if t else torch.zeros(3, dtype=torch.float64)
+            h[0], c[0] = lstm(torch.cat([x, w]), h[0], c[0], "window.cell.", "")
+            y = p["window.window.weight"] @ h[0] + p["window.window.bias"]
+            alpha, beta, moved = y.exp().chunk(3)
+            kappa = kappa + moved
+            w = torch.zeros_like(w)
+            for u in range(len(text)):
+                phi = sum(
+                    float(alpha[k]) * math.exp(-float(beta[k]) * (float(kappa[k]) - (u + 1)) ** 2)
+                    for k in range(components)
+                )
+                w = w + phi * characters[u]
+            for i in (1, 2):
+                below = torch.cat([x, h[i - 1], w])
+                h[i], c[i] = lstm(below, h[i], c[i], f"layers.{i - 1}.", "_l0")
+            y = p["output.weight"] @ torch.cat(h) + p["output.bias"]
+            count = (len(y) - 1) // 6
+            weights = y[1 : 1 + count].softmax(0)
+            mean = y[1 + count : 1 + 3 * count].view(2, count)
+            std = y[1 + 3 * count : 1 + 5 * count].view(2, count).exp()
+            rho = y[1 + 5 * count :].tanh()
+            target, density = points[n, t + 1], 0.0
+            for m in range(count):
+                a, b = float(std[0, m]), float(std[1, m])
+                r = float(rho[m])
+                d = (target[:2] - mean[:, m]).unsqueeze(1)
+                off = r * a * b
+                covariance = torch.tensor([[a * a, off], [off, b * b]], dtype=torch.float64)
+                z = float(d.T @ covariance.inverse() @ d)
+                root = math.sqrt((2 * math.pi) ** 2 * float(covariance.det()))
+                density += float(weights[m]) * math.exp(-z / 2) / root
+            e = 1 / (1 + math.exp(-float(y[0])))
+            nats[n, t] = -math.log(density) - math.log(e if target[2] else 1 - e)
+            errors[n, t] = (target[:2] - (weights * mean).sum(1)).square().sum()
+    return nats, errors
+
+
+def test_losses_are_those_of_the_equations() -> None:
+    model = scaled(small(norm=Identity())).double()
+    batch = make_batch()
+    nats, errors = by_the_equations(model, batch)
+    nll, distances, mask = model._score(batch, "test")
+    assert mask.sum() == 88
+    assert torch.allclose(nll.T, nats, rtol=1e-9, atol=1e-9)
+    assert torch.allclose(distances.T, errors, rtol=1e-9, atol=1e-9)
+    assert torch.allclose(model.loss(batch), nats.sum() / 88)
+    found = model.per_case(batch)
+    assert torch.allclose(found["sequence_nll"], nats.sum(1))
+    assert found["points"].tolist() == [40, 31, 17]
+    per_line = scaled(small(norm=Identity(), loss_reduction="line")).double()
+    assert torch.allclose(per_line.loss(batch), nats.sum() / 3)
+
+
+@pytest.mark.parametrize("norm", STRATEGIES, ids=lambda norm: type(norm).__name__)
+@pytest.mark.parametrize("text", [True, False])
+def test_what_comes_after_a_line_changes_nothing(norm: Norm, text: bool) -> None:
+    """Neither numbers in the padding nor a longer batch."""
+    model = scaled(small(norm=norm, text=text)).eval()
+    offsets, lengths, texts, _ = make_batch()
+    alone = model.per_case((offsets[1:2, :32], lengths[1:2], texts[1:2], True))
+    filled = offsets.clone()
+    filled[1, 32:] = 1e3
+    together = model.per_case((filled, lengths, texts, True))
+    for name, value in alone.items():
+        assert torch.allclose(together[name][1:2], value, rtol=1e-5), name
+
+
+def test_lines_begin_with_the_null_vector_whatever_the_scale() -> None:
+    model = scaled(small())
+    offsets, *rest = make_batch()
+    seen: list[Tensor] = []
+    assert model.window is not None
+    model.window.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    model.loss((offsets, *rest))
+    assert seen[0][0].eq(0).all()
+    moved = (offsets[:, 1, :2] - model.offset_mean) / model.offset_std
+    assert torch.allclose(seen[0][1, :, :2], moved)
+
+
+@pytest.mark.parametrize("norm", STRATEGIES[:-1], ids=lambda norm: type(norm).__name__)
+@pytest.mark.parametrize("text", [True, False])
+@pytest.mark.parametrize("cut", [1, 16, 23])
+def test_chunks_with_states_carried_are_the_whole_line(norm: Norm, text: bool, cut: int) -> None:
+    model = scaled(small(norm=norm, text=text, num_layers=2)).double()
+    offsets, _, texts, _ = make_batch(lengths=(40, 40, 40))
+    whole = model.per_case((offsets.double(), torch.full((3,), 40), texts, True))
+    parts = [
+        model.per_case((part.double(), torch.full((3,), part.shape[1] - 1), texts, first))
+        for part, first in ((offsets[:, : cut + 1], True), (offsets[:, cut:], False))
+    ]
+    for name, value in whole.items():
+        assert torch.allclose(parts[0][name] + parts[1][name], value, rtol=1e-12), name
+
+
+def test_gradients_end_between_chunks() -> None:
+    model = scaled(small())
+    offsets, lengths, texts, _ = make_batch(lengths=(40, 40, 40))
+    model.loss((offsets, lengths, texts, True))
+    state = model._carried["train"]
+    assert state.window is not None
+    tensors = [*state.window, *(a for pair in state.layers for a in pair)]
+    assert len(tensors) == 8
+    assert not any(a.requires_grad for a in tensors)
+    model.loss((offsets, lengths, texts, False)).backward()
+
+
+def test_a_chunk_without_its_beginning_is_an_error() -> None:
+    model = small()
+    offsets, lengths, texts, _ = make_batch()
+    with pytest.raises(ValueError, match=r"goes on with 3 lines, and the one before left .* of 0"):
+        model.loss((offsets, lengths, texts, False))
+    model.loss((offsets, lengths, texts, True))
+    with pytest.raises(ValueError, match=r"goes on with 2 lines, and the one before left .* of 3"):
+        model.loss((offsets[:2], lengths[:2], texts[:2], False))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"peephole": True},
+        {"window_parameters": "softplus"},
+        {"window_input": "all"},
+        {"output_from": "top"},
+        {"clip_mode": "graves", "loss_reduction": "line"},
+        {"norm": LayerNorm(per_gate=True)},
+        {"num_layers": 1},
+        {"forget_bias": None},
+        {"norm": BatchNorm(max_steps=20)},
+    ],
+    ids=str,
+)
+def test_every_option_trains(options: dict[str, Any]) -> None:
+    model = scaled(small(**options))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    batch = make_batch()
+    losses = []
+    for _ in range(12):
+        optimizer.zero_grad()
+        loss = model.loss(batch)
+        loss.backward()
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < losses[0]
+
+
+def test_options_change_results() -> None:
+    """Each of those that change no shape."""
+    batch, base = make_batch(), scaled(small())
+    for options in (
+        {"window_parameters": "softplus"},
+        {"kappa_bias": 0.0},
+        {"norm": LayerNorm(per_gate=True)},
+        {"norm": LayerNorm(eps=0.1)},
+        {"least_log_std": 0.5},
+        {"largest_correlation": 1e-3},
+    ):
+        other = small(**options)
+        if "kappa_bias" not in options:
+            other.load_state_dict(base.state_dict())
+        assert not torch.isclose(scaled(other).loss(batch), base.loss(batch), rtol=1e-6), options
+
+
+def test_forget_gates_start_open() -> None:
+    model = small(forget_bias=2.0)
+    for layer in model.layers:
+        assert layer.bias_ih_l0.chunk(4)[1].eq(2).all()  # type: ignore[operator]
+        assert layer.bias_hh_l0.chunk(4)[1].eq(0).all()  # type: ignore[operator]
+        assert not layer.bias_ih_l0.chunk(4)[0].eq(2).any()  # type: ignore[operator]
+    assert model.window is not None
+    assert model.window.cell.bias_ih.chunk(4)[1].eq(2).all()
+    assert not small(forget_bias=None).window.cell.bias_ih.chunk(4)[1].eq(2).any()  # type: ignore
+
+
+# Text
+
+
+def test_characters_outside_the_alphabet_are_one_class_with_one_warning() -> None:
+    model = small(alphabet="ab")
+    assert model.num_characters == 3
+    with pytest.warns(UserWarning, match="the alphabet 'ab' has no 'c' 'd'"):
+        code = model.encode(["acd", "b"])
+    assert code.argmax(-1).tolist() == [[0, 2, 2], [1, 0, 0]]
+    assert code.sum(-1).tolist() == [[1, 1, 1], [1, 0, 0]]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert model.encode(["de"]).argmax(-1).tolist() == [[2, 2]]
+
+
+def test_a_strict_model_refuses_them() -> None:
+    with pytest.raises(ValueError, match="has no '1' '7': leave them out, or make the model"):
+        small(strict_text=True).encode(["ab", "17"])
+
+
+def test_an_alphabet_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "alphabet.txt").write_text("abc\nåé ß\n", encoding="utf-8")
+    model = small(alphabet=str(tmp_path / "alphabet.txt"))
+    assert model.alphabet == "abcåé ß"
+    assert model.hparams["alphabet"] == "abcåé ß"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"alphabet": ""}, "the alphabet '' is empty"),
+        ({"alphabet": "abca"}, r"has \['a'\] twice"),
+        ({"hidden_features": 0}, "every size must be at least 1, got {'hidden_features': 0}"),
+        ({"output_from": "none"}, "output_from must be one of all, top, got 'none'"),
+        ({"optimizer": "sgd"}, "optimizer must be one of adam, graves"),
+        ({"clip_mode": "hard"}, "clip_mode must be one of norm, value, graves, none"),
+        ({"clip_bound": 0.0}, "clip_bound must be positive, got 0.0"),
+        ({"lr": -1.0}, "lr must be positive, got -1.0"),
+        ({"weight_noise": -0.1}, "weight_noise must not be negative"),
+        ({"weight_noise": math.nan}, "weight_noise must not be negative"),
+        ({"largest_correlation": 1.0}, "largest_correlation must lie between 0 and 1"),
+        ({"window_parameters": "relu"}, "window_parameters must be one of exp, softplus"),
+    ],
+)
+def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        small(**arguments)
+
+
+def test_graves_bounds_want_sums() -> None:
+    with pytest.warns(UserWarning, match="bounds for losses summed over time"):
+        small(clip_mode="graves")
+
+
+# Training
+
+
+class Resumable(list[Batch]):
+    """Batches of which a resumed run gets those that were not handed out."""
+
+    first = 0
+
+    def __iter__(self) -> Any:
+        begin, self.first = self.first, 0
+        for i in range(begin, len(self)):
+            self.given = i + 1
+            yield self[i]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"given": self.given}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.first = state["given"]
+
+
+class Lines(LightningDataModule):
+    offset_statistics = (torch.tensor([8.0, -0.5]), torch.tensor([40.0, 35.0]))
+
+    def __init__(self, *batches: Batch) -> None:
+        super().__init__()
+        self.batches = batches
+
+    def train_dataloader(self) -> Resumable:
+        return Resumable(self.batches)
+
+    def test_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(self.batches, batch_size=None)  # type: ignore[arg-type]
+
+    predict_dataloader = test_dataloader
+
+
+def trainer(tmp_path: Path, **arguments: Any) -> Trainer:
+    options: dict[str, Any] = {
+        "default_root_dir": tmp_path,
+        "accelerator": "cpu",
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "max_epochs": 1,
+    }
+    return Trainer(**options | arguments)
+
+
+def test_metrics_are_ratios_of_sums(tmp_path: Path) -> None:
+    first, second = make_batch(), make_batch(20, (20, 9, 5), seed=2)
+    offsets, lengths, texts, _ = make_batch(lengths=(40, 40, 40), seed=3)
+    # Two batches of lines and one line in two chunks.
+    chunks = [
+        (offsets[:, :26], torch.tensor([25, 25, 25]), texts, True),
+        (offsets[:, 25:], torch.tensor([15, 15, 15]), texts, False),
+    ]
+    model = small()
+    found = trainer(tmp_path).test(model, Lines(first, second, *chunks), verbose=False)[0]
+    assert model.offset_std.tolist() == [40, 35]
+    lines = [model.per_case(batch) for batch in (first, second, (offsets, lengths, texts, True))]
+    nats = sum(line["sequence_nll"].sum().item() for line in lines)
+    points = sum(float(line["points"].sum()) for line in lines)
+    assert points == 88 + 34 + 120
+    assert found["test_point_nll"] == pytest.approx(nats / points, rel=1e-6)
+    assert found["test_sequence_nll"] == pytest.approx(nats / 9, rel=1e-6)
+    assert found["test_sse"] > 0
+
+
+def test_the_scale_is_the_checkpoints(tmp_path: Path) -> None:
+    model = small()
+    run = trainer(tmp_path, enable_checkpointing=False)
+    run.fit(model, Lines(make_batch()))
+    assert model.offset_mean.tolist() == [8.0, -0.5]
+    run.save_checkpoint(tmp_path / "a.ckpt")
+    again = Handwriting.load_from_checkpoint(tmp_path / "a.ckpt", weights_only=True)
+    assert again.offset_std.tolist() == [40, 35]
+    # Other data: the model keeps its own.
+    other = Lines(make_batch())
+    other.offset_statistics = (torch.zeros(2), torch.ones(2))
+    trainer(tmp_path).test(again, other, verbose=False)
+    assert again.offset_std.tolist() == [40, 35]
+
+
+def test_a_run_resumed_within_a_line_is_one_never_interrupted(tmp_path: Path) -> None:
+    offsets, _, texts, _ = make_batch(60, (60, 60, 60))
+    length = torch.tensor([20, 20, 20])
+    chunks = [(offsets[:, t : t + 21], length, texts, t == 0) for t in (0, 20, 40)]
+    torch.manual_seed(5)
+    whole = small()
+    trainer(tmp_path, max_steps=3).fit(whole, Lines(*chunks))
+    torch.manual_seed(5)
+    keep = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=2, save_top_k=-1)
+    trainer(tmp_path, max_steps=3, callbacks=[keep]).fit(small(), Lines(*chunks))
+    model = small()
+    rest = trainer(tmp_path, max_steps=3, enable_checkpointing=False)
+    rest.fit(model, Lines(*chunks), ckpt_path=tmp_path / "step=2.ckpt", weights_only=True)
+    for name, value in whole.state_dict().items():
+        assert torch.equal(model.state_dict()[name], value), name
+
+
+def test_weight_noise_is_gone_when_the_step_is_taken(tmp_path: Path) -> None:
+    model = small(weight_noise=0.1)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    seen: list[Tensor] = []
+    model.output.register_forward_pre_hook(
+        lambda module, _: seen.append(module.weight.detach().clone())
+    )
+    model.lr = 1e-12  # nothing moves but for the noise
+    trainer(tmp_path).fit(model, Lines(make_batch()))
+    noise = seen[-1] - before["output.weight"]  # type: ignore[operator]
+    assert 0.05 < float(noise.std()) < 0.2
+    for name, p in model.named_parameters():
+        assert torch.allclose(p, before[name], atol=1e-6), name
+
+
+@pytest.mark.parametrize(
+    ("mode", "bound"), [("norm", 0.5), ("value", 0.01), ("none", None), ("graves", 1e-4)]
+)
+def test_gradients_are_clipped(tmp_path: Path, mode: Any, bound: float | None) -> None:
+    model = small(clip_mode=mode, clip_bound=bound, loss_reduction="line")
+    found: list[list[Tensor]] = []
+
+    class Spy(Handwriting):
+        def configure_gradient_clipping(self, *given: Any, **named: Any) -> None:
+            super().configure_gradient_clipping(*given, **named)
+            found.append([p.grad.clone() for p in self.parameters() if p.grad is not None])
+
+    model.__class__ = Spy
+    trainer(tmp_path).fit(model, Lines(make_batch()))
+    norm = float(torch.cat([g.flatten() for g in found[0]]).norm())
+    largest = max(float(g.abs().max()) for g in found[0])
+    if mode == "norm":
+        assert norm == pytest.approx(0.5, rel=1e-4)
+    elif mode == "value":
+        assert largest == pytest.approx(0.01)
+    elif mode == "none":
+        assert norm > 1
+    else:
+        # The output's bias has a gradient of at most 10 bounds from each of 40 steps, 1/3 of 3.
+        assert largest < 40 * 3 * 1e-3
+
+
+def test_the_trainers_own_clipping_goes_first(tmp_path: Path) -> None:
+    model = small(clip_mode="norm", clip_bound=100.0, loss_reduction="line")
+    norms: list[float] = []
+
+    class Spy(Handwriting):
+        def configure_gradient_clipping(self, *given: Any, **named: Any) -> None:
+            super().configure_gradient_clipping(*given, **named)
+            flat = [p.grad.flatten() for p in self.parameters() if p.grad is not None]
+            norms.append(float(torch.cat(flat).norm()))
+
+    model.__class__ = Spy
+    trainer(tmp_path, gradient_clip_val=0.25).fit(model, Lines(make_batch()))
+    assert norms == [pytest.approx(0.25, rel=1e-4)]
+
+
+def test_graves_optimizer_and_mixed_precision(tmp_path: Path) -> None:
+    for arguments, precision in (
+        ({"optimizer": "graves", "lr": 1e-4}, "32-true"),
+        ({}, "bf16-mixed"),
+        ({}, "64-true"),
+    ):
+        model = small(**arguments)
+        trainer(tmp_path, precision=precision).fit(model, Lines(make_batch()))
+        assert all(p.isfinite().all() for p in model.parameters())
+
+
+def test_in_mixed_precision_the_window_and_the_mixture_are_precise() -> None:
+    model = scaled(small())
+    batch = make_batch()
+    exact = model.loss(batch)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = model.loss(batch)
+        y, state = model(torch.randn(20, 1, 3), model.encode(["abc"]))
+    assert rounded.dtype == y.dtype == torch.float32
+    assert state.window is not None
+    assert state.window.kappa.dtype == torch.float32
+    assert rounded.item() == pytest.approx(exact.item(), rel=0.02)
+
+
+def test_predictions_are_nats_of_lines(tmp_path: Path) -> None:
+    model = scaled(small())
+    batch = make_batch()
+    found = trainer(tmp_path).predict(model, Lines(batch))
+    assert found is not None
+    assert torch.allclose(found[0]["nats"], model.per_case(batch)["sequence_nll"])  # type: ignore
+    assert found[0]["points"].tolist() == [40, 31, 17]  # type: ignore
+
+
+# Writing
+
+
+def test_written_offsets_have_the_datas_scale() -> None:
+    """The same numbers drawn by a model that knows a scale and by one that knows none."""
+    lines = [
+        model.write(["ab"], max_points=30, generator=torch.Generator().manual_seed(3))[0]
+        for model in (small(), scaled(small()))
+    ]
+    mean, std = torch.tensor([8.0, -0.5]), torch.tensor([40.0, 35.0])
+    assert torch.allclose(lines[1].offsets[:, :2], lines[0].offsets[:, :2] * std + mean, atol=1e-3)
+    assert torch.equal(lines[1].offsets[:, 2], lines[0].offsets[:, 2])
+
+
+def decided(model: Handwriting) -> Handwriting:
+    """One component is by far the likeliest, and no stroke ends."""
+    with torch.no_grad():
+        model.output.bias[0] = -50.0
+        model.output.bias[1] = 20.0
+    return model
+
+
+def with_window_speed(model: Handwriting, speed: float) -> Handwriting:
+    """All Gaussians are narrow and move so many characters a step."""
+    assert model.window is not None
+    with torch.no_grad():
+        model.window.window.weight.zero_()
+        alpha, beta, kappa = model.window.window.bias.chunk(3)
+        alpha.zero_()
+        beta.fill_(math.log(4.0))
+        kappa.fill_(math.log(speed))
+    return model
+
+
+def test_writing_ends_when_the_window_passes_the_text() -> None:
+    model = with_window_speed(scaled(small()), 0.2)
+    short, long = model.write(["abc", "abcdef"])
+    # kappa is 0.2 t, and beyond U + 1/2 nearer to U + 1 than to U: the first such step writes no
+    # more points.
+    assert [len(line.offsets) for line in (short, long)] == [17, 32]
+    assert short.finished
+    assert long.finished
+    assert short.phi.shape == (17, 3)
+    assert long.text == "abcdef"
+    # What the window shows at step t, by hand.
+    kappa = 0.2 * torch.arange(1, 18).unsqueeze(1)
+    expected = 3 * torch.exp(-4 * (kappa - torch.arange(1, 4)).square())
+    assert torch.allclose(short.phi, expected, atol=1e-5)
+
+
+def test_a_window_that_jumps_past_the_text_ends_the_line() -> None:
+    """Where it shows neither a character nor the place behind the last."""
+    (line,) = with_window_speed(scaled(small()), 20.0).write(["ab"])
+    assert line.finished
+    assert len(line.offsets) == 0
+
+
+def test_weights_that_diverged_write_nothing() -> None:
+    model = small()
+    with torch.no_grad():
+        model.output.weight.fill_(math.nan)
+    with pytest.raises(ValueError, match="outputs are not finite"):
+        model.write(["ab"])
+
+
+def test_writing_that_never_ends_is_cut() -> None:
+    model = with_window_speed(scaled(small()), 1e-6)
+    a, b = model.write(["a", "abc"])
+    assert (len(a.offsets), len(b.offsets)) == (40, 120)
+    assert not a.finished
+    assert [len(line.offsets) for line in model.write(["a", "abc"], max_points=7)] == [7, 7]
+
+
+def test_texts_are_written_as_each_alone() -> None:
+    """But for the random numbers, of which there are none at a large bias."""
+    model = decided(with_window_speed(scaled(small()).double(), 0.3))
+    together = model.write(["ab", "abcd"], bias=40.0)
+    for text, line in zip(("ab", "abcd"), together, strict=True):
+        (alone,) = model.write([text], bias=40.0)
+        assert torch.allclose(alone.offsets, line.offsets, atol=1e-6)
+        assert torch.allclose(alone.phi, line.phi)
+
+
+def test_a_primed_continuation_is_teacher_forcing() -> None:
+    """The first offset after the given ones has the mean that the whole pass says."""
+    model = decided(with_window_speed(scaled(small(norm=Identity())).double(), 0.1))
+    offsets, *_ = make_batch(30, (30,))
+    given = offsets[0, 1:].double()
+    (line,) = model.write(["cd"], bias=45.0, prime=(given, "ab"), max_points=3)
+    points = model.standardize(torch.cat([torch.zeros(1, 3).double(), given, line.offsets]))
+    points[0] = 0
+    y, _ = model(points[:-1].unsqueeze(1), model.encode(["abcd"]))
+    mixture = model.mixture(y[:, 0])
+    likeliest = mixture.log_weights.argmax(-1)
+    means = mixture.mean[torch.arange(len(likeliest)), likeliest]
+    written = model.standardize(line.offsets)
+    assert len(written) == 3
+    assert torch.allclose(written[:, :2], means[len(given) :], atol=1e-6)
+    assert line.phi.shape == (3, 2)  # of the new text alone
+
+
+def test_writing_draws_from_its_generator() -> None:
+    model = scaled(small())
+    first, second = (
+        model.write(["ab"], max_points=20, generator=torch.Generator().manual_seed(1))[0].offsets
+        for _ in range(2)
+    )
+    assert torch.equal(first, second)
+    before = torch.get_rng_state()
+    model.write(["ab"], max_points=5, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"texts": ["a", ""]}, "text 1 of 2 is empty"),
+        ({"texts": ["a"], "bias": -0.5}, "bias must be at least 0, got -0.5"),
+        ({"texts": ["a"], "prime": (torch.zeros(0, 3), "b")}, "there is no point to begin with"),
+    ],
+)
+def test_what_cannot_be_written(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        small().write(**arguments)
+
+
+def test_a_network_without_text_writes_none() -> None:
+    with pytest.raises(ValueError, match="this network reads no text"):
+        small(text=False).write(["a"])
+    with pytest.raises(ValueError, match="this network reads a text"):
+        small()(torch.zeros(3, 1, 3))

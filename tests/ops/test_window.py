@@ -1,0 +1,764 @@
+"""The loop with a window over a text, on each engine that has it, against eq. 46-51 in float64."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ln_zoo.ops import (
+    RowNorm,
+    Weights,
+    WindowOperands,
+    window,
+    window_engine,
+    window_weights,
+    windowed_lstm,
+)
+from ln_zoo.ops.engine import ENGINES, Engine
+from ln_zoo.ops.native.runtime import trouble
+
+F32, F64 = torch.float32, torch.float64
+#: Length of the difference allowed, as a part of the length of what is compared.
+TOLERANCE = {F32: 2e-6, F64: 1e-12}
+PLACES = ("input", "recurrent", "cell")
+RESULTS = ("output", "windows", "h", "c", "kappa")
+
+
+@dataclass
+class Under:
+    """The engine under test, its best precision, and how often it was asked."""
+
+    engine: Engine
+    dtype: torch.dtype
+    calls: int = 0
+
+    @property
+    def tolerance(self) -> float:
+        return TOLERANCE[self.dtype]
+
+
+@pytest.fixture(params=["native", "aten"])
+def under(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Under]:
+    """Lets one engine run alone, and makes sure that it did."""
+    if request.param == "native" and trouble() is not None:
+        pytest.skip(f"no native kernels: {trouble()}")
+    engine = ENGINES[request.param]
+    found = Under(engine, F32 if request.param == "native" else F64)
+    prepare = engine.prepare
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        found.calls += 1
+        return prepare(*arguments, **options)
+
+    monkeypatch.setenv("LN_ZOO_KERNELS", engine.name)
+    monkeypatch.setattr(engine, "prepare", counted)
+    yield found
+    assert found.calls
+
+
+def distance(one: Tensor, other: Tensor) -> float:
+    """Length of the difference as a part of that of the other; infinite for NaN."""
+    assert one.shape == other.shape
+    gap = ((one.double() - other).norm() / other.norm().clamp(min=1e-30)).item()
+    return gap if gap == gap else float("inf")
+
+
+def assert_close(actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:
+    assert actual.keys() == expected.keys()
+    gaps = {name: distance(actual[name], expected[name]) for name in expected}
+    assert max(gaps.values()) <= tolerance, gaps
+
+
+# The equations
+
+
+class Rule(NamedTuple):
+    """How rows are normalised at the places named; of the gates in such groups."""
+
+    places: tuple[str, ...] = PLACES
+    center: bool = True
+    groups: tuple[int, ...] = (4,)
+    eps: float = 1e-5
+
+
+class Problem(NamedTuple):
+    """All tensors of a layer; gains and shifts are there where something is normalised."""
+
+    x: Tensor
+    w_ih: Tensor
+    w_hh: Tensor
+    b_ih: Tensor | None
+    b_hh: Tensor | None
+    h: Tensor
+    c: Tensor
+    weight: Tensor
+    bias: Tensor
+    text: Tensor
+    window: Tensor
+    kappa: Tensor
+    gain_input: Tensor | None = None
+    gain_recurrent: Tensor | None = None
+    gain_cell: Tensor | None = None
+    shift_cell: Tensor | None = None
+
+
+#: What has gradients.
+LEAVES = tuple(name for name in Problem._fields if name != "text")
+
+
+def problem(
+    T: int, N: int, H: int, U: int, K: int, rule: Rule | None = None, seed: int = 0
+) -> Problem:
+    """Random tensors in float64, such as float32 can hold; texts are of different lengths."""
+    generator = torch.Generator().manual_seed(seed)
+    I, E = 3, 6  # noqa: E741
+
+    def rand(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=generator) * 2 - 1
+
+    there = () if rule is None else rule.places
+    k = 1.5 * H**-0.5
+    letters = torch.randint(E, (N, U), generator=generator)
+    text = F.one_hot(letters, E) * (torch.arange(U) < U - torch.arange(N)[:, None] % U)[..., None]
+    found = Problem(
+        x=rand(T, N, I) * 2,
+        w_ih=rand(4 * H, I + E) * k,
+        w_hh=rand(4 * H, H) * k,
+        b_ih=rand(4 * H) / 2,
+        b_hh=rand(4 * H) / 2,
+        h=rand(N, H),
+        c=rand(N, H),
+        weight=rand(3 * K, H) * k,
+        # The window reaches the end of the text about when the sequence ends.
+        bias=rand(3 * K) / 4
+        + torch.tensor([-1.0, -1.0, torch.log(torch.tensor(U / T))])[
+            torch.arange(3).repeat_interleave(K)
+        ],
+        text=text,
+        window=rand(N, E),
+        kappa=rand(N, K) + 1,
+        gain_input=0.5 + rand(4 * H) / 10 if "input" in there else None,
+        gain_recurrent=0.5 + rand(4 * H) / 10 if "recurrent" in there else None,
+        gain_cell=0.5 + rand(H) / 10 if "cell" in there else None,
+        shift_cell=rand(H) / 10 if "cell" in there else None,
+    )
+    return Problem(*(None if a is None else a.float().double() for a in found))
+
+
+def normalized(a: Tensor, rule: Rule, groups: tuple[int, ...], gain: Tensor) -> Tensor:
+    size = a.shape[1] // sum(groups)
+    parts = []
+    for part in a.split([n * size for n in groups], 1):
+        centre = part.sum(1, keepdim=True) / part.shape[1] if rule.center else 0
+        square = ((part - centre) ** 2).sum(1, keepdim=True) / part.shape[1]
+        parts.append((part - centre) / (square + rule.eps).sqrt())
+    return torch.cat(parts, 1) * gain
+
+
+def equations(rule: Rule | None, p: Problem) -> tuple[Tensor, ...]:
+    """Eq. 20-22 of the paper, 46-51 of Graves: h and w of all steps, and the last h, c, kappa."""
+    h, c, w, kappa = p.h, p.c, p.window, p.kappa
+    outputs, windows = [], []
+    for x in p.x:
+        v, u = torch.cat([x, w], 1) @ p.w_ih.T, h @ p.w_hh.T
+        if p.gain_input is not None:
+            v = normalized(v, rule, rule.groups, p.gain_input)
+        if p.gain_recurrent is not None:
+            u = normalized(u, rule, rule.groups, p.gain_recurrent)
+        a = v + u
+        for bias in (p.b_ih, p.b_hh):
+            a = a if bias is None else a + bias
+        i, f, g, o = a.chunk(4, 1)
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        shown = c
+        if p.gain_cell is not None:
+            shown = normalized(c, rule, (1,), p.gain_cell) + p.shift_cell
+        h = o.sigmoid() * shown.tanh()
+        alpha, beta, moved = (h @ p.weight.T + p.bias).exp().chunk(3, 1)
+        kappa = kappa + moved
+        d = kappa[:, :, None] - torch.arange(1, p.text.shape[1] + 1)
+        phi = torch.einsum("nk,nku->nu", alpha, (-beta[:, :, None] * d**2).exp())
+        w = torch.einsum("nu,nue->ne", phi, p.text)
+        outputs.append(h)
+        windows.append(w)
+    return torch.stack(outputs), torch.stack(windows), h, c, kappa
+
+
+# Runs
+
+
+def records(rule: Rule | None, p: Problem) -> dict[str, RowNorm]:
+    gates, states = (len(p.w_hh),), (p.w_hh.shape[1],)
+    found = {"input": RowNorm(gates), "recurrent": RowNorm(gates), "cell": RowNorm(states)}
+    if rule is None:
+        return found
+    groups = tuple(n * states[0] for n in rule.groups)
+    for place in rule.places:
+        sizes = states if place == "cell" else groups
+        gain = getattr(p, f"gain_{place}")
+        shift = p.shift_cell if place == "cell" else None
+        found[place] = RowNorm(sizes, True, rule.center, rule.eps, gain, shift)
+    return found
+
+
+def layer(under: Under, rule: Rule | None, p: Problem) -> window.Windowed:
+    """The layer on the engine, after it was chosen as users have it chosen."""
+    weights = Weights(p.w_ih, p.w_hh, p.b_ih, p.b_hh)
+    operands = WindowOperands(p.weight, p.bias, p.text, p.window, p.kappa)
+    described = records(rule, p)
+    name = window_engine(described, p.x, weights, operands)
+    assert name == under.engine.name
+    return windowed_lstm(name, described, p.x, (p.h, p.c), weights, operands)
+
+
+def by(under: Under, rule: Rule | None) -> Callable[[Problem], tuple[Tensor, ...]]:
+    return lambda p: tuple(layer(under, rule, p)[: len(RESULTS)])
+
+
+def cast(p: Problem, dtype: torch.dtype) -> Problem:
+    return Problem(*(None if a is None else a.to(dtype, copy=True) for a in p))
+
+
+def run(
+    function: Callable[[Problem], tuple[Tensor, ...]],
+    p: Problem,
+    dtype: torch.dtype,
+    results: tuple[str, ...] = RESULTS,
+) -> dict[str, Tensor]:
+    """Results and the gradients of all leaves, by name."""
+    p = cast(p, dtype)
+    leaves = {name: a.requires_grad_() for name in LEAVES if (a := getattr(p, name)) is not None}
+    found = dict(zip(RESULTS, function(p), strict=True))
+    generator = torch.Generator().manual_seed(99)
+    cotangents = {
+        name: torch.randn(a.shape, generator=generator).to(dtype) for name, a in found.items()
+    }
+    results = tuple(name for name in results if found[name].requires_grad)
+    gradients = torch.autograd.grad(
+        [found[name] for name in results],
+        list(leaves.values()),
+        [cotangents[name] for name in results],
+        allow_unused=True,
+        materialize_grads=True,
+    )
+    return {name: a.detach() for name, a in found.items()} | {
+        f"d{name}": g for name, g in zip(leaves, gradients, strict=True)
+    }
+
+
+def compare(
+    under: Under, rule: Rule | None, p: Problem, results: tuple[str, ...] = RESULTS
+) -> None:
+    expected = run(lambda o: equations(rule, o), p, F64, results)
+    assert_close(run(by(under, rule), p, under.dtype, results), expected, under.tolerance)
+
+
+RULES: dict[str, Rule | None] = {
+    "none": None,
+    "layer": Rule(),
+    "rms": Rule(center=False),
+    "per gate": Rule(groups=(1, 1, 1, 1)),
+}
+every_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+SIZES = [  # T, N, H, U, K
+    (16, 3, 5, 1, 1),
+    (17, 1, 16, 7, 1),
+    (23, 5, 20, 9, 3),
+    (40, 7, 33, 17, 10),  # more rows than a chunk of the native engine has
+    (64, 4, 48, 8, 2),  # as many
+    (66, 8, 20, 31, 4),  # more than one of plain torch
+]
+
+
+@functools.cache
+def by_equations(
+    rule: Rule | None, size: tuple[int, ...], seed: int, dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """What `run` gives of the equations; engines share it."""
+    return run(lambda p: equations(rule, p), problem(*size, rule, seed), dtype)
+
+
+@every_rule
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_float32_against_the_equations(
+    rule: Rule | None, size: tuple[int, ...], under: Under
+) -> None:
+    """Errors within 2e-6 or three times those of the equations in float32, in the median.
+
+    A long way back multiplies rounding errors, whoever makes them.
+    """
+    errors: dict[bool, list[list[float]]] = {True: [], False: []}
+    for seed in range(3):
+        p = problem(*size, rule, seed)
+        expected = by_equations(rule, size, seed, F64)
+        ours = run(by(under, rule), p, F32)
+        naive = by_equations(rule, size, seed, F32)
+        assert ours.keys() == expected.keys()
+        for gradients, found in errors.items():
+            names = [name for name in expected if name.startswith("d") == gradients]
+            found.append(
+                [max(distance(a[name], expected[name]) for name in names) for a in (ours, naive)]
+            )
+    for gradients, found in errors.items():
+        ours_, naive_ = (sorted(of)[1] for of in zip(*found, strict=True))
+        assert ours_ <= max(TOLERANCE[F32], 3 * naive_), (gradients, found)
+
+
+@every_rule
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_the_best_precision_against_the_equations(
+    rule: Rule | None, size: tuple[int, ...], under: Under
+) -> None:
+    if under.dtype == F32:
+        under.calls = 1
+        pytest.skip(f"{under.engine.name} has no float64")
+    actual = run(by(under, rule), problem(*size, rule), F64)
+    assert_close(actual, by_equations(rule, size, 0, F64), TOLERANCE[F64])
+
+
+@pytest.mark.parametrize("rule", [None, Rule(("input",))], ids=["none", "input"])
+def test_one_of_everything(rule: Rule | None, under: Under) -> None:
+    compare(under, rule, problem(16, 1, 1, 1, 1, rule))
+
+
+SUBSETS = [places for n in range(4) for places in itertools.combinations(PLACES, n)]
+
+
+@pytest.mark.parametrize("places", SUBSETS, ids=str)
+@pytest.mark.parametrize("center", [True, False], ids=["layer", "rms"])
+def test_any_places(places: tuple[str, ...], center: bool, under: Under) -> None:
+    rule = Rule(places, center)
+    compare(under, rule, problem(18, 3, 12, 5, 2, rule))
+
+
+@pytest.mark.parametrize("groups", [(1, 1, 1, 1), (3, 1), (1, 2, 1)], ids=str)
+@pytest.mark.parametrize("center", [True, False], ids=["layer", "rms"])
+def test_any_groups_of_gates(groups: tuple[int, ...], center: bool, under: Under) -> None:
+    rule = Rule(center=center, groups=groups, eps=0.1)
+    compare(under, rule, problem(18, 3, 12, 5, 2, rule))
+
+
+def test_no_biases(under: Under) -> None:
+    rule = Rule()
+    compare(under, rule, problem(18, 3, 12, 5, 2, rule)._replace(b_ih=None, b_hh=None))
+    compare(under, None, problem(18, 3, 12, 5, 2)._replace(b_ih=None))
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4, 12, 51, 10**6])
+def test_many_chunks_are_as_one(rows: int, under: Under, monkeypatch: pytest.MonkeyPatch) -> None:
+    rule, asked = Rule(), []
+    cut = window.chunks
+    monkeypatch.setattr(window, "chunks", lambda sizes, *_: asked.append(1) or cut(sizes, rows))
+    compare(under, rule, problem(17, 3, 12, 5, 2, rule))
+    assert len(asked) == 2
+
+
+# Parts: results, leaves, sequences
+
+
+@pytest.mark.parametrize("results", [(name,) for name in RESULTS] + [("windows", "kappa")], ids=str)
+@pytest.mark.parametrize("rule", [None, Rule()], ids=["none", "layer"])
+def test_gradients_of_some_results_alone(
+    results: tuple[str, ...], rule: Rule | None, under: Under
+) -> None:
+    compare(under, rule, problem(18, 3, 12, 5, 2, rule), results)
+
+
+@pytest.mark.parametrize("wanted", LEAVES)
+def test_gradients_that_nobody_asks_for_are_not_made(wanted: str, under: Under) -> None:
+    rule = Rule()
+    p = problem(18, 3, 12, 5, 2, rule)
+    full = run(by(under, rule), p, under.dtype)
+    p = cast(p, under.dtype)
+    leaf = getattr(p, wanted).requires_grad_()
+    generator = torch.Generator().manual_seed(99)
+    loss = sum(
+        (a * torch.randn(a.shape, generator=generator).to(a.dtype)).sum()
+        for a in by(under, rule)(p)
+    )
+    (gradient,) = torch.autograd.grad(loss, leaf)
+    assert torch.equal(gradient, full[f"d{wanted}"])
+
+
+def test_without_gradients_nothing_is_kept(under: Under) -> None:
+    rule = Rule()
+    p = cast(problem(90, 8, 12, 5, 2, rule), under.dtype)
+    loud = layer(under, rule, p._replace(x=p.x.clone().requires_grad_()))
+    with torch.no_grad():
+        quiet = layer(under, rule, p._replace(x=p.x.clone().requires_grad_()))
+    plain = layer(under, rule, p)
+    with torch.inference_mode():
+        inference = layer(under, rule, p)
+    for other in (quiet, plain, inference):
+        assert not any(a.requires_grad for a in other)
+        for one, two in zip(loud, other, strict=True):
+            assert torch.equal(one.detach(), two.clone())
+    # What was made in inference mode stays out of the way of what comes later.
+    again = layer(under, rule, p._replace(x=p.x.clone().requires_grad_()))
+    again.output.sum().backward()
+
+
+def test_terms_are_what_makes_the_windows(under: Under) -> None:
+    p = cast(problem(30, 3, 12, 5, 2), under.dtype)
+    done = layer(under, None, p._replace(x=p.x.requires_grad_()))
+    assert not done.terms.requires_grad
+    assert done.terms.shape == (30, 3, 4, 2)
+    asked = (done.output @ p.weight.T + p.bias).exp().view(30, 3, 3, 2).detach()
+    torch.testing.assert_close(done.terms[:, :, :3], asked)
+    moved = torch.cat([p.kappa[None], done.terms[:, :, 3]]).diff(dim=0)
+    torch.testing.assert_close(moved, done.terms[:, :, 2])
+    phi = window_weights(done.terms, 5)
+    torch.testing.assert_close(torch.einsum("tnu,nue->tne", phi, p.text), done.windows.detach())
+    alpha, beta, _, kappa = done.terms.double().unbind(2)
+    for u in range(5):
+        by_hand = (alpha * (-beta * (kappa - (u + 1)) ** 2).exp()).sum(2)
+        torch.testing.assert_close(phi[:, :, u].double(), by_hand)
+
+
+def test_places_never_go_back(under: Under) -> None:
+    p = cast(problem(60, 5, 20, 9, 3), under.dtype)
+    done = layer(under, None, p)
+    assert (done.terms[1:, :, 3] >= done.terms[:-1, :, 3]).all()
+    assert (done.terms[0, :, 3] >= p.kappa).all()
+    assert torch.equal(done.terms[-1, :, 3], done.kappa)
+    assert torch.equal(done.output[-1], done.h)
+
+
+@every_rule
+@pytest.mark.parametrize("first", [16, 29, 44])
+def test_a_sequence_in_two_parts_is_the_whole(rule: Rule | None, first: int, under: Under) -> None:
+    """States, window and places carried over, with their gradients."""
+
+    def halves(p: Problem) -> tuple[Tensor, ...]:
+        one = layer(under, rule, p._replace(x=p.x[:first]))
+        two = layer(
+            under,
+            rule,
+            p._replace(x=p.x[first:], h=one.h, c=one.c, window=one.windows[-1], kappa=one.kappa),
+        )
+        both = (torch.cat(pair) for pair in zip(one[:2], two[:2], strict=True))
+        return *both, *two[2:5]
+
+    p = problem(60, 3, 20, 9, 3, rule)
+    expected = run(by(under, rule), p, under.dtype)
+    actual = run(halves, p, under.dtype)
+    for name in ("output", "windows", "kappa"):  # a product of fewer rows may round another way
+        torch.testing.assert_close(actual[name], expected[name], rtol=0, atol=under.tolerance)
+    assert_close(actual, {name: a.double() for name, a in expected.items()}, 5 * under.tolerance)
+
+
+def test_each_case_stands_for_itself(under: Under) -> None:
+    """Alone, and without the zeros behind its text."""
+    rule = Rule()
+    p = cast(problem(30, 4, 20, 9, 3, rule), under.dtype)
+    together = layer(under, rule, p)
+    for n in range(4):
+        own = p._replace(
+            x=p.x[:, n : n + 1],
+            text=p.text[n : n + 1, : 9 - n],
+            **{name: getattr(p, name)[n : n + 1] for name in ("h", "c", "window", "kappa")},
+        )
+        alone = layer(under, rule, own)
+        for one, all_ in zip(alone[:2], together[:2], strict=True):
+            torch.testing.assert_close(one[:, 0], all_[:, n], rtol=0, atol=10 * under.tolerance)
+
+
+def test_a_text_of_no_characters_shows_nothing(under: Under) -> None:
+    p = problem(18, 3, 12, 5, 2)
+    p = p._replace(text=p.text[:, :0])
+    expected = run(lambda o: equations(None, o), p, F64)
+    actual = run(by(under, None), p, under.dtype)
+    assert not actual["windows"].any()
+    assert_close(actual, expected, under.tolerance)
+
+
+def test_no_cases(under: Under) -> None:
+    rule = Rule()
+    p = cast(problem(20, 2, 12, 5, 2, rule), under.dtype)
+    p = p._replace(
+        x=p.x[:, :0],
+        **{name: getattr(p, name)[:0] for name in ("h", "c", "text", "window", "kappa")},
+    )
+    found = run(by(under, rule), p, under.dtype)
+    assert found["output"].shape == (20, 0, 12)
+    assert found["windows"].shape == (20, 0, 6)
+    assert not found["dw_ih"].any()
+    assert not found["dweight"].any()
+
+
+# Extremes
+
+
+def test_a_window_far_behind_the_text_shows_nothing(under: Under) -> None:
+    p = problem(20, 2, 12, 5, 2)
+    p = p._replace(kappa=p.kappa + 1000)
+    found = run(by(under, None), p, under.dtype)
+    expected = run(lambda o: equations(None, o), p, F64)
+    assert not expected["windows"].any()
+    for name, a in expected.items():
+        torch.testing.assert_close(
+            found[name].double(), a, rtol=10 * under.tolerance, atol=10 * under.tolerance
+        )
+
+
+def test_sums_of_any_size(under: Under) -> None:
+    """alpha near e^30 and nearly 0, beta from flat to a needle, steps from none to large."""
+    p = problem(20, 2, 12, 5, 3)
+    bias = torch.tensor([30.0, -60.0, 0.0, -9.0, 4.0, 12.0, -60.0, 1.0, -3.0]).double()
+    p = p._replace(weight=p.weight / 8, bias=bias)
+    expected = run(lambda o: equations(None, o), p, F64)
+    naive = run(lambda o: equations(None, o), p, F32)
+    actual = run(by(under, None), p, under.dtype)
+    for name, a in expected.items():
+        limit = max(10 * under.tolerance, 4 * distance(naive[name], a))
+        assert distance(actual[name], a) <= limit, name
+
+
+@pytest.mark.parametrize("source", ["x", "text", "kappa", "c"])
+def test_nan_is_not_hidden_and_stays_in_its_case(source: str, under: Under) -> None:
+    p = cast(problem(20, 3, 12, 5, 2), under.dtype)
+    with torch.no_grad():
+        if source == "x":
+            p.x[2, 1] = float("nan")
+        elif source == "text":
+            p.text[1, 0] = float("nan")
+        else:
+            getattr(p, source)[1] = float("nan")
+    done = layer(under, None, p)
+    for a in (done.output, done.windows):
+        assert a[-1, 1].isnan().all()
+        assert a[:, [0, 2]].isfinite().all()
+
+
+# Strides, memory, threads, bits
+
+
+@every_rule
+def test_tensors_may_have_any_strides(rule: Rule | None, under: Under) -> None:
+    p = problem(18, 3, 12, 5, 2, rule)
+    p = p._replace(text=p.text[:1].expand(3, -1, -1))
+    expected = run(lambda o: equations(rule, o), p, F64)
+
+    def spread(a: Tensor) -> Tensor:
+        """The same numbers, the axes turned round in memory, and every second place unused."""
+        turned = a.permute(*reversed(range(a.dim()))).contiguous()
+        wide = turned.repeat_interleave(2, -1)[..., ::2]
+        return wide.permute(*reversed(range(a.dim())))
+
+    def function(o: Problem) -> tuple[Tensor, ...]:
+        strided = Problem(*(None if a is None else spread(a) for a in o))
+        strided = strided._replace(text=o.text[:1].expand(3, -1, -1))
+        assert not any(a.is_contiguous() for a in (strided.x, strided.h, strided.kappa))
+        return by(under, rule)(strided)
+
+    assert_close(run(function, p, under.dtype), expected, under.tolerance)
+
+
+def test_states_may_be_one_for_all_cases(under: Under) -> None:
+    """Expanded start states: their gradients are the sum over cases."""
+    p = problem(18, 3, 12, 5, 2)
+    shared = {name: getattr(p, name)[:1] for name in ("h", "c", "window", "kappa")}
+
+    def function(of: Callable[[Problem], tuple[Tensor, ...]]) -> Callable[[Problem], Any]:
+        return lambda o: of(o._replace(**{name: getattr(o, name).expand(3, -1) for name in shared}))
+
+    p = p._replace(**shared)
+    expected = run(function(lambda o: equations(None, o)), p, F64)
+    actual = run(function(by(under, None)), p, under.dtype)
+    assert_close(actual, expected, under.tolerance)
+
+
+def test_gradients_may_come_expanded(under: Under) -> None:
+    rule = Rule()
+
+    def total(function: Callable[[Problem], tuple[Tensor, ...]], p: Problem) -> dict[str, Tensor]:
+        leaf = p.x.requires_grad_()
+        sum(a.sum() for a in function(p)).backward()
+        return {"dx": leaf.grad}
+
+    p = problem(18, 3, 12, 5, 2, rule)
+    expected = total(lambda o: equations(rule, o), cast(p, F64))
+    assert_close(total(by(under, rule), cast(p, under.dtype)), expected, under.tolerance)
+
+
+@every_rule
+def test_memory_is_not_read_before_it_is_written(
+    rule: Rule | None, under: Under, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poisoned = []
+
+    def poison(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def new(*arguments: Any, **options: Any) -> Tensor:
+            found = function(*arguments, **options)
+            poisoned.append(found.shape)
+            # Bytes of ones are a NaN in every precision.
+            return found.fill_(255 if found.dtype == torch.uint8 else float("nan"))
+
+        return new
+
+    # More rows than one chunk of either engine has.
+    p = problem(66, 8, 20, 9, 3, rule)
+    expected = run(lambda o: equations(rule, o), p, F64)
+    with monkeypatch.context() as patch:
+        for name in ("empty", "empty_like"):
+            patch.setattr(torch, name, poison(getattr(torch, name)))
+        patch.setattr(Tensor, "new_empty", poison(Tensor.new_empty))
+        patch.setattr(under.engine, "empty", poison(under.engine.empty))
+        actual = run(by(under, rule), p, under.dtype)
+        with torch.no_grad():
+            quiet = layer(under, rule, cast(p, under.dtype))
+    assert poisoned
+    assert_close(actual, expected, 5 * under.tolerance)
+    assert all(a.isfinite().all() for a in quiet)
+
+
+def test_threads_change_nothing_but_rounding_and_runs_nothing(under: Under) -> None:
+    rule = Rule()
+    p = problem(30, 9, 20, 9, 3, rule)
+    results = []
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 2, 3):
+            torch.set_num_threads(threads)
+            results.append(run(by(under, rule), p, F32))
+    finally:
+        torch.set_num_threads(before)
+    one, two, again, three = results
+    for other in (two, three):
+        assert_close(other, {name: a.double() for name, a in one.items()}, 2e-6)
+    assert all(torch.equal(two[name], again[name]) for name in two)
+
+
+def test_backward_twice_gives_the_same_gradients(under: Under) -> None:
+    p = cast(problem(40, 8, 12, 5, 2, Rule()), under.dtype)
+    sources = [a.requires_grad_() for name in LEAVES if (a := getattr(p, name)) is not None]
+    loss = sum(a.square().sum() for a in by(under, Rule())(p))
+    first = torch.autograd.grad(loss, sources, retain_graph=True)
+    second = torch.autograd.grad(loss, sources)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_arguments_are_left_as_they_are(under: Under) -> None:
+    p = cast(problem(20, 3, 12, 5, 2, Rule()), under.dtype)
+    before = cast(p, under.dtype)
+    run(lambda _: by(under, Rule())(p._replace(x=p.x.requires_grad_())), before, under.dtype)
+    for one, two in zip(p, before, strict=True):
+        assert torch.equal(one, two)
+
+
+def test_no_memory_is_lost(under: Under) -> None:
+    p = cast(problem(20, 3, 12, 5, 2), under.dtype)
+    leaves = p._replace(x=p.x.requires_grad_(), weight=p.weight.requires_grad_())
+    counts = []
+    for _ in range(4):
+        by(under, None)(leaves)[1].sum().backward()
+        by(under, None)(leaves)
+        gc.collect()
+        counts.append(sum(isinstance(o, Tensor) for o in gc.get_objects()))
+    assert counts[1] == counts[3]
+
+
+@pytest.mark.parametrize("result", [0, 1])
+def test_what_the_backward_reads_must_not_be_changed(result: int, under: Under) -> None:
+    p = cast(problem(20, 3, 12, 5, 2), under.dtype)
+    results = by(under, None)(p._replace(x=p.x.requires_grad_()))
+    results[result].mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        results[0].sum().backward()
+    # Of last states nothing is read.
+    results = by(under, None)(p)
+    loss = results[0].sum()
+    for state in results[2:]:
+        state.add_(1)
+    loss.backward()
+
+
+# Torch's own checks
+
+
+def test_gradients_are_those_of_finite_differences(under: Under) -> None:
+    if under.dtype == F32:
+        under.calls = 1
+        pytest.skip(f"{under.engine.name} has no float64")
+    rule = Rule()
+    p = cast(problem(16, 2, 3, 4, 2, rule), F64)
+    leaves = [getattr(p, name).requires_grad_() for name in LEAVES]
+
+    def function(*values: Tensor) -> tuple[Tensor, ...]:
+        return by(under, rule)(p._replace(**dict(zip(LEAVES, values, strict=True))))
+
+    assert torch.autograd.gradcheck(function, leaves, fast_mode=True)
+
+
+def test_gradients_of_gradients_are_refused(under: Under) -> None:
+    p = cast(problem(16, 2, 3, 4, 2), under.dtype)
+    x = p.x.requires_grad_()
+    output = by(under, None)(p._replace(x=x))[0]
+    with pytest.raises(RuntimeError, match=r"no gradients of gradients: set .* LN_ZOO_KERNELS=0"):
+        torch.autograd.grad(output.square().sum(), x, create_graph=True)
+
+
+# The choice
+
+
+def chosen(p: Problem, rule: Rule | None = None, **weights: Tensor) -> str | None:
+    return window_engine(
+        records(rule, p),
+        p.x,
+        Weights(p.w_ih, p.w_hh, p.b_ih, p.b_hh, **weights),
+        WindowOperands(p.weight, p.bias, p.text, p.window, p.kappa),
+    )
+
+
+@pytest.mark.skipif(trouble() is not None, reason="no native kernels")
+def test_the_fastest_engine_is_taken_that_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    p = cast(problem(16, 2, 3, 4, 2), F32)
+    wide = cast(p, F64)
+    for value, single, double in [
+        ("", "native", "aten"),
+        ("1", "native", "aten"),
+        ("0", None, None),
+        ("native", "native", None),
+        ("aten", "aten", "aten"),
+        ("aten, native", "native", "aten"),
+        ("torch", None, None),
+    ]:
+        monkeypatch.setenv("LN_ZOO_KERNELS", value)
+        assert chosen(p) == single
+        assert chosen(wide) == double
+    monkeypatch.setenv("LN_ZOO_KERNELS", "nativ")
+    with pytest.raises(ValueError, match="no kernel called 'nativ'"):
+        chosen(p)
+
+
+def test_what_functions_of_torch_do_better_or_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LN_ZOO_KERNELS", raising=False)
+    p = cast(problem(16, 2, 3, 4, 2, Rule()), F32)
+    assert chosen(p, Rule()) is not None
+    assert chosen(p._replace(x=p.x[:15]), Rule()) is None
+    assert chosen(p._replace(text=p.text.clone().requires_grad_()), Rule()) is None
+    assert chosen(p, Rule(), peephole=torch.zeros(3, 3)) is None
+    assert chosen(p, Rule(), hr=torch.zeros(2, 3)) is None
+    for name in ("x", "weight", "text", "kappa"):
+        assert chosen(p._replace(**{name: getattr(p, name).double()}), Rule()) is None
+    half = cast(p, torch.bfloat16)
+    assert chosen(half, Rule()) is None
+    opaque = records(Rule(), p) | {"recurrent": None}
+    weights = Weights(p.w_ih, p.w_hh, p.b_ih, p.b_hh)
+    operands = WindowOperands(p.weight, p.bias, p.text, p.window, p.kappa)
+    assert window_engine(opaque, p.x, weights, operands) is None
+    seen = []
+    torch.func.vmap(lambda x: seen.append(chosen(p._replace(x=x))) or x)(p.x[None])
+    torch.func.grad(lambda x: seen.append(chosen(p._replace(x=x))) or x.sum())(p.x)
+    with torch.autograd.forward_ad.dual_level():
+        seen.append(chosen(p))
+    assert seen == [None] * 3
