@@ -277,7 +277,9 @@ def draw(
             for run in members if len(members) > 1 else ():
                 curve = sorted(run.curves[metric].items())
                 axis.plot(*zip(*curve, strict=True), color=line.get_color(), lw=0.6, alpha=0.4)
-        _name_axes(axis, metric, x)
+        # Likelihoods of densities may be negative.
+        positive = all(value > 0 for run in runs for value in run.curves[metric].values())
+        _name_axes(axis, metric, x, positive)
         if log_x:
             axis.set_xscale("log")
     axes[0].legend()
@@ -406,12 +408,11 @@ def _compare_activity(texts: Sequence[str], picture: Path, title: str) -> int:
     return 0
 
 
-def _name_axes(axis: Axes, metric: str, x: str) -> None:
+def _name_axes(axis: Axes, metric: str, x: str, positive: bool) -> None:
     axis.set_xlabel(_AXES[x])
     ending = metric.rsplit("_", 1)[-1]
     name, logarithmic = _KINDS.get(ending, (_in_words(metric).replace("_", " "), False))
     axis.set_ylabel(_NAMES.get(metric, name))
-    # Likelihoods of densities may be negative.
-    if logarithmic and all(min(line.get_ydata()) > 0 for line in axis.lines):
+    if logarithmic and positive:
         axis.set_yscale("log")
     axis.grid(alpha=0.3)
