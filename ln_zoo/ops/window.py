@@ -189,7 +189,7 @@ class _WindowedLSTM(torch.autograd.Function):
                 flat_shown[part],
                 flat_terms[part],
             )
-        ctx.spec, ctx.engine, ctx.kept = spec, name, save
+        ctx.spec, ctx.engine = spec, name
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(terms)
         if save:
@@ -221,9 +221,9 @@ def _gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     empty = _allocator(engine, x)
 
     def start(d: Tensor | None, like: Tensor) -> Tensor:
-        return (
-            torch.zeros_like(like) if d is None else d.clone(memory_format=torch.contiguous_format)
-        )
+        if d is None:
+            return torch.zeros_like(like)
+        return d.clone(memory_format=torch.contiguous_format)
 
     def sum_of(name: str) -> Tensor | None:
         value = getattr(operands, name)
