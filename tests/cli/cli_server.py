@@ -16,17 +16,23 @@ import traceback
 
 from ln_zoo.cli import main
 
+# The same two for all commands: log handlers keep the stream that they found when they were made,
+# and Lightning makes its own on import, which is the first command's doing.
+OUT, ERR = io.StringIO(), io.StringIO()
+
 
 def answer(argv: list[str], folder: str, env: dict[str, str]) -> dict[str, object]:
     """Runs one command, and puts back what it changes in this process."""
-    out, err = io.StringIO(), io.StringIO()
+    for stream in (OUT, ERR):
+        stream.seek(0)
+        stream.truncate()
     path, modules = list(sys.path), set(sys.modules)
     os.environ.clear()
     os.environ.update(env)
     os.chdir(folder)
     code, raised = None, ""
     try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        with contextlib.redirect_stdout(OUT), contextlib.redirect_stderr(ERR):
             code = main(argv)
     except Exception:
         raised = traceback.format_exc()
@@ -37,7 +43,7 @@ def answer(argv: list[str], folder: str, env: dict[str, str]) -> dict[str, objec
         file = str(getattr(sys.modules[name], "__file__", ""))
         if file.startswith(folder) and name.partition(".")[0] != "ln_zoo":
             del sys.modules[name]
-    return {"code": code, "out": out.getvalue(), "err": err.getvalue(), "raised": raised}
+    return {"code": code, "out": OUT.getvalue(), "err": ERR.getvalue(), "raised": raised}
 
 
 if __name__ == "__main__":
