@@ -147,7 +147,7 @@ def test_wrong_arguments(here: Path, arguments: list[str], message: str) -> None
 )
 def test_values_that_cannot_be(here: Path, arguments: list[str], message: str) -> None:
     done = run("fit", *SMALL, *arguments)
-    first, second = done.err.splitlines()
+    *_, first, second = done.err.splitlines()
     assert first.startswith(f"ln-zoo fit: error: {message}")
     assert second == "traceback: LN_ZOO_DEBUG=1"
     assert (done.code, done.out, list(here.iterdir())) == (2, "", [])

@@ -373,7 +373,7 @@ def test_output_below_a_file(here: Path) -> None:
     (here / "taken").write_text("not a folder")
     done = run("fit", *SMALL, *QUIET, "--trainer.logger.save_dir=taken/runs")
     assert done.code == 2
-    assert done.err.splitlines()[0] == (
+    assert done.err.splitlines()[-2] == (
         "ln-zoo fit: error: the output folder taken/runs cannot be written to (Not a directory): "
         "choose another with --trainer.logger.save_dir"
     )
