@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
 
+from ln_zoo.callbacks.logged_pictures import log_picture
 from ln_zoo.callbacks.pen_maps import draw_window
 from ln_zoo.callbacks.pen_pictures import save, sheet
 from ln_zoo.callbacks.whole_set import evaluating
@@ -141,11 +141,6 @@ class HandwritingSamples(Callback):
         self._keep(trainer, "window", window, folder / f"step-{step:06d}-window.png")
 
     def _keep(self, trainer: Trainer, name: str, figure: Figure, picture: Path) -> None:
-        from matplotlib.image import imread
-
         save(figure, picture)
         self.written.append(picture)
-        for logger in trainer.loggers:
-            if isinstance(logger, TensorBoardLogger):
-                image = imread(picture)[..., :3]
-                logger.experiment.add_image(name, image, trainer.global_step, dataformats="HWC")
+        log_picture(trainer, name, picture)

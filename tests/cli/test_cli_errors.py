@@ -9,7 +9,7 @@ import pytest
 from cli_support import CONFIGS, SMALL, python, run, write_idx
 
 OWN = "the import path of your own, such as my_file.MyClass"
-DATA = "Digits, IAMOnDB, MNIST, SyntheticHandwriting"
+DATA = "BinarizedDigits, BinarizedMNIST, Digits, IAMOnDB, MNIST, SyntheticHandwriting"
 MODELS = "ConvClassifier, Handwriting, MLPClassifier, SequenceClassifier"
 NORMS = f"(BatchNorm, Identity, LayerNorm, RMSNorm, WeightNorm, or {OWN})"
 ARGUMENTS = (
