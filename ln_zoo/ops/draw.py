@@ -299,8 +299,9 @@ def _lower(weights: DrawWeights) -> tuple[Tensor | None, ...]:
         w, record = lstm.weights, lstm.records["cell"]
         biases = [b for b in (w.bias_ih, w.bias_hh) if b is not None]
         bias = sum(biases[1:], biases[0]) if biases else w.hh.new_zeros(len(w.hh))
-        known = isinstance(record, RowNorm) and not record.identity
-        gain, shift = (record.gain, record.shift) if known else (None, None)
+        gain = shift = None
+        if isinstance(record, RowNorm) and not record.identity:
+            gain, shift = record.gain, record.shift
         return torch.cat([w.ih, w.hh], 1), bias, gain, shift
 
     pairs = zip(one(weights.encoder), one(weights.decoder), strict=True)

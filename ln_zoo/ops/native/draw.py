@@ -96,7 +96,8 @@ class NativeDraw:
                 of_norm(a, 0.0) for a in (operands.shift_encoder, operands.shift_decoder)
             ),
             "posterior_bias": operands.b_posterior,
-            **kept._replace(states=kept.states if narrow else None)._asdict(),
+            **kept._asdict(),
+            "states": kept.states if narrow else None,
             **made._asdict(),
             "clamped": self._clamped,
         }
