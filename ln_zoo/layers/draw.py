@@ -273,10 +273,10 @@ class DRAWNetwork(nn.Module):
 
     def _run_kernel(self, images: Tensor, noise: Tensor) -> DRAWOutput | None:
         """The same in one call, where a kernel takes it."""
-        grids = self.read, self.write
-        sizes = self.read_size, self.write_size
-        if None in grids or None in sizes or self._compile_mode is not None:
+        if self.read is None or self.write is None or self._compile_mode is not None:
             return None
+        assert self.read_size is not None
+        assert self.write_size is not None
         dtype = self.patch.weight.dtype
 
         def lstm(name: str, cell: LSTMCell) -> DrawLSTM:
@@ -285,9 +285,12 @@ class DRAWNetwork(nn.Module):
             return DrawLSTM(cell.effective_weights(), records, h, c)
 
         read, write, patch, posterior = (
-            Affine(layer.weight, layer.bias) for layer in (*grids, self.patch, self.posterior)
+            Affine(layer.weight, layer.bias)
+            for layer in (self.read, self.write, self.patch, self.posterior)
         )
-        settings = DrawSettings(*sizes, self.filter_norm, self.filter_eps, self.bound)
+        settings = DrawSettings(
+            self.read_size, self.write_size, self.filter_norm, self.filter_eps, self.bound
+        )
         weights = DrawWeights(
             lstm("encoder", self.encoder),
             lstm("decoder", self.decoder),

@@ -16,6 +16,7 @@ from ln_zoo.layers import DRAWNetwork, DRAWOutput
 from ln_zoo.metrics import Ratio
 from ln_zoo.models.base import ZooModule, fused_on_cpu
 from ln_zoo.norms import LayerNorm, Norm, from_config
+from ln_zoo.ops import divergence
 
 #: What is measured, in nats per image; see `DRAW`.
 _METRICS = ("bound", "nll", "kl", "importance_bound")
@@ -193,8 +194,7 @@ class DRAW(ZooModule):
         """
         if output.means is None or output.log_stds is None:
             raise ValueError("images that were made up have no divergence: nothing was read")
-        mean, log_std = output.means, output.log_stds
-        return 0.5 * (mean.square() + (2 * log_std).exp() - 2 * log_std - 1).sum(-1)
+        return divergence(output.means, output.log_stds)
 
     @staticmethod
     def nll(images: Tensor, output: DRAWOutput) -> Tensor:

@@ -430,7 +430,8 @@ def test_the_trace_changes_nothing() -> None:
     network = build()
     images, noise = given(network)
     plain, traced = network(images, noise), network(images, noise, trace=True)
-    assert torch.equal(plain.logits, traced.logits)
+    # A kernel may run the one, and functions of torch run the other.
+    torch.testing.assert_close(plain.logits, traced.logits)
     assert torch.equal(traced.trace.canvases[-1], traced.logits)
     assert torch.equal(traced.trace.canvases[0][1], network.initial["canvas"])
     made = network.generate(noise, trace=True)
