@@ -100,9 +100,9 @@ class DRAWNetwork(nn.Module):
         filter_eps: see there.
         bound: log standard deviations of latents, log sigma^2 and log strides are clamped to plus
             and minus it.
-        init_std: standard deviation of all initial weights, biases being 0; ``None``: torch's own,
-            but 0.01 and no bias of the map to the latents, whose divergence would be large
-            otherwise.
+        init_std: standard deviation of all initial weights, biases being 0, as in released code
+            (0.01); ``None``: torch's own, but 0.01 and no bias of the map to the latents, whose
+            divergence would be large otherwise.
 
     Parameters: those of `LSTMCell` under ``encoder.`` and ``decoder.``; ``posterior`` (2Z, H),
     means first; ``read`` and ``write`` (5, H) in the order g~_X, g~_Y, log sigma^2, log delta~, log
@@ -140,7 +140,7 @@ class DRAWNetwork(nn.Module):
         filter_norm: FilterNorm = "softmax",
         filter_eps: float = 1e-8,
         bound: float = 10.0,
-        init_std: float | None = 0.01,
+        init_std: float | None = None,
     ) -> None:
         super().__init__()
         sizes = {

@@ -60,8 +60,10 @@ class DRAW(ZooModule):
         filter_norm: ``"softmax"`` or ``"eps"``; see `ln_zoo.ops.filterbank`.
         filter_eps: see there.
         bound: what logarithms are clamped to; see `ln_zoo.layers.DRAWNetwork`.
-        init_std: standard deviation of initial weights, biases being 0, as in released code; the
-            sources do not say. ``None``: torch's own.
+        init_std: standard deviation of initial weights, biases being 0; 0.01 in released code, from
+            which layer norm at the paper's size does not begin to learn for epochs
+            (``docs/draw.md``); the sources do not say. ``None``: torch's own, with a small map to
+            the latents.
         lr: learning rate of Adam; its default in the paper, 3e-4 in released code.
         clip_norm: the norm to which gradients are clipped, ``None`` for none. The sources do not
             say; gradients begin with norms of about 100. The trainer's ``gradient_clip_val`` goes
@@ -102,7 +104,7 @@ class DRAW(ZooModule):
         filter_norm: Literal["softmax", "eps"] = "softmax",
         filter_eps: float = 1e-8,
         bound: float = 10.0,
-        init_std: float | None = 0.01,
+        init_std: float | None = None,
         lr: float = 1e-3,
         clip_norm: float | None = 10.0,
         val_samples: int = 1,
@@ -293,6 +295,9 @@ class DRAW(ZooModule):
     def generate_samples(self, number: int, seed: int = 0, trace: bool = False) -> DRAWOutput:
         """Makes up images.
 
+        In evaluation mode (`eval`), as a loaded model is, if the strategy mixes cases: else the
+        images of one call depend on each other.
+
         Args:
             number: of images.
             seed: of the latents.
@@ -308,7 +313,7 @@ class DRAW(ZooModule):
 
     @torch.no_grad()
     def reconstruct(self, images: Tensor, seed: int = 0, trace: bool = False) -> DRAWOutput:
-        """Draws images anew.
+        """Draws images anew; see `generate_samples` on modes.
 
         Args:
             images: (N, 1, B, A).

@@ -141,7 +141,7 @@ def test_start_values_at_the_sources_size(norm: Norm) -> None:
     nats, divergences = [], []
     for seed in range(4):
         torch.manual_seed(seed)
-        model = DRAW(norm=norm)
+        model = DRAW(norm=norm, init_std=0.01)
         images = (torch.rand(4, 1, 28, 28) < 0.13).float()
         with torch.no_grad():
             output = model(images)
