@@ -9,8 +9,6 @@ products alone, same shapes and number. It prints ratios by round; see ``benchma
 from __future__ import annotations
 
 import argparse
-import csv
-import datetime
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -24,7 +22,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks import memory
+from benchmarks import memory, rows
 from benchmarks.timing import interleave, ratios
 from ln_zoo.ops import (
     Affine,
@@ -38,7 +36,6 @@ from ln_zoo.ops import (
     draw_engine,
     drawn,
 )
-from ln_zoo.ops.native import build
 
 BASELINE = "products"
 NORMS = ("LayerNorm", "none")
@@ -351,56 +348,33 @@ def main(argv: Sequence[str] | None = None) -> int:
         return memory.in_new_process("benchmarks.draw", arguments_, arguments.threads) / 2**20
 
     with_peaks = memory.AVAILABLE and not arguments.no_peaks
-    rows = []
-    for name, found in times.items():
+    sizes = {"T": size.T, "N": size.N, "H": size.H, "Z": size.Z}
+    found = []
+    for name in times:
         base = times[f"{BASELINE} {name.split()[-1]}"]
-        wall, cpu = ratios(found.wall, base.wall), ratios(found.cpu, base.cpu)
-        to_float32 = name.replace(PRECISIONS[1], PRECISIONS[0])
-        rows.append(
-            {
-                "date": datetime.date.today().isoformat(),
-                "torch": torch.__version__,
-                "processor": build.status().cpu,
-                "threads": arguments.threads,
-                "T": size.T,
-                "N": size.N,
-                "H": size.H,
-                "Z": size.Z,
-                "contestant": name,
-                "rounds": len(found.wall),
-                "seconds": sorted(found.wall)[len(found.wall) // 2],
-                "wall_ratio": wall.median,
-                "wall_ratio_low": wall.low,
-                "wall_ratio_high": wall.high,
-                "cpu_ratio": cpu.median,
-                "cpu_ratio_low": cpu.low,
-                "cpu_ratio_high": cpu.high,
-                "faster_than_float32": ratios(times[to_float32].cpu, found.cpu).median,
+        in_float32 = times[name.replace(PRECISIONS[1], PRECISIONS[0])]
+        found.append(
+            rows.row(arguments.threads, sizes, name, times[name], base)
+            | {
+                "faster_than_float32": ratios(in_float32.cpu, times[name].cpu).median,
                 "peak_mib": measured(name) if with_peaks else None,
             }
         )
-    _print(rows)
+    _print(found, rows.title(found[0], sizes))
     if arguments.csv:
-        with arguments.csv.open("w", newline="") as file:
-            writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
+        rows.write(found, arguments.csv)
     return 0
 
 
-def _print(rows: Sequence[dict[str, Any]]) -> None:
-    first = rows[0]
-    table = Table(
-        title=f"training step, T {first['T']}, N {first['N']}, H {first['H']}, Z {first['Z']}, "
-        f"{first['threads']} thread(s), torch {first['torch']}, {first['processor']}",
-        caption="ratios are to the products alone in the same precision",
-    )
+def _print(found: Sequence[dict[str, Any]], title: str) -> None:
+    caption = "ratios are to the products alone in the same precision"
+    table = Table(title=title, caption=caption)
     for column in (
         *("", "seconds", "ratio", "quartiles", "processor time", "quartiles"),
         *("faster than float32", "peak MiB"),
     ):
         table.add_column(column)
-    for row in rows:
+    for row in found:
         table.add_row(
             row["contestant"],
             f"{row['seconds']:.3f}",

@@ -25,6 +25,7 @@ from ln_zoo.callbacks.draw_pictures import (
 )
 from ln_zoo.callbacks.logged_pictures import log_picture
 from ln_zoo.callbacks.pen_pictures import save
+from ln_zoo.callbacks.updates import UpdateCallback
 from ln_zoo.callbacks.whole_set import data_module, evaluating
 from ln_zoo.layers import DRAWTrace
 
@@ -183,7 +184,7 @@ class _Pictures(Callback):
         self.written.append(picture)
 
 
-class DRAWSamples(_Pictures):
+class DRAWSamples(UpdateCallback, _Pictures):
     """Draws what the network draws during training, to see when its images can be recognised.
 
     With the same random numbers and images each time, so that what changes is the model. At the
@@ -249,23 +250,13 @@ class DRAWSamples(_Pictures):
             self._check(trainer, pl_module, "val_dataloader")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._last = self._seen = trainer.global_step
+        super().on_train_start(trainer, pl_module)
+        self._seen = trainer.global_step
         loader = data_module(trainer, self).val_dataloader()
         self._watched = self._images(trainer, loader)
 
-    def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
-        # With accumulated gradients not every batch makes an update.
-        if self.every_n_steps is None or trainer.global_step == self._last:
-            return
-        self._last = trainer.global_step
-        if trainer.global_step % self.every_n_steps == 0:
+    def on_update(self, trainer: Trainer, batch_idx: int) -> None:
+        if self.every_n_steps and trainer.global_step % self.every_n_steps == 0:
             done = (batch_idx + 1) / trainer.num_training_batches
             self._draw(trainer, trainer.current_epoch + done)
 
