@@ -186,7 +186,7 @@ def weights_of(model: Eager) -> DrawWeights:
 def ours(model: Eager, x: Tensor, noise: Tensor) -> Tensor:
     """As `Eager.forward`."""
     settings, weights = DrawSettings(model.size.read, model.size.write), weights_of(model)
-    engine = draw_engine(settings, x, noise, weights)
+    engine = draw_engine(x, noise, weights)
     assert engine is not None
     logits, means, log_stds, _ = drawn(engine, settings, x, noise, weights)
     pixels = F.binary_cross_entropy_with_logits(logits, x, reduction="sum")

@@ -28,6 +28,8 @@ from ln_zoo.ops import (
 _ATTENTION = 5
 #: The rows of an LSTM's forget gate.
 _FORGET_GATE = 1
+#: Of logarithms: strides in units of sigma, squared, reach exp(3 * bound) times some thousands.
+_LARGEST_BOUND = 20.0
 
 
 class DRAWTrace(NamedTuple):
@@ -93,7 +95,7 @@ class DRAWNetwork(nn.Module):
         normalize: the sites of both LSTMs to act on; default ``("cell",)``, as in the paper, and
             for a strategy that acts on weights alone, which has nothing to do there, all.
         peephole: whether gates see cell states; see `LSTM`.
-        forget_bias: what forget gates start with.
+        forget_bias: what forget gates start with; ``None``: what ``init_std`` gives.
         learn_initial_state: whether both LSTMs' first states are learned, else zeros.
         learn_initial_canvas: the same of C_0.
         filter_norm: how filters come to sum to 1; see `ln_zoo.ops.filterbank`.
@@ -134,7 +136,7 @@ class DRAWNetwork(nn.Module):
         norm: Norm | None = None,
         normalize: Sequence[str] | None = None,
         peephole: bool = False,
-        forget_bias: float = 0.0,
+        forget_bias: float | None = None,
         learn_initial_state: bool = True,
         learn_initial_canvas: bool = True,
         filter_norm: FilterNorm = "softmax",
@@ -156,9 +158,14 @@ class DRAWNetwork(nn.Module):
         if filter_norm not in get_args(FilterNorm):
             words = ", ".join(get_args(FilterNorm))
             raise ValueError(f"filter_norm must be one of {words}, got {filter_norm!r}")
-        for name, value in {"filter_eps": filter_eps, "bound": bound, "init_std": init_std}.items():
+        for name, value in {"filter_eps": filter_eps, "init_std": init_std}.items():
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be positive, got {value!r}")
+        if not 0 < bound <= _LARGEST_BOUND:
+            raise ValueError(
+                f"bound must be positive and at most {_LARGEST_BOUND}, beyond which filters leave "
+                f"the range of float32; got {bound!r}"
+            )
         self.height, self.width = height, width
         self.hidden_size, self.latent_size = hidden_size, latent_size
         self.read_size, self.write_size = read_size, write_size
@@ -210,13 +217,14 @@ class DRAWNetwork(nn.Module):
             else:
                 init.zeros_(parameter)
         for cell in (self.encoder, self.decoder):
-            if self.init_std is not None or self.forget_bias:
+            if self.forget_bias is not None:
                 cell.bias_ih.chunk(4)[_FORGET_GATE].fill_(self.forget_bias)
                 cell.bias_hh.chunk(4)[_FORGET_GATE].zero_()
             cell.reset_norm()
 
     def compile_glimpse(self, mode: str) -> None:
-        """Has `torch.compile` make one function of each glimpse from here on.
+        """Has `torch.compile` make one function of each glimpse from here on, where gradients are
+        taken.
 
         Args:
             mode: as `torch.compile` has it; ``"reduce-overhead"`` takes CUDA graphs.
@@ -247,7 +255,7 @@ class DRAWNetwork(nn.Module):
             raise ValueError(
                 f"images must be (N, {self.height}, {self.width}), got {tuple(images.shape)}"
             )
-        self._check_noise(noise, len(images))
+        self._check_noise("noise", noise, len(images))
         found = None if trace else self._run_kernel(images, noise)
         return self._run(images, noise, trace) if found is None else found
 
@@ -261,19 +269,19 @@ class DRAWNetwork(nn.Module):
         Raises:
             ValueError: if sizes do not fit.
         """
-        self._check_noise(latents, latents.shape[1] if latents.dim() == 3 else 1)
+        self._check_noise("latents", latents, latents.shape[1] if latents.dim() == 3 else 1)
         return self._run(None, latents, trace)
 
-    def _check_noise(self, noise: Tensor, cases: int) -> None:
+    def _check_noise(self, name: str, noise: Tensor, cases: int) -> None:
         if noise.dim() != 3 or not len(noise) or noise.shape[1:] != (cases, self.latent_size):
             raise ValueError(
-                f"noise must be (T, {cases}, {self.latent_size}) with T at least 1, got "
+                f"{name} must be (T, {cases}, {self.latent_size}) with T at least 1, got "
                 f"{tuple(noise.shape)}"
             )
 
     def _run_kernel(self, images: Tensor, noise: Tensor) -> DRAWOutput | None:
         """The same in one call, where a kernel takes it."""
-        if self.read is None or self.write is None or self._compile_mode is not None:
+        if self.read is None or self.write is None or self._runs_compiled():
             return None
         assert self.read_size is not None
         assert self.write_size is not None
@@ -301,11 +309,15 @@ class DRAWNetwork(nn.Module):
             self._initial("canvas", self.height, self.width),
         )
         images, noise = images.to(dtype), noise.to(dtype)
-        engine = draw_engine(settings, images, noise, weights)
+        engine = draw_engine(images, noise, weights)
         if engine is None:
             return None
         done = drawn(engine, settings, images, noise, weights)
         return DRAWOutput(done.logits, done.means, done.log_stds, done.clamped.sum(), None)
+
+    def _runs_compiled(self) -> bool:
+        """In training alone: with no gradients to come, CUDA graphs overwrite the last glimpse."""
+        return self._compile_mode is not None and torch.is_grad_enabled()
 
     def _run(self, images: Tensor | None, noise: Tensor, trace: bool) -> DRAWOutput:
         dtype = torch.promote_types(self.patch.weight.dtype, torch.float32)
@@ -317,7 +329,8 @@ class DRAWNetwork(nn.Module):
                     site.norm.before_steps(site, len(noise))
         canvases, said = [state.canvas], []
         glimpse = type(self).glimpse
-        if self._compile_mode is not None:
+        if self._runs_compiled():
+            assert self._compile_mode is not None
             glimpse = _compiled(glimpse, self._compile_mode)
         for t, z in enumerate(noise):
             state, words = glimpse(self, images, state, z, t)

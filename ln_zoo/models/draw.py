@@ -19,7 +19,10 @@ from ln_zoo.norms import LayerNorm, Norm, from_config
 from ln_zoo.ops import divergence
 
 #: What is measured, in nats per image; see `DRAW`.
-_METRICS = ("bound", "nll", "kl", "importance_bound")
+_METRICS = {
+    "val": ("bound", "nll", "kl"),
+    "test": ("bound", "nll", "kl", "importance_bound"),
+}
 
 
 class DRAW(ZooModule):
@@ -54,7 +57,8 @@ class DRAW(ZooModule):
         normalize: the sites to act on; default: the cell state alone, as in the paper, and all for
             strategies that act on weights. See `ln_zoo.layers.DRAWNetwork`.
         peephole: whether gates see cell states, as in the first released code.
-        forget_bias: what forget gates start with; the sources do not say.
+        forget_bias: what forget gates start with; the sources do not say. ``None``: what
+            ``init_std`` gives.
         learn_initial_state: whether the first states are learned, else zeros.
         learn_initial_canvas: the same of the first canvas.
         filter_norm: ``"softmax"`` or ``"eps"``; see `ln_zoo.ops.filterbank`.
@@ -66,7 +70,7 @@ class DRAW(ZooModule):
             the latents.
         lr: learning rate of Adam; its default in the paper, 3e-4 in released code.
         clip_norm: the norm to which gradients are clipped, ``None`` for none. The sources do not
-            say; gradients begin with norms of about 100. The trainer's ``gradient_clip_val`` goes
+            say; gradients begin with norms of 100 to 300. The trainer's ``gradient_clip_val`` goes
             before it.
         val_samples: draws of the latents for each image in validation.
         eval_samples: the same in test.
@@ -98,7 +102,7 @@ class DRAW(ZooModule):
         norm: Norm | None = None,
         normalize: list[str] | None = None,
         peephole: bool = False,
-        forget_bias: float = 0.0,
+        forget_bias: float | None = None,
         learn_initial_state: bool = True,
         learn_initial_canvas: bool = True,
         filter_norm: Literal["softmax", "eps"] = "softmax",
@@ -122,11 +126,15 @@ class DRAW(ZooModule):
             raise ValueError(f"importance_samples must not be negative, got {importance_samples}")
         if not 0 <= eval_seed < 2**32:
             raise ValueError(f"eval_seed must lie between 0 and 2^32 - 1, got {eval_seed}")
-        for name, value in {"lr": lr, "clip_norm": clip_norm}.items():
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} must be positive, got {value!r}")
+        if not lr > 0:
+            raise ValueError(f"lr must be positive, got {lr!r}")
+        if clip_norm is not None and not clip_norm > 0:
+            raise ValueError(f"clip_norm must be positive, or None; got {clip_norm!r}")
+        if len(image_size) != 2:
+            raise ValueError(f"image_size must be height and width, got {image_size!r}")
         height, width = image_size
-        self.remember(norm, image_size=[height, width])
+        # How it is run here is no matter of the weights: whoever loads them need not compile.
+        self.remember(norm, image_size=[height, width], compile_mode=None)
         self.image_size = (height, width)
         self.glimpses = glimpses
         self.lr = lr
@@ -155,8 +163,8 @@ class DRAW(ZooModule):
         )
         if compile_mode is not None:
             self.network.compile_glimpse(compile_mode)
-        for stage in ("val", "test"):
-            for name in _METRICS:
+        for stage, names in _METRICS.items():
+            for name in names:
                 setattr(self, f"{stage}_{name}", Ratio())
 
     def forward(self, images: Tensor, noise: Tensor | None = None) -> DRAWOutput:

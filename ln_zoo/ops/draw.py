@@ -139,13 +139,10 @@ class Drawn(NamedTuple):
 # The choice
 
 
-def draw_refusal(
-    settings: DrawSettings, images: Tensor, noise: Tensor, weights: DrawWeights
-) -> str | None:
+def draw_refusal(images: Tensor, noise: Tensor, weights: DrawWeights) -> str | None:
     """Why `drawn` cannot take this call, whatever the engine; ``None``: it can.
 
     Args:
-        settings: what is computed.
         images: x, (N, B, A).
         noise: e, (T, N, Z).
         weights: all that is learned.
@@ -175,9 +172,7 @@ def draw_refusal(
     return None
 
 
-def draw_engine(
-    settings: DrawSettings, images: Tensor, noise: Tensor, weights: DrawWeights
-) -> str | None:
+def draw_engine(images: Tensor, noise: Tensor, weights: DrawWeights) -> str | None:
     """The engine that `drawn` runs on; ``None``: it cannot take this call.
 
     The environment variable ``LN_ZOO_KERNELS`` chooses among engines, as for all kernels.
@@ -185,7 +180,7 @@ def draw_engine(
     """
     names = [kernel.name for kernel in allowed(os.environ.get("LN_ZOO_KERNELS", ""))[0]]
     names = [name for name in _STEPS if name in names]
-    if not names or draw_refusal(settings, images, noise, weights) is not None:
+    if not names or draw_refusal(images, noise, weights) is not None:
         return None
     weight, narrow = weights.encoder.weights.hh, product_dtype(images)
     spec = specify(_LSTM, weights.encoder.records, weights.encoder.weights)
@@ -233,7 +228,7 @@ def drawn(
         ...     encoder, decoder, posterior, affine(5), affine(5), affine(3 * 3), rand(7, 8)
         ... )
         >>> images, noise = rand(2, 7, 8), rand(10, 2, 6)
-        >>> engine = draw_engine(settings, images, noise, weights)
+        >>> engine = draw_engine(images, noise, weights)
         >>> logits, means, log_stds, clamped = drawn(engine, settings, images, noise, weights)
         >>> logits.shape, means.shape
         (torch.Size([2, 7, 8]), torch.Size([10, 2, 6]))
@@ -747,6 +742,20 @@ class _Divergence(torch.autograd.Function):
 # Steps by functions of torch
 
 
+class _Axes:
+    """What all filters of a call share; made once, since a GPU waits for numbers from the host."""
+
+    def __init__(self, settings: DrawSettings, images: Tensor) -> None:
+        self.height, self.width = images.shape[1:]
+        sizes = images.new_tensor([self.width, self.height])
+        self.half, self.last = (sizes + 1) / 2, (sizes - 1)[:, None, None]
+        options: dict[str, Any] = {"dtype": images.dtype, "device": images.device}
+        self.places = torch.arange(max(self.height, self.width), **options)
+        self.offsets = {
+            n: torch.arange(n, **options) - (n - 1) / 2 for n in {settings.read, settings.write}
+        }
+
+
 class _Bank:
     """Filters of both axes at once, as `ln_zoo.ops.glimpse` has them, and their gradients.
 
@@ -755,30 +764,24 @@ class _Bank:
     rounding. Tensors are (N, 2, K, S), X before Y, S the longer axis.
     """
 
-    def __init__(
-        self, settings: DrawSettings, numbers: Tensor, filters: int, height: int, width: int
-    ) -> None:
-        longest, bound = max(height, width), settings.bound
+    def __init__(self, settings: DrawSettings, axes: _Axes, numbers: Tensor, filters: int) -> None:
+        longest, bound = max(axes.height, axes.width), settings.bound
         self.adds_eps = settings.filter_norm == "eps"
-        sizes = numbers.new_tensor([width, height])
-        self.half = (sizes + 1) / 2
+        self.half = axes.half
         self.numbers, self.bound = numbers, bound
         clamped = numbers[:, 2:4].clamp(-bound, bound)
         self.sharpness = torch.exp(-clamped[:, 0])[:, None, None, None] / 2
         self.stride = torch.exp(clamped[:, 1]) * ((longest - 1) / max(filters - 1, 1))
-        offsets = torch.arange(filters, dtype=numbers.dtype, device=numbers.device)
-        self.offsets = offsets - (filters - 1) / 2
+        self.offsets = axes.offsets[filters]
         centers = self.half * (numbers[:, :2] + 1) - 1
         means = (centers[:, :, None] + self.offsets * self.stride[:, None, None]).unsqueeze(3)
-        places = torch.arange(longest, dtype=numbers.dtype, device=numbers.device)
-        last = (sizes - 1)[:, None, None]
-        nearest = torch.minimum(means.detach().round().clamp(min=0), last)
-        self.shift, self.distance = means - nearest, places - nearest
+        nearest = torch.minimum(means.detach().round().clamp(min=0), axes.last)
+        self.shift, self.distance = means - nearest, axes.places - nearest
         gap = self.distance - self.shift
         square = gap.square() if self.adds_eps else self.distance * (gap - self.shift)
         e = torch.exp(-self.sharpness * square)
-        if height != width:
-            e = torch.where(places <= last, e, 0.0)
+        if axes.height != axes.width:
+            e = torch.where(axes.places <= axes.last, e, 0.0)
         self.filters = e / (e.sum(3, keepdim=True) + (settings.filter_eps * self.adds_eps))
 
     def back(self, gradient: Tensor) -> Tensor:
@@ -828,6 +831,7 @@ class AtenDraw:
         self.slots, self.hidden = len(kept.cells[0]), len(operands.h_decoder)
         self.patches = 2 * plan.settings.read**2
         self.cases, self.height, self.width = operands.images.shape
+        self.axes = _Axes(plan.settings, operands.images)
         self.bias = (operands.b_encoder, operands.b_decoder)
         self.gain = (operands.gain_encoder, operands.gain_decoder)
         self.shift = (operands.shift_encoder, operands.shift_decoder)
@@ -851,7 +855,7 @@ class AtenDraw:
         return self.made.logits if last else self.kept.canvases[t % self.slots]
 
     def _bank(self, numbers: Tensor, filters: int) -> tuple[_Bank, Tensor, Tensor]:
-        bank = _Bank(self.settings, numbers, filters, self.height, self.width)
+        bank = _Bank(self.settings, self.axes, numbers, filters)
         return bank, bank.filters[:, 1, :, : self.height], bank.filters[:, 0, :, : self.width]
 
     def _count(self, numbers: Tensor) -> None:

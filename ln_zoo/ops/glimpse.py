@@ -80,8 +80,12 @@ def filterbank(
     def along(centre: Tensor, pixels: int) -> Tensor:
         mu = centre.unsqueeze(-1) + steps * stride.unsqueeze(-1)
         a = torch.arange(pixels, dtype=places.dtype, device=places.device)
-        distance = (a - mu.unsqueeze(-1)) / sigma[..., None, None]
-        exponent = -0.5 * distance.square()
+        # From the nearest pixel: there an exponent of 0 is the largest, however far off mu is.
+        nearest = mu.detach().round().clamp(0, pixels - 1)
+        shift, distance = (mu - nearest).unsqueeze(-1), a - nearest.unsqueeze(-1)
+        gap = distance - shift
+        square = distance * (gap - shift) if norm == "softmax" else gap.square()
+        exponent = -0.5 * square / sigma[..., None, None].square()
         if norm == "softmax":
             return exponent.softmax(-1)
         weights = exponent.exp()

@@ -351,6 +351,10 @@ def test_initial_weights_of_torch() -> None:
         assert layer.bias.ne(0).all()
     assert 0.1 < float(network.encoder.weight_hh.detach().abs().max()) <= 0.125
     assert network.encoder.bias_ih.ne(0).all()
+    filled = DRAWNetwork(9, 9, hidden_size=64, forget_bias=0.0).encoder
+    forget = (filled.bias_ih + filled.bias_hh).chunk(4)[1]
+    assert forget.eq(0).all()
+    assert filled.bias_ih.ne(0).sum() == 3 * 64
     assert abs(float(network.posterior.weight.detach().std()) - 0.01) < 0.001
     assert network.posterior.bias.eq(0).all()
 
@@ -368,7 +372,8 @@ def test_initial_weights_of_torch() -> None:
         ),
         ({"filter_norm": "sum"}, "filter_norm must be one of softmax, eps, got 'sum'"),
         ({"filter_eps": 0.0}, "filter_eps must be positive, got 0.0"),
-        ({"bound": -1.0}, "bound must be positive, got -1.0"),
+        ({"bound": -1.0}, "bound must be positive and at most 20.0, .* got -1.0"),
+        ({"bound": float("inf")}, "bound must be positive and at most 20.0, .* got inf"),
         ({"init_std": float("nan")}, "init_std must be positive, got nan"),
         ({"normalize": ("sum",)}, "normalize names 'sum', but this layer's places are 'input'"),
         ({"normalize": "cell"}, "normalize must be a tuple of names, got 'cell'"),
@@ -389,8 +394,8 @@ def test_bad_options(options: dict[str, Any], message: str) -> None:
         ((2, 4, 6), (0, 2, 3), r"T at least 1, got \(0, 2, 3\)"),
         ((2, 4, 6), (2, 3), r"noise must be \(T, 2, 3\) .* got \(2, 3\)"),
         (None, (0, 2, 3), r"T at least 1, got \(0, 2, 3\)"),
-        (None, (3, 2, 4), r"noise must be \(T, 2, 3\) .* got \(3, 2, 4\)"),
-        (None, (3,), r"noise must be \(T, 1, 3\) .* got \(3,\)"),
+        (None, (3, 2, 4), r"latents must be \(T, 2, 3\) .* got \(3, 2, 4\)"),
+        (None, (3,), r"latents must be \(T, 1, 3\) .* got \(3,\)"),
     ],
 )
 def test_sizes_that_do_not_fit(
@@ -626,7 +631,9 @@ def without_compiler(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     draw._compiled.cache_clear()
 
 
-def test_a_glimpse_is_one_graph(without_compiler: list[str]) -> None:
+def test_a_glimpse_is_one_graph(
+    without_compiler: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of the same numbers and gradients, also in copies with other weights."""
     network = build(hidden_size=3, latent_size=2)
     images, noise = given(network)
@@ -644,6 +651,10 @@ def test_a_glimpse_is_one_graph(without_compiler: list[str]) -> None:
         torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-11)
     for one, two in zip(gradients(done, sources), gradients(expected, sources), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-10)
+    # A CUDA graph would overwrite the glimpse before, where no gradients are to come.
+    with torch.no_grad(), monkeypatch.context() as patch:
+        patch.setattr("ln_zoo.layers.draw._compiled", None)
+        torch.testing.assert_close(network(images, noise).logits, done[0], rtol=1e-10, atol=1e-11)
     copied = pickle.loads(pickle.dumps(copy.deepcopy(network)))
     with torch.no_grad():
         assert torch.allclose(copied.generate(noise).logits, wanted, rtol=1e-10)

@@ -136,7 +136,7 @@ def test_start_values_at_the_sources_size(norm: Norm) -> None:
 
     Over 24 seeds and 4 images each, means and deviations were 543.76, 0.75 and 24.3, 0.50 with it,
     543.44, 0.06 and 0.0056, 0.0006 without. Here are four seeds: four standard errors, and what
-    the sheet's numbers were rounded by.
+    25 and 0.006 are rounded by.
     """
     nats, divergences = [], []
     for seed in range(4):
@@ -154,6 +154,30 @@ def test_start_values_at_the_sources_size(norm: Norm) -> None:
     else:
         assert abs(nll - 784 * math.log(2)) < 4 * 0.06 / 2
         assert abs(kl - 0.006) < 0.0005 + 4 * 0.0006 / 2
+
+
+@pytest.mark.parametrize(
+    ("norm", "nats", "divergence"),
+    [(LayerNorm(), (545.6, 7.0), (25.2, 0.92)), (Identity(), (543.6, 4.8), (0.351, 0.035))],
+    ids=str,
+)
+def test_start_values_with_torchs_weights(
+    norm: Norm, nats: tuple[float, float], divergence: tuple[float, float]
+) -> None:
+    """Means and deviations over 24 seeds of 4 images; here are four other seeds."""
+    found = []
+    for seed in range(100, 104):
+        torch.manual_seed(seed)
+        model = DRAW(norm=norm)
+        images = (torch.rand(4, 1, 28, 28) < 0.13).float()
+        with torch.no_grad():
+            output = model(images)
+        kl = model.kl_by_glimpse(output).sum(0).mean()
+        found.append(torch.stack([model.nll(images, output).mean(), kl]))
+    for value, (mean, deviation) in zip(
+        torch.stack(found).mean(0), (nats, divergence), strict=True
+    ):
+        assert abs(value - mean) < 4 * deviation / 2
 
 
 @pytest.mark.parametrize(("norm", "count"), [(Identity(), 963_323), (LayerNorm(), 964_347)])
@@ -439,12 +463,14 @@ def test_batch_statistics_are_each_glimpses_own() -> None:
         ({"eval_seed": 2**32}, r"eval_seed must lie between 0 and 2\^32 - 1, got 4294967296"),
         ({"lr": 0.0}, "lr must be positive, got 0.0"),
         ({"lr": math.nan}, "lr must be positive, got nan"),
-        ({"clip_norm": 0.0}, "clip_norm must be positive, got 0.0"),
+        ({"clip_norm": 0.0}, "clip_norm must be positive, or None; got 0.0"),
+        ({"image_size": (28,)}, r"image_size must be height and width, got \(28,\)"),
         ({"hidden_features": 0}, "at least 1, got {'hidden_size': 0}"),
         ({"image_size": (0, 5)}, "at least 1, got {'height': 0}"),
         ({"filter_norm": "max"}, "filter_norm must be one of softmax, eps"),
         ({"filter_eps": -1e-8}, "filter_eps must be positive"),
-        ({"bound": 0.0}, "bound must be positive"),
+        ({"bound": 0.0}, "bound must be positive and at most 20.0, .* got 0.0"),
+        ({"bound": 21.0}, "bound must be positive and at most 20.0, .* got 21.0"),
         ({"normalize": ["gates"]}, "normalize names 'gates'"),
         ({"compile_mode": "fancy"}, "compile_mode: .*fancy"),
     ],
@@ -453,6 +479,10 @@ def test_batch_statistics_are_each_glimpses_own() -> None:
 def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         small(**arguments)
+
+
+def test_whoever_loads_weights_need_not_compile() -> None:
+    assert small(compile_mode="default").hparams["compile_mode"] is None
 
 
 @pytest.mark.parametrize("shape", [(2, 1, 6, 4), (2, 4, 6), (2, 2, 4, 6), (2, 1, 24)])

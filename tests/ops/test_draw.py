@@ -233,8 +233,8 @@ def weights_of(norm: Norm | None, p: dict[str, Tensor]) -> DrawWeights:
 def call(under: Under, settings: DrawSettings, norm: Norm | None, p: dict[str, Tensor]) -> Drawn:
     """On the engine, after it was chosen as users have it chosen."""
     weights = weights_of(norm, p)
-    assert draw_refusal(settings, p["x"], p["noise"], weights) is None
-    name = draw_engine(settings, p["x"], p["noise"], weights)
+    assert draw_refusal(p["x"], p["noise"], weights) is None
+    name = draw_engine(p["x"], p["noise"], weights)
     assert name == under.name
     return drawn(name, settings, p["x"], p["noise"], weights)
 
@@ -364,7 +364,7 @@ def test_the_lstms_may_differ(under: Under) -> None:
         p["dec_shift"].zero_()
     p, plain = cast(p, under.dtype), cast(p, under.dtype)
     weights, other = weights_of(Norm(), p), weights_of(None, plain)
-    name = draw_engine(settings, p["x"], p["noise"], weights)
+    name = draw_engine(p["x"], p["noise"], weights)
     assert name == under.name
     mixed = drawn(name, settings, p["x"], p["noise"], weights._replace(decoder=other.decoder))
     both = drawn(name, settings, p["x"], p["noise"], weights)
@@ -560,7 +560,7 @@ def test_without_gradients_nothing_is_kept(norm: Norm | None, under: Under) -> N
     call(under, settings, norm, with_leaf).logits.sum().backward()
 
 
-def test_what_is_kept_at_full_size_is_little(under: Under, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_kept_at_full_size_is_little(under: Under) -> None:
     """Less than 0.3 GB, reckoned from a tenth of the glimpses and cases."""
     size = Size(T=6, N=13, B=28, A=28, H=256, Z=100, R=2, W=5)
     p = cast(problem(size), F32)
@@ -745,7 +745,7 @@ def test_gradients_of_gradients_are_refused(under: Under) -> None:
 
 def chosen(p: dict[str, Tensor], weights: DrawWeights | None = None) -> str | None:
     weights = weights_of(None, p) if weights is None else weights
-    return draw_engine(settings_of(Size()), p["x"], p["noise"], weights)
+    return draw_engine(p["x"], p["noise"], weights)
 
 
 @pytest.mark.skipif(trouble() is not None, reason="no native kernels")
@@ -771,7 +771,7 @@ def test_the_fastest_engine_is_taken_that_is_allowed(monkeypatch: pytest.MonkeyP
 def refused(p: dict[str, Tensor], weights: DrawWeights | None = None) -> str | None:
     """The reason, which keeps any engine from being chosen."""
     weights = weights_of(None, p) if weights is None else weights
-    reason = draw_refusal(settings_of(Size()), p["x"], p["noise"], weights)
+    reason = draw_refusal(p["x"], p["noise"], weights)
     assert reason is None or chosen(p, weights) is None
     return reason
 

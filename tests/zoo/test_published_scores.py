@@ -95,7 +95,6 @@ def test_some_images_have_about_the_bound_of_the_card(
 ) -> None:
     card = describe(name)
     batches = data_of(card, request).test_dataloader()
-    # They are sorted by digit.
     images = torch.cat([images for (images,) in batches])[::20]
     scores = scores_of(name, [(images,)])
     bounds = scores["bound"]
