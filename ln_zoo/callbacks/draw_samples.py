@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -82,7 +81,7 @@ class _Pictures(Callback):
         self.binary = binary
         self.written: list[Path] = []
 
-    def _check(self, trainer: Trainer, module: LightningModule, loader: str) -> None:
+    def _check(self, trainer: Trainer, module: LightningModule) -> None:
         """Raises ValueError unless model and data have what pictures are made from."""
         missing = [name for name in _NEEDED if not hasattr(module, name)]
         if missing:
@@ -90,17 +89,18 @@ class _Pictures(Callback):
                 f"{type(self).__name__} needs a model that draws, such as ln_zoo.models.DRAW; "
                 f"{type(module).__name__} lacks {', '.join(missing)}"
             )
-        data_module(trainer, self, "train_eval_dataloader", loader)
+        data_module(trainer, self, "evaluation_set", "train_eval_dataloader")
 
-    def _images(self, trainer: Trainer, loader: Iterable[Any]) -> Tensor:
+    def _images(self, trainer: Trainer, name: str) -> Tensor:
         """As many images as there is room for, (N, C, B, A), evenly spread over a set.
 
-        Not the first: sets may be in the order of their classes.
+        Not the first: sets may be in the order of their classes. Not of the loader: of several
+        processes each would have a share of the set.
         """
-        with evaluating(trainer.lightning_module):  # loaders may draw random numbers
-            images = torch.cat([batch[0] for batch in loader])
-        number = min(self.rows * max(1, self.rows // 2), len(images))
-        chosen = images[torch.arange(number) * len(images) // number]
+        with evaluating(trainer.lightning_module):  # sets may draw random numbers
+            images = data_module(trainer, self).evaluation_set(name)
+            number = min(self.rows * max(1, self.rows // 2), len(images))
+            chosen = images[torch.arange(number) * len(images) // number][0]
         moved: Tensor = trainer.strategy.batch_to_device(
             trainer.precision_plugin.convert_input(chosen)
         )
@@ -203,14 +203,16 @@ class DRAWSamples(UpdateCallback, _Pictures):
     do not move, under these names (`ln_zoo.callbacks.logged_pictures.log_picture`).
 
     The training is not touched: modes and random numbers are put back. With several processes all
-    draw the same, each searches its share of the training images, and the first one keeps the
-    pictures.
+    draw the same, of the whole validation set; each searches its share of the training images, and
+    the first one keeps the pictures. They are those that one process would draw of the model.
 
     The model must have, as `ln_zoo.models.DRAW`, ``generate_samples(number, seed=..., trace=True)``
     and ``reconstruct(images, seed=..., trace=True)``, images as in a batch, that give a
     `ln_zoo.layers.DRAWOutput`; ``kl_by_glimpse`` of such an output, (T, N); and a ``network`` with
-    ``read_size`` and ``write_size``, filters on a side. The data module must have
-    ``val_dataloader`` and ``train_eval_dataloader``, whose batches begin with images (N, 1, B, A).
+    ``read_size`` and ``write_size``, filters on a side. The data module must have, as
+    `ln_zoo.data.BinarizedMNIST`, ``evaluation_set("val")``, the whole validation set on every
+    process, which has a length and gives a batch for an int64 tensor of N indices; and
+    ``train_eval_dataloader``, each process its share. Batches begin with images (N, 1, B, A).
 
     Args:
         every_n_epochs: epochs between two pictures; ``None``: none at the end of epochs.
@@ -247,13 +249,12 @@ class DRAWSamples(UpdateCallback, _Pictures):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
-            self._check(trainer, pl_module, "val_dataloader")
+            self._check(trainer, pl_module)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         self._seen = trainer.global_step
-        loader = data_module(trainer, self).val_dataloader()
-        self._watched = self._images(trainer, loader)
+        self._watched = self._images(trainer, "val")
 
     def on_update(self, trainer: Trainer, batch_idx: int) -> None:
         if self.every_n_steps and trainer.global_step % self.every_n_steps == 0:
@@ -296,9 +297,9 @@ class DRAWPictures(_Pictures):
     """Draws what the network draws when ``predict`` starts.
 
     The pictures are those of `DRAWSamples`, ``samples.png``, ``filmstrip.png``, ``nearest.png``,
-    ``drawing.gif``, and of images evenly spread over the set to predict about
-    ``reconstructions.png``, ``reading.png`` and ``kl.png``. Model and data module must have the
-    same as there, but ``predict_dataloader`` for ``val_dataloader``.
+    ``drawing.gif``, and of images evenly spread over the test set ``reconstructions.png``,
+    ``reading.png`` and ``kl.png``. Model and data module must have the same as there, but
+    ``evaluation_set("test")`` for ``evaluation_set("val")``.
 
     Args:
         folder: where to write; default: the log directory.
@@ -331,12 +332,11 @@ class DRAWPictures(_Pictures):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "predict":
-            self._check(trainer, pl_module, "predict_dataloader")
+            self._check(trainer, pl_module)
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         folder = Path(self.folder or trainer.log_dir or ".")  # asks every process
-        loader = data_module(trainer, self).predict_dataloader()
-        drawn = self._drawn(trainer, self._images(trainer, loader))
+        drawn = self._drawn(trainer, self._images(trainer, "test"))
         if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         self.written = []

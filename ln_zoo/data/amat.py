@@ -1,7 +1,8 @@
 """Text matrices of zeros and ones (``.amat``), read as bits that are mapped into memory.
 
-A line of the text is an image: its pixels row by row, ``0`` or ``1``, with blanks between. Reading
-takes a fraction of a second, mapping what was read before a hundredth.
+A line of the text is an image: its pixels row by row, ``0`` or ``1``, with blanks between. Parsing
+is done once. Every later start reads the text as it lies on the disk, and hashes it to find the
+bits kept of it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import gzip
 import hashlib
 import io
 import os
+import re
+import time
 import uuid
 import zlib
 from collections.abc import Iterator
@@ -22,17 +25,22 @@ from ln_zoo.data.sources import GZIP
 
 _LINES = 1000
 """Lines looked at together: as many as a processor's cache holds."""
-_VERSION = 1
+_VERSION = 2
 """To be raised when the form of what is kept changes."""
+_DAY = 24 * 60 * 60.0
+"""Seconds."""
 
 
 def load_bits(path: Path, columns: int) -> np.ndarray:
-    """Reads a text matrix of zeros and ones once, and maps the bits kept of it from then on.
+    """Parses a text matrix of zeros and ones once, and maps the bits kept of it from then on.
 
-    They are kept in a folder ``.cache`` beside the file, where that folder is read-only in the
-    user's cache (``LN_ZOO_CACHE``, else ``~/.cache/ln_zoo``), under a name made of the file's
-    content: one that changed is read anew. They appear whole or not at all, so that processes may
-    read the same file at the same time.
+    They are kept in a folder ``.cache`` beside the file, or in the user's cache (``LN_ZOO_CACHE``,
+    else ``~/.cache/ln_zoo``) where nothing can be written there, under a name made of the digest of
+    the file's content: one that changed is parsed anew, and takes the place of what was kept of it
+    before. Where nothing can be kept, the text is parsed each time.
+
+    What is kept appears whole or not at all, so that processes may read the same file at the same
+    time, and has a digest of its own: bits damaged since are not taken, but parsed again.
 
     Args:
         path: the text, gzipped or not, whatever its name says.
@@ -48,7 +56,7 @@ def load_bits(path: Path, columns: int) -> np.ndarray:
     """
     content = path.read_bytes()
     digest = hashlib.sha256(content).hexdigest()
-    name = f"{path.name.partition('.')[0]}-{columns}-v{_VERSION}-{digest}.npy"
+    name = f"{path.name}-{columns}-v{_VERSION}-{digest}.bits"
     for folder in _folders(path):
         kept = _map(folder / name, columns)
         if kept is not None:
@@ -58,9 +66,10 @@ def load_bits(path: Path, columns: int) -> np.ndarray:
         # A cache that cannot be written costs time, not the run.
         with contextlib.suppress(OSError):
             _keep(folder / name, bits)
-            kept = _map(folder / name, columns)
-            if kept is not None:
-                return kept
+            _remove_others(folder / name, path.name)
+        kept = _map(folder / name, columns)
+        if kept is not None:
+            return kept
     return bits
 
 
@@ -174,27 +183,61 @@ def _folders(path: Path) -> Iterator[Path]:
     # The folder in which kernels, which data know nothing of, are kept too.
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     chosen = Path(os.environ.get("LN_ZOO_CACHE") or Path(cache, "ln_zoo"))
-    yield chosen.expanduser() / "data"
+    try:
+        chosen = chosen.expanduser()
+    except RuntimeError:  # a user without a home, as in some containers
+        return
+    # Files of one name in two folders are two texts: neither may take the other's place.
+    origin = hashlib.sha256(os.fsencode(beside.resolve())).hexdigest()
+    yield chosen / "data" / origin[:16]
 
 
 def _map(path: Path, columns: int) -> np.ndarray | None:
-    """The bits kept in a file; ``None`` where there is none that is whole and readable."""
+    """The bits kept in a file; ``None`` where there is none, or not as it was written."""
     try:
-        bits = np.lib.format.open_memmap(path, mode="r")
-    except (OSError, ValueError, EOFError):
+        content = np.memmap(path, np.uint8, mode="r")
+    except (OSError, ValueError):  # ValueError: an empty file
         return None
-    return bits if bits.dtype == np.uint8 and bits.shape[1:] == (-(-columns // 8),) else None
+    size = hashlib.sha256().digest_size
+    digest, bits = content[:size], content[size:]
+    whole = digest.tobytes() == _digest(path, bits)
+    return bits.reshape(-1, -(-columns // 8)) if whole else None
 
 
 def _keep(path: Path, bits: np.ndarray) -> None:
-    """Writes bits to a file, which appears whole or not at all."""
+    """Writes bits to a file, behind their digest; it appears whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.stem}.{uuid.uuid4().hex}.npy")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         with temporary.open("xb") as file:
-            np.save(file, bits, allow_pickle=False)
+            file.write(_digest(path, bits))
+            file.write(bits.data)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _digest(path: Path, bits: np.ndarray) -> bytes:
+    """SHA-256 of bits and of the name they are kept under, which says of which text they are."""
+    digest = hashlib.sha256(os.fsencode(path.name))
+    digest.update(bits.data)
+    return digest.digest()
+
+
+def _remove_others(path: Path, text: str) -> None:
+    """Removes what else is kept of a text, and what killed processes left half written.
+
+    Processes that have mapped such a file keep it. One that is about to, having read the text
+    before it changed, parses that again.
+    """
+    kept = rf"{re.escape(text)}-\d+-v\d+-[0-9a-f]{{64}}\.bits"
+    half_written = rf"\.{kept}\.[0-9a-f]{{32}}\.tmp"
+    for file in path.parent.iterdir():
+        if file == path or not re.fullmatch(f"{kept}|{half_written}", file.name):
+            continue
+        with contextlib.suppress(OSError):  # another process may have removed it
+            # What is being written now is younger than a day.
+            if file.suffix == ".bits" or file.stat().st_mtime < time.time() - _DAY:
+                file.unlink()

@@ -11,7 +11,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from matplotlib.image import imread
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from ln_zoo.callbacks import DRAWPictures, DRAWSamples
 from ln_zoo.callbacks.draw_pictures import (
@@ -26,6 +26,8 @@ from ln_zoo.callbacks.draw_pictures import (
     save_animation,
 )
 from ln_zoo.callbacks.pen_pictures import save
+from ln_zoo.data.base import ZooDataModule
+from ln_zoo.data.loading import Tensors
 from ln_zoo.layers import DRAWOutput, DRAWTrace
 
 STILL = ["filmstrip", "kl", "nearest", "reading", "reconstructions", "samples"]
@@ -40,8 +42,12 @@ class Images(LightningDataModule):
         generator = torch.Generator().manual_seed(0)
         self.sets = {
             name: torch.rand(12, 1, SIZE, SIZE, generator=generator).round()
-            for name in ("train", "val", "predict")
+            for name in ("train", "val", "test")
         }
+
+    def evaluation_set(self, name: str) -> TensorDataset:
+        torch.rand(3)  # of the global generator
+        return TensorDataset(self.sets[name])
 
     def train_dataloader(self) -> DataLoader:
         return DataLoader(TensorDataset(self.sets["train"]), batch_size=3, shuffle=True)
@@ -54,7 +60,7 @@ class Images(LightningDataModule):
         return DataLoader(TensorDataset(self.sets["val"]), batch_size=5)
 
     def predict_dataloader(self) -> DataLoader:
-        return DataLoader(TensorDataset(self.sets["predict"]), batch_size=5)
+        return DataLoader(TensorDataset(self.sets["test"]), batch_size=5)
 
 
 class Drawer(LightningModule):
@@ -351,6 +357,55 @@ def test_two_processes_search_all_training_images(tmp_path: Path) -> None:
     assert names(tmp_path / "1") == names(tmp_path / "2") == [f"{name}.png" for name in STILL]
 
 
+def test_two_processes_draw_what_one_draws(tmp_path: Path) -> None:
+    """Of the whole validation set, though each is given every other batch of it to evaluate."""
+    for devices in (1, 2):
+        samples, folder = DRAWSamples(rows=4), tmp_path / str(devices)
+        options = {"strategy": "ddp_fork", "devices": 2} if devices == 2 else {}
+        # One update, so that epochs are of one length.
+        limits = {"limit_train_batches": 1, "max_epochs": 1}
+        runner = trainer(
+            folder, samples, logger=False, default_root_dir=folder, **limits, **options
+        )
+        runner.fit(Unmoved(), datamodule=Sharded())
+    one, two = (tmp_path / n / "samples" for n in "12")
+    assert names(one) == names(two) == pictures(1)
+    for name in pictures(1):
+        assert (one / name).read_bytes() == (two / name).read_bytes(), name
+
+
+class Unmoved(Drawer):
+    """Is the same after any update."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        super().__init__()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+class Sharded(ZooDataModule):
+    """The sets of `Images`, which processes share as those of the zoo."""
+
+    name = "sharded"
+
+    def __init__(self) -> None:
+        super().__init__(3, 0, 3, 0, pin_memory=False, drop_last=False)
+
+    def setup(self, stage: str | None = None) -> None:
+        self._sets = {
+            name: Tensors(images, torch.arange(len(images)))
+            for name, images in Images().sets.items()
+        }
+
+    def training_set(self) -> Dataset:
+        return self._set("train")
+
+    def evaluation_set(self, name: str, cases: int | None = None) -> Dataset:
+        return self._set(name)
+
+
 class Shares(Images):
     """Each of two processes has every other training image."""
 
@@ -380,7 +435,7 @@ def test_prediction_draws_once(tmp_path: Path, folder: str | None) -> None:
     runner.predict(model, datamodule=Images())
     assert names(where) == sorted([*(f"{name}.png" for name in STILL), "drawing.gif"])
     assert sorted(path.name for path in drawn.written) == names(where)
-    images = Images().sets["predict"][[0, 1, 3, 4, 6, 7, 9, 10]]  # 8 of 12
+    images = Images().sets["test"][[0, 1, 3, 4, 6, 7, 9, 10]]  # 8 of 12
     for name, figure in expected(model, images, 4, 5, "", [0]).items():
         save(figure, tmp_path / f"{name}.png")
         assert (where / f"{name}.png").read_bytes() == (tmp_path / f"{name}.png").read_bytes()
@@ -389,7 +444,7 @@ def test_prediction_draws_once(tmp_path: Path, folder: str | None) -> None:
 def test_prediction_about_fewer_images_than_there_is_room_for(tmp_path: Path) -> None:
     drawn = DRAWPictures(rows=6, animate=False)
     trainer(tmp_path, drawn).predict(make(), datamodule=Images())
-    images = Images().sets["predict"]
+    images = Images().sets["test"]
     save(expected(make(), images, 6, 0, "", [0])["reconstructions"], tmp_path / "expected.png")
     found = tmp_path / "run/version_0/reconstructions.png"
     assert found.read_bytes() == (tmp_path / "expected.png").read_bytes()
@@ -420,7 +475,12 @@ class Unsearched(LightningDataModule):
             Images,
             "a model that draws, .*; Undrawn lacks generate_samples, kl_by_glimpse",
         ),
-        (make, Unsearched, r".* Unsearched lacks \['train_eval_dataloader'\]"),
+        (
+            make,
+            Unsearched,
+            r"a data module with evaluation_set and train_eval_dataloader, and Unsearched lacks "
+            r"\['evaluation_set', 'train_eval_dataloader'\]: give one .* like those of ln_zoo.data",
+        ),
     ],
 )
 @pytest.mark.parametrize(("callback", "run"), [(DRAWSamples, "fit"), (DRAWPictures, "predict")])

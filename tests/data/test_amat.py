@@ -7,6 +7,7 @@ import io
 import multiprocessing
 import os
 import sys
+import time
 import zlib
 from pathlib import Path
 
@@ -32,6 +33,11 @@ def matrix(rows: int = 23, columns: int = COLUMNS, seed: int = 0) -> np.ndarray:
 
 def unpacked(bits: np.ndarray, columns: int = COLUMNS) -> np.ndarray:
     return np.unpackbits(bits, axis=1, count=columns)
+
+
+def files_in(folder: Path) -> list[Path]:
+    """Those of its folders too."""
+    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def write(folder: Path, content: bytes, name: str = "some.amat") -> Path:
@@ -207,7 +213,7 @@ def test_beside_a_read_only_folder_the_users_cache_is_taken(
         path.parent.chmod(0o755)
     assert len(parsed) == 1
     assert [file.name for file in path.parent.iterdir()] == ["some.amat"]
-    assert len(list(user_cache.iterdir())) == 1
+    assert len(files_in(user_cache)) == 1
 
 
 def test_the_users_cache_is_where_kernels_are_kept(
@@ -218,7 +224,9 @@ def test_the_users_cache_is_where_kernels_are_kept(
     from ln_zoo.ops.native.build import cache_folder
 
     path = write(tmp_path / "data", text(matrix()))
-    assert list(amat._folders(path)) == [path.parent / ".cache", cache_folder() / "data"]
+    beside, users = amat._folders(path)
+    assert beside == path.parent / ".cache"
+    assert users.parent == cache_folder() / "data"
 
 
 def test_without_a_place_to_keep_it_it_is_read_each_time(
@@ -232,25 +240,122 @@ def test_without_a_place_to_keep_it_it_is_read_each_time(
     assert len(parsed) == 2
 
 
+@pytest.mark.parametrize("place", ["beside", "user"])
+def test_without_a_home_there_is_no_place_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parsed: list[str], place: str
+) -> None:
+    pwd = pytest.importorskip("pwd")
+
+    def nobody(user: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {user}")
+
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    for name in ("HOME", "LN_ZOO_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    path = write(tmp_path / "data", text(matrix()))
+    if place == "user":
+        (path.parent / ".cache").write_text("in the way")
+    for _ in range(2):
+        assert np.array_equal(unpacked(load_bits(path, COLUMNS)), matrix())
+    assert len(parsed) == (1 if place == "beside" else 2)
+
+
+def changed_byte(content: bytes, place: int) -> bytes:
+    return content[:place] + bytes([content[place] ^ 1]) + content[place:][1:]
+
+
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda kept: kept.write_bytes(kept.read_bytes()[:-1]),
-        lambda kept: kept.write_bytes(b""),
-        lambda kept: kept.write_bytes(bytes(kept.stat().st_size)),
-        lambda kept: np.save(kept, np.zeros((23, 4), np.uint8)),
-        lambda kept: np.save(kept, np.zeros((23, 5), np.float32)),
-        lambda kept: np.save(kept, np.array([{}], object), allow_pickle=True),
+        lambda kept: kept[:-1],
+        lambda kept: kept[:-5],
+        lambda kept: kept + kept[-5:],
+        lambda kept: kept[:5],
+        lambda kept: b"",
+        lambda kept: bytes(len(kept)),
+        lambda kept: changed_byte(kept, 0),
+        lambda kept: changed_byte(kept, 31),
+        lambda kept: changed_byte(kept, 32),
+        lambda kept: changed_byte(kept, 80),
+        lambda kept: changed_byte(kept, -1),
     ],
 )
 def test_a_damaged_cache_is_replaced(tmp_path: Path, parsed: list[str], damage) -> None:
     path = write(tmp_path / "data", text(matrix()))
     load_bits(path, COLUMNS)
     (kept,) = (path.parent / ".cache").iterdir()
-    damage(kept)
+    whole = kept.read_bytes()
+    kept.write_bytes(damage(whole))
     for _ in range(2):
         assert np.array_equal(unpacked(load_bits(path, COLUMNS)), matrix())
     assert len(parsed) == 2
+    assert kept.read_bytes() == whole
+
+
+def test_what_is_kept_of_another_text_is_not_taken(tmp_path: Path) -> None:
+    """Under the name of this one, with images of another size."""
+    path = write(tmp_path / "data", text(matrix()))
+    load_bits(path, COLUMNS)
+    (kept,) = (path.parent / ".cache").iterdir()
+    other = write(tmp_path / "other", text(matrix(columns=64)))
+    load_bits(other, 64)
+    (others,) = (other.parent / ".cache").iterdir()
+    kept.write_bytes(others.read_bytes())
+    assert np.array_equal(unpacked(load_bits(path, COLUMNS)), matrix())
+
+
+def test_a_text_that_changed_leaves_nothing_behind(tmp_path: Path) -> None:
+    path = write(tmp_path / "data", text(matrix()))
+    names = ("some.amat-5", "other.some.amat", "some.amat.gz")
+    folder, bits = path.parent / ".cache", []
+    for name in names:
+        load_bits(write(path.parent, text(matrix()), name), COLUMNS)
+    (folder / "some.amat-notes.bits").write_text("mine")
+    others = set(files_in(folder))
+    for seed in range(3):
+        path.write_bytes(text(matrix(seed=seed)))
+        bits.append(load_bits(path, COLUMNS))
+        (kept,) = set(files_in(folder)) - others
+        kept.with_name(kept.name.replace(f"-v{amat._VERSION}-", "-v1-")).write_text("older form")
+    assert others < set(files_in(folder))
+    # Those that had mapped what was removed still have it.
+    for seed in range(3):
+        assert np.array_equal(unpacked(bits[seed]), matrix(seed=seed))
+
+
+def test_folders_of_texts_of_one_name_share_the_users_cache(
+    tmp_path: Path, user_cache: Path, parsed: list[str]
+) -> None:
+    paths = [write(tmp_path / str(seed), text(matrix(seed=seed))) for seed in range(2)]
+    for path in paths:
+        (path.parent / ".cache").write_text("in the way")
+    for _ in range(2):
+        for seed, path in enumerate(paths):
+            assert np.array_equal(unpacked(load_bits(path, COLUMNS)), matrix(seed=seed))
+    assert parsed == [str(path) for path in paths]
+    assert len(files_in(user_cache)) == 2
+
+
+def test_what_killed_processes_left_is_removed_after_a_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "data", text(matrix()))
+
+    def killed(file: int) -> None:
+        raise OSError
+
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", killed)
+            patch.setattr(Path, "unlink", lambda *_, **__: None)
+            load_bits(path, COLUMNS)
+    old, young = (path.parent / ".cache").iterdir()
+    for file, days in ((old, 1.01), (young, 0.99)):
+        os.utime(file, (time.time() - days * 86_400,) * 2)
+    load_bits(path, COLUMNS)
+    assert not old.exists()
+    assert young.exists()
+    assert len(files_in(path.parent / ".cache")) == 2
 
 
 def test_nothing_is_left_of_a_cache_that_could_not_be_written(

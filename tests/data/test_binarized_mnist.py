@@ -342,6 +342,19 @@ def test_published_images_are_taken(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("as_if_published")
+def test_a_damaged_cache_is_not_taken_for_another_file(folder: Path) -> None:
+    sizes = {"train_size": 30, "val_size": 12}
+    ready(folder, **sizes)
+    for kept in (folder / ".cache").iterdir():
+        content = bytearray(kept.read_bytes())
+        content[-100] ^= 1
+        kept.write_bytes(content)
+    for name, word in WORDS.items():
+        images = in_order(ready(folder, **sizes), name)
+        assert np.array_equal(images.reshape(-1, 784).numpy(), pixels(word))
+
+
+@pytest.mark.usefixtures("as_if_published")
 @pytest.mark.parametrize("packed", [False, True])
 def test_other_images_are_refused_unless_meant(tmp_path: Path, packed: bool) -> None:
     images = pixels("test")
