@@ -1885,7 +1885,7 @@ struct DrawShape {
   float* totals(int64_t thread) const { return s.totals + thread * (12 * H + 2 * Z); }
 };
 
-// Calls body(thread, n) for each case.
+// Calls body(thread, first, last) for ranges of cases, one for each thread.
 template <class Body>
 void for_cases(const Draw& s, Body body) {
   const int64_t threads = threads_for(s.threads, s.cases);
