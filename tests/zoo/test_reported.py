@@ -242,15 +242,15 @@ def test_same_data_and_size_give_a_difference() -> None:
     assert row.reported.value == 82.09
     assert row.difference == pytest.approx(0.91)
     assert row.reason == ""
+    assert row.cells()[3] == "+0.91 nats/image"
+    assert "1607.06450, section 6.4" in row.cells()[2]
+    assert "BinarizedMNIST/test" in row.cells()[2]
     early = size | {"epochs": 15}
     (row,) = comparison(
         "DRAW", "LayerNorm", {"test_bound": 83.0}, data="binarized_mnist/test", size=early
     )
     assert row.difference is None
     assert row.reason == "not comparable: epochs 15 here, 200 there"
-    assert row.cells()[3] == "+0.91 nats/image"
-    assert "1607.06450, section 6.4" in row.cells()[2]
-    assert "BinarizedMNIST/test" in row.cells()[2]
 
 
 def test_fractions_stand_beside_percentages() -> None:
