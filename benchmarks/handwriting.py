@@ -9,8 +9,6 @@ prints ratios by round; see ``benchmarks/README.md``.
 from __future__ import annotations
 
 import argparse
-import csv
-import datetime
 import functools
 import sys
 from collections.abc import Callable, Sequence
@@ -22,11 +20,10 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from benchmarks import memory
-from benchmarks.timing import interleave, ratios
+from benchmarks import memory, rows
+from benchmarks.timing import interleave
 from ln_zoo.models import Handwriting
 from ln_zoo.norms import Identity, LayerNorm, Norm
-from ln_zoo.ops.native import build
 
 BASELINE = "torch.nn"
 NORMS: dict[str, Norm] = {"LayerNorm": LayerNorm(), "none": Identity()}
@@ -113,46 +110,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         for name in calls
     }
-    rows = []
-    for name, found in times.items():
-        wall, cpu = ratios(found.wall, times[BASELINE].wall), ratios(found.cpu, times[BASELINE].cpu)
-        rows.append(
-            {
-                "date": datetime.date.today().isoformat(),
-                "torch": torch.__version__,
-                "processor": build.status().cpu,
-                "threads": arguments.threads,
-                "T": arguments.steps,
-                "N": arguments.batch,
-                "H": arguments.hidden,
-                "contestant": name,
-                "rounds": len(found.wall),
-                "seconds": sorted(found.wall)[len(found.wall) // 2],
-                "wall_ratio": wall.median,
-                "wall_ratio_low": wall.low,
-                "wall_ratio_high": wall.high,
-                "cpu_ratio": cpu.median,
-                "peak_ratio": peaks[name] / peaks[BASELINE],
-            }
-        )
-    _print(rows)
+    sizes = {"T": arguments.steps, "N": arguments.batch, "H": arguments.hidden}
+    found = [
+        rows.row(arguments.threads, sizes, name, times[name], times[BASELINE])
+        | {"peak_ratio": peaks[name] / peaks[BASELINE]}
+        for name in times
+    ]
+    _print(found, rows.title(found[0], sizes))
     if arguments.csv:
-        with arguments.csv.open("w", newline="") as file:
-            writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
+        rows.write(found, arguments.csv)
     return 0
 
 
-def _print(rows: Sequence[dict[str, Any]]) -> None:
-    first = rows[0]
-    table = Table(
-        title=f"training step, T {first['T']}, N {first['N']}, H {first['H']}, "
-        f"{first['threads']} thread(s), torch {first['torch']}, {first['processor']}"
-    )
+def _print(found: Sequence[dict[str, Any]], title: str) -> None:
+    table = Table(title=title)
     for column in ("", "seconds", "ratio", "quartiles", "processor time", "peak memory"):
         table.add_column(column)
-    for row in rows:
+    for row in found:
         table.add_row(
             row["contestant"],
             f"{row['seconds']:.3f}",

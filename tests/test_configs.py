@@ -125,14 +125,17 @@ def test_a_class_chosen_on_the_command_line_brings_its_own_defaults() -> None:
 @pytest.mark.parametrize("base", BASES, ids=name)
 def test_one_of_each_model_takes_two_steps(base: Path) -> None:
     """On data that need no download; the sizes are the paper's."""
-    writes = base.parent.name == "handwriting"
+    data, evaluation = {
+        "draw": ("BinarizedDigits", "StepEvaluation"),
+        "handwriting": ("SyntheticHandwriting", "StepEvaluation"),
+    }.get(base.parent.name, ("Digits", "EpochEvaluation"))
     cli = build(
-        "--config", base, f"--data={'SyntheticHandwriting' if writes else 'Digits'}",
+        "--config", base, f"--data={data}",
         "--data.batch_size=4", "--data.train_size=40",
         "--data.val_size=20", "--trainer.max_steps=2", "--trainer.enable_progress_bar=false",
         "--trainer.enable_model_summary=false", "--trainer.enable_checkpointing=false",
         "--trainer.accelerator=cpu",
-        f"--trainer.callbacks={'StepEvaluation' if writes else 'EpochEvaluation'}",
+        f"--trainer.callbacks={evaluation}",
     )  # fmt: skip
     before = {k: v.clone() for k, v in cli.model.named_parameters()}
     cli.run()

@@ -3,6 +3,7 @@
 from ln_zoo.callbacks.activity import ActivityByPosition
 from ln_zoo.callbacks.curves import CurvesPlot
 from ln_zoo.callbacks.data_dependent_init import DataDependentInit
+from ln_zoo.callbacks.draw_samples import DRAWPictures, DRAWSamples
 from ln_zoo.callbacks.epoch_evaluation import EpochEvaluation
 from ln_zoo.callbacks.finite_loss import FiniteLoss, NonFiniteLossError
 from ln_zoo.callbacks.handwriting_samples import HandwritingSamples
@@ -14,6 +15,8 @@ from ln_zoo.callbacks.step_evaluation import StepEvaluation
 __all__ = [
     "ActivityByPosition",
     "CurvesPlot",
+    "DRAWPictures",
+    "DRAWSamples",
     "DataDependentInit",
     "EpochEvaluation",
     "FiniteLoss",

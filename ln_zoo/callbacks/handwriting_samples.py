@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch import LightningModule, Trainer
 
+from ln_zoo.callbacks.logged_pictures import log_picture
 from ln_zoo.callbacks.pen_maps import draw_window
 from ln_zoo.callbacks.pen_pictures import save, sheet
+from ln_zoo.callbacks.updates import UpdateCallback
 from ln_zoo.callbacks.whole_set import evaluating
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ _TEXTS = (
 )
 
 
-class HandwritingSamples(Callback):
+class HandwritingSamples(UpdateCallback):
     """Writes a few texts during training, to see when writing can be read.
 
     With the same random numbers each time, so that what changes is the model. At the updates asked
@@ -90,21 +91,11 @@ class HandwritingSamples(Callback):
         self._write(trainer, max_points=1)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._last = self._drawn = trainer.global_step
+        super().on_train_start(trainer, pl_module)
+        self._drawn = trainer.global_step
 
-    def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
-        # With accumulated gradients not every batch makes an update.
-        if self.every_n_steps is None or trainer.global_step == self._last:
-            return
-        self._last = trainer.global_step
-        if trainer.global_step % self.every_n_steps == 0:
+    def on_update(self, trainer: Trainer, batch_idx: int) -> None:
+        if self.every_n_steps and trainer.global_step % self.every_n_steps == 0:
             self._draw(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -141,11 +132,6 @@ class HandwritingSamples(Callback):
         self._keep(trainer, "window", window, folder / f"step-{step:06d}-window.png")
 
     def _keep(self, trainer: Trainer, name: str, figure: Figure, picture: Path) -> None:
-        from matplotlib.image import imread
-
         save(figure, picture)
         self.written.append(picture)
-        for logger in trainer.loggers:
-            if isinstance(logger, TensorBoardLogger):
-                image = imread(picture)[..., :3]
-                logger.experiment.add_image(name, image, trainer.global_step, dataformats="HWC")
+        log_picture(trainer, name, picture)

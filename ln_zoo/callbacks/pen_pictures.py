@@ -38,7 +38,7 @@ _MARGIN, _GAP, _LABEL, _TITLE = 0.25, 0.12, 0.24, 0.35
 #: Sizes of print, points; and about how wide a letter of it is, inches to a point.
 _SMALL, _LARGE, _LETTER = 8, 11, 0.0095
 #: Pixels of a picture to an inch.
-_DPI = 150
+DPI = 150
 #: Units of an SVG to an inch: whole numbers make a small file, and no pen is finer.
 _SVG_UNITS = 1000
 
@@ -292,7 +292,7 @@ def save(figure: Figure, picture: Path) -> None:
     kind = picture.suffix.lower()
     metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(kind)
     with matplotlib.rc_context({"svg.hashsalt": "ln_zoo"}):
-        figure.savefig(picture, dpi=_DPI, metadata=metadata)
+        figure.savefig(picture, dpi=DPI, metadata=metadata)
 
 
 def check_picture(picture: Path) -> None:

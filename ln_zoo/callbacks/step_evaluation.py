@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 
+from ln_zoo.callbacks.updates import UpdateCallback
 from ln_zoo.callbacks.whole_set import data_module, score
 
 
-class StepEvaluation(Callback):
+class StepEvaluation(UpdateCallback):
     """Scores the model on part of the training set every few updates, and logs the curve.
 
     Before the first update and after every n, the means of the model's metrics over some cases of
@@ -55,23 +56,12 @@ class StepEvaluation(Callback):
         self.early = early
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
         self._loaders(trainer)  # if there is none, now
-        self._last = trainer.global_step
         if trainer.global_step == 0:
             self._score(trainer)
 
-    def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
-        # With accumulated gradients not every batch makes an update.
-        if trainer.global_step == self._last:
-            return
-        self._last = trainer.global_step
+    def on_update(self, trainer: Trainer, batch_idx: int) -> None:
         if self._is_due(trainer.global_step):
             self._score(trainer)
 

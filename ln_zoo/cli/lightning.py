@@ -22,6 +22,7 @@ import ln_zoo.models
 import ln_zoo.norms  # noqa: F401
 from ln_zoo.callbacks import (
     CurvesPlot,
+    DRAWPictures,
     FiniteLoss,
     LastCheckpoint,
     NonFiniteLossError,
@@ -264,6 +265,9 @@ class ZooCLI(LightningCLI):
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, PredictionWriter) and callback.written:
                 print(f"predictions: {outputs.relative(callback.written)}")
+            elif isinstance(callback, DRAWPictures) and callback.written:
+                names = ", ".join(picture.name for picture in callback.written)
+                print(f"pictures: {outputs.relative(callback.written[0].parent)}: {names}")
 
 
 def _logger(name: str, **extra: Any) -> dict[str, Any]:

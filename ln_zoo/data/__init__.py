@@ -1,5 +1,9 @@
 """Datasets as Lightning data modules, and the loading they share."""
 
+from ln_zoo.data.base import ZooDataModule
+from ln_zoo.data.binarized import BinarizedImageData, ImageSet
+from ln_zoo.data.binarized_digits import BinarizedDigits
+from ln_zoo.data.binarized_mnist import BinarizedMNIST
 from ln_zoo.data.digits import Digits
 from ln_zoo.data.handwriting import HandwritingBatch, HandwritingData, LineSet
 from ln_zoo.data.iam_ondb import IAMOnDB
@@ -12,15 +16,20 @@ from ln_zoo.data.synthetic_handwriting import SyntheticHandwriting
 __all__ = [
     "MNIST",
     "BatchLoader",
+    "BinarizedDigits",
+    "BinarizedImageData",
+    "BinarizedMNIST",
     "Digits",
     "DistributedBatches",
     "HandwritingBatch",
     "HandwritingData",
     "IAMOnDB",
     "ImageClassificationData",
+    "ImageSet",
     "LineSet",
     "PenLines",
     "ResumableLoader",
     "SyntheticHandwriting",
     "Tensors",
+    "ZooDataModule",
 ]

@@ -8,17 +8,16 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
+from ln_zoo.data.base import ZooDataModule
 from ln_zoo.data.loading import (
-    BatchLoader,
     DistributedBatches,
-    ResumableLoader,
     check_at_least,
-    whole_batch,
+    check_choice,
+    evenly_spaced,
 )
 from ln_zoo.data.pen_lines import LongSteps, PenLines
 
@@ -231,7 +230,7 @@ def _keep(order: Tensor, parts: Tensor, count: int) -> Tensor:
     return order[rarest_first[:count].sort().values]
 
 
-class HandwritingData(LightningDataModule, ABC):
+class HandwritingData(ZooDataModule, ABC):
     """Lines of handwriting with their texts.
 
     Batches are `HandwritingBatch`: offsets from point to point in whiteboard units (per line under
@@ -264,9 +263,9 @@ class HandwritingData(LightningDataModule, ABC):
         ValueError: a value that is none of those above.
     """
 
-    name: str
     test_split: str = "test"
     """What the set that tests score is called in tables."""
+    _sets: dict[str, PenLines]
 
     def __init__(
         self,
@@ -283,29 +282,19 @@ class HandwritingData(LightningDataModule, ABC):
         pin_memory: bool = False,
         drop_last: bool = False,
     ) -> None:
-        super().__init__()
-        check_at_least(
-            1, batch_size=batch_size, max_points=max_points, eval_batch_size=eval_batch_size
-        )
-        check_at_least(0, seed=seed, num_workers=num_workers)
+        super().__init__(batch_size, seed, eval_batch_size, num_workers, pin_memory, drop_last)
+        check_at_least(1, max_points=max_points)
         check_choice("length_mode", length_mode, get_args(LengthMode))
         check_choice("scale", scale, get_args(Scale))
         check_choice("long_steps", long_steps, get_args(LongSteps))
         if max_step is not None and not 0 < max_step < float("inf"):
             raise ValueError(f"max_step must be a positive length or None, got {max_step!r}")
-        self.batch_size = batch_size
         self.length_mode = length_mode
         self.max_points = max_points
         self.scale = scale
         self.max_step = max_step
         self.long_steps = long_steps
         self.require_text = require_text
-        self.seed = seed
-        self.eval_batch_size = eval_batch_size
-        self.num_workers = num_workers
-        self.pin_memory = pin_memory
-        self.drop_last = drop_last
-        self._sets: dict[str, PenLines] = {}
         self._left_out: dict[str, dict[str, list[str]]] = {}
         self._statistics: tuple[Tensor, Tensor] | None = None
 
@@ -384,86 +373,24 @@ class HandwritingData(LightningDataModule, ABC):
                 cleaned[id(lines)] = self._clean(name, lines)
             self._sets[name] = cleaned[id(lines)]
 
-    def train_dataloader(self) -> ResumableLoader:
-        whole = self.length_mode == "full"
-        lines = LineSet(
+    def training_set(self) -> LineSet:
+        return LineSet(
             self._set("train"),
             per_line=self.scale == "median",
-            max_points=None if whole else self.max_points,
+            max_points=None if self.length_mode == "full" else self.max_points,
             parts=self.length_mode == "tbptt",
         )
-        return ResumableLoader(
-            lines,
-            self.batch_size,
-            training=True,
-            shuffle=True,
-            seed=self.seed,
-            drop_last=self.drop_last,
-            num_workers=self.num_workers,
-            pin_memory=self.pin_memory,
-        )
 
-    def train_eval_dataloader(
-        self, batch_size: int | None = None, cases: int | None = None
-    ) -> BatchLoader:
-        """The training set as in evaluation, or part of it.
-
-        Args:
-            batch_size: of the batches; default: that of evaluation.
-            cases: how many of the lines, evenly spaced, as neighbours are of one writer; default:
-                all.
-        """
-        return self._evaluation_loader("train", batch_size, cases)
-
-    def val_eval_dataloader(
-        self, batch_size: int | None = None, cases: int | None = None
-    ) -> BatchLoader:
-        """The validation set, or part of it; arguments as for the training set."""
-        return self._evaluation_loader("val", batch_size, cases)
-
-    def val_dataloader(self) -> BatchLoader:
-        return self._evaluation_loader("val")
-
-    def test_dataloader(self) -> BatchLoader:
-        return self._evaluation_loader("test")
-
-    def predict_dataloader(self) -> DataLoader:
-        """The test set in its own order; a plain loader, as Lightning then tells prediction writers
-        the indices.
-        """
-        return DataLoader(
-            self._evaluated("test"),
-            batch_size=self.eval_batch_size,
-            num_workers=self.num_workers,
-            pin_memory=self.pin_memory,
-            collate_fn=whole_batch,
-            generator=torch.Generator(),
-        )
-
-    def _evaluation_loader(
-        self, name: str, batch_size: int | None = None, cases: int | None = None
-    ) -> BatchLoader:
-        return BatchLoader(
-            self._evaluated(name, cases),
-            self.eval_batch_size if batch_size is None else batch_size,
-            num_workers=self.num_workers,
-            pin_memory=self.pin_memory,
-        )
-
-    def _evaluated(self, name: str, cases: int | None = None) -> LineSet:
+    def evaluation_set(self, name: str, cases: int | None = None) -> LineSet:
+        """A set in its own order, or evenly spaced lines of it, as neighbours are of one writer."""
         lines = self._set(name)
         if cases is not None and cases < len(lines):
-            lines = lines.pick([i * len(lines) // cases for i in range(cases)])
+            lines = lines.pick(evenly_spaced(len(lines), cases))
         return LineSet(
             lines,
             per_line=self.scale == "median",
             max_points=self.max_points if self.length_mode == "crop" else None,
         )
-
-    def _set(self, name: str) -> PenLines:
-        if not self._sets:
-            raise RuntimeError("the data are not read yet: call prepare_data() and setup() first")
-        return self._sets[name]
 
     def _points_taken(self) -> dict[str, Any]:
         limit = {} if self.length_mode == "full" else {"max_points": self.max_points}
@@ -523,16 +450,6 @@ def name_some(reason: str, names: Sequence[str]) -> str:
     """
     more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
     return f"{len(names):,} with {reason} ({', '.join(names[:_NAMED])}{more})"
-
-
-def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
-    """Checks that a named value is one of the choices.
-
-    Raises:
-        ValueError: it is not.
-    """
-    if value not in choices:
-        raise ValueError(f"{name} must be {' or '.join(map(repr, choices))}, got {value!r}")
 
 
 def _mean_and_std(lines: LineSet) -> tuple[Tensor, Tensor]:

@@ -7,9 +7,9 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from ln_zoo.data.handwriting import HandwritingData, LengthMode, Scale, check_choice
+from ln_zoo.data.handwriting import HandwritingData, LengthMode, Scale
 from ln_zoo.data.iam_ondb_files import LISTS, holds_official_files
-from ln_zoo.data.loading import check_at_least
+from ln_zoo.data.loading import check_at_least, check_choice
 from ln_zoo.data.mnist import local_folder
 from ln_zoo.data.pen_lines import LongSteps, PenLines
 from ln_zoo.data.stroke_arrays import SENTENCES, STROKES, read_pair

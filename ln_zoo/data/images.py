@@ -6,15 +6,13 @@ from abc import ABC, abstractmethod
 from math import prod
 from typing import Any, ClassVar
 
-import torch
-from lightning.pytorch import LightningDataModule
 from torch import Tensor
-from torch.utils.data import DataLoader
 
-from ln_zoo.data.loading import BatchLoader, ResumableLoader, Tensors, check_at_least, whole_batch
+from ln_zoo.data.base import ZooDataModule
+from ln_zoo.data.loading import Tensors, check_at_least
 
 
-class ImageClassificationData(LightningDataModule, ABC):
+class ImageClassificationData(ZooDataModule, ABC):
     """Images of one shape with labels 0 to K - 1, held in memory as uint8.
 
     A batch is (images, labels): float32 (N, C, H, W) in [0, 1] and int64 (N,). A dataset states its
@@ -38,7 +36,6 @@ class ImageClassificationData(LightningDataModule, ABC):
             would overlap.
     """
 
-    name: str
     num_classes: ClassVar[int]
     image_shape: ClassVar[tuple[int, int, int]]
     scale: ClassVar[int]
@@ -46,6 +43,7 @@ class ImageClassificationData(LightningDataModule, ABC):
     source_size: ClassVar[int]
     """Number of images of the source from which training and validation are taken."""
     test_size: ClassVar[int]
+    _sets: dict[str, Tensors]
 
     def __init__(
         self,
@@ -58,24 +56,10 @@ class ImageClassificationData(LightningDataModule, ABC):
         pin_memory: bool = False,
         drop_last: bool = False,
     ) -> None:
-        super().__init__()
-        check_at_least(
-            1,
-            batch_size=batch_size,
-            train_size=train_size,
-            val_size=val_size,
-            eval_batch_size=eval_batch_size,
-        )
-        check_at_least(0, seed=seed, num_workers=num_workers)
-        self.batch_size = batch_size
+        super().__init__(batch_size, seed, eval_batch_size, num_workers, pin_memory, drop_last)
+        check_at_least(1, train_size=train_size, val_size=val_size)
         self.train_size = train_size
         self.val_size = val_size
-        self.seed = seed
-        self.eval_batch_size = eval_batch_size
-        self.num_workers = num_workers
-        self.pin_memory = pin_memory
-        self.drop_last = drop_last
-        self._sets: dict[str, Tensors] = {}
         self._check_split(self.source_size)
 
     @property
@@ -118,67 +102,13 @@ class ImageClassificationData(LightningDataModule, ABC):
                 name: Tensors(images, labels, self.scale) for name, (images, labels) in sets.items()
             }
 
-    def train_dataloader(self) -> ResumableLoader:
-        return ResumableLoader(
-            self._set("train"),
-            self.batch_size,
-            training=True,
-            shuffle=True,
-            seed=self.seed,
-            drop_last=self.drop_last,
-            num_workers=self.num_workers,
-            pin_memory=self.pin_memory,
-        )
+    def training_set(self) -> Tensors:
+        return self._set("train")
 
-    def train_eval_dataloader(
-        self, batch_size: int | None = None, cases: int | None = None
-    ) -> BatchLoader:
-        """The training set in order, or its first cases.
-
-        Args:
-            batch_size: of the batches; default: that of evaluation.
-            cases: how many of the examples, the first; default: all.
-        """
-        return self._evaluation_loader("train", batch_size, cases)
-
-    def val_eval_dataloader(
-        self, batch_size: int | None = None, cases: int | None = None
-    ) -> BatchLoader:
-        """The validation set in order, or its first cases; arguments as for the training set."""
-        return self._evaluation_loader("val", batch_size, cases)
-
-    def val_dataloader(self) -> BatchLoader:
-        return self._evaluation_loader("val")
-
-    def test_dataloader(self) -> BatchLoader:
-        return self._evaluation_loader("test")
-
-    def predict_dataloader(self) -> DataLoader:
-        """The test set; a plain loader, as Lightning then tells prediction writers the indices."""
-        return DataLoader(
-            self._set("test"),
-            batch_size=self.eval_batch_size,
-            num_workers=self.num_workers,
-            pin_memory=self.pin_memory,
-            collate_fn=whole_batch,
-            generator=torch.Generator(),
-        )
-
-    def _evaluation_loader(
-        self, name: str, batch_size: int | None = None, cases: int | None = None
-    ) -> BatchLoader:
+    def evaluation_set(self, name: str, cases: int | None = None) -> Tensors:
+        """A set in order, or its first cases."""
         whole = self._set(name)
-        return BatchLoader(
-            Tensors(whole.inputs[:cases], whole.labels[:cases], whole.scale),
-            self.eval_batch_size if batch_size is None else batch_size,
-            num_workers=self.num_workers,
-            pin_memory=self.pin_memory,
-        )
-
-    def _set(self, name: str) -> Tensors:
-        if not self._sets:
-            raise RuntimeError("the data are not read yet: call prepare_data() and setup() first")
-        return self._sets[name]
+        return Tensors(whole.inputs[:cases], whole.labels[:cases], whole.scale)
 
     def _check_split(self, available: int) -> None:
         if self.train_size + self.val_size > available:

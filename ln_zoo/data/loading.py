@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -321,3 +321,23 @@ def check_at_least(least: int, **values: int) -> None:
     for name, value in values.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
+
+
+def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
+    """Checks that a named value is one of the choices.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if value not in choices:
+        raise ValueError(f"{name} must be {' or '.join(map(repr, choices))}, got {value!r}")
+
+
+def evenly_spaced(n: int, cases: int) -> list[int]:
+    """Some of the numbers 0 to n - 1, at even distances.
+
+    Example:
+        >>> evenly_spaced(10, 4)
+        [0, 2, 5, 7]
+    """
+    return [i * n // cases for i in range(cases)]

@@ -2,6 +2,7 @@
 
 from ln_zoo.layers.cells import GRUCell, LSTMCell, RNNCell
 from ln_zoo.layers.conv import Conv2d
+from ln_zoo.layers.draw import DRAWNetwork, DRAWOutput, DRAWTrace
 from ln_zoo.layers.initialization import data_dependent_init, orthogonal_, orthogonal_init
 from ln_zoo.layers.linear import Linear
 from ln_zoo.layers.rnn import GRU, LSTM, RNN
@@ -12,6 +13,9 @@ __all__ = [
     "LSTM",
     "RNN",
     "Conv2d",
+    "DRAWNetwork",
+    "DRAWOutput",
+    "DRAWTrace",
     "GRUCell",
     "LSTMCell",
     "Linear",

@@ -2,8 +2,16 @@
 
 from ln_zoo.models.base import ZooModule
 from ln_zoo.models.conv import ConvClassifier
+from ln_zoo.models.draw import DRAW
 from ln_zoo.models.handwriting import Handwriting
 from ln_zoo.models.mlp import MLPClassifier
 from ln_zoo.models.sequence import SequenceClassifier
 
-__all__ = ["ConvClassifier", "Handwriting", "MLPClassifier", "SequenceClassifier", "ZooModule"]
+__all__ = [
+    "DRAW",
+    "ConvClassifier",
+    "Handwriting",
+    "MLPClassifier",
+    "SequenceClassifier",
+    "ZooModule",
+]

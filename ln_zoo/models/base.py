@@ -68,7 +68,7 @@ class ZooModule(LightningModule, ABC):
         hparams["_instantiator"] = _INSTANTIATOR
         states = [torch.get_rng_state()] * self.trainer.world_size
         if len(states) > 1:
-            # The processes begin with the same seed, and part ways with their batches.
+            # Each has its own noise.
             torch.distributed.all_gather_object(states, states[0])
         checkpoint["rng_state"] = torch.stack(states)
 
@@ -82,6 +82,10 @@ class ZooModule(LightningModule, ABC):
         resumed = states is not None and self.trainer.ckpt_path is not None
         if resumed and len(states) == self.trainer.world_size:
             torch.set_rng_state(states[self.global_rank])
+        elif self.global_rank:
+            # All processes begin with the same seed, for the same weights. Noise is to be each
+            # one's own, as it would be for its cases in one process.
+            torch.manual_seed((torch.initial_seed() + self.global_rank) % 2**63)
 
 
 def fused_on_cpu(module: LightningModule) -> dict[str, bool]:

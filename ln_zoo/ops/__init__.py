@@ -9,7 +9,19 @@ from ln_zoo.ops.cells import (
     bounded_lstm,
     clip_derivative,
 )
+from ln_zoo.ops.draw import (
+    Affine,
+    DrawLSTM,
+    Drawn,
+    DrawSettings,
+    DrawWeights,
+    divergence,
+    draw_engine,
+    draw_refusal,
+    drawn,
+)
 from ln_zoo.ops.fast_path import KERNELS, Kernel, pick
+from ln_zoo.ops.glimpse import FilterNorm, attention, filterbank
 from ln_zoo.ops.records import Record, Records, RowNorm, StepNorm
 from ln_zoo.ops.recurrence import scan, stack
 from ln_zoo.ops.streaming import Stream
@@ -24,7 +36,13 @@ from ln_zoo.ops.window import (
 __all__ = [
     "CELLS",
     "KERNELS",
+    "Affine",
     "Cell",
+    "DrawLSTM",
+    "DrawSettings",
+    "DrawWeights",
+    "Drawn",
+    "FilterNorm",
     "Kernel",
     "Place",
     "Record",
@@ -36,8 +54,14 @@ __all__ = [
     "Weights",
     "WindowOperands",
     "Windowed",
+    "attention",
     "bounded_lstm",
     "clip_derivative",
+    "divergence",
+    "draw_engine",
+    "draw_refusal",
+    "drawn",
+    "filterbank",
     "pick",
     "scan",
     "stack",

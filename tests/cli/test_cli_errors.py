@@ -9,8 +9,8 @@ import pytest
 from cli_support import CONFIGS, SMALL, python, run, write_idx
 
 OWN = "the import path of your own, such as my_file.MyClass"
-DATA = "Digits, IAMOnDB, MNIST, SyntheticHandwriting"
-MODELS = "ConvClassifier, Handwriting, MLPClassifier, SequenceClassifier"
+DATA = "BinarizedDigits, BinarizedMNIST, Digits, IAMOnDB, MNIST, SyntheticHandwriting"
+MODELS = "ConvClassifier, DRAW, Handwriting, MLPClassifier, SequenceClassifier"
 NORMS = f"(BatchNorm, Identity, LayerNorm, RMSNorm, WeightNorm, or {OWN})"
 ARGUMENTS = (
     "(it takes in_features, hidden_features, num_classes, norm, normalize_logits, activation, lr)"

@@ -121,6 +121,36 @@ def test_the_picture_of_activity_is_told(here: Path, command: str) -> None:
     assert not list(here.glob("**/version_0/activity*"))
 
 
+# Pictures of a network that draws
+
+DRAWS = (
+    "--model=DRAW", "--model.image_size=[28, 28]", "--model.glimpses=3",
+    "--model.hidden_features=8", "--model.latent_features=2", "--data=BinarizedDigits",
+    "--data.train_size=50", "--data.val_size=20",
+)  # fmt: skip
+
+
+def test_pictures_are_drawn_while_training_and_told_of_by_predict(here: Path) -> None:
+    few = ("--trainer.callbacks.rows=2", *QUIET)
+    fitted = run("fit", *DRAWS, "--trainer.max_epochs=1", "--trainer.callbacks=DRAWSamples", *few)
+    assert fitted.code == 0, fitted.err
+    (checkpoint,) = here.glob("**/last.ckpt")
+    names = {"samples", "filmstrip", "nearest", "reconstructions", "reading", "kl"}
+    of_training = list((checkpoint.parents[1] / "samples").iterdir())
+    assert {p.stem.split("-")[-1] for p in of_training} == names
+    done = run(
+        "predict", f"--ckpt_path={checkpoint}", "--data=BinarizedDigits", *QUIET,
+        "--trainer.callbacks=DRAWPictures", *few[:1],
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    (told,) = (line for line in done.out.splitlines() if line.startswith("pictures: "))
+    folder, listed = told.removeprefix("pictures: ").split(": ")
+    assert set(listed.split(", ")) == {f"{name}.png" for name in names} | {"drawing.gif"}
+    for name in listed.split(", "):
+        start = b"GIF8" if name.endswith("gif") else b"\x89PNG"
+        assert (here / folder / name).read_bytes().startswith(start)
+
+
 # Folders and versions
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -189,3 +190,22 @@ def test_a_users_strategy_comes_back(tmp_path: Path) -> None:
     trainer(1, keep, folder=tmp_path).fit(model, datamodule=data())
     again = ZooModule.load_from_checkpoint(tmp_path / "kept.ckpt")
     assert again.network[1].site.norm == OwnNorm(3.0)
+
+
+def test_every_process_has_noise_of_its_own() -> None:
+    """All begin with one seed; the first goes on as if it were alone."""
+    drawn = []
+    for rank in range(3):
+        model = Noisy(0.1)
+        model.trainer = SimpleNamespace(  # type: ignore[assignment]
+            global_rank=rank, world_size=3, ckpt_path=None
+        )
+        torch.manual_seed(5)
+        torch.rand(7)
+        alone = torch.get_rng_state()
+        model.on_train_start()
+        drawn.append(torch.randn(4))
+        if rank == 0:
+            torch.set_rng_state(alone)
+            assert torch.equal(torch.randn(4), drawn[0])
+    assert not any(torch.equal(drawn[i], drawn[j]) for i, j in ((0, 1), (0, 2), (1, 2)))

@@ -9,12 +9,13 @@ import torch
 from lightning.pytorch import LightningDataModule
 from torch import Tensor, nn
 
-from ln_zoo.data import MNIST, Digits, IAMOnDB
+from ln_zoo.data import MNIST, BinarizedMNIST, Digits, IAMOnDB
 from ln_zoo.zoo import describe, list_models, load
 from ln_zoo.zoo.catalog import Card
 
 WRITERS = [name for name in list_models() if name.startswith("handwriting.")]
-CLASSIFIERS = [name for name in list_models() if name not in WRITERS]
+DRAWERS = [name for name in list_models() if name.startswith("draw.")]
+CLASSIFIERS = [name for name in list_models() if name not in WRITERS + DRAWERS]
 
 
 def data_of(card: Card, request: pytest.FixtureRequest) -> LightningDataModule:
@@ -29,6 +30,10 @@ def data_of(card: Card, request: pytest.FixtureRequest) -> LightningDataModule:
             if not (root / "iam_ondb").is_dir():
                 pytest.skip(f"needs real data: {root} has no folder iam_ondb")
             data = IAMOnDB(str(root / "iam_ondb"), max_points=card.results["data"]["max_points"])
+        elif card.name in DRAWERS:
+            if not (root / "binarized_mnist").is_dir():
+                pytest.skip(f"needs real data: {root} has no folder binarized_mnist")
+            data = BinarizedMNIST(str(root / "binarized_mnist"))
     data.prepare_data()
     data.setup()
     return data
@@ -82,3 +87,33 @@ def test_all_lines_score_what_the_card_says(name: str, request: pytest.FixtureRe
     nats, points = scores["sequence_nll"], scores["points"]
     assert nats.mean().item() == pytest.approx(stated(card, "sequence_nll"), rel=1e-3)
     assert (nats.sum() / points.sum()).item() == pytest.approx(stated(card, "point_nll"), rel=1e-3)
+
+
+@pytest.mark.parametrize("name", DRAWERS)
+def test_some_images_have_about_the_bound_of_the_card(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    card = describe(name)
+    batches = data_of(card, request).test_dataloader()
+    images = torch.cat([images for (images,) in batches])[::20]
+    scores = scores_of(name, [(images,)])
+    bounds = scores["bound"]
+    error = bounds.std() / len(bounds) ** 0.5
+    # An untrained network is 440 nats away, one that draws the mean of all images 100.
+    assert error < 2
+    assert abs(bounds.mean() - stated(card, "bound")) < 3 * error
+    assert (scores["nll"] + scores["kl"]).allclose(bounds)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DRAWERS)
+def test_all_images_have_the_bounds_of_the_card(name: str, request: pytest.FixtureRequest) -> None:
+    card, model = describe(name), load(name)
+    scores = []
+    with torch.no_grad():
+        for batch in data_of(card, request).test_dataloader():
+            scores.append(model.predict_step(batch, 0))  # type: ignore[operator]
+    # Noise is the same; what other kernels round otherwise moves single images by hundredths.
+    for metric in ("bound", "importance_bound"):
+        measured = torch.cat([score[metric] for score in scores]).mean().item()
+        assert measured == pytest.approx(stated(card, metric), abs=0.02)

@@ -232,6 +232,7 @@ def test_same_data_and_size_give_a_difference() -> None:
         "read_size": 2,
         "write_size": 5,
         "lr": 1e-3,
+        "epochs": 200,
     }
     (row,) = comparison(
         "DRAW", "LayerNorm", {"test_bound": 83.0}, data="binarized_mnist/test", size=size
@@ -244,6 +245,12 @@ def test_same_data_and_size_give_a_difference() -> None:
     assert row.cells()[3] == "+0.91 nats/image"
     assert "1607.06450, section 6.4" in row.cells()[2]
     assert "BinarizedMNIST/test" in row.cells()[2]
+    early = size | {"epochs": 15}
+    (row,) = comparison(
+        "DRAW", "LayerNorm", {"test_bound": 83.0}, data="binarized_mnist/test", size=early
+    )
+    assert row.difference is None
+    assert row.reason == "not comparable: epochs 15 here, 200 there"
 
 
 def test_fractions_stand_beside_percentages() -> None:

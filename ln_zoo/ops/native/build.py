@@ -31,7 +31,7 @@ import torch
 from filelock import FileLock, Timeout
 
 #: What ``ln_zoo_abi()`` of the source returns: the version of its functions and structures.
-ABI = 2
+ABI = 3
 #: Changes when what lies in the cache changes its form.
 _SCHEMA = 1
 #: Seconds that compiling may take, and that a process waits for another one's.

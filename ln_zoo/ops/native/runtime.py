@@ -38,6 +38,9 @@ def library() -> ctypes.CDLL:
         "batch_inputs": (p, p, c_double),
         "batch_forward": (p,),
         "batch_backward": (p,),
+        **{f"draw_{name}": (p, i) for name in ("read", "latent", "write")},
+        **{f"draw_{name}_back": (p, i) for name in ("read", "latent", "write")},
+        **{"draw_lstm": (p, i, i), "draw_lstm_back": (p, i, i)},
     }.items():
         getattr(found, f"ln_zoo_{name}").argtypes = types
     return found
@@ -112,7 +115,7 @@ class NativeProducts(Products):
             return
         if self._packed is None:
             self._packed = packed("w_ih", self._raw, self._rows, transposed=True)
-        _multiply(x, self._packed, out, add=False)
+        multiply(x, self._packed, out, add=False)
 
     def input_gradient(self, dv: Tensor, out: Tensor) -> None:
         if not _suits(dv, self._raw):
@@ -120,11 +123,11 @@ class NativeProducts(Products):
             return
         if self._packed is None:
             self._packed = packed("w_ih", self._raw, self._rows, transposed=False)
-        _multiply(dv, self._packed, out, add=False)
+        multiply(dv, self._packed, out, add=False)
 
     def add_weight_gradient(self, d: Tensor, a: Tensor, total: Tensor, first: bool) -> None:
         if _suits(d.t(), a):
-            _multiply(d.t(), packed("rows", a), total, add=not first)
+            multiply(d.t(), packed("rows", a), total, add=not first)
         else:
             super().add_weight_gradient(d, a, total, first)
 
@@ -134,7 +137,8 @@ def _suits(a: Tensor, b: Tensor) -> bool:
     return a.dtype == torch.float32 and min(*a.shape, b.shape[1]) >= 16
 
 
-def _multiply(a: Tensor, packed: Tensor, out: Tensor, add: bool) -> None:
+def multiply(a: Tensor, packed: Tensor, out: Tensor, add: bool) -> None:
+    """Fills or adds to out (M, N) the product of a (M, K) and a `packed` (K, N), in float32."""
     (m, k), n = a.shape, out.shape[1]
     library().ln_zoo_product(
         *(m, n, k, a.data_ptr(), *a.stride(), packed.data_ptr()),

@@ -1,0 +1,647 @@
+"""Pictures of images that a network draws glimpse by glimpse (Gregor et al. 2015, figures 1, 6, 7).
+
+Images (N, B, A) are 0 to 1, black to white, on one scale in all pictures: none is rescaled for
+itself. Canvases are logits (T + 1, N, B, A), the empty one first, and an image is their sigmoid, as
+in `ln_zoo.layers.draw.DRAWTrace`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ln_zoo.callbacks.pen_pictures import DPI, as_array
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Images = Tensor | np.ndarray
+
+#: Colour of windows.
+WINDOW = "#ff0000"
+
+#: About how large an image is drawn, pixels of the picture.
+_TILE = 84
+#: Pixels of an image between two images, and between two groups of them.
+_GAP, _WIDE_GAP = 1, 4
+#: Inches: around the picture, and for a line of print.
+_MARGIN, _LINE = 0.08, 0.17
+#: Sizes of print, points; and about how wide a letter of it is, inches to a point.
+_SMALL, _LARGE, _LETTER = 7, 9, 0.0085
+#: The smallest side of a window that is drawn, pixels of an image; grids of one filter have 0.
+_SMALLEST = 1.0
+#: Images in the search for the nearest at a time.
+_CHUNK = 4096
+#: Pictures of an animation to a second, and for how many of them the last one stays.
+_FPS, _HOLD = 10, 15
+
+
+class Windows(NamedTuple):
+    """Where a network read or wrote.
+
+    Attributes:
+        places: at each glimpse, (T, N, 5): x and y of the centre, stride and sigma in pixels
+            counted from 0, and the intensity, which is not drawn.
+        size: filters on a side, N of the source.
+    """
+
+    places: Tensor
+    size: int
+
+
+class Nearest(NamedTuple):
+    """What `nearest_images` found.
+
+    Attributes:
+        images: for each sample the nearest image, (N, B, A) float64, 0 to 1.
+        distances: Euclidean, over all pixels, (N,) float64.
+    """
+
+    images: np.ndarray
+    distances: np.ndarray
+
+
+# What is drawn
+
+
+def chosen_glimpses(glimpses: int, number: int = 9) -> list[int]:
+    """At most so many glimpses at even distances, the first and the last among them.
+
+    Raises:
+        ValueError: without a glimpse, or for fewer than two to choose.
+
+    Example:
+        >>> chosen_glimpses(64)
+        [1, 8, 16, 24, 32, 40, 48, 56, 64]
+        >>> chosen_glimpses(10)
+        [1, 3, 4, 5, 6, 8, 9, 10]
+    """
+    if glimpses < 1 or number < 2:
+        raise ValueError(
+            f"there must be a glimpse and at least 2 to choose, got {glimpses} and {number}"
+        )
+    spaces = number - 1
+    # Whole numbers, halves upwards: the same on every machine.
+    even = [(2 * k * glimpses + spaces) // (2 * spaces) for k in range(number)]
+    return sorted({max(1, t) for t in even})
+
+
+def bernoulli(images: Images, seed: int) -> Tensor:
+    """Images (N, B, A) of zeros and ones, each pixel drawn by its probability.
+
+    Args:
+        images: the probabilities, (N, B, A).
+        seed: of the random numbers, which are those of no other generator.
+    """
+    probabilities = torch.from_numpy(_images("images", images))
+    return torch.bernoulli(probabilities, generator=torch.Generator().manual_seed(seed))
+
+
+def nearest_images(
+    samples: Images, images: Images | Iterable[Images], scale: float = 1.0
+) -> Nearest:
+    """For each sample the image with the least Euclidean distance; the first of equal ones.
+
+    In float64 and in parts, so that any number of images can be searched.
+
+    Args:
+        samples: (N, B, A), 0 to 1.
+        images: (M, B, A) of any type, or several such arrays one after the other.
+        scale: the pixel value that becomes 1.
+
+    Raises:
+        ValueError: without images, or for images of another size.
+
+    Example:
+        >>> images = np.array([[[0, 0]], [[255, 0]]], dtype=np.uint8)
+        >>> nearest_images(torch.tensor([[[0.75, 0.0]]]), images, scale=255).distances
+        array([0.25])
+    """
+    wanted = _images("samples", samples)
+    size = wanted.shape[1:]
+    rows = wanted.reshape(len(wanted), -1)
+    squares = np.square(rows).sum(1, keepdims=True)
+    best = np.full(len(rows), np.inf)
+    found = np.zeros_like(rows)
+    searched = 0
+    for part in _parts(images):
+        if part.ndim != 3 or part.shape[1:] != size:
+            raise ValueError(f"images must be (M, {size[0]}, {size[1]}), got {tuple(part.shape)}")
+        others = _numbers(part).reshape(len(part), -1) / scale
+        searched += len(others)
+        distances = squares - 2 * rows @ others.T + np.square(others).sum(1)
+        closest = distances.argmin(1)
+        least = distances.min(1)
+        closer = least < best
+        best[closer], found[closer] = least[closer], others[closest[closer]]
+    if not searched:
+        raise ValueError("there are no images to search: give at least one")
+    # Anew: differences of large numbers would leave an image at some distance from itself.
+    exact = np.sqrt(np.square(rows - found).sum(1))
+    return Nearest(found.reshape(wanted.shape), exact)
+
+
+def closest(found: Sequence[Nearest]) -> Nearest:
+    """What is nearest of the nearest images in several sets, which were found for the same samples.
+
+    Example:
+        >>> one, other = (
+        ...     Nearest(np.full((2, 1, 1), shade), np.array(distances))
+        ...     for shade, distances in ((0.0, [1.0, 3.0]), (1.0, [2.0, 2.0]))
+        ... )
+        >>> closest([one, other]).images.ravel(), closest([one, other]).distances
+        (array([0., 1.]), array([1., 2.]))
+    """
+    distances = np.stack([share.distances for share in found])
+    which, samples = distances.argmin(0), np.arange(distances.shape[1])
+    images = np.stack([share.images for share in found])
+    return Nearest(images[which, samples], distances[which, samples])
+
+
+# Pictures
+
+
+def draw_grid(images: Images, columns: int | None = None, title: str = "") -> Figure:
+    """Images row by row.
+
+    Args:
+        images: (N, B, A), such as the sigmoid of logits, or `bernoulli` draws of it.
+        columns: images in a row; default: about as many as rows.
+        title: above them.
+
+    Raises:
+        ValueError: without images, or for numbers that are not finite.
+    """
+    tiles = _images("images", images)
+    columns = math.isqrt(len(tiles) - 1) + 1 if columns is None else columns
+    return _Sheet(_in_rows(tiles, columns), title=title).figure()
+
+
+def draw_filmstrip(
+    canvases: Tensor,
+    windows: Windows | None = None,
+    *,
+    images: Images | None = None,
+    glimpses: Sequence[int] | None = None,
+    title: str = "",
+) -> Figure:
+    """Canvases after some of the glimpses, a row for each image (Gregor et al. 2015, figure 1).
+
+    Windows are red: their sides go through the centres of the outermost filters, and lines are the
+    thicker the larger sigma is.
+
+    Args:
+        canvases: logits, (T + 1, N, B, A), the empty one first.
+        windows: where the glimpse was, in each canvas that it left; default: none are drawn.
+        images: (N, B, A), what the network saw, before each row.
+        glimpses: which, from 0, the empty canvas, to T; default: `chosen_glimpses`.
+        title: above them.
+
+    Raises:
+        ValueError: if sizes do not fit one another, or for numbers that are not finite.
+    """
+    drawn = _canvases(canvases)
+    last = len(drawn) - 1
+    places = _places(windows, drawn)
+    glimpses = chosen_glimpses(last) if glimpses is None else list(glimpses)
+    if not glimpses or not all(0 <= t <= last for t in glimpses):
+        raise ValueError(f"glimpses must be numbers from 0 to {last}, got {glimpses}")
+    tiles, boxes = drawn[glimpses], places[glimpses]
+    headings = [f"t = {t}" for t in glimpses]
+    if images is not None:
+        seen = _images("images", images)
+        if seen.shape != drawn.shape[1:]:
+            raise ValueError(f"images must be {drawn.shape[1:]} as canvases are, got {seen.shape}")
+        tiles = np.concatenate([seen[None], tiles])
+        boxes = np.concatenate([np.full_like(boxes[:1], np.nan), boxes])
+        headings = ["image", *headings]
+    return _Sheet(
+        tiles.swapaxes(0, 1), boxes.swapaxes(0, 1), headings=headings, title=title
+    ).figure()
+
+
+def save_animation(
+    canvases: Tensor,
+    picture: Path,
+    windows: Windows | None = None,
+    *,
+    columns: int | None = None,
+    title: str = "",
+) -> None:
+    """Writes a GIF of canvases, from the empty one to the last, which stays for a while.
+
+    Each picture has colours of its own, 256 at most: shades may be a little off.
+
+    Args:
+        canvases: logits, (T + 1, N, B, A), the empty one first.
+        picture: the file, .gif; its folder is made.
+        windows: where the glimpses were; default: none are drawn.
+        columns: images in a row; default: about as many as rows.
+        title: above them, before the number of the glimpse.
+
+    Raises:
+        ValueError: if sizes do not fit one another, for numbers that are not finite, or another
+            ending of the file.
+    """
+    from matplotlib.animation import PillowWriter
+    from matplotlib.figure import Figure  # not pyplot: nothing global, no display
+
+    if picture.suffix.lower() != ".gif":
+        raise ValueError(f"{picture} is no name of an animation: end it in .gif")
+    drawn = _canvases(canvases)
+    places = _places(windows, drawn)
+    columns = math.isqrt(drawn.shape[1] - 1) + 1 if columns is None else columns
+    last = len(drawn) - 1
+    sheets = [
+        _Sheet(
+            _in_rows(tiles, columns),
+            _in_rows(boxes, columns),
+            title=f"{title}{', ' if title else ''}t = {t} of {last}",
+            # Numbers of other lengths must not move what is beneath.
+            title_letters=len(f"{title}, t = {last} of {last}"),
+        )
+        for t, (tiles, boxes) in enumerate(zip(drawn, places, strict=True))
+    ]
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    figure = Figure()
+    writer = PillowWriter(fps=_FPS)
+    figure.set_size_inches(sheets[0].inches)
+    with writer.saving(figure, picture, DPI):
+        for sheet in sheets:
+            figure.clear()
+            sheet.draw(figure)
+            writer.grab_frame()
+        for _ in range(_HOLD - 1):
+            writer.grab_frame()
+
+
+def draw_pairs(
+    images: Images, reconstructions: Images, columns: int | None = None, title: str = ""
+) -> Figure:
+    """Images, and beneath each what a network made of it.
+
+    Args:
+        images: (N, B, A).
+        reconstructions: likewise.
+        columns: images in a row; default: about as many as rows.
+        title: above them.
+
+    Raises:
+        ValueError: if there are not as many of the same size, and as `draw_grid`.
+    """
+    upper, lower = _images("images", images), _images("reconstructions", reconstructions)
+    if upper.shape != lower.shape:
+        raise ValueError(
+            f"images and reconstructions must be of one shape, got {upper.shape} and {lower.shape}"
+        )
+    columns = math.isqrt(2 * len(upper) - 1) + 1 if columns is None else columns
+    above, below = _in_rows(upper, columns), _in_rows(lower, columns)
+    tiles = np.stack([above, below], 1).reshape(2 * len(above), *above.shape[1:])
+    labels = ["image", "drawn"] * len(above)
+    return _Sheet(tiles, groups=(2, 1), labels=labels, title=title).figure()
+
+
+def draw_nearest(
+    samples: Images, nearest: Nearest, columns: int | None = None, title: str = ""
+) -> Figure:
+    """Samples, and beside each the nearest training image, with their distance.
+
+    Args:
+        samples: (N, B, A).
+        nearest: what `nearest_images` found for them.
+        columns: pairs in a row; default: about half as many as rows.
+        title: above them.
+
+    Raises:
+        ValueError: if there are not as many of the same size, and as `draw_grid`.
+    """
+    left, right = _images("samples", samples), _images("nearest images", nearest.images)
+    if left.shape != right.shape or len(nearest.distances) != len(left):
+        raise ValueError(
+            f"samples {left.shape} and what is nearest to them, {right.shape} at "
+            f"{len(nearest.distances)} distances, must fit one another"
+        )
+    columns = math.isqrt((len(left) - 1) // 2) + 1 if columns is None else columns
+    pairs = np.stack([_in_rows(left, columns), _in_rows(right, columns)], 2)
+    tiles = pairs.reshape(len(pairs), -1, *left.shape[1:])
+    distances = [f"L2 {distance:.2f}" for distance in nearest.distances]
+    return _Sheet(
+        tiles,
+        groups=(1, 2),
+        headings=["sample", "nearest"] * pairs.shape[1],
+        captions=[distances[i : i + columns] for i in range(0, len(distances), columns)],
+        title=title,
+    ).figure()
+
+
+def draw_divergence(
+    divergence: Tensor | Sequence[float], epochs: Sequence[float] | None = None, title: str = ""
+) -> Figure:
+    """How many nats each glimpse has cost: bars, and above them a map of how it came to that.
+
+    Args:
+        divergence: KL at each glimpse in nats, (T,), or after several epochs, (E, T).
+        epochs: E numbers, what they are after; default: 1 to E.
+        title: above the picture.
+
+    Raises:
+        ValueError: for another shape, numbers that are not finite, or another number of epochs.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    nats = np.atleast_2d(as_array(divergence))
+    rows, glimpses = nats.shape if nats.ndim == 2 else (0, 0)
+    if not nats.size or nats.ndim != 2 or not np.isfinite(nats).all():
+        raise ValueError(
+            f"divergence must be finite numbers (T,) or (E, T), got an array {nats.shape}"
+        )
+    epochs = list(range(1, rows + 1)) if epochs is None else list(epochs)
+    if len(epochs) != rows:
+        raise ValueError(f"there are {rows} rows of divergences and {len(epochs)} epochs")
+    several = rows > 1
+    figure = Figure(figsize=(7, 6 if several else 3), layout="constrained")
+    axes = figure.subplots(1 + several, 1, squeeze=False, sharex=True)[:, 0]
+    bars = axes[-1]
+    bars.bar(range(1, glimpses + 1), nats[-1], width=0.8, color="C0")
+    bars.set(xlabel="glimpse t", ylabel="KL (nats)", xlim=(0.5, glimpses + 0.5))
+    bars.set_title(f"{nats[-1].sum():.4g} nats in all", size=_LARGE)
+    bars.xaxis.set_major_locator(MaxNLocator(integer=True))
+    bars.set_axisbelow(True)
+    bars.grid(axis="y", alpha=0.3)
+    if several:
+        image = axes[0].imshow(
+            nats,
+            aspect="auto",
+            cmap="viridis",
+            interpolation="nearest",
+            vmin=0,
+            origin="lower",
+            extent=(0.5, glimpses + 0.5, -0.5, rows - 0.5),
+        )
+        figure.colorbar(image, ax=axes[0], label="KL (nats)", pad=0.01)
+
+        def epoch(row: float, _: Any) -> str:
+            return f"{epochs[round(row)]:.4g}" if 0 <= round(row) < rows else ""
+
+        axes[0].yaxis.set_major_locator(MaxNLocator(integer=True))
+        axes[0].yaxis.set_major_formatter(FuncFormatter(epoch))
+        axes[0].set_ylabel("epoch")
+    if title:
+        figure.suptitle(title, size=_LARGE + 1)
+    return figure
+
+
+def line_width(sigma: float) -> float:
+    """How thick the sides of a window are, pixels of an image: more for larger sigma, below 2.
+
+    Example:
+        >>> line_width(1.0)
+        1.0
+    """
+    return 2 * sigma / (1 + sigma)
+
+
+# Layout
+
+
+@dataclass(frozen=True)
+class _Sheet:
+    """Images in rows and columns, with print and windows, of which a picture is made.
+
+    Places count in pixels of the images from the upper left corner: all images then cover whole
+    pixels of the picture, and are in it as they are.
+
+    Attributes:
+        tiles: (R, C, B, A), 0 to 1; NaN where there is no image.
+        windows: x, y, side and sigma, (R, C, 4); NaN where there is none.
+        groups: how many rows and columns stand together.
+        headings: of the columns.
+        labels: of the rows.
+        captions: by row, beneath each group of columns.
+        title: above all of it.
+        title_letters: how many to have room for.
+    """
+
+    tiles: np.ndarray
+    windows: np.ndarray | None = None
+    groups: tuple[int, int] = (1, 1)
+    headings: Sequence[str] = ()
+    labels: Sequence[str] = ()
+    captions: Sequence[Sequence[str]] = ()
+    title: str = ""
+    title_letters: int = 0
+
+    @property
+    def scale(self) -> int:
+        """Pixels of the picture to one of an image."""
+        return max(1, round(_TILE / max(self.tiles.shape[2:])))
+
+    @property
+    def tops(self) -> list[int]:
+        """Of the rows."""
+        first = self._pixels(_MARGIN + _LINE * (bool(self.title) + bool(self.headings)))
+        rows, _, height, _ = self.tiles.shape
+        beneath = self._pixels(_LINE) if self.captions else 0
+        return _starts(rows, height + beneath, self.groups[0], first)
+
+    @property
+    def lefts(self) -> list[int]:
+        """Of the columns."""
+        longest = max(map(len, self.labels), default=0)
+        # With room for a letter between labels and images.
+        first = self._pixels(_MARGIN + _SMALL * _LETTER * (longest + bool(longest)))
+        return _starts(self.tiles.shape[1], self.tiles.shape[3], self.groups[1], first)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height."""
+        height, width = self.tiles.shape[2:]
+        margin, letters = self._pixels(_MARGIN), max(len(self.title), self.title_letters)
+        beneath = self._pixels(_LINE) if self.captions else 0
+        right = max(self.lefts[-1] + width, margin + self._pixels(_LARGE * _LETTER * letters))
+        return right + margin, self.tops[-1] + height + beneath + margin
+
+    @property
+    def inches(self) -> tuple[float, float]:
+        """Width and height of the picture."""
+        # A little more than so many pixels: a little less would be one fewer.
+        width, height = ((self.scale * pixels + 1e-3) / DPI for pixels in self.size)
+        return width, height
+
+    def figure(self) -> Figure:
+        """The sheet as a figure of its size."""
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=self.inches)
+        self.draw(figure)
+        return figure
+
+    def draw(self, figure: Figure) -> None:
+        """Draws into a figure of its size."""
+        axis = figure.add_axes((0, 0, 1, 1))
+        axis.set_axis_off()
+        width, height = self.size
+        # One image of all of them: hundreds would take seconds. 255 is the page.
+        page = np.full((height, width), 255, np.uint8)
+        for row, top in zip(self.tiles, self.tops, strict=True):
+            for tile, left in zip(row, self.lefts, strict=True):
+                if not np.isnan(tile).any():
+                    shades = np.rint(255 * tile).astype(np.uint8)
+                    page[top : top + tile.shape[0], left : left + tile.shape[1]] = shades
+        extent = (0, width, height, 0)
+        # In three channels: a map of colours would be one shade off here and there.
+        axis.imshow(
+            page[..., None].repeat(3, -1), interpolation="none", extent=extent, aspect="auto"
+        )
+        axis.set(xlim=extent[:2], ylim=extent[2:])
+        if self.windows is not None:
+            self._draw_windows(axis, self.windows)
+        self._print(axis)
+
+    def _draw_windows(self, axis: Axes, windows: np.ndarray) -> None:
+        from matplotlib.patches import Rectangle
+        from matplotlib.transforms import Bbox, TransformedBbox
+
+        height, width = self.tiles.shape[2:]
+        # Sides that are outside all the same: renderers refuse numbers of any size.
+        outside = np.array([width, height]) + 10.0
+        for top, row in zip(self.tops, windows, strict=True):
+            for left, (x, y, side, sigma) in zip(self.lefts, row, strict=True):
+                if math.isnan(x):
+                    continue
+                # The centre of a pixel is half a pixel from its corner.
+                centre, half = np.array([x, y]) + 0.5, max(side, _SMALLEST) / 2
+                low, high = (
+                    np.clip(corner, -10.0, outside) for corner in (centre - half, centre + half)
+                )
+                box = Rectangle(
+                    (left + low[0], top + low[1]),
+                    *(high - low),
+                    fill=False,
+                    edgecolor=WINDOW,
+                    linewidth=72 * self.scale * line_width(sigma) / DPI,
+                    joinstyle="miter",
+                )
+                axis.add_patch(box)
+                tile = Bbox([[left, top], [left + width, top + height]])
+                box.set_clip_path(None)
+                box.set_clip_box(TransformedBbox(tile, axis.transData))
+
+    def _print(self, axis: Axes) -> None:
+        margin, line = self._pixels(_MARGIN), self._pixels(_LINE)
+        tile_height, tile_width = self.tiles.shape[2:]
+
+        def write(x: float, y: float, text: str, size: float, **options: Any) -> None:
+            axis.text(x, y, text, size=size, parse_math=False, **options)
+
+        if self.title:
+            write(margin, margin + line / 2, self.title, _LARGE, va="center")
+        for left, text in zip(self.lefts, self.headings, strict=False):
+            middle = left + tile_width / 2
+            write(middle, self.tops[0] - line / 2, text, _SMALL, va="center", ha="center")
+        for top, text in zip(self.tops, self.labels, strict=False):
+            write(margin, top + tile_height / 2, text, _SMALL, va="center")
+        for top, texts in zip(self.tops, self.captions, strict=False):
+            below = top + tile_height + line / 2
+            for left, text in zip(self.lefts[:: self.groups[1]], texts, strict=False):
+                write(left, below, text, _SMALL, va="center")
+
+    def _pixels(self, inches: float) -> int:
+        return math.ceil(inches * DPI / self.scale)
+
+
+def _starts(number: int, size: int, group: int, first: int) -> list[int]:
+    """Where so many things of one size begin, with more room between groups of them."""
+    wide = _WIDE_GAP - _GAP if group > 1 else 0
+    return [first + i * (size + _GAP) + i // group * wide for i in range(number)]
+
+
+def _in_rows(tiles: np.ndarray, columns: int) -> np.ndarray:
+    """(N, \\*) as (R, C, \\*), NaN where nothing is left; no more columns than there is to fill."""
+    if columns < 1:
+        raise ValueError(f"columns must be at least 1, got {columns}")
+    columns = min(columns, len(tiles))
+    rows = -(-len(tiles) // columns)
+    filled = np.full((rows * columns, *tiles.shape[1:]), np.nan)
+    filled[: len(tiles)] = tiles
+    return filled.reshape(rows, columns, *tiles.shape[1:])
+
+
+# What comes in
+
+
+def _numbers(values: Images) -> np.ndarray:
+    # Arrays may be maps of read-only files, of which torch warns.
+    return as_array(values) if isinstance(values, Tensor) else np.asarray(values, np.float64)
+
+
+def _images(name: str, images: Images) -> np.ndarray:
+    """Checked, float64."""
+    tiles = _numbers(images)
+    if tiles.ndim != 3 or not tiles.size:
+        raise ValueError(f"{name} must be (N, B, A) with at least one pixel, got {tiles.shape}")
+    _check_finite(name, tiles)
+    if tiles.min() < 0 or tiles.max() > 1:
+        raise ValueError(
+            f"{name} must be from 0 to 1, got {tiles.min():.4g} to {tiles.max():.4g}: give the "
+            "sigmoid of logits"
+        )
+    return tiles
+
+
+def _canvases(canvases: Tensor) -> np.ndarray:
+    """As images, (T + 1, N, B, A)."""
+    if canvases.dim() != 4 or len(canvases) < 2 or not canvases.numel():
+        raise ValueError(
+            f"canvases must be (T + 1, N, B, A) with at least one glimpse, got "
+            f"{tuple(canvases.shape)}"
+        )
+    drawn = as_array(canvases.detach().double().sigmoid())
+    for t, canvas in enumerate(drawn):
+        _check_finite(f"canvases at t = {t}", canvas)
+    return drawn
+
+
+def _check_finite(name: str, tiles: np.ndarray) -> None:
+    wrong = np.flatnonzero(~np.isfinite(tiles).all((1, 2)))
+    if len(wrong):
+        raise ValueError(
+            f"{name}: {len(wrong)} of {len(tiles)} hold numbers that are not finite, the first is "
+            f"number {wrong[0]}: such an image cannot be drawn"
+        )
+
+
+def _places(windows: Windows | None, drawn: np.ndarray) -> np.ndarray:
+    """x, y, side and sigma in each canvas, (T + 1, N, 4); the empty one has none."""
+    boxes = np.full((*drawn.shape[:2], 4), np.nan)
+    if windows is None:
+        return boxes
+    places = as_array(windows.places)
+    expected = (len(drawn) - 1, drawn.shape[1], 5)
+    if places.shape != expected or windows.size < 1:
+        raise ValueError(
+            f"windows must be {expected} for these canvases, of at least one filter, got "
+            f"{places.shape} of {windows.size}"
+        )
+    if not np.isfinite(places[..., :4]).all():
+        raise ValueError("windows must be finite numbers: such a place cannot be drawn")
+    # The stride of a single filter means nothing.
+    side = (windows.size - 1) * places[..., 2]
+    boxes[1:] = np.stack([places[..., 0], places[..., 1], side, places[..., 3]], -1)
+    return boxes
+
+
+def _parts(images: Images | Iterable[Images]) -> Iterator[Images]:
+    arrays = [images] if isinstance(images, Tensor | np.ndarray) else images
+    for array in arrays:
+        for first in range(0, len(array), _CHUNK):
+            yield array[first : first + _CHUNK]

@@ -1,0 +1,30 @@
+"""What happens once an update."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+
+class UpdateCallback(Callback):
+    """Calls `on_update` after each update; with accumulated gradients not every batch makes one."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._updates = trainer.global_step
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        if trainer.global_step != self._updates:
+            self._updates = trainer.global_step
+            self.on_update(trainer, batch_idx)
+
+    def on_update(self, trainer: Trainer, batch_idx: int) -> None:
+        """Is called after an update, of which ``trainer.global_step`` have been made."""
+        raise NotImplementedError

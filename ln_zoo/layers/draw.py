@@ -1,0 +1,460 @@
+"""A network that draws images glimpse by glimpse (Gregor et al. 2015; paper, section 6.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, NamedTuple, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import init
+
+from ln_zoo.layers.cells import LSTMCell, sites_by_role
+from ln_zoo.norms import Identity, Norm
+from ln_zoo.ops import (
+    Affine,
+    DrawLSTM,
+    DrawSettings,
+    DrawWeights,
+    FilterNorm,
+    attention,
+    draw_engine,
+    drawn,
+    filterbank,
+)
+
+#: Numbers that place a grid of filters.
+_ATTENTION = 5
+#: The rows of an LSTM's forget gate.
+_FORGET_GATE = 1
+#: Of logarithms: strides in units of sigma, squared, reach exp(3 * bound) times some thousands.
+_LARGEST_BOUND = 20.0
+
+
+class DRAWTrace(NamedTuple):
+    """What a `DRAWNetwork` did, glimpse by glimpse; without gradients.
+
+    Attributes:
+        canvases: logits, (T + 1, N, B, A), the empty canvas first.
+        read: where it read, (T, N, 5): x and y of the centre, stride and sigma in pixels counted
+            from 0, and the intensity; ``None`` where it did not, or reads whole images.
+        write: where it wrote, likewise.
+    """
+
+    canvases: Tensor
+    read: Tensor | None
+    write: Tensor | None
+
+
+class DRAWOutput(NamedTuple):
+    """What a `DRAWNetwork` gives.
+
+    Attributes:
+        logits: the last canvas, (N, B, A); its sigmoid is the probability of each pixel.
+        means: of the latents given the image, (T, N, Z); ``None`` of images that were made up.
+        log_stds: log standard deviations, likewise.
+        clamped: how many log standard deviations, log variances and log strides were beyond the
+            bound; a scalar.
+        trace: what it did; ``None`` unless asked for.
+    """
+
+    logits: Tensor
+    means: Tensor | None
+    log_stds: Tensor | None
+    clamped: Tensor
+    trace: DRAWTrace | None
+
+
+class DRAWNetwork(nn.Module):
+    """Encoder, decoder and a canvas between which attention moves (Gregor et al. 2015, eq. 3-8).
+
+    With learned initial states and canvas C_0, at each glimpse t::
+
+        x^_t = x - sigmoid(C_{t-1})
+        r_t = read(x, x^_t, h_dec_{t-1})
+        h_enc_t = LSTM_enc(h_enc_{t-1}, [r_t, h_dec_{t-1}])
+        z_t = mu(h_enc_t) + exp(log s(h_enc_t)) * noise_t
+        h_dec_t = LSTM_dec(h_dec_{t-1}, z_t)
+        C_t = C_{t-1} + write(h_dec_t)
+
+    ``read`` takes a patch of R x R of both images by a grid of Gaussian filters that h_dec places
+    (`ln_zoo.ops.filterbank`), ``write`` adds one of W x W. The strategy acts in both LSTMs, as the
+    paper has it on the cell state that the output gate sees (eq. 29-31).
+
+    Attention, canvas, latents and cell states keep float32 under autocast.
+
+    Args:
+        height: of the images in pixels, B.
+        width: A.
+        hidden_size: H of both LSTMs.
+        latent_size: Z.
+        read_size: R, filters on a side; ``None``: the encoder reads both images whole.
+        write_size: W; ``None``: the decoder adds to every pixel.
+        norm: the strategy; default `Identity`.
+        normalize: the sites of both LSTMs to act on; default ``("cell",)``, as in the paper, and
+            for a strategy that acts on weights alone, which has nothing to do there, all.
+        peephole: whether gates see cell states; see `LSTM`.
+        forget_bias: what forget gates start with; ``None``: what ``init_std`` gives.
+        learn_initial_state: whether both LSTMs' first states are learned, else zeros.
+        learn_initial_canvas: the same of C_0.
+        filter_norm: how filters come to sum to 1; see `ln_zoo.ops.filterbank`.
+        filter_eps: see there.
+        bound: log standard deviations of latents, log sigma^2 and log strides are clamped to plus
+            and minus it.
+        init_std: standard deviation of all initial weights, biases being 0, as in released code
+            (0.01); ``None``: torch's own, but 0.01 and no bias of the map to the latents, whose
+            divergence would be large otherwise.
+
+    Parameters: those of `LSTMCell` under ``encoder.`` and ``decoder.``; ``posterior`` (2Z, H),
+    means first; ``read`` and ``write`` (5, H) in the order g~_X, g~_Y, log sigma^2, log delta~, log
+    gamma; ``patch`` (W W, H); ``initial.encoder_h``, ``initial.encoder_c``, ``initial.decoder_h``,
+    ``initial.decoder_c`` (H,) and ``initial.canvas`` (B, A).
+
+    Raises:
+        ValueError: for sizes below 1, an unknown ``filter_norm``, bounds that are not positive.
+
+    Example:
+        >>> from ln_zoo.norms import LayerNorm
+        >>> network = DRAWNetwork(28, 28, norm=LayerNorm())
+        >>> sum(p.numel() for p in network.parameters())
+        964347
+        >>> output = network(torch.rand(2, 28, 28), torch.randn(3, 2, 100))
+        >>> output.logits.shape, output.means.shape
+        (torch.Size([2, 28, 28]), torch.Size([3, 2, 100]))
+    """
+
+    def __init__(
+        self,
+        height: int,
+        width: int,
+        *,
+        hidden_size: int = 256,
+        latent_size: int = 100,
+        read_size: int | None = 2,
+        write_size: int | None = 5,
+        norm: Norm | None = None,
+        normalize: Sequence[str] | None = None,
+        peephole: bool = False,
+        forget_bias: float | None = None,
+        learn_initial_state: bool = True,
+        learn_initial_canvas: bool = True,
+        filter_norm: FilterNorm = "softmax",
+        filter_eps: float = 1e-8,
+        bound: float = 10.0,
+        init_std: float | None = None,
+    ) -> None:
+        super().__init__()
+        sizes = {
+            "height": height,
+            "width": width,
+            "hidden_size": hidden_size,
+            "latent_size": latent_size,
+            "read_size": read_size,
+            "write_size": write_size,
+        }
+        if small := {name: size for name, size in sizes.items() if size is not None and size < 1}:
+            raise ValueError(f"every size must be at least 1, got {small}")
+        if filter_norm not in get_args(FilterNorm):
+            words = ", ".join(get_args(FilterNorm))
+            raise ValueError(f"filter_norm must be one of {words}, got {filter_norm!r}")
+        for name, value in {"filter_eps": filter_eps, "init_std": init_std}.items():
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} must be positive, got {value!r}")
+        if not 0 < bound <= _LARGEST_BOUND:
+            raise ValueError(
+                f"bound must be positive and at most {_LARGEST_BOUND}, beyond which filters leave "
+                f"the range of float32; got {bound!r}"
+            )
+        self.height, self.width = height, width
+        self.hidden_size, self.latent_size = hidden_size, latent_size
+        self.read_size, self.write_size = read_size, write_size
+        self.forget_bias, self.init_std = forget_bias, init_std
+        self.filter_norm, self.filter_eps, self.bound = filter_norm, filter_eps, bound
+        norm = Identity() if norm is None else norm
+        if normalize is None:
+            of_sums = type(norm).sums is not Norm.sums
+            normalize = ("cell",) if of_sums else ("input", "recurrent")
+        pixels = height * width
+        glimpse = 2 * (pixels if read_size is None else read_size**2)
+        self.encoder, self.decoder = (
+            LSTMCell(inputs, hidden_size, norm=norm, normalize=normalize, peephole=peephole)
+            for inputs in (glimpse + hidden_size, latent_size)
+        )
+        self.posterior = nn.Linear(hidden_size, 2 * latent_size)
+        self.read = None if read_size is None else nn.Linear(hidden_size, _ATTENTION)
+        self.write = None if write_size is None else nn.Linear(hidden_size, _ATTENTION)
+        self.patch = nn.Linear(hidden_size, pixels if write_size is None else write_size**2)
+        self.initial = nn.ParameterDict()
+        if learn_initial_state:
+            for name in ("encoder_h", "encoder_c", "decoder_h", "decoder_c"):
+                self.initial[name] = nn.Parameter(torch.zeros(hidden_size))
+        if learn_initial_canvas:
+            self.initial["canvas"] = nn.Parameter(torch.zeros(height, width))
+        self._compile_mode: str | None = None
+        self._start_weights()
+
+    def reset_parameters(self) -> None:
+        """Draws weights anew, and starts the strategy anew."""
+        for module in (self.encoder, self.decoder, self.posterior, self.read, self.write):
+            if module is not None:
+                module.reset_parameters()
+        self.patch.reset_parameters()
+        with torch.no_grad():
+            for parameter in self.initial.values():
+                init.zeros_(parameter)
+        self._start_weights()
+
+    @torch.no_grad()
+    def _start_weights(self) -> None:
+        for name, parameter in self.named_parameters():
+            if ".sites." in name:  # the strategy's own, whatever it calls them
+                continue
+            if self.init_std is None and not name.startswith("posterior."):
+                continue
+            if "weight" in name:
+                init.normal_(parameter, std=0.01 if self.init_std is None else self.init_std)
+            else:
+                init.zeros_(parameter)
+        for cell in (self.encoder, self.decoder):
+            if self.forget_bias is not None:
+                cell.bias_ih.chunk(4)[_FORGET_GATE].fill_(self.forget_bias)
+                cell.bias_hh.chunk(4)[_FORGET_GATE].zero_()
+            cell.reset_norm()
+
+    def compile_glimpse(self, mode: str) -> None:
+        """Has `torch.compile` make one function of each glimpse from here on, where gradients are
+        taken.
+
+        Args:
+            mode: as `torch.compile` has it; ``"reduce-overhead"`` takes CUDA graphs.
+
+        Raises:
+            ValueError: for a mode that torch does not know.
+        """
+        try:
+            _compiled(type(self).glimpse, mode)
+        except RuntimeError as error:  # torch's word for a mode it does not know
+            raise ValueError(f"compile_mode: {error}") from None
+        self._compile_mode = mode
+
+    # Running
+
+    def forward(self, images: Tensor, noise: Tensor, trace: bool = False) -> DRAWOutput:
+        """Draws each image anew from what it saw of it.
+
+        Args:
+            images: x, (N, B, A), from 0 to 1.
+            noise: standard normal numbers, (T, N, Z), fresh ones for each glimpse; T is free.
+            trace: whether to give the trace.
+
+        Raises:
+            ValueError: if sizes do not fit.
+        """
+        if images.dim() != 3 or tuple(images.shape[1:]) != (self.height, self.width):
+            raise ValueError(
+                f"images must be (N, {self.height}, {self.width}), got {tuple(images.shape)}"
+            )
+        self._check_noise("noise", noise, len(images))
+        found = None if trace else self._run_kernel(images, noise)
+        return self._run(images, noise, trace) if found is None else found
+
+    def generate(self, latents: Tensor, trace: bool = False) -> DRAWOutput:
+        """Makes up images (Gregor et al. 2015, section 2.3): decoder and writer alone.
+
+        Args:
+            latents: z from the prior, standard normal, (T, N, Z).
+            trace: whether to give the trace.
+
+        Raises:
+            ValueError: if sizes do not fit.
+        """
+        self._check_noise("latents", latents, latents.shape[1] if latents.dim() == 3 else 1)
+        return self._run(None, latents, trace)
+
+    def _check_noise(self, name: str, noise: Tensor, cases: int) -> None:
+        if noise.dim() != 3 or not len(noise) or noise.shape[1:] != (cases, self.latent_size):
+            raise ValueError(
+                f"{name} must be (T, {cases}, {self.latent_size}) with T at least 1, got "
+                f"{tuple(noise.shape)}"
+            )
+
+    def _run_kernel(self, images: Tensor, noise: Tensor) -> DRAWOutput | None:
+        """The same in one call, where a kernel takes it."""
+        if self.read is None or self.write is None or self._runs_compiled():
+            return None
+        assert self.read_size is not None
+        assert self.write_size is not None
+        dtype = self.patch.weight.dtype
+
+        def lstm(name: str, cell: LSTMCell) -> DrawLSTM:
+            records = {r: site.describe() for r, site in sites_by_role(cell.sites).items()}
+            h, c = (self._initial(f"{name}_{letter}", self.hidden_size) for letter in "hc")
+            return DrawLSTM(cell.effective_weights(), records, h, c)
+
+        read, write, patch, posterior = (
+            Affine(layer.weight, layer.bias)
+            for layer in (self.read, self.write, self.patch, self.posterior)
+        )
+        settings = DrawSettings(
+            self.read_size, self.write_size, self.filter_norm, self.filter_eps, self.bound
+        )
+        weights = DrawWeights(
+            lstm("encoder", self.encoder),
+            lstm("decoder", self.decoder),
+            posterior,
+            read,
+            write,
+            patch,
+            self._initial("canvas", self.height, self.width),
+        )
+        images, noise = images.to(dtype), noise.to(dtype)
+        engine = draw_engine(images, noise, weights)
+        if engine is None:
+            return None
+        done = drawn(engine, settings, images, noise, weights)
+        return DRAWOutput(done.logits, done.means, done.log_stds, done.clamped.sum(), None)
+
+    def _runs_compiled(self) -> bool:
+        """In training alone: with no gradients to come, CUDA graphs overwrite the last glimpse."""
+        return self._compile_mode is not None and torch.is_grad_enabled()
+
+    def _run(self, images: Tensor | None, noise: Tensor, trace: bool) -> DRAWOutput:
+        dtype = torch.promote_types(self.patch.weight.dtype, torch.float32)
+        images, noise = None if images is None else images.to(dtype), noise.to(dtype)
+        state = self._start(noise.shape[1], dtype)
+        for cell in (self.encoder, self.decoder):
+            for site in sites_by_role(cell.sites).values():
+                if site.normalizes_sums:
+                    site.norm.before_steps(site, len(noise))
+        canvases, said = [state.canvas], []
+        glimpse = type(self).glimpse
+        if self._runs_compiled():
+            assert self._compile_mode is not None
+            glimpse = _compiled(glimpse, self._compile_mode)
+        for t, z in enumerate(noise):
+            state, words = glimpse(self, images, state, z, t)
+            said.append(words)
+            if trace:
+                canvases.append(state.canvas)
+        reads, posteriors, writes = (_stacked(words) for words in zip(*said, strict=True))
+        clamped = state.canvas.new_zeros((), dtype=torch.int64)
+        for grid in (reads, writes):
+            if grid is not None:
+                clamped = clamped + (grid[..., 2:4].abs() > self.bound).sum()
+        means, log_stds = None, None
+        if posteriors is not None:
+            means, log_stds = posteriors.chunk(2, -1)
+            clamped = clamped + (log_stds.abs() > self.bound).sum()
+            log_stds = log_stds.clamp(-self.bound, self.bound)
+        did = None
+        if trace:
+            did = DRAWTrace(
+                torch.stack(canvases).detach(),
+                self._places(reads, self.read_size),
+                self._places(writes, self.write_size),
+            )
+        return DRAWOutput(state.canvas, means, log_stds, clamped, did)
+
+    def _start(self, cases: int, dtype: torch.dtype) -> _State:
+        def initial(name: str) -> Tensor:
+            return self._initial(name, self.hidden_size).expand(cases, -1)
+
+        canvas = self._initial("canvas", self.height, self.width).to(dtype)
+        return _State(
+            (initial("encoder_h"), initial("encoder_c")),
+            (initial("decoder_h"), initial("decoder_c")),
+            canvas.expand(cases, -1, -1),
+        )
+
+    def _initial(self, name: str, *shape: int) -> Tensor:
+        """What is learned of the start of each case, or zeros."""
+        if name in self.initial:
+            return self.initial[name]
+        return self.patch.weight.new_zeros(shape)
+
+    def glimpse(
+        self, images: Tensor | None, state: _State, noise: Tensor, t: int
+    ) -> tuple[_State, tuple[Tensor | None, Tensor | None, Tensor | None]]:
+        """One glimpse.
+
+        Args:
+            images: x; ``None``: the noise is z itself.
+            state: before it.
+            noise: (N, Z).
+            t: its number, counted from 0.
+
+        Returns:
+            The state after it, and what the linear maps said of where to read (N, 5), of the
+            latents (N, 2Z), and of where to write (N, 5).
+        """
+        dtype = state.canvas.dtype
+        reads = posterior = writes = None
+        encoder, decoder, z = state.encoder, state.decoder, noise
+        if images is not None:
+            both = torch.stack([images, images - state.canvas.sigmoid()], 1)
+            if self.read is not None and self.read_size is not None:
+                reads = self._precisely(self.read, decoder[0], dtype)
+                both = self._look(both, reads)
+            seen = torch.cat([both.flatten(1).to(decoder[0].dtype), decoder[0]], 1)
+            encoder = self.encoder(seen, encoder, step=t)
+            posterior = self.posterior(encoder[0]).to(dtype)
+            mean, log_std = posterior.chunk(2, 1)
+            z = mean + log_std.clamp(-self.bound, self.bound).exp() * noise
+        decoder = self.decoder(z.to(decoder[0].dtype), decoder, step=t)
+        patch = self.patch(decoder[0]).to(dtype)
+        if self.write is not None and self.write_size is not None:
+            writes = self._precisely(self.write, decoder[0], dtype)
+            patch = self._spread(patch.unflatten(1, (self.write_size, self.write_size)), writes)
+        canvas = state.canvas + patch.view_as(state.canvas)
+        return _State(encoder, decoder, canvas), (reads, posterior, writes)
+
+    @staticmethod
+    def _precisely(layer: nn.Linear, h: Tensor, dtype: torch.dtype) -> Tensor:
+        """Where a grid lies; rounded to bfloat16 its centre would be off by tenths of a pixel."""
+        with torch.autocast(h.device.type, enabled=False):
+            places: Tensor = layer(h)
+            return places.to(dtype)
+
+    def _look(self, both: Tensor, parameters: Tensor) -> Tensor:
+        """Patches (N, 2, R, R) of images (N, 2, B, A)."""
+        with torch.autocast(both.device.type, enabled=False):
+            places, f_y, f_x = self._grid(parameters, self.read_size)
+            patches = f_y.unsqueeze(1) @ both @ f_x.unsqueeze(1).mT
+            return places[:, 4, None, None, None] * patches
+
+    def _spread(self, patch: Tensor, parameters: Tensor) -> Tensor:
+        """What patches (N, W, W) add to canvases (N, B, A)."""
+        with torch.autocast(patch.device.type, enabled=False):
+            places, f_y, f_x = self._grid(parameters, self.write_size)
+            return f_y.mT @ patch @ f_x / places[:, 4, None, None]
+
+    def _grid(self, parameters: Tensor, grid: int | None) -> tuple[Tensor, Tensor, Tensor]:
+        assert grid is not None
+        places = attention(parameters, grid, self.height, self.width, self.bound)
+        sizes = (grid, self.height, self.width)
+        return places, *filterbank(places, *sizes, self.filter_norm, self.filter_eps)
+
+    def _places(self, parameters: Tensor | None, grid: int | None) -> Tensor | None:
+        if parameters is None or grid is None:
+            return None
+        return attention(parameters.detach(), grid, self.height, self.width, self.bound)
+
+
+class _State(NamedTuple):
+    """h and c of both LSTMs, each (N, H), and the canvas (N, B, A)."""
+
+    encoder: tuple[Tensor, Tensor]
+    decoder: tuple[Tensor, Tensor]
+    canvas: Tensor
+
+
+@cache
+def _compiled(function: Callable[..., Any], mode: str) -> Callable[..., Any]:
+    """Not kept by a network, whose copies would run its weights and which could not be pickled."""
+    return torch.compile(function, mode=mode)
+
+
+def _stacked(parts: Sequence[Tensor | None]) -> Tensor | None:
+    there = [part for part in parts if part is not None]
+    return torch.stack(there) if there else None

@@ -1,0 +1,341 @@
+"""DRAW: images drawn glimpse by glimpse, and how likely they are (paper, section 6.4)."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor
+from torch.nn import functional as F
+
+from ln_zoo.layers import DRAWNetwork, DRAWOutput
+from ln_zoo.metrics import Ratio
+from ln_zoo.models.base import ZooModule, fused_on_cpu
+from ln_zoo.norms import LayerNorm, Norm, from_config
+from ln_zoo.ops import divergence
+
+#: What is measured, in nats per image; see `DRAW`.
+_METRICS = {
+    "val": ("bound", "nll", "kl"),
+    "test": ("bound", "nll", "kl", "importance_bound"),
+}
+
+
+class DRAW(ZooModule):
+    """A variational autoencoder whose attention reads and writes (Gregor et al. 2015).
+
+    The network is `ln_zoo.layers.DRAWNetwork`. What is minimised is the variational bound on the
+    negative log likelihood, in nats: summed over pixels and latents, averaged over images::
+
+        nll = -sum_pixels [x log p + (1 - x) log(1 - p)],   p = sigmoid(C_T)
+        kl = sum_t sum_d (mu^2 + s^2 - 2 log s - 1) / 2
+        bound = nll + kl
+
+    Logged are ``bound``, ``nll`` and ``kl``, with one draw of the latents in training and
+    ``val_samples`` and ``eval_samples`` in validation and test, and with ``importance_samples`` the
+    tighter importance-weighted bound of `Burda et al. (2016) <https://arxiv.org/abs/1509.00519>`_,
+    eq. 8, ``test_importance_bound``. Noise in evaluation depends on ``eval_seed`` and the images of
+    a batch alone: models are compared with the same noise, and a test gives the same numbers again.
+    ``train_clamped`` is the share of log standard deviations, log variances and log strides that
+    were beyond ``bound``.
+
+    A batch is a tuple that begins with images (N, 1, B, A) from 0 to 1: 0 and 1 drawn once, as in
+    the sources, or probabilities.
+
+    Args:
+        image_size: height B and width A in pixels.
+        glimpses: T; the paper has 64.
+        hidden_features: H of both LSTMs; the paper has 256.
+        latent_features: Z of each glimpse.
+        read_size: R; ``None``: the encoder reads whole images.
+        write_size: W; ``None``: the decoder writes to all pixels.
+        norm: the strategy, or its ``class_path``/``init_args`` dict; default `LayerNorm`.
+        normalize: the sites to act on; default: the cell state alone, as in the paper, and all for
+            strategies that act on weights. See `ln_zoo.layers.DRAWNetwork`.
+        peephole: whether gates see cell states, as in the first released code.
+        forget_bias: what forget gates start with; the sources do not say. ``None``: what
+            ``init_std`` gives.
+        learn_initial_state: whether the first states are learned, else zeros.
+        learn_initial_canvas: the same of the first canvas.
+        filter_norm: ``"softmax"`` or ``"eps"``; see `ln_zoo.ops.filterbank`.
+        filter_eps: see there.
+        bound: what logarithms are clamped to; see `ln_zoo.layers.DRAWNetwork`.
+        init_std: standard deviation of initial weights, biases being 0; 0.01 in released code, from
+            which layer norm at the paper's size does not begin to learn for epochs
+            (``docs/draw.md``); the sources do not say. ``None``: torch's own, with a small map to
+            the latents.
+        lr: learning rate of Adam; its default in the paper, 3e-4 in released code.
+        clip_norm: the norm to which gradients are clipped, ``None`` for none. The sources do not
+            say; gradients begin with norms of 100 to 300. The trainer's ``gradient_clip_val`` goes
+            before it.
+        val_samples: draws of the latents for each image in validation.
+        eval_samples: the same in test.
+        importance_samples: draws for the importance-weighted bound in test; 0: it is not measured.
+        eval_seed: of the noise in evaluation.
+        compile_mode: `torch.compile` with this mode for a glimpse, such as ``"default"``, or
+            ``"reduce-overhead"`` with CUDA graphs; ``None``: the kernels of this package where they
+            take the network, else functions of torch one by one.
+
+    Raises:
+        ValueError: for sizes, samples, rates or bounds out of range, or an unknown word.
+
+    Example:
+        >>> model = DRAW(image_size=(8, 8), glimpses=3, hidden_features=16, latent_features=4)
+        >>> images = torch.rand(2, 1, 8, 8).round()
+        >>> values = model.per_case((images,))
+        >>> {name: value.shape for name, value in values.items()}
+        {'bound': torch.Size([2]), 'nll': torch.Size([2]), 'kl': torch.Size([2])}
+    """
+
+    def __init__(
+        self,
+        image_size: tuple[int, int] = (28, 28),
+        glimpses: int = 64,
+        hidden_features: int = 256,
+        latent_features: int = 100,
+        read_size: int | None = 2,
+        write_size: int | None = 5,
+        norm: Norm | None = None,
+        normalize: list[str] | None = None,
+        peephole: bool = False,
+        forget_bias: float | None = None,
+        learn_initial_state: bool = True,
+        learn_initial_canvas: bool = True,
+        filter_norm: Literal["softmax", "eps"] = "softmax",
+        filter_eps: float = 1e-8,
+        bound: float = 10.0,
+        init_std: float | None = None,
+        lr: float = 1e-3,
+        clip_norm: float | None = 10.0,
+        val_samples: int = 1,
+        eval_samples: int = 10,
+        importance_samples: int = 0,
+        eval_seed: int = 0,
+        compile_mode: str | None = None,
+    ) -> None:
+        super().__init__()
+        norm = LayerNorm() if norm is None else from_config(norm)
+        counts = {"glimpses": glimpses, "val_samples": val_samples, "eval_samples": eval_samples}
+        if small := {name: count for name, count in counts.items() if count < 1}:
+            raise ValueError(f"every number must be at least 1, got {small}")
+        if importance_samples < 0:
+            raise ValueError(f"importance_samples must not be negative, got {importance_samples}")
+        if not 0 <= eval_seed < 2**32:
+            raise ValueError(f"eval_seed must lie between 0 and 2^32 - 1, got {eval_seed}")
+        if not lr > 0:
+            raise ValueError(f"lr must be positive, got {lr!r}")
+        if clip_norm is not None and not clip_norm > 0:
+            raise ValueError(f"clip_norm must be positive, or None; got {clip_norm!r}")
+        if len(image_size) != 2:
+            raise ValueError(f"image_size must be height and width, got {image_size!r}")
+        height, width = image_size
+        # How it is run here is no matter of the weights: whoever loads them need not compile.
+        self.remember(norm, image_size=[height, width], compile_mode=None)
+        self.image_size = (height, width)
+        self.glimpses = glimpses
+        self.lr = lr
+        self.clip_norm = clip_norm
+        self.val_samples = val_samples
+        self.eval_samples = eval_samples
+        self.importance_samples = importance_samples
+        self.eval_seed = eval_seed
+        self.network = DRAWNetwork(
+            height,
+            width,
+            hidden_size=hidden_features,
+            latent_size=latent_features,
+            read_size=read_size,
+            write_size=write_size,
+            norm=norm,
+            normalize=normalize,
+            peephole=peephole,
+            forget_bias=forget_bias,
+            learn_initial_state=learn_initial_state,
+            learn_initial_canvas=learn_initial_canvas,
+            filter_norm=filter_norm,
+            filter_eps=filter_eps,
+            bound=bound,
+            init_std=init_std,
+        )
+        if compile_mode is not None:
+            self.network.compile_glimpse(compile_mode)
+        for stage, names in _METRICS.items():
+            for name in names:
+                setattr(self, f"{stage}_{name}", Ratio())
+
+    def forward(self, images: Tensor, noise: Tensor | None = None) -> DRAWOutput:
+        """Draws images anew from what the network sees of them.
+
+        Args:
+            images: (N, 1, B, A).
+            noise: standard normal, (T, N, Z); default: drawn.
+
+        Raises:
+            ValueError: if images have another size.
+        """
+        expected = (1, *self.image_size)
+        if images.dim() != 4 or tuple(images.shape[1:]) != expected:
+            raise ValueError(
+                f"images must be (N, {', '.join(map(str, expected))}), got {tuple(images.shape)}: "
+                "give the model their size with image_size (--model.image_size)"
+            )
+        if noise is None:
+            noise = self._noise(len(images))
+        output: DRAWOutput = self.network(images.squeeze(1), noise)
+        return output
+
+    def _noise(self, cases: int, generator: torch.Generator | None = None) -> Tensor:
+        shape = (self.glimpses, cases, self.network.latent_size)
+        # On the CPU: the same numbers on every device.
+        return torch.randn(shape, generator=generator).to(self.device)
+
+    # Losses
+
+    @staticmethod
+    def kl_by_glimpse(output: DRAWOutput) -> Tensor:
+        """The divergence of the latents from their prior at each glimpse, in nats, (T, N).
+
+        Raises:
+            ValueError: of images that were made up, which have none.
+        """
+        if output.means is None or output.log_stds is None:
+            raise ValueError("images that were made up have no divergence: nothing was read")
+        return divergence(output.means, output.log_stds)
+
+    @staticmethod
+    def nll(images: Tensor, output: DRAWOutput) -> Tensor:
+        """Nats of images (N, 1, B, A) given the canvas, (N,)."""
+        logits = output.logits
+        x = images.squeeze(1).to(logits)
+        return F.binary_cross_entropy_with_logits(logits, x, reduction="none").sum((1, 2))
+
+    def per_case(self, batch: Any) -> dict[str, Tensor]:
+        """``bound``, ``nll`` and ``kl`` of each image with one draw, float64 (N,)."""
+        return self._measure(batch[0], 1, 0)
+
+    def _measure(self, images: Tensor, samples: int, importance: int) -> dict[str, Tensor]:
+        """Means over draws, and the importance-weighted bound of as many as wanted."""
+        pixels = images.detach().to("cpu", torch.float32).contiguous().numpy().tobytes()
+        # One number of 32 bits, which is all that torch's generator takes of a seed.
+        generator = torch.Generator().manual_seed(zlib.crc32(pixels, self.eval_seed))
+        nll, kl, weights = [], [], []
+        for i in range(max(samples, importance)):
+            noise = self._noise(len(images), generator)
+            output = _doubled(self(images, noise))
+            if i < samples:
+                nll.append(self.nll(images, output))
+                kl.append(self.kl_by_glimpse(output).sum(0))
+            if i < importance:
+                weights.append(self._log_weight(images, output, noise.double()))
+        shares = {"nll": torch.stack(nll).mean(0), "kl": torch.stack(kl).mean(0)}
+        values = {"bound": shares["nll"] + shares["kl"], **shares}
+        if weights:
+            mean = torch.stack(weights).logsumexp(0) - math.log(importance)
+            values["importance_bound"] = -mean
+        return values
+
+    def _log_weight(self, images: Tensor, output: DRAWOutput, noise: Tensor) -> Tensor:
+        """log p(x | z) + log p(z) - log q(z | x) of one draw, (N,)."""
+        assert output.means is not None
+        assert output.log_stds is not None
+        z = output.means + output.log_stds.exp() * noise
+        ratio = 0.5 * (noise.square() - z.square()) + output.log_stds
+        return ratio.sum((0, 2)) - self.nll(images, output)
+
+    # Training
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        images = batch[0]
+        output = self(images)
+        nll, kl = self.nll(images, output).mean(), self.kl_by_glimpse(output).sum(0).mean()
+        bound = nll + kl
+        assert output.log_stds is not None
+        grids = sum(grid is not None for grid in (self.network.read, self.network.write))
+        watched = output.log_stds.numel() + 2 * grids * self.glimpses * len(images)
+        for name, value in (
+            ("bound", bound),
+            ("nll", nll),
+            ("kl", kl),
+            ("clamped", output.clamped / watched),
+        ):
+            shown = name == "bound"
+            self.log(f"train_{name}", value.detach(), prog_bar=shown, batch_size=len(images))
+        return bound
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self._evaluate("val", batch, self.val_samples, 0)
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self._evaluate("test", batch, self.eval_samples, self.importance_samples)
+
+    def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+        return self._measure(batch[0], self.eval_samples, self.importance_samples)
+
+    def _evaluate(self, stage: str, batch: Any, samples: int, importance: int) -> None:
+        images = batch[0]
+        for name, value in self._measure(images, samples, importance).items():
+            metric = getattr(self, f"{stage}_{name}")
+            metric.update(value, value.new_tensor(len(images)))
+            shown = stage == "val" and name == "bound"
+            self.log(f"{stage}_{name}", metric, prog_bar=shown, batch_size=len(images))
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        if gradient_clip_val is None:
+            gradient_clip_val = self.clip_norm
+        self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        fused = fused_on_cpu(self).get("fused")
+        return torch.optim.Adam(self.parameters(), lr=self.lr, fused=fused)
+
+    # Pictures
+
+    @torch.no_grad()
+    def generate_samples(self, number: int, seed: int = 0, trace: bool = False) -> DRAWOutput:
+        """Makes up images.
+
+        In evaluation mode (`eval`), as a loaded model is, if the strategy mixes cases: else the
+        images of one call depend on each other.
+
+        Args:
+            number: of images.
+            seed: of the latents.
+            trace: whether to give what the network did, glimpse by glimpse.
+
+        Raises:
+            ValueError: for a number below 1.
+        """
+        if number < 1:
+            raise ValueError(f"number must be at least 1, got {number}")
+        generator = torch.Generator().manual_seed(seed)
+        return self.network.generate(self._noise(number, generator), trace)
+
+    @torch.no_grad()
+    def reconstruct(self, images: Tensor, seed: int = 0, trace: bool = False) -> DRAWOutput:
+        """Draws images anew; see `generate_samples` on modes.
+
+        Args:
+            images: (N, 1, B, A).
+            seed: of the noise.
+            trace: whether to give what the network did, glimpse by glimpse.
+        """
+        noise = self._noise(len(images), torch.Generator().manual_seed(seed))
+        output: DRAWOutput = self.network(images.to(self.device).squeeze(1), noise, trace)
+        return output
+
+
+def _doubled(output: DRAWOutput) -> DRAWOutput:
+    """Sums over hundreds of pixels and thousands of latents lose no digits in float64."""
+    tensors: Sequence[Tensor | None] = (output.logits, output.means, output.log_stds)
+    logits, means, log_stds = (None if a is None else a.double() for a in tensors)
+    assert logits is not None
+    return output._replace(logits=logits, means=means, log_stds=log_stds)

@@ -1,0 +1,1065 @@
+"""DRAW: two LSTMs that paint an image glimpse by glimpse (Gregor et al. 2015; paper, eq. 29-31).
+
+With an image x (B, A), a canvas C of logits and noise e_t, at each of T glimpses::
+
+    x^ = x - sigmoid(C_t)
+    r_t = gamma [F_Y x F_X^T; F_Y x^ F_X^T]        filters from W_r h_dec, R of them per axis
+    h_enc = LSTM([r_t; h_dec], h_enc)
+    mu_t, log s_t = W_q h_enc + b
+    z_t = mu_t + s_t e_t
+    h_dec = LSTM(z_t, h_dec)
+    C_t+1 = C_t + F_Y^T w_t F_X / gamma            filters and w_t (W, W) from W_w h_dec
+
+The five numbers that place the filters are (g_X, g_Y, log sigma^2, log delta, log gamma), and what
+they make of them is written in `ln_zoo.ops.glimpse`. log s, log sigma^2 and log delta are clamped.
+A cell state may be normalised on its way to h; sums of gates are not, so that an LSTM's step is one
+product, with its inputs side by side.
+
+The loop is one function with gradients written out. Under autocast the products of the LSTMs and
+of the posterior take bfloat16, but not those that place the filters; all else is float32 at least.
+Gradients of weights wait for nothing: theirs are products over many glimpses at once. What stands
+between products runs in C++ ("native"), or on functions of torch ("aten") on any device.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from ln_zoo.ops import memory
+from ln_zoo.ops.cells import CELLS, Weights
+from ln_zoo.ops.chunked import no_autocast
+from ln_zoo.ops.engine import ENGINES
+from ln_zoo.ops.fast_path import allowed
+from ln_zoo.ops.glimpse import FilterNorm
+from ln_zoo.ops.native.draw import NativeDraw
+from ln_zoo.ops.records import Records, RowNorm
+from ln_zoo.ops.recurrent_kernel import untraceable
+from ln_zoo.ops.spec import Rows, product_dtype, refusal, specify
+
+#: Numbers that place the filters of one side.
+NUMBERS = 5
+#: The LSTMs, as tensors for both have them, and the third of narrow products.
+ENCODER, DECODER, POSTERIOR = 0, 1, 2
+#: Rows of one product for gradients of weights, at least: so many run at full speed, and what they
+#: take stays in the caches.
+_CHUNK_ROWS = 1024
+_LSTM = CELLS["LSTM"]
+
+
+@dataclass(frozen=True)
+class DrawSettings:
+    """What DRAW computes, beside its tensors.
+
+    Args:
+        read: filters R along each axis of the patch that is read.
+        write: filters W along each axis of the patch that is written.
+        filter_norm: ``"softmax"``: each filter sums to 1 over the pixels (the paper's); ``"eps"``:
+            it is divided by its sum plus ``filter_eps``, so that one off the image vanishes.
+        filter_eps: see there.
+        bound: of log s, log sigma^2 and log delta: beyond +-bound they are clamped, and have no
+            gradient.
+    """
+
+    read: int
+    write: int
+    filter_norm: FilterNorm = "softmax"
+    filter_eps: float = 1e-8
+    bound: float = 10.0
+
+
+class Affine(NamedTuple):
+    """Weight (O, H) and bias (O,) of a linear map of states."""
+
+    weight: Tensor
+    bias: Tensor
+
+
+class DrawLSTM(NamedTuple):
+    """One of the two LSTMs.
+
+    Attributes:
+        weights: the effective weights; ``ih`` is (4H, 2R^2 + H) in the encoder, with r before
+            h_dec, and (4H, Z) in the decoder.
+        records: what happens to summed inputs, by role.
+        h: the initial state of all cases, (H,).
+        c: the initial cell state, (H,).
+    """
+
+    weights: Weights
+    records: Records
+    h: Tensor
+    c: Tensor
+
+
+class DrawWeights(NamedTuple):
+    """All that DRAW learns.
+
+    Attributes:
+        encoder: the LSTM that reads.
+        decoder: the LSTM that writes.
+        posterior: of h_enc: Z means, then Z log standard deviations.
+        read: of h_dec: the five numbers that place the read filters.
+        write: of h_dec: those of the write filters.
+        patch: of h_dec: W * W pixels, row by row.
+        canvas: the initial logits of all cases, (B, A).
+    """
+
+    encoder: DrawLSTM
+    decoder: DrawLSTM
+    posterior: Affine
+    read: Affine
+    write: Affine
+    patch: Affine
+    canvas: Tensor
+
+
+class Drawn(NamedTuple):
+    """What `drawn` gives, in the precision of the weights.
+
+    Attributes:
+        logits: the last canvas, (N, B, A).
+        means: mu, (T, N, Z).
+        log_stds: log s, clamped, (T, N, Z).
+        clamped: how many numbers were beyond the bound: log s, log sigma^2 and log delta; whole
+            numbers, (3,), without gradient.
+    """
+
+    logits: Tensor
+    means: Tensor
+    log_stds: Tensor
+    clamped: Tensor
+
+
+# The choice
+
+
+def draw_refusal(images: Tensor, noise: Tensor, weights: DrawWeights) -> str | None:
+    """Why `drawn` cannot take this call, whatever the engine; ``None``: it can.
+
+    Args:
+        images: x, (N, B, A).
+        noise: e, (T, N, Z).
+        weights: all that is learned.
+    """
+    if torch.compiler.is_compiling():
+        return "a compiled program holds functions of torch alone"
+    lstms = (weights.encoder, weights.decoder)
+    reason = untraceable() or refusal(
+        _LSTM, [lstm.records for lstm in lstms], [lstm.weights for lstm in lstms]
+    )
+    if reason is not None:
+        return reason
+    for lstm in lstms:
+        spec = specify(_LSTM, lstm.records, lstm.weights)
+        if spec.input.scale or spec.recurrent.scale:
+            return "the sums of the gates are normalised"
+    if images.requires_grad or noise.requires_grad:
+        return "it has no gradients of images and noise"
+    for a in _tensors(images, noise, weights):
+        if a.dtype != images.dtype:
+            return f"precisions differ: {_word(images.dtype)} and {_word(a.dtype)}"
+    if torch.promote_types(images.dtype, torch.float32) != images.dtype:
+        return f"everything but its products needs float32 at least, not {_word(images.dtype)}"
+    narrow = product_dtype(images)
+    if narrow not in (images.dtype, torch.bfloat16):
+        return f"it has no products in {_word(narrow)}"
+    return None
+
+
+def draw_engine(images: Tensor, noise: Tensor, weights: DrawWeights) -> str | None:
+    """The engine that `drawn` runs on; ``None``: it cannot take this call.
+
+    The environment variable ``LN_ZOO_KERNELS`` chooses among engines, as for all kernels.
+    Arguments are those of `draw_refusal`.
+    """
+    names = [kernel.name for kernel in allowed(os.environ.get("LN_ZOO_KERNELS", ""))[0]]
+    names = [name for name in _STEPS if name in names]
+    if not names or draw_refusal(images, noise, weights) is not None:
+        return None
+    weight, narrow = weights.encoder.weights.hh, product_dtype(images)
+    spec = specify(_LSTM, weights.encoder.records, weights.encoder.weights)
+    for name in names:
+        # The native steps know float32 alone, beside the products' bfloat16.
+        if name == "native" and images.dtype != torch.float32:
+            continue
+        if ENGINES[name].refuses(spec, images, weight, narrow) is None:
+            return name
+    return None
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+# The function
+
+
+def drawn(
+    engine: str, settings: DrawSettings, images: Tensor, noise: Tensor, weights: DrawWeights
+) -> Drawn:
+    """Runs all glimpses; it has no gradients of gradients.
+
+    Args:
+        engine: what `draw_engine` said.
+        settings: what is computed.
+        images: x, (N, B, A), numbers from 0 to 1.
+        noise: e, (T, N, Z), T at least 1.
+        weights: all that is learned.
+
+    Raises:
+        ValueError: if sizes do not fit.
+
+    Example:
+        >>> from ln_zoo.ops.records import RowNorm
+        >>> settings, rand = DrawSettings(read=2, write=3), torch.rand
+        >>> records = {"input": RowNorm((16,)), "recurrent": RowNorm((16,)), "cell": RowNorm((4,))}
+        >>> def lstm(inputs):
+        ...     return DrawLSTM(Weights(rand(16, inputs), rand(16, 4)), records, rand(4), rand(4))
+        >>> def affine(outputs):
+        ...     return Affine(rand(outputs, 4), rand(outputs))
+        >>> encoder, decoder, posterior = lstm(2 * 2 * 2 + 4), lstm(6), affine(2 * 6)
+        >>> weights = DrawWeights(
+        ...     encoder, decoder, posterior, affine(5), affine(5), affine(3 * 3), rand(7, 8)
+        ... )
+        >>> images, noise = rand(2, 7, 8), rand(10, 2, 6)
+        >>> engine = draw_engine(images, noise, weights)
+        >>> logits, means, log_stds, clamped = drawn(engine, settings, images, noise, weights)
+        >>> logits.shape, means.shape
+        (torch.Size([2, 7, 8]), torch.Size([10, 2, 6]))
+    """
+    _check(settings, images, noise, weights)
+    plan = _Plan(
+        settings,
+        engine,
+        (_rows(weights.encoder), _rows(weights.decoder)),
+        product_dtype(images),
+    )
+    with no_autocast(images):
+        tensors = (images.contiguous(), noise.contiguous(), *_lower(weights))
+        save = torch.is_grad_enabled() and any(a is not None and a.requires_grad for a in tensors)
+        return Drawn(*_Draw.apply(plan, save, *tensors))
+
+
+class _Operands(NamedTuple):
+    """The tensors of a call; weights beside what their inputs are beside."""
+
+    images: Tensor  # (N, B, A)
+    noise: Tensor  # (T, N, Z)
+    w_encoder: Tensor  # (4H, 2R^2 + H + H), of [r; h_dec; h_enc]
+    w_decoder: Tensor  # (4H, Z + H), of [z; h_dec]
+    b_encoder: Tensor  # (4H,)
+    b_decoder: Tensor
+    gain_encoder: Tensor | None  # (H,), as the next three; None: 1, and 0
+    gain_decoder: Tensor | None
+    shift_encoder: Tensor | None
+    shift_decoder: Tensor | None
+    w_posterior: Tensor  # (2Z, H)
+    b_posterior: Tensor
+    w_heads: Tensor  # (10 + W^2, H): read, write, patch
+    b_heads: Tensor
+    h_encoder: Tensor  # (H,), as the next three
+    h_decoder: Tensor
+    c_encoder: Tensor
+    c_decoder: Tensor
+    canvas: Tensor  # (B, A)
+
+
+def _tensors(images: Tensor, noise: Tensor, weights: DrawWeights) -> list[Tensor]:
+    """All that a call is given."""
+    found: list[Tensor | None] = [images, noise, weights.canvas]
+    for lstm in (weights.encoder, weights.decoder):
+        record = lstm.records["cell"]
+        found += [*lstm.weights, lstm.h, lstm.c]
+        if isinstance(record, RowNorm):
+            found += [record.gain, record.shift]
+    for affine in (weights.posterior, weights.read, weights.write, weights.patch):
+        found += affine
+    return [a for a in found if a is not None]
+
+
+def _rows(lstm: DrawLSTM) -> Rows:
+    return specify(_LSTM, lstm.records, lstm.weights).out
+
+
+def _lower(weights: DrawWeights) -> tuple[Tensor | None, ...]:
+    """Differentiable: the gradient of each part finds its own way back."""
+
+    def one(lstm: DrawLSTM) -> tuple[Tensor | None, ...]:
+        w, record = lstm.weights, lstm.records["cell"]
+        biases = [b for b in (w.bias_ih, w.bias_hh) if b is not None]
+        bias = sum(biases[1:], biases[0]) if biases else w.hh.new_zeros(len(w.hh))
+        gain = shift = None
+        if isinstance(record, RowNorm) and not record.identity:
+            gain, shift = record.gain, record.shift
+        return torch.cat([w.ih, w.hh], 1), bias, gain, shift
+
+    pairs = zip(one(weights.encoder), one(weights.decoder), strict=True)
+    lstms = [None if a is None else a.contiguous() for pair in pairs for a in pair]
+    heads = [torch.cat(p) for p in zip(weights.read, weights.write, weights.patch, strict=True)]
+    states = (weights.encoder.h, weights.decoder.h, weights.encoder.c, weights.decoder.c)
+    rest = (*weights.posterior, *heads, *states, weights.canvas)
+    return (*lstms, *(a.contiguous() for a in rest))
+
+
+def _check(settings: DrawSettings, images: Tensor, noise: Tensor, weights: DrawWeights) -> None:
+    for name, a, form in (("images", images, "(N, B, A)"), ("noise", noise, "(T, N, Z)")):
+        if a.dim() != 3 or (name == "noise" and not len(a)):
+            raise ValueError(f"{name} must be {form}, T at least 1, got {tuple(a.shape)}")
+    (cases, *size), latents = images.shape, noise.shape[2]
+    hidden = weights.encoder.weights.hh.shape[1]
+    expected: list[tuple[str, Tensor | None, tuple[int, ...]]] = [
+        ("noise", noise, (len(noise), cases, latents)),
+        ("canvas", weights.canvas, tuple(size)),
+    ]
+    inputs = {"encoder": 2 * settings.read**2 + hidden, "decoder": latents}
+    for name, columns in inputs.items():
+        lstm = cast(DrawLSTM, getattr(weights, name))
+        record = lstm.records["cell"]
+        expected += [
+            (f"{name}.weights.ih", lstm.weights.ih, (4 * hidden, columns)),
+            (f"{name}.weights.hh", lstm.weights.hh, (4 * hidden, hidden)),
+            (f"{name}.weights.bias_ih", lstm.weights.bias_ih, (4 * hidden,)),
+            (f"{name}.weights.bias_hh", lstm.weights.bias_hh, (4 * hidden,)),
+            (f"{name}.h", lstm.h, (hidden,)),
+            (f"{name}.c", lstm.c, (hidden,)),
+        ]
+        if isinstance(record, RowNorm) and not record.identity:
+            expected += [
+                (f"the gain of {name}'s cell", record.gain, (hidden,)),
+                (f"the shift of {name}'s cell", record.shift, (hidden,)),
+            ]
+    outputs = {
+        "posterior": 2 * latents,
+        "read": NUMBERS,
+        "write": NUMBERS,
+        "patch": settings.write**2,
+    }
+    for name, rows in outputs.items():
+        affine = cast(Affine, getattr(weights, name))
+        expected.append((f"{name}.weight", affine.weight, (rows, hidden)))
+        expected.append((f"{name}.bias", affine.bias, (rows,)))
+    for name, there, shape in expected:
+        if there is not None and there.shape != shape:
+            raise ValueError(
+                f"{name} must be {shape} beside {cases} images of {size[0]} x {size[1]} pixels, "
+                f"{latents} latents, {hidden} hidden units and patches of {settings.read} and "
+                f"{settings.write} a side, got {tuple(there.shape)}"
+            )
+
+
+@dataclass(frozen=True)
+class _Plan:
+    settings: DrawSettings
+    engine: str
+    norms: tuple[Rows, Rows]  # of the cell states on their way out
+    narrow: torch.dtype  # of products
+
+
+class Kept(NamedTuple):
+    """What a run writes; where gradients will be asked for, of all glimpses.
+
+    Tensors of slots have one for each glimpse, (T + 1, ...), slot 0 being what is before the first,
+    or two that take turns. Pairs are of encoder and decoder.
+
+    Attributes:
+        inputs: [r; h_dec; h_enc] and [z; h_dec], (slots, N, I + H), in the precision of products.
+        states: h_dec, (slots, N, H); a part of the inputs, unless products are narrow.
+        heads: what h_dec makes of W_r, W_w and the patch, (slots, N, 10 + W^2).
+        gates: i, f, g, o, (slots, N, 4H).
+        cells: (slots, N, H).
+        stats: of cell states on their way out: mean and reciprocal deviation, (slots, N, 2).
+        canvases: C, (slots, N, B, A); the last one is the logits.
+    """
+
+    inputs: tuple[Tensor, Tensor]
+    states: Tensor
+    heads: Tensor
+    gates: tuple[Tensor, Tensor]
+    cells: tuple[Tensor, Tensor]
+    stats: tuple[Tensor, Tensor]
+    canvases: Tensor
+
+    def flat(self) -> list[Tensor]:
+        """All of them, one after the other."""
+        return [a for field in self for a in (field if isinstance(field, tuple) else (field,))]
+
+    @staticmethod
+    def of(tensors: Sequence[Tensor]) -> Kept:
+        """The inverse of `flat`."""
+        a = tensors
+        return Kept((a[0], a[1]), a[2], a[3], (a[4], a[5]), (a[6], a[7]), (a[8], a[9]), a[10])
+
+
+class Made(NamedTuple):
+    """What a run gives, beside its scratch memory.
+
+    Attributes:
+        logits: (N, B, A).
+        means: (T, N, Z).
+        log_stds: (T, N, Z).
+        sums: products of an LSTM, (N, 4H), where they are narrow; ``None``: they are in the gates.
+        posterior: products of h_enc, (N, 2Z), in the precision of products.
+    """
+
+    logits: Tensor
+    means: Tensor
+    log_stds: Tensor
+    sums: Tensor | None = None
+    posterior: Tensor | None = None
+
+
+class Back(NamedTuple):
+    """What the way back reads and writes. Pairs are of encoder and decoder.
+
+    Attributes:
+        means: gradient of the means, (T, N, Z), or ``None`` for 0.
+        log_stds: the same.
+        canvas: gradient of the canvas after a glimpse, left as that before it, (N, B, A).
+        heads: to be filled, (T + 1, N, 10 + W^2), zeros at first.
+        states: what ``heads`` makes of h_dec, (N, H).
+        cells: gradients of cell states, (N, H).
+        inputs: gradients of inputs, (N, I + H), in the precision of products; zeros at first.
+        encoded: what ``posterior`` makes of h_enc, (N, H), in the precision of products.
+        gates: to be filled with gradients of the sums, (chunk, N, 4H), in the precision of
+            products; glimpse t has row t % chunk.
+        posterior: to be filled, (chunk, N, 2Z), the same.
+    """
+
+    means: Tensor | None
+    log_stds: Tensor | None
+    canvas: Tensor
+    heads: Tensor
+    states: Tensor
+    cells: tuple[Tensor, Tensor]
+    inputs: tuple[Tensor, Tensor]
+    encoded: Tensor
+    gates: tuple[Tensor, Tensor]
+    posterior: Tensor
+
+
+class DrawSteps(Protocol):
+    """All that stands between the products of a glimpse t.
+
+    On the way back the functions are called in the opposite order, each with the products that
+    come of what it fills in `Back` done after it.
+    """
+
+    def multiply(self, which: int, a: Tensor, out: Tensor) -> None:
+        """Fills out with a product of the weight: on the way back a W, otherwise a W^T."""
+
+    def heads(self, states: Tensor, out: Tensor) -> None:
+        """Fills out with what all heads make of h_dec, (N, H), in full precision."""
+
+    def heads_back(self, d: Tensor, out: Tensor) -> None:
+        """Fills out with gradients of h_dec, from those of the heads."""
+
+    def read(self, t: int) -> None:
+        """Fills in r."""
+
+    def lstm(self, which: int, t: int) -> None:
+        """From the sums of the gates, without bias, to c and h wherever it is read."""
+
+    def latent(self, t: int) -> None:
+        """From the products of h_enc, without bias, to z."""
+
+    def write(self, t: int) -> None:
+        """Fills in the next canvas."""
+
+    def read_back(self, t: int) -> None:
+        """Fills in the read filters' part of ``heads[t]``, and goes on with the canvas."""
+
+    def lstm_back(self, which: int, t: int) -> None:
+        """Fills in ``gates``, and goes on with the cell state."""
+
+    def latent_back(self, t: int) -> None:
+        """Fills in ``posterior``."""
+
+    def write_back(self, t: int) -> None:
+        """Fills in all but the read filters' part of ``heads[t + 1]``."""
+
+    def clamped(self) -> Tensor:
+        """How many numbers were clamped; see `Drawn`."""
+
+    def totals(self) -> Sequence[Tensor]:
+        """Gradients of vectors, after the way back: sums over all glimpses and cases.
+
+        Returns:
+            Of the encoder: bias (4H,), gain and shift (H,); of the decoder the same; bias of the
+            posterior (2Z,).
+        """
+
+
+class _Draw(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, plan: _Plan, save: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
+        operands = _Operands(*tensors)
+        kept, made = _allocate(plan, operands, save)
+        steps = _STEPS[plan.engine](plan, operands, _weights(plan, operands), kept, made, None)
+        slots, glimpses, hidden = len(kept.cells[0]), len(operands.noise), len(operands.h_decoder)
+        inputs, of_decoder = kept.inputs
+        _start(operands, kept)
+        for t in range(glimpses):
+            before, after = t % slots, (t + 1) % slots
+            steps.read(t)
+            steps.multiply(ENCODER, inputs[before], _sums(kept, made, ENCODER, before))
+            steps.lstm(ENCODER, t)
+            steps.multiply(POSTERIOR, inputs[after, :, -hidden:], made.posterior)
+            steps.latent(t)
+            steps.multiply(DECODER, of_decoder[before], _sums(kept, made, DECODER, before))
+            steps.lstm(DECODER, t)
+            steps.heads(kept.states[after], kept.heads[after])
+            steps.write(t)
+        clamped = steps.clamped()
+        ctx.plan = plan
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(clamped)
+        if save:
+            ctx.save_for_backward(*operands, made.log_stds, *kept.flat())
+        return made.logits, made.means, made.log_stds, clamped
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "the kernels of DRAW have no gradients of gradients: set the environment variable "
+                "LN_ZOO_KERNELS=0 where you ask for them (create_graph=True)"
+            )
+        with no_autocast(ctx.saved_tensors[0]):
+            return (None, None, *_gradients(ctx, *grads))
+
+
+def _gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    """What `_Draw` takes back, in the order of its operands."""
+    count = len(_Operands._fields)
+    plan, operands = ctx.plan, _Operands(*ctx.saved_tensors[:count])
+    log_stds, kept = ctx.saved_tensors[count], Kept.of(ctx.saved_tensors[count + 1 :])
+    needed = _Operands(*ctx.needs_input_grad[2:])
+    back = _allocate_back(plan, operands, grads)
+    made = Made(operands.images, log_stds, log_stds)  # Neither logits nor means are read.
+    weights = _weights(plan, operands)
+    steps = _STEPS[plan.engine](plan, operands, weights, kept, made, back)
+    glimpses, hidden, chunk = len(operands.noise), len(operands.h_decoder), len(back.posterior)
+    totals = [torch.zeros_like(w, dtype=log_stds.dtype) for w in weights]
+    encoded = kept.inputs[ENCODER][1:, :, -hidden:]
+    pairs = list(zip(totals, (*back.gates, back.posterior), (*kept.inputs, encoded), strict=True))
+    for t in reversed(range(glimpses)):
+        row = t % chunk
+        steps.write_back(t)
+        steps.heads_back(back.heads[t + 1], back.states)
+        steps.lstm_back(DECODER, t)
+        steps.multiply(DECODER, back.gates[DECODER][row], back.inputs[DECODER])
+        steps.latent_back(t)
+        steps.multiply(POSTERIOR, back.posterior[row], back.encoded)
+        steps.lstm_back(ENCODER, t)
+        steps.multiply(ENCODER, back.gates[ENCODER][row], back.inputs[ENCODER])
+        steps.read_back(t)
+        if row == 0:
+            last = min(t + chunk, glimpses)
+            for total, d, a in pairs:
+                _add_product(total, d[: last - t], a[t:last])
+    b_encoder, gain_encoder, shift_encoder, *others = steps.totals()
+    b_decoder, gain_decoder, shift_decoder, b_posterior = others
+    by_encoder, by_decoder = back.inputs
+    dh_decoder = torch.mm(back.heads[0], operands.w_heads)
+    dh_decoder += by_encoder[:, -2 * hidden : -hidden]
+    dh_decoder += by_decoder[:, -hidden:]
+    found = _Operands(
+        images=cast(Tensor, None),
+        noise=cast(Tensor, None),
+        w_encoder=totals[ENCODER],
+        w_decoder=totals[DECODER],
+        b_encoder=b_encoder,
+        b_decoder=b_decoder,
+        gain_encoder=gain_encoder,
+        gain_decoder=gain_decoder,
+        shift_encoder=shift_encoder,
+        shift_decoder=shift_decoder,
+        w_posterior=totals[POSTERIOR],
+        b_posterior=b_posterior,
+        w_heads=torch.mm(back.heads.flatten(0, 1).t(), kept.states.flatten(0, 1)),
+        b_heads=back.heads.sum((0, 1)),
+        h_encoder=by_encoder[:, -hidden:].sum(0, dtype=log_stds.dtype),
+        h_decoder=dh_decoder.sum(0),
+        c_encoder=back.cells[ENCODER].sum(0),
+        c_decoder=back.cells[DECODER].sum(0),
+        canvas=back.canvas.sum(0),
+    )
+    return tuple(d if need else None for d, need in zip(found, needed, strict=True))
+
+
+def _add_product(total: Tensor, d: Tensor, a: Tensor) -> None:
+    """Adds what d (chunk, N, O) and a (chunk, N, I) make of a weight, (O, I)."""
+    d, a = d.flatten(0, 1).t(), a.flatten(0, 1)
+    if total.dtype == a.dtype:
+        total.addmm_(d, a)
+    else:
+        total += torch.mm(d, a)
+
+
+def _sums(kept: Kept, made: Made, which: int, slot: int) -> Tensor:
+    """Where the products of an LSTM go."""
+    return kept.gates[which][slot] if made.sums is None else made.sums
+
+
+def _weights(plan: _Plan, operands: _Operands) -> list[Tensor]:
+    """The weights of narrow products: encoder, decoder, posterior."""
+    weights = (operands.w_encoder, operands.w_decoder, operands.w_posterior)
+    return [w.to(plan.narrow) for w in weights]
+
+
+def _allocate(plan: _Plan, operands: _Operands, save: bool) -> tuple[Kept, Made]:
+    glimpses, cases, latents = operands.noise.shape
+    hidden, heads = len(operands.h_decoder), len(operands.b_heads)
+    slots = glimpses + 1 if save else 2
+    wide, narrow = operands.noise.dtype, plan.narrow
+
+    def empty(*size: int, dtype: torch.dtype = wide) -> Tensor:
+        return memory.empty(*size, like=operands.noise, dtype=dtype)
+
+    def both(*size: int) -> tuple[Tensor, Tensor]:
+        return empty(*size), empty(*size)
+
+    widths = (operands.w_encoder.shape[1], operands.w_decoder.shape[1])
+    encoder, decoder = (empty(slots, cases, width, dtype=narrow) for width in widths)
+    kept = Kept(
+        inputs=(encoder, decoder),
+        states=decoder[:, :, latents:] if narrow == wide else empty(slots, cases, hidden),
+        heads=empty(slots, cases, heads),
+        gates=both(slots, cases, 4 * hidden),
+        cells=both(slots, cases, hidden),
+        stats=both(slots, cases, 2),
+        canvases=empty(slots, cases, *operands.canvas.shape),
+    )
+    made = Made(
+        logits=empty(cases, *operands.canvas.shape),
+        means=empty(glimpses, cases, latents),
+        log_stds=empty(glimpses, cases, latents),
+        sums=None if narrow == wide else empty(cases, 4 * hidden, dtype=narrow),
+        posterior=empty(cases, 2 * latents, dtype=narrow),
+    )
+    return kept, made
+
+
+def _start(operands: _Operands, kept: Kept) -> None:
+    """Fills in what is before the first glimpse."""
+    hidden = len(operands.h_decoder)
+    encoder, decoder = kept.inputs
+    encoder[0, :, -hidden:] = operands.h_encoder
+    encoder[0, :, -2 * hidden : -hidden] = operands.h_decoder
+    decoder[0, :, -hidden:] = operands.h_decoder
+    kept.states[0] = operands.h_decoder
+    kept.cells[ENCODER][0] = operands.c_encoder
+    kept.cells[DECODER][0] = operands.c_decoder
+    kept.canvases[0] = operands.canvas
+    kept.heads[0] = torch.addmv(operands.b_heads, operands.w_heads, operands.h_decoder)
+
+
+def _allocate_back(plan: _Plan, operands: _Operands, grads: Sequence[Tensor | None]) -> Back:
+    glimpses, cases, latents = operands.noise.shape
+    hidden, heads = len(operands.h_decoder), len(operands.b_heads)
+    d_logits, d_means, d_log_stds, _ = grads
+    wide, narrow = operands.noise.dtype, plan.narrow
+
+    def empty(*size: int, dtype: torch.dtype = wide) -> Tensor:
+        return memory.empty(*size, like=operands.noise, dtype=dtype)
+
+    def zeros(*size: int, dtype: torch.dtype = wide) -> Tensor:
+        return operands.noise.new_zeros(size, dtype=dtype)
+
+    if d_logits is None:
+        canvas = torch.zeros_like(operands.images)
+    else:
+        canvas = d_logits.clone(memory_format=torch.contiguous_format)
+    widths = (operands.w_encoder.shape[1], operands.w_decoder.shape[1])
+    encoder, decoder = (zeros(cases, width, dtype=narrow) for width in widths)
+    chunk = min(glimpses, -(-_CHUNK_ROWS // max(cases, 1)))
+    gates = [empty(chunk, cases, 4 * hidden, dtype=narrow) for _ in range(2)]
+    return Back(
+        means=None if d_means is None else d_means.contiguous(),
+        log_stds=None if d_log_stds is None else d_log_stds.contiguous(),
+        canvas=canvas,
+        heads=zeros(glimpses + 1, cases, heads),
+        states=empty(cases, hidden),
+        cells=(zeros(cases, hidden), zeros(cases, hidden)),
+        inputs=(encoder, decoder),
+        encoded=empty(cases, hidden, dtype=narrow),
+        gates=(gates[0], gates[1]),
+        posterior=empty(chunk, cases, 2 * latents, dtype=narrow),
+    )
+
+
+# The divergence
+
+
+def divergence(means: Tensor, log_stds: Tensor) -> Tensor:
+    """KL(N(mu, s^2) || N(0, 1)) = sum_z (mu^2 + s^2 - 2 log s - 1) / 2, in nats.
+
+    It is Gregor et al. 2015, eq. 11, with the factor of the -1 per latent. Written out, in few
+    passes: there are as many numbers as in a layer's states.
+
+    Args:
+        means: mu, (..., Z).
+        log_stds: log s, (..., Z).
+
+    Returns:
+        (...).
+
+    Example:
+        >>> divergence(torch.tensor([[0.0, 0.0], [3.0, 4.0]]), torch.zeros(2, 2))
+        tensor([ 0.0000, 12.5000])
+    """
+    found: Tensor = _Divergence.apply(means, log_stds)
+    return found
+
+
+class _Divergence(torch.autograd.Function):
+    # In the form that transforms of torch.func take.
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(means: Tensor, log_stds: Tensor) -> Tensor:
+        terms = torch.expm1(2 * log_stds)
+        terms.sub_(log_stds, alpha=2).addcmul_(means, means)
+        return terms.sum(-1).div_(2)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, d: Tensor) -> tuple[Tensor, Tensor]:
+        means, log_stds = ctx.saved_tensors
+        d = d.unsqueeze(-1)
+        return d * means, d * torch.expm1(2 * log_stds)
+
+
+# Steps by functions of torch
+
+
+class _Axes:
+    """What all filters of a call share; made once, since a GPU waits for numbers from the host."""
+
+    def __init__(self, settings: DrawSettings, images: Tensor) -> None:
+        self.height, self.width = images.shape[1:]
+        sizes = images.new_tensor([self.width, self.height])
+        self.half, self.last = (sizes + 1) / 2, (sizes - 1)[:, None, None]
+        options: dict[str, Any] = {"dtype": images.dtype, "device": images.device}
+        self.places = torch.arange(max(self.height, self.width), **options)
+        self.offsets = {
+            n: torch.arange(n, **options) - (n - 1) / 2 for n in {settings.read, settings.write}
+        }
+
+
+class _Bank:
+    """Filters of both axes at once, as `ln_zoo.ops.glimpse` has them, and their gradients.
+
+    Distances u are taken from the pixel that is nearest to a filter's centre, m away: there, an
+    exponent of 0 is the largest, and however far off the image a window is, nothing is lost to
+    rounding. Tensors are (N, 2, K, S), X before Y, S the longer axis.
+    """
+
+    def __init__(self, settings: DrawSettings, axes: _Axes, numbers: Tensor, filters: int) -> None:
+        longest, bound = max(axes.height, axes.width), settings.bound
+        self.adds_eps = settings.filter_norm == "eps"
+        self.half = axes.half
+        self.numbers, self.bound = numbers, bound
+        clamped = numbers[:, 2:4].clamp(-bound, bound)
+        self.sharpness = torch.exp(-clamped[:, 0])[:, None, None, None] / 2
+        self.stride = torch.exp(clamped[:, 1]) * ((longest - 1) / max(filters - 1, 1))
+        self.offsets = axes.offsets[filters]
+        centers = self.half * (numbers[:, :2] + 1) - 1
+        means = (centers[:, :, None] + self.offsets * self.stride[:, None, None]).unsqueeze(3)
+        nearest = torch.minimum(means.detach().round().clamp(min=0), axes.last)
+        self.shift, self.distance = means - nearest, axes.places - nearest
+        gap = self.distance - self.shift
+        square = gap.square() if self.adds_eps else self.distance * (gap - self.shift)
+        e = torch.exp(-self.sharpness * square)
+        if axes.height != axes.width:
+            e = torch.where(axes.places <= axes.last, e, 0.0)
+        self.filters = e / (e.sum(3, keepdim=True) + (settings.filter_eps * self.adds_eps))
+
+    def back(self, gradient: Tensor) -> Tensor:
+        """Gradients of the first four numbers, (N, 4), from those of the filters."""
+        e = gradient - (self.filters * gradient).sum(3, keepdim=True)
+        e *= self.filters
+        m, sharpness = self.shift.squeeze(3), self.sharpness.squeeze(3)
+        e_u = e * self.distance
+        first, second = e_u.sum(3), (e_u * self.distance).sum(3)
+        dmeans, dvariance = first, second - 2 * m * first
+        if self.adds_eps:  # otherwise a filter sums to 1, and the gradients of its terms to 0
+            zeroth = e.sum(3)
+            dmeans, dvariance = dmeans - m * zeroth, dvariance + m.square() * zeroth
+        dmeans = dmeans * sharpness * 2
+        found = torch.empty_like(self.numbers[:, :4])
+        torch.mul(dmeans.sum(2), self.half, out=found[:, :2])
+        found[:, 2] = (dvariance * sharpness).sum((1, 2))
+        found[:, 3] = (dmeans * self.offsets).sum((1, 2)) * self.stride
+        found[:, 2:] *= self.numbers[:, 2:4].abs() <= self.bound
+        return found
+
+
+class AtenDraw:
+    """The steps by functions of torch, in place; equations in `ln_zoo.ops.draw`.
+
+    Args:
+        plan: what is computed.
+        operands: the tensors of the call.
+        weights: of encoder, decoder and posterior, in the precision of products.
+        kept: what is kept of glimpses.
+        made: what is given.
+        back: what is for the way back.
+    """
+
+    def __init__(
+        self,
+        plan: _Plan,
+        operands: _Operands,
+        weights: Sequence[Tensor],
+        kept: Kept,
+        made: Made,
+        back: Back | None,
+    ) -> None:
+        self.settings, self.norms, self.operands = plan.settings, plan.norms, operands
+        self.kept, self.made, self._back = kept, made, back
+        self.weights = weights if back is not None else [w.t() for w in weights]
+        self.slots, self.hidden = len(kept.cells[0]), len(operands.h_decoder)
+        self.patches = 2 * plan.settings.read**2
+        self.cases, self.height, self.width = operands.images.shape
+        self.axes = _Axes(plan.settings, operands.images)
+        self.bias = (operands.b_encoder, operands.b_decoder)
+        self.gain = (operands.gain_encoder, operands.gain_decoder)
+        self.shift = (operands.shift_encoder, operands.shift_decoder)
+        # The image and its error, row by row side by side.
+        self.pair = operands.images.new_empty(self.cases, self.height, 2, self.width)
+        self.pair[:, :, 0] = operands.images
+        self.hits = torch.zeros(3, dtype=torch.int64, device=operands.images.device)
+        # Of encoder and decoder: gain and shift; bias.
+        self.norm_totals = operands.h_decoder.new_zeros(2, 2, self.hidden)
+        self.bias_totals = operands.h_decoder.new_zeros(2, 4 * self.hidden)
+        self.posterior_total = torch.zeros_like(operands.b_posterior)
+
+    @property
+    def back(self) -> Back:
+        """What is for the way back."""
+        assert self._back is not None
+        return self._back
+
+    def _canvas(self, t: int) -> Tensor:
+        last = t == len(self.operands.noise)
+        return self.made.logits if last else self.kept.canvases[t % self.slots]
+
+    def _bank(self, numbers: Tensor, filters: int) -> tuple[_Bank, Tensor, Tensor]:
+        bank = _Bank(self.settings, self.axes, numbers, filters)
+        return bank, bank.filters[:, 1, :, : self.height], bank.filters[:, 0, :, : self.width]
+
+    def _count(self, numbers: Tensor) -> None:
+        self.hits[1:] += (numbers[:, 2:4].abs() > self.settings.bound).sum(0)
+
+    def _look(self, t: int) -> Tensor:
+        """Fills in the error; gives sigmoid of the canvas."""
+        seen = torch.sigmoid(self._canvas(t))
+        torch.sub(self.operands.images, seen, out=self.pair[:, :, 1])
+        return seen
+
+    def multiply(self, which: int, a: Tensor, out: Tensor) -> None:
+        """A product with the weight, or its transpose on the way forward."""
+        torch.mm(a, self.weights[which], out=out)
+
+    def heads(self, states: Tensor, out: Tensor) -> None:
+        """What all heads make of h_dec."""
+        torch.addmm(self.operands.b_heads, states, self.operands.w_heads.t(), out=out)
+
+    def heads_back(self, d: Tensor, out: Tensor) -> None:
+        """Gradients of h_dec."""
+        torch.mm(d, self.operands.w_heads, out=out)
+
+    def read(self, t: int) -> None:
+        """Fills in r."""
+        side, n = self.settings.read, self.cases
+        numbers = self.kept.heads[t % self.slots][:, :NUMBERS]
+        self._count(numbers)
+        _, f_y, f_x = self._bank(numbers, side)
+        self._look(t)
+        down = torch.bmm(f_y, self.pair.view(n, self.height, 2 * self.width))
+        both = torch.bmm(down.view(n, 2 * side, self.width), f_x.mT)
+        both *= torch.exp(numbers[:, 4])[:, None, None]
+        r = both.view(n, side, 2, side).transpose(1, 2).reshape(n, self.patches)
+        self.kept.inputs[ENCODER][t % self.slots][:, : self.patches] = r
+
+    def lstm(self, which: int, t: int) -> None:
+        """From the sums of the gates to h."""
+        kept, hidden, before, after = self.kept, self.hidden, t % self.slots, (t + 1) % self.slots
+        gates = kept.gates[which][before]
+        sums = gates if self.made.sums is None else self.made.sums
+        torch.add(sums, self.bias[which], out=gates)
+        gates[:, : 2 * hidden].sigmoid_()
+        gates[:, 2 * hidden : 3 * hidden].tanh_()
+        gates[:, 3 * hidden :].sigmoid_()
+        i, f, g, o = gates.chunk(4, 1)
+        c = kept.cells[which][after]
+        torch.mul(f, kept.cells[which][before], out=c)
+        c.addcmul_(i, g)
+        a = c
+        rows, stats = self.norms[which], kept.stats[which][before]
+        if rows.scale:
+            mean, factor = stats[:, :1], stats[:, 1:]
+            if rows.center:
+                torch.mean(c, 1, keepdim=True, out=mean)
+            else:
+                mean.zero_()
+            a = c - mean
+            factor.copy_(a.square().mean(1, keepdim=True).add_(rows.eps).rsqrt_())
+            a *= factor
+        h = o * self._scaled(which, a).tanh_()
+        if which == ENCODER:
+            kept.inputs[ENCODER][after][:, -hidden:] = h
+            return
+        kept.inputs[ENCODER][after][:, -2 * hidden : -hidden] = h
+        kept.inputs[DECODER][after][:, -hidden:] = h
+        if self.made.sums is not None:
+            kept.states[after] = h
+
+    def _scaled(self, which: int, a: Tensor) -> Tensor:
+        """Normalised cell states with gain and shift; new memory."""
+        gain, shift = self.gain[which], self.shift[which]
+        scaled = a.clone() if gain is None else a * gain
+        return scaled if shift is None else scaled.add_(shift)
+
+    def latent(self, t: int) -> None:
+        """From the products of h_enc to z."""
+        assert self.made.posterior is not None
+        p = self.made.posterior + self.operands.b_posterior
+        mean, spread = p.chunk(2, 1)
+        bound = self.settings.bound
+        self.hits[0] += (spread.abs() > bound).sum()
+        self.made.means[t] = mean
+        torch.clamp(spread, -bound, bound, out=self.made.log_stds[t])
+        z = torch.addcmul(mean, torch.exp(self.made.log_stds[t]), self.operands.noise[t])
+        self.kept.inputs[DECODER][t % self.slots][:, : -self.hidden] = z
+
+    def write(self, t: int) -> None:
+        """Fills in the next canvas."""
+        side = self.settings.write
+        heads = self.kept.heads[(t + 1) % self.slots]
+        numbers = heads[:, NUMBERS : 2 * NUMBERS]
+        self._count(numbers)
+        _, f_y, f_x = self._bank(numbers, side)
+        wide = torch.bmm(self._patch(heads), f_x)
+        torch.baddbmm(self._canvas(t), f_y.mT, wide, out=self._canvas(t + 1))
+
+    def _patch(self, heads: Tensor) -> Tensor:
+        """What is written, over gamma, (N, W, W)."""
+        side = self.settings.write
+        pixels = heads[:, 2 * NUMBERS :] * torch.exp(-heads[:, 2 * NUMBERS - 1 : 2 * NUMBERS])
+        return pixels.view(-1, side, side)
+
+    def write_back(self, t: int) -> None:
+        """Fills in the write filters' and the patch's part of the gradients of heads."""
+        heads = self.kept.heads[(t + 1) % self.slots]
+        dheads = self.back.heads[t + 1]
+        bank, f_y, f_x = self._bank(heads[:, NUMBERS : 2 * NUMBERS], self.settings.write)
+        patch = self._patch(heads)
+        canvas = self.back.canvas
+        down = torch.bmm(f_y, canvas)
+        dpatch = torch.bmm(down, f_x.mT)
+        dfilters = torch.zeros_like(bank.filters)
+        dfilters[:, 0, :, : self.width] = torch.bmm(patch.mT, down)
+        dfilters[:, 1, :, : self.height] = torch.bmm(torch.bmm(patch, f_x), canvas.mT)
+        dheads[:, NUMBERS : 2 * NUMBERS - 1] = bank.back(dfilters)
+        dheads[:, 2 * NUMBERS - 1] = -(patch * dpatch).sum((1, 2))
+        inverse = torch.exp(-heads[:, 2 * NUMBERS - 1 : 2 * NUMBERS])
+        torch.mul(dpatch.flatten(1), inverse, out=dheads[:, 2 * NUMBERS :])
+
+    def latent_back(self, t: int) -> None:
+        """Fills in the gradients of means and log standard deviations."""
+        back, log_stds = self.back, self.made.log_stds[t]
+        d = back.inputs[DECODER][:, : -self.hidden].to(log_stds.dtype)
+        row = back.posterior[t % len(back.posterior)]
+        dmean, dspread = row.chunk(2, 1)
+        spread = d * torch.exp(log_stds) * self.operands.noise[t]
+        if back.log_stds is not None:
+            spread += back.log_stds[t]
+        spread *= log_stds.abs() < self.settings.bound
+        dspread.copy_(spread)
+        dmean.copy_(d if back.means is None else d + back.means[t])
+        self.posterior_total += row.sum(0, dtype=d.dtype)
+
+    def lstm_back(self, which: int, t: int) -> None:
+        """Fills in the gradients of the sums, and goes on with the cell state."""
+        back, kept, hidden, before = self.back, self.kept, self.hidden, t % self.slots
+        if which == ENCODER:
+            dh = back.encoded.to(kept.stats[which].dtype) + back.inputs[ENCODER][:, -hidden:]
+        else:
+            dh = back.states + back.inputs[ENCODER][:, -2 * hidden : -hidden]
+            dh += back.inputs[DECODER][:, -hidden:]
+        i, f, g, o = kept.gates[which][before].chunk(4, 1)
+        c, c_prev = kept.cells[which][(t + 1) % self.slots], kept.cells[which][before]
+        dc, rows = back.cells[which], self.norms[which]
+        a, factor = c, None
+        if rows.scale:
+            mean, factor = kept.stats[which][before].split(1, 1)
+            a = (c - mean).mul_(factor)
+        tau = self._scaled(which, a).tanh_()
+        d_o = dh * tau * o * (1 - o)
+        dm = (dh * o).mul_(1 - tau.square())
+        if factor is None:
+            dc += dm
+        else:
+            gain = self.gain[which]
+            self.norm_totals[which, 0] += (dm * a).sum(0)
+            self.norm_totals[which, 1] += dm.sum(0)
+            e = dm if gain is None else dm * gain
+            d = torch.addcmul(e, a, (e * a).mean(1, keepdim=True), value=-1)
+            if rows.center:
+                d -= e.mean(1, keepdim=True)
+            dc.addcmul_(d, factor)
+        row = t % len(back.posterior)
+        to = back.gates[which][row].chunk(4, 1)
+        to[0].copy_(dc * g * i * (1 - i))
+        to[1].copy_(dc * c_prev * f * (1 - f))
+        to[2].copy_(dc * i * (1 - g.square()))
+        to[3].copy_(d_o)
+        self.bias_totals[which] += back.gates[which][row].sum(0, dtype=dc.dtype)
+        dc *= f
+
+    def read_back(self, t: int) -> None:
+        """Fills in the read filters' part of the gradients of heads, goes on with the canvas."""
+        side, n, back = self.settings.read, self.cases, self.back
+        numbers = self.kept.heads[t % self.slots][:, :NUMBERS]
+        bank, f_y, f_x = self._bank(numbers, side)
+        seen = self._look(t)
+        pair = self.pair.view(n, self.height, 2 * self.width)
+        down = torch.bmm(f_y, pair).view(n, 2 * side, self.width)
+        dr = back.inputs[ENCODER][:, : self.patches].to(numbers.dtype)
+        d = dr * torch.exp(numbers[:, 4:])
+        d = d.view(n, 2, side, side).transpose(1, 2).reshape(n, 2 * side, side)
+        across = torch.bmm(d, f_x)
+        wide = across.view(n, side, 2 * self.width)
+        dfilters = torch.zeros_like(bank.filters)
+        dfilters[:, 0, :, : self.width] = torch.bmm(d.mT, down)
+        dfilters[:, 1, :, : self.height] = torch.bmm(wide, pair.mT)
+        dnumbers = back.heads[t][:, :NUMBERS]
+        dnumbers[:, :4] = bank.back(dfilters)
+        dnumbers[:, 4] = (across * down).sum((1, 2))
+        derror = torch.bmm(f_y.mT, wide[:, :, self.width :])
+        back.canvas.sub_(derror.mul_(seen).mul_(1 - seen))
+
+    def clamped(self) -> Tensor:
+        """How many numbers were clamped."""
+        return self.hits
+
+    def totals(self) -> Sequence[Tensor]:
+        """Gradients of vectors."""
+        (gain_e, shift_e), (gain_d, shift_d) = self.norm_totals
+        encoder, decoder = self.bias_totals
+        return encoder, gain_e, shift_e, decoder, gain_d, shift_d, self.posterior_total
+
+
+#: Engines in order of preference, and what runs their steps.
+_STEPS: dict[str, Any] = {"native": NativeDraw, "aten": AtenDraw}

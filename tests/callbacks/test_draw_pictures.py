@@ -1,0 +1,504 @@
+"""Pictures of drawn images: pixels as they are, windows where they were, files that can be read."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.image import imread
+from PIL import Image
+
+from ln_zoo.callbacks import draw_pictures
+from ln_zoo.callbacks.draw_pictures import (
+    Nearest,
+    Windows,
+    _Sheet,
+    bernoulli,
+    chosen_glimpses,
+    draw_divergence,
+    draw_filmstrip,
+    draw_grid,
+    draw_nearest,
+    draw_pairs,
+    line_width,
+    nearest_images,
+    save_animation,
+)
+from ln_zoo.callbacks.pen_pictures import save
+
+SIZE = 7, 9
+
+
+def images(number: int, seed: int = 0, size: tuple[int, int] = SIZE) -> torch.Tensor:
+    return torch.rand(number, *size, generator=torch.Generator().manual_seed(seed)).double()
+
+
+def black(glimpses: int, number: int, size: tuple[int, int] = (28, 28)) -> torch.Tensor:
+    """Canvases on which windows are seen."""
+    return torch.full((glimpses + 1, number, *size), -1e4)
+
+
+def places(*boxes: tuple[float, float, float, float], glimpses: int = 1) -> torch.Tensor:
+    """x, y, stride and sigma of each image, the same at each glimpse."""
+    rows = torch.tensor([[*box, 1.0] for box in boxes], dtype=torch.float64)
+    return rows.expand(glimpses, -1, -1)
+
+
+def pixels(figure, folder: Path) -> np.ndarray:
+    """Of the picture, whole numbers (Y, X, 3)."""
+    save(figure, folder / "picture.png")
+    return np.rint(255 * imread(folder / "picture.png")[..., :3]).astype(int)
+
+
+def tiles(picture: np.ndarray, sheet: _Sheet) -> np.ndarray:
+    """The parts of a picture where images belong, (R, C, Y, X, 3)."""
+    scale, (height, width) = sheet.scale, sheet.tiles.shape[2:]
+    rows = [
+        [
+            picture[scale * top : scale * (top + height), scale * left : scale * (left + width)]
+            for left in sheet.lefts
+        ]
+        for top in sheet.tops
+    ]
+    return np.array(rows)
+
+
+def enlarged(image: np.ndarray | torch.Tensor, scale: int) -> np.ndarray:
+    """An image as it should be in a picture, (Y, X, 3)."""
+    shades = np.rint(255 * np.asarray(image)).astype(int)
+    return np.kron(shades, np.ones((scale, scale), int))[..., None].repeat(3, -1)
+
+
+def red(picture: np.ndarray) -> np.ndarray:
+    return picture[..., 0] - picture[..., 1] > 127
+
+
+# Images
+
+
+def test_pixels_are_as_they_are(tmp_path: Path) -> None:
+    """Faint images stay faint, each pixel is a square, and nothing else is drawn."""
+    given = images(5)
+    given[1] *= 0.1
+    given[2, 0, 0], given[2, 0, 1] = 0.0, 1.0
+    figure = draw_grid(given, columns=3)
+    sheet = _Sheet(np.full((2, 3, *SIZE), 0.0))
+    picture = pixels(figure, tmp_path)
+    assert picture.shape[:2] == tuple(sheet.scale * n for n in reversed(sheet.size))
+    found = tiles(picture, sheet)
+    blank = np.full_like(found[0, 0], 255)
+    for number, tile in enumerate(found.reshape(6, *found.shape[2:])):
+        expected = enlarged(given[number], sheet.scale) if number < 5 else blank
+        np.testing.assert_array_equal(tile, expected, err_msg=str(number))
+    ink = sum((enlarged(image, sheet.scale) != 255).sum() for image in given)
+    assert (picture != 255).sum() == ink
+
+
+@pytest.mark.parametrize("size", [(28, 28), (8, 8), (1, 1), (3, 200)])
+def test_images_of_any_size(tmp_path: Path, size: tuple[int, int]) -> None:
+    given = images(2, size=size)
+    sheet = _Sheet(np.full((1, 2, *size), 0.0))
+    found = tiles(pixels(draw_grid(given, 2), tmp_path), sheet)
+    np.testing.assert_array_equal(found[0, 1], enlarged(given[1], sheet.scale))
+    assert 50 < max(found.shape[2:4]) < 210
+
+
+def test_a_grid_is_about_square(tmp_path: Path) -> None:
+    for number, rows, columns in ((1, 1, 1), (4, 2, 2), (5, 2, 3), (10, 3, 4), (100, 10, 10)):
+        picture = pixels(draw_grid(torch.zeros(number, *SIZE)), tmp_path)
+        sheet = _Sheet(np.full((rows, columns, *SIZE), 0.0))
+        assert picture.shape[:2] == tuple(sheet.scale * n for n in reversed(sheet.size))
+
+
+def test_a_title_has_room(tmp_path: Path) -> None:
+    title = "as long as titles are, update 12,345, $1 and 2$"
+    picture = pixels(draw_grid(torch.zeros(1, 28, 28), title=title), tmp_path)
+    beside = pixels(draw_grid(torch.zeros(1, 28, 28), title=title + " or more"), tmp_path)
+    printed = (picture != 255).any((0, 2)).nonzero()[0]
+    assert printed.min() > 0
+    assert 0.75 * picture.shape[1] < printed.max() < picture.shape[1] - 5
+    assert beside.shape[1] > picture.shape[1]
+
+
+def test_drawn_pixels_have_their_probability() -> None:
+    p = torch.tensor([0.0, 0.1, 0.5, 1.0]).reshape(1, 2, 2).expand(20_000, 2, 2)
+    state = torch.get_rng_state()
+    drawn = bernoulli(p, seed=3)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert set(drawn.unique().tolist()) == {0.0, 1.0}
+    assert drawn.mean(0).flatten().tolist() == pytest.approx([0, 0.1, 0.5, 1], abs=0.015)
+    assert torch.equal(drawn, bernoulli(p.numpy(), seed=3))
+    assert not torch.equal(drawn, bernoulli(p, seed=4))
+
+
+def test_the_same_numbers_make_the_same_file(tmp_path: Path) -> None:
+    windows = Windows(places((3, 3, 2, 1), (4, 5, 1, 2), glimpses=4), 2)
+    canvases = 4 * torch.randn(5, 2, *SIZE, generator=torch.Generator().manual_seed(0))
+    for kind in ("png", "svg"):
+        for name in ("one", "two"):
+            figure = draw_filmstrip(canvases, windows, title="a title")
+            save(figure, tmp_path / f"{name}.{kind}")
+        assert (tmp_path / f"one.{kind}").read_bytes() == (tmp_path / f"two.{kind}").read_bytes()
+    for name in ("one", "two"):
+        save_animation(canvases, tmp_path / f"{name}.gif", windows)
+    assert (tmp_path / "one.gif").read_bytes() == (tmp_path / "two.gif").read_bytes()
+
+
+# Windows
+
+
+def box(picture: np.ndarray) -> tuple[list[float], list[float], np.ndarray]:
+    """Centre and sides of a window's middle line, x first, and where it is, of the picture."""
+    mask = red(picture)
+    y, x = np.nonzero(mask)
+    # From the middle of the left line to that of the right one, across the centre.
+    middle = mask[(y.min() + y.max()) // 2].nonzero()[0], mask[:, (x.min() + x.max()) // 2]
+    ends = []
+    for line in (middle[0], middle[1].nonzero()[0]):
+        first, last = np.split(line, [int(np.argmax(np.diff(line))) + 1])
+        ends.append((first.mean(), last.mean()))
+    centre = [(first + last) / 2 for first, last in ends]
+    return centre, [last - first for first, last in ends], mask
+
+
+@pytest.mark.parametrize(
+    ("place", "size"),
+    [((13.5, 13.5, 4.0, 1.0), 5), ((10.0, 15.0, 9.0, 0.5), 2), ((14.25, 12.5, 1.5, 0.3), 4)],
+)
+def test_windows_lie_where_filters_were(tmp_path: Path, place, size: int) -> None:
+    """Sides go through the outermost filters; pixel 0 has its centre half a pixel from the edge."""
+    figure = draw_filmstrip(black(1, 1), Windows(places(place), size))
+    sheet = _Sheet(np.zeros((1, 1, 28, 28)), headings=["t = 1"])
+    (((tile,),)) = tiles(pixels(figure, tmp_path), sheet)
+    centre, sides, _ = box(tile)
+    x, y, stride, _ = place
+    # A pixel of the picture lies at its middle, too; lines are drawn to the nearest one.
+    expected = [sheet.scale * (c + 0.5) - 0.5 for c in (x, y)]
+    assert centre == pytest.approx(expected, abs=0.75)
+    assert sides == pytest.approx([sheet.scale * (size - 1) * stride] * 2, abs=1)
+
+
+def test_lines_are_thicker_for_larger_sigma(tmp_path: Path) -> None:
+    sigmas = [0.02, 0.2, 0.6, 1.0, 2.0, 8.0, 1e6]
+    figure = draw_filmstrip(black(1, 7), Windows(places(*((13.5, 13.5, 3, s) for s in sigmas)), 5))
+    sheet = _Sheet(np.zeros((7, 1, 28, 28)), headings=["t = 1"])
+    picture = tiles(pixels(figure, tmp_path), sheet)[:, 0]
+    shares = (picture[..., 0] - picture[..., 1]).sum((1, 2)).tolist()
+    assert shares == sorted(shares)
+    assert len(set(shares)) == len(shares)
+    assert shares[-1] / shares[3] == pytest.approx(2, rel=0.2)
+    assert line_width(0.02) < line_width(0.2) < line_width(1.0) == 1.0 < line_width(1e6) < 2.0001
+
+
+def test_windows_do_not_leave_their_image(tmp_path: Path) -> None:
+    outside = places(
+        (0, 0, 3, 2), (27, 27, 3, 2), (13, 13, 6.9, 3), (500, 13, 3, 1), (13, 13, 1e30, 1)
+    )
+    figure = draw_filmstrip(black(1, 5), Windows(outside, 5))
+    sheet = _Sheet(np.zeros((5, 1, 28, 28)), headings=["t = 1"])
+    picture = pixels(figure, tmp_path)
+    inside = red(tiles(picture, sheet)[:, 0])
+    assert inside.any((1, 2)).tolist() == [True, True, True, False, False]
+    assert red(picture).sum() == inside.sum()
+
+
+def test_a_window_of_one_filter_is_seen(tmp_path: Path) -> None:
+    """Its stride means nothing."""
+    figure = draw_filmstrip(black(1, 1), Windows(places((10, 20, 999, 0.5)), 1))
+    sheet = _Sheet(np.zeros((1, 1, 28, 28)), headings=["t = 1"])
+    (((tile,),)) = tiles(pixels(figure, tmp_path), sheet)
+    y, x = np.nonzero(red(tile))
+    assert [x.mean(), y.mean()] == pytest.approx([10.5 * sheet.scale, 20.5 * sheet.scale], abs=1)
+    assert np.ptp(x) < 3 * sheet.scale
+
+
+# Canvases by glimpse
+
+
+@pytest.mark.parametrize("total", [1, 2, 5, 8, 9, 10, 16, 63, 64, 65, 200])
+def test_glimpses_are_chosen_evenly(total: int) -> None:
+    chosen = chosen_glimpses(total)
+    assert chosen[0] == 1
+    assert chosen[-1] == total
+    assert len(chosen) == min(total, len(chosen)) <= 9
+    gaps = np.diff([0, *chosen]) if total > 8 else np.diff(chosen)
+    assert total <= 8 or gaps.max() <= total / 8 + 1
+    assert all(gaps > 0)
+    if total <= 8:
+        assert chosen == list(range(1, total + 1))
+
+
+def test_a_filmstrip_has_a_row_for_each_image(tmp_path: Path) -> None:
+    canvases = 3 * torch.randn(17, 2, *SIZE, generator=torch.Generator().manual_seed(0))
+    seen = images(2, seed=1)
+    figure = draw_filmstrip(canvases, images=seen, title="a title")
+    chosen = [1, 2, 4, 6, 8, 10, 12, 14, 16]
+    sheet = _Sheet(np.zeros((2, 10, *SIZE)), headings=["t"] * 10, title="a title")
+    found = tiles(pixels(figure, tmp_path), sheet)
+    for row in range(2):
+        shown = [seen[row], *(1 / (1 + (-canvases[t, row].double()).exp()) for t in chosen)]
+        for column, image in enumerate(shown):
+            np.testing.assert_array_equal(found[row, column], enlarged(image, sheet.scale))
+    printed = [text.get_text() for text in figure.axes[0].texts]
+    assert printed == ["a title", "image", *(f"t = {t}" for t in chosen)]
+
+
+def test_each_canvas_has_the_window_of_the_glimpse_that_left_it(tmp_path: Path) -> None:
+    """The empty one and the image have none."""
+    centres = torch.tensor([4.0, 9.0, 14.0, 19.0])
+    boxes = torch.stack([centres, 27 - centres, *torch.tensor([[2.0], [0.5], [1.0]]).expand(3, 4)])
+    windows = Windows(boxes.T[:, None], 2)
+    figure = draw_filmstrip(
+        black(4, 1), windows, images=torch.zeros(1, 28, 28), glimpses=[0, 2, 4, 1]
+    )
+    sheet = _Sheet(np.zeros((1, 5, 28, 28)), headings=["t"] * 5)
+    found = red(tiles(pixels(figure, tmp_path), sheet)[0])
+    assert found.any((1, 2)).tolist() == [False, False, True, True, True]
+    for tile, x in zip(found[2:], (9.0, 19.0, 4.0), strict=True):
+        at = [axis.mean() / sheet.scale - 0.5 for axis in np.nonzero(tile)]
+        assert at == pytest.approx([27 - x, x], abs=0.4)
+
+
+def test_an_animation_shows_every_canvas(tmp_path: Path) -> None:
+    """In its place and shade, with its window, and the last one for longer."""
+    glimpses, number = 11, 3
+    canvases = torch.linspace(-3, 3, glimpses + 1)[:, None, None, None].expand(-1, number, 28, 28)
+    x = torch.arange(4.0, 4 + glimpses)
+    boxes = torch.stack([x, x, *torch.tensor([[4.0], [1.0], [1.0]]).expand(3, glimpses)])
+    windows = Windows(boxes.T[:, None].expand(-1, number, -1), 2)
+    save_animation(canvases, tmp_path / "new/drawing.gif", windows, columns=2, title="a title")
+    film = Image.open(tmp_path / "new/drawing.gif")
+    assert film.n_frames == glimpses + 1
+    assert film.info["loop"] == 0
+    sheet = _Sheet(np.zeros((2, 2, 28, 28)), title=" " * len("a title, t = 11 of 11"))
+    durations = []
+    for t in range(film.n_frames):
+        film.seek(t)
+        durations.append(film.info["duration"])
+        frame = np.asarray(film.convert("RGB")).astype(int)
+        assert frame.shape[:2] == tuple(sheet.scale * n for n in reversed(sheet.size))
+        found = tiles(frame, sheet).reshape(4, -1, 28 * sheet.scale, 3)
+        assert (found[3] == 255).all()
+        for tile in found[:3]:
+            shade = 255 / (1 + math.exp(-canvases[t, 0, 0, 0]))
+            assert np.abs(tile[-5:, :5] - shade).max() < 1
+            mask = red(tile)
+            assert mask.any() == (t > 0)
+            if t:
+                at = [axis.mean() / sheet.scale - 0.5 for axis in np.nonzero(mask)]
+                assert at == pytest.approx([float(x[t - 1])] * 2, abs=0.4)
+    assert set(durations[:-1]) == {100}
+    assert durations[-1] == 1500
+
+
+# Pairs
+
+
+def test_reconstructions_are_beneath_their_images(tmp_path: Path) -> None:
+    upper, lower = images(5), images(5, seed=1)
+    figure = draw_pairs(upper, lower, columns=3)
+    sheet = _Sheet(np.zeros((4, 3, *SIZE)), groups=(2, 1), labels=["image", "drawn"])
+    found = tiles(pixels(figure, tmp_path), sheet)
+    for number in range(5):
+        row, column = 2 * (number // 3), number % 3
+        for tile, image in ((found[row], upper), (found[row + 1], lower)):
+            np.testing.assert_array_equal(tile[column], enlarged(image[number], sheet.scale))
+    assert (found[2:, 2] == 255).all()
+    between = np.diff(sheet.tops) - SIZE[0]
+    assert between[1] > between[0] == between[2] == 1
+
+
+@pytest.mark.parametrize("columns", [2, 9])
+def test_nearest_images_are_beside_their_samples(tmp_path: Path, columns: int) -> None:
+    left, right = images(3), images(3, seed=1)
+    found = Nearest(right.numpy(), np.array([0.5, 12.3456, 0.0]))
+    figure = draw_nearest(left, found, columns)
+    in_row = min(columns, 3)
+    sheet = _Sheet(
+        np.zeros((-(-3 // in_row), 2 * in_row, *SIZE)),
+        groups=(1, 2),
+        headings=["sample"],
+        captions=["L2"],
+    )
+    shown = tiles(pixels(figure, tmp_path), sheet)
+    for number in range(3):
+        row, column = number // in_row, 2 * (number % in_row)
+        for tile, image in ((shown[row, column], left), (shown[row, column + 1], right)):
+            np.testing.assert_array_equal(tile, enlarged(image[number], sheet.scale))
+    printed = [text.get_text() for text in figure.axes[0].texts]
+    assert printed == [*["sample", "nearest"] * in_row, "L2 0.50", "L2 12.35", "L2 0.00"]
+
+
+# The nearest images
+
+
+def by_hand(samples: torch.Tensor, others: torch.Tensor) -> list[tuple[int, float]]:
+    """Number and distance of the nearest image of each sample, pair by pair."""
+    found = []
+    for sample in samples.tolist():
+        distances = [
+            math.sqrt(
+                math.fsum(
+                    (a - b) ** 2
+                    for row, line in zip(sample, image, strict=True)
+                    for a, b in zip(row, line, strict=True)
+                )
+            )
+            for image in others.tolist()
+        ]
+        nearest = min(range(len(distances)), key=distances.__getitem__)
+        found.append((nearest, distances[nearest]))
+    return found
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 100])
+@pytest.mark.parametrize("kind", ["tensor", "array", "parts", "file"])
+def test_nearest_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int, kind: str
+) -> None:
+    monkeypatch.setattr(draw_pictures, "_CHUNK", chunk)
+    samples = images(6)
+    levels = torch.randint(0, 256, (20, *SIZE), generator=torch.Generator().manual_seed(2))
+    np.save(tmp_path / "levels.npy", levels.numpy().astype(np.uint8))
+    given = {
+        "tensor": lambda: levels.to(torch.uint8),
+        "array": lambda: levels.numpy().astype(np.uint8),
+        "parts": lambda: iter(levels.float().split(7)),
+        "file": lambda: np.load(tmp_path / "levels.npy", mmap_mode="r"),
+    }[kind]()
+    found = nearest_images(samples.float(), given, scale=255)
+    expected = by_hand(samples.float().double(), levels.double() / 255)
+    np.testing.assert_allclose(found.distances, [d for _, d in expected], rtol=1e-12)
+    numbers = [i for i, _ in expected]
+    np.testing.assert_array_equal(found.images, levels[numbers].double().numpy() / 255)
+
+
+def test_an_image_is_at_no_distance_from_itself() -> None:
+    others = images(50)
+    found = nearest_images(others[[7, 3]], others)
+    np.testing.assert_array_equal(found.images, others[[7, 3]].numpy())
+    assert found.distances.tolist() == [0.0, 0.0]
+
+
+def test_the_first_of_equal_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where another part of the set has the other."""
+    monkeypatch.setattr(draw_pictures, "_CHUNK", 2)
+    others = torch.tensor([[1.0, 1.0], [1, 0], [0, 1], [1, 0]]).reshape(4, 1, 2)
+    found = nearest_images(torch.tensor([[[0.5, 0.5]], [[0.9, 0.0]]]), others)
+    assert found.images.tolist() == [[[1, 1]], [[1, 0]]]
+
+
+# The divergence
+
+
+def test_divergence_of_one_epoch() -> None:
+    nats = [3.0, 0.5, 0.0, 1.25]
+    figure = draw_divergence(nats, title="a title")
+    (bars,) = figure.axes
+    assert [bar.get_height() for bar in bars.patches] == nats
+    assert [bar.get_x() + bar.get_width() / 2 for bar in bars.patches] == [1, 2, 3, 4]
+    assert bars.get_title() == "4.75 nats in all"
+
+
+def test_divergence_of_several_epochs(tmp_path: Path) -> None:
+    nats = images(1, size=(5, 3))[0]
+    epochs = [2, 4, 6.5, 8, 10]
+    figure = draw_divergence(nats, epochs)
+    heat, bars = figure.axes[:2]
+    np.testing.assert_array_equal(heat.images[0].get_array(), nats.numpy())
+    assert heat.images[0].get_clim()[0] == 0
+    assert [bar.get_height() for bar in bars.patches] == nats[-1].tolist()
+    save(figure, tmp_path / "kl.png")
+    # The first epoch is at the bottom.
+    shown = {text.get_position()[1]: text.get_text() for text in heat.get_yticklabels()}
+    found = {row: text for row, text in shown.items() if text}
+    assert found == {row: f"{epochs[int(row)]:g}" for row in found} != {}
+    low, high = heat.get_ylim()
+    assert low < high
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: draw_grid(torch.zeros(2, 1, 4, 4)), r"images must be \(N, B, A\).*\(2, 1, 4, 4\)"),
+        (lambda: draw_grid(torch.zeros(0, 4, 4)), "at least one pixel"),
+        (
+            lambda: draw_grid(torch.tensor([[[0.0, 1.5]]])),
+            "from 0 to 1, got 0 to 1.5: give the sig",
+        ),
+        (lambda: draw_grid(torch.tensor([[[-2.0, 0.5]]])), "from 0 to 1, got -2 to 0.5"),
+        (lambda: draw_grid(torch.zeros(2, 4, 4), 0), "columns must be at least 1, got 0"),
+        (
+            lambda: draw_filmstrip(torch.zeros(1, 2, 4, 4)),
+            "canvases must be .* at least one glimpse",
+        ),
+        (lambda: draw_filmstrip(torch.zeros(3, 4, 4)), r"canvases must be .*\(3, 4, 4\)"),
+        (
+            lambda: draw_filmstrip(black(2, 2), Windows(torch.zeros(3, 2, 5), 2)),
+            r"windows must be \(2, 2, 5\) .*got \(3, 2, 5\) of 2",
+        ),
+        (lambda: draw_filmstrip(black(2, 2), Windows(torch.zeros(2, 2, 5), 0)), "one filter"),
+        (
+            lambda: draw_filmstrip(black(1, 1), Windows(places((1, 2, math.inf, 1)), 2)),
+            "windows must be finite",
+        ),
+        (lambda: draw_filmstrip(black(2, 2), glimpses=[1, 3]), r"from 0 to 2, got \[1, 3\]"),
+        (lambda: draw_filmstrip(black(2, 2), glimpses=[]), r"from 0 to 2, got \[\]"),
+        (
+            lambda: draw_filmstrip(black(2, 2), images=torch.zeros(1, 28, 28)),
+            r"images must be \(2, 28, 28\) as canvases are, got \(1, 28, 28\)",
+        ),
+        (lambda: draw_pairs(images(2), images(3)), r"one shape, got \(2, 7, 9\) and \(3, 7, 9\)"),
+        (
+            lambda: draw_nearest(images(2), Nearest(images(2).numpy(), np.zeros(1))),
+            "at 1 distances, must fit one another",
+        ),
+        (lambda: nearest_images(images(2), []), "there are no images to search"),
+        (lambda: nearest_images(images(2), torch.zeros(0, *SIZE)), "there are no images to search"),
+        (
+            lambda: nearest_images(images(2), torch.zeros(4, 7, 8)),
+            r"images must be \(M, 7, 9\), got \(4, 7, 8\)",
+        ),
+        (lambda: draw_divergence(torch.zeros(2, 2, 2)), r"\(T,\) or \(E, T\), got .*\(2, 2, 2\)"),
+        (lambda: draw_divergence([]), r"\(T,\) or \(E, T\), got"),
+        (lambda: draw_divergence([1.0, math.nan]), "divergence must be finite"),
+        (lambda: draw_divergence(torch.zeros(2, 3), [1]), "2 rows of divergences and 1 epochs"),
+        (lambda: chosen_glimpses(0), "there must be a glimpse"),
+        (lambda: chosen_glimpses(4, 1), "at least 2 to choose"),
+        (lambda: save_animation(black(2, 2), Path("a.png")), "a.png is no name of an animation"),
+    ],
+)
+def test_what_cannot_be_drawn(make, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_numbers_that_are_not_finite(value: float) -> None:
+    given = images(4)
+    given[2, 3, 3] = given[3, 0, 0] = value
+    message = "2 of 4 hold numbers that are not finite, the first is number 2"
+    for make in (
+        lambda: draw_grid(given),
+        lambda: draw_pairs(given, images(4)),
+        lambda: bernoulli(given, 0),
+        lambda: nearest_images(given, images(4)),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make()
+
+
+def test_canvases_that_are_not_finite() -> None:
+    """Infinite logits are black or white."""
+    canvases = black(3, 2)
+    canvases[1] = math.inf
+    draw_filmstrip(canvases)
+    canvases[2, 1, 0, 0] = math.nan
+    with pytest.raises(ValueError, match="canvases at t = 2: 1 of 2 hold numbers"):
+        draw_filmstrip(canvases)

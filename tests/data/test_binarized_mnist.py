@@ -1,0 +1,551 @@
+"""Binarized MNIST: the real files, small ones of the same form, and the other binarizations."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from amat_support import ROWS, pixels, write_files
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from ln_zoo.data import MNIST, BatchLoader, BinarizedMNIST, ResumableLoader, binarized_mnist
+
+SMALL = {"train_size": 30, "val_size": 12, "published": False}
+GREY = {"train_size": 20, "val_size": 10}
+WORDS = {"train": "train", "val": "valid", "test": "test"}
+TEXTS = {
+    "train": "ad693b29f94c14277b095f5238ddefbbdaaae0939789dd2f4f0205278cee3e4d",
+    "val": "1de3d397c40fe8eeb33dafd4099a1f665ec01e96d9be234aaeeac8a34930e2e2",
+    "test": "e6687bfea3f820c174f33b7865140b2a2dd2930ef786f35d45795fc193b5ab2c",
+}
+
+
+@pytest.fixture(autouse=True)
+def user_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LN_ZOO_CACHE", str(tmp_path / "user"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_files(tmp_path / "binarized_mnist")
+
+
+@pytest.fixture
+def mnist(tmp_path: Path) -> Path:
+    """A small MNIST: 30 and 12 images that hold every grey level."""
+    root = tmp_path / "mnist"
+    root.mkdir()
+    for name, number in (("train", 30), ("t10k", 12)):
+        images = np.random.default_rng(number).integers(0, 256, (number, 28, 28), dtype=np.uint8)
+        images[:, :8] = np.arange(224).reshape(8, 28) + 32
+        header = bytes([0, 0, 8, 3]) + b"".join(n.to_bytes(4, "big") for n in images.shape)
+        (root / f"{name}-images-idx3-ubyte").write_bytes(header + images.tobytes())
+        header = bytes([0, 0, 8, 1]) + number.to_bytes(4, "big")
+        (root / f"{name}-labels-idx1-ubyte").write_bytes(header + bytes(number))
+    return root
+
+
+def ready(root: Path | None, **options) -> BinarizedMNIST:
+    data = BinarizedMNIST(None if root is None else str(root), **options)
+    data.prepare_data()
+    data.setup("fit")
+    return data
+
+
+def join(loader) -> torch.Tensor:
+    """The images of all batches."""
+    for batch in (batches := list(loader)):
+        (images,) = batch
+        assert isinstance(batch, tuple | list)
+        assert images.dtype == torch.float32
+        assert images.shape[1:] == (1, 28, 28)
+    return torch.cat([images for (images,) in batches])
+
+
+def in_order(data: BinarizedMNIST, name: str) -> torch.Tensor:
+    """A set in its own order."""
+    images = data.evaluation_set(name)
+    return images[torch.arange(len(images))][0]
+
+
+def rows_of(images: torch.Tensor) -> list[bytes]:
+    """Images as things that can be compared and sorted."""
+    return [image.numpy().tobytes() for image in images]
+
+
+# The real files
+
+
+@pytest.fixture(scope="module")
+def real(data_root: Path) -> Path:
+    root = data_root / "binarized_mnist"
+    if not root.is_dir():
+        pytest.skip(f"needs the real images: there is no {root}")
+    return root
+
+
+def test_the_real_files(real: Path) -> None:
+    data = ready(real)
+    sizes = {"train": 50_000, "val": 10_000, "test": 10_000}
+    ones = {"train": 5_118_041, "val": 1_028_036, "test": 1_038_896}
+    fractions = {"train": 0.13056, "val": 0.13113, "test": 0.13251}
+    for name, size in sizes.items():
+        images = in_order(data, name)
+        assert images.shape == (size, 1, 28, 28)
+        assert ((images == 0) | (images == 1)).all()
+        assert images.sum(dtype=torch.float64).item() == ones[name]
+        assert images.mean(dtype=torch.float64).item() == pytest.approx(fractions[name], abs=5e-6)
+        # Made text again, they have the digest of the published text.
+        lines = np.full((size, 784, 2), ord(" "), np.uint8)
+        lines[:, :, 0] = images.reshape(size, 784).numpy() + ord("0")
+        lines[:, -1, 1] = ord("\n")
+        assert hashlib.sha256(lines.tobytes()).hexdigest() == TEXTS[name]
+    # The file is sorted by digit: zeros, hollow in the middle, come first, but not in tests.
+    middle = (slice(None), 0, slice(12, 16), slice(12, 16))
+    assert in_order(data, "test")[:500][middle].mean() < 0.1
+    assert 0.3 < next(iter(data.test_dataloader()))[0][:500][middle].mean() < 0.5
+    assert isinstance(data.training_set().rows, np.memmap)
+    assert data.facts["dataset"] == "binarized_mnist"
+
+
+def test_the_real_grey_levels(data_root: Path) -> None:
+    """Of MNIST: the entropy of a draw, and a draw that has the fraction of ones of the files."""
+    grey = in_order(ready(data_root / "mnist", binarization="grey"), "test").double()
+    entropy = torch.special.entr(grey) + torch.special.entr(1 - grey)
+    assert entropy.sum((1, 2, 3)).mean().item() == pytest.approx(45.5, abs=0.05)
+    drawn = in_order(ready(data_root / "mnist", binarization="dynamic"), "test")
+    # 7.8 million pixels: the standard deviation of the fraction is about 5e-5.
+    assert drawn.mean().item() == pytest.approx(grey.mean().item(), abs=2.5e-4)
+    assert drawn.mean().item() == pytest.approx(0.13251, abs=3e-4)
+
+
+# Files of this form
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("end", [b"\n", b" \r\n"])
+def test_the_sets_are_those_of_the_files(tmp_path: Path, packed: bool, end: bytes) -> None:
+    data = ready(write_files(tmp_path / "it", packed=packed, end=end), **SMALL)
+    for name, word in WORDS.items():
+        expected = pixels(word).reshape(-1, 1, 28, 28)
+        assert np.array_equal(in_order(data, name).numpy(), expected)
+    assert data.in_features == 784
+    assert data.image_shape == (1, 28, 28)
+
+
+def test_a_smaller_set_is_the_beginning_of_the_file(folder: Path) -> None:
+    data = ready(folder, train_size=7, val_size=3, published=False)
+    assert np.array_equal(in_order(data, "train").reshape(7, 784).numpy(), pixels("train")[:7])
+    assert np.array_equal(in_order(data, "val").reshape(3, 784).numpy(), pixels("valid")[:3])
+    assert len(in_order(data, "test")) == data.facts["test_size"] == 20
+    assert len(join(data.train_dataloader())) == 7
+
+
+def test_a_folder_named_by_the_environment_is_found(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LN_ZOO_DATA", str(folder.parent))
+    assert len(in_order(ready(None, **SMALL), "train")) == 30
+
+
+def test_setup_alone_reads_too(folder: Path) -> None:
+    data = BinarizedMNIST(str(folder), **SMALL)
+    data.setup()
+    assert len(in_order(data, "test")) == 20
+    assert len(list((folder / ".cache").iterdir())) == 3
+
+
+def test_training_is_permuted_by_seed_and_epoch(folder: Path) -> None:
+    def epoch(seed: int, number: int) -> list[bytes]:
+        loader = ready(folder, batch_size=4, seed=seed, **SMALL).train_dataloader()
+        assert isinstance(loader, ResumableLoader)
+        loader.sampler.set_epoch(number)
+        return rows_of(join(loader))
+
+    orders = {key: epoch(*key) for key in ((0, 0), (0, 1), (1, 0), (1, 1))}
+    assert len(set(map(tuple, orders.values()))) == 4
+    assert epoch(1, 1) == orders[1, 1]
+    everything = sorted(rows_of(torch.from_numpy(pixels("train").astype(np.float32))))
+    assert all(sorted(order) == everything for order in orders.values())
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_evaluation_takes_each_image_once(folder: Path, num_workers: int) -> None:
+    data = ready(folder, eval_batch_size=6, num_workers=num_workers, **SMALL)
+    loaders = {
+        "train": data.train_eval_dataloader(),
+        "val": data.val_dataloader(),
+        "test": data.test_dataloader(),
+    }
+    for name, loader in loaders.items():
+        assert isinstance(loader, BatchLoader)
+        assert sorted(rows_of(join(loader))) == sorted(rows_of(in_order(data, name)))
+    assert [len(images) for (images,) in loaders["test"]] == [6, 6, 6, 2]
+    assert [len(images) for (images,) in data.train_eval_dataloader(10)] == [10, 10, 10]
+    assert torch.equal(join(data.predict_dataloader()), in_order(data, "test"))
+
+
+def sorted_files(folder: Path) -> Path:
+    """A thousand test images of ten kinds, sorted: kind k begins with k ones."""
+    kinds = np.repeat(np.arange(10), 100)
+    test = (np.arange(784) < kinds[:, None]).astype(np.uint8)
+    return write_files(
+        folder, {"train": test[::10], "valid": np.concatenate([test, test[:1]]), "test": test}
+    )
+
+
+def kinds_of(images: torch.Tensor) -> list[int]:
+    return images.sum((1, 2, 3)).int().bincount(minlength=10).tolist()
+
+
+def test_part_of_a_sorted_set_is_spread_over_it(tmp_path: Path) -> None:
+    root = sorted_files(tmp_path / "it")
+    data = ready(root, train_size=100, val_size=1001, published=False, eval_batch_size=50)
+    for first, (images,) in enumerate(data.test_dataloader()):
+        assert min(kinds_of(images)) >= 3, first
+        assert max(kinds_of(images)) <= 7, first
+    for cases in (10, 20, 100, 500):
+        (images,) = next(iter(data.val_eval_dataloader(cases, cases=cases)))
+        assert len(images) == cases
+        assert max(kinds_of(images)) - min(kinds_of(images)) <= 1
+    assert kinds_of(join(data.train_eval_dataloader(cases=30))) == [3] * 10
+    assert len(join(data.val_eval_dataloader(cases=5000))) == 1001
+
+
+def test_more_processes_share_the_images(folder: Path) -> None:
+    data = ready(folder, **SMALL)
+    images = data.evaluation_set("test")
+    dealt = [
+        torch.cat(list(images.batches(images, 3, num_replicas=2, rank=rank))) for rank in range(2)
+    ]
+    assert sorted(torch.cat(dealt).tolist()) == list(range(20))
+
+
+# What is refused
+
+
+def test_damaged_files_are_named_with_their_line(folder: Path) -> None:
+    path = folder / "binarized_mnist_valid.amat"
+    whole = path.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    damages = {
+        "line 5: found 783 values": [*lines[:4], lines[4][2:], *lines[5:]],
+        "line 12: found 1 values .*truncated": [*lines[:11], lines[11][:1]],
+        "line 3: value 784 is '7', expected 0 or 1": [*lines[:2], lines[2][:-2] + b"7\n"],
+        "line 1: found 64 values .* expected 784 .*another size": [
+            b" ".join([b"0"] * 64) + b"\n" for _ in lines
+        ],
+    }
+    for message, damaged in damages.items():
+        path.write_bytes(b"".join(damaged))
+        for go in ("prepare_data", "setup"):
+            data = BinarizedMNIST(str(folder), **SMALL)
+            with pytest.raises(ValueError, match=f"binarized_mnist_valid.amat, {message}"):
+                getattr(data, go)()
+    path.write_bytes(whole)
+    ready(folder, **SMALL)
+
+
+def test_missing_files_are_told_when_they_are_needed(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LN_ZOO_DATA", raising=False)
+    where = r"Hugo Larochelle distributes .*larocheh.*--data.root .*LN_ZOO_DATA"
+    file = tmp_path / "file"
+    file.write_text("")
+    (folder / "binarized_mnist_test.amat").unlink()
+    cases = [
+        (None, FileNotFoundError, f"no binarized MNIST: {where}"),
+        (tmp_path / "absent", FileNotFoundError, f"no folder .*absent: {where}"),
+        (file, NotADirectoryError, "file is a file: give the folder of the three files"),
+        (
+            folder,
+            FileNotFoundError,
+            "lacks binarized_mnist_test.amat .or .gz., it has binarized_mnist_train.amat, "
+            f"binarized_mnist_valid.amat: {where}",
+        ),
+    ]
+    for root, error, message in cases:
+        data = BinarizedMNIST(None if root is None else str(root))
+        for go in (data.prepare_data, data.setup):
+            with pytest.raises(error, match=message):
+                go()
+    for binarization in ("dynamic", "threshold", "grey"):
+        data = BinarizedMNIST(str(tmp_path / "absent"), binarization)
+        with pytest.raises(FileNotFoundError, match=r"no folder .*absent"):
+            data.prepare_data()
+    with pytest.raises(ValueError, match=r"is no dataset: expected train-images"):
+        ready(folder, binarization="grey")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"binarization": "stochastic"},
+            "binarization must be 'fixed' or 'dynamic' or 'threshold' or 'grey', got 'stochastic'",
+        ),
+        ({"train_size": 50_001}, "train_size 50,001 exceeds the 50,000 images .*lower it"),
+        ({"val_size": 10_001}, "val_size 10,001 exceeds the 10,000 images"),
+        (
+            {"binarization": "grey", "train_size": 50_001},
+            r"train_size \+ val_size 60,001 exceeds the 60,000 images .* binarized_mnist-grey",
+        ),
+        ({"train_size": 0}, "train_size must be an integer of at least 1, got 0"),
+        ({"batch_size": 0}, "batch_size must be an integer of at least 1, got 0"),
+        ({"eval_batch_size": -1}, "eval_batch_size must be"),
+        ({"draw_seed": -1}, "draw_seed must be an integer of at least 0, got -1"),
+        ({"num_workers": -1}, "num_workers must be"),
+    ],
+)
+def test_arguments_are_checked_at_construction(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        BinarizedMNIST(**options)
+
+
+def test_sizes_that_small_files_do_not_have(folder: Path) -> None:
+    with pytest.raises(ValueError, match="val_size 13 exceeds the 12 images"):
+        ready(folder, **SMALL | {"val_size": 13})
+
+
+def test_loaders_need_setup(folder: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"call prepare_data\(\) and setup\(\) first"):
+        BinarizedMNIST(str(folder)).train_dataloader()
+
+
+# Published images
+
+
+@pytest.fixture
+def as_if_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The small files in the place of the real ones."""
+    for name, word in WORDS.items():
+        images = pixels(word)
+        facts = binarized_mnist._Published(
+            word,
+            len(images),
+            int(images.sum()),
+            hashlib.sha256(np.packbits(images, axis=1).tobytes()).hexdigest(),
+        )
+        monkeypatch.setitem(binarized_mnist._PUBLISHED, name, facts)
+
+
+@pytest.mark.usefixtures("as_if_published")
+def test_published_images_are_taken(folder: Path) -> None:
+    data = ready(folder, train_size=25, val_size=12)
+    assert data.facts["dataset"] == "binarized_mnist"
+    assert data.facts["published"] is True
+
+
+@pytest.mark.usefixtures("as_if_published")
+def test_a_damaged_cache_is_not_taken_for_another_file(folder: Path) -> None:
+    sizes = {"train_size": 30, "val_size": 12}
+    ready(folder, **sizes)
+    for kept in (folder / ".cache").iterdir():
+        content = bytearray(kept.read_bytes())
+        content[-100] ^= 1
+        kept.write_bytes(content)
+    for name, word in WORDS.items():
+        images = in_order(ready(folder, **sizes), name)
+        assert np.array_equal(images.reshape(-1, 784).numpy(), pixels(word))
+
+
+@pytest.mark.usefixtures("as_if_published")
+@pytest.mark.parametrize("packed", [False, True])
+def test_other_images_are_refused_unless_meant(tmp_path: Path, packed: bool) -> None:
+    images = pixels("test")
+    flipped = images.copy()
+    flipped[3, 100] ^= 1
+    ones = int(images.sum())
+    share = r"a fraction of 0\.\d{5}"
+    message = {
+        r"test.amat\S* ends with line 19, expected 20 lines: .*truncated": images[:19],
+        r"test.amat\S* ends with line 40, expected 20 lines: .*another file": images.repeat(2, 0),
+        rf"has {flipped.sum():,} ones, {share}, expected {ones:,}, {share}: .*damaged": flipped,
+        "as many images and ones .* another order": images[::-1],
+    }
+    sizes = {"train_size": 30, "val_size": 12}
+    for wanted, test in message.items():
+        matrices = {word: pixels(word) for word in ROWS} | {"test": test}
+        root = write_files(tmp_path / "it", matrices, packed=packed)
+        with pytest.raises(ValueError, match=rf"{wanted}.*--data.published false"):
+            ready(root, **sizes)
+        data = ready(root, published=False, **sizes)
+        assert len(in_order(data, "test")) == len(test)
+        assert data.facts["dataset"] == "binarized_mnist-unpublished"
+
+
+# Facts
+
+
+def test_facts_are_plain_data(folder: Path) -> None:
+    data = BinarizedMNIST(batch_size=4, seed=7)
+    assert data.facts == {
+        "dataset": "binarized_mnist",
+        "binarization": "fixed",
+        "train_size": 50_000,
+        "val_size": 10_000,
+        "test_size": 10_000,
+        "batch_size": 4,
+        "eval_batch_size": 1000,
+        "drop_last": False,
+        "seed": 7,
+        "published": True,
+    }
+    assert data.preprocessing == {
+        "binarization": "fixed",
+        "scale": 255,
+        "image_shape": [1, 28, 28],
+    }
+    assert ready(folder, **SMALL).facts["test_size"] == 20
+
+
+def test_no_two_binarizations_go_by_one_name() -> None:
+    data = [BinarizedMNIST(binarization=name) for name in ("fixed", "dynamic", "threshold", "grey")]
+    names = [module.facts["dataset"] for module in data]
+    assert names == [
+        "binarized_mnist",
+        "binarized_mnist-dynamic",
+        "binarized_mnist-threshold",
+        "binarized_mnist-grey",
+    ]
+    assert [module.preprocessing["binarization"] for module in data] == [
+        module.facts["binarization"] for module in data
+    ]
+    # Only where images are drawn here do they depend on the seed of the draws.
+    assert ["draw_seed" in module.facts for module in data] == [False, True, False, False]
+
+
+# Other binarizations
+
+
+def grey_of(root: Path, name: str) -> torch.Tensor:
+    """MNIST's grey levels as `MNIST` reads them."""
+    return MNIST(str(root), **GREY).read()[name][0]
+
+
+@pytest.mark.parametrize("name", ["train", "val", "test"])
+def test_grey_and_threshold(mnist: Path, name: str) -> None:
+    levels = grey_of(mnist, name)
+    grey = in_order(ready(mnist, binarization="grey", **GREY), name)
+    assert torch.equal(grey, levels.float() / 255)
+    above = in_order(ready(mnist, binarization="threshold", **GREY), name)
+    assert torch.equal(above, (levels >= 128).float())
+    assert {127, 128} <= set(levels.flatten().tolist())
+
+
+def test_dynamic_draws_have_the_grey_levels_as_means(mnist: Path) -> None:
+    data = ready(mnist, binarization="dynamic", **GREY)
+    levels = grey_of(mnist, "train").double() / 255
+    epochs = 400
+    every = torch.arange(20)
+    mean = torch.stack([data.training_set()[every, n][0] for n in range(epochs)]).double().mean(0)
+    certain = (levels == 0) | (levels == 1)
+    assert certain.any()
+    assert torch.equal(mean[certain], levels[certain])
+    z = (mean - levels)[~certain] / (levels * (1 - levels) / epochs).sqrt()[~certain]
+    assert z.abs().max() < 6
+    assert abs(z.mean()) < 4 / z.numel() ** 0.5
+    assert z.var().item() == pytest.approx(1, abs=5 * (2 / z.numel()) ** 0.5)
+    # Pixels, images, epochs and sets go their own ways.
+    once = (data.training_set()[every, 1][0].double() - levels)[:, :, 8:].flatten(1)
+    across = torch.corrcoef(once)[~torch.eye(20, dtype=torch.bool)]
+    assert across.abs().max() < 5 / once.shape[1] ** 0.5
+    again = (data.training_set()[every, 2][0].double() - levels)[:, :, 8:].flatten()
+    assert (
+        abs(torch.corrcoef(torch.stack([once.flatten(), again]))[0, 1]) < 5 / again.numel() ** 0.5
+    )
+
+
+def test_dynamic_images_are_drawn_by_seed_epoch_and_index(mnist: Path) -> None:
+    def draws(**options) -> torch.Tensor:
+        """Each training image in the order of the source, by way of the loader."""
+        epoch = options.pop("epoch", 0)
+        data = ready(mnist, binarization="dynamic", **GREY, **options)
+        loader = data.train_dataloader()
+        loader.sampler.set_epoch(epoch)
+        order = torch.cat([indices for indices, _ in loader.sampler])
+        return join(loader)[order.argsort()]
+
+    first = draws(batch_size=4)
+    for options in ({"batch_size": 10}, {"seed": 3}, {"num_workers": 2}):
+        assert torch.equal(draws(**{"batch_size": 4, **options}), first)
+    others = [draws(epoch=1), draws(epoch=2), draws(draw_seed=1)]
+    for other in others:
+        # Half of the pixels or so are far from certain.
+        assert (other != first).float().mean() > 0.1
+    assert torch.equal(draws(epoch=1, batch_size=5), others[0])
+
+
+def test_evaluation_takes_one_draw(mnist: Path) -> None:
+    def evaluated(name: str, **options) -> torch.Tensor:
+        return in_order(ready(mnist, binarization="dynamic", **GREY, **options), name)
+
+    data = ready(mnist, binarization="dynamic", **GREY)
+    for name in ("train", "val", "test"):
+        assert torch.equal(evaluated(name, seed=5, batch_size=3), evaluated(name))
+        assert not torch.equal(evaluated(name, draw_seed=1), evaluated(name))
+    loader = data.val_dataloader()
+    before = rows_of(join(loader))
+    loader.sampler.set_epoch(4)
+    assert rows_of(join(loader)) == before
+    # A part is drawn as the whole is.
+    part = rows_of(join(data.train_eval_dataloader(cases=4)))
+    assert sorted(part) == sorted(rows_of(evaluated("train")[::5]))
+    assert torch.equal(join(data.predict_dataloader()), evaluated("test"))
+    # No two sets share their draws: the same grey levels lie at the top of all.
+    assert not torch.equal(evaluated("train")[:10, :, :8], evaluated("val")[:, :, :8])
+
+
+class Recorder(LightningModule):
+    """Keeps the images of training and validation, by epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+        self.trained: list[list[bytes]] = []
+        self.validated: list[list[bytes]] = []
+
+    def training_step(self, batch, batch_idx):
+        self.trained.append(rows_of(batch[0]))
+        return self.weight * batch[0].mean()
+
+    def validation_step(self, batch, batch_idx):
+        self.validated.append(rows_of(batch[0]))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def test_a_resumed_run_draws_what_one_never_interrupted_does(mnist: Path, tmp_path: Path) -> None:
+    def run(model: Recorder, ckpt_path: Path | None = None, **options) -> None:
+        data = BinarizedMNIST(str(mnist), "dynamic", batch_size=4, **GREY)
+        Trainer(
+            accelerator="cpu", max_epochs=3, num_sanity_val_steps=0, logger=False,
+            enable_progress_bar=False, enable_model_summary=False,
+            **{"enable_checkpointing": False, **options},
+        ).fit(model, datamodule=data, ckpt_path=ckpt_path)  # fmt: skip
+
+    saving = ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=8)
+    whole, resumed = Recorder(), Recorder()
+    run(whole, callbacks=[saving], enable_checkpointing=True)
+    run(resumed, tmp_path / "step=8.ckpt")
+    assert len(whole.trained) == 15
+    assert resumed.trained == whole.trained[8:]
+    # 20 images in each of three epochs, no two of them alike.
+    assert len({image for batch in whole.trained for image in batch}) == 60
+    assert whole.validated[0] == whole.validated[1] == whole.validated[2]
+
+
+def test_resumption_with_another_seed_of_draws_is_refused(mnist: Path) -> None:
+    loader = ready(mnist, binarization="dynamic", batch_size=4, **GREY).train_dataloader()
+    next(iter(loader))
+    options = {"binarization": "dynamic", "batch_size": 4, "draw_seed": 1}
+    other = ready(mnist, **options, **GREY).train_dataloader()
+    other.load_state_dict(loader.state_dict())
+    with pytest.raises(ValueError, match=r"draw_seed 0 \(now 1\)"):
+        next(iter(other))

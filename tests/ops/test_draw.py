@@ -1,0 +1,883 @@
+"""DRAW's glimpses in one function, on each engine that has them, against the equations in float64.
+
+The equations are those of Gregor et al. 2015 (section 2, eq. 3-14 and 19-29), with the paper's
+LSTM (eq. 29-31), counted as there from 1.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from ln_zoo.ops import (
+    Affine,
+    DrawLSTM,
+    Drawn,
+    DrawSettings,
+    DrawWeights,
+    RowNorm,
+    StepNorm,
+    Weights,
+    divergence,
+    draw,
+    draw_engine,
+    draw_refusal,
+    drawn,
+)
+from ln_zoo.ops.native.runtime import trouble
+
+F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
+#: Length of the difference allowed, as a part of the length of what is compared.
+TOLERANCE = {F32: 4e-6, F64: 1e-11}
+RESULTS = ("logits", "means", "log_stds")
+
+
+class Under(NamedTuple):
+    """The engine under test, and its best precision."""
+
+    name: str
+    dtype: torch.dtype
+
+    @property
+    def tolerance(self) -> float:
+        return TOLERANCE[self.dtype]
+
+
+@pytest.fixture(params=["native", "aten"])
+def under(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Under]:
+    """Lets one engine run alone, and makes sure that its steps did."""
+    if request.param == "native" and trouble() is not None:
+        pytest.skip(f"no native kernels: {trouble()}")
+    made = []
+    steps = draw._STEPS[request.param]
+
+    def counted(*arguments: Any) -> Any:
+        made.append(steps)
+        return steps(*arguments)
+
+    monkeypatch.setenv("LN_ZOO_KERNELS", request.param)
+    monkeypatch.setitem(draw._STEPS, request.param, counted)
+    yield Under(request.param, F32 if request.param == "native" else F64)
+    assert made
+
+
+def distance(one: Tensor, other: Tensor) -> float:
+    """Length of the difference as a part of that of the other; infinite for NaN."""
+    assert one.shape == other.shape
+    gap = ((one.double() - other.double()).norm() / other.double().norm().clamp(min=1e-30)).item()
+    return gap if gap == gap else float("inf")
+
+
+def worst(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    assert actual.keys() == expected.keys()
+    return max(distance(actual[name], expected[name]) for name in expected)
+
+
+def assert_close(actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:
+    assert actual.keys() == expected.keys()
+    gaps = {name: distance(actual[name], expected[name]) for name in expected}
+    assert max(gaps.values()) <= tolerance, gaps
+
+
+# The equations
+
+
+class Size(NamedTuple):
+    """Glimpses, cases, height, width, hidden units, latents, sides of the patches."""
+
+    T: int = 3
+    N: int = 3
+    B: int = 7
+    A: int = 9
+    H: int = 20
+    Z: int = 5
+    R: int = 2
+    W: int = 3
+
+
+class Norm(NamedTuple):
+    center: bool = True
+    eps: float = 1e-5
+
+
+NORMS = {"none": None, "layer": Norm(), "rms": Norm(center=False, eps=0.1)}
+every_norm = pytest.mark.parametrize("norm", NORMS.values(), ids=NORMS)
+every_filter_norm = pytest.mark.parametrize("filter_norm", ["softmax", "eps"])
+
+#: What has no gradients.
+GIVEN = ("x", "noise")
+
+
+def problem(size: Size, norm: Norm | None = None, seed: int = 0) -> dict[str, Tensor]:
+    """Random tensors in float64, such as float32 can hold."""
+    T, N, B, A, H, Z, R, W = size
+    generator = torch.Generator().manual_seed(seed)
+
+    def rand(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=generator) * 2 - 1
+
+    found = {"x": rand(N, B, A).abs().round(), "noise": rand(T, N, Z) * 2}
+    for name, inputs in (("enc", 2 * R * R + H), ("dec", Z)):
+        found |= {
+            f"{name}_ih": rand(4 * H, inputs) * (2 / inputs) ** 0.5,
+            f"{name}_hh": rand(4 * H, H) * H**-0.5,
+            f"{name}_b_ih": rand(4 * H) / 2,
+            f"{name}_b_hh": rand(4 * H) / 2,
+            f"{name}_h": rand(H),
+            f"{name}_c": rand(H),
+        }
+        if norm is not None:
+            found |= {f"{name}_gain": 0.5 + rand(H) / 10, f"{name}_shift": rand(H) / 10}
+    for name, outputs in (("posterior", 2 * Z), ("read", 5), ("write", 5), ("patch", W * W)):
+        found |= {f"{name}_w": rand(outputs, H) * (1.5 / H) ** 0.5, f"{name}_b": rand(outputs) / 2}
+    found["canvas"] = rand(B, A)
+    return {name: a.float().double() for name, a in found.items()}
+
+
+def filters(
+    settings: DrawSettings, numbers: Tensor, K: int, B: int, A: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """F_Y (N, K, B), F_X (N, K, A), and gamma (N, 1, 1); everything counts from 1."""
+    g_x, g_y, log_variance, log_delta, log_gamma = (a[:, None, None] for a in numbers.unbind(1))
+    variance = log_variance.clamp(-settings.bound, settings.bound).exp()
+    delta = log_delta.clamp(-settings.bound, settings.bound).exp()
+    delta = 0 * delta if K == 1 else (max(A, B) - 1) / (K - 1) * delta
+    found = []
+    for g, size in ((g_y, B), (g_x, A)):
+        centre = (size + 1) / 2 * (g + 1)
+        i = torch.arange(1, K + 1, dtype=numbers.dtype)[:, None]
+        a = torch.arange(1, size + 1, dtype=numbers.dtype)
+        mu = centre + (i - K / 2 - 0.5) * delta
+        exponent = -((a - mu) ** 2) / (2 * variance)
+        if settings.filter_norm == "softmax":
+            found.append(exponent.softmax(2))
+        else:
+            e = exponent.exp()
+            found.append(e / (e.sum(2, keepdim=True) + settings.filter_eps))
+    return found[0], found[1], log_gamma.exp()
+
+
+def equations(
+    settings: DrawSettings, norm: Norm | None, p: dict[str, Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """C_T, and mu and log s of each glimpse."""
+    (N, B, A), (T, _, Z) = p["x"].shape, p["noise"].shape
+
+    def lstm(name: str, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        sums = x @ p[f"{name}_ih"].T + h @ p[f"{name}_hh"].T
+        for bias in (f"{name}_b_ih", f"{name}_b_hh"):
+            sums = sums + p[bias] if bias in p else sums
+        i, f, g, o = sums.chunk(4, 1)
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        a = c
+        if norm is not None:
+            if norm.center:
+                a = a - a.mean(1, keepdim=True)
+            a = a / ((a**2).mean(1, keepdim=True) + norm.eps).sqrt()
+            a = a * p.get(f"{name}_gain", 1) + p.get(f"{name}_shift", 0)
+        return o.sigmoid() * a.tanh(), c
+
+    def affine(name: str, h: Tensor) -> Tensor:
+        return h @ p[f"{name}_w"].T + p[f"{name}_b"]
+
+    states = [p[f"{name}_{s}"].expand(N, -1) for name in ("enc", "dec") for s in ("h", "c")]
+    h_enc, c_enc, h_dec, c_dec = states
+    canvas, means, log_stds = p["canvas"].expand(N, B, A), [], []
+    for t in range(T):
+        error = p["x"] - canvas.sigmoid()
+        f_y, f_x, gamma = filters(settings, affine("read", h_dec), settings.read, B, A)
+        r = [gamma * (f_y @ image @ f_x.mT) for image in (p["x"], error)]
+        h_enc, c_enc = lstm("enc", torch.cat([*(a.flatten(1) for a in r), h_dec], 1), h_enc, c_enc)
+        mean, log_std = affine("posterior", h_enc).split(Z, 1)
+        log_std = log_std.clamp(-settings.bound, settings.bound)
+        z = mean + log_std.exp() * p["noise"][t]
+        h_dec, c_dec = lstm("dec", z, h_dec, c_dec)
+        f_y, f_x, gamma = filters(settings, affine("write", h_dec), settings.write, B, A)
+        patch = affine("patch", h_dec).view(N, settings.write, settings.write)
+        canvas = canvas + f_y.mT @ patch @ f_x / gamma
+        means.append(mean)
+        log_stds.append(log_std)
+    return canvas, torch.stack(means), torch.stack(log_stds)
+
+
+# Runs
+
+
+def settings_of(size: Size, **options: Any) -> DrawSettings:
+    return DrawSettings(size.R, size.W, **options)
+
+
+def weights_of(norm: Norm | None, p: dict[str, Tensor]) -> DrawWeights:
+    def lstm(name: str) -> DrawLSTM:
+        ih, hh = p[f"{name}_ih"], p[f"{name}_hh"]
+        H = hh.shape[1]
+        cell = RowNorm((H,))
+        if norm is not None:
+            gain, shift = p.get(f"{name}_gain"), p.get(f"{name}_shift")
+            cell = RowNorm((H,), True, norm.center, norm.eps, gain, shift)
+        records = {"input": RowNorm((4 * H,)), "recurrent": RowNorm((4 * H,)), "cell": cell}
+        weights = Weights(ih, hh, p.get(f"{name}_b_ih"), p.get(f"{name}_b_hh"))
+        return DrawLSTM(weights, records, p[f"{name}_h"], p[f"{name}_c"])
+
+    affines = (Affine(p[f"{a}_w"], p[f"{a}_b"]) for a in ("posterior", "read", "write", "patch"))
+    return DrawWeights(lstm("enc"), lstm("dec"), *affines, p["canvas"])
+
+
+def call(under: Under, settings: DrawSettings, norm: Norm | None, p: dict[str, Tensor]) -> Drawn:
+    """On the engine, after it was chosen as users have it chosen."""
+    weights = weights_of(norm, p)
+    assert draw_refusal(p["x"], p["noise"], weights) is None
+    name = draw_engine(p["x"], p["noise"], weights)
+    assert name == under.name
+    return drawn(name, settings, p["x"], p["noise"], weights)
+
+
+def by(
+    under: Under, settings: DrawSettings, norm: Norm | None
+) -> Callable[[dict[str, Tensor]], tuple[Tensor, ...]]:
+    return lambda p: tuple(call(under, settings, norm, p)[:3])
+
+
+def cast(p: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    return {name: a.detach().to(dtype, copy=True) for name, a in p.items()}
+
+
+def run(
+    function: Callable[[dict[str, Tensor]], tuple[Tensor, ...]],
+    p: dict[str, Tensor],
+    dtype: torch.dtype,
+    results: tuple[str, ...] = RESULTS,
+) -> dict[str, Tensor]:
+    """Results and the gradients of all that is learned, by name."""
+    p = cast(p, dtype)
+    leaves = {name: a.requires_grad_() for name, a in p.items() if name not in GIVEN}
+    found = dict(zip(RESULTS, function(p), strict=True))
+    generator = torch.Generator().manual_seed(99)
+    cotangents = {
+        name: torch.randn(a.shape, generator=generator).to(a.dtype) for name, a in found.items()
+    }
+    gradients = torch.autograd.grad(
+        [found[name] for name in results],
+        list(leaves.values()),
+        [cotangents[name] for name in results],
+        allow_unused=True,
+        materialize_grads=True,
+    )
+    return {name: a.detach() for name, a in found.items()} | {
+        f"d{name}": g for name, g in zip(leaves, gradients, strict=True)
+    }
+
+
+def compare(
+    under: Under,
+    settings: DrawSettings,
+    norm: Norm | None,
+    p: dict[str, Tensor],
+    results: tuple[str, ...] = RESULTS,
+) -> None:
+    """Errors within the tolerance, or within three times those of the equations in float32."""
+
+    def reference(p: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        return equations(settings, norm, p)
+
+    expected = run(reference, p, F64, results)
+    actual = run(by(under, settings, norm), p, under.dtype, results)
+    allowed = under.tolerance
+    if under.dtype == F32:
+        naive = run(reference, p, F32, results)
+        allowed = max(allowed, 3 * max(distance(naive[name], expected[name]) for name in expected))
+        assert allowed < 1e-3
+    assert_close(actual, expected, allowed)
+
+
+SIZES = [
+    Size(),
+    Size(T=1, N=3, B=9, A=7, H=5, R=5, W=1),
+    Size(T=3, N=1, B=17, A=16, H=33, Z=17, R=1, W=5),
+    Size(T=5, N=5, B=28, A=28, H=16, Z=3, R=5, W=2),
+    Size(T=4, N=3, B=5, A=40, H=20, R=2, W=5),
+]
+
+
+@every_norm
+@every_filter_norm
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: "-".join(map(str, size)))
+def test_against_the_equations(
+    size: Size, filter_norm: str, norm: Norm | None, under: Under
+) -> None:
+    """In float32, the median of three errors counts."""
+    settings = settings_of(size, filter_norm=filter_norm, filter_eps=1e-3)
+    gaps, naive = [], []
+    for seed in range(3 if under.dtype == F32 else 1):
+        p = problem(size, norm, seed)
+        expected = run(lambda p: equations(settings, norm, p), p, F64)
+        gaps.append(worst(run(by(under, settings, norm), p, under.dtype), expected))
+        if under.dtype == F32:
+            naive.append(worst(run(lambda p: equations(settings, norm, p), p, F32), expected))
+    allowed = max(under.tolerance, 3 * sorted(naive)[1]) if naive else under.tolerance
+    assert sorted(gaps)[len(gaps) // 2] <= allowed, (gaps, naive)
+
+
+@every_norm
+@every_filter_norm
+def test_one_of_everything(filter_norm: str, norm: Norm | None, under: Under) -> None:
+    """All gradients count together: one number may be a small difference of large ones."""
+    size = Size(T=1, N=1, B=1, A=1, H=1, Z=1, R=1, W=1)
+    settings = settings_of(size, filter_norm=filter_norm, filter_eps=1e-3)
+    p = problem(size, norm)
+    expected = run(lambda p: equations(settings, norm, p), p, F64)
+    actual = run(by(under, settings, norm), p, under.dtype)
+    assert actual.keys() == expected.keys()
+    one, other = (torch.cat([a.flatten() for a in found.values()]) for found in (actual, expected))
+    assert distance(one, other) <= under.tolerance
+
+
+@pytest.mark.parametrize("results", [(name,) for name in RESULTS])
+def test_gradients_of_some_results_alone(results: tuple[str, ...], under: Under) -> None:
+    size, norm = Size(), Norm()
+    compare(under, settings_of(size), norm, problem(size, norm), results)
+
+
+@pytest.mark.parametrize("missing", ["b_ih", "b_hh", "b_", "gain", "shift"])
+def test_what_may_be_missing(missing: str, under: Under) -> None:
+    size, norm = Size(), Norm()
+    p = {
+        name: a
+        for name, a in problem(size, norm).items()
+        if not name.startswith(("enc", "dec")) or missing not in name
+    }
+    compare(under, settings_of(size), norm, p)
+
+
+def test_the_lstms_may_differ(under: Under) -> None:
+    """One normalised, the other not."""
+    size = Size()
+    settings, p = settings_of(size), problem(size, Norm())
+    with torch.no_grad():
+        p["dec_shift"].zero_()
+    p, plain = cast(p, under.dtype), cast(p, under.dtype)
+    weights, other = weights_of(Norm(), p), weights_of(None, plain)
+    name = draw_engine(p["x"], p["noise"], weights)
+    assert name == under.name
+    mixed = drawn(name, settings, p["x"], p["noise"], weights._replace(decoder=other.decoder))
+    both = drawn(name, settings, p["x"], p["noise"], weights)
+    none = drawn(name, settings, p["x"], p["noise"], other)
+    # The first means see the encoder's norm, the canvas the decoder's too.
+    assert torch.equal(mixed.means[0], both.means[0])
+    assert not torch.allclose(mixed.means[0], none.means[0])
+    assert not torch.allclose(mixed.logits, both.logits)
+
+
+# Filters
+
+
+def moved(p: dict[str, Tensor], **numbers: tuple[float, ...]) -> dict[str, Tensor]:
+    """With read and write filters where the numbers say, more or less."""
+    p = dict(p)
+    for side, values in numbers.items():
+        p[f"{side}_w"] = p[f"{side}_w"] / 20
+        p[f"{side}_b"] = torch.tensor(values, dtype=F64)
+    return p
+
+
+FAR = {
+    "right": (30.0, 0.0, 0.0, 0.0, 0.0),
+    "far left": (-300.0, 50.0, 1.0, 0.0, 0.5),
+    "needles": (0.1, -0.2, -7.0, -1.0, 0.0),
+    "everything": (0.0, 0.0, 9.0, 2.0, -1.0),
+    "wide apart": (0.2, 0.2, 0.0, 4.0, 0.3),
+}
+
+
+@pytest.mark.parametrize("place", FAR.values(), ids=FAR)
+@every_filter_norm
+def test_windows_off_the_image(filter_norm: str, place: tuple[float, ...], under: Under) -> None:
+    """Each side on its own; there is no overflow, and what is lost to rounding is little."""
+    size = Size(T=2, R=3)
+    for side in ("read", "write"):
+        settings = settings_of(size, filter_norm=filter_norm, filter_eps=1e-4)
+        p = moved(problem(size), **{side: place})
+        expected = run(lambda p, s=settings: equations(s, None, p), p, F64)
+        actual = run(by(under, settings, None), p, under.dtype)
+        # Where a filter's centre lies is rounded by as much as it is far away.
+        limit = under.tolerance * (1 + max(map(abs, place))) * 20
+        for name, a in expected.items():
+            assert (actual[name] - a).norm() <= limit * (1 + a.norm()), name
+
+
+def test_a_window_off_the_image_vanishes_under_eps(under: Under) -> None:
+    size = Size(T=2)
+    settings = settings_of(size, filter_norm="eps", filter_eps=1e-4)
+    p = moved(problem(size), write=(50.0, 0.0, 0.0, 0.0, 0.0))
+    found = run(by(under, settings, None), p, under.dtype)
+    expected = p["canvas"].expand(size.N, -1, -1)
+    torch.testing.assert_close(found["logits"].double(), expected)
+    assert not found["dpatch_w"].any()
+
+
+# Clamps
+
+
+def test_clamped_numbers_have_no_gradient_and_are_counted(under: Under) -> None:
+    size = Size(T=3, N=4)
+    settings = settings_of(size, bound=0.3)
+    p = problem(size)
+    compare(under, settings, None, p)
+    done = call(under, settings, None, cast(p, under.dtype))
+    assert done.clamped.dtype == torch.int64
+    assert not done.clamped.requires_grad
+    at_bound = (done.log_stds.abs() == torch.tensor(0.3, dtype=under.dtype)).sum()
+    assert done.clamped[0] == at_bound
+    assert 0 < at_bound < done.log_stds.numel()
+
+
+def test_counts_of_each_kind(under: Under) -> None:
+    size = Size(T=3, N=4)
+
+    def counts(size: Size, **numbers: tuple[float, ...]) -> list[int]:
+        settings = settings_of(size)
+        p = moved(problem(size), **numbers)
+        return call(under, settings, None, cast(p, under.dtype)).clamped.tolist()
+
+    assert counts(size) == [0, 0, 0]
+    assert counts(size, read=(0.0, 0.0, 20.0, 0.0, 0.0)) == [0, 12, 0]
+    assert counts(size, write=(0.0, 0.0, -20.0, -30.0, 0.0)) == [0, 12, 12]
+    both = dict.fromkeys(("read", "write"), (0.0, 0.0, -20.0, 30.0, 0.0))
+    assert counts(size, **both) == [0, 24, 24]
+    assert counts(size._replace(R=1), **both) == [0, 24, 24]
+
+
+def test_no_log_std_is_beyond_the_bound(under: Under) -> None:
+    size = Size(T=3)
+    p = problem(size)
+    p["posterior_b"][size.Z :] = torch.tensor([30.0, -30.0, 50.0, 0.0, -10.5])
+    settings = settings_of(size)
+    done = call(under, settings, None, cast(p, under.dtype))
+    assert done.log_stds.abs().max() == 10
+    assert done.clamped[0] == 4 * size.T * size.N
+    # What multiplies noise by e^10 multiplies rounding errors too.
+    found = run(by(under, settings, None), p, under.dtype)
+    assert not found["dposterior_b"][size.Z + torch.tensor([0, 1, 2, 4])].any()
+    assert all(a.isfinite().all() for a in found.values())
+
+
+# Precision
+
+
+@every_norm
+def test_bfloat16_autocast(norm: Norm | None, under: Under) -> None:
+    """Products in bfloat16: errors are those of the equations with rounded products, roughly."""
+    size = Size(T=4, N=5, B=12, A=12, H=48, Z=8)
+    settings, p = settings_of(size), problem(size, norm)
+    expected = run(lambda p: equations(settings, norm, p), p, F64)
+
+    def function(p: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        with torch.autocast("cpu", BF16):
+            done = call(under, settings, norm, p)
+        assert all(a.dtype == F32 for a in done[:3])
+        return tuple(done[:3])
+
+    actual = run(function, p, F32)
+    gaps = {name: distance(actual[name], a) for name, a in expected.items()}
+    assert max(gaps.values()) < 0.06, gaps
+    assert gaps["means"] > 1e-4  # products are in bfloat16 indeed
+    assert all(a.dtype == F32 for a in actual.values())
+
+
+def test_bfloat16_leaves_the_filters_alone(under: Under) -> None:
+    """With weights of 0, what is drawn is that of float32: biases set it all."""
+    size = Size(T=3)
+    settings = settings_of(size)
+    p = cast(problem(size), F32)
+    p = {name: a * 0 if name.endswith(("_w", "_ih", "_hh")) else a for name, a in p.items()}
+    full = call(under, settings, None, p)
+    with torch.autocast("cpu", BF16):
+        mixed = call(under, settings, None, p)
+    for one, two in zip(full, mixed, strict=True):
+        assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("under", ["aten"], indirect=True)  # the one that has float64
+def test_gradients_are_those_of_finite_differences(under: Under) -> None:
+    size, norm = Size(T=2, N=2, B=4, A=5, H=3, Z=2, R=2, W=2), Norm()
+    for filter_norm in ("softmax", "eps"):
+        settings = settings_of(size, filter_norm=filter_norm, filter_eps=1e-2)
+        p = problem(size, norm)
+        names = [name for name in p if name not in GIVEN]
+        leaves = [p[name].requires_grad_() for name in names]
+
+        def function(*values: Tensor, s=settings, p=p, names=names) -> tuple[Tensor, ...]:
+            return by(under, s, norm)(p | dict(zip(names, values, strict=True)))
+
+        assert torch.autograd.gradcheck(function, leaves, fast_mode=True)
+
+
+# Parts, memory, threads, bits
+
+
+def test_gradients_that_nobody_asks_for_are_not_made(under: Under) -> None:
+    size, norm = Size(), Norm()
+    settings, p = settings_of(size), problem(size, norm)
+    full = run(by(under, settings, norm), p, under.dtype)
+    generator = torch.Generator().manual_seed(99)
+    p = cast(p, under.dtype)
+    for wanted in p.keys() - set(GIVEN):
+        leaf = p[wanted].requires_grad_()
+        generator.manual_seed(99)
+        results = by(under, settings, norm)(p)
+        cotangents = [torch.randn(a.shape, generator=generator).to(a.dtype) for a in results]
+        if not all(a.requires_grad for a in results):
+            raise AssertionError(wanted)
+        (gradient,) = torch.autograd.grad(results, leaf, cotangents)
+        assert torch.equal(gradient, full[f"d{wanted}"]), wanted
+        p[wanted] = leaf.detach()
+
+
+@every_norm
+def test_without_gradients_nothing_is_kept(norm: Norm | None, under: Under) -> None:
+    # So many cases that all slots begin at cache lines: products of a library may round by that.
+    size = Size(T=5, N=16)
+    settings, p = settings_of(size), cast(problem(size, norm), under.dtype)
+    with_leaf = p | {"canvas": p["canvas"].clone().requires_grad_()}
+    loud = call(under, settings, norm, with_leaf)
+    with torch.no_grad():
+        quiet = call(under, settings, norm, with_leaf)
+    plain = call(under, settings, norm, p)
+    with torch.inference_mode():
+        inference = call(under, settings, norm, p)
+    for other in (quiet, plain, inference):
+        assert not any(a.requires_grad for a in other)
+        for one, two in zip(loud, other, strict=True):
+            assert torch.equal(one.detach(), two.clone())
+    # What was made in inference mode stays out of the way of what comes later.
+    call(under, settings, norm, with_leaf).logits.sum().backward()
+
+
+def test_what_is_kept_at_full_size_is_little(under: Under) -> None:
+    """Less than 0.3 GB, reckoned from a tenth of the glimpses and cases."""
+    size = Size(T=6, N=13, B=28, A=28, H=256, Z=100, R=2, W=5)
+    p = cast(problem(size), F32)
+    p["canvas"].requires_grad_()
+    held: dict[int, int] = {}
+
+    def pack(a: Tensor) -> Tensor:
+        held[a.untyped_storage().data_ptr()] = a.untyped_storage().nbytes()
+        return a
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda a: a):
+        call(under, settings_of(size), None, p)
+    weights = sum(a.nbytes for a in p.values())
+    assert (sum(held.values()) - weights) / (6 * 13) * (64 * 128) < 0.3e9
+
+
+def test_each_case_stands_for_itself(under: Under) -> None:
+    size = Size(N=4)
+    settings, p = settings_of(size), cast(problem(size, Norm()), under.dtype)
+    together = call(under, settings, Norm(), p)
+    for n in range(size.N):
+        own = p | {"x": p["x"][n : n + 1], "noise": p["noise"][:, n : n + 1]}
+        alone = call(under, settings, Norm(), own)
+        torch.testing.assert_close(alone.logits[0], together.logits[n])
+        torch.testing.assert_close(alone.means[:, 0], together.means[:, n])
+
+
+def test_no_cases(under: Under) -> None:
+    size = Size()
+    p = problem(size)
+    p |= {"x": p["x"][:0], "noise": p["noise"][:, :0]}
+    found = run(by(under, settings_of(size), None), p, under.dtype)
+    assert found["logits"].shape == (0, size.B, size.A)
+    assert not any(a.any() for name, a in found.items() if name.startswith("d"))
+
+
+def test_nan_is_not_hidden_and_stays_in_its_case(under: Under) -> None:
+    size = Size()
+    p = cast(problem(size), under.dtype)
+    p["x"][1, 2, 3] = float("nan")
+    done = call(under, settings_of(size), None, p)
+    assert done.logits[1].isnan().any()
+    assert done.logits[[0, 2]].isfinite().all()
+    assert done.means[:, [0, 2]].isfinite().all()
+
+
+@every_norm
+def test_memory_is_not_read_before_it_is_written(
+    norm: Norm | None, under: Under, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = Size(T=4)
+    settings, p = settings_of(size), problem(size, norm)
+    expected = run(lambda p: equations(settings, norm, p), p, F64)
+    poisoned = []
+    fresh = draw.memory.empty
+
+    def empty(*shape: int, **options: Any) -> Tensor:
+        poisoned.append(shape)
+        return fresh(*shape, **options).fill_(float("nan"))
+
+    monkeypatch.setattr(draw.memory, "empty", empty)
+    assert_close(run(by(under, settings, norm), p, under.dtype), expected, 5 * under.tolerance)
+    with torch.no_grad():
+        quiet = call(under, settings, norm, cast(p, under.dtype))
+    assert poisoned
+    assert all(a.isfinite().all() for a in quiet)
+
+
+def test_threads_change_nothing_but_rounding_and_runs_nothing(under: Under) -> None:
+    size, norm = Size(T=4, N=9), Norm()
+    settings, p = settings_of(size), problem(size, norm)
+    results = []
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 2, 3):
+            torch.set_num_threads(threads)
+            results.append(run(by(under, settings, norm), p, F32))
+    finally:
+        torch.set_num_threads(before)
+    one, two, again, three = results
+    for other in (two, three):
+        assert_close(other, one, 4e-6)
+        for name in RESULTS:  # no sum over cases
+            torch.testing.assert_close(other[name], one[name], rtol=1e-6, atol=1e-6)
+    assert all(torch.equal(two[name], again[name]) for name in two)
+
+
+def test_backward_twice_gives_the_same_gradients(under: Under) -> None:
+    size, norm = Size(), Norm()
+    p = cast(problem(size, norm), under.dtype)
+    sources = [a.requires_grad_() for name, a in p.items() if name not in GIVEN]
+    loss = sum(a.square().sum() for a in by(under, settings_of(size), norm)(p))
+    first = torch.autograd.grad(loss, sources, retain_graph=True)
+    second = torch.autograd.grad(loss, sources)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_arguments_are_left_as_they_are(under: Under) -> None:
+    size, norm = Size(), Norm()
+    p = cast(problem(size, norm), under.dtype)
+    before = cast(p, under.dtype)
+    run(lambda _: by(under, settings_of(size), norm)(p), before, under.dtype, ())
+    for name, a in p.items():
+        a.requires_grad_(name not in GIVEN)
+    sum(a.sum() for a in by(under, settings_of(size), norm)(p)).backward()
+    for name, a in p.items():
+        assert torch.equal(a.detach(), before[name].detach()), name
+
+
+def test_tensors_may_have_any_strides(under: Under) -> None:
+    size, norm = Size(), Norm()
+    settings, p = settings_of(size), problem(size, norm)
+
+    def spread(a: Tensor) -> Tensor:
+        """The same numbers, the axes turned round in memory, and every second place unused."""
+        turned = a.permute(*reversed(range(a.dim()))).contiguous()
+        wide = turned.repeat_interleave(2, -1)[..., ::2]
+        return wide.permute(*reversed(range(a.dim())))
+
+    def function(p: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        strided = {name: spread(a) for name, a in p.items()}
+        assert not any(a.is_contiguous() for a in strided.values())
+        return by(under, settings, norm)(strided)
+
+    expected = run(lambda p: equations(settings, norm, p), p, F64)
+    assert_close(run(function, p, under.dtype), expected, 2 * under.tolerance)
+
+
+def test_gradients_may_come_expanded(under: Under) -> None:
+    size = Size()
+    settings, p = settings_of(size), problem(size)
+
+    def total(function: Callable[..., tuple[Tensor, ...]], p: dict[str, Tensor]) -> Any:
+        leaf = p["canvas"].requires_grad_()
+        sum(a.sum() for a in function(p)).backward()
+        return {"canvas": leaf.grad}
+
+    expected = total(lambda p: equations(settings, None, p), cast(p, F64))
+    actual = total(by(under, settings, None), cast(p, under.dtype))
+    assert_close(actual, expected, under.tolerance)
+
+
+def test_no_memory_is_lost(under: Under) -> None:
+    size = Size()
+    p = cast(problem(size), under.dtype)
+    p["canvas"].requires_grad_()
+    counts = []
+    for _ in range(4):
+        by(under, settings_of(size), None)(p)[0].sum().backward()
+        by(under, settings_of(size), None)(p)
+        gc.collect()
+        counts.append(sum(isinstance(o, Tensor) for o in gc.get_objects()))
+    assert counts[1] == counts[3]
+
+
+def test_what_the_backward_reads_must_not_be_changed(under: Under) -> None:
+    size = Size()
+    p = cast(problem(size), under.dtype)
+    p["canvas"].requires_grad_()
+    results = by(under, settings_of(size), None)(p)
+    results[2].mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        results[0].sum().backward()
+    # Of the logits and the means nothing is read.
+    results = by(under, settings_of(size), None)(p)
+    results[0].add_(1)
+    results[1].mul_(2)
+    results[0].sum().backward()
+
+
+def test_gradients_of_gradients_are_refused(under: Under) -> None:
+    size = Size()
+    p = cast(problem(size), under.dtype)
+    leaf = p["canvas"].requires_grad_()
+    logits = by(under, settings_of(size), None)(p)[0]
+    with pytest.raises(RuntimeError, match=r"no gradients of gradients: set .* LN_ZOO_KERNELS=0"):
+        torch.autograd.grad(logits.square().sum(), leaf, create_graph=True)
+
+
+# The choice
+
+
+def chosen(p: dict[str, Tensor], weights: DrawWeights | None = None) -> str | None:
+    weights = weights_of(None, p) if weights is None else weights
+    return draw_engine(p["x"], p["noise"], weights)
+
+
+@pytest.mark.skipif(trouble() is not None, reason="no native kernels")
+def test_the_fastest_engine_is_taken_that_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    p, wide = cast(problem(Size()), F32), problem(Size())
+    for value, single, double in [
+        ("", "native", "aten"),
+        ("1", "native", "aten"),
+        ("0", None, None),
+        ("native", "native", None),
+        ("aten", "aten", "aten"),
+        ("aten, native", "native", "aten"),
+        ("torch", None, None),
+    ]:
+        monkeypatch.setenv("LN_ZOO_KERNELS", value)
+        assert chosen(p) == single
+        assert chosen(wide) == double
+    monkeypatch.setenv("LN_ZOO_KERNELS", "nativ")
+    with pytest.raises(ValueError, match="no kernel called 'nativ'"):
+        chosen(p)
+
+
+def refused(p: dict[str, Tensor], weights: DrawWeights | None = None) -> str | None:
+    """The reason, which keeps any engine from being chosen."""
+    weights = weights_of(None, p) if weights is None else weights
+    reason = draw_refusal(p["x"], p["noise"], weights)
+    assert reason is None or chosen(p, weights) is None
+    return reason
+
+
+def test_what_functions_of_torch_do_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LN_ZOO_KERNELS", raising=False)
+    p = cast(problem(Size()), F32)
+    weights = weights_of(None, p)
+    assert refused(p) is None
+
+    def with_encoder(**changes: Any) -> DrawWeights:
+        return weights._replace(encoder=weights.encoder._replace(**changes))
+
+    H = Size().H
+    records = weights.encoder.records
+    sums = records | {"input": RowNorm((4 * H,), True, True, 1e-5)}
+    assert refused(p, with_encoder(records=sums)) == "the sums of the gates are normalised"
+    unknown = records | {"cell": None}
+    assert "only the strategy knows" in refused(p, with_encoder(records=unknown))
+    nothing = (None,) * 5
+    over_cases = records | {"cell": StepNorm(H, True, 1e-5, 0, None, None, *nothing[:3])}
+    assert "over the batch" in refused(p, with_encoder(records=over_cases))
+    peephole = weights.encoder.weights._replace(peephole=torch.zeros(3, H))
+    assert refused(p, with_encoder(weights=peephole)) == "there are peepholes"
+    for name in GIVEN:
+        leaf = p | {name: p[name].clone().requires_grad_()}
+        assert "gradients of images and noise" in refused(leaf)
+    for name in p:
+        assert "float64" in refused(p | {name: p[name].double()})
+    assert "float32 at least" in refused(cast(p, BF16))
+    with torch.autocast("cpu", torch.float16):
+        assert refused(p) == "it has no products in float16"
+    with torch.autocast("cpu", BF16):
+        assert refused(p) is None
+    seen = []
+    torch.func.vmap(lambda x: seen.append(chosen(p | {"x": x})) or x)(p["x"][None])
+    torch.func.grad(lambda x: seen.append(chosen(p | {"x": x})) or x.sum())(p["x"])
+    with torch.autograd.forward_ad.dual_level():
+        seen.append(chosen(p))
+    assert seen == [None] * 3
+
+
+def test_a_compiled_program_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LN_ZOO_KERNELS", raising=False)
+    p = cast(problem(Size()), F32)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert "compiled" in refused(p)
+
+
+def test_sizes_that_do_not_fit_are_named() -> None:
+    p = cast(problem(Size()), F32)
+    settings, weights = settings_of(Size()), weights_of(None, p)
+    for change, message in [
+        ({"canvas": p["canvas"][:, 1:]}, r"canvas must be \(7, 9\) .* got \(7, 8\)"),
+        ({"patch": weights.write}, r"patch.weight must be \(9, 20\)"),
+        ({"read": Affine(p["read_w"], p["read_b"][1:])}, r"read.bias must be \(5,\)"),
+        ({"encoder": weights.decoder}, r"encoder.weights.ih must be \(80, 28\)"),
+        ({"decoder": weights.decoder._replace(h=p["x"])}, r"decoder.h must be \(20,\)"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            drawn("aten", settings, p["x"], p["noise"], weights._replace(**change))
+    with pytest.raises(ValueError, match=r"patches of 3 and 3 a side"):
+        drawn("aten", replace(settings, read=3), p["x"], p["noise"], weights)
+    for images, noise, message in [
+        (p["x"][0], p["noise"], r"images must be \(N, B, A\)"),
+        (p["x"], p["noise"][:0], r"T at least 1, got \(0, 3, 5\)"),
+        (p["x"], p["noise"][:, 1:], r"noise must be \(3, 3, 5\)"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            drawn("aten", settings, images, noise, weights)
+
+
+# The divergence
+
+
+def test_divergence_is_that_of_torch() -> None:
+    means, log_stds = (torch.randn(4, 3, 5, dtype=F64).requires_grad_() for _ in range(2))
+    found = divergence(means, log_stds)
+    normal = torch.distributions.Normal
+    known = torch.distributions.kl_divergence(normal(means, log_stds.exp()), normal(0.0, 1.0))
+    torch.testing.assert_close(found, known.sum(2))
+    torch.autograd.gradcheck(divergence, (means, log_stds))
+    zeros = torch.zeros(2, 3)
+    assert torch.equal(divergence(zeros, zeros), torch.zeros(2))
+
+
+def test_divergence_of_nearly_nothing_is_exact() -> None:
+    """s = 1 + d costs d^2 a number, to the last digits of float32."""
+    log_stds = torch.full((1, 4), 1e-4)
+    exact = 4 * (math.expm1(2e-4) - 2e-4) / 2
+    assert divergence(torch.zeros(1, 4), log_stds).item() == pytest.approx(exact, rel=1e-3)
+
+
+# What is known
+
+
+@every_norm
+def test_zero_weights_give_the_start_values(norm: Norm | None, under: Under) -> None:
+    """784 log 2 nats of pixels, no divergence, and filters over the whole image."""
+    size = Size(T=3, N=2, B=28, A=28, H=8, Z=4, R=2, W=5)
+    p = {
+        name: a if name in GIVEN else torch.zeros_like(a) for name, a in problem(size, norm).items()
+    }
+    done = call(under, settings_of(size), norm, cast(p, under.dtype))
+    assert not any(a.any() for a in done)
+    nats = torch.nn.functional.binary_cross_entropy_with_logits(
+        done.logits.double(), p["x"], reduction="sum"
+    )
+    assert nats.item() / size.N == pytest.approx(784 * math.log(2))
