@@ -75,7 +75,8 @@ def draw_curves(metrics: Path, picture: Path) -> None:
     panels: dict[str, list[str]] = {}
     for name in sorted(curves):
         kind = _kind_of(name)
-        if kind != "seconds":
+        # What callbacks say of each weight has a picture of its own.
+        if kind != "seconds" and not name.startswith("weights/"):
             # The training loss of the zoo's models is their NLL, of one batch.
             panels.setdefault("nll" if kind == "loss" else kind, []).append(name)
     if not panels:

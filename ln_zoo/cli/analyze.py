@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ln_zoo.cli.names import nearest
+from ln_zoo.cli import analyze_dynamics, analyze_fisher, analyze_invariance
+from ln_zoo.cli.names import strategy_class
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from ln_zoo.norms import Norm
 
 
 def main(argv: Sequence[str]) -> int:
@@ -25,6 +24,9 @@ def main(argv: Sequence[str]) -> int:
     )
     analyses = parser.add_subparsers(dest="analysis", metavar="ANALYSIS", required=True)
     _add_gradient_flow(analyses)
+    analyze_invariance.add_parser(analyses)
+    analyze_fisher.add_parser(analyses)
+    analyze_dynamics.add_parser(analyses)
     arguments = parser.parse_args(argv)
     try:
         arguments.run(arguments)
@@ -50,7 +52,7 @@ def _add_gradient_flow(analyses: argparse._SubParsersAction[argparse.ArgumentPar
         nargs="+",
         metavar="NAME",
         default=["BatchNorm", "LayerNorm", "Identity"],
-        help="strategies of ln_zoo.norms",
+        help="strategies of ln_zoo.norms, or class paths of your own",
     )
     parser.add_argument(
         "--gains",
@@ -96,7 +98,7 @@ def _gradient_flow(arguments: argparse.Namespace) -> None:
         write_gradient_flow,
     )
 
-    norms = [_strategy(name) for name in arguments.norm]
+    norms = [strategy_class(name) for name in arguments.norm]
     inputs, described = _sequences(arguments)
     flows = gradient_flow(
         inputs,
@@ -114,21 +116,6 @@ def _gradient_flow(arguments: argparse.Namespace) -> None:
     draw_gradient_flow(flows, Path(arguments.out), title)
     if arguments.csv:
         write_gradient_flow(flows, Path(arguments.csv), described)
-
-
-def _strategy(name: str) -> type[Norm]:
-    from ln_zoo import norms
-
-    known = {
-        key: value
-        for key, value in vars(norms).items()
-        if isinstance(value, type) and issubclass(value, norms.Norm) and value is not norms.Norm
-    }
-    if name not in known:
-        raise ValueError(
-            f"no strategy {name!r} in ln_zoo.norms{nearest(name, known)} ({', '.join(known)})"
-        )
-    return known[name]
 
 
 def _sequences(arguments: argparse.Namespace) -> tuple[Tensor, str]:
