@@ -424,7 +424,9 @@ def initial_dynamics(
                 generator = torch.Generator().manual_seed(seed)
                 with torch.random.fork_rng(devices=[]):
                     torch.manual_seed(seed)
-                    layer = LAYERS[cell](features, hidden_size, norm=norm, dtype=inputs.dtype)
+                    layer: LSTM | GRU | RNN = LAYERS[cell](
+                        features, hidden_size, norm=norm, dtype=inputs.dtype
+                    )
                 if start != "torch":
                     orthogonal_init(layer, start, generator=generator)
                 with torch.no_grad():

@@ -98,7 +98,7 @@ def volume(whole: Tensor, systems: int, system: int, count: int) -> Tensor:
         systems, len(whole), count, generator=torch.Generator().manual_seed(0), dtype=F64
     )
     moved = whole @ torch.linalg.qr(drawn).Q[system]
-    return torch.linalg.slogdet(moved.T @ moved).logabsdet / 2
+    return torch.linalg.svdvals(moved).log().sum()
 
 
 NORMS = [LayerNorm(eps=0.5), RMSNorm(eps=0.5), WeightNorm(), Identity()]
@@ -235,7 +235,7 @@ def test_growth_in_a_wide_simple_rnn_is_that_of_mean_squares() -> None:
     """
     z = torch.linspace(-8, 8, 4001, dtype=F64)
     density = torch.exp(-z.square() / 2) / torch.exp(-z.square() / 2).sum()
-    options = {"hidden_size": 256, "norms": [LayerNorm], "gains": (0.5, 1.0)}
+    options = {"hidden_size": 1024, "norms": [LayerNorm], "gains": (0.5, 1.0)}
     for gain, found in zip(
         (0.5, 1.0), initial_dynamics(normal(60, 2, 256), "RNN", **options), strict=True
     ):
@@ -243,7 +243,7 @@ def test_growth_in_a_wide_simple_rnn_is_that_of_mean_squares() -> None:
         kept = float(density @ k.square())
         moved = gain**2 * float(density @ (1 - k.square()).square())
         expected = math.sqrt(found.sites.share * moved / kept)
-        assert found.factor == pytest.approx(expected, rel=0.03)
+        assert found.factor == pytest.approx(expected, rel=0.01)
 
 
 @pytest.mark.parametrize("cell", ["LSTM", "GRU"])

@@ -136,7 +136,10 @@ def test_which_weights() -> None:
     assert weight_vectors(LSTM(2, 3).requires_grad_(False)) == {}
 
 
-@pytest.mark.parametrize("norm", [WeightNorm(), BatchNorm()], ids=lambda norm: type(norm).__name__)
+# With an eps that hides in rounding: beside a larger one gradients have a small part along them.
+@pytest.mark.parametrize(
+    "norm", [WeightNorm(), BatchNorm(eps=1e-9)], ids=lambda norm: type(norm).__name__
+)
 def test_vectors_of_normalised_units_only_grow(tmp_path: Path, norm) -> None:
     """Gradients are perpendicular to them: each update of plain SGD adds its square to theirs."""
     torch.manual_seed(0)
