@@ -430,7 +430,7 @@ def initial_dynamics(
                 if start != "torch":
                     orthogonal_init(layer, start, generator=generator)
                 with torch.no_grad():
-                    layer.weight_hh_l0.mul_(recurrent_scale)
+                    layer.get_parameter("weight_hh_l0").mul_(recurrent_scale)
                 layer.reset_norm()
                 if scale is not None:
                     _set_scale(layer, scale)
