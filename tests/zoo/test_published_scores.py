@@ -20,12 +20,14 @@ CLASSIFIERS = [name for name in list_models() if name not in WRITERS]
 def data_of(card: Card, request: pytest.FixtureRequest) -> LightningDataModule:
     """The data module that a card was measured with, read."""
     data: LightningDataModule
-    if list(card.datasets) == ["digits"]:
+    if card.datasets == ["digits"]:
         data = Digits()
     else:
         root: Path = request.getfixturevalue("data_root")
         data = MNIST(str(root / "mnist"))
         if card.name in WRITERS:
+            if not (root / "iam_ondb").is_dir():
+                pytest.skip(f"needs real data: {root} has no folder iam_ondb")
             data = IAMOnDB(str(root / "iam_ondb"), max_points=card.results["data"]["max_points"])
     data.prepare_data()
     data.setup()
@@ -67,7 +69,7 @@ def test_some_lines_score_about_what_the_card_says(
     card = describe(name)
     nats = scores_of(name, data_of(card, request).val_eval_dataloader(cases=48))["sequence_nll"]
     error = nats.std() / len(nats) ** 0.5
-    # A network that reads no text, or none at all, is hundreds of nats away.
+    # Coarse, but quick: an untrained network is more than 2,000 nats away. All lines: below.
     assert error < 60
     assert abs(nats.mean() - stated(card, "sequence_nll")) < 3 * error
 
