@@ -40,6 +40,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from ln_zoo.analysis.invariance import INVARIANT, VARIANT, invariance_table
+from ln_zoo.analysis.stepping import drawing
 from ln_zoo.layers import GRU, LSTM, RNN, Conv2d, GRUCell, Linear, LSTMCell, RNNCell
 from ln_zoo.norms import INVARIANCES, Norm, Site, from_config, to_config
 from ln_zoo.ops.records import RowNorm, StepNorm
@@ -87,7 +88,7 @@ def invariance_deviations(norm: Norm) -> dict[str, float]:
         >>> [name for name, deviation in deviations.items() if deviation > 1e-3]
         ['weight_vector_rescaling', 'dataset_recentering']
     """
-    rows = invariance_table([norm]).rows
+    rows = invariance_table([norm], always_frozen=True).rows
     found = {name: cell.deviation for name, cell in rows[0].cells.items()}
     found["case_rescaling"] = max(row.cells["case_rescaling"].deviation for row in rows)
     return found
@@ -124,8 +125,7 @@ class NormCase:
                 f"{type(self).__name__}: set the class attribute norm to the strategy under test, "
                 f"an instance of a subclass of ln_zoo.norms.Norm: norm = MyNorm()"
             )
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+        with drawing(0):
             yield
 
     # The strategy as a value
@@ -427,7 +427,7 @@ class NormCase:
         for switch in ("1", "0"):
             monkeypatch.setenv("LN_ZOO_KERNELS", switch)
             outputs = _run(module, x)
-            torch.manual_seed(1)
+            torch.default_generator.manual_seed(1)
             loss = sum(((out * torch.randn_like(out)).sum() for out in outputs), x.new_zeros(()))
             gradients = torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)
             results.append((outputs, gradients))

@@ -8,6 +8,7 @@ from ln_zoo.analysis.dynamics import (
     hidden_dynamics,
     initial_dynamics,
     lyapunov_exponents,
+    network_dynamics,
     perturbation_growth,
     site_gains,
     write_dynamics,
@@ -56,7 +57,12 @@ from ln_zoo.analysis.invariance import (
     random_inputs,
     write_eps_effect,
 )
-from ln_zoo.analysis.network_fisher import FisherBlock, layer_blocks, network_fisher
+from ln_zoo.analysis.network_fisher import (
+    FisherBlock,
+    layer_blocks,
+    network_empirical_fisher,
+    network_fisher,
+)
 
 __all__ = [
     "GLM",
@@ -95,6 +101,8 @@ __all__ = [
     "lyapunov_exponents",
     "measure_invariance",
     "monte_carlo_fisher",
+    "network_dynamics",
+    "network_empirical_fisher",
     "network_fisher",
     "null_space_basis",
     "perturbation_growth",

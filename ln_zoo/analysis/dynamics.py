@@ -11,17 +11,28 @@ import csv
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from ln_zoo.analysis.gradient_flow import LAYERS, Loss, gradient_norms, strategies
-from ln_zoo.analysis.stepping import Statistics, initial_states, measuring, run_steps
+from ln_zoo.analysis.stepping import (
+    Statistics,
+    check_arguments,
+    check_sequences,
+    drawing,
+    initial_states,
+    layers_apart,
+    measuring,
+    run_steps,
+)
 from ln_zoo.layers import GRU, LSTM, RNN, orthogonal_init
-from ln_zoo.layers.cells import sites_by_role
+from ln_zoo.layers.cells import as_states, sites_by_role
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm, mixes_cases
 from ln_zoo.ops import CELLS, States, Weights
 from ln_zoo.ops.cells import Sites
@@ -32,6 +43,9 @@ Start = Literal["torch", "orthogonal", "identity"]
 
 #: By role what comes into each site of a step, and what leaves it.
 Seen = dict[str, tuple[Tensor, Tensor]]
+
+#: From a network and a batch to a scalar.
+NetworkLoss = Callable[[nn.Module, Any], Tensor]
 
 _LINES = ("-", "--", ":", "-.")
 
@@ -71,8 +85,9 @@ def perturbation_growth(
         Natural logarithms of the factors, (T, C, k): C systems, each case or the batch.
 
     Raises:
-        ValueError: for several layers or two directions, other statistics, or more perturbations
-            than the states have dimensions.
+        TypeError: for a layer that is none of ours.
+        ValueError: for several layers or two directions, inputs that are not (T, N, I), other
+            statistics, or more perturbations than the states have dimensions.
         RuntimeError: if sizes do not fit.
 
     Example:
@@ -123,6 +138,7 @@ def lyapunov_exponents(
         >>> lyapunov_exponents(layer, x, count=2, skip=100).exp()
         tensor([[0.5000, 0.2500]], dtype=torch.float64)
     """
+    check_arguments("lyapunov_exponents", layer, inputs)
     _check_skip(skip, len(inputs))
     logs = perturbation_growth(layer, inputs, states, count=count, statistics=statistics, seed=seed)
     return logs[skip:].mean(0)
@@ -172,6 +188,7 @@ def site_gains(
         >>> site_gains(layer, torch.randn(9, 4, 3, dtype=torch.float64)).gains
         {'recurrent': 1.0, 'cell': 1.0}
     """
+    check_arguments("site_gains", layer, inputs)
     _check_skip(skip, len(inputs))
     passages = _carry(layer, inputs, states, 1, statistics, seed)[1]
     return _site_gains(passages[skip:])
@@ -354,6 +371,7 @@ def hidden_dynamics(
         >>> found.group, found.name, found.skip
         ('LSTM', 'LayerNorm', 10)
     """
+    check_arguments("hidden_dynamics", layer, inputs)
     skip = len(inputs) // 4 if skip is None else skip
     _check_skip(skip, len(inputs))
     site = next(iter(sites_by_role(layer.sites["l0"]).values()))
@@ -404,7 +422,8 @@ def initial_dynamics(
         seed: of weights, initial states and perturbations.
 
     Raises:
-        ValueError: for an unknown cell or start.
+        TypeError: for norms that are no classes of strategies.
+        ValueError: for an unknown cell or start, or inputs that are not (T, N, I).
 
     Example:
         >>> inputs = torch.randn(20, 4, 6, dtype=torch.float64)
@@ -416,14 +435,14 @@ def initial_dynamics(
         raise ValueError(f"cell must be one of {sorted(LAYERS)}, got {cell!r}")
     if start not in ("torch", "orthogonal", "identity"):
         raise ValueError(f"start must be 'torch', 'orthogonal' or 'identity', got {start!r}")
+    check_sequences("initial_dynamics", inputs)
     steps, cases, features = inputs.shape
     for cls in norms:
         for gain, norm in strategies(cls, gains, steps):
             scales = gains if gain is None and norm.weight_scale is not None else (None,)
             for scale in scales:
                 generator = torch.Generator().manual_seed(seed)
-                with torch.random.fork_rng(devices=[]):
-                    torch.manual_seed(seed)
+                with drawing(seed):
                     layer: LSTM | GRU | RNN = LAYERS[cell](
                         features, hidden_size, norm=norm, dtype=inputs.dtype
                     )
@@ -434,6 +453,7 @@ def initial_dynamics(
                 layer.reset_norm()
                 if scale is not None:
                     _set_scale(layer, scale)
+                layer = layer.to(inputs.device)  # drawn on the CPU: the same on every device
                 zeros = inputs.new_zeros(1, cases, hidden_size)
                 drawn = torch.randn(zeros.shape, generator=generator, dtype=torch.float64)
                 h = zeros + noise * drawn.to(zeros)
@@ -458,6 +478,173 @@ def _set_scale(layer: LSTM | GRU | RNN, scale: float) -> None:
                 site.get_parameter(name).fill_(scale)
 
 
+# Layers within networks
+
+
+def network_dynamics(
+    network: nn.Module,
+    batch: Any,
+    loss: NetworkLoss,
+    *,
+    steps: int | None = None,
+    count: int = 1,
+    skip: int | None = None,
+    statistics: Statistics = "kept",
+    seed: int = 0,
+) -> dict[str, Dynamics]:
+    """`hidden_dynamics` of each recurrent layer of a network, at what it reads there.
+
+    Each layer is a system of its own, driven by what the rest of the network gives it on the batch:
+    the layers below, and initial states. Gradients are those of the network's loss, through all
+    that is above the layer. Of layers in one module (``num_layers``) each is measured.
+
+    Layers are LSTM, GRU and RNN of `ln_zoo.layers` that the network calls once with whole
+    sequences. Left out are cells in a loop of the network's own, such as `WindowLSTM`'s, whose
+    inputs depend on their states.
+
+    Args:
+        network: any module; as to precision, best float64. It is run in evaluation mode, and left
+            as it was.
+        batch: what the loss is given; of sequences of one length.
+        loss: calls the network: ``loss(network, batch)`` is the scalar whose gradients are
+            measured.
+        steps: the first steps of each layer, if there are more; what is above the layer then gets
+            as many outputs, so it must not need all. Default: all.
+        count: number of exponents.
+        skip: steps at the start to leave out; default: a quarter of them.
+        statistics: of strategies that mix cases, ``"batch"`` or ``"kept"``.
+        seed: of the perturbations, and of what the network draws on the CPU.
+
+    Returns:
+        Measurements by the name of the module, in the order of the network's pass; of several
+        layers in one ``name.l0``, ``name.l1``, .... That is also the name in each.
+
+    Raises:
+        ValueError: if there is no such layer, or one that has two directions, reads packed or
+            single sequences or is called more than once; and as `hidden_dynamics`.
+
+    Example:
+        >>> network = nn.Sequential(LSTM(3, 5, num_layers=2, dtype=torch.float64))
+        >>> x = torch.randn(40, 4, 3, dtype=torch.float64)
+        >>> list(network_dynamics(network, x, lambda net, x: net(x)[0][-1].square().sum()))
+        ['0.l0', '0.l1']
+    """
+    found: dict[str, Dynamics] = {}
+    with drawing(seed), measuring(network, statistics):
+        for place, (layer, inputs, states) in _calls(network, batch, loss).items():
+            parts = layers_apart("network_dynamics", layer)
+            own = [_own_states(states, number) for number in range(len(parts))]
+            x = inputs[:steps]
+            for number, part in enumerate(parts):
+                above = list(zip(parts, own, strict=True))[number + 1 :]
+                name = place if len(parts) == 1 else f"{place}.l{number}".removeprefix(".")
+                found[name] = hidden_dynamics(
+                    part,
+                    x,
+                    own[number],
+                    name=name,
+                    loss=functools.partial(_loss_above, network, batch, loss, layer, above),
+                    count=count,
+                    skip=skip,
+                    statistics=statistics,
+                    seed=seed,
+                )
+                with torch.no_grad():
+                    x, _ = part(x, own[number])
+    return found
+
+
+def _calls(
+    network: nn.Module, batch: Any, loss: NetworkLoss
+) -> dict[str, tuple[LSTM | GRU | RNN, Tensor, Tensor | States | None]]:
+    """Recurrent layers by name, with the inputs (T, N, I) and states they get on the batch."""
+    calls: dict[str, tuple[LSTM | GRU | RNN, Tensor, Tensor | States | None]] = {}
+
+    def called(name: str, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = dict(zip(("input", "hx"), args, strict=False)) | kwargs
+        inputs, shown = given["input"], f"{type(layer).__name__} {name}".strip()
+        if name in calls:
+            raise ValueError(
+                f"network_dynamics takes layers that run once in a pass, and {shown} runs again"
+            )
+        if isinstance(inputs, PackedSequence):
+            raise ValueError(
+                f"network_dynamics takes sequences of one length, and {shown} reads packed ones"
+            )
+        if layer.batch_first and inputs.dim() == 3:
+            inputs = inputs.transpose(0, 1)
+        check_sequences(f"network_dynamics: {shown}", inputs)
+        calls[name] = layer, inputs, given.get("hx")
+
+    hooks = [
+        module.register_forward_pre_hook(functools.partial(called, name), with_kwargs=True)
+        for name, module in network.named_modules()
+        if isinstance(module, LSTM | GRU | RNN)
+    ]
+    try:
+        with torch.no_grad():
+            loss(network, batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not calls:
+        raise ValueError(
+            "network_dynamics looks for LSTM, GRU and RNN layers of ln_zoo that read whole "
+            f"sequences, and this {type(network).__name__} runs none"
+        )
+    return calls
+
+
+def _own_states(states: Tensor | States | None, number: int) -> Tensor | States | None:
+    """Of the initial states of several layers those of one."""
+    if states is None or isinstance(states, Tensor):
+        return None if states is None else states[number : number + 1]
+    return tuple(state[number : number + 1] for state in states)
+
+
+def _loss_above(
+    network: nn.Module,
+    batch: Any,
+    loss: NetworkLoss,
+    layer: LSTM | GRU | RNN,
+    above: Sequence[tuple[LSTM | GRU | RNN, Tensor | States | None]],
+    outputs: Tensor,
+) -> Tensor:
+    """The loss of a network in which these are the outputs of one layer of a module.
+
+    Args:
+        network: as for `network_dynamics`.
+        batch: likewise.
+        loss: likewise.
+        layer: the module.
+        above: its further layers, with their initial states.
+        outputs: (T, N, H).
+    """
+    for part, states in above:
+        outputs, _ = part(outputs, states)
+    with _giving(layer, outputs):
+        return loss(network, batch)
+
+
+@contextmanager
+def _giving(layer: LSTM | GRU | RNN, outputs: Tensor) -> Iterator[None]:
+    """Within it the layer gives these outputs (T, N, H), and the last of them as its last h."""
+
+    def replaced(_: nn.Module, args: Any, given: tuple[Any, Any]) -> tuple[Any, Any]:
+        last = as_states(type(layer).__name__, CELLS[layer.mode], given[1])
+        assert last is not None
+        h, *others = last
+        h = torch.cat([h[:-1], outputs[-1:]])
+        shown = outputs.transpose(0, 1) if layer.batch_first else outputs
+        return shown, (h, *others) if others else h
+
+    hook = layer.register_forward_hook(replaced)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
 # Showing it
 
 
@@ -466,7 +653,11 @@ def dynamics_table(found: Sequence[Dynamics]) -> str:
 
     Args:
         found: measurements of any layers.
+
+    Raises:
+        ValueError: if there are none.
     """
+    _check_some("dynamics_table", found)
     most = max(each.growth.shape[-1] for each in found)
     further = [f"exponent {number}" for number in range(2, most + 1)]
     head = [
@@ -495,6 +686,11 @@ def dynamics_table(found: Sequence[Dynamics]) -> str:
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _check_some(caller: str, found: Sequence[Dynamics]) -> None:
+    if not found:
+        raise ValueError(f"{caller} needs a measurement at least, got none")
 
 
 def _percent(factor: float) -> str:
@@ -528,7 +724,11 @@ def draw_dynamics(found: Sequence[Dynamics], picture: Path, title: str = "") -> 
         found: measurements of any layers.
         picture: the file to write, .png or .svg.
         title: of the picture.
+
+    Raises:
+        ValueError: if there are no measurements.
     """
+    _check_some("draw_dynamics", found)
     from matplotlib.figure import Figure  # not pyplot: nothing global, no display
     from matplotlib.ticker import MaxNLocator
 

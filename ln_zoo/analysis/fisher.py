@@ -10,7 +10,9 @@ Numbers of equations are those of Ba et al. 2016 (arXiv 1607.06450), from 13 in 
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import math
 from typing import Literal, get_args
 
 import torch
@@ -37,7 +39,8 @@ class GLM:
     * ``"ln"``: mu and sigma mean and standard deviation of a over the units of each case.
 
     Args:
-        inputs: x of all cases, (N, D); each counts 1 / N in an expectation.
+        inputs: x of all cases, (N, D); each counts 1 / N in an expectation. All tensors are of one
+            precision, best float64.
         weight: W, a row w_i for each unit, (H, D).
         bias: b, (H,).
         gain: g, (H,); ``None`` exactly for ``norm="none"``.
@@ -50,7 +53,8 @@ class GLM:
             invariance to the scale of weights and data only without.
 
     Raises:
-        ValueError: if sizes, names or numbers do not fit together.
+        TypeError: for tensors of several precisions, or of whole numbers.
+        ValueError: if sizes, names or numbers do not fit together; for a sigma of 0.
 
     Example:
         >>> x = torch.tensor([[1.0, 2.0], [3.0, -1.0], [0.0, 1.0]])
@@ -84,6 +88,10 @@ class GLM:
                 f"inputs (N, D) and weight (H, D) must have one D, got "
                 f"{_sizes(self.inputs, self.weight)}"
             )
+        if not self.units or not self.features:
+            raise ValueError(
+                f"a model needs a unit and a feature at least, got a weight {_sizes(self.weight)}"
+            )
         if (self.gain is None) != (self.norm == "none"):
             given = "none" if self.gain is None else "one"
             wanted = "none" if self.norm == "none" else "a gain (H,)"
@@ -98,12 +106,44 @@ class GLM:
             )
         if len(self.inputs) < 2 and self.norm == "bn":
             raise ValueError("bn needs 2 cases at least, got 1")
-        if self.dispersion <= 0 or (self.family != "gaussian" and self.dispersion != 1):
-            wanted = "positive" if self.family == "gaussian" else f"1 for {self.family}"
-            raise ValueError(f"dispersion must be {wanted}, got {self.dispersion}")
-        if self.eps < 0 or (self.eps and self.norm not in ("bn", "ln")):
-            wanted = "0 or more" if self.norm in ("bn", "ln") else f"0 for norm={self.norm!r}"
+        tensors = {name: getattr(self, name) for name in ("inputs", "weight", "bias", "gain")}
+        dtypes = {name: a.dtype for name, a in tensors.items() if a is not None}
+        if len(set(dtypes.values())) > 1 or not self.weight.is_floating_point():
+            given = ", ".join(f"{name} {dtype}" for name, dtype in dtypes.items())
+            raise TypeError(
+                f"all tensors must be of one floating-point precision, best float64; got {given}"
+            )
+        check_dispersion(self.family, self.dispersion)
+        takes_eps = self.norm in ("bn", "ln")
+        if not 0 <= self.eps < math.inf or (self.eps and not takes_eps):
+            wanted = "0 or more, and finite" if takes_eps else f"0 for norm={self.norm!r}"
             raise ValueError(f"eps must be {wanted}, got {self.eps}")
+        self._check_sigma()
+
+    def _check_sigma(self) -> None:
+        """Refuses to divide by 0, or by what rounding has left of it."""
+        if self.norm == "none" or self.eps:
+            return
+        with torch.no_grad():
+            a, sigma = self.sums().abs(), self.statistics()[1]
+            rounding = 8 * torch.finfo(a.dtype).eps
+            if self.norm == "wn":
+                zero, what = sigma[0] == 0, "weight vectors of 0, of unit(s)"
+            elif self.norm == "bn":
+                zero, what = sigma[0] <= rounding * a.amax(0), "one sum for all cases, in unit(s)"
+            else:
+                zero, what = (
+                    sigma[:, 0] <= rounding * a.amax(1),
+                    "one sum for all units, in case(s)",
+                )
+            places = [str(place) for place in zero.nonzero().flatten().tolist()]
+        if places:
+            shown = ", ".join(places[:8]) + (", ..." if len(places) > 8 else "")
+            eps = "" if self.norm == "wn" else ", or an eps above 0"
+            raise ValueError(
+                f"norm={self.norm!r} divides by sigma, which must not be 0, got {what} {shown}: "
+                f"give other weights or inputs{eps}"
+            )
 
     @property
     def units(self) -> int:
@@ -128,14 +168,25 @@ class GLM:
         return torch.cat(parts, dim=1).flatten()
 
     def with_parameters(self, theta: Tensor) -> GLM:
-        """The same model at other parameters (P,), in the order of `parameters`."""
+        """The same model at other parameters (P,), in the order of `parameters`.
+
+        Raises:
+            TypeError: for another precision.
+            ValueError: for another number.
+        """
         expected = self.units * (self.features + (1 if self.gain is None else 2))
         if theta.shape != (expected,):
             raise ValueError(f"parameters must be ({expected},), got {_sizes(theta)}")
+        if theta.dtype != self.weight.dtype:
+            raise TypeError(f"parameters must be {self.weight.dtype}, got {theta.dtype}")
         rows = theta.view(self.units, -1)
         gain = None if self.gain is None else rows[:, self.features + 1]
         weight, bias = rows[:, : self.features], rows[:, self.features]
-        return dataclasses.replace(self, weight=weight, bias=bias, gain=gain)
+        # Not checked anew: values cannot be looked at wherever derivatives are taken.
+        moved = copy.copy(self)
+        for name, value in (("weight", weight), ("bias", bias), ("gain", gain)):
+            object.__setattr__(moved, name, value)
+        return moved
 
     # From inputs to outputs
 
@@ -184,6 +235,17 @@ class GLM:
             return torch.diag_embed(p * (1 - p))
         p = s.softmax(dim=1)
         return torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
+
+
+def check_dispersion(family: Family, dispersion: float) -> None:
+    """Refuses a phi that outputs of this family cannot have.
+
+    Raises:
+        ValueError: unless it is positive and finite, and for families other than ``"gaussian"`` 1.
+    """
+    if not 0 < dispersion < math.inf or (family != "gaussian" and dispersion != 1):
+        wanted = "positive, and finite" if family == "gaussian" else f"1 for {family}"
+        raise ValueError(f"dispersion must be {wanted}, got {dispersion}")
 
 
 def _sizes(*tensors: Tensor) -> str:
@@ -316,13 +378,15 @@ def empirical_fisher(model: GLM, targets: Tensor) -> Tensor:
 
     Args:
         model: the model.
-        targets: outputs, (N, H); of ``"categorical"`` one-hot, or class numbers (N,).
+        targets: outputs, (N, H), of ``"bernoulli"`` each 0 or 1; of ``"categorical"`` one-hot, or
+            class numbers (N,) from 0 to H - 1.
 
     Returns:
         (P, P).
 
     Raises:
-        ValueError: if sizes do not fit.
+        TypeError: for class numbers that are not integers.
+        ValueError: if sizes do not fit, and for outputs that the family does not have.
 
     Example:
         >>> model = random_glm("categorical", "ln", cases=50)
@@ -330,13 +394,37 @@ def empirical_fisher(model: GLM, targets: Tensor) -> Tensor:
         torch.Size([28, 28])
     """
     s = model.natural_parameters()
-    if model.family == "categorical" and targets.dim() == 1:
-        targets = F.one_hot(targets, model.units)
+    if model.family == "categorical" and targets.shape == s.shape[:1]:
+        targets = _one_hot(targets, model.units)
     if targets.shape != s.shape:
         numbers = f" or ({s.shape[0]},)" if model.family == "categorical" else ""
         raise ValueError(f"targets must be {tuple(s.shape)}{numbers}, got {_sizes(targets)}")
-    scores = _scores(model, s, targets.to(s))
+    targets = targets.to(s)
+    if not targets.isfinite().all():
+        raise ValueError("targets must be finite, got some that are not")
+    if model.family != "gaussian" and not ((targets == 0) | (targets == 1)).all():
+        raise ValueError(
+            f"targets of family={model.family!r} must be 0 or 1, got values from "
+            f"{targets.min():g} to {targets.max():g}"
+        )
+    if model.family == "categorical" and not (targets.sum(1) == 1).all():
+        raise ValueError(
+            "targets of family='categorical' must be one-hot, got rows of another sum than 1; "
+            f"class numbers ({len(s)},) serve as well"
+        )
+    scores = _scores(model, s, targets)
     return _pulled_back(model, scores[:, :, None] * scores[:, None, :])
+
+
+def _one_hot(classes: Tensor, units: int) -> Tensor:
+    if classes.is_floating_point() or classes.is_complex() or classes.dtype == torch.bool:
+        raise TypeError(f"class numbers must be integers, got {classes.dtype}: give targets.long()")
+    if classes.min() < 0 or classes.max() >= units:
+        raise ValueError(
+            f"class numbers must be from 0 to {units - 1}, as there are {units} units; got values "
+            f"from {int(classes.min())} to {int(classes.max())}"
+        )
+    return F.one_hot(classes.long(), units)
 
 
 def _scores(model: GLM, s: Tensor, y: Tensor) -> Tensor:
@@ -492,8 +580,7 @@ def gain_step(model: GLM, step: Tensor) -> Tensor:
         >>> torch.allclose(ds2, gain_block(model)[0, 0] / 2)
         True
     """
-    if step.shape != (model.units,):
-        raise ValueError(f"a step of the gains must be ({model.units},), got {_sizes(step)}")
+    _check_step(model, step, model.units, "the gains")
     rows = torch.zeros_like(model.parameters()).view(model.units, -1)
     if model.gain is None:
         norms = torch.linalg.vector_norm(model.weight, dim=1)
@@ -549,15 +636,32 @@ def null_space_basis(fisher: Tensor, rtol: float = 1e-12) -> Tensor:
     Returns:
         (P, K), K = P less the rank.
 
+    Raises:
+        ValueError: for a matrix that is not square, or not finite.
+
     Example:
         >>> null_space_basis(exact_fisher(random_glm("bernoulli", "bn"))).shape
         torch.Size([28, 4])
     """
+    if fisher.dim() != 2 or fisher.shape[0] != fisher.shape[1] or not len(fisher):
+        raise ValueError(f"a Fisher information matrix must be (P, P), got {_sizes(fisher)}")
+    if not fisher.isfinite().all():
+        raise ValueError(
+            "this matrix has values that are not finite, and so no directions: look at the model "
+            "that it comes from"
+        )
     values, vectors = torch.linalg.eigh(fisher)
     return vectors[:, values <= rtol * values[-1]]
 
 
 # Distances between distributions
+
+
+def _check_step(model: GLM, step: Tensor, size: int, what: str) -> None:
+    if step.shape != (size,):
+        raise ValueError(f"a step of {what} must be ({size},), got {_sizes(step)}")
+    if step.dtype != model.weight.dtype:
+        raise TypeError(f"a step of {what} must be {model.weight.dtype}, got {step.dtype}")
 
 
 def kl_divergence(model: GLM, step: Tensor) -> Tensor:
@@ -569,6 +673,10 @@ def kl_divergence(model: GLM, step: Tensor) -> Tensor:
         model: the model at theta.
         step: of all parameters, (P,).
 
+    Raises:
+        TypeError: for a step of another precision.
+        ValueError: for one of another length.
+
     Example:
         >>> model = random_glm("gaussian", "ln", dispersion=2.0)
         >>> step = torch.full((28,), 0.1, dtype=torch.float64)
@@ -577,7 +685,9 @@ def kl_divergence(model: GLM, step: Tensor) -> Tensor:
         >>> torch.allclose(kl_divergence(model, step), change.square().sum(1).mean() / 4)
         True
     """
-    moved = model.with_parameters(model.parameters() + step)
+    theta = model.parameters()
+    _check_step(model, step, len(theta), "all parameters")
+    moved = model.with_parameters(theta + step)
     return distributions.kl_divergence(model.distribution(), moved.distribution()).mean()
 
 
@@ -593,6 +703,10 @@ def squared_distance(model: GLM, step: Tensor) -> Tensor:
     Returns:
         A scalar, in nats.
 
+    Raises:
+        TypeError: for a step of another precision.
+        ValueError: for one of another length.
+
     Example:
         >>> model = random_glm("categorical", "bn")
         >>> step = torch.full((28,), 0.1, dtype=torch.float64)
@@ -603,6 +717,8 @@ def squared_distance(model: GLM, step: Tensor) -> Tensor:
     def natural(theta: Tensor) -> Tensor:
         return model.with_parameters(theta).natural_parameters()
 
-    change = torch.func.jvp(natural, (model.parameters(),), (step,))[1]
+    theta = model.parameters()
+    _check_step(model, step, len(theta), "all parameters")
+    change = torch.func.jvp(natural, (theta,), (step,))[1]
     squares = torch.einsum("ni,nij,nj->n", change, model.covariance(), change)
     return squares.mean() / (2 * model.dispersion**2)

@@ -18,7 +18,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ln_zoo.analysis.stepping import Statistics, initial_states, measuring, run_steps
+from ln_zoo.analysis.stepping import (
+    Statistics,
+    check_sequences,
+    initial_states,
+    measuring,
+    run_steps,
+)
 from ln_zoo.layers import GRU, LSTM, RNN, orthogonal_init
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm
 from ln_zoo.ops import CELLS, States
@@ -76,7 +82,9 @@ def gradient_norms(
         The norms, (T,), float64; that of h_t stands at t - 1.
 
     Raises:
-        ValueError: for several layers or two directions, or other statistics.
+        TypeError: for a layer that is none of ours.
+        ValueError: for several layers or two directions, inputs that are not (T, N, I), or other
+            statistics.
         RuntimeError: if sizes do not fit.
 
     Example:
@@ -170,7 +178,8 @@ def gradient_flow(
         seed: of weights and initial states.
 
     Raises:
-        ValueError: for an unknown cell or start.
+        TypeError: for norms that are no classes of strategies.
+        ValueError: for an unknown cell or start, or inputs that are not (T, N, I).
 
     Example:
         >>> flows = gradient_flow(random_sequences(50, 8), hidden_size=10, gains=(0.1, 1.0))
@@ -179,6 +188,7 @@ def gradient_flow(
     """
     if cell not in LAYERS:
         raise ValueError(f"cell must be one of {sorted(LAYERS)}, got {cell!r}")
+    check_sequences("gradient_flow", inputs)
     steps, cases, features = inputs.shape
     flows = []
     for cls in norms:
@@ -187,8 +197,10 @@ def gradient_flow(
             with torch.random.fork_rng(devices=[]):  # making a layer draws weights of its own
                 layer = LAYERS[cell](features, hidden_size, norm=norm, dtype=inputs.dtype)
             orthogonal_init(layer, candidate, generator=generator)
+            layer = layer.to(inputs.device)  # drawn on the CPU: the same on every device
             zeros = inputs.new_zeros(1, cases, hidden_size)
-            h = zeros + noise * torch.randn(zeros.shape, generator=generator, dtype=zeros.dtype)
+            drawn = torch.randn(zeros.shape, generator=generator, dtype=zeros.dtype)
+            h = zeros + noise * drawn.to(zeros)
             states = (h, zeros) if cell == "LSTM" else h
             flows.append(GradientFlow(cls.__name__, gain, gradient_norms(layer, inputs, states)))
     return flows
@@ -197,8 +209,18 @@ def gradient_flow(
 def strategies(
     cls: type[Norm], gains: Sequence[float], steps: int
 ) -> Iterator[tuple[float | None, Norm]]:
-    """The strategies of a class for T steps: one for each gain, or a single one without."""
-    fields = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    """The strategies of a class for T steps: one for each gain, or a single one without.
+
+    Raises:
+        TypeError: for anything but a class of strategies.
+    """
+    if not (isinstance(cls, type) and issubclass(cls, Norm)):
+        raise TypeError(
+            f"norms must be classes of strategies, such as LayerNorm, without (); got {cls!r}"
+        )
+    fields: set[str] = set()
+    if dataclasses.is_dataclass(cls):
+        fields = {field.name for field in dataclasses.fields(cls) if field.init}
     options: dict[str, Any] = {"max_steps": steps} if "max_steps" in fields else {}
     for name in ("recurrent_gain", "gain"):
         if name in fields:
@@ -227,7 +249,12 @@ def gradient_flow_table(flows: Sequence[GradientFlow]) -> str:
 
     Args:
         flows: of one length T.
+
+    Raises:
+        ValueError: if there are none.
     """
+    if not flows:
+        raise ValueError("gradient_flow_table needs a measurement at least, got none")
     steps = len(flows[0].norms)
     shown = sorted({max(1, round(steps * part)) for part in (0, 0.25, 0.5, 0.75, 1)}, reverse=True)
     head = ["norm", "gain", "E[1 - tanh^2(gain z)]", *(f"log10 at t = {t}" for t in shown)]

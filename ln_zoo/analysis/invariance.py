@@ -32,6 +32,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from ln_zoo.analysis.draws import same_draws
+from ln_zoo.analysis.stepping import drawing
 from ln_zoo.layers import Linear
 from ln_zoo.norms import (
     INVARIANCES,
@@ -40,9 +42,11 @@ from ln_zoo.norms import (
     LayerNorm,
     Norm,
     RMSNorm,
+    Site,
     WeightNorm,
     batch_statistics,
     keeps_statistics,
+    mixes_cases,
     population_statistics,
 )
 
@@ -57,6 +61,8 @@ VARIANT = 1e-3
 #: The rows of Table 1, and two for comparison.
 NORMS: tuple[Norm, ...] = (BatchNorm(), WeightNorm(), LayerNorm(), RMSNorm(), Identity())
 
+#: Passes within which running averages have to come to rest: 250 or so at a momentum of 0.1.
+_PASSES = 5000
 _FACTORS = (0.25, 3.0)
 _FEATURES = 6
 _HEADINGS = {
@@ -93,15 +99,19 @@ def measure_invariance(
 
     Strategies that mix cases use the statistics of all inputs, taken again after each map, or those
     of the inputs before any map. The case and the row of W that are rescaled on their own are those
-    of the greatest norm. Nothing of the layer is changed.
+    of the greatest norm. What the layer draws, as dropout in training does, is the same in every
+    run. Nothing of the layer is changed, nor of torch's random number generators.
 
     Args:
         layer: any module with a matrix of weights, such as `ln_zoo.layers.Linear`, in float64 best.
             What is no strategy of ln_zoo runs in the mode it is in.
-        inputs: (N, I), several different cases.
+        inputs: (N, I), several different cases, of the precision and on the device of the weights.
         factors: the values of δ, positive; of several the greatest deviation counts.
         weight: name of the parameter W, (F, I), as in ``layer.named_parameters()``.
-        frozen: whether statistics are those of the inputs before any map, as in evaluation.
+        frozen: whether statistics are those of the inputs before any map, as in evaluation. For
+            running averages, of strategies of your own or of torch's batch norm, inputs go through
+            the layer in training until its output in evaluation rests. Modules without statistics
+            stay in their mode.
         seed: of the vectors that are added, normal, of the root mean square of W and of the inputs.
 
     Returns:
@@ -109,8 +119,9 @@ def measure_invariance(
         its spread, its greatest distance from its mean over the cases: biases have no share in it.
 
     Raises:
-        ValueError: for sizes or factors that do not fit, if an output is not finite, and if it is
-            the same for all cases.
+        TypeError: for inputs of another precision than the weights.
+        ValueError: for sizes or factors that do not fit, if an output is not finite, if it is the
+            same for all cases, and if statistics do not become those of the inputs.
 
     Example:
         >>> from ln_zoo.norms import LayerNorm
@@ -125,6 +136,11 @@ def measure_invariance(
         raise ValueError(
             f"weight must name a parameter (F, I) of the {type(layer).__name__}, which has "
             f"{', '.join(parameters)}; got {weight!r}"
+        )
+    if inputs.dtype != parameters[weight].dtype:
+        raise TypeError(
+            f"inputs must be as precise as {weight}, {parameters[weight].dtype}, got "
+            f"{inputs.dtype}: convert one of them, best to float64"
         )
     layer = copy.deepcopy(layer)
     if frozen:
@@ -173,9 +189,18 @@ def _maps(weight: Tensor, inputs: Tensor, factors: Sequence[float], seed: int) -
 
 
 def _output(layer: nn.Module, name: str, weight: Tensor, inputs: Tensor, frozen: bool) -> Tensor:
-    statistics = contextlib.nullcontext() if frozen else batch_statistics(layer)
-    with torch.no_grad(), statistics:
-        output = functional_call(layer, {name: weight}, (inputs,))
+    with contextlib.nullcontext() if frozen else batch_statistics(layer):
+        return _run(layer, inputs, {name: weight})
+
+
+def _run(layer: nn.Module, inputs: Tensor, replaced: dict[str, Tensor] | None = None) -> Tensor:
+    try:
+        with torch.no_grad(), same_draws(layer):
+            output: Tensor = functional_call(layer, replaced or {}, (inputs,))
+    except RuntimeError as error:
+        raise ValueError(
+            f"this {type(layer).__name__} does not take inputs {tuple(inputs.shape)}: {error}"
+        ) from error
     if not output.isfinite().all():
         raise ValueError(
             f"the output of this {type(layer).__name__} is not finite: without eps no variance may "
@@ -185,19 +210,69 @@ def _output(layer: nn.Module, name: str, weight: Tensor, inputs: Tensor, frozen:
 
 
 def _freeze(layer: nn.Module, inputs: Tensor) -> None:
-    """Puts the layer in evaluation mode, with the statistics of these inputs."""
-    with torch.no_grad():
-        if keeps_statistics(layer):
-            with population_statistics(layer, "total_variance"):
-                layer(inputs)
+    """Gives all that keeps statistics those of these inputs, and puts it in evaluation mode."""
+    keepers = [m for m in layer.modules() if isinstance(m, Site) or [*m.buffers(recurse=False)]]
+    _set_training(keepers, True)
+    if keeps_statistics(layer):
+        with population_statistics(layer, "total_variance"):
+            _run(layer, inputs)
+    _set_training(keepers, False)
+    averaging = [
+        m
+        for m in keepers
+        if [*m.buffers()] and not (isinstance(m, Site) and m.norm.keeps_statistics)
+    ]
+    if not averaging:
+        return
+    for module in averaging:
+        # On its own it might never forget what it saw before.
+        if isinstance(module, nn.modules.batchnorm._NormBase):
+            module.momentum = 1.0
+    name, found = type(layer).__name__, inputs.new_full((), math.inf)
+    moved, passes = math.inf, 0
+    # Two at least: what was there at first need not even be finite.
+    while passes < 2 or moved > 64 * torch.finfo(found.dtype).eps * _size(found):
+        if passes == _PASSES:
+            raise ValueError(
+                f"after {passes} passes of these inputs the running averages of this {name} still "
+                f"move its output, by {moved:.1e}: let new batches have a greater share in them"
+            )
+        _set_training(averaging, True)
+        wanted = _run(layer, inputs)
+        _set_training(averaging, False)
+        before, found = found, _run(layer, inputs)
+        moved, passes = _size(found - before), passes + 1
+    # A strategy that says it mixes no cases may well keep something else.
+    over_cases = mixes_cases(layer) or not any(isinstance(m, Site) for m in averaging)
+    # More than what a variance over N - 1 in place of N cases does, here and there in a network.
+    away = _size(found - wanted)
+    if over_cases and away > min(0.5, 2 / len(inputs)) * _spread(wanted):
+        raise ValueError(
+            f"the statistics that this {name} keeps do not become those of the inputs: after "
+            f"{passes} passes in training its output in evaluation rests, {away:.2g} apart from "
+            "that in training; let it keep in training what it normalises by in evaluation"
+        )
+
+
+def _set_training(modules: Sequence[nn.Module], mode: bool) -> None:
+    for module in modules:
+        # What lies within a site is the strategy's; within others it has a mode of its own.
+        if isinstance(module, Site):
+            module.train(mode)
         else:
-            layer.train()(inputs)
-    layer.eval()
+            module.training = mode
 
 
 def _check(inputs: Tensor, factors: Sequence[float]) -> None:
-    if inputs.dim() != 2:
-        raise ValueError(f"inputs must be (N, I), got {tuple(inputs.shape)}")
+    if not isinstance(inputs, Tensor):
+        raise TypeError(f"inputs must be a tensor (N, I), got {type(inputs).__name__}")
+    if inputs.dim() != 2 or len(inputs) < 2 or not inputs.shape[1]:
+        raise ValueError(
+            f"inputs must be (N, I), 2 cases at least of 1 number at least, got "
+            f"{tuple(inputs.shape)}"
+        )
+    if not inputs.isfinite().all():
+        raise ValueError("inputs must be finite, got some that are not")
     if not factors or not all(0 < factor < math.inf and factor != 1 for factor in factors):
         raise ValueError(f"factors must be positive and not 1, one at least, got {[*factors]}")
 
@@ -275,10 +350,10 @@ def eps_effect(
     looked at is that of the greatest normalised value.
 
     Args:
-        norm: a strategy with a field ``eps``.
+        norm: a strategy, a dataclass with a field ``eps``.
         eps: to use instead of its own.
         factors: the values of δ.
-        ratios: the values of σ² / eps. Default: 25 of them, from 1e-4 to 1e8.
+        ratios: the values of σ² / eps, positive. Default: 25 of them, from 1e-4 to 1e8.
         inputs: (N, I). Default: `random_inputs`.
         features: number F of units.
         seed: of the layer's parameters.
@@ -287,20 +362,27 @@ def eps_effect(
         One for each factor.
 
     Raises:
-        ValueError: for a strategy without eps, an eps of 0, sizes or factors that do not fit, or if
-            the strategy adds its eps otherwise than to what it takes the root of and divides by.
+        TypeError: for what is no strategy.
+        ValueError: for a strategy without a dataclass field eps, an eps of 0, sizes, factors or
+            ratios that do not fit, or if the strategy adds its eps otherwise than to what it takes
+            the root of and divides by, or refuses those by which that is found out.
 
     Example:
         >>> (effect,) = eps_effect(LayerNorm(), factors=[0.5], ratios=[1.0, 1e6])
         >>> effect.measured
         tensor([3.6754e-01, 1.5000e-06], dtype=torch.float64)
     """
-    inputs = random_inputs() if inputs is None else inputs.double()
-    ratios = torch.logspace(-4, 8, 25).tolist() if ratios is None else ratios
-    _check(inputs, factors)
+    inputs = _in_float64(inputs, factors, features)
+    ratios = torch.logspace(-4, 8, 25).tolist() if ratios is None else [*ratios]
+    if not ratios or not all(0 < ratio < math.inf for ratio in ratios):
+        raise ValueError(f"ratios must be positive and finite, one at least, got {ratios}")
+    _check_strategy(norm)
     norm = _with_eps(norm, eps)
-    if not getattr(norm, "eps", 0):
-        raise ValueError(f"{norm!r} has no eps above 0, so that there is nothing to measure")
+    if not _has_eps(norm) or not getattr(norm, "eps", 0):
+        raise ValueError(
+            f"{norm!r} has no eps above 0, in a dataclass field of that name, so that there is "
+            "nothing to measure"
+        )
     eps = float(norm.eps)  # type: ignore[attr-defined]
     make = functools.partial(_layer, norm, inputs, features, seed, 1.0)
     layer, variances = make(eps), _variances(make, inputs)
@@ -313,7 +395,7 @@ def eps_effect(
         )
 
     def value(factor: float) -> Tensor:
-        return _sums(layer, factor * layer.weight.detach(), inputs).flatten()[place]
+        return _sums(layer, factor * layer.weight.detach(), inputs).flatten()[place].cpu()
 
     # σ² goes with the square of the weights.
     scales = [(ratio * eps / variance) ** 0.5 for ratio in ratios]
@@ -337,6 +419,9 @@ def _variances(make: Callable[[float], Linear], inputs: Tensor) -> Tensor | None
     Args:
         make: gives the layer, by eps.
         inputs: (N, I).
+
+    Raises:
+        ValueError: if the strategy refuses these values.
     """
     plain = make(0.0)
     weight = plain.weight.detach()
@@ -360,10 +445,16 @@ def _predictions(
     seed: int,
 ) -> dict[str, float | None]:
     """The deviations that `measure_invariance` finds if eps alone is in the way of invariance."""
-    variances = _variances(make, inputs)
+    norm, weight = layer.site.norm, layer.weight.detach()
+    eps = getattr(norm, "eps", 0.0)
+    if not eps:
+        return dict.fromkeys(INVARIANCES, 0.0)
+    try:
+        variances = _variances(make, inputs) if _has_eps(norm) else None
+    except ValueError:  # of a strategy whose eps has bounds
+        variances = None
     if variances is None:
         return dict.fromkeys(INVARIANCES)
-    weight, eps = layer.weight.detach(), getattr(layer.site.norm, "eps", 0.0)
     sums = _sums(layer, weight, inputs)
     found: dict[str, float | None] = dict.fromkeys(INVARIANCES, 0.0)
     for name, *_, factor in _maps(weight, inputs, factors, seed):
@@ -381,21 +472,45 @@ def _sums(layer: Linear, weight: Tensor, inputs: Tensor) -> Tensor:
 def _layer(
     norm: Norm, inputs: Tensor, features: int, seed: int, weight_scale: float, eps: float | None
 ) -> Linear:
-    """A layer whose weights, gains and biases are random, and the same for any eps."""
+    """A layer whose weights, gains and biases are random, and the same for any eps and device."""
     norm = _with_eps(norm, eps)
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(seed)
-        layer = Linear(inputs.shape[1], features, norm=norm, dtype=torch.float64)
+    with drawing(seed), torch.no_grad():
+        layer = Linear(inputs.shape[1], features, norm=norm, device="cpu", dtype=torch.float64)
         for parameter in layer.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
         layer.weight.mul_(weight_scale)
-    return layer
+    return layer.to(inputs.device)
+
+
+def _in_float64(inputs: Tensor | None, factors: Sequence[float], features: int) -> Tensor:
+    """These inputs, or those of the default, for layers of that many units."""
+    if features < 1:
+        raise ValueError(f"features must be at least 1, got {features}")
+    if inputs is None:
+        inputs = random_inputs()
+    _check(inputs, factors)
+    return inputs.double()
+
+
+def _check_strategy(norm: object) -> None:
+    if not isinstance(norm, Norm):
+        raise TypeError(
+            f"norms must be strategies such as LayerNorm(), instances of subclasses of "
+            f"ln_zoo.norms.Norm; got {norm!r}"
+        )
+
+
+def _has_eps(norm: Norm) -> bool:
+    """Whether another eps can be put in place of the strategy's."""
+    return any(field.name == "eps" and field.init for field in _fields(norm))
 
 
 def _with_eps(norm: Norm, eps: float | None) -> Norm:
     """The strategy with this eps; itself for ``None``, and where it has no such field."""
-    if eps is None or not any(field.name == "eps" and field.init for field in _fields(norm)):
+    if eps is None or not _has_eps(norm):
         return norm
+    if not 0 <= eps < math.inf:
+        raise ValueError(f"eps must be 0 or more, and finite, got {eps}")
     try:
         return dataclasses.replace(norm, eps=eps)  # type: ignore[type-var]
     except ValueError as error:
@@ -549,7 +664,7 @@ class InvarianceTable:
             for cell in row.cells.values():
                 verdict = _verdict(cell) if cell.agrees else rf"\textbf{{{_verdict(cell)}}}"
                 numbers = " ".join(self._numbers(cell))
-                numbers = re.sub(r"(\S+)e-0*(\d+)", r"\1 \\cdot 10^{-\2}", numbers)
+                numbers = re.sub(r"(\S+)e\+?(-?)0*(\d+)", r"\1 \\cdot 10^{\2\3}", numbers)
                 cells.append(f"{verdict} ${numbers.replace('≈', chr(92) + 'approx')}$")
             lines.append(rf"{_in_latex(row.label)} & {' & '.join(cells)} \\")
         return "\n".join([*lines, r"\hline", r"\end{tabular}"])
@@ -584,6 +699,8 @@ def _word(value: bool) -> str:
 
 
 def _number(value: float) -> str:
+    if not value:
+        return "0"
     return f"{value:.2g}" if value >= 0.01 else f"{value:.1e}"
 
 
@@ -607,6 +724,8 @@ def invariance_table(
     factors: Sequence[float] = _FACTORS,
     weight_scale: float = 1.0,
     seed: int = 0,
+    *,
+    always_frozen: bool = False,
 ) -> InvarianceTable:
     """Computes the paper's Table 1, for any strategies.
 
@@ -621,12 +740,14 @@ def invariance_table(
     Args:
         norms: strategies, also of your own. One without a field ``eps`` is taken as it is.
         eps: to use in place of theirs; ``None``: each as it is.
-        inputs: (N, I). Default: `random_inputs`.
-        features: number F of units, 2 at least.
+        inputs: (N, I), on the device to compute on. Default: `random_inputs`.
+        features: number F of units; most strategies need 2 at least.
         factors: the values of δ; of several the greatest deviation counts.
         weight_scale: the weights are multiplied by this before anything is measured: with 1e-3 the
             variances are about the usual eps.
         seed: of the layers' parameters and of what the maps add.
+        always_frozen: whether there is a second row, with frozen statistics, also for strategies
+            that do not say that they mix cases.
 
     Raises:
         TypeError: for what is no strategy.
@@ -642,15 +763,17 @@ def invariance_table(
         >>> table.agrees
         True
     """
-    inputs = random_inputs() if inputs is None else inputs.double()
-    _check(inputs, factors)
+    inputs = _in_float64(inputs, factors, features)
+    if isinstance(norms, Norm | type):
+        raise TypeError(
+            f"norms must be several strategies, such as [LayerNorm()]; got {norms!r} alone: put it "
+            "in a list"
+        )
+    if not 0 < weight_scale < math.inf:
+        raise ValueError(f"weight_scale must be positive and finite, got {weight_scale}")
     rows = []
     for norm in norms:
-        if not isinstance(norm, Norm):
-            raise TypeError(
-                f"norms must be strategies such as LayerNorm(), instances of subclasses of "
-                f"ln_zoo.norms.Norm; got {norm!r}"
-            )
+        _check_strategy(norm)
         unknown = set(norm.invariances or ()) - set(INVARIANCES)
         if unknown:
             raise ValueError(
@@ -659,7 +782,7 @@ def invariance_table(
             )
         make = functools.partial(_layer, norm, inputs, features, seed, weight_scale)
         layer, plain = make(eps), make(0.0)
-        for frozen in (False, True) if norm.mixes_cases else (False,):
+        for frozen in (False, True) if norm.mixes_cases or always_frozen else (False,):
             found, exact = (
                 measure_invariance(each, inputs, factors, frozen=frozen, seed=seed)
                 for each in (layer, plain)

@@ -4,6 +4,8 @@ For outputs from the exponential family with natural parameters s = f(x, theta),
 information of a batch is F = (1 / N) sum_n J_n^T C_n J_n / phi^2, with J_n the Jacobian of s by the
 parameters for case n and C_n the covariance of the output that the model itself predicts there. Its
 diagonal blocks, one for each layer, are exact here: the expectation over outputs is in closed form.
+For outputs of any other density the mean over given outputs takes its place, under a name of its
+own.
 """
 
 from __future__ import annotations
@@ -12,23 +14,22 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
+from ln_zoo.analysis.draws import same_draws
+from ln_zoo.analysis.fisher import Family, check_dispersion
 from ln_zoo.analysis.stepping import Statistics, measuring
 from ln_zoo.norms import Site, mixes_cases
 
-#: The distribution of outputs given natural parameters (N, K).
-Family = Literal["categorical", "bernoulli", "gaussian"]
-#: From a batch to natural parameters (N, K).
+#: From a batch to natural parameters (N, \*, K).
 Natural = Callable[[Any], Tensor]
 Batch = Tensor | tuple[Tensor, ...]
 #: From a vector to the product of a matrix with it.
 Product = Callable[[Tensor], Tensor]
 
-_FAMILIES = ("categorical", "bernoulli", "gaussian")
 #: Cases of one product with a vector.
 _CASES_AT_ONCE = 64
 #: The largest eigenvalue is found when so many products in a row move it by no more than that part.
@@ -139,7 +140,7 @@ def network_fisher(
     statistics: Statistics = "kept",
     largest: bool = True,
 ) -> dict[str, FisherBlock]:
-    """The blocks of a network's Fisher information on a batch, one for each layer.
+    r"""The blocks of a network's Fisher information on a batch, one for each layer.
 
     Any network that is made of what `torch.func` can differentiate: ln_zoo's layers all are; under
     it recurrent layers run on their generic loop. The network is evaluated in evaluation mode,
@@ -149,16 +150,20 @@ def network_fisher(
         network: the network; everything is computed in its precision, best float64
             (``copy.deepcopy(network).double()``).
         batch: a tensor, or a tuple of tensors, with the cases along the first axis of each.
-        natural: natural parameters (N, K) of a batch, computed with this very network. Default: the
-            network itself, as for classifiers, whose logits they are.
+        natural: natural parameters (N, K) of a batch, computed with this very network; or
+            (N, \*, K), such as (N, T, K) of outputs at T steps, which are independent given the
+            inputs: F is the sum over them. One that is multiplied by 0, as behind the end of a
+            shorter sequence, has no part in it. Default: the network itself, as for classifiers,
+            whose logits they are.
         family: distribution of the output: ``"categorical"``, of K classes by their logits;
             ``"bernoulli"``, K independent ones by their logits; ``"gaussian"``, K independent ones
-            of variance phi by their means.
-        dispersion: phi.
+            of variance phi by their means. Of others, such as the mixtures of handwriting, there
+            is `network_empirical_fisher`.
+        dispersion: phi, positive; 1 for families other than ``"gaussian"``.
         blocks: names of parameters for each block; default: `layer_blocks`.
         max_size: up to so many parameters the block itself is kept.
-        outputs_at_once: how many rows of a case's K are differentiated at once, each of which takes
-            the memory of all parameters; default: all. Cases come one by one.
+        outputs_at_once: how many rows of an output's K are differentiated at once, each of which
+            takes the memory of all parameters; default: all. Cases come one by one.
         statistics: of strategies that mix cases: ``"kept"``, the running ones, as in evaluation; or
             ``"batch"``, those of this batch, through which derivatives flow. The whole batch is
             then differentiated together, and a case's natural parameters depend on it.
@@ -169,9 +174,11 @@ def network_fisher(
         The blocks by name, on the device of the network.
 
     Raises:
+        TypeError: for natural parameters that are no tensor of real numbers, and blocks that are no
+            lists of names.
         ValueError: for an unknown family or parameter, a dispersion that does not fit, numbers
-            out of range, batch statistics of one case; for natural parameters that are no matrix
-            with a row for each case, or do not depend on the network.
+            out of range, batch statistics of one case; without any parameter; for natural
+            parameters that are not (N, \*, K), or do not depend on the network.
 
     Example:
         >>> from ln_zoo.layers import Linear
@@ -183,10 +190,7 @@ def network_fisher(
     """
     _check(family, dispersion, max_size, outputs_at_once)
     named = dict(network.named_parameters())
-    chosen = layer_blocks(network) if blocks is None else {k: list(v) for k, v in blocks.items()}
-    unknown = sorted({name for names in chosen.values() for name in names} - set(named))
-    if unknown:
-        raise ValueError(f"no parameters {', '.join(unknown)} in this {type(network).__name__}")
+    chosen = _chosen(network, blocks)
     parameters = {
         block: {name: named[name].detach() for name in names} for block, names in chosen.items()
     }
@@ -202,15 +206,11 @@ def network_fisher(
     everything = {name: a for own in parameters.values() for name, a in own.items()}
     found = {}
     with torch.no_grad(), measuring(network, statistics):
+        model.check_dependence(everything, parts[0])
         for part in parts:
             for gradients in model.scores(everything, part, outputs_at_once):
                 for block, own in parameters.items():
                     sums[block].add(torch.cat([gradients[name].flatten(1) for name in own], dim=1))
-        if not any(bool(each.diagonal.any()) for each in sums.values()):
-            raise ValueError(
-                "the natural parameters do not depend on these parameters: compute them with this "
-                f"very {type(network).__name__}, and not with a copy"
-            )
         for block, own in parameters.items():
             diagonal, matrix = sums[block].diagonal / cases, sums[block].matrix
             product: Product = functools.partial(model.product, own, batch, cases)
@@ -223,6 +223,110 @@ def network_fisher(
             shapes = {name: tuple(a.shape) for name, a in own.items()}
             found[block] = FisherBlock(shapes, diagonal, matrix, greatest)
     return found
+
+
+def network_empirical_fisher(
+    network: nn.Module,
+    batch: Batch,
+    log_likelihood: Natural,
+    *,
+    blocks: Mapping[str, Sequence[str]] | None = None,
+    max_size: int = 4096,
+    statistics: Statistics = "kept",
+    largest: bool = True,
+) -> dict[str, FisherBlock]:
+    """The blocks of the mean of score score^T over given outputs, one for each layer.
+
+    For networks of any density, such as the mixtures of `ln_zoo.models.Handwriting`. Over outputs
+    of a data set this is not the Fisher information, whose outputs are the model's own (see
+    `ln_zoo.analysis.empirical_fisher`); over outputs drawn from the model it is a Monte-Carlo
+    estimate of it, with an error that falls as 1 / sqrt(N). For several draws of each input give
+    the inputs as often.
+
+    Args:
+        network: as in `network_fisher`.
+        batch: a tensor, or a tuple of tensors, with the cases along the first axis of each: inputs
+            and outputs.
+        log_likelihood: log P(output | input) of each case of a batch, (N,), in nats, computed with
+            this very network. A bound of it, as of variational models, gives the blocks of the
+            bound's score.
+        blocks: as in `network_fisher`.
+        max_size: as in `network_fisher`.
+        statistics: as in `network_fisher`.
+        largest: as in `network_fisher`.
+
+    Returns:
+        The blocks by name, on the device of the network.
+
+    Raises:
+        TypeError: as `network_fisher`.
+        ValueError: as `network_fisher`, and for log-likelihoods that are not (N,).
+
+    Example:
+        >>> from ln_zoo.layers import Linear
+        >>> network, x, y = Linear(4, 3).double(), torch.randn(5, 4).double(), torch.arange(5) % 3
+        >>> def log_likelihood(batch):
+        ...     return -nn.functional.cross_entropy(network(batch[0]), batch[1], reduction="none")
+        >>> blocks = network_empirical_fisher(network, (x, y), log_likelihood)
+        >>> {name: tuple(block.matrix.shape) for name, block in blocks.items()}
+        {'': (15, 15)}
+    """
+
+    def natural(part: Batch) -> Tensor:
+        found = log_likelihood(part)
+        if not isinstance(found, Tensor) or found.shape != (_cases(part),):
+            raise ValueError(
+                f"log-likelihoods must be a tensor ({_cases(part)},), one for each case, got "
+                f"{_described(found)}"
+            )
+        return found.unsqueeze(1)
+
+    # The score is the derivative of the log-likelihood, as if it were the mean of one Gaussian
+    # output of variance 1.
+    return network_fisher(
+        network,
+        batch,
+        natural,
+        family="gaussian",
+        blocks=blocks,
+        max_size=max_size,
+        statistics=statistics,
+        largest=largest,
+    )
+
+
+def _chosen(network: nn.Module, blocks: Mapping[str, Sequence[str]] | None) -> dict[str, list[str]]:
+    """Names of parameters by block."""
+    kind, named = type(network).__name__, dict(network.named_parameters())
+    if blocks is None:
+        found = layer_blocks(network)
+        if not found:
+            raise ValueError(
+                f"no parameter of this {kind} wants gradients: set requires_grad, or name the "
+                "parameters in blocks"
+            )
+        return found
+    if not blocks:
+        raise ValueError("blocks must have a block at least, got none; None: one for each layer")
+    for block, names in blocks.items():
+        if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+            raise TypeError(
+                f"blocks must have lists of names of parameters, such as ['{next(iter(named), '')}'"
+                f"], got {names!r} for {block!r}"
+            )
+        if not names or len(set(names)) < len(names):
+            raise ValueError(
+                f"a block must have a parameter at least, and each of them once, got {[*names]} "
+                f"for {block!r}"
+            )
+        unknown = sorted(set(names) - set(named))
+        if unknown:
+            raise ValueError(f"no parameters {', '.join(unknown)} in this {kind}")
+    return {block: [*names] for block, names in blocks.items()}
+
+
+def _described(value: object) -> str:
+    return str(tuple(value.shape)) if isinstance(value, Tensor) else type(value).__name__
 
 
 class _Sum:
@@ -267,23 +371,47 @@ class _Model:
     together: bool
 
     def __call__(self, parameters: Mapping[str, Tensor], batch: Batch) -> Tensor:
-        """Natural parameters (N, K) with these in place of the network's own."""
+        """Natural parameters (N M, K) of the M outputs of each case, case after case.
+
+        With these parameters in place of the network's own.
+        """
         call = _Call(self.network, self.natural)
         replaced = {f"network.{name}": a for name, a in parameters.items()}
-        with torch.random.fork_rng(devices=[]):
-            if self.together:
-                # Models may draw noise in training: every pass has to draw the same.
-                torch.manual_seed(0)
+        # Models may draw noise in training: every pass has to draw the same.
+        with same_draws(self.network):
             s: Tensor = torch.func.functional_call(call, replaced, (batch,))
-        if s.dim() != 2 or len(s) != _cases(batch):
-            raise ValueError(
-                f"natural parameters must be ({_cases(batch)}, K), a row for each case, got "
-                f"{tuple(s.shape)}"
+        name, cases = type(self.network).__name__, _cases(batch)
+        if not isinstance(s, Tensor) or not s.is_floating_point():
+            given = s.dtype if isinstance(s, Tensor) else f"a {type(s).__name__}"
+            raise TypeError(
+                f"natural parameters must be a floating-point tensor ({cases}, *, K), this {name} "
+                f"gave {given}: give a function natural that makes it of a batch; for densities of "
+                "no such family there is network_empirical_fisher"
             )
-        return s
+        if s.dim() < 2 or len(s) != cases:
+            raise ValueError(
+                f"natural parameters must be ({cases}, *, K), with the cases first, got "
+                f"{tuple(s.shape)} of this {name}: give a function natural that makes them of a "
+                "batch"
+            )
+        return s.flatten(0, -2)
+
+    def check_dependence(self, parameters: Mapping[str, Tensor], batch: Batch) -> None:
+        """Refuses what is computed without these parameters; a derivative may well be 0."""
+        leaves = {name: a.clone().requires_grad_() for name, a in parameters.items()}
+        with torch.enable_grad():
+            s = self(leaves, batch).sum()
+        wanted = [*leaves.values()] if s.requires_grad else []
+        gradients = torch.autograd.grad(s, wanted, allow_unused=True) if wanted else ()
+        if all(gradient is None for gradient in gradients):
+            raise ValueError(
+                "natural parameters, or log-likelihoods, do not depend on these parameters: "
+                f"compute them with this very {type(self.network).__name__}, not with a copy, and "
+                "without torch.no_grad or detach"
+            )
 
     def factor(self, s: Tensor) -> Tensor:
-        """Matrices A (N, K, K) with A A^T = C / phi^2, for natural parameters (N, K)."""
+        """Matrices A (rows, K, K) with A A^T = C / phi^2, for natural parameters (rows, K)."""
         if self.family == "categorical":
             p = s.softmax(-1)
             root = p.sqrt()
@@ -299,7 +427,7 @@ class _Model:
     def scores(
         self, parameters: dict[str, Tensor], batch: Batch, at_once: int | None
     ) -> Iterator[dict[str, Tensor]]:
-        """The rows of A_n^T J_n of all cases n, some (r, *shape) at once, for each parameter."""
+        """The rows of A_n^T J_n of all outputs n, some (r, *shape) at once, for each parameter."""
         s, backward = torch.func.vjp(lambda p: self(p, batch), parameters)[:2]
         for number, factor in enumerate(self.factor(s.detach())):
             for columns in factor.T.split(at_once or len(factor)):
@@ -369,13 +497,10 @@ def _largest_eigenvalue(product: Product, like: Tensor) -> float:
     return value
 
 
-def _check(family: str, dispersion: float, max_size: int, outputs_at_once: int | None) -> None:
-    if family not in _FAMILIES:
-        raise ValueError(f"family must be one of {', '.join(_FAMILIES)}, got {family!r}")
-    if not dispersion > 0:
-        raise ValueError(f"dispersion must be positive, got {dispersion!r}")
-    if family == "categorical" and dispersion != 1:
-        raise ValueError(f"a categorical output has dispersion 1, got {dispersion!r}")
+def _check(family: Family, dispersion: float, max_size: int, outputs_at_once: int | None) -> None:
+    if family not in get_args(Family):
+        raise ValueError(f"family must be one of {', '.join(get_args(Family))}, got {family!r}")
+    check_dispersion(family, dispersion)
     if max_size < 0:
         raise ValueError(f"max_size must be at least 0, got {max_size}")
     if outputs_at_once is not None and outputs_at_once < 1:

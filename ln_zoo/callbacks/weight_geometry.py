@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ln_zoo.callbacks.curves import read_curves
+from ln_zoo.callbacks.run_picture import RunPicture, read_curves
 
 #: What is logged of each weight, and how it is called in pictures.
 QUANTITIES = {
@@ -37,7 +36,7 @@ _NO_VECTORS = ("weight_peephole",)
 Geometry = dict[str, dict[str, dict[str, tuple[list[int], list[float]]]]]
 
 
-class WeightGeometry(Callback):
+class WeightGeometry(RunPicture):
     """Logs how long the weight vectors of each layer are, and how far updates turn them.
 
     The vector of a unit is its row of the weight: of ``weight`` in dense layers, of a channel's
@@ -54,9 +53,10 @@ class WeightGeometry(Callback):
 
     They are logged as ``weights/NAME/norm_mean``, ``norm_q10``, ``norm_q50``, ``norm_q90``,
     ``turn_mean`` and so on, straight to the run's loggers, at the number of updates done. When
-    training ends, also by an error, ``weight_geometry.png`` is drawn beside the file of the
-    `CSVLogger`, if there is one; ``ln-zoo compare --weight_geometry`` lays those of several runs
-    beside each other. Between these updates it costs nothing; at one of them a copy of the weights.
+    training ends, also by an error or an interruption, ``weight_geometry.png`` is drawn beside the
+    file of the `CSVLogger`, if there is one; ``ln-zoo compare --weight_geometry`` lays those of
+    several runs beside each other. Between these updates it costs nothing; at one of them a copy of
+    the weights.
 
     Args:
         every_n_steps: updates between two looks; the first is at the n-th.
@@ -66,12 +66,14 @@ class WeightGeometry(Callback):
         ValueError: for an n below 1; when training begins, for a model without such weights.
     """
 
+    file_name = "weight_geometry.png"
+
     def __init__(self, every_n_steps: int = 25, power: float | None = None) -> None:
+        super().__init__()
         if every_n_steps < 1:
             raise ValueError(f"every_n_steps must be at least 1, got {every_n_steps}")
         self.every_n_steps = every_n_steps
         self.power = power
-        self.written: Path | None = None
         #: Of the update under way, by name: the weight before it, and what divides its lengths.
         self._before: dict[str, tuple[Tensor, float, float]] = {}
 
@@ -125,19 +127,11 @@ class WeightGeometry(Callback):
         for logger in trainer.loggers:
             logger.log_metrics({**values, "epoch": trainer.current_epoch}, trainer.global_step)
 
-    # teardown, not on_fit_end: the logger writes its last rows between the two.
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage != "fit" or not trainer.is_global_zero:
-            return
-        for logger in trainer.loggers:
-            if isinstance(logger, CSVLogger):
-                logger.save()
-                metrics = Path(logger.log_dir) / "metrics.csv"
-                geometry = read_geometry(metrics) if metrics.is_file() else {}
-                if geometry:
-                    self.written = metrics.with_name("weight_geometry.png")
-                    draw_weight_geometry({"": geometry}, self.written)
-                return
+    def draw(self, metrics: Path, picture: Path) -> bool:
+        geometry = read_geometry(metrics)
+        if geometry:
+            draw_weight_geometry({"": geometry}, picture)
+        return bool(geometry)
 
 
 def weight_vectors(module: nn.Module) -> dict[str, nn.Parameter]:
@@ -193,15 +187,34 @@ def _statistics(numbers: Tensor) -> list[float]:
 # Reading and showing it
 
 
+def parse_name(name: str) -> tuple[str, str, str] | None:
+    """Weight, quantity and statistic of a logged name; ``None`` if `WeightGeometry` did not log it.
+
+    Example:
+        >>> parse_name("weights/network.1.weight/effective_lr_q50")
+        ('network.1.weight', 'effective_lr', 'q50')
+        >>> parse_name("weights/decay")
+    """
+    weight, _, kind = name.removeprefix(PREFIX).rpartition("/")
+    quantity, _, statistic = kind.rpartition("_")
+    known = quantity in QUANTITIES and statistic in STATISTICS
+    return (weight, quantity, statistic) if name.startswith(PREFIX) and weight and known else None
+
+
 def read_geometry(metrics: Path) -> Geometry:
     """What `WeightGeometry` logged, from a ``metrics.csv``; empty where it logged nothing."""
     geometry: Geometry = {}
     for name, curve in read_curves(metrics).items():
-        if name.startswith(PREFIX):
-            weight, _, kind = name.removeprefix(PREFIX).rpartition("/")
-            quantity, _, statistic = kind.rpartition("_")
+        parsed = parse_name(name)
+        if parsed is not None:
+            weight, quantity, statistic = parsed
             geometry.setdefault(weight, {}).setdefault(quantity, {})[statistic] = curve
-    return geometry
+    # What lacks some of them is somebody else's after all.
+    return {
+        weight: quantities
+        for weight, quantities in geometry.items()
+        if all(len(quantities.get(each, ())) == len(STATISTICS) for each in QUANTITIES)
+    }
 
 
 def geometry_table(runs: Mapping[str, Geometry]) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ln_zoo.cli import analyze_dynamics, analyze_fisher, analyze_invariance
+from ln_zoo.cli.checks import check_file, check_least, check_picture, check_positive
 from ln_zoo.cli.names import strategy_class
 
 if TYPE_CHECKING:
@@ -29,6 +30,10 @@ def main(argv: Sequence[str]) -> int:
     analyze_dynamics.add_parser(analyses)
     arguments = parser.parse_args(argv)
     try:
+        # Of all analyses: now, not after minutes of measurement.
+        check_picture("--out", Path(arguments.out))
+        if arguments.csv:
+            check_file(Path(arguments.csv))
         arguments.run(arguments)
     except (OSError, ValueError) as error:
         print(f"ln-zoo analyze {arguments.analysis}: error: {error}", file=sys.stderr)
@@ -88,9 +93,8 @@ def _add_gradient_flow(analyses: argparse._SubParsersAction[argparse.ArgumentPar
 
 
 def _gradient_flow(arguments: argparse.Namespace) -> None:
-    for name, least in {"steps": 1, "hidden": 1, "batch": 1, "noise": 0}.items():
-        if getattr(arguments, name) < least:
-            raise ValueError(f"--{name} must be at least {least}, got {getattr(arguments, name)}")
+    check_least(arguments, steps=1, hidden=1, batch=1, noise=0)
+    check_positive(arguments, "gains")
     from ln_zoo.analysis import (
         draw_gradient_flow,
         gradient_flow,

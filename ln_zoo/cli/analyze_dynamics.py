@@ -5,18 +5,27 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from ln_zoo.cli.checks import check_least, check_positive
 from ln_zoo.cli.names import strategy_class
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from ln_zoo.analysis import Dynamics
-    from ln_zoo.models import SequenceClassifier
 
-#: Images by the numbers that a model reads of each.
-_IMAGES = {784: "MNIST", 64: "Digits"}
+#: Options of untrained layers and of trained models, which parsers leave out unless given: so that
+#: those given in vain can be told.
+_UNTRAINED: dict[str, Any] = {
+    "cell": ["LSTM", "GRU", "RNN"],
+    "norm": ["LayerNorm", "RMSNorm", "BatchNorm", "WeightNorm", "Identity"],
+    "gains": [0.1, 0.5, 1.0],
+    "start": "torch",
+    "recurrent_scale": 1.0,
+    "hidden": 256,
+    "features": 256,
+    "noise": 0.1,
+}
+_TRAINED: dict[str, Any] = {"statistics": "kept", "root": None}
 
 
 def add_parser(analyses: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -26,94 +35,122 @@ def add_parser(analyses: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="whether perturbations of hidden states grow or die, by strategy and gain",
         description="Growth of small perturbations of the hidden states (Lyapunov exponents) and "
         "of the gradients by them, per step, in float64: of untrained layers that read standard "
-        "normal numbers; or, with --weights or --ckpt, of trained sequence classifiers on images, "
-        "and of the same models before training.",
+        "normal numbers; or, with --weights or --ckpt, of the layers of trained models, on test "
+        "images or lines of handwriting, and of the same models before training.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--weights", nargs="+", metavar="NAME", default=[], help="published models")
-    parser.add_argument("--ckpt", nargs="+", metavar="FILE", default=[], help="checkpoints")
-    parser.add_argument(
-        "--cell", nargs="+", choices=("LSTM", "GRU", "RNN"), default=["LSTM", "GRU", "RNN"]
-    )
-    parser.add_argument(
-        "--norm",
-        nargs="+",
-        metavar="NAME",
-        default=["LayerNorm", "RMSNorm", "BatchNorm", "WeightNorm", "Identity"],
-        help="strategies of ln_zoo.norms, or class paths of your own",
-    )
-    parser.add_argument(
-        "--gains",
-        nargs="+",
-        type=float,
-        metavar="GAIN",
-        default=[0.1, 0.5, 1.0],
-        help="initial gains, or lengths of weight vectors under weight norm",
-    )
-    parser.add_argument(
-        "--start",
-        choices=("torch", "orthogonal", "identity"),
-        default="torch",
-        help="weights: torch's own, or orthogonal ones with these for the candidate state",
-    )
-    parser.add_argument(
-        "--recurrent_scale", type=float, default=1.0, help="multiplies the recurrent weights"
-    )
-    parser.add_argument("--hidden", type=int, default=256, help="size of the states")
-    parser.add_argument("--features", type=int, default=256, help="size of each input")
-    parser.add_argument(
-        "--noise", type=float, default=0.1, help="standard deviation of the initial states"
-    )
     parser.add_argument("--steps", type=int, default=200, help="time steps, at most")
-    parser.add_argument("--batch", type=int, default=16, help="sequences")
+    parser.add_argument("--batch", type=int, default=16, help="sequences, at most")
     parser.add_argument("--exponents", type=int, default=1, help="how many, the largest first")
     parser.add_argument(
         "--skip", type=int, help="first steps to leave out of the table; default: a quarter of them"
     )
-    parser.add_argument(
-        "--statistics",
-        choices=("kept", "batch"),
-        default="kept",
-        help="of trained models with batch norm: the running ones, or those of the batch; "
-        "untrained layers use those of the batch",
-    )
     parser.add_argument("--seed", type=int, default=0, help="of weights, inputs and perturbations")
-    parser.add_argument(
-        "--root", help="folder of MNIST for trained models; default: $LN_ZOO_DATA/mnist, or the hub"
-    )
     parser.add_argument("--out", default="dynamics.png", help="picture to write (.png, .svg)")
     parser.add_argument("--csv", help="table to write: layer, step, perturbation, gradient norm")
+    _add_options_of_untrained(parser)
+    _add_options_of_trained(parser)
     parser.set_defaults(run=_dynamics)
 
 
+def _add_options_of_untrained(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("untrained layers")
+
+    def add(name: str, text: str, **options: Any) -> None:
+        default = _UNTRAINED[name]
+        shown = " ".join(map(str, default)) if isinstance(default, list) else default
+        text = f"{text} (default: {shown})"
+        group.add_argument(f"--{name}", default=argparse.SUPPRESS, help=text, **options)
+
+    add("cell", "kinds of layers", nargs="+", choices=("LSTM", "GRU", "RNN"))
+    add(
+        "norm",
+        "strategies of ln_zoo.norms, or class paths of your own",
+        nargs="+",
+        metavar="NAME",
+    )
+    add(
+        "gains",
+        "initial gains, or lengths of weight vectors under weight norm",
+        nargs="+",
+        type=float,
+        metavar="GAIN",
+    )
+    add(
+        "start",
+        "weights: torch's own, or orthogonal ones with these for the candidate state",
+        choices=("torch", "orthogonal", "identity"),
+    )
+    add("recurrent_scale", "multiplies the recurrent weights", type=float)
+    add("hidden", "size of the states", type=int)
+    add("features", "size of each input", type=int)
+    add("noise", "standard deviation of the initial states", type=float)
+
+
+def _add_options_of_trained(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("trained models")
+    group.add_argument("--weights", nargs="+", metavar="NAME", default=[], help="published models")
+    group.add_argument("--ckpt", nargs="+", metavar="FILE", default=[], help="checkpoints")
+    group.add_argument(
+        "--statistics",
+        choices=("kept", "batch"),
+        default=argparse.SUPPRESS,
+        help="of batch norm: the running ones, or those of the batch, which untrained layers use "
+        f"(default: {_TRAINED['statistics']})",
+    )
+    group.add_argument(
+        "--root",
+        default=argparse.SUPPRESS,
+        help="folder of the data that the models read, MNIST or IAM-OnDB; default: mnist or "
+        "iam_ondb in $LN_ZOO_DATA, or for MNIST the hub",
+    )
+
+
 def _dynamics(arguments: argparse.Namespace) -> None:
-    least = {"hidden": 1, "features": 1, "noise": 0, "steps": 2, "batch": 1, "exponents": 1}
-    for name, smallest in least.items():
-        if not getattr(arguments, name) >= smallest:
-            given = getattr(arguments, name)
-            raise ValueError(f"--{name} must be at least {smallest}, got {given}")
+    trained = bool(arguments.weights or arguments.ckpt)
+    _refuse_foreign_options(arguments, trained)
+    arguments = argparse.Namespace(**(_UNTRAINED | _TRAINED | vars(arguments)))
+    check_least(arguments, hidden=1, features=1, noise=0, steps=2, batch=1, exponents=1)
+    check_positive(arguments, "gains", "recurrent_scale")
     from ln_zoo.analysis import draw_dynamics, dynamics_table, write_dynamics
 
-    if arguments.weights or arguments.ckpt:
-        found = list(_trained(arguments))
-        title = f"{arguments.batch} test images"
+    if trained:
+        from ln_zoo.cli.trained_dynamics import trained_dynamics
+
+        found, title = trained_dynamics(arguments)
+        print(title)
     else:
-        found = list(_untrained(arguments))
-        title = (
-            f"H = {arguments.hidden}, {arguments.features} standard normal inputs a step, "
-            f"{arguments.start} weights"
-            + (
-                f", recurrent ones times {scale:g}"
-                if (scale := arguments.recurrent_scale) != 1
-                else ""
-            )
-            + f", {arguments.batch} sequences"
-        )
-    print(f"{title}, {len(found[0].growth)} steps\n\n{dynamics_table(found)}")
+        found, title = list(_untrained(arguments)), _described(arguments)
+        print(f"{title}, {arguments.steps} steps")
+    print(f"\n{dynamics_table(found)}")
     draw_dynamics(found, Path(arguments.out), title)
     if arguments.csv:
         write_dynamics(found, Path(arguments.csv))
+
+
+def _refuse_foreign_options(arguments: argparse.Namespace, trained: bool) -> None:
+    """Raises ValueError for options of untrained layers beside trained models, and the reverse."""
+    foreign = [f"--{name}" for name in (_UNTRAINED if trained else _TRAINED) if name in arguments]
+    if foreign and trained:
+        raise ValueError(
+            f"{', '.join(foreign)}: for untrained layers only; what --weights and --ckpt name is "
+            "measured as it is"
+        )
+    if foreign:
+        raise ValueError(
+            f"{', '.join(foreign)}: for trained models only; name them with --weights or --ckpt"
+        )
+
+
+def _described(arguments: argparse.Namespace) -> str:
+    scale = arguments.recurrent_scale
+    return (
+        f"H = {arguments.hidden}, {arguments.features} standard normal inputs a step, "
+        f"{arguments.start} weights"
+        + (f", recurrent ones times {scale:g}" if scale != 1 else "")
+        + f", {arguments.batch} sequences"
+    )
 
 
 def _untrained(arguments: argparse.Namespace) -> Iterator[Dynamics]:
@@ -139,90 +176,3 @@ def _untrained(arguments: argparse.Namespace) -> Iterator[Dynamics]:
             arguments.skip,
             arguments.seed,
         )
-
-
-def _trained(arguments: argparse.Namespace) -> Iterator[Dynamics]:
-    """Of each model, before and after training."""
-    import torch
-
-    from ln_zoo.cli.stored import load_model
-    from ln_zoo.models import SequenceClassifier
-    from ln_zoo.norms import keeps_statistics, population_statistics
-
-    for name in (*arguments.weights, *arguments.ckpt):
-        model = load_model(name)
-        if not isinstance(model, SequenceClassifier):
-            raise ValueError(
-                f"{name} is a {type(model).__name__}; the dynamics of a SequenceClassifier can be "
-                "measured"
-            )
-        model = model.double()
-        images, labels = _images(arguments, model)
-        trained = {key: value.clone() for key, value in model.state_dict().items()}
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(arguments.seed)
-            model.reset_parameters()
-            if keeps_statistics(model):
-                with population_statistics(model):
-                    model(images)
-        label = Path(name).name
-        yield _measure(arguments, model, images, labels, f"{label} untrained")
-        model.load_state_dict(trained)
-        yield _measure(arguments, model, images, labels, f"{label} trained")
-
-
-def _images(arguments: argparse.Namespace, model: SequenceClassifier) -> tuple[Tensor, Tensor]:
-    """The first test images, float64, and their labels."""
-    from ln_zoo import data
-
-    kind = _IMAGES.get(model.in_features)
-    if kind is None:
-        raise ValueError(
-            f"this model reads {model.in_features} numbers a case; there are images of "
-            f"{' and '.join(f'{size} ({name})' for size, name in _IMAGES.items())}"
-        )
-    options = {"root": arguments.root} if kind == "MNIST" else {}
-    module = getattr(data, kind)(eval_batch_size=arguments.batch, **options)
-    module.prepare_data()
-    module.setup()
-    images, labels = next(iter(module.test_dataloader()))
-    return images.double(), labels
-
-
-def _measure(
-    arguments: argparse.Namespace,
-    model: SequenceClassifier,
-    images: Tensor,
-    labels: Tensor,
-    name: str,
-) -> Dynamics:
-    from torch.nn import functional as F
-
-    from ln_zoo.analysis import hidden_dynamics
-    from ln_zoo.analysis.stepping import measuring
-
-    # What the model gives to its layer, whatever it does to images before.
-    given: list[tuple[Tensor, ...]] = []
-    hook = model.recurrent.register_forward_pre_hook(lambda _, args: given.append(args))
-    try:
-        with measuring(model, arguments.statistics):
-            model(images)
-    finally:
-        hook.remove()
-    inputs, states = given[0]
-
-    def loss(outputs: Tensor) -> Tensor:
-        return F.cross_entropy(model.readout(outputs[-1]), labels)
-
-    return hidden_dynamics(
-        model.recurrent,
-        inputs[: arguments.steps].detach(),
-        states,
-        group="",
-        name=name,
-        loss=loss,
-        count=arguments.exponents,
-        skip=arguments.skip,
-        statistics=arguments.statistics,
-        seed=arguments.seed,
-    )

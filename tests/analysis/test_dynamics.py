@@ -8,16 +8,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ln_zoo.analysis import (
     Dynamics,
     draw_dynamics,
     dynamics_table,
+    gradient_flow,
     gradient_norms,
     hidden_dynamics,
     initial_dynamics,
     lyapunov_exponents,
+    network_dynamics,
     perturbation_growth,
     site_gains,
     write_dynamics,
@@ -227,6 +229,24 @@ def test_layer_norm_of_gain_1_makes_an_lstm_expand() -> None:
         assert each.gradient_factor == pytest.approx(each.factor, abs=0.05)
 
 
+def test_first_probe_of_a_plain_lstm() -> None:
+    """It shrinks perturbations by 9 % a step, from an orthogonal start with forget bias 1."""
+
+    def factors(start: str) -> list[float]:
+        options = {"hidden_size": 64, "norms": [Identity, LayerNorm], "gains": (1.0,)}
+        return [
+            each.factor for each in initial_dynamics(normal(100, 3, 64), start=start, **options)
+        ]
+
+    for start in ("orthogonal", "identity"):
+        plain, normalised = factors(start)
+        assert plain == pytest.approx(0.91, abs=0.02)
+        assert 1.02 < normalised < 1.06
+    plain, normalised = factors("torch")
+    assert plain == pytest.approx(0.60, abs=0.02)
+    assert normalised > 1
+
+
 def test_growth_in_a_wide_simple_rnn_is_that_of_mean_squares() -> None:
     """The share of the state in the sum, and what tanh does to it and to its perturbations.
 
@@ -336,6 +356,173 @@ def test_gradients_with_kept_statistics() -> None:
     assert float(found[1]) == pytest.approx(float(gradient.norm()), rel=1e-9)
 
 
+# Layers within networks
+
+
+class Tagger(nn.Module):
+    """Reads the outputs of a recurrent module, the last h, or both."""
+
+    def __init__(self, recurrent: LSTM | GRU | RNN, states: object = None) -> None:
+        super().__init__()
+        self.recurrent, self.states = recurrent, states
+        torch.manual_seed(3)
+        self.readout = nn.Linear(recurrent.proj_size or recurrent.hidden_size, 4, dtype=F64)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        output, last = self.recurrent(x, hx=self.states)
+        h = last[0] if isinstance(last, tuple) else last
+        return self.readout(output), h[-1]
+
+
+def outputs_of(network: nn.Module, batch: Tensor) -> Tensor:
+    return network(batch)[0].square().mean()
+
+
+def last_state_of(network: nn.Module, batch: Tensor) -> Tensor:
+    return network(batch)[1].cos().sum()
+
+
+STACKS = [
+    (LSTM, LayerNorm(eps=0.5), {"proj_size": 2}),
+    (LSTM, BatchNorm(eps=0.5), {"peephole": True}),
+    (GRU, WeightNorm(), {"bias": False}),
+    (RNN, RMSNorm(eps=0.5), {}),
+]
+
+
+@pytest.mark.parametrize("loss", [outputs_of, last_state_of])
+@pytest.mark.parametrize(("cls", "norm", "options"), STACKS, ids=lambda value: repr(value)[:30])
+def test_layers_of_a_module_are_layers_on_top_of_each_other(
+    cls: type, norm: Norm, options: dict, loss
+) -> None:
+    """Against layers that are made one by one, with copies of the weights."""
+    whole = made(cls, norm, num_layers=3, **options)
+    width = whole.proj_size or H
+    sizes = [width, H] if cls is LSTM else [H]
+    states = tuple(normal(3, N, size, seed=seed) for seed, size in enumerate(sizes))
+    hx = states if cls is LSTM else states[0]
+    network, x = Tagger(whole, hx), normal(8, N, I, seed=7)
+    found = network_dynamics(network, x, loss, count=2, skip=3, statistics="batch", seed=5)
+    assert list(found) == [f"recurrent.l{number}" for number in range(3)]
+
+    parts, below = [], x
+    for number in range(3):
+        part = made(cls, norm, inputs=I if number == 0 else width, **options)
+        own = whole.state_dict()
+        part.load_state_dict(
+            {
+                key: own[key.replace("l0.", f"l{number}.").replace("_l0", f"_l{number}")]
+                for key in part.state_dict()
+            }
+        )
+        parts.append(part)
+    own_states = [
+        tuple(s[k : k + 1] for s in states) if cls is LSTM else states[0][k : k + 1]
+        for k in range(3)
+    ]
+    for number, part in enumerate(parts):
+
+        def rest(outputs: Tensor, number: int = number) -> Tensor:
+            for k in range(number + 1, 3):
+                outputs, _ = parts[k](outputs, own_states[k])
+            if loss is last_state_of:
+                return outputs[-1].cos().sum()
+            return network.readout(outputs).square().mean()
+
+        wanted = hidden_dynamics(
+            part, below, own_states[number], loss=rest, count=2, skip=3, seed=5
+        )
+        each = found[f"recurrent.l{number}"]
+        torch.testing.assert_close(each.growth, wanted.growth, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(each.gradients, wanted.gradients, rtol=1e-9, atol=1e-12)
+        assert each.gradients.min() > 0
+        assert each.sites.gains == pytest.approx(wanted.sites.gains)
+        assert each.sites.share == pytest.approx(wanted.sites.share)
+        below = part(below, own_states[number])[0].detach()
+
+
+def test_a_layer_of_relu_is_no_layer_of_tanh() -> None:
+    layer = made(RNN, LayerNorm(), num_layers=2, nonlinearity="relu")
+    low, _ = network_dynamics(Tagger(layer), normal(T, N, I), outputs_of).values()
+    single = made(RNN, LayerNorm(), nonlinearity="relu")
+    own = layer.state_dict()
+    single.load_state_dict({key: own[key] for key in single.state_dict()})
+    assert low.growth.equal(perturbation_growth(single, normal(T, N, I)))
+
+
+def test_layers_apart_in_a_network_that_reads_cases_first() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.low = made(GRU, LayerNorm(), batch_first=True)
+            self.high = made(LSTM, LayerNorm(), inputs=H + I)
+
+        def forward(self, x: Tensor) -> Tensor:  # (N, T, I)
+            h, _ = self.low(x)
+            return self.high(torch.cat([h, x], -1).transpose(0, 1))[0][-1]
+
+    network, x = Two().train(), normal(N, 10, I)
+    before = {k: v.clone() for k, v in network.state_dict().items()}
+    found = network_dynamics(network, x, lambda net, x: net(x).square().sum())
+    assert list(found) == ["low", "high"]
+
+    def read(h: Tensor) -> Tensor:
+        return torch.cat([h, x.transpose(0, 1)], -1)
+
+    h = network.low(x)[0].detach().transpose(0, 1)
+    low, high = found.values()
+    assert low.growth.equal(perturbation_growth(network.low, x.transpose(0, 1)))
+    assert high.growth.equal(perturbation_growth(network.high, read(h)))
+    wanted = gradient_norms(
+        network.low,
+        x.transpose(0, 1),
+        loss=lambda h: network.high(read(h))[0][-1].square().sum(),
+    )
+    torch.testing.assert_close(low.gradients, wanted)
+    wanted = gradient_norms(network.high, read(h), loss=lambda h: h[-1].square().sum())
+    torch.testing.assert_close(high.gradients, wanted)
+    assert all(module.training for module in network.modules())
+    assert all(torch.equal(before[k], v) for k, v in network.state_dict().items())
+    assert not any(module._forward_hooks for module in network.modules())
+    assert not any(module._forward_pre_hooks for module in network.modules())
+
+
+def test_first_steps_of_a_layer() -> None:
+    network, x = Tagger(made(GRU, LayerNorm())), normal(9, N, I)
+    (found,) = network_dynamics(network, x, last_state_of, steps=4).values()
+    (wanted,) = network_dynamics(network, x[:4], last_state_of).values()
+    assert found.growth.equal(wanted.growth)
+    assert found.gradients.equal(wanted.gradients)
+    assert len(found.gradients) == 4
+
+
+def test_networks_that_cannot_be_measured() -> None:
+    x = normal(T, N, I)
+
+    def refused(message: str, network: nn.Module, loss, batch: object = x) -> None:
+        with pytest.raises(ValueError, match=message):
+            network_dynamics(network, batch, loss)
+        assert not any(module._forward_pre_hooks for module in network.modules())
+
+    def first(network: nn.Module, batch: object) -> Tensor:
+        return network(batch)[0].sum()
+
+    def twice(network: nn.Module, batch: object) -> Tensor:
+        return network(batch)[0].sum() + network(batch)[0].sum()
+
+    refused("this Linear runs none", nn.Linear(I, H, dtype=F64), first)
+    refused("once in a pass, and GRU runs again", made(GRU, LayerNorm()), twice)
+    refused("layers of one direction", made(GRU, LayerNorm(), bidirectional=True), first)
+    refused(r"network_dynamics: RNN takes .* got \(5, 2\)", made(RNN, LayerNorm()), first, x[:, 0])
+    packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([5, 4, 2]))
+    refused(
+        "GRU 0 reads packed ones",
+        nn.Sequential(made(GRU, LayerNorm())),
+        lambda network, batch: network(batch)[0].data.sum(),
+        packed,
+    )
+
+
 def measured(group: str, name: str) -> Dynamics:
     growth = torch.log(torch.tensor([[[9.0, 1.0]], [[2.0, 0.5]], [[2.0, 0.5]]]).double())
     found = hidden_dynamics(made(RNN, Identity()), normal(3, 1, I), group=group, name=name)
@@ -378,3 +565,79 @@ def test_wrong_arguments() -> None:
         next(initial_dynamics(x, "MUT"))
     with pytest.raises(ValueError, match="start must be"):
         next(initial_dynamics(x, start="zeros"))
+
+
+@pytest.mark.parametrize(
+    "measure",
+    [perturbation_growth, lyapunov_exponents, site_gains, hidden_dynamics, gradient_norms],
+)
+def test_layers_and_inputs_that_are_none(measure) -> None:
+    x, name = normal(T, N, I), measure.__name__
+    if measure in (lyapunov_exponents, site_gains, hidden_dynamics):
+        name = f"({name}|perturbation_growth)"
+    with pytest.raises(TypeError, match=rf"{name} takes an LSTM, .*torch\.nn\.modules\.rnn\.GRU"):
+        measure(nn.GRU(I, H, dtype=F64), x)
+    layer = GRU(I, H, dtype=F64)
+    for wrong in (x[0], x[:0], x[:, :0]):
+        message = rf"{name} takes inputs \(T, N, I\).* got \({wrong.shape[0]}, "
+        with pytest.raises(ValueError, match=message):
+            measure(layer, wrong)
+
+
+def test_wrong_arguments_of_whole_measurements(tmp_path: Path) -> None:
+    for wrong in (normal(T, I), normal(0, N, I)):
+        with pytest.raises(ValueError, match=r"initial_dynamics takes inputs \(T, N, I\)"):
+            next(initial_dynamics(wrong))
+    for norms in ([LayerNorm()], ["LayerNorm"], [GRU]):
+        with pytest.raises(TypeError, match="norms must be classes of strategies"):
+            next(initial_dynamics(normal(T, N, I), norms=norms))
+    with pytest.raises(ValueError, match="dynamics_table needs a measurement at least, got none"):
+        dynamics_table([])
+    with pytest.raises(ValueError, match="draw_dynamics needs a measurement at least, got none"):
+        draw_dynamics([], tmp_path / "nothing.png")
+    assert not list(tmp_path.iterdir())
+
+
+# Devices
+
+
+def test_generators_of_other_devices_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeded = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
+    random = torch.get_rng_state()
+    first, *_ = initial_dynamics(normal(T, N, I), hidden_size=H, norms=[LayerNorm], seed=9)
+    assert seeded == []
+    assert torch.equal(torch.get_rng_state(), random)
+    # And the weights are those of the seed.
+    torch.manual_seed(9)
+    layer = LSTM(I, H, norm=LayerNorm(0.1), dtype=F64)
+    h = 0.1 * torch.randn(1, N, H, generator=torch.Generator().manual_seed(9), dtype=F64)
+    states = h, torch.zeros_like(h)
+    assert perturbation_growth(layer, normal(T, N, I), states, seed=9).equal(first.growth)
+
+
+def test_layers_lie_where_the_inputs_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything is drawn on the CPU, and the same, before it is moved."""
+    moved = []
+    monkeypatch.setattr(LSTM, "to", lambda layer, device: moved.append(device) or layer)
+    x = normal(T, N, I)
+    list(initial_dynamics(x, hidden_size=H, norms=[Identity]))
+    gradient_flow(x, "LSTM", H, norms=[Identity])
+    assert moved == [x.device, x.device]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("start", ["torch", "orthogonal"])
+def test_a_gpu_measures_the_same(start: str) -> None:
+    random = torch.cuda.get_rng_state()
+    options = {"hidden_size": 8, "norms": [LayerNorm, Identity], "start": start}
+    on_cpu = initial_dynamics(normal(20, N, I), **options)
+    on_gpu = initial_dynamics(normal(20, N, I).cuda(), **options)
+    for here, there in zip(on_cpu, on_gpu, strict=True):
+        assert there.growth.is_cuda
+        torch.testing.assert_close(there.growth.cpu(), here.growth, rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(there.gradients.cpu(), here.gradients, rtol=1e-6, atol=1e-12)
+    flows = [gradient_flow(x, "GRU", 8) for x in (normal(20, N, I), normal(20, N, I).cuda())]
+    for here, there in zip(*flows, strict=True):
+        torch.testing.assert_close(there.norms.cpu(), here.norms, rtol=1e-6, atol=1e-12)
+    assert torch.equal(torch.cuda.get_rng_state(), random)

@@ -620,13 +620,72 @@ def test_models_that_do_not_fit() -> None:
         (one_unit, "needs 2 units at least, got 1"),
         ({**one_unit, "norm": "bn", "family": "categorical"}, "needs 2 units at least, got 1"),
         ({"norm": "bn", "inputs": good.inputs[:1]}, "bn needs 2 cases at least, got 1"),
+        ({**one_unit, "weight": good.weight[:0]}, r"a unit and .* got a weight \(0, 2\)"),
+        (
+            {"weight": good.weight[:, :0], "inputs": good.inputs[:, :0]},
+            r"a unit and a feature at least, got a weight \(3, 0\)",
+        ),
         ({"dispersion": 2.0}, "dispersion must be 1 for bernoulli, got 2.0"),
-        ({"family": "gaussian", "dispersion": 0.0}, "dispersion must be positive, got 0.0"),
-        ({"eps": -1.0}, "eps must be 0 or more, got -1.0"),
+        ({"family": "gaussian", "dispersion": 0.0}, "dispersion must be positive, .* got 0.0"),
+        ({"eps": -1.0}, "eps must be 0 or more, .* got -1.0"),
         ({"norm": "wn", "eps": 0.1}, "eps must be 0 for norm='wn', got 0.1"),
+        ({"eps": float("nan")}, "eps must be 0 or more, and finite, got nan"),
+        ({"family": "gaussian", "dispersion": float("nan")}, "must be positive, .* got nan"),
+        ({"family": "gaussian", "dispersion": float("inf")}, "must be positive, .* got inf"),
     ):
         with pytest.raises(ValueError, match=message):
             changed(**changes)
+    with pytest.raises(TypeError, match=r"best float64; got inputs torch.float32, weight torch.fl"):
+        changed(inputs=good.inputs.float())
+    whole = {name: getattr(good, name).long() for name in ("inputs", "weight", "bias", "gain")}
+    with pytest.raises(TypeError, match=r"one floating-point precision.* got inputs torch.int64"):
+        changed(**whole)
+
+
+def test_a_sigma_of_0_is_refused() -> None:
+    """Else F would be NaN, in which nothing is a null direction."""
+    good = random_glm("bernoulli", "ln", units=3, features=2, cases=5)
+    weight, inputs = good.weight.clone(), good.inputs.clone()
+    weight[1] = 0
+    inputs[2] = 0
+    inputs[:, 1] = 0.1  # a column that does not vary, by itself, is nothing to worry about
+    dataclasses.replace(good, norm="bn", inputs=torch.cat([good.inputs[:, :1], inputs[:, 1:]], 1))
+    column = torch.tensor([[0.0, 1.0], [1.0, 0.3], [1.0, 1.0]], dtype=F64)
+    constant = dataclasses.replace(good, norm="wn", weight=column, inputs=inputs)
+    for model, changes, message in (
+        (
+            good,
+            {"norm": "wn", "weight": weight},
+            r"got weight vectors of 0, of unit\(s\) 1: .*inputs$",
+        ),
+        (
+            good,
+            {"norm": "bn", "weight": weight},
+            r"one sum for all cases, in unit\(s\) 1: .* an eps",
+        ),
+        (constant, {"norm": "bn"}, r"norm='bn' divides by sigma.* unit\(s\) 0: give other"),
+        (good, {"inputs": 0 * inputs}, r"one sum for all units, in case\(s\) 0, 1, 2, 3, 4: "),
+        (good, {"weight": good.weight[:1].expand(3, 2)}, r"case\(s\) 0, 1, 2, 3, 4: .* an eps"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            dataclasses.replace(model, **changes)
+    model = dataclasses.replace(constant, norm="bn", eps=1e-5)
+    assert bool(exact_fisher(model).isfinite().all())
+    for matrix, message in (
+        (torch.full((3, 3), float("nan")), "values that are not finite"),
+        (torch.ones(3), r"must be \(P, P\), got \(3,\)"),
+        (torch.ones(3, 2), r"must be \(P, P\), got \(3, 2\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            null_space_basis(matrix)
+
+
+def test_distances_of_many_steps_at_once() -> None:
+    model = random_glm("gaussian", "ln", units=3, features=2, cases=5)
+    steps = 0.1 * torch.eye(12, dtype=F64)
+    for distance in (kl_divergence, squared_distance):
+        found = torch.vmap(lambda step, of=distance: of(model, step))(steps)
+        torch.testing.assert_close(found, torch.stack([distance(model, step) for step in steps]))
 
 
 def test_arguments_that_do_not_fit() -> None:
@@ -637,10 +696,37 @@ def test_arguments_that_do_not_fit() -> None:
         gain_step(model, torch.zeros(12))
     with pytest.raises(ValueError, match="draws must be at least 1, got 0"):
         monte_carlo_fisher(model, 0)
-    with pytest.raises(ValueError, match=r"targets must be \(5, 3\) or \(5,\), got \(4, 3\)"):
+    with pytest.raises(ValueError, match=r"targets must be \(5, 3\) or \(5,\), got \(4,\)"):
         empirical_fisher(model, torch.zeros(4, dtype=torch.long))
+    bernoulli = dataclasses.replace(model, family="bernoulli")
     with pytest.raises(ValueError, match=r"targets must be \(5, 3\), got \(5,\)"):
-        empirical_fisher(dataclasses.replace(model, family="bernoulli"), torch.zeros(5))
+        empirical_fisher(bernoulli, torch.zeros(5))
+    with pytest.raises(ValueError, match=r"class numbers must be from 0 to 2.* from 0 to 3"):
+        empirical_fisher(model, torch.tensor([0, 1, 2, 3, 0]))
+    with pytest.raises(ValueError, match=r"class numbers must be from 0 to 2.* from -1 to 2"):
+        empirical_fisher(model, torch.tensor([0, 1, 2, -1, 0]))
+    for dtype in (torch.float64, torch.bool):
+        with pytest.raises(TypeError, match=f"class numbers must be integers, got {dtype}"):
+            empirical_fisher(model, torch.ones(5, dtype=dtype))
+    ones = torch.ones(5, dtype=torch.uint8)
+    assert torch.equal(empirical_fisher(model, ones), empirical_fisher(model, ones.long()))
+    for other in (model, bernoulli):
+        with pytest.raises(ValueError, match=r"must be 0 or 1, got values from -1 to 0.5"):
+            empirical_fisher(other, torch.tensor([-1.0, 0.5, 0]).expand(5, 3))
+    with pytest.raises(ValueError, match="one-hot, got rows of another sum than 1; class numbers"):
+        empirical_fisher(model, torch.ones(5, 3))
+    with pytest.raises(ValueError, match="targets must be finite"):
+        empirical_fisher(dataclasses.replace(model, family="gaussian"), torch.ones(5, 3) / 0)
+    with pytest.raises(TypeError, match=r"parameters must be torch.float64, got torch.float32"):
+        model.with_parameters(torch.zeros(12))
+    for distance in (kl_divergence, squared_distance):
+        for step in (torch.zeros(11), torch.zeros(()), torch.zeros(1), torch.zeros(2, 12)):
+            with pytest.raises(ValueError, match=r"a step of all parameters must be \(12,\), got"):
+                distance(model, step)
+        with pytest.raises(TypeError, match=r"all parameters must be torch.float64, got torch.fl"):
+            distance(model, torch.zeros(12))
+    with pytest.raises(TypeError, match=r"step of the gains must be torch.float64, got torch.fl"):
+        gain_step(model, torch.zeros(3))
 
 
 # All claims

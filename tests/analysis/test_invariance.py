@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import io
 import math
+import re
 from pathlib import Path
 from typing import ClassVar
 
@@ -19,6 +20,7 @@ from ln_zoo.analysis import (
     draw_eps_effect,
     eps_deviation,
     eps_effect,
+    invariance,
     invariance_table,
     measure_invariance,
     random_inputs,
@@ -35,6 +37,7 @@ from ln_zoo.norms import (
     WeightNorm,
     population_statistics,
 )
+from ln_zoo.testing import invariance_deviations
 
 F64 = torch.float64
 FACTORS = (0.25, 3.0)
@@ -326,6 +329,117 @@ def test_a_strategy_with_statistics_of_its_own() -> None:
     assert found == pytest.approx(float(2 * z.abs().max() / (z - z.mean(0)).abs().max()))
 
 
+@dataclasses.dataclass(frozen=True)
+class AverageScale(BatchScale):
+    """The same, kept as a running average."""
+
+    share: float = 0.1
+
+    def sums(self, site, a: Tensor, step: int | None = None) -> Tensor:
+        if not site.training:
+            return a / site.scale
+        scale = a.square().mean(0).sqrt()
+        site.scale.lerp_(scale.detach(), self.share)
+        return a / scale
+
+
+def test_running_averages_are_frozen_at_those_of_the_inputs() -> None:
+    """As if they had been taken in one pass; one pass alone leaves nine tenths of the start."""
+    x = random_inputs()
+    one, averaged = (made(norm) for norm in (BatchScale(), AverageScale()))
+    wanted, found = (measure_invariance(each, x, frozen=True) for each in (one, averaged))
+    assert found == pytest.approx(wanted, rel=1e-9)
+    assert torch.equal(averaged.site.scale, torch.ones_like(averaged.site.scale))
+
+
+@pytest.mark.parametrize("momentum", [0.1, 1e-4, 0.0, None])
+def test_torchs_batch_norm_is_frozen_at_the_statistics_of_the_inputs(momentum) -> None:
+    torch.manual_seed(0)
+    linear, norm = nn.Linear(8, 6, dtype=F64), nn.BatchNorm1d(6, 1e-30, momentum, dtype=F64)
+    layer, x = nn.Sequential(linear, norm), random_inputs()
+    with torch.no_grad():  # units of several sizes, so that one start does not suit all
+        linear.weight *= torch.tensor([0.01, 0.1, 1.0, 3.0, 10.0, 100.0], dtype=F64)[:, None]
+    for _ in range(3):  # what was there before counts for nothing
+        layer(5 * x.exp())
+    found = measure_invariance(layer, x, (3.0,), weight="0.weight", frozen=True)
+    a = (x @ linear.weight.T + linear.bias).detach()
+    fixed = nn.Linear(6, 6, dtype=F64)  # variances over N - 1, as torch keeps them
+    with torch.no_grad():
+        fixed.weight.copy_((1 / a.std(0)).diag())
+        fixed.bias.copy_(-a.mean(0) / a.std(0))
+    wanted = measure_invariance(nn.Sequential(linear, fixed), x, (3.0,), weight="0.weight")
+    assert found == pytest.approx(wanted, rel=1e-9)
+
+
+def test_running_averages_that_begin_with_what_cannot_be_divided_by() -> None:
+    layer, x = made(AverageScale()), random_inputs()
+    wanted = measure_invariance(layer, x, frozen=True)
+    layer.site.scale.zero_()
+    assert measure_invariance(layer, x, frozen=True) == pytest.approx(wanted, rel=1e-9)
+
+
+def test_statistics_that_are_not_those_of_the_inputs() -> None:
+    x = random_inputs()
+    with pytest.raises(ValueError, match="this Linear keeps do not become those of the inputs"):
+        measure_invariance(made(AverageScale(share=0.0)), 3 * x, frozen=True)
+
+
+def test_statistics_that_take_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(invariance, "_PASSES", 30)
+    with pytest.raises(ValueError, match="after 30 passes of these inputs the running averages of"):
+        measure_invariance(made(AverageScale()), random_inputs(), frozen=True)
+
+
+def test_dropout_stays_in_its_mode() -> None:
+    """Off, it has no part in frozen statistics; on, it drops the same in every run."""
+    torch.manual_seed(0)
+    linear, norm = nn.Linear(8, 6, dtype=F64), nn.BatchNorm1d(6, dtype=F64)
+    plain, x = nn.Sequential(linear, norm), random_inputs()
+    layer = nn.Sequential(linear, norm, nn.Dropout(0.5)).eval()
+    first = nn.Sequential(nn.Dropout(0.5), linear, norm).eval()
+    for frozen in (False, True):
+        wanted = measure_invariance(plain.eval(), x, weight="0.weight", frozen=frozen)
+        for module, name in ((layer, "0.weight"), (first, "1.weight")):
+            found = measure_invariance(module, x, weight=name, frozen=frozen)
+            assert found == pytest.approx(wanted, rel=1e-12)
+    layer.train()
+    random = torch.get_rng_state()
+    found = measure_invariance(layer, x, weight="0.weight")
+    assert torch.equal(torch.get_rng_state(), random)
+    names = ["weight_matrix_rescaling", "weight_vector_rescaling", "dataset_rescaling"]
+    # Of nothing but eps, beside which dropping at random would be 1.
+    assert max(found[name] for name in (*names, "dataset_recentering")) < 1e-2
+    frozen = measure_invariance(layer, x, weight="0.weight", frozen=True)
+    assert frozen == measure_invariance(layer, x, weight="0.weight", frozen=True)
+    assert frozen["dataset_rescaling"] > 0.1
+
+
+def test_frozen_rows_of_all_strategies() -> None:
+    table = invariance_table([LayerNorm(), BatchNorm()], always_frozen=True)
+    assert [row.frozen for row in table.rows] == [False, True, False, True]
+    words = [[cell.verdict for cell in row.cells.values()] for row in table.rows[:2]]
+    assert words[0] == words[1]
+
+
+def test_no_generator_but_the_cpus_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.manual_seed would seed those of all devices, which only a fork would put back."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("all devices seeded")
+
+    monkeypatch.setattr(torch, "manual_seed", refuse)
+    monkeypatch.setattr(torch.random, "manual_seed", refuse)
+    random = torch.get_rng_state()
+    invariance_table([LayerNorm(), BatchNorm(), AverageScale()], eps=None)
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_layers_are_on_the_device_of_the_inputs() -> None:
+    inputs = torch.empty(4, 8, device="meta")
+    layer = invariance._layer(LayerNorm(), inputs, 6, 0, 1.0, None)
+    assert {parameter.device.type for parameter in layer.parameters()} == {"meta"}
+
+
 @pytest.mark.parametrize("norm", TABLE_1, ids=repr)
 @pytest.mark.parametrize("frozen", [False, True])
 def test_nothing_of_the_layer_is_changed(norm: Norm, frozen: bool) -> None:
@@ -450,6 +564,39 @@ def test_a_strategy_that_the_formula_is_not_meant_for() -> None:
     assert invariance_table([EpsUnused()], eps=None).rows[0].cells["case_rescaling"].verdict == "no"
 
 
+@dataclasses.dataclass(frozen=True)
+class Bounded(Norm):
+    """RMS norm that takes no great eps."""
+
+    eps: float = 1e-5
+    invariances: ClassVar[frozenset[str] | None] = RMSNorm.invariances
+
+    def __post_init__(self) -> None:
+        if self.eps > 1e-2:
+            raise ValueError("eps must be 1e-2 at most")
+
+    def sums(self, site, a: Tensor, step: int | None = None) -> Tensor:
+        return a / (site.mean(a.square()) + self.eps).sqrt()
+
+
+def test_a_strategy_whose_eps_has_bounds() -> None:
+    """The formula is checked at an eps of the size of the variances, which this one refuses."""
+    exact, shipped = (invariance_table([Bounded()], eps) for eps in (0.0, None))
+    assert exact.agrees
+    assert shipped.agrees
+    assert exact.rows[0].cells["case_rescaling"].predicted == 0
+    assert shipped.rows[0].cells["case_rescaling"].predicted is None
+    assert invariance_deviations(Bounded())["case_rescaling"] < 1e-12
+    with pytest.raises(ValueError, match=r"Bounded\(.* cannot be measured at eps=.* 1e-2 at most"):
+        eps_effect(Bounded())
+
+
+def test_at_eps_0_there_is_nothing_to_predict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(invariance, "_variances", None)
+    cells = invariance_table([LayerNorm(), WeightNorm()]).rows[0].cells
+    assert cells["case_rescaling"].predicted == 0
+
+
 @pytest.mark.parametrize(
     ("norm", "eps"), [(WeightNorm(), None), (Identity(), 1e-3), (LayerNorm(), 0.0)], ids=repr
 )
@@ -513,6 +660,8 @@ def test_labels_tell_strategies_apart() -> None:
 class Plain(Norm):
     """No dataclass, and so nothing that could be replaced."""
 
+    eps = 1e-5
+
     def sums(self, site, a: Tensor, step: int | None = None) -> Tensor:
         return a - site.mean(a)
 
@@ -522,6 +671,8 @@ def test_a_strategy_that_is_no_dataclass() -> None:
     assert row.label == "Plain"
     yes = [name for name, cell in row.cells.items() if cell.verdict == "yes"]
     assert yes == ["weight_matrix_recentering"]
+    with pytest.raises(ValueError, match="has no eps above 0, in a dataclass field of that name"):
+        eps_effect(Plain(), 1e-3)
 
 
 def test_between_yes_and_no() -> None:
@@ -563,8 +714,41 @@ def test_errors() -> None:
     for factors in ((), (1.0,), (-1.0,), (2.0, 0.0), (math.inf,), (math.nan,)):
         with pytest.raises(ValueError, match="factors must be positive and not 1"):
             invariance_table(factors=factors)
-    with pytest.raises(ValueError, match=r"inputs must be \(N, I\), got \(16,\)"):
-        measure_invariance(made(LayerNorm()), x[:, 0])
+    for shape in ((16,), (0, 8), (1, 8), (4, 0)):
+        for call in (invariance_table, eps_effect):
+            options = {"norm": LayerNorm()} if call is eps_effect else {}
+            with pytest.raises(ValueError, match=r"inputs must be \(N, I\), 2 cases at least"):
+                call(inputs=torch.ones(shape, dtype=F64), **options)
+        with pytest.raises(ValueError, match=r"inputs must be \(N, I\), .*, got \("):
+            measure_invariance(made(LayerNorm()), torch.ones(shape, dtype=F64))
+    with pytest.raises(ValueError, match="inputs must be finite"):
+        measure_invariance(made(LayerNorm()), x / 0)
+    with pytest.raises(TypeError, match=r"inputs must be a tensor \(N, I\), got list"):
+        measure_invariance(made(LayerNorm()), x.tolist())
+    for frozen in (False, True):
+        with pytest.raises(ValueError, match=r"this Linear does not take inputs \(16, 7\)"):
+            measure_invariance(made(LayerNorm()), x[:, :7], frozen=frozen)
+    with pytest.raises(TypeError, match=r"as precise as weight, torch.float64, got torch.float32"):
+        measure_invariance(made(LayerNorm()), x.float())
+    for features in (0, -1):
+        with pytest.raises(ValueError, match=f"features must be at least 1, got {features}"):
+            invariance_table(features=features)
+        with pytest.raises(ValueError, match=f"features must be at least 1, got {features}"):
+            eps_effect(LayerNorm(), features=features)
+    for norms in (LayerNorm(), LayerNorm):
+        with pytest.raises(TypeError, match=r"several strategies, such as \[LayerNorm\(\)\]; got"):
+            invariance_table(norms)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"strategies such as LayerNorm\(\).* got 'LayerNorm'"):
+        eps_effect("LayerNorm")  # type: ignore[arg-type]
+    for ratios in ([], [0.0], [-1.0], [1.0, math.nan], [math.inf]):
+        with pytest.raises(ValueError, match="ratios must be positive and finite, one at least"):
+            eps_effect(LayerNorm(), ratios=ratios)
+    for eps in (-1.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match="eps must be 0 or more, and finite"):
+            invariance_table([Claims()], eps=eps)
+    for scale in (0.0, -1.0, math.nan):
+        with pytest.raises(ValueError, match="weight_scale must be positive and finite"):
+            invariance_table(weight_scale=scale)
     with pytest.raises(
         ValueError, match=r"weight must name a parameter .* weight, bias, site.gain"
     ):
@@ -641,6 +825,15 @@ def test_latex() -> None:
     assert r"\cdot 10^{-" in rows[3]
     assert r"\approx" in rows[3]
     assert "e-" not in rows[3]
+
+
+def test_latex_of_numbers_of_any_size() -> None:
+    """Factors that are powers of 2 leave nothing but 0; a great one moves the output far."""
+    for factors, wanted in (((0.5, 2.0), "yes (yes) $0$"), ((1e3,), r"$1 \cdot 10^{3}$")):
+        lines = invariance_table(factors=factors).latex()
+        assert wanted in lines
+        assert not re.search(r"\de[+-]?\d", lines)
+    assert "yes (yes) 0 |" in invariance_table(factors=(0.5, 2.0)).markdown()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,9 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ln_zoo.analysis import layer_blocks, network_fisher
+from ln_zoo.analysis import (
+    empirical_fisher,
+    layer_blocks,
+    network_empirical_fisher,
+    network_fisher,
+    random_glm,
+)
 from ln_zoo.layers import GRU, Conv2d, Linear
-from ln_zoo.models import ConvClassifier, MLPClassifier, SequenceClassifier
+from ln_zoo.models import ConvClassifier, Handwriting, MLPClassifier, SequenceClassifier
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm
 
 F64 = torch.float64
@@ -107,7 +113,7 @@ def test_other_families(family: str, phi: float) -> None:
 
 def test_dispersion_divides() -> None:
     model, x = classifier("mlp", LayerNorm())
-    one, three = (network_fisher(model, x, family="bernoulli", dispersion=d) for d in (1.0, 3.0))
+    one, three = (network_fisher(model, x, family="gaussian", dispersion=d) for d in (1.0, 3.0))
     for name in one:
         torch.testing.assert_close(one[name].matrix, 3 * three[name].matrix)
 
@@ -167,6 +173,134 @@ def test_natural_parameters_of_another_kind() -> None:
         s = natural((x, y))
         wanted = sum(by_definition(row, "gaussian", 1, chosen) for row in s) / N
         torch.testing.assert_close(block.matrix, wanted, rtol=1e-10, atol=1e-15)
+
+
+class PerStep(nn.Module):
+    """Outputs at every step of a sequence (N, T, I)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.gru = GRU(2, 3, norm=LayerNorm(), dtype=F64, batch_first=True)
+        self.head = Linear(3, 2, dtype=F64)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.gru(inputs)[0])
+
+
+@pytest.mark.parametrize("family", ["categorical", "bernoulli", "gaussian"])
+def test_outputs_at_every_step(family: str) -> None:
+    """Independent given the inputs: their matrices add up."""
+    model, x = PerStep(), normal(N, 4, 2)
+    parameters = dict(model.named_parameters())
+    blocks = network_fisher(model, x, family=family)
+    sparse = network_fisher(model, x, family=family, max_size=0, outputs_at_once=1)
+    for name, block in blocks.items():
+        chosen = [parameters[each] for each in block.parameters]
+        rows = model(x).flatten(0, 1)
+        wanted = sum(by_definition(s, family, 1, chosen) for s in rows) / N
+        torch.testing.assert_close(block.matrix, wanted, rtol=1e-9, atol=1e-14)
+        torch.testing.assert_close(sparse[name].diagonal, wanted.diag(), rtol=1e-9, atol=1e-14)
+        largest = float(torch.linalg.eigvalsh(wanted)[-1])
+        assert sparse[name].largest == pytest.approx(largest, rel=1e-7)
+
+
+def test_steps_times_0_have_no_part() -> None:
+    model, x = PerStep(), normal(N, 4, 2)
+    kept = (torch.arange(4) < 3).double().view(1, 4, 1)
+    masked = network_fisher(model, x, lambda batch: model(batch) * kept)
+    shorter = network_fisher(model, x[:, :3])
+    for name, block in shorter.items():
+        torch.testing.assert_close(masked[name].matrix, block.matrix)
+
+
+# Over given outputs
+
+
+def test_mean_over_given_outputs() -> None:
+    model, x = classifier("mlp", LayerNorm())
+    y = torch.tensor([2, 0, 1])
+
+    def log_likelihood(batch: tuple[Tensor, Tensor]) -> Tensor:
+        return -nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+    blocks = network_empirical_fisher(model, (x, y), log_likelihood)
+    sparse = network_empirical_fisher(model, (x, y), log_likelihood, max_size=0)
+    parameters = dict(model.named_parameters())
+    for name, block in blocks.items():
+        chosen = [parameters[each] for each in block.parameters]
+        scores = [score(value, chosen) for value in log_likelihood((x, y))]
+        wanted = sum(torch.outer(g, g) for g in scores) / N
+        torch.testing.assert_close(block.matrix, wanted, rtol=1e-10, atol=1e-15)
+        largest = float(torch.linalg.eigvalsh(wanted)[-1])
+        assert sparse[name].largest == pytest.approx(largest, rel=1e-7)
+
+
+def test_over_given_outputs_a_layer_is_the_glm_of_its_name() -> None:
+    glm = random_glm("categorical", "none", units=3, features=2, cases=6)
+    layer = Linear(2, 3, dtype=F64)
+    with torch.no_grad():
+        layer.weight.copy_(glm.weight)
+        layer.bias.copy_(glm.bias)
+    classes = torch.tensor([0, 1, 2, 2, 1, 0])
+    block = network_empirical_fisher(
+        layer,
+        (glm.inputs, classes),
+        lambda b: -nn.functional.cross_entropy(layer(b[0]), b[1], reduction="none"),
+    )[""]
+    # From [w, b] of each unit in turn to all w, then all b.
+    order = [3 * unit + k for unit in range(3) for k in range(2)] + [2, 5, 8]
+    wanted = empirical_fisher(glm, classes)[order][:, order]
+    torch.testing.assert_close(block.matrix, wanted, rtol=1e-12, atol=1e-15)
+
+
+def test_over_outputs_of_the_model_it_tends_to_the_fisher_information() -> None:
+    model, x = classifier("mlp", LayerNorm())
+    many = x.repeat_interleave(400, 0)
+    generator = torch.Generator().manual_seed(0)
+    y = model(x).softmax(1).multinomial(400, replacement=True, generator=generator).flatten()
+    names = {"readout": ["network.3.weight"]}
+
+    def log_likelihood(batch: tuple[Tensor, Tensor]) -> Tensor:
+        return -nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+    found = network_empirical_fisher(model, (many, y), log_likelihood, blocks=names)["readout"]
+    exact = network_fisher(model, x, blocks=names)["readout"]
+    assert float((found.matrix - exact.matrix).norm() / exact.matrix.norm()) < 0.1
+
+
+def test_mixtures_of_handwriting() -> None:
+    """Lines of several lengths; what is summed over points is one log-likelihood for each."""
+    torch.manual_seed(0)
+    model = Handwriting(hidden_features=3, window_components=2, mixture_components=2).double()
+    texts = model.encode(["ab", "a"])
+    offsets, lengths = normal(2, 6, 3), torch.tensor([5, 3])
+    offsets[..., 2] = (offsets[..., 2] > 0).double()
+
+    def log_likelihood(batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        points, text, length = batch
+        points = points.transpose(0, 1)
+        mixture = model.mixture(model(points[:-1], text)[0])
+        mask = torch.arange(len(points) - 1).unsqueeze(1) < length
+        return -torch.where(mask, mixture.nll(points[1:]), 0.0).sum(0)
+
+    batch = offsets, texts, lengths
+    names = {"output": ["output.weight"], "window": [name_of_the_first(model)]}
+    blocks = network_empirical_fisher(model, batch, log_likelihood, blocks=names)
+    parameters = dict(model.named_parameters())
+    for block in blocks.values():
+        chosen = [parameters[each] for each in block.parameters]
+        scores = [score(value, chosen) for value in log_likelihood(batch)]
+        wanted = sum(torch.outer(g, g) for g in scores) / 2
+        scale = float(wanted.abs().max())
+        assert scale > 0
+        torch.testing.assert_close(block.matrix, wanted, rtol=1e-8, atol=1e-11 * scale)
+    with pytest.raises(TypeError, match=r"this Handwriting gave a tuple: .* network_empirical_fis"):
+        network_fisher(model, offsets, lambda batch: model(batch.transpose(0, 1), texts[:1]))
+
+
+def name_of_the_first(model: nn.Module) -> str:
+    return next(name for name, _ in model.named_parameters() if name.startswith("window."))
 
 
 def test_blocks_of_ones_own() -> None:
@@ -254,23 +388,75 @@ def test_directions_that_normalised_layers_do_not_feel() -> None:
 def test_wrong_arguments() -> None:
     model, x = classifier("mlp", LayerNorm())
     for options, message in (
-        ({"family": "poisson"}, "family must be one of categorical, bernoulli, gaussian"),
-        ({"dispersion": 0.0, "family": "gaussian"}, "dispersion must be positive, got 0.0"),
-        ({"dispersion": 2.0}, "a categorical output has dispersion 1, got 2.0"),
+        ({"family": "poisson"}, "family must be one of gaussian, bernoulli, categorical"),
+        ({"dispersion": 0.0, "family": "gaussian"}, "dispersion must be positive, .* got 0.0"),
+        ({"dispersion": 2.0}, "dispersion must be 1 for categorical, got 2.0"),
+        ({"dispersion": 2.0, "family": "bernoulli"}, "dispersion must be 1 for bernoulli, got 2.0"),
         ({"max_size": -1}, "max_size must be at least 0, got -1"),
         ({"outputs_at_once": 0}, "outputs_at_once must be at least 1, got 0"),
         ({"statistics": "mean"}, "statistics must be 'batch' or 'kept'"),
         ({"blocks": {"a": ["network.9.bias"]}}, "no parameters network.9.bias in this MLPClass"),
+        ({"blocks": {}}, "blocks must have a block at least, got none"),
+        ({"blocks": {"a": []}}, r"a block must have a parameter at least.* got \[\] for 'a'"),
+        ({"blocks": {"a": ["network.1.bias"] * 2}}, "each of them once, got .* for 'a'"),
     ):
         with pytest.raises(ValueError, match=message):
             network_fisher(model, x, **options)
-    with pytest.raises(ValueError, match=r"natural parameters must be \(1, K\).* got \(3,\)"):
+    with pytest.raises(TypeError, match=r"\['network.1.weight'\], got 'network.1.bias' for 'a'"):
+        network_fisher(model, x, blocks={"a": "network.1.bias"})
+    with pytest.raises(ValueError, match=r"must be \(1, \*, K\).* got \(3,\) of this MLPClass"):
         network_fisher(model, x, lambda batch: model(batch)[0])
+    for wrong, given in ((list, "a list"), (Tensor.tolist, "a list"), (Tensor.long, "torch.int64")):
+        with pytest.raises(TypeError, match=f"this MLPClassifier gave {given}: give a function"):
+            network_fisher(model, x, lambda batch, of=wrong: of(model(batch)))
+    for wrong, given in (
+        (Tensor.sum, r"\(\)"),
+        (Tensor.tolist, "list"),
+        (lambda s: s, r"\(1, 3\)"),
+    ):
+        with pytest.raises(ValueError, match=rf"log-likelihoods must be .* got {given}"):
+            network_empirical_fisher(model, x, lambda batch, of=wrong: of(model(batch)))
     with pytest.raises(ValueError, match="as many in each and one at least"):
         network_fisher(model, (x, x[:2]))
     other = copy.deepcopy(model)
-    with pytest.raises(ValueError, match="do not depend on these parameters"):
-        network_fisher(model, x, other)
+    for natural in (
+        other,
+        lambda batch: other(batch).detach(),
+        torch.no_grad()(lambda batch: model(batch)),
+    ):
+        with pytest.raises(ValueError, match="do not depend on these parameters"):
+            network_fisher(model, x, natural)
+
+
+def test_a_matrix_of_zeros_is_one() -> None:
+    """A softmax that is sure of its class has no curvature left, to the last digit."""
+    model, x = classifier("mlp", LayerNorm())
+    with torch.no_grad():
+        model.network[3].bias[0] += 1e5
+    blocks = network_fisher(model, x)
+    assert all(not block.matrix.any() for block in blocks.values())
+    assert all(block.largest == 0 for block in network_fisher(model, x, max_size=0).values())
+
+
+def test_a_network_without_trained_parameters() -> None:
+    model, x = classifier("mlp", LayerNorm())
+    names = [name for name, _ in model.named_parameters()]
+    wanted = network_fisher(model, x, blocks={"all": names})["all"].matrix
+    model.requires_grad_(False)
+    with pytest.raises(ValueError, match="no parameter of this MLPClassifier wants gradients: set"):
+        network_fisher(model, x)
+    torch.testing.assert_close(
+        network_fisher(model, x, blocks={"all": names})["all"].matrix, wanted
+    )
+
+
+def test_draws_leave_generators_of_other_devices_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("all devices seeded")
+
+    model, x = classifier("rnn", BatchNorm(max_steps=4))
+    monkeypatch.setattr(torch, "manual_seed", refuse)
+    network_fisher(model, x, statistics="batch")
 
 
 def test_the_network_is_left_as_it_was() -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ln_zoo.callbacks import CurvesPlot, WeightGeometry
 from ln_zoo.callbacks.weight_geometry import (
+    QUANTITIES,
     draw_weight_geometry,
     geometry_table,
     lengths,
@@ -218,6 +219,44 @@ def test_picture_beside_the_logs(tmp_path: Path) -> None:
 
     height, width, _ = imread(curves.written).shape
     assert width < 3 * height
+
+
+class Raises(Callback):
+    """Fails after some updates."""
+
+    def on_train_batch_end(self, trainer, pl_module, *_) -> None:
+        if trainer.global_step == 5:
+            raise KeyError("no more")
+
+
+def test_drawn_where_training_ends_by_an_error(tmp_path: Path) -> None:
+    watch = WeightGeometry(every_n_steps=2)
+    with pytest.raises(KeyError, match="no more"):
+        fitted(tmp_path, MLPClassifier(64, [8]), watch, Raises())
+    folder = tmp_path / "run/0"
+    assert watch.written == folder / "weight_geometry.png"
+    assert watch.written.read_bytes().startswith(PNG)
+    assert read_geometry(folder / "metrics.csv")["network.1.weight"]["norm"]["q50"][0] == [2, 4]
+
+
+class Decay(MLPClassifier):
+    """Logs something of its own below the name of weights."""
+
+    def training_step(self, batch, batch_idx):
+        names = ["decay", "norm_mean", "network.1.weight/share_q50", "a/norm_q99", "b/norm_mean"]
+        for name in names:
+            self.log(f"weights/{name}", 0.5)
+        return super().training_step(batch, batch_idx)
+
+
+def test_metrics_of_others_below_the_same_prefix(tmp_path: Path) -> None:
+    watch = WeightGeometry(every_n_steps=2)
+    folder = fitted(tmp_path, Decay(64, [8]), watch)
+    assert "weights/decay" in (folder / "metrics.csv").read_text()
+    assert watch.written is not None
+    found = read_geometry(folder / "metrics.csv")
+    assert list(found) == ["network.1.weight", "network.3.weight"]
+    assert all(set(quantities) == set(QUANTITIES) for quantities in found.values())
 
 
 def test_without_a_file_of_metrics_there_is_no_picture(tmp_path: Path) -> None:

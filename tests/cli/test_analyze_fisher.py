@@ -55,7 +55,7 @@ def test_forms_of_the_table(
     [
         (["--units", "2"], "units must be at least 3, got 2"),
         (["--cases", "5"], "cases must be at least 14, got 5"),
-        ([*SMALL, "--out", "fisher.nothing"], "Format 'nothing' is not supported"),
+        ([*SMALL, "--out", "fisher.nothing"], "--out fisher.nothing is no name of a picture"),
     ],
 )
 def test_wrong_values_are_one_line(
