@@ -219,6 +219,21 @@ class ClaimsTooLittle(Good):
 
 
 @dataclass(frozen=True)
+class ForgetsCasesInEvaluation(Good):
+    """Mixes no cases, and is invariant to the scale of one in training only."""
+
+    def init_sums(self, site):
+        super().init_sums(site)
+        site.add_buffer("scale", (), 1.0)
+
+    def sums(self, site, a, step=None):
+        if not site.training:
+            return site.affine(a / site.scale)
+        site.scale.copy_(a.detach().square().mean().sqrt())
+        return super().sums(site, a)
+
+
+@dataclass(frozen=True)
 class MisspeltInvariance(Good):
     invariances: ClassVar[frozenset[str] | None] = Good.invariances | {"case_scaling"}
 
@@ -362,6 +377,12 @@ REFUSED = [
         ClaimsTooLittle(),
         ("case_rescaling",),
         "add 'case_rescaling' to invariances",
+    ),
+    (
+        "invariance_as_declared",
+        ForgetsCasesInEvaluation(),
+        ("case_rescaling",),
+        "declares case_rescaling, but it moves",
     ),
     ("describe_agrees_with_sums", DescribesOtherEps(), ("training",), "at 'input'.* differs from"),
     ("describe_agrees_with_sums", DescribesOneGroup(), ("training",), "at 'recurrent'.* differs"),

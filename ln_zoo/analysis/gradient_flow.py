@@ -18,15 +18,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ln_zoo.analysis.stepping import (
+    Statistics,
+    check_sequences,
+    initial_states,
+    measuring,
+    run_steps,
+)
 from ln_zoo.layers import GRU, LSTM, RNN, orthogonal_init
-from ln_zoo.layers.cells import as_states, sites_by_role
-from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, batch_statistics
-from ln_zoo.ops import CELLS, States, scan
+from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm
+from ln_zoo.ops import CELLS, States
 
 #: From outputs (T, N, H) to a scalar.
 Loss = Callable[[Tensor], Tensor]
 
-_LAYERS: dict[str, type[LSTM] | type[GRU] | type[RNN]] = {"LSTM": LSTM, "GRU": GRU, "RNN": RNN}
+#: Recurrent layers by what they are called here.
+LAYERS: dict[str, type[LSTM] | type[GRU] | type[RNN]] = {"LSTM": LSTM, "GRU": GRU, "RNN": RNN}
 _NODES = 256
 _CLASSES = 10
 
@@ -50,15 +57,15 @@ def gradient_norms(
     inputs: Tensor,
     states: Tensor | States | None = None,
     loss: Loss | None = None,
+    statistics: Statistics = "batch",
 ) -> Tensor:
     """Norms of the gradients of a loss by each of the states h_1, ..., h_T of a recurrent layer.
 
     The gradient by h_t is the whole one: through the output of step t and through h_t as it is
     carried into the next step. The norm is Euclidean over all N H (or N P) numbers of the gradient.
 
-    Strategies that mix cases use the statistics of the batch, as in training, whatever the mode of
-    the layer; nothing of the layer is changed, neither running averages nor gradients of
-    parameters.
+    Strategies that mix cases use the ``statistics`` asked for, whatever the mode of the layer;
+    nothing of the layer is changed, neither running averages nor gradients of parameters.
 
     Args:
         layer: a recurrent layer of one layer and one direction, with any strategy. Everything is
@@ -68,12 +75,16 @@ def gradient_norms(
         loss: a function of the outputs (T, N, H) that gives a scalar. Default: the mean over the
             batch of the cross-entropy of a softmax over 10 classes on the last state, with fixed
             random weights of variance 1 / H and fixed random labels.
+        statistics: of strategies that mix cases: ``"batch"``, those of this batch, as in training,
+            or ``"kept"``, the running ones, as in evaluation.
 
     Returns:
         The norms, (T,), float64; that of h_t stands at t - 1.
 
     Raises:
-        ValueError: for several layers or two directions.
+        TypeError: for a layer that is none of ours.
+        ValueError: for several layers or two directions, inputs that are not (T, N, I), or other
+            statistics.
         RuntimeError: if sizes do not fit.
 
     Example:
@@ -82,40 +93,19 @@ def gradient_norms(
         >>> gradient_norms(layer, torch.randn(7, 4, 3, dtype=torch.float64)).shape
         torch.Size([7])
     """
-    name = type(layer).__name__
-    if layer.num_layers != 1 or layer.bidirectional:
-        directions = 2 if layer.bidirectional else 1
-        raise ValueError(
-            f"gradient_norms takes one layer and one direction, this {name} has num_layers="
-            f"{layer.num_layers} and {directions} direction(s)"
-        )
-    layer.check_input(inputs, None)
-    cell = CELLS[layer.mode]
-    given = as_states(name, cell, states)
-    if given is None:
-        given = tuple(inputs.new_zeros(size) for size in layer._state_sizes(inputs, None))
-    else:
-        layer._check_states(inputs, None, given)
+    given = initial_states("gradient_norms", layer, inputs, states)
     loss = _last_state_loss if loss is None else loss
-    sites = sites_by_role(layer.sites["l0"])
     carried: list[Tensor] = []
 
     def step(*arguments: Any) -> States:
-        after = cell.step(*arguments)
+        after = CELLS[layer.mode].step(*arguments)
         carried.append(after[0])
         return after
 
-    with torch.enable_grad(), batch_statistics(layer):
-        output, _ = scan(
-            dataclasses.replace(cell, step=step),
-            inputs.detach(),
-            None,
-            # So that there is a graph even where no parameter wants a gradient.
-            tuple(state[0].detach().requires_grad_() for state in given),
-            layer._effective_weights("l0", sites),
-            sites,
-            sites["input"].norm.reads_step,
-        )
+    with torch.enable_grad(), measuring(layer, statistics):
+        # So that there is a graph even where no parameter wants a gradient.
+        start = tuple(state[0].detach().requires_grad_() for state in given)
+        output = run_steps(layer, inputs.detach(), start, step)
         gradients = torch.autograd.grad(loss(output), carried, materialize_grads=True)
     return torch.stack([_norm(gradient.double()) for gradient in gradients])
 
@@ -188,34 +178,49 @@ def gradient_flow(
         seed: of weights and initial states.
 
     Raises:
-        ValueError: for an unknown cell or start.
+        TypeError: for norms that are no classes of strategies.
+        ValueError: for an unknown cell or start, or inputs that are not (T, N, I).
 
     Example:
         >>> flows = gradient_flow(random_sequences(50, 8), hidden_size=10, gains=(0.1, 1.0))
         >>> [flow.label for flow in flows]
         ['BatchNorm 0.1', 'BatchNorm 1', 'LayerNorm 0.1', 'LayerNorm 1', 'Identity']
     """
-    if cell not in _LAYERS:
-        raise ValueError(f"cell must be one of {sorted(_LAYERS)}, got {cell!r}")
+    if cell not in LAYERS:
+        raise ValueError(f"cell must be one of {sorted(LAYERS)}, got {cell!r}")
+    check_sequences("gradient_flow", inputs)
     steps, cases, features = inputs.shape
     flows = []
     for cls in norms:
-        for gain, norm in _strategies(cls, gains, steps):
+        for gain, norm in strategies(cls, gains, steps):
             generator = torch.Generator().manual_seed(seed)
             with torch.random.fork_rng(devices=[]):  # making a layer draws weights of its own
-                layer = _LAYERS[cell](features, hidden_size, norm=norm, dtype=inputs.dtype)
+                layer = LAYERS[cell](features, hidden_size, norm=norm, dtype=inputs.dtype)
             orthogonal_init(layer, candidate, generator=generator)
+            layer = layer.to(inputs.device)  # drawn on the CPU: the same on every device
             zeros = inputs.new_zeros(1, cases, hidden_size)
-            h = zeros + noise * torch.randn(zeros.shape, generator=generator, dtype=zeros.dtype)
+            drawn = torch.randn(zeros.shape, generator=generator, dtype=zeros.dtype)
+            h = zeros + noise * drawn.to(zeros)
             states = (h, zeros) if cell == "LSTM" else h
             flows.append(GradientFlow(cls.__name__, gain, gradient_norms(layer, inputs, states)))
     return flows
 
 
-def _strategies(
+def strategies(
     cls: type[Norm], gains: Sequence[float], steps: int
 ) -> Iterator[tuple[float | None, Norm]]:
-    fields = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    """The strategies of a class for T steps: one for each gain, or a single one without.
+
+    Raises:
+        TypeError: for anything but a class of strategies.
+    """
+    if not (isinstance(cls, type) and issubclass(cls, Norm)):
+        raise TypeError(
+            f"norms must be classes of strategies, such as LayerNorm, without (); got {cls!r}"
+        )
+    fields: set[str] = set()
+    if dataclasses.is_dataclass(cls):
+        fields = {field.name for field in dataclasses.fields(cls) if field.init}
     options: dict[str, Any] = {"max_steps": steps} if "max_steps" in fields else {}
     for name in ("recurrent_gain", "gain"):
         if name in fields:
@@ -244,7 +249,12 @@ def gradient_flow_table(flows: Sequence[GradientFlow]) -> str:
 
     Args:
         flows: of one length T.
+
+    Raises:
+        ValueError: if there are none.
     """
+    if not flows:
+        raise ValueError("gradient_flow_table needs a measurement at least, got none")
     steps = len(flows[0].norms)
     shown = sorted({max(1, round(steps * part)) for part in (0, 0.25, 0.5, 0.75, 1)}, reverse=True)
     head = ["norm", "gain", "E[1 - tanh^2(gain z)]", *(f"log10 at t = {t}" for t in shown)]

@@ -11,6 +11,7 @@ from ln_zoo.callbacks.last_checkpoint import LastCheckpoint
 from ln_zoo.callbacks.population_statistics import PopulationStatistics
 from ln_zoo.callbacks.predictions import PredictionWriter
 from ln_zoo.callbacks.step_evaluation import StepEvaluation
+from ln_zoo.callbacks.weight_geometry import WeightGeometry
 
 __all__ = [
     "ActivityByPosition",
@@ -26,4 +27,5 @@ __all__ = [
     "PopulationStatistics",
     "PredictionWriter",
     "StepEvaluation",
+    "WeightGeometry",
 ]

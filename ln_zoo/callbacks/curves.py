@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import CSVLogger
-from lightning.pytorch.trainer.states import TrainerFn
+from ln_zoo.callbacks.run_picture import RunPicture, read_curves
+from ln_zoo.callbacks.weight_geometry import parse_name
 
 #: By the ending of a logged name: what its axis is called; these axes are logarithmic.
 _AXES = {
@@ -17,57 +15,27 @@ _AXES = {
 }
 
 
-class CurvesPlot(Callback):
+class CurvesPlot(RunPicture):
     """Draws every logged loss and metric against the update as ``curves.png`` when training ends.
 
     Also where it ends by an error or an interruption. It reads the file of the run's `CSVLogger`,
     so without one it does nothing.
     """
 
-    def __init__(self) -> None:
-        self.written: Path | None = None
+    file_name = "curves.png"
 
-    # teardown, not on_fit_end: the logger writes its last rows between the two.
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage == "fit":
-            self._draw(trainer)
-
-    def on_exception(
-        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
-    ) -> None:
-        if trainer.state.fn == TrainerFn.FITTING:
-            self._draw(trainer)
-
-    def _draw(self, trainer: Trainer) -> None:
-        if not trainer.is_global_zero:
-            return
-        for logger in trainer.loggers:
-            if isinstance(logger, CSVLogger):
-                logger.save()
-                metrics = Path(logger.log_dir) / "metrics.csv"
-                if metrics.is_file():
-                    self.written = metrics.with_name("curves.png")
-                    draw_curves(metrics, self.written)
-                return
+    def draw(self, metrics: Path, picture: Path) -> bool:
+        return draw_curves(metrics, picture)
 
 
-def read_curves(metrics: Path) -> dict[str, tuple[list[int], list[float]]]:
-    """Reads a ``metrics.csv``: by name the updates and the values, in the order logged."""
-    curves: dict[str, tuple[list[int], list[float]]] = {}
-    with metrics.open(newline="") as file:
-        for row in csv.DictReader(file):
-            for name, text in row.items():
-                if text and name not in ("step", "epoch"):
-                    steps, values = curves.setdefault(name, ([], []))
-                    steps.append(int(row["step"]))
-                    values.append(float(text))
-    return curves
-
-
-def draw_curves(metrics: Path, picture: Path) -> None:
+def draw_curves(metrics: Path, picture: Path) -> bool:
     """Draws a ``metrics.csv``: one panel for each kind of metric, each set in one colour.
 
-    What was measured with batch statistics, such as ``val_batch_nll``, is dashed.
+    What was measured with batch statistics, such as ``val_batch_nll``, is dashed. What
+    `WeightGeometry` says of each weight has a picture of its own.
+
+    Returns:
+        Whether there was anything to draw.
     """
     from matplotlib.figure import Figure  # not pyplot: nothing global, no display
 
@@ -75,11 +43,11 @@ def draw_curves(metrics: Path, picture: Path) -> None:
     panels: dict[str, list[str]] = {}
     for name in sorted(curves):
         kind = _kind_of(name)
-        if kind != "seconds":
+        if kind != "seconds" and parse_name(name) is None:
             # The training loss of the zoo's models is their NLL, of one batch.
             panels.setdefault("nll" if kind == "loss" else kind, []).append(name)
     if not panels:
-        return
+        return False
     sets = dict.fromkeys(_set_of(name) for names in panels.values() for name in names)
     colours = {name: f"C{number}" for number, name in enumerate(sets)}
     figure = Figure(figsize=(6 * len(panels), 4), layout="constrained")
@@ -106,6 +74,7 @@ def draw_curves(metrics: Path, picture: Path) -> None:
         axis.grid(alpha=0.3, which="both")
         axis.legend(fontsize="small")
     figure.savefig(picture, dpi=120)
+    return True
 
 
 def _kind_of(name: str) -> str:

@@ -21,6 +21,9 @@ train and evaluate (LightningCLI; `ln-zoo fit --help` lists every option)
   ln-zoo fit --config ... --ckpt_path last          resume the newest run of that name
   ln-zoo compare LABEL=RUN ... --out curves.png     learning curves of several runs
   ln-zoo analyze gradient_flow --out flow.png       how far gradients reach back in time
+  ln-zoo analyze invariance --eps shipped           Table 1 of the paper, computed, for any norm
+  ln-zoo analyze fisher                             section 5.2 of the paper, claim by claim
+  ln-zoo analyze dynamics --weights pixels.layernorm   stability of hidden states, before and after
   ln-zoo --print_completion=shtab-bash              script for completion (zsh, tcsh, ...)
 
 published models

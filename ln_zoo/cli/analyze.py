@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ln_zoo.cli.names import nearest
+from ln_zoo.cli import analyze_dynamics, analyze_fisher, analyze_invariance
+from ln_zoo.cli.checks import check_file, check_least, check_picture, check_positive
+from ln_zoo.cli.names import strategy_class
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from ln_zoo.norms import Norm
 
 
 def main(argv: Sequence[str]) -> int:
@@ -25,8 +25,15 @@ def main(argv: Sequence[str]) -> int:
     )
     analyses = parser.add_subparsers(dest="analysis", metavar="ANALYSIS", required=True)
     _add_gradient_flow(analyses)
+    analyze_invariance.add_parser(analyses)
+    analyze_fisher.add_parser(analyses)
+    analyze_dynamics.add_parser(analyses)
     arguments = parser.parse_args(argv)
     try:
+        # Of all analyses: now, not after minutes of measurement.
+        check_picture("--out", Path(arguments.out))
+        if arguments.csv:
+            check_file(Path(arguments.csv))
         arguments.run(arguments)
     except (OSError, ValueError) as error:
         print(f"ln-zoo analyze {arguments.analysis}: error: {error}", file=sys.stderr)
@@ -50,7 +57,7 @@ def _add_gradient_flow(analyses: argparse._SubParsersAction[argparse.ArgumentPar
         nargs="+",
         metavar="NAME",
         default=["BatchNorm", "LayerNorm", "Identity"],
-        help="strategies of ln_zoo.norms",
+        help="strategies of ln_zoo.norms, or class paths of your own",
     )
     parser.add_argument(
         "--gains",
@@ -86,9 +93,8 @@ def _add_gradient_flow(analyses: argparse._SubParsersAction[argparse.ArgumentPar
 
 
 def _gradient_flow(arguments: argparse.Namespace) -> None:
-    for name, least in {"steps": 1, "hidden": 1, "batch": 1, "noise": 0}.items():
-        if getattr(arguments, name) < least:
-            raise ValueError(f"--{name} must be at least {least}, got {getattr(arguments, name)}")
+    check_least(arguments, steps=1, hidden=1, batch=1, noise=0)
+    check_positive(arguments, "gains")
     from ln_zoo.analysis import (
         draw_gradient_flow,
         gradient_flow,
@@ -96,7 +102,7 @@ def _gradient_flow(arguments: argparse.Namespace) -> None:
         write_gradient_flow,
     )
 
-    norms = [_strategy(name) for name in arguments.norm]
+    norms = [strategy_class(name) for name in arguments.norm]
     inputs, described = _sequences(arguments)
     flows = gradient_flow(
         inputs,
@@ -114,21 +120,6 @@ def _gradient_flow(arguments: argparse.Namespace) -> None:
     draw_gradient_flow(flows, Path(arguments.out), title)
     if arguments.csv:
         write_gradient_flow(flows, Path(arguments.csv), described)
-
-
-def _strategy(name: str) -> type[Norm]:
-    from ln_zoo import norms
-
-    known = {
-        key: value
-        for key, value in vars(norms).items()
-        if isinstance(value, type) and issubclass(value, norms.Norm) and value is not norms.Norm
-    }
-    if name not in known:
-        raise ValueError(
-            f"no strategy {name!r} in ln_zoo.norms{nearest(name, known)} ({', '.join(known)})"
-        )
-    return known[name]
 
 
 def _sequences(arguments: argparse.Namespace) -> tuple[Tensor, str]:

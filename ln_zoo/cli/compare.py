@@ -56,6 +56,9 @@ def main(argv: Sequence[str]) -> int:
     try:
         if arguments.activity:
             return _compare_activity(arguments.runs, out, arguments.title)
+        if arguments.weight_geometry:
+            table = Path(arguments.csv) if arguments.csv else None
+            return _compare_weight_geometry(arguments.runs, out, arguments.title, table)
         metrics = arguments.metric or _METRICS[arguments.x]
         asked = [_metric_and_values(given) for given in arguments.steps_to]
         runs = [read_run(text, metrics, arguments.x) for text in arguments.runs]
@@ -128,6 +131,12 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="lay the activity.csv of runs with the callback ActivityByPosition beside each other "
         "in place of their curves",
+    )
+    parser.add_argument(
+        "--weight_geometry",
+        action="store_true",
+        help="lay what the callback WeightGeometry logged beside each other in place of curves: "
+        "lengths and turns of weight vectors, one run for each label",
     )
     return parser
 
@@ -405,6 +414,31 @@ def _compare_activity(texts: Sequence[str], picture: Path, title: str) -> int:
     picture.parent.mkdir(parents=True, exist_ok=True)
     draw_activities(read, picture, title)
     print(activity_table(read))
+    return 0
+
+
+def _compare_weight_geometry(
+    texts: Sequence[str], picture: Path, title: str, table: Path | None
+) -> int:
+    from ln_zoo.callbacks.weight_geometry import (
+        draw_weight_geometry,
+        geometry_table,
+        read_geometry,
+        write_geometry,
+    )
+
+    runs = {}
+    for text in texts:
+        label, file = find_run(text, "metrics.csv")
+        if label in runs:
+            raise ValueError(f"--weight_geometry takes one run for each label, {label} has two")
+        runs[label] = read_geometry(file)
+        if not runs[label]:
+            raise ValueError(f"{file} has nothing of the callback WeightGeometry")
+    draw_weight_geometry(runs, picture, title)
+    print(geometry_table(runs))
+    if table is not None:
+        write_geometry(runs, table)
     return 0
 
 

@@ -1,9 +1,16 @@
-"""Suggestions for misspelt names; apart from `errors`, since the front door imports no torch."""
+"""Names that users type: suggestions for misspelt ones, and strategies by name.
+
+Apart from `errors`, since the front door imports no torch.
+"""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ln_zoo.norms import Norm
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -16,3 +23,29 @@ def nearest(name: str, known: Iterable[str]) -> str:
     lower = {k.lower(): k for k in known}
     found = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.5)
     return f"; did you mean {lower[found[0]]!r}?" if found else ""
+
+
+def strategy_class(name: str) -> type[Norm]:
+    """The strategy of that name in `ln_zoo.norms`, or of that class path.
+
+    Raises:
+        ValueError: if there is none.
+
+    Example:
+        >>> strategy_class("LayerNorm")
+        <class 'ln_zoo.norms.layer_norm.LayerNorm'>
+    """
+    from ln_zoo import norms
+
+    if "." in name:
+        return type(norms.from_config({"class_path": name}))
+    known = {
+        key: value
+        for key, value in vars(norms).items()
+        if isinstance(value, type) and issubclass(value, norms.Norm) and value is not norms.Norm
+    }
+    if name not in known:
+        raise ValueError(
+            f"no strategy {name!r} in ln_zoo.norms{nearest(name, known)} ({', '.join(known)})"
+        )
+    return known[name]

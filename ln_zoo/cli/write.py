@@ -7,13 +7,14 @@ import json
 import math
 import os
 import sys
-import tempfile
 import textwrap
 import warnings
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from ln_zoo.cli.checks import check_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -113,7 +114,7 @@ def _write(arguments: argparse.Namespace) -> None:
     for picture in filter(None, (out, attention)):
         check_picture(picture)
     for path in filter(None, (out, attention, strokes)):
-        _check_writable(path)
+        check_file(path)
     model = _model(arguments.model)
     prime = _prime(arguments, model)
     given = None if prime is None else prime[0]
@@ -168,18 +169,6 @@ def _lines(arguments: argparse.Namespace) -> list[str | None]:
     # Versions of a page are set apart, those of a line lie one below the other.
     between: list[str | None] = [None] if len(lines) > 1 else []
     return lines + (arguments.samples - 1) * (between + lines)
-
-
-def _check_writable(path: Path) -> None:
-    """Fails now, not after the writing, if a file cannot be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.parent) as file:
-            file.write(b"0")
-    except OSError as error:
-        raise OSError(f"{path} cannot be written: {error}") from error
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder: give the name of a file")
 
 
 def _model(weights: str) -> Handwriting:

@@ -338,6 +338,37 @@ def test_a_gain_belongs_to_the_strategies_that_have_one() -> None:
     assert not any(torch.equal(a.norms, b.norms) for a, b in zip(flows, other, strict=True))
 
 
+class Halving(Norm):
+    """A strategy that is no dataclass."""
+
+    def sums(self, site, a: Tensor, step: int | None = None) -> Tensor:
+        return a / 2
+
+
+def test_strategies_that_are_no_dataclasses() -> None:
+    """They have no fields, so no gain."""
+    x = random_sequences(9, 3)
+    plain, halving, none = gradient_flow(x, "GRU", 4, [Norm, Halving, Identity])
+    assert [flow.label for flow in (plain, halving, none)] == ["Norm", "Halving", "Identity"]
+    assert plain.norms.equal(none.norms)
+    assert not halving.norms.allclose(none.norms)
+
+
+@pytest.mark.parametrize("wrong", [LayerNorm(), "LayerNorm", GRU, Tensor], ids=repr)
+def test_norms_are_classes(wrong: object) -> None:
+    with pytest.raises(TypeError, match=r"norms must be classes of strategies, .*; got ") as error:
+        gradient_flow(random_sequences(9, 3), norms=[wrong])
+    assert str(error.value).endswith(f"got {wrong!r}")
+
+
+def test_nothing_to_measure_or_to_show() -> None:
+    for shape in ((5, 3), (0, 2, 3)):
+        with pytest.raises(ValueError, match=r"gradient_flow takes inputs \(T, N, I\).* got"):
+            gradient_flow(torch.zeros(shape, dtype=F64))
+    with pytest.raises(ValueError, match="gradient_flow_table needs a measurement at least"):
+        gradient_flow_table([])
+
+
 @pytest.mark.parametrize("options", [{"cell": "rnn"}, {"candidate": "eye"}])
 def test_unknown_choices(options: dict) -> None:
     (name,) = options

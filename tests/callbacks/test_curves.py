@@ -12,7 +12,8 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger
 
 from ln_zoo.callbacks import CurvesPlot
-from ln_zoo.callbacks.curves import draw_curves, read_curves
+from ln_zoo.callbacks.curves import draw_curves
+from ln_zoo.callbacks.run_picture import read_curves
 from ln_zoo.data import Digits
 from ln_zoo.models import MLPClassifier
 
@@ -92,8 +93,20 @@ def test_zero_can_be_drawn(tmp_path: Path) -> None:
 
 def test_nothing_to_draw(tmp_path: Path) -> None:
     (tmp_path / "metrics.csv").write_text("epoch,step,epoch_seconds\n0,1,0.5\n")
-    draw_curves(tmp_path / "metrics.csv", tmp_path / "curves.png")
+    assert not draw_curves(tmp_path / "metrics.csv", tmp_path / "curves.png")
     assert not (tmp_path / "curves.png").exists()
+
+
+def test_what_a_user_logs_of_weights_is_drawn(tmp_path: Path) -> None:
+    """Only what has a picture of its own is left out."""
+    head = "epoch,step,weights/decay,weights/a/norm_mean,weights/a/norm_q50\n"
+    picture = drawn(tmp_path, head + "0,1,0.5,3,3\n0,9,0.7,4,4\n")
+    height, width, _ = picture.shape
+    assert width < 2 * height  # one panel
+    assert has(picture, "C0")
+    (tmp_path / "curves.png").unlink()
+    (tmp_path / "metrics.csv").write_text("epoch,step,weights/a/norm_mean\n0,1,3\n")
+    assert not draw_curves(tmp_path / "metrics.csv", tmp_path / "curves.png")
 
 
 class Stops(MLPClassifier):

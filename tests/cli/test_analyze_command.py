@@ -77,12 +77,26 @@ def test_random_numbers_where_there_is_no_mnist(
     assert "random numbers, 4 sequences" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("analysis", ["gradient_flow", "dynamics"])
+def test_a_strategy_that_is_no_dataclass(
+    here: Path, analysis: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--norm", "ln_zoo.norms.Norm", "--cell", "GRU"]
+    options += ["--data", "random"] if analysis == "gradient_flow" else []
+    assert main(["analyze", analysis, *SMALL, *options]) == 0
+    _, _, _, _, row = capsys.readouterr().out.splitlines()
+    assert "Norm |" in row
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--norm", "LayrNorm"], "no strategy 'LayrNorm' in ln_zoo.norms; did you mean 'LayerNorm"),
         (["--steps", "0"], "--steps must be at least 1, got 0"),
         (["--noise", "-1"], "--noise must be at least 0, got -1"),
+        (["--noise", "inf"], "--noise must be at least 0 and finite, got inf"),
+        (["--gains", "0.1", "nan"], "--gains must be positive and finite, got nan"),
+        (["--gains", "0"], "--gains must be positive and finite, got 0"),
         (["--data", "pixels", "--steps", "785"], "images of MNIST have 784 pixels, got --steps"),
         (
             ["--data", "permuted", "--batch", "70000"],
@@ -99,6 +113,33 @@ def test_wrong_values_are_one_line(
     assert told.startswith(f"ln-zoo analyze gradient_flow: error: {message}")
     assert told.count("\n") == 1
     assert not list(here.glob("*.png"))
+
+
+@pytest.mark.parametrize("analysis", ["gradient_flow", "invariance", "fisher", "dynamics"])
+def test_files_that_cannot_be_written_are_told_at_once(
+    here: Path,
+    analysis: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before anything is measured: a strategy that is not there would be the first complaint."""
+    (here / "folder.png").mkdir()
+    (here / "file").write_text("")
+    for out, message in {
+        "name": "--out name is no name of a picture: end it in .png, .svg or .pdf",
+        "table.csv": "--out table.csv is no name of a picture: end it in .png, .svg or .pdf",
+        ".": "--out . is a folder: give the name of a file",
+        "folder.png": "--out folder.png is a folder: give the name of a file",
+        "file/a.png": "file/a.png cannot be written: ",
+    }.items():
+        assert main(["analyze", analysis, "--out", out]) == 1
+        told = capsys.readouterr()
+        assert told.err.startswith(f"ln-zoo analyze {analysis}: error: {message}")
+        assert told.err.count("\n") == 1
+        assert told.out == ""
+    assert main(["analyze", analysis, "--csv", "folder.png"]) == 1
+    assert "folder.png is a folder" in capsys.readouterr().err
+    assert sorted(path.name for path in here.iterdir()) == ["file", "folder.png"]
 
 
 def test_misspelt_options(capsys: pytest.CaptureFixture[str]) -> None:

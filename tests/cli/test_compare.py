@@ -220,3 +220,53 @@ def test_wrong_steps(three: list[str], tmp_path: Path, capsys: pytest.CaptureFix
     found = error(three[0], f"LN={other}")
     assert "step_train_nll was logged at no place that these runs share" in found
     assert str(other) in found
+
+
+# Geometry of weights
+
+
+def write_geometry_run(folder: Path, norms: list[float]) -> Path:
+    """A run as `WeightGeometry` logs it, beside a loss."""
+    names = [
+        f"weights/layer.weight/{quantity}_{statistic}"
+        for quantity in ("norm", "turn", "effective_lr")
+        for statistic in ("mean", "q10", "q50", "q90")
+    ]
+    folder.mkdir(parents=True)
+    lines = [",".join(["epoch", "step", "train_loss", *names])]
+    for number, norm in enumerate(norms):
+        lines += [f"0,{20 * number},0.5" + "," * len(names)]
+        lines += [f"0,{20 * number + 10},," + ",".join([str(norm)] * len(names))]
+    (folder / "metrics.csv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def test_weight_geometry(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [f"{label}={write_geometry_run(tmp_path / label, norms)}" for label, norms in
+            (("LN", [1.0, 3.0]), ("none", [2.0, 1.0]))]  # fmt: skip
+    picture, table = tmp_path / "a/both.png", tmp_path / "b/both.csv"
+    command = ["compare", "--weight_geometry", *runs, "--out", str(picture), "--csv", str(table)]
+    assert main(command) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    printed = capsys.readouterr().out
+    assert "| layer.weight | LN | 10 to 30 | 1 | 3 | 3 |" in printed
+    assert "| layer.weight | none | 10 to 30 | 2 | 1 | 0.5 |" in printed
+    with table.open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["label"], row["step"], row["norm_q50"]) for row in rows] == [
+        ("LN", "10", "1"), ("LN", "30", "3"), ("none", "10", "2"), ("none", "30", "1"),
+    ]  # fmt: skip
+
+
+def test_weight_geometry_of_runs_that_have_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = write_run(tmp_path / "plain", [0.1])
+    one, two = (write_geometry_run(tmp_path / name, [1.0]) for name in ("one", "two"))
+    for runs, message in (
+        ([f"a={plain}"], "metrics.csv has nothing of the callback WeightGeometry"),
+        ([f"a={one}", f"a={two}"], "--weight_geometry takes one run for each label, a has two"),
+    ):
+        assert main(["compare", "--weight_geometry", *runs, "--out", str(tmp_path / "x.png")]) == 1
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / "x.png").exists()

@@ -1,0 +1,772 @@
+"""How stable hidden-to-hidden dynamics are: growth of perturbations, and of gradients, by step.
+
+The paper says (section 3.1) that under layer norm the dynamics of a recurrent network are much more
+stable. Here they are measured: Lyapunov exponents by renormalised tangent vectors and QR (Benettin
+et al. 1980), gradients by `ln_zoo.analysis.gradient_norms`, and where growth comes from.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from ln_zoo.analysis.gradient_flow import LAYERS, Loss, gradient_norms, strategies
+from ln_zoo.analysis.stepping import (
+    Statistics,
+    check_arguments,
+    check_sequences,
+    drawing,
+    initial_states,
+    layers_apart,
+    measuring,
+    run_steps,
+)
+from ln_zoo.layers import GRU, LSTM, RNN, orthogonal_init
+from ln_zoo.layers.cells import as_states, sites_by_role
+from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm, mixes_cases
+from ln_zoo.ops import CELLS, States, Weights
+from ln_zoo.ops.cells import Sites
+
+#: How the weights of an untrained layer are drawn: as torch does, or by `orthogonal_init` with
+#: orthogonal matrices or the identity for the candidate state.
+Start = Literal["torch", "orthogonal", "identity"]
+
+#: By role what comes into each site of a step, and what leaves it.
+Seen = dict[str, tuple[Tensor, Tensor]]
+
+#: From a network and a batch to a scalar.
+NetworkLoss = Callable[[nn.Module, Any], Tensor]
+
+_LINES = ("-", "--", ":", "-.")
+
+
+def perturbation_growth(
+    layer: LSTM | GRU | RNN,
+    inputs: Tensor,
+    states: Tensor | States | None = None,
+    *,
+    count: int = 1,
+    statistics: Statistics = "batch",
+    seed: int = 0,
+) -> Tensor:
+    """By how much small perturbations of a layer's states grow at each step, along a sequence.
+
+    ``count`` random orthonormal perturbations of all states (h, and c in an LSTM) are carried along
+    by the derivatives of the steps, and made orthonormal again after each by a QR decomposition;
+    the diagonal of R holds what they grew by. The mean over steps of its logarithm tends to the
+    Lyapunov exponents, the largest first. Derivatives are exact (forward mode), so perturbations
+    are infinitely small, and nothing over- or underflows.
+
+    Where the strategy mixes the cases of a batch, the batch as a whole is one system: a
+    perturbation of one case reaches the others through the statistics. Elsewhere, and under batch
+    norm with ``statistics="kept"``, each case has its own.
+
+    Args:
+        layer: a recurrent layer of one layer and one direction, with any strategy. Everything is
+            computed in its precision, best float64.
+        inputs: (T, N, I), also for a layer with ``batch_first``.
+        states: initial states, as for the layer, (1, N, H) each; default zeros.
+        count: number k of perturbations.
+        statistics: of strategies that mix cases: ``"batch"``, those of this batch, as in training,
+            or ``"kept"``, the running ones, as in evaluation.
+        seed: draws the perturbations.
+
+    Returns:
+        Natural logarithms of the factors, (T, C, k): C systems, each case or the batch.
+
+    Raises:
+        TypeError: for a layer that is none of ours.
+        ValueError: for several layers or two directions, inputs that are not (T, N, I), other
+            statistics, or more perturbations than the states have dimensions.
+        RuntimeError: if sizes do not fit.
+
+    Example:
+        >>> layer = GRU(3, 5, norm=LayerNorm(), dtype=torch.float64)
+        >>> x = torch.randn(30, 4, 3, dtype=torch.float64)
+        >>> perturbation_growth(layer, x, count=2).shape
+        torch.Size([30, 4, 2])
+    """
+    return _carry(layer, inputs, states, count, statistics, seed)[0]
+
+
+def lyapunov_exponents(
+    layer: LSTM | GRU | RNN,
+    inputs: Tensor,
+    states: Tensor | States | None = None,
+    *,
+    count: int = 1,
+    skip: int = 0,
+    statistics: Statistics = "batch",
+    seed: int = 0,
+) -> Tensor:
+    """The largest Lyapunov exponents of a layer that is driven by a sequence, per step.
+
+    The means over steps of `perturbation_growth`, which says what the arguments are.
+
+    Args:
+        layer: a recurrent layer of one layer and one direction.
+        inputs: (T, N, I).
+        states: initial states; default zeros.
+        count: number k of exponents.
+        skip: steps at the start that are left out, in which perturbations turn into the directions
+            that grow most.
+        statistics: of strategies that mix cases, ``"batch"`` or ``"kept"``.
+        seed: draws the perturbations.
+
+    Returns:
+        Natural logarithms per step, (C, k), for each case, or for the batch; above 0 perturbations
+        grow.
+
+    Raises:
+        ValueError: as there, and if no step is left.
+
+    Example:
+        >>> layer = RNN(1, 2, nonlinearity="relu", bias=False, dtype=torch.float64)
+        >>> _ = layer.weight_hh_l0.data.copy_(torch.tensor([[0.5, 0.0], [0.0, 0.25]]))
+        >>> _ = layer.weight_ih_l0.data.fill_(1.0)
+        >>> x = torch.ones(200, 1, 1, dtype=torch.float64)
+        >>> lyapunov_exponents(layer, x, count=2, skip=100).exp()
+        tensor([[0.5000, 0.2500]], dtype=torch.float64)
+    """
+    check_arguments("lyapunov_exponents", layer, inputs)
+    _check_skip(skip, len(inputs))
+    logs = perturbation_growth(layer, inputs, states, count=count, statistics=statistics, seed=seed)
+    return logs[skip:].mean(0)
+
+
+@dataclasses.dataclass(frozen=True)
+class SiteGains:
+    """What normalisation does to a perturbation on its way through a step.
+
+    Args:
+        gains: by the role of each site that sees the states: the size (root of the mean square over
+            features, cases and steps) of the perturbation behind it, in units of that before it.
+            Where sums are not normalised it is 1. Layer norm multiplies by gain / sigma, and takes
+            out the two directions that statistics absorb.
+        share: the part of the variance of the gates' summed inputs, both terms taken as they enter
+            the sum, that comes from the state: what the input adds carries no perturbation.
+    """
+
+    gains: dict[str, float]
+    share: float
+
+
+def site_gains(
+    layer: LSTM | GRU | RNN,
+    inputs: Tensor,
+    states: Tensor | States | None = None,
+    *,
+    skip: int = 0,
+    statistics: Statistics = "batch",
+    seed: int = 0,
+) -> SiteGains:
+    """Where the perturbation of `lyapunov_exponents` grows: its size behind and before each site.
+
+    Args:
+        layer: a recurrent layer of one layer and one direction.
+        inputs: (T, N, I).
+        states: initial states; default zeros.
+        skip: steps at the start that are left out.
+        statistics: of strategies that mix cases, ``"batch"`` or ``"kept"``.
+        seed: draws the perturbation.
+
+    Raises:
+        ValueError: as for `lyapunov_exponents`.
+
+    Example:
+        >>> layer = LSTM(3, 5, dtype=torch.float64)
+        >>> site_gains(layer, torch.randn(9, 4, 3, dtype=torch.float64)).gains
+        {'recurrent': 1.0, 'cell': 1.0}
+    """
+    check_arguments("site_gains", layer, inputs)
+    _check_skip(skip, len(inputs))
+    passages = _carry(layer, inputs, states, 1, statistics, seed)[1]
+    return _site_gains(passages[skip:])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Passage:
+    """Mean squares in one step.
+
+    Args:
+        squares: by role, of the perturbation before the site and behind it.
+        recurrent: of what the state adds to the sums.
+        input: of what the input adds to them.
+    """
+
+    squares: dict[str, tuple[float, float]]
+    recurrent: float
+    input: float
+
+
+def _site_gains(passages: Sequence[_Passage]) -> SiteGains:
+    gains = {}
+    for role in passages[0].squares:
+        before = sum(each.squares[role][0] for each in passages)
+        behind = sum(each.squares[role][1] for each in passages)
+        gains[role] = math.sqrt(behind / before) if before else math.nan
+    recurrent = sum(each.recurrent for each in passages)
+    total = recurrent + sum(each.input for each in passages)
+    return SiteGains(gains, recurrent / total if total else math.nan)
+
+
+def _carry(
+    layer: LSTM | GRU | RNN,
+    inputs: Tensor,
+    states: Tensor | States | None,
+    count: int,
+    statistics: Statistics,
+    seed: int,
+) -> tuple[Tensor, list[_Passage]]:
+    """Carries perturbations along: `perturbation_growth`, and how the first passed each step."""
+    given = initial_states("perturbation_growth", layer, inputs, states)
+    cell = CELLS[layer.mode]
+    cases = inputs.shape[1]
+    systems = 1 if statistics == "batch" and mixes_cases(layer) else cases
+    widths = [state.shape[-1] for state in given]
+    size = sum(widths) * cases // systems
+    if not 1 <= count <= size:
+        raise ValueError(f"count must lie in 1, ..., {size}, the size of the states, got {count}")
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randn(systems, size, count, generator=generator, dtype=torch.float64)
+    frame = torch.linalg.qr(drawn.to(inputs)).Q  # (C, D, k)
+    logs: list[Tensor] = []
+    passages: list[_Passage] = []
+
+    def step(wx: Tensor, before: States, weights: Weights, sites: Sites, t: int | None) -> States:
+        nonlocal frame
+
+        def function(*states: Tensor) -> tuple[States, Seen]:
+            seen: Seen = {}
+
+            def watched(role: str, a: Tensor, t: int | None) -> Tensor:
+                after = sites[role](a, t)
+                seen[role] = (a, after)
+                return after
+
+            watching = {role: functools.partial(watched, role) for role in sites}
+            return cell.step(wx, states, weights, watching, t), seen
+
+        def derivative(tangent: Tensor) -> tuple[Tensor, Seen]:
+            parts = tuple(tangent.split(widths, dim=-1))
+            after, seen = torch.func.jvp(function, before, parts)[1]
+            return torch.cat(after, dim=-1), seen
+
+        rows = frame.movedim(-1, 0).reshape(count, cases, -1)  # (k, N, S H)
+        moved, tangents = torch.func.vmap(derivative)(rows)
+        frame, r = torch.linalg.qr(moved.reshape(count, systems, size).movedim(0, -1))
+        logs.append(r.diagonal(dim1=-2, dim2=-1).abs().log())
+        after, sums = function(*before)
+        passages.append(_passage(wx, sums, tangents))
+        return after
+
+    with torch.no_grad(), measuring(layer, statistics):
+        # Contiguous: forward mode refuses one state that was expanded to all cases.
+        run_steps(layer, inputs, tuple(state[0].contiguous() for state in given), step)
+    return torch.stack(logs), passages
+
+
+def _passage(wx: Tensor, sums: Seen, tangents: Seen) -> _Passage:
+    # A simple RNN has one site for the sum of both terms.
+    recurrent = sums["recurrent"][1] if "recurrent" in sums else sums["sum"][0] - wx
+    squares = {
+        role: (_mean_square(before[0]), _mean_square(behind[0]))
+        for role, (before, behind) in tangents.items()
+    }
+    return _Passage(squares, _mean_square(recurrent), _mean_square(wx))
+
+
+def _mean_square(a: Tensor) -> float:
+    return float(a.square().mean())
+
+
+def _check_skip(skip: int, steps: int) -> None:
+    if not 0 <= skip < steps:
+        raise ValueError(f"skip must lie in 0, ..., {steps - 1} for {steps} steps, got {skip}")
+
+
+# Whole measurements
+
+
+@dataclasses.dataclass(frozen=True)
+class Dynamics:
+    """Growth of perturbations and of gradients in one layer.
+
+    Args:
+        group: what is shown together, such as the kind of the layer.
+        name: of the layer within it: words, of which the first chooses the colour of its curves.
+        growth: what `perturbation_growth` gave, (T, C, k).
+        sites: what `site_gains` gave.
+        gradients: what `gradient_norms` gave, (T,).
+        skip: steps at the start that are left out of the numbers below.
+    """
+
+    group: str
+    name: str
+    growth: Tensor
+    sites: SiteGains
+    gradients: Tensor
+    skip: int = 0
+
+    @property
+    def exponents(self) -> Tensor:
+        """Lyapunov exponents per step, (C, k)."""
+        return self.growth[self.skip :].mean(0)
+
+    @property
+    def factor(self) -> float:
+        """By what a perturbation grows per step in the long run: e to the mean first exponent."""
+        return math.exp(float(self.exponents[:, 0].mean()))
+
+    @property
+    def gradient_factor(self) -> float:
+        """By what the gradient grows per step on its way back from the last step to the first."""
+        norms = self.gradients[self.skip :].log()
+        return math.exp(float(norms[0] - norms[-1]) / max(1, len(norms) - 1))
+
+
+def hidden_dynamics(
+    layer: LSTM | GRU | RNN,
+    inputs: Tensor,
+    states: Tensor | States | None = None,
+    *,
+    group: str | None = None,
+    name: str | None = None,
+    loss: Loss | None = None,
+    count: int = 1,
+    skip: int | None = None,
+    statistics: Statistics = "batch",
+    seed: int = 0,
+) -> Dynamics:
+    """All measurements of one layer on one batch of sequences.
+
+    Args:
+        layer: a recurrent layer of one layer and one direction, trained or not.
+        inputs: (T, N, I), in the layer's precision, best float64.
+        states: initial states; default zeros.
+        group: for tables and pictures, as in `Dynamics`; default: the layer's class.
+        name: likewise; default: its strategy's class.
+        loss: of the outputs, as for `gradient_norms`.
+        count: number of exponents.
+        skip: steps at the start to leave out; default: a quarter of them.
+        statistics: of strategies that mix cases, ``"batch"`` or ``"kept"``.
+        seed: of the perturbations.
+
+    Raises:
+        ValueError: as for `lyapunov_exponents` and `gradient_norms`.
+
+    Example:
+        >>> layer = LSTM(3, 5, norm=LayerNorm(), dtype=torch.float64)
+        >>> found = hidden_dynamics(layer, torch.randn(40, 4, 3, dtype=torch.float64))
+        >>> found.group, found.name, found.skip
+        ('LSTM', 'LayerNorm', 10)
+    """
+    check_arguments("hidden_dynamics", layer, inputs)
+    skip = len(inputs) // 4 if skip is None else skip
+    _check_skip(skip, len(inputs))
+    site = next(iter(sites_by_role(layer.sites["l0"]).values()))
+    growth, passages = _carry(layer, inputs, states, count, statistics, seed)
+    return Dynamics(
+        type(layer).__name__ if group is None else group,
+        type(site.norm).__name__ if name is None else name,
+        growth,
+        _site_gains(passages[skip:]),
+        gradient_norms(layer, inputs, states, loss, statistics),
+        skip,
+    )
+
+
+def initial_dynamics(
+    inputs: Tensor,
+    cell: Literal["LSTM", "GRU", "RNN"] = "LSTM",
+    hidden_size: int = 256,
+    norms: Sequence[type[Norm]] = (LayerNorm, BatchNorm, RMSNorm, WeightNorm, Identity),
+    gains: Sequence[float] = (0.1, 0.5, 1.0),
+    start: Start = "torch",
+    recurrent_scale: float = 1.0,
+    noise: float = 0.1,
+    count: int = 1,
+    skip: int | None = None,
+    seed: int = 0,
+) -> Iterator[Dynamics]:
+    """`hidden_dynamics` of untrained layers, for each strategy and each gain, one after another.
+
+    All start with the same weights and initial states. Batch statistics are those of the batch.
+
+    Args:
+        inputs: (T, N, I); everything is computed in their precision, best float64.
+        cell: the kind of layer.
+        hidden_size: size H of its states.
+        norms: classes of strategies. There is a layer for each gain where a class has one, and
+            where it has a scale of its weights' rows (`WeightNorm`), which is set to the gain: so
+            sums of inputs of variance 1 have the same size as under the others. Without either
+            there is one layer.
+        gains: the gains.
+        start: how weights are drawn: ``"torch"``, uniform in +-1 / sqrt(H); or ``"orthogonal"`` and
+            ``"identity"``, as `ln_zoo.layers.orthogonal_init` has it, with the candidate's
+            recurrent weights so, and an LSTM's forget bias of 1.
+        recurrent_scale: multiplies the recurrent weights after that.
+        noise: standard deviation of the initial h; an LSTM's c starts at 0.
+        count: number of exponents.
+        skip: steps at the start to leave out; default: a quarter of them.
+        seed: of weights, initial states and perturbations.
+
+    Raises:
+        TypeError: for norms that are no classes of strategies.
+        ValueError: for an unknown cell or start, or inputs that are not (T, N, I).
+
+    Example:
+        >>> inputs = torch.randn(20, 4, 6, dtype=torch.float64)
+        >>> options = {"hidden_size": 6, "norms": [LayerNorm, Identity], "gains": (0.1, 1.0)}
+        >>> [found.name for found in initial_dynamics(inputs, "GRU", **options)]
+        ['LayerNorm 0.1', 'LayerNorm 1', 'Identity']
+    """
+    if cell not in LAYERS:
+        raise ValueError(f"cell must be one of {sorted(LAYERS)}, got {cell!r}")
+    if start not in ("torch", "orthogonal", "identity"):
+        raise ValueError(f"start must be 'torch', 'orthogonal' or 'identity', got {start!r}")
+    check_sequences("initial_dynamics", inputs)
+    steps, cases, features = inputs.shape
+    for cls in norms:
+        for gain, norm in strategies(cls, gains, steps):
+            scales = gains if gain is None and norm.weight_scale is not None else (None,)
+            for scale in scales:
+                generator = torch.Generator().manual_seed(seed)
+                with drawing(seed):
+                    layer: LSTM | GRU | RNN = LAYERS[cell](
+                        features, hidden_size, norm=norm, dtype=inputs.dtype
+                    )
+                if start != "torch":
+                    orthogonal_init(layer, start, generator=generator)
+                with torch.no_grad():
+                    layer.get_parameter("weight_hh_l0").mul_(recurrent_scale)
+                layer.reset_norm()
+                if scale is not None:
+                    _set_scale(layer, scale)
+                layer = layer.to(inputs.device)  # drawn on the CPU: the same on every device
+                zeros = inputs.new_zeros(1, cases, hidden_size)
+                drawn = torch.randn(zeros.shape, generator=generator, dtype=torch.float64)
+                h = zeros + noise * drawn.to(zeros)
+                shown = gain if scale is None else scale
+                words = [cls.__name__, *([] if shown is None else [f"{shown:g}"])]
+                yield hidden_dynamics(
+                    layer,
+                    inputs,
+                    (h, zeros) if cell == "LSTM" else h,
+                    name=" ".join(words),
+                    count=count,
+                    skip=skip,
+                    seed=seed,
+                )
+
+
+def _set_scale(layer: LSTM | GRU | RNN, scale: float) -> None:
+    with torch.no_grad():
+        for site in sites_by_role(layer.sites["l0"]).values():
+            name = site.norm.weight_scale
+            if name is not None and name in dict(site.named_parameters()):
+                site.get_parameter(name).fill_(scale)
+
+
+# Layers within networks
+
+
+def network_dynamics(
+    network: nn.Module,
+    batch: Any,
+    loss: NetworkLoss,
+    *,
+    steps: int | None = None,
+    count: int = 1,
+    skip: int | None = None,
+    statistics: Statistics = "kept",
+    seed: int = 0,
+) -> dict[str, Dynamics]:
+    """`hidden_dynamics` of each recurrent layer of a network, at what it reads there.
+
+    Each layer is a system of its own, driven by what the rest of the network gives it on the batch:
+    the layers below, and initial states. Gradients are those of the network's loss, through all
+    that is above the layer. Of layers in one module (``num_layers``) each is measured.
+
+    Layers are LSTM, GRU and RNN of `ln_zoo.layers` that the network calls once with whole
+    sequences. Left out are cells in a loop of the network's own, such as `WindowLSTM`'s, whose
+    inputs depend on their states.
+
+    Args:
+        network: any module; as to precision, best float64. It is run in evaluation mode, and left
+            as it was.
+        batch: what the loss is given; of sequences of one length.
+        loss: calls the network: ``loss(network, batch)`` is the scalar whose gradients are
+            measured.
+        steps: the first steps of each layer, if there are more; what is above the layer then gets
+            as many outputs, so it must not need all. Default: all.
+        count: number of exponents.
+        skip: steps at the start to leave out; default: a quarter of them.
+        statistics: of strategies that mix cases, ``"batch"`` or ``"kept"``.
+        seed: of the perturbations, and of what the network draws on the CPU.
+
+    Returns:
+        Measurements by the name of the module, in the order of the network's pass; of several
+        layers in one ``name.l0``, ``name.l1``, .... That is also the name in each.
+
+    Raises:
+        ValueError: if there is no such layer, or one that has two directions, reads packed or
+            single sequences or is called more than once; and as `hidden_dynamics`.
+
+    Example:
+        >>> network = nn.Sequential(LSTM(3, 5, num_layers=2, dtype=torch.float64))
+        >>> x = torch.randn(40, 4, 3, dtype=torch.float64)
+        >>> list(network_dynamics(network, x, lambda net, x: net(x)[0][-1].square().sum()))
+        ['0.l0', '0.l1']
+    """
+    found: dict[str, Dynamics] = {}
+    with drawing(seed), measuring(network, statistics):
+        for place, (layer, inputs, states) in _calls(network, batch, loss).items():
+            parts = layers_apart("network_dynamics", layer)
+            own = [_own_states(states, number) for number in range(len(parts))]
+            x = inputs[:steps]
+            for number, part in enumerate(parts):
+                above = list(zip(parts, own, strict=True))[number + 1 :]
+                name = place if len(parts) == 1 else f"{place}.l{number}".removeprefix(".")
+                found[name] = hidden_dynamics(
+                    part,
+                    x,
+                    own[number],
+                    name=name,
+                    loss=functools.partial(_loss_above, network, batch, loss, layer, above),
+                    count=count,
+                    skip=skip,
+                    statistics=statistics,
+                    seed=seed,
+                )
+                with torch.no_grad():
+                    x, _ = part(x, own[number])
+    return found
+
+
+def _calls(
+    network: nn.Module, batch: Any, loss: NetworkLoss
+) -> dict[str, tuple[LSTM | GRU | RNN, Tensor, Tensor | States | None]]:
+    """Recurrent layers by name, with the inputs (T, N, I) and states they get on the batch."""
+    calls: dict[str, tuple[LSTM | GRU | RNN, Tensor, Tensor | States | None]] = {}
+
+    def called(name: str, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = dict(zip(("input", "hx"), args, strict=False)) | kwargs
+        inputs, shown = given["input"], f"{type(layer).__name__} {name}".strip()
+        if name in calls:
+            raise ValueError(
+                f"network_dynamics takes layers that run once in a pass, and {shown} runs again"
+            )
+        if isinstance(inputs, PackedSequence):
+            raise ValueError(
+                f"network_dynamics takes sequences of one length, and {shown} reads packed ones"
+            )
+        if layer.batch_first and inputs.dim() == 3:
+            inputs = inputs.transpose(0, 1)
+        check_sequences(f"network_dynamics: {shown}", inputs)
+        calls[name] = layer, inputs, given.get("hx")
+
+    hooks = [
+        module.register_forward_pre_hook(functools.partial(called, name), with_kwargs=True)
+        for name, module in network.named_modules()
+        if isinstance(module, LSTM | GRU | RNN)
+    ]
+    try:
+        with torch.no_grad():
+            loss(network, batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not calls:
+        raise ValueError(
+            "network_dynamics looks for LSTM, GRU and RNN layers of ln_zoo that read whole "
+            f"sequences, and this {type(network).__name__} runs none"
+        )
+    return calls
+
+
+def _own_states(states: Tensor | States | None, number: int) -> Tensor | States | None:
+    """Of the initial states of several layers those of one."""
+    if states is None or isinstance(states, Tensor):
+        return None if states is None else states[number : number + 1]
+    return tuple(state[number : number + 1] for state in states)
+
+
+def _loss_above(
+    network: nn.Module,
+    batch: Any,
+    loss: NetworkLoss,
+    layer: LSTM | GRU | RNN,
+    above: Sequence[tuple[LSTM | GRU | RNN, Tensor | States | None]],
+    outputs: Tensor,
+) -> Tensor:
+    """The loss of a network in which these are the outputs of one layer of a module.
+
+    Args:
+        network: as for `network_dynamics`.
+        batch: likewise.
+        loss: likewise.
+        layer: the module.
+        above: its further layers, with their initial states.
+        outputs: (T, N, H).
+    """
+    for part, states in above:
+        outputs, _ = part(outputs, states)
+    with _giving(layer, outputs):
+        return loss(network, batch)
+
+
+@contextmanager
+def _giving(layer: LSTM | GRU | RNN, outputs: Tensor) -> Iterator[None]:
+    """Within it the layer gives these outputs (T, N, H), and the last of them as its last h."""
+
+    def replaced(_: nn.Module, args: Any, given: tuple[Any, Any]) -> tuple[Any, Any]:
+        last = as_states(type(layer).__name__, CELLS[layer.mode], given[1])
+        assert last is not None
+        h, *others = last
+        h = torch.cat([h[:-1], outputs[-1:]])
+        shown = outputs.transpose(0, 1) if layer.batch_first else outputs
+        return shown, (h, *others) if others else h
+
+    hook = layer.register_forward_hook(replaced)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+# Showing it
+
+
+def dynamics_table(found: Sequence[Dynamics]) -> str:
+    """A Markdown table: growth per step of perturbations and gradients, and what sites do to it.
+
+    Args:
+        found: measurements of any layers.
+
+    Raises:
+        ValueError: if there are none.
+    """
+    _check_some("dynamics_table", found)
+    most = max(each.growth.shape[-1] for each in found)
+    further = [f"exponent {number}" for number in range(2, most + 1)]
+    head = [
+        "layer",
+        "perturbation, by step",
+        "exponent (least to greatest)",
+        *further,
+        "gradient, by step back",
+        "share of the state in the sums",
+        "gains of the sites",
+    ]
+    lines = [f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 1)]
+    for each in found:
+        first = each.exponents[:, 0]
+        spread = f" ({float(first.min()):.4f} to {float(first.max()):.4f})" * (len(first) > 1)
+        others = [f"{value:.4f}" for value in each.exponents[:, 1:].mean(0).tolist()]
+        cells = [
+            f"{each.group} {each.name}".strip(),
+            _percent(each.factor),
+            f"{float(first.mean()):.4f}{spread}",
+            *others,
+            *[""] * (most - 1 - len(others)),
+            _percent(each.gradient_factor),
+            f"{each.sites.share:.2f}",
+            ", ".join(f"{role} {gain:.3g}" for role, gain in each.sites.gains.items()),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _check_some(caller: str, found: Sequence[Dynamics]) -> None:
+    if not found:
+        raise ValueError(f"{caller} needs a measurement at least, got none")
+
+
+def _percent(factor: float) -> str:
+    return f"{100 * (factor - 1):+.1f} %"
+
+
+def write_dynamics(found: Sequence[Dynamics], path: Path) -> None:
+    """Writes a CSV file: group, layer, step, logarithm of a perturbation, gradient norm.
+
+    Steps are t = 1, ..., T; the logarithm is the sum of what it grew by up to that step, and the
+    mean over the cases.
+
+    Args:
+        found: measurements of any layers.
+        path: the file.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["group", "layer", "t", "log_perturbation", "gradient_norm"])
+        for each in found:
+            pairs = zip(_sizes(each).tolist(), each.gradients.tolist(), strict=True)
+            for t, (size, norm) in enumerate(pairs, 1):
+                writer.writerow([each.group, each.name, t, f"{size:.5g}", f"{norm:.4g}"])
+
+
+def draw_dynamics(found: Sequence[Dynamics], picture: Path, title: str = "") -> None:
+    """Draws two panels for each group: sizes of perturbations and norms of gradients, by step.
+
+    Args:
+        found: measurements of any layers.
+        picture: the file to write, .png or .svg.
+        title: of the picture.
+
+    Raises:
+        ValueError: if there are no measurements.
+    """
+    _check_some("draw_dynamics", found)
+    from matplotlib.figure import Figure  # not pyplot: nothing global, no display
+    from matplotlib.ticker import MaxNLocator
+
+    groups: dict[str, list[Dynamics]] = {}
+    for each in found:
+        groups.setdefault(each.group, []).append(each)
+    colours = list(dict.fromkeys(each.name.partition(" ")[0] for each in found))
+    kinds = list(dict.fromkeys(each.name.partition(" ")[2] for each in found))
+    figure = Figure(figsize=(11, 1 + 3 * len(groups)), layout="constrained")
+    axes = figure.subplots(len(groups), 2, squeeze=False)
+    for (perturbed, gradients), (group, members) in zip(axes, groups.items(), strict=True):
+        for each in members:
+            first, _, rest = each.name.partition(" ")
+            style: dict[str, Any] = {
+                "color": f"C{colours.index(first) % 10}",
+                "linestyle": _LINES[kinds.index(rest) % len(_LINES)],
+                "linewidth": 1.2,
+            }
+            steps = range(1, len(each.growth) + 1)
+            perturbed.plot(steps, _sizes(each) / math.log(10), label=each.name, **style)
+            gradients.plot(steps, each.gradients.log10(), **style)
+        for axis, what in ((perturbed, "size of a perturbation"), (gradients, "gradient by h_t")):
+            axis.set_title(group)
+            axis.set_xlabel("time step t")
+            axis.set_ylabel(f"log10 of the {what}")
+            axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+            axis.grid(alpha=0.3)
+    shown: dict[str, Any] = {}
+    for perturbed, _ in axes:
+        lines, names = perturbed.get_legend_handles_labels()
+        shown |= dict(zip(names, lines, strict=True))
+    figure.legend(list(shown.values()), list(shown), fontsize="small", loc="outside right upper")
+    if title:
+        figure.suptitle(title)
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(picture, dpi=90)
+
+
+def _sizes(found: Dynamics) -> Tensor:
+    """Logarithms of the size of a perturbation that was 1, after each step, (T,)."""
+    return found.growth[..., 0].mean(1).cumsum(0)

@@ -1,0 +1,724 @@
+"""The geometry of learning of normalised generalised linear models (Ba et al. 2016, section 5.2).
+
+A layer of H units with outputs y from an exponential family, and the Fisher information of its
+parameters: exactly, by Jacobians; in the closed forms of the source, as they are and as they are
+printed; from sampled outputs; and as the KL divergence sees it. Sums over cases are expectations
+over the data, and batch norm's statistics are those of all cases, differentiated through.
+
+Numbers of equations are those of Ba et al. 2016 (arXiv 1607.06450), from 13 in its supplement.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, distributions
+from torch.nn import functional as F
+
+Family = Literal["gaussian", "bernoulli", "categorical"]
+Normalization = Literal["none", "bn", "wn", "ln"]
+
+#: Sampled outputs held at a time, in numbers.
+_CHUNK = 1_000_000
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class GLM:
+    """A generalised linear model of H units, normalised or not, together with its data.
+
+    Summed inputs a = W x are normalised to z = (a - mu) / sigma and give the natural parameters
+    s = g * z + b of the outputs, log P(y | x) = (s y - eta(s)) / phi + c(y, phi) (eq. 10), with
+
+    * ``"none"``: z = a, and no gain;
+    * ``"bn"``: mu and sigma mean and standard deviation of each a_i over all cases;
+    * ``"wn"``: mu = 0, sigma_i = |w_i|;
+    * ``"ln"``: mu and sigma mean and standard deviation of a over the units of each case.
+
+    Args:
+        inputs: x of all cases, (N, D); each counts 1 / N in an expectation. All tensors are of one
+            precision, best float64.
+        weight: W, a row w_i for each unit, (H, D).
+        bias: b, (H,).
+        gain: g, (H,); ``None`` exactly for ``norm="none"``.
+        family: ``"gaussian"``: H independent outputs of variance phi; ``"bernoulli"``: H
+            independent outputs of 0 or 1; ``"categorical"``: a softmax over H classes, outputs
+            one-hot.
+        norm: the normalisation.
+        dispersion: phi, positive; 1 for families other than ``"gaussian"``.
+        eps: added to the variances of ``"bn"`` and ``"ln"``. All closed forms hold with it,
+            invariance to the scale of weights and data only without.
+
+    Raises:
+        TypeError: for tensors of several precisions, or of whole numbers.
+        ValueError: if sizes, names or numbers do not fit together; for a sigma of 0.
+
+    Example:
+        >>> x = torch.tensor([[1.0, 2.0], [3.0, -1.0], [0.0, 1.0]])
+        >>> model = GLM(x, torch.eye(2), torch.zeros(2), torch.ones(2), norm="ln")
+        >>> model.natural_parameters()
+        tensor([[-1.,  1.],
+                [ 1., -1.],
+                [-1.,  1.]])
+    """
+
+    inputs: Tensor
+    weight: Tensor
+    bias: Tensor
+    gain: Tensor | None = None
+    family: Family = "gaussian"
+    norm: Normalization = "none"
+    dispersion: float = 1.0
+    eps: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, known in (("family", Family), ("norm", Normalization)):
+            value = getattr(self, name)
+            if value not in get_args(known):
+                raise ValueError(f"{name} must be one of {get_args(known)}, got {value!r}")
+        if self.inputs.dim() != 2 or self.weight.dim() != 2 or not len(self.inputs):
+            raise ValueError(
+                f"inputs must be (N, D) and weight (H, D), got {_sizes(self.inputs, self.weight)}"
+            )
+        if self.inputs.shape[1] != self.weight.shape[1]:
+            raise ValueError(
+                f"inputs (N, D) and weight (H, D) must have one D, got "
+                f"{_sizes(self.inputs, self.weight)}"
+            )
+        if not self.units or not self.features:
+            raise ValueError(
+                f"a model needs a unit and a feature at least, got a weight {_sizes(self.weight)}"
+            )
+        if (self.gain is None) != (self.norm == "none"):
+            given = "none" if self.gain is None else "one"
+            wanted = "none" if self.norm == "none" else "a gain (H,)"
+            raise ValueError(f"norm={self.norm!r} takes {wanted}, got {given}")
+        for name in ("bias", "gain"):
+            value = getattr(self, name)
+            if value is not None and value.shape != (self.units,):
+                raise ValueError(f"{name} must be ({self.units},), got {_sizes(value)}")
+        if self.units < 2 and (self.norm == "ln" or self.family == "categorical"):
+            raise ValueError(
+                f"{self.norm}, {self.family}: needs 2 units at least, got {self.units}"
+            )
+        if len(self.inputs) < 2 and self.norm == "bn":
+            raise ValueError("bn needs 2 cases at least, got 1")
+        tensors = {name: getattr(self, name) for name in ("inputs", "weight", "bias", "gain")}
+        dtypes = {name: a.dtype for name, a in tensors.items() if a is not None}
+        if len(set(dtypes.values())) > 1 or not self.weight.is_floating_point():
+            given = ", ".join(f"{name} {dtype}" for name, dtype in dtypes.items())
+            raise TypeError(
+                f"all tensors must be of one floating-point precision, best float64; got {given}"
+            )
+        check_dispersion(self.family, self.dispersion)
+        takes_eps = self.norm in ("bn", "ln")
+        if not 0 <= self.eps < math.inf or (self.eps and not takes_eps):
+            wanted = "0 or more, and finite" if takes_eps else f"0 for norm={self.norm!r}"
+            raise ValueError(f"eps must be {wanted}, got {self.eps}")
+        self._check_sigma()
+
+    def _check_sigma(self) -> None:
+        """Refuses to divide by 0, or by what rounding has left of it."""
+        if self.norm == "none" or self.eps:
+            return
+        with torch.no_grad():
+            a, sigma = self.sums().abs(), self.statistics()[1]
+            rounding = 8 * torch.finfo(a.dtype).eps
+            if self.norm == "wn":
+                zero, what = sigma[0] == 0, "weight vectors of 0, of unit(s)"
+            elif self.norm == "bn":
+                zero, what = sigma[0] <= rounding * a.amax(0), "one sum for all cases, in unit(s)"
+            else:
+                zero, what = (
+                    sigma[:, 0] <= rounding * a.amax(1),
+                    "one sum for all units, in case(s)",
+                )
+            places = [str(place) for place in zero.nonzero().flatten().tolist()]
+        if places:
+            shown = ", ".join(places[:8]) + (", ..." if len(places) > 8 else "")
+            eps = "" if self.norm == "wn" else ", or an eps above 0"
+            raise ValueError(
+                f"norm={self.norm!r} divides by sigma, which must not be 0, got {what} {shown}: "
+                f"give other weights or inputs{eps}"
+            )
+
+    @property
+    def units(self) -> int:
+        """H."""
+        return self.weight.shape[0]
+
+    @property
+    def features(self) -> int:
+        """D."""
+        return self.weight.shape[1]
+
+    # Parameters
+
+    def parameters(self) -> Tensor:
+        """All parameters, (P,): [w_i, b_i, g_i] stacked over units, P = H (D + 2).
+
+        Without normalisation there are no gains: [w_i, b_i], P = H (D + 1).
+        """
+        parts = [self.weight, self.bias[:, None]]
+        if self.gain is not None:
+            parts.append(self.gain[:, None])
+        return torch.cat(parts, dim=1).flatten()
+
+    def with_parameters(self, theta: Tensor) -> GLM:
+        """The same model at other parameters (P,), in the order of `parameters`.
+
+        Raises:
+            TypeError: for another precision.
+            ValueError: for another number.
+        """
+        expected = self.units * (self.features + (1 if self.gain is None else 2))
+        if theta.shape != (expected,):
+            raise ValueError(f"parameters must be ({expected},), got {_sizes(theta)}")
+        if theta.dtype != self.weight.dtype:
+            raise TypeError(f"parameters must be {self.weight.dtype}, got {theta.dtype}")
+        rows = theta.view(self.units, -1)
+        gain = None if self.gain is None else rows[:, self.features + 1]
+        weight, bias = rows[:, : self.features], rows[:, self.features]
+        # Not checked anew: values cannot be looked at wherever derivatives are taken.
+        moved = copy.copy(self)
+        for name, value in (("weight", weight), ("bias", bias), ("gain", gain)):
+            object.__setattr__(moved, name, value)
+        return moved
+
+    # From inputs to outputs
+
+    def sums(self) -> Tensor:
+        """Summed inputs a, (N, H)."""
+        return self.inputs @ self.weight.T
+
+    def statistics(self) -> tuple[Tensor, Tensor]:
+        """mu and sigma of each summed input, (N, H) both (expanded)."""
+        a = self.sums()
+        mu, sigma = torch.zeros_like(a), torch.ones_like(a)
+        if self.norm == "wn":
+            sigma = torch.linalg.vector_norm(self.weight, dim=1).expand_as(a)
+        elif self.norm in ("bn", "ln"):
+            axis = 0 if self.norm == "bn" else 1
+            mu = a.mean(axis, keepdim=True).expand_as(a)
+            variance = (a - mu).square().mean(axis, keepdim=True)
+            sigma = (variance + self.eps).sqrt().expand_as(a)
+        return mu, sigma
+
+    def normalized(self) -> Tensor:
+        """z, (N, H)."""
+        mu, sigma = self.statistics()
+        return (self.sums() - mu) / sigma
+
+    def natural_parameters(self) -> Tensor:
+        """s, (N, H)."""
+        z = self.normalized()
+        return (z if self.gain is None else self.gain * z) + self.bias
+
+    def distribution(self) -> distributions.Distribution:
+        """P(y | x) of all cases: N distributions of outputs (H,)."""
+        return _distribution(self, self.natural_parameters())
+
+    def sample(self, draws: int = 1, seed: int = 0) -> Tensor:
+        """Outputs drawn from P(y | x), (draws, N, H)."""
+        return _sample(self, self.natural_parameters(), draws, _generator(self, seed))
+
+    def covariance(self) -> Tensor:
+        """C = Cov[y | x] of each case (eq. 11), (N, H, H)."""
+        s = self.natural_parameters()
+        if self.family == "gaussian":
+            return torch.diag_embed(torch.full_like(s, self.dispersion))
+        if self.family == "bernoulli":
+            p = s.sigmoid()
+            return torch.diag_embed(p * (1 - p))
+        p = s.softmax(dim=1)
+        return torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
+
+
+def check_dispersion(family: Family, dispersion: float) -> None:
+    """Refuses a phi that outputs of this family cannot have.
+
+    Raises:
+        ValueError: unless it is positive and finite, and for families other than ``"gaussian"`` 1.
+    """
+    if not 0 < dispersion < math.inf or (family != "gaussian" and dispersion != 1):
+        wanted = "positive, and finite" if family == "gaussian" else f"1 for {family}"
+        raise ValueError(f"dispersion must be {wanted}, got {dispersion}")
+
+
+def _sizes(*tensors: Tensor) -> str:
+    return " and ".join(str(tuple(tensor.shape)) for tensor in tensors)
+
+
+def _distribution(model: GLM, s: Tensor) -> distributions.Distribution:
+    # Not validated: values cannot be looked at where derivatives are taken.
+    if model.family == "gaussian":
+        normal = distributions.Normal(s, model.dispersion**0.5, validate_args=False)
+        return distributions.Independent(normal, 1, validate_args=False)
+    if model.family == "bernoulli":
+        bernoulli = distributions.Bernoulli(logits=s, validate_args=False)
+        return distributions.Independent(bernoulli, 1, validate_args=False)
+    return distributions.OneHotCategorical(logits=s, validate_args=False)
+
+
+def _generator(model: GLM, seed: int) -> torch.Generator:
+    # Apart from the generator that data of the same seed come from: its numbers again would be
+    # outputs that depend on the inputs.
+    return torch.Generator(model.weight.device).manual_seed(seed ^ 0x5DEECE66)
+
+
+def _sample(model: GLM, s: Tensor, draws: int, generator: torch.Generator) -> Tensor:
+    # Not by `distributions`, which know no generator of one's own.
+    if model.family == "categorical":
+        classes = s.softmax(1).multinomial(draws, replacement=True, generator=generator)
+        return F.one_hot(classes.T, model.units).to(s)
+    s = s.expand(draws, *s.shape)
+    if model.family == "bernoulli":
+        return torch.bernoulli(s.sigmoid(), generator=generator)
+    noise = torch.randn(s.shape, generator=generator, dtype=s.dtype, device=s.device)
+    return s + model.dispersion**0.5 * noise
+
+
+def random_glm(
+    family: Family = "gaussian",
+    norm: Normalization = "none",
+    units: int = 4,
+    features: int = 5,
+    cases: int = 200,
+    seed: int = 0,
+    dispersion: float = 1.0,
+) -> GLM:
+    """A toy model with random parameters and data, float64.
+
+    Inputs are normal with variance 1 about a mean of about 1/2, weights normal with variance 1 / D,
+    biases with variance 1/4, gains uniform in [1/2, 3/2]. Models of one seed and size have the same
+    inputs, weights and biases, whatever their family and norm.
+
+    Args:
+        family: of the outputs.
+        norm: the normalisation.
+        units: H.
+        features: D.
+        cases: N.
+        seed: of everything.
+        dispersion: phi.
+
+    Example:
+        >>> random_glm("bernoulli", "ln").parameters().shape
+        torch.Size([28])
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(*size, generator=generator, dtype=torch.float64)
+
+    inputs = normal(cases, features) + 0.5 * normal(features)
+    weight, bias = normal(units, features) / features**0.5, 0.5 * normal(units)
+    gain = 0.5 + torch.rand(units, generator=generator, dtype=torch.float64)
+    return GLM(inputs, weight, bias, None if norm == "none" else gain, family, norm, dispersion)
+
+
+# The Fisher information matrix
+
+
+def exact_fisher(model: GLM) -> Tensor:
+    """F = E_x[J^T C J] / phi^2 with the Jacobian J of s by all parameters (eq. 9).
+
+    The Jacobian comes from automatic differentiation, through batch norm's statistics as well. It
+    needs memory for N H P numbers.
+
+    Returns:
+        (P, P), in the order of `GLM.parameters`.
+
+    Example:
+        >>> exact_fisher(random_glm("categorical", "bn")).shape
+        torch.Size([28, 28])
+    """
+    return _pulled_back(model, model.covariance() / model.dispersion**2)
+
+
+def monte_carlo_fisher(model: GLM, draws: int, seed: int = 0) -> Tensor:
+    """The mean of score score^T over outputs drawn from the model (eq. 9); its limit is F.
+
+    Its error falls as 1 / sqrt(N draws).
+
+    Args:
+        model: the model.
+        draws: outputs for each of the N cases.
+        seed: of the draws.
+
+    Returns:
+        (P, P).
+
+    Example:
+        >>> model = random_glm("bernoulli", "ln")
+        >>> exact, sampled = exact_fisher(model), monte_carlo_fisher(model, 1000)
+        >>> float((sampled - exact).norm() / exact.norm()) < 0.02
+        True
+    """
+    if draws < 1:
+        raise ValueError(f"draws must be at least 1, got {draws}")
+    s = model.natural_parameters()
+    moments = torch.zeros(*s.shape, model.units, dtype=s.dtype, device=s.device)
+    generator = _generator(model, seed)
+    chunk = max(1, _CHUNK // s.numel())
+    for first in range(0, draws, chunk):
+        scores = _scores(model, s, _sample(model, s, min(chunk, draws - first), generator))
+        moments += torch.einsum("mni,mnj->nij", scores, scores)
+    return _pulled_back(model, moments / draws)
+
+
+def empirical_fisher(model: GLM, targets: Tensor) -> Tensor:
+    """The mean of score score^T over the labels of a data set.
+
+    This is not the Fisher information, whose outputs are the model's own: the two agree only where
+    the labels are distributed as the model has it, and in the limit of many cases.
+
+    Args:
+        model: the model.
+        targets: outputs, (N, H), of ``"bernoulli"`` each 0 or 1; of ``"categorical"`` one-hot, or
+            class numbers (N,) from 0 to H - 1.
+
+    Returns:
+        (P, P).
+
+    Raises:
+        TypeError: for class numbers that are not integers.
+        ValueError: if sizes do not fit, and for outputs that the family does not have.
+
+    Example:
+        >>> model = random_glm("categorical", "ln", cases=50)
+        >>> empirical_fisher(model, torch.zeros(50, dtype=torch.long)).shape
+        torch.Size([28, 28])
+    """
+    s = model.natural_parameters()
+    if model.family == "categorical" and targets.shape == s.shape[:1]:
+        targets = _one_hot(targets, model.units)
+    if targets.shape != s.shape:
+        numbers = f" or ({s.shape[0]},)" if model.family == "categorical" else ""
+        raise ValueError(f"targets must be {tuple(s.shape)}{numbers}, got {_sizes(targets)}")
+    targets = targets.to(s)
+    if not targets.isfinite().all():
+        raise ValueError("targets must be finite, got some that are not")
+    if model.family != "gaussian" and not ((targets == 0) | (targets == 1)).all():
+        raise ValueError(
+            f"targets of family={model.family!r} must be 0 or 1, got values from "
+            f"{targets.min():g} to {targets.max():g}"
+        )
+    if model.family == "categorical" and not (targets.sum(1) == 1).all():
+        raise ValueError(
+            "targets of family='categorical' must be one-hot, got rows of another sum than 1; "
+            f"class numbers ({len(s)},) serve as well"
+        )
+    scores = _scores(model, s, targets)
+    return _pulled_back(model, scores[:, :, None] * scores[:, None, :])
+
+
+def _one_hot(classes: Tensor, units: int) -> Tensor:
+    if classes.is_floating_point() or classes.is_complex() or classes.dtype == torch.bool:
+        raise TypeError(f"class numbers must be integers, got {classes.dtype}: give targets.long()")
+    if classes.min() < 0 or classes.max() >= units:
+        raise ValueError(
+            f"class numbers must be from 0 to {units - 1}, as there are {units} units; got values "
+            f"from {int(classes.min())} to {int(classes.max())}"
+        )
+    return F.one_hot(classes.long(), units)
+
+
+def _scores(model: GLM, s: Tensor, y: Tensor) -> Tensor:
+    """Gradients of log P(y | s) by s, for outputs y (\\*, N, H)."""
+    s = s.detach().expand_as(y).requires_grad_()
+    with torch.enable_grad():
+        likelihood = _distribution(model, s).log_prob(y).sum()
+    return torch.autograd.grad(likelihood, s)[0]
+
+
+def _pulled_back(model: GLM, moments: Tensor) -> Tensor:
+    """E_x[J^T M J] for second moments M (N, H, H) of the score by s."""
+
+    def natural(theta: Tensor) -> Tensor:
+        return model.with_parameters(theta).natural_parameters()
+
+    jacobian = torch.func.jacfwd(natural)(model.parameters().detach())
+    product = (moments @ jacobian).flatten(0, 1)
+    return jacobian.flatten(0, 1).T @ product / len(model.inputs)
+
+
+def closed_form_fisher(model: GLM, paper_form: bool = False) -> Tensor:
+    """F by the formulas of the source (eq. 12 to 14) without automatic differentiation.
+
+    F_ij = E_x[C_ij / phi^2 r_i r_j^T], r_i = [g_i / sigma_i chi_i, 1, z_i], with
+
+    * no norm: r_i = [x, 1];
+    * weight norm: chi_i = x - (u_i x) u_i, u_i = w_i / |w_i|;
+    * batch norm: chi_i = x - m - z_i S w_i / sigma_i, with mean m and covariance S of the inputs;
+    * layer norm, as printed: chi_i = (1 - 1/H - z_i^2 / H) x. That is the term of the unit itself
+      alone: mu and sigma are shared by all units, so s_k depends on every w_i, ds_k / dw_i =
+      g_k / sigma Q_ki x with Q = I - (1 1^T + z z^T) / H. Hence, with G = diag(g),
+      F_wiwj = E[(Q G C G Q)_ij / (phi sigma)^2 x x^T], F_wibj = E[(Q G C)_ij / (phi^2 sigma) x]
+      and F_wigj = E[(Q G C)_ij z_j / (phi^2 sigma) x].
+
+    Args:
+        model: the model.
+        paper_form: layer norm as eq. 13 and 14 have it; without effect for the others.
+
+    Returns:
+        (P, P), in the order of `GLM.parameters`.
+
+    Example:
+        >>> model = random_glm("bernoulli", "ln")
+        >>> exact = exact_fisher(model)
+        >>> float((closed_form_fisher(model) - exact).norm() / exact.norm()) < 1e-12
+        True
+    """
+    covariance = model.covariance() / model.dispersion**2
+    cases, size = len(model.inputs), model.parameters().numel()
+    if model.norm == "ln" and not paper_form:
+        blocks = _layer_norm_blocks(model, covariance)
+    else:
+        rows = _own_rows(model)
+        blocks = torch.einsum("nij,nip,njq->ipjq", covariance, rows, rows)
+    return blocks.reshape(size, size) / cases
+
+
+def _own_rows(model: GLM) -> Tensor:
+    """r_i = ds_i / d[w_i, b_i, g_i] as eq. 13 and 14 have it, (N, H, D + 2) or (N, H, D + 1)."""
+    x = model.inputs
+    (_, sigma), z = model.statistics(), model.normalized()
+    one = torch.ones_like(z)[:, :, None]
+    chi = x[:, None, :].expand(-1, model.units, -1)
+    if model.gain is None:
+        return torch.cat([chi, one], dim=2)
+    if model.norm == "wn":
+        direction = model.weight / torch.linalg.vector_norm(model.weight, dim=1, keepdim=True)
+        chi = chi - (x @ direction.T)[:, :, None] * direction
+    elif model.norm == "bn":
+        centred = x - x.mean(0)
+        slope = model.weight @ (centred.T @ centred) / len(x)
+        chi = centred[:, None, :] - (z / sigma)[:, :, None] * slope
+    else:
+        chi = (1 - (1 + z.square()) / model.units)[:, :, None] * chi
+    return torch.cat([(model.gain / sigma)[:, :, None] * chi, one, z[:, :, None]], dim=2)
+
+
+def _layer_norm_blocks(model: GLM, covariance: Tensor) -> Tensor:
+    """Sums over cases, (H, D + 2, H, D + 2)."""
+    assert model.gain is not None
+    x, z = model.inputs, model.normalized()
+    sigma = model.statistics()[1][:, :1, None]
+    outer = z[:, :, None] * z[:, None, :]
+    eye = torch.eye(model.units, dtype=z.dtype, device=z.device)
+    q = eye - (1 + outer) / model.units
+    qgc = (q * model.gain) @ covariance / sigma
+    qgcgq = (qgc * model.gain) @ q / sigma
+    units, features = model.units, model.features
+    blocks = z.new_empty(units, features + 2, units, features + 2)
+    w, b, g = slice(features), features, features + 1
+    blocks[:, w, :, w] = torch.einsum("nij,nc,nd->icjd", qgcgq, x, x)
+    blocks[:, w, :, b] = torch.einsum("nij,nc->icj", qgc, x)
+    blocks[:, w, :, g] = torch.einsum("nij,nj,nc->icj", qgc, z, x)
+    blocks[:, b, :, b] = covariance.sum(0)
+    blocks[:, b, :, g] = (covariance * z[:, None, :]).sum(0)
+    blocks[:, g, :, g] = (covariance * outer).sum(0)
+    blocks[:, b, :, w] = blocks[:, w, :, b].permute(2, 0, 1)
+    blocks[:, g, :, w] = blocks[:, w, :, g].permute(2, 0, 1)
+    blocks[:, g, :, b] = blocks[:, b, :, g].T
+    return blocks
+
+
+# The direction of the gains
+
+
+def gain_block(model: GLM, paper_form: bool = False) -> Tensor:
+    """The metric of a step of the gains: ds^2 = 1/2 dg^T (gain block) dg (eq. 32 to 35).
+
+    E_x[C * z z^T] / phi^2, elementwise, the block of the gains in F. Without normalisation the step
+    is that of the norms of the weight vectors, dw_i = dg_i w_i / |w_i| (see `gain_step`), and
+    z_i = a_i / |w_i| as under weight norm.
+
+    Args:
+        model: the model.
+        paper_form: as printed: for batch norm (eq. 32) E_x[C] / phi^2, where z z^T is missing; for
+            no norm (eq. 35) the summand (i, j) with the square of |w_i| in place of |w_i| |w_j|,
+            which is not symmetric. Layer norm (33) and weight norm (34) are right as they are.
+
+    Returns:
+        (H, H).
+
+    Example:
+        >>> model = random_glm("bernoulli", "wn")
+        >>> gains = slice(6, None, 7)  # D = 5: w, w, w, w, w, b, g
+        >>> torch.allclose(gain_block(model), exact_fisher(model)[gains, gains])
+        True
+    """
+    covariance = model.covariance() / model.dispersion**2
+    z = model.normalized()
+    if model.gain is None:
+        norms = torch.linalg.vector_norm(model.weight, dim=1)
+        if paper_form:
+            block = torch.einsum("nij,ni,nj->ij", covariance, z, z) / norms.square()[:, None]
+            return block / len(z)
+        z = z / norms
+    if paper_form and model.norm == "bn":
+        return covariance.mean(0)
+    return torch.einsum("nij,ni,nj->ij", covariance, z, z) / len(z)
+
+
+def gain_step(model: GLM, step: Tensor) -> Tensor:
+    """The step of all parameters (P,) that a step of the gains (H,) is.
+
+    Without normalisation: dw_i = dg_i w_i / |w_i|, the step of the same size along the weights'
+    own directions (eq. 35). Under batch and layer norm a step of the gain is not the same change of
+    the effective norm g_i |w_i| / sigma_i.
+
+    Example:
+        >>> model = random_glm("gaussian", "none")
+        >>> step = torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64)
+        >>> ds2 = squared_distance(model, gain_step(model, step))
+        >>> torch.allclose(ds2, gain_block(model)[0, 0] / 2)
+        True
+    """
+    _check_step(model, step, model.units, "the gains")
+    rows = torch.zeros_like(model.parameters()).view(model.units, -1)
+    if model.gain is None:
+        norms = torch.linalg.vector_norm(model.weight, dim=1)
+        rows[:, : model.features] = (step / norms)[:, None] * model.weight
+    else:
+        rows[:, -1] = step
+    return rows.flatten()
+
+
+# Directions that change nothing
+
+
+def invariant_directions(model: GLM) -> Tensor:
+    """Orthonormal directions of the parameters that normalisation undoes, for any data and family.
+
+    Batch and weight norm: each w_i along itself, H directions. Layer norm: W along itself, and the
+    same vector added to all of its rows, D + 1. Without normalisation none. Outputs do not change
+    along them (with eps = 0; with eps hardly), so the gradient of any loss is orthogonal to them.
+
+    Returns:
+        (P, K), K directions as columns.
+
+    Example:
+        >>> model = random_glm("gaussian", "ln")
+        >>> directions = invariant_directions(model)
+        >>> tuple(directions.shape), bool((exact_fisher(model) @ directions).abs().max() < 1e-14)
+        ((28, 6), True)
+    """
+    weight, units, features = model.weight, model.units, model.features
+    steps: list[Tensor] = []
+    if model.norm in ("bn", "wn"):
+        unit = torch.eye(units, dtype=weight.dtype, device=weight.device)
+        steps = [unit[i, :, None] * weight for i in range(units)]
+    elif model.norm == "ln":
+        axes = torch.eye(features, dtype=weight.dtype, device=weight.device)
+        steps = [weight, *(axis.expand_as(weight) for axis in axes)]
+    rows = weight.new_zeros(len(steps), units, model.parameters().numel() // units)
+    for row, step in zip(rows, steps, strict=True):
+        row[:, :features] = step
+    return torch.linalg.qr(rows.flatten(1).T).Q
+
+
+def null_space_basis(fisher: Tensor, rtol: float = 1e-12) -> Tensor:
+    """Orthonormal basis of the directions in which a Fisher information matrix sees no change.
+
+    Beyond `invariant_directions` it finds those of the family (a softmax does not see what is added
+    to all its logits) and of the data (fewer cases than parameters).
+
+    Args:
+        fisher: a symmetric matrix without negative eigenvalues, (P, P).
+        rtol: eigenvalues up to this part of the greatest count as 0.
+
+    Returns:
+        (P, K), K = P less the rank.
+
+    Raises:
+        ValueError: for a matrix that is not square, or not finite.
+
+    Example:
+        >>> null_space_basis(exact_fisher(random_glm("bernoulli", "bn"))).shape
+        torch.Size([28, 4])
+    """
+    if fisher.dim() != 2 or fisher.shape[0] != fisher.shape[1] or not len(fisher):
+        raise ValueError(f"a Fisher information matrix must be (P, P), got {_sizes(fisher)}")
+    if not fisher.isfinite().all():
+        raise ValueError(
+            "this matrix has values that are not finite, and so no directions: look at the model "
+            "that it comes from"
+        )
+    values, vectors = torch.linalg.eigh(fisher)
+    return vectors[:, values <= rtol * values[-1]]
+
+
+# Distances between distributions
+
+
+def _check_step(model: GLM, step: Tensor, size: int, what: str) -> None:
+    if step.shape != (size,):
+        raise ValueError(f"a step of {what} must be ({size},), got {_sizes(step)}")
+    if step.dtype != model.weight.dtype:
+        raise TypeError(f"a step of {what} must be {model.weight.dtype}, got {step.dtype}")
+
+
+def kl_divergence(model: GLM, step: Tensor) -> Tensor:
+    """KL[P_theta || P_theta+step], the mean over the cases (eq. 8), in nats; a scalar.
+
+    Gaussian: |s' - s|^2 / (2 phi).
+
+    Args:
+        model: the model at theta.
+        step: of all parameters, (P,).
+
+    Raises:
+        TypeError: for a step of another precision.
+        ValueError: for one of another length.
+
+    Example:
+        >>> model = random_glm("gaussian", "ln", dispersion=2.0)
+        >>> step = torch.full((28,), 0.1, dtype=torch.float64)
+        >>> moved = model.with_parameters(model.parameters() + step).natural_parameters()
+        >>> change = moved - model.natural_parameters()
+        >>> torch.allclose(kl_divergence(model, step), change.square().sum(1).mean() / 4)
+        True
+    """
+    theta = model.parameters()
+    _check_step(model, step, len(theta), "all parameters")
+    moved = model.with_parameters(theta + step)
+    return distributions.kl_divergence(model.distribution(), moved.distribution()).mean()
+
+
+def squared_distance(model: GLM, step: Tensor) -> Tensor:
+    """ds^2 = 1/2 step^T F step, the expansion of `kl_divergence` to second order (eq. 8).
+
+    F is not built: the derivative of s along the step is enough, so this serves large models too.
+
+    Args:
+        model: the model.
+        step: of all parameters, (P,).
+
+    Returns:
+        A scalar, in nats.
+
+    Raises:
+        TypeError: for a step of another precision.
+        ValueError: for one of another length.
+
+    Example:
+        >>> model = random_glm("categorical", "bn")
+        >>> step = torch.full((28,), 0.1, dtype=torch.float64)
+        >>> torch.allclose(squared_distance(model, step), step @ exact_fisher(model) @ step / 2)
+        True
+    """
+
+    def natural(theta: Tensor) -> Tensor:
+        return model.with_parameters(theta).natural_parameters()
+
+    theta = model.parameters()
+    _check_step(model, step, len(theta), "all parameters")
+    change = torch.func.jvp(natural, (theta,), (step,))[1]
+    squares = torch.einsum("ni,nij,nj->n", change, model.covariance(), change)
+    return squares.mean() / (2 * model.dispersion**2)

@@ -1,0 +1,653 @@
+"""What Ba et al. 2016, section 5.2, says about the geometry of learning, put to the test.
+
+Each claim is measured on toy models of `ln_zoo.analysis.random_glm` in float64, with eps = 0: the
+formulas against automatic differentiation, as printed and as they should be, and what follows for
+the scale of weights and data. `docs/fisher.md` has the derivations.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+import torch
+from torch import Tensor
+
+from ln_zoo.analysis.fisher import (
+    GLM,
+    Family,
+    Normalization,
+    closed_form_fisher,
+    empirical_fisher,
+    exact_fisher,
+    gain_block,
+    invariant_directions,
+    kl_divergence,
+    monte_carlo_fisher,
+    null_space_basis,
+    random_glm,
+    squared_distance,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+_FAMILIES: tuple[Family, ...] = get_args(Family)
+_NORMALIZED: tuple[Normalization, ...] = ("bn", "wn", "ln")
+_NAMES = {"none": "none", "bn": "BN", "wn": "WN", "ln": "LN"}
+#: Rounding in float64.
+_EXACT = 1e-12
+#: Toys for a printed formula's error, which depends on the draw.
+_TOYS = 16
+#: What printed formulas have been found to be off by in other toys: of eq. 13 with 4, 16 and 64
+#: units, and of eq. 32.
+_OFF_13 = (0.70, 0.24, 0.13)
+_OFF_32: dict[Family, float] = {"bernoulli": 0.34, "categorical": 0.67}
+#: Steps for the remainder of the KL divergence: halved each time.
+_STEPS = [2.0**-k for k in range(2, 11)]
+#: Directions of these steps, averaged over: along one of them the third order may be small.
+_DIRECTIONS = 8
+#: Runs whose errors are averaged at each number of draws.
+_RUNS = 6
+#: Cases of the model for the empirical matrix: with few of them it is off by chance alone.
+_MANY = 20_000
+
+
+@dataclasses.dataclass(frozen=True)
+class FisherCheck:
+    """One claim and what came out.
+
+    Args:
+        source: where the source has it: number of an equation or section.
+        claim: what is measured, in words.
+        expected: the value that the corrected theory has.
+        measured: the value found.
+        agrees: whether the two are the same, within rounding or within what is said.
+    """
+
+    source: str
+    claim: str
+    expected: str
+    measured: str
+    agrees: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class FisherStudy:
+    """All claims, and the curves behind them; `rich` prints it as it is.
+
+    Args:
+        checks: the claims.
+        spectra: sizes of the eigenvalues of F of a Bernoulli model, greatest first, by
+            normalisation; those of eq. 13 as printed for LN among them.
+        steps: lengths of the steps of ``remainders``.
+        remainders: KL - 1/2 step^T F step of a Bernoulli model at each length, in nats, root mean
+            square over directions; by normalisation.
+        draws: numbers of sampled outputs, all cases together.
+        sampling: relative errors of the sampled F at these numbers, by family (batch norm).
+        units: numbers of units of ``deviations``.
+        deviations: relative errors of eq. 13 as printed for LN at these numbers, by family.
+    """
+
+    checks: list[FisherCheck]
+    spectra: dict[str, list[float]]
+    steps: list[float]
+    remainders: dict[str, list[float]]
+    draws: list[int]
+    sampling: dict[str, list[float]]
+    units: list[int]
+    deviations: dict[str, list[float]]
+
+    @property
+    def agrees(self) -> bool:
+        """Whether every claim comes out as the corrected theory has it."""
+        return all(check.agrees for check in self.checks)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Prints the claims as a table."""
+        from rich import box
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+        for heading in _HEADINGS:
+            table.add_column(heading)
+        for check in self.checks:
+            *texts, verdict = _texts(check)
+            style = "green" if check.agrees else "bold red"
+            # As Text: square brackets would be read as markup.
+            table.add_row(*map(Text, texts), Text(verdict, style))
+        yield table
+
+    def markdown(self) -> str:
+        """The claims as a Markdown table."""
+        lines = [_HEADINGS, ["---"] * len(_HEADINGS), *map(_texts, self.checks)]
+        return "\n".join(
+            f"| {' | '.join(text.replace('|', chr(92) + '|') for text in line)} |" for line in lines
+        )
+
+    def csv(self) -> str:
+        """The claims as comma-separated values with a head."""
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([_HEADINGS, *map(_texts, self.checks)])
+        return text.getvalue().rstrip("\n")
+
+
+_HEADINGS = ["source", "claim", "expected", "measured", "agrees"]
+
+
+def _texts(check: FisherCheck) -> list[str]:
+    words = [check.source, check.claim, check.expected, check.measured]
+    return [*words, "yes" if check.agrees else "no"]
+
+
+def study_fisher(
+    units: int = 4, features: int = 5, cases: int = 200, draws: int = 500_000, seed: int = 0
+) -> FisherStudy:
+    """Measures every claim about the Fisher information of normalised GLMs.
+
+    Args:
+        units: H of the toys, 3 at least.
+        features: D.
+        cases: N, 2 (D + 2) at least, so that data leave no direction open.
+        draws: greatest number of outputs to sample, all cases together; a hundredth and a tenth of
+            it are used as well. 100 N at least.
+        seed: of the toys.
+
+    Raises:
+        ValueError: for fewer units, cases or draws.
+
+    Example:
+        >>> study = study_fisher(units=3, features=2, cases=50, draws=5_000)
+        >>> study.checks[0].claim, study.checks[0].agrees
+        ('closed forms against autograd, 3 families x 4 norms', True)
+    """
+    for name, value, least in (
+        ("units", units, 3),
+        ("features", features, 2),
+        ("cases", cases, 2 * (features + 2)),
+        ("draws", draws, 100 * cases),
+    ):
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}, got {value}")
+
+    def toy(family: Family, norm: Normalization) -> GLM:
+        return random_glm(family, norm, units, features, cases, seed)
+
+    toys = [toy(family, norm) for family in _FAMILIES for norm in get_args(Normalization)]
+    normalized = [model for model in toys if model.norm != "none"]
+    spectra = {
+        _NAMES[norm]: _spectrum(exact_fisher(toy("bernoulli", norm)))
+        for norm in get_args(Normalization)
+    }
+    printed = closed_form_fisher(toy("bernoulli", "ln"), paper_form=True)
+    spectra["LN, eq. 13 as printed"] = _spectrum(printed)
+    remainders = {
+        _NAMES[norm]: _remainders(toy("bernoulli", norm), _STEPS, seed)
+        for norm in get_args(Normalization)
+    }
+    numbers = [draws // 100 // cases, draws // 10 // cases, draws // cases]
+    sampling: dict[str, list[float]] = {
+        family: _sampling_errors(toy(family, "bn"), numbers, seed) for family in _FAMILIES
+    }
+    sizes = [4, 16, 64]
+    deviations: dict[str, list[float]] = {
+        family: [
+            _printed_error(random_glm(family, "ln", size, features, cases, seed)) for size in sizes
+        ]
+        for family in _FAMILIES
+    }
+    checks = [
+        *_formula_checks(toys),
+        *_printed_checks(deviations, toys, features, cases, seed),
+        *_weight_scale_checks(normalized),
+        *_null_checks(normalized),
+        *_step_checks(normalized, seed),
+        *_input_scale_checks(toys),
+        *_kl_checks(toys, seed),
+        *_sampling_checks([number * cases for number in numbers], sampling),
+        _empirical_check(units, features, seed),
+    ]
+    return FisherStudy(
+        checks, spectra, _STEPS, remainders, [n * cases for n in numbers], sampling, sizes,
+        deviations,
+    )  # fmt: skip
+
+
+# Measures
+
+
+def _relative(found: Tensor, wanted: Tensor) -> float:
+    return float((found - wanted).norm() / wanted.norm())
+
+
+def _ratio(after: Tensor, before: Tensor) -> float:
+    """By what number ``before`` has been multiplied; NaN if not all of it by one number."""
+    ratio = (after * before).sum() / before.square().sum()
+    proportional = _relative(after, ratio * before) <= _EXACT
+    return float(ratio) if proportional else float("nan")
+
+
+def _spectrum(fisher: Tensor) -> list[float]:
+    return sorted(torch.linalg.eigvalsh(fisher).abs().tolist(), reverse=True)
+
+
+def _blocks(model: GLM) -> Tensor:
+    """F as (H, D + 2, H, D + 2): unit and place among [w, b, g], twice."""
+    size = model.parameters().numel() // model.units
+    return closed_form_fisher(model).view(model.units, size, model.units, size)
+
+
+def _printed_error(model: GLM) -> float:
+    return _relative(closed_form_fisher(model, paper_form=True), closed_form_fisher(model))
+
+
+def _random_directions(model: GLM, seed: int) -> Tensor:
+    """Steps of length 1, a row each."""
+    generator = torch.Generator().manual_seed(seed + 1)
+    theta = model.parameters()
+    steps = torch.randn(_DIRECTIONS, len(theta), generator=generator, dtype=theta.dtype)
+    return steps / steps.norm(dim=1, keepdim=True)
+
+
+def _remainders(model: GLM, lengths: Sequence[float], seed: int) -> list[float]:
+    squares = torch.zeros(len(lengths), dtype=torch.float64)
+    for step in _random_directions(model, seed):
+        quadratic = squared_distance(model, step)
+        kl = torch.stack([kl_divergence(model, length * step) for length in lengths])
+        squares += (kl - quadratic * torch.tensor(lengths, dtype=torch.float64).square()).square()
+    return (squares / _DIRECTIONS).sqrt().tolist()
+
+
+def _sampling_errors(model: GLM, numbers: Sequence[int], seed: int) -> list[float]:
+    exact = closed_form_fisher(model)
+    return [
+        statistics.mean(
+            _relative(monte_carlo_fisher(model, number, seed * _RUNS + run), exact)
+            for run in range(_RUNS)
+        )
+        for number in numbers
+    ]
+
+
+def _weight_gradient(model: GLM, targets: Tensor) -> Tensor:
+    """Gradient of the mean negative log-likelihood by W, (H, D)."""
+    weight = model.weight.clone().requires_grad_()
+    outputs = dataclasses.replace(model, weight=weight).distribution()
+    (gradient,) = torch.autograd.grad(-outputs.log_prob(targets).mean(), weight)
+    return gradient
+
+
+def _labels(model: GLM, seed: int) -> Tensor:
+    """Outputs (N, H) at the inputs of ``model``, drawn from another model."""
+    other = random_glm(model.family, "none", model.units, model.features, 2, seed + 1)
+    other = dataclasses.replace(other, inputs=model.inputs)
+    return other.sample(seed=seed)[0]
+
+
+def _each(
+    models: Sequence[GLM], expected: float, measure: Callable[[GLM], float]
+) -> tuple[str, bool]:
+    """For each normalisation the value furthest from the expected one, and whether all are it."""
+    found: dict[str, list[float]] = {}
+    for model in models:
+        found.setdefault(_NAMES[model.norm], []).append(measure(model))
+    worst = {
+        name: max(
+            values, key=lambda value: float("inf") if value != value else abs(value - expected)
+        )
+        for name, values in found.items()
+    }
+    agrees = all(abs(value - expected) <= _EXACT * max(1, expected) for value in worst.values())
+    return ", ".join(f"{name} {value:.6g}" for name, value in worst.items()), agrees
+
+
+# Claims
+
+
+def _at_rounding(source: str, claim: str, errors: Iterator[float]) -> FisherCheck:
+    worst = max(errors)
+    return FisherCheck(source, claim, f"<= {_EXACT:g}", f"{worst:.1g}", worst <= _EXACT)
+
+
+def _formula_checks(toys: Sequence[GLM]) -> Iterator[FisherCheck]:
+    yield _at_rounding(
+        "12-14", "closed forms against autograd, 3 families x 4 norms",
+        (_relative(closed_form_fisher(model), exact_fisher(model)) for model in toys),
+    )  # fmt: skip
+    yield _at_rounding(
+        "8, 9", "Hessian of KL at 0 against F",
+        (_relative(_kl_hessian(model), exact_fisher(model)) for model in toys),
+    )  # fmt: skip
+    yield _at_rounding(
+        "33, 34", "gain block of LN, WN against that of F",
+        (
+            _relative(gain_block(model), _blocks(model)[:, -1, :, -1])
+            for model in toys
+            if model.norm in ("ln", "wn")
+        ),
+    )  # fmt: skip
+
+
+def _kl_hessian(model: GLM) -> Tensor:
+    zero = torch.zeros_like(model.parameters())
+    return torch.func.hessian(lambda step: kl_divergence(model, step))(zero)
+
+
+def _printed_checks(
+    deviations: dict[str, list[float]],
+    toys: Sequence[GLM],
+    features: int,
+    cases: int,
+    seed: int,
+) -> Iterator[FisherCheck]:
+    by_units = list(zip(*deviations.values(), strict=True))
+    yield FisherCheck(
+        "13, 14", "LN as printed: relative error of F, H = 4, 16, 64",
+        f"about {', '.join(f'{100 * error:.0f}' for error in _OFF_13)} %",
+        ", ".join(f"{100 * min(v):.0f}-{100 * max(v):.0f}" for v in by_units) + " %",
+        all(map(_about, map(statistics.median, by_units), _OFF_13)),
+    )  # fmt: skip
+    for family, wanted in _OFF_32.items():
+        errors = [
+            _relative(gain_block(model, paper_form=True), gain_block(model))
+            for model in (
+                random_glm(family, "bn", 4, features, cases, seed + k) for k in range(_TOYS)
+            )
+        ]
+        middle = statistics.median(errors)
+        yield FisherCheck(
+            "32", f"BN as printed: relative error of the gain block, {family}, {_TOYS} toys",
+            f"about {100 * wanted:.0f} %",
+            f"{100 * middle:.0f} ({100 * min(errors):.0f}-{100 * max(errors):.0f}) %",
+            _about(middle, wanted),
+        )  # fmt: skip
+    yield _at_rounding(
+        "32", "the same for independent Gaussian outputs",
+        (
+            _relative(gain_block(model, paper_form=True), gain_block(model))
+            for model in toys
+            if (model.family, model.norm) == ("gaussian", "bn")
+        ),
+    )  # fmt: skip
+    plain = [model for model in toys if model.norm == "none"]
+    yield _at_rounding(
+        "35", "no norm, |w_i| |w_j|: WN's block at equal function",
+        (_relative(gain_block(model), gain_block(_as_weight_norm(model))) for model in plain),
+    )  # fmt: skip
+    (softmax,) = (model for model in plain if model.family == "categorical")
+    error = _relative(gain_block(softmax, paper_form=True), gain_block(softmax))
+    yield FisherCheck(
+        "35", "no norm as printed, |w_i| twice: relative error, categorical", "not 0",
+        f"{100 * error:.0f} %", error > 0.01,
+    )  # fmt: skip
+
+
+def _about(value: float, wanted: float) -> bool:
+    """Within a factor of 1.5: toys differ."""
+    return wanted / 1.5 <= value <= wanted * 1.5
+
+
+def _as_weight_norm(model: GLM) -> GLM:
+    """The weight-normalised model that computes what this one without a norm does."""
+    norms = torch.linalg.vector_norm(model.weight, dim=1)
+    return dataclasses.replace(model, norm="wn", gain=norms)
+
+
+def _weight_scale_checks(models: Sequence[GLM]) -> Iterator[FisherCheck]:
+    def doubled(model: GLM) -> GLM:
+        return dataclasses.replace(model, weight=2 * model.weight)
+
+    def ratio_of(rows: slice, columns: slice) -> Callable[[GLM], float]:
+        def measure(model: GLM) -> float:
+            after, before = _blocks(doubled(model)), _blocks(model)
+            return _ratio(after[:, rows, :, columns], before[:, rows, :, columns])
+
+        return measure
+
+    w, rest = slice(-2), slice(-2, None)
+    for claim, rows, columns, expected in (
+        ("W doubled: curvature F_ww (the source: 1/2)", w, w, 0.25),
+        ("W doubled: mixed blocks F_wb, F_wg", w, rest, 0.5),
+        ("W doubled: blocks of gains and biases", rest, rest, 1.0),
+    ):
+        measured, agrees = _each(models, expected, ratio_of(rows, columns))
+        yield FisherCheck("5.2.2", claim, f"{expected:g}", measured, agrees)
+
+    def neighbours(model: GLM) -> float:
+        weight = model.weight.clone()
+        weight[0] *= 2
+        after = _blocks(dataclasses.replace(model, weight=weight))
+        return _ratio(after[0, w, 1:, w], _blocks(model)[0, w, 1:, w])
+
+    own = [m for m in models if m.norm != "ln" and m.family == "categorical"]
+    measured, agrees = _each(own, 0.5, neighbours)
+    yield FisherCheck("5.2.2", "w_i doubled: F_wiwj, w_j as it was", "0.5", measured, agrees)
+
+
+def _null_checks(models: Sequence[GLM]) -> Iterator[FisherCheck]:
+    independent = [model for model in models if model.family != "categorical"]
+    size, features = models[0].parameters().numel(), models[0].features
+    for norm, lost in (("bn", models[0].units), ("wn", models[0].units), ("ln", features + 1)):
+        ranks = {
+            size - null_space_basis(exact_fisher(model)).shape[1]
+            for model in independent
+            if model.norm == norm
+        }
+        yield FisherCheck(
+            "5.2.2", f"{_NAMES[norm]}: rank of F, of {size}", f"{size - lost}",
+            ", ".join(map(str, sorted(ranks))), ranks == {size - lost},
+        )  # fmt: skip
+    (model,) = (m for m in models if (m.family, m.norm) == ("bernoulli", "ln"))
+    rank = size - null_space_basis(closed_form_fisher(model, paper_form=True)).shape[1]
+    yield FisherCheck(
+        "13, 14", "LN as printed: rank, null directions lost", f"{size}", str(rank), rank == size
+    )
+
+
+def _step_checks(models: Sequence[GLM], seed: int) -> Iterator[FisherCheck]:
+    def along(model: GLM) -> float:
+        theta = model.parameters().requires_grad_()
+        targets = _labels(model, seed)
+        outputs = model.with_parameters(theta).distribution()
+        (gradient,) = torch.autograd.grad(outputs.log_prob(targets).mean(), theta)
+        return float((invariant_directions(model).T @ gradient).norm() / gradient.norm())
+
+    yield _at_rounding(
+        "5.2.2", "gradient along w_i (LN: W, and sums over units)", (along(m) for m in models)
+    )
+
+    def growth(model: GLM) -> float:
+        step = _weight_gradient(model, _labels(model, seed))
+        step *= model.weight.norm() / step.norm()  # so that the difference of squares is exact
+        grown = (model.weight - step).square().sum() - model.weight.square().sum()
+        return float(grown / step.square().sum())
+
+    measured, agrees = _each(models, 1.0, growth)
+    yield FisherCheck("5.2.2", "SGD step d: growth of |W|^2 / |d|^2", "1", measured, agrees)
+
+    def turn(model: GLM) -> float:
+        targets = _labels(model, seed)
+        doubled = dataclasses.replace(model, weight=2 * model.weight)
+        once, twice = (_turn(m.weight, _weight_gradient(m, targets)) for m in (model, doubled))
+        return float(twice / once)
+
+    measured, agrees = _each(models, 0.25, turn)
+    yield FisherCheck("5.2.2", "SGD step, W doubled: tangent of its turn", "0.25", measured, agrees)
+
+
+def _turn(weight: Tensor, step: Tensor) -> Tensor:
+    """Tangent of the angle between a weight matrix before and after a step."""
+    after = weight - step
+    along = (after * weight).sum() / weight.norm()
+    return (after - along * weight / weight.norm()).norm() / along
+
+
+def _input_scale_checks(toys: Sequence[GLM]) -> Iterator[FisherCheck]:
+    kappa = 3.0
+
+    def growth(model: GLM) -> float:
+        # Without a norm the weights give way, so that outputs, and with them C, stay.
+        weight = model.weight / kappa if model.norm == "none" else model.weight
+        scaled = dataclasses.replace(model, inputs=kappa * model.inputs, weight=weight)
+        return _ratio(gain_block(scaled), gain_block(model))
+
+    for norm, expected in (("bn", 1.0), ("ln", 1.0), ("wn", kappa**2), ("none", kappa**2)):
+        # Under weight norm C stays where it does not depend on s.
+        models = [m for m in toys if m.norm == norm and (norm != "wn" or m.family == "gaussian")]
+        measured, agrees = _each(models, expected, growth)
+        yield FisherCheck(
+            "32-35", f"{_NAMES[norm]}: gain block, inputs times 3", f"{expected:g}",
+            measured.split()[-1], agrees,
+        )  # fmt: skip
+
+
+def _kl_checks(toys: Sequence[GLM], seed: int) -> Iterator[FisherCheck]:
+    ratios = []
+    for model in toys:
+        if (model.family, model.norm) != ("gaussian", "none"):
+            longer, shorter = _remainders(model, _STEPS[-2:], seed)
+            ratios.append(longer / shorter)
+    yield FisherCheck(
+        "8", "KL less its quadratic form, per halving of the step", "8",
+        f"{min(ratios):.3f} to {max(ratios):.3f}", all(abs(ratio - 8) < 0.4 for ratio in ratios),
+    )  # fmt: skip
+    (linear,) = (m for m in toys if (m.family, m.norm) == ("gaussian", "none"))
+    yield _at_rounding(
+        "8", "the same for Gaussian, no norm: KL is quadratic",
+        (
+            _relative(kl_divergence(linear, step), squared_distance(linear, step))
+            for step in _random_directions(linear, seed)
+        ),
+    )  # fmt: skip
+
+
+def _sampling_checks(
+    draws: Sequence[int], sampling: dict[str, list[float]]
+) -> Iterator[FisherCheck]:
+    for family, errors in sampling.items():
+        slope = _slope(draws, errors)
+        yield FisherCheck(
+            "9", f"sampled F, {family}: error over number of draws, exponent", "-0.5",
+            f"{slope:.2f} ({', '.join(f'{100 * error:.1f}' for error in errors)} %)",
+            abs(slope + 0.5) < 0.15,
+        )  # fmt: skip
+
+
+def _slope(x: Sequence[float], y: Sequence[float]) -> float:
+    """Exponent of y as a power of x."""
+    logs = [torch.tensor(values, dtype=torch.float64).log() for values in (x, y)]
+    x_log, y_log = (values - values.mean() for values in logs)
+    return float((x_log @ y_log) / (x_log @ x_log))
+
+
+def _empirical_check(units: int, features: int, seed: int) -> FisherCheck:
+    model = random_glm("bernoulli", "bn", units, features, _MANY, seed)
+    exact = closed_form_fisher(model)
+    targets = (model.sample(seed=seed)[0], _labels(model, seed))
+    right, wrong = (_relative(empirical_fisher(model, y), exact) for y in targets)
+    return FisherCheck(
+        "9", "empirical F: labels of the model, of another one", "about 0, not 0",
+        f"{100 * right:.1f}, {100 * wrong:.0f} %", right < 0.1 and wrong > 2 * right,
+    )  # fmt: skip
+
+
+# Showing it
+
+
+def write_fisher_curves(study: FisherStudy, path: Path) -> None:
+    """Writes the numbers of the picture as a CSV file: panel, line, x, y.
+
+    Args:
+        study: what was measured.
+        path: the file.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["panel", "line", "x", "y"])
+        for panel in _panels(study):
+            for name, values in panel.lines.items():
+                for place, value in zip(panel.x, values, strict=False):
+                    writer.writerow([panel.title, name, place, f"{value:.4g}"])
+
+
+def draw_fisher(study: FisherStudy, picture: Path, title: str = "") -> None:
+    """Draws four panels: eigenvalues of F, remainder of KL, sampling error, eq. 13 as printed.
+
+    Args:
+        study: what was measured.
+        picture: the file to write, .png or .svg.
+        title: of the picture.
+    """
+    from matplotlib.figure import Figure  # not pyplot: nothing global, no display
+
+    figure = Figure(figsize=(10, 7), layout="constrained")
+    for panel, axis in zip(_panels(study), figure.subplots(2, 2).flat, strict=True):
+        for number, (name, values) in enumerate(panel.lines.items()):
+            style = "o-" if panel.power else "x" if "printed" in name else "o"
+            places = panel.x[: len(values)]  # without a norm there are fewer parameters
+            axis.plot(places, values, style, color=f"C{number}", label=name, markersize=4)
+        if panel.power:
+            _draw_power(axis, panel)
+            axis.set_xscale("log")
+            if len(panel.x) <= 3:
+                axis.set_xticks(panel.x, [f"{place:,g}" for place in panel.x])
+                axis.set_xticks([], minor=True)
+        axis.set_yscale("log")
+        axis.set_title(panel.title)
+        axis.set_xlabel(panel.x_label)
+        axis.set_ylabel(panel.y_label)
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize="small")
+    if title:
+        figure.suptitle(title)
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(picture, dpi=90)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Panel:
+    """One panel: lines by name, and the power of x that they should follow, if any."""
+
+    title: str
+    x_label: str
+    y_label: str
+    x: Sequence[float]
+    lines: dict[str, list[float]]
+    power: float | None = None
+
+
+def _panels(study: FisherStudy) -> list[_Panel]:
+    places = range(1, max(map(len, study.spectra.values())) + 1)
+    error = "relative error of F"
+    return [
+        _Panel("eigenvalues of F, Bernoulli", "place", "eigenvalue", places, study.spectra),
+        _Panel(
+            "KL less its quadratic form, Bernoulli", "length of the step", "nats",
+            study.steps, study.remainders, 3,
+        ),
+        _Panel(
+            "F from sampled outputs, BN", "sampled outputs", error,
+            study.draws, study.sampling, -0.5,
+        ),
+        _Panel("eq. 13 as printed, LN", "units H", error, study.units, study.deviations, -0.5),
+    ]  # fmt: skip
+
+
+def _draw_power(axis: Axes, panel: _Panel) -> None:
+    """A dashed line of the panel's power of x, just above the others."""
+    assert panel.power is not None
+    greatest = max(
+        value / place**panel.power
+        for values in panel.lines.values()
+        for place, value in zip(panel.x, values, strict=True)
+    )
+    guide = [1.3 * greatest * place**panel.power for place in panel.x]
+    axis.plot(panel.x, guide, "--", color="grey", label=f"x^{panel.power:g}", linewidth=1)

@@ -1,0 +1,864 @@
+"""What leaves the output of a normalised layer unchanged (Ba et al. 2016, section 5.1, Table 1).
+
+Nothing here is derived: weights and data of a real layer are transformed and its outputs compared.
+The maps are the columns of the paper's table, by their names in `ln_zoo.norms.INVARIANCES`:
+
+- ``weight_matrix_rescaling``: all of W times δ;
+- ``weight_matrix_recentering``: one vector γ added to every row of W (eq. 6);
+- ``weight_vector_rescaling``: one row w_i times δ;
+- ``dataset_rescaling``: all inputs times δ;
+- ``dataset_recentering``: one vector added to every input;
+- ``case_rescaling``: one input times δ (eq. 7).
+
+Gains and biases stay as they are, and δ > 0: a negative one flips the sign of normalised sums.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import csv
+import dataclasses
+import functools
+import io
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from ln_zoo.analysis.draws import same_draws
+from ln_zoo.analysis.stepping import drawing
+from ln_zoo.layers import Linear
+from ln_zoo.norms import (
+    INVARIANCES,
+    BatchNorm,
+    Identity,
+    LayerNorm,
+    Norm,
+    RMSNorm,
+    Site,
+    WeightNorm,
+    batch_statistics,
+    keeps_statistics,
+    mixes_cases,
+    population_statistics,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+#: A map changes nothing if it moves the output by no more than this, as a part of its size, in
+#: float64 without eps.
+INVARIANT = 1e-12
+#: A map changes the output if it moves it by more than this.
+VARIANT = 1e-3
+#: The rows of Table 1, and two for comparison.
+NORMS: tuple[Norm, ...] = (BatchNorm(), WeightNorm(), LayerNorm(), RMSNorm(), Identity())
+
+#: Passes within which running averages have to come to rest: 250 or so at a momentum of 0.1.
+_PASSES = 5000
+_FACTORS = (0.25, 3.0)
+_FEATURES = 6
+_HEADINGS = {
+    "weight_matrix_rescaling": ("W", "rescaled"),
+    "weight_matrix_recentering": ("W", "re-centred"),
+    "weight_vector_rescaling": ("one w", "rescaled"),
+    "dataset_rescaling": ("data", "rescaled"),
+    "dataset_recentering": ("data", "re-centred"),
+    "case_rescaling": ("one case", "rescaled"),
+}
+
+
+def random_inputs(cases: int = 16, features: int = 8, seed: int = 0) -> Tensor:
+    """Standard normal inputs, (N, I), float64.
+
+    Example:
+        >>> random_inputs().shape
+        torch.Size([16, 8])
+    """
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(cases, features, generator=generator, dtype=torch.float64)
+
+
+def measure_invariance(
+    layer: nn.Module,
+    inputs: Tensor,
+    factors: Sequence[float] = _FACTORS,
+    *,
+    weight: str = "weight",
+    frozen: bool = False,
+    seed: int = 0,
+) -> dict[str, float]:
+    """How far each map of the paper's Table 1 moves the output of a layer.
+
+    Strategies that mix cases use the statistics of all inputs, taken again after each map, or those
+    of the inputs before any map. The case and the row of W that are rescaled on their own are those
+    of the greatest norm. What the layer draws, as dropout in training does, is the same in every
+    run. Nothing of the layer is changed, nor of torch's random number generators.
+
+    Args:
+        layer: any module with a matrix of weights, such as `ln_zoo.layers.Linear`, in float64 best.
+            What is no strategy of ln_zoo runs in the mode it is in.
+        inputs: (N, I), several different cases, of the precision and on the device of the weights.
+        factors: the values of δ, positive; of several the greatest deviation counts.
+        weight: name of the parameter W, (F, I), as in ``layer.named_parameters()``.
+        frozen: whether statistics are those of the inputs before any map, as in evaluation. For
+            running averages, of strategies of your own or of torch's batch norm, inputs go through
+            the layer in training until its output in evaluation rests. Modules without statistics
+            stay in their mode.
+        seed: of the vectors that are added, normal, of the root mean square of W and of the inputs.
+
+    Returns:
+        For each name of `ln_zoo.norms.INVARIANCES` the largest change of the output as a part of
+        its spread, its greatest distance from its mean over the cases: biases have no share in it.
+
+    Raises:
+        TypeError: for inputs of another precision than the weights.
+        ValueError: for sizes or factors that do not fit, if an output is not finite, if it is the
+            same for all cases, and if statistics do not become those of the inputs.
+
+    Example:
+        >>> from ln_zoo.norms import LayerNorm
+        >>> layer = Linear(8, 5, norm=LayerNorm(eps=0.0), dtype=torch.float64)
+        >>> found = measure_invariance(layer, random_inputs())
+        >>> [name for name, deviation in found.items() if deviation > 1e-3]
+        ['weight_vector_rescaling', 'dataset_recentering']
+    """
+    _check(inputs, factors)
+    parameters = dict(layer.named_parameters())
+    if weight not in parameters or parameters[weight].dim() != 2:
+        raise ValueError(
+            f"weight must name a parameter (F, I) of the {type(layer).__name__}, which has "
+            f"{', '.join(parameters)}; got {weight!r}"
+        )
+    if inputs.dtype != parameters[weight].dtype:
+        raise TypeError(
+            f"inputs must be as precise as {weight}, {parameters[weight].dtype}, got "
+            f"{inputs.dtype}: convert one of them, best to float64"
+        )
+    layer = copy.deepcopy(layer)
+    if frozen:
+        _freeze(layer, inputs)
+    matrix = parameters[weight].detach()
+    before = _output(layer, weight, matrix, inputs, frozen)
+    spread = _spread(before)
+    if not spread:
+        raise ValueError(f"the output of this {type(layer).__name__} is the same for all cases")
+    found = dict.fromkeys(INVARIANCES, 0.0)
+    for name, mapped, data, _ in _maps(matrix, inputs, factors, seed):
+        after = _output(layer, weight, mapped, data, frozen)
+        found[name] = max(found[name], _size(after - before) / spread)
+    return found
+
+
+class _Map(NamedTuple):
+    """One map: weights (F, I) and inputs (N, I) after it, and by what it multiplies the sums.
+
+    The factor broadcasts against (N, F); it is 1 where sums are shifted.
+    """
+
+    name: str
+    weight: Tensor
+    inputs: Tensor
+    factor: Tensor
+
+
+def _maps(weight: Tensor, inputs: Tensor, factors: Sequence[float], seed: int) -> Iterator[_Map]:
+    generator = torch.Generator().manual_seed(seed)
+    gamma, shift = (
+        a.square().mean().sqrt() * torch.randn(a.shape[1], generator=generator).to(a)
+        for a in (weight, inputs)
+    )
+    one = inputs.new_ones(())
+    yield _Map("weight_matrix_recentering", weight + gamma, inputs, one)
+    yield _Map("dataset_recentering", weight, inputs + shift, one)
+    unit, case = (a.norm(dim=1).argmax() for a in (weight, inputs))
+    for delta in factors:
+        units, cases = torch.ones_like(weight[:, 0]), torch.ones_like(inputs[:, :1])
+        units[unit] = cases[case] = delta
+        yield _Map("weight_matrix_rescaling", delta * weight, inputs, delta * one)
+        yield _Map("weight_vector_rescaling", units[:, None] * weight, inputs, units)
+        yield _Map("dataset_rescaling", weight, delta * inputs, delta * one)
+        yield _Map("case_rescaling", weight, cases * inputs, cases)
+
+
+def _output(layer: nn.Module, name: str, weight: Tensor, inputs: Tensor, frozen: bool) -> Tensor:
+    with contextlib.nullcontext() if frozen else batch_statistics(layer):
+        return _run(layer, inputs, {name: weight})
+
+
+def _run(layer: nn.Module, inputs: Tensor, replaced: dict[str, Tensor] | None = None) -> Tensor:
+    try:
+        with torch.no_grad(), same_draws(layer):
+            output: Tensor = functional_call(layer, replaced or {}, (inputs,))
+    except RuntimeError as error:
+        raise ValueError(
+            f"this {type(layer).__name__} does not take inputs {tuple(inputs.shape)}: {error}"
+        ) from error
+    if not output.isfinite().all():
+        raise ValueError(
+            f"the output of this {type(layer).__name__} is not finite: without eps no variance may "
+            "be 0; give inputs of several cases that differ, and at least 2 features"
+        )
+    return output
+
+
+def _freeze(layer: nn.Module, inputs: Tensor) -> None:
+    """Gives all that keeps statistics those of these inputs, and puts it in evaluation mode."""
+    keepers = [m for m in layer.modules() if isinstance(m, Site) or [*m.buffers(recurse=False)]]
+    _set_training(keepers, True)
+    if keeps_statistics(layer):
+        with population_statistics(layer, "total_variance"):
+            _run(layer, inputs)
+    _set_training(keepers, False)
+    averaging = [
+        m
+        for m in keepers
+        if [*m.buffers()] and not (isinstance(m, Site) and m.norm.keeps_statistics)
+    ]
+    if not averaging:
+        return
+    for module in averaging:
+        # On its own it might never forget what it saw before.
+        if isinstance(module, nn.modules.batchnorm._NormBase):
+            module.momentum = 1.0
+    name, found = type(layer).__name__, inputs.new_full((), math.inf)
+    moved, passes = math.inf, 0
+    # Two at least: what was there at first need not even be finite.
+    while passes < 2 or moved > 64 * torch.finfo(found.dtype).eps * _size(found):
+        if passes == _PASSES:
+            raise ValueError(
+                f"after {passes} passes of these inputs the running averages of this {name} still "
+                f"move its output, by {moved:.1e}: let new batches have a greater share in them"
+            )
+        _set_training(averaging, True)
+        wanted = _run(layer, inputs)
+        _set_training(averaging, False)
+        before, found = found, _run(layer, inputs)
+        moved, passes = _size(found - before), passes + 1
+    # A strategy that says it mixes no cases may well keep something else.
+    over_cases = mixes_cases(layer) or not any(isinstance(m, Site) for m in averaging)
+    # More than what a variance over N - 1 in place of N cases does, here and there in a network.
+    away = _size(found - wanted)
+    if over_cases and away > min(0.5, 2 / len(inputs)) * _spread(wanted):
+        raise ValueError(
+            f"the statistics that this {name} keeps do not become those of the inputs: after "
+            f"{passes} passes in training its output in evaluation rests, {away:.2g} apart from "
+            "that in training; let it keep in training what it normalises by in evaluation"
+        )
+
+
+def _set_training(modules: Sequence[nn.Module], mode: bool) -> None:
+    for module in modules:
+        # What lies within a site is the strategy's; within others it has a mode of its own.
+        if isinstance(module, Site):
+            module.train(mode)
+        else:
+            module.training = mode
+
+
+def _check(inputs: Tensor, factors: Sequence[float]) -> None:
+    if not isinstance(inputs, Tensor):
+        raise TypeError(f"inputs must be a tensor (N, I), got {type(inputs).__name__}")
+    if inputs.dim() != 2 or len(inputs) < 2 or not inputs.shape[1]:
+        raise ValueError(
+            f"inputs must be (N, I), 2 cases at least of 1 number at least, got "
+            f"{tuple(inputs.shape)}"
+        )
+    if not inputs.isfinite().all():
+        raise ValueError("inputs must be finite, got some that are not")
+    if not factors or not all(0 < factor < math.inf and factor != 1 for factor in factors):
+        raise ValueError(f"factors must be positive and not 1, one at least, got {[*factors]}")
+
+
+def _size(a: Tensor) -> float:
+    return float(a.abs().max())
+
+
+def _spread(output: Tensor) -> float:
+    return _size(output - output.mean(0))
+
+
+# The effect of eps
+
+
+def eps_deviation(variance: Tensor, eps: float, factor: float | Tensor) -> Tensor:
+    """By what part a normalised sum changes if eps is in the way of an invariance.
+
+    Sums a, and the variance σ² with them, are rescaled by δ and δ²; (a - μ) / sqrt(σ² + eps) then
+    changes by the factor sqrt((σ² + eps) / (σ² + eps / δ²)), of which this is the distance to 1:
+    about eps (1 - δ⁻²) / 2σ² for σ² much greater than eps, δ - 1 for one much smaller.
+
+    Args:
+        variance: σ² before, any shape, or the mean square, or whatever eps is added to.
+        eps: added to the variance, inside the root.
+        factor: δ > 0.
+
+    Returns:
+        The shape of variance and factor together; negative for δ < 1.
+
+    Example:
+        >>> eps_deviation(torch.tensor([1.0, 1e-5, 1e-15], dtype=torch.float64), 1e-5, 2.0)
+        tensor([3.7500e-06, 2.6491e-01, 1.0000e+00], dtype=torch.float64)
+    """
+    square = torch.as_tensor(factor, dtype=variance.dtype).square()
+    # The root of 1 + x, less 1, without the loss of digits at a small x.
+    x = eps * (1 - 1 / square) / (variance + eps / square)
+    return torch.expm1(torch.log1p(x) / 2)
+
+
+@dataclasses.dataclass(frozen=True)
+class EpsEffect:
+    """What eps costs one strategy, and what the formula says.
+
+    Args:
+        norm: the strategy in words.
+        eps: its eps.
+        factor: δ, by which the whole weight matrix was multiplied.
+        ratios: σ² / eps before that, (P,).
+        measured: by what part a normalised sum changed, (P,).
+        predicted: `eps_deviation`, without its sign, (P,).
+    """
+
+    norm: str
+    eps: float
+    factor: float
+    ratios: Tensor
+    measured: Tensor
+    predicted: Tensor
+
+
+def eps_effect(
+    norm: Norm,
+    eps: float | None = None,
+    factors: Sequence[float] = _FACTORS,
+    ratios: Sequence[float] | None = None,
+    inputs: Tensor | None = None,
+    features: int = _FEATURES,
+    seed: int = 0,
+) -> list[EpsEffect]:
+    """Measures how far eps keeps a layer from being invariant to rescaled weights.
+
+    The weights of a `Linear` layer are made so small or so great that the variance which the
+    strategy divides by has a given ratio to eps; then all of them are multiplied by δ. The sum
+    looked at is that of the greatest normalised value.
+
+    Args:
+        norm: a strategy, a dataclass with a field ``eps``.
+        eps: to use instead of its own.
+        factors: the values of δ.
+        ratios: the values of σ² / eps, positive. Default: 25 of them, from 1e-4 to 1e8.
+        inputs: (N, I). Default: `random_inputs`.
+        features: number F of units.
+        seed: of the layer's parameters.
+
+    Returns:
+        One for each factor.
+
+    Raises:
+        TypeError: for what is no strategy.
+        ValueError: for a strategy without a dataclass field eps, an eps of 0, sizes, factors or
+            ratios that do not fit, or if the strategy adds its eps otherwise than to what it takes
+            the root of and divides by, or refuses those by which that is found out.
+
+    Example:
+        >>> (effect,) = eps_effect(LayerNorm(), factors=[0.5], ratios=[1.0, 1e6])
+        >>> effect.measured
+        tensor([3.6754e-01, 1.5000e-06], dtype=torch.float64)
+    """
+    inputs = _in_float64(inputs, factors, features)
+    ratios = torch.logspace(-4, 8, 25).tolist() if ratios is None else [*ratios]
+    if not ratios or not all(0 < ratio < math.inf for ratio in ratios):
+        raise ValueError(f"ratios must be positive and finite, one at least, got {ratios}")
+    _check_strategy(norm)
+    norm = _with_eps(norm, eps)
+    if not _has_eps(norm) or not getattr(norm, "eps", 0):
+        raise ValueError(
+            f"{norm!r} has no eps above 0, in a dataclass field of that name, so that there is "
+            "nothing to measure"
+        )
+    eps = float(norm.eps)  # type: ignore[attr-defined]
+    make = functools.partial(_layer, norm, inputs, features, seed, 1.0)
+    layer, variances = make(eps), _variances(make, inputs)
+    place = _sums(layer, layer.weight.detach(), inputs).abs().argmax()
+    variance = math.inf if variances is None else float(variances.flatten()[place])
+    if variance == math.inf:
+        raise ValueError(
+            f"{norm!r} does not add eps to what it takes the root of and divides by: the formula "
+            "is not meant for it"
+        )
+
+    def value(factor: float) -> Tensor:
+        return _sums(layer, factor * layer.weight.detach(), inputs).flatten()[place].cpu()
+
+    # σ² goes with the square of the weights.
+    scales = [(ratio * eps / variance) ** 0.5 for ratio in ratios]
+    before = torch.stack([value(scale) for scale in scales])
+    found = torch.tensor([*ratios], dtype=torch.float64)
+    effects = []
+    for factor in factors:
+        after = torch.stack([value(factor * scale) for scale in scales])
+        predicted = eps_deviation(found * eps, eps, factor).abs()
+        measured = (after / before - 1).abs()
+        effects.append(EpsEffect(_label(norm, eps), eps, factor, found, measured, predicted))
+    return effects
+
+
+def _variances(make: Callable[[float], Linear], inputs: Tensor) -> Tensor | None:
+    """σ² that a strategy divides each sum by the root of, (N, F), read off its own outputs.
+
+    Sums normalised without eps are sqrt(1 + eps / σ²) times those with it. Infinite where eps
+    changes nothing; ``None`` if two values of eps give two of σ².
+
+    Args:
+        make: gives the layer, by eps.
+        inputs: (N, I).
+
+    Raises:
+        ValueError: if the strategy refuses these values.
+    """
+    plain = make(0.0)
+    weight = plain.weight.detach()
+    sums = _sums(plain, weight, inputs)
+    typical = float((inputs @ weight.T).square().mean())
+    one, other = (
+        eps / ((sums / _sums(make(eps), weight, inputs)).square() - 1)
+        for eps in (typical, 4 * typical)
+    )
+    # Next to 0 a sum has too few digits for that, and its share in any deviation is as small.
+    counted = sums.abs() > 1e-6 * _size(sums)
+    one, other = (torch.where(counted, each, math.inf) for each in (one, other))
+    return one if torch.allclose(one, other, rtol=1e-6, atol=0) else None
+
+
+def _predictions(
+    make: Callable[[float], Linear],
+    layer: Linear,
+    inputs: Tensor,
+    factors: Sequence[float],
+    seed: int,
+) -> dict[str, float | None]:
+    """The deviations that `measure_invariance` finds if eps alone is in the way of invariance."""
+    norm, weight = layer.site.norm, layer.weight.detach()
+    eps = getattr(norm, "eps", 0.0)
+    if not eps:
+        return dict.fromkeys(INVARIANCES, 0.0)
+    try:
+        variances = _variances(make, inputs) if _has_eps(norm) else None
+    except ValueError:  # of a strategy whose eps has bounds
+        variances = None
+    if variances is None:
+        return dict.fromkeys(INVARIANCES)
+    sums = _sums(layer, weight, inputs)
+    found: dict[str, float | None] = dict.fromkeys(INVARIANCES, 0.0)
+    for name, *_, factor in _maps(weight, inputs, factors, seed):
+        moved = _size(eps_deviation(variances, eps, factor) * sums) / _spread(sums)
+        found[name] = max(found[name] or 0.0, moved)
+    return found
+
+
+def _sums(layer: Linear, weight: Tensor, inputs: Tensor) -> Tensor:
+    """Normalised sums with their gains, (N, F), over the statistics of all inputs."""
+    assert layer.bias is not None
+    return _output(layer, "weight", weight, inputs, frozen=False) - layer.bias.detach()
+
+
+def _layer(
+    norm: Norm, inputs: Tensor, features: int, seed: int, weight_scale: float, eps: float | None
+) -> Linear:
+    """A layer whose weights, gains and biases are random, and the same for any eps and device."""
+    norm = _with_eps(norm, eps)
+    with drawing(seed), torch.no_grad():
+        layer = Linear(inputs.shape[1], features, norm=norm, device="cpu", dtype=torch.float64)
+        for parameter in layer.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+        layer.weight.mul_(weight_scale)
+    return layer.to(inputs.device)
+
+
+def _in_float64(inputs: Tensor | None, factors: Sequence[float], features: int) -> Tensor:
+    """These inputs, or those of the default, for layers of that many units."""
+    if features < 1:
+        raise ValueError(f"features must be at least 1, got {features}")
+    if inputs is None:
+        inputs = random_inputs()
+    _check(inputs, factors)
+    return inputs.double()
+
+
+def _check_strategy(norm: object) -> None:
+    if not isinstance(norm, Norm):
+        raise TypeError(
+            f"norms must be strategies such as LayerNorm(), instances of subclasses of "
+            f"ln_zoo.norms.Norm; got {norm!r}"
+        )
+
+
+def _has_eps(norm: Norm) -> bool:
+    """Whether another eps can be put in place of the strategy's."""
+    return any(field.name == "eps" and field.init for field in _fields(norm))
+
+
+def _with_eps(norm: Norm, eps: float | None) -> Norm:
+    """The strategy with this eps; itself for ``None``, and where it has no such field."""
+    if eps is None or not _has_eps(norm):
+        return norm
+    if not 0 <= eps < math.inf:
+        raise ValueError(f"eps must be 0 or more, and finite, got {eps}")
+    try:
+        return dataclasses.replace(norm, eps=eps)  # type: ignore[type-var]
+    except ValueError as error:
+        raise ValueError(
+            f"{norm!r} cannot be measured at eps={eps:g}, which is to be a value of its field eps: "
+            f"{error}"
+        ) from error
+
+
+def _fields(norm: Norm) -> tuple[dataclasses.Field[Any], ...]:
+    return dataclasses.fields(norm) if dataclasses.is_dataclass(norm) else ()
+
+
+def _label(norm: Norm, eps: float | None) -> str:
+    """The class, and the fields that are not at their default; eps only where it is its own."""
+    shown = []
+    for field in _fields(norm):
+        value, default = getattr(norm, field.name), field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        if repr(value) != repr(default) and not (field.name == "eps" and eps is not None):
+            shown.append(f"{field.name}={value!r}")
+    return f"{type(norm).__name__}({', '.join(shown)})" if shown else type(norm).__name__
+
+
+# The table
+
+
+@dataclasses.dataclass(frozen=True)
+class InvarianceCell:
+    """One strategy under one map.
+
+    Args:
+        deviation: largest change of the output as a part of its spread.
+        exact: the same without eps.
+        predicted: the deviation by `eps_deviation`, where the strategy is invariant but for its
+            eps; ``None`` elsewhere, and where the formula is not meant for the strategy.
+        declared: whether the strategy states this invariance; ``None``: it states none, or these
+            statistics are not those it speaks of.
+    """
+
+    deviation: float
+    exact: float
+    predicted: float | None
+    declared: bool | None
+
+    @property
+    def verdict(self) -> str:
+        """``"yes"``, the layer is invariant; ``"no"``; ``"?"``, it can hardly be told."""
+        if self.exact <= INVARIANT:
+            return "yes"
+        return "no" if self.exact > VARIANT else "?"
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the verdict is what the strategy declares, if it declares anything."""
+        return self.declared is None or self.verdict == _word(self.declared)
+
+
+@dataclasses.dataclass(frozen=True)
+class InvarianceRow:
+    """One strategy under all maps.
+
+    Args:
+        norm: the strategy in words.
+        frozen: whether statistics over cases are those before the map, as in evaluation, rather
+            than taken again after it.
+        cells: by the names of `ln_zoo.norms.INVARIANCES`.
+    """
+
+    norm: str
+    frozen: bool
+    cells: dict[str, InvarianceCell]
+
+    @property
+    def label(self) -> str:
+        """The strategy, and whether its statistics are frozen."""
+        return f"{self.norm}, frozen" if self.frozen else self.norm
+
+
+@dataclasses.dataclass(frozen=True)
+class InvarianceTable:
+    """The paper's Table 1, measured; `rich` prints it as it is.
+
+    Args:
+        rows: a strategy each; one that mixes cases has a second one, with frozen statistics.
+        eps: used in place of that of the strategies; ``None``: each had its own.
+    """
+
+    rows: list[InvarianceRow]
+    eps: float | None
+
+    @property
+    def agrees(self) -> bool:
+        """Whether every cell is as its strategy declares."""
+        return all(cell.agrees for row in self.rows for cell in row.cells.values())
+
+    @property
+    def caption(self) -> str:
+        """How to read a cell."""
+        eps = "as shipped" if self.eps is None else f"{self.eps:g}"
+        formula = "" if self.eps == 0 else "; ≈ the deviation that eps explains"
+        return (
+            "invariant (declared by the strategy), and largest change of the output as a part of "
+            f"its spread; eps {eps}, verdict without it{formula}; !: not as declared"
+        )
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Prints itself: a strategy a row, lines within each cell."""
+        from rich import box
+        from rich.table import Table
+        from rich.text import Text
+
+        styles = {"yes": "green", "no": "yellow", "?": "magenta"}
+        # As narrow as can be: six columns within a terminal's usual 80 characters.
+        table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+        table.add_column("", overflow="fold")
+        for heading in _HEADINGS.values():
+            table.add_column("\n".join(heading), no_wrap=True)
+        for row in self.rows:
+            cells = []
+            for cell in row.cells.values():
+                style = styles[cell.verdict] if cell.agrees else "bold red"
+                rest = "".join(f"\n{text}" for text in self._numbers(cell))
+                cells.append(Text.assemble((_verdict(cell), style), (rest, "dim")))
+            # As Text: square brackets of a strategy's fields would be read as markup.
+            table.add_row(Text(f"{row.norm}\nfrozen" if row.frozen else row.norm), *cells)
+        yield table
+        yield Text(f"\n{self.caption}")
+
+    def markdown(self) -> str:
+        """A Markdown table, with its caption below."""
+        lines = [f"| | {' | '.join(' '.join(heading) for heading in _HEADINGS.values())} |"]
+        lines.append("|---|" + "---|" * len(_HEADINGS))
+        for row in self.rows:
+            cells = []
+            for cell in row.cells.values():
+                verdict = _verdict(cell) if cell.agrees else f"**{_verdict(cell)}**"
+                cells.append(f"{verdict} {' '.join(self._numbers(cell))}")
+            lines.append(f"| {row.label} | {' | '.join(cells)} |")
+        return "\n".join([*lines, "", f"*{self.caption}*"])
+
+    def latex(self) -> str:
+        r"""A LaTeX ``tabular``, which needs no package; the caption is a comment above."""
+        lines = [f"% {self.caption}", rf"\begin{{tabular}}{{l{'c' * len(_HEADINGS)}}}", r"\hline"]
+        for line in zip(*_HEADINGS.values(), strict=True):
+            lines.append(rf" & {' & '.join(line)} \\")
+        lines.append(r"\hline")
+        for row in self.rows:
+            cells = []
+            for cell in row.cells.values():
+                verdict = _verdict(cell) if cell.agrees else rf"\textbf{{{_verdict(cell)}}}"
+                numbers = " ".join(self._numbers(cell))
+                numbers = re.sub(r"(\S+)e\+?(-?)0*(\d+)", r"\1 \\cdot 10^{\2\3}", numbers)
+                cells.append(f"{verdict} ${numbers.replace('≈', chr(92) + 'approx')}$")
+            lines.append(rf"{_in_latex(row.label)} & {' & '.join(cells)} \\")
+        return "\n".join([*lines, r"\hline", r"\end{tabular}"])
+
+    def csv(self) -> str:
+        """Comma-separated values with a head: a line for each cell, numbers to 4 digits."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        names = ["norm", "statistics", "eps", "map", "invariant", "declared", "agrees"]
+        writer.writerow([*names, "deviation", "deviation_without_eps", "formula"])
+        for row in self.rows:
+            statistics = "frozen" if row.frozen else "recomputed"
+            eps = "shipped" if self.eps is None else f"{self.eps:g}"
+            for name, cell in row.cells.items():
+                declared = "" if cell.declared is None else _word(cell.declared)
+                formula = "" if cell.predicted is None else f"{cell.predicted:.4g}"
+                said = [cell.verdict, declared, _word(cell.agrees)]
+                numbers = [f"{cell.deviation:.4g}", f"{cell.exact:.4g}", formula]
+                writer.writerow([row.norm, statistics, eps, name, *said, *numbers])
+        return text.getvalue().rstrip("\n")
+
+    def _numbers(self, cell: InvarianceCell) -> list[str]:
+        """The deviation, and what of it eps explains, if it has a part in it."""
+        return [
+            _number(cell.deviation),
+            *([f"≈ {_number(cell.predicted)}"] if cell.predicted else []),
+        ]
+
+
+def _word(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def _number(value: float) -> str:
+    if not value:
+        return "0"
+    return f"{value:.2g}" if value >= 0.01 else f"{value:.1e}"
+
+
+def _verdict(cell: InvarianceCell) -> str:
+    declared = "-" if cell.declared is None else _word(cell.declared)
+    return f"{cell.verdict} ({declared}){'' if cell.agrees else '!'}"
+
+
+def _in_latex(text: str) -> str:
+    # One character at a time: what replaces one is not replaced again.
+    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    special |= {character: f"\\{character}" for character in "&%$#_{}"}
+    return "".join(special.get(character, character) for character in text)
+
+
+def invariance_table(
+    norms: Sequence[Norm] = NORMS,
+    eps: float | None = 0.0,
+    inputs: Tensor | None = None,
+    features: int = _FEATURES,
+    factors: Sequence[float] = _FACTORS,
+    weight_scale: float = 1.0,
+    seed: int = 0,
+    *,
+    always_frozen: bool = False,
+) -> InvarianceTable:
+    """Computes the paper's Table 1, for any strategies.
+
+    Each strategy is put on a `Linear` layer with random weights, gains and biases in float64, its
+    weights and inputs are transformed (`measure_invariance`), and outputs compared. The verdict is
+    that without eps, since a table of yes and no holds only then, whatever eps is; how far eps
+    spoils an invariance stands beside it.
+
+    Expectations over the data set, as of batch norm, are those of all inputs, taken again after
+    the map; in a second row, for strategies that mix cases, they are frozen before it.
+
+    Args:
+        norms: strategies, also of your own. One without a field ``eps`` is taken as it is.
+        eps: to use in place of theirs; ``None``: each as it is.
+        inputs: (N, I), on the device to compute on. Default: `random_inputs`.
+        features: number F of units; most strategies need 2 at least.
+        factors: the values of δ; of several the greatest deviation counts.
+        weight_scale: the weights are multiplied by this before anything is measured: with 1e-3 the
+            variances are about the usual eps.
+        seed: of the layers' parameters and of what the maps add.
+        always_frozen: whether there is a second row, with frozen statistics, also for strategies
+            that do not say that they mix cases.
+
+    Raises:
+        TypeError: for what is no strategy.
+        ValueError: if a strategy declares an invariance of an unknown name or refuses an eps of 0;
+            for sizes or factors that do not fit; if an output is not finite.
+
+    Example:
+        >>> table = invariance_table([LayerNorm(), WeightNorm()])
+        >>> for row in table.rows:
+        ...     print(row.norm, *(cell.verdict for cell in row.cells.values()))
+        LayerNorm yes yes no yes no yes
+        WeightNorm yes no yes no no no
+        >>> table.agrees
+        True
+    """
+    inputs = _in_float64(inputs, factors, features)
+    if isinstance(norms, Norm | type):
+        raise TypeError(
+            f"norms must be several strategies, such as [LayerNorm()]; got {norms!r} alone: put it "
+            "in a list"
+        )
+    if not 0 < weight_scale < math.inf:
+        raise ValueError(f"weight_scale must be positive and finite, got {weight_scale}")
+    rows = []
+    for norm in norms:
+        _check_strategy(norm)
+        unknown = set(norm.invariances or ()) - set(INVARIANCES)
+        if unknown:
+            raise ValueError(
+                f"{type(norm).__name__} declares the invariances {sorted(unknown)}, which are not "
+                f"among {', '.join(INVARIANCES)}"
+            )
+        make = functools.partial(_layer, norm, inputs, features, seed, weight_scale)
+        layer, plain = make(eps), make(0.0)
+        for frozen in (False, True) if norm.mixes_cases or always_frozen else (False,):
+            found, exact = (
+                measure_invariance(each, inputs, factors, frozen=frozen, seed=seed)
+                for each in (layer, plain)
+            )
+            predicted: dict[str, float | None] = dict.fromkeys(INVARIANCES)
+            if not frozen:
+                predicted |= _predictions(make, layer, inputs, factors, seed)
+            declared = None if frozen else norm.invariances
+            cells = {
+                name: InvarianceCell(
+                    found[name],
+                    exact[name],
+                    predicted[name] if exact[name] <= INVARIANT else None,
+                    None if declared is None else name in declared,
+                )
+                for name in INVARIANCES
+            }
+            rows.append(InvarianceRow(_label(norm, eps), frozen, cells))
+    return InvarianceTable(rows, eps)
+
+
+# Showing the effect of eps
+
+
+def write_eps_effect(effects: Sequence[EpsEffect], path: Path) -> None:
+    """Writes a CSV file: a line for each strategy, δ and ratio."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["norm", "eps", "factor", "variance_by_eps", "measured", "formula"])
+        for effect in effects:
+            values = (effect.ratios, effect.measured, effect.predicted)
+            for row in zip(*(value.tolist() for value in values), strict=True):
+                numbers = (f"{number:.4g}" for number in row)
+                writer.writerow([effect.norm, f"{effect.eps:g}", f"{effect.factor:g}", *numbers])
+
+
+def draw_eps_effect(effects: Sequence[EpsEffect], picture: Path, title: str = "") -> None:
+    """Draws measured deviations as marks over the formula's line, a panel for each δ.
+
+    The dotted line is the formula's first term, for a variance much greater than eps.
+
+    Args:
+        effects: of any strategies and factors.
+        picture: the file to write, .png or .svg.
+        title: of the picture.
+    """
+    from matplotlib.figure import Figure  # not pyplot: nothing global, no display
+
+    factors = sorted({effect.factor for effect in effects})
+    figure = Figure(figsize=(5.0 * len(factors), 4.2), layout="constrained")
+    axes = figure.subplots(1, len(factors), squeeze=False, sharey=True)[0]
+    for axis, factor in zip(axes, factors, strict=True):
+        shown = [effect for effect in effects if effect.factor == factor]
+        ends = torch.stack([effect.ratios.log10() for effect in shown])
+        ratios = torch.logspace(float(ends.min()), float(ends.max()), 200, dtype=torch.float64)
+        exact = eps_deviation(ratios, 1.0, factor).abs()
+        limit = abs(1 - factor**-2) / (2 * ratios)
+        axis.plot(ratios, exact, color="black", linewidth=1, label="formula")
+        axis.plot(ratios, limit, ":", color="black", linewidth=1, label="its first term")
+        # Marks of one place lie within one another.
+        for number, (effect, mark) in enumerate(zip(shown, itertools.cycle("osD^v"))):
+            size = 9.5 - 3 * number if number < 3 else 3
+            style = {"fillstyle": "none", "markersize": size, "markeredgewidth": 1.1}
+            axis.plot(effect.ratios, effect.measured, mark, label=effect.norm, **style)
+        axis.set_xscale("log")
+        axis.set_yscale("log")
+        axis.set_title(f"weights times {factor:g}")
+        axis.set_xlabel("variance of the sums / eps")
+        axis.grid(alpha=0.3)
+    # The dotted lines alone would reach far beyond.
+    marks = torch.cat([effect.measured for effect in effects])
+    axes[0].set_ylim(float(marks[marks > 0].min()) / 3, 10 * float(marks.max()))
+    axes[0].set_ylabel("relative change of the normalised sums")
+    axes[-1].legend(fontsize="small")
+    if title:
+        figure.suptitle(title)
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(picture, dpi=120)

@@ -1,0 +1,185 @@
+"""One recurrent layer, step by step, in the hands of an analysis."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ln_zoo.layers import GRU, LSTM, RNN
+from ln_zoo.layers.cells import as_states, sites_by_role
+from ln_zoo.norms import batch_statistics
+from ln_zoo.ops import CELLS, States, scan
+from ln_zoo.ops.cells import Step
+
+#: Where the statistics of a strategy that mixes cases come from: of the batch at hand, as in
+#: training, or the running ones, as in evaluation.
+Statistics = Literal["batch", "kept"]
+
+
+def check_arguments(caller: str, layer: LSTM | GRU | RNN, inputs: Tensor) -> None:
+    """Checks that this is one of our recurrent layers, and these are sequences for it.
+
+    Args:
+        caller: the name of the analysis, for messages.
+        layer: the layer.
+        inputs: what it is to read.
+
+    Raises:
+        TypeError: for another layer, such as torch's own.
+        ValueError: unless inputs are (T, N, I) with a step and a case at least.
+    """
+    if not isinstance(layer, LSTM | GRU | RNN):
+        cls = type(layer)
+        raise TypeError(
+            f"{caller} takes an LSTM, GRU or RNN of ln_zoo.layers, got a {cls.__module__}."
+            f"{cls.__qualname__}; the state_dict of one of torch's layers fits ours of that name"
+        )
+    check_sequences(caller, inputs)
+
+
+def check_sequences(caller: str, inputs: Tensor) -> None:
+    """Checks that inputs are (T, N, I) with a step and a case at least.
+
+    Raises:
+        ValueError: if they are not.
+    """
+    if inputs.dim() != 3 or 0 in inputs.shape[:2]:
+        raise ValueError(
+            f"{caller} takes inputs (T, N, I), T time steps of N cases, both at least 1; got "
+            f"{tuple(inputs.shape)}"
+        )
+
+
+def initial_states(
+    caller: str, layer: LSTM | GRU | RNN, inputs: Tensor, states: Tensor | States | None
+) -> States:
+    """The states that a layer of one layer and one direction begins with, (1, N, H) each.
+
+    Args:
+        caller: the name of the analysis, for messages.
+        layer: the layer.
+        inputs: (T, N, I).
+        states: as for the layer; default zeros.
+
+    Raises:
+        TypeError: for a layer that is none of ours.
+        ValueError: for several layers or two directions; for inputs that are not (T, N, I).
+        RuntimeError: if sizes do not fit.
+    """
+    check_arguments(caller, layer, inputs)
+    name = type(layer).__name__
+    if layer.num_layers != 1 or layer.bidirectional:
+        directions = 2 if layer.bidirectional else 1
+        raise ValueError(
+            f"{caller} takes one layer and one direction, this {name} has num_layers="
+            f"{layer.num_layers} and {directions} direction(s); network_dynamics takes several "
+            "layers one by one"
+        )
+    layer.check_input(inputs, None)
+    given = as_states(name, CELLS[layer.mode], states)
+    if given is None:
+        return tuple(inputs.new_zeros(size) for size in layer._state_sizes(inputs, None))
+    layer._check_states(inputs, None, given)
+    return given
+
+
+def layers_apart(caller: str, layer: LSTM | GRU | RNN) -> list[LSTM | GRU | RNN]:
+    """Each layer of several as one of its own, which shares parameters and sites with the whole.
+
+    Derivatives are those of the layer's function: ``derivative_bound`` is left behind.
+
+    Args:
+        caller: the name of the analysis, for messages.
+        layer: a recurrent layer of one direction.
+
+    Raises:
+        ValueError: for two directions.
+    """
+    if layer.bidirectional:
+        raise ValueError(
+            f"{caller} takes layers of one direction, this {type(layer).__name__} has two"
+        )
+    if layer.num_layers == 1:
+        return [layer]
+    cls: type[LSTM] | type[GRU] | type[RNN]
+    # What is made here is replaced at once: on that device nothing is drawn or stored.
+    options: dict[str, Any] = {"bias": layer.bias, "device": "meta"}
+    if isinstance(layer, LSTM):
+        cls, peephole = LSTM, hasattr(layer, "weight_peephole_l0")
+        options |= {"proj_size": layer.proj_size, "peephole": peephole}
+    elif isinstance(layer, GRU):
+        cls = GRU
+    else:
+        cls, options["nonlinearity"] = RNN, layer.nonlinearity
+    parts = []
+    for number in range(layer.num_layers):
+        reads = (layer.proj_size or layer.hidden_size) if number else layer.input_size
+        part = cls(reads, layer.hidden_size, **options)
+        for name, parameter in layer.named_parameters(recurse=False):
+            kind, _, place = name.rpartition("_l")
+            if int(place) == number:
+                setattr(part, f"{kind}_l0", parameter)
+        part.sites["l0"] = layer.sites[f"l{number}"]
+        part.training = layer.training  # not train(), which would reach the sites
+        parts.append(part)
+    return parts
+
+
+def run_steps(layer: LSTM | GRU | RNN, inputs: Tensor, states: States, step: Step) -> Tensor:
+    """Outputs (T, N, H) of the generic loop, with this function in place of the cell's own step.
+
+    Args:
+        layer: of one layer and one direction.
+        inputs: (T, N, I).
+        states: those the loop begins with, (N, H) each.
+        step: what is done at each step.
+    """
+    sites = sites_by_role(layer.sites["l0"])
+    output, _ = scan(
+        dataclasses.replace(CELLS[layer.mode], step=step),
+        inputs,
+        None,
+        states,
+        layer._effective_weights("l0", sites),
+        sites,
+        sites["input"].norm.reads_step,
+    )
+    return output
+
+
+@contextmanager
+def drawing(seed: int) -> Iterator[None]:
+    """Within it torch draws on the CPU from this seed; afterwards its generator is as before.
+
+    No other device's generator is touched, as `torch.manual_seed` would do.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def measuring(module: nn.Module, statistics: Statistics) -> Iterator[None]:
+    """Evaluation mode, with these statistics; modes and buffers are put back after.
+
+    Raises:
+        ValueError: for other statistics than ``"batch"`` and ``"kept"``.
+    """
+    if statistics not in ("batch", "kept"):
+        raise ValueError(f"statistics must be 'batch' or 'kept', got {statistics!r}")
+    modes = {m: m.training for m in module.modules()}
+    module.eval()
+    try:
+        if statistics == "batch":
+            with batch_statistics(module):
+                yield
+        else:
+            yield
+    finally:
+        for m, mode in modes.items():
+            m.training = mode

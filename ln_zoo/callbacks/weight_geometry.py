@@ -1,0 +1,312 @@
+"""Implicit decay of the learning rate: lengths of weight vectors, and how far updates turn them.
+
+What normalised units compute does not change with the length of their weight vectors, so gradients
+have no part along them: updates make vectors longer, and the longer they are, the less the next
+update of the same size turns them (paper, section 5.2.2).
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ln_zoo.callbacks.run_picture import RunPicture, read_curves
+
+#: What is logged of each weight, and how it is called in pictures.
+QUANTITIES = {
+    "norm": "length of weight vectors",
+    "turn": "turn per update (degrees)",
+    "effective_lr": "effective learning rate",
+}
+#: Over the vectors of a weight.
+STATISTICS = ("mean", "q10", "q50", "q90")
+#: All that is logged begins so.
+PREFIX = "weights/"
+#: Weights that are no vectors of units: a number for each.
+_NO_VECTORS = ("weight_peephole",)
+
+#: By weight, quantity and statistic: updates and values.
+Geometry = dict[str, dict[str, dict[str, tuple[list[int], list[float]]]]]
+
+
+class WeightGeometry(RunPicture):
+    """Logs how long the weight vectors of each layer are, and how far updates turn them.
+
+    The vector of a unit is its row of the weight: of ``weight`` in dense layers, of a channel's
+    kernel in convolutions, of ``weight_ih_l0`` and ``weight_hh_l0`` in recurrent ones. Every n
+    updates, for each weight with such rows, mean and quantiles over them of
+
+    - ``norm``: the Euclidean length after the update, of the parameter itself: under weight norm
+      that of v, which the layer's scale does not depend on;
+    - ``turn``: the angle by which this one update turned the vector, in degrees;
+    - ``effective_lr``: learning rate / length^2 for SGD, learning rate / length for optimizers that
+      divide by the size of the gradient (Adam and all others): what a turn is proportional to for
+      units whose output does not depend on the length, since their gradients go with 1 / length.
+      The length is that before the update.
+
+    They are logged as ``weights/NAME/norm_mean``, ``norm_q10``, ``norm_q50``, ``norm_q90``,
+    ``turn_mean`` and so on, straight to the run's loggers, at the number of updates done. When
+    training ends, also by an error or an interruption, ``weight_geometry.png`` is drawn beside the
+    file of the `CSVLogger`, if there is one; ``ln-zoo compare --weight_geometry`` lays those of
+    several runs beside each other. Between these updates it costs nothing; at one of them a copy of
+    the weights.
+
+    Args:
+        every_n_steps: updates between two looks; the first is at the n-th.
+        power: of the length in ``effective_lr``; default: 2 for `torch.optim.SGD`, else 1.
+
+    Raises:
+        ValueError: for an n below 1; when training begins, for a model without such weights.
+    """
+
+    file_name = "weight_geometry.png"
+
+    def __init__(self, every_n_steps: int = 25, power: float | None = None) -> None:
+        super().__init__()
+        if every_n_steps < 1:
+            raise ValueError(f"every_n_steps must be at least 1, got {every_n_steps}")
+        self.every_n_steps = every_n_steps
+        self.power = power
+        #: Of the update under way, by name: the weight before it, and what divides its lengths.
+        self._before: dict[str, tuple[Tensor, float, float]] = {}
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._before = {}
+        if not weight_vectors(pl_module):
+            raise ValueError(
+                f"WeightGeometry looks at weights with a row for each unit, and "
+                f"{type(pl_module).__name__} has none that is trained"
+            )
+
+    def on_before_optimizer_step(
+        self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
+    ) -> None:
+        if (trainer.global_step + 1) % self.every_n_steps:
+            return
+        power = self.power
+        if power is None:
+            power = 2.0 if isinstance(optimizer, torch.optim.SGD) else 1.0
+        rates = {
+            id(parameter): float(group["lr"])
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+        for name, weight in weight_vectors(pl_module).items():
+            if id(weight) in rates:
+                self._before[name] = (weight.detach().clone(), rates[id(weight)], power)
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        if not self._before:
+            return
+        weights = weight_vectors(pl_module)
+        values: dict[str, float] = {}
+        for name, (before, rate, power) in self._before.items():
+            found = {
+                "norm": lengths(weights[name]),
+                "turn": turns(before, weights[name]).rad2deg(),
+                "effective_lr": rate / lengths(before).pow(power),
+            }
+            for quantity, numbers in found.items():
+                for statistic, value in zip(STATISTICS, _statistics(numbers), strict=True):
+                    values[f"{PREFIX}{name}/{quantity}_{statistic}"] = value
+        self._before = {}
+        for logger in trainer.loggers:
+            logger.log_metrics({**values, "epoch": trainer.current_epoch}, trainer.global_step)
+
+    def draw(self, metrics: Path, picture: Path) -> bool:
+        geometry = read_geometry(metrics)
+        if geometry:
+            draw_weight_geometry({"": geometry}, picture)
+        return bool(geometry)
+
+
+def weight_vectors(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The trained weights of a module that have a row for each unit, by name.
+
+    Example:
+        >>> from ln_zoo.layers import GRU
+        >>> list(weight_vectors(GRU(3, 4)))
+        ['weight_ih_l0', 'weight_hh_l0']
+    """
+    return {
+        name: parameter
+        for name, parameter in module.named_parameters()
+        if name.rpartition(".")[2].startswith("weight")
+        and not name.rpartition(".")[2].startswith(_NO_VECTORS)
+        and parameter.dim() >= 2
+        and parameter.requires_grad
+    }
+
+
+def lengths(weight: Tensor) -> Tensor:
+    """Euclidean lengths of the rows of a weight (F, \\*), (F,) float64."""
+    return torch.linalg.vector_norm(_rows(weight), dim=1)
+
+
+def turns(before: Tensor, after: Tensor) -> Tensor:
+    """Angles between the rows of two weights (F, \\*), in radians, (F,) float64; small ones too.
+
+    Args:
+        before: a weight.
+        after: another of its shape.
+
+    Example:
+        >>> turns(torch.tensor([[1.0, 0.0]]), torch.tensor([[3.0, 3e-9]]))
+        tensor([1.0000e-09], dtype=torch.float64)
+    """
+    a, b = (nn.functional.normalize(_rows(weight), dim=1) for weight in (before, after))
+    # The cosine of a small angle is 1 to all digits.
+    return 2 * torch.atan2((a - b).norm(dim=1), (a + b).norm(dim=1))
+
+
+def _rows(weight: Tensor) -> Tensor:
+    # On the CPU: not every device has float64.
+    return weight.detach().flatten(1).cpu().double()
+
+
+def _statistics(numbers: Tensor) -> list[float]:
+    """Those of `STATISTICS`."""
+    quantiles = torch.quantile(numbers, numbers.new_tensor([0.1, 0.5, 0.9]))
+    return [float(numbers.mean()), *quantiles.tolist()]
+
+
+# Reading and showing it
+
+
+def parse_name(name: str) -> tuple[str, str, str] | None:
+    """Weight, quantity and statistic of a logged name; ``None`` if `WeightGeometry` did not log it.
+
+    Example:
+        >>> parse_name("weights/network.1.weight/effective_lr_q50")
+        ('network.1.weight', 'effective_lr', 'q50')
+        >>> parse_name("weights/decay")
+    """
+    weight, _, kind = name.removeprefix(PREFIX).rpartition("/")
+    quantity, _, statistic = kind.rpartition("_")
+    known = quantity in QUANTITIES and statistic in STATISTICS
+    return (weight, quantity, statistic) if name.startswith(PREFIX) and weight and known else None
+
+
+def read_geometry(metrics: Path) -> Geometry:
+    """What `WeightGeometry` logged, from a ``metrics.csv``; empty where it logged nothing."""
+    geometry: Geometry = {}
+    for name, curve in read_curves(metrics).items():
+        parsed = parse_name(name)
+        if parsed is not None:
+            weight, quantity, statistic = parsed
+            geometry.setdefault(weight, {}).setdefault(quantity, {})[statistic] = curve
+    # What lacks some of them is somebody else's after all.
+    return {
+        weight: quantities
+        for weight, quantities in geometry.items()
+        if all(len(quantities.get(each, ())) == len(STATISTICS) for each in QUANTITIES)
+    }
+
+
+def geometry_table(runs: Mapping[str, Geometry]) -> str:
+    """A Markdown table: medians over units at the first and the last look.
+
+    Args:
+        runs: by label what `read_geometry` gives.
+    """
+    head = ["weight", "", "updates"]
+    for what in QUANTITIES.values():
+        head += [f"{what}: first", "last", "last / first"]
+    lines = [f"| {' | '.join(head)} |", "|---|---|" + "---:|" * (len(head) - 2)]
+    for weight in _weights(runs):
+        for label, geometry in runs.items():
+            if weight not in geometry:
+                continue
+            steps, _ = geometry[weight]["norm"]["q50"]
+            cells = [weight, label, f"{steps[0]} to {steps[-1]}"]
+            for quantity in QUANTITIES:
+                _, values = geometry[weight][quantity]["q50"]
+                ratio = values[-1] / values[0] if values[0] else float("nan")
+                cells += [f"{values[0]:.3g}", f"{values[-1]:.3g}", f"{ratio:.3g}"]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def write_geometry(runs: Mapping[str, Geometry], path: Path) -> None:
+    """Writes a CSV file: label, weight, update, and a column for each quantity and statistic."""
+    names = [(quantity, statistic) for quantity in QUANTITIES for statistic in STATISTICS]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["label", "weight", "step", *("_".join(name) for name in names)])
+        for label, geometry in runs.items():
+            for weight, quantities in geometry.items():
+                curves = [quantities[quantity][statistic] for quantity, statistic in names]
+                for number, step in enumerate(curves[0][0]):
+                    values = [f"{curve[1][number]:.5g}" for curve in curves]
+                    writer.writerow([label, weight, step, *values])
+
+
+def draw_weight_geometry(runs: Mapping[str, Geometry], picture: Path, title: str = "") -> None:
+    """Draws a row of panels for each weight: its quantities against the update.
+
+    The line is the median over units, the band holds the middle 80 % of them.
+
+    Args:
+        runs: by label what `read_geometry` gives.
+        picture: file to write, .png or .svg.
+        title: of the picture.
+    """
+    from matplotlib.figure import Figure  # not pyplot: nothing global, no display
+
+    weights = _weights(runs)
+    figure = Figure(figsize=(4 * len(QUANTITIES), 2.6 * len(weights)), layout="constrained")
+    axes = figure.subplots(len(weights), len(QUANTITIES), squeeze=False, sharex=True)
+    for row, weight in zip(axes, weights, strict=True):
+        for axis, (quantity, what) in zip(row, QUANTITIES.items(), strict=True):
+            for number, (label, geometry) in enumerate(runs.items()):
+                if weight not in geometry:
+                    continue
+                curves = geometry[weight][quantity]
+                steps, median = curves["q50"]
+                colour = f"C{number}"
+                axis.plot(steps, median, label=label, color=colour, linewidth=1.5)
+                band = curves["q10"][1], curves["q90"][1]
+                axis.fill_between(steps, *band, color=colour, alpha=0.15, linewidth=0)
+            axis.set_title(f"{weight}: {what}", fontsize="small")
+            axis.grid(alpha=0.3)
+            if quantity != "norm" and _positive(runs, weight, quantity):
+                axis.set_yscale("log")
+    for axis in axes[-1]:
+        axis.set_xlabel("update")
+    if any(runs):
+        axes[0][0].legend(fontsize="small")
+    if title:
+        figure.suptitle(title)
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(picture, dpi=90)
+
+
+def _weights(runs: Mapping[str, Geometry]) -> Sequence[str]:
+    """The names of the weights of all runs."""
+    return list(dict.fromkeys(weight for geometry in runs.values() for weight in geometry))
+
+
+def _positive(runs: Mapping[str, Geometry], weight: str, quantity: str) -> bool:
+    """Whether a logarithm can show all that is drawn."""
+    return all(
+        value > 0
+        for geometry in runs.values()
+        if weight in geometry
+        for statistic in ("q10", "q50", "q90")
+        for value in geometry[weight][quantity][statistic][1]
+    )

@@ -1,0 +1,178 @@
+"""``ln-zoo analyze dynamics``: how stable hidden-to-hidden dynamics are."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ln_zoo.cli.checks import check_least, check_positive
+from ln_zoo.cli.names import strategy_class
+
+if TYPE_CHECKING:
+    from ln_zoo.analysis import Dynamics
+
+#: Options of untrained layers and of trained models, which parsers leave out unless given: so that
+#: those given in vain can be told.
+_UNTRAINED: dict[str, Any] = {
+    "cell": ["LSTM", "GRU", "RNN"],
+    "norm": ["LayerNorm", "RMSNorm", "BatchNorm", "WeightNorm", "Identity"],
+    "gains": [0.1, 0.5, 1.0],
+    "start": "torch",
+    "recurrent_scale": 1.0,
+    "hidden": 256,
+    "features": 256,
+    "noise": 0.1,
+}
+_TRAINED: dict[str, Any] = {"statistics": "kept", "root": None}
+
+
+def add_parser(analyses: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the command to those of ``ln-zoo analyze``."""
+    parser = analyses.add_parser(
+        "dynamics",
+        help="whether perturbations of hidden states grow or die, by strategy and gain",
+        description="Growth of small perturbations of the hidden states (Lyapunov exponents) and "
+        "of the gradients by them, per step, in float64: of untrained layers that read standard "
+        "normal numbers; or, with --weights or --ckpt, of the layers of trained models, on test "
+        "images or lines of handwriting, and of the same models before training.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--steps", type=int, default=200, help="time steps, at most")
+    parser.add_argument("--batch", type=int, default=16, help="sequences, at most")
+    parser.add_argument("--exponents", type=int, default=1, help="how many, the largest first")
+    parser.add_argument(
+        "--skip", type=int, help="first steps to leave out of the table; default: a quarter of them"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of weights, inputs and perturbations")
+    parser.add_argument("--out", default="dynamics.png", help="picture to write (.png, .svg)")
+    parser.add_argument("--csv", help="table to write: layer, step, perturbation, gradient norm")
+    _add_options_of_untrained(parser)
+    _add_options_of_trained(parser)
+    parser.set_defaults(run=_dynamics)
+
+
+def _add_options_of_untrained(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("untrained layers")
+
+    def add(name: str, text: str, **options: Any) -> None:
+        default = _UNTRAINED[name]
+        shown = " ".join(map(str, default)) if isinstance(default, list) else default
+        text = f"{text} (default: {shown})"
+        group.add_argument(f"--{name}", default=argparse.SUPPRESS, help=text, **options)
+
+    add("cell", "kinds of layers", nargs="+", choices=("LSTM", "GRU", "RNN"))
+    add(
+        "norm",
+        "strategies of ln_zoo.norms, or class paths of your own",
+        nargs="+",
+        metavar="NAME",
+    )
+    add(
+        "gains",
+        "initial gains, or lengths of weight vectors under weight norm",
+        nargs="+",
+        type=float,
+        metavar="GAIN",
+    )
+    add(
+        "start",
+        "weights: torch's own, or orthogonal ones with these for the candidate state",
+        choices=("torch", "orthogonal", "identity"),
+    )
+    add("recurrent_scale", "multiplies the recurrent weights", type=float)
+    add("hidden", "size of the states", type=int)
+    add("features", "size of each input", type=int)
+    add("noise", "standard deviation of the initial states", type=float)
+
+
+def _add_options_of_trained(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("trained models")
+    group.add_argument("--weights", nargs="+", metavar="NAME", default=[], help="published models")
+    group.add_argument("--ckpt", nargs="+", metavar="FILE", default=[], help="checkpoints")
+    group.add_argument(
+        "--statistics",
+        choices=("kept", "batch"),
+        default=argparse.SUPPRESS,
+        help="of batch norm: the running ones, or those of the batch, which untrained layers use "
+        f"(default: {_TRAINED['statistics']})",
+    )
+    group.add_argument(
+        "--root",
+        default=argparse.SUPPRESS,
+        help="folder of the data that the models read, MNIST or IAM-OnDB; default: mnist or "
+        "iam_ondb in $LN_ZOO_DATA, or for MNIST the hub",
+    )
+
+
+def _dynamics(arguments: argparse.Namespace) -> None:
+    trained = bool(arguments.weights or arguments.ckpt)
+    _refuse_foreign_options(arguments, trained)
+    arguments = argparse.Namespace(**(_UNTRAINED | _TRAINED | vars(arguments)))
+    check_least(arguments, hidden=1, features=1, noise=0, steps=2, batch=1, exponents=1)
+    check_positive(arguments, "gains", "recurrent_scale")
+    from ln_zoo.analysis import draw_dynamics, dynamics_table, write_dynamics
+
+    if trained:
+        from ln_zoo.cli.trained_dynamics import trained_dynamics
+
+        found, title = trained_dynamics(arguments)
+        print(title)
+    else:
+        found, title = list(_untrained(arguments)), _described(arguments)
+        print(f"{title}, {arguments.steps} steps")
+    print(f"\n{dynamics_table(found)}")
+    draw_dynamics(found, Path(arguments.out), title)
+    if arguments.csv:
+        write_dynamics(found, Path(arguments.csv))
+
+
+def _refuse_foreign_options(arguments: argparse.Namespace, trained: bool) -> None:
+    """Raises ValueError for options of untrained layers beside trained models, and the reverse."""
+    foreign = [f"--{name}" for name in (_UNTRAINED if trained else _TRAINED) if name in arguments]
+    if foreign and trained:
+        raise ValueError(
+            f"{', '.join(foreign)}: for untrained layers only; what --weights and --ckpt name is "
+            "measured as it is"
+        )
+    if foreign:
+        raise ValueError(
+            f"{', '.join(foreign)}: for trained models only; name them with --weights or --ckpt"
+        )
+
+
+def _described(arguments: argparse.Namespace) -> str:
+    scale = arguments.recurrent_scale
+    return (
+        f"H = {arguments.hidden}, {arguments.features} standard normal inputs a step, "
+        f"{arguments.start} weights"
+        + (f", recurrent ones times {scale:g}" if scale != 1 else "")
+        + f", {arguments.batch} sequences"
+    )
+
+
+def _untrained(arguments: argparse.Namespace) -> Iterator[Dynamics]:
+    import torch
+
+    from ln_zoo.analysis import initial_dynamics
+
+    norms = [strategy_class(name) for name in arguments.norm]
+    generator = torch.Generator().manual_seed(arguments.seed)
+    size = (arguments.steps, arguments.batch, arguments.features)
+    inputs = torch.randn(size, generator=generator, dtype=torch.float64)
+    for cell in arguments.cell:
+        yield from initial_dynamics(
+            inputs,
+            cell,
+            arguments.hidden,
+            norms,
+            arguments.gains,
+            arguments.start,
+            arguments.recurrent_scale,
+            arguments.noise,
+            arguments.exponents,
+            arguments.skip,
+            arguments.seed,
+        )

@@ -1,0 +1,56 @@
+"""``ln-zoo analyze fisher``: the geometry of learning, claim by claim."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def add_parser(analyses: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the command to those of ``ln-zoo analyze``."""
+    parser = analyses.add_parser(
+        "fisher",
+        help="the Fisher information of normalised GLMs against what the paper says of it",
+        description="Measures what section 5.2 of the layer normalization paper says about the "
+        "geometry of learning, on random generalised linear models in float64: its formulas "
+        "against automatic differentiation, as printed and corrected, and what the scale of "
+        "weights and data does.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--units", type=int, default=4, help="units H of the models")
+    parser.add_argument("--features", type=int, default=5, help="size D of their inputs")
+    parser.add_argument("--cases", type=int, default=200, help="inputs, N")
+    parser.add_argument(
+        "--draws",
+        type=int,
+        default=500_000,
+        help="sampled outputs, all cases together; also a tenth and a hundredth of them",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of models, data and sampled outputs")
+    parser.add_argument(
+        "--format",
+        choices=("rich", "markdown", "csv"),
+        default="rich",
+        help="of the table on standard output; rich: for a terminal",
+    )
+    parser.add_argument("--out", default="fisher.png", help="picture to write (.png, .svg)")
+    parser.add_argument("--csv", help="table to write: the numbers of the picture")
+    parser.set_defaults(run=_fisher)
+
+
+def _fisher(arguments: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    from ln_zoo.analysis import draw_fisher, study_fisher, write_fisher_curves
+
+    sizes = (arguments.units, arguments.features, arguments.cases)
+    study = study_fisher(*sizes, arguments.draws, arguments.seed)
+    if arguments.format == "rich":
+        Console(highlight=False).print(study)
+    else:
+        print(getattr(study, arguments.format)())
+    models = "GLMs of {} units, {} inputs, {} cases".format(*sizes)
+    draw_fisher(study, Path(arguments.out), f"Fisher information of normalised {models}")
+    if arguments.csv:
+        write_fisher_curves(study, Path(arguments.csv))

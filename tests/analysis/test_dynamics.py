@@ -1,0 +1,643 @@
+"""Growth of perturbations: systems whose exponents are known, and Jacobians of whole sequences."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ln_zoo.analysis import (
+    Dynamics,
+    draw_dynamics,
+    dynamics_table,
+    gradient_flow,
+    gradient_norms,
+    hidden_dynamics,
+    initial_dynamics,
+    lyapunov_exponents,
+    network_dynamics,
+    perturbation_growth,
+    site_gains,
+    write_dynamics,
+)
+from ln_zoo.layers import GRU, LSTM, RNN
+from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm
+
+F64 = torch.float64
+T, N, I, H = 5, 3, 2, 3  # noqa: E741
+
+
+def normal(*size: int, seed: int = 0) -> Tensor:
+    return torch.randn(*size, generator=torch.Generator().manual_seed(seed), dtype=F64)
+
+
+def made(cls: type, norm: Norm, size: int = H, inputs: int = I, **options) -> LSTM | GRU | RNN:
+    torch.manual_seed(0)
+    layer = cls(inputs, size, norm=norm, dtype=F64, **options)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.uniform_(0.3, 1).mul_(torch.randn_like(parameter).sign())
+    return layer
+
+
+# Known exponents
+
+
+@pytest.mark.parametrize("cls", [LSTM, GRU, RNN])
+def test_around_zero_exponents_are_eigenvalues(cls: type) -> None:
+    """Without inputs and biases states stay 0, where each step is a known linear map."""
+    values = torch.tensor([0.9, -0.8, 0.5, 0.2], dtype=F64)
+    basis = torch.linalg.qr(normal(4, 4)).Q
+    layer = cls(2, 4, bias=False, dtype=F64)
+    with torch.no_grad():
+        layer.weight_hh_l0.normal_()
+        # The candidate's block; to the first order gates do not depend on a state of 0.
+        layer.weight_hh_l0.view(-1, 4, 4)[{LSTM: 2, GRU: 2, RNN: 0}[cls]] = (
+            basis @ values.diag() @ basis.T
+        )
+    # Gates of 1/2: h' = (U h) / 4 + h / 2 in a GRU; c' = c / 2 + (U h) / 2, h' = c' / 2 in an LSTM.
+    factors = values.abs() if cls is RNN else 0.5 + values / 4
+    expected = factors.log().sort(descending=True).values
+    found = lyapunov_exponents(layer, torch.zeros(400, 2, 2, dtype=F64), count=4, skip=300)
+    torch.testing.assert_close(found, expected.expand(2, -1), rtol=1e-6, atol=1e-6)
+
+
+def test_rotations_have_equal_exponents() -> None:
+    angle = torch.tensor(0.7, dtype=F64)
+    rows = torch.stack([angle.cos(), -angle.sin(), angle.sin(), angle.cos()]).view(2, 2)
+    layer = RNN(1, 2, bias=False, dtype=F64)
+    with torch.no_grad():
+        layer.weight_hh_l0.copy_(1.25 * rows)
+    found = perturbation_growth(layer, torch.zeros(20, 1, 1, dtype=F64), count=2)
+    torch.testing.assert_close(found, torch.full((20, 1, 2), math.log(1.25), dtype=F64))
+
+
+# Independent Jacobians
+
+
+def jacobian(layer: LSTM | GRU | RNN, x: Tensor, states: tuple[Tensor, ...]) -> Tensor:
+    """Of the final states by the initial ones, by reverse mode, of one case or of a batch."""
+
+    def final(*given: Tensor) -> Tensor:
+        hx = given if len(given) > 1 else given[0]
+        _, last = layer(x, hx)
+        parts = last if isinstance(last, tuple) else (last,)
+        return torch.cat([part[0] for part in parts], dim=-1).flatten()
+
+    rows = torch.autograd.functional.jacobian(final, states)
+    cases = x.shape[1]
+    blocks = [row.reshape(len(row), cases, -1) for row in rows]
+    return torch.cat(blocks, dim=-1).flatten(1)
+
+
+def volume(whole: Tensor, systems: int, system: int, count: int) -> Tensor:
+    """Logarithm of the volume that a Jacobian makes of the perturbations that seed 0 draws."""
+    drawn = torch.randn(
+        systems, len(whole), count, generator=torch.Generator().manual_seed(0), dtype=F64
+    )
+    moved = whole @ torch.linalg.qr(drawn).Q[system]
+    return torch.linalg.svdvals(moved).log().sum()
+
+
+NORMS = [LayerNorm(eps=0.5), RMSNorm(eps=0.5), WeightNorm(), Identity()]
+
+
+@pytest.mark.parametrize("norm", NORMS, ids=lambda norm: type(norm).__name__)
+@pytest.mark.parametrize("cls", [LSTM, GRU, RNN])
+@pytest.mark.parametrize("count", [1, 2])
+def test_growth_is_that_of_volumes(cls: type, norm: Norm, count: int) -> None:
+    layer, x = made(cls, norm), normal(T, N, I)
+    states = tuple(normal(1, N, H, seed=seed) for seed in range(2 if cls is LSTM else 1))
+    growth = perturbation_growth(layer, x, states if cls is LSTM else states[0], count=count)
+    assert growth.shape == (T, N, count)
+    for case in range(N):
+        part = tuple(state[:, case : case + 1].contiguous() for state in states)
+        expected = volume(jacobian(layer, x[:, case : case + 1], part), N, case, count)
+        torch.testing.assert_close(growth[:, case].sum(), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("cls", [LSTM, GRU, RNN])
+def test_under_batch_statistics_the_batch_is_one_system(cls: type, count: int) -> None:
+    layer, x = made(cls, BatchNorm(eps=0.5, max_steps=2)), normal(T, N, I)
+    states = tuple(normal(1, N, H, seed=seed) for seed in range(2 if cls is LSTM else 1))
+    growth = perturbation_growth(layer, x, states if cls is LSTM else states[0], count=count)
+    assert growth.shape == (T, 1, count)
+    expected = volume(jacobian(layer, x, states), 1, 0, count)
+    torch.testing.assert_close(growth.sum(), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_kept_statistics_leave_cases_apart(count: int) -> None:
+    layer, x = made(GRU, BatchNorm(eps=0.5, max_steps=T)), normal(T, N, I)
+    layer(normal(T, 10, I, seed=1))
+    state = normal(1, N, H)
+    growth = perturbation_growth(layer, x, state, count=count, statistics="kept")
+    layer.eval()
+    for case in range(N):
+        part = (state[:, case : case + 1].contiguous(),)
+        expected = volume(jacobian(layer, x[:, case : case + 1], part), N, case, count)
+        torch.testing.assert_close(growth[:, case].sum(), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_the_first_perturbation_does_not_depend_on_the_others() -> None:
+    layer, x = made(LSTM, LayerNorm()), normal(200, N, I)
+    first, more = (lyapunov_exponents(layer, x, count=count, skip=120) for count in (1, 3))
+    torch.testing.assert_close(first, more[:, :1], rtol=0, atol=0.01)
+    assert (more.diff(dim=1) < 0.01).all()
+
+
+# What normalisation does
+
+
+@pytest.mark.parametrize("norm", [LayerNorm(eps=0.0), RMSNorm(eps=0.0)], ids=repr)
+@pytest.mark.parametrize("cls", [LSTM, GRU, RNN])
+def test_exponents_do_not_see_the_scale_of_normalised_weights(cls: type, norm: Norm) -> None:
+    layer, x = made(cls, norm), normal(20, N, I)
+    states = normal(1, N, H), normal(1, N, H, seed=1)
+    hx = states if cls is LSTM else states[0]
+    role = "sum" if cls is RNN else "recurrent"
+    before, gains = perturbation_growth(layer, x, hx), site_gains(layer, x, hx)
+    with torch.no_grad():
+        layer.weight_hh_l0.mul_(4)
+        layer.weight_ih_l0.mul_(4)
+    torch.testing.assert_close(perturbation_growth(layer, x, hx), before, rtol=1e-9, atol=1e-9)
+    found = site_gains(layer, x, hx)
+    # A site takes back what the weights did: gain / sigma is a quarter.
+    assert found.gains[role] == pytest.approx(gains.gains[role] / 4)
+    assert found.share == pytest.approx(gains.share)
+
+
+def test_the_state_has_half_of_the_sums_where_both_terms_are_normalised() -> None:
+    layer = LSTM(I, H, norm=LayerNorm(0.7, eps=0.0), dtype=F64)
+    states = normal(1, N, H), normal(1, N, H, seed=1)
+    assert site_gains(layer, normal(9, N, I), states).share == pytest.approx(0.5, abs=1e-12)
+
+
+def test_gain_of_a_site_by_hand() -> None:
+    """One step of a simple RNN: all of its site's Jacobian, and the perturbation that is drawn."""
+    layer, x, h = made(RNN, LayerNorm(eps=0.0)), normal(1, 1, I), normal(1, 1, H)
+    weight, sums = (
+        layer.weight_hh_l0.detach(),
+        x[0] @ layer.weight_ih_l0.T + h[0] @ layer.weight_hh_l0.T,
+    )
+    sums = sums.detach().flatten()
+    z, sigma = (sums - sums.mean()) / sums.std(correction=0), sums.std(correction=0)
+    ones = torch.ones(H, dtype=F64)
+    projector = torch.eye(H, dtype=F64) - (torch.outer(ones, ones) + torch.outer(z, z)) / H
+    drawn = torch.linalg.qr(
+        torch.randn(1, H, 1, generator=torch.Generator().manual_seed(5), dtype=F64)
+    ).Q.flatten()
+    into = weight @ drawn
+    behind = layer.sites["l0"]["sum"].gain.detach() * (projector @ into) / sigma
+    found = site_gains(layer, x, h, seed=5)
+    assert found.gains == {"sum": pytest.approx(float(behind.norm() / into.norm()))}
+    recurrent, input_term = (h[0] @ layer.weight_hh_l0.T), x[0] @ layer.weight_ih_l0.T
+    squares = [float(a.detach().square().sum()) for a in (recurrent, input_term)]
+    assert found.share == pytest.approx(squares[0] / sum(squares))
+
+
+def test_layer_norm_of_gain_1_makes_an_lstm_expand() -> None:
+    found = {
+        each.name: each
+        for each in initial_dynamics(
+            normal(90, 2, 128),
+            hidden_size=128,
+            norms=[LayerNorm, WeightNorm, Identity],
+            gains=(0.1, 1.0),
+        )
+    }
+    assert list(found) == [
+        "LayerNorm 0.1",
+        "LayerNorm 1",
+        "WeightNorm 0.1",
+        "WeightNorm 1",
+        "Identity",
+    ]
+    assert found["LayerNorm 1"].factor > 1.01
+    assert found["LayerNorm 0.1"].factor < 0.97
+    assert found["Identity"].factor < 0.7
+    # The state is heard: half of the sums are its, and sites enlarge what is small.
+    assert found["LayerNorm 1"].sites.share > 10 * found["Identity"].sites.share
+    assert found["LayerNorm 1"].sites.gains["recurrent"] > 3
+    # Backwards the same Jacobians are passed in the other order.
+    for each in found.values():
+        assert each.gradient_factor == pytest.approx(each.factor, abs=0.05)
+
+
+def test_first_probe_of_a_plain_lstm() -> None:
+    """It shrinks perturbations by 9 % a step, from an orthogonal start with forget bias 1."""
+
+    def factors(start: str) -> list[float]:
+        options = {"hidden_size": 64, "norms": [Identity, LayerNorm], "gains": (1.0,)}
+        return [
+            each.factor for each in initial_dynamics(normal(100, 3, 64), start=start, **options)
+        ]
+
+    for start in ("orthogonal", "identity"):
+        plain, normalised = factors(start)
+        assert plain == pytest.approx(0.91, abs=0.02)
+        assert 1.02 < normalised < 1.06
+    plain, normalised = factors("torch")
+    assert plain == pytest.approx(0.60, abs=0.02)
+    assert normalised > 1
+
+
+def test_growth_in_a_wide_simple_rnn_is_that_of_mean_squares() -> None:
+    """The share of the state in the sum, and what tanh does to it and to its perturbations.
+
+    A perturbation of mean square d makes one of gain^2 share d / E[h^2] in the normalised sum,
+    whatever the scale of the weights, and tanh passes on E[tanh'^2] of it.
+    """
+    z = torch.linspace(-8, 8, 4001, dtype=F64)
+    density = torch.exp(-z.square() / 2) / torch.exp(-z.square() / 2).sum()
+    options = {"hidden_size": 1024, "norms": [LayerNorm], "gains": (0.5, 1.0)}
+    for gain, found in zip(
+        (0.5, 1.0), initial_dynamics(normal(60, 2, 256), "RNN", **options), strict=True
+    ):
+        k = (gain * z).tanh()
+        kept = float(density @ k.square())
+        moved = gain**2 * float(density @ (1 - k.square()).square())
+        expected = math.sqrt(found.sites.share * moved / kept)
+        assert found.factor == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.parametrize("cell", ["LSTM", "GRU"])
+def test_scale_of_recurrent_weights(cell: str) -> None:
+    """What the paper calls stable (section 3.1): under layer norm it does not matter."""
+
+    def factors(norm: type[Norm], gains: tuple[float, ...]) -> list[float]:
+        options = {"hidden_size": 32, "norms": [norm], "gains": gains}
+        return [
+            each.factor
+            for scale in (1.0, 30.0)
+            for each in initial_dynamics(normal(60, 2, 32), cell, recurrent_scale=scale, **options)
+        ]
+
+    small, large = factors(LayerNorm, (0.5,))
+    assert large == pytest.approx(small, rel=0.01)  # but for eps
+    small, large = factors(WeightNorm, (0.5,))
+    assert large == pytest.approx(small, rel=1e-6)
+    small, large = factors(Identity, (0.5,))
+    assert large > 1.2 * small
+
+
+def test_scales_of_weight_norm_are_set_to_the_gain() -> None:
+    small, large = initial_dynamics(
+        normal(12, 2, 20), "RNN", hidden_size=16, norms=[WeightNorm], gains=(0.1, 1.0)
+    )
+    # Rows of length 0.1 shrink a perturbation by about that.
+    assert small.factor == pytest.approx(0.1, rel=0.5)
+    assert large.factor > 3 * small.factor
+
+
+# Whole measurements
+
+
+def test_a_measurement_is_its_parts() -> None:
+    layer, x, states = made(GRU, LayerNorm()), normal(12, N, I), normal(1, N, H)
+
+    def loss(outputs: Tensor) -> Tensor:
+        return outputs[-1].square().sum()
+
+    found = hidden_dynamics(layer, x, states, loss=loss, skip=4, seed=3)
+    growth = perturbation_growth(layer, x, states, seed=3)
+    torch.testing.assert_close(found.growth, growth)
+    torch.testing.assert_close(found.exponents, growth[4:].mean(0))
+    torch.testing.assert_close(found.gradients, gradient_norms(layer, x, states, loss))
+    first, last = found.gradients[4], found.gradients[-1]
+    assert found.gradient_factor == pytest.approx(float(first / last) ** (1 / 7))
+    assert found.sites == site_gains(layer, x, states, skip=4, seed=3)
+    assert (found.group, found.name, found.skip) == ("GRU", "LayerNorm", 4)
+    assert hidden_dynamics(layer, x).skip == 3
+
+
+@pytest.mark.parametrize("statistics", ["batch", "kept"])
+def test_nothing_of_the_layer_is_changed(statistics: str) -> None:
+    layer, x = made(LSTM, BatchNorm(max_steps=3)), normal(T, N, I)
+    layer(x)
+    before = {k: v.clone() for k, v in layer.state_dict().items()}
+    random = torch.get_rng_state()
+    # One state for all cases, as models expand it.
+    states = tuple(normal(1, 1, H, seed=seed).expand(-1, N, -1) for seed in (0, 1))
+    if statistics == "batch":
+        states = tuple(state + normal(1, N, H) for state in states)
+    found = hidden_dynamics(layer, x, states, statistics=statistics)
+    assert found.growth.isfinite().all()
+    assert all(torch.equal(before[k], v) for k, v in layer.state_dict().items())
+    assert all(module.training for module in layer.modules())
+    assert all(p.grad is None for p in layer.parameters())
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_gradients_with_kept_statistics() -> None:
+    layer, x = made(GRU, BatchNorm(eps=0.5, max_steps=T)), normal(T, N, I)
+    layer(normal(T, 10, I, seed=1))
+    found = gradient_norms(layer, x, loss=lambda h: h[-1].sum(), statistics="kept")
+    layer.eval()
+    part, _ = layer(x[:2], torch.zeros(1, N, H, dtype=F64))
+    states = part[-1:].detach().requires_grad_()
+
+    def rest() -> Tensor:
+        # Steps 3 on from the second state, with the statistics of their own steps.
+        shifted = made(GRU, BatchNorm(eps=0.5, max_steps=T)).eval()
+        shifted.load_state_dict(layer.state_dict())
+        for site in shifted.sites["l0"].values():
+            for name in ("running_mean", "running_var", "num_batches_tracked"):
+                buffer = site.get_buffer(name)
+                buffer.copy_(buffer.roll(-2, 0))
+        return shifted(x[2:], states)[0][-1].sum()
+
+    (gradient,) = torch.autograd.grad(rest(), states)
+    assert float(found[1]) == pytest.approx(float(gradient.norm()), rel=1e-9)
+
+
+# Layers within networks
+
+
+class Tagger(nn.Module):
+    """Reads the outputs of a recurrent module, the last h, or both."""
+
+    def __init__(self, recurrent: LSTM | GRU | RNN, states: object = None) -> None:
+        super().__init__()
+        self.recurrent, self.states = recurrent, states
+        torch.manual_seed(3)
+        self.readout = nn.Linear(recurrent.proj_size or recurrent.hidden_size, 4, dtype=F64)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        output, last = self.recurrent(x, hx=self.states)
+        h = last[0] if isinstance(last, tuple) else last
+        return self.readout(output), h[-1]
+
+
+def outputs_of(network: nn.Module, batch: Tensor) -> Tensor:
+    return network(batch)[0].square().mean()
+
+
+def last_state_of(network: nn.Module, batch: Tensor) -> Tensor:
+    return network(batch)[1].cos().sum()
+
+
+STACKS = [
+    (LSTM, LayerNorm(eps=0.5), {"proj_size": 2}),
+    (LSTM, BatchNorm(eps=0.5), {"peephole": True}),
+    (GRU, WeightNorm(), {"bias": False}),
+    (RNN, RMSNorm(eps=0.5), {}),
+]
+
+
+@pytest.mark.parametrize("loss", [outputs_of, last_state_of])
+@pytest.mark.parametrize(("cls", "norm", "options"), STACKS, ids=lambda value: repr(value)[:30])
+def test_layers_of_a_module_are_layers_on_top_of_each_other(
+    cls: type, norm: Norm, options: dict, loss
+) -> None:
+    """Against layers that are made one by one, with copies of the weights."""
+    whole = made(cls, norm, num_layers=3, **options)
+    width = whole.proj_size or H
+    sizes = [width, H] if cls is LSTM else [H]
+    states = tuple(normal(3, N, size, seed=seed) for seed, size in enumerate(sizes))
+    hx = states if cls is LSTM else states[0]
+    network, x = Tagger(whole, hx), normal(8, N, I, seed=7)
+    found = network_dynamics(network, x, loss, count=2, skip=3, statistics="batch", seed=5)
+    assert list(found) == [f"recurrent.l{number}" for number in range(3)]
+
+    parts, below = [], x
+    for number in range(3):
+        part = made(cls, norm, inputs=I if number == 0 else width, **options)
+        own = whole.state_dict()
+        part.load_state_dict(
+            {
+                key: own[key.replace("l0.", f"l{number}.").replace("_l0", f"_l{number}")]
+                for key in part.state_dict()
+            }
+        )
+        parts.append(part)
+    own_states = [
+        tuple(s[k : k + 1] for s in states) if cls is LSTM else states[0][k : k + 1]
+        for k in range(3)
+    ]
+    for number, part in enumerate(parts):
+
+        def rest(outputs: Tensor, number: int = number) -> Tensor:
+            for k in range(number + 1, 3):
+                outputs, _ = parts[k](outputs, own_states[k])
+            if loss is last_state_of:
+                return outputs[-1].cos().sum()
+            return network.readout(outputs).square().mean()
+
+        wanted = hidden_dynamics(
+            part, below, own_states[number], loss=rest, count=2, skip=3, seed=5
+        )
+        each = found[f"recurrent.l{number}"]
+        torch.testing.assert_close(each.growth, wanted.growth, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(each.gradients, wanted.gradients, rtol=1e-9, atol=1e-12)
+        assert each.gradients.min() > 0
+        assert each.sites.gains == pytest.approx(wanted.sites.gains)
+        assert each.sites.share == pytest.approx(wanted.sites.share)
+        below = part(below, own_states[number])[0].detach()
+
+
+def test_a_layer_of_relu_is_no_layer_of_tanh() -> None:
+    layer = made(RNN, LayerNorm(), num_layers=2, nonlinearity="relu")
+    low, _ = network_dynamics(Tagger(layer), normal(T, N, I), outputs_of).values()
+    single = made(RNN, LayerNorm(), nonlinearity="relu")
+    own = layer.state_dict()
+    single.load_state_dict({key: own[key] for key in single.state_dict()})
+    assert low.growth.equal(perturbation_growth(single, normal(T, N, I)))
+
+
+def test_layers_apart_in_a_network_that_reads_cases_first() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.low = made(GRU, LayerNorm(), batch_first=True)
+            self.high = made(LSTM, LayerNorm(), inputs=H + I)
+
+        def forward(self, x: Tensor) -> Tensor:  # (N, T, I)
+            h, _ = self.low(x)
+            return self.high(torch.cat([h, x], -1).transpose(0, 1))[0][-1]
+
+    network, x = Two().train(), normal(N, 10, I)
+    before = {k: v.clone() for k, v in network.state_dict().items()}
+    found = network_dynamics(network, x, lambda net, x: net(x).square().sum())
+    assert list(found) == ["low", "high"]
+
+    def read(h: Tensor) -> Tensor:
+        return torch.cat([h, x.transpose(0, 1)], -1)
+
+    h = network.low(x)[0].detach().transpose(0, 1)
+    low, high = found.values()
+    assert low.growth.equal(perturbation_growth(network.low, x.transpose(0, 1)))
+    assert high.growth.equal(perturbation_growth(network.high, read(h)))
+    wanted = gradient_norms(
+        network.low,
+        x.transpose(0, 1),
+        loss=lambda h: network.high(read(h))[0][-1].square().sum(),
+    )
+    torch.testing.assert_close(low.gradients, wanted)
+    wanted = gradient_norms(network.high, read(h), loss=lambda h: h[-1].square().sum())
+    torch.testing.assert_close(high.gradients, wanted)
+    assert all(module.training for module in network.modules())
+    assert all(torch.equal(before[k], v) for k, v in network.state_dict().items())
+    assert not any(module._forward_hooks for module in network.modules())
+    assert not any(module._forward_pre_hooks for module in network.modules())
+
+
+def test_first_steps_of_a_layer() -> None:
+    network, x = Tagger(made(GRU, LayerNorm())), normal(9, N, I)
+    (found,) = network_dynamics(network, x, last_state_of, steps=4).values()
+    (wanted,) = network_dynamics(network, x[:4], last_state_of).values()
+    assert found.growth.equal(wanted.growth)
+    assert found.gradients.equal(wanted.gradients)
+    assert len(found.gradients) == 4
+
+
+def test_networks_that_cannot_be_measured() -> None:
+    x = normal(T, N, I)
+
+    def refused(message: str, network: nn.Module, loss, batch: object = x) -> None:
+        with pytest.raises(ValueError, match=message):
+            network_dynamics(network, batch, loss)
+        assert not any(module._forward_pre_hooks for module in network.modules())
+
+    def first(network: nn.Module, batch: object) -> Tensor:
+        return network(batch)[0].sum()
+
+    def twice(network: nn.Module, batch: object) -> Tensor:
+        return network(batch)[0].sum() + network(batch)[0].sum()
+
+    refused("this Linear runs none", nn.Linear(I, H, dtype=F64), first)
+    refused("once in a pass, and GRU runs again", made(GRU, LayerNorm()), twice)
+    refused("layers of one direction", made(GRU, LayerNorm(), bidirectional=True), first)
+    refused(r"network_dynamics: RNN takes .* got \(5, 2\)", made(RNN, LayerNorm()), first, x[:, 0])
+    packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([5, 4, 2]))
+    refused(
+        "GRU 0 reads packed ones",
+        nn.Sequential(made(GRU, LayerNorm())),
+        lambda network, batch: network(batch)[0].data.sum(),
+        packed,
+    )
+
+
+def measured(group: str, name: str) -> Dynamics:
+    growth = torch.log(torch.tensor([[[9.0, 1.0]], [[2.0, 0.5]], [[2.0, 0.5]]]).double())
+    found = hidden_dynamics(made(RNN, Identity()), normal(3, 1, I), group=group, name=name)
+    gradients = torch.tensor([8.0, 4.0, 1.0]).double()
+    return Dynamics(group, name, growth, found.sites, gradients, 1)
+
+
+def test_table_csv_and_picture(tmp_path: Path) -> None:
+    found = [measured("LSTM", "LayerNorm 1"), measured("LSTM", "Identity"), measured("GRU", "x y")]
+    head, _, first, *_ = dynamics_table(found).splitlines()
+    assert "exponent 2" in head
+    cells = [cell.strip() for cell in first.strip("|").split("|")]
+    assert cells[:3] == ["LSTM LayerNorm 1", "+100.0 %", "0.6931"]
+    assert cells[3:5] == ["-0.6931", "+300.0 %"]
+    assert cells[6] == "sum 1"
+    write_dynamics(found, tmp_path / "a/dynamics.csv")
+    with (tmp_path / "a/dynamics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 9
+    assert rows[1] == {
+        "group": "LSTM", "layer": "LayerNorm 1", "t": "2",
+        "log_perturbation": f"{math.log(18):.5g}", "gradient_norm": "4",
+    }  # fmt: skip
+    draw_dynamics(found, tmp_path / "b/dynamics.png", "a title")
+    assert (tmp_path / "b/dynamics.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_wrong_arguments() -> None:
+    layer, x = GRU(I, H, dtype=F64), normal(T, N, I)
+    with pytest.raises(ValueError, match="perturbation_growth takes one layer and one direction"):
+        perturbation_growth(GRU(I, H, num_layers=2, dtype=F64), x)
+    with pytest.raises(ValueError, match=r"count must lie in 1, \.\.\., 3, .* got 4"):
+        perturbation_growth(layer, x, count=4)
+    with pytest.raises(ValueError, match="statistics must be 'batch' or 'kept', got 'mean'"):
+        perturbation_growth(layer, x, statistics="mean")
+    for skip in (-1, T):
+        with pytest.raises(ValueError, match=f"skip must lie in 0, ..., 4 for 5 steps, got {skip}"):
+            lyapunov_exponents(layer, x, skip=skip)
+    with pytest.raises(ValueError, match="cell must be one of"):
+        next(initial_dynamics(x, "MUT"))
+    with pytest.raises(ValueError, match="start must be"):
+        next(initial_dynamics(x, start="zeros"))
+
+
+@pytest.mark.parametrize(
+    "measure",
+    [perturbation_growth, lyapunov_exponents, site_gains, hidden_dynamics, gradient_norms],
+)
+def test_layers_and_inputs_that_are_none(measure) -> None:
+    x, name = normal(T, N, I), measure.__name__
+    if measure in (lyapunov_exponents, site_gains, hidden_dynamics):
+        name = f"({name}|perturbation_growth)"
+    with pytest.raises(TypeError, match=rf"{name} takes an LSTM, .*torch\.nn\.modules\.rnn\.GRU"):
+        measure(nn.GRU(I, H, dtype=F64), x)
+    layer = GRU(I, H, dtype=F64)
+    for wrong in (x[0], x[:0], x[:, :0]):
+        message = rf"{name} takes inputs \(T, N, I\).* got \({wrong.shape[0]}, "
+        with pytest.raises(ValueError, match=message):
+            measure(layer, wrong)
+
+
+def test_wrong_arguments_of_whole_measurements(tmp_path: Path) -> None:
+    for wrong in (normal(T, I), normal(0, N, I)):
+        with pytest.raises(ValueError, match=r"initial_dynamics takes inputs \(T, N, I\)"):
+            next(initial_dynamics(wrong))
+    for norms in ([LayerNorm()], ["LayerNorm"], [GRU]):
+        with pytest.raises(TypeError, match="norms must be classes of strategies"):
+            next(initial_dynamics(normal(T, N, I), norms=norms))
+    with pytest.raises(ValueError, match="dynamics_table needs a measurement at least, got none"):
+        dynamics_table([])
+    with pytest.raises(ValueError, match="draw_dynamics needs a measurement at least, got none"):
+        draw_dynamics([], tmp_path / "nothing.png")
+    assert not list(tmp_path.iterdir())
+
+
+# Devices
+
+
+def test_generators_of_other_devices_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeded = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
+    random = torch.get_rng_state()
+    first, *_ = initial_dynamics(normal(T, N, I), hidden_size=H, norms=[LayerNorm], seed=9)
+    assert seeded == []
+    assert torch.equal(torch.get_rng_state(), random)
+    # And the weights are those of the seed.
+    torch.manual_seed(9)
+    layer = LSTM(I, H, norm=LayerNorm(0.1), dtype=F64)
+    h = 0.1 * torch.randn(1, N, H, generator=torch.Generator().manual_seed(9), dtype=F64)
+    states = h, torch.zeros_like(h)
+    assert perturbation_growth(layer, normal(T, N, I), states, seed=9).equal(first.growth)
+
+
+def test_layers_lie_where_the_inputs_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything is drawn on the CPU, and the same, before it is moved."""
+    moved = []
+    monkeypatch.setattr(LSTM, "to", lambda layer, device: moved.append(device) or layer)
+    x = normal(T, N, I)
+    list(initial_dynamics(x, hidden_size=H, norms=[Identity]))
+    gradient_flow(x, "LSTM", H, norms=[Identity])
+    assert moved == [x.device, x.device]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("start", ["torch", "orthogonal"])
+def test_a_gpu_measures_the_same(start: str) -> None:
+    random = torch.cuda.get_rng_state()
+    options = {"hidden_size": 8, "norms": [LayerNorm, Identity], "start": start}
+    on_cpu = initial_dynamics(normal(20, N, I), **options)
+    on_gpu = initial_dynamics(normal(20, N, I).cuda(), **options)
+    for here, there in zip(on_cpu, on_gpu, strict=True):
+        assert there.growth.is_cuda
+        torch.testing.assert_close(there.growth.cpu(), here.growth, rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(there.gradients.cpu(), here.gradients, rtol=1e-6, atol=1e-12)
+    flows = [gradient_flow(x, "GRU", 8) for x in (normal(20, N, I), normal(20, N, I).cuda())]
+    for here, there in zip(*flows, strict=True):
+        torch.testing.assert_close(there.norms.cpu(), here.norms, rtol=1e-6, atol=1e-12)
+    assert torch.equal(torch.cuda.get_rng_state(), random)

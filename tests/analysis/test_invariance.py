@@ -1,0 +1,885 @@
+"""Table 1 of the paper, computed, against the equations; and what eps does to it."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import math
+import re
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+from ln_zoo.analysis import (
+    InvarianceTable,
+    draw_eps_effect,
+    eps_deviation,
+    eps_effect,
+    invariance,
+    invariance_table,
+    measure_invariance,
+    random_inputs,
+    write_eps_effect,
+)
+from ln_zoo.layers import Linear
+from ln_zoo.norms import (
+    INVARIANCES,
+    BatchNorm,
+    Identity,
+    LayerNorm,
+    Norm,
+    RMSNorm,
+    WeightNorm,
+    population_statistics,
+)
+from ln_zoo.testing import invariance_deviations
+
+F64 = torch.float64
+FACTORS = (0.25, 3.0)
+
+#: The corrected table, columns in its order; the paper has the first three rows.
+TABLE_1 = {
+    BatchNorm(): "yes no yes yes yes no",
+    WeightNorm(): "yes no yes no no no",
+    LayerNorm(): "yes yes no yes no yes",
+    RMSNorm(): "yes no no yes no yes",
+    Identity(): "no no no no no no",
+}
+
+
+def made(norm: Norm, inputs: int = 8, features: int = 6, seed: int = 1) -> Linear:
+    torch.manual_seed(seed)
+    layer = Linear(inputs, features, norm=norm, dtype=F64)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return layer
+
+
+# The cells
+
+
+@pytest.mark.parametrize(("norm", "row"), TABLE_1.items(), ids=repr)
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_table_1(norm: Norm, row: str, seed: int) -> None:
+    table = invariance_table([norm], seed=seed)
+    cells = table.rows[0].cells
+    assert tuple(cells) == INVARIANCES
+    for word, cell in zip(row.split(), cells.values(), strict=True):
+        assert cell.deviation <= 1e-12 if word == "yes" else cell.deviation > 0.1
+        assert (cell.verdict, cell.declared) == (word, word == "yes")
+        assert cell.exact == cell.deviation
+    assert table.agrees
+
+
+def test_all_rows_by_default() -> None:
+    rows = invariance_table().rows
+    assert [row.label for row in rows] == [
+        "BatchNorm", "BatchNorm, frozen", "WeightNorm", "LayerNorm", "RMSNorm", "Identity",
+    ]  # fmt: skip
+    assert [row.frozen for row in rows] == [False, True, False, False, False, False]
+
+
+def test_inputs_and_sizes_of_ones_own() -> None:
+    inputs = torch.rand(30, 20) ** 4  # pixels, mostly dark; float32
+    for (norm, row), size in zip(TABLE_1.items(), (2, 3, 5, 7, 11), strict=True):
+        cells = invariance_table([norm], inputs=inputs, features=size).rows[0].cells
+        assert [cell.verdict for cell in cells.values()] == row.split()
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e6])
+def test_verdicts_do_not_depend_on_the_size_of_weights(scale: float) -> None:
+    for norm, row in TABLE_1.items():
+        cells = invariance_table([norm], weight_scale=scale).rows[0].cells
+        assert [cell.verdict for cell in cells.values()] == row.split()
+
+
+# Maps and deviations, from the equations
+
+
+class Recorder(nn.Linear):
+    """Notes with which weights and inputs it was run."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__(weight.shape[1], weight.shape[0], dtype=F64)
+        self.weight = nn.Parameter(weight)
+        self.runs: list[tuple[Tensor, Tensor]] = []
+
+    def __deepcopy__(self, memo: dict) -> Recorder:
+        return self
+
+    def forward(self, input: Tensor) -> Tensor:
+        self.runs.append((self.weight.detach(), input))
+        return super().forward(input)
+
+
+def test_the_maps_are_those_of_the_paper() -> None:
+    w, x = made(Identity()).weight.detach().clone(), random_inputs()
+    layer = Recorder(w)
+    deviations = measure_invariance(layer, x, FACTORS)
+    (before, *runs) = layer.runs
+    assert torch.equal(before[0], w)
+    assert torch.equal(before[1], x)
+    plain = x @ w.T
+    spread = (plain - plain.mean(0)).abs().max()
+    found: dict[str, list[tuple[float | None, float]]] = {name: [] for name in INVARIANCES}
+    for mapped, data in runs:
+        moved = float((data @ mapped.T - plain).abs().max() / spread)
+        rows, cases = (mapped / w, data / x)
+        if torch.equal(data, x):
+            units = (mapped != w).any(1).nonzero().flatten().tolist()
+            if len(units) == 1:
+                assert units == [int(w.square().sum(1).argmax())]
+                ratio = rows[units[0]]
+                name, factor = "weight_vector_rescaling", float(ratio[0])
+                torch.testing.assert_close(ratio, torch.full_like(ratio, factor))
+            elif torch.allclose(rows, rows[0, 0]):
+                name, factor = "weight_matrix_rescaling", float(rows[0, 0])
+            else:  # one vector for all rows
+                gamma = mapped - w
+                torch.testing.assert_close(gamma, gamma[:1].expand_as(gamma))
+                assert gamma[0].abs().min() > 1e-3
+                name, factor = "weight_matrix_recentering", None
+        else:
+            assert torch.equal(mapped, w)
+            one = (data != x).any(1).nonzero().flatten().tolist()
+            if len(one) == 1:
+                assert one == [int(x.square().sum(1).argmax())]
+                ratio = cases[one[0]]
+                name, factor = "case_rescaling", float(ratio[0])
+                torch.testing.assert_close(ratio, torch.full_like(ratio, factor))
+            elif torch.allclose(cases, cases[0, 0]):
+                name, factor = "dataset_rescaling", float(cases[0, 0])
+            else:
+                shift = data - x
+                torch.testing.assert_close(shift, shift[:1].expand_as(shift))
+                assert shift[0].abs().min() > 1e-3
+                name, factor = "dataset_recentering", None
+        found[name].append((factor, moved))
+    for name, moves in found.items():
+        factors = [None] if name.endswith("recentering") else list(FACTORS)
+        assert [factor for factor, _ in moves] == pytest.approx(factors)
+        assert deviations[name] == pytest.approx(max(moved for _, moved in moves), rel=1e-9)
+
+
+def by_hand(norm: Norm, layer: Linear, w: Tensor, x: Tensor, eps: float = 0.0) -> Tensor:
+    """The layer's equation, with these weights and inputs."""
+    b, site = layer.bias.detach(), layer.site
+    if isinstance(norm, WeightNorm):
+        return x @ (site.scale.detach()[:, None] * w / w.norm(dim=1)[:, None]).T + b
+    a = x @ w.T
+    if isinstance(norm, Identity):
+        return a + b
+    axis = 0 if isinstance(norm, BatchNorm) else 1
+    mean = 0.0 if isinstance(norm, RMSNorm) else a.mean(axis, keepdim=True)
+    variance = (a - mean).square().mean(axis, keepdim=True)
+    return site.gain.detach() * (a - mean) / (variance + eps).sqrt() + b
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-5, 1.0])
+@pytest.mark.parametrize("norm", TABLE_1, ids=repr)
+def test_deviations_are_those_of_the_equations(norm: Norm, eps: float) -> None:
+    if "eps" in vars(norm):
+        norm = dataclasses.replace(norm, eps=eps)
+    layer, x = made(norm), random_inputs()
+    recorder = Recorder(layer.weight.detach().clone())
+    measure_invariance(recorder, x, (2.0,))
+    expected: dict[str, float] = {}
+    outputs = [by_hand(norm, layer, w, data, eps) for w, data in recorder.runs]
+    spread = (outputs[0] - outputs[0].mean(0)).abs().max()
+    # The order in which the maps come.
+    names = (
+        "weight_matrix_recentering", "dataset_recentering", "weight_matrix_rescaling",
+        "weight_vector_rescaling", "dataset_rescaling", "case_rescaling",
+    )  # fmt: skip
+    for name, output in zip(names, outputs[1:], strict=True):
+        expected[name] = float((output - outputs[0]).abs().max() / spread)
+    found = measure_invariance(layer, x, (2.0,))
+    for name in INVARIANCES:
+        assert found[name] == pytest.approx(expected[name], rel=1e-9, abs=1e-14)
+
+
+def test_layer_norm_takes_both_weight_maps_at_once() -> None:
+    """Eq. 6; and a negative factor flips the sign of what is normalised."""
+    layer, x = made(LayerNorm(eps=0.0)), random_inputs()
+    before = layer(x).detach()
+    gamma = torch.randn(8, dtype=F64)
+    with torch.no_grad():
+        layer.weight.mul_(1.7).add_(gamma)
+        torch.testing.assert_close(layer(x), before, rtol=0, atol=1e-12)
+        layer.weight.mul_(-1)
+        torch.testing.assert_close(2 * layer.bias - layer(x), before, rtol=0, atol=1e-12)
+
+
+# Outside Table 1
+
+
+class InputNormalized(nn.Module):
+    """W times normalised inputs."""
+
+    def __init__(self, over_cases: bool) -> None:
+        super().__init__()
+        self.axis = 0 if over_cases else 1
+        torch.manual_seed(0)
+        self.linear = nn.Linear(8, 6, dtype=F64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        var, mean = torch.var_mean(x, self.axis, correction=0, keepdim=True)
+        return self.linear((x - mean) / var.sqrt())
+
+
+@pytest.mark.parametrize("over_cases", [False, True])
+def test_normalising_inputs_gives_no_invariance_to_weights(over_cases: bool) -> None:
+    found = measure_invariance(InputNormalized(over_cases), random_inputs(), weight="linear.weight")
+    data = ["dataset_rescaling", "dataset_recentering" if over_cases else "case_rescaling"]
+    for name in INVARIANCES:
+        assert found[name] <= 1e-12 if name in data else found[name] > 0.1
+
+
+class BiasInside(nn.Linear):
+    """Layer norm of Wx + b, as some code has it."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return nn.functional.layer_norm(super().forward(input), (6,), eps=0.0)
+
+
+def test_a_bias_inside_costs_all_but_recentring() -> None:
+    torch.manual_seed(0)
+    layer = BiasInside(8, 6, dtype=F64)
+    found = measure_invariance(layer, random_inputs())
+    assert [name for name, moved in found.items() if moved < 1e-3] == ["weight_matrix_recentering"]
+    with torch.no_grad():
+        layer.bias.zero_()
+    found = measure_invariance(layer, random_inputs())
+    names = {name for name, moved in found.items() if moved <= 1e-12}
+    assert names == LayerNorm.invariances
+
+
+# Statistics over the data set
+
+
+def test_frozen_statistics_leave_no_invariance() -> None:
+    norm = BatchNorm(eps=0.0)
+    layer, x = made(norm), random_inputs()
+    found = measure_invariance(layer, x, (3.0,), frozen=True)
+    assert min(found.values()) > 0.1
+    # h' - h = g (a' - a) / σ, with the σ from before.
+    a = x @ layer.weight.detach().T
+    rate = (layer.site.gain.detach() / a.var(0, correction=0).sqrt()).abs()
+    output = by_hand(norm, layer, layer.weight.detach(), x)
+    spread = (output - output.mean(0)).abs().max()
+    for name in ("weight_matrix_rescaling", "dataset_rescaling"):
+        assert found[name] == pytest.approx(float((2 * a.abs() * rate).max() / spread))
+    case = x.square().sum(1).argmax()
+    assert found["case_rescaling"] == pytest.approx(
+        float((2 * a[case].abs() * rate).max() / spread)
+    )
+
+
+def test_frozen_statistics_are_those_of_all_inputs() -> None:
+    """Before any map, both readings have one output."""
+    layer, x = made(BatchNorm()), random_inputs()
+    training = layer(x).detach()
+    with population_statistics(layer, "total_variance"):
+        layer(x)
+    torch.testing.assert_close(layer.eval()(x), training, rtol=0, atol=1e-12)
+    recomputed, frozen = (measure_invariance(layer, x, frozen=each) for each in (False, True))
+    assert recomputed["dataset_recentering"] < 1e-12 < frozen["dataset_recentering"]
+
+
+def test_one_case_alone_under_recomputed_statistics_moves_the_others() -> None:
+    layer, x = made(BatchNorm(eps=0.0)), random_inputs()
+    before = layer(x).detach()
+    x[3] *= 3
+    moved = (layer(x).detach() - before).abs().amax(1)
+    assert moved.min() > 1e-3
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchScale(Norm):
+    """A user's own: divides by the batch's root mean square, kept in a buffer of its own."""
+
+    mixes_cases: ClassVar[bool] = True
+
+    def init_sums(self, site) -> None:
+        site.add_buffer("scale", (site.features,), 1.0)
+
+    def sums(self, site, a: Tensor, step: int | None = None) -> Tensor:
+        if not site.training:
+            return a / site.scale
+        scale = a.square().mean(0).sqrt()
+        site.scale.copy_(scale.detach())
+        return a / scale
+
+
+def test_a_strategy_with_statistics_of_its_own() -> None:
+    recomputed, frozen = invariance_table([BatchScale()]).rows
+    words = [cell.verdict for cell in recomputed.cells.values()]
+    assert words == ["yes", "no", "yes", "yes", "no", "no"]
+    assert [cell.verdict for cell in frozen.cells.values()] == ["no"] * 6
+    layer, x = made(BatchScale()), random_inputs()
+    a = x @ layer.weight.detach().T
+    z = a / a.square().mean(0).sqrt()
+    found = measure_invariance(layer, x, (3.0,), frozen=True)["dataset_rescaling"]
+    assert found == pytest.approx(float(2 * z.abs().max() / (z - z.mean(0)).abs().max()))
+
+
+@dataclasses.dataclass(frozen=True)
+class AverageScale(BatchScale):
+    """The same, kept as a running average."""
+
+    share: float = 0.1
+
+    def sums(self, site, a: Tensor, step: int | None = None) -> Tensor:
+        if not site.training:
+            return a / site.scale
+        scale = a.square().mean(0).sqrt()
+        site.scale.lerp_(scale.detach(), self.share)
+        return a / scale
+
+
+def test_running_averages_are_frozen_at_those_of_the_inputs() -> None:
+    """As if they had been taken in one pass; one pass alone leaves nine tenths of the start."""
+    x = random_inputs()
+    one, averaged = (made(norm) for norm in (BatchScale(), AverageScale()))
+    wanted, found = (measure_invariance(each, x, frozen=True) for each in (one, averaged))
+    assert found == pytest.approx(wanted, rel=1e-9)
+    assert torch.equal(averaged.site.scale, torch.ones_like(averaged.site.scale))
+
+
+@pytest.mark.parametrize("momentum", [0.1, 1e-4, 0.0, None])
+def test_torchs_batch_norm_is_frozen_at_the_statistics_of_the_inputs(momentum) -> None:
+    torch.manual_seed(0)
+    linear, norm = nn.Linear(8, 6, dtype=F64), nn.BatchNorm1d(6, 1e-30, momentum, dtype=F64)
+    layer, x = nn.Sequential(linear, norm), random_inputs()
+    with torch.no_grad():  # units of several sizes, so that one start does not suit all
+        linear.weight *= torch.tensor([0.01, 0.1, 1.0, 3.0, 10.0, 100.0], dtype=F64)[:, None]
+    for _ in range(3):  # what was there before counts for nothing
+        layer(5 * x.exp())
+    found = measure_invariance(layer, x, (3.0,), weight="0.weight", frozen=True)
+    a = (x @ linear.weight.T + linear.bias).detach()
+    fixed = nn.Linear(6, 6, dtype=F64)  # variances over N - 1, as torch keeps them
+    with torch.no_grad():
+        fixed.weight.copy_((1 / a.std(0)).diag())
+        fixed.bias.copy_(-a.mean(0) / a.std(0))
+    wanted = measure_invariance(nn.Sequential(linear, fixed), x, (3.0,), weight="0.weight")
+    assert found == pytest.approx(wanted, rel=1e-9)
+
+
+def test_running_averages_that_begin_with_what_cannot_be_divided_by() -> None:
+    layer, x = made(AverageScale()), random_inputs()
+    wanted = measure_invariance(layer, x, frozen=True)
+    layer.site.scale.zero_()
+    assert measure_invariance(layer, x, frozen=True) == pytest.approx(wanted, rel=1e-9)
+
+
+def test_statistics_that_are_not_those_of_the_inputs() -> None:
+    x = random_inputs()
+    with pytest.raises(ValueError, match="this Linear keeps do not become those of the inputs"):
+        measure_invariance(made(AverageScale(share=0.0)), 3 * x, frozen=True)
+
+
+def test_statistics_that_take_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(invariance, "_PASSES", 30)
+    with pytest.raises(ValueError, match="after 30 passes of these inputs the running averages of"):
+        measure_invariance(made(AverageScale()), random_inputs(), frozen=True)
+
+
+def test_dropout_stays_in_its_mode() -> None:
+    """Off, it has no part in frozen statistics; on, it drops the same in every run."""
+    torch.manual_seed(0)
+    linear, norm = nn.Linear(8, 6, dtype=F64), nn.BatchNorm1d(6, dtype=F64)
+    plain, x = nn.Sequential(linear, norm), random_inputs()
+    layer = nn.Sequential(linear, norm, nn.Dropout(0.5)).eval()
+    first = nn.Sequential(nn.Dropout(0.5), linear, norm).eval()
+    for frozen in (False, True):
+        wanted = measure_invariance(plain.eval(), x, weight="0.weight", frozen=frozen)
+        for module, name in ((layer, "0.weight"), (first, "1.weight")):
+            found = measure_invariance(module, x, weight=name, frozen=frozen)
+            assert found == pytest.approx(wanted, rel=1e-12)
+    layer.train()
+    random = torch.get_rng_state()
+    found = measure_invariance(layer, x, weight="0.weight")
+    assert torch.equal(torch.get_rng_state(), random)
+    names = ["weight_matrix_rescaling", "weight_vector_rescaling", "dataset_rescaling"]
+    # Of nothing but eps, beside which dropping at random would be 1.
+    assert max(found[name] for name in (*names, "dataset_recentering")) < 1e-2
+    frozen = measure_invariance(layer, x, weight="0.weight", frozen=True)
+    assert frozen == measure_invariance(layer, x, weight="0.weight", frozen=True)
+    assert frozen["dataset_rescaling"] > 0.1
+
+
+def test_frozen_rows_of_all_strategies() -> None:
+    table = invariance_table([LayerNorm(), BatchNorm()], always_frozen=True)
+    assert [row.frozen for row in table.rows] == [False, True, False, True]
+    words = [[cell.verdict for cell in row.cells.values()] for row in table.rows[:2]]
+    assert words[0] == words[1]
+
+
+def test_no_generator_but_the_cpus_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.manual_seed would seed those of all devices, which only a fork would put back."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("all devices seeded")
+
+    monkeypatch.setattr(torch, "manual_seed", refuse)
+    monkeypatch.setattr(torch.random, "manual_seed", refuse)
+    random = torch.get_rng_state()
+    invariance_table([LayerNorm(), BatchNorm(), AverageScale()], eps=None)
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_layers_are_on_the_device_of_the_inputs() -> None:
+    inputs = torch.empty(4, 8, device="meta")
+    layer = invariance._layer(LayerNorm(), inputs, 6, 0, 1.0, None)
+    assert {parameter.device.type for parameter in layer.parameters()} == {"meta"}
+
+
+@pytest.mark.parametrize("norm", TABLE_1, ids=repr)
+@pytest.mark.parametrize("frozen", [False, True])
+def test_nothing_of_the_layer_is_changed(norm: Norm, frozen: bool) -> None:
+    layer = made(norm)
+    before = {name: value.clone() for name, value in layer.state_dict().items()}
+    random = torch.get_rng_state()
+    measure_invariance(layer, random_inputs(), frozen=frozen)
+    assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
+    assert all(module.training for module in layer.modules())
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+# Weight norm and the data set: text against table
+
+
+def test_weight_norm_follows_the_scale_of_the_data() -> None:
+    """Its sums are g w·x / |w|: nothing in the divisor knows of x, so they go with δ."""
+    layer, x = made(WeightNorm()), random_inputs()
+    sums = (layer(x) - layer.bias).detach()
+    torch.testing.assert_close((layer(3 * x) - layer.bias).detach(), 3 * sums, rtol=1e-12, atol=0)
+    found = measure_invariance(layer, x, (3.0,))["dataset_rescaling"]
+    assert found == pytest.approx(float(2 * sums.abs().max() / (sums - sums.mean(0)).abs().max()))
+
+
+# eps
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-2, 1e-3])
+@pytest.mark.parametrize(
+    "norm", [*TABLE_1, BatchNorm(unbiased=True), LayerNorm(eps=0.1), BatchNorm(eps=1.0)], ids=repr
+)
+def test_as_shipped_the_formula_predicts_every_deviation(norm: Norm, scale: float) -> None:
+    row, *_ = invariance_table([norm], eps=None, weight_scale=scale).rows
+    for name, cell in row.cells.items():
+        assert cell.agrees
+        assert (cell.predicted is not None) == (cell.verdict == "yes")
+        if cell.predicted is not None:
+            assert cell.deviation == pytest.approx(cell.predicted, rel=1e-6, abs=1e-12)
+            scales = name.endswith("rescaling") and "eps" in vars(norm)
+            assert (cell.predicted > 0) == scales
+        else:
+            assert cell.exact > 0.1
+
+
+def test_tiny_weights_lose_the_invariance_to_eps() -> None:
+    """W x 1e-3: variances are about eps, and a yes of the table moves the output by its size."""
+    row = invariance_table([LayerNorm()], eps=None, weight_scale=1e-3).rows[0]
+    for name in ("weight_matrix_rescaling", "dataset_rescaling", "case_rescaling"):
+        assert row.cells[name].deviation > 0.3
+        assert row.cells[name].verdict == "yes"
+    assert row.cells["weight_matrix_recentering"].deviation <= 1e-12
+
+
+@pytest.mark.parametrize("factor", [0.25, 0.5, 2.0, 3.0, 100.0])
+def test_formula(factor: float) -> None:
+    for ratio in (1e-9, 1e-3, 1.0, 1e3, 1e9):
+        found = float(eps_deviation(torch.tensor(ratio * 1e-5, dtype=F64), 1e-5, factor))
+        root = math.sqrt((ratio + 1) / (ratio + 1 / factor**2)) - 1
+        assert found == pytest.approx(root, rel=1e-6)
+    large = torch.tensor(1e9, dtype=F64)
+    assert float(eps_deviation(large, 1.0, factor)) == pytest.approx(
+        (1 - factor**-2) / 2e9, rel=1e-6
+    )
+    assert float(eps_deviation(large / 1e18, 1.0, factor)) == pytest.approx(factor - 1, rel=1e-4)
+    assert eps_deviation(large, 0.0, factor) == 0
+
+
+@pytest.mark.parametrize("eps", [None, 1e-2])
+@pytest.mark.parametrize(
+    "norm", [BatchNorm(), BatchNorm(unbiased=True), LayerNorm(), RMSNorm(eps=1e-8)], ids=repr
+)
+def test_effect_of_eps_is_that_of_the_formula(norm: Norm, eps: float | None) -> None:
+    effects = eps_effect(norm, eps, (0.25, 3.0))
+    assert [effect.factor for effect in effects] == [0.25, 3.0]
+    for effect in effects:
+        assert effect.eps == (norm.eps if eps is None else eps)
+        assert len(effect.ratios) == 25
+        torch.testing.assert_close(effect.measured, effect.predicted, rtol=1e-5, atol=0)
+        root = ((effect.ratios + 1) / (effect.ratios + effect.factor**-2)).sqrt() - 1
+        torch.testing.assert_close(effect.measured, root.abs(), rtol=1e-4, atol=1e-13)
+        # From O(1) where the variance is far below eps to nothing where it is far above.
+        assert effect.measured[0] == pytest.approx(abs(effect.factor - 1), rel=1e-2)
+        assert effect.measured[-1] < 1e-7
+
+
+def test_ratios_of_the_effect_are_those_of_variances() -> None:
+    """Where σ² is known beforehand: two units, and sums of mean 0 and variance 1/4."""
+    x = torch.tensor([[1.0], [1.0], [-1.0], [-1.0]], dtype=F64)
+    layer = made(LayerNorm(eps=0.25), 1, 2)
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([[0.5], [-0.5]]))
+    found = measure_invariance(layer, x, (2.0,))["weight_matrix_rescaling"]
+    (effect,) = eps_effect(LayerNorm(eps=0.25), None, (2.0,), (1.0,))
+    expected = math.sqrt((1 + 1) / (1 + 1 / 4)) - 1
+    assert float(effect.measured) == pytest.approx(expected)
+    assert found == pytest.approx(expected)
+
+
+@dataclasses.dataclass(frozen=True)
+class EpsOutside(Norm):
+    """Adds eps to the root."""
+
+    eps: float = 1e-5
+    invariances: ClassVar[frozenset[str] | None] = RMSNorm.invariances
+
+    def sums(self, site, a: Tensor, step: int | None = None) -> Tensor:
+        return a / (site.mean(a.square()).sqrt() + self.eps)
+
+
+@dataclasses.dataclass(frozen=True)
+class EpsUnused(Norm):
+    eps: float = 1e-5
+
+
+def test_a_strategy_that_the_formula_is_not_meant_for() -> None:
+    (row,) = invariance_table([EpsOutside()], eps=None).rows
+    assert row.cells["weight_matrix_rescaling"].verdict == "yes"
+    assert all(cell.predicted is None for cell in row.cells.values())
+    for norm in (EpsOutside(), EpsUnused()):
+        with pytest.raises(ValueError, match="does not add eps to what it takes the root of"):
+            eps_effect(norm)
+    assert invariance_table([EpsUnused()], eps=None).rows[0].cells["case_rescaling"].verdict == "no"
+
+
+@dataclasses.dataclass(frozen=True)
+class Bounded(Norm):
+    """RMS norm that takes no great eps."""
+
+    eps: float = 1e-5
+    invariances: ClassVar[frozenset[str] | None] = RMSNorm.invariances
+
+    def __post_init__(self) -> None:
+        if self.eps > 1e-2:
+            raise ValueError("eps must be 1e-2 at most")
+
+    def sums(self, site, a: Tensor, step: int | None = None) -> Tensor:
+        return a / (site.mean(a.square()) + self.eps).sqrt()
+
+
+def test_a_strategy_whose_eps_has_bounds() -> None:
+    """The formula is checked at an eps of the size of the variances, which this one refuses."""
+    exact, shipped = (invariance_table([Bounded()], eps) for eps in (0.0, None))
+    assert exact.agrees
+    assert shipped.agrees
+    assert exact.rows[0].cells["case_rescaling"].predicted == 0
+    assert shipped.rows[0].cells["case_rescaling"].predicted is None
+    assert invariance_deviations(Bounded())["case_rescaling"] < 1e-12
+    with pytest.raises(ValueError, match=r"Bounded\(.* cannot be measured at eps=.* 1e-2 at most"):
+        eps_effect(Bounded())
+
+
+def test_at_eps_0_there_is_nothing_to_predict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(invariance, "_variances", None)
+    cells = invariance_table([LayerNorm(), WeightNorm()]).rows[0].cells
+    assert cells["case_rescaling"].predicted == 0
+
+
+@pytest.mark.parametrize(
+    ("norm", "eps"), [(WeightNorm(), None), (Identity(), 1e-3), (LayerNorm(), 0.0)], ids=repr
+)
+def test_no_effect_without_eps(norm: Norm, eps: float | None) -> None:
+    with pytest.raises(ValueError, match="has no eps above 0"):
+        eps_effect(norm, eps)
+
+
+# A user's strategies
+
+
+@dataclasses.dataclass(frozen=True)
+class Claims(Norm):
+    """RMS norm that says it does not care for shifts, and does not know that cases may scale."""
+
+    strength: float = 1.0
+    eps: float = 1e-5
+    sizes: tuple[int, ...] = dataclasses.field(default_factory=tuple)
+    invariances: ClassVar[frozenset[str] | None] = frozenset(
+        {"weight_matrix_rescaling", "weight_matrix_recentering", "dataset_rescaling"}
+    )
+
+    def sums(self, site, a: Tensor, step: int | None = None) -> Tensor:
+        return self.strength * a / (site.mean(a.square()) + self.eps).sqrt()
+
+
+@dataclasses.dataclass(frozen=True)
+class SaysNothing(Claims):
+    invariances: ClassVar[frozenset[str] | None] = None
+
+
+WRONG = {"weight_matrix_recentering": "no", "case_rescaling": "yes"}
+
+
+def test_claims_that_do_not_hold_are_marked() -> None:
+    table = invariance_table([Claims(), LayerNorm()])
+    found = {name: cell.verdict for name, cell in table.rows[0].cells.items() if not cell.agrees}
+    assert found == WRONG
+    assert not table.agrees
+    assert all(cell.agrees for cell in table.rows[1].cells.values())
+
+
+def test_no_claims_no_disagreement() -> None:
+    table = invariance_table([SaysNothing()])
+    assert table.agrees
+    cells = table.rows[0].cells.values()
+    assert [cell.verdict for cell in cells] == TABLE_1[RMSNorm()].split()
+    assert {cell.declared for cell in cells} == {None}
+
+
+def test_labels_tell_strategies_apart() -> None:
+    norms = [Claims(), Claims(strength=2.0, sizes=(1, 2)), LayerNorm(eps=0.5), BatchNorm()]
+    labels = [row.label for row in invariance_table(norms, eps=None).rows]
+    assert labels == [
+        "Claims", "Claims(strength=2.0, sizes=(1, 2))", "LayerNorm(eps=0.5)",
+        "BatchNorm", "BatchNorm, frozen",
+    ]  # fmt: skip
+    assert invariance_table([LayerNorm(eps=0.5)], eps=1e-3).rows[0].label == "LayerNorm"
+
+
+class Plain(Norm):
+    """No dataclass, and so nothing that could be replaced."""
+
+    eps = 1e-5
+
+    def sums(self, site, a: Tensor, step: int | None = None) -> Tensor:
+        return a - site.mean(a)
+
+
+def test_a_strategy_that_is_no_dataclass() -> None:
+    (row,) = invariance_table([Plain()]).rows
+    assert row.label == "Plain"
+    yes = [name for name, cell in row.cells.items() if cell.verdict == "yes"]
+    assert yes == ["weight_matrix_recentering"]
+    with pytest.raises(ValueError, match="has no eps above 0, in a dataclass field of that name"):
+        eps_effect(Plain(), 1e-3)
+
+
+def test_between_yes_and_no() -> None:
+    """A strategy whose eps is no field: what is left of the invariance can hardly be told."""
+
+    class HiddenEps(Norm):
+        def sums(self, site, a: Tensor, step: int | None = None) -> Tensor:
+            return a / (site.mean(a.square()) + 1e-5).sqrt()
+
+        invariances: ClassVar[frozenset[str] | None] = RMSNorm.invariances
+
+    cell = invariance_table([HiddenEps()]).rows[0].cells["weight_matrix_rescaling"]
+    assert (cell.verdict, cell.agrees) == ("?", False)
+
+
+# Errors
+
+
+@dataclasses.dataclass(frozen=True)
+class NeedsEps(Claims):
+    def __post_init__(self) -> None:
+        if self.eps <= 0:
+            raise ValueError("eps must be positive")
+
+
+@dataclasses.dataclass(frozen=True)
+class Misspelt(Claims):
+    invariances: ClassVar[frozenset[str] | None] = frozenset({"case_scaling"})
+
+
+def test_errors() -> None:
+    x = random_inputs()
+    with pytest.raises(TypeError, match=r"norms must be strategies such as LayerNorm\(\)"):
+        invariance_table([LayerNorm])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match=r"\['case_scaling'\], which are not among weight_matrix"):
+        invariance_table([Misspelt()])
+    with pytest.raises(ValueError, match=r"NeedsEps.* measured at eps=0, .*eps must be positive"):
+        invariance_table([NeedsEps()])
+    for factors in ((), (1.0,), (-1.0,), (2.0, 0.0), (math.inf,), (math.nan,)):
+        with pytest.raises(ValueError, match="factors must be positive and not 1"):
+            invariance_table(factors=factors)
+    for shape in ((16,), (0, 8), (1, 8), (4, 0)):
+        for call in (invariance_table, eps_effect):
+            options = {"norm": LayerNorm()} if call is eps_effect else {}
+            with pytest.raises(ValueError, match=r"inputs must be \(N, I\), 2 cases at least"):
+                call(inputs=torch.ones(shape, dtype=F64), **options)
+        with pytest.raises(ValueError, match=r"inputs must be \(N, I\), .*, got \("):
+            measure_invariance(made(LayerNorm()), torch.ones(shape, dtype=F64))
+    with pytest.raises(ValueError, match="inputs must be finite"):
+        measure_invariance(made(LayerNorm()), x / 0)
+    with pytest.raises(TypeError, match=r"inputs must be a tensor \(N, I\), got list"):
+        measure_invariance(made(LayerNorm()), x.tolist())
+    for frozen in (False, True):
+        with pytest.raises(ValueError, match=r"this Linear does not take inputs \(16, 7\)"):
+            measure_invariance(made(LayerNorm()), x[:, :7], frozen=frozen)
+    with pytest.raises(TypeError, match=r"as precise as weight, torch.float64, got torch.float32"):
+        measure_invariance(made(LayerNorm()), x.float())
+    for features in (0, -1):
+        with pytest.raises(ValueError, match=f"features must be at least 1, got {features}"):
+            invariance_table(features=features)
+        with pytest.raises(ValueError, match=f"features must be at least 1, got {features}"):
+            eps_effect(LayerNorm(), features=features)
+    for norms in (LayerNorm(), LayerNorm):
+        with pytest.raises(TypeError, match=r"several strategies, such as \[LayerNorm\(\)\]; got"):
+            invariance_table(norms)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"strategies such as LayerNorm\(\).* got 'LayerNorm'"):
+        eps_effect("LayerNorm")  # type: ignore[arg-type]
+    for ratios in ([], [0.0], [-1.0], [1.0, math.nan], [math.inf]):
+        with pytest.raises(ValueError, match="ratios must be positive and finite, one at least"):
+            eps_effect(LayerNorm(), ratios=ratios)
+    for eps in (-1.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match="eps must be 0 or more, and finite"):
+            invariance_table([Claims()], eps=eps)
+    for scale in (0.0, -1.0, math.nan):
+        with pytest.raises(ValueError, match="weight_scale must be positive and finite"):
+            invariance_table(weight_scale=scale)
+    with pytest.raises(
+        ValueError, match=r"weight must name a parameter .* weight, bias, site.gain"
+    ):
+        measure_invariance(made(LayerNorm()), x, weight="bias")
+    with pytest.raises(ValueError, match="not finite: without eps no variance may be 0"):
+        invariance_table([LayerNorm()], features=1)
+    with pytest.raises(ValueError, match="is the same for all cases"):
+        measure_invariance(made(LayerNorm()), x[:1].expand(4, -1))
+
+
+# Showing it
+
+
+SHOWN = invariance_table([Claims(), BatchNorm(), SaysNothing()], eps=None)
+
+
+def printed(table: InvarianceTable, width: int = 80) -> str:
+    console = Console(width=width, file=io.StringIO(), highlight=False)
+    console.print(table)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_markdown() -> None:
+    head, rule, *rows, empty, caption = SHOWN.markdown().splitlines()
+    assert head.count("|") == rule.count("|") == 8
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    assert [row[0] for row in cells] == ["Claims", "BatchNorm", "BatchNorm, frozen", "SaysNothing"]
+    claims, batch, frozen, silent = ([cell.split()[:2] for cell in row[1:]] for row in cells)
+    assert claims == [
+        ["yes", "(yes)"], ["**no", "(yes)!**"], ["no", "(no)"],
+        ["yes", "(yes)"], ["no", "(no)"], ["**yes", "(no)!**"],
+    ]  # fmt: skip
+    assert batch == [[word, f"({word})"] for word in TABLE_1[BatchNorm()].split()]
+    assert frozen == [["no", "(-)"]] * 6
+    assert silent == [[word, "(-)"] for word in TABLE_1[RMSNorm()].split()]
+    first = SHOWN.rows[0].cells["weight_matrix_rescaling"]
+    assert cells[0][1] == f"yes (yes) {first.deviation:.1e} ≈ {first.predicted:.1e}"
+    assert not empty
+    assert "eps as shipped" in caption
+    assert "!: not as declared" in caption
+
+
+def test_csv() -> None:
+    rows = list(csv.DictReader(io.StringIO(SHOWN.csv())))
+    assert len(rows) == 4 * 6
+    flat = [(row, name, cell) for row in SHOWN.rows for name, cell in row.cells.items()]
+    for found, (row, name, cell) in zip(rows, flat, strict=True):
+        assert (found["norm"], found["map"]) == (row.norm, name)
+        assert found["statistics"] == ("frozen" if row.frozen else "recomputed")
+        assert found["invariant"] == cell.verdict
+        assert found["declared"] == {True: "yes", False: "no", None: ""}[cell.declared]
+        assert found["agrees"] == ("yes" if cell.agrees else "no")
+        assert float(found["deviation"]) == pytest.approx(cell.deviation, rel=1e-3)
+        assert float(found["deviation_without_eps"]) == pytest.approx(cell.exact, rel=1e-3)
+        if cell.predicted is None:
+            assert found["formula"] == ""
+        else:
+            assert float(found["formula"]) == pytest.approx(cell.predicted, rel=1e-3)
+        assert found["eps"] == "shipped"
+    assert {row["map"] for row in rows if row["agrees"] == "no"} == set(WRONG)
+
+
+def test_latex() -> None:
+    table = invariance_table([Claims(sizes=(3,)), LayerNorm()], eps=1e-4)
+    comment, begin, *lines, end = table.latex().splitlines()
+    assert comment.startswith("% ")
+    assert (begin, end) == (r"\begin{tabular}{lcccccc}", r"\end{tabular}")
+    rows = [line for line in lines if line != r"\hline"]
+    assert len(lines) - len(rows) == 3
+    assert all(row.count("&") == 6 and row.endswith(r" \\") for row in rows)
+    assert all(row.count("{") == row.count("}") for row in rows)
+    assert rows[3].startswith("LayerNorm & yes (yes) $")
+    assert r"\textbf{no (yes)!}" in rows[2]
+    assert r"\cdot 10^{-" in rows[3]
+    assert r"\approx" in rows[3]
+    assert "e-" not in rows[3]
+
+
+def test_latex_of_numbers_of_any_size() -> None:
+    """Factors that are powers of 2 leave nothing but 0; a great one moves the output far."""
+    for factors, wanted in (((0.5, 2.0), "yes (yes) $0$"), ((1e3,), r"$1 \cdot 10^{3}$")):
+        lines = invariance_table(factors=factors).latex()
+        assert wanted in lines
+        assert not re.search(r"\de[+-]?\d", lines)
+    assert "yes (yes) 0 |" in invariance_table(factors=(0.5, 2.0)).markdown()
+
+
+@dataclasses.dataclass(frozen=True)
+class Odd_Norm(Claims):
+    text: str = ""
+
+
+def test_latex_escapes_what_a_strategy_is_called() -> None:
+    table = invariance_table([Odd_Norm(text="50% & {x}^2 \\ ~$#")])
+    row = table.latex().splitlines()[6]
+    assert row.startswith(r"Odd\_Norm(text='50\% \& \{x\}\textasciicircum{}2 ")
+    assert r"\textbackslash{}\textbackslash{} \textasciitilde{}\$\#')" in row
+
+
+def test_a_terminal_of_80_characters() -> None:
+    shown = printed(invariance_table(eps=None))
+    assert all(len(line.rstrip()) <= 80 for line in shown.splitlines())
+    assert "…" not in shown
+    assert shown.count("yes (yes)") == 4 + 2 + 4 + 3
+    assert shown.count("no (no)") == 2 + 4 + 2 + 3 + 6
+    assert shown.count("no (-)") == 6
+    assert shown.count("\nfrozen") == 1
+    assert "≈" in shown
+    assert "(yes)!" in printed(SHOWN)
+    # Square brackets are no markup.
+    assert "text='[red]')" in printed(invariance_table([Odd_Norm(text="[red]")]), 120)
+
+
+def test_what_eps_was_stands_in_the_caption() -> None:
+    assert "eps 0, verdict without it; !" in invariance_table([LayerNorm()]).caption
+    assert "eps 0.001, verdict without it; ≈" in invariance_table([LayerNorm()], eps=1e-3).caption
+
+
+def test_picture_and_its_numbers(tmp_path: Path) -> None:
+    effects = [effect for norm in (BatchNorm(), LayerNorm()) for effect in eps_effect(norm)]
+    draw_eps_effect(effects, tmp_path / "new" / "eps.svg", "a title")
+    drawn = (tmp_path / "new" / "eps.svg").read_text()
+    for text in ("a title", "BatchNorm", "LayerNorm", "weights times 0.25", "weights times 3"):
+        assert f"<!-- {text} -->" in drawn
+    write_eps_effect(effects, tmp_path / "other" / "eps.csv")
+    with (tmp_path / "other" / "eps.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 4 * 25
+    first = effects[0]
+    assert rows[3]["norm"] == "BatchNorm"
+    assert float(rows[3]["factor"]) == first.factor
+    assert float(rows[3]["variance_by_eps"]) == pytest.approx(float(first.ratios[3]), rel=1e-3)
+    assert float(rows[3]["measured"]) == pytest.approx(float(first.measured[3]), rel=1e-3)
+    assert float(rows[3]["formula"]) == pytest.approx(float(first.predicted[3]), rel=1e-3)

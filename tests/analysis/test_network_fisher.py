@@ -1,0 +1,476 @@
+"""Blocks of the Fisher information against its definition: expectations of scores, case by case."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ln_zoo.analysis import (
+    empirical_fisher,
+    layer_blocks,
+    network_empirical_fisher,
+    network_fisher,
+    random_glm,
+)
+from ln_zoo.layers import GRU, Conv2d, Linear
+from ln_zoo.models import ConvClassifier, Handwriting, MLPClassifier, SequenceClassifier
+from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm
+
+F64 = torch.float64
+N = 3
+
+
+def normal(*size: int, seed: int = 0) -> Tensor:
+    return torch.randn(*size, generator=torch.Generator().manual_seed(seed), dtype=F64)
+
+
+def score(log_probability: Tensor, parameters: list[Tensor]) -> Tensor:
+    gradients = torch.autograd.grad(log_probability, parameters, retain_graph=True)
+    return torch.cat([gradient.flatten() for gradient in gradients])
+
+
+def by_definition(s: Tensor, family: str, phi: float, parameters: list[Tensor]) -> Tensor:
+    """Sum over outputs y of P(y) times the outer product of the score, for one case's s (K,)."""
+    total = torch.zeros(())
+    if family == "categorical":
+        for label in range(len(s)):
+            g = score(s.log_softmax(0)[label], parameters)
+            total = total + s.softmax(0)[label].detach() * torch.outer(g, g)
+    elif family == "bernoulli":
+        for bits in itertools.product((0.0, 1.0), repeat=len(s)):
+            y = torch.tensor(bits, dtype=F64)
+            log_p = (y * s - nn.functional.softplus(s)).sum()
+            g = score(log_p, parameters)
+            total = total + log_p.exp().detach() * torch.outer(g, g)
+    else:
+        for unit in range(len(s)):
+            g = score(s[unit], parameters)
+            total = total + torch.outer(g, g) / phi
+    return total
+
+
+def expected(
+    network: nn.Module, names: list[str], batch: Tensor, family: str = "categorical", phi: float = 1
+) -> Tensor:
+    parameters = dict(network.named_parameters())
+    chosen = [parameters[name] for name in names]
+    cases = [batch[n : n + 1] for n in range(len(batch))]
+    return sum(by_definition(network(x)[0], family, phi, chosen) for x in cases) / len(cases)
+
+
+NORMS = [LayerNorm(), BatchNorm(max_steps=4), WeightNorm(), RMSNorm(), Identity()]
+
+
+def classifier(kind: str, norm: Norm) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    if kind == "mlp":
+        model, size = MLPClassifier(5, [4], 3, norm=norm), (5,)
+    elif kind == "conv":
+        model, size = ConvClassifier((1, 4, 4), 3, [[2]], 3, norm=norm), (1, 4, 4)
+    else:
+        model, size = SequenceClassifier(4, 3, 3, cell=kind, norm=norm), (4,)
+    model = model.double()
+    x = normal(N, *size)
+    model(normal(8, *size, seed=1))  # running averages that are not those of the start
+    return model.eval(), x
+
+
+@pytest.mark.parametrize("norm", NORMS, ids=lambda norm: type(norm).__name__)
+@pytest.mark.parametrize("kind", ["mlp", "conv", "lstm", "gru", "rnn"])
+def test_blocks_are_expected_outer_products_of_scores(kind: str, norm: Norm) -> None:
+    model, x = classifier(kind, norm)
+    blocks = network_fisher(model, x, outputs_at_once=2)
+    sparse = network_fisher(model, x, max_size=0)
+    assert sorted(n for b in blocks.values() for n in b.parameters) == sorted(
+        name for name, _ in model.named_parameters()
+    )
+    for name, block in blocks.items():
+        wanted = expected(model, list(block.parameters), x)
+        assert block.matrix is not None
+        assert sparse[name].matrix is None
+        scale = float(wanted.abs().max())
+        torch.testing.assert_close(block.matrix, wanted, rtol=1e-10, atol=1e-13 * scale)
+        largest = float(torch.linalg.eigvalsh(wanted)[-1])
+        for found in (block, sparse[name]):
+            torch.testing.assert_close(
+                found.diagonal, wanted.diag(), rtol=1e-10, atol=1e-13 * scale
+            )
+            assert found.trace == pytest.approx(float(wanted.trace()))
+            assert found.largest == pytest.approx(largest, rel=1e-7)
+
+
+@pytest.mark.parametrize(("family", "phi"), [("gaussian", 1), ("gaussian", 0.3), ("bernoulli", 1)])
+def test_other_families(family: str, phi: float) -> None:
+    model, x = classifier("mlp", LayerNorm())
+    for block in network_fisher(model, x, family=family, dispersion=phi).values():
+        wanted = expected(model, list(block.parameters), x, family, phi)
+        torch.testing.assert_close(block.matrix, wanted, rtol=1e-10, atol=1e-15)
+
+
+def test_dispersion_divides() -> None:
+    model, x = classifier("mlp", LayerNorm())
+    one, three = (network_fisher(model, x, family="gaussian", dispersion=d) for d in (1.0, 3.0))
+    for name in one:
+        torch.testing.assert_close(one[name].matrix, 3 * three[name].matrix)
+
+
+def test_batch_statistics_are_differentiated_through() -> None:
+    model, x = classifier("mlp", BatchNorm())
+    before = copy.deepcopy(model.state_dict())
+    blocks = network_fisher(model, x, statistics="batch")
+    sparse = network_fisher(model, x, statistics="batch", max_size=0)
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+    model.train()
+    parameters = dict(model.named_parameters())
+    for name, block in blocks.items():
+        chosen = [parameters[each] for each in block.parameters]
+        logits = model(x)
+        wanted = sum(by_definition(s, "categorical", 1, chosen) for s in logits) / N
+        torch.testing.assert_close(block.matrix, wanted, rtol=1e-8, atol=1e-14)
+        largest = float(torch.linalg.eigvalsh(wanted)[-1])
+        assert sparse[name].largest == pytest.approx(largest, rel=1e-7)
+
+
+def test_noise_under_batch_statistics_is_one_draw() -> None:
+    """This model adds noise to states wherever batch statistics are in use."""
+    model, x = classifier("rnn", BatchNorm(max_steps=4))
+    random = torch.get_rng_state()
+    blocks = network_fisher(model, x, statistics="batch")
+    assert torch.equal(torch.get_rng_state(), random)
+    sparse = network_fisher(model, x, statistics="batch", max_size=0)
+    for name, block in blocks.items():
+        assert sparse[name].largest == pytest.approx(
+            float(torch.linalg.eigvalsh(block.matrix)[-1]), rel=1e-7
+        )
+
+
+def test_natural_parameters_of_another_kind() -> None:
+    """A function of the network, of a batch of two tensors, with several layers at work."""
+
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left = Linear(3, 4, norm=LayerNorm(), dtype=F64)
+            self.right = nn.Sequential(Conv2d(1, 4, 2, norm=RMSNorm(), dtype=F64), nn.Flatten())
+            self.offset = nn.Parameter(normal(4))
+
+    torch.manual_seed(0)
+    pair, x, y = Pair(), normal(N, 3), normal(N, 1, 2, 2, seed=1)
+
+    def natural(batch: tuple[Tensor, Tensor]) -> Tensor:
+        left, right = batch
+        return (pair.left(left) * pair.right(right) + pair.offset).tanh()[:, :2]
+
+    blocks = network_fisher(pair, (x, y), natural, family="gaussian")
+    assert list(blocks) == ["", "left", "right.0"]
+    parameters = dict(pair.named_parameters())
+    for block in blocks.values():
+        chosen = [parameters[name] for name in block.parameters]
+        s = natural((x, y))
+        wanted = sum(by_definition(row, "gaussian", 1, chosen) for row in s) / N
+        torch.testing.assert_close(block.matrix, wanted, rtol=1e-10, atol=1e-15)
+
+
+class PerStep(nn.Module):
+    """Outputs at every step of a sequence (N, T, I)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.gru = GRU(2, 3, norm=LayerNorm(), dtype=F64, batch_first=True)
+        self.head = Linear(3, 2, dtype=F64)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.gru(inputs)[0])
+
+
+@pytest.mark.parametrize("family", ["categorical", "bernoulli", "gaussian"])
+def test_outputs_at_every_step(family: str) -> None:
+    """Independent given the inputs: their matrices add up."""
+    model, x = PerStep(), normal(N, 4, 2)
+    parameters = dict(model.named_parameters())
+    blocks = network_fisher(model, x, family=family)
+    sparse = network_fisher(model, x, family=family, max_size=0, outputs_at_once=1)
+    for name, block in blocks.items():
+        chosen = [parameters[each] for each in block.parameters]
+        rows = model(x).flatten(0, 1)
+        wanted = sum(by_definition(s, family, 1, chosen) for s in rows) / N
+        torch.testing.assert_close(block.matrix, wanted, rtol=1e-9, atol=1e-14)
+        torch.testing.assert_close(sparse[name].diagonal, wanted.diag(), rtol=1e-9, atol=1e-14)
+        largest = float(torch.linalg.eigvalsh(wanted)[-1])
+        assert sparse[name].largest == pytest.approx(largest, rel=1e-7)
+
+
+def test_steps_times_0_have_no_part() -> None:
+    model, x = PerStep(), normal(N, 4, 2)
+    kept = (torch.arange(4) < 3).double().view(1, 4, 1)
+    masked = network_fisher(model, x, lambda batch: model(batch) * kept)
+    shorter = network_fisher(model, x[:, :3])
+    for name, block in shorter.items():
+        torch.testing.assert_close(masked[name].matrix, block.matrix)
+
+
+# Over given outputs
+
+
+def test_mean_over_given_outputs() -> None:
+    model, x = classifier("mlp", LayerNorm())
+    y = torch.tensor([2, 0, 1])
+
+    def log_likelihood(batch: tuple[Tensor, Tensor]) -> Tensor:
+        return -nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+    blocks = network_empirical_fisher(model, (x, y), log_likelihood)
+    sparse = network_empirical_fisher(model, (x, y), log_likelihood, max_size=0)
+    parameters = dict(model.named_parameters())
+    for name, block in blocks.items():
+        chosen = [parameters[each] for each in block.parameters]
+        scores = [score(value, chosen) for value in log_likelihood((x, y))]
+        wanted = sum(torch.outer(g, g) for g in scores) / N
+        torch.testing.assert_close(block.matrix, wanted, rtol=1e-10, atol=1e-15)
+        largest = float(torch.linalg.eigvalsh(wanted)[-1])
+        assert sparse[name].largest == pytest.approx(largest, rel=1e-7)
+
+
+def test_over_given_outputs_a_layer_is_the_glm_of_its_name() -> None:
+    glm = random_glm("categorical", "none", units=3, features=2, cases=6)
+    layer = Linear(2, 3, dtype=F64)
+    with torch.no_grad():
+        layer.weight.copy_(glm.weight)
+        layer.bias.copy_(glm.bias)
+    classes = torch.tensor([0, 1, 2, 2, 1, 0])
+    block = network_empirical_fisher(
+        layer,
+        (glm.inputs, classes),
+        lambda b: -nn.functional.cross_entropy(layer(b[0]), b[1], reduction="none"),
+    )[""]
+    # From [w, b] of each unit in turn to all w, then all b.
+    order = [3 * unit + k for unit in range(3) for k in range(2)] + [2, 5, 8]
+    wanted = empirical_fisher(glm, classes)[order][:, order]
+    torch.testing.assert_close(block.matrix, wanted, rtol=1e-12, atol=1e-15)
+
+
+def test_over_outputs_of_the_model_it_tends_to_the_fisher_information() -> None:
+    model, x = classifier("mlp", LayerNorm())
+    many = x.repeat_interleave(400, 0)
+    generator = torch.Generator().manual_seed(0)
+    y = model(x).softmax(1).multinomial(400, replacement=True, generator=generator).flatten()
+    names = {"readout": ["network.3.weight"]}
+
+    def log_likelihood(batch: tuple[Tensor, Tensor]) -> Tensor:
+        return -nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+    found = network_empirical_fisher(model, (many, y), log_likelihood, blocks=names)["readout"]
+    exact = network_fisher(model, x, blocks=names)["readout"]
+    assert float((found.matrix - exact.matrix).norm() / exact.matrix.norm()) < 0.1
+
+
+def test_mixtures_of_handwriting() -> None:
+    """Lines of several lengths; what is summed over points is one log-likelihood for each."""
+    torch.manual_seed(0)
+    model = Handwriting(hidden_features=3, window_components=2, mixture_components=2).double()
+    texts = model.encode(["ab", "a"])
+    offsets, lengths = normal(2, 6, 3), torch.tensor([5, 3])
+    offsets[..., 2] = (offsets[..., 2] > 0).double()
+
+    def log_likelihood(batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        points, text, length = batch
+        points = points.transpose(0, 1)
+        mixture = model.mixture(model(points[:-1], text)[0])
+        mask = torch.arange(len(points) - 1).unsqueeze(1) < length
+        return -torch.where(mask, mixture.nll(points[1:]), 0.0).sum(0)
+
+    batch = offsets, texts, lengths
+    names = {"output": ["output.weight"], "window": [name_of_the_first(model)]}
+    blocks = network_empirical_fisher(model, batch, log_likelihood, blocks=names)
+    parameters = dict(model.named_parameters())
+    for block in blocks.values():
+        chosen = [parameters[each] for each in block.parameters]
+        scores = [score(value, chosen) for value in log_likelihood(batch)]
+        wanted = sum(torch.outer(g, g) for g in scores) / 2
+        scale = float(wanted.abs().max())
+        assert scale > 0
+        torch.testing.assert_close(block.matrix, wanted, rtol=1e-8, atol=1e-11 * scale)
+    with pytest.raises(TypeError, match=r"this Handwriting gave a tuple: .* network_empirical_fis"):
+        network_fisher(model, offsets, lambda batch: model(batch.transpose(0, 1), texts[:1]))
+
+
+def name_of_the_first(model: nn.Module) -> str:
+    return next(name for name, _ in model.named_parameters() if name.startswith("window."))
+
+
+def test_blocks_of_ones_own() -> None:
+    model, x = classifier("mlp", LayerNorm())
+    names = ["network.3.bias", "network.1.site.gain"]
+    found = network_fisher(model, x, blocks={"mine": names})
+    assert list(found) == ["mine"]
+    assert found["mine"].parameters == {"network.3.bias": (3,), "network.1.site.gain": (4,)}
+    torch.testing.assert_close(found["mine"].matrix, expected(model, names, x))
+
+
+def test_parts_of_a_block() -> None:
+    model, x = classifier("mlp", LayerNorm())
+    block = network_fisher(model, x)["network.1"]
+    assert list(block.parameters) == ["network.1.weight", "network.1.bias", "network.1.site.gain"]
+    assert block.size == 5 * 4 + 4 + 4
+    assert torch.equal(block.part("network.1.bias"), block.matrix[20:24, 20:24])
+    mixed = block.part("network.1.site.gain", "network.1.weight")
+    assert torch.equal(mixed, block.matrix[24:, :20])
+    with pytest.raises(ValueError, match=r"no parameter 'bias' in this block: network\.1\.weight"):
+        block.part("bias")
+    with pytest.raises(ValueError, match="this block of 28 parameters was not kept"):
+        network_fisher(model, x, max_size=27)["network.1"].part("network.1.bias")
+
+
+def test_layers() -> None:
+    network = nn.ModuleDict(
+        {
+            "frozen": Linear(2, 2).requires_grad_(False),
+            "gru": GRU(2, 3, num_layers=2, norm=LayerNorm()),
+            "wn": Linear(2, 2, bias=False, norm=WeightNorm()),
+        }
+    )
+    blocks = layer_blocks(network)
+    assert list(blocks) == ["gru", "wn"]
+    assert blocks["wn"] == ["wn.weight", "wn.site.scale"]
+    assert sorted(blocks["gru"]) == sorted(f"gru.{n}" for n, _ in network["gru"].named_parameters())
+
+
+# Claims of the paper (section 5.2) on networks
+
+
+@pytest.mark.parametrize(
+    ("norm", "whole"),
+    [(LayerNorm(eps=0.0), True), (WeightNorm(), False), (BatchNorm(eps=0.0), False)],
+    ids=lambda value: type(value).__name__ if isinstance(value, Norm) else "",
+)
+def test_curvature_falls_with_the_square_of_the_weights_length(norm: Norm, whole: bool) -> None:
+    torch.manual_seed(0)
+    layer = Linear(4, 5, norm=norm)
+    network = nn.Sequential(layer, nn.Tanh(), Linear(5, 3)).double()
+    x, rows = normal(6, 4), slice(None) if whole else slice(2, 3)
+    scale = "0.site.scale" if isinstance(norm, WeightNorm) else "0.site.gain"
+    before = network_fisher(network, x, statistics="batch")["0"]
+    with torch.no_grad():
+        layer.weight[rows] *= 2
+    after = network_fisher(network, x, statistics="batch")["0"]
+
+    def unit(part: Tensor, columns: bool) -> Tensor:
+        view = part.view(5, 4, *((5, 4) if columns else (5,)))
+        return view[rows, :, rows] if columns else view[rows]
+
+    own = [unit(block.part("0.weight"), True) for block in (before, after)]
+    torch.testing.assert_close(own[1], own[0] / 4, rtol=1e-9, atol=1e-13)
+    for other in ("0.bias", scale):
+        mixed = [unit(block.part("0.weight", other), False) for block in (before, after)]
+        torch.testing.assert_close(mixed[1], mixed[0] / 2, rtol=1e-9, atol=1e-13)
+        torch.testing.assert_close(after.part(other), before.part(other), rtol=1e-9, atol=1e-13)
+
+
+def test_directions_that_normalised_layers_do_not_feel() -> None:
+    torch.manual_seed(0)
+    layer = Linear(4, 5, norm=LayerNorm(eps=0.0))
+    network = nn.Sequential(layer, nn.Tanh(), Linear(5, 3)).double()
+    block = network_fisher(network, normal(30, 4))["0"].part("0.weight")
+    same = normal(4).expand(5, 4)  # added to every row
+    for direction in (layer.weight.detach(), same):
+        unit = direction.reshape(-1) / direction.norm()
+        assert float((block @ unit).norm()) < 1e-13 * float(block.norm())
+
+
+# Errors
+
+
+def test_wrong_arguments() -> None:
+    model, x = classifier("mlp", LayerNorm())
+    for options, message in (
+        ({"family": "poisson"}, "family must be one of gaussian, bernoulli, categorical"),
+        ({"dispersion": 0.0, "family": "gaussian"}, "dispersion must be positive, .* got 0.0"),
+        ({"dispersion": 2.0}, "dispersion must be 1 for categorical, got 2.0"),
+        ({"dispersion": 2.0, "family": "bernoulli"}, "dispersion must be 1 for bernoulli, got 2.0"),
+        ({"max_size": -1}, "max_size must be at least 0, got -1"),
+        ({"outputs_at_once": 0}, "outputs_at_once must be at least 1, got 0"),
+        ({"statistics": "mean"}, "statistics must be 'batch' or 'kept'"),
+        ({"blocks": {"a": ["network.9.bias"]}}, "no parameters network.9.bias in this MLPClass"),
+        ({"blocks": {}}, "blocks must have a block at least, got none"),
+        ({"blocks": {"a": []}}, r"a block must have a parameter at least.* got \[\] for 'a'"),
+        ({"blocks": {"a": ["network.1.bias"] * 2}}, "each of them once, got .* for 'a'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            network_fisher(model, x, **options)
+    with pytest.raises(TypeError, match=r"\['network.1.weight'\], got 'network.1.bias' for 'a'"):
+        network_fisher(model, x, blocks={"a": "network.1.bias"})
+    with pytest.raises(ValueError, match=r"must be \(1, \*, K\).* got \(3,\) of this MLPClass"):
+        network_fisher(model, x, lambda batch: model(batch)[0])
+    for wrong, given in ((list, "a list"), (Tensor.tolist, "a list"), (Tensor.long, "torch.int64")):
+        with pytest.raises(TypeError, match=f"this MLPClassifier gave {given}: give a function"):
+            network_fisher(model, x, lambda batch, of=wrong: of(model(batch)))
+    for wrong, given in (
+        (Tensor.sum, r"\(\)"),
+        (Tensor.tolist, "list"),
+        (lambda s: s, r"\(1, 3\)"),
+    ):
+        with pytest.raises(ValueError, match=rf"log-likelihoods must be .* got {given}"):
+            network_empirical_fisher(model, x, lambda batch, of=wrong: of(model(batch)))
+    with pytest.raises(ValueError, match="as many in each and one at least"):
+        network_fisher(model, (x, x[:2]))
+    other = copy.deepcopy(model)
+    for natural in (
+        other,
+        lambda batch: other(batch).detach(),
+        torch.no_grad()(lambda batch: model(batch)),
+    ):
+        with pytest.raises(ValueError, match="do not depend on these parameters"):
+            network_fisher(model, x, natural)
+
+
+def test_a_matrix_of_zeros_is_one() -> None:
+    """A softmax that is sure of its class has no curvature left, to the last digit."""
+    model, x = classifier("mlp", LayerNorm())
+    with torch.no_grad():
+        model.network[3].bias[0] += 1e5
+    blocks = network_fisher(model, x)
+    assert all(not block.matrix.any() for block in blocks.values())
+    assert all(block.largest == 0 for block in network_fisher(model, x, max_size=0).values())
+
+
+def test_a_network_without_trained_parameters() -> None:
+    model, x = classifier("mlp", LayerNorm())
+    names = [name for name, _ in model.named_parameters()]
+    wanted = network_fisher(model, x, blocks={"all": names})["all"].matrix
+    model.requires_grad_(False)
+    with pytest.raises(ValueError, match="no parameter of this MLPClassifier wants gradients: set"):
+        network_fisher(model, x)
+    torch.testing.assert_close(
+        network_fisher(model, x, blocks={"all": names})["all"].matrix, wanted
+    )
+
+
+def test_draws_leave_generators_of_other_devices_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("all devices seeded")
+
+    model, x = classifier("rnn", BatchNorm(max_steps=4))
+    monkeypatch.setattr(torch, "manual_seed", refuse)
+    network_fisher(model, x, statistics="batch")
+
+
+def test_the_network_is_left_as_it_was() -> None:
+    model, x = classifier("conv", BatchNorm())
+    model.train()
+    before = copy.deepcopy(model.state_dict())
+    network_fisher(model, x)
+    network_fisher(model, x, max_size=0)
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+    assert all(module.training for module in model.modules())
+    assert all(p.requires_grad and p.grad is None for p in model.parameters())
+
+
+def test_without_the_largest_eigenvalue() -> None:
+    model, x = classifier("mlp", LayerNorm())
+    found = network_fisher(model, x, max_size=0, largest=False)
+    assert all(str(block.largest) == "nan" for block in found.values())

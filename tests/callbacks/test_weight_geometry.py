@@ -1,0 +1,307 @@
+"""Lengths and turns of weight vectors: against the weights themselves, and what theory says."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.loggers import CSVLogger
+from torch import Tensor
+
+from ln_zoo.callbacks import CurvesPlot, WeightGeometry
+from ln_zoo.callbacks.weight_geometry import (
+    QUANTITIES,
+    draw_weight_geometry,
+    geometry_table,
+    lengths,
+    read_geometry,
+    turns,
+    weight_vectors,
+    write_geometry,
+)
+from ln_zoo.data import Digits
+from ln_zoo.layers import LSTM
+from ln_zoo.models import ConvClassifier, MLPClassifier, SequenceClassifier
+from ln_zoo.norms import BatchNorm, Identity, LayerNorm, WeightNorm
+
+PNG = b"\x89PNG"
+
+
+class Weights(Callback):
+    """The model's weights by the number of updates done."""
+
+    def __init__(self) -> None:
+        self.states: dict[int, dict[str, Tensor]] = {}
+
+    def on_train_start(self, trainer, pl_module) -> None:
+        self.on_train_batch_end(trainer, pl_module)
+
+    def on_train_batch_end(self, trainer, pl_module, *_) -> None:
+        state = {name: p.detach().clone().double() for name, p in pl_module.named_parameters()}
+        self.states[trainer.global_step] = state
+
+
+class Plain(MLPClassifier):
+    """Stochastic gradient descent without momentum."""
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=self.lr)
+
+
+def data(**sizes: int) -> Digits:
+    return Digits(**{"batch_size": 20, "train_size": 100, "val_size": 20, **sizes})
+
+
+def fitted(folder: Path, model: torch.nn.Module, *callbacks: Callback, **options) -> Path:
+    """Trains, and gives the folder of the logs."""
+    logger = CSVLogger(folder, name="run", version="0")
+    defaults = {"max_epochs": 2, "limit_val_batches": 0, "log_every_n_steps": 1, "logger": logger}
+    Trainer(
+        enable_progress_bar=False, enable_model_summary=False, accelerator="cpu",
+        enable_checkpointing=False, callbacks=list(callbacks), **(defaults | options),
+    ).fit(model, datamodule=data())  # fmt: skip
+    return folder / "run/0"
+
+
+def quantiles(values: list[float]) -> list[float]:
+    """Mean, and the tenth, half and nine tenths of sorted values, between neighbours linearly."""
+    ordered = sorted(values)
+    found = [sum(values) / len(values)]
+    for part in (0.1, 0.5, 0.9):
+        place = part * (len(ordered) - 1)
+        low = math.floor(place)
+        high = min(low + 1, len(ordered) - 1)
+        found.append(ordered[low] + (place - low) * (ordered[high] - ordered[low]))
+    return found
+
+
+@pytest.mark.parametrize(("cls", "power"), [(MLPClassifier, 1), (Plain, 2)])
+def test_numbers_are_those_of_the_weights(tmp_path: Path, cls: type, power: int) -> None:
+    torch.manual_seed(0)
+    model, weights = cls(64, [8], norm=LayerNorm(), lr=0.02), Weights()
+    folder = fitted(tmp_path, model, weights, WeightGeometry(every_n_steps=4))
+    geometry = read_geometry(folder / "metrics.csv")
+    assert list(geometry) == ["network.1.weight", "network.3.weight"]
+    for name, quantities in geometry.items():
+        wanted: dict[str, list[list[float]]] = {"norm": [], "turn": [], "effective_lr": []}
+        for step in (4, 8):
+            before, after = weights.states[step - 1][name], weights.states[step][name]
+            norms, angles, rates = [], [], []
+            for v, w in zip(before, after, strict=True):
+                norms.append(math.sqrt(float(w @ w)))
+                cosine = float(v @ w) / math.sqrt(float(v @ v) * float(w @ w))
+                angles.append(math.degrees(math.acos(min(1.0, cosine))))
+                rates.append(0.02 / math.sqrt(float(v @ v)) ** power)
+            for key, values in zip(wanted, (norms, angles, rates), strict=True):
+                wanted[key].append(quantiles(values))
+        for quantity, rows in wanted.items():
+            for number, statistic in enumerate(("mean", "q10", "q50", "q90")):
+                steps, values = quantities[quantity][statistic]
+                assert steps == [4, 8]
+                assert values == pytest.approx([row[number] for row in rows], rel=1e-5)
+
+
+def test_small_angles() -> None:
+    angles = torch.tensor([0.0, 1e-12, 1e-6, 0.5, math.pi / 2, math.pi], dtype=torch.float64)
+    before = torch.tensor([2.0, 0.0], dtype=torch.float64).expand(6, 2)
+    after = 3 * torch.stack([angles.cos(), angles.sin()], dim=1)
+    torch.testing.assert_close(turns(before, after), angles, rtol=1e-9, atol=1e-16)
+    # A vector of zeros has no direction: no turn, and no NaN.
+    assert turns(torch.zeros(1, 3), torch.zeros(1, 3)).tolist() == [0.0]
+
+
+def test_rows_of_kernels_are_channels() -> None:
+    weight = torch.arange(24.0).view(2, 3, 2, 2)
+    wanted = [
+        math.sqrt(sum(x * x for x in range(12))),
+        math.sqrt(sum(x * x for x in range(12, 24))),
+    ]
+    assert lengths(weight).tolist() == pytest.approx(wanted)
+
+
+def test_which_weights() -> None:
+    conv = ConvClassifier((1, 4, 4), 3, [[2]], 3, norm=WeightNorm())
+    assert list(weight_vectors(conv)) == [f"network.{n}.weight" for n in (0, 4, 6)]
+    sequence = SequenceClassifier(4, 3, 3, norm=LayerNorm())
+    assert list(weight_vectors(sequence)) == [
+        "recurrent.weight_ih_l0", "recurrent.weight_hh_l0", "readout.weight",
+    ]  # fmt: skip
+    peephole = LSTM(2, 3, proj_size=2, num_layers=2, bidirectional=True)
+    assert all(name.startswith(("weight_ih", "weight_hh", "weight_hr")) for name in
+               weight_vectors(peephole))  # fmt: skip
+    assert list(weight_vectors(LSTM(2, 3, peephole=True))) == ["weight_ih_l0", "weight_hh_l0"]
+    assert weight_vectors(LSTM(2, 3).requires_grad_(False)) == {}
+
+
+# With an eps that hides in rounding: beside a larger one gradients have a small part along them.
+@pytest.mark.parametrize(
+    "norm", [WeightNorm(), BatchNorm(eps=1e-9)], ids=lambda norm: type(norm).__name__
+)
+def test_vectors_of_normalised_units_only_grow(tmp_path: Path, norm) -> None:
+    """Gradients are perpendicular to them: each update of plain SGD adds its square to theirs."""
+    torch.manual_seed(0)
+    model, weights = Plain(64, [8], norm=norm, lr=0.5), Weights()
+    folder = fitted(tmp_path, model, weights, WeightGeometry(every_n_steps=1))
+    curves = read_geometry(folder / "metrics.csv")["network.1.weight"]
+    _, norms = curves["norm"]["mean"]
+    assert norms == sorted(norms)
+    for step in range(1, 11):
+        v, w = (weights.states[s]["network.1.weight"] for s in (step - 1, step))
+        torch.testing.assert_close(
+            w.square().sum(1), v.square().sum(1) + (w - v).square().sum(1), rtol=1e-4, atol=0
+        )
+
+
+def test_without_normalisation_gradients_have_a_part_along_them(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    weights = Weights()
+    fitted(tmp_path, Plain(64, [8], norm=Identity(), lr=0.5), weights)
+    v, w = (weights.states[step]["network.1.weight"] for step in (0, 1))
+    along = w.square().sum(1) - v.square().sum(1) - (w - v).square().sum(1)
+    assert float((along / v.square().sum(1)).abs().max()) > 1e-3
+
+
+def test_accumulated_gradients_make_one_update(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, weights = Plain(64, [8]), Weights()
+    options = {"accumulate_grad_batches": 5, "max_epochs": 4}
+    folder = fitted(tmp_path, model, weights, WeightGeometry(every_n_steps=2), **options)
+    geometry = read_geometry(folder / "metrics.csv")["network.1.weight"]
+    steps, values = geometry["turn"]["q50"]
+    assert steps == [2, 4]
+    assert min(values) > 0
+
+
+def test_learning_rates_are_those_of_each_group_at_the_update(tmp_path: Path) -> None:
+    class Groups(MLPClassifier):
+        def configure_optimizers(self):
+            first, second = self.network[1], self.network[3]
+            groups = [
+                {"params": list(first.parameters()), "lr": 0.1},
+                {"params": [second.bias], "lr": 0.2},
+            ]
+            optimizer = torch.optim.Adam(groups)
+            schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+            return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+    torch.manual_seed(0)
+    weights, watch = Weights(), WeightGeometry(every_n_steps=2, power=0)
+    folder = fitted(tmp_path, Groups(64, [8]), weights, watch, max_epochs=1)
+    geometry = read_geometry(folder / "metrics.csv")
+    # Of what the optimizer does not know nothing is said.
+    assert list(geometry) == ["network.1.weight"]
+    assert geometry["network.1.weight"]["effective_lr"]["mean"][1] == pytest.approx([0.05, 0.0125])
+
+
+def test_it_costs_nothing_between_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr(
+        "ln_zoo.callbacks.weight_geometry.weight_vectors",
+        lambda module: seen.append(1) or weight_vectors(module),
+    )
+    fitted(tmp_path, MLPClassifier(64, [8]), WeightGeometry(every_n_steps=5))
+    # When training begins, and before and after each of two updates.
+    assert len(seen) == 5
+
+
+def test_picture_beside_the_logs(tmp_path: Path) -> None:
+    watch, curves = WeightGeometry(every_n_steps=2), CurvesPlot()
+    folder = fitted(tmp_path, MLPClassifier(64, [8]), watch, curves)
+    assert watch.written == folder / "weight_geometry.png"
+    assert watch.written.read_bytes().startswith(PNG)
+    assert curves.written is not None
+    # Curves are those of losses: a panel for each of the weights would make it metres wide.
+    from matplotlib.image import imread
+
+    height, width, _ = imread(curves.written).shape
+    assert width < 3 * height
+
+
+class Raises(Callback):
+    """Fails after some updates."""
+
+    def on_train_batch_end(self, trainer, pl_module, *_) -> None:
+        if trainer.global_step == 5:
+            raise KeyError("no more")
+
+
+def test_drawn_where_training_ends_by_an_error(tmp_path: Path) -> None:
+    watch = WeightGeometry(every_n_steps=2)
+    with pytest.raises(KeyError, match="no more"):
+        fitted(tmp_path, MLPClassifier(64, [8]), watch, Raises())
+    folder = tmp_path / "run/0"
+    assert watch.written == folder / "weight_geometry.png"
+    assert watch.written.read_bytes().startswith(PNG)
+    assert read_geometry(folder / "metrics.csv")["network.1.weight"]["norm"]["q50"][0] == [2, 4]
+
+
+class Decay(MLPClassifier):
+    """Logs something of its own below the name of weights."""
+
+    def training_step(self, batch, batch_idx):
+        names = ["decay", "norm_mean", "network.1.weight/share_q50", "a/norm_q99", "b/norm_mean"]
+        for name in names:
+            self.log(f"weights/{name}", 0.5)
+        return super().training_step(batch, batch_idx)
+
+
+def test_metrics_of_others_below_the_same_prefix(tmp_path: Path) -> None:
+    watch = WeightGeometry(every_n_steps=2)
+    folder = fitted(tmp_path, Decay(64, [8]), watch)
+    assert "weights/decay" in (folder / "metrics.csv").read_text()
+    assert watch.written is not None
+    found = read_geometry(folder / "metrics.csv")
+    assert list(found) == ["network.1.weight", "network.3.weight"]
+    assert all(set(quantities) == set(QUANTITIES) for quantities in found.values())
+
+
+def test_without_a_file_of_metrics_there_is_no_picture(tmp_path: Path) -> None:
+    watch = WeightGeometry(every_n_steps=2)
+    fitted(tmp_path, MLPClassifier(64, [8]), watch, logger=False)
+    assert watch.written is None
+
+
+def test_wrong_arguments(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="every_n_steps must be at least 1, got 0"):
+        WeightGeometry(0)
+    model = MLPClassifier(64, [8])
+    for weight in weight_vectors(model).values():
+        weight.requires_grad_(False)
+    with pytest.raises(ValueError, match="MLPClassifier has none that is trained"):
+        fitted(tmp_path, model, WeightGeometry())
+
+
+# Reading and showing
+
+
+def geometry(first: float, last: float) -> dict:
+    curve = ([10, 20], [first, last])
+    statistics = dict.fromkeys(("mean", "q10", "q50", "q90"), curve)
+    return {"layer.weight": dict.fromkeys(("norm", "turn", "effective_lr"), statistics)}
+
+
+def test_several_runs(tmp_path: Path) -> None:
+    runs = {
+        "LN": geometry(1.0, 2.0),
+        "none": {**geometry(4.0, 1.0), "more": geometry(0, 0)["layer.weight"]},
+    }
+    head, _, first, second, third = geometry_table(runs).splitlines()
+    assert head.startswith("| weight |  | updates | length of weight vectors: first | last |")
+    assert first == "| layer.weight | LN | 10 to 20 | 1 | 2 | 2 | 1 | 2 | 2 | 1 | 2 | 2 |"
+    assert second.startswith("| layer.weight | none | 10 to 20 | 4 | 1 | 0.25 |")
+    assert third.startswith("| more | none | 10 to 20 | 0 | 0 | nan |")
+    draw_weight_geometry(runs, tmp_path / "a/both.png", "a title")
+    assert (tmp_path / "a/both.png").read_bytes().startswith(PNG)
+    write_geometry(runs, tmp_path / "b/both.csv")
+    with (tmp_path / "b/both.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["label"], row["weight"], row["step"]) for row in rows] == [
+        ("LN", "layer.weight", "10"), ("LN", "layer.weight", "20"),
+        ("none", "layer.weight", "10"), ("none", "layer.weight", "20"),
+        ("none", "more", "10"), ("none", "more", "20"),
+    ]  # fmt: skip
+    assert (rows[1]["norm_q50"], rows[1]["effective_lr_mean"]) == ("2", "2")
