@@ -148,6 +148,14 @@ class BinarizedMNIST(BinarizedImageData):
         return self.binarization == "dynamic"
 
     @property
+    def preprocessing(self) -> dict[str, Any]:
+        """What an image goes through before the model, as plain data."""
+        found = super().preprocessing
+        if self.binarization == "fixed":  # the files hold 0 and 1
+            del found["scale"]
+        return found
+
+    @property
     def facts(self) -> dict[str, Any]:
         """The dataset, its splits and its batches as plain data, for tables and model cards."""
         fixed = self.binarization == "fixed"

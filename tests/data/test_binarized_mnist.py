@@ -396,11 +396,9 @@ def test_facts_are_plain_data(folder: Path) -> None:
         "seed": 7,
         "published": True,
     }
-    assert data.preprocessing == {
-        "binarization": "fixed",
-        "scale": 255,
-        "image_shape": [1, 28, 28],
-    }
+    assert data.preprocessing == {"binarization": "fixed", "image_shape": [1, 28, 28]}
+    grey = BinarizedMNIST(binarization="grey").preprocessing
+    assert grey == {"binarization": "grey", "scale": 255, "image_shape": [1, 28, 28]}
     assert ready(folder, **SMALL).facts["test_size"] == 20
 
 
