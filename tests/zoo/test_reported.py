@@ -175,7 +175,8 @@ def test_every_entry_is_complete_and_named_as_the_library_names_it(raw: Any) -> 
         if r.unit == "%" and r.value is not None:
             assert 0 < r.value < 100
     assert {r.source for r in reported()} == set(citations())
-    measured_alone = {"point_nll"}  # a unit of ours, which no source reports
+    # Ours, which no source reports.
+    measured_alone = {"importance_bound", "kl", "point_nll"}
     assert {r.metric for r in reported()} | measured_alone == set(raw["metrics"])
 
 
@@ -320,7 +321,9 @@ def test_nothing_reported() -> None:
     assert row.reason == "no source reports MLPClassifier with my_norm.MyNorm"
     (row,) = comparison("DRAW", "LayerNorm", {"kl": 20.0}, data="a/test", size={})
     assert row.reason == "no source reports kl of DRAW with LayerNorm"
-    assert row.cells() == ("kl", "20", "—", row.reason)
+    assert row.cells() == ("kl", "20 nats/image", "—", row.reason)
+    (row,) = comparison("DRAW", "LayerNorm", {"clamped": 0.5}, data="a/test", size={})
+    assert row.cells() == ("clamped", "0.5", "—", row.reason)
 
 
 def test_table() -> None:
