@@ -135,6 +135,9 @@ class _Pictures(Callback):
     ) -> dict[str, Figure]:
         """By name."""
         samples, rows, network = drawn.samples, self.rows, module.network
+        first, number = slice(rows), min(rows, len(drawn.images))
+        # Sets may be in the order of their classes: here too, not the first.
+        spread = torch.arange(number) * len(drawn.images) // number
         return {
             "samples": draw_grid(
                 bernoulli(samples, self.seed) if self.binary else samples,
@@ -142,8 +145,8 @@ class _Pictures(Callback):
                 title=f"samples{when}",
             ),
             "filmstrip": draw_filmstrip(
-                drawn.writing.canvases[:, :rows],
-                _windows(drawn.writing.write, network.write_size, rows),
+                drawn.writing.canvases[:, first],
+                _windows(drawn.writing.write, network.write_size, first),
                 title=f"samples after t glimpses{when}",
             ),
             "reconstructions": draw_pairs(
@@ -153,9 +156,9 @@ class _Pictures(Callback):
                 title=f"images and reconstructions{when}",
             ),
             "reading": draw_filmstrip(
-                drawn.reading.canvases[:, :rows],
-                _windows(drawn.reading.read, network.read_size, rows),
-                images=drawn.images[:rows],
+                drawn.reading.canvases[:, spread],
+                _windows(drawn.reading.read, network.read_size, spread),
+                images=drawn.images[spread],
                 title=f"reconstructions after t glimpses{when}",
             ),
             "nearest": draw_nearest(
@@ -173,11 +176,11 @@ class _Pictures(Callback):
 
     def _save_animation(self, module: Any, drawn: _Drawn, picture: Path, when: str) -> None:
         columns = min(self.rows, _ANIMATED)
-        writing = drawn.writing
+        writing, first = drawn.writing, slice(columns**2)
         save_animation(
-            writing.canvases[:, : columns**2],
+            writing.canvases[:, first],
             picture,
-            _windows(writing.write, module.network.write_size, columns**2),
+            _windows(writing.write, module.network.write_size, first),
             columns=columns,
             title=f"samples{when}",
         )
@@ -348,9 +351,9 @@ class DRAWPictures(_Pictures):
             self._save_animation(pl_module, drawn, folder / "drawing.gif", "")
 
 
-def _windows(places: Tensor | None, size: int | None, number: int) -> Windows | None:
-    """Of the first images, if there was attention."""
-    return None if places is None or size is None else Windows(places[:, :number], size)
+def _windows(places: Tensor | None, size: int | None, chosen: slice | Tensor) -> Windows | None:
+    """Of some images, if there was attention."""
+    return None if places is None or size is None else Windows(places[:, chosen], size)
 
 
 def _nearest_of_all(found: Nearest) -> Nearest:

@@ -187,7 +187,9 @@ def expected(model: Drawer, images: Tensor, rows: int, seed: int, when: str, epo
     kl = model.kl_by_glimpse(again).double().mean(1)
     nats = torch.stack([kl] * len(epochs))  # the same in all epochs: it depends on images alone
     written = Windows(made_up.trace.write[:, :rows], 3)
-    read = Windows(again.trace.read[:, :rows], 2)
+    count = min(rows, len(images))
+    spread = [i * len(images) // count for i in range(count)]
+    read = Windows(again.trace.read[:, spread], 2)
     return {
         "filmstrip": draw_filmstrip(
             made_up.trace.canvases[:, :rows], written, title=f"samples after t glimpses{when}"
@@ -199,9 +201,9 @@ def expected(model: Drawer, images: Tensor, rows: int, seed: int, when: str, epo
             p[:pairs], found, (rows + 1) // 2, title=f"nearest training images{when}"
         ),
         "reading": draw_filmstrip(
-            again.trace.canvases[:, :rows],
+            again.trace.canvases[:, spread],
             read,
-            images=images[:rows, 0],
+            images=images[spread, 0],
             title=f"reconstructions after t glimpses{when}",
         ),
         "reconstructions": draw_pairs(
