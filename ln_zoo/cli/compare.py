@@ -7,13 +7,14 @@ import csv
 import math
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.lines import Line2D
 
 Curve = dict[int, float]
 
@@ -37,6 +38,11 @@ _NAMES = {
     "step_train_sequence_nll": "training NLL (nats per line)",
     "step_val_sequence_nll": "validation NLL (nats per line)",
     "val_sequence_nll": "validation NLL (nats per line)",
+    "step_train_bound": "training bound (nats per image)",
+    "step_val_bound": "validation bound (nats per image)",
+    "step_val_kl": "divergence, validation (nats per image)",
+    "val_bound": "validation bound (nats per image)",
+    "val_kl": "divergence, validation (nats per image)",
 }
 
 
@@ -277,15 +283,20 @@ def draw(
     """
     from matplotlib.figure import Figure  # not pyplot: nothing global, no display
 
+    def plot(axis: Axes, curve: Mapping[int, float], **style: Any) -> Line2D:
+        # What a logarithmic axis cannot hold would still stretch the other one.
+        shown = {place: value for place, value in curve.items() if place > 0 or not log_x}
+        (line,) = axis.plot(list(shown), list(shown.values()), **style)
+        return line
+
     figure = Figure(figsize=(5.2 * len(metrics), 4), layout="constrained")
     axes = figure.subplots(1, len(metrics), squeeze=False)[0]
     for axis, metric in zip(axes, metrics, strict=True):
         for label, members in groups(runs).items():
-            places, medians, _, _ = zip(*spread(members, metric), strict=True)
-            (line,) = axis.plot(places, medians, label=label, linewidth=1.8)
+            medians = {place: median for place, median, _, _ in spread(members, metric)}
+            color = plot(axis, medians, label=label, linewidth=1.8).get_color()
             for run in members if len(members) > 1 else ():
-                curve = sorted(run.curves[metric].items())
-                axis.plot(*zip(*curve, strict=True), color=line.get_color(), lw=0.6, alpha=0.4)
+                plot(axis, dict(sorted(run.curves[metric].items())), color=color, lw=0.6, alpha=0.4)
         # Likelihoods of densities may be negative.
         positive = all(value > 0 for run in runs for value in run.curves[metric].values())
         _name_axes(axis, metric, x, positive)

@@ -67,6 +67,25 @@ def test_axes(tmp_path: Path) -> None:
     assert scales == [("linear", "log"), ("log", "log"), ("linear", "linear"), ("log", "linear")]
 
 
+def test_what_a_logarithmic_axis_leaves_out_does_not_stretch_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = []
+    for number in range(2):
+        folder = write_run(tmp_path / f"{number}/version_0", [0.3, -0.1])
+        runs.append(read_run(f"A={folder}", METRICS))
+        for metric in METRICS:
+            runs[-1].curves[metric][0] = 1e6
+    highest = []
+    monkeypatch.setattr(
+        Figure, "savefig", lambda figure, *_, **__: highest.append(figure.axes[0].get_ylim()[1])
+    )
+    for log_x in (False, True):
+        draw(runs, METRICS, tmp_path / "a.png", log_x=log_x)
+    assert highest[0] > 1e6
+    assert highest[1] < 1
+
+
 def test_another_metric_where_one_was_not_logged(tmp_path: Path) -> None:
     one, two = (write_run(tmp_path / f"{i}/version_0", [0.1, 0.05]) for i in range(2))
     file = one / "metrics.csv"
