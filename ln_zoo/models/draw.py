@@ -130,7 +130,7 @@ class DRAW(ZooModule):
             raise ValueError(f"lr must be positive, got {lr!r}")
         if clip_norm is not None and not clip_norm > 0:
             raise ValueError(f"clip_norm must be positive, or None; got {clip_norm!r}")
-        if len(image_size) != 2:
+        if not isinstance(image_size, Sequence) or len(image_size) != 2:
             raise ValueError(f"image_size must be height and width, got {image_size!r}")
         height, width = image_size
         # How it is run here is no matter of the weights: whoever loads them need not compile.

@@ -465,6 +465,7 @@ def test_batch_statistics_are_each_glimpses_own() -> None:
         ({"lr": math.nan}, "lr must be positive, got nan"),
         ({"clip_norm": 0.0}, "clip_norm must be positive, or None; got 0.0"),
         ({"image_size": (28,)}, r"image_size must be height and width, got \(28,\)"),
+        ({"image_size": 28}, "image_size must be height and width, got 28"),
         ({"hidden_features": 0}, "at least 1, got {'hidden_size': 0}"),
         ({"image_size": (0, 5)}, "at least 1, got {'height': 0}"),
         ({"filter_norm": "max"}, "filter_norm must be one of softmax, eps"),
