@@ -18,6 +18,7 @@ import reference
 import torch
 import triton
 import triton.language as tl
+from accuracy import assert_as_accurate, moved
 from reference import Direction, Rule
 from torch import Tensor
 
@@ -30,7 +31,6 @@ assert os.environ.get("TRITON_INTERPRET") == "1", "is run by test_gpu_engine.py"
 
 F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
 ENGINE = register(TritonEngine())
-TOLERANCE = {F32: 2e-6, BF16: 2e-2}
 GUARD, MARK = 8, 12345.0
 
 Allocations = list[tuple[Tensor, int]]
@@ -164,6 +164,11 @@ def as_float32(o: Operands, products: torch.dtype = F32) -> Operands:
     return Operands(*converted)
 
 
+def shifted(o: Operands, k: int) -> Operands:
+    """The operands of a run of the loop."""
+    return Operands(*(moved(a, k) for a in o))
+
+
 def with_gradients(
     run: Callable[..., tuple[Tensor, ...]], spec: Spec, o: Operands, sizes: Sequence[int], seed: int
 ) -> dict[str, Tensor]:
@@ -175,13 +180,6 @@ def with_gradients(
     found = torch.autograd.grad(results, [getattr(o, name) for name in names], grads)
     named = dict(zip(("out", "h", "c"), results, strict=False))
     return named | dict(zip((f"d {name}" for name in names), found, strict=True))
-
-
-def assert_close(found: dict[str, Tensor], wanted: dict[str, Tensor], tolerance: float) -> None:
-    assert found.keys() == wanted.keys()
-    for name, value in found.items():
-        error = (value.double() - wanted[name]).norm() / wanted[name].norm()
-        assert error <= tolerance, f"{name}: {error}"
 
 
 def check(
@@ -199,7 +197,12 @@ def check(
     wide = Operands(*(None if a is None else a.clone().requires_grad_() for a in exact))
     wanted = with_gradients(run, spec, wide, sizes, seed=1)
     found = with_gradients(by_engine, spec, narrow, sizes, seed=1)
-    assert_close(found, wanted, TOLERANCE[products])
+
+    def loop(k: int) -> dict[str, Tensor]:
+        with torch.autocast("cpu", products, enabled=products != F32):
+            return with_gradients(by_loop, spec, as_float32(shifted(exact, k)), sizes, seed=1)
+
+    assert_as_accurate(found, wanted, loop)
 
 
 @pytest.mark.parametrize(
@@ -286,7 +289,12 @@ def test_biases_of_one_term_only() -> None:
 
         wanted = with_gradients(full, GRU, wide, [2, 2], seed=1)
         found = with_gradients(by_engine, GRU, as_float32(partial), [2, 2], seed=1)
-        assert_close(found, wanted, TOLERANCE[F32])
+
+        def loop(k: int) -> dict[str, Tensor]:
+            o = as_float32(shifted(partial, k))  # noqa: B023
+            return with_gradients(by_loop, GRU, o, [2, 2], seed=1)
+
+        assert_as_accurate(found, wanted, loop)
 
 
 def test_inference_gives_the_same_numbers() -> None:
@@ -332,12 +340,17 @@ def test_the_output_alone_may_have_no_gradient() -> None:
     for spec in (LSTM, GRU, RNN):
         exact = operands(spec, 5, sizes)
         wide = Operands(*(None if a is None else a.clone().requires_grad_() for a in exact))
-        grads = []
-        for run, o in ((by_equations, wide), (by_engine, as_float32(exact))):
-            last = run(spec, o, sizes)[-1]
-            grads.append(torch.autograd.grad(last.square().sum(), [o.x, o.w_hh, o.h0]))
-        for found, wanted in zip(grads[1], grads[0], strict=True):
-            assert (found.double() - wanted).norm() <= TOLERANCE[F32] * wanted.norm()
+
+        def gradients(run: Callable[..., tuple[Tensor, ...]], o: Operands) -> dict[str, Tensor]:
+            last = run(spec, o, sizes)[-1]  # noqa: B023
+            found = torch.autograd.grad(last.square().sum(), [o.x, o.w_hh, o.h0])
+            return dict(zip(("d x", "d w_hh", "d h0"), found, strict=True))
+
+        def loop(k: int) -> dict[str, Tensor]:
+            return gradients(by_loop, as_float32(shifted(exact, k)))  # noqa: B023
+
+        found = gradients(by_engine, as_float32(exact))
+        assert_as_accurate(found, gradients(by_equations, wide), loop)
 
 
 # Recorded graphs, with a recording that needs no GPU
