@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from packaging.requirements import Requirement
 
 import ln_zoo
 from ln_zoo.zoo.catalog import markdown_table
@@ -54,8 +55,15 @@ def test_constraints_pin_every_dependency() -> None:
     }
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     needed = project["dependencies"] + project["optional-dependencies"]["test"]
-    names = {re.split(r"[\[<>=]", need)[0].lower().replace("_", "-") for need in needed}
+    names = {Requirement(need).name.lower().replace("_", "-") for need in needed}
     assert names <= pinned
+
+
+def test_releases_of_lightning_that_steal_credentials_are_excluded() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = {need.name: need.specifier for need in map(Requirement, project["dependencies"])}
+    admitted = [f"2.6.{patch}" for patch in range(7) if f"2.6.{patch}" in needed["lightning"]]
+    assert admitted == ["2.6.0", "2.6.1", "2.6.4", "2.6.5", "2.6.6"]
 
 
 def test_ci_runs_the_commands_of_the_readme() -> None:

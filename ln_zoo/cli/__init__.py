@@ -6,6 +6,7 @@ handed on to the part that does the work.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 
@@ -66,9 +67,7 @@ def main(argv: list[str] | None = None) -> int:
         0
     """
     argv = sys.argv[1:] if argv is None else argv
-    # An installed script does not look in the current folder, where a user's own classes are.
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    _find_own_classes()
     command = argv[0] if argv else "--help"
     if command in ("--version", "-V"):
         print(f"ln-zoo {__version__}")
@@ -110,3 +109,14 @@ def main(argv: list[str] | None = None) -> int:
     print(f"ln-zoo: error: unknown command {command!r}{nearest(command, known)}", file=sys.stderr)
     print(f"commands: {', '.join(known)}; `ln-zoo --help` shows examples", file=sys.stderr)
     return 2
+
+
+def _find_own_classes() -> None:
+    """Lets a user's own classes be imported from the current folder, as ``my_norm.MyNorm``.
+
+    The folder goes last: put first, as Python does for ``python my_file.py``, a file there called
+    ``datasets.py`` or ``statistics.py`` would be imported in place of the package of that name.
+    """
+    with contextlib.suppress(FileNotFoundError):  # the folder was removed meanwhile
+        if not {"", here := os.getcwd()} & set(sys.path):
+            sys.path.append(here)

@@ -9,6 +9,8 @@ import re
 import sys
 from argparse import ArgumentError
 from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser
@@ -129,8 +131,17 @@ def _in_our_words(text: str, place: list[str], owner: str, parser: ArgumentParse
     if _NO_MODULE.search(text):
         return f"{text}: it is neither installed nor a file in the current folder"
     if match := _NO_ATTRIBUTE.search(text):
-        return text + nearest(match[2], vars(importlib.import_module(match[1])))
+        module = importlib.import_module(match[1])
+        return text + (_hides_a_file(module) or nearest(match[2], vars(module)))
     return text
+
+
+def _hides_a_file(module: ModuleType) -> str:
+    """A remark if a file of the current folder has the name of an installed package."""
+    file = Path(f"{module.__name__.partition('.')[0]}.py")
+    if not file.is_file() or (module.__file__ is not None and file.samefile(module.__file__)):
+        return ""
+    return f": that is the installed package, which goes before ./{file}: rename your file"
 
 
 def _unknown_option(name: str, owner: str, parser: ArgumentParser | None, place: list[str]) -> str:

@@ -226,6 +226,16 @@ def test_base_classes_are_not_offered() -> None:
     assert sorted(found) == [f"ln_zoo.models.{name}" for name in MODELS.split(", ")]
 
 
+def test_a_file_called_like_a_package(here: Path) -> None:
+    (here / "datasets.py").write_text("class Faces: pass")
+    done = run("fit", "--model=MLPClassifier", "--data=datasets.Faces")
+    assert done.code == 2
+    assert (
+        "data: module 'datasets' has no attribute 'Faces': that is the installed package, which "
+        "goes before ./datasets.py: rename your file\n"
+    ) in done.err
+
+
 def test_unknown_command() -> None:
     done = run("tset")
     assert done.code == 2

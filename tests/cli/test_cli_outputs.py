@@ -304,6 +304,9 @@ class MyNorm(Norm):
 
 def test_a_users_strategy_trains_reloads_and_resumes(here: Path) -> None:
     (here / "my_norm.py").write_text(MY_NORM)
+    # Called like packages that are imported at the start, and later, which they must not replace.
+    for name in ("statistics", "datasets", "yaml", "torch"):
+        (here / f"{name}.py").write_text("raise SystemExit('imported')")
     own = ["--model.norm=my_norm.MyNorm", "--model.norm.eps=1e-3"]
     # From the installed script, which does not look in the current folder by itself.
     done = script(here, "fit", *SMALL, *QUIET, *own, "--trainer.max_epochs=1")

@@ -11,6 +11,7 @@ import pytest
 from cli_support import SCRIPT, run
 
 from ln_zoo import __version__
+from ln_zoo.cli import main
 
 HEAVY = {
     "torch",
@@ -103,3 +104,14 @@ def test_main_returns_its_code(here: Path) -> None:
     assert run("nonsense").code == 2
     assert run("fit", "--nonsense").code == 2
     assert run("fit", "--help").code == 0
+
+
+@pytest.mark.parametrize("first", [[], ["", "x"], ["HERE", "x"], ["x", "HERE"]])
+def test_the_current_folder_is_searched_last(
+    here: Path, monkeypatch: pytest.MonkeyPatch, first: list[str]
+) -> None:
+    before = [str(Path.cwd()) if entry == "HERE" else entry for entry in first]
+    monkeypatch.setattr(sys, "path", list(before))
+    assert main(["--version"]) == main(["--version"]) == 0
+    # Python's own entry for it, of `python -m` and `python -c`, stays where it is.
+    assert sys.path == (before or [str(Path.cwd())])
