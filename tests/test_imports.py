@@ -2,7 +2,7 @@
 
     cli -> zoo -> models -> layers -> norms -> ops
 
-`callbacks` stand beside `models`; `data` and `metrics` import no other room.
+`callbacks` stand beside `models`; `checkpoints`, `data` and `metrics` import no other room.
 """
 
 import ast
@@ -27,7 +27,8 @@ BELOW = {
     "testing": {"analysis", "layers", "norms", "ops"},
     "data": set(),
     "metrics": set(),
-    "callbacks": {"metrics", "layers", "norms", "ops"},
+    "checkpoints": set(),
+    "callbacks": {"checkpoints", "metrics", "layers", "norms", "ops"},
     "models": {"metrics", "layers", "norms", "ops"},
 }
 _ALL_BELOW_ZOO = {room for room in BELOW if room not in ("_version", "testing")}

@@ -28,6 +28,7 @@ from ln_zoo.callbacks import (
     NonFiniteLossError,
     PredictionWriter,
 )
+from ln_zoo.checkpoints import write_atomically
 from ln_zoo.cli import outputs, results, stored
 from ln_zoo.cli.errors import ZooParser, cause
 from ln_zoo.models.base import ZooModule
@@ -201,6 +202,7 @@ class ZooCLI(LightningCLI):
         callbacks = settings.callbacks or []
         callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
         trainer = super().instantiate_trainer(callbacks=callbacks + self._additional(callbacks))
+        write_atomically(trainer.strategy)
         outputs.check_writable(trainer, self.model if self.subcommand == "fit" else None)
         # Asked for before any run's folder is made, so that all loggers agree on the next number.
         for logger in trainer.loggers:

@@ -13,13 +13,18 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from ln_zoo.callbacks import ActivityByPosition, CurvesPlot
+from ln_zoo.checkpoints import DamagedCheckpointError, check_whole, sweep
+from ln_zoo.cli.stored import note
 
 
 def newest_checkpoint(settings: Namespace) -> Path:
-    """The newest checkpoint of all runs of this name: ``last.ckpt``, or one within an epoch.
+    """The newest whole checkpoint of all runs of this name: ``last.ckpt``, or one within an epoch.
+
+    What is damaged is passed over with a word. Files that a kill left half-written are removed.
 
     Raises:
         FileNotFoundError: if there is none.
+        ValueError: if all are damaged.
     """
     loggers = settings.trainer.get("logger")
     first = loggers[0] if isinstance(loggers, list) and loggers else loggers
@@ -29,13 +34,26 @@ def newest_checkpoint(settings: Namespace) -> Path:
             "give the file itself"
         )
     folder = Path(first.init_args.save_dir) / (first.init_args.name or "")
+    for checkpoints in folder.glob("*/checkpoints"):
+        sweep(checkpoints)
     found = list(folder.glob("*/checkpoints/*.ckpt"))
     if not found:
         raise FileNotFoundError(
             f"--ckpt_path last: there is no */checkpoints/*.ckpt in {folder}; start without it, "
             "or give the file itself"
         )
-    return max(found, key=lambda path: (path.stat().st_mtime_ns, path.name == "last.ckpt"))
+    found.sort(key=lambda path: (path.stat().st_mtime_ns, path.name == "last.ckpt"), reverse=True)
+    damaged = []
+    for path in found:
+        try:
+            check_whole(path)
+        except DamagedCheckpointError as error:
+            damaged.append(str(error))
+            continue
+        if damaged:
+            note(f"note: {'; '.join(damaged)}. {path} is the newest whole checkpoint")
+        return path
+    raise ValueError(f"--ckpt_path last: no checkpoint in {folder} is whole: {'; '.join(damaged)}")
 
 
 def check_writable(trainer: Trainer, trained: torch.nn.Module | None) -> None:
@@ -46,7 +64,7 @@ def check_writable(trainer: Trainer, trained: torch.nn.Module | None) -> None:
         trained: the model of which checkpoints will be written, if any.
 
     Raises:
-        OSError: if a folder cannot be made or written to, or the disk has no room for two
+        OSError: if a folder cannot be made or written to, or the disk has no room for three
             checkpoints.
     """
     if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
@@ -66,8 +84,9 @@ def check_writable(trainer: Trainer, trained: torch.nn.Module | None) -> None:
             ) from error
         if trained is None:
             continue
-        # Weights and Adam's two moments, in the newest checkpoint and in the one that replaces it.
-        needed = 2 * 3 * sum(t.numel() * t.element_size() for t in trained.state_dict().values())
+        # Weights and Adam's two moments, in the newest checkpoint, in the one before and in the one
+        # that is being written.
+        needed = 3 * 3 * sum(t.numel() * t.element_size() for t in trained.state_dict().values())
         free = shutil.disk_usage(folder).free
         if free < needed:
             raise OSError(

@@ -16,6 +16,7 @@ from jsonargparse import Namespace
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
+from ln_zoo.checkpoints import check_whole
 from ln_zoo.models.base import ZooModule, public_module
 
 
@@ -63,12 +64,13 @@ def read_checkpoint(path: str) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if it is no checkpoint, was cut short, or holds more than plain values.
+        ValueError: if it is no checkpoint, is damaged, or holds more than plain values.
     """
     if not Path(path).is_file():
         raise FileNotFoundError(
             f"there is no checkpoint {path!r}: give a file, or `last` for that of the newest run"
         )
+    check_whole(path)
     try:
         checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         checkpoint["state_dict"]  # asked for here, so that its absence is told here

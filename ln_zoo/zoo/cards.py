@@ -24,6 +24,7 @@ from huggingface_hub import EvalResult, ModelCardData
 from torch import Tensor
 
 from ln_zoo._version import __version__
+from ln_zoo.checkpoints import check_whole
 from ln_zoo.models.base import ZooModule
 from ln_zoo.norms import from_config
 from ln_zoo.zoo import catalog, registry, reported
@@ -431,6 +432,7 @@ def _model_from_checkpoint(path: Path) -> ZooModule:
     if not path.is_file():
         raise CardError(f"there is no checkpoint {str(path)!r}")
     try:
+        check_whole(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         # Damaged archives raise errors of many kinds: of zip, of pickle, of torch.

@@ -300,6 +300,13 @@ def _flip(path: Path) -> None:
     path.write_bytes(data)
 
 
+def _zero(path: Path) -> None:
+    """Some weights become 0: torch reads the file, and the model scores a little worse."""
+    data = path.read_bytes()
+    weights = load(path)["state_dict"]["network.1.weight"].numpy().tobytes()
+    path.write_bytes(data.replace(weights[:400], b"\0" * 400, 1))
+
+
 def _foreign(path: Path) -> None:
     torch.save({"weights": torch.zeros(2)}, path)
 
@@ -317,7 +324,8 @@ def _nameless(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (_cut, "is no readable Lightning checkpoint (damaged, cut short, or of another program)"),
+        (_cut, "is damaged: cut short or overwritten"),
+        (_zero, "is damaged: the checksum of"),
         (_flip, "is no readable Lightning checkpoint (damaged, cut short, or of another program)"),
         (lambda path: path.write_text("hello"), "is no readable Lightning checkpoint"),
         (_foreign, "is no readable Lightning checkpoint"),
@@ -338,6 +346,26 @@ def test_damaged_checkpoints(
     assert done.err.startswith(f"ln-zoo fit: error: {path} {message}")
     assert path.read_bytes() == before
     assert [p.name for p in here.iterdir()] == ["damaged.ckpt"]
+
+
+def test_the_newest_whole_checkpoint_is_resumed(here: Path) -> None:
+    fit(epochs=2)
+    (checkpoints,) = here.glob("runs/*/version_0/checkpoints")
+    assert {p.name for p in checkpoints.iterdir()} == {"last.ckpt", "last-previous.ckpt"}
+    (checkpoints / "last.ckpt.partial").write_bytes(b"what a kill left")
+    _zero(checkpoints / "last.ckpt")
+    done = fit("--ckpt_path=last", epochs=3)
+    kept = (checkpoints / "last-previous.ckpt").relative_to(here)
+    assert "last.ckpt is damaged: the checksum of" in done.err
+    assert f"{kept} is the newest whole checkpoint" in done.err
+    assert not (checkpoints / "last.ckpt.partial").exists()
+    (resumed,) = here.glob("runs/*/version_1/checkpoints/last.ckpt")
+    assert load(resumed)["global_step"] == 15
+    for path in here.glob("runs/*/*/checkpoints/*"):
+        _cut(path)
+    done = run("fit", *SMALL, *QUIET, "--ckpt_path=last")
+    assert done.code == 2
+    assert "--ckpt_path last: no checkpoint in runs/MLPClassifier-LayerNorm is whole" in done.err
 
 
 # A card from a checkpoint and its test
