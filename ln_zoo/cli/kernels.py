@@ -55,6 +55,13 @@ def main(argv: Sequence[str]) -> int:
     if wanted and not native.available:
         print(f"ln-zoo kernels: error: not built: {native.reason}", file=sys.stderr)
         return 1
+    if wanted and native.unused_cache:
+        print(
+            f"ln-zoo kernels: error: built, but not kept: {native.unused_cache}; correct that, or "
+            "name another folder in LN_ZOO_CACHE",
+            file=sys.stderr,
+        )
+        return 1
     return 0
 
 
@@ -119,6 +126,8 @@ def _facts(native: Status) -> Iterator[tuple[str, str]]:
         yield "library", "not compiled yet: on first use, or by `ln-zoo kernels --build`"
     else:
         yield "library", str(native.path or native.reason)
+    if native.unused_cache:
+        yield "cache", f"not used: {native.unused_cache}; each process compiles its own library"
     yield "compiler", native.compiler or "none"
     yield "flags", " ".join(native.flags)
     if native.openmp is not None:

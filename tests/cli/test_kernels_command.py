@@ -106,6 +106,20 @@ def test_failure_to_build_is_an_error_until_it_is_mended(
     assert str(build.status().path) in capsys.readouterr().out
 
 
+def test_a_cache_that_others_can_write_to_is_told(
+    tiny: None, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compiler()
+    cache.mkdir()
+    cache.chmod(0o777)
+    assert main(["kernels"]) == 0
+    reason = f"every user can write to {cache} (chmod go-w {cache})"
+    assert f"not used: {reason}; each process compiles" in capsys.readouterr().out
+    assert main(["kernels", "--build"]) == 1
+    assert f"error: built, but not kept: {reason}" in capsys.readouterr().err
+    assert list(cache.iterdir()) == []
+
+
 def test_no_compiler_is_told(
     tiny: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

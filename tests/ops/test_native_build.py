@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ln_zoo.ops.native import build
+from ln_zoo.ops.native import build, ownership
 from ln_zoo.ops.native.build import NativeLibrary, Unavailable
 
 SOURCE = """
@@ -179,7 +179,7 @@ import os
 from pathlib import Path
 import torch
 import ln_zoo.layers
-from ln_zoo.ops.native import build
+from ln_zoo.ops.native import build, ownership
 assert not Path({str(cache)!r}).exists()
 library = build.NativeLibrary(Path({str(source)!r})).load()
 for n in (1, 2, 3):
@@ -284,6 +284,101 @@ from ln_zoo.ops.native.build import NativeLibrary
 print(NativeLibrary(Path({str(source)!r})).status(build=True).path)
 """
     assert not Path(output(python(code)).strip()).parent.exists()
+
+
+def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes it another user's, or makes us another user where only root may give files away."""
+    if os.geteuid() == 0:
+        os.chown(path, 65534, -1)
+    else:
+        user = os.geteuid() + 1
+        monkeypatch.setattr(os, "geteuid", lambda: user)
+
+
+@pytest.mark.parametrize("how", ["everyone", "group", "owner", "above", "link"])
+def test_a_folder_that_others_can_write_to_is_not_used(
+    source: Path, cache: Path, counted: Counted, how: str, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    NativeLibrary(source).load()
+    if how == "everyone":
+        cache.chmod(0o1777)
+        reason = f"every user can write to {cache} (chmod go-w {cache})"
+    elif how == "group":
+        cache.chmod(0o770)
+        monkeypatch.setattr(ownership, "_is_private", lambda group: False)
+        reason = f"a group of users can write to {cache} (chmod g-w {cache})"
+    elif how == "owner":
+        give_away(cache, monkeypatch)
+        reason = f"{cache if os.geteuid() == 0 else ''} belongs to another user"
+    elif how == "above":
+        (cache / "a/b").mkdir(parents=True, mode=0o700)
+        monkeypatch.setenv("LN_ZOO_CACHE", str(cache / "a/b"))
+        cache.chmod(0o777)
+        reason = f"every user can write to {cache}"
+    else:
+        (cache.parent / "link").symlink_to(cache)
+        monkeypatch.setenv("LN_ZOO_CACHE", str(cache.parent / "link"))
+        cache.chmod(0o777)
+        reason = f"every user can write to {cache}"
+    (planted,) = cache.glob("*.so")
+    planted.write_bytes(b"not a library")
+    before = sorted(file.name for file in cache.iterdir())
+
+    native = NativeLibrary(source)
+    known = native.status()
+    assert (known.available, known.built, reason in str(known.unused_cache)) == (True, False, True)
+    native.load()
+    assert native.status().path.parent.name.startswith("ln_zoo-")
+    assert counted.times == 2
+    assert sorted(file.name for file in cache.iterdir()) == before
+    (warning,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    assert reason in warning
+
+
+@pytest.mark.parametrize("suffix", [".so", ".json"])
+@pytest.mark.parametrize("how", ["owner", "mode", "link"])
+def test_a_file_that_others_could_have_written_is_replaced(
+    source: Path, cache: Path, counted: Counted, suffix: str, how: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    NativeLibrary(source).load()
+    (planted,) = cache.glob(f"*{suffix}")
+    if how == "mode":
+        planted.chmod(0o666)
+    elif how == "link":
+        planted.symlink_to(planted.rename(cache.parent / planted.name))
+    elif os.geteuid() == 0:
+        give_away(planted, monkeypatch)
+    else:
+        pytest.skip("only root can give a file away and keep the folder")
+    native = NativeLibrary(source)
+    assert not native.status().built
+    native.load()
+    assert counted.times == 2
+    assert native.status().path.parent == cache
+    assert planted.is_file()
+    assert not planted.is_symlink()
+    NativeLibrary(source).load()
+    assert counted.times == 2
+
+
+@pytest.mark.parametrize("umask", [0o002, 0o000, 0o077])
+def test_what_is_cached_can_be_loaded_whatever_the_umask(
+    source: Path, tmp_path: Path, counted: Counted, umask: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LN_ZOO_CACHE", str(tmp_path / "new/cache"))
+    before = os.umask(umask)
+    try:
+        NativeLibrary(source).load()
+    finally:
+        os.umask(before)
+    for folder in (tmp_path / "new", tmp_path / "new/cache"):
+        assert folder.stat().st_mode & 0o777 == 0o700
+    native = NativeLibrary(source)
+    assert native.status().built
+    native.load()
+    assert counted.times == 1
 
 
 def test_nowhere_to_write_is_a_reason(

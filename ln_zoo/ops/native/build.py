@@ -30,6 +30,8 @@ from pathlib import Path
 import torch
 from filelock import FileLock, Timeout
 
+from ln_zoo.ops.native.ownership import is_our_file, make_private, why_not_ours
+
 #: What ``ln_zoo_abi()`` of the source returns: the version of its functions and structures.
 ABI = 3
 #: Changes when what lies in the cache changes its form.
@@ -98,6 +100,8 @@ class Status:
             thread), or ``None`` before it is built.
         threads: how many threads it would use now.
         reason: why it is not available, or ``None``.
+        unused_cache: why nothing is loaded from the cache, which other users could write to; each
+            process compiles into a folder of its own then. ``None`` if it is in order.
     """
 
     available: bool
@@ -111,6 +115,7 @@ class Status:
     openmp: str | None
     threads: int
     reason: str | None
+    unused_cache: str | None
 
 
 @dataclass(frozen=True)
@@ -146,7 +151,9 @@ class NativeLibrary:
 
     The cache holds, for each combination of source, processor, torch, compiler and flags, the
     library and a JSON file with its checksum, or a file ``.failed`` with the reason why it could
-    not be compiled, so that later processes do not try in vain.
+    not be compiled, so that later processes do not try in vain. A library can do all that its user
+    can: the folder and its files must belong to this user or root, and nobody else may write to
+    them. Else nothing in it is read, and each process compiles into a folder of its own.
 
     Args:
         source: the file, whose ``extern "C"`` functions include ``int64_t ln_zoo_abi()``, which
@@ -199,10 +206,11 @@ class NativeLibrary:
         except Unavailable as error:
             reason = reason or error.reason
         path, made = None, None
+        folder = cache_folder()
+        unused_cache = why_not_ours(folder)
         if self._loaded is not None:
             path, made, reason = self._loaded.path, self._loaded.made, None
-        elif self._reason is None:
-            folder = cache_folder()
+        elif self._reason is None and unused_cache is None:
             for stem in self._stems(folder, compiler):
                 made = _finished(folder, stem)
                 if made is not None:
@@ -223,6 +231,7 @@ class NativeLibrary:
             openmp=openmp,
             threads=1 if openmp == "none" else torch.get_num_threads(),
             reason=reason,
+            unused_cache=unused_cache,
         )
 
     def _result(self) -> ctypes.CDLL:
@@ -247,19 +256,29 @@ class NativeLibrary:
 
     def _find_or_build(self, rebuild: bool) -> _Loaded:
         cache = cache_folder()
+        unused_cache = why_not_ours(cache)
+        if unused_cache is not None:
+            _log.warning(
+                "the cache of compiled kernels, %s, is not used, since others could put their code "
+                "there: %s. Each process compiles its own (about %d s); LN_ZOO_CACHE names another "
+                "folder",
+                cache,
+                unused_cache,
+                _TYPICAL_SECONDS,
+            )
         try:
             compiler = find_compiler()
         except Unavailable:
             # What was built ahead of time serves where the compiler is gone.
-            for stem in () if rebuild else self._stems(cache, None):
+            for stem in () if rebuild or unused_cache else self._stems(cache, None):
                 if (loaded := _earlier(cache, stem)) is not None:
                     return loaded
             raise
         (stem,) = self._stems(cache, compiler)
-        if not rebuild and (loaded := _earlier(cache, stem)) is not None:
+        if not (rebuild or unused_cache) and (loaded := _earlier(cache, stem)) is not None:
             return loaded
         troubles = []
-        for folder in (lambda: cache, self._private):
+        for folder in (self._private,) if unused_cache else (lambda: cache, self._private):
             try:
                 return self._build(folder(), stem, compiler, rebuild)
             except (OSError, NotImplementedError) as error:  # the latter: no locks there
@@ -267,7 +286,7 @@ class NativeLibrary:
         raise Unavailable(f"the library cannot be kept or loaded: {'; '.join(troubles)}")
 
     def _build(self, folder: Path, stem: str, compiler: Compiler, rebuild: bool) -> _Loaded:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private(folder)
         try:
             with FileLock(folder / f"{stem}.lock", timeout=_LIMIT + 30):
                 # Another process may have been faster.
@@ -295,9 +314,11 @@ class NativeLibrary:
                     _failure_file(folder, stem).write_text(error.reason)
                 raise
             path = _library_file(folder, stem)
+            file.chmod(0o755)  # whatever the umask: a file that others may write to is not loaded
             file.replace(path)
             note = Path(work) / "made.json"
             note.write_text(json.dumps(asdict(made)))
+            note.chmod(0o644)
             # Last, since it is what says that the library is complete.
             note.replace(_made_file(folder, stem))
         return _Loaded(library, path, made)
@@ -540,9 +561,14 @@ def _earlier(folder: Path, stem: str) -> _Loaded | None:
 def _finished(folder: Path, stem: str) -> _Made | None:
     """The note beside a library, if there is one and the library is whole.
 
-    Loading half a library may end the process, so that its checksum is compared first.
+    Loading half a library may end the process, so that its checksum is compared first; and one that
+    another user could have written is not loaded, whatever its checksum.
     """
     try:
+        for file in (_made_file(folder, stem), _library_file(folder, stem)):
+            if not is_our_file(file):
+                _log.warning("%s is not used: another user could have written it", file)
+                return None
         note = json.loads(_made_file(folder, stem).read_text())
         made = _Made(**note | {"flags": tuple(note["flags"])})
         whole = _checksum(_library_file(folder, stem)) == made.sha256

@@ -1,0 +1,96 @@
+"""Whether another user could have written a file: what is loaded as code must be ours alone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import sys
+from pathlib import Path
+
+if sys.platform != "win32":  # where kernels are not compiled
+    import grp
+    import pwd
+
+
+def make_private(folder: Path) -> None:
+    """Makes a folder, and those above it that are missing, for this user alone (mode 0700)."""
+    missing = [place for place in (folder, *folder.parents) if not place.exists()]
+    for place in reversed(missing):
+        with contextlib.suppress(FileExistsError):  # another process was faster
+            place.mkdir(mode=0o700)
+    folder.mkdir(exist_ok=True)  # says what is wrong where it is a file
+
+
+def why_not_ours(path: Path) -> str | None:
+    """Why a folder does not belong to this user alone, in one line; ``None`` if it does.
+
+    It and all folders above it must belong to this user or to root, and no other user may write to
+    them. Above it, a folder in which files can be replaced by their owners only (the sticky bit, as
+    ``/tmp`` has) is as good. A group that only this user is in counts as the user. Links are
+    followed, and must be this user's or root's too.
+
+    Args:
+        path: the folder; it and others above it may be missing.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> folder.chmod(0o777)
+        >>> why_not_ours(folder)
+        'every user can write to ... (chmod go-w ...)'
+    """
+    path = path.absolute()
+    links = (place for place in (path, *path.parents) if place.is_symlink())
+    real = path.resolve()
+    for place in (*links, real, *real.parents):
+        try:
+            state = place.lstat()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            return f"{place} cannot be examined: {error.strerror}"
+        above = place not in (path, real)
+        if why := _why(place, state, sticky_will_do=above):
+            return why
+    return None
+
+
+def is_our_file(path: Path) -> bool:
+    """Whether a file is a regular one, of this user or root, to which nobody else may write.
+
+    Raises:
+        OSError: if there is none.
+    """
+    state = path.lstat()
+    return stat.S_ISREG(state.st_mode) and _why(path, state, sticky_will_do=False) is None
+
+
+def _why(path: Path, state: os.stat_result, sticky_will_do: bool) -> str | None:
+    if sys.platform == "win32":
+        return None
+    if state.st_uid not in (0, os.geteuid()):
+        return f"{path} belongs to another user ({_user(state.st_uid)})"
+    sticky = sticky_will_do and state.st_mode & stat.S_ISVTX
+    if stat.S_ISLNK(state.st_mode) or sticky:
+        return None
+    if state.st_mode & stat.S_IWOTH:
+        return f"every user can write to {path} (chmod go-w {path})"
+    if state.st_mode & stat.S_IWGRP and not _is_private(state.st_gid):
+        return f"a group of users can write to {path} (chmod g-w {path})"
+    return None
+
+
+def _user(number: int) -> str:
+    with contextlib.suppress(KeyError):
+        return pwd.getpwuid(number).pw_name
+    return f"number {number}"
+
+
+def _is_private(group: int) -> bool:
+    """Whether a group is of one user: by the custom that it has the user's name, and no members."""
+    try:
+        user, entry = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
+    except KeyError:
+        return False
+    return entry.gr_name == user.pw_name and set(entry.gr_mem) <= {user.pw_name}
