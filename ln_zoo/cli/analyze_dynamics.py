@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ln_zoo.cli.checks import check_least, check_positive
 from ln_zoo.cli.names import strategy_class
+from ln_zoo.zoo import trust
 
 if TYPE_CHECKING:
     from ln_zoo.analysis import Dynamics
@@ -92,6 +93,7 @@ def _add_options_of_trained(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("trained models")
     group.add_argument("--weights", nargs="+", metavar="NAME", default=[], help="published models")
     group.add_argument("--ckpt", nargs="+", metavar="FILE", default=[], help="checkpoints")
+    trust.add_import_option(group)
     group.add_argument(
         "--statistics",
         choices=("kept", "batch"),
@@ -116,6 +118,7 @@ def _dynamics(arguments: argparse.Namespace) -> None:
     from ln_zoo.analysis import draw_dynamics, dynamics_table, write_dynamics
 
     if trained:
+        trust.import_own(arguments)
         from ln_zoo.cli.trained_dynamics import trained_dynamics
 
         found, title = trained_dynamics(arguments)

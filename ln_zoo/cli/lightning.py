@@ -158,6 +158,8 @@ class ZooCLI(LightningCLI):
 
     def _parse_ckpt_path(self) -> None:
         if path := self._settings().get("ckpt_path"):
+            if path != stored.given(self.argv, "ckpt_path"):  # else checked before it was parsed
+                stored.check_trusted(self.argv, path)
             mine = self._settings().model.clone()
             super()._parse_ckpt_path()
             stored.tell_ignored(mine, self._settings().model, path)

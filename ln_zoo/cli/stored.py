@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
 import pickle
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from torch import Tensor
 
 from ln_zoo.checkpoints import check_whole
 from ln_zoo.models.base import ZooModule, public_module
+from ln_zoo.zoo import trust
 
 
 def with_model(argv: list[str]) -> list[str]:
@@ -30,16 +33,17 @@ def with_model(argv: list[str]) -> list[str]:
         argv: arguments, the subcommand first.
 
     Raises:
-        ValueError: for both options at once, an unreadable configuration file or checkpoint.
+        ValueError: for both options at once, an unreadable configuration file or checkpoint, one
+            that names a class which is neither ln_zoo's nor named by the arguments.
         FileNotFoundError: if there is no such checkpoint.
     """
     weights, ckpt_path = given(argv, "weights"), given(argv, "ckpt_path")
     if weights and ckpt_path:
         raise ValueError("--ckpt_path resumes a run, --weights starts a new one: give one of them")
     if weights:
-        class_path, init_args, _ = _from_weights(weights)
+        class_path, init_args, _ = _from_weights(weights, _OF_MODEL, named_classes(argv))
     elif ckpt_path and ckpt_path != "last":
-        class_path, init_args = _from_checkpoint(read_checkpoint(ckpt_path), ckpt_path)
+        class_path, init_args, _ = _from_checkpoint(ckpt_path, _OF_MODEL, named_classes(argv))
     else:
         return argv
     config = {"model": {"class_path": class_path, "init_args": init_args}}
@@ -76,10 +80,9 @@ def read_checkpoint(path: str) -> dict[str, Any]:
         checkpoint["state_dict"]  # asked for here, so that its absence is told here
     # An archive cut short fails in the system's seek, with an error that names no file.
     except (pickle.UnpicklingError, EOFError, OSError, RuntimeError, KeyError, TypeError) as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(
             f"{path} is no readable Lightning checkpoint (damaged, cut short, or of another "
-            f"program): {first}"
+            f"program): {trust.why_unreadable(error)}"
         ) from error
     return checkpoint
 
@@ -90,7 +93,10 @@ def load_weights(model: ZooModule, weights: str) -> None:
     Raises:
         ValueError: if they do not fit; the message names the differing keys.
     """
-    state = _from_weights(weights)[2]
+    if weights.endswith(".ckpt"):
+        state = read_checkpoint(weights)["state_dict"]  # its classes were checked with the options
+    else:
+        state = _from_card(weights)[2]
     check_fits(model, state, weights)
     model.load_state_dict(state)
 
@@ -103,15 +109,15 @@ def load_model(weights: str) -> ZooModule:
 
     Raises:
         FileNotFoundError: if there is no such checkpoint.
-        ImportError: if its class is neither installed nor in the current folder.
-        ValueError: as `ln_zoo.load`; if a checkpoint cannot be read, is of no model of the zoo, or
-            does not fit its own arguments.
+        ValueError: as `ln_zoo.load`; if a checkpoint cannot be read, is of no model of the zoo,
+            names a class of a module that is not imported (see `ln_zoo.zoo.trust`), or does not fit
+            its own arguments.
     """
     if not weights.endswith(".ckpt"):
         from ln_zoo.zoo import load
 
         return load(weights)
-    class_path, init_args, state = _from_weights(weights)
+    class_path, init_args, state = _from_checkpoint(weights, "give --import {module}")
     module, _, name = class_path.rpartition(".")
     cls = getattr(importlib.import_module(module), name, None)
     if not (isinstance(cls, type) and issubclass(cls, ZooModule)):
@@ -178,40 +184,100 @@ def tell_linked(argv: list[str], name: str) -> None:
         note(f"note: model.{name} is ignored: it is taken from data.{name}")
 
 
+def named_classes(argv: list[str]) -> set[str]:
+    """The class paths that the user's own arguments, files and environment give for the model.
+
+    Args:
+        argv: arguments, the subcommand first.
+    """
+    texts: list[Any] = [config.get("model") for config in _configs(argv)]
+    prefix = f"LN_ZOO_{argv[0]}__MODEL".upper()
+    texts += [value for name, value in os.environ.items() if name.startswith(prefix)]
+    for argument, following in zip(argv, [*argv[1:], ""], strict=True):
+        option, equals, value = argument.partition("=")
+        if option == "--model" or option.startswith("--model."):
+            texts.append(value if equals else following)
+    found: set[str] = set()
+    seen: set[str] = set()
+    while texts:
+        value = texts.pop()
+        if isinstance(value, dict | list):
+            texts += value.values() if isinstance(value, dict) else value
+        elif isinstance(value, str) and value not in seen:
+            seen.add(value)
+            if all(part.isidentifier() for part in value.split(".")):
+                found.add(value)
+            # It may also be a class with its arguments, or a file that holds them.
+            with contextlib.suppress(ValueError):
+                texts.append(_parsed(value))
+    return found
+
+
 def _configs(argv: list[str]) -> list[dict[str, Any]]:
-    """The content of the configuration files among the arguments.
+    """The content of the configurations among the arguments and in the environment.
 
     Raises:
         ValueError: if one of them is no YAML.
     """
-    configs = []
+    variables = ("LN_ZOO_CONFIG", f"LN_ZOO_{argv[0]}__CONFIG".upper())
+    given = [os.environ[name] for name in variables if name in os.environ]
     for argument, following in zip(argv, [*argv[1:], ""], strict=True):
         if argument in ("--config", "-c"):
-            path = following
+            given.append(following)
         elif argument.startswith(("--config=", "-c=")):
-            path = argument.partition("=")[2]
-        else:
-            continue
-        # A configuration may also be given in place of a path; os.path copes with any text.
-        if os.path.isfile(path):
-            try:
-                content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-            except yaml.MarkedYAMLError as error:
-                line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-                raise ValueError(f"{path}{line} is no YAML: {error.problem}") from error
-            except (yaml.YAMLError, UnicodeDecodeError) as error:
-                raise ValueError(f"{path} is no text that YAML could read: {error}") from error
-            if not isinstance(content, dict):
-                raise ValueError(f"{path} holds no options: expected YAML with lines `name: value`")
+            given.append(argument.partition("=")[2])
+    configs = []
+    for text in given:
+        content = _parsed(text)
+        if isinstance(content, dict):
             configs.append(content)
+        elif os.path.isfile(text):
+            raise ValueError(f"{text} holds no options: expected YAML with lines `name: value`")
     return configs
 
 
-def _from_weights(weights: str) -> tuple[str, dict[str, Any], dict[str, Tensor]]:
+def _parsed(text: str) -> Any:
+    """What a file or a text in its place holds, as YAML.
+
+    Raises:
+        ValueError: if it is none.
+    """
+    # os.path copes with any text.
+    is_file = os.path.isfile(text)
+    try:
+        return yaml.safe_load(Path(text).read_text(encoding="utf-8") if is_file else text)
+    except yaml.MarkedYAMLError as error:
+        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        where = text if is_file else "the configuration"
+        raise ValueError(f"{where}{line} is no YAML: {error.problem}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{text} is no text that YAML could read: {error}") from error
+
+
+#: What makes `ln-zoo fit|validate|test|predict` take a class from a checkpoint.
+_OF_MODEL = "give --{place} {path}"
+
+
+def check_trusted(argv: list[str], ckpt_path: str) -> None:
+    """Raises ValueError if a checkpoint names a class that the arguments do not, and none of ours.
+
+    Args:
+        argv: arguments, the subcommand first.
+        ckpt_path: the checkpoint, wherever its path was given.
+    """
+    _from_checkpoint(ckpt_path, _OF_MODEL, named_classes(argv))
+
+
+def _from_weights(
+    weights: str, remedy: str, named: Collection[str]
+) -> tuple[str, dict[str, Any], dict[str, Tensor]]:
     """Class path, arguments and state of published weights or of a checkpoint file."""
     if weights.endswith(".ckpt"):
-        checkpoint = read_checkpoint(weights)
-        return *_from_checkpoint(checkpoint, weights), checkpoint["state_dict"]
+        return _from_checkpoint(weights, remedy, named)
+    return _from_card(weights)
+
+
+def _from_card(weights: str) -> tuple[str, dict[str, Any], dict[str, Tensor]]:
     from ln_zoo.zoo import load
 
     model = load(weights)
@@ -220,14 +286,14 @@ def _from_weights(weights: str) -> tuple[str, dict[str, Any], dict[str, Tensor]]
     return f"{public_module(cls)}.{cls.__qualname__}", init_args, model.state_dict()
 
 
-def _from_checkpoint(checkpoint: dict[str, Any], path: str) -> tuple[str, dict[str, Any]]:
-    hparams = dict(checkpoint.get("hyper_parameters", {}))
-    if "_class_path" not in hparams:
-        raise ValueError(
-            f"{path} does not say which model it holds: it was not written by a model of ln_zoo"
-        )
-    class_path = hparams["_class_path"]
-    return class_path, {k: v for k, v in hparams.items() if not k.startswith("_")}
+def _from_checkpoint(
+    path: str, remedy: str, named: Collection[str] = ()
+) -> tuple[str, dict[str, Any], dict[str, Tensor]]:
+    checkpoint = read_checkpoint(path)
+    hparams = checkpoint.get("hyper_parameters")
+    hparams = trust.check_classes(hparams, path, remedy, named)
+    init_args = {k: v for k, v in hparams.items() if not k.startswith("_")}
+    return hparams["_class_path"], init_args, checkpoint["state_dict"]
 
 
 def _flat(model: Namespace) -> dict[str, Any]:

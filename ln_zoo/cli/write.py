@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ln_zoo.cli.checks import check_file
+from ln_zoo.zoo import trust
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,6 +28,7 @@ def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
     arguments = _parser().parse_args(argv)
     try:
+        trust.import_own(arguments)
         _write(arguments)
     except (ImportError, OSError, TypeError, ValueError) as error:
         if os.environ.get("LN_ZOO_DEBUG") == "1":
@@ -53,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
         required=True,
         help="a published model's name, a card folder, a hub id or a .ckpt file",
     )
+    trust.add_import_option(parser)
     parser.add_argument("--out", default="writing.svg", help="picture to write (.svg, .png, .pdf)")
     parser.add_argument(
         "--bias",

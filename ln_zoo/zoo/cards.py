@@ -27,7 +27,7 @@ from ln_zoo._version import __version__
 from ln_zoo.checkpoints import check_whole
 from ln_zoo.models.base import ZooModule
 from ln_zoo.norms import from_config
-from ln_zoo.zoo import catalog, registry, reported
+from ln_zoo.zoo import catalog, registry, reported, trust
 from ln_zoo.zoo.catalog import Card, CardError
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
@@ -109,8 +109,9 @@ def card_from_checkpoint(
         The card folder.
 
     Raises:
-        CardError: if a file is missing or unreadable, the results belong to another checkpoint,
-            model or strategy, a fact is unknown, or the folder must not be replaced.
+        CardError: if a file is missing or unreadable, the checkpoint names a strategy of a module
+            that is not imported, the results belong to another checkpoint, model or strategy, a
+            fact is unknown, or the folder must not be replaced.
     """
     model = _model_from_checkpoint(Path(checkpoint))
     tested = _read_test_results(Path(results))
@@ -437,21 +438,24 @@ def _model_from_checkpoint(path: Path) -> ZooModule:
     except Exception as error:
         # Damaged archives raise errors of many kinds: of zip, of pickle, of torch.
         raise CardError(
-            f"{path} cannot be read as a checkpoint of plain values: {error}"
+            f"{path} cannot be read as a checkpoint of plain values: {trust.why_unreadable(error)}"
         ) from error
-    try:
-        hparams, state = dict(content["hyper_parameters"]), content["state_dict"]
-        class_path = hparams["_class_path"]
-    except (KeyError, TypeError) as error:
-        raise CardError(f"{path} is no checkpoint of a model of ln_zoo: no {error}") from error
+    hparams = content.get("hyper_parameters") if isinstance(content, dict) else None
+    class_path = hparams.get("_class_path") if isinstance(hparams, dict) else None
+    if not isinstance(class_path, str) or "state_dict" not in content:
+        raise CardError(
+            f"{path} is no checkpoint of a model of ln_zoo: it lacks a state_dict or its class"
+        )
     cls = registry.model_class_of_path(class_path)
-    init_args = {k: v for k, v in hparams.items() if not k.startswith("_")}
-    if "norm" in init_args:
-        try:
-            # The user's own checkpoint may name a strategy of the user's own.
+    try:
+        remedy = "give --import {module}, or import it first in Python"
+        hparams = trust.check_classes(hparams, str(path), remedy)
+        init_args = {k: v for k, v in hparams.items() if not k.startswith("_")}
+        if init_args.get("norm") is not None:
             init_args["norm"] = from_config(init_args["norm"])
-        except ValueError as error:
-            raise CardError(f"{path}: {error}") from error
+    except ValueError as error:
+        raise CardError(str(error)) from error
+    state = content["state_dict"]
     model: ZooModule = registry.build(cls, init_args)
     try:
         model.load_state_dict(state, strict=True)

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from ln_zoo.zoo import catalog
+from ln_zoo.zoo import catalog, trust
 from ln_zoo.zoo.catalog import CardError
 
 
@@ -35,7 +35,7 @@ def run(command: str, argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     try:
         print(execute(arguments))
-    except CardError as error:
+    except (CardError, trust.OwnModuleError) as error:
         if os.environ.get("LN_ZOO_DEBUG") == "1":
             raise
         print(f"ln-zoo {command}: error: {error}", file=sys.stderr)
@@ -82,9 +82,11 @@ def _make_card(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--overwrite", action="store_true", help="replace a card that is there already"
     )
+    trust.add_import_option(parser)
 
 
 def _card(arguments: argparse.Namespace) -> str:
+    trust.import_own(arguments)
     from ln_zoo.zoo.cards import card_from_checkpoint
 
     folder = card_from_checkpoint(

@@ -405,3 +405,75 @@ def test_card_after_fit(here: Path) -> None:
     done = run("card", other, "--results", results, "--out", here / "mlp.other")
     assert done.code == 1
     assert "sha256 differs" in done.err
+
+
+# Checkpoints from anywhere
+
+
+def _foreign_class(trained: Path, path: Path, **changes: object) -> None:
+    checkpoint = load(trained)
+    checkpoint["hyper_parameters"].update(changes)
+    torch.save(checkpoint, path)
+
+
+def test_no_module_is_imported_because_a_checkpoint_names_it(trained: Path, here: Path) -> None:
+    (here / "redteam.py").write_text("open('imported', 'w')\nclass Foo: pass\n")
+    # A file that would be read as the configuration of a strategy.
+    (here / "norm.yaml").write_text("class_path: redteam.Foo\n")
+    _foreign_class(trained, here / "model.ckpt", _class_path="redteam.Foo")
+    _foreign_class(trained, here / "norm.ckpt", norm={"class_path": "redteam.Foo"})
+    _foreign_class(trained, here / "path.ckpt", norm="norm.yaml")
+    (here / "mine.yaml").write_text("ckpt_path: model.ckpt\n")
+    of, asks = "is of redteam.Foo, which is none of ln_zoo's", "asks for redteam.Foo, which is none"
+    for argv, message in (
+        (["test", "--ckpt_path=model.ckpt"], f"model.ckpt {of}"),
+        (["test", "--ckpt_path=norm.ckpt"], "the file is yours, give --model.norm redteam.Foo\n"),
+        (["test", "--ckpt_path=path.ckpt"], "norm must be stored as class_path and init_args"),
+        (["test", "--weights=model.ckpt"], "if the file is yours, give --model redteam.Foo\n"),
+        (["fit", "--ckpt_path=norm.ckpt"], asks),
+        (["predict", "--weights=norm.ckpt"], asks),
+        (["validate", "--config=mine.yaml"], of),
+        (["validate", "--config", '{"ckpt_path": "model.ckpt"}'], of),
+        (["test", "--ckpt_path=model.ckpt", "--model=MLPClassifier"], of),
+        (["write", "text", "--model=model.ckpt"], "the file is yours, give --import redteam\n"),
+        (["analyze", "dynamics", "--ckpt=norm.ckpt"], "yours, give --import redteam\n"),
+        (["card", "norm.ckpt", "--results=x", "--out=card"], "yours, give --import redteam, or"),
+        (["card", "model.ckpt", "--results=x", "--out=card"], "unknown model 'redteam.Foo'"),
+    ):
+        done = run(*argv, *(DATA if argv[0] in ("test", "fit", "predict", "validate") else ()))
+        assert done.code in (1, 2), argv
+        assert message in done.err, (argv, done.err)
+        assert not (here / "imported").exists(), argv
+
+
+OWN = """
+from dataclasses import dataclass
+import torch
+from ln_zoo.models import MLPClassifier
+from ln_zoo.norms import RMSNorm
+
+@dataclass(frozen=True)
+class Mine(RMSNorm): pass
+
+class Decayed(MLPClassifier):
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=self.lr, weight_decay=0.01)
+"""
+
+
+def test_a_users_own_model_and_norm_are_tested_by_naming_them(here: Path) -> None:
+    (here / "my_models.py").write_text(OWN)
+    own = ["--model=my_models.Decayed", "--model.norm=my_models.Mine"]
+    fit(*own, "--model.norm.eps=1e-3")
+    last = "runs/Decayed-Mine/version_0/checkpoints/last.ckpt"
+    config = "runs/Decayed-Mine/version_0/config.yaml"
+    for named in (own, ["--config", config]):
+        done = run("test", "--ckpt_path", last, *named, "--data=Digits", *QUIET)
+        assert (done.code, "ignored" in done.err) == (0, False), done.err
+    done = run("test", "--weights", last, *own, "--data=Digits", *QUIET)
+    assert done.code == 0, done.err
+    # Both of its classes are to be named.
+    done = run("test", "--ckpt_path", last, own[0], "--data=Digits", *QUIET)
+    assert (done.code, "give --model.norm my_models.Mine\n" in done.err) == (2, True), done.err
+    done = run("analyze", "dynamics", "--ckpt", last, "--import=my_models")
+    assert "is a Decayed; the dynamics" in done.err

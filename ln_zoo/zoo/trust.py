@@ -1,0 +1,170 @@
+"""What a checkpoint may ask for, wherever it comes from: plain values, and classes of ours.
+
+Importing a module runs its code. So a checkpoint that names a class of another package gets it only
+if that class is loaded already, or if the user names it as well. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+import sys
+from collections.abc import Collection, Mapping
+from typing import Any
+
+
+class OwnModuleError(ValueError):
+    """A module that the user named cannot be imported."""
+
+
+#: What torch says of something that loading weights only refuses.
+_REFUSED = (
+    re.compile(r"GLOBAL (\S+)"),
+    re.compile(r"load (\S+) whose module \S+ is blocked"),
+    re.compile(r"instantiate class (\S+)"),
+)
+_OPTION = "import"
+
+
+def check_classes(
+    hyper_parameters: object, where: str, remedy: str, named: Collection[str] = ()
+) -> dict[str, Any]:
+    """The hyperparameters of a checkpoint, once all classes that they name may be imported.
+
+    These are the classes of ``ln_zoo``, those of modules that are imported already, and those that
+    the user named.
+
+    Args:
+        hyper_parameters: as the checkpoint holds them.
+        where: what an error calls the checkpoint.
+        remedy: what the user can do about a class of another module if the file is theirs;
+            ``{place}`` (``model``, ``model.norm``), ``{path}`` and ``{module}`` stand for it.
+        named: class paths that the user gave.
+
+    Raises:
+        ValueError: for any other class, or if they are not what a model of ln_zoo stores. Nothing
+            was imported.
+
+    Example:
+        >>> stored = {"_class_path": "my_models.Mine", "norm": None}
+        >>> check_classes(stored, "x.ckpt", "give --{place} {path}")
+        Traceback (most recent call last):
+            ...
+        ValueError: x.ckpt is of my_models.Mine, ... give --model my_models.Mine
+        >>> check_classes(stored, "x.ckpt", "", named={"my_models.Mine"}) == stored
+        True
+    """
+    if not isinstance(hyper_parameters, Mapping) or "_class_path" not in hyper_parameters:
+        raise ValueError(
+            f"{where} does not say which model it holds: it was not written by a model of ln_zoo"
+        )
+    norm = hyper_parameters.get("norm")
+    if norm is not None and not (isinstance(norm, Mapping) and "class_path" in norm):
+        # A name or a path given as text would be looked up, or read as a configuration file.
+        raise ValueError(
+            f"{where}: norm must be stored as class_path and init_args, got {norm!r:.80}: it was "
+            "not written by a model of ln_zoo"
+        )
+    for place, path in _class_paths(hyper_parameters):
+        if not isinstance(path, str):
+            raise ValueError(f"{where}: a class path must be text, got {path!r:.80}")
+        if path not in named and not is_loaded(path):
+            verb = "is of" if place == "model" else "asks for"
+            how = remedy.format(place=place, path=path, module=path.rpartition(".")[0])
+            raise ValueError(
+                f"{where} {verb} {path}, which is none of ln_zoo's, and no module is imported "
+                f"because a file names it: if the file is yours, {how}"
+            )
+    return dict(hyper_parameters)
+
+
+def is_loaded(class_path: str) -> bool:
+    """Whether importing a class runs no code but ours: its module is ours, or imported already.
+
+    Example:
+        >>> is_loaded("ln_zoo.norms.LayerNorm"), is_loaded("my_norm.MyNorm")
+        (True, False)
+    """
+    module, *names = class_path.split(".")
+    if module == "ln_zoo":
+        return True
+    found: object = sys.modules.get(module)
+    for name in names:
+        module = f"{module}.{name}"
+        # Without asking: a module may import another when it is asked for a name.
+        found = sys.modules.get(module) or getattr(found, "__dict__", {}).get(name)
+    return found is not None
+
+
+def why_unreadable(error: Exception) -> str:
+    """Why torch could not read a checkpoint, in a few words.
+
+    torch's own account of what it refuses to run recommends to run it (``weights_only=False``).
+
+    Args:
+        error: that ``torch.load(..., weights_only=True)`` raised.
+
+    Example:
+        >>> why_unreadable(ValueError("... Unsupported global: GLOBAL os.system was"))
+        'it asks for os.system, and only tensors and plain values are read: others can run code'
+    """
+    text = str(error)
+    for pattern in _REFUSED:
+        if match := pattern.search(text):
+            name = match[1].rstrip(".,")
+            return (
+                f"it asks for {name}, and only tensors and plain values are read: others can run "
+                "code"
+            )
+    if text.strip() and isinstance(error, OSError | RuntimeError):
+        return text.strip().splitlines()[0]
+    return "it holds something else than a checkpoint"
+
+
+def add_import_option(parser: argparse._ActionsContainer) -> None:
+    """Adds ``--import``, for modules of the user's own, to a command that reads checkpoints."""
+    parser.add_argument(
+        f"--{_OPTION}",
+        action="append",
+        default=argparse.SUPPRESS,
+        metavar="MODULE",
+        help="import this module first, in which a checkpoint's own class is defined: a checkpoint "
+        "alone imports none",
+    )
+
+
+def import_own(arguments: argparse.Namespace) -> None:
+    """Imports what ``--import`` names.
+
+    Raises:
+        OwnModuleError: if it cannot be imported.
+    """
+    for module in getattr(arguments, _OPTION, ()):
+        try:
+            importlib.import_module(module)
+        except (ImportError, ValueError, TypeError) as error:
+            raise OwnModuleError(
+                f"--{_OPTION} {module}: {error}: give the name of a module, such as my_models for "
+                "my_models.py in the current folder"
+            ) from error
+
+
+def _class_paths(hyper_parameters: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Every class path, with the option that sets it."""
+    found: list[tuple[str, Any]] = [("model", hyper_parameters["_class_path"])]
+    waiting: list[tuple[str, Any]] = [("model", hyper_parameters)]
+    seen: set[int] = set()  # a pickle may hold itself
+    while waiting:
+        place, value = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, Mapping):
+            if "class_path" in value:
+                found.append((place, value["class_path"]))
+            for key, inner in value.items():
+                waiting.append((place if key == "init_args" else f"{place}.{key}", inner))
+        elif isinstance(value, list | tuple | set | frozenset):
+            waiting += [(place, inner) for inner in value]
+    return found

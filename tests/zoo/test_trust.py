@@ -1,0 +1,129 @@
+"""Checkpoints from anywhere choose no module to import, no file to read and no code to run."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pathlib
+import pickle
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ln_zoo.norms import LayerNorm, to_config
+from ln_zoo.zoo.trust import (
+    OwnModuleError,
+    add_import_option,
+    check_classes,
+    import_own,
+    is_loaded,
+    why_unreadable,
+)
+
+OURS = "ln_zoo.models.MLPClassifier"
+NORM = to_config(LayerNorm())
+
+
+@pytest.fixture
+def red(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A module that leaves a trace when it is imported; on the path, last."""
+    (tmp_path / "redteam_mod.py").write_text("open('imported', 'w')\nclass Foo: pass\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "redteam_mod", raising=False)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("stored", "message"),
+    [
+        ({"_class_path": "redteam_mod.Foo"}, "is of redteam_mod.Foo, .*, give --model redteam_mod"),
+        (
+            {"_class_path": OURS, "norm": {"class_path": "redteam_mod.Foo"}},
+            "asks for redteam_mod.Foo, which is none of ln_zoo's.*, give --model.norm redteam_mod",
+        ),
+        (
+            {"_class_path": OURS, "norm": NORM | {"init_args": {"eps": {"class_path": "red.X"}}}},
+            "asks for red.X, .*, give --model.norm.eps red.X",
+        ),
+        ({"_class_path": OURS, "sizes": [{"class_path": "red.X"}]}, "asks for red.X"),
+        ({"_class_path": OURS, "norm": "redteam_mod.Foo"}, "norm must be stored as class_path"),
+        ({"_class_path": OURS, "norm": "/path.yaml"}, "norm must be stored as class_path"),
+        ({"_class_path": OURS, "norm": ["redteam_mod.Foo"]}, "norm must be stored as class_path"),
+        ({"_class_path": ["redteam_mod"]}, "a class path must be text"),
+        # What import would look for inside of a package that is there.
+        ({"_class_path": "os.redteam_mod.Foo"}, "is of os.redteam_mod.Foo"),
+        ({"_class_path": "lib2to3.pgen2.driver.Driver"}, "is of lib2to3"),
+        ({"_class_path": "redteam_mod"}, "is of redteam_mod,"),
+        ({"_class_path": ""}, "is of ,"),
+        ({"norm": None}, "does not say which model it holds"),
+        ([1, 2], "does not say which model it holds"),
+        (None, "does not say which model it holds"),
+    ],
+)
+def test_foreign_classes_are_refused(red: Path, stored: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_classes(stored, "x.ckpt", "give --{place} {path}")
+    assert not (red / "imported").exists()
+
+
+def test_our_own_and_named_and_imported_classes_are_admitted(red: Path) -> None:
+    ours = {"_class_path": OURS, "norm": NORM, "hidden_features": [8]}
+    assert check_classes(ours, "x", "") == ours
+    theirs = {"_class_path": "redteam_mod.Foo", "norm": {"class_path": "redteam_mod.Bar"}}
+    named = {"redteam_mod.Foo", "redteam_mod.Bar"}
+    assert check_classes(theirs, "x", "", named) == theirs
+    with pytest.raises(ValueError, match=r"redteam_mod\.Bar"):
+        check_classes(theirs, "x", "", {"redteam_mod.Foo"})
+    assert not (red / "imported").exists()
+    import_own(argparse.Namespace(**{"import": ["redteam_mod"]}))
+    assert is_loaded("redteam_mod.Foo")
+    assert not is_loaded("redteam_mod.Bar")  # no such class
+
+
+def test_values_that_hold_themselves() -> None:
+    endless: dict[str, Any] = {"_class_path": OURS}
+    endless["again"] = [endless]
+    assert check_classes(endless, "x", "") == endless
+
+
+def test_the_import_option() -> None:
+    parser = argparse.ArgumentParser()
+    add_import_option(parser)
+    import_own(parser.parse_args([]))
+    import_own(parser.parse_args(["--import", "json", "--import", "ln_zoo.norms"]))
+    for name in ("no_such_module", "", ".relative", "a..b"):
+        with pytest.raises(OwnModuleError, match="give the name of a module"):
+            import_own(parser.parse_args(["--import", name]))
+
+
+class Payload:
+    def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
+        return os.system, ("echo ran > ran",)
+
+
+@pytest.mark.parametrize(
+    ("write", "reason"),
+    [
+        (lambda path: path.write_text("hello"), "it holds something else than"),
+        (lambda path: torch.save({"a": Payload()}, path), "it asks for posix.system, and only"),
+        (lambda path: path.write_bytes(pickle.dumps(Payload(), 2)), "it asks for posix.system"),
+        (lambda path: torch.save({"a": pathlib.PurePosixPath()}, path), "it asks for pathlib"),
+        (lambda path: torch.save({"a": print}, path), "it asks for print"),
+        (lambda path: path.write_bytes(b"PK\x03\x04" + bytes(99)), "PytorchStreamReader failed"),
+        (lambda path: path.write_bytes(b""), "it holds something"),
+    ],
+)
+def test_why_a_file_is_refused(red: Path, write: Callable[[Path], object], reason: str) -> None:
+    write(red / "x.ckpt")
+    with pytest.raises((pickle.UnpicklingError, LookupError, EOFError, RuntimeError)) as caught:
+        torch.load(red / "x.ckpt", weights_only=True)
+    told = why_unreadable(caught.value)
+    assert told.startswith(reason)
+    assert "weights_only" not in told
+    assert "\n" not in told
+    assert not (red / "ran").exists()
