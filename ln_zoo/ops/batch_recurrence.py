@@ -608,9 +608,10 @@ def _gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
             "ln_zoo::batch_recurrence was called with save=False and keeps nothing for a backward; "
             "call it with save=True"
         )
-    operands = Operands(*ctx.saved_tensors[:_COUNT])
-    *given, batch_sizes = ctx.saved_tensors[_COUNT : _COUNT + 4]
-    kept = ctx.saved_tensors[_COUNT + 4 :]
+    saved = ctx.saved_tensors  # read once: activation checkpointing refuses a second time
+    operands = Operands(*saved[:_COUNT])
+    *given, batch_sizes = saved[_COUNT : _COUNT + 4]
+    kept = saved[_COUNT + 4 :]
     needs = [bool(n) for n in ctx.needs_input_grad[:_COUNT]]
     rest: tuple[None, ...] = (None,) * 7
     if torch.is_grad_enabled():

@@ -530,15 +530,18 @@ class _Draw(torch.autograd.Function):
                 "the kernels of DRAW have no gradients of gradients: set the environment variable "
                 "LN_ZOO_KERNELS=0 where you ask for them (create_graph=True)"
             )
-        with no_autocast(ctx.saved_tensors[0]):
-            return (None, None, *_gradients(ctx, *grads))
+        saved = ctx.saved_tensors  # read once: activation checkpointing refuses a second time
+        with no_autocast(saved[0]):
+            return (None, None, *_gradients(ctx, saved, *grads))
 
 
-def _gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+def _gradients(
+    ctx: Any, saved: tuple[Tensor, ...], *grads: Tensor | None
+) -> tuple[Tensor | None, ...]:
     """What `_Draw` takes back, in the order of its operands."""
     count = len(_Operands._fields)
-    plan, operands = ctx.plan, _Operands(*ctx.saved_tensors[:count])
-    log_stds, kept = ctx.saved_tensors[count], Kept.of(ctx.saved_tensors[count + 1 :])
+    plan, operands = ctx.plan, _Operands(*saved[:count])
+    log_stds, kept = saved[count], Kept.of(saved[count + 1 :])
     needed = _Operands(*ctx.needs_input_grad[2:])
     back = _allocate_back(plan, operands, grads)
     made = Made(operands.images, log_stds, log_stds)  # Neither logits nor means are read.

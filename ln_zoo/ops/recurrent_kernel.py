@@ -20,11 +20,16 @@ def untraceable() -> str | None:
     """Why no operator of this package may be called at present, or ``None``."""
     if torch.compiler.is_exporting() or torch.jit.is_tracing():
         return "an exported program must run without this package"
-    if not torch.compiler.is_compiling():
-        if torch._C._are_functorch_transforms_active():
-            return "transforms of torch.func pass through functions of torch alone"
-        if forward_ad._current_level >= 0:
-            return "forward-mode derivatives pass through functions of torch alone"
+    return transformed()
+
+
+def transformed() -> str | None:
+    """Why no fused loop may be called at present, torch's own included, or ``None``."""
+    # torch.compile knows both at the time of tracing, and compiles anew where they change.
+    if torch._C._are_functorch_transforms_active():
+        return "transforms of torch.func pass through elementary functions of torch alone"
+    if forward_ad._current_level >= 0:
+        return "forward-mode derivatives pass through elementary functions of torch alone"
     return None
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ln_zoo.ops.cells import Cell, States, Weights
 from ln_zoo.ops.records import Records
+from ln_zoo.ops.recurrent_kernel import transformed
 
 _FUNCTIONS: dict[str, Callable[..., tuple[Tensor, ...]]] = {
     "LSTM": torch.lstm,
@@ -40,6 +41,9 @@ class TorchRNN:
             for role, record in direction.items():
                 if record is None or not record.identity:
                     return f"the {role} site normalises its summed inputs"
+        reason = transformed()
+        if reason is not None:
+            return reason
         if cell.name == "LSTM" and x.device.type == "cpu":
             if (
                 torch.is_autocast_enabled("cpu")

@@ -203,13 +203,16 @@ class _WindowedLSTM(torch.autograd.Function):
                 "the kernels of a layer with a window have no gradients of gradients: set the "
                 "environment variable LN_ZOO_KERNELS=0 where you ask for them (create_graph=True)"
             )
-        with no_autocast(ctx.saved_tensors[0]):
-            return _gradients(ctx, *grads)
+        saved = ctx.saved_tensors  # read once: activation checkpointing refuses a second time
+        with no_autocast(saved[0]):
+            return _gradients(ctx, saved, *grads)
 
 
-def _gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+def _gradients(
+    ctx: Any, saved: tuple[Tensor, ...], *grads: Tensor | None
+) -> tuple[Tensor | None, ...]:
     """What `_WindowedLSTM` takes back."""
-    *tensors, out, shown, terms, v, u, cells, stats = ctx.saved_tensors
+    *tensors, out, shown, terms, v, u, cells, stats = saved
     operands, windows = _split(tensors)
     needs = ctx.needs_input_grad[3:]
     needed, _ = _split(needs)

@@ -1,0 +1,192 @@
+"""Transforms of torch.func, forward-mode derivatives and activation checkpointing, by any norm."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, stack_module_state, vmap
+from torch.utils.checkpoint import checkpoint
+
+from ln_zoo.layers import GRU, LSTM, RNN, DRAWNetwork, GRUCell, LSTMCell, RNNCell, WindowLSTM
+from ln_zoo.norms import BatchNorm, LayerNorm, Norm, RMSNorm, WeightNorm
+
+F64 = torch.float64
+NORMS = [None, WeightNorm(), LayerNorm(), RMSNorm(), BatchNorm(max_steps=4)]
+
+
+def name(norm: Norm | None) -> str:
+    return "no norm" if norm is None else type(norm).__name__
+
+
+every_norm = pytest.mark.parametrize("norm", NORMS, ids=name)
+LAYERS, CELLS = [LSTM, GRU, RNN], [LSTMCell, GRUCell, RNNCell]
+every_layer = pytest.mark.parametrize("cls", LAYERS + CELLS)
+
+
+def build(cls: type, norm: Norm | None, seed: int = 0, layers: int = 2) -> nn.Module:
+    """A small module in float64. Running averages do not change: transforms forbid it, as in torch.
+
+    Averages of four steps are there.
+    """
+    torch.manual_seed(seed)
+    several: dict[str, Any] = {"num_layers": layers, "bidirectional": layers > 1}
+    options = several if cls in LAYERS else {}
+    module = cls(2, 3, norm=norm, dtype=F64, **options)
+    for name, buffer in module.named_buffers():
+        _ = buffer.fill_(1) if name.endswith("tracked") else buffer.uniform_(0.5, 1.5)
+    return module.eval()
+
+
+def inputs(cls: type, *more: int) -> Tensor:
+    return torch.randn(*more, *((3, 2, 2) if cls in LAYERS else (2, 2)), dtype=F64)
+
+
+def states(cls: type, *more: int) -> Any:
+    lead = (*more, 4, 2) if cls in LAYERS else (*more, 2)
+    found = tuple(torch.randn(*lead, 3, dtype=F64) for _ in range(2))
+    return found if cls in (LSTM, LSTMCell) else found[0]
+
+
+def first(result: Any) -> Tensor:
+    return result if isinstance(result, Tensor) else result[0]
+
+
+def call(module: nn.Module, *arguments: Any) -> Tensor:
+    """The output of a layer, or the first state that a cell gives."""
+    options = {} if type(module) in LAYERS else {"step": 1}
+    return first(module(*arguments, **options))
+
+
+def assert_close(actual: Any, expected: Any) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-11)
+
+
+@every_layer
+@every_norm
+def test_vmap_over_inputs_and_states(cls: type, norm: Norm | None) -> None:
+    module, x, hx = build(cls, norm), inputs(cls, 3), states(cls, 3)
+    parts = list(hx) if isinstance(hx, tuple) else [hx]
+    for i, mapped in enumerate(vmap(lambda x: call(module, x))(x)):
+        assert_close(mapped, call(module, x[i]))
+    for i, mapped in enumerate(vmap(lambda x, hx: call(module, x, hx))(x, hx)):
+        one = tuple(part[i] for part in parts)
+        assert_close(mapped, call(module, x[i], one if len(one) == 2 else one[0]))
+
+
+@every_layer
+@every_norm
+def test_an_ensemble_and_its_gradients(cls: type, norm: Norm | None) -> None:
+    modules = [build(cls, norm, seed) for seed in range(3)]
+    parameters, buffers = stack_module_state(modules)
+    x = inputs(cls)
+    options = {} if cls in LAYERS else {"step": 1}
+
+    def of(parameters: Any, buffers: Any) -> Tensor:
+        return first(functional_call(modules[0], (parameters, buffers), (x,), options))
+
+    together = vmap(of)(parameters, buffers)
+    found = vmap(grad(lambda *state: of(*state).square().sum()))(parameters, buffers)
+    for i, module in enumerate(modules):
+        alone = call(module, x)
+        assert_close(together[i], alone)
+        names, leaves = zip(*module.named_parameters(), strict=True)
+        expected = torch.autograd.grad(alone.square().sum(), leaves)
+        for name, gradient in zip(names, expected, strict=True):
+            assert_close(found[name][i], gradient)
+
+
+@every_layer
+@every_norm
+def test_forward_mode_derivatives(cls: type, norm: Norm | None) -> None:
+    """Those of dual numbers, `jacfwd` and `hessian` are those of the backward."""
+    module, x = build(cls, norm, layers=1), inputs(cls)
+    direction = torch.randn_like(x)
+    backward = torch.autograd.functional.jacobian(lambda x: call(module, x), x)
+    assert_close(jacfwd(lambda x: call(module, x))(x), backward)
+    assert_close(jacrev(lambda x: call(module, x))(x), backward)
+    with forward_ad.dual_level():
+        output = call(module, forward_ad.make_dual(x, direction))
+        tangent = forward_ad.unpack_dual(output).tangent
+    assert_close(tangent, (backward * direction).flatten(-x.dim()).sum(-1))
+
+    def loss(x: Tensor) -> Tensor:
+        return call(module, x).square().sum()
+
+    expected = torch.autograd.functional.hessian(loss, x)
+    assert_close(hessian(loss)(x) / expected.norm(), expected / expected.norm())
+
+
+@pytest.mark.parametrize(
+    ("cls", "norm"),
+    [(LSTM, None), (GRU, LayerNorm())],
+    ids=["LSTM", "GRU-LayerNorm"],
+)
+def test_compiled_transforms(cls: type, norm: Norm | None) -> None:
+    """Tracing sees transforms too: of an operator of ours it would take tangents to be zero."""
+    torch._dynamo.reset()
+    module, x = build(cls, norm, layers=1), inputs(cls)
+    direction = torch.randn_like(x)
+
+    def all_of_them(x: Tensor) -> tuple[Tensor, ...]:
+        _, tangent = torch.func.jvp(lambda x: call(module, x), (x,), (direction,))
+        gradient = grad(lambda x: call(module, x).square().sum())(x)
+        return tangent, gradient, vmap(lambda x: call(module, x))(x[None])
+
+    compiled = torch.compile(all_of_them, fullgraph=True, backend="eager")
+    for actual, expected in zip(compiled(x), all_of_them(x), strict=True):
+        assert_close(actual, expected)
+    torch._dynamo.reset()
+
+
+def checkpointed(cls: type, norm: Norm | None) -> tuple[nn.Module, Callable[..., Any], Tensor]:
+    """A module in training, a function of it and of an input, and the input."""
+    torch.manual_seed(5)
+    if cls is DRAWNetwork:
+        network = DRAWNetwork(5, 5, hidden_size=4, latent_size=3, norm=norm)
+        noise = torch.randn(3, 6, 3)
+        return network, lambda m, x: m(x, noise).logits, torch.rand(6, 5, 5)
+    if cls is WindowLSTM:
+        layer = WindowLSTM(2, 4, 3, 2, norm=norm)
+        text = torch.randn(6, 4, 3)
+        return layer, lambda m, x: m(x, text).output, torch.randn(17, 6, 2)
+    if cls in LAYERS:
+        layer = cls(2, 3, num_layers=2, bidirectional=True, norm=norm)
+        return layer, lambda m, x: m(x)[0], torch.randn(4, 6, 2)
+    return cls(2, 3, norm=norm), lambda m, x: first(m(x, step=0)), torch.randn(6, 2)
+
+
+@pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "not reentrant"])
+@pytest.mark.parametrize(
+    ("cls", "kernels"),
+    [
+        *((cls, value) for cls in (*LAYERS, WindowLSTM, DRAWNetwork) for value in ("1", "aten")),
+        *((cls, "0") for cls in (*LAYERS, *CELLS, WindowLSTM, DRAWNetwork)),
+    ],
+)
+@every_norm
+def test_activation_checkpointing(
+    cls: type, kernels: str, norm: Norm | None, reentrant: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LN_ZOO_KERNELS", kernels)
+    module, function, x = checkpointed(cls, norm)
+    twin = copy.deepcopy(module)
+    x.requires_grad_(cls is not DRAWNetwork)  # its kernel has no gradients of images
+    # A reentrant one looks for what needs gradients among the inputs alone.
+    flag = torch.ones((), requires_grad=True)
+    again = checkpoint(lambda x, flag: function(module, x) * flag, x, flag, use_reentrant=reentrant)
+    results = []
+    for output, of in ((again, module), (function(twin, x) * flag, twin)):
+        (output * torch.arange(output.numel()).view_as(output)).sum().backward()
+        results.append([x.grad, *(parameter.grad for parameter in of.parameters())])
+        x.grad = None
+    for actual, expected in zip(*results, strict=True):
+        assert (actual is None) == (expected is None)
+        if actual is not None:
+            assert torch.equal(actual, expected)
+    assert any(g is not None and g.abs().sum() > 0 for g in results[0])
