@@ -7,10 +7,13 @@ handed on to the part that does the work.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import sys
 
 from ln_zoo._version import __version__
+from ln_zoo.cli.errors import guarded, told
+from ln_zoo.cli.names import nearest
 
 _HELP = f"""\
 ln-zoo {__version__}: normalised networks for PyTorch Lightning
@@ -53,6 +56,8 @@ environment
 
 _TRAINER_COMMANDS = ("fit", "validate", "test", "predict")
 _ZOO_COMMANDS = ("list", "cards", "card", "publish")
+#: Each is the ``main`` of a file here.
+_COMMANDS = ("compare", "analyze", "data", "write", "kernels")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -69,6 +74,12 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     _find_own_classes()
     command = argv[0] if argv else "--help"
+    # An analysis and a dataset's conversion go by two words.
+    name = " ".join(argv[: 2 if command in ("analyze", "data") else 1])
+    return guarded(name, lambda: _run(command, argv))
+
+
+def _run(command: str, argv: list[str]) -> int:
     if command in ("--version", "-V"):
         print(f"ln-zoo {__version__}")
         return 0
@@ -79,33 +90,20 @@ def main(argv: list[str] | None = None) -> int:
         from ln_zoo.zoo.commands import run
 
         return run(command, argv[1:])
-    if command == "compare":
-        from ln_zoo.cli import compare
+    if command in _COMMANDS:
+        return int(importlib.import_module(f"ln_zoo.cli.{command}").main(argv[1:]))
+    if command in _TRAINER_COMMANDS:
+        from ln_zoo.cli import early
 
-        return compare.main(argv[1:])
-    if command == "analyze":
-        from ln_zoo.cli import analyze
-
-        return analyze.main(argv[1:])
-    if command == "data":
-        from ln_zoo.cli import data
-
-        return data.main(argv[1:])
-    if command == "write":
-        from ln_zoo.cli import write
-
-        return write.main(argv[1:])
-    if command == "kernels":
-        from ln_zoo.cli import kernels
-
-        return kernels.main(argv[1:])
+        try:
+            early.check(argv)
+        except (OSError, ValueError) as error:
+            return told(error, command, code=2)
     if command in _TRAINER_COMMANDS or command.startswith("--print_completion"):
         from ln_zoo.cli.lightning import run_trainer
 
         return run_trainer(argv)
-    from ln_zoo.cli.names import nearest
-
-    known = [*_TRAINER_COMMANDS, *_ZOO_COMMANDS, "compare", "analyze", "data", "write", "kernels"]
+    known = [*_TRAINER_COMMANDS, *_ZOO_COMMANDS, *_COMMANDS]
     print(f"ln-zoo: error: unknown command {command!r}{nearest(command, known)}", file=sys.stderr)
     print(f"commands: {', '.join(known)}; `ln-zoo --help` shows examples", file=sys.stderr)
     return 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,15 +28,11 @@ def main(argv: Sequence[str]) -> int:
     analyze_fisher.add_parser(analyses)
     analyze_dynamics.add_parser(analyses)
     arguments = parser.parse_args(argv)
-    try:
-        # Of all analyses: now, not after minutes of measurement.
-        check_picture("--out", Path(arguments.out))
-        if arguments.csv:
-            check_file(Path(arguments.csv))
-        arguments.run(arguments)
-    except (OSError, ValueError) as error:
-        print(f"ln-zoo analyze {arguments.analysis}: error: {error}", file=sys.stderr)
-        return 1
+    # Of all analyses: now, not after minutes of measurement.
+    check_picture("--out", Path(arguments.out))
+    if arguments.csv:
+        check_file(Path(arguments.csv))
+    arguments.run(arguments)
     return 0
 
 

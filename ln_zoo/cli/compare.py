@@ -6,7 +6,6 @@ import argparse
 import csv
 import math
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,23 +58,17 @@ def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
     arguments = _parser().parse_args(argv)
     out = Path(arguments.out)
-    try:
-        if arguments.activity:
-            return _compare_activity(arguments.runs, out, arguments.title)
-        if arguments.weight_geometry:
-            table = Path(arguments.csv) if arguments.csv else None
-            return _compare_weight_geometry(arguments.runs, out, arguments.title, table)
-        metrics = arguments.metric or _METRICS[arguments.x]
-        asked = [_metric_and_values(given) for given in arguments.steps_to]
-        runs = [read_run(text, metrics, arguments.x) for text in arguments.runs]
-        # For their table curves go by updates, whatever they are drawn against.
-        by_step = [
-            [read_run(text, [metric], "step") for text in arguments.runs] for metric, _ in asked
-        ]
-        draw(runs, metrics, out, arguments.title, arguments.x, arguments.log_x)
-    except (OSError, ValueError) as error:
-        print(f"ln-zoo compare: error: {error}", file=sys.stderr)
-        return 1
+    if arguments.activity:
+        return _compare_activity(arguments.runs, out, arguments.title)
+    if arguments.weight_geometry:
+        table = Path(arguments.csv) if arguments.csv else None
+        return _compare_weight_geometry(arguments.runs, out, arguments.title, table)
+    metrics = arguments.metric or _METRICS[arguments.x]
+    asked = [_metric_and_values(given) for given in arguments.steps_to]
+    runs = [read_run(text, metrics, arguments.x) for text in arguments.runs]
+    # For their table curves go by updates, whatever they are drawn against.
+    by_step = [[read_run(text, [metric], "step") for text in arguments.runs] for metric, _ in asked]
+    draw(runs, metrics, out, arguments.title, arguments.x, arguments.log_x)
     print(summary(runs, metrics, arguments.x))
     for (metric, values), members in zip(asked, by_step, strict=True):
         print(f"\n{steps_table(members, metric, values)}")

@@ -26,9 +26,6 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
     try:
         arguments.run(arguments)
-    except (OSError, ValueError) as error:
-        print(f"ln-zoo data {arguments.dataset}: error: {error}", file=sys.stderr)
-        return 1
     except KeyboardInterrupt:
         print(
             f"ln-zoo data {arguments.dataset}: interrupted; the same command goes on where it was",

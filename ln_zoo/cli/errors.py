@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import inspect
+import os
 import re
 import sys
-from argparse import ArgumentError
-from collections.abc import Iterator
+import traceback
+from argparse import ArgumentError, ArgumentParser
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
-
-from jsonargparse import ArgumentParser
-from lightning.pytorch.cli import LightningArgumentParser
 
 from ln_zoo.cli.names import nearest
 
@@ -94,21 +94,135 @@ def cause(message: str, parser: ArgumentParser | None = None) -> str:
     return f"{'.'.join(place)}: {text}" if place else text
 
 
-class ZooParser(LightningArgumentParser):
-    """A parser whose errors are one line: the cause, the nearest name, exit code 2."""
+class OneLineErrors(ArgumentParser):
+    """For a parser of jsonargparse: its errors are one line, and exit code 2."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         if not self.exit_on_error:
-            # This is the parser of one class's arguments; the parser around it knows the place.
+            # This is the parser of one value or class; the parser around it knows the place.
             raise ArgumentError(None, message) from ex
         parser = getattr(ex, "subcommand_parser", None) or self
-        print(f"ln-zoo: error: {cause(message, parser)}", file=sys.stderr)
-        command = parser.prog.replace(" [options]", "")
+        command = parser.prog.replace(" [options]", "").removeprefix("ln-zoo").strip()
         args = getattr(self, "args", None) or [""]
-        if " " not in command and args[0].isalpha():
-            command += f" {args[0]}"  # an error of the whole: its subcommand has the options
-        print(f"options: {command} --help", file=sys.stderr)
-        raise SystemExit(2)
+        if not command and args[0].isalpha():
+            command = args[0]  # an error of the whole: its subcommand has the options
+        fail(cause(message, parser), command)
+
+
+def fail(text: str, command: str) -> NoReturn:
+    """Ends the program with a line on what is wrong with its options, and exit code 2."""
+    print(f"ln-zoo: error: {text}", file=sys.stderr)
+    print(f"options: {f'ln-zoo {command}'.strip()} --help", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def guarded(command: str, run: Callable[[], int]) -> int:
+    """Runs a command: whatever goes wrong ends in one line and an exit code, not in a traceback.
+
+    Args:
+        command: its name.
+        run: does the work and returns the exit code.
+
+    Returns:
+        The exit code: that of ``run``; 1 for an error; 130 after Ctrl-C; 141 where the reader of
+        standard output went away, as in ``ln-zoo list | head -1``: both as shells have them.
+
+    Raises:
+        Exception: any, if ``LN_ZOO_DEBUG`` is 1.
+    """
+    try:
+        try:
+            return run()
+        finally:
+            sys.stdout.flush()  # Python's own at the end has an exit code and words of its own
+    except SystemExit as end:  # of a parser, after help or an error
+        return end.code if isinstance(end.code, int) else 1
+    except KeyboardInterrupt:
+        print(f"ln-zoo {command}: interrupted", file=sys.stderr)
+        return 130
+    except Exception as error:
+        return told(error, command)
+
+
+def told(error: Exception, command: str, code: int = 1) -> int:
+    """Prints what went wrong in one line, and returns the exit code.
+
+    Args:
+        error: what was raised.
+        command: its name.
+        code: of an error that the user's input can cause; any other has 1.
+
+    Raises:
+        Exception: the error itself, if ``LN_ZOO_DEBUG`` is 1.
+    """
+    if os.environ.get("LN_ZOO_DEBUG") == "1":
+        raise error
+    if isinstance(error, BrokenPipeError) and not _output_works():
+        return 141
+    text = _text(error)
+    if not _of_input(error):
+        code, text = 1, f"{type(error).__name__}: {text}{_place(error)}: this is a bug"
+    rank = os.environ.get("LOCAL_RANK", "0")
+    process = f" (process {rank})" if rank != "0" else ""
+    print(f"ln-zoo {command}: error{process}: {text}", file=sys.stderr)
+    print("traceback: LN_ZOO_DEBUG=1", file=sys.stderr)
+    return code
+
+
+def _of_input(error: Exception) -> bool:
+    """Whether the user's input can cause an error; it is a bug of a program else."""
+    if isinstance(error, ValueError | TypeError | OSError | ImportError | MemoryError):
+        return True
+    owner = type(error).__module__
+    if type(error) is RuntimeError:
+        # Lightning raises these for what it cannot do, torch where there is no more memory.
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        owner = frame.f_globals.get("__name__", "")
+        if "alloc" in str(error) or "out of memory" in str(error):
+            return True
+    return owner.partition(".")[0] in ("lightning", "ln_zoo") or isinstance(error, RecursionError)
+
+
+def _text(error: Exception) -> str:
+    """What an error says, in one line."""
+    if isinstance(error, OSError) and error.filename is None and not _output_works():
+        return f"standard output cannot be written: {error.strerror}"
+    # What torch adds of its own C++ is of no use here.
+    text = cause(re.split(r"\n?Exception raised from |\nC\+\+ ", str(error))[0])
+    if isinstance(error, RecursionError):
+        return f"something is nested too deeply ({text})"
+    if isinstance(error, MemoryError):
+        return f"out of memory: make the model or its batches smaller {text}".strip()
+    return text or type(error).__name__
+
+
+def _place(error: Exception) -> str:
+    """The last line of ln_zoo, or of a user's own file, that an error came through."""
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        file, module = frame.f_code.co_filename, frame.f_globals.get("__name__", "")
+        if module.partition(".")[0] == "ln_zoo" or not {"site-packages", "lib"} & set(
+            Path(file).parts
+        ):
+            return f" ({Path(file).name}, line {line})"
+    return ""
+
+
+def _output_works() -> bool:
+    """Whether standard output takes what is written; if not, what is left there is dropped."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _leave_output()
+        return False
+    return True
+
+
+def _leave_output() -> None:
+    """Drops what standard output did not take, so that Python does not try again at its end."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 def _in_our_words(text: str, place: list[str], owner: str, parser: ArgumentParser | None) -> str:
@@ -116,7 +230,7 @@ def _in_our_words(text: str, place: list[str], owner: str, parser: ArgumentParse
     if match := _OPTION.search(text):
         return _unknown_option(match[1] or match[2], owner, parser, place)
     if match := _NO_CLASS.fullmatch(text):
-        return _unknown_class(match[1], place)
+        return no_class(match[1], _known_classes(place))
     if match := _NO_SUBCLASS.fullmatch(text):
         return f"{_VALUE} is no subclass of {match[1]}"
     if match := _ABSTRACT.fullmatch(text):
@@ -124,8 +238,7 @@ def _in_our_words(text: str, place: list[str], owner: str, parser: ArgumentParse
     if match := _UNKNOWN.search(text):
         return _unknown_arguments(match[1].split(), parser)
     if match := _NOT_OF_COMMAND.search(text):
-        name = match[2]
-        return f"{match[1]} takes no {name!r}{_nearest_option(name, _options(parser, match[1]))}"
+        return no_option(match[1], match[2], "", _options(parser, match[1]))
     if match := _REQUIRED.search(text):
         return _required(match[1].split(", "), owner)
     if _NO_MODULE.search(text):
@@ -146,16 +259,35 @@ def _hides_a_file(module: ModuleType) -> str:
 
 def _unknown_option(name: str, owner: str, parser: ArgumentParser | None, place: list[str]) -> str:
     if owner:
-        known = _arguments(owner)
-        return (
-            f"{owner.rsplit('.', 1)[-1]} takes no argument {name!r}{nearest(name, known)}"
-            f" (it takes {', '.join(known) or 'none'})"
-        )
+        return no_argument(owner.rsplit(".", 1)[-1], name, _arguments(owner))
     return f"unknown key {name!r}{_nearest_option('.'.join([*place, name]), _options(parser))}"
 
 
-def _unknown_class(name: str, place: list[str]) -> str:
-    known = sorted(_known_classes(place))
+def no_argument(owner: str, name: str, known: Iterable[str]) -> str:
+    """That a class takes no argument of this name."""
+    known = list(known)
+    return (
+        f"{owner} takes no argument {name!r}{nearest(name, known)} "
+        f"(it takes {', '.join(known) or 'none'})"
+    )
+
+
+def no_option(command: str, name: str, argument: str, known: Iterable[str]) -> str:
+    """That a command takes no option of this name.
+
+    Args:
+        command: the command.
+        name: without dashes.
+        argument: as it was given; empty if it is from a file.
+        known: all names.
+    """
+    given = f"unknown argument {argument}" if argument else f"{command} takes no {name!r}"
+    return given + _nearest_option(name, list(known))
+
+
+def no_class(name: str, known: Iterable[str]) -> str:
+    """That no class of this name is known."""
+    known = sorted(known)
     names = f"{', '.join(known)}, or" if 0 < len(known) <= _LONGEST_LIST else "give"
     return (
         f"no class {name!r} is known{nearest(name, known)} "
@@ -176,7 +308,7 @@ def _unknown_arguments(arguments: list[str], parser: ArgumentParser | None) -> s
     if not options:
         return f"unexpected {' '.join(arguments)}: every value needs the name of its option"
     name = options[0].split("=")[0].lstrip("-")
-    return f"unknown argument {' '.join(arguments)}{_nearest_option(name, _options(parser))}"
+    return no_option("", name, " ".join(arguments), _options(parser))
 
 
 def _required(names: list[str], owner: str) -> str:

@@ -42,11 +42,7 @@ def main(argv: Sequence[str]) -> int:
             with contextlib.suppress(build.Unavailable):
                 build.rebuild()
         native = build.status(build=wanted)
-    try:
-        kernels = list(_kernels(native))
-    except ValueError as error:  # what LN_ZOO_KERNELS says
-        print(f"ln-zoo kernels: error: {error}", file=sys.stderr)
-        return 1
+    kernels = list(_kernels(native))
     if arguments.json:
         known = dataclasses.asdict(native) | {"path": native.path and str(native.path)}
         print(json.dumps({"kernels": kernels, "native": known}, indent=2))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import sys
 import warnings
 from importlib.metadata import entry_points
 from typing import Any
@@ -13,7 +11,6 @@ import torch
 from jsonargparse import Namespace, set_parsing_settings
 from lightning.pytorch import Callback, LightningDataModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 # Imported for their classes: short names on the command line reach what is imported.
 import ln_zoo.callbacks
@@ -25,25 +22,15 @@ from ln_zoo.callbacks import (
     DRAWPictures,
     FiniteLoss,
     LastCheckpoint,
-    NonFiniteLossError,
     PredictionWriter,
 )
 from ln_zoo.checkpoints import write_atomically
 from ln_zoo.cli import outputs, results, stored
-from ln_zoo.cli.errors import ZooParser, cause
+from ln_zoo.cli.errors import OneLineErrors, told
 from ln_zoo.models.base import ZooModule
 
 #: Properties of a data module that are arguments of models under the same name, where both have it.
 _LINKS = ("image_shape", "in_features", "num_classes")
-#: Errors of the user's input: one line. Any other error is ours, and keeps its traceback.
-_USER_ERRORS = (
-    ValueError,
-    TypeError,
-    OSError,
-    ImportError,
-    MisconfigurationException,
-    NonFiniteLossError,
-)
 
 
 def run_trainer(argv: list[str]) -> int:
@@ -72,17 +59,13 @@ def run_trainer(argv: list[str]) -> int:
         cli = ZooCLI(argv)
         code = 1
         cli.run()
-    except _USER_ERRORS as error:
-        if os.environ.get("LN_ZOO_DEBUG") == "1":
-            raise
-        rank = os.environ.get("LOCAL_RANK", "0")
-        process = f" (process {rank})" if rank != "0" else ""
-        print(f"ln-zoo {argv[0]}: error{process}: {cause(str(error))}", file=sys.stderr)
-        print("traceback: LN_ZOO_DEBUG=1", file=sys.stderr)
-        return code
-    except SystemExit as end:  # of the parser, after help or an error
-        return end.code if isinstance(end.code, int) else 1
+    except Exception as error:
+        return told(error, argv[0], code)
     return 0
+
+
+class ZooParser(OneLineErrors, LightningArgumentParser):
+    """A parser whose errors are one line: the cause, the nearest name, exit code 2."""
 
 
 class ZooCLI(LightningCLI):

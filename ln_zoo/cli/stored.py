@@ -9,16 +9,15 @@ import os
 import pickle
 import sys
 from collections.abc import Collection
-from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from jsonargparse import Namespace
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
 from ln_zoo.checkpoints import check_whole
+from ln_zoo.cli.arguments import check_checkpoint, configurations, given, parsed
 from ln_zoo.models.base import ZooModule, public_module
 from ln_zoo.zoo import trust
 
@@ -50,19 +49,6 @@ def with_model(argv: list[str]) -> list[str]:
     return [argv[0], "--config", json.dumps(config), *argv[1:]]
 
 
-def given(argv: list[str], option: str) -> str | None:
-    """The value of a top-level option: of an argument, else of a file, else of the environment."""
-    value = os.environ.get(f"LN_ZOO_{argv[0]}__{option}".upper())
-    for config in _configs(argv):
-        value = config.get(option, value)
-    for argument, following in zip(argv, [*argv[1:], None], strict=True):
-        if argument == f"--{option}":
-            value = following
-        elif argument.startswith(f"--{option}="):
-            value = argument.partition("=")[2]
-    return None if value == "null" else value
-
-
 def read_checkpoint(path: str) -> dict[str, Any]:
     """Reads a Lightning checkpoint without unpickling anything but plain values and tensors.
 
@@ -70,10 +56,7 @@ def read_checkpoint(path: str) -> dict[str, Any]:
         FileNotFoundError: if there is no such file.
         ValueError: if it is no checkpoint, is damaged, or holds more than plain values.
     """
-    if not Path(path).is_file():
-        raise FileNotFoundError(
-            f"there is no checkpoint {path!r}: give a file, or `last` for that of the newest run"
-        )
+    check_checkpoint(path)
     check_whole(path)
     try:
         checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
@@ -176,7 +159,7 @@ def tell_linked(argv: list[str], name: str) -> None:
     """Says that a model argument which the data decide was given in vain."""
     options = (f"--model.{name}", f"--model.init_args.{name}")
     found = any(a.split("=")[0] in options for a in argv)
-    for config in _configs(argv):
+    for config in configurations(argv):
         model = config.get("model")
         init_args = model.get("init_args") if isinstance(model, dict) else None
         found = found or (isinstance(init_args, dict) and name in init_args)
@@ -190,7 +173,7 @@ def named_classes(argv: list[str]) -> set[str]:
     Args:
         argv: arguments, the subcommand first.
     """
-    texts: list[Any] = [config.get("model") for config in _configs(argv)]
+    texts: list[Any] = [config.get("model") for config in configurations(argv)]
     prefix = f"LN_ZOO_{argv[0]}__MODEL".upper()
     texts += [value for name, value in os.environ.items() if name.startswith(prefix)]
     for argument, following in zip(argv, [*argv[1:], ""], strict=True):
@@ -209,49 +192,8 @@ def named_classes(argv: list[str]) -> set[str]:
                 found.add(value)
             # It may also be a class with its arguments, or a file that holds them.
             with contextlib.suppress(ValueError):
-                texts.append(_parsed(value))
+                texts.append(parsed(value))
     return found
-
-
-def _configs(argv: list[str]) -> list[dict[str, Any]]:
-    """The content of the configurations among the arguments and in the environment.
-
-    Raises:
-        ValueError: if one of them is no YAML.
-    """
-    variables = ("LN_ZOO_CONFIG", f"LN_ZOO_{argv[0]}__CONFIG".upper())
-    given = [os.environ[name] for name in variables if name in os.environ]
-    for argument, following in zip(argv, [*argv[1:], ""], strict=True):
-        if argument in ("--config", "-c"):
-            given.append(following)
-        elif argument.startswith(("--config=", "-c=")):
-            given.append(argument.partition("=")[2])
-    configs = []
-    for text in given:
-        content = _parsed(text)
-        if isinstance(content, dict):
-            configs.append(content)
-        elif os.path.isfile(text):
-            raise ValueError(f"{text} holds no options: expected YAML with lines `name: value`")
-    return configs
-
-
-def _parsed(text: str) -> Any:
-    """What a file or a text in its place holds, as YAML.
-
-    Raises:
-        ValueError: if it is none.
-    """
-    # os.path copes with any text.
-    is_file = os.path.isfile(text)
-    try:
-        return yaml.safe_load(Path(text).read_text(encoding="utf-8") if is_file else text)
-    except yaml.MarkedYAMLError as error:
-        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        where = text if is_file else "the configuration"
-        raise ValueError(f"{where}{line} is no YAML: {error.problem}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{text} is no text that YAML could read: {error}") from error
 
 
 #: What makes `ln-zoo fit|validate|test|predict` take a class from a checkpoint.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import sys
 import textwrap
 import warnings
@@ -27,15 +26,8 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
     arguments = _parser().parse_args(argv)
-    try:
-        trust.import_own(arguments)
-        _write(arguments)
-    except (ImportError, OSError, TypeError, ValueError) as error:
-        if os.environ.get("LN_ZOO_DEBUG") == "1":
-            raise
-        print(f"ln-zoo write: error: {' '.join(str(error).split())}", file=sys.stderr)
-        print("traceback: LN_ZOO_DEBUG=1", file=sys.stderr)
-        return 1
+    trust.import_own(arguments)
+    _write(arguments)
     return 0
 
 

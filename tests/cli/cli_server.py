@@ -1,8 +1,8 @@
 """Runs commands one after another, each as if in a process of its own, without importing anew.
 
-Reads requests from standard input, a line of JSON each (argv, folder, env), and answers on standard
-output (code, out, err, raised). The process of the tests is no place for commands: the classes
-that other tests define would be among those that short names and error messages know.
+Reads requests from standard input, a line of JSON each (argv, folder, env, early), and answers on
+standard output (code, out, err, raised). The process of the tests is no place for commands: the
+classes that other tests define would be among those that short names and error messages know.
 """
 
 from __future__ import annotations
@@ -14,15 +14,21 @@ import os
 import sys
 import traceback
 
+from ln_zoo.cli import early as early_checks
 from ln_zoo.cli import main
 
 # The same two for all commands: log handlers keep the stream that they found when they were made,
 # and Lightning makes its own on import, which is the first command's doing.
 OUT, ERR = io.StringIO(), io.StringIO()
+EARLY = early_checks.check
 
 
-def answer(argv: list[str], folder: str, env: dict[str, str]) -> dict[str, object]:
-    """Runs one command, and puts back what it changes in this process."""
+def answer(argv: list[str], folder: str, env: dict[str, str], early: bool) -> dict[str, object]:
+    """Runs one command, and puts back what it changes in this process.
+
+    Without ``early`` mistakes are left to the parser that needs torch and Lightning.
+    """
+    early_checks.check = EARLY if early else lambda argv: None
     for stream in (OUT, ERR):
         stream.seek(0)
         stream.truncate()

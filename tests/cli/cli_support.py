@@ -61,12 +61,16 @@ def _server() -> subprocess.Popen[str]:
     return server
 
 
-def run(*argv: str | Path) -> Done:
-    """Runs a command in the current folder; quick, since its process is there already."""
+def run(*argv: str | Path, early: bool = True) -> Done:
+    """Runs a command in the current folder; quick, since its process is there already.
+
+    Without ``early`` mistakes are left to the parser that needs torch and Lightning.
+    """
     server = _server()
     assert server.stdin is not None
     assert server.stdout is not None
     request = {"argv": [str(a) for a in argv], "folder": str(Path.cwd()), "env": environment()}
+    request["early"] = early
     server.stdin.write(json.dumps(request) + "\n")
     server.stdin.flush()
     reply = json.loads(server.stdout.readline())

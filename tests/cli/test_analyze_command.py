@@ -144,6 +144,5 @@ def test_files_that_cannot_be_written_are_told_at_once(
 
 def test_misspelt_options(capsys: pytest.CaptureFixture[str]) -> None:
     for command in (["gradient_flow", "--gain", "1"], ["gradient_flo"], []):
-        with pytest.raises(SystemExit, match="2"):
-            main(["analyze", *command])
+        assert main(["analyze", *command]) == 2
     assert "the following arguments are required: ANALYSIS" in capsys.readouterr().err

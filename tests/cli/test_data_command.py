@@ -60,9 +60,9 @@ def test_an_interruption_says_how_to_go_on(
 def test_damage_is_one_line(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (source / "lineStrokes/a01/a01-000/a01-000u-02.xml").write_bytes(b"<a>")
     assert main(["data", "iam_ondb", str(source), "compact"]) == 1
-    told = capsys.readouterr().err.splitlines()
-    assert told[-1].startswith("ln-zoo data iam_ondb: error: 1 of 9 stroke files are damaged")
-    assert "a01-000u-02.xml (malformed XML: " in told[-1]
+    *_, told, _ = capsys.readouterr().err.splitlines()
+    assert told.startswith("ln-zoo data iam_ondb: error: 1 of 9 stroke files are damaged")
+    assert "a01-000u-02.xml (malformed XML: " in told
 
     assert main(["data", "iam_ondb", "nowhere", "compact"]) == 1
     assert "error: no nowhere: give the folder" in capsys.readouterr().err
@@ -70,11 +70,9 @@ def test_damage_is_one_line(source: Path, capsys: pytest.CaptureFixture[str]) ->
 
 def test_misspelt_commands(capsys: pytest.CaptureFixture[str]) -> None:
     for command in (["iam_on", "a", "b"], ["iam_ondb", "a"], []):
-        with pytest.raises(SystemExit, match="2"):
-            main(["data", *command])
+        assert main(["data", *command]) == 2
     assert "the following arguments are required: DATASET" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="0"):
-        main(["data", "iam_ondb", "--help"])
+    assert main(["data", "iam_ondb", "--help"]) == 0
     assert "trainset.txt" in capsys.readouterr().out
 
 

@@ -1,0 +1,186 @@
+"""The options of ``ln-zoo fit|validate|test|predict`` as they were given. Imports no torch."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+#: Values of a configuration; a few aliases of aliases would make more than memory holds.
+_LARGEST = 100_000
+#: Without a value of their own.
+_FLAGS = ("--help", "-h", "--print_config")
+
+
+@dataclass(frozen=True)
+class Given:
+    """One option as it was given.
+
+    Attributes:
+        name: such as ``model.norm.eps``, without the words ``init_args`` between.
+        value: text, or what a configuration holds; nothing where an argument has no value, or one
+            that is added to a list.
+        variable: that of the environment which holds it, if one does.
+        argument: the argument, if it is one.
+    """
+
+    name: str
+    value: Any
+    variable: str = ""
+    argument: str = ""
+
+    @property
+    def content(self) -> Any:
+        """The value, read as YAML where it is a text that is no file of a configuration."""
+        from_file = not self.variable and not self.argument
+        return self.value if from_file or self.value is None else yaml.safe_load(self.value)
+
+
+def options(argv: list[str]) -> Iterator[Given]:
+    """All options of the environment, of configurations and of arguments, in this order.
+
+    Args:
+        argv: arguments, the subcommand first.
+
+    Raises:
+        ValueError: for a configuration that is none.
+
+    Example:
+        >>> [(o.name, o.value) for o in options(["fit", "--model.lr=1", "--data", "Digits"])]
+        [('model.lr', '1'), ('data', 'Digits')]
+    """
+    prefix = f"LN_ZOO_{argv[0]}__".upper()
+    for variable, content in os.environ.items():
+        if variable.startswith(prefix):
+            name = variable.removeprefix(prefix).lower().replace("__", ".")
+            yield Given(name, content, variable=variable)
+    for configuration in configurations(argv):
+        for key, value in configuration.items():
+            yield from _flat(str(key), value)
+    for tokens in _arguments(argv):
+        name, equals, value = tokens[0].partition("=")
+        text: str | None = value if equals else tokens[1] if len(tokens) > 1 else None
+        # A value to add to a list has not the type of the list.
+        text = None if name.endswith("+") else text
+        name = _short(name.lstrip("-").removesuffix("+")) if name.startswith("-") else ""
+        yield Given(name, text, argument=" ".join(tokens))
+
+
+def given(argv: list[str], option: str) -> str | None:
+    """The value of a top-level option: of an argument, else of a file, else of the environment."""
+    value = None
+    for each in options(argv):
+        value = each.value if each.name == option else value
+    return None if value == "null" else value
+
+
+def configurations(argv: list[str]) -> list[dict[str, Any]]:
+    """The content of the configurations among the arguments and in the environment.
+
+    Raises:
+        FileNotFoundError: if a file is not there.
+        ValueError: if one of them is no YAML.
+    """
+    variables = ("LN_ZOO_CONFIG", f"LN_ZOO_{argv[0]}__CONFIG".upper())
+    texts = [os.environ[name] for name in variables if name in os.environ]
+    for tokens in _arguments(argv):
+        name, equals, value = tokens[0].partition("=")
+        if name in ("--config", "-c") and (equals or len(tokens) > 1):
+            texts.append(value if equals else tokens[1])
+    found = []
+    for text in texts:
+        content = parsed(text)
+        if isinstance(content, dict):
+            found.append(content)
+        elif os.path.isfile(text):
+            raise ValueError(f"{text} holds no options: expected YAML with lines `name: value`")
+        elif not os.path.exists(text):
+            raise FileNotFoundError(f"--config {text}: there is no such file{_beside(Path(text))}")
+    return found
+
+
+def check_checkpoint(path: str) -> None:
+    """Raises FileNotFoundError unless there is such a file."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(
+            f"there is no checkpoint {path!r}: give a file, or `last` for that of the newest run"
+        )
+
+
+def parsed(text: str) -> Any:
+    """What a file, or a text in its place, holds as YAML.
+
+    Raises:
+        ValueError: if it is none.
+    """
+    is_file = os.path.isfile(text)  # copes with any text
+    where = text if is_file else "the configuration"
+    try:
+        content = yaml.safe_load(Path(text).read_text(encoding="utf-8") if is_file else text)
+        size = _size(content, {})
+    except yaml.MarkedYAMLError as error:
+        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise ValueError(f"{where}{line} is no YAML: {error.problem}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{where} is no text that YAML could read: {error}") from error
+    except RecursionError as error:
+        raise ValueError(f"{where} nests lists or mappings too deeply to be read") from error
+    if size > _LARGEST:
+        raise ValueError(
+            f"{where} holds more than {_LARGEST:,} values where its aliases are written out"
+        )
+    return content
+
+
+def _size(content: Any, known: dict[int, int]) -> int:
+    """How many values there are with all aliases written out; one that holds itself never ends."""
+    if not isinstance(content, dict | list):
+        return 1
+    if id(content) not in known:
+        known[id(content)] = _LARGEST  # while it is inside itself
+        inner = content.values() if isinstance(content, dict) else content
+        known[id(content)] = 1 + sum(_size(value, known) for value in inner)
+    return known[id(content)]
+
+
+def _arguments(argv: list[str]) -> Iterator[list[str]]:
+    """Each option with the value that follows it; what follows no option by itself."""
+    tokens: list[str] = []
+    for token in argv[1:]:
+        takes_value = len(tokens) == 1 and "=" not in tokens[0] and tokens[0] not in _FLAGS
+        if tokens and takes_value and not token.startswith("--"):
+            tokens.append(token)
+            continue
+        if tokens:
+            yield tokens
+        tokens = [token]
+    if tokens:
+        yield tokens
+
+
+def _flat(name: str, value: Any) -> Iterator[Given]:
+    """The options that a part of a configuration holds."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _flat(f"{name}.{key}", inner)
+    else:
+        yield Given(_short(name), value)
+
+
+def _short(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part != "init_args")
+
+
+def _beside(path: Path) -> str:
+    """A file of a name like this one in the same folder, for messages."""
+    try:
+        names = os.listdir(path.parent)
+    except OSError:
+        return ""
+    found = difflib.get_close_matches(path.name, names, n=1)
+    return f"; did you mean {str(path.parent / found[0])!r}?" if found else ""
