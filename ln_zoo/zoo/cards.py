@@ -10,7 +10,6 @@ import difflib
 import hashlib
 import json
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -29,8 +28,6 @@ from ln_zoo.models.base import ZooModule
 from ln_zoo.norms import from_config
 from ln_zoo.zoo import catalog, registry, reported, trust
 from ln_zoo.zoo.catalog import Card, CardError
-
-_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 
 # The hub's words for what models do.
 _TASKS = {
@@ -206,7 +203,7 @@ def write_card(
     """
     path = Path(os.path.abspath(folder))
     name = path.name if name is None else name
-    if not _NAME.fullmatch(name):
+    if not catalog.NAME.fullmatch(name):
         raise CardError(
             f"a model cannot be called {name!r}: letters, digits, '.', '_' and '-' only"
         )

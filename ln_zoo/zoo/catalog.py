@@ -13,7 +13,11 @@ import difflib
 import fnmatch
 import hashlib
 import json
+import math
 import os
+import re
+import stat
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -29,7 +33,17 @@ WEIGHTS = "model.safetensors"
 CARD_FILES = (README, CONFIG, RESULTS, WEIGHTS)
 #: Environment variable: a folder of card folders, searched first.
 MODELS_VARIABLE = "LN_ZOO_MODELS"
+#: What a model may be called.
+NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}")
 
+#: Control characters but the break of a line and the tab, marks that reorder text, surrogates.
+_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+#: The most bytes of a text file of a card, and the most levels of its JSON. Ours have 6,000 and 5.
+_MOST_TEXT = 10_000_000
+_MOST_LEVELS = 50
+_NESTED = (dict, list)
+#: The most characters of a cell of the table.
+_WIDEST = 100
 _CONFIG_TYPES = {
     "format_version": int,
     "name": str,
@@ -58,7 +72,28 @@ _SHIPPED = (_PACKAGE / "model_cards", _PACKAGE.parent / "model_cards")
 
 
 class CardError(ValueError):
-    """A card that is not there, is damaged, or does not fit this library; the message says so."""
+    """A card that is not there, is damaged, or does not fit this library; the message says so.
+
+    Args:
+        message: may quote the card: what a terminal would obey is written out.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
+
+
+def printable(text: str) -> str:
+    """A text from a file, with control characters written as ``\\x1b`` and the like.
+
+    A terminal obeys them: they move the cursor, rename the window or hide what was printed. Breaks
+    of lines and tabs stay.
+
+    Example:
+        >>> print(printable("mlp\\x1b[2J\\r\\n"))
+        mlp\\x1b[2J\\r
+        <BLANKLINE>
+    """
+    return _OBEYED.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 @dataclass(frozen=True)
@@ -132,6 +167,8 @@ def read_card(folder: str | os.PathLike[str]) -> Card:
         raise CardError(f"{path / RESULTS}: no metric")
     for metric in results["metrics"]:
         _check(metric, _METRIC_TYPES, path / RESULTS, "metrics: ")
+        if abs(metric["value"]) > 1e300:  # also whole numbers beyond any float
+            raise CardError(f"{path / RESULTS}: metrics: {metric['name']!r:.80} is out of range")
     return Card(path, config, results)
 
 
@@ -161,7 +198,10 @@ def verified_bytes(card: Card, name: str) -> bytes:
     size = path.stat().st_size
     if size != expected["size"]:
         raise CardError(f"{path} has {size} bytes, {CONFIG} says {expected['size']}: {remedy}")
-    data = path.read_bytes()
+    try:
+        data = _read_regular(path, size)
+    except OSError as error:
+        raise CardError(f"{path} cannot be read: {error}") from error
     digest = hashlib.sha256(data).hexdigest()
     if digest != expected["sha256"]:
         raise CardError(f"{path} has sha256 {digest}, {CONFIG} says {expected['sha256']}: {remedy}")
@@ -177,6 +217,13 @@ def is_plain_file_name(name: str) -> bool:
 def _read_config(path: Path) -> dict[str, Any]:
     config = _read_json(path)
     _check(config, _CONFIG_TYPES, path)
+    if not NAME.fullmatch(config["name"]):
+        raise CardError(
+            f"{path}: a model cannot be called {config['name']!r:.80}: letters, digits, '.', '_' "
+            "and '-' only, 100 at most"
+        )
+    if not 0 <= config["parameters"] < 2**63:
+        raise CardError(f"{path}: parameters: {config['parameters']!r:.80} is out of range")
     for name, entry in config["files"].items():
         _check(entry, {"sha256": str, "size": int}, path, f"files, {name}: ")
         if not is_plain_file_name(name):
@@ -191,24 +238,85 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _read_json(path: Path) -> Any:
+    """The content of a JSON file that may be meant to do harm.
+
+    Raises:
+        CardError: if it is missing, no regular file, longer than 10 MB, no JSON, nested in more
+            than 50 levels, or has a key twice or a number that is not finite.
+    """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        text = read_text(path)
+        value = json.loads(
+            text, object_pairs_hook=_once, parse_constant=_finite, parse_float=_finite
+        )
     except FileNotFoundError:
         raise CardError(f"{path} is missing: {path.parent} is no complete card folder") from None
     except (OSError, ValueError) as error:
         raise CardError(f"{path} cannot be read as JSON: {error}") from error
+    except RecursionError:
+        raise CardError(f"{path} is nested in too many levels: it is no card's") from None
+    level, levels = [value], 0
+    while level:
+        if levels > _MOST_LEVELS:
+            raise CardError(f"{path} is nested in over {_MOST_LEVELS} levels: it is no card's")
+        inner = [v.values() if isinstance(v, dict) else v for v in level if isinstance(v, _NESTED)]
+        level, levels = [value for values in inner for value in values], levels + 1
+    return value
+
+
+def read_text(path: Path) -> str:
+    """A text file of a card.
+
+    Raises:
+        OSError: if it is missing, no regular file, or longer than 10 MB.
+        UnicodeDecodeError: if it is no UTF-8.
+    """
+    content = _read_regular(path, _MOST_TEXT)
+    # As text files are read: a break of lines is "\n".
+    return content.decode("utf-8").replace("\r\n", "\n")
+
+
+def _read_regular(path: Path, most: int) -> bytes:
+    """The content of a file, which is no pipe or device: reading those may never end."""
+    flags = os.O_RDONLY
+    if sys.platform != "win32":
+        flags |= os.O_NONBLOCK  # opening a pipe that nobody writes to would wait
+    with open(os.open(path, flags), "rb") as file:
+        state = os.fstat(file.fileno())
+        if not stat.S_ISREG(state.st_mode):
+            raise OSError("it is no regular file")
+        if state.st_size > most:
+            raise OSError(f"it is longer than {most:,} bytes")
+        return file.read(state.st_size)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {twice!r:.80} is there twice")
+    return found
+
+
+def _finite(number: str) -> float:
+    if not math.isfinite(value := float(number)):
+        raise ValueError(f"{number:.80} is no finite number")
+    return value
 
 
 def _check(value: Any, types: Mapping[str, Any], path: Path, where: str = "") -> None:
     """Exact keys and types; an unknown key means another layout, which nobody should guess at."""
     if not isinstance(value, dict):
-        raise CardError(f"{path}: {where}expected an object, got {value!r}")
+        raise CardError(f"{path}: {where}expected an object, got {value!r:.200}")
     version = value.get("format_version", FORMAT_VERSION)
     if type(version) is int and version > FORMAT_VERSION:
         raise CardError(
             f"{path}: written in format {version}, this ln_zoo reads formats up to "
             f"{FORMAT_VERSION}: upgrade ln_zoo"
         )
+    if type(version) is int and version < 1:
+        raise CardError(f"{path}: there is no format {version!r:.80}; formats begin with 1")
     if missing := types.keys() - value.keys():
         raise CardError(f"{path}: {where}{sorted(missing)} missing")
     if unknown := value.keys() - types.keys():
@@ -217,7 +325,7 @@ def _check(value: Any, types: Mapping[str, Any], path: Path, where: str = "") ->
         # bool is an int to Python, not to a reader of the file.
         if not isinstance(value[key], kind) or isinstance(value[key], bool):
             name = getattr(kind, "__name__", "number")
-            raise CardError(f"{path}: {where}{key} must be of type {name}, got {value[key]!r}")
+            raise CardError(f"{path}: {where}{key} must be of type {name}, got {value[key]!r:.200}")
 
 
 # Finding card folders
@@ -229,13 +337,17 @@ def card_folders() -> dict[str, Path]:
     A name that lies in several places is taken from the first of them.
 
     Raises:
-        CardError: if ``$LN_ZOO_MODELS`` is set to something that is no folder.
+        CardError: if ``$LN_ZOO_MODELS`` is set to something that is no folder, or cannot be read.
     """
     found: dict[str, Path] = {}
     for root in _roots():
-        for path in root.iterdir():
-            # A dot: a card that is being written.
-            if not path.name.startswith(".") and (path / CONFIG).is_file():
+        try:
+            paths = list(root.iterdir())
+        except OSError as error:
+            raise CardError(f"the folder of cards {root} cannot be read: {error}") from error
+        for path in paths:
+            # A dot: a card that is being written. Whatever the file is: reading it says what.
+            if not path.name.startswith(".") and os.path.lexists(path / CONFIG):
                 found.setdefault(path.name, path)
     return dict(sorted(found.items()))
 
@@ -296,12 +408,27 @@ def list_models(
         >>> list_models("mlp.*", norm="no such strategy")
         []
     """
-    names = []
+    names, broken = _fitting(filter, model, norm, dataset)
+    for error in broken.values():
+        raise error
+    return names
+
+
+def _fitting(
+    filter: str, model: str | None, norm: str | None, dataset: str | None
+) -> tuple[list[str], dict[str, CardError]]:
+    """Names that fit all filters, and those of damaged cards that might, with their errors."""
+    names: list[str] = []
+    broken: dict[str, CardError] = {}
     for name, folder in card_folders().items():
         if not fnmatch.fnmatchcase(name, filter):
             continue
         if (model, norm, dataset) != (None, None, None):
-            card = read_card(folder)
+            try:
+                card = read_card(folder)
+            except CardError as error:
+                broken[name] = error
+                continue
             if not (
                 _same(model, [card.model])
                 and _same(norm, [card.norm])
@@ -309,7 +436,7 @@ def list_models(
             ):
                 continue
         names.append(name)
-    return names
+    return names, broken
 
 
 def describe(name: str) -> Card:
@@ -333,23 +460,34 @@ def table(names: Iterable[str]) -> str:
 
     A damaged card keeps its line, with what is wrong.
     """
-    rows = [("name", "model", "norm", "dataset", "main metric", "parameters")]
+    rows = [["name", "model", "norm", "dataset", "main metric", "parameters"]]
     broken = []
     for name in names:
         try:
             card = describe(name)
         except CardError as error:
-            broken.append(f"{name}: {error}")
+            broken.append(f"{_cell(name)}: {_one_line(str(error))}")
             continue
         main = card.metrics[0]
         value = f"{main['name']} {_value(main)}"
-        rows.append((name, card.model, card.norm, main["dataset"], value, f"{card.parameters:,}"))
+        cells = (name, card.model, card.norm, main["dataset"], value, f"{card.parameters:,}")
+        rows.append(list(map(_cell, cells)))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
     return "\n".join([*(lines if len(rows) > 1 else []), *broken])
+
+
+def _cell(text: str) -> str:
+    """A text from a card in a table: one line, not too long, of which a terminal obeys nothing."""
+    line = _one_line(printable(text))
+    return line if len(line) <= _WIDEST else f"{line[: _WIDEST - 3]}..."
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def markdown_table(filter: str = "*") -> str:
@@ -383,19 +521,21 @@ def list_text(
 ) -> str:
     """What ``ln-zoo list`` prints: the table of `list_models`, or that nothing fits.
 
+    A damaged card has a line that says what is wrong, whatever the filters but that of its name.
+
     Raises:
-        CardError: as `list_models`.
+        CardError: as `card_folders`.
     """
-    names = list_models(filter, model=model, norm=norm, dataset=dataset)
-    if names:
-        return table(names)
+    names, broken = _fitting(filter, model, norm, dataset)
+    if names or broken:
+        return table([*names, *broken])
     known = card_folders()
     if not known:
         return (
             "no published models on this machine; "
             f"set {MODELS_VARIABLE} to a folder of card folders"
         )
-    return f"no model fits; there are {', '.join(known)}"
+    return f"no model fits; there are {', '.join(map(_cell, known))}"
 
 
 def cards_text(name: str | None = None) -> str:
@@ -412,10 +552,11 @@ def cards_text(name: str | None = None) -> str:
         if not folders:
             return list_text()
         width = max(map(len, folders))
-        return "\n".join(f"{key.ljust(width)}  {folder}" for key, folder in folders.items())
+        lines = (f"{key.ljust(width)}  {folder}" for key, folder in folders.items())
+        return "\n".join(printable(line).replace("\n", "\\n") for line in lines)
     folder = Path(name) if os.sep in name else find(name)
     path = folder / README
     try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
+        return printable(read_text(path))
+    except (OSError, UnicodeDecodeError) as error:
         raise CardError(f"{path} cannot be read: {error}") from error

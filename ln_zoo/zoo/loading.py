@@ -5,16 +5,21 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import safetensors
 import safetensors.torch
 import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from ln_zoo.models.base import ZooModule
 from ln_zoo.norms import Norm
 from ln_zoo.zoo import catalog, hub, registry
 from ln_zoo.zoo.catalog import Card, CardError
 
+#: Of the weights of a card. The largest of ours has 32.
+_MOST_TENSORS = 10_000
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -29,6 +34,7 @@ def load(
 
     Nothing is unpickled and no class is imported because a file names it: the weights are
     safetensors, whose size and sha256 are checked first, and classes are looked up among our own.
+    No more memory is taken than the weights need: the model is built on the meta device first.
 
     Args:
         name_or_path: a name from `ln_zoo.list_models`; a card folder (a path with a separator, as
@@ -53,15 +59,6 @@ def load(
         ln_zoo.zoo.catalog.CardError: no model 'no-such-model': ...
     """
     card = catalog.read_card(_folder(name_or_path, revision, cache_dir))
-    # A model is built with random weights first: that must not move the user's random numbers.
-    with torch.random.fork_rng(devices=[]):
-        model = build(card, norm)
-    count = sum(parameter.numel() for parameter in model.parameters())
-    if count != card.parameters:
-        raise CardError(
-            f"{card.folder / catalog.CONFIG} says {card.parameters:,} parameters, the model it "
-            f"describes has {count:,}: the card was written by hand, or by another ln_zoo"
-        )
     for name in card.config["files"]:
         if name != catalog.WEIGHTS:
             catalog.verified_bytes(card, name)
@@ -70,10 +67,11 @@ def load(
         state = safetensors.torch.load(catalog.verified_bytes(card, catalog.WEIGHTS))
     except safetensors.SafetensorError as error:
         raise CardError(f"{weights} is no safetensors file: {error}") from error
-    try:
-        model.load_state_dict(state, strict=True)
-    except RuntimeError as error:
-        raise CardError(f"{weights} does not fit the model of the card: {error}") from error
+    # A model is built with random weights first: that must not move the user's random numbers.
+    with torch.random.fork_rng(devices=[]):
+        _check_size(card, state, norm)
+        model = build(card, norm)
+    _fill(model, state, card, assign=False)
     # Not by attribute: torch's stubs admit tensors and modules only.
     model.__dict__["card"] = card
     return model.eval()
@@ -104,6 +102,70 @@ def build(card: Card, norm: Norm | None = None) -> ZooModule:
         init_args["norm"] = norm
     model: ZooModule = registry.build(cls, init_args)
     return model
+
+
+class _TooLargeError(CardError):
+    """The model of a card is much larger than its weights."""
+
+
+class _Limited(TorchFunctionMode):
+    """Ends the building of a model that takes more calls of torch than its weights explain."""
+
+    def __init__(self, card: Card, tensors: int) -> None:
+        super().__init__()
+        self.left = 1000 + 100 * tensors
+        self.message = (
+            f"{card.folder / catalog.CONFIG} describes a far larger model than the {tensors} "
+            f"tensors of {catalog.WEIGHTS} are of: the card was written by hand, or is damaged"
+        )
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        self.left -= 1
+        if self.left < 0:
+            raise _TooLargeError(self.message)
+        return func(*args, **(kwargs or {}))
+
+
+def _check_size(card: Card, state: dict[str, Tensor], norm: Norm | None) -> None:
+    """Builds the model without memory for its weights, and compares it with those of the card.
+
+    A card may say any size: the memory and the time of a model that its weights do not fit are
+    never spent.
+
+    Raises:
+        CardError: if they do not fit.
+    """
+    if len(state) > _MOST_TENSORS:
+        raise CardError(
+            f"{card.folder / catalog.WEIGHTS} holds {len(state):,} tensors, more than any model"
+        )
+    try:
+        with _Limited(card, len(state)), torch.device("meta"):
+            sketch = build(card, norm)
+    except _TooLargeError:
+        raise
+    except CardError:
+        if norm is None:
+            raise
+        return  # a strategy of the user's own may need numbers, which there are none of here
+    count = sum(parameter.numel() for parameter in sketch.parameters())
+    if count != card.parameters:
+        raise CardError(
+            f"{card.folder / catalog.CONFIG} says {card.parameters:,} parameters, the model it "
+            f"describes has {count:,}: the card was written by hand, or by another ln_zoo"
+        )
+    _fill(sketch, state, card, assign=True)
+
+
+def _fill(model: ZooModule, state: dict[str, Tensor], card: Card, assign: bool) -> None:
+    try:
+        model.load_state_dict(state, strict=True, assign=assign)
+    except RuntimeError as error:
+        raise CardError(
+            f"{card.folder / catalog.WEIGHTS} does not fit the model of the card: {error}"
+        ) from error
 
 
 def _folder(

@@ -122,8 +122,18 @@ def build(cls: type[Any], init_args: dict[str, Any]) -> Any:
             )
     try:
         return cls(**init_args)
-    except (TypeError, ValueError) as error:
-        raise CardError(f"{cls.__name__} refuses the card's arguments: {error}") from error
+    except CardError:
+        raise
+    except Exception as error:
+        # Of any kind: an argument of the wrong type or size fails wherever it is used first.
+        raise CardError(
+            f"{cls.__name__} refuses the card's arguments: {_first_line(error)}"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    """What an error says, without the traceback that torch's bring along."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _names_a_class(value: Any) -> bool:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from zoo_support import RESULTS
 
 from ln_zoo.zoo import catalog
 from ln_zoo.zoo.catalog import CardError, card_folders, describe, find, list_models
@@ -148,7 +151,20 @@ assert not heavy, heavy
             "an object, got 'LayerNorm'",
         ),
         ("config.json", {"init_args": {"norm": {"class_path": "a"}}}, "missing"),
+        ("config.json", {"format_version": 0}, "there is no format 0; formats begin with 1"),
+        ("results.json", {"format_version": -1}, "there is no format -1"),
+        ("config.json", {"name": "../mlp"}, r"a model cannot be called '\.\./mlp'"),
+        ("config.json", {"name": "mlp\x1b[2J"}, r"a model cannot be called 'mlp\\x1b\[2J'"),
+        ("config.json", {"name": "a" * 101}, "a model cannot be called 'aaa"),
+        ("config.json", {"parameters": -1}, "parameters: -1 is out of range"),
+        ("config.json", {"parameters": 10**30}, "parameters: 1000000.* is out of range"),
+        ("config.json", {"\x1b[2J": 1}, r"unknown keys \['\\x1b\[2J'\]"),
         ("results.json", {"metrics": []}, "no metric"),
+        (
+            "results.json",
+            {"metrics": [{**RESULTS["metrics"][0], "value": 10**400}]},
+            "metrics: 'error' is out of range",
+        ),
         ("results.json", {"metrics": [{"name": "error"}]}, "metrics: .* missing"),
     ],
 )
@@ -161,3 +177,101 @@ def test_malformed_cards_are_named(
     with pytest.raises(CardError, match=message) as caught:
         catalog.read_card(folder)
     assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 100_000, "is nested in too many levels|cannot be read as JSON"),
+        ('{"a": ' + "[" * 60 + "]" * 60 + "}", "is nested in over 50 levels"),
+        ('{"name": "a", "name": "b"}', "the key 'name' is there twice"),
+        ('{"a": [{"b": 1, "b": 1}]}', "the key 'b' is there twice"),
+        ('{"value": NaN}', "NaN is no finite number"),
+        ('{"value": -Infinity}', "-Infinity is no finite number"),
+        ('{"value": 1e999}', "1e999 is no finite number"),
+        ("1" * 5000, "cannot be read as JSON"),
+        (" " * 10_000_001, "it is longer than 10,000,000 bytes"),
+        ("\xe9", "cannot be read as JSON"),
+    ],
+)
+def test_json_that_means_harm(make_card: Callable[..., Path], text: str, message: str) -> None:
+    folder = make_card()
+    (folder / "results.json").write_text(text, encoding="latin-1")
+    with pytest.raises(CardError, match=message) as caught:
+        catalog.read_card(folder)
+    assert "\n" not in str(caught.value)
+
+
+def make_unreadable(path: Path, what: str) -> None:
+    path.unlink()
+    if what == "pipe":
+        os.mkfifo(path)
+    elif what == "folder":
+        path.mkdir()
+    elif what == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.symlink_to("nowhere")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+@pytest.mark.parametrize("what", ["pipe", "folder", "device", "broken link"])
+@pytest.mark.parametrize("name", ["config.json", "results.json", "README.md"])
+def test_what_is_no_regular_file_is_refused_at_once(
+    models_folder: Path, name: str, what: str
+) -> None:
+    path = models_folder / "mlp.none" / name
+    make_unreadable(path, what)
+    with pytest.raises(CardError, match=f"{name} (cannot be read|is missing)"):
+        catalog.cards_text("mlp.none") if name == "README.md" else describe("mlp.none")
+    if name != "README.md":
+        assert f"mlp.none: {path} " in catalog.list_text()
+
+
+def test_faulty_cards_have_a_line_each_and_others_are_listed(models_folder: Path) -> None:
+    """Whatever is wrong with them, and with any filter."""
+    good = catalog.list_text("mlp.layernorm").splitlines()
+    whole = (models_folder / "mlp.none" / "config.json").read_text()
+    faults = {
+        "deep": "[" * 100_000,
+        "twice": whole.replace("{", '{"name": "x", ', 1),
+        "zero": whole.replace('"format_version": 1', '"format_version": 0'),
+        "escape\x1b[2J\nline": "{",
+    }
+    for name, text in faults.items():
+        shutil.copytree(models_folder / "mlp.none", models_folder / name)
+        (models_folder / name / "config.json").write_text(text)
+    for filters in ({}, {"norm": "LayerNorm"}):
+        lines = catalog.list_text(**filters).splitlines()
+        assert [line.split() for line in lines[:1]] == [good[0].split()]
+        assert [line for line in lines if line.split() == good[1].split()]
+        told = [line for line in lines if "config.json" in line]
+        assert len(told) == len(faults)
+        assert all(line.isprintable() for line in lines)
+    assert catalog.list_text("deep").startswith("deep: ")
+
+
+def test_nothing_a_terminal_obeys_is_printed(models_folder: Path) -> None:
+    readme = models_folder / "mlp.none" / "README.md"
+    readme.write_bytes("a\x1b]0;title\x07\r\n\tb\x9b2J\u202ec\n".encode())
+    assert catalog.cards_text("mlp.none") == "a\\x1b]0;title\\x07\n\tb\\x9b2J\\u202ec\n"
+    (models_folder / "mlp.none").rename(models_folder / "mlp\x1b[2J")
+    assert all(line.isprintable() for line in catalog.cards_text().splitlines())
+    assert all(line.isprintable() for line in catalog.list_text("no*").splitlines())
+    with pytest.raises(CardError) as caught:
+        describe("no such")
+    assert str(caught.value).isprintable()
+    readme = models_folder / "mlp.layernorm" / "README.md"
+    readme.write_bytes(b"\xff")
+    with pytest.raises(CardError, match=r"README\.md cannot be read"):
+        catalog.cards_text("mlp.layernorm")
+
+
+def test_a_metric_may_say_anything_in_one_line(models_folder: Path) -> None:
+    path = models_folder / "mlp.none" / "results.json"
+    results = json.loads(path.read_text())
+    results["metrics"][0] |= {"name": "error\x1b[2J\nof", "unit": "x" * 500}
+    path.write_text(json.dumps(results))
+    lines = catalog.list_text().splitlines()
+    assert len(lines) == 4
+    assert all(line.isprintable() and len(line) < 250 for line in lines)

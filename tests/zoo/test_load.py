@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch
 from zoo_support import PREPROCESSING, RESULTS, tiny
 
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, Site, WeightNorm
-from ln_zoo.zoo import CardError, load, write_card
+from ln_zoo.zoo import CardError, load, loading, write_card
 
 
 @dataclass(frozen=True)
@@ -217,6 +218,56 @@ def test_parameter_count_and_shapes_are_checked(make_card: Callable[..., Path]) 
     ) as caught:
         load(folder)
     assert "network.1.weight" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "init_args",
+    [
+        {"hidden_features": [60_000, 60_000]},
+        {"hidden_features": [1] * 200_000},
+        {"hidden_features": [10**30]},
+        {"hidden_features": [2**62]},
+        {"hidden_features": [[]]},
+        {"hidden_features": {"a": 1}},
+        {"in_features": None},
+        {"num_classes": 0.5},
+        {"activation": []},
+    ],
+)
+def test_no_memory_is_taken_for_a_model_that_the_weights_do_not_fit(
+    make_card: Callable[..., Path], init_args: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_card()
+    config = json.loads((folder / "config.json").read_text())
+    edit(folder / "config.json", init_args=config["init_args"] | init_args)
+    devices = []
+    build = loading.build
+
+    def noted(*args: Any) -> Any:
+        devices.append(torch.empty(0).device.type)
+        return build(*args)
+
+    monkeypatch.setattr(loading, "build", noted)
+    start = time.process_time()
+    with pytest.raises(CardError) as caught:
+        load(folder)
+    assert devices == ["meta"]
+    assert time.process_time() - start < 5  # seconds; two hundred thousand layers take 25
+    assert "Traceback" not in str(caught.value)
+
+
+def test_a_strategy_that_needs_numbers_to_be_built(make_card: Callable[..., Path]) -> None:
+    """One of the user's own, which cannot be built where there are none."""
+
+    @dataclass(frozen=True)
+    class Counting(Doubling):
+        def init_sums(self, site: Site) -> None:
+            super().init_sums(site)
+            assert site.gain.sum().item() > 0
+
+    folder = make_card("model", Doubling())
+    model = load(folder, norm=Counting())
+    assert torch.equal(model.network[1].weight, tiny(Doubling()).network[1].weight)
 
 
 def test_a_strategy_of_the_users_own(make_card: Callable[..., Path]) -> None:
