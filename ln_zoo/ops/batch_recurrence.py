@@ -48,7 +48,7 @@ from ln_zoo.ops.engine import Sums
 from ln_zoo.ops.records import Records, RowNorm, StepNorm
 from ln_zoo.ops.recurrence import stack
 from ln_zoo.ops.recurrent_kernel import untraceable
-from ln_zoo.ops.spec import Operands, gather, product_dtype
+from ln_zoo.ops.spec import Operands, gather, product_dtype, specialized
 
 # What is to be computed
 
@@ -71,7 +71,7 @@ class Cases:
 
     def encode(self) -> str:
         """As text without ``/``; floats survive to the last bit."""
-        return f"{int(self.scale)},{int(self.batch)},{self.eps!r},{self.correction}"
+        return f"{int(self.scale)},{int(self.batch)},{specialized(self.eps)!r},{self.correction}"
 
     @staticmethod
     def decode(text: str) -> Cases:

@@ -19,6 +19,19 @@ from ln_zoo.ops.cells import Cell, States, Weights
 from ln_zoo.ops.records import Records, RowNorm
 
 
+def specialized(value: float) -> float:
+    """A number of a strategy as a constant, also where torch.compile takes it as a variable.
+
+    What is compiled holds for this value alone then; it is compiled anew for another.
+    """
+    if not torch.compiler.is_compiling():
+        return value
+    # Not at the top: it imports a library for algebra.
+    from torch.fx.experimental.symbolic_shapes import guard_scalar
+
+    return float(guard_scalar(value))
+
+
 @dataclass(frozen=True)
 class Rows:
     """How the rows of one place are normalised, without gain and shift.
@@ -39,7 +52,7 @@ class Rows:
     def encode(self) -> str:
         """As text without ``/``; floats survive to the last bit."""
         groups = ".".join(str(n) for n in self.groups)
-        return f"{int(self.scale)},{int(self.center)},{self.eps!r},{groups}"
+        return f"{int(self.scale)},{int(self.center)},{specialized(self.eps)!r},{groups}"
 
     @staticmethod
     def decode(text: str) -> Rows:

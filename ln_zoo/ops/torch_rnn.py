@@ -44,15 +44,16 @@ class TorchRNN:
         reason = transformed()
         if reason is not None:
             return reason
-        if cell.name == "LSTM" and x.device.type == "cpu":
-            if (
-                torch.is_autocast_enabled("cpu")
-                and torch.get_autocast_dtype("cpu") == torch.float16
-            ):
-                return "torch has no LSTM for float16 autocast on the CPU"
-            # Compiled, its backward fails where the input needs no gradient (torch 2.13).
+        if x.device.type == "cpu":
+            # Compiled, an LSTM's backward fails where the input needs no gradient (torch 2.13), and
+            # the others become 26 nodes for each step: compiling takes minutes.
             if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
-                return "torch.compile cannot take gradients through torch's LSTM on the CPU"
+                return "torch.compile would unroll torch's loops on the CPU"
+            half = torch.is_autocast_enabled("cpu") and (
+                torch.get_autocast_dtype("cpu") == torch.float16
+            )
+            if cell.name == "LSTM" and half:
+                return "torch has no LSTM for float16 autocast on the CPU"
         return None
 
     def __call__(

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
 from torch.nn.utils.rnn import pack_sequence
 
 from ln_zoo.layers import GRU, LSTM, RNN, Conv2d, GRUCell, Linear, LSTMCell, RNNCell
@@ -109,6 +111,43 @@ def test_compiles_whole(cls: type, norm: Norm) -> None:
     for a, b in zip(module.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad, rtol=0, atol=1e-5)
     assert_equal(list(module.buffers()), list(twin.buffers()), 1e-6)
+
+
+def check_dynamic(cls: type, norm: Norm) -> None:
+    """Compiled with sizes and strategies as variables, and called with two batch sizes."""
+    module, (x, *_), options = example(cls, norm)
+    if cls in (LSTM, GRU, RNN):
+        module = cls(3, 4, norm=norm)
+    sizes: list[int] = []
+
+    def noted(graph: torch.fx.GraphModule, _: Any) -> Any:
+        sizes.append(len(graph.graph.nodes))
+        return make_boxed_func(graph.forward)
+
+    compiled = torch.compile(
+        module, fullgraph=True, dynamic=True, backend=aot_autograd(fw_compiler=noted)
+    )
+    for given in (x, torch.cat([x, x], dim=-2)):
+        expected = copy.deepcopy(module)(given, **options)
+        assert_equal(compiled(given, **options), expected, 1e-6)
+    # A loop of torch's would be unrolled, into 26 nodes for each of three steps.
+    assert not isinstance(norm, Identity) or max(sizes) < 50
+
+
+@pytest.mark.parametrize(
+    ("cls", "norm"), [(LSTM, LayerNorm(eps=0.1)), (RNN, BatchNorm(eps=0.1)), (GRU, Identity())]
+)
+@pytest.mark.usefixtures("compiler")
+def test_compiles_whole_with_variable_sizes(cls: type, norm: Norm) -> None:
+    check_dynamic(cls, norm)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cls", CLASSES[:-1])  # torch.nn.Conv2d itself does not compile so
+@every_norm
+@pytest.mark.usefixtures("compiler")
+def test_every_layer_compiles_whole_with_variable_sizes(cls: type, norm: Norm) -> None:
+    check_dynamic(cls, norm)
 
 
 @pytest.mark.filterwarnings("ignore:.*Graph break.*")
