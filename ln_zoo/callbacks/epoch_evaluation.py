@@ -49,6 +49,8 @@ class EpochEvaluation(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._data(trainer)  # if there is none, now and not after an epoch
+        # A run that is resumed within an epoch does not start one.
+        self._started = time.perf_counter()
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._started = time.perf_counter()

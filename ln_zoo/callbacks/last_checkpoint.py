@@ -1,27 +1,140 @@
-"""Keeps the newest state of a run."""
+"""Keeps the newest state of a run, also of one that is told to stop."""
 
 from __future__ import annotations
 
+import signal
+import threading
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
+import torch
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities import rank_zero_info
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupted(SystemExit):
+    """A signal ended a run. Its exit code is 128 and the signal's number: 130 or 143.
+
+    Args:
+        number: of the signal.
+        checkpoint: the state to go on from, if one was written.
+        agreed: whether all processes of the run stop at the same step.
+    """
+
+    def __init__(
+        self, number: int, checkpoint: str | Path | None = None, agreed: bool = False
+    ) -> None:
+        super().__init__(128 + number)
+        self.number = number
+        self.checkpoint = checkpoint
+        self.agreed = agreed
 
 
 class LastCheckpoint(ModelCheckpoint):
-    """Writes ``last.ckpt`` after each epoch, in place of the one before.
+    """Writes ``last.ckpt`` after each epoch, in place of the one before, and when told to stop.
+
+    At Ctrl-C (SIGINT) or SIGTERM training stops after the update under way: ``last.ckpt`` then
+    holds that step, and a run that goes on from there sees the batches that were left. Gradients
+    that are being accumulated are completed first. Validation, and what else is due at the end of
+    an epoch, is completed too, since none of it can be resumed halfway; a second Ctrl-C does not
+    wait, and leaves the checkpoint before. With several processes all stop at the same step,
+    whichever had the signal.
 
     Apart from a user's own `ModelCheckpoint`: with ``save_last`` that one writes ``last.ckpt`` only
     when its monitored score improves, and a resumed run would fall back to that epoch. It keeps no
     state in checkpoints: a resumed run writes to a folder of its own.
+
+    Raises:
+        Interrupted: in training, after a signal. It ends the process without a traceback.
     """
 
     def __init__(self) -> None:
         super().__init__(
             filename="last", save_on_train_epoch_end=True, enable_version_counter=False
         )
+        self._signal = 0
+        self._steps = 0
+        self._resumed: str | Path | None = None
+        self._handlers: dict[int, Any] = {}
 
     def state_dict(self) -> dict[str, Any]:
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes nothing: checkpoints written before hold what another run had."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        self._signal, self._steps, self._resumed = 0, trainer.global_step, trainer.ckpt_path
+        if threading.current_thread() is threading.main_thread():
+            # In place of Lightning's own, which waits for the other processes within the handler.
+            self._handlers = {n: signal.signal(n, self._receive) for n in _SIGNALS}
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        updated = trainer.global_step != self._steps
+        self._steps = trainer.global_step
+        loop, fetcher = trainer.fit_loop.epoch_loop, trainer.fit_loop._data_fetcher
+        assert fetcher is not None
+        # A run that goes on from here would leave out what is due between this batch and the next.
+        due = loop.batch_progress.is_last_batch or loop._should_check_val_fx(fetcher)
+        if updated and not due and (number := self._told(trainer)):
+            self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
+            self._stop(number)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_epoch_start(trainer, pl_module)
+        if number := self._told(trainer):
+            self._stop(number)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_end(trainer, pl_module)
+        if number := self._told(trainer):
+            self._stop(number)
+        self._restore()
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        super().on_exception(trainer, pl_module, exception)
+        self._restore()
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        """Takes a signal. Some programs send SIGTERM twice; Ctrl-C twice is a person who waits."""
+        if self._signal and number == signal.SIGINT:
+            self._restore()
+            raise Interrupted(number, self._newest())
+        if not self._signal and number == signal.SIGINT:
+            rank_zero_info("\nstopping after this update; Ctrl-C again stops at once")
+        self._signal = self._signal or number
+
+    def _told(self, trainer: Trainer) -> int:
+        """The signal that one of the processes had, else 0."""
+        if trainer.world_size == 1:
+            return self._signal
+        told = torch.tensor(self._signal, device=trainer.strategy.root_device)
+        return int(trainer.strategy.reduce(told, reduce_op="max"))
+
+    def _stop(self, number: int) -> None:
+        self._restore()
+        raise Interrupted(number, self._newest(), agreed=True)
+
+    def _newest(self) -> str | Path | None:
+        written = Path(self.best_model_path)
+        return written if written.is_file() else self._resumed
+
+    def _restore(self) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._handlers = {}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import warnings
+from collections.abc import Iterator
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,8 +27,9 @@ from ln_zoo.callbacks import (
     LastCheckpoint,
     PredictionWriter,
 )
+from ln_zoo.callbacks.last_checkpoint import Interrupted
 from ln_zoo.checkpoints import write_atomically
-from ln_zoo.cli import outputs, results, stored
+from ln_zoo.cli import outputs, results, run_folders, signals, stored
 from ln_zoo.cli.errors import OneLineErrors, told
 from ln_zoo.models.base import ZooModule
 
@@ -40,7 +44,8 @@ def run_trainer(argv: list[str]) -> int:
         argv: arguments, the subcommand first.
 
     Returns:
-        The exit code: 0; 1 if the run failed; 2 if nothing was run because the input is wrong.
+        The exit code: 0; 1 if the run failed; 2 if nothing was run because the input is wrong;
+        130 or 143 if Ctrl-C or SIGTERM ended it.
     """
     set_parsing_settings(add_print_completion_argument=True)
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_no_advertisement)
@@ -52,15 +57,21 @@ def run_trainer(argv: list[str]) -> int:
     # a hundred times as much as others. Set before torch starts its threads, which inherit it.
     torch.set_flush_denormal(True)
     code = 2
+    cli: ZooCLI | None = None
     try:
-        # Installed packages may bring strategies of their own, which then have short names here.
-        for strategy in entry_points(group="ln_zoo.norms"):
-            strategy.load()
-        cli = ZooCLI(argv)
-        code = 1
-        cli.run()
+        with signals.raised():
+            # Installed packages may bring strategies of their own, with short names here.
+            for strategy in entry_points(group="ln_zoo.norms"):
+                strategy.load()
+            cli = ZooCLI(argv)
+            code = 1
+            cli.run()
+    except Interrupted as end:
+        if cli is not None and not end.agreed:
+            signals.end_others(cli.trainer)
+        return signals.tell(argv[0], end)
     except Exception as error:
-        return told(error, argv[0], code)
+        return told(signals.lost_process(error) or error, argv[0], code)
     return 0
 
 
@@ -84,6 +95,11 @@ class ZooCLI(LightningCLI):
 
     def __init__(self, argv: list[str]) -> None:
         self.argv = argv
+        self._claimed: list[Path] = []
+        with self._releasing():
+            self._build()
+
+    def _build(self) -> None:
         super().__init__(
             ZooModule,
             LightningDataModule,
@@ -103,8 +119,17 @@ class ZooCLI(LightningCLI):
                 ]
             },
             auto_configure_optimizers=False,
-            args=stored.with_model(argv),
+            args=stored.with_model(self.argv),
         )
+
+    @contextlib.contextmanager
+    def _releasing(self) -> Iterator[None]:
+        """Leaves no empty folder behind where the run fails before it writes anything."""
+        try:
+            yield
+        except BaseException:
+            run_folders.release(self._claimed)
+            raise
 
     # Parsing
 
@@ -134,7 +159,7 @@ class ZooCLI(LightningCLI):
         self.config = parser.parse_args(args)
         self._name_loggers()
         if self._settings().get("ckpt_path") == "last":
-            path = str(outputs.newest_checkpoint(self._settings()))
+            path = str(outputs.newest_checkpoint(self._runs()))
             # Once more, over the model of that checkpoint: what differs then is the user's.
             self.config = parser.parse_args(stored.with_model([*self.argv, "--ckpt_path", path]))
             self._name_loggers()
@@ -151,7 +176,10 @@ class ZooCLI(LightningCLI):
         return self.config[self.config.subcommand]
 
     def _name_loggers(self) -> None:
-        """Runs go to ``runs/<model>-<norm>/version_<n>`` unless a logger was given a name."""
+        """Runs go to ``runs/<model>-<norm>/version_<n>`` unless a logger was given a name.
+
+        With ``--trainer.default_root_dir`` they go there, in place of ``runs``.
+        """
         loggers = self._settings().trainer.get("logger")
         loggers = loggers if isinstance(loggers, list) else [loggers]
         arguments = [x.get("init_args") or Namespace() for x in loggers if isinstance(x, Namespace)]
@@ -162,11 +190,35 @@ class ZooCLI(LightningCLI):
                 if stored.given(self.argv, f"trainer.logger.{option}") is not None:
                     for init_args in arguments:
                         init_args[option] = arguments[-1][option]
+        root = self._settings().trainer.get("default_root_dir")
+        if root and stored.given(self.argv, "trainer.logger.save_dir") is None:
+            for init_args in arguments:
+                if init_args.get("save_dir") == run_folders.DEFAULT:
+                    init_args.save_dir = str(root)
         nameless = [x for x in arguments if "name" in x and x.name is None]
         if nameless:
             name = self._run_name()
             for init_args in nameless:
                 init_args.name = name
+
+    def _runs(self) -> Path:
+        """The folder of the runs of this name.
+
+        Raises:
+            FileNotFoundError: if only a logger of another program knows it.
+        """
+        trainer = self._settings().trainer
+        loggers = trainer.get("logger")
+        first = loggers[0] if isinstance(loggers, list) and loggers else loggers
+        if _no_logger(loggers):
+            return Path(trainer.get("default_root_dir") or run_folders.DEFAULT) / self._run_name()
+        init_args = first.get("init_args") if isinstance(first, Namespace) else None
+        if not init_args or not init_args.get("save_dir"):
+            raise FileNotFoundError(
+                "--ckpt_path last looks in the folder of the run's logger, and this logger has "
+                "none: give the file itself"
+            )
+        return Path(init_args.save_dir) / (init_args.name or "")
 
     def _run_name(self) -> str:
         """``<model>-<norm>``, by the names of their classes."""
@@ -186,12 +238,18 @@ class ZooCLI(LightningCLI):
         settings = self._get(self.config_init, "trainer")
         callbacks = settings.callbacks or []
         callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
+        own = _no_logger(settings.logger) and not settings.fast_dev_run
+        if own and run_folders.is_first_process():
+            # Checkpoints, config.yaml and results have a folder of their own without a logger too:
+            # Lightning's default is the current one, where the user's own files lie.
+            folder = run_folders.claim(self._runs())
+            self._claimed.append(folder)
+            settings.default_root_dir = str(folder)
         trainer = super().instantiate_trainer(callbacks=callbacks + self._additional(callbacks))
         write_atomically(trainer.strategy)
+        signals.prepare(trainer)
         outputs.check_writable(trainer, self.model if self.subcommand == "fit" else None)
-        # Asked for before any run's folder is made, so that all loggers agree on the next number.
-        for logger in trainer.loggers:
-            _ = logger.version
+        self._claimed += run_folders.claim_for(trainer.loggers)
         return trainer
 
     def _additional(self, callbacks: list[Callback]) -> list[Callback]:
@@ -233,7 +291,8 @@ class ZooCLI(LightningCLI):
 
     def run(self) -> None:
         """Fits, validates, tests or predicts."""
-        super()._run_subcommand(str(self.subcommand))
+        with self._releasing():
+            super()._run_subcommand(str(self.subcommand))
 
     def after_fit(self) -> None:
         if self._settings().test_after_fit and not self.trainer.interrupted:
@@ -262,6 +321,11 @@ def _logger(name: str, **extra: Any) -> dict[str, Any]:
         "class_path": f"lightning.pytorch.loggers.{name}",
         "init_args": {"save_dir": "runs", "name": None, **extra},
     }
+
+
+def _no_logger(loggers: Any) -> bool:
+    """Whether ``--trainer.logger false`` was given, or an empty list."""
+    return loggers is False or loggers == []
 
 
 def _holds(callbacks: list[Callback], cls: type[Callback]) -> bool:

@@ -7,33 +7,28 @@ import tempfile
 from pathlib import Path
 
 import torch
-from jsonargparse import Namespace
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from ln_zoo.callbacks import ActivityByPosition, CurvesPlot
 from ln_zoo.checkpoints import DamagedCheckpointError, check_whole, sweep
+from ln_zoo.cli.run_folders import unwritable
 from ln_zoo.cli.stored import note
 
 
-def newest_checkpoint(settings: Namespace) -> Path:
+def newest_checkpoint(folder: Path) -> Path:
     """The newest whole checkpoint of all runs of this name: ``last.ckpt``, or one within an epoch.
 
     What is damaged is passed over with a word. Files that a kill left half-written are removed.
+
+    Args:
+        folder: of the runs of that name.
 
     Raises:
         FileNotFoundError: if there is none.
         ValueError: if all are damaged.
     """
-    loggers = settings.trainer.get("logger")
-    first = loggers[0] if isinstance(loggers, list) and loggers else loggers
-    if not isinstance(first, Namespace):
-        raise FileNotFoundError(
-            "--ckpt_path last looks in the folder of the run's logger, and there is no logger: "
-            "give the file itself"
-        )
-    folder = Path(first.init_args.save_dir) / (first.init_args.name or "")
     for checkpoints in folder.glob("*/checkpoints"):
         sweep(checkpoints)
     found = list(folder.glob("*/checkpoints/*.ckpt"))
@@ -78,10 +73,7 @@ def check_writable(trainer: Trainer, trained: torch.nn.Module | None) -> None:
             with tempfile.TemporaryFile(dir=folder) as file:
                 file.write(b"0")
         except OSError as error:
-            raise OSError(
-                f"the output folder {folder} cannot be written to ({error.strerror}): choose "
-                "another with --trainer.logger.save_dir"
-            ) from error
+            raise unwritable(folder, error) from error
         if trained is None:
             continue
         # Weights and Adam's two moments, in the newest checkpoint, in the one before and in the one

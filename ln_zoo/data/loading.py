@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from lightning.fabric.utilities.seed import pl_worker_init_function
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
@@ -233,6 +236,7 @@ class BatchLoader(DataLoader):
             num_workers=num_workers,
             pin_memory=pin_memory,
             collate_fn=whole_batch,
+            worker_init_fn=_start_worker,
             generator=torch.Generator().manual_seed(seed),
         )
 
@@ -310,6 +314,14 @@ class ResumableLoader(BatchLoader):
 def whole_batch(batch: Any) -> Any:
     """Returns a batch as it is, where a ``DataLoader`` would collate examples."""
     return batch
+
+
+def _start_worker(number: int) -> None:
+    """Leaves signals to the process that trains: Ctrl-C reaches all, and it still needs batches."""
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, signal.SIG_IGN)
+    if os.environ.get("PL_SEED_WORKERS") == "1":
+        pl_worker_init_function(number)
 
 
 def check_at_least(least: int, **values: int) -> None:

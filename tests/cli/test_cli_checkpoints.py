@@ -204,10 +204,10 @@ def test_last_finds_the_newest_run_of_the_name(here: Path) -> None:
     assert "note: model.lr = 0.5 is ignored: runs/MLPClassifier-LayerNorm/version_1" in done.err
 
 
-def test_last_without_a_logger(here: Path) -> None:
-    done = run("fit", *SMALL, *QUIET, "--trainer.logger=false", "--ckpt_path=last")
+def test_last_of_a_logger_without_a_folder(here: Path) -> None:
+    done = run("fit", *SMALL, *QUIET, "--trainer.logger=true", "--ckpt_path=last")
     assert done.code == 2
-    assert "there is no logger: give the file itself" in done.err
+    assert "this logger has none: give the file itself" in done.err
 
 
 # --weights

@@ -33,8 +33,8 @@ def test_quickstart_leaves_everything_in_one_folder(quickstart) -> None:
     folder, _ = quickstart
     names = {p.name.partition(".out")[0] for p in folder.rglob("*") if p.is_file()}
     assert names == {
-        "metrics.csv", "events", "hparams.yaml", "config.yaml", "last.ckpt", "curves.png",
-        "test_results.json",
+        "metrics.csv", "events", "hparams.yaml", "config.yaml", "last.ckpt", "last-previous.ckpt",
+        "curves.png", "test_results.json",
     }  # fmt: skip
     assert [p.name for p in folder.parent.parent.iterdir()] == ["MLPClassifier-LayerNorm"]
 
@@ -214,7 +214,7 @@ def test_checkpoints_of_the_users_own_stand_beside_ours(here: Path) -> None:
     )
     fit("--config=own.yaml", epochs=2)
     names = {p.name for p in here.glob("runs/**/*.ckpt")}
-    assert {"last.ckpt", "best.ckpt", "epoch=1-step=10.ckpt"} == names
+    assert {"last.ckpt", "last-previous.ckpt", "best.ckpt", "epoch=1-step=10.ckpt"} == names
     assert fit("--config=own.yaml", "--ckpt_path=last", epochs=3).code == 0
 
 
@@ -408,7 +408,7 @@ def test_output_below_a_file(here: Path) -> None:
     assert done.code == 2
     assert done.err.splitlines()[-2] == (
         "ln-zoo fit: error: the output folder taken/runs cannot be written to (Not a directory): "
-        "choose another with --trainer.logger.save_dir"
+        "choose another with --trainer.logger.save_dir or --trainer.default_root_dir"
     )
     assert (here / "taken").read_text() == "not a folder"
 
@@ -420,7 +420,7 @@ def test_output_where_nothing_can_be_made(here: Path) -> None:
         "fit", *SMALL, *QUIET, "--trainer.logger=false", "--trainer.default_root_dir=/proc/x"
     )
     assert done.code == 2
-    assert "the output folder /proc/x cannot be written to" in done.err
+    assert "the output folder /proc/x/MLPClassifier-LayerNorm cannot be written to" in done.err
 
 
 def test_checkpoints_where_nothing_can_be_made(here: Path) -> None:

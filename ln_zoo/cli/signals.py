@@ -1,0 +1,89 @@
+"""Ctrl-C and SIGTERM: one line that says how to go on, and the shell's exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+
+from ln_zoo.callbacks.last_checkpoint import Interrupted
+from ln_zoo.cli import outputs
+
+_NUMBERS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def raised() -> Iterator[None]:
+    """Raises `Interrupted` at a signal; in training `LastCheckpoint` waits for the update's end."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, _raise) for number in _NUMBERS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def prepare(trainer: Trainer) -> None:
+    """Takes the place of the trainer's own handler of SIGTERM.
+
+    That one waits for the other processes within the handler, which may be at another place: where
+    one process alone has the signal, all of them hang.
+    """
+    connector: Any = trainer._signal_connector
+    connector._sigterm_notifier_fn = _raise
+
+
+def end_others(trainer: Trainer) -> None:
+    """Ends the processes that this one has started."""
+    for process in getattr(trainer.strategy.launcher, "procs", ()):
+        with contextlib.suppress(OSError):
+            process.send_signal(signal.SIGTERM)
+
+
+def tell(command: str, end: Interrupted) -> int:
+    """Says how to go on, and returns the exit code.
+
+    Where all processes stop together, the first one speaks for all: Lightning would kill it if
+    another ended with an error before.
+    """
+    if end.agreed and _rank():
+        return 0
+    name = signal.Signals(end.number).name
+    process = f" (process {_rank()})" if _rank() else ""
+    if end.checkpoint:
+        path = outputs.relative(os.path.abspath(end.checkpoint))
+        how = f"go on with the same command and --ckpt_path {path}"
+    else:
+        how = "no checkpoint was written"
+    print(f"ln-zoo {command}: stopped by {name}{process}: {how}", file=sys.stderr)
+    return 128 + end.number
+
+
+def lost_process(error: Exception) -> ConnectionError | None:
+    """In plain words, an error which says that another process of the run cannot be reached."""
+    words = ("gloo", "Connection closed by peer", "Connection reset by peer", "NCCL")
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if not isinstance(error, RuntimeError) or not several:
+        return None
+    if isinstance(error, torch.distributed.DistError) or any(w in str(error) for w in words):
+        return ConnectionError("another process of this run has ended")
+    return None
+
+
+def _rank() -> int:
+    return int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0)
+
+
+def _raise(number: int, frame: FrameType | None) -> None:
+    raise Interrupted(number)

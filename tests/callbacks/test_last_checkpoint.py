@@ -1,0 +1,115 @@
+"""A run that is told to stop keeps the step it has come to, and goes on from there."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch import Callback, Trainer, seed_everything
+
+from ln_zoo.callbacks import EpochEvaluation, LastCheckpoint
+from ln_zoo.callbacks.last_checkpoint import Interrupted
+from ln_zoo.data import Digits
+from ln_zoo.models import MLPClassifier
+from ln_zoo.norms import BatchNorm
+
+
+class Sender(Callback):
+    """Sends signals to its own process, in the middle of an update or of validation."""
+
+    def __init__(self, step: int, *numbers: int, validation: bool = False) -> None:
+        self.step, self.numbers, self.validation = step, numbers, validation
+
+    def on_before_optimizer_step(self, trainer: Trainer, *_: object) -> None:
+        if not self.validation and trainer.global_step == self.step:
+            self.send()
+
+    def on_validation_start(self, trainer: Trainer, *_: object) -> None:
+        if self.validation and trainer.global_step >= self.step:
+            self.send()
+
+    def send(self) -> None:
+        for number in self.numbers:
+            os.kill(os.getpid(), number)
+
+
+def fit(folder: Path, *callbacks: Callback, resume: Path | None = None, **options: object) -> dict:
+    """Ten batches an epoch, three epochs; the last checkpoint."""
+    seed_everything(0, verbose=False)
+    trainer = Trainer(
+        accelerator="cpu", default_root_dir=folder, logger=False, max_epochs=3,
+        enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0,
+        callbacks=[*callbacks, LastCheckpoint()], **options,
+    )  # fmt: skip
+    data = Digits(batch_size=20, train_size=200, val_size=20)
+    trainer.fit(MLPClassifier(64, [8], norm=BatchNorm()), datamodule=data, ckpt_path=resume)
+    return load(folder)
+
+
+def load(folder: Path) -> dict:
+    return torch.load(folder / "checkpoints/last.ckpt", weights_only=True)
+
+
+def same(a: object, b: object) -> bool:
+    if isinstance(a, torch.Tensor):
+        return isinstance(b, torch.Tensor) and torch.equal(a, b)
+    if isinstance(a, dict):
+        return isinstance(b, dict) and a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))  # type: ignore[arg-type]
+    return a == b
+
+
+@pytest.mark.parametrize(
+    ("options", "sender", "code", "stopped_at"),
+    [
+        ({}, Sender(13, signal.SIGTERM), 143, 14),
+        ({}, Sender(13, signal.SIGINT), 130, 14),
+        ({}, Sender(13, signal.SIGTERM, signal.SIGTERM), 143, 14),
+        # The last batch of an epoch: what is due at its end is done before.
+        ({}, Sender(19, signal.SIGTERM), 143, 20),
+        ({}, Sender(20, signal.SIGTERM, validation=True), 143, 20),
+        ({}, Sender(29, signal.SIGTERM), 143, 30),
+        # Four updates an epoch, of three batches each but the last.
+        ({"accumulate_grad_batches": 3}, Sender(5, signal.SIGTERM), 143, 6),
+        # Validation in the middle of an epoch.
+        ({"val_check_interval": 4}, Sender(13, signal.SIGTERM), 143, 15),
+        ({"val_check_interval": 4}, Sender(13, signal.SIGTERM, validation=True), 143, 15),
+    ],
+    ids=["term", "int", "twice", "last", "validation", "end", "accumulated", "due", "within"],
+)
+def test_goes_on_where_it_stopped(
+    tmp_path: Path, options: dict, sender: Sender, code: int, stopped_at: int
+) -> None:
+    whole = fit(tmp_path / "whole", EpochEvaluation(), **options)
+    before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    with pytest.raises(Interrupted) as stopped:
+        fit(tmp_path / "broken", EpochEvaluation(), sender, **options)
+    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == before
+    written = tmp_path / "broken/checkpoints/last.ckpt"
+    assert (stopped.value.code, stopped.value.checkpoint) == (code, written)
+    assert stopped.value.agreed
+    assert load(tmp_path / "broken")["global_step"] == stopped_at
+    if stopped_at < whole["global_step"]:
+        resumed = fit(tmp_path / "resumed", EpochEvaluation(), resume=written, **options)
+        assert same(resumed, whole)
+
+
+def test_a_second_ctrl_c_does_not_wait(tmp_path: Path) -> None:
+    with pytest.raises(Interrupted) as stopped:
+        fit(tmp_path, Sender(13, signal.SIGINT, signal.SIGINT))
+    assert (stopped.value.code, stopped.value.agreed) == (130, False)
+    assert load(tmp_path)["global_step"] == 10
+
+
+def test_stopped_before_the_first_update_of_a_resumed_run(tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        fit(tmp_path / "first", Sender(13, signal.SIGTERM))
+    first = tmp_path / "first/checkpoints/last.ckpt"
+    again = Sender(14, signal.SIGINT, signal.SIGINT)
+    with pytest.raises(Interrupted) as stopped:
+        fit(tmp_path / "second", again, resume=first)
+    assert stopped.value.checkpoint == first

@@ -1,0 +1,99 @@
+"""Where runs write: a folder of their own each, also without a logger, and never a user's file."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from cli_support import QUIET, SMALL, fit, run
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+
+from ln_zoo.cli import run_folders
+
+
+def test_simultaneous_starts_get_folders_of_their_own(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(16) as pool:
+        claimed = list(pool.map(lambda _: run_folders.claim(tmp_path / "runs"), range(64)))
+    assert {folder.name for folder in claimed} == {f"version_{n}" for n in range(64)}
+
+
+def test_numbers_go_on_behind_the_highest(tmp_path: Path) -> None:
+    for name in ("version_3", "version_x", "other"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "version_4").write_text("a file")
+    assert run_folders.claim(tmp_path).name == "version_5"
+    (tmp_path / "version_3/checkpoints").mkdir()
+    (tmp_path / "version_3/checkpoints/last.ckpt.partial").write_text("what a kill left")
+    assert run_folders.claim(tmp_path).name == "version_6"
+    assert not list((tmp_path / "version_3/checkpoints").iterdir())
+
+
+def test_loggers_of_a_run_share_its_folder(tmp_path: Path) -> None:
+    def loggers() -> list:
+        return [
+            CSVLogger(tmp_path, "a"),
+            TensorBoardLogger(tmp_path, "a"),
+            CSVLogger(tmp_path, "b"),
+        ]
+
+    (tmp_path / "b/version_6").mkdir(parents=True)
+    claimed = run_folders.claim_for(first := loggers())
+    assert claimed == [tmp_path / "a/version_0", tmp_path / "b/version_7"]
+    assert [logger.version for logger in first] == [0, 0, 7]
+    assert all(Path(logger.log_dir).is_dir() for logger in first)
+    # Asked for before anything is written: Lightning itself would give the same number again.
+    run_folders.claim_for(second := loggers())
+    assert [logger.version for logger in second] == [1, 1, 8]
+    given = CSVLogger(tmp_path, "a", version=3)
+    assert run_folders.claim_for([given]) == []
+    assert given.version == 3
+
+
+def test_what_is_left_empty_is_removed(tmp_path: Path) -> None:
+    empty, used = (run_folders.claim(tmp_path / name) for name in ("empty", "used"))
+    (used / "metrics.csv").write_text("epoch")
+    run_folders.release([empty, used])
+    assert [path.name for path in tmp_path.iterdir()] == ["used"]
+
+
+def test_where_no_folder_can_be_made(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("a file")
+    with pytest.raises(OSError, match=r"the output folder .*runs cannot be written to"):
+        run_folders.claim(tmp_path / "runs")
+
+
+def test_without_a_logger_no_file_of_the_user_is_touched(here: Path) -> None:
+    own = {name: f"# {name}: mine\n" for name in ("config.yaml", "test_results.json")}
+    own["config.yaml"] += "trainer:\n  max_epochs: 1\n"
+    for name, text in own.items():
+        (here / name).write_text(text)
+    fit("--config=config.yaml", "--trainer.logger=false", "--test_after_fit=true")
+    done = fit("--trainer.logger=false", "--ckpt_path=last", epochs=2)
+    assert "runs/MLPClassifier-LayerNorm/version_0/checkpoints/last.ckpt" in done.err + done.out
+    assert {path.name: path.read_text() for path in here.iterdir() if path.is_file()} == own
+    first, second = (here / f"runs/MLPClassifier-LayerNorm/version_{n}" for n in (0, 1))
+    for name in ("config.yaml", "test_results.json", "checkpoints/last.ckpt"):
+        assert (first / name).is_file()
+    assert {path.name for path in second.iterdir()} == {"config.yaml", "checkpoints"}
+
+
+@pytest.mark.parametrize("logger", [[], ["--trainer.logger=false"]], ids=["loggers", "none"])
+def test_default_root_dir(here: Path, logger: list[str]) -> None:
+    fit("--trainer.default_root_dir=here/below", *logger)
+    assert [path.name for path in here.iterdir()] == ["here"]
+    assert (here / "here/below/MLPClassifier-LayerNorm/version_0/checkpoints/last.ckpt").is_file()
+    fit("--trainer.default_root_dir=here/below", *logger, "--ckpt_path=last", epochs=2)
+    assert (here / "here/below/MLPClassifier-LayerNorm/version_1/checkpoints/last.ckpt").is_file()
+
+
+def test_a_folder_given_to_the_logger_wins(here: Path) -> None:
+    fit("--trainer.default_root_dir=root", "--trainer.logger.save_dir=logs")
+    assert [path.name for path in here.iterdir()] == ["logs"]
+
+
+def test_a_run_that_does_not_start_leaves_no_folder(here: Path) -> None:
+    for more in ([], ["--trainer.logger=false"]):
+        done = run("fit", *SMALL, *QUIET, "--weights=mlp.layernorm", *more)
+        assert done.code == 2
+        assert not list(here.glob("runs/*"))
