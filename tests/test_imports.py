@@ -2,7 +2,8 @@
 
     cli -> zoo -> models -> layers -> norms -> ops
 
-`callbacks` stand beside `models`; `checkpoints`, `data` and `metrics` import no other room.
+`callbacks` stand beside `models`; `checkpoints`, `files` and `metrics` import no other room, and
+`data` only `files`.
 """
 
 import ast
@@ -25,7 +26,8 @@ BELOW = {
     "layers": {"norms", "ops"},
     "analysis": {"layers", "norms", "ops"},
     "testing": {"analysis", "layers", "norms", "ops"},
-    "data": set(),
+    "files": set(),
+    "data": {"files"},
     "metrics": set(),
     "checkpoints": set(),
     "callbacks": {"checkpoints", "metrics", "layers", "norms", "ops"},

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ln_zoo.zoo.catalog import printable
+
 if TYPE_CHECKING:
     from ln_zoo.data.iam_ondb_files import Conversion
 
@@ -101,7 +103,7 @@ def _report(found: Conversion, target: Path) -> None:
     }.items():
         if names:
             more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
-            print(f"{what}: {len(names):,} ({', '.join(names[:_NAMED])}{more})")
+            print(printable(f"{what}: {len(names):,} ({', '.join(names[:_NAMED])}{more})"))
     if found.unlisted:
         print(f"stroke files of forms in no list, left out: {found.unlisted:,}")
     print(f"converted: {target} (--data IAMOnDB --data.root {target})")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import lzma
 import os
 import re
 import shutil
@@ -22,11 +23,12 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from gzip import BadGzipFile
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
 
 from ln_zoo.data.pen_lines import PenLines, pack
+from ln_zoo.files import read_regular
 
 LISTS = {
     "trainset.txt": "train",
@@ -38,6 +40,9 @@ LISTS = {
 
 MOST_DAMAGED = 0.01
 """Share of stroke files that may be damaged; beyond it the copy is not to be trusted."""
+
+MOST_BYTES = 10_000_000
+"""The most that a file of the distribution may have, in an archive or not: 150,000 pen points."""
 
 _STROKES = re.compile(r"([a-z]\d\d-\d{3}[a-z]?)-(\d{2,})\.xml")
 _TEXT = re.compile(r"([a-z]\d\d-\d{3}[a-z]?)\.txt")
@@ -82,7 +87,8 @@ def convert(
 
     Args:
         source: a folder with ``lineStrokes``, ``ascii`` and the four lists, at any depth, as files
-            or in archives (tar, compressed or not, and zip); or such an archive.
+            or in archives (tar, compressed or not, and zip); or such an archive. No file of more
+            than 10 MB is read, and no pipe or device: they count as damaged.
         target: folder to write, made if need be. For each list a folder of mapped arrays, and
             ``lines.tsv``.
         progress: called with the number of stroke files read and of all, now and then.
@@ -96,9 +102,10 @@ def convert(
             than 1 % of the stroke files are damaged.
     """
     done = target / _DONE
-    if done.is_file():
+    if done.exists():
+        found = _read_conversion(done)
         shutil.rmtree(target / _WORK, ignore_errors=True)
-        return Conversion(**json.loads(done.read_text(encoding="utf-8")))
+        return found
     _check_target(target)
     with ExitStack() as stack:
         files = _find(source, stack)
@@ -234,7 +241,7 @@ def _find(source: Path, stack: ExitStack) -> dict[str, list[_File]]:
             if kind := _kind(name):
                 status = path.stat()
                 stamp = f"{status.st_size} {status.st_mtime_ns}"
-                found[kind].append(_File(name, str(path), stamp, path.read_bytes))
+                found[kind].append(_File(name, str(path), stamp, partial(_read_file, path)))
             elif _ARCHIVE.fullmatch(name):
                 archives.append(path)
     packed = [kind for kind in kinds if not found[kind]]
@@ -275,7 +282,10 @@ def _members(archive: Path, stack: ExitStack) -> Iterator[_File]:
         if archive.suffix.lower() == ".zip":
             opened = stack.enter_context(zipfile.ZipFile(archive))
             members = {
-                entry.filename: (f"{entry.file_size} {entry.CRC}", partial(opened.read, entry))
+                entry.filename: (
+                    f"{entry.file_size} {entry.CRC}",
+                    partial(_read_zip_member, opened, entry),
+                )
                 for entry in opened.infolist()
             }
         else:
@@ -295,10 +305,55 @@ def _members(archive: Path, stack: ExitStack) -> Iterator[_File]:
         yield _File(name, f"{archive}/{path}", stamp, partial(guarded, read))
 
 
+def _read_file(path: Path) -> bytes:
+    try:
+        return read_regular(path, MOST_BYTES)
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        raise ValueError(f"{path} cannot be read: {error}") from error
+
+
+def _read_zip_member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
+    with archive.open(entry) as file:
+        return _bounded(file, entry.filename)
+
+
 def _read_member(tar: tarfile.TarFile, entry: tarfile.TarInfo) -> bytes:
     file = tar.extractfile(entry)
     assert file is not None
-    return file.read()
+    return _bounded(file, entry.name)
+
+
+def _bounded(file: IO[bytes], name: str) -> bytes:
+    """The content of a member: what an archive says of its size need not be true."""
+    content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise ValueError(f"{name} is longer than {MOST_BYTES:,} bytes")
+    return content
+
+
+def _read_conversion(path: Path) -> Conversion:
+    """What a conversion that was done before found.
+
+    Raises:
+        ValueError: if the file is not what `convert` writes.
+    """
+    try:
+        found = Conversion(**json.loads(_read_file(path)))
+        for name, default in vars(Conversion()).items():
+            if not isinstance(getattr(found, name), type(default)):
+                raise ValueError(f"{name} is of another type")
+        if found.lines.keys() != found.points.keys():
+            raise ValueError("lines and points are of different sets")
+        if not all(isinstance(n, int) for n in (*found.lines.values(), *found.points.values())):
+            raise ValueError("lines or points are no whole numbers")
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(
+            f"{path} is not what a conversion writes ({error}): remove it to convert into this "
+            "folder anew, or give an empty folder"
+        ) from error
+    return found
 
 
 @contextmanager
@@ -306,7 +361,10 @@ def _readable(archive: Path) -> Iterator[None]:
     """Says which archive is damaged if one is."""
     try:
         yield
-    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, BadGzipFile) as error:
+    except (
+        *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, BadGzipFile),
+        *(RuntimeError, NotImplementedError),  # encrypted, or compressed in a way of its own
+    ) as error:
         raise ValueError(
             f"{archive} is truncated, damaged or no archive ({error}): get it again"
         ) from error
@@ -374,8 +432,11 @@ def _stored(path: Path, key: list[str]) -> dict[str, np.ndarray] | None:
     """What was read before of the same files."""
     if not path.is_file():
         return None
-    with np.load(path, allow_pickle=False) as archive:
-        return dict(archive) if archive["key"].tolist() == key else None
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return dict(archive) if archive["key"].tolist() == key else None
+    except (ValueError, LookupError, EOFError, zipfile.BadZipFile, zlib.error):
+        return None  # damaged: read again
 
 
 def _match(names: Sequence[str], texts: Mapping[str, list[str]]) -> dict[str, str]:

@@ -16,12 +16,12 @@ import json
 import math
 import os
 import re
-import stat
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
+
+from ln_zoo.files import read_regular
 
 #: Version of the layout of ``config.json`` and ``results.json`` that this library reads and writes.
 FORMAT_VERSION = 1
@@ -199,7 +199,7 @@ def verified_bytes(card: Card, name: str) -> bytes:
     if size != expected["size"]:
         raise CardError(f"{path} has {size} bytes, {CONFIG} says {expected['size']}: {remedy}")
     try:
-        data = _read_regular(path, size)
+        data = read_regular(path, size)
     except OSError as error:
         raise CardError(f"{path} cannot be read: {error}") from error
     digest = hashlib.sha256(data).hexdigest()
@@ -271,23 +271,9 @@ def read_text(path: Path) -> str:
         OSError: if it is missing, no regular file, or longer than 10 MB.
         UnicodeDecodeError: if it is no UTF-8.
     """
-    content = _read_regular(path, _MOST_TEXT)
+    content = read_regular(path, _MOST_TEXT)
     # As text files are read: a break of lines is "\n".
     return content.decode("utf-8").replace("\r\n", "\n")
-
-
-def _read_regular(path: Path, most: int) -> bytes:
-    """The content of a file, which is no pipe or device: reading those may never end."""
-    flags = os.O_RDONLY
-    if sys.platform != "win32":
-        flags |= os.O_NONBLOCK  # opening a pipe that nobody writes to would wait
-    with open(os.open(path, flags), "rb") as file:
-        state = os.fstat(file.fileno())
-        if not stat.S_ISREG(state.st_mode):
-            raise OSError("it is no regular file")
-        if state.st_size > most:
-            raise OSError(f"it is longer than {most:,} bytes")
-        return file.read(state.st_size)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

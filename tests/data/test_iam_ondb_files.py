@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import tracemalloc
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -463,3 +465,95 @@ def test_there_is_nothing_there(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
     with pytest.raises(ValueError, match=r"notes.txt is truncated, damaged or no archive"):
         convert(tmp_path / "notes.txt", tmp_path / "compact")
+
+
+# Files that are meant to do harm
+
+
+@pytest.mark.parametrize("ending", [".tar.gz", ".zip", ""])
+def test_a_file_of_any_size_takes_little_memory(
+    tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of 40 MB, in an archive of 40 kB or in a folder."""
+    monkeypatch.setattr(iam_ondb_files, "MOST_BYTES", 1_000_000)
+    huge = "lineStrokes/d00/d00-007/d00-007-01.xml"
+    files = many({}) | {huge: b""}
+    if ending:
+        source = tmp_path / f"all{ending}"
+        archive(source, files | {huge: bytes(40_000_000)})
+        assert source.stat().st_size < 2_000_000
+    else:
+        source = write_files(tmp_path / "x", files)
+        os.truncate(source / huge, 40_000_000)
+    tracemalloc.start()
+    try:
+        found = convert(source, tmp_path / "compact")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 20_000_000
+    (why,) = found.left_out.values()
+    assert "is longer than 1,000,000 bytes" in why
+
+
+def archive(path: Path, files: dict[str, bytes]) -> None:
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as opened:
+            for name, content in files.items():
+                opened.writestr(name, content)
+    else:
+        write_archive(path, files)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_pipes_are_not_waited_for(tmp_path: Path) -> None:
+    source = write_files(tmp_path / "x", many({}))
+    pipe = source / "lineStrokes/d00/d00-007/d00-007-01.xml"
+    pipe.unlink()
+    os.mkfifo(pipe)
+    found = convert(source, tmp_path / "compact")
+    assert found.left_out == {pipe.name: f"{pipe} cannot be read: it is no regular file"}
+    (source / "trainset.txt").unlink()
+    os.mkfifo(source / "trainset.txt")
+    with pytest.raises(ValueError, match=r"trainset\.txt cannot be read: it is no regular file"):
+        convert(source, tmp_path / "again")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"lines": {}, "colour": 1}', "unexpected keyword argument 'colour'"),
+        ("[1]", "must be a mapping"),
+        ('{"lines": []}', "lines is of another type"),
+        ('{"lines": {"train": 1}, "points": {}}', "lines and points are of different sets"),
+        ('{"lines": {"a": "1"}, "points": {"a": 1}}', "lines or points are no whole numbers"),
+        ("{", "Expecting property name"),
+        ("[" * 100_000, "recursion"),
+    ],
+)
+def test_a_conversion_that_is_none_is_named(tmp_path: Path, text: str, reason: str) -> None:
+    (tmp_path / "conversion.json").write_text(text)
+    with pytest.raises(ValueError, match=rf"conversion\.json is not what .*{reason}.*: remove it"):
+        convert(tmp_path / "x", tmp_path)
+
+
+def test_an_encrypted_archive_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "all.zip"
+    archive(path, small_distribution())
+    content = bytearray(path.read_bytes())
+    for mark, at in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):  # the flags of every member
+        start = 0
+        while (start := content.find(mark, start)) >= 0:
+            content[start + at] |= 1
+            start += 4
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"all\.zip is truncated, damaged or .* encrypted"):
+        convert(path, tmp_path / "compact")
+
+
+def test_a_damaged_part_of_the_work_is_read_again(tmp_path: Path) -> None:
+    source = write_files(tmp_path / "x", small_distribution())
+    compact = tmp_path / "compact"
+    (compact / ".conversion").mkdir(parents=True)
+    np.savez(compact / ".conversion/000000.npz", other=np.zeros(3))
+    assert convert(source, compact).lines["train"] == 3
