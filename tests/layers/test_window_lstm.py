@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import math
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import reference
 import torch
+from accuracy import assert_as_accurate, generic_loop, moved
 from reference import Direction, Rule, Statistics
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -142,6 +143,10 @@ def equations(
 
 def flat(done: WindowOutput) -> tuple[Tensor, ...]:
     return done.output, done.windows, *done.state
+
+
+def by_number(tensors: Any) -> dict[str, Tensor]:
+    return {f"{k}, {tuple(a.shape)}": a for k, a in enumerate(tensors)}
 
 
 def gradients(results: Any, sources: list[Tensor]) -> tuple[Tensor, ...]:
@@ -433,17 +438,35 @@ def test_all_ways_agree_in_single_precision(
     strategy: str, kernels: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layer, x, text, state = single(strategy)
-    sources = [x.requires_grad_(), *layer.parameters()]
-    done = flat(layer(x, text, state))
-    found = (*done, *gradients(done, sources))
+    found = everything(layer, x, text, state)
+    assert all(a.dtype == torch.float32 for a in found.values())
     monkeypatch.setenv("LN_ZOO_KERNELS", "0")
-    wide = copy.deepcopy(layer).double()
-    y = x.detach().double().requires_grad_()
-    exact = flat(wide(y, text.double(), WindowState(*(a.double() for a in state))))
-    expected = (*exact, *gradients(exact, [y, *wide.parameters()]))
-    for one, two in zip(found, expected, strict=True):
-        assert one.dtype == torch.float32
-        assert (one.double() - two).norm() <= 2e-5 * two.norm()
+    expected = everything(layer, x, text, state, F64)
+    assert_as_accurate(found, expected, in_float32(layer, x, text, state))
+
+
+def everything(
+    layer: WindowLSTM, x: Tensor, text: Tensor, state: Any, dtype: Any = torch.float32, run: int = 0
+) -> dict[str, Tensor]:
+    """Results and gradients in a precision, of numbers `moved` for a run of that number."""
+    layer = copy.deepcopy(layer)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.copy_(moved(parameter, run))
+    layer, x = layer.to(dtype), moved(x, run).detach().to(dtype, copy=True).requires_grad_()
+    start = WindowState(*(moved(a, run).to(dtype) for a in state))
+    done = flat(layer(x, text.to(dtype), start))
+    return by_number([*done, *gradients(done, [x, *layer.parameters()])])
+
+
+def in_float32(*given: Any) -> Callable[[int], dict[str, Tensor]]:
+    """`everything` by the generic loop."""
+
+    def loop(k: int) -> dict[str, Tensor]:
+        with generic_loop():
+            return everything(*given, run=k)
+
+    return loop
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -493,10 +516,14 @@ def test_without_gradients(kernels: str) -> None:
     with torch.inference_mode():
         inference = flat(layer(x, text, state))
     frozen = flat(layer.requires_grad_(False)(x, text, state))
-    for one, *others in zip(loud, quiet, inference, frozen, strict=True):
-        for other in others:
-            assert not other.requires_grad
-            torch.testing.assert_close(other.clone(), one.detach(), rtol=0, atol=2e-6)
+    first = by_number(loud)
+    loop = in_float32(layer.requires_grad_(), x, text, state)
+    for other in (quiet, inference, frozen):
+        assert not any(a.requires_grad for a in other)
+        found = by_number(a.clone() for a in other)
+        assert_as_accurate(
+            found, first, lambda k: {name: a for name, a in loop(k).items() if name in first}
+        )
 
 
 def test_runs_give_the_same_bits(kernels: str) -> None:
@@ -523,10 +550,10 @@ def test_compiles_whole(asked: list[str]) -> None:
     compiled = torch.compile(layer, fullgraph=True, backend="eager")
     done, expected = flat(compiled(x, text, state)), flat(layer(x, text, state))
     assert len(asked) == 1  # that of the plain call
-    for one, two in zip(
-        (*done, *gradients(done, [x])), (*expected, *gradients(expected, [x])), strict=True
-    ):
-        torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-5)
+    found = by_number((*done, *gradients(done, [x])))
+    wanted = by_number((*expected, *gradients(expected, [x])))
+    loop = in_float32(layer, x, text, state)
+    assert_as_accurate(found, wanted, lambda k: {name: loop(k)[name] for name in wanted})
 
 
 def test_transforms_of_functions(asked: list[str]) -> None:
@@ -537,12 +564,22 @@ def test_transforms_of_functions(asked: list[str]) -> None:
     (gradient,) = torch.autograd.grad(layer(x, text, state).output.sum(), x)
     x = x.detach()
     assert len(asked) == 2
-    found = torch.func.grad(lambda x: layer(x, text, state).output.sum())(x)
-    torch.testing.assert_close(found, gradient, rtol=1e-4, atol=1e-5)
-    mapped = torch.vmap(lambda x: layer(x, text, state).output)(torch.stack([x, x]))
-    torch.testing.assert_close(mapped[1], expected, rtol=1e-5, atol=1e-5)
+
+    def loop(k: int) -> dict[str, Tensor]:
+        y = moved(x, k).clone().requires_grad_()
+        with generic_loop():
+            output = layer(y, text, state).output
+        (g,) = torch.autograd.grad(output.sum(), y)
+        return {"output": output, "gradient": g, "tangent": (g * y).sum()}
+
     _, tangent = torch.func.jvp(lambda x: layer(x, text, state).output.sum(), (x,), (x,))
-    torch.testing.assert_close(tangent, (gradient * x).sum(), rtol=1e-4, atol=1e-4)
+    found = {
+        "output": torch.vmap(lambda x: layer(x, text, state).output)(torch.stack([x, x]))[1],
+        "gradient": torch.func.grad(lambda x: layer(x, text, state).output.sum())(x),
+        "tangent": tangent,
+    }
+    wanted = {"output": expected, "gradient": gradient, "tangent": (gradient * x).sum()}
+    assert_as_accurate(found, wanted, loop)
     assert len(asked) == 2
 
 

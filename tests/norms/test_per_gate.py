@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from accuracy import assert_as_accurate, generic_loop, moved
 from torch import Tensor
 
 from ln_zoo.layers import GRU, LSTM, RNN, Conv2d, GRUCell, Linear, LSTMCell, RNNCell
@@ -81,12 +82,23 @@ def equations(layer: Any, x: Tensor) -> Tensor:
     return torch.stack(outputs)
 
 
-def results(function: Callable[[Tensor], Tensor], layer: Any, x: Tensor) -> list[Tensor]:
+def results(function: Callable[[Tensor], Tensor], layer: Any, x: Tensor) -> dict[str, Tensor]:
     x = x.clone().requires_grad_()
     output = function(x)
     generator = torch.Generator().manual_seed(5)
     cotangent = torch.randn(output.shape, generator=generator, dtype=F64).to(output.dtype)
-    return [output.detach(), *torch.autograd.grad(output, [x, *layer.parameters()], cotangent)]
+    gradients = torch.autograd.grad(output, [x, *layer.parameters()], cotangent)
+    names = ["x", *(name for name, _ in layer.named_parameters())]
+    return {"out": output.detach(), **dict(zip(names, gradients, strict=True))}
+
+
+def shifted(module: Any, k: int, dtype: torch.dtype = torch.float32) -> Any:
+    """A copy for a run of the generic loop."""
+    module = copy.deepcopy(module)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(moved(parameter, k))
+    return module.to(dtype)
 
 
 @every_cell
@@ -95,12 +107,19 @@ def test_a_layer_is_the_equations(cell: str, kernels: str) -> None:
     x = torch.randn(7, 4, 3).double()
     expected = results(lambda x: equations(exact, x), exact, x)
     # The native kernels have no float64.
-    layer = copy.deepcopy(exact).float() if kernels == "native" else exact
-    dtype, tolerance = (torch.float32, 5e-6) if kernels == "native" else (F64, 1e-12)
-    found = results(lambda x: layer(x)[0], layer, x.to(dtype))
-    for one, two in zip(found, expected, strict=True):
-        assert one.dtype == dtype
-        assert (one.double() - two).norm() <= tolerance * two.norm()
+    dtype = torch.float32 if kernels == "native" else F64
+
+    def by_layer(dtype: torch.dtype, k: int = 0) -> dict[str, Tensor]:
+        layer = shifted(exact, k, dtype)
+        return results(lambda x: layer(x)[0], layer, moved(x, k).to(dtype))
+
+    def loop(k: int) -> dict[str, Tensor]:
+        with generic_loop():
+            return by_layer(torch.float32, k)
+
+    found = by_layer(dtype)
+    assert all(a.dtype == dtype for a in found.values())
+    assert_as_accurate(found, expected, loop)
 
 
 @every_cell
@@ -112,16 +131,23 @@ def test_a_cell_is_a_step_of_the_layer(cell: str, kernels: str) -> None:
         wanted = f"{start}.l0.{'.'.join(rest)}" if rest else f"{start}_l0"
         a.copy_(layer.state_dict()[wanted])
     x = torch.randn(5, 4, 3).double()
-    expected = equations(layer, x)
-    for dtype, tolerance in ((F64, 1e-12), (torch.float32, 5e-6)):
-        module.to(dtype)
+    expected = {"out": equations(layer, x)}
+
+    def by_steps(dtype: torch.dtype, grad: bool, k: int = 0) -> dict[str, Tensor]:
+        stepped, state, outputs = shifted(module, k, dtype), None, []
+        with torch.set_grad_enabled(grad):
+            for now in moved(x, k).to(dtype):
+                state = stepped(now, state)
+                outputs.append(state[0] if cell == "LSTM" else state)
+        return {"out": torch.stack(outputs)}
+
+    def loop(k: int) -> dict[str, Tensor]:
+        with generic_loop():
+            return by_steps(torch.float32, True, k)
+
+    for dtype in (F64, torch.float32):
         for grad in (True, False):
-            state = None
-            with torch.set_grad_enabled(grad):
-                for now, wanted in zip(x.to(dtype), expected, strict=True):
-                    state = module(now, state)
-                    h = state[0] if cell == "LSTM" else state
-                    assert (h - wanted).norm() <= tolerance * wanted.norm()
+            assert_as_accurate(by_steps(dtype, grad), expected, loop)
 
 
 @every_cell

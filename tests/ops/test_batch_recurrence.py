@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from accuracy import assert_as_accurate, moved
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence
 
@@ -49,8 +50,8 @@ LAYERS: dict[str, Callable[..., nn.Module]] = {
     "RNN_RELU": lambda *sizes, **options: RNN(*sizes, nonlinearity="relu", **options),
 }
 every_cell = pytest.mark.parametrize("cell", LAYERS)
-#: Largest difference allowed, as a part of the largest number compared.
-TOLERANCE = {F64: 1e-11, F32: 5e-6}
+#: The error allowed in float64.
+DOUBLE = 1e-11
 
 
 @dataclass
@@ -158,13 +159,24 @@ def gradients(results: list[Tensor], sources: list[Tensor]) -> list[Tensor]:
     return list(torch.autograd.grad(loss, sources, allow_unused=True, materialize_grads=True))
 
 
-def batches(layer: nn.Module, cell: str, dtype: torch.dtype, xs: list[Any]) -> list[Tensor]:
+def shifted(layer: nn.Module, dtype: torch.dtype, run: int) -> nn.Module:
+    """A copy of a layer for a run of the generic loop."""
+    layer = copy.deepcopy(layer)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.copy_(moved(parameter, run))
+    return layer.to(dtype)
+
+
+def batches(
+    layer: nn.Module, cell: str, dtype: torch.dtype, xs: list[Any], run: int = 0
+) -> list[Tensor]:
     """Everything that comes out of some batches, one after the other, and the buffers at last."""
-    layer = copy.deepcopy(layer).to(dtype)
+    layer = shifted(layer, dtype, run)
     found = []
     for k, x in enumerate(xs):
         torch.manual_seed(k)
-        data = data_of(x).to(dtype).requires_grad_()
+        data = moved(data_of(x), run).to(dtype, copy=True).requires_grad_()
         cases = int(x.batch_sizes[0]) if isinstance(x, PackedSequence) else x.shape[1]
         shape = (len(layer.sites), cases, 5)
         states = [torch.randn(shape, dtype=F64).to(dtype).requires_grad_() for _ in range(2)]
@@ -175,41 +187,33 @@ def batches(layer: nn.Module, cell: str, dtype: torch.dtype, xs: list[Any]) -> l
     return [*found, *layer.buffers()]
 
 
-def distance(a: Tensor, b: Tensor) -> float:
-    """Largest difference as a part of the largest number."""
-    scale = b.abs().max().clamp(min=1e-3)
-    return ((a.to(F64) - b.to(F64)).abs().max() / scale).item()
-
-
-def assert_same(actual: list[Tensor], expected: list[Tensor], tolerance: float) -> None:
+def assert_same(
+    actual: list[Tensor], expected: list[Tensor], loop: Callable[[int], list[Tensor]]
+) -> None:
+    """Whole numbers are equal; the others are as exact as the generic loop's."""
+    floats = [b.is_floating_point() for b in expected]
     for k, (a, b) in enumerate(zip(actual, expected, strict=True)):
-        assert a.shape == b.shape
-        if not b.is_floating_point():
-            assert torch.equal(a, b), f"number {k}: {a} {b}"
-            continue
-        found = distance(a, b)
-        assert found <= tolerance, f"{k}, {tuple(b.shape)}: {found:.1e}, allowed {tolerance:.1e}"
+        assert floats[k] or torch.equal(a, b), f"number {k}: {a} {b}"
+
+    def named(tensors: list[Tensor]) -> dict[str, Tensor]:
+        return {f"{k}, {tuple(a.shape)}": a for k, a in enumerate(tensors) if floats[k]}
+
+    assert_as_accurate(named(actual), named(expected), lambda k: named(loop(k)), DOUBLE)
 
 
-def assert_equals_loop(under: Under, function: Callable[[torch.dtype], list[Tensor]]) -> None:
+def assert_equals_loop(under: Under, function: Callable[[torch.dtype, int], list[Tensor]]) -> None:
     """What a function of the precision gives, against the generic loop in float64.
 
-    A batch of two or three amplifies rounding without bound; in float32 the loop itself shows how
-    far.
+    Its second argument is the number of a run of the loop in float32. A batch of two or three
+    amplifies rounding without bound: these runs show how far.
     """
-    expected = under.run("0", lambda: function(F64))
-    actual = under.run(under.name, lambda: function(under.dtype))
-    tolerance = TOLERANCE[under.dtype]
-    if under.dtype == F32:
-        rounded = under.run("0", lambda: function(F32))
-        worst = max(distance(a, b) for a, b in zip(rounded, expected, strict=True))
-        assert worst < 1e-3
-        tolerance = max(tolerance, 5 * worst)
-    assert_same(actual, expected, tolerance)
+    expected = under.run("0", lambda: function(F64, 0))
+    actual = under.run(under.name, lambda: function(under.dtype, 0))
+    assert_same(actual, expected, lambda k: under.run("0", lambda: function(F32, k)))
 
 
 def assert_kernel_equals_loop(under: Under, layer: nn.Module, cell: str, xs: list[Any]) -> None:
-    assert_equals_loop(under, lambda dtype: batches(layer, cell, dtype, xs))
+    assert_equals_loop(under, lambda dtype, run: batches(layer, cell, dtype, xs, run))
 
 
 # Layers against the generic loop
@@ -303,8 +307,9 @@ def test_more_units_than_fit_a_register(under: Under, cell: str) -> None:
     layer = LAYERS[cell](17, 67, norm=norm, dtype=F64)
     x = torch.randn(9, 11, 17, dtype=F64)
 
-    def everything(dtype: torch.dtype) -> list[Tensor]:
-        twin, data = copy.deepcopy(layer).to(dtype), x.to(dtype).requires_grad_()
+    def everything(dtype: torch.dtype, k: int) -> list[Tensor]:
+        twin = shifted(layer, dtype, k)
+        data = moved(x, k).to(dtype, copy=True).requires_grad_()
         results = call(twin, data)
         return [*results, *gradients(results, [data, *twin.parameters()]), *twin.buffers()]
 
@@ -319,18 +324,17 @@ def test_dropout_between_layers_uses_random_numbers_as_the_loop(under: Under) ->
 def test_without_gradients(under: Under, cuts: int) -> None:
     """The same numbers, and the same running averages."""
     layer = build("LSTM", BatchNorm(max_steps=3), bidirectional=True).to(under.dtype)
-    twin, x = copy.deepcopy(layer), pack((7, 4, 2, 4))
-    x = x.to(dtype=under.dtype)
+    x = pack((7, 4, 2, 4)).to(dtype=under.dtype)
 
-    def both() -> None:
-        with_graph = call(layer, x)
-        with torch.no_grad():
-            without = call(twin, x)
-        assert_same(without, with_graph, TOLERANCE[under.dtype])
-        assert_same(list(twin.buffers()), list(layer.buffers()), TOLERANCE[under.dtype])
-        assert layer.sites["l0"]["cell"].num_batches_tracked.tolist() == [1, 1, 2]
+    def results(grad: bool, k: int = 0) -> list[Tensor]:
+        twin = copy.deepcopy(layer)
+        with torch.set_grad_enabled(grad):
+            found = call(twin, x._replace(data=moved(x.data, k)))
+        assert twin.sites["l0"]["cell"].num_batches_tracked.tolist() == [1, 1, 2]
+        return [*found, *twin.buffers()]
 
-    under.run(under.name, both)
+    with_graph, without = (under.run(under.name, lambda g=g: results(g)) for g in (True, False))
+    assert_same(without, with_graph, lambda k: under.run("0", lambda: results(False, k)))
 
 
 def test_another_forward_before_the_backward(under: Under) -> None:
@@ -347,7 +351,8 @@ def test_another_forward_before_the_backward(under: Under) -> None:
             layer.train(mode)
             results = call(layer, first)
             call(layer.train(), second)
-            assert_same(gradients(results, parameters), expected, 0.0)
+            found = gradients(results, parameters)
+            assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
     under.run(under.name, run)
 
@@ -412,11 +417,14 @@ def test_a_large_mean_costs_no_precision(under: Under) -> None:
     torch.manual_seed(0)
     # Whole numbers, so that the offset itself rounds nothing.
     x = torch.randint(-8, 9, (4, 16, 3)).double()
-    results = [
-        under.run(under.name, lambda a=a: call(layer.to(under.dtype), a.to(under.dtype)))
-        for a in (x, x + 4096)
-    ]
-    assert_same(results[1], results[0], 20 * TOLERANCE[under.dtype])
+
+    def results(kernels: str, a: Tensor, k: int = 0) -> list[Tensor]:
+        narrow = shifted(layer, under.dtype, k)
+        return under.run(kernels, lambda: call(narrow, a.to(under.dtype)))
+
+    # The offset is taken off the inputs, whose last bits are those of numbers so large.
+    found, wanted = results(under.name, x + 4096), results(under.name, x)
+    assert_same(found, wanted, lambda k: results("0", moved(x, k) + 4096, k))
 
 
 def test_a_batch_of_one_cannot_train(under: Under) -> None:
@@ -602,8 +610,9 @@ def test_gradient_penalties_through_a_layer(under: Under) -> None:
     layer = build("LSTM", BatchNorm(eps=0.1))
     x = pack((5, 3, 3))
 
-    def penalty(dtype: torch.dtype) -> list[Tensor]:
-        twin, data = copy.deepcopy(layer).to(dtype), x.data.to(dtype).requires_grad_()
+    def penalty(dtype: torch.dtype, k: int) -> list[Tensor]:
+        twin = shifted(layer, dtype, k)
+        data = moved(x.data, k).to(dtype, copy=True).requires_grad_()
         results = call(twin, x._replace(data=data))
         loss = sum(r.square().sum() for r in results)
         (first,) = torch.autograd.grad(loss, data, create_graph=True)
@@ -626,18 +635,25 @@ def test_the_operator_returns_statistics(under: Under, cell: str, packed: bool) 
     *found, mean_out, var_out = torch.ops.ln_zoo.batch_recurrence(*values)[6:]
     tensors = Operands(*values[: len(Operands._fields)])
     sizes = [3, 3, 2, 2] if packed else [3] * 4
-    products = (tensors.x.reshape(-1, 2) @ tensors.w_ih.t()).split(sizes)
-    tolerance = TOLERANCE[under.dtype]
-    if cell != "RNN_TANH":
-        assert mean_out.shape[0] == (4 if cell == "LSTM" else 0)
-        mean, var = found[:2]
-        for t, rows in enumerate(products):
-            assert_same([mean[t], var[t]], [rows.mean(0), rows.var(0, correction=0)], tolerance)
-        start = tensors.h0 @ tensors.w_hh.t()
-        mean, var = found[2:]
+
+    def statistics(dtype: torch.dtype, k: int = 0) -> list[Tensor]:
+        """Mean and variance of the input's sums at each step, and of those of the first step."""
+        x, w_ih, h0, w_hh = (
+            moved(a, k).detach().to(dtype)
+            for a in (tensors.x, tensors.w_ih, tensors.h0, tensors.w_hh)
+        )
+        products = (x.reshape(-1, 2) @ w_ih.t()).split(sizes)
+        start = h0 @ w_hh.t()
+        rows = [products[0] + start] if cell == "RNN_TANH" else [*products, start]
+        return [a for r in rows for a in (r.mean(0), r.var(0, correction=0))]
+
+    if cell == "RNN_TANH":
+        actual = [mean_out[0], var_out[0]]
     else:
-        start, mean, var = products[0] + tensors.h0 @ tensors.w_hh.t(), mean_out, var_out
-    assert_same([mean[0], var[0]], [start.mean(0), start.var(0, correction=0)], tolerance)
+        assert mean_out.shape[0] == (4 if cell == "LSTM" else 0)
+        mean, var, mean_start, var_start = found
+        actual = [a[t] for t in range(4) for a in (mean, var)] + [mean_start[0], var_start[0]]
+    assert_same(actual, statistics(F64), lambda k: statistics(F32, k))
 
 
 @pytest.mark.parametrize(("cell", "training"), [("LSTM", True), ("GRU", False), ("RNN_RELU", True)])
@@ -650,14 +666,19 @@ def test_compiles_whole(under: Under, cell: str, training: bool) -> None:
     twin = copy.deepcopy(layer)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
 
-    def run(module: nn.Module, of: nn.Module) -> list[Tensor]:
-        results = call(module, x)
+    def run(module: nn.Module, of: nn.Module, k: int = 0) -> list[Tensor]:
+        results = call(module, moved(x, k))
         return [*results, *gradients(results, list(of.parameters())), *of.buffers()]
 
+    def loop(k: int, before: nn.Module) -> list[Tensor]:
+        again = copy.deepcopy(before)
+        return under.run("0", lambda: run(again, again, k))
+
     for _ in range(2):
+        before = copy.deepcopy(twin)
         actual = under.run(under.name, lambda: run(compiled, layer))
         expected = under.run(under.name, lambda: run(twin, twin))
-        assert_same(actual, expected, TOLERANCE[under.dtype])
+        assert_same(actual, expected, lambda k, before=before: loop(k, before))
 
 
 # The choice

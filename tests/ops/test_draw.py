@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from accuracy import assert_as_accurate, assert_within, error, limits
+from accuracy import moved as with_last_bits_moved
 from torch import Tensor
 
 from ln_zoo.ops import (
@@ -34,8 +36,8 @@ from ln_zoo.ops import (
 from ln_zoo.ops.native.runtime import trouble
 
 F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
-#: Length of the difference allowed, as a part of the length of what is compared.
-TOLERANCE = {F32: 4e-6, F64: 1e-11}
+#: The error allowed in float64.
+DOUBLE = 1e-11
 RESULTS = ("logits", "means", "log_stds")
 
 
@@ -44,10 +46,6 @@ class Under(NamedTuple):
 
     name: str
     dtype: torch.dtype
-
-    @property
-    def tolerance(self) -> float:
-        return TOLERANCE[self.dtype]
 
 
 @pytest.fixture(params=["native", "aten"])
@@ -66,24 +64,6 @@ def under(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     monkeypatch.setitem(draw._STEPS, request.param, counted)
     yield Under(request.param, F32 if request.param == "native" else F64)
     assert made
-
-
-def distance(one: Tensor, other: Tensor) -> float:
-    """Length of the difference as a part of that of the other; infinite for NaN."""
-    assert one.shape == other.shape
-    gap = ((one.double() - other.double()).norm() / other.double().norm().clamp(min=1e-30)).item()
-    return gap if gap == gap else float("inf")
-
-
-def worst(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
-    assert actual.keys() == expected.keys()
-    return max(distance(actual[name], expected[name]) for name in expected)
-
-
-def assert_close(actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:
-    assert actual.keys() == expected.keys()
-    gaps = {name: distance(actual[name], expected[name]) for name in expected}
-    assert max(gaps.values()) <= tolerance, gaps
 
 
 # The equations
@@ -275,6 +255,25 @@ def run(
     }
 
 
+Function = Callable[[dict[str, Tensor]], tuple[Tensor, ...]]
+
+
+def plain(settings: DrawSettings, norm: Norm | None) -> Function:
+    """The equations as a function of a problem."""
+    return lambda p: equations(settings, norm, p)
+
+
+def in_float32(
+    function: Function, p: dict[str, Tensor], results: tuple[str, ...] = RESULTS
+) -> Callable[[int], dict[str, Tensor]]:
+    """What `run` gives of a function in float32, of problems with their last bits moved."""
+
+    def loop(k: int) -> dict[str, Tensor]:
+        return run(function, {n: with_last_bits_moved(a, k) for n, a in p.items()}, F32, results)
+
+    return loop
+
+
 def compare(
     under: Under,
     settings: DrawSettings,
@@ -282,19 +281,11 @@ def compare(
     p: dict[str, Tensor],
     results: tuple[str, ...] = RESULTS,
 ) -> None:
-    """Errors within the tolerance, or within three times those of the equations in float32."""
-
-    def reference(p: dict[str, Tensor]) -> tuple[Tensor, ...]:
-        return equations(settings, norm, p)
-
-    expected = run(reference, p, F64, results)
+    """The engine against the equations."""
+    expected = run(plain(settings, norm), p, F64, results)
     actual = run(by(under, settings, norm), p, under.dtype, results)
-    allowed = under.tolerance
-    if under.dtype == F32:
-        naive = run(reference, p, F32, results)
-        allowed = max(allowed, 3 * max(distance(naive[name], expected[name]) for name in expected))
-        assert allowed < 1e-3
-    assert_close(actual, expected, allowed)
+    loop = in_float32(plain(settings, norm), p, results)
+    assert_as_accurate(actual, expected, loop, DOUBLE)
 
 
 SIZES = [
@@ -312,31 +303,16 @@ SIZES = [
 def test_against_the_equations(
     size: Size, filter_norm: str, norm: Norm | None, under: Under
 ) -> None:
-    """In float32, the median of three errors counts."""
     settings = settings_of(size, filter_norm=filter_norm, filter_eps=1e-3)
-    gaps, naive = [], []
-    for seed in range(3 if under.dtype == F32 else 1):
-        p = problem(size, norm, seed)
-        expected = run(lambda p: equations(settings, norm, p), p, F64)
-        gaps.append(worst(run(by(under, settings, norm), p, under.dtype), expected))
-        if under.dtype == F32:
-            naive.append(worst(run(lambda p: equations(settings, norm, p), p, F32), expected))
-    allowed = max(under.tolerance, 3 * sorted(naive)[1]) if naive else under.tolerance
-    assert sorted(gaps)[len(gaps) // 2] <= allowed, (gaps, naive)
+    compare(under, settings, norm, problem(size, norm))
 
 
 @every_norm
 @every_filter_norm
 def test_one_of_everything(filter_norm: str, norm: Norm | None, under: Under) -> None:
-    """All gradients count together: one number may be a small difference of large ones."""
     size = Size(T=1, N=1, B=1, A=1, H=1, Z=1, R=1, W=1)
     settings = settings_of(size, filter_norm=filter_norm, filter_eps=1e-3)
-    p = problem(size, norm)
-    expected = run(lambda p: equations(settings, norm, p), p, F64)
-    actual = run(by(under, settings, norm), p, under.dtype)
-    assert actual.keys() == expected.keys()
-    one, other = (torch.cat([a.flatten() for a in found.values()]) for found in (actual, expected))
-    assert distance(one, other) <= under.tolerance
+    compare(under, settings, norm, problem(size, norm))
 
 
 @pytest.mark.parametrize("results", [(name,) for name in RESULTS])
@@ -399,17 +375,11 @@ FAR = {
 @pytest.mark.parametrize("place", FAR.values(), ids=FAR)
 @every_filter_norm
 def test_windows_off_the_image(filter_norm: str, place: tuple[float, ...], under: Under) -> None:
-    """Each side on its own; there is no overflow, and what is lost to rounding is little."""
+    """Each side on its own; there is no overflow, and rounding loses what it does in the loop."""
     size = Size(T=2, R=3)
     for side in ("read", "write"):
         settings = settings_of(size, filter_norm=filter_norm, filter_eps=1e-4)
-        p = moved(problem(size), **{side: place})
-        expected = run(lambda p, s=settings: equations(s, None, p), p, F64)
-        actual = run(by(under, settings, None), p, under.dtype)
-        # Where a filter's centre lies is rounded by as much as it is far away.
-        limit = under.tolerance * (1 + max(map(abs, place))) * 20
-        for name, a in expected.items():
-            assert (actual[name] - a).norm() <= limit * (1 + a.norm()), name
+        compare(under, settings, None, moved(problem(size), **{side: place}))
 
 
 def test_a_window_off_the_image_vanishes_under_eps(under: Under) -> None:
@@ -417,8 +387,8 @@ def test_a_window_off_the_image_vanishes_under_eps(under: Under) -> None:
     settings = settings_of(size, filter_norm="eps", filter_eps=1e-4)
     p = moved(problem(size), write=(50.0, 0.0, 0.0, 0.0, 0.0))
     found = run(by(under, settings, None), p, under.dtype)
-    expected = p["canvas"].expand(size.N, -1, -1)
-    torch.testing.assert_close(found["logits"].double(), expected)
+    expected = cast(p, under.dtype)["canvas"].expand(size.N, -1, -1)
+    assert torch.equal(found["logits"], expected)
     assert not found["dpatch_w"].any()
 
 
@@ -476,7 +446,7 @@ def test_bfloat16_autocast(norm: Norm | None, under: Under) -> None:
     """Products in bfloat16: errors are those of the equations with rounded products, roughly."""
     size = Size(T=4, N=5, B=12, A=12, H=48, Z=8)
     settings, p = settings_of(size), problem(size, norm)
-    expected = run(lambda p: equations(settings, norm, p), p, F64)
+    expected = run(plain(settings, norm), p, F64)
 
     def function(p: dict[str, Tensor]) -> tuple[Tensor, ...]:
         with torch.autocast("cpu", BF16):
@@ -485,9 +455,13 @@ def test_bfloat16_autocast(norm: Norm | None, under: Under) -> None:
         return tuple(done[:3])
 
     actual = run(function, p, F32)
-    gaps = {name: distance(actual[name], a) for name, a in expected.items()}
-    assert max(gaps.values()) < 0.06, gaps
-    assert gaps["means"] > 1e-4  # products are in bfloat16 indeed
+
+    def loop(k: int) -> dict[str, Tensor]:
+        with torch.autocast("cpu", BF16):
+            return in_float32(plain(settings, norm), p)(k)
+
+    assert_as_accurate(actual, expected, loop)
+    assert error(actual["means"], expected["means"]) > 1e-4  # products are in bfloat16 indeed
     assert all(a.dtype == F32 for a in actual.values())
 
 
@@ -581,11 +555,18 @@ def test_each_case_stands_for_itself(under: Under) -> None:
     size = Size(N=4)
     settings, p = settings_of(size), cast(problem(size, Norm()), under.dtype)
     together = call(under, settings, Norm(), p)
+    loop = in_float32(plain(settings, Norm()), problem(size, Norm()))
     for n in range(size.N):
         own = p | {"x": p["x"][n : n + 1], "noise": p["noise"][:, n : n + 1]}
         alone = call(under, settings, Norm(), own)
-        torch.testing.assert_close(alone.logits[0], together.logits[n])
-        torch.testing.assert_close(alone.means[:, 0], together.means[:, n])
+
+        def of_case(k: int, n: int = n) -> dict[str, Tensor]:
+            run = loop(k)
+            return {"logits": run["logits"][n], "means": run["means"][:, n]}
+
+        found = {"logits": alone.logits[0], "means": alone.means[:, 0]}
+        wanted = {"logits": together.logits[n], "means": together.means[:, n]}
+        assert_as_accurate(found, wanted, of_case, DOUBLE)
 
 
 def test_no_cases(under: Under) -> None:
@@ -613,7 +594,7 @@ def test_memory_is_not_read_before_it_is_written(
 ) -> None:
     size = Size(T=4)
     settings, p = settings_of(size), problem(size, norm)
-    expected = run(lambda p: equations(settings, norm, p), p, F64)
+    expected = run(plain(settings, norm), p, F64)
     poisoned = []
     fresh = draw.memory.empty
 
@@ -622,7 +603,8 @@ def test_memory_is_not_read_before_it_is_written(
         return fresh(*shape, **options).fill_(float("nan"))
 
     monkeypatch.setattr(draw.memory, "empty", empty)
-    assert_close(run(by(under, settings, norm), p, under.dtype), expected, 5 * under.tolerance)
+    actual = run(by(under, settings, norm), p, under.dtype)
+    assert_as_accurate(actual, expected, in_float32(plain(settings, norm), p), DOUBLE)
     with torch.no_grad():
         quiet = call(under, settings, norm, cast(p, under.dtype))
     assert poisoned
@@ -641,10 +623,9 @@ def test_threads_change_nothing_but_rounding_and_runs_nothing(under: Under) -> N
     finally:
         torch.set_num_threads(before)
     one, two, again, three = results
+    allowed = limits(one, in_float32(plain(settings, norm), p))
     for other in (two, three):
-        assert_close(other, one, 4e-6)
-        for name in RESULTS:  # no sum over cases
-            torch.testing.assert_close(other[name], one[name], rtol=1e-6, atol=1e-6)
+        assert_within(other, one, allowed)
     assert all(torch.equal(two[name], again[name]) for name in two)
 
 
@@ -685,22 +666,24 @@ def test_tensors_may_have_any_strides(under: Under) -> None:
         assert not any(a.is_contiguous() for a in strided.values())
         return by(under, settings, norm)(strided)
 
-    expected = run(lambda p: equations(settings, norm, p), p, F64)
-    assert_close(run(function, p, under.dtype), expected, 2 * under.tolerance)
+    expected = run(plain(settings, norm), p, F64)
+    actual = run(function, p, under.dtype)
+    assert_as_accurate(actual, expected, in_float32(plain(settings, norm), p), DOUBLE)
 
 
 def test_gradients_may_come_expanded(under: Under) -> None:
     size = Size()
     settings, p = settings_of(size), problem(size)
 
-    def total(function: Callable[..., tuple[Tensor, ...]], p: dict[str, Tensor]) -> Any:
-        leaf = p["canvas"].requires_grad_()
-        sum(a.sum() for a in function(p)).backward()
+    def total(function: Function, dtype: torch.dtype, k: int = 0) -> dict[str, Tensor]:
+        shifted = cast({name: with_last_bits_moved(a, k) for name, a in p.items()}, dtype)
+        leaf = shifted["canvas"].requires_grad_()
+        sum(a.sum() for a in function(shifted)).backward()
         return {"canvas": leaf.grad}
 
-    expected = total(lambda p: equations(settings, None, p), cast(p, F64))
-    actual = total(by(under, settings, None), cast(p, under.dtype))
-    assert_close(actual, expected, under.tolerance)
+    expected = total(plain(settings, None), F64)
+    actual = total(by(under, settings, None), under.dtype)
+    assert_as_accurate(actual, expected, lambda k: total(plain(settings, None), F32, k), DOUBLE)
 
 
 def test_no_memory_is_lost(under: Under) -> None:

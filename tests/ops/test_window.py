@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from accuracy import DOUBLE, assert_as_accurate, assert_within, limits, moved
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -27,8 +28,6 @@ from ln_zoo.ops.engine import ENGINES, Engine
 from ln_zoo.ops.native.runtime import trouble
 
 F32, F64 = torch.float32, torch.float64
-#: Length of the difference allowed, as a part of the length of what is compared.
-TOLERANCE = {F32: 2e-6, F64: 1e-12}
 PLACES = ("input", "recurrent", "cell")
 RESULTS = ("output", "windows", "h", "c", "kappa")
 
@@ -40,10 +39,6 @@ class Under:
     engine: Engine
     dtype: torch.dtype
     calls: int = 0
-
-    @property
-    def tolerance(self) -> float:
-        return TOLERANCE[self.dtype]
 
 
 @pytest.fixture(params=["native", "aten"])
@@ -63,19 +58,6 @@ def under(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     monkeypatch.setattr(engine, "prepare", counted)
     yield found
     assert found.calls
-
-
-def distance(one: Tensor, other: Tensor) -> float:
-    """Length of the difference as a part of that of the other; infinite for NaN."""
-    assert one.shape == other.shape
-    gap = ((one.double() - other).norm() / other.norm().clamp(min=1e-30)).item()
-    return gap if gap == gap else float("inf")
-
-
-def assert_close(actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:
-    assert actual.keys() == expected.keys()
-    gaps = {name: distance(actual[name], expected[name]) for name in expected}
-    assert max(gaps.values()) <= tolerance, gaps
 
 
 # The equations
@@ -255,11 +237,28 @@ def run(
     }
 
 
+Function = Callable[[Problem], tuple[Tensor, ...]]
+
+
+def plain(rule: Rule | None) -> Function:
+    """The equations as a function of a problem."""
+    return lambda p: equations(rule, p)
+
+
+def in_float32(
+    function: Function, p: Problem, results: tuple[str, ...] = RESULTS
+) -> Callable[[int], dict[str, Tensor]]:
+    """What `run` gives of a function in float32, of problems `moved` for a run of that number."""
+    return lambda k: run(function, Problem(*(moved(a, k) for a in p)), F32, results)
+
+
 def compare(
     under: Under, rule: Rule | None, p: Problem, results: tuple[str, ...] = RESULTS
 ) -> None:
-    expected = run(lambda o: equations(rule, o), p, F64, results)
-    assert_close(run(by(under, rule), p, under.dtype, results), expected, under.tolerance)
+    """The engine against the equations."""
+    expected = run(plain(rule), p, F64, results)
+    found = run(by(under, rule), p, under.dtype, results)
+    assert_as_accurate(found, expected, in_float32(plain(rule), p, results))
 
 
 RULES: dict[str, Rule | None] = {
@@ -281,10 +280,12 @@ SIZES = [  # T, N, H, U, K
 
 @functools.cache
 def by_equations(
-    rule: Rule | None, size: tuple[int, ...], seed: int, dtype: torch.dtype
-) -> dict[str, Tensor]:
-    """What `run` gives of the equations; engines share it."""
-    return run(lambda p: equations(rule, p), problem(*size, rule, seed), dtype)
+    rule: Rule | None, size: tuple[int, ...]
+) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """What `run` gives of the equations, and what is allowed in float32; engines share it."""
+    p = problem(*size, rule)
+    expected = run(plain(rule), p, F64)
+    return expected, limits(expected, in_float32(plain(rule), p))
 
 
 @every_rule
@@ -292,25 +293,7 @@ def by_equations(
 def test_float32_against_the_equations(
     rule: Rule | None, size: tuple[int, ...], under: Under
 ) -> None:
-    """Errors within 2e-6 or three times those of the equations in float32, in the median.
-
-    A long way back multiplies rounding errors, whoever makes them.
-    """
-    errors: dict[bool, list[list[float]]] = {True: [], False: []}
-    for seed in range(3):
-        p = problem(*size, rule, seed)
-        expected = by_equations(rule, size, seed, F64)
-        ours = run(by(under, rule), p, F32)
-        naive = by_equations(rule, size, seed, F32)
-        assert ours.keys() == expected.keys()
-        for gradients, found in errors.items():
-            names = [name for name in expected if name.startswith("d") == gradients]
-            found.append(
-                [max(distance(a[name], expected[name]) for name in names) for a in (ours, naive)]
-            )
-    for gradients, found in errors.items():
-        ours_, naive_ = (sorted(of)[1] for of in zip(*found, strict=True))
-        assert ours_ <= max(TOLERANCE[F32], 3 * naive_), (gradients, found)
+    assert_within(run(by(under, rule), problem(*size, rule), F32), *by_equations(rule, size))
 
 
 @every_rule
@@ -322,7 +305,8 @@ def test_the_best_precision_against_the_equations(
         under.calls = 1
         pytest.skip(f"{under.engine.name} has no float64")
     actual = run(by(under, rule), problem(*size, rule), F64)
-    assert_close(actual, by_equations(rule, size, 0, F64), TOLERANCE[F64])
+    expected, _ = by_equations(rule, size)
+    assert_within(actual, expected, dict.fromkeys(expected, DOUBLE))
 
 
 @pytest.mark.parametrize("rule", [None, Rule(("input",))], ids=["none", "input"])
@@ -414,8 +398,8 @@ def test_terms_are_what_makes_the_windows(under: Under) -> None:
     assert done.terms.shape == (30, 3, 4, 2)
     asked = (done.output @ p.weight.T + p.bias).exp().view(30, 3, 3, 2).detach()
     torch.testing.assert_close(done.terms[:, :, :3], asked)
-    moved = torch.cat([p.kappa[None], done.terms[:, :, 3]]).diff(dim=0)
-    torch.testing.assert_close(moved, done.terms[:, :, 2])
+    steps = torch.cat([p.kappa[None], done.terms[:, :, 3]]).diff(dim=0)
+    torch.testing.assert_close(steps, done.terms[:, :, 2])
     phi = window_weights(done.terms, 5)
     torch.testing.assert_close(torch.einsum("tnu,nue->tne", phi, p.text), done.windows.detach())
     alpha, beta, _, kappa = done.terms.double().unbind(2)
@@ -450,17 +434,18 @@ def test_a_sequence_in_two_parts_is_the_whole(rule: Rule | None, first: int, und
 
     p = problem(60, 3, 20, 9, 3, rule)
     expected = run(by(under, rule), p, under.dtype)
+    # A product of fewer rows may round another way.
     actual = run(halves, p, under.dtype)
-    for name in ("output", "windows", "kappa"):  # a product of fewer rows may round another way
-        torch.testing.assert_close(actual[name], expected[name], rtol=0, atol=under.tolerance)
-    assert_close(actual, {name: a.double() for name, a in expected.items()}, 5 * under.tolerance)
+    assert_as_accurate(actual, expected, in_float32(plain(rule), p))
 
 
 def test_each_case_stands_for_itself(under: Under) -> None:
     """Alone, and without the zeros behind its text."""
     rule = Rule()
-    p = cast(problem(30, 4, 20, 9, 3, rule), under.dtype)
+    exact = problem(30, 4, 20, 9, 3, rule)
+    p = cast(exact, under.dtype)
     together = layer(under, rule, p)
+    loop = in_float32(plain(rule), exact)
     for n in range(4):
         own = p._replace(
             x=p.x[:, n : n + 1],
@@ -468,17 +453,22 @@ def test_each_case_stands_for_itself(under: Under) -> None:
             **{name: getattr(p, name)[n : n + 1] for name in ("h", "c", "window", "kappa")},
         )
         alone = layer(under, rule, own)
-        for one, all_ in zip(alone[:2], together[:2], strict=True):
-            torch.testing.assert_close(one[:, 0], all_[:, n], rtol=0, atol=10 * under.tolerance)
+        found, wanted = (
+            {"output": a[0][:, k], "windows": a[1][:, k]} for a, k in ((alone, 0), (together, n))
+        )
+
+        def of_case(k: int, n: int = n) -> dict[str, Tensor]:
+            run = loop(k)
+            return {name: run[name][:, n] for name in ("output", "windows")}
+
+        assert_as_accurate(found, wanted, of_case)
 
 
 def test_a_text_of_no_characters_shows_nothing(under: Under) -> None:
     p = problem(18, 3, 12, 5, 2)
     p = p._replace(text=p.text[:, :0])
-    expected = run(lambda o: equations(None, o), p, F64)
-    actual = run(by(under, None), p, under.dtype)
-    assert not actual["windows"].any()
-    assert_close(actual, expected, under.tolerance)
+    compare(under, None, p)
+    assert not layer(under, None, cast(p, under.dtype)).windows.any()
 
 
 def test_no_cases(under: Under) -> None:
@@ -501,13 +491,8 @@ def test_no_cases(under: Under) -> None:
 def test_a_window_far_behind_the_text_shows_nothing(under: Under) -> None:
     p = problem(20, 2, 12, 5, 2)
     p = p._replace(kappa=p.kappa + 1000)
-    found = run(by(under, None), p, under.dtype)
-    expected = run(lambda o: equations(None, o), p, F64)
-    assert not expected["windows"].any()
-    for name, a in expected.items():
-        torch.testing.assert_close(
-            found[name].double(), a, rtol=10 * under.tolerance, atol=10 * under.tolerance
-        )
+    compare(under, None, p)
+    assert layer(under, None, cast(p, under.dtype)).windows.max() < 1e-30
 
 
 def test_sums_of_any_size(under: Under) -> None:
@@ -515,12 +500,7 @@ def test_sums_of_any_size(under: Under) -> None:
     p = problem(20, 2, 12, 5, 3)
     bias = torch.tensor([30.0, -60.0, 0.0, -9.0, 4.0, 12.0, -60.0, 1.0, -3.0]).double()
     p = p._replace(weight=p.weight / 8, bias=bias)
-    expected = run(lambda o: equations(None, o), p, F64)
-    naive = run(lambda o: equations(None, o), p, F32)
-    actual = run(by(under, None), p, under.dtype)
-    for name, a in expected.items():
-        limit = max(10 * under.tolerance, 4 * distance(naive[name], a))
-        assert distance(actual[name], a) <= limit, name
+    compare(under, None, p)
 
 
 @pytest.mark.parametrize("source", ["x", "text", "kappa", "c"])
@@ -546,7 +526,7 @@ def test_nan_is_not_hidden_and_stays_in_its_case(source: str, under: Under) -> N
 def test_tensors_may_have_any_strides(rule: Rule | None, under: Under) -> None:
     p = problem(18, 3, 12, 5, 2, rule)
     p = p._replace(text=p.text[:1].expand(3, -1, -1))
-    expected = run(lambda o: equations(rule, o), p, F64)
+    expected = run(plain(rule), p, F64)
 
     def spread(a: Tensor) -> Tensor:
         """The same numbers, the axes turned round in memory, and every second place unused."""
@@ -560,7 +540,7 @@ def test_tensors_may_have_any_strides(rule: Rule | None, under: Under) -> None:
         assert not any(a.is_contiguous() for a in (strided.x, strided.h, strided.kappa))
         return by(under, rule)(strided)
 
-    assert_close(run(function, p, under.dtype), expected, under.tolerance)
+    assert_as_accurate(run(function, p, under.dtype), expected, in_float32(plain(rule), p))
 
 
 def test_states_may_be_one_for_all_cases(under: Under) -> None:
@@ -568,26 +548,27 @@ def test_states_may_be_one_for_all_cases(under: Under) -> None:
     p = problem(18, 3, 12, 5, 2)
     shared = {name: getattr(p, name)[:1] for name in ("h", "c", "window", "kappa")}
 
-    def function(of: Callable[[Problem], tuple[Tensor, ...]]) -> Callable[[Problem], Any]:
+    def function(of: Function) -> Function:
         return lambda o: of(o._replace(**{name: getattr(o, name).expand(3, -1) for name in shared}))
 
     p = p._replace(**shared)
-    expected = run(function(lambda o: equations(None, o)), p, F64)
+    expected = run(function(plain(None)), p, F64)
     actual = run(function(by(under, None)), p, under.dtype)
-    assert_close(actual, expected, under.tolerance)
+    assert_as_accurate(actual, expected, in_float32(function(plain(None)), p))
 
 
 def test_gradients_may_come_expanded(under: Under) -> None:
     rule = Rule()
 
-    def total(function: Callable[[Problem], tuple[Tensor, ...]], p: Problem) -> dict[str, Tensor]:
-        leaf = p.x.requires_grad_()
-        sum(a.sum() for a in function(p)).backward()
+    def total(function: Function, dtype: torch.dtype, k: int = 0) -> dict[str, Tensor]:
+        shifted = cast(Problem(*(moved(a, k) for a in p)), dtype)
+        leaf = shifted.x.requires_grad_()
+        sum(a.sum() for a in function(shifted)).backward()
         return {"dx": leaf.grad}
 
     p = problem(18, 3, 12, 5, 2, rule)
-    expected = total(lambda o: equations(rule, o), cast(p, F64))
-    assert_close(total(by(under, rule), cast(p, under.dtype)), expected, under.tolerance)
+    found, expected = total(by(under, rule), under.dtype), total(plain(rule), F64)
+    assert_as_accurate(found, expected, lambda k: total(plain(rule), F32, k))
 
 
 @every_rule
@@ -607,7 +588,7 @@ def test_memory_is_not_read_before_it_is_written(
 
     # More rows than one chunk of either engine has.
     p = problem(66, 8, 20, 9, 3, rule)
-    expected = run(lambda o: equations(rule, o), p, F64)
+    expected = run(plain(rule), p, F64)
     with monkeypatch.context() as patch:
         for name in ("empty", "empty_like"):
             patch.setattr(torch, name, poison(getattr(torch, name)))
@@ -617,7 +598,7 @@ def test_memory_is_not_read_before_it_is_written(
         with torch.no_grad():
             quiet = layer(under, rule, cast(p, under.dtype))
     assert poisoned
-    assert_close(actual, expected, 5 * under.tolerance)
+    assert_as_accurate(actual, expected, in_float32(plain(rule), p))
     assert all(a.isfinite().all() for a in quiet)
 
 
@@ -633,8 +614,9 @@ def test_threads_change_nothing_but_rounding_and_runs_nothing(under: Under) -> N
     finally:
         torch.set_num_threads(before)
     one, two, again, three = results
+    allowed = limits(one, in_float32(plain(rule), p))
     for other in (two, three):
-        assert_close(other, {name: a.double() for name, a in one.items()}, 2e-6)
+        assert_within(other, one, allowed)
     assert all(torch.equal(two[name], again[name]) for name in two)
 
 
