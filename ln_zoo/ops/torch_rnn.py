@@ -49,11 +49,17 @@ class TorchRNN:
             # the others become 26 nodes for each step: compiling takes minutes.
             if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
                 return "torch.compile would unroll torch's loops on the CPU"
-            half = torch.is_autocast_enabled("cpu") and (
-                torch.get_autocast_dtype("cpu") == torch.float16
-            )
-            if cell.name == "LSTM" and half:
-                return "torch has no LSTM for float16 autocast on the CPU"
+            if cell.name == "LSTM" and torch.is_autocast_enabled("cpu"):
+                dtype = torch.get_autocast_dtype("cpu")
+                if dtype == torch.float16:
+                    return "torch has no LSTM for float16 autocast on the CPU"
+                # It asks oneDNN for one, which has none without AVX-512 (torch 2.13).
+                if (
+                    dtype == torch.bfloat16
+                    and torch.backends.mkldnn.is_available()
+                    and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+                ):
+                    return "torch has no LSTM for bfloat16 autocast on this processor"
         return None
 
     def __call__(

@@ -128,7 +128,11 @@ def test_autocast_on_the_fused_loop_is_torchs(cls: type, norm: Norm) -> None:
     ours = cls(3, 4, norm=norm)
     x = torch.randn(5, 6, 3)
     with torch.autocast("cpu", torch.bfloat16):
-        actual, expected = flatten(ours(x)), flatten(theirs(x))
+        actual = flatten(ours(x))
+        try:
+            expected = flatten(theirs(x))
+        except RuntimeError as error:
+            pytest.skip(f"ours ran, torch's own does not on this processor: {error}")
     assert [t.dtype for t in actual] == [t.dtype for t in expected]
     assert_near(actual, expected, 0.01)
 
