@@ -62,7 +62,8 @@ TOLERANCES: dict[str, float] = {
 
 _CELLS: dict[str, type[nn.Module]] = {"LSTM": LSTMCell, "GRU": GRUCell, "RNN": RNNCell}
 _RECURRENT: dict[str, type[nn.Module]] = {"LSTM": LSTM, "GRU": GRU, "RNN": RNN}
-_LAYERS = ("Linear", "Conv2d", *_RECURRENT, *(f"{name}Cell" for name in _CELLS))
+#: Every layer that has normalised sums, by the name of its class.
+LAYERS: tuple[str, ...] = ("Linear", "Conv2d", *_RECURRENT, *(f"{name}Cell" for name in _CELLS))
 _STEPS = 3
 _POSITIONS = (4, 3)
 
@@ -107,6 +108,8 @@ class NormCase:
 
     Attributes:
         norm: the strategy under test.
+        layers: names of the layers to run it in, out of `LAYERS`. Default: all. Name fewer where a
+            strategy differs in them alone from one that has a case of its own.
 
     Example:
         >>> from ln_zoo.norms import RMSNorm
@@ -116,6 +119,15 @@ class NormCase:
     """
 
     norm: ClassVar[Norm]
+    layers: ClassVar[tuple[str, ...]] = LAYERS
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Runs a check in each layer of `layers` that it is meant for."""
+        if getattr(NormCase, metafunc.function.__name__, None) is not metafunc.function:
+            return  # a subclass's own test
+        for argument, names in (("layer", LAYERS), ("recurrent", tuple(_RECURRENT))):
+            if argument in metafunc.fixturenames:
+                metafunc.parametrize(argument, [name for name in names if name in self.layers])
 
     @pytest.fixture(autouse=True)
     def _seed(self) -> Iterator[None]:
@@ -124,6 +136,11 @@ class NormCase:
             pytest.fail(
                 f"{type(self).__name__}: set the class attribute norm to the strategy under test, "
                 f"an instance of a subclass of ln_zoo.norms.Norm: norm = MyNorm()"
+            )
+        if unknown := set(self.layers) - set(LAYERS):
+            pytest.fail(
+                f"{type(self).__name__}: layers has {', '.join(map(repr, sorted(unknown)))}; "
+                f"known are {', '.join(LAYERS)}"
             )
         with drawing(0):
             yield
@@ -168,7 +185,6 @@ class NormCase:
     # Shapes
 
     @pytest.mark.parametrize("sizes", [(5, 4), (3, 7), (1, 1)])
-    @pytest.mark.parametrize("layer", _LAYERS)
     def test_keeps_shapes(self, layer: str, sizes: tuple[int, int]) -> None:
         module = _make(layer, self.norm, sizes=sizes)
         inputs, features = sizes
@@ -187,7 +203,6 @@ class NormCase:
                     f"not {(*expected, features, *place)}"
                 )
 
-    @pytest.mark.parametrize("layer", _LAYERS)
     def test_unbatched_equals_a_batch_of_one(self, layer: str) -> None:
         module = self._trained(layer)
         x = _input(layer, cases=1)
@@ -199,22 +214,28 @@ class NormCase:
     # Gradients
 
     @pytest.mark.parametrize("mode", ["training", "evaluation"])
-    @pytest.mark.parametrize("layer", _LAYERS)
     def test_gradients_are_those_of_finite_differences(self, layer: str, mode: str) -> None:
         module = self._trained(layer, sizes=(2, 3)).train(mode == "training")
         x = _input(layer, cases=3, sizes=(2, 3)).requires_grad_()
 
         # gradcheck moves each tensor in place, so the module sees it too.
-        def function(_: Tensor) -> tuple[Tensor, ...]:
+        def function(*_: Tensor) -> tuple[Tensor, ...]:
             return _run(module, x)
 
-        for name, tensor in [("input", x), *module.named_parameters()]:
-            assert torch.autograd.gradcheck(
-                function, (tensor,), fast_mode=True, raise_exception=False
-            ), f"{_where(module)}: the gradient of {name} is not that of finite differences"
+        def right(*tensors: Tensor) -> bool:
+            return torch.autograd.gradcheck(
+                function, tensors, fast_mode=True, raise_exception=False
+            )
+
+        named = {"input": x, **dict(module.named_parameters())}
+        if not right(*named.values()):
+            wrong = [name for name, tensor in named.items() if not right(tensor)]
+            pytest.fail(
+                f"{_where(module)}: the gradient of {' and '.join(wrong) or 'all of them together'}"
+                " is not that of finite differences"
+            )
 
     @pytest.mark.parametrize("mode", ["training", "evaluation"])
-    @pytest.mark.parametrize("layer", _LAYERS)
     def test_gradients_stay_finite_where_statistics_degenerate(self, layer: str, mode: str) -> None:
         shape = _input(layer).shape
         inputs = {
@@ -236,7 +257,6 @@ class NormCase:
 
     # Saving and copying
 
-    @pytest.mark.parametrize("layer", _LAYERS)
     def test_state_dict_round_trip(self, layer: str) -> None:
         module = self._trained(layer)
         buffer = io.BytesIO()
@@ -246,7 +266,6 @@ class NormCase:
         fresh.load_state_dict(torch.load(buffer, weights_only=True), strict=True)
         self._assert_equal_behaviour(fresh, module, "after load_state_dict")
 
-    @pytest.mark.parametrize("layer", _LAYERS)
     def test_deepcopy_and_pickle(self, layer: str) -> None:
         module = self._trained(layer)
         x = _input(layer)
@@ -262,7 +281,6 @@ class NormCase:
                 f"{_where(module)}: {what} shares tensors with the original"
             )
 
-    @pytest.mark.parametrize("layer", _LAYERS)
     def test_evaluation_changes_nothing(self, layer: str) -> None:
         module = self._trained(layer).eval()
         before = copy.deepcopy(module.state_dict())
@@ -277,7 +295,7 @@ class NormCase:
     # Declared facts
 
     def test_mixes_cases_as_declared(self) -> None:
-        found = {layer: self._influence(layer, training=True) for layer in _LAYERS}
+        found = {layer: self._influence(layer, training=True) for layer in self.layers}
         if self.norm.mixes_cases:
             assert max(found.values()) > 0, (
                 f"{self.norm!r} declares mixes_cases = True, but in training no case's output has "
@@ -290,7 +308,6 @@ class NormCase:
                 f"depends on another's input in {', '.join(mixing)}"
             )
 
-    @pytest.mark.parametrize("layer", _LAYERS)
     def test_evaluation_mixes_no_cases(self, layer: str) -> None:
         assert self._influence(layer, training=False) == 0, (
             f"{layer}(norm={self.norm!r}): in evaluation mode one case's output depends on "
@@ -381,11 +398,11 @@ class NormCase:
     # Recurrent layers
 
     @pytest.mark.parametrize("mode", ["training", "evaluation"])
-    @pytest.mark.parametrize("layer", _RECURRENT)
-    def test_packed_cases_equal_cases_alone(self, layer: str, mode: str) -> None:
+    def test_packed_cases_equal_cases_alone(self, recurrent: str, mode: str) -> None:
         if mode == "training" and self.norm.mixes_cases:
             pytest.skip("mixes_cases: in training a case alone has other statistics")
-        module = self._trained(layer, bidirectional=True, num_layers=2).train(mode == "training")
+        module = self._trained(recurrent, bidirectional=True, num_layers=2)
+        module.train(mode == "training")
         lengths = [2, 4, 1]
         x = torch.randn(3, 4, 5, dtype=torch.float64)
         packed = pack_padded_sequence(
@@ -401,26 +418,24 @@ class NormCase:
                 _assert_same(packed_state[:, case], state[:, 0], f"{where}, final state")
 
     @pytest.mark.parametrize("mode", ["training", "evaluation"])
-    @pytest.mark.parametrize("layer", _RECURRENT)
-    def test_layers_equal_their_cells_step_by_step(self, layer: str, mode: str) -> None:
-        module = self._trained(layer).train(mode == "training")
-        cell = _make(f"{layer}Cell", self.norm, dtype=torch.float64).train(module.training)
+    def test_layers_equal_their_cells_step_by_step(self, recurrent: str, mode: str) -> None:
+        module = self._trained(recurrent).train(mode == "training")
+        cell = _make(f"{recurrent}Cell", self.norm, dtype=torch.float64).train(module.training)
         state = {
             name.replace("sites.l0.", "sites.").replace("_l0", ""): value
             for name, value in module.state_dict().items()
         }
         cell.load_state_dict(state, strict=True)
-        x = _input(layer)
+        x = _input(recurrent)
         for ours, theirs in zip(_run(module, x), _run(cell, x), strict=True):
             _assert_same(ours, theirs, f"{_where(module)}: the whole sequence against its cell")
 
     @pytest.mark.parametrize("mode", ["training", "evaluation"])
-    @pytest.mark.parametrize("layer", _RECURRENT)
     def test_fast_path_equals_the_generic_scan(
-        self, layer: str, mode: str, monkeypatch: pytest.MonkeyPatch
+        self, recurrent: str, mode: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        module = self._trained(layer, bidirectional=True).train(mode == "training")
-        x = _input(layer, steps=7).requires_grad_()
+        module = self._trained(recurrent, bidirectional=True).train(mode == "training")
+        x = _input(recurrent, steps=7).requires_grad_()
         wanted = [x, *(p for p in module.parameters() if p.requires_grad)]
         names = ["input", *(n for n, p in module.named_parameters() if p.requires_grad)]
         results = []
@@ -441,7 +456,6 @@ class NormCase:
     # Precision and devices
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-    @pytest.mark.parametrize("layer", _LAYERS)
     def test_half_precision(self, layer: str, dtype: torch.dtype) -> None:
         half = self._trained(layer, dtype=torch.float32).to(dtype)
         for name, buffer in half.named_buffers():
@@ -476,7 +490,6 @@ class NormCase:
                     f"{tuple(out.shape)} in {out.dtype}"
                 )
 
-    @pytest.mark.parametrize("layer", _LAYERS)
     def test_float64_stays_float64(self, layer: str) -> None:
         module = self._trained(layer)
         for name, tensor in module.state_dict().items():
@@ -494,7 +507,6 @@ class NormCase:
                 f"{_where(module)}: float32 input gave {[out.dtype for out in outputs]}"
             )
 
-    @pytest.mark.parametrize("layer", _LAYERS)
     def test_autocast(self, layer: str) -> None:
         module = self._trained(layer, dtype=torch.float32)
         x = _input(layer, dtype=torch.float32)
@@ -513,7 +525,6 @@ class NormCase:
                     f"{where}: the gradient of {name} is not finite"
                 )
 
-    @pytest.mark.parametrize("layer", _LAYERS)
     def test_device_and_dtype_reach_the_strategy(self, layer: str) -> None:
         module = _make(layer, self.norm, device="meta", dtype=torch.float64)
         for name, tensor in module.state_dict().items():

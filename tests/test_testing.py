@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import re
 import sys
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 import ln_zoo.testing
 from ln_zoo.norms import BatchNorm, Norm
 from ln_zoo.ops.records import RowNorm
-from ln_zoo.testing import NormCase
+from ln_zoo.testing import LAYERS, NormCase
 
 pytest_plugins = ["pytester"]
 
@@ -481,6 +482,46 @@ def test_a_check_set_to_none_is_left_out(pytester):
     names = result.stdout.str()
     assert "test_prints_itself" not in names
     assert "test_is_a_frozen_value" in names
+
+
+def test_checks_run_in_the_layers_that_are_named(pytester):
+    pytester.makepyfile(
+        test_mine="""
+        import pytest
+        from ln_zoo.norms import LayerNorm
+        from ln_zoo.testing import NormCase
+
+        class TestImages(NormCase):
+            norm = LayerNorm(convolution="unit")
+            layers = ("Conv2d",)
+
+            @pytest.mark.parametrize("layer", ["mine"])
+            def test_mine(self, layer):
+                assert layer == "mine"
+
+        class TestSequences(NormCase):
+            norm = LayerNorm(per_gate=True)
+            layers = ("GRU", "GRUCell")
+
+        class TestMisspelt(NormCase):
+            norm = LayerNorm()
+            layers = ("Conv2D",)
+        """
+    )
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "--collect-only", "-q")
+    found = [name.partition("::")[2] for name in result.outlines if "[" in name]
+    words = {
+        case: set(re.findall(r"\w+", " ".join(n.partition("[")[2] for n in found if case in n)))
+        for case in ("TestImages", "TestSequences")
+    }
+    assert words["TestImages"] & {*LAYERS, "mine"} == {"Conv2d", "mine"}
+    assert words["TestSequences"] & set(LAYERS) == {"GRU", "GRUCell"}
+    assert {name for name in found if "fast_path" in name and "Sequences" in name} == {
+        f"TestSequences::test_fast_path_equals_the_generic_scan[GRU-{mode}]"
+        for mode in ("training", "evaluation")
+    }
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-k", "Misspelt and prints")
+    result.stdout.fnmatch_lines("*TestMisspelt: layers has 'Conv2D'; known are Linear, Conv2d,*")
 
 
 def test_the_random_numbers_of_other_tests_are_left_alone(pytester):

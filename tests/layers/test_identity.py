@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -102,11 +103,27 @@ def make_input(kind: str, batch_first: bool) -> tuple[Any, tuple[int, ...], Tens
     return packed, (4,), packed.data
 
 
-@pytest.mark.parametrize(("kind", "options"), COMBINATIONS)
-@pytest.mark.parametrize("layout", INPUTS)
-@pytest.mark.parametrize("given", [True, False], ids=["hx", "no hx"])
-@neutral
-def test_layer(kind: str, options: str, layout: str, given: bool, norm: Norm, loop: str) -> None:
+#: Initial states or none, the strategy, fast paths allowed or not: all 8 ways in turn, so that any
+#: options meet any layout, and either of them meets both values of each of these three.
+WAYS = list(itertools.product([True, False], [Identity(), WeightNorm()], ["1", "0"]))
+PAIRWISE = [
+    pytest.param(*combination.values, layout, *WAYS[(i + j) % len(WAYS)])
+    for i, combination in enumerate(COMBINATIONS)
+    for j, layout in enumerate(INPUTS)
+]
+
+
+@pytest.mark.parametrize(("kind", "options", "layout", "given", "norm", "kernels"), PAIRWISE)
+def test_layer(
+    kind: str,
+    options: str,
+    layout: str,
+    given: bool,
+    norm: Norm,
+    kernels: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LN_ZOO_KERNELS", kernels)
     ours, theirs = pair(kind, norm, **OPTIONS[options])
     x, cases, source = make_input(layout, ours.batch_first)
     hx = random_states(ours, *cases) if given else None

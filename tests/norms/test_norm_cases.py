@@ -18,14 +18,17 @@ class TestLayerNorm(NormCase):
 
 class TestLayerNormByUnit(NormCase):
     norm = LayerNorm(convolution="unit")
+    layers = ("Conv2d",)
 
 
 class TestLayerNormByPosition(NormCase):
     norm = LayerNorm(convolution="position")
+    layers = ("Conv2d",)
 
 
 class TestLayerNormPerGate(NormCase):
     norm = LayerNorm(per_gate=True)
+    layers = ("LSTM", "GRU", "LSTMCell", "GRUCell")
 
 
 class TestRMSNorm(NormCase):
