@@ -162,7 +162,9 @@ def test_torchs_loop_refuses_what_normalises_and_what_only_the_strategy_knows() 
     assert reason(input=scaled) == "the input site normalises its summed inputs"
 
 
-def test_float16_autocast_is_refused_for_the_lstm_alone() -> None:
+def test_half_precision_autocast_is_refused_for_the_lstm_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def reason(cell: str) -> str | None:
         x = torch.randn(5, 2, 3)
         return TorchRNN().refuses(CELLS[cell], directions(cell), x, weights(cell))
@@ -170,8 +172,13 @@ def test_float16_autocast_is_refused_for_the_lstm_alone() -> None:
     with torch.autocast("cpu", torch.float16):
         assert "float16 autocast" in str(reason("LSTM"))
         assert reason("GRU") is None
-    with torch.autocast("cpu", torch.bfloat16):
-        assert reason("LSTM") is None
+    # torch's LSTM in bfloat16 is oneDNN's, where there is oneDNN.
+    for bfloat16 in (True, False):
+        monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda b=bfloat16: b)
+        with torch.autocast("cpu", torch.bfloat16):
+            runs = bfloat16 or not torch.backends.mkldnn.is_available()
+            assert (reason("LSTM") is None) == runs
+            assert reason("GRU") is None
 
 
 def test_a_kernel_is_one_entry_of_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
