@@ -165,7 +165,9 @@ def told(error: Exception, command: str, code: int = 1) -> int:
     rank = os.environ.get("LOCAL_RANK", "0")
     process = f" (process {rank})" if rank != "0" else ""
     print(f"ln-zoo {command}: error{process}: {text}", file=sys.stderr)
-    print("traceback: LN_ZOO_DEBUG=1", file=sys.stderr)
+    # These say what was given and what was expected.
+    if not (isinstance(error, ValueError | OSError) or type(error).__module__[:6] == "ln_zoo"):
+        print("traceback: LN_ZOO_DEBUG=1", file=sys.stderr)
     return code
 
 

@@ -260,7 +260,7 @@ def test_weights_of_another_norm_or_size_name_the_keys(
     torch.save(checkpoint, wrong)
     done = run("test", option, wrong, *DATA, *QUIET)
     assert done.code == 2
-    message = done.err.splitlines()[-2]
+    message = done.err.splitlines()[-1]
     assert message.startswith(
         f"ln-zoo test: error: the weights of {wrong} do not fit this MLPClassifier, which has "
         "another norm or size: network.1.site.running_mean is missing; "

@@ -372,7 +372,7 @@ def test_a_bad_loss_keeps_the_last_good_checkpoint(
     )  # fmt: skip
     assert done.code == 1
     last = here / "runs/Bad/version_0/checkpoints/last.ckpt"
-    assert done.err.splitlines()[-2].startswith(
+    assert done.err.splitlines()[-1].startswith(
         f"ln-zoo fit: error: {message} the last good checkpoint is "
     )
     assert str(last.relative_to(here)) in done.err
@@ -406,7 +406,7 @@ def test_output_below_a_file(here: Path) -> None:
     (here / "taken").write_text("not a folder")
     done = run("fit", *SMALL, *QUIET, "--trainer.logger.save_dir=taken/runs")
     assert done.code == 2
-    assert done.err.splitlines()[-2] == (
+    assert done.err.splitlines()[-1] == (
         "ln-zoo fit: error: the output folder taken/runs cannot be written to (Not a directory): "
         "choose another with --trainer.logger.save_dir or --trainer.default_root_dir"
     )

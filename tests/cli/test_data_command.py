@@ -60,7 +60,7 @@ def test_an_interruption_says_how_to_go_on(
 def test_damage_is_one_line(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (source / "lineStrokes/a01/a01-000/a01-000u-02.xml").write_bytes(b"<a>")
     assert main(["data", "iam_ondb", str(source), "compact"]) == 1
-    *_, told, _ = capsys.readouterr().err.splitlines()
+    *_, told = capsys.readouterr().err.splitlines()
     assert told.startswith("ln-zoo data iam_ondb: error: 1 of 9 stroke files are damaged")
     assert "a01-000u-02.xml (malformed XML: " in told
 

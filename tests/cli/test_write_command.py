@@ -301,7 +301,7 @@ def test_wrong_input_is_one_line(
     told = [x for x in capsys.readouterr().err.splitlines() if not x.startswith("note: ")]
     assert told[0].startswith("ln-zoo write: error: ")
     assert message in told[0]
-    assert told[1:] == ["traceback: LN_ZOO_DEBUG=1"]
+    assert len(told) == 1
     assert sorted(here.rglob("*")) == before
 
 
