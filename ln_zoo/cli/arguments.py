@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +12,12 @@ from typing import Any
 
 import yaml
 
+from ln_zoo.files import read_regular
+
 #: Values of a configuration; a few aliases of aliases would make more than memory holds.
 _LARGEST = 100_000
+#: Bytes of a file of options.
+_LARGEST_FILE = 10_000_000
 #: Without a value of their own.
 _FLAGS = ("--help", "-h", "--print_config")
 
@@ -97,11 +102,22 @@ def configurations(argv: list[str]) -> list[dict[str, Any]]:
         content = parsed(text)
         if isinstance(content, dict):
             found.append(content)
+        elif _is_named_pipe(text):
+            raise ValueError(f"--config {text} is a pipe, which may never end: give a file")
         elif os.path.isfile(text):
             raise ValueError(f"{text} holds no options: expected YAML with lines `name: value`")
         elif not os.path.exists(text):
             raise FileNotFoundError(f"--config {text}: there is no such file{_beside(Path(text))}")
     return found
+
+
+def _is_named_pipe(text: str) -> bool:
+    """Whether a path is of a pipe, but for those that a shell opens, as in ``--config <(...)``."""
+    try:
+        is_pipe = stat.S_ISFIFO(os.stat(text).st_mode)
+    except (OSError, ValueError):  # ValueError: no path at all
+        return False
+    return is_pipe and not text.startswith("/dev/") and os.path.exists(os.path.realpath(text))
 
 
 def check_checkpoint(path: str) -> None:
@@ -121,8 +137,14 @@ def parsed(text: str) -> Any:
     is_file = os.path.isfile(text)  # copes with any text
     where = text if is_file else "the configuration"
     try:
-        content = yaml.safe_load(Path(text).read_text(encoding="utf-8") if is_file else text)
+        content = yaml.load(
+            read_regular(text, _LARGEST_FILE).decode("utf-8") if is_file else text, _OnceLoader
+        )
         size = _size(content, {})
+    except _TwiceError as error:
+        raise ValueError(f"{where}, {error}") from error
+    except OSError as error:
+        raise ValueError(f"{where} cannot be read: {error}") from error
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ValueError(f"{where}{line} is no YAML: {error.problem}") from error
@@ -135,6 +157,28 @@ def parsed(text: str) -> Any:
             f"{where} holds more than {_LARGEST:,} values where its aliases are written out"
         )
     return content
+
+
+class _TwiceError(Exception):
+    """A key that a mapping has twice."""
+
+
+class _OnceLoader(yaml.SafeLoader):
+    """Refuses a key that is there twice, of which YAML's reader would take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            # What is merged from elsewhere ("<<") is there to be overridden.
+            if isinstance(key, yaml.ScalarNode) and key.value != "<<":
+                line = key.start_mark.line + 1
+                if key.value in lines:
+                    first = lines[key.value]
+                    raise _TwiceError(
+                        f"line {line}: {key.value!r} is there already, in line {first}"
+                    )
+                lines[key.value] = line
+        return super().construct_mapping(node, deep)
 
 
 def _size(content: Any, known: dict[int, int]) -> int:
