@@ -534,6 +534,8 @@ class NormCase:
             )
 
     def test_compiled_equals_eager(self) -> None:
+        if "Linear" not in self.layers:
+            pytest.skip("layers has no Linear, which is what is compiled here")
         torch.compiler.reset()
         module = self._trained("Linear")
         x = _input("Linear").requires_grad_()

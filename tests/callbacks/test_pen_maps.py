@@ -107,7 +107,11 @@ def test_the_density_picture() -> None:
 
 
 def test_a_line_that_stands_still_has_a_density_picture() -> None:
-    draw_density(mixture(2), torch.zeros(2, 3))
+    (image,) = draw_density(mixture(2), torch.zeros(2, 3)).axes[0].images
+    assert np.isfinite(image.get_array()).all()
+    left, right, bottom, top = image.get_extent()
+    assert left < 0 < right
+    assert bottom < 0 < top
 
 
 @pytest.mark.parametrize(

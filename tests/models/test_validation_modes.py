@@ -145,5 +145,6 @@ def test_checkpoints_without_the_second_mode_are_read(tmp_path: Path) -> None:
     run = trainer(tmp_path)
     run.validate(model, BatchLoader(Tensors(torch.rand(20, 64), torch.zeros(20).long()), 10))
     fresh = MLPClassifier(64, [8], norm=BatchNorm())
+    assert model.state_dict().keys() == fresh.state_dict().keys()
     fresh.load_state_dict(model.state_dict(), strict=True)
-    model.load_state_dict(fresh.state_dict(), strict=True)
+    assert all(torch.equal(a, model.state_dict()[n]) for n, a in fresh.state_dict().items())

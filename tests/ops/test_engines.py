@@ -704,8 +704,18 @@ def arguments_of(spec: Spec, under: Under, *, packed: bool) -> list[Any]:
     return [*leaves, sizes, spec.encode(), under.engine.name]
 
 
-@every_cell
-@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+@pytest.mark.parametrize(
+    ("cell", "packed", "under"),
+    [
+        ("LSTM", False, "native"),
+        ("LSTM", True, "aten"),
+        ("GRU", False, "aten"),
+        ("GRU", True, "native"),
+        ("RNN_TANH", False, "native"),
+        ("RNN_RELU", True, "aten"),
+    ],
+    indirect=["under"],
+)
 def test_operators_are_well_formed(cell: str, packed: bool, under: Under) -> None:
     spec = specification(cell, True)
     given = arguments_of(spec, under, packed=packed)
@@ -770,7 +780,10 @@ def compiler() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-@every_cell
+# Compiled, an operator is one node, whatever the cell: those of two states and of one.
+@pytest.mark.parametrize(
+    ("cell", "under"), [("LSTM", "native"), ("GRU", "aten")], indirect=["under"]
+)
 @pytest.mark.usefixtures("compiler")
 def test_compiles_whole(cell: str, under: Under) -> None:
     layer = make(cell, bidirectional=True).to(under.dtype)
