@@ -6,6 +6,7 @@ its kernels compiled for compute capability 9.0, that of an H100.
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import os
 import re
@@ -15,6 +16,7 @@ from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -34,16 +36,44 @@ SPECS = {
 }
 
 
-@needs_triton
-def test_numbers_in_the_interpreter() -> None:
+INTERPRETED = Path(__file__).parent / "gpu_in_interpreter.py"
+
+
+@pytest.fixture(scope="module")
+def interpreted(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[ElementTree.Element], str]:
+    """The results of `gpu_in_interpreter.py`, and all that pytest printed."""
+    report = tmp_path_factory.mktemp("interpreted") / "report.xml"
+    command = [sys.executable, "-m", "pytest", INTERPRETED, "-n", "0", f"--junitxml={report}"]
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", Path(__file__).parent / "gpu_in_interpreter.py"],
+        [*command, "-p", "no:cacheprovider"],
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
     )
-    assert run.returncode == 0, run.stdout + run.stderr
+    results = list(ElementTree.parse(report).iter("testcase")) if report.exists() else []
+    return results, run.stdout + run.stderr
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    "name",
+    [
+        node.name
+        for node in ast.parse(INTERPRETED.read_text()).body
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    ],
+)
+def test_numbers_in_the_interpreter(
+    name: str, interpreted: tuple[list[ElementTree.Element], str]
+) -> None:
+    """Each test of that file, with all of its parameters."""
+    results, output = interpreted
+    mine = [result for result in results if result.get("name", "").partition("[")[0] == name]
+    assert mine, output
+    for result in mine:
+        for failure in (*result.iter("failure"), *result.iter("error")):
+            pytest.fail(f"{result.get('name')}: {failure.text}")
 
 
 # The choice
