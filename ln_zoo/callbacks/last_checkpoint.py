@@ -114,7 +114,7 @@ class LastCheckpoint(ModelCheckpoint):
         """Takes a signal. Some programs send SIGTERM twice; Ctrl-C twice is a person who waits."""
         if self._signal and number == signal.SIGINT:
             self._restore()
-            raise Interrupted(number, self._newest())
+            raise Interrupted(number, self.newest())
         if not self._signal and number == signal.SIGINT:
             rank_zero_info("\nstopping after this update; Ctrl-C again stops at once")
         self._signal = self._signal or number
@@ -128,9 +128,10 @@ class LastCheckpoint(ModelCheckpoint):
 
     def _stop(self, number: int) -> None:
         self._restore()
-        raise Interrupted(number, self._newest(), agreed=True)
+        raise Interrupted(number, self.newest(), agreed=True)
 
-    def _newest(self) -> str | Path | None:
+    def newest(self) -> str | Path | None:
+        """Where the newest state lies: in ``last.ckpt``, or where the run was resumed from."""
         written = Path(self.best_model_path)
         return written if written.is_file() else self._resumed
 

@@ -26,6 +26,7 @@ class PredictionWriter(BasePredictionWriter):
 
     Raises:
         TypeError: if ``predict_step`` returns anything but a dict of tensors.
+        ValueError: if one of them is not finite.
     """
 
     def __init__(self, path: str | None = None) -> None:
@@ -58,6 +59,12 @@ class PredictionWriter(BasePredictionWriter):
                 f"predict_step of {type(pl_module).__name__} must return a dict of tensors (N, *) "
                 f"to be written, got {type(prediction).__name__}"
             )
+        for name, values in prediction.items():
+            if not bool(torch.as_tensor(values).isfinite().all()):
+                raise ValueError(
+                    f"the predictions of batch {batch_idx} are not finite ({name}): JSON has no "
+                    "NaN, and nothing follows from them"
+                )
         assert self.written is not None
         columns = {name: torch.as_tensor(values).tolist() for name, values in prediction.items()}
         if batch_indices:

@@ -59,7 +59,7 @@ def run_trainer(argv: list[str]) -> int:
     code = 2
     cli: ZooCLI | None = None
     try:
-        with signals.raised():
+        with signals.raised(), outputs.quiet_writers():
             # Installed packages may bring strategies of their own, with short names here.
             for strategy in entry_points(group="ln_zoo.norms"):
                 strategy.load()
@@ -71,7 +71,8 @@ def run_trainer(argv: list[str]) -> int:
             signals.end_others(cli.trainer)
         return signals.tell(argv[0], end)
     except Exception as error:
-        return told(signals.lost_process(error) or error, argv[0], code)
+        full = outputs.full_disk(error, cli.trainer if cli is not None else None)
+        return told(full or signals.lost_process(error) or error, argv[0], code)
     return 0
 
 
@@ -96,6 +97,8 @@ class ZooCLI(LightningCLI):
     def __init__(self, argv: list[str]) -> None:
         self.argv = argv
         self._claimed: list[Path] = []
+        #: The weights that were asked for.
+        self._given: dict[str, torch.Tensor] = {}
         with self._releasing():
             self._build()
 
@@ -274,10 +277,11 @@ class ZooCLI(LightningCLI):
             if name in (settings.model.get("init_args") or ()) and hasattr(self.datamodule, name):
                 stored.tell_linked(self.argv, name)
         if settings.get("ckpt_path"):
-            state = stored.read_checkpoint(settings.ckpt_path)["state_dict"]
-            stored.check_fits(self.model, state, settings.ckpt_path)
+            self._given = stored.read_checkpoint(settings.ckpt_path)["state_dict"]
+            stored.check_fits(self.model, self._given, settings.ckpt_path)
         elif settings.get("weights"):
             stored.load_weights(self.model, settings.weights)
+            self._given = self.model.state_dict()
         elif self.subcommand != "fit":
             stored.note(
                 f"WARNING: the weights are untrained. `ln-zoo {self.subcommand}` takes them "
@@ -290,8 +294,15 @@ class ZooCLI(LightningCLI):
         """Left to `run`, so that wrong input can be told from a run that fails."""
 
     def run(self) -> None:
-        """Fits, validates, tests or predicts."""
+        """Fits, validates, tests or predicts.
+
+        Raises:
+            ValueError: if weights to start from, or what was measured, are not finite.
+        """
         with self._releasing():
+            source = self._settings().get("ckpt_path") or self._settings().get("weights")
+            stored.check_finite(self._given, f"the weights of {source}")
+            self._given = {}
             super()._run_subcommand(str(self.subcommand))
 
     def after_fit(self) -> None:
@@ -301,9 +312,11 @@ class ZooCLI(LightningCLI):
         outputs.tell_where(self.trainer)
 
     def after_validate(self) -> None:
+        stored.check_finite(self.trainer.callback_metrics, "what validation measured")
         outputs.tell_activity(self.trainer)
 
     def after_test(self) -> None:
+        stored.check_finite(self.trainer.callback_metrics, "what the test measured")
         results.report(self)
         outputs.tell_activity(self.trainer)
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import shutil
 import tempfile
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -11,7 +15,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
-from ln_zoo.callbacks import ActivityByPosition, CurvesPlot
+from ln_zoo.callbacks import ActivityByPosition, CurvesPlot, LastCheckpoint
 from ln_zoo.checkpoints import DamagedCheckpointError, check_whole, sweep
 from ln_zoo.cli.run_folders import unwritable
 from ln_zoo.cli.stored import note
@@ -85,6 +89,42 @@ def check_writable(trainer: Trainer, trained: torch.nn.Module | None) -> None:
                 f"the output folder {folder} has {free / 1e6:.1f} MB left, and checkpoints need "
                 f"{needed / 1e6:.1f} MB: make room or choose another with --trainer.logger.save_dir"
             )
+
+
+def full_disk(error: Exception, trainer: Trainer | None) -> OSError | None:
+    """For an error of a full disk: where it is, and how the run goes on once there is room."""
+    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return None
+    # Those of `AtomicCheckpointIO` name the file already.
+    text = str(error)
+    if error.strerror is not None:
+        where = error.filename
+        if where is None and trainer is not None:
+            folders = [x.log_dir for x in trainer.loggers if x.log_dir]
+            where = relative(Path(folders[0] if folders else trainer.default_root_dir).absolute())
+        text = f"{error.strerror}{f' for {where}' if where else ''}: make room"
+    for callback in trainer.checkpoint_callbacks if trainer is not None else ():
+        if isinstance(callback, LastCheckpoint) and (newest := callback.newest()):
+            path = relative(Path(newest).absolute())
+            text += f"; then go on with the same command and --ckpt_path {path}"
+    return OSError(text)
+
+
+@contextlib.contextmanager
+def quiet_writers() -> Iterator[None]:
+    """Prints no traceback where TensorBoard's thread cannot write: the run itself is told of it."""
+    before = threading.excepthook
+
+    def hook(arguments: threading.ExceptHookArgs) -> None:
+        writer = type(arguments.thread).__module__.partition(".")[0] == "tensorboard"
+        if not (writer and isinstance(arguments.exc_value, OSError)):
+            before(arguments)
+
+    threading.excepthook = hook
+    try:
+        yield
+    finally:
+        threading.excepthook = before
 
 
 def tell_where(trainer: Trainer) -> None:

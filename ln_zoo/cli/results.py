@@ -42,7 +42,7 @@ def report(cli: ZooCLI) -> None:
     if not trainer.fast_dev_run:  # type: ignore[attr-defined]
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "test_results.json"
-        path.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(results, indent=2, allow_nan=False) + "\n", encoding="utf-8")
         print(f"results: {outputs.relative(path)}")
 
 

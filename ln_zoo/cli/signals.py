@@ -61,12 +61,13 @@ def tell(command: str, end: Interrupted) -> int:
         return 0
     name = signal.Signals(end.number).name
     process = f" (process {_rank()})" if _rank() else ""
+    how = ""
     if end.checkpoint:
         path = outputs.relative(os.path.abspath(end.checkpoint))
-        how = f"go on with the same command and --ckpt_path {path}"
-    else:
-        how = "no checkpoint was written"
-    print(f"ln-zoo {command}: stopped by {name}{process}: {how}", file=sys.stderr)
+        how = f": go on with the same command and --ckpt_path {path}"
+    elif command == "fit":
+        how = ": no checkpoint was written"
+    print(f"ln-zoo {command}: stopped by {name}{process}{how}", file=sys.stderr)
     return 128 + end.number
 
 

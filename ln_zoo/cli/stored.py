@@ -8,7 +8,7 @@ import json
 import os
 import pickle
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -128,6 +128,22 @@ def check_fits(model: torch.nn.Module, state: dict[str, Tensor], where: str) -> 
         raise ValueError(
             f"the weights of {where} do not fit this {type(model).__name__}, which has another "
             f"norm or size: {'; '.join(differing[:8])}{more}"
+        )
+
+
+def check_finite(values: Mapping[str, Tensor], what: str) -> None:
+    """Raises ValueError, naming the first of them, if values are NaN or infinite.
+
+    Args:
+        values: by name; integers always pass.
+        what: they are, for the message.
+    """
+    bad = [name for name, value in values.items() if not bool(torch.isfinite(value).all())]
+    if bad:
+        more = f", as are {len(bad) - 1} more" if len(bad) > 1 else ""
+        raise ValueError(
+            f"{what} cannot be used: {bad[0]} is not finite{more}: the training diverged; take an "
+            "earlier checkpoint"
         )
 
 

@@ -1,0 +1,103 @@
+"""Runs that cannot go on: weights that are not finite, a full disk, a signal."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from cli_support import QUIET, SMALL, load, run
+
+from ln_zoo.cli import outputs, stored
+
+DATA = ("--data=Digits", "--data.batch_size=20", "--data.train_size=100", "--data.val_size=20")
+
+#: A user's file: the disk is full at the seventh update, or a signal comes then.
+MISHAP = """
+import errno, os, signal
+from lightning.pytorch import Callback
+
+class Mishap(Callback):
+    def __init__(self, number: int = 0):
+        self.number = number
+    def on_train_batch_start(self, trainer, *args):
+        if trainer.global_step == 7:
+            if not self.number:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.kill(os.getpid(), self.number)
+    def on_test_batch_start(self, *args):
+        os.kill(os.getpid(), self.number)
+"""
+
+
+@pytest.fixture
+def mishap(here: Path) -> Path:
+    (here / "mishap.py").write_text(MISHAP)
+    return here
+
+
+@pytest.mark.parametrize("command", ["test", "validate", "predict", "fit"])
+def test_weights_that_are_not_finite(trained: Path, here: Path, command: str) -> None:
+    checkpoint = load(trained)
+    checkpoint["state_dict"]["network.1.weight"][2, 3] = float("nan")
+    torch.save(checkpoint, here / "nan.ckpt")
+    done = run(command, "--weights=nan.ckpt", *DATA, *QUIET)
+    assert done.code == 1
+    told = "the weights of nan.ckpt cannot be used: network.1.weight is not finite: the training"
+    assert f"ln-zoo {command}: error: {told}" in done.err
+    assert not [path for path in here.rglob("*") if path.suffix in (".json", ".jsonl", ".csv")]
+
+
+def test_what_was_measured_must_be_finite() -> None:
+    values = {"test_nll": torch.tensor(float("inf")), "test_error": torch.tensor(3)}
+    with pytest.raises(ValueError, match="test_nll is not finite: "):
+        stored.check_finite(values, "what the test measured")
+    stored.check_finite({"test_error": torch.tensor(3)}, "what the test measured")
+
+
+def test_a_disk_that_fills_while_training(mishap: Path) -> None:
+    done = run(
+        "fit", *SMALL, *QUIET, "--trainer.max_epochs=2", "--trainer.callbacks+=mishap.Mishap"
+    )
+    assert done.code == 1
+    folder = "runs/MLPClassifier-LayerNorm/version_0"
+    assert (
+        f"ln-zoo fit: error: No space left on device for {folder}: make room; then go on with the "
+        f"same command and --ckpt_path {folder}/checkpoints/last.ckpt"
+    ) in done.err
+    assert load(mishap / folder / "checkpoints/last.ckpt")["global_step"] == 5
+
+
+def test_tensorboards_thread_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    printed = []
+    monkeypatch.setattr(threading, "excepthook", lambda failed: printed.append(failed.exc_value))
+
+    def fail() -> None:
+        raise OSError(28, "No space left on device")
+
+    class Writer(threading.Thread):
+        pass
+
+    for module, said in (("tensorboard.summary.writer", 0), ("of_a_user", 1)):
+        Writer.__module__ = module
+        with outputs.quiet_writers():
+            thread = Writer(target=fail)
+            thread.start()
+            thread.join()
+        assert len(printed) == said
+
+
+@pytest.mark.parametrize(("number", "code", "name"), [(15, 143, "SIGTERM"), (2, 130, "SIGINT")])
+def test_a_signal_ends_in_one_line(mishap: Path, number: int, code: int, name: str) -> None:
+    more = ["--trainer.callbacks+=mishap.Mishap", f"--trainer.callbacks.number={number}"]
+    done = run("fit", *SMALL, *QUIET, "--trainer.max_epochs=3", *more)
+    assert done.code == code
+    last = "runs/MLPClassifier-LayerNorm/version_0/checkpoints/last.ckpt"
+    assert done.err.splitlines()[-1] == (
+        f"ln-zoo fit: stopped by {name}: go on with the same command and --ckpt_path {last}"
+    )
+    assert load(mishap / last)["global_step"] == 8
+    done = run("test", "--ckpt_path", last, *DATA, *QUIET, *more)
+    assert done.code == code
+    assert done.err.splitlines()[-1] == f"ln-zoo test: stopped by {name}"
