@@ -12,7 +12,16 @@ from torch.nn import functional as F
 from torch.nn import init
 
 from ln_zoo.norms import Identity, Norm, Site
-from ln_zoo.ops import CELLS, Cell, States, Stream, Weights, bounded_lstm
+from ln_zoo.ops import (
+    CELLS,
+    Cell,
+    States,
+    Stream,
+    Weights,
+    bounded_lstm,
+    check_parameters,
+    check_states,
+)
 
 
 def cell_sites(
@@ -173,6 +182,8 @@ class _RecurrentCell(nn.RNNCellBase):
         streamed = self._stream(records, input, states, weights)
         if streamed is not None:
             return streamed if batched else tuple(s.squeeze(0) for s in streamed)
+        sizes = self.input_size, self.hidden_size, self.hidden_size
+        check_parameters(cell, records, weights, input, sizes)
         states = tuple(s.to(torch.promote_types(s.dtype, torch.float32)) for s in states)
         wx = sites["input"](F.linear(input, weights.ih), step)
         states = cell.step(wx, states, weights, sites, step)
@@ -188,10 +199,9 @@ class _RecurrentCell(nn.RNNCellBase):
                 f"input has inconsistent input_size: got {input.shape[-1]}, "
                 f"expected {self.input_size}"
             )
-        expected = (*input.shape[:-1], self.hidden_size)
-        for state in states or ():
-            if tuple(state.shape) != expected:
-                raise RuntimeError(f"Expected hidden size {expected}, got {list(state.shape)}")
+        if states is not None:
+            expected = (*input.shape[:-1], self.hidden_size)
+            check_states(input, states, [expected] * len(states))
 
     def _check_step(self, step: int | None, sites: dict[str, Site]) -> None:
         if step is not None and step < 0:

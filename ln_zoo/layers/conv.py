@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ln_zoo.norms import Identity, Norm, Site
+from ln_zoo.ops import check_devices
 
 
 class Conv2d(nn.Conv2d):
@@ -96,6 +97,7 @@ class Conv2d(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         weight = self.site.weight(self.weight)
+        check_devices(input, weight=weight, bias=self.bias)
         if not self.site.normalizes_sums:
             return self._conv_forward(input, weight, self.bias)
         sums = self._conv_forward(input, weight, None)

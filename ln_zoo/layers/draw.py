@@ -13,12 +13,15 @@ from torch.nn import init
 from ln_zoo.layers.cells import LSTMCell, sites_by_role
 from ln_zoo.norms import Identity, Norm
 from ln_zoo.ops import (
+    CELLS,
     Affine,
     DrawLSTM,
     DrawSettings,
     DrawWeights,
     FilterNorm,
     attention,
+    check_devices,
+    check_parameters,
     draw_engine,
     drawn,
     filterbank,
@@ -256,6 +259,7 @@ class DRAWNetwork(nn.Module):
                 f"images must be (N, {self.height}, {self.width}), got {tuple(images.shape)}"
             )
         self._check_noise("noise", noise, len(images))
+        check_devices(images, noise=noise, **dict(self.named_parameters()))
         found = None if trace else self._run_kernel(images, noise)
         return self._run(images, noise, trace) if found is None else found
 
@@ -270,6 +274,7 @@ class DRAWNetwork(nn.Module):
             ValueError: if sizes do not fit.
         """
         self._check_noise("latents", latents, latents.shape[1] if latents.dim() == 3 else 1)
+        check_devices(latents, **dict(self.named_parameters()))
         return self._run(None, latents, trace)
 
     def _check_noise(self, name: str, noise: Tensor, cases: int) -> None:
@@ -290,7 +295,10 @@ class DRAWNetwork(nn.Module):
         def lstm(name: str, cell: LSTMCell) -> DrawLSTM:
             records = {r: site.describe() for r, site in sites_by_role(cell.sites).items()}
             h, c = (self._initial(f"{name}_{letter}", self.hidden_size) for letter in "hc")
-            return DrawLSTM(cell.effective_weights(), records, h, c)
+            weights = cell.effective_weights()
+            sizes = cell.input_size, self.hidden_size, self.hidden_size
+            check_parameters(CELLS["LSTM"], records, weights, images, sizes)
+            return DrawLSTM(weights, records, h, c)
 
         read, write, patch, posterior = (
             Affine(layer.weight, layer.bias)
@@ -299,6 +307,7 @@ class DRAWNetwork(nn.Module):
         settings = DrawSettings(
             self.read_size, self.write_size, self.filter_norm, self.filter_eps, self.bound
         )
+        images, noise = images.to(dtype), noise.to(dtype)
         weights = DrawWeights(
             lstm("encoder", self.encoder),
             lstm("decoder", self.decoder),
@@ -308,7 +317,6 @@ class DRAWNetwork(nn.Module):
             patch,
             self._initial("canvas", self.height, self.width),
         )
-        images, noise = images.to(dtype), noise.to(dtype)
         engine = draw_engine(images, noise, weights)
         if engine is None:
             return None

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ln_zoo.norms import Identity, Norm, Site
+from ln_zoo.ops import check_devices
 
 
 class Linear(nn.Linear):
@@ -53,6 +54,7 @@ class Linear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         weight = self.site.weight(self.weight)
+        check_devices(input, weight=weight, bias=self.bias)
         if not self.site.normalizes_sums:
             return F.linear(input, weight, self.bias)
         sums = F.linear(input, weight)

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import PackedSequence
 from ln_zoo import ops
 from ln_zoo.layers.cells import as_states, cell_sites, check_bound, rnn_cell, sites_by_role
 from ln_zoo.norms import Norm, Site
-from ln_zoo.ops import CELLS, Cell, States, Weights, bounded_lstm
+from ln_zoo.ops import CELLS, Cell, Records, States, Weights, bounded_lstm
 
 
 class _Recurrent(nn.RNNBase):
@@ -108,10 +108,14 @@ class _Recurrent(nn.RNNBase):
         states = as_states(type(self).__name__, self._cell(), hx)
         if isinstance(input, PackedSequence):
             data, batch_sizes, order, back = input
+            ops.check_packed(data, batch_sizes)
+            ops.check_devices(data, sorted_indices=order, unsorted_indices=back)
             if states is not None and order is not None:
                 self._check_states(data, batch_sizes, states)
                 states = tuple(s.index_select(1, order) for s in states)
-            output, states = self._run_layers(data, batch_sizes, states)
+            # Steps of no case, which torch allows at the end, are none.
+            active = batch_sizes if batch_sizes[-1] else batch_sizes[batch_sizes > 0]
+            output, states = self._run_layers(data, active, states)
             if back is not None:
                 states = tuple(s.index_select(1, back) for s in states)
             return PackedSequence(output, batch_sizes, order, back), states
@@ -154,6 +158,7 @@ class _Recurrent(nn.RNNBase):
             {role: site.describe() for role, site in sites.items()} for sites in directions.values()
         ]
         bidirectional, dropout, training = self.bidirectional, self.dropout, self.training
+        self._check_parameters(x, records, weights)
 
         kernel = ops.pick(cell, records, x, weights)
         if kernel is not None:
@@ -197,7 +202,7 @@ class _Recurrent(nn.RNNBase):
             getattr(self, f"weight_peephole_{suffix}", None),
         )
 
-    # Checks of the initial states, with torch's words
+    # Checks
 
     def _state_sizes(self, x: Tensor, batch_sizes: Tensor | None) -> list[tuple[int, ...]]:
         cases = x.shape[1] if batch_sizes is None else int(batch_sizes[0])
@@ -206,16 +211,20 @@ class _Recurrent(nn.RNNBase):
         return [(len(self.sites), cases, width) for _, width in zip(names, widths, strict=False)]
 
     def _check_states(self, x: Tensor, batch_sizes: Tensor | None, states: States) -> None:
-        sizes = self._state_sizes(x, batch_sizes)
-        for i, (state, size) in enumerate(zip(states, sizes, strict=True)):
-            place = f"[{i}]" if len(sizes) > 1 else ""
-            if tuple(state.shape) != size:
-                raise RuntimeError(f"Expected hidden{place} size {size}, got {list(state.shape)}")
-            if state.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
-                raise RuntimeError(
-                    "Input and hidden tensors are not the same dtype, found input tensor with "
-                    f"{x.dtype} and hidden{place} tensor with {state.dtype}"
-                )
+        ops.check_states(x, states, self._state_sizes(x, batch_sizes))
+
+    def _check_parameters(
+        self, x: Tensor, records: Sequence[Records], weights: Sequence[Weights]
+    ) -> None:
+        cell, hidden = self._cell(), self.hidden_size
+        outputs = self.proj_size or hidden
+        directions = 2 if self.bidirectional else 1
+        for i, (suffix, record, weight) in enumerate(
+            zip(self._suffixes(), records, weights, strict=True)
+        ):
+            inputs = self.input_size if i < directions else directions * outputs
+            sizes = (inputs, hidden, outputs)
+            ops.check_parameters(cell, record, weight, x, sizes, suffix)
 
     def _check_batching(self, input: Tensor, states: States | None) -> None:
         if states is None or all(s.dim() == input.dim() for s in states):

@@ -13,7 +13,13 @@ from torch.nn import init
 
 from ln_zoo.layers.cells import LSTMCell, sites_by_role
 from ln_zoo.norms import Norm
-from ln_zoo.ops import WindowOperands, window_engine, window_weights, windowed_lstm
+from ln_zoo.ops import (
+    WindowOperands,
+    check_devices,
+    window_engine,
+    window_weights,
+    windowed_lstm,
+)
 
 WindowParameters = Literal["exp", "softplus"]
 WindowInput = Literal["state", "all"]
@@ -208,6 +214,8 @@ class WindowLSTM(nn.Module):
             )
         state = self.start(cases) if state is None else state
         self._check_state(state, cases)
+        window = {"window.weight": self.window.weight, "window.bias": self.window.bias}
+        check_devices(input, text=text, **state._asdict(), **window)
         with torch.autocast(input.device.type, enabled=False):
             dtype = self.window.weight.dtype
             input, text = input.to(dtype), text.to(dtype)

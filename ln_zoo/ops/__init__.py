@@ -9,6 +9,7 @@ from ln_zoo.ops.cells import (
     bounded_lstm,
     clip_derivative,
 )
+from ln_zoo.ops.checks import check_devices, check_packed, check_parameters, check_states
 from ln_zoo.ops.draw import (
     Affine,
     DrawLSTM,
@@ -56,6 +57,10 @@ __all__ = [
     "Windowed",
     "attention",
     "bounded_lstm",
+    "check_devices",
+    "check_packed",
+    "check_parameters",
+    "check_states",
     "clip_derivative",
     "divergence",
     "draw_engine",

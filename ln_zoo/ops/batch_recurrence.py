@@ -30,11 +30,13 @@ import torch
 from torch import Tensor
 
 from ln_zoo.ops.cells import CELLS, Cell, States, Weights
+from ln_zoo.ops.checks import check_form, check_given, check_operands, check_together
 from ln_zoo.ops.chunked import (
     CHOICES,
     OPERANDS,
     Chunk,
     allocate_gradients,
+    check_kept,
     chunks,
     differentiable,
     no_autocast,
@@ -358,7 +360,8 @@ def without_means(
 # The forward
 
 _PLACES = Places._fields
-_GIVEN = ", ".join(f"Tensor? given_{place}" for place in _PLACES)
+_GIVEN_NAMES = [f"given_{place}" for place in _PLACES]
+_GIVEN = ", ".join(f"Tensor? {name}" for name in _GIVEN_NAMES)
 _COUNT = len(Operands._fields)
 
 torch.library.define(
@@ -436,11 +439,25 @@ def _statistics(
     return Places(*found)
 
 
+def _check(
+    spec: BatchSpec,
+    operands: Operands,
+    given: Sequence[Tensor | None],
+    batch_sizes: Tensor | None,
+) -> None:
+    """Raises RuntimeError for tensors that do not fit together."""
+    scales = [place.scale for place in spec.places]
+    check_operands(operands, spec.cell, scales, batch_sizes)
+    needed = [place.scale and not place.batch for place in spec.places]
+    check_given(given, spec.widths(operands.w_hh.shape[1]), needed, operands.h0)
+
+
 @torch.library.impl("ln_zoo::batch_recurrence", "CompositeExplicitAutograd")
 def _forward(*arguments: Any) -> tuple[Tensor, ...]:
     operands, given = Operands(*arguments[:_COUNT]), arguments[_COUNT:-4]
     batch_sizes, code, name, save = arguments[-4:]
     spec, engine = BatchSpec.decode(code), BATCH_ENGINES[name]
+    _check(spec, operands, given, batch_sizes)
     x = operands.x
     results = _allocate(operands, spec, _steps(x, batch_sizes), save, engine.empty)
     out, h, c, v, u, cells, *found = results
@@ -488,6 +505,8 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
 def _forward_fake(*arguments: Any) -> tuple[Tensor, ...]:
     operands = Operands(*arguments[:_COUNT])
     batch_sizes, code, _, save = arguments[-4:]
+    given = dict(zip(_GIVEN_NAMES, arguments[_COUNT:-4], strict=True))
+    check_together(batch_sizes, **operands._asdict(), **given)
     steps = _steps(operands.x, batch_sizes)
     return _allocate(operands, BatchSpec.decode(code), steps, save, unfilled)
 
@@ -508,8 +527,15 @@ def _backward(*arguments: Any) -> tuple[Tensor, ...]:
     operands, given = Operands(*arguments[3 : 3 + _COUNT]), arguments[3 + _COUNT : 6 + _COUNT]
     out, v, u, cells, *variances, mean_out, batch_sizes, code, name, needs = arguments[6 + _COUNT :]
     spec, engine = BatchSpec.decode(code), BATCH_ENGINES[name]
+    _check(spec, operands, given, batch_sizes)
     x, h0, c0 = operands.x, operands.h0, operands.c0
+    check_kept(operands, spec.merged, d_out, d_h, d_c, out, v, u, cells)
     packed, wide = batch_sizes is not None, h0.dtype
+    steps = _steps(x, batch_sizes)
+    widths = spec.widths(operands.w_hh.shape[1])
+    for var, place, width in zip(variances, spec.places, widths, strict=True):
+        check_form("var", var, (steps if place.batch else 0, width), wide, x)
+    check_form("mean_out", mean_out, (steps if spec.out.batch else 0, widths[2]), wide, x)
     needed = Operands(*needs)
     found = allocate_gradients(operands, needs, engine.empty)
     gradients = Operands(*found)
@@ -586,7 +612,12 @@ def _backward(*arguments: Any) -> tuple[Tensor, ...]:
 
 @torch.library.register_fake("ln_zoo::batch_recurrence_backward")
 def _backward_fake(*arguments: Any) -> tuple[Tensor, ...]:
-    return allocate_gradients(Operands(*arguments[3 : 3 + _COUNT]), arguments[-1], unfilled)
+    operands = Operands(*arguments[3 : 3 + _COUNT])
+    names = "d_out", "d_h", "d_c", *_GIVEN_NAMES, "out", "v", "u", "cells"
+    names += *(f"var_{place}" for place in _PLACES), "mean_out"
+    others = dict(zip(names, (*arguments[:3], *arguments[3 + _COUNT : -4]), strict=True))
+    check_together(arguments[-4], **operands._asdict(), **others)
+    return allocate_gradients(operands, arguments[-1], unfilled)
 
 
 # Autograd

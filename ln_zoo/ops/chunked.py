@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ln_zoo.ops.cells import CELLS, Sites, Weights
+from ln_zoo.ops.checks import check_form, check_operands, check_together
 from ln_zoo.ops.engine import ENGINES, Saved, Sums, centred
 from ln_zoo.ops.recurrence import scan
 from ln_zoo.ops.spec import Operands, Rows, Spec
@@ -149,6 +150,7 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
     operands = Operands(*arguments[:-4])
     batch_sizes, code, name, save = arguments[-4:]
     spec, engine = Spec.decode(code), ENGINES[name]
+    check_operands(operands, spec.cell, spec.scales, batch_sizes)
     x = operands.x
     results = _allocate(operands, spec, name, save, engine.empty)
     out, h, c, v, u, cells, stats = results
@@ -180,8 +182,10 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
 
 @torch.library.register_fake("ln_zoo::recurrence")
 def _forward_fake(*arguments: Any) -> tuple[Tensor, ...]:
-    _, code, name, save = arguments[-4:]
-    return _allocate(Operands(*arguments[:-4]), Spec.decode(code), name, save, unfilled)
+    batch_sizes, code, name, save = arguments[-4:]
+    operands = Operands(*arguments[:-4])
+    check_together(batch_sizes, **operands._asdict())
+    return _allocate(operands, Spec.decode(code), name, save, unfilled)
 
 
 # The backward
@@ -192,6 +196,37 @@ torch.library.define(
     f"Tensor cells, Tensor stats, {CHOICES}, bool[] needs) -> "
     f"({', '.join(['Tensor'] * len(Operands._fields))})",
 )
+
+
+def check_kept(
+    operands: Operands,
+    merged: bool,
+    d_out: Tensor | None,
+    d_h: Tensor | None,
+    d_c: Tensor | None,
+    out: Tensor,
+    v: Tensor,
+    u: Tensor,
+    cells: Tensor,
+) -> None:
+    """Checks what a backward is called with beside the operands, which are right.
+
+    Raises:
+        RuntimeError: if one has another size, precision or device.
+    """
+    x, h0, lead = operands.x, operands.h0, operands.x.shape[:-1]
+    (width, hidden), rows, lstm = operands.w_hh.shape, lead.numel(), operands.c0 is not None
+    narrow, wide = x.dtype, h0.dtype
+    for name, a, size, dtype in (
+        ("d_out", d_out, (*lead, hidden), narrow),
+        ("d_h", d_h, tuple(h0.shape), wide),
+        ("d_c", d_c, tuple(h0.shape) if lstm else (0, hidden), wide),
+        ("out", out, (*lead, hidden), narrow),
+        ("v", v, (0 if merged else rows, width), narrow),
+        ("u", u, (rows, width), narrow),
+        ("cells", cells, (rows if lstm else 0, hidden), wide),
+    ):
+        check_form(name, a, size, dtype, x)
 
 
 def allocate_gradients(
@@ -215,7 +250,10 @@ def _backward(*arguments: Any) -> tuple[Tensor, ...]:
     operands = Operands(*arguments[3:-9])
     out, v, u, cells, stats, batch_sizes, code, name, needs = arguments[-9:]
     spec, engine = Spec.decode(code), ENGINES[name]
+    check_operands(operands, spec.cell, spec.scales, batch_sizes)
     x, h0, c0 = operands.x, operands.h0, operands.c0
+    check_form("stats", stats, (x.shape[:-1].numel(), engine.stats(spec)), h0.dtype, x)
+    check_kept(operands, spec.merged, d_out, d_h, d_c, out, v, u, cells)
     packed, wide = batch_sizes is not None, h0.dtype
     needed = Operands(*needs)
     found = allocate_gradients(operands, needs, engine.empty)
@@ -295,7 +333,11 @@ def _backward(*arguments: Any) -> tuple[Tensor, ...]:
 
 @torch.library.register_fake("ln_zoo::recurrence_backward")
 def _backward_fake(*arguments: Any) -> tuple[Tensor, ...]:
-    return allocate_gradients(Operands(*arguments[3:-9]), arguments[-1], unfilled)
+    operands = Operands(*arguments[3:-9])
+    names = ("d_out", "d_h", "d_c", "out", "v", "u", "cells", "stats")
+    others = dict(zip(names, (*arguments[:3], *arguments[-9:-4]), strict=True))
+    check_together(arguments[-4], **operands._asdict(), **others)
+    return allocate_gradients(operands, arguments[-1], unfilled)
 
 
 # Autograd

@@ -33,6 +33,7 @@ from torch import Tensor
 
 from ln_zoo.ops import memory
 from ln_zoo.ops.cells import CELLS, Weights
+from ln_zoo.ops.checks import check_devices
 from ln_zoo.ops.chunked import no_autocast
 from ln_zoo.ops.engine import ENGINES
 from ln_zoo.ops.fast_path import allowed
@@ -214,6 +215,7 @@ def drawn(
 
     Raises:
         ValueError: if sizes do not fit.
+        RuntimeError: if devices or precisions do not.
 
     Example:
         >>> from ln_zoo.ops.records import RowNorm
@@ -344,6 +346,7 @@ def _check(settings: DrawSettings, images: Tensor, noise: Tensor, weights: DrawW
         affine = cast(Affine, getattr(weights, name))
         expected.append((f"{name}.weight", affine.weight, (rows, hidden)))
         expected.append((f"{name}.bias", affine.bias, (rows,)))
+    check_devices(images, **{name: there for name, there, _ in expected})
     for name, there, shape in expected:
         if there is not None and there.shape != shape:
             raise ValueError(

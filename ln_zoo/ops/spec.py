@@ -105,6 +105,11 @@ class Spec:
         return self.gates == 1
 
     @property
+    def scales(self) -> tuple[bool, bool, bool]:
+        """Whether the input term, the recurrent term and the output are normalised."""
+        return self.input.scale, self.recurrent.scale, self.out.scale
+
+    @property
     def products(self) -> tuple[Rows, Rows]:
         """What becomes of the products with w_ih and w_hh; in an RNN, of their sum."""
         return (self.out, self.out) if self.merged else (self.input, self.recurrent)
@@ -118,7 +123,11 @@ class Spec:
     def decode(text: str) -> Spec:
         """The inverse of `encode`."""
         cell, *rows = text.split("/")
-        return Spec(cell, *(Rows.decode(r) for r in rows))
+        spec = Spec(cell, *(Rows.decode(r) for r in rows))
+        for place, gates in ((spec.input, spec.gates), (spec.recurrent, spec.gates), (spec.out, 1)):
+            if place.scale and sum(place.groups) != gates:
+                raise ValueError(f"{text}: groups {place.groups} do not make up {gates} gates")
+        return spec
 
 
 class Operands(NamedTuple):

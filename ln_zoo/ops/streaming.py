@@ -16,6 +16,7 @@ from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from ln_zoo.ops.cells import Cell, States, Weights
+from ln_zoo.ops.checks import check_parameters
 from ln_zoo.ops.fast_path import allowed
 from ln_zoo.ops.native.runtime import trouble
 from ln_zoo.ops.native.step import NativeStep, step_key
@@ -85,12 +86,15 @@ class Stream:
             return None
         value = os.environ.get("LN_ZOO_KERNELS", "")
         native = self._native  # another thread may change it
-        if native is not None and native.suits(records, x, states, weights, value):
+        if native is not None and native.suits(records, x, weights, value):
             return native(x, states)
         key = (*step_key(records, x, weights, value), *(s.dtype for s in states))
         if key == self._key:
             return _STEPS[self.cell.name](records, x, states, weights)
         self._native = self._key = None
+        hidden = states[-1].shape[-1]
+        sizes = x.shape[-1], hidden, states[0].shape[-1]
+        check_parameters(self.cell, records, weights, x, sizes)
         names = [kernel.name for kernel in allowed(value)[0]]
         dtype = weights.hh.dtype
         if dtype not in (torch.float32, torch.float64) or x.device.type == "meta":

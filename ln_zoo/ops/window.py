@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from ln_zoo.ops.cells import CELLS, Weights
+from ln_zoo.ops.checks import check_parameters
 from ln_zoo.ops.chunked import Chunk, chunks, no_autocast, previous_rows
 from ln_zoo.ops.engine import ENGINES, Engine, Saved, Sums, centred
 from ln_zoo.ops.fast_path import allowed
@@ -137,10 +138,15 @@ def windowed_lstm(
         states: h_0 and c_0, each (N, H).
         weights: the effective weights; ``ih`` is (4H, I + E).
         windows: the window's tensors.
+
+    Raises:
+        RuntimeError: if sizes, precisions or devices do not fit.
     """
-    cell = CELLS["LSTM"]
+    cell, hidden = CELLS["LSTM"], states[0].shape[1]
+    sizes = x.shape[2] + windows.window.shape[1], hidden, hidden
     spec = specify(cell, records, weights)
     with no_autocast(x):
+        check_parameters(cell, records, weights, x, sizes)
         operands = gather(cell, records, weights, x, tuple(s.contiguous() for s in states))
         tensors = (*operands, *(a.contiguous() for a in windows))
         save = torch.is_grad_enabled() and any(a is not None and a.requires_grad for a in tensors)

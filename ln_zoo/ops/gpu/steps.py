@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ln_zoo.ops.addresses import address, check_steps
 from ln_zoo.ops.engine import Products, Saved, Sums, centred
 from ln_zoo.ops.gpu import graphs
 from ln_zoo.ops.spec import Operands, Rows, Spec
@@ -99,6 +100,7 @@ class TritonEngine:
         """Runs consecutive steps; see `ln_zoo.ops.engine.Engine.forward_steps`."""
         if not out.shape[0]:
             return
+        check_steps(sizes, len(v), len(h))
         rows: dict[str, Tensor | None] = {"v": v, "out": out}
         if saved is not None:
             rows |= {"u": saved.u, "c_rows": saved.c, "stats": saved.stats}
@@ -128,9 +130,9 @@ class TritonEngine:
         """Takes gradients back; see `ln_zoo.ops.engine.Engine.backward_steps`."""
         if not du.shape[0]:
             return
-        gates = p.spec.gates
+        check_steps(sizes, len(du), len(dh))
         passed = empty(dh.shape, dh) if p.spec.cell == "GRU" else None
-        work = empty((du.shape[0], 1 if p.spec.merged else gates + 1, p.hidden), dh)
+        work = empty((du.shape[0], *p.work), dh)
         rows = {
             "v": saved.v,
             "u": saved.u,
@@ -189,6 +191,11 @@ class Prepared(Products):
         self.hidden = hidden = weight.shape[1]
         # What a step multiplies by: (H, G), or on the way back (G, H).
         self.weight = weight.contiguous() if backward else weight.t().contiguous()
+        gates = spec.gates * hidden
+        shape = (gates, hidden) if backward else (hidden, gates)
+        self.address = address("w_hh", self.weight, operands.x.dtype, shape, operands.x.device)
+        #: What the way back has room for in each row.
+        self.work = (1 if spec.merged else spec.gates + 1, hidden)
         bias, bias_hn = operands.bias, operands.bias_hn
         if spec.cell == "GRU" and (bias is None) != (bias_hn is None):
             like = operands.h0
@@ -358,6 +365,20 @@ def _runs(sizes: Sequence[int]) -> list[Run]:
     return found
 
 
+def _forms(p: Prepared) -> dict[str, tuple[Any, ...]]:
+    """The precision of the tensor in each slot, and its shape without rows or cases."""
+    kind, wide, hidden = p.weight.dtype, torch.float32, p.hidden
+    gates = p.spec.gates * hidden
+    return {
+        **dict.fromkeys(("v", "u", "du"), (kind, gates)),
+        **dict.fromkeys(("out", "h_prev"), (kind, hidden)),
+        **dict.fromkeys(("c_rows", "c", "c_prev", "h_or_work"), (wide, hidden)),
+        "stats": (wide, p.stats),
+        **dict.fromkeys(("bias", "gain_input", "gain_recurrent"), (wide, gates)),
+        **dict.fromkeys(("bias_hn", "gain_out", "shift_out"), (wide, hidden)),
+    }
+
+
 class Steps:
     """The steps of a chunk, ready to be launched.
 
@@ -378,13 +399,26 @@ class Steps:
         self.p = p
         # Kept alive as long as their addresses are used.
         self._tensors = {**rows, **cases, **p.vectors}
+        count = next(len(a) for a in rows.values() if a is not None)
+        n = next(len(a) for a in cases.values() if a is not None)
+        forms = _forms(p)
         self._places = []
+        self._addresses: list[tuple[int, torch.dtype]] = []
         for slot in _kernels().SLOTS:
             a = self._tensors.get(slot)
             # Never read, but never null either: zero would be another type of argument.
-            place = (p.weight.data_ptr(), 0) if a is None or not a.numel() else (a.data_ptr(), 0)
-            if a is not None and slot in rows:
-                place = place[0], a.stride(0) * a.element_size()
+            place = p.address, 0
+            if a is not None and a.numel():
+                dtype, *shape = forms[slot]
+                if slot in rows:
+                    # The state's own slot is the work area here.
+                    shape = [count, *(p.work if slot == "h_or_work" else shape)]
+                elif slot in cases:
+                    shape = [n, *shape]
+                start = address(slot, a, dtype, tuple(shape), p.weight.device)
+                place = start, a.stride(0) * a.element_size() if slot in rows else 0
+                if slot != "stats":
+                    self._addresses.append((start, dtype))
             self._places.append(place)
         self.constants = {**p.constants, **flags, **self._alignments()}
 
@@ -395,12 +429,7 @@ class Steps:
         for name, dtype in (("KIND_ALIGN", kind), ("WIDE_ALIGN", torch.float32)):
             row = self.p.hidden * dtype.itemsize
             align = min(16, row & -row)
-            addresses = [
-                a.data_ptr()
-                for slot, a in self._tensors.items()
-                if a is not None and a.numel() and a.dtype == dtype and slot != "stats"
-            ]
-            fits = all(address % align == 0 for address in addresses)
+            fits = all(start % align == 0 for start, of in self._addresses if of == dtype)
             found[name] = align if fits else dtype.itemsize
         return found
 
@@ -485,7 +514,8 @@ class Steps:
         """One step that touches no tensor of the call."""
         width = max(self.p.stats, (self.p.spec.gates + 1) * self.p.hidden)
         scratch = buffers["product"].new_zeros(cases, width)
-        addresses = [scratch.data_ptr()] * len(self._places)
+        start = address("scratch", scratch, torch.float32, (cases, width), scratch.device)
+        addresses = [start] * len(self._places)
         _kernels().write_table[1,](buffers["table"], *addresses, num_warps=1, **OPTIONS)
         self._launch(buffers, [(0, cases)])
 

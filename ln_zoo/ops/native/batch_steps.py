@@ -6,52 +6,63 @@ Statistics are over cases, so that threads share the units, and meet once a step
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, byref, c_double, c_int64, c_void_p
+from ctypes import POINTER, byref, c_double, c_int64, c_void_p
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from ln_zoo.ops.addresses import Arguments, Packed, address, check_steps
 from ln_zoo.ops.batch_recurrence import BatchSpec, Cases, Kept, Places, Statistics
 from ln_zoo.ops.engine import Sums
 from ln_zoo.ops.native.runtime import (
     NativeProducts,
-    constant,
     empty,
     library,
     scratch_memory,
     trouble,
 )
-from ln_zoo.ops.native.steps import CELLS
+from ln_zoo.ops.native.steps import CELLS, VECTORS, sums_of, vectors
 from ln_zoo.ops.spec import Operands, Rows
 
 #: Units that are worth a thread.
 _LEAST_UNITS = 16
 
 
-class _Statistics(Structure):
+class _Statistics(Arguments):
     """``Statistics`` of kernels.cpp."""
 
-    _fields_ = (("batch", c_int64), *((name, c_void_p) for name in ("mean", "var", "factor")))
+    tensors: ClassVar = dict.fromkeys(("mean", "var", "factor"), ("wide", "steps", "F"))
+    _fields_ = (("batch", c_int64), *((name, c_void_p) for name in tensors))
 
 
-class _BatchSteps(Structure):
+class _BatchSteps(Arguments):
     """``BatchSteps`` of kernels.cpp."""
 
+    tensors: ClassVar = {
+        **VECTORS,
+        "weight": ("wide", "packed"),
+        "v": ("wide", "rows", "G"),
+        "u": ("wide", "rows", "G"),
+        "cells": ("wide", "rows", "H"),
+        "output": ("wide", "rows", "H"),
+        "h": ("wide", "N", "H"),
+        "c": ("wide", "N", "H"),
+        "output_gradient": ("wide", "rows", "H"),
+        "h_prev": ("wide", "rows", "H"),
+        "c_prev": ("wide", "rows", "H"),
+        "dh": ("wide", "N", "H"),
+        "dc": ("wide", "N", "H"),
+        "du": ("wide", "rows", "G"),
+        "dv": ("wide", "rows", "G"),
+        **{f"d{name}": form for name, form in VECTORS.items()},
+    }
     _fields_ = (
         *((name, c_int64) for name in ("cell", "steps", "cases", "hidden", "shares", "correction")),
         ("sizes", POINTER(c_int64)),
         *((name, c_double) for name in ("eps_recurrent", "eps_out")),
         *((name, _Statistics) for name in Places._fields),
-        *(
-            (name, c_void_p)
-            for name in (
-                *("bias", "bias_hn", "gain_input", "gain_recurrent", "gain_out", "shift_out"),
-                *("weight", "v", "u", "cells", "output", "h", "c"),
-                *("output_gradient", "h_prev", "c_prev", "dh", "dc", "du", "dv"),
-                *("dbias", "dbias_hn", "dgain_input", "dgain_recurrent", "dgain_out"),
-                "dshift_out",
-            )
-        ),
+        *((name, c_void_p) for name in tensors),
     )
 
 
@@ -96,7 +107,8 @@ class NativeBatchEngine:
             tensors |= {"u": kept.u, "cells": kept.c}
         arguments, found = p.arguments(sizes, h, tensors, places, forward=True)
         if p.spec.input.batch:
-            library().ln_zoo_batch_inputs(byref(arguments), v.data_ptr(), p.spec.input.eps)
+            start = address("v", v, torch.float32, (sum(sizes), p.width))
+            library().ln_zoo_batch_inputs(byref(arguments), start, p.spec.input.eps)
         library().ln_zoo_batch_forward(byref(arguments))
         for statistics, mean in found:
             assert statistics.mean is not None
@@ -118,11 +130,10 @@ class NativeBatchEngine:
         sums: Sums,
     ) -> None:
         """Takes gradients back through a chunk of steps."""
-        unwanted = scratch_memory("unwanted", p.width, torch.float32)
         tensors = {
             **{"v": kept.v, "u": kept.u, "cells": kept.c, "output_gradient": dout},
             **{"h_prev": h_prev, "c_prev": c_prev, "dh": dh, "dc": dc, "du": du, "dv": dv},
-            **{f"d{k}": unwanted if a is None else a for k, a in vars(sums).items()},
+            **sums_of(sums, p.sizes),
         }
         arguments, _ = p.arguments(sizes, dh, tensors, places, forward=False)
         library().ln_zoo_batch_backward(byref(arguments))
@@ -140,27 +151,24 @@ class NativeBatchSteps(NativeProducts):
     def __init__(self, spec: BatchSpec, operands: Operands, backward: bool) -> None:
         super().__init__(operands.w_ih, Rows())
         self.spec = spec
-        self.width, self.hidden = operands.w_hh.shape
+        self.hidden = operands.w_hh.shape[1]
+        *_, self.width, _ = spec.widths(self.hidden)
         shares = max(1, min(torch.get_num_threads(), self.hidden // _LEAST_UNITS))
-
-        def vector(a: Tensor | None, size: int, default: float) -> Tensor:
-            return constant(default, size) if a is None else a
-
+        layout = (CELLS[spec.cell], self.hidden, shares, backward)
+        size = library().ln_zoo_batch_packed_size(*layout)
+        self.sizes = {"H": self.hidden, "G": self.width, "packed": size}
+        weight = scratch_memory("batch_w_hh", size, torch.float32)
+        library().ln_zoo_batch_pack(
+            *layout,
+            address("w_hh", operands.w_hh, torch.float32, (self.width, self.hidden)),
+            address("batch_w_hh", weight, torch.float32, (size,)),
+        )
         # The structures hold addresses: these tensors live as long as they do.
         self._alive: list[Tensor | None] = []
-        self._vectors = {
-            "bias": vector(operands.bias, self.width, 0.0),
-            "bias_hn": vector(operands.bias_hn, self.hidden, 0.0),
-            "gain_input": vector(operands.gain_input, self.width, 1.0),
-            "gain_recurrent": vector(operands.gain_recurrent, self.width, 1.0),
-            "gain_out": vector(operands.gain_out, self.hidden, 1.0),
-            "shift_out": vector(operands.shift_out, self.hidden, 0.0),
+        self._tensors: dict[str, Tensor | Packed | None] = {
+            **vectors(operands, self.sizes),
+            "weight": weight,
         }
-        layout = (CELLS[spec.cell], self.hidden, shares, backward)
-        weight = scratch_memory(
-            "batch_w_hh", library().ln_zoo_batch_packed_size(*layout), torch.float32
-        )
-        library().ln_zoo_batch_pack(*layout, operands.w_hh.data_ptr(), weight.data_ptr())
         corrections = [place.correction for place in spec.places if place.batch]
         self._common = _BatchSteps(
             cell=CELLS[spec.cell],
@@ -169,10 +177,8 @@ class NativeBatchSteps(NativeProducts):
             correction=corrections[0] if corrections else 0,
             eps_recurrent=spec.recurrent.eps,
             eps_out=spec.out.eps,
-            weight=weight.data_ptr(),
-            **{name: a.data_ptr() for name, a in self._vectors.items()},
         )
-        self._weight = weight
+        self._common.fill(self._tensors, self.sizes)
 
     def arguments(
         self,
@@ -184,15 +190,17 @@ class NativeBatchSteps(NativeProducts):
     ) -> tuple[_BatchSteps, list[tuple[Statistics, Tensor]]]:
         """The structure for one chunk, and means that the forward finds, with where they belong."""
         steps = _BatchSteps.from_buffer_copy(self._common)
-        steps.steps, steps.cases = len(sizes), state.shape[0]
+        rows, cases = sum(sizes), state.shape[0]
+        steps.steps, steps.cases = len(sizes), cases
+        check_steps(sizes, rows, cases)
         steps.sizes = (c_int64 * len(sizes))(*sizes)
-        for name, tensor in tensors.items():
-            if tensor is not None:
-                assert tensor.is_contiguous(), name
-                setattr(steps, name, tensor.data_ptr())
+        steps.fill(tensors, {**self.sizes, "rows": rows, "N": cases})
         found = []
         self._alive = []
-        for name, place, statistics in zip(Places._fields, self.spec.places, places, strict=True):
+        widths = self.spec.widths(self.hidden)
+        for name, place, width, statistics in zip(
+            Places._fields, self.spec.places, widths, places, strict=True
+        ):
             if statistics is None:
                 continue
             mean, var = statistics.mean, statistics.var.contiguous()
@@ -206,8 +214,11 @@ class NativeBatchSteps(NativeProducts):
                 mean = None if mean is None else mean.contiguous()
                 factor = _factors(place, var, sizes)
             self._alive += [mean, var, factor]
-            addresses = (None if a is None else a.data_ptr() for a in (mean, var, factor))
-            setattr(steps, name, _Statistics(place.batch, *addresses))
+            place_of = _Statistics(batch=place.batch)
+            place_of.fill(
+                {"mean": mean, "var": var, "factor": factor}, {"steps": len(sizes), "F": width}
+            )
+            setattr(steps, name, place_of)
         return steps, found
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import Structure, byref, c_double, c_int64, c_void_p
-from typing import TYPE_CHECKING
+from ctypes import byref, c_double, c_int64, c_void_p
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
+from ln_zoo.ops.addresses import Arguments
 from ln_zoo.ops.native.runtime import constant, library, multiply, packed
 from ln_zoo.ops.native.steps import RowArguments, row_arguments
 
@@ -18,9 +19,41 @@ if TYPE_CHECKING:
 _Pair = c_void_p * 2
 
 
-class DrawArguments(Structure):
+class DrawArguments(Arguments):
     """``Draw`` of kernels.cpp."""
 
+    tensors: ClassVar = {
+        "images": ("wide", "N", "B", "A"),
+        "noise": ("wide", "T", "N", "Z"),
+        "bias": ("wide", "4H"),
+        "gain": ("wide", "H"),
+        "shift": ("wide", "H"),
+        "posterior_bias": ("wide", "2Z"),
+        "inputs": ("kind", "slots", "N", "I + H"),
+        "states": ("wide", "slots", "N", "H"),
+        "heads": ("wide", "slots", "N", "heads"),
+        "gates": ("wide", "slots", "N", "4H"),
+        "cells": ("wide", "slots", "N", "H"),
+        "stats": ("wide", "slots", "N", "2"),
+        "canvases": ("wide", "slots", "N", "B", "A"),
+        "logits": ("wide", "N", "B", "A"),
+        "means": ("wide", "T", "N", "Z"),
+        "log_stds": ("wide", "T", "N", "Z"),
+        "sums": ("kind", "N", "4H"),
+        "posterior": ("kind", "N", "2Z"),
+        "clamped": ("whole", "threads", "3"),
+        "means_gradient": ("wide", "T", "N", "Z"),
+        "log_stds_gradient": ("wide", "T", "N", "Z"),
+        "dcanvas": ("wide", "N", "B", "A"),
+        "dheads": ("wide", "T + 1", "N", "heads"),
+        "dstates": ("wide", "N", "H"),
+        "dcells": ("wide", "N", "H"),
+        "dinputs": ("kind", "N", "I + H"),
+        "dencoded": ("kind", "N", "H"),
+        "dgates": ("kind", "chunk", "N", "4H"),
+        "dposterior": ("kind", "chunk", "N", "2Z"),
+        "totals": ("wide", "threads", "12H + 2Z"),
+    }
     _fields_ = (
         *(
             (name, c_int64)
@@ -68,12 +101,13 @@ class NativeDraw:
         _, height, width = operands.images.shape
         hidden, settings = len(operands.h_decoder), plan.settings
         self._library, self._hidden = library(), hidden
+        self._chunk = 1 if back is None else len(back.posterior)
         threads = max(1, min(torch.get_num_threads(), cases))
         self._clamped = torch.zeros(threads, 3, dtype=torch.int64)
         self._totals = operands.h_decoder.new_zeros(
             threads if back else 0, 12 * hidden + 2 * latents
         )
-        narrow = kept.inputs[0].dtype == torch.bfloat16
+        narrow = plan.narrow == torch.bfloat16
         self._weights, self._forward = weights, back is None
         # Torch's products of bfloat16 are the faster ones where the processor has tiles for them.
         self._packed = [
@@ -87,14 +121,14 @@ class NativeDraw:
         def of_norm(value: Tensor | None, default: float) -> Tensor:
             return constant(default, hidden) if value is None else value
 
-        tensors: dict[str, Tensor | tuple[Tensor, ...] | None] = {
+        gain = of_norm(operands.gain_encoder, 1.0), of_norm(operands.gain_decoder, 1.0)
+        shift = of_norm(operands.shift_encoder, 0.0), of_norm(operands.shift_decoder, 0.0)
+        tensors: dict[str, Tensor | tuple[Tensor, Tensor] | None] = {
             "images": operands.images,
             "noise": operands.noise,
             "bias": (operands.b_encoder, operands.b_decoder),
-            "gain": tuple(of_norm(a, 1.0) for a in (operands.gain_encoder, operands.gain_decoder)),
-            "shift": tuple(
-                of_norm(a, 0.0) for a in (operands.shift_encoder, operands.shift_decoder)
-            ),
+            "gain": gain,
+            "shift": shift,
             "posterior_bias": operands.b_posterior,
             **kept._asdict(),
             "states": kept.states if narrow else None,
@@ -126,14 +160,34 @@ class NativeDraw:
             read=settings.read,
             write=settings.write,
             adds_eps=settings.filter_norm == "eps",
-            chunk=1 if back is None else len(back.posterior),
+            chunk=self._chunk,
             threads=threads,
             eps=settings.filter_eps,
             bound=settings.bound,
             norms=(RowArguments * 2)(*(row_arguments(rows) for rows in plan.norms)),
-            **{name: _addresses(name, a) for name, a in tensors.items()},
         )
+        self._fill(plan, operands, len(kept.heads), threads)
         self._address = byref(self._arguments)
+
+    def _fill(self, plan: _Plan, operands: _Operands, slots: int, threads: int) -> None:
+        """Puts the addresses of all tensors into the structure."""
+        glimpses, cases, latents = operands.noise.shape
+        _, height, width = operands.images.shape
+        hidden, settings = self._hidden, plan.settings
+        sizes = {
+            **{"N": cases, "B": height, "A": width, "T": glimpses, "T + 1": glimpses + 1},
+            **{"Z": latents, "2Z": 2 * latents, "H": hidden, "4H": 4 * hidden},
+            **{"slots": slots, "chunk": self._chunk, "threads": threads, "2": 2, "3": 3},
+            "heads": 10 + settings.write**2,
+            "12H + 2Z": 12 * hidden + 2 * latents,
+        }
+        by_encoder = {**sizes, "I + H": 2 * settings.read**2 + 2 * hidden}
+        by_decoder = {**sizes, "I + H": latents + hidden}
+        for name, a in self._tensors.items():
+            if isinstance(a, tuple):
+                self._arguments.fill_pair(name, a, (by_encoder, by_decoder), plan.narrow)
+            else:
+                self._arguments.fill({name: a}, sizes, plan.narrow)
 
     def multiply(self, which: int, a: Tensor, out: Tensor) -> None:
         """A product with the weight, or its transpose on the way forward."""
@@ -192,14 +246,3 @@ class NativeDraw:
         """Gradients of vectors, summed in the order of the threads."""
         totals, h = self._totals.sum(0), self._hidden
         return totals.split([4 * h, h, h, 4 * h, h, h, len(totals) - 12 * h])
-
-
-def _addresses(name: str, a: Tensor | tuple[Tensor, ...] | None) -> int | object | None:
-    if isinstance(a, tuple):
-        return _Pair(*(_address(name, part) for part in a))
-    return None if a is None else _address(name, a)
-
-
-def _address(name: str, a: Tensor) -> int:
-    assert a.is_contiguous(), name
-    return a.data_ptr()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ln_zoo.ops import memory
+from ln_zoo.ops.addresses import Packed, address, matrix
 from ln_zoo.ops.engine import Products, centred
 from ln_zoo.ops.native import build
 from ln_zoo.ops.spec import Rows
@@ -102,7 +103,7 @@ class NativeProducts(Products):
 
     def __init__(self, w_ih: Tensor, rows: Rows) -> None:
         self._raw, self._rows = w_ih, rows
-        self._packed: Tensor | None = None
+        self._packed: Packed | None = None
 
     @functools.cached_property
     def w_ih(self) -> Tensor:  # type: ignore[override]
@@ -134,19 +135,26 @@ class NativeProducts(Products):
 
 def _suits(a: Tensor, b: Tensor) -> bool:
     """Whether our product is the faster one: not for a few columns, nor for bfloat16."""
-    return a.dtype == torch.float32 and min(*a.shape, b.shape[1]) >= 16
+    return a.dtype == torch.float32 and min([*a.shape, *b.shape[1:]]) >= 16
 
 
-def multiply(a: Tensor, packed: Tensor, out: Tensor, add: bool) -> None:
-    """Fills or adds to out (M, N) the product of a (M, K) and a `packed` (K, N), in float32."""
-    (m, k), n = a.shape, out.shape[1]
+def multiply(a: Tensor, packed: Packed, out: Tensor, add: bool) -> None:
+    """Fills or adds to out (M, N) the product of a (M, K) and a `packed` (K, N), in float32.
+
+    Rows of out may lie apart.
+    """
+    m, (k, n), kind = a.shape[0], packed.shape, torch.float32
+    left = matrix("the left factor", a, kind, (m, k))
+    to, row, column = matrix("the product", out, kind, (m, n))
+    if column != 1 and out.numel():
+        raise RuntimeError(f"rows of the product must be contiguous, got strides {out.stride()}")
     library().ln_zoo_product(
-        *(m, n, k, a.data_ptr(), *a.stride(), packed.data_ptr()),
-        *(out.data_ptr(), out.stride(0), add, torch.get_num_threads()),
+        *(m, n, k, *left, packed.address("the right factor", kind, (k, n))),
+        *(to, row, add, torch.get_num_threads()),
     )
 
 
-def packed(name: str, a: Tensor, rows: Rows | None = None, transposed: bool = False) -> Tensor:
+def packed(name: str, a: Tensor, rows: Rows | None = None, transposed: bool = False) -> Packed:
     """A matrix in the form that products read, in scratch memory of that name.
 
     Args:
@@ -155,29 +163,34 @@ def packed(name: str, a: Tensor, rows: Rows | None = None, transposed: bool = Fa
         rows: what happens to products with a, where it is a weight: it is `centred` on the way.
         transposed: whether to pack the transposed matrix.
     """
-    narrow, means, hidden = a.dtype == torch.bfloat16, None, 1
+    kind = torch.bfloat16 if a.dtype == torch.bfloat16 else torch.float32
+    narrow, means, hidden = kind == torch.bfloat16, None, 1
     if rows is not None and rows.scale and rows.center:
         if narrow:
             a = centred(a, rows)
         else:
-            means, hidden = _means(a, rows)
-    matrix = a.t() if transposed else a
-    k, n = matrix.shape
-    to = scratch_memory(name, library().ln_zoo_packed_size(k, n, narrow), a.dtype)
+            means, hidden = _means(name, a, rows)
+    a = a.t() if transposed else a
+    k, n = a.shape
+    size = library().ln_zoo_packed_size(k, n, narrow)
+    to = scratch_memory(name, size, kind)
     library().ln_zoo_pack(
-        *(matrix.data_ptr(), *matrix.stride(), k, n, to.data_ptr(), narrow),
-        *(None if means is None else means.data_ptr(), hidden, transposed, torch.get_num_threads()),
+        *(*matrix(name, a, kind, (k, n)), k, n, address(name, to, kind, (size,)), narrow),
+        *(means, hidden, transposed, torch.get_num_threads()),
     )
-    return to
+    return Packed(to, (k, n))
 
 
-def _means(w: Tensor, rows: Rows) -> tuple[Tensor, int]:
+def _means(name: str, w: Tensor, rows: Rows) -> tuple[int, int]:
     """Of the rows of each group, once for every gate, (gates, F), and the rows of a gate."""
-    gates, features = sum(rows.groups), w.shape[1]
+    gates, features, kind = sum(rows.groups), w.shape[1], torch.float32
     hidden = w.shape[0] // gates
-    means = scratch_memory("means", gates * features, torch.float32)
+    size = gates * features
+    means = address("means", scratch_memory("means", size, kind), kind, (size,))
     groups = (c_int64 * gates)(*first_gates(rows))
-    library().ln_zoo_means(w.data_ptr(), gates, hidden, features, groups, means.data_ptr())
+    # Each gate has as many rows.
+    start = address(name, w, kind, (gates * hidden, features))
+    library().ln_zoo_means(start, gates, hidden, features, groups, means)
     return means, hidden
 
 

@@ -7,6 +7,7 @@ from ctypes import byref
 import torch
 from torch import Tensor
 
+from ln_zoo.ops.addresses import address, identity
 from ln_zoo.ops.cells import Cell, States, Weights
 from ln_zoo.ops.native.runtime import constant, library
 from ln_zoo.ops.native.steps import CELLS, StepsArguments, row_arguments
@@ -32,7 +33,10 @@ class NativeStep:
     ) -> None:
         self._key = key
         spec = specify(cell, records, weights)
-        width, hidden = weights.hh.shape
+        (cases, inputs), hidden = x.shape, weights.hh.shape[1]
+        width = spec.gates * hidden
+        self._sizes = {"N": cases, "H": hidden, "G": width}
+        self._inputs = cases, inputs
         last = records.get("cell") or records.get("sum")
         # Held here, since the structure has addresses alone.
         self._vectors = {
@@ -43,18 +47,21 @@ class NativeStep:
         }
         self._arguments = StepsArguments(
             cell=CELLS[spec.cell],
-            cases=x.shape[0],
+            cases=cases,
             hidden=hidden,
             threads=torch.get_num_threads(),
             input=row_arguments(spec.input),
             recurrent=row_arguments(spec.recurrent),
             out=row_arguments(spec.out),
-            **{name: a.data_ptr() for name, a in self._vectors.items()},
         )
-        biases = (weights.bias_ih, weights.bias_hh)
+        self._arguments.fill(self._vectors, self._sizes)
+        kind = torch.float32
+        biases = (("bias_ih", weights.bias_ih), ("bias_hh", weights.bias_hh))
         self._others = (
-            *(x.shape[1], weights.ih.data_ptr(), weights.hh.data_ptr()),
-            *(None if b is None else b.data_ptr() for b in biases),
+            inputs,
+            address("weight_ih", weights.ih, kind, (width, inputs)),
+            address("weight_hh", weights.hh, kind, (width, hidden)),
+            *(None if b is None else address(name, b, kind, (width,)) for name, b in biases),
         )
         self._run = library().ln_zoo_step
 
@@ -76,27 +83,23 @@ class NativeStep:
             a.dtype != torch.float32 or a.device.type != "cpu" for a in tensors
         ):
             return None
-        if not all(a.is_contiguous() for a in tensors):
-            return None
+        if not all(a.is_contiguous() and a.data_ptr() for a in tensors):
+            return None  # Fake tensors have no memory.
         return cls(cell, records, x, weights, step_key(records, x, weights, switch))
 
-    def suits(
-        self, records: Records, x: Tensor, states: States, weights: Weights, switch: str
-    ) -> bool:
+    def suits(self, records: Records, x: Tensor, weights: Weights, switch: str) -> bool:
         """Whether this is the step for these tensors, whose numbers may have changed."""
-        return (
-            self._key == step_key(records, x, weights, switch)
-            and all(s.dtype == torch.float32 and s.is_contiguous() for s in states)
-            and x.is_contiguous()
-        )
+        return self._key == step_key(records, x, weights, switch)
 
     def __call__(self, x: Tensor, states: States) -> States:
-        """The next states."""
-        after = tuple(state.clone() for state in states)
+        """The next states; they and x are checked."""
+        after = tuple([state.clone(memory_format=torch.contiguous_format) for state in states])
         # A copy: several threads may run one cell.
         arguments = StepsArguments.from_buffer_copy(self._arguments)
-        arguments.h, arguments.c = after[0].data_ptr(), after[-1].data_ptr()
-        self._run(byref(arguments), x.data_ptr(), *self._others)
+        arguments.fill({"h": after[0], "c": after[-1]}, self._sizes)
+        x = x.contiguous()
+        inputs = address("input", x, torch.float32, self._inputs)
+        self._run(byref(arguments), inputs, *self._others)
         return after
 
 
@@ -111,10 +114,6 @@ def step_key(records: Records, x: Tensor, weights: Weights, switch: str) -> tupl
     for record in records.values():
         if isinstance(record, RowNorm):
             key += (record.groups, record.scale, record.center, record.eps)
-            key += (_where(record.gain), _where(record.shift))
-    key += [_where(a) for a in weights]
+            key += (identity(record.gain), identity(record.shift))
+    key += [identity(a) for a in weights]
     return tuple(key)
-
-
-def _where(a: Tensor | None) -> tuple[object, ...] | None:
-    return None if a is None else (a.data_ptr(), a.shape, a.dtype, a.is_contiguous())

@@ -8,12 +8,14 @@ the others (`kernels.cpp` tells the rest).
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ctypes import POINTER, Structure, byref, c_double, c_int64, c_void_p
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from ln_zoo.ops.addresses import Arguments, Form, Packed, check_steps
 from ln_zoo.ops.engine import Saved, Sums
 from ln_zoo.ops.native.runtime import (
     NativeProducts,
@@ -29,6 +31,9 @@ from ln_zoo.ops.spec import Operands, Rows, Spec
 
 CELLS = {name: i for i, name in enumerate(("LSTM", "GRU", "RNN_TANH", "RNN_RELU"))}
 _GATES = 4
+#: Numbers that are kept of a row: reciprocal deviations of all gates of both products, and two of
+#: the last site.
+STATS = 2 * _GATES + 2
 _DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -43,23 +48,44 @@ class RowArguments(Structure):
     )
 
 
-class StepsArguments(Structure):
+#: What belongs to features, in the order of `ln_zoo.ops.engine.Sums`.
+VECTORS: dict[str, Form] = {
+    "bias": ("wide", "G"),
+    "bias_hn": ("wide", "H"),
+    "gain_input": ("wide", "G"),
+    "gain_recurrent": ("wide", "G"),
+    "gain_out": ("wide", "H"),
+    "shift_out": ("wide", "H"),
+}
+
+
+class StepsArguments(Arguments):
     """``Steps`` of kernels.cpp."""
 
+    tensors: ClassVar = {
+        **VECTORS,
+        "weight": ("packed", "inner", "outer"),
+        "v": ("kind", "rows", "G"),
+        "u": ("kind", "rows", "G"),
+        "cells": ("wide", "rows", "H"),
+        "stats": ("wide", "rows", "S"),
+        "output": ("kind", "rows", "H"),
+        "h": ("wide", "N", "H"),
+        "c": ("wide", "N", "H"),
+        "output_gradient": ("kind", "rows", "H"),
+        "h_prev": ("kind", "rows", "H"),
+        "c_prev": ("wide", "rows", "H"),
+        "dh": ("wide", "N", "H"),
+        "dc": ("wide", "N", "H"),
+        "du": ("kind", "rows", "G"),
+        "dv": ("kind", "rows", "G"),
+        **{f"d{name}": form for name, form in VECTORS.items()},
+    }
     _fields_ = (
         *((name, c_int64) for name in ("cell", "narrow", "steps", "cases", "hidden", "threads")),
         ("sizes", POINTER(c_int64)),
         *((name, RowArguments) for name in ("input", "recurrent", "out")),
-        *(
-            (name, c_void_p)
-            for name in (
-                *("bias", "bias_hn", "gain_input", "gain_recurrent", "gain_out", "shift_out"),
-                *("weight", "v", "u", "cells", "stats", "output", "h", "c"),
-                *("output_gradient", "h_prev", "c_prev", "dh", "dc", "du", "dv"),
-                *("dbias", "dbias_hn", "dgain_input", "dgain_recurrent", "dgain_out"),
-                "dshift_out",
-            )
-        ),
+        *((name, c_void_p) for name in tensors),
     )
 
 
@@ -78,8 +104,8 @@ class NativeEngine:
         return trouble()
 
     def stats(self, spec: Spec) -> int:
-        """Reciprocal deviations of all gates of both products, and two numbers of the last site."""
-        return 2 * _GATES + 2
+        """Numbers that are kept of a row."""
+        return STATS
 
     def empty(self, *size: int, like: Tensor, dtype: torch.dtype, scratch: str = "") -> Tensor:
         """Memory that costs little to touch first."""
@@ -156,12 +182,11 @@ class NativeEngine:
         sums: Sums,
     ) -> StepsArguments:
         """What C++ is told of a chunk of steps on the way back."""
-        unwanted = scratch_memory("unwanted", p.width, torch.float32)
         tensors = {
             **{"v": saved.v, "u": saved.u, "cells": saved.c, "stats": saved.stats},
             **{"output_gradient": dout, "h_prev": h_prev, "c_prev": c_prev},
             **{"dh": dh, "dc": dc, "du": du, "dv": dv},
-            **{f"d{k}": unwanted if a is None else a for k, a in vars(sums).items()},
+            **p.sums(sums),
         }
         return p.arguments(sizes, dh, tensors)
 
@@ -179,46 +204,65 @@ class NativeSteps(NativeProducts):
         first, second = spec.products
         super().__init__(operands.w_ih, first)
         self.spec, self.library = spec, library()
-        self.width, self.hidden = operands.w_hh.shape
-        wide = operands.h0.dtype
-
-        def vector(a: Tensor | None, size: int, default: float) -> Tensor:
-            return constant(default, size) if a is None else a
-
+        hidden = operands.w_hh.shape[1]
+        width = spec.gates * hidden
+        self._kind = operands.w_hh.dtype
+        self._sizes = {"H": hidden, "G": width, "S": STATS}
+        # Of the packed weight.
+        inner, outer = (width, hidden) if backward else (hidden, width)
+        self._sizes |= {"inner": inner, "outer": outer}
         # The structure holds addresses: these tensors live as long as it.
-        self._vectors = {
-            "bias": vector(operands.bias, self.width, 0.0),
-            "bias_hn": vector(operands.bias_hn, self.hidden, 0.0),
-            "gain_input": vector(operands.gain_input, self.width, 1.0),
-            "gain_recurrent": vector(operands.gain_recurrent, self.width, 1.0),
-            "gain_out": vector(operands.gain_out, self.hidden, 1.0),
-            "shift_out": vector(operands.shift_out, self.hidden, 0.0),
+        self._tensors: dict[str, Tensor | Packed | None] = {
+            **vectors(operands, self._sizes),
             "weight": packed("w_hh", operands.w_hh, second, transposed=not backward),
         }
-        assert all(a.dtype == wide for name, a in self._vectors.items() if name != "weight")
         self._common = StepsArguments(
             cell=CELLS[spec.cell],
-            narrow=operands.w_hh.dtype == torch.bfloat16,
-            hidden=self.hidden,
+            narrow=self._kind == torch.bfloat16,
+            hidden=hidden,
             threads=torch.get_num_threads(),
             input=row_arguments(spec.input),
             recurrent=row_arguments(spec.recurrent),
             out=row_arguments(spec.out),
-            **{name: a.data_ptr() for name, a in self._vectors.items()},
         )
+        self._common.fill(self._tensors, self._sizes, self._kind)
 
     def arguments(
         self, sizes: Sequence[int], state: Tensor, tensors: dict[str, Tensor | None]
     ) -> StepsArguments:
         """The structure for one chunk."""
         steps = StepsArguments.from_buffer_copy(self._common)
-        steps.steps, steps.cases = len(sizes), state.shape[0]
+        rows, cases = sum(sizes), state.shape[0]
+        steps.steps, steps.cases = len(sizes), cases
+        check_steps(sizes, rows, cases)
         steps.sizes = (c_int64 * len(sizes))(*sizes)
-        for name, tensor in tensors.items():
-            if tensor is not None:
-                assert tensor.is_contiguous(), name
-                setattr(steps, name, tensor.data_ptr())
+        steps.fill(tensors, {**self._sizes, "rows": rows, "N": cases}, self._kind)
         return steps
+
+    def sums(self, sums: Sums) -> dict[str, Tensor]:
+        """Where gradients of vectors go, those that nobody wants as well."""
+        return sums_of(sums, self._sizes)
+
+
+def vectors(operands: Operands, sizes: Mapping[str, int]) -> dict[str, Tensor | Packed | None]:
+    """The `VECTORS` of a call; constants stand for those that are not there."""
+    found: dict[str, Tensor | Packed | None] = {}
+    for name, (_, letter) in VECTORS.items():
+        a = getattr(operands, name)
+        default = 1.0 if name.startswith("gain") else 0.0
+        found[name] = constant(default, sizes[letter]) if a is None else a
+    return found
+
+
+def sums_of(sums: Sums, sizes: Mapping[str, int]) -> dict[str, Tensor]:
+    """Where gradients of `VECTORS` go; scratch memory stands for those that nobody wants."""
+    unwanted = scratch_memory("unwanted", sizes["G"], torch.float32)
+    return {
+        f"d{name}": unwanted[: sizes[letter]]
+        if getattr(sums, name) is None
+        else getattr(sums, name)
+        for name, (_, letter) in VECTORS.items()
+    }
 
 
 @functools.cache

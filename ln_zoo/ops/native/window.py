@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from ctypes import Structure, byref, c_int64, c_void_p
-from typing import TYPE_CHECKING
+from ctypes import byref, c_int64, c_void_p
+from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
+from ln_zoo.ops.addresses import Arguments, Packed
 from ln_zoo.ops.engine import Saved, Sums
 from ln_zoo.ops.native.runtime import packed
 from ln_zoo.ops.native.steps import NativeEngine, NativeSteps
@@ -18,19 +19,26 @@ if TYPE_CHECKING:
     from ln_zoo.ops.window import WindowOperands
 
 
-class WindowArguments(Structure):
+class WindowArguments(Arguments):
     """``Window`` of kernels.cpp."""
 
+    tensors: ClassVar = {
+        "text": ("wide", "N", "U", "E"),
+        "bias": ("wide", "3K"),
+        "input_weight": ("packed", "inner", "outer"),
+        "weight": ("packed", "rows of weight", "columns of weight"),
+        "terms": ("wide", "rows", "4K"),
+        "windows": ("wide", "rows", "E"),
+        "window": ("wide", "N", "E"),
+        "kappa": ("wide", "N", "K"),
+        "windows_gradient": ("wide", "rows", "E"),
+        "dwindow": ("wide", "N", "E"),
+        "dkappa": ("wide", "N", "K"),
+        "dparameters": ("wide", "rows", "3K"),
+    }
     _fields_ = (
         *((name, c_int64) for name in ("components", "characters", "letters")),
-        *(
-            (name, c_void_p)
-            for name in (
-                *("text", "bias", "input_weight", "weight", "terms"),
-                *("windows", "window", "kappa"),
-                *("windows_gradient", "dwindow", "dkappa", "dparameters"),
-            )
-        ),
+        *((name, c_void_p) for name in tensors),
     )
 
 
@@ -58,19 +66,24 @@ class NativeWindow:
         self.engine, self.p = engine, p
         w_window = operands.w_ih[:, operands.x.shape[2] :].contiguous()
         forward = not backward
+        cases, characters, letters = windows.text.shape
+        kinds, hidden = windows.kappa.shape[1], operands.w_hh.shape[1]
+        self._sizes = {"N": cases, "U": characters, "E": letters, "K": kinds}
+        self._sizes |= {"3K": 3 * kinds, "4K": 4 * kinds}
+        # Of the packed weights, which are (E, G) and (H, 3K).
+        names = ("inner", "outer"), ("rows of weight", "columns of weight")
+        shapes = (letters, spec.gates * hidden), (hidden, 3 * kinds)
+        for name, shape in zip(names, shapes, strict=True):
+            self._sizes |= zip(name, shape if forward else shape[::-1], strict=True)
         # The structure holds addresses: these tensors live as long as it.
-        self._tensors = {
+        self._tensors: dict[str, Tensor | Packed] = {
             "text": windows.text.contiguous(),
             "bias": windows.bias.contiguous(),
             "input_weight": packed("w_window", w_window, spec.products[0], transposed=forward),
             "weight": packed("window", windows.weight, transposed=forward),
         }
-        self._common = WindowArguments(
-            components=windows.kappa.shape[1],
-            characters=windows.text.shape[1],
-            letters=windows.text.shape[2],
-            **{name: a.data_ptr() for name, a in self._tensors.items()},
-        )
+        self._common = WindowArguments(components=kinds, characters=characters, letters=letters)
+        self._common.fill(self._tensors, self._sizes)
 
     def forward(
         self,
@@ -88,7 +101,8 @@ class NativeWindow:
         """Runs consecutive steps."""
         tensors = {"terms": terms, "windows": shown, "window": window, "kappa": kappa}
         steps = self.engine.forward_arguments(self.p, v, piece.sizes, h, c, out, saved)
-        self.p.library.ln_zoo_window_forward(byref(steps), byref(self._arguments(tensors)))
+        window_too = self._arguments(piece, steps.cases, tensors)
+        self.p.library.ln_zoo_window_forward(byref(steps), byref(window_too))
 
     def backward(
         self,
@@ -116,12 +130,15 @@ class NativeWindow:
         steps = self.engine.backward_arguments(
             self.p, piece.sizes, dout, dh, dc, saved, h_prev, c_prev, du, dv, sums
         )
-        self.p.library.ln_zoo_window_backward(byref(steps), byref(self._arguments(tensors)))
+        window_too = self._arguments(piece, steps.cases, tensors)
+        self.p.library.ln_zoo_window_backward(byref(steps), byref(window_too))
 
-    def _arguments(self, tensors: Mapping[str, Tensor | None]) -> WindowArguments:
+    def _arguments(
+        self, piece: Chunk, cases: int, tensors: Mapping[str, Tensor | None]
+    ) -> WindowArguments:
+        """Arguments beside those of the layer, which has so many cases."""
+        if cases != self._sizes["N"]:
+            raise RuntimeError(f"Expected {self._sizes['N']} cases as in the text, got {cases}")
         window = WindowArguments.from_buffer_copy(self._common)
-        for name, tensor in tensors.items():
-            if tensor is not None:
-                assert tensor.is_contiguous(), name
-                setattr(window, name, tensor.data_ptr())
+        window.fill(tensors, {**self._sizes, "rows": piece.last - piece.first})
         return window

@@ -1,0 +1,200 @@
+"""Addresses of tensors for code outside torch, which reads and writes wherever it is told to.
+
+Nothing else in this package asks a tensor for its address to hand it on: `address` checks all that
+such code takes for granted first. A structure that C++ is given is an `Arguments`: its class says
+which form each tensor must have, and `Arguments.fill` is the only way to put an address into it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from ctypes import Structure, c_void_p
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+_CPU = torch.device("cpu")
+#: Precisions in a `Form`; ``"kind"`` is that of products.
+_PRECISIONS = {"wide": torch.float32, "whole": torch.int64}
+
+#: A precision (``"wide"``: float32, ``"kind"``: that of products, ``"whole"``: int64) and a shape,
+#: as names of sizes; or ``"packed"`` and the rows and columns of a matrix that was packed.
+Form = tuple[str, ...]
+
+
+def address(
+    name: str, a: Tensor, dtype: torch.dtype, shape: tuple[int, ...], device: torch.device = _CPU
+) -> int:
+    """Where a tensor's numbers lie, one after the other.
+
+    Args:
+        name: what to call it in an error.
+        a: the tensor.
+        dtype: the precision it must have.
+        shape: the shape it must have.
+        device: the device it must be on.
+
+    Raises:
+        RuntimeError: unless it has all of these, is contiguous and has memory.
+
+    Example:
+        >>> address("gain", torch.ones(3), torch.float32, (4,))
+        Traceback (most recent call last):
+            ...
+        RuntimeError: Expected gain size (4,), got [3]
+    """
+    if (
+        a.device != device
+        or a.dtype != dtype
+        or a.shape != shape
+        or not a.is_contiguous()
+        or a.is_neg()
+    ):
+        raise RuntimeError(_wrong(name, a, dtype, shape, device))
+    return _start(name, a)
+
+
+def matrix(name: str, a: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The address of a matrix on the CPU that may have any strides, and its strides.
+
+    Raises:
+        RuntimeError: as `address`, but for what that says of strides.
+    """
+    if a.device != _CPU or a.dtype != dtype or a.shape != shape or a.is_neg():
+        raise RuntimeError(_wrong(name, a, dtype, shape, _CPU))
+    return _start(name, a), *a.stride()
+
+
+def identity(a: Tensor | None) -> tuple[object, ...] | None:
+    """What tells one tensor's memory from another's; not to be handed on."""
+    return None if a is None else (a.data_ptr(), a.shape, a.dtype, a.device, a.is_contiguous())
+
+
+def _start(name: str, a: Tensor) -> int:
+    found = a.data_ptr()
+    if not found and a.numel():
+        raise RuntimeError(
+            f"{name} has a shape, {tuple(a.shape)}, but no memory: it is fake, or its storage was "
+            "freed"
+        )
+    return found
+
+
+def _wrong(
+    name: str, a: Tensor, dtype: torch.dtype, shape: tuple[int, ...], device: torch.device
+) -> str:
+    """What is wrong with a tensor, in torch's words where it has them."""
+    if a.device != device:
+        return (
+            f"Expected all tensors to be on the same device, but got {name} is on {a.device}, "
+            f"different from other tensors on {device}"
+        )
+    if a.dtype != dtype:
+        return f"Expected {name} to have dtype {dtype}, got {a.dtype}"
+    if a.shape != shape:
+        return f"Expected {name} size {tuple(shape)}, got {list(a.shape)}"
+    if a.is_neg():
+        return f"{name} is a negated view: call .resolve_neg()"
+    return f"Expected {name} to be contiguous, got strides {a.stride()} of size {tuple(a.shape)}"
+
+
+class Packed(NamedTuple):
+    """A matrix in the form that products of C++ read.
+
+    Attributes:
+        memory: its numbers.
+        shape: its rows and columns.
+    """
+
+    memory: Tensor
+    shape: tuple[int, int]
+
+    def address(self, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> int:
+        """As `address`, of a matrix of this shape."""
+        if self.shape != shape:
+            raise RuntimeError(f"Expected {name} size {tuple(shape)}, got {list(self.shape)}")
+        return address(name, self.memory, dtype, tuple(self.memory.shape))
+
+
+class Arguments(Structure):
+    """A structure that C++ reads.
+
+    Subclasses have the fields ``_fields_``, of which those in ``tensors`` hold addresses.
+    """
+
+    #: The form of each tensor, by the name of the field that holds its address.
+    tensors: ClassVar[Mapping[str, Form]] = {}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.tensors:
+            raise TypeError(f"{type(self).__name__}.{name} is an address: use fill")
+        super().__setattr__(name, value)
+
+    def fill(
+        self,
+        tensors: Mapping[str, Tensor | Packed | None],
+        sizes: Mapping[str, int],
+        kind: torch.dtype = torch.float32,
+    ) -> None:
+        """Puts in addresses; the tensors must live as long as they are used.
+
+        Args:
+            tensors: by field; ``None`` leaves a field as it is.
+            sizes: the sizes that forms name.
+            kind: the precision of products.
+
+        Raises:
+            RuntimeError: for a tensor that has not the form it must have.
+        """
+        for name, a in tensors.items():
+            if a is not None:
+                super().__setattr__(name, self._address(name, name, a, sizes, kind))
+
+    def fill_pair(
+        self,
+        name: str,
+        pair: tuple[Tensor, Tensor],
+        sizes: tuple[Mapping[str, int], Mapping[str, int]],
+        kind: torch.dtype,
+    ) -> None:
+        """The same for a field that is an array of two, each with sizes of its own."""
+        found = (self._address(name, f"{name}[{i}]", a, sizes[i], kind) for i, a in enumerate(pair))
+        super().__setattr__(name, (c_void_p * 2)(*found))
+
+    def _address(
+        self,
+        field: str,
+        name: str,
+        a: Tensor | Packed,
+        sizes: Mapping[str, int],
+        kind: torch.dtype,
+    ) -> int:
+        precision, *letters = self.tensors[field]
+        shape = tuple([sizes[letter] for letter in letters])
+        if isinstance(a, Packed):
+            assert precision == "packed", field
+            return a.address(name, kind, shape)
+        return address(name, a, _PRECISIONS.get(precision, kind), shape)
+
+
+def check_steps(sizes: Sequence[int], rows: int, cases: int) -> None:
+    """Checks the rows of each time step, by which kernels find their way through tensors.
+
+    Args:
+        sizes: rows n_t of each step.
+        rows: rows of all steps.
+        cases: cases N.
+
+    Raises:
+        RuntimeError: if they grow, are more than the cases, or do not sum to the rows.
+    """
+    sizes = list(sizes)
+    if (
+        sum(sizes) != rows
+        or sizes != sorted(sizes, reverse=True)
+        or (sizes and (sizes[0] > cases or sizes[-1] < 0))
+    ):
+        raise RuntimeError(
+            f"sizes of {len(sizes)} steps must never grow, be {cases} at most and sum to {rows}"
+        )

@@ -1,0 +1,289 @@
+"""What a call must have, whatever runs it: devices, precisions and sizes, in torch's words.
+
+Kernels check once more what they read (`ln_zoo.ops.addresses`); here an error says what is wrong in
+terms of the layer, and is the same on every kernel and on the generic loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ln_zoo.ops.cells import CELLS, Cell, States, Weights
+from ln_zoo.ops.records import Records
+from ln_zoo.ops.spec import Operands
+
+_NOT_ON_CPU = (
+    "batch_sizes should always be on CPU, got them on {}: make packed data with "
+    "torch.nn.utils.rnn.pack_sequence or pack_padded_sequence"
+)
+
+# Layers and cells
+
+
+def check_devices(input: Tensor, /, **others: Tensor | None) -> None:
+    """Checks that tensors are where the input is; not all functions of torch do so.
+
+    Args:
+        input: the input.
+        **others: tensors by name.
+
+    Raises:
+        RuntimeError: if one of them is on another device.
+
+    Example:
+        >>> check_devices(torch.ones(2), weight=torch.ones(2, device="meta"))
+        Traceback (most recent call last):
+            ...
+        RuntimeError: Expected all tensors to be on the same device, but got weight is on meta, ...
+    """
+    device = input.device
+    for name, a in others.items():
+        if a is not None and a.device != device:
+            raise RuntimeError(
+                f"Expected all tensors to be on the same device, but got {name} is on {a.device}, "
+                f"different from the input on {device}"
+            )
+
+
+def check_states(input: Tensor, states: States, sizes: Sequence[tuple[int, ...]]) -> None:
+    """Checks initial states.
+
+    Args:
+        input: the input.
+        states: the states.
+        sizes: the shape that each must have.
+
+    Raises:
+        RuntimeError: if a state has another size, precision or device.
+    """
+    for i, (state, size) in enumerate(zip(states, sizes, strict=True)):
+        place = f"[{i}]" if len(sizes) > 1 else ""
+        if state.shape != size:
+            raise RuntimeError(f"Expected hidden{place} size {size}, got {list(state.shape)}")
+        if state.device != input.device:
+            raise RuntimeError(
+                "Input and hidden tensors are not at the same device, found input tensor at "
+                f"{input.device} and hidden{place} tensor at {state.device}"
+            )
+        if state.dtype != input.dtype and not _is_autocast(input):
+            raise RuntimeError(
+                "Input and hidden tensors are not the same dtype, found input tensor with "
+                f"{input.dtype} and hidden{place} tensor with {state.dtype}"
+            )
+
+
+def check_parameters(
+    cell: Cell,
+    records: Records,
+    weights: Weights,
+    input: Tensor,
+    sizes: tuple[int, int, int],
+    suffix: str = "",
+) -> None:
+    """Checks the weights, gains and shifts of one direction of one layer.
+
+    Args:
+        cell: the cell.
+        records: what happens to summed inputs, by role.
+        weights: the effective weights.
+        input: the input.
+        sizes: features of the input of this direction, I, of its states, H, and of its outputs.
+        suffix: of the parameters' names.
+
+    Raises:
+        RuntimeError: if one has another size or device, or a weight another precision than the
+            input outside of autocast. Gains and shifts may have any.
+    """
+    inputs, hidden, outputs = sizes
+    gates = cell.gates * hidden
+    expected = (gates, inputs), (gates, outputs), (gates,), (gates,), (outputs, hidden), (3, hidden)
+    names = "weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr", "weight_peephole"
+    end = f"_{suffix}" if suffix else ""
+    for name, a, size in zip(names, weights, expected, strict=True):
+        if a is None:
+            continue
+        _check_parameter(f"{name}{end}", a, input, size)
+        if a.dtype != input.dtype and not _is_autocast(input):
+            raise RuntimeError(
+                "Input and parameter tensors are not the same dtype, found input tensor with "
+                f"{input.dtype} and parameter tensor {name}{end} with {a.dtype}"
+            )
+    begin = f"sites.{suffix}." if suffix else "sites."
+    for place in cell.places:
+        record = records[place.role]
+        if record is None or record.identity:
+            continue
+        size = (hidden * sum(place.groups),)
+        for name, a in (("gain", record.gain), ("shift", record.shift)):
+            if a is not None:
+                _check_parameter(f"{begin}{place.role}.{name}", a, input, size)
+
+
+def _check_parameter(name: str, a: Tensor, input: Tensor, size: tuple[int, ...]) -> None:
+    if a.device != input.device:
+        raise RuntimeError(
+            "Input and parameter tensors are not at the same device, found input tensor at "
+            f"{input.device} and parameter tensor {name} at {a.device}"
+        )
+    if a.shape != size:
+        raise RuntimeError(f"Expected {name} size {size}, got {list(a.shape)}")
+
+
+def _is_autocast(input: Tensor) -> bool:
+    kind = input.device.type
+    return kind != "meta" and torch.is_autocast_enabled(kind)
+
+
+def check_packed(data: Tensor, batch_sizes: Tensor) -> None:
+    """Checks packed data.
+
+    Args:
+        data: rows, (total, I).
+        batch_sizes: cases n_t that are active at each step, (T,).
+
+    Raises:
+        ValueError: if ``batch_sizes`` are not on the CPU.
+        RuntimeError: unless they are whole numbers that never grow and sum to the rows.
+
+    Example:
+        >>> check_packed(torch.ones(6, 2), torch.tensor([3, 2, 1]))
+        >>> check_packed(torch.ones(6, 2), torch.tensor([3, 3, 3]))
+        Traceback (most recent call last):
+            ...
+        RuntimeError: batch_sizes of packed data must never grow and sum to its 6 rows, got ...
+    """
+    if batch_sizes.device.type != "cpu":
+        raise ValueError(_NOT_ON_CPU.format(batch_sizes.device))
+    if batch_sizes.dim() != 1 or batch_sizes.dtype != torch.int64:
+        raise RuntimeError(
+            "batch_sizes of packed data must be whole numbers (T,) of torch.int64, got "
+            f"{tuple(batch_sizes.shape)} of {batch_sizes.dtype}"
+        )
+    if data.dim() != 2:
+        raise RuntimeError(f"input must have 2 dimensions, got {data.dim()}")
+    sizes, rows = batch_sizes.tolist(), data.shape[0]
+    if not sizes:
+        raise RuntimeError("Expected sequence length to be larger than 0 in RNN")
+    if sum(sizes) != rows or sizes != sorted(sizes, reverse=True) or sizes[-1] < 0:
+        few = f"{sizes[:8]}" if len(sizes) <= 8 else f"{sizes[:8]} and {len(sizes) - 8} more"
+        raise RuntimeError(
+            f"batch_sizes of packed data must never grow and sum to its {rows} rows, got {few}: "
+            "make packed data with torch.nn.utils.rnn.pack_sequence or pack_padded_sequence"
+        )
+
+
+# Operators
+
+
+def check_operands(
+    operands: Operands, cell: str, scales: Sequence[bool], batch_sizes: Tensor | None
+) -> None:
+    """Checks the tensors that an operator is called with.
+
+    Args:
+        operands: the tensors.
+        cell: the cell's name.
+        scales: whether the input term, the recurrent term and the output are normalised.
+        batch_sizes: of packed data.
+
+    Raises:
+        RuntimeError: if one is missing or has another size, precision or device.
+        ValueError: if ``batch_sizes`` are not on the CPU.
+    """
+    x, w_hh, h0 = operands.x, operands.w_hh, operands.h0
+    form = "(T, N, I)" if batch_sizes is None else "(total, I)"
+    if x.dim() != form.count(",") + 1 or w_hh.dim() != 2 or h0.dim() != 2 or not len(x):
+        raise RuntimeError(
+            f"Expected x {form} with T at least 1, w_hh (G, H) and h0 (N, H), got "
+            f"{tuple(x.shape)}, {tuple(w_hh.shape)} and {tuple(h0.shape)}"
+        )
+    cases = x.shape[1]
+    if batch_sizes is not None:
+        check_packed(x, batch_sizes)
+        cases = int(batch_sizes[0])
+    hidden, gates = w_hh.shape[1], CELLS[cell].gates
+    first, second, out = scales
+    wide = torch.promote_types(x.dtype, torch.float32)
+    width, vector, state = (gates * hidden,), (hidden,), (cases, hidden)
+    for name, a, size, dtype, needed in (
+        ("w_ih", operands.w_ih, (*width, x.shape[-1]), x.dtype, True),
+        ("w_hh", w_hh, (*width, hidden), x.dtype, True),
+        ("h0", h0, state, wide, True),
+        ("c0", operands.c0, state, wide, gates == 4),
+        ("bias", operands.bias, width, wide, False),
+        ("bias_hn", operands.bias_hn, vector, wide, False),
+        ("gain_input", operands.gain_input, width, wide, first),
+        ("gain_recurrent", operands.gain_recurrent, width, wide, second),
+        ("gain_out", operands.gain_out, vector, wide, out),
+        ("shift_out", operands.shift_out, vector, wide, out and gates == 4),
+    ):
+        if a is None and needed:
+            raise RuntimeError(f"{cell} needs {name}, got None")
+        check_form(name, a, size, dtype, x)
+
+
+def check_together(batch_sizes: Tensor | None, /, x: Tensor, **others: Tensor | None) -> None:
+    """Checks devices alone, where nothing is computed: one tensor on the meta device is enough.
+
+    Args:
+        batch_sizes: of packed data; they are on the CPU.
+        x: the input.
+        **others: all other tensors of an operator, by name.
+
+    Raises:
+        RuntimeError: if one is on another device.
+        ValueError: if ``batch_sizes`` are not on the CPU.
+    """
+    check_devices(x, **others)
+    if batch_sizes is not None and batch_sizes.device.type != "cpu":
+        raise ValueError(_NOT_ON_CPU.format(batch_sizes.device))
+
+
+def check_form(
+    name: str, a: Tensor | None, size: tuple[int, ...], dtype: torch.dtype, input: Tensor
+) -> None:
+    """Checks a tensor of an operator.
+
+    Args:
+        name: its name.
+        a: the tensor; ``None`` is none.
+        size: the shape it must have.
+        dtype: the precision it must have.
+        input: a tensor on the device it must be on.
+
+    Raises:
+        RuntimeError: if it has another size, precision or device.
+    """
+    if a is None:
+        return
+    check_devices(input, **{name: a})
+    if a.dtype != dtype:
+        raise RuntimeError(f"Expected {name} to have dtype {dtype}, got {a.dtype}")
+    if a.shape != size:
+        raise RuntimeError(f"Expected {name} size {size}, got {list(a.shape)}")
+
+
+def check_given(
+    given: Sequence[Tensor | None], widths: Sequence[int], needed: Sequence[bool], like: Tensor
+) -> None:
+    """Checks the statistics that an operator is given.
+
+    Args:
+        given: mean and variance in rows, (2, K, F), for each place.
+        widths: features F of each.
+        needed: whether the place has statistics.
+        like: a tensor of their precision and device.
+
+    Raises:
+        RuntimeError: if one is missing or has another size, precision or device.
+    """
+    for a, width, wanted in zip(given, widths, needed, strict=True):
+        if a is None:
+            if wanted:
+                raise RuntimeError("a place with given statistics has none")
+            continue
+        rows = a.shape[1] if a.dim() == 3 and a.shape[1] else 1
+        check_form("statistics", a, (2, rows, width), like.dtype, like)

@@ -1,0 +1,353 @@
+"""Every tensor of every entry to native code, in every wrong form: an error, never a crash.
+
+Entries are called directly, as layers never would. Each example runs in a process that may die.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from forked import STRIDED, outcomes, wrong_forms
+from torch import Tensor
+
+from ln_zoo.ops import CELLS, Affine, DrawLSTM, DrawSettings, DrawWeights, RowNorm, Weights, drawn
+from ln_zoo.ops.batch_recurrence import BatchSpec, Cases
+from ln_zoo.ops.native.runtime import NativeProducts, multiply, packed, trouble
+from ln_zoo.ops.native.step import NativeStep
+from ln_zoo.ops.spec import Operands, Rows, Spec
+from ln_zoo.ops.window import WindowOperands, windowed_lstm
+
+pytestmark = pytest.mark.skipif(trouble() is not None, reason=f"no native kernels: {trouble()}")
+
+T, N, I, H = 4, 3, 2, 5  # noqa: E741
+SIZES = [3, 3, 2, 1]
+#: A function of tensors by name, and right ones.
+Entry = tuple[Callable[[dict[str, Any]], list[Tensor]], dict[str, Any]]
+
+
+def rand(*size: int) -> Tensor:
+    """Random numbers that lose nothing in bfloat16."""
+    return (torch.rand(size) - 0.5).bfloat16().float()
+
+
+def random_operands(cell: str, scales: tuple[bool, bool, bool], rows: int | None) -> dict[str, Any]:
+    torch.manual_seed(0)
+    gates, lstm, gru = CELLS[cell].gates, cell == "LSTM", cell == "GRU"
+    first, second, out = scales
+
+    return Operands(
+        x=rand(T, N, I) if rows is None else rand(rows, I),
+        w_ih=rand(gates * H, I),
+        w_hh=rand(gates * H, H),
+        h0=rand(N, H),
+        c0=rand(N, H) if lstm else None,
+        bias=rand(gates * H),
+        bias_hn=rand(H) if gru else None,
+        gain_input=rand(gates * H) if first else None,
+        gain_recurrent=rand(gates * H) if second else None,
+        gain_out=rand(H) if out else None,
+        shift_out=rand(H) if out and lstm else None,
+    )._asdict()
+
+
+def recurrence(cell: str, is_packed: bool) -> Iterator[tuple[str, Entry]]:
+    gates, merged = CELLS[cell].gates, CELLS[cell].gates == 1
+    rows, out = Rows(True, True, 1e-5, (gates,)), Rows(True, True, 1e-5, (1,))
+    place = Rows() if merged else rows
+    spec = Spec(cell, place, place, Rows() if cell == "GRU" else out)
+    operands = random_operands(cell, spec.scales, sum(SIZES) if is_packed else None)
+    sizes = torch.tensor(SIZES) if is_packed else None
+    code = spec.encode()
+
+    def forward(given: dict[str, Any], save: bool = True) -> list[Tensor]:
+        return list(torch.ops.ln_zoo.recurrence(*given.values(), code, "native", save))
+
+    def backward(given: dict[str, Any]) -> list[Tensor]:
+        found = torch.ops.ln_zoo.recurrence_backward(
+            *given.values(), code, "native", [a is not None for a in operands.values()]
+        )
+        return list(found)
+
+    given = {**operands, "batch_sizes": sizes}
+    yield "recurrence", (forward, given)
+    yield "recurrence, nothing kept", (lambda given: forward(given, save=False), given)
+    output, h, c, *kept = forward(given)
+    grads = {"d_out": torch.ones_like(output), "d_h": torch.ones_like(h), "d_c": torch.ones_like(c)}
+    kept_too = dict(zip(("out", "v", "u", "cells", "stats"), (output, *kept), strict=True))
+    all_of_it = {**grads, **operands, **kept_too, "batch_sizes": sizes}
+    yield "recurrence_backward", (backward, all_of_it)
+
+
+def batch_recurrence(cell: str, is_packed: bool, batch: bool) -> Iterator[tuple[str, Entry]]:
+    gates = CELLS[cell].gates
+    place, none = Cases(True, batch, 0.1), Cases()
+    places = {"LSTM": (place, place, place), "GRU": (place, place, none)}
+    spec = BatchSpec(cell, *places.get(cell, (none, none, place)))
+    steps = [3, 3, 2, 2]
+    scales = tuple(p.scale for p in spec.places)
+    operands = random_operands(cell, scales, sum(steps) if is_packed else None)
+    given = {
+        f"given_{name}": torch.rand(2, 2, width) + 0.5 if p.scale and not batch else None
+        for name, p, width in zip("iro", spec.places, (gates * H, gates * H, H), strict=True)
+    }
+    sizes, code = torch.tensor(steps) if is_packed else None, spec.encode()
+
+    def forward(given: dict[str, Any]) -> list[Tensor]:
+        return list(torch.ops.ln_zoo.batch_recurrence(*given.values(), code, "native", True))
+
+    def backward(given: dict[str, Any]) -> list[Tensor]:
+        found = torch.ops.ln_zoo.batch_recurrence_backward(
+            *given.values(), code, "native", [a is not None for a in operands.values()]
+        )
+        return list(found)
+
+    right = {**operands, **given, "batch_sizes": sizes}
+    yield "batch_recurrence", (forward, right)
+    output, h, c, v, u, cells, *found = forward(right)
+    all_of_it = {
+        **{"d_out": torch.ones_like(output), "d_h": torch.ones_like(h), "d_c": torch.ones_like(c)},
+        **{**operands, **given, "out": output, "v": v, "u": u, "cells": cells},
+        **dict(zip(("var_i", "var_r", "var_o", "mean_o"), (*found[1::2], found[4]), strict=True)),
+        "batch_sizes": sizes,
+    }
+    yield "batch_recurrence_backward", (backward, all_of_it)
+
+
+RECORDS = {
+    "input": RowNorm((4 * H,), True, True, 1e-5),
+    "recurrent": RowNorm((4 * H,), True, True, 1e-5),
+    "cell": RowNorm((H,), True, True, 1e-5),
+}
+
+
+def with_gains(given: dict[str, Any]) -> dict[str, RowNorm]:
+    def record(role: str, **shift: Tensor) -> RowNorm:
+        size = H if role == "cell" else 4 * H
+        return RowNorm((size,), True, True, 1e-5, given[f"gain_{role}"], **shift)
+
+    shift = {"shift": given["shift_cell"]}
+    return {
+        "input": record("input"),
+        "recurrent": record("recurrent"),
+        "cell": record("cell", **shift),
+    }
+
+
+def weights_of(inputs: int) -> dict[str, Tensor]:
+    return {
+        **{"ih": rand(4 * H, inputs), "hh": rand(4 * H, H), "bias_ih": rand(4 * H)},
+        **{"bias_hh": rand(4 * H), "gain_input": rand(4 * H), "gain_recurrent": rand(4 * H)},
+        **{"gain_cell": rand(H), "shift_cell": rand(H)},
+    }
+
+
+def of_weights(given: dict[str, Any]) -> Weights:
+    return Weights(*(given[name] for name in ("ih", "hh", "bias_ih", "bias_hh")))
+
+
+def window() -> Iterator[tuple[str, Entry]]:
+    torch.manual_seed(0)
+    characters, letters, kinds, steps = 6, 3, 2, 20
+    right = {
+        **{"x": rand(steps, N, I), "h": rand(N, H), "c": rand(N, H), **weights_of(I + letters)},
+        **{"weight": rand(3 * kinds, H), "bias": rand(3 * kinds)},
+        **{
+            "text": rand(N, characters, letters),
+            "window": rand(N, letters),
+            "kappa": rand(N, kinds),
+        },
+    }
+
+    def forward(given: dict[str, Any]) -> list[Tensor]:
+        windows = WindowOperands(*(given[name] for name in WindowOperands._fields))
+        states = given["h"], given["c"]
+        done = windowed_lstm(
+            "native", with_gains(given), given["x"], states, of_weights(given), windows
+        )
+        return list(done)
+
+    def both(given: dict[str, Any]) -> list[Tensor]:
+        leaves = {name: a.clone().requires_grad_(name != "text") for name, a in given.items()}
+        output, windows, h, c, kappa, _ = forward(leaves)
+        sum(a.sum() for a in (output, windows, h, c, kappa)).backward()  # type: ignore[union-attr]
+        return [output, *(a.grad for a in leaves.values() if a.grad is not None)]
+
+    yield "window", (forward, right)
+    yield "window and back", (both, right)
+
+
+#: What DRAW has no use for: it does not normalise sums.
+UNUSED = ("gain_input", "gain_recurrent")
+
+
+def draw() -> Iterator[tuple[str, Entry]]:
+    torch.manual_seed(0)
+    read, write, latents, height, width, glimpses = 2, 3, 4, 6, 7, 3
+    settings = DrawSettings(read, write)
+    right = {"images": rand(N, height, width) + 0.5, "noise": rand(glimpses, N, latents)}
+    for name, inputs in {"encoder": 2 * read**2 + H, "decoder": latents}.items():
+        of_cell = {k: a for k, a in weights_of(inputs).items() if k not in UNUSED}
+        right |= {f"{name}.{k}": a for k, a in of_cell.items()}
+        right |= {f"{name}.h": rand(H), f"{name}.c": rand(H)}
+    for name, outputs in {"posterior": 2 * latents, "read": 5, "write": 5, "patch": 9}.items():
+        right |= {f"{name}.weight": rand(outputs, H), f"{name}.bias": rand(outputs)}
+    right["canvas"] = rand(height, width)
+
+    def forward(given: dict[str, Any]) -> list[Tensor]:
+        def lstm(name: str) -> DrawLSTM:
+            own = {k.removeprefix(f"{name}."): a for k, a in given.items() if k.startswith(name)}
+            plain = {role: RowNorm((4 * H,)) for role in ("input", "recurrent")}
+            cell = RowNorm((H,), True, True, 1e-5, own["gain_cell"], own["shift_cell"])
+            records = {**plain, "cell": cell}
+            return DrawLSTM(of_weights(own), records, own["h"], own["c"])
+
+        heads = (
+            Affine(given[f"{name}.weight"], given[f"{name}.bias"])
+            for name in ("posterior", "read", "write", "patch")
+        )
+        weights = DrawWeights(lstm("encoder"), lstm("decoder"), *heads, given["canvas"])
+        return list(drawn("native", settings, given["images"], given["noise"], weights))
+
+    def both(given: dict[str, Any]) -> list[Tensor]:
+        fixed = ("images", "noise")
+        leaves = {name: a.clone().requires_grad_(name not in fixed) for name, a in given.items()}
+        logits, means, log_stds, _ = forward(leaves)
+        (logits.sum() + means.sum() + log_stds.sum()).backward()
+        return [logits, *(a.grad for a in leaves.values() if a.grad is not None)]
+
+    yield "draw", (forward, right)
+    yield "draw and back", (both, right)
+
+
+def single_step() -> Iterator[tuple[str, Entry]]:
+    torch.manual_seed(0)
+    right = {"x": rand(2, I), "h": rand(2, H), "c": rand(2, H), **weights_of(I)}
+
+    def make(given: dict[str, Any]) -> NativeStep:
+        return NativeStep(CELLS["LSTM"], with_gains(given), given["x"], of_weights(given), ())
+
+    def first(given: dict[str, Any]) -> list[Tensor]:
+        return list(make(given)(given["x"], (given["h"], given["c"])))
+
+    step = make(right)
+
+    def later(given: dict[str, Any]) -> list[Tensor]:
+        return list(step(given["x"], (given["h"], given["c"])))
+
+    yield "step", (first, right)
+    yield "step, again", (later, {name: right[name] for name in "xhc"})
+
+
+def products() -> Iterator[tuple[str, Entry]]:
+    torch.manual_seed(0)
+    rows = Rows(True, True, 1e-5, (4,))
+    right = {"a": rand(20, 18), "b": rand(18, 17), "out": torch.zeros(20, 17)}
+
+    def product(given: dict[str, Any]) -> list[Tensor]:
+        out = given["out"].clone(memory_format=torch.preserve_format)
+        multiply(given["a"], packed("test", given["b"]), out, add=True)
+        return [out]
+
+    def terms(given: dict[str, Any]) -> list[Tensor]:
+        found = given["out"].clone()
+        NativeProducts(given["w"], rows).terms(given["x"], found)
+        total, back = given["total"].clone(), given["back"].clone()
+        NativeProducts(given["w"], rows).input_gradient(given["d"], back)
+        NativeProducts(given["w"], rows).add_weight_gradient(given["d"], given["x"], total, False)
+        return [found, back, total]
+
+    yield "product", (product, right)
+    shapes = {"x": (20, 17), "w": (32, 17), "d": (20, 32)}
+    results = {"out": (20, 32), "back": (20, 17), "total": (32, 17)}
+    given = {name: rand(*shape) for name, shape in (shapes | results).items()}
+    yield "products of a layer", (terms, given)
+
+
+ENTRIES = {
+    "LSTM, padded": lambda: recurrence("LSTM", False),
+    "LSTM, packed": lambda: recurrence("LSTM", True),
+    "GRU, packed": lambda: recurrence("GRU", True),
+    "RNN, padded": lambda: recurrence("RNN_TANH", False),
+    "batch LSTM, padded": lambda: batch_recurrence("LSTM", False, True),
+    "batch GRU, packed": lambda: batch_recurrence("GRU", True, True),
+    "given LSTM, packed": lambda: batch_recurrence("LSTM", True, False),
+    "given RNN, padded": lambda: batch_recurrence("RNN_TANH", False, False),
+    "window": window,
+    "draw": draw,
+    "step": single_step,
+    "products": products,
+}
+
+
+def example(entry: Entry, name: str, form: Tensor, expected: list[Tensor]) -> Callable[[], str]:
+    function, right = entry
+
+    def run() -> str:
+        found = function({**right, name: form})
+        same = all(
+            a.shape == b.shape
+            and a.device == b.device
+            and torch.allclose(a, b, rtol=1e-5, atol=1e-6, equal_nan=True)
+            for a, b in zip(found, expected, strict=True)
+        )
+        return "same" if same else "other"
+
+    return run
+
+
+def wrong_outcomes(which: str, together: bool) -> dict[tuple[str, str, str], str]:
+    torch.set_num_threads(1)
+    keys, examples = [], []
+    for title, entry in ENTRIES[which]():
+        function, right = entry
+        expected = [a.detach() for a in function(right)]
+        for name, a in right.items():
+            for form, wrong in ({} if a is None or not a.numel() else wrong_forms(a)).items():
+                if (name, form) in itertools.product(LEADS.get(title, ()), LENGTHS):
+                    continue
+                keys.append((title, name, form))
+                examples.append(example(entry, name, wrong, expected))
+    return dict(zip(keys, outcomes(examples, together), strict=True))
+
+
+#: Tensors whose first size, that of time, is free, by entry; and the forms that change it.
+LEADS = {
+    "recurrence": ("x",),
+    "recurrence, nothing kept": ("x",),
+    "batch_recurrence": ("x",),
+    **dict.fromkeys(("window", "window and back"), ("x",)),
+    **dict.fromkeys(("draw", "draw and back"), ("noise",)),
+}
+LENGTHS = ("long", "short", "one")
+
+#: What has the right numbers in another precision, and is converted: sums, and DRAW's weights.
+CONVERTED = {"float64", "bfloat16", STRIDED}
+
+
+#: What an error may be: no accident on the way, such as a missing key.
+ERRORS = ("raised RuntimeError", "raised ValueError", "raised IndexError")
+
+
+def check(found: dict[tuple[str, str, str], str]) -> None:
+    assert found
+    bad = {
+        key: outcome
+        for key, outcome in found.items()
+        if not outcome.startswith(ERRORS) and not (outcome == "same" and key[2] in CONVERTED)
+    }
+    assert not bad
+
+
+@pytest.mark.parametrize("which", ENTRIES)
+def test_no_wrong_tensor_is_taken(which: str) -> None:
+    check(wrong_outcomes(which, together=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", ENTRIES)
+def test_no_wrong_tensor_is_taken_each_in_a_process_of_its_own(which: str) -> None:
+    check(wrong_outcomes(which, together=False))
