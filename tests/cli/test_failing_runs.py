@@ -9,7 +9,7 @@ import pytest
 import torch
 from cli_support import QUIET, SMALL, load, run
 
-from ln_zoo.cli import outputs, stored
+from ln_zoo.cli import outputs, signals, stored
 
 DATA = ("--data=Digits", "--data.batch_size=20", "--data.train_size=100", "--data.val_size=20")
 
@@ -101,3 +101,13 @@ def test_a_signal_ends_in_one_line(mishap: Path, number: int, code: int, name: s
     done = run("test", "--ckpt_path", last, *DATA, *QUIET, *more)
     assert done.code == code
     assert done.err.splitlines()[-1] == f"ln-zoo test: stopped by {name}"
+
+
+def test_a_process_that_is_lost() -> None:
+    reset = (
+        "[/build/gloo/transport/tcp/pair.cc:537] Read error [::1]:25254: Connection reset by peer"
+    )
+    for error in (RuntimeError(reset), torch.distributed.DistBackendError("NCCL error")):
+        assert str(signals.lost_process(error)) == "another process of this run has ended"
+    assert signals.lost_process(RuntimeError("shapes differ")) is None
+    assert signals.lost_process(ValueError(reset)) is None
