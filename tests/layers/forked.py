@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import json
 import os
@@ -26,6 +27,9 @@ def outcomes(examples: Sequence[Callable[[], str]], together: bool = False) -> l
             the example that it died in. What an example does to memory may then be the death of a
             later one.
     """
+    # What torch imports at its first such error, each process would import anew.
+    with contextlib.suppress(RuntimeError):
+        torch.ones(1) - torch.ones(1, device="meta")
     found: list[str] = []
     while len(found) < len(examples):
         rest = examples[len(found) :]

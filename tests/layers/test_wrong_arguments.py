@@ -1,0 +1,365 @@
+"""A matrix of layers, strategies and wrong tensors: what torch's layer refuses, ours refuse too.
+
+Where torch's own layer takes a wrong tensor, or dies of it, ours refuse it or give the numbers that
+it stands for. Each example runs in a process that may die (`forked`), and none may.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from forked import STRIDED, outcomes, wrong_forms
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from ln_zoo.layers import (
+    GRU,
+    LSTM,
+    RNN,
+    Conv2d,
+    DRAWNetwork,
+    GRUCell,
+    Linear,
+    LSTMCell,
+    RNNCell,
+    WindowLSTM,
+)
+from ln_zoo.norms import BatchNorm, LayerNorm, Norm, RMSNorm, WeightNorm
+
+I, H, N, T = 3, 8, 2, 17  # noqa: E741
+NORMS: dict[str, Norm | None] = {
+    "none": None,
+    "layer": LayerNorm(),
+    "rms": RMSNorm(),
+    "batch": BatchNorm(max_steps=4),
+    "weight": WeightNorm(),
+}
+RECURRENT = (LSTM, GRU, RNN)
+CELLS = (LSTMCell, GRUCell, RNNCell)
+#: Each with what torch has in its place.
+CLASSES: dict[type[nn.Module], type[nn.Module] | None] = {
+    **{LSTM: nn.LSTM, GRU: nn.GRU, RNN: nn.RNN},
+    **{LSTMCell: nn.LSTMCell, GRUCell: nn.GRUCell, RNNCell: nn.RNNCell},
+    **{Linear: nn.Linear, Conv2d: nn.Conv2d, WindowLSTM: None, DRAWNetwork: None},
+}
+#: Whether gradients are taken, in evaluation, without gradients, and after a right call: a cell
+#: remembers what it found out about the last one.
+MODES = ("train", "eval", "no gradients", "again")
+KERNELS = ("1", "aten", "0")
+
+
+class Call(NamedTuple):
+    """A layer as a function of tensors by name, parameters among them, and right ones."""
+
+    run: Callable[[dict[str, Tensor]], list[Tensor]]
+    right: dict[str, Tensor]
+
+
+def flat(value: Any) -> list[Tensor]:
+    if isinstance(value, PackedSequence):
+        return [value.data]
+    if value is None or isinstance(value, Tensor):
+        return [] if value is None else [value]
+    return [a for part in value for a in flat(part)]
+
+
+def inputs_of(cls: type, packed: bool) -> dict[str, Tensor]:
+    if cls in (LSTM, GRU, RNN):
+        x = {"input": torch.randn(11, I), "batch_sizes": torch.tensor([3, 3, 2, 2, 1])}
+        cases = 3 if packed else N
+        states = {name: torch.randn(1, cases, H) for name in ("h", "c")[: 2 if cls is LSTM else 1]}
+        return (x if packed else {"input": torch.randn(T, N, I)}) | states
+    if cls in CELLS:
+        states = {name: torch.randn(N, H) for name in ("h", "c")[: 2 if cls is LSTMCell else 1]}
+        return {"input": torch.randn(N, I), **states}
+    if cls is Linear:
+        return {"input": torch.randn(N, I)}
+    if cls is Conv2d:
+        return {"input": torch.randn(N, I, 5, 5)}
+    if cls is WindowLSTM:
+        state = {"h": (N, H), "c": (N, H), "kappa": (N, 2), "window": (N, 4)}
+        return {
+            **{"input": torch.randn(T, N, I), "text": torch.rand(N, 6, 4)},
+            **{name: torch.rand(*shape) for name, shape in state.items()},
+        }
+    return {"images": torch.rand(N, 6, 7), "noise": torch.randn(3, N, 4)}
+
+
+def module_of(cls: type, **options: Any) -> nn.Module:
+    torch.manual_seed(0)
+    if cls is WindowLSTM:
+        return WindowLSTM(I, H, 4, 2, **options)
+    if cls is DRAWNetwork:
+        return DRAWNetwork(6, 7, hidden_size=H, latent_size=4, **options)
+    sizes = (I, H, 3) if cls in (Conv2d, nn.Conv2d) else (I, H)
+    return cls(*sizes, **options)
+
+
+def arguments_of(cls: type, tensors: dict[str, Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if cls is DRAWNetwork:
+        return (tensors["images"], tensors["noise"]), {}
+    x: Any = tensors["input"]
+    if "batch_sizes" in tensors:
+        # Past the checks of its constructor, as from a file.
+        x = PackedSequence.__base__.__new__(PackedSequence, x, tensors["batch_sizes"], None, None)
+    if cls is WindowLSTM:
+        from ln_zoo.layers.window import WindowState
+
+        return (x, tensors["text"], WindowState(*(tensors[k] for k in WindowState._fields))), {}
+    states = [tensors[name] for name in ("h", "c") if name in tensors]
+    hx = () if not states else (states[0] if len(states) == 1 else tuple(states),)
+    return (x, *hx), {"step": 0} if cls in CELLS else {}
+
+
+def call_of(cls: type, norm: Norm | None, packed: bool, mode: str, torchs: bool = False) -> Call:
+    module = module_of(CLASSES[cls] if torchs else cls, **({} if torchs else {"norm": norm}))
+    module.train(mode == "train")
+    own = dict(itertools.chain(module.named_parameters(), module.named_buffers()))
+    own = {name: a.detach() for name, a in own.items() if a.is_floating_point()}
+    right = {**inputs_of(cls, packed), **{f"self.{name}": a for name, a in own.items()}}
+    for a in right.values():
+        a.copy_(a.bfloat16())  # so that nothing is lost in another precision
+    right = {name: a.clone() for name, a in right.items()}
+
+    def replace(target: nn.Module, name: str, a: Tensor) -> None:
+        *path, last = name.split(".")
+        holder = functools.reduce(getattr, path, target)
+        if last in holder._buffers:
+            holder._buffers[last] = a.detach()
+        else:
+            holder._parameters[last] = nn.Parameter(a.detach())
+        if hasattr(target, "_flat_weights"):
+            target._flat_weights = [getattr(target, n, None) for n in target._flat_weights_names]
+
+    def once(target: nn.Module, tensors: dict[str, Tensor]) -> list[Tensor]:
+        arguments, options = arguments_of(cls, tensors)
+        found = flat(target(*arguments, **({} if torchs else options)))
+        if mode == "train":
+            sum(a.sum() for a in found if a.requires_grad).backward()  # type: ignore[union-attr]
+            found += [p.grad for p in target.parameters() if p.grad is not None]
+        return [a.detach() for a in found]
+
+    def run(tensors: dict[str, Tensor]) -> list[Tensor]:
+        target = copy.deepcopy(module)
+        with torch.set_grad_enabled(mode == "train"):
+            if mode == "again":
+                once(target, right)
+            for name, a in tensors.items():
+                if a is not right[name]:
+                    replace(target, name.removeprefix("self."), a) if name in owned else None
+            return once(target, tensors)
+
+    owned = {f"self.{name}" for name in own}
+    return Call(run, right)
+
+
+def example(call: Call, name: str, form: Tensor, expected: list[Tensor]) -> Callable[[], str]:
+    def run() -> str:
+        found = call.run({**call.right, name: form})
+        same = len(found) == len(expected) and all(
+            a.numel() == b.numel()
+            and a.device == b.device
+            # As close as gradients of what is in bfloat16 can be.
+            and torch.allclose(
+                a.double().flatten(), b.double().flatten(), rtol=1e-2, atol=1e-3, equal_nan=True
+            )
+            for a, b in zip(found, expected, strict=True)
+        )
+        return "same" if same else "other"
+
+    return run
+
+
+#: Forms in which a layer's input is a right one, of other sizes.
+_LENGTH = ("long", "short", "one")
+_BROADCAST = ("one", "fewer dimensions")
+FREE: dict[type, dict[str, tuple[str, ...]]] = {
+    **{cls: {"input": _LENGTH} for cls in RECURRENT},
+    WindowLSTM: {"input": _LENGTH, "self.window.bias": _BROADCAST},
+    **{cls: {} for cls in CELLS},
+    Linear: {"input": (*_LENGTH, "rank", "empty"), "self.bias": _BROADCAST},
+    Conv2d: {
+        "input": (*_LENGTH, "empty", "narrow", "wide"),
+        **{"self.weight": ("narrow",), "self.bias": _BROADCAST},
+    },
+    DRAWNetwork: {
+        "noise": _LENGTH,
+        **{f"self.{name}.bias": _BROADCAST for name in ("posterior", "read", "write", "patch")},
+    },
+}
+#: Wrong numbers of cases at each step of packed data of 11 rows.
+BATCH_SIZES = {
+    "too many": [3, 3, 3, 3],
+    "too few": [3, 3, 3],
+    "growing": [1, 2, 3, 5],
+    "growing late": [3, 2, 3, 3],
+    "nothing first": [0, 11],
+    "negative": [12, -1],
+    "none": [],
+}
+
+
+def wrong(call: Call, cls: type) -> Iterator[tuple[str, str, Tensor]]:
+    """Names of tensors, wrong forms and what they are."""
+    for name, a in call.right.items():
+        for form, b in wrong_forms(a).items():
+            if form not in FREE[cls].get(name, ()):
+                yield name, form, b
+    if "batch_sizes" in call.right:
+        for form, sizes in BATCH_SIZES.items():
+            yield "batch_sizes", form, torch.tensor(sizes, dtype=torch.int64)
+
+
+def matrix(
+    cls: type, norm: str, packed: bool, mode: str, kernels: str
+) -> dict[tuple[str, str], str]:
+    """Outcomes by the name of the tensor and its wrong form."""
+    torch.set_num_threads(1)
+    before = os.environ.get("LN_ZOO_KERNELS")
+    os.environ["LN_ZOO_KERNELS"] = kernels
+    try:
+        call = call_of(cls, NORMS[norm], packed, mode)
+        expected = call.run(call.right)
+        keys = list(wrong(call, cls))
+        examples = [example(call, name, form, expected) for name, _, form in keys]
+        found = outcomes(examples, together=True)
+    finally:
+        os.environ.pop("LN_ZOO_KERNELS")
+        if before is not None:
+            os.environ["LN_ZOO_KERNELS"] = before
+    return {(name, form): word for (name, form, _), word in zip(keys, found, strict=True)}
+
+
+@functools.cache
+def of_torch(cls: type, packed: bool, mode: str, parameters: bool) -> dict[tuple[str, str], str]:
+    """The same of torch's own layer; some wrong parameters are the death of it, or of later ones.
+
+    Each example therefore has a process of its own, if parameters are among them.
+    """
+    if CLASSES[cls] is None:
+        return {}
+    call = call_of(cls, None, packed, mode, torchs=True)
+    expected = call.run(call.right)
+    keys = [key for key in wrong(call, cls) if parameters or not key[0].startswith("self.")]
+    examples = [example(call, name, form, expected) for name, _, form in keys]
+    found = outcomes(examples, together=not parameters)
+    return {(name, form): word for (name, form, _), word in zip(keys, found, strict=True)}
+
+
+def bad(found: dict[tuple[str, str], str], torchs: dict[tuple[str, str], str]) -> dict[Any, Any]:
+    """What died, gave wrong numbers, or was taken where torch refuses it.
+
+    Not with other strides: torch misreads those of ``batch_sizes``.
+    """
+    return {
+        key: (word, torchs.get(key))
+        for key, word in found.items()
+        if not word.startswith("raised")
+        and (word != "same" or (key[1] != STRIDED and torchs.get(key, "").startswith("raised")))
+    }
+
+
+def cells_of_matrix() -> list[tuple[type, str, bool, str, str]]:
+    """Layers, packed or not; strategies, modes and kernels in turn."""
+    pairs = [(cls, packed) for cls in CLASSES for packed in (False, True)]
+    pairs = [(cls, packed) for cls, packed in pairs if not packed or cls in RECURRENT]
+    # DRAW takes seconds; `test_wrong_operands` has the tensors of its kernels.
+    pairs.remove((DRAWNetwork, False))
+    norms = ("layer", "batch", "rms", "weight", "none")
+    return [
+        (cls, norms[i % 5], packed, MODES[i % 4], KERNELS[i % 3])
+        for i, (cls, packed) in enumerate(pairs)
+    ]
+
+
+def named(cell: tuple[type, str, bool, str, str]) -> str:
+    cls, norm, packed, *rest = cell
+    return "-".join([cls.__name__, norm, "packed" if packed else "padded", *rest])
+
+
+@pytest.mark.parametrize("cell", cells_of_matrix(), ids=named)
+def test_wrong_tensors_are_refused_where_torch_does(cell: Any) -> None:
+    cls, norm, packed, mode, kernels = cell
+    found = matrix(cls, norm, packed, mode, kernels)
+    assert not bad(found, of_torch(cls, packed, "eval", parameters=False))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("cls", CLASSES)
+def test_the_whole_matrix(cls: type, norm: str) -> None:
+    packings = (False, True) if cls in RECURRENT else (False,)
+    for packed, mode, kernels in itertools.product(packings, MODES, KERNELS):
+        found = matrix(cls, norm, packed, mode, kernels)
+        torchs = of_torch(cls, packed, "eval" if mode == "again" else mode, parameters=True)
+        assert not bad(found, torchs), (packed, mode, kernels)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("cls", RECURRENT)
+def test_steps_of_no_case_at_the_end_are_none(cls: type, norm: str) -> None:
+    layer, x = cls(I, H, norm=NORMS[norm], bidirectional=True).eval(), torch.randn(6, I)
+    found, _ = layer(PackedSequence(x, torch.tensor([4, 2, 0])))
+    expected, _ = layer(PackedSequence(x, torch.tensor([4, 2])))
+    assert torch.equal(found.data, expected.data)
+
+
+@pytest.mark.parametrize("name", ["sorted_indices", "unsorted_indices"])
+@pytest.mark.parametrize("cls", RECURRENT)
+def test_orders_of_packed_data_that_do_not_fit(cls: type, name: str) -> None:
+    layer, h = cls(I, H, norm=LayerNorm()), torch.randn(1, 3, H)
+    packed = nn.utils.rnn.pack_sequence([torch.randn(n, I) for n in (3, 2, 1)])
+    right = {"sorted_indices": torch.arange(3), "unsorted_indices": torch.arange(3)}
+    hx = (h, h) if cls is LSTM else h
+
+    def run(order: Tensor) -> Callable[[], str]:
+        both = (right | {name: order}).values()
+        given = PackedSequence.__base__.__new__(PackedSequence, *packed[:2], *both)
+        return lambda: str(layer(given, hx)[0].data.shape)
+
+    orders = [torch.arange(3, device="meta"), torch.tensor([0, 1, 7]), torch.tensor([0, -4, 1])]
+    if name == "sorted_indices":
+        orders += [torch.arange(2), torch.arange(4)]
+    assert all(word.startswith("raised") for word in outcomes([run(order) for order in orders]))
+
+
+SHAPES = {"no steps": (0, 2, I), "no cases": (5, 0, I), "no steps of one case": (0, I)}
+
+
+@pytest.mark.parametrize("norm", ["none", "layer", "rms", "weight"])
+@pytest.mark.parametrize("cls", RECURRENT)
+def test_sizes_of_zero_are_torchs(cls: type, norm: str) -> None:
+    """Of time and of the batch; torch's constructors refuse layers of no units."""
+    torchs, ours = CLASSES[cls](I, H), cls(I, H, norm=NORMS[norm])  # type: ignore[misc]
+    for shape in SHAPES.values():
+        expected = outcome(torchs, torch.randn(shape))
+        assert outcome(ours, torch.randn(shape)) == expected
+    with pytest.raises(ValueError, match="hidden_size must be greater than zero"):
+        cls(I, 0, norm=NORMS[norm])
+
+
+@pytest.mark.parametrize("norm", ["none", "layer", "rms", "weight"])
+@pytest.mark.parametrize("cls", CELLS)
+@pytest.mark.parametrize("gradients", [True, False])
+def test_cells_of_no_cases_or_no_inputs(cls: type, norm: str, gradients: bool) -> None:
+    with torch.set_grad_enabled(gradients):
+        for cases, inputs in ((0, I), (2, 0), (0, 0)):
+            torchs, ours = CLASSES[cls](inputs, H), cls(inputs, H, norm=NORMS[norm])  # type: ignore[misc]
+            for _ in range(2):
+                x = torch.randn(cases, inputs)
+                assert outcome(ours, x) == outcome(torchs, x)
+
+
+def outcome(layer: nn.Module, x: Tensor) -> Any:
+    """Shapes of results, or what an error says."""
+    try:
+        return [tuple(a.shape) for a in flat(layer(x))]
+    except (RuntimeError, ValueError) as error:
+        return str(error)
