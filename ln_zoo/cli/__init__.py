@@ -97,7 +97,7 @@ def _run(command: str, argv: list[str]) -> int:
 
         try:
             early.check(argv)
-        except (OSError, ValueError) as error:
+        except (OSError, RecursionError, ValueError) as error:
             return told(error, command, code=2)
     if command in _TRAINER_COMMANDS or command.startswith("--print_completion"):
         from ln_zoo.cli.lightning import run_trainer

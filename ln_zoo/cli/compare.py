@@ -154,16 +154,21 @@ def read_run(text: str, metrics: Sequence[str], x: str = "epoch") -> Run:
     """
     label, file = find_run(text, "metrics.csv")
     curves: dict[str, Curve] = {metric: {} for metric in metrics}
-    with file.open(newline="") as lines:
+    with file.open(newline="", encoding="utf-8") as lines:
         reader = csv.DictReader(lines)
-        for row in reader:
-            for metric, curve in curves.items():
-                value = next(filter(None, map(row.get, metric.split("|"))), None)
-                if value:
-                    # Lightning logs with the number of the epoch or update that ends, counted from
-                    # 0; `StepEvaluation` with the number of updates done.
-                    done = x == "step" and metric.startswith("step_")
-                    curve[int(row[x]) + (0 if done else 1)] = float(value)
+        try:
+            for row in reader:
+                for metric, curve in curves.items():
+                    value = next(filter(None, map(row.get, metric.split("|"))), None)
+                    if value:
+                        # Lightning logs with the number of the epoch or update that ends, counted
+                        # from 0; `StepEvaluation` with the number of updates done.
+                        done = x == "step" and metric.startswith("step_")
+                        curve[int(row[x]) + (0 if done else 1)] = float(value)
+        except (ValueError, KeyError, TypeError, csv.Error) as error:
+            raise ValueError(
+                f"{file} is no table of curves: give a run's folder, or its metrics.csv"
+            ) from error
     for metric, curve in curves.items():
         if not curve:
             logged = sorted(set(reader.fieldnames or []) - {"epoch", "step"})

@@ -32,6 +32,10 @@ _OPTIONS: dict[str, Any] = {
     "trainer": Any,
     "weights": str | None,
 }
+#: Least values that the trainer needs and does not check: it divides by them.
+_LEAST = {"trainer.accumulate_grad_batches": 1, "trainer.check_val_every_n_epoch": 1}
+#: The largest numbers that torch takes.
+_LARGEST_INT, _LARGEST_FLOAT = 2**63 - 1, 3.4e38
 #: Arguments of the trainer's methods that are built from options.
 _BUILT = ("model", "train_dataloaders", "val_dataloaders", "dataloaders", "datamodule")
 
@@ -134,14 +138,27 @@ def _check_value(command: str, option: Given, expected: Any) -> None:
         return
     parser = _ValueParser(exit_on_error=False)
     parser.add_argument(f"--{option.name}", type=expected)
+    where = f"{option.variable}: " if option.variable else ""
+    content = _content(option)
     try:
         if option.argument or option.variable:
-            parser.parse_args([f"--{option.name}={option.value}"])
+            content = parser.parse_args([f"--{option.name}={option.value}"])[option.name]
         else:
             parser.parse_object({option.name: option.value})
     except ArgumentError as error:
-        where = f"{option.variable}: " if option.variable else ""
+        if str(content).lower().lstrip("+-.") in ("nan", "inf"):
+            fail(f"{where}{option.name}: expected a finite number, got {content}", command)
         fail(where + cause(error.message), command)
+    for value in content if isinstance(content, list | tuple) else [content]:
+        largest = _LARGEST_INT if isinstance(value, int) else _LARGEST_FLOAT
+        if isinstance(value, int | float) and not -largest <= value <= largest:
+            fail(
+                f"{where}{option.name}: expected a number of at most {largest:.2g}, got {value:g}",
+                command,
+            )
+    least = _LEAST.get(option.name)
+    if least is not None and isinstance(content, int) and content < least:
+        fail(f"{where}{option.name}: must be at least {least}, got {content}", command)
 
 
 class _ValueParser(OneLineErrors, ArgumentParser):

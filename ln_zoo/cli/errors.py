@@ -157,7 +157,8 @@ def told(error: Exception, command: str, code: int = 1) -> int:
     """
     if os.environ.get("LN_ZOO_DEBUG") == "1":
         raise error
-    if isinstance(error, BrokenPipeError) and not _output_works():
+    if isinstance(error, BrokenPipeError):
+        _leave_output()
         return 141
     text = _text(error)
     if not _of_input(error):
@@ -187,7 +188,7 @@ def _of_input(error: Exception) -> bool:
 
 def _text(error: Exception) -> str:
     """What an error says, in one line."""
-    if isinstance(error, OSError) and error.filename is None and not _output_works():
+    if isinstance(error, OSError) and error.errno and not error.filename and not _output_works():
         return f"standard output cannot be written: {error.strerror}"
     # What torch adds of its own C++ is of no use here.
     text = cause(re.split(r"\n?Exception raised from |\nC\+\+ ", str(error))[0])
@@ -212,7 +213,7 @@ def _place(error: Exception) -> str:
 def _output_works() -> bool:
     """Whether standard output takes what is written; if not, what is left there is dropped."""
     try:
-        sys.stdout.flush()
+        print(flush=True)  # what failed before is not tried again by itself
     except OSError:
         _leave_output()
         return False

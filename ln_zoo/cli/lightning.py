@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from jsonargparse import Namespace, set_parsing_settings
-from lightning.pytorch import Callback, LightningDataModule, Trainer
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 # Imported for their classes: short names on the command line reach what is imported.
@@ -272,13 +272,18 @@ class ZooCLI(LightningCLI):
 
     def after_instantiate_classes(self) -> None:
         settings = self._settings()
+        _check_fit(self.model, self.datamodule)
+        if "norm" in (settings.model.get("init_args") or ()):
+            stored.tell_default_norm(self.argv, self.model)
         for name in _LINKS:
             # A file may hold arguments of the model chosen before this one.
             if name in (settings.model.get("init_args") or ()) and hasattr(self.datamodule, name):
                 stored.tell_linked(self.argv, name)
         if settings.get("ckpt_path"):
-            self._given = stored.read_checkpoint(settings.ckpt_path)["state_dict"]
+            checkpoint = stored.read_checkpoint(settings.ckpt_path)
+            self._given = checkpoint["state_dict"]
             stored.check_fits(self.model, self._given, settings.ckpt_path)
+            stored.check_complete(checkpoint, settings.ckpt_path, str(self.subcommand))
         elif settings.get("weights"):
             stored.load_weights(self.model, settings.weights)
             self._given = self.model.state_dict()
@@ -339,6 +344,29 @@ def _logger(name: str, **extra: Any) -> dict[str, Any]:
 def _no_logger(loggers: Any) -> bool:
     """Whether ``--trainer.logger false`` was given, or an empty list."""
     return loggers is False or loggers == []
+
+
+def _check_fit(model: LightningModule, data: LightningDataModule) -> None:
+    """Checks that a model takes what the data give, where both say so.
+
+    Raises:
+        ValueError: if it does not.
+    """
+    takes, gives = getattr(model, "takes", None), getattr(data, "gives", None)
+    if takes and gives and gives not in takes:
+        raise ValueError(
+            f"{type(model).__name__} takes batches of {' or '.join(_BATCHES[t] for t in takes)}, "
+            f"and {type(data).__name__} gives {_BATCHES[gives]}: choose others with --data or "
+            "--model"
+        )
+
+
+#: What a batch holds, in the words of models and data modules, with its shapes.
+_BATCHES = {
+    "labelled images": "images (N, C, H, W) with labels (N,)",
+    "images": "images (N, C, H, W)",
+    "handwriting": "handwriting: offsets of the pen (T, N, 3) with texts",
+}
 
 
 def _holds(callbacks: list[Callback], cls: type[Callback]) -> bool:

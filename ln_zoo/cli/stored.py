@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import sys
+import textwrap
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -17,7 +18,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
 from ln_zoo.checkpoints import check_whole
-from ln_zoo.cli.arguments import check_checkpoint, configurations, given, parsed
+from ln_zoo.cli.arguments import check_checkpoint, configurations, given, options, parsed
 from ln_zoo.models.base import ZooModule, public_module
 from ln_zoo.zoo import trust
 
@@ -60,14 +61,42 @@ def read_checkpoint(path: str) -> dict[str, Any]:
     check_whole(path)
     try:
         checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        checkpoint["state_dict"]  # asked for here, so that its absence is told here
     # An archive cut short fails in the system's seek, with an error that names no file.
-    except (pickle.UnpicklingError, EOFError, OSError, RuntimeError, KeyError, TypeError) as error:
+    except (pickle.UnpicklingError, EOFError, OSError, RuntimeError, TypeError) as error:
         raise ValueError(
             f"{path} is no readable Lightning checkpoint (damaged, cut short, or of another "
             f"program): {trust.why_unreadable(error)}"
         ) from error
+    state = checkpoint.get("state_dict") if isinstance(checkpoint, dict) else None
+    if not isinstance(state, dict) or not all(isinstance(t, Tensor) for t in state.values()):
+        holds = ", ".join(map(str, checkpoint)) if isinstance(checkpoint, dict) else ""
+        raise ValueError(
+            f"{path} is no Lightning checkpoint: it needs a state_dict of tensors, and holds "
+            f"{textwrap.shorten(holds, 80) or f'a {type(checkpoint).__name__}'}"
+        )
     return checkpoint
+
+
+def check_complete(checkpoint: dict[str, Any], path: str, command: str) -> None:
+    """Checks that a checkpoint holds what Lightning needs of it, beside the weights.
+
+    Args:
+        checkpoint: its content.
+        path: where it lies.
+        command: what it is for.
+
+    Raises:
+        ValueError: if something is missing, as in one saved with weights only.
+    """
+    needed = ["pytorch-lightning_version", "epoch", "global_step"]
+    if command == "fit":
+        needed += ["loops", "callbacks", "optimizer_states", "lr_schedulers"]
+    if missing := [key for key in needed if key not in checkpoint]:
+        what = "resumed" if command == "fit" else "read by Lightning"
+        raise ValueError(
+            f"{path} cannot be {what}: it lacks {', '.join(missing)}, as one saved with weights "
+            f"only; --weights {path} in place of --ckpt_path takes its weights"
+        )
 
 
 def load_weights(model: ZooModule, weights: str) -> None:
@@ -181,6 +210,17 @@ def tell_linked(argv: list[str], name: str) -> None:
         found = found or (isinstance(init_args, dict) and name in init_args)
     if found:
         note(f"note: model.{name} is ignored: it is taken from data.{name}")
+
+
+def tell_default_norm(argv: list[str], model: ZooModule) -> None:
+    """Says which strategy runs where ``norm: null`` asks for the model's own choice."""
+    asked = [each.content for each in options(argv) if each.name == "model.norm"]
+    if asked and asked[-1] is None:
+        name = model.hparams["norm"]["class_path"].rpartition(".")[2]
+        note(
+            f"note: model.norm is null, which is the model's own default, {name}; Identity is the "
+            "one that does nothing"
+        )
 
 
 def named_classes(argv: list[str]) -> set[str]:

@@ -140,6 +140,8 @@ def _check_numbers(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--bias must be at least 0, got {arguments.bias}")
     if not 0 < arguments.thickness < math.inf:
         raise ValueError(f"--thickness must be a positive number, got {arguments.thickness}")
+    if not -(2**63) <= arguments.seed < 2**64:
+        raise ValueError(f"--seed must be in -2**63 to 2**64 - 1, got {arguments.seed}")
     for name in ("width", "samples"):
         if getattr(arguments, name) < 1:
             raise ValueError(f"--{name} must be at least 1, got {getattr(arguments, name)}")

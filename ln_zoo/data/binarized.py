@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from math import prod, sqrt
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import torch
@@ -239,6 +239,8 @@ class BinarizedImageData(ZooDataModule, ABC):
             that is none of those above.
     """
 
+    #: What a batch holds, for models that say what they take.
+    gives: ClassVar[str] = "images"
     image_shape: tuple[int, int, int]
     scale: int
     """The grey level that becomes 1.0."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -263,6 +263,8 @@ class HandwritingData(ZooDataModule, ABC):
         ValueError: a value that is none of those above.
     """
 
+    #: What a batch holds, for models that say what they take.
+    gives: ClassVar[str] = "handwriting"
     test_split: str = "test"
     """What the set that tests score is called in tables."""
     _sets: dict[str, PenLines]

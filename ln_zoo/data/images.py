@@ -36,6 +36,8 @@ class ImageClassificationData(ZooDataModule, ABC):
             would overlap.
     """
 
+    #: What a batch holds, for models that say what they take.
+    gives: ClassVar[str] = "labelled images"
     num_classes: ClassVar[int]
     image_shape: ClassVar[tuple[int, int, int]]
     scale: ClassVar[int]

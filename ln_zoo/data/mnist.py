@@ -117,9 +117,21 @@ class MNIST(ImageClassificationData):
 
 
 def local_folder(root: str | None, name: str) -> Path | None:
-    """The folder given, else the dataset's folder in ``$LN_ZOO_DATA`` if there is one."""
+    """The folder given, else the dataset's folder in ``$LN_ZOO_DATA`` if there is one.
+
+    Raises:
+        NotADirectoryError: if ``LN_ZOO_DATA`` names no folder.
+    """
     if root is not None:
         return Path(root).expanduser()
     shared = os.environ.get("LN_ZOO_DATA")
-    folder = Path(shared, name) if shared else None
-    return folder if folder is not None and folder.is_dir() else None
+    if not shared:
+        return None
+    if not Path(shared).is_dir():
+        what = "a file" if Path(shared).exists() else "not there"
+        raise NotADirectoryError(
+            f"LN_ZOO_DATA={shared} must name a folder with a folder {name}, and is {what}: correct "
+            "or unset it, or give --data.root (root= in Python)"
+        )
+    folder = Path(shared, name)
+    return folder if folder.is_dir() else None

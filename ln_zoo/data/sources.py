@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import math
+import os
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -100,6 +101,8 @@ def load_from_hub(repo_id: str) -> DatasetDict:
     from datasets import load_dataset
 
     hint = "give a local copy by --data.root (root= in Python)"
+    if shared := os.environ.get("LN_ZOO_DATA"):
+        hint += f" or a folder of its name in LN_ZOO_DATA={shared}, which has none"
     try:
         dataset = load_dataset(repo_id)
     except FileNotFoundError as error:

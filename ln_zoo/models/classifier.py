@@ -47,6 +47,8 @@ class Classifier(ZooModule):
         ValueError: for a learning rate that is not positive, or an unknown optimizer.
     """
 
+    #: What a batch may hold, in the words of the data modules.
+    takes: ClassVar[tuple[str, ...]] = ("labelled images",)
     #: What is measured of each case: ``nll`` in nats, and ``error`` or ``accuracy``, 0 or 1.
     metrics: ClassVar[tuple[str, ...]] = ("nll", "error")
 

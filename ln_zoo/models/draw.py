@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
@@ -90,6 +90,9 @@ class DRAW(ZooModule):
         >>> {name: value.shape for name, value in values.items()}
         {'bound': torch.Size([2]), 'nll': torch.Size([2]), 'kl': torch.Size([2])}
     """
+
+    #: What a batch may hold, in the words of the data modules.
+    takes: ClassVar[tuple[str, ...]] = ("images", "labelled images")
 
     def __init__(
         self,

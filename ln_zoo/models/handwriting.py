@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
@@ -130,6 +130,8 @@ class Handwriting(ZooModule):
         True
     """
 
+    #: What a batch may hold, in the words of the data modules.
+    takes: ClassVar[tuple[str, ...]] = ("handwriting",)
     offset_mean: Tensor
     offset_std: Tensor
 

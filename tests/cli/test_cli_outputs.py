@@ -379,7 +379,8 @@ def test_a_bad_loss_keeps_the_last_good_checkpoint(
     checkpoint = load(last)
     assert checkpoint["global_step"] == 5
     assert all(torch.isfinite(value).all() for value in checkpoint["state_dict"].values())
-    assert run("test", "--ckpt_path", last, "--data=Digits", *QUIET).code == 0
+    own = "--model=bad_model.Bad"
+    assert run("test", own, "--ckpt_path", last, "--data=Digits", *QUIET).code == 0
 
 
 def test_a_bad_loss_at_the_first_step(here: Path) -> None:
