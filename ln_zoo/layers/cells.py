@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.nn import init
 
 from ln_zoo.norms import Identity, Norm, Site
+from ln_zoo.norms.checks import check_no_norm
 from ln_zoo.ops import (
     CELLS,
     Cell,
@@ -124,6 +125,7 @@ class _RecurrentCell(nn.RNNCellBase):
         normalize: Sequence[str] | None,
         peephole: bool = False,
     ) -> None:
+        check_no_norm(self, bias=bias)
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         super().__init__(input_size, hidden_size, bias, cell.gates, **factory)
         self._cell = cell

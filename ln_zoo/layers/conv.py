@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ln_zoo.norms import Identity, Norm, Site
+from ln_zoo.norms.checks import check_no_norm
 from ln_zoo.ops import check_devices
 
 
@@ -70,6 +71,7 @@ class Conv2d(nn.Conv2d):
         norm: Norm | None = None,
         positions: tuple[int, int] | None = None,
     ) -> None:
+        check_no_norm(self, stride=stride, bias=bias)
         super().__init__(
             in_channels,
             out_channels,

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ln_zoo.norms import Identity, Norm, Site
+from ln_zoo.norms.checks import check_no_norm
 from ln_zoo.ops import check_devices
 
 
@@ -48,6 +49,7 @@ class Linear(nn.Linear):
         *,
         norm: Norm | None = None,
     ) -> None:
+        check_no_norm(self, bias=bias)
         super().__init__(in_features, out_features, bias, device, dtype)
         norm = Identity() if norm is None else norm
         self.site = Site(norm, "sum", out_features, weight=self.weight, device=device, dtype=dtype)

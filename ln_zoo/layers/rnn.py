@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import PackedSequence
 from ln_zoo import ops
 from ln_zoo.layers.cells import as_states, cell_sites, check_bound, rnn_cell, sites_by_role
 from ln_zoo.norms import Norm, Site
+from ln_zoo.norms.checks import check_no_norm
 from ln_zoo.ops import CELLS, Cell, Records, States, Weights, bounded_lstm
 
 
@@ -41,6 +42,7 @@ class _Recurrent(nn.RNNBase):
         peephole: bool = False,
         derivative_bound: float | None = None,
     ) -> None:
+        check_no_norm(self, num_layers=num_layers, bias=bias)
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         super().__init__(
             mode,

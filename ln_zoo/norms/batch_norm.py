@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ln_zoo.norms.base import Norm, Site
-from ln_zoo.norms.checks import check_eps
+from ln_zoo.norms.checks import check_fields
 from ln_zoo.norms.processes import extremes, joint_moments, several_processes
 from ln_zoo.ops.records import Record, StepNorm
 
@@ -85,10 +85,10 @@ class BatchNorm(Norm):
     )
 
     def __post_init__(self) -> None:
-        check_eps(self)
-        if not 0 < self.momentum <= 1:
+        if type(self.momentum) not in (int, float) or not 0 < self.momentum <= 1:
             raise ValueError(f"BatchNorm: momentum must lie in (0, 1], got {self.momentum!r}")
-        if not (isinstance(self.max_steps, int) and self.max_steps >= 1):
+        check_fields(self)
+        if type(self.max_steps) is not int or self.max_steps < 1:
             raise ValueError(
                 f"BatchNorm: max_steps must be a whole number >= 1, got {self.max_steps!r}"
             )

@@ -2,19 +2,54 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from typing import Protocol
+import numbers
+from typing import Any
+
+from ln_zoo.norms.base import Norm
 
 
-class _HasEps(Protocol):
-    @property
-    def eps(self) -> float: ...
+def check_fields(norm: Any) -> None:
+    """Checks the numbers and the switches of a strategy, by the types of its fields.
 
+    Args:
+        norm: the strategy, a dataclass.
 
-def check_eps(norm: _HasEps) -> None:
-    """Raises ValueError unless eps is a finite number of at least 0."""
-    if not (math.isfinite(norm.eps) and norm.eps >= 0):
+    Raises:
+        ValueError: unless ``float`` fields hold finite numbers, eps one of at least 0, and ``bool``
+            fields true or false.
+    """
+    for field in dataclasses.fields(norm):
+        value = getattr(norm, field.name)
+        number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+        hint = ""
+        if field.name == "eps" and not (number and math.isfinite(value) and value >= 0):
+            wanted, hint = "a finite number >= 0", "; 1e-5 is the usual choice"
+        elif field.type in ("float", float) and not (number and math.isfinite(value)):
+            wanted = "a finite number"
+        elif field.type in ("bool", bool) and not isinstance(value, bool):
+            wanted = "True or False"
+        else:
+            continue
         raise ValueError(
-            f"{type(norm).__name__}: eps must be a finite number >= 0, got {norm.eps!r}; "
-            "1e-5 is the usual choice"
+            f"{type(norm).__name__}: {field.name} must be {wanted}, got {value!r}{hint}"
         )
+
+
+def check_no_norm(owner: object, **arguments: object) -> None:
+    """Checks that no strategy stands where a layer has another argument.
+
+    Args:
+        owner: the layer.
+        **arguments: what it was given, by name.
+
+    Raises:
+        TypeError: for a strategy among them.
+    """
+    for name, value in arguments.items():
+        if isinstance(value, Norm):
+            raise TypeError(
+                f"{type(owner).__name__}: {name} was given the strategy {value!r}; strategies are "
+                f"given by name: norm={type(value).__name__}(...)"
+            )

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ln_zoo.norms.base import Norm, Site
-from ln_zoo.norms.checks import check_eps
+from ln_zoo.norms.checks import check_fields
 from ln_zoo.ops.records import Record, RowNorm
 
 Convolution = Literal["channel", "unit", "position"]
@@ -66,7 +66,7 @@ class LayerNorm(Norm):
     )
 
     def __post_init__(self) -> None:
-        check_eps(self)
+        check_fields(self)
         if self.convolution not in get_args(Convolution):
             raise ValueError(
                 f"LayerNorm: convolution must be one of {', '.join(get_args(Convolution))}, got "

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ln_zoo.norms.base import Norm, Site
-from ln_zoo.norms.checks import check_eps
+from ln_zoo.norms.checks import check_fields
 from ln_zoo.ops.records import Record, RowNorm
 
 
@@ -39,7 +39,7 @@ class RMSNorm(Norm):
     )
 
     def __post_init__(self) -> None:
-        check_eps(self)
+        check_fields(self)
 
     def init_sums(self, site: Site) -> None:
         site.add_affine(self.gain)
