@@ -31,7 +31,7 @@ def test_switches(cls: Any, name: str, value: Any) -> None:
 @pytest.mark.parametrize("name", ["recurrent_gain", "momentum", "max_steps"])
 @pytest.mark.parametrize("value", ["x", True, None])
 def test_numbers_of_batch_norm(name: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=f"BatchNorm: {name} must be .* got "):
+    with pytest.raises(ValueError, match=f"BatchNorm: {name} must .* got "):
         BatchNorm(**{name: value})
 
 

@@ -427,6 +427,20 @@ def test_cxx_may_have_arguments(source: Path, monkeypatch: pytest.MonkeyPatch) -
     assert NativeLibrary(source).load().ln_zoo_abi() == build.ABI
 
 
+def test_further_flags_are_part_of_the_choice(
+    source: Path, cache: Path, counted: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They come last, so that they win, and each choice is kept apart."""
+    plain = NativeLibrary(source).status(build=True)
+    monkeypatch.setenv("LN_ZOO_CXXFLAGS", "-O1  -DSOMETHING=1")
+    chosen = NativeLibrary(source).status(build=True)
+    assert chosen.flags[-2:] == ("-O1", "-DSOMETHING=1")
+    assert chosen.path != plain.path
+    assert NativeLibrary(source).status().path == chosen.path
+    monkeypatch.delenv("LN_ZOO_CXXFLAGS")
+    assert NativeLibrary(source).status() == plain
+
+
 def test_what_was_built_ahead_serves_without_a_compiler(
     source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

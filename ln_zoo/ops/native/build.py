@@ -224,7 +224,7 @@ class NativeLibrary:
             built=made is not None,
             path=path,
             compiler=made.compiler if made else None if compiler is None else str(compiler),
-            flags=made.flags if made else _COMPILE,
+            flags=made.flags if made else (*_COMPILE, *_chosen_flags()),
             cpu=name,
             features=tuple(sorted(_FEATURES.intersection(features))),
             bf16=not _BF16.isdisjoint(features),
@@ -327,6 +327,7 @@ class NativeLibrary:
         """Names of files in the cache: the compiler's, or those of any where there is none."""
         name, features = _processor()
         here = (sys.platform, platform.machine(), name, *sorted(features), torch.__version__)
+        here = (*here, *_chosen_flags())
         prefix = f"{self._source.stem}-{_digest(self._source.read_text(), str(_SCHEMA), *here)}"
         if compiler is None:
             yield from (file.stem for file in sorted(folder.glob(f"{prefix}-*.json")))
@@ -447,6 +448,11 @@ def _processor() -> tuple[str, frozenset[str]]:
     return name or platform.processor() or platform.machine(), features
 
 
+def _chosen_flags() -> tuple[str, ...]:
+    """Those of ``LN_ZOO_CXXFLAGS``, which come last: for other processors, or for a sanitizer."""
+    return tuple(os.environ.get("LN_ZOO_CXXFLAGS", "").split())
+
+
 def _compile(source: Path, compiler: Compiler, work: Path) -> tuple[ctypes.CDLL, _Made, Path]:
     """Compiles in a folder, with the first kind of OpenMP that can be compiled, linked and loaded.
 
@@ -455,6 +461,8 @@ def _compile(source: Path, compiler: Compiler, work: Path) -> tuple[ctypes.CDLL,
         Unavailable: with the compiler's complaint.
     """
     start = time.monotonic()
+    # What is loaded before this process, such as a sanitizer, is not meant for the compiler.
+    environment = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"} | {"LC_ALL": "C"}
 
     def run(*arguments: str) -> str | None:
         """Runs the compiler in the folder; what it complains of, or ``None``."""
@@ -462,7 +470,7 @@ def _compile(source: Path, compiler: Compiler, work: Path) -> tuple[ctypes.CDLL,
             done = subprocess.run(
                 [*compiler.command, *arguments],
                 cwd=work,
-                env=os.environ | {"LC_ALL": "C"},
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
@@ -479,16 +487,17 @@ def _compile(source: Path, compiler: Compiler, work: Path) -> tuple[ctypes.CDLL,
         return "; ".join(told[-3:]) or f"exit code {done.returncode}"
 
     shutil.copyfile(source, work / source.name)
+    chosen = _chosen_flags()
     compiled: dict[tuple[str, ...], str | None] = {}
     complaint: str | None = None
     for i, (openmp, compile_flags, link_flags) in enumerate(_OPENMP):
         object_file, file = f"{len(compile_flags)}.o", work / f"{i}{_SUFFIX}"
         if compile_flags not in compiled:
             compiled[compile_flags] = run(
-                *_COMPILE, *compile_flags, "-c", source.name, "-o", object_file
+                *_COMPILE, *compile_flags, *chosen, "-c", source.name, "-o", object_file
             )
         complaint = compiled[compile_flags]
-        complaint = complaint or run(*_LINK, object_file, "-o", file.name, *link_flags)
+        complaint = complaint or run(*_LINK, object_file, "-o", file.name, *link_flags, *chosen)
         if complaint is None:
             try:
                 library = _open(file)
@@ -497,7 +506,7 @@ def _compile(source: Path, compiler: Compiler, work: Path) -> tuple[ctypes.CDLL,
                 if not _UNRESOLVED.search(complaint):
                     raise
             else:
-                flags = (*_COMPILE, *compile_flags, *link_flags)
+                flags = (*_COMPILE, *compile_flags, *link_flags, *chosen)
                 made = _Made(_checksum(file), str(compiler), flags, openmp)
                 return library, made, file
     raise Unavailable(f"{compiler} failed: {complaint}{_AGAIN}")
