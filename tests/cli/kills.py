@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -106,9 +107,13 @@ def run(name: str, root: Path, temporary: Path, timed: int, at_random: int) -> N
         chance = random.Random(f"{name} {number}")
         folder = root / f"{name}-{number}"
         folder.mkdir()
-        process = start(command, folder, temporary)
-        kill(process, folder, number < timed, chance, took / 3)
-        ended = code(process)
+        ended, left = 0, took / 5
+        while ended == 0:  # one that came to its end before the kill does not count
+            for path in folder.iterdir():
+                path.unlink() if path.is_file() else shutil.rmtree(path)
+            process = start(command, folder, temporary)
+            kill(process, folder, number < timed, chance, left)
+            ended, left = code(process), left / 2
         checkpoints = sorted(p.name for p in folder.glob("runs/*/*/checkpoints/*"))
         steps = {n: load(last(folder, 0).with_name(n))["global_step"]
                  for n in checkpoints if n.endswith(".ckpt")}  # fmt: skip

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from pathlib import Path
 
 import pytest
 import torch
-from cli_support import QUIET, SMALL, load, run
+from cli_support import QUIET, SMALL, load, run, script
 
 from ln_zoo.cli import outputs, signals, stored
 
@@ -111,3 +112,26 @@ def test_a_process_that_is_lost() -> None:
         assert str(signals.lost_process(error)) == "another process of this run has ended"
     assert signals.lost_process(RuntimeError("shapes differ")) is None
     assert signals.lost_process(ValueError(reset)) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_to_one_of_two_processes(here: Path, number: int) -> None:
+    text = MISHAP.replace("global_step == 7", "global_step == 7 and trainer.global_rank == 1")
+    (here / "mishap.py").write_text(text)
+    two = ["--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=ddp"]
+    more = ["--trainer.callbacks+=mishap.Mishap", f"--trainer.callbacks.number={int(number)}"]
+    arguments = [*SMALL, *QUIET, "--data.train_size=200", "--trainer.max_epochs=3", *two, *more]
+    done = script(here, "fit", *arguments)
+    assert "Traceback" not in done.err
+    (last,) = here.rglob("last.ckpt")
+    if number == signal.SIGTERM:
+        assert done.code == 143
+        assert done.err.count("stopped by SIGTERM") == 1
+        assert load(last)["global_step"] == 8
+    else:
+        assert done.code in (
+            1,
+            -signal.SIGKILL,
+        )  # whoever is first: the other, or Lightning's watch
+        assert load(last)["global_step"] == 5
