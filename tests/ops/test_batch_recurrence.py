@@ -555,6 +555,11 @@ modes = pytest.mark.parametrize("batch", [True, False], ids=["batch", "given"])
 layouts = pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
 
 
+def name_of(value: Any) -> str | None:
+    """The part that a parameter has in the name of its test; ``None``: pytest's own."""
+    return getattr(value, "name", None)
+
+
 NATIVE, ATEN = (
     next(kernel for kernel in KINDS if kernel.name == name) for name in ("native", "aten")
 )
@@ -573,6 +578,7 @@ NATIVE, ATEN = (
         ("RNN_RELU", False, True, NATIVE),
     ],
     indirect=["under"],
+    ids=name_of,
 )
 def test_opcheck(under: Under, cell: str, batch: bool, packed: bool) -> None:
     torch.library.opcheck(
@@ -580,7 +586,9 @@ def test_opcheck(under: Under, cell: str, batch: bool, packed: bool) -> None:
     )
 
 
-@pytest.mark.parametrize(("cell", "under"), [("LSTM", NATIVE), ("GRU", ATEN)], indirect=["under"])
+@pytest.mark.parametrize(
+    ("cell", "under"), [("LSTM", NATIVE), ("GRU", ATEN)], indirect=["under"], ids=name_of
+)
 def test_opcheck_without_gradients(under: Under, cell: str) -> None:
     values = [
         a.detach() if isinstance(a, Tensor) else a for a in arguments(under, cell, batch=True)
@@ -676,6 +684,7 @@ def test_the_operator_returns_statistics(under: Under, cell: str, packed: bool) 
     ("cell", "training", "under"),
     [("LSTM", True, NATIVE), ("GRU", False, ATEN), ("RNN_RELU", True, ATEN)],
     indirect=["under"],
+    ids=name_of,
 )
 @pytest.mark.usefixtures("compiler")
 def test_compiles_whole(under: Under, cell: str, training: bool) -> None:
