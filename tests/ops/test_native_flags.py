@@ -1,4 +1,4 @@
-"""The kernels with vectors of every width that this processor has."""
+"""The kernels with vectors of every width of this processor, and under AddressSanitizer."""
 
 from __future__ import annotations
 
@@ -59,3 +59,59 @@ def test_narrower_vectors(level: str) -> None:
         pytest.skip(f"this processor has no {missing}")
     flags = f"-march={level} -O1"
     assert_passed(run_with(flags, "-k", "not compile and not aten", *COMPARED))
+
+
+def sanitizer() -> dict[str, str]:
+    """The environment of a process that runs kernels compiled with -fsanitize=address."""
+    try:
+        compiler = build.find_compiler()
+    except build.Unavailable as error:
+        pytest.skip(str(error))
+    done = subprocess.run(
+        [*compiler.command, "-print-file-name=libasan.so"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    runtime = Path(done.stdout.strip())
+    if not runtime.is_absolute():
+        pytest.skip(f"{compiler} has no AddressSanitizer")
+    # Python keeps memory for ever, and torch is not instrumented.
+    return {"LD_PRELOAD": str(runtime), "ASAN_OPTIONS": "detect_leaks=0"}
+
+
+SANITIZED = "-fsanitize=address -O0 -g1"
+#: Packs a matrix as if it had a row more than it has.
+BEYOND = """
+import torch
+from ln_zoo.ops.native.runtime import library
+matrix, packed = torch.ones(8, 4), torch.empty(64 * 9)
+for rows in (8, 9):
+    library().ln_zoo_pack(
+        *(matrix.data_ptr(), 4, 1, rows, 4, packed.data_ptr(), 0, None, 1, 0, 1)
+    )
+    print("packed", rows, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_address_sanitizer_finds_a_read_beyond_the_end() -> None:
+    """So that finding nothing means something."""
+    environment = os.environ | sanitizer() | {"LN_ZOO_CXXFLAGS": SANITIZED}
+    done = subprocess.run(
+        [sys.executable, "-c", BEYOND],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert done.stdout == "packed 8\n"
+    assert "AddressSanitizer: heap-buffer-overflow" in done.stderr
+    assert "READ of size" in done.stderr
+
+
+@pytest.mark.slow
+def test_address_sanitizer_finds_nothing_in_the_tests_of_kernels() -> None:
+    assert_passed(run_with(SANITIZED, "-k", "not compile and not aten", *COMPARED, **sanitizer()))
