@@ -52,6 +52,11 @@ def check(argv: list[str]) -> None:
         ValueError: for a configuration that is no YAML.
     """
     given = list(arguments.options(argv))
+    classes = {option.name.removesuffix(".class_path") for option in given}
+    for option in given:
+        group, _, rest = option.name.partition(".")
+        if group in ("model", "data") and rest.endswith(".help") and group not in classes:
+            fail(f"{option.argument} needs a {group}: give --{group} NAME before it", argv[0])
     if any(option.name in ("help", "h") or option.name.endswith(".help") for option in given):
         return
     _check_options(argv[0], given)

@@ -62,7 +62,7 @@ def read_checkpoint(path: str) -> dict[str, Any]:
     try:
         checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     # An archive cut short fails in the system's seek, with an error that names no file.
-    except (pickle.UnpicklingError, EOFError, OSError, RuntimeError, TypeError) as error:
+    except (pickle.UnpicklingError, EOFError, OSError, RuntimeError, KeyError, TypeError) as error:
         raise ValueError(
             f"{path} is no readable Lightning checkpoint (damaged, cut short, or of another "
             f"program): {trust.why_unreadable(error)}"
@@ -71,7 +71,7 @@ def read_checkpoint(path: str) -> dict[str, Any]:
     if not isinstance(state, dict) or not all(isinstance(t, Tensor) for t in state.values()):
         holds = ", ".join(map(str, checkpoint)) if isinstance(checkpoint, dict) else ""
         raise ValueError(
-            f"{path} is no Lightning checkpoint: it needs a state_dict of tensors, and holds "
+            f"{path} is no readable Lightning checkpoint (no state_dict of tensors): it holds "
             f"{textwrap.shorten(holds, 80) or f'a {type(checkpoint).__name__}'}"
         )
     return checkpoint

@@ -56,6 +56,14 @@ def test_values_that_the_parser_would_take(arguments: list[str], message: str) -
     assert done.err.splitlines() == [f"ln-zoo: error: {message}", "options: ln-zoo fit --help"]
 
 
+def test_help_on_a_part_of_no_model() -> None:
+    done = run("fit", "--model.norm.help=LayerNorm")
+    assert done.code == 2
+    assert done.err.splitlines()[0] == (
+        "ln-zoo: error: --model.norm.help=LayerNorm needs a model: give --model NAME before it"
+    )
+
+
 def test_a_configuration_that_nests_too_deeply(here: Path) -> None:
     (here / "deep.yaml").write_text("model: " + "[" * 3000 + "]" * 3000)
     done = run("fit", "--config=deep.yaml")
@@ -131,12 +139,12 @@ def test_null_is_the_models_own_strategy(here: Path) -> None:
         (
             "test",
             lambda c: torch.zeros(3),
-            "is no Lightning checkpoint: it needs a state_dict of tensors, and holds a Tensor",
+            "is no readable Lightning checkpoint (no state_dict of tensors): it holds a Tensor",
         ),
         (
             "test",
             lambda c: {"state_dict": [1], "a": 1},
-            "is no Lightning checkpoint: it needs a state_dict of tensors, and holds state_dict, a",
+            "is no readable Lightning checkpoint (no state_dict of tensors): it holds state_dict",
         ),
     ],
 )
