@@ -156,7 +156,7 @@ class ZooCLI(LightningCLI):
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         kwargs = super()._prepare_subcommand_kwargs(subcommand)
         # The table of `results` says what Lightning's own would, and more.
-        return kwargs | {"verbose": False} if subcommand == "test" else kwargs
+        return kwargs | {"verbose": False} if subcommand in ("test", "validate") else kwargs
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         self.config = parser.parse_args(args)
@@ -318,6 +318,7 @@ class ZooCLI(LightningCLI):
 
     def after_validate(self) -> None:
         stored.check_finite(self.trainer.callback_metrics, "what validation measured")
+        results.report_validation(self)
         outputs.tell_activity(self.trainer)
 
     def after_test(self) -> None:

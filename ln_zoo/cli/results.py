@@ -1,4 +1,4 @@
-"""What ``test`` prints and writes: measured beside reported numbers."""
+"""What ``test`` and ``validate`` print, and ``test`` writes: measured beside reported numbers."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ import os
 import platform
 import shlex
 from datetime import date
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import LightningModule
 from rich.console import Console
 
 from ln_zoo._version import __version__
 from ln_zoo.callbacks import LastCheckpoint, PopulationStatistics
 from ln_zoo.cli import outputs, stored
-from ln_zoo.zoo.reported import comparison, measured_on, render, run_size
+from ln_zoo.zoo import reported
+from ln_zoo.zoo.loading import card_of, load
 
 if TYPE_CHECKING:
     from ln_zoo.cli.lightning import ZooCLI
@@ -31,14 +34,7 @@ def report(cli: ZooCLI) -> None:
     if not trainer.is_global_zero:
         return
     results = collect(cli)
-    rows = comparison(
-        results["model"],
-        results["norm"],
-        results["metrics"],
-        data=measured_on(results["data"]),
-        size=run_size(results["size"], results["data"], results["epochs"]),
-    )
-    Console().print(render(rows, title=f"{results['model']}, {results['norm']}"))
+    _print_table(results, "test", _on_card(cli, reported.measured_on(results["data"])))
     if not trainer.fast_dev_run:  # type: ignore[attr-defined]
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "test_results.json"
@@ -46,8 +42,54 @@ def report(cli: ZooCLI) -> None:
         print(f"results: {outputs.relative(path)}")
 
 
-def collect(cli: ZooCLI) -> dict[str, Any]:
-    """Metrics of the last test with all that a reader needs to repeat it, as plain values."""
+def report_validation(cli: ZooCLI) -> None:
+    """Prints the table of the validation that has just run."""
+    if cli.trainer.is_global_zero:
+        _print_table(collect(cli, "val"), "validation")
+
+
+def _print_table(results: dict[str, Any], split: str, card: dict[str, float] | None = None) -> None:
+    part = results["part"]
+    rows = reported.comparison(
+        results["model"],
+        results["norm"],
+        results["metrics"],
+        data=reported.measured_on(results["data"], split),
+        size=reported.run_size(
+            results["size"], results["data"], results["epochs"], results["steps"]
+        ),
+        obstacles=[f"a part of the {split} set here"] if part else [],
+    )
+    title = f"{results['model']}, {results['norm']}"
+    if part:
+        title += (
+            f", on a part of the {split} set: {part['batches']} of {part['of_batches']} batches"
+        )
+    if part and part["cases"] is not None:
+        title += f", {part['cases']:,} examples"
+    Console().print(reported.render(rows, title=title, card=card))
+
+
+def _on_card(cli: ZooCLI, data: str) -> dict[str, float] | None:
+    """What the card of the weights under test says of the same data, in the unit of tables."""
+    weights = cli._settings().get("weights")
+    if cli.subcommand != "test" or not weights or weights.endswith(".ckpt"):
+        return None
+    stated = {}
+    for metric in card_of(load(weights)).metrics:
+        if f"{metric['dataset']}/{metric['split']}" == data:
+            known = reported.metric_unit(metric["name"])
+            stated[metric["name"]] = metric["value"] * (known.scale if known else 1.0)
+    return stated
+
+
+def collect(cli: ZooCLI, stage: str = "test") -> dict[str, Any]:
+    """Metrics of the last evaluation with all that a reader needs to repeat it, as plain values.
+
+    Args:
+        cli: which has run it.
+        stage: ``"test"`` or ``"val"``.
+    """
     trainer, model, data = cli.trainer, cli.model, cli.datamodule
     settings = cli._settings()
     path = _tested_file(cli)
@@ -59,15 +101,20 @@ def collect(cli: ZooCLI) -> dict[str, Any]:
     elif cli.subcommand == "fit":
         epochs, steps = trainer.current_epoch, trainer.global_step
     norm = model.hparams.get("norm") or {}
+    facts = dict(getattr(data, "facts", {"dataset": type(data).__name__}))
+    part = _part(cli, stage)
+    if part and part["cases"] is not None:
+        facts[f"{stage}_size"] = part["cases"]
     return {
         "model": type(model).__name__,
         "norm": norm.get("class_path", "").rsplit(".", 1)[-1],
         "metrics": {
-            name.removeprefix("test_"): float(value)
+            name.removeprefix(f"{stage}_"): float(value)
             for name, value in trainer.callback_metrics.items()
-            if name.startswith("test_")
+            if name.startswith(f"{stage}_")
         },
-        "data": dict(getattr(data, "facts", {"dataset": type(data).__name__})),
+        "data": facts,
+        "part": part,
         "preprocessing": dict(getattr(data, "preprocessing", {})),
         "size": {k: v for k, v in model.hparams.items() if k != "norm" and not k.startswith("_")},
         "command": shlex.join(["ln-zoo", *cli.argv]),
@@ -107,6 +154,27 @@ def hardware(model: LightningModule) -> str:
                 name = line.partition(":")[2].strip()
                 break
     return f"CPU, {os.cpu_count()} cores, {name}"
+
+
+def _part(cli: ZooCLI, stage: str) -> dict[str, int | None] | None:
+    """How much of a set was evaluated, where that was not the whole; None where it was."""
+    trainer = cli.trainer
+    loaders: Any = trainer.test_dataloaders if stage == "test" else trainer.val_dataloaders
+    loaders = loaders if isinstance(loaders, list) else [loaders]
+    done = trainer.num_test_batches if stage == "test" else trainer.num_val_batches
+    lengths = [n for loader in loaders if (n := sized_len(loader)) is not None]
+    if len(lengths) < len(loaders) or sum(done) >= sum(lengths):
+        return None
+    # Of several processes each has batches of its own.
+    cases = sum(map(_cases, loaders, done)) if trainer.world_size == 1 else None
+    return {"batches": int(sum(done)), "of_batches": sum(lengths), "cases": cases}
+
+
+def _cases(loader: Any, batches: float) -> int:
+    """How many examples the first batches of a loader have."""
+    # Our own take whole batches of their samplers.
+    sampler = loader.batch_sampler or loader.sampler
+    return sum(len(batch) for batch in islice(sampler, int(batches)))
 
 
 def _population(cli: ZooCLI) -> PopulationStatistics | None:

@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -229,9 +229,10 @@ def write_card(
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "files": {k: {"sha256": _sha256(v), "size": len(v)} for k, v in contents.items()},
     }
-    epochs = results["training"].get("epochs")
-    size = {**reported.run_size(hparams, results["data"], epochs), **results["size"]}
-    training = {k: size[k] for k in ("batch_size", "lr") if k in size} | dict(results["training"])
+    size = {**hparams, **results["size"]}
+    size.pop("norm", None)
+    run = reported.run_size(size, results["data"])
+    training = {k: run[k] for k in ("batch_size", "lr") if k in run} | dict(results["training"])
     full = {
         "format_version": catalog.FORMAT_VERSION,
         **results,
@@ -354,6 +355,25 @@ def _usage(card: Card) -> str:
 
 
 def _results_part(card: Card) -> str:
+    rows = _compared(card)
+    columns = 4 if any(row.reported for row in rows) else 2
+    heads = ["metric", "measured", "reported", "difference"][:columns]
+    lines = [_table_line(heads), _table_line(["---"] * columns)]
+    lines += [_table_line(row.cells()[:columns]) for row in rows]
+    run = dict(card.results["evaluation"])
+    run["versions"] = ", ".join(f"{key} {value}" for key, value in run["versions"].items())
+    command = run.pop("command")
+    lines += ["", "Measured by", "", "```", command, "```", ""]
+    lines += [f"- {key}: {_code(value)}" for key, value in run.items()]
+    return "\n".join(["## Results", "", *lines])
+
+
+def _compared(card: Card) -> list[reported.Row]:
+    """The metrics of a card beside what is reported of them."""
+    training = card.results["training"]
+    size = reported.run_size(
+        card.results["size"], card.results["data"], training.get("epochs"), training.get("steps")
+    )
     rows = []
     for metric in card.metrics:
         rows += reported.comparison(
@@ -361,17 +381,13 @@ def _results_part(card: Card) -> str:
             card.norm,
             {metric["name"]: metric["value"]},
             data=f"{metric['dataset']}/{metric['split']}",
-            size=card.results["size"],
+            size=size,
         )
-    lines = ["| metric | measured | reported | difference |", "|---|---|---|---|"]
-    for row in rows:
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in row.cells()) + " |")
-    run = dict(card.results["evaluation"])
-    run["versions"] = ", ".join(f"{key} {value}" for key, value in run["versions"].items())
-    command = run.pop("command")
-    lines += ["", "Measured by", "", "```", command, "```", ""]
-    lines += [f"- {key}: {_code(value)}" for key, value in run.items()]
-    return "\n".join(["## Results", "", *lines])
+    return rows
+
+
+def _table_line(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def _model_part(card: Card) -> str:
@@ -410,12 +426,12 @@ def _list_part(title: str, items: list[str]) -> str:
 
 
 def _source_part(card: Card) -> str:
-    sources = {r.source for r in reported.reported(model=card.model)} | {"ba2016"}
-    cited = reported.citations()
-    lines = [
-        f"- {c.authors} ({c.year}): {c.title}. [arXiv {c.arxiv}](https://arxiv.org/abs/{c.arxiv})"
-        for c in (cited[key] for key in sorted(sources))
-    ]
+    cited = reported.cited_for(card.model, card.norm, card.datasets[0])
+    shown = [reported.citations()[row.reported.source] for row in _compared(card) if row.reported]
+    lines = []
+    for c in dict.fromkeys([*cited, *shown]):
+        where = f"[arXiv {c.arxiv}]({c.link})" if c.arxiv else c.venue
+        lines.append(f"- {c}. {where}")
     return "\n".join(["## Sources", "", *lines])
 
 
@@ -476,6 +492,11 @@ def _read_test_results(path: Path) -> dict[str, Any]:
     for key, kind in _SOMETIMES.items():
         if not isinstance(value.get(key), (kind, type(None))):
             raise CardError(f"{path}: {key} cannot be {value[key]!r}")
+    if value.get("part"):
+        raise CardError(
+            f"{path} was measured on a part of the test set: run ln-zoo test --ckpt_path FILE "
+            "without --trainer.limit_test_batches and give the file it writes"
+        )
     if "dataset" not in value["data"]:
         raise CardError(f"{path}: data: 'dataset' is missing")
     if not value["metrics"]:

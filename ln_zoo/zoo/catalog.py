@@ -370,6 +370,15 @@ def _roots() -> list[Path]:
     return [root for root in roots if root.is_dir()]
 
 
+def folder(name: str) -> Path:
+    """The folder itself where a path is given (with a separator), else that of the published model.
+
+    Raises:
+        CardError: for an unknown name.
+    """
+    return Path(name) if os.sep in name else find(name)
+
+
 def list_models(
     filter: str = "*",
     *,
@@ -538,10 +547,9 @@ def cards_text(name: str | None = None) -> str:
         if not folders:
             return list_text()
         width = max(map(len, folders))
-        lines = (f"{key.ljust(width)}  {folder}" for key, folder in folders.items())
+        lines = (f"{key.ljust(width)}  {path}" for key, path in folders.items())
         return "\n".join(printable(line).replace("\n", "\\n") for line in lines)
-    folder = Path(name) if os.sep in name else find(name)
-    path = folder / README
+    path = folder(name) / README
     try:
         return printable(read_text(path))
     except (OSError, UnicodeDecodeError) as error:

@@ -1,6 +1,7 @@
 """The commands ``ln-zoo list``, ``cards``, ``card`` and ``publish``.
 
-The first two import no torch; the others import it when they run, not when they parse.
+The first two import no torch, unless cards are refreshed; the others import it when they run, not
+when they parse.
 """
 
 from __future__ import annotations
@@ -60,10 +61,23 @@ def _list(arguments: argparse.Namespace) -> str:
 def _make_cards(parser: argparse.ArgumentParser) -> None:
     parser.description = "The card of one model, or the folders of all."
     parser.add_argument("name", nargs="?", help="of a published model, or a card folder")
+    parser.add_argument(
+        "--refresh",
+        action="store_true",
+        help="write the README of this card, or of all, anew from config.json and results.json",
+    )
 
 
 def _cards(arguments: argparse.Namespace) -> str:
-    return catalog.cards_text(arguments.name).rstrip("\n")
+    if not arguments.refresh:
+        return catalog.cards_text(arguments.name).rstrip("\n")
+    from ln_zoo.zoo.cards import refresh
+
+    name = arguments.name
+    folders = list(catalog.card_folders().values()) if name is None else [catalog.folder(name)]
+    for folder in folders:
+        refresh(folder)
+    return "\n".join(f"card: {folder / catalog.README}" for folder in folders)
 
 
 def _make_card(parser: argparse.ArgumentParser) -> None:

@@ -1,28 +1,28 @@
 """What the paper and its sources report, and how a measurement compares with it.
 
 The numbers live in ``reported.yaml``, one file for all models; this file checks it, looks numbers
-up, and lays a measurement beside them. Two numbers are set against each other only if they were
-measured on the same data with a network of the same size: otherwise the row says why not.
+up, and compares measurements with them. Only numbers for the same data and split are considered.
+The outcome is one of three: the difference, where network and length of training agree too; how far
+a run is behind or ahead, where its training had another length; or why the two are not comparable.
 
-    >>> rows = comparison(
-    ...     "DRAW",
-    ...     "LayerNorm",
-    ...     {"bound": 95.2},
-    ...     data="BinarizedMNIST/test",
-    ...     size={"glimpses": 16, "hidden_features": 128, "latent_features": 32,
-    ...           "read_size": 2, "write_size": 5},
-    ... )
-    >>> rows[0].reported.value, rows[0].difference
-    (82.09, None)
-    >>> rows[0].reason
-    'not comparable: glimpses 16 here, 64 there; hidden_features 128 here, 256 there; ...'
+    >>> size = {"glimpses": 64, "hidden_features": 256, "latent_features": 100,
+    ...         "read_size": 2, "write_size": 5}
+    >>> def row(**changed):
+    ...     return comparison("DRAW", "LayerNorm", {"bound": 95.5}, data="BinarizedMNIST/test",
+    ...                       size=size | changed)[0]
+    >>> row(epochs=200).outcome
+    '+13.41 nats/image'
+    >>> row(epochs=15).outcome
+    '13.41 nats/image behind at 15 of 200 epochs'
+    >>> row(epochs=200, glimpses=16).outcome
+    'not comparable: glimpses 16 here, 64 there'
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -32,37 +32,73 @@ import yaml
 if TYPE_CHECKING:
     from rich.table import Table
 
-#: Models of the zoo, as ``reported.yaml`` may name them.
-MODELS = (
-    "AttentiveReader",
-    "ConvClassifier",
-    "DRAW",
-    "Handwriting",
-    "MLPClassifier",
-    "OrderEmbedding",
-    "SequenceClassifier",
-    "SkipThought",
-)
-#: Strategies, as ``reported.yaml`` may name them.
-NORMS = ("BatchNorm", "Identity", "LayerNorm", "RMSNorm", "WeightNorm")
-
-# Facts of the data without which likelihoods cannot be compared.
-_DECISIVE = ("batch_size", "length_mode", "max_points", "scale")
+# Lengths of training, by the name that a run's facts and the entries of the file have for them.
+_LENGTHS = ("epochs", "updates")
 # What a value logged in one unit is multiplied by to stand in the unit of the tables.
 _SCALES = {("fraction", "%"): 100.0}
 
 
 @dataclass(frozen=True)
 class Citation:
-    """Where numbers come from: authors, year, title and arXiv number."""
+    """A publication.
 
-    authors: str
+    Attributes:
+        key: its name in ``reported.yaml``, and in BibTeX.
+        authors: ``"Surname, Given Names"`` of each.
+        year: of publication.
+        title: as printed.
+        arxiv: number there, if it has one.
+        venue: where it was published, where arXiv does not have it.
+        url: of what arXiv does not have.
+    """
+
+    key: str
+    authors: tuple[str, ...]
     year: int
     title: str
-    arxiv: str
+    arxiv: str = ""
+    venue: str = ""
+    url: str = ""
 
     def __str__(self) -> str:
-        return f"{self.authors} ({self.year}), {self.title}, arXiv {self.arxiv}"
+        names = ", ".join(name.partition(",")[0] for name in self.authors)
+        return f"{names} ({self.year}): {self.title}"
+
+    @property
+    def link(self) -> str:
+        """The address of the publication; empty if none is known."""
+        return f"https://arxiv.org/abs/{self.arxiv}" if self.arxiv else self.url
+
+    @property
+    def short(self) -> str:
+        """As tables name it: the arXiv number, else the first author and the year."""
+        return self.arxiv or f"{self.authors[0].partition(',')[0]} {self.year}"
+
+    @property
+    def bibtex(self) -> str:
+        """The entry for BibTeX.
+
+        Example:
+            >>> print(citations()["ba2016"].bibtex)
+            @misc{ba2016,
+              author = {Ba, Jimmy Lei and Kiros, Jamie Ryan and Hinton, Geoffrey E.},
+              title = {{Layer Normalization}},
+              year = {2016},
+              eprint = {1607.06450},
+              archiveprefix = {arXiv}
+            }
+        """
+        fields = {
+            "author": " and ".join(self.authors),
+            "title": f"{{{self.title}}}",
+            "year": str(self.year),
+            "howpublished": self.venue,
+            "url": self.url,
+            "eprint": self.arxiv,
+            "archiveprefix": "arXiv" if self.arxiv else "",
+        }
+        lines = ",\n".join(f"  {key} = {{{value}}}" for key, value in fields.items() if value)
+        return f"@misc{{{self.key},\n{lines}\n}}"
 
 
 @dataclass(frozen=True)
@@ -81,19 +117,21 @@ class MetricUnit:
 
 @dataclass(frozen=True)
 class Reported:
-    """One number of one source, or the statement that the source prints none.
+    """One number of one source.
 
     Attributes:
-        model: class name of the model in `ln_zoo.models`; ``None``: the zoo has no such model.
+        model: class name of the model, of the zoo or planned for it; ``None``: another network.
         norm: class name of the strategy; ``None``: a method outside the zoo (see ``method``).
         method: what the source calls the run.
         metric: name of the metric.
         unit: of ``value``.
-        value: as printed; ``None`` where the source shows the run but prints no number.
+        value: as printed.
         higher_is_better: which way is better.
         dataset: name of the data set.
         split: the part of it.
         size: facts that a run must share to be comparable (sizes, batch size, training data).
+        stated: facts in which a run may differ; the comparison names them.
+        training: ``epochs`` or ``updates`` after which the number was measured, if the source says.
         place: table, figure or section of the source.
         source: key of the source in `citations`.
         note: what a reader should know beside the number.
@@ -104,13 +142,15 @@ class Reported:
     method: str
     metric: str
     unit: str
-    value: float | None
+    value: float
     higher_is_better: bool
     dataset: str
     split: str
     place: str
     source: str
     size: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    stated: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    training: Mapping[str, int] = field(default_factory=dict, hash=False)
     note: str = ""
 
     @property
@@ -121,37 +161,52 @@ class Reported:
 
 @dataclass(frozen=True)
 class Row:
-    """A measurement beside one reported number.
+    """A measurement, with a reported number where there is one for its data.
 
     Attributes:
         metric: name of the metric, without the prefix of the split.
         unit: of ``measured``, of the reported value and of ``difference``.
         measured: the measured value, converted to that unit.
-        reported: the number it is laid beside; ``None``: the sources say nothing about the run.
+        reported: the number it is compared with; ``None``: no source has one for these data.
         difference: measured minus reported; ``None`` where the two cannot be compared.
         reason: why there is no difference; empty where there is one.
+        at: the run's length of training beside the source's, where they differ:
+            ``"15 of 200 epochs"``.
+        but: facts of the network that differ without ruling the comparison out.
     """
 
     metric: str
     unit: str
     measured: float
-    reported: Reported | None
-    difference: float | None
-    reason: str
+    reported: Reported | None = None
+    difference: float | None = None
+    reason: str = ""
+    at: str = ""
+    but: str = ""
+
+    @property
+    def outcome(self) -> str:
+        """The difference, how far behind or ahead, or why neither; empty without a number."""
+        if self.reported is None or self.difference is None:
+            return self.reason
+        unit = "points" if self.unit == "%" else self.unit
+        text = _with_unit(f"{self.difference:+.4g}", unit)
+        if self.at:
+            better = (self.difference > 0) == self.reported.higher_is_better
+            side = "ahead" if better else "behind"
+            text = f"{_with_unit(f'{abs(self.difference):.4g}', unit)} {side} at {self.at}"
+            text = text if self.difference else f"equal at {self.at}"
+        return f"{text} ({self.but})" if self.but else text
 
     def cells(self) -> tuple[str, str, str, str]:
-        """Metric, measured, reported with its place and data, difference or the reason of none."""
-        measured = _with_unit(f"{self.measured:.5g}", self.unit)
+        """Metric, measured, reported with place and data, outcome; the last two may be empty."""
+        measured = with_unit(self.measured, self.unit)
         if self.reported is None:
-            return self.metric, measured, "—", self.reason
+            return self.metric, measured, "", ""
         r = self.reported
-        value = "—" if r.value is None else _with_unit(f"{r.value:g}", self.unit)
-        where = f"{citations()[r.source].arxiv}, {r.place}"
-        reported = f"{value} ({r.method}; {where}; {r.data})"
-        difference = self.reason
-        if self.difference is not None:
-            difference = _with_unit(f"{self.difference:+.4g}", self.unit)
-        return self.metric, measured, reported, difference
+        value = _with_unit(f"{r.value:g}", self.unit)
+        where = f"{citations()[r.source].short}, {r.place}"
+        return self.metric, measured, f"{value} ({r.method}; {where}; {r.data})", self.outcome
 
 
 def reported(
@@ -166,7 +221,7 @@ def reported(
 
     Example:
         >>> [r.value for r in reported(model="DRAW", metric="bound")]
-        [82.36, 82.09]
+        [82.36, 82.09, 84.3, 81.98, 81.17]
     """
     return [
         r
@@ -178,6 +233,28 @@ def reported(
 def citations() -> Mapping[str, Citation]:
     """The sources by the key that `Reported.source` holds."""
     return _load().citations
+
+
+def cited_for(model: str, norm: str, dataset: str) -> list[Citation]:
+    """Whom a card cites for its model, strategy and data; the paper itself is the first.
+
+    Args:
+        model: class name of the model.
+        norm: class name of the strategy.
+        dataset: name of the data set, as data modules call it.
+
+    Example:
+        >>> [c.key for c in cited_for("SequenceClassifier", "BatchNorm", "mnist")]
+        ['ba2016', 'cooijmans2017', 'ioffe2015', 'lecun1998']
+        >>> [c.key for c in cited_for("ConvClassifier", "BatchNorm", "mnist")]
+        ['ba2016', 'ioffe2015', 'lecun1998']
+    """
+    cited = _load().cited
+    keys = [*cited["always"], *cited["models"].get(model, ()), *cited["norms"].get(norm, ())]
+    if model in cited["recurrent_models"]:
+        keys += cited["recurrent_norms"].get(norm, ())
+    keys += cited["datasets"].get(dataset, ())
+    return [citations()[key] for key in dict.fromkeys(keys)]
 
 
 def metric_unit(metric: str) -> MetricUnit | None:
@@ -192,27 +269,31 @@ def comparison(
     *,
     data: str,
     size: Mapping[str, Any],
+    obstacles: Iterable[str] = (),
 ) -> list[Row]:
-    """Lays measured metrics beside what the sources report for the same model and strategy.
+    """Compares measured metrics with what the sources report for the same model and strategy.
 
     Args:
         model: class name of the model.
         norm: class name of the strategy.
-        metrics: measured values by name, as the test logs them: fractions for ``error`` and
+        metrics: measured values by name, as tests log them: fractions for ``error`` and
             ``accuracy``. A prefix ``test/`` or ``test_`` of a name is dropped.
         data: data set and split that were measured, such as ``"MNIST/test"``; capitals and
             underscores do not matter. `measured_on` makes it from a data module's facts.
-        size: facts of the run by name: the model's arguments, ``batch_size``, ``training_data``.
+        size: facts of the run by name, as `run_size` makes them: the model's arguments, facts of
+            the data, ``training_data``, and its length in ``epochs`` and ``updates``.
+        obstacles: what rules out every comparison, a phrase each.
 
     Returns:
-        A row for each metric and comparable number; where nothing is comparable, one row for the
-        metric with the number that comes nearest and the reason.
+        A row for each metric and each number for the same data that can be compared; where none
+        can, one for the number that comes nearest, with the reason; where there is none at all,
+        one without a number.
 
     Example:
         >>> size = {"in_features": 64, "hidden_features": [32, 32], "num_classes": 10}
         >>> comparison("MLPClassifier", "WeightNorm", {"test/error": 0.05},
-        ...            data="Digits/test", size=size)[0].reason
-        'no source reports MLPClassifier with WeightNorm'
+        ...            data="Digits/test", size=size)[0].cells()
+        ('error', '5 %', '', '')
     """
     rows = []
     for name, value in metrics.items():
@@ -221,26 +302,20 @@ def comparison(
         unit = known.unit if known else ""
         measured = float(value) * (known.scale if known else 1.0)
         candidates = [
-            (obstacles(r, data=data, size=size), r)
+            ([*obstacles, *_obstacles(r, size)], r)
             for r in reported(model=model, norm=norm, metric=metric)
+            if _same_data(data, r)
         ]
-        if not candidates:
-            reason = f"no source reports {model} with {norm}"
-            if reported(model=model, norm=norm):
-                reason = f"no source reports {metric} of {model} with {norm}"
-            rows.append(Row(metric, unit, measured, None, None, reason))
-            continue
-        comparable = [c for c in candidates if not c[0]]
-        nearest = min(candidates, key=lambda c: (not _same_data(data, c[1]), len(c[0])))
-        for found, r in comparable or [nearest]:
-            difference, reason = None, ""
-            if found:
-                reason = f"not comparable: {'; '.join(found)}"
-            elif r.value is None:
-                reason = f"no value printed ({r.note})"
-            else:
-                difference = measured - r.value
-            rows.append(Row(metric, unit, measured, r, difference, reason))
+        comparable = _around([r for found, r in candidates if not found], size)
+        rows += [_compared(metric, unit, measured, r, size) for r in comparable]
+        if not comparable:
+            least = min((len(found) for found, _ in candidates), default=0)
+            ends = _around([r for found, r in candidates if len(found) == least], {})
+            rows += [
+                Row(metric, unit, measured, r, reason=f"not comparable: {'; '.join(found)}")
+                for found, r in candidates
+                if r in ends
+            ] or [Row(metric, unit, measured)]
     return rows
 
 
@@ -251,77 +326,159 @@ def bare_metric(name: str) -> str:
     return name
 
 
-def measured_on(data: Mapping[str, Any]) -> str:
-    """Data set and split of a test, as `comparison` takes them, from a data module's facts.
+def measured_on(data: Mapping[str, Any], split: str = "test") -> str:
+    """Data set and split of an evaluation, as `comparison` takes them.
+
+    Args:
+        data: a data module's facts.
+        split: ``"test"`` or ``"validation"``.
 
     Example:
         >>> measured_on({"dataset": "mnist", "batch_size": 128})
         'mnist/test'
     """
-    return f"{data['dataset']}/{data.get('test_split', 'test')}"
+    # Where a source validates and reports on the same set, that is what tests take.
+    split = data.get("test_split", split) if split == "test" else split
+    return f"{data['dataset']}/{split}"
 
 
 def run_size(
-    hparams: Mapping[str, Any], data: Mapping[str, Any], epochs: int | None = None
+    hparams: Mapping[str, Any],
+    data: Mapping[str, Any],
+    epochs: int | None = None,
+    updates: int | None = None,
 ) -> dict[str, Any]:
     """What decides whether a run's numbers are comparable, as `comparison` takes it.
 
     Args:
-        hparams: the model's arguments.
+        hparams: the model's arguments; they go before facts of the data of the same name.
         data: a data module's facts, ``dataset`` among them.
         epochs: of training; ``None``: not known.
+        updates: of training; ``None``: not known.
 
     Example:
-        >>> run_size({"hidden_features": [8], "norm": {}, "lr": 0.1}, {"dataset": "mnist"}, 20)
-        {'hidden_features': [8], 'lr': 0.1, 'epochs': 20, 'training_data': 'mnist'}
+        >>> run_size({"hidden_features": [8], "norm": {}}, {"dataset": "mnist"}, 20)
+        {'training_data': 'mnist', 'hidden_features': [8], 'epochs': 20}
     """
-    facts = {k: v for k, v in hparams.items() if k != "norm" and not k.startswith("_")}
-    facts |= {key: data[key] for key in _DECISIVE if key in data}
-    if epochs is not None:
-        facts["epochs"] = epochs
-    return facts | {"training_data": data["dataset"]}
+    facts = {"training_data": data["dataset"]}
+    facts |= {key: value for key, value in data.items() if key != "dataset"}
+    facts |= {k: v for k, v in hparams.items() if k != "norm" and not k.startswith("_")}
+    lengths = zip(_LENGTHS, (epochs, updates), strict=True)
+    return facts | {key: value for key, value in lengths if value is not None}
 
 
-def obstacles(r: Reported, *, data: str, size: Mapping[str, Any]) -> list[str]:
-    """What keeps a run from being compared with a reported number, a phrase each; none: empty.
+def render(
+    rows: Iterable[Row], title: str | None = None, card: Mapping[str, float] | None = None
+) -> Table:
+    """The rows as a table for `rich`: metric, measured, reported, difference.
 
-    On other data sizes do not matter any more, and go unmentioned.
-    """
-    if not _same_data(data, r):
-        return [f"{data} here, {r.data} there"]
-    found = []
-    for key, there in r.size.items():
-        if key not in size:
-            found.append(f"{key} not stated here, {there} there")
-        elif _plain(size[key]) != _plain(there):
-            found.append(f"{key} {size[key]} here, {there} there")
-    return found
+    The last two columns are left out where no row has a reported number.
 
-
-def render(rows: Iterable[Row], title: str | None = None) -> Table:
-    """The rows as a table of four columns for `rich`: metric, measured, reported, difference.
+    Args:
+        rows: of the table.
+        title: above the table.
+        card: what the card of the tested weights says, by metric and in the unit of the rows; it
+            gets a column of its own.
 
     Example:
-        >>> rows = comparison("DRAW", "LayerNorm", {"kl": 24.0}, data="Digits/test", size={})
-        >>> [column.header for column in render(rows).columns]
-        ['metric', 'measured', 'reported', 'difference']
+        >>> size = {"hidden_features": 120}
+        >>> rows = comparison("AttentiveReader", "Identity", {"error": 0.46}, data="CNN/test",
+        ...                   size=size)
+        >>> [column.header for column in render(rows, card={"error": 46.1}).columns]
+        ['metric', 'measured', 'card', 'reported', 'difference']
     """
     from rich.table import Table
     from rich.text import Text
 
+    rows = list(rows)
+    numbers = any(row.reported for row in rows)
     table = Table(title=title, title_justify="left")
     table.add_column("metric")
     table.add_column("measured", justify="right", no_wrap=True)
-    table.add_column("reported")
-    table.add_column("difference")
+    if card is not None:
+        table.add_column("card", justify="right", no_wrap=True)
+    if numbers:
+        table.add_column("reported")
+        table.add_column("difference")
     for row in rows:
+        metric, measured, *compared = row.cells()
+        cells = [metric, measured]
+        if card is not None:
+            cells.append(with_unit(card[metric], row.unit) if metric in card else "")
         # As Text: square brackets of sizes would be read as markup.
-        table.add_row(*(Text(cell) for cell in row.cells()))
+        table.add_row(*(Text(cell) for cell in [*cells, *(compared if numbers else [])]))
     return table
+
+
+def with_unit(value: float, unit: str) -> str:
+    """A measured value to five digits, with its unit.
+
+    Example:
+        >>> with_unit(95.466518, "nats/image")
+        '95.467 nats/image'
+    """
+    return _with_unit(f"{value:.5g}", unit)
 
 
 def _with_unit(number: str, unit: str) -> str:
     return f"{number} {unit}" if unit else number
+
+
+def _obstacles(r: Reported, size: Mapping[str, Any]) -> list[str]:
+    """What keeps a run on the same data from being compared with a number, a phrase each."""
+    lengths = [
+        f"{key} not stated here, {there} there"
+        for key, there in r.training.items()
+        if key not in size
+    ]
+    return _differing(r.size, size) + lengths
+
+
+def _compared(metric: str, unit: str, measured: float, r: Reported, size: Mapping[str, Any]) -> Row:
+    """A measurement beside a number that nothing keeps it from being compared with."""
+    at = ", ".join(
+        f"{size[key]:,} of {there:,} {key}"
+        for key, there in r.training.items()
+        if size[key] != there
+    )
+    but = "; ".join(_differing(r.stated, size))
+    return Row(metric, unit, measured, r, measured - r.value, at=at, but=but)
+
+
+def _around(numbers: Sequence[Reported], size: Mapping[str, Any]) -> list[Reported]:
+    """Of the points of each curve that at a run's length of training, else its two neighbours.
+
+    Of a run of unknown length, the end of the curve.
+    """
+    kept = []
+    for r in numbers:
+        curve = [
+            other.training[key]
+            for other in numbers
+            for key in r.training
+            if key in other.training
+            and (other.source, other.place, other.method) == (r.source, r.place, r.method)
+        ]
+        for key, there in r.training.items():
+            here = size.get(key, max(curve))
+            before = max((n for n in curve if n <= here), default=here)
+            after = min((n for n in curve if n >= here), default=here)
+            if there in (before, after):
+                kept.append(r)
+        if not r.training:
+            kept.append(r)
+    return kept
+
+
+def _differing(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    """Facts that a run does not share, a phrase each."""
+    found = []
+    for key, value in there.items():
+        if key not in here:
+            found.append(f"{key} not stated here, {value} there")
+        elif _plain(here[key]) != _plain(value):
+            found.append(f"{key} {here[key]} here, {value} there")
+    return found
 
 
 def _plain(value: Any) -> Any:
@@ -345,6 +502,7 @@ def _spelling(name: str) -> str:
 @dataclass(frozen=True)
 class _File:
     citations: Mapping[str, Citation]
+    cited: Mapping[str, Any]
     metrics: Mapping[str, MetricUnit]
     entries: tuple[Reported, ...]
 
@@ -362,11 +520,14 @@ def parse(raw: Any) -> _File:
         ValueError: for unknown or missing keys, unknown names, wrong types, rows of another length
             than their columns, or a number given twice; the message names the entry.
     """
-    _keys(raw, "reported.yaml", {"citations", "metrics", "tables"})
+    _keys(raw, "reported.yaml", {"citations", "cited", "metrics", "tables"})
     cited = {}
     for key, value in raw["citations"].items():
-        _keys(value, f"citation {key}", {"authors", "year", "title", "arxiv"})
-        cited[key] = Citation(**value)
+        _keys(value, f"citation {key}", {"authors", "year", "title"}, {"arxiv", "venue", "url"})
+        if not value.keys() & {"arxiv", "venue"}:
+            raise ValueError(f"citation {key}: neither arxiv nor venue is given")
+        cited[key] = Citation(key, **value | {"authors": tuple(value["authors"])})
+    _check_cited(raw["cited"], cited)
     units = {}
     for key, value in raw["metrics"].items():
         _keys(value, f"metric {key}", {"unit", "higher_is_better"}, {"logged"})
@@ -380,37 +541,53 @@ def parse(raw: Any) -> _File:
     seen: set[tuple[Any, ...]] = set()
     for e in entries:
         # `repr` since sizes hold lists.
-        key = (e.source, e.place, e.model, e.method, e.metric, e.data, repr(e.size))
+        key = (e.source, e.place, e.model, e.method, e.metric, e.data, repr((e.size, e.training)))
         if key in seen:
             raise ValueError(f"{e.source}, {e.place}: {e.method}, {e.metric} stands there twice")
         seen.add(key)
-    return _File(cited, units, tuple(entries))
+    return _File(cited, raw["cited"], units, tuple(entries))
+
+
+def _check_cited(uses: Any, known: Mapping[str, Citation]) -> None:
+    """Checks whom cards cite for what."""
+    lists = {"always", "recurrent_models"}
+    mappings = {"models", "norms", "recurrent_norms", "datasets"}
+    _keys(uses, "cited", lists | mappings)
+    used = [uses["always"], *(keys for name in mappings for keys in uses[name].values())]
+    for key in (key for keys in used for key in keys):
+        if key not in known:
+            raise ValueError(f"cited: {key!r} is none of {sorted(known)}")
+
+
+_OPTIONAL = frozenset({"size", "stated", "training", "note"})
 
 
 def _parse_table(
     table: Any, *, cited: Mapping[str, Citation], units: Mapping[str, MetricUnit]
 ) -> Iterable[Reported]:
-    _keys(table, "tables", {"source", "place", "model", "columns", "rows"}, {"size", "note"})
+    _keys(table, "tables", {"source", "place", "model", "columns", "rows"}, _OPTIONAL)
     where = f"{table['source']}, {table['place']}"
     if table["source"] not in cited:
         raise ValueError(f"{where}: source is none of {sorted(cited)}")
-    if table["model"] not in (None, *MODELS):
-        raise ValueError(f"{where}: model {table['model']!r} is none of {MODELS}")
+    _check_name(table["model"], f"{where}: model")
     columns = table["columns"]
     for column in columns:
-        _keys(column, f"{where}, columns", {"metric", "dataset", "split"})
+        _keys(column, f"{where}, columns", {"metric", "dataset", "split"}, {"training"})
         if column["metric"] not in units:
             raise ValueError(f"{where}: metric {column['metric']!r} is not among the metrics")
     for row in table["rows"]:
         _keys(row, f"{where}, rows", {"method", "norm", "values"})
-        if row["norm"] not in (None, *NORMS):
-            raise ValueError(f"{where}: norm {row['norm']!r} is none of {NORMS}")
+        _check_name(row["norm"], f"{where}: norm")
         if len(row["values"]) != len(columns):
             raise ValueError(
                 f"{where}, {row['method']}: {len(row['values'])} values for {len(columns)} columns"
             )
+        if all(value is None for value in row["values"]):
+            raise ValueError(f"{where}, {row['method']}: a row without a value")
         for column, value in zip(columns, row["values"], strict=True):
-            if value is not None and type(value) not in (int, float):
+            if value is None:
+                continue
+            if type(value) not in (int, float):
                 raise ValueError(f"{where}, {row['method']}: {value!r} is no number")
             yield Reported(
                 model=table["model"],
@@ -418,15 +595,30 @@ def _parse_table(
                 method=row["method"],
                 metric=column["metric"],
                 unit=units[column["metric"]].unit,
-                value=None if value is None else float(value),
+                value=float(value),
                 higher_is_better=units[column["metric"]].higher_is_better,
                 dataset=column["dataset"],
                 split=column["split"],
                 place=table["place"],
                 source=table["source"],
                 size=table.get("size", {}),
+                stated=table.get("stated", {}),
+                training=_training(column.get("training", table.get("training", {})), where),
                 note=table.get("note", ""),
             )
+
+
+def _check_name(name: Any, where: str) -> None:
+    if name is not None and not (isinstance(name, str) and re.fullmatch("[A-Z][A-Za-z]*", name)):
+        raise ValueError(f"{where} {name!r} is no name of a class")
+
+
+def _training(value: Any, where: str) -> Mapping[str, int]:
+    if not isinstance(value, dict) or len(value) > 1 or value.keys() - set(_LENGTHS):
+        raise ValueError(f"{where}: training is one of {_LENGTHS} with a number, got {value!r}")
+    if not all(type(n) is int and n > 0 for n in value.values()):
+        raise ValueError(f"{where}: training is a positive number, got {value!r}")
+    return value
 
 
 def _keys(

@@ -34,6 +34,21 @@ def test_cards(models_folder: Path, capsys: Capture) -> None:
     assert captured.err.startswith("ln-zoo cards: error: no model 'mlp.nun': did you mean mlp.none")
 
 
+def test_cards_are_refreshed(models_folder: Path, capsys: Capture) -> None:
+    pages = {name: models_folder / name / "README.md" for name in ("mlp.none", "mlp.layernorm")}
+    texts = {name: page.read_text() for name, page in pages.items()}
+    weights = (models_folder / "mlp.none" / "model.safetensors").read_bytes()
+    for page in pages.values():
+        page.write_text("old")
+    assert run("cards", ["mlp.none", "--refresh"]) == 0
+    assert capsys.readouterr().out == f"card: {pages['mlp.none']}\n"
+    assert pages["mlp.none"].read_text() == texts["mlp.none"]
+    assert pages["mlp.layernorm"].read_text() == "old"
+    assert run("cards", ["--refresh"]) == 0
+    assert {name: page.read_text() for name, page in pages.items()} == texts
+    assert (models_folder / "mlp.none" / "model.safetensors").read_bytes() == weights
+
+
 def test_card(tested_checkpoint: tuple[Path, Path], tmp_path: Path, capsys: Capture) -> None:
     checkpoint, results = map(str, tested_checkpoint)
     facts = tmp_path / "facts.yaml"
