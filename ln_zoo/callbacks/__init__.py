@@ -7,6 +7,7 @@ from ln_zoo.callbacks.draw_samples import DRAWPictures, DRAWSamples
 from ln_zoo.callbacks.epoch_evaluation import EpochEvaluation
 from ln_zoo.callbacks.finite_loss import FiniteLoss, NonFiniteLossError
 from ln_zoo.callbacks.handwriting_samples import HandwritingSamples
+from ln_zoo.callbacks.kept_curves import KeptCurves
 from ln_zoo.callbacks.last_checkpoint import LastCheckpoint
 from ln_zoo.callbacks.population_statistics import PopulationStatistics
 from ln_zoo.callbacks.predictions import PredictionWriter
@@ -22,6 +23,7 @@ __all__ = [
     "EpochEvaluation",
     "FiniteLoss",
     "HandwritingSamples",
+    "KeptCurves",
     "LastCheckpoint",
     "NonFiniteLossError",
     "PopulationStatistics",

@@ -46,6 +46,14 @@ class EpochEvaluation(Callback):
         if every_n_epochs < 1:
             raise ValueError(f"every_n_epochs must be at least 1, got {every_n_epochs}")
         self.every_n_epochs = every_n_epochs
+        self._started: float | None = None  # None between epochs
+        self._before = 0.0  # seconds of this epoch before the run was resumed within it
+
+    def state_dict(self) -> dict[str, float]:
+        return {"seconds": self._seconds()}
+
+    def load_state_dict(self, state_dict: dict[str, float]) -> None:
+        self._before = state_dict["seconds"]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._data(trainer)  # if there is none, now and not after an epoch
@@ -56,10 +64,12 @@ class EpochEvaluation(Callback):
         self._started = time.perf_counter()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        seconds = self._seconds()
+        self._started, self._before = None, 0.0
         if (trainer.current_epoch + 1) % self.every_n_epochs:
             return
         data = self._data(trainer)
-        logged = {"epoch_seconds": time.perf_counter() - self._started}
+        logged = {"epoch_seconds": seconds}
         if "train" in self.sets:
             logged |= score(trainer, data.train_eval_dataloader(), "epoch_train")
             if mixes_cases(pl_module):
@@ -69,6 +79,11 @@ class EpochEvaluation(Callback):
         # The scores are those of all processes already, and their mean is the same number; without
         # the exchange Lightning would warn, and with rank 0 alone no callback could monitor them.
         pl_module.log_dict(logged, batch_size=1, sync_dist=True)
+
+    def _seconds(self) -> float:
+        """Wall time since the epoch began, in all processes that have worked on it."""
+        now = 0.0 if self._started is None else time.perf_counter() - self._started
+        return self._before + now
 
     def _data(self, trainer: Trainer) -> Any:
         names = {"train": "train_eval_dataloader", "test": "test_dataloader"}

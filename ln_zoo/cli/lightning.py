@@ -24,6 +24,7 @@ from ln_zoo.callbacks import (
     CurvesPlot,
     DRAWPictures,
     FiniteLoss,
+    KeptCurves,
     LastCheckpoint,
     PredictionWriter,
 )
@@ -266,6 +267,8 @@ class ZooCLI(LightningCLI):
         if not settings.fast_dev_run:
             if not _holds(callbacks, CurvesPlot):
                 added.append(CurvesPlot())
+            if not _holds(callbacks, KeptCurves):
+                added.append(KeptCurves())
             if settings.enable_checkpointing is not False and not _holds(callbacks, LastCheckpoint):
                 added.append(LastCheckpoint())
         return added

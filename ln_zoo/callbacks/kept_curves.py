@@ -1,0 +1,83 @@
+"""Takes a run's curves along in its checkpoints."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+from lightning.fabric.utilities.apply_func import convert_tensors_to_scalars
+from lightning.fabric.utilities.logger import _add_prefix
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import CSVLogger
+
+#: Where a checkpoint holds the text of the table.
+_KEY = "metrics_csv"
+
+
+class KeptCurves(Callback):
+    """Keeps ``metrics.csv`` in every checkpoint, so that a resumed run goes on with it.
+
+    The table of a resumed run then is that of a run that was never interrupted, whenever the first
+    process ended: rows that it logged after its last checkpoint are left out, and those of the
+    epoch that the checkpoint ends are there, although Lightning logs them only after saving it.
+    Without a `CSVLogger` it does nothing.
+    """
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        pending = _pending(trainer)  # asks every process
+        logger = _csv_logger(trainer)
+        if logger is None or not trainer.is_global_zero:
+            return
+        table = logger.experiment
+        path = Path(table.metrics_file_path)
+        rows: list[dict[str, Any]] = []
+        if path.is_file():
+            with path.open(newline="") as file:
+                rows = list(csv.DictReader(file))
+        rows += [{name: str(value) for name, value in row.items()} for row in table.metrics]
+        if pending:
+            row = _add_prefix(pending, logger._prefix, logger.LOGGER_JOIN_CHAR)
+            rows.append({name: str(value) for name, value in row.items()})
+        text = io.StringIO()
+        writer = csv.DictWriter(text, sorted({name for row in rows for name in row}), restval="")
+        writer.writeheader()
+        writer.writerows(rows)
+        checkpoint[_KEY] = text.getvalue()
+
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        logger, text = _csv_logger(trainer), checkpoint.get(_KEY)
+        # Checkpoints written before have none.
+        if logger is None or text is None or not trainer.is_global_zero:
+            return
+        table = logger.experiment
+        Path(table.metrics_file_path).write_text(text, newline="")
+        table.metrics_keys = next(csv.reader(io.StringIO(text)), [])
+
+
+def _csv_logger(trainer: Trainer) -> CSVLogger | None:
+    return next((x for x in trainer.loggers if isinstance(x, CSVLogger)), None)
+
+
+def _pending(trainer: Trainer) -> dict[str, Any]:
+    """The row that Lightning logs next: callbacks hear of the end of an epoch or batch before.
+
+    Lightning has no public name for it: ``logged_metrics`` also holds what was logged long ago.
+    """
+    connector = trainer._logger_connector
+    if not trainer.training or trainer._results is None:
+        return {}
+    ends_epoch = connector._first_loop_iter is None
+    if not ends_epoch and not connector.should_update_logs:
+        return {}
+    values = convert_tensors_to_scalars(connector.metrics["log"])
+    if not values:
+        return {}
+    # Counted from 0; at the end of an epoch its last update was counted already.
+    step = trainer.fit_loop.epoch_loop._batches_that_stepped - ends_epoch
+    return {"epoch": trainer.current_epoch, "step": step} | values
