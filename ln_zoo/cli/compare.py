@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
     runs = [read_run(text, metrics, arguments.x) for text in arguments.runs]
     # For their table curves go by updates, whatever they are drawn against.
     by_step = [[read_run(text, [metric], "step") for text in arguments.runs] for metric, _ in asked]
-    draw(runs, metrics, out, arguments.title, arguments.x, arguments.log_x)
+    draw(runs, metrics, out, arguments.title, arguments.x, arguments.log_x, arguments.band)
     print(summary(runs, metrics, arguments.x))
     for (metric, values), members in zip(asked, by_step, strict=True):
         print(f"\n{steps_table(members, metric, values)}")
@@ -124,6 +124,9 @@ def _parser() -> argparse.ArgumentParser:
         help="table to write: label, run, epoch (or step), and a column a metric; with --steps_to "
         "a second one beside it, its name ending in _steps_to",
     )
+    parser.add_argument(
+        "--band", action="store_true", help="draw the range of the runs in place of each run"
+    )
     parser.add_argument("--title", default="", help="title of the picture")
     parser.add_argument(
         "--activity",
@@ -153,6 +156,11 @@ def read_run(text: str, metrics: Sequence[str], x: str = "epoch") -> Run:
         ValueError: if it does not hold one of the metrics.
     """
     label, file = find_run(text, "metrics.csv")
+    return Run(label, file.parent, read_curves(file, metrics, x))
+
+
+def read_curves(file: Path, metrics: Sequence[str], x: str = "epoch") -> dict[str, Curve]:
+    """The curves of a ``metrics.csv`` by metric; arguments and errors as in `read_run`."""
     curves: dict[str, Curve] = {metric: {} for metric in metrics}
     with file.open(newline="", encoding="utf-8") as lines:
         reader = csv.DictReader(lines)
@@ -173,7 +181,7 @@ def read_run(text: str, metrics: Sequence[str], x: str = "epoch") -> Run:
         if not curve:
             logged = sorted(set(reader.fieldnames or []) - {"epoch", "step"})
             raise ValueError(f"{file} has no {metric!r}; it has {', '.join(logged)}")
-    return Run(label, file.parent, curves)
+    return curves
 
 
 def find_run(text: str, name: str) -> tuple[str, Path]:
@@ -217,7 +225,7 @@ def spread(runs: Sequence[Run], metric: str) -> list[tuple[int, float, float, fl
 def summary(runs: Sequence[Run], metrics: Sequence[str], x: str = "epoch") -> str:
     """A Markdown table of the last shared place: median (least to greatest) for each label."""
     head = ["", "runs", f"{_AXES[x]}s", *map(_in_words, metrics)]
-    lines = _table_head(head)
+    lines = table_head(head)
     for label, members in groups(runs).items():
         cells = []
         last = 0
@@ -233,7 +241,7 @@ def steps_to(curve: Curve, metric: str, value: float) -> float:
 
     At or above it, where higher is better.
     """
-    sign = -1 if _higher_is_better(metric) else 1
+    sign = -1 if higher_is_better(metric) else 1
     return min(
         (step for step, now in curve.items() if sign * now <= sign * value), default=math.inf
     )
@@ -246,10 +254,10 @@ def steps_table(runs: Sequence[Run], metric: str, values: Sequence[float]) -> st
     The last column is the area under the curve: the mean of log10 of the metric over the updates
     that all runs of all labels share.
     """
-    sign = "≥" if _higher_is_better(metric) else "≤"
+    sign = "≥" if higher_is_better(metric) else "≤"
     name = _in_words(metric)
     head = ["", "runs", *(f"updates to {name} {sign} {value:g}" for value in values)]
-    lines = _table_head([*head, f"mean log10 {name}"])
+    lines = table_head([*head, f"mean log10 {name}"])
     shared = _shared(runs, metric)
     for label, members in groups(runs).items():
         cells = [_steps_cell([run.curves[metric] for run in members], metric, v) for v in values]
@@ -268,6 +276,7 @@ def draw(
     title: str = "",
     x: str = "epoch",
     log_x: bool = False,
+    band: bool = False,
 ) -> None:
     """Draws a panel for each metric: the median of each label, and its runs as fainter lines.
 
@@ -278,6 +287,7 @@ def draw(
         title: of the picture.
         x: ``"epoch"`` or ``"step"``.
         log_x: whether the axis of epochs or updates is logarithmic.
+        band: whether to draw the range of the runs in place of each.
     """
     from matplotlib.figure import Figure  # not pyplot: nothing global, no display
 
@@ -291,9 +301,13 @@ def draw(
     axes = figure.subplots(1, len(metrics), squeeze=False)[0]
     for axis, metric in zip(axes, metrics, strict=True):
         for label, members in groups(runs).items():
-            medians = {place: median for place, median, _, _ in spread(members, metric)}
+            rows = [row for row in spread(members, metric) if row[0] > 0 or not log_x]
+            medians = {place: median for place, median, _, _ in rows}
             color = plot(axis, medians, label=label, linewidth=1.8).get_color()
-            for run in members if len(members) > 1 else ():
+            if band and len(members) > 1:
+                places, _, least, greatest = zip(*rows, strict=True)
+                axis.fill_between(places, least, greatest, color=color, alpha=0.2, linewidth=0)
+            for run in members if len(members) > 1 and not band else ():
                 plot(axis, dict(sorted(run.curves[metric].items())), color=color, lw=0.6, alpha=0.4)
         # Likelihoods of densities may be negative.
         positive = all(value > 0 for run in runs for value in run.curves[metric].values())
@@ -361,8 +375,8 @@ def _metric_and_values(given: Sequence[str]) -> tuple[str, list[float]]:
     return metric, numbers
 
 
-def _higher_is_better(metric: str) -> bool:
-    """By the end of the metric's name; unknown ones are taken for losses."""
+def higher_is_better(metric: str) -> bool:
+    """Whether it is, by the end of the metric's name; unknown ones are taken for losses."""
     from ln_zoo.zoo.reported import metric_unit
 
     words = metric.split("_")
@@ -407,7 +421,8 @@ def _in_words(metric: str) -> str:
     return metric.replace("|", " or ")
 
 
-def _table_head(cells: Sequence[str]) -> list[str]:
+def table_head(cells: Sequence[str]) -> list[str]:
+    """The two lines that begin a Markdown table."""
     return [f"| {' | '.join(cells)} |", "|" + "---|" * len(cells)]
 
 

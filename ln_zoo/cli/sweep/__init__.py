@@ -1,0 +1,262 @@
+"""``ln-zoo sweep``: a grid of runs over strategies, settings and seeds, and its report."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from ln_zoo.cli.errors import told
+from ln_zoo.cli.sweep.grid import (
+    Grid,
+    SweepError,
+    check_extends,
+    check_option,
+    digests,
+    files_of,
+    parse_norms,
+    parse_seeds,
+    parse_settings,
+    read_grid,
+    write_grid,
+)
+from ln_zoo.cli.sweep.state import FAILED, FINISHED, State, state_of
+
+_LOCK = ".sweep.lock"
+#: Folder of the report, within that of the sweep.
+_REPORT = "report"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command.
+
+    Returns:
+        The exit code: 0; 1 if a run failed; 2 if nothing was run because the input is wrong; 128
+        and the number of the signal that stopped it.
+    """
+    argv, options = _parted(list(argv))
+    arguments = _parser().parse_args(argv)
+    try:
+        return _run(arguments, options)
+    except SweepError as error:
+        return told(error, "sweep", code=2)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="ln-zoo sweep",
+        usage="ln-zoo sweep --config FILE --norms NAMES --out FOLDER [options] [-- fit's options]",
+        description="Trains and tests a grid of models: each strategy with each seed and each "
+        "value of the options of --set, a process each. A seed gives all of them the same order of "
+        "the data. Stopped or killed, the same command, or `ln-zoo sweep --out FOLDER`, goes on "
+        "where it was and tries again what failed.",
+        allow_abbrev=False,
+    )
+    grid = parser.add_argument_group("the grid")
+    grid.add_argument("--config", action="append", default=[], help="as of fit; all runs share it")
+    grid.add_argument(
+        "--norms",
+        help="strategies, with commas between: names of files in configs/norms (layer,batch), "
+        "paths of such files, or classes (LayerNorm, my_norm.MyNorm) with their defaults",
+    )
+    grid.add_argument(
+        "--seeds", help="how many, from 0 on, or a list such as 0,1,7 (one alone: 7,); default: 3"
+    )
+    grid.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="OPTION=V1,V2",
+        help="values of an option of fit, such as model.lr=2e-4,1e-3; may be given more than once",
+    )
+    grid.add_argument("--out", required=True, help="folder of the sweep")
+    how = parser.add_argument_group("how it runs")
+    how.add_argument("--jobs", type=int, default=1, help="runs at a time; default: %(default)s")
+    how.add_argument(
+        "--threads",
+        type=int,
+        help="threads of each run; default: 1 with several jobs, else as many as torch takes. "
+        "Sums depend on it in their last digits, so a sweep keeps what it began with",
+    )
+    how.add_argument(
+        "--test",
+        choices=("last", "best"),
+        help="which weights are tested: the last, or the best by validation, as the "
+        "configuration's ModelCheckpoint sees it; default: last",
+    )
+    how.add_argument(
+        "--print",
+        action="store_true",
+        help="run nothing, print a command a line for what has not finished: for GNU parallel, "
+        "SLURM arrays or Ray, in the current folder and with the folder of --out on a disk that "
+        "all machines share",
+    )
+    how.add_argument("--run", metavar="NAME", help="one run of a sweep, as --print names it")
+    how.add_argument("--attached", action="store_true", help=argparse.SUPPRESS)
+    report = parser.add_argument_group("the report (report.md, tables and curves in FOLDER/report)")
+    report.add_argument(
+        "--gather", action="store_true", help="run nothing, report on what has finished"
+    )
+    report.add_argument(
+        "--baseline", help="strategy that others are compared with; default: none, else the first"
+    )
+    report.add_argument("--metric", nargs="+", help="curves to draw, as of `ln-zoo compare`")
+    report.add_argument("--x", choices=("epoch", "step"), help="what they go by")
+    report.add_argument(
+        "--select", help="logged metric that chooses settings; default: the test's in validation"
+    )
+    return parser
+
+
+def _run(arguments: argparse.Namespace, options: list[str]) -> int:
+    out = Path(arguments.out)
+    if out.exists() and not out.is_dir():
+        raise SweepError(f"--out {out} is a file: give a folder")
+    if arguments.jobs < 1:
+        raise SweepError(f"--jobs must be at least 1, got {arguments.jobs}")
+    if arguments.run:
+        from ln_zoo.cli.sweep.worker import work
+
+        return work(out, arguments.run, arguments.attached)
+    old = read_grid(out)
+    if arguments.gather:
+        if old is None:
+            raise SweepError(f"there is no sweep in {out}")
+        _report(old, out, arguments)
+        return 0
+    grid = _grid(arguments, options, old)
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(out / _LOCK, timeout=0):
+            return _work_through(grid, out, arguments)
+    except Timeout:
+        raise SweepError(
+            f"another `ln-zoo sweep` is at work in {out}: wait for it, or choose another --out"
+        ) from None
+
+
+def _work_through(grid: Grid, out: Path, arguments: argparse.Namespace) -> int:
+    from dataclasses import replace
+
+    # Now that no other can write it.
+    old = read_grid(out)
+    if old is not None:
+        check_extends(grid, old, out)
+    states = {run.name: state_of(out / run.name) for run in grid.runs()}
+    waiting = [name for name, state in states.items() if state.kind != FINISHED]
+    if waiting or old != grid:
+        from ln_zoo.cli.sweep.check import check_grid
+
+        lengths, seeded = check_grid(grid)
+        grid = replace(grid, data_seed=seeded)
+        write_grid(grid, out)
+    else:
+        lengths = {}
+    if arguments.print:
+        for name in waiting:
+            print(shlex.join(["ln-zoo", "sweep", "--out", arguments.out, "--run", name]))
+        return 0
+    signal = _with_display(grid, out, lengths, arguments.jobs) if waiting else 0
+    states = {run.name: state_of(out / run.name) for run in grid.runs()}
+    kinds = [state.kind for state in states.values()]
+    if signal:
+        done = kinds.count(FINISHED)
+        print(f"stopped with {done} of {len(kinds)} runs finished; to go on: {_again(arguments)}")
+        return 128 + signal
+    if FINISHED in kinds:
+        _report(grid, out, arguments)
+    return _tell_failed(states, arguments)
+
+
+def _with_display(grid: Grid, out: Path, lengths: dict, jobs: int) -> int:
+    from rich.console import Console
+
+    from ln_zoo.cli.sweep.display import LiveTable
+    from ln_zoo.cli.sweep.processes import Processes, Watcher
+
+    console = Console()
+    if not console.is_terminal:
+        return Processes(grid.runs(), out, lengths, jobs, Watcher()).run()
+    with LiveTable(console) as table:
+        return Processes(grid.runs(), out, lengths, jobs, table).run()
+
+
+def _report(grid: Grid, out: Path, arguments: argparse.Namespace) -> None:
+    from ln_zoo.cli.sweep.report import Report
+
+    report = Report(grid, out, arguments.baseline, arguments.metric, arguments.x, arguments.select)
+    print(report.write(out / _REPORT))
+    print(f"report: {out / _REPORT / 'report.md'}")
+
+
+def _tell_failed(states: dict[str, State], arguments: argparse.Namespace) -> int:
+    failed = {name: state.error for name, state in states.items() if state.kind == FAILED}
+    for name, error in failed.items():
+        print(f"ln-zoo sweep: error: {name}: {error}", file=sys.stderr)
+    if failed:
+        print(
+            f"{len(failed)} of {len(states)} runs failed (log.txt in the folder of each); to try "
+            f"them again: {_again(arguments)}",
+            file=sys.stderr,
+        )
+    return 1 if failed else 0
+
+
+def _again(arguments: argparse.Namespace) -> str:
+    jobs = ["--jobs", str(arguments.jobs)] if arguments.jobs > 1 else []
+    return shlex.join(["ln-zoo", "sweep", "--out", arguments.out, *jobs])
+
+
+def _parted(argv: list[str]) -> tuple[list[str], list[str]]:
+    """Our arguments, and those of ``fit``, which follow ``--``."""
+    if "--" not in argv:
+        return argv, []
+    place = argv.index("--")
+    return argv[:place], argv[place + 1 :]
+
+
+def _grid(arguments: argparse.Namespace, options: list[str], old: Grid | None) -> Grid:
+    """The grid that was asked for; without any word about it, that of the folder."""
+    said = (arguments.config, arguments.norms, arguments.seeds, arguments.set, options)
+    threads, test = arguments.threads, arguments.test
+    if old is not None and not any(said):
+        grid = old
+        if threads not in (None, old.threads) or test not in (None, old.test):
+            raise SweepError(
+                f"{arguments.out} was begun with --threads {old.threads} --test {old.test}: "
+                "choose another --out for others"
+            )
+        found = digests(list(old.digests))
+        if changed := [path for path, digest in old.digests.items() if found[path] != digest]:
+            raise SweepError(f"{', '.join(changed)} has changed since: choose another --out")
+        return grid
+    if not arguments.config:
+        raise SweepError("give --config FILE, or the --out of a sweep that was begun")
+    if not arguments.norms:
+        raise SweepError("give --norms, such as --norms layer,none")
+    if threads is None:
+        threads = old.threads if old is not None else int(arguments.jobs > 1)
+    if threads < 0:
+        raise SweepError(f"--threads must be 0 (as many as torch takes) or more, got {threads}")
+    for option in options:
+        if option.startswith("--"):
+            check_option(option)
+    for path in arguments.config:
+        if not Path(path).is_file():
+            raise SweepError(f"--config: there is no file {path}")
+    norms = parse_norms(arguments.norms, arguments.config)
+    return Grid(
+        configs=arguments.config,
+        norms=norms,
+        seeds=parse_seeds(arguments.seeds if arguments.seeds is not None else "3"),
+        settings=parse_settings(arguments.set),
+        options=options,
+        test=test or (old.test if old is not None else "last"),
+        threads=threads,
+        data_seed=old.data_seed if old is not None else True,
+        digests=digests(files_of(arguments.config, norms)),
+    )

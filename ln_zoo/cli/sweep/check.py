@@ -1,0 +1,102 @@
+"""Checks the runs of a grid before the first begins."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ln_zoo.cli import early
+from ln_zoo.cli.errors import cause
+from ln_zoo.cli.sweep.grid import Grid, Run, SweepError
+
+if TYPE_CHECKING:
+    from jsonargparse import Namespace
+
+
+@dataclass(frozen=True)
+class Length:
+    """How long a run trains; ``None``: no such bound."""
+
+    epochs: int | None
+    updates: int | None
+
+
+def check_grid(grid: Grid) -> tuple[dict[str, Length], bool]:
+    """Builds the model of every label once.
+
+    Returns:
+        The length of the runs by label, and whether the data module has a seed.
+
+    Raises:
+        SweepError: for the first label whose arguments are wrong, in one line.
+    """
+    runs = {run.label: run for run in reversed(grid.runs())}
+    arguments: dict[str, list[str]] = {}
+    for label, run in reversed(runs.items()):
+        # First what needs no torch.
+        with _named(label):
+            arguments[label] = _arguments(grid, run)
+            early.check(arguments[label])
+    from ln_zoo.cli.sweep.build import settings
+
+    lengths: dict[str, Length] = {}
+    seeded = False
+    for label, argv in arguments.items():
+        with _named(label):
+            found = settings(argv)
+            _check_loggers(found, label)
+            if grid.test == "best":
+                _check_monitor(found, label)
+        trainer = found.trainer
+        updates = trainer.get("max_steps")
+        lengths[label] = Length(
+            trainer.get("max_epochs"), updates if updates and updates > 0 else None
+        )
+        seeded = seeded or "seed" in (found.data.get("init_args") or ())
+    return lengths, seeded
+
+
+def _arguments(grid: Grid, run: Run) -> list[str]:
+    # Whether the data have a seed is known only from here.
+    return ["fit", *(a for a in grid.arguments(run) if not a.startswith("--data.seed="))]
+
+
+@contextlib.contextmanager
+def _named(label: str) -> Iterator[None]:
+    """Takes errors of ``fit`` for errors of a label's arguments; what it says otherwise is lost."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+            yield
+    except SweepError:
+        raise
+    except SystemExit:
+        lines = [line for line in said.getvalue().splitlines() if "error: " in line]
+        error = lines[0].partition("error: ")[2] if lines else "wrong arguments"
+        raise SweepError(f"{label}: {error}") from None
+    except Exception as error:
+        raise SweepError(f"{label}: {cause(str(error))}") from error
+
+
+def _check_loggers(settings: Namespace, label: str) -> None:
+    if "CSVLogger" not in _classes(settings.trainer.get("logger")):
+        raise SweepError(f"{label}: a sweep reads metrics.csv: keep CSVLogger among the loggers")
+
+
+def _check_monitor(settings: Namespace, label: str) -> None:
+    callbacks = settings.trainer.get("callbacks") or []
+    for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
+        if (callback.get("init_args") or {}).get("monitor") and "ModelCheckpoint" in _classes(
+            callback
+        ):
+            return
+    raise SweepError(f"{label}: --test best needs a ModelCheckpoint with a monitor among callbacks")
+
+
+def _classes(chosen: object) -> list[str]:
+    """Names of the classes that an option chooses."""
+    several = chosen if isinstance(chosen, list) else [chosen]
+    return [str(x.class_path).rpartition(".")[2] for x in several if hasattr(x, "class_path")]

@@ -1,0 +1,379 @@
+"""The grid of a sweep: which runs there are, what each is called, and how it is trained."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from ln_zoo.cli.names import nearest
+
+MANIFEST = "sweep.json"
+#: Options that a sweep sets itself, and what sets them there.
+_OURS = {
+    "seed_everything": "--seeds",
+    "data.seed": "--seeds",
+    "ckpt_path": "nothing: each run resumes by itself",
+    "test_after_fit": "--test",
+    "trainer.logger.save_dir": "--out",
+    "trainer.logger.name": "--out",
+    "trainer.logger.version": "--out",
+}
+
+
+class SweepError(ValueError):
+    """A sweep that cannot be run as it was asked for."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a grid.
+
+    Attributes:
+        norm: of ``--norms``, as given.
+        settings: value by option of ``--set``.
+        seed: of weights, noise and the order of the data.
+        name: folder of the run below that of the sweep.
+    """
+
+    norm: str
+    settings: Mapping[str, str]
+    seed: int
+    name: str
+
+    @property
+    def label(self) -> str:
+        """What the runs of all seeds are called together: ``"layer, model.lr=2e-4"``."""
+        return ", ".join([norm_name(self.norm), *_assignments(self.settings)])
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A sweep as it is kept in ``sweep.json``.
+
+    Attributes:
+        configs: configuration files that all runs share.
+        norms: strategies: files, or classes.
+        seeds: of weights, noise and the order of the data.
+        settings: values by option.
+        options: further arguments of ``ln-zoo fit``, for all runs.
+        test: which weights are tested: ``"last"``, or ``"best"`` by validation.
+        threads: of each run; 0: as many as torch takes.
+        data_seed: whether the data module has a seed.
+        digests: SHA-256 of each file.
+    """
+
+    configs: list[str]
+    norms: list[str]
+    seeds: list[int]
+    settings: dict[str, list[str]] = field(default_factory=dict)
+    options: list[str] = field(default_factory=list)
+    test: str = "last"
+    threads: int = 0
+    data_seed: bool = True
+    digests: dict[str, str] = field(default_factory=dict)
+
+    def runs(self) -> list[Run]:
+        """All runs: a seed of every label, then the next, so that comparisons come early."""
+        names = {}
+        for norm, values in product(self.norms, product(*self.settings.values())):
+            settings = dict(zip(self.settings, values, strict=True))
+            names[norm, values] = (settings, folder_name(norm, settings))
+        return [
+            Run(norm, settings, seed, f"{folder}/seed_{seed}")
+            for seed in self.seeds
+            for (norm, _), (settings, folder) in names.items()
+        ]
+
+    def labels(self) -> list[str]:
+        """The labels of all runs, each once, in order."""
+        return list(dict.fromkeys(run.label for run in self.runs()))
+
+    def arguments(self, run: Run) -> list[str]:
+        """Arguments that ``ln-zoo fit`` and ``test`` take for a run, but for where it writes."""
+        configs = [f"--config={path}" for path in self.configs]
+        seeds = ["--seed_everything", "--data.seed"][: 1 + self.data_seed]
+        return [
+            *configs,
+            # Before the settings, which may be of the strategy.
+            *_norm_arguments(run.norm),
+            *self.options,
+            *(f"--{option}={value}" for option, value in run.settings.items()),
+            *(f"{option}={run.seed}" for option in seeds),
+        ]
+
+
+# What the user gives
+
+
+def parse_seeds(text: str) -> list[int]:
+    """A number of seeds, from 0 on, or a list of them.
+
+    Raises:
+        SweepError: for anything else, none, or one twice.
+
+    Example:
+        >>> parse_seeds("3"), parse_seeds("7,8"), parse_seeds("7,")
+        ([0, 1, 2], [7, 8], [7])
+    """
+    try:
+        seeds = [int(part) for part in text.rstrip(",").split(",")]
+    except ValueError:
+        raise SweepError(
+            f"--seeds takes a number of seeds, or a list such as 0,1,5 (one alone: 7,), got {text}"
+        ) from None
+    if "," not in text:
+        if seeds[0] < 1:
+            raise SweepError(f"--seeds {text} leaves no run: give 1 at least")
+        seeds = list(range(seeds[0]))
+    if min(seeds) < 0:
+        raise SweepError(f"--seeds must be 0 or more, got {text}")
+    _check_distinct("--seeds", [str(seed) for seed in seeds])
+    return seeds
+
+
+def parse_norms(text: str, configs: Sequence[str]) -> list[str]:
+    """Files of strategies, or classes, of a list of names.
+
+    ``layer`` stands for ``norms/layer.yaml`` beside a configuration file or beside its folder, else
+    for ``configs/norms/layer.yaml``. A name that ends in .yaml is a file; one with a capital or a
+    dot is a class.
+
+    Raises:
+        SweepError: for an empty list, an unknown name, or one that is given twice.
+    """
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise SweepError("--norms names no strategy: the grid is empty")
+    found = [_find_norm(name, configs) for name in names]
+    _check_distinct("--norms", [norm_name(norm) for norm in found])
+    return found
+
+
+def parse_settings(given: Sequence[str]) -> dict[str, list[str]]:
+    """Values by option, of ``OPTION=V1,V2``; commas within brackets or quotes part nothing.
+
+    Raises:
+        SweepError: for another form, no value, one that is given twice, or an option that the
+            sweep sets itself.
+
+    Example:
+        >>> parse_settings(["model.lr=2e-4,1e-3", "model.hidden_features=[8, 8],[16]"])
+        {'model.lr': ['2e-4', '1e-3'], 'model.hidden_features': ['[8, 8]', '[16]']}
+    """
+    settings: dict[str, list[str]] = {}
+    for text in given:
+        option, equals, values = text.partition("=")
+        option = option.lstrip("-")
+        if not (equals and option):
+            raise SweepError(f"--set takes OPTION=VALUE,VALUE such as model.lr=1e-3, got {text!r}")
+        if option in settings:
+            raise SweepError(f"--set {option} is given twice: put all its values in one")
+        check_option(option)
+        settings[option] = _split(values)
+        if not settings[option]:
+            raise SweepError(f"--set {option} has no value: the grid is empty")
+        _check_distinct(f"--set {option}", settings[option])
+    return settings
+
+
+def check_option(argument: str) -> None:
+    """Raises SweepError for an option of ``fit`` that the sweep sets itself."""
+    option = argument.lstrip("-").partition("=")[0]
+    if option in _OURS:
+        raise SweepError(f"--{option} is set by the sweep ({_OURS[option]})")
+
+
+def folder_name(norm: str, settings: Mapping[str, str]) -> str:
+    """The folder of a label: readable, and different for different labels.
+
+    Example:
+        >>> folder_name("configs/norms/layer.yaml", {"model.lr": "2e-4"})
+        'layer-model.lr-2e-4'
+    """
+    whole = "-".join([norm_name(norm), *_assignments(settings)])
+    # Without "=", which parts label and folder in `ln-zoo compare`.
+    name = re.sub(r"[^\w.+-]+", "_", whole.replace("=", "-")).strip("._")
+    if name != whole.replace("=", "-") or len(name) > 100:
+        name = f"{name[:100]}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
+    return name
+
+
+def norm_name(norm: str) -> str:
+    """What a strategy is called: ``"layer"`` for its file, ``"LayerNorm"`` for its class."""
+    return Path(norm).stem if _is_file(norm) else norm.rpartition(".")[2]
+
+
+# The file
+
+
+def digests(grid_files: Sequence[str]) -> dict[str, str]:
+    """SHA-256 of files.
+
+    Raises:
+        SweepError: if one cannot be read.
+    """
+    found = {}
+    for path in grid_files:
+        try:
+            found[path] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+        except OSError as error:
+            raise SweepError(f"{path} cannot be read ({error.strerror})") from error
+    return found
+
+
+def files_of(configs: Sequence[str], norms: Sequence[str]) -> list[str]:
+    """The configuration files among those of a grid."""
+    return [*configs, *(norm for norm in norms if _is_file(norm))]
+
+
+def read_grid(folder: Path) -> Grid | None:
+    """The grid of a sweep's folder; ``None`` if there is none.
+
+    Raises:
+        SweepError: if the file is damaged, or of a newer version.
+    """
+    path = folder / MANIFEST
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise SweepError(f"{path} cannot be read ({error}): choose another --out") from error
+    try:
+        if content.pop("format_version") != 1:
+            raise SweepError(f"{path} was written by a newer version of ln_zoo")
+        return Grid(**content)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise SweepError(f"{path} is no sweep of ln-zoo: choose another --out") from error
+
+
+def write_grid(grid: Grid, folder: Path) -> None:
+    """Writes the file of a grid, whole or not at all."""
+    content = {"format_version": 1} | asdict(grid)
+    write_atomically(folder / MANIFEST, json.dumps(content, indent=2) + "\n")
+
+
+def check_extends(new: Grid, old: Grid, folder: Path) -> None:
+    """Raises SweepError, naming what differs, unless all runs of the old grid are in the new.
+
+    Norms, seeds and values may be added: what was trained already is of use then.
+    """
+    differing = []
+    for name in ("configs", "options", "test", "threads"):
+        was, now = getattr(old, name), getattr(new, name)
+        if was != now:
+            differing.append(f"{name} {_shown(was)} there, {_shown(now)} here")
+    if list(old.settings) != list(new.settings):
+        was, now = list(old.settings), list(new.settings)
+        differing.append(f"--set of {_shown(was)} there, of {_shown(now)} here")
+    kept: dict[str, tuple[list[Any], list[Any]]]
+    kept = {"norms": (old.norms, new.norms), "seeds": (old.seeds, new.seeds)}
+    kept |= {f"--set {k}": (v, new.settings.get(k, v)) for k, v in old.settings.items()}
+    for name, (was, now) in kept.items():
+        if missing := [value for value in was if value not in now]:
+            differing.append(f"{name} {_shown(missing)} only there")
+    for path, digest in old.digests.items():
+        if new.digests.get(path, digest) != digest:
+            differing.append(f"{path} has changed since")
+    if differing:
+        raise SweepError(
+            f"{folder} holds another sweep ({'; '.join(differing)}): choose another --out. More "
+            "norms, seeds and values may be added to it"
+        )
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Writes a file so that after a kill or a power failure it is whole: the old one or the new.
+
+    Raises:
+        OSError: if it cannot be written; the old one is untouched.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def _assignments(settings: Mapping[str, str]) -> Iterator[str]:
+    return (f"{option}={value}" for option, value in settings.items())
+
+
+def _is_file(norm: str) -> bool:
+    return norm.endswith((".yaml", ".yml"))
+
+
+def _norm_arguments(norm: str) -> list[str]:
+    if _is_file(norm):
+        return [f"--config={norm}"]
+    # Every field is written out: an argument of the strategy in the configuration would otherwise
+    # stay where this one has a field of the same name.
+    from ln_zoo.cli.names import strategy_class
+    from ln_zoo.norms import to_config
+
+    config = {"model": {"init_args": {"norm": to_config(strategy_class(norm)())}}}
+    return [f"--config={json.dumps(config)}"]
+
+
+def _find_norm(name: str, configs: Sequence[str]) -> str:
+    if _is_file(name):
+        if not Path(name).is_file():
+            raise SweepError(f"--norms: there is no file {name}")
+        return name
+    if "." in name or name[0].isupper():
+        return name
+    beside = [Path(config).parent for config in configs]
+    folders = [d / "norms" for d in [*beside, *(b.parent for b in beside)]]
+    folders.append(Path("configs/norms"))
+    for folder in folders:
+        if (folder / f"{name}.yaml").is_file():
+            return (folder / f"{name}.yaml").as_posix()
+    known = sorted({file.stem for folder in folders for file in folder.glob("*.yaml")})
+    raise SweepError(
+        f"--norms: no strategy {name!r}{nearest(name, known)} "
+        f"({', '.join(known) or 'there is no configs/norms'}; or a .yaml file, or a class)"
+    )
+
+
+def _split(text: str) -> list[str]:
+    """Parts between commas that stand in no bracket and no quotes, without empty ones."""
+    parts, depth, quote, start = [], 0, "", 0
+    for place, letter in enumerate(text + ","):
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "'\"":
+            quote = letter
+        elif letter in "[{(":
+            depth += 1
+        elif letter in "]})":
+            depth -= 1
+        elif letter == "," and depth <= 0:
+            parts.append(text[start:place].strip())
+            start = place + 1
+    if quote or depth:
+        raise SweepError(f"--set: brackets or quotes that do not match in {text!r}")
+    return [part for part in parts if part]
+
+
+def _check_distinct(option: str, values: Sequence[str]) -> None:
+    twice = sorted({value for value in values if list(values).count(value) > 1})
+    if twice:
+        raise SweepError(f"{option} has {', '.join(twice)} twice")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(map(str, value)) or "nothing"
+    return str(value)

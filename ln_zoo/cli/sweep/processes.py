@@ -1,0 +1,265 @@
+"""At most N runs of a sweep at a time, each a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from ln_zoo.cli.sweep.grid import Run
+from ln_zoo.cli.sweep.state import (
+    FAILED,
+    FAILURE,
+    FINISHED,
+    LOG,
+    WAITING,
+    State,
+    last_words,
+    place_of,
+    state_of,
+    write_failure,
+)
+
+if TYPE_CHECKING:
+    from ln_zoo.cli.sweep.check import Length
+
+#: Seconds between two looks at the processes.
+_PAUSE = 0.25
+#: Signals that ask the sweep to stop.
+_STOPPING = [
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+]
+
+
+@dataclass
+class Progress:
+    """What is known while a sweep runs.
+
+    Attributes:
+        runs: of the grid.
+        states: by name of the run; those that are running are not in it.
+        shares: how much of a run is done, by name, for those that are running.
+        left: seconds until all are done; ``None``: not known yet.
+    """
+
+    runs: Sequence[Run]
+    states: dict[str, State]
+    shares: dict[str, float]
+    left: float | None = None
+
+
+class Watcher:
+    """Is told what happens; this one prints a line for each run that ends."""
+
+    def began(self, run: Run) -> None:
+        """A run has begun."""
+        print(f"{run.name}: begun", flush=True)
+
+    def ended(self, run: Run, state: State, seconds: float, progress: Progress) -> None:
+        """A run has ended."""
+        done = sum(s.kind in (FINISHED, FAILED) for s in progress.states.values())
+        count = f"[{done}/{len(progress.runs)}]"
+        left = f", {duration(progress.left)} left" if progress.left else ""
+        print(f"{count} {run.name}: {outcome(state)}, {duration(seconds)}{left}", flush=True)
+
+    def looked(self, progress: Progress) -> None:
+        """Some time has passed."""
+
+    def stopping(self, runs: int) -> None:
+        """The user asked to stop."""
+        print(f"stopping: {runs} runs write their checkpoints (again: at once)", flush=True)
+
+
+class Processes:
+    """The processes of a sweep.
+
+    Args:
+        runs: of the grid.
+        out: folder of the sweep.
+        lengths: of the runs, by label.
+        jobs: how many run at a time.
+        watcher: is told what happens.
+    """
+
+    def __init__(
+        self,
+        runs: Sequence[Run],
+        out: Path,
+        lengths: Mapping[str, Length],
+        jobs: int,
+        watcher: Watcher,
+    ) -> None:
+        self.out = out
+        self.lengths = lengths
+        self.jobs = jobs
+        self.watcher = watcher
+        states = {run.name: state_of(out / run.name) for run in runs}
+        # What has failed is tried again.
+        states = {k: State(WAITING) if s.kind == FAILED else s for k, s in states.items()}
+        self.progress = Progress(runs, states, {})
+        self._running: dict[str, tuple[Run, subprocess.Popen[bytes], float]] = {}
+        self._signals: list[int] = []
+        self._began = time.monotonic()
+        self._share_at_start = self._share()
+
+    def run(self) -> int:
+        """Runs what is not finished; returns the signal that stopped it, or 0."""
+        states = self.progress.states
+        waiting = deque(r for r in self.progress.runs if states[r.name].kind != FINISHED)
+        with self._heeding_signals():
+            try:
+                while (waiting or self._running) and not self._signals:
+                    while waiting and len(self._running) < self.jobs:
+                        self._start(waiting.popleft())
+                    time.sleep(_PAUSE)
+                    self._look()
+                if self._signals:
+                    self._stop()
+            finally:
+                # After an error of our own too: no process outlives the sweep.
+                for _, process, _ in self._running.values():
+                    process.kill()
+                    process.wait()
+        return self._signals[0] if self._signals else 0
+
+    def _start(self, run: Run) -> None:
+        folder = self.out / run.name
+        folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(OSError):
+            (folder / FAILURE).unlink()
+        with (folder / LOG).open("ab") as log:
+            process = subprocess.Popen(
+                [*_PYTHON, "sweep", f"--out={self.out}", f"--run={run.name}", "--attached"],
+                # A pipe that ends with this process, whatever ends it.
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                # Ctrl-C in the terminal is for this process alone, which passes it on.
+                start_new_session=True,
+            )
+        del self.progress.states[run.name]
+        self._running[run.name] = (run, process, time.monotonic())
+        self.watcher.began(run)
+
+    def _look(self) -> None:
+        """Takes up what has ended."""
+        for name, (run, process, began) in list(self._running.items()):
+            self.progress.shares[name] = self._share_of(run)
+            if process.poll() is None:
+                continue
+            del self._running[name]
+            del self.progress.shares[name]
+            if process.stdin is not None:
+                process.stdin.close()
+            state = self._ended(run, process.returncode)
+            self.progress.states[name] = state
+            self.progress.left = self._time_left()
+            self.watcher.ended(run, state, time.monotonic() - began, self.progress)
+        self.progress.left = self._time_left()
+        self.watcher.looked(self.progress)
+
+    def _ended(self, run: Run, code: int) -> State:
+        folder = self.out / run.name
+        state = state_of(folder)
+        if code == 0 or state.kind in (FAILED, FINISHED) or self._signals:
+            return state
+        if code < 0:
+            error = f"killed by {signal.Signals(-code).name}"
+            if -code == getattr(signal, "SIGKILL", 9):
+                error += ", as the system does where memory runs out"
+        else:
+            error = last_words(folder) or f"exit code {code}"
+        write_failure(folder, error)
+        return State(FAILED, error=error)
+
+    def _stop(self) -> None:
+        """Lets the runs write their checkpoints; kills them when it is asked for once more."""
+        asked = len(self._signals)
+        self.watcher.stopping(len(self._running))
+        for _, process, _ in self._running.values():
+            process.terminate()
+        while self._running and len(self._signals) == asked:
+            time.sleep(_PAUSE)
+            self._look()
+
+    @contextlib.contextmanager
+    def _heeding_signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def heed(number: int, frame: FrameType | None) -> None:
+            self._signals.append(number)
+
+        before = {number: signal.signal(number, heed) for number in _STOPPING}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    # Progress
+
+    def _share_of(self, run: Run) -> float:
+        length = self.lengths.get(run.label)
+        epochs, updates = place_of(self.out / run.name)
+        shares = [0.0]
+        if length and length.epochs and length.epochs > 0:
+            shares.append(epochs / length.epochs)
+        if length and length.updates:
+            shares.append(updates / length.updates)
+        return min(max(shares), 1.0)
+
+    def _share(self) -> float:
+        """Runs that are done, and parts of runs."""
+        done = 0.0
+        for run in self.progress.runs:
+            state = self.progress.states.get(run.name)
+            ended = state is not None and state.kind in (FINISHED, FAILED)
+            done += 1.0 if ended else self._share_of(run)
+        return done
+
+    def _time_left(self) -> float | None:
+        share = self._share()
+        gained = share - self._share_at_start
+        if gained <= 0:
+            return None
+        return (time.monotonic() - self._began) / gained * (len(self.progress.runs) - share)
+
+
+#: Python without the current folder in front of its path, and our command.
+_PYTHON = [sys.executable, "-P", "-c", "import sys; from ln_zoo.cli import main; sys.exit(main())"]
+
+
+def outcome(state: State) -> str:
+    """How a run ended, in words."""
+    if state.kind == FINISHED:
+        shown = ", ".join(f"{name} {value:.4g}" for name, value in state.metrics.items())
+        return f"finished ({shown})"
+    if state.kind == FAILED:
+        return f"FAILED: {state.error}"
+    return "stopped"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words, rounded.
+
+    Example:
+        >>> duration(12.3), duration(754), duration(5025)
+        ('12 s', '12 min 34 s', '1 h 23 min')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -1,0 +1,481 @@
+"""The report of a sweep: curves, tables, paired differences, and how fast the baseline is met."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ln_zoo.cli import compare
+from ln_zoo.cli.sweep.grid import Grid, Run, SweepError, norm_name, write_atomically
+from ln_zoo.cli.sweep.state import FAILED, FINISHED, State, metrics_of, state_of
+from ln_zoo.cli.sweep.statistics import Difference, Spread, paired
+from ln_zoo.zoo.reported import metric_unit
+
+#: What the curves show, the first of these that all runs logged.
+_CURVES = (
+    (("epoch_train_nll", "epoch_test_error"), "epoch"),
+    (("step_val_bound",), "step"),
+    (("step_train_sequence_nll", "step_val_sequence_nll"), "step"),
+    (("step_train_nll", "step_train_error"), "step"),
+)
+
+
+@dataclass(frozen=True)
+class Member:
+    """A finished run: its test metrics in the units of the tables, and its curves' table."""
+
+    run: Run
+    metrics: dict[str, float]
+    curves: Path
+
+
+@dataclass(frozen=True)
+class Reached:
+    """When a run met the best value of the baseline's run of the same seed and settings.
+
+    Attributes:
+        run: that met it, or not.
+        metric: of the curve.
+        best: of the baseline.
+        steps: updates until then; infinite: not within the run.
+        baseline_steps: updates until the baseline's own best.
+        seconds: wall time of training until then; NaN: not known.
+        baseline_seconds: the same of the baseline.
+    """
+
+    run: Run
+    metric: str
+    best: float
+    steps: float
+    baseline_steps: float
+    seconds: float
+    baseline_seconds: float
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The settings that are best by validation, of one strategy.
+
+    Attributes:
+        norm: of the grid.
+        label: of its best runs.
+        score: mean over the seeds.
+        edges: options whose best value is the least or greatest that was tried.
+    """
+
+    norm: str
+    label: str
+    score: float
+    edges: list[str]
+
+
+class Report:
+    """What has finished of a sweep.
+
+    Args:
+        grid: of the sweep.
+        out: its folder.
+        baseline: strategy that others are compared with; default: ``none`` if the grid has it, else
+            its first.
+        metrics: curves to draw; default: what all runs logged of those we know.
+        x: ``"epoch"`` or ``"step"``; what the curves go by.
+        select: metric of ``metrics.csv`` by which settings are chosen; default: validation's of the
+            first test metric.
+
+    Raises:
+        SweepError: if nothing has finished, or for an unknown baseline or metric.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        out: Path,
+        baseline: str | None = None,
+        metrics: Sequence[str] | None = None,
+        x: str | None = None,
+        select: str | None = None,
+    ) -> None:
+        self.grid = grid
+        self.out = out
+        self.runs = grid.runs()
+        self.states = {run.name: state_of(out / run.name) for run in self.runs}
+        self.members = list(self._members())
+        if not self.members:
+            failed = [s.error for s in self.states.values() if s.kind == FAILED]
+            why = f"; {len(failed)} failed, such as: {failed[0]}" if failed else ""
+            raise SweepError(f"{out}: no run has finished yet{why}")
+        names = [norm_name(norm) for norm in grid.norms]
+        self.baseline = baseline or ("none" if "none" in names else names[0])
+        if self.baseline not in names:
+            raise SweepError(f"--baseline {self.baseline} is none of {', '.join(names)}")
+        columns = [_columns(member.curves) for member in self.members]
+        shared = set.intersection(*columns)
+        self.metrics, self.x = _chosen_curves(shared, metrics, x, out)
+        self.select = select or next(
+            (f"val_{name}" for name in self.test_metrics if f"val_{name}" in shared), None
+        )
+        if self.select and self.select not in shared:
+            raise SweepError(f"--select: not all runs logged {self.select!r}")
+
+    @property
+    def test_metrics(self) -> list[str]:
+        """Names of the test metrics, in the order of the first run."""
+        return list(self.members[0].metrics)
+
+    def of_label(self, label: str) -> list[Member]:
+        """The finished runs of a label."""
+        return [member for member in self.members if member.run.label == label]
+
+    def by_seed(self, label: str, metric: str) -> dict[int, float]:
+        """A test metric of a label's runs."""
+        return {
+            member.run.seed: member.metrics[metric]
+            for member in self.of_label(label)
+            if metric in member.metrics
+        }
+
+    def labels(self) -> list[str]:
+        """Labels of which a run has finished."""
+        return list(dict.fromkeys(member.run.label for member in self.members))
+
+    # Parts
+
+    def spreads(self) -> dict[tuple[str, str], Spread]:
+        """The spread of each test metric, by label and metric."""
+        return {
+            (label, metric): Spread.of(list(values.values()))
+            for label in self.labels()
+            for metric in self.test_metrics
+            if (values := self.by_seed(label, metric))
+        }
+
+    def differences(self) -> dict[tuple[str, str, str], Difference]:
+        """Paired differences by label, label of the baseline, and metric.
+
+        Each label with the baseline at the same settings, then each strategy at its best settings
+        with the baseline at its own.
+        """
+        pairs = {label: other for label in self.labels() if (other := self._baseline_of(label))}
+        found = {}
+        chosen = {each.norm: each.label for each in self.chosen()}
+        best = chosen.get(self.baseline)
+        asked = [*pairs.items(), *((label, best) for label in chosen.values() if best)]
+        for label, other in asked:
+            for metric in self.test_metrics:
+                mine, theirs = self.by_seed(label, metric), self.by_seed(str(other), metric)
+                difference = paired(mine, theirs)
+                if label != other and difference is not None:
+                    found[label, str(other), metric] = difference
+        return found
+
+    def chosen(self) -> list[Chosen]:
+        """The best settings of each strategy by validation; nothing where there is one setting."""
+        if not self.select or not any(len(values) > 1 for values in self.grid.settings.values()):
+            return []
+        sign = -1 if compare.higher_is_better(self.select) else 1
+        scores: dict[str, dict[str, list[float]]] = {}
+        for member in self.members:
+            curve = compare.read_curves(member.curves, [self.select])[self.select]
+            best = min(curve.values(), key=lambda v: sign * v)
+            score = best if self.grid.test == "best" else curve[max(curve)]
+            of_norm = scores.setdefault(norm_name(member.run.norm), {})
+            of_norm.setdefault(member.run.label, []).append(score)
+        found = []
+        for norm, labels in scores.items():
+            means = {label: statistics.fmean(values) for label, values in labels.items()}
+            label = min(means, key=lambda each: sign * means[each])
+            settings = self.of_label(label)[0].run.settings
+            found.append(Chosen(norm, label, means[label], self._edges(settings)))
+        return found
+
+    def reached(self) -> list[Reached]:
+        """When each run met its baseline's best, by each metric of the curves."""
+        pairs = {label: self._baseline_of(label) for label in self.labels()}
+        return [
+            reached
+            for metric in self.metrics
+            for label, other in pairs.items()
+            if other is not None
+            for reached in self.reach(label, other, metric)
+        ]
+
+    def reach(self, label: str, other: str, metric: str) -> list[Reached]:
+        """When the runs of a label met the best value of another's, seed by seed."""
+        sign = -1 if compare.higher_is_better(metric) else 1
+        theirs = {member.run.seed: member for member in self.of_label(other)}
+        found = []
+        for mine in self.of_label(label):
+            base = theirs.get(mine.run.seed)
+            if base is None:
+                continue
+            curves = [compare.read_curves(m.curves, [metric], "step")[metric] for m in (mine, base)]
+            best = min(curves[1].values(), key=lambda v: sign * v)
+            steps, before = (compare.steps_to(curve, metric, best) for curve in curves)
+            times = (steps * _pace(mine.curves), before * _pace(base.curves))
+            found.append(Reached(mine.run, metric, best, steps, before, *times))
+        return found
+
+    def best_label(self, norm: str) -> str:
+        """The label of a strategy at its best settings by validation.
+
+        Raises:
+            SweepError: if no run of it has finished.
+        """
+        chosen = {each.norm: each.label for each in self.chosen()}
+        labels = [m.run.label for m in self.members if norm_name(m.run.norm) == norm]
+        if not labels:
+            raise SweepError(f"{self.out}: no run of {norm} has finished")
+        return chosen.get(norm, labels[0])
+
+    # Output
+
+    def write(self, folder: Path) -> str:
+        """Writes ``report.md``, the tables as CSV and ``curves.png``; returns the Markdown.
+
+        Raises:
+            OSError: if a file cannot be written.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        curves = []
+        if self.metrics:
+            for member in self.members:
+                read = compare.read_curves(member.curves, self.metrics, self.x)
+                curves.append(compare.Run(member.run.label, member.curves.parent, read))
+            compare.draw(curves, self.metrics, folder / "curves.png", x=self.x, band=True)
+            compare.write_csv(curves, self.metrics, folder / "curves.csv", self.x)
+        for name, rows in self._tables().items():
+            write_atomically(folder / f"{name}.csv", _csv(rows))
+        text = self._markdown(bool(curves))
+        write_atomically(folder / "report.md", text)
+        return text
+
+    def _tables(self) -> dict[str, list[list[Any]]]:
+        """Rows by name of the table, the first of each with the names of its columns."""
+        names = self.test_metrics
+        options = list(self.grid.settings)
+        runs: list[list[Any]] = [["norm", *options, "seed", "state", *names, "updates", "failure"]]
+        metrics = {member.run.name: member.metrics for member in self.members}
+        for run in self.runs:
+            state = self.states[run.name]
+            values = [metrics.get(run.name, {}).get(name) for name in names]
+            steps = (state.results or {}).get("steps")
+            settings = [run.settings[option] for option in options]
+            row = [norm_name(run.norm), *settings, run.seed, state.kind, *values]
+            runs.append([*row, steps, state.error])
+        spread: list[list[Any]] = [["label", "metric", "unit", *Spread.__dataclass_fields__]]
+        for (label, metric), s in self.spreads().items():
+            spread.append([label, metric, _unit(metric), *vars(s).values()])
+        columns = ["label", "baseline", "metric", "unit", "pairs", "mean", "low", "high"]
+        differences: list[list[Any]] = [columns]
+        for (label, other, metric), d in self.differences().items():
+            differences.append([label, other, metric, _unit(metric), *vars(d).values()])
+        reached: list[list[Any]] = [["label", "seed", *list(Reached.__dataclass_fields__)[1:]]]
+        for r in self.reached():
+            reached.append([r.run.label, r.run.seed, *list(vars(r).values())[1:]])
+        return {"runs": runs, "spread": spread, "differences": differences, "reached": reached}
+
+    def _markdown(self, drawn: bool) -> str:
+        done = [state.kind for state in self.states.values()].count(FINISHED)
+        parts = [f"# {self.out.name}", f"{done} of {len(self.runs)} runs have finished."]
+        parts += [self._failed(), self._spread_table(), self._chosen_table()]
+        parts += [self._difference_table(), self._reached_table()]
+        if drawn:
+            parts.append("![Curves: median and range over the seeds](curves.png)")
+        return "\n\n".join(part for part in parts if part) + "\n"
+
+    def _failed(self) -> str:
+        failed = {n: s.error for n, s in self.states.items() if s.kind == FAILED}
+        return "\n".join(f"- `{name}` failed: {error}" for name, error in failed.items())
+
+    def _spread_table(self) -> str:
+        spreads = self.spreads()
+        units = [
+            f"{name} ({unit})" if (unit := _unit(name)) else name for name in self.test_metrics
+        ]
+        lines = ["## Test", "", "Mean ± standard deviation (least to greatest) over seeds.", ""]
+        lines += compare.table_head(["", "seeds", *units])
+        for label in self.labels():
+            found = [spreads.get((label, metric)) for metric in self.test_metrics]
+            cells = [_spread_cell(spread) if spread else "—" for spread in found]
+            lines.append(f"| {label} | {len(self.of_label(label))} | {' | '.join(cells)} |")
+        return "\n".join(lines)
+
+    def _chosen_table(self) -> str:
+        chosen = self.chosen()
+        if not chosen:
+            return ""
+        lines = ["## Best settings by validation", ""]
+        lines += compare.table_head(
+            ["", "settings", f"mean {self.select}", "at an edge of the grid"]
+        )
+        for each in chosen:
+            settings = each.label.partition(", ")[2]
+            edges = ", ".join(each.edges) or "no"
+            lines.append(f"| {each.norm} | {settings} | {each.score:.4g} | {edges} |")
+        return "\n".join(lines)
+
+    def _difference_table(self) -> str:
+        differences = self.differences()
+        if not differences:
+            return ""
+        lines = [f"## Paired differences from {self.baseline}", ""]
+        lines += [
+            "Mean over pairs of runs with the same seed, tested on the same examples, with the "
+            "95 % interval of the paired t statistic over seeds. A single pair has no interval: "
+            "two runs do not tell a method from its seed.",
+            "",
+        ]
+        lines += compare.table_head(
+            ["", "compared with", "metric", "pairs", "difference", "95 % interval"]
+        )
+        for (label, other, metric), d in differences.items():
+            interval = "—" if math.isnan(d.low) else f"{d.low:+.3g} to {d.high:+.3g}"
+            unit = f" ({_unit(metric)})" if _unit(metric) else ""
+            cells = [label, other, f"{metric}{unit}", str(d.number), f"{d.mean:+.3g}", interval]
+            lines.append(f"| {' | '.join(cells)} |")
+        return "\n".join(lines)
+
+    def _reached_table(self) -> str:
+        reached = self.reached()
+        if not reached:
+            return ""
+        lines = [f"## Updates and seconds to the best of {self.baseline}", ""]
+        lines += [
+            f"The best value that {self.baseline} has logged with the same seed and settings, and "
+            "when it is met: median (least to greatest) over seeds. Seconds are wall time of "
+            "training.",
+            "",
+        ]
+        head = ["", "metric", "updates", "share of the baseline's", "seconds", "met by"]
+        lines += compare.table_head(head)
+        for label in self.labels():
+            for metric in self.metrics:
+                rows = [r for r in reached if r.run.label == label and r.metric == metric]
+                if rows:
+                    lines.append(_reached_row(label, metric, rows))
+        return "\n".join(lines)
+
+    # What the parts are made of
+
+    def _members(self) -> Iterable[Member]:
+        for run in self.runs:
+            folder = self.out / run.name
+            curves = metrics_of(folder)
+            state: State = self.states[run.name]
+            if state.kind == FINISHED and curves is not None:
+                metrics = {name: value * _scale(name) for name, value in state.metrics.items()}
+                yield Member(run, metrics, curves)
+
+    def _baseline_of(self, label: str) -> str | None:
+        """The label of the baseline with the same settings, if a run of it has finished."""
+        settings = self.of_label(label)[0].run.settings
+        for member in self.members:
+            if norm_name(member.run.norm) == self.baseline and member.run.settings == settings:
+                return member.run.label
+        return None
+
+    def _edges(self, settings: Mapping[str, str]) -> list[str]:
+        edges = []
+        for option, values in self.grid.settings.items():
+            try:
+                numbers = sorted(map(float, values))
+                here = float(settings[option])
+            except ValueError:
+                continue
+            if len(numbers) > 1 and here in (numbers[0], numbers[-1]):
+                edges.append(f"{option}={settings[option]}")
+        return edges
+
+
+def _chosen_curves(
+    shared: set[str], metrics: Sequence[str] | None, x: str | None, out: Path
+) -> tuple[list[str], str]:
+    if metrics:
+        for metric in metrics:
+            if not shared & set(metric.split("|")):
+                raise SweepError(f"--metric: not all runs in {out} logged {metric!r}")
+        return list(metrics), x or ("step" if metrics[0].startswith("step_") else "epoch")
+    for names, axis in _CURVES:
+        if shared >= set(names) and x in (None, axis):
+            return list(names), axis
+    validation = (n for n in shared if n.startswith("val_") and not n.startswith("val_batch_"))
+    return sorted(validation)[:2], x or "epoch"
+
+
+def _columns(curves: Path) -> set[str]:
+    with curves.open(newline="") as file:
+        return set(next(csv.reader(file), [])) - {"epoch", "step"}
+
+
+def _pace(curves: Path) -> float:
+    """Seconds of an update, as `EpochEvaluation` has timed epochs; NaN without it."""
+    with curves.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row.get("epoch_seconds")]
+    if not rows:
+        return math.nan
+    updates = (int(rows[-1]["step"]) + 1) / (int(rows[-1]["epoch"]) + 1)
+    return statistics.fmean(float(row["epoch_seconds"]) for row in rows) / updates
+
+
+def _scale(metric: str) -> float:
+    known = metric_unit(metric)
+    return known.scale if known else 1.0
+
+
+def _unit(metric: str) -> str:
+    known = metric_unit(metric)
+    return known.unit if known else ""
+
+
+def _spread_cell(spread: Spread) -> str:
+    if spread.number == 1:
+        return f"{spread.mean:.4g}"
+    text = f"{spread.mean:.4g} ± {spread.deviation:.2g}"
+    return f"{text} ({spread.least:.4g} to {spread.greatest:.4g})"
+
+
+def _reached_row(label: str, metric: str, rows: Sequence[Reached]) -> str:
+    met = sum(math.isfinite(row.steps) for row in rows)
+    cells = [
+        label,
+        metric,
+        _range([row.steps for row in rows]),
+        _range(
+            [row.steps / row.baseline_steps if row.baseline_steps else math.nan for row in rows]
+        ),
+        _range([row.seconds for row in rows]),
+        f"{met} of {len(rows)}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _range(values: Sequence[float]) -> str:
+    if any(math.isnan(value) for value in values):
+        return "—"
+
+    def text(value: float) -> str:
+        return f"{value:.4g}" if math.isfinite(value) else "never"
+
+    middle = text(statistics.median(values))
+    least, greatest = text(min(values)), text(max(values))
+    return middle if least == greatest else f"{middle} ({least} to {greatest})"
+
+
+def _csv(rows: Iterable[Iterable[Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    for row in rows:
+        writer.writerow(["" if cell is None else _exact(cell) for cell in row])
+    return text.getvalue()
+
+
+def _exact(cell: Any) -> Any:
+    if not isinstance(cell, float):
+        return cell
+    return "" if math.isnan(cell) else f"{cell:.10g}"

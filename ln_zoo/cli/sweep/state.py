@@ -1,0 +1,120 @@
+"""What lies in the folder of a run, and what that says about it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ln_zoo.cli.sweep.grid import write_atomically
+
+#: Files in the folder of a run, beside what `fit` writes.
+LOG = "log.txt"
+FAILURE = "failure.json"
+LOCK = ".lock"
+
+#: States of a run.
+FINISHED, FAILED, BEGUN, WAITING = "finished", "failed", "begun", "waiting"
+
+
+@dataclass(frozen=True)
+class State:
+    """The state of a run.
+
+    Attributes:
+        kind: ``"finished"`` (tested), ``"failed"``, ``"begun"`` (it can go on) or ``"waiting"``.
+        results: what the test wrote, if it is finished.
+        error: why it failed.
+    """
+
+    kind: str
+    results: dict[str, Any] | None = None
+    error: str = ""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Test metrics as they were logged."""
+        return dict(self.results["metrics"]) if self.results else {}
+
+
+def state_of(folder: Path) -> State:
+    """The state of a run, by what lies in its folder."""
+    for path in (folder / "test_results.json", folder / "test" / "test_results.json"):
+        results = _read(path)
+        if results is not None and isinstance(results.get("metrics"), dict):
+            # Cut short, it would be no JSON.
+            values = results["metrics"].items()
+            bad = [k for k, v in values if not (isinstance(v, int | float) and math.isfinite(v))]
+            if bad:
+                return State(FAILED, error=f"{', '.join(bad)} of the test is not finite")
+            return State(FINISHED, results)
+    failure = _read(folder / FAILURE)
+    if failure is not None:
+        return State(FAILED, error=str(failure.get("error", "")))
+    return State(BEGUN if checkpoint_of(folder) or metrics_of(folder) else WAITING)
+
+
+def checkpoint_of(folder: Path) -> Path | None:
+    """The checkpoint that a run goes on from."""
+    path = folder / "checkpoints" / "last.ckpt"
+    return path if path.is_file() else None
+
+
+def metrics_of(folder: Path) -> Path | None:
+    """The table of a run's curves."""
+    path = folder / "metrics.csv"
+    return path if path.is_file() else None
+
+
+def write_failure(folder: Path, error: str) -> None:
+    """Notes why a run failed; where the disk is full, that is lost."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / FAILURE, json.dumps({"error": error}) + "\n")
+    except OSError:
+        pass
+
+
+def place_of(folder: Path) -> tuple[int, int]:
+    """Epochs ended and updates made so far, by the last row that was logged."""
+    path = metrics_of(folder)
+    if path is None:
+        return 0, 0
+    try:
+        with path.open("rb") as file:
+            names = next(csv.reader([file.readline().decode()]), [])
+            size = file.seek(0, 2)
+            file.seek(max(0, size - 4096))
+            lines = file.read().decode(errors="replace").splitlines()
+        for line in reversed(lines):
+            cells = next(csv.reader([line]), [])
+            if len(cells) == len(names):
+                row = dict(zip(names, cells, strict=True))
+                return int(row["epoch"]), int(row["step"])
+    except (OSError, KeyError, ValueError):
+        pass  # being written to at this moment
+    return 0, 0
+
+
+def last_words(folder: Path) -> str:
+    """The last line of a run's log that says anything."""
+    try:
+        with (folder / LOG).open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - 8192))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    errors = [line for line in lines if "error" in line.lower()]
+    return next((line.strip() for line in reversed(errors or lines) if line.strip()), "")
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None

@@ -1,0 +1,74 @@
+"""What several seeds say: spread, and differences between runs of the same seed."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Several values: their number, mean, standard deviation (n - 1; NaN of one) and range."""
+
+    number: int
+    mean: float
+    deviation: float
+    least: float
+    greatest: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """The spread of some values, of one at least.
+
+        Example:
+            >>> Spread.of([1.0, 3.0])
+            Spread(number=2, mean=2.0, deviation=1.414..., least=1.0, greatest=3.0)
+        """
+        deviation = statistics.stdev(values) if len(values) > 1 else math.nan
+        return cls(len(values), statistics.fmean(values), deviation, min(values), max(values))
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The mean of paired differences, with its 95 % interval (NaN for a single pair).
+
+    Attributes:
+        number: of pairs.
+        mean: of the differences.
+        low: lower end of the interval.
+        high: upper end.
+    """
+
+    number: int
+    mean: float
+    low: float
+    high: float
+
+
+def paired(values: Mapping[int, float], baseline: Mapping[int, float]) -> Difference | None:
+    """The difference to a baseline, over the seeds that both have; ``None`` if there is none.
+
+    The interval is that of Student's t with n - 1 degrees of freedom for the mean of n differences,
+    each of two runs with the same seed.
+
+    Args:
+        values: by seed.
+        baseline: by seed.
+
+    Example:
+        >>> paired({0: 1.0, 1: 2.0, 2: 4.0}, {0: 2.0, 1: 4.0, 2: 5.0, 3: 0.0})
+        Difference(number=3, mean=-1.333..., low=-2.767..., high=0.100...)
+    """
+    differences = [values[seed] - baseline[seed] for seed in values if seed in baseline]
+    if not differences:
+        return None
+    mean = statistics.fmean(differences)
+    if len(differences) < 2:
+        return Difference(1, mean, math.nan, math.nan)
+    from scipy.stats import t  # here, since it takes a second
+
+    error = statistics.stdev(differences) / math.sqrt(len(differences))
+    half = float(t.ppf(0.975, len(differences) - 1)) * error
+    return Difference(len(differences), mean, mean - half, mean + half)

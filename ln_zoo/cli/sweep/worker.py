@@ -1,0 +1,160 @@
+"""One run of a sweep, in the process that this is: it goes on where an earlier one was stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import TextIO
+
+from filelock import FileLock, Timeout
+
+from ln_zoo.cli.names import nearest
+from ln_zoo.cli.sweep.grid import Grid, Run, SweepError, read_grid
+from ln_zoo.cli.sweep.state import (
+    FAILURE,
+    FINISHED,
+    LOCK,
+    checkpoint_of,
+    state_of,
+    write_failure,
+)
+
+#: Seconds that a run waits for the process that worked on it before, which is writing its last
+#: checkpoint.
+_PATIENCE = 60
+#: From here on exit codes say that a signal ended the process.
+_SIGNALLED = 128
+
+
+def work(out: Path, name: str, attached: bool = False) -> int:
+    """Trains and tests one run of a sweep; returns the exit code of ``fit``, or of ``test``.
+
+    Args:
+        out: folder of the sweep.
+        name: of the run, such as ``"layer/seed_0"``.
+        attached: whether to stop, as by SIGTERM, when standard input ends: the process at its other
+            end is no more.
+
+    Raises:
+        SweepError: if there is no such sweep or run, or another process is at work on it.
+    """
+    grid = read_grid(out)
+    if grid is None:
+        raise SweepError(f"there is no sweep in {out}")
+    runs = {run.name: run for run in grid.runs()}
+    if name not in runs:
+        raise SweepError(f"{out} has no run {name!r}{nearest(name, runs)}")
+    folder = out / name
+    folder.mkdir(parents=True, exist_ok=True)
+    watch = _Watch()
+    if attached:
+        watch.start()
+    if grid.threads:
+        # Before torch is imported, which reads it then.
+        os.environ["OMP_NUM_THREADS"] = str(grid.threads)
+    try:
+        with FileLock(folder / LOCK, timeout=_PATIENCE if attached else 1):
+            if state_of(folder).kind == FINISHED:
+                print(f"{name} is finished: {folder}")
+                return 0
+            (folder / FAILURE).unlink(missing_ok=True)
+            code, error = _trained(grid, runs[name], out)
+            if code == 0:
+                state = state_of(folder)
+                if state.kind != FINISHED:
+                    code, error = 1, state.error or "the test left no results"
+                    print(f"ln-zoo sweep: error: {error}", file=sys.stderr)
+            if 0 < code < _SIGNALLED and not watch.ended:
+                write_failure(folder, error)
+            return code
+    except Timeout:
+        raise SweepError(f"another process is at work on {folder}") from None
+
+
+def _trained(grid: Grid, run: Run, out: Path) -> tuple[int, str]:
+    """Exit code, and the last error that was told, if any."""
+    from ln_zoo.cli import main
+
+    told = _Told(sys.stderr)
+    cell, _, seed = run.name.rpartition("/")
+    common = [
+        *grid.arguments(run),
+        f"--trainer.logger.save_dir={out}",
+        f"--trainer.logger.name={cell}",
+        "--trainer.enable_progress_bar=false",
+        "--trainer.enable_model_summary=false",
+    ]
+    fit = ["fit", *common, f"--trainer.logger.version={seed}"]
+    fit += [f"--test_after_fit={'true' if grid.test == 'last' else 'false'}"]
+    checkpoint = checkpoint_of(out / run.name)
+    if checkpoint is not None:
+        fit.append(f"--ckpt_path={checkpoint}")
+    with contextlib.redirect_stderr(told):
+        try:
+            code = main(fit)
+            if code == 0 and grid.test == "best":
+                best = _best(out / run.name)
+                # In a folder of its own: Lightning's logger would delete the curves.
+                test = ["test", *common, f"--trainer.logger.version={seed}/test"]
+                code = main([*test, f"--ckpt_path={best}"])
+        except Exception as error:
+            write_failure(out / run.name, f"{type(error).__name__}: {error}".splitlines()[0])
+            raise
+    return code, told.error or f"exit code {code}"
+
+
+def _best(folder: Path) -> Path:
+    """The checkpoint that was best by validation."""
+    from ln_zoo.cli.stored import read_checkpoint
+
+    last = checkpoint_of(folder)
+    states = read_checkpoint(str(last))["callbacks"] if last else {}
+    for state in states.values():
+        if state.get("monitor") and state.get("best_model_path"):
+            return folder / "checkpoints" / Path(state["best_model_path"]).name
+    raise SweepError("no checkpoint is the best: --test best needs a ModelCheckpoint with monitor")
+
+
+class _Told(io.TextIOBase):
+    """Passes on what is written, and keeps the last line that tells an error."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+        self.error = ""
+
+    def write(self, text: str) -> int:
+        for line in text.splitlines():
+            _, found, error = line.partition(": error: ")
+            if found:
+                self.error = error
+        return self.stream.write(text)
+
+    def flush(self) -> None:
+        self.stream.flush()
+
+    def fileno(self) -> int:
+        return self.stream.fileno()
+
+    def isatty(self) -> bool:
+        return self.stream.isatty()
+
+
+class _Watch(threading.Thread):
+    """Ends this process, as a user would, when standard input ends."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.ended = False
+
+    def run(self) -> None:
+        with contextlib.suppress(OSError):
+            # Not sys.stdin, whose lock a thread must not hold when Python ends.
+            while os.read(0, 1024):
+                pass
+        self.ended = True
+        os.kill(os.getpid(), signal.SIGTERM)

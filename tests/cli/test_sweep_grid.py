@@ -1,0 +1,148 @@
+"""The grid of a sweep: options, names, commands, and which grids may go on in a folder."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ln_zoo.cli.sweep.grid import (
+    Grid,
+    SweepError,
+    check_extends,
+    digests,
+    folder_name,
+    parse_norms,
+    parse_seeds,
+    parse_settings,
+    read_grid,
+    write_grid,
+)
+
+GRID = Grid(
+    configs=["base.yaml"],
+    norms=["norms/layer.yaml", "norms/none.yaml"],
+    seeds=[0, 1],
+    settings={"model.lr": ["2e-4", "1e-3"]},
+    options=["--trainer.max_epochs=2"],
+)
+
+
+def test_runs_are_the_product_seed_by_seed() -> None:
+    runs = GRID.runs()
+    assert [run.seed for run in runs] == [0] * 4 + [1] * 4
+    assert GRID.labels() == [
+        "layer, model.lr=2e-4", "layer, model.lr=1e-3", "none, model.lr=2e-4",
+        "none, model.lr=1e-3",
+    ]  # fmt: skip
+    assert runs[5].name == "layer-model.lr-1e-3/seed_1"
+    assert GRID.arguments(runs[5]) == [
+        "--config=base.yaml", "--config=norms/layer.yaml", "--trainer.max_epochs=2",
+        "--model.lr=1e-3", "--seed_everything=1", "--data.seed=1",
+    ]  # fmt: skip
+    assert "--data.seed=1" not in replace(GRID, data_seed=False).arguments(runs[5])
+
+
+def test_a_class_comes_with_all_its_fields() -> None:
+    """Else those of the configuration's own strategy would stay."""
+    run = replace(GRID, norms=["BatchNorm"]).runs()[0]
+    assert run.label.startswith("BatchNorm, ")
+    (argument,) = (a for a in GRID.arguments(run) if "class_path" in a)
+    assert '"momentum": 0.1' in argument
+
+
+def test_folders_differ_where_labels_do() -> None:
+    values = ["[8, 8]", "[8,8]", "[8_8]", "a/b", "a_b", "x" * 300, "x" * 301, "..", "é"]
+    names = {folder_name("layer", {"a": value}) for value in values}
+    assert len(names) == len(values)
+    for name in names:
+        assert "/" not in name
+        assert "=" not in name
+        assert len(name) <= 120
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "a", "1,-2", "1,1", "", ",", "1.5"])
+def test_wrong_seeds(text: str) -> None:
+    with pytest.raises(SweepError, match="--seeds"):
+        parse_seeds(text)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["model.lr"], "takes OPTION=VALUE"),
+        (["=1"], "takes OPTION=VALUE"),
+        (["model.lr="], "has no value: the grid is empty"),
+        (["model.lr=,"], "has no value: the grid is empty"),
+        (["model.lr=1,1"], "has 1 twice"),
+        (["model.lr=1", "--model.lr=2"], "is given twice"),
+        (["model.hidden_features=[8,16"], "do not match"),
+        (["seed_everything=1,2"], "is set by the sweep .--seeds."),
+        (["trainer.logger.name=a"], "is set by the sweep .--out."),
+    ],
+)
+def test_wrong_settings(given: list[str], message: str) -> None:
+    with pytest.raises(SweepError, match=message):
+        parse_settings(given)
+
+
+def test_norms_are_found_beside_the_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "configs/norms").mkdir(parents=True)
+    (tmp_path / "configs/mlp").mkdir()
+    (tmp_path / "configs/norms/layer.yaml").write_text("model: {}\n")
+    config = str(tmp_path / "configs/mlp/paper.yaml")
+    file = tmp_path / "configs/norms/layer.yaml"
+    assert [Path(p).resolve() for p in parse_norms("layer", [config])] == [file]
+    assert parse_norms(f"{file},my_norm.MyNorm,RMSNorm", []) == [
+        str(file), "my_norm.MyNorm", "RMSNorm",
+    ]  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert parse_norms("layer", []) == ["configs/norms/layer.yaml"]
+    for text, message in (
+        ("layr", "did you mean 'layer'"),
+        (" , ", "the grid is empty"),
+        ("no.yaml", "there is no file no.yaml"),
+        (f"layer,{file}", "has layer twice"),
+    ):
+        with pytest.raises(SweepError, match=message):
+            parse_norms(text, [])
+
+
+def test_a_folder_keeps_its_grid(tmp_path: Path) -> None:
+    assert read_grid(tmp_path) is None
+    write_grid(GRID, tmp_path)
+    assert read_grid(tmp_path) == GRID
+    assert [p.name for p in tmp_path.iterdir()] == ["sweep.json"]
+    for content in ("", "[]", "{}", '{"format_version": 1, "configs": []}'):
+        (tmp_path / "sweep.json").write_text(content)
+        with pytest.raises(SweepError, match="choose another --out"):
+            read_grid(tmp_path)
+    (tmp_path / "sweep.json").write_text('{"format_version": 2}')
+    with pytest.raises(SweepError, match="newer version"):
+        read_grid(tmp_path)
+
+
+def test_only_a_larger_grid_goes_on_in_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text("a: 1\n")
+    old = replace(GRID, digests=digests([str(tmp_path / "base.yaml")]))
+    more = {"model.lr": ["1e-3", "5e-4", "2e-4"]}
+    check_extends(
+        replace(old, norms=[*old.norms, "RMSNorm"], seeds=[1, 0, 2], settings=more), old, tmp_path
+    )
+    (tmp_path / "base.yaml").write_text("a: 2\n")
+    changed = digests([str(tmp_path / "base.yaml")])
+    for new, message in (
+        (replace(old, seeds=[0]), "seeds 1 only there"),
+        (replace(old, norms=["norms/layer.yaml"]), "norms norms/none.yaml only there"),
+        (replace(old, settings={"model.lr": ["1e-3"]}), "--set model.lr 2e-4 only there"),
+        (replace(old, settings={}), "--set of model.lr there, of nothing here"),
+        (replace(old, options=[]), "options --trainer.max_epochs=2 there, nothing here"),
+        (replace(old, threads=3), "threads 0 there, 3 here"),
+        (replace(old, test="best"), "test last there, best here"),
+        (replace(old, digests=changed), "base.yaml has changed since"),
+    ):
+        with pytest.raises(SweepError, match=message):
+            check_extends(new, old, tmp_path)

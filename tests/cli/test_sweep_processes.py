@@ -1,0 +1,230 @@
+"""The processes of a sweep: how many, what becomes of their ends, stopping, one run's own process.
+
+The runs here are a few lines of Python that leave what a run leaves.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from ln_zoo.cli.sweep import main, processes, worker
+from ln_zoo.cli.sweep.grid import Grid, SweepError, write_grid
+from ln_zoo.cli.sweep.processes import Processes, Progress, Watcher
+from ln_zoo.cli.sweep.state import FAILED, FINISHED, place_of, state_of
+
+GRID = Grid(configs=["c.yaml"], norms=["a.yaml", "b.yaml"], seeds=[0, 1], data_seed=False)
+
+#: In place of a run: notes its begin and end in ``events``, and ends as its folder's ``how`` says.
+FAKE = """
+import json, os, pathlib, signal, sys, time
+out, name = (a.partition("=")[2] for a in sys.argv[2:4])
+folder = pathlib.Path(out, name)
+events = pathlib.Path(out, "events")
+with events.open("a") as file: file.write(f"begin {name}\\n")
+how = (folder / "how").read_text() if (folder / "how").exists() else ""
+time.sleep(60 if how == "long" else 0.05)
+with events.open("a") as file: file.write(f"end {name}\\n")
+if how == "kill": os.kill(os.getpid(), signal.SIGKILL)
+if how == "words": sys.exit("ln-zoo fit: error: no data")
+(folder / "test_results.json").write_text(json.dumps({"metrics": {"error": 0.5}}))
+"""
+
+
+@pytest.fixture(autouse=True)
+def fake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_PYTHON", [sys.executable, "-S", "-c", FAKE])
+    monkeypatch.setattr(processes, "_PAUSE", 0.01)
+
+
+def sweep(out: Path, jobs: int = 1, watcher: Watcher | None = None) -> Processes:
+    return Processes(GRID.runs(), out, {}, jobs, watcher or Watcher())
+
+
+def end_as(out: Path, name: str, how: str) -> None:
+    (out / name).mkdir(parents=True, exist_ok=True)
+    (out / name / "how").write_text(how)
+
+
+def test_no_more_runs_at_a_time_than_jobs(tmp_path: Path) -> None:
+    assert sweep(tmp_path, jobs=2).run() == 0
+    running, most = 0, 0
+    lines = (tmp_path / "events").read_text().splitlines()
+    for line in lines:
+        running += 1 if line.startswith("begin") else -1
+        most = max(most, running)
+    assert len(lines) == 8
+    assert 1 <= most <= 2
+    assert all(state_of(tmp_path / run.name).kind == FINISHED for run in GRID.runs())
+
+
+def test_failures_are_noted_and_stop_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    end_as(tmp_path, "a/seed_0", "kill")
+    end_as(tmp_path, "b/seed_0", "words")
+    assert sweep(tmp_path).run() == 0
+    states = {run.name: state_of(tmp_path / run.name) for run in GRID.runs()}
+    assert [state.kind for state in states.values()] == [FAILED, FAILED, FINISHED, FINISHED]
+    assert states["a/seed_0"].error.startswith("killed by SIGKILL")
+    assert states["b/seed_0"].error == "ln-zoo fit: error: no data"
+    printed = capsys.readouterr().out
+    assert "[2/4] b/seed_0: FAILED: ln-zoo fit: error: no data" in printed
+    assert "[4/4] b/seed_1: finished (error 0.5)" in printed
+    # Once more: what has finished is left alone, what failed is tried again.
+    for name in ("a/seed_0", "b/seed_0"):
+        end_as(tmp_path, name, "")
+    (tmp_path / "events").unlink()
+    assert sweep(tmp_path).run() == 0
+    begun = [x for x in (tmp_path / "events").read_text().splitlines() if x.startswith("begin")]
+    assert begun == ["begin a/seed_0", "begin b/seed_0"]
+    assert state_of(tmp_path / "a/seed_0").kind == FINISHED
+
+
+def test_stopped_by_a_signal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Stopper(Watcher):
+        def looked(self, progress: Progress) -> None:
+            # When all of them run.
+            if (tmp_path / "events").exists() and len(progress.states) == 2:
+                signal.raise_signal(signal.SIGINT)
+
+    for name in ("a/seed_0", "b/seed_0"):
+        end_as(tmp_path, name, "long")
+    before = signal.getsignal(signal.SIGINT)
+    assert sweep(tmp_path, jobs=2, watcher=Stopper()).run() == signal.SIGINT
+    assert signal.getsignal(signal.SIGINT) is before
+    assert "stopping: 2 runs write their checkpoints" in capsys.readouterr().out
+    for run in GRID.runs():
+        # Ended by us, so neither failed nor finished.
+        assert state_of(tmp_path / run.name).kind == "waiting"
+
+
+def test_two_sweeps_in_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from filelock import FileLock
+
+    write_grid(GRID, tmp_path)
+    with FileLock(tmp_path / ".sweep.lock"):
+        assert main(["--out", str(tmp_path)]) == 2
+    assert "another `ln-zoo sweep` is at work in" in capsys.readouterr().err
+
+
+def test_progress_of_a_run(tmp_path: Path) -> None:
+    assert place_of(tmp_path) == (0, 0)
+    text = "epoch,step,train_loss\r\n0,9,0.5\r\n3,39,0.4\r\n"
+    (tmp_path / "metrics.csv").write_text(text)
+    assert place_of(tmp_path) == (3, 39)
+    (tmp_path / "metrics.csv").write_text(text + "4,4")  # as it is being written
+    assert place_of(tmp_path) == (3, 39)
+
+
+# One run, in its own process
+
+
+def work(out: Path, monkeypatch: pytest.MonkeyPatch, *outcomes: object) -> tuple[int, list]:
+    """Runs a/seed_0 with this in place of ``fit`` and ``test``: exit codes, words, or errors."""
+    calls: list[list[str]] = []
+    left = list(outcomes)
+
+    def fake_main(argv: list[str]) -> int:
+        calls.append(argv)
+        outcome = left.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        if isinstance(outcome, str):
+            print(f"ln-zoo fit: error: {outcome}", file=sys.stderr)
+            return 1
+        if outcome == 0:
+            results = {"metrics": {"error": 0.25}}
+            (out / "a/seed_0/test_results.json").write_text(json.dumps(results))
+        return int(outcome)  # type: ignore[call-overload]
+
+    monkeypatch.setattr("ln_zoo.cli.main", fake_main)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    return worker.work(out, "a/seed_0"), calls
+
+
+def test_a_run_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_grid(GRID, tmp_path)
+    code, calls = work(tmp_path, monkeypatch, 0)
+    assert code == 0
+    (call,) = calls
+    assert call[0] == "fit"
+    assert {"--config=a.yaml", "--seed_everything=0", "--test_after_fit=true"} <= set(call)
+    assert f"--trainer.logger.save_dir={tmp_path}" in call
+    assert not any(a.startswith("--ckpt_path") for a in call)
+    assert work(tmp_path, monkeypatch) == (0, [])
+
+
+def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_grid(GRID, tmp_path)
+    checkpoint = tmp_path / "a/seed_0/checkpoints/last.ckpt"
+    checkpoint.parent.mkdir(parents=True)
+    checkpoint.touch()
+    _, (call,) = work(tmp_path, monkeypatch, 0)
+    assert call[-1] == f"--ckpt_path={checkpoint}"
+
+
+def test_why_a_run_failed_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_grid(GRID, tmp_path)
+    assert work(tmp_path, monkeypatch, "the training loss is not finite at step 3")[0] == 1
+    state = state_of(tmp_path / "a/seed_0")
+    assert state.kind == FAILED
+    assert state.error == "the training loss is not finite at step 3"
+    with pytest.raises(RuntimeError, match="out of memory"):
+        work(tmp_path, monkeypatch, RuntimeError("out of memory\nat ..."))
+    assert state_of(tmp_path / "a/seed_0").error == "RuntimeError: out of memory"
+    # Ended by a signal it did not fail.
+    assert work(tmp_path, monkeypatch, 130)[0] == 130
+    assert state_of(tmp_path / "a/seed_0").kind == "waiting"
+
+
+def test_a_result_that_was_cut_short_is_none(tmp_path: Path) -> None:
+    (tmp_path / "test_results.json").write_text('{"metrics": {"error": 0.')
+    assert state_of(tmp_path).kind == "waiting"
+    (tmp_path / "test_results.json").write_text('{"metrics": {"error": NaN}}')
+    assert state_of(tmp_path).kind == FAILED
+
+
+def test_runs_that_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(SweepError, match="there is no sweep in"):
+        worker.work(tmp_path, "a/seed_0")
+    write_grid(GRID, tmp_path)
+    with pytest.raises(SweepError, match="has no run 'a/seed_7'; did you mean 'a/seed_"):
+        worker.work(tmp_path, "a/seed_7")
+    from filelock import FileLock
+
+    (tmp_path / "a/seed_0").mkdir(parents=True)
+    with (
+        FileLock(tmp_path / "a/seed_0/.lock"),
+        pytest.raises(SweepError, match="another process is at work"),
+    ):
+        worker.work(tmp_path, "a/seed_0")
+
+
+def test_a_run_ends_with_the_sweep(tmp_path: Path) -> None:
+    """Also where that is killed, so that no second process begins beside the first."""
+    code = (
+        "from ln_zoo.cli.sweep.worker import _Watch\nimport time\n"
+        "_Watch().start()\nprint('ready', flush=True)\ntime.sleep(60)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    timer = threading.Timer(50, process.kill)
+    timer.start()
+    assert process.stdout.readline() == b"ready\n"
+    time.sleep(0.1)
+    assert process.poll() is None
+    process.stdin.close()
+    assert process.wait() == -signal.SIGTERM
+    timer.cancel()

@@ -1,0 +1,137 @@
+"""The report of a sweep, of runs whose numbers are known."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from ln_zoo.cli.sweep import main
+from ln_zoo.cli.sweep.grid import Grid, SweepError, write_grid
+from ln_zoo.cli.sweep.report import Report
+from ln_zoo.cli.sweep.state import write_failure
+from ln_zoo.cli.sweep.statistics import Spread, paired
+
+#: Test error, and test error by epochs of 10 updates, by label and seed.
+RUNS = {
+    ("layer", "1e-3"): [(0.02, [0.5, 0.1, 0.02]), (0.03, [0.4, 0.03, 0.03]), (0.01, [0.01] * 3)],
+    ("layer", "1e-2"): [(0.05, [0.5, 0.4, 0.3])] * 3,
+    ("none", "1e-3"): [(0.04, [0.5, 0.3, 0.1]), (0.04, [0.6, 0.2, 0.03]), (0.03, [0.5, 0.4, 0.02])],
+    ("none", "1e-2"): [(0.035, [0.2, 0.2, 0.2])] * 2,
+}
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    grid = Grid(
+        ["c.yaml"], ["n/layer.yaml", "n/none.yaml"], [0, 1, 2], {"model.lr": ["1e-3", "1e-2"]}
+    )
+    (tmp_path / "mlp").mkdir()
+    write_grid(grid, tmp_path / "mlp")
+    for run in grid.runs():
+        numbers = RUNS[run.label.split(", ")[0], run.settings["model.lr"]]
+        folder = tmp_path / "mlp" / run.name
+        if run.seed >= len(numbers):
+            write_failure(folder, "the training loss is not finite at step 3")
+            continue
+        folder.mkdir(parents=True)
+        error, curve = numbers[run.seed]
+        results = {"metrics": {"nll": 2 * error, "error": error}, "steps": 30}
+        (folder / "test_results.json").write_text(json.dumps(results))
+        lines = ["epoch,epoch_seconds,epoch_test_error,epoch_train_nll,step,val_nll"]
+        for epoch, value in enumerate(curve):
+            lines.append(f"{epoch},5.0,{value},{value},{10 * epoch + 9},{value}")
+        (folder / "metrics.csv").write_text("\n".join(lines) + "\n")
+    return tmp_path / "mlp"
+
+
+def report(out: Path, **options: object) -> Report:
+    from ln_zoo.cli.sweep.grid import read_grid
+
+    grid = read_grid(out)
+    assert grid is not None
+    return Report(grid, out, **options)  # type: ignore[arg-type]
+
+
+def test_spreads_in_the_units_of_the_tables(out: Path) -> None:
+    spreads = report(out).spreads()
+    assert spreads["layer, model.lr=1e-3", "error"] == Spread.of([2.0, 3.0, 1.0])
+    assert spreads["layer, model.lr=1e-3", "error"].deviation == pytest.approx(1.0)
+    assert spreads["none, model.lr=1e-2", "error"].number == 2
+
+
+def test_paired_differences(out: Path) -> None:
+    differences = report(out).differences()
+    same = differences["layer, model.lr=1e-3", "none, model.lr=1e-3", "error"]
+    # -2, -1, -2 points: mean -5/3, standard error 1/3, t(2) at 97.5 % is 4.302653.
+    assert (same.number, same.mean) == (3, pytest.approx(-5 / 3))
+    assert (same.low, same.high) == pytest.approx((-5 / 3 - 4.302653 / 3, -5 / 3 + 4.302653 / 3))
+    # Only of seeds that both have.
+    assert differences["layer, model.lr=1e-2", "none, model.lr=1e-2", "error"].number == 2
+    # Best settings by validation: 1e-3 of both.
+    chosen = report(out).chosen()
+    assert [(c.norm, c.label, c.edges) for c in chosen] == [
+        ("layer", "layer, model.lr=1e-3", ["model.lr=1e-3"]),
+        ("none", "none, model.lr=1e-3", ["model.lr=1e-3"]),
+    ]
+    single = paired({0: 1.0}, {0: 2.0, 1: 5.0})
+    assert single is not None
+    assert single.mean == -1
+    assert math.isnan(single.low)
+    assert paired({0: 1.0}, {1: 1.0}) is None
+
+
+def test_when_the_best_of_the_baseline_is_met(out: Path) -> None:
+    reached = {(r.run.label, r.run.seed, r.metric): r for r in report(out).reached()}
+    first = reached["layer, model.lr=1e-3", 0, "epoch_train_nll"]
+    # The baseline's best of seed 0 is 0.1, met after two of three epochs: 20 updates of 0.5 s.
+    assert (first.best, first.steps, first.baseline_steps) == (0.1, 20, 30)
+    assert (first.seconds, first.baseline_seconds) == (10, 15)
+    never = reached["layer, model.lr=1e-2", 0, "epoch_train_nll"]
+    assert never.best == 0.2
+    assert math.isinf(never.steps)
+    assert reached["none, model.lr=1e-3", 2, "epoch_train_nll"].steps == 30
+
+
+def test_what_is_written(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--out", str(out), "--gather"]) == 0
+    printed = capsys.readouterr().out
+    folder = out / "report"
+    text = (folder / "report.md").read_text()
+    assert text in printed
+    assert "11 of 12 runs have finished." in text
+    assert "`none-model.lr-1e-2/seed_2` failed: the training loss is not finite at step 3" in text
+    assert "| layer, model.lr=1e-3 | 3 | 0.04 ± 0.02 (0.02 to 0.06) | 2 ± 1 (1 to 3) |" in text
+    assert "| layer, model.lr=1e-3 | none, model.lr=1e-3 | error (%) | 3 | -1.67 | -3.1 to -0.232 |" in text  # fmt: skip  # noqa: E501
+    assert "| layer | model.lr=1e-3 | 0.02 | model.lr=1e-3 |" in text
+    assert "| layer, model.lr=1e-3 | epoch_train_nll | 20 (10 to 20) | 0.6667 (0.3333 to 0.6667) | 10 (5 to 10) | 3 of 3 |" in text  # fmt: skip  # noqa: E501
+    assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+    rows = {name: list(csv.DictReader((folder / f"{name}.csv").open())) for name in
+            ("runs", "spread", "differences", "reached", "curves")}  # fmt: skip
+    assert len(rows["runs"]) == 12
+    assert rows["runs"][0] == {
+        "norm": "layer", "model.lr": "1e-3", "seed": "0", "state": "finished", "nll": "0.04",
+        "error": "2", "updates": "30", "failure": "",
+    }  # fmt: skip
+    assert rows["spread"][1]["deviation"] == "1"
+    assert rows["differences"][0]["pairs"] == "3"
+    assert len(rows["curves"]) == 33
+    assert rows["reached"][0]["steps"] == "20"
+
+
+def test_reports_that_cannot_be(out: Path, tmp_path: Path) -> None:
+    with pytest.raises(SweepError, match="--baseline batch is none of layer, none"):
+        report(out, baseline="batch")
+    with pytest.raises(SweepError, match=r"--metric: not all runs in .* logged 'loss'"):
+        report(out, metrics=["loss"])
+    with pytest.raises(SweepError, match="--select: not all runs logged 'loss'"):
+        report(out, select="loss")
+    write_grid(Grid(["c.yaml"], ["a.yaml"], [0]), tmp_path)
+    write_failure(tmp_path / "a/seed_0", "no data")
+    with pytest.raises(SweepError, match="no run has finished yet; 1 failed, such as: no data"):
+        report(tmp_path)
+    assert main(["--out", str(tmp_path / "nowhere"), "--gather"]) == 2
+    assert not (tmp_path / "nowhere").exists()
