@@ -23,6 +23,8 @@ train and evaluate (LightningCLI; `ln-zoo fit --help` lists every option)
   ln-zoo fit --config configs/mlp/paper.yaml --config configs/norms/batch.yaml
   ln-zoo validate|test|predict --weights mlp.layernorm --data MNIST
   ln-zoo fit --config ... --ckpt_path last          resume the newest run of that name
+  ln-zoo sweep --config ... --norms layer,none --seeds 5 --out sweeps/x   a grid of runs, its report
+  ln-zoo reproduce [CLAIM] --size reduced           the paper's claims: list, or run and judge one
   ln-zoo compare LABEL=RUN ... --out curves.png     learning curves of several runs
   ln-zoo analyze gradient_flow --out flow.png       how far gradients reach back in time
   ln-zoo analyze invariance --eps shipped           Table 1 of the paper, computed, for any norm
@@ -57,7 +59,7 @@ environment
 _TRAINER_COMMANDS = ("fit", "validate", "test", "predict")
 _ZOO_COMMANDS = ("list", "cards", "card", "publish")
 #: Each is the ``main`` of a file here.
-_COMMANDS = ("compare", "analyze", "data", "write", "kernels")
+_COMMANDS = ("sweep", "reproduce", "compare", "analyze", "data", "write", "kernels")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,0 +1,231 @@
+"""The claims of the paper as data: what tests each, by which rule, and what came of it here.
+
+They live in ``claims.yaml``; this file checks it, decides by a rule, and makes the page of it.
+
+    >>> claim("draw-speed").outcome.verdict
+    'holds'
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Any
+
+import yaml
+
+HOLDS, DOES_NOT_HOLD, UNDECIDED = "holds", "does not hold", "undecided"
+#: Of a claim without outcome.
+NOT_TESTED = "not yet tested"
+#: Sizes of the sweeps.
+SIZES = ("paper", "reduced")
+_KINDS = ("faster", "lower", "higher")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a sweep decides a claim.
+
+    Attributes:
+        kind: ``"faster"``, ``"lower"`` or ``"higher"``.
+        metric: of the curves (``faster``) or of the test.
+        norm: that the claim is about.
+        baseline: that it is compared with.
+    """
+
+    kind: str
+    metric: str
+    norm: str
+    baseline: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a claim here.
+
+    Attributes:
+        verdict: ``"holds"``, ``"does not hold"`` or ``"undecided"``.
+        size: ``"paper"`` or ``"reduced"``.
+        seeds: behind it; ``None``: it depends on none.
+        number: the one that says most, with its interval.
+    """
+
+    verdict: str
+    size: str
+    seeds: int | None
+    number: str | None
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One claim of the paper; the attributes are the keys of ``claims.yaml``."""
+
+    name: str
+    section: str
+    claim: str
+    page: str | None
+    outcome: Outcome | None
+    reason: str
+    rule: Rule | None = None
+    sweep: dict[str, str] = field(default_factory=dict, hash=False)
+    command: str | None = None
+
+    @property
+    def verdict(self) -> str:
+        """That of the outcome, or that there is none."""
+        return self.outcome.verdict if self.outcome else NOT_TESTED
+
+
+def claims() -> tuple[Claim, ...]:
+    """All claims, in the order of the file."""
+    return _load()
+
+
+def claim(name: str) -> Claim:
+    """The claim of that name.
+
+    Raises:
+        KeyError: if there is none.
+    """
+    return {each.name: each for each in claims()}[name]
+
+
+def decide(low: float, high: float, wanted: str) -> str:
+    """The verdict of an interval: on the wanted side of 0, on the other, or around it.
+
+    Args:
+        low: lower end; NaN where there is no interval.
+        high: upper end.
+        wanted: ``"below"`` or ``"above"``.
+
+    Raises:
+        ValueError: for another side.
+
+    Example:
+        >>> decide(-0.3, -0.1, "below"), decide(-0.3, 0.1, "below"), decide(0.1, 0.3, "below")
+        ('holds', 'undecided', 'does not hold')
+    """
+    if wanted not in ("below", "above"):
+        raise ValueError(f"wanted must be 'below' or 'above', got {wanted!r}")
+    if math.isnan(low) or math.isnan(high) or low <= 0 <= high:
+        return UNDECIDED
+    return HOLDS if (high < 0) == (wanted == "below") else DOES_NOT_HOLD
+
+
+# The page
+
+
+def page(up: str = "") -> str:
+    """The page of all claims, in Markdown.
+
+    Args:
+        up: what links begin with, such as ``"../"`` in a folder.
+    """
+    head = [
+        "# The claims of the paper",
+        "Each claim of [Layer Normalization](https://arxiv.org/abs/1607.06450) (Ba, Kiros, Hinton "
+        "2016), what tests it, and what came of it here. `ln-zoo reproduce` lists them; `ln-zoo "
+        "reproduce NAME --size reduced` runs the sweep of one and prints its verdict. This page is "
+        "made by `ln-zoo reproduce --write docs/claims.md` from "
+        f"[claims.yaml]({up}ln_zoo/zoo/claims.yaml).",
+        "A sweep decides by a rule that is fixed before it: the 95 % interval of the paired t "
+        "statistic over seeds lies on the side of the claim (holds), on the other (does not hold), "
+        "or contains 0 (undecided, as with one seed). *Faster* goes by the ratio of updates to the "
+        "best value that the baseline reaches. Each method has its best settings by validation "
+        "where there are several. *Paper* is the size of the paper, *reduced* a smaller one. The "
+        "outcomes so far apply the rules to runs that were made before them, some of them shorter "
+        "than the sweeps given here: each says so.",
+    ]
+    return "\n\n".join([*head, table(up), *(_section(each) for each in claims())]) + "\n"
+
+
+def table(up: str = "") -> str:
+    """All claims in a Markdown table: verdict, one number, link."""
+    lines = ["| § | claim | verdict | number | size, seeds | more |", "|" + "---|" * 6]
+    for each in claims():
+        outcome = each.outcome
+        size = ""
+        if outcome:
+            size = outcome.size + (f", {outcome.seeds}" if outcome.seeds else "")
+        link = f"[{each.page.rpartition('/')[2]}]({up}{each.page})" if each.page else ""
+        number = (outcome.number if outcome else None) or ""
+        cells = [each.section, each.claim, f"**{each.verdict}**", number, size, link]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _section(each: Claim) -> str:
+    lines = [f"## `{each.name}`", "", f"Section {each.section}. {each.claim}.", ""]
+    lines.append(f"**{each.verdict[0].upper()}{each.verdict[1:]}.** {each.reason}")
+    if each.rule:
+        rule = each.rule
+        words = {
+            "faster": "meets the best `{0.metric}` of `{0.baseline}` after fewer updates",
+            "lower": "has a lower test `{0.metric}` than `{0.baseline}`",
+            "higher": "has a higher test `{0.metric}` than `{0.baseline}`",
+        }
+        lines += ["", f"Rule: `{rule.norm}` {words[rule.kind].format(rule)}."]
+    runs = [f"ln-zoo sweep {each.sweep[size]}  # {size}" for size in SIZES if size in each.sweep]
+    runs += [f"ln-zoo {each.command}"] if each.command else []
+    if runs:
+        lines += ["", "```", *runs, "```"]
+    return "\n".join(lines)
+
+
+# The file
+
+
+@functools.cache
+def _load() -> tuple[Claim, ...]:
+    text = files("ln_zoo.zoo").joinpath("claims.yaml").read_text(encoding="utf-8")
+    return parse(yaml.safe_load(text))
+
+
+def parse(raw: Any) -> tuple[Claim, ...]:
+    """Checks the content of ``claims.yaml``.
+
+    Raises:
+        ValueError: for unknown or missing keys, kinds, verdicts or sizes, or a name given twice;
+            the message names the claim.
+    """
+    found: list[Claim] = []
+    for entry in raw["claims"]:
+        name = entry.get("name", entry)
+        try:
+            rule = Rule(**entry["rule"]) if "rule" in entry else None
+            outcome = Outcome(**entry["outcome"]) if entry["outcome"] else None
+            each = Claim(**entry | {"rule": rule, "outcome": outcome})
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"claim {name}: {error}") from error
+        if problem := _problem(each, [other.name for other in found]):
+            raise ValueError(f"claim {name}: {problem}")
+        found.append(each)
+    return tuple(found)
+
+
+def _problem(each: Claim, names: Sequence[str]) -> str:
+    """What is wrong with a claim, or nothing."""
+    if each.name in names:
+        return "it stands there twice"
+    if each.rule and each.rule.kind not in _KINDS:
+        return f"kind {each.rule.kind!r} is none of {_KINDS}"
+    if bool(each.rule) != bool(each.sweep):
+        return "a rule needs a sweep, and a sweep a rule"
+    if unknown := set(each.sweep) - set(SIZES):
+        return f"sizes {sorted(unknown)} are none of {SIZES}"
+    if each.rule:
+        for arguments in each.sweep.values():
+            words = shlex.split(arguments)
+            norms = words[words.index("--norms") + 1].split(",")
+            if not {each.rule.norm, each.rule.baseline} <= set(norms):
+                return f"its sweep has not both norms of the rule: {arguments}"
+    outcome = each.outcome
+    if outcome and outcome.verdict not in (HOLDS, DOES_NOT_HOLD, UNDECIDED):
+        return f"unknown verdict {outcome.verdict!r}"
+    if outcome and outcome.size not in SIZES:
+        return f"unknown size {outcome.size!r}"
+    return ""

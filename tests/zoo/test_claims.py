@@ -1,0 +1,73 @@
+"""The claims of the paper: their file, the rule of a verdict, the page that is made of them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ln_zoo.zoo import claims
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_pages_are_up_to_date() -> None:
+    """`ln-zoo reproduce --write docs/claims.md` makes them anew."""
+    assert (ROOT / "docs/claims.md").read_text(encoding="utf-8") == claims.page("../")
+    assert f"\n{claims.table()}\n" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_what_the_claims_name_is_there() -> None:
+    for each in claims.claims():
+        assert each.page is None or (ROOT / each.page).is_file(), each.name
+        for arguments in each.sweep.values():
+            words = arguments.split()
+            assert (ROOT / words[words.index("--config") + 1]).is_file(), each.name
+    sections = {each.section for each in claims.claims()}
+    assert {"3.1", "5.1", "5.2", *(f"6.{n}" for n in range(1, 8)), "7"} <= sections
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "below", "above"),
+    [
+        (-2, -1, claims.HOLDS, claims.DOES_NOT_HOLD),
+        (1, 2, claims.DOES_NOT_HOLD, claims.HOLDS),
+        (-1, 2, claims.UNDECIDED, claims.UNDECIDED),
+        (-1, 0, claims.UNDECIDED, claims.UNDECIDED),
+        (0, 1, claims.UNDECIDED, claims.UNDECIDED),
+        (math.nan, math.nan, claims.UNDECIDED, claims.UNDECIDED),
+    ],
+)
+def test_the_rule(low: float, high: float, below: str, above: str) -> None:
+    assert claims.decide(low, high, "below") == below
+    assert claims.decide(low, high, "above") == above
+
+
+def entry(**changes: Any) -> dict[str, Any]:
+    rule = {"kind": "faster", "metric": "m", "norm": "layer", "baseline": "none"}
+    outcome = {"verdict": "holds", "size": "paper", "seeds": 3, "number": None}
+    plain = {"name": "a", "section": "6.4", "claim": "b", "page": None, "reason": "c"}
+    whole = {"rule": rule, "sweep": {"paper": "--config x --norms none,layer"}, "outcome": outcome}
+    return plain | whole | changes
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ([entry(), entry()], "claim a: it stands there twice"),
+        ([entry(extra=1)], "claim a: .*extra"),
+        ([{"name": "a"}], "claim a: 'outcome'"),
+        ([entry(rule=entry()["rule"] | {"kind": "slower"})], "kind 'slower' is none of"),
+        ([entry(sweep={})], "a rule needs a sweep"),
+        ([entry(sweep={"small": "--norms layer,none"})], "sizes .'small'. are none of"),
+        ([entry(sweep={"paper": "--norms layer,batch"})], "has not both norms"),
+        ([entry(outcome=entry()["outcome"] | {"verdict": "yes"})], "unknown verdict 'yes'"),
+        ([entry(outcome=entry()["outcome"] | {"size": "half"})], "unknown size 'half'"),
+    ],
+)
+def test_wrong_files(entries: list[dict[str, Any]], message: str) -> None:
+    assert claims.parse({"claims": [entry()]})[0].verdict == "holds"
+    with pytest.raises(ValueError, match=message):
+        claims.parse({"claims": entries})
