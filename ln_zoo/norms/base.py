@@ -205,6 +205,11 @@ class Site(nn.Module):
         """
         if not self.normalizes_sums:
             return a
+        if a.shape[self.axis] != self.features:
+            raise RuntimeError(
+                f"Expected sums of {self.features} features at this {self.role} site, got "
+                f"{a.shape[self.axis]}"
+            )
         if self.positions is not None and a.shape[2:] != self.positions:
             raise ValueError(
                 f"this layer was made for sums at positions {self.positions}, got "
@@ -305,6 +310,11 @@ class Site(nn.Module):
 
         One with a number for each position, (F, H, W), does so as it is.
         """
+        if vector.shape[:1] != (self.features,):
+            raise RuntimeError(
+                f"Expected gain or shift size ({self.features},) at this {self.role} site, got "
+                f"{list(vector.shape)}"
+            )
         vector = vector.to(a.dtype)
         if self.axis == -1 or vector.dim() > 1:
             return vector

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-#: Seconds after which a process is taken to hang.
+#: Seconds after which an example is taken to hang.
 _PATIENCE = 60
 
 
@@ -44,9 +44,9 @@ def _run(examples: Sequence[Callable[[], str]]) -> list[str]:
     if not child:
         os.close(read)
         faulthandler.disable()
-        signal.alarm(_PATIENCE)
         torch.set_num_threads(1)
         for example in examples:
+            signal.alarm(_PATIENCE)
             os.write(write, (json.dumps(_outcome(example)) + "\n").encode())
         os._exit(0)
     os.close(write)
