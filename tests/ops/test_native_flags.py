@@ -33,7 +33,7 @@ COMPARED = (
 def run_with(flags: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Other tests, in a process whose kernels are compiled with such flags."""
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider", *arguments],
+        [sys.executable, "-m", "pytest", "-n", "0", "-q", "--capture=sys", *arguments],
         cwd=ROOT,
         env=os.environ
         | {"LN_ZOO_CXXFLAGS": flags, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -67,17 +67,20 @@ def sanitizer() -> dict[str, str]:
         compiler = build.find_compiler()
     except build.Unavailable as error:
         pytest.skip(str(error))
-    done = subprocess.run(
-        [*compiler.command, "-print-file-name=libasan.so"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    runtime = Path(done.stdout.strip())
-    if not runtime.is_absolute():
-        pytest.skip(f"{compiler} has no AddressSanitizer")
+    runtimes = []
+    # That of C++ too: loaded later, the sanitizer would not know how exceptions are thrown.
+    for name in ("libasan.so", "libstdc++.so.6"):
+        done = subprocess.run(
+            [*compiler.command, f"-print-file-name={name}"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        runtimes.append(done.stdout.strip())
+        if not Path(runtimes[-1]).is_absolute():
+            pytest.skip(f"{compiler} has no {name}")
     # Python keeps memory for ever, and torch is not instrumented.
-    return {"LD_PRELOAD": str(runtime), "ASAN_OPTIONS": "detect_leaks=0"}
+    return {"LD_PRELOAD": " ".join(runtimes), "ASAN_OPTIONS": "detect_leaks=0"}
 
 
 SANITIZED = "-fsanitize=address -O0 -g1"
