@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torchmetrics import MeanMetric
 
 from ln_zoo.models.base import ZooModule, fused_on_cpu
+from ln_zoo.models.checks import check_positive
 from ln_zoo.norms import batch_statistics, mixes_cases
 
 Batch = tuple[Tensor, Tensor]
@@ -44,6 +45,7 @@ class Classifier(ZooModule):
             0.9); other settings are torch's defaults.
 
     Raises:
+        TypeError: for a learning rate that is not a number.
         ValueError: for a learning rate that is not positive, or an unknown optimizer.
     """
 
@@ -54,8 +56,7 @@ class Classifier(ZooModule):
 
     def __init__(self, lr: float, optimizer: str = "adam") -> None:
         super().__init__()
-        if not lr > 0:
-            raise ValueError(f"lr must be positive, got {lr!r}")
+        check_positive(lr=lr)
         if optimizer not in _OPTIMIZERS:
             raise ValueError(f"optimizer must be one of {sorted(_OPTIMIZERS)}, got {optimizer!r}")
         self.lr = lr

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ln_zoo.layers import Conv2d, Linear
+from ln_zoo.models.checks import check_sizes
 from ln_zoo.models.classifier import Classifier
 from ln_zoo.norms import LayerNorm, Norm, from_config
 
@@ -38,6 +39,7 @@ class ConvClassifier(Classifier):
     Shapes: input (N, C, H, W), output: logits (N, K).
 
     Raises:
+        TypeError: for a size or rate that is not a number.
         ValueError: for sizes below 1, no block or one without a convolution, images too small for
             the pools, an unknown optimizer, a learning rate that is not positive; for inputs that
             are no images of ``image_shape``.
@@ -101,9 +103,13 @@ def _check(
         raise ValueError("channels must have at least one block of convolutions, got none")
     if not all(blocks):
         raise ValueError(f"every block must have at least one convolution, got channels={blocks}")
-    sizes = [*image_shape, *(n for block in blocks for n in block), hidden_features, num_classes]
-    if min(sizes) < 1:
-        raise ValueError(f"every size must be at least 1, got {sizes}")
+    channels = [size for block in blocks for size in block]
+    check_sizes(
+        image_shape=image_shape,
+        channels=channels,
+        hidden_features=hidden_features,
+        num_classes=num_classes,
+    )
     if min(image_shape[1:]) < 2 ** len(blocks):
         raise ValueError(
             f"images of {image_shape[1]} x {image_shape[2]} are too small for {len(blocks)} pools, "

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from ln_zoo.layers import DRAWNetwork, DRAWOutput
 from ln_zoo.metrics import Ratio
 from ln_zoo.models.base import ZooModule, fused_on_cpu
+from ln_zoo.models.checks import check_positive, check_sizes
 from ln_zoo.norms import LayerNorm, Norm, from_config
 from ln_zoo.ops import divergence
 
@@ -81,6 +82,7 @@ class DRAW(ZooModule):
             take the network, else functions of torch one by one.
 
     Raises:
+        TypeError: for a size or rate that is not a number.
         ValueError: for sizes, samples, rates or bounds out of range, or an unknown word.
 
     Example:
@@ -122,17 +124,12 @@ class DRAW(ZooModule):
     ) -> None:
         super().__init__()
         norm = LayerNorm() if norm is None else from_config(norm)
-        counts = {"glimpses": glimpses, "val_samples": val_samples, "eval_samples": eval_samples}
-        if small := {name: count for name, count in counts.items() if count < 1}:
-            raise ValueError(f"every number must be at least 1, got {small}")
+        check_sizes(glimpses=glimpses, val_samples=val_samples, eval_samples=eval_samples)
         if importance_samples < 0:
             raise ValueError(f"importance_samples must not be negative, got {importance_samples}")
         if not 0 <= eval_seed < 2**32:
             raise ValueError(f"eval_seed must lie between 0 and 2^32 - 1, got {eval_seed}")
-        if not lr > 0:
-            raise ValueError(f"lr must be positive, got {lr!r}")
-        if clip_norm is not None and not clip_norm > 0:
-            raise ValueError(f"clip_norm must be positive, or None; got {clip_norm!r}")
+        check_positive(lr=lr, clip_norm=clip_norm)
         if not isinstance(image_size, Sequence) or len(image_size) != 2:
             raise ValueError(f"image_size must be height and width, got {image_size!r}")
         height, width = image_size

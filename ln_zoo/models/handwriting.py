@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from ln_zoo.layers import LSTM, WindowLSTM, WindowState
 from ln_zoo.metrics import PenMixture, Ratio
 from ln_zoo.models.base import ZooModule, fused_on_cpu
+from ln_zoo.models.checks import check_positive, check_sizes
 from ln_zoo.models.graves_rmsprop import GravesRMSprop
 from ln_zoo.norms import LayerNorm, Norm, from_config
 from ln_zoo.ops import clip_derivative
@@ -120,6 +121,7 @@ class Handwriting(ZooModule):
         weight_noise: standard deviation of noise added to all weights in each training step.
 
     Raises:
+        TypeError: for a size or rate that is not a number.
         ValueError: for sizes below 1, unknown words, an empty alphabet or one with a character
             twice, bounds and rates that are not positive, a negative noise.
 
@@ -162,7 +164,7 @@ class Handwriting(ZooModule):
     ) -> None:
         super().__init__()
         norm = LayerNorm() if norm is None else from_config(norm)
-        _check_sizes(
+        check_sizes(
             hidden_features=hidden_features,
             num_layers=num_layers,
             window_components=window_components,
@@ -176,7 +178,7 @@ class Handwriting(ZooModule):
         )
         if clip_bound is None:
             clip_bound = _BOUNDS[clip_mode]
-        _check_positive(lr=lr, clip_bound=clip_bound)
+        check_positive(lr=lr, clip_bound=clip_bound)
         if not weight_noise >= 0:
             raise ValueError(f"weight_noise must not be negative, got {weight_noise!r}")
         if not 0 < largest_correlation < 1:
@@ -622,18 +624,7 @@ def _read_alphabet(given: str | None) -> str:
     return characters
 
 
-def _check_sizes(**sizes: int) -> None:
-    if small := {name: size for name, size in sizes.items() if size < 1}:
-        raise ValueError(f"every size must be at least 1, got {small}")
-
-
 def _check_words(**choices: tuple[str, tuple[str, ...]]) -> None:
     for name, (value, words) in choices.items():
         if value not in words:
             raise ValueError(f"{name} must be one of {', '.join(words)}, got {value!r}")
-
-
-def _check_positive(**values: float | None) -> None:
-    for name, value in values.items():
-        if value is not None and not value > 0:
-            raise ValueError(f"{name} must be positive, got {value!r}")

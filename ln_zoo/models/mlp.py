@@ -8,6 +8,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from ln_zoo.layers import Linear
+from ln_zoo.models.checks import check_sizes
 from ln_zoo.models.classifier import Classifier
 from ln_zoo.norms import Identity, LayerNorm, Norm, from_config
 
@@ -34,6 +35,7 @@ class MLPClassifier(Classifier):
     Shapes: input (N, \\*) with I numbers per case, output: logits (N, K).
 
     Raises:
+        TypeError: for a size or rate that is not a number.
         ValueError: for sizes below 1, an unknown activation, a learning rate that is not positive.
 
     Example:
@@ -56,6 +58,9 @@ class MLPClassifier(Classifier):
         lr: float = 1e-3,
     ) -> None:
         super().__init__(lr)
+        check_sizes(
+            in_features=in_features, hidden_features=hidden_features, num_classes=num_classes
+        )
         hidden_features = list(hidden_features)
         norm = LayerNorm() if norm is None else from_config(norm)
         normalize_logits = norm.mixes_cases if normalize_logits is None else normalize_logits
@@ -64,8 +69,6 @@ class MLPClassifier(Classifier):
                 f"activation must be one of {sorted(_ACTIVATIONS)}, got {activation!r}"
             )
         sizes = [in_features, *hidden_features, num_classes]
-        if min(sizes) < 1:
-            raise ValueError(f"every size must be at least 1, got {sizes}")
         self.remember(norm, hidden_features=hidden_features, normalize_logits=normalize_logits)
         layers: list[nn.Module] = [nn.Flatten()]
         for inputs, outputs in pairwise(sizes[:-1]):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import init
 
 from ln_zoo.layers import GRU, LSTM, RNN, Linear, orthogonal_, orthogonal_init
+from ln_zoo.models.checks import check_sizes
 from ln_zoo.models.classifier import Classifier
 from ln_zoo.norms import LayerNorm, Norm, from_config
 
@@ -58,6 +59,7 @@ class SequenceClassifier(Classifier):
     Shapes: input (N, \\*) with I numbers per case, output: logits (N, K).
 
     Raises:
+        TypeError: for a size or rate that is not a number.
         ValueError: for sizes below 1, a ``step_features`` that does not divide ``in_features``, an
             unknown cell or optimizer, noise that is negative or not finite, a learning rate that is
             not positive; for inputs of another size.
@@ -92,15 +94,13 @@ class SequenceClassifier(Classifier):
         norm = LayerNorm() if norm is None else from_config(norm)
         if cell not in _CELLS:
             raise ValueError(f"cell must be one of {sorted(_CELLS)}, got {cell!r}")
-        sizes = {
-            "in_features": in_features,
-            "num_classes": num_classes,
-            "hidden_features": hidden_features,
-            "num_layers": num_layers,
-            "step_features": step_features,
-        }
-        if small := {name: size for name, size in sizes.items() if size < 1}:
-            raise ValueError(f"every size must be at least 1, got {small}")
+        check_sizes(
+            in_features=in_features,
+            num_classes=num_classes,
+            hidden_features=hidden_features,
+            num_layers=num_layers,
+            step_features=step_features,
+        )
         if in_features % step_features:
             raise ValueError(
                 f"step_features {step_features} must divide in_features {in_features}, so that "

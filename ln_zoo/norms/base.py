@@ -333,5 +333,13 @@ class Site(nn.Module):
                 self._buffers[name] = old.to(after.device)
         return self
 
+    def __prepare_scriptable__(self) -> Site:
+        # torch.jit.script asks every submodule for this before it compiles the first.
+        raise RuntimeError(
+            "torch.jit.script cannot compile the layers of ln_zoo, whose loops depend on their "
+            "strategy: use torch.compile to run them faster, torch.export.export or "
+            "torch.jit.trace to save them"
+        )
+
     def extra_repr(self) -> str:
         return f"{self.role}, {self.features}, {self.norm}"

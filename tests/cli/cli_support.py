@@ -61,6 +61,13 @@ def _server() -> subprocess.Popen[str]:
     return server
 
 
+def end_server() -> None:
+    """The next command has a new process: classes of a user's own outlive the command that imported
+    them, and would be among those that errors of later commands name."""
+    _server().kill()
+    _server.cache_clear()
+
+
 def run(*argv: str | Path, early: bool = True) -> Done:
     """Runs a command in the current folder; quick, since its process is there already.
 

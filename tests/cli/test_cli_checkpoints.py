@@ -461,8 +461,8 @@ class Decayed(MLPClassifier):
 """
 
 
-def test_a_users_own_model_and_norm_are_tested_by_naming_them(here: Path) -> None:
-    (here / "my_models.py").write_text(OWN)
+def test_a_users_own_model_and_norm_are_tested_by_naming_them(own_classes: Path) -> None:
+    (own_classes / "my_models.py").write_text(OWN)
     own = ["--model=my_models.Decayed", "--model.norm=my_models.Mine"]
     fit(*own, "--model.norm.eps=1e-3")
     last = "runs/Decayed-Mine/version_0/checkpoints/last.ckpt"

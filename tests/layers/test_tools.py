@@ -187,3 +187,17 @@ def test_exports_in_evaluation_with_any_batch_size(cls: type, norm: Norm) -> Non
         shape[axis] = cases
         x = torch.randn(shape, dtype=torch.float64)
         assert_equal(program.module()(x), module(x), 1e-12)
+
+
+@every_class
+@pytest.mark.parametrize("norm", [Identity(), LayerNorm()], ids=["none", "layer"])
+def test_scripting_says_what_to_use_instead(cls: type, norm: Norm) -> None:
+    model = torch.nn.Sequential(torch.nn.Tanh(), example(cls, norm)[0])
+    with (
+        pytest.warns(DeprecationWarning, match="jit.script"),
+        pytest.raises(RuntimeError) as caught,
+    ):
+        torch.jit.script(model)
+    assert str(caught.value).startswith("torch.jit.script cannot compile the layers of ln_zoo")
+    assert "torch.export.export" in str(caught.value)
+    assert "\n" not in str(caught.value)

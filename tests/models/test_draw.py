@@ -456,14 +456,14 @@ def test_batch_statistics_are_each_glimpses_own() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"glimpses": 0}, "every number must be at least 1, got {'glimpses': 0}"),
+        ({"glimpses": 0}, "every size must be at least 1, got {'glimpses': 0}"),
         ({"eval_samples": 0, "val_samples": -1}, "got {'val_samples': -1, 'eval_samples': 0}"),
         ({"importance_samples": -1}, "importance_samples must not be negative, got -1"),
         ({"eval_seed": -1}, r"eval_seed must lie between 0 and 2\^32 - 1, got -1"),
         ({"eval_seed": 2**32}, r"eval_seed must lie between 0 and 2\^32 - 1, got 4294967296"),
         ({"lr": 0.0}, "lr must be positive, got 0.0"),
         ({"lr": math.nan}, "lr must be positive, got nan"),
-        ({"clip_norm": 0.0}, "clip_norm must be positive, or None; got 0.0"),
+        ({"clip_norm": 0.0}, "clip_norm must be positive, got 0.0"),
         ({"image_size": (28,)}, r"image_size must be height and width, got \(28,\)"),
         ({"image_size": 28}, "image_size must be height and width, got 28"),
         ({"hidden_features": 0}, "at least 1, got {'hidden_size': 0}"),

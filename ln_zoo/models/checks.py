@@ -1,0 +1,58 @@
+"""Checks of the values that models are made with: an error names the argument."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Sequence
+
+
+def check_sizes(**sizes: int | Sequence[int]) -> None:
+    """Checks that sizes are whole numbers of at least 1.
+
+    Args:
+        **sizes: a size, or several, by the argument's name.
+
+    Raises:
+        TypeError: for one that is not a whole number.
+        ValueError: for one below 1.
+
+    Example:
+        >>> check_sizes(in_features=784, hidden_features=[1000, 0])
+        Traceback (most recent call last):
+            ...
+        ValueError: every size must be at least 1, got {'hidden_features': [1000, 0]}
+    """
+    small = {}
+    for name, given in sizes.items():
+        values = given if isinstance(given, list | tuple) else [given]
+        if not all(isinstance(v, numbers.Integral) and not isinstance(v, bool) for v in values):
+            raise TypeError(f"{name} must be given in whole numbers, got {given!r}")
+        if values and min(values) < 1:
+            small[name] = given
+    if small:
+        raise ValueError(f"every size must be at least 1, got {small}")
+
+
+def check_positive(**values: float | None) -> None:
+    """Checks that numbers are positive; ``None`` stands for one that is not used.
+
+    Args:
+        **values: by the argument's name.
+
+    Raises:
+        TypeError: for one that is not a number.
+        ValueError: for one that is not positive.
+
+    Example:
+        >>> check_positive(lr="fast")
+        Traceback (most recent call last):
+            ...
+        TypeError: lr must be a number, got 'fast'
+    """
+    for name, value in values.items():
+        if value is None:
+            continue
+        if not isinstance(value, numbers.Real):
+            raise TypeError(f"{name} must be a number, got {value!r}")
+        if not value > 0:
+            raise ValueError(f"{name} must be positive, got {value!r}")
