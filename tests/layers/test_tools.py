@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -193,10 +194,8 @@ def test_exports_in_evaluation_with_any_batch_size(cls: type, norm: Norm) -> Non
 @pytest.mark.parametrize("norm", [Identity(), LayerNorm()], ids=["none", "layer"])
 def test_scripting_says_what_to_use_instead(cls: type, norm: Norm) -> None:
     model = torch.nn.Sequential(torch.nn.Tanh(), example(cls, norm)[0])
-    with (
-        pytest.warns(DeprecationWarning, match="jit.script"),
-        pytest.raises(RuntimeError) as caught,
-    ):
+    with warnings.catch_warnings(), pytest.raises(RuntimeError) as caught:
+        warnings.simplefilter("ignore", DeprecationWarning)  # newer releases of torch deprecate it
         torch.jit.script(model)
     assert str(caught.value).startswith("torch.jit.script cannot compile the layers of ln_zoo")
     assert "torch.export.export" in str(caught.value)
