@@ -400,7 +400,8 @@ class Steps:
         # Kept alive as long as their addresses are used.
         self._tensors = {**rows, **cases, **p.vectors}
         count = next(len(a) for a in rows.values() if a is not None)
-        n = next(len(a) for a in cases.values() if a is not None)
+        # The gradients of an RNN have no state but the one in the buffers.
+        n = next((len(a) for a in cases.values() if a is not None), 0)
         forms = _forms(p)
         self._places = []
         self._addresses: list[tuple[int, torch.dtype]] = []
