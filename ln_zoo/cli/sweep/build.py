@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from jsonargparse import Namespace
@@ -19,4 +20,9 @@ class _Unrun(ZooCLI):
 
 def settings(argv: list[str]) -> Namespace:
     """All settings of a ``fit``; errors are those of ``ln-zoo fit``."""
-    return _Unrun(argv)._settings()
+    before = logging.root.manager.disable
+    logging.disable(logging.INFO)  # which seed was set is of no interest here
+    try:
+        return _Unrun(argv)._settings()
+    finally:
+        logging.disable(before)
