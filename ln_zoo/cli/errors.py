@@ -22,7 +22,9 @@ from ln_zoo.cli.names import nearest
 _NOISE = re.compile(
     r"Does not validate against any of the Union subtypes|Subtypes: |Errors:$|Given value type: |"
     r"Expected a <class 'NoneType'>|Expected a path but .* either not accessible or invalid|"
-    r"in \"<unicode string>\"|$"
+    r"in \"<unicode string>\"|"
+    # Lightning's own, which takes a monitor, beside all others.
+    r"Import path \S+ does not correspond to a subclass of ReduceLROnPlateau|$"
 )
 _KEY = re.compile(r'(?:Parser key|Key) "([\w.]+)"[^:]*:\s*(.*)')
 _OWNER = re.compile(r"Problem with given class_path '([\w.]+)':\s*(.*)")
@@ -325,7 +327,8 @@ def _required(names: list[str], owner: str) -> str:
 def _nearest_option(name: str, options: list[str]) -> str:
     """`nearest`, which also finds a class's argument where the group is misspelt: ``modle.lr``."""
     group, dot, rest = name.partition(".")
-    near = difflib.get_close_matches(group, ("model", "data"), n=1, cutoff=0.5) if dot else []
+    groups = ("model", "data", "optimizer", "lr_scheduler")
+    near = difflib.get_close_matches(group, groups, n=1, cutoff=0.5) if dot else []
     return f"; did you mean '{near[0]}.{rest}'?" if near else nearest(name, options)
 
 
@@ -349,6 +352,8 @@ def _known_classes(place: list[str]) -> set[str]:
     """Names of the imported concrete classes that the argument in this place takes."""
     from lightning.pytorch import Callback, LightningDataModule
     from lightning.pytorch.loggers import Logger
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
 
     from ln_zoo.models.base import ZooModule
     from ln_zoo.norms import Norm
@@ -359,6 +364,8 @@ def _known_classes(place: list[str]) -> set[str]:
         "norm": Norm,
         "callbacks": Callback,
         "logger": Logger,
+        "optimizer": Optimizer,
+        "lr_scheduler": LRScheduler,
     }
     base = bases.get(".".join(place).rpartition(".")[2])
     if base is None:

@@ -30,7 +30,7 @@ from ln_zoo.callbacks import (
 )
 from ln_zoo.callbacks.last_checkpoint import Interrupted
 from ln_zoo.checkpoints import write_atomically
-from ln_zoo.cli import outputs, results, run_folders, signals, stored
+from ln_zoo.cli import optimizers, outputs, results, run_folders, signals, stored
 from ln_zoo.cli.errors import OneLineErrors, told
 from ln_zoo.models.base import ZooModule
 
@@ -86,7 +86,8 @@ class ZooCLI(LightningCLI):
 
     Beyond Lightning's own: ``--weights`` starts from published or stored weights; the model's class
     and arguments are read from weights or checkpoint; what a checkpoint or a link overrides is
-    said; ``--ckpt_path last`` finds the newest run of the same name; ``test`` prints measured
+    said; ``--optimizer`` and ``--lr_scheduler`` take the place of the model's own, in a resumed run
+    too; ``--ckpt_path last`` finds the newest run of the same name; ``test`` prints measured
     beside reported numbers and ``predict`` writes a file.
 
     Making one parses the arguments and builds model, data and trainer; `run` does the rest.
@@ -122,7 +123,7 @@ class ZooCLI(LightningCLI):
                     _logger("TensorBoardLogger", default_hp_metric=False),
                 ]
             },
-            auto_configure_optimizers=False,
+            auto_configure_optimizers=False,  # `optimizers` does, with the model's as default
             args=stored.with_model(self.argv),
         )
 
@@ -140,6 +141,7 @@ class ZooCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         for name in _LINKS:
             parser.link_arguments(f"data.{name}", f"model.init_args.{name}", apply_on="instantiate")
+        optimizers.add_arguments(parser)
         parser.add_argument(
             "--weights",
             type=str | None,
@@ -167,6 +169,7 @@ class ZooCLI(LightningCLI):
             # Once more, over the model of that checkpoint: what differs then is the user's.
             self.config = parser.parse_args(stored.with_model([*self.argv, "--ckpt_path", path]))
             self._name_loggers()
+        optimizers.check(self._settings())
 
     def _parse_ckpt_path(self) -> None:
         if path := self._settings().get("ckpt_path"):
@@ -175,6 +178,26 @@ class ZooCLI(LightningCLI):
             mine = self._settings().model.clone()
             super()._parse_ckpt_path()
             stored.tell_ignored(mine, self._settings().model, path)
+        self._rate_of_model = self._settle_optimizer()
+
+    def _settle_optimizer(self) -> bool:
+        """Takes the optimizer and schedule of the checkpoint that is resumed, else the user's.
+
+        Returns:
+            Whether the optimizer's learning rate is the model's.
+        """
+        path = self._settings().get("ckpt_path")
+        if not path or self.config.subcommand != "fit":
+            return optimizers.use_rate_of_model(self._settings(), self.argv)
+        given = self._settings().clone()
+        trained = optimizers.of_checkpoint(path, self.argv)
+        if kept := {option: value for option, value in trained.items() if value is not None}:
+            self.config = self.parser.parse_object({"fit": kept}, self.config)
+        for option in ("optimizer", "lr_scheduler"):
+            if option not in kept:
+                self._settings()[option] = None
+        optimizers.tell_ignored(given, self._settings(), self.argv, path)
+        return False
 
     def _settings(self) -> Namespace:
         return self.config[self.config.subcommand]
@@ -264,6 +287,8 @@ class ZooCLI(LightningCLI):
         if self.subcommand != "fit":
             return []
         added: list[Callback] = [] if _holds(callbacks, FiniteLoss) else [FiniteLoss()]
+        if record := optimizers.install(self.model, self._settings(), self._rate_of_model):
+            added.append(record)
         if not settings.fast_dev_run:
             if not _holds(callbacks, CurvesPlot):
                 added.append(CurvesPlot())

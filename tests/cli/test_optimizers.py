@@ -1,0 +1,200 @@
+"""``--optimizer`` and ``--lr_scheduler``, in runs that are resumed too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from cli_support import SMALL, fit, load, run, same
+from jsonargparse import Namespace
+from lightning.pytorch.cli import ReduceLROnPlateau
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from ln_zoo.cli import optimizers
+from ln_zoo.models import Handwriting, MLPClassifier, ZooModule
+
+COSINE = (
+    "--lr_scheduler=CosineAnnealingLR",
+    "--lr_scheduler.T_max=20",
+    "--lr_scheduler_config.interval=step",
+)
+
+
+def settings(optimizer: str = "", scheduler: str = "", interval: str = "epoch") -> Namespace:
+    """Settings of a subcommand as they are parsed, from YAML of arguments behind class names."""
+
+    def part(text: str, room: str) -> Namespace | None:
+        if not text:
+            return None
+        name, _, rest = text.partition(" ")
+        path = name if "." in name else f"{room}.{name}"
+        return Namespace(class_path=path, init_args=Namespace(yaml.safe_load(rest or "{}")))
+
+    return Namespace(
+        optimizer=part(optimizer, "torch.optim"),
+        lr_scheduler=part(scheduler, "torch.optim.lr_scheduler"),
+        lr_scheduler_config=Namespace(interval=interval, frequency=1),
+        model=Namespace(class_path="MLPClassifier", init_args=Namespace(lr=0.02)),
+    )
+
+
+def configured(model: ZooModule, given: Namespace, rate_of_model: bool = False) -> object:
+    assert optimizers.install(model, given, rate_of_model) is not None
+    return model.configure_optimizers()
+
+
+# What the options do
+
+
+def test_a_resumed_run_goes_on_with_optimizer_and_schedule(here: Path) -> None:
+    adamw = ("--optimizer=AdamW", "--optimizer.weight_decay=0.1", "--model.lr=0.02")
+    name = "--trainer.logger.name"
+    fit(*adamw, *COSINE, f"{name}=whole", epochs=2)
+    fit(*adamw, *COSINE, f"{name}=parts", "--trainer.max_epochs=1")
+    # The options are those of the checkpoint, also where others are given.
+    done = fit(f"{name}=parts", "--ckpt_path=last", "--optimizer=SGD", epochs=2)
+    assert "note: --optimizer is ignored: " in done.err
+    assert "was trained with torch.optim.AdamW" in done.err
+    whole = load(here / "runs/whole/version_0/checkpoints/last.ckpt")
+    parts = load(here / "runs/parts/version_1/checkpoints/last.ckpt")
+    for part in ("state_dict", "optimizer_states", "lr_schedulers", "global_step"):
+        assert same(whole[part], parts[part]), part
+    (group,) = whole["optimizer_states"][0]["param_groups"]
+    assert (group["weight_decay"], group["initial_lr"], group["fused"]) == (0.1, 0.02, True)
+    # Half of the cosine's period: by updates, of which there were 10 in 2 epochs.
+    assert whole["lr_schedulers"][0]["last_epoch"] == 10
+    assert group["lr"] == pytest.approx(0.01)
+    for folder in ("whole/version_0", "parts/version_1"):
+        config = yaml.safe_load((here / "runs" / folder / "config.yaml").read_text())
+        assert config["optimizer"]["class_path"] == "torch.optim.AdamW"
+        assert config["optimizer"]["init_args"]["lr"] == 0.02
+        assert config["lr_scheduler"]["init_args"]["T_max"] == 20
+        assert config["lr_scheduler_config"] == {"interval": "step", "frequency": 1}
+
+
+def test_without_the_options_the_model_has_its_own(trained: Path) -> None:
+    checkpoint = load(trained)
+    assert optimizers.KEY not in checkpoint
+    assert checkpoint["lr_schedulers"] == []
+    assert optimizers.install(MLPClassifier(64, [8]), settings(), False) is None
+
+
+def test_a_schedule_alone_is_of_the_models_own_optimizer() -> None:
+    model = Handwriting(hidden_features=8, num_layers=1, optimizer="graves", lr=3e-4)
+    found = configured(model, settings(scheduler="StepLR {step_size: 7}", interval="step"))
+    assert isinstance(found, dict)
+    assert type(found["optimizer"]).__name__ == "GravesRMSprop"
+    assert found["lr_scheduler"]["scheduler"].optimizer is found["optimizer"]
+    assert (found["lr_scheduler"]["interval"], found["lr_scheduler"]["frequency"]) == ("step", 1)
+
+
+def test_plateaus_are_of_what_is_monitored() -> None:
+    name = f"{ReduceLROnPlateau.__module__}.ReduceLROnPlateau"
+    found = configured(MLPClassifier(64, [8]), settings(scheduler=f"{name} {{monitor: val_nll}}"))
+    assert isinstance(found, dict)
+    assert isinstance(found["lr_scheduler"]["scheduler"], ReduceLROnPlateau)
+    assert found["lr_scheduler"]["monitor"] == "val_nll"
+
+
+class Scheduled(MLPClassifier):
+    """A user's model with a schedule of its own."""
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=self.lr)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 3)]
+
+
+def test_a_users_model_with_a_schedule_of_its_own() -> None:
+    found = configured(Scheduled(64, [8]), settings("SGD {lr: 0.3, momentum: 0.9}"))
+    assert isinstance(found, torch.optim.SGD)
+    assert found.defaults["lr"] == 0.3
+    assert found.defaults["fused"] is True  # on a CPU, as the models' own
+    with pytest.raises(MisconfigurationException, match="Scheduled has a schedule of its own, or"):
+        configured(Scheduled(64, [8]), settings(scheduler="StepLR {step_size: 7}"))
+    found = configured(MLPClassifier(64, [8]), settings("Adam {lr: 0.3, foreach: true}"))
+    assert isinstance(found, torch.optim.Adam)
+    assert not found.defaults["fused"]
+
+
+def test_whose_learning_rate_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    given = settings("AdamW {lr: 0.001}")
+    assert optimizers.use_rate_of_model(given, ["fit", "--optimizer", "AdamW"])
+    assert given.optimizer.init_args.lr == 0.02
+    model = MLPClassifier(64, [8], lr=0.02)
+    model.lr = 0.5  # as a learning rate finder sets it
+    found = configured(model, given, rate_of_model=True)
+    assert isinstance(found, torch.optim.AdamW)
+    assert found.defaults["lr"] == 0.5
+    assert capsys.readouterr().err == ""
+
+    given = settings("AdamW {lr: 0.001}")
+    assert not optimizers.use_rate_of_model(given, ["fit", "--optimizer.lr=0.001"])
+    assert given.optimizer.init_args.lr == 0.001
+    assert capsys.readouterr().err == "note: model.lr = 0.02 is ignored: optimizer.lr is 0.001\n"
+    # A model without a rate, an optimizer without one, no optimizer.
+    given.model.init_args = Namespace()
+    assert not optimizers.use_rate_of_model(given, ["fit"])
+    assert not optimizers.use_rate_of_model(settings("Adafactor2 {}"), ["fit"])
+    assert not optimizers.use_rate_of_model(settings(), ["fit"])
+
+
+def test_functions_are_stored_by_their_path() -> None:
+    given = settings("Adam {betas: [0.9, 0.99]}", "LambdaLR {}")
+    assert given.lr_scheduler is not None
+    given.lr_scheduler.init_args.lr_lambda = torch.square
+    checkpoint: dict[str, object] = {}
+    record = optimizers.install(MLPClassifier(64, [8]), given, False)
+    assert record is not None
+    record.on_save_checkpoint(None, None, checkpoint)  # type: ignore[arg-type]
+    stored = checkpoint[optimizers.KEY]
+    assert isinstance(stored, dict)
+    assert stored["optimizer"]["init_args"] == {"betas": [0.9, 0.99]}
+    assert stored["lr_scheduler"]["init_args"]["lr_lambda"].endswith(".square")
+
+
+def test_a_checkpoint_imports_no_optimizer_because_it_names_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.ckpt"
+    named = {"optimizer": {"class_path": "my_lion.Lion", "init_args": {}}}
+    torch.save({"state_dict": {}, optimizers.KEY: named}, path)
+    with pytest.raises(ValueError, match=r"asks for my_lion\.Lion, .* give --optimizer my_lion"):
+        optimizers.of_checkpoint(str(path), ["fit", "--ckpt_path", str(path)])
+    mine = ["fit", "--ckpt_path", str(path), "--optimizer=my_lion.Lion"]
+    assert optimizers.of_checkpoint(str(path), mine)["optimizer"] == named["optimizer"]
+
+
+# Wrong input
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--optimizer=AdmW"], "optimizer: no class 'AdmW' is known; did you mean 'AdamW'?"),
+        (
+            ["--optimizer=AdamW", "--optimizer.weigth_decay=1"],
+            "optimizer: AdamW takes no argument 'weigth_decay'; did you mean 'weight_decay'?",
+        ),
+        (
+            ["--optimizer=AdamW", "--optimizer.lr=fast"],
+            "optimizer.lr: expected float or Tensor, got 'fast'",
+        ),
+        (
+            ["--lr_scheduler=CosineAnnealingLR"],
+            "lr_scheduler: CosineAnnealingLR needs a value for T_max",
+        ),
+        (
+            ["--lr_scheduler=CosineAnealingLR"],
+            "lr_scheduler: no class 'CosineAnealingLR' is known; did you mean 'CosineAnnealingLR'?",
+        ),
+        (["--lr_scheduler=ReduceLROnPlateau"], "ReduceLROnPlateau needs a value for monitor"),
+        (["--lr_scheduler_config.interval=steps"], "lr_scheduler_config.interval: expected one of"),
+        (["--lr_scheduler_config.frequency=0"], "frequency must be at least 1, got 0"),
+    ],
+)
+def test_wrong_options(here: Path, options: list[str], message: str) -> None:
+    done = run("fit", *SMALL, *options)
+    assert done.code == 2
+    assert message in done.err
+    assert "does not correspond" not in done.err
+    assert list(here.iterdir()) == []
