@@ -85,6 +85,8 @@ def cause(message: str, parser: ArgumentParser | None = None) -> str:
             types += [match[1].rpartition(".")[2]] if match[1] else [f"one of {match[2]}"]
             given = match[3] or given
             continue
+        if _NO_CLASS.fullmatch(text) and types and not _known_classes(place):
+            continue  # as for a rate, which may be a tensor: the plain type is what was meant
         text = _in_our_words(text, place, owner, parser)
         if text not in causes:
             causes.append(text)

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from ln_zoo._version import __version__
 from ln_zoo.callbacks import LastCheckpoint, PopulationStatistics
-from ln_zoo.cli import outputs, stored
+from ln_zoo.cli import optimizers, outputs, stored
 from ln_zoo.zoo import reported
 from ln_zoo.zoo.loading import card_of, load
 
@@ -100,6 +100,7 @@ def collect(cli: ZooCLI, stage: str = "test") -> dict[str, Any]:
         epochs, steps = _trained(path)
     elif cli.subcommand == "fit":
         epochs, steps = trainer.current_epoch, trainer.global_step
+    trained = stored.read_checkpoint(str(path)).get(optimizers.KEY) if path else None
     norm = model.hparams.get("norm") or {}
     facts = dict(getattr(data, "facts", {"dataset": type(data).__name__}))
     part = _part(cli, stage)
@@ -124,6 +125,7 @@ def collect(cli: ZooCLI, stage: str = "test") -> dict[str, Any]:
         "checkpoint_sha256": hashlib.sha256(path.read_bytes()).hexdigest() if path else None,
         "epochs": epochs,
         "steps": steps,
+        "optimization": trained,
         "seed": settings.get("seed_everything"),
         "precision": str(trainer.precision),
         "processes": trainer.world_size,

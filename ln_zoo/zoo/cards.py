@@ -10,6 +10,7 @@ import difflib
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -29,14 +30,14 @@ from ln_zoo.norms import from_config
 from ln_zoo.zoo import catalog, registry, reported, trust
 from ln_zoo.zoo.catalog import Card, CardError
 
-# The hub's words for what models do.
+# What models do, in the words that the hub has for it (its pipeline tags).
 _TASKS = {
     "AttentiveReader": "question-answering",
     "ConvClassifier": "image-classification",
     "DRAW": "unconditional-image-generation",
     "Handwriting": "text-to-image",
     "MLPClassifier": "image-classification",
-    "OrderEmbedding": "image-text-retrieval",
+    "OrderEmbedding": "feature-extraction",
     "SequenceClassifier": "image-classification",
     "SkipThought": "feature-extraction",
 }
@@ -44,7 +45,14 @@ _TASKS = {
 # What the author of a card may state beside the measured facts.
 _FACTS: dict[str, Any] = {
     "license": str,
+    "license_name": str,
+    "license_link": str,
+    "language": str,
     "description": str,
+    "intended_use": str,
+    "limitations": list,
+    "uncertainty": str,
+    "training_time": str,
     "notes": list,
     "differences": list,
     "training_commands": list,
@@ -76,6 +84,8 @@ _TEST_RESULTS: dict[str, Any] = {
 _EVALUATION = ("command", "seed", "precision", "processes", "hardware", "date", "versions")
 # What only some test runs have to say: how statistics of the population were taken.
 _SOMETIMES = {"population_statistics": dict}
+# What only runs with another optimizer or a schedule have to say of their training.
+_TRAINED = {"optimization": dict}
 
 
 def card_from_checkpoint(
@@ -95,8 +105,11 @@ def card_from_checkpoint(
         out: the card folder to make.
         name: of the model; default: that of the folder.
         facts: what no measurement knows, a YAML or JSON file or a mapping with any of: ``license``
-            (default apache-2.0), ``description``; ``notes``, ``differences`` (from the paper),
-            ``training_commands``, ``datasets`` (hub ids), ``tags``: lists of text;
+            (default apache-2.0; ``other`` needs ``license_name`` and ``license_link``),
+            ``description``, ``intended_use``, ``uncertainty`` (of the results, and its kind),
+            ``training_time``, ``language``: text; ``limitations``, ``notes``, ``differences``
+            (from the paper), ``training_commands``, ``datasets`` (hub ids), ``tags``: lists of
+            text;
             ``main_metric``: which metric goes first; ``pictures``: files, each with the words under
             it, which are copied into the folder and shown; ``size``: further facts that decide
             whether numbers are comparable (see `ln_zoo.zoo.reported.comparison`).
@@ -151,6 +164,7 @@ def card_from_checkpoint(
             "training": {
                 "epochs": tested["epochs"],
                 "steps": tested["steps"],
+                **_optimization(tested.get("optimization")),
                 "commands": stated.pop("training_commands", []),
             },
             "size": stated.pop("size", {}),
@@ -263,16 +277,42 @@ def write_card(
     return path
 
 
-def refresh(folder: str | os.PathLike[str]) -> None:
+def refresh(
+    folder: str | os.PathLike[str],
+    facts: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+) -> None:
     """Writes a card's README anew from its ``config.json`` and ``results.json``.
 
+    Args:
+        folder: of the card; its weights and what was measured stay as they are.
+        facts: of its author, in place of those in ``results.json``; as for `card_from_checkpoint`.
+
     Raises:
-        CardError: if one of the two is damaged.
+        CardError: if one of the two is damaged, or a fact is unknown.
     """
-    path = Path(folder) / catalog.README
+    card = catalog.read_card(folder)
+    if facts is not None:
+        stated = _read_facts(facts)
+        if pictures := stated.get("pictures"):
+            stated["pictures"] = {Path(file).name: text for file, text in pictures.items()}
+        training = {**card.results["training"]}
+        training["commands"] = stated.pop("training_commands", training.get("commands", []))
+        for key in ("main_metric", "size"):  # they are about what was measured
+            stated.pop(key, None)
+        results = {**card.results, "training": training, "card": stated}
+        _replace(card.folder / catalog.RESULTS, _json(results))
+    _replace(card.folder / catalog.README, render_card(folder))
+
+
+def _replace(path: Path, text: str) -> None:
     draft = path.with_name(f".{path.name}-{os.getpid()}")
-    draft.write_text(render_card(folder), encoding="utf-8")
-    draft.replace(path)
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        raise CardError(f"{path} cannot be written: {error}") from error
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def render_card(folder: str | os.PathLike[str]) -> str:
@@ -282,18 +322,21 @@ def render_card(folder: str | os.PathLike[str]) -> str:
         CardError: if one of the two is damaged.
     """
     card = catalog.read_card(folder)
+    stated = card.results["card"]
     parts = [
         f"---\n{front_matter(card).to_yaml()}\n---",
         f"# {card.name}",
         _description(card),
         _pictures_part(card),
         _usage(card),
+        _text_part("Intended use", stated.get("intended_use", "")),
+        _list_part("Limitations", stated.get("limitations", [])),
         _results_part(card),
         _model_part(card),
         _training_part(card),
         _data_part(card),
-        _list_part("Differences from the paper", card.results["card"].get("differences", [])),
-        _list_part("Notes", card.results["card"].get("notes", [])),
+        _list_part("Differences from the paper", stated.get("differences", [])),
+        _list_part("Notes", stated.get("notes", [])),
         _source_part(card),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -305,9 +348,14 @@ def front_matter(card: Card) -> ModelCardData:
     datasets = stated.get("datasets", [])
     tags = ["layer-normalization", "pytorch-lightning", card.model, card.norm]
     return ModelCardData(
-        library_name="ln_zoo",
+        library_name="ln-zoo",
+        pipeline_tag=_TASKS.get(card.model),
         license=stated.get("license", "apache-2.0"),
-        datasets=datasets or card.datasets,
+        license_name=stated.get("license_name"),
+        license_link=stated.get("license_link"),
+        language=stated.get("language"),
+        # Ids of the hub only: the page links to them.
+        datasets=datasets or None,
         metrics=[metric["name"] for metric in card.metrics],
         tags=[tag for tag in [*tags, *stated.get("tags", [])] if tag],
         model_name=card.name,
@@ -342,30 +390,101 @@ def _pictures_part(card: Card) -> str:
 
 
 def _usage(card: Card) -> str:
-    steps = "\n".join(f"- {key}: {_code(value)}" for key, value in card.preprocessing.items())
+    steps = "\n".join(_step(key, value) for key, value in card.preprocessing.items())
+    example = _EXAMPLES.get(_TASKS.get(card.model, ""), "")
+    shape = ", ".join(map(str, card.preprocessing.get("image_shape", [])))
     return (
         "## Use\n\n"
+        "`ln_zoo` is installed as its README says.\n\n"
         "```python\n"
+        "import torch\n"
         "import ln_zoo\n\n"
         f'model = ln_zoo.load("{card.name}")  # or the path of this folder, or its hub id\n'
+        f"{example.replace('SHAPE', shape)}"
         "```\n\n"
         "Inputs must be prepared as in training (`model.card.preprocessing`):\n\n"
         f"{steps or '- nothing is done to them'}"
     )
 
 
+# What a reader can do with a loaded model, by task.
+_EXAMPLES = {
+    "image-classification": (
+        "images = torch.rand(2, SHAPE)  # grey levels from 0 to 1; your images go here\n"
+        "with torch.no_grad():\n"
+        "    probabilities = model(images).softmax(-1)\n"
+        "print(probabilities.argmax(-1))  # a class for each image\n"
+    ),
+    "unconditional-image-generation": (
+        "images = model.generate_samples(4, seed=0).logits.sigmoid()\n"
+        "print(images.shape)  # (4, height, width), probabilities of white\n"
+    ),
+    "text-to-image": (
+        'torch.manual_seed(0)\n(line,) = model.write(["hello"], bias=0.7)\n'
+        "print(line.offsets)  # of the pen: dx, dy, and 1 where it is lifted\n"
+    ),
+}
+
+
+def _step(key: str, value: Any) -> str:
+    if key == "scale" and isinstance(value, int | float):
+        return f"- scale: divide stored values by `{value}`"
+    return f"- {key}: {_code(value)}"
+
+
 def _results_part(card: Card) -> str:
     rows = _compared(card)
-    columns = 4 if any(row.reported for row in rows) else 2
-    heads = ["metric", "measured", "reported", "difference"][:columns]
-    lines = [_table_line(heads), _table_line(["---"] * columns)]
-    lines += [_table_line(row.cells()[:columns]) for row in rows]
+    numbers = any(row.reported for row in rows)
+    splits = {metric["name"]: f"{metric['dataset']}, {metric['split']}" for metric in card.metrics}
+    heads = ["metric", "split", "measured", *(["reported", "difference"] if numbers else [])]
+    lines = [_table_line(heads), _table_line(["---"] * len(heads))]
+    for row in rows:
+        metric, measured, *compared = row.cells()
+        if error := _binomial_error(card, metric):
+            measured += f" ± {error}"
+        cells = [metric, splits[metric], measured, *(compared if numbers else [])]
+        lines.append(_table_line(cells))
+    if any(_binomial_error(card, metric["name"]) for metric in card.metrics):
+        lines += ["", "±: standard error of a share of so many test examples, for these weights."]
+    if text := card.results["card"].get("uncertainty"):
+        lines += ["", f"Uncertainty: {text}"]
     run = dict(card.results["evaluation"])
     run["versions"] = ", ".join(f"{key} {value}" for key, value in run["versions"].items())
-    command = run.pop("command")
-    lines += ["", "Measured by", "", "```", command, "```", ""]
+    command = _command_for_readers(run.pop("command"), card.name)
+    lines += ["", "To measure it again:", "", "```", command, "```", "", "Measured with", ""]
     lines += [f"- {key}: {_code(value)}" for key, value in run.items()]
     return "\n".join(["## Results", "", *lines])
+
+
+def _binomial_error(card: Card, metric: str) -> str:
+    """The standard error of a share of examples, in per cent; empty for any other metric."""
+    (value, unit), cases = (
+        next((m["value"], m["unit"]) for m in card.metrics if m["name"] == metric),
+        card.results["data"].get("test_size"),
+    )
+    if unit != "fraction" or not cases or not 0 < value < 1:
+        return ""
+    return f"{100 * (value * (1 - value) / cases) ** 0.5:.2g}"
+
+
+def _command_for_readers(command: str, name: str) -> str:
+    """The command of a test, on published weights in place of a checkpoint that they have not."""
+    kept = []
+    arguments = iter(shlex.split(command))
+    for argument in arguments:
+        option, equals, _ = argument.partition("=")
+        if option in _OF_OUR_MACHINE:
+            if not equals:
+                next(arguments, None)
+            if option == "--ckpt_path":
+                kept += ["--weights", name]
+            continue
+        kept.append(argument)
+    return shlex.join(kept)
+
+
+# Options of a test that say where its files lay, and how much it printed.
+_OF_OUR_MACHINE = ("--ckpt_path", "--trainer.logger", "--trainer.enable_progress_bar")
 
 
 def _compared(card: Card) -> list[reported.Row]:
@@ -410,6 +529,8 @@ def _model_part(card: Card) -> str:
 def _training_part(card: Card) -> str:
     training = dict(card.results["training"])
     commands = training.pop("commands", [])
+    if time := card.results["card"].get("training_time"):
+        training["time"] = time
     lines = ["## Training", "", *(f"- {key}: {_code(value)}" for key, value in training.items())]
     if commands:
         lines += ["", "```", *commands, "```"]
@@ -425,14 +546,20 @@ def _list_part(title: str, items: list[str]) -> str:
     return "\n".join([f"## {title}", "", *(f"- {item}" for item in items)]) if items else ""
 
 
+def _text_part(title: str, text: str) -> str:
+    return f"## {title}\n\n{text}" if text else ""
+
+
 def _source_part(card: Card) -> str:
     cited = reported.cited_for(card.model, card.norm, card.datasets[0])
     shown = [reported.citations()[row.reported.source] for row in _compared(card) if row.reported]
+    all_cited = list(dict.fromkeys([*cited, *shown]))
     lines = []
-    for c in dict.fromkeys([*cited, *shown]):
+    for c in all_cited:
         where = f"[arXiv {c.arxiv}]({c.link})" if c.arxiv else c.venue
         lines.append(f"- {c}. {where}")
-    return "\n".join(["## Sources", "", *lines])
+    entries = "\n\n".join(c.bibtex for c in all_cited)
+    return "\n".join(["## Sources", "", *lines, "", "```bibtex", entries, "```"])
 
 
 def _code(value: Any) -> str:
@@ -489,7 +616,7 @@ def _read_test_results(path: Path) -> dict[str, Any]:
             )
         if not isinstance(value[key], kind):
             raise CardError(f"{path}: {key} cannot be {value[key]!r}")
-    for key, kind in _SOMETIMES.items():
+    for key, kind in (_SOMETIMES | _TRAINED).items():
         if not isinstance(value.get(key), (kind, type(None))):
             raise CardError(f"{path}: {key} cannot be {value[key]!r}")
     if value.get("part"):
@@ -515,6 +642,8 @@ def _read_facts(facts: str | os.PathLike[str] | Mapping[str, Any] | None) -> dic
             raise CardError(f"unknown fact {key!r}{guess}; known are {', '.join(_FACTS)}")
         if not isinstance(content, _FACTS[key]):
             raise CardError(f"fact {key} must be a {_FACTS[key].__name__}, got {content!r}")
+    if value.get("license") == "other" and not value.keys() >= {"license_name", "license_link"}:
+        raise CardError("license other needs license_name and license_link, which the hub shows")
     return value
 
 
@@ -527,6 +656,17 @@ def _read_mapping(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CardError(f"{path} holds no mapping of names to values")
     return value
+
+
+def _optimization(stored: Any) -> dict[str, Any]:
+    """Optimizer and schedule that took the place of the model's own, for the training part."""
+    if not stored:
+        return {}
+    facts = {key: stored[key] for key in ("optimizer", "lr_scheduler") if stored.get(key)}
+    if stored.get("lr_scheduler"):
+        facts["lr_scheduler"] |= stored["lr_scheduler_config"]
+    rate = (stored.get("optimizer") or {}).get("init_args", {}).get("lr")
+    return facts | ({} if rate is None else {"lr": rate})
 
 
 def _metrics(measured: Mapping[str, float], data: Mapping[str, Any]) -> list[dict[str, Any]]:

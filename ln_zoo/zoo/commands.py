@@ -66,17 +66,26 @@ def _make_cards(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="write the README of this card, or of all, anew from config.json and results.json",
     )
+    parser.add_argument(
+        "--facts",
+        help="with --refresh NAME: facts of the author, as for `ln-zoo card`, in place of the "
+        "card's own",
+    )
 
 
 def _cards(arguments: argparse.Namespace) -> str:
+    if arguments.facts and not arguments.refresh:
+        raise CardError("--facts goes with --refresh")
     if not arguments.refresh:
         return catalog.cards_text(arguments.name).rstrip("\n")
     from ln_zoo.zoo.cards import refresh
 
     name = arguments.name
+    if arguments.facts and name is None:
+        raise CardError("--facts is of one card: give its name")
     folders = list(catalog.card_folders().values()) if name is None else [catalog.folder(name)]
     for folder in folders:
-        refresh(folder)
+        refresh(folder, arguments.facts)
     return "\n".join(f"card: {folder / catalog.README}" for folder in folders)
 
 
@@ -90,8 +99,9 @@ def _make_card(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", help="of the model; default: that of the folder")
     parser.add_argument(
         "--facts",
-        help="YAML or JSON file of what no measurement knows: license, description, notes, "
-        "differences, training_commands, datasets, tags, size",
+        help="YAML or JSON file of what no measurement knows: license, description, intended_use, "
+        "limitations, uncertainty, training_time, notes, differences, training_commands, datasets, "
+        "tags, size",
     )
     parser.add_argument(
         "--overwrite", action="store_true", help="replace a card that is there already"

@@ -177,7 +177,7 @@ def test_a_checkpoint_imports_no_optimizer_because_it_names_it(tmp_path: Path) -
         ),
         (
             ["--optimizer=AdamW", "--optimizer.lr=fast"],
-            "optimizer.lr: expected float or Tensor, got 'fast'",
+            "optimizer.lr: expected float, got 'fast'",
         ),
         (
             ["--lr_scheduler=CosineAnnealingLR"],

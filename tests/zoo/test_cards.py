@@ -81,7 +81,8 @@ def test_results_take_sizes_from_the_model(make_card: Callable[..., Path]) -> No
 def test_front_matter_equals_results(make_card: Callable[..., Path]) -> None:
     folder = make_card(card={"license": "mit", "datasets": ["someone/digits"], "tags": ["small"]})
     front = yaml.safe_load((folder / "README.md").read_text().split("---\n")[1])
-    assert front["library_name"] == "ln_zoo"
+    assert front["library_name"] == "ln-zoo"
+    assert front["pipeline_tag"] == "image-classification"
     assert front["license"] == "mit"
     assert front["datasets"] == ["someone/digits"]
     assert front["tags"] == [
@@ -109,8 +110,9 @@ def test_readme_says_what_a_reader_needs(make_card: Callable[..., Path]) -> None
     text = (make_card() / "README.md").read_text()
     for line in (
         'model = ln_zoo.load("mlp.layernorm")',
-        "- scale: `16`",
-        "ln-zoo test --ckpt_path best.ckpt",
+        "- scale: divide stored values by `16`",
+        "images = torch.rand(2, 1, 8, 8)",
+        "ln-zoo test --weights mlp.layernorm",
         "ln-zoo fit --config mine.yaml",
         "- hardware: 2 CPU cores",
         "- seed: `3`",
@@ -123,7 +125,12 @@ def test_readme_says_what_a_reader_needs(make_card: Callable[..., Path]) -> None
     ):
         assert line in text, line
     (row,) = [line for line in text.splitlines() if line.startswith("| error |")]
-    assert row == "| error | 5.25 % |"
+    # sqrt(0.0525 * 0.9475 / 359)
+    assert row == "| error | digits, test | 5.25 % ± 1.2 |"
+    assert "| nll | digits, test | 0.1875 nats |" in text
+    assert "--ckpt_path" not in text
+    assert "datasets:" not in text  # "digits" is no id of the hub
+    assert "@misc{ba2016," in text
 
 
 def test_render_is_a_function_of_the_two_data_files(make_card: Callable[..., Path]) -> None:
@@ -136,9 +143,60 @@ def test_render_is_a_function_of_the_two_data_files(make_card: Callable[..., Pat
     results = read(folder / "results.json")
     results["metrics"][0]["value"] = 0.04
     (folder / "results.json").write_text(json.dumps(results))
-    assert "| 4 % |" in render_card(folder)
+    assert "| 4 % ± 1 |" in render_card(folder)
     refresh(folder)
     assert (folder / "README.md").read_text() == render_card(folder)
+
+
+def test_what_the_author_says(make_card: Callable[..., Path]) -> None:
+    facts = {
+        "license": "other",
+        "license_name": "for-research",
+        "license_link": "https://example.org/terms",
+        "language": "en",
+        "intended_use": "Tests.",
+        "limitations": ["It knows nothing."],
+        "uncertainty": "one seed.",
+        "training_time": "a second",
+        "training_commands": ["ln-zoo fit --config yours.yaml"],
+    }
+    folder = make_card()
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    refresh(folder, facts)
+    text = (folder / "README.md").read_text()
+    front = yaml.safe_load(text.split("---\n")[1])
+    keys = ("license", "license_name", "license_link", "language")
+    assert [front[key] for key in keys] == [facts[key] for key in keys]
+    for line in (
+        "## Intended use\n\nTests.\n",
+        "## Limitations\n\n- It knows nothing.\n",
+        "Uncertainty: one seed.\n",
+        "- time: a second\n",
+        "ln-zoo fit --config yours.yaml\n",
+    ):
+        assert line in text, line
+    after = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert {name for name in after if after[name] != before[name]} == {"README.md", "results.json"}
+    assert read(folder / "results.json")["metrics"] == RESULTS["metrics"]
+    with pytest.raises(CardError, match="license other needs license_name and license_link"):
+        refresh(folder, {"license": "other"})
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == after
+
+
+def test_another_optimizer_is_told(tested_checkpoint: tuple[Path, Path], tmp_path: Path) -> None:
+    checkpoint, results = tested_checkpoint
+    told = {
+        "optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"lr": 0.25}},
+        "lr_scheduler": {"class_path": "CosineAnnealingLR", "init_args": {"T_max": 9}},
+        "lr_scheduler_config": {"interval": "step", "frequency": 1},
+    }
+    results.write_text(json.dumps(read(results) | {"optimization": told}))
+    training = read(card_from_checkpoint(checkpoint, results, tmp_path / "a") / "results.json")[
+        "training"
+    ]
+    assert training["optimizer"] == told["optimizer"]
+    assert training["lr"] == 0.25
+    assert training["lr_scheduler"]["interval"] == "step"
 
 
 # What must not happen

@@ -9,12 +9,17 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+import yaml
 
 from ln_zoo.zoo import catalog, load, render_card
+from ln_zoo.zoo.cards import front_matter
 
 ROOT = Path(__file__).parents[2] / "model_cards"
 FOLDERS = sorted(p for p in ROOT.glob("*") if (p / "config.json").is_file())
+CONFIGS = ROOT.parent / "configs/cards"
 MEGABYTE = 10**6
+#: Of the tasks that the hub knows, those of these models.
+HUB_TASKS = {"image-classification", "text-to-image", "unconditional-image-generation"}
 
 
 def test_sizes() -> None:
@@ -43,6 +48,20 @@ def test_published_model(folder: Path) -> None:
     assert {v.dtype for v in state.values() if v.is_floating_point()} == {torch.float32}
     assert all(torch.isfinite(v).all() for v in state.values())
     assert card.preprocessing
+    stated = card.results["card"]
+    assert stated.keys() >= {"intended_use", "limitations", "uncertainty", "description"}
+    facts = yaml.safe_load((CONFIGS / f"{card.name}.yaml").read_text(encoding="utf-8"))
+    apart = {"main_metric", "training_commands", "size", "pictures"}
+    assert {k: v for k, v in stated.items() if k not in apart} == {
+        k: v for k, v in facts.items() if k not in apart
+    }
+    front = front_matter(card)
+    assert front.pipeline_tag in HUB_TASKS
+    assert set(front.datasets or ()) <= {"ylecun/mnist"}
+    # The example runs as it stands.
+    (example,) = re.findall(r"```python\n(.*?)```", render_card(folder), re.DOTALL)
+    if card.model != "DRAW":  # seconds: its method has a test of its own
+        exec(example, {})
     assert card.results["training"]["commands"]
 
 
