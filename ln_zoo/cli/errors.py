@@ -330,7 +330,8 @@ def _nearest_option(name: str, options: list[str]) -> str:
     """`nearest`, which also finds a class's argument where the group is misspelt: ``modle.lr``."""
     group, dot, rest = name.partition(".")
     groups = ("model", "data", "optimizer", "lr_scheduler")
-    near = difflib.get_close_matches(group, groups, n=1, cutoff=0.5) if dot else []
+    misspelt = dot and not any(option.startswith(f"{group}.") for option in options)
+    near = difflib.get_close_matches(group, groups, n=1, cutoff=0.5) if misspelt else []
     return f"; did you mean '{near[0]}.{rest}'?" if near else nearest(name, options)
 
 

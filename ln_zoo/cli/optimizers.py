@@ -94,7 +94,7 @@ def of_checkpoint(path: str, argv: list[str]) -> dict[str, Any]:
         ValueError: if it names a class which is neither torch's nor ours nor named by the user.
     """
     found = stored.read_checkpoint(path).get(KEY) or {}
-    named = {option.value for option in arguments.options(argv)}
+    named = {o.value for o in arguments.options(argv) if isinstance(o.value, str)}
     for option in OPTIONS[:2]:
         class_path = (found.get(option) or {}).get("class_path")
         if class_path is not None and class_path not in named and not trust.is_loaded(class_path):

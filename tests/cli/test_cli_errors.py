@@ -126,7 +126,7 @@ def test_wrong_arguments(here: Path, arguments: list[str], message: str, early: 
             "LayerNorm: eps must be a finite number >= 0",
         ),
         (["--model.lr=-1"], "lr must be positive, got -1.0"),
-        (["--model.hidden_features=[0]"], "every size must be at least 1, got [64, 0, 10]"),
+        (["--model.hidden_features=[0]"], "every size must be at least 1, got {'hidden_feat"),
         (["--data.batch_size=0"], "batch_size must be an integer of at least 1, got 0"),
         (
             ["--data.train_size=2000"],
