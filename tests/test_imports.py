@@ -2,8 +2,8 @@
 
     cli -> zoo -> models -> layers -> norms -> ops
 
-`callbacks` stand beside `models`; `checkpoints`, `files` and `metrics` import no other room, and
-`data` only `files`.
+`callbacks` stand beside `models`; `checkpoints`, `files` and `metrics` import no other room,
+`vocabulary` only `files`, and `data` those two.
 """
 
 import ast
@@ -27,11 +27,12 @@ BELOW = {
     "analysis": {"layers", "norms", "ops"},
     "testing": {"analysis", "layers", "norms", "ops"},
     "files": set(),
-    "data": {"files"},
+    "vocabulary": {"files"},
+    "data": {"files", "vocabulary"},
     "metrics": set(),
     "checkpoints": set(),
     "callbacks": {"checkpoints", "metrics", "layers", "norms", "ops"},
-    "models": {"metrics", "layers", "norms", "ops"},
+    "models": {"vocabulary", "metrics", "layers", "norms", "ops"},
 }
 _ALL_BELOW_ZOO = {room for room in BELOW if room not in ("_version", "testing")}
 BELOW["zoo"] = _ALL_BELOW_ZOO

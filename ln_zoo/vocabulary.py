@@ -1,0 +1,168 @@
+"""Words and their numbers, for models that read text."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from ln_zoo.files import read_regular
+
+#: Number of the token that ends a sentence; it also fills rows that are shorter than others.
+EOS = 0
+#: Number of the token that stands for every unknown word.
+UNK = 1
+
+_NAMES = ("<eos>", "<unk>")
+_MOST_BYTES = 100_000_000
+
+
+class Vocabulary(Sequence[str]):
+    """Words numbered from 2, after the end of a sentence (0) and the unknown word (1).
+
+    The convention is that of the released skip-thoughts and order-embedding code (Kiros et al.
+    2015; Vendrov et al. 2016): words in order of their count, the most frequent first. Here words
+    of the same count are in alphabetical order, so that the numbers depend on the text alone.
+
+    Args:
+        words: the known words, without the two special tokens, in order of their numbers.
+
+    Raises:
+        TypeError: if ``words`` is a single string, or holds what is not a string.
+        ValueError: for a word that is empty, holds white space, occurs twice or is the name of a
+            special token.
+
+    Example:
+        >>> words = Vocabulary.count([["a", "dog"], ["a", "cat"], ["dog"]], size=4)
+        >>> list(words)
+        ['a', 'dog']
+        >>> words.numbers(["a", "black", "dog"])
+        [2, 1, 3]
+        >>> len(words), words.size
+        (2, 4)
+    """
+
+    def __init__(self, words: Iterable[str]) -> None:
+        if isinstance(words, str):
+            raise TypeError(f"words must be several strings, got the one string {words!r}")
+        self._words = tuple(words)
+        for word in self._words:
+            if not isinstance(word, str):
+                raise TypeError(f"words must be strings, got {word!r}")
+            if word.split() != [word]:
+                raise ValueError(f"a word must have characters and no white space, got {word!r}")
+        self._numbers = {word: i for i, word in enumerate(self._words, len(_NAMES))}
+        if len(self._numbers) < len(self._words):
+            (word, count), *_ = Counter(self._words).most_common(1)
+            raise ValueError(f"the word {word!r} occurs {count} times: give each word once")
+        for name in _NAMES:
+            if name in self._numbers:
+                raise ValueError(f"{name!r} is the name of a special token and cannot be a word")
+
+    @classmethod
+    def count(
+        cls, sentences: Iterable[Iterable[str]], size: int | None = None, min_count: int = 1
+    ) -> Vocabulary:
+        """The vocabulary of a text, the most frequent words first.
+
+        Args:
+            sentences: the words of each sentence.
+            size: numbers V in all, the two special tokens among them; default: as many as there
+                are words.
+            min_count: how often a word must occur.
+
+        Raises:
+            ValueError: for a size below 3, which leaves room for no word, or a count below 1.
+        """
+        counts: Counter[str] = Counter()
+        for sentence in sentences:
+            counts.update(sentence)
+        return cls.of_counts(counts, size, min_count)
+
+    @classmethod
+    def of_counts(
+        cls, counts: Counter[str], size: int | None = None, min_count: int = 1
+    ) -> Vocabulary:
+        """As `count`, for words that were counted before."""
+        if size is not None and size <= len(_NAMES):
+            raise ValueError(
+                f"a vocabulary has the two tokens {_NAMES} and at least one word, so its size must "
+                f"be at least {len(_NAMES) + 1}, got {size}"
+            )
+        if min_count < 1:
+            raise ValueError(f"min_count must be at least 1, got {min_count}")
+        kept = [(word, n) for word, n in counts.items() if n >= min_count and word not in _NAMES]
+        kept.sort(key=lambda pair: (-pair[1], pair[0]))
+        return cls(word for word, _ in kept[: None if size is None else size - len(_NAMES)])
+
+    @classmethod
+    def of(cls, given: Iterable[str] | str | os.PathLike[str]) -> Vocabulary:
+        """The vocabulary of a list of words, or of a file that `write` wrote.
+
+        Raises:
+            OSError: if the file cannot be read.
+            ValueError: for a file that is not UTF-8 or holds no word, and as for the class.
+        """
+        if not isinstance(given, str | os.PathLike):
+            return cls(given)
+        try:
+            text = read_regular(given, _MOST_BYTES).decode()
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"the vocabulary {os.fspath(given)} must be text in UTF-8, but byte {error.start} "
+                "is not"
+            ) from None
+        words = text.splitlines()
+        if not words:
+            raise ValueError(f"the vocabulary {os.fspath(given)} is empty: give a word a line")
+        return cls(words)
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Writes one word a line, in UTF-8, in order of their numbers."""
+        Path(path).write_text("".join(word + "\n" for word in self._words), encoding="utf-8")
+
+    @property
+    def size(self) -> int:
+        """Numbers V in all: the words and the two special tokens."""
+        return len(self._words) + len(_NAMES)
+
+    def numbers(self, words: Iterable[str]) -> list[int]:
+        """The number of each word; `UNK` for one that is not known."""
+        get = self._numbers.get
+        return [get(word, UNK) for word in words]
+
+    def words(self, numbers: Iterable[int]) -> list[str]:
+        """The word of each number, ``"<eos>"`` and ``"<unk>"`` for the special ones.
+
+        Raises:
+            IndexError: for a number that no word has.
+        """
+        names = (*_NAMES, *self._words)
+        found = []
+        for number in numbers:
+            if not 0 <= number < len(names):
+                raise IndexError(f"numbers of words go from 0 to {len(names) - 1}, got {number}")
+            found.append(names[number])
+        return found
+
+    def __contains__(self, word: object) -> bool:
+        return word in self._numbers
+
+    def __getitem__(self, index):  # type: ignore[no-untyped-def]  # as tuple's, overloaded
+        return self._words[index]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._words)
+
+    def __len__(self) -> int:
+        return len(self._words)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Vocabulary) and other._words == self._words
+
+    def __hash__(self) -> int:
+        return hash(self._words)
+
+    def __repr__(self) -> str:
+        return f"Vocabulary({self.size} numbers)"

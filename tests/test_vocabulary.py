@@ -1,0 +1,67 @@
+"""Words and their numbers."""
+
+from collections import Counter
+
+import pytest
+
+from ln_zoo.vocabulary import EOS, UNK, Vocabulary
+
+
+def test_the_most_frequent_come_first_and_equal_ones_by_alphabet():
+    sentences = ["b b b c", "a c", "d a"]
+    words = Vocabulary.count(s.split() for s in sentences)
+    assert list(words) == ["b", "a", "c", "d"]
+    assert list(Vocabulary.count((s.split() for s in sentences), size=5)) == ["b", "a", "c"]
+    assert list(Vocabulary.count((s.split() for s in sentences), min_count=2)) == ["b", "a", "c"]
+
+
+def test_numbers_and_words_are_inverse_for_known_words():
+    words = Vocabulary(["cat", "dog"])
+    assert (words.size, len(words)) == (4, 2)
+    assert words.numbers(["dog", "cow", "cat"]) == [3, UNK, 2]
+    assert words.words([EOS, UNK, 2, 3]) == ["<eos>", "<unk>", "cat", "dog"]
+    assert "dog" in words
+    assert "cow" not in words
+
+
+def test_a_special_token_in_the_text_is_no_word():
+    assert list(Vocabulary.of_counts(Counter({"<unk>": 9, "a": 1}))) == ["a"]
+
+
+def test_a_written_vocabulary_is_read_back(tmp_path):
+    words = Vocabulary(["naïve", "don't", "@entity3"])
+    words.write(tmp_path / "words.txt")
+    assert Vocabulary.of(tmp_path / "words.txt") == words
+    assert Vocabulary.of(list(words)) == words
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "message"),
+    [
+        ("cat", TypeError, "one string 'cat'"),
+        ([1], TypeError, "got 1"),
+        (["a", "b", "a"], ValueError, "'a' occurs 2 times"),
+        (["a b"], ValueError, "'a b'"),
+        ([""], ValueError, "''"),
+        (["<unk>"], ValueError, "special token"),
+    ],
+)
+def test_words_that_cannot_be(words, error, message):
+    with pytest.raises(error, match=message):
+        Vocabulary(words)
+
+
+def test_files_and_sizes_that_cannot_be(tmp_path):
+    latin = tmp_path / "latin.txt"
+    latin.write_bytes("caf\xe9\n".encode("latin-1"))
+    with pytest.raises(ValueError, match="byte 3"):
+        Vocabulary.of(latin)
+    (tmp_path / "empty").touch()
+    with pytest.raises(ValueError, match="is empty"):
+        Vocabulary.of(tmp_path / "empty")
+    with pytest.raises(ValueError, match="at least 3, got 2"):
+        Vocabulary.count([["a"]], size=2)
+    with pytest.raises(ValueError, match="min_count must be at least 1, got 0"):
+        Vocabulary.count([["a"]], min_count=0)
+    with pytest.raises(IndexError, match="from 0 to 2, got 3"):
+        Vocabulary(["a"]).words([3])
