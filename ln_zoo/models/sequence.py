@@ -46,6 +46,10 @@ class SequenceClassifier(Classifier):
         permuted: whether the numbers of a flattened input are read in a permuted order.
         permutation_seed: draws the permutation, which checkpoints then hold as ``permutation``.
         norm: the strategy, or its ``class_path``/``init_args`` dict; default `LayerNorm`.
+        normalize: the sites of the recurrent layer to act on, as its own argument; default: all.
+            With one pixel a step, layer norm of the input's pre-activations ``W x`` divides by the
+            size of x, so that only its sign and, near 0, eps are left of a pixel's brightness:
+            ``["recurrent", "cell"]`` keeps it.
         initial_noise: standard deviation of noise on each case's initial h wherever batch
             statistics are in use: in training, not in evaluation. Default: 0.1 for a strategy that
             mixes cases, else 0. Pixels at the edge are blank in all images; without noise the first
@@ -61,7 +65,7 @@ class SequenceClassifier(Classifier):
     Raises:
         TypeError: for a size or rate that is not a number.
         ValueError: for sizes below 1, a ``step_features`` that does not divide ``in_features``, an
-            unknown cell or optimizer, noise that is negative or not finite, a learning rate that is
+            unknown cell, site or optimizer, noise that is negative or not finite, a learning rate that is
             not positive; for inputs of another size.
 
     Example:
@@ -86,6 +90,7 @@ class SequenceClassifier(Classifier):
         permuted: bool = False,
         permutation_seed: int = 0,
         norm: Norm | None = None,
+        normalize: list[str] | None = None,
         initial_noise: float | None = None,
         optimizer: Literal["rmsprop", "adam", "sgd"] = "rmsprop",
         lr: float = 1e-3,
@@ -116,7 +121,9 @@ class SequenceClassifier(Classifier):
         self.in_features = in_features
         self.step_features = step_features
         self.initial_noise = initial_noise
-        self.recurrent = _CELLS[cell](step_features, hidden_features, num_layers, norm=norm)
+        self.recurrent = _CELLS[cell](
+            step_features, hidden_features, num_layers, norm=norm, normalize=normalize
+        )
         self.readout = Linear(hidden_features, num_classes)
         states = 2 if cell == "lstm" else 1
         self.initial_states = nn.Parameter(torch.empty(states, num_layers, hidden_features))

@@ -190,11 +190,31 @@ def test_a_warning_where_steps_share_statistics() -> None:
         small(norm=BatchNorm(max_steps=4), step_features=3)
 
 
+def test_without_the_input_site_layer_norm_keeps_the_brightness_of_a_pixel() -> None:
+    """With one number a step the variance of W x is var(W) x^2, by which layer norm divides."""
+    x = torch.tensor([[[0.2]], [[0.8]]])  # two steps of one pixel, of one image
+
+    def first_terms(**arguments: Any) -> Tensor:
+        layer = SequenceClassifier(12, 3, hidden_features=8, **arguments).recurrent
+        return layer.sites["l0"]["input"](x @ layer.weight_ih_l0.T).detach()
+
+    dark, bright = first_terms()
+    assert bright.norm() < 1.01 * dark.norm()  # eps alone tells them apart
+    dark, bright = first_terms(normalize=["recurrent", "cell"])
+    torch.testing.assert_close(bright, 4 * dark)
+    model = small(normalize=["recurrent"])
+    assert model.hparams["normalize"] == ["recurrent"]
+    assert [name for name, _ in model.named_parameters() if "gain" in name] == [
+        "recurrent.sites.l0.recurrent.gain"
+    ]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"cell": "mogrifier"}, r"cell must be one of .*'gru', 'lstm', 'rnn'.*got 'mogrifier'"),
         ({"hidden_features": 0}, r"at least 1, got {'hidden_features': 0}"),
+        ({"normalize": ["output"]}, "normalize names 'output'.*places are"),
         ({"step_features": 5}, "step_features 5 must divide in_features 12"),
         ({"initial_noise": -0.1}, "initial_noise must be a finite number of at least 0, got -0.1"),
         ({"initial_noise": math.nan}, "initial_noise must be a finite .*, got nan"),
