@@ -65,8 +65,8 @@ class SequenceClassifier(Classifier):
     Raises:
         TypeError: for a size or rate that is not a number.
         ValueError: for sizes below 1, a ``step_features`` that does not divide ``in_features``, an
-            unknown cell, site or optimizer, noise that is negative or not finite, a learning rate that is
-            not positive; for inputs of another size.
+            unknown cell, site or optimizer, noise that is negative or not finite, a learning rate
+            that is not positive; for inputs of another size.
 
     Example:
         >>> model = SequenceClassifier(64, hidden_features=16, permuted=True)
