@@ -35,7 +35,7 @@ from ln_zoo.cli.errors import OneLineErrors, told
 from ln_zoo.models.base import ZooModule
 
 #: Properties of a data module that are arguments of models under the same name, where both have it.
-_LINKS = ("image_shape", "in_features", "num_classes")
+_LINKS = ("image_shape", "in_features", "num_classes", "vocabulary")
 
 
 def run_trainer(argv: list[str]) -> int:
@@ -86,9 +86,10 @@ class ZooCLI(LightningCLI):
 
     Beyond Lightning's own: ``--weights`` starts from published or stored weights; the model's class
     and arguments are read from weights or checkpoint; what a checkpoint or a link overrides is
-    said; ``--optimizer`` and ``--lr_scheduler`` take the place of the model's own, in a resumed run
-    too; ``--ckpt_path last`` finds the newest run of the same name; ``test`` prints measured
-    beside reported numbers and ``predict`` writes a file.
+    said; data number their words as a stored model does; ``--optimizer`` and ``--lr_scheduler``
+    take the place of the model's own, in a resumed run too; ``--ckpt_path last`` finds the newest
+    run of the same name; ``test`` prints measured beside reported numbers and ``predict`` writes a
+    file.
 
     Making one parses the arguments and builds model, data and trainer; `run` does the rest.
 
@@ -101,6 +102,8 @@ class ZooCLI(LightningCLI):
         self._claimed: list[Path] = []
         #: The weights that were asked for.
         self._given: dict[str, torch.Tensor] = {}
+        #: The words of the model that was asked for.
+        self._words: list[str] | None = None
         with self._releasing():
             self._build()
 
@@ -172,12 +175,20 @@ class ZooCLI(LightningCLI):
         optimizers.check(self._settings())
 
     def _parse_ckpt_path(self) -> None:
-        if path := self._settings().get("ckpt_path"):
-            if path != stored.given(self.argv, "ckpt_path"):  # else checked before it was parsed
-                stored.check_trusted(self.argv, path)
-            mine = self._settings().model.clone()
-            super()._parse_ckpt_path()
+        settings = self._settings()
+        if path := settings.get("ckpt_path"):
+            mine = settings.model.clone()
+            model = stored.model_of(self.argv, ckpt_path=path)
+            # As Lightning's own, which would check thousands of words in a time that grows with
+            # their square.
+            hparams = {"class_path": model.class_path, "dict_kwargs": model.init_args}
+            self.config = self.parser.parse_object(
+                {self.config.subcommand: {"model": hparams}}, self.config
+            )
             stored.tell_ignored(mine, self._settings().model, path)
+            self._words = model.words
+        elif weights := settings.get("weights"):
+            self._words = stored.model_of(self.argv, weights=weights).words
         self._rate_of_model = self._settle_optimizer()
 
     def _settle_optimizer(self) -> bool:
@@ -261,6 +272,22 @@ class ZooCLI(LightningCLI):
 
     # Instantiating
 
+    def instantiate_classes(self) -> None:
+        if self._words is None:
+            return super().instantiate_classes()
+        # Only here does the configuration hold the words: config.yaml needs none, since it names
+        # the weights, and thousands of words take seconds to check and to write.
+        self._dump_config()
+        parts = (self._settings()[part] for part in ("data", "model"))
+        arguments = [part.get("init_args") or Namespace() for part in parts]
+        holders = [init_args for init_args in arguments if "vocabulary" in init_args]
+        given = [init_args.vocabulary for init_args in holders]
+        for init_args in holders:
+            init_args.vocabulary = self._words
+        super().instantiate_classes()
+        for init_args, value in zip(holders, given, strict=True):
+            init_args.vocabulary = value
+
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         settings = self._get(self.config_init, "trainer")
         callbacks = settings.callbacks or []
@@ -307,6 +334,9 @@ class ZooCLI(LightningCLI):
             # A file may hold arguments of the model chosen before this one.
             if name in (settings.model.get("init_args") or ()) and hasattr(self.datamodule, name):
                 stored.tell_linked(self.argv, name)
+        if self._words is not None:
+            source = settings.get("ckpt_path") or settings.weights
+            stored.check_words(self.datamodule, self._words, self.argv, source)
         if settings.get("ckpt_path"):
             checkpoint = stored.read_checkpoint(settings.ckpt_path)
             self._given = checkpoint["state_dict"]

@@ -10,10 +10,11 @@ import pickle
 import sys
 import textwrap
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jsonargparse import Namespace
+from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
@@ -40,14 +41,73 @@ def with_model(argv: list[str]) -> list[str]:
     weights, ckpt_path = given(argv, "weights"), given(argv, "ckpt_path")
     if weights and ckpt_path:
         raise ValueError("--ckpt_path resumes a run, --weights starts a new one: give one of them")
-    if weights:
-        class_path, init_args, _ = _from_weights(weights, _OF_MODEL, named_classes(argv))
-    elif ckpt_path and ckpt_path != "last":
-        class_path, init_args, _ = _from_checkpoint(ckpt_path, _OF_MODEL, named_classes(argv))
-    else:
+    if not weights and ckpt_path in (None, "", "last"):
         return argv
-    config = {"model": {"class_path": class_path, "init_args": init_args}}
+    model = model_of(argv, weights, ckpt_path)
+    config = {"model": {"class_path": model.class_path, "init_args": model.init_args}}
     return [argv[0], "--config", json.dumps(config), *argv[1:]]
+
+
+class StoredModel(NamedTuple):
+    """What weights or a checkpoint say of their model.
+
+    Attributes:
+        class_path: of the model.
+        init_args: its arguments, but for the words.
+        words: of its vocabulary; ``None`` for a model that reads no text. They go to the data,
+            which have to number their words as the model does.
+    """
+
+    class_path: str
+    init_args: dict[str, Any]
+    words: list[str] | None
+
+
+def model_of(
+    argv: list[str], weights: str | None = None, ckpt_path: str | None = None
+) -> StoredModel:
+    """The model of weights, or of a checkpoint.
+
+    Args:
+        argv: arguments, the subcommand first: they name the classes that may be imported.
+        weights: as for ``--weights``.
+        ckpt_path: a checkpoint; one of the two is given.
+
+    Raises:
+        ValueError: for an unreadable checkpoint, or one that names a class which is neither
+            ln_zoo's nor named by the arguments.
+        FileNotFoundError: if there is no such checkpoint.
+    """
+    if weights and not weights.endswith(".ckpt"):
+        class_path, init_args, _ = _from_card(weights)
+    else:
+        path = weights or ckpt_path
+        assert path
+        class_path, init_args, _ = _from_checkpoint(path, _OF_MODEL, named_classes(argv))
+    words = init_args.pop("vocabulary", None)
+    return StoredModel(class_path, init_args, words)
+
+
+def check_words(data: LightningDataModule, words: list[str], argv: list[str], source: str) -> None:
+    """Checks that data number their words as a stored model does; says if they were given others.
+
+    Args:
+        data: the data module, which was given the words if it takes any.
+        words: of the model.
+        argv: arguments, the subcommand first.
+        source: weights or checkpoint.
+
+    Raises:
+        ValueError: if the data have words of their own.
+    """
+    own = getattr(data, "vocabulary", None)
+    if own is not None and list(own) != words:
+        raise ValueError(
+            f"{source} has a vocabulary of {len(words):,} words, and {type(data).__name__} has one "
+            f"of its own, of {len(own):,}: choose data that take a vocabulary with --data"
+        )
+    if any(each.name == "data.vocabulary" and each.content is not None for each in options(argv)):
+        note(f"note: data.vocabulary is ignored: {source} has its own, of {len(words):,} words")
 
 
 def read_checkpoint(path: str) -> dict[str, Any]:
@@ -193,6 +253,9 @@ def tell_ignored(mine: Namespace, used: Namespace, path: str) -> None:
     asked, stored = _flat(mine), _flat(used)
     for name, value in asked.items():
         # None asks for the model's own choice, which the checkpoint holds.
+        # A vocabulary is the data's, or the checkpoint's: see `tell_linked` and `check_words`.
+        if name == "model.vocabulary":
+            continue
         if value is not None and name in stored and stored[name] != value:
             note(
                 f"note: {name} = {value} is ignored: {path} was trained with {stored[name]} "
@@ -254,25 +317,6 @@ def named_classes(argv: list[str]) -> set[str]:
 
 #: What makes `ln-zoo fit|validate|test|predict` take a class from a checkpoint.
 _OF_MODEL = "give --{place} {path}"
-
-
-def check_trusted(argv: list[str], ckpt_path: str) -> None:
-    """Raises ValueError if a checkpoint names a class that the arguments do not, and none of ours.
-
-    Args:
-        argv: arguments, the subcommand first.
-        ckpt_path: the checkpoint, wherever its path was given.
-    """
-    _from_checkpoint(ckpt_path, _OF_MODEL, named_classes(argv))
-
-
-def _from_weights(
-    weights: str, remedy: str, named: Collection[str]
-) -> tuple[str, dict[str, Any], dict[str, Tensor]]:
-    """Class path, arguments and state of published weights or of a checkpoint file."""
-    if weights.endswith(".ckpt"):
-        return _from_checkpoint(weights, remedy, named)
-    return _from_card(weights)
 
 
 def _from_card(weights: str) -> tuple[str, dict[str, Any], dict[str, Tensor]]:

@@ -60,6 +60,10 @@ class ZooModule(LightningModule, ABC):
         for hparams in (self.__dict__["_hparams"], self.__dict__["_hparams_initial"]):
             hparams.clear()
             hparams.update({k: v for k, v in values.items() if takes_any or k in parameters})
+        words = values.get("vocabulary")
+        if isinstance(words, list) and "vocabulary" in parameters:
+            # Loggers write this copy to a file, and to the first page of their pictures.
+            self.__dict__["_hparams_initial"]["vocabulary"] = f"{len(words):,} words"
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         cls = type(self)
