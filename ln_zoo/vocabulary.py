@@ -61,7 +61,7 @@ class Vocabulary(Sequence[str]):
                 raise ValueError(f"{name!r} is the name of a special token and cannot be a word")
 
     @classmethod
-    def count(
+    def count(  # type: ignore[override]  # a sequence's own counts one value
         cls, sentences: Iterable[Iterable[str]], size: int | None = None, min_count: int = 1
     ) -> Vocabulary:
         """The vocabulary of a text, the most frequent words first.
