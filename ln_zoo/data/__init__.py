@@ -4,6 +4,8 @@ from ln_zoo.data.base import ZooDataModule
 from ln_zoo.data.binarized import BinarizedImageData, ImageSet
 from ln_zoo.data.binarized_digits import BinarizedDigits
 from ln_zoo.data.binarized_mnist import BinarizedMNIST
+from ln_zoo.data.books import Books
+from ln_zoo.data.corpus import Book, Corpus
 from ln_zoo.data.digits import Digits
 from ln_zoo.data.handwriting import HandwritingBatch, HandwritingData, LineSet
 from ln_zoo.data.iam_ondb import IAMOnDB
@@ -11,6 +13,8 @@ from ln_zoo.data.images import ImageClassificationData
 from ln_zoo.data.loading import BatchLoader, DistributedBatches, ResumableLoader, Tensors
 from ln_zoo.data.mnist import MNIST
 from ln_zoo.data.pen_lines import PenLines
+from ln_zoo.data.sentence_triples import BookData, Sentences, SentenceTriples, TripleSet
+from ln_zoo.data.synthetic_books import SyntheticBooks
 from ln_zoo.data.synthetic_handwriting import SyntheticHandwriting
 
 __all__ = [
@@ -19,6 +23,10 @@ __all__ = [
     "BinarizedDigits",
     "BinarizedImageData",
     "BinarizedMNIST",
+    "Book",
+    "BookData",
+    "Books",
+    "Corpus",
     "Digits",
     "DistributedBatches",
     "HandwritingBatch",
@@ -29,7 +37,11 @@ __all__ = [
     "LineSet",
     "PenLines",
     "ResumableLoader",
+    "SentenceTriples",
+    "Sentences",
+    "SyntheticBooks",
     "SyntheticHandwriting",
     "Tensors",
+    "TripleSet",
     "ZooDataModule",
 ]

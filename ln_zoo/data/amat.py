@@ -16,11 +16,11 @@ import re
 import time
 import uuid
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
+from ln_zoo.data.cache import cache_folders
 from ln_zoo.data.sources import GZIP
 
 _LINES = 1000
@@ -57,12 +57,12 @@ def load_bits(path: Path, columns: int) -> np.ndarray:
     content = path.read_bytes()
     digest = hashlib.sha256(content).hexdigest()
     name = f"{path.name}-{columns}-v{_VERSION}-{digest}.bits"
-    for folder in _folders(path):
+    for folder in cache_folders(path.parent):
         kept = _map(folder / name, columns)
         if kept is not None:
             return kept
     bits = parse(content, columns, str(path))
-    for folder in _folders(path):
+    for folder in cache_folders(path.parent):
         # A cache that cannot be written costs time, not the run.
         with contextlib.suppress(OSError):
             _keep(folder / name, bits)
@@ -172,24 +172,6 @@ def _begin(found: bytes) -> str:
     """The beginning of what was found, to be shown."""
     shown = found[:20].decode("latin-1")
     return repr(f"{shown}..." if len(found) > len(shown) else shown)
-
-
-def _folders(path: Path) -> Iterator[Path]:
-    """Where bits may be kept, the place of choice first."""
-    beside = path.parent
-    # An administrator may write where permissions let nobody write, and should not.
-    if os.access(beside, os.W_OK) and beside.stat().st_mode & 0o222:
-        yield beside / ".cache"
-    # The folder in which kernels, which data know nothing of, are kept too.
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    chosen = Path(os.environ.get("LN_ZOO_CACHE") or Path(cache, "ln_zoo"))
-    try:
-        chosen = chosen.expanduser()
-    except RuntimeError:  # a user without a home, as in some containers
-        return
-    # Files of one name in two folders are two texts: neither may take the other's place.
-    origin = hashlib.sha256(os.fsencode(beside.resolve())).hexdigest()
-    yield chosen / "data" / origin[:16]
 
 
 def _map(path: Path, columns: int) -> np.ndarray | None:

@@ -17,6 +17,7 @@ from amat_support import text
 
 from ln_zoo.data import amat
 from ln_zoo.data.amat import load_bits, parse
+from ln_zoo.data.cache import cache_folders
 
 COLUMNS = 37
 
@@ -224,7 +225,7 @@ def test_the_users_cache_is_where_kernels_are_kept(
     from ln_zoo.ops.native.build import cache_folder
 
     path = write(tmp_path / "data", text(matrix()))
-    beside, users = amat._folders(path)
+    beside, users = cache_folders(path.parent)
     assert beside == path.parent / ".cache"
     assert users.parent == cache_folder() / "data"
 

@@ -1,0 +1,464 @@
+"""What the data modules of books share: batches of a sentence, the next and the previous one."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from copy import copy
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
+
+import numpy as np
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from ln_zoo.data.base import ZooDataModule
+from ln_zoo.data.corpus import Book, Corpus
+from ln_zoo.data.loading import DistributedBatches, check_at_least, check_choice, evenly_spaced
+from ln_zoo.vocabulary import EOS, UNK, Vocabulary
+
+SamplerName = Literal["round_robin", "proportional"]
+
+_NAMED = 5
+"""Names shown where there may be many."""
+
+
+class Sentences(NamedTuple):
+    """B sentences as numbers of words.
+
+    Args:
+        tokens: int64 (B, T): the words of each sentence and `ln_zoo.vocabulary.EOS`, by which rows
+            that are shorter are padded too.
+        lengths: int64 (B,): words of each sentence, the end counted.
+    """
+
+    tokens: Tensor
+    lengths: Tensor
+
+
+class SentenceTriples(NamedTuple):
+    """B sentences, each with its neighbours in the book."""
+
+    source: Sentences
+    next: Sentences
+    previous: Sentences
+
+
+class TripleSet(Dataset[SentenceTriples]):
+    """Sentences that have both neighbours, indexed by a tensor of indices.
+
+    Args:
+        corpus: the books.
+        books: those of the set.
+        vocabulary: the words; others become `ln_zoo.vocabulary.UNK`.
+        max_length: a triple of which a sentence has as many words or more is left out.
+        across_books: let the last sentence of a book have the first of the next as its neighbour.
+        sampler: order of lengths in training, see `TripleBatches`.
+
+    Example:
+        >>> corpus = Corpus.of({"a tale": [["it", "rained"], ["it", "stopped", "soon"], ["ah"]]})
+        >>> data = TripleSet(corpus, corpus.books, Vocabulary(["it", "rained", "ah"]))
+        >>> data[torch.tensor([0])]
+        SentenceTriples(source=Sentences(tokens=tensor([[2, 1, 1, 0]]), lengths=tensor([4])),
+                        next=Sentences(tokens=tensor([[4, 0]]), lengths=tensor([2])),
+                        previous=Sentences(tokens=tensor([[2, 3, 0]]), lengths=tensor([3])))
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        books: Sequence[Book],
+        vocabulary: Vocabulary,
+        max_length: int = 30,
+        across_books: bool = False,
+        sampler: SamplerName = "round_robin",
+    ) -> None:
+        self.corpus = corpus
+        self.max_length = max_length
+        self.sampler = sampler
+        self._tokens = np.array(vocabulary.numbers(corpus.words), np.int64)
+        books = [book for book in books if book.start < book.stop]
+        #: Neighbours that do not lie side by side.
+        self._next: dict[int, int] = {}
+        self._previous: dict[int, int] = {}
+        if across_books:
+            self._next = {a.stop - 1: b.start for a, b in pairwise(books)}
+            self._previous = {b: a for a, b in self._next.items()}
+        short = corpus.lengths < max_length
+        found = [np.zeros(0, np.int64)]
+        for book in books:
+            sources = np.arange(book.start, book.stop)
+            kept = short[sources]
+            kept[1:] &= short[sources[:-1]]
+            kept[:-1] &= short[sources[1:]]
+            # The ends have a neighbour in another book, or none.
+            for end, others in ((0, self._previous), (-1, self._next)):
+                other = others.get(int(sources[end]))
+                kept[end] &= other is not None and short[other]
+            found.append(sources[kept])
+        #: The number of the source of each triple in the corpus, int64 (N,).
+        self.sources = np.concatenate(found)
+
+    @property
+    def batches(self) -> type[DistributedBatches]:
+        """How `BatchLoader` groups triples."""
+        return TripleBatches
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Words of the source of each triple, int32 (N,)."""
+        return self.corpus.lengths[self.sources]
+
+    def pick(self, indices: Sequence[int]) -> TripleSet:
+        """Some of the triples, in the order given."""
+        picked = copy(self)
+        picked.sources = self.sources[list(indices)]
+        return picked
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    def __getitem__(self, index: Tensor) -> SentenceTriples:
+        sources = self.sources[np.asarray(index).reshape(-1)].tolist()
+        return SentenceTriples(
+            self._sentences(sources),
+            self._sentences([self._next.get(i, i + 1) for i in sources]),
+            self._sentences([self._previous.get(i, i - 1) for i in sources]),
+        )
+
+    def __getitems__(self, indices: list[int]) -> SentenceTriples:
+        """One batch for a list of indices: what a ``DataLoader`` with a batch size asks for."""
+        return self[torch.tensor(indices)]
+
+    def _sentences(self, numbers: Sequence[int]) -> Sentences:
+        lengths = self.corpus.lengths[numbers].astype(np.int64) + 1
+        tokens = np.full((len(numbers), lengths.max()), EOS, np.int64)
+        for row, number in enumerate(numbers):
+            tokens[row, : lengths[row] - 1] = self._tokens[self.corpus.numbers(number)]
+        return Sentences(torch.from_numpy(tokens), torch.from_numpy(lengths))
+
+
+class TripleBatches(DistributedBatches):
+    """Batches of triples whose sources are of one length, dealt out to W processes.
+
+    *Training*: the order of epoch e depends on (seed, e) only. Triples are permuted, those of one
+    length cut into batches; the last batch of a length holds what remains, and is left out where
+    that is a single triple. Then, by the data set's ``sampler``:
+
+    * ``round_robin``: one batch of each length in turn, in an order of lengths drawn for the epoch,
+      until all are used up, as the released skip-thoughts code. Rare lengths are over-represented
+      early in an epoch, and its last batches are of common lengths only.
+    * ``proportional``: batches permuted, so that each length comes as often as it occurs.
+
+    All processes have the same number of steps: batches that would not go round are left out.
+
+    *Evaluation*: batches from the longest sources to the shortest, none left out or repeated, so
+    that any number of processes scores the same triples. Their lengths may differ.
+
+    Args:
+        dataset: the triples, a `TripleSet`.
+        batch_size: triples per batch.
+        options: as `DistributedBatches`.
+
+    Raises:
+        ValueError: as `DistributedBatches`.
+    """
+
+    dataset: TripleSet
+
+    def __init__(self, dataset: TripleSet, batch_size: int, **options: Any) -> None:
+        super().__init__(dataset, batch_size, **options)
+        self._lengths = torch.from_numpy(dataset.lengths)
+        if not self.training:
+            return
+        batches = len(self._cut())
+        self.total = batches - batches % self.num_replicas
+        if not self.total:
+            raise ValueError(
+                f"{len(dataset)} triples make {batches} batches of {batch_size} with sources of "
+                f"one length, too few for {self.num_replicas} process(es): lower the batch size or "
+                "use fewer devices"
+            )
+
+    def __iter__(self) -> Iterator[Tensor]:
+        order = self.permutation(len(self.dataset))
+        longest_first = not self.training
+        order = order[torch.argsort(self._lengths[order], stable=True, descending=longest_first)]
+        batches = self._in_turn(self._cut()) if self.training else self._split()
+        mine = batches[: self.total][self.rank :: self.num_replicas][self.first :]
+        for start, stop in mine[:, :2].tolist():
+            yield order[start:stop]
+
+    def settings(self) -> dict[str, Any]:
+        return super().settings() | {"sampler": self.dataset.sampler}
+
+    def _split(self) -> np.ndarray:
+        """First and last triples of batches of any lengths, int64 (batches, 2)."""
+        starts = np.arange(0, len(self.dataset), self.batch_size)
+        return np.column_stack([starts, np.minimum(starts + self.batch_size, len(self.dataset))])
+
+    def _cut(self) -> np.ndarray:
+        """Batches of one length: first triple, that behind the last, turn and length, (K, 4)."""
+        least = self.batch_size if self.drop_last else min(2, self.batch_size)
+        found = [np.zeros((0, 4), np.int64)]
+        stop = 0
+        for length, count in enumerate(torch.bincount(self._lengths).tolist()):
+            start, stop = stop, stop + count
+            starts = np.arange(start, stop, self.batch_size)
+            stops = np.minimum(starts + self.batch_size, stop)
+            turns = np.arange(len(starts))
+            batches = np.column_stack([starts, stops, turns, np.full_like(turns, length)])
+            found.append(batches[stops - starts >= least])
+        return np.concatenate(found)
+
+    def _in_turn(self, batches: np.ndarray) -> np.ndarray:
+        """Batches in the order in which training takes them."""
+        if not self.shuffle:
+            return batches
+        if self.dataset.sampler == "proportional":
+            return batches[self.permutation(len(batches), 1).numpy()]
+        turns, lengths = batches[:, 2], batches[:, 3]
+        place = self.permutation(int(lengths.max()) + 1, 1).numpy()
+        return batches[np.lexsort((place[lengths], turns))]
+
+
+class BookData(ZooDataModule, ABC):
+    """Books for skip-thought vectors: each sentence with the next and the previous one.
+
+    Batches are `SentenceTriples`. A dataset states its name and where its corpus comes from
+    (`read`), and how many of its books are held out.
+
+    Args:
+        batch_size: training triples per step of one process.
+        max_length: triples of which a sentence has as many words or more are left out.
+        sampler: how training takes the lengths of sources in turn, ``round_robin`` or
+            ``proportional``; see `TripleBatches`.
+        across_books: let triples of a set reach over the end of a book, as the released code does.
+        val_books: books held out for validation: how many, drawn by ``split_seed``, or their names.
+        test_books: books held out for the test, likewise.
+        val_triples: how many triples of the validation books are scored, at even distances;
+            default: all.
+        split_seed: seed of the books that are held out.
+        vocabulary: words that have numbers of their own, or a file with a word a line; default: the
+            most frequent of the training books.
+        vocabulary_size: numbers of the default vocabulary, the end of a sentence and the unknown
+            word among them.
+        seed: seed of the order of training triples; the splits do not depend on it.
+        eval_batch_size: triples per batch in evaluation; changes no result.
+        num_workers: processes that fetch batches.
+        pin_memory: page-locked batches, for faster copies to a GPU.
+        drop_last: leave out training batches of fewer than ``batch_size`` triples. Those of a
+            single triple are always left out.
+
+    Raises:
+        ValueError: a value that is none of those above.
+    """
+
+    #: What a batch holds, for models that say what they take.
+    gives: ClassVar[str] = "sentence triples"
+
+    def __init__(
+        self,
+        batch_size: int = 64,
+        max_length: int = 30,
+        sampler: SamplerName = "round_robin",
+        across_books: bool = False,
+        val_books: int | list[str] = 4,
+        test_books: int | list[str] = 4,
+        val_triples: int | None = None,
+        split_seed: int = 0,
+        vocabulary: list[str] | str | None = None,
+        vocabulary_size: int = 20_000,
+        seed: int = 0,
+        eval_batch_size: int = 64,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+    ) -> None:
+        super().__init__(batch_size, seed, eval_batch_size, num_workers, pin_memory, drop_last)
+        check_at_least(2, max_length=max_length)
+        check_at_least(0, split_seed=split_seed)
+        check_at_least(3, vocabulary_size=vocabulary_size)
+        check_choice("sampler", sampler, get_args(SamplerName))
+        if val_triples is not None:
+            check_at_least(1, val_triples=val_triples)
+        for name, books in (("val_books", val_books), ("test_books", test_books)):
+            if isinstance(books, int):
+                check_at_least(1, **{name: books})
+            elif not books or len(set(books)) < len(books):
+                raise ValueError(f"{name} must be a number or different names, got {books!r}")
+        self.max_length = max_length
+        self.sampler = sampler
+        self.across_books = across_books
+        self.val_books = val_books
+        self.test_books = test_books
+        self.val_triples = val_triples
+        self.split_seed = split_seed
+        self.vocabulary_size = vocabulary_size
+        self._vocabulary = None if vocabulary is None else Vocabulary.of(vocabulary)
+        self._corpus: Corpus | None = None
+        self._sets: dict[str, TripleSet] = {}
+
+    @abstractmethod
+    def read(self) -> Corpus:
+        """Reads the corpus."""
+
+    @property
+    def corpus(self) -> Corpus:
+        """The books, read when they are asked for first.
+
+        Raises:
+            Exception: as `read`.
+        """
+        if self._corpus is None:
+            self._corpus = self.read()
+        return self._corpus
+
+    @property
+    def vocabulary(self) -> list[str]:
+        """The words that have numbers of their own, in their order: those given, else counted.
+
+        Raises:
+            Exception: as `read`, where they are counted.
+        """
+        return list(self._words)
+
+    @property
+    def preprocessing(self) -> dict[str, Any]:
+        """What a sentence goes through before the model, as plain data."""
+        return {"vocabulary_size": self._words.size, "max_length": self.max_length}
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The dataset, its splits and its batches as plain data, for tables and model cards."""
+        facts: dict[str, Any] = {"dataset": self.name, "test_split": "test"}
+        for name, books in self.books.items():
+            sentences = sum(book.stop - book.start for book in books)
+            facts |= {f"{name}_books": len(books), f"{name}_sentences": sentences}
+            facts[f"{name}_size"] = len(self._set(name))
+            facts[f"{name}_unknown"] = round(self.unknown_share(name), 5)
+        return facts | {
+            "vocabulary_size": self._words.size,
+            "max_length": self.max_length,
+            "sampler": self.sampler,
+            "across_books": self.across_books,
+            "split_seed": self.split_seed,
+            "batch_size": self.batch_size,
+            "drop_last": self.drop_last,
+            "seed": self.seed,
+        }
+
+    @cached_property
+    def books(self) -> dict[str, list[Book]]:
+        """The books of the sets ``"train"``, ``"val"`` and ``"test"``.
+
+        Raises:
+            ValueError: a name that no book has, or no book is left for training.
+        """
+        books = self.corpus.books
+        names = [book.name for book in books]
+        chosen: dict[str, list[str]] = {}
+        counted: dict[str, int] = {}
+        for name, wanted in (("test", self.test_books), ("val", self.val_books)):
+            if isinstance(wanted, int):
+                counted[name] = wanted
+                continue
+            if unknown := [title for title in wanted if title not in names]:
+                raise ValueError(
+                    f"{self.name}: {name}_books {', '.join(unknown)} are none of the "
+                    f"{len(names):,} books, such as {', '.join(names[:_NAMED])}"
+                )
+            chosen[name] = wanted
+        taken = Counter(title for titles in chosen.values() for title in titles)
+        if twice := [title for title, times in taken.items() if times > 1]:
+            raise ValueError(f"{self.name}: {', '.join(twice)} cannot be in two sets")
+        free = [name for name in names if name not in taken]
+        drawn = [free[i] for i in np.random.default_rng(self.split_seed).permutation(len(free))]
+        for name, count in counted.items():
+            chosen[name], drawn = drawn[:count], drawn[count:]
+        if not drawn:
+            raise ValueError(
+                f"{self.name}: {len(names):,} books are too few to hold out {self.val_books} for "
+                f"validation and {self.test_books} for the test: lower val_books and test_books, "
+                "or cut files that hold many books (section_sentences)"
+            )
+        sets = {"train": set(drawn), "val": set(chosen["val"]), "test": set(chosen["test"])}
+        return {name: [b for b in books if b.name in titles] for name, titles in sets.items()}
+
+    def unknown_share(self, name: str) -> float:
+        """Share of the words of a set's books that are not in the vocabulary."""
+        counts = self.corpus.counts(self.books[name])
+        numbers = np.array(self._words.numbers(self.corpus.words))
+        return float(counts[numbers == UNK].sum() / counts.sum())
+
+    def sentences(self, name: str) -> Iterator[str]:
+        """All sentences of a set's books in order, as words with blanks between.
+
+        Raises:
+            Exception: as `read`.
+        """
+        for book in self.books[name]:
+            for sentence in range(book.start, book.stop):
+                yield self.corpus.sentence(sentence)
+
+    def prepare_data(self) -> None:
+        _ = self.corpus
+
+    def setup(self, stage: str | None = None) -> None:
+        if self._sets:
+            return
+        sets = {
+            name: TripleSet(
+                self.corpus,
+                books,
+                self._words,
+                self.max_length,
+                self.across_books,
+                self.sampler,
+            )
+            for name, books in self.books.items()
+        }
+        for name, triples in sets.items():
+            if not len(triples):
+                raise ValueError(
+                    f"{self.name}: no sentence of the {name} set and both its neighbours have "
+                    f"fewer than {self.max_length} words each: raise max_length, or use more books"
+                )
+        unknown = self.unknown_share("train")
+        if unknown == 1:
+            raise ValueError(
+                f"{self.name}: none of the words of the training books is in the vocabulary, which "
+                f"begins with {', '.join(self._words[:_NAMED])}: it is of another text"
+            )
+        sizes = ", ".join(f"{name} {len(triples):,}" for name, triples in sets.items())
+        rank_zero_info(
+            f"{self.name}: {len(self.corpus.books):,} books, {len(self.corpus):,} sentences "
+            f"(empty lines: {self.corpus.empty_lines:,}); triples: {sizes}; words not among the "
+            f"{len(self._words):,} of the vocabulary: {unknown:.1%}"
+        )
+        self._sets = sets
+
+    def training_set(self) -> TripleSet:
+        return self._set("train")
+
+    def evaluation_set(self, name: str, cases: int | None = None) -> TripleSet:
+        """A set in its own order, or evenly spaced triples of it, as neighbours are alike."""
+        triples: TripleSet = self._set(name)
+        if name == "val" and self.val_triples is not None:
+            cases = min(self.val_triples, cases or self.val_triples)
+        if cases is None or cases >= len(triples):
+            return triples
+        return triples.pick(evenly_spaced(len(triples), cases))
+
+    @cached_property
+    def _words(self) -> Vocabulary:
+        if self._vocabulary is not None:
+            return self._vocabulary
+        corpus = self.corpus
+        counts = corpus.counts(self.books["train"])
+        found = {word: int(n) for word, n in zip(corpus.words, counts, strict=True) if n}
+        return Vocabulary.of_counts(Counter(found), self.vocabulary_size)

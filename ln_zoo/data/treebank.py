@@ -1,0 +1,93 @@
+"""Sentences and words of English prose, as skip-thoughts and its tasks divide it.
+
+The released skip-thoughts code splits text by nltk's Punkt and divides sentences into words in the
+manner of the Penn Treebank: ``do n't``, ``it 's``, quotation marks as two backquotes and two
+apostrophes. So do the books it was trained on. nltk is used here too, for the same words, and
+because it is the one of the usual splitters still maintained that needs no model to be downloaded:
+spaCy's and Stanza's do, and pysbd and syntok divide sentences only.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import re
+from typing import Any
+
+# Punkt learns abbreviations from the text; its English ones are a download. These are those of
+# prose, so that a text is split alike whatever lies beside it.
+_TITLES = "mr mrs ms dr st messrs mme mlle prof rev hon capt col gen lieut lt maj sergt sgt gov"
+_ENDS_IN_TITLE = re.compile(rf"\b(?:{_TITLES.replace(' ', '|')})\.$", re.IGNORECASE)
+_OTHERS = "esq jr sr vs viz i.e e.g cf a.m p.m b.c a.d u.s u.k jan feb aug sept oct nov"
+
+
+def split_sentences(text: str) -> list[str]:
+    """The sentences of a paragraph, in order.
+
+    Boundaries are Punkt's (Kiss and Strunk, Computational Linguistics 32, 2006), with a fixed list
+    of abbreviations. What begins with a small letter goes on with the sentence before, as after
+    direct speech.
+
+    Raises:
+        ModuleNotFoundError: without nltk.
+
+    Example:
+        >>> split_sentences('"Is it you?" he asked. Mr. Smith nodded. "Yes."')
+        ['"Is it you?" he asked.', 'Mr. Smith nodded.', '"Yes."']
+    """
+    found: list[str] = []
+    for piece in _splitter().tokenize(text):
+        # Punkt takes the mark after a name for that after its title, as in 'Mr. Brown!" she said'.
+        if found and (piece[:1].islower() or _ENDS_IN_TITLE.search(found[-1])):
+            found[-1] += f" {piece}"
+        else:
+            found.append(piece)
+    return found
+
+
+def split_words(sentence: str) -> list[str]:
+    """The words and marks of a sentence, in the manner of the Penn Treebank.
+
+    Raises:
+        ModuleNotFoundError: without nltk.
+
+    Example:
+        >>> split_words('"It\\'s late," he said; they don\\'t stay.')
+        ['``', 'It', "'s", 'late', ',', "''", 'he', 'said', ';', 'they', 'do', "n't", 'stay', '.']
+    """
+    return _tokenizer().tokenize(sentence)
+
+
+def version() -> str:
+    """The version of nltk, on which the words of a text depend.
+
+    Raises:
+        ModuleNotFoundError: without nltk.
+    """
+    return str(_nltk("nltk").__version__)
+
+
+@functools.cache
+def _splitter() -> Any:
+    punkt = _nltk("nltk.tokenize.punkt")
+    parameters = punkt.PunktParameters()
+    parameters.abbrev_types = set(f"{_TITLES} {_OTHERS}".split())
+    return punkt.PunktSentenceTokenizer(parameters)
+
+
+@functools.cache
+def _tokenizer() -> Any:
+    return _nltk("nltk.tokenize").NLTKWordTokenizer()
+
+
+def _nltk(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != "nltk":
+            raise
+        raise ModuleNotFoundError(
+            "dividing text into sentences and words needs nltk: install it (pip install nltk, or "
+            "'ln-zoo[text]'), or give text with one tokenised sentence a line",
+            name="nltk",
+        ) from None
