@@ -11,6 +11,9 @@ from ln_zoo.callbacks.weight_geometry import parse_name
 _AXES = {
     "point_nll": "NLL (nats per point)",
     "sequence_nll": "NLL (nats per sequence)",
+    "token_nll": "NLL (nats per token)",
+    "next_nll": "NLL, next sentence (nats per token)",
+    "previous_nll": "NLL, previous sentence (nats per token)",
     "nll": "loss, NLL (nats per case)",
 }
 

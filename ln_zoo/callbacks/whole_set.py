@@ -64,26 +64,28 @@ def score(
     """Mean of each of the model's metrics over the cases of all processes.
 
     Args:
-        trainer: of the model, which must have ``per_case(batch) -> {name: (N,)}``.
+        trainer: of the model, which must have ``per_case(batch) -> {name: (N,)}``; where a metric
+            is not a mean over cases, as nats per token, a pair of (N,) in place of the values: the
+            sum of the first is divided by that of the second.
         loader: each process its share of the set, at least a batch.
         prefix: of the names in the answer, ``{prefix}_{name}``.
         of_batches: score with the statistics of each batch, where the strategy mixes cases; batches
             of a single case are left out.
     """
     module = trainer.lightning_module
+    # Of each metric numerators and denominators.
     totals: dict[str, Tensor] = {}
-    cases = torch.zeros((), dtype=torch.float64, device=module.device)
     with evaluating(module), batch_statistics(module) if of_batches else nullcontext():
         for batch in batches(trainer, loader):
             if of_batches and extract_batch_size(batch) < 2:
                 continue
             with trainer.precision_plugin.val_step_context():
-                scores: dict[str, Tensor] = module.per_case(batch)  # type: ignore[operator]
+                scores = module.per_case(batch)  # type: ignore[operator]
             for name, values in scores.items():
-                totals[name] = totals.get(name, cases.new_zeros(())) + values.double().sum()
-            cases += len(values)
-    cases = trainer.strategy.reduce(cases, reduce_op="sum")
-    return {
-        f"{prefix}_{name}": float(trainer.strategy.reduce(total, reduce_op="sum") / cases)
-        for name, total in totals.items()
+                pair = values if isinstance(values, tuple) else (values, torch.ones_like(values))
+                sums = torch.stack([part.double().sum() for part in pair])
+                totals[name] = totals[name] + sums if name in totals else sums
+    summed = {
+        name: trainer.strategy.reduce(total, reduce_op="sum") for name, total in totals.items()
     }
+    return {f"{prefix}_{name}": float(total[0] / total[1]) for name, total in summed.items()}

@@ -425,6 +425,8 @@ _BATCHES = {
     "labelled images": "images (N, C, H, W) with labels (N,)",
     "images": "images (N, C, H, W)",
     "handwriting": "handwriting: offsets of the pen (T, N, 3) with texts",
+    "sentence triples": "sentences with the next and the previous one: (tokens (B, T), lengths) of "
+    "each",
 }
 
 

@@ -117,7 +117,7 @@ def collect(cli: ZooCLI, stage: str = "test") -> dict[str, Any]:
         "data": facts,
         "part": part,
         "preprocessing": dict(getattr(data, "preprocessing", {})),
-        "size": {k: v for k, v in model.hparams.items() if k != "norm" and not k.startswith("_")},
+        "size": _size(model),
         "command": shlex.join(["ln-zoo", *cli.argv]),
         "weights": settings.get("weights"),
         "population_statistics": population.facts if population else None,
@@ -137,6 +137,14 @@ def collect(cli: ZooCLI, stage: str = "test") -> dict[str, Any]:
             "python": platform.python_version(),
         },
     }
+
+
+def _size(model: LightningModule) -> dict[str, Any]:
+    """The model's arguments, the number of words in place of a vocabulary."""
+    hparams = {k: v for k, v in model.hparams.items() if k != "norm" and not k.startswith("_")}
+    if hparams.pop("vocabulary", None) is not None:
+        hparams["vocab_size"] = model.vocabulary.size
+    return hparams
 
 
 def hardware(model: LightningModule) -> str:

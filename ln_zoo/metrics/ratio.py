@@ -48,8 +48,9 @@ class Ratio(Metric):
             numerators: any shape.
             denominators: any shape.
         """
-        self.numerator += numerators.double().sum()
-        self.denominator += denominators.double().sum()
+        # Not in place: states that the inference mode of a validation made refuse that in training.
+        self.numerator = self.numerator + numerators.double().sum()
+        self.denominator = self.denominator + denominators.double().sum()
 
     def compute(self) -> Tensor:
         """The ratio so far, float64; NaN before the first update."""

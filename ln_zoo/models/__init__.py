@@ -6,6 +6,7 @@ from ln_zoo.models.draw import DRAW
 from ln_zoo.models.handwriting import Handwriting
 from ln_zoo.models.mlp import MLPClassifier
 from ln_zoo.models.sequence import SequenceClassifier
+from ln_zoo.models.skip_thought import SkipThought
 
 __all__ = [
     "DRAW",
@@ -13,5 +14,6 @@ __all__ = [
     "Handwriting",
     "MLPClassifier",
     "SequenceClassifier",
+    "SkipThought",
     "ZooModule",
 ]

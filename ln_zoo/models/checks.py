@@ -56,3 +56,23 @@ def check_positive(**values: float | None) -> None:
             raise TypeError(f"{name} must be a number, got {value!r}")
         if not value > 0:
             raise ValueError(f"{name} must be positive, got {value!r}")
+
+
+def check_words(**choices: tuple[str, tuple[str, ...]]) -> None:
+    """Checks that words are among those that an argument may have.
+
+    Args:
+        **choices: the word and those that may be given, by the argument's name.
+
+    Raises:
+        ValueError: for another one.
+
+    Example:
+        >>> check_words(encoder=("tri", ("uni", "bi")))
+        Traceback (most recent call last):
+            ...
+        ValueError: encoder must be one of uni, bi, got 'tri'
+    """
+    for name, (value, words) in choices.items():
+        if value not in words:
+            raise ValueError(f"{name} must be one of {', '.join(words)}, got {value!r}")

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from ln_zoo.layers import LSTM, WindowLSTM, WindowState
 from ln_zoo.metrics import PenMixture, Ratio
 from ln_zoo.models.base import ZooModule, fused_on_cpu
-from ln_zoo.models.checks import check_positive, check_sizes
+from ln_zoo.models.checks import check_positive, check_sizes, check_words
 from ln_zoo.models.graves_rmsprop import GravesRMSprop
 from ln_zoo.norms import LayerNorm, Norm, from_config
 from ln_zoo.ops import clip_derivative
@@ -170,7 +170,7 @@ class Handwriting(ZooModule):
             window_components=window_components,
             mixture_components=mixture_components,
         )
-        _check_words(
+        check_words(
             output_from=(output_from, ("all", "top")),
             loss_reduction=(loss_reduction, get_args(Reduction)),
             optimizer=(optimizer, ("adam", "graves")),
@@ -622,9 +622,3 @@ def _read_alphabet(given: str | None) -> str:
         what = f"has {twice} twice" if twice else "is empty"
         raise ValueError(f"the alphabet {given!r} {what}: give each character once")
     return characters
-
-
-def _check_words(**choices: tuple[str, tuple[str, ...]]) -> None:
-    for name, (value, words) in choices.items():
-        if value not in words:
-            raise ValueError(f"{name} must be one of {', '.join(words)}, got {value!r}")

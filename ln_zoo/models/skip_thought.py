@@ -1,0 +1,377 @@
+"""Skip-thought vectors (Kiros et al. 2015; paper, section 6.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
+
+import numpy as np
+import torch
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from rich.progress import track
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn import init
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_sequence
+
+from ln_zoo.layers import GRU, orthogonal_
+from ln_zoo.metrics import Ratio
+from ln_zoo.models.base import ZooModule
+from ln_zoo.models.checks import check_positive, check_sizes, check_words
+from ln_zoo.models.legacy_adam import AdamBiasCorrection, adam
+from ln_zoo.models.word_softmax import SoftmaxName, word_softmax
+from ln_zoo.norms import LayerNorm, Norm, from_config
+from ln_zoo.vocabulary import EOS, Vocabulary
+
+Encoder = Literal["uni", "bi"]
+Conditioning = Literal["init", "every_step"]
+Reduction = Literal["sum", "token_mean"]
+
+#: Largest size of input weights and embeddings at the start, as in the released code.
+_SCALE = 0.1
+_METRICS = ("token_nll", "next_nll", "previous_nll")
+
+
+class _Told(NamedTuple):
+    """What a decoder is to say, and from which states: M tokens of B sentences.
+
+    Attributes:
+        states: (M, D).
+        targets: int64 (M,).
+        sentences: number of the sentence of each token, int64 (M,).
+    """
+
+    states: Tensor
+    targets: Tensor
+    sentences: Tensor
+
+
+class SkipThought(ZooModule):
+    """Encodes a sentence so that the sentences before and after it can be told from its vector.
+
+    A GRU reads the words of a sentence; its last state is the sentence's vector. Two decoders, each
+    a GRU that begins in that state, say the next and the previous sentence word by word (Kiros et
+    al. 2015, arXiv 1506.06726, section 2). Layer normalisation acts in all three as in the
+    supplement's eq. 26-28 of the paper; embeddings, states and logits are not normalised.
+
+    A batch is a tuple of the sources, the next and the previous sentences, each a pair: numbers of
+    words, int64 (B, T), with `ln_zoo.vocabulary.EOS` at the end and behind it; and lengths (B,), in
+    which one `EOS` counts. Encoder and decoders read and say that end too. A decoder's first input
+    is a vector of zeros. What lies behind a sentence changes nothing and costs nothing.
+
+    Losses are logged in nats per token: ``token_nll`` over both neighbours, ``next_nll`` and
+    ``previous_nll`` of each.
+
+    Differences from the released code, on which the paper's runs were made: biases are added after
+    normalisation only, as in eq. 26-28, where the code has others inside it too; the candidate has
+    a bias on its recurrent term without normalisation too, as in torch; log p has no 1e-8 added.
+    Its gradients are clipped to a norm of 5, which is the trainer's part:
+    ``gradient_clip_val: 5.0``.
+
+    Args:
+        vocabulary: the words, without the two special tokens, or a text file with a word a line. On
+            the command line they are those of the data.
+        hidden_features: size D of a sentence's vector, and of each decoder's state.
+        embedding_features: size E of the vector of a word, which encoder and decoders share.
+        norm: the strategy, or its ``class_path``/``init_args`` dict; default `LayerNorm`.
+        encoder: ``"uni"``, or ``"bi"``: half of the vector comes from a GRU that reads the sentence
+            backwards, its end first.
+        conditioning: how decoders see the vector: as their first state alone (``"init"``, the
+            released code and the paper), or also in ``"every_step"``, beside the word before
+            (Kiros et al., eq. 5-7; normalised together with it).
+        softmax: ``"full"``; ``"adaptive"`` (`ln_zoo.models.word_softmax.AdaptiveSoftmax`) or
+            ``"sampled"`` (`ln_zoo.models.word_softmax.SampledSoftmax`) for large vocabularies.
+        softmax_samples: words that the sampled softmax draws for each batch.
+        softmax_cutoffs: where the clusters of the adaptive softmax begin; default: a tenth and a
+            half of the vocabulary.
+        loss_reduction: what is minimised: nats summed over all tokens of a batch (``"sum"``, the
+            released code), or their mean (``"token_mean"``). For Adam both are the same but for
+            clipping, which reaches every update of the sum and hardly one of the mean.
+        lr: learning rate of Adam.
+        adam_bias_correction: ``"standard"``, or ``"legacy"`` as in the released code; see
+            `ln_zoo.models.legacy_adam.LegacyAdam`.
+
+    Raises:
+        TypeError: for a size or rate that is not a number.
+        ValueError: without a vocabulary, for one as `Vocabulary` refuses it, for sizes below 1, an
+            odd ``hidden_features`` with ``encoder="bi"``, unknown words, a rate that is not
+            positive, cutoffs that do not increase within the vocabulary.
+
+    Example:
+        >>> model = SkipThought(["the", "cat", "sat"], hidden_features=8, embedding_features=4)
+        >>> model.encode(["the cat sat", "the dog"]).shape
+        (2, 8)
+        >>> sentence = (torch.tensor([[2, 3, 4, 0]]), torch.tensor([4]))
+        >>> model.loss((sentence, sentence, sentence)).shape
+        torch.Size([])
+    """
+
+    #: What a batch may hold, in the words of the data modules.
+    takes: ClassVar[tuple[str, ...]] = ("sentence triples",)
+
+    def __init__(
+        self,
+        vocabulary: list[str] | str | None = None,
+        hidden_features: int = 2400,
+        embedding_features: int = 620,
+        norm: Norm | None = None,
+        encoder: Encoder = "uni",
+        conditioning: Conditioning = "init",
+        softmax: SoftmaxName = "full",
+        softmax_samples: int = 1000,
+        softmax_cutoffs: list[int] | None = None,
+        loss_reduction: Reduction = "sum",
+        lr: float = 2e-4,
+        adam_bias_correction: AdamBiasCorrection = "standard",
+    ) -> None:
+        super().__init__()
+        norm = LayerNorm() if norm is None else from_config(norm)
+        check_sizes(
+            hidden_features=hidden_features,
+            embedding_features=embedding_features,
+            softmax_samples=softmax_samples,
+        )
+        check_positive(lr=lr)
+        check_words(
+            encoder=(encoder, get_args(Encoder)),
+            conditioning=(conditioning, get_args(Conditioning)),
+            softmax=(softmax, get_args(SoftmaxName)),
+            loss_reduction=(loss_reduction, get_args(Reduction)),
+            adam_bias_correction=(adam_bias_correction, get_args(AdamBiasCorrection)),
+        )
+        if vocabulary is None:
+            raise ValueError(
+                "SkipThought needs a vocabulary: give a list of words or a text file with a word a "
+                "line; data of texts bring their own on the command line"
+            )
+        words = Vocabulary.of(vocabulary)
+        if softmax_cutoffs is None:
+            softmax_cutoffs = [words.size // 10, words.size // 2] if softmax == "adaptive" else []
+        self.remember(norm, vocabulary=list(words), softmax_cutoffs=softmax_cutoffs)
+        self.vocabulary = words
+        self.hidden_features = hidden_features
+        self.conditioning = conditioning
+        self.loss_reduction = loss_reduction
+        self.lr = lr
+        self.adam_bias_correction = adam_bias_correction
+        directions = 2 if encoder == "bi" else 1
+        if hidden_features % directions:
+            raise ValueError(
+                f'encoder="bi" needs an even hidden_features, half for each direction, got '
+                f"{hidden_features}"
+            )
+        self.embedding = nn.Embedding(words.size, embedding_features)
+        self.encoder = GRU(
+            embedding_features,
+            hidden_features // directions,
+            batch_first=True,
+            bidirectional=encoder == "bi",
+            norm=norm,
+        )
+        read = embedding_features + (hidden_features if conditioning == "every_step" else 0)
+        self.next_decoder = GRU(read, hidden_features, norm=norm)
+        self.previous_decoder = GRU(read, hidden_features, norm=norm)
+        self.softmax = word_softmax(
+            softmax, hidden_features, words.size, softmax_samples, softmax_cutoffs
+        )
+        self.reset_parameters()
+        for stage in ("val", "test"):
+            for name in _METRICS:
+                setattr(self, f"{stage}_{name}", Ratio())
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draws all weights anew as the released code does, and starts the strategy anew.
+
+        Embeddings, input weights and those of the softmax are uniform between -0.1 and 0.1; the
+        recurrent weights of each gate, and square input weights, are an orthogonal matrix; biases
+        are 0.
+        """
+        init.uniform_(self.embedding.weight, -_SCALE, _SCALE)
+        self.softmax.reset_parameters()
+        for layer in (self.encoder, self.next_decoder, self.previous_decoder):
+            layer.reset_parameters()
+            for name, parameter in layer.named_parameters():
+                square = name.startswith("weight") and parameter.shape[1] == layer.hidden_size
+                if name.startswith("weight_hh") or square:
+                    for block in parameter.chunk(3):
+                        orthogonal_(block)
+                elif name.startswith("weight_ih"):
+                    init.uniform_(parameter, -_SCALE, _SCALE)
+                elif name.startswith("bias"):
+                    init.zeros_(parameter)
+            layer.reset_norm()
+
+    # The network
+
+    def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """The vectors of sentences, as they are before they are given unit norm.
+
+        Args:
+            tokens: numbers of words, int64 (B, T).
+            lengths: tokens of each sentence, int64 (B,); what lies behind them is not read.
+
+        Returns:
+            (B, D).
+        """
+        return self._read(self.embedding(tokens), lengths)
+
+    def _read(self, vectors: Tensor, lengths: Tensor) -> Tensor:
+        """The vectors of sentences (B, D), given those of their words (B, T, E)."""
+        longest = int(lengths.max())
+        if int(lengths.min()) == longest:
+            _, h = self.encoder(vectors[:, :longest])
+        else:
+            packed = pack_padded_sequence(vectors, lengths.cpu(), True, enforce_sorted=False)
+            _, h = self.encoder(packed)
+        last: Tensor = h.transpose(0, 1).flatten(1)
+        return last
+
+    def _tell(self, decoder: GRU, vectors: Tensor, tokens: Tensor, lengths: Tensor) -> _Told:
+        """The states in which a decoder says each token, in packed order."""
+        lengths = lengths.cpu()
+        targets, sizes, order, back = pack_padded_sequence(
+            tokens, lengths, True, enforce_sorted=False
+        )
+        before = pack_padded_sequence(
+            F.pad(tokens, (1, 0))[:, :-1], lengths, True, enforce_sorted=False
+        ).data
+        count = len(tokens)
+        # There is no word before the first.
+        first = self.embedding.weight.new_zeros(count, self.embedding.embedding_dim)
+        inputs = torch.cat([first, self.embedding(before[count:])])
+        assert order is not None
+        sentences = torch.cat([order[:size] for size in sizes.tolist()])
+        if self.conditioning == "every_step":
+            inputs = torch.cat([inputs, vectors[sentences].to(inputs.dtype)], -1)
+        states, _ = decoder(PackedSequence(inputs, sizes, order, back), vectors.unsqueeze(0))
+        return _Told(states.data, targets, sentences)
+
+    def _tell_both(self, batch: Any) -> tuple[_Told, _Told]:
+        source, following, preceding = batch
+        vectors = self(*source)
+        return (
+            self._tell(self.next_decoder, vectors, *following),
+            self._tell(self.previous_decoder, vectors, *preceding),
+        )
+
+    # Losses
+
+    def loss(self, batch: Any) -> Tensor:
+        """What is minimised, of one batch; a scalar."""
+        total, count = self._loss(batch)
+        return total if self.loss_reduction == "sum" else total / count
+
+    def per_case(self, batch: Any) -> dict[str, tuple[Tensor, Tensor]]:
+        """For each metric nats and tokens of each triple, float64 (B,): their sums' ratio."""
+        cases = len(batch[0][1])
+        parts = []
+        for told, nll in self._scores(batch):
+            sums = nll.new_zeros(cases).index_add_(0, told.sentences, nll)
+            parts.append((sums, torch.bincount(told.sentences, minlength=cases).double()))
+        (following, steps), (preceding, steps_before) = parts
+        both = following + preceding, steps + steps_before
+        return dict(zip(_METRICS, (both, *parts), strict=True))
+
+    def _loss(self, batch: Any) -> tuple[Tensor, int]:
+        """Summed over tokens, and their number."""
+        told = self._tell_both(batch)
+        # One product for both decoders.
+        states = torch.cat([part.states for part in told])
+        targets = torch.cat([part.targets for part in told])
+        return self.softmax.loss(states, targets), len(targets)
+
+    def _scores(self, batch: Any) -> list[tuple[_Told, Tensor]]:
+        """What each decoder is to say, with the nats of each token, float64."""
+        return [
+            (told, self.softmax.nll(told.states, told.targets).double())
+            for told in self._tell_both(batch)
+        ]
+
+    # Training
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        total, count = self._loss(batch)
+        cases = len(batch[0][1])
+        self.log("train_token_nll", total.detach() / count, prog_bar=True, batch_size=cases)
+        if self.loss_reduction == "token_mean":
+            return total / count
+        # Several processes average their gradients.
+        return total * self.trainer.world_size
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self._evaluate("val", batch)
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self._evaluate("test", batch)
+
+    def _evaluate(self, stage: str, batch: Any) -> None:
+        for name, (nats, tokens) in self.per_case(batch).items():
+            metric = getattr(self, f"{stage}_{name}")
+            metric.update(nats, tokens)
+            shown = stage == "val" and name == _METRICS[0]
+            self.log(f"{stage}_{name}", metric, prog_bar=shown, batch_size=len(nats))
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        return adam(self, self.lr, self.adam_bias_correction)
+
+    # Sentences
+
+    @torch.no_grad()
+    def encode(
+        self,
+        sentences: Sequence[str],
+        batch_size: int = 128,
+        eos: bool = True,
+        normalize: bool = True,
+        progress: bool = False,
+    ) -> np.ndarray:
+        """Vectors of sentences, in evaluation mode.
+
+        Sentences of about the same length are encoded together; none is cut short. Words that are
+        not in the vocabulary are read as `ln_zoo.vocabulary.UNK`.
+
+        Args:
+            sentences: words with white space between them, in the form of the training text.
+            batch_size: sentences that are encoded at once; changes no vector beyond rounding.
+            eos: whether the end of the sentence is read, as in training. The released code leaves
+                it out for MR, CR, SUBJ and MPQA, and reads it for SICK.
+            normalize: whether vectors are given unit norm, as the released code does.
+            progress: whether to show a progress bar.
+
+        Returns:
+            float32 (n, D), in the order of the sentences.
+
+        Raises:
+            TypeError: for a single string.
+            ValueError: for a sentence without a word.
+
+        Example:
+            >>> model = SkipThought(["rain"], hidden_features=8, embedding_features=4)
+            >>> vectors = model.encode(["rain rain", "rain"])
+            >>> bool(abs((vectors**2).sum(1) - 1).max() < 1e-5)
+            True
+        """
+        if isinstance(sentences, str):
+            raise TypeError(f"sentences must be several strings, got the one string {sentences!r}")
+        numbers = [self.vocabulary.numbers(sentence.split()) for sentence in sentences]
+        for i, found in enumerate(numbers):
+            if not found:
+                raise ValueError(f"sentence {i} of {len(numbers)} has no word: leave it out")
+            if eos:
+                found.append(EOS)
+        vectors = np.zeros((len(numbers), self.hidden_features), np.float32)
+        order = sorted(range(len(numbers)), key=lambda i: len(numbers[i]))
+        training = self.training
+        self.eval()
+        try:
+            steps = range(0, len(order), batch_size)
+            for begin in track(steps, "encoding", disable=not progress):
+                rows = order[begin : begin + batch_size]
+                tokens = [torch.tensor(numbers[i]) for i in rows]
+                padded = pad_sequence(tokens, True, EOS).to(self.device)
+                states = self(padded, torch.tensor([len(row) for row in tokens])).float()
+                vectors[rows] = (F.normalize(states) if normalize else states).cpu().numpy()
+        finally:
+            self.train(training)
+        return vectors

@@ -1,0 +1,166 @@
+"""Softmax over a vocabulary: full, adaptive or sampled."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn import init
+
+SoftmaxName = Literal["full", "adaptive", "sampled"]
+
+#: Largest size of a weight at the start, as in the released skip-thoughts code.
+_SCALE = 0.1
+
+
+class FullSoftmax(nn.Module):
+    """Scores every word: p(w | h) proportional to exp(v_w h + b_w), as Kiros et al. (2015), eq. 8.
+
+    Args:
+        features: size D of a state.
+        words: number V of words.
+
+    Parameters: ``weight`` (V, D), drawn from U(-0.1, 0.1); ``bias`` (V,), zeros.
+
+    Example:
+        >>> softmax = FullSoftmax(5, 7)
+        >>> softmax.nll(torch.randn(3, 5), torch.tensor([0, 6, 2])).shape
+        torch.Size([3])
+    """
+
+    def __init__(self, features: int, words: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(words, features))
+        self.bias = nn.Parameter(torch.empty(words))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws the weight anew."""
+        init.uniform_(self.weight, -_SCALE, _SCALE)
+        init.zeros_(self.bias)
+
+    def loss(self, states: Tensor, targets: Tensor) -> Tensor:
+        """What is minimised, summed over tokens, in nats; here minus the log likelihood.
+
+        Args:
+            states: (M, D).
+            targets: numbers of words, int64 (M,).
+        """
+        return F.cross_entropy(self._logits(states), targets, reduction="sum")
+
+    def nll(self, states: Tensor, targets: Tensor) -> Tensor:
+        """Minus the log likelihood of each token, in nats, (M,); arguments as `loss`."""
+        return F.cross_entropy(self._logits(states), targets, reduction="none")
+
+    def _logits(self, states: Tensor) -> Tensor:
+        return F.linear(states, self.weight, self.bias)
+
+
+class SampledSoftmax(FullSoftmax):
+    """A full softmax that compares each target with a sample of words in training.
+
+    Words are drawn by Zipf's law from their numbers, which must be in order of frequency:
+    P(w) = log((w + 2) / (w + 1)) / log(V + 1). S of them, drawn with replacement, stand against all
+    targets of a batch; each logit is corrected by the log of how often its word is expected among
+    them (Jean et al. 2015, arXiv 1412.2007; the correction of TensorFlow's ``sampled_softmax``). A
+    target that was also drawn is left out of its own sample.
+
+    `loss` is no likelihood then; `nll` scores every word.
+
+    Args:
+        features: size D of a state.
+        words: number V of words.
+        samples: number S of words that are drawn for each batch.
+
+    Example:
+        >>> softmax = SampledSoftmax(5, 1000, samples=20)
+        >>> softmax.loss(torch.randn(3, 5), torch.tensor([0, 6, 2])).shape
+        torch.Size([])
+    """
+
+    def __init__(self, features: int, words: int, samples: int) -> None:
+        super().__init__(features, words)
+        self.samples = samples
+
+    def loss(self, states: Tensor, targets: Tensor) -> Tensor:
+        words = len(self.weight)
+        # On the CPU, whose random numbers a resumed run goes on with.
+        uniform = torch.rand(self.samples, dtype=torch.float64)
+        drawn = (uniform * math.log(words + 1)).exp().long().sub(1).clamp(0, words - 1)
+        drawn = drawn.to(targets.device)
+        sampled = F.linear(states, self.weight[drawn], self.bias[drawn]) - self._expected(drawn)
+        sampled = sampled.masked_fill(targets.unsqueeze(1) == drawn, -math.inf)
+        true = (states * self.weight[targets]).sum(-1) + self.bias[targets]
+        true = true - self._expected(targets)
+        logits = torch.cat([true.unsqueeze(1), sampled], 1)
+        return F.cross_entropy(logits, torch.zeros_like(targets), reduction="sum")
+
+    def _expected(self, words: Tensor) -> Tensor:
+        """The log of how often words are expected in a sample."""
+        number = words.to(self.weight.dtype)
+        share = torch.log1p(1 / (number + 1)) / math.log(len(self.weight) + 1)
+        return (self.samples * share).log()
+
+
+class AdaptiveSoftmax(nn.AdaptiveLogSoftmaxWithLoss):
+    """Scores frequent words by full states, rarer clusters by projected ones (Grave et al. 2017).
+
+    It is `torch.nn.AdaptiveLogSoftmaxWithLoss` (arXiv 1609.04309) with a bias in the head; numbers
+    of words must be in order of frequency. Rare words get smaller vectors, so that this is another
+    model, with fewer parameters.
+
+    Args:
+        features: size D of a state.
+        words: number V of words.
+        cutoffs: where each cluster of rarer words begins.
+
+    Example:
+        >>> softmax = AdaptiveSoftmax(8, 100, [20, 50])
+        >>> softmax.nll(torch.randn(3, 8), torch.tensor([0, 60, 30])).shape
+        torch.Size([3])
+    """
+
+    def __init__(self, features: int, words: int, cutoffs: list[int]) -> None:
+        super().__init__(features, words, cutoffs, head_bias=True)
+
+    def loss(self, states: Tensor, targets: Tensor) -> Tensor:
+        """As `FullSoftmax.loss`."""
+        return self.nll(states, targets).sum()
+
+    def nll(self, states: Tensor, targets: Tensor) -> Tensor:
+        """As `FullSoftmax.nll`."""
+        return -self(states, targets).output
+
+
+WordSoftmax = FullSoftmax | AdaptiveSoftmax
+
+
+def word_softmax(
+    name: SoftmaxName, features: int, words: int, samples: int, cutoffs: list[int]
+) -> WordSoftmax:
+    """The softmax of a name; arguments as for the classes.
+
+    Raises:
+        ValueError: for cutoffs that do not increase within the vocabulary.
+
+    Example:
+        >>> type(word_softmax("sampled", 5, 1000, samples=20, cutoffs=[])).__name__
+        'SampledSoftmax'
+    """
+    if name == "full":
+        return FullSoftmax(features, words)
+    if name == "sampled":
+        return SampledSoftmax(features, words, samples)
+    if (
+        not cutoffs
+        or sorted(set(cutoffs)) != list(cutoffs)
+        or not 0 < cutoffs[0] < words > cutoffs[-1]
+    ):
+        raise ValueError(
+            f"softmax_cutoffs must increase between 1 and {words - 1}, the last of the {words:,} "
+            f"numbers of words, got {cutoffs}"
+        )
+    return AdaptiveSoftmax(features, words, cutoffs)

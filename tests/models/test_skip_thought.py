@@ -1,0 +1,335 @@
+"""Skip-thought vectors (Kiros et al. 2015; paper, section 6.3 and supplement, eq. 26-28)."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from accuracy import assert_as_accurate, error, generic_loop, moved
+from lightning.pytorch import LightningDataModule, Trainer
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from ln_zoo.callbacks.whole_set import score
+from ln_zoo.models import SkipThought
+from ln_zoo.models.legacy_adam import LegacyAdam
+from ln_zoo.models.word_softmax import AdaptiveSoftmax, FullSoftmax, SampledSoftmax
+from ln_zoo.norms import Identity, LayerNorm, Norm
+
+WORDS = [f"w{i}" for i in range(28)]
+Sentences = tuple[Tensor, Tensor]
+Batch = tuple[Sentences, Sentences, Sentences]
+
+
+def small(**arguments: Any) -> SkipThought:
+    """A model whose every parameter matters, gains and biases included."""
+    torch.manual_seed(0)
+    sizes = {"vocabulary": WORDS, "hidden_features": 8, "embedding_features": 5}
+    model = SkipThought(**sizes | arguments)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "bias" in name or "gain" in name:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+def sentences(lengths: tuple[int, ...], seed: int) -> Sentences:
+    """Random words that end with 0, padded with 0."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(1, 30, (len(lengths), max(lengths)), generator=generator)
+    for row, length in zip(tokens, lengths, strict=True):
+        row[length - 1 :] = 0
+    return tokens, torch.tensor(lengths)
+
+
+def make_batch(source: tuple[int, ...] = (4, 4, 4)) -> Batch:
+    return sentences(source, 1), sentences((3, 6, 1), 2), sentences((5, 2, 4), 3)
+
+
+class Equations:
+    """The model by eq. 26-28 of the supplement, word by word in float64.
+
+    W_h h and W_x x are normalised apart, the two gates together; z and 1 - z are in torch's places.
+    """
+
+    def __init__(self, model: SkipThought) -> None:
+        self.p = {name: a.detach().double() for name, a in model.state_dict().items()}
+        self.every_step = model.conditioning == "every_step"
+
+    def normalised(self, a: Tensor, gain: str) -> Tensor:
+        if gain not in self.p:
+            return a
+        size = len(a) // 3
+        parts = [a[: 2 * size], a[2 * size :]]
+        rows = [(b - b.mean()) / (((b - b.mean()) ** 2).mean() + 1e-5).sqrt() for b in parts]
+        return torch.cat(rows) * self.p[gain]
+
+    def step(self, x: Tensor, h: Tensor, layer: str, end: str = "l0") -> Tensor:
+        p, sites = self.p, f"{layer}.sites.{end}"
+        a = self.normalised(p[f"{layer}.weight_ih_{end}"] @ x, f"{sites}.input.gain")
+        b = self.normalised(p[f"{layer}.weight_hh_{end}"] @ h, f"{sites}.recurrent.gain")
+        a, b = a + p[f"{layer}.bias_ih_{end}"], b + p[f"{layer}.bias_hh_{end}"]
+        (ar, az, an), (br, bz, bn) = a.chunk(3), b.chunk(3)
+        r, z = (ar + br).sigmoid(), (az + bz).sigmoid()
+        return (1 - z) * (an + r * bn).tanh() + z * h
+
+    def vector(self, words: list[int]) -> Tensor:
+        found = []
+        reverse = "encoder.weight_hh_l0_reverse" in self.p
+        for end in ("l0", "l0_reverse") if reverse else ("l0",):
+            h = torch.zeros_like(self.p[f"encoder.weight_hh_{end}"][0])
+            for word in words if end == "l0" else words[::-1]:
+                h = self.step(self.p["embedding.weight"][word], h, "encoder", end)
+            found.append(h)
+        return torch.cat(found)
+
+    def nats(self, words: list[int], vector: Tensor, layer: str) -> float:
+        p, h, total = self.p, vector, 0.0
+        x = torch.zeros_like(p["embedding.weight"][0])
+        for word in words:
+            h = self.step(torch.cat([x, vector]) if self.every_step else x, h, layer)
+            logits = p["softmax.weight"] @ h + p["softmax.bias"]
+            total -= float(logits[word] - logits.exp().sum().log())
+            x = p["embedding.weight"][word]
+        return total
+
+    def of(self, batch: Batch) -> tuple[list[float], list[float]]:
+        """Nats of the next and of the previous sentence of each triple."""
+        source, following, preceding = (
+            [row[: int(n)].tolist() for row, n in zip(*part, strict=True)] for part in batch
+        )
+        vectors = [self.vector(words) for words in source]
+
+        def nats(part: list[list[int]], layer: str) -> list[float]:
+            return [self.nats(w, h, layer) for w, h in zip(part, vectors, strict=True)]
+
+        return nats(following, "next_decoder"), nats(preceding, "previous_decoder")
+
+
+@pytest.mark.parametrize("source", [(4, 4, 4), (2, 5, 3)], ids=["equal", "unequal"])
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"norm": Identity()}, {"encoder": "bi"}, {"conditioning": "every_step"}],
+    ids=["layer norm", "none", "bi", "every step"],
+)
+def test_loss_is_that_of_the_equations(arguments: dict[str, Any], source: tuple[int, ...]) -> None:
+    model, batch = small(**arguments), make_batch(source)
+    following, preceding = Equations(model).of(batch)
+    exact = {"loss": torch.tensor(sum(following) + sum(preceding), dtype=torch.float64)}
+    double = copy.deepcopy(model).double()
+    assert_as_accurate({"loss": double.loss(batch)}, exact, lambda run: exact)
+
+    def loop(run: int) -> dict[str, Tensor]:
+        other = copy.deepcopy(model)
+        for parameter in other.parameters():
+            parameter.data = moved(parameter, run)
+        with generic_loop():
+            return {"loss": other.loss(batch)}
+
+    assert_as_accurate({"loss": model.loss(batch)}, exact, loop)
+
+    scores = double.per_case(batch)
+    assert scores["next_nll"][0].tolist() == pytest.approx(following, rel=1e-12)
+    assert scores["previous_nll"][0].tolist() == pytest.approx(preceding, rel=1e-12)
+    total = exact["loss"].item()
+    assert scores["token_nll"][0].sum().item() == pytest.approx(total, rel=1e-12)
+    assert scores["next_nll"][1].tolist() == [3, 6, 1]
+    assert scores["token_nll"][1].tolist() == [8, 8, 5]
+
+    model.loss_reduction = "token_mean"
+    assert model.loss(batch).item() == pytest.approx(total / 21, rel=1e-5)
+
+
+@pytest.mark.parametrize("norm", [LayerNorm(), Identity()], ids=["layer norm", "none"])
+def test_what_lies_behind_a_sentence_changes_nothing(norm: Norm) -> None:
+    model = small(norm=norm).double()
+    batch = make_batch((2, 5, 3))
+    filled: list[Sentences] = []
+    for tokens, lengths in batch:
+        longer = torch.full((len(tokens), tokens.shape[1] + 3), 17)
+        for row, old, n in zip(longer, tokens, lengths.tolist(), strict=True):
+            row[:n] = old[:n]
+        filled.append((longer, lengths))
+    loss, other = model.loss(batch), model.loss(tuple(filled))
+    assert loss.item() == pytest.approx(other.item(), rel=1e-13)
+    for a, b in zip(
+        torch.autograd.grad(loss, list(model.parameters())),
+        torch.autograd.grad(other, list(model.parameters())),
+        strict=True,
+    ):
+        assert torch.allclose(a, b, rtol=1e-10, atol=1e-13)
+
+
+def test_number_of_parameters_at_the_papers_size() -> None:
+    words = [f"w{i}" for i in range(19_998)]
+
+    def count(**arguments: Any) -> int:
+        with torch.device("meta"):
+            model = SkipThought(words, **arguments)
+        return sum(p.numel() for p in model.parameters())
+
+    # Table, three GRUs and softmax of the released code: 125.7 M. torch has a second bias.
+    code = 20_000 * 620 + 3 * (620 + 2400 + 1) * 7200 + 2401 * 20_000
+    assert round(code / 1e6, 1) == 125.7
+    assert count(norm=Identity()) == code + 3 * 7200
+    # Four gains and biases, 12 D in each GRU; here the two biases of torch are the latter.
+    assert count(norm=LayerNorm()) == code - 3 * 7200 + 3 * 12 * 2400
+    # Two encoders of half the size; matrices of the vector in both decoders.
+    assert count(norm=Identity(), encoder="bi") == code + 3 * 7200 - 1200 * 7200
+    wider = count(norm=Identity(), conditioning="every_step")
+    assert wider == code + 3 * 7200 + 2 * 2400 * 7200
+
+
+def test_weights_start_as_in_the_released_code() -> None:
+    model = SkipThought(WORDS, hidden_features=8, embedding_features=8)
+    for layer in (model.encoder, model.next_decoder, model.previous_decoder):
+        for name in ("weight_ih_l0", "weight_hh_l0"):  # both square here
+            for block in getattr(layer, name).detach().double().chunk(3):
+                assert torch.allclose(block @ block.T, torch.eye(8).double(), atol=1e-5)
+        assert not layer.bias_ih_l0.any()
+        assert not layer.bias_hh_l0.any()
+    wide = SkipThought(WORDS, hidden_features=64, embedding_features=50)
+    for weight in (wide.embedding.weight, wide.encoder.weight_ih_l0, wide.softmax.weight):
+        assert 0.09 < weight.abs().max() <= 0.1
+        assert abs(weight.std() - 0.2 / math.sqrt(12)) < 0.006
+
+
+# Encoding
+
+
+@pytest.mark.parametrize("eos", [True, False])
+@pytest.mark.parametrize("encoder", ["uni", "bi"])
+def test_vectors_are_those_of_step_by_step(encoder: str, eos: bool) -> None:
+    model = small(encoder=encoder).double()
+    texts = ["w3 w4 nowhere w5", "w1", "w9 " * 60, "w3 w4"]
+    expected = []
+    for text in texts:
+        numbers = model.vocabulary.numbers(text.split()) + ([0] if eos else [])
+        vector = Equations(model).vector(numbers)
+        expected.append((vector / vector.norm()).numpy())
+    found = model.encode(texts, batch_size=3, eos=eos)
+    assert found.dtype == np.float32
+    assert np.allclose(found, expected, atol=1e-7)
+    # Neither the order nor the company of a sentence matters.
+    assert np.allclose(model.encode(texts[::-1], batch_size=1, eos=eos)[::-1], found, atol=1e-7)
+    raw = model.encode(texts, eos=eos, normalize=False)
+    assert np.allclose(raw / np.linalg.norm(raw, axis=1, keepdims=True), found, atol=1e-6)
+    assert not np.allclose(model.encode(texts, eos=not eos), found, atol=1e-3)
+
+
+def test_encoding_leaves_the_mode_and_refuses_what_is_no_sentence() -> None:
+    model = small()
+    model.encode(["w1"])
+    assert model.training
+    assert model.encode([]).shape == (0, 8)
+    with pytest.raises(TypeError, match="several strings, got the one string"):
+        model.encode("w1 w2")
+    with pytest.raises(ValueError, match="sentence 1 of 2 has no word"):
+        model.encode(["w1", " "])
+
+
+# Softmax
+
+
+def test_adaptive_softmax_is_a_distribution() -> None:
+    torch.manual_seed(0)
+    softmax = AdaptiveSoftmax(8, 30, [5, 15])
+    states = torch.randn(1, 8).expand(30, 8)
+    assert (-softmax.nll(states, torch.arange(30))).exp().sum().item() == pytest.approx(1, abs=1e-5)
+    assert softmax.loss(states, torch.arange(30)) == softmax.nll(states, torch.arange(30)).sum()
+
+
+def test_sampled_softmax_approaches_the_full_one() -> None:
+    torch.manual_seed(0)
+    full, sampled = FullSoftmax(6, 50), SampledSoftmax(6, 50, samples=20_000)
+    sampled.load_state_dict(full.state_dict())
+    states, targets = torch.randn(40, 6), torch.randint(50, (40,))
+    assert torch.equal(sampled.nll(states, targets), full.nll(states, targets))
+
+    def gradients(softmax: FullSoftmax) -> Tensor:
+        loss = softmax.loss(states, targets)
+        return torch.cat([g.flatten() for g in torch.autograd.grad(loss, softmax.parameters())])
+
+    exact = gradients(full)
+    assert error(gradients(sampled), exact) < 0.05
+    rough = SampledSoftmax(6, 50, samples=5)
+    rough.load_state_dict(full.state_dict())
+    assert error(gradients(rough), exact) > 0.1
+
+
+@pytest.mark.parametrize("softmax", ["adaptive", "sampled"])
+def test_other_softmaxes_train(softmax: Any) -> None:
+    model, batch = small(softmax=softmax, softmax_samples=8), make_batch()
+    model.loss(batch).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+# Training
+
+
+class Triples(LightningDataModule):
+    """Three batches, of which the last has other lengths."""
+
+    def train_dataloader(self) -> DataLoader:
+        batches = [make_batch(), make_batch((2, 2, 2)), make_batch((3, 3, 3))]
+        return DataLoader(batches, batch_size=None)  # type: ignore[arg-type]
+
+    val_dataloader = test_dataloader = train_dataloader
+
+    def train_eval_dataloader(self, cases: int) -> DataLoader:
+        return self.train_dataloader()
+
+
+QUIET = {
+    "logger": False, "enable_checkpointing": False, "enable_progress_bar": False,
+    "enable_model_summary": False, "accelerator": "cpu",
+}  # fmt: skip
+
+
+def test_training_lowers_what_validation_and_test_measure() -> None:
+    torch.manual_seed(0)
+    model = SkipThought(WORDS, hidden_features=16, embedding_features=8, lr=0.02)
+    trainer = Trainer(max_epochs=20, gradient_clip_val=5.0, **QUIET)  # type: ignore[arg-type]
+    data = Triples()
+    before = trainer.validate(model, data, verbose=False)[0]
+    with torch.no_grad():
+        expected = [model.per_case(batch) for batch in data.val_dataloader()]
+    for name in ("token_nll", "next_nll", "previous_nll"):
+        nats, tokens = (torch.cat([s[name][i] for s in expected]).sum().item() for i in (0, 1))
+        assert before[f"val_{name}"] == pytest.approx(nats / tokens, rel=1e-6)
+    trainer.fit(model, data)
+    assert trainer.callback_metrics["val_token_nll"] < 0.5 * before["val_token_nll"]
+    tested = trainer.test(model, data, verbose=False)[0]
+    # The ratio over the whole set, whatever the batches.
+    assert score(trainer, data.test_dataloader(), "test") == pytest.approx(tested, rel=1e-6)
+
+
+def test_adam_may_be_that_of_the_released_code() -> None:
+    assert type(small().configure_optimizers()) is torch.optim.Adam
+    assert type(small(adam_bias_correction="legacy").configure_optimizers()) is LegacyAdam
+    rate = small(lr=0.5).configure_optimizers().param_groups[0]["lr"]  # type: ignore[union-attr]
+    assert rate == 0.5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"vocabulary": None}, "needs a vocabulary: give a list of words"),
+        ({"hidden_features": 0}, "every size must be at least 1"),
+        ({"hidden_features": 7, "encoder": "bi"}, "needs an even hidden_features"),
+        ({"encoder": "tri"}, "encoder must be one of uni, bi, got 'tri'"),
+        ({"conditioning": "no"}, "conditioning must be one of init, every_step"),
+        ({"softmax": "soft"}, "softmax must be one of full, adaptive, sampled"),
+        ({"loss_reduction": "mean"}, "loss_reduction must be one of sum, token_mean"),
+        ({"adam_bias_correction": "no"}, "adam_bias_correction must be one of standard, legacy"),
+        ({"lr": -1.0}, "lr must be positive"),
+        ({"softmax": "adaptive", "softmax_cutoffs": [9, 5]}, "must increase between 1 and 29"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SkipThought(**{"vocabulary": WORDS} | arguments)
