@@ -2,8 +2,8 @@
 
     cli -> zoo -> models -> layers -> norms -> ops
 
-`callbacks` stand beside `models`; `checkpoints`, `files` and `metrics` import no other room,
-`vocabulary` only `files`, and `data` those two.
+`callbacks` stand beside `models`, and may read data of their own; `checkpoints`, `files` and
+`metrics` import no other room, `vocabulary` only `files`, and `data` those two.
 """
 
 import ast
@@ -31,7 +31,16 @@ BELOW = {
     "data": {"files", "vocabulary"},
     "metrics": set(),
     "checkpoints": set(),
-    "callbacks": {"checkpoints", "metrics", "layers", "norms", "ops"},
+    "callbacks": {
+        "checkpoints",
+        "data",
+        "files",
+        "vocabulary",
+        "metrics",
+        "layers",
+        "norms",
+        "ops",
+    },
     "models": {"vocabulary", "metrics", "layers", "norms", "ops"},
 }
 _ALL_BELOW_ZOO = {room for room in BELOW if room not in ("_version", "testing")}

@@ -1,0 +1,154 @@
+"""How good the sentence vectors of a model are while it trains."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from functools import partial
+from typing import Any, get_args
+
+from lightning.pytorch import LightningModule, Trainer
+
+from ln_zoo.callbacks.updates import UpdateCallback
+from ln_zoo.callbacks.whole_set import evaluating
+from ln_zoo.data.sentence_tasks import TASKS, ClassificationTask, RelatednessTask, read_task
+from ln_zoo.metrics.sentence_tasks import ProtocolName, evaluate
+
+
+class SentenceEvaluation(UpdateCallback):
+    """Scores a model's sentence vectors on MR, CR, SUBJ, MPQA and SICK every so many updates.
+
+    Before the first update and after every n, ``step_mr``, ``step_cr``, ``step_subj`` and
+    ``step_mpqa`` (accuracy, per cent), ``step_sick_pearson``, ``step_sick_spearman`` and
+    ``step_sick_mse`` go straight to the run's loggers, at the number of updates done so far, with
+    ``sentence_seconds``, the time that they took. The training is not touched: modes and random
+    numbers are put back. With several processes the first one scores and the others wait. A resumed
+    run goes on at the next multiple of n.
+
+    The model must have ``encode(sentences) -> (n, d)``. If that takes ``eos``, it is told whether
+    the released skip-thoughts code reads the end of a sentence in the task. Sentences are written
+    small if the model's vocabulary has no capital letters.
+
+    Args:
+        every_n_steps: updates between two scores.
+        tasks: which of the tasks; default: all five.
+        protocol: ``fast`` or ``original``, as `ln_zoo.metrics.sentence_tasks.accuracy`.
+        root: folder of the tasks, as `ln_zoo.data.sentence_tasks.read_task`.
+        split_words: divide the sentences of tasks into words as the released code does, which needs
+            nltk; else words are what white space separates.
+        at_start: whether to score before the first update.
+        n_jobs: processes among which the folds of a task are divided.
+
+    Raises:
+        ValueError: for an unknown task or protocol, or numbers below 1; when training begins, for a
+            model that does not encode sentences.
+        FileNotFoundError: when training begins, without the files of a task.
+    """
+
+    def __init__(
+        self,
+        every_n_steps: int = 1000,
+        tasks: list[str] | None = None,
+        protocol: ProtocolName = "fast",
+        root: str | None = None,
+        split_words: bool = True,
+        at_start: bool = True,
+        n_jobs: int = 1,
+    ) -> None:
+        for name, number in (("every_n_steps", every_n_steps), ("n_jobs", n_jobs)):
+            if number < 1:
+                raise ValueError(f"{name} must be at least 1, got {number}")
+        if protocol not in get_args(ProtocolName):
+            raise ValueError(f"protocol must be 'original' or 'fast', got {protocol!r}")
+        self.every_n_steps = every_n_steps
+        self.tasks = list(TASKS) if tasks is None else check_tasks(tasks)
+        self.protocol = protocol
+        self.root = root
+        self.split_words = split_words
+        self.at_start = at_start
+        self.n_jobs = n_jobs
+        self._read: list[ClassificationTask | RelatednessTask] = []
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        check_encodes(pl_module)
+        if trainer.is_global_zero:
+            self._read = [read_task(name, self.root, self.split_words) for name in self.tasks]
+        if self.at_start and trainer.global_step == 0:
+            self._score(trainer)
+
+    def on_update(self, trainer: Trainer, batch_idx: int) -> None:
+        if trainer.global_step % self.every_n_steps == 0:
+            self._score(trainer)
+
+    def _score(self, trainer: Trainer) -> None:
+        begin = time.perf_counter()
+        scores: dict[str, float] = {}
+        with evaluating(trainer.lightning_module):
+            for task in self._read:
+                found = model_scores(trainer.lightning_module, task, self.protocol, self.n_jobs)
+                scores |= {f"step_{name}": value for name, value in found.items()}
+        trainer.strategy.barrier()
+        scores["sentence_seconds"] = time.perf_counter() - begin
+        for logger in trainer.loggers:
+            logger.log_metrics({**scores, "epoch": trainer.current_epoch}, trainer.global_step)
+
+
+def model_scores(
+    model: Any,
+    task: ClassificationTask | RelatednessTask,
+    protocol: ProtocolName,
+    n_jobs: int = 1,
+) -> dict[str, float]:
+    """Scores of a model's sentence vectors on a task, as `ln_zoo.metrics.sentence_tasks.evaluate`.
+
+    Args:
+        model: with ``encode(sentences) -> (n, d)``, as `SentenceEvaluation` describes.
+        task: as `ln_zoo.data.sentence_tasks.read_task` reads it.
+        protocol: ``fast`` or ``original``.
+        n_jobs: processes among which folds are divided.
+    """
+    encode = model.encode
+    if "eos" in inspect.signature(encode).parameters:
+        encode = partial(encode, eos=task.eos)
+    return evaluate(encode, in_case_of(model, task), protocol, n_jobs)
+
+
+def in_case_of(model: Any, task: Any) -> Any:
+    """The task in small letters, if the model's vocabulary has no others."""
+    vocabulary = getattr(model, "vocabulary", None)
+    cased = vocabulary is None or any(word != word.lower() for word in vocabulary)
+    return task if cased else task.map(str.lower)
+
+
+def unknown_share(model: Any, task: Any) -> float | None:
+    """Share of the words of a task that are not in the model's vocabulary; ``None`` without one."""
+    vocabulary = getattr(model, "vocabulary", None)
+    if vocabulary is None:
+        return None
+    words = [word for s in in_case_of(model, task).sentences for word in s.split()]
+    return sum(word not in vocabulary for word in words) / len(words)
+
+
+def check_tasks(names: list[str]) -> list[str]:
+    """The names of tasks in capital letters.
+
+    Raises:
+        ValueError: for a name that no task has, or none.
+    """
+    upper = [name.strip().upper() for name in names]
+    unknown = [name for name in upper if name not in TASKS]
+    if unknown or not upper:
+        raise ValueError(
+            f"tasks must be some of {', '.join(TASKS)}, got {', '.join(unknown) or 'none'}"
+        )
+    return list(dict.fromkeys(upper))
+
+
+def check_encodes(model: Any) -> None:
+    """Raises ValueError for a model without ``encode``."""
+    if not callable(getattr(model, "encode", None)):
+        raise ValueError(
+            f"sentence tasks need a model with encode(sentences), which {type(model).__name__} has "
+            "not: use SkipThought, or give your model that method"
+        )

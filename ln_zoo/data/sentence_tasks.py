@@ -1,0 +1,236 @@
+"""The tasks on which sentence vectors are judged: MR, CR, SUBJ, MPQA and SICK."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from lightning.pytorch.utilities import rank_zero_warn
+
+from ln_zoo.data import treebank
+from ln_zoo.data.loading import check_choice
+from ln_zoo.data.mnist import local_folder
+
+_FOLDER = "sentence_tasks"
+#: Files of the positive and of the negative class: as SentEval has them, then as the released code.
+_FILES = {
+    "MR": [("rt-polarity.pos", "rt-polarity.neg")],
+    "CR": [("custrev.pos", "custrev.neg")],
+    "SUBJ": [
+        ("subj.objective", "subj.subjective"),
+        ("plot.tok.gt9.5000", "quote.tok.gt9.5000"),
+    ],
+    "MPQA": [("mpqa.pos", "mpqa.neg")],
+}
+_SICK = ("SICK_train.txt", "SICK_trial.txt", "SICK_test_annotated.txt")
+_COLUMNS = ("sentence_A", "sentence_B", "relatedness_score")
+TASKS = (*_FILES, "SICK")
+"""The tasks of the paper's Table 3."""
+#: Distributed in this encoding by their authors.
+_LATIN_1 = ("MR", "SUBJ")
+#: Items without the blank lines of CR and MPQA, which papers count as well: 3,775 and 10,606.
+_OFFICIAL = {
+    "MR": (5331, 5331),
+    "CR": (2405, 1366),
+    "SUBJ": (5000, 5000),
+    "MPQA": (3311, 7292),
+    "SICK": (4500, 500, 4927),
+}
+
+
+@dataclass(frozen=True)
+class ClassificationTask:
+    """Sentences of two classes, which are divided into folds.
+
+    Attributes:
+        name: ``"MR"``, ``"CR"``, ``"SUBJ"`` or ``"MPQA"``.
+        sentences: N sentences, those of the positive class first: words with blanks between.
+        labels: int64 (N,): 1 for positive opinions and objective sentences, else 0.
+        eos: whether the released code reads the end of a sentence when it encodes this task.
+    """
+
+    name: str
+    sentences: list[str]
+    labels: np.ndarray
+    eos: bool = False
+
+    def map(self, change: Callable[[str], str]) -> ClassificationTask:
+        """The task with other sentences, each made of its own."""
+        return replace(self, sentences=[*map(change, self.sentences)])
+
+
+@dataclass(frozen=True)
+class SentencePairs:
+    """N pairs of sentences with how related their meanings are.
+
+    Attributes:
+        first: words with blanks between.
+        second: likewise.
+        scores: float64 (N,), from 1 to 5.
+    """
+
+    first: list[str]
+    second: list[str]
+    scores: np.ndarray
+
+
+@dataclass(frozen=True)
+class RelatednessTask:
+    """Pairs of sentences with a split of its own.
+
+    Attributes:
+        name: ``"SICK"``.
+        train: pairs to train on.
+        trial: pairs to decide when training ends.
+        test: pairs that are scored.
+        eos: whether the released code reads the end of a sentence when it encodes this task; these
+            sentences have no full stops.
+    """
+
+    name: str
+    train: SentencePairs
+    trial: SentencePairs
+    test: SentencePairs
+    eos: bool = True
+
+    @property
+    def sentences(self) -> list[str]:
+        """All sentences, those of training first."""
+        return [s for part in self._parts for side in (part.first, part.second) for s in side]
+
+    def map(self, change: Callable[[str], str]) -> RelatednessTask:
+        """The task with other sentences, each made of its own."""
+        train, trial, test = (
+            replace(part, first=[*map(change, part.first)], second=[*map(change, part.second)])
+            for part in self._parts
+        )
+        return replace(self, train=train, trial=trial, test=test)
+
+    @property
+    def _parts(self) -> tuple[SentencePairs, SentencePairs, SentencePairs]:
+        return self.train, self.trial, self.test
+
+
+def read_task(
+    name: str, root: str | None = None, split_words: bool = True
+) -> ClassificationTask | RelatednessTask:
+    """Reads a task from its files.
+
+    The files lie in ``root``, or in a folder of the task's name in it: ``rt-polarity.pos`` and
+    ``.neg`` (MR), ``custrev.pos`` and ``.neg`` (CR), ``subj.objective`` and ``subj.subjective``, or
+    ``plot.tok.gt9.5000`` and ``quote.tok.gt9.5000`` (SUBJ), ``mpqa.pos`` and ``.neg`` (MPQA),
+    ``SICK_train.txt``, ``SICK_trial.txt`` and ``SICK_test_annotated.txt`` (SICK). They are UTF-8,
+    or Latin-1 where the authors gave them so. Blank lines are left out, as in the released code.
+
+    Args:
+        name: ``"MR"``, ``"CR"``, ``"SUBJ"``, ``"MPQA"`` or ``"SICK"``.
+        root: the folder; default: ``sentence_tasks`` in the folder that the environment variable
+            ``LN_ZOO_DATA`` names.
+        split_words: divide sentences by `ln_zoo.data.treebank` as the released code does before it
+            encodes them: ``it's`` becomes ``it 's``. Else words are what white space separates.
+
+    Raises:
+        FileNotFoundError: no folder, or not all files of the task.
+        ValueError: an unknown name, a file that is not UTF-8 (with the byte) or not of this form.
+        ModuleNotFoundError: to divide sentences without nltk.
+
+    Warns:
+        UserWarning: other numbers of items than the official ones.
+    """
+    check_choice("task", name, TASKS)
+    folder = local_folder(root, _FOLDER)
+    if folder is None or not folder.is_dir():
+        where = "" if folder is None else f" {folder}"
+        raise FileNotFoundError(
+            f"no folder{where} of sentence tasks: give one by --data (root= in Python), or "
+            f"a folder {_FOLDER} in $LN_ZOO_DATA"
+        )
+    task = _read_sick(folder) if name == "SICK" else _read_classes(folder, name)
+    return task.map(_words if split_words else _blanks)
+
+
+def _words(sentence: str) -> str:
+    return " ".join(
+        word for part in treebank.split_sentences(sentence) for word in treebank.split_words(part)
+    )
+
+
+def _blanks(sentence: str) -> str:
+    return " ".join(sentence.split())
+
+
+def _read_classes(folder: Path, name: str) -> ClassificationTask:
+    paths = _find(folder, name, _FILES[name])
+    positive, negative = ([line for line in _lines(path, name) if line.strip()] for path in paths)
+    counts = len(positive), len(negative)
+    if not all(counts):
+        raise ValueError(f"{paths[counts.index(0)]} holds no sentence: copy it again")
+    _check_official(name, counts)
+    labels = np.repeat(np.array([1, 0]), counts)
+    return ClassificationTask(name, positive + negative, labels)
+
+
+def _read_sick(folder: Path) -> RelatednessTask:
+    train, trial, test = (_read_pairs(path) for path in _find(folder, "SICK", [_SICK]))
+    _check_official("SICK", tuple(len(part.scores) for part in (train, trial, test)))
+    return RelatednessTask("SICK", train, trial, test)
+
+
+def _read_pairs(path: Path) -> SentencePairs:
+    rows = list(csv.DictReader(_lines(path, "SICK"), delimiter="\t", quoting=csv.QUOTE_NONE))
+    if not rows or not set(_COLUMNS) <= set(rows[0]):
+        raise ValueError(
+            f"{path} must be a table with tabs and the columns {', '.join(_COLUMNS)}, and has "
+            f"{', '.join(rows[0]) if rows else 'no row'}"
+        )
+    scores = []
+    for number, row in enumerate(rows, 2):
+        try:
+            score = float(row["relatedness_score"])
+        except (TypeError, ValueError):
+            score = 0.0
+        if not 1 <= score <= 5 or not row["sentence_A"].split() or not row["sentence_B"].split():
+            raise ValueError(
+                f"{path}, line {number}: expected two sentences and a score from 1 to 5, got {row}"
+            )
+        scores.append(score)
+    first, second = ([row[column] for row in rows] for column in _COLUMNS[:2])
+    return SentencePairs(first, second, np.array(scores))
+
+
+def _find(folder: Path, name: str, choices: Sequence[tuple[str, ...]]) -> list[Path]:
+    for place in (folder / name, folder):
+        for names in choices:
+            paths = [place / file for file in names]
+            if all(path.is_file() for path in paths):
+                return paths
+    raise FileNotFoundError(
+        f"{folder} has no {' or '.join(' and '.join(names) for names in choices)}, in a folder "
+        f"{name} or by themselves"
+    )
+
+
+def _lines(path: Path, name: str) -> list[str]:
+    content = path.read_bytes()
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        if name not in _LATIN_1:
+            raise ValueError(
+                f"{path} must be text in UTF-8, but byte {error.start:,} is not: copy it again"
+            ) from None
+        text = content.decode("latin-1")
+    # Not splitlines: in Latin-1 the authors' files hold U+0085, which is an ellipsis there.
+    return [line.rstrip("\r") for line in text.split("\n")]
+
+
+def _check_official(name: str, counts: tuple[int, ...]) -> None:
+    if counts != _OFFICIAL[name]:
+        here, there = (" + ".join(f"{n:,}" for n in c) for c in (counts, _OFFICIAL[name]))
+        rank_zero_warn(
+            f"{name} has {here} items here and {there} officially: its scores compare with no "
+            "others"
+        )

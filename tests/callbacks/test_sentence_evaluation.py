@@ -1,0 +1,152 @@
+"""Scores of sentence vectors during training: at which updates, of what, leaving training alone."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from torch.utils.data import DataLoader
+
+from ln_zoo.callbacks import SentenceEvaluation
+from ln_zoo.callbacks.sentence_evaluation import model_scores, unknown_share
+from ln_zoo.data.sentence_tasks import ClassificationTask, read_task
+from ln_zoo.metrics.sentence_tasks import accuracy
+from ln_zoo.vocabulary import Vocabulary
+
+WORDS = ["good", "bad", "it", "is", "very"]
+
+
+class Counter(LightningModule):
+    """Counts its words, with weights that training changes."""
+
+    def __init__(self, words: list[str] = WORDS) -> None:
+        super().__init__()
+        self.vocabulary = Vocabulary(words)
+        self.table = torch.nn.Embedding(len(words) + 2, 4)
+        self.seen: list[tuple[int, bool]] = []
+        self.read: list[str] = []
+
+    def encode(self, sentences: list[str], eos: bool = True) -> np.ndarray:
+        assert not self.training
+        torch.rand(3)
+        self.seen.append((len(sentences), eos))
+        self.read += sentences
+        numbers = [self.vocabulary.numbers(sentence.split()) for sentence in sentences]
+        return np.stack([self.table.weight[row].mean(0).numpy() for row in numbers])
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        return (self.table.weight * torch.rand(4)).sum()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(torch.zeros(6, 1))
+
+
+@pytest.fixture
+def tasks(tmp_path: Path) -> Path:
+    """CR and MPQA of 120 sentences each, which training can tell apart."""
+    rng = np.random.default_rng(0)
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    for name in ("custrev", "mpqa"):
+        for ending, word in (("pos", "Good"), ("neg", "bad")):
+            lines = [
+                f"it is {'very ' * rng.integers(3)}{word if rng.random() < 0.9 else 'odd'}"
+                for _ in range(60)
+            ]
+            (folder / f"{name}.{ending}").write_text("\n".join(lines))
+    return folder
+
+
+def fit(folder: Path, *callbacks: object, model: Counter | None = None, **options) -> Counter:
+    torch.manual_seed(0)
+    model = model or Counter()
+    trainer = Trainer(
+        accelerator="cpu", max_epochs=2, callbacks=list(callbacks), logger=CSVLogger(folder, "run"),
+        enable_progress_bar=False, enable_model_summary=False, log_every_n_steps=100,
+        enable_checkpointing=any(isinstance(c, ModelCheckpoint) for c in callbacks),
+    )  # fmt: skip
+    trainer.fit(model, **options)
+    return model
+
+
+def logged(folder: Path, version: int = 0) -> dict[int, dict[str, str]]:
+    with (folder / f"run/version_{version}/metrics.csv").open() as file:
+        return {int(row["step"]): row for row in csv.DictReader(file)}
+
+
+def evaluation(folder: Path, **options) -> SentenceEvaluation:
+    chosen = {"every_n_steps": 5, "tasks": ["cr", "MPQA"], "split_words": False, **options}
+    return SentenceEvaluation(root=str(folder), **chosen)
+
+
+@pytest.mark.filterwarnings("ignore:.*items here")
+def test_scores_are_logged_at_updates_and_training_is_left_alone(
+    tmp_path: Path, tasks: Path
+) -> None:
+    plain = fit(tmp_path / "plain")
+    model = fit(tmp_path, evaluation(tasks))
+    assert torch.equal(plain.table.weight, model.table.weight)
+    rows = logged(tmp_path)
+    assert set(rows) == {0, 5, 10}
+    assert [rows[step]["epoch"] for step in (0, 5, 10)] == ["0", "0", "1"]
+    assert model.seen == [(120, False)] * 6
+    # Small letters, as those of the vocabulary are.
+    assert {word for sentence in model.read for word in sentence.split()} == {*WORDS, "odd"}
+    torch.manual_seed(0)
+    untrained = Counter().eval()
+    task = read_task("CR", str(tasks), split_words=False).map(str.lower)
+    assert isinstance(task, ClassificationTask)
+    with torch.no_grad():
+        expected = 100 * accuracy(untrained.encode(task.sentences), task.labels, "fast")
+    assert float(rows[0]["step_cr"]) == pytest.approx(expected)
+    assert expected > 85
+    assert float(rows[10]["sentence_seconds"]) > 0
+
+
+@pytest.mark.filterwarnings("ignore:.*items here", "ignore:.*callbacks used to create")
+def test_a_resumed_run_goes_on_at_the_next_multiple(tmp_path: Path, tasks: Path) -> None:
+    saving = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=6, save_top_k=-1)
+    fit(tmp_path, evaluation(tasks, at_start=False), saving)
+    assert set(logged(tmp_path)) == {5, 10}
+    fit(tmp_path, evaluation(tasks), ckpt_path=tmp_path / "step=6.ckpt")
+    assert set(logged(tmp_path, 1)) == {10}
+    assert logged(tmp_path, 1)[10]["step_mpqa"] == logged(tmp_path)[10]["step_mpqa"]
+
+
+@pytest.mark.filterwarnings("ignore:.*items here")
+def test_capitals_stay_for_a_model_that_knows_some(tasks: Path) -> None:
+    model = Counter(["Good", "bad", "it"]).eval()
+    task = read_task("CR", str(tasks), split_words=False)
+    with torch.no_grad():
+        model_scores(model, task, "fast")
+    assert any("Good" in sentence for sentence in model.read)
+    words = [word for sentence in task.sentences for word in sentence.split()]
+    assert unknown_share(model, task) == pytest.approx(
+        np.mean([word not in ("Good", "bad", "it") for word in words])
+    )
+
+
+def test_wrong_arguments_are_told_at_once(tmp_path: Path, tasks: Path) -> None:
+    with pytest.raises(ValueError, match="every_n_steps must be at least 1, got 0"):
+        SentenceEvaluation(every_n_steps=0)
+    with pytest.raises(ValueError, match="tasks must be some of MR, CR, SUBJ, MPQA, SICK, got SST"):
+        SentenceEvaluation(tasks=["MR", "sst"])
+    with pytest.raises(ValueError, match="protocol must be 'original' or 'fast', got 'slow'"):
+        SentenceEvaluation(protocol="slow")  # type: ignore[arg-type]
+
+    class Mute(Counter):
+        encode = None  # type: ignore[assignment]
+
+    with pytest.raises(ValueError, match=r"need a model with encode\(sentences\), which Mute has"):
+        fit(tmp_path, evaluation(tasks), model=Mute())
+    with pytest.raises(FileNotFoundError, match=r"has no rt-polarity.pos and rt-polarity.neg"):
+        fit(tmp_path, evaluation(tasks, tasks=["MR"]))

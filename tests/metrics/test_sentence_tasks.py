@@ -1,0 +1,223 @@
+"""The protocols of the sentence tasks against the released code's loops, written out."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from scipy import sparse, stats
+from sklearn.linear_model import LogisticRegression
+
+from ln_zoo.metrics import sentence_tasks
+from ln_zoo.metrics.sentence_tasks import (
+    accuracy,
+    evaluate,
+    pair_features,
+    relatedness,
+    soft_targets,
+)
+
+RNG = np.random.default_rng(0)
+LABELS = RNG.integers(0, 2, 123)
+VECTORS = RNG.normal(size=(123, 3)) + 1.5 * LABELS[:, None]
+VECTORS /= np.linalg.norm(VECTORS, axis=1, keepdims=True)
+
+
+def score(train: list, test: list, c: float, solver: str = "liblinear") -> float:
+    """Of a regression on some rows, on others."""
+    chosen = LogisticRegression(C=c, solver=solver).fit(VECTORS[train], LABELS[train])
+    return float(np.mean(chosen.predict(VECTORS[test]) == LABELS[test]))
+
+
+def without(folds: list, i: int) -> list:
+    return [row for j, fold in enumerate(folds) if j != i for row in fold]
+
+
+def test_the_original_protocol_is_that_of_the_released_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert sentence_tasks.PENALTIES == (1, 2, 4, 8, 16, 32, 64, 128, 256)
+    monkeypatch.setattr(sentence_tasks, "PENALTIES", (1.0, 8.0, 256.0))
+    order = np.arange(len(LABELS))
+    np.random.RandomState(1234).shuffle(order)
+    folds = [fold.tolist() for fold in np.array_split(order, 10)]
+    found = []
+    for i in range(10):
+        rows = without(folds, i)
+        inner = [fold.tolist() for fold in np.array_split(rows, 10)]
+        best_c, best = 0.0, -1.0
+        for c in (1, 8, 256):
+            mean = np.mean([score(without(inner, j), inner[j], c) for j in range(10)])
+            if mean > best + 1e-12:
+                best_c, best = c, mean
+        found.append(score(rows, folds[i], best_c))
+    assert accuracy(VECTORS, LABELS, "original") == pytest.approx(np.mean(found), abs=1e-12)
+
+
+def test_the_fast_protocol_takes_the_last_tenth_to_choose_the_penalty() -> None:
+    order = np.arange(len(LABELS))
+    np.random.RandomState(1234).shuffle(order)
+    folds = [fold.tolist() for fold in np.array_split(order, 10)]
+    found = []
+    for i in range(10):
+        rows = without(folds, i)
+        inner = len(rows) - len(rows) // 10
+        scores = [score(rows[:inner], rows[inner:], c, "lbfgs") for c in sentence_tasks.PENALTIES]
+        best = sentence_tasks.PENALTIES[int(np.argmax(scores))]
+        found.append(score(rows, folds[i], best, "lbfgs"))
+    fast = accuracy(VECTORS, LABELS, "fast")
+    assert fast == pytest.approx(np.mean(found), abs=1e-12)
+    assert accuracy(VECTORS, LABELS, "fast", seed=1) != fast
+
+
+@pytest.mark.slow
+def test_processes_give_the_same() -> None:
+    for protocol in ("fast", "original"):
+        alone = accuracy(VECTORS, LABELS, protocol)  # type: ignore[arg-type]
+        assert accuracy(VECTORS, LABELS, protocol, n_jobs=2) == alone  # type: ignore[arg-type]
+
+
+def test_sparse_vectors_give_the_same() -> None:
+    rows = sparse.csr_matrix(np.where(np.abs(VECTORS) > 0.4, VECTORS, 0))
+    assert accuracy(rows, LABELS, "fast") == accuracy(rows.toarray(), LABELS, "fast")
+
+
+def test_the_majority_is_what_constant_vectors_give() -> None:
+    labels = np.repeat([1, 0], [70, 50])
+    assert accuracy(np.zeros((120, 1)), labels, "fast") == pytest.approx(70 / 120)
+
+
+@pytest.mark.parametrize(
+    ("labels", "protocol", "message"),
+    [
+        (LABELS, "senteval", "protocol must be 'original' or 'fast', got 'senteval'"),
+        (LABELS[:99], "fast", "at least 100 examples of two classes, got 99 of 2"),
+        (np.zeros(123), "fast", "at least 100 examples of two classes, got 123 of 1"),
+    ],
+)
+def test_wrong_arguments(labels: np.ndarray, protocol: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        accuracy(VECTORS[: len(labels)], labels, protocol)  # type: ignore[arg-type]
+
+
+def test_soft_targets_are_those_of_the_released_code() -> None:
+    scores = np.array([1, 1.2, 2.5, 3, 4.9, 5])
+    expected = np.zeros((6, 5))
+    for row, score in enumerate(scores):
+        for i in range(5):
+            if i + 1 == np.floor(score) + 1:
+                expected[row, i] = score - np.floor(score)
+            if i + 1 == np.floor(score):
+                expected[row, i] = np.floor(score) - score + 1
+    np.testing.assert_allclose(soft_targets(scores), expected, atol=1e-12)
+
+
+def drawn_pairs(count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    features = rng.normal(size=(count, 4))
+    scores = np.clip(3 + features @ [1.0, -0.5, 0.3, 0.0] + rng.normal(size=count), 1, 5)
+    return features, scores
+
+
+def test_relatedness_is_that_of_the_released_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adam in float64, from the equations, in rounds until one is no better."""
+    monkeypatch.setattr(sentence_tasks, "_EPOCHS", 6)
+    rng = np.random.default_rng(7)
+    parts = [drawn_pairs(count, rng) for count in (300, 60, 200)]
+    (train, y), (trial, trial_y), (test, test_y) = parts
+    order = np.arange(300)
+    np.random.RandomState(1234).shuffle(order)
+    with torch.random.fork_rng():
+        torch.manual_seed(1234)
+        layer = torch.nn.Linear(4, 5)
+        torch.nn.init.xavier_uniform_(layer.weight)
+    w = np.vstack([layer.weight.detach().double().numpy().T, np.zeros((1, 5))])
+    first, second, steps = np.zeros_like(w), np.zeros_like(w), 0
+
+    def shares(features: np.ndarray, w: np.ndarray) -> np.ndarray:
+        logits = features @ w[:-1] + w[-1]
+        exp = np.exp(logits - logits.max(1, keepdims=True))
+        return exp / exp.sum(1, keepdims=True)
+
+    best, kept, rounds = -1.0, w, 0
+    while True:
+        rounds += 1
+        for _ in range(6):
+            for rows in (order[:128], order[128:256], order[256:]):
+                difference = (shares(train[rows], w) - soft_targets(y[rows])) / len(rows)
+                inputs = np.column_stack([train[rows], np.ones(len(rows))])
+                gradient, steps = inputs.T @ difference, steps + 1
+                first = 0.9 * first + 0.1 * gradient
+                second = 0.999 * second + 0.001 * gradient**2
+                scale = np.sqrt(second / (1 - 0.999**steps)) + 1e-8
+                w = w - 1e-3 * first / (1 - 0.9**steps) / scale
+        r = stats.pearsonr(shares(trial, w) @ np.arange(1, 6), trial_y)[0]
+        if r <= best:
+            break
+        best, kept = r, w
+    predicted = shares(test, kept) @ np.arange(1, 6)
+    assert rounds > 3
+    found = relatedness([part[0] for part in parts], [part[1] for part in parts])
+    # As far as float32 goes over some hundred steps.
+    assert found["pearson"] == pytest.approx(stats.pearsonr(predicted, test_y)[0], abs=1e-5)
+    assert found["spearman"] == pytest.approx(stats.spearmanr(predicted, test_y)[0], abs=1e-3)
+    assert found["mse"] == pytest.approx(np.mean((predicted - test_y) ** 2), abs=1e-4)
+
+
+def test_relatedness_leaves_random_numbers_alone_and_repeats(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sentence_tasks, "_EPOCHS", 5)
+    rng = np.random.default_rng(3)
+    parts = [drawn_pairs(count, rng) for count in (40, 20, 20)]
+    # Features of other pairs tell nothing, so that training ends soon.
+    arguments = [rng.normal(size=part[0].shape) for part in parts], [part[1] for part in parts]
+    state = torch.get_rng_state()
+    with torch.no_grad():
+        one = relatedness(*arguments)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert one == relatedness(*arguments)
+
+
+def test_predictions_that_do_not_vary_have_no_correlation() -> None:
+    parts = [np.zeros((count, 2)) for count in (30, 10, 10)]
+    scores = [np.linspace(1, 5, count) for count in (30, 10, 10)]
+    found = relatedness(parts, scores)
+    assert np.isnan(found["pearson"])
+    assert np.isnan(found["spearman"])
+    # Nothing is left to learn but the mean.
+    assert found["mse"] == pytest.approx(np.var(scores[2]), abs=0.2)
+
+
+def test_evaluate_encodes_both_sides_of_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sentence_tasks, "_EPOCHS", 5)
+    rng = np.random.default_rng(5)
+    table = {f"s{i}": rng.normal(size=3) for i in range(60)}
+
+    def part(begin: int) -> SimpleNamespace:
+        first, second = ([f"s{i}" for i in range(b, b + 10)] for b in (begin, begin + 10))
+        return SimpleNamespace(first=first, second=second, scores=np.linspace(1, 5, 10))
+
+    task = SimpleNamespace(name="SICK", train=part(0), trial=part(20), test=part(40))
+    found = evaluate(lambda sentences: np.stack([table[s] for s in sentences]), task)
+    vectors = np.stack(list(table.values()))
+    features = [
+        np.column_stack([abs(a - b), a * b])
+        for a, b in (
+            (vectors[begin : begin + 10], vectors[begin + 10 : begin + 20]) for begin in (0, 20, 40)
+        )
+    ]
+    expected = relatedness(features, [np.linspace(1, 5, 10)] * 3)
+    assert found == {f"sick_{name}": value for name, value in expected.items()}
+    assert pair_features(vectors[:2], vectors[2:4]).shape == (2, 6)
+
+
+def test_evaluate_gives_per_cent_and_refuses_bad_vectors() -> None:
+    task = SimpleNamespace(name="MR", sentences=[str(i) for i in range(123)], labels=LABELS)
+    found = evaluate(lambda sentences: VECTORS[[int(s) for s in sentences]], task, "fast")
+    assert found == {"mr": 100 * accuracy(VECTORS, LABELS, "fast")}
+    with pytest.raises(ValueError, match=r"\(n, d\) for n = 123 sentences, got \(122, 3\)"):
+        evaluate(lambda sentences: VECTORS[1:], task, "fast")
+    with pytest.raises(ValueError, match="not finite: its training diverged"):
+        evaluate(lambda sentences: VECTORS * np.nan, task, "fast")
