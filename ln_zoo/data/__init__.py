@@ -5,6 +5,8 @@ from ln_zoo.data.binarized import BinarizedImageData, ImageSet
 from ln_zoo.data.binarized_digits import BinarizedDigits
 from ln_zoo.data.binarized_mnist import BinarizedMNIST
 from ln_zoo.data.books import Books
+from ln_zoo.data.captioned_images import CaptionedImages
+from ln_zoo.data.captions import CaptionBatch, CaptionedData, CaptionedSet, CaptionSet
 from ln_zoo.data.corpus import Book, Corpus
 from ln_zoo.data.digits import Digits
 from ln_zoo.data.handwriting import HandwritingBatch, HandwritingData, LineSet
@@ -16,6 +18,7 @@ from ln_zoo.data.pen_lines import PenLines
 from ln_zoo.data.sentence_triples import BookData, Sentences, SentenceTriples, TripleSet
 from ln_zoo.data.synthetic_books import SyntheticBooks
 from ln_zoo.data.synthetic_handwriting import SyntheticHandwriting
+from ln_zoo.data.synthetic_scenes import SyntheticScenes
 
 __all__ = [
     "MNIST",
@@ -26,6 +29,11 @@ __all__ = [
     "Book",
     "BookData",
     "Books",
+    "CaptionBatch",
+    "CaptionSet",
+    "CaptionedData",
+    "CaptionedImages",
+    "CaptionedSet",
     "Corpus",
     "Digits",
     "DistributedBatches",
@@ -41,6 +49,7 @@ __all__ = [
     "Sentences",
     "SyntheticBooks",
     "SyntheticHandwriting",
+    "SyntheticScenes",
     "Tensors",
     "TripleSet",
     "ZooDataModule",

@@ -157,10 +157,13 @@ class DistributedBatches(DistributedSampler[Tensor]):
         """
         if not self.shuffle:
             return torch.arange(n)
-        # Seeds are mixed: with seed + epoch, neighbouring seeds would share their orders.
+        return torch.randperm(n, generator=self.generator(*stream))
+
+    def generator(self, *stream: int) -> torch.Generator:
+        """Draws what is random in this epoch; ``stream`` tells apart what is drawn in the same."""
+        # Seeds are mixed: with seed + epoch, neighbouring seeds would share their numbers.
         mixed = np.random.SeedSequence((self.seed, self.epoch, *stream))
-        state = int(mixed.generate_state(1, np.uint64)[0])
-        return torch.randperm(n, generator=torch.Generator().manual_seed(state))
+        return torch.Generator().manual_seed(int(mixed.generate_state(1, np.uint64)[0]))
 
     def settings(self) -> dict[str, Any]:
         """What the batches of an epoch depend on, by name."""
