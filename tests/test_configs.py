@@ -139,6 +139,7 @@ def test_one_of_each_model_takes_two_steps(base: Path) -> None:
         "draw": ("BinarizedDigits", "StepEvaluation"),
         "handwriting": ("SyntheticHandwriting", "StepEvaluation"),
         "skip_thought": ("SyntheticBooks", "StepEvaluation"),
+        "order_embedding": ("SyntheticScenes", "FiniteLoss"),
     }.get(base.parent.name, ("Digits", "EpochEvaluation"))
     few = {
         "SyntheticBooks": ["--data.books=5", "--data.paragraphs=3", "--model.hidden_features=8"],

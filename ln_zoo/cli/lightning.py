@@ -35,7 +35,7 @@ from ln_zoo.cli.errors import OneLineErrors, told
 from ln_zoo.models.base import ZooModule
 
 #: Properties of a data module that are arguments of models under the same name, where both have it.
-_LINKS = ("image_shape", "in_features", "num_classes", "vocabulary")
+_LINKS = ("image_features", "image_shape", "in_features", "num_classes", "vocabulary")
 
 
 def run_trainer(argv: list[str]) -> int:

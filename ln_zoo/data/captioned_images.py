@@ -105,11 +105,13 @@ class CaptionedImages(CaptionedData):
         self.val_images = val_images
         self._layout: Layout | None = None
         self._picture: Callable[[str], np.ndarray | None] | None = None
-        folder = local_folder(root, dataset) if root or dataset else None
-        if folder is not None:
-            self._layout = find_layout(folder, features, self.captions_per_image, use_restval)
-            self.name = dataset or self._layout.name or folder.resolve().name
-        self._folder = folder
+        self._folder = local_folder(root, dataset or "") if root or dataset else None
+        found = None
+        if self._folder is not None:
+            each = self.captions_per_image
+            self._layout = find_layout(self._folder, features, each, use_restval)
+            found = self._layout.name or self._folder.resolve().name
+        self.name = dataset or found or type(self).name
         self.test_split = _TEST_SPLITS.get(self.name.lower(), "test")
 
     @property

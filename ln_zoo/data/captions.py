@@ -48,13 +48,13 @@ class CaptionBatch(NamedTuple):
         captions: numbers of words, int64 (C N, T), each caption ended and filled up by `EOS`; those
             of image i are rows C i to C i + C - 1.
         lengths: tokens of each caption, the `EOS` that ends it among them, int64 (C N,).
-        index: the number of each image in its set, int64 (N,).
+        image_index: the number of each image in its set, int64 (N,).
     """
 
     images: Tensor
     captions: Tensor
     lengths: Tensor
-    index: Tensor
+    image_index: Tensor
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class CaptionedSet:
 
     def first(self, images: int) -> CaptionedSet:
         """The first of the images, with their captions."""
-        each = len(self.captions) // len(self)
+        each = len(self.captions) // max(1, len(self))
         return CaptionedSet(
             self.features[:images],
             self.captions[: each * images],
@@ -210,7 +210,7 @@ class OneCaptionBatches(DistributedBatches):
 
     dataset: CaptionSet
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def __iter__(self) -> Iterator[Any]:
         count = len(self.dataset)
         which = torch.zeros(count, dtype=torch.int64)
         if self.shuffle:

@@ -35,7 +35,7 @@ class Ranks(NamedTuple):
     own: Tensor
 
     def expected(self) -> Tensor:
-        """Rank from 0 of the best of the right answers, its mean where there are ties, float64 (Q,).
+        """Rank from 0 of the best right answer, its mean where there are ties, float64 (Q,).
 
         Ties are in random order: of s right answers among t tied ones, the first is at
         (t + 1) / (s + 1) on average, counted from 1.

@@ -5,6 +5,7 @@ from ln_zoo.models.conv import ConvClassifier
 from ln_zoo.models.draw import DRAW
 from ln_zoo.models.handwriting import Handwriting
 from ln_zoo.models.mlp import MLPClassifier
+from ln_zoo.models.order_embedding import OrderEmbedding
 from ln_zoo.models.sequence import SequenceClassifier
 from ln_zoo.models.skip_thought import SkipThought
 
@@ -13,6 +14,7 @@ __all__ = [
     "ConvClassifier",
     "Handwriting",
     "MLPClassifier",
+    "OrderEmbedding",
     "SequenceClassifier",
     "SkipThought",
     "ZooModule",

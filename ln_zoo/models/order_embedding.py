@@ -1,0 +1,394 @@
+"""Order embeddings of images and captions (Vendrov et al. 2016; paper, section 6.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, ClassVar, Literal, get_args
+
+import torch
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn import init
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from ln_zoo.layers import GRU, orthogonal_
+from ln_zoo.metrics import Retrieval
+from ln_zoo.models.base import ZooModule
+from ln_zoo.models.checks import check_positive, check_sizes, check_words
+from ln_zoo.models.legacy_adam import AdamBiasCorrection, adam
+from ln_zoo.models.order_penalty import order_violation
+from ln_zoo.norms import LayerNorm, Norm, from_config
+from ln_zoo.vocabulary import EOS, UNK, Vocabulary
+
+Measure = Literal["order", "reversed", "cosine"]
+PenaltyPower = Literal["squared", "root"]
+Negatives = Literal["sum", "hardest"]
+LossReduction = Literal["sum", "mean"]
+ClipMode = Literal["per_tensor", "global", "none"]
+
+#: By the measure: 0.05 for order embeddings, 0.2 for the symmetric similarity.
+_MARGINS = {"order": 0.05, "reversed": 0.05, "cosine": 0.2}
+_IMAGE_FEATURES = 4096
+
+
+class OrderEmbedding(ZooModule):
+    """Captions and images as points of one space, where a caption lies above its images.
+
+    A GRU reads the words of a caption and its end; images come as features of a convolutional
+    network and are mapped by a matrix. Both become unit vectors without negative coordinates, s and
+    v in R^D. A caption that is more abstract than an image has no larger coordinate, and
+
+        E(s, v) = sum over k of max(0, s_k - v_k)^2
+
+    says how far that is from being so (Vendrov et al. 2016, eq. 2). Training pushes E of each pair
+    below that of the caption with every other image of the batch, and of the image with every other
+    caption, by a margin (eq. 4); all such hinges are added up. The strategy acts in the GRU as in
+    the paper's eq. 26-28; the embeddings are not normalised by it.
+
+    Validation and tests rank all images for each caption and all captions for each image
+    (`ln_zoo.metrics.Retrieval`): ``image_r1``, ``image_r5``, ``image_r10``, their sum
+    ``image_sum``, ``image_median_rank``, ``image_mean_rank``, the same of ``caption_``, and
+    ``recall_sum``. The sources select weights by ``val_image_sum`` alone.
+
+    The defaults are those of the code that the paper's numbers were made with, but for Adam, where
+    ``adam_bias_correction="legacy"`` is what that code has. There is one difference in the GRU: its
+    biases stand where torch has them, one at the input and one at the state, both after
+    normalisation. The code has a further one inside it (``prenorm_bias``), and without
+    normalisation none at the state.
+
+    A batch is a tuple: features (N, I); captions (C N, T), numbers of words with an end each,
+    those of image i in rows C i to C i + C - 1; lengths (C N,), the end counted; the number of each
+    image in its set, (N,). In training C is 1.
+
+    Args:
+        vocabulary: the words to tell apart, or a text file with a word a line; others are read as
+            one. Default: none, so that all are.
+        image_features: features I of an image; default: 4,096, of VGG-19.
+        embedding_features: size of a word's vector.
+        hidden_features: size D of the state and of the space.
+        norm: the strategy, or its ``class_path``/``init_args`` dict; default `LayerNorm`.
+        prenorm_bias: whether the GRU has a bias that is normalised with its input as well.
+        measure: ``"order"``; ``"reversed"``, which puts images above captions; or ``"cosine"``, the
+            symmetric similarity, E = -s v.
+        penalty: E as above, ``"squared"``, or its ``"root"``, the distance.
+        absolute: whether coordinates are made positive; default: not for ``"cosine"``.
+        margin: of the hinges; default: 0.05, and 0.2 for ``"cosine"``.
+        negatives: ``"sum"`` over all others of the batch, or the ``"hardest"`` of them alone.
+        loss_reduction: ``"sum"`` over the pairs of a batch, or their ``"mean"``. As gradients are
+            clipped, this changes training.
+        word_dropout: probability with which a word is read as unknown in training, so that the
+            vector of unknown words is trained.
+        lr: learning rate.
+        adam_bias_correction: ``"standard"``, or ``"legacy"`` as in the sources' code; see
+            `ln_zoo.models.legacy_adam.LegacyAdam`.
+        clip: clips the norm of the gradient of each tensor (``"per_tensor"``; gates and candidate
+            of the GRU are tensors of their own), or that of all (``"global"``), or ``"none"``.
+            The trainer's ``gradient_clip_val`` goes before it.
+        clip_norm: to this.
+        fold_size: images that are ranked together; ``None``: all. Recalls depend on it.
+        folds: how many of the first folds are scored; ``None``: all.
+
+    Raises:
+        TypeError: for a size or rate that is not a number.
+        ValueError: for sizes below 1, unknown words, rates and bounds that are not positive; for
+            features of another size, and data that number their words in another way.
+        OSError: if a vocabulary file cannot be read.
+
+    Example:
+        >>> model = OrderEmbedding(["a", "cat", "dog"], image_features=8, hidden_features=16)
+        >>> captions, lengths = model.encode_words([["a", "dog"], ["a", "black", "cat"]])
+        >>> s, v = model.embed_captions(captions, lengths), model.embed_images(torch.rand(3, 8))
+        >>> model.penalties(s, v).shape
+        torch.Size([2, 3])
+    """
+
+    #: What a batch may hold, in the words of the data modules.
+    takes: ClassVar[tuple[str, ...]] = ("captioned images",)
+    val_retrieval: Retrieval
+    test_retrieval: Retrieval
+
+    def __init__(
+        self,
+        vocabulary: list[str] | str | None = None,
+        image_features: int | None = None,
+        embedding_features: int = 300,
+        hidden_features: int = 1024,
+        norm: Norm | None = None,
+        prenorm_bias: bool = False,
+        measure: Measure = "order",
+        penalty: PenaltyPower = "squared",
+        absolute: bool | None = None,
+        margin: float | None = None,
+        negatives: Negatives = "sum",
+        loss_reduction: LossReduction = "sum",
+        word_dropout: float = 0.0,
+        lr: float = 1e-3,
+        adam_bias_correction: AdamBiasCorrection = "standard",
+        clip: ClipMode = "per_tensor",
+        clip_norm: float = 2.0,
+        fold_size: int | None = 1000,
+        folds: int | None = None,
+    ) -> None:
+        super().__init__()
+        norm = LayerNorm() if norm is None else from_config(norm)
+        check_words(
+            measure=(measure, get_args(Measure)),
+            penalty=(penalty, get_args(PenaltyPower)),
+            negatives=(negatives, get_args(Negatives)),
+            loss_reduction=(loss_reduction, get_args(LossReduction)),
+            adam_bias_correction=(adam_bias_correction, get_args(AdamBiasCorrection)),
+            clip=(clip, get_args(ClipMode)),
+        )
+        image_features = _IMAGE_FEATURES if image_features is None else image_features
+        absolute = measure != "cosine" if absolute is None else absolute
+        margin = _MARGINS[measure] if margin is None else margin
+        check_sizes(
+            image_features=image_features,
+            embedding_features=embedding_features,
+            hidden_features=hidden_features,
+            fold_size=1 if fold_size is None else fold_size,
+            folds=1 if folds is None else folds,
+        )
+        check_positive(margin=margin, lr=lr, clip_norm=clip_norm)
+        if not 0 <= word_dropout < 1:
+            raise ValueError(f"word_dropout must lie in [0, 1), got {word_dropout!r}")
+        self.vocabulary = Vocabulary.of([] if vocabulary is None else vocabulary)
+        self.remember(
+            norm,
+            vocabulary=list(self.vocabulary),
+            image_features=image_features,
+            absolute=absolute,
+            margin=margin,
+        )
+        self.image_features = image_features
+        self.embedding_features = embedding_features
+        self.hidden_features = hidden_features
+        self.prenorm_bias = prenorm_bias
+        self.absolute = absolute
+        self.margin = margin
+        self.negatives = negatives
+        self.loss_reduction = loss_reduction
+        self.word_dropout = word_dropout
+        self.lr = lr
+        self.adam_bias_correction = adam_bias_correction
+        self.clip = clip
+        self.clip_norm = clip_norm
+        self.penalties = partial(_penalties, measure=measure, root=penalty == "root")
+        self.words = nn.Embedding(self.vocabulary.size, embedding_features)
+        self.recurrent = GRU(
+            embedding_features + prenorm_bias, hidden_features, batch_first=True, norm=norm
+        )
+        self.image_map = nn.Linear(image_features, hidden_features)
+        for stage in ("val", "test"):
+            setattr(self, f"{stage}_retrieval", Retrieval(self.penalties, fold_size, folds))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draws all weights anew, as the sources' code does, and starts the strategy anew."""
+        self.recurrent.reset_parameters()
+        w_ih, w_hh, *biases = (
+            self.recurrent.get_parameter(f"{name}_l0")
+            for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        )
+        init.uniform_(self.words.weight, -0.1, 0.1)
+        init.uniform_(w_ih, -0.1, 0.1)
+        blocks = list(w_hh.split(self.hidden_features))
+        if self.embedding_features == self.hidden_features:
+            blocks += w_ih[:, : self.hidden_features].split(self.hidden_features)
+        for block in blocks:
+            orthogonal_(block)
+        for bias in biases:
+            init.zeros_(bias)
+        if self.prenorm_bias:
+            init.zeros_(w_ih[:, -1])
+        self.recurrent.reset_norm()
+        init.xavier_uniform_(self.image_map.weight)
+        init.zeros_(self.image_map.bias)
+
+    # The network
+
+    def encode_words(self, captions: list[list[str]]) -> tuple[Tensor, Tensor]:
+        """Captions as numbers (M, T), each ended and filled up by `EOS`, and lengths (M,).
+
+        Args:
+            captions: the words of each, in lower case and without punctuation.
+
+        Raises:
+            ValueError: without a caption.
+        """
+        if not captions:
+            raise ValueError("there are no captions to read: give at least one list of words")
+        numbers = [self.vocabulary.numbers(words) for words in captions]
+        lengths = torch.tensor([len(caption) + 1 for caption in numbers])
+        filled = torch.full((len(numbers), int(lengths.max())), EOS)
+        for row, caption in zip(filled, numbers, strict=True):
+            row[: len(caption)] = torch.tensor(caption, dtype=torch.int64)
+        return filled.to(self.device), lengths.to(self.device)
+
+    def embed_captions(self, captions: Tensor, lengths: Tensor) -> Tensor:
+        """Unit vectors s of captions, (M, D), float32 at least.
+
+        Args:
+            captions: numbers of words, int64 (M, T).
+            lengths: tokens of each, the `EOS` that ends it among them, int64 (M,).
+        """
+        if self.training and self.word_dropout:
+            drop = torch.rand(captions.shape, device=captions.device) < self.word_dropout
+            captions = captions.masked_fill(drop & (captions != EOS), UNK)
+        words = self.words(captions)
+        if self.prenorm_bias:
+            words = F.pad(words, (0, 1), value=1.0)
+        packed = pack_padded_sequence(words, lengths.cpu(), batch_first=True, enforce_sorted=False)
+        _, h = self.recurrent(packed)
+        return self._unit(h[0])
+
+    def embed_images(self, images: Tensor) -> Tensor:
+        """Unit vectors v of images, (N, D), float32 at least.
+
+        Args:
+            images: features of unit length, (N, I).
+
+        Raises:
+            ValueError: for features of another size.
+        """
+        if images.shape[-1] != self.image_features:
+            raise ValueError(
+                f"this model maps {self.image_features:,} features of an image, got "
+                f"{tuple(images.shape)}: take features of the same network, or set image_features"
+            )
+        return self._unit(self.image_map(images.to(self.image_map.weight.dtype)))
+
+    def _unit(self, points: Tensor) -> Tensor:
+        with torch.autocast(points.device.type, enabled=False):
+            wide = points.to(torch.promote_types(points.dtype, torch.float32))
+            unit = F.normalize(wide, dim=-1)
+            return unit.abs() if self.absolute else unit
+
+    def forward(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """Unit vectors of the captions, (C N, D), and of the images, (N, D), of a batch."""
+        images, captions, lengths, _ = batch
+        return self.embed_captions(captions, lengths), self.embed_images(images)
+
+    # Training
+
+    def loss(self, captions: Tensor, images: Tensor) -> Tensor:
+        """The hinges of B pairs, of which each is a wrong answer to all others.
+
+        Args:
+            captions: unit vectors (B, D).
+            images: unit vectors (B, D), in the order of their captions.
+
+        Raises:
+            ValueError: unless there is a caption for each image.
+        """
+        if len(captions) != len(images):
+            raise ValueError(
+                f"training takes one caption an image, got {len(captions)} captions of "
+                f"{len(images)} images"
+            )
+        e = self.penalties(captions, images)
+        own = e.diagonal()
+        itself = torch.eye(len(e), dtype=torch.bool, device=e.device)
+        wrong_images, wrong_captions = (
+            (self.margin + right - e).clamp(min=0).masked_fill(itself, 0.0)
+            for right in (own.unsqueeze(1), own)
+        )
+        if self.negatives == "hardest":
+            total = wrong_images.amax(1).sum() + wrong_captions.amax(0).sum()
+        else:
+            total = wrong_images.sum() + wrong_captions.sum()
+        return total if self.loss_reduction == "sum" else total / len(e)
+
+    def setup(self, stage: str) -> None:
+        words = getattr(self.trainer.datamodule, "vocabulary", None)  # type: ignore[attr-defined]
+        if words is not None and list(words) != list(self.vocabulary):
+            raise ValueError(
+                f"the model has a vocabulary of {len(self.vocabulary):,} words, and "
+                f"{type(self.trainer.datamodule).__name__} numbers {len(words):,} in its own way: "  # type: ignore[attr-defined]
+                "give one the vocabulary of the other (vocabulary=)"
+            )
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        captions, images = self(batch)
+        loss = self.loss(captions, images)
+        self.log("train_loss", loss, prog_bar=True, batch_size=len(images))
+        return loss
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        if gradient_clip_val is None and self.clip == "per_tensor":
+            for gradient in self._gradients():
+                # Not torch's clip_grad_norm_, which puts an eps beside the norm.
+                gradient.mul_((self.clip_norm / gradient.norm()).clamp(max=1))
+            return
+        if gradient_clip_val is None and self.clip == "global":
+            gradient_clip_val, gradient_clip_algorithm = self.clip_norm, "norm"
+        self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+
+    def _gradients(self) -> Iterator[Tensor]:
+        """The gradients of what are tensors of their own in the sources' code."""
+        size = self.hidden_features
+        for name, parameter in self.named_parameters():
+            if parameter.grad is None:
+                continue
+            if not name.startswith("recurrent.") or len(parameter) != 3 * size:
+                yield parameter.grad
+                continue
+            for part in parameter.grad.split([2 * size, size]):
+                if self.prenorm_bias and name == "recurrent.weight_ih_l0":
+                    yield from part.split([self.embedding_features, 1], dim=1)
+                else:
+                    yield part
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        return adam(self, self.lr, self.adam_bias_correction)
+
+    # Evaluation
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        captions, images = self(batch)
+        self.val_retrieval.update(captions, images, batch[3])
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        captions, images = self(batch)
+        self.test_retrieval.update(captions, images, batch[3])
+
+    def on_validation_epoch_end(self) -> None:
+        self._log_scores("val", self.val_retrieval)
+
+    def on_test_epoch_end(self) -> None:
+        self._log_scores("test", self.test_retrieval)
+
+    def _log_scores(self, stage: str, metric: Retrieval) -> None:
+        for name, value in metric.compute().items():
+            shown = stage == "val" and name == "image_sum"
+            # All processes have the same number; without the exchange Lightning would warn.
+            self.log(f"{stage}_{name}", value, prog_bar=shown, batch_size=1, sync_dist=True)
+        metric.reset()
+
+    def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+        """E of each image with each of its captions, (N, C)."""
+        captions, images = self(batch)
+        own = captions.view(len(images), -1, captions.shape[-1])
+        pairs = zip(own, images.unsqueeze(1), strict=True)
+        return {"penalty": torch.cat([self.penalties(*pair).T for pair in pairs])}
+
+
+def _penalties(captions: Tensor, images: Tensor, measure: Measure, root: bool) -> Tensor:
+    """E of M captions (M, D) with N images (N, D), (M, N)."""
+    if measure == "cosine":
+        return -captions @ images.T
+    if measure == "order":
+        violation = order_violation(captions, images)
+    else:
+        violation = order_violation(images, captions).T
+    # Where there is no violation the root has no gradient to pass on.
+    tiny = torch.finfo(violation.dtype).tiny
+    return violation.clamp(min=tiny).sqrt() if root else violation

@@ -1,0 +1,437 @@
+"""Captioned images: the published layouts with made-up content, batches, damaged files."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.io import savemat
+
+from ln_zoo.data import CaptionedImages, CaptionSet
+from ln_zoo.data.captions import caption_words
+from ln_zoo.vocabulary import EOS, UNK, Vocabulary
+
+SIZES = {"train": 12, "val": 4, "test": 3}
+
+
+def features(count: int, seed: int = 0, size: int = 6) -> np.ndarray:
+    drawn = np.random.default_rng(seed).random((count, size), np.float32) + 0.01
+    return drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
+
+
+def caption(split: str, image: int, number: int) -> list[str]:
+    """Of a word that only this image has, among others, so that a caption tells its image."""
+    return ["a", f"{split}{image}", *(["thing"] * number)]
+
+
+@pytest.fixture
+def released(tmp_path: Path) -> Path:
+    """As released with order embeddings: a caption a line, arrays of one set each."""
+    root = tmp_path / "coco"
+    for cnn, seed in (("10crop", 0), ("1crop", 1)):
+        (root / "images" / cnn).mkdir(parents=True)
+        for split, count in SIZES.items():
+            np.save(root / "images" / cnn / f"{split}.npy", features(count, seed))
+    for split, count in SIZES.items():
+        lines = [" ".join(caption(split, i, c)) for i in range(count) for c in range(5)]
+        (root / f"{split}.txt").write_text("\n".join(lines) + "\n")
+    return root
+
+
+def karpathy(root: Path, **changes: Any) -> Path:
+    """As Karpathy's dataset.json: splits in any order, extra captions, features by row."""
+    root.mkdir(exist_ok=True)
+    splits = ["train", "restval", "test", "val", "train", "val", "test"]
+    images = []
+    for i, split in enumerate(splits):
+        sentences: list[dict[str, Any]] = [
+            {"tokens": caption(split, i, c), "raw": "Not this ."} for c in range(6 if i == 4 else 5)
+        ]
+        if i == 0:
+            sentences[0] = {"raw": "A tri-coloured Dog's ball ."}
+        images.append({"filename": f"{i}.jpg", "split": split, "sentences": sentences})
+    content = {"dataset": "coco", "images": images} | changes
+    (root / "dataset_coco.json").write_text(json.dumps(content))
+    np.save(root / "vgg.npy", features(len(splits)))
+    return root
+
+
+def table(root: Path, rows: list[list[str]] | None = None) -> Path:
+    """As in the folder of Flickr8k: a table of raw captions, features of all rows."""
+    root.mkdir(exist_ok=True)
+    splits = ["train", "dev", "unused", "test", "train"]
+    if rows is None:
+        rows = [
+            [f"{i}.jpg", split, *(" ".join([*caption(split, i, c), "."]).title() for c in range(5))]
+            for i, split in enumerate(splits)
+        ]
+    header = ["image", "split", *(f"caption{i}" for i in range(5))]
+    (root / "captions.tsv").write_text("".join("\t".join(row) + "\n" for row in [header, *rows]))
+    np.save(root / "mobilenetv2_pool.npy", features(len(rows)).astype(np.float16))
+    np.save(root / "other.npy", features(len(rows), seed=1))
+    return root
+
+
+def made(root: Path, **arguments: Any) -> CaptionedImages:
+    data = CaptionedImages(str(root), **arguments)
+    data.setup()
+    return data
+
+
+# The layouts
+
+
+def test_the_released_layout(released: Path) -> None:
+    data = made(released)
+    assert (data.name, data.test_split, data.image_features) == ("coco", "test-1k", 6)
+    for split, count in SIZES.items():
+        read = data.captioned(split)  # type: ignore[arg-type]
+        assert read.captions == [caption(split, i, c) for i in range(count) for c in range(5)]
+        np.testing.assert_array_equal(read.features, features(count))
+    np.testing.assert_array_equal(
+        made(released, features="1crop").captioned("val").features, features(4, 1)
+    )
+    assert data.facts["features"] == "10crop"
+    assert data.facts["dataset"] == "coco"
+    assert isinstance(data.captioned("train").features, np.memmap)
+
+
+def test_names_of_the_released_extraction_script(released: Path) -> None:
+    for path in (released / "images/10crop").iterdir():
+        path.rename(path.with_name(f"coco_{path.name}"))
+    assert len(made(released).captioned("train")) == 12
+
+
+@pytest.mark.parametrize("form", ["npy", "mat"])
+def test_karpathys_layout(tmp_path: Path, form: str) -> None:
+    root = karpathy(tmp_path / "k")
+    if form == "mat":
+        (root / "vgg.npy").unlink()
+        savemat(root / "vgg_feats.mat", {"feats": features(7).T.astype(np.float64)})
+    data = made(root)
+    assert data.name == "coco"
+    expected = {"train": [0, 1, 4], "val": [3, 5], "test": [2, 6]}
+    for split, rows in expected.items():
+        read = data.captioned(split)  # type: ignore[arg-type]
+        np.testing.assert_allclose(read.features, features(7)[rows], rtol=1e-6)
+        assert read.names == [f"{i}.jpg" for i in rows]
+        assert len(read.captions) == 5 * len(rows)
+    train = data.captioned("train")
+    assert train.captions[0] == ["a", "tricoloured", "dogs", "ball"]
+    assert train.captions[5] == caption("restval", 1, 0)
+    assert train.captions[14] == caption("train", 4, 4)
+    without = made(root, use_restval=False)
+    assert without.captioned("train").names == ["0.jpg", "4.jpg"]
+    assert "restval1" not in (without.vocabulary or ())
+
+
+def test_the_table(tmp_path: Path) -> None:
+    data = made(table(tmp_path / "flickr8k"))
+    assert (data.name, data.test_split) == ("flickr8k", "test")
+    rows = {"train": [0, 4], "val": [1], "test": [3]}
+    for split, numbers in rows.items():
+        read = data.captioned(split)  # type: ignore[arg-type]
+        assert read.names == [f"{i}.jpg" for i in numbers]
+        np.testing.assert_allclose(read.features, features(5)[numbers], rtol=1e-3)
+    assert data.captioned("train").captions[7] == caption("train", 4, 2)
+    assert data.facts["features"] == "mobilenetv2_pool"
+    assert data.thumbnail("0.jpg") is None
+    assert made(tmp_path / "flickr8k", features="other").facts["features"] == "other"
+    assert made(tmp_path / "flickr8k", dataset="mine").name == "mine"
+
+
+def test_flickr8k(data_root: Path) -> None:
+    if not (data_root / "flickr8k").is_dir():
+        pytest.skip(f"needs Flickr8k: {data_root} has no folder flickr8k")
+    data = made(data_root / "flickr8k")
+    sizes = {name: data.facts[f"{name}_size"] for name in SIZES}
+    assert sizes == {"train": 6000, "val": 1000, "test": 1000}
+    assert (data.image_features, data.facts["words"]) == (1280, 7630)
+    read = data.captioned("train")
+    assert read.captions[0][:6] == ["a", "child", "in", "a", "pink", "dress"]
+    picture = data.thumbnail(read.names[0])
+    assert picture is not None
+    assert picture.shape == (64, 64, 3)
+    assert data.thumbnail("no.jpg") is None
+
+
+# Words
+
+
+def test_words_of_a_raw_caption() -> None:
+    assert caption_words(' "A man, a T-shirt"; two-tone!') == ["a", "man", "a", "tshirt", "twotone"]
+
+
+def test_vocabulary(released: Path) -> None:
+    data = CaptionedImages(str(released))
+    words = data.vocabulary
+    assert words is not None
+    assert words[:3] == ["thing", "a", "train0"]
+    assert len(words) == 2 + 12
+    both = CaptionedImages(str(released), vocabulary_from="train_val").vocabulary
+    assert set(both or ()) - set(words) == {f"val{i}" for i in range(4)}
+    assert CaptionedImages(str(released), min_count=6).vocabulary == ["thing", "a"]
+    given = made(released, vocabulary=["a", "thing"])
+    assert given.vocabulary == ["a", "thing"]
+    assert given.facts["vocabulary_from"] == "given"
+    batch = given.evaluation_set("val")[torch.tensor([1])]
+    assert batch.captions[2].tolist() == [2, UNK, 3, 3, EOS, EOS, EOS]
+    with pytest.raises(ValueError, match="no word of the captions occurs 999 times"):
+        _ = CaptionedImages(str(released), min_count=999).vocabulary
+
+
+def test_a_vocabulary_from_a_file(released: Path, tmp_path: Path) -> None:
+    Vocabulary(["thing", "a"]).write(tmp_path / "words.txt")
+    data = CaptionedImages(str(released), vocabulary=str(tmp_path / "words.txt"))
+    assert data.vocabulary == ["thing", "a"]
+
+
+# Batches
+
+
+def images_of(batch: Any, words: Vocabulary) -> list[tuple[int, int]]:
+    """Image and caption of each row, as the words say."""
+    found = []
+    for row, length in zip(batch.captions.tolist(), batch.lengths.tolist(), strict=True):
+        assert row[length - 1 :] == [EOS] * (len(row) - length + 1)
+        _, name, *things = words.words(row[: length - 1])
+        found.append((int(name.removeprefix("train")), len(things)))
+    return found
+
+
+def test_an_epoch_has_each_image_once_with_one_caption(released: Path) -> None:
+    data = made(released, batch_size=5, drop_last=False)
+    words = Vocabulary(data.vocabulary or ())
+    loader = data.train_dataloader()
+    chosen: Counter[tuple[int, int]] = Counter()
+    for epoch in range(40):
+        loader.sampler.set_epoch(epoch)
+        seen = []
+        for batch in loader:
+            pairs = images_of(batch, words)
+            assert [image for image, _ in pairs] == batch.image_index.tolist()
+            expected = torch.from_numpy(features(12))[batch.image_index]
+            torch.testing.assert_close(batch.images, expected)
+            seen += pairs
+        assert sorted(image for image, _ in seen) == list(range(12))
+        chosen.update(seen)
+    assert len(chosen) == 60
+    assert min(chosen.values()) >= 1
+    by_caption = Counter(number for _, number in chosen.elements())
+    assert all(60 < count < 132 for count in by_caption.values())  # 96 of 480 each
+
+
+def test_captions_depend_on_seed_and_epoch_alone(released: Path) -> None:
+    def epoch(number: int, seed: int = 0, batch_size: int = 4) -> dict[int, list[int]]:
+        loader = made(released, batch_size=batch_size, seed=seed).train_dataloader()
+        loader.sampler.set_epoch(number)
+        return {
+            int(image): row[:length].tolist()
+            for batch in loader
+            for image, row, length in zip(
+                batch.image_index, batch.captions, batch.lengths, strict=True
+            )
+        }
+
+    assert epoch(3) == epoch(3, batch_size=6)
+    assert epoch(3) != epoch(4)
+    assert epoch(3) != epoch(3, seed=1)
+
+
+def test_all_captions_are_examples(released: Path) -> None:
+    data = made(released, batch_size=7, caption_sampling="all", drop_last=False)
+    words = Vocabulary(data.vocabulary or ())
+    pairs = [pair for batch in data.train_dataloader() for pair in images_of(batch, words)]
+    assert sorted(pairs) == [(i, c) for i in range(12) for c in range(5)]
+
+
+def test_evaluation_has_all_captions_in_order(released: Path) -> None:
+    data = made(released, eval_batch_size=5)
+    words = Vocabulary(data.vocabulary or ())
+    batches = list(data.train_eval_dataloader())
+    assert [len(batch.images) for batch in batches] == [5, 5, 2]
+    pairs = [pair for batch in batches for pair in images_of(batch, words)]
+    assert pairs == [(i, c) for i in range(12) for c in range(5)]
+    assert torch.cat([batch.image_index for batch in batches]).tolist() == list(range(12))
+    (first,) = data.train_eval_dataloader(cases=3)
+    assert first.image_index.tolist() == [0, 1, 2]
+    assert len(next(iter(data.predict_dataloader())).captions) == 15
+
+
+def test_the_first_validation_images_validate(released: Path) -> None:
+    assert made(released, val_images=3).captioned("val").names[-1] == "val image 2"
+    assert len(made(released, val_images=None).captioned("val")) == 4
+
+
+def test_features_get_unit_length(released: Path) -> None:
+    path = released / "images/10crop/train.npy"
+    np.save(path, 3 * features(12))
+    batch = next(iter(made(released, batch_size=12).train_dataloader()))
+    torch.testing.assert_close(batch.images.norm(dim=1), torch.ones(12))
+    assert batch.images.dtype == torch.float32
+
+
+def test_a_caption_without_words_is_its_end(released: Path) -> None:
+    lines = (released / "val.txt").read_text().splitlines()
+    lines[6] = ""
+    (released / "val.txt").write_text("\n".join(lines) + "\n")
+    with pytest.warns(UserWarning, match="1 captions have no word, the first is caption 1 of val"):
+        data = made(released)
+    batch = data.evaluation_set("val")[torch.tensor([1])]
+    assert batch.lengths.tolist()[:2] == [3, 1]
+
+
+def test_without_data_it_is_made_and_says_where_they_are_looked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("LN_ZOO_DATA", raising=False)
+    data = CaptionedImages(dataset="coco")
+    assert (data.vocabulary, data.image_features, data.name) == (None, None, "coco")
+    with pytest.raises(FileNotFoundError, match=r"--data.root .* the folder of coco"):
+        data.prepare_data()
+
+
+def test_the_folder_of_all_data(released: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LN_ZOO_DATA", str(released.parent))
+    assert len(CaptionedImages(dataset="coco").vocabulary or ()) == 14
+
+
+# Damaged and other files
+
+
+def refused(root: Path, message: str, error: type[Exception] = ValueError, **options: Any) -> None:
+    with pytest.raises(error, match=message) as told:
+        made(root, **options)
+    assert "\n" not in str(told.value)
+
+
+def test_captions_that_are_not_five_an_image(released: Path, tmp_path: Path) -> None:
+    lines = (released / "train.txt").read_text().splitlines()
+    (released / "train.txt").write_text("\n".join(lines[:-1]) + "\n")
+    refused(released, r"train.txt has 59 captions and .*train.npy 12 images, .*5 captions .*, 60")
+    rows = [["0.jpg", "train", *["A dog ."] * 5], ["1.jpg", "dev", *["A dog ."] * 4]]
+    refused(table(tmp_path / "t", rows), r"captions.tsv, line 3: 1.jpg has 4 captions, expected 5")
+    few = [{"filename": "x.jpg", "split": "val", "sentences": [{"tokens": ["a"]}] * 4}]
+    root = karpathy(tmp_path / "k", images=few)
+    np.save(root / "vgg.npy", features(1))
+    refused(root, r"image 0 \(x.jpg\) has 4 captions, expected 5")
+
+
+def test_captions_and_features_of_different_sets(released: Path, tmp_path: Path) -> None:
+    np.save(released / "images/10crop/val.npy", features(5))
+    refused(released, "val.txt has 20 captions and .*val.npy 5 images")
+    root = table(tmp_path / "t")
+    np.save(root / "mobilenetv2_pool.npy", features(6))
+    refused(root, r"mobilenetv2_pool.npy has features of 6 images and .*captions.tsv captions of 5")
+    root = karpathy(tmp_path / "k")
+    np.save(root / "vgg.npy", features(8))
+    refused(root, r"vgg.npy has features of 8 images and .*dataset_coco.json captions of 7")
+    np.save(released / "images/10crop/val.npy", features(4, size=5))
+    refused(released, "the sets have 5, 6 features an image")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_features_that_are_not_finite(released: Path, value: float) -> None:
+    array = features(4)
+    array[2, 3] = value
+    np.save(released / "images/10crop/val.npy", array)
+    refused(released, r"coco, val set: image 2 \(val image 2\) has features that are not finite")
+
+
+def test_features_of_zeros_have_no_direction(released: Path) -> None:
+    array = features(4)
+    array[1] = 0
+    np.save(released / "images/10crop/val.npy", array)
+    refused(released, r"image 1 \(val image 1\) has features of zeros alone")
+
+
+def test_features_of_another_kind(released: Path) -> None:
+    path = released / "images/10crop/val.npy"
+    np.save(path, np.ones((4, 6), np.int64))
+    refused(released, r"must be a matrix \(images, features\) of floating point, got int64")
+    np.save(path, np.ones((4, 2, 3), np.float32))
+    refused(released, r"val.npy must be a matrix \(images, features\), got \(4, 2, 3\)")
+    np.save(path, np.array([{}] * 4), allow_pickle=True)
+    refused(released, "val.npy cannot be read: ")
+    np.save(path, features(4))
+    path.write_bytes(path.read_bytes()[:-40])
+    refused(released, "val.npy cannot be read: .* The copy may be incomplete")
+
+
+def test_files_that_are_missing(released: Path, tmp_path: Path) -> None:
+    refused(
+        released, "no features '2crop' .found: 10crop, 1crop.", FileNotFoundError, features="2crop"
+    )
+    (released / "images/10crop/test.npy").unlink()
+    refused(released, "10crop lacks test.npy", FileNotFoundError)
+    (released / "val.txt").unlink()
+    refused(released, "lacks val.txt beside train.txt", FileNotFoundError)
+    refused(tmp_path / "nowhere", "no folder .*nowhere", FileNotFoundError)
+    (tmp_path / "empty").mkdir()
+    refused(tmp_path / "empty", "is no set of captioned images: .* found nothing")
+    refused(released / "train.txt", "is a file: give the folder", NotADirectoryError)
+    root = karpathy(tmp_path / "k")
+    np.save(root / "resnet.npy", features(7))
+    refused(root, "several features .found: resnet, vgg.: choose with", FileNotFoundError)
+    assert made(root, features="vgg").facts["features"] == "vgg"
+    (root / "dataset.json").write_text("{}")
+    refused(root, "has dataset.json, dataset_coco.json: give a folder with one", features="vgg")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "is no JSON, or damaged"),
+        ("[]", "must hold a list of images"),
+        ('{"images": [{"split": "val"}]}', "image 0 must have a split and sentences .* KeyError"),
+        ('{"images": [{"split": "val", "sentences": [{"raw": 3}]}]}', "image 0 .* AttributeError"),
+        (
+            '{"images": [{"split": "val", "sentences": [{}]}]}',
+            "image 0 must have .* KeyError: 'raw'",
+        ),
+    ],
+)
+def test_a_damaged_json(tmp_path: Path, content: str, message: str) -> None:
+    root = karpathy(tmp_path / "k")
+    (root / "dataset_coco.json").write_text(content)
+    np.save(root / "vgg.npy", features(1))
+    refused(root, message)
+
+
+def test_text_in_another_encoding(released: Path) -> None:
+    (released / "val.txt").write_bytes(b"caf\xe9\n" * 20)
+    refused(released, "val.txt must be text in UTF-8, but byte 3 is not")
+
+
+def test_sets_without_images(tmp_path: Path) -> None:
+    refused(table(tmp_path / "t", [["0.jpg", "train", *["A dog ."] * 5]]), "val set: there are no")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"caption_sampling": "two"}, "caption_sampling must be 'one_per_image' or 'all'"),
+        ({"vocabulary_from": "test"}, "vocabulary_from must be 'train' or 'train_val'"),
+        ({"min_count": 0}, "min_count must be an integer of at least 1"),
+        ({"val_images": 0}, "val_images must be an integer of at least 1"),
+        ({"batch_size": 0}, "batch_size must be an integer of at least 1"),
+    ],
+    ids=str,
+)
+def test_arguments_out_of_range(released: Path, options: dict[str, Any], message: str) -> None:
+    refused(released, message, **options)
+
+
+def test_sets_are_given_whole_batches(released: Path) -> None:
+    """An index operation gives a batch, so that none is put together example by example."""
+    data = made(released).training_set()
+    assert isinstance(data, CaptionSet)
+    batch = data[torch.tensor([3, 1]), torch.tensor([0, 4])]
+    assert batch.captions.shape == (2, 7)
+    assert batch.lengths.tolist() == [3, 7]
+    assert batch.image_index.tolist() == [3, 1]

@@ -1,0 +1,433 @@
+"""Order embeddings against their equations in plain numbers, and the sources' code in the rest."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from torch import Tensor
+
+from ln_zoo.data import SyntheticScenes
+from ln_zoo.models import OrderEmbedding
+from ln_zoo.models.legacy_adam import LegacyAdam
+from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm
+from ln_zoo.vocabulary import EOS, UNK
+
+WORDS = ["a", "dog", "cat", "black", "sleeps"]
+CAPTIONS = [["a", "dog"], ["a", "black", "cat", "sleeps"], ["cat"]]
+F64 = torch.float64
+
+
+def small(**arguments: Any) -> OrderEmbedding:
+    torch.manual_seed(0)
+    sizes = {"image_features": 6, "embedding_features": 4, "hidden_features": 5}
+    return OrderEmbedding(**{"vocabulary": WORDS} | sizes | arguments)
+
+
+def images(count: int = 3, dtype: torch.dtype = F64) -> Tensor:
+    drawn = torch.rand(count, 6, generator=torch.Generator().manual_seed(1), dtype=F64)
+    return (drawn / drawn.norm(dim=1, keepdim=True)).to(dtype)
+
+
+def scattered(model: OrderEmbedding) -> OrderEmbedding:
+    """Gains, biases and weights that no initial value hides."""
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.3 * torch.randn(p.shape, generator=generator, dtype=p.dtype))
+    return model
+
+
+# The equations
+
+
+def layer_norm(a: Tensor, gain: Tensor) -> Tensor:
+    mean = a.mean()
+    return gain * (a - mean) / ((a - mean).square().mean() + 1e-5).sqrt()
+
+
+def slow_state(model: OrderEmbedding, words: list[str]) -> Tensor:
+    """Eq. 26-28 step by step, float64; z and 1 - z in the places of the code and of torch."""
+    p = {name: value.detach() for name, value in model.named_parameters()}
+    size = model.hidden_features
+    ih, hh = p["recurrent.weight_ih_l0"], p["recurrent.weight_hh_l0"]
+    b_ih, b_hh = p["recurrent.bias_ih_l0"], p["recurrent.bias_hh_l0"]
+    gains = {k: p.get(f"recurrent.sites.l0.{k}.gain") for k in ("input", "recurrent")}
+
+    def normed(a: Tensor, gain: Tensor | None) -> Tensor:
+        if gain is None:
+            return a
+        gates, candidate = slice(2 * size), slice(2 * size, None)
+        return torch.cat([layer_norm(a[part], gain[part]) for part in (gates, candidate)])
+
+    h = torch.zeros(size, dtype=F64)
+    for number in [*model.vocabulary.numbers(words), EOS]:
+        x = p["words.weight"][number]
+        if model.prenorm_bias:
+            x = torch.cat([x, torch.ones(1, dtype=F64)])
+        i, s = normed(ih @ x, gains["input"]) + b_ih, normed(hh @ h, gains["recurrent"]) + b_hh
+        r, z = (i[: 2 * size] + s[: 2 * size]).sigmoid().chunk(2)
+        n = (i[2 * size :] + r * s[2 * size :]).tanh()
+        h = z * h + (1 - z) * n
+    return h
+
+
+@pytest.mark.parametrize("prenorm_bias", [False, True])
+@pytest.mark.parametrize("norm", [LayerNorm(), Identity()], ids=str)
+def test_embeddings_are_the_equations(norm: Norm, prenorm_bias: bool) -> None:
+    model = scattered(small(norm=norm, prenorm_bias=prenorm_bias).double()).eval()
+    captions = model.embed_captions(*model.encode_words(CAPTIONS))
+    for row, words in zip(captions, CAPTIONS, strict=True):
+        h = slow_state(model, words)
+        torch.testing.assert_close(row, h.abs() / h.norm(), rtol=1e-9, atol=1e-11)
+    mapped = images() @ model.image_map.weight.T + model.image_map.bias
+    expected = (mapped / mapped.norm(dim=1, keepdim=True)).abs()
+    torch.testing.assert_close(model.embed_images(images()), expected, rtol=1e-12, atol=0)
+
+
+def slow_penalty(s: list[float], v: list[float], measure: str, root: bool) -> float:
+    if measure == "cosine":
+        return -sum(a * b for a, b in zip(s, v, strict=True))
+    if measure == "reversed":
+        s, v = v, s
+    e = sum(max(0.0, a - b) ** 2 for a, b in zip(s, v, strict=True))
+    return math.sqrt(e) if root else e
+
+
+def slow_loss(
+    s: Tensor, v: Tensor, measure: str, root: bool, margin: float, negatives: str, reduction: str
+) -> float:
+    e = [[slow_penalty(a, b, measure, root) for b in v.tolist()] for a in s.tolist()]
+    others = range(len(e))
+    total = 0.0
+    for i in others:
+        wrong_images = [max(0.0, margin + e[i][i] - e[i][j]) for j in others if j != i]
+        wrong_captions = [max(0.0, margin + e[i][i] - e[j][i]) for j in others if j != i]
+        for hinges in (wrong_images, wrong_captions):
+            total += sum(hinges) if negatives == "sum" else max(hinges)
+    return total / len(e) if reduction == "mean" else total
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+@pytest.mark.parametrize("negatives", ["sum", "hardest"])
+@pytest.mark.parametrize("penalty", ["squared", "root"])
+@pytest.mark.parametrize("measure", ["order", "reversed", "cosine"])
+def test_the_loss_is_the_hinges_of_the_source(
+    measure: str, penalty: str, negatives: str, reduction: str
+) -> None:
+    model = small(
+        measure=measure, penalty=penalty, negatives=negatives, loss_reduction=reduction, margin=0.3
+    )
+    model = scattered(model.double())
+    s = model.embed_captions(*model.encode_words(CAPTIONS))
+    v = model.embed_images(images())
+    expected = slow_loss(s, v, measure, penalty == "root", 0.3, negatives, reduction)
+    loss = model.loss(s, v)
+    assert loss.item() == pytest.approx(expected, rel=1e-10)
+    assert expected > 0
+    loss.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_gradients_of_the_loss_by_differences() -> None:
+    model = small(margin=0.5)
+
+    def loss(s: Tensor, v: Tensor) -> Tensor:
+        return model.loss(s, v)
+
+    generator = torch.Generator().manual_seed(2)
+    pair = [torch.rand(4, 5, dtype=F64, generator=generator, requires_grad=True) for _ in "sv"]
+    assert torch.autograd.gradcheck(loss, pair)
+
+
+def test_defaults_follow_the_measure() -> None:
+    assert (small().margin, small().absolute) == (0.05, True)
+    cosine = small(measure="cosine").double()
+    assert (cosine.margin, cosine.absolute) == (0.2, False)
+    assert cosine.hparams["margin"] == 0.2
+    assert (scattered(cosine).embed_images(images(9)) < 0).any()
+    assert (scattered(small().double()).embed_images(images(9)) >= 0).all()
+
+
+def test_the_root_has_a_gradient_where_nothing_is_violated() -> None:
+    model = small(penalty="root")
+    same = torch.rand(3, 5, requires_grad=True)
+    model.penalties(same, same).sum().backward()
+    assert same.grad is not None
+    assert same.grad.isfinite().all()
+
+
+# Words
+
+
+@pytest.mark.parametrize("norm", [LayerNorm(), Identity()], ids=str)
+def test_what_fills_a_row_is_not_read(norm: Norm) -> None:
+    model = scattered(small(norm=norm).double()).eval()
+    captions, lengths = model.encode_words(CAPTIONS)
+    together = model.embed_captions(captions, lengths)
+    filled = torch.nn.functional.pad(captions, (0, 3), value=4)
+    torch.testing.assert_close(model.embed_captions(filled, lengths), together, rtol=0, atol=0)
+    for row, words in zip(together, CAPTIONS, strict=True):
+        alone = model.embed_captions(*model.encode_words([words]))[0]
+        torch.testing.assert_close(row, alone, rtol=1e-12, atol=1e-13)
+
+
+def test_words_have_numbers_and_an_end() -> None:
+    captions, lengths = small().encode_words([["a", "unicorn"], [], ["sleeps"]])
+    assert captions.tolist() == [[2, UNK, EOS], [EOS, EOS, EOS], [6, EOS, EOS]]
+    assert lengths.tolist() == [3, 1, 2]
+    with pytest.raises(ValueError, match="there are no captions to read"):
+        small().encode_words([])
+
+
+def test_words_are_dropped_in_training_alone() -> None:
+    model = small(word_dropout=0.5)
+    captions, lengths = model.encode_words([["dog"] * 400])
+    seen = []
+    model.words.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    model.embed_captions(captions, lengths)
+    model.eval().embed_captions(captions, lengths)
+    assert 140 < (seen[0] == UNK).sum() < 260
+    assert seen[0][0, -1] == EOS
+    assert torch.equal(seen[1], captions)
+
+
+# Sizes and first values
+
+
+def count(module: torch.nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+def test_number_of_parameters_at_the_sources_size() -> None:
+    """GRU 4.07 M and image map 4.20 M; the source's GRU has one bias of 3,072, torch's two."""
+    model = OrderEmbedding(norm=Identity())
+    assert count(model.recurrent) == 4_070_400 + 3_072
+    assert count(model.image_map) == 4_195_328
+    # 12,288 in the source: gains of both sums, and biases in place of which torch's two stand.
+    normed = OrderEmbedding()
+    assert count(normed.recurrent) - count(model.recurrent) == 6_144
+    assert count(OrderEmbedding(prenorm_bias=True)) - count(normed) == 3_072
+    assert small().words.weight.shape == (len(WORDS) + 2, 4)
+
+
+def test_weights_start_as_in_the_sources_code() -> None:
+    torch.manual_seed(0)
+    model = OrderEmbedding([f"w{i}" for i in range(500)], hidden_features=64, image_features=200)
+    gru = model.recurrent
+    for weight, bound in (
+        (model.words.weight, 0.1),
+        (gru.weight_ih_l0, 0.1),
+        (model.image_map.weight, math.sqrt(6 / 264)),
+    ):
+        assert weight.abs().max() <= bound
+        assert weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.03)
+    for block in gru.weight_hh_l0.split(64):
+        torch.testing.assert_close(block @ block.T, torch.eye(64), rtol=0, atol=1e-5)
+    assert not any(b.any() for b in (gru.bias_ih_l0, gru.bias_hh_l0, model.image_map.bias))
+    assert (gru.sites["l0"]["input"].gain == 1).all()
+    square = OrderEmbedding(WORDS, embedding_features=16, hidden_features=16, prenorm_bias=True)
+    for block in square.recurrent.weight_ih_l0.split(16):
+        torch.testing.assert_close(
+            block[:, :16] @ block[:, :16].T, torch.eye(16), rtol=0, atol=1e-5
+        )
+        assert not block[:, 16].any()
+
+
+# Clipping
+
+
+def gradients(model: OrderEmbedding, size: float) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    for p in model.parameters():
+        p.grad = size * torch.randn(p.shape, generator=generator)
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e3])
+def test_each_tensor_of_the_source_is_clipped_by_itself(size: float) -> None:
+    """Gates and candidate have weights of their own there, which torch puts into one."""
+    model = small(prenorm_bias=True)
+    before = gradients(model, size)
+    model.configure_gradient_clipping(model.configure_optimizers())  # type: ignore[arg-type]
+    for name, p in model.named_parameters():
+        pieces = [slice(None)]
+        if name.startswith("recurrent."):
+            pieces = [slice(10), slice(10, None)]
+        for piece in pieces:
+            columns = [...]
+            if name.endswith("weight_ih_l0"):
+                columns = [(slice(None), slice(4)), (slice(None), slice(4, 5))]  # type: ignore[list-item]
+            for column in columns:
+                was, now = before[name][piece][column], p.grad[piece][column]  # type: ignore[index]
+                expected = was if was.norm() <= 2 else was * 2 / was.norm()
+                torch.testing.assert_close(now, expected, rtol=1e-6, atol=0)
+
+
+def test_a_gradient_of_zeros_stays() -> None:
+    model = small()
+    gradients(model, 0.0)
+    model.configure_gradient_clipping(model.configure_optimizers())  # type: ignore[arg-type]
+    assert not any(p.grad.any() for p in model.parameters())  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "trainers", "expected"),
+    [
+        ({"clip": "global"}, {}, 2.0),
+        ({"clip": "global", "clip_norm": 0.5}, {}, 0.5),
+        ({"clip": "per_tensor"}, {"gradient_clip_val": 0.25}, 0.25),
+        ({"clip": "none"}, {"gradient_clip_val": 0.125}, 0.125),
+        ({"clip": "none"}, {}, None),
+    ],
+    ids=str,
+)
+def test_other_ways_of_clipping(
+    arguments: dict[str, Any], trainers: dict[str, Any], expected: float | None, in_tmp: Path
+) -> None:
+    norms = []
+
+    class Watched(OrderEmbedding):
+        def on_train_batch_end(self, *_: Any) -> None:
+            norms.append(torch.cat([p.grad.flatten() for p in self.parameters()]).norm().item())  # type: ignore[union-attr]
+
+    data = SyntheticScenes(batch_size=8, train_size=16, val_size=4, test_size=4)
+    model = Watched(data.vocabulary, 256, 4, 5, **arguments)
+    trainer(max_steps=1, **trainers).fit(model, datamodule=data)
+    assert norms[0] > 3 if expected is None else norms[0] == pytest.approx(expected, rel=1e-4)
+
+
+# Training
+
+
+def trainer(**arguments: Any) -> Trainer:
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    return Trainer(accelerator="cpu", enable_model_summary=False, **quiet | arguments)
+
+
+@pytest.mark.parametrize(
+    "norm", [LayerNorm(), RMSNorm(), WeightNorm(), Identity()], ids=lambda norm: type(norm).__name__
+)
+def test_it_learns_scenes(norm: Norm, in_tmp: Path) -> None:
+    """Far better than guessing (R@10 of 10 % among 100), with few weights and updates."""
+    data = SyntheticScenes(batch_size=32, train_size=400, val_size=100, test_size=100, seed=0)
+    torch.manual_seed(0)
+    model = OrderEmbedding(data.vocabulary, 256, 24, 48, norm=norm, lr=3e-3)
+    learner = trainer(max_epochs=8, num_sanity_val_steps=0)
+    learner.fit(model, datamodule=data)
+    scores = learner.callback_metrics
+    assert scores["val_image_r10"] > 35
+    assert scores["val_caption_r10"] > 35
+    assert scores["val_image_mean_rank"] < 30
+    (tested,) = learner.test(model, datamodule=data, verbose=False)
+    assert tested["test_recall_sum"] == pytest.approx(
+        tested["test_image_sum"] + tested["test_caption_sum"]
+    )
+    assert tested["test_image_r10"] > 30
+
+
+def test_it_trains_with_batch_statistics(in_tmp: Path) -> None:
+    losses = []
+
+    class Watched(OrderEmbedding):
+        def on_train_batch_end(self, outputs: Any, *_: Any) -> None:
+            losses.append(outputs["loss"].item())
+
+    data = SyntheticScenes(batch_size=32, train_size=320, val_size=10, test_size=10)
+    torch.manual_seed(0)
+    model = Watched(data.vocabulary, 256, 24, 48, norm=BatchNorm(), lr=3e-3)
+    trainer(max_epochs=5, limit_val_batches=0).fit(model, datamodule=data)
+    assert sum(losses[-10:]) < 0.7 * sum(losses[:10])
+
+
+def test_validation_is_that_of_the_whole_set(in_tmp: Path) -> None:
+    data = SyntheticScenes(batch_size=8, train_size=16, val_size=30, test_size=4, eval_batch_size=7)
+    model = OrderEmbedding(data.vocabulary, 256, 4, 5, fold_size=10, folds=2)
+    (validated,) = trainer().validate(model, datamodule=data, verbose=False)
+    metric = model.val_retrieval
+    whole = data.evaluation_set("val")[torch.arange(30)]
+    metric.update(*model.eval()(whole), whole.image_index)
+    expected = metric.compute()
+    for name, value in expected.items():
+        assert validated[f"val_{name}"] == pytest.approx(value.item(), rel=1e-6)
+
+
+def test_the_optimizer_by_name() -> None:
+    assert type(small().configure_optimizers()) is torch.optim.Adam
+    legacy = small(adam_bias_correction="legacy", lr=0.5).configure_optimizers()
+    assert type(legacy) is LegacyAdam
+    assert legacy.defaults["lr"] == 0.5
+
+
+def test_a_checkpoint_has_the_words(in_tmp: Path) -> None:
+    model = small(measure="cosine")
+    learner = trainer()
+    learner.strategy.connect(model)
+    model.trainer = learner
+    learner.save_checkpoint("a.ckpt")
+    again = OrderEmbedding.load_from_checkpoint("a.ckpt", weights_only=True)
+    assert list(again.vocabulary) == WORDS
+    assert again.hparams == model.hparams
+    captions = model.encode_words(CAPTIONS)
+    assert torch.equal(model.embed_captions(*captions), again.embed_captions(*captions))
+
+
+def test_predictions_are_the_penalties_of_pairs(in_tmp: Path) -> None:
+    data = SyntheticScenes(train_size=16, val_size=4, test_size=6, eval_batch_size=4)
+    model = OrderEmbedding(data.vocabulary, 256, 4, 5)
+    first, second = trainer().predict(model, datamodule=data)  # type: ignore[misc]
+    assert first["penalty"].shape == (4, 5)  # type: ignore[call-overload, index]
+    whole = data.evaluation_set("test")[torch.arange(6)]
+    captions, points = model.eval()(whole)
+    e = model.penalties(captions, points)
+    expected = torch.stack([e[5 * i : 5 * i + 5, i] for i in range(6)])
+    found = torch.cat([first["penalty"], second["penalty"]])  # type: ignore[call-overload, index]
+    torch.testing.assert_close(found, expected)
+
+
+# Wrong input
+
+
+def test_data_with_other_words_are_refused(in_tmp: Path) -> None:
+    data = SyntheticScenes(train_size=16, val_size=4, test_size=4, batch_size=4)
+    model = OrderEmbedding(WORDS, 256, 4, 5)
+    with pytest.raises(ValueError, match="vocabulary of 5 words, and SyntheticScenes numbers"):
+        trainer(max_steps=1).fit(model, datamodule=data)
+
+
+def test_features_of_another_size_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"maps 6 features of an image, got \(3, 7\)"):
+        small().embed_images(torch.rand(3, 7))
+
+
+def test_training_takes_one_caption_an_image() -> None:
+    with pytest.raises(ValueError, match="one caption an image, got 10 captions of 2 images"):
+        small().loss(torch.rand(10, 5), torch.rand(2, 5))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"hidden_features": 0}, "every size must be at least 1"),
+        ({"measure": "euclid"}, "measure must be one of order, reversed, cosine, got 'euclid'"),
+        ({"penalty": "cubed"}, "penalty must be one of squared, root"),
+        ({"negatives": "all"}, "negatives must be one of sum, hardest"),
+        ({"loss_reduction": "max"}, "loss_reduction must be one of sum, mean"),
+        ({"adam_bias_correction": "none"}, "adam_bias_correction must be one of standard, legacy"),
+        ({"clip": "value"}, "clip must be one of per_tensor, global, none"),
+        ({"margin": 0.0}, "margin must be positive"),
+        ({"lr": -1.0}, "lr must be positive"),
+        ({"clip_norm": 0.0}, "clip_norm must be positive"),
+        ({"word_dropout": 1.0}, r"word_dropout must lie in \[0, 1\), got 1.0"),
+        ({"fold_size": 0}, "every size must be at least 1"),
+        ({"vocabulary": ["a", "a"]}, "the word 'a' occurs 2 times"),
+    ],
+    ids=str,
+)
+def test_arguments_out_of_range_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        small(**arguments)
