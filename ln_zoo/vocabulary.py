@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
+
+import numpy as np
 
 from ln_zoo.files import read_regular
 
@@ -166,3 +169,51 @@ class Vocabulary(Sequence[str]):
 
     def __repr__(self) -> str:
         return f"Vocabulary({self.size} numbers)"
+
+
+def read_word_vectors(
+    path: str | os.PathLike[str], known: Container[str] | None = None
+) -> tuple[list[str], np.ndarray]:
+    """Words and their vectors out of a text file, as word2vec, GloVe and fastText write them.
+
+    A line is a word and its E numbers with blanks between. A first line of two whole numbers, the
+    number of words and E, is passed over. Of a word that comes twice the first vector is taken.
+
+    Args:
+        path: of the file, gzipped if it ends in ``.gz``.
+        known: words to take; default: all.
+
+    Returns:
+        The W words, and float32 (W, E).
+
+    Raises:
+        OSError: if the file cannot be read.
+        ValueError: for a line that is not UTF-8 or not of this form (with its number), or if there
+            is no word.
+    """
+    where = os.fspath(path)
+    vectors: dict[str, np.ndarray] = {}
+    size = 0
+    with gzip.open(path) if where.endswith(".gz") else open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            # Words of some files hold blanks of other kinds, such as U+00A0.
+            word, *values = line.rstrip().split(b" ")
+            if number == 1 and len(values) == 1 and word.isdigit() and values[0].isdigit():
+                continue
+            try:
+                text = word.decode()
+                if text in vectors or not (known is None or text in known):
+                    continue
+                vector = np.array(values, dtype=np.float32)
+            except ValueError:  # which UnicodeDecodeError is
+                vector = np.zeros(0, np.float32)
+            size = size or len(vector)
+            if not len(vector) == size > 1 or not np.isfinite(vector).all():
+                raise ValueError(
+                    f"{where}, line {number:,}: expected a word in UTF-8 and {size or 'its'} "
+                    f"numbers with blanks between, got {line[:40]!r}"
+                )
+            vectors[text] = vector
+    if not vectors:
+        raise ValueError(f"{where} holds no {'word' if known is None else 'word that is known'}")
+    return list(vectors), np.stack(list(vectors.values()))

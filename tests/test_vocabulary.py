@@ -1,10 +1,13 @@
 """Words and their numbers."""
 
+import gzip
 from collections import Counter
+from pathlib import Path
 
+import numpy as np
 import pytest
 
-from ln_zoo.vocabulary import EOS, UNK, Vocabulary
+from ln_zoo.vocabulary import EOS, UNK, Vocabulary, read_word_vectors
 
 
 def test_the_most_frequent_come_first_and_equal_ones_by_alphabet():
@@ -65,3 +68,34 @@ def test_files_and_sizes_that_cannot_be(tmp_path):
         Vocabulary.count([["a"]], min_count=0)
     with pytest.raises(IndexError, match="from 0 to 2, got 3"):
         Vocabulary(["a"]).words([3])
+
+
+@pytest.mark.parametrize("header", ["", "3 2\n"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_word_vectors_of_a_text_file(tmp_path: Path, header: str, packed: bool) -> None:
+    text = header + "the 0.5 -1\ncaf\u00e9 1e-1 2 \n3 1 1\nthe 9 9\n"
+    path = tmp_path / ("vectors.txt.gz" if packed else "vectors.txt")
+    path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
+    words, vectors = read_word_vectors(path)
+    assert words == ["the", "caf\u00e9", "3"]
+    assert vectors.dtype == np.float32
+    np.testing.assert_allclose(vectors, [[0.5, -1], [0.1, 2], [1, 1]], rtol=1e-6)
+    words, vectors = read_word_vectors(path, {"3", "sun"})
+    assert (words, vectors.tolist()) == (["3"], [[1, 1]])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"the 1 2\nsun 1\n", r"line 2: expected a word in UTF-8 and 2 numbers .*got b'sun 1"),
+        (b"the 1 x\n", "line 1: expected a word in UTF-8 and its numbers"),
+        (b"the 1 2\n\xff 1 2\n", "line 2: expected a word in UTF-8"),
+        (b"the 1 nan\n", "line 1: expected"),
+        (b"\n", "line 1: expected"),
+        (b"", "holds no word"),
+    ],
+)
+def test_damaged_word_vectors(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "v.txt").write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        read_word_vectors(tmp_path / "v.txt")
