@@ -136,6 +136,7 @@ def test_a_class_chosen_on_the_command_line_brings_its_own_defaults() -> None:
 def test_one_of_each_model_takes_two_steps(base: Path) -> None:
     """On data that need no download; the sizes are the paper's, but of models that read text."""
     data, evaluation = {
+        "attentive_reader": ("SyntheticClozeQA", "StepEvaluation"),
         "draw": ("BinarizedDigits", "StepEvaluation"),
         "handwriting": ("SyntheticHandwriting", "StepEvaluation"),
         "skip_thought": ("SyntheticBooks", "StepEvaluation"),

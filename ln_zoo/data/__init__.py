@@ -7,6 +7,8 @@ from ln_zoo.data.binarized_mnist import BinarizedMNIST
 from ln_zoo.data.books import Books
 from ln_zoo.data.captioned_images import CaptionedImages
 from ln_zoo.data.captions import CaptionBatch, CaptionedData, CaptionedSet, CaptionSet
+from ln_zoo.data.cloze import ClozeData, ClozeInputs, ClozeSet
+from ln_zoo.data.cloze_qa import ClozeQA
 from ln_zoo.data.corpus import Book, Corpus
 from ln_zoo.data.digits import Digits
 from ln_zoo.data.handwriting import HandwritingBatch, HandwritingData, LineSet
@@ -17,6 +19,7 @@ from ln_zoo.data.mnist import MNIST
 from ln_zoo.data.pen_lines import PenLines
 from ln_zoo.data.sentence_triples import BookData, Sentences, SentenceTriples, TripleSet
 from ln_zoo.data.synthetic_books import SyntheticBooks
+from ln_zoo.data.synthetic_cloze import SyntheticClozeQA
 from ln_zoo.data.synthetic_handwriting import SyntheticHandwriting
 from ln_zoo.data.synthetic_scenes import SyntheticScenes
 
@@ -34,6 +37,10 @@ __all__ = [
     "CaptionedData",
     "CaptionedImages",
     "CaptionedSet",
+    "ClozeData",
+    "ClozeInputs",
+    "ClozeQA",
+    "ClozeSet",
     "Corpus",
     "Digits",
     "DistributedBatches",
@@ -48,6 +55,7 @@ __all__ = [
     "SentenceTriples",
     "Sentences",
     "SyntheticBooks",
+    "SyntheticClozeQA",
     "SyntheticHandwriting",
     "SyntheticScenes",
     "Tensors",

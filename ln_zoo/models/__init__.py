@@ -1,5 +1,6 @@
 """Models of the zoo: LightningModules that take a normalisation strategy as ``norm``."""
 
+from ln_zoo.models.attentive_reader import AttentiveReader
 from ln_zoo.models.base import ZooModule
 from ln_zoo.models.conv import ConvClassifier
 from ln_zoo.models.draw import DRAW
@@ -11,6 +12,7 @@ from ln_zoo.models.skip_thought import SkipThought
 
 __all__ = [
     "DRAW",
+    "AttentiveReader",
     "ConvClassifier",
     "Handwriting",
     "MLPClassifier",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
@@ -18,7 +18,7 @@ from ln_zoo.models.base import ZooModule, fused_on_cpu
 from ln_zoo.models.checks import check_positive
 from ln_zoo.norms import batch_statistics, mixes_cases
 
-Batch = tuple[Tensor, Tensor]
+Batch = tuple[Any, Tensor]
 
 _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
@@ -31,13 +31,14 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 class Classifier(ZooModule):
     """Softmax cross-entropy, and metrics: ``nll`` (nats per case) and those in `metrics`.
 
-    A subclass defines ``forward``: inputs (N, \\*) to logits (N, K). Evaluation losses come from
-    logits cast to float64, as training losses fall to the resolution of float32 (Figure 6 reaches
-    1e-7). In evaluation ``{stage}_nll`` and the others are logged as metric objects, so that
-    several processes give the numbers of one. Where the strategy mixes cases (batch norm),
-    validation measures a second time, with the statistics of each batch in place of the running
-    averages, and logs ``val_batch_nll`` and the others; a batch of one case is left out there.
-    Where all batches are such (``eval_batch_size`` 1) they are NaN, and a warning says why.
+    A subclass defines ``forward``: inputs (N, \\*), or a tuple of such, to logits (N, K).
+    Evaluation losses come from logits cast to float64, as training losses fall to the resolution of
+    float32 (Figure 6 reaches 1e-7). In evaluation ``{stage}_nll`` and the others are logged as
+    metric objects, so that several processes give the numbers of one. Where the strategy mixes
+    cases (batch norm), validation measures a second time, with the statistics of each batch in
+    place of the running averages, and logs ``val_batch_nll`` and the others; a batch of one case is
+    left out there. Where all batches are such (``eval_batch_size`` 1) they are NaN, and a warning
+    says why.
 
     Args:
         lr: learning rate.
@@ -66,8 +67,8 @@ class Classifier(ZooModule):
         self._mixes_cases = False
 
     @abstractmethod
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Logits (N, K) of inputs (N, \\*)."""
+    def forward(self, inputs: Any) -> Tensor:
+        """Logits (N, K) of inputs, tensors (N, \\*) or a tuple of them."""
 
     def setup(self, stage: str) -> None:
         # Only now are all layers there.

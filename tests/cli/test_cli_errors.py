@@ -9,8 +9,14 @@ import pytest
 from cli_support import CONFIGS, SMALL, python, run, write_idx
 
 OWN = "the import path of your own, such as my_file.MyClass"
-DATA = "BinarizedDigits, BinarizedMNIST, Digits, IAMOnDB, MNIST, SyntheticHandwriting"
-MODELS = "ConvClassifier, DRAW, Handwriting, MLPClassifier, SequenceClassifier"
+DATA = (
+    "BinarizedDigits, BinarizedMNIST, Books, CaptionedImages, ClozeQA, Digits, IAMOnDB, MNIST, "
+    "SyntheticBooks, SyntheticClozeQA, SyntheticHandwriting, SyntheticScenes"
+)
+MODELS = (
+    "AttentiveReader, ConvClassifier, DRAW, Handwriting, MLPClassifier, OrderEmbedding, "
+    "SequenceClassifier, SkipThought"
+)
 NORMS = f"(BatchNorm, Identity, LayerNorm, RMSNorm, WeightNorm, or {OWN})"
 ARGUMENTS = (
     "(it takes in_features, hidden_features, num_classes, norm, normalize_logits, activation, lr)"

@@ -1,0 +1,128 @@
+"""Cloze questions about made-up passages: they need no data, and can be answered without fail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from ln_zoo.data.cloze import ClozeData, Entities
+from ln_zoo.data.cloze_files import PLACEHOLDER, Question
+from ln_zoo.data.loading import check_at_least
+
+_VERB_WORDS = "met called saw thanked paid hired warned praised followed helped sued beat"
+_PLACE_WORDS = "london paris rome cairo lima oslo delhi tokyo boston berlin"
+_MONTH_WORDS = "january march april june july august october december"
+_VERBS, _PLACES, _MONTHS = (words.split() for words in (_VERB_WORDS, _PLACE_WORDS, _MONTH_WORDS))
+
+
+class SyntheticClozeQA(ClozeData):
+    """Passages of sentences such as ``@entity3 met @entity7 in rome last june .``
+
+    The query is one of the sentences with one entity blanked. No two sentences of a passage have
+    the same verb, so the verb of the query leads to the answer; entities come several times, so
+    that counting them does not. For tests and first steps: an error on them says nothing about real
+    texts.
+
+    Args:
+        batch_size: training questions per step of one process.
+        train_size: number of training questions; fewer are the first of more.
+        val_size: number of validation questions.
+        test_size: number of test questions.
+        passage_sentences: sentences of a passage, from half as many on.
+        num_entities: entities E in all; a passage has up to half of them, 2 at least.
+        data_seed: seed of the passages.
+        sentences: sentences of each passage that are kept, as `ClozeData`; ``None``: all.
+        entities: how entities are renamed in training: ``example``, ``batch``, ``order`` or
+            ``file``; see `ClozeData`.
+        eval_entities: the same in evaluation.
+        vocabulary: the known words, or a file with one a line; default: those of the training set.
+        min_count: how often a word must occur there.
+        vocabulary_size: numbers V in all, the two special tokens among them; ``None``: any.
+        seed: seed of the order of training questions and of the permutations of entities.
+        eval_batch_size: questions per batch in evaluation.
+        num_workers: processes that fetch batches.
+        pin_memory: page-locked batches, for faster copies to a GPU.
+        drop_last: leave out a last training batch of fewer than ``batch_size`` questions.
+
+    Raises:
+        ValueError: an empty batch or set, or a value that is none of those above.
+
+    Example:
+        >>> data = SyntheticClozeQA(batch_size=4, train_size=20, val_size=5, test_size=5)
+        >>> data.setup()
+        >>> inputs, answers = next(iter(data.train_dataloader()))
+        >>> inputs.passage.shape[0], inputs.query_lengths.tolist(), answers.shape
+        (4, [8, 8, 8, 8], torch.Size([4]))
+    """
+
+    name = "synthetic_cloze"
+
+    def __init__(
+        self,
+        batch_size: int = 32,
+        train_size: int = 2000,
+        val_size: int = 200,
+        test_size: int = 200,
+        passage_sentences: int = 4,
+        num_entities: int = 10,
+        data_seed: int = 0,
+        sentences: int | None = None,
+        entities: Entities = "example",
+        eval_entities: Entities | None = None,
+        vocabulary: list[str] | str | None = None,
+        min_count: int = 1,
+        vocabulary_size: int | None = None,
+        seed: int = 0,
+        eval_batch_size: int = 64,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+    ) -> None:
+        super().__init__(
+            batch_size,
+            sentences,
+            entities,
+            eval_entities,
+            vocabulary,
+            min_count,
+            vocabulary_size,
+            seed,
+            eval_batch_size,
+            num_workers,
+            pin_memory,
+            drop_last,
+        )
+        check_at_least(1, train_size=train_size, val_size=val_size, test_size=test_size)
+        check_at_least(0, data_seed=data_seed)
+        check_at_least(4, num_entities=num_entities)
+        if not 1 <= passage_sentences <= len(_VERBS):
+            raise ValueError(
+                f"passage_sentences must lie from 1 to {len(_VERBS)}, got {passage_sentences!r}"
+            )
+        self.sizes = {"train": train_size, "val": val_size, "test": test_size}
+        self.passage_sentences = passage_sentences
+        self.num_entities = num_entities
+        self.data_seed = data_seed
+
+    def read(self) -> Mapping[str, Iterable[Question]]:
+        return {
+            name: [self._question(name, number, i) for i in range(size)]
+            for number, (name, size) in enumerate(self.sizes.items())
+        }
+
+    def _question(self, name: str, number: int, i: int) -> Question:
+        rng = np.random.default_rng((self.data_seed, number, i))
+        most = self.passage_sentences
+        verbs = rng.permutation(_VERBS)[: rng.integers((most + 1) // 2, most + 1)]
+        cast = rng.permutation(self.num_entities)[: max(2, self.num_entities // 2)]
+        lines = [
+            f"@entity{who} {verb} @entity{whom} in {rng.choice(_PLACES)} last {rng.choice(_MONTHS)}"
+            for verb in verbs
+            for who, whom in [rng.choice(cast, 2, replace=False)]
+        ]
+        asked = lines[rng.integers(len(lines))].split()
+        blank = 2 * int(rng.integers(2))
+        answer, asked[blank] = asked[blank], PLACEHOLDER
+        passage = " . ".join(lines).split()
+        return Question(f"{name}-{i:05}", [*passage, "."], [*asked, "."], answer)

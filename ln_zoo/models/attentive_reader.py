@@ -1,0 +1,290 @@
+"""The attentive reader, which answers questions about a passage (paper, section 6.2)."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn import init
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from ln_zoo.layers import LSTM, Linear, orthogonal_
+from ln_zoo.models.checks import check_sizes
+from ln_zoo.models.classifier import Classifier
+from ln_zoo.norms import LayerNorm, Norm, from_config
+from ln_zoo.vocabulary import Vocabulary
+
+Statistics = Literal["masked", "all"]
+InitialState = Literal["zeros", "learned"]
+
+_ORTHOGONAL_SCALE = 0.05
+_TIED_SEED = 0
+
+
+class Inputs(NamedTuple):
+    """N passages with a query each; what a data module's batch begins with.
+
+    Attributes:
+        passage: numbers of words, (N, T), whatever there is behind its end.
+        passage_lengths: (N,), at least 1.
+        query: numbers of words, (N, S).
+        query_lengths: (N,), at least 1.
+    """
+
+    passage: Tensor
+    passage_lengths: Tensor
+    query: Tensor
+    query_lengths: Tensor
+
+
+class AttentiveReader(Classifier):
+    """Reads a passage and a query, and names the entity that the query leaves out.
+
+    The attentive reader of Hermann et al. (2015, arXiv 1506.03340), in one direction and with the
+    changes of the code of recurrent batch normalisation (Cooijmans et al. 2017, arXiv 1603.09025,
+    section 5.4), which the paper used. Two LSTMs with one table of word embeddings read passage and
+    query. With h_t the states over the passage, u the last over the query, and d the size of all of
+    these::
+
+        p_t = tanh(W_a h_t + b_a + W_u u + (M h_t) . (M u))     the similarity is added to each unit
+        a = softmax over t of v . p_t                           over the passage's tokens
+        r = sum over t of a_t h_t
+        g = tanh(W_r r + W_g u + b_g + W_m mean over t of h_t)
+        answer = softmax(W_o g + b_o)                           over the whole vocabulary
+
+    Embeddings and g are dropped out. The strategy acts in both LSTMs: layer norm as in the paper's
+    eq. 20-22, batch norm as in Cooijmans et al.; with ``everywhere`` also at W_a h_t, W_u u, W_r r,
+    W_g u and W_m mean ("BN-everywhere"; its gains there begin with the strategy's ``gain``, for
+    which the source has 0.1).
+
+    Weights begin as in that code: square matrices of the LSTMs' gates, M and W_a as 0.05 times an
+    orthogonal matrix; the others uniform within sqrt(6 / (inputs + outputs + 1)), v within
+    1 / sqrt(d); biases at 0, those of forget gates too. Gradients are clipped there to a norm of
+    10, which is the trainer's part: ``gradient_clip_val: 10.0``.
+
+    A batch is ``(inputs, answers)``: inputs as `Inputs`, answers (N,) numbers of words. Metrics:
+    ``nll`` and ``error`` over the whole vocabulary, as in the source; ``entity_error``, where the
+    answer is chosen among all entities, and ``passage_error``, among those of the passage.
+
+    Differences from that code: there are two biases in each LSTM as in torch, where the layer norm
+    code adds one and the same twice; initial states are zeros unless ``initial_state`` says
+    otherwise; every matrix is drawn independently unless ``tied_init``.
+
+    Args:
+        vocabulary: the words, or a text file with a word a line; entities are ``@entity0``,
+            ``@entity1``, ... Default: ``@placeholder`` and a hundred entities alone.
+        hidden_features: size d of embeddings, states, attention and joint layer.
+        dropout: probability with which a number of embeddings and g is set to zero in training.
+        norm: the strategy, or its ``class_path``/``init_args`` dict; default `LayerNorm`.
+        everywhere: whether it acts outside the LSTMs as well.
+        statistics: over what a strategy that mixes cases takes its statistics: ``"masked"``, the
+            tokens that are there, or ``"all"`` positions of the padded batch, as in the source.
+            Then outputs depend on how far a batch is padded.
+        initial_state: of the LSTMs: ``"zeros"``, or ``"learned"`` h that begin at zero, as in the
+            source. Under layer norm such an h has gradients about 1 / sqrt(eps) times as large as
+            those of other states at first, which clipping then scales all others down for.
+        tied_init: whether to draw every matrix from the same seed, as that code does: equal ones
+            for all four gates, inputs and states, passage and query.
+        lr: learning rate of Adam.
+
+    Raises:
+        TypeError: for a size or rate that is not a number.
+        ValueError: for sizes below 1, a dropout outside [0, 1), unknown words, a learning rate
+            that is not positive, a vocabulary without an entity.
+
+    Example:
+        >>> model = AttentiveReader(["@entity0", "@entity1", "@placeholder", "sings"], 8)
+        >>> passage, query = torch.tensor([[3, 5, 2, 5]]), torch.tensor([[4, 5]])
+        >>> inputs = Inputs(passage, torch.tensor([4]), query, torch.tensor([2]))
+        >>> model(inputs).shape, model.attention(inputs).shape
+        (torch.Size([1, 6]), torch.Size([1, 4]))
+    """
+
+    takes: ClassVar[tuple[str, ...]] = ("cloze questions",)
+    metrics = ("nll", "error", "entity_error", "passage_error")
+    entities: Tensor
+
+    def __init__(
+        self,
+        vocabulary: list[str] | str | None = None,
+        hidden_features: int = 240,
+        dropout: float = 0.5,
+        norm: Norm | None = None,
+        everywhere: bool = False,
+        statistics: Statistics = "masked",
+        initial_state: InitialState = "zeros",
+        tied_init: bool = False,
+        lr: float = 8e-5,
+    ) -> None:
+        super().__init__(lr, "adam")
+        norm = LayerNorm() if norm is None else from_config(norm)
+        check_sizes(hidden_features=hidden_features)
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout must lie from 0 to below 1, got {dropout!r}")
+        for name, value, choices in (
+            ("statistics", statistics, get_args(Statistics)),
+            ("initial_state", initial_state, get_args(InitialState)),
+        ):
+            if value not in choices:
+                raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+        if vocabulary is None:
+            vocabulary = ["@placeholder", *(f"@entity{i}" for i in range(100))]
+        self.vocabulary = Vocabulary.of(vocabulary)
+        self.remember(norm, vocabulary=list(self.vocabulary))
+        self._skips_padding = statistics == "masked" and norm.mixes_cases
+        self.tied_init = tied_init
+        d, size = hidden_features, self.vocabulary.size
+        self.embedding = nn.Embedding(size, d)
+        self.dropout = nn.Dropout(dropout)
+        self.passage_reader = LSTM(d, d, batch_first=True, norm=norm)
+        self.query_reader = LSTM(d, d, batch_first=True, norm=norm)
+        self.initial_states: nn.Parameter | None = None
+        if initial_state == "learned":
+            self.initial_states = nn.Parameter(torch.empty(2, d))
+        outside = norm if everywhere else None
+        self.similarity = Linear(d, d, bias=False)
+        self.attend_states = Linear(d, d, norm=outside)
+        self.attend_query = Linear(d, d, bias=False, norm=outside)
+        self.attend_score = Linear(d, 1, bias=False)
+        self.join_reading = Linear(d, d, norm=outside)
+        self.join_query = Linear(d, d, bias=False, norm=outside)
+        self.join_mean = Linear(d, d, bias=False, norm=outside)
+        self.output = Linear(d, size)
+        is_entity = [word.startswith("@entity") for word in self.vocabulary.words(range(size))]
+        if not any(is_entity):
+            raise ValueError(
+                "the vocabulary has no entity (@entity0, @entity1, ...) to answer with"
+            )
+        # Follows from the vocabulary, so that no checkpoint needs it.
+        self.register_buffer("entities", torch.tensor(is_entity), persistent=False)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draws all weights anew, as the source does, and starts the strategy anew."""
+        for reader in (self.passage_reader, self.query_reader):
+            reader.reset_parameters()
+            for kind in ("ih", "hh"):
+                for gate in reader.get_parameter(f"weight_{kind}_l0").chunk(4):
+                    self._draw_orthogonal(gate)
+                init.zeros_(reader.get_parameter(f"bias_{kind}_l0"))
+            reader.reset_norm()
+        if self.initial_states is not None:
+            init.zeros_(self.initial_states)
+        self._draw_uniform(self.embedding.weight)
+        layers = [module for module in self.children() if isinstance(module, Linear)]
+        for layer in layers:
+            layer.reset_parameters()
+            if layer in (self.similarity, self.attend_states):
+                self._draw_orthogonal(layer.weight)
+            elif layer is self.attend_score:
+                bound = 1 / math.sqrt(layer.in_features)
+                init.uniform_(layer.weight, -bound, bound, generator=self._generator())
+            else:
+                self._draw_uniform(layer.weight)
+            if layer.bias is not None:
+                init.zeros_(layer.bias)
+            layer.reset_norm()
+
+    def _generator(self) -> torch.Generator | None:
+        """Of the next matrix; ``None`` is torch's own."""
+        if not self.tied_init:
+            return None
+        return torch.Generator(self.embedding.weight.device).manual_seed(_TIED_SEED)
+
+    def _draw_orthogonal(self, weight: Tensor) -> None:
+        orthogonal_(weight, generator=self._generator()).mul_(_ORTHOGONAL_SCALE)
+
+    def _draw_uniform(self, weight: Tensor) -> None:
+        bound = math.sqrt(6 / (sum(weight.shape) + 1))
+        init.uniform_(weight, -bound, bound, generator=self._generator())
+
+    # The network
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        """Logits (N, V) of the answer."""
+        logits, _ = self._read(inputs)
+        return logits
+
+    def attention(self, inputs: Inputs) -> Tensor:
+        """How much the reader attends to each token of the passage, (N, T); 0 behind its end."""
+        _, attention = self._read(inputs)
+        return attention
+
+    def _read(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        passage, passage_lengths, query, query_lengths = inputs
+        h, _ = self._states(self.passage_reader, 0, passage, passage_lengths)
+        _, u = self._states(self.query_reader, 1, query, query_lengths)
+        lengths = passage_lengths.unsqueeze(1).to(h.device)
+        mask = torch.arange(h.shape[1], device=h.device) < lengths
+        # (M h) . (M u) = h . (M^T M u): one product a passage in place of one a token.
+        probe = self.similarity(u) @ self.similarity.weight
+        similarity = h @ probe.unsqueeze(2)
+        states = self._of_tokens(self.attend_states, h, mask)
+        p = torch.tanh(states + self.attend_query(u).unsqueeze(1) + similarity)
+        scores = self.attend_score(p).squeeze(2)
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        attention = scores.masked_fill(~mask, -math.inf).softmax(1)
+        weights = torch.stack([attention, mask.to(attention.dtype) / lengths], 1)
+        reading, mean = (weights.to(h.dtype) @ h).unbind(1)
+        joint = self.join_reading(reading) + self.join_query(u) + self.join_mean(mean)
+        return self.output(self.dropout(torch.tanh(joint))), attention
+
+    def _states(
+        self, reader: LSTM, which: int, tokens: Tensor, lengths: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The states (N, T, d) of a reader, and the last of each case (N, d)."""
+        x = self.dropout(self.embedding(tokens))
+        start = None
+        if self.initial_states is not None:
+            h = self.initial_states[which].expand(1, len(tokens), -1).contiguous()
+            start = (h, torch.zeros_like(h))
+        if not self._skips_padding:
+            # States up to the end of a case do not see what is behind it. torch's own LSTM takes
+            # a third of the time of packed sequences.
+            states, _ = reader(x, start)
+            rows = torch.arange(len(tokens), device=states.device)
+            return states, states[rows, lengths.to(states.device) - 1]
+        packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
+        states, (last, _) = reader(packed, start)
+        padded, _ = pad_packed_sequence(states, batch_first=True, total_length=tokens.shape[1])
+        return padded, last[0]
+
+    def _of_tokens(self, layer: Linear, h: Tensor, mask: Tensor) -> Tensor:
+        """A layer of each state, whose statistics are those of real tokens alone if so wanted."""
+        if not self._skips_padding:
+            return layer(h)
+        rows = mask.flatten().nonzero().squeeze(1)
+        found = layer(h.flatten(0, 1).index_select(0, rows))
+        out = found.new_zeros(mask.numel(), found.shape[1]).index_copy(0, rows, found)
+        return out.view_as(h)
+
+    # Training
+
+    def per_case(self, batch: tuple[Inputs, Tensor]) -> dict[str, Tensor]:
+        """The `metrics` of each case, float64 (N,)."""
+        inputs, answers = batch
+        logits = self(inputs).double()
+        candidates = self._candidates(inputs)
+        among = torch.where(self.entities, logits, -math.inf)
+        in_passage = torch.where(candidates, logits, -math.inf)
+        # A passage without an entity has no right answer.
+        found = in_passage.argmax(-1).masked_fill(~candidates.any(-1), -1)
+        return {
+            "nll": F.cross_entropy(logits, answers, reduction="none"),
+            "error": (logits.argmax(-1) != answers).double(),
+            "entity_error": (among.argmax(-1) != answers).double(),
+            "passage_error": (found != answers).double(),
+        }
+
+    def _candidates(self, inputs: Inputs) -> Tensor:
+        """Which words are entities of the passage, bool (N, V)."""
+        steps = torch.arange(inputs.passage.shape[1], device=inputs.passage.device)
+        real = steps < inputs.passage_lengths.unsqueeze(1)
+        # What is behind the end counts as EOS, which is no entity.
+        tokens = inputs.passage.masked_fill(~real, 0)
+        present = torch.zeros(len(tokens), self.vocabulary.size, dtype=torch.bool).to(tokens.device)
+        return present.scatter_(1, tokens, True) & self.entities

@@ -1,0 +1,485 @@
+"""Cloze questions: sentences, names of entities, vocabulary, batches, the corpora."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_cloze_files import write_corpus
+from torch import Tensor
+
+from ln_zoo.data import ClozeQA, SyntheticClozeQA
+from ln_zoo.data.cloze import (
+    ClozeBatch,
+    ClozeBatches,
+    ClozeData,
+    ClozeQuestions,
+    closest_sentences,
+    rule_errors,
+    sentences,
+)
+from ln_zoo.data.cloze_files import Question
+from ln_zoo.vocabulary import Vocabulary
+
+
+class Texts(ClozeData):
+    """Questions that are given, as three texts each: passage, query, answer."""
+
+    name = "texts"
+
+    def __init__(self, train: list[tuple[str, str, str]], *others: Any, **arguments: Any) -> None:
+        defaults: dict[str, Any] = {
+            "batch_size": 2, "sentences": None, "entities": "file", "eval_entities": None,
+            "vocabulary": None, "min_count": 1, "vocabulary_size": None, "seed": 0,
+            "eval_batch_size": 2, "num_workers": 0, "pin_memory": False, "drop_last": False,
+        }  # fmt: skip
+        super().__init__(**defaults | arguments)
+        self.texts = dict(zip(("train", "val", "test"), (train, *others), strict=False))
+
+    def read(self) -> Mapping[str, Iterable[Question]]:
+        return {
+            name: [Question(str(i), p.split(), q.split(), a) for i, (p, q, a) in enumerate(texts)]
+            for name, texts in self.texts.items()
+        }
+
+
+TRAIN = [
+    ("@entity0 met @entity1 . @entity2 ran .", "@placeholder met @entity1", "@entity0"),
+    ("@entity2 met @entity0 .", "@entity2 met @placeholder", "@entity0"),
+    ("a @entity1 a @entity1 b", "@placeholder a", "@entity1"),
+]
+
+
+def words(data: ClozeData, batch: ClozeBatch) -> list[tuple[str, str, str]]:
+    """A batch as texts."""
+    vocabulary = Vocabulary(data.vocabulary or [])
+    inputs, answers = batch
+    passages, queries = (
+        [" ".join(vocabulary.words(row[:n].tolist())) for row, n in zip(rows, lengths, strict=True)]
+        for rows, lengths in (inputs[:2], inputs[2:])
+    )
+    return list(zip(passages, queries, vocabulary.words(answers.tolist()), strict=True))
+
+
+def epoch(data: ClozeData, number: int = 0) -> list[ClozeBatch]:
+    loader = data.train_dataloader()
+    loader.sampler.set_epoch(number)
+    return list(loader)
+
+
+# Sentences
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a . b ! c ? d", ["a .", "b !", "c ?", "d"]),
+        ('a . " b . c ! " d . e', ["a .", '" b . c ! " d .', "e"]),
+        ('a . " b . c', ["a .", '" b .', "c"]),
+        ("at 9 a.m . sharp . p.m . now", ["at 9 a.m . sharp .", "p.m . now"]),
+        (". .", [".", "."]),
+        ("", []),
+    ],
+)
+def test_sentences(text: str, expected: list[str]) -> None:
+    assert [" ".join(sentence) for sentence in sentences(text.split())] == expected
+
+
+def test_sentences_with_most_words_of_the_query() -> None:
+    text = "one two . three . two two two . @entity1 four two . five"
+    passage, query = text.split(), ["two", "@entity1", "four", "?"]
+    kept = {n: " ".join(closest_sentences(passage, query, n))
+            for n in range(1, 7)}  # fmt: skip
+    assert kept[1] == "@entity1 four two ."
+    # Of equally many the first; a word counts once; the order stays.
+    assert kept[2] == "one two . @entity1 four two ."
+    assert kept[3] == "one two . two two two . @entity1 four two ."
+    assert kept[4] == "one two . three . two two two . @entity1 four two ."
+    assert kept[5] == kept[6] == text
+
+
+def test_the_answer_may_be_lost(caplog: pytest.LogCaptureFixture) -> None:
+    data = Texts(TRAIN, TRAIN[:2], TRAIN[2:], sentences=1)
+    with caplog.at_level(logging.INFO):
+        data.setup()
+    assert data.facts["answer_kept"] == {"train": 1.0, "val": 1.0, "test": 1.0}
+    lost = [("@entity0 x . @entity1 y z .", "@placeholder y z", "@entity0"), TRAIN[1]]
+    data = Texts(TRAIN, lost, lost, sentences=1)
+    with caplog.at_level(logging.INFO):
+        data.setup()
+    assert data.facts["answer_kept"] == {"train": 1.0, "val": 0.5, "test": 0.5}
+    assert "texts: the 1 sentences kept of each passage hold the answer in train 100.0%, " in (
+        caplog.text
+    )
+    assert "val 50.0%" in caplog.text
+
+
+# Names of entities
+
+
+def canonical(texts: tuple[str, str, str]) -> tuple[str, str, str]:
+    """A question with entities named by first occurrence, whatever their names were."""
+    names: dict[str, str] = {}
+
+    def name(match: re.Match[str]) -> str:
+        return names.setdefault(match[0], f"#{len(names)}")
+
+    passage, query, answer = (re.sub(r"@entity\d+", name, text) for text in texts)
+    return passage, query, answer
+
+
+def synthetic(**arguments: Any) -> SyntheticClozeQA:
+    sizes = {"batch_size": 4, "train_size": 30, "val_size": 9, "test_size": 5}
+    data = SyntheticClozeQA(**sizes | arguments)
+    data.setup()
+    return data
+
+
+@pytest.mark.parametrize("entities", ["example", "batch", "order"])
+def test_renaming_is_the_same_in_passage_query_and_answer(entities: Any) -> None:
+    plain, renamed = synthetic(entities="file"), synthetic(entities=entities)
+    names = set()
+    for before, after in zip(epoch(plain), epoch(renamed), strict=True):
+        texts = words(renamed, after)
+        assert list(map(canonical, words(plain, before))) == list(map(canonical, texts))
+        assert all(answer in passage.split() for passage, _, answer in texts)
+        names |= set(re.findall(r"@entity\d+", str(texts)))
+    # All names are used, but where they are given in order: a passage has five entities at most.
+    assert len(names) == (5 if entities == "order" else 10)
+
+
+def test_names_depend_on_seed_epoch_and_question_only() -> None:
+    """Not on the size of batches or the number of processes."""
+
+    def by_question(data: SyntheticClozeQA, number: int = 0) -> dict[Any, tuple[str, str, str]]:
+        texts = [text for batch in epoch(data, number) for text in words(data, batch)]
+        return {canonical(text): text for text in texts}
+
+    first = by_question(synthetic())
+    assert by_question(synthetic()) == first
+    other_batches = by_question(synthetic(batch_size=5))
+    assert other_batches == first
+    for others in (by_question(synthetic(), 1), by_question(synthetic(seed=1))):
+        assert others.keys() == first.keys()
+        assert sum(others[key] == first[key] for key in first) < 3
+    loader = synthetic().train_dataloader()
+    half = ClozeBatches(
+        loader.dataset, 4, training=True, shuffle=True, seed=0, num_replicas=2, rank=1
+    )
+    data = synthetic()
+    for index in half:
+        for text in words(data, loader.dataset[index]):
+            assert first[canonical(text)] == text
+
+
+def test_one_permutation_for_each_batch() -> None:
+    """The same passage twice gets the same names in one batch, and others in another."""
+    data = Texts([TRAIN[0]] * 4, entities="batch")
+    data.setup()
+    one, two = (words(data, batch) for batch in epoch(data))
+    assert one[0] == one[1]
+    assert two[0] == two[1]
+    data = Texts([TRAIN[0]] * 40, entities="example")
+    data.setup()
+    assert len({text for batch in epoch(data) for text in words(data, batch)}) == 6
+
+
+@pytest.mark.parametrize("entities", ["example", "file", "order"])
+def test_names_of_evaluation_are_fixed(entities: Any) -> None:
+    data = synthetic(eval_entities=entities)
+    every = {canonical(t): t for batch in data.val_dataloader() for t in words(data, batch)}
+    again = {
+        canonical(t): t
+        for batch in data.val_eval_dataloader(batch_size=2, cases=4)
+        for t in words(data, batch)
+    }
+    assert len(every) == 9
+    assert len(again) == 4
+    assert again.items() <= every.items()
+    plain = synthetic()
+    as_read = {canonical(t): t for batch in plain.val_dataloader() for t in words(plain, batch)}
+    assert (every == as_read) == (entities == "file")
+    assert synthetic(entities="order").eval_entities == "order"
+
+
+def test_order_of_first_occurrence() -> None:
+    data = Texts([("b @entity2 a @entity0", "@entity1 @placeholder", "@entity0")] * 2,
+                 entities="order")  # fmt: skip
+    data.setup()
+    (batch,) = epoch(data)
+    assert words(data, batch)[0] == ("b @entity0 a @entity1", "@entity2 @placeholder", "@entity1")
+
+
+# The vocabulary
+
+
+def test_vocabulary_is_that_of_training_passages_and_queries() -> None:
+    data = Texts(TRAIN, [("@entity0 other .", "@placeholder other", "@entity0")] * 9, TRAIN)
+    texts = [text.split() for passage, query, _ in TRAIN for text in (passage, query)]
+    assert data.vocabulary == list(Vocabulary.count(texts))
+    once = {"ran", "b"}
+    assert once <= set(data.vocabulary or [])
+    twice = Texts(TRAIN, TRAIN, TRAIN, min_count=2).vocabulary
+    assert set(data.vocabulary or []) - set(twice or []) == once
+    assert len(Texts(TRAIN, TRAIN, TRAIN, vocabulary_size=5).vocabulary or []) == 3
+
+
+def test_words_that_are_cut_away_do_not_count() -> None:
+    data = Texts(TRAIN, TRAIN, TRAIN, sentences=1)
+    assert "ran" not in (data.vocabulary or [])
+
+
+def test_a_given_vocabulary(tmp_path: Path) -> None:
+    given = ["met", "@entity1", "@entity0", "@entity2", "@placeholder"]
+    (tmp_path / "words.txt").write_text("\n".join(given))
+    for vocabulary in (given, str(tmp_path / "words.txt")):
+        data = Texts(TRAIN, TRAIN, TRAIN, vocabulary=vocabulary)
+        data.setup()
+        assert data.vocabulary == given
+        (batch,) = data.val_dataloader().dataset[torch.tensor([1])][:1]
+        assert batch.passage.tolist() == [[5, 2, 4, 1]]  # unknown: the full stop
+
+
+def test_unknown_entities_take_names_that_are_free() -> None:
+    given = ["met", "@entity0", "@entity1", "@placeholder", "."]
+    val = [("@entity7 met @entity1 .", "@placeholder met @entity1", "@entity7"), TRAIN[1]]
+    data = Texts(TRAIN[2:], val, val, vocabulary=given)
+    data.setup()
+    (batch, *_) = data.val_eval_dataloader(batch_size=2)
+    found = words(data, batch)
+    assert found[0] == ("@entity0 met @entity1 .", "@placeholder met @entity1", "@entity0")
+    assert found[1] == ("@entity1 met @entity0 .", "@entity1 met @placeholder", "@entity0")
+    data = Texts(TRAIN, val, val, vocabulary=given)
+    with pytest.raises(ValueError, match="question 0 has more entities than the vocabulary, which"):
+        data.setup()
+    with pytest.raises(ValueError, match="the vocabulary has no entity"):
+        Texts(TRAIN, val, val, vocabulary=["met"]).setup()
+
+
+# Batches
+
+
+def test_padding_and_lengths() -> None:
+    data = Texts(TRAIN, TRAIN, TRAIN)
+    data.setup()
+    inputs, answers = data.evaluation_set("val")[torch.tensor([2, 0])]
+    assert inputs.passage_lengths.tolist() == [5, 7]
+    assert inputs.query_lengths.tolist() == [2, 3]
+    assert inputs.passage.shape == (2, 7)
+    assert inputs.query.shape == (2, 3)
+    assert (inputs.passage[0, 5:] == 0).all()
+    assert (inputs.query[0, 2:] == 0).all()
+    assert {a.dtype for a in (*inputs, answers)} == {torch.int64}
+
+
+def longer(size: int = 101, **arguments: Any) -> Texts:
+    """Questions of different lengths, each known by its length."""
+    rng = np.random.default_rng(0)
+    texts = [("@entity0 " + "a " * int(n), "@placeholder", "@entity0")
+             for n in rng.permutation(size) + 1]  # fmt: skip
+    data = Texts(texts, texts[:21], texts[:21], **arguments)
+    data.setup()
+    return data
+
+
+def lengths(batches: Iterable[ClozeBatch]) -> list[Tensor]:
+    return [inputs.passage_lengths for inputs, _ in batches]
+
+
+def test_batches_hold_passages_of_similar_length() -> None:
+    data = longer(batch_size=4)
+    first, second = lengths(epoch(data)), lengths(epoch(data, 1))
+    assert len(first) == len(second) == 25  # a last one of a single question is left out
+    assert not torch.cat(first).equal(torch.cat(second))
+    for batches in (first, second):
+        seen = torch.cat(batches)
+        assert len(seen.unique()) == 100
+        spread = torch.stack([batch.max() - batch.min() for batch in batches]).float()
+        assert spread.mean() < 12  # of 100 lengths, 12 batches at a time; at random it is 60
+    # Batches come in any order of length.
+    assert (torch.stack([batch.max() for batch in first]).diff() > 0).sum() > 5
+
+
+def test_evaluation_scores_each_question_once() -> None:
+    data = longer(eval_batch_size=4)
+    for processes in (1, 2, 5):
+        found = []
+        for rank in range(processes):
+            sampler = ClozeBatches(data.evaluation_set("val"), 4, num_replicas=processes, rank=rank)
+            assert len(list(sampler)) == len(sampler)
+            found += [int(i) for batch in sampler for i in batch]
+        assert sorted(found) == list(range(21))
+    assert [len(batch) for batch in lengths(data.val_dataloader())] == [4, 4, 4, 4, 4, 1]
+
+
+def test_processes_share_the_batches_of_one() -> None:
+    data = longer(batch_size=4)
+    whole = list(ClozeBatches(data.training_set(), 4, training=True, shuffle=True))
+    for processes in (2, 3):
+        shares = [
+            list(
+                ClozeBatches(
+                    data.training_set(), 4, training=True, shuffle=True,
+                    num_replicas=processes, rank=rank,
+                )
+            )
+            for rank in range(processes)
+        ]  # fmt: skip
+        assert len({len(share) for share in shares}) == 1
+        for step, batches in enumerate(zip(*shares, strict=True)):
+            for rank, (indices, draw) in enumerate(batches):
+                expected, number = whole[step * processes + rank]
+                assert indices.equal(expected)
+                assert draw == number == 1
+
+
+@pytest.mark.parametrize("entities", ["example", "batch"])
+def test_an_epoch_goes_on_where_it_was(entities: Any) -> None:
+    loader = synthetic(entities=entities).train_dataloader()
+    loader.sampler.set_epoch(3)
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+    state = loader.state_dict()
+    resumed = synthetic(entities=entities).train_dataloader()
+    resumed.load_state_dict(state)
+    resumed.sampler.set_epoch(3)
+    for found, expected in zip(resumed, batches, strict=True):
+        assert all(a.equal(b) for a, b in zip((*found[0], found[1]), (*expected[0], expected[1]),
+                                              strict=True))  # fmt: skip
+    other = synthetic(entities="file").train_dataloader()
+    other.load_state_dict(state)
+    other.sampler.set_epoch(3)
+    with pytest.raises(ValueError, match=f"entities {entities}"):
+        next(iter(other))
+
+
+# Rules
+
+
+def test_rules() -> None:
+    texts = [
+        ("@entity1 @entity0 @entity0 @entity2", "@placeholder @entity0", "@entity1"),
+        ("@entity1 @entity0", "@placeholder @entity0 @entity1", "@entity1"),
+        ("@entity1 @entity0 @entity0", "@placeholder", "@entity2"),
+    ]
+    data = Texts(texts)
+    data.setup()
+    assert data.rule_errors("train") == pytest.approx(
+        {"majority": 1 / 3 + 1 / 3, "exclusive": 1 / 3, "first": 1 / 3,
+         "uniform": 1 - (1 / 3 + 1 / 2) / 3}
+    )  # fmt: skip
+    words: dict[str, int] = {}
+    nobody = ClozeQuestions.of([Question("q", ["a"], ["@placeholder"], "@entity0")], words)
+    assert rule_errors(nobody, np.zeros(3, bool)) == dict.fromkeys(
+        ("majority", "exclusive", "first", "uniform"), 1.0
+    )
+
+
+# Corpora
+
+
+def test_question_files_and_json_lines_give_the_same(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "cnn" / "questions")
+    files = ClozeQA("cnn", str(tmp_path), sentences=None, entities="file", min_count=1)
+    files.setup()
+    for part, folder in (("train", "training"), ("valid", "validation"), ("test", "test")):
+        rows = []
+        for path in sorted((tmp_path / "cnn" / "questions" / folder).glob("*.question")):
+            _, passage, query, answer, _ = path.read_text().split("\n\n")
+            rows.append({"id": path.name, "passage": passage, "query": query, "answer": answer})
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / f"mine_{part}.jsonl").write_text(lines)
+    lines_of = ClozeQA("mine", str(tmp_path), sentences=None, entities="file", min_count=1)
+    lines_of.setup()
+    assert files.vocabulary == lines_of.vocabulary
+    assert words(files, epoch(files)[0]) == words(lines_of, epoch(lines_of)[0])
+    assert files.name == "cnn"
+    assert ClozeQA("cnn", str(tmp_path)).name == "cnn_top4"
+    assert files.facts["train_size"] == 2
+
+
+def test_folders_that_hold_no_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "something").touch()
+    with pytest.raises(ValueError, match=r"has no corpus 'bbc'.*found something"):
+        ClozeQA(root=str(tmp_path)).setup()
+    with pytest.raises(FileNotFoundError, match=r"no folder or file .*nowhere: --data\.root"):
+        ClozeQA(root=str(tmp_path / "nowhere")).prepare_data()
+    monkeypatch.delenv("LN_ZOO_DATA", raising=False)
+    nothing = ClozeQA()
+    assert nothing.vocabulary is None
+    with pytest.raises(FileNotFoundError, match=r"no cloze questions: --data\.root"):
+        nothing.prepare_data()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"sentences": 0}, "sentences must be an integer of at least 1, got 0"),
+        ({"entities": "none"}, "entities must be 'example' or 'batch' or 'file' or 'order', got"),
+        ({"eval_entities": "batch"}, "eval_entities must be 'example' or 'order' or 'file', got"),
+        ({"min_count": 0}, "min_count must be an integer of at least 1"),
+        ({"vocabulary_size": 2}, "vocabulary_size must be an integer of at least 3"),
+        ({"corpus": "../x"}, "corpus must be a name such as 'bbc', got '../x'"),
+        ({"vocabulary": "nowhere.txt"}, "nowhere.txt"),
+    ],
+)
+def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, OSError), match=message):
+        ClozeQA(**arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"passage_sentences": 13}, {"num_entities": 3}, {"train_size": 0}]
+)
+def test_wrong_arguments_of_made_up_questions(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(arguments))):
+        SyntheticClozeQA(**arguments)
+
+
+def test_made_up_questions_can_be_answered() -> None:
+    """By the verb of the query, which one sentence has; counting entities does not help much."""
+    data = synthetic(train_size=300, entities="file")
+    for batch in epoch(data):
+        for passage, query, answer in words(data, batch):
+            pattern = re.escape(query).replace("@placeholder", r"(@entity\d+)")
+            assert re.findall(pattern, passage) == [answer]
+    assert data.rule_errors("train")["majority"] > 0.5
+    fewer = synthetic(train_size=7, entities="file")
+    assert fewer.facts["train_size"] == 7
+
+
+# The real texts
+
+
+@pytest.mark.parametrize(
+    ("corpus", "part", "expected"),
+    [
+        ("bbc", "val", (34.6, 45.2, 23.1, 8.4)),
+        ("bbc", "test", (31.9, 43.4, 19.1, 9.0)),
+        ("novels", "test", (35.7, 37.0, 26.5, 22.4)),
+    ],
+)
+def test_rules_have_the_accuracies_that_the_data_state(
+    data_root: Path, corpus: str, part: Any, expected: tuple[float, ...]
+) -> None:
+    if not (data_root / "cloze_qa").is_dir():
+        pytest.skip(f"needs the folder cloze_qa in {data_root}")
+
+    class OnePart(ClozeQA):
+        """That set alone: the training set takes seconds to read."""
+
+        def read(self) -> Mapping[str, Iterable[Question]]:
+            return {"train": super().read()[part]}
+
+    data = OnePart(corpus, str(data_root / "cloze_qa"), sentences=None, min_count=1)
+    data.setup()
+    right = [round(100 * (1 - error), 1) for error in data.rule_errors("train").values()]
+    assert right == list(expected)

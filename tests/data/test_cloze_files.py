@@ -1,0 +1,230 @@
+"""Files of cloze questions: ``.question`` files in folders and archives, JSON lines."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import lzma
+import os
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ln_zoo.data.cloze_files import (
+    Question,
+    find_json_lines,
+    find_question_folders,
+    parse_question,
+    read_json_lines,
+    read_question_archive,
+    read_question_folder,
+)
+
+URL = "http://web.archive.org/web/x"
+BLOCKS = [URL, "@entity1 met @entity0 in café .", "who met @entity0 ? @placeholder", "@entity1",
+          "@entity1:Ada Lovelace\n@entity0:Babbage: the man"]  # fmt: skip
+QUESTION = Question(
+    "q",
+    ["@entity1", "met", "@entity0", "in", "café", "."],
+    ["who", "met", "@entity0", "?", "@placeholder"],
+    "@entity1",
+)
+
+
+def text(**changed: str) -> str:
+    """A question file with some of its blocks changed."""
+    names = ("url", "passage", "query", "answer", "entities")
+    return "\n\n".join(changed.get(name, block) for name, block in zip(names, BLOCKS, strict=True))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [text(), text() + "\n", text() + "\n\n", text().replace("\n", "\r\n"), "\n" + text()],
+    ids=["no final newline", "newline", "empty line", "carriage returns", "empty first line"],
+)
+def test_a_question(content: str) -> None:
+    assert parse_question(content, "q") == QUESTION
+
+
+@pytest.mark.parametrize("query", ["@placeholder sings", "it was @placeholder", "@placeholder"])
+def test_the_placeholder_may_stand_anywhere(query: str) -> None:
+    assert parse_question(text(query=query), "q").query == query.split()
+
+
+def test_names_are_cut_at_the_first_colon_and_left_out() -> None:
+    entities = "@entity12:Mission: Impossible: 2\n@entity0:\n@entity1: :"
+    question = parse_question(text(entities=entities), "q")
+    assert question == QUESTION
+    assert "Mission" not in str(question)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "q has 0 blocks, expected 5"),
+        ("\n\n".join(BLOCKS[:4]), "q has 4 blocks, expected 5 with an empty line between them: "
+                                  "URL, passage, question, answer, entities"),
+        ("\n\n".join([*BLOCKS, "more"]), "q has 6 blocks, expected 5"),
+        (text(passage=""), "q: the passage is empty"),
+        (text(query="nothing is asked"), "q: the query has no @placeholder"),
+        (text(answer="@entity7"), "q: the answer @entity7 is not in the passage"),
+        (text(answer="Ada"), "q: the answer must be one @entityN, got 'Ada'"),
+        (text(answer="@entity1 @entity0"), "q: the answer must be one @entityN"),
+        (text(answer="@placeholder"), "q: the answer must be one @entityN"),
+        (text(entities="Ada Lovelace"), "q: expected a line @entityN:name, got 'Ada Lovelace'"),
+        (text(entities="Ada: Lovelace"), "q: expected a line @entityN:name"),
+        (text(entities="@entity1"), "q: expected a line @entityN:name, got '@entity1'"),
+    ],
+)  # fmt: skip
+def test_bad_questions(content: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_question(content, "q")
+
+
+# Folders and archives
+
+
+def write_corpus(root: Path) -> Path:
+    """Two questions to train on, one each to validate and test."""
+    for folder, names in (("training", "ba"), ("validation", "c"), ("test", "d")):
+        (root / folder).mkdir(parents=True)
+        for name in names:
+            content = text(passage=f"@entity1 {name} @entity0")
+            (root / folder / f"{name}.question").write_text(content, encoding="utf-8")
+    (root / "training" / "notes.txt").write_text("passed over")
+    return root
+
+
+def summary(sets: dict[str, list[Question]]) -> dict[str, list[tuple[str, str]]]:
+    return {name: [(q.name, q.passage[1]) for q in found] for name, found in sets.items()}
+
+
+EXPECTED = {
+    "train": [("a.question", "a"), ("b.question", "b")],
+    "val": [("c.question", "c")],
+    "test": [("d.question", "d")],
+}
+
+
+@pytest.mark.parametrize("inner", ["", "questions", "cnn/questions"])
+def test_folders(tmp_path: Path, inner: str) -> None:
+    write_corpus(tmp_path / inner)
+    folders = find_question_folders(tmp_path)
+    assert folders is not None
+    found = {name: list(read_question_folder(folder)) for name, folder in folders.items()}
+    assert summary(found) == EXPECTED
+
+
+def test_folders_that_are_none(tmp_path: Path) -> None:
+    assert find_question_folders(tmp_path) is None
+    (tmp_path / "questions" / "training").mkdir(parents=True)
+    with pytest.raises(FileNotFoundError, match="lacks validation, test: a corpus has the folders"):
+        find_question_folders(tmp_path)
+    with pytest.raises(ValueError, match=r"training has no \.question files"):
+        list(read_question_folder(tmp_path / "questions" / "training"))
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    folder = write_corpus(tmp_path) / "training"
+    (folder / "a.question").write_bytes(b"\xff" + text().encode())
+    with pytest.raises(ValueError, match=r"a\.question must be UTF-8, but byte 0 is not"):
+        list(read_question_folder(folder))
+    (folder / "a.question").unlink()
+    os.mkfifo(folder / "a.question")  # nobody writes to it: reading would never end
+    with pytest.raises(ValueError, match=r"a\.question cannot be read: it is no regular file"):
+        list(read_question_folder(folder))
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz", "w:xz"])
+def test_archives(tmp_path: Path, mode: Any) -> None:
+    write_corpus(tmp_path / "cnn" / "questions")
+    with tarfile.open(tmp_path / "cnn.tar", mode) as archive:
+        archive.add(tmp_path / "cnn", "cnn")
+        link = tarfile.TarInfo("cnn/questions/test/e.question")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        archive.addfile(link)
+    before = sorted(tmp_path.rglob("*"))
+    assert summary(read_question_archive(tmp_path / "cnn.tar")) == EXPECTED
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_archives_that_cannot_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "cnn.tgz"
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:gz") as archive:
+        archive.add(write_corpus(tmp_path / "cnn"), "cnn")
+    path.write_bytes(content.getvalue()[:-100])
+    with pytest.raises(ValueError, match=r"cnn\.tgz is damaged or no tar archive .* copy it again"):
+        read_question_archive(path)
+    path.write_text("no archive")
+    with pytest.raises(ValueError, match="is damaged or no tar archive"):
+        read_question_archive(path)
+    with tarfile.open(path, "w:gz") as archive:
+        archive.add(tmp_path / "cnn" / "training", "training")
+    with pytest.raises(ValueError, match=r"has no validation/\*\.question"):
+        read_question_archive(path)
+    bad = tmp_path / "cnn" / "test" / "d.question"
+    bad.write_text(text(answer="@entity9"))
+    with tarfile.open(path, "w") as archive:
+        archive.add(tmp_path / "cnn", "cnn")
+    with pytest.raises(ValueError, match=r"cnn/test/d\.question: the answer @entity9 is not in"):
+        read_question_archive(path)
+
+
+# JSON lines
+
+
+def row(**changed: Any) -> dict[str, Any]:
+    return {
+        "id": "q", "source": "here", "passage": " ".join(QUESTION.passage),
+        "query": " ".join(QUESTION.query), "answer": "@entity1", "entities": {"@entity1": "Ada"},
+    } | changed  # fmt: skip
+
+
+@pytest.mark.parametrize("ending", ["", ".xz", ".gz"])
+def test_json_lines(tmp_path: Path, ending: str) -> None:
+    opened: Any = {"": open, ".xz": lzma.open, ".gz": gzip.open}[ending]
+    for part in ("train", "valid", "test"):
+        with opened(tmp_path / f"mine_{part}.jsonl{ending}", "wt", encoding="utf-8") as file:
+            file.write(json.dumps(row(), ensure_ascii=False) + "\n" + json.dumps(row(id="r")))
+    paths = find_json_lines(tmp_path, "mine")
+    assert paths is not None
+    assert list(paths) == ["train", "val", "test"]
+    assert list(read_json_lines(paths["val"])) == [QUESTION, QUESTION._replace(name="r")]
+    assert find_json_lines(tmp_path, "yours") is None
+    (tmp_path / f"mine_test.jsonl{ending}").unlink()
+    with pytest.raises(FileNotFoundError, match="and lacks the file of test"):
+        find_json_lines(tmp_path, "mine")
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("", r"x\.jsonl is empty"),
+        ('{"id": ', r"x\.jsonl, line 1 is not JSON"),
+        ("[1]", "line 1 must be an object with the texts id, passage, query, answer"),
+        (json.dumps(row(passage=3)), "line 1 must be an object with the texts"),
+        (json.dumps(row(passage=" ")), "line 1: the passage is empty"),
+        (json.dumps(row()) + "\n" + json.dumps(row(query="a")), "line 2: the query has no @plac"),
+        (json.dumps(row(answer="@entity2")), "line 1: the answer @entity2 is not in the passage"),
+    ],
+)
+def test_bad_json_lines(tmp_path: Path, lines: str, message: str) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text(lines)
+    with pytest.raises(ValueError, match=message):
+        list(read_json_lines(path))
+
+
+def test_damaged_json_lines(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl.xz"
+    path.write_bytes(lzma.compress((json.dumps(row()) + "\n").encode() * 50)[:-20])
+    with pytest.raises(ValueError, match=r"x\.jsonl\.xz is truncated or damaged after line \d+"):
+        list(read_json_lines(path))
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(json.dumps(row()).encode() + b"\n\xff\n")
+    with pytest.raises(ValueError, match="is truncated or damaged"):
+        list(read_json_lines(path))

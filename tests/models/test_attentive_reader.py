@@ -1,0 +1,402 @@
+"""The attentive reader (Cooijmans et al. 2017, section 5.4; paper, section 6.2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from torch import Tensor
+
+from ln_zoo.data import SyntheticClozeQA
+from ln_zoo.models import AttentiveReader
+from ln_zoo.models.attentive_reader import Inputs
+from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm
+from ln_zoo.vocabulary import Vocabulary
+
+STRATEGIES = [LayerNorm(), RMSNorm(), WeightNorm(), Identity(), BatchNorm()]
+ENTITIES = [f"@entity{i}" for i in range(5)]
+WORDS = ["said", "@entity3", "@placeholder", "@entity0", "the", "@entity4", ".", "@entity1",
+         "cat", "@entity2", "sings"]  # fmt: skip
+#: Answers of the batch below, as words.
+ANSWERS = ("@entity1", "@entity4", "@entity0", "@entity2")
+EPS = 1e-5
+
+
+def named(norm: Norm) -> str:
+    return type(norm).__name__
+
+
+def small(**arguments: Any) -> AttentiveReader:
+    torch.manual_seed(0)
+    sizes = {"vocabulary": WORDS, "hidden_features": 6, "dropout": 0.0}
+    model = AttentiveReader(**sizes | arguments)
+    with torch.no_grad():
+        for p in model.parameters():
+            # What begins as zeros or ones takes part as well.
+            p += 0.3 * torch.randn_like(p)
+    return model.double()
+
+
+def make_batch(padding: int = 0) -> tuple[Inputs, Tensor]:
+    """Two passages of the greatest length; behind the ends there is anything but zeros."""
+    torch.manual_seed(1)
+    numbers = len(WORDS) + 2
+    inputs = Inputs(
+        torch.randint(2, numbers, (4, 9 + padding)),
+        torch.tensor([9, 4, 9, 6]),
+        torch.randint(2, numbers, (4, 5 + padding)),
+        torch.tensor([3, 5, 2, 5]),
+    )
+    return inputs, torch.tensor(Vocabulary(WORDS).numbers(ANSWERS))
+
+
+def widened(batch: tuple[Inputs, Tensor], token: int = 3) -> tuple[Inputs, Tensor]:
+    """The same batch with four more positions of padding, which hold a word."""
+    passage, passage_lengths, query, query_lengths = batch[0]
+    more = torch.full((len(passage), 4), token)
+    wide = Inputs(
+        torch.cat([passage, more], 1), passage_lengths, torch.cat([query, more], 1), query_lengths
+    )
+    return wide, batch[1]
+
+
+# The equations
+
+
+def normalised(a: Tensor, dim: int) -> Tensor:
+    variance = (a - a.mean(dim, keepdim=True)).square().mean(dim, keepdim=True)
+    return (a - a.mean(dim, keepdim=True)) / (variance + EPS).sqrt()
+
+
+def lstm(
+    model: AttentiveReader, name: str, x: Tensor, lengths: Tensor, norm: str, masked: bool
+) -> Tensor:
+    """The states (N, T, d), step by step; zeros behind the ends where statistics are masked."""
+    p = {key.removeprefix(f"{name}."): value.detach()
+         for key, value in model.state_dict().items() if key.startswith(name)}  # fmt: skip
+    cases, steps, size = x.shape
+    h = torch.zeros(cases, size, dtype=torch.float64)
+    if model.initial_states is not None:
+        h = h + model.initial_states[int(name == "query_reader")].detach()
+    c = torch.zeros_like(h)
+    out = torch.zeros(cases, steps, size, dtype=torch.float64)
+
+    def site(a: Tensor, role: str) -> Tensor:
+        if norm == "none":
+            return a
+        a = normalised(a, 1 if norm == "layer" else 0) * p[f"sites.l0.{role}.gain"]
+        return a + p[f"sites.l0.{role}.shift"] if role == "cell" else a
+
+    for t in range(steps):
+        rows = (lengths > t).nonzero().squeeze(1) if masked else torch.arange(cases)
+        if not len(rows):
+            break
+        sums = site(x[rows, t] @ p["weight_ih_l0"].T, "input")
+        sums = sums + site(h[rows] @ p["weight_hh_l0"].T, "recurrent")
+        i, f, g, o = (sums + p["bias_ih_l0"] + p["bias_hh_l0"]).chunk(4, 1)
+        c, h = c.clone(), h.clone()
+        c[rows] = f.sigmoid() * c[rows] + i.sigmoid() * g.tanh()
+        h[rows] = o.sigmoid() * site(c[rows], "cell").tanh()
+        out[rows, t] = h[rows]
+    return out
+
+
+def by_the_equations(
+    model: AttentiveReader, inputs: Inputs, norm: str, masked: bool, everywhere: bool
+) -> tuple[Tensor, Tensor]:
+    """Logits and attention, of plain numbers; batch norm by the statistics of the batch."""
+    p = {key: value.detach() for key, value in model.state_dict().items()}
+    embedding = p["embedding.weight"]
+    h = lstm(
+        model, "passage_reader", embedding[inputs.passage], inputs.passage_lengths, norm, masked
+    )
+    queries = lstm(
+        model, "query_reader", embedding[inputs.query], inputs.query_lengths, norm, masked
+    )
+    u = torch.stack([row[n - 1] for row, n in zip(queries, inputs.query_lengths, strict=True)])
+    lengths = inputs.passage_lengths.tolist()
+
+    def outside(name: str, a: Tensor, bias: bool = False) -> Tensor:
+        a = a @ p[f"{name}.weight"].T
+        if everywhere:
+            a = normalised(a, 0 if norm == "batch" else 1) * p[f"{name}.site.gain"]
+        return a + p[f"{name}.bias"] if bias else a
+
+    # The states of all passages one after another: batch norm pools over all of them.
+    if masked:
+        together = torch.cat([h[n, :length] for n, length in enumerate(lengths)])
+        w_h = outside("attend_states", together, bias=True).split(lengths)
+    else:
+        w_h = outside("attend_states", h.flatten(0, 1), bias=True).split(h.shape[1])
+    w_u = outside("attend_query", u)
+    m = p["similarity.weight"]
+    attention = torch.zeros(inputs.passage.shape, dtype=torch.float64)
+    readings, means = [], []
+    for n, length in enumerate(lengths):
+        scores = []
+        for t in range(length):
+            s = (m @ h[n, t]) @ (m @ u[n])
+            scores.append(p["attend_score.weight"][0] @ (w_h[n][t] + w_u[n] + s).tanh())
+        attention[n, :length] = torch.stack(scores).softmax(0)
+        readings.append(sum(attention[n, t] * h[n, t] for t in range(length)))
+        means.append(h[n, :length].mean(0))
+    g = outside("join_reading", torch.stack(readings), bias=True) + outside("join_query", u)
+    g = (g + outside("join_mean", torch.stack(means))).tanh()
+    return g @ p["output.weight"].T + p["output.bias"], attention
+
+
+@pytest.mark.parametrize("masked", [True, False], ids=["masked", "all"])
+@pytest.mark.parametrize("everywhere", [True, False], ids=["everywhere", "lstm"])
+@pytest.mark.parametrize("start", ["zeros", "learned"])
+@pytest.mark.parametrize(
+    ("norm", "kind"),
+    [(Identity(), "none"), (LayerNorm(), "layer"), (BatchNorm(), "batch")],
+    ids=["none", "layer", "batch"],
+)
+def test_outputs_are_those_of_the_equations(
+    norm: Norm, kind: str, start: Any, everywhere: bool, masked: bool
+) -> None:
+    model = small(
+        norm=norm,
+        everywhere=everywhere,
+        initial_state=start,
+        statistics="masked" if masked else "all",
+    )
+    inputs, _ = make_batch()
+    everywhere = everywhere and kind != "none"
+    logits, attention = by_the_equations(model, inputs, kind, masked, everywhere)
+    assert torch.allclose(model(inputs), logits, rtol=1e-10, atol=1e-10)
+    assert torch.allclose(model.attention(inputs), attention, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("norm", STRATEGIES, ids=named)
+@pytest.mark.parametrize("statistics", ["masked", "all"])
+def test_attention_is_a_distribution_over_the_passage(norm: Norm, statistics: Any) -> None:
+    model = small(norm=norm, statistics=statistics)
+    inputs, _ = make_batch(padding=2)
+    for mode in (model.train(), model.eval()):
+        attention = mode.attention(inputs)
+        assert torch.allclose(attention.sum(1), torch.ones(4).double(), atol=1e-12)
+        for row, length in zip(attention, inputs.passage_lengths, strict=True):
+            assert (row[:length] > 0).all()
+            assert (row[length:] == 0).all()
+
+
+@pytest.mark.parametrize("everywhere", [True, False], ids=["everywhere", "lstm"])
+@pytest.mark.parametrize("norm", STRATEGIES, ids=named)
+def test_padding_changes_nothing(norm: Norm, everywhere: bool) -> None:
+    batch = make_batch()
+    for training in (True, False):
+        model = small(norm=norm, everywhere=everywhere).train(training)
+        found, wide = model(batch[0]), model(widened(batch)[0])
+        assert torch.allclose(found, wide, rtol=1e-12, atol=1e-12)
+
+
+def test_padding_changes_what_statistics_of_all_positions_are() -> None:
+    batch = make_batch()
+    model = small(norm=BatchNorm(), everywhere=True, statistics="all").train()
+    assert (model(batch[0]) - model(widened(batch)[0])).abs().max() > 1e-3
+    # Not the running averages.
+    model.eval()
+    assert torch.allclose(model(batch[0]), model(widened(batch)[0]), rtol=1e-12, atol=1e-12)
+    layer = small(norm=LayerNorm(), everywhere=True, statistics="all")
+    assert torch.allclose(layer(batch[0]), layer(widened(batch)[0]), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("norm", STRATEGIES, ids=named)
+def test_renamed_entities_with_renamed_rows_give_the_same_scores(norm: Norm) -> None:
+    (inputs, answers), model = make_batch(), small(norm=norm)
+    numbers = torch.tensor(Vocabulary(WORDS).numbers(ENTITIES))
+    other = torch.arange(len(WORDS) + 2)
+    other[numbers] = numbers[torch.tensor([2, 0, 1, 4, 3])]
+    moved = inputs._replace(passage=other[inputs.passage], query=other[inputs.query])
+    before = model.per_case((inputs, answers))
+    assert not torch.allclose(model.per_case((moved, other[answers]))["nll"], before["nll"])
+    with torch.no_grad():
+        for table in (model.embedding.weight, model.output.weight, model.output.bias):
+            assert table is not None
+            table[other] = table.clone()
+    after = model.per_case((moved, other[answers]))
+    for name, values in before.items():
+        assert torch.allclose(after[name], values, rtol=1e-10), name
+
+
+def test_scores() -> None:
+    """Over all words, over entities, and over those of the passage."""
+    model = small(norm=Identity())
+    with torch.no_grad():
+        model.output.weight.zero_()
+    numbers = dict(zip(WORDS, Vocabulary(WORDS).numbers(WORDS), strict=True))
+    passage = [["@entity1", "sings", "@entity0"], ["the", "@entity0", "said"], ["the", "cat"]]
+    tokens = torch.zeros(3, 4, dtype=torch.int64)
+    for row, words in zip(tokens, passage, strict=True):
+        row[: len(words)] = torch.tensor([numbers[word] for word in words])
+    tokens[2, 3] = numbers["@entity4"]  # behind the end
+    query = torch.full((3, 1), numbers["@placeholder"])
+    inputs = Inputs(tokens, torch.tensor([3, 3, 2]), query, torch.ones(3, dtype=torch.int64))
+    answers = torch.tensor([numbers["@entity1"]] * 3)
+    for scores, wrong in (
+        ({"@entity1": 2.0}, [(0, 0, 0), (0, 0, 1), (0, 0, 1)]),
+        ({"@entity1": 2.0, "cat": 3.0}, [(1, 0, 0), (1, 0, 1), (1, 0, 1)]),
+        ({"@entity1": 2.0, "@entity4": 3.0}, [(1, 1, 0), (1, 1, 1), (1, 1, 1)]),
+        ({"@entity1": 2.0, "@entity0": 3.0}, [(1, 1, 1), (1, 1, 1), (1, 1, 1)]),
+    ):
+        with torch.no_grad():
+            assert model.output.bias is not None
+            model.output.bias.zero_()
+            for word, score in scores.items():
+                model.output.bias[numbers[word]] = score
+        found = model.per_case((inputs, answers))
+        names = ("error", "entity_error", "passage_error")
+        for row, expected in enumerate(wrong):
+            assert tuple(int(found[name][row]) for name in names) == expected, scores
+        probability = torch.tensor([*scores.values(), *[0.0] * (13 - len(scores))]).softmax(0)[0]
+        assert torch.allclose(found["nll"], -probability.double().log().expand(3), atol=1e-6)
+
+
+# Its size and its weights
+
+
+def count(**arguments: Any) -> int:
+    words = [*(f"w{i}" for i in range(65_300)), *(f"@entity{i}" for i in range(528))]
+    with torch.device("meta"):
+        model = AttentiveReader(words, **arguments)
+    assert model.vocabulary.size == 65_830
+    return sum(p.numel() for p in model.parameters())
+
+
+def test_number_of_parameters_at_the_papers_size() -> None:
+    """65,830 words, d = 240: 32.93 million; 2 x 960 more, as torch's LSTM has a second bias."""
+    table = 65_830 * 240
+    lstms, square = 2 * (2 * 4 * 240 * 240 + 960), 240 * 240
+    sources = 2 * table + 65_830 + lstms + 6 * square + 3 * 240
+    learned = 2 * 240
+    assert round((sources + learned) / 1e6, 2) == 32.93
+    second = 2 * 960
+    assert count(norm=Identity()) == sources + second
+    assert count(norm=Identity(), initial_state="learned") == sources + second + learned
+    # Gains of both terms (960 each), gain and shift of the cell, for each LSTM; the paper's shifts
+    # of both terms are the two biases.
+    assert count(norm=LayerNorm()) == sources + second + 2 * (4_320 - 1_920)
+    assert count(norm=BatchNorm()) == sources + second + 2 * 2_400
+    assert count(norm=BatchNorm(), everywhere=True) == sources + second + 2 * 2_400 + 1_200
+
+
+@pytest.mark.parametrize("norm", STRATEGIES, ids=named)
+def test_initial_weights(norm: Norm) -> None:
+    torch.manual_seed(0)
+    model = AttentiveReader(WORDS, 20, norm=norm, everywhere=True, initial_state="learned")
+    assert (model.initial_states == 0).all()
+    blocks = [model.similarity.weight, model.attend_states.weight]
+    for reader in (model.passage_reader, model.query_reader):
+        blocks += [*reader.weight_ih_l0.chunk(4), *reader.weight_hh_l0.chunk(4)]
+        assert (reader.bias_ih_l0 == 0).all()
+        assert (reader.bias_hh_l0 == 0).all()
+    assert len(blocks) == 18
+    for i, block in enumerate(blocks):
+        assert torch.allclose(block @ block.T, 0.05**2 * torch.eye(20), atol=1e-6)
+        assert not any(torch.allclose(block, other) for other in blocks[:i])
+    for layer in (model.attend_query, model.join_reading, model.join_query, model.join_mean):
+        bound = (6 / 41) ** 0.5
+        assert 0.9 * bound < layer.weight.abs().max() <= bound
+    bound = (6 / (len(WORDS) + 2 + 20 + 1)) ** 0.5
+    for weight in (model.embedding.weight, model.output.weight):
+        assert 0.9 * bound < weight.abs().max() <= bound
+    assert 0.5 * 20**-0.5 < model.attend_score.weight.abs().max() <= 20**-0.5
+    for bias in (model.attend_states.bias, model.join_reading.bias, model.output.bias):
+        assert bias is not None
+        assert (bias == 0).all()
+
+
+def test_tied_weights_as_in_the_sources_code() -> None:
+    torch.manual_seed(0)
+    model = AttentiveReader(WORDS, 6, tied_init=True)
+    blocks = [model.similarity.weight, model.attend_states.weight]
+    for reader in (model.passage_reader, model.query_reader):
+        blocks += [*reader.weight_ih_l0.chunk(4), *reader.weight_hh_l0.chunk(4)]
+    assert all(block.equal(blocks[0]) for block in blocks)
+    assert model.join_reading.weight.equal(model.join_mean.weight)
+    torch.manual_seed(1)
+    assert AttentiveReader(WORDS, 6, tied_init=True).output.weight.equal(model.output.weight)
+    assert not AttentiveReader(WORDS, 6).output.weight.equal(model.output.weight)
+
+
+def test_weight_norm_starts_as_the_drawn_weights() -> None:
+    inputs, _ = make_batch()
+    found = []
+    for norm in (Identity(), WeightNorm()):
+        torch.manual_seed(0)
+        found.append(AttentiveReader(WORDS, 6, 0.0, norm, everywhere=True)(inputs))
+    assert torch.allclose(*found, atol=1e-6)
+
+
+def test_dropout_is_for_training() -> None:
+    model, (inputs, _) = small(dropout=0.5), make_batch()
+    assert not torch.allclose(model.train()(inputs), model(inputs))
+    assert torch.allclose(model.eval()(inputs), model(inputs))
+    # Half of the numbers of embeddings, at each position by itself, the others doubled.
+    seen: list[Tensor] = []
+    model.train().passage_reader.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    model(inputs._replace(passage=torch.full_like(inputs.passage, 3)))
+    data = seen[0].data / model.embedding.weight[3]
+    assert set(data.detach().round(decimals=6).unique().tolist()) == {0.0, 2.0}
+    assert not data[0].equal(data[1])
+
+
+# Arguments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"hidden_features": 0}, "every size must be at least 1"),
+        ({"dropout": 1.0}, "dropout must lie from 0 to below 1, got 1.0"),
+        ({"statistics": "some"}, "statistics must be one of masked, all, got 'some'"),
+        ({"initial_state": "ones"}, "initial_state must be one of zeros, learned, got 'ones'"),
+        ({"lr": 0.0}, "lr must be positive"),
+        ({"vocabulary": ["a", "b"]}, "the vocabulary has no entity"),
+        ({"vocabulary": ["a", "a"]}, "the word 'a' occurs 2 times"),
+    ],
+)
+def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        AttentiveReader(**{"vocabulary": WORDS, "hidden_features": 4} | arguments)
+
+
+def test_default_strategy_and_vocabulary() -> None:
+    model = AttentiveReader(hidden_features=4)
+    assert model.hparams["norm"]["class_path"] == "ln_zoo.norms.LayerNorm"
+    assert model.hparams["vocabulary"][:2] == ["@placeholder", "@entity0"]
+    assert int(model.entities.sum()) == 100
+
+
+# Training
+
+
+def data(**arguments: Any) -> SyntheticClozeQA:
+    sizes = {"batch_size": 8, "train_size": 24, "val_size": 10, "test_size": 10}
+    return SyntheticClozeQA(**sizes | {"passage_sentences": 2, "num_entities": 4} | arguments)
+
+
+def trainer(**arguments: Any) -> Trainer:
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    return Trainer(
+        accelerator="cpu", enable_checkpointing=False, gradient_clip_val=10.0, **quiet | arguments
+    )
+
+
+@pytest.mark.parametrize("norm", [LayerNorm(), BatchNorm()], ids=named)
+def test_it_learns_a_small_corpus(norm: Norm) -> None:
+    torch.manual_seed(0)
+    questions = data(entities="file")
+    model = AttentiveReader(questions.vocabulary, 16, dropout=0.0, norm=norm, lr=0.02)
+    run = trainer(max_epochs=40, check_val_every_n_epoch=40)
+    run.fit(model, datamodule=questions)
+    names = {"nll", "error", "entity_error", "passage_error"}
+    logged = {name for name in run.callback_metrics if name.startswith("val_")}
+    batch = {f"val_batch_{name}" for name in names} if norm.mixes_cases else set()
+    assert logged == {f"val_{name}" for name in names} | batch
+    scores = [model.train().per_case(batch)["error"] for batch in questions.train_eval_dataloader()]
+    assert torch.cat(scores).mean() < 0.1
