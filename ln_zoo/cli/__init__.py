@@ -41,6 +41,9 @@ published models
 handwriting
   ln-zoo write "any text" --model handwriting.layernorm --out hello.svg
 
+sentence vectors
+  ln-zoo evaluate-sentences MODEL majority          MR, CR, SUBJ, MPQA, SICK, beside controls
+
 data
   ln-zoo data iam_ondb SRC DST                      convert the official IAM-OnDB, once
 
@@ -59,7 +62,16 @@ environment
 _TRAINER_COMMANDS = ("fit", "validate", "test", "predict")
 _ZOO_COMMANDS = ("list", "cards", "card", "publish")
 #: Each is the ``main`` of a file here.
-_COMMANDS = ("sweep", "reproduce", "compare", "analyze", "data", "write", "kernels")
+_COMMANDS = (
+    "sweep",
+    "reproduce",
+    "compare",
+    "analyze",
+    "data",
+    "write",
+    "evaluate-sentences",
+    "kernels",
+)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -93,7 +105,9 @@ def _run(command: str, argv: list[str]) -> int:
 
         return run(command, argv[1:])
     if command in _COMMANDS:
-        return int(importlib.import_module(f"ln_zoo.cli.{command}").main(argv[1:]))
+        return int(
+            importlib.import_module(f"ln_zoo.cli.{command.replace('-', '_')}").main(argv[1:])
+        )
     if command in _TRAINER_COMMANDS:
         from ln_zoo.cli import early
 

@@ -1,0 +1,403 @@
+"""``ln-zoo evaluate-sentences``: sentence vectors scored on MR, CR, SUBJ, MPQA and SICK."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import math
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ln_zoo.cli.checks import check_file, check_least
+from ln_zoo.cli.names import nearest
+from ln_zoo.zoo import trust
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ln_zoo.metrics.sentence_controls import WordVectors
+
+#: The columns of the paper's Table 3: metric, heading, digits.
+_COLUMNS = {
+    "sick_pearson": ("SICK r", 3),
+    "sick_spearman": ("SICK rho", 3),
+    "sick_mse": ("SICK MSE", 3),
+    "mr": ("MR", 1),
+    "cr": ("CR", 1),
+    "subj": ("SUBJ", 1),
+    "mpqa": ("MPQA", 1),
+}
+_CONTROLS = ("majority", "word-mean", "echo-state")
+_TASKS = "MR,CR,SUBJ,MPQA,SICK"
+#: Sources whose rows stand below: their tables, and what is not as here.
+_BESIDE = {
+    ("ba2016", "Table 3, section 6.3"): "paper, Table 3",
+    ("wieting2019", "Table 1"): "Wieting & Kiela 2019, Table 1, by SentEval",
+}
+#: Methods of Wieting and Kiela that are shown.
+_SHOWN = ("ST-LN", "random echo state network", "bag of embeddings")
+
+
+class Encoder(NamedTuple):
+    """What is scored: the name of its row, and an object with ``encode``."""
+
+    label: str
+    model: Any
+
+
+@dataclass(frozen=True)
+class Score:
+    """One number of one encoder, a row of the CSV file.
+
+    Attributes:
+        encoder: its label.
+        metric: such as ``mr``.
+        value: per cent, a correlation, or a mean squared error.
+        standard_error: of an accuracy binomial, of Pearson's r by Fisher's transformation; else
+            none.
+        items: sentences or test pairs that were scored.
+        unknown: share of the task's words that the encoder does not know; none without vocabulary.
+        protocol: ``fast`` or ``original``.
+        seconds: that encoding and scoring the task took.
+    """
+
+    encoder: str
+    metric: str
+    value: float
+    standard_error: float | None
+    items: int
+    unknown: float | None
+    protocol: str
+    seconds: float
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command; returns its exit code."""
+    arguments = _parser().parse_args(argv)
+    trust.import_own(arguments)
+    _evaluate(arguments)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="ln-zoo evaluate-sentences",
+        description="Scores sentence vectors on the five tasks of skip-thoughts, and prints them "
+        "above what papers report. Rows compare with one another where tasks and protocol are the "
+        "same; with the papers' they do not, whose encoders saw other text for much longer.",
+        epilog="Controls: majority; word-mean:SOURCE and echo-state[:SOURCE], the mean of the word "
+        "vectors of a model or a text file, and a random echo state network that reads them "
+        "(default: random ones); untrained:SOURCE, a model, or the model of a configuration of "
+        "`ln-zoo fit` (several with + between), with fresh weights.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "encoders",
+        nargs="+",
+        metavar="[LABEL=]ENCODER",
+        help="a published model's name, a card folder, a hub id, a .ckpt file, or a control",
+    )
+    parser.add_argument(
+        "--protocol",
+        choices=("fast", "original"),
+        default="fast",
+        help="fast: a penalty chosen by one part of each fold; original: the nested "
+        "cross-validation of the released skip-thoughts code, 910 regressions a task; default fast",
+    )
+    parser.add_argument("--tasks", default=_TASKS, help=f"with commas between; default {_TASKS}")
+    parser.add_argument(
+        "--data", metavar="FOLDER", help="of the tasks; default: $LN_ZOO_DATA/sentence_tasks"
+    )
+    parser.add_argument(
+        "--as_is",
+        action="store_true",
+        help="take what white space separates for words; else sentences are divided into words as "
+        "by the released code, which needs nltk",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of untrained weights and controls; default 0"
+    )
+    parser.add_argument(
+        "--features", type=int, default=2048, help="units of echo states; default 2048"
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="processes among which folds are dealt")
+    parser.add_argument("--out", metavar="FILE", help="the numbers as .csv or .json")
+    trust.add_import_option(parser)
+    return parser
+
+
+def _evaluate(arguments: argparse.Namespace) -> None:
+    check_least(arguments, jobs=1, features=2, seed=0)
+    out = Path(arguments.out) if arguments.out else None
+    if out is not None:
+        if out.suffix not in (".csv", ".json"):
+            raise ValueError(f"--out {out} must end in .csv or .json")
+        check_file(out)
+    given = [_labelled(text) for text in arguments.encoders]
+    for name, count in {label: sum(label == x for x, _ in given) for label, _ in given}.items():
+        if count > 1:
+            raise ValueError(f"{count} rows would be called {name!r}: give LABEL=ENCODER")
+    # Here, since it takes seconds to import torch.
+    from ln_zoo.callbacks.sentence_evaluation import check_tasks
+    from ln_zoo.data.sentence_tasks import read_task
+
+    names = check_tasks(arguments.tasks.split(","))
+    makers = [(label, _maker(text, arguments)) for label, text in given]
+    tasks = [read_task(name, arguments.data, not arguments.as_is) for name in names]
+    scores: list[Score] = []
+    for label, make in makers:
+        encoder = Encoder(label, make())
+        for task in tasks:
+            scores += _scores(encoder, task, arguments)
+            if out is not None:
+                _save(scores, out, arguments)
+    from rich.console import Console
+
+    Console(highlight=False, markup=False).print(table(scores))
+    if out is not None:
+        from ln_zoo.cli.outputs import relative
+
+        print(f"scores: {relative(out)}")
+
+
+def _labelled(text: str) -> tuple[str, str]:
+    label, equals, encoder = text.partition("=")
+    if not equals:
+        return text.removesuffix(".ckpt"), text
+    if not label or not encoder:
+        raise ValueError(f"expected ENCODER or LABEL=ENCODER, got {text!r}")
+    return label, encoder
+
+
+def _maker(text: str, arguments: argparse.Namespace) -> Callable[[], Any]:
+    """What makes an encoder; mistakes in its name are told at once."""
+    kind, _, source = text.partition(":")
+    seed = arguments.seed
+    if kind == "majority" and not source:
+        return _Majority
+    if kind == "word-mean":
+        if not source:
+            raise ValueError("word-mean needs word vectors: word-mean:MODEL or word-mean:FILE")
+        return lambda: _WordMean(source)
+    if kind == "echo-state":
+        return lambda: _EchoState(source, arguments.features, seed)
+    if kind == "untrained" and source:
+        return lambda: _untrained(source, seed)
+    if "." not in text and os.sep not in text and nearest(text, _CONTROLS):
+        raise ValueError(
+            f"no control {text!r}{nearest(text, _CONTROLS)} ({', '.join(_CONTROLS)}, untrained:...)"
+        )
+    return lambda: _model(text)
+
+
+def _model(weights: str) -> Any:
+    from ln_zoo.callbacks.sentence_evaluation import check_encodes
+    from ln_zoo.cli import stored
+
+    model = stored.load_model(weights)
+    check_encodes(model)
+    return model
+
+
+def _untrained(source: str, seed: int) -> Any:
+    """A model with weights as before the first update, drawn by the seed."""
+    import torch
+
+    from ln_zoo.callbacks.sentence_evaluation import check_encodes
+
+    paths = source.split("+")
+    if all(path.endswith((".yaml", ".yml")) for path in paths):
+        from ln_zoo.cli.lightning import ZooCLI
+
+        configs = [part for path in paths for part in ("--config", path)]
+        with tempfile.TemporaryDirectory() as folder:  # of a run that is not begun
+            options = ("--trainer.logger=false", f"--trainer.default_root_dir={folder}")
+            model = ZooCLI(["fit", *configs, f"--seed_everything={seed}", *options]).model
+        check_encodes(model)
+    else:
+        model = _model(source)
+    if not callable(getattr(model, "reset_parameters", None)):
+        raise ValueError(f"{source} is a {type(model).__name__}, which cannot draw weights anew")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model.reset_parameters()
+    return model.eval()
+
+
+class _Majority:
+    def encode(self, sentences: Sequence[str]) -> Any:
+        from ln_zoo.metrics.sentence_controls import majority
+
+        return majority(sentences)
+
+
+class _WordMean:
+    """The mean of the word vectors of a model or a file; its words are the vocabulary."""
+
+    def __init__(self, source: str) -> None:
+        from ln_zoo.metrics.sentence_controls import MeanOfWords
+
+        vectors, self.vocabulary = _word_vectors(source)
+        self.encode = MeanOfWords(vectors)
+
+
+class _EchoState:
+    """A random echo state network on word vectors: those of a model or a file, or random ones."""
+
+    def __init__(self, source: str, features: int, seed: int) -> None:
+        from ln_zoo.metrics.sentence_controls import EchoState, WordVectors
+
+        if source:
+            vectors, self.vocabulary = _word_vectors(source)
+        else:
+            vectors = WordVectors(seed=seed)
+        network = EchoState(vectors, features, seed=seed)
+        # Random vectors are of words in small letters, as those of our models are.
+        self.encode = network if source else lambda texts: network([t.lower() for t in texts])
+
+
+def _word_vectors(source: str) -> tuple[WordVectors, frozenset[str]]:
+    from ln_zoo.metrics.sentence_controls import WordVectors
+    from ln_zoo.vocabulary import read_word_vectors
+
+    if source.endswith((".txt", ".vec", ".gz")):
+        words, vectors = read_word_vectors(source)
+    else:
+        model = _model(source)
+        table = getattr(getattr(model, "embedding", None), "weight", None)
+        if table is None:
+            raise ValueError(f"{source} is a {type(model).__name__}, which has no word vectors")
+        words = list(model.vocabulary)
+        # The first two are of the end of a sentence and of unknown words.
+        vectors = table.detach().float().cpu().numpy()[-len(words) :]
+    return WordVectors(words, vectors), frozenset(words)
+
+
+def _scores(encoder: Encoder, task: Any, arguments: argparse.Namespace) -> list[Score]:
+    from ln_zoo.callbacks.sentence_evaluation import model_scores, unknown_share
+
+    begin = time.perf_counter()
+    found = model_scores(encoder.model, task, arguments.protocol, arguments.jobs)
+    seconds = time.perf_counter() - begin
+    unknown = unknown_share(encoder.model, task)
+    items = len(task.labels if hasattr(task, "labels") else task.test.scores)
+    told = ", ".join(f"{metric} {value:.4g}" for metric, value in found.items())
+    print(f"{encoder.label}: {told} ({seconds:.0f} s)", file=sys.stderr)
+    return [
+        Score(
+            encoder=encoder.label,
+            metric=metric,
+            value=value,
+            standard_error=standard_error(metric, value, items),
+            items=items,
+            unknown=unknown,
+            protocol=arguments.protocol,
+            seconds=seconds,
+        )
+        for metric, value in found.items()
+    ]
+
+
+def standard_error(metric: str, value: float, items: int) -> float | None:
+    """Of an accuracy in per cent or a Pearson correlation, from the number of items alone.
+
+    Example:
+        >>> round(standard_error("mr", 77.3, 10_662), 2)
+        0.41
+    """
+    if metric == "sick_pearson":
+        return (1 - value**2) / math.sqrt(items - 3)
+    if metric.startswith("sick"):
+        return None
+    share = value / 100
+    return 100 * math.sqrt(share * (1 - share) / items)
+
+
+def table(scores: Sequence[Score]) -> Table:
+    """Scores in the layout of the paper's Table 3, above its rows and those of Wieting and Kiela.
+
+    Args:
+        scores: of one or more encoders, by one protocol.
+    """
+    from rich import box
+    from rich.table import Table as RichTable
+
+    from ln_zoo.zoo.reported import reported
+
+    metrics = [metric for metric in _COLUMNS if any(s.metric == metric for s in scores)]
+    shown = RichTable(
+        box=box.SIMPLE,
+        pad_edge=False,
+        title=f"Sentence vectors, {scores[0].protocol} protocol",
+        caption="± one standard error by the number of items; reported rows are not comparable: "
+        "trained on BookCorpus, for much longer",
+    )
+    shown.add_column("encoder")
+    for metric in metrics:
+        shown.add_column(_COLUMNS[metric][0], justify="right")
+    rows: dict[str, dict[str, str]] = {}
+    for score in scores:
+        rows.setdefault(score.encoder, {})[score.metric] = _cell(score)
+    for label, cells in rows.items():
+        shown.add_row(label, *(cells.get(metric, "") for metric in metrics))
+    beside: dict[str, dict[str, str]] = {}
+    for number in reported(model="SkipThought"):
+        source = _BESIDE.get((number.source, number.place))
+        if source is None or (
+            number.source == "wieting2019" and not number.method.startswith(_SHOWN)
+        ):
+            continue
+        metric, value = number.metric, number.value
+        if metric == "sick_relatedness":  # the same correlation, in per cent
+            metric, value = "sick_pearson", value / 100
+        if metric in metrics:
+            cells = beside.setdefault(f"{number.method} ({source})", {})
+            cells[metric] = f"{value:.{_COLUMNS[metric][1]}f}"
+    if beside:
+        shown.add_section()
+    for label, cells in beside.items():
+        shown.add_row(label, *(cells.get(metric, "") for metric in metrics))
+    return shown
+
+
+def _cell(score: Score) -> str:
+    if math.isnan(score.value):
+        return "-"
+    digits = _COLUMNS[score.metric][1]
+    error = "" if score.standard_error is None else f" ± {score.standard_error:.{digits}f}"
+    return f"{score.value:.{digits}f}{error}"
+
+
+def _save(scores: Sequence[Score], out: Path, arguments: argparse.Namespace) -> None:
+    """Writes the scores so far; the file appears whole."""
+    rows = [_plain(asdict(score)) for score in scores]
+    if out.suffix == ".json":
+        content = {"protocol": arguments.protocol, "seed": arguments.seed, "scores": rows}
+        text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+    else:
+        lines = io.StringIO()
+        writer = csv.DictWriter(lines, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        text = lines.getvalue()
+    partial = out.with_name(f".{out.name}.tmp")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(out)
+
+
+def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers with the digits that mean something; what is not a number is none."""
+    return {
+        name: (None if math.isnan(value) else float(f"{value:.6g}"))
+        if isinstance(value, float)
+        else value
+        for name, value in row.items()
+    }

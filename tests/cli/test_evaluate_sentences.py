@@ -1,0 +1,164 @@
+"""``ln-zoo evaluate-sentences``: rows of models and controls, the file, mistakes."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from cli_support import CONFIGS
+from lightning.pytorch import Trainer
+
+from ln_zoo.callbacks.sentence_evaluation import model_scores
+from ln_zoo.cli import main
+from ln_zoo.data import SyntheticBooks
+from ln_zoo.data.sentence_tasks import read_task
+from ln_zoo.metrics import sentence_tasks
+from ln_zoo.models import MLPClassifier, SkipThought
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*items here"),
+    pytest.mark.filterwarnings("ignore:.*dataloader.*"),
+]
+
+
+def save(path: Path, model, data) -> Path:
+    trainer = Trainer(
+        max_steps=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, accelerator="cpu", limit_val_batches=0,
+    )  # fmt: skip
+    trainer.fit(model, datamodule=data)
+    trainer.save_checkpoint(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    data = SyntheticBooks(books=4, paragraphs=5, val_books=1, test_books=1)
+    torch.manual_seed(1)
+    model = SkipThought(data.vocabulary, hidden_features=8, embedding_features=4)
+    return save(tmp_path_factory.mktemp("trained") / "small.ckpt", model, data)
+
+
+@pytest.fixture(autouse=True)
+def tasks(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """CR and SICK in words of the synthetic books, in the current folder's ``tasks``."""
+    monkeypatch.setattr(sentence_tasks, "_EPOCHS", 2)
+    rng = np.random.default_rng(0)
+    folder = in_tmp / "tasks"
+    folder.mkdir()
+    things = ["boat", "bread", "tree", "Book", "coin"]
+
+    def sentence(deed: str) -> str:
+        return f"they {deed} the {rng.choice(things)} in the market qqq"
+
+    for ending, deed in (("pos", "praised"), ("neg", "burned")):
+        lines = [sentence(deed) for _ in range(60 if ending == "pos" else 70)]
+        (folder / f"custrev.{ending}").write_text("\n".join(lines))
+    for name in ("train", "trial", "test_annotated"):
+        rows = [
+            f"{i}\t{sentence('sold')}\t{sentence('stole')}\t{1 + i % 5}\tNEUTRAL" for i in range(20)
+        ]
+        header = "pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment"
+        (folder / f"SICK_{name}.txt").write_text("\n".join([header, *rows]))
+    return folder
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[int, str, str]:
+    options = ("--data", "tasks", "--as_is", "--tasks", "cr,SICK")
+    code = main(["evaluate-sentences", *map(str, argv), *options])
+    return code, *capsys.readouterr()
+
+
+def test_rows_of_a_model_and_of_controls(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    Path("vectors.txt").write_text("boat 1 2\nBook 0 1\n")
+    encoders = (
+        f"ours={checkpoint}",
+        f"fresh=untrained:{checkpoint}",
+        f"mean=word-mean:{checkpoint}",
+        "file=word-mean:vectors.txt",
+        "echo=echo-state",
+        "majority",
+    )
+    code, out, err = run(capsys, *encoders, "--features", "16", "--out", "scores.csv")
+    assert code == 0, err
+    rows = list(csv.DictReader(Path("scores.csv").read_text().splitlines()))
+    assert len(rows) == 6 * 4
+    found = {(row["encoder"], row["metric"]): row for row in rows}
+    model = SkipThought.load_from_checkpoint(checkpoint).eval()
+    task = read_task("CR", "tasks", split_words=False)
+    expected = model_scores(model, task, "fast")["cr"]
+    ours = found["ours", "cr"]
+    assert float(ours["value"]) == pytest.approx(expected, rel=1e-5)
+    share = expected / 100
+    error = 100 * (share * (1 - share) / 130) ** 0.5
+    assert float(ours["standard_error"] or 0) == pytest.approx(error, rel=1e-5)
+    assert (ours["items"], ours["protocol"]) == ("130", "fast")
+    # Capitals are read as small letters.
+    words = " ".join(task.sentences).lower().split()
+    unknown = np.mean([word not in model.vocabulary for word in words])
+    assert 0 < float(ours["unknown"]) == pytest.approx(unknown, rel=1e-5)
+    assert found["echo", "cr"]["unknown"] == ""
+    assert float(found["majority", "cr"]["value"]) == pytest.approx(100 * 70 / 130, rel=1e-5)
+    assert found["majority", "sick_pearson"]["value"] == ""
+    torch.manual_seed(0)
+    model.reset_parameters()
+    fresh = float(found["fresh", "cr"]["value"])
+    assert fresh == pytest.approx(model_scores(model, task, "fast")["cr"], rel=1e-5)
+    lines = [line.strip() for line in out.splitlines()]
+    (row,) = (line for line in lines if line.startswith("ours"))
+    assert row.split()[-3:] == [f"{expected:.1f}", "±", f"{error:.1f}"]
+    (paper,) = (line for line in lines if "one month (about 1.7 M iterations)" in line)
+    assert paper.split()[-4:] == ["0.858", "0.788", "0.270", "83.1"]
+    (echo,) = (line for line in lines if line.startswith("random echo state network, 4,096"))
+    assert echo.split()[-2:] == ["0.861", "80.3"]
+    assert "reported rows are not comparable" in out
+    assert lines[-1] == "scores: scores.csv"
+
+
+def test_an_untrained_model_of_a_configuration(capsys: pytest.CaptureFixture[str]) -> None:
+    configs = (CONFIGS / "skip_thought/quickstart.yaml", CONFIGS / "norms/none.yaml")
+    text = "+".join(map(str, configs))
+    code, _, err = run(capsys, f"GRU=untrained:{text}", "--out", "scores.json", "--seed", "3")
+    assert code == 0, err
+    content = json.loads(Path("scores.json").read_text())
+    assert (content["protocol"], content["seed"]) == ("fast", 3)
+    assert {row["encoder"] for row in content["scores"]} == {"GRU"}
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["majority", "--out", "x.txt"], "--out x.txt must end in .csv or .json"),
+        (["majority", "majority"], "2 rows would be called 'majority': give LABEL=ENCODER"),
+        (["word-mean"], "word-mean needs word vectors: word-mean:MODEL or word-mean:FILE"),
+        (["majoritty"], "no control 'majoritty'; did you mean 'majority'?"),
+        (["=majority"], "expected ENCODER or LABEL=ENCODER, got '=majority'"),
+        (["majority", "--jobs", "0"], "--jobs must be at least 1, got 0"),
+        (["missing.ckpt"], "missing.ckpt"),
+        (["word-mean:missing.txt"], "missing.txt"),
+    ],
+    ids=" ".join,
+)
+def test_mistakes(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, *argv)
+    assert code != 0
+    assert message in err
+    assert len(err.splitlines()) == 1
+
+
+def test_models_that_do_not_encode(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    from ln_zoo.data import Digits
+
+    digits = Digits(batch_size=20, train_size=40, val_size=20)
+    path = save(tmp_path / "digits.ckpt", MLPClassifier(64, [4]), digits)
+    code, _, err = run(capsys, path)
+    assert code != 0
+    assert "need a model with encode(sentences), which MLPClassifier has not" in err
