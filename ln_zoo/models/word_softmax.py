@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.nn import init
 
@@ -14,6 +15,8 @@ SoftmaxName = Literal["full", "adaptive", "sampled"]
 
 #: Largest size of a weight at the start, as in the released skip-thoughts code.
 _SCALE = 0.1
+#: Logits of a block of tokens, on other devices and on a CPU, where they should stay in its cache.
+_BLOCK = (2**27, 2**22)
 
 
 class FullSoftmax(nn.Module):
@@ -49,7 +52,10 @@ class FullSoftmax(nn.Module):
             states: (M, D).
             targets: numbers of words, int64 (M,).
         """
-        return F.cross_entropy(self._logits(states), targets, reduction="sum")
+        if torch.is_autocast_enabled(states.device.type):
+            return F.cross_entropy(self._logits(states), targets, reduction="sum")
+        loss: Tensor = _SummedNLL.apply(states, self.weight, self.bias, targets)
+        return loss
 
     def nll(self, states: Tensor, targets: Tensor) -> Tensor:
         """Minus the log likelihood of each token, in nats, (M,); arguments as `loss`."""
@@ -57,6 +63,45 @@ class FullSoftmax(nn.Module):
 
     def _logits(self, states: Tensor) -> Tensor:
         return F.linear(states, self.weight, self.bias)
+
+
+class _SummedNLL(torch.autograd.Function):
+    """Minus the log likelihood of a linear softmax, a block of tokens at a time.
+
+    The logits of all tokens would fill memory that each step takes anew: 70 MB for 1,800 tokens and
+    10,000 words, three times. Of a block they stay in the cache, and gradients are made at once.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
+        learns = any(ctx.needs_input_grad)
+        gradients = (
+            [torch.empty_like(states), torch.zeros_like(weight), torch.zeros_like(bias)]
+            if learns
+            else []
+        )
+        total = states.new_zeros(())
+        block = max(1, _BLOCK[states.device.type == "cpu"] // len(weight))
+        for begin in range(0, len(states), block):
+            rows = slice(begin, begin + block)
+            h, places = states[rows], targets[rows].unsqueeze(1)
+            logits = torch.addmm(bias, h, weight.t())
+            peaks, said = logits.amax(1), logits.gather(1, places).squeeze(1)
+            shares = torch.softmax(logits, 1, out=logits)
+            # The likeliest word's share never rounds to 0.
+            total += (peaks - shares.amax(1).log() - said).sum()
+            if learns:
+                shares.scatter_add_(1, places, shares.new_full((), -1.0).expand_as(places))
+                torch.mm(shares, weight, out=gradients[0][rows])
+                gradients[1].addmm_(shares.t(), h)
+                gradients[2] += shares.sum(0)
+        ctx.save_for_backward(*gradients)
+        return total
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return (*(a * grad for a in ctx.saved_tensors), None)
 
 
 class SampledSoftmax(FullSoftmax):

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import copy
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from accuracy import assert_as_accurate, error, generic_loop, moved
+from accuracy import DOUBLE, assert_as_accurate, error, generic_loop, moved
 from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from ln_zoo.callbacks.whole_set import score
-from ln_zoo.models import SkipThought
+from ln_zoo.data import SyntheticBooks
+from ln_zoo.models import SkipThought, word_softmax
 from ln_zoo.models.legacy_adam import LegacyAdam
 from ln_zoo.models.word_softmax import AdaptiveSoftmax, FullSoftmax, SampledSoftmax
 from ln_zoo.norms import Identity, LayerNorm, Norm
@@ -235,6 +238,22 @@ def test_encoding_leaves_the_mode_and_refuses_what_is_no_sentence() -> None:
 # Softmax
 
 
+def test_loss_in_blocks_is_that_of_all_tokens_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(word_softmax, "_BLOCK", (60, 60))  # two tokens of 30 words, and one left
+    torch.manual_seed(0)
+    softmax = FullSoftmax(6, 30).double()
+    states = torch.randn(5, 6, dtype=torch.float64, requires_grad=True)
+    states.data[3] *= 3000  # a token that is next to impossible
+    targets = torch.tensor([0, 29, 3, 3, 7])
+    inputs = [states, *softmax.parameters()]
+    found, exact = 2 * softmax.loss(states, targets), 2 * softmax.nll(states, targets).sum()
+    assert exact > 200
+    assert error(found, exact) < DOUBLE
+    gradients = (torch.autograd.grad(loss, inputs) for loss in (found, exact))
+    for one, two in zip(*gradients, strict=True):
+        assert error(one, two) < DOUBLE
+
+
 def test_adaptive_softmax_is_a_distribution() -> None:
     torch.manual_seed(0)
     softmax = AdaptiveSoftmax(8, 30, [5, 15])
@@ -282,6 +301,21 @@ class Triples(LightningDataModule):
 
     def train_eval_dataloader(self, cases: int) -> DataLoader:
         return self.train_dataloader()
+
+
+def test_a_resumed_run_is_one_that_was_never_interrupted(tmp_path: Path) -> None:
+    def train(**arguments: Any) -> dict[str, Tensor]:
+        data = SyntheticBooks(books=5, paragraphs=3, batch_size=4)
+        model = small(vocabulary=data.vocabulary, softmax="sampled", adam_bias_correction="legacy")
+        kept = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=3, save_top_k=-1)
+        quiet = QUIET | {"enable_checkpointing": True, "callbacks": [kept]}
+        trainer = Trainer(max_steps=8, gradient_clip_val=5.0, **quiet)  # type: ignore[arg-type]
+        trainer.fit(model, data, weights_only=True, **arguments)
+        return model.state_dict()
+
+    whole = train()
+    resumed = train(ckpt_path=tmp_path / "step=3.ckpt")
+    assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
 
 
 QUIET = {
