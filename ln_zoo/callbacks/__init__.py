@@ -11,6 +11,7 @@ from ln_zoo.callbacks.kept_curves import KeptCurves
 from ln_zoo.callbacks.last_checkpoint import LastCheckpoint
 from ln_zoo.callbacks.population_statistics import PopulationStatistics
 from ln_zoo.callbacks.predictions import PredictionWriter
+from ln_zoo.callbacks.retrieval_pictures import RetrievalPictures
 from ln_zoo.callbacks.sentence_evaluation import SentenceEvaluation
 from ln_zoo.callbacks.step_evaluation import StepEvaluation
 from ln_zoo.callbacks.weight_geometry import WeightGeometry
@@ -29,6 +30,7 @@ __all__ = [
     "NonFiniteLossError",
     "PopulationStatistics",
     "PredictionWriter",
+    "RetrievalPictures",
     "SentenceEvaluation",
     "StepEvaluation",
     "WeightGeometry",

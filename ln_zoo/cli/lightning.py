@@ -27,6 +27,7 @@ from ln_zoo.callbacks import (
     KeptCurves,
     LastCheckpoint,
     PredictionWriter,
+    RetrievalPictures,
 )
 from ln_zoo.callbacks.last_checkpoint import Interrupted
 from ln_zoo.checkpoints import write_atomically
@@ -388,7 +389,7 @@ class ZooCLI(LightningCLI):
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, PredictionWriter) and callback.written:
                 print(f"predictions: {outputs.relative(callback.written)}")
-            elif isinstance(callback, DRAWPictures) and callback.written:
+            elif isinstance(callback, DRAWPictures | RetrievalPictures) and callback.written:
                 names = ", ".join(picture.name for picture in callback.written)
                 print(f"pictures: {outputs.relative(callback.written[0].parent)}: {names}")
 
@@ -424,6 +425,7 @@ def _check_fit(model: LightningModule, data: LightningDataModule) -> None:
 _BATCHES = {
     "labelled images": "images (N, C, H, W) with labels (N,)",
     "images": "images (N, C, H, W)",
+    "captioned images": "features of images (N, I) with captions",
     "handwriting": "handwriting: offsets of the pen (T, N, 3) with texts",
     "sentence triples": "sentences with the next and the previous one: (tokens (B, T), lengths) of "
     "each",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_support import CONFIGS, load, run, same, script, write_idx
+from cli_support import CONFIGS, run, same, write_idx
 from lightning.pytorch import Callback, LightningDataModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
@@ -156,40 +156,11 @@ SMALL = (*DATA, *BATCHES, *QUIET, "--model.hidden_features=[8]", "--trainer.acce
 WEIGHT_NORM = ("--config", CONFIGS / "mlp/paper.yaml", "--config", CONFIGS / "norms/weight.yaml")
 INIT = "--trainer.callbacks+=DataDependentInit"
 
-#: A user's callback, which keeps what each process starts from.
-WITNESS = """
-import torch
-from lightning.pytorch import Callback
-
-class Witness(Callback):
-    def setup(self, trainer, pl_module, stage):
-        if stage == "fit":
-            path = f"start-{trainer.world_size}-{trainer.global_rank}.pt"
-            torch.save(pl_module.state_dict(), path)
-"""
-
 
 @pytest.fixture
 def here(in_tmp: Path) -> Path:
     write_idx(in_tmp / "mnist")
-    (in_tmp / "witness.py").write_text(WITNESS)
     return in_tmp
-
-
-def test_two_processes_start_from_the_values_of_one(here: Path) -> None:
-    command = ["fit", *WEIGHT_NORM, *SMALL, INIT, "--trainer.callbacks+=witness.Witness"]
-    one = run(*command, "--trainer.devices=1")
-    assert one.code == 0, one.err
-    two = script(here, *command, "--trainer.devices=2", "--trainer.strategy=ddp")
-    assert two.code == 0, two.err
-    for done in (one, two):
-        assert (done.out + done.err).count("data-dependent initialisation of network.1") == 1
-    alone, *shared = (load(here / f"start-{name}.pt") for name in ("1-0", "2-0", "2-1"))
-    assert alone.keys() == shared[0].keys()
-    for state in shared:
-        assert same(dict(state), dict(alone))
-    weight = alone["network.1.weight"]
-    assert not torch.isclose(alone["network.1.site.scale"], weight.norm(dim=1)).any()
 
 
 def test_errors_are_one_line(here: Path) -> None:

@@ -7,6 +7,7 @@ import functools
 import gzip
 import json
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -140,6 +141,51 @@ def python(folder: Path, code: str, timeout: float = 300) -> Done:
     """Runs code in a process of its own, in a folder; ``main`` is imported already."""
     done = subprocess.run(
         [sys.executable, "-c", f"from ln_zoo.cli import main\n{code}"],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def forks(
+    folder: Path, *commands: tuple[Path, list[str]], timeout: float = 300
+) -> tuple[list[int], str]:
+    """Runs commands in folders, one after another, each in a process of its own.
+
+    The processes are forked from one that has imported everything and computed nothing.
+
+    Returns:
+        The exit code of each, minus the number of the signal that ended it; all that they wrote.
+    """
+    listed = [(str(where), command) for where, command in commands]
+    code = f"""
+import os, sys
+import ln_zoo.cli.lightning
+for where, argv in {listed!r}:
+    if (child := os.fork()) == 0:
+        os.chdir(where)
+        sys.exit(main(argv))
+    print("exit code", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+    done = python(folder, code, timeout)
+    assert done.code == 0, done.err
+    codes = re.findall(r"^exit code (-?\d+)$", done.out, re.MULTILINE)
+    return [int(found) for found in codes], done.out + done.err
+
+
+def together(folder: Path, *commands: list[str], timeout: float = 300) -> Done:
+    """Runs commands for two processes, one after another, in the same two processes."""
+    listed = [[str(argument) for argument in command] for command in commands]
+    (folder / "together.py").write_text(
+        "import sys\n"
+        "from ln_zoo.cli import main\n"
+        f"sys.exit(max(main(command) for command in {listed!r}))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "together.py"],
         cwd=folder,
         env=environment(),
         capture_output=True,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_support import Done, load, run, script, write_idx
+from cli_support import Done, load, run, same, script, together, write_idx
 
 from ln_zoo.data import MNIST
 from ln_zoo.models import MLPClassifier
@@ -23,22 +23,69 @@ QUIET = ("--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=
 TIMEOUT = 300
 
 
+#: Of five images in batches of two the last is alone, and has no statistics.
+FEW = ("--data=MNIST", "--data.root=mnist", "--data.train_size=40", "--data.val_size=5")
+FIT = [
+    "fit", "--model=MLPClassifier", "--model.hidden_features=[8]", "--model.norm=BatchNorm",
+    *DATA, *QUIET, "--trainer.max_epochs=2", "--trainer.limit_val_batches=0",
+    "--trainer.callbacks+=EpochEvaluation", "--trainer.callbacks+=StepEvaluation",
+    "--trainer.callbacks.every_n_steps=5", "--trainer.callbacks.cases=11",
+    "--trainer.log_every_n_steps=1", "--test_after_fit=true",
+]  # fmt: skip
+LAST = "two/fit/MLPClassifier-BatchNorm/version_0/checkpoints/last.ckpt"
+AVERAGE = ("--trainer.callbacks=PopulationStatistics", "--trainer.callbacks.method=average")
+#: What two processes do, and one, by the folder of the runs.
+COMMANDS = {
+    "half": ["test", "--ckpt_path", LAST, *DATA, *QUIET, "--trainer.precision=bf16-mixed"],
+    "predicted": ["predict", "--ckpt_path", LAST, *DATA, *QUIET],
+    "validated": ["validate", "--ckpt_path", LAST, *FEW, "--data.eval_batch_size=2", *QUIET],
+    "population": ["test", "--ckpt_path", LAST, *DATA, *QUIET, *AVERAGE],
+    "across": [
+        "fit", "--model=ConvClassifier", "--model.channels=[[2], [3]]", "--model.hidden_features=4",
+        "--model.norm", "BatchNorm", "--model.norm.across_processes", "true",
+        "--model.optimizer=sgd", "--model.lr=0.01", *DATA, *QUIET, "--trainer.max_epochs=1",
+        "--trainer.limit_val_batches=0",
+    ],
+    "from_data": [
+        "fit", "--model=MLPClassifier", "--model.hidden_features=[8]", "--model.norm=WeightNorm",
+        *DATA, *QUIET, "--trainer.max_epochs=1", "--trainer.limit_val_batches=0",
+        "--trainer.callbacks+=DataDependentInit", "--trainer.callbacks.batch_size=20",
+        "--trainer.callbacks+=witness.Witness",
+    ],
+}  # fmt: skip
+#: A user's callback that keeps the weights that each process starts with.
+WITNESS = """
+import torch
+from lightning.pytorch import Callback
+
+class Witness(Callback):
+    def setup(self, trainer, pl_module, stage):
+        if stage == "fit":
+            path = f"start-{trainer.world_size}-{trainer.global_rank}.pt"
+            torch.save(pl_module.state_dict(), path)
+"""
+
+
+def to(folder: str) -> str:
+    return f"--trainer.logger.save_dir={folder}"
+
+
 @pytest.fixture(scope="module")
 def fitted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Done]:
-    """A folder where two processes trained a batch-normalised model and tested it.
+    """A folder where two processes trained a batch-normalised model, tested it, and went on.
 
-    Without validation: that would give the processes one set of running statistics.
+    They did all of `COMMANDS`, without being started anew for each. Without validation in training:
+    that would give the processes one set of running statistics.
     """
     folder = tmp_path_factory.mktemp("ddp")
     write_idx(folder / "mnist")
-    done = script(
-        folder, "fit", "--model=MLPClassifier", "--model.hidden_features=[8]",
-        "--model.norm=BatchNorm", *DATA, *QUIET, *TWO, "--trainer.max_epochs=2",
-        "--trainer.limit_val_batches=0", "--trainer.callbacks+=EpochEvaluation",
-        "--trainer.callbacks+=StepEvaluation", "--trainer.callbacks.every_n_steps=5",
-        "--trainer.callbacks.cases=11", "--trainer.log_every_n_steps=1", "--test_after_fit=true",
+    (folder / "witness.py").write_text(WITNESS)
+    commands = {"fit": FIT} | COMMANDS
+    done = together(
+        folder,
+        *([*command, *TWO, to(f"two/{name}")] for name, command in commands.items()),
         timeout=TIMEOUT,
-    )  # fmt: skip
+    )
     assert done.code == 0, done.err
     return folder, done
 
@@ -49,34 +96,39 @@ def in_fitted(fitted: tuple[Path, Done], monkeypatch: pytest.MonkeyPatch) -> Pat
     return fitted[0]
 
 
-def run_folder(folder: Path, version: int) -> Path:
-    return folder / f"runs/MLPClassifier-BatchNorm/version_{version}"
-
-
 def results(folder: Path) -> dict:
     return json.loads((folder / "test_results.json").read_text())
 
 
-def newest(folder: Path) -> Path:
-    runs = folder.glob("runs/MLPClassifier-BatchNorm/version_*")
-    return max(runs, key=lambda path: int(path.name.rpartition("_")[2]))
+def of(processes: str, name: str) -> Path:
+    """The folder of the run of one of `COMMANDS` by one or two processes."""
+    (found,) = Path(processes, name).glob("*/version_0")
+    return found
+
+
+def by_one(name: str, *more: str) -> Path:
+    """Does one of `COMMANDS` in one process; the folder of its run."""
+    done = run(*COMMANDS[name], *ONE, to(f"one/{name}"), *more)
+    assert done.code == 0, done.err
+    return of("one", name)
 
 
 def test_fit_and_test_equal_one_process(fitted: tuple[Path, Done], in_fitted: Path) -> None:
-    first = run_folder(in_fitted, 0)
-    two = results(first)
+    two = results(of("two", "fit"))
     assert (two["processes"], two["steps"], two["epochs"]) == (2, 10, 2)
-    assert fitted[1].out.count("measured") == 1  # one table, not one for each process
-    done = run("test", "--ckpt_path", first / "checkpoints/last.ckpt", *DATA, *QUIET, *ONE)
+    scored = ("fit", "half", "validated", "population")
+    assert fitted[1].out.count("measured") == len(scored)  # one table, not one for each process
+    done = run("test", "--ckpt_path", LAST, *DATA, *QUIET, *ONE)
     assert done.code == 0, done.err
-    one = results(newest(in_fitted))
+    (folder,) = Path("runs").glob("*/version_0")
+    one = results(folder)
     assert one["processes"] == 1
     assert one["metrics"] == two["metrics"]
     assert one["checkpoint_sha256"] == two["checkpoint_sha256"]
 
 
 def test_epoch_evaluation_equals_one_process(in_fitted: Path) -> None:
-    first = run_folder(in_fitted, 0)
+    first = of("two", "fit")
     with (first / "metrics.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["epoch_train_nll"]]
     assert len(rows) == 2
@@ -106,7 +158,7 @@ def test_epoch_evaluation_equals_one_process(in_fitted: Path) -> None:
 
 
 def test_step_evaluation_equals_one_process(in_fitted: Path) -> None:
-    first = run_folder(in_fitted, 0)
+    first = of("two", "fit")
     with (first / "metrics.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["step_train_nll"]]
     assert [int(row["step"]) for row in rows] == [0, 5, 10]
@@ -123,21 +175,16 @@ def test_step_evaluation_equals_one_process(in_fitted: Path) -> None:
 
 
 def test_random_states_of_both_processes_are_kept(in_fitted: Path) -> None:
-    checkpoint = load(run_folder(in_fitted, 0) / "checkpoints/last.ckpt")
+    checkpoint = load(Path(LAST))
     assert checkpoint["rng_state"].shape == (2, len(torch.get_rng_state()))
 
 
 def test_half_precision_equals_one_process(in_fitted: Path) -> None:
-    last = run_folder(in_fitted, 0) / "checkpoints/last.ckpt"
-    command = ["test", "--ckpt_path", last, *DATA, *QUIET, "--trainer.precision=bf16-mixed"]
-    assert script(in_fitted, *command, *TWO, timeout=TIMEOUT).code == 0
-    two = results(newest(in_fitted))
-    assert run(*command, *ONE).code == 0
-    one = results(newest(in_fitted))
+    two, one = results(of("two", "half")), results(by_one("half"))
     assert (two["processes"], two["precision"]) == (2, "bf16-mixed")
     assert (one["processes"], one["precision"]) == (1, "bf16-mixed")
     assert one["metrics"] == two["metrics"]
-    full = results(run_folder(in_fitted, 0))["metrics"]["nll"]
+    full = results(of("two", "fit"))["metrics"]["nll"]
     assert one["metrics"]["nll"] != full
     assert one["metrics"]["nll"] == pytest.approx(full, rel=0.05)
 
@@ -146,10 +193,10 @@ def test_fit_in_half_precision(in_fitted: Path) -> None:
     done = run(
         "fit", "--model=MLPClassifier", "--model.hidden_features=[8]", "--model.norm=BatchNorm",
         *DATA, *QUIET, *ONE, "--trainer.max_epochs=1", "--trainer.precision=bf16-mixed",
-        "--trainer.callbacks+=EpochEvaluation", "--test_after_fit=true",
+        "--trainer.callbacks+=EpochEvaluation", "--test_after_fit=true", to("one/fit"),
     )  # fmt: skip
     assert done.code == 0, done.err
-    folder = newest(in_fitted)
+    folder = of("one", "fit")
     state = load(folder / "checkpoints/last.ckpt")["state_dict"]
     assert all(torch.isfinite(v).all() for v in state.values())
     assert state["network.1.weight"].dtype == torch.float32
@@ -161,14 +208,9 @@ def test_fit_in_half_precision(in_fitted: Path) -> None:
 
 
 def test_predictions_of_two_processes_are_those_of_one(in_fitted: Path) -> None:
-    last = run_folder(in_fitted, 0) / "checkpoints/last.ckpt"
-    command = ["predict", "--ckpt_path", last, *DATA, *QUIET]
-    done = script(in_fitted, *command, *TWO, timeout=TIMEOUT)
-    assert done.code == 0, done.err
-    shares = sorted(newest(in_fitted).glob("predictions*"))
+    shares = sorted(of("two", "predicted").glob("predictions*"))
     assert [path.name for path in shares] == ["predictions-0.jsonl", "predictions-1.jsonl"]
-    assert run(*command, *ONE).code == 0
-    (whole,) = newest(in_fitted).glob("predictions*")
+    (whole,) = by_one("predicted").glob("predictions*")
 
     def cases(*paths: Path) -> list[dict]:
         lines = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
@@ -210,14 +252,7 @@ def test_a_bad_loss_in_one_process_stops_both(fitted: tuple[Path, Done], in_fitt
 
 
 def test_validation_with_batch_statistics_equals_one_process(in_fitted: Path) -> None:
-    """Of five images in batches of two the last is alone, and has no statistics."""
-    last = run_folder(in_fitted, 0) / "checkpoints/last.ckpt"
-    data = ("--data=MNIST", "--data.root=mnist", "--data.train_size=40", "--data.val_size=5")
-    command = ["validate", "--ckpt_path", last, *data, "--data.eval_batch_size=2", *QUIET]
-    assert script(in_fitted, *command, *TWO, timeout=TIMEOUT).code == 0
-    two = validated(newest(in_fitted))
-    assert run(*command, *ONE).code == 0
-    one = validated(newest(in_fitted))
+    two, one = validated(of("two", "validated")), validated(by_one("validated"))
     assert set(one) == {"val_nll", "val_error", "val_batch_nll", "val_batch_error"}
     assert two == pytest.approx(one, rel=1e-6)
     assert one["val_batch_nll"] != pytest.approx(one["val_nll"], rel=1e-3)
@@ -231,20 +266,49 @@ def validated(folder: Path) -> dict[str, float]:
 
 def test_statistics_across_processes_are_those_of_one(in_fitted: Path) -> None:
     """Two processes with batches of 4 train as one with batches of 8, of the same images."""
-    command = [
-        "fit", "--model=ConvClassifier", "--model.channels=[[2], [3]]", "--model.hidden_features=4",
-        "--model.norm", "BatchNorm", "--model.norm.across_processes", "true",
-        "--model.optimizer=sgd", "--model.lr=0.01", *DATA, *QUIET, "--trainer.max_epochs=1",
-        "--trainer.limit_val_batches=0", "--trainer.logger.save_dir=across",
-    ]  # fmt: skip
-    done = script(in_fitted, *command, *TWO, timeout=TIMEOUT)
-    assert done.code == 0, done.err
-    done = run(*command, *ONE, "--data.batch_size=8")
-    assert done.code == 0, done.err
-    folder = in_fitted / "across/ConvClassifier-BatchNorm"
-    two, one = (load(folder / f"version_{n}/checkpoints/last.ckpt") for n in (0, 1))
+    folders = of("two", "across"), by_one("across", "--data.batch_size=8")
+    two, one = (load(folder / "checkpoints/last.ckpt") for folder in folders)
     assert (two["global_step"], one["global_step"]) == (5, 5)
     assert two["hyper_parameters"]["norm"]["init_args"]["across_processes"] is True
     assert two["state_dict"].keys() == one["state_dict"].keys()
     for name, value in one["state_dict"].items():
         torch.testing.assert_close(two["state_dict"][name], value, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_population_statistics_of_two_processes_are_those_of_one(
+    fitted: tuple[Path, Done], in_fitted: Path
+) -> None:
+    folders = of("two", "population"), by_one("population")
+    two, one = map(results, folders)
+    written = folders[0] / "population.ckpt"
+    told = f"population statistics (average) of 41 cases in batches of 5: {written}"
+    assert fitted[1].err.count(told) == 1
+    for found in (one, two):
+        facts = {"method": "average", "batch_size": 5, "cases": 41}
+        assert found["population_statistics"] == facts
+        assert found["data"]["eval_batch_size"] == 5
+    assert two["checkpoint"] == "population.ckpt"
+    for name, value in one["metrics"].items():
+        assert two["metrics"][name] == pytest.approx(value, rel=1e-6)
+    states = [load(folder / "population.ckpt")["state_dict"] for folder in folders]
+    for name, value in states[1].items():
+        # Sums of float64 in another order: a bit of float32 at most.
+        torch.testing.assert_close(states[0][name], value, rtol=3e-7, atol=1e-8)
+    done = run("test", "--ckpt_path", written, *DATA, *QUIET, *ONE, to("again"))
+    assert done.code == 0, done.err
+    assert results(of("again", ""))["metrics"] == two["metrics"]
+
+
+def test_data_dependent_initialisation_starts_two_processes_alike(
+    fitted: tuple[Path, Done], in_fitted: Path
+) -> None:
+    done = run(*COMMANDS["from_data"], *ONE, to("one/from_data"))
+    assert done.code == 0, done.err
+    for each in (done, fitted[1]):
+        assert (each.out + each.err).count("data-dependent initialisation of network.1") == 1
+    alone, *shared = (load(Path(f"start-{name}.pt")) for name in ("1-0", "2-0", "2-1"))
+    assert alone.keys() == shared[0].keys()
+    for state in shared:
+        assert same(dict(state), dict(alone))
+    weight = alone["network.1.weight"]
+    assert not torch.isclose(alone["network.1.site.scale"], weight.norm(dim=1)).any()

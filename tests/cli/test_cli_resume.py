@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from cli_support import QUIET, SMALL, load, python, same, script
+from cli_support import QUIET, SMALL, forks, load, same
 
 #: A user's file beside the runs: it kills its process without warning, as a machine that fails.
 KILLER = """
@@ -42,14 +42,14 @@ def test_killed_and_resumed_equals_uninterrupted(here: Path) -> None:
         folder.mkdir()
         (folder / "killer.py").write_text(KILLER)
         (folder / "steps.yaml").write_text(STEPS)
+    kill = ["--trainer.callbacks+=killer.Killer", "--trainer.callbacks.step=17"]
     commands = [["fit", *COMMON, *kind] for kind in (WITHIN, AT_END)]
-    done = python(whole, f"for c in {commands}: assert main(c) == 0")
-    assert done.code == 0, done.err
-
-    for command in commands:
-        kill = ["--trainer.callbacks+=killer.Killer", "--trainer.callbacks.step=17"]
-        done = script(broken, *command, *kill)
-        assert done.code == -signal.SIGKILL, done.err
+    codes, told = forks(
+        here,
+        *((whole, command) for command in commands),
+        *((broken, [*command, *kill]) for command in commands),
+    )
+    assert codes == [0, 0, -signal.SIGKILL, -signal.SIGKILL], told
     names = {p.name for p in broken.glob("runs/MLPClassifier-BatchNorm/*/checkpoints/*")}
     assert names == {
         "at-step=4.ckpt",
@@ -60,11 +60,10 @@ def test_killed_and_resumed_equals_uninterrupted(here: Path) -> None:
     }
     assert last(broken, "BatchNorm", 0)["global_step"] == 10
 
-    resumed = [[*command, "--ckpt_path=last"] for command in commands]
-    done = python(broken, f"for c in {resumed}: assert main(c) == 0")
-    assert done.code == 0, done.err
-    assert "ignored" not in done.err
-    assert "at-step=16.ckpt" in done.err + done.out  # Lightning says what it restores
+    codes, told = forks(here, *((broken, [*c, "--ckpt_path=last"]) for c in commands))
+    assert codes == [0, 0], told
+    assert "ignored" not in told
+    assert "at-step=16.ckpt" in told  # Lightning says what it restores
 
     for norm in ("BatchNorm", "LayerNorm"):
         expected, found = last(whole, norm, 0), last(broken, norm, 1)

@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
-from cli_support import QUIET, SMALL, fit, load, run, same, script
+from cli_support import QUIET, SMALL, fit, load, run, same
 
 CALLBACK = ("--trainer.callbacks", "PopulationStatistics", "--trainer.callbacks.method")
 DATA = SMALL[2:]
@@ -91,34 +90,6 @@ def test_after_training(here: Path) -> None:
     again, _ = measured("--ckpt_path", folder / "population.ckpt")
     for key in ("metrics", "checkpoint_sha256", "epochs", "steps"):
         assert again[key] == first[key], key
-
-
-def test_two_processes_are_one(here: Path) -> None:
-    batches = "--data.eval_batch_size=30"
-    one, folder = measured("--ckpt_path", LAST, *CALLBACK, "average", *CPU, batches)
-    done = script(
-        here, "test", *DATA, *QUIET, "--ckpt_path", LAST, *CALLBACK, "average", *CPU,
-        batches, "--trainer.devices=2", "--trainer.strategy=ddp",
-    )  # fmt: skip
-    assert done.code == 0, done.err
-    two = results(newest())
-    assert two["processes"] == 2
-    written = newest() / "population.ckpt"
-    told = f"population statistics (average) of 100 cases in batches of 30: {written}"
-    assert done.err.count(told) == 1
-    for found in (one, two):
-        facts = {"method": "average", "batch_size": 30, "cases": 100}
-        assert found["population_statistics"] == facts
-        assert found["data"]["eval_batch_size"] == 30
-    assert two["checkpoint"] == "population.ckpt"
-    for name, value in one["metrics"].items():
-        assert two["metrics"][name] == pytest.approx(value, rel=1e-6)
-    states = [load(path / "population.ckpt")["state_dict"] for path in (folder, newest())]
-    for name, value in states[0].items():
-        # Sums of float64 in another order: a bit of float32 at most.
-        torch.testing.assert_close(states[1][name], value, rtol=3e-7, atol=1e-8)
-    again, _ = measured("--ckpt_path", newest() / "population.ckpt", batches)
-    assert again["metrics"] == two["metrics"]
 
 
 def test_unsaved_statistics_belong_to_no_file(here: Path) -> None:

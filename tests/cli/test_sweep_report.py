@@ -84,6 +84,15 @@ def test_paired_differences(out: Path) -> None:
     assert paired({0: 1.0}, {1: 1.0}) is None
 
 
+def test_the_median_seed_by_validation_is_the_one_to_publish(out: Path) -> None:
+    """The last validation scores of layer norm at 1e-3 are 0.02, 0.03 and 0.01."""
+    last = report(out)
+    assert last.median_seed("layer, model.lr=1e-3") == 0
+    # 0.1, 0.03, 0.02; of an even number the worse of the middle two.
+    assert last.median_seed("none, model.lr=1e-3") == 1
+    assert last.median_seed("none, model.lr=1e-2") == 1
+
+
 def test_when_the_best_of_the_baseline_is_met(out: Path) -> None:
     reached = {(r.run.label, r.run.seed, r.metric): r for r in report(out).reached()}
     first = reached["layer, model.lr=1e-3", 0, "epoch_train_nll"]
@@ -104,7 +113,7 @@ def test_what_is_written(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert text in printed
     assert "11 of 12 runs have finished." in text
     assert "`none-model.lr-1e-2/seed_2` failed: the training loss is not finite at step 3" in text
-    assert "| layer, model.lr=1e-3 | 3 | 0.04 ± 0.02 (0.02 to 0.06) | 2 ± 1 (1 to 3) |" in text
+    assert "| layer, model.lr=1e-3 | 3 | 0 | 0.04 ± 0.02 (0.02 to 0.06) | 2 ± 1 (1 to 3) |" in text
     assert "| layer, model.lr=1e-3 | none, model.lr=1e-3 | error (%) | 3 | -1.67 | -3.1 to -0.232 |" in text  # fmt: skip  # noqa: E501
     assert "| layer | model.lr=1e-3 | 0.02 | model.lr=1e-3 |" in text
     assert "| layer, model.lr=1e-3 | epoch_train_nll | 20 (10 to 20) | 0.6667 (0.3333 to 0.6667) | 10 (5 to 10) | 3 of 3 |" in text  # fmt: skip  # noqa: E501

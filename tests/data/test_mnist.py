@@ -165,6 +165,7 @@ def test_the_hub_id_is_used_without_a_local_copy(tmp_path, monkeypatch):
     assert set(asked) == {"someone/digits"}
 
 
+@pytest.mark.slow
 def test_offline_without_a_cache_asks_for_a_local_copy(tmp_path):
     code = "from ln_zoo.data import MNIST; MNIST().prepare_data()"
     repository = Path(__file__).parents[2]

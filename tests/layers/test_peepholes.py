@@ -376,8 +376,16 @@ def compiler() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-@every_option
-@pytest.mark.parametrize("cls", [LSTM, LSTMCell])
+@pytest.mark.parametrize(
+    ("cls", "options"),
+    [(LSTM, OPTIONS[-1]), (LSTMCell, OPTIONS[0])]
+    + [
+        pytest.param(cls, options, marks=pytest.mark.slow)
+        for cls, some in ((LSTM, OPTIONS[:-1]), (LSTMCell, OPTIONS[1:]))
+        for options in some
+    ],
+    ids=str,
+)
 @pytest.mark.usefixtures("compiler")
 def test_compiles_whole(cls: type, options: dict[str, Any]) -> None:
     module = randomise(cls(3, 4, norm=LayerNorm(), **options))

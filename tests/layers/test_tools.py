@@ -83,20 +83,32 @@ def test_functional_calls(cls: type, norm: Norm) -> None:
         assert_equal(actual, other(*arguments, **options))
 
 
-COMPILED = [
-    (LSTM, LayerNorm()),
-    (LSTM, WeightNorm()),
-    (LSTM, Identity()),
-    (GRU, BatchNorm(max_steps=2)),
-    (RNN, RMSNorm()),
-    (GRU, Identity()),
-    *((cls, LayerNorm()) for cls in CLASSES[3:]),
-    (LSTMCell, BatchNorm()),
-]
+def quick_and_slow(
+    quick: list[tuple[type, Norm]], slow: list[tuple[type, Norm]]
+) -> pytest.MarkDecorator:
+    """Examples of layers and strategies, of which tracing takes seconds each."""
+    return pytest.mark.parametrize(
+        ("cls", "norm"),
+        [*quick, *(pytest.param(*each, marks=pytest.mark.slow) for each in slow)],
+        ids=[f"{c.__name__}-{type(n).__name__}" for c, n in quick + slow],
+    )
 
 
-@pytest.mark.parametrize(
-    ("cls", "norm"), COMPILED, ids=[f"{c.__name__}-{type(n).__name__}" for c, n in COMPILED]
+@quick_and_slow(
+    [
+        (LSTM, LayerNorm()),
+        (LSTM, Identity()),
+        (GRU, BatchNorm(max_steps=2)),
+        (LSTMCell, BatchNorm()),
+        (Linear, LayerNorm()),
+        (Conv2d, LayerNorm()),
+    ],
+    [
+        (LSTM, WeightNorm()),
+        (RNN, RMSNorm()),
+        (GRU, Identity()),
+        *((cls, LayerNorm()) for cls in CLASSES[3:] if cls not in (Linear, Conv2d)),
+    ],
 )
 @pytest.mark.usefixtures("compiler")
 def test_compiles_whole(cls: type, norm: Norm) -> None:
@@ -135,9 +147,7 @@ def check_dynamic(cls: type, norm: Norm) -> None:
     assert not isinstance(norm, Identity) or max(sizes) < 50
 
 
-@pytest.mark.parametrize(
-    ("cls", "norm"), [(LSTM, LayerNorm(eps=0.1)), (RNN, BatchNorm(eps=0.1)), (GRU, Identity())]
-)
+@quick_and_slow([(LSTM, LayerNorm(eps=0.1))], [(RNN, BatchNorm(eps=0.1)), (GRU, Identity())])
 @pytest.mark.usefixtures("compiler")
 def test_compiles_whole_with_variable_sizes(cls: type, norm: Norm) -> None:
     check_dynamic(cls, norm)
@@ -161,18 +171,9 @@ def test_compiles_packed_sequences_in_parts() -> None:
     assert_equal((output.data, states), (expected.data, expected_states), 1e-6)
 
 
-EXPORTED = [
-    (LSTM, LayerNorm()),
-    (LSTM, Identity()),
-    (GRU, BatchNorm(max_steps=2)),
-    (RNN, WeightNorm()),
-    (Linear, LayerNorm()),
-    (Conv2d, BatchNorm()),
-]
-
-
-@pytest.mark.parametrize(
-    ("cls", "norm"), EXPORTED, ids=[f"{c.__name__}-{type(n).__name__}" for c, n in EXPORTED]
+@quick_and_slow(
+    [(LSTM, LayerNorm()), (Linear, LayerNorm()), (Conv2d, BatchNorm())],
+    [(LSTM, Identity()), (GRU, BatchNorm(max_steps=2)), (RNN, WeightNorm())],
 )
 def test_exports_in_evaluation_with_any_batch_size(cls: type, norm: Norm) -> None:
     module, (example_input,), _ = example(cls, norm)

@@ -36,6 +36,28 @@ SPECS = {
 }
 
 
+#: Kernels of steps: cell, whether backward, units, precision. Each value of each with several of
+#: the others; all of them with -m slow.
+FEW_STEPS = {
+    ("LSTM", True, 100, "fp32"),
+    ("LSTM", False, 2400, "fp32"),
+    ("LSTM", False, 256, "fp32"),
+    ("LSTM", True, 2400, "bf16"),
+    ("GRU", True, 400, "fp32"),
+    ("GRU", False, 100, "bf16"),
+    ("GRU", True, 2400, "fp32"),
+    ("RNN_TANH", True, 256, "fp32"),
+    ("RNN_TANH", False, 400, "fp32"),
+}
+SIZES_OF_STEPS = [
+    *((hidden, "fp32") for hidden in (100, 256, 400, 2400)),
+    *((hidden, "bf16") for hidden in (100, 2400)),
+]
+STEPS = [
+    pytest.param(*step, marks=[] if step in FEW_STEPS else pytest.mark.slow)
+    for step in ((c, b, *size) for c in SPECS for b in (False, True) for size in SIZES_OF_STEPS)
+]
+
 INTERPRETED = Path(__file__).parent / "gpu_in_interpreter.py"
 
 
@@ -173,12 +195,7 @@ class TestCompiled:
     def cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
-    @pytest.mark.parametrize(
-        ("hidden", "kind"),
-        [*((hidden, "fp32") for hidden in (100, 256, 400, 2400)), (100, "bf16"), (2400, "bf16")],
-    )
-    @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
-    @pytest.mark.parametrize("cell", SPECS)
+    @pytest.mark.parametrize(("cell", "backward", "hidden", "kind"), STEPS)
     def test_steps(self, cell: str, backward: bool, hidden: int, kind: str, tmp_path: Path) -> None:
         from ln_zoo.ops.gpu import kernels
 

@@ -47,7 +47,13 @@ def scores_of(name: str, batches: object) -> dict[str, Tensor]:
     return {key: torch.cat([score[key] for score in scores]) for key in scores[0]}
 
 
-@pytest.mark.parametrize("name", CLASSIFIERS)
+#: Those whose test set takes half a minute and more, all of which are read by -m slow alone.
+LONG = [name for name in CLASSIFIERS if name.startswith(("conv.", "pixels."))]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in LONG)) for n in CLASSIFIERS]
+)
 def test_scores_are_those_of_the_card(name: str, request: pytest.FixtureRequest) -> None:
     card = describe(name)
     scores = scores_of(name, data_of(card, request).test_dataloader())
@@ -59,6 +65,22 @@ def test_scores_are_those_of_the_card(name: str, request: pytest.FixtureRequest)
         if metric["unit"] == "fraction":
             assert measured == pytest.approx(metric["value"], abs=5e-4 if recurrent else 0.0)
         assert measured == pytest.approx(metric["value"], rel=1e-3 if recurrent else 1e-5)
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_some_images_score_about_what_the_card_says(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    card = describe(name)
+    images, labels = map(torch.cat, zip(*data_of(card, request).test_dataloader(), strict=True))
+    some = slice(None, None, 20)
+    scores = scores_of(name, [(images[some], labels[some])])
+    for metric in card.metrics:
+        values = scores[metric["name"]].double()
+        error = values.std() / len(values) ** 0.5
+        # An untrained network names one digit in ten, at 2.3 nats.
+        assert error < 0.05
+        assert abs(values.mean() - metric["value"]) < 4 * error
 
 
 def stated(card: Card, metric: str) -> float:

@@ -26,7 +26,7 @@ from ln_zoo.zoo.reported import (
 )
 
 #: Models of the paper that the zoo has not yet.
-PLANNED = {"AttentiveReader", "OrderEmbedding", "SkipThought"}
+PLANNED = {"AttentiveReader", "SkipThought"}
 FULL_DRAW = {
     "glimpses": 64, "hidden_features": 256, "latent_features": 100, "read_size": 2,
     "write_size": 5,
@@ -223,6 +223,7 @@ def test_every_entry_is_complete_and_named_as_the_library_names_it(raw: Any) -> 
     assert used == set(citations())
     # Ours, which no source reports.
     measured_alone = {"importance_bound", "kl", "point_nll"}
+    measured_alone |= {"caption_sum", "image_sum", "recall_sum"}
     measured_alone |= {"next_nll", "previous_nll", "token_nll"}
     assert {r.metric for r in reported()} | measured_alone == set(raw["metrics"])
 
@@ -407,12 +408,23 @@ def test_every_comparable_number_gets_a_row() -> None:
         "embedding_features": 300,
         "hidden_features": 1024,
         "image_features": 4096,
+        "measure": "order",
+        "fold_size": 1000,
     }
     rows = comparison(
         "OrderEmbedding", "Identity", {"caption_r1": 40.0}, data="COCO/test-1k", size=size
     )
     assert [r.reported.value for r in rows if r.reported] == [46.7, 46.6]
     assert [r.difference for r in rows] == [pytest.approx(-6.7), pytest.approx(-6.6)]
+    (symmetric,) = comparison(
+        "OrderEmbedding",
+        "Identity",
+        {"caption_r1": 40.0},
+        data="COCO/test-1k",
+        size=size | {"measure": "cosine"},
+    )
+    assert symmetric.reported is not None
+    assert symmetric.reported.value == 45.4
     # Two sources that nothing keeps from being compared: neither goes first.
     outcomes = [row.outcome for row in draw("Identity", epochs=200, batch_size=128)]
     assert outcomes == ["+0.64 nats/image", "-1.3 nats/image"]

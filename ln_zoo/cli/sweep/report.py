@@ -181,11 +181,8 @@ class Report:
         sign = -1 if compare.higher_is_better(self.select) else 1
         scores: dict[str, dict[str, list[float]]] = {}
         for member in self.members:
-            curve = compare.read_curves(member.curves, [self.select])[self.select]
-            best = min(curve.values(), key=lambda v: sign * v)
-            score = best if self.grid.test == "best" else curve[max(curve)]
             of_norm = scores.setdefault(norm_name(member.run.norm), {})
-            of_norm.setdefault(member.run.label, []).append(score)
+            of_norm.setdefault(member.run.label, []).append(self._score(member))
         found = []
         for norm, labels in scores.items():
             means = {label: statistics.fmean(values) for label, values in labels.items()}
@@ -193,6 +190,19 @@ class Report:
             settings = self.of_label(label)[0].run.settings
             found.append(Chosen(norm, label, means[label], self._edges(settings)))
         return found
+
+    def median_seed(self, label: str) -> int | None:
+        """The seed whose validation score is the median of a label's, the run to publish.
+
+        Of an even number of runs it is the worse of the two in the middle. ``None``: without a
+        validation score.
+        """
+        if not self.select:
+            return None
+        sign = -1 if compare.higher_is_better(self.select) else 1
+        members = self.of_label(label)
+        ordered = sorted(members, key=lambda each: (sign * self._score(each), each.run.seed))
+        return ordered[len(ordered) // 2].run.seed
 
     def reached(self) -> list[Reached]:
         """When each run met its baseline's best, by each metric of the curves."""
@@ -298,12 +308,16 @@ class Report:
         units = [
             f"{name} ({unit})" if (unit := _unit(name)) else name for name in self.test_metrics
         ]
-        lines = ["## Test", "", "Mean ± standard deviation (least to greatest) over seeds.", ""]
-        lines += compare.table_head(["", "seeds", *units])
+        lines = ["## Test", "", "Mean ± standard deviation (least to greatest) over seeds."]
+        if self.select:
+            lines[-1] += f" Median seed: the one with the median {self.select}."
+        lines += ["", *compare.table_head(["", "seeds", "median seed", *units])]
         for label in self.labels():
             found = [spreads.get((label, metric)) for metric in self.test_metrics]
             cells = [_spread_cell(spread) if spread else "—" for spread in found]
-            lines.append(f"| {label} | {len(self.of_label(label))} | {' | '.join(cells)} |")
+            median = self.median_seed(label)
+            head = [label, str(len(self.of_label(label))), "—" if median is None else str(median)]
+            lines.append(f"| {' | '.join(head + cells)} |")
         return "\n".join(lines)
 
     def _chosen_table(self) -> str:
@@ -371,6 +385,15 @@ class Report:
             if state.kind == FINISHED and curves is not None:
                 metrics = {name: value * _scale(name) for name, value in state.metrics.items()}
                 yield Member(run, metrics, curves)
+
+    def _score(self, member: Member) -> float:
+        """What a run is selected by: of its best epoch if that is the one tested, else the last."""
+        assert self.select is not None
+        curve = compare.read_curves(member.curves, [self.select])[self.select]
+        if self.grid.test != "best":
+            return curve[max(curve)]
+        sign = -1 if compare.higher_is_better(self.select) else 1
+        return min(curve.values(), key=lambda value: sign * value)
 
     def _baseline_of(self, label: str) -> str | None:
         """The label of the baseline with the same settings, if a run of it has finished."""
