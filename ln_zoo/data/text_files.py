@@ -66,7 +66,8 @@ def find_texts(root: Path) -> list[TextFile]:
             found.append(TextFile(str(path)))
     if not found:
         raise FileNotFoundError(
-            f"{root} has no text: expected files that end in .txt, .txt.gz or {_ARCHIVES}"
+            f"{root} has no text: expected files that end in .txt, .txt.gz, "
+            f"{' or '.join(_ARCHIVES)}"
         )
     return found
 
