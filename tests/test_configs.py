@@ -15,11 +15,11 @@ from ln_zoo.models import MLPClassifier, ZooModule
 from ln_zoo.norms import BatchNorm, Norm
 
 CONFIGS = Path(__file__).parents[1] / "configs"
-#: Facts for model cards, and overlays for models: neither is a run by itself.
+#: Facts for model cards, and what is laid over a model's file: neither is a run by itself.
 RUNS = sorted(
     path
     for path in CONFIGS.rglob("*.yaml")
-    if path.relative_to(CONFIGS).parts[0] not in ("cards", "norms")
+    if path.relative_to(CONFIGS).parts[0] not in ("cards", "norms", "protocol")
 )
 OVERLAYS = sorted((CONFIGS / "norms").glob("*.yaml"))
 #: The base configuration of each model, over which strategies are laid.
@@ -79,6 +79,32 @@ def test_every_run_parses_and_builds(path: Path) -> None:
     for key, value in config["model"]["init_args"].items():
         if key != "norm" and value is not None:
             assert cli.model.hparams[key] == value
+
+
+@pytest.mark.parametrize(
+    ("overlay", "base"),
+    [
+        ("mlp.yaml", "mlp/paper.yaml"),
+        ("weight_from_data.yaml", "mlp/paper.yaml"),
+        ("layer_gain_0.1.yaml", "attentive_reader/bbc.yaml"),
+    ],
+)
+def test_what_the_protocol_lays_over_a_run(overlay: str, base: str) -> None:
+    path = CONFIGS / "protocol" / overlay
+    cli = sketch(CONFIGS / base, "--config", path)
+    config = yaml.safe_load(path.read_text())
+    if norm := config.get("model", {}).get("init_args", {}).get("norm"):
+        assert cli.model.hparams["norm"]["class_path"] == norm["class_path"]
+        assert norm["init_args"].items() <= cli.model.hparams["norm"]["init_args"].items()
+    names = {type(callback).__name__ for callback in cli.trainer.callbacks}
+    asked = {c["class_path"] for key in config.get("trainer", {}) if key.startswith("callbacks")
+             for c in config["trainer"][key]}  # fmt: skip
+    assert {path.rpartition(".")[2] for path in asked} <= names
+    if "lr_scheduler" in config:
+        assert cli.trainer.max_epochs == config["lr_scheduler"]["init_args"]["T_max"]
+        assert "EpochEvaluation" not in names  # replaced, where weight_from_data adds
+    elif "callbacks+" in config.get("trainer", {}):
+        assert "EpochEvaluation" in names
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS, ids=name)

@@ -161,10 +161,17 @@ def call_of(cls: type, norm: Norm | None, packed: bool, mode: str, torchs: bool 
 
 
 def close(a: Tensor, b: Tensor) -> bool:
-    """Whether numbers are the same, but for the rounding of gradients that are in bfloat16."""
-    rounding = 0.05 if a.dtype == torch.bfloat16 else 0.01
-    pair = a.double().flatten(), b.double().flatten()
-    return torch.allclose(*pair, rtol=rounding, atol=0.1 * rounding, equal_nan=True)
+    """Whether numbers are the same, but for the rounding of gradients that are in bfloat16.
+
+    They are added up over T steps, and each addition rounds by 2^-9 of what it has so far.
+    """
+    a, b = a.flatten(), b.double().flatten()
+    if a.dtype == torch.bfloat16:
+        largest = float(b.abs().max()) if b.numel() else 0.0
+        rounding = {"rtol": 0.05, "atol": max(0.005, T * 2**-9 * largest)}
+    else:
+        rounding = {"rtol": 0.01, "atol": 0.001}
+    return torch.allclose(a.double(), b, equal_nan=True, **rounding)
 
 
 def example(call: Call, name: str, form: Tensor, expected: list[Tensor]) -> Callable[[], str]:

@@ -33,7 +33,7 @@ COMPARED = (
 def run_with(flags: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Other tests, in a process whose kernels are compiled with such flags."""
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-n", "0", "-q", "--capture=sys", *arguments],
+        [sys.executable, "-m", "pytest", "-n", "0", "--capture=sys", *arguments],
         cwd=ROOT,
         env=os.environ
         | {"LN_ZOO_CXXFLAGS": flags, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
