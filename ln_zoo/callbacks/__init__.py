@@ -14,6 +14,7 @@ from ln_zoo.callbacks.predictions import PredictionWriter
 from ln_zoo.callbacks.retrieval_pictures import RetrievalPictures
 from ln_zoo.callbacks.sentence_evaluation import SentenceEvaluation
 from ln_zoo.callbacks.step_evaluation import StepEvaluation
+from ln_zoo.callbacks.vocabulary_expansion import VocabularyExpansion
 from ln_zoo.callbacks.weight_geometry import WeightGeometry
 
 __all__ = [
@@ -33,5 +34,6 @@ __all__ = [
     "RetrievalPictures",
     "SentenceEvaluation",
     "StepEvaluation",
+    "VocabularyExpansion",
     "WeightGeometry",
 ]

@@ -3,45 +3,72 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
 from torch import Tensor
 
+_FORMATS = (".jsonl", ".npy")
+
 
 class PredictionWriter(BasePredictionWriter):
-    """Writes predictions as JSON lines, one case a line, beside the logs.
+    """Writes predictions beside the logs: as JSON lines, one case a line, or as rows of an array.
 
-    A model's ``predict_step`` returns a dict of tensors (N, \\*). The key ``index`` says which case
-    of the dataset a line is about, wherever Lightning knows it: for a plain ``DataLoader``. With
-    several processes each writes its own share, as ``predictions-0.jsonl``,
+    A model's ``predict_step`` returns a dict of tensors (N, \\*). In JSON the key ``index`` says
+    which case of the dataset a line is about, wherever Lightning knows it: for a plain
+    ``DataLoader``. With several processes each writes its own share, as ``predictions-0.jsonl``,
     ``predictions-1.jsonl``, ...; put together they hold every case once.
 
+    An array holds the only value of each case, a number or a vector, in the order of the dataset.
+    It is written whole, at the end.
+
     Args:
-        path: file to write; default ``predictions.jsonl`` in the log directory.
+        path: file to write, which ends in ``.jsonl`` or ``.npy``; default ``predictions`` in the
+            log directory, in the format that the data module asks for, else JSON lines.
+        beside: an array with as many rows, which go before those of this model, as for combine-skip
+            vectors (Kiros et al. 2015).
 
     Raises:
         TypeError: if ``predict_step`` returns anything but a dict of tensors.
-        ValueError: if one of them is not finite.
+        ValueError: for another ending, for values that are not finite; for an array of several
+            values a case or of several processes, ``beside`` with JSON lines or of other rows.
     """
 
-    def __init__(self, path: str | None = None) -> None:
+    def __init__(self, path: str | None = None, beside: str | None = None) -> None:
         super().__init__(write_interval="batch")
+        if path is not None and Path(path).suffix not in _FORMATS:
+            raise ValueError(f"path must end in {' or '.join(_FORMATS)}, got {path!r}")
         self.path = path
+        self.beside = beside
         self.written: Path | None = None
+        self._rows: dict[int, np.ndarray] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "predict":
             return
-        path = Path(self.path or Path(trainer.log_dir or ".") / "predictions.jsonl")
+        data = trainer.datamodule  # type: ignore[attr-defined]
+        ending = getattr(data, "prediction_format", _FORMATS[0])
+        path = Path(self.path or Path(trainer.log_dir or ".") / f"predictions{ending}")
+        is_array = path.suffix == ".npy"
+        if self.beside and not is_array:
+            raise ValueError(f"beside={self.beside!r} is for arrays: give a path that ends in .npy")
         if trainer.world_size > 1:
+            if is_array:
+                raise ValueError(
+                    f"{path} is written by one process, and there are {trainer.world_size}: choose "
+                    "--trainer.devices 1, or a path that ends in .jsonl"
+                )
             path = path.with_stem(f"{path.stem}-{trainer.global_rank}")
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("")
+        self._rows = {}
+        if not is_array:
+            path.write_text("")
         self.written = path
 
     def write_on_batch_end(
@@ -62,13 +89,53 @@ class PredictionWriter(BasePredictionWriter):
         for name, values in prediction.items():
             if not bool(torch.as_tensor(values).isfinite().all()):
                 raise ValueError(
-                    f"the predictions of batch {batch_idx} are not finite ({name}): JSON has no "
-                    "NaN, and nothing follows from them"
+                    f"the predictions of batch {batch_idx} are not finite ({name}): nothing "
+                    "follows from them"
                 )
         assert self.written is not None
+        if self.written.suffix == ".npy":
+            self._keep(prediction, batch_indices)
+            return
         columns = {name: torch.as_tensor(values).tolist() for name, values in prediction.items()}
         if batch_indices:
             columns = {"index": list(batch_indices)} | columns
         with self.written.open("a") as file:
             for row in zip(*columns.values(), strict=True):
                 file.write(json.dumps(dict(zip(columns, row, strict=True))) + "\n")
+
+    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.written is None or self.written.suffix != ".npy" or not self._rows:
+            return
+        rows = np.stack([self._rows[i] for i in sorted(self._rows)])
+        if self.beside is not None:
+            rows = np.hstack([_read_beside(self.beside, len(rows)), rows.reshape(len(rows), -1)])
+        draft = self.written.with_name(f".{self.written.name}.{os.getpid()}")
+        try:
+            with draft.open("wb") as file:
+                np.save(file, rows)
+            draft.replace(self.written)
+        finally:
+            draft.unlink(missing_ok=True)
+        self._rows = {}
+
+    def _keep(self, prediction: dict[str, Tensor], batch_indices: Sequence[int] | None) -> None:
+        if len(prediction) != 1:
+            raise ValueError(
+                f"an array has one value a case, and predict_step gives {', '.join(prediction)}: "
+                "choose a path that ends in .jsonl"
+            )
+        (values,) = prediction.values()
+        array = torch.as_tensor(values).cpu().numpy()
+        places = batch_indices or range(len(self._rows), len(self._rows) + len(array))
+        self._rows.update(zip(places, array, strict=True))
+
+
+def _read_beside(path: str, count: int) -> np.ndarray:
+    try:
+        found = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise ValueError(f"{path} cannot be read as an array: {error}") from error
+    if not isinstance(found, np.ndarray) or found.ndim != 2 or len(found) != count:
+        shape = found.shape if isinstance(found, np.ndarray) else "several arrays"
+        raise ValueError(f"{path} must hold {count:,} rows, as many as were predicted, got {shape}")
+    return found

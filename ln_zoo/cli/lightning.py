@@ -427,6 +427,7 @@ _BATCHES = {
     "images": "images (N, C, H, W)",
     "captioned images": "features of images (N, I) with captions",
     "handwriting": "handwriting: offsets of the pen (T, N, 3) with texts",
+    "sentences": "sentences as text",
     "sentence triples": "sentences with the next and the previous one: (tokens (B, T), lengths) of "
     "each",
     "cloze questions": "cloze questions: passages (N, T) and queries (N, S) with answers (N,)",

@@ -17,6 +17,7 @@ from ln_zoo.data.images import ImageClassificationData
 from ln_zoo.data.loading import BatchLoader, DistributedBatches, ResumableLoader, Tensors
 from ln_zoo.data.mnist import MNIST
 from ln_zoo.data.pen_lines import PenLines
+from ln_zoo.data.sentence_file import SentenceFile
 from ln_zoo.data.sentence_triples import BookData, Sentences, SentenceTriples, TripleSet
 from ln_zoo.data.synthetic_books import SyntheticBooks
 from ln_zoo.data.synthetic_cloze import SyntheticClozeQA
@@ -52,6 +53,7 @@ __all__ = [
     "LineSet",
     "PenLines",
     "ResumableLoader",
+    "SentenceFile",
     "SentenceTriples",
     "Sentences",
     "SyntheticBooks",

@@ -8,11 +8,12 @@ from ln_zoo.models.handwriting import Handwriting
 from ln_zoo.models.mlp import MLPClassifier
 from ln_zoo.models.order_embedding import OrderEmbedding
 from ln_zoo.models.sequence import SequenceClassifier
-from ln_zoo.models.skip_thought import SkipThought
+from ln_zoo.models.skip_thought import CombinedSkipThoughts, SkipThought
 
 __all__ = [
     "DRAW",
     "AttentiveReader",
+    "CombinedSkipThoughts",
     "ConvClassifier",
     "Handwriting",
     "MLPClassifier",

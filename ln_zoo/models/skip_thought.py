@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import warnings
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
@@ -20,8 +22,9 @@ from ln_zoo.models.base import ZooModule
 from ln_zoo.models.checks import check_positive, check_sizes, check_words
 from ln_zoo.models.legacy_adam import AdamBiasCorrection, adam
 from ln_zoo.models.word_softmax import SoftmaxName, word_softmax
+from ln_zoo.models.word_vectors import Expansion, expand
 from ln_zoo.norms import LayerNorm, Norm, from_config
-from ln_zoo.vocabulary import EOS, Vocabulary
+from ln_zoo.vocabulary import EOS, UNK, Vocabulary
 
 Encoder = Literal["uni", "bi"]
 Conditioning = Literal["init", "every_step"]
@@ -107,7 +110,7 @@ class SkipThought(ZooModule):
     """
 
     #: What a batch may hold, in the words of the data modules.
-    takes: ClassVar[tuple[str, ...]] = ("sentence triples",)
+    takes: ClassVar[tuple[str, ...]] = ("sentence triples", "sentences")
 
     def __init__(
         self,
@@ -149,6 +152,8 @@ class SkipThought(ZooModule):
             softmax_cutoffs = [words.size // 10, words.size // 2] if softmax == "adaptive" else []
         self.remember(norm, vocabulary=list(words), softmax_cutoffs=softmax_cutoffs)
         self.vocabulary = words
+        self.expansion: Expansion | None = None
+        self._warned = False
         self.hidden_features = hidden_features
         self.conditioning = conditioning
         self.loss_reduction = loss_reduction
@@ -305,6 +310,19 @@ class SkipThought(ZooModule):
     def test_step(self, batch: Any, batch_idx: int) -> None:
         self._evaluate("test", batch)
 
+    def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+        if isinstance(batch[0], list):
+            sentences, eos = batch
+            return {"vector": torch.from_numpy(self.encode(sentences, len(sentences), eos))}
+        scores = self.per_case(batch)
+        return {
+            key: value
+            for name in ("next", "previous")
+            for key, value in zip(
+                (f"{name}_nats", f"{name}_tokens"), scores[f"{name}_nll"], strict=True
+            )
+        }
+
     def _evaluate(self, stage: str, batch: Any) -> None:
         for name, (nats, tokens) in self.per_case(batch).items():
             metric = getattr(self, f"{stage}_{name}")
@@ -329,7 +347,7 @@ class SkipThought(ZooModule):
         """Vectors of sentences, in evaluation mode.
 
         Sentences of about the same length are encoded together; none is cut short. Words that are
-        not in the vocabulary are read as `ln_zoo.vocabulary.UNK`.
+        neither in the vocabulary nor in an expansion are read as `ln_zoo.vocabulary.UNK`.
 
         Args:
             sentences: words with white space between them, in the form of the training text.
@@ -346,6 +364,9 @@ class SkipThought(ZooModule):
             TypeError: for a single string.
             ValueError: for a sentence without a word.
 
+        Warns:
+            UserWarning: once, if all words of a sentence are unknown.
+
         Example:
             >>> model = SkipThought(["rain"], hidden_features=8, embedding_features=4)
             >>> vectors = model.encode(["rain rain", "rain"])
@@ -354,12 +375,21 @@ class SkipThought(ZooModule):
         """
         if isinstance(sentences, str):
             raise TypeError(f"sentences must be several strings, got the one string {sentences!r}")
-        numbers = [self.vocabulary.numbers(sentence.split()) for sentence in sentences]
+        numbers = [self._numbers(sentence.split()) for sentence in sentences]
+        unknown = 0
         for i, found in enumerate(numbers):
             if not found:
                 raise ValueError(f"sentence {i} of {len(numbers)} has no word: leave it out")
+            unknown += set(found) == {UNK}
             if eos:
                 found.append(EOS)
+        if unknown and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"of {unknown} of {len(numbers)} sentences no word is in the vocabulary: their "
+                "vectors tell their lengths alone",
+                stacklevel=2,
+            )
         vectors = np.zeros((len(numbers), self.hidden_features), np.float32)
         order = sorted(range(len(numbers)), key=lambda i: len(numbers[i]))
         training = self.training
@@ -369,9 +399,86 @@ class SkipThought(ZooModule):
             for begin in track(steps, "encoding", disable=not progress):
                 rows = order[begin : begin + batch_size]
                 tokens = [torch.tensor(numbers[i]) for i in rows]
-                padded = pad_sequence(tokens, True, EOS).to(self.device)
-                states = self(padded, torch.tensor([len(row) for row in tokens])).float()
+                lengths = torch.tensor([len(row) for row in tokens])
+                read = self._vectors(pad_sequence(tokens, True, EOS).to(self.device))
+                states = self._read(read, lengths).float()
                 vectors[rows] = (F.normalize(states) if normalize else states).cpu().numpy()
         finally:
             self.train(training)
         return vectors
+
+    def expand_vocabulary(self, path: str | os.PathLike[str]) -> int:
+        """Lets `encode` read words beyond the vocabulary, by vectors from elsewhere.
+
+        They are mapped into the space of the model's own by least squares with an intercept, fitted
+        on the words that both have (Kiros et al. 2015, section 2.2, and the released code). Words
+        of the vocabulary keep their own vectors. Training and checkpoints know nothing of it.
+
+        Args:
+            path: text in the form of word2vec or GloVe; see `ln_zoo.models.word_vectors.expand`.
+
+        Returns:
+            How many words were added.
+
+        Raises:
+            OSError: if the file cannot be read.
+            ValueError: as `ln_zoo.models.word_vectors.expand`.
+        """
+        self.expansion = expand(self.vocabulary, self.embedding.weight, path)
+        return len(self.expansion.rows)
+
+    def _numbers(self, words: Sequence[str]) -> list[int]:
+        """As the vocabulary's, with numbers from V on for words of the expansion."""
+        numbers = self.vocabulary.numbers(words)
+        if self.expansion is None:
+            return numbers
+        rows, size = self.expansion.rows, self.vocabulary.size
+        return [
+            size + rows[word] if number == UNK and word in rows else number
+            for word, number in zip(words, numbers, strict=True)
+        ]
+
+    def _vectors(self, tokens: Tensor) -> Tensor:
+        """The vectors (B, T, E) of such numbers (B, T)."""
+        if self.expansion is None:
+            return self.embedding(tokens)
+        beyond = tokens >= self.vocabulary.size
+        vectors: Tensor = self.embedding(tokens.masked_fill(beyond, UNK))
+        rows = (tokens[beyond] - self.vocabulary.size).cpu()
+        vectors[beyond] = self.expansion.vectors[rows].to(vectors)
+        return vectors
+
+
+class CombinedSkipThoughts:
+    """The vectors of several models side by side: combine-skip (Kiros et al. 2015, section 3).
+
+    Each model's part has unit norm. The source's has a uni-directional and a bidirectional model,
+    trained apart.
+
+    Args:
+        *models: at least two.
+
+    Example:
+        >>> one = SkipThought(["rain"], hidden_features=8, embedding_features=4)
+        >>> two = SkipThought(["rain"], hidden_features=6, embedding_features=4, encoder="bi")
+        >>> CombinedSkipThoughts(one, two).encode(["rain"]).shape
+        (1, 14)
+    """
+
+    def __init__(self, *models: SkipThought) -> None:
+        if len(models) < 2:
+            raise ValueError(f"give at least two models to combine, got {len(models)}")
+        self.models = models
+        self.vocabulary = models[0].vocabulary
+
+    def encode(
+        self,
+        sentences: Sequence[str],
+        batch_size: int = 128,
+        eos: bool = True,
+        progress: bool = False,
+    ) -> np.ndarray:
+        """As `SkipThought.encode`, (n, sum of all D)."""
+        return np.hstack(
+            [model.encode(sentences, batch_size, eos, progress=progress) for model in self.models]
+        )

@@ -99,7 +99,7 @@ class _SummedNLL(torch.autograd.Function):
         return total
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         return (*(a * grad for a in ctx.saved_tensors), None)
 

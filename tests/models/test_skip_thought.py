@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from ln_zoo.callbacks.whole_set import score
 from ln_zoo.data import SyntheticBooks
-from ln_zoo.models import SkipThought, word_softmax
+from ln_zoo.models import CombinedSkipThoughts, SkipThought, word_softmax
 from ln_zoo.models.legacy_adam import LegacyAdam
 from ln_zoo.models.word_softmax import AdaptiveSoftmax, FullSoftmax, SampledSoftmax
 from ln_zoo.norms import Identity, LayerNorm, Norm
@@ -233,6 +234,34 @@ def test_encoding_leaves_the_mode_and_refuses_what_is_no_sentence() -> None:
         model.encode("w1 w2")
     with pytest.raises(ValueError, match="sentence 1 of 2 has no word"):
         model.encode(["w1", " "])
+
+
+def test_combined_vectors_are_those_of_each_model_side_by_side() -> None:
+    one, two = small(), small(encoder="bi", hidden_features=6)
+    both = CombinedSkipThoughts(one, two)
+    texts = ["w1 w2", "w3"]
+    found = both.encode(texts, eos=False)
+    assert np.array_equal(found[:, :8], one.encode(texts, eos=False))
+    assert np.array_equal(found[:, 8:], two.encode(texts, eos=False))
+    with pytest.raises(ValueError, match="at least two models"):
+        CombinedSkipThoughts(one)
+
+
+def test_unknown_words_are_told_once() -> None:
+    model = small()
+    with pytest.warns(UserWarning, match="of 2 of 3 sentences no word is in the vocabulary"):
+        found = model.encode(["foreign words", "w1 foreign", "palabras ajenas"])
+    assert np.array_equal(found[0], found[2])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.encode(["foreign"])
+
+
+def test_predictions_of_triples_are_their_scores() -> None:
+    model, batch = small(), make_batch()
+    found, scores = model.predict_step(batch, 0), model.per_case(batch)
+    assert found["next_nats"].equal(scores["next_nll"][0])
+    assert found["previous_tokens"].tolist() == [5, 2, 4]
 
 
 # Softmax

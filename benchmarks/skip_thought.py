@@ -1,0 +1,209 @@
+"""A training step of skip-thoughts with layer normalisation against `torch.nn.GRU`, on the CPU.
+
+``python -m benchmarks.skip_thought`` times, in turn, the forward and backward pass of the model
+with layer normalisation, without, and with `torch.nn.GRU` in place of our layers; the rest of the
+model is the same. It prints ratios by round; see ``benchmarks/README.md``. ``--shares`` tells what
+the step spends on recurrence, input projections and softmax instead.
+
+Sources have 16 tokens, the sentences around them 2 to 30, 16 on average.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from benchmarks import rows
+from benchmarks.timing import interleave
+from ln_zoo.models import SkipThought
+from ln_zoo.norms import Identity, LayerNorm, Norm
+
+BASELINE = "torch.nn"
+NORMS: dict[str, Norm] = {"LayerNorm": LayerNorm(), "none": Identity(), BASELINE: Identity()}
+_LAYERS = ("encoder", "next_decoder", "previous_decoder")
+_SOURCE, _LONGEST = 16, 30
+
+
+def build(name: str, hidden: int, embedding: int, words: int) -> SkipThought:
+    """The model of a contestant, with random weights."""
+    with torch.device("meta"):
+        vocabulary = [f"w{i}" for i in range(words - 2)]
+        model = SkipThought(vocabulary, hidden, embedding, NORMS[name])
+        if name == BASELINE:
+            for layer in _LAYERS:
+                ours = getattr(model, layer)
+                setattr(model, layer, nn.GRU(*_sizes(ours), batch_first=ours.batch_first))
+    # Drawing orthogonal matrices of the full size would take minutes.
+    model.to_empty(device="cpu")
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            if parameter_name.endswith("gain"):
+                parameter.fill_(1.0)
+            else:
+                parameter.uniform_(-0.03, 0.03)
+    return model
+
+
+def make_batch(cases: int, words: int) -> tuple[tuple[Tensor, Tensor], ...]:
+    """A training batch, the same for all contestants."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = [torch.full((cases,), _SOURCE)]
+    lengths += [torch.randint(2, _LONGEST + 1, (cases,), generator=generator) for _ in range(2)]
+    parts = []
+    for of_part in lengths:
+        tokens = torch.randint(1, words, (cases, int(of_part.max())), generator=generator)
+        for row, length in zip(tokens, of_part.tolist(), strict=True):
+            row[length - 1 :] = 0
+        parts.append((tokens, of_part))
+    return tuple(parts)
+
+
+def contestants(
+    cases: int, hidden: int, embedding: int, words: int
+) -> dict[str, Callable[[], object]]:
+    """A training step of each, by name: forward and backward, gradients of all parameters."""
+    batch = make_batch(cases, words)
+    calls: dict[str, Callable[[], object]] = {}
+    for name in NORMS:
+        model = build(name, hidden, embedding, words)
+        calls[name] = _step(model, functools.partial(model.loss, batch))
+    return calls
+
+
+def shares(
+    name: str, cases: int, hidden: int, embedding: int, words: int, rounds: int
+) -> dict[str, float]:
+    """Processor seconds of a step, and of its parts, each timed alone on inputs of its own.
+
+    What layers take beyond their input projections counts as recurrence.
+    """
+    model, batch = build(name, hidden, embedding, words), make_batch(cases, words)
+    tokens = [int(lengths.sum()) for _, lengths in batch]
+    said = sum(tokens[1:])
+    states = torch.randn(said, hidden).mul_(0.3).requires_grad_()
+    targets = torch.cat([t[torch.arange(t.shape[1]) < n.unsqueeze(1)] for t, n in batch[1:]])
+    inputs = [torch.randn(n, embedding).mul_(0.1).requires_grad_() for n in tokens]
+    weights = [getattr(model, layer).weight_ih_l0 for layer in _LAYERS]
+    upstream = [torch.randn(n, 3 * hidden) for n in tokens]
+
+    def layers() -> Tensor:
+        vectors = model(*batch[0])
+        told = model._tell(model.next_decoder, vectors, *batch[1])
+        other = model._tell(model.previous_decoder, vectors, *batch[2])
+        return told.states.sum() + other.states.sum()
+
+    def projections() -> Tensor:
+        sums = [F.linear(x, w) for x, w in zip(inputs, weights, strict=True)]
+        return torch.stack([(a * b).sum() for a, b in zip(sums, upstream, strict=True)]).sum()
+
+    calls = {
+        "step": _step(model, functools.partial(model.loss, batch)),
+        "layers": _step(model, layers),
+        "projections": _step(model, projections),
+        "softmax": _step(model, functools.partial(model.softmax.loss, states, targets)),
+    }
+    found: dict[str, list[float]] = {part: [] for part in calls}
+    for round_ in range(rounds + 1):
+        for part, call in calls.items():
+            start = time.process_time()
+            call()
+            if round_:  # the first is to warm up
+                found[part].append(time.process_time() - start)
+    seconds = {part: statistics.median(times) for part, times in found.items()}
+    recurrence = seconds["layers"] - seconds["projections"]
+    rest = seconds["step"] - seconds["layers"] - seconds["softmax"]
+    return {
+        "recurrence": recurrence,
+        "input projections": seconds["projections"],
+        "softmax": seconds["softmax"],
+        "the rest": rest,
+        "whole step": seconds["step"],
+    }
+
+
+def _sizes(layer: nn.RNNBase) -> tuple[int, int]:
+    return layer.input_size, layer.hidden_size
+
+
+def _step(module: nn.Module, loss: Callable[[], Tensor]) -> Callable[[], object]:
+    def step() -> None:
+        module.zero_grad(set_to_none=True)
+        loss().backward()
+
+    return step
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the benchmark; returns its exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.skip_thought", description=__doc__)
+    parser.add_argument("--batch", type=int, default=64, help="triples N")
+    parser.add_argument("--hidden", type=int, default=2400, help="size D of a sentence's vector")
+    parser.add_argument("--embedding", type=int, default=620, help="size E of a word's vector")
+    parser.add_argument("--words", type=int, default=20_000, help="words V")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=300, help="for each contestant, at most")
+    parser.add_argument("--shares", action="store_true", help="tell what takes the time of a step")
+    parser.add_argument("--csv", type=Path, help="table to write")
+    arguments = parser.parse_args(argv)
+    torch.set_num_threads(arguments.threads)
+    torch.set_flush_denormal(True)
+    size = (arguments.batch, arguments.hidden, arguments.embedding, arguments.words)
+    if arguments.shares:
+        _print_shares({name: shares(name, *size, arguments.rounds) for name in NORMS})
+        return 0
+    times = interleave(contestants(*size), arguments.rounds, arguments.seconds)
+    sizes = dict(zip(("N", "D", "E", "V"), size, strict=True))
+    found = [
+        rows.row(arguments.threads, sizes, name, times[name], times[BASELINE]) for name in times
+    ]
+    _print(found, rows.title(found[0], sizes))
+    if arguments.csv:
+        rows.write(found, arguments.csv)
+    return 0
+
+
+def _print(found: Sequence[dict[str, Any]], title: str) -> None:
+    table = Table(title=title)
+    for column in ("", "seconds", "ratio", "quartiles", "processor time"):
+        table.add_column(column)
+    for row in found:
+        table.add_row(
+            row["contestant"],
+            f"{row['seconds']:.3f}",
+            f"{row['wall_ratio']:.2f}",
+            f"{row['wall_ratio_low']:.2f}-{row['wall_ratio_high']:.2f}",
+            f"{row['cpu_ratio']:.2f}",
+        )
+    Console().print(table)
+
+
+def _print_shares(found: dict[str, dict[str, float]]) -> None:
+    table = Table(title="processor seconds of a training step, and shares")
+    table.add_column("")
+    for name in found:
+        table.add_column(name)
+    for part in next(iter(found.values())):
+        cells = []
+        for seconds in found.values():
+            share = 100 * seconds[part] / seconds["whole step"]
+            cells.append(f"{seconds[part]:.3f} ({share:.0f} %)")
+        table.add_row(part, *cells)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""A text file with a sentence a line, to be encoded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from lightning.pytorch import LightningDataModule
+from torch.utils.data import DataLoader
+
+from ln_zoo.data.loading import check_at_least
+from ln_zoo.data.text_files import TextFile, read_texts
+
+
+class SentenceFile(LightningDataModule):
+    """The lines of a text file, for `ln-zoo predict` with a model of sentences.
+
+    Each line is a sentence, its words in the form of the model's training text, with white space
+    between. Sentences of about the same length come together; predictions are in the order of the
+    lines. None is cut short. A batch is a list of sentences and ``eos``.
+
+    Args:
+        path: text in UTF-8, also compressed (``.gz``).
+        batch_size: sentences that are encoded at once; changes no vector beyond rounding.
+        eos: whether models read the end of a sentence as in training; see `SkipThought.encode`.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: an empty batch; when the file is read, one that is not UTF-8 (with the byte) or
+            damaged, holds no line, or an empty one (with its number).
+    """
+
+    #: What a batch holds, for models that say what they take.
+    gives: ClassVar[str] = "sentences"
+    #: How predictions are written: rows of one array.
+    prediction_format: ClassVar[str] = ".npy"
+
+    def __init__(self, path: str, batch_size: int = 128, eos: bool = True) -> None:
+        super().__init__()
+        check_at_least(1, batch_size=batch_size)
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"no file {path}: give a text with a sentence a line")
+        self.path = path
+        self.batch_size = batch_size
+        self.eos = eos
+        #: Of the file, in its order, once `setup` has read it.
+        self.sentences: list[str] = []
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The file as plain data."""
+        return {"dataset": Path(self.path).name, "eos": self.eos}
+
+    def setup(self, stage: str | None = None) -> None:
+        sentences = [line for _, line in read_texts([TextFile(self.path)])]
+        if not sentences:
+            raise ValueError(f"{self.path} is empty: give a text with a sentence a line")
+        if "" in sentences:
+            raise ValueError(
+                f"{self.path}, line {sentences.index('') + 1:,} is empty: every line is a "
+                "sentence, so take it out"
+            )
+        self.sentences = sentences
+
+    def predict_dataloader(self) -> DataLoader:
+        order = sorted(range(len(self.sentences)), key=lambda i: len(self.sentences[i].split()))
+        # A plain loader: Lightning then tells prediction writers where each sentence stands.
+        return DataLoader(
+            self.sentences,  # type: ignore[arg-type]
+            batch_size=self.batch_size,
+            sampler=order,
+            collate_fn=self._batch,
+        )
+
+    def _batch(self, sentences: Sequence[str]) -> tuple[list[str], bool]:
+        return list(sentences), self.eos

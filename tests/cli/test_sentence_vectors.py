@@ -1,0 +1,103 @@
+"""``ln-zoo predict`` with a model of sentences: text in, vectors out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cli_support import QUIET, load, run
+
+from ln_zoo.models import CombinedSkipThoughts, SkipThought
+
+TEXTS = ["anna mended the boat", "they sold the cheese in the market", "john", "xylophones zigzag"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SkipThought, SkipThought]]:
+    """Two models, of a current folder with their checkpoints and a text."""
+    folder = tmp_path_factory.mktemp("sentences")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        Path("text.txt").write_text("\n".join(TEXTS) + "\n")
+        models = []
+        for name, encoder in (("one", "uni"), ("two", "bi")):
+            done = run("fit", "--model=SkipThought", "--model.hidden_features=8", *QUIET,
+                       "--model.embedding_features=4", f"--model.encoder={encoder}",
+                       "--data=SyntheticBooks", "--data.books=5", "--data.paragraphs=3",
+                       "--data.batch_size=4", "--trainer.max_steps=2",
+                       f"--trainer.logger.name={name}")  # fmt: skip
+            assert done.code == 0, done.err
+            models.append(SkipThought.load_from_checkpoint(checkpoint(name)))
+        yield models[0], models[1]
+
+
+def checkpoint(name: str) -> str:
+    return f"runs/{name}/version_0/checkpoints/last.ckpt"
+
+
+def predict(*argv: str, name: str = "one") -> np.ndarray:
+    done = run("predict", "--weights", checkpoint(name), "--data=SentenceFile",
+               "--data.path=text.txt", "--data.batch_size=2", *QUIET, *argv)  # fmt: skip
+    assert done.code == 0, done.err
+    (line,) = [text for text in done.out.splitlines() if text.startswith("predictions: ")]
+    found: np.ndarray = np.load(line.removeprefix("predictions: "))
+    return found
+
+
+def test_a_vector_for_each_line(trained: tuple[SkipThought, SkipThought]) -> None:
+    one, two = trained
+    words = load(Path(checkpoint("one")))["hyper_parameters"]["vocabulary"]
+    assert list(one.vocabulary) == words
+    assert np.allclose(predict(), one.encode(TEXTS), atol=1e-6)
+    assert np.allclose(predict("--data.eos=false"), one.encode(TEXTS, eos=False), atol=1e-6)
+
+    writer = ["--trainer.callbacks=PredictionWriter", "--trainer.callbacks.path=first.npy"]
+    predict(*writer)
+    writer = ["--trainer.callbacks=PredictionWriter", "--trainer.callbacks.path=both.npy",
+              "--trainer.callbacks.beside=first.npy"]  # fmt: skip
+    both = CombinedSkipThoughts(one, two).encode(TEXTS)
+    assert np.allclose(predict(*writer, name="two"), both, atol=1e-6)
+
+
+def test_words_from_elsewhere(trained: tuple[SkipThought, SkipThought]) -> None:
+    one, _ = trained
+    lines = [f"{w} {i} {i % 3}" for i, w in enumerate([*list(one.vocabulary)[:9], "xylophones"])]
+    Path("vectors.txt").write_text("\n".join(lines))
+    expand = ["--trainer.callbacks=VocabularyExpansion", "--trainer.callbacks.path=vectors.txt"]
+    found, plain = predict(*expand), predict()
+    one.expand_vocabulary("vectors.txt")
+    try:
+        assert np.allclose(found, one.encode(TEXTS), atol=1e-6)
+    finally:
+        one.expansion = None
+    assert np.allclose(found[:3], plain[:3], atol=1e-6)
+    assert not np.allclose(found[3], plain[3], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"a b\n\nc\n", "line 2 is empty"),
+        (b"a b\nc \xe9\n", "must be text in UTF-8, but byte 6 is not"),
+        (b"", "bad.txt is empty"),
+    ],
+)
+def test_wrong_texts_are_refused(
+    trained: tuple[SkipThought, SkipThought], content: bytes, message: str
+) -> None:
+    Path("bad.txt").write_bytes(content)
+    done = run("predict", "--weights", checkpoint("one"), "--data=SentenceFile",
+               "--data.path=bad.txt", *QUIET)  # fmt: skip
+    assert done.code != 0
+    (line,) = [text for text in done.err.splitlines() if "error: " in text]
+    assert "bad.txt" in line
+    assert message in line
+
+
+def test_triples_are_predicted_as_json_lines(trained: tuple[SkipThought, SkipThought]) -> None:
+    done = run("predict", "--weights", checkpoint("one"), "--data=SyntheticBooks",
+               "--data.books=5", "--data.paragraphs=3", *QUIET)  # fmt: skip
+    assert done.code == 0, done.err
+    assert ".jsonl" in done.out
