@@ -177,7 +177,8 @@ def read_word_vectors(
     """Words and their vectors out of a text file, as word2vec, GloVe and fastText write them.
 
     A line is a word and its E numbers with blanks between. A first line of two whole numbers, the
-    number of words and E, is passed over. Of a word that comes twice the first vector is taken.
+    number of words and E, is passed over. Of a word that comes twice the first vector is taken. A
+    few words of GloVe hold blanks, which is told from the second line on.
 
     Args:
         path: of the file, gzipped if it ends in ``.gz``.
@@ -200,6 +201,8 @@ def read_word_vectors(
             word, *values = line.rstrip().split(b" ")
             if number == 1 and len(values) == 1 and word.isdigit() and values[0].isdigit():
                 continue
+            while size and len(values) > size and not _is_number(values[0]):
+                word += b" " + values.pop(0)
             try:
                 text = word.decode()
                 if text in vectors or not (known is None or text in known):
@@ -217,3 +220,11 @@ def read_word_vectors(
     if not vectors:
         raise ValueError(f"{where} holds no {'word' if known is None else 'word that is known'}")
     return list(vectors), np.stack(list(vectors.values()))
+
+
+def _is_number(text: bytes) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

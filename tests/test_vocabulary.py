@@ -99,3 +99,14 @@ def test_damaged_word_vectors(tmp_path: Path, content: bytes, message: str) -> N
     (tmp_path / "v.txt").write_bytes(content)
     with pytest.raises(ValueError, match=message):
         read_word_vectors(tmp_path / "v.txt")
+
+
+def test_words_of_vectors_may_hold_blanks(tmp_path: Path) -> None:
+    path = tmp_path / "glove.txt"
+    path.write_text("a 1 2\n. . . 3 4\nat name@domain.com 5 6\n")
+    words, vectors = read_word_vectors(path)
+    assert words == ["a", ". . .", "at name@domain.com"]
+    assert vectors.tolist() == [[1, 2], [3, 4], [5, 6]]
+    path.write_text("a 1 2\nb 1 2 3\n")
+    with pytest.raises(ValueError, match="line 2: expected a word"):
+        read_word_vectors(path)

@@ -415,7 +415,8 @@ class SkipThought(ZooModule):
         of the vocabulary keep their own vectors. Training and checkpoints know nothing of it.
 
         Args:
-            path: text in the form of word2vec or GloVe; see `ln_zoo.models.word_vectors.expand`.
+            path: text in the form of word2vec or GloVe, as `ln_zoo.vocabulary.read_word_vectors`
+                takes it.
 
         Returns:
             How many words were added.

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ln_zoo.vocabulary import Vocabulary
-
-#: Bytes of the longest line that may be one of word vectors.
-_LONGEST = 1_000_000
+from ln_zoo.vocabulary import Vocabulary, read_word_vectors
 
 
 class Expansion(NamedTuple):
@@ -38,18 +34,19 @@ def expand(vocabulary: Vocabulary, vectors: Tensor, path: str | os.PathLike[str]
     Args:
         vocabulary: of the model.
         vectors: of its numbers of words, (V, E).
-        path: text in the form of word2vec (a first line with two numbers) or of GloVe (without): a
-            word and its d numbers a line, with blanks between, in UTF-8.
+        path: as `ln_zoo.vocabulary.read_word_vectors` takes it.
 
     Raises:
         OSError: if the file cannot be read.
-        ValueError: for a file that is not UTF-8 (with the byte), a line that does not hold a word
-            and as many finite numbers as the first, or no word that the model has as well.
+        ValueError: as `ln_zoo.vocabulary.read_word_vectors`; if there is no word that the model has
+            as well.
 
     Warns:
         UserWarning: if there are fewer common words than the map has coefficients for each number.
     """
-    words, given = read_word_vectors(path)
+    read, given = read_word_vectors(path)
+    kept = [i for i, word in enumerate(read) if "_" not in word]
+    words, given = [read[i] for i in kept], given[kept]
     own = vectors.detach().cpu().double().numpy()
     inputs = np.hstack([given, np.ones((len(words), 1), np.float32)])
     known = [i for i, word in enumerate(words) if word in vocabulary]
@@ -69,52 +66,3 @@ def expand(vocabulary: Vocabulary, vectors: Tensor, path: str | os.PathLike[str]
     fresh = [i for i, word in enumerate(words) if word not in vocabulary]
     mapped = inputs[fresh] @ fitted.astype(np.float32)
     return Expansion({words[i]: row for row, i in enumerate(fresh)}, torch.from_numpy(mapped))
-
-
-def read_word_vectors(path: str | os.PathLike[str]) -> tuple[list[str], np.ndarray]:
-    """The words of a file and their vectors, float32 (n, d); see `expand`.
-
-    Of a word that is there twice the first vector is kept.
-    """
-    name = os.fspath(path)
-    found: dict[str, np.ndarray] = {}
-    size = 0
-    for number, line in _lines(name):
-        fields = line.split(" ")
-        if number == 1 and len(line.split()) == 2 and all(f.isdigit() for f in line.split()):
-            continue
-        size = size or len(fields) - 1
-        try:
-            vector = np.array(fields[-size:], np.float32)
-        except ValueError:
-            vector = np.zeros(0, np.float32)
-        # A few words of GloVe hold blanks.
-        word = " ".join(fields[:-size])
-        if not size or not word or len(vector) != size or not np.isfinite(vector).all():
-            raise ValueError(
-                f"{name}, line {number}: expected a word and {size or 'its'} finite numbers, with "
-                f"a blank between any two, got {line[:60]!r}"
-            )
-        if "_" not in word:
-            found.setdefault(word, vector)
-    if not found:
-        raise ValueError(f"{name} holds no word: expected a word and its numbers a line")
-    return list(found), np.stack(list(found.values()))
-
-
-def _lines(name: str) -> Iterator[tuple[int, str]]:
-    start = 0
-    with open(name, "rb") as file:
-        number = 0
-        while raw := file.readline(_LONGEST):
-            number += 1
-            try:
-                line = raw.decode().strip()
-            except UnicodeDecodeError as error:
-                raise ValueError(
-                    f"{name} must be text in UTF-8, but byte {start + error.start:,} is not: "
-                    "convert the file"
-                ) from None
-            start += len(raw)
-            if line:
-                yield number, line
