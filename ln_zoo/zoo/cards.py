@@ -204,8 +204,9 @@ def write_card(
             Sizes, learning rate and the like are added from the model's own arguments.
         preprocessing: what was done to the data before the model saw it.
         name: of the model; default: that of the folder.
-        files: further files that belong to the model, such as a vocabulary: name in the folder and
-            source. Their sha256 is stored and checked like that of the weights.
+        files: further files that belong to the model: name in the folder and source. Their sha256
+            is stored and checked like that of the weights. The words of a model that reads text are
+            such a file by themselves.
         overwrite: whether a card that is there may be replaced.
 
     Returns:
@@ -232,6 +233,13 @@ def write_card(
     for key in extra:
         if not catalog.is_plain_file_name(key) or key in catalog.CARD_FILES:
             raise CardError(f"a card cannot hold a further file called {key!r}")
+    size = {**hparams, **results["size"]}
+    size.pop("norm", None)
+    if isinstance(words := init_args.get("vocabulary"), list):
+        init_args["vocabulary"] = catalog.VOCABULARY
+        extra[catalog.VOCABULARY] = "".join(word + "\n" for word in words).encode()
+        del size["vocabulary"]
+        size["vocab_size"] = model.vocabulary.size
     contents = {catalog.WEIGHTS: safetensors.torch.save(_weights(model)), **extra}
     config = {
         "format_version": catalog.FORMAT_VERSION,
@@ -243,8 +251,6 @@ def write_card(
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "files": {k: {"sha256": _sha256(v), "size": len(v)} for k, v in contents.items()},
     }
-    size = {**hparams, **results["size"]}
-    size.pop("norm", None)
     run = reported.run_size(size, results["data"])
     training = {k: run[k] for k in ("batch_size", "lr") if k in run} | dict(results["training"])
     full = {
@@ -391,7 +397,8 @@ def _pictures_part(card: Card) -> str:
 
 def _usage(card: Card) -> str:
     steps = "\n".join(_step(key, value) for key, value in card.preprocessing.items())
-    example = _EXAMPLES.get(_TASKS.get(card.model, ""), "")
+    of_task = _EXAMPLES.get(_TASKS.get(card.model, ""), "")
+    example = _EXAMPLES_OF_MODELS.get(card.model, of_task)
     shape = ", ".join(map(str, card.preprocessing.get("image_shape", [])))
     return (
         "## Use\n\n"
@@ -422,6 +429,13 @@ _EXAMPLES = {
     "text-to-image": (
         'torch.manual_seed(0)\n(line,) = model.write(["hello"], bias=0.7)\n'
         "print(line.offsets)  # of the pen: dx, dy, and 1 where it is lifted\n"
+    ),
+}
+# The same, where models of a task differ.
+_EXAMPLES_OF_MODELS = {
+    "SkipThought": (
+        'vectors = torch.from_numpy(model.encode(["it rained all day .", "the dog barked ."]))\n'
+        "print(vectors @ vectors.T)  # how like each other sentences are, from -1 to 1\n"
     ),
 }
 

@@ -29,6 +29,8 @@ CONFIG = "config.json"
 RESULTS = "results.json"
 README = "README.md"
 WEIGHTS = "model.safetensors"
+#: The words of a model that reads text, in cards of such models: one a line.
+VOCABULARY = "vocabulary.txt"
 #: Every card folder has these; further files are listed in ``config.json``.
 CARD_FILES = (README, CONFIG, RESULTS, WEIGHTS)
 #: Environment variable: a folder of card folders, searched first.

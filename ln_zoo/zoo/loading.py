@@ -94,6 +94,8 @@ def build(card: Card, norm: Norm | None = None) -> ZooModule:
         CardError: for a class or argument that is not ours.
     """
     init_args = dict(card.config["init_args"])
+    if isinstance(file := init_args.get("vocabulary"), str):
+        init_args["vocabulary"] = _words(card, file)
     stored = init_args.pop("norm", None)
     cls = registry.model_class(card.model)
     if norm is None and stored is not None:
@@ -102,6 +104,20 @@ def build(card: Card, norm: Norm | None = None) -> ZooModule:
         init_args["norm"] = norm
     model: ZooModule = registry.build(cls, init_args)
     return model
+
+
+def _words(card: Card, file: str) -> list[str]:
+    """The words of a file of the card; a path to any other file is none of it."""
+    if file not in card.config["files"]:
+        raise CardError(
+            f"{card.folder / catalog.CONFIG}: the vocabulary {file!r} is none of the card's files"
+        )
+    try:
+        return catalog.verified_bytes(card, file).decode().splitlines()
+    except UnicodeDecodeError as error:
+        raise CardError(
+            f"{card.folder / file} must be text in UTF-8, but byte {error.start:,} is not"
+        ) from None
 
 
 class _TooLargeError(CardError):

@@ -20,7 +20,7 @@ import yaml
 from huggingface_hub import ModelCard
 from zoo_support import PREPROCESSING, RESULTS, tiny
 
-from ln_zoo.models import MLPClassifier
+from ln_zoo.models import MLPClassifier, SkipThought
 from ln_zoo.zoo import CardError, card_from_checkpoint, catalog, load, render_card, write_card
 from ln_zoo.zoo.cards import refresh
 
@@ -469,3 +469,30 @@ def test_foreign_checkpoints_are_refused(
     torch.save(content, foreign)
     with pytest.raises(CardError, match="weights and arguments do not fit"):
         card_from_checkpoint(foreign, results, tmp_path / "card")
+
+
+def test_words_are_a_file_of_the_card(tmp_path: Path) -> None:
+    words = [f"w{i}" for i in range(40)] + ["été"]
+    torch.manual_seed(0)
+    model = SkipThought(words, hidden_features=4, embedding_features=3).eval()
+    folder = write_card(tmp_path / "skip.test", model, RESULTS, preprocessing={})
+    assert (folder / "vocabulary.txt").read_text(encoding="utf-8").splitlines() == words
+    for name in ("config.json", "results.json", "README.md"):
+        assert "w39" not in (folder / name).read_text(encoding="utf-8"), name
+    assert json.loads((folder / "results.json").read_text())["size"]["vocab_size"] == 43
+    readme = (folder / "README.md").read_text(encoding="utf-8")
+    assert "- vocabulary: vocabulary.txt" in readme
+    assert "model.encode([" in readme
+
+    loaded = load(folder)
+    assert isinstance(loaded, SkipThought)
+    assert list(loaded.vocabulary) == words
+    assert (loaded.encode(["w3 été"]) == model.encode(["w3 été"])).all()
+
+    # A card may name no file but its own.
+    config = json.loads((folder / "config.json").read_text())
+    (tmp_path / "secret.txt").write_text("".join(word + "\n" for word in words))
+    config["init_args"]["vocabulary"] = str(tmp_path / "secret.txt")
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CardError, match=r"secret.txt' is none of the card's files"):
+        load(folder)
