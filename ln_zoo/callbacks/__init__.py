@@ -1,6 +1,7 @@
 """Callbacks: whole-set curves, population statistics, finite losses, pictures, predictions."""
 
 from ln_zoo.callbacks.activity import ActivityByPosition
+from ln_zoo.callbacks.attention_pictures import AttentionPictures
 from ln_zoo.callbacks.curves import CurvesPlot
 from ln_zoo.callbacks.data_dependent_init import DataDependentInit
 from ln_zoo.callbacks.draw_samples import DRAWPictures, DRAWSamples
@@ -19,6 +20,7 @@ from ln_zoo.callbacks.weight_geometry import WeightGeometry
 
 __all__ = [
     "ActivityByPosition",
+    "AttentionPictures",
     "CurvesPlot",
     "DRAWPictures",
     "DRAWSamples",

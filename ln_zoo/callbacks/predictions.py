@@ -20,10 +20,10 @@ _FORMATS = (".jsonl", ".npy")
 class PredictionWriter(BasePredictionWriter):
     """Writes predictions beside the logs: as JSON lines, one case a line, or as rows of an array.
 
-    A model's ``predict_step`` returns a dict of tensors (N, \\*). In JSON the key ``index`` says
-    which case of the dataset a line is about, wherever Lightning knows it: for a plain
-    ``DataLoader``. With several processes each writes its own share, as ``predictions-0.jsonl``,
-    ``predictions-1.jsonl``, ...; put together they hold every case once.
+    A model's ``predict_step`` returns a dict of tensors (N, \\*) or lists of N words. In JSON the
+    key ``index`` says which case of the dataset a line is about, wherever Lightning knows it: for a
+    plain ``DataLoader``. With several processes each writes its own share, as
+    ``predictions-0.jsonl``, ``predictions-1.jsonl``, ...; put together they hold every case once.
 
     An array holds the only value of each case, a number or a vector, in the order of the dataset.
     It is written whole, at the end.
@@ -35,7 +35,7 @@ class PredictionWriter(BasePredictionWriter):
             vectors (Kiros et al. 2015).
 
     Raises:
-        TypeError: if ``predict_step`` returns anything but a dict of tensors.
+        TypeError: if ``predict_step`` returns anything but a dict of tensors or words.
         ValueError: for another ending, for values that are not finite; for an array of several
             values a case or of several processes, ``beside`` with JSON lines or of other rows.
     """
@@ -75,7 +75,7 @@ class PredictionWriter(BasePredictionWriter):
         self,
         trainer: Trainer,
         pl_module: LightningModule,
-        prediction: dict[str, Tensor],
+        prediction: dict[str, Tensor | list[str]],
         batch_indices: Sequence[int] | None,
         batch: Any,
         batch_idx: int,
@@ -86,17 +86,22 @@ class PredictionWriter(BasePredictionWriter):
                 f"predict_step of {type(pl_module).__name__} must return a dict of tensors (N, *) "
                 f"to be written, got {type(prediction).__name__}"
             )
+        columns: dict[str, list[Any]] = {}
         for name, values in prediction.items():
-            if not bool(torch.as_tensor(values).isfinite().all()):
+            if isinstance(values, list) and all(isinstance(value, str) for value in values):
+                columns[name] = values
+                continue
+            numbers = torch.as_tensor(values)
+            if not bool(numbers.isfinite().all()):
                 raise ValueError(
                     f"the predictions of batch {batch_idx} are not finite ({name}): nothing "
                     "follows from them"
                 )
+            columns[name] = numbers.tolist()
         assert self.written is not None
         if self.written.suffix == ".npy":
             self._keep(prediction, batch_indices)
             return
-        columns = {name: torch.as_tensor(values).tolist() for name, values in prediction.items()}
         if batch_indices:
             columns = {"index": list(batch_indices)} | columns
         with self.written.open("a") as file:

@@ -21,6 +21,7 @@ import ln_zoo.data
 import ln_zoo.models
 import ln_zoo.norms  # noqa: F401
 from ln_zoo.callbacks import (
+    AttentionPictures,
     CurvesPlot,
     DRAWPictures,
     FiniteLoss,
@@ -389,7 +390,7 @@ class ZooCLI(LightningCLI):
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, PredictionWriter) and callback.written:
                 print(f"predictions: {outputs.relative(callback.written)}")
-            elif isinstance(callback, DRAWPictures | RetrievalPictures) and callback.written:
+            elif isinstance(callback, _PICTURES) and callback.written:
                 names = ", ".join(picture.name for picture in callback.written)
                 print(f"pictures: {outputs.relative(callback.written[0].parent)}: {names}")
 
@@ -420,6 +421,9 @@ def _check_fit(model: LightningModule, data: LightningDataModule) -> None:
             "--model"
         )
 
+
+#: What draws pictures when ``predict`` starts.
+_PICTURES = AttentionPictures | DRAWPictures | RetrievalPictures
 
 #: What a batch holds, in the words of models and data modules, with its shapes.
 _BATCHES = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -214,6 +214,36 @@ class AttentiveReader(Classifier):
         _, attention = self._read(inputs)
         return attention
 
+    @torch.no_grad()
+    def answer(self, passage: str, query: str) -> str:
+        """The entity of a passage that the query leaves out, as far as the reader can tell.
+
+        Args:
+            passage: words in small letters with white space between them; entities are
+                ``@entity0``, ``@entity1``, ...
+            query: likewise, with ``@placeholder`` in place of an entity.
+
+        Raises:
+            ValueError: if the passage has no entity that the model knows, or the query no word.
+
+        Example:
+            >>> AttentiveReader(hidden_features=4).answer("@entity3 sings .", "@placeholder sings")
+            '@entity3'
+        """
+        words = self.vocabulary.numbers(passage.split())
+        asked = self.vocabulary.numbers(query.split())
+        if not self.entities[words].any() or not asked:
+            raise ValueError(
+                "the passage must have an entity of the vocabulary (@entity0, ...) and the query a "
+                f"word, got {passage[:60]!r} and {query[:60]!r}"
+            )
+        device = self.entities.device
+        tensors = [torch.tensor(a, device=device) for a in ([words], [len(words)], [asked])]
+        inputs = Inputs(*tensors, torch.tensor([len(asked)], device=device))
+        logits = self(inputs).masked_fill(~self._candidates(inputs), -math.inf)
+        (found,) = self.vocabulary.words(logits.argmax(-1).tolist())
+        return found
+
     def _read(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         passage, passage_lengths, query, query_lengths = inputs
         h, _ = self._states(self.passage_reader, 0, passage, passage_lengths)
@@ -278,6 +308,16 @@ class AttentiveReader(Classifier):
             "error": (logits.argmax(-1) != answers).double(),
             "entity_error": (among.argmax(-1) != answers).double(),
             "passage_error": (found != answers).double(),
+        }
+
+    def predict_step(self, batch: tuple[Inputs, Tensor], batch_idx: int) -> dict[str, Any]:
+        inputs, answers = batch
+        probability, prediction = self(inputs).double().softmax(-1).max(-1)
+        words = self.vocabulary.words
+        return {
+            "answer": words(answers.tolist()),
+            "prediction": words(prediction.tolist()),
+            "probability": probability,
         }
 
     def _candidates(self, inputs: Inputs) -> Tensor:

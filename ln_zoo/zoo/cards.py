@@ -426,6 +426,10 @@ _EXAMPLES = {
         "images = model.generate_samples(4, seed=0).logits.sigmoid()\n"
         "print(images.shape)  # (4, height, width), probabilities of white\n"
     ),
+    "question-answering": (
+        'passage = "@entity1 met @entity0 in rome . @entity2 was late ."\n'
+        'print(model.answer(passage, "@placeholder met @entity0"))  # one of the entities\n'
+    ),
     "text-to-image": (
         'torch.manual_seed(0)\n(line,) = model.write(["hello"], bias=0.7)\n'
         "print(line.offsets)  # of the pen: dx, dy, and 1 where it is lifted\n"

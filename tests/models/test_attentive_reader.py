@@ -400,3 +400,33 @@ def test_it_learns_a_small_corpus(norm: Norm) -> None:
     assert logged == {f"val_{name}" for name in names} | batch
     scores = [model.train().per_case(batch)["error"] for batch in questions.train_eval_dataloader()]
     assert torch.cat(scores).mean() < 0.1
+
+
+# What it gives
+
+
+def test_an_answer_is_an_entity_of_the_passage() -> None:
+    model = small(vocabulary=[*WORDS, *ENTITIES[5:]])
+    assert model.answer("@entity3 sings .", "@placeholder sings") == "@entity3"
+    passage, query = "@entity1 said @entity4 sings .", "@placeholder sings"
+    numbers = model.vocabulary.numbers
+    inputs = Inputs(
+        torch.tensor([numbers(passage.split())]), torch.tensor([5]),
+        torch.tensor([numbers(query.split())]), torch.tensor([2]),
+    )  # fmt: skip
+    scores = model(inputs)[0]
+    first, second = (float(scores[numbers([e])[0]]) for e in ("@entity1", "@entity4"))
+    assert model.answer(passage, query) == ("@entity1" if first > second else "@entity4")
+    for passage, query in (("sings .", "@placeholder"), ("@entity9 sings", "@placeholder"),
+                           ("@entity1", " ")):  # fmt: skip
+        with pytest.raises(ValueError, match="the passage must have an entity of the vocabulary"):
+            model.answer(passage, query)
+
+
+def test_predictions_are_words() -> None:
+    model, (inputs, answers) = small(), make_batch()
+    found = model.predict_step((inputs, answers), 0)
+    assert found["answer"] == list(ANSWERS)
+    probability, number = model(inputs).softmax(-1).max(-1)
+    assert found["prediction"] == model.vocabulary.words(number.tolist())
+    assert torch.allclose(found["probability"], probability)
