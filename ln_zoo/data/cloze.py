@@ -327,6 +327,10 @@ class ClozeSet(Dataset[ClozeBatch]):
         return np.where(numbers <= last, self._place[np.minimum(numbers, last)], -1)
 
 
+def _entity_number(word: str) -> int:
+    return int(word.removeprefix("@entity"))
+
+
 def _padded(rows: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
     """(N, T) and (N,), int64."""
     lengths = torch.tensor([len(row) for row in rows])
@@ -393,8 +397,9 @@ class ClozeData(ZooDataModule, ABC):
         eval_entities: the same in evaluation, where permutations are always the same ones; default:
             ``order`` where training has it, else ``file``.
         vocabulary: the known words, or a file with one a line; default: those of the training
-            passages and queries, as ``min_count`` and ``vocabulary_size`` say.
-        min_count: how often a word must occur in them.
+            passages and queries, as ``min_count`` and ``vocabulary_size`` say, the entities among
+            them first.
+        min_count: how often a word must occur in them; entities are always known.
         vocabulary_size: numbers V in all, the two special tokens among them; ``None``: any.
         seed: seed of the order of training questions, and of the permutations of entities.
         eval_batch_size: questions per batch in evaluation; changes no result, but under batch
@@ -543,14 +548,26 @@ class ClozeData(ZooDataModule, ABC):
         if self._vocabulary is None:
             train = self._read()["train"]
             counts = train.counts(len(self._words)).tolist()
-            counter = Counter(dict(zip(self._words, counts, strict=True)))
-            self._vocabulary = Vocabulary.of_counts(counter, self.vocabulary_size, self.min_count)
+            self._vocabulary = self._counted(Counter(dict(zip(self._words, counts, strict=True))))
         return self._vocabulary
+
+    def _counted(self, counts: Counter[str]) -> Vocabulary:
+        """All entities in order of their numbers, then the other words by count."""
+        entities = sorted((word for word in counts if is_entity(word)), key=_entity_number)
+        entities = [word for word in entities if counts.pop(word)]
+        size = self.vocabulary_size
+        if size is not None:
+            size -= len(entities)
+            if size < 3:
+                raise ValueError(
+                    f"{self.name}: vocabulary_size {self.vocabulary_size} leaves no room for a "
+                    f"word beside {len(entities)} entities and two special tokens"
+                )
+        return Vocabulary([*entities, *Vocabulary.of_counts(counts, size, self.min_count)])
 
     def _entity_numbers(self) -> np.ndarray:
         """The numbers of the vocabulary's entities, in order of their own."""
-        words = [word for word in self._known() if is_entity(word)]
-        words.sort(key=lambda word: int(word.removeprefix("@entity")))
+        words = sorted(filter(is_entity, self._known()), key=_entity_number)
         return np.array(self._known().numbers(words), np.int64)
 
     def _numbered(self, raw: ClozeQuestions) -> ClozeQuestions:
