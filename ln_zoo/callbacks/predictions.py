@@ -123,7 +123,9 @@ class PredictionWriter(BasePredictionWriter):
             draft.unlink(missing_ok=True)
         self._rows = {}
 
-    def _keep(self, prediction: dict[str, Tensor], batch_indices: Sequence[int] | None) -> None:
+    def _keep(
+        self, prediction: dict[str, Tensor | list[str]], batch_indices: Sequence[int] | None
+    ) -> None:
         if len(prediction) != 1:
             raise ValueError(
                 f"an array has one value a case, and predict_step gives {', '.join(prediction)}: "

@@ -237,9 +237,11 @@ class AttentiveReader(Classifier):
                 "the passage must have an entity of the vocabulary (@entity0, ...) and the query a "
                 f"word, got {passage[:60]!r} and {query[:60]!r}"
             )
-        device = self.entities.device
-        tensors = [torch.tensor(a, device=device) for a in ([words], [len(words)], [asked])]
-        inputs = Inputs(*tensors, torch.tensor([len(asked)], device=device))
+        tokens, length, query_tokens, query_length = (
+            torch.tensor([a], device=self.entities.device)
+            for a in (words, len(words), asked, len(asked))
+        )
+        inputs = Inputs(tokens, length, query_tokens, query_length)
         logits = self(inputs).masked_fill(~self._candidates(inputs), -math.inf)
         (found,) = self.vocabulary.words(logits.argmax(-1).tolist())
         return found

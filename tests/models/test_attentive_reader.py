@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -430,3 +431,23 @@ def test_predictions_are_words() -> None:
     probability, number = model(inputs).softmax(-1).max(-1)
     assert found["prediction"] == model.vocabulary.words(number.tolist())
     assert torch.allclose(found["probability"], probability)
+
+
+def test_a_run_resumed_within_an_epoch_is_one_never_interrupted(tmp_path: Path) -> None:
+    """Dropout and the names of entities go on, too."""
+
+    def fit(steps: int, start: Path | None = None) -> tuple[Trainer, AttentiveReader]:
+        torch.manual_seed(0)
+        questions = data()
+        model = AttentiveReader(questions.vocabulary, 4, dropout=0.5)
+        run = trainer(max_steps=steps, limit_val_batches=0)
+        run.fit(model, datamodule=questions, ckpt_path=start)
+        return run, model
+
+    _, whole = fit(5)  # three batches an epoch
+    run, _ = fit(4)
+    run.save_checkpoint(tmp_path / "middle.ckpt")
+    torch.rand(7)  # what happened in between does not matter
+    _, resumed = fit(5, tmp_path / "middle.ckpt")
+    for name, value in whole.state_dict().items():
+        assert value.equal(resumed.state_dict()[name]), name
