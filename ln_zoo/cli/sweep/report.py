@@ -22,6 +22,7 @@ _CURVES = (
     (("epoch_train_nll", "epoch_test_error"), "epoch"),
     (("step_val_bound",), "step"),
     (("step_train_sequence_nll", "step_val_sequence_nll"), "step"),
+    (("step_train_token_nll", "step_val_token_nll"), "step"),
     (("step_train_nll", "step_train_error"), "step"),
 )
 
