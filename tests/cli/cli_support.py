@@ -7,7 +7,7 @@ import functools
 import gzip
 import json
 import os
-import re
+import signal
 import struct
 import subprocess
 import sys
@@ -93,7 +93,57 @@ def fit(*argv: str | Path, epochs: int = 1) -> Done:
     return done
 
 
+@functools.cache
+def _zygote() -> subprocess.Popen[str]:
+    zygote = subprocess.Popen(
+        [sys.executable, Path(__file__).with_name("cli_zygote.py")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment(),
+        text=True,
+    )
+    atexit.register(zygote.kill)
+    return zygote
+
+
+def _forked(folder: Path, argv: list[str], code: str | None, timeout: float) -> Done:
+    zygote = _zygote()
+    assert zygote.stdin is not None
+    assert zygote.stdout is not None
+    request = {"folder": str(folder), "env": environment(), "timeout": timeout}
+    zygote.stdin.write(json.dumps(request | {"argv": argv, "code": code}) + "\n")
+    zygote.stdin.flush()
+    reply = json.loads(zygote.stdout.readline())
+    assert reply["code"] != -signal.SIGALRM, f"no end within {timeout} s: {reply['err'][-2000:]}"
+    return Done(**reply)
+
+
 def script(folder: Path, *argv: str | Path, timeout: float = 300) -> Done:
+    """Runs a command in a folder, in a process of its own, which may be killed.
+
+    It is what the installed script does, without its imports: see `installed`.
+    """
+    return _forked(folder, [str(SCRIPT), *map(str, argv)], None, timeout)
+
+
+def python(folder: Path, code: str, timeout: float = 300) -> Done:
+    """Runs code in a folder, in a process of its own; ``main`` is imported already."""
+    return _forked(folder, ["-c"], code, timeout)
+
+
+def together(folder: Path, *commands: list[str], timeout: float = 300) -> Done:
+    """Runs commands for two processes, one after another, in the same two processes."""
+    listed = [[str(argument) for argument in command] for command in commands]
+    code = (
+        "import sys\n"
+        "from ln_zoo.cli import main\n"
+        f"sys.exit(max(main(command) for command in {listed!r}))\n"
+    )
+    (folder / "together.py").write_text(code)  # what Lightning starts as the second process
+    return _forked(folder, [str(folder / "together.py")], code, timeout)
+
+
+def installed(folder: Path, *argv: str | Path, timeout: float = 300) -> Done:
     """Runs the installed script in a folder, as a user does."""
     done = subprocess.run(
         [str(SCRIPT), *map(str, argv)],
@@ -135,61 +185,3 @@ def write_idx(folder: Path, train: int = 60, test: int = 13, seed: int = 0) -> P
         with gzip.open(folder / f"{name}-labels-idx1-ubyte.gz", "wb") as file:
             file.write(header + labels.tobytes())
     return folder
-
-
-def python(folder: Path, code: str, timeout: float = 300) -> Done:
-    """Runs code in a process of its own, in a folder; ``main`` is imported already."""
-    done = subprocess.run(
-        [sys.executable, "-c", f"from ln_zoo.cli import main\n{code}"],
-        cwd=folder,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-    )
-    return Done(done.returncode, done.stdout, done.stderr)
-
-
-def forks(
-    folder: Path, *commands: tuple[Path, list[str]], timeout: float = 300
-) -> tuple[list[int], str]:
-    """Runs commands in folders, one after another, each in a process of its own.
-
-    The processes are forked from one that has imported everything and computed nothing.
-
-    Returns:
-        The exit code of each, minus the number of the signal that ended it; all that they wrote.
-    """
-    listed = [(str(where), command) for where, command in commands]
-    code = f"""
-import os, sys
-import ln_zoo.cli.lightning
-for where, argv in {listed!r}:
-    if (child := os.fork()) == 0:
-        os.chdir(where)
-        sys.exit(main(argv))
-    print("exit code", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-    done = python(folder, code, timeout)
-    assert done.code == 0, done.err
-    codes = re.findall(r"^exit code (-?\d+)$", done.out, re.MULTILINE)
-    return [int(found) for found in codes], done.out + done.err
-
-
-def together(folder: Path, *commands: list[str], timeout: float = 300) -> Done:
-    """Runs commands for two processes, one after another, in the same two processes."""
-    listed = [[str(argument) for argument in command] for command in commands]
-    (folder / "together.py").write_text(
-        "import sys\n"
-        "from ln_zoo.cli import main\n"
-        f"sys.exit(max(main(command) for command in {listed!r}))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "together.py"],
-        cwd=folder,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-    )
-    return Done(done.returncode, done.stdout, done.stderr)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from cli_support import CONFIGS, QUIET, SMALL, fit, load, python, run, same, script
+from cli_support import CONFIGS, QUIET, SMALL, fit, installed, load, python, run, same, script
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from ln_zoo.data import Digits
@@ -24,7 +24,7 @@ QUICKSTART = CONFIGS / "quickstart.yaml"
 @pytest.fixture(scope="module")
 def quickstart(tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("quickstart")
-    done = script(folder, "fit", "--config", QUICKSTART, "--trainer.max_epochs=2", timeout=300)
+    done = installed(folder, "fit", "--config", QUICKSTART, "--trainer.max_epochs=2", timeout=300)
     assert done.code == 0, done.err
     return folder / "runs/MLPClassifier-LayerNorm/version_0", done
 
@@ -343,7 +343,7 @@ def test_a_users_strategy_trains_reloads_and_resumes(here: Path) -> None:
         (here / f"{name}.py").write_text("raise SystemExit('imported')")
     own = ["--model.norm=my_norm.MyNorm", "--model.norm.eps=1e-3"]
     # From the installed script, which does not look in the current folder by itself.
-    done = script(here, "fit", *SMALL, *QUIET, *own, "--trainer.max_epochs=1")
+    done = installed(here, "fit", *SMALL, *QUIET, *own, "--trainer.max_epochs=1")
     assert done.code == 0, done.err
     last = here / "runs/MLPClassifier-MyNorm/version_0/checkpoints/last.ckpt"
     hparams = load(last)["hyper_parameters"]

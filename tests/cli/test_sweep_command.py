@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from cli_support import CONFIGS, SCRIPT, environment, run, script
+from cli_support import CONFIGS, SCRIPT, environment, installed, run
 
 #: The network of the quickstart, on few of scikit-learn's digits.
 QUICK = [f"--config={CONFIGS / 'quickstart.yaml'}", "--out=s"]
@@ -128,7 +128,7 @@ def tables(folder: Path) -> dict[str, str]:
 @pytest.mark.slow
 def test_killed_at_random_times_it_makes_the_same_table(tmp_path: Path) -> None:
     """20 times by SIGKILL: the sweep alone, whose runs then end, or with all of its runs."""
-    assert script(tmp_path, *grid(tmp_path / "whole"), timeout=3000).code == 0
+    assert installed(tmp_path, *grid(tmp_path / "whole"), timeout=3000).code == 0
     chance = random.Random(0)
     kills = 0
     broken = tmp_path / "broken"
@@ -152,5 +152,5 @@ def test_killed_at_random_times_it_makes_the_same_table(tmp_path: Path) -> None:
         for child in children if chance.random() < 0.5 else ():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(child), signal.SIGKILL)
-    assert script(tmp_path, *grid(broken), timeout=3000).code == 0
+    assert installed(tmp_path, *grid(broken), timeout=3000).code == 0
     assert tables(broken) == tables(tmp_path / "whole")
