@@ -1,0 +1,113 @@
+"""What the penalty of order embeddings costs beside the encoder, on the CPU.
+
+``python -m benchmarks.order_embedding`` times, in turn, the encoder of captions alone (word
+vectors, GRU, last states), the loss of given embeddings (`order_violation` and the hinges), and
+the loss with all differences at once, as one would write it in torch; forward and backward each.
+It prints ratios to the encoder by round; see ``benchmarks/README.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from benchmarks import rows
+from benchmarks.timing import interleave
+from ln_zoo.models import OrderEmbedding
+from ln_zoo.norms import Identity, LayerNorm
+
+BASELINE = "encoder, none"
+
+
+def all_at_once(captions: Tensor, images: Tensor) -> Tensor:
+    """The penalties (M, N) by a tensor of all differences, (M, N, D)."""
+    return (captions.unsqueeze(1) - images).clamp(min=0).square().sum(-1)
+
+
+def contestants(
+    batch: int, tokens: int, words: int, hidden: int
+) -> dict[str, Callable[[], object]]:
+    """A forward and backward pass of each, by name."""
+    torch.manual_seed(0)
+    captions = torch.randint(2, words, (batch, tokens))
+    lengths = torch.full((batch,), tokens)
+    calls: dict[str, Callable[[], object]] = {}
+    vocabulary = [f"w{i}" for i in range(words)]
+    for name, norm in {"none": Identity(), "LayerNorm": LayerNorm()}.items():
+        model = OrderEmbedding(vocabulary, hidden_features=hidden, norm=norm)
+        calls[f"encoder, {name}"] = _encoder(model, captions, lengths)
+    s, v = (torch.rand(batch, hidden).div(hidden**0.5).requires_grad_() for _ in range(2))
+    calls["loss"] = _loss(model, s, v)
+    plain = OrderEmbedding(vocabulary, hidden_features=hidden)
+    plain.penalties = all_at_once  # type: ignore[assignment]
+    calls["loss, all differences at once"] = _loss(plain, s, v)
+    return calls
+
+
+def _encoder(model: OrderEmbedding, captions: Tensor, lengths: Tensor) -> Callable[[], object]:
+    def call() -> None:
+        model.zero_grad(set_to_none=True)
+        model.embed_captions(captions, lengths).sum().backward()
+
+    return call
+
+
+def _loss(model: OrderEmbedding, s: Tensor, v: Tensor) -> Callable[[], object]:
+    def call() -> None:
+        torch.autograd.grad(model.loss(s, v), (s, v))
+
+    return call
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the benchmark; returns its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.order_embedding", description=__doc__
+    )
+    parser.add_argument("--batch", type=int, default=128, help="captions N, and images")
+    parser.add_argument("--tokens", type=int, default=12, help="tokens T of each caption")
+    parser.add_argument("--words", type=int, default=10_000, help="words of the vocabulary")
+    parser.add_argument("--hidden", type=int, default=1024, help="units H, and size of the space")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--seconds", type=float, default=60, help="for each contestant, at most")
+    parser.add_argument("--csv", type=Path, help="table to write")
+    arguments = parser.parse_args(argv)
+    torch.set_num_threads(arguments.threads)
+    calls = contestants(arguments.batch, arguments.tokens, arguments.words, arguments.hidden)
+    times = interleave(calls, arguments.rounds, arguments.seconds)
+    sizes = {"T": arguments.tokens, "N": arguments.batch, "H": arguments.hidden}
+    found = [
+        rows.row(arguments.threads, sizes, name, times[name], times[BASELINE]) for name in times
+    ]
+    _print(found, rows.title(found[0], sizes))
+    if arguments.csv:
+        rows.write(found, arguments.csv)
+    return 0
+
+
+def _print(found: Sequence[dict[str, Any]], title: str) -> None:
+    table = Table(title=title)
+    for column in ("", "seconds", "ratio", "quartiles", "processor time"):
+        table.add_column(column)
+    for row in found:
+        table.add_row(
+            row["contestant"],
+            f"{row['seconds']:.4f}",
+            f"{row['wall_ratio']:.3f}",
+            f"{row['wall_ratio_low']:.3f}-{row['wall_ratio_high']:.3f}",
+            f"{row['cpu_ratio']:.3f}",
+        )
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
