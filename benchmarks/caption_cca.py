@@ -106,7 +106,7 @@ def control(data: CaptionedData) -> tuple[dict[str, float], dict[str, float]]:
     bag = TfidfVectorizer(min_df=_FEWEST, sublinear_tf=True, token_pattern=r"\S+")
     x, y = {}, {}
     for name in ("train", "val", "test"):
-        read = data.captioned(name)  # type: ignore[arg-type]
+        read = data.captioned(name)
         rows = np.asarray(read.features, np.float64)
         x[name] = rows / np.linalg.norm(rows, axis=1, keepdims=True)
         texts = [" ".join(words) for words in read.captions]
