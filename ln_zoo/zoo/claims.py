@@ -220,8 +220,10 @@ def _problem(each: Claim, names: Sequence[str]) -> str:
     if each.rule:
         for arguments in each.sweep.values():
             words = shlex.split(arguments)
-            norms = words[words.index("--norms") + 1].split(",")
-            if not {each.rule.norm, each.rule.baseline} <= set(norms):
+            # As a sweep names them: by their files.
+            given = words[words.index("--norms") + 1].split(",")
+            norms = {norm.rpartition("/")[2].removesuffix(".yaml") for norm in given}
+            if not {each.rule.norm, each.rule.baseline} <= norms:
                 return f"its sweep has not both norms of the rule: {arguments}"
     outcome = each.outcome
     if outcome and outcome.verdict not in (HOLDS, DOES_NOT_HOLD, UNDECIDED):

@@ -126,7 +126,7 @@ def test_runs_the_sweep_and_gives_the_verdict(
 def test_claims_that_cannot_be_run(capsys: pytest.CaptureFixture[str]) -> None:
     for argv, message in (
         (["draw-sped"], "no claim 'draw-sped'; did you mean 'draw-speed'?"),
-        (["order-embeddings"], "order-embeddings has no sweep: not yet tested. There is no model"),
+        (["long-sequences"], "long-sequences has no sweep: not yet tested. No sweep over length"),
         (["draw-bound", "--size=reduced"], "has no sweep of --size reduced, only paper"),
     ):
         assert main(["reproduce", *argv]) == 2
