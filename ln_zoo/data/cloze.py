@@ -386,7 +386,8 @@ class ClozeData(ZooDataModule, ABC):
     query (`closest_sentences`). They may lack the answer: how often they hold it is said when the
     data are read, and is in `facts`. No network that points into the passage can do better.
 
-    An entity that the vocabulary lacks takes the name of one that its question does not have.
+    An entity that the vocabulary lacks takes the name of one that its question does not have. If
+    there is none left it becomes an unknown word, the answer last of all.
 
     Args:
         batch_size: training questions per step of one process.
@@ -401,6 +402,8 @@ class ClozeData(ZooDataModule, ABC):
             them first.
         min_count: how often a word must occur in them; entities are always known.
         vocabulary_size: numbers V in all, the two special tokens among them; ``None``: any.
+        max_entities: how many entities the vocabulary has; the fewer there are, the more often a
+            network sees each. ``None``: all of the training set.
         seed: seed of the order of training questions, and of the permutations of entities.
         eval_batch_size: questions per batch in evaluation; changes no result, but under batch
             statistics.
@@ -426,6 +429,7 @@ class ClozeData(ZooDataModule, ABC):
         vocabulary: list[str] | str | None,
         min_count: int,
         vocabulary_size: int | None,
+        max_entities: int | None,
         seed: int,
         eval_batch_size: int,
         num_workers: int,
@@ -438,6 +442,8 @@ class ClozeData(ZooDataModule, ABC):
             check_at_least(1, sentences=sentences)
         if vocabulary_size is not None:
             check_at_least(3, vocabulary_size=vocabulary_size)
+        if max_entities is not None:
+            check_at_least(2, max_entities=max_entities)
         check_choice("entities", entities, get_args(Entities))
         if eval_entities is None:
             eval_entities = "order" if entities == "order" else "file"
@@ -448,6 +454,7 @@ class ClozeData(ZooDataModule, ABC):
         self.eval_entities: Entities = eval_entities
         self.min_count = min_count
         self.vocabulary_size = vocabulary_size
+        self.max_entities = max_entities
         self._vocabulary = None if vocabulary is None else Vocabulary.of(vocabulary)
         # Words of the text by their order of appearance, until they get the vocabulary's numbers.
         self._words: dict[str, int] = {}
@@ -476,6 +483,7 @@ class ClozeData(ZooDataModule, ABC):
                 for name, questions in self._sets.items()
             }
             facts["vocabulary_size"] = self._known().size
+            facts["entities_known"] = len(self._entity_numbers())
         return facts | {
             "entities": self.entities,
             "eval_entities": self.eval_entities,
@@ -554,7 +562,7 @@ class ClozeData(ZooDataModule, ABC):
     def _counted(self, counts: Counter[str]) -> Vocabulary:
         """All entities in order of their numbers, then the other words by count."""
         entities = sorted((word for word in counts if is_entity(word)), key=_entity_number)
-        entities = [word for word in entities if counts.pop(word)]
+        entities = [word for word in entities if counts.pop(word)][: self.max_entities]
         size = self.vocabulary_size
         if size is not None:
             size -= len(entities)
@@ -590,18 +598,21 @@ class ClozeData(ZooDataModule, ABC):
         """Gives entities that the vocabulary lacks names that their questions do not use."""
         entities = self._entity_numbers().tolist()
         for i in range(len(raw)):
-            parts = (raw.passage(i), raw.query(i), raw.answers[i : i + 1])
-            strangers = {word for part in parts for word in part[unknown[part]].tolist()}
+            # The answer first: it has to have a name.
+            parts = (raw.answers[i : i + 1], raw.passage(i), raw.query(i))
+            strangers = dict.fromkeys(
+                word for part in parts for word in part[unknown[part]].tolist()
+            )
             if not strangers:
                 continue
-            places = (found.passage(i), found.query(i), found.answers[i : i + 1])
+            places = (found.answers[i : i + 1], found.passage(i), found.query(i))
             used = {number for place in places for number in place.tolist()}
             free = [entity for entity in entities if entity not in used]
-            if len(free) < len(strangers):
-                raise ValueError(
-                    f"{self.name}: question {raw.names[i]} has more entities than the vocabulary, "
-                    f"which knows {len(entities)}"
-                )
-            for word, name in zip(sorted(strangers), free, strict=False):
+            if not free and unknown[parts[0]].any():
+                # One of the others gives its name up and is unknown from then on.
+                free = [next(n for place in places for n in place.tolist() if n in entities)]
+                for place in places:
+                    place[place == free[0]] = UNK
+            for word, name in zip(strangers, free, strict=False):
                 for part, place in zip(parts, places, strict=True):
                     place[part == word] = name

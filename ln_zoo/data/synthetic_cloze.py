@@ -39,6 +39,7 @@ class SyntheticClozeQA(ClozeData):
         vocabulary: the known words, or a file with one a line; default: those of the training set.
         min_count: how often a word must occur there.
         vocabulary_size: numbers V in all, the two special tokens among them; ``None``: any.
+        max_entities: how many entities the vocabulary has; ``None``: all of the training set.
         seed: seed of the order of training questions and of the permutations of entities.
         eval_batch_size: questions per batch in evaluation.
         num_workers: processes that fetch batches.
@@ -73,6 +74,7 @@ class SyntheticClozeQA(ClozeData):
         vocabulary: list[str] | str | None = None,
         min_count: int = 1,
         vocabulary_size: int | None = None,
+        max_entities: int | None = None,
         seed: int = 0,
         eval_batch_size: int = 64,
         num_workers: int = 0,
@@ -87,6 +89,7 @@ class SyntheticClozeQA(ClozeData):
             vocabulary,
             min_count,
             vocabulary_size,
+            max_entities,
             seed,
             eval_batch_size,
             num_workers,

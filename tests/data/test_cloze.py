@@ -37,8 +37,9 @@ class Texts(ClozeData):
     def __init__(self, train: list[tuple[str, str, str]], *others: Any, **arguments: Any) -> None:
         defaults: dict[str, Any] = {
             "batch_size": 2, "sentences": None, "entities": "file", "eval_entities": None,
-            "vocabulary": None, "min_count": 1, "vocabulary_size": None, "seed": 0,
-            "eval_batch_size": 2, "num_workers": 0, "pin_memory": False, "drop_last": False,
+            "vocabulary": None, "min_count": 1, "vocabulary_size": None, "max_entities": None,
+            "seed": 0, "eval_batch_size": 2, "num_workers": 0, "pin_memory": False,
+            "drop_last": False,
         }  # fmt: skip
         super().__init__(**defaults | arguments)
         self.texts = dict(zip(("train", "val", "test"), (train, *others), strict=False))
@@ -262,9 +263,18 @@ def test_unknown_entities_take_names_that_are_free() -> None:
     found = words(data, batch)
     assert found[0] == ("@entity0 met @entity1 .", "@placeholder met @entity1", "@entity0")
     assert found[1] == ("@entity1 met @entity0 .", "@entity1 met @placeholder", "@entity0")
-    data = Texts(TRAIN, val, val, vocabulary=given)
-    with pytest.raises(ValueError, match="question 0 has more entities than the vocabulary, which"):
-        data.setup()
+    # Where there are not enough names, the answer still has one, and others are unknown.
+    many = ("@entity7 met @entity1 . @entity0 @entity8", "@placeholder met @entity1", "@entity8")
+    data = Texts(TRAIN, [many, TRAIN[0]], val, vocabulary=given)
+    data.setup()
+    found = words(data, data.evaluation_set("val")[torch.tensor([0, 1])])
+    assert found[0] == ("<unk> met <unk> . @entity0 @entity1", "@placeholder met <unk>", "@entity1")
+    assert found[1][2] == "@entity0"
+    data = Texts(TRAIN, val, val, max_entities=2)
+    data.setup()
+    assert [word for word in data.vocabulary or [] if "entity" in word] == ["@entity0", "@entity1"]
+    for batch in (*epoch(data), *data.val_dataloader()):
+        assert all(answer in passage.split() for passage, _, answer in words(data, batch))
     with pytest.raises(ValueError, match="the vocabulary has no entity"):
         Texts(TRAIN, val, val, vocabulary=["met"]).setup()
 
