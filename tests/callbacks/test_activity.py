@@ -103,11 +103,16 @@ def test_a_small_layer_counted_by_hand(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "norm",
-    [LayerNorm(), LayerNorm(convolution="unit"), LayerNorm(convolution="position"), BatchNorm()],
-    ids=repr,
+    ("norm", "command"),
+    [
+        (LayerNorm(), "validate"),
+        (LayerNorm(convolution="unit"), "test"),
+        (LayerNorm(convolution="position"), "test"),
+        (BatchNorm(), "test"),
+        (BatchNorm(), "validate"),
+    ],
+    ids=str,
 )
-@pytest.mark.parametrize("command", ["test", "validate"])
 def test_all_cases_in_evaluation_mode(tmp_path: Path, norm: Norm, command: str) -> None:
     """Validation of batch norm sees each batch twice, the second time with its own statistics."""
     model, data = small(norm), Digits(batch_size=50, train_size=100, val_size=23, eval_batch_size=7)

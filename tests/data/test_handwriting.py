@@ -389,6 +389,7 @@ def test_overfit_batches_takes_the_same_lines_every_epoch() -> None:
     assert [begins for begins, *_ in first] == [True, False, False, False]
 
 
+@pytest.mark.slow
 def test_two_processes_share_what_one_sees(tmp_path: Path) -> None:
     alone = Recorder()
     trainer().fit(alone, datamodule=small())
