@@ -44,6 +44,8 @@ _NAMES = {
     "step_val_bound": "validation bound (nats per image)",
     "step_val_kl": "divergence, validation (nats per image)",
     "val_bound": "validation bound (nats per image)",
+    **{f"val_image_r{k}": f"image retrieval R@{k}, validation (%)" for k in (1, 5, 10)},
+    **{f"val_caption_r{k}": f"caption retrieval R@{k}, validation (%)" for k in (1, 5, 10)},
     "val_kl": "divergence, validation (nats per image)",
 }
 

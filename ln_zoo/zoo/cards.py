@@ -437,6 +437,14 @@ _EXAMPLES = {
 }
 # The same, where models of a task differ.
 _EXAMPLES_OF_MODELS = {
+    "OrderEmbedding": (
+        'captions = model.encode_words(["a dog runs".split(), "two men on a boat".split()])\n'
+        "images = torch.rand(3, model.image_features)  # your features go here\n"
+        "images /= images.norm(dim=1, keepdim=True)\n"
+        "with torch.no_grad():\n"
+        "    e = model.penalties(model.embed_captions(*captions), model.embed_images(images))\n"
+        "print(e.argsort(1))  # for each caption the images, the nearest first\n"
+    ),
     "SkipThought": (
         'vectors = torch.from_numpy(model.encode(["it rained all day .", "the dog barked ."]))\n'
         "print(vectors @ vectors.T)  # how like each other sentences are, from -1 to 1\n"

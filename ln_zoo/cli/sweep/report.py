@@ -23,6 +23,7 @@ _CURVES = (
     (("step_val_bound",), "step"),
     (("step_train_sequence_nll", "step_val_sequence_nll"), "step"),
     (("step_train_token_nll", "step_val_token_nll"), "step"),
+    (("val_image_r1", "val_image_r5", "val_image_r10"), "step"),
     (("step_train_nll", "step_train_error"), "step"),
 )
 
