@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import time
 from functools import partial
 from typing import Any, get_args
@@ -25,12 +26,15 @@ class SentenceEvaluation(UpdateCallback):
     numbers are put back. With several processes the first one scores and the others wait. A resumed
     run goes on at the next multiple of n.
 
+    In a test the scores stand among its metrics: ``mr``, ``cr``, ... under the original protocol,
+    ``mr_fast``, ``cr_fast``, ... under the fast one, and those of SICK, for which both are one.
+
     The model must have ``encode(sentences) -> (n, d)``. If that takes ``eos``, it is told whether
     the released skip-thoughts code reads the end of a sentence in the task. Sentences are written
     small if the model's vocabulary has no capital letters.
 
     Args:
-        every_n_steps: updates between two scores.
+        every_n_steps: updates between two scores in training.
         tasks: which of the tasks; default: all five.
         protocol: ``fast`` or ``original``, as `ln_zoo.metrics.sentence_tasks.accuracy`.
         root: folder of the tasks, as `ln_zoo.data.sentence_tasks.read_task`.
@@ -71,27 +75,44 @@ class SentenceEvaluation(UpdateCallback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        check_encodes(pl_module)
-        if trainer.is_global_zero:
-            self._read = [read_task(name, self.root, self.split_words) for name in self.tasks]
+        self._read_tasks(trainer)
         if self.at_start and trainer.global_step == 0:
-            self._score(trainer)
+            self._log_curves(trainer)
 
     def on_update(self, trainer: Trainer, batch_idx: int) -> None:
         if trainer.global_step % self.every_n_steps == 0:
-            self._score(trainer)
+            self._log_curves(trainer)
 
-    def _score(self, trainer: Trainer) -> None:
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._read_tasks(trainer)
+        fast = self.protocol == "fast"
+        for name, value in self._scores(trainer).items():
+            of_both = name.startswith("sick_")
+            name = f"test_{name}_fast" if fast and not of_both else f"test_{name}"
+            if not math.isnan(value):  # a correlation of vectors that are all the same
+                pl_module.log(name, value, rank_zero_only=True)
+
+    def _read_tasks(self, trainer: Trainer) -> None:
+        check_encodes(trainer.lightning_module)
+        if trainer.is_global_zero and not self._read:
+            self._read = [read_task(name, self.root, self.split_words) for name in self.tasks]
+
+    def _log_curves(self, trainer: Trainer) -> None:
         begin = time.perf_counter()
-        scores: dict[str, float] = {}
-        with evaluating(trainer.lightning_module):
-            for task in self._read:
-                found = model_scores(trainer.lightning_module, task, self.protocol, self.n_jobs)
-                scores |= {f"step_{name}": value for name, value in found.items()}
-        trainer.strategy.barrier()
+        scores = {f"step_{name}": value for name, value in self._scores(trainer).items()}
         scores["sentence_seconds"] = time.perf_counter() - begin
         for logger in trainer.loggers:
             logger.log_metrics({**scores, "epoch": trainer.current_epoch}, trainer.global_step)
+
+    def _scores(self, trainer: Trainer) -> dict[str, float]:
+        """On the first process; the others have none."""
+        model = trainer.lightning_module
+        scores: dict[str, float] = {}
+        with evaluating(model):
+            for task in self._read:
+                scores |= model_scores(model, task, self.protocol, self.n_jobs)
+        trainer.strategy.barrier()
+        return scores
 
 
 def model_scores(

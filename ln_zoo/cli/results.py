@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import shlex
+from collections.abc import Mapping
 from datetime import date
 from itertools import islice
 from pathlib import Path
@@ -34,7 +35,7 @@ def report(cli: ZooCLI) -> None:
     if not trainer.is_global_zero:
         return
     results = collect(cli)
-    _print_table(results, "test", _on_card(cli, reported.measured_on(results["data"])))
+    _print_table(results, "test", _on_card(cli, results["data"]))
     if not trainer.fast_dev_run:  # type: ignore[attr-defined]
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "test_results.json"
@@ -70,14 +71,15 @@ def _print_table(results: dict[str, Any], split: str, card: dict[str, float] | N
     Console().print(reported.render(rows, title=title, card=card))
 
 
-def _on_card(cli: ZooCLI, data: str) -> dict[str, float] | None:
+def _on_card(cli: ZooCLI, data: Mapping[str, Any]) -> dict[str, float] | None:
     """What the card of the weights under test says of the same data, in the unit of tables."""
     weights = cli._settings().get("weights")
     if cli.subcommand != "test" or not weights or weights.endswith(".ckpt"):
         return None
     stated = {}
     for metric in card_of(load(weights)).metrics:
-        if f"{metric['dataset']}/{metric['split']}" == data:
+        here = reported.measured_on(data, metric=metric["name"])
+        if f"{metric['dataset']}/{metric['split']}" == here:
             known = reported.metric_unit(metric["name"])
             stated[metric["name"]] = metric["value"] * (known.scale if known else 1.0)
     return stated

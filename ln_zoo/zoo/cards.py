@@ -387,7 +387,12 @@ def _description(card: Card) -> str:
     text = card.results["card"].get("description")
     if text:
         return str(text)
-    return f"`{card.model}` with `{card.norm}`, trained on {card.datasets[0]} by ln_zoo."
+    return f"`{card.model}` with `{card.norm}`, trained on {_trained_on(card)} by ln_zoo."
+
+
+def _trained_on(card: Card) -> str:
+    """The dataset of the run. Some metrics have others."""
+    return str(card.results["data"]["dataset"])
 
 
 def _pictures_part(card: Card) -> str:
@@ -484,13 +489,16 @@ def _results_part(card: Card) -> str:
 
 def _binomial_error(card: Card, metric: str) -> str:
     """The standard error of a share of examples, in per cent; empty for any other metric."""
-    (value, unit), cases = (
-        next((m["value"], m["unit"]) for m in card.metrics if m["name"] == metric),
-        card.results["data"].get("test_size"),
-    )
-    if unit != "fraction" or not cases or not 0 < value < 1:
+    value, unit = next((m["value"], m["unit"]) for m in card.metrics if m["name"] == metric)
+    cases, known = card.results["data"].get("test_size"), reported.metric_unit(metric)
+    if known is not None and known.cases:
+        cases = known.cases
+    elif unit != "fraction":
         return ""
-    return f"{100 * (value * (1 - value) / cases) ** 0.5:.2g}"
+    share = value if unit == "fraction" else value / 100
+    if not cases or not 0 < share < 1:
+        return ""
+    return f"{100 * (share * (1 - share) / cases) ** 0.5:.2g}"
 
 
 def _command_for_readers(command: str, name: str) -> str:
@@ -577,7 +585,7 @@ def _text_part(title: str, text: str) -> str:
 
 
 def _source_part(card: Card) -> str:
-    cited = reported.cited_for(card.model, card.norm, card.datasets[0])
+    cited = reported.cited_for(card.model, card.norm, _trained_on(card))
     shown = [reported.citations()[row.reported.source] for row in _compared(card) if row.reported]
     all_cited = list(dict.fromkeys([*cited, *shown]))
     lines = []
@@ -701,7 +709,7 @@ def _metrics(measured: Mapping[str, float], data: Mapping[str, Any]) -> list[dic
         bare = reported.bare_metric(name)
         known = reported.metric_unit(bare)
         unit = "" if known is None else known.logged or known.unit
-        dataset, split = reported.measured_on(data).rsplit("/", 1)
+        dataset, split = reported.measured_on(data, metric=bare).rsplit("/", 1)
         metrics.append(
             {
                 "name": bare,

@@ -103,11 +103,22 @@ class Citation:
 
 @dataclass(frozen=True)
 class MetricUnit:
-    """A metric's unit in the tables, the unit in which tests log it, and which way is better."""
+    """How a metric is to be read.
+
+    Attributes:
+        unit: in the tables.
+        higher_is_better: which way is better.
+        logged: the unit in which tests log it, if another.
+        data: data set and split of a metric that has its own, whatever a run's data are, as
+            ``"MR/10-fold"``.
+        cases: of these data.
+    """
 
     unit: str
     higher_is_better: bool
     logged: str = ""
+    data: str = ""
+    cases: int = 0
 
     @property
     def scale(self) -> float:
@@ -279,7 +290,8 @@ def comparison(
         metrics: measured values by name, as tests log them: fractions for ``error`` and
             ``accuracy``. A prefix ``test/`` or ``test_`` of a name is dropped.
         data: data set and split that were measured, such as ``"MNIST/test"``; capitals and
-            underscores do not matter. `measured_on` makes it from a data module's facts.
+            underscores do not matter. `measured_on` makes it from a data module's facts. Metrics
+            with data of their own keep those.
         size: facts of the run by name, as `run_size` makes them: the model's arguments, facts of
             the data, ``training_data``, and its length in ``epochs`` and ``updates``.
         obstacles: what rules out every comparison, a phrase each.
@@ -304,7 +316,7 @@ def comparison(
         candidates = [
             ([*obstacles, *_obstacles(r, size)], r)
             for r in reported(model=model, norm=norm, metric=metric)
-            if _same_data(data, r)
+            if _same_data((known.data if known else "") or data, r)
         ]
         comparable = _around([r for found, r in candidates if not found], size)
         rows += [_compared(metric, unit, measured, r, size) for r in comparable]
@@ -326,17 +338,21 @@ def bare_metric(name: str) -> str:
     return name
 
 
-def measured_on(data: Mapping[str, Any], split: str = "test") -> str:
+def measured_on(data: Mapping[str, Any], split: str = "test", metric: str = "") -> str:
     """Data set and split of an evaluation, as `comparison` takes them.
 
     Args:
         data: a data module's facts.
         split: ``"test"`` or ``"validation"``.
+        metric: a metric, which may have data of its own; default: any that has not.
 
     Example:
         >>> measured_on({"dataset": "mnist", "batch_size": 128})
         'mnist/test'
     """
+    known = metric_unit(bare_metric(metric))
+    if known is not None and known.data:
+        return known.data
     # Where a source validates and reports on the same set, that is what tests take.
     split = data.get("test_split", split) if split == "test" else split
     return f"{data['dataset']}/{split}"
@@ -530,7 +546,7 @@ def parse(raw: Any) -> _File:
     _check_cited(raw["cited"], cited)
     units = {}
     for key, value in raw["metrics"].items():
-        _keys(value, f"metric {key}", {"unit", "higher_is_better"}, {"logged"})
+        _keys(value, f"metric {key}", {"unit", "higher_is_better"}, {"logged", "data", "cases"})
         units[key] = MetricUnit(**value)
         logged = value.get("logged", value["unit"])
         if logged != value["unit"] and (logged, value["unit"]) not in _SCALES:

@@ -43,6 +43,9 @@ class Counter(LightningModule):
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
         return (self.table.weight * torch.rand(4)).sum()
 
+    def test_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        """Nothing is measured."""
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), 0.1)
 
@@ -120,6 +123,22 @@ def test_a_resumed_run_goes_on_at_the_next_multiple(tmp_path: Path, tasks: Path)
     fit(tmp_path, evaluation(tasks), ckpt_path=tmp_path / "step=6.ckpt")
     assert set(logged(tmp_path, 1)) == {10}
     assert logged(tmp_path, 1)[10]["step_mpqa"] == logged(tmp_path)[10]["step_mpqa"]
+
+
+@pytest.mark.filterwarnings("ignore:.*items here")
+def test_tests_have_the_scores_among_their_metrics(tasks: Path) -> None:
+    torch.manual_seed(0)
+    model = Counter()
+    task = read_task("CR", str(tasks), split_words=False)
+    for protocol, name in (("fast", "test_cr_fast"), ("original", "test_cr")):
+        callback = evaluation(tasks, tasks=["CR"], protocol=protocol)
+        trainer = Trainer(
+            accelerator="cpu", logger=False, callbacks=[callback], enable_progress_bar=False
+        )
+        (metrics,) = trainer.test(model, DataLoader(torch.zeros(2, 1)), verbose=False)
+        with torch.no_grad():
+            expected = model_scores(model.eval(), task, protocol)["cr"]  # type: ignore[arg-type]
+        assert metrics == {name: pytest.approx(expected)}
 
 
 @pytest.mark.filterwarnings("ignore:.*items here")

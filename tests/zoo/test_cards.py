@@ -144,6 +144,13 @@ def test_render_is_a_function_of_the_two_data_files(make_card: Callable[..., Pat
     results["metrics"][0]["value"] = 0.04
     (folder / "results.json").write_text(json.dumps(results))
     assert "| 4 % ± 1 |" in render_card(folder)
+    # Of the sentences of the task, whatever the test set.
+    results["metrics"][0] |= {"name": "mr_fast", "value": 75.0, "unit": "%", "dataset": "MR"}
+    (folder / "results.json").write_text(json.dumps(results))
+    assert "| mr_fast | MR, test | 75 % ± 0.42 |" in render_card(folder)
+    assert "trained on digits by ln_zoo" in render_card(folder)
+    results["metrics"][0] |= {"name": "error", "value": 0.04, "unit": "fraction"}
+    (folder / "results.json").write_text(json.dumps(results))
     refresh(folder)
     assert (folder / "README.md").read_text() == render_card(folder)
 

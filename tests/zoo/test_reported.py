@@ -19,6 +19,7 @@ from ln_zoo.zoo.reported import (
     citations,
     cited_for,
     comparison,
+    measured_on,
     metric_unit,
     parse,
     render,
@@ -225,7 +226,19 @@ def test_every_entry_is_complete_and_named_as_the_library_names_it(raw: Any) -> 
     measured_alone = {"importance_bound", "kl", "point_nll"}
     measured_alone |= {"caption_sum", "image_sum", "recall_sum"}
     measured_alone |= {"next_nll", "previous_nll", "token_nll"}
+    measured_alone |= {"cr_fast", "mpqa_fast", "mr_fast", "subj_fast"}
     assert {r.metric for r in reported()} | measured_alone == set(raw["metrics"])
+
+
+def test_metrics_with_data_of_their_own() -> None:
+    facts = {"dataset": "books"}
+    assert measured_on(facts, metric="test_mr") == "MR/10-fold"
+    assert measured_on(facts, metric="token_nll") == "books/test"
+    rows = comparison(
+        "SkipThought", "LayerNorm", {"test_mr": 70.0}, data="books/test", size={"updates": 10_000}
+    )
+    assert {row.reported.data for row in rows if row.reported} == {"MR/10-fold"}
+    assert all(row.outcome.startswith("not comparable: training_data") for row in rows)
 
 
 def test_lookup_filters() -> None:
