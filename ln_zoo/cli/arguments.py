@@ -212,6 +212,8 @@ def _flat(name: str, value: Any) -> Iterator[Given]:
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _flat(f"{name}.{key}", inner)
+    elif name.endswith("+"):
+        yield Given(_short(name.removesuffix("+")), None)  # has not the type of the list
     else:
         yield Given(_short(name), value)
 

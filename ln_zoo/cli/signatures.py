@@ -55,7 +55,7 @@ def classes(group: str) -> dict[str, Signature]:
     room, root = ROOMS[group]
     trees = [_tree(path) for path in sorted((Path(__file__).parents[1] / room).glob("*.py"))]
     nodes = {n.name: n for tree in trees for n in tree.body if isinstance(n, ast.ClassDef)}
-    types = {name: t for tree in trees for name, t in _aliases(tree)}
+    types = _types_by_class(trees)
     found = {}
     for name in nodes:
         line = list(_line(name, nodes))
@@ -83,7 +83,7 @@ def trainer(method: str = "__init__") -> Signature | None:
         if path.is_file():
             for node in ast.walk(_tree(path)):
                 if isinstance(node, ast.ClassDef) and node.name == "Trainer":
-                    return _signature("Trainer", [node], {}, method=method)
+                    return _signature("Trainer", [node], {"Trainer": {}}, method=method)
     return None
 
 
@@ -119,11 +119,19 @@ def _abstract(members: list[ast.ClassDef]) -> bool:
 def _signature(
     name: str,
     members: list[ast.ClassDef],
-    types: dict[str, Any],
+    types: dict[str, dict[str, Any]],
     concrete: bool = True,
     method: str = "__init__",
 ) -> Signature:
-    """The signature of a class's method, of the nearest of the classes that defines it."""
+    """The signature of a class's method, of the nearest of the classes that defines it.
+
+    Args:
+        name: of the class.
+        members: the class and its bases.
+        types: literals by name that each class's file knows, by class.
+        concrete: whether there can be instances.
+        method: whose arguments are asked for.
+    """
     fields: dict[str, Any] = {}
     for node in members:
         for part in node.body:
@@ -134,7 +142,7 @@ def _signature(
                 defaults = [*missing, *arguments.defaults]
                 values = [*defaults[1:], *arguments.kw_defaults]
                 parameters = {
-                    a.arg: _type(a.annotation, default, types)
+                    a.arg: _type(a.annotation, default, types[node.name])
                     for a, default in zip(named, values, strict=True)
                 }
                 open_ = arguments.kwarg is not None or arguments.vararg is not None
@@ -143,7 +151,8 @@ def _signature(
             assigned = [part for part in node.body if isinstance(part, ast.AnnAssign)]
             for part in assigned:
                 if "ClassVar" not in ast.unparse(part.annotation):
-                    fields[ast.unparse(part.target)] = _type(part.annotation, part.value, types)
+                    known = types[node.name]
+                    fields[ast.unparse(part.target)] = _type(part.annotation, part.value, known)
     return Signature(name, fields, concrete=concrete)
 
 
@@ -160,6 +169,26 @@ def _type(annotation: ast.expr | None, default: ast.expr | None, types: dict[str
     if isinstance(default, ast.Constant) and default.value is None:
         found = typing.Optional[found]  # noqa: UP045
     return found
+
+
+def _types_by_class(trees: list[ast.Module]) -> dict[str, dict[str, Any]]:
+    """Literals by name that each class may mean: those of its own file, then those of others.
+
+    Two files may give one name to different literals; what a third file means by it is not known.
+    """
+    everywhere: dict[str, Any] = {}
+    twice: set[str] = set()
+    for tree in trees:
+        for name, found in _aliases(tree):
+            if everywhere.setdefault(name, found) != found:
+                twice.add(name)
+    shared = {name: found for name, found in everywhere.items() if name not in twice}
+    return {
+        node.name: shared | dict(_aliases(tree))
+        for tree in trees
+        for node in tree.body
+        if isinstance(node, ast.ClassDef)
+    }
 
 
 def _aliases(tree: ast.Module) -> Iterator[tuple[str, Any]]:

@@ -6,6 +6,7 @@ import inspect
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from cli_support import CONFIGS, SMALL, run
@@ -51,6 +52,14 @@ def test_arguments_of_the_trainer_are_those_that_python_finds(method: str) -> No
     assert found is not None
     known = list(inspect.signature(getattr(Trainer, method)).parameters)
     assert list(found.parameters) == known[1:]
+
+
+def test_literals_of_one_name_are_those_of_the_file_that_a_class_is_in() -> None:
+    """Both files call theirs ``Reduction``."""
+    known = signatures.classes("model")
+    expected = {"Handwriting": {"point", "line"}, "SkipThought": {"sum", "token_mean"}}
+    for name, words in expected.items():
+        assert set(get_args(known[name].parameters["loss_reduction"])) == words
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*/*.yaml")), ids=lambda path: path.stem)
