@@ -613,6 +613,8 @@ class ClozeData(ZooDataModule, ABC):
                 free = [next(n for place in places for n in place.tolist() if n in entities)]
                 for place in places:
                     place[place == free[0]] = UNK
+            # Which name it is must not tell the answer from others.
+            free = np.random.default_rng((self.seed, i)).permutation(free).tolist()
             for word, name in zip(strangers, free, strict=False):
                 for part, place in zip(parts, places, strict=True):
                     place[part == word] = name
