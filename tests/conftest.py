@@ -25,8 +25,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     def place(item: pytest.Item) -> int:
         folder = item.path.parent
+        if folder == ROOT / "tests":
+            return len(FIRST)
         here = folder.parent == ROOT / "tests" and folder.name in FIRST
-        return FIRST.index(folder.name) if here else len(FIRST)
+        return FIRST.index(folder.name) if here else len(FIRST) + 1
 
     items.sort(key=place)
 

@@ -46,7 +46,7 @@ _TYPE = re.compile(
 _GIVEN = re.compile(r"Given value: (.*)")
 
 #: Longer lists of classes are not printed with an error.
-_LONGEST_LIST = 12
+_LONGEST_LIST = 24
 #: Stands in a cause for the value that was given, which jsonargparse tells at the end.
 _VALUE = "\0"
 

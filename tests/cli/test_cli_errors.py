@@ -11,7 +11,7 @@ from cli_support import CONFIGS, SMALL, python, run, write_idx
 OWN = "the import path of your own, such as my_file.MyClass"
 DATA = (
     "BinarizedDigits, BinarizedMNIST, Books, CaptionedImages, ClozeQA, Digits, IAMOnDB, MNIST, "
-    "SyntheticBooks, SyntheticClozeQA, SyntheticHandwriting, SyntheticScenes"
+    "SentenceFile, SyntheticBooks, SyntheticClozeQA, SyntheticHandwriting, SyntheticScenes"
 )
 MODELS = (
     "AttentiveReader, ConvClassifier, DRAW, Handwriting, MLPClassifier, OrderEmbedding, "
