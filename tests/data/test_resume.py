@@ -140,6 +140,7 @@ def test_overfit_batches_takes_the_first_batches_in_order():
     assert [labels for _, _, labels in model.seen["train"]] == first * 2
 
 
+@pytest.mark.slow
 def test_two_processes_share_what_one_sees(tmp_path):
     alone = Recorder()
     trainer = make_trainer(max_epochs=2)

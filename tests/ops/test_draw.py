@@ -686,6 +686,9 @@ def test_gradients_may_come_expanded(under: Under) -> None:
     assert_as_accurate(actual, expected, lambda k: total(plain(settings, None), F32, k), DOUBLE)
 
 
+@pytest.mark.parametrize(
+    "under", ["native", pytest.param("aten", marks=pytest.mark.slow)], indirect=True
+)
 def test_no_memory_is_lost(under: Under) -> None:
     size = Size()
     p = cast(problem(size), under.dtype)

@@ -637,6 +637,9 @@ def test_inference_mode_leaves_nothing_behind(under: Under) -> None:
     assert_same_output(quiet.clone(), loud, layer, x)
 
 
+@pytest.mark.parametrize(
+    "under", ["native", pytest.param("aten", marks=pytest.mark.slow)], indirect=True
+)
 def test_no_memory_is_lost(under: Under) -> None:
     layer = make("GRU").to(under.dtype)
     x = torch.randn(5, 3, 4, dtype=under.dtype)

@@ -638,6 +638,9 @@ def test_arguments_are_left_as_they_are(under: Under) -> None:
         assert torch.equal(one, two)
 
 
+@pytest.mark.parametrize(
+    "under", ["native", pytest.param("aten", marks=pytest.mark.slow)], indirect=True
+)
 def test_no_memory_is_lost(under: Under) -> None:
     p = cast(problem(20, 3, 12, 5, 2), under.dtype)
     leaves = p._replace(x=p.x.requires_grad_(), weight=p.weight.requires_grad_())
