@@ -11,6 +11,7 @@ The processes are forked from this one, which has imported everything: each take
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import random
@@ -96,12 +97,21 @@ def last(folder: Path, version: int) -> Path:
     return path
 
 
+def kept(path: Path) -> dict:
+    """A checkpoint, its curves as values by column without the wall time, which no run repeats."""
+    checkpoint = load(path)
+    names, *rows = csv.reader(checkpoint["metrics_csv"].splitlines())
+    columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
+    columns.pop("epoch_seconds", None)
+    return checkpoint | {"metrics_csv": columns}
+
+
 def run(name: str, root: Path, temporary: Path, timed: int, at_random: int) -> None:
     command = ["fit", *FITS[name], *QUIET]
     whole = root / name
     whole.mkdir()
     assert code(start(command, whole, temporary)) == 0, (whole / "log").read_text()
-    expected = load(last(whole, 0))
+    expected = kept(last(whole, 0))
     for number in range(timed + at_random):
         chance = random.Random(f"{name} {number}")
         folder = root / f"{name}-{number}"
@@ -119,7 +129,7 @@ def run(name: str, root: Path, temporary: Path, timed: int, at_random: int) -> N
         resumed = code(start([*command, "--ckpt_path=last"], folder, temporary))
         # A run that was killed behind its last epoch has come to its end.
         ends = sorted(folder.glob("runs/*/version_*/checkpoints/last.ckpt"))
-        found = load(ends[-1]) if resumed == 0 else {}
+        found = kept(ends[-1]) if resumed == 0 else {}
         told = {
             "run": f"{name}-{number}",
             "kill": "timed" if number < timed else "random",
