@@ -86,7 +86,7 @@ def find_layout(root: Path, features: str | None, each: int, use_restval: bool) 
         )
     found = sorted(path.name for path in root.iterdir())
     raise ValueError(
-        f"{root} is no set of captioned images: expected {_FORMS}; found "
+        f"{root} holds no captioned images: expected {_FORMS}; found "
         f"{', '.join(found[:8]) or 'nothing'}"
     )
 

@@ -38,8 +38,8 @@ def expand(vocabulary: Vocabulary, vectors: Tensor, path: str | os.PathLike[str]
 
     Raises:
         OSError: if the file cannot be read.
-        ValueError: as `ln_zoo.vocabulary.read_word_vectors`; if there is no word that the model has
-            as well.
+        ValueError: as `ln_zoo.vocabulary.read_word_vectors`; if the file shares no word with the
+            model.
 
     Warns:
         UserWarning: if there are fewer common words than the map has coefficients for each number.

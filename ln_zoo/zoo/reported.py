@@ -626,7 +626,7 @@ def _parse_table(
 
 def _check_name(name: Any, where: str) -> None:
     if name is not None and not (isinstance(name, str) and re.fullmatch("[A-Z][A-Za-z]*", name)):
-        raise ValueError(f"{where} {name!r} is no name of a class")
+        raise ValueError(f"{where} {name!r} is not the name of a class")
 
 
 def _training(value: Any, where: str) -> Mapping[str, int]:

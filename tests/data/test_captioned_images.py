@@ -373,7 +373,7 @@ def test_files_that_are_missing(released: Path, tmp_path: Path) -> None:
     refused(released, "lacks val.txt beside train.txt", FileNotFoundError)
     refused(tmp_path / "nowhere", "no folder .*nowhere", FileNotFoundError)
     (tmp_path / "empty").mkdir()
-    refused(tmp_path / "empty", "is no set of captioned images: .* found nothing")
+    refused(tmp_path / "empty", "holds no captioned images: .* found nothing")
     refused(released / "train.txt", "is a file: give the folder", NotADirectoryError)
     root = karpathy(tmp_path / "k")
     np.save(root / "resnet.npy", features(7))

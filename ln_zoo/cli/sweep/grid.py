@@ -251,7 +251,7 @@ def read_grid(folder: Path) -> Grid | None:
             raise SweepError(f"{path} was written by a newer version of ln_zoo")
         return Grid(**content)
     except (AttributeError, KeyError, TypeError) as error:
-        raise SweepError(f"{path} is no sweep of ln-zoo: choose another --out") from error
+        raise SweepError(f"{path} was not written by ln-zoo sweep: choose another --out") from error
 
 
 def write_grid(grid: Grid, folder: Path) -> None:

@@ -202,8 +202,9 @@ class Report:
         if not self.select:
             return None
         sign = -1 if compare.higher_is_better(self.select) else 1
-        members = self.of_label(label)
-        ordered = sorted(members, key=lambda each: (sign * self._score(each), each.run.seed))
+        ordered = sorted(
+            self.of_label(label), key=lambda each: (sign * self._score(each), each.run.seed)
+        )
         return ordered[len(ordered) // 2].run.seed
 
     def reached(self) -> list[Reached]:
