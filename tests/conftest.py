@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import shutil
 from pathlib import Path
 
 import pytest
+from quick_pictures import leave_out_layout
 
 # Set before any library reads them: no test may reach the network.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -13,6 +16,11 @@ os.environ["HF_DATASETS_OFFLINE"] = "1"
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 # Tensors of tests are small: threads would spend their time waiting for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Tests write some ten thousand small files, for each of which a disk may take milliseconds.
+MEMORY = Path("/dev/shm")
+if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4 << 30:
+    os.environ.setdefault("TMPDIR", str(MEMORY))
 
 ROOT = Path(__file__).parent.parent
 #: Their files start processes and compile, and take longest: last, one would keep its worker busy
@@ -31,6 +39,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return FIRST.index(folder.name) if here else len(FIRST) + 1
 
     items.sort(key=place)
+
+
+def pytest_collection_finish() -> None:
+    """Before the first test. What is there by now stays to the end: no collection of garbage need
+    look at it again."""
+    leave_out_layout()
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

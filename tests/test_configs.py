@@ -113,8 +113,18 @@ def of_each_model(paths: list[Path]) -> list[Path]:
     return list(classes.values())
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS, ids=name)
-@pytest.mark.parametrize("base", of_each_model(BASES), ids=name)
+#: Each model with a strategy, and each strategy with a model; all of both with -m slow.
+MODELS = of_each_model(BASES)
+PAIRS = [
+    pytest.param(
+        base, overlay, id=f"{name(base)}-{name(overlay)}",
+        marks=[] if (i - k) % len(OVERLAYS) == 0 else pytest.mark.slow,
+    )
+    for i, base in enumerate(MODELS) for k, overlay in enumerate(OVERLAYS)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("base", "overlay"), PAIRS)
 def test_a_strategys_file_gives_its_own_defaults(base: Path, overlay: Path) -> None:
     """Nothing of the strategy before it leaks: not a gain, not an eps."""
     cli = sketch(base, "--config", overlay)
@@ -164,7 +174,17 @@ def test_a_class_chosen_on_the_command_line_brings_its_own_defaults() -> None:
     assert strategies(cli.model) == {BatchNorm(unbiased=True)}
 
 
-@pytest.mark.parametrize("base", BASES, ids=name)
+#: Steps of these take seconds, and their models have smaller configurations too.
+LARGE = ("handwriting/paper.yaml", "order_embedding/paper.yaml", "order_embedding/flickr8k.yaml")
+
+
+@pytest.mark.parametrize(
+    "base",
+    [
+        pytest.param(base, id=name(base), marks=[pytest.mark.slow] * (name(base) in LARGE))
+        for base in BASES
+    ],
+)
 def test_one_of_each_model_takes_two_steps(base: Path) -> None:
     """On data that need no download; the sizes are the paper's, but of models that read text."""
     data, evaluation = {

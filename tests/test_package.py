@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cli_support import python
 from packaging.requirements import Requirement
 
 import ln_zoo
@@ -90,10 +91,10 @@ def test_readme_strategy_is_short_and_passes_its_case(tmp_path: Path) -> None:
     assert len(body) < 10
     (tmp_path / "my_norm.py").write_text(strategy)
     (tmp_path / "test_my_norm.py").write_text(f"from my_norm import MyNorm\n{case}")
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(tmp_path)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
-    assert re.search(r"\d+ passed", done.stdout)
+    command = ["-q", "-x", "-p", "no:cacheprovider", str(tmp_path)]
+    done = python(tmp_path, f"import pytest, sys; sys.exit(pytest.main({command}))")
+    assert done.code == 0, done.out
+    assert re.search(r"\d+ passed", done.out)
 
 
 def test_readme_subclass_runs() -> None:

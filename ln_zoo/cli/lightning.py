@@ -110,6 +110,11 @@ class ZooCLI(LightningCLI):
             self._build()
 
     def _build(self) -> None:
+        commands = self.subcommands()
+        if self.argv and self.argv[0] in commands:
+            # To make the parsers of all commands takes as long as all that this one has to do.
+            asked = {self.argv[0]: commands[self.argv[0]]}
+            self.subcommands = lambda: asked  # type: ignore[method-assign]
         super().__init__(
             ZooModule,
             LightningDataModule,

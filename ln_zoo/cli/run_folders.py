@@ -28,10 +28,10 @@ def claim(root: str | Path) -> Path:
         OSError: if no folder can be made there.
 
     Example:
-        >>> claim("runs/MLPClassifier-LayerNorm").as_posix()
-        'runs/MLPClassifier-LayerNorm/version_0'
-        >>> claim("runs/MLPClassifier-LayerNorm").name
-        'version_1'
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as runs:
+        ...     [claim(f"{runs}/MLPClassifier-LayerNorm").name for _ in range(2)]
+        ['version_0', 'version_1']
     """
     root = Path(root)
     try:

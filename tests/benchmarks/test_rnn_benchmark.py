@@ -205,7 +205,7 @@ def read(folder: Path) -> list[dict[str, str]]:
 def test_command_writes_and_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = ["naive", "LayerNorm/aten", "BatchNorm"]
     sizes = ["--sizes", "3,2,4,5", "1,1,4,5"]
-    few = ["--repeats", "3", "--seconds", "0.1", "--threads", str(torch.get_num_threads())]
+    few = ["--repeats", "3", "--seconds", "0.01", "--threads", str(torch.get_num_threads())]
     modes_ = ["--modes", "train", "infer", "step"]
     code = rnn.main(
         [*sizes, *few, *modes_, "--contestants", *names, "--out", str(tmp_path / "out")]

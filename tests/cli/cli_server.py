@@ -1,25 +1,23 @@
 """Runs commands one after another, each as if in a process of its own, without importing anew.
 
-Reads requests from standard input, a line of JSON each (argv, folder, env, early), and answers on
-standard output (code, out, err, raised). The process of the tests is no place for commands: the
-classes that other tests define would be among those that short names and error messages know.
+Reads requests from a socket, a line of JSON each (argv, folder, env, early), and answers there
+(code, out, err, raised). The process of the tests is no place for commands: the classes that other
+tests define would be among those that short names and error messages know.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import os
+import socket
 import sys
+import tempfile
 import traceback
+from typing import BinaryIO
 
 from ln_zoo.cli import early as early_checks
 from ln_zoo.cli import main
 
-# The same two for all commands: log handlers keep the stream that they found when they were made,
-# and Lightning makes its own on import, which is the first command's doing.
-OUT, ERR = io.StringIO(), io.StringIO()
 EARLY = early_checks.check
 
 
@@ -29,17 +27,13 @@ def answer(argv: list[str], folder: str, env: dict[str, str], early: bool) -> di
     Without ``early`` mistakes are left to the parser that needs torch and Lightning.
     """
     early_checks.check = EARLY if early else lambda argv: None
-    for stream in (OUT, ERR):
-        stream.seek(0)
-        stream.truncate()
     path, modules = list(sys.path), set(sys.modules)
     os.environ.clear()
     os.environ.update(env)
     os.chdir(folder)
     code, raised = None, ""
     try:
-        with contextlib.redirect_stdout(OUT), contextlib.redirect_stderr(ERR):
-            code = main(argv)
+        code = main(argv)
     except Exception:
         raised = traceback.format_exc()
     sys.path[:] = path
@@ -49,12 +43,31 @@ def answer(argv: list[str], folder: str, env: dict[str, str], early: bool) -> di
         file = str(getattr(sys.modules[name], "__file__", ""))
         if file.startswith(folder) and name.partition(".")[0] != "ln_zoo":
             del sys.modules[name]
-    return {"code": code, "out": OUT.getvalue(), "err": ERR.getvalue(), "raised": raised}
+    return {"code": code, "raised": raised}
 
 
-if __name__ == "__main__":
-    channel = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever else writes to standard output must not be taken for an answer
-    for line in sys.stdin:
-        channel.write(json.dumps(answer(**json.loads(line))) + "\n")
-        channel.flush()
+def written(file: BinaryIO) -> str:
+    """What a command wrote to a file, which is empty afterwards."""
+    file.seek(0)
+    text = file.read().decode()
+    file.seek(0)
+    file.truncate()
+    return text
+
+
+def serve(channel: socket.socket) -> int:
+    """Answers until the other end is closed."""
+    with (
+        tempfile.TemporaryFile() as out,
+        tempfile.TemporaryFile() as err,
+        channel.makefile("rw") as lines,
+    ):
+        os.dup2(out.fileno(), 1)
+        os.dup2(err.fileno(), 2)
+        while line := lines.readline():
+            reply = answer(**json.loads(line))
+            sys.stdout.flush()
+            sys.stderr.flush()
+            lines.write(json.dumps(reply | {"out": written(out), "err": written(err)}) + "\n")
+            lines.flush()
+    return 0

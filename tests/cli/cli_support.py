@@ -8,11 +8,14 @@ import gzip
 import json
 import os
 import signal
+import socket
 import struct
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 import torch
@@ -50,50 +53,6 @@ def environment(**changes: str) -> dict[str, str]:
 
 
 @functools.cache
-def _server() -> subprocess.Popen[str]:
-    server = subprocess.Popen(
-        [sys.executable, Path(__file__).with_name("cli_server.py")],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=environment(),
-        text=True,
-    )
-    atexit.register(server.kill)
-    return server
-
-
-def end_server() -> None:
-    """The next command has a new process: classes of a user's own outlive the command that imported
-    them, and would be among those that errors of later commands name."""
-    _server().kill()
-    _server.cache_clear()
-
-
-def run(*argv: str | Path, early: bool = True) -> Done:
-    """Runs a command in the current folder; quick, since its process is there already.
-
-    Without ``early`` mistakes are left to the parser that needs torch and Lightning.
-    """
-    server = _server()
-    assert server.stdin is not None
-    assert server.stdout is not None
-    request = {"argv": [str(a) for a in argv], "folder": str(Path.cwd()), "env": environment()}
-    request["early"] = early
-    server.stdin.write(json.dumps(request) + "\n")
-    server.stdin.flush()
-    reply = json.loads(server.stdout.readline())
-    assert not reply["raised"], reply["raised"]
-    return Done(reply["code"], reply["out"], reply["err"])
-
-
-def fit(*argv: str | Path, epochs: int = 1) -> Done:
-    """Trains the small model in the current folder, and insists that it worked."""
-    done = run("fit", *SMALL, *QUIET, f"--trainer.max_epochs={epochs}", *argv)
-    assert done.code == 0, done.err
-    return done
-
-
-@functools.cache
 def _zygote() -> subprocess.Popen[str]:
     zygote = subprocess.Popen(
         [sys.executable, Path(__file__).with_name("cli_zygote.py")],
@@ -106,14 +65,58 @@ def _zygote() -> subprocess.Popen[str]:
     return zygote
 
 
-def _forked(folder: Path, argv: list[str], code: str | None, timeout: float) -> Done:
+def _ask_zygote(request: dict) -> TextIO:
+    """Hands a request to the process that forks; gives where it may answer."""
     zygote = _zygote()
     assert zygote.stdin is not None
     assert zygote.stdout is not None
-    request = {"folder": str(folder), "env": environment(), "timeout": timeout}
-    zygote.stdin.write(json.dumps(request | {"argv": argv, "code": code}) + "\n")
+    zygote.stdin.write(json.dumps(request) + "\n")
     zygote.stdin.flush()
-    reply = json.loads(zygote.stdout.readline())
+    return zygote.stdout
+
+
+@functools.cache
+def _server() -> TextIO:
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(f"{folder}/commands")
+        listening.listen()
+        _ask_zygote({"socket": f"{folder}/commands"})
+        channel, _ = listening.accept()
+    return channel.makefile("rw")  # type: ignore[return-value]  # text, by its mode
+
+
+def end_server() -> None:
+    """The next command has a new process: classes of a user's own outlive the command that imported
+    them, and would be among those that errors of later commands name."""
+    _server().close()
+    _server.cache_clear()
+
+
+def run(*argv: str | Path, early: bool = True) -> Done:
+    """Runs a command in the current folder; quick, since its process is there already.
+
+    Without ``early`` mistakes are left to the parser that needs torch and Lightning.
+    """
+    server = _server()
+    request = {"argv": [str(a) for a in argv], "folder": str(Path.cwd()), "env": environment()}
+    request["early"] = early
+    server.write(json.dumps(request) + "\n")
+    server.flush()
+    reply = json.loads(server.readline())
+    assert not reply["raised"], reply["raised"]
+    return Done(reply["code"], reply["out"], reply["err"])
+
+
+def fit(*argv: str | Path, epochs: int = 1) -> Done:
+    """Trains the small model in the current folder, and insists that it worked."""
+    done = run("fit", *SMALL, *QUIET, f"--trainer.max_epochs={epochs}", *argv)
+    assert done.code == 0, done.err
+    return done
+
+
+def _forked(folder: Path, argv: list[str], code: str | None, timeout: float) -> Done:
+    request = {"folder": str(folder), "env": environment(), "timeout": timeout}
+    reply = json.loads(_ask_zygote(request | {"argv": argv, "code": code}).readline())
     assert reply["code"] != -signal.SIGALRM, f"no end within {timeout} s: {reply['err'][-2000:]}"
     return Done(**reply)
 

@@ -1,22 +1,34 @@
 """Runs commands and code, each in a process of its own that need not import anything anew.
 
-Reads requests from standard input, a line of JSON each (argv, code, folder, env, timeout), forks,
-and answers on standard output (code, out, err). Without code the command line in argv is run. This
-process computes nothing: threads would be missing in what is forked from it.
+Reads requests from standard input, a line of JSON each, and forks. A request with a ``socket``
+becomes a server of quick commands there (see `cli_server`), at once. Any other (argv, code, folder,
+env, timeout) is run to its end, and answered on standard output (code, out, err); without code
+the command line in argv is run. This process computes nothing: threads would be missing in what
+is forked from it.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import gc
 import json
 import os
 import signal
+import socket
 import sys
 import tempfile
 import traceback
+from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
+
+import cli_server
+import quick_pictures
+import sklearn.datasets  # noqa: F401  # the digits, which most tests train on
 
 import ln_zoo.cli.lightning  # noqa: F401  # all that a run needs
-from ln_zoo.cli import main
+from ln_zoo.cli import early, main
 
 
 def become(request: dict) -> int:
@@ -32,6 +44,24 @@ def become(request: dict) -> int:
     return 0
 
 
+def end_after(run: Callable[[], int]) -> NoReturn:
+    """Runs it and ends as Python would, but frees nothing: to visit every object is to copy the
+    memory of all, which takes longer than most commands."""
+    code: object = 1
+    try:
+        code = run()
+    except SystemExit as error:
+        code = error.code
+    except BaseException:
+        traceback.print_exc()
+    if isinstance(code, str):
+        print(code, file=sys.stderr)
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else code is not None)
+
+
 def answer(request: dict) -> dict[str, object]:
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         if (child := os.fork()) == 0:
@@ -39,13 +69,7 @@ def answer(request: dict) -> dict[str, object]:
             os.dup2(out.fileno(), 1)
             os.dup2(err.fileno(), 2)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            try:
-                sys.exit(become(request))
-            except SystemExit:
-                raise
-            except BaseException:
-                traceback.print_exc()
-                sys.exit(1)
+            end_after(lambda: become(request))
         _, status = os.waitpid(child, 0)
         texts = []
         for file in (out, err):
@@ -54,11 +78,25 @@ def answer(request: dict) -> dict[str, object]:
     return {"code": os.waitstatus_to_exitcode(status), "out": texts[0], "err": texts[1]}
 
 
+def serve(path: str) -> None:
+    if os.fork() == 0:
+        with socket.socket(socket.AF_UNIX) as channel:
+            channel.connect(path)
+            end_after(lambda: cli_server.serve(channel))
+
+
 if __name__ == "__main__":
+    with contextlib.suppress(SystemExit):
+        early.check(["fit", "--model=MLPClassifier"])  # reads the signatures of all classes
+    quick_pictures.leave_out_layout()
+    gc.freeze()  # a collection in a child would copy what it only looks at
     channel = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever else writes to standard output must not be taken for an answer
     # Not `for line in sys.stdin`, which reads ahead: a child that ends would rewind what it shares.
     while line := sys.stdin.readline():
-        reply = answer(json.loads(line))
-        channel.write(json.dumps(reply) + "\n")
+        request = json.loads(line)
+        if "socket" in request:
+            serve(request["socket"])
+            continue
+        channel.write(json.dumps(answer(request)) + "\n")
         channel.flush()

@@ -37,7 +37,7 @@ def test_it_prints_the_claims_and_writes_picture_and_csv(
     assert drawn == pytest.approx(wanted, rel=1e-3)
 
 
-@pytest.mark.parametrize("form", ["rich", "markdown"])
+@pytest.mark.parametrize("form", ["rich", pytest.param("markdown", marks=pytest.mark.slow)])
 def test_forms_of_the_table(
     here: Path, form: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

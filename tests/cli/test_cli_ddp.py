@@ -237,6 +237,7 @@ class Bad(MLPClassifier):
 """
 
 
+@pytest.mark.slow
 def test_a_bad_loss_in_one_process_stops_both(fitted: tuple[Path, Done], in_fitted: Path) -> None:
     (in_fitted / "bad_models.py").write_text(BAD)
     done = script(

@@ -313,6 +313,7 @@ def test_help_of_a_strategy() -> None:
     assert "type: float, default: 1e-05" in " ".join(done.out.split())
 
 
+@pytest.mark.slow
 def test_completion_script_knows_the_strategies() -> None:
     done = run("--print_completion=shtab-bash")
     assert done.code == 0

@@ -161,6 +161,7 @@ def test_threads_of_one_process_compile_once(source: Path, counted: Counted) -> 
     assert found == [native.load()] * 4
 
 
+@pytest.mark.slow
 def test_processes_that_start_at_once_compile_once(source: Path, counted: Counted) -> None:
     counted.behave("sleep 1")
     code = (
