@@ -87,6 +87,8 @@ def test_every_run_parses_and_builds(path: Path) -> None:
         ("mlp.yaml", "mlp/paper.yaml"),
         ("weight_from_data.yaml", "mlp/paper.yaml"),
         ("layer_gain_0.1.yaml", "attentive_reader/bbc.yaml"),
+        ("batch_gain_1.0.yaml", "attentive_reader/bbc.yaml"),
+        ("batch_everywhere.yaml", "attentive_reader/bbc.yaml"),
     ],
 )
 def test_what_the_protocol_lays_over_a_run(overlay: str, base: str) -> None:

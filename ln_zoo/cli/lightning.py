@@ -21,14 +21,11 @@ import ln_zoo.data
 import ln_zoo.models
 import ln_zoo.norms  # noqa: F401
 from ln_zoo.callbacks import (
-    AttentionPictures,
     CurvesPlot,
-    DRAWPictures,
     FiniteLoss,
     KeptCurves,
     LastCheckpoint,
     PredictionWriter,
-    RetrievalPictures,
 )
 from ln_zoo.callbacks.last_checkpoint import Interrupted
 from ln_zoo.checkpoints import write_atomically
@@ -393,11 +390,13 @@ class ZooCLI(LightningCLI):
 
     def after_predict(self) -> None:
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
+            written = getattr(callback, "written", None)
             if isinstance(callback, PredictionWriter) and callback.written:
                 print(f"predictions: {outputs.relative(callback.written)}")
-            elif isinstance(callback, _PICTURES) and callback.written:
-                names = ", ".join(picture.name for picture in callback.written)
-                print(f"pictures: {outputs.relative(callback.written[0].parent)}: {names}")
+            elif isinstance(written, list) and written:
+                # Paths of pictures, drawn by one of our callbacks or of the user's.
+                names = ", ".join(picture.name for picture in written)
+                print(f"pictures: {outputs.relative(written[0].parent)}: {names}")
 
 
 def _logger(name: str, **extra: Any) -> dict[str, Any]:
@@ -421,26 +420,9 @@ def _check_fit(model: LightningModule, data: LightningDataModule) -> None:
     takes, gives = getattr(model, "takes", None), getattr(data, "gives", None)
     if takes and gives and gives not in takes:
         raise ValueError(
-            f"{type(model).__name__} takes batches of {' or '.join(_BATCHES[t] for t in takes)}, "
-            f"and {type(data).__name__} gives {_BATCHES[gives]}: choose others with --data or "
-            "--model"
+            f"{type(model).__name__} takes {' or '.join(takes)}, and {type(data).__name__} gives "
+            f"{gives}: choose others with --data or --model"
         )
-
-
-#: What draws pictures when ``predict`` starts.
-_PICTURES = AttentionPictures | DRAWPictures | RetrievalPictures
-
-#: What a batch holds, in the words of models and data modules, with its shapes.
-_BATCHES = {
-    "labelled images": "images (N, C, H, W) with labels (N,)",
-    "images": "images (N, C, H, W)",
-    "captioned images": "features of images (N, I) with captions",
-    "handwriting": "handwriting: offsets of the pen (T, N, 3) with texts",
-    "sentences": "sentences as text",
-    "sentence triples": "sentences with the next and the previous one: (tokens (B, T), lengths) of "
-    "each",
-    "cloze questions": "cloze questions: passages (N, T) and queries (N, S) with answers (N,)",
-}
 
 
 def _holds(callbacks: list[Callback], cls: type[Callback]) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Literal, NamedTuple, get_args
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -103,9 +104,17 @@ class AttentiveReader(Classifier):
         (torch.Size([1, 6]), torch.Size([1, 4]))
     """
 
-    takes: ClassVar[tuple[str, ...]] = ("cloze questions",)
+    takes = ("cloze questions",)
+    pipeline_tag = "question-answering"
     metrics = ("nll", "error", "entity_error", "passage_error")
     entities: Tensor
+
+    @classmethod
+    def card_example(cls, preprocessing: Mapping[str, Any]) -> str:
+        return (
+            'passage = "@entity1 met @entity0 in rome . @entity2 was late ."\n'
+            'print(model.answer(passage, "@placeholder met @entity0"))  # one of the entities\n'
+        )
 
     def __init__(
         self,

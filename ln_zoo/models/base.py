@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from lightning.pytorch import LightningModule
@@ -26,6 +27,20 @@ class ZooModule(LightningModule, ABC):
 
     It is abstract, so that the command line offers only models that can be trained.
     """
+
+    #: What a batch may hold, in the words of the data modules; empty: anything.
+    takes: ClassVar[tuple[str, ...]] = ()
+    #: The task, in the Hugging Face hub's words, for cards.
+    pipeline_tag: ClassVar[str] = "other"
+
+    @classmethod
+    def card_example(cls, preprocessing: Mapping[str, Any]) -> str:
+        """Lines of Python that use a loaded ``model``, for its card.
+
+        Args:
+            preprocessing: what the card says of inputs.
+        """
+        return ""
 
     @abstractmethod
     def training_step(self, batch: Any, batch_idx: int) -> STEP_OUTPUT:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
@@ -50,10 +50,20 @@ class Classifier(ZooModule):
         ValueError: for a learning rate that is not positive, or an unknown optimizer.
     """
 
-    #: What a batch may hold, in the words of the data modules.
-    takes: ClassVar[tuple[str, ...]] = ("labelled images",)
+    takes = ("labelled images",)
+    pipeline_tag = "image-classification"
     #: What is measured of each case: ``nll`` in nats, and ``error`` or ``accuracy``, 0 or 1.
     metrics: ClassVar[tuple[str, ...]] = ("nll", "error")
+
+    @classmethod
+    def card_example(cls, preprocessing: Mapping[str, Any]) -> str:
+        shape = ", ".join(map(str, preprocessing.get("image_shape", ())))
+        return (
+            f"images = torch.rand(2, {shape})  # grey levels from 0 to 1; your images go here\n"
+            "with torch.no_grad():\n"
+            "    probabilities = model(images).softmax(-1)\n"
+            "print(probabilities.argmax(-1))  # a class for each image\n"
+        )
 
     def __init__(self, lr: float, optimizer: str = "adam") -> None:
         super().__init__()

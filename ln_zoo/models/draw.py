@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
@@ -93,8 +93,15 @@ class DRAW(ZooModule):
         {'bound': torch.Size([2]), 'nll': torch.Size([2]), 'kl': torch.Size([2])}
     """
 
-    #: What a batch may hold, in the words of the data modules.
-    takes: ClassVar[tuple[str, ...]] = ("images", "labelled images")
+    takes = ("images", "labelled images")
+    pipeline_tag = "unconditional-image-generation"
+
+    @classmethod
+    def card_example(cls, preprocessing: Mapping[str, Any]) -> str:
+        return (
+            "images = model.generate_samples(4, seed=0).logits.sigmoid()\n"
+            "print(images.shape)  # (4, height, width), probabilities of white\n"
+        )
 
     def __init__(
         self,

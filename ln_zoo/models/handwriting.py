@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
@@ -132,10 +132,17 @@ class Handwriting(ZooModule):
         True
     """
 
-    #: What a batch may hold, in the words of the data modules.
-    takes: ClassVar[tuple[str, ...]] = ("handwriting",)
+    takes = ("handwriting",)
+    pipeline_tag = "text-to-image"
     offset_mean: Tensor
     offset_std: Tensor
+
+    @classmethod
+    def card_example(cls, preprocessing: Mapping[str, Any]) -> str:
+        return (
+            'torch.manual_seed(0)\n(line,) = model.write(["hello"], bias=0.7)\n'
+            "print(line.offsets)  # of the pen: dx, dy, and 1 where it is lifted\n"
+        )
 
     def __init__(
         self,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
@@ -104,10 +104,21 @@ class OrderEmbedding(ZooModule):
         torch.Size([2, 3])
     """
 
-    #: What a batch may hold, in the words of the data modules.
-    takes: ClassVar[tuple[str, ...]] = ("captioned images",)
+    takes = ("captioned images",)
+    pipeline_tag = "feature-extraction"
     val_retrieval: Retrieval
     test_retrieval: Retrieval
+
+    @classmethod
+    def card_example(cls, preprocessing: Mapping[str, Any]) -> str:
+        return (
+            'captions = model.encode_words(["a dog runs".split(), "two men on a boat".split()])\n'
+            "images = torch.rand(3, model.image_features)  # your features go here\n"
+            "images /= images.norm(dim=1, keepdim=True)\n"
+            "with torch.no_grad():\n"
+            "    e = model.penalties(model.embed_captions(*captions), model.embed_images(images))\n"
+            "print(e.argsort(1))  # for each caption the images, the nearest first\n"
+        )
 
     def __init__(
         self,

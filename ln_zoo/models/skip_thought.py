@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, NamedTuple, get_args
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -109,8 +109,16 @@ class SkipThought(ZooModule):
         torch.Size([])
     """
 
-    #: What a batch may hold, in the words of the data modules.
-    takes: ClassVar[tuple[str, ...]] = ("sentence triples", "sentences")
+    takes = ("sentence triples", "sentences")
+    pipeline_tag = "feature-extraction"
+
+    @classmethod
+    def card_example(cls, preprocessing: Mapping[str, Any]) -> str:
+        return (
+            'sentences = ["it rained all day .", "the dog barked ."]\n'
+            "vectors = torch.from_numpy(model.encode(sentences))\n"
+            "print(vectors @ vectors.T)  # how like each other sentences are, from -1 to 1\n"
+        )
 
     def __init__(
         self,

@@ -30,18 +30,6 @@ from ln_zoo.norms import from_config
 from ln_zoo.zoo import catalog, registry, reported, trust
 from ln_zoo.zoo.catalog import Card, CardError
 
-# What models do, in the words that the hub has for it (its pipeline tags).
-_TASKS = {
-    "AttentiveReader": "question-answering",
-    "ConvClassifier": "image-classification",
-    "DRAW": "unconditional-image-generation",
-    "Handwriting": "text-to-image",
-    "MLPClassifier": "image-classification",
-    "OrderEmbedding": "feature-extraction",
-    "SequenceClassifier": "image-classification",
-    "SkipThought": "feature-extraction",
-}
-
 # What the author of a card may state beside the measured facts.
 _FACTS: dict[str, Any] = {
     "license": str,
@@ -353,9 +341,10 @@ def front_matter(card: Card) -> ModelCardData:
     stated = card.results["card"]
     datasets = stated.get("datasets", [])
     tags = ["layer-normalization", "pytorch-lightning", card.model, card.norm]
+    task = registry.model_class(card.model).pipeline_tag
     return ModelCardData(
         library_name="ln-zoo",
-        pipeline_tag=_TASKS.get(card.model),
+        pipeline_tag=None if task == "other" else task,
         license=stated.get("license", "apache-2.0"),
         license_name=stated.get("license_name"),
         license_link=stated.get("license_link"),
@@ -367,7 +356,7 @@ def front_matter(card: Card) -> ModelCardData:
         model_name=card.name,
         eval_results=[
             EvalResult(
-                task_type=_TASKS.get(card.model, "other"),
+                task_type=task,
                 dataset_type=datasets[0] if len(datasets) == 1 else metric["dataset"],
                 dataset_name=metric["dataset"],
                 dataset_split=metric["split"],
@@ -402,9 +391,7 @@ def _pictures_part(card: Card) -> str:
 
 def _usage(card: Card) -> str:
     steps = "\n".join(_step(key, value) for key, value in card.preprocessing.items())
-    of_task = _EXAMPLES.get(_TASKS.get(card.model, ""), "")
-    example = _EXAMPLES_OF_MODELS.get(card.model, of_task)
-    shape = ", ".join(map(str, card.preprocessing.get("image_shape", [])))
+    example = registry.model_class(card.model).card_example(card.preprocessing)
     return (
         "## Use\n\n"
         "`ln_zoo` is installed as its README says.\n\n"
@@ -412,49 +399,11 @@ def _usage(card: Card) -> str:
         "import torch\n"
         "import ln_zoo\n\n"
         f'model = ln_zoo.load("{card.name}")  # or the path of this folder, or its hub id\n'
-        f"{example.replace('SHAPE', shape)}"
+        f"{example}"
         "```\n\n"
         "Inputs must be prepared as in training (`model.card.preprocessing`):\n\n"
         f"{steps or '- nothing is done to them'}"
     )
-
-
-# What a reader can do with a loaded model, by task.
-_EXAMPLES = {
-    "image-classification": (
-        "images = torch.rand(2, SHAPE)  # grey levels from 0 to 1; your images go here\n"
-        "with torch.no_grad():\n"
-        "    probabilities = model(images).softmax(-1)\n"
-        "print(probabilities.argmax(-1))  # a class for each image\n"
-    ),
-    "unconditional-image-generation": (
-        "images = model.generate_samples(4, seed=0).logits.sigmoid()\n"
-        "print(images.shape)  # (4, height, width), probabilities of white\n"
-    ),
-    "question-answering": (
-        'passage = "@entity1 met @entity0 in rome . @entity2 was late ."\n'
-        'print(model.answer(passage, "@placeholder met @entity0"))  # one of the entities\n'
-    ),
-    "text-to-image": (
-        'torch.manual_seed(0)\n(line,) = model.write(["hello"], bias=0.7)\n'
-        "print(line.offsets)  # of the pen: dx, dy, and 1 where it is lifted\n"
-    ),
-}
-# The same, where models of a task differ.
-_EXAMPLES_OF_MODELS = {
-    "OrderEmbedding": (
-        'captions = model.encode_words(["a dog runs".split(), "two men on a boat".split()])\n'
-        "images = torch.rand(3, model.image_features)  # your features go here\n"
-        "images /= images.norm(dim=1, keepdim=True)\n"
-        "with torch.no_grad():\n"
-        "    e = model.penalties(model.embed_captions(*captions), model.embed_images(images))\n"
-        "print(e.argsort(1))  # for each caption the images, the nearest first\n"
-    ),
-    "SkipThought": (
-        'vectors = torch.from_numpy(model.encode(["it rained all day .", "the dog barked ."]))\n'
-        "print(vectors @ vectors.T)  # how like each other sentences are, from -1 to 1\n"
-    ),
-}
 
 
 def _step(key: str, value: Any) -> str:

@@ -79,16 +79,14 @@ def test_a_configuration_that_nests_too_deeply(here: Path) -> None:
         (
             "MLPClassifier",
             "SyntheticHandwriting",
-            "MLPClassifier takes batches of images (N, C, H, W) with labels (N,), and "
-            "SyntheticHandwriting gives handwriting: offsets of the pen (T, N, 3) with texts: "
+            "MLPClassifier takes labelled images, and SyntheticHandwriting gives handwriting: "
             "choose others with --data or --model",
         ),
         (
             "Handwriting",
             "Digits",
-            "Handwriting takes batches of handwriting: offsets of the pen (T, N, 3) with texts, "
-            "and Digits gives images (N, C, H, W) with labels (N,): choose others with --data or "
-            "--model",
+            "Handwriting takes handwriting, and Digits gives labelled images: choose others with "
+            "--data or --model",
         ),
     ],
 )
