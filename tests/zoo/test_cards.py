@@ -489,7 +489,7 @@ def test_words_are_a_file_of_the_card(tmp_path: Path) -> None:
     assert json.loads((folder / "results.json").read_text())["size"]["vocab_size"] == 43
     readme = (folder / "README.md").read_text(encoding="utf-8")
     assert "- vocabulary: vocabulary.txt" in readme
-    assert "model.encode([" in readme
+    assert "model.encode(sentences)" in readme
 
     loaded = load(folder)
     assert isinstance(loaded, SkipThought)
