@@ -45,7 +45,16 @@ constexpr int64_t L = LANES;
 
 inline vec load(const float* p) { return *reinterpret_cast<const unaligned_vec*>(p); }
 inline void store(float* p, vec a) { *reinterpret_cast<unaligned_vec*>(p) = a; }
-inline vec all(float a) { return vec{} + a; }
+// A broadcast. `vec{} + a` is another sum: compilers keep its addition, since -0 + 0 is not -0.
+inline vec all(float a) {
+#if defined(__AVX512F__)
+  return (vec)_mm512_set1_ps(a);
+#elif defined(__AVX__)
+  return (vec)_mm256_set1_ps(a);
+#else
+  return vec{a, a, a, a};
+#endif
+}
 
 // Asks for the same place of the next row, which a step reads next.
 inline void ahead(const float* p, int64_t row) { __builtin_prefetch(p + row); }
@@ -238,8 +247,12 @@ inline int64_t padded(int64_t K) {
 // A packed matrix (K, N) is cut into panels of WIDTH vectors of columns, the last panel as narrow
 // as it can be; a panel holds its rows one after the other (rows of bfloat in pairs), so that a
 // product reads it in order. Six rows by four vectors of sums, four vectors of the right and one of
-// the left operand fill the 32 registers of AVX-512.
+// the left operand fill the 32 registers of AVX-512; six by two, two and one the 16 before it.
+#if defined(__x86_64__) && !defined(__AVX512F__)
+constexpr int64_t WIDTH = 2, HEIGHT = 6;
+#else
 constexpr int64_t WIDTH = 4, HEIGHT = 6;
+#endif
 // Rows of a panel that are used while they lie in the second-level cache.
 constexpr int64_t DEPTH = 512;
 
@@ -296,15 +309,11 @@ void tile(int64_t K, Left<T> a, const T* b, float* c, int64_t ldc, bool add, int
   }
 }
 
-template <class T, int ROWS>
+template <class T, int ROWS, int VECTORS = WIDTH>
 void tile_of(int64_t vectors, int64_t K, Left<T> a, const T* b, float* c, int64_t ldc, bool add,
              int64_t lanes) {
-  switch (vectors) {
-    case 1: return tile<T, ROWS, 1>(K, a, b, c, ldc, add, lanes);
-    case 2: return tile<T, ROWS, 2>(K, a, b, c, ldc, add, lanes);
-    case 3: return tile<T, ROWS, 3>(K, a, b, c, ldc, add, lanes);
-    case 4: return tile<T, ROWS, 4>(K, a, b, c, ldc, add, lanes);
-  }
+  if (vectors == VECTORS) return tile<T, ROWS, VECTORS>(K, a, b, c, ldc, add, lanes);
+  if constexpr (VECTORS > 1) tile_of<T, ROWS, VECTORS - 1>(vectors, K, a, b, c, ldc, add, lanes);
 }
 
 // C (M, N) = A (M, K) B, or C += A B; B packed, K whole lanes.
