@@ -253,8 +253,8 @@ constexpr int64_t WIDTH = 2, HEIGHT = 6;
 #else
 constexpr int64_t WIDTH = 4, HEIGHT = 6;
 #endif
-// Rows of a panel that are used while they lie in the second-level cache.
-constexpr int64_t DEPTH = 512;
+// Rows of a panel that are used while they lie in the second-level cache: 64 KiB at most.
+constexpr int64_t DEPTH = WIDTH * L > 32 ? 256 : 512;
 
 // Keeps a value in a register: GCC would rather load it again for every use, and a processor loads
 // no more than one or two vectors a cycle.
