@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from accuracy import assert_as_accurate, generic_loop, moved
+from torch import Tensor, nn
 
 from ln_zoo import ops
 from ln_zoo.layers import GRU, LSTM, RNN
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, Site, WeightNorm
 from ln_zoo.ops import CELLS, KERNELS, Records, RowNorm, Weights, fast_path
+from ln_zoo.ops.native import build
 from ln_zoo.ops.torch_rnn import TorchRNN
 
 H = 4
@@ -213,3 +216,58 @@ def test_an_error_in_a_kernel_is_raised(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(fast_path, "KERNELS", [Broken()])
     with pytest.raises(ZeroDivisionError):
         LSTM(3, 4)(torch.randn(5, 2, 3))
+
+
+@pytest.mark.skipif(not build.status().available, reason="needs a C++ compiler")
+def test_a_larger_gru_without_normalisation_is_ours_and_equals_torchs(
+    chosen: list[str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LN_ZOO_KERNELS", raising=False)
+    torch.manual_seed(0)
+    theirs = nn.GRU(20, 96, num_layers=2, bidirectional=True)
+    x = torch.randn(40, 6, 20)
+
+    def results(layer: nn.Module, x: Tensor) -> dict[str, Tensor]:
+        layer.zero_grad()
+        output, final = layer(x)
+        (output.sin().sum() + final.square().sum()).backward()
+        gradients = {f"d {name}": p.grad.clone() for name, p in layer.named_parameters()}
+        return {"output": output.detach(), "final": final.detach(), **gradients}
+
+    ours = GRU(20, 96, num_layers=2, bidirectional=True, norm=Identity())
+    ours.load_state_dict(theirs.state_dict())
+
+    def loop(run: int) -> dict[str, Tensor]:
+        with generic_loop():
+            moved_layer = copy.deepcopy(ours)
+            for p in moved_layer.parameters():
+                p.data = moved(p.data, run)
+            return results(moved_layer, moved(x, run))
+
+    found = results(ours, x)
+    assert chosen == ["native"]
+    assert_as_accurate(found, results(theirs.double(), x.double()), loop)
+    GRU(20, 96, norm=WeightNorm())(x)
+    assert chosen[-1] == "native"
+
+
+@pytest.mark.parametrize(
+    ("layer", "steps"),
+    [(GRU(3, 96), 5), (LSTM(3, 96), 40), (GRU(3, 96, dtype=torch.float64), 40)],
+    ids=["little work", "LSTM", "float64"],
+)
+def test_what_stays_torchs_without_normalisation(
+    layer: nn.Module, steps: int, chosen: list[str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LN_ZOO_KERNELS", raising=False)
+    x = torch.randn(steps, 6, 3, dtype=layer.weight_hh_l0.dtype)
+    layer(x)
+    assert chosen == [FUSED]
+
+
+def test_a_larger_gru_is_torchs_where_ours_is_not_allowed(
+    chosen: list[str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LN_ZOO_KERNELS", "torch,aten")
+    GRU(3, 96)(torch.randn(40, 6, 3))
+    assert chosen == [FUSED]
