@@ -134,6 +134,8 @@ def _ours_is_faster(cell: Cell, x: Tensor, weights: Sequence[Weights]) -> bool:
     """
     if cell.name != "GRU" or x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
         return False
+    if torch.compiler.is_compiling():
+        return False  # torch's loop is out there anyhow, and sizes may be symbols
     return x.numel() // max(1, x.shape[-1]) * weights[0].hh.numel() >= _LARGE
 
 
