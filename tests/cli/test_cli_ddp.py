@@ -33,6 +33,11 @@ FIT = [
     "--trainer.log_every_n_steps=1", "--test_after_fit=true",
 ]  # fmt: skip
 LAST = "two/fit/MLPClassifier-BatchNorm/version_0/checkpoints/last.ckpt"
+#: 24 training examples in batches of 4 make 3 updates of two processes, 13 and 11 make odd shares.
+SMALL_SETS = (
+    "--data.train_size=24", "--data.batch_size=4", "--data.val_size=13", "--data.test_size=11",
+    "--data.eval_batch_size=3", "--trainer.max_epochs=2",
+)  # fmt: skip
 AVERAGE = ("--trainer.callbacks=PopulationStatistics", "--trainer.callbacks.method=average")
 #: What two processes do, and one, by the folder of the runs.
 COMMANDS = {
@@ -51,6 +56,16 @@ COMMANDS = {
         *DATA, *QUIET, "--trainer.max_epochs=1", "--trainer.limit_val_batches=0",
         "--trainer.callbacks+=DataDependentInit", "--trainer.callbacks.batch_size=20",
         "--trainer.callbacks+=witness.Witness",
+    ],
+    "scenes": [
+        "fit", "--model=OrderEmbedding", "--model.embedding_features=6",
+        "--model.hidden_features=8", "--model.fold_size=6", "--data=SyntheticScenes",
+        "--data.image_features=9", *SMALL_SETS, *QUIET, "--test_after_fit=true",
+    ],
+    "passages": [
+        "fit", "--model=AttentiveReader", "--model.hidden_features=6", "--model.dropout=0",
+        "--model.lr=0.01", "--trainer.gradient_clip_val=1", "--data=SyntheticClozeQA",
+        *SMALL_SETS, *QUIET, "--test_after_fit=true",
     ],
 }  # fmt: skip
 #: A user's callback that keeps the weights that each process starts with.
@@ -116,7 +131,7 @@ def by_one(name: str, *more: str) -> Path:
 def test_fit_and_test_equal_one_process(fitted: tuple[Path, Done], in_fitted: Path) -> None:
     two = results(of("two", "fit"))
     assert (two["processes"], two["steps"], two["epochs"]) == (2, 10, 2)
-    scored = ("fit", "half", "validated", "population")
+    scored = ("fit", "half", "validated", "population", "scenes", "passages")
     assert fitted[1].out.count("measured") == len(scored)  # one table, not one for each process
     done = run("test", "--ckpt_path", LAST, *DATA, *QUIET, *ONE)
     assert done.code == 0, done.err
@@ -259,10 +274,43 @@ def test_validation_with_batch_statistics_equals_one_process(in_fitted: Path) ->
     assert one["val_batch_nll"] != pytest.approx(one["val_nll"], rel=1e-3)
 
 
-def validated(folder: Path) -> dict[str, float]:
+def validations(folder: Path) -> list[dict[str, float]]:
+    """The scores of each validation of a run."""
     with (folder / "metrics.csv").open() as file:
-        (row,) = csv.DictReader(file)
-    return {name: float(value) for name, value in row.items() if name.startswith("val")}
+        rows = [{k: v for k, v in row.items() if k[:4] == "val_"} for row in csv.DictReader(file)]
+    return [{k: float(v) for k, v in row.items() if v} for row in rows if any(row.values())]
+
+
+def validated(folder: Path) -> dict[str, float]:
+    (scores,) = validations(folder)
+    return scores
+
+
+@pytest.mark.parametrize("name", ["scenes", "passages"])
+def test_other_models_of_two_processes_score_as_in_one(in_fitted: Path, name: str) -> None:
+    """Two processes with a batch each train as one with the mean gradient of two batches."""
+    folders = of("two", name), by_one(name, "--trainer.accumulate_grad_batches=2")
+    two, one = (load(folder / "checkpoints/last.ckpt") for folder in folders)
+    assert (two["global_step"], one["global_step"]) == (6, 6)
+    assert two["state_dict"].keys() == one["state_dict"].keys()
+    for key, value in one["state_dict"].items():
+        torch.testing.assert_close(two["state_dict"][key], value, rtol=1e-4, atol=1e-5, msg=key)
+    along = [validations(folder) for folder in folders]
+    assert len(along[0]) == 2
+    for scores, alone in zip(*along, strict=True):
+        assert scores == pytest.approx(alone, rel=1e-4)
+
+    # The same weights score the same, to the last digit.
+    last = str(folders[0] / "checkpoints/last.ckpt")
+    data = [argument for argument in COMMANDS[name] if argument.startswith("--data")]
+    for command in ("test", "validate"):
+        to_folder = to(f"one/{command}-{name}")
+        done = run(command, "--ckpt_path", last, *data, *QUIET, *ONE, to_folder)
+        assert done.code == 0, done.err
+    assert validated(of("one", f"validate-{name}")) == along[0][-1]
+    tested = [results(folder) for folder in (folders[0], of("one", f"test-{name}"))]
+    assert [each["processes"] for each in tested] == [2, 1]
+    assert tested[0]["metrics"] == tested[1]["metrics"]
 
 
 def test_statistics_across_processes_are_those_of_one(in_fitted: Path) -> None:
