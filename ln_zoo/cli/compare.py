@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
 Curve = dict[int, float]
@@ -34,6 +35,7 @@ _NAMES = {
     "epoch_test_nll": "test NLL (nats per case)",
     "step_train_nll": "training NLL (nats per case)",
     "step_train_error": "training error",
+    "step_val_error": "validation error",
     "step_train_sequence_nll": "training NLL (nats per line)",
     "step_val_sequence_nll": "validation NLL (nats per line)",
     "val_sequence_nll": "validation NLL (nats per line)",
@@ -323,7 +325,18 @@ def draw(
     if title:
         figure.suptitle(title)
     picture.parent.mkdir(parents=True, exist_ok=True)
+    _save(figure, picture)
+
+
+def _save(figure: Figure, picture: Path) -> None:
+    """A .png has a table of 256 colours: lines need no more, and half of the bytes."""
+    from PIL import Image  # matplotlib brings it
+
     figure.savefig(picture, dpi=120)
+    if picture.suffix.lower() == ".png":
+        with Image.open(picture) as image:
+            small = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+        small.save(picture, optimize=True)
 
 
 def write_csv(runs: Sequence[Run], metrics: Sequence[str], path: Path, x: str = "epoch") -> None:

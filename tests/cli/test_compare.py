@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from ln_zoo.cli import main
+from ln_zoo.cli import compare, main
 from ln_zoo.cli.compare import draw, groups, read_run, spread, steps_to
 
 METRICS = ["epoch_train_nll", "epoch_test_error"]
@@ -61,7 +61,7 @@ def test_axes(tmp_path: Path) -> None:
         run = read_run(str(write_run(tmp_path / f"{number}/version_0", values)), METRICS)
         for log_x in (False, True):
             with pytest.MonkeyPatch.context() as patched:
-                patched.setattr(Figure, "savefig", lambda figure, *_, **__: seen.append(figure))
+                patched.setattr(compare, "_save", lambda figure, _: seen.append(figure))
                 draw([run], METRICS, tmp_path / "a.png", log_x=log_x)
     scales = [(figure.axes[0].get_xscale(), figure.axes[0].get_yscale()) for figure in seen]
     assert scales == [("linear", "log"), ("log", "log"), ("linear", "linear"), ("log", "linear")]
@@ -78,7 +78,7 @@ def test_what_a_logarithmic_axis_leaves_out_does_not_stretch_the_other(
             runs[-1].curves[metric][0] = 1e6
     highest = []
     monkeypatch.setattr(
-        Figure, "savefig", lambda figure, *_, **__: highest.append(figure.axes[0].get_ylim()[1])
+        compare, "_save", lambda figure, _: highest.append(figure.axes[0].get_ylim()[1])
     )
     for log_x in (False, True):
         draw(runs, METRICS, tmp_path / "a.png", log_x=log_x)

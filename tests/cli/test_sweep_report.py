@@ -8,6 +8,7 @@ import math
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from ln_zoo.cli.sweep import main
 from ln_zoo.cli.sweep.grid import Grid, SweepError, write_grid
@@ -99,6 +100,10 @@ def test_when_the_best_of_the_baseline_is_met(out: Path) -> None:
     # The baseline's best of seed 0 is 0.1, met after two of three epochs: 20 updates of 0.5 s.
     assert (first.best, first.steps, first.baseline_steps) == (0.1, 20, 30)
     assert (first.seconds, first.baseline_seconds) == (10, 15)
+    # Its own is 0.02 after 30 updates.
+    assert (first.own_best, first.own_steps, first.share, first.own_share) == (0.02, 30, 2 / 3, 1)
+    # What chooses settings is looked at as well.
+    assert reached["layer, model.lr=1e-3", 1, "val_nll"].own_share == 20 / 30
     never = reached["layer, model.lr=1e-2", 0, "epoch_train_nll"]
     assert never.best == 0.2
     assert math.isinf(never.steps)
@@ -116,7 +121,7 @@ def test_what_is_written(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "| layer, model.lr=1e-3 | 3 | 0 | 0.04 ± 0.02 (0.02 to 0.06) | 2 ± 1 (1 to 3) |" in text
     assert "| layer, model.lr=1e-3 | none, model.lr=1e-3 | error (%) | 3 | -1.67 | -3.1 to -0.232 |" in text  # fmt: skip  # noqa: E501
     assert "| layer | model.lr=1e-3 | 0.02 | model.lr=1e-3 |" in text
-    assert "| layer, model.lr=1e-3 | epoch_train_nll | 20 (10 to 20) | 0.6667 (0.3333 to 0.6667) | 10 (5 to 10) | 3 of 3 |" in text  # fmt: skip  # noqa: E501
+    assert "| layer, model.lr=1e-3 | epoch_train_nll | 20 (10 to 20) | 0.6667 (0.3333 to 0.6667) | 10 (5 to 10) | 3 of 3 | 20 (10 to 30) | 0.6667 (0.3333 to 1) |" in text  # fmt: skip  # noqa: E501
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
     rows = {name: list(csv.DictReader((folder / f"{name}.csv").open())) for name in
             ("runs", "spread", "differences", "reached", "curves")}  # fmt: skip
@@ -129,6 +134,31 @@ def test_what_is_written(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert rows["differences"][0]["pairs"] == "3"
     assert len(rows["curves"]) == 33
     assert rows["reached"][0]["steps"] == "20"
+    assert rows["reached"][0]["own_steps"] == "30"
+
+
+@pytest.mark.parametrize(
+    ("columns", "shown"),
+    [
+        ("val_image_r1,val_image_r5,val_image_r10", "val_image_r1,val_image_r5,val_image_r10"),
+        ("step_train_nll,step_val_error,step_train_error", "step_train_error,step_val_error"),
+        ("step_train_nll,step_train_error", "step_train_nll,step_train_error"),
+    ],
+)
+def test_which_curves_are_drawn(tmp_path: Path, columns: str, shown: str) -> None:
+    grid = Grid(["c.yaml"], ["layer.yaml"], [0])
+    write_grid(grid, tmp_path)
+    folder = tmp_path / "layer/seed_0"
+    folder.mkdir(parents=True)
+    (folder / "test_results.json").write_text(json.dumps({"metrics": {"nll": 1.0}, "steps": 3}))
+    row = ",".join("0.5" for _ in columns.split(","))
+    (folder / "metrics.csv").write_text(f"step,{columns}\n2999,{row}\n3999,{row}\n")
+    found = report(tmp_path)
+    assert (found.metrics, found.x) == (shown.split(","), "step")
+    picture = tmp_path / "report/curves.png"
+    found.write(picture.parent)
+    with Image.open(picture) as image:
+        assert image.mode == "P"  # a table of colours: half of the bytes
 
 
 def test_reports_that_cannot_be(out: Path, tmp_path: Path) -> None:

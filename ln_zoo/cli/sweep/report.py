@@ -24,6 +24,7 @@ _CURVES = (
     (("step_train_sequence_nll", "step_val_sequence_nll"), "step"),
     (("step_train_token_nll", "step_val_token_nll"), "step"),
     (("val_image_r1", "val_image_r5", "val_image_r10"), "step"),
+    (("step_train_error", "step_val_error"), "step"),
     (("step_train_nll", "step_train_error"), "step"),
 )
 
@@ -49,6 +50,8 @@ class Reached:
         baseline_steps: updates until the baseline's own best.
         seconds: wall time of training until then; NaN: not known.
         baseline_seconds: the same of the baseline.
+        own_best: of the run.
+        own_steps: updates until that.
     """
 
     run: Run
@@ -58,6 +61,18 @@ class Reached:
     baseline_steps: float
     seconds: float
     baseline_seconds: float
+    own_best: float
+    own_steps: float
+
+    @property
+    def share(self) -> float:
+        """Updates to the baseline's best, as a share of the baseline's; NaN if it learned none."""
+        return self.steps / self.baseline_steps if self.baseline_steps else math.nan
+
+    @property
+    def own_share(self) -> float:
+        """Updates to the run's own best, as a share of the baseline's to its own."""
+        return self.own_steps / self.baseline_steps if self.baseline_steps else math.nan
 
 
 @dataclass(frozen=True)
@@ -129,6 +144,11 @@ class Report:
     def test_metrics(self) -> list[str]:
         """Names of the test metrics, in the order of the first run."""
         return list(self.members[0].metrics)
+
+    @property
+    def reached_metrics(self) -> list[str]:
+        """Those of the curves, and the one that chooses settings."""
+        return list(dict.fromkeys([*self.metrics, *([self.select] if self.select else [])]))
 
     def of_label(self, label: str) -> list[Member]:
         """The finished runs of a label."""
@@ -208,11 +228,11 @@ class Report:
         return ordered[len(ordered) // 2].run.seed
 
     def reached(self) -> list[Reached]:
-        """When each run met its baseline's best, by each metric of the curves."""
+        """When each run met its baseline's best, by each of `reached_metrics`."""
         pairs = {label: self._baseline_of(label) for label in self.labels()}
         return [
             reached
-            for metric in self.metrics
+            for metric in self.reached_metrics
             for label, other in pairs.items()
             if other is not None
             for reached in self.reach(label, other, metric)
@@ -228,10 +248,11 @@ class Report:
             if base is None:
                 continue
             curves = [compare.read_curves(m.curves, [metric], "step")[metric] for m in (mine, base)]
-            best = min(curves[1].values(), key=lambda v: sign * v)
+            own, best = (min(curve.values(), key=lambda v: sign * v) for curve in curves)
             steps, before = (compare.steps_to(curve, metric, best) for curve in curves)
             times = (steps * _pace(mine.curves), before * _pace(base.curves))
-            found.append(Reached(mine.run, metric, best, steps, before, *times))
+            to_own = compare.steps_to(curves[0], metric, own)
+            found.append(Reached(mine.run, metric, best, steps, before, *times, own, to_own))
         return found
 
     def best_label(self, norm: str) -> str:
@@ -366,13 +387,15 @@ class Report:
         lines += [
             f"The best value that {self.baseline} has logged with the same seed and settings, and "
             "when it is met: median (least to greatest) over seeds. Seconds are wall time of "
-            "training.",
+            "training. The last two columns are updates to the best value of the run itself, "
+            "whatever that is, and their share of the baseline's to its own.",
             "",
         ]
-        head = ["", "metric", "updates", "share of the baseline's", "seconds", "met by"]
+        share = "share of the baseline's"
+        head = ["", "metric", "updates", share, "seconds", "met by", "updates to own best", share]
         lines += compare.table_head(head)
         for label in self.labels():
-            for metric in self.metrics:
+            for metric in self.reached_metrics:
                 rows = [r for r in reached if r.run.label == label and r.metric == metric]
                 if rows:
                     lines.append(_reached_row(label, metric, rows))
@@ -472,11 +495,11 @@ def _reached_row(label: str, metric: str, rows: Sequence[Reached]) -> str:
         label,
         metric,
         _range([row.steps for row in rows]),
-        _range(
-            [row.steps / row.baseline_steps if row.baseline_steps else math.nan for row in rows]
-        ),
+        _range([row.share for row in rows]),
         _range([row.seconds for row in rows]),
         f"{met} of {len(rows)}",
+        _range([row.own_steps for row in rows]),
+        _range([row.own_share for row in rows]),
     ]
     return f"| {' | '.join(cells)} |"
 
@@ -486,7 +509,9 @@ def _range(values: Sequence[float]) -> str:
         return "—"
 
     def text(value: float) -> str:
-        return f"{value:.4g}" if math.isfinite(value) else "never"
+        if not math.isfinite(value):
+            return "never"
+        return f"{value:.4g}" if value < 1000 else f"{value:,.0f}"
 
     middle = text(statistics.median(values))
     least, greatest = text(min(values)), text(max(values))
