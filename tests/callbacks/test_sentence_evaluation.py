@@ -101,7 +101,9 @@ def test_scores_are_logged_at_updates_and_training_is_left_alone(
     rows = logged(tmp_path)
     assert set(rows) == {0, 5, 10}
     assert [rows[step]["epoch"] for step in (0, 5, 10)] == ["0", "0", "1"]
-    assert model.seen == [(120, False)] * 6
+    # A sentence is encoded once, however often it occurs.
+    assert len(model.seen) == 6
+    assert all(0 < count < 30 and not eos for count, eos in model.seen)
     # Small letters, as those of the vocabulary are.
     assert {word for sentence in model.read for word in sentence.split()} == {*WORDS, "odd"}
     torch.manual_seed(0)
@@ -113,6 +115,35 @@ def test_scores_are_logged_at_updates_and_training_is_left_alone(
     assert float(rows[0]["step_cr"]) == pytest.approx(expected)
     assert expected > 85
     assert float(rows[10]["sentence_seconds"]) > 0
+
+
+@pytest.mark.filterwarnings("ignore:.*items here")
+def test_scores_made_in_the_background_are_the_same(tmp_path: Path, tasks: Path) -> None:
+    fit(tmp_path / "waiting", evaluation(tasks))
+    callback = evaluation(tasks, background=True)
+    fit(tmp_path / "beside", callback)
+    waiting, beside = logged(tmp_path / "waiting"), logged(tmp_path / "beside")
+    assert set(beside) == {0, 5, 10}
+    for step in beside:
+        for name in ("step_cr", "step_mpqa", "epoch"):
+            assert beside[step][name] == waiting[step][name]
+    assert callback._pool is None  # and no process is left
+
+    class Broken(Counter):
+        def encode(self, sentences: list[str], eos: bool = True) -> np.ndarray:
+            return np.full((len(sentences), 2), np.nan)
+
+    with pytest.raises(ValueError, match="vectors that are not finite"):
+        fit(tmp_path / "broken", evaluation(tasks, background=True), model=Broken())
+
+    class Stopped(Counter):
+        def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+            raise KeyError("stopped")
+
+    callback = evaluation(tasks, background=True)
+    with pytest.raises(KeyError, match="stopped"):
+        fit(tmp_path / "stopped", callback, model=Stopped())
+    assert callback._pool is None
 
 
 @pytest.mark.filterwarnings("ignore:.*items here", "ignore:.*callbacks used to create")
