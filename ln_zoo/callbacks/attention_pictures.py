@@ -11,6 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from ln_zoo.callbacks.pen_pictures import save
 from ln_zoo.callbacks.whole_set import data_module, evaluating
+from ln_zoo.files import few_colours
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -202,6 +203,7 @@ class AttentionPictures(Callback):
         if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             self.written = [folder / "attention.png"]
             save(draw_attention(found), self.written[0])
+            few_colours(self.written[0])
 
     def _attended(self, trainer: Trainer, module: Any) -> list[Attended]:
         data: Any = trainer.datamodule  # type: ignore[attr-defined]

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ln_zoo.callbacks.pen_pictures import save
 from ln_zoo.callbacks.whole_set import batches, data_module, evaluating
+from ln_zoo.files import few_colours
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -165,6 +166,7 @@ class RetrievalPictures(Callback):
         title = f"nearest of {count:,} images, and of their captions; own in green"
         path = folder / "retrieval.png"
         save(draw_retrieval(images, captions, data.thumbnail, title), path)
+        few_colours(path)
         self.written = [path]
 
     def _found(self, trainer: Trainer, module: Any) -> tuple[list[Found], list[Found]]:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ln_zoo.files import few_colours
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -329,14 +331,8 @@ def draw(
 
 
 def _save(figure: Figure, picture: Path) -> None:
-    """A .png has a table of 256 colours: lines need no more, and half of the bytes."""
-    from PIL import Image  # matplotlib brings it
-
     figure.savefig(picture, dpi=120)
-    if picture.suffix.lower() == ".png":
-        with Image.open(picture) as image:
-            small = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
-        small.save(picture, optimize=True)
+    few_colours(picture)
 
 
 def write_csv(runs: Sequence[Run], metrics: Sequence[str], path: Path, x: str = "epoch") -> None:

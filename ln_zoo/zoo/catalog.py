@@ -46,6 +46,8 @@ _MOST_LEVELS = 50
 _NESTED = (dict, list)
 #: The most characters of a cell of the table.
 _WIDEST = 100
+#: Metrics of a model in the README.
+_MOST_METRICS = 5
 _CONFIG_TYPES = {
     "format_version": int,
     "name": str,
@@ -488,7 +490,9 @@ def _one_line(text: str) -> str:
 
 
 def markdown_table(filter: str = "*") -> str:
-    """Published models as a Markdown table, every metric of each: the one in the project's README.
+    """Published models as a Markdown table: the one in the project's README.
+
+    Of each it has the first metrics, the main one before all; the card has every one.
 
     Raises:
         CardError: if a card is damaged.
@@ -496,7 +500,8 @@ def markdown_table(filter: str = "*") -> str:
     lines = ["| name | model | norm | data | measured | parameters |", "|---|---|---|---|---|---|"]
     for name in list_models(filter):
         card = describe(name)
-        measured = ", ".join(f"{m['name']} {_value(m)}" for m in card.metrics)
+        shown = [f"{m['name']} {_value(m)}" for m in card.metrics[:_MOST_METRICS]]
+        measured = ", ".join([*shown, *(["..."] if len(card.metrics) > _MOST_METRICS else [])])
         cells = (f"`{name}`", f"`{card.model}`", f"`{card.norm}`", ", ".join(card.datasets))
         lines.append(f"| {' | '.join(cells)} | {measured} | {card.parameters:,} |")
     return "\n".join(lines)

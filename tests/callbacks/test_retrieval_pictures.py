@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from PIL import Image
 
 from ln_zoo.callbacks import RetrievalPictures
 from ln_zoo.callbacks.retrieval_pictures import _RIGHT, Found, draw_retrieval
@@ -42,7 +43,8 @@ def test_answers_are_the_nearest(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) 
     predict(callback, model, data)
     assert torch.equal(torch.get_rng_state(), state)
     assert callback.written == [Path("out/retrieval.png")]
-    assert callback.written[0].read_bytes().startswith(b"\x89PNG")
+    with Image.open(callback.written[0]) as image:
+        assert (image.format, image.mode) == ("PNG", "P")
     whole = data.evaluation_set("test")[torch.arange(9)]
     e = model.eval().penalties(*model(whole)).tolist()
     read = data.captioned("test")

@@ -267,6 +267,20 @@ def test_nothing_a_terminal_obeys_is_printed(models_folder: Path) -> None:
         catalog.cards_text("mlp.layernorm")
 
 
+def test_the_table_of_the_readme_has_the_first_metrics(models_folder: Path) -> None:
+    path = models_folder / "mlp.none" / "results.json"
+    results = json.loads(path.read_text())
+    first = results["metrics"][0] | {"unit": "nats", "value": 0.5}
+    results["metrics"] = [first | {"name": name} for name in "abcde"]
+    path.write_text(json.dumps(results))
+    assert "| a 0.5 nats, b 0.5 nats, c 0.5 nats, d 0.5 nats, e 0.5 nats |" in (
+        catalog.markdown_table("mlp.none")
+    )
+    results["metrics"].append(first | {"name": "f"})
+    path.write_text(json.dumps(results))
+    assert "d 0.5 nats, e 0.5 nats, ... |" in catalog.markdown_table("mlp.none")
+
+
 def test_a_metric_may_say_anything_in_one_line(models_folder: Path) -> None:
     path = models_folder / "mlp.none" / "results.json"
     results = json.loads(path.read_text())

@@ -19,7 +19,10 @@ FOLDERS = sorted(p for p in ROOT.glob("*") if (p / "config.json").is_file())
 CONFIGS = ROOT.parent / "configs/cards"
 MEGABYTE = 10**6
 #: Of the tasks that the hub knows, those of these models.
-HUB_TASKS = {"image-classification", "text-to-image", "unconditional-image-generation"}
+HUB_TASKS = {
+    "feature-extraction", "image-classification", "question-answering", "text-to-image",
+    "unconditional-image-generation",
+}  # fmt: skip
 
 
 def test_sizes() -> None:
