@@ -8,7 +8,7 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 
 from ln_zoo.callbacks.updates import UpdateCallback
-from ln_zoo.callbacks.whole_set import data_module, score
+from ln_zoo.callbacks.whole_set import data_module, now, score, seconds_aside
 
 
 class StepEvaluation(UpdateCallback):
@@ -17,9 +17,10 @@ class StepEvaluation(UpdateCallback):
     Before the first update and after every n, the means of the model's metrics over some cases of
     the training set, in evaluation mode: ``step_train_nll``, ``step_train_error``, at the number of
     updates done so far; with ``validation`` over as many of the validation set too,
-    ``step_val_nll``. They go straight to the run's loggers, as what is logged in a training
-    step would be thinned out by ``log_every_n_steps``. The training is not touched: modes, running
-    averages and random numbers are put back.
+    ``step_val_nll``. Beside them stands ``step_seconds``, the wall time of training so far, apart
+    from validation and from what callbacks score, as here. They go straight to the run's loggers,
+    as what is logged in a training step would be thinned out by ``log_every_n_steps``. The training
+    is not touched: modes, running averages and random numbers are put back.
 
     With several processes each scores its share, and the sums are added up: the numbers are those
     of one process. A resumed run goes on at the next multiple of n.
@@ -54,16 +55,50 @@ class StepEvaluation(UpdateCallback):
         self.cases = cases
         self.validation = validation
         self.early = early
+        self._module: LightningModule | None = None  # while it trains
+        self._began = 0.0  # the clock then, moved on by what is no training
+        self._before = 0.0  # seconds of training before the run was resumed
+
+    @property
+    def state_key(self) -> str:
+        """Names its state in checkpoints: several may score different sets."""
+        chosen = (self.every_n_steps, self.cases, self.validation, self.early)
+        return f"{type(self).__name__}{chosen}"
+
+    def state_dict(self) -> dict[str, float]:
+        return {"seconds": self._seconds()}
+
+    def load_state_dict(self, state_dict: dict[str, float]) -> None:
+        self._before = state_dict["seconds"]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         self._loaders(trainer)  # if there is none, now
+        self._module = pl_module
+        self._began = now(pl_module) - seconds_aside(pl_module)
         if trainer.global_step == 0:
             self._score(trainer)
 
     def on_update(self, trainer: Trainer, batch_idx: int) -> None:
         if self._is_due(trainer.global_step):
             self._score(trainer)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._module is not None:
+            self._began -= now(pl_module) - seconds_aside(pl_module)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._module is not None:
+            self._began += now(pl_module) - seconds_aside(pl_module)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._before, self._module = self._seconds(), None
+
+    def _seconds(self) -> float:
+        """Wall time of training, in all processes that have worked on it."""
+        if self._module is None:
+            return self._before
+        return self._before + now(self._module) - seconds_aside(self._module) - self._began
 
     def _is_due(self, step: int) -> bool:
         if step % self.every_n_steps == 0:
@@ -79,7 +114,7 @@ class StepEvaluation(UpdateCallback):
         return {name: getattr(data, loader) for name, loader in names.items()}
 
     def _score(self, trainer: Trainer) -> None:
-        scores: dict[str, float] = {}
+        scores = {"step_seconds": self._seconds()}
         for name, loader in self._loaders(trainer).items():
             scores |= score(trainer, loader(cases=self.cases), f"step_{name}")
         for logger in trainer.loggers:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -31,6 +33,22 @@ def data_module(trainer: Trainer, callback: Callback, *loaders: str) -> Any:
     return data
 
 
+#: Seconds that modules have been in `evaluating`.
+_ASIDE: WeakKeyDictionary[LightningModule, float] = WeakKeyDictionary()
+
+
+def seconds_aside(module: LightningModule) -> float:
+    """Wall time that a module has spent in `evaluating` in this process, in seconds."""
+    return _ASIDE.get(module, 0.0)
+
+
+def now(module: LightningModule) -> float:
+    """A clock in seconds, read when all is done that the module's device was given to do."""
+    if module.device.type == "cuda":
+        torch.cuda.synchronize(module.device)
+    return time.perf_counter()
+
+
 @contextmanager
 def evaluating(module: LightningModule) -> Iterator[None]:
     """Evaluation mode without gradients; modes and random number generators are put back after.
@@ -38,6 +56,7 @@ def evaluating(module: LightningModule) -> Iterator[None]:
     With several processes all then have the buffers of the first, which are those that are saved:
     running statistics of the last training batch are each process's own.
     """
+    begin = now(module)
     modes = {m: m.training for m in module.modules()}
     if module.trainer.world_size > 1:
         for buffer in module.buffers():
@@ -50,6 +69,7 @@ def evaluating(module: LightningModule) -> Iterator[None]:
     finally:
         for m, mode in modes.items():
             m.training = mode
+        _ASIDE[module] = seconds_aside(module) + now(module) - begin
 
 
 def batches(trainer: Trainer, loader: Iterable[Any]) -> Iterator[Any]:

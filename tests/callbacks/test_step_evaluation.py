@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -158,6 +160,46 @@ def test_a_resumed_run_goes_on(tmp_path: Path) -> None:
     expected, resumed = logged(tmp_path, 0), logged(tmp_path, 2)
     assert list(expected) == [0, 2, 4, 6, 8, 10]
     assert resumed == {step: expected[step] for step in (6, 8, 10)}
+
+
+class Slow(MLPClassifier):
+    """Takes its time where it is asked to."""
+
+    def training_step(self, batch, batch_idx):
+        time.sleep(0.02)
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch, batch_idx):
+        time.sleep(0.1)
+
+    def per_case(self, batch):
+        time.sleep(0.1)
+        return super().per_case(batch)
+
+
+def test_seconds_are_those_of_training(tmp_path: Path) -> None:
+    def seconds(run: int) -> list[float]:
+        with (tmp_path / f"run/{run}/metrics.csv").open() as file:
+            return [
+                float(row["step_seconds"]) for row in csv.DictReader(file) if row["step_seconds"]
+            ]
+
+    options: dict = {"limit_val_batches": 1, "num_sanity_val_steps": 1, "val_check_interval": 2}
+    callback = StepEvaluation(every_n_steps=2, cases=5)
+    saving = ModelCheckpoint(tmp_path, "half", every_n_train_steps=4, save_top_k=-1)
+    runner = trainer(tmp_path, callback, saving, enable_checkpointing=True, **options)
+    began = time.perf_counter()
+    runner.fit(make(LayerNorm(), Slow), datamodule=data())
+    whole = time.perf_counter() - began
+    found = seconds(0)
+    assert len(found) == 6
+    steps = [later - earlier for earlier, later in pairwise(found)]
+    assert min(steps) >= 0.04
+    assert 0.2 <= found[-1] < whole - 6 * 0.1 - 4 * 0.1  # six scores and four validations
+    trainer(tmp_path, StepEvaluation(every_n_steps=2, cases=5), **options).fit(
+        make(LayerNorm(), Slow), datamodule=data(), ckpt_path=tmp_path / "half.ckpt"
+    )
+    assert seconds(1)[0] > found[2] + 0.04  # at update 6, behind 4
 
 
 class Bare(LightningDataModule):

@@ -98,11 +98,12 @@ def last(folder: Path, version: int) -> Path:
 
 
 def kept(path: Path) -> dict:
-    """A checkpoint, its curves as values by column without the wall time, which no run repeats."""
+    """A checkpoint, its curves as values by column without the wall times, which no run repeats."""
     checkpoint = load(path)
     names, *rows = csv.reader(checkpoint["metrics_csv"].splitlines())
     columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
-    columns.pop("epoch_seconds", None)
+    for name in ("epoch_seconds", "step_seconds"):
+        columns.pop(name, None)
     return checkpoint | {"metrics_csv": columns}
 
 
