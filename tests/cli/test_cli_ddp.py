@@ -67,6 +67,21 @@ COMMANDS = {
         "--model.lr=0.01", "--trainer.gradient_clip_val=1", "--data=SyntheticClozeQA",
         *SMALL_SETS, *QUIET, "--test_after_fit=true",
     ],
+    # Without Adam, which would not notice a sum of one process in place of both.
+    "sentences": [
+        "fit", "--model=SkipThought", "--model.hidden_features=6", "--model.embedding_features=4",
+        "--optimizer=SGD", "--optimizer.lr=1e-3", "--data=SyntheticBooks", "--data.books=6",
+        "--data.paragraphs=5", "--data.batch_size=4", "--data.eval_batch_size=7",
+        "--trainer.max_epochs=2", "--trainer.limit_train_batches=3", *QUIET,
+        "--test_after_fit=true",
+    ],
+}  # fmt: skip
+#: What one process needs to train on two batches as two processes train on one each.
+ACCUMULATED = {
+    "sentences": (
+        "--trainer.accumulate_grad_batches=2", "--trainer.limit_train_batches=6",
+        "--optimizer.lr=2e-3",  # the sum over both batches, of which gradients are the mean
+    ),
 }  # fmt: skip
 #: A user's callback that keeps the weights that each process starts with.
 WITNESS = """
@@ -131,7 +146,7 @@ def by_one(name: str, *more: str) -> Path:
 def test_fit_and_test_equal_one_process(fitted: tuple[Path, Done], in_fitted: Path) -> None:
     two = results(of("two", "fit"))
     assert (two["processes"], two["steps"], two["epochs"]) == (2, 10, 2)
-    scored = ("fit", "half", "validated", "population", "scenes", "passages")
+    scored = ("fit", "half", "validated", "population", "scenes", "passages", "sentences")
     assert fitted[1].out.count("measured") == len(scored)  # one table, not one for each process
     done = run("test", "--ckpt_path", LAST, *DATA, *QUIET, *ONE)
     assert done.code == 0, done.err
@@ -286,10 +301,11 @@ def validated(folder: Path) -> dict[str, float]:
     return scores
 
 
-@pytest.mark.parametrize("name", ["scenes", "passages"])
+@pytest.mark.parametrize("name", ["scenes", "passages", "sentences"])
 def test_other_models_of_two_processes_score_as_in_one(in_fitted: Path, name: str) -> None:
     """Two processes with a batch each train as one with the mean gradient of two batches."""
-    folders = of("two", name), by_one(name, "--trainer.accumulate_grad_batches=2")
+    more = ACCUMULATED.get(name, ("--trainer.accumulate_grad_batches=2",))
+    folders = of("two", name), by_one(name, *more)
     two, one = (load(folder / "checkpoints/last.ckpt") for folder in folders)
     assert (two["global_step"], one["global_step"]) == (6, 6)
     assert two["state_dict"].keys() == one["state_dict"].keys()
