@@ -16,12 +16,14 @@ from ln_zoo.norms.checks import check_no_norm
 from ln_zoo.ops import (
     CELLS,
     Cell,
+    Entries,
+    Plans,
     States,
-    Stream,
     Weights,
     bounded_lstm,
     check_parameters,
     check_states,
+    pick_step,
 )
 
 
@@ -79,6 +81,34 @@ def sites_by_role(sites: nn.Module) -> dict[str, Site]:
     return cast("dict[str, Site]", dict(cast(nn.ModuleDict, sites).items()))
 
 
+def entries(
+    module: nn.Module, suffixes: Sequence[str], directions: Sequence[dict[str, Site]]
+) -> Entries | None:
+    """Where all lies that the weights and records of a layer or cell depend on; see `Site.entries`.
+
+    Args:
+        module: the layer or cell, whose parameters are weights, and whose sites are in ``sites``.
+        suffixes: what the parameter names of each direction end in.
+        directions: the sites of each direction.
+    """
+    parameters: dict[str, Any] = module._parameters
+    kinds = ("weight_ih", "weight_hh", *(("bias_ih", "bias_hh") if module.bias else ()))
+    names = [f"{kind}{suffix}" for suffix in suffixes for kind in kinds]
+    if not all(name in parameters for name in names):
+        return None  # They are made of others.
+    found: list[tuple[dict[str, Any], str]] = [(parameters, name) for name in names]
+    for sites in directions:
+        for site in sites.values():
+            of_site = site.entries()
+            if of_site is None:
+                return None
+            found += of_site
+    modules: dict[str, Any] = module._modules
+    for part in modules["sites"].modules():
+        found += [(part._modules, name) for name in part._modules]
+    return [*found, (modules, "sites")]
+
+
 def check_bound(derivative_bound: float | None) -> None:
     """Checks a bound of derivatives.
 
@@ -129,7 +159,7 @@ class _RecurrentCell(nn.RNNCellBase):
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         super().__init__(input_size, hidden_size, bias, cell.gates, **factory)
         self._cell = cell
-        self._stream = Stream(cell)
+        self._plans = Plans()
         self.register_parameter("weight_peephole", None)
         if peephole:
             self.weight_peephole = nn.Parameter(torch.empty(3, hidden_size, **factory))
@@ -167,8 +197,13 @@ class _RecurrentCell(nn.RNNCellBase):
 
     def _next(self, input: Tensor, hx: Tensor | States | None, step: int | None) -> States:
         """The next states, for input (N, I) or (I,)."""
-        cell, sites = self._cell, sites_by_role(self.sites)
+        cell = self._cell
         states = as_states(type(self).__name__, cell, hx)
+        if input.dim() == 2 and (step is None or step >= 0):
+            done = self._plans.run(self._parameters, input, states, len(cell.states))
+            if done is not None:
+                return done[1]
+        sites = sites_by_role(self.sites)
         self._check_input(input, states)
         self._check_step(step, sites)
         batched = input.dim() == 2
@@ -181,11 +216,24 @@ class _RecurrentCell(nn.RNNCellBase):
             states = tuple(s.unsqueeze(0) for s in states)
         weights = self.effective_weights()
         records = {role: site.describe() for role, site in sites.items()}
-        streamed = self._stream(records, input, states, weights)
-        if streamed is not None:
-            return streamed if batched else tuple(s.squeeze(0) for s in streamed)
         sizes = self.input_size, self.hidden_size, self.hidden_size
         check_parameters(cell, records, weights, input, sizes)
+        kernel = pick_step(cell, records, input, weights)
+        if kernel is not None:
+            watched = entries(self, [""], [sites])
+            self._plans.keep(self._parameters, watched, kernel, cell, [records], input, [weights])
+            _, states = kernel(
+                cell,
+                [records],
+                input,
+                None,
+                states,
+                [weights],
+                bidirectional=False,
+                dropout=0.0,
+                training=self.training,
+            )
+            return states if batched else tuple(s.squeeze(0) for s in states)
         states = tuple(s.to(torch.promote_types(s.dtype, torch.float32)) for s in states)
         wx = sites["input"](F.linear(input, weights.ih), step)
         states = cell.step(wx, states, weights, sites, step)

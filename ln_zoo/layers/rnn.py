@@ -12,10 +12,17 @@ from torch.nn import init
 from torch.nn.utils.rnn import PackedSequence
 
 from ln_zoo import ops
-from ln_zoo.layers.cells import as_states, cell_sites, check_bound, rnn_cell, sites_by_role
+from ln_zoo.layers.cells import (
+    as_states,
+    cell_sites,
+    check_bound,
+    entries,
+    rnn_cell,
+    sites_by_role,
+)
 from ln_zoo.norms import Norm, Site
 from ln_zoo.norms.checks import check_no_norm
-from ln_zoo.ops import CELLS, Cell, Records, States, Weights, bounded_lstm
+from ln_zoo.ops import CELLS, Cell, Plans, Records, States, Weights, bounded_lstm
 
 
 class _Recurrent(nn.RNNBase):
@@ -57,6 +64,7 @@ class _Recurrent(nn.RNNBase):
             **factory,
         )
         self.derivative_bound = derivative_bound
+        self._plans = Plans()
         if peephole:
             for suffix in self._suffixes():
                 weight = nn.Parameter(torch.empty(3, hidden_size, **factory))
@@ -141,6 +149,12 @@ class _Recurrent(nn.RNNBase):
         self, x: Tensor, batch_sizes: Tensor | None, states: States | None
     ) -> tuple[Tensor, States]:
         """The same for time-major input (T, N, I) or packed data (total, I)."""
+        if batch_sizes is None:
+            count = len(CELLS[self.mode].states)
+            options = count, self.dropout, self.training
+            done = self._plans.run(self._parameters, x, states, *options)
+            if done is not None:
+                return done
         self.check_input(x, batch_sizes)
         if x.shape[0] == 0:
             raise RuntimeError("Expected sequence length to be larger than 0 in RNN")
@@ -150,6 +164,7 @@ class _Recurrent(nn.RNNBase):
             self._check_states(x, batch_sizes, states)
         cell = self._cell()
         directions = self._directions()
+        all_sites = list(directions.values())
         steps = x.shape[0] if batch_sizes is None else len(batch_sizes)
         for sites in directions.values():
             for site in sites.values():
@@ -164,6 +179,11 @@ class _Recurrent(nn.RNNBase):
 
         kernel = ops.pick(cell, records, x, weights)
         if kernel is not None:
+            if batch_sizes is None:
+                watched = entries(self, [f"_{name}" for name in directions], all_sites)
+                self._plans.keep(
+                    self._parameters, watched, kernel, cell, records, x, weights, bidirectional
+                )
             return kernel(
                 cell,
                 records,
@@ -175,8 +195,6 @@ class _Recurrent(nn.RNNBase):
                 dropout=dropout,
                 training=training,
             )
-
-        all_sites = list(directions.values())
 
         def run(
             i: int, x: Tensor, sizes: Sequence[int] | None, states: States

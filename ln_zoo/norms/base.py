@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from ln_zoo.ops.plans import Entries
 from ln_zoo.ops.records import Record, RowNorm
 
 #: The columns of the paper's Table 1, in its order: what a layer's output may be invariant to.
@@ -240,6 +241,30 @@ class Site(nn.Module):
     def describe(self) -> Record:
         """What happens to summed inputs here, as data; ``None``: only the strategy knows."""
         return self.norm.describe(self) if self.normalizes_sums else RowNorm(self.groups)
+
+    def entries(self) -> Entries | None:
+        """Where all lies that `describe` and `weight` depend on; ``None``: it may be anywhere.
+
+        A layer that finds the same objects there need not ask again. Nobody knows of a strategy
+        that acts on weights, reads time steps, has tensors of its own, or describes the gain and
+        the shift by others than the site's.
+        """
+        kind = type(self.norm)
+        if (
+            kind.weight is not Norm.weight
+            or kind.before_steps is not Norm.before_steps
+            or kind.reads_step
+            or self._buffers
+            or set(self._parameters) != {"gain", "shift"}
+        ):
+            return None
+        found = self.describe()
+        affine = () if found is None or found.identity else (found.gain, found.shift)
+        if any(a is not b for a, b in zip(affine, (self.gain, self.shift), strict=False)):
+            return None
+        ours, parameters = self.__dict__, self._parameters
+        of_site = [(ours, name) for name in ("norm", "normalizes_sums", "training")]
+        return [*of_site, (parameters, "gain"), (parameters, "shift")]
 
     # What strategies call
 

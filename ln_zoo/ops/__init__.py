@@ -21,11 +21,11 @@ from ln_zoo.ops.draw import (
     draw_refusal,
     drawn,
 )
-from ln_zoo.ops.fast_path import KERNELS, Kernel, pick
+from ln_zoo.ops.fast_path import KERNELS, Kernel, pick, pick_step
 from ln_zoo.ops.glimpse import FilterNorm, attention, filterbank
+from ln_zoo.ops.plans import Entries, Plans
 from ln_zoo.ops.records import Record, Records, RowNorm, StepNorm
 from ln_zoo.ops.recurrence import scan, stack
-from ln_zoo.ops.streaming import Stream
 from ln_zoo.ops.window import (
     Windowed,
     WindowOperands,
@@ -43,15 +43,16 @@ __all__ = [
     "DrawSettings",
     "DrawWeights",
     "Drawn",
+    "Entries",
     "FilterNorm",
     "Kernel",
     "Place",
+    "Plans",
     "Record",
     "Records",
     "RowNorm",
     "States",
     "StepNorm",
-    "Stream",
     "Weights",
     "WindowOperands",
     "Windowed",
@@ -68,6 +69,7 @@ __all__ = [
     "drawn",
     "filterbank",
     "pick",
+    "pick_step",
     "scan",
     "stack",
     "window_engine",

@@ -55,6 +55,42 @@ def address(
     return _start(name, a)
 
 
+def addresses(
+    names: Sequence[str],
+    tensors: Sequence[Tensor | None],
+    shapes: Sequence[tuple[int, ...] | None],
+) -> list[int]:
+    """The same of float32 tensors on the CPU, in a fraction of the time.
+
+    Args:
+        names: what to call them in an error.
+        tensors: the tensors; the address of ``None`` is 0.
+        shapes: the shape that each must have; ``None``: it must be ``None``.
+
+    Raises:
+        RuntimeError: as `address`, and for a tensor too many or too few.
+    """
+    found: list[int] = []
+    for a, shape in zip(tensors, shapes, strict=True):
+        if a is None or shape is None:
+            if a is not shape:
+                got = "none" if a is None else list(a.shape)
+                raise RuntimeError(f"Expected {names[len(found)]} size {shape}, got {got}")
+            found.append(0)
+            continue
+        start = 0
+        if (
+            a.is_cpu
+            and a.dtype is torch.float32
+            and a.shape == shape
+            and a.is_contiguous()
+            and not a.is_neg()
+        ):
+            start = a.data_ptr()
+        found.append(start or address(names[len(found)], a, torch.float32, shape))
+    return found
+
+
 def matrix(name: str, a: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The address of a matrix on the CPU that may have any strides, and its strides.
 
@@ -64,11 +100,6 @@ def matrix(name: str, a: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> 
     if a.device != _CPU or a.dtype != dtype or a.shape != shape or a.is_neg():
         raise RuntimeError(_wrong(name, a, dtype, shape, _CPU))
     return _start(name, a), *a.stride()
-
-
-def identity(a: Tensor | None) -> tuple[object, ...] | None:
-    """What tells one tensor's memory from another's; not to be handed on."""
-    return None if a is None else (a.data_ptr(), a.shape, a.dtype, a.device, a.is_contiguous())
 
 
 def _start(name: str, a: Tensor) -> int:

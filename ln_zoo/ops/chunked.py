@@ -384,8 +384,8 @@ torch.library.register_autograd("ln_zoo::recurrence", _gradients, setup_context=
 
 
 def differentiable(
-    replayed: Callable[[], Sequence[Tensor]],
-    operands: Operands,
+    replayed: Callable[[], Sequence[Tensor | None]],
+    operands: tuple[Any, ...],
     grads: Sequence[Tensor | None],
     needs: Sequence[bool],
 ) -> list[Tensor | None]:
@@ -393,16 +393,16 @@ def differentiable(
 
     Args:
         replayed: its output and final states as functions of the operands.
-        operands: the operands.
+        operands: the operands, x first.
         grads: gradients of those.
         needs: of which operands gradients are needed.
     """
-    with torch.enable_grad(), no_autocast(operands.x):
+    with torch.enable_grad(), no_autocast(operands[0]):
         results = replayed()
         pairs = [
             (result, grad.to(result.dtype))
             for result, grad in zip(results, grads, strict=False)
-            if grad is not None and result.requires_grad
+            if grad is not None and result is not None and result.requires_grad
         ]
         wanted = [a for a, need in zip(operands, needs, strict=True) if a is not None and need]
         found = iter(
@@ -425,20 +425,32 @@ def replay(spec: Spec, operands: Operands, batch_sizes: Tensor | None) -> tuple[
         operands: the tensors.
         batch_sizes: of packed data, (T,).
     """
-    hidden = operands.w_hh.shape[1]
+    sites = normalized_sites(spec, operands.w_hh.shape[1], *operands[7:])
+    return scan_operands(spec.cell, operands, batch_sizes, sites)
+
+
+def normalized_sites(spec: Spec, hidden: int, *affine: Tensor | None) -> Sites:
+    """What happens at each place of a cell, by role; differentiable.
+
+    Args:
+        spec: what is computed.
+        hidden: H.
+        *affine: gains of the input term, of the recurrent term and of the output, and the shift of
+            the output.
+    """
+    gain_input, gain_recurrent, gain_out, shift_out = affine
 
     def site(
         rows: Rows, gain: Tensor | None, shift: Tensor | None = None
     ) -> Callable[[Tensor, int | None], Tensor]:
         return lambda a, step: normalized(a, rows, gain, shift, hidden)
 
-    sites = {
-        "input": site(spec.input, operands.gain_input),
-        "recurrent": site(spec.recurrent, operands.gain_recurrent),
-        "cell": site(spec.out, operands.gain_out, operands.shift_out),
-        "sum": site(spec.out, operands.gain_out),
+    return {
+        "input": site(spec.input, gain_input),
+        "recurrent": site(spec.recurrent, gain_recurrent),
+        "cell": site(spec.out, gain_out, shift_out),
+        "sum": site(spec.out, gain_out),
     }
-    return scan_operands(spec.cell, operands, batch_sizes, sites)
 
 
 def scan_operands(

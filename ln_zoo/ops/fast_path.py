@@ -6,7 +6,7 @@ import functools
 import logging
 import os
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from ln_zoo.ops.batch_steps import BatchAtenEngine
 from ln_zoo.ops.cells import Cell, States, Weights
 from ln_zoo.ops.gpu import TritonEngine
 from ln_zoo.ops.native.batch_steps import NativeBatchEngine
+from ln_zoo.ops.native.one_call import OneCall
 from ln_zoo.ops.native.steps import NativeEngine
 from ln_zoo.ops.records import Records
 from ln_zoo.ops.recurrent_kernel import Recurrence
@@ -76,6 +77,7 @@ _LARGE = 2**21
 KERNELS: list[Kernel] = [
     TorchRNN(),
     Recurrence(TritonEngine()),
+    OneCall(),
     Recurrence(NativeEngine()),
     Recurrence(AtenEngine()),
     BatchRecurrence(NativeBatchEngine()),
@@ -115,13 +117,34 @@ def pick(
     kernels, why = allowed(os.environ.get("LN_ZOO_KERNELS", ""))
     if _ours_is_faster(cell, x, weights):
         kernels = sorted(kernels, key=lambda kernel: kernel.name != "native")
+    generic = f"the generic loop{why}"
+    return _first(cell.name, kernels, generic, (cell, records, x, weights))
+
+
+def pick_step(cell: Cell, records: Records, x: Tensor, weights: Weights) -> Kernel | None:
+    """The same for a single step of a cell; ``None`` stands for functions of torch.
+
+    Args:
+        cell: the cell.
+        records: what happens to summed inputs, by role.
+        x: input, (N, I).
+        weights: the effective weights.
+    """
+    kernels, why = allowed(os.environ.get("LN_ZOO_KERNELS", ""))
+    kernels = [kernel for kernel in kernels if isinstance(kernel, OneCall)]
+    arguments = (cell, [records], x.unsqueeze(0), [weights])
+    return _first(f"a step of {cell.name}", kernels, f"functions of torch{why}", arguments)
+
+
+def _first(what: str, kernels: Sequence[Kernel], else_: str, arguments: Any) -> Kernel | None:
+    """The first kernel that does not refuse."""
     for kernel in kernels:
-        reason = kernel.refuses(cell, records, x, weights)
+        reason = kernel.refuses(*arguments)
         if reason is None:
-            _log_once(f"{cell.name}: runs on {kernel.name} ({kernel.title})")
+            _log_once(f"{what}: runs on {kernel.name} ({kernel.title})")
             return kernel
-        _log_once(f"{cell.name}: not run by {kernel.name} ({kernel.title}): {reason}")
-    _log_once(f"{cell.name}: runs on the generic loop{why}")
+        _log_once(f"{what}: not run by {kernel.name} ({kernel.title}): {reason}")
+    _log_once(f"{what}: runs on {else_}")
     return None
 
 

@@ -26,7 +26,7 @@ COMPARED = (
     "tests/ops/test_batch_recurrence.py",
     "tests/ops/test_window.py",
     "tests/ops/test_draw.py",
-    "tests/ops/test_streaming.py",
+    "tests/ops/test_one_call.py",
 )
 
 

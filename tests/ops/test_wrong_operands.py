@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ln_zoo.ops import CELLS, Affine, DrawLSTM, DrawSettings, DrawWeights, RowNorm, Weights, drawn
 from ln_zoo.ops.batch_recurrence import BatchSpec, Cases
+from ln_zoo.ops.native.one_call import Parameters, Prepared
 from ln_zoo.ops.native.runtime import NativeProducts, multiply, packed, trouble
-from ln_zoo.ops.native.step import NativeStep
 from ln_zoo.ops.spec import Operands, Rows, Spec
 from ln_zoo.ops.window import WindowOperands, windowed_lstm
 
@@ -227,19 +227,22 @@ def single_step() -> Iterator[tuple[str, Entry]]:
     torch.manual_seed(0)
     right = {"x": rand(2, I), "h": rand(2, H), "c": rand(2, H), **weights_of(I)}
 
-    def make(given: dict[str, Any]) -> NativeStep:
-        return NativeStep(CELLS["LSTM"], with_gains(given), given["x"], of_weights(given), ())
+    prepared = Prepared(CELLS["LSTM"], [with_gains(right)], right["x"], [of_weights(right)])
 
-    def first(given: dict[str, Any]) -> list[Tensor]:
-        return list(make(given)(given["x"], (given["h"], given["c"])))
+    def run(given: dict[str, Any]) -> list[Tensor]:
+        # As after an assignment to the data of each parameter.
+        prepared._parameters = [Parameters.of(with_gains(given), of_weights(given))]
+        _, found = prepared(prepared.check(), given["x"], (given["h"], given["c"]), 0.0, False)
+        return list(found)
 
-    step = make(right)
+    def both(given: dict[str, Any]) -> list[Tensor]:
+        leaves = {name: a.clone().requires_grad_() for name, a in given.items()}
+        h, c = run(leaves)
+        (h.sum() + c.sum()).backward()
+        return [h, c, *(a.grad for a in leaves.values() if a.grad is not None)]
 
-    def later(given: dict[str, Any]) -> list[Tensor]:
-        return list(step(given["x"], (given["h"], given["c"])))
-
-    yield "step", (first, right)
-    yield "step, again", (later, {name: right[name] for name in "xhc"})
+    yield "step", (run, right)
+    yield "step and back", (both, right)
 
 
 def products() -> Iterator[tuple[str, Entry]]:

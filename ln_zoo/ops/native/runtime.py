@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from ctypes import c_double, c_int64, c_void_p
+from ctypes import c_char_p, c_double, c_int64, c_void_p
 
 import torch
 from torch import Tensor
@@ -23,7 +23,8 @@ def library() -> ctypes.CDLL:
     """The library with its functions' types."""
     found = build.library()
     i, p = c_int64, c_void_p
-    found.ln_zoo_packed_size.restype = found.ln_zoo_batch_packed_size.restype = i
+    for name in ("packed_size", "batch_packed_size", "call_keeps"):
+        getattr(found, f"ln_zoo_{name}").restype = i
     for name, types in {
         "packed_size": (i, i, i),
         "pack": (p, i, i, i, i, p, i, p, i, i, i),
@@ -33,7 +34,9 @@ def library() -> ctypes.CDLL:
         "backward": (p,),
         "window_forward": (p, p),
         "window_backward": (p, p),
-        "step": (p, p, i, p, p, p, p),
+        "call_keeps": (p,),
+        "call_forward": (p, c_char_p),
+        "call_backward": (p, c_char_p),
         "batch_pack": (i, i, i, i, p, p),
         "batch_packed_size": (i, i, i, i),
         "batch_inputs": (p, p, c_double),

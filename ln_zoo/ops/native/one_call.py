@@ -1,0 +1,367 @@
+"""Small calls: one direction of one layer, or a step of a cell, in one call of C++ each way.
+
+At this size a call into torch costs as much as what it computes. So torch computes nothing here:
+tensors go to C++ as layers have them, and what does not depend on their numbers is found once, in
+`Prepared`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from ctypes import Structure, addressof, c_int64
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ln_zoo.ops import memory
+from ln_zoo.ops.addresses import addresses
+from ln_zoo.ops.cells import CELLS, Cell, States, Weights
+from ln_zoo.ops.chunked import differentiable, normalized_sites
+from ln_zoo.ops.native.runtime import NativeProducts, library, trouble
+from ln_zoo.ops.native.steps import CELLS as NUMBERS
+from ln_zoo.ops.native.steps import RowArguments, row_arguments
+from ln_zoo.ops.records import Records, RowNorm
+from ln_zoo.ops.recurrence import scan, stack
+from ln_zoo.ops.recurrent_kernel import untraceable
+from ln_zoo.ops.spec import Spec, product_dtype, refusal, specify
+
+#: Rows up to which a call is one chunk: the others are cut by `ln_zoo.ops.chunked`.
+_ROWS = NativeProducts.chunk_rows
+
+
+class Parameters(NamedTuple):
+    """The parameters of one direction as layers have them; ``None``: there is none.
+
+    Attributes:
+        w_ih: (G, I).
+        w_hh: (G, H).
+        bias_ih: (G,).
+        bias_hh: (G,).
+        gain_input: (G,).
+        gain_recurrent: (G,).
+        gain_out: (H,), of an LSTM's cell state or an RNN's sum.
+        shift_out: (H,), of an LSTM's cell state.
+    """
+
+    w_ih: Tensor
+    w_hh: Tensor
+    bias_ih: Tensor | None
+    bias_hh: Tensor | None
+    gain_input: Tensor | None
+    gain_recurrent: Tensor | None
+    gain_out: Tensor | None
+    shift_out: Tensor | None
+
+    @staticmethod
+    def of(records: Records, weights: Weights) -> Parameters:
+        """Those of a direction that `OneCall` does not refuse."""
+        last = records.get("cell") or records.get("sum")
+        places = (records["input"], records["recurrent"], last)
+        first, second, out = (None if r is None or r.identity else r.gain for r in places)
+        shift = None if last is None or last.identity else last.shift
+        return Parameters(*weights[:4], first, second, out, shift)
+
+
+class _Constants(Structure):
+    """``Call`` of kernels.cpp."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("cell", "steps", "cases", "inputs", "hidden", "threads")),
+        *((name, RowArguments) for name in ("input", "recurrent", "out")),
+    )
+
+
+_INPUTS = ("x", "h0", "c0")
+#: ``Tensors`` of kernels.cpp: addresses of inputs, parameters, outputs and what the backward reads,
+#: gradients of outputs, and at last gradients of inputs and parameters.
+_NAMES = (*_INPUTS, *Parameters._fields, "output", "h", "c", "kept", "d_output", "d_h", "d_c")
+_GIVEN = len(_INPUTS) + len(Parameters._fields)
+_PACK = struct.Struct(f"{len(_NAMES) + _GIVEN}P").pack
+#: Gradients, in a forward.
+_ABSENT = (0,) * (3 + _GIVEN)
+
+
+class _Direction:
+    """One direction of one layer, for tensors of certain shapes.
+
+    Args:
+        spec: what is computed.
+        lead: T and N, or N for a single step, which has no output but its state.
+        inputs: I.
+        hidden: H.
+        state: the shape of states, (N, H) or (1, N, H).
+        parameters: the parameters.
+        threads: how many.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        lead: tuple[int, ...],
+        inputs: int,
+        hidden: int,
+        state: tuple[int, ...],
+        parameters: Parameters,
+        threads: int,
+    ) -> None:
+        self.spec, self.hidden, self._state = spec, hidden, state
+        self._lstm = spec.cell == "LSTM"
+        self.output = None if len(lead) == 1 else (*lead, hidden)
+        c = state if self._lstm else None
+        self.inputs = ((*lead, inputs), state, c)
+        width = spec.gates * hidden
+        row, vector = (hidden,), (width,)
+        of_all = ((width, inputs), (width, hidden), vector, vector, vector, vector, row, row)
+        self.parameters = tuple(
+            None if a is None else shape for a, shape in zip(parameters, of_all, strict=True)
+        )
+        self._constants = _Constants(
+            cell=NUMBERS[spec.cell],
+            steps=1 if len(lead) == 1 else lead[0],
+            cases=lead[-1],
+            inputs=inputs,
+            hidden=hidden,
+            threads=threads,
+            input=row_arguments(spec.input),
+            recurrent=row_arguments(spec.recurrent),
+            out=row_arguments(spec.out),
+        )
+        self._address = addressof(self._constants)
+        found = library()
+        self._forward, self._backward = found.ln_zoo_call_forward, found.ln_zoo_call_backward
+        self._kept = (found.ln_zoo_call_keeps(self._address),)
+        self._read_back = (*self.inputs, *self.parameters, self.output, None, None, self._kept)
+
+    def __call__(
+        self, x: Tensor, states: States, parameters: Parameters, found: Sequence[int]
+    ) -> tuple[Any, States]:
+        """Output and last states.
+
+        Args:
+            x: inputs.
+            states: initial states.
+            parameters: the parameters.
+            found: their addresses, and no others.
+        """
+        tensors = (x, *states, *parameters) if self._lstm else (x, *states, None, *parameters)
+        found = (*addresses(_NAMES, tensors[:3], self.inputs), *found)
+        for a in tensors:
+            if a is not None and a.requires_grad and torch.is_grad_enabled():
+                output, h, c = _Call.apply(self, found, *tensors)
+                break
+        else:
+            output, h, c, _ = self.forward(x, found, save=False)
+        return output, (h, c) if self._lstm else (h,)
+
+    def forward(self, x: Tensor, found: Sequence[int], save: bool) -> tuple[Any, ...]:
+        """Output, last states, and what the backward reads."""
+        output = None if self.output is None else x.new_empty(self.output)
+        h = x.new_empty(self._state)
+        c = x.new_empty(self._state) if self._lstm else None
+        kept = memory.empty(*self._kept, like=x, dtype=torch.float32) if save else None
+        to = [0 if a is None else a.data_ptr() for a in (output, h, c, kept)]
+        self._forward(self._address, _PACK(*found, *to, *_ABSENT))
+        return output, h, c, kept
+
+    def backward(
+        self, saved: Sequence[Tensor | None], grads: Sequence[Tensor | None], needs: Sequence[bool]
+    ) -> list[Tensor | None]:
+        """Gradients of inputs and parameters, of those that need one.
+
+        Args:
+            saved: inputs, parameters, output, and what the forward kept.
+            grads: gradients of output and last states.
+            needs: which.
+        """
+        given = saved[:_GIVEN]
+        found = addresses(_NAMES, (*saved[:-1], None, None, saved[-1]), self._read_back)
+        grads = [None if d is None else d.contiguous() for d in grads]
+        shapes = [
+            None if d is None else shape
+            for d, shape in zip(grads, (self.output, *self.inputs[1:]), strict=True)
+        ]
+        found += addresses(_NAMES[-3:], grads, shapes)
+        made = [
+            memory.empty(*a.shape, like=a, dtype=torch.float32) if a is not None and need else None
+            for a, need in zip(given, needs, strict=True)
+        ]
+        to = [0 if a is None else a.data_ptr() for a in made]
+        self._backward(self._address, _PACK(*found, *to))
+        return made
+
+    def replay(self, tensors: Sequence[Any]) -> tuple[Tensor | None, ...]:
+        """Output and last states by the generic loop, whose gradients have gradients."""
+        (x, h0, c0), parameters = tensors[:3], Parameters(*tensors[3:])
+        states = tuple(s.view(-1, self.hidden) for s in (h0, c0) if s is not None)
+        sites = normalized_sites(self.spec, self.hidden, *parameters[4:])
+        x = x.unsqueeze(0) if self.output is None else x
+        output, final = scan(
+            CELLS[self.spec.cell], x, None, states, Weights(*parameters[:4]), sites
+        )
+        return None if self.output is None else output, *(s.view(self._state) for s in final)
+
+
+class _Call(torch.autograd.Function):
+    """A call with gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, direction: _Direction, found: Sequence[int], *tensors: Any
+    ) -> tuple[Tensor | None, ...]:
+        output, h, c, kept = direction.forward(tensors[0], found, save=True)
+        ctx.direction = direction
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, output, kept)
+        return output, h, c
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        direction: _Direction = ctx.direction
+        saved, needs = ctx.saved_tensors, ctx.needs_input_grad[2:]
+        if torch.is_grad_enabled():
+            tensors = saved[:_GIVEN]
+            found = differentiable(lambda: direction.replay(tensors), tensors, grads, needs)
+        else:
+            found = direction.backward(saved, grads, needs)
+        return (None, None, *found)
+
+
+class Prepared:
+    """All directions of a layer, or a single step of a cell, for inputs of one shape.
+
+    Args:
+        cell: the cell.
+        records: what happens to summed inputs, by role, for each direction of each layer.
+        x: such an input, (T, N, I), or (N, I) for a single step.
+        weights: effective weights, one for each direction of each layer.
+        bidirectional: whether each layer has a reverse direction.
+    """
+
+    def __init__(
+        self,
+        cell: Cell,
+        records: Sequence[Records],
+        x: Tensor,
+        weights: Sequence[Weights],
+        bidirectional: bool = False,
+    ) -> None:
+        self._bidirectional = bidirectional
+        self._parameters = [Parameters.of(*both) for both in zip(records, weights, strict=True)]
+        lead, hidden = tuple(x.shape[:-1]), weights[0].hh.shape[1]
+        single = len(records) == 1
+        # One direction needs no stack of states.
+        state = (1, lead[-1], hidden) if single and len(lead) == 2 else (lead[-1], hidden)
+        each = 2 if bidirectional else 1
+        self._directions = [
+            _Direction(
+                specify(cell, record, w),
+                lead,
+                x.shape[-1] if i < each else each * hidden,
+                hidden,
+                state,
+                parameters,
+                torch.get_num_threads(),
+            )
+            for i, (record, w, parameters) in enumerate(
+                zip(records, weights, self._parameters, strict=True)
+            )
+        ]
+
+    def check(self) -> list[list[int]]:
+        """Addresses of the parameters of each direction.
+
+        Raises:
+            RuntimeError: if one has no longer the form that it had.
+        """
+        return [
+            addresses(Parameters._fields, parameters, direction.parameters)
+            for parameters, direction in zip(self._parameters, self._directions, strict=True)
+        ]
+
+    def __call__(
+        self, found: list[list[int]], x: Tensor, states: States, dropout: float, training: bool
+    ) -> tuple[Any, States]:
+        """Output and last states.
+
+        Args:
+            found: what `check` gave.
+            x: inputs.
+            states: initial states, each (layers * directions, N, H), or (N, H) for a single step.
+            dropout: probability of a zero between two layers.
+            training: whether the layer is in training mode.
+        """
+
+        def run(i: int, x: Tensor, sizes: Any, states: States) -> tuple[Tensor, States]:
+            return self._directions[i](x.contiguous(), states, self._parameters[i], found[i])
+
+        if len(self._directions) == 1:
+            return run(0, x, None, states)
+        return stack(
+            run,
+            x,
+            None,
+            states,
+            bidirectional=self._bidirectional,
+            dropout=dropout,
+            training=training,
+        )
+
+
+class OneCall:
+    """The kernel of small calls in float32 on the CPU."""
+
+    name = "native"
+    title = "C++ compiled on this machine, in one call"
+
+    def refuses(
+        self, cell: Cell, records: Sequence[Records], x: Tensor, weights: Sequence[Weights]
+    ) -> str | None:
+        """Why this call is not for it, or ``None``; a single step of a cell has x (1, N, I)."""
+        reason = untraceable() or refusal(cell, records, weights)
+        if reason is not None:
+            return reason
+        if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+            return "something watches the operators of torch"
+        if x.device.type != "cpu":
+            return f"it runs on the CPU, not on {x.device.type}"
+        if x.dim() != 3 or not 0 < x.shape[0] * x.shape[1] <= _ROWS:
+            return f"it runs padded calls of 1 to {_ROWS} rows"
+        norms = [r for direction in records for r in direction.values() if isinstance(r, RowNorm)]
+        tensors = [a for w in weights for a in w] + [a for r in norms for a in (r.gain, r.shift)]
+        for a in (x, *tensors):
+            if a is None:
+                continue
+            if a.dtype != torch.float32 or product_dtype(x) != torch.float32:
+                return "it computes in float32 alone"
+            if type(a) not in (Tensor, nn.Parameter) or not a.numel() or a.is_neg():
+                return "a tensor has no numbers of its own"
+            if a is not x and not a.is_contiguous():
+                return "a parameter is not contiguous"
+        for direction in records:
+            for role, record in direction.items():
+                if role != "cell" and record is not None and record.shift is not None:
+                    return f"the {role} site has a shift"
+        return trouble()
+
+    def __call__(
+        self,
+        cell: Cell,
+        records: Sequence[Records],
+        x: Tensor,
+        batch_sizes: Tensor | None,
+        states: States,
+        weights: Sequence[Weights],
+        *,
+        bidirectional: bool,
+        dropout: float,
+        training: bool,
+    ) -> tuple[Tensor, States]:
+        """Runs the layers; arguments as `ln_zoo.ops.fast_path.Kernel` has them.
+
+        Of a single step, too, with x (N, I) and states (N, H); it has no output but those.
+        """
+        prepared = Prepared(cell, records, x, weights, bidirectional)
+        states = tuple(s.contiguous() for s in states)
+        return prepared(prepared.check(), x, states, dropout, training)

@@ -1,0 +1,176 @@
+"""What layers remember from call to call: how calls of the same form run.
+
+Small calls cost what is decided about them. A `Plans` is not state: copies begin without.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ln_zoo.ops import fast_path
+from ln_zoo.ops.addresses import addresses
+from ln_zoo.ops.cells import Cell, States, Weights
+from ln_zoo.ops.fast_path import Kernel
+from ln_zoo.ops.native.one_call import OneCall, Parameters, Prepared
+from ln_zoo.ops.records import Records, RowNorm
+from ln_zoo.ops.recurrent_kernel import untraceable
+
+#: Places where a layer keeps what its calls depend on: a dictionary and a key of it.
+Entries = Sequence[tuple[dict[str, Any], str]]
+#: Plans that one layer keeps: for as many shapes of inputs.
+_KEPT = 64
+
+
+class _Plan:
+    """How one kind of call runs on a kernel that has nothing to prepare."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        cell: Cell,
+        records: Sequence[Records],
+        weights: Sequence[Weights],
+        bidirectional: bool,
+    ) -> None:
+        self._call = (kernel, cell, records, weights, bidirectional)
+        pairs = zip(records, weights, strict=True)
+        self._tensors = [a for pair in pairs for a in Parameters.of(*pair)]
+        self._shapes = [None if a is None else tuple(a.shape) for a in self._tensors]
+
+    def check(self) -> None:
+        addresses(Parameters._fields * len(self._tensors), self._tensors, self._shapes)
+
+    def __call__(
+        self, found: None, x: Tensor, states: States, dropout: float, training: bool
+    ) -> tuple[Tensor, States]:
+        kernel, cell, records, weights, bidirectional = self._call
+        return kernel(
+            cell,
+            records,
+            x,
+            None,
+            states,
+            weights,
+            bidirectional=bidirectional,
+            dropout=dropout,
+            training=training,
+        )
+
+
+class Plans:
+    """How calls of one layer or cell run, by the form of its input.
+
+    They hold for float32 on the CPU, as long as nothing that a call depends on was replaced; where
+    tensors have changed their form, `run` finds that out.
+    """
+
+    def __init__(self) -> None:
+        #: Whose they are, what is watched, and plans: at once, since other threads may replace it.
+        self._kept: tuple[Any, list[tuple[dict[str, Any], str, Any]], dict[Any, Any]]
+        self._kept = (None, [], {})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Plans, ()
+
+    def run(
+        self,
+        owner: dict[str, Any],
+        x: Tensor,
+        states: States | None,
+        count: int,
+        dropout: float = 0.0,
+        training: bool = False,
+    ) -> tuple[Any, States] | None:
+        """Output and last states, or ``None`` where there is no plan for such a call.
+
+        Args:
+            owner: the parameters of the layer itself, of which there may be shallow copies.
+            x: inputs, (T, N, I), or (N, I) for a single step.
+            states: initial states; ``None`` for zeros.
+            count: how many states there are.
+            dropout: probability of a zero between two layers.
+            training: whether the layer is in training mode.
+        """
+        whose, watched, plans = self._kept
+        key = _key(x)
+        plan = plans.get(key)
+        if plan is None or key is None or whose is not owner:
+            return None
+        for where, name, a in watched:
+            if where.get(name) is not a:
+                return None
+        plan, state = plan
+        try:
+            found = plan.check()
+            if states is None:
+                states = (x.new_zeros(state),) * count
+            else:
+                addresses(("h", "c"), states, (state,) * count)
+        except RuntimeError:
+            return None  # What is wrong, if anything is, is found where there is no plan.
+        return plan(found, x, states, dropout, training)
+
+    def keep(
+        self,
+        owner: dict[str, Any],
+        entries: Entries | None,
+        kernel: Kernel | None,
+        cell: Cell,
+        records: Sequence[Records],
+        x: Tensor,
+        weights: Sequence[Weights],
+        bidirectional: bool = False,
+    ) -> None:
+        """Makes a plan for calls such as one that was just checked, where that is possible.
+
+        Args:
+            owner: the parameters of the layer itself.
+            entries: where all lies that records and weights depend on; ``None``: nobody knows.
+            kernel: what runs it.
+            cell: the cell.
+            records: what happens to summed inputs, by role, for each direction of each layer.
+            x: padded inputs.
+            weights: effective weights, one for each direction of each layer.
+            bidirectional: whether each layer has a reverse direction.
+        """
+        key = _key(x)
+        if key is None or entries is None or kernel is None or weights[0].hr is not None:
+            return
+        if not all(isinstance(r, RowNorm) for direction in records for r in direction.values()):
+            return
+        watched = [(where, name, where.get(name)) for where, name in entries]
+        whose, before, plans = self._kept
+        same = whose is owner and len(before) == len(watched)
+        for old, new in zip(before, watched, strict=False):
+            same = same and old[0] is new[0] and old[1] == new[1] and old[2] is new[2]
+        plan: Any
+        if isinstance(kernel, OneCall):
+            plan = Prepared(cell, records, x, weights, bidirectional)
+        else:
+            plan = _Plan(kernel, cell, records, weights, bidirectional)
+        hidden = weights[0].hh.shape[1]
+        state = (len(weights), x.shape[1], hidden) if x.dim() == 3 else (x.shape[0], hidden)
+        kept = dict(plans) if same and len(plans) < _KEPT else {}
+        kept[key] = plan, state
+        self._kept = owner, watched, kept
+
+
+def _key(x: Tensor) -> tuple[Any, ...] | None:
+    """All that the choice of a kernel depends on, but for the layer; ``None``: there is no plan."""
+    if (
+        torch.compiler.is_compiling()
+        or type(x) not in (Tensor, nn.Parameter)
+        or not x.is_cpu
+        or x.dtype is not torch.float32
+        or torch.is_autocast_enabled("cpu")
+        or torch._C._len_torch_dispatch_stack()
+        or untraceable() is not None
+    ):
+        return None
+    value = os.environ.get("LN_ZOO_KERNELS")
+    return x.shape, value, torch.get_num_threads(), *fast_path.KERNELS

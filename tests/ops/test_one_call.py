@@ -1,0 +1,270 @@
+"""Small calls and single steps in one call of C++: numbers and gradients of the generic loop."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from accuracy import Results, assert_as_accurate, generic_loop, moved
+from torch import Tensor, nn
+
+from ln_zoo.layers import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
+from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm
+from ln_zoo.ops import fast_path
+from ln_zoo.ops.native.one_call import OneCall
+from ln_zoo.ops.native.runtime import trouble
+
+pytestmark = pytest.mark.skipif(trouble() is not None, reason=f"no native kernels: {trouble()}")
+
+CELLS = {"LSTM": LSTMCell, "GRU": GRUCell, "RNN": RNNCell}
+LAYERS = {"LSTM": LSTM, "GRU": GRU, "RNN": RNN}
+every_kind = pytest.mark.parametrize("name", CELLS)
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """It runs alone, and what it refuses goes to the generic loop."""
+    monkeypatch.setenv("LN_ZOO_KERNELS", "native")
+    monkeypatch.setattr(fast_path, "KERNELS", [OneCall()])
+    return iter(())
+
+
+def randomised(module: nn.Module) -> Any:
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return module
+
+
+def zero_states(module: Any, cases: int) -> tuple[Tensor, ...]:
+    """States, random ones."""
+    lead = (len(module.sites), cases) if isinstance(module, nn.RNNBase) else (cases,)
+    count = 2 if isinstance(module, LSTM | LSTMCell) else 1
+    return tuple(torch.randn(*lead, module.hidden_size) for _ in range(count))
+
+
+def results(module: Any, x: Tensor, states: tuple[Tensor, ...], training: bool) -> Results:
+    """Output and states, and gradients by all that has any."""
+    x, *states = (a.detach().requires_grad_(training) for a in (x, *states))
+    module.zero_grad()
+    with torch.set_grad_enabled(training):
+        done = module(x, tuple(states) if len(states) > 1 else states[0])
+    flat: list[Tensor] = []
+    for part in done if isinstance(done, tuple) else (done,):
+        flat += part if isinstance(part, tuple) else (part,)
+    found = {f"result {i}": a.detach() for i, a in enumerate(flat)}
+    if training:
+        generator = torch.Generator().manual_seed(2)
+        sum(
+            (a * torch.randn(a.shape, generator=generator, dtype=torch.float64).to(a.dtype)).sum()
+            for a in flat
+        ).backward()
+        given = {"x": x, **{f"state {i}": s for i, s in enumerate(states)}}
+        given |= dict(module.named_parameters())
+        found |= {f"gradient of {n}": a.grad.clone() for n, a in given.items()}
+    return found
+
+
+def assert_generic(
+    module: Any, x: Tensor, states: tuple[Tensor, ...], training: bool, times: int = 2
+) -> None:
+    """The same as by the generic loop in float64, at the first and the next call."""
+
+    def generic(dtype: torch.dtype, k: int = 0) -> Results:
+        twin = copy.deepcopy(module)
+        with torch.no_grad():
+            for parameter in twin.parameters():
+                parameter.copy_(moved(parameter, k))
+        given = tuple(moved(s, k).to(dtype) for s in states)
+        with generic_loop():
+            return results(twin.to(dtype), moved(x, k).to(dtype), given, training)
+
+    exact = generic(torch.float64)
+    for _ in range(times):
+        found = results(module, x, states, training)
+        assert_as_accurate(found, exact, lambda k: generic(torch.float32, k))
+
+
+def ran(module: Any, monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
+    """What was picked by calls to come; nothing is added by those that follow a plan."""
+    names: list[str | None] = []
+    for owner in ("ln_zoo.ops.pick", "ln_zoo.layers.cells.pick_step"):
+        pick = fast_path.pick_step if owner.endswith("step") else fast_path.pick
+
+        def noted(*arguments: Any, pick: Any = pick) -> Any:
+            kernel = pick(*arguments)
+            names.append(None if kernel is None else kernel.name)
+            return kernel
+
+        monkeypatch.setattr(owner, noted)
+    return names
+
+
+# Two features are normalised to +-1, whatever they are: their gradients are rounding alone.
+@pytest.mark.parametrize(
+    ("hidden", "cases", "training"),
+    [(1, 1, False), *itertools.product((5, 100, 33), (1, 3, 9), (False, True))],
+)
+@pytest.mark.parametrize(
+    ("norm", "bias"),
+    [(LayerNorm(), True), (RMSNorm(gain=0.7), False), (Identity(), True), (WeightNorm(), True)],
+)
+@every_kind
+def test_steps_are_those_of_the_generic_loop(
+    name: str, hidden: int, cases: int, norm: Norm, bias: bool, training: bool
+) -> None:
+    cell = randomised(CELLS[name](7, hidden, bias=bias, norm=norm))
+    x, states = torch.randn(cases, 7), zero_states(cell, cases)
+    before = [s.clone() for s in states]
+    assert_generic(cell, x, states, training)
+    assert all(torch.equal(s, b) for s, b in zip(states, before, strict=True))  # left alone
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize(
+    ("sizes", "options"),
+    [
+        ((1, 1, 3, 5), {"norm": LayerNorm()}),
+        ((1, 4, 16, 16), {"norm": RMSNorm(gain=0.7), "bias": False}),
+        ((4, 1, 7, 33), {"norm": LayerNorm(per_gate=True)}),
+        ((2, 3, 5, 20), {"norm": LayerNorm(gain=0.5), "num_layers": 2, "bidirectional": True}),
+        ((6, 5, 9, 40), {"norm": Identity()}),
+        ((6, 5, 9, 40), {"norm": LayerNorm(gain=0.5), "batch_first": True}),
+    ],
+    ids=str,
+)
+@every_kind
+def test_layers_are_those_of_the_generic_loop(
+    name: str, sizes: tuple[int, ...], options: dict[str, Any], training: bool
+) -> None:
+    T, N, inputs, hidden = sizes
+    layer = randomised(LAYERS[name](inputs, hidden, **options))
+    x = torch.randn(*((N, T) if options.get("batch_first") else (T, N)), inputs)
+    assert_generic(layer, x, zero_states(layer, N), training)
+
+
+@pytest.mark.parametrize("normalize", [(), ("input",), ("recurrent",), ("cell",)])
+def test_sites_may_be_left_out(normalize: tuple[str, ...]) -> None:
+    cell = randomised(LSTMCell(7, 20, norm=LayerNorm(), normalize=normalize))
+    assert_generic(cell, torch.randn(2, 7), zero_states(cell, 2), training=True)
+
+
+@pytest.mark.parametrize("cases", [1, 6], ids=["weights as they are", "packed"])
+@every_kind
+def test_gradients_of_gradients(name: str, cases: int) -> None:
+    layer = randomised(LAYERS[name](3, 4, norm=LayerNorm()))
+    cell = randomised(CELLS[name](3, 4, norm=LayerNorm()))
+
+    def twice(module: Any, x: Tensor) -> list[Tensor]:
+        x = x.clone().requires_grad_()
+        done = module(x)
+        state = done[1] if isinstance(module, nn.RNNBase) else done
+        h = state[0] if isinstance(state, tuple) else state
+        (first,) = torch.autograd.grad(h.sin().sum(), x, create_graph=True)
+        found = torch.autograd.grad(first.square().sum(), [x, *module.parameters()],
+                                    allow_unused=True)  # fmt: skip
+        return [a for a in found if a is not None]
+
+    for module, x in ((layer, torch.randn(2, cases, 3)), (cell, torch.randn(cases, 3))):
+        found = twice(module, x)
+        with generic_loop():
+            wanted = twice(module, x)
+        torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-5)
+
+
+def test_some_gradients_alone() -> None:
+    """Of what needs one, from some of the outputs."""
+    layer = randomised(LSTM(3, 4, norm=LayerNorm()))
+    twin = copy.deepcopy(layer)
+    for module in (layer, twin):
+        module.weight_hh_l0.requires_grad_(False)
+        module.sites["l0"]["cell"].shift.requires_grad_(False)
+    x, gradients = torch.randn(2, 3, 3), []
+    for which in range(3):
+        for module in (layer, twin):
+            module.zero_grad()
+            with generic_loop() if module is twin else torch.enable_grad():
+                output, (h, c) = module(x)
+            (output, h, c)[which].sum().backward()
+            gradients.append([p.grad for p in module.parameters()])
+        for ours, theirs in zip(*gradients[-2:], strict=True):
+            assert (ours is None) == (theirs is None)
+            if ours is not None:
+                torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
+
+
+def test_a_backward_after_a_change_in_place_is_an_error() -> None:
+    layer = LSTM(3, 4, norm=LayerNorm())
+    output, _ = layer(torch.randn(1, 1, 3))
+    with torch.no_grad():
+        layer.weight_hh_l0.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        output.sum().backward()
+    output, _ = layer(torch.randn(1, 1, 3))
+    layer.weight_hh_l0.data = torch.zeros(2, 2)
+    with pytest.raises(RuntimeError, match="w_hh"):
+        output.sum().backward()
+
+
+def test_it_stands_back_where_it_is_not_meant_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ran(None, monkeypatch)
+
+    def runs(cell: Any, x: Tensor, states: tuple[Tensor, ...]) -> bool:
+        names.clear()
+        cell(x, states[0], step=0)
+        (name,) = names
+        return name == "native"
+
+    cell = GRUCell(7, 20, norm=LayerNorm())
+    x, states = torch.randn(1, 7), zero_states(cell, 1)
+    assert runs(cell, x, states)
+    assert not runs(GRUCell(7, 20, norm=BatchNorm()), x.repeat(2, 1), zero_states(cell, 2))
+    assert not runs(copy.deepcopy(cell).double(), x.double(), tuple(s.double() for s in states))
+    assert not runs(cell, torch.randn(300, 7), zero_states(cell, 300))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not runs(cell, x, states)
+    monkeypatch.setenv("LN_ZOO_KERNELS", "0")
+    assert not runs(cell, x, states)
+    monkeypatch.delenv("LN_ZOO_KERNELS")
+    names.clear()
+    LSTM(3, 4, proj_size=2, norm=LayerNorm())(torch.randn(5, 2, 3))
+    LSTM(3, 4, norm=LayerNorm())(torch.randn(100, 3, 3))
+    LSTM(3, 4, norm=LayerNorm())(nn.utils.rnn.pack_sequence([torch.randn(3, 3)]))
+    assert names == [None] * 3
+
+
+def test_transforms_of_torch_func_pass_by() -> None:
+    cell = GRUCell(7, 20, norm=LayerNorm())
+    x = torch.randn(3, 1, 7)
+    for _ in range(2):
+        cell(x[0])
+        found = torch.vmap(cell, randomness="error")(x)
+        torch.testing.assert_close(found, torch.stack([cell(a) for a in x]))
+
+
+def test_views_with_strides_are_taken_as_they_are() -> None:
+    cell = randomised(GRUCell(7, 20, norm=LayerNorm()))
+    x, h = torch.randn(7, 2).t(), torch.randn(20, 2).t()
+    with torch.no_grad():
+        for a, b in itertools.product((x, x.contiguous()), (h, h.contiguous())):
+            torch.testing.assert_close(cell(a, b), cell(x.contiguous(), h.contiguous()))
+
+
+def test_nan_and_infinity_pass() -> None:
+    cell = LSTMCell(7, 20, norm=LayerNorm())
+    with torch.no_grad():
+        h, c = cell(torch.full((1, 7), float("nan")))
+        assert h.isnan().all()
+        assert c.isnan().all()
+        plain = LSTMCell(7, 20)
+        h, c = plain(torch.full((1, 7), float("inf")).abs())
+        reference = torch.nn.LSTMCell(7, 20)
+        reference.load_state_dict(plain.state_dict())
+        wanted = reference(torch.full((1, 7), float("inf")))
+    torch.testing.assert_close(h, wanted[0], equal_nan=True)
+    torch.testing.assert_close(c, wanted[1], equal_nan=True)

@@ -1,0 +1,331 @@
+"""What layers remember between calls, and when they must not."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from accuracy import generic_loop
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from ln_zoo import ops
+from ln_zoo.layers import GRU, LSTM, LSTMCell
+from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, Site
+from ln_zoo.ops import Record, RowNorm, fast_path
+
+MODULES: dict[str, Callable[..., Any]] = {
+    "layer": lambda **options: LSTM(7, 20, **options),
+    "layers": lambda **options: GRU(7, 20, num_layers=2, bidirectional=True, **options),
+    "cell": lambda **options: LSTMCell(7, 20, **options),
+}
+INPUTS = {"layer": (2, 3, 7), "layers": (2, 3, 7), "cell": (3, 7)}
+every_module = pytest.mark.parametrize("kind", MODULES)
+
+
+def flat(done: Any) -> list[Tensor]:
+    if isinstance(done, Tensor):
+        return [done]
+    return [a for part in done for a in flat(part)]
+
+
+def assert_right(module: Any, x: Tensor) -> None:
+    """Two calls give what the generic loop gives, with and without gradients."""
+    for _ in range(2):
+        for mode in (torch.no_grad, torch.enable_grad):
+            with mode():
+                found = flat(module(x))
+            with mode(), generic_loop():
+                wanted = flat(module(x))
+            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+            assert [a.requires_grad for a in found] == [a.requires_grad for a in wanted]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
+    """What was picked, call by call; nothing by calls that follow a plan."""
+    names: list[str | None] = []
+    for owner, pick in (
+        ("ln_zoo.ops.pick", fast_path.pick),
+        ("ln_zoo.layers.cells.pick_step", fast_path.pick_step),
+    ):
+
+        def noted(*arguments: Any, pick: Callable[..., Any] = pick) -> Any:
+            kernel = pick(*arguments)
+            names.append(None if kernel is None else kernel.name)
+            return kernel
+
+        monkeypatch.setattr(owner, noted)
+    return names
+
+
+@pytest.mark.parametrize("norm", [LayerNorm(), Identity()])
+@every_module
+def test_the_second_call_asks_nothing(
+    kind: str, norm: Norm, asked: list[str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, x = MODULES[kind](norm=norm), torch.randn(INPUTS[kind])
+    module(x)
+    assert len(asked) == 1
+    if asked[0] is None:
+        pytest.skip("a step in functions of torch has no plan")
+    module(x)
+    with torch.no_grad():
+        module(torch.randn(INPUTS[kind]))
+    assert len(asked) == 1
+    module(torch.cat([x, x]))
+    assert len(asked) == 2
+    module(torch.cat([x, x]))
+    module(x)
+    assert len(asked) == 2
+    monkeypatch.setenv("LN_ZOO_KERNELS", "aten")
+    module(x)
+    assert len(asked) == 3
+
+
+def set_data(module: Any) -> None:
+    name = next(iter(dict(module.named_parameters())))
+    getattr(module, name).data = torch.randn_like(getattr(module, name))
+
+
+def transpose_data(module: Any) -> None:
+    """The same numbers, in other places."""
+    name = next(iter(dict(module.named_parameters())))
+    parameter = getattr(module, name)
+    parameter.data = parameter.detach().t().contiguous().t()
+
+
+def new_gain(module: Any) -> None:
+    site = next(m for m in module.modules() if isinstance(m, Site))
+    site.gain = nn.Parameter(torch.full_like(site.gain, 2.0))
+
+
+def no_gain(module: Any) -> None:
+    next(m for m in module.modules() if isinstance(m, Site)).gain = None
+
+
+def gain_in_double(module: Any) -> None:
+    site = next(m for m in module.modules() if isinstance(m, Site))
+    site.gain.data = site.gain.data.double()
+
+
+def new_norm(module: Any) -> None:
+    next(m for m in module.modules() if isinstance(m, Site)).norm = RMSNorm(eps=0.3)
+
+
+def new_site(module: Any) -> None:
+    sites = next(m for m in module.modules() if isinstance(m, nn.ModuleDict) and "input" in m)
+    sites["input"] = copy.deepcopy(sites["input"])
+    with torch.no_grad():
+        sites["input"].gain.fill_(3.0)
+
+
+def new_sites(module: Any) -> None:
+    module.sites = copy.deepcopy(module.sites)
+    with torch.no_grad():
+        for parameter in module.sites.parameters():
+            parameter.mul_(1.5)
+
+
+def in_place(module: Any) -> None:
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.1)
+
+
+def cast(module: Any) -> None:
+    module.double().float()
+
+
+def freeze(module: Any) -> None:
+    module.requires_grad_(False)
+
+
+def load(module: Any) -> None:
+    state = {name: a + 0.1 for name, a in module.state_dict().items()}
+    module.load_state_dict(state, assign=True)
+
+
+class Doubled(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return 2 * weight
+
+
+def parametrised(module: Any) -> None:
+    name = next(iter(dict(module.named_parameters())))
+    parametrize.register_parametrization(module, name, Doubled())
+
+
+def threads(module: Any) -> None:
+    torch.set_num_threads(3 - torch.get_num_threads() if torch.get_num_threads() < 3 else 1)
+
+
+CHANGES = [set_data, transpose_data, new_gain, no_gain, gain_in_double, new_norm, new_site,
+           new_sites, in_place, cast, freeze, load, parametrised, threads]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+@every_module
+def test_a_plan_ends_with_what_it_rests_on(kind: str, change: Callable[[Any], None]) -> None:
+    module, x = MODULES[kind](norm=LayerNorm()), torch.randn(INPUTS[kind])
+    assert_right(module, x)
+    before = torch.get_num_threads()
+    try:
+        change(module)
+        assert_right(module, x)
+    finally:
+        torch.set_num_threads(before)
+
+
+@every_module
+def test_what_is_wrong_is_said_as_at_the_first_call(kind: str) -> None:
+    x = torch.randn(INPUTS[kind])
+    for change in (
+        lambda m: m.double(),
+        lambda m: setattr(next(m.parameters()), "data", torch.randn(2, 2)),
+        lambda m: m.to("meta"),
+        lambda m: new_gain(m) or setattr(next(s for s in m.modules() if isinstance(s, Site)).gain,
+                                         "data", torch.ones(3)),
+    ):  # fmt: skip
+        fresh, used = (MODULES[kind](norm=LayerNorm()) for _ in range(2))
+        used(x)
+        messages = []
+        for module in (fresh, used):
+            change(module)
+            with pytest.raises((RuntimeError, ValueError)) as error:
+                module(x)
+            messages.append(str(error.value))
+        assert messages[0] == messages[1]
+    module = MODULES[kind](norm=LayerNorm())
+    module(x)
+    state = (torch.zeros(1, 1),) * 2
+    with pytest.raises(RuntimeError, match=r"Expected hidden|For batched"):
+        module(x, state if kind != "layers" else state[0])
+
+
+@every_module
+def test_other_modes_find_no_plan(kind: str, asked: list[str | None]) -> None:
+    module, x = MODULES[kind](norm=LayerNorm()), torch.randn(INPUTS[kind])
+    module(x)
+    asked.clear()
+    with torch.autocast("cpu", torch.bfloat16):
+        module(x)
+    with torch.autograd.forward_ad.dual_level():
+        module(torch.autograd.forward_ad.make_dual(x, x))
+    torch.vmap(lambda a: flat(module(a))[0])(x.unsqueeze(0))
+    assert len(asked) == 3
+
+
+@every_module
+def test_copies_begin_without_plans(kind: str) -> None:
+    module, x = MODULES[kind](norm=LayerNorm()), torch.randn(INPUTS[kind])
+    wanted = flat(module(x))
+    for twin in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.add_(0.0)
+        torch.testing.assert_close(flat(twin(x)), wanted)
+        in_place(twin)
+        assert not torch.equal(flat(twin(x))[0], wanted[0])
+    torch.testing.assert_close(flat(module(x)), wanted)
+
+
+def test_a_shallow_copy_may_have_other_parameters() -> None:
+    """As `torch.nn.DataParallel` makes them."""
+    cell, x = LSTMCell(7, 20, norm=LayerNorm()), torch.randn(3, 7)
+    cell(x)
+    twin = cell._replicate_for_data_parallel()
+    twin._parameters = {
+        n: None if p is None else nn.Parameter(2 * p) for n, p in cell._parameters.items()
+    }
+    assert_right(twin, x)
+    assert_right(cell, x)
+
+
+def test_threads_may_share_a_module() -> None:
+    cell = LSTMCell(7, 50, norm=LayerNorm())
+    inputs = [torch.randn(1 + i % 2, 7) for i in range(8)]
+
+    def steps(x: Tensor) -> list[list[Tensor]]:
+        with torch.no_grad():
+            return [flat(cell(x)) for _ in range(200)]
+
+    wanted = [steps(x)[0] for x in inputs]
+    with ThreadPoolExecutor(4) as pool:
+        for found, expected in zip(pool.map(steps, inputs), wanted, strict=True):
+            for states in found:
+                assert all(torch.equal(a, b) for a, b in zip(states, expected, strict=True))
+
+
+@dataclass(frozen=True)
+class Computed(Norm):
+    """Describes itself by tensors made anew at each call."""
+
+    def init_sums(self, site: Site) -> None:
+        site.add_affine(1.0)
+
+    def sums(self, site: Site, a: Tensor, step: int | None = None) -> Tensor:
+        return a * torch.rsqrt(a.square().mean(-1, keepdim=True) + 1.0) * self._gain(site)
+
+    def describe(self, site: Site) -> Record:
+        return RowNorm((site.features,), True, False, 1.0, self._gain(site))
+
+    def _gain(self, site: Site) -> Tensor:
+        return site.gain.exp()
+
+
+@dataclass(frozen=True)
+class Softened(RMSNorm):
+    """Acts on weights as well."""
+
+    def weight(self, site: Site, weight: Tensor) -> Tensor:
+        return weight.tanh()
+
+
+@pytest.mark.parametrize("norm", [Computed(), Softened(), BatchNorm()])
+@pytest.mark.parametrize("kind", ["layer", "cell"])
+def test_strategies_that_are_asked_at_each_call(kind: str, norm: Norm) -> None:
+    normalize = ("input",) if isinstance(norm, Computed) else None
+    module = MODULES[kind](norm=norm, normalize=normalize).eval()
+    x = torch.randn(INPUTS[kind])
+    if kind == "cell" and isinstance(norm, BatchNorm):
+        with pytest.raises(ValueError, match="step=t"):
+            module(x)
+        return
+    assert_right(module, x)
+    in_place(module)
+    assert_right(module, x)
+
+
+def test_a_plan_needs_plain_tensors(asked: list[str | None]) -> None:
+    class Own(Tensor):
+        pass
+
+    layer, x = LSTM(7, 20, norm=LayerNorm()), torch.randn(2, 3, 7)
+    layer(x)
+    wanted = flat(layer(x))
+    asked.clear()
+    torch.testing.assert_close([a.as_subclass(Tensor) for a in flat(layer(x.as_subclass(Own)))],
+                               wanted)  # fmt: skip
+    negative = torch.randn(2, 3, 7, dtype=torch.complex64).conj().imag
+    assert negative.is_neg()
+    assert_right(layer, negative)
+    assert len(asked) > 1
+
+
+def test_kernels_may_be_added_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(ops.KERNELS[0].__class__):  # type: ignore[misc, name-defined]
+        def __call__(self, *arguments: Any, **options: Any) -> Any:
+            raise ZeroDivisionError
+
+    layer, x = LSTM(7, 20), torch.randn(2, 3, 7)
+    layer(x)
+    monkeypatch.setattr(fast_path, "KERNELS", [Broken()])
+    with pytest.raises(ZeroDivisionError):
+        layer(x)
