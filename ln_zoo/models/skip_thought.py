@@ -66,8 +66,9 @@ class SkipThought(ZooModule):
     ``previous_nll`` of each.
 
     Differences from the released code, on which the paper's runs were made: biases are added after
-    normalisation only, as in eq. 26-28, where the code has others inside it too; the candidate has
-    a bias on its recurrent term without normalisation too, as in torch; log p has no 1e-8 added.
+    normalisation only, as in eq. 26-28, where the code has others inside it too (``bias_inside``);
+    the candidate has a bias on its recurrent term without normalisation too, as in torch; log p has
+    no 1e-8 added.
     Its gradients are clipped to a norm of 5, which is the trainer's part:
     ``gradient_clip_val: 5.0``.
 
@@ -82,6 +83,9 @@ class SkipThought(ZooModule):
         conditioning: how decoders see the vector: as their first state alone (``"init"``, the
             released code and the paper), or also in ``"every_step"``, beside the word before
             (Kiros et al., eq. 5-7; normalised together with it).
+        bias_inside: whether each GRU also has a bias inside the normalisation of its input term, as
+            the released code: LN(W x + b). It is the last column of the input weights, which reads
+            a constant 1, and starts at 0.
         softmax: ``"full"``; ``"adaptive"`` (`ln_zoo.models.word_softmax.AdaptiveSoftmax`) or
             ``"sampled"`` (`ln_zoo.models.word_softmax.SampledSoftmax`) for large vocabularies.
         softmax_samples: words that the sampled softmax draws for each batch.
@@ -128,6 +132,7 @@ class SkipThought(ZooModule):
         norm: Norm | None = None,
         encoder: Encoder = "uni",
         conditioning: Conditioning = "init",
+        bias_inside: bool = False,
         softmax: SoftmaxName = "full",
         softmax_samples: int = 1000,
         softmax_cutoffs: list[int] | None = None,
@@ -164,6 +169,7 @@ class SkipThought(ZooModule):
         self._warned = False
         self.hidden_features = hidden_features
         self.conditioning = conditioning
+        self.bias_inside = bias_inside
         self.loss_reduction = loss_reduction
         self.lr = lr
         self.adam_bias_correction = adam_bias_correction
@@ -175,13 +181,14 @@ class SkipThought(ZooModule):
             )
         self.embedding = nn.Embedding(words.size, embedding_features)
         self.encoder = GRU(
-            embedding_features,
+            embedding_features + bias_inside,
             hidden_features // directions,
             batch_first=True,
             bidirectional=encoder == "bi",
             norm=norm,
         )
-        read = embedding_features + (hidden_features if conditioning == "every_step" else 0)
+        read = embedding_features + bias_inside
+        read += hidden_features if conditioning == "every_step" else 0
         self.next_decoder = GRU(read, hidden_features, norm=norm)
         self.previous_decoder = GRU(read, hidden_features, norm=norm)
         self.softmax = word_softmax(
@@ -205,6 +212,9 @@ class SkipThought(ZooModule):
         for layer in (self.encoder, self.next_decoder, self.previous_decoder):
             layer.reset_parameters()
             for name, parameter in layer.named_parameters():
+                if name.startswith("weight_ih") and self.bias_inside:
+                    init.zeros_(parameter[:, -1])
+                    parameter = parameter[:, :-1]
                 square = name.startswith("weight") and parameter.shape[1] == layer.hidden_size
                 if name.startswith("weight_hh") or square:
                     for block in parameter.chunk(3):
@@ -232,6 +242,7 @@ class SkipThought(ZooModule):
     def _read(self, vectors: Tensor, lengths: Tensor) -> Tensor:
         """The vectors of sentences (B, D), given those of their words (B, T, E)."""
         longest = int(lengths.max())
+        vectors = self._inputs(vectors)
         if int(lengths.min()) == longest:
             _, h = self.encoder(vectors[:, :longest])
         else:
@@ -257,8 +268,13 @@ class SkipThought(ZooModule):
         sentences = torch.cat([order[:size] for size in sizes.tolist()])
         if self.conditioning == "every_step":
             inputs = torch.cat([inputs, vectors[sentences].to(inputs.dtype)], -1)
-        states, _ = decoder(PackedSequence(inputs, sizes, order, back), vectors.unsqueeze(0))
+        packed = PackedSequence(self._inputs(inputs), sizes, order, back)
+        states, _ = decoder(packed, vectors.unsqueeze(0))
         return _Told(states.data, targets, sentences)
+
+    def _inputs(self, x: Tensor) -> Tensor:
+        """What a GRU reads in place of x (*, I): with a 1 at the end, if there is a bias for it."""
+        return F.pad(x, (0, 1), value=1.0) if self.bias_inside else x
 
     def _tell_both(self, batch: Any) -> tuple[_Told, _Told]:
         source, following, preceding = batch

@@ -38,6 +38,8 @@ def small(**arguments: Any) -> SkipThought:
         for name, parameter in model.named_parameters():
             if "bias" in name or "gain" in name:
                 parameter.add_(0.3 * torch.randn_like(parameter))
+            if model.bias_inside and "weight_ih" in name:
+                parameter[:, -1] += 0.3 * torch.randn(len(parameter))
     return model
 
 
@@ -63,6 +65,7 @@ class Equations:
     def __init__(self, model: SkipThought) -> None:
         self.p = {name: a.detach().double() for name, a in model.state_dict().items()}
         self.every_step = model.conditioning == "every_step"
+        self.bias_inside = model.bias_inside
 
     def normalised(self, a: Tensor, gain: str) -> Tensor:
         if gain not in self.p:
@@ -74,7 +77,9 @@ class Equations:
 
     def step(self, x: Tensor, h: Tensor, layer: str, end: str = "l0") -> Tensor:
         p, sites = self.p, f"{layer}.sites.{end}"
-        a = self.normalised(p[f"{layer}.weight_ih_{end}"] @ x, f"{sites}.input.gain")
+        weight = p[f"{layer}.weight_ih_{end}"]
+        a = weight[:, :-1] @ x + weight[:, -1] if self.bias_inside else weight @ x
+        a = self.normalised(a, f"{sites}.input.gain")
         b = self.normalised(p[f"{layer}.weight_hh_{end}"] @ h, f"{sites}.recurrent.gain")
         a, b = a + p[f"{layer}.bias_ih_{end}"], b + p[f"{layer}.bias_hh_{end}"]
         (ar, az, an), (br, bz, bn) = a.chunk(3), b.chunk(3)
@@ -117,8 +122,14 @@ class Equations:
 @pytest.mark.parametrize("source", [(4, 4, 4), (2, 5, 3)], ids=["equal", "unequal"])
 @pytest.mark.parametrize(
     "arguments",
-    [{}, {"norm": Identity()}, {"encoder": "bi"}, {"conditioning": "every_step"}],
-    ids=["layer norm", "none", "bi", "every step"],
+    [
+        {},
+        {"norm": Identity()},
+        {"encoder": "bi"},
+        {"conditioning": "every_step"},
+        {"bias_inside": True, "conditioning": "every_step"},
+    ],
+    ids=["layer norm", "none", "bi", "every step", "bias inside"],
 )
 def test_loss_is_that_of_the_equations(arguments: dict[str, Any], source: tuple[int, ...]) -> None:
     model, batch = small(**arguments), make_batch(source)
@@ -182,17 +193,22 @@ def test_number_of_parameters_at_the_papers_size() -> None:
     assert count(norm=Identity()) == code + 3 * 7200
     # Four gains and biases, 12 D in each GRU; here the two biases of torch are the latter.
     assert count(norm=LayerNorm()) == code - 3 * 7200 + 3 * 12 * 2400
+    # The code's own biases inside the normalisation are 3 D more.
+    assert count(bias_inside=True) == code + 3 * 12 * 2400
     # Two encoders of half the size; matrices of the vector in both decoders.
     assert count(norm=Identity(), encoder="bi") == code + 3 * 7200 - 1200 * 7200
     wider = count(norm=Identity(), conditioning="every_step")
     assert wider == code + 3 * 7200 + 2 * 2400 * 7200
 
 
-def test_weights_start_as_in_the_released_code() -> None:
-    model = SkipThought(WORDS, hidden_features=8, embedding_features=8)
+@pytest.mark.parametrize("bias_inside", [False, True])
+def test_weights_start_as_in_the_released_code(bias_inside: bool) -> None:
+    model = SkipThought(WORDS, 8, 8, bias_inside=bias_inside)
     for layer in (model.encoder, model.next_decoder, model.previous_decoder):
+        if bias_inside:
+            assert not layer.weight_ih_l0[:, 8:].any()
         for name in ("weight_ih_l0", "weight_hh_l0"):  # both square here
-            for block in getattr(layer, name).detach().double().chunk(3):
+            for block in getattr(layer, name).detach()[:, :8].double().chunk(3):
                 assert torch.allclose(block @ block.T, torch.eye(8).double(), atol=1e-5)
         assert not layer.bias_ih_l0.any()
         assert not layer.bias_hh_l0.any()
