@@ -212,17 +212,18 @@ class SkipThought(ZooModule):
         for layer in (self.encoder, self.next_decoder, self.previous_decoder):
             layer.reset_parameters()
             for name, parameter in layer.named_parameters():
+                drawn = parameter.data
                 if name.startswith("weight_ih") and self.bias_inside:
-                    init.zeros_(parameter[:, -1])
-                    parameter = parameter[:, :-1]
-                square = name.startswith("weight") and parameter.shape[1] == layer.hidden_size
+                    init.zeros_(drawn[:, -1])
+                    drawn = drawn[:, :-1]
+                square = name.startswith("weight") and drawn.shape[1] == layer.hidden_size
                 if name.startswith("weight_hh") or square:
-                    for block in parameter.chunk(3):
+                    for block in drawn.chunk(3):
                         orthogonal_(block)
                 elif name.startswith("weight_ih"):
-                    init.uniform_(parameter, -_SCALE, _SCALE)
+                    init.uniform_(drawn, -_SCALE, _SCALE)
                 elif name.startswith("bias"):
-                    init.zeros_(parameter)
+                    init.zeros_(drawn)
             layer.reset_norm()
 
     # The network
