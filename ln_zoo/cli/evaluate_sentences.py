@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import functools
 import io
 import json
 import math
@@ -11,7 +12,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -103,7 +104,9 @@ def _parser() -> argparse.ArgumentParser:
         "encoders",
         nargs="+",
         metavar="[LABEL=]ENCODER",
-        help="a published model's name, a card folder, a hub id, a .ckpt file, or a control",
+        help="a published model's name, a card folder, a hub id, a .ckpt file, a control, or "
+        "scores that are there: a .csv file of this command, or the test_results.json of a run "
+        "with SentenceEvaluation",
     )
     parser.add_argument(
         "--protocol",
@@ -129,7 +132,9 @@ def _parser() -> argparse.ArgumentParser:
         "--features", type=int, default=2048, help="units of echo states; default 2048"
     )
     parser.add_argument("--jobs", type=int, default=1, help="processes among which folds are dealt")
-    parser.add_argument("--out", metavar="FILE", help="the numbers as .csv or .json")
+    parser.add_argument(
+        "--out", metavar="FILE", help="the numbers as .csv or .json, or the table as .md"
+    )
     trust.add_import_option(parser)
     return parser
 
@@ -138,8 +143,8 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     check_least(arguments, jobs=1, features=2, seed=0)
     out = Path(arguments.out) if arguments.out else None
     if out is not None:
-        if out.suffix not in (".csv", ".json"):
-            raise ValueError(f"--out {out} must end in .csv or .json")
+        if out.suffix not in (".csv", ".json", ".md"):
+            raise ValueError(f"--out {out} must end in .csv, .json or .md")
         check_file(out)
     given = [_labelled(text) for text in arguments.encoders]
     for name, count in {label: sum(label == x for x, _ in given) for label, _ in given}.items():
@@ -147,16 +152,18 @@ def _evaluate(arguments: argparse.Namespace) -> None:
             raise ValueError(f"{count} rows would be called {name!r}: give LABEL=ENCODER")
     # Here, since it takes seconds to import torch.
     from ln_zoo.callbacks.sentence_evaluation import check_tasks
-    from ln_zoo.data.sentence_tasks import read_task
 
-    names = check_tasks(arguments.tasks.split(","))
-    makers = [(label, _maker(text, arguments)) for label, text in given]
-    tasks = [read_task(name, arguments.data, not arguments.as_is) for name in names]
+    tasks = _Tasks(check_tasks(arguments.tasks.split(",")), arguments)
+    makers = [
+        _reader(label, text, tasks, arguments.protocol)
+        if text.endswith((".csv", ".json"))
+        else _scorer(label, _maker(text, arguments), tasks, arguments)
+        for label, text in given
+    ]
     scores: list[Score] = []
-    for label, make in makers:
-        encoder = Encoder(label, make())
-        for task in tasks:
-            scores += _scores(encoder, task, arguments)
+    for make in makers:
+        for found in make():
+            scores += found
             if out is not None:
                 _save(scores, out, arguments)
     from rich.console import Console
@@ -166,6 +173,113 @@ def _evaluate(arguments: argparse.Namespace) -> None:
         from ln_zoo.cli.outputs import relative
 
         print(f"scores: {relative(out)}")
+
+
+class _Tasks:
+    """The tasks, read when the first is asked for.
+
+    Args:
+        names: of the tasks.
+        arguments: of the command.
+    """
+
+    def __init__(self, names: Sequence[str], arguments: argparse.Namespace) -> None:
+        self.names = names
+        self._arguments = arguments
+
+    @functools.cached_property
+    def read(self) -> list[Any]:
+        """All tasks."""
+        from ln_zoo.data.sentence_tasks import read_task
+
+        arguments = self._arguments
+        return [read_task(name, arguments.data, not arguments.as_is) for name in self.names]
+
+    def has(self, metric: str) -> bool:
+        """Whether a metric is of one of them."""
+        return metric.partition("_")[0].upper() in self.names
+
+
+#: Gives scores, those of one task after the other.
+_Scorer = Callable[[], Iterator[list[Score]]]
+
+
+def _scorer(
+    label: str, make: Callable[[], Any], tasks: _Tasks, arguments: argparse.Namespace
+) -> _Scorer:
+    def score() -> Iterator[list[Score]]:
+        encoder = Encoder(label, make())
+        for task in tasks.read:
+            yield _scores(encoder, task, arguments)
+
+    return score
+
+
+def _reader(label: str, text: str, tasks: _Tasks, protocol: str) -> _Scorer:
+    """Scores that a file has; mistakes in it are told at once."""
+    path = Path(text)
+    if path.suffix == ".json":
+        values = _tested(path, protocol)
+
+        def tested() -> Iterator[list[Score]]:
+            for task in tasks.read:
+                yield [
+                    _score(label, metric, value, items=_items(task), protocol=protocol)
+                    for metric, value in values.items()
+                    if metric.partition("_")[0] == task.name.lower()
+                ]
+
+        return tested
+    rows = [score for score in _stored(path) if tasks.has(score.metric)]
+    if others := {score.protocol for score in rows} - {protocol}:
+        raise ValueError(f"{path} has scores by the {others.pop()} protocol: give --protocol")
+    return lambda: iter([rows])
+
+
+def _tested(path: Path, protocol: str) -> dict[str, float]:
+    """Scores of a run's test by metric."""
+    try:
+        metrics = json.loads(path.read_text(encoding="utf-8"))["metrics"]
+        # Those of SICK are of both protocols.
+        names = {
+            m: m if m.startswith("sick") or protocol != "fast" else f"{m}_fast" for m in _COLUMNS
+        }
+        found = {metric: float(metrics[name]) for metric, name in names.items() if name in metrics}
+    except (ValueError, KeyError, TypeError):
+        found = {}
+    if not found:
+        raise ValueError(
+            f"{path} has no scores by the {protocol} protocol: test a run with the callback "
+            "SentenceEvaluation"
+        )
+    return found
+
+
+def _stored(path: Path) -> list[Score]:
+    def number(text: str) -> float | None:
+        return float(text) if text else None
+
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            return [
+                Score(
+                    encoder=row["encoder"],
+                    metric=row["metric"],
+                    value=math.nan if not row["value"] else float(row["value"]),
+                    standard_error=number(row["standard_error"]),
+                    items=int(row["items"]),
+                    unknown=number(row["unknown"]),
+                    protocol=row["protocol"],
+                    seconds=float(row["seconds"]),
+                )
+                for row in csv.DictReader(file)
+            ]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is no table of scores as --out writes them") from error
+
+
+def _items(task: Any) -> int:
+    return len(task.labels if hasattr(task, "labels") else task.test.scores)
 
 
 def _labelled(text: str) -> tuple[str, str]:
@@ -287,23 +401,30 @@ def _scores(encoder: Encoder, task: Any, arguments: argparse.Namespace) -> list[
     begin = time.perf_counter()
     found = model_scores(encoder.model, task, arguments.protocol, arguments.jobs)
     seconds = time.perf_counter() - begin
-    unknown = unknown_share(encoder.model, task)
-    items = len(task.labels if hasattr(task, "labels") else task.test.scores)
     told = ", ".join(f"{metric} {value:.4g}" for metric, value in found.items())
     print(f"{encoder.label}: {told} ({seconds:.0f} s)", file=sys.stderr)
-    return [
-        Score(
-            encoder=encoder.label,
-            metric=metric,
-            value=value,
-            standard_error=standard_error(metric, value, items),
-            items=items,
-            unknown=unknown,
-            protocol=arguments.protocol,
-            seconds=seconds,
-        )
-        for metric, value in found.items()
-    ]
+    score = functools.partial(
+        _score,
+        items=_items(task),
+        protocol=arguments.protocol,
+        unknown=unknown_share(encoder.model, task),
+        seconds=seconds,
+    )
+    return [score(encoder.label, metric, value) for metric, value in found.items()]
+
+
+def _score(
+    label: str,
+    metric: str,
+    value: float,
+    *,
+    items: int,
+    protocol: str,
+    unknown: float | None = None,
+    seconds: float = math.nan,
+) -> Score:
+    error = standard_error(metric, value, items)
+    return Score(label, metric, value, error, items, unknown, protocol, seconds)
 
 
 def standard_error(metric: str, value: float, items: int) -> float | None:
@@ -330,24 +451,53 @@ def table(scores: Sequence[Score]) -> Table:
     from rich import box
     from rich.table import Table as RichTable
 
-    from ln_zoo.zoo.reported import reported
-
-    metrics = [metric for metric in _COLUMNS if any(s.metric == metric for s in scores)]
+    head, ours, reported_rows = _rows(scores)
     shown = RichTable(
         box=box.SIMPLE,
         pad_edge=False,
-        title=f"Sentence vectors, {scores[0].protocol} protocol",
-        caption="± one standard error by the number of items; reported rows are not comparable: "
-        "trained on BookCorpus, for much longer",
+        title=_title(scores),
+        caption=_CAPTION,
     )
-    shown.add_column("encoder")
-    for metric in metrics:
-        shown.add_column(_COLUMNS[metric][0], justify="right")
+    shown.add_column(head[0])
+    for name in head[1:]:
+        shown.add_column(name, justify="right")
+    for row in ours:
+        shown.add_row(*row)
+    if reported_rows:
+        shown.add_section()
+    for row in reported_rows:
+        shown.add_row(*row)
+    return shown
+
+
+def markdown(scores: Sequence[Score]) -> str:
+    """As `table`, in Markdown, with reported rows in italics."""
+    from ln_zoo.cli.compare import table_head
+
+    head, ours, reported_rows = _rows(scores)
+    italic = [[f"*{cell}*" if cell else "" for cell in row] for row in reported_rows]
+    lines = [f"| {' | '.join(row)} |" for row in [*ours, *italic]]
+    return "\n".join([f"{_title(scores)}. {_CAPTION}.", "", *table_head(head), *lines, ""])
+
+
+_CAPTION = (
+    "± one standard error by the number of items; reported rows are not comparable: trained on "
+    "BookCorpus, for much longer"
+)
+
+
+def _title(scores: Sequence[Score]) -> str:
+    return f"Sentence vectors, {scores[0].protocol} protocol"
+
+
+def _rows(scores: Sequence[Score]) -> tuple[list[str], list[list[str]], list[list[str]]]:
+    """The head of the table, rows of encoders, and rows of what papers report."""
+    from ln_zoo.zoo.reported import reported
+
+    metrics = [metric for metric in _COLUMNS if any(s.metric == metric for s in scores)]
     rows: dict[str, dict[str, str]] = {}
     for score in scores:
         rows.setdefault(score.encoder, {})[score.metric] = _cell(score)
-    for label, cells in rows.items():
-        shown.add_row(label, *(cells.get(metric, "") for metric in metrics))
     beside: dict[str, dict[str, str]] = {}
     for number in reported(model="SkipThought"):
         source = _BESIDE.get((number.source, number.place))
@@ -361,11 +511,12 @@ def table(scores: Sequence[Score]) -> Table:
         if metric in metrics:
             cells = beside.setdefault(f"{number.method} ({source})", {})
             cells[metric] = f"{value:.{_COLUMNS[metric][1]}f}"
-    if beside:
-        shown.add_section()
-    for label, cells in beside.items():
-        shown.add_row(label, *(cells.get(metric, "") for metric in metrics))
-    return shown
+    head = ["encoder", *(_COLUMNS[metric][0] for metric in metrics)]
+    found, others = (
+        [[label, *(cells.get(metric, "") for metric in metrics)] for label, cells in part.items()]
+        for part in (rows, beside)
+    )
+    return head, found, others
 
 
 def _cell(score: Score) -> str:
@@ -379,7 +530,9 @@ def _cell(score: Score) -> str:
 def _save(scores: Sequence[Score], out: Path, arguments: argparse.Namespace) -> None:
     """Writes the scores so far; the file appears whole."""
     rows = [_plain(asdict(score)) for score in scores]
-    if out.suffix == ".json":
+    if out.suffix == ".md":
+        text = markdown(scores)
+    elif out.suffix == ".json":
         content = {"protocol": arguments.protocol, "seed": arguments.seed, "scores": rows}
         text = json.dumps(content, indent=2, allow_nan=False) + "\n"
     else:

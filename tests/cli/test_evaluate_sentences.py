@@ -122,6 +122,32 @@ def test_rows_of_a_model_and_of_controls(
     assert lines[-1] == "scores: scores.csv"
 
 
+def test_scores_that_are_there_stand_in_the_same_table(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert run(capsys, "majority", "--out", "scores.csv")[0] == 0
+    metrics = {"cr_fast": 65.4321, "sick_mse": 0.2701, "mr_fast": 70.0, "nll": 5.0}
+    Path("test_results.json").write_text(json.dumps({"metrics": metrics}))
+    given = ("LN=test_results.json", "scores.csv")
+    code, out, err = run(capsys, *given, "--out", "table.md")
+    assert code == 0, err
+    title, _, head, _, *rows = Path("table.md").read_text().splitlines()
+    assert title.startswith("Sentence vectors, fast protocol. ±")
+    assert "not comparable" in title
+    assert head == "| encoder | SICK r | SICK rho | SICK MSE | CR |"
+    error = (65.4321 * (100 - 65.4321) / 130) ** 0.5
+    assert rows[0] == f"| LN |  |  | 0.270 | 65.4 ± {error:.1f} |"
+    assert rows[1].startswith("| majority | - | - | ")
+    assert rows[1].endswith("| 53.8 ± 4.4 |")
+    (paper,) = (row for row in rows if "one month (about 1.7 M iterations)" in row)
+    assert paper.endswith("| *0.858* | *0.788* | *0.270* | *83.1* |")
+    assert "LN" in out
+    # What was scored by one protocol is not shown under the other.
+    code, _, err = run(capsys, *given[1:], "--protocol", "original")
+    assert (code != 0, "by the fast protocol: give --protocol" in err) == (True, True)
+
+
 def test_an_untrained_model_of_a_configuration(capsys: pytest.CaptureFixture[str]) -> None:
     configs = (CONFIGS / "skip_thought/quickstart.yaml", CONFIGS / "norms/none.yaml")
     text = "+".join(map(str, configs))
@@ -136,18 +162,23 @@ def test_an_untrained_model_of_a_configuration(capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["majority", "--out", "x.txt"], "--out x.txt must end in .csv or .json"),
+        (["majority", "--out", "x.txt"], "--out x.txt must end in .csv, .json or .md"),
         (["majority", "majority"], "2 rows would be called 'majority': give LABEL=ENCODER"),
         (["word-mean"], "word-mean needs word vectors: word-mean:MODEL or word-mean:FILE"),
         (["majoritty"], "no control 'majoritty'; did you mean 'majority'?"),
         (["=majority"], "expected ENCODER or LABEL=ENCODER, got '=majority'"),
         (["majority", "--jobs", "0"], "--jobs must be at least 1, got 0"),
         (["missing.ckpt"], "missing.ckpt"),
+        (["missing.csv"], "missing.csv"),
+        (["tasks/custrev.csv"], "tasks/custrev.csv is no table of scores as --out writes them"),
+        (["tasks/custrev.json"], "tasks/custrev.json has no scores by the fast protocol: test"),
         (["word-mean:missing.txt"], "missing.txt"),
     ],
     ids=" ".join,
 )
 def test_mistakes(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("tasks/custrev.csv").write_text("encoder,metric\nours,cr\n")
+    Path("tasks/custrev.json").write_text('{"metrics": {"mr": 50.0}}')
     code, _, err = run(capsys, *argv)
     assert code != 0
     assert message in err
