@@ -7,7 +7,7 @@ import csv
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +24,12 @@ Curve = dict[int, float]
 _METRICS = {
     "epoch": ["epoch_train_nll", "epoch_test_error"],
     "step": ["step_train_nll", "step_train_error"],
+    "seconds": ["step_train_nll", "step_train_error"],
 }
 #: What the axes are called.
-_AXES = {"epoch": "epoch", "step": "update"}
+_AXES = {"epoch": "epoch", "step": "update", "seconds": "seconds of training"}
+#: Panels in a row of a picture.
+_PANELS = 4
 
 #: By the ending of a metric's name: what its axis is called, and whether it is logarithmic.
 _KINDS = {"nll": ("negative log-likelihood (nats)", True), "loss": ("loss", True)}
@@ -50,17 +53,35 @@ _NAMES = {
     "val_bound": "validation bound (nats per image)",
     **{f"val_image_r{k}": f"image retrieval R@{k}, validation (%)" for k in (1, 5, 10)},
     **{f"val_caption_r{k}": f"caption retrieval R@{k}, validation (%)" for k in (1, 5, 10)},
+    **{f"step_{task}": f"{task.upper()} (%)" for task in ("mr", "cr", "subj", "mpqa")},
+    "step_sick_pearson": "SICK, Pearson's r",
+    "step_sick_spearman": "SICK, Spearman's rho",
+    "step_sick_mse": "SICK, mean squared error",
     "val_kl": "divergence, validation (nats per image)",
 }
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run: its label, its folder, its curves by metric and epoch, or by metric and update."""
+    """One run.
+
+    Attributes:
+        label: what it has in common with others.
+        folder: where it lies.
+        curves: by metric and epoch, or by metric and update.
+        seconds: of training, by update; empty where that is not asked for.
+    """
 
     label: str
     folder: Path
     curves: dict[str, Curve]
+    seconds: Curve = field(default_factory=dict)
+
+    def seconds_at(self, update: int) -> float:
+        """Seconds of training up to an update, between two that were logged in proportion."""
+        import numpy as np
+
+        return float(np.interp(update, list(self.seconds), list(self.seconds.values())))
 
 
 def main(argv: Sequence[str]) -> int:
@@ -112,7 +133,8 @@ def _parser() -> argparse.ArgumentParser:
         "--x",
         choices=list(_METRICS),
         default="epoch",
-        help="what to draw against; step: the update, for what StepEvaluation logs within epochs",
+        help="what to draw against; step: the update, for what StepEvaluation logs within epochs; "
+        "seconds: of training, as it has timed them",
     )
     parser.add_argument(
         "--steps_to",
@@ -158,18 +180,30 @@ def read_run(text: str, metrics: Sequence[str], x: str = "epoch") -> Run:
     Args:
         text: label and path.
         metrics: those to read; ``A|B`` stands for A, or B where there is no A.
-        x: ``"epoch"`` or ``"step"``: what the curves go by.
+        x: ``"epoch"``, ``"step"`` or ``"seconds"``: what the curves go by. Seconds are kept beside
+            curves by updates.
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if it does not hold one of the metrics.
+        ValueError: if it does not hold one of the metrics, or the seconds.
     """
     label, file = find_run(text, "metrics.csv")
-    return Run(label, file.parent, read_curves(file, metrics, x))
+    return Run(label, file.parent, read_curves(file, metrics, x), read_seconds(file, x))
+
+
+def read_seconds(file: Path, x: str = "seconds") -> Curve:
+    """Seconds of training by update, as `StepEvaluation` logs them; nothing for another ``x``.
+
+    Raises:
+        ValueError: if there are none in the file.
+    """
+    name = "step_seconds"
+    return dict(sorted(read_curves(file, [name], "step")[name].items())) if x == "seconds" else {}
 
 
 def read_curves(file: Path, metrics: Sequence[str], x: str = "epoch") -> dict[str, Curve]:
     """The curves of a ``metrics.csv`` by metric; arguments and errors as in `read_run`."""
+    x = "epoch" if x == "epoch" else "step"
     curves: dict[str, Curve] = {metric: {} for metric in metrics}
     with file.open(newline="", encoding="utf-8") as lines:
         reader = csv.DictReader(lines)
@@ -233,7 +267,7 @@ def spread(runs: Sequence[Run], metric: str) -> list[tuple[int, float, float, fl
 
 def summary(runs: Sequence[Run], metrics: Sequence[str], x: str = "epoch") -> str:
     """A Markdown table of the last shared place: median (least to greatest) for each label."""
-    head = ["", "runs", f"{_AXES[x]}s", *map(_in_words, metrics)]
+    head = ["", "runs", "epochs" if x == "epoch" else "updates", *map(_in_words, metrics)]
     lines = table_head(head)
     for label, members in groups(runs).items():
         cells = []
@@ -294,8 +328,9 @@ def draw(
         metrics: a panel each.
         picture: the file to write.
         title: of the picture.
-        x: ``"epoch"`` or ``"step"``.
-        log_x: whether the axis of epochs or updates is logarithmic.
+        x: ``"epoch"``, ``"step"`` or ``"seconds"``; a median over runs then is at their median
+            seconds.
+        log_x: whether that axis is logarithmic.
         band: whether to draw the range of the runs in place of each.
     """
     from matplotlib.figure import Figure  # not pyplot: nothing global, no display
@@ -306,18 +341,29 @@ def draw(
         (line,) = axis.plot(list(shown), list(shown.values()), **style)
         return line
 
-    figure = Figure(figsize=(5.2 * len(metrics), 4), layout="constrained")
-    axes = figure.subplots(1, len(metrics), squeeze=False)[0]
-    for axis, metric in zip(axes, metrics, strict=True):
+    def by_x(members: Sequence[Run], curve: Mapping[int, Any]) -> dict[float, Any]:
+        if x != "seconds":
+            return dict(curve)
+        return {statistics.median(r.seconds_at(p) for r in members): v for p, v in curve.items()}
+
+    columns = min(len(metrics), _PANELS)
+    rows = -(-len(metrics) // columns)
+    figure = Figure(figsize=(5.2 * columns, 4 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axis in axes[len(metrics) :]:
+        axis.remove()
+    for axis, metric in zip(axes, metrics, strict=False):
         for label, members in groups(runs).items():
-            rows = [row for row in spread(members, metric) if row[0] > 0 or not log_x]
-            medians = {place: median for place, median, _, _ in rows}
+            shared = {row[0]: row[1:] for row in spread(members, metric) if row[0] > 0 or not log_x}
+            found = by_x(members, shared)
+            medians = {place: values[0] for place, values in found.items()}
             color = plot(axis, medians, label=label, linewidth=1.8).get_color()
             if band and len(members) > 1:
-                places, _, least, greatest = zip(*rows, strict=True)
-                axis.fill_between(places, least, greatest, color=color, alpha=0.2, linewidth=0)
+                _, least, greatest = zip(*found.values(), strict=True)
+                axis.fill_between(list(found), least, greatest, color=color, alpha=0.2, linewidth=0)
             for run in members if len(members) > 1 and not band else ():
-                plot(axis, dict(sorted(run.curves[metric].items())), color=color, lw=0.6, alpha=0.4)
+                curve = by_x([run], dict(sorted(run.curves[metric].items())))
+                plot(axis, curve, color=color, lw=0.6, alpha=0.4)
         # Likelihoods of densities may be negative.
         positive = all(value > 0 for run in runs for value in run.curves[metric].values())
         _name_axes(axis, metric, x, positive)
@@ -336,17 +382,23 @@ def _save(figure: Figure, picture: Path) -> None:
 
 
 def write_csv(runs: Sequence[Run], metrics: Sequence[str], path: Path, x: str = "epoch") -> None:
-    """Writes every run's curves: label, number of the run within it, epoch or step, the metrics."""
+    """Writes every run's curves: label, number of the run within it, epoch or step, the metrics.
+
+    With ``x="seconds"`` those stand behind the step.
+    """
+    by_seconds = x == "seconds"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["label", "run", x, *metrics])
+        places = ["step", "seconds"] if by_seconds else [x]
+        writer.writerow(["label", "run", *places, *metrics])
         for label, members in groups(runs).items():
             for number, run in enumerate(members):
                 for place in sorted(set().union(*run.curves.values())):
                     values = [run.curves[metric].get(place) for metric in metrics]
                     cells = ["" if v is None else f"{v:.6g}" for v in values]
-                    writer.writerow([label, number, place, *cells])
+                    seconds = [f"{run.seconds_at(place):.6g}"] if by_seconds else []
+                    writer.writerow([label, number, place, *seconds, *cells])
 
 
 def write_steps_csv(

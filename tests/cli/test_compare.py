@@ -54,6 +54,46 @@ def test_writes_picture_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[
     }
 
 
+def test_against_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of a label that differ in speed meet at the same updates; what is between is in line."""
+    for number, pace in enumerate((0.5, 0.7)):
+        rows = ["epoch,step,step_seconds,step_val_nll,step_mr"]
+        rows += [f"0,{step},{step * pace},{1 / (1 + step)}," for step in (0, 10, 20)]
+        rows += ["0,0,,,50", "0,15,,,60"]
+        folder = tmp_path / f"LN/version_{number}"
+        folder.mkdir(parents=True)
+        (folder / "metrics.csv").write_text("\n".join(rows) + "\n")
+    texts = [str(path) for path in sorted((tmp_path / "LN").iterdir())]
+    seen: list[Figure] = []
+    monkeypatch.setattr(compare, "_save", lambda figure, _: seen.append(figure))
+    metrics, table = ["step_val_nll", "step_mr"], tmp_path / "seconds.csv"
+    command = ["compare", *texts, "--x", "seconds", "--metric", *metrics, "--csv", str(table)]
+    assert main([*command, "--out", str(tmp_path / "a.png")]) == 0
+    nll, task = seen[0].axes
+    assert list(nll.lines[0].get_xdata()) == pytest.approx([0, 6, 12])
+    assert list(nll.lines[2].get_xdata()) == pytest.approx([0, 7, 14])
+    assert list(task.lines[1].get_xdata()) == pytest.approx([0, 7.5])
+    assert nll.get_xlabel() == "seconds of training"
+    with table.open() as file:
+        found = {(row["run"], row["step"]): row for row in csv.DictReader(file)}
+    assert found["1", "15"] == {
+        "label": "LN", "run": "1", "step": "15", "seconds": "10.5", "step_val_nll": "",
+        "step_mr": "60",
+    }  # fmt: skip
+    without = write_run(tmp_path / "b/version_0", [0.1])
+    command = ["compare", str(without), "--x", "seconds", "--metric", "epoch_train_nll"]
+    assert main([*command, "--out", str(tmp_path / "b.png")]) != 0
+
+
+def test_more_panels_than_a_row_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = read_run(str(write_run(tmp_path / "a/version_0", [0.3, 0.1])), METRICS)
+    seen: list[Figure] = []
+    monkeypatch.setattr(compare, "_save", lambda figure, _: seen.append(figure))
+    draw([run], METRICS * 3, tmp_path / "a.png")
+    assert len(seen[0].axes) == 6
+    assert [axis.get_subplotspec().rowspan.start for axis in seen[0].axes] == [0] * 4 + [1] * 2
+
+
 def test_axes(tmp_path: Path) -> None:
     """Logarithms of updates where asked for, of likelihoods where they are positive."""
     seen: list[Figure] = []

@@ -143,6 +143,7 @@ def test_what_is_written(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ("val_image_r1,val_image_r5,val_image_r10", "val_image_r1,val_image_r5,val_image_r10"),
         ("step_train_nll,step_val_error,step_train_error", "step_train_error,step_val_error"),
         ("step_train_nll,step_train_error", "step_train_nll,step_train_error"),
+        ("step_seconds,step_train_nll,step_train_error", "step_train_nll,step_train_error"),
     ],
 )
 def test_which_curves_are_drawn(tmp_path: Path, columns: str, shown: str) -> None:
@@ -159,6 +160,24 @@ def test_which_curves_are_drawn(tmp_path: Path, columns: str, shown: str) -> Non
     found.write(picture.parent)
     with Image.open(picture) as image:
         assert image.mode == "P"  # a table of colours: half of the bytes
+    timed = "step_seconds" in columns
+    assert (picture.parent / "curves_seconds.png").is_file() == timed
+    assert ("](curves_seconds.png)" in (picture.parent / "report.md").read_text()) == timed
+
+
+def test_seconds_of_training_tell_when_the_best_is_met(tmp_path: Path) -> None:
+    grid = Grid(["c.yaml"], ["layer.yaml", "none.yaml"], [0])
+    write_grid(grid, tmp_path)
+    for run, pace in zip(grid.runs(), (0.5, 0.25), strict=True):
+        folder = tmp_path / run.name
+        folder.mkdir(parents=True)
+        (folder / "test_results.json").write_text('{"metrics": {"nll": 1.0}, "steps": 20}')
+        rows = [f"{step},{step * pace},{1 / (1 + step)},0.5" for step in (0, 10, 20)]
+        names = "step,step_seconds,step_train_nll,step_train_error"
+        (folder / "metrics.csv").write_text("\n".join([names, *rows]) + "\n")
+    first = report(tmp_path).reached()[0]
+    assert (first.run.label, first.steps, first.baseline_steps) == ("layer", 20, 20)
+    assert (first.seconds, first.baseline_seconds) == (10, 5)
 
 
 def test_reports_that_cannot_be(out: Path, tmp_path: Path) -> None:

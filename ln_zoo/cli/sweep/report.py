@@ -17,11 +17,14 @@ from ln_zoo.cli.sweep.state import FAILED, FINISHED, State, metrics_of, state_of
 from ln_zoo.cli.sweep.statistics import Difference, Spread, paired
 from ln_zoo.zoo.reported import metric_unit
 
+#: What skip-thoughts are judged by besides, as in the paper's Figure 3.
+_SENTENCES = ("sick_pearson", "sick_mse", "mr", "cr", "subj", "mpqa")
 #: What the curves show, the first of these that all runs logged.
 _CURVES = (
     (("epoch_train_nll", "epoch_test_error"), "epoch"),
     (("step_val_bound",), "step"),
     (("step_train_sequence_nll", "step_val_sequence_nll"), "step"),
+    (("step_val_token_nll", *(f"step_{name}" for name in _SENTENCES)), "step"),
     (("step_train_token_nll", "step_val_token_nll"), "step"),
     (("val_image_r1", "val_image_r5", "val_image_r10"), "step"),
     (("step_train_error", "step_val_error"), "step"),
@@ -272,20 +275,28 @@ class Report:
     def write(self, folder: Path) -> str:
         """Writes ``report.md``, the tables as CSV and ``curves.png``; returns the Markdown.
 
+        Curves by updates are drawn against seconds too, ``curves_seconds.png``, where all runs have
+        timed their training.
+
         Raises:
             OSError: if a file cannot be written.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        curves = []
-        if self.metrics:
+        pictures = [self.x] if self.metrics else []
+        if self.x == "step" and all(_seconds(member.curves) for member in self.members):
+            pictures.append("seconds")
+        for x in pictures:
+            name = "curves_seconds" if x == "seconds" else "curves"
+            curves = []
             for member in self.members:
-                read = compare.read_curves(member.curves, self.metrics, self.x)
-                curves.append(compare.Run(member.run.label, member.curves.parent, read))
-            compare.draw(curves, self.metrics, folder / "curves.png", x=self.x, band=True)
-            compare.write_csv(curves, self.metrics, folder / "curves.csv", self.x)
+                read = compare.read_curves(member.curves, self.metrics, x)
+                seconds = compare.read_seconds(member.curves, x)
+                curves.append(compare.Run(member.run.label, member.curves.parent, read, seconds))
+            compare.draw(curves, self.metrics, folder / f"{name}.png", x=x, band=True)
+            compare.write_csv(curves, self.metrics, folder / f"{name}.csv", x)
         for name, rows in self._tables().items():
             write_atomically(folder / f"{name}.csv", _csv(rows))
-        text = self._markdown(bool(curves))
+        text = self._markdown(pictures)
         write_atomically(folder / "report.md", text)
         return text
 
@@ -314,13 +325,15 @@ class Report:
             reached.append([r.run.label, r.run.seed, *list(vars(r).values())[1:]])
         return {"runs": runs, "spread": spread, "differences": differences, "reached": reached}
 
-    def _markdown(self, drawn: bool) -> str:
+    def _markdown(self, pictures: Sequence[str]) -> str:
         done = [state.kind for state in self.states.values()].count(FINISHED)
         parts = [f"# {self.out.name}", f"{done} of {len(self.runs)} runs have finished."]
         parts += [self._failed(), self._spread_table(), self._chosen_table()]
         parts += [self._difference_table(), self._reached_table()]
-        if drawn:
+        if pictures:
             parts.append("![Curves: median and range over the seeds](curves.png)")
+        if "seconds" in pictures:
+            parts.append("![The same against seconds of training](curves_seconds.png)")
         return "\n\n".join(part for part in parts if part) + "\n"
 
     def _failed(self) -> str:
@@ -463,13 +476,20 @@ def _columns(curves: Path) -> set[str]:
 
 
 def _pace(curves: Path) -> float:
-    """Seconds of an update, as `EpochEvaluation` has timed epochs; NaN without it."""
+    """Seconds of an update, as callbacks have timed training or epochs; NaN where none has."""
+    if seconds := _seconds(curves):
+        return seconds[max(seconds)] / max(seconds)
     with curves.open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row.get("epoch_seconds")]
     if not rows:
         return math.nan
     updates = (int(rows[-1]["step"]) + 1) / (int(rows[-1]["epoch"]) + 1)
     return statistics.fmean(float(row["epoch_seconds"]) for row in rows) / updates
+
+
+def _seconds(curves: Path) -> compare.Curve:
+    """Seconds of training by update; nothing where none were logged."""
+    return compare.read_seconds(curves) if "step_seconds" in _columns(curves) else {}
 
 
 def _scale(metric: str) -> float:
