@@ -61,6 +61,10 @@ _NAMES = {
 }
 
 
+#: Labels that have room among the curves; more stand below.
+_IN_PANEL = 4
+
+
 @dataclass(frozen=True)
 class Run:
     """One run.
@@ -369,7 +373,11 @@ def draw(
         _name_axes(axis, metric, x, positive)
         if log_x:
             axis.set_xscale("log")
-    axes[0].legend()
+    names = axes[0].get_legend_handles_labels()
+    if len(names[1]) > _IN_PANEL:
+        figure.legend(*names, loc="outside lower center", ncols=3 * len(metrics))
+    else:
+        axes[0].legend()
     if title:
         figure.suptitle(title)
     picture.parent.mkdir(parents=True, exist_ok=True)

@@ -107,6 +107,19 @@ def test_axes(tmp_path: Path) -> None:
     assert scales == [("linear", "log"), ("log", "log"), ("linear", "linear"), ("log", "linear")]
 
 
+@pytest.mark.parametrize(("labels", "legends"), [(4, (1, 0)), (5, (0, 1))])
+def test_many_labels_do_not_hide_the_curves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, labels: int, legends: tuple[int, int]
+) -> None:
+    folder = write_run(tmp_path / "a/version_0", [0.3, 0.1])
+    runs = [read_run(f"{label}={folder}", METRICS) for label in range(labels)]
+    seen: list[Figure] = []
+    monkeypatch.setattr(compare, "_save", lambda figure, _: seen.append(figure))
+    draw(runs, METRICS, tmp_path / "a.png")
+    inside = sum(axis.get_legend() is not None for axis in seen[0].axes)
+    assert (inside, len(seen[0].legends)) == legends
+
+
 def test_what_a_logarithmic_axis_leaves_out_does_not_stretch_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
