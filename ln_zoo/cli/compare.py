@@ -339,13 +339,13 @@ def draw(
     """
     from matplotlib.figure import Figure  # not pyplot: nothing global, no display
 
-    def plot(axis: Axes, curve: Mapping[int, float], **style: Any) -> Line2D:
+    def plot(axis: Axes, curve: Mapping[Any, float], **style: Any) -> Line2D:
         # What a logarithmic axis cannot hold would still stretch the other one.
         shown = {place: value for place, value in curve.items() if place > 0 or not log_x}
         (line,) = axis.plot(list(shown), list(shown.values()), **style)
         return line
 
-    def by_x(members: Sequence[Run], curve: Mapping[int, Any]) -> dict[float, Any]:
+    def by_x(members: Sequence[Run], curve: Mapping[int, Any]) -> dict[Any, Any]:
         if x != "seconds":
             return dict(curve)
         return {statistics.median(r.seconds_at(p) for r in members): v for p, v in curve.items()}
