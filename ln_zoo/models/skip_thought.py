@@ -23,7 +23,7 @@ from ln_zoo.models.checks import check_positive, check_sizes, check_words
 from ln_zoo.models.legacy_adam import AdamBiasCorrection, adam
 from ln_zoo.models.word_softmax import SoftmaxName, word_softmax
 from ln_zoo.models.word_vectors import Expansion, expand
-from ln_zoo.norms import LayerNorm, Norm, from_config
+from ln_zoo.norms import LayerNorm, Norm, from_config, mixes_cases
 from ln_zoo.vocabulary import EOS, UNK, Vocabulary
 
 Encoder = Literal["uni", "bi"]
@@ -255,23 +255,31 @@ class SkipThought(ZooModule):
     def _tell(self, decoder: GRU, vectors: Tensor, tokens: Tensor, lengths: Tensor) -> _Told:
         """The states in which a decoder says each token, in packed order."""
         lengths = lengths.cpu()
-        targets, sizes, order, back = pack_padded_sequence(
-            tokens, lengths, True, enforce_sorted=False
-        )
-        before = pack_padded_sequence(
-            F.pad(tokens, (1, 0))[:, :-1], lengths, True, enforce_sorted=False
-        ).data
-        count = len(tokens)
-        # There is no word before the first.
-        first = self.embedding.weight.new_zeros(count, self.embedding.embedding_dim)
-        inputs = torch.cat([first, self.embedding(before[count:])])
+        targets, sizes, order, _ = pack_padded_sequence(tokens, lengths, True, enforce_sorted=False)
         assert order is not None
         sentences = torch.cat([order[:size] for size in sizes.tolist()])
+        # There is no word before the first.
+        before = self.embedding(tokens[:, : int(lengths.max()) - 1])
+        inputs = F.pad(before, (0, 0, 1, 0))
         if self.conditioning == "every_step":
-            inputs = torch.cat([inputs, vectors[sentences].to(inputs.dtype)], -1)
-        packed = PackedSequence(self._inputs(inputs), sizes, order, back)
-        states, _ = decoder(packed, vectors.unsqueeze(0))
+            given = vectors.unsqueeze(1).expand(-1, inputs.shape[1], -1)
+            inputs = torch.cat([inputs, given.to(inputs.dtype)], -1)
+        inputs = self._inputs(inputs)
+        told: Tensor | PackedSequence = inputs.transpose(0, 1)
+        if not self._says_padding(decoder, vectors):
+            told = pack_padded_sequence(inputs, lengths, True, enforce_sorted=False)
+        states, _ = decoder(told, vectors.unsqueeze(0))
+        if not isinstance(states, PackedSequence):
+            states = pack_padded_sequence(states, lengths, enforce_sorted=False)
         return _Told(states.data, targets, sentences)
+
+    @staticmethod
+    def _says_padding(decoder: GRU, vectors: Tensor) -> bool:
+        """Whether a decoder goes on past the ends of sentences; it changes nothing but the speed.
+
+        On a GPU many steps of equal size are one launch, and those of packed input are one each.
+        """
+        return vectors.is_cuda and not mixes_cases(decoder)
 
     def _inputs(self, x: Tensor) -> Tensor:
         """What a GRU reads in place of x (*, I): with a 1 at the end, if there is a bias for it."""
