@@ -197,6 +197,8 @@ class DRAW(ZooModule):
 
     def _noise(self, cases: int, generator: torch.Generator | None = None) -> Tensor:
         shape = (self.glimpses, cases, self.network.latent_size)
+        if generator is None:
+            return torch.randn(shape, device=self.device)
         # On the CPU: the same numbers on every device.
         return torch.randn(shape, generator=generator).to(self.device)
 

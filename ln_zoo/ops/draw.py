@@ -23,6 +23,8 @@ between products runs in C++ ("native"), or on functions of torch ("aten") on an
 
 from __future__ import annotations
 
+import functools
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,6 +40,7 @@ from ln_zoo.ops.chunked import no_autocast
 from ln_zoo.ops.engine import ENGINES
 from ln_zoo.ops.fast_path import allowed
 from ln_zoo.ops.glimpse import FilterNorm
+from ln_zoo.ops.gpu.draw import TritonDraw, image_refusal, replayed
 from ln_zoo.ops.native.draw import NativeDraw
 from ln_zoo.ops.records import Records, RowNorm
 from ln_zoo.ops.recurrent_kernel import untraceable
@@ -186,12 +189,21 @@ def draw_engine(images: Tensor, noise: Tensor, weights: DrawWeights) -> str | No
     weight, narrow = weights.encoder.weights.hh, product_dtype(images)
     spec = specify(_LSTM, weights.encoder.records, weights.encoder.weights)
     for name in names:
-        # The native steps know float32 alone, beside the products' bfloat16.
-        if name == "native" and images.dtype != torch.float32:
+        # These know float32 alone, besides the products' bfloat16.
+        if name != "aten" and images.dtype != torch.float32:
+            continue
+        if name == "triton" and _holds_no_image(images, weights):
             continue
         if ENGINES[name].refuses(spec, images, weight, narrow) is None:
             return name
     return None
+
+
+def _holds_no_image(images: Tensor, weights: DrawWeights) -> bool:
+    _, height, width = images.shape
+    ih, hh = weights.encoder.weights[:2]
+    largest = max((ih.shape[1] - hh.shape[1]) // 2, len(weights.patch.weight))
+    return image_refusal(height, width, math.isqrt(max(largest, 1))) is not None
 
 
 def _word(dtype: torch.dtype) -> str:
@@ -498,33 +510,39 @@ class DrawSteps(Protocol):
         """
 
 
+class Run(NamedTuple):
+    """All glimpses of a call."""
+
+    kept: Kept
+    made: Made
+    clamped: Tensor
+
+    @property
+    def results(self) -> tuple[Tensor, ...]:
+        """What `Drawn` has."""
+        return self.made.logits, self.made.means, self.made.log_stds, self.clamped
+
+
 class _Draw(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, plan: _Plan, save: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
         operands = _Operands(*tensors)
-        kept, made = _allocate(plan, operands, save)
-        steps = _STEPS[plan.engine](plan, operands, _weights(plan, operands), kept, made, None)
-        slots, glimpses, hidden = len(kept.cells[0]), len(operands.noise), len(operands.h_decoder)
-        inputs, of_decoder = kept.inputs
-        _start(operands, kept)
-        for t in range(glimpses):
-            before, after = t % slots, (t + 1) % slots
-            steps.read(t)
-            steps.multiply(ENCODER, inputs[before], _sums(kept, made, ENCODER, before))
-            steps.lstm(ENCODER, t)
-            steps.multiply(POSTERIOR, inputs[after, :, -hidden:], made.posterior)
-            steps.latent(t)
-            steps.multiply(DECODER, of_decoder[before], _sums(kept, made, DECODER, before))
-            steps.lstm(DECODER, t)
-            steps.heads(kept.states[after], kept.heads[after])
-            steps.write(t)
-        clamped = steps.clamped()
+        forward = functools.partial(_run, plan, save=save)
         ctx.plan = plan
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(clamped)
-        if save:
-            ctx.save_for_backward(*operands, made.log_stds, *kept.flat())
-        return made.logits, made.means, made.log_stds, clamped
+        found = replayed(plan, operands, save, forward) if plan.engine == "triton" else None
+        ctx.replay = None
+        if found is None:
+            run = forward(operands)
+            results = run.results
+            if save:
+                ctx.save_for_backward(*operands, run.made.log_stds, *run.kept.flat())
+        else:
+            # What gradients need is in the recording, copies of the operands too.
+            results, replay = found
+            ctx.replay = replay if save else None
+        ctx.mark_non_differentiable(results[-1])
+        return results
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -533,19 +551,55 @@ class _Draw(torch.autograd.Function):
                 "the kernels of DRAW have no gradients of gradients: set the environment variable "
                 "LN_ZOO_KERNELS=0 where you ask for them (create_graph=True)"
             )
-        saved = ctx.saved_tensors  # read once: activation checkpointing refuses a second time
-        with no_autocast(saved[0]):
-            return (None, None, *_gradients(ctx, saved, *grads))
+        if ctx.replay is not None:
+            plan: _Plan = ctx.plan
+
+            def backward(
+                operands: _Operands, run: Run, grads: Sequence[Tensor | None]
+            ) -> _Operands:
+                with no_autocast(operands.noise):
+                    return _gradients(plan, operands, run.made.log_stds, run.kept, grads)
+
+            found = ctx.replay.gradients(grads[:3], backward)
+        else:
+            saved = ctx.saved_tensors  # read once: activation checkpointing refuses a second time
+            count = len(_Operands._fields)
+            operands, kept = _Operands(*saved[:count]), Kept.of(saved[count + 1 :])
+            with no_autocast(saved[0]):
+                found = _gradients(ctx.plan, operands, saved[count], kept, grads[:3])
+        needed = ctx.needs_input_grad[2:]
+        return (None, None, *(d if n else None for d, n in zip(found, needed, strict=True)))
+
+
+def _run(plan: _Plan, operands: _Operands, save: bool) -> Run:
+    """Runs all glimpses."""
+    kept, made = _allocate(plan, operands, save)
+    steps = _STEPS[plan.engine](plan, operands, _weights(plan, operands), kept, made, None)
+    slots, hidden = len(kept.cells[0]), len(operands.h_decoder)
+    inputs, of_decoder = kept.inputs
+    _start(operands, kept)
+    for t in range(len(operands.noise)):
+        before, after = t % slots, (t + 1) % slots
+        steps.read(t)
+        steps.multiply(ENCODER, inputs[before], _sums(kept, made, ENCODER, before))
+        steps.lstm(ENCODER, t)
+        steps.multiply(POSTERIOR, inputs[after, :, -hidden:], made.posterior)
+        steps.latent(t)
+        steps.multiply(DECODER, of_decoder[before], _sums(kept, made, DECODER, before))
+        steps.lstm(DECODER, t)
+        steps.heads(kept.states[after], kept.heads[after])
+        steps.write(t)
+    return Run(kept, made, steps.clamped())
 
 
 def _gradients(
-    ctx: Any, saved: tuple[Tensor, ...], *grads: Tensor | None
-) -> tuple[Tensor | None, ...]:
-    """What `_Draw` takes back, in the order of its operands."""
-    count = len(_Operands._fields)
-    plan, operands = ctx.plan, _Operands(*saved[:count])
-    log_stds, kept = saved[count], Kept.of(saved[count + 1 :])
-    needed = _Operands(*ctx.needs_input_grad[2:])
+    plan: _Plan,
+    operands: _Operands,
+    log_stds: Tensor,
+    kept: Kept,
+    grads: Sequence[Tensor | None],
+) -> _Operands:
+    """What a run takes back of the gradients of logits, means and log standard deviations."""
     back = _allocate_back(plan, operands, grads)
     made = Made(operands.images, log_stds, log_stds)  # Neither logits nor means are read.
     weights = _weights(plan, operands)
@@ -575,7 +629,7 @@ def _gradients(
     dh_decoder = torch.mm(back.heads[0], operands.w_heads)
     dh_decoder += by_encoder[:, -2 * hidden : -hidden]
     dh_decoder += by_decoder[:, -hidden:]
-    found = _Operands(
+    return _Operands(
         images=cast(Tensor, None),
         noise=cast(Tensor, None),
         w_encoder=totals[ENCODER],
@@ -596,7 +650,6 @@ def _gradients(
         c_decoder=back.cells[DECODER].sum(0),
         canvas=back.canvas.sum(0),
     )
-    return tuple(d if need else None for d, need in zip(found, needed, strict=True))
 
 
 def _add_product(total: Tensor, d: Tensor, a: Tensor) -> None:
@@ -669,7 +722,7 @@ def _start(operands: _Operands, kept: Kept) -> None:
 def _allocate_back(plan: _Plan, operands: _Operands, grads: Sequence[Tensor | None]) -> Back:
     glimpses, cases, latents = operands.noise.shape
     hidden, heads = len(operands.h_decoder), len(operands.b_heads)
-    d_logits, d_means, d_log_stds, _ = grads
+    d_logits, d_means, d_log_stds = grads
     wide, narrow = operands.noise.dtype, plan.narrow
 
     def empty(*size: int, dtype: torch.dtype = wide) -> Tensor:
@@ -1068,4 +1121,4 @@ class AtenDraw:
 
 
 #: Engines in order of preference, and what runs their steps.
-_STEPS: dict[str, Any] = {"native": NativeDraw, "aten": AtenDraw}
+_STEPS: dict[str, Any] = {"triton": TritonDraw, "native": NativeDraw, "aten": AtenDraw}

@@ -382,60 +382,28 @@ def test_the_output_alone_may_have_no_gradient() -> None:
         assert_as_accurate(found, gradients(by_equations, wide), loop)
 
 
-# Recorded graphs, with a recording that needs no GPU
-
-
-class Recording:
-    """Launches again what was launched when it was made."""
-
-    replays = 0
-
-    def __init__(self, launch: Callable[[], None]) -> None:
-        self.launch = launch
-
-    def replay(self) -> None:
-        Recording.replays += 1
-        self.launch()
-
-
-@pytest.fixture
-def recorded(monkeypatch: pytest.MonkeyPatch) -> graphs.Cache:
-    cache = graphs.Cache()
-
-    def record(
-        entry: graphs.Entry, length: int, warm_up: Callable[[], None], steps: Callable[[int], None]
-    ) -> None:
-        if length not in entry.graphs:
-            warm_up()
-            entry.graphs[length] = Recording(lambda: steps(length))  # type: ignore[assignment]
-
-    monkeypatch.setattr(cache, "record", record)
-    monkeypatch.setattr(cache, "begin", lambda: None)
-    monkeypatch.setattr(cache, "end", lambda: None)
-    monkeypatch.setattr(graphs, "cache", lambda device: cache)
-    monkeypatch.setattr(graphs, "LENGTHS", (2, 1))
-    monkeypatch.setattr(graphs, "SHORTEST", 2)
-    monkeypatch.setattr(Recording, "replays", 0)
-    return cache
+# Recorded graphs (`conftest.py`)
 
 
 @pytest.mark.parametrize(
     ("spec", "sizes"), [(LSTM, [1] * 5), (GRU, [2, 2, 1, 1])], ids=["padded", "packed"]
 )
 def test_graphs_give_the_same_numbers(
-    spec: Spec, sizes: list[int], recorded: graphs.Cache, monkeypatch: pytest.MonkeyPatch
+    spec: Spec, sizes: list[int], recorded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also with other tensors at other places, and with two forwards before a backward."""
+    monkeypatch.setattr(graphs, "LENGTHS", (2, 1))
+    monkeypatch.setattr(graphs, "SHORTEST", 2)
     inputs = [as_float32(operands(spec, 4, sizes, seed=seed)) for seed in range(2)]
     wanted = [with_gradients(by_engine, spec, o, sizes, seed=1) for o in inputs]
-    assert Recording.replays == 0
-    monkeypatch.setattr(steps, "_may_replay", lambda a: True)
+    assert recorded.replays == 0
+    monkeypatch.setattr(steps, "may_replay", lambda a: True)
     with_gradients(by_engine, spec, inputs[0], sizes, seed=1)
-    assert Recording.replays == 0  # nothing is recorded for what comes but once
+    assert recorded.replays == 0  # nothing is recorded for what comes but once
     for o, numbers in zip(inputs, wanted, strict=True):
         found = with_gradients(by_engine, spec, o, sizes, seed=1)
         assert all(torch.equal(found[name], numbers[name]) for name in numbers)
-    assert Recording.replays > 0
+    assert recorded.replays > 0
 
     results = [by_engine(spec, o, sizes) for o in inputs]
     for o, outputs, numbers in reversed(list(zip(inputs, results, wanted, strict=True))):

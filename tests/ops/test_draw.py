@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -33,6 +34,8 @@ from ln_zoo.ops import (
     draw_refusal,
     drawn,
 )
+from ln_zoo.ops.gpu import TritonEngine
+from ln_zoo.ops.gpu import draw as gpu_draw
 from ln_zoo.ops.native.runtime import trouble
 
 F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
@@ -48,11 +51,17 @@ class Under(NamedTuple):
     dtype: torch.dtype
 
 
-@pytest.fixture(params=["native", "aten"])
+#: Triton's interpreter is chosen for a whole process: `test_gpu_engine.py` has one.
+ENGINES = ["triton"] if os.environ.get("TRITON_INTERPRET") == "1" else ["native", "aten"]
+
+
+@pytest.fixture(params=ENGINES)
 def under(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Under]:
     """Lets one engine run alone, and makes sure that its steps did."""
     if request.param == "native" and trouble() is not None:
         pytest.skip(f"no native kernels: {trouble()}")
+    if request.param == "triton":
+        monkeypatch.setattr(TritonEngine, "refuses", lambda *arguments: None)
     made = []
     steps = draw._STEPS[request.param]
 
@@ -62,7 +71,7 @@ def under(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
     monkeypatch.setenv("LN_ZOO_KERNELS", request.param)
     monkeypatch.setitem(draw._STEPS, request.param, counted)
-    yield Under(request.param, F32 if request.param == "native" else F64)
+    yield Under(request.param, F64 if request.param == "aten" else F32)
     assert made
 
 
@@ -867,3 +876,63 @@ def test_zero_weights_give_the_start_values(norm: Norm | None, under: Under) -> 
         done.logits.double(), p["x"], reduction="sum"
     )
     assert nats.item() / size.N == pytest.approx(784 * math.log(2))
+
+
+# Recorded graphs (`conftest.py`)
+
+
+@pytest.mark.skipif(ENGINES != ["triton"], reason="the other engines record nothing")
+def test_graphs_give_the_same_numbers(
+    under: Under, recorded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A third run, and gradients asked for later and in another order."""
+    monkeypatch.setattr(gpu_draw, "may_replay", lambda a: True)
+    size, norm = Size(T=2, N=2), Norm()
+    settings = settings_of(size)
+    problems = [problem(size, norm, seed) for seed in range(2)]
+    for seed, replays in ((0, 0), (1, 2), (0, 4)):  # recorded when a size comes again
+        found = run(by(under, settings, norm), problems[seed], F32)
+        assert recorded.replays == replays
+        wanted = run(plain(settings, norm), problems[seed], F64)
+        for name, a in wanted.items():
+            assert error(found[name], a) < 1e-5, name
+    leaves = [
+        {n: a.requires_grad_(n not in GIVEN) for n, a in cast(p, F32).items()} for p in problems
+    ]
+    # The second finds the first one's memory in use, and the third that of both.
+    done = [call(under, settings, norm, leaves[k]) for k in (0, 1, 0)]
+    for k, one in zip((0, 1, 0), done, strict=True):
+        (d_patch,) = torch.autograd.grad(one.logits.sum(), leaves[k]["patch_w"])
+        exact = {n: a.requires_grad_(n not in GIVEN) for n, a in cast(problems[k], F64).items()}
+        (d_exact,) = torch.autograd.grad(
+            equations(settings, norm, exact)[0].sum(), exact["patch_w"]
+        )
+        assert error(d_patch, d_exact) < 1e-5
+
+
+@pytest.mark.skipif(ENGINES != ["triton"], reason="the other engines record nothing")
+def test_memory_of_graphs_is_free_once_no_gradient_can_be_asked_for(
+    under: Under, recorded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a visit of Python's garbage collector, which may be long in coming."""
+    monkeypatch.setattr(gpu_draw, "may_replay", lambda a: True)
+    size = Size(T=1)
+    p = cast(problem(size), F32)
+    p["patch_w"].requires_grad_()
+    gc.disable()
+    try:
+        for _ in range(5):
+            call(under, settings_of(size), None, p).logits.sum().backward()
+    finally:
+        gc.enable()
+    assert recorded.recordings == 2  # there and back
+
+
+def test_images_too_large_for_a_program_are_left_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(TritonEngine, "refuses", lambda *arguments: None)
+    monkeypatch.setenv("LN_ZOO_KERNELS", "triton,aten")
+    for side, engine in ((28, "triton"), (200, "aten")):
+        p = cast(problem(Size(T=1, N=1, B=side, A=side)), F32)
+        assert draw_engine(p["x"], p["noise"], weights_of(None, p)) == engine

@@ -59,13 +59,44 @@ STEPS = [
 ]
 
 INTERPRETED = Path(__file__).parent / "gpu_in_interpreter.py"
+DRAW = Path(__file__).parent / "test_draw.py"
+#: Those of DRAW that are tried; all of them with -m slow.
+FEW_OF_DRAW = (
+    "test_against_the_equations[triton-3-3-7-9-20-5-2-3-softmax-layer]",
+    "test_against_the_equations[triton-3-3-7-9-20-5-2-3-eps-rms]",
+    "test_one_of_everything[triton-softmax-none]",
+    "test_graphs_give_the_same_numbers[triton]",
+    "test_memory_of_graphs_is_free_once_no_gradient_can_be_asked_for[triton]",
+)
+
+#: Kernels of DRAW, and the types of their tensors.
+DRAW_TYPES = {
+    "paint": "*fp32 " * 8 + "*i64",
+    "unpaint": "*fp32 " * 6,
+    "lstm_forward": "*fp32 " * 11,
+    "lstm_backward": "*fp32 " * 13,
+    "latent_forward": "*fp32 " * 6 + "*i64",
+    "latent_backward": "*fp32 " * 7,
+}
+DRAW_CONSTANTS: dict[str, Any] = {
+    **{"B": 28, "BP": 32, "A": 28, "AP": 32, "R": 2, "RP": 2, "W": 5, "WP": 8, "HEADS": 35},
+    **{"H": 256, "HP": 256, "Z": 100, "ZP": 128, "INPUTS_STRIDE": 520, "STATES_STRIDE": 356},
+    **{"STRIDE_1": 520, "STRIDE_2": 356, "STRIDE_3": 256, "READ_SPAN": 27.0, "WRITE_SPAN": 6.75},
+    **{"BOUND": 10.0, "EPS": 1e-8, "ADDS_EPS": True, "RULE": 2, "GAIN": True, "SHIFT": True},
+    **{"READ": True, "WRITE": True, "OF_MEANS": True, "OF_LOG_STDS": True},
+}
 
 
 @pytest.fixture(scope="module")
 def interpreted(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[ElementTree.Element], str]:
-    """The results of `gpu_in_interpreter.py`, and all that pytest printed."""
+    """The results of `gpu_in_interpreter.py` and a few of DRAW, and all that pytest printed."""
     report = tmp_path_factory.mktemp("interpreted") / "report.xml"
-    command = [sys.executable, "-m", "pytest", INTERPRETED, "-n", "0", f"--junitxml={report}"]
+    return in_the_interpreter(report, INTERPRETED, *(f"{DRAW}::{name}" for name in FEW_OF_DRAW))
+
+
+def in_the_interpreter(report: Path, *tests: str | Path) -> tuple[list[ElementTree.Element], str]:
+    """Runs tests in a process of their own."""
+    command = [sys.executable, "-m", "pytest", *tests, "-n", "0", f"--junitxml={report}"]
     run = subprocess.run(
         [*command, "-p", "no:cacheprovider"],
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
@@ -90,8 +121,34 @@ def test_numbers_in_the_interpreter(
     name: str, interpreted: tuple[list[ElementTree.Element], str]
 ) -> None:
     """Each test of that file, with all of its parameters."""
+    assert_passed(name, interpreted)
+
+
+@needs_triton
+@pytest.mark.parametrize("name", FEW_OF_DRAW)
+def test_draw_in_the_interpreter(
+    name: str, interpreted: tuple[list[ElementTree.Element], str]
+) -> None:
+    """The engine held against the equations by the tests of all engines."""
+    assert_passed(name, interpreted)
+
+
+@needs_triton
+@pytest.mark.slow
+def test_all_of_draw_in_the_interpreter(tmp_path: Path) -> None:
+    results, output = in_the_interpreter(tmp_path / "report.xml", DRAW)
+    assert len(results) > 60, output
+    assert_passed("", (results, output))
+
+
+def assert_passed(name: str, interpreted: tuple[list[ElementTree.Element], str]) -> None:
+    """Tests of that name, parameters or not, are there and did not fail."""
     results, output = interpreted
-    mine = [result for result in results if result.get("name", "").partition("[")[0] == name]
+    mine = [
+        result
+        for result in results
+        if name in ("", result.get("name"), result.get("name", "").partition("[")[0])
+    ]
     assert mine, output
     for result in mine:
         for failure in (*result.iter("failure"), *result.iter("error")):
@@ -243,6 +300,19 @@ class TestCompiled:
         )
         check(compiled, tmp_path)
         assert accesses(compiled, "st") == {"v4.b32": gates}
+
+    @pytest.mark.parametrize(
+        "name",
+        [pytest.param(n, marks=pytest.mark.slow if n != "unpaint" else []) for n in DRAW_TYPES],
+    )
+    def test_draw(self, name: str, tmp_path: Path) -> None:
+        """At the paper's size, with all that there may be."""
+        from ln_zoo.ops.gpu import draw, draw_kernels
+
+        kernel = getattr(draw_kernels, name)
+        found = {key: value for key, value in DRAW_CONSTANTS.items() if key in kernel.arg_names}
+        warps = draw.IMAGE_WARPS if "paint" in name else draw.ROW_WARPS
+        check(compile_for_sm_90(kernel, DRAW_TYPES[name].split(), found, warps), tmp_path)
 
     @pytest.mark.parametrize("own_mean", [False, True])
     def test_column_sums(self, own_mean: bool, tmp_path: Path) -> None:

@@ -13,12 +13,11 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
-from torch import Tensor
 
 #: Lengths of recorded runs, in steps: any number of steps is a few of these.
-LENGTHS = (64, 16, 1)
+LENGTHS = (64, 16, 4, 1)
 #: Shorter runs are launched step by step.
-SHORTEST = 16
+SHORTEST = 4
 
 
 def pieces(steps: int) -> list[tuple[int, int]]:
@@ -38,15 +37,15 @@ def pieces(steps: int) -> list[tuple[int, int]]:
 
 
 class Entry:
-    """The tensors of recorded steps of one kind, and their graphs by length.
+    """What recorded work of one kind reads and writes by fixed addresses, and its graphs.
 
     Args:
-        tensors: whatever the graphs read and write by fixed addresses.
+        tensors: these tensors, or what holds them.
     """
 
-    def __init__(self, tensors: dict[str, Tensor]) -> None:
+    def __init__(self, tensors: Any) -> None:
         self.tensors = tensors
-        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
 
 
 class Cache:
@@ -75,7 +74,7 @@ class Cache:
         self._stream: torch.cuda.Stream | None = None
         self._pool: Any = None
 
-    def get(self, key: Hashable, make: Callable[[], dict[str, Tensor]]) -> Entry | None:
+    def get(self, key: Hashable, make: Callable[[], Any]) -> Entry | None:
         """The entry of a key, or ``None`` where nothing is to be recorded for it now.
 
         Args:
@@ -105,17 +104,21 @@ class Cache:
         return self._entries[key]
 
     def record(
-        self, entry: Entry, length: int, warm_up: Callable[[], None], steps: Callable[[int], None]
+        self,
+        entry: Entry,
+        name: Hashable,
+        warm_up: Callable[[], object],
+        work: Callable[[], object],
     ) -> None:
-        """Records a run of steps, unless it is there; nothing of it is executed.
+        """Records work under a name, unless it is there; nothing of it is executed.
 
         Args:
-            entry: whose tensors the steps use.
-            length: how many steps.
-            warm_up: runs a step for real, on memory of its own.
-            steps: launches as many steps as it is told.
+            entry: whose tensors it uses.
+            name: of the graph, among those of the entry.
+            warm_up: runs each of its kernels for real.
+            work: launches all that is to be recorded.
         """
-        if length in entry.graphs:
+        if name in entry.graphs:
             return
         if self._stream is None:
             self._stream = torch.cuda.Stream()
@@ -135,10 +138,10 @@ class Cache:
             with torch.cuda.graph(
                 graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
             ):
-                steps(length)
+                work()
         finally:
             torch._C._cuda_clearCublasWorkspaces()
-        entry.graphs[length] = graph
+        entry.graphs[name] = graph
 
     def begin(self) -> None:
         """Makes the current stream wait for graphs that other streams have launched."""

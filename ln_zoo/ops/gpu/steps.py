@@ -76,7 +76,7 @@ class TritonEngine:
         if spec.merged:
             return int(spec.out.scale)
         places = sum(len(rows.groups) for rows in (spec.input, spec.recurrent) if rows.scale)
-        return places + _rule(spec.out)
+        return places + rule(spec.out)
 
     def empty(self, *size: int, like: Tensor, dtype: torch.dtype, scratch: str = "") -> Tensor:
         """Memory that is not filled; torch's allocator finds scratch memory again by itself."""
@@ -84,7 +84,7 @@ class TritonEngine:
 
     def prepare(self, spec: Spec, operands: Operands, backward: bool) -> Prepared:
         """Weights as the products want them, and what the step kernel has to know."""
-        with _on(operands.x):
+        with on(operands.x):
             return Prepared(spec, operands, backward, self.stats(spec))
 
     def forward_steps(
@@ -109,7 +109,7 @@ class TritonEngine:
         def start(buffers: Buffers, cases: int) -> None:
             buffers["operand"][:cases].copy_(h[:cases])
 
-        with _on(v):
+        with on(v):
             for run in _runs(sizes):
                 steps.launch(run, start, None)
 
@@ -159,7 +159,7 @@ class TritonEngine:
             else:
                 torch.add(product, passed[:cases], out=dh[:cases])
 
-        with _on(du):
+        with on(du):
             for run in reversed(_runs(sizes)):
                 steps.launch(run, start, end)
             if saved.v is not None:
@@ -244,7 +244,7 @@ def constants(
         "BLOCK": block(hidden),
         "KIND": kind,
         "BIASED": biased,
-        "OUT_RULE": _rule(spec.out),
+        "OUT_RULE": rule(spec.out),
         "STATS_SIZE": stats,
     }
     if spec.merged:
@@ -299,7 +299,7 @@ def starts(rows: Rows) -> int:
     return found | (0b11000 if gate == 3 else 0)
 
 
-def _rule(rows: Rows) -> int:
+def rule(rows: Rows) -> int:
     """How kernels normalise a cell state: 0 not at all, 1 without and 2 with its mean taken off."""
     return int(rows.scale) + int(rows.scale and rows.center)
 
@@ -448,7 +448,7 @@ class Steps:
             end: takes the states from there.
         """
         cases = run.sizes[0]
-        if len(run.sizes) >= graphs.SHORTEST and run.equal and _may_replay(self.p.weight):
+        if len(run.sizes) >= graphs.SHORTEST and run.equal and may_replay(self.p.weight):
             cache = graphs.cache(self.p.weight.device)
             with cache.lock:
                 entry = cache.get(self._key(cases), lambda: self._buffers(cases, fixed=True))
@@ -473,13 +473,12 @@ class Steps:
         buffers, cases = entry.tensors, run.sizes[0]
         pieces = graphs.pieces(len(run.sizes))
         for length in {length for _, length in pieces}:
+            steps = Run(0, (cases,) * length).steps(self.p.backward)
             cache.record(
                 entry,
                 length,
-                lambda: self._warm_up(buffers, cases),
-                lambda steps: self._launch(
-                    buffers, Run(0, (cases,) * steps).steps(self.p.backward)
-                ),
+                functools.partial(self._warm_up, buffers, cases),
+                functools.partial(self._launch, buffers, steps),
             )
         cache.begin()
         buffers["weight"].copy_(self.p.weight)
@@ -493,7 +492,7 @@ class Steps:
 
     def _key(self, cases: int) -> tuple[Any, ...]:
         constants = tuple(sorted((name, str(value)) for name, value in self.constants.items()))
-        return (self.p.spec.cell, self.p.backward, cases, constants, *_product_settings())
+        return (self.p.spec.cell, self.p.backward, cases, constants, *product_settings())
 
     def _buffers(self, cases: int, fixed: bool) -> Buffers:
         """New buffers; fixed ones have room for weights of their own."""
@@ -589,7 +588,7 @@ def _add_sums(p: Prepared, work: Tensor, saved: Saved, sums: Sums) -> None:
             sums.bias_hn.add_(bias[2 * p.hidden :])
         return
     _add_columns(p, work, 0, saved.u, stats, spec.recurrent, None, sums.gain_recurrent)
-    stats = stats[:, len(spec.recurrent.groups) + _rule(spec.out) - 1 :]
+    stats = stats[:, len(spec.recurrent.groups) + rule(spec.out) - 1 :]
     _add_columns(p, work, 4, saved.c, stats, spec.out, sums.shift_out, sums.gain_out, own_mean=True)
 
 
@@ -673,13 +672,13 @@ def _kernels() -> Any:
 
 
 @contextlib.contextmanager
-def _on(a: Tensor) -> Iterator[None]:
+def on(a: Tensor) -> Iterator[None]:
     """Launches go to the device of a tensor."""
     with torch.cuda.device(a.device) if a.is_cuda else contextlib.nullcontext():
         yield
 
 
-def _may_replay(a: Tensor) -> bool:
+def may_replay(a: Tensor) -> bool:
     """Whether recorded graphs can be launched now."""
     return (
         a.is_cuda
@@ -688,7 +687,7 @@ def _may_replay(a: Tensor) -> bool:
     )
 
 
-def _product_settings() -> tuple[Any, ...]:
+def product_settings() -> tuple[Any, ...]:
     """Settings of torch on which it depends what a recorded product does."""
     matmul = torch.backends.cuda.matmul
     precision = getattr(matmul, "fp32_precision", None)  # torch 2.9
