@@ -66,7 +66,7 @@ class SkipThought(ZooModule):
     ``previous_nll`` of each.
 
     Differences from the released code, on which the paper's runs were made: biases are added after
-    normalisation only, as in eq. 26-28, where the code has others inside it too (``bias_inside``);
+    normalisation only, as in eq. 26-28, where the code has others inside it too (``prenorm_bias``);
     the candidate has a bias on its recurrent term without normalisation too, as in torch; log p has
     no 1e-8 added.
     Its gradients are clipped to a norm of 5, which is the trainer's part:
@@ -83,9 +83,9 @@ class SkipThought(ZooModule):
         conditioning: how decoders see the vector: as their first state alone (``"init"``, the
             released code and the paper), or also in ``"every_step"``, beside the word before
             (Kiros et al., eq. 5-7; normalised together with it).
-        bias_inside: whether each GRU also has a bias inside the normalisation of its input term, as
-            the released code: LN(W x + b). It is the last column of the input weights, which reads
-            a constant 1, and starts at 0.
+        prenorm_bias: whether each GRU also has a bias that is normalised with its input, as the
+            released code: LN(W x + b). It is the last column of the input weights, which reads a
+            constant 1, and starts at 0.
         softmax: ``"full"``; ``"adaptive"`` (`ln_zoo.models.word_softmax.AdaptiveSoftmax`) or
             ``"sampled"`` (`ln_zoo.models.word_softmax.SampledSoftmax`) for large vocabularies.
         softmax_samples: words that the sampled softmax draws for each batch.
@@ -132,7 +132,7 @@ class SkipThought(ZooModule):
         norm: Norm | None = None,
         encoder: Encoder = "uni",
         conditioning: Conditioning = "init",
-        bias_inside: bool = False,
+        prenorm_bias: bool = False,
         softmax: SoftmaxName = "full",
         softmax_samples: int = 1000,
         softmax_cutoffs: list[int] | None = None,
@@ -169,7 +169,7 @@ class SkipThought(ZooModule):
         self._warned = False
         self.hidden_features = hidden_features
         self.conditioning = conditioning
-        self.bias_inside = bias_inside
+        self.prenorm_bias = prenorm_bias
         self.loss_reduction = loss_reduction
         self.lr = lr
         self.adam_bias_correction = adam_bias_correction
@@ -181,13 +181,13 @@ class SkipThought(ZooModule):
             )
         self.embedding = nn.Embedding(words.size, embedding_features)
         self.encoder = GRU(
-            embedding_features + bias_inside,
+            embedding_features + prenorm_bias,
             hidden_features // directions,
             batch_first=True,
             bidirectional=encoder == "bi",
             norm=norm,
         )
-        read = embedding_features + bias_inside
+        read = embedding_features + prenorm_bias
         read += hidden_features if conditioning == "every_step" else 0
         self.next_decoder = GRU(read, hidden_features, norm=norm)
         self.previous_decoder = GRU(read, hidden_features, norm=norm)
@@ -213,7 +213,7 @@ class SkipThought(ZooModule):
             layer.reset_parameters()
             for name, parameter in layer.named_parameters():
                 drawn = parameter.data
-                if name.startswith("weight_ih") and self.bias_inside:
+                if name.startswith("weight_ih") and self.prenorm_bias:
                     init.zeros_(drawn[:, -1])
                     drawn = drawn[:, :-1]
                 square = name.startswith("weight") and drawn.shape[1] == layer.hidden_size
@@ -283,7 +283,7 @@ class SkipThought(ZooModule):
 
     def _inputs(self, x: Tensor) -> Tensor:
         """What a GRU reads in place of x (*, I): with a 1 at the end, if there is a bias for it."""
-        return F.pad(x, (0, 1), value=1.0) if self.bias_inside else x
+        return F.pad(x, (0, 1), value=1.0) if self.prenorm_bias else x
 
     def _tell_both(self, batch: Any) -> tuple[_Told, _Told]:
         source, following, preceding = batch

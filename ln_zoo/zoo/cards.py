@@ -183,7 +183,8 @@ def write_card(
 
     Args:
         folder: the card folder to make.
-        model: a model of the zoo; its weights are stored in float32.
+        model: a model of the zoo; its weights are stored in float32, or in float16 where that is
+            exact.
         results: what was measured and how, with the keys ``metrics`` (a list of name, value, unit,
             dataset, split; the main one first), ``evaluation``, ``training``, ``size``, ``data``
             and ``card`` (license, description, notes, differences, datasets, tags, and pictures:
@@ -676,10 +677,18 @@ def _short_norm(model: ZooModule) -> str:
 
 
 def _weights(model: ZooModule) -> dict[str, Tensor]:
-    """The state dict as safetensors takes it: contiguous, unshared, floats in float32."""
+    """The state dict as safetensors takes it: contiguous and unshared.
+
+    Floats are stored in float32; in float16, half the size, where none of them loses anything: the
+    weights of a checkpoint may have been rounded so before they were measured.
+    """
+    state = {name: value.detach().cpu() for name, value in model.state_dict().items()}
+    floats = [value.float() for value in state.values() if value.is_floating_point()]
+    exact = all(torch.equal(value, value.half().float()) for value in floats)
+    kind = torch.float16 if exact else torch.float32
     return {
-        name: (value.float() if value.is_floating_point() else value).detach().cpu().clone()
-        for name, value in model.state_dict().items()
+        name: (value.to(kind) if value.is_floating_point() else value).contiguous().clone()
+        for name, value in state.items()
     }
 
 

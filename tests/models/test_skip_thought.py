@@ -38,7 +38,7 @@ def small(**arguments: Any) -> SkipThought:
         for name, parameter in model.named_parameters():
             if "bias" in name or "gain" in name:
                 parameter.add_(0.3 * torch.randn_like(parameter))
-            if model.bias_inside and "weight_ih" in name:
+            if model.prenorm_bias and "weight_ih" in name:
                 parameter[:, -1] += 0.3 * torch.randn(len(parameter))
     return model
 
@@ -65,7 +65,7 @@ class Equations:
     def __init__(self, model: SkipThought) -> None:
         self.p = {name: a.detach().double() for name, a in model.state_dict().items()}
         self.every_step = model.conditioning == "every_step"
-        self.bias_inside = model.bias_inside
+        self.prenorm_bias = model.prenorm_bias
 
     def normalised(self, a: Tensor, gain: str) -> Tensor:
         if gain not in self.p:
@@ -78,7 +78,7 @@ class Equations:
     def step(self, x: Tensor, h: Tensor, layer: str, end: str = "l0") -> Tensor:
         p, sites = self.p, f"{layer}.sites.{end}"
         weight = p[f"{layer}.weight_ih_{end}"]
-        a = weight[:, :-1] @ x + weight[:, -1] if self.bias_inside else weight @ x
+        a = weight[:, :-1] @ x + weight[:, -1] if self.prenorm_bias else weight @ x
         a = self.normalised(a, f"{sites}.input.gain")
         b = self.normalised(p[f"{layer}.weight_hh_{end}"] @ h, f"{sites}.recurrent.gain")
         a, b = a + p[f"{layer}.bias_ih_{end}"], b + p[f"{layer}.bias_hh_{end}"]
@@ -127,7 +127,7 @@ class Equations:
         {"norm": Identity()},
         {"encoder": "bi"},
         {"conditioning": "every_step"},
-        {"bias_inside": True, "conditioning": "every_step"},
+        {"prenorm_bias": True, "conditioning": "every_step"},
     ],
     ids=["layer norm", "none", "bi", "every step", "bias inside"],
 )
@@ -194,18 +194,18 @@ def test_number_of_parameters_at_the_papers_size() -> None:
     # Four gains and biases, 12 D in each GRU; here the two biases of torch are the latter.
     assert count(norm=LayerNorm()) == code - 3 * 7200 + 3 * 12 * 2400
     # The code's own biases inside the normalisation are 3 D more.
-    assert count(bias_inside=True) == code + 3 * 12 * 2400
+    assert count(prenorm_bias=True) == code + 3 * 12 * 2400
     # Two encoders of half the size; matrices of the vector in both decoders.
     assert count(norm=Identity(), encoder="bi") == code + 3 * 7200 - 1200 * 7200
     wider = count(norm=Identity(), conditioning="every_step")
     assert wider == code + 3 * 7200 + 2 * 2400 * 7200
 
 
-@pytest.mark.parametrize("bias_inside", [False, True])
-def test_weights_start_as_in_the_released_code(bias_inside: bool) -> None:
-    model = SkipThought(WORDS, 8, 8, bias_inside=bias_inside)
+@pytest.mark.parametrize("prenorm_bias", [False, True])
+def test_weights_start_as_in_the_released_code(prenorm_bias: bool) -> None:
+    model = SkipThought(WORDS, 8, 8, prenorm_bias=prenorm_bias)
     for layer in (model.encoder, model.next_decoder, model.previous_decoder):
-        if bias_inside:
+        if prenorm_bias:
             assert not layer.weight_ih_l0[:, 8:].any()
         for name in ("weight_ih_l0", "weight_hh_l0"):  # both square here
             for block in getattr(layer, name).detach()[:, :8].double().chunk(3):

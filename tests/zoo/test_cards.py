@@ -64,6 +64,24 @@ def test_weights_are_float32_whatever_the_model(tmp_path: Path) -> None:
     assert next(model.parameters()).dtype == torch.float64
 
 
+def test_weights_that_were_rounded_take_half_the_place(tmp_path: Path) -> None:
+    model = tiny()
+    for parameter in model.parameters():
+        parameter.data = parameter.half().float()
+    folder = write_card(tmp_path / "small", model, RESULTS, preprocessing={})
+    state = safetensors.torch.load_file(folder / "model.safetensors")
+    assert {value.dtype for value in state.values()} == {torch.float16}
+    loaded = load(folder)
+    for name, value in model.state_dict().items():
+        assert loaded.state_dict()[name].dtype == torch.float32
+        assert torch.equal(loaded.state_dict()[name], value)
+    # One number that does not fit keeps all as they are.
+    next(model.parameters()).data[0, 0] += 1e-7
+    folder = write_card(tmp_path / "exact", model, RESULTS, preprocessing={})
+    state = safetensors.torch.load_file(folder / "model.safetensors")
+    assert {value.dtype for value in state.values()} == {torch.float32}
+
+
 def test_results_take_sizes_from_the_model(make_card: Callable[..., Path]) -> None:
     results = read(make_card() / "results.json")
     assert results["metrics"] == RESULTS["metrics"]
