@@ -6,7 +6,8 @@ import copy
 import math
 import warnings
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from ln_zoo.data import SyntheticBooks
 from ln_zoo.models import CombinedSkipThoughts, SkipThought, word_softmax
 from ln_zoo.models.legacy_adam import LegacyAdam
 from ln_zoo.models.word_softmax import AdaptiveSoftmax, FullSoftmax, SampledSoftmax
-from ln_zoo.norms import Identity, LayerNorm, Norm
+from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm
 
 WORDS = [f"w{i}" for i in range(28)]
 Sentences = tuple[Tensor, Tensor]
@@ -157,6 +158,34 @@ def test_loss_is_that_of_the_equations(arguments: dict[str, Any], source: tuple[
 
     model.loss_reduction = "token_mean"
     assert model.loss(batch).item() == pytest.approx(total / 21, rel=1e-5)
+
+
+@pytest.mark.parametrize("conditioning", ["init", "every_step"])
+def test_decoders_may_go_on_past_the_end(
+    conditioning: Literal["init", "every_step"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they do on a GPU: the same loss and gradients as of packed sentences."""
+    model = small(conditioning=conditioning, prenorm_bias=True).double()
+    batch, parameters = make_batch((2, 5, 3)), list(model.parameters())
+    loss = model.loss(batch)
+    gradients = torch.autograd.grad(loss, parameters)
+    asked = []
+    monkeypatch.setattr(SkipThought, "_says_padding", lambda *given: not asked.append(given))
+    padded = model.loss(batch)
+    assert len(asked) == 2
+    torch.testing.assert_close(padded, loss, rtol=1e-12, atol=0.0)
+    torch.testing.assert_close(
+        torch.autograd.grad(padded, parameters), gradients, rtol=1e-11, atol=1e-12
+    )
+
+
+@pytest.mark.parametrize("norm", [LayerNorm(), BatchNorm()], ids=["layer norm", "batch norm"])
+def test_statistics_over_a_batch_see_no_padding(norm: Norm) -> None:
+    model, vectors = small(norm=norm), torch.empty(2, 3, device="meta")
+    on_gpu = SimpleNamespace(is_cuda=True)
+    assert not model._says_padding(model.next_decoder, vectors)
+    says = model._says_padding(model.next_decoder, on_gpu)  # type: ignore[arg-type]
+    assert says == (norm == LayerNorm())
 
 
 @pytest.mark.parametrize("norm", [LayerNorm(), Identity()], ids=["layer norm", "none"])
