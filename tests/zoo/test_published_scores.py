@@ -9,7 +9,9 @@ import torch
 from lightning.pytorch import LightningDataModule
 from torch import Tensor, nn
 
-from ln_zoo.data import MNIST, BinarizedMNIST, CaptionedImages, ClozeQA, Digits, IAMOnDB
+from ln_zoo.callbacks.sentence_evaluation import model_scores
+from ln_zoo.data import MNIST, BinarizedMNIST, Books, CaptionedImages, ClozeQA, Digits, IAMOnDB
+from ln_zoo.data.sentence_tasks import read_task
 from ln_zoo.metrics import retrieval_scores
 from ln_zoo.zoo import describe, list_models, load
 from ln_zoo.zoo.catalog import Card
@@ -18,7 +20,8 @@ WRITERS = [name for name in list_models() if name.startswith("handwriting.")]
 DRAWERS = [name for name in list_models() if name.startswith("draw.")]
 EMBEDDERS = [name for name in list_models() if name.startswith("order_embedding.")]
 READERS = [name for name in list_models() if name.startswith("attentive_reader.")]
-OTHERS = WRITERS + DRAWERS + EMBEDDERS + READERS
+ENCODERS = [name for name in list_models() if name.startswith("skip_thought.")]
+OTHERS = WRITERS + DRAWERS + EMBEDDERS + READERS + ENCODERS
 CLASSIFIERS = [name for name in list_models() if name not in OTHERS]
 #: Folder of their data.
 FOLDERS = (
@@ -26,6 +29,7 @@ FOLDERS = (
     | dict.fromkeys(DRAWERS, "binarized_mnist")
     | dict.fromkeys(EMBEDDERS, "flickr8k")
     | dict.fromkeys(READERS, "cloze_qa")
+    | dict.fromkeys(ENCODERS, "books")
 )
 
 
@@ -49,6 +53,9 @@ def data_of(card: Card, request: pytest.FixtureRequest) -> LightningDataModule:
         elif card.name in READERS:
             words = list(load(card.name).vocabulary)  # type: ignore[arg-type]
             data = ClozeQA("bbc", str(root), sentences=stated["sentences"], vocabulary=words)
+        elif card.name in ENCODERS:
+            words = list(load(card.name).vocabulary)  # type: ignore[arg-type]
+            data = Books(str(root), stated["lines"], vocabulary=words, eval_batch_size=256)
         else:
             data = MNIST(str(root))
     data.prepare_data()
@@ -184,3 +191,28 @@ def test_errors_are_those_of_the_card(name: str, request: pytest.FixtureRequest)
         tolerance = 0.002 if metric["unit"] == "fraction" else 1e-3 * metric["value"]
         measured = scores[metric["name"]].mean().item()
         assert measured == pytest.approx(metric["value"], abs=tolerance)
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_reviews_are_told_apart_as_the_card_says(name: str, data_root: Path) -> None:
+    root = data_root / "sentence_tasks"
+    if not root.is_dir():
+        pytest.skip(f"needs the sentence tasks: {root} does not exist")
+    found = model_scores(load(name), read_task("CR", str(root)), "fast")["cr"]
+    # Last digits, which follow the kernel, turn some of 3,771 sentences.
+    assert found == pytest.approx(stated(describe(name), "cr_fast"), abs=0.3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ENCODERS)
+def test_held_out_books_are_as_likely_as_the_card_says(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    """Minutes more where the books were never divided into words."""
+    card, model, totals = describe(name), load(name), torch.zeros(2, dtype=torch.float64)
+    with torch.no_grad():
+        for batch in data_of(card, request).test_dataloader():
+            nats, tokens = model.per_case(batch)["token_nll"]  # type: ignore[operator]
+            totals += torch.stack([nats.sum(), tokens.sum()])
+    measured = float(totals[0] / totals[1])
+    assert measured == pytest.approx(stated(card, "token_nll"), rel=1e-5)
