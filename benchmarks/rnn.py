@@ -36,6 +36,8 @@ SIZES = (
     "784,100,1,100",
     "1,1,400,400",
 )
+#: What ``--small`` measures: calls that take less than a millisecond.
+SMALL = ("1,1,16,16", "1,8,16,16", "20,1,16,16", "20,8,32,32", "1,1,256,256")
 _TITLES = {
     "train": "training step, time",
     "infer": "inference, time",
@@ -123,7 +125,16 @@ class Job:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns the exit code."""
-    arguments = _parser().parse_args(argv)
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    if arguments.small:
+        parser.set_defaults(
+            sizes=[Size.parse(text) for text in SMALL],
+            modes=["infer", "train", "step"],
+            contestants=["naive", "LayerNorm", "Identity"],
+            threads=1,
+        )
+        arguments = parser.parse_args(argv)
     torch.set_num_threads(arguments.threads)
     console = Console()
     known = build.status()
@@ -176,6 +187,12 @@ def _parser() -> argparse.ArgumentParser:
         choices=modes.PRECISIONS,
         default=["float32"],
         help="bf16-mixed is laid beside the same contestant in float32",
+    )
+    parser.add_argument(
+        "--small",
+        action="store_true",
+        help=f"small calls, where other options say nothing else: sizes {' '.join(SMALL)}, layers "
+        "and steps, naive, LayerNorm and Identity as ln_zoo runs them, one thread",
     )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--repeats", type=int, default=15, help="rounds at most")

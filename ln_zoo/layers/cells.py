@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, cast
@@ -18,6 +19,7 @@ from ln_zoo.ops import (
     Cell,
     Entries,
     Plans,
+    Records,
     States,
     Weights,
     bounded_lstm,
@@ -93,10 +95,9 @@ def entries(
     """
     parameters: dict[str, Any] = module._parameters
     kinds = ("weight_ih", "weight_hh", *(("bias_ih", "bias_hh") if module.bias else ()))
-    names = [f"{kind}{suffix}" for suffix in suffixes for kind in kinds]
-    if not all(name in parameters for name in names):
+    if not all(f"{kind}{suffix}" in parameters for suffix in suffixes for kind in kinds):
         return None  # They are made of others.
-    found: list[tuple[dict[str, Any], str]] = [(parameters, name) for name in names]
+    found: list[tuple[dict[str, Any], str]] = [(parameters, name) for name in parameters]
     for sites in directions:
         for site in sites.values():
             of_site = site.entries()
@@ -218,27 +219,31 @@ class _RecurrentCell(nn.RNNCellBase):
         records = {role: site.describe() for role, site in sites.items()}
         sizes = self.input_size, self.hidden_size, self.hidden_size
         check_parameters(cell, records, weights, input, sizes)
-        kernel = pick_step(cell, records, input, weights)
-        if kernel is not None:
-            watched = entries(self, [""], [sites])
-            self._plans.keep(self._parameters, watched, kernel, cell, [records], input, [weights])
-            _, states = kernel(
-                cell,
-                [records],
-                input,
-                None,
-                states,
-                [weights],
-                bidirectional=False,
-                dropout=0.0,
-                training=self.training,
-            )
-            return states if batched else tuple(s.squeeze(0) for s in states)
-        states = tuple(s.to(torch.promote_types(s.dtype, torch.float32)) for s in states)
-        wx = sites["input"](F.linear(input, weights.ih), step)
-        states = cell.step(wx, states, weights, sites, step)
-        states = tuple(s.to(self.weight_hh.dtype) for s in states)
+        picked = pick_step(cell, records, input, weights)
+        kernel = picked or functools.partial(self._generic_step, step)
+        watched = entries(self, [""], [sites])
+        self._plans.keep(self._parameters, watched, kernel, cell, [records], input, [weights])
+        options: dict[str, Any] = {"bidirectional": False, "dropout": 0.0, "training": False}
+        _, states = kernel(cell, [records], input, None, states, [weights], **options)
         return states if batched else tuple(s.squeeze(0) for s in states)
+
+    def _generic_step(
+        self,
+        step: int | None,
+        cell: Cell,
+        records: Sequence[Records],
+        x: Tensor,
+        batch_sizes: Tensor | None,
+        states: States,
+        weights: Sequence[Weights],
+        **options: Any,
+    ) -> tuple[None, States]:
+        """A step in functions of torch; arguments as kernels have them."""
+        sites, w = sites_by_role(self.sites), weights[0]
+        states = tuple(s.to(torch.promote_types(s.dtype, torch.float32)) for s in states)
+        wx = sites["input"](F.linear(x, w.ih), step)
+        states = cell.step(wx, states, w, sites, step)
+        return None, tuple(s.to(w.hh.dtype) for s in states)
 
     def _check_input(self, input: Tensor, states: States | None) -> None:
         name = type(self).__name__

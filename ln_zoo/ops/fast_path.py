@@ -17,7 +17,7 @@ from ln_zoo.ops.batch_steps import BatchAtenEngine
 from ln_zoo.ops.cells import Cell, States, Weights
 from ln_zoo.ops.gpu import TritonEngine
 from ln_zoo.ops.native.batch_steps import NativeBatchEngine
-from ln_zoo.ops.native.one_call import OneCall
+from ln_zoo.ops.native.one_call import ONE_CALL_ROWS, OneCall
 from ln_zoo.ops.native.steps import NativeEngine
 from ln_zoo.ops.records import Records
 from ln_zoo.ops.recurrent_kernel import Recurrence
@@ -116,7 +116,8 @@ def pick(
     """
     kernels, why = allowed(os.environ.get("LN_ZOO_KERNELS", ""))
     if _ours_is_faster(cell, x, weights):
-        kernels = sorted(kernels, key=lambda kernel: kernel.name != "native")
+        last = ("torch", "aten")
+        kernels = sorted(kernels, key=lambda k: k.name in last and 1 + last.index(k.name))
     generic = f"the generic loop{why}"
     return _first(cell.name, kernels, generic, (cell, records, x, weights))
 
@@ -149,17 +150,20 @@ def _first(what: str, kernels: Sequence[Kernel], else_: str, arguments: Any) -> 
 
 
 def _ours_is_faster(cell: Cell, x: Tensor, weights: Sequence[Weights]) -> bool:
-    """Whether the native engine beats torch's own loop where nothing is normalised.
+    """Whether the native kernels beat torch's own loop where nothing is normalised.
 
-    On CPUs it takes 0.5 to 0.9 of the time for a GRU (docs/performance.md), but not where calls are
-    so small that they cost what their Python costs. For an LSTM the two are equal. Nothing was
-    measured in half precision.
+    On CPUs a call in one piece does, and the loops take 0.5 to 0.9 of the time for a GRU
+    (docs/performance.md), but not where calls are so small that they cost what their Python costs.
+    For an LSTM the two are equal. Nothing was measured in half precision.
     """
-    if cell.name != "GRU" or x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
+    if x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
         return False
     if torch.compiler.is_compiling():
         return False  # torch's loop is out there anyhow, and sizes may be symbols
-    return x.numel() // max(1, x.shape[-1]) * weights[0].hh.numel() >= _LARGE
+    rows = x.numel() // max(1, x.shape[-1])
+    if x.dim() == 3 and rows <= ONE_CALL_ROWS:
+        return True
+    return cell.name == "GRU" and rows * weights[0].hh.numel() >= _LARGE
 
 
 def allowed(value: str) -> tuple[list[Kernel], str]:

@@ -6,7 +6,7 @@ Small calls cost what is decided about them. A `Plans` is not state: copies begi
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from ln_zoo.ops import fast_path
 from ln_zoo.ops.addresses import addresses
 from ln_zoo.ops.cells import Cell, States, Weights
-from ln_zoo.ops.fast_path import Kernel
 from ln_zoo.ops.native.one_call import OneCall, Parameters, Prepared
 from ln_zoo.ops.records import Records, RowNorm
 from ln_zoo.ops.recurrent_kernel import untraceable
 
 #: Places where a layer keeps what its calls depend on: a dictionary and a key of it.
 Entries = Sequence[tuple[dict[str, Any], str]]
+Call = Callable[..., tuple[Any, States]]
 #: Plans that one layer keeps: for as many shapes of inputs.
 _KEPT = 64
 
@@ -31,7 +31,7 @@ class _Plan:
 
     def __init__(
         self,
-        kernel: Kernel,
+        kernel: Call,
         cell: Cell,
         records: Sequence[Records],
         weights: Sequence[Weights],
@@ -46,8 +46,14 @@ class _Plan:
         addresses(Parameters._fields * len(self._tensors), self._tensors, self._shapes)
 
     def __call__(
-        self, found: None, x: Tensor, states: States, dropout: float, training: bool
-    ) -> tuple[Tensor, States]:
+        self,
+        found: None,
+        x: Tensor,
+        starts: Sequence[int],
+        states: States,
+        dropout: float,
+        training: bool,
+    ) -> tuple[Any, States]:
         kernel, cell, records, weights, bidirectional = self._call
         return kernel(
             cell,
@@ -109,17 +115,16 @@ class Plans:
             found = plan.check()
             if states is None:
                 states = (x.new_zeros(state),) * count
-            else:
-                addresses(("h", "c"), states, (state,) * count)
+            starts = addresses(("h", "c"), states, (state,) * count)
         except RuntimeError:
             return None  # What is wrong, if anything is, is found where there is no plan.
-        return plan(found, x, states, dropout, training)
+        return plan(found, x, starts, states, dropout, training)
 
     def keep(
         self,
         owner: dict[str, Any],
         entries: Entries | None,
-        kernel: Kernel | None,
+        kernel: Call,
         cell: Cell,
         records: Sequence[Records],
         x: Tensor,
@@ -131,7 +136,7 @@ class Plans:
         Args:
             owner: the parameters of the layer itself.
             entries: where all lies that records and weights depend on; ``None``: nobody knows.
-            kernel: what runs it.
+            kernel: what runs it; called as a `Kernel`.
             cell: the cell.
             records: what happens to summed inputs, by role, for each direction of each layer.
             x: padded inputs.
@@ -139,7 +144,9 @@ class Plans:
             bidirectional: whether each layer has a reverse direction.
         """
         key = _key(x)
-        if key is None or entries is None or kernel is None or weights[0].hr is not None:
+        if key is None or entries is None:
+            return
+        if any(w.hr is not None or w.peephole is not None for w in weights):
             return
         if not all(isinstance(r, RowNorm) for direction in records for r in direction.values()):
             return

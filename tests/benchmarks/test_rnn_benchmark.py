@@ -245,6 +245,17 @@ def test_bf16_is_laid_beside_float32(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "naive bf16-mixed" in capsys.readouterr().out
 
 
+def test_small_calls_are_options_that_others_replace(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = ["--cells", "GRU", "--sizes", "1,1,4,5", "--repeats", "2", "--seconds", "0.01"]
+    rnn.main(["--small", *few, "--modes", "step", "train", "--out", str(tmp_path)])
+    pairs = [(row["mode"], row["contestant"]) for row in read(tmp_path)]
+    names = ("torch", "naive", "LayerNorm", "Identity")
+    assert pairs == [(mode, name) for mode in ("step", "train") for name in names]
+    assert "one step of one case" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
 def test_memory_of_a_training_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

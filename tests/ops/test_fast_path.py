@@ -87,7 +87,7 @@ def test_which_strategies_run_where(
 
 
 def test_places_that_hold_weights_only_do_not_stop_it(chosen: list[str | None]) -> None:
-    RNN(3, 4, norm=LayerNorm(), normalize=("input", "recurrent"))(torch.randn(5, 2, 3))
+    RNN(3, 4, norm=LayerNorm(), normalize=("input", "recurrent"))(torch.randn(200, 2, 3))
     assert chosen == [FUSED]
 
 
@@ -95,7 +95,7 @@ def test_the_switch_is_read_at_each_call(
     chosen: list[str | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layer = LSTM(3, 4)
-    x = torch.randn(5, 2, 3)
+    x = torch.randn(200, 2, 3)
     for value, wanted in (("0", None), ("1", FUSED), ("0", None)):
         monkeypatch.setenv("LN_ZOO_KERNELS", value)
         layer(x)
@@ -251,9 +251,22 @@ def test_a_larger_gru_without_normalisation_is_ours_and_equals_torchs(
     assert chosen[-1] == "native"
 
 
+@pytest.mark.skipif(not build.status().available, reason="needs a C++ compiler")
+@pytest.mark.parametrize("cls", [LSTM, GRU, RNN])
+def test_a_call_in_one_piece_is_ours(
+    cls: type, chosen: list[str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LN_ZOO_KERNELS", raising=False)
+    layer, x = cls(3, 4), torch.randn(5, 2, 3)
+    theirs = getattr(nn, cls.__name__)(3, 4)
+    theirs.load_state_dict(layer.state_dict())
+    torch.testing.assert_close(layer(x), theirs(x))
+    assert chosen == ["native"]
+
+
 @pytest.mark.parametrize(
     ("layer", "steps"),
-    [(GRU(3, 96), 5), (LSTM(3, 96), 40), (GRU(3, 96, dtype=torch.float64), 40)],
+    [(GRU(3, 8), 100), (LSTM(3, 96), 100), (GRU(3, 96, dtype=torch.float64), 40)],
     ids=["little work", "LSTM", "float64"],
 )
 def test_what_stays_torchs_without_normalisation(

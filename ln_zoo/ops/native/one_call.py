@@ -28,7 +28,7 @@ from ln_zoo.ops.recurrent_kernel import untraceable
 from ln_zoo.ops.spec import Spec, product_dtype, refusal, specify
 
 #: Rows up to which a call is one chunk: the others are cut by `ln_zoo.ops.chunked`.
-_ROWS = NativeProducts.chunk_rows
+ONE_CALL_ROWS = NativeProducts.chunk_rows
 
 
 class Parameters(NamedTuple):
@@ -135,7 +135,12 @@ class _Direction:
         self._read_back = (*self.inputs, *self.parameters, self.output, None, None, self._kept)
 
     def __call__(
-        self, x: Tensor, states: States, parameters: Parameters, found: Sequence[int]
+        self,
+        x: Tensor,
+        states: States,
+        parameters: Parameters,
+        starts: Sequence[int] | None,
+        found: Sequence[int],
     ) -> tuple[Any, States]:
         """Output and last states.
 
@@ -143,10 +148,17 @@ class _Direction:
             x: inputs.
             states: initial states.
             parameters: the parameters.
-            found: their addresses, and no others.
+            starts: addresses of the states, by `addresses`; ``None``: not found yet.
+            found: those of the parameters.
         """
-        tensors = (x, *states, *parameters) if self._lstm else (x, *states, None, *parameters)
-        found = (*addresses(_NAMES, tensors[:3], self.inputs), *found)
+        if starts is None:
+            starts = addresses(_INPUTS[1:], states, self.inputs[1 : len(states) + 1])
+        tensors: tuple[Tensor | None, ...]
+        if self._lstm:
+            tensors, first = (x, *states, *parameters), starts
+        else:
+            tensors, first = (x, *states, None, *parameters), (*starts, 0)
+        found = (*addresses(_INPUTS, (x,), self.inputs[:1]), *first, *found)
         for a in tensors:
             if a is not None and a.requires_grad and torch.is_grad_enabled():
                 output, h, c = _Call.apply(self, found, *tensors)
@@ -281,23 +293,32 @@ class Prepared:
         ]
 
     def __call__(
-        self, found: list[list[int]], x: Tensor, states: States, dropout: float, training: bool
+        self,
+        found: list[list[int]],
+        x: Tensor,
+        starts: Sequence[int] | None,
+        states: States,
+        dropout: float,
+        training: bool,
     ) -> tuple[Any, States]:
         """Output and last states.
 
         Args:
             found: what `check` gave.
             x: inputs.
+            starts: addresses of the states, by `addresses`; ``None``: not found yet.
             states: initial states, each (layers * directions, N, H), or (N, H) for a single step.
             dropout: probability of a zero between two layers.
             training: whether the layer is in training mode.
         """
 
-        def run(i: int, x: Tensor, sizes: Any, states: States) -> tuple[Tensor, States]:
-            return self._directions[i](x.contiguous(), states, self._parameters[i], found[i])
-
         if len(self._directions) == 1:
-            return run(0, x, None, states)
+            only, parameters = self._directions[0], self._parameters[0]
+            return only(x.contiguous(), states, parameters, starts, found[0])
+
+        def run(i: int, x: Tensor, sizes: Any, states: States) -> tuple[Tensor, States]:
+            return self._directions[i](x.contiguous(), states, self._parameters[i], None, found[i])
+
         return stack(
             run,
             x,
@@ -326,8 +347,8 @@ class OneCall:
             return "something watches the operators of torch"
         if x.device.type != "cpu":
             return f"it runs on the CPU, not on {x.device.type}"
-        if x.dim() != 3 or not 0 < x.shape[0] * x.shape[1] <= _ROWS:
-            return f"it runs padded calls of 1 to {_ROWS} rows"
+        if x.dim() != 3 or not 0 < x.shape[0] * x.shape[1] <= ONE_CALL_ROWS:
+            return f"it runs padded calls of 1 to {ONE_CALL_ROWS} rows"
         norms = [r for direction in records for r in direction.values() if isinstance(r, RowNorm)]
         tensors = [a for w in weights for a in w] + [a for r in norms for a in (r.gain, r.shift)]
         for a in (x, *tensors):
@@ -364,4 +385,4 @@ class OneCall:
         """
         prepared = Prepared(cell, records, x, weights, bidirectional)
         states = tuple(s.contiguous() for s in states)
-        return prepared(prepared.check(), x, states, dropout, training)
+        return prepared(prepared.check(), x, None, states, dropout, training)
