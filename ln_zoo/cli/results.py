@@ -215,5 +215,10 @@ def _tested_file(cli: ZooCLI) -> Path | None:
 def _trained(path: Path) -> tuple[int, int]:
     """Completed epochs and updates behind the weights of a checkpoint."""
     checkpoint = stored.read_checkpoint(str(path))
-    progress = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]
-    return int(progress["processed"]), int(checkpoint["global_step"])
+    loops = checkpoint["loops"]["fit_loop"]
+    progress = loops["epoch_progress"]["current"]
+    epochs = int(progress["processed"])
+    # What a validation at the end of an epoch keeps is written before the epoch counts as done.
+    if progress["started"] > epochs and loops["epoch_loop.batch_progress"]["is_last_batch"]:
+        epochs += 1
+    return epochs, int(checkpoint["global_step"])
