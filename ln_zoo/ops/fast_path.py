@@ -108,7 +108,7 @@ def pick(
     Example:
         >>> from ln_zoo.ops.cells import CELLS
         >>> from ln_zoo.ops.records import RowNorm
-        >>> x, weights = torch.randn(5, 2, 3), Weights(torch.randn(6, 3), torch.randn(6, 2))
+        >>> x, weights = torch.randn(500, 2, 3), Weights(torch.randn(6, 3), torch.randn(6, 2))
         >>> plain, scaled = RowNorm((4, 2)), RowNorm((4, 2), scale=True)
         >>> pick(CELLS["GRU"], [{"input": plain, "recurrent": plain}], x, [weights]).name
         'torch'

@@ -40,7 +40,7 @@ def test_what_fails_is_reported_and_left_out(
         return timed(stage, size, cell, name, precision)
 
     monkeypatch.setattr(gpu, "timed", some)
-    monkeypatch.setattr(gpu, "compare", lambda *arguments: {"out": 0.5, "d x": 0.1})
+    monkeypatch.setattr(gpu, "compare", lambda *arguments: ({"out": 0.5}, {"out": 0.01}))
     monkeypatch.setattr(gpu, "where_the_time_goes", lambda stage: None)
     assert gpu.main(["--rehearse"]) == 1
     printed = capsys.readouterr().out

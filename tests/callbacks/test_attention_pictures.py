@@ -16,6 +16,7 @@ from PIL import Image
 from ln_zoo.callbacks import AttentionPictures
 from ln_zoo.callbacks.attention_pictures import Attended, draw_attention
 from ln_zoo.data import Digits, SyntheticClozeQA
+from ln_zoo.files import few_colours
 from ln_zoo.models import AttentiveReader, MLPClassifier
 from ln_zoo.norms import LayerNorm
 
@@ -121,6 +122,7 @@ def test_prediction_draws_once(tmp_path: Path) -> None:
         )
     ]
     draw_attention(expected).savefig(tmp_path / "expected.png", dpi=150)
+    few_colours(tmp_path / "expected.png")
     one, two = (Image.open(path) for path in (pictures.written[0], tmp_path / "expected.png"))
     assert one.size == two.size
     assert np.array_equal(np.asarray(one.convert("RGB")), np.asarray(two.convert("RGB")))
