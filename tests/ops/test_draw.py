@@ -887,7 +887,7 @@ def test_graphs_give_the_same_numbers(
 ) -> None:
     """A third run, and gradients asked for later and in another order."""
     monkeypatch.setattr(gpu_draw, "may_replay", lambda a: True)
-    size, norm = Size(T=2, N=2), Norm()
+    size, norm = Size(T=1, N=1, B=5, A=6, H=8), Norm()
     settings = settings_of(size)
     problems = [problem(size, norm, seed) for seed in range(2)]
     for seed, replays in ((0, 0), (1, 2), (0, 4)):  # recorded when a size comes again
@@ -916,7 +916,7 @@ def test_memory_of_graphs_is_free_once_no_gradient_can_be_asked_for(
 ) -> None:
     """Without a visit of Python's garbage collector, which may be long in coming."""
     monkeypatch.setattr(gpu_draw, "may_replay", lambda a: True)
-    size = Size(T=1)
+    size = Size(T=1, N=1, B=5, A=6, H=8)
     p = cast(problem(size), F32)
     p["patch_w"].requires_grad_()
     gc.disable()

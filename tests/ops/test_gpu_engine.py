@@ -63,7 +63,6 @@ DRAW = Path(__file__).parent / "test_draw.py"
 #: Those of DRAW that are tried; all of them with -m slow.
 FEW_OF_DRAW = (
     "test_against_the_equations[triton-3-3-7-9-20-5-2-3-softmax-layer]",
-    "test_against_the_equations[triton-3-3-7-9-20-5-2-3-eps-rms]",
     "test_one_of_everything[triton-softmax-none]",
     "test_graphs_give_the_same_numbers[triton]",
     "test_memory_of_graphs_is_free_once_no_gradient_can_be_asked_for[triton]",

@@ -23,6 +23,14 @@ READERS = [name for name in list_models() if name.startswith("attentive_reader."
 ENCODERS = [name for name in list_models() if name.startswith("skip_thought.")]
 OTHERS = WRITERS + DRAWERS + EMBEDDERS + READERS + ENCODERS
 CLASSIFIERS = [name for name in list_models() if name not in OTHERS]
+
+
+def normalised_first(names: list[str]) -> list[object]:
+    """Those without normalisation are for -m slow: packed, torch's loop takes minutes."""
+    slow = pytest.mark.slow
+    return [pytest.param(name, marks=slow if name.endswith(".none") else []) for name in names]
+
+
 #: Folder of their data.
 FOLDERS = (
     dict.fromkeys(WRITERS, "iam_ondb")
@@ -165,7 +173,7 @@ def test_all_images_have_the_bounds_of_the_card(name: str, request: pytest.Fixtu
         assert measured == pytest.approx(stated(card, metric), abs=0.02)
 
 
-@pytest.mark.parametrize("name", EMBEDDERS)
+@pytest.mark.parametrize("name", normalised_first(EMBEDDERS))
 def test_retrieval_is_that_of_the_card(name: str, request: pytest.FixtureRequest) -> None:
     card, model = describe(name), load(name)
     with torch.no_grad():
@@ -181,7 +189,7 @@ def test_retrieval_is_that_of_the_card(name: str, request: pytest.FixtureRequest
         assert float(scores[metric["name"]]) == pytest.approx(metric["value"], abs=tolerance)
 
 
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("name", normalised_first(READERS))
 def test_errors_are_those_of_the_card(name: str, request: pytest.FixtureRequest) -> None:
     card = describe(name)
     scores = scores_of(name, data_of(card, request).test_dataloader())
@@ -193,7 +201,7 @@ def test_errors_are_those_of_the_card(name: str, request: pytest.FixtureRequest)
         assert measured == pytest.approx(metric["value"], abs=tolerance)
 
 
-@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("name", normalised_first(ENCODERS))
 def test_reviews_are_told_apart_as_the_card_says(name: str, data_root: Path) -> None:
     root = data_root / "sentence_tasks"
     if not root.is_dir():
