@@ -513,14 +513,20 @@ def glimpses(stage: Stage) -> None:
     """A training step of DRAW: its gradients against float64, and milliseconds."""
     size = draw.Size(T=3, N=2, side=5, H=4, Z=3) if stage.rehearsal else draw.Size()
     for norm in draw.NORMS:
-        for name, kernels, graphs in (
-            ("ours, graphs", stage.kernels, True),
-            ("ours, launched", stage.kernels, False),
-            ("torch's functions, backward by hand", "aten", False),
-            ("autograd", None, False),
+        for name, precision, kernels, graphs in (
+            ("ours, graphs", "float32", stage.kernels, True),
+            ("ours, graphs", "tf32", stage.kernels, True),
+            ("ours, launched", "float32", stage.kernels, False),
+            ("torch's functions, written-out backward", "float32", "aten", False),
+            ("autograd", "float32", None, False),
         ):
-            label = f"DRAW {norm} {name}"
-            with attempt(label), with_graphs(graphs), limited_to(kernels):
+            label = f"DRAW {norm} {name} {precision}"
+            with (
+                attempt(label),
+                with_graphs(graphs),
+                limited_to(kernels),
+                precision_of_products(precision),
+            ):
                 step = drawing(stage, size, norm, ours=kernels is not None)
                 for _ in range(3):  # a kind is recorded when it comes again
                     found = step(torch.float32)

@@ -275,7 +275,7 @@ def _stored(path: Path) -> list[Score]:
                 for row in csv.DictReader(file)
             ]
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is no table of scores as --out writes them") from error
+        raise ValueError(f"{path} is not a table of scores as --out writes them") from error
 
 
 def _items(task: Any) -> int:

@@ -170,7 +170,7 @@ def test_an_untrained_model_of_a_configuration(capsys: pytest.CaptureFixture[str
         (["majority", "--jobs", "0"], "--jobs must be at least 1, got 0"),
         (["missing.ckpt"], "missing.ckpt"),
         (["missing.csv"], "missing.csv"),
-        (["tasks/custrev.csv"], "tasks/custrev.csv is no table of scores as --out writes them"),
+        (["tasks/custrev.csv"], "tasks/custrev.csv is not a table of scores as --out writes them"),
         (["tasks/custrev.json"], "tasks/custrev.json has no scores by the fast protocol: test"),
         (["word-mean:missing.txt"], "missing.txt"),
     ],

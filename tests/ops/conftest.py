@@ -1,4 +1,4 @@
-"""What is no file of tests unless it is asked for, and recorded graphs without a GPU."""
+"""Which files are tests only when asked for, and recorded graphs without a GPU."""
 
 from __future__ import annotations
 

@@ -925,7 +925,7 @@ def test_memory_of_graphs_is_free_once_no_gradient_can_be_asked_for(
             call(under, settings_of(size), None, p).logits.sum().backward()
     finally:
         gc.enable()
-    assert recorded.recordings == 2  # there and back
+    assert recorded.recordings == 2  # forward and backward
 
 
 def test_images_too_large_for_a_program_are_left_to_others(
