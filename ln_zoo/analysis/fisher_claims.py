@@ -2,7 +2,7 @@
 
 Each claim is measured on toy models of `ln_zoo.analysis.random_glm` in float64, with eps = 0: the
 formulas against automatic differentiation, as printed and as they should be, and what follows for
-the scale of weights and data. `docs/fisher.md` has the derivations.
+the scale of weights and data. `docs/results/fisher.md` has the derivations.
 """
 
 from __future__ import annotations

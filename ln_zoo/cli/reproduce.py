@@ -165,7 +165,7 @@ def _list() -> None:
 
     console = Console()
     wide = console.width >= 120
-    table = Table(caption="in words, with reasons: docs/claims.md", caption_justify="left")
+    table = Table(caption="in words, with reasons: docs/results/claims.md", caption_justify="left")
     for head in ("claim", "§", *(["what"] if wide else []), "verdict", "number"):
         table.add_column(head)
     for each in claims.claims():
@@ -176,12 +176,17 @@ def _list() -> None:
 
 
 def _write(path: Path) -> None:
-    path.write_text(claims.page("../"), encoding="utf-8")
+    for folder in path.absolute().parents:
+        readme = folder / "README.md"
+        if readme.is_file() and _MARKS[0] in readme.read_text(encoding="utf-8"):
+            page = claims.page(path.absolute().parent.relative_to(folder).as_posix())
+            readme.write_text(with_table(readme.read_text(encoding="utf-8")), encoding="utf-8")
+            print(f"table: {readme}")
+            break
+    else:
+        page = claims.page()
+    path.write_text(page, encoding="utf-8")
     print(f"page: {path}")
-    readme = path.absolute().parent.parent / "README.md"
-    if readme.is_file() and _MARKS[0] in readme.read_text(encoding="utf-8"):
-        readme.write_text(with_table(readme.read_text(encoding="utf-8")), encoding="utf-8")
-        print(f"table: {readme}")
 
 
 def with_table(readme: str) -> str:

@@ -128,7 +128,8 @@ class CaptionedImages(CaptionedData):
             raise FileNotFoundError(
                 f"no captioned images: --data.root (root= in Python) names the folder of "
                 f"{self.dataset or 'a dataset'}, or --data.dataset one in $LN_ZOO_DATA; "
-                "docs/order_embeddings.md says what it holds and where COCO and Flickr8k come from"
+                "docs/results/order_embeddings.md says what it holds and where COCO and Flickr8k "
+                "come from"
             )
         sets = self._layout.read()
         if self.val_images is not None:

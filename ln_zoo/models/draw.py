@@ -67,8 +67,8 @@ class DRAW(ZooModule):
         bound: what logarithms are clamped to; see `ln_zoo.layers.DRAWNetwork`.
         init_std: standard deviation of initial weights, biases being 0; 0.01 in released code, from
             which layer norm at the paper's size does not begin to learn for epochs
-            (``docs/draw.md``); the sources do not say. ``None``: torch's own, with a small map to
-            the latents.
+            (``docs/results/draw.md``); the sources do not say. ``None``: torch's own, with a small
+            map to the latents.
         lr: learning rate of Adam; its default in the paper, 3e-4 in released code.
         clip_norm: the norm to which gradients are clipped, ``None`` for none. The sources do not
             say; gradients begin with norms of 100 to 300. The trainer's ``gradient_clip_val`` goes

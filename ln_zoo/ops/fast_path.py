@@ -153,8 +153,8 @@ def _ours_is_faster(cell: Cell, x: Tensor, weights: Sequence[Weights]) -> bool:
     """Whether the native kernels beat torch's own loop where nothing is normalised.
 
     On CPUs a call in one piece does, and the loops take 0.5 to 0.9 of the time for a GRU
-    (docs/performance.md), but not where calls are so small that they cost what their Python costs.
-    For an LSTM the two are equal. Nothing was measured in half precision.
+    (docs/results/performance.md), but not where calls are so small that they cost what their
+    Python costs. For an LSTM the two are equal. Nothing was measured in half precision.
     """
     if x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
         return False

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+import posixpath
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -119,19 +120,21 @@ def decide(low: float, high: float, wanted: str) -> str:
 # The page
 
 
-def page(up: str = "") -> str:
+def page(folder: str = "") -> str:
     """The page of all claims, in Markdown.
 
     Args:
-        up: what links begin with, such as ``"../"`` in a folder.
+        folder: where the page lies in the repository, such as ``"docs/results"``: links are
+            relative to it.
     """
+    source = posixpath.relpath("ln_zoo/zoo/claims.yaml", folder or ".")
     head = [
         "# The claims of the paper",
         "Each claim of [Layer Normalization](https://arxiv.org/abs/1607.06450) (Ba, Kiros, Hinton "
         "2016), what tests it, and what came of it here. `ln-zoo reproduce` lists them; `ln-zoo "
         "reproduce NAME --size reduced` runs the sweep of one and prints its verdict. This page is "
-        "made by `ln-zoo reproduce --write docs/claims.md` from "
-        f"[claims.yaml]({up}ln_zoo/zoo/claims.yaml).",
+        "made by `ln-zoo reproduce --write docs/results/claims.md` from "
+        f"[claims.yaml]({source}).",
         "A sweep decides by a rule that is fixed before it: the 95 % interval of the paired t "
         "statistic over seeds lies on the side of the claim (holds), on the other (does not hold), "
         "or contains 0 (undecided, as with one seed). *Faster* goes by the ratio of updates to the "
@@ -140,18 +143,21 @@ def page(up: str = "") -> str:
         "outcomes so far apply the rules to runs that were made before them, some of them shorter "
         "than the sweeps given here: each says so.",
     ]
-    return "\n\n".join([*head, table(up), *(_section(each) for each in claims())]) + "\n"
+    return "\n\n".join([*head, table(folder), *(_section(each) for each in claims())]) + "\n"
 
 
-def table(up: str = "") -> str:
-    """All claims in a Markdown table: verdict, one number, link."""
+def table(folder: str = "") -> str:
+    """All claims in a Markdown table, with links relative to ``folder``."""
     lines = ["| § | claim | verdict | number | size, seeds | more |", "|" + "---|" * 6]
     for each in claims():
         outcome = each.outcome
         size = ""
         if outcome:
             size = outcome.size + (f", {outcome.seeds}" if outcome.seeds else "")
-        link = f"[{each.page.rpartition('/')[2]}]({up}{each.page})" if each.page else ""
+        link = ""
+        if each.page:
+            path = posixpath.relpath(each.page, folder or ".")
+            link = f"[{posixpath.basename(path)}]({path})"
         number = (outcome.number if outcome else None) or ""
         cells = [each.section, each.claim, f"**{each.verdict}**", number, size, link]
         lines.append(f"| {' | '.join(cells)} |")

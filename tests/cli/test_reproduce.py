@@ -135,11 +135,11 @@ def test_claims_that_cannot_be_run(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_page_is_written_with_the_table_of_the_readme(in_tmp: Path) -> None:
-    (in_tmp / "docs").mkdir()
+    (in_tmp / "docs/results").mkdir(parents=True)
     first, last = reproduce._MARKS
     (in_tmp / "README.md").write_text(f"before\n{first}\nold\n{last}\nafter\n")
-    assert main(["reproduce", "--write", "docs/claims.md"]) == 0
-    assert (in_tmp / "docs/claims.md").read_text() == claims.page("../")
+    assert main(["reproduce", "--write", "docs/results/claims.md"]) == 0
+    assert (in_tmp / "docs/results/claims.md").read_text() == claims.page("docs/results")
     readme = (in_tmp / "README.md").read_text()
     assert readme == f"before\n{first}\n{claims.table()}\n{last}\nafter\n"
     assert with_table(readme) == readme
