@@ -8,32 +8,32 @@ state h_t moves the window on. With K Gaussians and a text of vectors c_1 ... c_
     phi(t, u) = sum_k alpha_k exp(-beta_k (kappa_k - u)^2)                       (eq. 46)
     w_t = sum_u phi(t, u) c_u                                                    (eq. 47)
 
-The loop runs on an engine of `ln_zoo.ops.engine`, with gradients written out. Weights have one
-product each over all steps of a chunk; what is in the loop is what depends on the step before. The
-native engine runs all of it in C++, others come back to Python at each step.
+The loop runs in C++ on the native engine, with gradients written out. Weights have one product
+each over all steps of a chunk; what is in the loop is what depends on the step before.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from ln_zoo.ops.cells import CELLS, Weights
 from ln_zoo.ops.checks import check_parameters
-from ln_zoo.ops.chunked import Chunk, chunks, no_autocast, previous_rows
+from ln_zoo.ops.chunked import chunks, no_autocast, previous_rows
 from ln_zoo.ops.engine import ENGINES, Engine, Saved, Sums, centred
 from ln_zoo.ops.fast_path import allowed
+from ln_zoo.ops.native.steps import NativeEngine
 from ln_zoo.ops.native.window import NativeWindow
 from ln_zoo.ops.records import Records
 from ln_zoo.ops.recurrent_kernel import untraceable
 from ln_zoo.ops.spec import Operands, Spec, gather, refusal, specify
 
-#: Engines that have been made to run one step at a time, or have this loop of their own.
-_ENGINES = ("native", "aten")
+#: Engines that have this loop.
+_ENGINES = ("native",)
 #: Below so many steps nothing is gained over functions of torch with gradients of their own.
 _LEAST_STEPS = 16
 
@@ -175,7 +175,7 @@ class _WindowedLSTM(torch.autograd.Function):
         # An engine may leave some as they are: what it gives shall be the same from run to run.
         stats = empty(rows if save else 0, engine.stats(spec)).zero_()
         p = engine.prepare(spec, operands, backward=False)
-        run = _steps(engine)(engine, p, spec, operands, windows, backward=False)
+        run = NativeWindow(cast(NativeEngine, engine), p, spec, operands, windows, backward=False)
         pieces = chunks([cases] * steps, p.chunk_rows, p.least_steps)
         scratch = empty(0 if save else max(piece.last - piece.first for piece in pieces), width)
         for piece in pieces:
@@ -245,7 +245,7 @@ def _gradients(
     dw_ih, dw_hh = torch.zeros_like(operands.w_ih), torch.zeros_like(operands.w_hh)
     dweight, dbias = torch.zeros_like(windows.weight), torch.zeros_like(windows.bias)
     p = engine.prepare(spec, operands, backward=True)
-    run = _steps(engine)(engine, p, spec, operands, windows, backward=True)
+    run = NativeWindow(cast(NativeEngine, engine), p, spec, operands, windows, backward=True)
     pieces = chunks([cases] * steps, p.chunk_rows, p.least_steps)
     longest = max(piece.last - piece.first for piece in pieces)
     du_room, dv_room = empty(longest, width), empty(longest, width)
@@ -308,195 +308,3 @@ def _rows(a: Tensor, part: slice) -> Tensor:
     cases = a.shape[1]
     steps = slice(part.start // max(cases, 1), part.stop // max(cases, 1))
     return a[steps].reshape(-1, a.shape[2]).contiguous()
-
-
-# The loop over the steps of a chunk
-
-
-class WindowSteps(Protocol):
-    """Runs chunks of steps; tensors as `ln_zoo.ops.engine.Engine` has them, and the window's."""
-
-    def forward(
-        self,
-        piece: Chunk,
-        v: Tensor,
-        h: Tensor,
-        c: Tensor,
-        out: Tensor,
-        saved: Saved | None,
-        window: Tensor,
-        kappa: Tensor,
-        shown: Tensor,
-        terms: Tensor,
-    ) -> None:
-        """Runs consecutive steps.
-
-        Args:
-            piece: the steps.
-            v: products of the inputs x alone with their weights, (rows, G); the window's part is
-                added.
-            h: state, (N, H), updated in place, as are c, window (N, E) and kappa (N, K).
-            c: cell state.
-            out: to be filled with the states, (rows, H).
-            saved: as for `ln_zoo.ops.engine.Engine.forward_steps`.
-            window: w.
-            kappa: the places.
-            shown: to be filled with the windows, (rows, E).
-            terms: to be filled with what makes them, (rows, 4K); see `Windowed`.
-        """
-
-    def backward(
-        self,
-        piece: Chunk,
-        dout: Tensor | None,
-        dshown: Tensor | None,
-        dh: Tensor,
-        dc: Tensor,
-        dwindow: Tensor,
-        dkappa: Tensor,
-        saved: Saved,
-        terms: Tensor,
-        h_prev: Tensor,
-        c_prev: Tensor,
-        du: Tensor,
-        dv: Tensor,
-        parameters: Tensor,
-        sums: Sums,
-    ) -> None:
-        """Takes gradients back through the steps of one call of `forward`.
-
-        Args:
-            piece: the steps.
-            dout: gradient of ``out``, or ``None`` for 0.
-            dshown: gradient of ``shown``, or ``None`` for 0.
-            dh: gradient of the last state, left as that of the state before the first step; so are
-                dc, dwindow (N, E) and dkappa (N, K).
-            dc: the same of the cell state.
-            dwindow: the same of the window.
-            dkappa: the same of the places.
-            saved: what the forward kept.
-            terms: what the forward filled in.
-            h_prev: states before each step, (rows, H).
-            c_prev: cell states before each step, (rows, H).
-            du: to be filled, as dv, (rows, G).
-            dv: see `ln_zoo.ops.engine.Engine.backward_steps`.
-            parameters: to be filled with the gradients of alpha^, beta^ and kappa^, (rows, 3K).
-            sums: what to add the gradients of vectors to.
-        """
-
-
-class StepwiseWindow:
-    """The loop in Python, around an engine that is given one step at a time.
-
-    Args:
-        engine: the engine.
-        p: what it prepared.
-        spec: what is computed.
-        operands: the layer's tensors.
-        windows: the window's.
-        backward: whether it is for the backward pass.
-    """
-
-    def __init__(
-        self,
-        engine: Engine,
-        p: Any,
-        spec: Spec,
-        operands: Operands,
-        windows: WindowOperands,
-        backward: bool,
-    ) -> None:
-        self.engine, self.p, self.windows = engine, p, windows
-        self.text = windows.text
-        self.w_window = p.w_ih[:, operands.x.shape[2] :].contiguous()
-        places = torch.arange(1, self.text.shape[1] + 1, device=self.text.device)
-        self.places = places.to(self.text.dtype)
-
-    def forward(
-        self,
-        piece: Chunk,
-        v: Tensor,
-        h: Tensor,
-        c: Tensor,
-        out: Tensor,
-        saved: Saved | None,
-        window: Tensor,
-        kappa: Tensor,
-        shown: Tensor,
-        terms: Tensor,
-    ) -> None:
-        """Runs consecutive steps; see `WindowSteps.forward`."""
-        kinds = kappa.shape[1]
-        for rows in _each_step(piece):
-            v[rows].addmm_(window, self.w_window.t())
-            kept = None if saved is None else Saved(*(_part(a, rows) for a in saved))
-            self.engine.forward_steps(self.p, v[rows], [len(h)], h, c, out[rows], kept)
-            made = terms[rows]
-            torch.addmm(self.windows.bias, h, self.windows.weight.t(), out=made[:, : 3 * kinds])
-            made[:, : 3 * kinds].exp_()
-            kappa += made[:, 2 * kinds : 3 * kinds]
-            made[:, 3 * kinds :] = kappa
-            phi = window_weights(made.view(len(h), 4, kinds), self.text.shape[1])
-            torch.bmm(phi.unsqueeze(1), self.text, out=window.unsqueeze(1))
-            shown[rows] = window
-
-    def backward(
-        self,
-        piece: Chunk,
-        dout: Tensor | None,
-        dshown: Tensor | None,
-        dh: Tensor,
-        dc: Tensor,
-        dwindow: Tensor,
-        dkappa: Tensor,
-        saved: Saved,
-        terms: Tensor,
-        h_prev: Tensor,
-        c_prev: Tensor,
-        du: Tensor,
-        dv: Tensor,
-        parameters: Tensor,
-        sums: Sums,
-    ) -> None:
-        """Takes gradients back; see `WindowSteps.backward`."""
-        kinds = dkappa.shape[1]
-        for rows in reversed(_each_step(piece)):
-            if dshown is not None:
-                dwindow += dshown[rows]
-            made = terms[rows].view(len(dh), 4, kinds)
-            alpha, beta, moved, kappa = made.unbind(1)
-            dphi = torch.bmm(self.text, dwindow.unsqueeze(2)).transpose(1, 2)  # (N, 1, U)
-            d = kappa.unsqueeze(2) - self.places
-            p = torch.exp(-beta.unsqueeze(2) * d.square()) * dphi  # (N, K, U)
-            dkappa.addcmul_(alpha * beta, (p * d).sum(2), value=-2)
-            of_alpha = alpha * p.sum(2)
-            of_beta = -alpha * beta * (p * d.square()).sum(2)
-            torch.cat([of_alpha, of_beta, dkappa * moved], 1, out=parameters[rows])
-            dh.addmm_(parameters[rows], self.windows.weight)
-            self.engine.backward_steps(
-                self.p,
-                [len(dh)],
-                _part(dout, rows),
-                dh,
-                dc,
-                Saved(*(_part(a, rows) for a in saved)),
-                h_prev[rows],
-                c_prev[rows],
-                du[rows],
-                dv[rows],
-                sums,
-            )
-            torch.mm(dv[rows], self.w_window, out=dwindow)
-
-
-def _each_step(piece: Chunk) -> list[slice]:
-    cases = piece.sizes[0]
-    return [slice(t * cases, (t + 1) * cases) for t in range(len(piece.sizes))]
-
-
-def _part(a: Tensor | None, rows: slice) -> Any:
-    return None if a is None else a[rows]
-
-
-def _steps(engine: Engine) -> Callable[..., WindowSteps]:
-    return NativeWindow if engine.name == "native" else StepwiseWindow
