@@ -175,11 +175,13 @@ class _Stored(Callback):
 
 def _optimizer(model: ZooModule, config: dict[str, Any]) -> Optimizer:
     """The optimizer of a configuration, in its fused form on a CPU as the models' own are."""
-    optimizer: Optimizer = instantiate_class(model.parameters(), config)
+    # What is frozen now may join later, in a group of its own.
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer: Optimizer = instantiate_class(trained, config)
     choices = ("fused", "foreach", "differentiable")
     if isinstance(optimizer, (Adam, SGD)) and not any(config["init_args"].get(c) for c in choices):
         arguments = config["init_args"] | fused_on_cpu(model)
-        optimizer = instantiate_class(model.parameters(), config | {"init_args": arguments})
+        optimizer = instantiate_class(trained, config | {"init_args": arguments})
     return optimizer
 
 

@@ -215,8 +215,13 @@ class AttentiveReader(Classifier):
 
     def forward(self, inputs: Inputs) -> Tensor:
         """Logits (N, V) of the answer."""
-        logits, _ = self._read(inputs)
+        logits: Tensor = self.output(self.forward_features(inputs))
         return logits
+
+    def forward_features(self, inputs: Inputs) -> Tensor:
+        """The joint layer g (N, d) of passages and queries, after dropout in training."""
+        features, _ = self._read(inputs)
+        return features
 
     def attention(self, inputs: Inputs) -> Tensor:
         """How much the reader attends to each token of the passage, (N, T); 0 behind its end."""
@@ -272,7 +277,7 @@ class AttentiveReader(Classifier):
         weights = torch.stack([attention, mask.to(attention.dtype) / lengths], 1)
         reading, mean = (weights.to(h.dtype) @ h).unbind(1)
         joint = self.join_reading(reading) + self.join_query(u) + self.join_mean(mean)
-        return self.output(self.dropout(torch.tanh(joint))), attention
+        return self.dropout(torch.tanh(joint)), attention
 
     def _states(
         self, reader: LSTM, which: int, tokens: Tensor, lengths: Tensor

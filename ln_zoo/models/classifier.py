@@ -31,7 +31,12 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 class Classifier(ZooModule):
     """Softmax cross-entropy, and metrics: ``nll`` (nats per case) and those in `metrics`.
 
-    A subclass defines ``forward``: inputs (N, \\*), or a tuple of such, to logits (N, K).
+    A subclass defines ``forward``: inputs (N, \\*), or a tuple of such, to logits (N, K). Those of
+    the zoo also have ``forward_features``, ``backbone`` and ``head``: the features (N, F) that the
+    last layer reads, the layers below it, and that layer. `ln_zoo.load` with ``num_classes`` draws
+    a new head, and Lightning's ``BackboneFinetuning`` freezes the backbone. Parameters that are
+    frozen (``requires_grad`` false) when training starts are left out of the optimizer.
+
     Evaluation losses come from logits cast to float64, as training losses fall to the resolution of
     float32 (Figure 6 reaches 1e-7). In evaluation ``{stage}_nll`` and the others are logged as
     metric objects, so that several processes give the numbers of one. Where the strategy mixes
@@ -59,9 +64,9 @@ class Classifier(ZooModule):
     def card_example(cls, preprocessing: Mapping[str, Any]) -> str:
         shape = ", ".join(map(str, preprocessing.get("image_shape", ())))
         return (
-            f"images = torch.rand(2, {shape})  # grey levels from 0 to 1; your images go here\n"
+            f"images = torch.rand(2, {shape})  # yours go here: uint8, PIL, or floats from 0 to 1\n"
             "with torch.no_grad():\n"
-            "    probabilities = model(images).softmax(-1)\n"
+            "    probabilities = model(model.card.preprocess(images)).softmax(-1)\n"
             "print(probabilities.argmax(-1))  # a class for each image\n"
         )
 
@@ -126,7 +131,9 @@ class Classifier(ZooModule):
     def configure_optimizers(self) -> OptimizerLRScheduler:
         # RMSprop has no fused form.
         options = {} if self.optimizer == "rmsprop" else fused_on_cpu(self)
-        return _OPTIMIZERS[self.optimizer](self.parameters(), lr=self.lr, **options)
+        # What is frozen now may join later, in a group of its own.
+        trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        return _OPTIMIZERS[self.optimizer](trained, lr=self.lr, **options)
 
     def _add_metrics(self, stage: str) -> None:
         for name in self.metrics:

@@ -80,7 +80,33 @@ class ConvClassifier(Classifier):
         layers += [nn.ReLU(), Linear(hidden_features, num_classes)]
         self.network = nn.Sequential(*layers)
 
+    @property
+    def head(self) -> nn.Module:
+        """The layer that gives the logits."""
+        return self.network[-1]
+
+    @property
+    def backbone(self) -> nn.Module:
+        """The layers below the head."""
+        return self.network[:-1]
+
     def forward(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = self.network(self._checked(inputs))
+        return logits
+
+    def forward_features(self, inputs: Tensor) -> Tensor:
+        """Activations (N, F) of the dense layer for images (N, C, H, W).
+
+        Example:
+            >>> model = ConvClassifier((1, 8, 8), channels=[[4]], hidden_features=16)
+            >>> model.forward_features(torch.rand(5, 1, 8, 8)).shape
+            torch.Size([5, 16])
+        """
+        features: Tensor = self.backbone(self._checked(inputs))
+        return features
+
+    def _checked(self, inputs: Tensor) -> Tensor:
+        """The images in the memory format of the convolutions."""
         if inputs.shape[1:] != self.image_shape:
             # Odd sizes may pool to those of the even ones, and would pass without complaint.
             raise ValueError(
@@ -89,8 +115,7 @@ class ConvClassifier(Classifier):
                 "image_shape (C, H, W)"
             )
         # The weights may stay as they are: a convolution's output takes its input's format.
-        logits: Tensor = self.network(inputs.to(memory_format=torch.channels_last))
-        return logits
+        return inputs.to(memory_format=torch.channels_last)
 
 
 def _check(

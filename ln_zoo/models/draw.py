@@ -195,6 +195,30 @@ class DRAW(ZooModule):
         output: DRAWOutput = self.network(images.squeeze(1), noise)
         return output
 
+    @torch.no_grad()
+    def encode(self, images: Tensor, seed: int = 0) -> Tensor:
+        """What the network reads off images: the means of the latents at each glimpse, (N, T, Z).
+
+        A glimpse depends on what was drawn before it, so on the noise: the same seed gives the same
+        features. See `generate_samples` on modes.
+
+        Args:
+            images: (N, 1, B, A).
+            seed: of the noise.
+
+        Raises:
+            ValueError: if images have another size.
+
+        Example:
+            >>> model = DRAW((8, 8), glimpses=3, hidden_features=16, latent_features=4)
+            >>> model.encode(torch.rand(2, 1, 8, 8).round()).shape
+            torch.Size([2, 3, 4])
+        """
+        noise = self._noise(len(images), torch.Generator().manual_seed(seed))
+        means = self(images.to(self.device), noise).means
+        assert means is not None
+        return means.transpose(0, 1)
+
     def _noise(self, cases: int, generator: torch.Generator | None = None) -> Tensor:
         shape = (self.glimpses, cases, self.network.latent_size)
         if generator is None:

@@ -76,6 +76,29 @@ class MLPClassifier(Classifier):
         layers.append(Linear(sizes[-2], num_classes, norm=norm if normalize_logits else Identity()))
         self.network = nn.Sequential(*layers)
 
+    @property
+    def head(self) -> nn.Module:
+        """The layer that gives the logits."""
+        return self.network[-1]
+
+    @property
+    def backbone(self) -> nn.Module:
+        """The layers below the head."""
+        return self.network[:-1]
+
     def forward(self, inputs: Tensor) -> Tensor:
         logits: Tensor = self.network(inputs)
         return logits
+
+    def forward_features(self, inputs: Tensor) -> Tensor:
+        """Activations (N, F) of the last hidden layer for inputs (N, \\*).
+
+        Example:
+            >>> import torch
+            >>> model, images = MLPClassifier(64, [32]), torch.rand(5, 1, 8, 8)
+            >>> features = model.forward_features(images)
+            >>> features.shape, torch.equal(model.head(features), model(images))
+            (torch.Size([5, 32]), True)
+        """
+        features: Tensor = self.backbone(inputs)
+        return features

@@ -142,7 +142,22 @@ class SequenceClassifier(Classifier):
         init.zeros_(self.readout.bias)
         init.normal_(self.initial_states, std=0.1)
 
+    @property
+    def head(self) -> nn.Module:
+        """The layer that gives the logits."""
+        return self.readout
+
+    @property
+    def backbone(self) -> nn.Module:
+        """The recurrent layers."""
+        return self.recurrent
+
     def forward(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = self.readout(self.forward_features(inputs))
+        return logits
+
+    def forward_features(self, inputs: Tensor) -> Tensor:
+        """The last state (N, H) of the last layer, for inputs (N, \\*)."""
         x = inputs.flatten(1)
         if x.shape[1] != self.in_features:
             # A permutation would pick some of the numbers without complaint.
@@ -161,8 +176,8 @@ class SequenceClassifier(Classifier):
         if self.initial_noise and any(module.training for module in self.recurrent.modules()):
             h = h + self.initial_noise * torch.randn_like(h)
         output, _ = self.recurrent(steps, (h, *rest) if rest else h)
-        logits: Tensor = self.readout(output[-1])
-        return logits
+        features: Tensor = output[-1]
+        return features
 
     @staticmethod
     def draw_permutation(in_features: int = 784, seed: int = 0) -> Tensor:

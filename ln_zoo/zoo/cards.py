@@ -49,6 +49,7 @@ _FACTS: dict[str, Any] = {
     "main_metric": str,
     "size": dict,
     "pictures": dict,
+    "version": str,
 }
 
 _TEST_RESULTS: dict[str, Any] = {
@@ -99,8 +100,10 @@ def card_from_checkpoint(
             (from the paper), ``training_commands``, ``datasets`` (hub ids), ``tags``: lists of
             text;
             ``main_metric``: which metric goes first; ``pictures``: files, each with the words under
-            it, which are copied into the folder and shown; ``size``: further facts that decide
-            whether numbers are comparable (see `ln_zoo.zoo.reported.comparison`).
+            it, which are copied into the folder and shown; ``version``: what these weights are
+            called among others of the same name, which `ln_zoo.load` takes as ``revision``;
+            ``size``: further facts that decide whether numbers are comparable (see
+            `ln_zoo.zoo.reported.comparison`).
         overwrite: whether a card that is there may be replaced.
 
     Returns:
@@ -507,6 +510,8 @@ def _model_part(card: Card) -> str:
         else:
             lines.append(f"- {key}: {_code(value)}")
     lines.append(f"- `{catalog.WEIGHTS}`: {weights['size']:,} bytes, sha256 `{weights['sha256']}`")
+    if card.version:
+        lines.append(f"- version: {card.version}")
     return "\n".join(lines)
 
 

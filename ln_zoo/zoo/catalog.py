@@ -19,9 +19,12 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ln_zoo.files import read_regular
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: Version of the layout of ``config.json`` and ``results.json`` that this library reads and writes.
 FORMAT_VERSION = 1
@@ -134,6 +137,54 @@ class Card:
     def preprocessing(self) -> dict[str, Any]:
         """What was done to the data before the model saw it."""
         return dict(self.config["preprocessing"])
+
+    def preprocess(self, images: Any, seed: int = 0) -> Tensor:
+        """Images as the model takes them: the size, range and binarization of its training.
+
+        What the training images show is not checked: MNIST has light strokes on a dark ground, in
+        the middle.
+
+        Args:
+            images: a PIL image, a NumPy array, a tensor, or a list of such; an array is (C, H, W)
+                or (N, C, H, W), of grey images also (H, W) or (N, H, W). Whole numbers are levels
+                of brightness up to the training data's scale, floats are fractions of it, bool is
+                black and white. PIL's are from 0 to 255, whatever the scale, and colours become
+                grey where the model has one channel.
+            seed: for models of binary images: each pixel is 1 with its brightness as probability,
+                as in their training data.
+
+        Returns:
+            float32 (N, C, H, W) in [0, 1].
+
+        Raises:
+            CardError: if the model takes no images.
+            TypeError: for what is no image.
+            ValueError: for an image of another size, with values that training did not have
+                (negative, above the scale, NaN, divided twice), or with transparency.
+
+        Example:
+            >>> import ln_zoo
+            >>> import numpy as np
+            >>> model = ln_zoo.load("mlp.layernorm-digits")
+            >>> image = np.zeros((8, 8), np.uint8)
+            >>> image[1:7, 4] = 16  # a vertical stroke; levels go to 16 in these data
+            >>> model(model.card.preprocess(image)).argmax(-1)
+            tensor([1])
+        """
+        # Here, since lists and cards are read without torch.
+        from ln_zoo.zoo.preprocessing import preprocess
+
+        return preprocess(self.preprocessing, images, seed)
+
+    @property
+    def version(self) -> str:
+        """What the card's author calls this version of the weights; empty if nothing."""
+        return str(self.results["card"].get("version", ""))
+
+    @property
+    def digest(self) -> str:
+        """The sha256 of the weights, 64 hexadecimal digits: every version has its own."""
+        return str(self.config["files"][WEIGHTS]["sha256"])
 
     @property
     def parameters(self) -> int:
@@ -329,7 +380,12 @@ def card_folders() -> dict[str, Path]:
     Raises:
         CardError: if ``$LN_ZOO_MODELS`` is set to something that is no folder, or cannot be read.
     """
-    found: dict[str, Path] = {}
+    return {name: folders[0] for name, folders in sorted(_all_folders().items())}
+
+
+def _all_folders() -> dict[str, list[Path]]:
+    """Every folder of each name, in the order in which places are searched."""
+    found: dict[str, list[Path]] = {}
     for root in _roots():
         try:
             paths = list(root.iterdir())
@@ -338,8 +394,8 @@ def card_folders() -> dict[str, Path]:
         for path in paths:
             # A dot: a card that is being written. Whatever the file is: reading it says what.
             if not path.name.startswith(".") and os.path.lexists(path / CONFIG):
-                found.setdefault(path.name, path)
-    return dict(sorted(found.items()))
+                found.setdefault(path.name, []).append(path)
+    return found
 
 
 def find(name: str) -> Path:
@@ -348,7 +404,16 @@ def find(name: str) -> Path:
     Raises:
         CardError: for an unknown name; it lists the nearest names and all others.
     """
-    folders = card_folders()
+    return find_all(name)[0]
+
+
+def find_all(name: str) -> list[Path]:
+    """Folders of the published models of this name, such as several versions of its weights.
+
+    Raises:
+        CardError: as `find`.
+    """
+    folders = dict(sorted(_all_folders().items()))
     if name in folders:
         return folders[name]
     if not folders:

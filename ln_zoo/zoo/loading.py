@@ -10,6 +10,7 @@ from typing import Any
 import safetensors
 import safetensors.torch
 import torch
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -21,12 +22,16 @@ from ln_zoo.zoo.catalog import Card, CardError
 #: Of the weights of a card. The largest of ours has 32.
 _MOST_TENSORS = 10_000
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+#: Enough of a sha256 to tell versions apart.
+_DIGEST = re.compile("[0-9a-f]{8,64}")
 
 
 def load(
     name_or_path: str | os.PathLike[str],
     *,
+    num_classes: int | None = None,
     norm: Norm | None = None,
+    model: type[ZooModule] | None = None,
     revision: str | None = None,
     cache_dir: str | Path | None = None,
 ) -> ZooModule:
@@ -39,10 +44,18 @@ def load(
     Args:
         name_or_path: a name from `ln_zoo.list_models`; a card folder (a path with a separator, as
             in ``./mlp.layernorm``); or a hub id ``user/repo``. A folder goes before a hub id.
+            A name or hub id may end in ``@revision``, as in ``mlp.layernorm@b93f8b7e``.
+        num_classes: of a classifier for other classes: its last layer is drawn anew with as many
+            outputs, the others keep their weights. The returned module's ``new_weights`` names what
+            is new, and a log line says so. Default: the card's, with its weights.
         norm: strategy to use in place of the one in the card. Needed for a model whose strategy
             is not ln_zoo's own; its parameters must be those of the weights.
-        revision: branch, tag or commit of a hub repository; default ``main``. Give a commit to be
-            sure of the very same files.
+        model: class to use in place of the one in the card. Needed for a model whose class is not
+            ln_zoo's own; it must take the card's arguments and have the weights' parameters.
+        revision: which version of the weights. On the hub: branch, tag or commit; default ``main``.
+            On this machine: the version that the card states, or the first 8 to 64 digits of the
+            sha256 of its weights; default: any, the first found. A commit and a sha256 always mean
+            the very same weights.
         cache_dir: where hub files are kept; default: the hub's own cache.
 
     Returns:
@@ -50,15 +63,20 @@ def load(
 
     Raises:
         CardError: for an unknown name (it lists the nearest), a missing, damaged or foreign file,
-            an unknown class or argument, or weights that do not fit.
+            an unknown class or argument, a revision that is not there, ``num_classes`` for a model
+            without a replaceable head, or weights that do not fit.
+        ValueError: for fewer classes than 1.
 
     Example:
+        >>> model = load("mlp.layernorm-digits", num_classes=3)
+        >>> model.new_weights
+        ('network.5.weight', 'network.5.bias')
         >>> load("no-such-model")
         Traceback (most recent call last):
             ...
         ln_zoo.zoo.catalog.CardError: no model 'no-such-model': ...
     """
-    card = catalog.read_card(_folder(name_or_path, revision, cache_dir))
+    card = _find(name_or_path, revision, cache_dir)
     for name in card.config["files"]:
         if name != catalog.WEIGHTS:
             catalog.verified_bytes(card, name)
@@ -69,12 +87,31 @@ def load(
         raise CardError(f"{weights} is no safetensors file: {error}") from error
     # A model is built with random weights first: that must not move the user's random numbers.
     with torch.random.fork_rng(devices=[]):
-        _check_size(card, state, norm)
-        model = build(card, norm)
-    _fill(model, state, card, assign=False)
+        _check_size(card, state, norm, model)
+        built = build(card, norm, model)
+        _fill(built, state, card, assign=False)
+        if num_classes is not None:
+            built = _with_head(built, card, num_classes)
     # Not by attribute: torch's stubs admit tensors and modules only.
-    model.__dict__["card"] = card
-    return model.eval()
+    built.__dict__["card"] = card
+    return built.eval()
+
+
+def _with_head(trained: ZooModule, card: Card, num_classes: int) -> ZooModule:
+    """The model with a head of so many classes, drawn anew; all other weights are the trained."""
+    if "num_classes" not in trained.hparams or getattr(trained, "head", None) is None:
+        raise CardError(
+            f"num_classes={num_classes} is for classifiers of images; {card.name} is a "
+            f"{type(trained).__name__}, which has no head to replace"
+        )
+    arguments = {key: value for key, value in trained.hparams.items() if not key.startswith("_")}
+    model = type(trained)(**arguments | {"num_classes": num_classes})
+    (prefix,) = (name for name, module in model.named_modules() if module is model.head)
+    state = {k: v for k, v in trained.state_dict().items() if not k.startswith(f"{prefix}.")}
+    new, _ = model.load_state_dict(state, strict=False)
+    model.new_weights = tuple(new)
+    rank_zero_info(f"{card.name}: new weights for {num_classes} classes: {', '.join(new)}")
+    return model
 
 
 def card_of(model: ZooModule) -> Card:
@@ -83,12 +120,13 @@ def card_of(model: ZooModule) -> Card:
     return card
 
 
-def build(card: Card, norm: Norm | None = None) -> ZooModule:
+def build(card: Card, norm: Norm | None = None, model: type[ZooModule] | None = None) -> ZooModule:
     """The model that a card describes, with fresh random weights.
 
     Args:
         card: of the model.
         norm: strategy in place of the card's.
+        model: class in place of the card's.
 
     Raises:
         CardError: for a class or argument that is not ours.
@@ -97,13 +135,13 @@ def build(card: Card, norm: Norm | None = None) -> ZooModule:
     if isinstance(file := init_args.get("vocabulary"), str):
         init_args["vocabulary"] = _words(card, file)
     stored = init_args.pop("norm", None)
-    cls = registry.model_class(card.model)
+    cls = registry.model_class(card.model) if model is None else model
     if norm is None and stored is not None:
         norm = registry.decode_norm(stored)
     if norm is not None:
         init_args["norm"] = norm
-    model: ZooModule = registry.build(cls, init_args)
-    return model
+    built: ZooModule = registry.build(cls, init_args)
+    return built
 
 
 def _words(card: Card, file: str) -> list[str]:
@@ -144,7 +182,9 @@ class _Limited(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _check_size(card: Card, state: dict[str, Tensor], norm: Norm | None) -> None:
+def _check_size(
+    card: Card, state: dict[str, Tensor], norm: Norm | None, model: type[ZooModule] | None
+) -> None:
     """Builds the model without memory for its weights, and compares it with those of the card.
 
     A card may say any size: the memory and the time of a model that its weights do not fit are
@@ -159,13 +199,13 @@ def _check_size(card: Card, state: dict[str, Tensor], norm: Norm | None) -> None
         )
     try:
         with _Limited(card, len(state)), torch.device("meta"):
-            sketch = build(card, norm)
+            sketch = build(card, norm, model)
     except _TooLargeError:
         raise
     except CardError:
-        if norm is None:
+        if norm is None and model is None:
             raise
-        return  # a strategy of the user's own may need numbers, which there are none of here
+        return  # classes of the user's own may need numbers, which there are none of here
     count = sum(parameter.numel() for parameter in sketch.parameters())
     if count != card.parameters:
         raise CardError(
@@ -184,22 +224,43 @@ def _fill(model: ZooModule, state: dict[str, Tensor], card: Card, assign: bool) 
         ) from error
 
 
-def _folder(
+def _find(
     name_or_path: str | os.PathLike[str],
     revision: str | None,
     cache_dir: str | Path | None,
-) -> Path:
+) -> Card:
+    """The card of a name, a folder or a hub id, of the version that is asked for."""
     text = os.fspath(name_or_path)
-    is_name = isinstance(name_or_path, str) and not set(text) & {os.sep, "/"}
     path = Path(text).expanduser()
-    if not is_name and path.is_dir():
-        folder = path
-    elif is_name:
-        folder = catalog.find(text)
-    elif isinstance(name_or_path, str) and _HUB_ID.fullmatch(text) and text[0] not in ".~":
-        return hub.download(text, revision=revision, cache_dir=cache_dir)
-    else:
-        raise CardError(f"there is no card folder {text!r}")
-    if revision is not None:
-        raise CardError(f"revision={revision!r} is for hub ids; {text!r} is the folder {folder}")
-    return folder
+    is_name = isinstance(name_or_path, str) and not set(text) & {os.sep, "/"}
+    if isinstance(name_or_path, str) and (is_name or not path.is_dir()):
+        text, at, asked = text.partition("@")
+        if at and revision not in (None, asked):
+            raise CardError(f"{name_or_path} asks for {asked!r}, revision for {revision!r}")
+        revision = asked if at else revision
+    if revision == "":
+        raise CardError(f"{name_or_path}: the revision is empty: leave it out for any")
+    if is_name or path.is_dir():
+        return _of_version(catalog.find_all(text) if is_name else [path], revision)
+    if isinstance(name_or_path, str) and _HUB_ID.fullmatch(text) and text[0] not in ".~":
+        return catalog.read_card(hub.download(text, revision=revision, cache_dir=cache_dir))
+    raise CardError(f"there is no card folder {text!r}")
+
+
+def _of_version(folders: list[Path], revision: str | None) -> Card:
+    """The card of the first of the folders, or of the first that has the version."""
+    if revision is None:
+        return catalog.read_card(folders[0])
+    cards = [catalog.read_card(folder) for folder in folders]
+    by_digest = _DIGEST.fullmatch(revision)
+    for card in cards:
+        if revision == card.version or (by_digest and card.digest.startswith(revision)):
+            return card
+    there = ", ".join(
+        f"{card.folder} ({card.version and f'version {card.version}, '}sha256 {card.digest[:8]}...)"
+        for card in cards
+    )
+    raise CardError(
+        f"{cards[0].name} has no version {revision!r} on this machine: give one that a card states"
+        f", or 8 or more digits of the sha256 of its weights; there are {there}"
+    )

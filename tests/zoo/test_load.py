@@ -17,8 +17,9 @@ import safetensors.torch
 import torch
 from zoo_support import PREPROCESSING, RESULTS, tiny
 
+from ln_zoo.models import DRAW
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, Site, WeightNorm
-from ln_zoo.zoo import CardError, load, loading, write_card
+from ln_zoo.zoo import CardError, catalog, load, loading, write_card
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,76 @@ def test_missing_folders_and_misplaced_arguments(models_folder: Path) -> None:
         load("./gone")
     with pytest.raises(CardError, match=r"did you mean mlp\.layernorm"):
         load("mlp.layernrm")
-    with pytest.raises(CardError, match="revision='v1' is for hub ids"):
+    with pytest.raises(CardError, match=r"mlp\.none has no version 'v1' on this machine"):
         load("mlp.none", revision="v1")
+
+
+def test_versions_of_weights(
+    models_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two folders of one name, as where a newer ln_zoo brings other weights."""
+    newer = {**RESULTS, "card": {"version": "2"}}
+    write_card(tmp_path / "shipped/mlp.none", tiny(seed=1), newer, preprocessing=PREPROCESSING)
+    monkeypatch.setattr(catalog, "_SHIPPED", (tmp_path / "shipped",))
+    first, second = load("mlp.none").card, load("mlp.none", revision="2").card
+    assert (first.folder, first.version) == (models_folder / "mlp.none", "")
+    assert (second.folder, second.version) == (tmp_path / "shipped/mlp.none", "2")
+    assert "- version: 2" in (second.folder / "README.md").read_text()
+
+    assert load("mlp.none@2").card == second
+    for card in (first, second):
+        weights = (card.folder / "model.safetensors").read_bytes()
+        assert card.digest == hashlib.sha256(weights).hexdigest()
+        assert load("mlp.none", revision=card.digest).card == card
+        assert load(f"mlp.none@{card.digest[:8]}").card == card
+        assert load(card.folder, revision=card.digest[:12]).card == card
+    with pytest.raises(
+        CardError, match=r"no version '3'.*none \(sha256 \w{8}\.{3}\), .*\(version 2"
+    ):
+        load("mlp.none@3")
+    with pytest.raises(CardError, match="no version"):
+        load("mlp.none", revision=first.digest[:7])
+    with pytest.raises(CardError, match="no version"):
+        load(first.folder, revision=second.digest)
+    with pytest.raises(CardError, match="asks for '2', revision for '3'"):
+        load("mlp.none@2", revision="3")
+    with pytest.raises(CardError, match="the revision is empty"):
+        load("mlp.none@")
+
+
+@pytest.mark.parametrize("norm", [LayerNorm(), BatchNorm()])
+def test_a_head_for_other_classes(make_card: Callable[..., Path], norm: Norm) -> None:
+    folder = make_card("model", norm)
+    before = torch.get_rng_state()
+    trained, model = load(folder), load(folder, num_classes=3)
+    assert torch.equal(torch.get_rng_state(), before)
+
+    assert model.hparams["num_classes"] == 3
+    # Batch norm acts on the logits too, with a gain for each.
+    sites = {"network.3.site.gain"} if norm.mixes_cases else set()
+    assert {"network.3.weight", "network.3.bias"} <= set(model.new_weights)
+    assert sites <= set(model.new_weights)
+    assert trained.new_weights == ()
+    for name, value in model.state_dict().items():
+        if name not in model.new_weights:
+            assert torch.equal(value, trained.state_dict()[name]), name
+    inputs = torch.rand(5, 1, 8, 8)
+    assert model(inputs).shape == (5, 3)
+    assert torch.equal(model.forward_features(inputs), trained.forward_features(inputs))
+    # As many classes as before are other classes all the same.
+    again = load(folder, num_classes=10)
+    assert not torch.equal(again.head.weight, trained.head.weight)
+
+
+def test_heads_that_cannot_be_replaced(make_card: Callable[..., Path], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"at least 1, got {'num_classes': 0}"):
+        load(make_card(), num_classes=0)
+    with pytest.raises(TypeError, match="num_classes"):
+        load(make_card("other"), num_classes="ten")  # type: ignore[arg-type]
+    draw = DRAW((4, 4), glimpses=1, hidden_features=2, latent_features=2)
+    folder = write_card(tmp_path / "draw", draw, RESULTS, preprocessing={})
+    with pytest.raises(CardError, match="draw is a DRAW, which has no head to replace"):
+        load(folder, num_classes=3)
 
 
 def test_altered_weights(make_card: Callable[..., Path]) -> None:
