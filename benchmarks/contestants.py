@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.naive import LayerNormGRUCell, LayerNormLSTMCell, Loop
 from ln_zoo import layers, norms, ops
-from ln_zoo.ops.native import build
+from ln_zoo.ops.engines.native import build
 
 CELLS = ("LSTM", "GRU")
 #: The kernels that a strategy which normalises row by row is measured with.

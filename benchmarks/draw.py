@@ -264,7 +264,7 @@ class Timed:
     """Steps of a glimpse, with the processor time that each kind takes.
 
     Args:
-        steps: as `ln_zoo.ops.draw.DrawSteps`.
+        steps: as `ln_zoo.ops.loops.draw.DrawSteps`.
         seconds: to be added to, by the name of the function.
     """
 

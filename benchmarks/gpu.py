@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from benchmarks import contestants, draw
 from benchmarks.contestants import CELLS, Size, limited_to
 from ln_zoo import layers, norms
-from ln_zoo.ops.gpu import TritonEngine, steps
+from ln_zoo.ops.engines.triton import TritonEngine, steps
 
 SIZES = ("500,8,400,400", "64,128,256,256", "784,100,1,100", "30,64,620,2400")
 

@@ -22,10 +22,10 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-import ln_zoo.ops.native
-from ln_zoo.ops.native.build import _COMPILE, _NATIVE
+import ln_zoo.ops.engines.native
+from ln_zoo.ops.engines.native.build import _COMPILE, _NATIVE
 
-SOURCE = Path(ln_zoo.ops.native.__file__).with_name("kernels.cpp")
+SOURCE = Path(ln_zoo.ops.engines.native.__file__).with_name("kernels.cpp")
 #: Names that llvm-mca may go by, the newest first: before 16 it knows no Zen 4.
 _MCA = ("llvm-mca-20", "llvm-mca-19", "llvm-mca-18", "llvm-mca-17", "llvm-mca-16", "llvm-mca")
 _ITERATIONS = 200

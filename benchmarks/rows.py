@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from benchmarks.timing import Times, ratios
-from ln_zoo.ops.native import build
+from ln_zoo.ops.engines.native import build
 
 
 def row(

@@ -121,7 +121,7 @@ def test_wheel_holds_published_models(tmp_path: Path) -> None:
     subprocess.run([*pip, "wheel", "-q", "--no-deps", "-w", tmp_path, ROOT], check=True)
     (wheel,) = tmp_path.glob("*.whl")
     assert wheel.name.endswith("py3-none-any.whl")
-    assert {"ln_zoo/ops/native/kernels.cpp", "ln_zoo/ops/native/build.py"} <= set(
+    assert {"ln_zoo/ops/engines/native/kernels.cpp", "ln_zoo/ops/engines/native/build.py"} <= set(
         zipfile.ZipFile(wheel).namelist()
     )
     target = tmp_path / "site"

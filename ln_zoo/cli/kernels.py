@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ln_zoo.ops import Kernel
-    from ln_zoo.ops.native.build import Status
+    from ln_zoo.ops.engines.native.build import Status
 
 
 def main(argv: Sequence[str]) -> int:
@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments = parser.parse_args(argv)
 
-    from ln_zoo.ops.native import build
+    from ln_zoo.ops.engines.native import build
 
     wanted = arguments.build or arguments.rebuild
     with _shown_log() if wanted else contextlib.nullcontext():
@@ -63,10 +63,10 @@ def main(argv: Sequence[str]) -> int:
 
 def _kernels(native: Status) -> Iterator[dict[str, Any]]:
     """Name, what it is, whether it is available, and why not, in the order of preference."""
-    from ln_zoo.ops import KERNELS, fast_path
+    from ln_zoo.ops import KERNELS, dispatch
 
     value = os.environ.get("LN_ZOO_KERNELS", "")
-    allowed, _ = fast_path.allowed(value)
+    allowed, _ = dispatch.allowed(value)
     for kernel in KERNELS:
         reason = _why_not(kernel, native)
         if kernel not in allowed:

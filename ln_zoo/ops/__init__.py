@@ -10,7 +10,8 @@ from ln_zoo.ops.cells import (
     clip_derivative,
 )
 from ln_zoo.ops.checks import check_devices, check_packed, check_parameters, check_states
-from ln_zoo.ops.draw import (
+from ln_zoo.ops.dispatch import KERNELS, Kernel, pick, pick_step
+from ln_zoo.ops.loops.draw import (
     Affine,
     DrawLSTM,
     Drawn,
@@ -21,18 +22,17 @@ from ln_zoo.ops.draw import (
     draw_refusal,
     drawn,
 )
-from ln_zoo.ops.fast_path import KERNELS, Kernel, pick, pick_step
-from ln_zoo.ops.glimpse import FilterNorm, attention, filterbank
-from ln_zoo.ops.plans import Entries, Plans
-from ln_zoo.ops.records import Record, Records, RowNorm, StepNorm
-from ln_zoo.ops.recurrence import scan, stack
-from ln_zoo.ops.window import (
+from ln_zoo.ops.loops.glimpse import FilterNorm, attention, filterbank
+from ln_zoo.ops.loops.window import (
     Windowed,
     WindowOperands,
     window_engine,
     window_weights,
     windowed_lstm,
 )
+from ln_zoo.ops.plans import Entries, Plans
+from ln_zoo.ops.records import Record, Records, RowNorm, StepNorm
+from ln_zoo.ops.recurrence import scan, stack
 
 __all__ = [
     "CELLS",

@@ -1,6 +1,6 @@
 """Recurrent batch normalisation as an operator of torch: one direction of one layer.
 
-Like `ln_zoo.ops.chunked`, whose frame it shares: chunks of time steps, what does not depend on the
+Like `ln_zoo.ops.operator`, whose frame it shares: chunks of time steps, what does not depend on the
 step before for a chunk at once, tensors in packed order. What is normalised over cases couples the
 rows of a step, and differs in this:
 
@@ -31,7 +31,8 @@ from torch import Tensor
 
 from ln_zoo.ops.cells import CELLS, Cell, States, Weights
 from ln_zoo.ops.checks import check_form, check_given, check_operands, check_together
-from ln_zoo.ops.chunked import (
+from ln_zoo.ops.engines.base import Sums
+from ln_zoo.ops.operator import (
     CHOICES,
     OPERANDS,
     Chunk,
@@ -46,7 +47,6 @@ from ln_zoo.ops.chunked import (
     sizes_of,
     unfilled,
 )
-from ln_zoo.ops.engine import Sums
 from ln_zoo.ops.records import Records, RowNorm, StepNorm
 from ln_zoo.ops.recurrence import stack
 from ln_zoo.ops.recurrent_kernel import untraceable
@@ -206,13 +206,13 @@ class BatchEngine(Protocol):
         """What it is, for the log."""
 
     def refuses(self, spec: BatchSpec, x: Tensor, w_hh: Tensor, dtype: torch.dtype) -> str | None:
-        """Why it cannot take this call, or ``None``; as `ln_zoo.ops.engine.Engine.refuses`."""
+        """Why it cannot take this call, or ``None``; as of `ln_zoo.ops.engines.base.Engine`."""
 
     def empty(self, *size: int, like: Tensor, dtype: torch.dtype, scratch: str = "") -> Tensor:
-        """Memory that is not filled; as `ln_zoo.ops.engine.Engine.empty`."""
+        """Memory that is not filled; as `ln_zoo.ops.engines.base.Engine.empty`."""
 
     def prepare(self, spec: BatchSpec, operands: Operands, backward: bool) -> Any:
-        """What is made once per call: `ln_zoo.ops.engine.Products` and more.
+        """What is made once per call: `ln_zoo.ops.engines.base.Products` and more.
 
         Args:
             spec: what is to be computed.
@@ -731,7 +731,7 @@ class BatchRecurrence:
         engine: what runs the time steps; it becomes known to the operators under its name.
 
     Example:
-        >>> from ln_zoo.ops.batch_steps import BatchAtenEngine
+        >>> from ln_zoo.ops.engines.aten.batch import BatchAtenEngine
         >>> BatchRecurrence(BatchAtenEngine()).name
         'aten'
     """
@@ -767,7 +767,7 @@ class BatchRecurrence:
         dropout: float,
         training: bool,
     ) -> tuple[Tensor, States]:
-        """Runs the layers; arguments as `ln_zoo.ops.fast_path.Kernel` has them."""
+        """Runs the layers; arguments as `ln_zoo.ops.dispatch.Kernel` has them."""
 
         def run(
             i: int, x: Tensor, sizes: Sequence[int] | None, states: States

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ln_zoo.ops import fast_path
+from ln_zoo.ops import dispatch
 from ln_zoo.ops.addresses import addresses
 from ln_zoo.ops.cells import Cell, States, Weights
-from ln_zoo.ops.native.one_call import OneCall, Parameters, Prepared
+from ln_zoo.ops.engines.native.one_call import OneCall, Parameters, Prepared
 from ln_zoo.ops.records import Records, RowNorm
 from ln_zoo.ops.recurrent_kernel import untraceable
 
@@ -180,4 +180,4 @@ def _key(x: Tensor) -> tuple[Any, ...] | None:
     ):
         return None
     value = os.environ.get("LN_ZOO_KERNELS")
-    return x.shape, value, torch.get_num_threads(), *fast_path.KERNELS
+    return x.shape, value, torch.get_num_threads(), *dispatch.KERNELS

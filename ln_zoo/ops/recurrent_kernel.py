@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ln_zoo.ops import chunked  # noqa: F401  defines the operators
+from ln_zoo.ops import operator  # noqa: F401  defines the operators
 from ln_zoo.ops.cells import Cell, States, Weights
-from ln_zoo.ops.engine import Engine, register
+from ln_zoo.ops.engines.base import Engine, register
 from ln_zoo.ops.records import Records
 from ln_zoo.ops.recurrence import stack
 from ln_zoo.ops.spec import lower, product_dtype, refusal, specify
@@ -40,7 +40,7 @@ class Recurrence:
         engine: what runs the time steps; it becomes known to the operators under its name.
 
     Example:
-        >>> from ln_zoo.ops.aten_steps import AtenEngine
+        >>> from ln_zoo.ops.engines.aten.rows import AtenEngine
         >>> Recurrence(AtenEngine()).name
         'aten'
     """
@@ -76,7 +76,7 @@ class Recurrence:
         dropout: float,
         training: bool,
     ) -> tuple[Tensor, States]:
-        """Runs the layers; arguments as `ln_zoo.ops.fast_path.Kernel` has them."""
+        """Runs the layers; arguments as `ln_zoo.ops.dispatch.Kernel` has them."""
 
         def run(
             i: int, x: Tensor, sizes: Sequence[int] | None, states: States

@@ -15,7 +15,7 @@ from reference import Direction, Rule, run_layers
 from benchmarks import contestants, modes, rnn
 from benchmarks.contestants import Absent, Size, limited_to
 from benchmarks.timing import Spread, interleave, ratios
-from ln_zoo.ops.native import build
+from ln_zoo.ops.engines.native import build
 
 SIZE = Size(5, 3, 7, 6)
 #: One layer in one direction, where the reference has them.
@@ -128,7 +128,7 @@ def test_names_of_contestants() -> None:
 def test_an_engine_that_does_not_run_is_not_measured_under_its_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from ln_zoo.ops.aten_steps import AtenEngine
+    from ln_zoo.ops.engines.aten.rows import AtenEngine
 
     monkeypatch.setattr(AtenEngine, "refuses", lambda *_: "not today")
     with pytest.raises(Absent, match="LayerNorm/aten: aten does not take the call"):

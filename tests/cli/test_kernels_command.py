@@ -10,7 +10,7 @@ from cli_support import installed
 
 from ln_zoo.cli import main
 from ln_zoo.ops import KERNELS
-from ln_zoo.ops.native import build
+from ln_zoo.ops.engines.native import build
 
 TINY = '#include <cstdint>\nextern "C" int64_t ln_zoo_abi() { return %d; }\n'
 

@@ -222,7 +222,7 @@ def test_the_users_cache_is_where_kernels_are_kept(
 ) -> None:
     monkeypatch.delenv("LN_ZOO_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    from ln_zoo.ops.native.build import cache_folder
+    from ln_zoo.ops.engines.native.build import cache_folder
 
     path = write(tmp_path / "data", text(matrix()))
     beside, users = cache_folders(path.parent)

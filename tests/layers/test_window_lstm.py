@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from ln_zoo.layers import WindowLSTM, WindowOutput, WindowState
 from ln_zoo.layers import window as window_module
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm
-from ln_zoo.ops.native.runtime import trouble
+from ln_zoo.ops.engines.native.runtime import trouble
 
 F64 = torch.float64
 STRATEGIES: dict[str, tuple[Norm, Rule]] = {

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ln_zoo.layers import GRU, LSTM, RNN, Conv2d, GRUCell, Linear, LSTMCell, RNNCell
 from ln_zoo.norms import LayerNorm, Site
-from ln_zoo.ops.native.runtime import trouble
+from ln_zoo.ops.engines.native.runtime import trouble
 
 F64 = torch.float64
 NORM = LayerNorm(gain=0.6, eps=1e-3, per_gate=True)

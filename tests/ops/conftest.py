@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ln_zoo.ops.gpu import graphs
+from ln_zoo.ops.engines.triton import graphs
 
 # Test modules are collected for their doctests too, whatever their names.
 collect_ignore = [] if os.environ.get("TRITON_INTERPRET") == "1" else ["gpu_in_interpreter.py"]

@@ -25,9 +25,9 @@ from torch import Tensor
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpretedFunction
 
-from ln_zoo.ops import chunked
-from ln_zoo.ops.engine import register
-from ln_zoo.ops.gpu import TritonEngine, graphs, kernels, steps
+from ln_zoo.ops import operator
+from ln_zoo.ops.engines.base import register
+from ln_zoo.ops.engines.triton import TritonEngine, graphs, kernels, steps
 from ln_zoo.ops.spec import Operands, Rows, Spec
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "is run by test_gpu_engine.py"
@@ -167,7 +167,7 @@ def by_equations(spec: Spec, o: Operands, sizes: Sequence[int]) -> tuple[Tensor,
 
 def by_loop(spec: Spec, o: Operands, sizes: Sequence[int]) -> tuple[Tensor, ...]:
     """The same by the generic loop, for groups of statistics that `reference` does not know."""
-    return chunked.replay(spec, o, torch.tensor(sizes))
+    return operator.replay(spec, o, torch.tensor(sizes))
 
 
 def by_engine(

@@ -26,8 +26,8 @@ from ln_zoo.ops import (
     RowNorm,
     Weights,
     batch_recurrence,
-    chunked,
     memory,
+    operator,
 )
 from ln_zoo.ops.batch_recurrence import (
     BATCH_ENGINES,
@@ -38,7 +38,7 @@ from ln_zoo.ops.batch_recurrence import (
     runs,
     without_means,
 )
-from ln_zoo.ops.fast_path import allowed
+from ln_zoo.ops.dispatch import allowed
 from ln_zoo.ops.spec import Operands
 
 F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
@@ -107,7 +107,7 @@ def cuts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int
     monkeypatch.setattr(
         batch_recurrence,
         "chunks",
-        lambda sizes, rows, steps=1: chunked.chunks(sizes, min(rows, request.param), steps),
+        lambda sizes, rows, steps=1: operator.chunks(sizes, min(rows, request.param), steps),
     )
     return request.param
 

@@ -29,14 +29,14 @@ from ln_zoo.ops import (
     StepNorm,
     Weights,
     divergence,
-    draw,
     draw_engine,
     draw_refusal,
     drawn,
 )
-from ln_zoo.ops.gpu import TritonEngine
-from ln_zoo.ops.gpu import draw as gpu_draw
-from ln_zoo.ops.native.runtime import trouble
+from ln_zoo.ops.engines.native.runtime import trouble
+from ln_zoo.ops.engines.triton import TritonEngine
+from ln_zoo.ops.engines.triton import draw as gpu_draw
+from ln_zoo.ops.loops import draw
 
 F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
 #: The error allowed in float64.

@@ -25,9 +25,10 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from ln_zoo.layers import GRU, LSTM, RNN
 from ln_zoo.norms import LayerNorm, Norm, RMSNorm, Site
-from ln_zoo.ops import CELLS, KERNELS, RowNorm, aten_steps, chunked, fast_path
-from ln_zoo.ops.engine import ENGINES, Engine, Products
-from ln_zoo.ops.native.one_call import OneCall
+from ln_zoo.ops import CELLS, KERNELS, RowNorm, dispatch, operator
+from ln_zoo.ops.engines.aten import rows as aten_rows
+from ln_zoo.ops.engines.base import ENGINES, Engine, Products
+from ln_zoo.ops.engines.native.one_call import OneCall
 from ln_zoo.ops.recurrent_kernel import Recurrence
 from ln_zoo.ops.spec import Operands, Rows, Spec
 
@@ -77,7 +78,7 @@ def under(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     monkeypatch.setenv("LN_ZOO_KERNELS", engine.name)
     # Calls of one chunk run without the frame.
     kernels = [kernel for kernel in KERNELS if not isinstance(kernel, OneCall)]
-    monkeypatch.setattr(fast_path, "KERNELS", kernels)
+    monkeypatch.setattr(dispatch, "KERNELS", kernels)
     monkeypatch.setattr(engine, "prepare", counted)
     yield found
     assert found.calls
@@ -194,7 +195,7 @@ def shifted(operands: Operands, k: int) -> Operands:
 
 def by_loop(spec: Spec, operands: Operands) -> Callable[[int], dict[str, Tensor]]:
     """What `run` gives of the generic loop in float32."""
-    return lambda k: run(lambda o: chunked.replay(spec, o, None), shifted(operands, k), F32)
+    return lambda k: run(lambda o: operator.replay(spec, o, None), shifted(operands, k), F32)
 
 
 def compare(under: Under, spec: Spec, operands: Operands) -> None:
@@ -428,13 +429,13 @@ def test_many_chunks_are_as_one(
 ) -> None:
     layer = make(cell)
     x = pack_sequence([randn(n, 4) for n in lengths])
-    monkeypatch.setattr(aten_steps, "PIECE", 4 * 48)
+    monkeypatch.setattr(aten_rows, "PIECE", 4 * 48)
     steps: list[int] = []
-    cut = chunked.chunks
+    cut = operator.chunks
     for rows in (4, 10):
         with monkeypatch.context() as patch:
             patch.setattr(
-                chunked, "chunks", lambda sizes, *_, rows=rows: steps.append(1) or cut(sizes, rows)
+                operator, "chunks", lambda sizes, *_, rows=rows: steps.append(1) or cut(sizes, rows)
             )
             compare_layers(layer, x, states_for(cell, layer, len(lengths)), under)
     assert len(steps) == 4
@@ -447,9 +448,9 @@ def test_the_ways_of_a_long_and_wide_layer(
 ) -> None:
     """Plain torch prepares its weights where that pays: here it does so anywhere."""
     packed: list[int] = []
-    monkeypatch.setattr(aten_steps, "MANY", 1)
+    monkeypatch.setattr(aten_rows, "MANY", 1)
     monkeypatch.setattr(
-        aten_steps, "_packs", lambda w: packed.append(1) or (w.dtype == F32 and HAS_PACKED)
+        aten_rows, "_packs", lambda w: packed.append(1) or (w.dtype == F32 and HAS_PACKED)
     )
     layer = make(cell)
     x = pack_sequence([randn(n, 4) for n in lengths])
@@ -535,7 +536,7 @@ def test_gradients_of_some_results_alone(result: int, under: Under) -> None:
 
     def loop(k: int) -> dict[str, Tensor]:
         given = shifted(operands, k)
-        return run(lambda o: (chunked.replay(spec, o, None)[result],), given, F32)
+        return run(lambda o: (operator.replay(spec, o, None)[result],), given, F32)
 
     assert_as_accurate(actual, expected, loop)
 
@@ -577,7 +578,7 @@ def test_gradients_may_come_expanded_and_inputs_strided(cell: str, under: Under)
     assert_as_accurate(
         total(by(under, spec), strided),
         expected,
-        lambda k: total(lambda o: chunked.replay(spec, o, None), cast(shifted(operands, k), F32)),
+        lambda k: total(lambda o: operator.replay(spec, o, None), cast(shifted(operands, k), F32)),
     )
 
 

@@ -21,7 +21,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from ln_zoo.ops.gpu import TritonEngine, graphs, steps
+from ln_zoo.ops.engines.triton import TritonEngine, graphs, steps
 from ln_zoo.ops.spec import Rows, Spec
 
 needs_triton = pytest.mark.skipif(
@@ -194,11 +194,11 @@ def test_refusals_have_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_kernels_are_not_made_before_a_gpu_asks_for_them() -> None:
     code = (
-        "import sys, torch, ln_zoo.ops.gpu\n"
+        "import sys, torch, ln_zoo.ops.engines.triton\n"
         "from ln_zoo.layers import LSTM; from ln_zoo.norms import LayerNorm\n"
         "LSTM(3, 4, norm=LayerNorm())(torch.randn(5, 2, 3))[0].sum().backward()\n"
-        "assert 'ln_zoo.ops.gpu.steps' in sys.modules\n"
-        "assert 'ln_zoo.ops.gpu.kernels' not in sys.modules"
+        "assert 'ln_zoo.ops.engines.triton.steps' in sys.modules\n"
+        "assert 'ln_zoo.ops.engines.triton.kernels' not in sys.modules"
     )
     environment = {**os.environ, "LN_ZOO_KERNELS": "triton,aten"}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
@@ -253,7 +253,7 @@ class TestCompiled:
 
     @pytest.mark.parametrize(("cell", "backward", "hidden", "kind"), STEPS)
     def test_steps(self, cell: str, backward: bool, hidden: int, kind: str, tmp_path: Path) -> None:
-        from ln_zoo.ops.gpu import kernels
+        from ln_zoo.ops.engines.triton import kernels
 
         spec, stats = SPECS[cell], TritonEngine().stats(SPECS[cell])
         dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[kind]
@@ -282,7 +282,7 @@ class TestCompiled:
     @pytest.mark.parametrize("hidden", [100, 400, 2400])
     @pytest.mark.parametrize("gates", [3, 4])
     def test_input_gradients(self, gates: int, hidden: int, tmp_path: Path) -> None:
-        from ln_zoo.ops.gpu import kernels
+        from ln_zoo.ops.engines.triton import kernels
 
         spec = SPECS["LSTM" if gates == 4 else "GRU"]
         compiled = compile_for_sm_90(
@@ -306,7 +306,7 @@ class TestCompiled:
     )
     def test_draw(self, name: str, tmp_path: Path) -> None:
         """At the paper's size, with all that there may be."""
-        from ln_zoo.ops.gpu import draw, draw_kernels
+        from ln_zoo.ops.engines.triton import draw, draw_kernels
 
         kernel = getattr(draw_kernels, name)
         found = {key: value for key, value in DRAW_CONSTANTS.items() if key in kernel.arg_names}
@@ -315,7 +315,7 @@ class TestCompiled:
 
     @pytest.mark.parametrize("own_mean", [False, True])
     def test_column_sums(self, own_mean: bool, tmp_path: Path) -> None:
-        from ln_zoo.ops.gpu import kernels
+        from ln_zoo.ops.engines.triton import kernels
 
         compiled = compile_for_sm_90(
             kernels.column_sums,
@@ -338,7 +338,7 @@ class TestCompiled:
         assert accesses(compiled, "ld")["v4.b32"] > 0
 
     def test_the_table_of_addresses(self, tmp_path: Path) -> None:
-        from ln_zoo.ops.gpu import kernels
+        from ln_zoo.ops.engines.triton import kernels
 
         count = len(kernels.SLOTS)
         compiled = compile_for_sm_90(kernels.write_table, ["*i64"] + ["i64"] * count, {}, 1)
@@ -350,7 +350,7 @@ def compile_for_sm_90(kernel: Any, types: list[str], constants: dict[str, Any], 
     """The kernel as it is launched: pointers are known to be aligned.
 
     Args:
-        kernel: a function of `ln_zoo.ops.gpu.kernels`.
+        kernel: a function of `ln_zoo.ops.engines.triton.kernels`.
         types: triton's names of the types of its arguments but for compile-time ones.
         constants: the compile-time arguments.
         warps: warps of a program.

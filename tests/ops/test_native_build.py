@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ln_zoo.ops.native import build, ownership
-from ln_zoo.ops.native.build import NativeLibrary, Unavailable
+from ln_zoo.ops.engines.native import build, ownership
+from ln_zoo.ops.engines.native.build import NativeLibrary, Unavailable
 
 SOURCE = """
 #include <cstdint>
@@ -165,7 +165,7 @@ def test_threads_of_one_process_compile_once(source: Path, counted: Counted) -> 
 def test_processes_that_start_at_once_compile_once(source: Path, counted: Counted) -> None:
     counted.behave("sleep 1")
     code = (
-        "from pathlib import Path\nfrom ln_zoo.ops.native.build import NativeLibrary\n"
+        "from pathlib import Path\nfrom ln_zoo.ops.engines.native.build import NativeLibrary\n"
         f"print(NativeLibrary(Path({str(source)!r})).load().ln_zoo_abi())"
     )
     assert [output(p) for p in [python(code) for _ in range(3)]] == [f"{build.ABI}\n"] * 3
@@ -180,7 +180,7 @@ import os
 from pathlib import Path
 import torch
 import ln_zoo.layers
-from ln_zoo.ops.native import build, ownership
+from ln_zoo.ops.engines.native import build, ownership
 assert not Path({str(cache)!r}).exists()
 library = build.NativeLibrary(Path({str(source)!r})).load()
 for n in (1, 2, 3):
@@ -281,7 +281,7 @@ def test_private_folder_goes_with_the_process(source: Path, tmp_path: Path) -> N
 import os
 from pathlib import Path
 os.environ["LN_ZOO_CACHE"] = {str(tmp_path / "file")!r}
-from ln_zoo.ops.native.build import NativeLibrary
+from ln_zoo.ops.engines.native.build import NativeLibrary
 print(NativeLibrary(Path({str(source)!r})).status(build=True).path)
 """
     assert not Path(output(python(code)).strip()).parent.exists()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ln_zoo.ops.native import build
+from ln_zoo.ops.engines.native import build
 
 ROOT = Path(__file__).parents[2]
 #: What a processor must have for each level of the instruction set.
@@ -87,7 +87,7 @@ SANITIZED = "-fsanitize=address -O0 -g1"
 #: Packs a matrix as if it had a row more than it has.
 BEYOND = """
 import torch
-from ln_zoo.ops.native.runtime import library
+from ln_zoo.ops.engines.native.runtime import library
 matrix, packed = torch.ones(8, 4), torch.empty(64 * 9)
 for rows in (8, 9):
     library().ln_zoo_pack(

@@ -8,9 +8,9 @@ from accuracy import assert_as_accurate, assert_within, generic_loop, limits, mo
 
 from ln_zoo.layers import LSTM
 from ln_zoo.norms import LayerNorm
-from ln_zoo.ops.engine import centred
-from ln_zoo.ops.native import build, runtime
-from ln_zoo.ops.native.runtime import NativeProducts
+from ln_zoo.ops.engines.base import centred
+from ln_zoo.ops.engines.native import build, runtime
+from ln_zoo.ops.engines.native.runtime import NativeProducts
 from ln_zoo.ops.spec import Rows
 
 needs_native = pytest.mark.skipif(

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from ln_zoo.layers import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm
-from ln_zoo.ops import fast_path
-from ln_zoo.ops.native.one_call import OneCall
-from ln_zoo.ops.native.runtime import trouble
+from ln_zoo.ops import dispatch
+from ln_zoo.ops.engines.native.one_call import OneCall
+from ln_zoo.ops.engines.native.runtime import trouble
 
 pytestmark = pytest.mark.skipif(trouble() is not None, reason=f"no native kernels: {trouble()}")
 
@@ -29,7 +29,7 @@ every_kind = pytest.mark.parametrize("name", CELLS)
 def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """It runs alone, and what it refuses goes to the generic loop."""
     monkeypatch.setenv("LN_ZOO_KERNELS", "native")
-    monkeypatch.setattr(fast_path, "KERNELS", [OneCall()])
+    monkeypatch.setattr(dispatch, "KERNELS", [OneCall()])
     return iter(())
 
 
@@ -94,7 +94,7 @@ def ran(module: Any, monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
     """What was picked by calls to come; nothing is added by those that follow a plan."""
     names: list[str | None] = []
     for owner in ("ln_zoo.ops.pick", "ln_zoo.layers.cells.pick_step"):
-        pick = fast_path.pick_step if owner.endswith("step") else fast_path.pick
+        pick = dispatch.pick_step if owner.endswith("step") else dispatch.pick
 
         def noted(*arguments: Any, pick: Any = pick) -> Any:
             kernel = pick(*arguments)

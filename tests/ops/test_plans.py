@@ -18,7 +18,7 @@ from torch.nn.utils import parametrize
 from ln_zoo import ops
 from ln_zoo.layers import GRU, LSTM, LSTMCell
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, Site
-from ln_zoo.ops import Record, RowNorm, fast_path
+from ln_zoo.ops import Record, RowNorm, dispatch
 
 MODULES: dict[str, Callable[..., Any]] = {
     "layer": lambda **options: LSTM(7, 20, **options),
@@ -52,8 +52,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
     """What was picked, call by call; nothing by calls that follow a plan."""
     names: list[str | None] = []
     for owner, pick in (
-        ("ln_zoo.ops.pick", fast_path.pick),
-        ("ln_zoo.layers.cells.pick_step", fast_path.pick_step),
+        ("ln_zoo.ops.pick", dispatch.pick),
+        ("ln_zoo.layers.cells.pick_step", dispatch.pick_step),
     ):
 
         def noted(*arguments: Any, pick: Callable[..., Any] = pick) -> Any:
@@ -326,6 +326,6 @@ def test_kernels_may_be_added_later(monkeypatch: pytest.MonkeyPatch) -> None:
 
     layer, x = LSTM(7, 20), torch.randn(2, 3, 7)
     layer(x)
-    monkeypatch.setattr(fast_path, "KERNELS", [Broken()])
+    monkeypatch.setattr(dispatch, "KERNELS", [Broken()])
     with pytest.raises(ZeroDivisionError):
         layer(x)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ln_zoo.ops import CELLS, RowNorm, Weights
 from ln_zoo.ops.cells import Cell
-from ln_zoo.ops.engine import centred
+from ln_zoo.ops.engines.base import centred
 from ln_zoo.ops.spec import Rows, Spec, lower, product_dtype, refusal, specify
 
 F64 = torch.float64

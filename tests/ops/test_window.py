@@ -19,13 +19,13 @@ from ln_zoo.ops import (
     RowNorm,
     Weights,
     WindowOperands,
-    window,
     window_engine,
     window_weights,
     windowed_lstm,
 )
-from ln_zoo.ops.engine import ENGINES, Engine
-from ln_zoo.ops.native.runtime import trouble
+from ln_zoo.ops.engines.base import ENGINES, Engine
+from ln_zoo.ops.engines.native.runtime import trouble
+from ln_zoo.ops.loops import window
 
 F32, F64 = torch.float32, torch.float64
 PLACES = ("input", "recurrent", "cell")

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from ln_zoo.ops import CELLS, Affine, DrawLSTM, DrawSettings, DrawWeights, RowNorm, Weights, drawn
 from ln_zoo.ops.batch_recurrence import BatchSpec, Cases
-from ln_zoo.ops.native.one_call import Parameters, Prepared
-from ln_zoo.ops.native.runtime import NativeProducts, multiply, packed, trouble
+from ln_zoo.ops.engines.native.one_call import Parameters, Prepared
+from ln_zoo.ops.engines.native.runtime import NativeProducts, multiply, packed, trouble
+from ln_zoo.ops.loops.window import WindowOperands, windowed_lstm
 from ln_zoo.ops.spec import Operands, Rows, Spec
-from ln_zoo.ops.window import WindowOperands, windowed_lstm
 
 pytestmark = pytest.mark.skipif(trouble() is not None, reason=f"no native kernels: {trouble()}")
 

@@ -75,7 +75,7 @@ class TorchRNN:
         dropout: float,
         training: bool,
     ) -> tuple[Tensor, States]:
-        """Runs the layers; arguments as `ln_zoo.ops.fast_path.Kernel` has them."""
+        """Runs the layers; arguments as `ln_zoo.ops.dispatch.Kernel` has them."""
         hx = states if cell.name == "LSTM" else states[0]
         flat = [w for direction in weights for w in direction if w is not None]
         has_biases = weights[0].bias_ih is not None

@@ -14,15 +14,15 @@ from torch import Tensor
 
 from ln_zoo.ops.addresses import Arguments, Packed, address, check_steps
 from ln_zoo.ops.batch_recurrence import BatchSpec, Cases, Kept, Places, Statistics
-from ln_zoo.ops.engine import Sums
-from ln_zoo.ops.native.runtime import (
+from ln_zoo.ops.engines.base import Sums
+from ln_zoo.ops.engines.native.runtime import (
     NativeProducts,
     empty,
     library,
     scratch_memory,
     trouble,
 )
-from ln_zoo.ops.native.steps import CELLS, VECTORS, sums_of, vectors
+from ln_zoo.ops.engines.native.steps import CELLS, VECTORS, sums_of, vectors
 from ln_zoo.ops.spec import Operands, Rows
 
 #: Units that are worth a thread.

@@ -30,7 +30,7 @@ from pathlib import Path
 import torch
 from filelock import FileLock, Timeout
 
-from ln_zoo.ops.native.ownership import is_our_file, make_private, why_not_ours
+from ln_zoo.ops.engines.native.ownership import is_our_file, make_private, why_not_ours
 
 #: What ``ln_zoo_abi()`` of the source returns: the version of its functions and structures.
 ABI = 4

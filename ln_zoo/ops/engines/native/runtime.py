@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ln_zoo.ops import memory
 from ln_zoo.ops.addresses import Packed, address, matrix
-from ln_zoo.ops.engine import Products, centred
-from ln_zoo.ops.native import build
+from ln_zoo.ops.engines.base import Products, centred
+from ln_zoo.ops.engines.native import build
 from ln_zoo.ops.spec import Rows
 
 # The library
@@ -83,7 +83,7 @@ def constant(value: float, n: int) -> Tensor:
 
 
 def empty(*size: int, like: Tensor, dtype: torch.dtype, scratch: str = "") -> Tensor:
-    """Memory that is not filled; as `ln_zoo.ops.engine.Engine.empty`."""
+    """Memory that is not filled; as `ln_zoo.ops.engines.base.Engine.empty`."""
     if scratch:
         return memory.scratch(f"native {scratch}", *size, dtype=dtype)
     return memory.empty(*size, like=like, dtype=dtype)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ln_zoo.ops.cells import CELLS, Sites, Weights
 from ln_zoo.ops.checks import check_form, check_operands, check_together
-from ln_zoo.ops.engine import ENGINES, Saved, Sums, centred
+from ln_zoo.ops.engines.base import ENGINES, Saved, Sums, centred
 from ln_zoo.ops.recurrence import scan
 from ln_zoo.ops.spec import Operands, Rows, Spec
 

@@ -11,9 +11,9 @@ With an image x (B, A), a canvas C of logits and noise e_t, at each of T glimpse
     C_t+1 = C_t + F_Y^T w_t F_X / gamma            filters and w_t (W, W) from W_w h_dec
 
 The five numbers that place the filters are (g_X, g_Y, log sigma^2, log delta, log gamma), and what
-they make of them is written in `ln_zoo.ops.glimpse`. log s, log sigma^2 and log delta are clamped.
-A cell state may be normalised on its way to h; sums of gates are not, so that an LSTM's step is one
-product, with its inputs side by side.
+they make of them is written in `ln_zoo.ops.loops.glimpse`. log s, log sigma^2 and log delta are
+clamped. A cell state may be normalised on its way to h; sums of gates are not, so that an LSTM's
+step is one product, with its inputs side by side.
 
 The loop is one function with gradients written out. Under autocast the products of the LSTMs and
 of the posterior take bfloat16, but not those that place the filters; all else is float32 at least.
@@ -36,12 +36,12 @@ from torch import Tensor
 from ln_zoo.ops import memory
 from ln_zoo.ops.cells import CELLS, Weights
 from ln_zoo.ops.checks import check_devices
-from ln_zoo.ops.chunked import no_autocast
-from ln_zoo.ops.engine import ENGINES
-from ln_zoo.ops.fast_path import allowed
-from ln_zoo.ops.glimpse import FilterNorm
-from ln_zoo.ops.gpu.draw import TritonDraw, image_refusal, replayed
-from ln_zoo.ops.native.draw import NativeDraw
+from ln_zoo.ops.dispatch import allowed
+from ln_zoo.ops.engines.base import ENGINES
+from ln_zoo.ops.engines.native.draw import NativeDraw
+from ln_zoo.ops.engines.triton.draw import TritonDraw, image_refusal, replayed
+from ln_zoo.ops.loops.glimpse import FilterNorm
+from ln_zoo.ops.operator import no_autocast
 from ln_zoo.ops.records import Records, RowNorm
 from ln_zoo.ops.recurrent_kernel import untraceable
 from ln_zoo.ops.spec import Rows, product_dtype, refusal, specify
@@ -816,7 +816,7 @@ class _Axes:
 
 
 class _Bank:
-    """Filters of both axes at once, as `ln_zoo.ops.glimpse` has them, and their gradients.
+    """Filters of both axes at once, as `ln_zoo.ops.loops.glimpse` has them, and their gradients.
 
     Distances u are taken from the pixel that is nearest to a filter's centre, m away: there, an
     exponent of 0 is the largest, and however far off the image a window is, nothing is lost to
@@ -864,7 +864,7 @@ class _Bank:
 
 
 class AtenDraw:
-    """The steps by functions of torch, in place; equations in `ln_zoo.ops.draw`.
+    """The steps by functions of torch, in place; equations in `ln_zoo.ops.loops.draw`.
 
     Args:
         plan: what is computed.

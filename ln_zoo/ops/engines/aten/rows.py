@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from ln_zoo.ops import memory
-from ln_zoo.ops.chunked import chunks
-from ln_zoo.ops.engine import Products, Saved, Sums, centred
+from ln_zoo.ops.engines.base import Products, Saved, Sums, centred
+from ln_zoo.ops.operator import chunks
 from ln_zoo.ops.spec import Operands, Rows, Spec
 
 #: Numbers of one kind that are in work at a time on the way back, on CPUs.
@@ -72,7 +72,7 @@ class AtenEngine:
         out: Tensor,
         saved: Saved | None,
     ) -> None:
-        """Runs consecutive steps; see `ln_zoo.ops.engine.Engine.forward_steps`."""
+        """Runs consecutive steps; see `ln_zoo.ops.engines.base.Engine.forward_steps`."""
         p.forward(v, sizes, h, c, out, saved)
 
     def backward_steps(
@@ -263,7 +263,7 @@ class Steps(Products):
         return found
 
     def centred(self, name: str, weight: Tensor, rows: Rows) -> Tensor:
-        """`ln_zoo.ops.engine.centred` in scratch memory."""
+        """`ln_zoo.ops.engines.base.centred` in scratch memory."""
         if not (rows.scale and rows.center):
             return weight
         return centred(weight, rows, self.scratch(name, *weight.shape, dtype=weight.dtype))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
 
-from ln_zoo.ops.chunked import chunks, previous_rows, rows_of, sizes_of
+from ln_zoo.ops.operator import chunks, previous_rows, rows_of, sizes_of
 
 
 @pytest.mark.parametrize("sizes", [[3] * 7, [5, 5, 4, 2, 2, 1, 1, 1], [1], [9, 1], [0, 0]], ids=str)

@@ -1,4 +1,4 @@
-"""What stands between the products of DRAW, in C++ (equations: `ln_zoo.ops.draw`)."""
+"""What stands between the products of DRAW, in C++ (equations: `ln_zoo.ops.loops.draw`)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from ln_zoo.ops.addresses import Arguments
-from ln_zoo.ops.native.runtime import constant, library, multiply, packed
-from ln_zoo.ops.native.steps import RowArguments, row_arguments
+from ln_zoo.ops.engines.native.runtime import constant, library, multiply, packed
+from ln_zoo.ops.engines.native.steps import RowArguments, row_arguments
 
 if TYPE_CHECKING:
-    from ln_zoo.ops.draw import Back, Kept, Made, _Operands, _Plan
+    from ln_zoo.ops.loops.draw import Back, Kept, Made, _Operands, _Plan
 
 _Pair = c_void_p * 2
 
@@ -86,7 +86,7 @@ class DrawArguments(Arguments):
 
 
 class NativeDraw:
-    """As `ln_zoo.ops.draw.DrawSteps`; arguments as `ln_zoo.ops.draw.AtenDraw`."""
+    """As `ln_zoo.ops.loops.draw.DrawSteps`; arguments as `ln_zoo.ops.loops.draw.AtenDraw`."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The loop of a layer with a window over a text, in C++ (equations: `ln_zoo.ops.window`)."""
+"""The loop of a layer with a window over a text, in C++ (equations: `ln_zoo.ops.loops.window`)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, ClassVar
 from torch import Tensor
 
 from ln_zoo.ops.addresses import Arguments, Packed
-from ln_zoo.ops.engine import Saved, Sums
-from ln_zoo.ops.native.runtime import packed
-from ln_zoo.ops.native.steps import NativeEngine, NativeSteps
+from ln_zoo.ops.engines.base import Saved, Sums
+from ln_zoo.ops.engines.native.runtime import packed
+from ln_zoo.ops.engines.native.steps import NativeEngine, NativeSteps
 from ln_zoo.ops.spec import Operands, Spec
 
 if TYPE_CHECKING:
-    from ln_zoo.ops.chunked import Chunk
-    from ln_zoo.ops.window import WindowOperands
+    from ln_zoo.ops.loops.window import WindowOperands
+    from ln_zoo.ops.operator import Chunk
 
 
 class WindowArguments(Arguments):
@@ -43,7 +43,7 @@ class WindowArguments(Arguments):
 
 
 class NativeWindow:
-    """Runs chunks of steps; as `ln_zoo.ops.window.WindowSteps`.
+    """Runs chunks of steps; as `ln_zoo.ops.loops.window.WindowSteps`.
 
     Args:
         engine: the native engine.

@@ -1,6 +1,6 @@
 """What a recurrent kernel has to provide: preparation, and runs of time steps there and back.
 
-The frame around it (`ln_zoo.ops.chunked`) is the same for all engines: chunks, products over all
+The frame around it (`ln_zoo.ops.operator`) is the same for all engines: chunks, products over all
 time steps at once, the operators of torch, gradients of gradients. An engine sees plain tensors.
 
 Data of one direction are rows in packed order: step t owns ``sizes[t]`` rows, sizes never grow, and

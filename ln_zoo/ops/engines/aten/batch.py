@@ -1,6 +1,6 @@
 """The batch engine that is written in functions of torch: for every device.
 
-It computes as `ln_zoo.ops.aten_steps` does (tanh by a sigmoid, with its factors in gains and
+It computes as `ln_zoo.ops.engines.aten.rows` does (tanh by a sigmoid, with its factors in gains and
 slopes; all gates of a chunk anew in the backward), with rows normalised over cases. With r the
 reciprocal deviations of a step, u^ = r u the normalised rows and K the product of gates that a
 gradient of the state is multiplied by, the gradient of u is, up to a constant per feature,
@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from ln_zoo.ops import memory
-from ln_zoo.ops.aten_steps import PIECE
 from ln_zoo.ops.batch_recurrence import (
     BatchSpec,
     Cases,
@@ -32,8 +31,9 @@ from ln_zoo.ops.batch_recurrence import (
     runs,
     sum_cases,
 )
-from ln_zoo.ops.chunked import chunks
-from ln_zoo.ops.engine import Products, Sums
+from ln_zoo.ops.engines.aten.rows import PIECE
+from ln_zoo.ops.engines.base import Products, Sums
+from ln_zoo.ops.operator import chunks
 from ln_zoo.ops.spec import Operands
 
 

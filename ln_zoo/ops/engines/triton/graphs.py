@@ -2,7 +2,7 @@
 
 A step is two launches of a few microseconds each, less than the processor needs to make them. A
 graph of many steps is launched at once; the tensors it uses are fixed, which is why step kernels
-find theirs through a table of addresses (`ln_zoo.ops.gpu.kernels`).
+find theirs through a table of addresses (`ln_zoo.ops.engines.triton.kernels`).
 """
 
 from __future__ import annotations

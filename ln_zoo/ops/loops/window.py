@@ -23,11 +23,11 @@ from torch import Tensor
 
 from ln_zoo.ops.cells import CELLS, Weights
 from ln_zoo.ops.checks import check_parameters
-from ln_zoo.ops.chunked import chunks, no_autocast, previous_rows
-from ln_zoo.ops.engine import ENGINES, Engine, Saved, Sums, centred
-from ln_zoo.ops.fast_path import allowed
-from ln_zoo.ops.native.steps import NativeEngine
-from ln_zoo.ops.native.window import NativeWindow
+from ln_zoo.ops.dispatch import allowed
+from ln_zoo.ops.engines.base import ENGINES, Engine, Saved, Sums, centred
+from ln_zoo.ops.engines.native.steps import NativeEngine
+from ln_zoo.ops.engines.native.window import NativeWindow
+from ln_zoo.ops.operator import chunks, no_autocast, previous_rows
 from ln_zoo.ops.records import Records
 from ln_zoo.ops.recurrent_kernel import untraceable
 from ln_zoo.ops.spec import Operands, Spec, gather, refusal, specify

@@ -11,17 +11,17 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ln_zoo.ops.aten_steps import AtenEngine
 from ln_zoo.ops.batch_recurrence import BatchRecurrence
-from ln_zoo.ops.batch_steps import BatchAtenEngine
 from ln_zoo.ops.cells import Cell, States, Weights
-from ln_zoo.ops.gpu import TritonEngine
-from ln_zoo.ops.native.batch_steps import NativeBatchEngine
-from ln_zoo.ops.native.one_call import ONE_CALL_ROWS, OneCall
-from ln_zoo.ops.native.steps import NativeEngine
+from ln_zoo.ops.engines.aten.batch import BatchAtenEngine
+from ln_zoo.ops.engines.aten.rows import AtenEngine
+from ln_zoo.ops.engines.native.batch import NativeBatchEngine
+from ln_zoo.ops.engines.native.one_call import ONE_CALL_ROWS, OneCall
+from ln_zoo.ops.engines.native.steps import NativeEngine
+from ln_zoo.ops.engines.torch_rnn import TorchRNN
+from ln_zoo.ops.engines.triton import TritonEngine
 from ln_zoo.ops.records import Records
 from ln_zoo.ops.recurrent_kernel import Recurrence
-from ln_zoo.ops.torch_rnn import TorchRNN
 
 
 class Kernel(Protocol):

@@ -18,16 +18,16 @@ from torch import Tensor, nn
 from ln_zoo.ops import memory
 from ln_zoo.ops.addresses import addresses
 from ln_zoo.ops.cells import CELLS, Cell, States, Weights
-from ln_zoo.ops.chunked import differentiable, normalized_sites
-from ln_zoo.ops.native.runtime import NativeProducts, library, trouble
-from ln_zoo.ops.native.steps import CELLS as NUMBERS
-from ln_zoo.ops.native.steps import RowArguments, row_arguments
+from ln_zoo.ops.engines.native.runtime import NativeProducts, library, trouble
+from ln_zoo.ops.engines.native.steps import CELLS as NUMBERS
+from ln_zoo.ops.engines.native.steps import RowArguments, row_arguments
+from ln_zoo.ops.operator import differentiable, normalized_sites
 from ln_zoo.ops.records import Records, RowNorm
 from ln_zoo.ops.recurrence import scan, stack
 from ln_zoo.ops.recurrent_kernel import untraceable
 from ln_zoo.ops.spec import Spec, product_dtype, refusal, specify
 
-#: Rows up to which a call is one chunk: the others are cut by `ln_zoo.ops.chunked`.
+#: Rows up to which a call is one chunk: the others are cut by `ln_zoo.ops.operator`.
 ONE_CALL_ROWS = NativeProducts.chunk_rows
 
 
@@ -379,7 +379,7 @@ class OneCall:
         dropout: float,
         training: bool,
     ) -> tuple[Tensor, States]:
-        """Runs the layers; arguments as `ln_zoo.ops.fast_path.Kernel` has them.
+        """Runs the layers; arguments as `ln_zoo.ops.dispatch.Kernel` has them.
 
         Of a single step, too, with x (N, I) and states (N, H); it has no output but those.
         """

@@ -11,7 +11,7 @@ each call.
 All is computed in float32, whatever the precision of the products (KIND). H and the alignment of
 addresses in bytes are compile-time numbers: where both allow it, accesses are 128 bits wide.
 
-Nothing outside `ln_zoo.ops.gpu` imports this module, since it needs triton.
+Nothing outside `ln_zoo.ops.engines.triton` imports this module, since it needs triton.
 """
 
 from __future__ import annotations

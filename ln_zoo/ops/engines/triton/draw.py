@@ -2,7 +2,7 @@
 
 A glimpse is three products and four kernels, each of a few microseconds: launched one by one they
 wait for the processor. A run of all glimpses is therefore recorded, and its way back too, when a
-call of the same sizes comes for the second time (`ln_zoo.ops.gpu.graphs`).
+call of the same sizes comes for the second time (`ln_zoo.ops.engines.triton.graphs`).
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ln_zoo.ops.gpu import graphs
-from ln_zoo.ops.gpu.steps import OPTIONS, block, may_replay, on, product_settings, rule
+from ln_zoo.ops.engines.triton import graphs
+from ln_zoo.ops.engines.triton.steps import OPTIONS, block, may_replay, on, product_settings, rule
 
 if TYPE_CHECKING:
-    from ln_zoo.ops.draw import Back, Kept, Made, Run, _Operands, _Plan
+    from ln_zoo.ops.loops.draw import Back, Kept, Made, Run, _Operands, _Plan
 
 _ENCODER, _DECODER = 0, 1
 #: Warps of a program for an image, and for a row of states.
@@ -57,7 +57,7 @@ def _power(n: int) -> int:
 
 
 class TritonDraw:
-    """As `ln_zoo.ops.draw.DrawSteps`; arguments as `ln_zoo.ops.draw.AtenDraw`.
+    """As `ln_zoo.ops.loops.draw.DrawSteps`; arguments as `ln_zoo.ops.loops.draw.AtenDraw`.
 
     What heads say, what is written and what the next glimpse reads is one launch (`write`), and so
     are the gradients of these.
@@ -118,7 +118,7 @@ class TritonDraw:
         if back is not None:
             self.sums = [new(self.cases, 6 * self.hidden) for _ in range(2)]
             self.posterior_sums = new(self.cases, 2 * self.latents)
-        self._kernels = importlib.import_module("ln_zoo.ops.gpu.draw_kernels")
+        self._kernels = importlib.import_module("ln_zoo.ops.engines.triton.draw_kernels")
 
     @property
     def back(self) -> Back:

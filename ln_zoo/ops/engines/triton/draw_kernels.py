@@ -1,10 +1,10 @@
-"""Triton kernels of what stands between the products of DRAW (equations: `ln_zoo.ops.draw`).
+"""Triton kernels of what stands between the products of DRAW (equations: `ln_zoo.ops.loops.draw`).
 
 There is one program for each image. All is computed in float32; what products read and write may
 be bfloat16. Filters are computed anew where they are needed: on a GPU that costs less than to keep
 them.
 
-Nothing outside `ln_zoo.ops.gpu` imports this module, since it needs triton.
+Nothing outside `ln_zoo.ops.engines.triton` imports this module, since it needs triton.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ln_zoo.ops.gpu.kernels import _sigmoid, _tanh
+from ln_zoo.ops.engines.triton.kernels import _sigmoid, _tanh
 
 #: Rows of the heads' weight that a program multiplies at once.
 ROWS = tl.constexpr(16)

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from ln_zoo.ops.addresses import Arguments, Form, Packed, check_steps
-from ln_zoo.ops.engine import Saved, Sums
-from ln_zoo.ops.native.runtime import (
+from ln_zoo.ops.engines.base import Saved, Sums
+from ln_zoo.ops.engines.native.runtime import (
     NativeProducts,
     constant,
     empty,
@@ -48,7 +48,7 @@ class RowArguments(Structure):
     )
 
 
-#: What belongs to features, in the order of `ln_zoo.ops.engine.Sums`.
+#: What belongs to features, in the order of `ln_zoo.ops.engines.base.Sums`.
 VECTORS: dict[str, Form] = {
     "bias": ("wide", "G"),
     "bias_hn": ("wide", "H"),

@@ -1,8 +1,8 @@
 """The engine for NVIDIA GPUs: each step is one matrix product and one Triton kernel.
 
-Runs of at least `ln_zoo.ops.gpu.graphs.SHORTEST` steps of equal size are launched as recorded CUDA
-graphs, unless ``LN_ZOO_CUDA_GRAPHS=0`` or the current stream is itself being recorded; both ways
-launch the same kernels. Triton is imported when a call on a GPU asks for it.
+Runs of at least `graphs.SHORTEST` steps of equal size are launched as recorded CUDA graphs, unless
+``LN_ZOO_CUDA_GRAPHS=0`` or the current stream is itself being recorded; both ways launch the same
+kernels. Triton is imported when a call on a GPU asks for it.
 
 Sums are made in a fixed order: one device and one version of the libraries give the same numbers
 again.
@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from ln_zoo.ops.addresses import address, check_steps
-from ln_zoo.ops.engine import Products, Saved, Sums, centred
-from ln_zoo.ops.gpu import graphs
+from ln_zoo.ops.engines.base import Products, Saved, Sums, centred
+from ln_zoo.ops.engines.triton import graphs
 from ln_zoo.ops.spec import Operands, Rows, Spec
 
 #: The largest H: one program holds a row, four units in each of its 1024 threads.
@@ -97,7 +97,7 @@ class TritonEngine:
         out: Tensor,
         saved: Saved | None,
     ) -> None:
-        """Runs consecutive steps; see `ln_zoo.ops.engine.Engine.forward_steps`."""
+        """Runs consecutive steps; see `ln_zoo.ops.engines.base.Engine.forward_steps`."""
         if not out.shape[0]:
             return
         check_steps(sizes, len(v), len(h))
@@ -127,7 +127,7 @@ class TritonEngine:
         dv: Tensor,
         sums: Sums,
     ) -> None:
-        """Takes gradients back; see `ln_zoo.ops.engine.Engine.backward_steps`."""
+        """Takes gradients back; see `ln_zoo.ops.engines.base.Engine.backward_steps`."""
         if not du.shape[0]:
             return
         check_steps(sizes, len(du), len(dh))
@@ -668,7 +668,7 @@ def _has_triton() -> bool:
 
 @functools.cache
 def _kernels() -> Any:
-    return importlib.import_module("ln_zoo.ops.gpu.kernels")
+    return importlib.import_module("ln_zoo.ops.engines.triton.kernels")
 
 
 @contextlib.contextmanager

@@ -1,0 +1,1 @@
+"""Engines in functions of torch, for every device and precision."""

@@ -1,0 +1,1 @@
+"""Loops that have an LSTM within: a window over a text, DRAW."""
