@@ -37,7 +37,7 @@ class Absent(Exception):
 
 @dataclass(frozen=True)
 class Size:
-    """Steps T, cases B, inputs I, hidden units H."""
+    """Steps T, examples B, inputs I, hidden units H."""
 
     T: int
     B: int
@@ -127,7 +127,7 @@ def layer(name: str, cell: str, size: Size, training: bool) -> Contestant:
     if name in ("cell-loop", "naive"):
         return Contestant(name, Loop(_foreign_cell(name, cell, size, weights)))
     strategy, engine = _parts(name)
-    if training and strategy.mixes_cases and size.B == 1:
+    if training and strategy.batch_dependent and size.B == 1:
         raise Absent(f"{name}: a batch of one case has no statistics")
     module = getattr(layers, cell)(size.I, size.H, norm=strategy)
     _load(module, {f"{key}_l0": value for key, value in weights.items()})
@@ -152,7 +152,7 @@ def cell_step(name: str, cell: str, size: Size) -> Contestant:
         raise Absent(f"{name}: {native.reason}")
     module = getattr(layers, f"{cell}Cell")(size.I, size.H, norm=strategy)
     _load(module, weights)
-    return Contestant(name, module, engine, counts=strategy.reads_step)
+    return Contestant(name, module, engine, counts=strategy.per_timestep)
 
 
 def _weights(cell: str, size: Size) -> dict[str, Tensor]:
@@ -202,7 +202,7 @@ def _parts(name: str) -> tuple[norms.Norm, str | None]:
 def _by_rows(strategy: str) -> bool:
     """Whether the strategy normalises row by row, which is what those engines can do."""
     sites = layers.GRU(1, 1, norm=_parts(strategy)[0]).get_submodule("sites.l0")
-    records = [cast(norms.Site, site).describe() for site in sites.children()]
+    records = [cast(norms.Site, site).to_spec() for site in sites.children()]
     return all(isinstance(record, ops.RowNorm) for record in records)
 
 

@@ -1,9 +1,9 @@
 """A training step of DRAW against its matrix products alone, and against code as people write it.
 
 ``python -m benchmarks.draw`` times, in turn, forward pass, loss and backward pass of the glimpses
-in one function (`ln_zoo.ops.drawn`), of a loop of modules with autograd (`Eager`), and the matrix
-products alone, same shapes and number. It prints ratios by round; see ``benchmarks/README.md``.
-``--profile`` tells what takes the time of our step instead.
+in one function (`ln_zoo.ops.draw_forward`), of a loop of modules with autograd (`Eager`), and the
+matrix products alone, same shapes and number. It prints ratios by round; see
+``benchmarks/README.md``. ``--profile`` tells what takes the time of our step instead.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from ln_zoo.ops import (
     RowNorm,
     Weights,
     divergence,
-    draw,
     draw_engine,
-    drawn,
+    draw_forward,
 )
+from ln_zoo.ops.loops import draw
 
 BASELINE = "products"
 NORMS = ("LayerNorm", "none")
@@ -44,7 +44,8 @@ PRECISIONS = ("float32", "bf16-mixed")
 
 @dataclass(frozen=True)
 class Size:
-    """Glimpses, cases, pixels along each side, hidden units, latents, filters that read and write.
+    """Glimpses, examples, pixels along each side, hidden units, latents, filters that read and
+    write.
 
     Example:
         >>> Size(read=2, H=256).inputs
@@ -156,7 +157,7 @@ class Eager(nn.Module):
 
 
 def weights_of(model: Eager) -> DrawWeights:
-    """The parameters of a model, as `drawn` takes them."""
+    """The parameters of a model, as `draw_forward` takes them."""
     width = model.size.H
 
     def lstm(cell: nn.LSTMCell, h: Tensor, c: Tensor) -> DrawLSTM:
@@ -188,7 +189,7 @@ def ours(model: Eager, x: Tensor, noise: Tensor) -> Tensor:
     settings, weights = DrawSettings(model.size.read, model.size.write), weights_of(model)
     engine = draw_engine(x, noise, weights)
     assert engine is not None
-    logits, means, log_stds, _ = drawn(engine, settings, x, noise, weights)
+    logits, means, log_stds, _ = draw_forward(engine, settings, x, noise, weights)
     pixels = F.binary_cross_entropy_with_logits(logits, x, reduction="sum")
     return (pixels + divergence(means, log_stds).sum()) / len(x)
 

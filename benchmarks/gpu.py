@@ -217,7 +217,7 @@ def per_node(launch: Callable[[], object], stage: Stage, nodes: int = 100) -> fl
 
 def correctness(stage: Stage) -> None:
     """Against float64 on the generic loop, in memory filled with NaN; twice the same; graphs."""
-    cases = [  # T, B, I, H, packed; beyond 16 steps gains are 0.5
+    examples = [  # T, B, I, H, packed; beyond 16 steps gains are 0.5
         (8, 3, 5, 5, False),
         (8, 1, 7, 100, False),
         (8, 3, 3, 257, True),
@@ -227,10 +227,10 @@ def correctness(stage: Stage) -> None:
         (3, 2, 620, 2400, False),
     ]
     if stage.rehearsal:
-        cases = [(8, 2, 3, 5, False), (20, 2, 3, 4, True)]
+        examples = [(8, 2, 3, 5, False), (20, 2, 3, 4, True)]
     say("relative errors against float64 (largest of outputs, states and gradients):")
     for cell in ("LSTM", "GRU", "RNN"):
-        for case in cases:
+        for case in examples:
             for name in ("float32",) if cell == "RNN" else PRECISIONS:
                 for graphs in (False, True):
                     label = f"{cell} T,B,I,H={case[:4]} {'packed' if case[4] else 'padded'} {name}"

@@ -49,21 +49,21 @@ class TorchLayers(nn.Module):
         return found
 
 
-def contestants(steps: int, cases: int, hidden: int) -> dict[str, Callable[[], object]]:
+def contestants(steps: int, examples: int, hidden: int) -> dict[str, Callable[[], object]]:
     """A training step of each, by name: forward and backward, gradients of all parameters."""
     torch.manual_seed(0)
-    offsets = torch.randn(cases, steps + 1, 3)
+    offsets = torch.randn(examples, steps + 1, 3)
     offsets[..., 2] = (offsets[..., 2] > 1.75).float()
     # 22 points a character, as in IAM-OnDB.
-    texts = tuple((_SENTENCE * 100)[n : n + max(1, steps // 22)] for n in range(cases))
-    batch = (offsets, torch.full((cases,), steps), texts, True)
+    texts = tuple((_SENTENCE * 100)[n : n + max(1, steps // 22)] for n in range(examples))
+    batch = (offsets, torch.full((examples,), steps), texts, True)
     calls: dict[str, Callable[[], object]] = {}
     for name, norm in NORMS.items():
-        model = Handwriting(hidden_features=hidden, norm=norm)
+        model = Handwriting(hidden_size=hidden, norm=norm)
         calls[name] = _step(model, functools.partial(model.loss, batch))
     letters = model.num_characters
     layers = TorchLayers(hidden, letters, model.output.out_features)
-    points, windows = torch.randn(steps, cases, 3), torch.rand(steps, cases, letters)
+    points, windows = torch.randn(steps, examples, 3), torch.rand(steps, examples, letters)
     calls[BASELINE] = _step(layers, lambda: layers(points, windows).square().mean())
     return calls
 

@@ -42,11 +42,11 @@ def contestants(
     calls: dict[str, Callable[[], object]] = {}
     vocabulary = [f"w{i}" for i in range(words)]
     for name, norm in {"none": Identity(), "LayerNorm": LayerNorm()}.items():
-        model = OrderEmbedding(vocabulary, hidden_features=hidden, norm=norm)
+        model = OrderEmbedding(vocabulary, hidden_size=hidden, norm=norm)
         calls[f"encoder, {name}"] = _encoder(model, captions, lengths)
     s, v = (torch.rand(batch, hidden).div(hidden**0.5).requires_grad_() for _ in range(2))
     calls["loss"] = _loss(model, s, v)
-    plain = OrderEmbedding(vocabulary, hidden_features=hidden)
+    plain = OrderEmbedding(vocabulary, hidden_size=hidden)
     plain.penalties = all_at_once  # type: ignore[assignment]
     calls["loss, all differences at once"] = _loss(plain, s, v)
     return calls

@@ -171,7 +171,7 @@ def _parser() -> argparse.ArgumentParser:
         type=Size.parse,
         default=[Size.parse(text) for text in SIZES],
         metavar="T,B,I,H",
-        help=f"steps, cases, inputs, hidden units; default: {' '.join(SIZES)}",
+        help=f"steps, examples, inputs, hidden units; default: {' '.join(SIZES)}",
     )
     parser.add_argument(
         "--modes",
@@ -365,7 +365,7 @@ def draw(rows: Sequence[Row], picture: Path) -> None:
         axis.set_yscale("log", base=2)
         axis.yaxis.set_major_formatter("{x:g}")
         axis.set_xticks(range(len(sizes)), [str(size) for size in sizes])
-        axis.set_xlabel("steps T, cases B, inputs I, hidden units H")
+        axis.set_xlabel("steps T, examples B, inputs I, hidden units H")
         axis.set_ylabel("peak memory ratio" if mode == "memory" else "time ratio")
         axis.set_title(f"{cell}, {mode}: ratio to torch.nn (bf16-mixed: to float32)")
         axis.grid(alpha=0.3, which="both", axis="y")

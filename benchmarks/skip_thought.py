@@ -57,14 +57,14 @@ def build(name: str, hidden: int, embedding: int, words: int) -> SkipThought:
     return model
 
 
-def make_batch(cases: int, words: int) -> tuple[tuple[Tensor, Tensor], ...]:
+def make_batch(examples: int, words: int) -> tuple[tuple[Tensor, Tensor], ...]:
     """A training batch, the same for all contestants."""
     generator = torch.Generator().manual_seed(0)
-    lengths = [torch.full((cases,), _SOURCE)]
-    lengths += [torch.randint(2, _LONGEST + 1, (cases,), generator=generator) for _ in range(2)]
+    lengths = [torch.full((examples,), _SOURCE)]
+    lengths += [torch.randint(2, _LONGEST + 1, (examples,), generator=generator) for _ in range(2)]
     parts = []
     for of_part in lengths:
-        tokens = torch.randint(1, words, (cases, int(of_part.max())), generator=generator)
+        tokens = torch.randint(1, words, (examples, int(of_part.max())), generator=generator)
         for row, length in zip(tokens, of_part.tolist(), strict=True):
             row[length - 1 :] = 0
         parts.append((tokens, of_part))
@@ -72,10 +72,10 @@ def make_batch(cases: int, words: int) -> tuple[tuple[Tensor, Tensor], ...]:
 
 
 def contestants(
-    cases: int, hidden: int, embedding: int, words: int
+    examples: int, hidden: int, embedding: int, words: int
 ) -> dict[str, Callable[[], object]]:
     """A training step of each, by name: forward and backward, gradients of all parameters."""
-    batch = make_batch(cases, words)
+    batch = make_batch(examples, words)
     calls: dict[str, Callable[[], object]] = {}
     for name in NORMS:
         model = build(name, hidden, embedding, words)
@@ -84,13 +84,13 @@ def contestants(
 
 
 def shares(
-    name: str, cases: int, hidden: int, embedding: int, words: int, rounds: int
+    name: str, examples: int, hidden: int, embedding: int, words: int, rounds: int
 ) -> dict[str, float]:
     """Processor seconds of a step, and of its parts, each timed alone on inputs of its own.
 
     What layers take beyond their input projections counts as recurrence.
     """
-    model, batch = build(name, hidden, embedding, words), make_batch(cases, words)
+    model, batch = build(name, hidden, embedding, words), make_batch(examples, words)
     tokens = [int(lengths.sum()) for _, lengths in batch]
     said = sum(tokens[1:])
     states = torch.randn(said, hidden).mul_(0.3).requires_grad_()

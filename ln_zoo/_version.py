@@ -1,3 +1,3 @@
 """Version of the package, read by the build too."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

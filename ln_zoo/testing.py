@@ -10,12 +10,14 @@
     @dataclass(frozen=True)
     class MyNorm(Norm):
         eps: float = 1e-5
-        invariances = frozenset({"weight_matrix_rescaling", "dataset_rescaling", "case_rescaling"})
+        invariances = frozenset(
+            {"weight_matrix_rescaling", "dataset_rescaling", "example_rescaling"}
+        )
 
-        def init_sums(self, site):
+        def init_params(self, site):
             site.add_affine(gain=1.0)
 
-        def sums(self, site, a, step=None):
+        def normalize(self, site, a, step=None):
             return site.affine(a * torch.rsqrt(site.mean(a.square()) + self.eps))
 
 
@@ -73,7 +75,7 @@ def invariance_deviations(norm: Norm) -> dict[str, float]:
 
     What `ln_zoo.analysis.invariance_table` finds with ``eps = 0``, where the strategy has that
     field, since the paper's table holds exactly only then. Batch statistics are those of the whole
-    data set, taken again after the map; one case is also rescaled under frozen statistics
+    data set, taken again after the map; one example is also rescaled under frozen statistics
     (evaluation mode).
 
     Args:
@@ -81,7 +83,7 @@ def invariance_deviations(norm: Norm) -> dict[str, float]:
 
     Returns:
         For each name of `ln_zoo.norms.INVARIANCES` the largest change of the output as a part of
-        its spread over the cases: rounding (below 1e-12) where the layer is invariant.
+        its spread over the examples: rounding (below 1e-12) where the layer is invariant.
 
     Example:
         >>> from ln_zoo.norms import LayerNorm
@@ -91,7 +93,7 @@ def invariance_deviations(norm: Norm) -> dict[str, float]:
     """
     rows = invariance_table([norm], always_frozen=True).rows
     found = {name: cell.deviation for name, cell in rows[0].cells.items()}
-    found["case_rescaling"] = max(row.cells["case_rescaling"].deviation for row in rows)
+    found["example_rescaling"] = max(row.cells["example_rescaling"].deviation for row in rows)
     return found
 
 
@@ -100,8 +102,8 @@ class NormCase:
 
     The checks run the strategy in `Linear`, `Conv2d`, `LSTM`, `GRU`, `RNN` and the cells: shapes,
     gradients, saving and copying, precisions, packed sequences, the fast path against the generic
-    scan, and each fact that the strategy declares (`Norm.mixes_cases`, `Norm.reads_step`,
-    `Norm.invariances`, `Norm.describe`) against what it computes.
+    scan, and each fact that the strategy declares (`Norm.batch_dependent`, `Norm.per_timestep`,
+    `Norm.invariances`, `Norm.to_spec`) against what it computes.
 
     A check that does not apply to a strategy skips with its reason. To leave one out, set it to
     ``None`` in the subclass.
@@ -115,7 +117,7 @@ class NormCase:
         >>> from ln_zoo.norms import RMSNorm
         >>> class TestRMSNorm(NormCase):
         ...     norm = RMSNorm(eps=1e-6)
-        >>> TestRMSNorm().test_mixes_cases_as_declared()
+        >>> TestRMSNorm().test_batch_dependence_as_declared()
     """
 
     norm: ClassVar[Norm]
@@ -188,14 +190,14 @@ class NormCase:
     def test_keeps_shapes(self, layer: str, sizes: tuple[int, int]) -> None:
         module = _make(layer, self.norm, sizes=sizes)
         inputs, features = sizes
-        cases: list[tuple[tuple[int, ...], tuple[int, ...]]] = {
+        examples: list[tuple[tuple[int, ...], tuple[int, ...]]] = {
             "Linear": [((), ()), ((1,), (1,)), ((4,), (4,)), ((2, 3), (2, 3))],
             "Conv2d": [((), ()), ((1,), (1,)), ((4,), (4,))],
         }.get(layer, [((1,), (1,)), ((2, 1), (2, 1)), ((1, 3), (1, 3)), ((4, 5), (4, 5))])
-        for leading, expected in cases:
+        for leading, expected in examples:
             place = _POSITIONS if layer == "Conv2d" else ()
             x = torch.randn(*leading, inputs, *place)
-            training = [] if self.norm.mixes_cases and leading[:1] != (4,) else [True]
+            training = [] if self.norm.batch_dependent and leading[:1] != (4,) else [True]
             for mode in [*training, False]:
                 output = _run(module.train(mode), x)[0]
                 assert output.shape == (*expected, features, *place), (
@@ -205,8 +207,8 @@ class NormCase:
 
     def test_unbatched_equals_a_batch_of_one(self, layer: str) -> None:
         module = self._trained(layer)
-        x = _input(layer, cases=1)
-        for mode in [False] if self.norm.mixes_cases else [False, True]:
+        x = _input(layer, examples=1)
+        for mode in [False] if self.norm.batch_dependent else [False, True]:
             module.train(mode)
             batched = _run(module, x)[0][0]
             _assert_same(_run(module, x[0])[0], batched, f"{_where(module)}: unbatched input")
@@ -216,7 +218,7 @@ class NormCase:
     @pytest.mark.parametrize("mode", ["training", "evaluation"])
     def test_gradients_are_those_of_finite_differences(self, layer: str, mode: str) -> None:
         module = self._trained(layer, sizes=(2, 3)).train(mode == "training")
-        x = _input(layer, cases=3, sizes=(2, 3)).requires_grad_()
+        x = _input(layer, examples=3, sizes=(2, 3)).requires_grad_()
 
         # gradcheck moves each tensor in place, so the module sees it too.
         def function(*_: Tensor) -> tuple[Tensor, ...]:
@@ -294,23 +296,23 @@ class NormCase:
 
     # Declared facts
 
-    def test_mixes_cases_as_declared(self) -> None:
+    def test_batch_dependence_as_declared(self) -> None:
         found = {layer: self._influence(layer, training=True) for layer in self.layers}
-        if self.norm.mixes_cases:
+        if self.norm.batch_dependent:
             assert max(found.values()) > 0, (
-                f"{self.norm!r} declares mixes_cases = True, but in training no case's output has "
-                "a gradient with respect to another case's input"
+                f"{self.norm!r} declares batch_dependent = True, but in training no example's "
+                "output has a gradient with respect to another example's input"
             )
         else:
             mixing = [layer for layer, influence in found.items() if influence > 0]
             assert not mixing, (
-                f"{self.norm!r} declares mixes_cases = False, but in training one case's output "
-                f"depends on another's input in {', '.join(mixing)}"
+                f"{self.norm!r} declares batch_dependent = False, but in training one example's "
+                f"output depends on another's input in {', '.join(mixing)}"
             )
 
-    def test_evaluation_mixes_no_cases(self, layer: str) -> None:
+    def test_evaluation_is_not_batch_dependent(self, layer: str) -> None:
         assert self._influence(layer, training=False) == 0, (
-            f"{layer}(norm={self.norm!r}): in evaluation mode one case's output depends on "
+            f"{layer}(norm={self.norm!r}): in evaluation mode one example's output depends on "
             "another's input; use running statistics where site.training is False"
         )
 
@@ -326,15 +328,15 @@ class NormCase:
             )
             for mode in (True, False)
         }
-        if self.norm.reads_step:
+        if self.norm.per_timestep:
             assert any(differ.values()), (
-                f"{self.norm!r} declares reads_step = True, but gives the same result at steps "
+                f"{self.norm!r} declares per_timestep = True, but gives the same result at steps "
                 "0 to 3: declare False, and layers normalise inputs of all steps at once"
             )
         else:
             assert not any(differ.values()), (
                 f"{self.norm!r} gives different results at different steps: declare "
-                "reads_step = True, or recurrent layers will not pass every step"
+                "per_timestep = True, or recurrent layers will not pass every step"
             )
 
     def test_invariances_are_known_names(self) -> None:
@@ -369,17 +371,17 @@ class NormCase:
             a = torch.randn(5, site.features, dtype=torch.float64)
             site(a, 0)
             site.train(mode == "training")
-            record = site.describe()
+            record = site.to_spec()
             if record is None:
                 continue
             described += 1
             a = (2 * torch.randn_like(a) + 1).requires_grad_()
             wanted = [a, *site.parameters()]
             head = torch.randn_like(a)
-            where = f"{self.norm!r} at {site.role!r}, {mode}: what describe() says"
+            where = f"{self.norm!r} at {site.role!r}, {mode}: what to_spec() says"
             twin = _twin(site)
             plain, own = _by_record(record, a), twin(a, 0)
-            _assert_same(plain, own, f"{where} differs from sums()")
+            _assert_same(plain, own, f"{where} differs from normalize()")
             # What a kernel tells the strategy leaves the same traces.
             for name, buffer in twin.named_buffers():
                 told = site.get_buffer(name).double()
@@ -391,16 +393,16 @@ class NormCase:
                 for out in (plain, own)
             ]
             for one, two in zip(*gradients, strict=True):
-                _assert_same(one, two, f"{where} has other gradients than sums()")
+                _assert_same(one, two, f"{where} has other gradients than normalize()")
         if not described:
-            pytest.skip("describe() is None at every site: only sums() knows, no kernel runs")
+            pytest.skip("to_spec() is None at every site: only normalize() knows, no kernel runs")
 
     # Recurrent layers
 
     @pytest.mark.parametrize("mode", ["training", "evaluation"])
-    def test_packed_cases_equal_cases_alone(self, recurrent: str, mode: str) -> None:
-        if mode == "training" and self.norm.mixes_cases:
-            pytest.skip("mixes_cases: in training a case alone has other statistics")
+    def test_packed_examples_equal_examples_alone(self, recurrent: str, mode: str) -> None:
+        if mode == "training" and self.norm.batch_dependent:
+            pytest.skip("batch_dependent: in training an example alone has other statistics")
         module = self._trained(recurrent, bidirectional=True, num_layers=2)
         module.train(mode == "training")
         lengths = [2, 4, 1]
@@ -409,13 +411,15 @@ class NormCase:
             x, torch.tensor(lengths), batch_first=True, enforce_sorted=False
         )
         output, *states = _outputs(module, packed)
-        for case, length in enumerate(lengths):
-            alone, *alone_states = _outputs(module, x[case : case + 1, :length])
-            where = f"{_where(module)}: case {case} of a packed batch against the case alone"
-            _assert_same(output[case, :length], alone[0], where)
-            assert not output[case, length:].any(), f"{where}: padding is not 0"
+        for example, length in enumerate(lengths):
+            alone, *alone_states = _outputs(module, x[example : example + 1, :length])
+            where = (
+                f"{_where(module)}: example {example} of a packed batch against the example alone"
+            )
+            _assert_same(output[example, :length], alone[0], where)
+            assert not output[example, length:].any(), f"{where}: padding is not 0"
             for packed_state, state in zip(states, alone_states, strict=True):
-                _assert_same(packed_state[:, case], state[:, 0], f"{where}, final state")
+                _assert_same(packed_state[:, example], state[:, 0], f"{where}, final state")
 
     @pytest.mark.parametrize("mode", ["training", "evaluation"])
     def test_layers_equal_their_cells_step_by_step(self, recurrent: str, mode: str) -> None:
@@ -557,12 +561,14 @@ class NormCase:
         return module
 
     def _influence(self, layer: str, training: bool) -> float:
-        """Largest gradient of one case's output with respect to another's input."""
+        """Largest gradient of one example's output with respect to another's input."""
         module = self._trained(layer).train(training)
         x = _input(layer).requires_grad_()
         output = _run(module, x)[0][0]
         (gradient,) = torch.autograd.grad((output * torch.randn_like(output)).sum(), x)
-        assert gradient[0].any(), f"{_where(module)}: a case's output does not depend on its input"
+        assert gradient[0].any(), (
+            f"{_where(module)}: an example's output does not depend on its input"
+        )
         return gradient[1:].abs().max().item()
 
     def _assert_equal_behaviour(self, one: nn.Module, other: nn.Module, what: str) -> None:
@@ -591,14 +597,14 @@ def _make(layer: str, norm: Norm, sizes: tuple[int, int] = (5, 4), **options: An
 
 def _input(
     layer: str,
-    cases: int = 4,
+    examples: int = 4,
     sizes: tuple[int, int] = (5, 4),
     steps: int = _STEPS,
     dtype: torch.dtype = torch.float64,
 ) -> Tensor:
     """Random input for a layer: (N, I), (N, I, H, W), or (N, T, I) for layers and cells alike."""
     shape = {"Linear": (sizes[0],), "Conv2d": (sizes[0], *_POSITIONS)}.get(layer, (steps, sizes[0]))
-    return torch.randn(cases, *shape, dtype=dtype)
+    return torch.randn(examples, *shape, dtype=dtype)
 
 
 def _outputs(module: nn.Module, x: Any) -> tuple[Tensor, ...]:
@@ -641,7 +647,7 @@ def _randomised(module: Any) -> Any:
 def _by_record(record: RowNorm | StepNorm, a: Tensor) -> Tensor:
     """What a record says, in plain torch, as for time step 0; buffers move as it says."""
     if isinstance(record, StepNorm):
-        return _over_cases(record, a)
+        return _over_examples(record, a)
     if record.identity:
         return a
     parts = []
@@ -656,7 +662,7 @@ def _by_record(record: RowNorm | StepNorm, a: Tensor) -> Tensor:
     return rows if record.shift is None else rows + record.shift
 
 
-def _over_cases(record: StepNorm, a: Tensor) -> Tensor:
+def _over_examples(record: StepNorm, a: Tensor) -> Tensor:
     """What a record says of the rows (n, F) of time step 0."""
     if record.batch:
         n = len(a)

@@ -197,7 +197,7 @@ def test_one_of_each_model_takes_two_steps(base: Path) -> None:
         "order_embedding": ("SyntheticScenes", "FiniteLoss"),
     }.get(base.parent.name, ("Digits", "EpochEvaluation"))
     few = {
-        "SyntheticBooks": ["--data.books=5", "--data.paragraphs=3", "--model.hidden_features=8"],
+        "SyntheticBooks": ["--data.books=5", "--data.paragraphs=3", "--model.hidden_size=8"],
     }.get(data, ["--data.train_size=40", "--data.val_size=20"])
     cli = build(
         "--config", base, f"--data={data}",

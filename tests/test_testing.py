@@ -27,13 +27,13 @@ class Good(Norm):
 
     eps: float = 1e-5
     invariances: ClassVar[frozenset[str] | None] = frozenset(
-        {"weight_matrix_rescaling", "dataset_rescaling", "case_rescaling"}
+        {"weight_matrix_rescaling", "dataset_rescaling", "example_rescaling"}
     )
 
-    def init_sums(self, site):
+    def init_params(self, site):
         site.add_affine(gain=1.0)
 
-    def sums(self, site, a, step=None):
+    def normalize(self, site, a, step=None):
         return site.affine(a * torch.rsqrt(site.mean(a.square()) + self.eps))
 
 
@@ -87,31 +87,31 @@ class Outer:
 
 @dataclass(frozen=True)
 class DropsAFeature(Good):
-    def sums(self, site, a, step=None):
+    def normalize(self, site, a, step=None):
         return a[..., :1]
 
 
 @dataclass(frozen=True)
 class AddsAnAxis(Good):
-    def sums(self, site, a, step=None):
-        return super().sums(site, a).unsqueeze(0)
+    def normalize(self, site, a, step=None):
+        return super().normalize(site, a).unsqueeze(0)
 
 
 @dataclass(frozen=True)
 class WrongWithoutBatch(Good):
-    def sums(self, site, a, step=None):
-        return super().sums(site, a) * a.dim()
+    def normalize(self, site, a, step=None):
+        return super().normalize(site, a) * a.dim()
 
 
 @dataclass(frozen=True)
 class DetachesStatistics(Good):
-    def sums(self, site, a, step=None):
+    def normalize(self, site, a, step=None):
         return site.affine(a * torch.rsqrt(site.mean(a.square()) + self.eps).detach())
 
 
 @dataclass(frozen=True)
 class NoEps(Good):
-    def sums(self, site, a, step=None):
+    def normalize(self, site, a, step=None):
         return site.affine(a / site.mean(a.square()).sqrt())
 
 
@@ -120,12 +120,12 @@ class NoEps(Good):
 
 @dataclass(frozen=True)
 class StateOutsideStateDict(Good):
-    def init_sums(self, site):
-        super().init_sums(site)
+    def init_params(self, site):
+        super().init_params(site)
         site.start = torch.rand(())
 
-    def sums(self, site, a, step=None):
-        return super().sums(site, a + site.start)
+    def normalize(self, site, a, step=None):
+        return super().normalize(site, a + site.start)
 
 
 class _ForgetsInPickle(nn.Module):
@@ -142,12 +142,12 @@ class _ForgetsInPickle(nn.Module):
 
 @dataclass(frozen=True)
 class LosesStateInPickle(Good):
-    def init_sums(self, site):
-        super().init_sums(site)
+    def init_params(self, site):
+        super().init_params(site)
         site.part = _ForgetsInPickle(3.0)
 
-    def sums(self, site, a, step=None):
-        return site.part.value * super().sums(site, a)
+    def normalize(self, site, a, step=None):
+        return site.part.value * super().normalize(site, a)
 
 
 class _Shared(Tensor):
@@ -157,20 +157,20 @@ class _Shared(Tensor):
 
 @dataclass(frozen=True)
 class SharesAcrossCopies(Good):
-    def init_sums(self, site):
-        super().init_sums(site)
+    def init_params(self, site):
+        super().init_params(site)
         site.register_buffer("table", torch.ones(()).as_subclass(_Shared))
 
 
 @dataclass(frozen=True)
 class TracksInEvaluation(Good):
-    def init_sums(self, site):
-        super().init_sums(site)
+    def init_params(self, site):
+        super().init_params(site)
         site.add_buffer("calls", (), 0, dtype=torch.int64)
 
-    def sums(self, site, a, step=None):
+    def normalize(self, site, a, step=None):
         site.calls += 1
-        return super().sums(site, a)
+        return super().normalize(site, a)
 
 
 # Declarations
@@ -180,33 +180,33 @@ class TracksInEvaluation(Good):
 class MixesInSecret(Good):
     invariances: ClassVar[frozenset[str] | None] = BatchNorm.invariances
 
-    def sums(self, site, a, step=None):
+    def normalize(self, site, a, step=None):
         dims = site.case_dims(a) if site.training else ()
         return a - a.mean(dims, keepdim=True) if dims else a
 
 
 @dataclass(frozen=True)
 class MixesInEvaluation(MixesInSecret):
-    mixes_cases: ClassVar[bool] = True
+    batch_dependent: ClassVar[bool] = True
 
-    def sums(self, site, a, step=None):
+    def normalize(self, site, a, step=None):
         return a - a.mean(site.case_dims(a), keepdim=True)
 
 
 @dataclass(frozen=True)
 class SaysItMixes(Good):
-    mixes_cases: ClassVar[bool] = True
+    batch_dependent: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
 class ReadsStepInSecret(Good):
-    def sums(self, site, a, step=None):
-        return super().sums(site, a) * (1 + (step or 0))
+    def normalize(self, site, a, step=None):
+        return super().normalize(site, a) * (1 + (step or 0))
 
 
 @dataclass(frozen=True)
 class SaysItReadsStep(Good):
-    reads_step: ClassVar[bool] = True
+    per_timestep: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
@@ -216,22 +216,22 @@ class ClaimsTooMuch(Good):
 
 @dataclass(frozen=True)
 class ClaimsTooLittle(Good):
-    invariances: ClassVar[frozenset[str] | None] = Good.invariances - {"case_rescaling"}
+    invariances: ClassVar[frozenset[str] | None] = Good.invariances - {"example_rescaling"}
 
 
 @dataclass(frozen=True)
 class ForgetsCasesInEvaluation(Good):
-    """Mixes no cases, and is invariant to the scale of one in training only."""
+    """Mixes no examples, and is invariant to the scale of one in training only."""
 
-    def init_sums(self, site):
-        super().init_sums(site)
+    def init_params(self, site):
+        super().init_params(site)
         site.add_buffer("scale", (), 1.0)
 
-    def sums(self, site, a, step=None):
+    def normalize(self, site, a, step=None):
         if not site.training:
             return site.affine(a / site.scale)
         site.scale.copy_(a.detach().square().mean().sqrt())
-        return super().sums(site, a)
+        return super().normalize(site, a)
 
 
 @dataclass(frozen=True)
@@ -244,31 +244,31 @@ class MisspeltInvariance(Good):
 
 @dataclass(frozen=True)
 class DescribesOtherEps(Good):
-    def describe(self, site):
+    def to_spec(self, site):
         return RowNorm(site.groups, True, False, 0.1, site.gain, site.shift)
 
 
 @dataclass(frozen=True)
 class DescribesOneGroup(Good):
-    def describe(self, site):
+    def to_spec(self, site):
         return RowNorm((site.features,), True, False, self.eps, site.gain, site.shift)
 
 
 @dataclass(frozen=True)
 class DescribesDetachedGain(Good):
-    def describe(self, site):
+    def to_spec(self, site):
         return RowNorm(site.groups, True, False, self.eps, site.gain.detach(), site.shift)
 
 
 @dataclass(frozen=True)
 class DescribesIdentity(Good):
-    def describe(self, site):
+    def to_spec(self, site):
         return RowNorm(site.groups)
 
 
 @dataclass(frozen=True)
 class DescribesRight(Good):
-    def describe(self, site):
+    def to_spec(self, site):
         return RowNorm(site.groups, True, False, self.eps, site.gain, site.shift)
 
 
@@ -279,8 +279,8 @@ class DescribesRight(Good):
 class MixesRows(Good):
     """Counts the rows it sees: all steps of all cases at an input site."""
 
-    def sums(self, site, a, step=None):
-        return super().sums(site, a) * len(a)
+    def normalize(self, site, a, step=None):
+        return super().normalize(site, a) * len(a)
 
 
 # Precision and devices
@@ -288,27 +288,27 @@ class MixesRows(Good):
 
 @dataclass(frozen=True)
 class ReturnsFloat32(Good):
-    def sums(self, site, a, step=None):
-        return super().sums(site, a.float())
+    def normalize(self, site, a, step=None):
+        return super().normalize(site, a.float())
 
 
 @dataclass(frozen=True)
 class ReturnsFloat64(Good):
-    def sums(self, site, a, step=None):
-        return super().sums(site, a.double())
+    def normalize(self, site, a, step=None):
+        return super().normalize(site, a.double())
 
 
 @dataclass(frozen=True)
 class HalfBuffer(Good):
-    def init_sums(self, site):
-        super().init_sums(site)
+    def init_params(self, site):
+        super().init_params(site)
         site.average = nn.Module()
         site.average.register_buffer("value", torch.zeros(3))
 
 
 @dataclass(frozen=True)
 class Float32Parameter(Good):
-    def init_sums(self, site):
+    def init_params(self, site):
         site.add_parameter("gain", torch.ones(site.features))
 
 
@@ -316,21 +316,21 @@ class Float32Parameter(Good):
 class CoarseInHalf(Good):
     """Loses what half precision leaves."""
 
-    def sums(self, site, a, step=None):
+    def normalize(self, site, a, step=None):
         rounded = (8 * a).round() / 8 if site.gain.dtype != torch.float32 else a
-        return super().sums(site, a + (rounded - a).detach())
+        return super().normalize(site, a + (rounded - a).detach())
 
 
 @dataclass(frozen=True)
 class CoarseUnderAutocast(Good):
-    def sums(self, site, a, step=None):
-        return super().sums(site, a) * (2 if torch.is_autocast_enabled("cpu") else 1)
+    def normalize(self, site, a, step=None):
+        return super().normalize(site, a) * (2 if torch.is_autocast_enabled("cpu") else 1)
 
 
 @dataclass(frozen=True)
 class OtherWhenCompiled(Good):
-    def sums(self, site, a, step=None):
-        return super().sums(site, a) * (2 if torch.compiler.is_compiling() else 1)
+    def normalize(self, site, a, step=None):
+        return super().normalize(site, a) * (2 if torch.compiler.is_compiling() else 1)
 
 
 REFUSED = [
@@ -361,11 +361,16 @@ REFUSED = [
     ("deepcopy_and_pickle", LosesStateInPickle(), ("Linear",), "of a pickled copy differ"),
     ("deepcopy_and_pickle", SharesAcrossCopies(), ("GRU",), "shares tensors"),
     ("evaluation_changes_nothing", TracksInEvaluation(), ("RNN",), "evaluation changed .*calls"),
-    ("mixes_cases_as_declared", MixesInSecret(), (), "declares mixes_cases = False, but"),
-    ("mixes_cases_as_declared", SaysItMixes(), (), "declares mixes_cases = True, but"),
-    ("evaluation_mixes_no_cases", MixesInEvaluation(), ("Conv2d",), "use running statistics"),
-    ("reads_step_as_declared", ReadsStepInSecret(), (), "declare reads_step = True"),
-    ("reads_step_as_declared", SaysItReadsStep(), (), "declares reads_step = True, but"),
+    ("batch_dependence_as_declared", MixesInSecret(), (), "declares batch_dependent = False, but"),
+    ("batch_dependence_as_declared", SaysItMixes(), (), "declares batch_dependent = True, but"),
+    (
+        "evaluation_is_not_batch_dependent",
+        MixesInEvaluation(),
+        ("Conv2d",),
+        "use running statistics",
+    ),
+    ("reads_step_as_declared", ReadsStepInSecret(), (), "declare per_timestep = True"),
+    ("reads_step_as_declared", SaysItReadsStep(), (), "declares per_timestep = True, but"),
     ("invariances_are_known_names", MisspeltInvariance(), (), r"\['case_scaling'\] are not among"),
     (
         "invariance_as_declared",
@@ -376,19 +381,24 @@ REFUSED = [
     (
         "invariance_as_declared",
         ClaimsTooLittle(),
-        ("case_rescaling",),
-        "add 'case_rescaling' to invariances",
+        ("example_rescaling",),
+        "add 'example_rescaling' to invariances",
     ),
     (
         "invariance_as_declared",
         ForgetsCasesInEvaluation(),
-        ("case_rescaling",),
-        "declares case_rescaling, but it moves",
+        ("example_rescaling",),
+        "declares example_rescaling, but it moves",
     ),
     ("describe_agrees_with_sums", DescribesOtherEps(), ("training",), "at 'input'.* differs from"),
     ("describe_agrees_with_sums", DescribesOneGroup(), ("training",), "at 'recurrent'.* differs"),
     ("describe_agrees_with_sums", DescribesDetachedGain(), ("training",), "other gradients"),
-    ("packed_cases_equal_cases_alone", MixesRows(), ("LSTM", "training"), "case . of a packed"),
+    (
+        "packed_examples_equal_examples_alone",
+        MixesRows(),
+        ("LSTM", "training"),
+        "example . of a packed",
+    ),
     ("layers_equal_their_cells_step_by_step", MixesRows(), ("GRU", "training"), "against its cell"),
     ("fast_path_equals_the_generic_scan", DescribesIdentity(), ("GRU", "training"), "fast path"),
     ("sums_keep_shape_and_precision", ReturnsFloat32(), (torch.float64,), "in torch.float32"),
@@ -446,15 +456,15 @@ def test_the_example_of_the_documentation_passes(pytester):
     outcomes = result.parseoutcomes()
     assert set(outcomes) == {"passed", "skipped"}, outcomes
     assert outcomes["passed"] > 150
-    result.stdout.fnmatch_lines("*describe() is None at every site*")
+    result.stdout.fnmatch_lines("*to_spec() is None at every site*")
 
 
 def test_a_fault_shows_by_name_in_a_run_of_pytest(pytester):
-    example = dedent(EXAMPLE).replace("eps: float", "mixes_cases = True\n    eps: float")
+    example = dedent(EXAMPLE).replace("eps: float", "batch_dependent = True\n    eps: float")
     pytester.makepyfile(test_mine=example)
-    result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-k", "mixes_cases_as")
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-k", "batch_dependence_as")
     assert result.parseoutcomes()["failed"] == 1
-    result.stdout.fnmatch_lines("*MyNorm(eps=1e-05) declares mixes_cases = True, but*")
+    result.stdout.fnmatch_lines("*MyNorm(eps=1e-05) declares batch_dependent = True, but*")
 
 
 def test_a_case_without_a_strategy_says_so(pytester):
@@ -538,7 +548,7 @@ def test_after():
     )
     pytester.makepyfile(test_mine=example)
     path = "test_mine.py::"
-    tests = ["test_before", "TestMyNorm::test_mixes_cases_as_declared", "test_after"]
+    tests = ["test_before", "TestMyNorm::test_batch_dependence_as_declared", "test_after"]
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider", *(path + t for t in tests))
     result.assert_outcomes(passed=3)
 

@@ -33,7 +33,7 @@ from ln_zoo.analysis.stepping import (
 )
 from ln_zoo.layers import GRU, LSTM, RNN, orthogonal_init
 from ln_zoo.layers.cells import as_states, sites_by_role
-from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm, mixes_cases
+from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm, batch_dependent
 from ln_zoo.ops import CELLS, States, Weights
 from ln_zoo.ops.cells import Sites
 
@@ -67,9 +67,9 @@ def perturbation_growth(
     Lyapunov exponents, the largest first. Derivatives are exact (forward mode), so perturbations
     are infinitely small, and nothing over- or underflows.
 
-    Where the strategy mixes the cases of a batch, the batch as a whole is one system: a
-    perturbation of one case reaches the others through the statistics. Elsewhere, and under batch
-    norm with ``statistics="kept"``, each case has its own.
+    Where the strategy mixes the examples of a batch, the batch as a whole is one system: a
+    perturbation of one example reaches the others through the statistics. Elsewhere, and under
+    batch norm with ``statistics="kept"``, each example has its own.
 
     Args:
         layer: a recurrent layer of one layer and one direction, with any strategy. Everything is
@@ -77,12 +77,12 @@ def perturbation_growth(
         inputs: (T, N, I), also for a layer with ``batch_first``.
         states: initial states, as for the layer, (1, N, H) each; default zeros.
         count: number k of perturbations.
-        statistics: of strategies that mix cases: ``"batch"``, those of this batch, as in training,
+        statistics: of batch-dependent strategies: ``"batch"``, those of this batch, as in training,
             or ``"kept"``, the running ones, as in evaluation.
         seed: draws the perturbations.
 
     Returns:
-        Natural logarithms of the factors, (T, C, k): C systems, each case or the batch.
+        Natural logarithms of the factors, (T, C, k): C systems, each example or the batch.
 
     Raises:
         TypeError: for a layer that is none of ours.
@@ -120,12 +120,12 @@ def lyapunov_exponents(
         count: number k of exponents.
         skip: steps at the start that are left out, in which perturbations turn into the directions
             that grow most.
-        statistics: of strategies that mix cases, ``"batch"`` or ``"kept"``.
+        statistics: of batch-dependent strategies, ``"batch"`` or ``"kept"``.
         seed: draws the perturbations.
 
     Returns:
-        Natural logarithms per step, (C, k), for each case, or for the batch; above 0 perturbations
-        grow.
+        Natural logarithms per step, (C, k), for each example, or for the batch; above 0
+        perturbations grow.
 
     Raises:
         ValueError: as there, and if no step is left.
@@ -150,7 +150,7 @@ class SiteGains:
 
     Args:
         gains: by the role of each site that sees the states: the size (root of the mean square over
-            features, cases and steps) of the perturbation behind it, in units of that before it.
+            features, examples and steps) of the perturbation behind it, in units of that before it.
             Where sums are not normalised it is 1. Layer norm multiplies by gain / sigma, and takes
             out the two directions that statistics absorb.
         share: the part of the variance of the gates' summed inputs, both terms taken as they enter
@@ -177,7 +177,7 @@ def site_gains(
         inputs: (T, N, I).
         states: initial states; default zeros.
         skip: steps at the start that are left out.
-        statistics: of strategies that mix cases, ``"batch"`` or ``"kept"``.
+        statistics: of batch-dependent strategies, ``"batch"`` or ``"kept"``.
         seed: draws the perturbation.
 
     Raises:
@@ -231,10 +231,10 @@ def _carry(
     """Carries perturbations along: `perturbation_growth`, and how the first passed each step."""
     given = initial_states("perturbation_growth", layer, inputs, states)
     cell = CELLS[layer.mode]
-    cases = inputs.shape[1]
-    systems = 1 if statistics == "batch" and mixes_cases(layer) else cases
+    examples = inputs.shape[1]
+    systems = 1 if statistics == "batch" and batch_dependent(layer) else examples
     widths = [state.shape[-1] for state in given]
-    size = sum(widths) * cases // systems
+    size = sum(widths) * examples // systems
     if not 1 <= count <= size:
         raise ValueError(f"count must lie in 1, ..., {size}, the size of the states, got {count}")
     generator = torch.Generator().manual_seed(seed)
@@ -262,7 +262,7 @@ def _carry(
             after, seen = torch.func.jvp(function, before, parts)[1]
             return torch.cat(after, dim=-1), seen
 
-        rows = frame.movedim(-1, 0).reshape(count, cases, -1)  # (k, N, S H)
+        rows = frame.movedim(-1, 0).reshape(count, examples, -1)  # (k, N, S H)
         moved, tangents = torch.func.vmap(derivative)(rows)
         frame, r = torch.linalg.qr(moved.reshape(count, systems, size).movedim(0, -1))
         logs.append(r.diagonal(dim1=-2, dim2=-1).abs().log())
@@ -359,7 +359,7 @@ def hidden_dynamics(
         loss: of the outputs, as for `gradient_norms`.
         count: number of exponents.
         skip: steps at the start to leave out; default: a quarter of them.
-        statistics: of strategies that mix cases, ``"batch"`` or ``"kept"``.
+        statistics: of batch-dependent strategies, ``"batch"`` or ``"kept"``.
         seed: of the perturbations.
 
     Raises:
@@ -436,7 +436,7 @@ def initial_dynamics(
     if start not in ("torch", "orthogonal", "identity"):
         raise ValueError(f"start must be 'torch', 'orthogonal' or 'identity', got {start!r}")
     check_sequences("initial_dynamics", inputs)
-    steps, cases, features = inputs.shape
+    steps, examples, features = inputs.shape
     for cls in norms:
         for gain, norm in strategies(cls, gains, steps):
             scales = gains if gain is None and norm.weight_scale is not None else (None,)
@@ -454,7 +454,7 @@ def initial_dynamics(
                 if scale is not None:
                     _set_scale(layer, scale)
                 layer = layer.to(inputs.device)  # drawn on the CPU: the same on every device
-                zeros = inputs.new_zeros(1, cases, hidden_size)
+                zeros = inputs.new_zeros(1, examples, hidden_size)
                 drawn = torch.randn(zeros.shape, generator=generator, dtype=torch.float64)
                 h = zeros + noise * drawn.to(zeros)
                 shown = gain if scale is None else scale
@@ -512,7 +512,7 @@ def network_dynamics(
             as many outputs, so it must not need all. Default: all.
         count: number of exponents.
         skip: steps at the start to leave out; default: a quarter of them.
-        statistics: of strategies that mix cases, ``"batch"`` or ``"kept"``.
+        statistics: of batch-dependent strategies, ``"batch"`` or ``"kept"``.
         seed: of the perturbations, and of what the network draws on the CPU.
 
     Returns:
@@ -701,7 +701,7 @@ def write_dynamics(found: Sequence[Dynamics], path: Path) -> None:
     """Writes a CSV file: group, layer, step, logarithm of a perturbation, gradient norm.
 
     Steps are t = 1, ..., T; the logarithm is the sum of what it grew by up to that step, and the
-    mean over the cases.
+    mean over the examples.
 
     Args:
         found: measurements of any layers.
@@ -717,7 +717,7 @@ def write_dynamics(found: Sequence[Dynamics], path: Path) -> None:
                 writer.writerow([each.group, each.name, t, f"{size:.5g}", f"{norm:.4g}"])
 
 
-def draw_dynamics(found: Sequence[Dynamics], picture: Path, title: str = "") -> None:
+def plot_dynamics(found: Sequence[Dynamics], picture: Path, title: str = "") -> None:
     """Draws two panels for each group: sizes of perturbations and norms of gradients, by step.
 
     Args:
@@ -728,7 +728,7 @@ def draw_dynamics(found: Sequence[Dynamics], picture: Path, title: str = "") -> 
     Raises:
         ValueError: if there are no measurements.
     """
-    _check_some("draw_dynamics", found)
+    _check_some("plot_dynamics", found)
     from matplotlib.figure import Figure  # not pyplot: nothing global, no display
     from matplotlib.ticker import MaxNLocator
 

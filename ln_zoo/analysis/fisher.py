@@ -2,7 +2,7 @@
 
 A layer of H units with outputs y from an exponential family, and the Fisher information of its
 parameters: exactly, by Jacobians; in the closed forms of the source, as they are and as they are
-printed; from sampled outputs; and as the KL divergence sees it. Sums over cases are expectations
+printed; from sampled outputs; and as the KL divergence sees it. Sums over examples are expectations
 over the data, and batch norm's statistics are those of all cases, differentiated through.
 
 Numbers of equations are those of Ba et al. 2016 (arXiv 1607.06450), from 13 in its supplement.
@@ -36,7 +36,7 @@ class GLM:
     * ``"none"``: z = a, and no gain;
     * ``"bn"``: mu and sigma mean and standard deviation of each a_i over all cases;
     * ``"wn"``: mu = 0, sigma_i = |w_i|;
-    * ``"ln"``: mu and sigma mean and standard deviation of a over the units of each case.
+    * ``"ln"``: mu and sigma mean and standard deviation of a over the units of each example.
 
     Args:
         inputs: x of all cases, (N, D); each counts 1 / N in an expectation. All tensors are of one
@@ -105,7 +105,7 @@ class GLM:
                 f"{self.norm}, {self.family}: needs 2 units at least, got {self.units}"
             )
         if len(self.inputs) < 2 and self.norm == "bn":
-            raise ValueError("bn needs 2 cases at least, got 1")
+            raise ValueError("bn needs 2 examples at least, got 1")
         tensors = {name: getattr(self, name) for name in ("inputs", "weight", "bias", "gain")}
         dtypes = {name: a.dtype for name, a in tensors.items() if a is not None}
         if len(set(dtypes.values())) > 1 or not self.weight.is_floating_point():
@@ -226,7 +226,7 @@ class GLM:
         return _sample(self, self.natural_parameters(), draws, _generator(self, seed))
 
     def covariance(self) -> Tensor:
-        """C = Cov[y | x] of each case (eq. 11), (N, H, H)."""
+        """C = Cov[y | x] of each example (eq. 11), (N, H, H)."""
         s = self.natural_parameters()
         if self.family == "gaussian":
             return torch.diag_embed(torch.full_like(s, self.dispersion))
@@ -286,7 +286,7 @@ def random_glm(
     norm: Normalization = "none",
     units: int = 4,
     features: int = 5,
-    cases: int = 200,
+    examples: int = 200,
     seed: int = 0,
     dispersion: float = 1.0,
 ) -> GLM:
@@ -301,7 +301,7 @@ def random_glm(
         norm: the normalisation.
         units: H.
         features: D.
-        cases: N.
+        examples: N.
         seed: of everything.
         dispersion: phi.
 
@@ -314,7 +314,7 @@ def random_glm(
     def normal(*size: int) -> Tensor:
         return torch.randn(*size, generator=generator, dtype=torch.float64)
 
-    inputs = normal(cases, features) + 0.5 * normal(features)
+    inputs = normal(examples, features) + 0.5 * normal(features)
     weight, bias = normal(units, features) / features**0.5, 0.5 * normal(units)
     gain = 0.5 + torch.rand(units, generator=generator, dtype=torch.float64)
     return GLM(inputs, weight, bias, None if norm == "none" else gain, family, norm, dispersion)
@@ -346,7 +346,7 @@ def monte_carlo_fisher(model: GLM, draws: int, seed: int = 0) -> Tensor:
 
     Args:
         model: the model.
-        draws: outputs for each of the N cases.
+        draws: outputs for each of the N examples.
         seed: of the draws.
 
     Returns:
@@ -389,7 +389,7 @@ def empirical_fisher(model: GLM, targets: Tensor) -> Tensor:
         ValueError: if sizes do not fit, and for outputs that the family does not have.
 
     Example:
-        >>> model = random_glm("categorical", "ln", cases=50)
+        >>> model = random_glm("categorical", "ln", examples=50)
         >>> empirical_fisher(model, torch.zeros(50, dtype=torch.long)).shape
         torch.Size([28, 28])
     """
@@ -474,13 +474,13 @@ def closed_form_fisher(model: GLM, paper_form: bool = False) -> Tensor:
         True
     """
     covariance = model.covariance() / model.dispersion**2
-    cases, size = len(model.inputs), model.parameters().numel()
+    examples, size = len(model.inputs), model.parameters().numel()
     if model.norm == "ln" and not paper_form:
         blocks = _layer_norm_blocks(model, covariance)
     else:
         rows = _own_rows(model)
         blocks = torch.einsum("nij,nip,njq->ipjq", covariance, rows, rows)
-    return blocks.reshape(size, size) / cases
+    return blocks.reshape(size, size) / examples
 
 
 def _own_rows(model: GLM) -> Tensor:
@@ -504,7 +504,7 @@ def _own_rows(model: GLM) -> Tensor:
 
 
 def _layer_norm_blocks(model: GLM, covariance: Tensor) -> Tensor:
-    """Sums over cases, (H, D + 2, H, D + 2)."""
+    """Sums over examples, (H, D + 2, H, D + 2)."""
     assert model.gain is not None
     x, z = model.inputs, model.normalized()
     sigma = model.statistics()[1][:, :1, None]
@@ -627,7 +627,7 @@ def null_space_basis(fisher: Tensor, rtol: float = 1e-12) -> Tensor:
     """Orthonormal basis of the directions in which a Fisher information matrix sees no change.
 
     Beyond `invariant_directions` it finds those of the family (a softmax does not see what is added
-    to all its logits) and of the data (fewer cases than parameters).
+    to all its logits) and of the data (fewer examples than parameters).
 
     Args:
         fisher: a symmetric matrix without negative eigenvalues, (P, P).
@@ -665,7 +665,7 @@ def _check_step(model: GLM, step: Tensor, size: int, what: str) -> None:
 
 
 def kl_divergence(model: GLM, step: Tensor) -> Tensor:
-    """KL[P_theta || P_theta+step], the mean over the cases (eq. 8), in nats; a scalar.
+    """KL[P_theta || P_theta+step], the mean over the examples (eq. 8), in nats; a scalar.
 
     Gaussian: |s' - s|^2 / (2 phi).
 

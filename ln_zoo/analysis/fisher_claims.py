@@ -148,37 +148,37 @@ def _texts(check: FisherCheck) -> list[str]:
 
 
 def study_fisher(
-    units: int = 4, features: int = 5, cases: int = 200, draws: int = 500_000, seed: int = 0
+    units: int = 4, features: int = 5, examples: int = 200, draws: int = 500_000, seed: int = 0
 ) -> FisherStudy:
     """Measures every claim about the Fisher information of normalised GLMs.
 
     Args:
         units: H of the toys, 3 at least.
         features: D.
-        cases: N, 2 (D + 2) at least, so that data leave no direction open.
+        examples: N, 2 (D + 2) at least, so that data leave no direction open.
         draws: greatest number of outputs to sample, all cases together; a hundredth and a tenth of
             it are used as well. 100 N at least.
         seed: of the toys.
 
     Raises:
-        ValueError: for fewer units, cases or draws.
+        ValueError: for fewer units, examples or draws.
 
     Example:
-        >>> study = study_fisher(units=3, features=2, cases=50, draws=5_000)
+        >>> study = study_fisher(units=3, features=2, examples=50, draws=5_000)
         >>> study.checks[0].claim, study.checks[0].agrees
         ('closed forms against autograd, 3 families x 4 norms', True)
     """
     for name, value, least in (
         ("units", units, 3),
         ("features", features, 2),
-        ("cases", cases, 2 * (features + 2)),
-        ("draws", draws, 100 * cases),
+        ("examples", examples, 2 * (features + 2)),
+        ("draws", draws, 100 * examples),
     ):
         if value < least:
             raise ValueError(f"{name} must be at least {least}, got {value}")
 
     def toy(family: Family, norm: Normalization) -> GLM:
-        return random_glm(family, norm, units, features, cases, seed)
+        return random_glm(family, norm, units, features, examples, seed)
 
     toys = [toy(family, norm) for family in _FAMILIES for norm in get_args(Normalization)]
     normalized = [model for model in toys if model.norm != "none"]
@@ -192,30 +192,31 @@ def study_fisher(
         _NAMES[norm]: _remainders(toy("bernoulli", norm), _STEPS, seed)
         for norm in get_args(Normalization)
     }
-    numbers = [draws // 100 // cases, draws // 10 // cases, draws // cases]
+    numbers = [draws // 100 // examples, draws // 10 // examples, draws // examples]
     sampling: dict[str, list[float]] = {
         family: _sampling_errors(toy(family, "bn"), numbers, seed) for family in _FAMILIES
     }
     sizes = [4, 16, 64]
     deviations: dict[str, list[float]] = {
         family: [
-            _printed_error(random_glm(family, "ln", size, features, cases, seed)) for size in sizes
+            _printed_error(random_glm(family, "ln", size, features, examples, seed))
+            for size in sizes
         ]
         for family in _FAMILIES
     }
     checks = [
         *_formula_checks(toys),
-        *_printed_checks(deviations, toys, features, cases, seed),
+        *_printed_checks(deviations, toys, features, examples, seed),
         *_weight_scale_checks(normalized),
         *_null_checks(normalized),
         *_step_checks(normalized, seed),
         *_input_scale_checks(toys),
         *_kl_checks(toys, seed),
-        *_sampling_checks([number * cases for number in numbers], sampling),
+        *_sampling_checks([number * examples for number in numbers], sampling),
         _empirical_check(units, features, seed),
     ]
     return FisherStudy(
-        checks, spectra, _STEPS, remainders, [n * cases for n in numbers], sampling, sizes,
+        checks, spectra, _STEPS, remainders, [n * examples for n in numbers], sampling, sizes,
         deviations,
     )  # fmt: skip
 
@@ -344,7 +345,7 @@ def _printed_checks(
     deviations: dict[str, list[float]],
     toys: Sequence[GLM],
     features: int,
-    cases: int,
+    examples: int,
     seed: int,
 ) -> Iterator[FisherCheck]:
     by_units = list(zip(*deviations.values(), strict=True))
@@ -358,7 +359,7 @@ def _printed_checks(
         errors = [
             _relative(gain_block(model, paper_form=True), gain_block(model))
             for model in (
-                random_glm(family, "bn", 4, features, cases, seed + k) for k in range(_TOYS)
+                random_glm(family, "bn", 4, features, examples, seed + k) for k in range(_TOYS)
             )
         ]
         middle = statistics.median(errors)
@@ -578,7 +579,7 @@ def write_fisher_curves(study: FisherStudy, path: Path) -> None:
                     writer.writerow([panel.title, name, place, f"{value:.4g}"])
 
 
-def draw_fisher(study: FisherStudy, picture: Path, title: str = "") -> None:
+def plot_fisher(study: FisherStudy, picture: Path, title: str = "") -> None:
     """Draws four panels: eigenvalues of F, remainder of KL, sampling error, eq. 13 as printed.
 
     Args:
@@ -595,7 +596,7 @@ def draw_fisher(study: FisherStudy, picture: Path, title: str = "") -> None:
             places = panel.x[: len(values)]  # without a norm there are fewer parameters
             axis.plot(places, values, style, color=f"C{number}", label=name, markersize=4)
         if panel.power:
-            _draw_power(axis, panel)
+            _plot_power(axis, panel)
             axis.set_xscale("log")
             if len(panel.x) <= 3:
                 axis.set_xticks(panel.x, [f"{place:,g}" for place in panel.x])
@@ -641,7 +642,7 @@ def _panels(study: FisherStudy) -> list[_Panel]:
     ]  # fmt: skip
 
 
-def _draw_power(axis: Axes, panel: _Panel) -> None:
+def _plot_power(axis: Axes, panel: _Panel) -> None:
     """A dashed line of the panel's power of x, just above the others."""
     assert panel.power is not None
     greatest = max(

@@ -64,7 +64,7 @@ def gradient_norms(
     The gradient by h_t is the whole one: through the output of step t and through h_t as it is
     carried into the next step. The norm is Euclidean over all N H (or N P) numbers of the gradient.
 
-    Strategies that mix cases use the ``statistics`` asked for, whatever the mode of the layer;
+    Batch-dependent strategies use the ``statistics`` asked for, whatever the mode of the layer;
     nothing of the layer is changed, neither running averages nor gradients of parameters.
 
     Args:
@@ -75,7 +75,7 @@ def gradient_norms(
         loss: a function of the outputs (T, N, H) that gives a scalar. Default: the mean over the
             batch of the cross-entropy of a softmax over 10 classes on the last state, with fixed
             random weights of variance 1 / H and fixed random labels.
-        statistics: of strategies that mix cases: ``"batch"``, those of this batch, as in training,
+        statistics: of batch-dependent strategies: ``"batch"``, those of this batch, as in training,
             or ``"kept"``, the running ones, as in evaluation.
 
     Returns:
@@ -119,10 +119,10 @@ def _norm(gradient: Tensor) -> Tensor:
 
 
 def _last_state_loss(output: Tensor) -> Tensor:
-    _, cases, features = output.shape
+    _, examples, features = output.shape
     generator = torch.Generator().manual_seed(0)
     weights = torch.randn(_CLASSES, features, generator=generator, dtype=torch.float64)
-    labels = torch.randint(_CLASSES, (cases,), generator=generator)
+    labels = torch.randint(_CLASSES, (examples,), generator=generator)
     logits = F.linear(output[-1], (weights / features**0.5).to(output))
     return F.cross_entropy(logits, labels.to(output.device))
 
@@ -172,8 +172,8 @@ def gradient_flow(
         gains: the gains.
         candidate: what the recurrent weights of the candidate state are: ``"identity"``, as in the
             source, or ``"orthogonal"``, a random matrix.
-        noise: standard deviation of the initial h, one draw for each case; an LSTM's c starts at 0.
-            Without it, equal first inputs leave batch statistics without variance, and gradients
+        noise: standard deviation of the initial h, one draw for each example; an LSTM's c starts at
+            0. Without it, equal first inputs leave batch statistics without variance, and gradients
             grow by gain / sqrt(eps) at each such step.
         seed: of weights and initial states.
 
@@ -189,7 +189,7 @@ def gradient_flow(
     if cell not in LAYERS:
         raise ValueError(f"cell must be one of {sorted(LAYERS)}, got {cell!r}")
     check_sequences("gradient_flow", inputs)
-    steps, cases, features = inputs.shape
+    steps, examples, features = inputs.shape
     flows = []
     for cls in norms:
         for gain, norm in strategies(cls, gains, steps):
@@ -198,7 +198,7 @@ def gradient_flow(
                 layer = LAYERS[cell](features, hidden_size, norm=norm, dtype=inputs.dtype)
             orthogonal_init(layer, candidate, generator=generator)
             layer = layer.to(inputs.device)  # drawn on the CPU: the same on every device
-            zeros = inputs.new_zeros(1, cases, hidden_size)
+            zeros = inputs.new_zeros(1, examples, hidden_size)
             drawn = torch.randn(zeros.shape, generator=generator, dtype=zeros.dtype)
             h = zeros + noise * drawn.to(zeros)
             states = (h, zeros) if cell == "LSTM" else h
@@ -230,7 +230,7 @@ def strategies(
     yield None, cls(**options)
 
 
-def random_sequences(steps: int, cases: int, features: int = 1, seed: int = 0) -> Tensor:
+def random_sequences(steps: int, examples: int, features: int = 1, seed: int = 0) -> Tensor:
     """Inputs uniform in [0, 1), as pixels are, (T, N, I), float64.
 
     Example:
@@ -238,7 +238,7 @@ def random_sequences(steps: int, cases: int, features: int = 1, seed: int = 0) -
         torch.Size([784, 100, 1])
     """
     generator = torch.Generator().manual_seed(seed)
-    return torch.rand(steps, cases, features, generator=generator, dtype=torch.float64)
+    return torch.rand(steps, examples, features, generator=generator, dtype=torch.float64)
 
 
 # Showing it
@@ -284,7 +284,7 @@ def write_gradient_flow(flows: Sequence[GradientFlow], path: Path, inputs: str) 
             writer.writerow([inputs, t, *(f"{value:.4g}" for value in values)])
 
 
-def draw_gradient_flow(
+def plot_gradient_flow(
     flows: Sequence[GradientFlow], picture: Path, title: str = "", floor: float = 1e-30
 ) -> None:
     """Draws gradient norms against the time step: a panel for each strategy, a line for each gain.

@@ -8,7 +8,7 @@ The maps are the columns of the paper's table, by their names in `ln_zoo.norms.I
 - ``weight_vector_rescaling``: one row w_i times δ;
 - ``dataset_rescaling``: all inputs times δ;
 - ``dataset_recentering``: one vector added to every input;
-- ``case_rescaling``: one input times δ (eq. 7).
+- ``example_rescaling``: one input times δ (eq. 7).
 
 Gains and biases stay as they are, and δ > 0: a negative one flips the sign of normalised sums.
 """
@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ln_zoo.analysis.draws import same_draws
+from ln_zoo.analysis.random_numbers import same_random_numbers
 from ln_zoo.analysis.stepping import drawing
 from ln_zoo.layers import Linear
 from ln_zoo.norms import (
@@ -44,9 +44,9 @@ from ln_zoo.norms import (
     RMSNorm,
     Site,
     WeightNorm,
+    batch_dependent,
     batch_statistics,
     keeps_statistics,
-    mixes_cases,
     population_statistics,
 )
 
@@ -71,11 +71,11 @@ _HEADINGS = {
     "weight_vector_rescaling": ("one w", "rescaled"),
     "dataset_rescaling": ("data", "rescaled"),
     "dataset_recentering": ("data", "re-centred"),
-    "case_rescaling": ("one case", "rescaled"),
+    "example_rescaling": ("one example", "rescaled"),
 }
 
 
-def random_inputs(cases: int = 16, features: int = 8, seed: int = 0) -> Tensor:
+def random_inputs(examples: int = 16, features: int = 8, seed: int = 0) -> Tensor:
     """Standard normal inputs, (N, I), float64.
 
     Example:
@@ -83,7 +83,7 @@ def random_inputs(cases: int = 16, features: int = 8, seed: int = 0) -> Tensor:
         torch.Size([16, 8])
     """
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(cases, features, generator=generator, dtype=torch.float64)
+    return torch.randn(examples, features, generator=generator, dtype=torch.float64)
 
 
 def measure_invariance(
@@ -97,15 +97,16 @@ def measure_invariance(
 ) -> dict[str, float]:
     """How far each map of the paper's Table 1 moves the output of a layer.
 
-    Strategies that mix cases use the statistics of all inputs, taken again after each map, or those
-    of the inputs before any map. The case and the row of W that are rescaled on their own are those
-    of the greatest norm. What the layer draws, as dropout in training does, is the same in every
-    run. Nothing of the layer is changed, nor of torch's random number generators.
+    Batch-dependent strategies use the statistics of all inputs, taken again after each map, or
+    those of the inputs before any map. The example and the row of W that are rescaled on their own
+    are those of the greatest norm. What the layer draws, as dropout in training does, is the same
+    in every run. Nothing of the layer is changed, nor of torch's random number generators.
 
     Args:
         layer: any module with a matrix of weights, such as `ln_zoo.layers.Linear`, in float64 best.
             What is no strategy of ln_zoo runs in the mode it is in.
-        inputs: (N, I), several different cases, of the precision and on the device of the weights.
+        inputs: (N, I), several different examples, of the precision and on the device of the
+            weights.
         factors: the values of δ, positive; of several the greatest deviation counts.
         weight: name of the parameter W, (F, I), as in ``layer.named_parameters()``.
         frozen: whether statistics are those of the inputs before any map, as in evaluation. For
@@ -116,7 +117,8 @@ def measure_invariance(
 
     Returns:
         For each name of `ln_zoo.norms.INVARIANCES` the largest change of the output as a part of
-        its spread, its greatest distance from its mean over the cases: biases have no share in it.
+        its spread, its greatest distance from its mean over the examples: biases have no share in
+        it.
 
     Raises:
         TypeError: for inputs of another precision than the weights.
@@ -178,14 +180,14 @@ def _maps(weight: Tensor, inputs: Tensor, factors: Sequence[float], seed: int) -
     one = inputs.new_ones(())
     yield _Map("weight_matrix_recentering", weight + gamma, inputs, one)
     yield _Map("dataset_recentering", weight, inputs + shift, one)
-    unit, case = (a.norm(dim=1).argmax() for a in (weight, inputs))
+    unit, example = (a.norm(dim=1).argmax() for a in (weight, inputs))
     for delta in factors:
-        units, cases = torch.ones_like(weight[:, 0]), torch.ones_like(inputs[:, :1])
-        units[unit] = cases[case] = delta
+        units, examples = torch.ones_like(weight[:, 0]), torch.ones_like(inputs[:, :1])
+        units[unit] = examples[example] = delta
         yield _Map("weight_matrix_rescaling", delta * weight, inputs, delta * one)
         yield _Map("weight_vector_rescaling", units[:, None] * weight, inputs, units)
         yield _Map("dataset_rescaling", weight, delta * inputs, delta * one)
-        yield _Map("case_rescaling", weight, cases * inputs, cases)
+        yield _Map("example_rescaling", weight, examples * inputs, examples)
 
 
 def _output(layer: nn.Module, name: str, weight: Tensor, inputs: Tensor, frozen: bool) -> Tensor:
@@ -195,7 +197,7 @@ def _output(layer: nn.Module, name: str, weight: Tensor, inputs: Tensor, frozen:
 
 def _run(layer: nn.Module, inputs: Tensor, replaced: dict[str, Tensor] | None = None) -> Tensor:
     try:
-        with torch.no_grad(), same_draws(layer):
+        with torch.no_grad(), same_random_numbers(layer):
             output: Tensor = functional_call(layer, replaced or {}, (inputs,))
     except RuntimeError as error:
         raise ValueError(
@@ -204,7 +206,7 @@ def _run(layer: nn.Module, inputs: Tensor, replaced: dict[str, Tensor] | None = 
     if not output.isfinite().all():
         raise ValueError(
             f"the output of this {type(layer).__name__} is not finite: without eps no variance may "
-            "be 0; give inputs of several cases that differ, and at least 2 features"
+            "be 0; give inputs of several examples that differ, and at least 2 features"
         )
     return output
 
@@ -242,11 +244,11 @@ def _freeze(layer: nn.Module, inputs: Tensor) -> None:
         _set_training(averaging, False)
         before, found = found, _run(layer, inputs)
         moved, passes = _size(found - before), passes + 1
-    # A strategy that says it mixes no cases may well keep something else.
-    over_cases = mixes_cases(layer) or not any(isinstance(m, Site) for m in averaging)
-    # More than what a variance over N - 1 in place of N cases does, here and there in a network.
+    # A strategy that says it mixes no examples may well keep something else.
+    over_examples = batch_dependent(layer) or not any(isinstance(m, Site) for m in averaging)
+    # More than what a variance over N - 1 in place of N examples does, here and there in a network.
     away = _size(found - wanted)
-    if over_cases and away > min(0.5, 2 / len(inputs)) * _spread(wanted):
+    if over_examples and away > min(0.5, 2 / len(inputs)) * _spread(wanted):
         raise ValueError(
             f"the statistics that this {name} keeps do not become those of the inputs: after "
             f"{passes} passes in training its output in evaluation rests, {away:.2g} apart from "
@@ -268,7 +270,7 @@ def _check(inputs: Tensor, factors: Sequence[float]) -> None:
         raise TypeError(f"inputs must be a tensor (N, I), got {type(inputs).__name__}")
     if inputs.dim() != 2 or len(inputs) < 2 or not inputs.shape[1]:
         raise ValueError(
-            f"inputs must be (N, I), 2 cases at least of 1 number at least, got "
+            f"inputs must be (N, I), 2 examples at least of 1 number at least, got "
             f"{tuple(inputs.shape)}"
         )
     if not inputs.isfinite().all():
@@ -576,7 +578,7 @@ class InvarianceRow:
 
     Args:
         norm: the strategy in words.
-        frozen: whether statistics over cases are those before the map, as in evaluation, rather
+        frozen: whether statistics over examples are those before the map, as in evaluation, rather
             than taken again after it.
         cells: by the names of `ln_zoo.norms.INVARIANCES`.
     """
@@ -596,7 +598,7 @@ class InvarianceTable:
     """The paper's Table 1, measured; `rich` prints it as it is.
 
     Args:
-        rows: a strategy each; one that mixes cases has a second one, with frozen statistics.
+        rows: a strategy each; one that mixes examples has a second one, with frozen statistics.
         eps: used in place of that of the strategies; ``None``: each had its own.
     """
 
@@ -735,7 +737,7 @@ def invariance_table(
     spoils an invariance stands beside it.
 
     Expectations over the data set, as of batch norm, are those of all inputs, taken again after
-    the map; in a second row, for strategies that mix cases, they are frozen before it.
+    the map; in a second row, for batch-dependent strategies, they are frozen before it.
 
     Args:
         norms: strategies, also of your own. One without a field ``eps`` is taken as it is.
@@ -747,7 +749,7 @@ def invariance_table(
             variances are about the usual eps.
         seed: of the layers' parameters and of what the maps add.
         always_frozen: whether there is a second row, with frozen statistics, also for strategies
-            that do not say that they mix cases.
+            that do not say that they mix examples.
 
     Raises:
         TypeError: for what is no strategy.
@@ -782,7 +784,7 @@ def invariance_table(
             )
         make = functools.partial(_layer, norm, inputs, features, seed, weight_scale)
         layer, plain = make(eps), make(0.0)
-        for frozen in (False, True) if norm.mixes_cases or always_frozen else (False,):
+        for frozen in (False, True) if norm.batch_dependent or always_frozen else (False,):
             found, exact = (
                 measure_invariance(each, inputs, factors, frozen=frozen, seed=seed)
                 for each in (layer, plain)
@@ -820,7 +822,7 @@ def write_eps_effect(effects: Sequence[EpsEffect], path: Path) -> None:
                 writer.writerow([effect.norm, f"{effect.eps:g}", f"{effect.factor:g}", *numbers])
 
 
-def draw_eps_effect(effects: Sequence[EpsEffect], picture: Path, title: str = "") -> None:
+def plot_eps_effect(effects: Sequence[EpsEffect], picture: Path, title: str = "") -> None:
     """Draws measured deviations as marks over the formula's line, a panel for each δ.
 
     The dotted line is the formula's first term, for a variance much greater than eps.

@@ -2,10 +2,10 @@
 
 For outputs from the exponential family with natural parameters s = f(x, theta), the Fisher
 information of a batch is F = (1 / N) sum_n J_n^T C_n J_n / phi^2, with J_n the Jacobian of s by the
-parameters for case n and C_n the covariance of the output that the model itself predicts there. Its
-diagonal blocks, one for each layer, are exact here: the expectation over outputs is in closed form.
-For outputs of any other density the mean over given outputs takes its place, under a name of its
-own.
+parameters for example n and C_n the covariance of the output that the model itself predicts there.
+Its diagonal blocks, one for each layer, are exact here: the expectation over outputs is in closed
+form. For outputs of any other density the mean over given outputs takes its place, under a name of
+its own.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from ln_zoo.analysis.draws import same_draws
 from ln_zoo.analysis.fisher import Family, check_dispersion
+from ln_zoo.analysis.random_numbers import same_random_numbers
 from ln_zoo.analysis.stepping import Statistics, measuring
-from ln_zoo.norms import Site, mixes_cases
+from ln_zoo.norms import Site, batch_dependent
 
 #: From a batch to natural parameters (N, \*, K).
 Natural = Callable[[Any], Tensor]
@@ -149,7 +149,7 @@ def network_fisher(
     Args:
         network: the network; everything is computed in its precision, best float64
             (``copy.deepcopy(network).double()``).
-        batch: a tensor, or a tuple of tensors, with the cases along the first axis of each.
+        batch: a tensor, or a tuple of tensors, with the examples along the first axis of each.
         natural: natural parameters (N, K) of a batch, computed with this very network; or
             (N, \*, K), such as (N, T, K) of outputs at T steps, which are independent given the
             inputs: F is the sum over them. One that is multiplied by 0, as behind the end of a
@@ -163,10 +163,10 @@ def network_fisher(
         blocks: names of parameters for each block; default: `layer_blocks`.
         max_size: up to so many parameters the block itself is kept.
         outputs_at_once: how many rows of an output's K are differentiated at once, each of which
-            takes the memory of all parameters; default: all. Cases come one by one.
-        statistics: of strategies that mix cases: ``"kept"``, the running ones, as in evaluation; or
-            ``"batch"``, those of this batch, through which derivatives flow. The whole batch is
-            then differentiated together, and a case's natural parameters depend on it.
+            takes the memory of all parameters; default: all. Examples come one by one.
+        statistics: of batch-dependent strategies: ``"kept"``, the running ones, as in evaluation;
+            or ``"batch"``, those of this batch, through which derivatives flow. The whole batch is
+            then differentiated together, and an example's natural parameters depend on it.
         largest: whether to find the largest eigenvalue where the block is not kept: by a Lanczos
             iteration of products of the block with vectors. If not it is NaN there.
 
@@ -177,7 +177,7 @@ def network_fisher(
         TypeError: for natural parameters that are no tensor of real numbers, and blocks that are no
             lists of names.
         ValueError: for an unknown family or parameter, a dispersion that does not fit, numbers
-            out of range, batch statistics of one case; without any parameter; for natural
+            out of range, batch statistics of one example; without any parameter; for natural
             parameters that are not (N, \*, K), or do not depend on the network.
 
     Example:
@@ -194,11 +194,12 @@ def network_fisher(
     parameters = {
         block: {name: named[name].detach() for name in names} for block, names in chosen.items()
     }
-    together = statistics == "batch" and mixes_cases(network)
-    cases = _cases(batch)
+    together = statistics == "batch" and batch_dependent(network)
+    examples = _examples(batch)
     model = _Model(network, natural, family, dispersion, together)
-    # Where a case does not see the others it is differentiated alone: nothing is computed twice.
-    parts = [batch] if together else [_take(batch, n) for n in range(cases)]
+    # Where an example does not see the others it is differentiated alone: nothing is computed
+    # twice.
+    parts = [batch] if together else [_take(batch, n) for n in range(examples)]
     sums = {
         block: _Sum(sum(a.numel() for a in own.values()), max_size)
         for block, own in parameters.items()
@@ -212,10 +213,10 @@ def network_fisher(
                 for block, own in parameters.items():
                     sums[block].add(torch.cat([gradients[name].flatten(1) for name in own], dim=1))
         for block, own in parameters.items():
-            diagonal, matrix = sums[block].diagonal / cases, sums[block].matrix
-            product: Product = functools.partial(model.product, own, batch, cases)
+            diagonal, matrix = sums[block].diagonal / examples, sums[block].matrix
+            product: Product = functools.partial(model.product, own, batch, examples)
             if matrix is not None:
-                matrix = matrix / cases
+                matrix = matrix / examples
                 product = matrix.mv
             greatest = math.nan
             if largest or matrix is not None:
@@ -245,10 +246,10 @@ def network_empirical_fisher(
 
     Args:
         network: as in `network_fisher`.
-        batch: a tensor, or a tuple of tensors, with the cases along the first axis of each: inputs
-            and outputs.
-        log_likelihood: log P(output | input) of each case of a batch, (N,), in nats, computed with
-            this very network. A bound of it, as of variational models, gives the blocks of the
+        batch: a tensor, or a tuple of tensors, with the examples along the first axis of each:
+            inputs and outputs.
+        log_likelihood: log P(output | input) of each example of a batch, (N,), in nats, computed
+            with this very network. A bound of it, as of variational models, gives the blocks of the
             bound's score.
         blocks: as in `network_fisher`.
         max_size: as in `network_fisher`.
@@ -274,9 +275,9 @@ def network_empirical_fisher(
 
     def natural(part: Batch) -> Tensor:
         found = log_likelihood(part)
-        if not isinstance(found, Tensor) or found.shape != (_cases(part),):
+        if not isinstance(found, Tensor) or found.shape != (_examples(part),):
             raise ValueError(
-                f"log-likelihoods must be a tensor ({_cases(part)},), one for each case, got "
+                f"log-likelihoods must be a tensor ({_examples(part)},), one for each example, got "
                 f"{_described(found)}"
             )
         return found.unsqueeze(1)
@@ -371,26 +372,26 @@ class _Model:
     together: bool
 
     def __call__(self, parameters: Mapping[str, Tensor], batch: Batch) -> Tensor:
-        """Natural parameters (N M, K) of the M outputs of each case, case after case.
+        """Natural parameters (N M, K) of the M outputs of each example, example after example.
 
         With these parameters in place of the network's own.
         """
         call = _Call(self.network, self.natural)
         replaced = {f"network.{name}": a for name, a in parameters.items()}
         # Models may draw noise in training: every pass has to draw the same.
-        with same_draws(self.network):
+        with same_random_numbers(self.network):
             s: Tensor = torch.func.functional_call(call, replaced, (batch,))
-        name, cases = type(self.network).__name__, _cases(batch)
+        name, examples = type(self.network).__name__, _examples(batch)
         if not isinstance(s, Tensor) or not s.is_floating_point():
             given = s.dtype if isinstance(s, Tensor) else f"a {type(s).__name__}"
             raise TypeError(
-                f"natural parameters must be a floating-point tensor ({cases}, *, K), this {name} "
-                f"gave {given}: give a function natural that makes it of a batch; for densities of "
-                "no such family there is network_empirical_fisher"
+                f"natural parameters must be a floating-point tensor ({examples}, *, K), this "
+                f"{name} gave {given}: give a function natural that makes it of a batch; for "
+                "densities of no such family there is network_empirical_fisher"
             )
-        if s.dim() < 2 or len(s) != cases:
+        if s.dim() < 2 or len(s) != examples:
             raise ValueError(
-                f"natural parameters must be ({cases}, *, K), with the cases first, got "
+                f"natural parameters must be ({examples}, *, K), with the examples first, got "
                 f"{tuple(s.shape)} of this {name}: give a function natural that makes them of a "
                 "batch"
             )
@@ -440,7 +441,7 @@ class _Model:
                 yield {name: torch.stack([row[name] for row in rows]) for name in parameters}
 
     def product(
-        self, parameters: dict[str, Tensor], batch: Batch, cases: int, vector: Tensor
+        self, parameters: dict[str, Tensor], batch: Batch, examples: int, vector: Tensor
     ) -> Tensor:
         """The block of these parameters, times a vector (P,)."""
         parts = vector.split([a.numel() for a in parameters.values()])
@@ -448,7 +449,7 @@ class _Model:
             name: part.view_as(a) for part, (name, a) in zip(parts, parameters.items(), strict=True)
         }
         total = torch.zeros_like(vector)
-        pieces = [batch] if self.together else _chunks(batch, cases)
+        pieces = [batch] if self.together else _chunks(batch, examples)
         for piece in pieces:
 
             def outputs(p: dict[str, Tensor], piece: Batch = piece) -> Tensor:
@@ -463,7 +464,7 @@ class _Model:
             weighted = (factor @ (factor.mT @ moved.unsqueeze(-1))).squeeze(-1)
             (gradients,) = backward(weighted)
             total += torch.cat([gradients[name].flatten() for name in parameters])
-        return total / cases
+        return total / examples
 
 
 def _largest_eigenvalue(product: Product, like: Tensor) -> float:
@@ -507,24 +508,24 @@ def _check(family: Family, dispersion: float, max_size: int, outputs_at_once: in
         raise ValueError(f"outputs_at_once must be at least 1, got {outputs_at_once}")
 
 
-def _cases(batch: Batch) -> int:
-    """The number of cases of a batch."""
+def _examples(batch: Batch) -> int:
+    """The number of examples of a batch."""
     tensors = batch if isinstance(batch, tuple) else (batch,)
     sizes = {len(a) if isinstance(a, Tensor) and a.dim() else 0 for a in tensors}
     if len(sizes) != 1 or 0 in sizes:
         shapes = [tuple(getattr(a, "shape", ())) for a in tensors]
         raise ValueError(
-            "the batch must be a tensor or a tuple of tensors with the cases along their first "
+            "the batch must be a tensor or a tuple of tensors with the examples along their first "
             f"axis, as many in each and one at least; got {shapes}"
         )
     return sizes.pop()
 
 
-def _take(batch: Batch, first: int, cases: int = 1) -> Batch:
+def _take(batch: Batch, first: int, examples: int = 1) -> Batch:
     if isinstance(batch, tuple):
-        return tuple(a[first : first + cases] for a in batch)
-    return batch[first : first + cases]
+        return tuple(a[first : first + examples] for a in batch)
+    return batch[first : first + examples]
 
 
-def _chunks(batch: Batch, cases: int) -> list[Batch]:
-    return [_take(batch, first, _CASES_AT_ONCE) for first in range(0, cases, _CASES_AT_ONCE)]
+def _chunks(batch: Batch, examples: int) -> list[Batch]:
+    return [_take(batch, first, _CASES_AT_ONCE) for first in range(0, examples, _CASES_AT_ONCE)]

@@ -16,7 +16,7 @@ from ln_zoo.norms import batch_statistics
 from ln_zoo.ops import CELLS, States, scan
 from ln_zoo.ops.cells import Step
 
-#: Where the statistics of a strategy that mixes cases come from: of the batch at hand, as in
+#: Where the statistics of a batch-dependent strategy come from: of the batch at hand, as in
 #: training, or the running ones, as in evaluation.
 Statistics = Literal["batch", "kept"]
 
@@ -31,7 +31,7 @@ def check_arguments(caller: str, layer: LSTM | GRU | RNN, inputs: Tensor) -> Non
 
     Raises:
         TypeError: for another layer, such as torch's own.
-        ValueError: unless inputs are (T, N, I) with a step and a case at least.
+        ValueError: unless inputs are (T, N, I) with a step and an example at least.
     """
     if not isinstance(layer, LSTM | GRU | RNN):
         cls = type(layer)
@@ -43,14 +43,14 @@ def check_arguments(caller: str, layer: LSTM | GRU | RNN, inputs: Tensor) -> Non
 
 
 def check_sequences(caller: str, inputs: Tensor) -> None:
-    """Checks that inputs are (T, N, I) with a step and a case at least.
+    """Checks that inputs are (T, N, I) with a step and an example at least.
 
     Raises:
         ValueError: if they are not.
     """
     if inputs.dim() != 3 or 0 in inputs.shape[:2]:
         raise ValueError(
-            f"{caller} takes inputs (T, N, I), T time steps of N cases, both at least 1; got "
+            f"{caller} takes inputs (T, N, I), T time steps of N examples, both at least 1; got "
             f"{tuple(inputs.shape)}"
         )
 
@@ -147,7 +147,7 @@ def run_steps(layer: LSTM | GRU | RNN, inputs: Tensor, states: States, step: Ste
         states,
         layer._effective_weights("l0", sites),
         sites,
-        sites["input"].norm.reads_step,
+        sites["input"].norm.per_timestep,
     )
     return output
 

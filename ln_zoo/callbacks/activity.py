@@ -31,8 +31,8 @@ class Activity:
     """What one layer does at each position of its output.
 
     Attributes:
-        active: share of cases and channels whose output is above zero, (H, W) float64.
-        variance: over cases of the normalised sums, mean over channels, (H, W) float64.
+        active: share of examples and channels whose output is above zero, (H, W) float64.
+        variance: over examples of the normalised sums, mean over channels, (H, W) float64.
     """
 
     active: Tensor
@@ -53,8 +53,8 @@ class ActivityByPosition(Callback):
     differ from those of the rest of their layer. For every `ln_zoo.layers.Conv2d`, and each
     position of its output, this takes over all cases
 
-    - ``active``: the share of outputs above zero, over cases and channels;
-    - ``variance``: the variance over cases of the normalised sums, mean over channels. The bias,
+    - ``active``: the share of outputs above zero, over examples and channels;
+    - ``variance``: the variance over examples of the normalised sums, mean over channels. The bias,
       which the output includes, does not matter to it.
 
     Sums are float64, those of several processes are added up. At the end ``activity.csv`` (layer,
@@ -111,7 +111,7 @@ class ActivityByPosition(Callback):
 
     def _end(self, trainer: Trainer) -> None:
         self._remove_hooks()
-        # A layer that no case went through is left out; all processes run the same layers.
+        # A layer that no example went through is left out; all processes run the same layers.
         self.activities = {
             name: sums.activity(partial(trainer.strategy.reduce, reduce_op="sum"))
             for name, sums in self._sums.items()
@@ -122,7 +122,7 @@ class ActivityByPosition(Callback):
             folder.mkdir(parents=True, exist_ok=True)
             write_activity(self.activities, folder / "activity.csv")
             self.written = folder / "activity.png"
-            draw_activity(self.activities, self.written)
+            plot_activity(self.activities, self.written)
 
     def _remove_hooks(self) -> None:
         for hook in self._hooks:
@@ -131,11 +131,11 @@ class ActivityByPosition(Callback):
 
 
 class _Sums:
-    """Sums over the cases that went through one layer."""
+    """Sums over the examples that went through one layer."""
 
     def __init__(self, layer: str) -> None:
         self.layer = layer
-        self.cases = 0
+        self.examples = 0
         #: Of being on, of outputs and of their squares, (3, C, H, W).
         self.sums: Tensor | None = None
 
@@ -149,7 +149,7 @@ class _Sums:
                 f"ActivityByPosition needs outputs of one size, and {self.layer} gave "
                 f"{tuple(self.sums.shape[1:])} and {tuple(output.shape[1:])}"
             )
-        self.cases += len(output)
+        self.examples += len(output)
         self.sums[0] += (output > 0).sum(0)
         self.sums[1] += output.sum(0)
         self.sums[2] += output.square().sum(0)
@@ -157,8 +157,8 @@ class _Sums:
     def activity(self, reduce: Callable[[Tensor], Tensor]) -> Activity:
         """What they come to, those of all processes together."""
         assert self.sums is not None
-        cases = reduce(self.sums.new_tensor(self.cases))
-        on, mean, squares = reduce(self.sums) / cases
+        examples = reduce(self.sums.new_tensor(self.examples))
+        on, mean, squares = reduce(self.sums) / examples
         variance = (squares - mean.square()).clamp(min=0)  # below 0 by rounding only
         return Activity(on.mean(0).cpu(), variance.mean(0).cpu())
 
@@ -257,7 +257,7 @@ def activity_table(runs: Mapping[str, Mapping[str, Activity]]) -> str:
     return "\n".join(lines)
 
 
-def draw_activity(activities: Mapping[str, Activity], picture: Path) -> None:
+def plot_activity(activities: Mapping[str, Activity], picture: Path) -> None:
     """Draws a row for each layer: the two maps, and both quantities from border to centre."""
     from matplotlib.figure import Figure  # not pyplot: nothing global, no display
 
@@ -265,7 +265,7 @@ def draw_activity(activities: Mapping[str, Activity], picture: Path) -> None:
     axes = figure.subplots(len(activities), 2 * len(QUANTITIES), squeeze=False)
     for row, (layer, activity) in zip(axes, activities.items(), strict=True):
         for number, (name, what) in enumerate(QUANTITIES.items()):
-            image = _draw_map(row[number], getattr(activity, name))
+            image = _plot_map(row[number], getattr(activity, name))
             figure.colorbar(image, ax=row[number], shrink=0.8)
             row[number].set_title(f"{layer}: {what}", fontsize="small")
             curve = row[len(QUANTITIES) + number]
@@ -275,7 +275,7 @@ def draw_activity(activities: Mapping[str, Activity], picture: Path) -> None:
     figure.savefig(picture, dpi=120)
 
 
-def draw_activities(
+def plot_activities(
     runs: Mapping[str, Mapping[str, Activity]], picture: Path, title: str = ""
 ) -> None:
     """Draws several runs: by layer the maps of active units, and curves from border to centre.
@@ -300,7 +300,7 @@ def draw_activities(
         limits = shades.min().item(), shades.max().item()
         maps = row[: len(runs)]
         for axis, (label, activity) in zip(maps, drawn.items(), strict=True):
-            image = _draw_map(axis, activity.active, *limits)
+            image = _plot_map(axis, activity.active, *limits)
             axis.set_title(f"{layer}, {label}: units that are on", fontsize="small")
         figure.colorbar(image, ax=list(maps), shrink=0.8)
         for axis, (name, what) in zip(row[len(runs) :], QUANTITIES.items(), strict=True):
@@ -324,7 +324,7 @@ def _layers(runs: Mapping[str, Mapping[str, Activity]]) -> list[str]:
     return first
 
 
-def _draw_map(
+def _plot_map(
     axis: Axes, values: Tensor, least: float | None = None, greatest: float | None = None
 ) -> Any:
     axis.set_xticks([])

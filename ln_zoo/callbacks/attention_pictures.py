@@ -42,7 +42,7 @@ class Attended(NamedTuple):
     prediction: str
 
 
-def draw_attention(questions: Sequence[Attended], title: str = "") -> Figure:
+def plot_attention(questions: Sequence[Attended], title: str = "") -> Figure:
     """Passages whose words are the darker the more a reader attends to them.
 
     The darkest word of a passage is the one that it attends to most. The answer is green, and an
@@ -160,7 +160,7 @@ class AttentionPictures(Callback):
 
     The questions are evenly spread over the test set. The model must have ``attention(inputs)``,
     the weights (N, T) of a passage's tokens, and ``vocabulary``; the data module
-    ``evaluation_set("test", cases)``, batches of which begin with passages and their lengths,
+    ``evaluation_set("test", examples)``, batches of which begin with passages and their lengths,
     queries and theirs, and end with the answers (`ln_zoo.data.ClozeData`).
 
     Args:
@@ -202,7 +202,7 @@ class AttentionPictures(Callback):
             found = self._attended(trainer, pl_module)
         if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             self.written = [folder / "attention.png"]
-            save(draw_attention(found), self.written[0])
+            save(plot_attention(found), self.written[0])
             few_colours(self.written[0])
 
     def _attended(self, trainer: Trainer, module: Any) -> list[Attended]:

@@ -14,7 +14,7 @@ _AXES = {
     "token_nll": "NLL (nats per token)",
     "next_nll": "NLL, next sentence (nats per token)",
     "previous_nll": "NLL, previous sentence (nats per token)",
-    "nll": "loss, NLL (nats per case)",
+    "nll": "loss, NLL (nats per example)",
 }
 
 
@@ -28,10 +28,10 @@ class CurvesPlot(RunPicture):
     file_name = "curves.png"
 
     def draw(self, metrics: Path, picture: Path) -> bool:
-        return draw_curves(metrics, picture)
+        return plot_curves(metrics, picture)
 
 
-def draw_curves(metrics: Path, picture: Path) -> bool:
+def plot_curves(metrics: Path, picture: Path) -> bool:
     """Draws a ``metrics.csv``: one panel for each kind of metric, each set in one colour.
 
     What was measured with batch statistics, such as ``val_batch_nll``, is dashed. What

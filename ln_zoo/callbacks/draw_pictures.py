@@ -169,7 +169,7 @@ def closest(found: Sequence[Nearest]) -> Nearest:
 # Pictures
 
 
-def draw_grid(images: Images, columns: int | None = None, title: str = "") -> Figure:
+def plot_grid(images: Images, columns: int | None = None, title: str = "") -> Figure:
     """Images row by row.
 
     Args:
@@ -185,7 +185,7 @@ def draw_grid(images: Images, columns: int | None = None, title: str = "") -> Fi
     return _Sheet(_in_rows(tiles, columns), title=title).figure()
 
 
-def draw_filmstrip(
+def plot_filmstrip(
     canvases: Tensor,
     windows: Windows | None = None,
     *,
@@ -283,7 +283,7 @@ def save_animation(
             writer.grab_frame()
 
 
-def draw_pairs(
+def plot_pairs(
     images: Images, reconstructions: Images, columns: int | None = None, title: str = ""
 ) -> Figure:
     """Images, and beneath each what a network made of it.
@@ -295,7 +295,7 @@ def draw_pairs(
         title: above them.
 
     Raises:
-        ValueError: if there are not as many of the same size, and as `draw_grid`.
+        ValueError: if there are not as many of the same size, and as `plot_grid`.
     """
     upper, lower = _images("images", images), _images("reconstructions", reconstructions)
     if upper.shape != lower.shape:
@@ -309,7 +309,7 @@ def draw_pairs(
     return _Sheet(tiles, groups=(2, 1), labels=labels, title=title).figure()
 
 
-def draw_nearest(
+def plot_nearest(
     samples: Images, nearest: Nearest, columns: int | None = None, title: str = ""
 ) -> Figure:
     """Samples, and beside each the nearest training image, with their distance.
@@ -321,7 +321,7 @@ def draw_nearest(
         title: above them.
 
     Raises:
-        ValueError: if there are not as many of the same size, and as `draw_grid`.
+        ValueError: if there are not as many of the same size, and as `plot_grid`.
     """
     left, right = _images("samples", samples), _images("nearest images", nearest.images)
     if left.shape != right.shape or len(nearest.distances) != len(left):
@@ -342,7 +342,7 @@ def draw_nearest(
     ).figure()
 
 
-def draw_divergence(
+def plot_divergence(
     divergence: Tensor | Sequence[float], epochs: Sequence[float] | None = None, title: str = ""
 ) -> Figure:
     """How many nats each glimpse has cost: bars, and above them a map of how it came to that.
@@ -504,10 +504,10 @@ class _Sheet:
         )
         axis.set(xlim=extent[:2], ylim=extent[2:])
         if self.windows is not None:
-            self._draw_windows(axis, self.windows)
+            self._plot_windows(axis, self.windows)
         self._print(axis)
 
-    def _draw_windows(self, axis: Axes, windows: np.ndarray) -> None:
+    def _plot_windows(self, axis: Axes, windows: np.ndarray) -> None:
         from matplotlib.patches import Rectangle
         from matplotlib.transforms import Bbox, TransformedBbox
 

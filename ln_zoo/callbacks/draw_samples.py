@@ -14,12 +14,12 @@ from ln_zoo.callbacks.draw_pictures import (
     Windows,
     bernoulli,
     closest,
-    draw_divergence,
-    draw_filmstrip,
-    draw_grid,
-    draw_nearest,
-    draw_pairs,
     nearest_images,
+    plot_divergence,
+    plot_filmstrip,
+    plot_grid,
+    plot_nearest,
+    plot_pairs,
     save_animation,
 )
 from ln_zoo.callbacks.logged_pictures import log_picture
@@ -139,35 +139,35 @@ class _Pictures(Callback):
         # Sets may be in the order of their classes: here too, not the first.
         spread = torch.arange(number) * len(drawn.images) // number
         return {
-            "samples": draw_grid(
+            "samples": plot_grid(
                 bernoulli(samples, self.seed) if self.binary else samples,
                 rows,
                 title=f"samples{when}",
             ),
-            "filmstrip": draw_filmstrip(
+            "filmstrip": plot_filmstrip(
                 drawn.writing.canvases[:, first],
                 _windows(drawn.writing.write, network.write_size, first),
                 title=f"samples after t glimpses{when}",
             ),
-            "reconstructions": draw_pairs(
+            "reconstructions": plot_pairs(
                 drawn.images,
                 drawn.reconstructions,
                 rows,
                 title=f"images and reconstructions{when}",
             ),
-            "reading": draw_filmstrip(
+            "reading": plot_filmstrip(
                 drawn.reading.canvases[:, spread],
                 _windows(drawn.reading.read, network.read_size, spread),
                 images=drawn.images[spread],
                 title=f"reconstructions after t glimpses{when}",
             ),
-            "nearest": draw_nearest(
+            "nearest": plot_nearest(
                 samples[: len(drawn.nearest.images)],
                 drawn.nearest,
                 (rows + 1) // 2,
                 title=f"nearest training images{when}",
             ),
-            "kl": draw_divergence(
+            "kl": plot_divergence(
                 torch.tensor(list(history.values()), dtype=torch.float64),
                 list(history),
                 title=f"KL at each glimpse, {len(drawn.images)} images{when}",

@@ -8,7 +8,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from ln_zoo.callbacks.whole_set import data_module, score
-from ln_zoo.norms import mixes_cases
+from ln_zoo.norms import batch_dependent
 
 
 class EpochEvaluation(Callback):
@@ -18,16 +18,17 @@ class EpochEvaluation(Callback):
     can only mean by values down to 1e-7), ``epoch_test_*``, and ``epoch_seconds``, the wall time
     since the epoch began: training with all that happens within it, validation and the scoring of
     `StepEvaluation` too, but not the scoring here. Test curves are for figures: nothing selects on
-    them. Where the strategy mixes cases (batch norm) the training set is scored a second time with
-    the statistics of each batch in place of the running averages, as ``epoch_train_batch_*``; a
-    batch of a single case has no such statistics and is left out there, and if all are of a single
-    case, so are these names. Modes, running averages and random numbers are put back.
+    them. Where the strategy is batch-dependent (batch norm) the training set is scored a second
+    time with the statistics of each batch in place of the running averages, as
+    ``epoch_train_batch_*``; a batch of a single example has no such statistics and is left out
+    there, and if all are of a single example, so are these names. Modes, running averages and
+    random numbers are put back.
 
     With several processes each scores its share, and the sums are added up: the numbers are those
     of one process.
 
-    The model must have ``per_case(batch) -> {name: (N,)}``; the data module
-    ``train_eval_dataloader()`` and ``test_dataloader()``, whose loaders repeat no case.
+    The model must have ``per_example(batch) -> {name: (N,)}``; the data module
+    ``train_eval_dataloader()`` and ``test_dataloader()``, whose loaders repeat no example.
 
     Args:
         sets: which sets to score: ``"train"``, ``"test"``. Default: both.
@@ -72,7 +73,7 @@ class EpochEvaluation(Callback):
         logged = {"epoch_seconds": seconds}
         if "train" in self.sets:
             logged |= score(trainer, data.train_eval_dataloader(), "epoch_train")
-            if mixes_cases(pl_module):
+            if batch_dependent(pl_module):
                 logged |= score(trainer, data.train_eval_dataloader(), "epoch_train_batch", True)
         if "test" in self.sets:
             logged |= score(trainer, data.test_dataloader(), "epoch_test")

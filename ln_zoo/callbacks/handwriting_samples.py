@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 
 from ln_zoo.callbacks.logged_pictures import log_picture
-from ln_zoo.callbacks.pen_maps import draw_window
+from ln_zoo.callbacks.pen_maps import plot_window
 from ln_zoo.callbacks.pen_pictures import save, sheet
 from ln_zoo.callbacks.updates import UpdateCallback
 from ln_zoo.callbacks.whole_set import evaluating
@@ -128,7 +128,7 @@ class HandwritingSamples(UpdateCallback):
         drawn = sheet([line.offsets for line in lines], labels, title).figure()
         self._keep(trainer, "samples", drawn, folder / f"step-{step:06d}.png")
         first = lines[0]
-        window = draw_window(first.offsets, first.phi, first.text, title)
+        window = plot_window(first.offsets, first.phi, first.text, title)
         self._keep(trainer, "window", window, folder / f"step-{step:06d}-window.png")
 
     def _keep(self, trainer: Trainer, name: str, figure: Figure, picture: Path) -> None:

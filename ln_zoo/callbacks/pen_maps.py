@@ -37,7 +37,7 @@ _BLUR = 0.7
 _REACH = 5.0
 
 
-def draw_window(
+def plot_window(
     offsets: Offsets, phi: Tensor, text: str, title: str = "", given: Offsets | None = None
 ) -> Figure:
     """What the window showed while a line was written, above the line (Graves 2013, figure 13).
@@ -153,7 +153,7 @@ def position_density(
     return total
 
 
-def draw_density(
+def plot_density(
     mixture: PenMixture,
     offsets: Offsets,
     mean: Sequence[float] | Tensor = (0.0, 0.0),
@@ -179,7 +179,7 @@ def draw_density(
             inputs = torch.cat([torch.zeros_like(points[:1]), points[:-1]])
             outputs, _ = model(inputs.unsqueeze(1), model.encode([text]))
             mixture = model.mixture(outputs[:, 0])
-            draw_density(mixture, offsets, model.offset_mean, model.offset_std)
+            plot_density(mixture, offsets, model.offset_mean, model.offset_std)
     """
     from matplotlib.colors import PowerNorm
 

@@ -28,14 +28,14 @@ class PopulationStatistics(Callback):
 
     A model whose strategy keeps no such statistics is tested as it is.
 
-    The model must have ``per_case(batch)``; the data module ``train_eval_dataloader(batch_size)``,
-    whose loader repeats no case.
+    The model must have ``per_example(batch)``; the data module must have
+    ``train_eval_dataloader(batch_size)``, whose loader repeats no example.
 
     Args:
         method: ``"average"``, the average of batch means and biased batch variances, each weighted
-            by its cases, so that a small last batch counts for what it is; or
+            by its examples, so that a small last batch counts for what it is; or
             ``"total_variance"``, mean and variance of all cases together.
-        batch_size: cases per batch; a last batch of one case is left out. Default: the data
+        batch_size: examples per batch; a last batch of one example is left out. Default: the data
             module's evaluation batches. Averages of large batches come closer to the population.
         save: whether to write ``population.ckpt``. It is not written where nothing is known of the
             training: for weights that were neither trained just now nor read by ``--ckpt_path``.
@@ -61,14 +61,14 @@ class PopulationStatistics(Callback):
             raise ValueError(f"method must be 'average' or 'total_variance', got {method!r}")
         if batch_size is not None and batch_size < 2:
             raise ValueError(
-                f"batch_size must be at least 2, got {batch_size}: one case is no batch"
+                f"batch_size must be at least 2, got {batch_size}: one example is no batch"
             )
         self.method = method
         self.batch_size = batch_size
         self.save = save
         #: Whether the model that was tested last has statistics of its population.
         self.estimated = False
-        #: If so, how they were taken: the method, the cases per batch and all cases.
+        #: If so, how they were taken: the method, the examples per batch and all cases.
         self.facts: dict[str, Any] = {}
         #: Where it was written.
         self.written: Path | None = None
@@ -78,36 +78,36 @@ class PopulationStatistics(Callback):
         if not keeps_statistics(pl_module):
             rank_zero_info("population statistics: this model keeps none, nothing was estimated")
             return
-        batch_size, cases = self._estimate(trainer, pl_module)
+        batch_size, examples = self._estimate(trainer, pl_module)
         self.estimated = True
-        self.facts = {"method": self.method, "batch_size": batch_size, "cases": cases}
+        self.facts = {"method": self.method, "batch_size": batch_size, "examples": examples}
         if self.save:
             self._write(trainer, pl_module)
         where = "" if self.written is None else f": {self.written}"
         rank_zero_info(
-            f"population statistics ({self.method}) of {cases} cases in batches of "
+            f"population statistics ({self.method}) of {examples} examples in batches of "
             f"{batch_size}{where}"
         )
 
     def _estimate(self, trainer: Trainer, module: LightningModule) -> tuple[int, int]:
-        """Puts new statistics on the model; the cases of the largest batch, and of all."""
+        """Puts new statistics on the model; the examples of the largest batch, and of all."""
         data = data_module(trainer, self, "train_eval_dataloader")
         loader = data.train_eval_dataloader(self.batch_size)
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             loader = islice(loader, int(trainer.fast_dev_run))  # type: ignore[attr-defined]
         # Counted: processes that are many for the set get smaller batches than were asked for.
-        largest, cases = torch.zeros(2, dtype=torch.int64, device=module.device)
+        largest, examples = torch.zeros(2, dtype=torch.int64, device=module.device)
         with evaluating(module), population_statistics(module, self.method):
             for batch in batches(trainer, loader):
                 size = extract_batch_size(batch)
                 if size < 2:
                     continue
                 with trainer.precision_plugin.test_step_context():
-                    module.per_case(batch)  # type: ignore[operator]
+                    module.per_example(batch)  # type: ignore[operator]
                 largest.clamp_(min=size)
-                cases += size
+                examples += size
         reduce = trainer.strategy.reduce
-        return int(reduce(largest, reduce_op="max")), int(reduce(cases, reduce_op="sum"))
+        return int(reduce(largest, reduce_op="max")), int(reduce(examples, reduce_op="sum"))
 
     def _write(self, trainer: Trainer, module: LightningModule) -> None:
         folder = Path(trainer.log_dir or ".")  # asks every process

@@ -18,15 +18,17 @@ _FORMATS = (".jsonl", ".npy")
 
 
 class PredictionWriter(BasePredictionWriter):
-    """Writes predictions beside the logs: as JSON lines, one case a line, or as rows of an array.
+    """Writes predictions beside the logs: as JSON lines, one example a line, or as rows of an
+    array.
 
     A model's ``predict_step`` returns a dict of tensors (N, \\*) or lists of N words. In JSON the
-    key ``index`` says which case of the dataset a line is about, wherever Lightning knows it: for a
-    plain ``DataLoader``. With several processes each writes its own share, as
-    ``predictions-0.jsonl``, ``predictions-1.jsonl``, ...; put together they hold every case once.
+    key ``index`` says which example of the dataset a line is about, wherever Lightning knows it:
+    for a plain ``DataLoader``. With several processes each writes its own share, as
+    ``predictions-0.jsonl``, ``predictions-1.jsonl``, ...; put together they hold every example
+    once.
 
-    An array holds the only value of each case, a number or a vector, in the order of the dataset.
-    It is written whole, at the end.
+    An array holds the only value of each example, a number or a vector, in the order of the
+    dataset. It is written whole, at the end.
 
     Args:
         path: file to write, which ends in ``.jsonl`` or ``.npy``; default ``predictions`` in the
@@ -37,7 +39,7 @@ class PredictionWriter(BasePredictionWriter):
     Raises:
         TypeError: if ``predict_step`` returns anything but a dict of tensors or words.
         ValueError: for another ending, for values that are not finite; for an array of several
-            values a case or of several processes, ``beside`` with JSON lines or of other rows.
+            values an example or of several processes, ``beside`` with JSON lines or of other rows.
     """
 
     def __init__(self, path: str | None = None, beside: str | None = None) -> None:
@@ -128,8 +130,8 @@ class PredictionWriter(BasePredictionWriter):
     ) -> None:
         if len(prediction) != 1:
             raise ValueError(
-                f"an array has one value a case, and predict_step gives {', '.join(prediction)}: "
-                "choose a path that ends in .jsonl"
+                f"an array has one value an example, and predict_step gives "
+                f"{', '.join(prediction)}: choose a path that ends in .jsonl"
             )
         (values,) = prediction.values()
         array = torch.as_tensor(values).cpu().numpy()

@@ -44,7 +44,7 @@ class Found:
     rank: int
 
 
-def draw_retrieval(
+def plot_retrieval(
     images: Sequence[Found],
     captions: Sequence[Found],
     picture: Callable[[str], np.ndarray | None],
@@ -165,7 +165,7 @@ class RetrievalPictures(Callback):
         count = len(data.captioned("test").names)
         title = f"nearest of {count:,} images, and of their captions; own in green"
         path = folder / "retrieval.png"
-        save(draw_retrieval(images, captions, data.thumbnail, title), path)
+        save(plot_retrieval(images, captions, data.thumbnail, title), path)
         few_colours(path)
         self.written = [path]
 

@@ -25,13 +25,13 @@ class StepEvaluation(UpdateCallback):
     With several processes each scores its share, and the sums are added up: the numbers are those
     of one process. A resumed run goes on at the next multiple of n.
 
-    The model must have ``per_case(batch) -> {name: (N,)}``; the data module
-    ``train_eval_dataloader(cases=...)``, whose loader repeats no case, and for ``validation``
-    ``val_eval_dataloader(cases=...)``.
+    The model must have ``per_example(batch) -> {name: (N,)}``; the data module
+    ``train_eval_dataloader(examples=...)``, whose loader repeats no example, and for ``validation``
+    ``val_eval_dataloader(examples=...)``.
 
     Args:
         every_n_steps: updates between two scores.
-        cases: how many of the training examples are scored, those that the data module chooses
+        examples: how many of the training examples are scored, those that the data module chooses
             (the first of classified images); all where there are fewer.
         validation: whether as many validation examples are scored.
         early: whether to score after 1, 2, 5, 10, 20, 50, ... updates below n as well, for curves
@@ -44,15 +44,15 @@ class StepEvaluation(UpdateCallback):
     def __init__(
         self,
         every_n_steps: int = 25,
-        cases: int = 2000,
+        examples: int = 2000,
         validation: bool = False,
         early: bool = False,
     ) -> None:
-        for name, number in (("every_n_steps", every_n_steps), ("cases", cases)):
+        for name, number in (("every_n_steps", every_n_steps), ("examples", examples)):
             if number < 1:
                 raise ValueError(f"{name} must be at least 1, got {number}")
         self.every_n_steps = every_n_steps
-        self.cases = cases
+        self.examples = examples
         self.validation = validation
         self.early = early
         self._module: LightningModule | None = None  # while it trains
@@ -62,7 +62,7 @@ class StepEvaluation(UpdateCallback):
     @property
     def state_key(self) -> str:
         """Names its state in checkpoints: several may score different sets."""
-        chosen = (self.every_n_steps, self.cases, self.validation, self.early)
+        chosen = (self.every_n_steps, self.examples, self.validation, self.early)
         return f"{type(self).__name__}{chosen}"
 
     def state_dict(self) -> dict[str, float]:
@@ -116,6 +116,6 @@ class StepEvaluation(UpdateCallback):
     def _score(self, trainer: Trainer) -> None:
         scores = {"step_seconds": self._seconds()}
         for name, loader in self._loaders(trainer).items():
-            scores |= score(trainer, loader(cases=self.cases), f"step_{name}")
+            scores |= score(trainer, loader(examples=self.examples), f"step_{name}")
         for logger in trainer.loggers:
             logger.log_metrics({**scores, "epoch": trainer.current_epoch}, trainer.global_step)

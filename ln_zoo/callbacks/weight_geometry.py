@@ -130,7 +130,7 @@ class WeightGeometry(RunPicture):
     def draw(self, metrics: Path, picture: Path) -> bool:
         geometry = read_geometry(metrics)
         if geometry:
-            draw_weight_geometry({"": geometry}, picture)
+            plot_weight_geometry({"": geometry}, picture)
         return bool(geometry)
 
 
@@ -256,7 +256,7 @@ def write_geometry(runs: Mapping[str, Geometry], path: Path) -> None:
                     writer.writerow([label, weight, step, *values])
 
 
-def draw_weight_geometry(runs: Mapping[str, Geometry], picture: Path, title: str = "") -> None:
+def plot_weight_geometry(runs: Mapping[str, Geometry], picture: Path, title: str = "") -> None:
     """Draws a row of panels for each weight: its quantities against the update.
 
     The line is the median over units, the band holds the middle 80 % of them.

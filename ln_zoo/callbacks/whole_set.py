@@ -81,16 +81,16 @@ def batches(trainer: Trainer, loader: Iterable[Any]) -> Iterator[Any]:
 def score(
     trainer: Trainer, loader: Iterable[Any], prefix: str, of_batches: bool = False
 ) -> dict[str, float]:
-    """Mean of each of the model's metrics over the cases of all processes.
+    """Mean of each of the model's metrics over the examples of all processes.
 
     Args:
-        trainer: of the model, which must have ``per_case(batch) -> {name: (N,)}``; where a metric
-            is not a mean over cases, as nats per token, a pair of (N,) in place of the values: the
-            sum of the first is divided by that of the second.
+        trainer: of the model, which must have ``per_example(batch) -> {name: (N,)}``; where a
+            metric is not a mean over examples, as nats per token, a pair of (N,) in place of the
+            values: the sum of the first is divided by that of the second.
         loader: each process its share of the set, at least a batch.
         prefix: of the names in the answer, ``{prefix}_{name}``.
-        of_batches: score with the statistics of each batch, where the strategy mixes cases; batches
-            of a single case are left out.
+        of_batches: score with the statistics of each batch, where the strategy is batch-dependent;
+            batches of a single example are left out.
     """
     module = trainer.lightning_module
     # Of each metric numerators and denominators.
@@ -100,7 +100,7 @@ def score(
             if of_batches and extract_batch_size(batch) < 2:
                 continue
             with trainer.precision_plugin.val_step_context():
-                scores = module.per_case(batch)  # type: ignore[operator]
+                scores = module.per_example(batch)  # type: ignore[operator]
             for name, values in scores.items():
                 pair = values if isinstance(values, tuple) else (values, torch.ones_like(values))
                 sums = torch.stack([part.double().sum() for part in pair])

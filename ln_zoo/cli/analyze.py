@@ -91,9 +91,9 @@ def _gradient_flow(arguments: argparse.Namespace) -> None:
     check_least(arguments, steps=1, hidden=1, batch=1, noise=0)
     check_positive(arguments, "gains")
     from ln_zoo.analysis import (
-        draw_gradient_flow,
         gradient_flow,
         gradient_flow_table,
+        plot_gradient_flow,
         write_gradient_flow,
     )
 
@@ -112,7 +112,7 @@ def _gradient_flow(arguments: argparse.Namespace) -> None:
     layer = f"{arguments.cell}, H = {arguments.hidden}, {arguments.candidate} recurrent weights"
     title = f"{layer}; {described}, {arguments.batch} sequences"
     print(f"{title}\n\n{gradient_flow_table(flows)}")
-    draw_gradient_flow(flows, Path(arguments.out), title)
+    plot_gradient_flow(flows, Path(arguments.out), title)
     if arguments.csv:
         write_gradient_flow(flows, Path(arguments.csv), described)
 
@@ -144,4 +144,4 @@ def _sequences(arguments: argparse.Namespace) -> tuple[Tensor, str]:
         return pixels[:steps], "MNIST, pixels in order"
     from ln_zoo.models import SequenceClassifier
 
-    return pixels[SequenceClassifier.draw_permutation()[:steps]], "MNIST, permuted pixels"
+    return pixels[SequenceClassifier.random_permutation()[:steps]], "MNIST, permuted pixels"

@@ -115,7 +115,7 @@ def _dynamics(arguments: argparse.Namespace) -> None:
     arguments = argparse.Namespace(**(_UNTRAINED | _TRAINED | vars(arguments)))
     check_least(arguments, hidden=1, features=1, noise=0, steps=2, batch=1, exponents=1)
     check_positive(arguments, "gains", "recurrent_scale")
-    from ln_zoo.analysis import draw_dynamics, dynamics_table, write_dynamics
+    from ln_zoo.analysis import dynamics_table, plot_dynamics, write_dynamics
 
     if trained:
         trust.import_own(arguments)
@@ -127,7 +127,7 @@ def _dynamics(arguments: argparse.Namespace) -> None:
         found, title = list(_untrained(arguments)), _described(arguments)
         print(f"{title}, {arguments.steps} steps")
     print(f"\n{dynamics_table(found)}")
-    draw_dynamics(found, Path(arguments.out), title)
+    plot_dynamics(found, Path(arguments.out), title)
     if arguments.csv:
         write_dynamics(found, Path(arguments.csv))
 

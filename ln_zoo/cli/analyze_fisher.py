@@ -20,7 +20,7 @@ def add_parser(analyses: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument("--units", type=int, default=4, help="units H of the models")
     parser.add_argument("--features", type=int, default=5, help="size D of their inputs")
-    parser.add_argument("--cases", type=int, default=200, help="inputs, N")
+    parser.add_argument("--examples", type=int, default=200, help="inputs, N")
     parser.add_argument(
         "--draws",
         type=int,
@@ -42,15 +42,15 @@ def add_parser(analyses: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def _fisher(arguments: argparse.Namespace) -> None:
     from rich.console import Console
 
-    from ln_zoo.analysis import draw_fisher, study_fisher, write_fisher_curves
+    from ln_zoo.analysis import plot_fisher, study_fisher, write_fisher_curves
 
-    sizes = (arguments.units, arguments.features, arguments.cases)
+    sizes = (arguments.units, arguments.features, arguments.examples)
     study = study_fisher(*sizes, arguments.draws, arguments.seed)
     if arguments.format == "rich":
         Console(highlight=False).print(study)
     else:
         print(getattr(study, arguments.format)())
-    models = "GLMs of {} units, {} inputs, {} cases".format(*sizes)
-    draw_fisher(study, Path(arguments.out), f"Fisher information of normalised {models}")
+    models = "GLMs of {} units, {} inputs, {} examples".format(*sizes)
+    plot_fisher(study, Path(arguments.out), f"Fisher information of normalised {models}")
     if arguments.csv:
         write_fisher_curves(study, Path(arguments.csv))

@@ -40,7 +40,7 @@ def add_parser(analyses: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         default="rich",
         help="of the table on standard output; rich: for a terminal",
     )
-    parser.add_argument("--cases", type=int, default=16, help="inputs, N")
+    parser.add_argument("--examples", type=int, default=16, help="inputs, N")
     parser.add_argument("--inputs", type=int, default=8, help="size I of each")
     parser.add_argument("--features", type=int, default=6, help="units, F")
     parser.add_argument(
@@ -76,7 +76,7 @@ def _eps(text: str) -> float | None:
 
 
 def _invariance(arguments: argparse.Namespace) -> None:
-    for name, least in {"cases": 2, "inputs": 1, "features": 2}.items():
+    for name, least in {"examples": 2, "inputs": 1, "features": 2}.items():
         if getattr(arguments, name) < least:
             raise ValueError(f"--{name} must be at least {least}, got {getattr(arguments, name)}")
     if not 0 < arguments.weight_scale < math.inf:
@@ -84,15 +84,15 @@ def _invariance(arguments: argparse.Namespace) -> None:
     from rich.console import Console
 
     from ln_zoo.analysis import (
-        draw_eps_effect,
         eps_effect,
         invariance_table,
+        plot_eps_effect,
         random_inputs,
         write_eps_effect,
     )
 
     norms = [strategy_class(name)() for name in arguments.norm]
-    inputs = random_inputs(arguments.cases, arguments.inputs, arguments.seed)
+    inputs = random_inputs(arguments.examples, arguments.inputs, arguments.seed)
     features, factors, seed = arguments.features, arguments.factors, arguments.seed
     table = invariance_table(
         norms, arguments.eps, inputs, features, factors, arguments.weight_scale, seed
@@ -112,6 +112,6 @@ def _invariance(arguments: argparse.Namespace) -> None:
         print("\n".join([f"no {arguments.out} written", *refused]), file=sys.stderr)
         return
     title = "How far eps spoils the invariance to rescaled weights"
-    draw_eps_effect(effects, Path(arguments.out), title)
+    plot_eps_effect(effects, Path(arguments.out), title)
     if arguments.csv:
         write_eps_effect(effects, Path(arguments.csv))

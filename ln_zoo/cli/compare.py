@@ -34,11 +34,11 @@ _PANELS = 4
 #: By the ending of a metric's name: what its axis is called, and whether it is logarithmic.
 _KINDS = {"nll": ("negative log-likelihood (nats)", True), "loss": ("loss", True)}
 _NAMES = {
-    "epoch_train_nll": "training NLL (nats per case)",
-    "epoch_train_batch_nll": "training NLL, batch statistics (nats per case)",
+    "epoch_train_nll": "training NLL (nats per example)",
+    "epoch_train_batch_nll": "training NLL, batch statistics (nats per example)",
     "epoch_test_error": "test error",
-    "epoch_test_nll": "test NLL (nats per case)",
-    "step_train_nll": "training NLL (nats per case)",
+    "epoch_test_nll": "test NLL (nats per example)",
+    "step_train_nll": "training NLL (nats per example)",
     "step_train_error": "training error",
     "step_val_error": "validation error",
     "step_train_sequence_nll": "training NLL (nats per line)",
@@ -502,7 +502,7 @@ def table_head(cells: Sequence[str]) -> list[str]:
 
 def _compare_activity(texts: Sequence[str], picture: Path, title: str) -> int:
     # Here, since it takes seconds to import torch.
-    from ln_zoo.callbacks.activity import activity_table, draw_activities, read_activity
+    from ln_zoo.callbacks.activity import activity_table, plot_activities, read_activity
 
     runs: dict[str, list[Path]] = {}
     for text in texts:
@@ -510,7 +510,7 @@ def _compare_activity(texts: Sequence[str], picture: Path, title: str) -> int:
         runs.setdefault(label, []).append(file)
     read = {label: read_activity(files) for label, files in runs.items()}
     picture.parent.mkdir(parents=True, exist_ok=True)
-    draw_activities(read, picture, title)
+    plot_activities(read, picture, title)
     print(activity_table(read))
     return 0
 
@@ -519,8 +519,8 @@ def _compare_weight_geometry(
     texts: Sequence[str], picture: Path, title: str, table: Path | None
 ) -> int:
     from ln_zoo.callbacks.weight_geometry import (
-        draw_weight_geometry,
         geometry_table,
+        plot_weight_geometry,
         read_geometry,
         write_geometry,
     )
@@ -533,7 +533,7 @@ def _compare_weight_geometry(
         runs[label] = read_geometry(file)
         if not runs[label]:
             raise ValueError(f"{file} has nothing of the callback WeightGeometry")
-    draw_weight_geometry(runs, picture, title)
+    plot_weight_geometry(runs, picture, title)
     print(geometry_table(runs))
     if table is not None:
         write_geometry(runs, table)

@@ -66,8 +66,8 @@ def _print_table(results: dict[str, Any], split: str, card: dict[str, float] | N
         title += (
             f", on a part of the {split} set: {part['batches']} of {part['of_batches']} batches"
         )
-    if part and part["cases"] is not None:
-        title += f", {part['cases']:,} examples"
+    if part and part["examples"] is not None:
+        title += f", {part['examples']:,} examples"
     Console().print(reported.render(rows, title=title, card=card))
 
 
@@ -106,8 +106,8 @@ def collect(cli: ZooCLI, stage: str = "test") -> dict[str, Any]:
     norm = model.hparams.get("norm") or {}
     facts = dict(getattr(data, "facts", {"dataset": type(data).__name__}))
     part = _part(cli, stage)
-    if part and part["cases"] is not None:
-        facts[f"{stage}_size"] = part["cases"]
+    if part and part["examples"] is not None:
+        facts[f"{stage}_size"] = part["examples"]
     return {
         "model": type(model).__name__,
         "norm": norm.get("class_path", "").rsplit(".", 1)[-1],
@@ -178,11 +178,11 @@ def _part(cli: ZooCLI, stage: str) -> dict[str, int | None] | None:
     if len(lengths) < len(loaders) or sum(done) >= sum(lengths):
         return None
     # Of several processes each has batches of its own.
-    cases = sum(map(_cases, loaders, done)) if trainer.world_size == 1 else None
-    return {"batches": int(sum(done)), "of_batches": sum(lengths), "cases": cases}
+    examples = sum(map(_examples, loaders, done)) if trainer.world_size == 1 else None
+    return {"batches": int(sum(done)), "of_batches": sum(lengths), "examples": examples}
 
 
-def _cases(loader: Any, batches: float) -> int:
+def _examples(loader: Any, batches: float) -> int:
     """How many examples the first batches of a loader have."""
     # Our own take whole batches of their samplers.
     sampler = loader.batch_sampler or loader.sampler

@@ -29,7 +29,7 @@ class _Task(NamedTuple):
     Attributes:
         batch: what the loss is given beside the model.
         loss: a scalar, of model and batch.
-        said: the cases in words.
+        said: the examples in words.
         first: number of the first layer that is measured, counted from 1.
     """
 
@@ -87,7 +87,7 @@ def trained_dynamics(arguments: argparse.Namespace) -> tuple[list[Dynamics], str
 def _before_training(model: ZooModule, task: _Task, seed: int) -> ZooModule:
     """A model as this one may have been at its start, but for what it took from its data.
 
-    Statistics of batch norm are those of the task's cases.
+    Statistics of batch norm are those of the task's examples.
     """
     init_args = {k: v for k, v in model.hparams.items() if not k.startswith("_")}
     taken = {
@@ -112,7 +112,7 @@ def _images(arguments: argparse.Namespace, model: SequenceClassifier) -> _Task:
     kind = _IMAGES.get(model.in_features)
     if kind is None:
         raise ValueError(
-            f"this model reads {model.in_features} numbers a case; there are images of "
+            f"this model reads {model.in_features} numbers an example; there are images of "
             f"{' and '.join(f'{size} ({name})' for size, name in _IMAGES.items())}"
         )
     options = {"root": arguments.root} if kind == "MNIST" else {}

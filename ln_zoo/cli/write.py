@@ -102,7 +102,7 @@ def _write(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--strokes {strokes} holds one line, and these are {number}: give .json")
 
     # Here, since it takes seconds to import torch.
-    from ln_zoo.callbacks.pen_maps import draw_window
+    from ln_zoo.callbacks.pen_maps import plot_window
     from ln_zoo.callbacks.pen_pictures import check_picture, page, save
     from ln_zoo.cli.outputs import relative
 
@@ -127,7 +127,7 @@ def _write(arguments: argparse.Namespace) -> None:
     print(f"writing: {relative(out)} ({count}, {points:,} points)")
     if attention:
         first = lines[0]
-        save(draw_window(first.offsets, first.phi, first.text, given=given), attention)
+        save(plot_window(first.offsets, first.phi, first.text, given=given), attention)
         print(f"attention: {relative(attention)}")
     if strokes:
         _save_strokes(lines, strokes)

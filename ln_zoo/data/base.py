@@ -15,9 +15,9 @@ from ln_zoo.data.loading import BatchLoader, ResumableLoader, check_at_least, wh
 class ZooDataModule(LightningDataModule, ABC):
     """Sets ``"train"``, ``"val"`` and ``"test"``, of which loaders give whole batches.
 
-    Training continues within an epoch after an interruption; evaluation scores each case once, on
-    any number of processes. A dataset keeps its sets in ``_sets`` at `setup`, and says what of them
-    is seen in training (`training_set`) and in evaluation (`evaluation_set`).
+    Training continues within an epoch after an interruption; evaluation scores each example once,
+    on any number of processes. A dataset keeps its sets in ``_sets`` at `setup`, and says what of
+    them is seen in training (`training_set`) and in evaluation (`evaluation_set`).
 
     Args:
         batch_size: training examples per step of one process.
@@ -59,12 +59,12 @@ class ZooDataModule(LightningDataModule, ABC):
         """The training examples as training sees them."""
 
     @abstractmethod
-    def evaluation_set(self, name: str, cases: int | None = None) -> Dataset:
+    def evaluation_set(self, name: str, examples: int | None = None) -> Dataset:
         """A set as evaluation sees it, in its own order.
 
         Args:
             name: ``"train"``, ``"val"`` or ``"test"``.
-            cases: how many of the examples; default: all.
+            examples: how many of the examples; default: all.
         """
 
     def train_dataloader(self) -> ResumableLoader:
@@ -80,21 +80,21 @@ class ZooDataModule(LightningDataModule, ABC):
         )
 
     def train_eval_dataloader(
-        self, batch_size: int | None = None, cases: int | None = None
+        self, batch_size: int | None = None, examples: int | None = None
     ) -> BatchLoader:
         """The training set as in evaluation, or part of it.
 
         Args:
             batch_size: of the batches; default: that of evaluation.
-            cases: how many of the examples; which, `evaluation_set` says; default: all.
+            examples: how many of the examples; which, `evaluation_set` says; default: all.
         """
-        return self._evaluation_loader("train", batch_size, cases)
+        return self._evaluation_loader("train", batch_size, examples)
 
     def val_eval_dataloader(
-        self, batch_size: int | None = None, cases: int | None = None
+        self, batch_size: int | None = None, examples: int | None = None
     ) -> BatchLoader:
         """The validation set, or part of it; arguments as for the training set."""
-        return self._evaluation_loader("val", batch_size, cases)
+        return self._evaluation_loader("val", batch_size, examples)
 
     def val_dataloader(self) -> BatchLoader:
         return self._evaluation_loader("val")
@@ -116,10 +116,10 @@ class ZooDataModule(LightningDataModule, ABC):
         )
 
     def _evaluation_loader(
-        self, name: str, batch_size: int | None = None, cases: int | None = None
+        self, name: str, batch_size: int | None = None, examples: int | None = None
     ) -> BatchLoader:
         return BatchLoader(
-            self.evaluation_set(name, cases),
+            self.evaluation_set(name, examples),
             self.eval_batch_size if batch_size is None else batch_size,
             num_workers=self.num_workers,
             pin_memory=self.pin_memory,

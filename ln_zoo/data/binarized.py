@@ -118,7 +118,7 @@ class GreyImages(ImageSet):
         return self.rows[numbers].astype(np.float32) / np.float32(self.scale)
 
 
-class DrawnImages(ImageSet):
+class ResampledImages(ImageSet):
     """Binary images, each pixel a Bernoulli variable with its grey level as probability.
 
     Training draws every image anew in every epoch, evaluation always takes the same draw. A draw
@@ -128,20 +128,21 @@ class DrawnImages(ImageSet):
     Args:
         rows: uint8 (N, C, H, W).
         scale: the level that is always 1.
-        draw_seed: seed of the draws.
+        binarization_seed: seed of the draws.
         stream: number of the set, so that those of one seed differ in their draws.
 
     Example:
-        >>> data = DrawnImages(np.full((2, 1, 2, 2), 8, np.uint8), scale=16, draw_seed=0, stream=0)
+        >>> grey = np.full((2, 1, 2, 2), 8, np.uint8)
+        >>> data = ResampledImages(grey, scale=16, binarization_seed=0, stream=0)
         >>> (first,), (again,), (epoch_1,) = data[[0]], data[[0]], data[[0], 2]
         >>> torch.equal(first, again), torch.equal(first, epoch_1), first.unique().tolist()
         (True, False, [0.0, 1.0])
     """
 
-    def __init__(self, rows: np.ndarray, scale: int, draw_seed: int, stream: int) -> None:
+    def __init__(self, rows: np.ndarray, scale: int, binarization_seed: int, stream: int) -> None:
         super().__init__(rows)
         self.scale = scale
-        self.draw_seed = draw_seed
+        self.binarization_seed = binarization_seed
         self.stream = stream
 
     @property
@@ -155,7 +156,7 @@ class DrawnImages(ImageSet):
 
     def images(self, numbers: np.ndarray, draw: int = 0) -> np.ndarray:
         grey = self.rows[numbers]
-        bits = np.random.Philox(np.random.SeedSequence((self.draw_seed, self.stream, draw)))
+        bits = np.random.Philox(np.random.SeedSequence((self.binarization_seed, self.stream, draw)))
         rng, start = np.random.Generator(bits), bits.state
         uniform = np.empty(grey.shape, np.float32)
         for place, number in enumerate(numbers.tolist()):
@@ -178,16 +179,16 @@ class ImageBatches(DistributedBatches):
 
 
 class DrawnBatches(ImageBatches):
-    """Batches of `DrawnImages`: indices, in training with the number of the draw."""
+    """Batches of `ResampledImages`: indices, in training with the number of the draw."""
 
-    dataset: DrawnImages
+    dataset: ResampledImages
 
     def __iter__(self) -> Iterator[Any]:
         for indices in super().__iter__():
             yield (indices, self.epoch + 1) if self.training else indices
 
     def settings(self) -> dict[str, Any]:
-        return super().settings() | {"draw_seed": self.dataset.draw_seed}
+        return super().settings() | {"binarization_seed": self.dataset.binarization_seed}
 
 
 def spread(n: int) -> np.ndarray:
@@ -223,7 +224,7 @@ class BinarizedImageData(ZooDataModule, ABC):
 
     Args:
         binarization: ``fixed``, ``dynamic``, ``threshold`` or ``grey``, see above.
-        draw_seed: seed of what is drawn here.
+        binarization_seed: seed of what is drawn here.
         batch_size: training images per step of one process.
         train_size: number of training images.
         val_size: number of validation images.
@@ -250,7 +251,7 @@ class BinarizedImageData(ZooDataModule, ABC):
     def __init__(
         self,
         binarization: Binarization,
-        draw_seed: int,
+        binarization_seed: int,
         batch_size: int,
         train_size: int,
         val_size: int,
@@ -262,10 +263,10 @@ class BinarizedImageData(ZooDataModule, ABC):
     ) -> None:
         super().__init__(batch_size, seed, eval_batch_size, num_workers, pin_memory, drop_last)
         check_choice("binarization", binarization, get_args(Binarization))
-        check_at_least(0, draw_seed=draw_seed)
+        check_at_least(0, binarization_seed=binarization_seed)
         check_at_least(1, train_size=train_size, val_size=val_size)
         self.binarization = binarization
-        self.draw_seed = draw_seed
+        self.binarization_seed = binarization_seed
         self.train_size = train_size
         self.val_size = val_size
         if binarization != "fixed":
@@ -276,8 +277,8 @@ class BinarizedImageData(ZooDataModule, ABC):
         """Reads the three sets, by name, that `prepare_data` made available."""
 
     @property
-    def drawn(self) -> bool:
-        """Whether the images are drawn here, so that they depend on ``draw_seed``."""
+    def resampled(self) -> bool:
+        """Whether the images are binarized here, so that they depend on ``binarization_seed``."""
         return self.binarization in ("fixed", "dynamic")
 
     @property
@@ -308,7 +309,7 @@ class BinarizedImageData(ZooDataModule, ABC):
             "drop_last": self.drop_last,
             "seed": self.seed,
         }
-        return facts | ({"draw_seed": self.draw_seed} if self.drawn else {})
+        return facts | ({"binarization_seed": self.binarization_seed} if self.resampled else {})
 
     def setup(self, stage: str | None = None) -> None:
         if not self._sets:
@@ -317,11 +318,11 @@ class BinarizedImageData(ZooDataModule, ABC):
     def training_set(self) -> ImageSet:
         return self._set("train")
 
-    def evaluation_set(self, name: str, cases: int | None = None) -> ImageSet:
+    def evaluation_set(self, name: str, examples: int | None = None) -> ImageSet:
         """A set in its own order, or evenly spaced images of it, as files may be sorted."""
         images = self._set(name)
-        if cases is not None and cases < len(images):
-            images = images.pick(evenly_spaced(len(images), cases))
+        if examples is not None and examples < len(images):
+            images = images.pick(evenly_spaced(len(images), examples))
         return images
 
     def binarize(self, grey: Mapping[str, np.ndarray]) -> dict[str, ImageSet]:
@@ -333,7 +334,7 @@ class BinarizedImageData(ZooDataModule, ABC):
             return GreyImages(grey, self.scale)
         if self.binarization == "threshold":
             return PackedImages.pack(grey > self.scale / 2)
-        drawn = DrawnImages(grey, self.scale, self.draw_seed, stream)
+        drawn = ResampledImages(grey, self.scale, self.binarization_seed, stream)
         if self.binarization == "dynamic":
             return drawn
         return PackedImages.pack(drawn.images(drawn.numbers) > 0)

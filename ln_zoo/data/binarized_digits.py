@@ -28,7 +28,7 @@ class BinarizedDigits(BinarizedImageData):
     Args:
         image_size: side of an image, pixels, at least 8.
         binarization: ``fixed``, ``dynamic``, ``threshold`` or ``grey``, as `BinarizedImageData`.
-        draw_seed: seed of the drawn pixels.
+        binarization_seed: seed of the drawn pixels.
         batch_size: training images per step of one process.
         train_size: number of training images; fewer than all that remain are a part of them.
         val_size: number of validation images.
@@ -60,7 +60,7 @@ class BinarizedDigits(BinarizedImageData):
         self,
         image_size: int = 28,
         binarization: Binarization = "fixed",
-        draw_seed: int = 0,
+        binarization_seed: int = 0,
         batch_size: int = 32,
         train_size: int = 1297,
         val_size: int = 200,
@@ -72,7 +72,7 @@ class BinarizedDigits(BinarizedImageData):
     ) -> None:
         super().__init__(
             binarization,
-            draw_seed,
+            binarization_seed,
             batch_size,
             train_size,
             val_size,

@@ -78,7 +78,7 @@ class BinarizedMNIST(BinarizedImageData):
         published: under ``fixed``, take the published images only; else other files of this form
             too, of any number of images, which give the dataset another name in tables.
         repo_id: MNIST on the hub, for the other ways without a local copy.
-        draw_seed: seed of the draws under ``dynamic``.
+        binarization_seed: seed of the draws under ``dynamic``.
         batch_size: training images per step of one process.
         train_size: number of training images, the first of the file.
         val_size: number of validation images, the first of the file.
@@ -106,7 +106,7 @@ class BinarizedMNIST(BinarizedImageData):
         binarization: Binarization = "fixed",
         published: bool = True,
         repo_id: str = "ylecun/mnist",
-        draw_seed: int = 0,
+        binarization_seed: int = 0,
         batch_size: int = 128,
         train_size: int = 50_000,
         val_size: int = 10_000,
@@ -118,7 +118,7 @@ class BinarizedMNIST(BinarizedImageData):
     ) -> None:
         super().__init__(
             binarization,
-            draw_seed,
+            binarization_seed,
             batch_size,
             train_size,
             val_size,
@@ -144,7 +144,7 @@ class BinarizedMNIST(BinarizedImageData):
             )
 
     @property
-    def drawn(self) -> bool:
+    def resampled(self) -> bool:
         return self.binarization == "dynamic"
 
     @property

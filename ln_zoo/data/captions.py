@@ -357,11 +357,11 @@ class CaptionedData(ZooDataModule, ABC):
             self._set("train"), self._words(), self.captions_per_image, self.caption_sampling
         )
 
-    def evaluation_set(self, name: str, cases: int | None = None) -> CaptionSet:
+    def evaluation_set(self, name: str, examples: int | None = None) -> CaptionSet:
         """A set in its own order, all captions of each image, or the first of its images."""
         images: CaptionedSet = self._set(name)
-        if cases is not None:
-            images = images.first(cases)
+        if examples is not None:
+            images = images.first(examples)
         return CaptionSet(images, self._words(), self.captions_per_image)
 
     def _images(self) -> dict[str, CaptionedSet]:

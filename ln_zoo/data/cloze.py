@@ -530,14 +530,14 @@ class ClozeData(ZooDataModule, ABC):
     def training_set(self) -> ClozeSet:
         return self._as_seen("train", self._set("train"), self.entities)
 
-    def evaluation_set(self, name: str, cases: int | None = None) -> ClozeSet:
+    def evaluation_set(self, name: str, examples: int | None = None) -> ClozeSet:
         """A set in its own order, or evenly spaced questions of it, as neighbours share a passage.
 
         Its entities have the same names whether the whole set is taken or a part.
         """
         questions = self._set(name)
-        if cases is not None and cases < len(questions):
-            questions = questions.pick(evenly_spaced(len(questions), cases))
+        if examples is not None and examples < len(questions):
+            questions = questions.pick(evenly_spaced(len(questions), examples))
         return self._as_seen(name, questions, self.eval_entities)
 
     def _as_seen(self, name: str, questions: ClozeQuestions, renaming: Entities) -> ClozeSet:

@@ -41,7 +41,7 @@ class HandwritingBatch(NamedTuple):
             upwards. Rows 1 to T are the targets, row t is the input before target t + 1. Row 0 is
             what came before the first target: the null vector at the start of a line, the point
             before otherwise. Padded with zeros at the end.
-        lengths: int64 (N,): targets of each case, at most T; 0 where a line has ended before the
+        lengths: int64 (N,): targets of each example, at most T; 0 where a line has ended before the
             others of its batch (``first`` is False then).
         text: transcription of each line, whole wherever the points are a part of it.
         first: whether these are the beginnings of their lines; else the next part of the lines of
@@ -132,9 +132,9 @@ class LineSet(Dataset[HandwritingBatch]):
         pieces = [self.offsets(i)[start:][: self._rows] for i in lines]
         lengths = [max(len(piece) - 1, 0) for piece in pieces]
         offsets = torch.zeros(len(lines), max(lengths) + 1, 3)
-        for case, (piece, length) in enumerate(zip(pieces, lengths, strict=True)):
+        for example, (piece, length) in enumerate(zip(pieces, lengths, strict=True)):
             if length:
-                offsets[case, : length + 1] = piece
+                offsets[example, : length + 1] = piece
         if part == 0:
             offsets[:, 0] = 0
         text = tuple(self.text[i] for i in lines)
@@ -383,11 +383,11 @@ class HandwritingData(ZooDataModule, ABC):
             parts=self.length_mode == "tbptt",
         )
 
-    def evaluation_set(self, name: str, cases: int | None = None) -> LineSet:
+    def evaluation_set(self, name: str, examples: int | None = None) -> LineSet:
         """A set in its own order, or evenly spaced lines of it, as neighbours are of one writer."""
         lines = self._set(name)
-        if cases is not None and cases < len(lines):
-            lines = lines.pick(evenly_spaced(len(lines), cases))
+        if examples is not None and examples < len(lines):
+            lines = lines.pick(evenly_spaced(len(lines), examples))
         return LineSet(
             lines,
             per_line=self.scale == "median",

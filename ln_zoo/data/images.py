@@ -24,7 +24,7 @@ class ImageClassificationData(ZooDataModule, ABC):
         val_size: number of validation images, held out of the training images of the source.
         seed: seed of the order of training examples; the splits do not depend on it.
         eval_batch_size: images per batch in evaluation; changes no result but those that use batch
-            statistics, under strategies that mix cases: ``val_batch_*``, ``epoch_train_batch_*``
+            statistics, under batch-dependent strategies: ``val_batch_*``, ``epoch_train_batch_*``
             and what `ln_zoo.callbacks.PopulationStatistics` estimates.
         num_workers: processes that fetch batches; the data are in memory, 0 is fastest.
         pin_memory: page-locked batches, for faster copies to a GPU.
@@ -107,10 +107,10 @@ class ImageClassificationData(ZooDataModule, ABC):
     def training_set(self) -> Tensors:
         return self._set("train")
 
-    def evaluation_set(self, name: str, cases: int | None = None) -> Tensors:
-        """A set in order, or its first cases."""
+    def evaluation_set(self, name: str, examples: int | None = None) -> Tensors:
+        """A set in order, or its first examples."""
         whole = self._set(name)
-        return Tensors(whole.inputs[:cases], whole.labels[:cases], whole.scale)
+        return Tensors(whole.inputs[:examples], whole.labels[:examples], whole.scale)
 
     def _check_split(self, available: int) -> None:
         if self.train_size + self.val_size > available:

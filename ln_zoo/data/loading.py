@@ -348,11 +348,11 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
         raise ValueError(f"{name} must be {' or '.join(map(repr, choices))}, got {value!r}")
 
 
-def evenly_spaced(n: int, cases: int) -> list[int]:
+def evenly_spaced(n: int, examples: int) -> list[int]:
     """Some of the numbers 0 to n - 1, at even distances.
 
     Example:
         >>> evenly_spaced(10, 4)
         [0, 2, 5, 7]
     """
-    return [i * n // cases for i in range(cases)]
+    return [i * n // examples for i in range(examples)]

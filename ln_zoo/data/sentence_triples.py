@@ -445,14 +445,14 @@ class BookData(ZooDataModule, ABC):
     def training_set(self) -> TripleSet:
         return self._set("train")
 
-    def evaluation_set(self, name: str, cases: int | None = None) -> TripleSet:
+    def evaluation_set(self, name: str, examples: int | None = None) -> TripleSet:
         """A set in its own order, or evenly spaced triples of it, as neighbours are alike."""
         triples: TripleSet = self._set(name)
         if name == "val" and self.val_triples is not None:
-            cases = min(self.val_triples, cases or self.val_triples)
-        if cases is None or cases >= len(triples):
+            examples = min(self.val_triples, examples or self.val_triples)
+        if examples is None or examples >= len(triples):
             return triples
-        return triples.pick(evenly_spaced(len(triples), cases))
+        return triples.pick(evenly_spaced(len(triples), examples))
 
     @cached_property
     def _words(self) -> Vocabulary:

@@ -216,7 +216,7 @@ class _RecurrentCell(nn.RNNCellBase):
         elif not batched:
             states = tuple(s.unsqueeze(0) for s in states)
         weights = self.effective_weights()
-        records = {role: site.describe() for role, site in sites.items()}
+        records = {role: site.to_spec() for role, site in sites.items()}
         sizes = self.input_size, self.hidden_size, self.hidden_size
         check_parameters(cell, records, weights, input, sizes)
         picked = pick_step(cell, records, input, weights)
@@ -262,7 +262,7 @@ class _RecurrentCell(nn.RNNCellBase):
         if step is not None and step < 0:
             raise ValueError(f"step must be at least 0, got {step}")
         for site in sites.values():
-            if step is None and site.norm.reads_step:
+            if step is None and site.norm.per_timestep:
                 raise ValueError(
                     f"{type(site.norm).__name__} keeps statistics for each time step: call the "
                     "cell with step=t, counted from 0"

@@ -15,9 +15,9 @@ from ln_zoo.ops import check_devices
 class Conv2d(nn.Conv2d):
     """``norm(W * x) + b``: `torch.nn.Conv2d` with a normalisation strategy (paper, section 6.7).
 
-    Layer normalisation takes its statistics over channels and positions of one case (or as its
-    ``convolution`` says), batch normalisation over cases and positions of one channel; either has
-    one gain per channel. The bias is added after normalisation: it is the paper's b.
+    Layer normalisation takes its statistics over channels and positions of one example (or as its
+    ``convolution`` says), batch normalisation over examples and positions of one channel; either
+    has one gain per channel. The bias is added after normalisation: it is the paper's b.
 
     Args:
         in_channels: channels C of each input.
@@ -100,7 +100,7 @@ class Conv2d(nn.Conv2d):
     def forward(self, input: Tensor) -> Tensor:
         weight = self.site.weight(self.weight)
         check_devices(input, weight=weight, bias=self.bias)
-        if not self.site.normalizes_sums:
+        if not self.site.normalizes:
             return self._conv_forward(input, weight, self.bias)
         sums = self._conv_forward(input, weight, None)
         batched = sums.dim() == 4

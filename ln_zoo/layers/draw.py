@@ -23,7 +23,7 @@ from ln_zoo.ops import (
     check_devices,
     check_parameters,
     draw_engine,
-    drawn,
+    draw_forward,
     filterbank,
 )
 
@@ -31,8 +31,8 @@ from ln_zoo.ops import (
 _ATTENTION = 5
 #: The rows of an LSTM's forget gate.
 _FORGET_GATE = 1
-#: Of logarithms: strides in units of sigma, squared, reach exp(3 * bound) times some thousands.
-_LARGEST_BOUND = 20.0
+#: Of logarithms: strides in units of sigma, squared, reach exp(3 * log_clamp) times some thousands.
+_LARGEST_LOG = 20.0
 
 
 class DRAWTrace(NamedTuple):
@@ -58,7 +58,7 @@ class DRAWOutput(NamedTuple):
         means: of the latents given the image, (T, N, Z); ``None`` of images that were made up.
         log_stds: log standard deviations, likewise.
         clamped: how many log standard deviations, log variances and log strides were beyond the
-            bound; a scalar.
+            log_clamp; a scalar.
         trace: what it did; ``None`` unless asked for.
     """
 
@@ -103,8 +103,8 @@ class DRAWNetwork(nn.Module):
         learn_initial_canvas: the same of C_0.
         filter_norm: how filters come to sum to 1; see `ln_zoo.ops.filterbank`.
         filter_eps: see there.
-        bound: log standard deviations of latents, log sigma^2 and log strides are clamped to plus
-            and minus it.
+        log_clamp: log standard deviations of latents, log sigma^2 and log strides are clamped to
+            plus and minus it.
         init_std: standard deviation of all initial weights, biases being 0, as in released code
             (0.01); ``None``: torch's own, but 0.01 and no bias of the map to the latents, whose
             divergence would be large otherwise.
@@ -144,7 +144,7 @@ class DRAWNetwork(nn.Module):
         learn_initial_canvas: bool = True,
         filter_norm: FilterNorm = "softmax",
         filter_eps: float = 1e-8,
-        bound: float = 10.0,
+        log_clamp: float = 10.0,
         init_std: float | None = None,
     ) -> None:
         super().__init__()
@@ -164,19 +164,19 @@ class DRAWNetwork(nn.Module):
         for name, value in {"filter_eps": filter_eps, "init_std": init_std}.items():
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be positive, got {value!r}")
-        if not 0 < bound <= _LARGEST_BOUND:
+        if not 0 < log_clamp <= _LARGEST_LOG:
             raise ValueError(
-                f"bound must be positive and at most {_LARGEST_BOUND}, beyond which filters leave "
-                f"the range of float32; got {bound!r}"
+                f"log_clamp must be positive and at most {_LARGEST_LOG}, beyond which filters "
+                f"leave the range of float32; got {log_clamp!r}"
             )
         self.height, self.width = height, width
         self.hidden_size, self.latent_size = hidden_size, latent_size
         self.read_size, self.write_size = read_size, write_size
         self.forget_bias, self.init_std = forget_bias, init_std
-        self.filter_norm, self.filter_eps, self.bound = filter_norm, filter_eps, bound
+        self.filter_norm, self.filter_eps, self.log_clamp = filter_norm, filter_eps, log_clamp
         norm = Identity() if norm is None else norm
         if normalize is None:
-            of_sums = type(norm).sums is not Norm.sums
+            of_sums = type(norm).normalize is not Norm.normalize
             normalize = ("cell",) if of_sums else ("input", "recurrent")
         pixels = height * width
         glimpse = 2 * (pixels if read_size is None else read_size**2)
@@ -277,10 +277,10 @@ class DRAWNetwork(nn.Module):
         check_devices(latents, **dict(self.named_parameters()))
         return self._run(None, latents, trace)
 
-    def _check_noise(self, name: str, noise: Tensor, cases: int) -> None:
-        if noise.dim() != 3 or not len(noise) or noise.shape[1:] != (cases, self.latent_size):
+    def _check_noise(self, name: str, noise: Tensor, examples: int) -> None:
+        if noise.dim() != 3 or not len(noise) or noise.shape[1:] != (examples, self.latent_size):
             raise ValueError(
-                f"{name} must be (T, {cases}, {self.latent_size}) with T at least 1, got "
+                f"{name} must be (T, {examples}, {self.latent_size}) with T at least 1, got "
                 f"{tuple(noise.shape)}"
             )
 
@@ -293,7 +293,7 @@ class DRAWNetwork(nn.Module):
         dtype = self.patch.weight.dtype
 
         def lstm(name: str, cell: LSTMCell) -> DrawLSTM:
-            records = {r: site.describe() for r, site in sites_by_role(cell.sites).items()}
+            records = {r: site.to_spec() for r, site in sites_by_role(cell.sites).items()}
             h, c = (self._initial(f"{name}_{letter}", self.hidden_size) for letter in "hc")
             weights = cell.effective_weights()
             sizes = cell.input_size, self.hidden_size, self.hidden_size
@@ -305,7 +305,7 @@ class DRAWNetwork(nn.Module):
             for layer in (self.read, self.write, self.patch, self.posterior)
         )
         settings = DrawSettings(
-            self.read_size, self.write_size, self.filter_norm, self.filter_eps, self.bound
+            self.read_size, self.write_size, self.filter_norm, self.filter_eps, self.log_clamp
         )
         images, noise = images.to(dtype), noise.to(dtype)
         weights = DrawWeights(
@@ -320,7 +320,7 @@ class DRAWNetwork(nn.Module):
         engine = draw_engine(images, noise, weights)
         if engine is None:
             return None
-        done = drawn(engine, settings, images, noise, weights)
+        done = draw_forward(engine, settings, images, noise, weights)
         return DRAWOutput(done.logits, done.means, done.log_stds, done.clamped.sum(), None)
 
     def _runs_compiled(self) -> bool:
@@ -333,8 +333,8 @@ class DRAWNetwork(nn.Module):
         state = self._start(noise.shape[1], dtype)
         for cell in (self.encoder, self.decoder):
             for site in sites_by_role(cell.sites).values():
-                if site.normalizes_sums:
-                    site.norm.before_steps(site, len(noise))
+                if site.normalizes:
+                    site.norm.on_sequence_start(site, len(noise))
         canvases, said = [state.canvas], []
         glimpse = type(self).glimpse
         if self._runs_compiled():
@@ -349,12 +349,12 @@ class DRAWNetwork(nn.Module):
         clamped = state.canvas.new_zeros((), dtype=torch.int64)
         for grid in (reads, writes):
             if grid is not None:
-                clamped = clamped + (grid[..., 2:4].abs() > self.bound).sum()
+                clamped = clamped + (grid[..., 2:4].abs() > self.log_clamp).sum()
         means, log_stds = None, None
         if posteriors is not None:
             means, log_stds = posteriors.chunk(2, -1)
-            clamped = clamped + (log_stds.abs() > self.bound).sum()
-            log_stds = log_stds.clamp(-self.bound, self.bound)
+            clamped = clamped + (log_stds.abs() > self.log_clamp).sum()
+            log_stds = log_stds.clamp(-self.log_clamp, self.log_clamp)
         did = None
         if trace:
             did = DRAWTrace(
@@ -364,19 +364,19 @@ class DRAWNetwork(nn.Module):
             )
         return DRAWOutput(state.canvas, means, log_stds, clamped, did)
 
-    def _start(self, cases: int, dtype: torch.dtype) -> _State:
+    def _start(self, examples: int, dtype: torch.dtype) -> _State:
         def initial(name: str) -> Tensor:
-            return self._initial(name, self.hidden_size).expand(cases, -1)
+            return self._initial(name, self.hidden_size).expand(examples, -1)
 
         canvas = self._initial("canvas", self.height, self.width).to(dtype)
         return _State(
             (initial("encoder_h"), initial("encoder_c")),
             (initial("decoder_h"), initial("decoder_c")),
-            canvas.expand(cases, -1, -1),
+            canvas.expand(examples, -1, -1),
         )
 
     def _initial(self, name: str, *shape: int) -> Tensor:
-        """What is learned of the start of each case, or zeros."""
+        """What is learned of the start of each example, or zeros."""
         if name in self.initial:
             return self.initial[name]
         return self.patch.weight.new_zeros(shape)
@@ -408,7 +408,7 @@ class DRAWNetwork(nn.Module):
             encoder = self.encoder(seen, encoder, step=t)
             posterior = self.posterior(encoder[0]).to(dtype)
             mean, log_std = posterior.chunk(2, 1)
-            z = mean + log_std.clamp(-self.bound, self.bound).exp() * noise
+            z = mean + log_std.clamp(-self.log_clamp, self.log_clamp).exp() * noise
         decoder = self.decoder(z.to(decoder[0].dtype), decoder, step=t)
         patch = self.patch(decoder[0]).to(dtype)
         if self.write is not None and self.write_size is not None:
@@ -439,14 +439,14 @@ class DRAWNetwork(nn.Module):
 
     def _grid(self, parameters: Tensor, grid: int | None) -> tuple[Tensor, Tensor, Tensor]:
         assert grid is not None
-        places = attention(parameters, grid, self.height, self.width, self.bound)
+        places = attention(parameters, grid, self.height, self.width, self.log_clamp)
         sizes = (grid, self.height, self.width)
         return places, *filterbank(places, *sizes, self.filter_norm, self.filter_eps)
 
     def _places(self, parameters: Tensor | None, grid: int | None) -> Tensor | None:
         if parameters is None or grid is None:
             return None
-        return attention(parameters.detach(), grid, self.height, self.width, self.bound)
+        return attention(parameters.detach(), grid, self.height, self.width, self.log_clamp)
 
 
 class _State(NamedTuple):

@@ -123,7 +123,7 @@ def data_dependent_init(model: nn.Module, batch: Any) -> list[str]:
     Recurrent layers are left alone, as in the source: statistics of their units change over time.
 
     The pass runs without gradients and in evaluation mode, so without dropout; strategies that mix
-    cases use the statistics of the batch. Modes, running averages, random number generators and
+    examples use the statistics of the batch. Modes, running averages, random number generators and
     gradients are afterwards as before. If it fails, so are scales and biases.
 
     Args:
@@ -226,7 +226,7 @@ def _set_from(
         bias.zero_()
     sums = layer.forward(*args, **kwargs)  # not by calling it, which would run its hooks
     if sums.dim() == 3 and layer.site.axis == 1:
-        sums = sums.unsqueeze(0)  # a convolution of one case
+        sums = sums.unsqueeze(0)  # a convolution of one example
     rows = sums.movedim(layer.site.axis, -1).reshape(-1, layer.site.features)
     wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
     variance, mean = torch.var_mean(wide, 0, correction=0)

@@ -57,7 +57,7 @@ class Linear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         weight = self.site.weight(self.weight)
         check_devices(input, weight=weight, bias=self.bias)
-        if not self.site.normalizes_sums:
+        if not self.site.normalizes:
             return F.linear(input, weight, self.bias)
         sums = F.linear(input, weight)
         output = self.site(sums)

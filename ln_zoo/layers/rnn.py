@@ -123,7 +123,7 @@ class _Recurrent(nn.RNNBase):
             if states is not None and order is not None:
                 self._check_states(data, batch_sizes, states)
                 states = tuple(s.index_select(1, order) for s in states)
-            # Steps of no case, which torch allows at the end, are none.
+            # Steps of no example, which torch allows at the end, are none.
             active = batch_sizes if batch_sizes[-1] else batch_sizes[batch_sizes > 0]
             output, states = self._run_layers(data, active, states)
             if back is not None:
@@ -168,11 +168,11 @@ class _Recurrent(nn.RNNBase):
         steps = x.shape[0] if batch_sizes is None else len(batch_sizes)
         for sites in directions.values():
             for site in sites.values():
-                if site.normalizes_sums:
-                    site.norm.before_steps(site, steps)
+                if site.normalizes:
+                    site.norm.on_sequence_start(site, steps)
         weights = [self._effective_weights(*direction) for direction in directions.items()]
         records = [
-            {role: site.describe() for role, site in sites.items()} for sites in directions.values()
+            {role: site.to_spec() for role, site in sites.items()} for sites in directions.values()
         ]
         bidirectional, dropout, training = self.bidirectional, self.dropout, self.training
         self._check_parameters(x, records, weights)
@@ -199,8 +199,8 @@ class _Recurrent(nn.RNNBase):
         def run(
             i: int, x: Tensor, sizes: Sequence[int] | None, states: States
         ) -> tuple[Tensor, States]:
-            reads_step = all_sites[i]["input"].norm.reads_step
-            return ops.scan(cell, x, sizes, states, weights[i], all_sites[i], reads_step)
+            per_timestep = all_sites[i]["input"].norm.per_timestep
+            return ops.scan(cell, x, sizes, states, weights[i], all_sites[i], per_timestep)
 
         return ops.stack(
             run,
@@ -225,10 +225,10 @@ class _Recurrent(nn.RNNBase):
     # Checks
 
     def _state_sizes(self, x: Tensor, batch_sizes: Tensor | None) -> list[tuple[int, ...]]:
-        cases = x.shape[1] if batch_sizes is None else int(batch_sizes[0])
+        examples = x.shape[1] if batch_sizes is None else int(batch_sizes[0])
         widths = (self.proj_size or self.hidden_size, self.hidden_size)
         names = CELLS[self.mode].states
-        return [(len(self.sites), cases, width) for _, width in zip(names, widths, strict=False)]
+        return [(len(self.sites), examples, width) for _, width in zip(names, widths, strict=False)]
 
     def _check_states(self, x: Tensor, batch_sizes: Tensor | None, states: States) -> None:
         ops.check_states(x, states, self._state_sizes(x, batch_sizes))
@@ -359,9 +359,9 @@ class LSTM(_Recurrent):
         """Outputs and final states.
 
         Args:
-            input: (T, N, I), (N, T, I) with ``batch_first``, (T, I) for one case, or packed.
+            input: (T, N, I), (N, T, I) with ``batch_first``, (T, I) for one example, or packed.
             hx: initial (h, c), (L, N, H or P) and (L, N, H), or (L, H or P) and (L, H) for one
-                case, with L = layers * directions; default zeros.
+                example, with L = layers * directions; default zeros.
 
         Returns:
             The output, (T, N, D * H) for D directions, or in the layout of the input, and the final

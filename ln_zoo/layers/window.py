@@ -175,14 +175,14 @@ class WindowLSTM(nn.Module):
         init.zeros_(beta)
         kappa.fill_(self.kappa_bias)
 
-    def start(self, cases: int) -> WindowState:
+    def start(self, examples: int) -> WindowState:
         """The state before a text: zeros (Graves 2013 does not say), the window before its start.
 
         Args:
-            cases: N.
+            examples: N.
         """
         sizes = (self.hidden_size, self.hidden_size, self.components, self.character_size)
-        return WindowState(*(self.window.weight.new_zeros(cases, size) for size in sizes))
+        return WindowState(*(self.window.weight.new_zeros(examples, size) for size in sizes))
 
     def forward(
         self,
@@ -207,13 +207,13 @@ class WindowLSTM(nn.Module):
                 f"input must be (T, N, {self.input_size}) with T at least 1, got "
                 f"{tuple(input.shape)}"
             )
-        cases = input.shape[1]
-        if text.dim() != 3 or text.shape[0] != cases or text.shape[2] != self.character_size:
+        examples = input.shape[1]
+        if text.dim() != 3 or text.shape[0] != examples or text.shape[2] != self.character_size:
             raise ValueError(
-                f"text must be ({cases}, U, {self.character_size}), got {tuple(text.shape)}"
+                f"text must be ({examples}, U, {self.character_size}), got {tuple(text.shape)}"
             )
-        state = self.start(cases) if state is None else state
-        self._check_state(state, cases)
+        state = self.start(examples) if state is None else state
+        self._check_state(state, examples)
         window = {"window.weight": self.window.weight, "window.bias": self.window.bias}
         check_devices(input, text=text, **state._asdict(), **window)
         with torch.autocast(input.device.type, enabled=False):
@@ -223,13 +223,13 @@ class WindowLSTM(nn.Module):
             found = self._run_kernel(input, text, state, trace)
             return self._run_steps(input, text, state, trace) if found is None else found
 
-    def _check_state(self, state: WindowState, cases: int) -> None:
+    def _check_state(self, state: WindowState, examples: int) -> None:
         sizes = (self.hidden_size, self.hidden_size, self.components, self.character_size)
         for name, a, size in zip(WindowState._fields, state, sizes, strict=True):
-            if a.shape != (cases, size):
+            if a.shape != (examples, size):
                 raise ValueError(
-                    f"state.{name} must be ({cases}, {size}) beside an input of {cases} cases, got "
-                    f"{tuple(a.shape)}"
+                    f"state.{name} must be ({examples}, {size}) beside an input of {examples} "
+                    f"examples, got {tuple(a.shape)}"
                 )
 
     def _run_kernel(
@@ -242,7 +242,7 @@ class WindowLSTM(nn.Module):
             return None
         weights = self.cell.effective_weights()
         sites = sites_by_role(self.cell.sites)
-        records = {role: site.describe() for role, site in sites.items()}
+        records = {role: site.to_spec() for role, site in sites.items()}
         operands = WindowOperands(
             self.window.weight, self.window.bias, text, state.window, state.kappa
         )
@@ -259,8 +259,8 @@ class WindowLSTM(nn.Module):
     ) -> WindowOutput:
         outputs, windows, phis = [], [], []
         for site in sites_by_role(self.cell.sites).values():
-            if site.normalizes_sums:
-                site.norm.before_steps(site, len(input))
+            if site.normalizes:
+                site.norm.on_sequence_start(site, len(input))
         for t, x in enumerate(input.unbind()):
             state, phi = self._step(x, text, state, t)
             outputs.append(state.h)

@@ -37,7 +37,7 @@ class PenMixture(NamedTuple):
 
     @classmethod
     def of(
-        cls, outputs: Tensor, least_log_std: float = -7.0, largest_correlation: float = 0.999
+        cls, outputs: Tensor, min_log_std: float = -7.0, max_correlation: float = 0.999
     ) -> PenMixture:
         """The mixture that a network's outputs y^ stand for (eq. 17-22).
 
@@ -47,8 +47,8 @@ class PenMixture(NamedTuple):
         Args:
             outputs: (\\*, 1 + 6 M): the log odds, then M each of weights, dx means, dy means,
                 log sigmas of dx and of dy, and rho^.
-            least_log_std: below it log sigma is held.
-            largest_correlation: beyond it rho is held.
+            min_log_std: below it log sigma is held.
+            max_correlation: beyond it rho is held.
 
         Raises:
             ValueError: if the last size is not 1 + 6 M.
@@ -59,12 +59,12 @@ class PenMixture(NamedTuple):
                 f"outputs must have 1 + 6 M numbers for M components, got {outputs.shape[-1]}"
             )
         end, weights, dx, dy, sx, sy, correlation = outputs.split([1] + [count] * 6, dim=-1)
-        bound = math.atanh(largest_correlation)
+        bound = math.atanh(max_correlation)
         return cls(
             end.squeeze(-1),
             weights.log_softmax(-1),
             torch.stack([dx, dy], -1),
-            torch.stack([sx, sy], -1).clamp(min=least_log_std),
+            torch.stack([sx, sy], -1).clamp(min=min_log_std),
             correlation.clamp(-bound, bound),
         )
 

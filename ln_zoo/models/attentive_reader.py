@@ -77,11 +77,11 @@ class AttentiveReader(Classifier):
     Args:
         vocabulary: the words, or a text file with a word a line; entities are ``@entity0``,
             ``@entity1``, ... Default: ``@placeholder`` and a hundred entities alone.
-        hidden_features: size d of embeddings, states, attention and joint layer.
+        hidden_size: size d of embeddings, states, attention and joint layer.
         dropout: probability with which a number of embeddings and g is set to zero in training.
         norm: the strategy, or its ``class_path``/``init_args`` dict; default `LayerNorm`.
         everywhere: whether it acts outside the LSTMs as well.
-        statistics: over what a strategy that mixes cases takes its statistics: ``"masked"``, the
+        statistics: over what a batch-dependent strategy takes its statistics: ``"masked"``, the
             tokens that are there, or ``"all"`` positions of the padded batch, as in the source.
             Then outputs depend on how far a batch is padded.
         initial_state: of the LSTMs: ``"zeros"``, or ``"learned"`` h that begin at zero, as in the
@@ -119,7 +119,7 @@ class AttentiveReader(Classifier):
     def __init__(
         self,
         vocabulary: list[str] | str | None = None,
-        hidden_features: int = 240,
+        hidden_size: int = 240,
         dropout: float = 0.5,
         norm: Norm | None = None,
         everywhere: bool = False,
@@ -130,7 +130,7 @@ class AttentiveReader(Classifier):
     ) -> None:
         super().__init__(lr, "adam")
         norm = LayerNorm() if norm is None else from_config(norm)
-        check_sizes(hidden_features=hidden_features)
+        check_sizes(hidden_size=hidden_size)
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must lie from 0 to below 1, got {dropout!r}")
         for name, value, choices in (
@@ -143,9 +143,9 @@ class AttentiveReader(Classifier):
             vocabulary = ["@placeholder", *(f"@entity{i}" for i in range(100))]
         self.vocabulary = Vocabulary.of(vocabulary)
         self.remember(norm, vocabulary=list(self.vocabulary))
-        self._skips_padding = statistics == "masked" and norm.mixes_cases
+        self._skips_padding = statistics == "masked" and norm.batch_dependent
         self.tied_init = tied_init
-        d, size = hidden_features, self.vocabulary.size
+        d, size = hidden_size, self.vocabulary.size
         self.embedding = nn.Embedding(size, d)
         self.dropout = nn.Dropout(dropout)
         self.passage_reader = LSTM(d, d, batch_first=True, norm=norm)
@@ -178,22 +178,22 @@ class AttentiveReader(Classifier):
             reader.reset_parameters()
             for kind in ("ih", "hh"):
                 for gate in reader.get_parameter(f"weight_{kind}_l0").chunk(4):
-                    self._draw_orthogonal(gate)
+                    self._init_orthogonal(gate)
                 init.zeros_(reader.get_parameter(f"bias_{kind}_l0"))
             reader.reset_norm()
         if self.initial_states is not None:
             init.zeros_(self.initial_states)
-        self._draw_uniform(self.embedding.weight)
+        self._init_uniform(self.embedding.weight)
         layers = [module for module in self.children() if isinstance(module, Linear)]
         for layer in layers:
             layer.reset_parameters()
             if layer in (self.similarity, self.attend_states):
-                self._draw_orthogonal(layer.weight)
+                self._init_orthogonal(layer.weight)
             elif layer is self.attend_score:
                 bound = 1 / math.sqrt(layer.in_features)
                 init.uniform_(layer.weight, -bound, bound, generator=self._generator())
             else:
-                self._draw_uniform(layer.weight)
+                self._init_uniform(layer.weight)
             if layer.bias is not None:
                 init.zeros_(layer.bias)
             layer.reset_norm()
@@ -204,10 +204,10 @@ class AttentiveReader(Classifier):
             return None
         return torch.Generator(self.embedding.weight.device).manual_seed(_TIED_SEED)
 
-    def _draw_orthogonal(self, weight: Tensor) -> None:
+    def _init_orthogonal(self, weight: Tensor) -> None:
         orthogonal_(weight, generator=self._generator()).mul_(_ORTHOGONAL_SCALE)
 
-    def _draw_uniform(self, weight: Tensor) -> None:
+    def _init_uniform(self, weight: Tensor) -> None:
         bound = math.sqrt(6 / (sum(weight.shape) + 1))
         init.uniform_(weight, -bound, bound, generator=self._generator())
 
@@ -241,7 +241,7 @@ class AttentiveReader(Classifier):
             ValueError: if the passage has no entity that the model knows, or the query no word.
 
         Example:
-            >>> AttentiveReader(hidden_features=4).answer("@entity3 sings .", "@placeholder sings")
+            >>> AttentiveReader(hidden_size=4).answer("@entity3 sings .", "@placeholder sings")
             '@entity3'
         """
         words = self.vocabulary.numbers(passage.split())
@@ -282,15 +282,15 @@ class AttentiveReader(Classifier):
     def _states(
         self, reader: LSTM, which: int, tokens: Tensor, lengths: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The states (N, T, d) of a reader, and the last of each case (N, d)."""
+        """The states (N, T, d) of a reader, and the last of each example (N, d)."""
         x = self.dropout(self.embedding(tokens))
         start = None
         if self.initial_states is not None:
             h = self.initial_states[which].expand(1, len(tokens), -1).contiguous()
             start = (h, torch.zeros_like(h))
         if not self._skips_padding:
-            # States up to the end of a case do not see what is behind it. torch's own LSTM takes
-            # a third of the time of packed sequences.
+            # States up to the end of an example do not see what is behind it. torch's own LSTM
+            # takes a third of the time of packed sequences.
             states, _ = reader(x, start)
             rows = torch.arange(len(tokens), device=states.device)
             return states, states[rows, lengths.to(states.device) - 1]
@@ -310,8 +310,8 @@ class AttentiveReader(Classifier):
 
     # Training
 
-    def per_case(self, batch: tuple[Inputs, Tensor]) -> dict[str, Tensor]:
-        """The `metrics` of each case, float64 (N,)."""
+    def per_example(self, batch: tuple[Inputs, Tensor]) -> dict[str, Tensor]:
+        """The `metrics` of each example, float64 (N,)."""
         inputs, answers = batch
         logits = self(inputs).double()
         candidates = self._candidates(inputs)

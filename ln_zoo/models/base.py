@@ -105,7 +105,7 @@ class ZooModule(LightningModule, ABC):
             torch.set_rng_state(states[self.global_rank])
         elif self.global_rank:
             # All processes begin with the same seed, for the same weights. Noise is to be each
-            # one's own, as it would be for its cases in one process.
+            # one's own, as it would be for its examples in one process.
             torch.manual_seed((torch.initial_seed() + self.global_rank) % 2**63)
 
 

@@ -17,10 +17,10 @@ def check_sizes(**sizes: int | Sequence[int]) -> None:
         ValueError: for one below 1.
 
     Example:
-        >>> check_sizes(in_features=784, hidden_features=[1000, 0])
+        >>> check_sizes(in_features=784, hidden_sizes=[1000, 0])
         Traceback (most recent call last):
             ...
-        ValueError: every size must be at least 1, got {'hidden_features': [1000, 0]}
+        ValueError: every size must be at least 1, got {'hidden_sizes': [1000, 0]}
     """
     small = {}
     for name, given in sizes.items():

@@ -16,7 +16,7 @@ from torchmetrics import MeanMetric
 
 from ln_zoo.models.base import ZooModule, fused_on_cpu
 from ln_zoo.models.checks import check_positive
-from ln_zoo.norms import batch_statistics, mixes_cases
+from ln_zoo.norms import batch_dependent, batch_statistics
 
 Batch = tuple[Any, Tensor]
 
@@ -29,7 +29,7 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 
 class Classifier(ZooModule):
-    """Softmax cross-entropy, and metrics: ``nll`` (nats per case) and those in `metrics`.
+    """Softmax cross-entropy, and metrics: ``nll`` (nats per example) and those in `metrics`.
 
     A subclass defines ``forward``: inputs (N, \\*), or a tuple of such, to logits (N, K). Those of
     the zoo also have ``forward_features``, ``backbone`` and ``head``: the features (N, F) that the
@@ -40,10 +40,10 @@ class Classifier(ZooModule):
     Evaluation losses come from logits cast to float64, as training losses fall to the resolution of
     float32 (Figure 6 reaches 1e-7). In evaluation ``{stage}_nll`` and the others are logged as
     metric objects, so that several processes give the numbers of one. Where the strategy mixes
-    cases (batch norm), validation measures a second time, with the statistics of each batch in
-    place of the running averages, and logs ``val_batch_nll`` and the others; a batch of one case is
-    left out there. Where all batches are such (``eval_batch_size`` 1) they are NaN, and a warning
-    says why.
+    examples (batch norm), validation measures a second time, with the statistics of each batch in
+    place of the running averages, and logs ``val_batch_nll`` and the others; a batch of one example
+    is left out there. Where all batches are such (``eval_batch_size`` 1) they are NaN, and a
+    warning says why.
 
     Args:
         lr: learning rate.
@@ -57,7 +57,7 @@ class Classifier(ZooModule):
 
     takes = ("labelled images",)
     pipeline_tag = "image-classification"
-    #: What is measured of each case: ``nll`` in nats, and ``error`` or ``accuracy``, 0 or 1.
+    #: What is measured of each example: ``nll`` in nats, and ``error`` or ``accuracy``, 0 or 1.
     metrics: ClassVar[tuple[str, ...]] = ("nll", "error")
 
     @classmethod
@@ -79,7 +79,7 @@ class Classifier(ZooModule):
         self.optimizer = optimizer
         for stage in ("val", "test"):
             self._add_metrics(stage)
-        self._mixes_cases = False
+        self._batch_dependent = False
 
     @abstractmethod
     def forward(self, inputs: Any) -> Tensor:
@@ -87,9 +87,9 @@ class Classifier(ZooModule):
 
     def setup(self, stage: str) -> None:
         # Only now are all layers there.
-        if mixes_cases(self) and not self._mixes_cases:
+        if batch_dependent(self) and not self._batch_dependent:
             self._add_metrics("val_batch")
-            self._mixes_cases = True
+            self._batch_dependent = True
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         inputs, labels = batch
@@ -99,16 +99,20 @@ class Classifier(ZooModule):
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         self._evaluate("val", batch)
-        if self._mixes_cases:
+        if self._batch_dependent:
             with batch_statistics(self):
                 self._evaluate("val_batch", batch, least=2)
 
     def on_validation_epoch_end(self) -> None:
         # Processes are alike in it: the first batch of each is a whole one.
-        if self._mixes_cases and not getattr(self, f"val_batch_{self.metrics[0]}").update_called:
+        if (
+            self._batch_dependent
+            and not getattr(self, f"val_batch_{self.metrics[0]}").update_called
+        ):
             rank_zero_warn(
-                "no batch of the validation has 2 cases: there are no batch statistics to measure "
-                "with, and val_batch_* are NaN; raise eval_batch_size (--data.eval_batch_size)"
+                "no batch of the validation has 2 examples: there are no batch statistics to "
+                "measure with, and val_batch_* are NaN; raise eval_batch_size "
+                "(--data.eval_batch_size)"
             )
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
@@ -119,8 +123,8 @@ class Classifier(ZooModule):
         probability, prediction = self(inputs).double().softmax(-1).max(-1)
         return {"label": labels, "prediction": prediction, "probability": probability}
 
-    def per_case(self, batch: Batch) -> dict[str, Tensor]:
-        """The `metrics` of each case, float64 (N,)."""
+    def per_example(self, batch: Batch) -> dict[str, Tensor]:
+        """The `metrics` of each example, float64 (N,)."""
         inputs, labels = batch
         logits = self(inputs).double()
         right = (logits.argmax(-1) == labels).double()
@@ -140,12 +144,12 @@ class Classifier(ZooModule):
             setattr(self, f"{stage}_{name}", MeanMetric().set_dtype(torch.float64))
 
     def _evaluate(self, stage: str, batch: Batch, least: int = 1) -> None:
-        """Measures a batch, unless it has fewer cases than that."""
-        cases = len(batch[1])
-        values = self.per_case(batch) if cases >= least else {}
+        """Measures a batch, unless it has fewer examples than that."""
+        examples = len(batch[1])
+        values = self.per_example(batch) if examples >= least else {}
         for name in self.metrics:
             metric = getattr(self, f"{stage}_{name}")
             if values:
                 metric.update(values[name])
             # In any case: processes whose batches are all too small take part in the exchange.
-            self.log(f"{stage}_{name}", metric, prog_bar=stage == "val", batch_size=cases)
+            self.log(f"{stage}_{name}", metric, prog_bar=stage == "val", batch_size=examples)

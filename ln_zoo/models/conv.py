@@ -30,7 +30,7 @@ class ConvClassifier(Classifier):
         image_shape: channels C, height H and width W of the images; (1, 28, 28) for MNIST.
         num_classes: number K of classes.
         channels: the channels of each convolution, a list for each block; at least one block.
-        hidden_features: size of the dense layer.
+        hidden_size: size of the dense layer.
         norm: the strategy, or its ``class_path``/``init_args`` dict; default `LayerNorm`, whose
             ``convolution`` says what shares statistics and gains.
         optimizer: ``"adam"``, or ``"sgd"`` with momentum 0.9.
@@ -45,7 +45,7 @@ class ConvClassifier(Classifier):
             are no images of ``image_shape``.
 
     Example:
-        >>> model = ConvClassifier((1, 8, 8), channels=[[4], [8]], hidden_features=16)
+        >>> model = ConvClassifier((1, 8, 8), channels=[[4], [8]], hidden_size=16)
         >>> model(torch.rand(5, 1, 8, 8)).shape
         torch.Size([5, 10])
     """
@@ -55,14 +55,14 @@ class ConvClassifier(Classifier):
         image_shape: tuple[int, int, int] | list[int] = (1, 28, 28),
         num_classes: int = 10,
         channels: tuple[tuple[int, ...], ...] | list[list[int]] = ((32, 32), (64, 64)),
-        hidden_features: int = 256,
+        hidden_size: int = 256,
         norm: Norm | None = None,
         optimizer: Literal["adam", "sgd"] = "adam",
         lr: float = 1e-3,
     ) -> None:
         super().__init__(lr, optimizer)
         image_shape, blocks = list(image_shape), [list(block) for block in channels]
-        _check(image_shape, blocks, hidden_features, num_classes)
+        _check(image_shape, blocks, hidden_size, num_classes)
         norm = LayerNorm() if norm is None else from_config(norm)
         self.remember(norm, image_shape=image_shape, channels=blocks)
         self.image_shape = tuple(image_shape)
@@ -76,8 +76,8 @@ class ConvClassifier(Classifier):
                 features = outputs
             layers.append(nn.MaxPool2d(2))
             size = [length // 2 for length in size]
-        layers += [nn.Flatten(), Linear(features * prod(size), hidden_features, norm=norm)]
-        layers += [nn.ReLU(), Linear(hidden_features, num_classes)]
+        layers += [nn.Flatten(), Linear(features * prod(size), hidden_size, norm=norm)]
+        layers += [nn.ReLU(), Linear(hidden_size, num_classes)]
         self.network = nn.Sequential(*layers)
 
     @property
@@ -98,7 +98,7 @@ class ConvClassifier(Classifier):
         """Activations (N, F) of the dense layer for images (N, C, H, W).
 
         Example:
-            >>> model = ConvClassifier((1, 8, 8), channels=[[4]], hidden_features=16)
+            >>> model = ConvClassifier((1, 8, 8), channels=[[4]], hidden_size=16)
             >>> model.forward_features(torch.rand(5, 1, 8, 8)).shape
             torch.Size([5, 16])
         """
@@ -119,7 +119,7 @@ class ConvClassifier(Classifier):
 
 
 def _check(
-    image_shape: list[int], blocks: list[list[int]], hidden_features: int, num_classes: int
+    image_shape: list[int], blocks: list[list[int]], hidden_size: int, num_classes: int
 ) -> None:
     """Raises ValueError for sizes of which no network can be made."""
     if len(image_shape) != 3:
@@ -132,7 +132,7 @@ def _check(
     check_sizes(
         image_shape=image_shape,
         channels=channels,
-        hidden_features=hidden_features,
+        hidden_size=hidden_size,
         num_classes=num_classes,
     )
     if min(image_shape[1:]) < 2 ** len(blocks):

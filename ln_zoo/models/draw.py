@@ -42,7 +42,7 @@ class DRAW(ZooModule):
     eq. 8, ``test_importance_bound``. Noise in evaluation depends on ``eval_seed`` and the images of
     a batch alone: models are compared with the same noise, and a test gives the same numbers again.
     ``train_clamped`` is the share of log standard deviations, log variances and log strides that
-    were beyond ``bound``.
+    were beyond ``log_clamp``.
 
     A batch is a tuple that begins with images (N, 1, B, A) from 0 to 1: 0 and 1 drawn once, as in
     the sources, or probabilities.
@@ -50,8 +50,8 @@ class DRAW(ZooModule):
     Args:
         image_size: height B and width A in pixels.
         glimpses: T; the paper has 64.
-        hidden_features: H of both LSTMs; the paper has 256.
-        latent_features: Z of each glimpse.
+        hidden_size: H of both LSTMs; the paper has 256.
+        latent_size: Z of each glimpse.
         read_size: R; ``None``: the encoder reads whole images.
         write_size: W; ``None``: the decoder writes to all pixels.
         norm: the strategy, or its ``class_path``/``init_args`` dict; default `LayerNorm`.
@@ -64,7 +64,7 @@ class DRAW(ZooModule):
         learn_initial_canvas: the same of the first canvas.
         filter_norm: ``"softmax"`` or ``"eps"``; see `ln_zoo.ops.filterbank`.
         filter_eps: see there.
-        bound: what logarithms are clamped to; see `ln_zoo.layers.DRAWNetwork`.
+        log_clamp: what logarithms are clamped to; see `ln_zoo.layers.DRAWNetwork`.
         init_std: standard deviation of initial weights, biases being 0; 0.01 in released code, from
             which layer norm at the paper's size does not begin to learn for epochs
             (``docs/results/draw.md``); the sources do not say. ``None``: torch's own, with a small
@@ -86,9 +86,9 @@ class DRAW(ZooModule):
         ValueError: for sizes, samples, rates or bounds out of range, or an unknown word.
 
     Example:
-        >>> model = DRAW(image_size=(8, 8), glimpses=3, hidden_features=16, latent_features=4)
+        >>> model = DRAW(image_size=(8, 8), glimpses=3, hidden_size=16, latent_size=4)
         >>> images = torch.rand(2, 1, 8, 8).round()
-        >>> values = model.per_case((images,))
+        >>> values = model.per_example((images,))
         >>> {name: value.shape for name, value in values.items()}
         {'bound': torch.Size([2]), 'nll': torch.Size([2]), 'kl': torch.Size([2])}
     """
@@ -107,8 +107,8 @@ class DRAW(ZooModule):
         self,
         image_size: tuple[int, int] = (28, 28),
         glimpses: int = 64,
-        hidden_features: int = 256,
-        latent_features: int = 100,
+        hidden_size: int = 256,
+        latent_size: int = 100,
         read_size: int | None = 2,
         write_size: int | None = 5,
         norm: Norm | None = None,
@@ -119,7 +119,7 @@ class DRAW(ZooModule):
         learn_initial_canvas: bool = True,
         filter_norm: Literal["softmax", "eps"] = "softmax",
         filter_eps: float = 1e-8,
-        bound: float = 10.0,
+        log_clamp: float = 10.0,
         init_std: float | None = None,
         lr: float = 1e-3,
         clip_norm: float | None = 10.0,
@@ -153,8 +153,8 @@ class DRAW(ZooModule):
         self.network = DRAWNetwork(
             height,
             width,
-            hidden_size=hidden_features,
-            latent_size=latent_features,
+            hidden_size=hidden_size,
+            latent_size=latent_size,
             read_size=read_size,
             write_size=write_size,
             norm=norm,
@@ -165,7 +165,7 @@ class DRAW(ZooModule):
             learn_initial_canvas=learn_initial_canvas,
             filter_norm=filter_norm,
             filter_eps=filter_eps,
-            bound=bound,
+            log_clamp=log_clamp,
             init_std=init_std,
         )
         if compile_mode is not None:
@@ -210,7 +210,7 @@ class DRAW(ZooModule):
             ValueError: if images have another size.
 
         Example:
-            >>> model = DRAW((8, 8), glimpses=3, hidden_features=16, latent_features=4)
+            >>> model = DRAW((8, 8), glimpses=3, hidden_size=16, latent_size=4)
             >>> model.encode(torch.rand(2, 1, 8, 8).round()).shape
             torch.Size([2, 3, 4])
         """
@@ -219,8 +219,8 @@ class DRAW(ZooModule):
         assert means is not None
         return means.transpose(0, 1)
 
-    def _noise(self, cases: int, generator: torch.Generator | None = None) -> Tensor:
-        shape = (self.glimpses, cases, self.network.latent_size)
+    def _noise(self, examples: int, generator: torch.Generator | None = None) -> Tensor:
+        shape = (self.glimpses, examples, self.network.latent_size)
         if generator is None:
             return torch.randn(shape, device=self.device)
         # On the CPU: the same numbers on every device.
@@ -246,7 +246,7 @@ class DRAW(ZooModule):
         x = images.squeeze(1).to(logits)
         return F.binary_cross_entropy_with_logits(logits, x, reduction="none").sum((1, 2))
 
-    def per_case(self, batch: Any) -> dict[str, Tensor]:
+    def per_example(self, batch: Any) -> dict[str, Tensor]:
         """``bound``, ``nll`` and ``kl`` of each image with one draw, float64 (N,)."""
         return self._measure(batch[0], 1, 0)
 
@@ -336,8 +336,8 @@ class DRAW(ZooModule):
     def generate_samples(self, number: int, seed: int = 0, trace: bool = False) -> DRAWOutput:
         """Makes up images.
 
-        In evaluation mode (`eval`), as a loaded model is, if the strategy mixes cases: else the
-        images of one call depend on each other.
+        In evaluation mode (`eval`), as a loaded model is, if the strategy is batch-dependent: else
+        the images of one call depend on each other.
 
         Args:
             number: of images.

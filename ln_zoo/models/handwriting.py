@@ -89,7 +89,7 @@ class Handwriting(ZooModule):
     averaged over points.
 
     Args:
-        hidden_features: size H of each state.
+        hidden_size: size H of each state.
         num_layers: number of LSTM layers.
         text: whether to read a text (section 5); without, the network predicts only (section 4).
         window_components: Gaussians K of the window.
@@ -106,8 +106,8 @@ class Handwriting(ZooModule):
         window_parameters: ``"exp"`` or ``"softplus"``; see `ln_zoo.layers.WindowLSTM`.
         window_input: ``"state"`` or ``"all"``; see there.
         kappa_bias: see there.
-        least_log_std: floor of log sigma; see `ln_zoo.metrics.PenMixture.of`.
-        largest_correlation: bound of rho; see there.
+        min_log_std: floor of log sigma; see `ln_zoo.metrics.PenMixture.of`.
+        max_correlation: bound of rho; see there.
         loss_reduction: what is minimised: nats per ``"point"`` of the batch, or per ``"line"``, the
             sum over time averaged over lines, as in Graves. For Adam both are the same but for
             clipping.
@@ -126,7 +126,7 @@ class Handwriting(ZooModule):
             twice, bounds and rates that are not positive, a negative noise.
 
     Example:
-        >>> model = Handwriting(hidden_features=16, mixture_components=3)
+        >>> model = Handwriting(hidden_size=16, mixture_components=3)
         >>> offsets, lengths = torch.zeros(2, 31, 3), torch.tensor([30, 24])
         >>> round(float(model.loss((offsets, lengths, ("Hello", "world"), True))), 1) > 0
         True
@@ -146,7 +146,7 @@ class Handwriting(ZooModule):
 
     def __init__(
         self,
-        hidden_features: int = 400,
+        hidden_size: int = 400,
         num_layers: int = 3,
         text: bool = True,
         window_components: int = 10,
@@ -160,8 +160,8 @@ class Handwriting(ZooModule):
         window_parameters: Literal["exp", "softplus"] = "exp",
         window_input: Literal["state", "all"] = "state",
         kappa_bias: float | None = None,
-        least_log_std: float = -7.0,
-        largest_correlation: float = 0.999,
+        min_log_std: float = -7.0,
+        max_correlation: float = 0.999,
         loss_reduction: Reduction = "point",
         optimizer: Literal["adam", "graves"] = "adam",
         lr: float = 1e-3,
@@ -172,7 +172,7 @@ class Handwriting(ZooModule):
         super().__init__()
         norm = LayerNorm() if norm is None else from_config(norm)
         check_sizes(
-            hidden_features=hidden_features,
+            hidden_size=hidden_size,
             num_layers=num_layers,
             window_components=window_components,
             mixture_components=mixture_components,
@@ -188,10 +188,8 @@ class Handwriting(ZooModule):
         check_positive(lr=lr, clip_bound=clip_bound)
         if not weight_noise >= 0:
             raise ValueError(f"weight_noise must not be negative, got {weight_noise!r}")
-        if not 0 < largest_correlation < 1:
-            raise ValueError(
-                f"largest_correlation must lie between 0 and 1, got {largest_correlation!r}"
-            )
+        if not 0 < max_correlation < 1:
+            raise ValueError(f"max_correlation must lie between 0 and 1, got {max_correlation!r}")
         if clip_mode == "graves" and loss_reduction != "line":
             warnings.warn(
                 'clip_mode="graves" has bounds for losses summed over time: with '
@@ -203,8 +201,8 @@ class Handwriting(ZooModule):
         self.alphabet = alphabet
         self.strict_text = strict_text
         self.output_from = output_from
-        self.least_log_std = least_log_std
-        self.largest_correlation = largest_correlation
+        self.min_log_std = min_log_std
+        self.max_correlation = max_correlation
         self.loss_reduction = loss_reduction
         self.optimizer = optimizer
         self.lr = lr
@@ -220,7 +218,7 @@ class Handwriting(ZooModule):
         if text:
             self.window = WindowLSTM(
                 3,
-                hidden_features,
+                hidden_size,
                 letters,
                 window_components,
                 window_parameters=window_parameters,
@@ -229,10 +227,10 @@ class Handwriting(ZooModule):
                 **extra,  # type: ignore[arg-type]
             )
         self.layers = nn.ModuleList(
-            LSTM(3 + (hidden_features + letters if i else 0), hidden_features, **extra)  # type: ignore[arg-type]
+            LSTM(3 + (hidden_size + letters if i else 0), hidden_size, **extra)  # type: ignore[arg-type]
             for i in range(1 if text else 0, num_layers)
         )
-        read = hidden_features * (num_layers if output_from == "all" else 1)
+        read = hidden_size * (num_layers if output_from == "all" else 1)
         self.output = nn.Linear(read, 1 + 6 * mixture_components)
         if forget_bias is not None:
             self._start_forget_gates(forget_bias)
@@ -305,7 +303,7 @@ class Handwriting(ZooModule):
 
     def mixture(self, outputs: Tensor) -> PenMixture:
         """The mixture of the network's outputs, of standardised offsets."""
-        return PenMixture.of(outputs, self.least_log_std, self.largest_correlation)
+        return PenMixture.of(outputs, self.min_log_std, self.max_correlation)
 
     @torch.no_grad()
     def _start_forget_gates(self, bias: float) -> None:
@@ -375,9 +373,9 @@ class Handwriting(ZooModule):
         total = nll.sum()
         return total / (mask.sum() if self.loss_reduction == "point" else mask.shape[1])
 
-    def per_case(self, batch: Any) -> dict[str, Tensor]:
+    def per_example(self, batch: Any) -> dict[str, Tensor]:
         """Nats and points of each line, float64 (N,)."""
-        nll, _, mask = self._score(batch, "case")
+        nll, _, mask = self._score(batch, "example")
         return {"sequence_nll": nll.sum(0), "points": mask.sum(0).double()}
 
     def _score(self, batch: Any, stage: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -408,12 +406,12 @@ class Handwriting(ZooModule):
         distances = (targets[..., :2] - mixture.expectation()).square().sum(-1)
         return nll, torch.where(mask, distances, nothing), mask
 
-    def _carried_state(self, stage: str, cases: int) -> HandwritingState:
+    def _carried_state(self, stage: str, examples: int) -> HandwritingState:
         state = self._carried.get(stage)
         before = 0 if state is None else len(_flat(state)[0])
-        if state is None or before != cases:
+        if state is None or before != examples:
             raise ValueError(
-                f"a batch goes on with {cases} lines, and the one before left the states of "
+                f"a batch goes on with {examples} lines, and the one before left the states of "
                 f"{before}: chunks of lines must come in order, beginning with first=True"
             )
         return state
@@ -547,7 +545,7 @@ class Handwriting(ZooModule):
                 outputs are not finite, as of a training that diverged.
 
         Example:
-            >>> model = Handwriting(hidden_features=8, mixture_components=2)
+            >>> model = Handwriting(hidden_size=8, mixture_components=2)
             >>> [len(line.offsets) <= 5 for line in model.write(["ab", "c"], max_points=5)]
             [True, True]
         """

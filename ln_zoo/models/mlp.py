@@ -24,15 +24,15 @@ class MLPClassifier(Classifier):
 
     Args:
         in_features: size I of a flattened input; 784 for MNIST.
-        hidden_features: sizes of the hidden layers.
+        hidden_sizes: sizes of the hidden layers.
         num_classes: number K of classes.
         norm: the strategy, or its ``class_path``/``init_args`` dict; default `LayerNorm`.
         normalize_logits: whether the strategy acts on the last layer too. Default: as in the paper,
-            so only for strategies that mix the cases of a batch.
+            so only for strategies that mix the examples of a batch.
         activation: ``"relu"`` or ``"tanh"``.
         lr: learning rate of Adam.
 
-    Shapes: input (N, \\*) with I numbers per case, output: logits (N, K).
+    Shapes: input (N, \\*) with I numbers per example, output: logits (N, K).
 
     Raises:
         TypeError: for a size or rate that is not a number.
@@ -40,7 +40,7 @@ class MLPClassifier(Classifier):
 
     Example:
         >>> import torch
-        >>> model = MLPClassifier(64, hidden_features=[32], num_classes=10)
+        >>> model = MLPClassifier(64, hidden_sizes=[32], num_classes=10)
         >>> model(torch.rand(5, 1, 8, 8)).shape
         torch.Size([5, 10])
         >>> model.hparams["norm"]["class_path"]
@@ -50,7 +50,7 @@ class MLPClassifier(Classifier):
     def __init__(
         self,
         in_features: int = 784,
-        hidden_features: tuple[int, ...] | list[int] = (1000, 1000),
+        hidden_sizes: tuple[int, ...] | list[int] = (1000, 1000),
         num_classes: int = 10,
         norm: Norm | None = None,
         normalize_logits: bool | None = None,
@@ -58,18 +58,16 @@ class MLPClassifier(Classifier):
         lr: float = 1e-3,
     ) -> None:
         super().__init__(lr)
-        check_sizes(
-            in_features=in_features, hidden_features=hidden_features, num_classes=num_classes
-        )
-        hidden_features = list(hidden_features)
+        check_sizes(in_features=in_features, hidden_sizes=hidden_sizes, num_classes=num_classes)
+        hidden_sizes = list(hidden_sizes)
         norm = LayerNorm() if norm is None else from_config(norm)
-        normalize_logits = norm.mixes_cases if normalize_logits is None else normalize_logits
+        normalize_logits = norm.batch_dependent if normalize_logits is None else normalize_logits
         if activation not in _ACTIVATIONS:
             raise ValueError(
                 f"activation must be one of {sorted(_ACTIVATIONS)}, got {activation!r}"
             )
-        sizes = [in_features, *hidden_features, num_classes]
-        self.remember(norm, hidden_features=hidden_features, normalize_logits=normalize_logits)
+        sizes = [in_features, *hidden_sizes, num_classes]
+        self.remember(norm, hidden_sizes=hidden_sizes, normalize_logits=normalize_logits)
         layers: list[nn.Module] = [nn.Flatten()]
         for inputs, outputs in pairwise(sizes[:-1]):
             layers += [Linear(inputs, outputs, norm=norm), _ACTIVATIONS[activation]()]

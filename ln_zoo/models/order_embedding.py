@@ -67,7 +67,7 @@ class OrderEmbedding(ZooModule):
             one. Default: none, so that all are.
         image_features: features I of an image; default: 4,096, of VGG-19.
         embedding_features: size of a word's vector.
-        hidden_features: size D of the state and of the space.
+        hidden_size: size D of the state and of the space.
         norm: the strategy, or its ``class_path``/``init_args`` dict; default `LayerNorm`.
         prenorm_bias: whether the GRU has a bias that is normalised with its input as well.
         measure: ``"order"``; ``"reversed"``, which puts images above captions; or ``"cosine"``, the
@@ -97,7 +97,7 @@ class OrderEmbedding(ZooModule):
         OSError: if a vocabulary file cannot be read.
 
     Example:
-        >>> model = OrderEmbedding(["a", "cat", "dog"], image_features=8, hidden_features=16)
+        >>> model = OrderEmbedding(["a", "cat", "dog"], image_features=8, hidden_size=16)
         >>> captions, lengths = model.encode_words([["a", "dog"], ["a", "black", "cat"]])
         >>> s, v = model.embed_captions(captions, lengths), model.embed_images(torch.rand(3, 8))
         >>> model.penalties(s, v).shape
@@ -125,7 +125,7 @@ class OrderEmbedding(ZooModule):
         vocabulary: list[str] | str | None = None,
         image_features: int | None = None,
         embedding_features: int = 300,
-        hidden_features: int = 1024,
+        hidden_size: int = 1024,
         norm: Norm | None = None,
         prenorm_bias: bool = False,
         measure: Measure = "order",
@@ -158,7 +158,7 @@ class OrderEmbedding(ZooModule):
         check_sizes(
             image_features=image_features,
             embedding_features=embedding_features,
-            hidden_features=hidden_features,
+            hidden_size=hidden_size,
             fold_size=1 if fold_size is None else fold_size,
             folds=1 if folds is None else folds,
         )
@@ -175,7 +175,7 @@ class OrderEmbedding(ZooModule):
         )
         self.image_features = image_features
         self.embedding_features = embedding_features
-        self.hidden_features = hidden_features
+        self.hidden_size = hidden_size
         self.prenorm_bias = prenorm_bias
         self.absolute = absolute
         self.margin = margin
@@ -189,9 +189,9 @@ class OrderEmbedding(ZooModule):
         self.penalties = partial(_penalties, measure=measure, root=penalty == "root")
         self.words = nn.Embedding(self.vocabulary.size, embedding_features)
         self.recurrent = GRU(
-            embedding_features + prenorm_bias, hidden_features, batch_first=True, norm=norm
+            embedding_features + prenorm_bias, hidden_size, batch_first=True, norm=norm
         )
-        self.image_map = nn.Linear(image_features, hidden_features)
+        self.image_map = nn.Linear(image_features, hidden_size)
         for stage in ("val", "test"):
             setattr(self, f"{stage}_retrieval", Retrieval(self.penalties, fold_size, folds))
         self.reset_parameters()
@@ -206,9 +206,9 @@ class OrderEmbedding(ZooModule):
         )
         init.uniform_(self.words.weight, -0.1, 0.1)
         init.uniform_(w_ih, -0.1, 0.1)
-        blocks = list(w_hh.split(self.hidden_features))
-        if self.embedding_features == self.hidden_features:
-            blocks += w_ih[:, : self.hidden_features].split(self.hidden_features)
+        blocks = list(w_hh.split(self.hidden_size))
+        if self.embedding_features == self.hidden_size:
+            blocks += w_ih[:, : self.hidden_size].split(self.hidden_size)
         for block in blocks:
             orthogonal_(block)
         for bias in biases:
@@ -345,7 +345,7 @@ class OrderEmbedding(ZooModule):
 
     def _gradients(self) -> Iterator[Tensor]:
         """The gradients of what are tensors of their own in the sources' code."""
-        size = self.hidden_features
+        size = self.hidden_size
         for name, parameter in self.named_parameters():
             if parameter.grad is None:
                 continue

@@ -38,7 +38,7 @@ class SequenceClassifier(Classifier):
     Args:
         in_features: numbers I of a flattened input; 784 for MNIST.
         num_classes: number K of classes.
-        hidden_features: size H of the state.
+        hidden_size: size H of the state.
         cell: ``"lstm"``, ``"gru"`` or ``"rnn"`` (tanh).
         num_layers: recurrent layers.
         step_features: numbers F read at each of T = I / F steps: 1 for pixels, 28 for the rows of
@@ -50,17 +50,17 @@ class SequenceClassifier(Classifier):
             With one pixel a step, layer norm of the input's pre-activations ``W x`` divides by the
             size of x, so that only its sign and, near 0, eps are left of a pixel's brightness:
             ``["recurrent", "cell"]`` keeps it.
-        initial_noise: standard deviation of noise on each case's initial h wherever batch
+        initial_noise: standard deviation of noise on each example's initial h wherever batch
             statistics are in use: in training, not in evaluation. Default: 0.1 for a strategy that
-            mixes cases, else 0. Pixels at the edge are blank in all images; without noise the first
-            states have no variance within the batch, and gradients explode. The source adds it in
-            unpermuted order only, in evaluation too; but a true permutation may begin with such
-            pixels as well, and evaluation, without batch statistics, is better without chance.
+            mixes examples, else 0. Pixels at the edge are blank in all images; without noise the
+            first states have no variance within the batch, and gradients explode. The source adds
+            it in unpermuted order only, in evaluation too; but a true permutation may begin with
+            such pixels as well, and evaluation, without batch statistics, is better without chance.
         optimizer: ``"rmsprop"`` (squared gradients decay by 0.9), ``"adam"`` or ``"sgd"``
             (momentum 0.9).
         lr: learning rate.
 
-    Shapes: input (N, \\*) with I numbers per case, output: logits (N, K).
+    Shapes: input (N, \\*) with I numbers per example, output: logits (N, K).
 
     Raises:
         TypeError: for a size or rate that is not a number.
@@ -69,7 +69,7 @@ class SequenceClassifier(Classifier):
             that is not positive; for inputs of another size.
 
     Example:
-        >>> model = SequenceClassifier(64, hidden_features=16, permuted=True)
+        >>> model = SequenceClassifier(64, hidden_size=16, permuted=True)
         >>> model(torch.rand(5, 1, 8, 8)).shape
         torch.Size([5, 10])
         >>> model.permutation.sort().values.equal(torch.arange(64))
@@ -83,7 +83,7 @@ class SequenceClassifier(Classifier):
         self,
         in_features: int = 784,
         num_classes: int = 10,
-        hidden_features: int = 100,
+        hidden_size: int = 100,
         cell: Literal["lstm", "gru", "rnn"] = "lstm",
         num_layers: int = 1,
         step_features: int = 1,
@@ -102,7 +102,7 @@ class SequenceClassifier(Classifier):
         check_sizes(
             in_features=in_features,
             num_classes=num_classes,
-            hidden_features=hidden_features,
+            hidden_size=hidden_size,
             num_layers=num_layers,
             step_features=step_features,
         )
@@ -112,7 +112,7 @@ class SequenceClassifier(Classifier):
                 "every step reads as many"
             )
         if initial_noise is None:
-            initial_noise = 0.1 if norm.mixes_cases else 0.0
+            initial_noise = 0.1 if norm.batch_dependent else 0.0
         if not (math.isfinite(initial_noise) and initial_noise >= 0):
             raise ValueError(
                 f"initial_noise must be a finite number of at least 0, got {initial_noise!r}"
@@ -122,14 +122,14 @@ class SequenceClassifier(Classifier):
         self.step_features = step_features
         self.initial_noise = initial_noise
         self.recurrent = _CELLS[cell](
-            step_features, hidden_features, num_layers, norm=norm, normalize=normalize
+            step_features, hidden_size, num_layers, norm=norm, normalize=normalize
         )
-        self.readout = Linear(hidden_features, num_classes)
+        self.readout = Linear(hidden_size, num_classes)
         states = 2 if cell == "lstm" else 1
-        self.initial_states = nn.Parameter(torch.empty(states, num_layers, hidden_features))
+        self.initial_states = nn.Parameter(torch.empty(states, num_layers, hidden_size))
         order = None
         if permuted:
-            order = self.draw_permutation(in_features, permutation_seed)
+            order = self.random_permutation(in_features, permutation_seed)
         self.register_buffer("permutation", order)
         self.reset_parameters()
         self._warn_of_shared_statistics(norm, in_features // step_features)
@@ -162,14 +162,14 @@ class SequenceClassifier(Classifier):
         if x.shape[1] != self.in_features:
             # A permutation would pick some of the numbers without complaint.
             raise ValueError(
-                f"this model reads {self.in_features} numbers per case, got inputs "
+                f"this model reads {self.in_features} numbers per example, got inputs "
                 f"{tuple(inputs.shape)}, which have {x.shape[1]}"
             )
         if self.permutation is not None:
             x = x.index_select(1, self.permutation)
-        cases = x.shape[0]
-        steps = x.view(cases, -1, self.step_features).transpose(0, 1)
-        states = self.initial_states.unsqueeze(2).expand(-1, -1, cases, -1)
+        examples = x.shape[0]
+        steps = x.view(examples, -1, self.step_features).transpose(0, 1)
+        states = self.initial_states.unsqueeze(2).expand(-1, -1, examples, -1)
         h, *rest = states.unbind()
         # Not `self.training`: population statistics are collected in evaluation mode, with the
         # sites alone in training mode, and must see what training saw.
@@ -180,7 +180,7 @@ class SequenceClassifier(Classifier):
         return features
 
     @staticmethod
-    def draw_permutation(in_features: int = 784, seed: int = 0) -> Tensor:
+    def random_permutation(in_features: int = 784, seed: int = 0) -> Tensor:
         """The order (I,) in which a permuted model of this seed reads its inputs.
 
         Args:
@@ -188,7 +188,7 @@ class SequenceClassifier(Classifier):
             seed: the ``permutation_seed``.
 
         Example:
-            >>> SequenceClassifier.draw_permutation(4)
+            >>> SequenceClassifier.random_permutation(4)
             tensor([0, 1, 3, 2])
         """
         return torch.randperm(in_features, generator=torch.Generator().manual_seed(seed))

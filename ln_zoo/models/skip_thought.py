@@ -23,7 +23,7 @@ from ln_zoo.models.checks import check_positive, check_sizes, check_words
 from ln_zoo.models.legacy_adam import AdamBiasCorrection, adam
 from ln_zoo.models.word_softmax import SoftmaxName, word_softmax
 from ln_zoo.models.word_vectors import Expansion, expand
-from ln_zoo.norms import LayerNorm, Norm, from_config, mixes_cases
+from ln_zoo.norms import LayerNorm, Norm, batch_dependent, from_config
 from ln_zoo.vocabulary import EOS, UNK, Vocabulary
 
 Encoder = Literal["uni", "bi"]
@@ -75,7 +75,7 @@ class SkipThought(ZooModule):
     Args:
         vocabulary: the words, without the two special tokens, or a text file with a word a line. On
             the command line they are those of the data.
-        hidden_features: size D of a sentence's vector, and of each decoder's state.
+        hidden_size: size D of a sentence's vector, and of each decoder's state.
         embedding_features: size E of the vector of a word, which encoder and decoders share.
         norm: the strategy, or its ``class_path``/``init_args`` dict; default `LayerNorm`.
         encoder: ``"uni"``, or ``"bi"``: half of the vector comes from a GRU that reads the sentence
@@ -101,11 +101,11 @@ class SkipThought(ZooModule):
     Raises:
         TypeError: for a size or rate that is not a number.
         ValueError: without a vocabulary, for one as `Vocabulary` refuses it, for sizes below 1, an
-            odd ``hidden_features`` with ``encoder="bi"``, unknown words, a rate that is not
+            odd ``hidden_size`` with ``encoder="bi"``, unknown words, a rate that is not
             positive, cutoffs that do not increase within the vocabulary.
 
     Example:
-        >>> model = SkipThought(["the", "cat", "sat"], hidden_features=8, embedding_features=4)
+        >>> model = SkipThought(["the", "cat", "sat"], hidden_size=8, embedding_features=4)
         >>> model.encode(["the cat sat", "the dog"]).shape
         (2, 8)
         >>> sentence = (torch.tensor([[2, 3, 4, 0]]), torch.tensor([4]))
@@ -127,7 +127,7 @@ class SkipThought(ZooModule):
     def __init__(
         self,
         vocabulary: list[str] | str | None = None,
-        hidden_features: int = 2400,
+        hidden_size: int = 2400,
         embedding_features: int = 620,
         norm: Norm | None = None,
         encoder: Encoder = "uni",
@@ -143,7 +143,7 @@ class SkipThought(ZooModule):
         super().__init__()
         norm = LayerNorm() if norm is None else from_config(norm)
         check_sizes(
-            hidden_features=hidden_features,
+            hidden_size=hidden_size,
             embedding_features=embedding_features,
             softmax_samples=softmax_samples,
         )
@@ -167,32 +167,32 @@ class SkipThought(ZooModule):
         self.vocabulary = words
         self.expansion: Expansion | None = None
         self._warned = False
-        self.hidden_features = hidden_features
+        self.hidden_size = hidden_size
         self.conditioning = conditioning
         self.prenorm_bias = prenorm_bias
         self.loss_reduction = loss_reduction
         self.lr = lr
         self.adam_bias_correction = adam_bias_correction
         directions = 2 if encoder == "bi" else 1
-        if hidden_features % directions:
+        if hidden_size % directions:
             raise ValueError(
-                f'encoder="bi" needs an even hidden_features, half for each direction, got '
-                f"{hidden_features}"
+                f'encoder="bi" needs an even hidden_size, half for each direction, got '
+                f"{hidden_size}"
             )
         self.embedding = nn.Embedding(words.size, embedding_features)
         self.encoder = GRU(
             embedding_features + prenorm_bias,
-            hidden_features // directions,
+            hidden_size // directions,
             batch_first=True,
             bidirectional=encoder == "bi",
             norm=norm,
         )
         read = embedding_features + prenorm_bias
-        read += hidden_features if conditioning == "every_step" else 0
-        self.next_decoder = GRU(read, hidden_features, norm=norm)
-        self.previous_decoder = GRU(read, hidden_features, norm=norm)
+        read += hidden_size if conditioning == "every_step" else 0
+        self.next_decoder = GRU(read, hidden_size, norm=norm)
+        self.previous_decoder = GRU(read, hidden_size, norm=norm)
         self.softmax = word_softmax(
-            softmax, hidden_features, words.size, softmax_samples, softmax_cutoffs
+            softmax, hidden_size, words.size, softmax_samples, softmax_cutoffs
         )
         self.reset_parameters()
         for stage in ("val", "test"):
@@ -279,7 +279,7 @@ class SkipThought(ZooModule):
 
         On a GPU many steps of equal size are one launch, and those of packed input are one each.
         """
-        return vectors.is_cuda and not mixes_cases(decoder)
+        return vectors.is_cuda and not batch_dependent(decoder)
 
     def _inputs(self, x: Tensor) -> Tensor:
         """What a GRU reads in place of x (*, I): with a 1 at the end, if there is a bias for it."""
@@ -300,13 +300,13 @@ class SkipThought(ZooModule):
         total, count = self._loss(batch)
         return total if self.loss_reduction == "sum" else total / count
 
-    def per_case(self, batch: Any) -> dict[str, tuple[Tensor, Tensor]]:
+    def per_example(self, batch: Any) -> dict[str, tuple[Tensor, Tensor]]:
         """For each metric nats and tokens of each triple, float64 (B,): their sums' ratio."""
-        cases = len(batch[0][1])
+        examples = len(batch[0][1])
         parts = []
         for told, nll in self._scores(batch):
-            sums = nll.new_zeros(cases).index_add_(0, told.sentences, nll)
-            parts.append((sums, torch.bincount(told.sentences, minlength=cases).double()))
+            sums = nll.new_zeros(examples).index_add_(0, told.sentences, nll)
+            parts.append((sums, torch.bincount(told.sentences, minlength=examples).double()))
         (following, steps), (preceding, steps_before) = parts
         both = following + preceding, steps + steps_before
         return dict(zip(_METRICS, (both, *parts), strict=True))
@@ -330,8 +330,8 @@ class SkipThought(ZooModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         total, count = self._loss(batch)
-        cases = len(batch[0][1])
-        self.log("train_token_nll", total.detach() / count, prog_bar=True, batch_size=cases)
+        examples = len(batch[0][1])
+        self.log("train_token_nll", total.detach() / count, prog_bar=True, batch_size=examples)
         if self.loss_reduction == "token_mean":
             return total / count
         # Several processes average their gradients.
@@ -347,7 +347,7 @@ class SkipThought(ZooModule):
         if isinstance(batch[0], list):
             sentences, eos = batch
             return {"vector": torch.from_numpy(self.encode(sentences, len(sentences), eos))}
-        scores = self.per_case(batch)
+        scores = self.per_example(batch)
         return {
             key: value
             for name in ("next", "previous")
@@ -357,7 +357,7 @@ class SkipThought(ZooModule):
         }
 
     def _evaluate(self, stage: str, batch: Any) -> None:
-        for name, (nats, tokens) in self.per_case(batch).items():
+        for name, (nats, tokens) in self.per_example(batch).items():
             metric = getattr(self, f"{stage}_{name}")
             metric.update(nats, tokens)
             shown = stage == "val" and name == _METRICS[0]
@@ -401,7 +401,7 @@ class SkipThought(ZooModule):
             UserWarning: once, if all words of a sentence are unknown.
 
         Example:
-            >>> model = SkipThought(["rain"], hidden_features=8, embedding_features=4)
+            >>> model = SkipThought(["rain"], hidden_size=8, embedding_features=4)
             >>> vectors = model.encode(["rain rain", "rain"])
             >>> bool(abs((vectors**2).sum(1) - 1).max() < 1e-5)
             True
@@ -423,7 +423,7 @@ class SkipThought(ZooModule):
                 "vectors tell their lengths alone",
                 stacklevel=2,
             )
-        vectors = np.zeros((len(numbers), self.hidden_features), np.float32)
+        vectors = np.zeros((len(numbers), self.hidden_size), np.float32)
         order = sorted(range(len(numbers)), key=lambda i: len(numbers[i]))
         training = self.training
         self.eval()
@@ -493,8 +493,8 @@ class CombinedSkipThoughts:
         *models: at least two.
 
     Example:
-        >>> one = SkipThought(["rain"], hidden_features=8, embedding_features=4)
-        >>> two = SkipThought(["rain"], hidden_features=6, embedding_features=4, encoder="bi")
+        >>> one = SkipThought(["rain"], hidden_size=8, embedding_features=4)
+        >>> two = SkipThought(["rain"], hidden_size=6, embedding_features=4, encoder="bi")
         >>> CombinedSkipThoughts(one, two).encode(["rain"]).shape
         (1, 14)
     """

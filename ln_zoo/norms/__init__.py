@@ -7,9 +7,9 @@ from ln_zoo.norms.identity import Identity
 from ln_zoo.norms.layer_norm import LayerNorm
 from ln_zoo.norms.rms_norm import RMSNorm
 from ln_zoo.norms.statistics import (
+    batch_dependent,
     batch_statistics,
     keeps_statistics,
-    mixes_cases,
     population_statistics,
 )
 from ln_zoo.norms.weight_norm import WeightNorm
@@ -23,10 +23,10 @@ __all__ = [
     "RMSNorm",
     "Site",
     "WeightNorm",
+    "batch_dependent",
     "batch_statistics",
     "from_config",
     "keeps_statistics",
-    "mixes_cases",
     "population_statistics",
     "to_config",
 ]

@@ -7,9 +7,9 @@ your own is a frozen dataclass with two short methods:
     >>> @dataclass(frozen=True)
     ... class MyNorm(Norm):
     ...     eps: float = 1e-5
-    ...     def init_sums(self, site):
+    ...     def init_params(self, site):
     ...         site.add_affine(gain=1.0)
-    ...     def sums(self, site, a, step=None):
+    ...     def normalize(self, site, a, step=None):
     ...         return site.affine(a * torch.rsqrt(site.mean(a.square()) + self.eps))
     >>> from ln_zoo.layers import Linear
     >>> Linear(4, 3, norm=MyNorm())(torch.randn(2, 4)).shape
@@ -34,11 +34,11 @@ INVARIANCES = (
     "weight_vector_rescaling",
     "dataset_rescaling",
     "dataset_recentering",
-    "case_rescaling",
+    "example_rescaling",
 )
 
 #: ``observer(step, sizes, mean, var)`` is told the statistics of consecutive steps, the first of
-#: which has that number (``None`` outside recurrent layers): the cases of each step, their means
+#: which has that number (``None`` outside recurrent layers): the examples of each step, their means
 #: and biased variances, (steps, F), without gradient.
 Observer = Callable[[int | None, Sequence[int], Tensor, Tensor], None]
 
@@ -55,9 +55,9 @@ class Norm:
     """
 
     #: Statistics differ from one time step to the next: recurrent layers pass ``step``.
-    reads_step: ClassVar[bool] = False
-    #: The output of one case depends on the rest of its batch, in training mode.
-    mixes_cases: ClassVar[bool] = False
+    per_timestep: ClassVar[bool] = False
+    #: The output of one example depends on the rest of its batch, in training mode.
+    batch_dependent: ClassVar[bool] = False
     #: Sites hold ``running_mean``, ``running_var`` and ``num_batches_tracked``, with a row for each
     #: time step in recurrent layers; in training mode, where a site has an `Site.observer`, the
     #: strategy tells it the statistics of the batch and leaves these buffers alone.
@@ -70,16 +70,16 @@ class Norm:
     #: stated, and not checked by `ln_zoo.testing.NormCase`.
     invariances: ClassVar[frozenset[str] | None] = None
 
-    def init_sums(self, site: Site) -> None:
-        """Puts what `sums` needs (gain, shift, running statistics) on the site."""
+    def init_params(self, site: Site) -> None:
+        """Puts what `normalize` needs (gain, shift, running statistics) on the site."""
 
-    def sums(self, site: Site, a: Tensor, step: int | None = None) -> Tensor:
+    def normalize(self, site: Site, a: Tensor, step: int | None = None) -> Tensor:
         """Normalises summed inputs.
 
         Args:
-            site: the place, with the parameters that `init_sums` put there.
-            a: summed inputs: (N, \\*, F) in feed-forward layers, (n, F) for the n cases active at
-                one time step of a recurrent layer, (N, C, \\*S) in convolutions. Never half
+            site: the place, with the parameters that `init_params` put there.
+            a: summed inputs: (N, \\*, F) in feed-forward layers, (n, F) for the n examples active
+                at one time step of a recurrent layer, (N, C, \\*S) in convolutions. Never half
                 precision: the site has promoted it to float32.
             step: time step, counted from 0; ``None`` outside recurrent layers.
 
@@ -88,7 +88,7 @@ class Norm:
         """
         return a
 
-    def before_steps(self, site: Site, steps: int) -> None:
+    def on_sequence_start(self, site: Site, steps: int) -> None:
         """Called by recurrent layers before their time loop over sums, with its number T of steps.
 
         Not by cells, whose loop is the user's.
@@ -101,9 +101,9 @@ class Norm:
         """The weight to use, same shape (F, \\*); called once per forward, before any time loop."""
         return weight
 
-    def describe(self, site: Site) -> Record:
-        """What `sums` does at this site as data for kernels; ``None``: only `sums` knows."""
-        if type(self).sums is Norm.sums:
+    def to_spec(self, site: Site) -> Record:
+        """What `normalize` does at this site as data for kernels; ``None``: not known."""
+        if type(self).normalize is Norm.normalize:
             return RowNorm(groups=site.groups)
         return None
 
@@ -121,7 +121,8 @@ class Site(nn.Module):
         axis: the axis of the features: -1, or 1 in convolutions.
         positions: the size of the axes behind the features of a convolution, (H, W), where it is
             known; sums of any other size are refused then.
-        recurrent: whether the site lies inside a recurrent layer, where `Norm.sums` gets ``step``.
+        recurrent: whether the site lies inside a recurrent layer, where `Norm.normalize` gets
+            ``step``.
         gate_size: features of each gate, where they are those of several; ``None``: of none.
         own_shift: whether the place has no bias of its layer, so that an affine map needs a shift
             of its own (an LSTM's cell).
@@ -188,23 +189,23 @@ class Site(nn.Module):
         self.gate_size = gate_size
         self.own_shift = own_shift
         self._sums = sums
-        self.normalizes_sums = sums and type(norm).sums is not Norm.sums
+        self.normalizes = sums and type(norm).normalize is not Norm.normalize
         self._factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.register_parameter("gain", None)
         self.register_parameter("shift", None)
         if sums:
-            norm.init_sums(self)
+            norm.init_params(self)
         if weight is not None:
             norm.init_weight(self, weight.detach())
 
     # What layers call
 
     def forward(self, a: Tensor, step: int | None = None) -> Tensor:
-        """Normalises summed inputs, in float32 at least; shape kept (see `Norm.sums`).
+        """Normalises summed inputs, in float32 at least; shape kept (see `Norm.normalize`).
 
         Where the strategy does nothing, ``a`` itself comes back, in its own precision.
         """
-        if not self.normalizes_sums:
+        if not self.normalizes:
             return a
         if a.shape[self.axis] != self.features:
             raise RuntimeError(
@@ -218,7 +219,7 @@ class Site(nn.Module):
             )
         # Means and variances of half-precision numbers lose too much: promoted once, here.
         wide = a.float() if a.dtype in (torch.float16, torch.bfloat16) else a
-        return self.norm.sums(self, wide, step)
+        return self.norm.normalize(self, wide, step)
 
     def weight(self, weight: Tensor) -> Tensor:
         """The weight to use in place of ``weight``, (F, \\*)."""
@@ -236,14 +237,14 @@ class Site(nn.Module):
         for tensor in (*self.parameters(), *self.buffers()):
             self._factory["device"] = tensor.device
         if self._sums:
-            self.norm.init_sums(self)
+            self.norm.init_params(self)
 
-    def describe(self) -> Record:
+    def to_spec(self) -> Record:
         """What happens to summed inputs here, as data; ``None``: only the strategy knows."""
-        return self.norm.describe(self) if self.normalizes_sums else RowNorm(self.groups)
+        return self.norm.to_spec(self) if self.normalizes else RowNorm(self.groups)
 
     def entries(self) -> Entries | None:
-        """Where all lies that `describe` and `weight` depend on; ``None``: it may be anywhere.
+        """Where all lies that `to_spec` and `weight` depend on; ``None``: it may be anywhere.
 
         A layer that finds the same objects there need not ask again. Nobody knows of a strategy
         that acts on weights, reads time steps, has tensors of its own, or describes the gain and
@@ -252,18 +253,18 @@ class Site(nn.Module):
         kind = type(self.norm)
         if (
             kind.weight is not Norm.weight
-            or kind.before_steps is not Norm.before_steps
-            or kind.reads_step
+            or kind.on_sequence_start is not Norm.on_sequence_start
+            or kind.per_timestep
             or self._buffers
             or set(self._parameters) != {"gain", "shift"}
         ):
             return None
-        found = self.describe()
+        found = self.to_spec()
         affine = () if found is None or found.identity else (found.gain, found.shift)
         if any(a is not b for a, b in zip(affine, (self.gain, self.shift), strict=False)):
             return None
         ours, parameters = self.__dict__, self._parameters
-        of_site = [(ours, name) for name in ("norm", "normalizes_sums", "training")]
+        of_site = [(ours, name) for name in ("norm", "normalizes", "training")]
         return [*of_site, (parameters, "gain"), (parameters, "shift")]
 
     # What strategies call
@@ -317,7 +318,7 @@ class Site(nn.Module):
         return gain, None if self.shift is None else self.shift.to(a.dtype)
 
     def mean(self, a: Tensor) -> Tensor:
-        """Mean of one case over what shares statistics, in a shape that broadcasts against a."""
+        """Mean of one example over what shares statistics, in a shape that broadcasts against a."""
         if self.axis == 1:
             return a.mean(dim=tuple(range(1, a.dim())), keepdim=True)
         if len(self.groups) == 1:

@@ -25,9 +25,10 @@ class BatchNorm(Norm):
     averages of mean and unbiased variance are kept; in evaluation the running averages are used.
     Recurrent sites keep one row of averages per time step (Cooijmans et al. 2017, section 3) in
     buffers ``(max_steps, F)``; steps beyond the last row that training has reached use that row. Of
-    a packed batch only the cases active at a step count, so padding never does; a step at which one
-    case alone is left uses the running averages. Each row begins as a plain average of its first
-    ``1 / momentum`` batches, so that rows which few sequences reach hold no trace of their start.
+    a packed batch only the examples active at a step count, so padding never does; a step at which
+    one example alone is left uses the running averages. Each row begins as a plain average of its
+    first ``1 / momentum`` batches, so that rows which few sequences reach hold no trace of their
+    start.
 
     Args:
         gain: initial value of the gain, (F,), in feed-forward layers.
@@ -40,18 +41,18 @@ class BatchNorm(Norm):
         unbiased: whether batches are normalised by the variance with n - 1 in place of n, as the
             layer normalisation paper does at batch size 4 (section 6.6). Needs it be said:
             ``torch.nn.BatchNorm1d`` never does.
-        across_processes: whether, on several devices, training takes statistics over the cases of
+        sync: whether, on several devices, training takes statistics over the examples of
             all processes, as one process would that had them all; gradients flow through them, and
             running averages are the joint ones. It costs an exchange per site (forward and
             backward each), in recurrent layers at every step, where the generic loop runs. By
-            default each process normalises its own cases; the running averages that are kept are
+            default each process normalises its own examples; the running averages that are kept are
             then those of the first process, from which DDP copies buffers to the others. In
             evaluation, and where batches are only measured (`batch_statistics`), nothing is
             exchanged.
 
     Raises:
-        ValueError: for values out of range; in training, for a batch of one case, and where
-            ``across_processes`` meets sequences of different lengths.
+        ValueError: for values out of range; in training, for a batch of one example, and where
+            ``sync`` meets sequences of different lengths.
 
     Example:
         >>> from ln_zoo.layers import Linear
@@ -61,7 +62,7 @@ class BatchNorm(Norm):
         >>> layer.train()(torch.randn(1, 5))
         Traceback (most recent call last):
             ...
-        ValueError: BatchNorm needs at least 2 cases per feature in training, got 1: ...
+        ValueError: BatchNorm needs at least 2 examples per feature in training, got 1: ...
     """
 
     gain: float = 1.0
@@ -70,10 +71,10 @@ class BatchNorm(Norm):
     momentum: float = 0.1
     max_steps: int = 256
     unbiased: bool = False
-    across_processes: bool = False
+    sync: bool = False
 
-    reads_step: ClassVar[bool] = True
-    mixes_cases: ClassVar[bool] = True
+    per_timestep: ClassVar[bool] = True
+    batch_dependent: ClassVar[bool] = True
     keeps_statistics: ClassVar[bool] = True
     invariances: ClassVar[frozenset[str] | None] = frozenset(
         {
@@ -93,14 +94,14 @@ class BatchNorm(Norm):
                 f"BatchNorm: max_steps must be a whole number >= 1, got {self.max_steps!r}"
             )
 
-    def init_sums(self, site: Site) -> None:
+    def init_params(self, site: Site) -> None:
         site.add_affine(self.recurrent_gain if site.recurrent else self.gain)
         rows = (self.max_steps,) if site.recurrent else ()
         site.add_buffer("running_mean", (*rows, site.features), 0.0)
         site.add_buffer("running_var", (*rows, site.features), 1.0)
         site.add_buffer("num_batches_tracked", rows, 0, dtype=torch.int64)
 
-    def sums(self, site: Site, a: Tensor, step: int | None = None) -> Tensor:
+    def normalize(self, site: Site, a: Tensor, step: int | None = None) -> Tensor:
         exact = site.training and (self.unbiased or not self.eps or self._exchanges(site))
         if not (site.recurrent or exact):
             return self._sums_by_torch(site, a)
@@ -110,11 +111,11 @@ class BatchNorm(Norm):
             mean, var = self._population(site, a, step)
         return site.affine((a - mean) * torch.rsqrt(var + self.eps))
 
-    def describe(self, site: Site) -> Record:
+    def to_spec(self, site: Site) -> Record:
         # Kernels run all steps of one process; an exchange at each of them is the generic loop's.
         exchanged = self._exchanges(site)
-        if not site.recurrent or type(self).sums is not BatchNorm.sums or exchanged:
-            return super().describe(site)
+        if not site.recurrent or type(self).normalize is not BatchNorm.normalize or exchanged:
+            return super().to_spec(site)
         return StepNorm(
             features=site.features,
             batch=site.training,
@@ -127,32 +128,32 @@ class BatchNorm(Norm):
             track=partial(self._track_steps, site),
         )
 
-    def before_steps(self, site: Site, steps: int) -> None:
+    def on_sequence_start(self, site: Site, steps: int) -> None:
         if not self._exchanges(site):
             return
         fewest, most = extremes(steps, site.running_mean.device)
         # Said by all of them: one that went on alone would wait for the others for ever.
         if fewest < most:
             raise ValueError(
-                "BatchNorm(across_processes=True) exchanges statistics at every time step, and the "
+                "BatchNorm(sync=True) exchanges statistics at every time step, and the "
                 f"processes hold sequences of different lengths, {fewest} to {most}: pad them to "
-                "one length, or leave across_processes at its default"
+                "one length, or leave sync at its default"
             )
 
     def _sums_by_torch(self, site: Site, a: Tensor) -> Tensor:
-        """`sums` where there are no time steps, in one call: many times faster on a CPU.
+        """`normalize` where there are no time steps, in one call: many times faster on a CPU.
 
         torch's batch norm divides by the biased variance of one process, with an eps that is not 0.
         """
         rows = a if site.axis == 1 else a.reshape(-1, site.features)
         gain, shift = site.gain_and_shift(a)
         if site.training:
-            cases = a.numel() // site.features
-            self._check(cases)
+            examples = a.numel() // site.features
+            self._check(examples)
             # With momentum 1 its running averages are the batch's own mean and unbiased variance.
             mean, var = a.new_zeros(site.features), a.new_zeros(site.features)
             out = F.batch_norm(rows, mean, var, gain, shift, True, 1.0, self.eps)
-            self._track(site, cases, mean, var * ((cases - 1) / cases), None)
+            self._track(site, examples, mean, var * ((examples - 1) / examples), None)
         else:
             mean, var = site.running_mean.to(a.dtype), site.running_var.to(a.dtype)
             out = F.batch_norm(rows, mean, var, gain, shift, False, 0.0, self.eps)
@@ -162,43 +163,45 @@ class BatchNorm(Norm):
         """Mean and variance of the batch, of which the running averages are told."""
         dims = site.case_dims(a)
         if self._exchanges(site):
-            cases, mean, var = joint_moments(a, dims)
+            examples, mean, var = joint_moments(a, dims)
         else:
-            cases = a.numel() // site.features
-        # The longest sequence of a packed batch may outlive all others: one case is no batch.
+            examples = a.numel() // site.features
+        # The longest sequence of a packed batch may outlive all others: one example is no batch.
         if not step:
-            self._check(cases)
-        if cases < 2:
+            self._check(examples)
+        if examples < 2:
             return self._population(site, a, step)
         if not self._exchanges(site):
             var, mean = torch.var_mean(a, dims, correction=0, keepdim=True)
-        self._track(site, cases, mean, var, step)
-        return mean, var * (cases / (cases - 1)) if self.unbiased else var
+        self._track(site, examples, mean, var, step)
+        return mean, var * (examples / (examples - 1)) if self.unbiased else var
 
     def _exchanges(self, site: Site) -> bool:
         """Whether statistics are those of all processes."""
         return (
-            self.across_processes
+            self.sync
             and site.training
             # Measuring is for each process to do with batches of its own, as many as it has.
             and site.observer is None
             and several_processes()
         )
 
-    def _check(self, cases: int) -> None:
-        if cases < 2:
+    def _check(self, examples: int) -> None:
+        if examples < 2:
             raise ValueError(
-                f"BatchNorm needs at least 2 cases per feature in training, got {cases}: "
+                f"BatchNorm needs at least 2 examples per feature in training, got {examples}: "
                 "use a larger batch_size, drop the last small batch, or call .eval()"
             )
 
-    def _track(self, site: Site, cases: int, mean: Tensor, var: Tensor, step: int | None) -> None:
+    def _track(
+        self, site: Site, examples: int, mean: Tensor, var: Tensor, step: int | None
+    ) -> None:
         """Moves the running averages towards this batch; the variance is biased."""
         if site.observer is not None:
             rows = (moment.detach().view(1, -1) for moment in (mean, var))
-            site.observer(step, (cases,), *rows)
+            site.observer(step, (examples,), *rows)
             return
-        factor = cases / (cases - 1)
+        factor = examples / (examples - 1)
         row = () if step is None else min(step, self.max_steps - 1)
         with torch.no_grad():
             count = site.num_batches_tracked[row].add_(1)
@@ -218,8 +221,8 @@ class BatchNorm(Norm):
         alone = rows.stop - rows.start  # steps that share their row with no other
         together = len(sizes) - alone
         with torch.no_grad():
-            cases = torch.tensor(sizes, dtype=var.dtype, device=var.device).unsqueeze(1)
-            news = (mean, var * (cases / (cases - 1)))
+            examples = torch.tensor(sizes, dtype=var.dtype, device=var.device).unsqueeze(1)
+            news = (mean, var * (examples / (examples - 1)))
             counts = site.num_batches_tracked
             weights = self._weight(site, counts[rows].add_(1)).unsqueeze(1)
             if together:

@@ -18,7 +18,7 @@ Convolution = Literal["channel", "unit", "position"]
 
 @dataclass(frozen=True)
 class LayerNorm(Norm):
-    """Mean and variance over the summed inputs of one case (eq. 3), then a gain per feature.
+    """Mean and variance over the summed inputs of one example (eq. 3), then a gain per feature.
 
     The layer's own bias is added after normalisation: it is the paper's b.
 
@@ -29,7 +29,7 @@ class LayerNorm(Norm):
         convolution: what shares statistics and gains in convolutions (N, C, H, W), where the paper
             (section 6.7) does not say; elsewhere it changes nothing.
 
-            - ``"channel"``: statistics over C, H and W of one case, one gain per channel (C,):
+            - ``"channel"``: statistics over C, H and W of one example, one gain per channel (C,):
               group normalisation of one group.
             - ``"unit"``: the literal reading, each position of a channel a unit of the layer: the
               same statistics, a gain and a shift per unit (C, H, W). The layer must know its
@@ -61,7 +61,7 @@ class LayerNorm(Norm):
             "weight_matrix_rescaling",
             "weight_matrix_recentering",
             "dataset_rescaling",
-            "case_rescaling",
+            "example_rescaling",
         }
     )
 
@@ -73,7 +73,7 @@ class LayerNorm(Norm):
                 f"{self.convolution!r}"
             )
 
-    def init_sums(self, site: Site) -> None:
+    def init_params(self, site: Site) -> None:
         by_unit = site.axis == 1 and self.convolution == "unit"
         if by_unit and site.positions is None:
             raise ValueError(
@@ -82,7 +82,7 @@ class LayerNorm(Norm):
             )
         site.add_affine(self.gain, by_unit=by_unit)
 
-    def sums(self, site: Site, a: Tensor, step: int | None = None) -> Tensor:
+    def normalize(self, site: Site, a: Tensor, step: int | None = None) -> Tensor:
         if site.axis == 1:
             return self._convolution_sums(site, a)
         groups = self._groups(site)
@@ -102,9 +102,9 @@ class LayerNorm(Norm):
         rows = a.movedim(1, -1)
         return F.layer_norm(rows, rows.shape[-1:], gain, shift, self.eps).movedim(-1, 1)
 
-    def describe(self, site: Site) -> Record:
-        if type(self).sums is not LayerNorm.sums:
-            return super().describe(site)
+    def to_spec(self, site: Site) -> Record:
+        if type(self).normalize is not LayerNorm.normalize:
+            return super().to_spec(site)
         return RowNorm(self._groups(site), True, True, self.eps, site.gain, site.shift)
 
     def _groups(self, site: Site) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Moments over the cases of all processes, for training on several devices."""
+"""Moments over the examples of all processes, for training on several devices."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def several_processes() -> bool:
 
 
 def joint_moments(a: Tensor, dims: tuple[int, ...]) -> tuple[int, Tensor, Tensor]:
-    """Number, mean and biased variance of the cases that all processes hold together.
+    """Number, mean and biased variance of the examples that all processes hold together.
 
-    Each process has its own number of cases, which may be 0. Their moments are combined by the
+    Each process has its own number of examples, which may be 0. Their moments are combined by the
     formula of Chan, Golub and LeVeque (1979), which takes no difference of large numbers. Every
     process gets the same bits. One exchange there, and one in the backward.
 
@@ -28,17 +28,18 @@ def joint_moments(a: Tensor, dims: tuple[int, ...]) -> tuple[int, Tensor, Tensor
         dims: the axes to average over.
 
     Returns:
-        The number of cases, their mean and variance, each with the averaged axes as 1. Gradients
+        The number of examples, their mean and variance, each with the averaged axes as 1. Gradients
         flow to the values of all processes.
     """
-    cases = math.prod(a.shape[d] for d in dims)
-    if cases:
+    examples = math.prod(a.shape[d] for d in dims)
+    if examples:
         var, mean = torch.var_mean(a, dims, correction=0, keepdim=True)
     else:
-        # No case has no moments, and weighs nothing below; the graph has to be that of the others.
+        # No example has no moments, and weighs nothing below; the graph has to be that of the
+        # others.
         var = mean = a.sum(dims, keepdim=True)
     features = mean.numel()
-    own = torch.cat([mean.flatten(), var.flatten(), mean.new_tensor([cases])])
+    own = torch.cat([mean.flatten(), var.flatten(), mean.new_tensor([examples])])
     rank, world = distributed.get_rank(), distributed.get_world_size()
     rows = _SumOverProcesses.apply(F.pad(own.unsqueeze(0), (0, 0, rank, world - rank - 1)))
     means, variances, sizes = rows.split([features, features, 1], dim=1)

@@ -15,7 +15,7 @@ from ln_zoo.ops.records import Record, RowNorm
 
 @dataclass(frozen=True)
 class RMSNorm(Norm):
-    """Layer normalisation without centring: each case is divided by its root mean square.
+    """Layer normalisation without centring: each example is divided by its root mean square.
 
     Args:
         gain: initial value of the gain, (F,).
@@ -35,19 +35,19 @@ class RMSNorm(Norm):
     eps: float = 1e-5
 
     invariances: ClassVar[frozenset[str] | None] = frozenset(
-        {"weight_matrix_rescaling", "dataset_rescaling", "case_rescaling"}
+        {"weight_matrix_rescaling", "dataset_rescaling", "example_rescaling"}
     )
 
     def __post_init__(self) -> None:
         check_fields(self)
 
-    def init_sums(self, site: Site) -> None:
+    def init_params(self, site: Site) -> None:
         site.add_affine(self.gain)
 
-    def sums(self, site: Site, a: Tensor, step: int | None = None) -> Tensor:
+    def normalize(self, site: Site, a: Tensor, step: int | None = None) -> Tensor:
         return site.affine(a * torch.rsqrt(site.mean(a.square()) + self.eps))
 
-    def describe(self, site: Site) -> Record:
-        if type(self).sums is not RMSNorm.sums:
-            return super().describe(site)
+    def to_spec(self, site: Site) -> Record:
+        if type(self).normalize is not RMSNorm.normalize:
+            return super().to_spec(site)
         return RowNorm(site.groups, True, False, self.eps, site.gain, site.shift)

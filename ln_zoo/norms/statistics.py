@@ -1,6 +1,6 @@
 """Batch statistics for measuring, and population statistics of whole sets.
 
-A model whose strategy mixes cases can be measured in two ways: with its running averages, as
+A model whose strategy mixes examples can be measured in two ways: with its running averages, as
 evaluation does, or with the statistics of each batch. For final numbers the averages of the last
 few training batches give way to population statistics: one pass over the training set with frozen
 weights (Ioffe and Szegedy 2015, Algorithm 2; Cooijmans et al. 2017, section 3, for each time step).
@@ -19,16 +19,16 @@ from ln_zoo.norms.base import Observer, Site
 from ln_zoo.norms.processes import several_processes
 
 
-def mixes_cases(module: nn.Module) -> bool:
-    """Whether, in training mode, outputs of one case depend on the rest of the batch.
+def batch_dependent(module: nn.Module) -> bool:
+    """Whether, in training mode, outputs of one example depend on the rest of the batch.
 
     Example:
         >>> from ln_zoo.layers import Linear
         >>> from ln_zoo.norms import BatchNorm, LayerNorm
-        >>> mixes_cases(Linear(2, 3, norm=BatchNorm())), mixes_cases(Linear(2, 3, norm=LayerNorm()))
-        (True, False)
+        >>> [batch_dependent(Linear(2, 3, norm=norm)) for norm in (BatchNorm(), LayerNorm())]
+        [True, False]
     """
-    return any(site.norm.mixes_cases and site.normalizes_sums for site in _sites(module))
+    return any(site.norm.batch_dependent and site.normalizes for site in _sites(module))
 
 
 def keeps_statistics(module: nn.Module) -> bool:
@@ -49,14 +49,14 @@ def batch_statistics(module: nn.Module) -> Iterator[None]:
 
     Its sites are in training mode, whatever the modes of the layers around them; afterwards modes
     are as before, and so are all buffers of the sites, under any strategy, and torch's random
-    number generators. A step of a packed batch that one case alone reaches uses the running
+    number generators. A step of a packed batch that one example alone reaches uses the running
     averages, as in training. With several processes each batch is that of one process.
 
     Args:
         module: the module; usually in evaluation mode.
 
     Raises:
-        ValueError: within it, for a batch of one case under batch norm.
+        ValueError: within it, for a batch of one example under batch norm.
 
     Example:
         >>> from ln_zoo.layers import Linear
@@ -85,7 +85,7 @@ def population_statistics(module: nn.Module, method: str = "average") -> Iterato
     its own, and all get the statistics of all batches.
 
     In recurrent layers each time step has its own; steps from ``max_steps`` on share the last row,
-    where each counts as a batch of its own. Steps that no batch reaches with 2 cases at least
+    where each counts as a batch of its own. Steps that no batch reaches with 2 examples at least
     become unreached: the last row before them serves them.
 
     Args:
@@ -93,19 +93,19 @@ def population_statistics(module: nn.Module, method: str = "average") -> Iterato
         method: how statistics of batches become one.
 
             - ``"average"``: the averages of batch means and of biased batch variances, each
-              weighted by the cases behind it, at each step those that reach it. For batches of one
-              size these are the plain averages of Cooijmans et al. 2017; a small last batch, whose
-              variance is too small, weighs little. The spread of the batch means is left out: 1 / n
-              of the variance for batches of n independent cases. Where lengths differ, the series
-              of each batch is continued by its last entry, with that entry's cases, up to the
-              longest one, so that late steps do not rest on few batches.
+              weighted by the examples behind it, at each step those that reach it. For batches of
+              one size these are the plain averages of Cooijmans et al. 2017; a small last batch,
+              whose variance is too small, weighs little. The spread of the batch means is left out:
+              1 / n of the variance for batches of n independent examples. Where lengths differ, the
+              series of each batch is continued by its last entry, with that entry's examples, up to
+              the longest one, so that late steps do not rest on few batches.
             - ``"total_variance"``: mean and biased variance of all cases together, by the law of
-              total variance: that within batches, weighted by their cases, plus that of the batch
-              means. A step counts the cases that reach it.
+              total variance: that within batches, weighted by their examples, plus that of the
+              batch means. A step counts the examples that reach it.
 
     Raises:
         ValueError: for another method; if no site keeps statistics; at the end, if no batch of 2
-            cases at least went through the module, or, under ``"average"``, if the steps of a
+            examples at least went through the module, or, under ``"average"``, if the steps of a
             sequence came in another order than that of time.
 
     Example:
@@ -136,7 +136,7 @@ def population_statistics(module: nn.Module, method: str = "average") -> Iterato
             found = {site: each.population() for site, each in collectors.items()}
         if all(population.batches.numel() == 0 for population in found.values()):
             raise ValueError(
-                "no batch of at least 2 cases went through the module: there is nothing to take "
+                "no batch of at least 2 examples went through the module: there is nothing to take "
                 "population statistics of"
             )
         for site, population in found.items():
@@ -149,7 +149,7 @@ def _sites(module: nn.Module) -> list[Site]:
 
 def _keepers(module: nn.Module) -> list[Site]:
     sites = _sites(module)
-    return [site for site in sites if site.norm.keeps_statistics and site.normalizes_sums]
+    return [site for site in sites if site.norm.keeps_statistics and site.normalizes]
 
 
 def _ignore(step: int | None, sizes: Sequence[int], mean: Tensor, var: Tensor) -> None:
@@ -233,14 +233,14 @@ class _Collector(Protocol):
 
 
 class _Average:
-    """Averages over batches by cases; shorter ones count with their last entry from there on."""
+    """Averages over batches by examples; shorter ones count with their last entry from there on."""
 
     def __init__(self, site: Site) -> None:
         like = site.running_mean
         self.rows = len(like) if site.recurrent else 1
         self.batches = 0
         self.longest = 0
-        # Means and variances in one, times their cases, which are the feature behind all others:
+        # Means and variances in one, times their examples, which are the feature behind all others:
         # what of the batches so far stands in each row, summed up, and the last entries of all.
         self.sums = like.new_zeros(2, 0, site.features + 1, dtype=torch.float64)
         self.last = like.new_zeros(2, site.features + 1, dtype=torch.float64)
@@ -257,8 +257,8 @@ class _Average:
                 f'where {self.steps} should; use "total_variance", which needs no order'
             )
         entries = torch.stack([mean, var]).double()
-        cases = entries.new_tensor(sizes).unsqueeze(1)
-        self.series.append(nn.functional.pad(entries, (0, 1), value=1.0) * cases)
+        examples = entries.new_tensor(sizes).unsqueeze(1)
+        self.series.append(nn.functional.pad(entries, (0, 1), value=1.0) * examples)
         self.steps += len(sizes)
 
     def population(self) -> _Population:
@@ -308,7 +308,7 @@ class _TotalVariance:
         like = site.running_mean
         self.rows = len(like) if site.recurrent else 1
         # Cases, batches, means and sums of squared deviations of each row.
-        self.cases = like.new_zeros(0, 1, dtype=torch.float64)
+        self.examples = like.new_zeros(0, 1, dtype=torch.float64)
         self.batches = like.new_zeros(0, 1, dtype=torch.float64)
         self.mean = like.new_zeros(0, site.features, dtype=torch.float64)
         self.squares = like.new_zeros(0, site.features, dtype=torch.float64)
@@ -317,49 +317,49 @@ class _TotalVariance:
     def observe(self, step: int | None, sizes: Sequence[int], mean: Tensor, var: Tensor) -> None:
         first = step or 0
         self._reserve(min(first + len(sizes), self.rows))
-        cases = torch.tensor(sizes, dtype=torch.float64, device=mean.device).unsqueeze(1)
-        mean, squares = mean.double(), var.double() * cases
+        examples = torch.tensor(sizes, dtype=torch.float64, device=mean.device).unsqueeze(1)
+        mean, squares = mean.double(), var.double() * examples
         alone = max(0, min(len(sizes), self.rows - 1 - first))
-        self._merge(slice(first, first + alone), cases[:alone], mean[:alone], squares[:alone], 1)
+        self._merge(slice(first, first + alone), examples[:alone], mean[:alone], squares[:alone], 1)
         if alone < len(sizes):
-            together = _combined(cases[alone:], mean[alone:], squares[alone:])
+            together = _combined(examples[alone:], mean[alone:], squares[alone:])
             self._merge(slice(self.rows - 1, self.rows), *together, len(sizes) - alone)
 
     def population(self) -> _Population:
-        cases, batches, mean, squares = self.cases, self.batches, self.mean, self.squares
+        examples, batches, mean, squares = self.examples, self.batches, self.mean, self.squares
         if several_processes():
             self._reserve(int(_over_processes(mean.new_tensor(len(mean)), "max")))
-            cases = _over_processes(self.cases, "sum")
+            examples = _over_processes(self.examples, "sum")
             batches = _over_processes(self.batches, "sum")
-            mean = _over_processes(self.mean * (self.cases / cases.clamp(min=1)), "sum")
-            deviations = self.cases * (self.mean - mean).square()
+            mean = _over_processes(self.mean * (self.examples / examples.clamp(min=1)), "sum")
+            deviations = self.examples * (self.mean - mean).square()
             squares = _over_processes(self.squares + deviations, "sum")
         # A row that was passed over is as if never reached.
-        var = torch.where(cases > 0, squares / cases, 1.0)
+        var = torch.where(examples > 0, squares / examples, 1.0)
         return _Population(mean, var, batches.long().squeeze(1))
 
     def _reserve(self, rows: int) -> None:
         more = rows - len(self.mean)
         if more > 0:
-            for name in ("cases", "batches", "mean", "squares"):
+            for name in ("examples", "batches", "mean", "squares"):
                 setattr(self, name, nn.functional.pad(getattr(self, name), (0, 0, 0, more)))
 
     def _merge(
-        self, rows: slice, cases: Tensor, mean: Tensor, squares: Tensor, batches: int
+        self, rows: slice, examples: Tensor, mean: Tensor, squares: Tensor, batches: int
     ) -> None:
-        total = self.cases[rows] + cases
+        total = self.examples[rows] + examples
         away = mean - self.mean[rows]
-        self.squares[rows] += squares + away.square() * (self.cases[rows] * cases / total)
-        self.mean[rows] += away * (cases / total)
-        self.cases[rows] = total
+        self.squares[rows] += squares + away.square() * (self.examples[rows] * examples / total)
+        self.mean[rows] += away * (examples / total)
+        self.examples[rows] = total
         self.batches[rows] += batches
 
 
-def _combined(cases: Tensor, mean: Tensor, squares: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _combined(examples: Tensor, mean: Tensor, squares: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Cases (1, 1), mean and sum of squared deviations (1, F) of several rows together."""
-    total = cases.sum(0, keepdim=True)
-    joint = (mean * (cases / total)).sum(0, keepdim=True)
-    spread = squares + cases * (mean - joint).square()
+    total = examples.sum(0, keepdim=True)
+    joint = (mean * (examples / total)).sum(0, keepdim=True)
+    spread = squares + examples * (mean - joint).square()
     return total, joint, spread.sum(0, keepdim=True)
 
 

@@ -19,8 +19,8 @@ from ln_zoo.ops.loops.draw import (
     DrawWeights,
     divergence,
     draw_engine,
+    draw_forward,
     draw_refusal,
-    drawn,
 )
 from ln_zoo.ops.loops.glimpse import FilterNorm, attention, filterbank
 from ln_zoo.ops.loops.window import (
@@ -65,8 +65,8 @@ __all__ = [
     "clip_derivative",
     "divergence",
     "draw_engine",
+    "draw_forward",
     "draw_refusal",
-    "drawn",
     "filterbank",
     "pick",
     "pick_step",

@@ -209,23 +209,23 @@ class Arguments(Structure):
         return address(name, a, _PRECISIONS.get(precision, kind), shape)
 
 
-def check_steps(sizes: Sequence[int], rows: int, cases: int) -> None:
+def check_steps(sizes: Sequence[int], rows: int, examples: int) -> None:
     """Checks the rows of each time step, by which kernels find their way through tensors.
 
     Args:
         sizes: rows n_t of each step.
         rows: rows of all steps.
-        cases: cases N.
+        examples: examples N.
 
     Raises:
-        RuntimeError: if they grow, are more than the cases, or do not sum to the rows.
+        RuntimeError: if they grow, are more than the examples, or do not sum to the rows.
     """
     sizes = list(sizes)
     if (
         sum(sizes) != rows
         or sizes != sorted(sizes, reverse=True)
-        or (sizes and (sizes[0] > cases or sizes[-1] < 0))
+        or (sizes and (sizes[0] > examples or sizes[-1] < 0))
     ):
         raise RuntimeError(
-            f"sizes of {len(sizes)} steps must never grow, be {cases} at most and sum to {rows}"
+            f"sizes of {len(sizes)} steps must never grow, be {examples} at most and sum to {rows}"
         )

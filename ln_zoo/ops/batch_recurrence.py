@@ -1,8 +1,8 @@
 """Recurrent batch normalisation as an operator of torch: one direction of one layer.
 
 Like `ln_zoo.ops.operator`, whose frame it shares: chunks of time steps, what does not depend on the
-step before for a chunk at once, tensors in packed order. What is normalised over cases couples the
-rows of a step, and differs in this:
+step before for a chunk at once, tensors in packed order. What is normalised over examples couples
+the rows of a step, and differs in this:
 
 * Where a place uses the statistics of the batch, means come off before products and not after:
   ``W x - mean(W x)`` is ``W (x - mean x)``, and x is narrower. By the same identity, read
@@ -12,7 +12,7 @@ rows of a step, and differs in this:
 
 A place is one or the other for the whole operator. The operator returns the means and variances
 that it found and changes nothing: `BatchRecurrence`, the kernel, tells them to the records, and
-begins a second run where the first case of a packed batch is left alone, since that one is
+begins a second run where the first example of a packed batch is left alone, since that one is
 normalised by what the strategy has learnt of the steps before.
 
 The operators are ``ln_zoo::batch_recurrence`` and ``ln_zoo::batch_recurrence_backward``. Gradients
@@ -57,13 +57,13 @@ from ln_zoo.ops.spec import Operands, gather, product_dtype, specialized
 
 @dataclass(frozen=True)
 class Cases:
-    """How one place is normalised over cases, without gain and shift.
+    """How one place is normalised over examples, without gain and shift.
 
     Args:
         scale: whether it is; ``False``: the identity, and the other fields keep their defaults.
         batch: whether by the statistics of the batch, or by given ones.
         eps: added to the variance, inside the root.
-        correction: what the sum of squares over n cases is divided by is n less this.
+        correction: what the sum of squares over n examples is divided by is n less this.
     """
 
     scale: bool = False
@@ -294,16 +294,16 @@ class Run:
     Attributes:
         rows: where its rows are.
         steps: where its steps are.
-        cases: rows of each step.
+        examples: rows of each step.
     """
 
     rows: slice
     steps: slice
-    cases: int
+    examples: int
 
     def of(self, a: Tensor) -> Tensor:
-        """Its rows, (steps, cases, F), of a (rows, F)."""
-        return a[self.rows].unflatten(0, (self.steps.stop - self.steps.start, self.cases))
+        """Its rows, (steps, examples, F), of a (rows, F)."""
+        return a[self.rows].unflatten(0, (self.steps.stop - self.steps.start, self.examples))
 
     def each(self, a: Tensor) -> Tensor:
         """Numbers for its steps, (steps, 1, F), of (steps, F); or a vector (F,) for all."""
@@ -311,10 +311,10 @@ class Run:
 
 
 def runs(sizes: Sequence[int]) -> list[Run]:
-    """Cuts steps where the number of cases changes.
+    """Cuts steps where the number of examples changes.
 
     Example:
-        >>> [(run.steps.start, run.steps.stop, run.cases) for run in runs([3, 3, 2])]
+        >>> [(run.steps.start, run.steps.stop, run.examples) for run in runs([3, 3, 2])]
         [(0, 2, 3), (2, 3, 2)]
     """
     found: list[Run] = []
@@ -327,8 +327,8 @@ def runs(sizes: Sequence[int]) -> list[Run]:
     return found
 
 
-def sum_cases(a: Tensor, pieces: Iterable[Run], out: Tensor) -> Tensor:
-    """Fills out (steps, F) with the sums over cases of a (rows, F), and gives it back."""
+def sum_examples(a: Tensor, pieces: Iterable[Run], out: Tensor) -> Tensor:
+    """Fills out (steps, F) with the sums over examples of a (rows, F), and gives it back."""
     for run in pieces:
         torch.sum(run.of(a), 1, dtype=out.dtype, out=out[run.steps])
     return out
@@ -337,7 +337,7 @@ def sum_cases(a: Tensor, pieces: Iterable[Run], out: Tensor) -> Tensor:
 def without_means(
     a: Tensor, sizes: Sequence[int], wide: torch.dtype, out: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Rows less their mean over the cases of each step.
+    """Rows less their mean over the examples of each step.
 
     Args:
         a: (rows, F).
@@ -349,10 +349,10 @@ def without_means(
         What is left, (rows, F), and the means, (steps, F).
     """
     pieces = runs(sizes)
-    means = sum_cases(a, pieces, a.new_empty(len(sizes), a.shape[1], dtype=wide))
+    means = sum_examples(a, pieces, a.new_empty(len(sizes), a.shape[1], dtype=wide))
     out = torch.empty_like(a) if out is None else out
     for run in pieces:
-        means[run.steps].div_(run.cases)
+        means[run.steps].div_(run.examples)
         torch.sub(run.of(a), run.each(means), out=run.of(out))
     return out, means
 
@@ -686,12 +686,12 @@ def replay(
         "cell": site(2, operands.gain_out, operands.shift_out),
         "sum": site(2, operands.gain_out),
     }
-    return scan_operands(spec.cell, operands, batch_sizes, sites, reads_step=True)
+    return scan_operands(spec.cell, operands, batch_sizes, sites, per_timestep=True)
 
 
 def normalized(
     a: Tensor,
-    cases: Cases,
+    examples: Cases,
     given: Tensor | None,
     gain: Tensor | None,
     shift: Tensor | None,
@@ -701,22 +701,22 @@ def normalized(
 
     Args:
         a: the rows.
-        cases: how they are normalised.
+        examples: how they are normalised.
         given: mean and variance in rows (2, K, F), where they are given.
         gain: (F,), or ``None`` for 1.
         shift: (F,), or ``None`` for 0.
         step: the time step.
     """
-    if not cases.scale:
+    if not examples.scale:
         return a
     a = a.to(torch.promote_types(a.dtype, torch.float32))
-    if cases.batch:
-        var, mean = torch.var_mean(a, 0, correction=cases.correction)
+    if examples.batch:
+        var, mean = torch.var_mean(a, 0, correction=examples.correction)
     else:
         assert given is not None
         assert step is not None
         mean, var = given[:, min(step, given.shape[1] - 1)]
-    a = (a - mean) * torch.rsqrt(var + cases.eps)
+    a = (a - mean) * torch.rsqrt(var + examples.eps)
     a = a if gain is None else a * gain
     return a if shift is None else a + shift
 
@@ -725,7 +725,7 @@ def normalized(
 
 
 class BatchRecurrence:
-    """The kernel that a batch engine makes: cells whose sites are normalised over cases, or not.
+    """The kernel that a batch engine makes: cells whose sites are normalised over examples, or not.
 
     Args:
         engine: what runs the time steps; it becomes known to the operators under its name.
@@ -810,8 +810,8 @@ class BatchRecurrence:
         together = sum(n > 1 for n in sizes) if any(p.batch for p in spec.places) else steps
         if together == steps:
             return self._steps(spec, norms, operands, batch_sizes, sizes, 0)
-        # The one case that is left is no batch. What its steps use, the strategy knows only when it
-        # has been told of those before.
+        # The one example that is left is no batch. What its steps use, the strategy knows only when
+        # it has been told of those before.
         assert batch_sizes is not None
         rows = sum(sizes[:together])
         heads = operands.x.split([rows, steps - together])
@@ -866,7 +866,7 @@ class BatchRecurrence:
 
 
 def _by_place(cell: Cell, records: Records) -> tuple[StepNorm | None, ...]:
-    """What normalises over cases, in the order of ``BatchSpec.places``."""
+    """What normalises over examples, in the order of ``BatchSpec.places``."""
     roles = ("input", "recurrent", "cell" if "cell" in records else "sum")
     found = (records.get(role) for role in roles)
     return tuple(record if isinstance(record, StepNorm) else None for record in found)
@@ -889,7 +889,7 @@ def _given(place: Cases) -> Cases:
 def _refusal(cell: Cell, records: Sequence[Records], weights: Sequence[Weights]) -> str | None:
     if cell.name not in ("LSTM", "GRU", "RNN_TANH", "RNN_RELU"):
         return f"no kernel knows a cell called {cell.name}"
-    over_cases = False
+    over_examples = False
     for direction, w in zip(records, weights, strict=True):
         if w.hr is not None:
             return "the hidden state is projected"
@@ -902,8 +902,8 @@ def _refusal(cell: Cell, records: Sequence[Records], weights: Sequence[Weights])
             if record.identity:
                 continue
             if isinstance(record, RowNorm):
-                return f"the {place.role} site normalises each case for itself"
+                return f"the {place.role} site normalises each example for itself"
             if not place.sums:
                 return f"the {place.role} site normalises a term of the sum"
-            over_cases = True
-    return None if over_cases else "no site normalises over the batch"
+            over_examples = True
+    return None if over_examples else "no site normalises over the batch"

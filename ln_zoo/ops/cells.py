@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-#: The states of one or more cases: (h,), or (h, c) in an LSTM.
+#: The states of one or more examples: (h,), or (h, c) in an LSTM.
 States = tuple[Tensor, ...]
 #: What happens to the summed inputs at each place of a cell, by role; called as ``site(a, step)``.
 Sites = Mapping[str, Callable[[Tensor, int | None], Tensor]]

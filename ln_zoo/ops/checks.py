@@ -142,7 +142,7 @@ def check_packed(data: Tensor, batch_sizes: Tensor) -> None:
 
     Args:
         data: rows, (total, I).
-        batch_sizes: cases n_t that are active at each step, (T,).
+        batch_sizes: examples n_t that are active at each step, (T,).
 
     Raises:
         ValueError: if ``batch_sizes`` are not on the CPU.
@@ -200,14 +200,14 @@ def check_operands(
             f"Expected x {form} with T at least 1, w_hh (G, H) and h0 (N, H), got "
             f"{tuple(x.shape)}, {tuple(w_hh.shape)} and {tuple(h0.shape)}"
         )
-    cases = x.shape[1]
+    examples = x.shape[1]
     if batch_sizes is not None:
         check_packed(x, batch_sizes)
-        cases = int(batch_sizes[0])
+        examples = int(batch_sizes[0])
     hidden, gates = w_hh.shape[1], CELLS[cell].gates
     first, second, out = scales
     wide = torch.promote_types(x.dtype, torch.float32)
-    width, vector, state = (gates * hidden,), (hidden,), (cases, hidden)
+    width, vector, state = (gates * hidden,), (hidden,), (examples, hidden)
     for name, a, size, dtype, needed in (
         ("w_ih", operands.w_ih, (*width, x.shape[-1]), x.dtype, True),
         ("w_hh", w_hh, (*width, hidden), x.dtype, True),

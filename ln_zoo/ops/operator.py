@@ -31,10 +31,10 @@ class Chunk:
     """Consecutive time steps.
 
     Attributes:
-        first: row of the first step's first case.
+        first: row of the first step's first example.
         last: one past the last row.
         sizes: rows of each step.
-        before: rows of the step before; of the first step the number of cases.
+        before: rows of the step before; of the first step the number of examples.
     """
 
     first: int
@@ -71,9 +71,9 @@ def rows_of(a: Tensor, packed: bool, chunk: Chunk) -> Tensor:
     """The rows (rows, F) of a chunk, contiguous, of a padded (T, N, F) or packed (total, F)."""
     if packed:
         return a[chunk.first : chunk.last].contiguous()
-    cases = a.shape[1]
-    start, steps = chunk.first // max(cases, 1), len(chunk.sizes)
-    return a[start : start + steps].reshape(steps * cases, a.shape[2]).contiguous()
+    examples = a.shape[1]
+    start, steps = chunk.first // max(examples, 1), len(chunk.sizes)
+    return a[start : start + steps].reshape(steps * examples, a.shape[2]).contiguous()
 
 
 def previous_rows(start: Tensor, after: Tensor, chunk: Chunk) -> Tensor:
@@ -458,7 +458,7 @@ def scan_operands(
     operands: Operands,
     batch_sizes: Tensor | None,
     sites: Sites,
-    reads_step: bool = False,
+    per_timestep: bool = False,
 ) -> tuple[Tensor, ...]:
     """Output and final states by the generic loop, differentiable.
 
@@ -467,7 +467,7 @@ def scan_operands(
         operands: the tensors.
         batch_sizes: of packed data, (T,).
         sites: what happens to summed inputs, by role.
-        reads_step: whether the ``"input"`` site must see the time steps one by one.
+        per_timestep: whether the ``"input"`` site must see the time steps one by one.
     """
     bias, hidden = operands.bias, operands.w_hh.shape[1]
     if bias is None:
@@ -483,7 +483,7 @@ def scan_operands(
         states,
         Weights(operands.w_ih, operands.w_hh, bias, bias_hh),
         sites,
-        reads_step,
+        per_timestep,
     )
     return output, *final
 

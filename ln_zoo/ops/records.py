@@ -46,11 +46,11 @@ class RowNorm:
 
 @dataclass(frozen=True)
 class StepNorm:
-    """One normalisation over cases, at each time step t of a recurrent layer for itself.
+    """One normalisation over examples, at each time step t of a recurrent layer for itself.
 
-    Of the rows (n, F) of the n cases active at t each feature becomes
+    Of the rows (n, F) of the n examples active at t each feature becomes
     ``gain * (a - mean) / sqrt(variance + eps) + shift``. Where ``batch`` is set and n is 2 at
-    least, mean and variance are those of the n cases, and gradients flow through them; elsewhere
+    least, mean and variance are those of the n examples, and gradients flow through them; elsewhere
     they are those that ``population`` gives.
 
     Statistics are kept by the strategy, which hears of new ones through ``track``. The order of
@@ -58,18 +58,19 @@ class StepNorm:
 
     Args:
         features: F.
-        batch: whether the cases' own statistics are used, as in training.
+        batch: whether the examples' own statistics are used, as in training.
         eps: added to the variance, inside the root.
         correction: what the sum of squares is divided by is n less this: 0 or 1.
         gain: multiplies the normalised rows, shape (F,), or ``None`` for 1.
         shift: added last, shape (F,), or ``None`` for 0.
-        check: ``check(n)`` is called first where ``batch`` is set, with the number of cases of the
-            first step; it raises where they are too few.
+        check: ``check(n)`` is called first where ``batch`` is set, with the number of examples of
+            the first step; it raises where they are too few.
         population: ``population(first, steps)`` gives mean and variance for so many steps beginning
             with step ``first``: new tensors (K, F) with ``1 <= K <= steps``. The i-th of these
             steps uses row ``min(i, K - 1)``.
-        track: ``track(first, sizes, mean, var)`` is told the cases n of consecutive steps beginning
-            with step ``first``, and their means and biased variances, (steps, F), without gradient.
+        track: ``track(first, sizes, mean, var)`` is told the examples n of consecutive steps
+            beginning with step ``first``, and their means and biased variances, (steps, F), without
+            gradient.
     """
 
     features: int

@@ -1,8 +1,8 @@
 """The generic recurrent loop: any cell with anything at its sites, through time and layers.
 
-Sequences of different lengths are in packed form, data (total, F) with the number n_t of cases
-active at each time step, longest case first, so that padding never enters. A batch (T, N, F) is the
-case of T equal numbers, and the loop is written once.
+Sequences of different lengths are in packed form, data (total, F) with the number n_t of examples
+active at each time step, longest example first, so that padding never enters. A batch (T, N, F) is
+the special case of T equal numbers, and the loop is written once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def scan(
     states: States,
     weights: Weights,
     sites: Sites,
-    reads_step: bool = False,
+    per_timestep: bool = False,
 ) -> tuple[Tensor, States]:
     """Runs one direction of one layer.
 
@@ -35,17 +35,17 @@ def scan(
     Args:
         cell: what is done at each step.
         x: inputs, (T, N, I), or packed (total, I).
-        sizes: of packed inputs: cases n_t active at each time step, never growing; they sum to
+        sizes: of packed inputs: examples n_t active at each time step, never growing; they sum to
             total. ``None`` says that x is not packed.
         states: initial states, each (N, H).
         weights: the effective weights.
         sites: what happens to summed inputs, by role.
-        reads_step: whether the ``"input"`` site must see the time steps one by one; otherwise it is
-            called once for all of them.
+        per_timestep: whether the ``"input"`` site must see the time steps one by one; otherwise it
+            is called once for all of them.
 
     Returns:
         Outputs, (T, N, H) or packed (total, H), in the precision of the matrix products, and the
-        final states of each case, (N, H), in the precision of the weights.
+        final states of each example, (N, H), in the precision of the weights.
     """
 
     def steps(a: Tensor) -> Sequence[Tensor]:
@@ -53,7 +53,7 @@ def scan(
         return a.unbind(0) if sizes is None else a.split(sizes)
 
     products = F.linear(x, weights.ih)
-    if reads_step:
+    if per_timestep:
         terms = [sites["input"](wx, t) for t, wx in enumerate(steps(products))]
     else:
         terms = list(steps(sites["input"](products, None)))
@@ -131,7 +131,7 @@ def reversal(batch_sizes: Tensor) -> Tensor:
     Reversing twice changes nothing, so this is its own inverse.
 
     Args:
-        batch_sizes: cases active at each time step, (T,), int64.
+        batch_sizes: examples active at each time step, (T,), int64.
 
     Returns:
         Row numbers, (total,), int64.
@@ -142,6 +142,6 @@ def reversal(batch_sizes: Tensor) -> Tensor:
     """
     starts = batch_sizes.cumsum(0) - batch_sizes
     steps = torch.arange(len(batch_sizes)).repeat_interleave(batch_sizes)
-    case = torch.arange(int(batch_sizes.sum())) - starts[steps]
-    lengths = torch.bincount(case)
-    return starts[lengths[case] - 1 - steps] + case
+    example = torch.arange(int(batch_sizes.sum())) - starts[steps]
+    lengths = torch.bincount(example)
+    return starts[lengths[example] - 1 - steps] + example

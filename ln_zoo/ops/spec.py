@@ -2,7 +2,7 @@
 
 A kernel computes one direction of one layer. Records are lowered to its terms here, by
 differentiable functions of torch: what can be folded into a bias is folded, so that a kernel knows
-of no more cases than there are, and each gradient finds its own way back to the parameter.
+of no more examples than there are, and each gradient finds its own way back to the parameter.
 """
 
 from __future__ import annotations

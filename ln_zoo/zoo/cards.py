@@ -443,15 +443,15 @@ def _results_part(card: Card) -> str:
 def _binomial_error(card: Card, metric: str) -> str:
     """The standard error of a share of examples, in per cent; empty for any other metric."""
     value, unit = next((m["value"], m["unit"]) for m in card.metrics if m["name"] == metric)
-    cases, known = card.results["data"].get("test_size"), reported.metric_unit(metric)
-    if known is not None and known.cases:
-        cases = known.cases
+    examples, known = card.results["data"].get("test_size"), reported.metric_unit(metric)
+    if known is not None and known.examples:
+        examples = known.examples
     elif unit != "fraction":
         return ""
     share = value if unit == "fraction" else value / 100
-    if not cases or not 0 < share < 1:
+    if not examples or not 0 < share < 1:
         return ""
-    return f"{100 * (share * (1 - share) / cases) ** 0.5:.2g}"
+    return f"{100 * (share * (1 - share) / examples) ** 0.5:.2g}"
 
 
 def _command_for_readers(command: str, name: str) -> str:

@@ -5,7 +5,7 @@ up, and compares measurements with them. Only numbers for the same data and spli
 The outcome is one of three: the difference, where network and length of training agree too; how far
 a run is behind or ahead, where its training had another length; or why the two are not comparable.
 
-    >>> size = {"glimpses": 64, "hidden_features": 256, "latent_features": 100,
+    >>> size = {"glimpses": 64, "hidden_size": 256, "latent_size": 100,
     ...         "read_size": 2, "write_size": 5}
     >>> def row(**changed):
     ...     return comparison("DRAW", "LayerNorm", {"bound": 95.5}, data="BinarizedMNIST/test",
@@ -111,14 +111,14 @@ class MetricUnit:
         logged: the unit in which tests log it, if another.
         data: data set and split of a metric that has its own, whatever a run's data are, as
             ``"MR/10-fold"``.
-        cases: of these data.
+        examples: of these data.
     """
 
     unit: str
     higher_is_better: bool
     logged: str = ""
     data: str = ""
-    cases: int = 0
+    examples: int = 0
 
     @property
     def scale(self) -> float:
@@ -302,7 +302,7 @@ def comparison(
         one without a number.
 
     Example:
-        >>> size = {"in_features": 64, "hidden_features": [32, 32], "num_classes": 10}
+        >>> size = {"in_features": 64, "hidden_sizes": [32, 32], "num_classes": 10}
         >>> comparison("MLPClassifier", "WeightNorm", {"test/error": 0.05},
         ...            data="Digits/test", size=size)[0].cells()
         ('error', '5 %', '', '')
@@ -373,8 +373,8 @@ def run_size(
         updates: of training; ``None``: not known.
 
     Example:
-        >>> run_size({"hidden_features": [8], "norm": {}}, {"dataset": "mnist"}, 20)
-        {'training_data': 'mnist', 'hidden_features': [8], 'epochs': 20}
+        >>> run_size({"hidden_sizes": [8], "norm": {}}, {"dataset": "mnist"}, 20)
+        {'training_data': 'mnist', 'hidden_sizes': [8], 'epochs': 20}
     """
     facts = {"training_data": data["dataset"]}
     facts |= {key: value for key, value in data.items() if key != "dataset"}
@@ -397,7 +397,7 @@ def render(
             gets a column of its own.
 
     Example:
-        >>> size = {"hidden_features": 120}
+        >>> size = {"hidden_size": 120}
         >>> rows = comparison("AttentiveReader", "Identity", {"error": 0.46}, data="CNN/test",
         ...                   size=size)
         >>> [column.header for column in render(rows, card={"error": 46.1}).columns]
@@ -546,7 +546,7 @@ def parse(raw: Any) -> _File:
     _check_cited(raw["cited"], cited)
     units = {}
     for key, value in raw["metrics"].items():
-        _keys(value, f"metric {key}", {"unit", "higher_is_better"}, {"logged", "data", "cases"})
+        _keys(value, f"metric {key}", {"unit", "higher_is_better"}, {"logged", "data", "examples"})
         units[key] = MetricUnit(**value)
         logged = value.get("logged", value["unit"])
         if logged != value["unit"] and (logged, value["unit"]) not in _SCALES:

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from ln_zoo.analysis import (
     Dynamics,
-    draw_dynamics,
     dynamics_table,
     gradient_flow,
     gradient_norms,
@@ -21,6 +20,7 @@ from ln_zoo.analysis import (
     lyapunov_exponents,
     network_dynamics,
     perturbation_growth,
+    plot_dynamics,
     site_gains,
     write_dynamics,
 )
@@ -89,8 +89,8 @@ def jacobian(layer: LSTM | GRU | RNN, x: Tensor, states: tuple[Tensor, ...]) -> 
         return torch.cat([part[0] for part in parts], dim=-1).flatten()
 
     rows = torch.autograd.functional.jacobian(final, states)
-    cases = x.shape[1]
-    blocks = [row.reshape(len(row), cases, -1) for row in rows]
+    examples = x.shape[1]
+    blocks = [row.reshape(len(row), examples, -1) for row in rows]
     return torch.cat(blocks, dim=-1).flatten(1)
 
 
@@ -546,7 +546,7 @@ def test_table_csv_and_picture(tmp_path: Path) -> None:
         "group": "LSTM", "layer": "LayerNorm 1", "t": "2",
         "log_perturbation": f"{math.log(18):.5g}", "gradient_norm": "4",
     }  # fmt: skip
-    draw_dynamics(found, tmp_path / "b/dynamics.png", "a title")
+    plot_dynamics(found, tmp_path / "b/dynamics.png", "a title")
     assert (tmp_path / "b/dynamics.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -593,8 +593,8 @@ def test_wrong_arguments_of_whole_measurements(tmp_path: Path) -> None:
             next(initial_dynamics(normal(T, N, I), norms=norms))
     with pytest.raises(ValueError, match="dynamics_table needs a measurement at least, got none"):
         dynamics_table([])
-    with pytest.raises(ValueError, match="draw_dynamics needs a measurement at least, got none"):
-        draw_dynamics([], tmp_path / "nothing.png")
+    with pytest.raises(ValueError, match="plot_dynamics needs a measurement at least, got none"):
+        plot_dynamics([], tmp_path / "nothing.png")
     assert not list(tmp_path.iterdir())
 
 

@@ -20,7 +20,6 @@ from ln_zoo.analysis import (
     FisherCheck,
     FisherStudy,
     closed_form_fisher,
-    draw_fisher,
     empirical_fisher,
     exact_fisher,
     fisher,
@@ -30,6 +29,7 @@ from ln_zoo.analysis import (
     kl_divergence,
     monte_carlo_fisher,
     null_space_basis,
+    plot_fisher,
     random_glm,
     squared_distance,
     study_fisher,
@@ -105,7 +105,7 @@ def outcomes(model: GLM, s: Tensor) -> Iterator[tuple[float, Tensor]]:
 
 
 def fisher_by_hand(model: GLM) -> Tensor:
-    """E over cases and outcomes of score score^T."""
+    """E over examples and outcomes of score score^T."""
     theta = model.parameters().requires_grad_()
     s = natural_by_hand(model, theta)
     total = torch.zeros(len(theta), len(theta), dtype=F64)
@@ -118,7 +118,7 @@ def fisher_by_hand(model: GLM) -> Tensor:
 
 
 def small(family: str, norm: str, **changes: object) -> GLM:
-    model = random_glm(family, norm, units=3, features=2, cases=5, seed=1)
+    model = random_glm(family, norm, units=3, features=2, examples=5, seed=1)
     if family == "gaussian":
         changes = {"dispersion": 2.5, **changes}
     return dataclasses.replace(model, **changes)
@@ -458,7 +458,7 @@ def test_gradients_have_no_part_along_weights(norm: str) -> None:
 
 def test_null_space_of_few_cases() -> None:
     """A case gives each unit one direction."""
-    matrix = exact_fisher(random_glm("gaussian", "none", units=2, features=5, cases=3))
+    matrix = exact_fisher(random_glm("gaussian", "none", units=2, features=5, examples=3))
     assert null_space_basis(matrix).shape == (12, 6)
 
 
@@ -513,7 +513,7 @@ def test_kl_less_its_quadratic_form_shrinks_8_times_per_halving(family: str, nor
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_sampling_error_falls_as_the_root_of_the_draws(family: str) -> None:
-    model = random_glm(family, "bn", cases=50)
+    model = random_glm(family, "bn", examples=50)
     exact = exact_fisher(model)
     errors = [
         statistics.mean(
@@ -528,14 +528,14 @@ def test_sampling_error_falls_as_the_root_of_the_draws(family: str) -> None:
 
 
 def test_sampling_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = random_glm("gaussian", "ln", cases=50, dispersion=2.0)
+    model = random_glm("gaussian", "ln", examples=50, dispersion=2.0)
     monkeypatch.setattr(fisher, "_CHUNK", 50 * 4 * 300)  # 300, 300, 300 and 100 draws
     found = monte_carlo_fisher(model, 1000)
     assert relative(found, exact_fisher(model)) < 0.05
 
 
 def test_sampling_is_by_its_seed_alone() -> None:
-    model = random_glm("bernoulli", "wn", cases=20)
+    model = random_glm("bernoulli", "wn", examples=20)
     state = torch.get_rng_state()
     first = monte_carlo_fisher(model, 5, seed=1)
     assert torch.equal(torch.get_rng_state(), state)
@@ -588,7 +588,7 @@ def test_empirical_fisher_takes_the_labels_of_the_data(family: str, norm: str) -
 
 
 def test_empirical_fisher_is_another_matrix_where_the_model_is_wrong() -> None:
-    model = random_glm("bernoulli", "bn", cases=5000)
+    model = random_glm("bernoulli", "bn", examples=5000)
     other = dataclasses.replace(model, bias=model.bias + 1)
     exact = exact_fisher(model)
     right = relative(empirical_fisher(model, model.sample(seed=1)[0]), exact)
@@ -601,7 +601,7 @@ def test_empirical_fisher_is_another_matrix_where_the_model_is_wrong() -> None:
 
 
 def test_models_that_do_not_fit() -> None:
-    good = random_glm("bernoulli", "ln", units=3, features=2, cases=5)
+    good = random_glm("bernoulli", "ln", units=3, features=2, examples=5)
 
     def changed(**changes: object) -> GLM:
         return dataclasses.replace(good, **changes)
@@ -619,7 +619,7 @@ def test_models_that_do_not_fit() -> None:
         ({"gain": good.gain[:, None]}, r"gain must be \(3,\), got \(3, 1\)"),
         (one_unit, "needs 2 units at least, got 1"),
         ({**one_unit, "norm": "bn", "family": "categorical"}, "needs 2 units at least, got 1"),
-        ({"norm": "bn", "inputs": good.inputs[:1]}, "bn needs 2 cases at least, got 1"),
+        ({"norm": "bn", "inputs": good.inputs[:1]}, "bn needs 2 examples at least, got 1"),
         ({**one_unit, "weight": good.weight[:0]}, r"a unit and .* got a weight \(0, 2\)"),
         (
             {"weight": good.weight[:, :0], "inputs": good.inputs[:, :0]},
@@ -644,7 +644,7 @@ def test_models_that_do_not_fit() -> None:
 
 def test_a_sigma_of_0_is_refused() -> None:
     """Else F would be NaN, in which nothing is a null direction."""
-    good = random_glm("bernoulli", "ln", units=3, features=2, cases=5)
+    good = random_glm("bernoulli", "ln", units=3, features=2, examples=5)
     weight, inputs = good.weight.clone(), good.inputs.clone()
     weight[1] = 0
     inputs[2] = 0
@@ -681,7 +681,7 @@ def test_a_sigma_of_0_is_refused() -> None:
 
 
 def test_distances_of_many_steps_at_once() -> None:
-    model = random_glm("gaussian", "ln", units=3, features=2, cases=5)
+    model = random_glm("gaussian", "ln", units=3, features=2, examples=5)
     steps = 0.1 * torch.eye(12, dtype=F64)
     for distance in (kl_divergence, squared_distance):
         found = torch.vmap(lambda step, of=distance: of(model, step))(steps)
@@ -689,7 +689,7 @@ def test_distances_of_many_steps_at_once() -> None:
 
 
 def test_arguments_that_do_not_fit() -> None:
-    model = random_glm("categorical", "ln", units=3, features=2, cases=5)
+    model = random_glm("categorical", "ln", units=3, features=2, examples=5)
     with pytest.raises(ValueError, match=r"parameters must be \(12,\), got \(11,\)"):
         model.with_parameters(torch.zeros(11))
     with pytest.raises(ValueError, match=r"a step of the gains must be \(3,\), got \(12,\)"):
@@ -734,7 +734,7 @@ def test_arguments_that_do_not_fit() -> None:
 
 @pytest.fixture(scope="module")
 def study() -> FisherStudy:
-    return study_fisher(units=3, features=3, cases=60, draws=60_000, seed=2)
+    return study_fisher(units=3, features=3, examples=60, draws=60_000, seed=2)
 
 
 def test_every_claim_comes_out(study: FisherStudy) -> None:
@@ -780,7 +780,7 @@ def test_tables(study: FisherStudy) -> None:
 
 def test_picture_and_its_numbers(study: FisherStudy, tmp_path: Path) -> None:
     picture, table = tmp_path / "new" / "fisher.svg", tmp_path / "other" / "fisher.csv"
-    draw_fisher(study, picture, "a title")
+    plot_fisher(study, picture, "a title")
     drawn = picture.read_text()
     for text in ("a title", "LN, eq. 13 as printed", "categorical", "KL less its quadratic form"):
         assert f"<!-- {text}" in drawn
@@ -799,7 +799,7 @@ def test_picture_and_its_numbers(study: FisherStudy, tmp_path: Path) -> None:
     [
         ({"units": 2}, "units must be at least 3, got 2"),
         ({"features": 1}, "features must be at least 2, got 1"),
-        ({"cases": 13}, "cases must be at least 14, got 13"),
+        ({"examples": 13}, "examples must be at least 14, got 13"),
         ({"draws": 100}, "draws must be at least 20000, got 100"),
     ],
 )

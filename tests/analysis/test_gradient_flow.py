@@ -14,11 +14,11 @@ from torch.nn import functional as F
 
 from ln_zoo.analysis import (
     GradientFlow,
-    draw_gradient_flow,
     expected_tanh_derivative,
     gradient_flow,
     gradient_flow_table,
     gradient_norms,
+    plot_gradient_flow,
     random_sequences,
     write_gradient_flow,
 )
@@ -220,8 +220,8 @@ def test_sizes_must_fit() -> None:
 # What they show: 784 steps, most of them blank, as in images of digits
 
 
-def blank_mostly(steps: int, cases: int) -> Tensor:
-    values, kept = (random_sequences(steps, cases, seed=seed) for seed in (0, 1))
+def blank_mostly(steps: int, examples: int) -> Tensor:
+    values, kept = (random_sequences(steps, examples, seed=seed) for seed in (0, 1))
     return values * (kept < 0.2)
 
 
@@ -341,7 +341,7 @@ def test_a_gain_belongs_to_the_strategies_that_have_one() -> None:
 class Halving(Norm):
     """A strategy that is no dataclass."""
 
-    def sums(self, site, a: Tensor, step: int | None = None) -> Tensor:
+    def normalize(self, site, a: Tensor, step: int | None = None) -> Tensor:
         return a / 2
 
 
@@ -416,7 +416,7 @@ def test_csv(tmp_path: Path) -> None:
 @pytest.mark.parametrize("flows", [SHOWN, SHOWN[:2], SHOWN[2:]], ids=["both", "gains", "none"])
 def test_picture(tmp_path: Path, flows: list[GradientFlow]) -> None:
     path = tmp_path / "new" / "flow.svg"
-    draw_gradient_flow(flows, path, "a title")
+    plot_gradient_flow(flows, path, "a title")
     drawn = path.read_text()
     for flow in flows:
         label = flow.label if flow.gain is None else f"gain {flow.gain:g}"

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from ln_zoo.analysis import (
     InvarianceTable,
-    draw_eps_effect,
     eps_deviation,
     eps_effect,
     invariance,
     invariance_table,
     measure_invariance,
+    plot_eps_effect,
     random_inputs,
     write_eps_effect,
 )
@@ -130,7 +130,7 @@ def test_the_maps_are_those_of_the_paper() -> None:
     found: dict[str, list[tuple[float | None, float]]] = {name: [] for name in INVARIANCES}
     for mapped, data in runs:
         moved = float((data @ mapped.T - plain).abs().max() / spread)
-        rows, cases = (mapped / w, data / x)
+        rows, examples = (mapped / w, data / x)
         if torch.equal(data, x):
             units = (mapped != w).any(1).nonzero().flatten().tolist()
             if len(units) == 1:
@@ -150,11 +150,11 @@ def test_the_maps_are_those_of_the_paper() -> None:
             one = (data != x).any(1).nonzero().flatten().tolist()
             if len(one) == 1:
                 assert one == [int(x.square().sum(1).argmax())]
-                ratio = cases[one[0]]
-                name, factor = "case_rescaling", float(ratio[0])
+                ratio = examples[one[0]]
+                name, factor = "example_rescaling", float(ratio[0])
                 torch.testing.assert_close(ratio, torch.full_like(ratio, factor))
-            elif torch.allclose(cases, cases[0, 0]):
-                name, factor = "dataset_rescaling", float(cases[0, 0])
+            elif torch.allclose(examples, examples[0, 0]):
+                name, factor = "dataset_rescaling", float(examples[0, 0])
             else:
                 shift = data - x
                 torch.testing.assert_close(shift, shift[:1].expand_as(shift))
@@ -195,7 +195,7 @@ def test_deviations_are_those_of_the_equations(norm: Norm, eps: float) -> None:
     # The order in which the maps come.
     names = (
         "weight_matrix_recentering", "dataset_recentering", "weight_matrix_rescaling",
-        "weight_vector_rescaling", "dataset_rescaling", "case_rescaling",
+        "weight_vector_rescaling", "dataset_rescaling", "example_rescaling",
     )  # fmt: skip
     for name, output in zip(names, outputs[1:], strict=True):
         expected[name] = float((output - outputs[0]).abs().max() / spread)
@@ -222,9 +222,9 @@ def test_layer_norm_takes_both_weight_maps_at_once() -> None:
 class InputNormalized(nn.Module):
     """W times normalised inputs."""
 
-    def __init__(self, over_cases: bool) -> None:
+    def __init__(self, over_examples: bool) -> None:
         super().__init__()
-        self.axis = 0 if over_cases else 1
+        self.axis = 0 if over_examples else 1
         torch.manual_seed(0)
         self.linear = nn.Linear(8, 6, dtype=F64)
 
@@ -233,10 +233,12 @@ class InputNormalized(nn.Module):
         return self.linear((x - mean) / var.sqrt())
 
 
-@pytest.mark.parametrize("over_cases", [False, True])
-def test_normalising_inputs_gives_no_invariance_to_weights(over_cases: bool) -> None:
-    found = measure_invariance(InputNormalized(over_cases), random_inputs(), weight="linear.weight")
-    data = ["dataset_rescaling", "dataset_recentering" if over_cases else "case_rescaling"]
+@pytest.mark.parametrize("over_examples", [False, True])
+def test_normalising_inputs_gives_no_invariance_to_weights(over_examples: bool) -> None:
+    found = measure_invariance(
+        InputNormalized(over_examples), random_inputs(), weight="linear.weight"
+    )
+    data = ["dataset_rescaling", "dataset_recentering" if over_examples else "example_rescaling"]
     for name in INVARIANCES:
         assert found[name] <= 1e-12 if name in data else found[name] > 0.1
 
@@ -276,7 +278,7 @@ def test_frozen_statistics_leave_no_invariance() -> None:
     for name in ("weight_matrix_rescaling", "dataset_rescaling"):
         assert found[name] == pytest.approx(float((2 * a.abs() * rate).max() / spread))
     case = x.square().sum(1).argmax()
-    assert found["case_rescaling"] == pytest.approx(
+    assert found["example_rescaling"] == pytest.approx(
         float((2 * a[case].abs() * rate).max() / spread)
     )
 
@@ -304,12 +306,12 @@ def test_one_case_alone_under_recomputed_statistics_moves_the_others() -> None:
 class BatchScale(Norm):
     """A user's own: divides by the batch's root mean square, kept in a buffer of its own."""
 
-    mixes_cases: ClassVar[bool] = True
+    batch_dependent: ClassVar[bool] = True
 
-    def init_sums(self, site) -> None:
+    def init_params(self, site) -> None:
         site.add_buffer("scale", (site.features,), 1.0)
 
-    def sums(self, site, a: Tensor, step: int | None = None) -> Tensor:
+    def normalize(self, site, a: Tensor, step: int | None = None) -> Tensor:
         if not site.training:
             return a / site.scale
         scale = a.square().mean(0).sqrt()
@@ -335,7 +337,7 @@ class AverageScale(BatchScale):
 
     share: float = 0.1
 
-    def sums(self, site, a: Tensor, step: int | None = None) -> Tensor:
+    def normalize(self, site, a: Tensor, step: int | None = None) -> Tensor:
         if not site.training:
             return a / site.scale
         scale = a.square().mean(0).sqrt()
@@ -487,7 +489,7 @@ def test_as_shipped_the_formula_predicts_every_deviation(norm: Norm, scale: floa
 def test_tiny_weights_lose_the_invariance_to_eps() -> None:
     """W x 1e-3: variances are about eps, and a yes of the table moves the output by its size."""
     row = invariance_table([LayerNorm()], eps=None, weight_scale=1e-3).rows[0]
-    for name in ("weight_matrix_rescaling", "dataset_rescaling", "case_rescaling"):
+    for name in ("weight_matrix_rescaling", "dataset_rescaling", "example_rescaling"):
         assert row.cells[name].deviation > 0.3
         assert row.cells[name].verdict == "yes"
     assert row.cells["weight_matrix_recentering"].deviation <= 1e-12
@@ -545,7 +547,7 @@ class EpsOutside(Norm):
     eps: float = 1e-5
     invariances: ClassVar[frozenset[str] | None] = RMSNorm.invariances
 
-    def sums(self, site, a: Tensor, step: int | None = None) -> Tensor:
+    def normalize(self, site, a: Tensor, step: int | None = None) -> Tensor:
         return a / (site.mean(a.square()).sqrt() + self.eps)
 
 
@@ -561,7 +563,9 @@ def test_a_strategy_that_the_formula_is_not_meant_for() -> None:
     for norm in (EpsOutside(), EpsUnused()):
         with pytest.raises(ValueError, match="does not add eps to what it takes the root of"):
             eps_effect(norm)
-    assert invariance_table([EpsUnused()], eps=None).rows[0].cells["case_rescaling"].verdict == "no"
+    assert (
+        invariance_table([EpsUnused()], eps=None).rows[0].cells["example_rescaling"].verdict == "no"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -575,7 +579,7 @@ class Bounded(Norm):
         if self.eps > 1e-2:
             raise ValueError("eps must be 1e-2 at most")
 
-    def sums(self, site, a: Tensor, step: int | None = None) -> Tensor:
+    def normalize(self, site, a: Tensor, step: int | None = None) -> Tensor:
         return a / (site.mean(a.square()) + self.eps).sqrt()
 
 
@@ -584,9 +588,9 @@ def test_a_strategy_whose_eps_has_bounds() -> None:
     exact, shipped = (invariance_table([Bounded()], eps) for eps in (0.0, None))
     assert exact.agrees
     assert shipped.agrees
-    assert exact.rows[0].cells["case_rescaling"].predicted == 0
-    assert shipped.rows[0].cells["case_rescaling"].predicted is None
-    assert invariance_deviations(Bounded())["case_rescaling"] < 1e-12
+    assert exact.rows[0].cells["example_rescaling"].predicted == 0
+    assert shipped.rows[0].cells["example_rescaling"].predicted is None
+    assert invariance_deviations(Bounded())["example_rescaling"] < 1e-12
     with pytest.raises(ValueError, match=r"Bounded\(.* cannot be measured at eps=.* 1e-2 at most"):
         eps_effect(Bounded())
 
@@ -594,7 +598,7 @@ def test_a_strategy_whose_eps_has_bounds() -> None:
 def test_at_eps_0_there_is_nothing_to_predict(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(invariance, "_variances", None)
     cells = invariance_table([LayerNorm(), WeightNorm()]).rows[0].cells
-    assert cells["case_rescaling"].predicted == 0
+    assert cells["example_rescaling"].predicted == 0
 
 
 @pytest.mark.parametrize(
@@ -610,7 +614,7 @@ def test_no_effect_without_eps(norm: Norm, eps: float | None) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Claims(Norm):
-    """RMS norm that says it does not care for shifts, and does not know that cases may scale."""
+    """RMS norm that says it does not care for shifts, and does not know that examples may scale."""
 
     strength: float = 1.0
     eps: float = 1e-5
@@ -619,7 +623,7 @@ class Claims(Norm):
         {"weight_matrix_rescaling", "weight_matrix_recentering", "dataset_rescaling"}
     )
 
-    def sums(self, site, a: Tensor, step: int | None = None) -> Tensor:
+    def normalize(self, site, a: Tensor, step: int | None = None) -> Tensor:
         return self.strength * a / (site.mean(a.square()) + self.eps).sqrt()
 
 
@@ -628,7 +632,7 @@ class SaysNothing(Claims):
     invariances: ClassVar[frozenset[str] | None] = None
 
 
-WRONG = {"weight_matrix_recentering": "no", "case_rescaling": "yes"}
+WRONG = {"weight_matrix_recentering": "no", "example_rescaling": "yes"}
 
 
 def test_claims_that_do_not_hold_are_marked() -> None:
@@ -662,7 +666,7 @@ class Plain(Norm):
 
     eps = 1e-5
 
-    def sums(self, site, a: Tensor, step: int | None = None) -> Tensor:
+    def normalize(self, site, a: Tensor, step: int | None = None) -> Tensor:
         return a - site.mean(a)
 
 
@@ -679,7 +683,7 @@ def test_between_yes_and_no() -> None:
     """A strategy whose eps is no field: what is left of the invariance can hardly be told."""
 
     class HiddenEps(Norm):
-        def sums(self, site, a: Tensor, step: int | None = None) -> Tensor:
+        def normalize(self, site, a: Tensor, step: int | None = None) -> Tensor:
             return a / (site.mean(a.square()) + 1e-5).sqrt()
 
         invariances: ClassVar[frozenset[str] | None] = RMSNorm.invariances
@@ -717,7 +721,7 @@ def test_errors() -> None:
     for shape in ((16,), (0, 8), (1, 8), (4, 0)):
         for call in (invariance_table, eps_effect):
             options = {"norm": LayerNorm()} if call is eps_effect else {}
-            with pytest.raises(ValueError, match=r"inputs must be \(N, I\), 2 cases at least"):
+            with pytest.raises(ValueError, match=r"inputs must be \(N, I\), 2 examples at least"):
                 call(inputs=torch.ones(shape, dtype=F64), **options)
         with pytest.raises(ValueError, match=r"inputs must be \(N, I\), .*, got \("):
             measure_invariance(made(LayerNorm()), torch.ones(shape, dtype=F64))
@@ -869,7 +873,7 @@ def test_what_eps_was_stands_in_the_caption() -> None:
 
 def test_picture_and_its_numbers(tmp_path: Path) -> None:
     effects = [effect for norm in (BatchNorm(), LayerNorm()) for effect in eps_effect(norm)]
-    draw_eps_effect(effects, tmp_path / "new" / "eps.svg", "a title")
+    plot_eps_effect(effects, tmp_path / "new" / "eps.svg", "a title")
     drawn = (tmp_path / "new" / "eps.svg").read_text()
     for text in ("a title", "BatchNorm", "LayerNorm", "weights times 0.25", "weights times 3"):
         assert f"<!-- {text} -->" in drawn

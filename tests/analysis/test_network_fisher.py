@@ -58,8 +58,8 @@ def expected(
 ) -> Tensor:
     parameters = dict(network.named_parameters())
     chosen = [parameters[name] for name in names]
-    cases = [batch[n : n + 1] for n in range(len(batch))]
-    return sum(by_definition(network(x)[0], family, phi, chosen) for x in cases) / len(cases)
+    examples = [batch[n : n + 1] for n in range(len(batch))]
+    return sum(by_definition(network(x)[0], family, phi, chosen) for x in examples) / len(examples)
 
 
 NORMS = [LayerNorm(), BatchNorm(max_steps=4), WeightNorm(), RMSNorm(), Identity()]
@@ -237,7 +237,7 @@ def test_mean_over_given_outputs() -> None:
 
 
 def test_over_given_outputs_a_layer_is_the_glm_of_its_name() -> None:
-    glm = random_glm("categorical", "none", units=3, features=2, cases=6)
+    glm = random_glm("categorical", "none", units=3, features=2, examples=6)
     layer = Linear(2, 3, dtype=F64)
     with torch.no_grad():
         layer.weight.copy_(glm.weight)
@@ -272,7 +272,7 @@ def test_over_outputs_of_the_model_it_tends_to_the_fisher_information() -> None:
 def test_mixtures_of_handwriting() -> None:
     """Lines of several lengths; what is summed over points is one log-likelihood for each."""
     torch.manual_seed(0)
-    model = Handwriting(hidden_features=3, window_components=2, mixture_components=2).double()
+    model = Handwriting(hidden_size=3, window_components=2, mixture_components=2).double()
     texts = model.encode(["ab", "a"])
     offsets, lengths = normal(2, 6, 3), torch.tensor([5, 3])
     offsets[..., 2] = (offsets[..., 2] > 0).double()

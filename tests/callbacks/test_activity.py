@@ -15,7 +15,7 @@ from ln_zoo.callbacks.activity import (
     Activity,
     _Sums,
     activity_table,
-    draw_activities,
+    plot_activities,
     ratio,
     read_activity,
     rings,
@@ -41,9 +41,7 @@ def hooks(model: torch.nn.Module) -> int:
 
 def small(norm: Norm, **arguments) -> ConvClassifier:
     torch.manual_seed(0)
-    return ConvClassifier(
-        (1, 8, 8), channels=[[3, 2], [4]], hidden_features=5, norm=norm, **arguments
-    )
+    return ConvClassifier((1, 8, 8), channels=[[3, 2], [4]], hidden_size=5, norm=norm, **arguments)
 
 
 def by_hand(model: ConvClassifier, images: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
@@ -73,16 +71,14 @@ def by_hand(model: ConvClassifier, images: Tensor) -> dict[str, tuple[Tensor, Te
 
 
 def test_a_small_layer_counted_by_hand(tmp_path: Path) -> None:
-    """Two cases, two channels, three by three positions; the kernels pass their input on."""
+    """Two examples, two channels, three by three positions; the kernels pass their input on."""
     images = torch.tensor(
         [
             [[[1.0, 0, 0], [0, 2, 0], [0, 0, 3]]],
             [[[3.0, 0, 0], [0, 0, 0], [0, 0, 3]]],
         ]
     )
-    model = ConvClassifier(
-        (1, 3, 3), num_classes=2, channels=[[2]], hidden_features=1, norm=Identity()
-    )
+    model = ConvClassifier((1, 3, 3), num_classes=2, channels=[[2]], hidden_size=1, norm=Identity())
     layer = model.network[0]
     with torch.no_grad():
         layer.weight.zero_()
@@ -138,8 +134,8 @@ def test_shares_of_several_processes_are_those_of_one() -> None:
         share.add(part)
     whole = _Sums("conv")
     whole.add(outputs)
-    # What is asked to be reduced: the number of cases, then the sums.
-    others = iter([torch.tensor(float(shares[1].cases)), shares[1].sums])
+    # What is asked to be reduced: the number of examples, then the sums.
+    others = iter([torch.tensor(float(shares[1].examples)), shares[1].sums])
     found, expected = shares[0].activity(lambda x: x + next(others)), whole.activity(lambda x: x)
     for name in ("active", "variance"):
         torch.testing.assert_close(getattr(found, name), getattr(expected, name))
@@ -185,7 +181,7 @@ def test_hooks_are_removed_after_an_error(tmp_path: Path) -> None:
             super().test_step(batch, batch_idx)
             raise RuntimeError("in the middle")
 
-    model = Failing((1, 8, 8), channels=[[2]], hidden_features=3)
+    model = Failing((1, 8, 8), channels=[[2]], hidden_size=3)
     runner = trainer(tmp_path, ActivityByPosition())
     with pytest.raises(RuntimeError, match="in the middle"):
         runner.test(model, datamodule=Digits(val_size=20), verbose=False)
@@ -246,7 +242,7 @@ def test_several_runs(tmp_path: Path) -> None:
         "| conv | LN | 0.4 | 0.4 | 1 | 0.2 | 1 | 0.2 |",
         "| conv | BN | 0.5 | 0.5 | 1 | 1 | 1 | 1 |",
     ]
-    draw_activities(runs, tmp_path / "both.png", "a title")
+    plot_activities(runs, tmp_path / "both.png", "a title")
     assert (tmp_path / "both.png").read_bytes().startswith(PNG)
 
 

@@ -14,7 +14,7 @@ from matplotlib.patches import Rectangle
 from PIL import Image
 
 from ln_zoo.callbacks import AttentionPictures
-from ln_zoo.callbacks.attention_pictures import Attended, draw_attention
+from ln_zoo.callbacks.attention_pictures import Attended, plot_attention
 from ln_zoo.data import Digits, SyntheticClozeQA
 from ln_zoo.files import few_colours
 from ln_zoo.models import AttentiveReader, MLPClassifier
@@ -39,7 +39,7 @@ def drawn(figure: Figure) -> tuple[dict[str, list[Any]], list[Rectangle]]:
 
 
 def test_words_are_the_darker_the_more_attention_they_have() -> None:
-    words, boxes = drawn(draw_attention([QUESTION], title="a reader"))
+    words, boxes = drawn(plot_attention([QUESTION], title="a reader"))
     assert [box.get_alpha() for box in boxes] == [1.0, 0.5, 0.5]
     # Behind the words they belong to.
     for box, word in zip(boxes, ("@entity0", "@entity1", "."), strict=True):
@@ -50,19 +50,19 @@ def test_words_are_the_darker_the_more_attention_they_have() -> None:
 
 
 def test_answer_and_prediction_have_their_colours() -> None:
-    words, _ = drawn(draw_attention([QUESTION]))
+    words, _ = drawn(plot_attention([QUESTION]))
     green, red = "#00703c", "#c00000"
     # In the passage and behind the query, where the answer comes first.
     assert [colour for colour, _ in words["@entity0"]] == [green, green]
     assert [colour for colour, _ in words["@entity1"]] == ["black", red, red]
-    words, _ = drawn(draw_attention([QUESTION._replace(prediction="@entity0")]))
+    words, _ = drawn(plot_attention([QUESTION._replace(prediction="@entity0")]))
     assert [colour for colour, _ in words["@entity0"]] == [green, green, green]
     assert {colour for colour, _ in words["@entity1"]} == {"black"}
 
 
 def test_long_passages_go_on_in_the_next_line() -> None:
     many = QUESTION._replace(passage=["word"] * 300, attention=[1 / 300] * 300)
-    figure = draw_attention([many, QUESTION])
+    figure = plot_attention([many, QUESTION])
     words, _ = drawn(figure)
     assert len(words["word"]) == 300
     rows = sorted({y for _, (_, y) in words["word"]})
@@ -71,7 +71,7 @@ def test_long_passages_go_on_in_the_next_line() -> None:
     width, height = figure.get_size_inches()
     for places in words.values():
         assert all(0 < x < width and 0 < y < height for _, (x, y) in places)
-    draw_attention([QUESTION._replace(passage=["x" * 200], attention=[1.0])])
+    plot_attention([QUESTION._replace(passage=["x" * 200], attention=[1.0])])
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_long_passages_go_on_in_the_next_line() -> None:
 )
 def test_wrong_input(questions: list[Attended], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        draw_attention(questions)
+        plot_attention(questions)
 
 
 def trainer(folder: Path, *callbacks: AttentionPictures, **options: Any) -> Trainer:
@@ -121,7 +121,7 @@ def test_prediction_draws_once(tmp_path: Path) -> None:
             zip(inputs.passage_lengths.tolist(), inputs.query_lengths.tolist(), strict=True)
         )
     ]
-    draw_attention(expected).savefig(tmp_path / "expected.png", dpi=150)
+    plot_attention(expected).savefig(tmp_path / "expected.png", dpi=150)
     few_colours(tmp_path / "expected.png")
     one, two = (Image.open(path) for path in (pictures.written[0], tmp_path / "expected.png"))
     assert one.size == two.size

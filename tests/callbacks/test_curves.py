@@ -12,7 +12,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger
 
 from ln_zoo.callbacks import CurvesPlot
-from ln_zoo.callbacks.curves import draw_curves
+from ln_zoo.callbacks.curves import plot_curves
 from ln_zoo.callbacks.run_picture import read_curves
 from ln_zoo.data import Digits
 from ln_zoo.models import MLPClassifier
@@ -40,7 +40,7 @@ def test_reads_each_curve_against_the_update(tmp_path: Path) -> None:
 
 def drawn(tmp_path: Path, text: str) -> np.ndarray:
     (tmp_path / "metrics.csv").write_text(text)
-    draw_curves(tmp_path / "metrics.csv", tmp_path / "curves.png")
+    plot_curves(tmp_path / "metrics.csv", tmp_path / "curves.png")
     return matplotlib.image.imread(tmp_path / "curves.png")[..., :3]
 
 
@@ -93,7 +93,7 @@ def test_zero_can_be_drawn(tmp_path: Path) -> None:
 
 def test_nothing_to_draw(tmp_path: Path) -> None:
     (tmp_path / "metrics.csv").write_text("epoch,step,epoch_seconds\n0,1,0.5\n")
-    assert not draw_curves(tmp_path / "metrics.csv", tmp_path / "curves.png")
+    assert not plot_curves(tmp_path / "metrics.csv", tmp_path / "curves.png")
     assert not (tmp_path / "curves.png").exists()
 
 
@@ -106,7 +106,7 @@ def test_what_a_user_logs_of_weights_is_drawn(tmp_path: Path) -> None:
     assert has(picture, "C0")
     (tmp_path / "curves.png").unlink()
     (tmp_path / "metrics.csv").write_text("epoch,step,weights/a/norm_mean\n0,1,3\n")
-    assert not draw_curves(tmp_path / "metrics.csv", tmp_path / "curves.png")
+    assert not plot_curves(tmp_path / "metrics.csv", tmp_path / "curves.png")
 
 
 class Stops(MLPClassifier):

@@ -152,7 +152,7 @@ def test_what_cannot_be_done_is_told(tmp_path: Path) -> None:
 DATA = ("--data=MNIST", "--data.root=mnist", "--data.train_size=41", "--data.val_size=19")
 BATCHES = ("--data.batch_size=4", "--trainer.max_epochs=1", "--trainer.limit_val_batches=0")
 QUIET = ("--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false")
-SMALL = (*DATA, *BATCHES, *QUIET, "--model.hidden_features=[8]", "--trainer.accelerator=cpu")
+SMALL = (*DATA, *BATCHES, *QUIET, "--model.hidden_sizes=[8]", "--trainer.accelerator=cpu")
 WEIGHT_NORM = ("--config", CONFIGS / "mlp/paper.yaml", "--config", CONFIGS / "norms/weight.yaml")
 INIT = "--trainer.callbacks+=DataDependentInit"
 

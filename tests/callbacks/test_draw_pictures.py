@@ -18,13 +18,13 @@ from ln_zoo.callbacks.draw_pictures import (
     _Sheet,
     bernoulli,
     chosen_glimpses,
-    draw_divergence,
-    draw_filmstrip,
-    draw_grid,
-    draw_nearest,
-    draw_pairs,
     line_width,
     nearest_images,
+    plot_divergence,
+    plot_filmstrip,
+    plot_grid,
+    plot_nearest,
+    plot_pairs,
     save_animation,
 )
 from ln_zoo.callbacks.pen_pictures import save
@@ -84,7 +84,7 @@ def test_pixels_are_as_they_are(tmp_path: Path) -> None:
     given = images(5)
     given[1] *= 0.1
     given[2, 0, 0], given[2, 0, 1] = 0.0, 1.0
-    figure = draw_grid(given, columns=3)
+    figure = plot_grid(given, columns=3)
     sheet = _Sheet(np.full((2, 3, *SIZE), 0.0))
     picture = pixels(figure, tmp_path)
     assert picture.shape[:2] == tuple(sheet.scale * n for n in reversed(sheet.size))
@@ -101,22 +101,22 @@ def test_pixels_are_as_they_are(tmp_path: Path) -> None:
 def test_images_of_any_size(tmp_path: Path, size: tuple[int, int]) -> None:
     given = images(2, size=size)
     sheet = _Sheet(np.full((1, 2, *size), 0.0))
-    found = tiles(pixels(draw_grid(given, 2), tmp_path), sheet)
+    found = tiles(pixels(plot_grid(given, 2), tmp_path), sheet)
     np.testing.assert_array_equal(found[0, 1], enlarged(given[1], sheet.scale))
     assert 50 < max(found.shape[2:4]) < 210
 
 
 def test_a_grid_is_about_square(tmp_path: Path) -> None:
     for number, rows, columns in ((1, 1, 1), (4, 2, 2), (5, 2, 3), (10, 3, 4), (100, 10, 10)):
-        picture = pixels(draw_grid(torch.zeros(number, *SIZE)), tmp_path)
+        picture = pixels(plot_grid(torch.zeros(number, *SIZE)), tmp_path)
         sheet = _Sheet(np.full((rows, columns, *SIZE), 0.0))
         assert picture.shape[:2] == tuple(sheet.scale * n for n in reversed(sheet.size))
 
 
 def test_a_title_has_room(tmp_path: Path) -> None:
     title = "as long as titles are, update 12,345, $1 and 2$"
-    picture = pixels(draw_grid(torch.zeros(1, 28, 28), title=title), tmp_path)
-    beside = pixels(draw_grid(torch.zeros(1, 28, 28), title=title + " or more"), tmp_path)
+    picture = pixels(plot_grid(torch.zeros(1, 28, 28), title=title), tmp_path)
+    beside = pixels(plot_grid(torch.zeros(1, 28, 28), title=title + " or more"), tmp_path)
     printed = (picture != 255).any((0, 2)).nonzero()[0]
     assert printed.min() > 0
     assert 0.75 * picture.shape[1] < printed.max() < picture.shape[1] - 5
@@ -139,7 +139,7 @@ def test_the_same_numbers_make_the_same_file(tmp_path: Path) -> None:
     canvases = 4 * torch.randn(5, 2, *SIZE, generator=torch.Generator().manual_seed(0))
     for kind in ("png", "svg"):
         for name in ("one", "two"):
-            figure = draw_filmstrip(canvases, windows, title="a title")
+            figure = plot_filmstrip(canvases, windows, title="a title")
             save(figure, tmp_path / f"{name}.{kind}")
         assert (tmp_path / f"one.{kind}").read_bytes() == (tmp_path / f"two.{kind}").read_bytes()
     for name in ("one", "two"):
@@ -170,7 +170,7 @@ def box(picture: np.ndarray) -> tuple[list[float], list[float], np.ndarray]:
 )
 def test_windows_lie_where_filters_were(tmp_path: Path, place, size: int) -> None:
     """Sides go through the outermost filters; pixel 0 has its centre half a pixel from the edge."""
-    figure = draw_filmstrip(black(1, 1), Windows(places(place), size))
+    figure = plot_filmstrip(black(1, 1), Windows(places(place), size))
     sheet = _Sheet(np.zeros((1, 1, 28, 28)), headings=["t = 1"])
     (((tile,),)) = tiles(pixels(figure, tmp_path), sheet)
     centre, sides, _ = box(tile)
@@ -183,7 +183,7 @@ def test_windows_lie_where_filters_were(tmp_path: Path, place, size: int) -> Non
 
 def test_lines_are_thicker_for_larger_sigma(tmp_path: Path) -> None:
     sigmas = [0.02, 0.2, 0.6, 1.0, 2.0, 8.0, 1e6]
-    figure = draw_filmstrip(black(1, 7), Windows(places(*((13.5, 13.5, 3, s) for s in sigmas)), 5))
+    figure = plot_filmstrip(black(1, 7), Windows(places(*((13.5, 13.5, 3, s) for s in sigmas)), 5))
     sheet = _Sheet(np.zeros((7, 1, 28, 28)), headings=["t = 1"])
     picture = tiles(pixels(figure, tmp_path), sheet)[:, 0]
     shares = (picture[..., 0] - picture[..., 1]).sum((1, 2)).tolist()
@@ -197,7 +197,7 @@ def test_windows_do_not_leave_their_image(tmp_path: Path) -> None:
     outside = places(
         (0, 0, 3, 2), (27, 27, 3, 2), (13, 13, 6.9, 3), (500, 13, 3, 1), (13, 13, 1e30, 1)
     )
-    figure = draw_filmstrip(black(1, 5), Windows(outside, 5))
+    figure = plot_filmstrip(black(1, 5), Windows(outside, 5))
     sheet = _Sheet(np.zeros((5, 1, 28, 28)), headings=["t = 1"])
     picture = pixels(figure, tmp_path)
     inside = red(tiles(picture, sheet)[:, 0])
@@ -207,7 +207,7 @@ def test_windows_do_not_leave_their_image(tmp_path: Path) -> None:
 
 def test_a_window_of_one_filter_is_seen(tmp_path: Path) -> None:
     """Its stride means nothing."""
-    figure = draw_filmstrip(black(1, 1), Windows(places((10, 20, 999, 0.5)), 1))
+    figure = plot_filmstrip(black(1, 1), Windows(places((10, 20, 999, 0.5)), 1))
     sheet = _Sheet(np.zeros((1, 1, 28, 28)), headings=["t = 1"])
     (((tile,),)) = tiles(pixels(figure, tmp_path), sheet)
     y, x = np.nonzero(red(tile))
@@ -234,7 +234,7 @@ def test_glimpses_are_chosen_evenly(total: int) -> None:
 def test_a_filmstrip_has_a_row_for_each_image(tmp_path: Path) -> None:
     canvases = 3 * torch.randn(17, 2, *SIZE, generator=torch.Generator().manual_seed(0))
     seen = images(2, seed=1)
-    figure = draw_filmstrip(canvases, images=seen, title="a title")
+    figure = plot_filmstrip(canvases, images=seen, title="a title")
     chosen = [1, 2, 4, 6, 8, 10, 12, 14, 16]
     sheet = _Sheet(np.zeros((2, 10, *SIZE)), headings=["t"] * 10, title="a title")
     found = tiles(pixels(figure, tmp_path), sheet)
@@ -251,7 +251,7 @@ def test_each_canvas_has_the_window_of_the_glimpse_that_left_it(tmp_path: Path) 
     centres = torch.tensor([4.0, 9.0, 14.0, 19.0])
     boxes = torch.stack([centres, 27 - centres, *torch.tensor([[2.0], [0.5], [1.0]]).expand(3, 4)])
     windows = Windows(boxes.T[:, None], 2)
-    figure = draw_filmstrip(
+    figure = plot_filmstrip(
         black(4, 1), windows, images=torch.zeros(1, 28, 28), glimpses=[0, 2, 4, 1]
     )
     sheet = _Sheet(np.zeros((1, 5, 28, 28)), headings=["t"] * 5)
@@ -299,7 +299,7 @@ def test_an_animation_shows_every_canvas(tmp_path: Path) -> None:
 
 def test_reconstructions_are_beneath_their_images(tmp_path: Path) -> None:
     upper, lower = images(5), images(5, seed=1)
-    figure = draw_pairs(upper, lower, columns=3)
+    figure = plot_pairs(upper, lower, columns=3)
     sheet = _Sheet(np.zeros((4, 3, *SIZE)), groups=(2, 1), labels=["image", "drawn"])
     found = tiles(pixels(figure, tmp_path), sheet)
     for number in range(5):
@@ -315,7 +315,7 @@ def test_reconstructions_are_beneath_their_images(tmp_path: Path) -> None:
 def test_nearest_images_are_beside_their_samples(tmp_path: Path, columns: int) -> None:
     left, right = images(3), images(3, seed=1)
     found = Nearest(right.numpy(), np.array([0.5, 12.3456, 0.0]))
-    figure = draw_nearest(left, found, columns)
+    figure = plot_nearest(left, found, columns)
     in_row = min(columns, 3)
     sheet = _Sheet(
         np.zeros((-(-3 // in_row), 2 * in_row, *SIZE)),
@@ -396,7 +396,7 @@ def test_the_first_of_equal_images(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_divergence_of_one_epoch() -> None:
     nats = [3.0, 0.5, 0.0, 1.25]
-    figure = draw_divergence(nats, title="a title")
+    figure = plot_divergence(nats, title="a title")
     (bars,) = figure.axes
     assert [bar.get_height() for bar in bars.patches] == nats
     assert [bar.get_x() + bar.get_width() / 2 for bar in bars.patches] == [1, 2, 3, 4]
@@ -406,7 +406,7 @@ def test_divergence_of_one_epoch() -> None:
 def test_divergence_of_several_epochs(tmp_path: Path) -> None:
     nats = images(1, size=(5, 3))[0]
     epochs = [2, 4, 6.5, 8, 10]
-    figure = draw_divergence(nats, epochs)
+    figure = plot_divergence(nats, epochs)
     heat, bars = figure.axes[:2]
     np.testing.assert_array_equal(heat.images[0].get_array(), nats.numpy())
     assert heat.images[0].get_clim()[0] == 0
@@ -426,37 +426,37 @@ def test_divergence_of_several_epochs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: draw_grid(torch.zeros(2, 1, 4, 4)), r"images must be \(N, B, A\).*\(2, 1, 4, 4\)"),
-        (lambda: draw_grid(torch.zeros(0, 4, 4)), "at least one pixel"),
+        (lambda: plot_grid(torch.zeros(2, 1, 4, 4)), r"images must be \(N, B, A\).*\(2, 1, 4, 4\)"),
+        (lambda: plot_grid(torch.zeros(0, 4, 4)), "at least one pixel"),
         (
-            lambda: draw_grid(torch.tensor([[[0.0, 1.5]]])),
+            lambda: plot_grid(torch.tensor([[[0.0, 1.5]]])),
             "from 0 to 1, got 0 to 1.5: give the sig",
         ),
-        (lambda: draw_grid(torch.tensor([[[-2.0, 0.5]]])), "from 0 to 1, got -2 to 0.5"),
-        (lambda: draw_grid(torch.zeros(2, 4, 4), 0), "columns must be at least 1, got 0"),
+        (lambda: plot_grid(torch.tensor([[[-2.0, 0.5]]])), "from 0 to 1, got -2 to 0.5"),
+        (lambda: plot_grid(torch.zeros(2, 4, 4), 0), "columns must be at least 1, got 0"),
         (
-            lambda: draw_filmstrip(torch.zeros(1, 2, 4, 4)),
+            lambda: plot_filmstrip(torch.zeros(1, 2, 4, 4)),
             "canvases must be .* at least one glimpse",
         ),
-        (lambda: draw_filmstrip(torch.zeros(3, 4, 4)), r"canvases must be .*\(3, 4, 4\)"),
+        (lambda: plot_filmstrip(torch.zeros(3, 4, 4)), r"canvases must be .*\(3, 4, 4\)"),
         (
-            lambda: draw_filmstrip(black(2, 2), Windows(torch.zeros(3, 2, 5), 2)),
+            lambda: plot_filmstrip(black(2, 2), Windows(torch.zeros(3, 2, 5), 2)),
             r"windows must be \(2, 2, 5\) .*got \(3, 2, 5\) of 2",
         ),
-        (lambda: draw_filmstrip(black(2, 2), Windows(torch.zeros(2, 2, 5), 0)), "one filter"),
+        (lambda: plot_filmstrip(black(2, 2), Windows(torch.zeros(2, 2, 5), 0)), "one filter"),
         (
-            lambda: draw_filmstrip(black(1, 1), Windows(places((1, 2, math.inf, 1)), 2)),
+            lambda: plot_filmstrip(black(1, 1), Windows(places((1, 2, math.inf, 1)), 2)),
             "windows must be finite",
         ),
-        (lambda: draw_filmstrip(black(2, 2), glimpses=[1, 3]), r"from 0 to 2, got \[1, 3\]"),
-        (lambda: draw_filmstrip(black(2, 2), glimpses=[]), r"from 0 to 2, got \[\]"),
+        (lambda: plot_filmstrip(black(2, 2), glimpses=[1, 3]), r"from 0 to 2, got \[1, 3\]"),
+        (lambda: plot_filmstrip(black(2, 2), glimpses=[]), r"from 0 to 2, got \[\]"),
         (
-            lambda: draw_filmstrip(black(2, 2), images=torch.zeros(1, 28, 28)),
+            lambda: plot_filmstrip(black(2, 2), images=torch.zeros(1, 28, 28)),
             r"images must be \(2, 28, 28\) as canvases are, got \(1, 28, 28\)",
         ),
-        (lambda: draw_pairs(images(2), images(3)), r"one shape, got \(2, 7, 9\) and \(3, 7, 9\)"),
+        (lambda: plot_pairs(images(2), images(3)), r"one shape, got \(2, 7, 9\) and \(3, 7, 9\)"),
         (
-            lambda: draw_nearest(images(2), Nearest(images(2).numpy(), np.zeros(1))),
+            lambda: plot_nearest(images(2), Nearest(images(2).numpy(), np.zeros(1))),
             "at 1 distances, must fit one another",
         ),
         (lambda: nearest_images(images(2), []), "there are no images to search"),
@@ -465,10 +465,10 @@ def test_divergence_of_several_epochs(tmp_path: Path) -> None:
             lambda: nearest_images(images(2), torch.zeros(4, 7, 8)),
             r"images must be \(M, 7, 9\), got \(4, 7, 8\)",
         ),
-        (lambda: draw_divergence(torch.zeros(2, 2, 2)), r"\(T,\) or \(E, T\), got .*\(2, 2, 2\)"),
-        (lambda: draw_divergence([]), r"\(T,\) or \(E, T\), got"),
-        (lambda: draw_divergence([1.0, math.nan]), "divergence must be finite"),
-        (lambda: draw_divergence(torch.zeros(2, 3), [1]), "2 rows of divergences and 1 epochs"),
+        (lambda: plot_divergence(torch.zeros(2, 2, 2)), r"\(T,\) or \(E, T\), got .*\(2, 2, 2\)"),
+        (lambda: plot_divergence([]), r"\(T,\) or \(E, T\), got"),
+        (lambda: plot_divergence([1.0, math.nan]), "divergence must be finite"),
+        (lambda: plot_divergence(torch.zeros(2, 3), [1]), "2 rows of divergences and 1 epochs"),
         (lambda: chosen_glimpses(0), "there must be a glimpse"),
         (lambda: chosen_glimpses(4, 1), "at least 2 to choose"),
         (lambda: save_animation(black(2, 2), Path("a.png")), "a.png is no name of an animation"),
@@ -485,8 +485,8 @@ def test_numbers_that_are_not_finite(value: float) -> None:
     given[2, 3, 3] = given[3, 0, 0] = value
     message = "2 of 4 hold numbers that are not finite, the first is number 2"
     for make in (
-        lambda: draw_grid(given),
-        lambda: draw_pairs(given, images(4)),
+        lambda: plot_grid(given),
+        lambda: plot_pairs(given, images(4)),
         lambda: bernoulli(given, 0),
         lambda: nearest_images(given, images(4)),
     ):
@@ -498,7 +498,7 @@ def test_canvases_that_are_not_finite() -> None:
     """Infinite logits are black or white."""
     canvases = black(3, 2)
     canvases[1] = math.inf
-    draw_filmstrip(canvases)
+    plot_filmstrip(canvases)
     canvases[2, 1, 0, 0] = math.nan
     with pytest.raises(ValueError, match="canvases at t = 2: 1 of 2 hold numbers"):
-        draw_filmstrip(canvases)
+        plot_filmstrip(canvases)

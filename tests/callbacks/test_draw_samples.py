@@ -17,12 +17,12 @@ from ln_zoo.callbacks import DRAWPictures, DRAWSamples
 from ln_zoo.callbacks.draw_pictures import (
     Windows,
     bernoulli,
-    draw_divergence,
-    draw_filmstrip,
-    draw_grid,
-    draw_nearest,
-    draw_pairs,
     nearest_images,
+    plot_divergence,
+    plot_filmstrip,
+    plot_grid,
+    plot_nearest,
+    plot_pairs,
     save_animation,
 )
 from ln_zoo.callbacks.pen_pictures import save
@@ -191,25 +191,25 @@ def expected(model: Drawer, images: Tensor, rows: int, seed: int, when: str, epo
     spread = [i * len(images) // count for i in range(count)]
     read = Windows(again.trace.read[:, spread], 2)
     return {
-        "filmstrip": draw_filmstrip(
+        "filmstrip": plot_filmstrip(
             made_up.trace.canvases[:, :rows], written, title=f"samples after t glimpses{when}"
         ),
-        "kl": draw_divergence(
+        "kl": plot_divergence(
             nats, epochs, title=f"KL at each glimpse, {len(images)} images{when}"
         ),
-        "nearest": draw_nearest(
+        "nearest": plot_nearest(
             p[:pairs], found, (rows + 1) // 2, title=f"nearest training images{when}"
         ),
-        "reading": draw_filmstrip(
+        "reading": plot_filmstrip(
             again.trace.canvases[:, spread],
             read,
             images=images[spread, 0],
             title=f"reconstructions after t glimpses{when}",
         ),
-        "reconstructions": draw_pairs(
+        "reconstructions": plot_pairs(
             images[:, 0], again.logits.sigmoid(), rows, title=f"images and reconstructions{when}"
         ),
-        "samples": draw_grid(p, rows, title=f"samples{when}"),
+        "samples": plot_grid(p, rows, title=f"samples{when}"),
     }
 
 
@@ -273,7 +273,7 @@ def test_drawn_pixels(tmp_path: Path) -> None:
     with torch.no_grad():
         p = model.eval().generate_samples(4, 3).logits.double().sigmoid()
     title = "samples (update 4, epoch 1)"
-    save(draw_grid(bernoulli(p, 3), 2, title=title), tmp_path / "drawn.png")
+    save(plot_grid(bernoulli(p, 3), 2, title=title), tmp_path / "drawn.png")
     found = tmp_path / "run/version_0/samples/step-000004-samples.png"
     assert found.read_bytes() == (tmp_path / "drawn.png").read_bytes()
 
@@ -404,7 +404,7 @@ class Sharded(ZooDataModule):
     def training_set(self) -> Dataset:
         return self._set("train")
 
-    def evaluation_set(self, name: str, cases: int | None = None) -> Dataset:
+    def evaluation_set(self, name: str, examples: int | None = None) -> Dataset:
         return self._set(name)
 
 

@@ -49,7 +49,7 @@ def fit(norm: Norm, folder: Path, callback: EpochEvaluation, epochs: int = 2, **
 
 
 def mean(model: MLPClassifier, batches, train: bool = False) -> dict[str, float]:
-    """Means over cases, one by one in float64."""
+    """Means over examples, one by one in float64."""
     kept = {k: v.clone() for k, v in model.state_dict().items()}
     model.train(train)
     values: dict[str, list[float]] = {"nll": [], "error": []}
@@ -57,7 +57,7 @@ def mean(model: MLPClassifier, batches, train: bool = False) -> dict[str, float]
         for batch in batches:
             if train and len(batch[1]) < 2:
                 continue
-            for name, scores in model.per_case(batch).items():
+            for name, scores in model.per_example(batch).items():
                 values[name] += scores.tolist()
     model.load_state_dict(kept)
     return {name: sum(v) / len(v) for name, v in values.items()}
@@ -74,7 +74,7 @@ def test_scores_are_those_of_the_whole_sets(tmp_path: Path) -> None:
     }.items():
         for name, value in expected.items():
             assert last[f"{prefix}_{name}"] == pytest.approx(value, rel=1e-6)
-    # Statistics of five cases are not those of the set.
+    # Statistics of five examples are not those of the set.
     assert last["epoch_train_nll"] != pytest.approx(last["epoch_train_batch_nll"], rel=1e-2)
     assert last["epoch_seconds"] > 0
 

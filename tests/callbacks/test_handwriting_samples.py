@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.utils.data import DataLoader
 
 from ln_zoo.callbacks import HandwritingSamples
-from ln_zoo.callbacks.pen_maps import draw_window
+from ln_zoo.callbacks.pen_maps import plot_window
 from ln_zoo.callbacks.pen_pictures import save, sheet
 from ln_zoo.models import Handwriting, MLPClassifier
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm
@@ -73,7 +73,7 @@ class Drawn(HandwritingSamples):
 def make(norm: Norm | None = None, **arguments) -> Handwriting:
     torch.manual_seed(0)
     return Handwriting(
-        **{"hidden_features": 8, "num_layers": 2, "mixture_components": 2, "window_components": 2}
+        **{"hidden_size": 8, "num_layers": 2, "mixture_components": 2, "window_components": 2}
         | {"norm": norm or LayerNorm()} | arguments
     )  # fmt: skip
 
@@ -136,7 +136,7 @@ def test_pictures_are_of_the_model_at_that_update(tmp_path: Path) -> None:
     expected = sheet([line.offsets for line in lines], labels, title)
     expected.save(tmp_path / "lines.png")
     first = lines[0]
-    save(draw_window(first.offsets, first.phi, first.text, title), tmp_path / "window.png")
+    save(plot_window(first.offsets, first.phi, first.text, title), tmp_path / "window.png")
     found, window = samples.written
     assert found.read_bytes() == (tmp_path / "lines.png").read_bytes()
     assert window.read_bytes() == (tmp_path / "window.png").read_bytes()

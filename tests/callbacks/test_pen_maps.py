@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.distributions import MultivariateNormal
 
-from ln_zoo.callbacks.pen_maps import draw_density, draw_window, position_density
+from ln_zoo.callbacks.pen_maps import plot_density, plot_window, position_density
 from ln_zoo.callbacks.pen_pictures import strokes
 from ln_zoo.metrics import PenMixture
 
@@ -83,7 +83,7 @@ def test_standardised_offsets_need_no_restoring() -> None:
 def test_the_density_picture() -> None:
     steps = 7
     found, offsets = mixture(steps), line(steps)
-    figure = draw_density(found, offsets, MEAN, STD, title="expected")
+    figure = plot_density(found, offsets, MEAN, STD, title="expected")
     density, weights = figure.axes[:2]
     assert density.get_title() == "expected"
     assert density.get_aspect() == 1
@@ -107,7 +107,7 @@ def test_the_density_picture() -> None:
 
 
 def test_a_line_that_stands_still_has_a_density_picture() -> None:
-    (image,) = draw_density(mixture(2), torch.zeros(2, 3)).axes[0].images
+    (image,) = plot_density(mixture(2), torch.zeros(2, 3)).axes[0].images
     assert np.isfinite(image.get_array()).all()
     left, right, bottom, top = image.get_extent()
     assert left < 0 < right
@@ -128,12 +128,12 @@ def test_densities_of_wrong_input(change: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         position_density(**arguments, x=grid(5), y=grid(5))
     with pytest.raises(ValueError, match=message):
-        draw_density(**arguments)
+        plot_density(**arguments)
 
 
 def test_no_density_of_no_offsets() -> None:
     with pytest.raises(ValueError, match="a line without offsets has no density"):
-        draw_density(mixture(0), torch.zeros(0, 3))
+        plot_density(mixture(0), torch.zeros(0, 3))
 
 
 # The window
@@ -141,7 +141,7 @@ def test_no_density_of_no_offsets() -> None:
 
 def test_the_window_picture() -> None:
     offsets, phi = line(9), torch.rand(9, 4)
-    figure = draw_window(offsets, phi, "a $b", "title")
+    figure = plot_window(offsets, phi, "a $b", "title")
     window, writing = figure.axes[:2]
     (image,) = window.images
     np.testing.assert_allclose(image.get_array(), phi.T)
@@ -160,17 +160,17 @@ def test_the_window_picture() -> None:
 def test_the_window_behind_given_strokes() -> None:
     """The writing begins where they end; they are not drawn."""
     given = torch.tensor([[3.0, 4.0, 0.0], [1.0, 1.0, 1.0]])
-    figure = draw_window(line(9), torch.rand(9, 1), "a", given=given)
+    figure = plot_window(line(9), torch.rand(9, 1), "a", given=given)
     (segment,) = figure.axes[1].collections[0].get_segments()
     np.testing.assert_allclose(segment, strokes(line(9))[0][1:] + np.array([4, 5]))
 
 
 def test_a_window_on_nothing_written() -> None:
-    figure = draw_window(torch.zeros(0, 3), torch.zeros(0, 2), "ab")
+    figure = plot_window(torch.zeros(0, 3), torch.zeros(0, 2), "ab")
     assert figure.axes[0].images[0].get_array().shape == (2, 1)
 
 
 @pytest.mark.parametrize(("shape", "text"), [((9, 3), "ab"), ((8, 2), "ab"), ((9, 0), "")])
 def test_windows_that_do_not_fit(shape: tuple[int, int], text: str) -> None:
     with pytest.raises(ValueError, match=rf"phi must be \(9, {len(text)}\) for 9 offsets"):
-        draw_window(line(9), torch.rand(shape), text)
+        plot_window(line(9), torch.rand(shape), text)

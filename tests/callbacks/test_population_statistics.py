@@ -61,10 +61,10 @@ def expected(model: MLPClassifier, loader: BatchLoader, method: str) -> dict[str
     found = {}
     for number, batches in sums.items():
         if method == "average":
-            cases = torch.tensor([[len(a)] for a in batches]).double()
+            examples = torch.tensor([[len(a)] for a in batches]).double()
             means = torch.stack([a.mean(0) for a in batches])
             variances = torch.stack([a.var(0, correction=0) for a in batches])
-            mean, var = ((cases * each).sum(0) / cases.sum() for each in (means, variances))
+            mean, var = ((examples * each).sum(0) / examples.sum() for each in (means, variances))
         else:
             whole = torch.cat(batches)
             mean, var = whole.mean(0), whole.var(0, correction=0)
@@ -95,8 +95,12 @@ def test_statistics_are_those_of_the_training_set(
         else:
             assert torch.equal(value, before[name]), name
     assert callback.estimated
-    cases = {None: 100, 40: 101}[batch_size]
-    assert callback.facts == {"method": method, "batch_size": batch_size or 25, "cases": cases}
+    examples = {None: 100, 40: 101}[batch_size]
+    assert callback.facts == {
+        "method": method,
+        "batch_size": batch_size or 25,
+        "examples": examples,
+    }
     assert callback.written is None
     assert not list(tmp_path.rglob("population.ckpt"))
     # The test that follows is that of the new statistics.
@@ -154,7 +158,7 @@ def test_weights_of_unknown_training_are_not_written(
     assert callback.estimated
     assert callback.written is None
     assert "no population.ckpt is written" in caplog.text
-    assert "population statistics (average) of 100 cases in batches of 25" in caplog.text
+    assert "population statistics (average) of 100 examples in batches of 25" in caplog.text
 
 
 def test_a_model_without_statistics_is_tested_as_it_is(
@@ -175,7 +179,7 @@ def test_each_step_of_a_recurrent_model_and_its_noise(tmp_path: Path) -> None:
     """Noise on initial states moves no random number that the test would draw."""
     torch.manual_seed(0)
     norm = BatchNorm(max_steps=16)
-    model = SequenceClassifier(64, hidden_features=6, step_features=4, norm=norm)
+    model = SequenceClassifier(64, hidden_size=6, step_features=4, norm=norm)
     assert model.initial_noise == 0.1
     model(torch.rand(20, 64))
     torch.manual_seed(5)
@@ -251,7 +255,7 @@ def test_another_data_module(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         ({"method": "ema"}, "method must be 'average' or 'total_variance', got 'ema'"),
-        ({"batch_size": 1}, "batch_size must be at least 2, got 1: one case is no batch"),
+        ({"batch_size": 1}, "batch_size must be at least 2, got 1: one example is no batch"),
     ],
 )
 def test_bad_arguments(arguments: dict, message: str) -> None:

@@ -12,7 +12,7 @@ from lightning.pytorch import LightningModule, Trainer
 from PIL import Image
 
 from ln_zoo.callbacks import RetrievalPictures
-from ln_zoo.callbacks.retrieval_pictures import _RIGHT, Found, draw_retrieval
+from ln_zoo.callbacks.retrieval_pictures import _RIGHT, Found, plot_retrieval
 from ln_zoo.data import Digits, SyntheticScenes
 from ln_zoo.models import MLPClassifier, OrderEmbedding
 
@@ -35,9 +35,9 @@ def test_answers_are_the_nearest(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) 
 
     def keep(images: list[Found], captions: list[Found], *rest: Any) -> Any:
         drawn.update(images=images, captions=captions)
-        return draw_retrieval(images, captions, *rest)
+        return plot_retrieval(images, captions, *rest)
 
-    monkeypatch.setattr("ln_zoo.callbacks.retrieval_pictures.draw_retrieval", keep)
+    monkeypatch.setattr("ln_zoo.callbacks.retrieval_pictures.plot_retrieval", keep)
     state = torch.get_rng_state()
     callback = RetrievalPictures("out", queries=3, answers=4)
     predict(callback, model, data)
@@ -71,7 +71,7 @@ def test_right_answers_are_framed_and_queries_printed() -> None:
     shown = {"a.jpg": np.zeros((4, 4, 3), np.uint8)}
     images = [Found("a dog", ["b.jpg", "a.jpg"], [False, True], 2)]
     captions = [Found("a.jpg", ["a dog", "a cat", "a man"], [True, False, False], 1)]
-    figure = draw_retrieval(images, captions, shown.get, "title")
+    figure = plot_retrieval(images, captions, shown.get, "title")
     axes = figure.axes
     frames = [axis.spines["left"].get_edgecolor() for axis in axes]
     green = tuple(int(_RIGHT[i : i + 2], 16) / 255 for i in (1, 3, 5))
@@ -100,4 +100,4 @@ def test_wrong_input_is_told(in_tmp: Path) -> None:
     with pytest.raises(ValueError, match="needs a data module with captioned and thumbnail"):
         predict(RetrievalPictures(), OrderEmbedding(data.vocabulary, 256, 4, 5), Digits())
     with pytest.raises(ValueError, match="there is nothing to draw"):
-        draw_retrieval([], [], {}.get)
+        plot_retrieval([], [], {}.get)

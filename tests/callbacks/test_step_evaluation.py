@@ -75,7 +75,7 @@ def logged(folder: Path, run: int = 0) -> dict[int, dict[str, float]]:
 @pytest.mark.parametrize("norm", [BatchNorm(), LayerNorm()])
 def test_scores_are_those_of_the_first_cases(tmp_path: Path, norm: Norm) -> None:
     model, digits, weights = make(norm), data(), Weights()
-    runner = trainer(tmp_path, weights, StepEvaluation(every_n_steps=4, cases=31))
+    runner = trainer(tmp_path, weights, StepEvaluation(every_n_steps=4, examples=31))
     runner.fit(model, datamodule=digits)
     scores = logged(tmp_path)
     assert {step: row["epoch"] for step, row in scores.items()} == {0: 0, 4: 0, 8: 1}
@@ -85,7 +85,7 @@ def test_scores_are_those_of_the_first_cases(tmp_path: Path, norm: Norm) -> None
         model.load_state_dict(state)
         with torch.no_grad():
             case_by_case = [
-                model.eval().per_case((inputs[i : i + 1], labels[i : i + 1])) for i in range(31)
+                model.eval().per_example((inputs[i : i + 1], labels[i : i + 1])) for i in range(31)
             ]
         for name in ("nll", "error"):
             mean = sum(float(case[name]) for case in case_by_case) / 31
@@ -94,7 +94,7 @@ def test_scores_are_those_of_the_first_cases(tmp_path: Path, norm: Norm) -> None
 
 def test_validation_cases_and_early_steps(tmp_path: Path) -> None:
     model, digits, weights = make(LayerNorm()), data(), Weights()
-    callback = StepEvaluation(every_n_steps=6, cases=13, validation=True, early=True)
+    callback = StepEvaluation(every_n_steps=6, examples=13, validation=True, early=True)
     trainer(tmp_path, weights, callback).fit(model, datamodule=digits)
     assert list(logged(tmp_path)) == [0, 1, 2, 5, 6]
     with (tmp_path / "run/0/metrics.csv").open() as file:
@@ -104,15 +104,15 @@ def test_validation_cases_and_early_steps(tmp_path: Path) -> None:
     for step, row in rows.items():
         model.load_state_dict({k: v for k, v in weights.states[step].items() if k != "random"})
         with torch.no_grad():
-            mean = float(model.eval().per_case((batch[0], batch[1]))["nll"].mean())
+            mean = float(model.eval().per_example((batch[0], batch[1]))["nll"].mean())
         assert float(row["step_val_nll"]) == pytest.approx(mean, rel=1e-6)
 
 
 def test_a_set_smaller_than_asked_for_is_scored_whole(tmp_path: Path) -> None:
-    trainer(tmp_path, StepEvaluation(every_n_steps=5, cases=10_000)).fit(
+    trainer(tmp_path, StepEvaluation(every_n_steps=5, examples=10_000)).fit(
         make(LayerNorm()), datamodule=data()
     )
-    trainer(tmp_path, StepEvaluation(every_n_steps=5, cases=100)).fit(
+    trainer(tmp_path, StepEvaluation(every_n_steps=5, examples=100)).fit(
         make(LayerNorm()), datamodule=data()
     )
     assert logged(tmp_path, 0) == logged(tmp_path, 1)
@@ -122,7 +122,7 @@ def test_a_set_smaller_than_asked_for_is_scored_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize("norm", [BatchNorm(), LayerNorm()])
 def test_training_becomes_what_it_becomes_without(tmp_path: Path, norm: Norm, cls: type) -> None:
     states = []
-    for callbacks in ([], [StepEvaluation(every_n_steps=1, cases=30)]):
+    for callbacks in ([], [StepEvaluation(every_n_steps=1, examples=30)]):
         weights = Weights()
         # The witness stands behind: it sees the model after scoring.
         torch.manual_seed(1)
@@ -138,7 +138,10 @@ def test_training_becomes_what_it_becomes_without(tmp_path: Path, norm: Norm, cl
 
 def test_accumulated_batches_are_one_update(tmp_path: Path) -> None:
     runner = trainer(
-        tmp_path, StepEvaluation(every_n_steps=2, cases=5), accumulate_grad_batches=2, max_epochs=3
+        tmp_path,
+        StepEvaluation(every_n_steps=2, examples=5),
+        accumulate_grad_batches=2,
+        max_epochs=3,
     )
     runner.fit(make(LayerNorm()), datamodule=data())
     assert runner.global_step == 9
@@ -147,14 +150,14 @@ def test_accumulated_batches_are_one_update(tmp_path: Path) -> None:
 
 def test_a_resumed_run_goes_on(tmp_path: Path) -> None:
     """From the middle of an epoch; the update of the checkpoint was logged by the run before."""
-    whole = trainer(tmp_path, StepEvaluation(every_n_steps=2, cases=20))
+    whole = trainer(tmp_path, StepEvaluation(every_n_steps=2, examples=20))
     whole.fit(make(LayerNorm()), datamodule=data())
     saving = ModelCheckpoint(tmp_path, "half", every_n_train_steps=4, save_top_k=-1)
     trainer(
-        tmp_path, StepEvaluation(every_n_steps=2, cases=20), saving, max_epochs=1,
+        tmp_path, StepEvaluation(every_n_steps=2, examples=20), saving, max_epochs=1,
         enable_checkpointing=True,
     ).fit(make(LayerNorm()), datamodule=data())  # fmt: skip
-    trainer(tmp_path, StepEvaluation(every_n_steps=2, cases=20)).fit(
+    trainer(tmp_path, StepEvaluation(every_n_steps=2, examples=20)).fit(
         make(LayerNorm()), datamodule=data(), ckpt_path=tmp_path / "half.ckpt"
     )
     expected, resumed = logged(tmp_path, 0), logged(tmp_path, 2)
@@ -172,9 +175,9 @@ class Slow(MLPClassifier):
     def validation_step(self, batch, batch_idx):
         time.sleep(0.1)
 
-    def per_case(self, batch):
+    def per_example(self, batch):
         time.sleep(0.1)
-        return super().per_case(batch)
+        return super().per_example(batch)
 
 
 def test_seconds_are_those_of_training(tmp_path: Path) -> None:
@@ -185,7 +188,7 @@ def test_seconds_are_those_of_training(tmp_path: Path) -> None:
             ]
 
     options: dict = {"limit_val_batches": 1, "num_sanity_val_steps": 1, "val_check_interval": 2}
-    callback = StepEvaluation(every_n_steps=2, cases=5)
+    callback = StepEvaluation(every_n_steps=2, examples=5)
     saving = ModelCheckpoint(tmp_path, "half", every_n_train_steps=4, save_top_k=-1)
     runner = trainer(tmp_path, callback, saving, enable_checkpointing=True, **options)
     began = time.perf_counter()
@@ -196,7 +199,7 @@ def test_seconds_are_those_of_training(tmp_path: Path) -> None:
     steps = [later - earlier for earlier, later in pairwise(found)]
     assert min(steps) >= 0.04
     assert 0.2 <= found[-1] < whole - 6 * 0.1 - 4 * 0.1  # six scores and four validations
-    trainer(tmp_path, StepEvaluation(every_n_steps=2, cases=5), **options).fit(
+    trainer(tmp_path, StepEvaluation(every_n_steps=2, examples=5), **options).fit(
         make(LayerNorm(), Slow), datamodule=data(), ckpt_path=tmp_path / "half.ckpt"
     )
     assert seconds(1)[0] > found[2] + 0.04  # at update 6, behind 4
@@ -228,7 +231,7 @@ def test_without_the_data_module_it_needs(tmp_path: Path) -> None:
         assert runner.global_step == 0
 
 
-@pytest.mark.parametrize("name", ["every_n_steps", "cases"])
+@pytest.mark.parametrize("name", ["every_n_steps", "examples"])
 def test_bad_arguments(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
         StepEvaluation(**{name: 0})

@@ -15,9 +15,9 @@ from torch import Tensor
 from ln_zoo.callbacks import CurvesPlot, WeightGeometry
 from ln_zoo.callbacks.weight_geometry import (
     QUANTITIES,
-    draw_weight_geometry,
     geometry_table,
     lengths,
+    plot_weight_geometry,
     read_geometry,
     turns,
     weight_vectors,
@@ -294,7 +294,7 @@ def test_several_runs(tmp_path: Path) -> None:
     assert first == "| layer.weight | LN | 10 to 20 | 1 | 2 | 2 | 1 | 2 | 2 | 1 | 2 | 2 |"
     assert second.startswith("| layer.weight | none | 10 to 20 | 4 | 1 | 0.25 |")
     assert third.startswith("| more | none | 10 to 20 | 0 | 0 | nan |")
-    draw_weight_geometry(runs, tmp_path / "a/both.png", "a title")
+    plot_weight_geometry(runs, tmp_path / "a/both.png", "a title")
     assert (tmp_path / "a/both.png").read_bytes().startswith(PNG)
     write_geometry(runs, tmp_path / "b/both.csv")
     with (tmp_path / "b/both.csv").open() as file:

@@ -26,7 +26,7 @@ SCRIPT = Path(sys.executable).with_name("ln-zoo")
 #: A small model on few of scikit-learn's digits: 5 updates an epoch.
 SMALL = (
     "--model=MLPClassifier",
-    "--model.hidden_features=[8]",
+    "--model.hidden_sizes=[8]",
     "--data=Digits",
     "--data.batch_size=20",
     "--data.train_size=100",

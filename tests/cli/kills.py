@@ -34,7 +34,7 @@ FITS = {
         "--data.train_size=300", "--data.val_size=50", "--trainer.max_epochs=6",
     ],
     "handwriting": [
-        f"--config={CONFIGS}/handwriting/quickstart.yaml", "--model.hidden_features=16",
+        f"--config={CONFIGS}/handwriting/quickstart.yaml", "--model.hidden_size=16",
         "--data.train_size=64", "--data.val_size=16", "--trainer.callbacks=[]",
         "--trainer.max_epochs=5",
     ],

@@ -42,12 +42,12 @@ def save(model: ZooModule, path: Path) -> Path:
 
 def classifier(norm: Norm, **arguments) -> SequenceClassifier:
     """Reads digits by rows."""
-    return SequenceClassifier(64, hidden_features=6, step_features=8, norm=norm, **arguments)
+    return SequenceClassifier(64, hidden_size=6, step_features=8, norm=norm, **arguments)
 
 
-def digits(cases: int) -> tuple[Tensor, Tensor]:
+def digits(examples: int) -> tuple[Tensor, Tensor]:
     """The first test images, as the rows that a classifier reads, (8, N, 8), and labels."""
-    data = Digits(eval_batch_size=cases)
+    data = Digits(eval_batch_size=examples)
     data.prepare_data()
     data.setup()
     images, labels = next(iter(data.test_dataloader()))
@@ -204,7 +204,7 @@ def test_layers_of_a_classifier(here: Path, cell: str, capsys: pytest.CaptureFix
     """Each on top of the one below; beside a model of another length."""
     deep = classifier(LayerNorm(), cell=cell, num_layers=2)
     save(deep, here / "deep.ckpt")
-    short = SequenceClassifier(64, hidden_features=3, step_features=16)
+    short = SequenceClassifier(64, hidden_size=3, step_features=16)
     save(short, here / "short.ckpt")
     files = ["deep.ckpt", "short.ckpt"]
     assert main([*COMMAND, "--ckpt", *files, "--batch", "3"]) == 0
@@ -398,9 +398,9 @@ def test_models_that_cannot_be_measured(
 
 def test_images_of_another_size(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.manual_seed(0)
-    model = SequenceClassifier(6, hidden_features=2)
+    model = SequenceClassifier(6, hidden_size=2)
     hparams = dict(model.hparams) | {"_class_path": "ln_zoo.models.SequenceClassifier"}
     torch.save({"state_dict": model.state_dict(), "hyper_parameters": hparams}, here / "m.ckpt")
     assert main([*COMMAND, "--ckpt", "m.ckpt"]) == 1
     told = capsys.readouterr().err
-    assert "this model reads 6 numbers a case; there are images of 784 (MNIST) and 64" in told
+    assert "this model reads 6 numbers an example; there are images of 784 (MNIST) and 64" in told

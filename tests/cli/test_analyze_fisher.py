@@ -11,7 +11,7 @@ import pytest
 from ln_zoo.analysis import FisherStudy, study_fisher
 from ln_zoo.cli import main
 
-SMALL = ("--units", "3", "--features", "2", "--cases", "50", "--draws", "5000", "--seed", "3")
+SMALL = ("--units", "3", "--features", "2", "--examples", "50", "--draws", "5000", "--seed", "3")
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def test_forms_of_the_table(
     ("options", "message"),
     [
         (["--units", "2"], "units must be at least 3, got 2"),
-        (["--cases", "5"], "cases must be at least 14, got 5"),
+        (["--examples", "5"], "examples must be at least 14, got 5"),
         ([*SMALL, "--out", "fisher.nothing"], "--out fisher.nothing is no name of a picture"),
     ],
 )

@@ -26,7 +26,7 @@ class MaxNorm(Norm):
     eps: float = 1e-5
     invariances: ClassVar = frozenset({"weight_matrix_rescaling", "weight_matrix_recentering"})
 
-    def sums(self, site, a, step=None):
+    def normalize(self, site, a, step=None):
         return a / (a.square().amax(-1, keepdim=True) + self.eps).sqrt()
 
 
@@ -47,7 +47,7 @@ def test_the_table_and_the_picture(here: Path, capsys: pytest.CaptureFixture[str
 
 @pytest.mark.parametrize("form", ["markdown", "latex", "csv"])
 def test_formats_and_options(here: Path, form: str, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--norm", "LayerNorm", "WeightNorm", "--eps", "0.001", "--cases", "5"]
+    options = ["--norm", "LayerNorm", "WeightNorm", "--eps", "0.001", "--examples", "5"]
     options += ["--inputs", "4", "--features", "3", "--factors", "2", "7"]
     options += ["--weight_scale", "0.1", "--seed", "3", "--out", "a/eps.svg", "--csv", "a/eps.csv"]
     assert main([*COMMAND, *options, "--format", form]) == 0
@@ -83,7 +83,7 @@ def test_a_strategy_of_ones_own(here: Path, capsys: pytest.CaptureFixture[str]) 
     found = {row["map"]: (row["invariant"], row["declared"], row["agrees"]) for row in rows}
     assert found["weight_matrix_rescaling"] == ("yes", "yes", "yes")
     assert found["weight_matrix_recentering"] == ("no", "yes", "no")
-    assert found["case_rescaling"] == ("yes", "no", "no")
+    assert found["example_rescaling"] == ("yes", "no", "no")
     assert found["dataset_recentering"] == ("no", "no", "yes")
 
 
@@ -104,7 +104,7 @@ def test_no_picture_of_strategies_without_eps(
         (["--norm", "no_such.Norm"], "strategy 'no_such.Norm' cannot be imported"),
         (["--norm", "pathlib.Path"], "'pathlib.Path' is no subclass of ln_zoo.norms.Norm"),
         (["--norm", "max_norms.NeedsSize"], "max_norms.NeedsSize: "),
-        (["--cases", "1"], "--cases must be at least 2, got 1"),
+        (["--examples", "1"], "--examples must be at least 2, got 1"),
         (["--features", "1"], "--features must be at least 2, got 1"),
         (["--inputs", "0"], "--inputs must be at least 1, got 0"),
         (["--weight_scale", "0"], "--weight_scale must be positive, got 0"),

@@ -57,7 +57,7 @@ def test_holds_plain_values_and_its_class(trained: Path) -> None:
         "class_path": "ln_zoo.norms.LayerNorm",
         "init_args": {"gain": 1.0, "eps": 1e-5, "convolution": "channel", "per_gate": False},
     }
-    assert (hparams["lr"], hparams["hidden_features"]) == (0.01, [8])
+    assert (hparams["lr"], hparams["hidden_sizes"]) == (0.01, [8])
 
 
 def test_loads_by_base_class_and_by_class(trained: Path) -> None:
@@ -128,7 +128,9 @@ def test_scores_without_naming_the_model(trained: Path, here: Path) -> None:
     data = Digits()
     data.setup()
     with torch.no_grad():
-        wrong = sum(float(model.per_case(batch)["error"].sum()) for batch in data.test_dataloader())
+        wrong = sum(
+            float(model.per_example(batch)["error"].sum()) for batch in data.test_dataloader()
+        )
     assert metrics(here)["error"] == wrong / 300
 
 
@@ -221,7 +223,7 @@ def test_weights_start_afresh_and_arguments_win(trained: Path, here: Path) -> No
     (last,) = here.glob("runs/**/last.ckpt")
     checkpoint = load(last)
     assert (checkpoint["global_step"], checkpoint["hyper_parameters"]["lr"]) == (5, 1e-30)
-    assert checkpoint["hyper_parameters"]["hidden_features"] == [8]
+    assert checkpoint["hyper_parameters"]["hidden_sizes"] == [8]
     before = load(trained)["state_dict"]  # at that rate nothing moves
     assert all(torch.equal(v, before[k]) for k, v in checkpoint["state_dict"].items())
 
@@ -256,7 +258,7 @@ def test_weights_of_another_norm_or_size_name_the_keys(
     checkpoint = load(trained)
     hparams = checkpoint["hyper_parameters"]
     hparams["norm"] = {"class_path": "ln_zoo.norms.BatchNorm", "init_args": {}}
-    hparams["hidden_features"] = [9]
+    hparams["hidden_sizes"] = [9]
     torch.save(checkpoint, wrong)
     done = run("test", option, wrong, *DATA, *QUIET)
     assert done.code == 2

@@ -26,10 +26,10 @@ TIMEOUT = 300
 #: Of five images in batches of two the last is alone, and has no statistics.
 FEW = ("--data=MNIST", "--data.root=mnist", "--data.train_size=40", "--data.val_size=5")
 FIT = [
-    "fit", "--model=MLPClassifier", "--model.hidden_features=[8]", "--model.norm=BatchNorm",
+    "fit", "--model=MLPClassifier", "--model.hidden_sizes=[8]", "--model.norm=BatchNorm",
     *DATA, *QUIET, "--trainer.max_epochs=2", "--trainer.limit_val_batches=0",
     "--trainer.callbacks+=EpochEvaluation", "--trainer.callbacks+=StepEvaluation",
-    "--trainer.callbacks.every_n_steps=5", "--trainer.callbacks.cases=11",
+    "--trainer.callbacks.every_n_steps=5", "--trainer.callbacks.examples=11",
     "--trainer.log_every_n_steps=1", "--test_after_fit=true",
 ]  # fmt: skip
 LAST = "two/fit/MLPClassifier-BatchNorm/version_0/checkpoints/last.ckpt"
@@ -46,30 +46,30 @@ COMMANDS = {
     "validated": ["validate", "--ckpt_path", LAST, *FEW, "--data.eval_batch_size=2", *QUIET],
     "population": ["test", "--ckpt_path", LAST, *DATA, *QUIET, *AVERAGE],
     "across": [
-        "fit", "--model=ConvClassifier", "--model.channels=[[2], [3]]", "--model.hidden_features=4",
-        "--model.norm", "BatchNorm", "--model.norm.across_processes", "true",
+        "fit", "--model=ConvClassifier", "--model.channels=[[2], [3]]", "--model.hidden_size=4",
+        "--model.norm", "BatchNorm", "--model.norm.sync", "true",
         "--model.optimizer=sgd", "--model.lr=0.01", *DATA, *QUIET, "--trainer.max_epochs=1",
         "--trainer.limit_val_batches=0",
     ],
     "from_data": [
-        "fit", "--model=MLPClassifier", "--model.hidden_features=[8]", "--model.norm=WeightNorm",
+        "fit", "--model=MLPClassifier", "--model.hidden_sizes=[8]", "--model.norm=WeightNorm",
         *DATA, *QUIET, "--trainer.max_epochs=1", "--trainer.limit_val_batches=0",
         "--trainer.callbacks+=DataDependentInit", "--trainer.callbacks.batch_size=20",
         "--trainer.callbacks+=witness.Witness",
     ],
     "scenes": [
         "fit", "--model=OrderEmbedding", "--model.embedding_features=6",
-        "--model.hidden_features=8", "--model.fold_size=6", "--data=SyntheticScenes",
+        "--model.hidden_size=8", "--model.fold_size=6", "--data=SyntheticScenes",
         "--data.image_features=9", *SMALL_SETS, *QUIET, "--test_after_fit=true",
     ],
     "passages": [
-        "fit", "--model=AttentiveReader", "--model.hidden_features=6", "--model.dropout=0",
+        "fit", "--model=AttentiveReader", "--model.hidden_size=6", "--model.dropout=0",
         "--model.lr=0.01", "--trainer.gradient_clip_val=1", "--data=SyntheticClozeQA",
         *SMALL_SETS, *QUIET, "--test_after_fit=true",
     ],
     # Without Adam, which would not notice a sum of one process in place of both.
     "sentences": [
-        "fit", "--model=SkipThought", "--model.hidden_features=6", "--model.embedding_features=4",
+        "fit", "--model=SkipThought", "--model.hidden_size=6", "--model.embedding_features=4",
         "--optimizer=SGD", "--optimizer.lr=1e-3", "--data=SyntheticBooks", "--data.books=6",
         "--data.paragraphs=5", "--data.batch_size=4", "--data.eval_batch_size=7",
         "--trainer.max_epochs=2", "--trainer.limit_train_batches=3", *QUIET,
@@ -174,7 +174,7 @@ def test_epoch_evaluation_equals_one_process(in_fitted: Path) -> None:
                     continue
                 model.train()
             with torch.no_grad():
-                for name, values in model.per_case(batch).items():
+                for name, values in model.per_example(batch).items():
                     total[name] += values.tolist()
             model.eval()
         return {name: sum(values) / len(values) for name, values in total.items()}
@@ -197,7 +197,7 @@ def test_step_evaluation_equals_one_process(in_fitted: Path) -> None:
     data.setup()
     inputs, labels = next(iter(data.train_eval_dataloader(batch_size=11)))
     with torch.no_grad():
-        scores = model.per_case((inputs, labels))
+        scores = model.per_example((inputs, labels))
     for name, values in scores.items():
         assert float(rows[-1][f"step_train_{name}"]) == pytest.approx(
             float(values.mean()), rel=1e-6
@@ -221,7 +221,7 @@ def test_half_precision_equals_one_process(in_fitted: Path) -> None:
 
 def test_fit_in_half_precision(in_fitted: Path) -> None:
     done = run(
-        "fit", "--model=MLPClassifier", "--model.hidden_features=[8]", "--model.norm=BatchNorm",
+        "fit", "--model=MLPClassifier", "--model.hidden_sizes=[8]", "--model.norm=BatchNorm",
         *DATA, *QUIET, *ONE, "--trainer.max_epochs=1", "--trainer.precision=bf16-mixed",
         "--trainer.callbacks+=EpochEvaluation", "--test_after_fit=true", to("one/fit"),
     )  # fmt: skip
@@ -242,12 +242,12 @@ def test_predictions_of_two_processes_are_those_of_one(in_fitted: Path) -> None:
     assert [path.name for path in shares] == ["predictions-0.jsonl", "predictions-1.jsonl"]
     (whole,) = by_one("predicted").glob("predictions*")
 
-    def cases(*paths: Path) -> list[dict]:
+    def examples(*paths: Path) -> list[dict]:
         lines = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
         return sorted(lines, key=lambda line: line["index"])
 
-    assert [case["index"] for case in cases(whole)] == list(range(13))
-    for one, two in zip(cases(whole), cases(*shares), strict=True):
+    assert [case["index"] for case in examples(whole)] == list(range(13))
+    for one, two in zip(examples(whole), examples(*shares), strict=True):
         # Cases come in other batches: the last bits of a float32 product follow its shape.
         assert two.pop("probability") == pytest.approx(one.pop("probability"), rel=1e-6)
         assert two == one
@@ -271,7 +271,7 @@ class Bad(MLPClassifier):
 def test_a_bad_loss_in_one_process_stops_both(fitted: tuple[Path, Done], in_fitted: Path) -> None:
     (in_fitted / "bad_models.py").write_text(BAD)
     done = script(
-        in_fitted, "fit", "--model=bad_models.Bad", "--model.hidden_features=[8]", *DATA, *QUIET,
+        in_fitted, "fit", "--model=bad_models.Bad", "--model.hidden_sizes=[8]", *DATA, *QUIET,
         *TWO, "--trainer.max_epochs=3", timeout=TIMEOUT,
     )  # fmt: skip
     assert done.code == 1
@@ -334,7 +334,7 @@ def test_statistics_across_processes_are_those_of_one(in_fitted: Path) -> None:
     folders = of("two", "across"), by_one("across", "--data.batch_size=8")
     two, one = (load(folder / "checkpoints/last.ckpt") for folder in folders)
     assert (two["global_step"], one["global_step"]) == (5, 5)
-    assert two["hyper_parameters"]["norm"]["init_args"]["across_processes"] is True
+    assert two["hyper_parameters"]["norm"]["init_args"]["sync"] is True
     assert two["state_dict"].keys() == one["state_dict"].keys()
     for name, value in one["state_dict"].items():
         torch.testing.assert_close(two["state_dict"][name], value, rtol=1e-4, atol=1e-5, msg=name)
@@ -347,10 +347,10 @@ def test_population_statistics_of_two_processes_are_those_of_one(
     folders = of("two", "population"), by_one("population")
     two, one = map(results, folders)
     written = folders[0] / "population.ckpt"
-    told = f"population statistics (average) of 40 cases in batches of 5: {written}"
+    told = f"population statistics (average) of 40 examples in batches of 5: {written}"
     assert fitted[1].err.count(told) == 1
     for found in (one, two):
-        facts = {"method": "average", "batch_size": 5, "cases": 40}
+        facts = {"method": "average", "batch_size": 5, "examples": 40}
         assert found["population_statistics"] == facts
         assert found["data"]["eval_batch_size"] == 5
     assert two["checkpoint"] == "population.ckpt"

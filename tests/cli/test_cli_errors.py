@@ -19,7 +19,7 @@ MODELS = (
 )
 NORMS = f"(BatchNorm, Identity, LayerNorm, RMSNorm, WeightNorm, or {OWN})"
 ARGUMENTS = (
-    "(it takes in_features, hidden_features, num_classes, norm, normalize_logits, activation, lr)"
+    "(it takes in_features, hidden_sizes, num_classes, norm, normalize_logits, activation, lr)"
 )
 BATCHES = (
     "(it takes batch_size, train_size, val_size, seed, eval_batch_size, num_workers, pin_memory, "
@@ -43,9 +43,9 @@ EARLY_AND_LATE = pytest.mark.parametrize("early", [True, False], ids=["early", "
             "(it takes gain, eps, convolution, per_gate)",
         ),
         (
-            ["--model.hidden_feature=[3]"],
-            "model: MLPClassifier takes no argument 'hidden_feature'; did you mean "
-            f"'hidden_features'? {ARGUMENTS}",
+            ["--model.hidden_sises=[3]"],
+            "model: MLPClassifier takes no argument 'hidden_sises'; did you mean "
+            f"'hidden_sizes'? {ARGUMENTS}",
         ),
         (
             ["--data.batchsize=4"],
@@ -105,7 +105,7 @@ EARLY_AND_LATE = pytest.mark.parametrize("early", [True, False], ids=["early", "
             "model.norm.eps: expected float, got 'x'",
         ),
         (["--model.lr=fast"], "model.lr: expected float, got 'fast'"),
-        (["--model.hidden_features=x"], "model.hidden_features: expected tuple or list, got 'x'"),
+        (["--model.hidden_sizes=x"], "model.hidden_sizes: expected tuple or list, got 'x'"),
         (
             ["--model.activation=gelu"],
             "model.activation: expected one of 'relu', 'tanh', got 'gelu'",
@@ -132,7 +132,7 @@ def test_wrong_arguments(here: Path, arguments: list[str], message: str, early: 
             "LayerNorm: eps must be a finite number >= 0",
         ),
         (["--model.lr=-1"], "lr must be positive, got -1.0"),
-        (["--model.hidden_features=[0]"], "every size must be at least 1, got {'hidden_feat"),
+        (["--model.hidden_sizes=[0]"], "every size must be at least 1, got {'hidden_size"),
         (["--data.batch_size=0"], "batch_size must be an integer of at least 1, got 0"),
         (
             ["--data.train_size=2000"],
@@ -165,9 +165,9 @@ def test_values_that_cannot_be(here: Path, arguments: list[str], message: str) -
     ("text", "message"),
     [
         (
-            "model: {class_path: MLPClassifier, init_args: {hiden_features: [3]}}\n",
-            "ln-zoo: error: model: MLPClassifier takes no argument 'hiden_features'; did you mean "
-            f"'hidden_features'? {ARGUMENTS}",
+            "model: {class_path: MLPClassifier, init_args: {hiden_sizes: [3]}}\n",
+            "ln-zoo: error: model: MLPClassifier takes no argument 'hiden_sizes'; did you mean "
+            f"'hidden_sizes'? {ARGUMENTS}",
         ),
         (
             "model: {init_args: {norm: {class_path: LayerNorm, init_args: {epsilon: 3}}}}\n",
@@ -300,6 +300,6 @@ def test_a_batch_of_one_under_batch_norm(here: Path) -> None:
     )  # fmt: skip
     assert done.code == 1
     assert (
-        "ln-zoo fit: error: BatchNorm needs at least 2 cases per feature in training, got 1: use a "
-        "larger batch_size"
+        "ln-zoo fit: error: BatchNorm needs at least 2 examples per feature in training, got 1: "
+        "use a larger batch_size"
     ) in done.err

@@ -121,7 +121,7 @@ def test_a_test_of_a_part_says_so(here: Path) -> None:
     assert title.endswith("on a part of the test set: 2 of 15 batches, 40 examples")
     (results,) = here.rglob("test_results.json")
     measured = json.loads(results.read_text())
-    assert measured["part"] == {"batches": 2, "of_batches": 15, "cases": 40}
+    assert measured["part"] == {"batches": 2, "of_batches": 15, "examples": 40}
     assert measured["data"]["test_size"] == 40
 
 
@@ -135,7 +135,7 @@ def test_validation_prints_a_table_too(here: Path, trained: Path) -> None:
 
 # Activity by position
 
-CONV = ("--model=ConvClassifier", "--model.channels=[[2], [3]]", "--model.hidden_features=4")
+CONV = ("--model=ConvClassifier", "--model.channels=[[2], [3]]", "--model.hidden_size=4")
 
 
 @pytest.mark.parametrize("command", ["test", "validate"])
@@ -160,7 +160,7 @@ def test_the_picture_of_activity_is_told(here: Path, command: str) -> None:
 
 DRAWS = (
     "--model=DRAW", "--model.image_size=[28, 28]", "--model.glimpses=3",
-    "--model.hidden_features=8", "--model.latent_features=2", "--data=BinarizedDigits",
+    "--model.hidden_size=8", "--model.latent_size=2", "--data=BinarizedDigits",
     "--data.train_size=50", "--data.val_size=20",
 )  # fmt: skip
 
@@ -332,8 +332,8 @@ from ln_zoo.norms import Norm
 @dataclass(frozen=True)
 class MyNorm(Norm):
     eps: float = 1e-5
-    def init_sums(self, site): site.add_affine(gain=1.0)
-    def sums(self, site, a, step=None):
+    def init_params(self, site): site.add_affine(gain=1.0)
+    def normalize(self, site, a, step=None):
         return site.affine(a * torch.rsqrt(site.mean(a * a) + self.eps))
 """
 

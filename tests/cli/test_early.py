@@ -75,7 +75,7 @@ def test_every_configuration_passes(path: Path) -> None:
         ["--model=MLPClassifier", "--model.norm=my_norms.Mine", "--model.norm.any=1"],
         ['--model={"class_path": "MLPClassifier", "init_args": {"lr": 3}}', "--data=Digits"],
         ["--model=MLPClassifier", "--model.norm.help=LayerNorm", "--nonsense"],
-        ["--model=MLPClassifier", "--model.hidden_features+=3", "--data", "Digits"],
+        ["--model=MLPClassifier", "--model.hidden_sizes+=3", "--data", "Digits"],
         ["--model=MLPClassifier", "--model.norm=null", "--model.lr=1e-3"],
         # The arguments may be of either class.
         ["--model=ConvClassifier", "--model.channels=[[3]]", "--model=MLPClassifier"],

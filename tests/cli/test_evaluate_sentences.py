@@ -39,7 +39,7 @@ def save(path: Path, model, data) -> Path:
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = SyntheticBooks(books=4, paragraphs=5, val_books=1, test_books=1)
     torch.manual_seed(1)
-    model = SkipThought(data.vocabulary, hidden_features=8, embedding_features=4)
+    model = SkipThought(data.vocabulary, hidden_size=8, embedding_features=4)
     return save(tmp_path_factory.mktemp("trained") / "small.ckpt", model, data)
 
 

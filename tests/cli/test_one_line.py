@@ -31,8 +31,8 @@ from ln_zoo.cli import errors
             "data.batch_size: expected a number of at most 9.2e+18, got 1e+23",
         ),
         (
-            ["--model.hidden_features=[100000000000000000000]"],
-            "model.hidden_features: expected a number of at most 9.2e+18, got 1e+20",
+            ["--model.hidden_sizes=[100000000000000000000]"],
+            "model.hidden_sizes: expected a number of at most 9.2e+18, got 1e+20",
         ),
         (
             ["--model.norm=LayerNorm", "--model.norm.gain=1e300"],

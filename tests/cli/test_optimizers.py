@@ -82,7 +82,7 @@ def test_without_the_options_the_model_has_its_own(trained: Path) -> None:
 
 
 def test_a_schedule_alone_is_of_the_models_own_optimizer() -> None:
-    model = Handwriting(hidden_features=8, num_layers=1, optimizer="graves", lr=3e-4)
+    model = Handwriting(hidden_size=8, num_layers=1, optimizer="graves", lr=3e-4)
     found = configured(model, settings(scheduler="StepLR {step_size: 7}", interval="step"))
     assert isinstance(found, dict)
     assert type(found["optimizer"]).__name__ == "GravesRMSprop"

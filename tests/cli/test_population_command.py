@@ -56,7 +56,7 @@ def test_there_and_back(here: Path) -> None:
     # What was tested is the file that was written, not the one that was read.
     assert (first["checkpoint"], plain["checkpoint"]) == ("population.ckpt", "last.ckpt")
     assert (first["epochs"], first["steps"]) == (plain["epochs"], plain["steps"]) == (2, 10)
-    taken = {"method": "total_variance", "batch_size": 100, "cases": 100}
+    taken = {"method": "total_variance", "batch_size": 100, "examples": 100}
     assert (first["population_statistics"], plain["population_statistics"]) == (taken, None)
 
     # To the last digit, as a checkpoint, as weights, and after the next test of either.

@@ -42,7 +42,7 @@ def answers(model: ln_zoo.models.AttentiveReader) -> list[str]:
     ("model", "sizes", "data", "callback", "picture", "key", "expected"),
     [
         (
-            ["OrderEmbedding", "--model.embedding_features=6", "--model.hidden_features=8"],
+            ["OrderEmbedding", "--model.embedding_features=6", "--model.hidden_size=8"],
             SCENES,
             "SyntheticScenes",
             "RetrievalPictures",
@@ -51,7 +51,7 @@ def answers(model: ln_zoo.models.AttentiveReader) -> list[str]:
             penalties,
         ),
         (
-            ["AttentiveReader", "--model.hidden_features=6"],
+            ["AttentiveReader", "--model.hidden_size=6"],
             SIZES,
             "SyntheticClozeQA",
             "AttentionPictures",

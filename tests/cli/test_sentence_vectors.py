@@ -23,7 +23,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SkipThou
         Path("text.txt").write_text("\n".join(TEXTS) + "\n")
         models = []
         for name, encoder in (("one", "uni"), ("two", "bi")):
-            done = run("fit", "--model=SkipThought", "--model.hidden_features=8", *QUIET,
+            done = run("fit", "--model=SkipThought", "--model.hidden_size=8", *QUIET,
                        "--model.embedding_features=4", f"--model.encoder={encoder}",
                        "--data=SyntheticBooks", "--data.books=5", "--data.paragraphs=3",
                        "--data.batch_size=4", "--trainer.max_steps=2",

@@ -18,7 +18,7 @@ from cli_support import CONFIGS, SCRIPT, environment, installed, run
 #: The network of the quickstart, on few of scikit-learn's digits.
 QUICK = [f"--config={CONFIGS / 'quickstart.yaml'}", "--out=s"]
 SMALL = (
-    "--model.hidden_features=[8]", "--data.train_size=100", "--data.val_size=20",
+    "--model.hidden_sizes=[8]", "--data.train_size=100", "--data.val_size=20",
     "--trainer.max_epochs=1",
 )  # fmt: skip
 

@@ -44,7 +44,7 @@ class Lines(LightningDataModule):
 def train(path: Path, data: Lines | None = None, **arguments) -> Path:
     """A checkpoint of a small model after a few updates."""
     torch.manual_seed(0)
-    small = {"hidden_features": 8, "num_layers": 2, "mixture_components": 2, "norm": RMSNorm()}
+    small = {"hidden_size": 8, "num_layers": 2, "mixture_components": 2, "norm": RMSNorm()}
     model = Handwriting(**small, window_components=2, lr=0.02, kappa_bias=-1.5, **arguments)
     trainer = Trainer(
         max_epochs=8, logger=False, enable_checkpointing=False, enable_progress_bar=False,
@@ -336,7 +336,7 @@ def test_weights_that_are_not_finite(here: Path, checkpoint: Path, capsys) -> No
 
 def test_weights_of_another_size(here: Path, checkpoint: Path, capsys) -> None:
     state = torch.load(checkpoint, weights_only=True)
-    state["hyper_parameters"]["hidden_features"] = 9
+    state["hyper_parameters"]["hidden_size"] = 9
     torch.save(state, here / "other.ckpt")
     assert main(["write", "a", "--model", "other.ckpt"]) == 1
     assert "the weights of other.ckpt do not fit this Handwriting" in capsys.readouterr().err

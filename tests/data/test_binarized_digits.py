@@ -70,7 +70,7 @@ def test_fixed_images_are_drawn_once_by_their_seed() -> None:
     first = ready()
     for name in ("train", "val", "test"):
         assert torch.equal(images_of(ready(seed=5, batch_size=7), name), images_of(first, name))
-        assert not torch.equal(images_of(ready(draw_seed=1), name), images_of(first, name))
+        assert not torch.equal(images_of(ready(binarization_seed=1), name), images_of(first, name))
     epochs = []
     for epoch in range(2):
         loader = first.train_dataloader()
@@ -80,12 +80,12 @@ def test_fixed_images_are_drawn_once_by_their_seed() -> None:
         assert len(images) == 1297
         epochs.append(sorted(image.numpy().tobytes() for image in images))
     assert epochs[0] == epochs[1]
-    assert first.facts["draw_seed"] == 0
+    assert first.facts["binarization_seed"] == 0
 
 
 def test_fixed_images_have_the_grey_levels_as_means() -> None:
     levels = images_of(ready(image_size=8, binarization="grey"), "test").double()
-    draws = [images_of(ready(image_size=8, draw_seed=seed), "test") for seed in range(12)]
+    draws = [images_of(ready(image_size=8, binarization_seed=seed), "test") for seed in range(12)]
     mean = torch.stack(draws).double().mean(0)
     variance = (levels * (1 - levels) / 12).sum()
     assert abs((mean - levels).sum()) < 5 * variance.sqrt()
@@ -112,7 +112,7 @@ def test_splits_are_those_of_digits() -> None:
 
 
 def test_facts_are_plain_data() -> None:
-    data = BinarizedDigits(image_size=16, batch_size=4, seed=7, draw_seed=3)
+    data = BinarizedDigits(image_size=16, batch_size=4, seed=7, binarization_seed=3)
     assert data.facts == {
         "dataset": "binarized_digits",
         "binarization": "fixed",
@@ -123,7 +123,7 @@ def test_facts_are_plain_data() -> None:
         "eval_batch_size": 100,
         "drop_last": False,
         "seed": 7,
-        "draw_seed": 3,
+        "binarization_seed": 3,
     }
     assert data.preprocessing == {
         "binarization": "fixed",

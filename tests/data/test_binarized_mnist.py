@@ -208,12 +208,12 @@ def test_part_of_a_sorted_set_is_spread_over_it(tmp_path: Path) -> None:
     for first, (images,) in enumerate(data.test_dataloader()):
         assert min(kinds_of(images)) >= 3, first
         assert max(kinds_of(images)) <= 7, first
-    for cases in (10, 20, 100, 500):
-        (images,) = next(iter(data.val_eval_dataloader(cases, cases=cases)))
-        assert len(images) == cases
+    for examples in (10, 20, 100, 500):
+        (images,) = next(iter(data.val_eval_dataloader(examples, examples=examples)))
+        assert len(images) == examples
         assert max(kinds_of(images)) - min(kinds_of(images)) <= 1
-    assert kinds_of(join(data.train_eval_dataloader(cases=30))) == [3] * 10
-    assert len(join(data.val_eval_dataloader(cases=5000))) == 1001
+    assert kinds_of(join(data.train_eval_dataloader(examples=30))) == [3] * 10
+    assert len(join(data.val_eval_dataloader(examples=5000))) == 1001
 
 
 def test_more_processes_share_the_images(folder: Path) -> None:
@@ -258,7 +258,7 @@ def test_missing_files_are_told_when_they_are_needed(
     file = tmp_path / "file"
     file.write_text("")
     (folder / "binarized_mnist_test.amat").unlink()
-    cases = [
+    examples = [
         (None, FileNotFoundError, f"no binarized MNIST: {where}"),
         (tmp_path / "absent", FileNotFoundError, f"no folder .*absent: {where}"),
         (file, NotADirectoryError, "file is a file: give the folder of the three files"),
@@ -269,7 +269,7 @@ def test_missing_files_are_told_when_they_are_needed(
             f"binarized_mnist_valid.amat: {where}",
         ),
     ]
-    for root, error, message in cases:
+    for root, error, message in examples:
         data = BinarizedMNIST(None if root is None else str(root))
         for go in (data.prepare_data, data.setup):
             with pytest.raises(error, match=message):
@@ -298,7 +298,7 @@ def test_missing_files_are_told_when_they_are_needed(
         ({"train_size": 0}, "train_size must be an integer of at least 1, got 0"),
         ({"batch_size": 0}, "batch_size must be an integer of at least 1, got 0"),
         ({"eval_batch_size": -1}, "eval_batch_size must be"),
-        ({"draw_seed": -1}, "draw_seed must be an integer of at least 0, got -1"),
+        ({"binarization_seed": -1}, "binarization_seed must be an integer of at least 0, got -1"),
         ({"num_workers": -1}, "num_workers must be"),
     ],
 )
@@ -415,7 +415,7 @@ def test_no_two_binarizations_go_by_one_name() -> None:
         module.facts["binarization"] for module in data
     ]
     # Only where images are drawn here do they depend on the seed of the draws.
-    assert ["draw_seed" in module.facts for module in data] == [False, True, False, False]
+    assert ["binarization_seed" in module.facts for module in data] == [False, True, False, False]
 
 
 # Other binarizations
@@ -472,7 +472,7 @@ def test_dynamic_images_are_drawn_by_seed_epoch_and_index(mnist: Path) -> None:
     first = draws(batch_size=4)
     for options in ({"batch_size": 10}, {"seed": 3}, {"num_workers": 2}):
         assert torch.equal(draws(**{"batch_size": 4, **options}), first)
-    others = [draws(epoch=1), draws(epoch=2), draws(draw_seed=1)]
+    others = [draws(epoch=1), draws(epoch=2), draws(binarization_seed=1)]
     for other in others:
         # Half of the pixels or so are far from certain.
         assert (other != first).float().mean() > 0.1
@@ -486,13 +486,13 @@ def test_evaluation_takes_one_draw(mnist: Path) -> None:
     data = ready(mnist, binarization="dynamic", **GREY)
     for name in ("train", "val", "test"):
         assert torch.equal(evaluated(name, seed=5, batch_size=3), evaluated(name))
-        assert not torch.equal(evaluated(name, draw_seed=1), evaluated(name))
+        assert not torch.equal(evaluated(name, binarization_seed=1), evaluated(name))
     loader = data.val_dataloader()
     before = rows_of(join(loader))
     loader.sampler.set_epoch(4)
     assert rows_of(join(loader)) == before
     # A part is drawn as the whole is.
-    part = rows_of(join(data.train_eval_dataloader(cases=4)))
+    part = rows_of(join(data.train_eval_dataloader(examples=4)))
     assert sorted(part) == sorted(rows_of(evaluated("train")[::5]))
     assert torch.equal(join(data.predict_dataloader()), evaluated("test"))
     # No two sets share their draws: the same grey levels lie at the top of all.
@@ -542,8 +542,8 @@ def test_a_resumed_run_draws_what_one_never_interrupted_does(mnist: Path, tmp_pa
 def test_resumption_with_another_seed_of_draws_is_refused(mnist: Path) -> None:
     loader = ready(mnist, binarization="dynamic", batch_size=4, **GREY).train_dataloader()
     next(iter(loader))
-    options = {"binarization": "dynamic", "batch_size": 4, "draw_seed": 1}
+    options = {"binarization": "dynamic", "batch_size": 4, "binarization_seed": 1}
     other = ready(mnist, **options, **GREY).train_dataloader()
     other.load_state_dict(loader.state_dict())
-    with pytest.raises(ValueError, match=r"draw_seed 0 \(now 1\)"):
+    with pytest.raises(ValueError, match=r"binarization_seed 0 \(now 1\)"):
         next(iter(other))

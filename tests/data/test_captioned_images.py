@@ -258,7 +258,7 @@ def test_evaluation_has_all_captions_in_order(released: Path) -> None:
     pairs = [pair for batch in batches for pair in images_of(batch, words)]
     assert pairs == [(i, c) for i in range(12) for c in range(5)]
     assert torch.cat([batch.image_index for batch in batches]).tolist() == list(range(12))
-    (first,) = data.train_eval_dataloader(cases=3)
+    (first,) = data.train_eval_dataloader(examples=3)
     assert first.image_index.tolist() == [0, 1, 2]
     assert len(next(iter(data.predict_dataloader())).captions) == 15
 

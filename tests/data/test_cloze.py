@@ -198,7 +198,7 @@ def test_names_of_evaluation_are_fixed(entities: Any) -> None:
     every = {canonical(t): t for batch in data.val_dataloader() for t in words(data, batch)}
     again = {
         canonical(t): t
-        for batch in data.val_eval_dataloader(batch_size=2, cases=4)
+        for batch in data.val_eval_dataloader(batch_size=2, examples=4)
         for t in words(data, batch)
     }
     assert len(every) == 9

@@ -316,12 +316,12 @@ def test_evaluation_takes_the_targets_of_training() -> None:
 def test_some_cases_of_training() -> None:
     """Evenly spaced, as neighbours are of one writer."""
     data = module(drawn(LENGTHS))
-    found = [text for batch in data.train_eval_dataloader(5, cases=12) for text in batch.text]
+    found = [text for batch in data.train_eval_dataloader(5, examples=12) for text in batch.text]
     assert len(LENGTHS) == 97
     expected = (0, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88)
     assert sorted(found) == sorted(f"text {i}" for i in expected)
-    assert [len(b.text) for b in data.train_eval_dataloader(5, cases=12)] == [5, 5, 2]
-    assert sum(len(b.text) for b in data.train_eval_dataloader(cases=1000)) == 97
+    assert [len(b.text) for b in data.train_eval_dataloader(5, examples=12)] == [5, 5, 2]
+    assert sum(len(b.text) for b in data.train_eval_dataloader(examples=1000)) == 97
 
 
 def test_prediction_keeps_the_order_of_the_set() -> None:

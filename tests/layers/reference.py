@@ -61,7 +61,7 @@ def mean_and_variance(values: Tensor) -> tuple[Tensor, Tensor]:
 def normalize(
     d: Direction, place: str, rows: list[Tensor], runs: list[int], t: int
 ) -> list[Tensor]:
-    """Normalises the summed inputs of the cases active at step t."""
+    """Normalises the summed inputs of the examples active at step t."""
     rule = d.rule
     if rule.kind in ("none", "weight") or place not in d.places:
         return rows
@@ -128,7 +128,7 @@ def tanh(a: Tensor) -> Tensor:
 def one_step(
     d: Direction, xs: list[Tensor], hs: list[Tensor], cs: list[Tensor], t: int
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Equations 4, 20-22 and 26-28 for the cases active at step t."""
+    """Equations 4, 20-22 and 26-28 for the examples active at step t."""
     size = d.w_hh.shape[0] // {"LSTM": 4, "GRU": 3}.get(d.cell, 1)
     w, u = effective(d, "input", d.w_ih), effective(d, "recurrent", d.w_hh)
     zeros = torch.zeros(d.w_hh.shape[0], dtype=d.w_hh.dtype)

@@ -252,7 +252,7 @@ def test_cell_gradients(cell: str, strategy: str) -> None:
 def test_layer_gradients(cell: str, strategy: str) -> None:
     torch.manual_seed(6)
     layer = build(LAYERS[cell], cell, strategy, bidirectional=True)
-    # Two cases reach the last step: one alone would meet running averages, which move.
+    # Two examples reach the last step: one alone would meet running averages, which move.
     sequences = [torch.randn(n, 3, dtype=F64) for n in (3, 2, 3)]
     packed = pack_sequence(sequences, enforce_sorted=False)
     names, values = zip(*layer.named_parameters(), strict=True)

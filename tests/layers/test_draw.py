@@ -238,11 +238,11 @@ class Weighted(Norm):
 
     start: float = 0.5
 
-    def init_sums(self, site: Site) -> None:
+    def init_params(self, site: Site) -> None:
         site.add_parameter("weight_on", torch.full((site.features,), self.start))
         site.add_parameter("bias_on", torch.full((site.features,), self.start))
 
-    def sums(self, site: Site, a: Tensor, step: int | None = None) -> Tensor:
+    def normalize(self, site: Site, a: Tensor, step: int | None = None) -> Tensor:
         return a * site.weight_on + site.bias_on
 
 
@@ -334,7 +334,7 @@ def test_initial_weights(norm: Norm, again: bool) -> None:
         start = {name: a for name, a in cell.named_parameters() if ".sites." in f".{name}"}
         gain = start.get("sites.cell.gain")
         if gain is not None:
-            assert gain.eq(0.1 if norm.reads_step else 1.0).all()
+            assert gain.eq(0.1 if norm.per_timestep else 1.0).all()
             assert start["sites.cell.shift"].eq(0).all()
         else:
             # Weights in use are those drawn: each row's scale is its length.
@@ -372,8 +372,8 @@ def test_initial_weights_of_torch() -> None:
         ),
         ({"filter_norm": "sum"}, "filter_norm must be one of softmax, eps, got 'sum'"),
         ({"filter_eps": 0.0}, "filter_eps must be positive, got 0.0"),
-        ({"bound": -1.0}, "bound must be positive and at most 20.0, .* got -1.0"),
-        ({"bound": float("inf")}, "bound must be positive and at most 20.0, .* got inf"),
+        ({"log_clamp": -1.0}, "log_clamp must be positive and at most 20.0, .* got -1.0"),
+        ({"log_clamp": float("inf")}, "log_clamp must be positive and at most 20.0, .* got inf"),
         ({"init_std": float("nan")}, "init_std must be positive, got nan"),
         ({"normalize": ("sum",)}, "normalize names 'sum', but this layer's places are 'input'"),
         ({"normalize": "cell"}, "normalize must be a tuple of names, got 'cell'"),
@@ -413,11 +413,11 @@ def test_sizes_that_do_not_fit(
 def test_any_number_of_glimpses_and_cases() -> None:
     network = build()
     images, noise = given(network)
-    for cases in (0, 1, 2):
+    for examples in (0, 1, 2):
         for glimpses in (1, 3):
-            done = network(images[:cases], noise[:glimpses, :cases])
-            assert done.logits.shape == (cases, HEIGHT, WIDTH)
-            assert done.means.shape == done.log_stds.shape == (glimpses, cases, 3)
+            done = network(images[:examples], noise[:glimpses, :examples])
+            assert done.logits.shape == (examples, HEIGHT, WIDTH)
+            assert done.means.shape == done.log_stds.shape == (glimpses, examples, 3)
     assert network(images, noise).trace is None
 
 
@@ -447,7 +447,7 @@ def test_the_trace_changes_nothing() -> None:
 
 
 def test_logarithms_beyond_the_bound_are_clamped_and_counted() -> None:
-    network = build(bound=2.0)
+    network = build(log_clamp=2.0)
     images, noise = given(network)
     with torch.no_grad():
         for layer in (network.read, network.write, network.posterior):

@@ -1,4 +1,4 @@
-"""Linear and Conv2d with every strategy against loops over cases and features, in float64."""
+"""Linear and Conv2d with every strategy against loops over examples and features, in float64."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_linear(norm: Norm, bias: bool, training: bool) -> None:
 
 @every_norm
 def test_linear_on_more_axes(norm: Norm) -> None:
-    """All leading axes are cases."""
+    """All leading axes are examples."""
     layer = randomize(Linear(3, 4, norm=norm, dtype=F64))
     x = torch.randn(2, 5, 3, dtype=F64)
     output = layer(x)
@@ -128,9 +128,9 @@ def test_conv2d_has_a_gain_for_each_channel() -> None:
 
 
 def test_a_batch_of_one_row_cannot_train() -> None:
-    with pytest.raises(ValueError, match="BatchNorm needs at least 2 cases"):
+    with pytest.raises(ValueError, match="BatchNorm needs at least 2 examples"):
         Linear(3, 4, norm=BatchNorm())(torch.randn(1, 3))
-    with pytest.raises(ValueError, match="BatchNorm needs at least 2 cases"):
+    with pytest.raises(ValueError, match="BatchNorm needs at least 2 examples"):
         Conv2d(2, 6, 3, norm=BatchNorm())(torch.randn(1, 2, 3, 3))
 
 

@@ -75,19 +75,19 @@ def tensors(value: Any) -> list[Tensor]:
     return [value] if isinstance(value, Tensor) else [t for part in value for t in tensors(part)]
 
 
-def random_states(layer: nn.Module, *cases: int) -> Any:
+def random_states(layer: nn.Module, *examples: int) -> Any:
     runs = layer.num_layers * (2 if layer.bidirectional else 1)
-    h = torch.randn(runs, *cases, layer.proj_size or 5, dtype=F64, requires_grad=True)
+    h = torch.randn(runs, *examples, layer.proj_size or 5, dtype=F64, requires_grad=True)
     if layer.mode != "LSTM":
         return h
-    return h, torch.randn(runs, *cases, 5, dtype=F64, requires_grad=True)
+    return h, torch.randn(runs, *examples, 5, dtype=F64, requires_grad=True)
 
 
 INPUTS = ["batch", "T = 1", "one case", "packed", "packed unsorted", "packed T = 1"]
 
 
 def make_input(kind: str, batch_first: bool) -> tuple[Any, tuple[int, ...], Tensor]:
-    """The input, the shape of its cases, and the tensor that takes gradients."""
+    """The input, the shape of its examples, and the tensor that takes gradients."""
     if kind == "one case":
         x = torch.randn(6, 3, dtype=F64, requires_grad=True)
         return x, (), x
@@ -125,8 +125,8 @@ def test_layer(
 ) -> None:
     monkeypatch.setenv("LN_ZOO_KERNELS", kernels)
     ours, theirs = pair(kind, norm, **OPTIONS[options])
-    x, cases, source = make_input(layout, ours.batch_first)
-    hx = random_states(ours, *cases) if given else None
+    x, examples, source = make_input(layout, ours.batch_first)
+    hx = random_states(ours, *examples) if given else None
     # The same seed: dropout must draw the same numbers as torch's.
     torch.manual_seed(8)
     actual = ours(x, hx)

@@ -51,7 +51,7 @@ def assert_close(one: Any, two: Any, tolerance: float = 1e-11) -> None:
 
 
 def statistics(a: Tensor, norm: Norm, group: int) -> Tensor:
-    """Rows normalised in groups of features, or features over cases."""
+    """Rows normalised in groups of features, or features over examples."""
     if isinstance(norm, BatchNorm):
         return (a - a.mean(0)) / (a.var(0, correction=0) + norm.eps).sqrt()
     parts = []
@@ -364,7 +364,7 @@ def test_no_kernel_takes_them(options: dict[str, Any], monkeypatch: pytest.Monke
         layer = LSTM(3, 5, norm=norm, **options)
         (weights,) = (layer._effective_weights(*d) for d in layer._directions().items())
         (sites,) = layer._directions().values()
-        records = [{role: s.describe() for role, s in sites.items()}]
+        records = [{role: s.to_spec() for role, s in sites.items()}]
         assert pick(layer._cell(), records, torch.randn(20, 2, 3), [weights]) is None
     assert bounded_lstm(0.1).name not in CELLS
 

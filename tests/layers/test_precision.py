@@ -162,10 +162,10 @@ class Spy(Norm):
 
     seen: list[torch.dtype] = field(default_factory=list)
 
-    def init_sums(self, site: Site) -> None:
+    def init_params(self, site: Site) -> None:
         site.add_affine(1.0)
 
-    def sums(self, site: Site, a: Tensor, step: int | None = None) -> Tensor:
+    def normalize(self, site: Site, a: Tensor, step: int | None = None) -> Tensor:
         self.seen.append(a.dtype)
         return site.affine(a)
 

@@ -47,7 +47,7 @@ def test_sequences_longer_than_max_steps(cls: type) -> None:
     x = torch.randn(7, 5, 3, dtype=F64)
     output, _ = layer(x)
     assert output.isfinite().all()
-    site = next(s for s in layer.sites["l0"].values() if s.normalizes_sums)
+    site = next(s for s in layer.sites["l0"].values() if s.normalizes)
     assert site.running_mean.shape[0] == 2
     assert site.num_batches_tracked.tolist() == [1, 6]  # steps 1 to 6 share the last row
     evaluated, _ = layer.eval()(x)
@@ -145,7 +145,7 @@ def test_gains_start_at_a_tenth() -> None:
 def test_a_batch_of_one_cannot_train() -> None:
     layer = LSTM(3, 4, norm=BatchNorm())
     for x in (torch.randn(5, 1, 3), torch.randn(5, 3), pack_sequence([torch.randn(5, 3)])):
-        with pytest.raises(ValueError, match="BatchNorm needs at least 2 cases"):
+        with pytest.raises(ValueError, match="BatchNorm needs at least 2 examples"):
             layer(x)
     layer.eval()(torch.randn(5, 3))
 

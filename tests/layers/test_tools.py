@@ -184,9 +184,9 @@ def test_exports_in_evaluation_with_any_batch_size(cls: type, norm: Norm) -> Non
     axis = 1 if cls in (LSTM, GRU, RNN) else 0
     batch = torch.export.Dim("batch", min=1, max=64)
     program = torch.export.export(module, arguments, dynamic_shapes=({axis: batch},))
-    for cases in (1, 7):
+    for examples in (1, 7):
         shape = list(arguments[0].shape)
-        shape[axis] = cases
+        shape[axis] = examples
         x = torch.randn(shape, dtype=torch.float64)
         assert_equal(program.module()(x), module(x), 1e-12)
 

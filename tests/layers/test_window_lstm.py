@@ -113,7 +113,7 @@ def softplus(a: Tensor) -> Tensor:
 def equations(
     layer: WindowLSTM, d: Direction, x: Tensor, text: Tensor, state: WindowState
 ) -> tuple[Tensor, ...]:
-    """Outputs, windows, last h, c, kappa and window, and phi of each step; lists of cases."""
+    """Outputs, windows, last h, c, kappa and window, and phi of each step; lists of examples."""
     hs, cs, kappas, ws = (list(a) for a in state)
     K = layer.components
     outputs, windows, phis = [], [], []
@@ -661,12 +661,14 @@ def test_texts_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("field", WindowState._fields)
-@pytest.mark.parametrize("other", ["cases", "one case", "features", "dimensions"])
+@pytest.mark.parametrize("other", ["examples", "one case", "features", "dimensions"])
 def test_states_of_another_shape_are_refused(field: str, other: str) -> None:
     """A kernel would read beyond them, or they would broadcast."""
     layer = build()
     x, text, state = given(layer)
     a = getattr(state, field)
-    wrong = {"cases": a[:3], "one case": a[:1], "features": a[:, 1:], "dimensions": a[None]}[other]
+    wrong = {"examples": a[:3], "one case": a[:1], "features": a[:, 1:], "dimensions": a[None]}[
+        other
+    ]
     with pytest.raises(ValueError, match=rf"state\.{field} must be \(4, {a.shape[1]}\) beside"):
         layer(x, text, state._replace(**{field: wrong}))

@@ -73,8 +73,10 @@ def flat(value: Any) -> list[Tensor]:
 def inputs_of(cls: type, packed: bool) -> dict[str, Tensor]:
     if cls in (LSTM, GRU, RNN):
         x = {"input": torch.randn(11, I), "batch_sizes": torch.tensor([3, 3, 2, 2, 1])}
-        cases = 3 if packed else N
-        states = {name: torch.randn(1, cases, H) for name in ("h", "c")[: 2 if cls is LSTM else 1]}
+        examples = 3 if packed else N
+        states = {
+            name: torch.randn(1, examples, H) for name in ("h", "c")[: 2 if cls is LSTM else 1]
+        }
         return (x if packed else {"input": torch.randn(T, N, I)}) | states
     if cls in CELLS:
         states = {name: torch.randn(N, H) for name in ("h", "c")[: 2 if cls is LSTMCell else 1]}
@@ -200,7 +202,7 @@ FREE: dict[type, dict[str, tuple[str, ...]]] = {
         **{f"self.{name}.bias": _BROADCAST for name in ("posterior", "read", "write", "patch")},
     },
 }
-#: Wrong numbers of cases at each step of packed data of 11 rows.
+#: Wrong numbers of examples at each step of packed data of 11 rows.
 BATCH_SIZES = {
     "too many": [3, 3, 3, 3],
     "too few": [3, 3, 3],
@@ -350,7 +352,7 @@ def test_orders_of_packed_data_that_do_not_fit(cls: type, name: str) -> None:
     assert all(word.startswith("raised") for word in outcomes([run(order) for order in orders]))
 
 
-SHAPES = {"no steps": (0, 2, I), "no cases": (5, 0, I), "no steps of one case": (0, I)}
+SHAPES = {"no steps": (0, 2, I), "no examples": (5, 0, I), "no steps of one case": (0, I)}
 
 
 @pytest.mark.parametrize("norm", ["none", "layer", "rms", "weight"])
@@ -370,10 +372,10 @@ def test_sizes_of_zero_are_torchs(cls: type, norm: str) -> None:
 @pytest.mark.parametrize("gradients", [True, False])
 def test_cells_of_no_cases_or_no_inputs(cls: type, norm: str, gradients: bool) -> None:
     with torch.set_grad_enabled(gradients):
-        for cases, inputs in ((0, I), (2, 0), (0, 0)):
+        for examples, inputs in ((0, I), (2, 0), (0, 0)):
             torchs, ours = CLASSES[cls](inputs, H), cls(inputs, H, norm=NORMS[norm])  # type: ignore[misc]
             for _ in range(2):
-                x = torch.randn(cases, inputs)
+                x = torch.randn(examples, inputs)
                 assert outcome(ours, x) == outcome(torchs, x)
 
 

@@ -159,7 +159,7 @@ def test_correlation_is_held() -> None:
     held = torch.tensor([[0.999], [-0.999], [math.tanh(2)]], dtype=F64)
     torch.testing.assert_close(mixture.correlation.tanh(), held)
     torch.testing.assert_close(
-        PenMixture.of(raw, largest_correlation=0.5).correlation.tanh(),
+        PenMixture.of(raw, max_correlation=0.5).correlation.tanh(),
         torch.tensor([[0.5], [-0.5], [0.5]], dtype=F64),
     )
     # In float32 as well rho stays below 1, where densities would have no end.
@@ -174,7 +174,7 @@ def test_deviations_are_held() -> None:
     raw[:, 5] = -30.0
     mixture = PenMixture.of(raw)
     assert mixture.log_std.tolist() == [[[-7.0, -7.0]], [[-6.0, -7.0]]]
-    assert PenMixture.of(raw, least_log_std=-2.0).log_std.min() == -2.0
+    assert PenMixture.of(raw, min_log_std=-2.0).log_std.min() == -2.0
     # No density is higher than at a mean with both at their floors.
     nll = mixture.offset_nll(torch.zeros(2, 2, dtype=F64))
     assert nll[0].item() == pytest.approx(math.log(2 * math.pi) - 14)

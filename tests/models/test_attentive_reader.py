@@ -32,7 +32,7 @@ def named(norm: Norm) -> str:
 
 def small(**arguments: Any) -> AttentiveReader:
     torch.manual_seed(0)
-    sizes = {"vocabulary": WORDS, "hidden_features": 6, "dropout": 0.0}
+    sizes = {"vocabulary": WORDS, "hidden_size": 6, "dropout": 0.0}
     model = AttentiveReader(**sizes | arguments)
     with torch.no_grad():
         for p in model.parameters():
@@ -78,12 +78,12 @@ def lstm(
     """The states (N, T, d), step by step; zeros behind the ends where statistics are masked."""
     p = {key.removeprefix(f"{name}."): value.detach()
          for key, value in model.state_dict().items() if key.startswith(name)}  # fmt: skip
-    cases, steps, size = x.shape
-    h = torch.zeros(cases, size, dtype=torch.float64)
+    examples, steps, size = x.shape
+    h = torch.zeros(examples, size, dtype=torch.float64)
     if model.initial_states is not None:
         h = h + model.initial_states[int(name == "query_reader")].detach()
     c = torch.zeros_like(h)
-    out = torch.zeros(cases, steps, size, dtype=torch.float64)
+    out = torch.zeros(examples, steps, size, dtype=torch.float64)
 
     def site(a: Tensor, role: str) -> Tensor:
         if norm == "none":
@@ -92,7 +92,7 @@ def lstm(
         return a + p[f"sites.l0.{role}.shift"] if role == "cell" else a
 
     for t in range(steps):
-        rows = (lengths > t).nonzero().squeeze(1) if masked else torch.arange(cases)
+        rows = (lengths > t).nonzero().squeeze(1) if masked else torch.arange(examples)
         if not len(rows):
             break
         sums = site(x[rows, t] @ p["weight_ih_l0"].T, "input")
@@ -214,13 +214,13 @@ def test_renamed_entities_with_renamed_rows_give_the_same_scores(norm: Norm) -> 
     other = torch.arange(len(WORDS) + 2)
     other[numbers] = numbers[torch.tensor([2, 0, 1, 4, 3])]
     moved = inputs._replace(passage=other[inputs.passage], query=other[inputs.query])
-    before = model.per_case((inputs, answers))
-    assert not torch.allclose(model.per_case((moved, other[answers]))["nll"], before["nll"])
+    before = model.per_example((inputs, answers))
+    assert not torch.allclose(model.per_example((moved, other[answers]))["nll"], before["nll"])
     with torch.no_grad():
         for table in (model.embedding.weight, model.output.weight, model.output.bias):
             assert table is not None
             table[other] = table.clone()
-    after = model.per_case((moved, other[answers]))
+    after = model.per_example((moved, other[answers]))
     for name, values in before.items():
         assert torch.allclose(after[name], values, rtol=1e-10), name
 
@@ -250,7 +250,7 @@ def test_scores() -> None:
             model.output.bias.zero_()
             for word, score in scores.items():
                 model.output.bias[numbers[word]] = score
-        found = model.per_case((inputs, answers))
+        found = model.per_example((inputs, answers))
         names = ("error", "entity_error", "passage_error")
         for row, expected in enumerate(wrong):
             assert tuple(int(found[name][row]) for name in names) == expected, scores
@@ -353,7 +353,7 @@ def test_dropout_is_for_training() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"hidden_features": 0}, "every size must be at least 1"),
+        ({"hidden_size": 0}, "every size must be at least 1"),
         ({"dropout": 1.0}, "dropout must lie from 0 to below 1, got 1.0"),
         ({"statistics": "some"}, "statistics must be one of masked, all, got 'some'"),
         ({"initial_state": "ones"}, "initial_state must be one of zeros, learned, got 'ones'"),
@@ -364,11 +364,11 @@ def test_dropout_is_for_training() -> None:
 )
 def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        AttentiveReader(**{"vocabulary": WORDS, "hidden_features": 4} | arguments)
+        AttentiveReader(**{"vocabulary": WORDS, "hidden_size": 4} | arguments)
 
 
 def test_default_strategy_and_vocabulary() -> None:
-    model = AttentiveReader(hidden_features=4)
+    model = AttentiveReader(hidden_size=4)
     assert model.hparams["norm"]["class_path"] == "ln_zoo.norms.LayerNorm"
     assert model.hparams["vocabulary"][:2] == ["@placeholder", "@entity0"]
     assert int(model.entities.sum()) == 100
@@ -397,9 +397,11 @@ def test_it_learns_a_small_corpus(norm: Norm) -> None:
     run.fit(model, datamodule=questions)
     names = {"nll", "error", "entity_error", "passage_error"}
     logged = {name for name in run.callback_metrics if name.startswith("val_")}
-    batch = {f"val_batch_{name}" for name in names} if norm.mixes_cases else set()
+    batch = {f"val_batch_{name}" for name in names} if norm.batch_dependent else set()
     assert logged == {f"val_{name}" for name in names} | batch
-    scores = [model.train().per_case(batch)["error"] for batch in questions.train_eval_dataloader()]
+    scores = [
+        model.train().per_example(batch)["error"] for batch in questions.train_eval_dataloader()
+    ]
     assert torch.cat(scores).mean() < 0.1
 
 

@@ -19,14 +19,14 @@ from ln_zoo.models import (
     ("model", "arguments", "message"),
     [
         (MLPClassifier, {"in_features": "abc"}, "in_features must be given in whole numbers, got"),
-        (MLPClassifier, {"hidden_features": [8, 0.5]}, r"hidden_features .* got \[8, 0.5\]"),
+        (MLPClassifier, {"hidden_sizes": [8, 0.5]}, r"hidden_sizes .* got \[8, 0.5\]"),
         (MLPClassifier, {"num_classes": True}, "num_classes must .* got True"),
         (MLPClassifier, {"lr": "x"}, "lr must be a number, got 'x'"),
-        (ConvClassifier, {"hidden_features": "x"}, "hidden_features must be given in whole"),
+        (ConvClassifier, {"hidden_size": "x"}, "hidden_size must be given in whole"),
         (SequenceClassifier, {"num_layers": 1.5}, "num_layers must be given in whole numbers"),
         (DRAW, {"glimpses": None}, "glimpses must be given in whole numbers, got None"),
         (DRAW, {"lr": "x"}, "lr must be a number, got 'x'"),
-        (Handwriting, {"hidden_features": "x"}, "hidden_features must be given in whole"),
+        (Handwriting, {"hidden_size": "x"}, "hidden_size must be given in whole"),
         (Handwriting, {"lr": "x"}, "lr must be a number, got 'x'"),
     ],
 )

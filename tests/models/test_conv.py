@@ -28,8 +28,8 @@ def small(norm: Norm, **arguments) -> ConvClassifier:
     return model
 
 
-def images(cases: int = 5) -> Tensor:
-    return torch.randn(cases, 2, 9, 11, dtype=F64)
+def images(examples: int = 5) -> Tensor:
+    return torch.randn(examples, 2, 9, 11, dtype=F64)
 
 
 # The network
@@ -173,7 +173,7 @@ def test_a_step_lowers_the_loss_and_moves_every_parameter(norm: Norm, optimizer:
     batch = next(iter(data.train_dataloader()))
     torch.manual_seed(0)
     model = ConvClassifier(
-        data.image_shape, channels=[[4, 4], [8]], hidden_features=16, norm=norm,
+        data.image_shape, channels=[[4, 4], [8]], hidden_size=16, norm=norm,
         optimizer=optimizer, lr={"adam": 1e-3, "sgd": 1e-2}[optimizer],
     )  # fmt: skip
     stepper = model.configure_optimizers()
@@ -209,7 +209,7 @@ def test_arguments_are_stored_as_plain_values() -> None:
         "image_shape": [1, 8, 8],
         "num_classes": 10,
         "channels": [[3], [4, 5]],
-        "hidden_features": 256,
+        "hidden_size": 256,
         "norm": {
             "class_path": "ln_zoo.norms.LayerNorm",
             "init_args": {"gain": 1.0, "eps": 1e-5, "convolution": "unit", "per_gate": False},
@@ -234,7 +234,7 @@ def test_sizes_of_images(size: int) -> None:
     [(2, 1, 9, 9), (2, 1, 8, 4), (2, 3, 8, 8), (2, 8, 8), (1, 8, 8), (8, 8), (2, 64)],
 )
 def test_images_of_another_shape(norm: Norm, shape: tuple[int, ...]) -> None:
-    model = ConvClassifier((1, 8, 8), channels=[[2], [3]], hidden_features=4, norm=norm)
+    model = ConvClassifier((1, 8, 8), channels=[[2], [3]], hidden_size=4, norm=norm)
     message = rf"reads images \(N, 1, 8, 8\), got inputs {re.escape(str(shape))}: .*image_shape"
     for mode in (True, False):
         with pytest.raises(ValueError, match=message):
@@ -251,7 +251,7 @@ def test_images_of_another_shape(norm: Norm, shape: tuple[int, ...]) -> None:
         ({"channels": [[4], []]}, r"at least one convolution, got channels=\[\[4\], \[\]\]"),
         ({"channels": []}, "channels must have at least one block of convolutions, got none"),
         ({"channels": [[4, 0]]}, "every size must be at least 1"),
-        ({"hidden_features": 0}, "every size must be at least 1"),
+        ({"hidden_size": 0}, "every size must be at least 1"),
         ({"num_classes": 0}, "every size must be at least 1"),
         ({"optimizer": "adamw"}, "optimizer must be one of .* got 'adamw'"),
         ({"lr": 0.0}, "lr must be positive, got 0.0"),

@@ -28,19 +28,19 @@ def small(**arguments: Any) -> DRAW:
     """With weights so large that everything has an effect."""
     torch.manual_seed(0)
     sizes: dict[str, Any] = {
-        "image_size": SIZE, "glimpses": 3, "hidden_features": 6, "latent_features": 2,
+        "image_size": SIZE, "glimpses": 3, "hidden_size": 6, "latent_size": 2,
         "write_size": 3, "init_std": 0.4,
     }  # fmt: skip
     return DRAW(**sizes | arguments)
 
 
-def pictures(cases: int = 5, seed: int = 1, size: tuple[int, int] = SIZE) -> Tensor:
+def pictures(examples: int = 5, seed: int = 1, size: tuple[int, int] = SIZE) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return (torch.rand(cases, 1, *size, generator=generator) < 0.3).float()
+    return (torch.rand(examples, 1, *size, generator=generator) < 0.3).float()
 
 
-def noise_of(model: DRAW, cases: int = 5, seed: int = 2) -> Tensor:
-    shape = (model.glimpses, cases, model.network.latent_size)
+def noise_of(model: DRAW, examples: int = 5, seed: int = 2) -> Tensor:
+    shape = (model.glimpses, examples, model.network.latent_size)
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
@@ -202,7 +202,7 @@ def tiny() -> DRAW:
     """One latent number and 2 x 3 pixels: what is likely can be summed up."""
     torch.manual_seed(0)
     return DRAW(
-        image_size=(2, 3), glimpses=1, hidden_features=4, latent_features=1, write_size=2,
+        image_size=(2, 3), glimpses=1, hidden_size=4, latent_size=1, write_size=2,
         init_std=0.5,
     ).double()  # fmt: skip
 
@@ -299,7 +299,7 @@ def test_evaluation_gives_the_same_numbers_whatever_was_drawn_before(tmp_path: P
     for seed in (1, 2):
         torch.manual_seed(seed)
         before = torch.get_rng_state()
-        found.append(model.per_case((pictures(),)))
+        found.append(model.per_example((pictures(),)))
         assert torch.equal(torch.get_rng_state(), before)
         (scores,) = trainer(tmp_path).test(model, data, verbose=False)
         found.append(scores)
@@ -307,7 +307,7 @@ def test_evaluation_gives_the_same_numbers_whatever_was_drawn_before(tmp_path: P
     assert found[1] == found[3]
     assert set(found[1]) == {f"test_{n}" for n in ("bound", "nll", "kl", "importance_bound")}
     other = small(eval_seed=7)
-    assert not torch.equal(other.per_case((pictures(),))["bound"], found[0]["bound"])
+    assert not torch.equal(other.per_example((pictures(),))["bound"], found[0]["bound"])
 
 
 @pytest.mark.parametrize("norm", STRATEGIES[1:], ids=lambda norm: type(norm).__name__)
@@ -330,7 +330,7 @@ def test_models_are_compared_with_the_same_noise(
     assert torch.equal(drawn[0], drawn[2])
     assert torch.equal(drawn[1], drawn[3])
     assert not torch.equal(drawn[0], drawn[1])
-    model.per_case((pictures(seed=5),))
+    model.per_example((pictures(seed=5),))
     assert not torch.equal(drawn[0], drawn[4])
 
 
@@ -367,14 +367,14 @@ CHANGES: list[dict[str, Any]] = [
     {"learn_initial_state": False},
     {"learn_initial_canvas": False},
     {"filter_norm": "eps", "filter_eps": 0.1},
-    {"bound": 0.05},
+    {"log_clamp": 0.05},
     {"glimpses": 2},
     {"read_size": 3},
     {"read_size": None},
     {"write_size": 2},
     {"write_size": None},
-    {"latent_features": 3},
-    {"hidden_features": 5},
+    {"latent_size": 3},
+    {"hidden_size": 5},
 ]
 
 
@@ -414,7 +414,7 @@ def test_options_change_the_start(options: dict[str, Any]) -> None:
         {"read_size": 1, "write_size": 1},
         {"forget_bias": 1.0, "init_std": None},
         {"clip_norm": None},
-        {"glimpses": 1, "latent_features": 1},
+        {"glimpses": 1, "latent_size": 1},
     ],
     ids=str,
 )
@@ -466,12 +466,12 @@ def test_batch_statistics_are_each_glimpses_own() -> None:
         ({"clip_norm": 0.0}, "clip_norm must be positive, got 0.0"),
         ({"image_size": (28,)}, r"image_size must be height and width, got \(28,\)"),
         ({"image_size": 28}, "image_size must be height and width, got 28"),
-        ({"hidden_features": 0}, "at least 1, got {'hidden_size': 0}"),
+        ({"hidden_size": 0}, "at least 1, got {'hidden_size': 0}"),
         ({"image_size": (0, 5)}, "at least 1, got {'height': 0}"),
         ({"filter_norm": "max"}, "filter_norm must be one of softmax, eps"),
         ({"filter_eps": -1e-8}, "filter_eps must be positive"),
-        ({"bound": 0.0}, "bound must be positive and at most 20.0, .* got 0.0"),
-        ({"bound": 21.0}, "bound must be positive and at most 20.0, .* got 21.0"),
+        ({"log_clamp": 0.0}, "log_clamp must be positive and at most 20.0, .* got 0.0"),
+        ({"log_clamp": 21.0}, "log_clamp must be positive and at most 20.0, .* got 21.0"),
         ({"normalize": ["gates"]}, "normalize names 'gates'"),
         ({"compile_mode": "fancy"}, "compile_mode: .*fancy"),
     ],
@@ -515,7 +515,7 @@ def test_it_learns(norm: Norm, tmp_path: Path) -> None:
     pixels = -(mean * mean.log() + (1 - mean) * (1 - mean).log()).sum()
     torch.manual_seed(0)
     model = DRAW(
-        image_size=(6, 6), glimpses=3, hidden_features=24, latent_features=4, write_size=4,
+        image_size=(6, 6), glimpses=3, hidden_size=24, latent_size=4, write_size=4,
         lr=0.02, norm=norm, eval_samples=20, init_std=None,
     )  # fmt: skip
     data = Pictures(images.repeat(4, 1, 1, 1), 48)
@@ -595,7 +595,7 @@ def test_what_training_logs(tmp_path: Path) -> None:
 def test_the_share_of_clamped_logarithms(tmp_path: Path) -> None:
     """Of 3 glimpses x 5 images: 2 latents' logarithms, 2 of each of 2 grids."""
     for options, share in (({}, 1 / 6), ({"read_size": None}, 0.0), ({"write_size": None}, 0.25)):
-        model = small(init_std=1e-3, bound=1.0, **options)
+        model = small(init_std=1e-3, log_clamp=1.0, **options)
         if model.network.read is not None:
             with torch.no_grad():
                 model.network.read.bias[3] = 2.0
@@ -672,7 +672,7 @@ def test_checkpoints_come_back(tmp_path: Path) -> None:
     stored = torch.load(tmp_path / "kept.ckpt", weights_only=True)["hyper_parameters"]
     assert stored["_class_path"] == "ln_zoo.models.DRAW"
     assert stored["image_size"] == [4, 6]
-    expected = model.per_case((pictures(),))
+    expected = model.per_example((pictures(),))
     for again in (
         DRAW.load_from_checkpoint(tmp_path / "kept.ckpt", weights_only=True),
         ZooModule.load_from_checkpoint(tmp_path / "kept.ckpt"),
@@ -682,7 +682,7 @@ def test_checkpoints_come_back(tmp_path: Path) -> None:
         assert again.hparams == model.hparams
         assert again.network.encoder.sites["cell"].norm == norm  # type: ignore[index]
         again.load_state_dict(model.state_dict())
-        found = again.per_case((pictures(),))
+        found = again.per_example((pictures(),))
         assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 

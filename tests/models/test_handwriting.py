@@ -25,7 +25,7 @@ TEXTS = ("Hello wo", "a b c", "Xyz?")
 
 def small(**arguments: Any) -> Handwriting:
     torch.manual_seed(0)
-    sizes = {"hidden_features": 7, "window_components": 3, "mixture_components": 2}
+    sizes = {"hidden_size": 7, "window_components": 3, "mixture_components": 2}
     return Handwriting(**sizes | arguments)
 
 
@@ -152,7 +152,7 @@ def test_losses_are_those_of_the_equations() -> None:
     assert torch.allclose(nll.T, nats, rtol=1e-9, atol=1e-9)
     assert torch.allclose(distances.T, errors, rtol=1e-9, atol=1e-9)
     assert torch.allclose(model.loss(batch), nats.sum() / 88)
-    found = model.per_case(batch)
+    found = model.per_example(batch)
     assert torch.allclose(found["sequence_nll"], nats.sum(1))
     assert found["points"].tolist() == [40, 31, 17]
     per_line = scaled(small(norm=Identity(), loss_reduction="line")).double()
@@ -165,10 +165,10 @@ def test_what_comes_after_a_line_changes_nothing(norm: Norm, text: bool) -> None
     """Neither numbers in the padding nor a longer batch."""
     model = scaled(small(norm=norm, text=text)).eval()
     offsets, lengths, texts, _ = make_batch()
-    alone = model.per_case((offsets[1:2, :32], lengths[1:2], texts[1:2], True))
+    alone = model.per_example((offsets[1:2, :32], lengths[1:2], texts[1:2], True))
     filled = offsets.clone()
     filled[1, 32:] = 1e3
-    together = model.per_case((filled, lengths, texts, True))
+    together = model.per_example((filled, lengths, texts, True))
     for name, value in alone.items():
         assert torch.allclose(together[name][1:2], value, rtol=1e-5), name
 
@@ -191,9 +191,9 @@ def test_lines_begin_with_the_null_vector_whatever_the_scale() -> None:
 def test_chunks_with_states_carried_are_the_whole_line(norm: Norm, text: bool, cut: int) -> None:
     model = scaled(small(norm=norm, text=text, num_layers=2)).double()
     offsets, _, texts, _ = make_batch(lengths=(40, 40, 40))
-    whole = model.per_case((offsets.double(), torch.full((3,), 40), texts, True))
+    whole = model.per_example((offsets.double(), torch.full((3,), 40), texts, True))
     parts = [
-        model.per_case((part.double(), torch.full((3,), part.shape[1] - 1), texts, first))
+        model.per_example((part.double(), torch.full((3,), part.shape[1] - 1), texts, first))
         for part, first in ((offsets[:, : cut + 1], True), (offsets[:, cut:], False))
     ]
     for name, value in whole.items():
@@ -260,8 +260,8 @@ def test_options_change_results() -> None:
         {"kappa_bias": 0.0},
         {"norm": LayerNorm(per_gate=True)},
         {"norm": LayerNorm(eps=0.1)},
-        {"least_log_std": 0.5},
-        {"largest_correlation": 1e-3},
+        {"min_log_std": 0.5},
+        {"max_correlation": 1e-3},
     ):
         other = small(**options)
         if "kappa_bias" not in options:
@@ -312,7 +312,7 @@ def test_an_alphabet_from_a_file(tmp_path: Path) -> None:
     [
         ({"alphabet": ""}, "the alphabet '' is empty"),
         ({"alphabet": "abca"}, r"has \['a'\] twice"),
-        ({"hidden_features": 0}, "every size must be at least 1, got {'hidden_features': 0}"),
+        ({"hidden_size": 0}, "every size must be at least 1, got {'hidden_size': 0}"),
         ({"output_from": "none"}, "output_from must be one of all, top, got 'none'"),
         ({"optimizer": "sgd"}, "optimizer must be one of adam, graves"),
         ({"clip_mode": "hard"}, "clip_mode must be one of norm, value, graves, none"),
@@ -320,7 +320,7 @@ def test_an_alphabet_from_a_file(tmp_path: Path) -> None:
         ({"lr": -1.0}, "lr must be positive, got -1.0"),
         ({"weight_noise": -0.1}, "weight_noise must not be negative"),
         ({"weight_noise": math.nan}, "weight_noise must not be negative"),
-        ({"largest_correlation": 1.0}, "largest_correlation must lie between 0 and 1"),
+        ({"max_correlation": 1.0}, "max_correlation must lie between 0 and 1"),
         ({"window_parameters": "relu"}, "window_parameters must be one of exp, softplus"),
     ],
 )
@@ -394,7 +394,7 @@ def test_metrics_are_ratios_of_sums(tmp_path: Path) -> None:
     model = small()
     found = trainer(tmp_path).test(model, Lines(first, second, *chunks), verbose=False)[0]
     assert model.offset_std.tolist() == [40, 35]
-    lines = [model.per_case(batch) for batch in (first, second, (offsets, lengths, texts, True))]
+    lines = [model.per_example(batch) for batch in (first, second, (offsets, lengths, texts, True))]
     nats = sum(line["sequence_nll"].sum().item() for line in lines)
     points = sum(float(line["points"].sum()) for line in lines)
     assert points == 88 + 34 + 120
@@ -521,7 +521,7 @@ def test_predictions_are_nats_of_lines(tmp_path: Path) -> None:
     batch = make_batch()
     found = trainer(tmp_path).predict(model, Lines(batch))
     assert found is not None
-    assert torch.allclose(found[0]["nats"], model.per_case(batch)["sequence_nll"])  # type: ignore
+    assert torch.allclose(found[0]["nats"], model.per_example(batch)["sequence_nll"])  # type: ignore
     assert found[0]["points"].tolist() == [40, 31, 17]  # type: ignore
 
 

@@ -94,7 +94,9 @@ def test_batch_of_four_under_the_unbiased_estimator() -> None:
 def test_a_batch_of_one_under_batch_norm() -> None:
     model = MLPClassifier(20, [6], 4, norm=BatchNorm())
     batch = (torch.randn(1, 20), torch.zeros(1, dtype=torch.int64))
-    with pytest.raises(ValueError, match="needs at least 2 cases per feature in training, got 1"):
+    with pytest.raises(
+        ValueError, match="needs at least 2 examples per feature in training, got 1"
+    ):
         model(batch[0])
     assert model.eval()(batch[0]).shape == (1, 4)
 
@@ -134,7 +136,7 @@ def test_losses_where_float32_has_none_left() -> None:
     model = Sure(2, [], 2)
     batch = (torch.zeros(3, 2), torch.zeros(3, dtype=torch.int64))
     assert float(F.cross_entropy(model(batch[0]), batch[1])) == 0.0
-    scores = model.per_case(batch)
+    scores = model.per_example(batch)
     assert scores["nll"].dtype == torch.float64
     expected = torch.log1p(torch.exp(torch.tensor(-20.0, dtype=torch.float64)))
     # 20 less the logarithm of exp(20) + 1: to the resolution of float64 at 20.
@@ -183,8 +185,8 @@ def test_no_hidden_layer_is_logistic_regression() -> None:
     [
         ({"in_features": 0}, r"every size must be at least 1, got {'in_features': 0}"),
         (
-            {"hidden_features": [5, -1]},
-            r"every size must be at least 1, got {'hidden_features': \[5, -1\]}",
+            {"hidden_sizes": [5, -1]},
+            r"every size must be at least 1, got {'hidden_sizes': \[5, -1\]}",
         ),
         ({"num_classes": 0}, "every size must be at least 1"),
         ({"activation": "gelu"}, r"activation must be one of \['relu', 'tanh'\], got 'gelu'"),

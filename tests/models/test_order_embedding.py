@@ -24,7 +24,7 @@ F64 = torch.float64
 
 def small(**arguments: Any) -> OrderEmbedding:
     torch.manual_seed(0)
-    sizes = {"image_features": 6, "embedding_features": 4, "hidden_features": 5}
+    sizes = {"image_features": 6, "embedding_features": 4, "hidden_size": 5}
     return OrderEmbedding(**{"vocabulary": WORDS} | sizes | arguments)
 
 
@@ -53,7 +53,7 @@ def layer_norm(a: Tensor, gain: Tensor) -> Tensor:
 def slow_state(model: OrderEmbedding, words: list[str]) -> Tensor:
     """Eq. 26-28 step by step, float64; z and 1 - z in the places of the code and of torch."""
     p = {name: value.detach() for name, value in model.named_parameters()}
-    size = model.hidden_features
+    size = model.hidden_size
     ih, hh = p["recurrent.weight_ih_l0"], p["recurrent.weight_hh_l0"]
     b_ih, b_hh = p["recurrent.bias_ih_l0"], p["recurrent.bias_hh_l0"]
     gains = {k: p.get(f"recurrent.sites.l0.{k}.gain") for k in ("input", "recurrent")}
@@ -217,7 +217,7 @@ def test_number_of_parameters_at_the_sources_size() -> None:
 
 def test_weights_start_as_in_the_sources_code() -> None:
     torch.manual_seed(0)
-    model = OrderEmbedding([f"w{i}" for i in range(500)], hidden_features=64, image_features=200)
+    model = OrderEmbedding([f"w{i}" for i in range(500)], hidden_size=64, image_features=200)
     gru = model.recurrent
     for weight, bound in (
         (model.words.weight, 0.1),
@@ -230,7 +230,7 @@ def test_weights_start_as_in_the_sources_code() -> None:
         torch.testing.assert_close(block @ block.T, torch.eye(64), rtol=0, atol=1e-5)
     assert not any(b.any() for b in (gru.bias_ih_l0, gru.bias_hh_l0, model.image_map.bias))
     assert (gru.sites["l0"]["input"].gain == 1).all()
-    square = OrderEmbedding(WORDS, embedding_features=16, hidden_features=16, prenorm_bias=True)
+    square = OrderEmbedding(WORDS, embedding_features=16, hidden_size=16, prenorm_bias=True)
     for block in square.recurrent.weight_ih_l0.split(16):
         torch.testing.assert_close(
             block[:, :16] @ block[:, :16].T, torch.eye(16), rtol=0, atol=1e-5
@@ -412,7 +412,7 @@ def test_training_takes_one_caption_an_image() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"hidden_features": 0}, "every size must be at least 1"),
+        ({"hidden_size": 0}, "every size must be at least 1"),
         ({"measure": "euclid"}, "measure must be one of order, reversed, cosine, got 'euclid'"),
         ({"penalty": "cubed"}, "penalty must be one of squared, root"),
         ({"negatives": "all"}, "negatives must be one of sum, hardest"),

@@ -20,7 +20,7 @@ STRATEGIES = [LayerNorm(), RMSNorm(), WeightNorm(), Identity(), BatchNorm(max_st
 
 
 def small(**arguments: Any) -> SequenceClassifier:
-    return SequenceClassifier(**{"in_features": 12, "hidden_features": 5} | arguments)
+    return SequenceClassifier(**{"in_features": 12, "hidden_size": 5} | arguments)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_initial_weights(cell: Any, norm: Norm) -> None:
 
 
 def test_weights_are_drawn_anew_in_half_precision() -> None:
-    model = small(norm=LayerNorm(), hidden_features=20).bfloat16()
+    model = small(norm=LayerNorm(), hidden_size=20).bfloat16()
     model.reset_parameters()
     readout = model.readout.weight
     assert readout.dtype == torch.bfloat16
@@ -155,7 +155,7 @@ def test_noise_has_the_deviation_asked_for() -> None:
     """With weights of zero and an open output gate, the logits show the initial state of an RNN."""
     torch.manual_seed(0)
     model = SequenceClassifier(
-        1, 5, hidden_features=5, cell="rnn", norm=Identity(), initial_noise=0.01
+        1, 5, hidden_size=5, cell="rnn", norm=Identity(), initial_noise=0.01
     ).double()
     with torch.no_grad():
         model.recurrent.weight_ih_l0.zero_()
@@ -171,7 +171,7 @@ def test_noise_has_the_deviation_asked_for() -> None:
 def test_blank_first_pixels_have_finite_gradients(norm: Norm, cell: Any) -> None:
     """As in MNIST in order of the rows, where a hundred steps pass before the first stroke."""
     torch.manual_seed(0)
-    model = SequenceClassifier(norm=norm, cell=cell, hidden_features=20)
+    model = SequenceClassifier(norm=norm, cell=cell, hidden_size=20)
     images = torch.zeros(8, 1, 28, 28)
     images[:, :, 5:20, 6:20] = torch.rand(8, 1, 15, 14)
     loss = F.cross_entropy(model(images), torch.randint(10, (8,)))
@@ -195,7 +195,7 @@ def test_without_the_input_site_layer_norm_keeps_the_brightness_of_a_pixel() -> 
     x = torch.tensor([[[0.2]], [[0.8]]])  # two steps of one pixel, of one image
 
     def first_terms(**arguments: Any) -> Tensor:
-        layer = SequenceClassifier(12, 3, hidden_features=8, **arguments).recurrent
+        layer = SequenceClassifier(12, 3, hidden_size=8, **arguments).recurrent
         return layer.sites["l0"]["input"](x @ layer.weight_ih_l0.T).detach()
 
     dark, bright = first_terms()
@@ -213,7 +213,7 @@ def test_without_the_input_site_layer_norm_keeps_the_brightness_of_a_pixel() -> 
     ("arguments", "message"),
     [
         ({"cell": "mogrifier"}, r"cell must be one of .*'gru', 'lstm', 'rnn'.*got 'mogrifier'"),
-        ({"hidden_features": 0}, r"at least 1, got {'hidden_features': 0}"),
+        ({"hidden_size": 0}, r"at least 1, got {'hidden_size': 0}"),
         ({"normalize": ["output"]}, "normalize names 'output'.*places are"),
         ({"step_features": 5}, "step_features 5 must divide in_features 12"),
         ({"initial_noise": -0.1}, "initial_noise must be a finite number of at least 0, got -0.1"),
@@ -230,7 +230,7 @@ def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
 
 @pytest.mark.parametrize("permuted", [False, True])
 def test_inputs_of_another_size(permuted: bool) -> None:
-    with pytest.raises(ValueError, match=r"reads 12 numbers per case, .*\(2, 4, 4\), .* 16"):
+    with pytest.raises(ValueError, match=r"reads 12 numbers per example, .*\(2, 4, 4\), .* 16"):
         small(permuted=permuted)(torch.rand(2, 4, 4))
 
 
@@ -248,22 +248,22 @@ def test_it_learns(norm: Norm, tmp_path: Any) -> None:
     """Which of four rows is bright, read row by row; all but one in a hundred after training."""
     torch.manual_seed(0)
 
-    def cases(count: int) -> tuple[Tensor, Tensor]:
+    def examples(count: int) -> tuple[Tensor, Tensor]:
         labels = torch.randint(4, (count,))
         rows = 0.3 * torch.rand(count, 4, 6)
         rows[torch.arange(count), labels] += 0.7
         return rows, labels
 
     model = SequenceClassifier(
-        24, 4, hidden_features=16, step_features=6, norm=norm, lr=3e-3, permuted=True
+        24, 4, hidden_size=16, step_features=6, norm=norm, lr=3e-3, permuted=True
     )
-    loader = BatchLoader(Tensors(*cases(640)), 32, training=True, shuffle=True)
+    loader = BatchLoader(Tensors(*examples(640)), 32, training=True, shuffle=True)
     trainer = Trainer(
         max_epochs=8, accelerator="cpu", logger=False, gradient_clip_val=1.0,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
         default_root_dir=tmp_path,
     )  # fmt: skip
     trainer.fit(model, loader)
-    (scores,) = trainer.test(model, BatchLoader(Tensors(*cases(300)), 100), verbose=False)
+    (scores,) = trainer.test(model, BatchLoader(Tensors(*examples(300)), 100), verbose=False)
     assert scores["test_accuracy"] > 0.99
     assert 0 < scores["test_nll"] < math.log(4) / 5

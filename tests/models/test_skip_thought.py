@@ -33,7 +33,7 @@ Batch = tuple[Sentences, Sentences, Sentences]
 def small(**arguments: Any) -> SkipThought:
     """A model whose every parameter matters, gains and biases included."""
     torch.manual_seed(0)
-    sizes = {"vocabulary": WORDS, "hidden_features": 8, "embedding_features": 5}
+    sizes = {"vocabulary": WORDS, "hidden_size": 8, "embedding_features": 5}
     model = SkipThought(**sizes | arguments)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -148,7 +148,7 @@ def test_loss_is_that_of_the_equations(arguments: dict[str, Any], source: tuple[
 
     assert_as_accurate({"loss": model.loss(batch)}, exact, loop)
 
-    scores = double.per_case(batch)
+    scores = double.per_example(batch)
     assert scores["next_nll"][0].tolist() == pytest.approx(following, rel=1e-12)
     assert scores["previous_nll"][0].tolist() == pytest.approx(preceding, rel=1e-12)
     total = exact["loss"].item()
@@ -241,7 +241,7 @@ def test_weights_start_as_in_the_released_code(prenorm_bias: bool) -> None:
                 assert torch.allclose(block @ block.T, torch.eye(8).double(), atol=1e-5)
         assert not layer.bias_ih_l0.any()
         assert not layer.bias_hh_l0.any()
-    wide = SkipThought(WORDS, hidden_features=64, embedding_features=50)
+    wide = SkipThought(WORDS, hidden_size=64, embedding_features=50)
     for weight in (wide.embedding.weight, wide.encoder.weight_ih_l0, wide.softmax.weight):
         assert 0.09 < weight.abs().max() <= 0.1
         assert abs(weight.std() - 0.2 / math.sqrt(12)) < 0.006
@@ -282,7 +282,7 @@ def test_encoding_leaves_the_mode_and_refuses_what_is_no_sentence() -> None:
 
 
 def test_combined_vectors_are_those_of_each_model_side_by_side() -> None:
-    one, two = small(), small(encoder="bi", hidden_features=6)
+    one, two = small(), small(encoder="bi", hidden_size=6)
     both = CombinedSkipThoughts(one, two)
     texts = ["w1 w2", "w3"]
     found = both.encode(texts, eos=False)
@@ -304,7 +304,7 @@ def test_unknown_words_are_told_once() -> None:
 
 def test_predictions_of_triples_are_their_scores() -> None:
     model, batch = small(), make_batch()
-    found, scores = model.predict_step(batch, 0), model.per_case(batch)
+    found, scores = model.predict_step(batch, 0), model.per_example(batch)
     assert found["next_nats"].equal(scores["next_nll"][0])
     assert found["previous_tokens"].tolist() == [5, 2, 4]
 
@@ -373,7 +373,7 @@ class Triples(LightningDataModule):
 
     val_dataloader = test_dataloader = train_dataloader
 
-    def train_eval_dataloader(self, cases: int) -> DataLoader:
+    def train_eval_dataloader(self, examples: int) -> DataLoader:
         return self.train_dataloader()
 
 
@@ -400,12 +400,12 @@ QUIET = {
 
 def test_training_lowers_what_validation_and_test_measure() -> None:
     torch.manual_seed(0)
-    model = SkipThought(WORDS, hidden_features=16, embedding_features=8, lr=0.02)
+    model = SkipThought(WORDS, hidden_size=16, embedding_features=8, lr=0.02)
     trainer = Trainer(max_epochs=20, gradient_clip_val=5.0, **QUIET)  # type: ignore[arg-type]
     data = Triples()
     before = trainer.validate(model, data, verbose=False)[0]
     with torch.no_grad():
-        expected = [model.per_case(batch) for batch in data.val_dataloader()]
+        expected = [model.per_example(batch) for batch in data.val_dataloader()]
     for name in ("token_nll", "next_nll", "previous_nll"):
         nats, tokens = (torch.cat([s[name][i] for s in expected]).sum().item() for i in (0, 1))
         assert before[f"val_{name}"] == pytest.approx(nats / tokens, rel=1e-6)
@@ -427,8 +427,8 @@ def test_adam_may_be_that_of_the_released_code() -> None:
     ("arguments", "message"),
     [
         ({"vocabulary": None}, "needs a vocabulary: give a list of words"),
-        ({"hidden_features": 0}, "every size must be at least 1"),
-        ({"hidden_features": 7, "encoder": "bi"}, "needs an even hidden_features"),
+        ({"hidden_size": 0}, "every size must be at least 1"),
+        ({"hidden_size": 7, "encoder": "bi"}, "needs an even hidden_size"),
         ({"encoder": "tri"}, "encoder must be one of uni, bi, got 'tri'"),
         ({"conditioning": "no"}, "conditioning must be one of init, every_step"),
         ({"softmax": "soft"}, "softmax must be one of full, adaptive, sampled"),

@@ -1,4 +1,4 @@
-"""Validation under strategies that mix cases: by running averages, and by batch statistics."""
+"""Validation under batch-dependent strategies: by running averages, and by batch statistics."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def models() -> list[Classifier]:
     return [
         MLPClassifier(64, [8], norm=BatchNorm()),
         SequenceClassifier(
-            64, hidden_features=5, step_features=8, norm=BatchNorm(max_steps=8), initial_noise=0.0
+            64, hidden_size=5, step_features=8, norm=BatchNorm(max_steps=8), initial_noise=0.0
         ),
     ]
 
 
 def mean(model: Classifier, batches: BatchLoader, train: bool) -> dict[str, float]:
-    """Means over cases, one by one, of a copy's."""
+    """Means over examples, one by one, of a copy's."""
     kept = {k: v.clone() for k, v in model.state_dict().items()}
     values: dict[str, list[float]] = {}
     model.train(train)
@@ -46,7 +46,7 @@ def mean(model: Classifier, batches: BatchLoader, train: bool) -> dict[str, floa
         for batch in batches:
             if train and len(batch[1]) < 2:
                 continue
-            for name, scores in model.per_case(batch).items():
+            for name, scores in model.per_example(batch).items():
                 values.setdefault(name, []).extend(scores.tolist())
     model.load_state_dict(kept)
     return {name: sum(v) / len(v) for name, v in values.items()}
@@ -115,8 +115,10 @@ def test_other_strategies_have_one_mode(
 ) -> None:
     model = MLPClassifier(64, [8], norm=norm)
     batches = []
-    per_case = model.per_case
-    monkeypatch.setattr(model, "per_case", lambda batch: batches.append(batch) or per_case(batch))
+    per_example = model.per_example
+    monkeypatch.setattr(
+        model, "per_example", lambda batch: batches.append(batch) or per_example(batch)
+    )
     run = trainer(tmp_path)
     run.validate(model, datamodule=digits(), verbose=False)
     assert not [name for name in run.callback_metrics if "batch" in name]

@@ -14,7 +14,7 @@ WORDS = [f"w{i}" for i in range(20)]
 
 @pytest.fixture
 def model() -> SkipThought:
-    return SkipThought(WORDS, hidden_features=8, embedding_features=6)
+    return SkipThought(WORDS, hidden_size=8, embedding_features=6)
 
 
 def write(path: Path, vectors: dict[str, np.ndarray], header: bool = False) -> Path:
@@ -45,7 +45,7 @@ def test_words_beyond_the_vocabulary_are_mapped(
         assert np.allclose(found, vector, atol=1e-4)
 
     # The encoder reads them like words of its own.
-    other = SkipThought([*WORDS, *meant], hidden_features=8, embedding_features=6)
+    other = SkipThought([*WORDS, *meant], hidden_size=8, embedding_features=6)
     state = model.state_dict()
     for name, value in other.state_dict().items():
         value[: len(state[name])] = state[name]

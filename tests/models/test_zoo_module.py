@@ -69,7 +69,7 @@ def test_stores_what_is_in_use_not_what_was_given() -> None:
     for norm, logits in ((None, False), (BatchNorm(momentum=0.3), True)):
         model = MLPClassifier(norm=norm)
         assert model.hparams["normalize_logits"] is logits
-        assert model.hparams["hidden_features"] == [1000, 1000]
+        assert model.hparams["hidden_sizes"] == [1000, 1000]
         assert model.hparams["norm"]["class_path"].startswith("ln_zoo.norms.")
         assert model.hparams_initial == model.hparams
     assert model.hparams["norm"]["init_args"]["momentum"] == 0.3
@@ -156,7 +156,7 @@ def test_every_optimizer_in_every_precision_with_clipping(
 
     def model() -> SequenceClassifier:
         torch.manual_seed(0)
-        return SequenceClassifier(64, hidden_features=4, step_features=16, optimizer=optimizer)
+        return SequenceClassifier(64, hidden_size=4, step_features=16, optimizer=optimizer)
 
     trained = model()
     start = {name: value.clone() for name, value in trained.state_dict().items()}
@@ -180,7 +180,7 @@ class OwnNorm(Norm):
 
     scale: float = 2.0
 
-    def sums(self, site, a, step=None):
+    def normalize(self, site, a, step=None):
         return a * self.scale
 
 

@@ -23,7 +23,7 @@ def randomise(module):
 
 
 def batch_norm_columns(a, eps, ddof=0):
-    """Each feature of (n, F) by its mean and variance over the n cases."""
+    """Each feature of (n, F) by its mean and variance over the n examples."""
     columns = []
     for column in a.T:
         mu = sum(column) / len(column)
@@ -90,15 +90,15 @@ def test_convolutions_equal_the_equations(eps, memory):
     site = randomise(Site(BatchNorm(eps=eps), "sum", 3, axis=1, own_shift=True, **DOUBLE))
     gain, shift = site.gain.detach().numpy(), site.shift.detach().numpy()
     a = torch.randn(4, 3, 2, 5, **DOUBLE).to(memory_format=memory)
-    cases = a.numpy().transpose(0, 2, 3, 1).reshape(-1, 3)
+    examples = a.numpy().transpose(0, 2, 3, 1).reshape(-1, 3)
 
     def image(rows):
         return (gain * rows + shift).reshape(4, 2, 5, 3).transpose(0, 3, 1, 2)
 
-    expected = image(batch_norm_columns(cases, eps))
+    expected = image(batch_norm_columns(examples, eps))
     np.testing.assert_allclose(site(a).detach().numpy(), expected, rtol=1e-12, atol=1e-12)
     # After one batch the running averages are its own, the variance with n - 1.
-    expected = image((cases - cases.mean(0)) / np.sqrt(cases.var(0, ddof=1) + eps))
+    expected = image((examples - examples.mean(0)) / np.sqrt(examples.var(0, ddof=1) + eps))
     np.testing.assert_allclose(site.eval()(a).detach().numpy(), expected, rtol=1e-12, atol=1e-12)
 
 
@@ -134,9 +134,9 @@ def test_running_averages(axis, shape, unbiased):
     for batch in range(1, 9):
         a = 2 + 3 * torch.randn(*shape, **DOUBLE)
         site(a)
-        cases = a.movedim(axis, -1).reshape(-1, 3).numpy()
-        means.append(cases.mean(0))
-        variances.append(cases.var(0, ddof=1))
+        examples = a.movedim(axis, -1).reshape(-1, 3).numpy()
+        means.append(examples.mean(0))
+        variances.append(examples.var(0, ddof=1))
         np.testing.assert_allclose(
             site.running_mean.numpy(), averages(means, 0.25), rtol=1e-12, atol=1e-12
         )
@@ -190,7 +190,9 @@ def test_gradients_flow_through_the_statistics():
 @pytest.mark.parametrize("make", [lambda n: Linear(5, 4, norm=n), lambda n: Site(n, "sum", 5)])
 def test_a_batch_of_one_is_refused_in_training_only(make):
     layer = make(BatchNorm())
-    with pytest.raises(ValueError, match=r"needs at least 2 cases per feature in training, got 1"):
+    with pytest.raises(
+        ValueError, match=r"needs at least 2 examples per feature in training, got 1"
+    ):
         layer(torch.randn(1, 5))
     assert torch.isfinite(layer.eval()(torch.randn(1, 5))).all()
 
@@ -198,12 +200,12 @@ def test_a_batch_of_one_is_refused_in_training_only(make):
 def test_positions_of_one_image_are_cases_enough():
     site = Site(BatchNorm(), "sum", 3, axis=1)
     assert torch.isfinite(site(torch.randn(1, 3, 2, 2))).all()
-    with pytest.raises(ValueError, match="at least 2 cases"):
+    with pytest.raises(ValueError, match="at least 2 examples"):
         site(torch.randn(1, 3, 1, 1))
 
 
 def test_an_empty_batch_is_refused_in_training():
-    with pytest.raises(ValueError, match="at least 2 cases per feature in training, got 0"):
+    with pytest.raises(ValueError, match="at least 2 examples per feature in training, got 0"):
         Site(BatchNorm(), "sum", 3)(torch.randn(0, 3))
 
 
@@ -304,7 +306,7 @@ def test_of_a_packed_batch_only_active_cases_count(layer):
 
 
 def test_a_recurrent_batch_of_one_is_refused_in_training():
-    with pytest.raises(ValueError, match="at least 2 cases"):
+    with pytest.raises(ValueError, match="at least 2 examples"):
         recurrent_site()(torch.randn(1, 3, **DOUBLE), 0)
 
 

@@ -20,7 +20,7 @@ def test_numbers(cls: Any, name: str, value: Any) -> None:
 
 @pytest.mark.parametrize(
     ("cls", "name"),
-    [(LayerNorm, "per_gate"), (BatchNorm, "unbiased"), (BatchNorm, "across_processes")],
+    [(LayerNorm, "per_gate"), (BatchNorm, "unbiased"), (BatchNorm, "sync")],
 )
 @pytest.mark.parametrize("value", ["yes", 1, None])
 def test_switches(cls: Any, name: str, value: Any) -> None:

@@ -53,16 +53,16 @@ class TestIdentity(NormCase):
 
 @dataclass(frozen=True)
 class MeanOnly(Norm):
-    """A user's own: each case is centred, its spread left alone; only `sums` knows."""
+    """A user's own: each case is centred, its spread left alone; only `normalize` knows."""
 
     strength: float = 1.0
 
     invariances: ClassVar[frozenset[str] | None] = frozenset({"weight_matrix_recentering"})
 
-    def init_sums(self, site):
+    def init_params(self, site):
         site.add_affine(gain=1.0)
 
-    def sums(self, site, a, step=None):
+    def normalize(self, site, a, step=None):
         return site.affine(a - self.strength * site.mean(a))
 
 

@@ -156,9 +156,9 @@ def test_sites_have_gates_as_groups(cell: str) -> None:
     gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[cell]
     expected = {"input": gates, "recurrent": gates, "cell": 1, "sum": 1}
     for role, site in sites.items():
-        assert site.describe().groups == (6,) * expected[role]
+        assert site.to_spec().groups == (6,) * expected[role]
         # Parameters are the same: one set of weights fits both.
-        if site.normalizes_sums:
+        if site.normalizes:
             assert site.gain.shape == (6 * expected[role],)
     joint = build(LAYERS[cell][0], LayerNorm())
     shapes = {name: a.shape for name, a in joint.state_dict().items()}
@@ -173,7 +173,7 @@ def test_it_is_not_the_paper_s(cell: str) -> None:
     x = torch.randn(5, 4, 3, dtype=F64)
     assert not torch.allclose(joint(x)[0], alone(x)[0], atol=1e-2)
     groups = {"LSTM": (24,), "GRU": (12, 6)}[cell]
-    assert joint.sites["l0"]["input"].describe().groups == groups
+    assert joint.sites["l0"]["input"].to_spec().groups == groups
 
 
 @pytest.mark.parametrize("form", ["channel", "unit", "position"])
@@ -195,7 +195,7 @@ def test_elsewhere_it_changes_nothing(form: str) -> None:
             outputs.append(found[0] if cls is RNN else found)
         assert torch.equal(*outputs)
     # Groups of a site that is no recurrent layer's stay what they are.
-    assert Site(NORM, "input", 9, groups=(6, 3)).describe().groups == (6, 3)
+    assert Site(NORM, "input", 9, groups=(6, 3)).to_spec().groups == (6, 3)
 
 
 def test_all_gates_of_one_unit_are_their_shifts() -> None:

@@ -16,13 +16,13 @@ from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, Site, We
 class Recorder(Norm):
     """Puts one of everything on a site and doubles its sums."""
 
-    def init_sums(self, site):
+    def init_params(self, site):
         site.add_affine(gain=2.0)
         site.add_parameter("extra", torch.ones(2))
         site.add_buffer("average", (3,), 0.5)
         site.add_buffer("count", (), 0, dtype=torch.int64)
 
-    def sums(self, site, a, step=None):
+    def normalize(self, site, a, step=None):
         return 2 * a
 
 
@@ -57,14 +57,14 @@ def test_strategies_that_leave_sums_alone_add_nothing_for_them(norm):
     assert list(site.state_dict()) == []
     a = torch.randn(2, 4, dtype=torch.bfloat16)
     assert site(a, 3) is a
-    assert site.describe().identity
+    assert site.to_spec().identity
 
 
 def test_a_place_for_weights_alone_does_not_normalise_sums():
     site = Site(LayerNorm(), "input", 4, sums=False, weight=torch.randn(4, 3))
     a = torch.randn(2, 4)
     assert site(a) is a
-    assert site.describe().identity
+    assert site.to_spec().identity
     assert list(site.parameters()) == []
 
 
@@ -110,9 +110,9 @@ def test_mean_runs_over_what_shares_statistics():
     torch.testing.assert_close(grouped[..., 3], a[..., :4].sum(-1) / 4)
     torch.testing.assert_close(grouped[..., 5], a[..., 4:].sum(-1) / 2)
     image = torch.randn(2, 6, 3, 4, dtype=torch.float64)
-    per_case = Site(Norm(), "sum", 6, axis=1).mean(image)
-    assert per_case.shape == (2, 1, 1, 1)
-    torch.testing.assert_close(per_case.flatten(), image.flatten(1).sum(1) / 72)
+    per_example = Site(Norm(), "sum", 6, axis=1).mean(image)
+    assert per_example.shape == (2, 1, 1, 1)
+    torch.testing.assert_close(per_example.flatten(), image.flatten(1).sum(1) / 72)
 
 
 def test_case_dims_are_all_but_the_features():
@@ -140,7 +140,7 @@ def test_half_precision_is_promoted_once(dtype):
     seen = []
 
     class Watch(Norm):
-        def sums(self, site, a, step=None):
+        def normalize(self, site, a, step=None):
             seen.append(a.dtype)
             return a
 

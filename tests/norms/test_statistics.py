@@ -18,9 +18,9 @@ from ln_zoo.norms import (
     LayerNorm,
     Norm,
     Site,
+    batch_dependent,
     batch_statistics,
     keeps_statistics,
-    mixes_cases,
     population_statistics,
 )
 
@@ -75,7 +75,7 @@ def seen(site: Site, run) -> list[list[np.ndarray]]:
 
 
 def by_average(batches: list[list[np.ndarray]], rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Averages of means and biased variances by cases; short series repeat their last entry."""
+    """Averages of means and biased variances by examples; short series repeat their last entry."""
     longest = max(map(len, batches))
     series = [steps + [steps[-1]] * (longest - len(steps)) for steps in batches]
     found = []
@@ -94,8 +94,8 @@ def by_total(batches: list[list[np.ndarray]], rows: int) -> tuple[np.ndarray, np
     found = []
     for row in range(min(rows, longest)):
         steps = [row] if row < rows - 1 else range(row, longest)
-        cases = np.concatenate([b[t] for b in batches for t in steps if t < len(b)])
-        found.append((cases.mean(0), cases.var(0)))
+        examples = np.concatenate([b[t] for b in batches for t in steps if t < len(b)])
+        found.append((examples.mean(0), examples.var(0)))
     mean, var = np.array(found).transpose(1, 0, 2)
     return mean, var
 
@@ -153,7 +153,7 @@ def test_modes_are_put_back_one_by_one_and_after_an_error() -> None:
         model(torch.randn(6, 5))
     with batch_statistics(model):
         model(torch.randn(6, 5))
-        with pytest.raises(ValueError, match="at least 2 cases"):
+        with pytest.raises(ValueError, match="at least 2 examples"):
             model(torch.randn(1, 5))
     assert modes == [m.training for m in model.modules()]
     assert equal(before, state(model))
@@ -166,13 +166,13 @@ def test_modes_are_put_back_one_by_one_and_after_an_error() -> None:
 class Own(Norm):
     """A user's strategy, which knows nothing of observers and replaces its buffer."""
 
-    mixes_cases: ClassVar[bool] = True
+    batch_dependent: ClassVar[bool] = True
 
-    def init_sums(self, site: Site) -> None:
+    def init_params(self, site: Site) -> None:
         site.add_buffer("scale", (site.features,), 1.0)
         site.add_buffer("calls", (), 0, dtype=torch.int64)
 
-    def sums(self, site: Site, a: Tensor, step: int | None = None) -> Tensor:
+    def normalize(self, site: Site, a: Tensor, step: int | None = None) -> Tensor:
         if site.training:
             site.scale = 0.9 * site.scale + 0.1 * a.detach().abs().mean(0)
             site.calls += 1
@@ -196,15 +196,15 @@ def test_a_strategy_that_knows_nothing_of_it_is_put_back() -> None:
     assert equal(before, state(layer))
     assert layer.site.calls is buffers["calls"]
     assert not layer.site.scale.is_inference()
-    assert mixes_cases(layer)
+    assert batch_dependent(layer)
     assert not keeps_statistics(layer)
 
 
 def test_which_models_mix_cases_and_keep_statistics() -> None:
     for norm, mixes in ((BatchNorm(), True), (LayerNorm(), False)):
-        assert mixes_cases(LSTM(3, 4, norm=norm)) is mixes
+        assert batch_dependent(LSTM(3, 4, norm=norm)) is mixes
         assert keeps_statistics(nn.Sequential(Linear(3, 4, norm=norm))) is mixes
-    assert not mixes_cases(LSTM(3, 4, norm=BatchNorm(), normalize=()))
+    assert not batch_dependent(LSTM(3, 4, norm=BatchNorm(), normalize=()))
     # The input and recurrent sites of an RNN carry weights, no sums.
     assert not keeps_statistics(RNN(3, 4, norm=BatchNorm(), normalize=("input", "recurrent")))
 
@@ -277,10 +277,10 @@ def test_steps_that_few_cases_reach_weigh_little(loop: str) -> None:
     for step in range(3):
         batches = [whole, few + short if step == 0 else few]
         sums = [np.stack([case[step].numpy() for case in batch]) @ weight.T for batch in batches]
-        cases = [len(a) for a in sums]
-        assert cases == [40, 40 if step == 0 else 2]
-        close(site.running_mean[step], np.average([a.mean(0) for a in sums], 0, weights=cases))
-        close(site.running_var[step], np.average([a.var(0) for a in sums], 0, weights=cases))
+        examples = [len(a) for a in sums]
+        assert examples == [40, 40 if step == 0 else 2]
+        close(site.running_mean[step], np.average([a.mean(0) for a in sums], 0, weights=examples))
+        close(site.running_var[step], np.average([a.var(0) for a in sums], 0, weights=examples))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -341,8 +341,8 @@ def sequences(kind: str) -> list[Tensor | PackedSequence]:
     }
     found: list[Tensor | PackedSequence] = []
     for lengths in shapes[kind]:
-        cases = [torch.randn(n, 3, dtype=F64) for n in lengths]
-        found.append(pack_sequence(cases) if kind == "packed" else torch.stack(cases, 1))
+        examples = [torch.randn(n, 3, dtype=F64) for n in lengths]
+        found.append(pack_sequence(examples) if kind == "packed" else torch.stack(examples, 1))
     return found
 
 
@@ -376,7 +376,7 @@ def test_each_step_of_each_site(
         (suffix, role): site
         for suffix, sites in layer.sites.items()
         for role, site in sites.items()
-        if site.normalizes_sums
+        if site.normalizes
     }
     expected = {key: REFERENCES[method](seen(site, run), max_steps) for key, site in sites.items()}
     with population_statistics(layer, method):
@@ -554,7 +554,7 @@ def test_where_there_is_nothing_to_estimate(method: str) -> None:
     layer = LSTM(3, 4, norm=BatchNorm())
     before = state(layer)
     with (
-        pytest.raises(ValueError, match="no batch of at least 2 cases went through the module"),
+        pytest.raises(ValueError, match="no batch of at least 2 examples went through the module"),
         population_statistics(layer, method),
     ):
         pass
@@ -575,15 +575,15 @@ def test_where_there_is_nothing_to_estimate(method: str) -> None:
 class Centred(Norm):
     """A user's strategy that keeps statistics as it is asked to."""
 
-    mixes_cases: ClassVar[bool] = True
+    batch_dependent: ClassVar[bool] = True
     keeps_statistics: ClassVar[bool] = True
 
-    def init_sums(self, site: Site) -> None:
+    def init_params(self, site: Site) -> None:
         for name, fill in (("running_mean", 0.0), ("running_var", 1.0)):
             site.add_buffer(name, (site.features,), fill)
         site.add_buffer("num_batches_tracked", (), 0, dtype=torch.int64)
 
-    def sums(self, site: Site, a: Tensor, step: int | None = None) -> Tensor:
+    def normalize(self, site: Site, a: Tensor, step: int | None = None) -> Tensor:
         if not site.training:
             return a - site.running_mean
         mean, var = a.mean(0), a.var(0, correction=0)

@@ -205,4 +205,4 @@ def test_sums_are_left_alone():
     a = torch.randn(2, 4, dtype=torch.bfloat16)
     assert site(a) is a
     assert site.gain is None
-    assert site.describe().identity
+    assert site.to_spec().identity

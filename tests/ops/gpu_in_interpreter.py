@@ -108,7 +108,7 @@ def operands(
     def normal(*size: int, mean: float = 0.0, scale: float = 1.0) -> Tensor:
         return mean + scale * torch.randn(size, dtype=F64, generator=generator)
 
-    width, cases = spec.gates * hidden, sizes[0]
+    width, examples = spec.gates * hidden, sizes[0]
     lstm, gru = spec.cell == "LSTM", spec.cell == "GRU"
 
     def gain(rows: Rows, features: int) -> Tensor | None:
@@ -119,8 +119,8 @@ def operands(
         w_ih=normal(width, inputs, scale=inputs**-0.5),
         # An offset, which centring has to take off.
         w_hh=normal(width, hidden, mean=0.3 * hidden**-0.5, scale=hidden**-0.5),
-        h0=normal(cases, hidden, scale=0.5),
-        c0=normal(cases, hidden, scale=0.5) if lstm else None,
+        h0=normal(examples, hidden, scale=0.5),
+        c0=normal(examples, hidden, scale=0.5) if lstm else None,
         bias=normal(width, scale=0.3) if bias else None,
         bias_hn=normal(hidden, scale=0.3) if bias and gru else None,
         gain_input=gain(spec.input, width),
@@ -228,7 +228,7 @@ def check(
 
 
 @pytest.mark.parametrize(
-    ("hidden", "cases", "length"),
+    ("hidden", "examples", "length"),
     [
         (5, 3, 4),
         (5, 1, 17),
@@ -238,8 +238,8 @@ def check(
     ],
 )
 @pytest.mark.parametrize("spec", [LSTM, GRU], ids=["LSTM", "GRU"])
-def test_layer_norm(spec: Spec, hidden: int, cases: int, length: int) -> None:
-    check(spec, hidden, [cases] * length)
+def test_layer_norm(spec: Spec, hidden: int, examples: int, length: int) -> None:
+    check(spec, hidden, [examples] * length)
 
 
 RMS = {"input": rows(4, center=False), "recurrent": rows(4, center=False)}

@@ -177,8 +177,8 @@ def batches(
     for k, x in enumerate(xs):
         torch.manual_seed(k)
         data = moved(data_of(x), run).to(dtype, copy=True).requires_grad_()
-        cases = int(x.batch_sizes[0]) if isinstance(x, PackedSequence) else x.shape[1]
-        shape = (len(layer.sites), cases, 5)
+        examples = int(x.batch_sizes[0]) if isinstance(x, PackedSequence) else x.shape[1]
+        shape = (len(layer.sites), examples, 5)
         states = [torch.randn(shape, dtype=F64).to(dtype).requires_grad_() for _ in range(2)]
         hx = tuple(states) if cell == "LSTM" else states[0]
         results = call(layer, x._replace(data=data) if isinstance(x, PackedSequence) else data, hx)
@@ -401,7 +401,7 @@ def test_equal_cases_have_finite_gradients(under: Under, cell: str, unbiased: bo
         data = x.to(under.dtype).requires_grad_()
         output, *_ = results = under.run(under.name, lambda d=data: call(layer, d))
         assert output.isfinite().all()
-        # All cases are the same: what each place gives is its shift.
+        # All examples are the same: what each place gives is its shift.
         assert (output - output[:, :1]).abs().max() < 1e-3
         found = gradients(results, [data, *layer.parameters()])
         assert all(g.isfinite().all() for g in found)
@@ -436,7 +436,7 @@ def test_a_batch_of_one_cannot_train(under: Under) -> None:
 
     def fails() -> None:
         for x in (torch.randn(5, 1, 3), torch.randn(5, 3), pack_sequence([torch.randn(5, 3)])):
-            with pytest.raises(ValueError, match=r"BatchNorm needs at least 2 cases.*got 1"):
+            with pytest.raises(ValueError, match=r"BatchNorm needs at least 2 examples.*got 1"):
                 layer(x)
         assert not any(b.count_nonzero() for n, b in layer.named_buffers() if "tracked" in n)
         layer.eval()(torch.randn(5, 3))
@@ -509,7 +509,7 @@ def test_half_layers(under: Under) -> None:
 def operands(
     cell: str, dtype: torch.dtype, *, rows: int | None = None, requires_grad: bool = True
 ) -> Operands:
-    """Random ones for 3 cases, 4 steps or so many rows, 2 inputs, 3 units; with every vector."""
+    """Random ones for 3 examples, 4 steps or so many rows, 2 inputs, 3 units; with every vector."""
     torch.manual_seed(0)
     gates = CELLS[cell].gates * 3
     lead = (4, 3) if rows is None else (rows,)
@@ -730,7 +730,7 @@ def test_one_name_stands_for_both_kinds() -> None:
 
 
 def test_refusals(under: Under) -> None:
-    step = LSTM(3, 4, norm=BatchNorm()).sites["l0"]["input"].describe()
+    step = LSTM(3, 4, norm=BatchNorm()).sites["l0"]["input"].to_spec()
     recurrent = replace(step, features=12)
     row, plain = RowNorm((12,), scale=True), RowNorm((12,))
     gru, x = CELLS["GRU"], torch.zeros(2, 3, 3)
@@ -742,7 +742,7 @@ def test_refusals(under: Under) -> None:
     assert refuses(input=recurrent, recurrent=plain) is None
     assert refuses(input=plain, recurrent=plain) == "no site normalises over the batch"
     assert refuses(input=recurrent, recurrent=row) == (
-        "the recurrent site normalises each case for itself"
+        "the recurrent site normalises each example for itself"
     )
     assert refuses(input=recurrent, recurrent=None) == (
         "only the strategy knows what the recurrent site does"
@@ -753,7 +753,7 @@ def test_refusals(under: Under) -> None:
 
 def test_kernels_for_rows_refuse_it() -> None:
     layer = GRU(3, 4, norm=BatchNorm())
-    sites = {role: site.describe() for role, site in layer.sites["l0"].items()}
+    sites = {role: site.to_spec() for role, site in layer.sites["l0"].items()}
     weights = Weights(layer.weight_ih_l0, layer.weight_hh_l0)
     reasons = [
         kernel.refuses(CELLS["GRU"], [sites], torch.zeros(2, 3, 3), [weights])
@@ -767,16 +767,16 @@ def test_kernels_for_rows_refuse_it() -> None:
 @pytest.mark.parametrize("base", [BatchNorm, LayerNorm, RMSNorm])
 def test_a_subclass_that_computes_otherwise_is_not_described(base: type[Norm]) -> None:
     class Doubled(base):  # type: ignore[misc, valid-type]
-        def sums(self, site: Any, a: Tensor, step: int | None = None) -> Tensor:
-            return 2 * super().sums(site, a, step)
+        def normalize(self, site: Any, a: Tensor, step: int | None = None) -> Tensor:
+            return 2 * super().normalize(site, a, step)
 
     class Renamed(base):  # type: ignore[misc, valid-type]
         pass
 
     layer, plain = (LSTM(3, 4, norm=norm()) for norm in (Doubled, base))
     plain.load_state_dict(layer.state_dict())
-    assert layer.sites["l0"]["input"].describe() is None
-    assert LSTM(3, 4, norm=Renamed()).sites["l0"]["input"].describe() is not None
+    assert layer.sites["l0"]["input"].to_spec() is None
+    assert LSTM(3, 4, norm=Renamed()).sites["l0"]["input"].to_spec() is not None
     x = torch.randn(5, 3, 3)
     assert (layer(x)[0] - plain(x)[0]).abs().max() > 1e-3
 
@@ -784,8 +784,8 @@ def test_a_subclass_that_computes_otherwise_is_not_described(base: type[Norm]) -
 def test_feed_forward_sites_are_not_described() -> None:
     from ln_zoo.layers import Linear
 
-    assert Linear(3, 4, norm=BatchNorm()).site.describe() is None
-    assert LSTM(3, 4, norm=Identity()).sites["l0"]["cell"].describe().identity
+    assert Linear(3, 4, norm=BatchNorm()).site.to_spec() is None
+    assert LSTM(3, 4, norm=Identity()).sites["l0"]["cell"].to_spec().identity
 
 
 def test_projections_run_on_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -812,7 +812,7 @@ def test_means_come_off_step_by_step() -> None:
     for part, mean, left in zip(a.split(sizes), means, rows.split(sizes), strict=True):
         torch.testing.assert_close(mean, part.mean(0), rtol=0, atol=1e-15)
         torch.testing.assert_close(left, part - part.mean(0), rtol=0, atol=1e-15)
-    assert [run.cases for run in runs(sizes)] == [4, 2, 1]
+    assert [run.examples for run in runs(sizes)] == [4, 2, 1]
     same, _ = without_means(a, sizes, F64, out=a)
     assert same is a
     torch.testing.assert_close(a, rows, rtol=0, atol=0)

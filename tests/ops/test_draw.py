@@ -30,8 +30,8 @@ from ln_zoo.ops import (
     Weights,
     divergence,
     draw_engine,
+    draw_forward,
     draw_refusal,
-    drawn,
 )
 from ln_zoo.ops.engines.native.runtime import trouble
 from ln_zoo.ops.engines.triton import TritonEngine
@@ -79,7 +79,7 @@ def under(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 class Size(NamedTuple):
-    """Glimpses, cases, height, width, hidden units, latents, sides of the patches."""
+    """Glimpses, examples, height, width, hidden units, latents, sides of the patches."""
 
     T: int = 3
     N: int = 3
@@ -135,8 +135,8 @@ def filters(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """F_Y (N, K, B), F_X (N, K, A), and gamma (N, 1, 1); everything counts from 1."""
     g_x, g_y, log_variance, log_delta, log_gamma = (a[:, None, None] for a in numbers.unbind(1))
-    variance = log_variance.clamp(-settings.bound, settings.bound).exp()
-    delta = log_delta.clamp(-settings.bound, settings.bound).exp()
+    variance = log_variance.clamp(-settings.log_clamp, settings.log_clamp).exp()
+    delta = log_delta.clamp(-settings.log_clamp, settings.log_clamp).exp()
     delta = 0 * delta if K == 1 else (max(A, B) - 1) / (K - 1) * delta
     found = []
     for g, size in ((g_y, B), (g_x, A)):
@@ -185,7 +185,7 @@ def equations(
         r = [gamma * (f_y @ image @ f_x.mT) for image in (p["x"], error)]
         h_enc, c_enc = lstm("enc", torch.cat([*(a.flatten(1) for a in r), h_dec], 1), h_enc, c_enc)
         mean, log_std = affine("posterior", h_enc).split(Z, 1)
-        log_std = log_std.clamp(-settings.bound, settings.bound)
+        log_std = log_std.clamp(-settings.log_clamp, settings.log_clamp)
         z = mean + log_std.exp() * p["noise"][t]
         h_dec, c_dec = lstm("dec", z, h_dec, c_dec)
         f_y, f_x, gamma = filters(settings, affine("write", h_dec), settings.write, B, A)
@@ -225,7 +225,7 @@ def call(under: Under, settings: DrawSettings, norm: Norm | None, p: dict[str, T
     assert draw_refusal(p["x"], p["noise"], weights) is None
     name = draw_engine(p["x"], p["noise"], weights)
     assert name == under.name
-    return drawn(name, settings, p["x"], p["noise"], weights)
+    return draw_forward(name, settings, p["x"], p["noise"], weights)
 
 
 def by(
@@ -351,9 +351,11 @@ def test_the_lstms_may_differ(under: Under) -> None:
     weights, other = weights_of(Norm(), p), weights_of(None, plain)
     name = draw_engine(p["x"], p["noise"], weights)
     assert name == under.name
-    mixed = drawn(name, settings, p["x"], p["noise"], weights._replace(decoder=other.decoder))
-    both = drawn(name, settings, p["x"], p["noise"], weights)
-    none = drawn(name, settings, p["x"], p["noise"], other)
+    mixed = draw_forward(
+        name, settings, p["x"], p["noise"], weights._replace(decoder=other.decoder)
+    )
+    both = draw_forward(name, settings, p["x"], p["noise"], weights)
+    none = draw_forward(name, settings, p["x"], p["noise"], other)
     # The first means see the encoder's norm, the canvas the decoder's too.
     assert torch.equal(mixed.means[0], both.means[0])
     assert not torch.allclose(mixed.means[0], none.means[0])
@@ -406,7 +408,7 @@ def test_a_window_off_the_image_vanishes_under_eps(under: Under) -> None:
 
 def test_clamped_numbers_have_no_gradient_and_are_counted(under: Under) -> None:
     size = Size(T=3, N=4)
-    settings = settings_of(size, bound=0.3)
+    settings = settings_of(size, log_clamp=0.3)
     p = problem(size)
     compare(under, settings, None, p)
     done = call(under, settings, None, cast(p, under.dtype))
@@ -544,7 +546,7 @@ def test_without_gradients_nothing_is_kept(norm: Norm | None, under: Under) -> N
 
 
 def test_what_is_kept_at_full_size_is_little(under: Under) -> None:
-    """Less than 0.3 GB, reckoned from a tenth of the glimpses and cases."""
+    """Less than 0.3 GB, reckoned from a tenth of the glimpses and examples."""
     size = Size(T=6, N=13, B=28, A=28, H=256, Z=100, R=2, W=5)
     p = cast(problem(size), F32)
     p["canvas"].requires_grad_()
@@ -787,8 +789,8 @@ def test_what_functions_of_torch_do_alone(monkeypatch: pytest.MonkeyPatch) -> No
     unknown = records | {"cell": None}
     assert "only the strategy knows" in refused(p, with_encoder(records=unknown))
     nothing = (None,) * 5
-    over_cases = records | {"cell": StepNorm(H, True, 1e-5, 0, None, None, *nothing[:3])}
-    assert "over the batch" in refused(p, with_encoder(records=over_cases))
+    over_examples = records | {"cell": StepNorm(H, True, 1e-5, 0, None, None, *nothing[:3])}
+    assert "over the batch" in refused(p, with_encoder(records=over_examples))
     peephole = weights.encoder.weights._replace(peephole=torch.zeros(3, H))
     assert refused(p, with_encoder(weights=peephole)) == "there are peepholes"
     for name in GIVEN:
@@ -827,16 +829,16 @@ def test_sizes_that_do_not_fit_are_named() -> None:
         ({"decoder": weights.decoder._replace(h=p["x"])}, r"decoder.h must be \(20,\)"),
     ]:
         with pytest.raises(ValueError, match=message):
-            drawn("aten", settings, p["x"], p["noise"], weights._replace(**change))
+            draw_forward("aten", settings, p["x"], p["noise"], weights._replace(**change))
     with pytest.raises(ValueError, match=r"patches of 3 and 3 a side"):
-        drawn("aten", replace(settings, read=3), p["x"], p["noise"], weights)
+        draw_forward("aten", replace(settings, read=3), p["x"], p["noise"], weights)
     for images, noise, message in [
         (p["x"][0], p["noise"], r"images must be \(N, B, A\)"),
         (p["x"], p["noise"][:0], r"T at least 1, got \(0, 3, 5\)"),
         (p["x"], p["noise"][:, 1:], r"noise must be \(3, 3, 5\)"),
     ]:
         with pytest.raises(ValueError, match=message):
-            drawn("aten", settings, images, noise, weights)
+            draw_forward("aten", settings, images, noise, weights)
 
 
 # The divergence

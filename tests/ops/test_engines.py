@@ -344,9 +344,9 @@ def randn(*shape: int) -> Tensor:
     return torch.randn(shape).double()
 
 
-def states_for(cell: str, layer: nn.Module, cases: int) -> tuple[Tensor, ...]:
+def states_for(cell: str, layer: nn.Module, examples: int) -> tuple[Tensor, ...]:
     runs = layer.num_layers * (2 if layer.bidirectional else 1)
-    return tuple(randn(runs, cases, 12) for _ in CELLS[cell].states)
+    return tuple(randn(runs, examples, 12) for _ in CELLS[cell].states)
 
 
 def results_of(
@@ -860,7 +860,7 @@ def test_exported_programs_need_no_operator_of_ours(under: Under) -> None:
 class Opaque(Norm):
     """Describes itself to nobody."""
 
-    def sums(self, site: Site, a: Tensor, step: int | None = None) -> Tensor:
+    def normalize(self, site: Site, a: Tensor, step: int | None = None) -> Tensor:
         return a.tanh()
 
 

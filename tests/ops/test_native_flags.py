@@ -18,7 +18,7 @@ LEVELS = {
     "x86-64-v3": {"avx2", "fma"},
     "x86-64-v4": {"avx512f", "avx512bw", "avx512vl"},
 }
-#: What is compared with the equations: each engine of rows and cases, the window, and DRAW.
+#: What is compared with the equations: each engine of rows and examples, the window, and DRAW.
 COMPARED = (
     "tests/ops/test_native_products.py",
     "tests/ops/test_engines.py::test_float32_against_the_equations",

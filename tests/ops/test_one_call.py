@@ -41,9 +41,9 @@ def randomised(module: nn.Module) -> Any:
     return module
 
 
-def zero_states(module: Any, cases: int) -> tuple[Tensor, ...]:
+def zero_states(module: Any, examples: int) -> tuple[Tensor, ...]:
     """States, random ones."""
-    lead = (len(module.sites), cases) if isinstance(module, nn.RNNBase) else (cases,)
+    lead = (len(module.sites), examples) if isinstance(module, nn.RNNBase) else (examples,)
     count = 2 if isinstance(module, LSTM | LSTMCell) else 1
     return tuple(torch.randn(*lead, module.hidden_size) for _ in range(count))
 
@@ -107,7 +107,7 @@ def ran(module: Any, monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
 
 # Two features are normalised to +-1, whatever they are: their gradients are rounding alone.
 @pytest.mark.parametrize(
-    ("hidden", "cases", "training"),
+    ("hidden", "examples", "training"),
     [(1, 1, False), *itertools.product((5, 100, 33), (1, 3, 9), (False, True))],
 )
 @pytest.mark.parametrize(
@@ -116,10 +116,10 @@ def ran(module: Any, monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
 )
 @every_kind
 def test_steps_are_those_of_the_generic_loop(
-    name: str, hidden: int, cases: int, norm: Norm, bias: bool, training: bool
+    name: str, hidden: int, examples: int, norm: Norm, bias: bool, training: bool
 ) -> None:
     cell = randomised(CELLS[name](7, hidden, bias=bias, norm=norm))
-    x, states = torch.randn(cases, 7), zero_states(cell, cases)
+    x, states = torch.randn(examples, 7), zero_states(cell, examples)
     before = [s.clone() for s in states]
     assert_generic(cell, x, states, training)
     assert all(torch.equal(s, b) for s, b in zip(states, before, strict=True))  # left alone
@@ -154,9 +154,9 @@ def test_sites_may_be_left_out(normalize: tuple[str, ...]) -> None:
     assert_generic(cell, torch.randn(2, 7), zero_states(cell, 2), training=True)
 
 
-@pytest.mark.parametrize("cases", [1, 6], ids=["weights as they are", "packed"])
+@pytest.mark.parametrize("examples", [1, 6], ids=["weights as they are", "packed"])
 @every_kind
-def test_gradients_of_gradients(name: str, cases: int) -> None:
+def test_gradients_of_gradients(name: str, examples: int) -> None:
     layer = randomised(LAYERS[name](3, 4, norm=LayerNorm()))
     cell = randomised(CELLS[name](3, 4, norm=LayerNorm()))
 
@@ -170,7 +170,7 @@ def test_gradients_of_gradients(name: str, cases: int) -> None:
                                     allow_unused=True)  # fmt: skip
         return [a for a in found if a is not None]
 
-    for module, x in ((layer, torch.randn(2, cases, 3)), (cell, torch.randn(cases, 3))):
+    for module, x in ((layer, torch.randn(2, examples, 3)), (cell, torch.randn(examples, 3))):
         found = twice(module, x)
         with generic_loop():
             wanted = twice(module, x)

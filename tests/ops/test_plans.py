@@ -267,13 +267,13 @@ def test_threads_may_share_a_module() -> None:
 class Computed(Norm):
     """Describes itself by tensors made anew at each call."""
 
-    def init_sums(self, site: Site) -> None:
+    def init_params(self, site: Site) -> None:
         site.add_affine(1.0)
 
-    def sums(self, site: Site, a: Tensor, step: int | None = None) -> Tensor:
+    def normalize(self, site: Site, a: Tensor, step: int | None = None) -> Tensor:
         return a * torch.rsqrt(a.square().mean(-1, keepdim=True) + 1.0) * self._gain(site)
 
-    def describe(self, site: Site) -> Record:
+    def to_spec(self, site: Site) -> Record:
         return RowNorm((site.features,), True, False, 1.0, self._gain(site))
 
     def _gain(self, site: Site) -> Tensor:

@@ -53,7 +53,7 @@ def test_scan_takes_any_function_at_the_sites(name: str) -> None:
     assert all((role, t) in calls for role in per_step for t in range(3))
 
     calls.clear()
-    again, _ = scan(cell, x, None, states, weights, sites, reads_step=True)
+    again, _ = scan(cell, x, None, states, weights, sites, per_timestep=True)
     torch.testing.assert_close(again, output)
     assert [step for role, step in calls if role == "input"] == [0, 1, 2]
 

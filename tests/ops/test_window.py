@@ -531,7 +531,7 @@ def test_tensors_may_have_any_strides(rule: Rule | None, under: Under) -> None:
 
 
 def test_states_may_be_one_for_all_cases(under: Under) -> None:
-    """Expanded start states: their gradients are the sum over cases."""
+    """Expanded start states: their gradients are the sum over examples."""
     p = problem(18, 3, 12, 5, 2)
     shared = {name: getattr(p, name)[:1] for name in ("h", "c", "window", "kappa")}
 

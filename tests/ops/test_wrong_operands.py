@@ -14,7 +14,16 @@ import torch
 from forked import STRIDED, outcomes, wrong_forms
 from torch import Tensor
 
-from ln_zoo.ops import CELLS, Affine, DrawLSTM, DrawSettings, DrawWeights, RowNorm, Weights, drawn
+from ln_zoo.ops import (
+    CELLS,
+    Affine,
+    DrawLSTM,
+    DrawSettings,
+    DrawWeights,
+    RowNorm,
+    Weights,
+    draw_forward,
+)
 from ln_zoo.ops.batch_recurrence import BatchSpec, Cases
 from ln_zoo.ops.engines.native.one_call import Parameters, Prepared
 from ln_zoo.ops.engines.native.runtime import NativeProducts, multiply, packed, trouble
@@ -210,7 +219,7 @@ def draw() -> Iterator[tuple[str, Entry]]:
             for name in ("posterior", "read", "write", "patch")
         )
         weights = DrawWeights(lstm("encoder"), lstm("decoder"), *heads, given["canvas"])
-        return list(drawn("native", settings, given["images"], given["noise"], weights))
+        return list(draw_forward("native", settings, given["images"], given["noise"], weights))
 
     def both(given: dict[str, Any]) -> list[Tensor]:
         fixed = ("images", "noise")

@@ -43,7 +43,7 @@ def test_config(make_card: Callable[..., Path]) -> None:
         "class": "LayerNorm",
         "init_args": {"gain": 1.0, "eps": 1e-05, "convolution": "channel", "per_gate": False},
     }
-    assert config["init_args"]["hidden_features"] == [16]
+    assert config["init_args"]["hidden_sizes"] == [16]
     assert config["preprocessing"] == PREPROCESSING
     assert config["parameters"] == 64 * 16 + 16 + 16 + 16 * 10 + 10
     assert config["files"] == {
@@ -85,7 +85,7 @@ def test_weights_that_were_rounded_take_half_the_place(tmp_path: Path) -> None:
 def test_results_take_sizes_from_the_model(make_card: Callable[..., Path]) -> None:
     results = read(make_card() / "results.json")
     assert results["metrics"] == RESULTS["metrics"]
-    assert results["size"]["hidden_features"] == [16]
+    assert results["size"]["hidden_sizes"] == [16]
     assert "norm" not in results["size"]
     assert results["training"] == {
         "batch_size": 32,
@@ -395,7 +395,7 @@ def test_statistics_of_the_population_are_told(
 ) -> None:
     """Where they were taken; files that say nothing of them are read as before."""
     checkpoint, results = tested_checkpoint
-    told = {"method": "average", "batch_size": 1000, "cases": 50_000}
+    told = {"method": "average", "batch_size": 1000, "examples": 50_000}
     for number, change in enumerate(({}, {"population_statistics": None})):
         results.write_text(json.dumps(read(results) | change))
         folder = card_from_checkpoint(checkpoint, results, tmp_path / f"none-{number}")
@@ -404,7 +404,7 @@ def test_statistics_of_the_population_are_told(
     folder = card_from_checkpoint(checkpoint, results, tmp_path / "told")
     assert read(folder / "results.json")["evaluation"]["population_statistics"] == told
     readme = (folder / "README.md").read_text()
-    line = '- population_statistics: `{"method": "average", "batch_size": 1000, "cases": 50000}`'
+    line = '- population_statistics: `{"method": "average", "batch_size": 1000, "examples": 50000}`'
     assert line in readme.splitlines()
     load(folder)
 
@@ -435,7 +435,7 @@ def test_facts_may_be_json_or_nothing(tested_checkpoint: tuple[Path, Path], tmp_
         ({"data": {"batch_size": 4}}, "data: 'dataset' is missing"),
         ({"population_statistics": "average"}, "population_statistics cannot be 'average'"),
         (
-            {"part": {"batches": 1, "of_batches": 2, "cases": 4}},
+            {"part": {"batches": 1, "of_batches": 2, "examples": 4}},
             "measured on a part of the test set: run ln-zoo test",
         ),
     ],
@@ -490,7 +490,7 @@ def test_foreign_checkpoints_are_refused(
     with pytest.raises(CardError, match="no checkpoint of a model of ln_zoo"):
         card_from_checkpoint(foreign, results, tmp_path / "card")
     content = torch.load(checkpoint, weights_only=True)
-    content["hyper_parameters"]["hidden_features"] = [17]
+    content["hyper_parameters"]["hidden_sizes"] = [17]
     torch.save(content, foreign)
     with pytest.raises(CardError, match="weights and arguments do not fit"):
         card_from_checkpoint(foreign, results, tmp_path / "card")
@@ -499,7 +499,7 @@ def test_foreign_checkpoints_are_refused(
 def test_words_are_a_file_of_the_card(tmp_path: Path) -> None:
     words = [f"w{i}" for i in range(40)] + ["été"]
     torch.manual_seed(0)
-    model = SkipThought(words, hidden_features=4, embedding_features=3).eval()
+    model = SkipThought(words, hidden_size=4, embedding_features=3).eval()
     folder = write_card(tmp_path / "skip.test", model, RESULTS, preprocessing={})
     assert (folder / "vocabulary.txt").read_text(encoding="utf-8").splitlines() == words
     for name in ("config.json", "results.json", "README.md"):

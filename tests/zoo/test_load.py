@@ -28,10 +28,10 @@ class Doubling(Norm):
 
     factor: float = 2.0
 
-    def init_sums(self, site: Site) -> None:
+    def init_params(self, site: Site) -> None:
         site.add_affine(gain=1.0)
 
-    def sums(self, site: Site, a: torch.Tensor, step: int | None = None) -> torch.Tensor:
+    def normalize(self, site: Site, a: torch.Tensor, step: int | None = None) -> torch.Tensor:
         return site.affine(self.factor * a)
 
 
@@ -131,7 +131,7 @@ def test_a_head_for_other_classes(make_card: Callable[..., Path], norm: Norm) ->
 
     assert model.hparams["num_classes"] == 3
     # Batch norm acts on the logits too, with a gain for each.
-    sites = {"network.3.site.gain"} if norm.mixes_cases else set()
+    sites = {"network.3.site.gain"} if norm.batch_dependent else set()
     assert {"network.3.weight", "network.3.bias"} <= set(model.new_weights)
     assert sites <= set(model.new_weights)
     assert trained.new_weights == ()
@@ -151,7 +151,7 @@ def test_heads_that_cannot_be_replaced(make_card: Callable[..., Path], tmp_path:
         load(make_card(), num_classes=0)
     with pytest.raises(TypeError, match="num_classes"):
         load(make_card("other"), num_classes="ten")  # type: ignore[arg-type]
-    draw = DRAW((4, 4), glimpses=1, hidden_features=2, latent_features=2)
+    draw = DRAW((4, 4), glimpses=1, hidden_size=2, latent_size=2)
     folder = write_card(tmp_path / "draw", draw, RESULTS, preprocessing={})
     with pytest.raises(CardError, match="draw is a DRAW, which has no head to replace"):
         load(folder, num_classes=3)
@@ -225,7 +225,7 @@ DOCTORED: list[dict[str, Any]] = [
     {"init_args": {"norm": {"class": "doctored_module.Norm", "init_args": {}}}},
     {"init_args": {"norm": {"class": "Norm", "init_args": {}}}},
     {"init_args": {"activation": {"class_path": "doctored_module.Norm", "init_args": {}}}},
-    {"init_args": {"hidden_features": [{"class_path": "doctored_module.Norm"}]}},
+    {"init_args": {"hidden_sizes": [{"class_path": "doctored_module.Norm"}]}},
 ]
 
 
@@ -259,8 +259,8 @@ def test_unknown_arguments_and_values_out_of_range(make_card: Callable[..., Path
     def with_args(**changes: Any) -> None:
         edit(folder / "config.json", init_args=config["init_args"] | changes)
 
-    with_args(hiden_features=[16])
-    with pytest.raises(CardError, match=r"no argument 'hiden_features' \(did you mean hidden_f"):
+    with_args(hiden_sizes=[16])
+    with pytest.raises(CardError, match=r"no argument 'hiden_sizes' \(did you mean hidden_s"):
         load(folder)
     with_args(norm={"class": "LayerNorm", "init_args": {"epsilon": 1e-5}})
     with pytest.raises(CardError, match=r"no argument 'epsilon' \(did you mean eps"):
@@ -292,12 +292,12 @@ def test_parameter_count_and_shapes_are_checked(make_card: Callable[..., Path]) 
 @pytest.mark.parametrize(
     "init_args",
     [
-        {"hidden_features": [60_000, 60_000]},
-        {"hidden_features": [1] * 200_000},
-        {"hidden_features": [10**30]},
-        {"hidden_features": [2**62]},
-        {"hidden_features": [[]]},
-        {"hidden_features": {"a": 1}},
+        {"hidden_sizes": [60_000, 60_000]},
+        {"hidden_sizes": [1] * 200_000},
+        {"hidden_sizes": [10**30]},
+        {"hidden_sizes": [2**62]},
+        {"hidden_sizes": [[]]},
+        {"hidden_sizes": {"a": 1}},
         {"in_features": None},
         {"num_classes": 0.5},
         {"activation": []},
@@ -330,8 +330,8 @@ def test_a_strategy_that_needs_numbers_to_be_built(make_card: Callable[..., Path
 
     @dataclass(frozen=True)
     class Counting(Doubling):
-        def init_sums(self, site: Site) -> None:
-            super().init_sums(site)
+        def init_params(self, site: Site) -> None:
+            super().init_params(site)
             assert site.gain.sum().item() > 0
 
     folder = make_card("model", Doubling())

@@ -72,10 +72,10 @@ def data_of(card: Card, request: pytest.FixtureRequest) -> LightningDataModule:
 
 
 def scores_of(name: str, batches: object) -> dict[str, Tensor]:
-    """What `per_case` says of every case."""
+    """What `per_example` says of every case."""
     model = load(name)
     with torch.no_grad():
-        scores = [model.per_case(batch) for batch in batches]  # type: ignore[attr-defined]
+        scores = [model.per_example(batch) for batch in batches]  # type: ignore[attr-defined]
     return {key: torch.cat([score[key] for score in scores]) for key in scores[0]}
 
 
@@ -126,7 +126,7 @@ def test_some_lines_score_about_what_the_card_says(
     name: str, request: pytest.FixtureRequest
 ) -> None:
     card = describe(name)
-    nats = scores_of(name, data_of(card, request).val_eval_dataloader(cases=48))["sequence_nll"]
+    nats = scores_of(name, data_of(card, request).val_eval_dataloader(examples=48))["sequence_nll"]
     error = nats.std() / len(nats) ** 0.5
     # Coarse, but quick: an untrained network is more than 2,000 nats away. All lines: below.
     assert error < 60
@@ -220,7 +220,7 @@ def test_held_out_books_are_as_likely_as_the_card_says(
     card, model, totals = describe(name), load(name), torch.zeros(2, dtype=torch.float64)
     with torch.no_grad():
         for batch in data_of(card, request).test_dataloader():
-            nats, tokens = model.per_case(batch)["token_nll"]  # type: ignore[operator]
+            nats, tokens = model.per_example(batch)["token_nll"]  # type: ignore[operator]
             totals += torch.stack([nats.sum(), tokens.sum()])
     measured = float(totals[0] / totals[1])
     assert measured == pytest.approx(stated(card, "token_nll"), rel=1e-5)

@@ -27,12 +27,12 @@ from ln_zoo.zoo.reported import (
 )
 
 FULL_DRAW = {
-    "glimpses": 64, "hidden_features": 256, "latent_features": 100, "read_size": 2,
+    "glimpses": 64, "hidden_size": 256, "latent_size": 100, "read_size": 2,
     "write_size": 5,
 }  # fmt: skip
-PIXELS = {"step_features": 1, "permuted": True, "hidden_features": 100, "batch_size": 100}
+PIXELS = {"step_features": 1, "permuted": True, "hidden_size": 100, "batch_size": 100}
 LINES = {
-    "hidden_features": 400, "num_layers": 3, "mixture_components": 20, "window_components": 10,
+    "hidden_size": 400, "num_layers": 3, "mixture_components": 20, "window_components": 10,
     "peephole": True, "length_mode": "full", "scale": "std",
 }  # fmt: skip
 
@@ -407,7 +407,7 @@ def test_obstacles_of_the_run_are_told() -> None:
 
 
 def test_fractions_stand_beside_percentages() -> None:
-    size = {"hidden_features": 120}
+    size = {"hidden_size": 120}
     rows = comparison("AttentiveReader", "Identity", {"error": 0.461}, data="CNN/test", size=size)
     assert [(r.measured, r.unit) for r in rows] == [(pytest.approx(46.1), "%")]
     assert rows[0].difference == pytest.approx(1.1)
@@ -418,7 +418,7 @@ def test_every_comparable_number_gets_a_row() -> None:
     size = {
         "training_data": "coco",
         "embedding_features": 300,
-        "hidden_features": 1024,
+        "hidden_size": 1024,
         "image_features": 4096,
         "measure": "order",
         "fold_size": 1000,
@@ -441,19 +441,19 @@ def test_every_comparable_number_gets_a_row() -> None:
     outcomes = [row.outcome for row in draw("Identity", epochs=200, batch_size=128)]
     assert outcomes == ["+0.64 nats/image", "-1.3 nats/image"]
     # Both have one obstacle.
-    rows = draw("Identity", epochs=200, batch_size=128, latent_features=50)
+    rows = draw("Identity", epochs=200, batch_size=128, latent_size=50)
     assert [row.reported.value for row in rows] == [82.36, 84.3]
 
 
 def test_another_size_is_not_comparable() -> None:
-    size = {"hidden_features": 64}
+    size = {"hidden_size": 64}
     (row,) = comparison("AttentiveReader", "Identity", {"error": 0.4}, data="CNN/test", size=size)
     assert row.difference is None
     assert row.reported is not None
     assert row.reported.value == 45.0
-    assert row.reason == "not comparable: hidden_features 64 here, 120 there"
+    assert row.reason == "not comparable: hidden_size 64 here, 120 there"
     (row,) = comparison("AttentiveReader", "Identity", {"error": 0.4}, data="CNN/test", size={})
-    assert row.reason == "not comparable: hidden_features not stated here, 120 there"
+    assert row.reason == "not comparable: hidden_size not stated here, 120 there"
 
 
 def test_nothing_reported() -> None:

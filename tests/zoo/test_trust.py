@@ -72,7 +72,7 @@ def test_foreign_classes_are_refused(red: Path, stored: Any, message: str) -> No
 
 
 def test_our_own_and_named_and_imported_classes_are_admitted(red: Path) -> None:
-    ours = {"_class_path": OURS, "norm": NORM, "hidden_features": [8]}
+    ours = {"_class_path": OURS, "norm": NORM, "hidden_sizes": [8]}
     assert check_classes(ours, "x", "") == ours
     theirs = {"_class_path": "redteam_mod.Foo", "norm": {"class_path": "redteam_mod.Bar"}}
     named = {"redteam_mod.Foo", "redteam_mod.Bar"}

@@ -44,7 +44,7 @@ PREPROCESSING = {"scale": 16, "image_shape": [1, 8, 8]}
 
 def tiny(norm: Norm | None = None, seed: int = 0) -> MLPClassifier:
     torch.manual_seed(seed)
-    return MLPClassifier(64, hidden_features=[16], num_classes=10, norm=norm)
+    return MLPClassifier(64, hidden_sizes=[16], num_classes=10, norm=norm)
 
 
 class StubHub:

@@ -164,8 +164,8 @@ def parse_settings(given: Sequence[str]) -> dict[str, list[str]]:
             sweep sets itself.
 
     Example:
-        >>> parse_settings(["model.lr=2e-4,1e-3", "model.hidden_features=[8, 8],[16]"])
-        {'model.lr': ['2e-4', '1e-3'], 'model.hidden_features': ['[8, 8]', '[16]']}
+        >>> parse_settings(["model.lr=2e-4,1e-3", "model.hidden_sizes=[8, 8],[16]"])
+        {'model.lr': ['2e-4', '1e-3'], 'model.hidden_sizes': ['[8, 8]', '[16]']}
     """
     settings: dict[str, list[str]] = {}
     for text in given:

@@ -4,8 +4,8 @@ The frame around it (`ln_zoo.ops.operator`) is the same for all engines: chunks,
 time steps at once, the operators of torch, gradients of gradients. An engine sees plain tensors.
 
 Data of one direction are rows in packed order: step t owns ``sizes[t]`` rows, sizes never grow, and
-a padded batch is the case of equal sizes. States are buffers (N, H) of which step t reads and
-writes the first ``sizes[t]`` rows: after the last step they hold each case's final state.
+a padded batch is the special case of equal sizes. States are buffers (N, H) of which step t reads
+and writes the first ``sizes[t]`` rows: after the last step they hold each example's final state.
 
 With v = W x and u = R h', p the normalised terms with gains and biases, the equations are those of
 `ln_zoo.ops.cells`. Where a place is centred, the weights are (`centred`, by ``spec.products``): the

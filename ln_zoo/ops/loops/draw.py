@@ -66,15 +66,15 @@ class DrawSettings:
         filter_norm: ``"softmax"``: each filter sums to 1 over the pixels (the paper's); ``"eps"``:
             it is divided by its sum plus ``filter_eps``, so that one off the image vanishes.
         filter_eps: see there.
-        bound: of log s, log sigma^2 and log delta: beyond +-bound they are clamped, and have no
-            gradient.
+        log_clamp: of log s, log sigma^2 and log delta: beyond +-log_clamp they are clamped, and
+            have no gradient.
     """
 
     read: int
     write: int
     filter_norm: FilterNorm = "softmax"
     filter_eps: float = 1e-8
-    bound: float = 10.0
+    log_clamp: float = 10.0
 
 
 class Affine(NamedTuple):
@@ -124,13 +124,13 @@ class DrawWeights(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """What `drawn` gives, in the precision of the weights.
+    """What `draw_forward` gives, in the precision of the weights.
 
     Attributes:
         logits: the last canvas, (N, B, A).
         means: mu, (T, N, Z).
         log_stds: log s, clamped, (T, N, Z).
-        clamped: how many numbers were beyond the bound: log s, log sigma^2 and log delta; whole
+        clamped: how many numbers were beyond the log_clamp: log s, log sigma^2 and log delta; whole
             numbers, (3,), without gradient.
     """
 
@@ -144,7 +144,7 @@ class Drawn(NamedTuple):
 
 
 def draw_refusal(images: Tensor, noise: Tensor, weights: DrawWeights) -> str | None:
-    """Why `drawn` cannot take this call, whatever the engine; ``None``: it can.
+    """Why `draw_forward` cannot take this call, whatever the engine; ``None``: it can.
 
     Args:
         images: x, (N, B, A).
@@ -177,7 +177,7 @@ def draw_refusal(images: Tensor, noise: Tensor, weights: DrawWeights) -> str | N
 
 
 def draw_engine(images: Tensor, noise: Tensor, weights: DrawWeights) -> str | None:
-    """The engine that `drawn` runs on; ``None``: it cannot take this call.
+    """The engine that `draw_forward` runs on; ``None``: it cannot take this call.
 
     The environment variable ``LN_ZOO_KERNELS`` chooses among engines, as for all kernels.
     Arguments are those of `draw_refusal`.
@@ -213,7 +213,7 @@ def _word(dtype: torch.dtype) -> str:
 # The function
 
 
-def drawn(
+def draw_forward(
     engine: str, settings: DrawSettings, images: Tensor, noise: Tensor, weights: DrawWeights
 ) -> Drawn:
     """Runs all glimpses; it has no gradients of gradients.
@@ -243,8 +243,8 @@ def drawn(
         ... )
         >>> images, noise = rand(2, 7, 8), rand(10, 2, 6)
         >>> engine = draw_engine(images, noise, weights)
-        >>> logits, means, log_stds, clamped = drawn(engine, settings, images, noise, weights)
-        >>> logits.shape, means.shape
+        >>> done = draw_forward(engine, settings, images, noise, weights)
+        >>> done.logits.shape, done.means.shape
         (torch.Size([2, 7, 8]), torch.Size([10, 2, 6]))
     """
     _check(settings, images, noise, weights)
@@ -325,10 +325,10 @@ def _check(settings: DrawSettings, images: Tensor, noise: Tensor, weights: DrawW
     for name, a, form in (("images", images, "(N, B, A)"), ("noise", noise, "(T, N, Z)")):
         if a.dim() != 3 or (name == "noise" and not len(a)):
             raise ValueError(f"{name} must be {form}, T at least 1, got {tuple(a.shape)}")
-    (cases, *size), latents = images.shape, noise.shape[2]
+    (examples, *size), latents = images.shape, noise.shape[2]
     hidden = weights.encoder.weights.hh.shape[1]
     expected: list[tuple[str, Tensor | None, tuple[int, ...]]] = [
-        ("noise", noise, (len(noise), cases, latents)),
+        ("noise", noise, (len(noise), examples, latents)),
         ("canvas", weights.canvas, tuple(size)),
     ]
     inputs = {"encoder": 2 * settings.read**2 + hidden, "decoder": latents}
@@ -362,7 +362,7 @@ def _check(settings: DrawSettings, images: Tensor, noise: Tensor, weights: DrawW
     for name, there, shape in expected:
         if there is not None and there.shape != shape:
             raise ValueError(
-                f"{name} must be {shape} beside {cases} images of {size[0]} x {size[1]} pixels, "
+                f"{name} must be {shape} beside {examples} images of {size[0]} x {size[1]} pixels, "
                 f"{latents} latents, {hidden} hidden units and patches of {settings.read} and "
                 f"{settings.write} a side, got {tuple(there.shape)}"
             )
@@ -502,7 +502,7 @@ class DrawSteps(Protocol):
         """How many numbers were clamped; see `Drawn`."""
 
     def totals(self) -> Sequence[Tensor]:
-        """Gradients of vectors, after the way back: sums over all glimpses and cases.
+        """Gradients of vectors, after the way back: sums over all glimpses and examples.
 
         Returns:
             Of the encoder: bias (4H,), gain and shift (H,); of the decoder the same; bias of the
@@ -673,7 +673,7 @@ def _weights(plan: _Plan, operands: _Operands) -> list[Tensor]:
 
 
 def _allocate(plan: _Plan, operands: _Operands, save: bool) -> tuple[Kept, Made]:
-    glimpses, cases, latents = operands.noise.shape
+    glimpses, examples, latents = operands.noise.shape
     hidden, heads = len(operands.h_decoder), len(operands.b_heads)
     slots = glimpses + 1 if save else 2
     wide, narrow = operands.noise.dtype, plan.narrow
@@ -685,22 +685,22 @@ def _allocate(plan: _Plan, operands: _Operands, save: bool) -> tuple[Kept, Made]
         return empty(*size), empty(*size)
 
     widths = (operands.w_encoder.shape[1], operands.w_decoder.shape[1])
-    encoder, decoder = (empty(slots, cases, width, dtype=narrow) for width in widths)
+    encoder, decoder = (empty(slots, examples, width, dtype=narrow) for width in widths)
     kept = Kept(
         inputs=(encoder, decoder),
-        states=decoder[:, :, latents:] if narrow == wide else empty(slots, cases, hidden),
-        heads=empty(slots, cases, heads),
-        gates=both(slots, cases, 4 * hidden),
-        cells=both(slots, cases, hidden),
-        stats=both(slots, cases, 2),
-        canvases=empty(slots, cases, *operands.canvas.shape),
+        states=decoder[:, :, latents:] if narrow == wide else empty(slots, examples, hidden),
+        heads=empty(slots, examples, heads),
+        gates=both(slots, examples, 4 * hidden),
+        cells=both(slots, examples, hidden),
+        stats=both(slots, examples, 2),
+        canvases=empty(slots, examples, *operands.canvas.shape),
     )
     made = Made(
-        logits=empty(cases, *operands.canvas.shape),
-        means=empty(glimpses, cases, latents),
-        log_stds=empty(glimpses, cases, latents),
-        sums=None if narrow == wide else empty(cases, 4 * hidden, dtype=narrow),
-        posterior=empty(cases, 2 * latents, dtype=narrow),
+        logits=empty(examples, *operands.canvas.shape),
+        means=empty(glimpses, examples, latents),
+        log_stds=empty(glimpses, examples, latents),
+        sums=None if narrow == wide else empty(examples, 4 * hidden, dtype=narrow),
+        posterior=empty(examples, 2 * latents, dtype=narrow),
     )
     return kept, made
 
@@ -720,7 +720,7 @@ def _start(operands: _Operands, kept: Kept) -> None:
 
 
 def _allocate_back(plan: _Plan, operands: _Operands, grads: Sequence[Tensor | None]) -> Back:
-    glimpses, cases, latents = operands.noise.shape
+    glimpses, examples, latents = operands.noise.shape
     hidden, heads = len(operands.h_decoder), len(operands.b_heads)
     d_logits, d_means, d_log_stds = grads
     wide, narrow = operands.noise.dtype, plan.narrow
@@ -736,20 +736,20 @@ def _allocate_back(plan: _Plan, operands: _Operands, grads: Sequence[Tensor | No
     else:
         canvas = d_logits.clone(memory_format=torch.contiguous_format)
     widths = (operands.w_encoder.shape[1], operands.w_decoder.shape[1])
-    encoder, decoder = (zeros(cases, width, dtype=narrow) for width in widths)
-    chunk = min(glimpses, -(-_CHUNK_ROWS // max(cases, 1)))
-    gates = [empty(chunk, cases, 4 * hidden, dtype=narrow) for _ in range(2)]
+    encoder, decoder = (zeros(examples, width, dtype=narrow) for width in widths)
+    chunk = min(glimpses, -(-_CHUNK_ROWS // max(examples, 1)))
+    gates = [empty(chunk, examples, 4 * hidden, dtype=narrow) for _ in range(2)]
     return Back(
         means=None if d_means is None else d_means.contiguous(),
         log_stds=None if d_log_stds is None else d_log_stds.contiguous(),
         canvas=canvas,
-        heads=zeros(glimpses + 1, cases, heads),
-        states=empty(cases, hidden),
-        cells=(zeros(cases, hidden), zeros(cases, hidden)),
+        heads=zeros(glimpses + 1, examples, heads),
+        states=empty(examples, hidden),
+        cells=(zeros(examples, hidden), zeros(examples, hidden)),
         inputs=(encoder, decoder),
-        encoded=empty(cases, hidden, dtype=narrow),
+        encoded=empty(examples, hidden, dtype=narrow),
         gates=(gates[0], gates[1]),
-        posterior=empty(chunk, cases, 2 * latents, dtype=narrow),
+        posterior=empty(chunk, examples, 2 * latents, dtype=narrow),
     )
 
 
@@ -824,11 +824,11 @@ class _Bank:
     """
 
     def __init__(self, settings: DrawSettings, axes: _Axes, numbers: Tensor, filters: int) -> None:
-        longest, bound = max(axes.height, axes.width), settings.bound
+        longest, log_clamp = max(axes.height, axes.width), settings.log_clamp
         self.adds_eps = settings.filter_norm == "eps"
         self.half = axes.half
-        self.numbers, self.bound = numbers, bound
-        clamped = numbers[:, 2:4].clamp(-bound, bound)
+        self.numbers, self.log_clamp = numbers, log_clamp
+        clamped = numbers[:, 2:4].clamp(-log_clamp, log_clamp)
         self.sharpness = torch.exp(-clamped[:, 0])[:, None, None, None] / 2
         self.stride = torch.exp(clamped[:, 1]) * ((longest - 1) / max(filters - 1, 1))
         self.offsets = axes.offsets[filters]
@@ -859,7 +859,7 @@ class _Bank:
         torch.mul(dmeans.sum(2), self.half, out=found[:, :2])
         found[:, 2] = (dvariance * sharpness).sum((1, 2))
         found[:, 3] = (dmeans * self.offsets).sum((1, 2)) * self.stride
-        found[:, 2:] *= self.numbers[:, 2:4].abs() <= self.bound
+        found[:, 2:] *= self.numbers[:, 2:4].abs() <= self.log_clamp
         return found
 
 
@@ -889,13 +889,13 @@ class AtenDraw:
         self.weights = weights if back is not None else [w.t() for w in weights]
         self.slots, self.hidden = len(kept.cells[0]), len(operands.h_decoder)
         self.patches = 2 * plan.settings.read**2
-        self.cases, self.height, self.width = operands.images.shape
+        self.examples, self.height, self.width = operands.images.shape
         self.axes = _Axes(plan.settings, operands.images)
         self.bias = (operands.b_encoder, operands.b_decoder)
         self.gain = (operands.gain_encoder, operands.gain_decoder)
         self.shift = (operands.shift_encoder, operands.shift_decoder)
         # The image and its error, row by row side by side.
-        self.pair = operands.images.new_empty(self.cases, self.height, 2, self.width)
+        self.pair = operands.images.new_empty(self.examples, self.height, 2, self.width)
         self.pair[:, :, 0] = operands.images
         self.hits = torch.zeros(3, dtype=torch.int64, device=operands.images.device)
         # Of encoder and decoder: gain and shift; bias.
@@ -918,7 +918,7 @@ class AtenDraw:
         return bank, bank.filters[:, 1, :, : self.height], bank.filters[:, 0, :, : self.width]
 
     def _count(self, numbers: Tensor) -> None:
-        self.hits[1:] += (numbers[:, 2:4].abs() > self.settings.bound).sum(0)
+        self.hits[1:] += (numbers[:, 2:4].abs() > self.settings.log_clamp).sum(0)
 
     def _look(self, t: int) -> Tensor:
         """Fills in the error; gives sigmoid of the canvas."""
@@ -940,7 +940,7 @@ class AtenDraw:
 
     def read(self, t: int) -> None:
         """Fills in r."""
-        side, n = self.settings.read, self.cases
+        side, n = self.settings.read, self.examples
         numbers = self.kept.heads[t % self.slots][:, :NUMBERS]
         self._count(numbers)
         _, f_y, f_x = self._bank(numbers, side)
@@ -995,10 +995,10 @@ class AtenDraw:
         assert self.made.posterior is not None
         p = self.made.posterior + self.operands.b_posterior
         mean, spread = p.chunk(2, 1)
-        bound = self.settings.bound
-        self.hits[0] += (spread.abs() > bound).sum()
+        log_clamp = self.settings.log_clamp
+        self.hits[0] += (spread.abs() > log_clamp).sum()
         self.made.means[t] = mean
-        torch.clamp(spread, -bound, bound, out=self.made.log_stds[t])
+        torch.clamp(spread, -log_clamp, log_clamp, out=self.made.log_stds[t])
         z = torch.addcmul(mean, torch.exp(self.made.log_stds[t]), self.operands.noise[t])
         self.kept.inputs[DECODER][t % self.slots][:, : -self.hidden] = z
 
@@ -1044,7 +1044,7 @@ class AtenDraw:
         spread = d * torch.exp(log_stds) * self.operands.noise[t]
         if back.log_stds is not None:
             spread += back.log_stds[t]
-        spread *= log_stds.abs() < self.settings.bound
+        spread *= log_stds.abs() < self.settings.log_clamp
         dspread.copy_(spread)
         dmean.copy_(d if back.means is None else d + back.means[t])
         self.posterior_total += row.sum(0, dtype=d.dtype)
@@ -1089,7 +1089,7 @@ class AtenDraw:
 
     def read_back(self, t: int) -> None:
         """Fills in the read filters' part of the gradients of heads, goes on with the canvas."""
-        side, n, back = self.settings.read, self.cases, self.back
+        side, n, back = self.settings.read, self.examples, self.back
         numbers = self.kept.heads[t % self.slots][:, :NUMBERS]
         bank, f_y, f_x = self._bank(numbers, side)
         seen = self._look(t)

@@ -13,7 +13,7 @@ from torch import Tensor
 FilterNorm = Literal["softmax", "eps"]
 
 
-def attention(parameters: Tensor, grid: int, height: int, width: int, bound: float) -> Tensor:
+def attention(parameters: Tensor, grid: int, height: int, width: int, log_clamp: float) -> Tensor:
     """Where a grid of filters lies (Gregor et al. 2015, eq. 21-24).
 
     Args:
@@ -22,7 +22,7 @@ def attention(parameters: Tensor, grid: int, height: int, width: int, bound: flo
         grid: filters N on a side.
         height: of the image in pixels, B.
         width: A.
-        bound: log sigma^2 and log delta~ are clamped to plus and minus it.
+        log_clamp: log sigma^2 and log delta~ are clamped to plus and minus it.
 
     Returns:
         (\\*, 5): x and y of the centre, the stride and sigma, in pixels; and the intensity gamma.
@@ -38,8 +38,8 @@ def attention(parameters: Tensor, grid: int, height: int, width: int, bound: flo
         [
             (width + 1) / 2 * (x + 1) - 1,
             (height + 1) / 2 * (y + 1) - 1,
-            whole * log_stride.clamp(-bound, bound).exp(),
-            (0.5 * log_variance.clamp(-bound, bound)).exp(),
+            whole * log_stride.clamp(-log_clamp, log_clamp).exp(),
+            (0.5 * log_variance.clamp(-log_clamp, log_clamp)).exp(),
             log_intensity.exp(),
         ],
         -1,

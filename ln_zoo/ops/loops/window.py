@@ -161,14 +161,14 @@ class _WindowedLSTM(torch.autograd.Function):
         operands, windows = _split(tensors)
         engine = ENGINES[name]
         x = operands.x
-        steps, cases, inputs = x.shape
+        steps, examples, inputs = x.shape
         width, hidden = operands.w_hh.shape
-        rows, kinds = steps * cases, windows.kappa.shape[1]
+        rows, kinds = steps * examples, windows.kappa.shape[1]
         empty = _allocator(engine, x)
         h, c = operands.h0.clone(), _there(operands.c0).clone()
         window, kappa = windows.window.clone(), windows.kappa.clone()
-        out, shown = empty(steps, cases, hidden), empty(steps, cases, window.shape[1])
-        terms = empty(steps, cases, 4, kinds)
+        out, shown = empty(steps, examples, hidden), empty(steps, examples, window.shape[1])
+        terms = empty(steps, examples, 4, kinds)
         flat_out, flat_shown = out.flatten(0, 1), shown.flatten(0, 1)
         flat_terms = terms.view(rows, 4 * kinds)
         v, u, cells = (empty(rows if save else 0, n) for n in (width, width, hidden))
@@ -176,7 +176,7 @@ class _WindowedLSTM(torch.autograd.Function):
         stats = empty(rows if save else 0, engine.stats(spec)).zero_()
         p = engine.prepare(spec, operands, backward=False)
         run = NativeWindow(cast(NativeEngine, engine), p, spec, operands, windows, backward=False)
-        pieces = chunks([cases] * steps, p.chunk_rows, p.least_steps)
+        pieces = chunks([examples] * steps, p.chunk_rows, p.least_steps)
         scratch = empty(0 if save else max(piece.last - piece.first for piece in pieces), width)
         for piece in pieces:
             part = slice(piece.first, piece.last)
@@ -225,7 +225,7 @@ def _gradients(
     spec, engine = ctx.spec, ENGINES[ctx.engine]
     d_out, d_windows, d_h, d_c, d_kappa, _ = grads
     x, h0, c0 = operands.x, operands.h0, _there(operands.c0)
-    steps, cases, inputs = x.shape
+    steps, examples, inputs = x.shape
     width = len(operands.w_hh)
     empty = _allocator(engine, x)
 
@@ -241,12 +241,12 @@ def _gradients(
     dh, dc = start(d_h, h0), start(d_c, c0)
     dkappa, dwindow = start(d_kappa, windows.kappa), torch.zeros_like(windows.window)
     sums = Sums(*(sum_of(name) for name in Operands._fields[5:]))
-    dx = empty(steps * cases, inputs) if needed.x else None
+    dx = empty(steps * examples, inputs) if needed.x else None
     dw_ih, dw_hh = torch.zeros_like(operands.w_ih), torch.zeros_like(operands.w_hh)
     dweight, dbias = torch.zeros_like(windows.weight), torch.zeros_like(windows.bias)
     p = engine.prepare(spec, operands, backward=True)
     run = NativeWindow(cast(NativeEngine, engine), p, spec, operands, windows, backward=True)
-    pieces = chunks([cases] * steps, p.chunk_rows, p.least_steps)
+    pieces = chunks([examples] * steps, p.chunk_rows, p.least_steps)
     longest = max(piece.last - piece.first for piece in pieces)
     du_room, dv_room = empty(longest, width), empty(longest, width)
     parameters_room = empty(longest, len(windows.bias))
@@ -305,6 +305,6 @@ def _allocator(engine: Engine, like: Tensor) -> Callable[..., Tensor]:
 
 def _rows(a: Tensor, part: slice) -> Tensor:
     """Rows of a (T, N, F), contiguous."""
-    cases = a.shape[1]
-    steps = slice(part.start // max(cases, 1), part.stop // max(cases, 1))
+    examples = a.shape[1]
+    steps = slice(part.start // max(examples, 1), part.stop // max(examples, 1))
     return a[steps].reshape(-1, a.shape[2]).contiguous()

@@ -1,13 +1,13 @@
 """The batch engine that is written in functions of torch: for every device.
 
 It computes as `ln_zoo.ops.engines.aten.rows` does (tanh by a sigmoid, with its factors in gains and
-slopes; all gates of a chunk anew in the backward), with rows normalised over cases. With r the
+slopes; all gates of a chunk anew in the backward), with rows normalised over examples. With r the
 reciprocal deviations of a step, u^ = r u the normalised rows and K the product of gates that a
 gradient of the state is multiplied by, the gradient of u is, up to a constant per feature,
 
     x - u^ sum_n(x u^) / (n - correction),   x = r gain K D.
 
-A reduction over cases is fast where the features lie in rows, but not by torch's functions for
+A reduction over examples is fast where the features lie in rows, but not by torch's functions for
 variances, so squares are summed.
 """
 
@@ -29,7 +29,7 @@ from ln_zoo.ops.batch_recurrence import (
     Statistics,
     numbered,
     runs,
-    sum_cases,
+    sum_examples,
 )
 from ln_zoo.ops.engines.aten.rows import PIECE
 from ln_zoo.ops.engines.base import Products, Sums
@@ -110,16 +110,16 @@ class Place:
     """One place, with a gain of its own and the sign that the cell puts on it.
 
     Args:
-        cases: what happens there.
+        examples: what happens there.
         gain: (F,), with the sign of the cell.
         slope: (F,), what gradients of normalised rows are multiplied by.
     """
 
-    def __init__(self, cases: Cases, gain: Tensor, slope: Tensor) -> None:
-        self.batch, self.correction = cases.batch, cases.correction
-        self.given = cases.scale and not cases.batch
+    def __init__(self, examples: Cases, gain: Tensor, slope: Tensor) -> None:
+        self.batch, self.correction = examples.batch, examples.correction
+        self.given = examples.scale and not examples.batch
         self.gain, self.slope = gain, slope
-        self.eps = gain.new_tensor(cases.eps)
+        self.eps = gain.new_tensor(examples.eps)
 
     # All steps of a chunk at once
 
@@ -130,7 +130,7 @@ class Place:
         r = statistics.var.clone()
         if self.batch and self.correction:
             for run in pieces:
-                r[run.steps].mul_(run.cases / (run.cases - self.correction))
+                r[run.steps].mul_(run.examples / (run.examples - self.correction))
         return r.add_(self.eps).rsqrt_()
 
     def linear(
@@ -169,14 +169,14 @@ class Place:
 
     # One step, of a place that uses the batch
 
-    def scale(self, squares: Tensor, cases: int, out: Tensor) -> Tensor:
-        """Fills out (F,) with ``gain * r``, of the sums of squares (F,) over cases."""
-        torch.add(self.eps, squares, alpha=1 / (cases - self.correction), out=out)
+    def scale(self, squares: Tensor, examples: int, out: Tensor) -> Tensor:
+        """Fills out (F,) with ``gain * r``, of the sums of squares (F,) over examples."""
+        torch.add(self.eps, squares, alpha=1 / (examples - self.correction), out=out)
         return out.rsqrt_().mul_(self.gain)
 
 
 def square_sums(a: Tensor, buffer: Tensor, out: Tensor) -> None:
-    """Fills out (F,) with the sums over cases of the squares of a (n, F)."""
+    """Fills out (F,) with the sums over examples of the squares of a (n, F)."""
     torch.mul(a, a, out=buffer)
     torch.sum(buffer, 0, out=out)
 
@@ -188,10 +188,10 @@ def affine(a: Tensor, scale: Tensor, offset: Tensor, pieces: Sequence[Run], out:
     return out
 
 
-def over_cases(sums: Tensor, pieces: Sequence[Run]) -> None:
-    """Divides sums (steps, F) over cases by their number."""
+def over_examples(sums: Tensor, pieces: Sequence[Run]) -> None:
+    """Divides sums (steps, F) over examples by their number."""
     for run in pieces:
-        sums[run.steps].div_(run.cases)
+        sums[run.steps].div_(run.examples)
 
 
 class Loop:
@@ -222,12 +222,12 @@ class Loop:
         if not place.batch:
             self._gain, self.offset = place.linear(statistics, pieces)
             return
-        cases, hidden = sizes[0], h.shape[1]
+        examples, hidden = sizes[0], h.shape[1]
         self._gain = torch.empty_like(place.gain)
         self._sums = h.new_empty(len(sizes), hidden)
-        self._state = h.new_empty(cases, hidden)
-        self._narrow = None if narrow == h.dtype else h.new_empty(cases, hidden, dtype=narrow)
-        self._products = h.new_empty(cases, len(place.gain))
+        self._state = h.new_empty(examples, hidden)
+        self._narrow = None if narrow == h.dtype else h.new_empty(examples, hidden, dtype=narrow)
+        self._products = h.new_empty(examples, len(place.gain))
 
     def operand(self, t: int, state: Tensor, operand: Tensor) -> Tensor:
         """What step t multiplies by the weights: that operand, or the state less its mean."""
@@ -250,8 +250,8 @@ class Loop:
         """Turns sums into statistics; weight is (H, G)."""
         found = self._statistics
         if self._place.batch and found is not None and found.mean is not None:
-            over_cases(found.var, self._pieces)
-            over_cases(self._sums, self._pieces)
+            over_examples(found.var, self._pieces)
+            over_examples(self._sums, self._pieces)
             found.mean.addmm_(self._sums, weight.to(self._sums.dtype))
 
 
@@ -346,8 +346,8 @@ class BatchSteps(Products):
         v = v.to(self.wide)
         terms = self.scratch("gates", *v.shape)
         if measure and self.first.batch and statistics is not None:
-            sum_cases(torch.mul(v, v, out=terms), pieces, statistics.var)
-            over_cases(statistics.var, pieces)
+            sum_examples(torch.mul(v, v, out=terms), pieces, statistics.var)
+            over_examples(statistics.var, pieces)
         scale, offset = self.first.linear(statistics, pieces)
         return affine(v, scale, bias if offset is None else offset + bias, pieces, terms)
 
@@ -430,9 +430,9 @@ class BatchSteps(Products):
         products = torch.mul(d, rows, out=self.scratch("weights", *d.shape))
         self.row_sums(sums.gain_input, products, self.slope)
         if first.batch:
-            totals = sum_cases(products, pieces, torch.empty_like(r))
+            totals = sum_examples(products, pieces, torch.empty_like(r))
             for run in pieces:
-                share = -1 / (run.cases - first.correction)
+                share = -1 / (run.examples - first.correction)
                 run.of(d).addcmul_(run.of(rows), run.each(totals), value=share)
         scale = r.mul_(first.slope)
         for run in pieces:
@@ -440,9 +440,9 @@ class BatchSteps(Products):
 
 
 def finish(state: Tensor, after: Sequence[Tensor], pieces: Sequence[Run]) -> None:
-    """Puts what each case had after its last step into the state (N, H)."""
+    """Puts what each example had after its last step into the state (N, H)."""
     for run, following in itertools.zip_longest(pieces, pieces[1:]):
-        ended = slice(0 if following is None else following.cases, run.cases)
+        ended = slice(0 if following is None else following.examples, run.examples)
         state[ended].copy_(after[run.steps.stop - 1][ended])
 
 
@@ -532,8 +532,8 @@ class BatchLSTM(BatchSteps):
             finish(c, cells, pieces)
         loop.finish(weight)
         if cell.batch and cell_means is not None and cell_squares is not None:
-            over_cases(cell_means, pieces)
-            over_cases(cell_squares, pieces)
+            over_examples(cell_means, pieces)
+            over_examples(cell_squares, pieces)
 
     def backward(
         self,

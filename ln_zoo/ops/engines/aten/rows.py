@@ -405,7 +405,7 @@ def cut(a: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
 
 
 def finish(state: Tensor, after: Sequence[Tensor], sizes: Sequence[int]) -> None:
-    """Puts what each case had after its last step into the state (N, H)."""
+    """Puts what each example had after its last step into the state (N, H)."""
     for t, (size, following) in enumerate(zip(sizes, (*sizes[1:], 0), strict=True)):
         if following < size:
             state[following:size].copy_(after[t][following:])

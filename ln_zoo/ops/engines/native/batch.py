@@ -1,6 +1,6 @@
 """The batch engine that runs time steps in C++ on the CPU.
 
-Statistics are over cases, so that threads share the units, and meet once a step (`kernels.cpp`).
+Statistics are over examples, so that threads share the units, and meet once a step (`kernels.cpp`).
 """
 
 from __future__ import annotations
@@ -58,7 +58,10 @@ class _BatchSteps(Arguments):
         **{f"d{name}": form for name, form in VECTORS.items()},
     }
     _fields_ = (
-        *((name, c_int64) for name in ("cell", "steps", "cases", "hidden", "shares", "correction")),
+        *(
+            (name, c_int64)
+            for name in ("cell", "steps", "examples", "hidden", "shares", "correction")
+        ),
         ("sizes", POINTER(c_int64)),
         *((name, c_double) for name in ("eps_recurrent", "eps_out")),
         *((name, _Statistics) for name in Places._fields),
@@ -190,11 +193,11 @@ class NativeBatchSteps(NativeProducts):
     ) -> tuple[_BatchSteps, list[tuple[Statistics, Tensor]]]:
         """The structure for one chunk, and means that the forward finds, with where they belong."""
         steps = _BatchSteps.from_buffer_copy(self._common)
-        rows, cases = sum(sizes), state.shape[0]
-        steps.steps, steps.cases = len(sizes), cases
-        check_steps(sizes, rows, cases)
+        rows, examples = sum(sizes), state.shape[0]
+        steps.steps, steps.examples = len(sizes), examples
+        check_steps(sizes, rows, examples)
         steps.sizes = (c_int64 * len(sizes))(*sizes)
-        steps.fill(tensors, {**self.sizes, "rows": rows, "N": cases})
+        steps.fill(tensors, {**self.sizes, "rows": rows, "N": examples})
         found = []
         self._alive = []
         widths = self.spec.widths(self.hidden)

@@ -58,11 +58,11 @@ class DrawArguments(Arguments):
         *(
             (name, c_int64)
             for name in (
-                *("narrow", "kept", "steps", "cases", "height", "width", "hidden", "latents"),
+                *("narrow", "kept", "steps", "examples", "height", "width", "hidden", "latents"),
                 *("read", "write", "adds_eps", "chunk", "threads"),
             )
         ),
-        *((name, c_double) for name in ("eps", "bound")),
+        *((name, c_double) for name in ("eps", "log_clamp")),
         ("norms", RowArguments * 2),
         *((name, c_void_p) for name in ("images", "noise")),
         *((name, _Pair) for name in ("bias", "gain", "shift")),
@@ -97,12 +97,12 @@ class NativeDraw:
         made: Made,
         back: Back | None,
     ) -> None:
-        glimpses, cases, latents = operands.noise.shape
+        glimpses, examples, latents = operands.noise.shape
         _, height, width = operands.images.shape
         hidden, settings = len(operands.h_decoder), plan.settings
         self._library, self._hidden = library(), hidden
         self._chunk = 1 if back is None else len(back.posterior)
-        threads = max(1, min(torch.get_num_threads(), cases))
+        threads = max(1, min(torch.get_num_threads(), examples))
         self._clamped = torch.zeros(threads, 3, dtype=torch.int64)
         self._totals = operands.h_decoder.new_zeros(
             threads if back else 0, 12 * hidden + 2 * latents
@@ -152,7 +152,7 @@ class NativeDraw:
             narrow=narrow,
             kept=len(kept.heads) == glimpses + 1,
             steps=glimpses,
-            cases=cases,
+            examples=examples,
             height=height,
             width=width,
             hidden=hidden,
@@ -163,7 +163,7 @@ class NativeDraw:
             chunk=self._chunk,
             threads=threads,
             eps=settings.filter_eps,
-            bound=settings.bound,
+            log_clamp=settings.log_clamp,
             norms=(RowArguments * 2)(*(row_arguments(rows) for rows in plan.norms)),
         )
         self._fill(plan, operands, len(kept.heads), threads)
@@ -171,11 +171,11 @@ class NativeDraw:
 
     def _fill(self, plan: _Plan, operands: _Operands, slots: int, threads: int) -> None:
         """Puts the addresses of all tensors into the structure."""
-        glimpses, cases, latents = operands.noise.shape
+        glimpses, examples, latents = operands.noise.shape
         _, height, width = operands.images.shape
         hidden, settings = self._hidden, plan.settings
         sizes = {
-            **{"N": cases, "B": height, "A": width, "T": glimpses, "T + 1": glimpses + 1},
+            **{"N": examples, "B": height, "A": width, "T": glimpses, "T + 1": glimpses + 1},
             **{"Z": latents, "2Z": 2 * latents, "H": hidden, "4H": 4 * hidden},
             **{"slots": slots, "chunk": self._chunk, "threads": threads, "2": 2, "3": 3},
             "heads": 10 + settings.write**2,

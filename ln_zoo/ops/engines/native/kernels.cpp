@@ -3,11 +3,11 @@
 //
 // Plain C++17 with the vector extensions of GCC and Clang; nothing here knows of torch. The caller
 // (steps.py) owns every buffer. All matrices are row-major, "packed" ones as `pack` lays them out;
-// what matrix products read and write is float32 or bfloat16, all else float32. Letters: N cases, H
-// hidden units, G = gates * H; step t has sizes[t] rows, its cases being the first sizes[t] of N,
+// what matrix products read and write is float32 or bfloat16, all else float32. Letters: N examples, H
+// hidden units, G = gates * H; step t has sizes[t] rows, its examples being the first sizes[t] of N,
 // and sizes never grow.
 //
-// Threads share the cases, never a step: a thread takes its cases through all steps of a call
+// Threads share the examples, never a step: a thread takes its examples through all steps of a call
 // without meeting the others. Weights of centred normalisations arrive centred, so that the
 // products have mean zero and a norm needs their mean square alone. Arithmetic keeps NaN and
 // infinity.
@@ -443,7 +443,7 @@ struct Rows {
 // What a call on consecutive steps reads and writes. T* stands for float*, or bfloat* where
 // `narrow`. In a simple RNN u is the sum of both terms and the same memory as v, du the same as dv.
 struct Steps {
-  int64_t cell, narrow, steps, cases, hidden, threads;
+  int64_t cell, narrow, steps, examples, hidden, threads;
   const int64_t* sizes;  // (steps,)
   Rows input, recurrent, out;
   const float *bias, *bias_hn, *gain_input, *gain_recurrent;  // (G,), (H,), (G,), (G,)
@@ -915,14 +915,14 @@ void window_row_back(const Window& a, const float* dw, const float* text, const 
   }
 }
 
-// Shares the cases among threads, so that each has about the same number of rows.
+// Shares the examples among threads, so that each has about the same number of rows.
 std::vector<int64_t> shares(const Steps& s, int64_t threads) {
   int64_t rows = 0;
   for (int64_t t = 0; t < s.steps; t++) rows += s.sizes[t];
-  std::vector<int64_t> bounds(threads + 1, s.cases);
+  std::vector<int64_t> bounds(threads + 1, s.examples);
   bounds[0] = 0;
   int64_t length = s.steps, before = 0, share = 1;
-  for (int64_t n = 0; n < s.cases && share < threads; n++) {
+  for (int64_t n = 0; n < s.examples && share < threads; n++) {
     while (length > 0 && s.sizes[length - 1] <= n) length--;
     before += length;
     if (before * threads >= rows * share) bounds[share++] = n + 1;
@@ -957,15 +957,15 @@ inline Left<bfloat> operand(const float* rows, int64_t n, int64_t K, std::vector
 // A thread's memory for windows.
 class WindowRoom {
  public:
-  WindowRoom(const Window* a, int64_t cases)
+  WindowRoom(const Window* a, int64_t examples)
       : places_(a ? 2 * a->characters : 0),
         terms_(a ? 4 * a->components : 0),
-        parameters_(a ? 3 * a->components * cases : 0) {
+        parameters_(a ? 3 * a->components * examples : 0) {
     for (int64_t u = 0; a && u < a->characters; u++) places_[u] = float(u + 1);
   }
   float* places() { return places_.data(); }  // 1 to U, and U numbers more
   float* terms() { return terms_.data(); }    // (4K,)
-  float* parameters() { return parameters_.data(); }  // (cases, 3K)
+  float* parameters() { return parameters_.data(); }  // (examples, 3K)
 
  private:
   std::vector<float> places_, terms_, parameters_;
@@ -980,7 +980,7 @@ void forward(const Steps& call, const Window* window = nullptr) {
   const int64_t H = shape.H, G = shape.G;
   const bool merged = shape.gates == 1;
   T *const v = static_cast<T*>(s.v), *const kept = static_cast<T*>(merged ? s.v : s.u);
-  const int64_t threads = threads_for(s.threads, s.cases);
+  const int64_t threads = threads_for(s.threads, s.examples);
   const std::vector<int64_t> bounds = shares(s, threads);
   in_parallel(threads, [&](int64_t thread) {
     const int64_t first = bounds[thread], last = bounds[thread + 1];
@@ -1053,7 +1053,7 @@ void backward(const Steps& call, const Window* window = nullptr) {
   const T *const v = static_cast<const T*>(s.v), *const u = static_cast<const T*>(s.u);
   const T* const dout = static_cast<const T*>(s.output_gradient);
   const T* const h_prev = static_cast<const T*>(s.h_prev);
-  const int64_t threads = threads_for(s.threads, s.cases);
+  const int64_t threads = threads_for(s.threads, s.examples);
   const std::vector<int64_t> bounds = shares(s, threads);
   std::vector<int64_t> offsets(s.steps + 1);
   for (int64_t t = 0; t < s.steps; t++) offsets[t + 1] = offsets[t] + s.sizes[t];
@@ -1225,7 +1225,7 @@ extern "C" {
 
 // What does not change from call to call.
 struct Call {
-  int64_t cell, steps, cases, inputs, hidden, threads;
+  int64_t cell, steps, examples, inputs, hidden, threads;
   Rows input, recurrent, out;
 };
 
@@ -1379,8 +1379,8 @@ class Arena {
 class Direction {
  public:
   Direction(const Call& call, const Tensors& tensors)
-      : a(call), t(tensors), sizes_(call.steps, call.cases), s(steps()), shape(s),
-        rows(a.steps * a.cases), few(rows <= FEW_ROWS), merged(shape.gates == 1) {
+      : a(call), t(tensors), sizes_(call.steps, call.examples), s(steps()), shape(s),
+        rows(a.steps * a.examples), few(rows <= FEW_ROWS), merged(shape.gates == 1) {
     const int64_t G = shape.G, H = shape.H;
     float *ones = arena.take(G), *zeros = arena.take(G);
     float *bias = arena.take(G), *bias_hn = arena.take(H);
@@ -1412,11 +1412,11 @@ class Direction {
   static int64_t keeps(const Call& a) {
     const int64_t gates = a.cell == LSTM ? 4 : a.cell == GRU ? 3 : 1;
     const int64_t products = gates == 1 ? 1 : 2 * gates;
-    return a.steps * a.cases * ((products + (a.cell == LSTM)) * a.hidden + STATS);
+    return a.steps * a.examples * ((products + (a.cell == LSTM)) * a.hidden + STATS);
   }
 
   void forward() {
-    const int64_t N = a.cases, H = shape.H, G = shape.G, I = a.inputs;
+    const int64_t N = a.examples, H = shape.H, G = shape.G, I = a.inputs;
     float* const output = t.output ? t.output : arena.take(rows * H);
     s.output = output, s.h = t.h, s.c = t.c;
     start(t.h, t.h0), start(t.c, t.c0);
@@ -1448,7 +1448,7 @@ class Direction {
   }
 
   void backward() {
-    const int64_t N = a.cases, H = shape.H, G = shape.G, I = a.inputs;
+    const int64_t N = a.examples, H = shape.H, G = shape.G, I = a.inputs;
     float *h_prev = before(t.h0, t.output), *du = arena.take(rows * G);
     float *dv = merged ? du : arena.take(rows * G);
     s.output_gradient = t.d_output, s.h_prev = h_prev, s.du = du, s.dv = dv;
@@ -1501,7 +1501,7 @@ class Direction {
 
   Steps steps() const {
     Steps s{};
-    s.cell = a.cell, s.steps = a.steps, s.cases = a.cases, s.hidden = a.hidden;
+    s.cell = a.cell, s.steps = a.steps, s.examples = a.examples, s.hidden = a.hidden;
     s.threads = a.threads, s.sizes = sizes_.data();
     s.input = a.input, s.recurrent = a.recurrent, s.out = a.out;
     return s;
@@ -1511,7 +1511,7 @@ class Direction {
   Rows second() const { return merged ? a.out : a.recurrent; }
 
   void start(float* to, const float* from) const {
-    const int64_t n = a.cases * shape.H;
+    const int64_t n = a.examples * shape.H;
     if (!to) return;
     if (from) copy(from, n, to);
     else std::fill(to, to + n, 0.0f);
@@ -1519,7 +1519,7 @@ class Direction {
 
   // What each row had in the step before.
   float* before(const float* at_first, const float* after) {
-    const int64_t n = a.cases * shape.H;
+    const int64_t n = a.examples * shape.H;
     float* found = arena.take(rows * shape.H);
     start(found, at_first);
     if (a.steps > 1) copy(after, rows * shape.H - n, found + n);
@@ -1551,7 +1551,7 @@ class Direction {
   }
 
   void few_steps_back() {
-    const int64_t N = a.cases, H = shape.H, G = shape.G;
+    const int64_t N = a.examples, H = shape.H, G = shape.G;
     float *scratch = arena.take(4 * H), *zeros = arena.take(H);
     std::fill(zeros, zeros + H, 0.0f);
     Sums sums(shape);
@@ -1588,20 +1588,20 @@ void ln_zoo_call_backward(const Call* call, const Tensors* t) { Direction(*call,
 
 }  // extern "C"
 
-// Batch normalisation at each time step. Statistics are over cases, so that here threads share the
+// Batch normalisation at each time step. Statistics are over examples, so that here threads share the
 // units: each takes its units of all cases, and all meet once a step, since the next product needs
 // every h, or every du. No number depends on how many threads there are.
 
 // The statistics of one place, a row for each step; null where the place is not normalised.
 struct Statistics {
-  int64_t batch;      // whether they are the cases' own, which the forward fills in, or given
+  int64_t batch;      // whether they are the examples' own, which the forward fills in, or given
   float *mean, *var;  // (steps, F); mean null: it is zero; var: the forward's, where `batch`
   float* factor;      // (steps, F): reciprocal deviation
 };
 
 // What a call on consecutive steps reads and writes, in float32.
 struct BatchSteps {
-  int64_t cell, steps, cases, hidden, shares, correction;
+  int64_t cell, steps, examples, hidden, shares, correction;
   const int64_t* sizes;  // (steps,)
   double eps_recurrent, eps_out;
   Statistics input, recurrent, out;                           // of G, G and H features
@@ -1609,7 +1609,7 @@ struct BatchSteps {
   const float *gain_out, *shift_out;                          // (H,)
   const float* weight;                                        // packed by ln_zoo_batch_pack
   // In a simple RNN u is the sum, where v was, and du is dv. What is kept of u is without its mean
-  // where that is the cases' own.
+  // where that is the examples' own.
   const float* v;    // (rows, G)
   float *u, *cells;  // (rows, G), (rows, H); forward: null where nothing is kept
   // The forward; h and c become the last states.
@@ -1715,7 +1715,7 @@ void gather(const BatchSteps& s, const Statistics& to, int64_t t, double eps, co
   }
 }
 
-// What the forward does to n cases once the products are there. `u` is the thread's (n, width).
+// What the forward does to n examples once the products are there. `u` is the thread's (n, width).
 void batch_lstm(const BatchSteps& s, const Team& team, const Place& pv, const Place& pu, int64_t n,
                 const float* v, const float* u, float* c, float* o) {
   const int64_t G = 4 * team.H, w = team.count;
@@ -1840,8 +1840,8 @@ void batch_forward(const BatchSteps& s) {
   const float* weight = s.weight;
   for (int64_t i = 0; i < s.shares; i++) {
     const Team team = team_of(i, s.shares, gates, H);
-    owns.push_back({team, weight, std::vector<float>(s.cases * team.width()),
-                    std::vector<float>(s.cases * team.count)});
+    owns.push_back({team, weight, std::vector<float>(s.examples * team.width()),
+                    std::vector<float>(s.examples * team.count)});
     weight += packed_columns(H, team.width());
   }
   std::vector<int64_t> offsets(s.steps + 1);
@@ -1897,7 +1897,7 @@ void batch_forward(const BatchSteps& s) {
     }
   };
   by_steps(s.shares, s.steps, false, step, [](int64_t, int64_t) {});
-  // Each case's last output is its last state.
+  // Each example's last output is its last state.
   for (int64_t t = 0; t < s.steps; t++) {
     const int64_t from = t + 1 < s.steps ? s.sizes[t + 1] : 0;
     std::memcpy(s.h + from * H, s.output + (offsets[t] + from) * H, 4 * H * (s.sizes[t] - from));
@@ -1905,12 +1905,12 @@ void batch_forward(const BatchSteps& s) {
 }
 
 void batch_backward(const BatchSteps& s) {
-  const int64_t gates = gates_of(s.cell), H = s.hidden, G = gates * H, N = s.cases;
+  const int64_t gates = gates_of(s.cell), H = s.hidden, G = gates * H, N = s.examples;
   const std::vector<float> zeros(G), ones(G, 1.0f);
   struct Own {
     Team team;
     const float* weight;
-    // Of every case: gates, the gradient after the output's norm, and what goes into the sums.
+    // Of every example: gates, the gradient after the output's norm, and what goes into the sums.
     std::vector<float> act, e, dp, dq;
     ColumnSums sv, su, sc;
   };
@@ -2099,7 +2099,7 @@ void ln_zoo_batch_pack(int64_t cell, int64_t H, int64_t shares, int64_t backward
   }
 }
 
-// Variances and reciprocal deviations of v (rows, G), whose means are zero, over the cases of each
+// Variances and reciprocal deviations of v (rows, G), whose means are zero, over the examples of each
 // step.
 void ln_zoo_batch_inputs(const BatchSteps* call, const float* v, double eps) {
   const BatchSteps& s = *call;
@@ -2122,8 +2122,8 @@ void ln_zoo_batch_backward(const BatchSteps* s) { batch_backward(*s); }
 }  // extern "C"
 
 // DRAW: all that stands between the matrix products of a glimpse (draw.py has the equations). Each
-// case is for itself, so that no number depends on how many threads there are, but for the sums
-// over cases, which are added in the order of the threads. T stands for what products read and
+// example is for itself, so that no number depends on how many threads there are, but for the sums
+// over examples, which are added in the order of the threads. T stands for what products read and
 // write.
 
 extern "C" {
@@ -2132,7 +2132,7 @@ extern "C" {
 // h], 1 the decoder, with [z; own h]. Where `kept`, tensors of "slots" hold what belongs to each
 // glimpse, (steps + 1,) of them; otherwise two take turns. Slot 0 holds initial states.
 struct Draw {
-  int64_t narrow, kept, steps, cases, height, width, hidden, latents, read, write;
+  int64_t narrow, kept, steps, examples, height, width, hidden, latents, read, write;
   int64_t adds_eps;  // whether filters are divided by their sum and eps, or sum to 1
   int64_t chunk, threads;
   double eps, bound;
@@ -2172,7 +2172,7 @@ struct DrawShape {
   int64_t N, P, H, Z, heads, patches, row[2];
   const Draw& s;
   explicit DrawShape(const Draw& s)
-      : N(s.cases),
+      : N(s.examples),
         P(s.height * s.width),
         H(s.hidden),
         Z(s.latents),
@@ -2180,7 +2180,7 @@ struct DrawShape {
         patches(2 * s.read * s.read),
         row{patches + 2 * H, Z + H},
         s(s) {}
-  // The row of case n in a tensor of slots.
+  // The row of example n in a tensor of slots.
   int64_t at(int64_t t, int64_t n) const { return (s.kept ? t : t % 2) * N + n; }
   float* canvas(int64_t t, int64_t n) const {
     return t == s.steps ? s.logits + n * P : s.canvases + at(t, n) * P;
@@ -2188,12 +2188,12 @@ struct DrawShape {
   float* totals(int64_t thread) const { return s.totals + thread * (12 * H + 2 * Z); }
 };
 
-// Calls body(thread, first, last) for ranges of cases, one for each thread.
+// Calls body(thread, first, last) for ranges of examples, one for each thread.
 template <class Body>
 void for_cases(const Draw& s, Body body) {
-  const int64_t threads = threads_for(s.threads, s.cases);
+  const int64_t threads = threads_for(s.threads, s.examples);
   in_parallel(threads, [&](int64_t i) {
-    const int64_t first = s.cases * i / threads, last = s.cases * (i + 1) / threads;
+    const int64_t first = s.examples * i / threads, last = s.examples * (i + 1) / threads;
     if (first < last) body(i, first, last);
   });
 }

@@ -68,7 +68,7 @@ class _Constants(Structure):
     """``Call`` of kernels.cpp."""
 
     _fields_ = (
-        *((name, c_int64) for name in ("cell", "steps", "cases", "inputs", "hidden", "threads")),
+        *((name, c_int64) for name in ("cell", "steps", "examples", "inputs", "hidden", "threads")),
         *((name, RowArguments) for name in ("input", "recurrent", "out")),
     )
 
@@ -120,7 +120,7 @@ class _Direction:
         self._constants = _Constants(
             cell=NUMBERS[spec.cell],
             steps=1 if len(lead) == 1 else lead[0],
-            cases=lead[-1],
+            examples=lead[-1],
             inputs=inputs,
             hidden=hidden,
             threads=threads,

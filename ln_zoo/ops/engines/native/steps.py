@@ -1,8 +1,8 @@
 """The engine that runs time steps in C++ on the CPU.
 
 Its products beat those of a general library on the shapes that occur here: the recurrent weight is
-packed once per call, and a thread takes its cases through all steps of a chunk without waiting for
-the others (`kernels.cpp` tells the rest).
+packed once per call, and a thread takes its examples through all steps of a chunk without waiting
+for the others (`kernels.cpp` tells the rest).
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class StepsArguments(Arguments):
         **{f"d{name}": form for name, form in VECTORS.items()},
     }
     _fields_ = (
-        *((name, c_int64) for name in ("cell", "narrow", "steps", "cases", "hidden", "threads")),
+        *((name, c_int64) for name in ("cell", "narrow", "steps", "examples", "hidden", "threads")),
         ("sizes", POINTER(c_int64)),
         *((name, RowArguments) for name in ("input", "recurrent", "out")),
         *((name, c_void_p) for name in tensors),
@@ -232,11 +232,11 @@ class NativeSteps(NativeProducts):
     ) -> StepsArguments:
         """The structure for one chunk."""
         steps = StepsArguments.from_buffer_copy(self._common)
-        rows, cases = sum(sizes), state.shape[0]
-        steps.steps, steps.cases = len(sizes), cases
-        check_steps(sizes, rows, cases)
+        rows, examples = sum(sizes), state.shape[0]
+        steps.steps, steps.examples = len(sizes), examples
+        check_steps(sizes, rows, examples)
         steps.sizes = (c_int64 * len(sizes))(*sizes)
-        steps.fill(tensors, {**self._sizes, "rows": rows, "N": cases}, self._kind)
+        steps.fill(tensors, {**self._sizes, "rows": rows, "N": examples}, self._kind)
         return steps
 
     def sums(self, sums: Sums) -> dict[str, Tensor]:

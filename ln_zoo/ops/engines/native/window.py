@@ -66,9 +66,9 @@ class NativeWindow:
         self.engine, self.p = engine, p
         w_window = operands.w_ih[:, operands.x.shape[2] :].contiguous()
         forward = not backward
-        cases, characters, letters = windows.text.shape
+        examples, characters, letters = windows.text.shape
         kinds, hidden = windows.kappa.shape[1], operands.w_hh.shape[1]
-        self._sizes = {"N": cases, "U": characters, "E": letters, "K": kinds}
+        self._sizes = {"N": examples, "U": characters, "E": letters, "K": kinds}
         self._sizes |= {"3K": 3 * kinds, "4K": 4 * kinds}
         # Of the packed weights, which are (E, G) and (H, 3K).
         names = ("inner", "outer"), ("rows of weight", "columns of weight")
@@ -101,7 +101,7 @@ class NativeWindow:
         """Runs consecutive steps."""
         tensors = {"terms": terms, "windows": shown, "window": window, "kappa": kappa}
         steps = self.engine.forward_arguments(self.p, v, piece.sizes, h, c, out, saved)
-        window_too = self._arguments(piece, steps.cases, tensors)
+        window_too = self._arguments(piece, steps.examples, tensors)
         self.p.library.ln_zoo_window_forward(byref(steps), byref(window_too))
 
     def backward(
@@ -130,15 +130,17 @@ class NativeWindow:
         steps = self.engine.backward_arguments(
             self.p, piece.sizes, dout, dh, dc, saved, h_prev, c_prev, du, dv, sums
         )
-        window_too = self._arguments(piece, steps.cases, tensors)
+        window_too = self._arguments(piece, steps.examples, tensors)
         self.p.library.ln_zoo_window_backward(byref(steps), byref(window_too))
 
     def _arguments(
-        self, piece: Chunk, cases: int, tensors: Mapping[str, Tensor | None]
+        self, piece: Chunk, examples: int, tensors: Mapping[str, Tensor | None]
     ) -> WindowArguments:
         """Arguments beside those of the layer, which has so many cases."""
-        if cases != self._sizes["N"]:
-            raise RuntimeError(f"Expected {self._sizes['N']} cases as in the text, got {cases}")
+        if examples != self._sizes["N"]:
+            raise RuntimeError(
+                f"Expected {self._sizes['N']} examples as in the text, got {examples}"
+            )
         window = WindowArguments.from_buffer_copy(self._common)
         window.fill(tensors, {**self._sizes, "rows": piece.last - piece.first})
         return window

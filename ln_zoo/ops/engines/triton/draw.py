@@ -77,7 +77,7 @@ class TritonDraw:
         self.norms, settings = plan.norms, plan.settings
         self.slots, self.glimpses = len(kept.cells[0]), len(operands.noise)
         self.hidden, self.latents = len(operands.h_decoder), operands.noise.shape[2]
-        self.cases, height, width = operands.images.shape
+        self.examples, height, width = operands.images.shape
         self.wide = plan.narrow == operands.noise.dtype
         self.bias = (operands.b_encoder, operands.b_decoder)
         self.gain = (operands.gain_encoder, operands.gain_decoder)
@@ -98,7 +98,7 @@ class TritonDraw:
             "WP": _power(settings.write),
             "READ_SPAN": longest / max(settings.read - 1, 1),
             "WRITE_SPAN": longest / max(settings.write - 1, 1),
-            "BOUND": float(settings.bound),
+            "BOUND": float(settings.log_clamp),
             "EPS": settings.filter_eps,
             "ADDS_EPS": settings.filter_norm == "eps",
             "num_warps": IMAGE_WARPS,
@@ -109,15 +109,15 @@ class TritonDraw:
             "INPUTS_STRIDE": self.strides[_DECODER],
             "Z": self.latents,
             "ZP": block(self.latents),
-            "BOUND": float(settings.bound),
+            "BOUND": float(settings.log_clamp),
             "num_warps": 1,
             **OPTIONS,
         }
         new = operands.noise.new_zeros
         self.hits = new(3, dtype=torch.int64)
         if back is not None:
-            self.sums = [new(self.cases, 6 * self.hidden) for _ in range(2)]
-            self.posterior_sums = new(self.cases, 2 * self.latents)
+            self.sums = [new(self.examples, 6 * self.hidden) for _ in range(2)]
+            self.posterior_sums = new(self.examples, 2 * self.latents)
         self._kernels = importlib.import_module("ln_zoo.ops.engines.triton.draw_kernels")
 
     @property
@@ -152,7 +152,7 @@ class TritonDraw:
         """Up to the r of glimpse t."""
         slot = t % self.slots
         states = self.kept.states[slot]
-        self._kernels.paint[self.cases,](
+        self._kernels.paint[self.examples,](
             states,
             self.kept.inputs[_ENCODER][slot],
             self.operands.w_heads,
@@ -185,7 +185,7 @@ class TritonDraw:
         places += places[:1] * (3 - len(places))
         gates = kept.gates[which][before]
         gain, shift = self.gain[which], self.shift[which]
-        self._kernels.lstm_forward[self.cases,](
+        self._kernels.lstm_forward[self.examples,](
             gates if self.made.sums is None else self.made.sums,
             self.bias[which],
             self.bias[which] if gain is None else gain,
@@ -207,7 +207,7 @@ class TritonDraw:
 
     def latent(self, t: int) -> None:
         """From the products of h_enc to z."""
-        self._kernels.latent_forward[self.cases,](
+        self._kernels.latent_forward[self.examples,](
             self.made.posterior,
             self.operands.b_posterior,
             self.operands.noise[t],
@@ -228,7 +228,7 @@ class TritonDraw:
             self._unpaint(0, write=False, read=True)
 
     def _unpaint(self, t: int, write: bool, read: bool) -> None:
-        self._kernels.unpaint[self.cases,](
+        self._kernels.unpaint[self.examples,](
             self.kept.heads[t % self.slots],
             self.back.heads[t],
             self.back.inputs[_ENCODER],
@@ -244,7 +244,7 @@ class TritonDraw:
     def latent_back(self, t: int) -> None:
         """Fills in the gradients of means and log standard deviations."""
         back, log_stds = self.back, self.made.log_stds[t]
-        self._kernels.latent_backward[self.cases,](
+        self._kernels.latent_backward[self.examples,](
             back.inputs[_DECODER],
             log_stds if back.means is None else back.means[t],
             log_stds if back.log_stds is None else back.log_stds[t],
@@ -266,7 +266,7 @@ class TritonDraw:
         else:
             first, second = inputs[:, -2 * hidden : -hidden], back.inputs[_DECODER][:, -hidden:]
         gain, shift = self.gain[which], self.shift[which]
-        self._kernels.lstm_backward[self.cases,](
+        self._kernels.lstm_backward[self.examples,](
             first,
             second,
             back.heads[t + 1],

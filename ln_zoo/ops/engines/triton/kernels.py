@@ -269,7 +269,7 @@ def _adjoint(d, a, r, mean):
     return r * (d - a * mean)
 
 
-# Steps forward. Row n of `product` holds R h' of case n, and row n of `operand` takes the next h
+# Steps forward. Row n of `product` holds R h' of example n, and row n of `operand` takes the next h
 # for the next product. `row` is where the step's rows begin. INPUT and RECURRENT are the groups as
 # `_merge` explains, 0 for the identity; so is OUT_RULE, else 1, or 2 where a mean is taken off too.
 # EARLY: there are registers enough to read all at once, before anything is waited for.
@@ -542,11 +542,11 @@ def rnn_forward(
     _write(out, 0, H, cols, mask, h)
 
 
-# Steps backward. `gradient` (cases, H) holds what flows back into h, and the product after the step
-# puts there what flows further back; `operand` takes du for that product. The gradient of the cell
-# state, or what passes a GRU's gates by, is replaced in place. What the sums over rows need goes to
-# the work area, (rows, gates + 1, H) for LSTM and GRU. Gradients of rows whose weights are centred
-# may carry any constant.
+# Steps backward. `gradient` (examples, H) holds what flows back into h, and the product after the
+# step puts there what flows further back; `operand` takes du for that product. The gradient of the
+# cell state, or what passes a GRU's gates by, is replaced in place. What the sums over rows need
+# goes to the work area, (rows, gates + 1, H) for LSTM and GRU. Gradients of rows whose weights are
+# centred may carry any constant.
 
 
 @triton.jit(do_not_specialize=["row"])

@@ -106,8 +106,8 @@ class TritonEngine:
             rows |= {"u": saved.u, "c_rows": saved.c, "stats": saved.stats}
         steps = Steps(p, rows, {"h_or_work": h, "c": c}, {"SAVE": saved is not None})
 
-        def start(buffers: Buffers, cases: int) -> None:
-            buffers["operand"][:cases].copy_(h[:cases])
+        def start(buffers: Buffers, examples: int) -> None:
+            buffers["operand"][:examples].copy_(h[:examples])
 
         with on(v):
             for run in _runs(sizes):
@@ -147,17 +147,17 @@ class TritonEngine:
         state = dc if passed is None else passed
         steps = Steps(p, rows, {"c": state}, {"HAS_DOUT": dout is not None})
 
-        def start(buffers: Buffers, cases: int) -> None:
-            buffers["product"][:cases].copy_(dh[:cases])
+        def start(buffers: Buffers, examples: int) -> None:
+            buffers["product"][:examples].copy_(dh[:examples])
             if passed is not None:
-                passed[:cases].zero_()
+                passed[:examples].zero_()
 
-        def end(buffers: Buffers, cases: int) -> None:
-            product = buffers["product"][:cases]
+        def end(buffers: Buffers, examples: int) -> None:
+            product = buffers["product"][:examples]
             if passed is None:
-                dh[:cases].copy_(product)
+                dh[:examples].copy_(product)
             else:
-                torch.add(product, passed[:cases], out=dh[:cases])
+                torch.add(product, passed[:examples], out=dh[:examples])
 
         with on(du):
             for run in reversed(_runs(sizes)):
@@ -366,7 +366,7 @@ def _runs(sizes: Sequence[int]) -> list[Run]:
 
 
 def _forms(p: Prepared) -> dict[str, tuple[Any, ...]]:
-    """The precision of the tensor in each slot, and its shape without rows or cases."""
+    """The precision of the tensor in each slot, and its shape without rows or examples."""
     kind, wide, hidden = p.weight.dtype, torch.float32, p.hidden
     gates = p.spec.gates * hidden
     return {
@@ -385,7 +385,7 @@ class Steps:
     Args:
         p: what the steps of the call share.
         rows: tensors (rows, ...) of the chunk, by slot.
-        cases: tensors (N, H), by slot.
+        examples: tensors (N, H), by slot.
         flags: compile-time arguments that depend on the chunk.
     """
 
@@ -393,15 +393,15 @@ class Steps:
         self,
         p: Prepared,
         rows: Mapping[str, Tensor | None],
-        cases: Mapping[str, Tensor | None],
+        examples: Mapping[str, Tensor | None],
         flags: Mapping[str, bool],
     ) -> None:
         self.p = p
         # Kept alive as long as their addresses are used.
-        self._tensors = {**rows, **cases, **p.vectors}
+        self._tensors = {**rows, **examples, **p.vectors}
         count = next(len(a) for a in rows.values() if a is not None)
         # The gradients of an RNN have no state but the one in the buffers.
-        n = next((len(a) for a in cases.values() if a is not None), 0)
+        n = next((len(a) for a in examples.values() if a is not None), 0)
         forms = _forms(p)
         self._places = []
         self._addresses: list[tuple[int, torch.dtype]] = []
@@ -414,7 +414,7 @@ class Steps:
                 if slot in rows:
                     # The state's own slot is the work area here.
                     shape = [count, *(p.work if slot == "h_or_work" else shape)]
-                elif slot in cases:
+                elif slot in examples:
                     shape = [n, *shape]
                 start = address(slot, a, dtype, tuple(shape), p.weight.device)
                 place = start, a.stride(0) * a.element_size() if slot in rows else 0
@@ -447,20 +447,20 @@ class Steps:
             start: fills the buffers from the states of so many cases.
             end: takes the states from there.
         """
-        cases = run.sizes[0]
+        examples = run.sizes[0]
         if len(run.sizes) >= graphs.SHORTEST and run.equal and may_replay(self.p.weight):
             cache = graphs.cache(self.p.weight.device)
             with cache.lock:
-                entry = cache.get(self._key(cases), lambda: self._buffers(cases, fixed=True))
+                entry = cache.get(self._key(examples), lambda: self._buffers(examples, fixed=True))
                 if entry is not None:
                     self._replay(cache, entry, run, start, end)
                     return
-        buffers = self._buffers(cases, fixed=False)
-        start(buffers, cases)
+        buffers = self._buffers(examples, fixed=False)
+        start(buffers, examples)
         self._write_table(buffers["table"], 0)
         self._launch(buffers, run.steps(self.p.backward))
         if end is not None:
-            end(buffers, cases)
+            end(buffers, examples)
 
     def _replay(
         self,
@@ -470,39 +470,39 @@ class Steps:
         start: Callable[[Buffers, int], None],
         end: Callable[[Buffers, int], None] | None,
     ) -> None:
-        buffers, cases = entry.tensors, run.sizes[0]
+        buffers, examples = entry.tensors, run.sizes[0]
         pieces = graphs.pieces(len(run.sizes))
         for length in {length for _, length in pieces}:
-            steps = Run(0, (cases,) * length).steps(self.p.backward)
+            steps = Run(0, (examples,) * length).steps(self.p.backward)
             cache.record(
                 entry,
                 length,
-                functools.partial(self._warm_up, buffers, cases),
+                functools.partial(self._warm_up, buffers, examples),
                 functools.partial(self._launch, buffers, steps),
             )
         cache.begin()
         buffers["weight"].copy_(self.p.weight)
-        start(buffers, cases)
+        start(buffers, examples)
         for first, length in reversed(pieces) if self.p.backward else pieces:
-            self._write_table(buffers["table"], run.row + first * cases)
+            self._write_table(buffers["table"], run.row + first * examples)
             entry.graphs[length].replay()
         if end is not None:
-            end(buffers, cases)
+            end(buffers, examples)
         cache.end()
 
-    def _key(self, cases: int) -> tuple[Any, ...]:
+    def _key(self, examples: int) -> tuple[Any, ...]:
         constants = tuple(sorted((name, str(value)) for name, value in self.constants.items()))
-        return (self.p.spec.cell, self.p.backward, cases, constants, *product_settings())
+        return (self.p.spec.cell, self.p.backward, examples, constants, *product_settings())
 
-    def _buffers(self, cases: int, fixed: bool) -> Buffers:
+    def _buffers(self, examples: int, fixed: bool) -> Buffers:
         """New buffers; fixed ones have room for weights of their own."""
         weight = self.p.weight
         inner, outer = weight.shape
         return {
             "table": empty((len(self._places),), weight, torch.int64),
             "weight": empty(weight.shape, weight) if fixed else weight,
-            "product": empty((cases, outer), weight, torch.float32),
-            "operand": empty((cases, inner), weight),
+            "product": empty((examples, outer), weight, torch.float32),
+            "operand": empty((examples, inner), weight),
         }
 
     def _write_table(self, table: Tensor, row: int) -> None:
@@ -510,28 +510,28 @@ class Steps:
         addresses = [address + row * stride for address, stride in self._places]
         _kernels().write_table[1,](table, *addresses, num_warps=1, **OPTIONS)
 
-    def _warm_up(self, buffers: Buffers, cases: int) -> None:
+    def _warm_up(self, buffers: Buffers, examples: int) -> None:
         """One step that touches no tensor of the call."""
         width = max(self.p.stats, (self.p.spec.gates + 1) * self.p.hidden)
-        scratch = buffers["product"].new_zeros(cases, width)
-        start = address("scratch", scratch, torch.float32, (cases, width), scratch.device)
+        scratch = buffers["product"].new_zeros(examples, width)
+        start = address("scratch", scratch, torch.float32, (examples, width), scratch.device)
         addresses = [start] * len(self._places)
         _kernels().write_table[1,](buffers["table"], *addresses, num_warps=1, **OPTIONS)
-        self._launch(buffers, [(0, cases)])
+        self._launch(buffers, [(0, examples)])
 
     def _launch(self, buffers: Buffers, steps: Sequence[tuple[int, int]]) -> None:
         """A product and a kernel for each step, given by its first row and its rows."""
         p = self.p
         table, weight = buffers["table"], buffers["weight"]
         product, operand = buffers["product"], buffers["operand"]
-        for row, cases in steps:
+        for row, examples in steps:
             if not p.backward:
-                _multiply(operand[:cases], weight, product[:cases])
-            p.kernel[cases,](
+                _multiply(operand[:examples], weight, product[:examples])
+            p.kernel[examples,](
                 table, product, operand, row, **self.constants, num_warps=p.warps, **OPTIONS
             )
             if p.backward:
-                _multiply(operand[:cases], weight, product[:cases])
+                _multiply(operand[:examples], weight, product[:examples])
 
 
 def _multiply(a: Tensor, b: Tensor, out: Tensor) -> None:

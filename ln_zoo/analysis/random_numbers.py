@@ -12,7 +12,7 @@ from ln_zoo.analysis.stepping import drawing
 
 
 @contextmanager
-def same_draws(module: nn.Module) -> Iterator[None]:
+def same_random_numbers(module: nn.Module) -> Iterator[None]:
     """Within it what a module draws in one run is the same in every run.
 
     Generators of the CPU and of the cards that the module is on are put back after; those of other

@@ -23,8 +23,8 @@ F64 = torch.float64
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}
 #: Seconds after which processes that wait for each other are taken for hung.
 PATIENCE = 120
-JOINT = BatchNorm(across_processes=True, max_steps=4)
-APART = replace(JOINT, across_processes=False)
+JOINT = BatchNorm(sync=True, max_steps=4)
+APART = replace(JOINT, sync=False)
 
 
 class Recurrent(nn.Module):
@@ -39,7 +39,7 @@ class Recurrent(nn.Module):
         output, states = self.layer(x)
         last = states[0] if isinstance(states, tuple) else states
         data = output.data if isinstance(output, PackedSequence) else output.flatten(0, 1)
-        # Of packed cases the first belong to the first process: no two rows are alike.
+        # Of packed examples the first belong to the first process: no two rows are alike.
         return self.readout(torch.cat([data, last[-1]]))
 
 
@@ -58,8 +58,8 @@ def models(norm: BatchNorm) -> dict[str, nn.Module]:
     }
 
 
-def cases(name: str, seed: int) -> list[Tensor]:
-    """Eight cases of six steps, of which packed ones end earlier."""
+def examples(name: str, seed: int) -> list[Tensor]:
+    """Eight examples of six steps, of which packed ones end earlier."""
     torch.manual_seed(seed)
     shape = {"linear": (3,), "conv": (3, 4, 5)}.get(name, (6, 3))
     found = [1 + torch.randn(shape, dtype=F64) for _ in range(8)]
@@ -76,12 +76,12 @@ def batch(name: str, chosen: list[Tensor]) -> Tensor | PackedSequence:
     return torch.stack(chosen, dim=0 if name in ("linear", "conv") else 1)
 
 
-#: Of eight cases the first five are the first process's.
+#: Of eight examples the first five are the first process's.
 SHARES = (slice(0, 5), slice(5, 8))
 
 
 def loss_of(output: Tensor) -> Tensor:
-    """A sum over cases, so that those of the processes add up to that of all."""
+    """A sum over examples, so that those of the processes add up to that of all."""
     features = output if output.dim() == 2 else output.movedim(1, -1)
     return (features.sin() * torch.linspace(-1, 1, output.shape[1], dtype=F64)).sum()
 
@@ -91,7 +91,7 @@ def train(model: nn.Module, name: str, share: slice, steps: int = 3) -> dict[str
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step in range(steps):
         optimizer.zero_grad()
-        output = model(batch(name, cases(name, step)[share]))
+        output = model(batch(name, examples(name, step)[share]))
         loss_of(output).backward()
         grads = {n.removeprefix("module."): p.grad.clone() for n, p in model.named_parameters()}
         before = {n.removeprefix("module."): b.clone() for n, b in model.named_buffers()}
@@ -116,16 +116,16 @@ def each_for_itself(rank: int) -> Any:
     for name, model in models(APART).items():
         parallel = DistributedDataParallel(model)
         share = SHARES[rank]
-        first = parallel(batch(name, cases(name, 0)[share])).detach()
+        first = parallel(batch(name, examples(name, 0)[share])).detach()
         after = {n: b.clone() for n, b in model.named_buffers()}
-        parallel(batch(name, cases(name, 1)[share]))
+        parallel(batch(name, examples(name, 1)[share]))
         found[name] = (first, after, {n: b.clone() for n, b in model.named_buffers()})
     return found
 
 
 def gradients_of_gradients(rank: int) -> Any:
     model = models(JOINT)["linear"]
-    x = batch("linear", cases("linear", 0)[SHARES[rank]]).requires_grad_()
+    x = batch("linear", examples("linear", 0)[SHARES[rank]]).requires_grad_()
     (slope,) = torch.autograd.grad(loss_of(model(x)), x, create_graph=True)
     found = torch.autograd.grad(slope.square().sum(), list(model.parameters()))
     for grad in found:
@@ -140,7 +140,7 @@ def few_cases(rank: int) -> Any:
         for name, sizes in {"one each": (1, 1), "none": (4, 0)}.items():
             model = models(replace(JOINT, unbiased=unbiased))["linear"]
             start = (0, sizes[0])[rank]
-            share = torch.stack(cases("linear", 0))[start : start + sizes[rank]]
+            share = torch.stack(examples("linear", 0))[start : start + sizes[rank]]
             output = model(share)
             loss_of(output).backward()
             grads = [p.grad for p in model.parameters()]
@@ -181,10 +181,10 @@ def described(rank: int) -> Any:
     found = []
     for norm in (JOINT, APART):
         site = LSTM(3, 4, norm=norm).sites["l0"]["cell"]
-        found.append(site.describe() is not None)
+        found.append(site.to_spec() is not None)
         with batch_statistics(site):
-            found.append(site.describe() is not None)
-        found.append(site.eval().describe() is not None)
+            found.append(site.to_spec() is not None)
+        found.append(site.eval().to_spec() is not None)
     return found
 
 
@@ -216,7 +216,7 @@ def populations(rank: int) -> Any:
                     for x in whole_set(kind, rank):
                         model(x)
                 buffers = {n: b.clone() for n, b in model.named_buffers()}
-                found[norm.across_processes, method, kind] = buffers
+                found[norm.sync, method, kind] = buffers
     return found
 
 
@@ -309,14 +309,14 @@ def test_apart_each_has_its_own_and_buffers_follow_the_first(two, name: str) -> 
     own = []
     for rank, (first, after, _) in enumerate(found):
         model = models(APART)[name]
-        close(first, model(batch(name, cases(name, 0)[SHARES[rank]])).detach())
+        close(first, model(batch(name, examples(name, 0)[SHARES[rank]])).detach())
         close(after, dict(model.named_buffers()))
         own.append(model)
     assert not torch.allclose(*(of_rank[1][KEY[name]] for of_rank in found))
     # The next step begins with those of the first process in both.
     own[1].load_state_dict(own[0].state_dict())
     for rank, model in enumerate(own):
-        model(batch(name, cases(name, 1)[SHARES[rank]]))
+        model(batch(name, examples(name, 1)[SHARES[rank]]))
         close(found[rank][2], dict(model.named_buffers()))
 
 
@@ -328,7 +328,7 @@ KEY = {"linear": "0.site.running_mean", "conv": "site.running_mean"} | dict.from
 def test_gradients_of_gradients(two) -> None:
     found = two("gradients_of_gradients")
     model = models(APART)["linear"]
-    x = batch("linear", cases("linear", 0)).requires_grad_()
+    x = batch("linear", examples("linear", 0)).requires_grad_()
     (slope,) = torch.autograd.grad(loss_of(model(x)), x, create_graph=True)
     expected = torch.autograd.grad(slope.square().sum(), list(model.parameters()))
     close(torch.cat([of_rank[0] for of_rank in found]), slope.detach())
@@ -341,7 +341,7 @@ def test_gradients_of_gradients(two) -> None:
 def test_few_cases(two, name: str, number: int, unbiased: bool) -> None:
     found = [of_rank[name, unbiased] for of_rank in two("few_cases")]
     model = models(replace(APART, unbiased=unbiased))["linear"]
-    output = model(batch("linear", cases("linear", 0)[:number]))
+    output = model(batch("linear", examples("linear", 0)[:number]))
     loss_of(output).backward()
     close(torch.cat([of_rank[0] for of_rank in found]), output.detach())
     for _, grads, buffers in found:
@@ -351,7 +351,7 @@ def test_few_cases(two, name: str, number: int, unbiased: bool) -> None:
 
 def test_one_case_in_all_is_no_batch(two) -> None:
     for of_rank in two("few_cases"):
-        assert "at least 2 cases per feature in training, got 1" in of_rank["one"]
+        assert "at least 2 examples per feature in training, got 1" in of_rank["one"]
 
 
 def test_different_lengths_are_told_by_both_before_they_wait(two) -> None:
@@ -386,13 +386,13 @@ def test_population_statistics_of_two_are_those_of_one(
 
 def test_one_process_is_as_without() -> None:
     layers = [models(norm)["lstm"] for norm in (JOINT, APART)]
-    x = batch("lstm", cases("lstm", 0))
+    x = batch("lstm", examples("lstm", 0))
     close(*(layer(x) for layer in layers))
     close(*(dict(layer.named_buffers()) for layer in layers))
-    assert layers[0].layer.sites["l0"]["cell"].describe() is not None
+    assert layers[0].layer.sites["l0"]["cell"].to_spec() is not None
 
 
 def test_configurations_written_before_it_existed() -> None:
     stored = {"class_path": "ln_zoo.norms.BatchNorm", "init_args": {"gain": 1.0, "max_steps": 9}}
     assert from_config(stored) == BatchNorm(max_steps=9)
-    assert BatchNorm().across_processes is False
+    assert BatchNorm().sync is False
