@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ln_zoo._version import __version__
 
 if TYPE_CHECKING:
+    from ln_zoo.conversion import denormalize_, normalize_
     from ln_zoo.layers import (
         GRU,
         LSTM,
@@ -50,15 +51,17 @@ __all__ = [
     "WeightNorm",
     "__version__",
     "data_dependent_init",
+    "denormalize_",
     "list_models",
     "load",
+    "normalize_",
     "orthogonal_init",
 ]
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        for room in ("ln_zoo.zoo", "ln_zoo.norms", "ln_zoo.layers"):
+        for room in ("ln_zoo.zoo", "ln_zoo.norms", "ln_zoo.layers", "ln_zoo.conversion"):
             found = getattr(importlib.import_module(room), name, None)
             if found is not None:
                 return found

@@ -25,6 +25,7 @@ BELOW = {
     "norms": {"ops"},
     "layers": {"norms", "ops"},
     "analysis": {"layers", "norms", "ops"},
+    "conversion": {"layers", "norms", "ops"},
     "testing": {"analysis", "layers", "norms", "ops"},
     "files": set(),
     "vocabulary": {"files"},
@@ -50,7 +51,7 @@ BELOW["cli"] = {"zoo"} | _ALL_BELOW_ZOO
 BELOW["__init__"] = {"zoo"} | _ALL_BELOW_ZOO
 BELOW["__main__"] = {"cli"}
 
-WITHOUT_LIGHTNING = ("ops", "norms", "layers", "analysis", "testing")
+WITHOUT_LIGHTNING = ("ops", "norms", "layers", "analysis", "conversion", "testing")
 
 
 def room_of(path: Path, package: Path) -> str:

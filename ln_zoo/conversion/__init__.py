@@ -1,0 +1,6 @@
+"""Other people's models and weights: plain layers become normalised ones, and back."""
+
+from ln_zoo.conversion.convert import denormalize_, normalize_
+from ln_zoo.conversion.report import Conversion, Converted, Refused
+
+__all__ = ["Conversion", "Converted", "Refused", "denormalize_", "normalize_"]

@@ -1,0 +1,314 @@
+"""Gains and biases that keep a normalised layer close to the plain one, on a batch of inputs.
+
+Where the plain layer has ``a + b``, with summed inputs a, the normalised one has
+``gain * z + shift`` with ``z`` the normalised sums. Gain and shift of each feature are those of
+least squares over the batch: no other values are closer. Where two normalised terms are added (an
+LSTM's input and recurrent term), they are found together.
+
+The sums of a recurrent layer are those at the states of the plain layer. (Repeating the regression
+at the states that the normalised layer reaches, or weighting sums by the slopes of their gates,
+took off less than a twentieth of the distance where they took off anything.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ln_zoo.conversion.replace import sites
+from ln_zoo.norms import (
+    Norm,
+    Site,
+    batch_statistics,
+    keeps_statistics,
+    population_statistics,
+)
+
+#: Where a feature does not vary, its gain stays: added to squares, as a part of their mean.
+_RIDGE = 1e-6
+
+
+class Call(NamedTuple):
+    """One call of a layer.
+
+    Attributes:
+        args: what it was given.
+        kwargs: the same by name.
+        output: what it gave.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    output: Any
+
+
+class _Together(NamedTuple):
+    """Features whose terms are added, and the bias that is added to them.
+
+    Attributes:
+        roles: the sites of the terms.
+        features: which.
+        bias: the bias; ``None``: there is none, the site has a shift of its own.
+    """
+
+    roles: tuple[str, ...]
+    features: slice
+    bias: str | None
+
+
+def runner(batch: Any) -> Callable[[nn.Module], Any]:
+    """How a batch goes through a model: ``batch(model)`` if it is a function, else as arguments.
+
+    A tuple or list is taken apart, ``model(*batch)``; anything else is the one argument.
+    """
+    if callable(batch) and not isinstance(batch, Tensor | nn.Module):
+        return batch
+    if isinstance(batch, tuple | list) and not hasattr(batch, "_fields"):
+        return lambda model: model(*batch)
+    return lambda model: model(batch)
+
+
+@contextmanager
+def measuring(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients; modes and random number generators are put back."""
+    modes = {module: module.training for module in model.modules()}
+    cards = {t.get_device() for t in (*model.parameters(), *model.buffers()) if t.is_cuda}
+    with torch.random.fork_rng(devices=sorted(cards)), torch.no_grad():
+        torch.manual_seed(0)  # A model that draws noise draws the same each time.
+        model.eval()
+        try:
+            yield
+        finally:
+            for module, mode in modes.items():
+                module.training = mode
+
+
+def record(
+    model: nn.Module, layers: Mapping[str, nn.Module], run: Callable[[nn.Module], Any]
+) -> tuple[Any, dict[str, list[Call]]]:
+    """The outputs of a model, and the calls of some of its layers."""
+    calls: dict[str, list[Call]] = {name: [] for name in layers}
+    with ExitStack() as stack, measuring(model):
+        for name, layer in layers.items():
+
+            def keep(_: nn.Module, args: Any, kwargs: Any, output: Any, name: str = name) -> None:
+                calls[name].append(Call(args, kwargs, output))
+
+            stack.callback(layer.register_forward_hook(keep, with_kwargs=True).remove)
+        return run(model), calls
+
+
+def calibrate(
+    model: nn.Module,
+    layers: Mapping[str, nn.Module],
+    plain: Mapping[str, Sequence[Call]],
+    run: Callable[[nn.Module], Any],
+) -> None:
+    """Sets gains, shifts and biases of layers, in the order of the forward pass.
+
+    A layer that is called once is fitted on what the layers before it give with their new values,
+    so that it makes up for their errors; one that is called several times, as cells are, on what
+    it was given in the plain model.
+
+    Args:
+        model: the model, converted.
+        layers: its new layers, by name.
+        plain: their calls in the plain model.
+        run: passes the batch through the model.
+    """
+    handles: dict[str, Any] = {}
+    with ExitStack() as stack, measuring(model), batch_statistics(model):
+        for name, layer in layers.items():
+            if not any(site.normalizes for site in sites(layer).values()):
+                continue
+
+            def set_once(layer: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
+                handles.pop(name).remove()
+                targets = terms = [_sums(layer, c.args, c.kwargs) for c in plain[name]]
+                if len(targets) == 1 and _sizes((args, kwargs)) == _sizes(plain[name][0][:2]):
+                    terms = [_sums(layer, args, kwargs)]
+                _fit(layer, targets, terms)
+
+            handles[name] = layer.register_forward_pre_hook(set_once, with_kwargs=True)
+            stack.callback(handles[name].remove)
+        run(model)
+    if keeps_statistics(model):
+        with measuring(model), population_statistics(model):
+            run(model)
+
+
+def tensors(value: Any) -> Iterator[Tensor]:
+    """The floating-point tensors in what a model or layer takes or gives."""
+    if isinstance(value, Tensor):
+        if value.is_floating_point():
+            yield value.detach()
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from tensors(part)
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from tensors(part)
+
+
+def distance(found: Any, plain: Any) -> float:
+    """Root mean square of the difference of all numbers, divided by that of the plain ones.
+
+    Infinite where they differ in number.
+    """
+    pairs = list(zip(tensors(found), tensors(plain), strict=False))
+    if _sizes(found) != _sizes(plain):
+        return math.inf
+    gap = sum(float((a.double() - b.double()).square().sum()) for a, b in pairs)
+    size = sum(float(b.double().square().sum()) for _, b in pairs)
+    return math.sqrt(gap / size) if size else float(gap > 0)
+
+
+def _sizes(value: Any) -> list[tuple[int, ...]]:
+    return [tuple(a.shape) for a in tensors(value)]
+
+
+# Recording
+
+
+class _Watch(Norm):
+    """Nothing in place of a strategy; keeps what it is given."""
+
+    def __init__(self, per_timestep: bool) -> None:
+        self.per_timestep = per_timestep  # type: ignore[misc]
+        self.seen: list[tuple[Tensor, int | None]] = []
+
+    def normalize(self, site: Site, a: Tensor, step: int | None = None) -> Tensor:
+        self.seen.append((a, step))
+        return a
+
+
+#: Summed inputs that came to each site, by name, each with its time step if the strategy reads it.
+_Seen = dict[str, list[tuple[Tensor, int | None]]]
+
+
+def _sums(layer: nn.Module, args: Any, kwargs: Any) -> _Seen:
+    """What a layer's summed inputs are without its strategy."""
+    places = sites(layer)
+    former = {name: site.norm for name, site in places.items()}
+    watches = {name: _Watch(norm.per_timestep) for name, norm in former.items()}
+    try:
+        for name, site in places.items():
+            site.norm = watches[name]
+        layer.forward(*args, **kwargs)  # not by calling it, which would run its hooks
+    finally:
+        for name, site in places.items():
+            site.norm = former[name]
+    return {name: watch.seen for name, watch in watches.items()}
+
+
+# Fitting
+
+
+def _fits(layer: Any, prefix: str) -> Iterator[_Together]:
+    """What is fitted together in one direction of a layer."""
+    if prefix == "":
+        yield _Together(("site",), slice(None), "bias")
+        return
+    suffix = prefix.removeprefix("sites").replace(".", "_")
+    ih, hh = f"bias_ih{suffix}", f"bias_hh{suffix}"
+    roles = [name.rpartition(".")[2] for name in sites(layer) if name.startswith(f"{prefix}.")]
+    hidden = layer.hidden_size
+    if "sum" in roles:
+        yield _Together((f"{prefix}.sum",), slice(None), ih)
+        return
+    terms = (f"{prefix}.input", f"{prefix}.recurrent")
+    if "cell" in roles:
+        yield _Together(terms, slice(None), ih)
+        yield _Together((f"{prefix}.cell",), slice(None), None)
+        return
+    # The reset gate multiplies the recurrent term of a GRU's candidate alone.
+    yield _Together(terms, slice(0, 2 * hidden), ih)
+    yield _Together(terms[:1], slice(2 * hidden, None), ih)
+    yield _Together(terms[1:], slice(2 * hidden, None), hh)
+
+
+def _fit(layer: nn.Module, targets: Sequence[_Seen], terms: Sequence[_Seen]) -> None:
+    """Sets gains, shifts and biases so that terms, normalised, add up to the targets."""
+    places = {name: site for name, site in sites(layer).items() if site.normalizes}
+    plain = {name: _rows(site, [a[name] for a in targets]) for name, site in places.items()}
+    found = {name: _rows(site, _normalized(site, terms, name)) for name, site in places.items()}
+    for prefix in dict.fromkeys(name.rpartition(".")[0] for name in places):
+        for roles, features, bias in _fits(layer, prefix):
+            used = {role: places[role] for role in roles}
+            gains = {role: site.gain for role, site in used.items() if site.gain is not None}
+            left = torch.stack([plain[role][:, features] for role in roles]).sum(0)
+            for role in roles:
+                if role not in gains:
+                    left = left - found[role][:, features]
+            constant = used[roles[0]].shift
+            if constant is None and bias is not None:
+                constant = layer._parameters.get(bias)
+            solved = _least_squares(
+                left,
+                [found[role][:, features] for role in gains],
+                [gain.flatten()[features] for gain in gains.values()],
+                constant is not None,
+            )
+            for gain, value in zip(gains.values(), solved, strict=False):
+                gain.view(-1)[features] = value.to(gain.dtype)
+            if constant is not None:
+                constant.view(-1)[features] += solved[-1].to(constant.dtype)
+
+
+def _normalized(site: Site, seen: Sequence[_Seen], name: str) -> list[Any]:
+    """What the strategy makes of sums, with gains of 1 and without shifts."""
+    affine = [(p, p.clone()) for p in (site.gain, site.shift) if p is not None]
+    if site.gain is not None:
+        site.gain.fill_(1.0)
+    if site.shift is not None:
+        site.shift.zero_()
+    try:
+        return [[(site(a, step), step) for a, step in call[name]] for call in seen]
+    finally:
+        for parameter, value in affine:
+            parameter.copy_(value)
+
+
+def _rows(site: Site, calls: Sequence[Sequence[tuple[Tensor, int | None]]]) -> Tensor:
+    """All that came to a site, as rows of features in float64."""
+    parts = []
+    for a, _ in (pair for call in calls for pair in call):
+        if site.axis == 1:
+            by_unit = site.gain is not None and site.gain.dim() > 1
+            a = a.flatten(1) if by_unit else a.movedim(1, -1)
+        parts.append(a.reshape(-1, a.shape[-1]).double())
+    return torch.cat(parts)
+
+
+def _least_squares(
+    target: Tensor, terms: Sequence[Tensor], start: Sequence[Tensor], constant: bool
+) -> list[Tensor]:
+    """For each feature the factors of terms, and a constant, whose sum is nearest to a target.
+
+    Args:
+        target: (R, F).
+        terms: K of them, each (R, F).
+        start: factors (F,) of those that do not vary.
+        constant: whether a constant is added.
+
+    Returns:
+        K factors (F,), and the constant (F,) if there is one.
+    """
+    columns = list(terms) + ([torch.ones_like(target)] if constant else [])
+    if not columns:
+        return []
+    first = [a.to(target.dtype) for a in start]
+    first += [torch.zeros_like(target[0])] if constant else []
+    x, begin = torch.stack(columns), torch.stack(first)  # (K, R, F), (K, F)
+    left = target - (x * begin.unsqueeze(1)).sum(0)
+    squares = torch.einsum("irf,jrf->fij", x, x)
+    ridge = _RIDGE * squares.diagonal(dim1=1, dim2=2).mean(-1)
+    eye = torch.eye(len(columns), dtype=x.dtype, device=x.device)
+    squares = squares + (ridge + torch.finfo(x.dtype).tiny)[:, None, None] * eye
+    moved = torch.linalg.solve(squares, torch.einsum("irf,rf->fi", x, left))
+    return list(begin + moved.T)

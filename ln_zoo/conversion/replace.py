@@ -1,0 +1,272 @@
+"""One layer in place of another, with its parameters, under the same object."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import is_parametrized
+
+from ln_zoo.layers import GRU, LSTM, RNN, Conv2d, GRUCell, Linear, LSTMCell, RNNCell
+from ln_zoo.norms import Norm, Site
+
+#: torch's layers, and ours in their place.
+OURS: dict[type[nn.Module], type[nn.Module]] = {
+    nn.LSTM: LSTM,
+    nn.GRU: GRU,
+    nn.RNN: RNN,
+    nn.LSTMCell: LSTMCell,
+    nn.GRUCell: GRUCell,
+    nn.RNNCell: RNNCell,
+    nn.Linear: Linear,
+    nn.Conv2d: Conv2d,
+}
+TORCHS = {ours: theirs for theirs, ours in OURS.items()}
+_NAMES = [theirs.__name__ for theirs in OURS]
+#: Modules of torch that read the weights of the layers in them, past their forward.
+_READERS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
+#: Modules that copy or shard parameters when they are made.
+_WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel", "DataParallel"}
+#: What our recurrent layers and cells keep, and torch's do not.
+_OWN = ("_plans", "_cell", "derivative_bound")
+
+
+def selected(
+    model: nn.Module, include: str | Sequence[str], exclude: str | Sequence[str]
+) -> dict[str, nn.Module]:
+    """The layers of a model whose names match, by name.
+
+    Raises:
+        TypeError: if the model is none.
+        ValueError: if it is wrapped for several devices, has no such layer, or a pattern of
+            ``include`` or ``exclude`` matches none.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}")
+    for module in model.modules():
+        if type(module).__name__ in _WRAPPERS:
+            raise ValueError(
+                f"{type(module).__name__} would not see the new parameters: convert the model "
+                "first, then wrap it"
+            )
+    layers = {name: module for name, module in model.named_modules() if _kind(module) in _NAMES}
+    if not layers:
+        raise ValueError(
+            f"this {type(model).__name__} has no layer to convert: none of {', '.join(_NAMES)}"
+        )
+    include, exclude = _patterns(include), _patterns(exclude)
+    for pattern in (*include, *exclude):
+        if not any(_matches(name, pattern) for name in layers):
+            shown = ", ".join(repr(name) for name in list(layers)[:8])
+            more = ", ..." if len(layers) > 8 else ""
+            raise ValueError(f"no layer's name matches {pattern!r}; layers are {shown}{more}")
+    return {
+        name: module
+        for name, module in layers.items()
+        if any(_matches(name, pattern) for pattern in include)
+        and not any(_matches(name, pattern) for pattern in exclude)
+    }
+
+
+def _patterns(value: str | Sequence[str]) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """Whether the pattern is for a layer, or for a module that the layer is in."""
+    return fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(name, f"{pattern}.*")
+
+
+def _kind(module: nn.Module) -> str:
+    """The name of the torch layer that a module is, or is made from; else its class's own."""
+    for base in type(module).__mro__:
+        if base in TORCHS:
+            return TORCHS[base].__name__
+        if base in OURS or (is_quantised(module) and base.__name__ in _NAMES):
+            return base.__name__
+    return type(module).__name__
+
+
+def is_quantised(module: nn.Module) -> bool:
+    """Whether a module is one of torch's quantised ones."""
+    room = type(module).__module__
+    return room.startswith(("torch.ao.", "torch.nn.quantized", "torch.nn.qat"))
+
+
+class Owners:
+    """Which modules of a model hold each parameter, and which modules each module is in."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._names: dict[int, list[str]] = {}
+        for name, module in model.named_modules():
+            for kind, parameter in module._parameters.items():
+                if parameter is not None:
+                    full = f"{name}.{kind}" if name else kind
+                    self._names.setdefault(id(parameter), []).append(full)
+
+    def sharing(self, name: str, module: nn.Module) -> str | None:
+        """The name of another parameter that is one of the module's own; ``None``: no other is."""
+        lead = f"{name}." if name else ""
+        for kind, parameter in module._parameters.items():
+            others = [n for n in self._names.get(id(parameter), ()) if n != f"{lead}{kind}"]
+            if parameter is not None and others:
+                return others[0]
+        return None
+
+    def around(self, name: str) -> Iterator[nn.Module]:
+        """The modules that a layer is in, from the outside."""
+        parts = name.split(".") if name else []
+        for k in range(len(parts)):
+            yield self._model.get_submodule(".".join(parts[:k]))
+
+
+def why_not(name: str, module: nn.Module, owners: Owners) -> str | None:
+    """Why a layer can become no other, in either direction; ``None``: it can."""
+    cls = type(module)
+    if is_quantised(module):
+        return "it is quantised: convert the model first, then quantise it"
+    if is_parametrized(module):
+        return "it is parametrised: torch.nn.utils.parametrize.remove_parametrizations first"
+    if any(p is not None and is_lazy(p) for p in module._parameters.values()):
+        return "its weights have no shape yet: call the model once first"
+    for parent in owners.around(name):
+        if isinstance(parent, _READERS):
+            return f"{type(parent).__name__} reads its weights without calling it"
+        if type(parent).__module__.startswith("ln_zoo.layers."):
+            return f"it is part of {type(parent).__name__}, which takes norm= itself"
+    if cls not in OURS and cls not in TORCHS:
+        return f"it is a subclass, {cls.__name__}, whose own behaviour would be lost"
+    if _argument_names(module) != set(module._parameters):
+        return (
+            "its parameters are made from others, as by weight_norm, spectral_norm or prune of "
+            "torch.nn.utils, or it has some of its own: remove those first"
+        )
+    if set(module._modules) - {"site", "sites"} or module._buffers:
+        return "it has modules or buffers of its own, which would be lost"
+    for tensor in module._parameters.values():
+        if tensor is None:
+            continue
+        if type(tensor.data) is not Tensor:
+            return f"its weights are {type(tensor.data).__name__}s: convert before quantising"
+        if not tensor.is_floating_point():
+            return f"its weights are {tensor.dtype}, and only floating-point numbers have norms"
+    return None
+
+
+def strategies(layer: nn.Module) -> list[Norm]:
+    """Those of a layer of ours, one for each site; none for torch's."""
+    return [site.norm for site in sites(layer).values()]
+
+
+def sites(layer: nn.Module) -> dict[str, Site]:
+    """The sites of a layer, by name."""
+    return {name: part for name, part in layer.named_modules() if isinstance(part, Site)}
+
+
+def acts(layer: nn.Module) -> bool:
+    """Whether any site of a layer does anything to summed inputs or weights."""
+    return any(
+        site.normalizes or type(site.norm).weight is not Norm.weight
+        for site in sites(layer).values()
+    )
+
+
+def twin(layer: nn.Module, cls: type[Any], **more: Any) -> nn.Module:
+    """A layer of another class with the same parameters, and strategies begun anew from them.
+
+    Random number generators are left alone.
+
+    Args:
+        layer: the layer.
+        cls: torch's class for ours, or ours for torch's or for itself.
+        **more: further arguments of that class.
+    """
+    weight = next(p for p in layer._parameters.values() if p is not None)
+    cards = [weight.get_device()] if weight.is_cuda else []
+    with torch.random.fork_rng(devices=cards):
+        new: Any = cls(**_arguments(layer), **more, device=weight.device, dtype=weight.dtype)
+    for name, parameter in layer._parameters.items():
+        if parameter is not None:
+            setattr(new, name, parameter)
+    if cls in TORCHS:
+        new.reset_norm()
+    new.train(layer.training)
+    return new
+
+
+def become(layer: nn.Module, new: nn.Module) -> None:
+    """Turns a layer into another, in place, so that whatever refers to it has the new one.
+
+    Its hooks stay, and so do attributes that users gave it.
+    """
+    for name in _OWN:
+        layer.__dict__.pop(name, None)
+    for name, value in new.__dict__.items():
+        if "hook" not in name:
+            layer.__dict__[name] = value
+    layer.__class__ = type(new)
+
+
+def snapshot(layer: nn.Module) -> tuple[type[nn.Module], dict[str, Any]]:
+    """What `restore` needs to undo `become`."""
+    return type(layer), dict(layer.__dict__)
+
+
+def restore(layer: nn.Module, before: tuple[type[nn.Module], dict[str, Any]]) -> None:
+    """Undoes `become`."""
+    layer.__class__ = before[0]
+    layer.__dict__.clear()
+    layer.__dict__.update(before[1])
+
+
+def _arguments(layer: Any) -> dict[str, Any]:
+    """The arguments of torch's constructor that made a layer, and ours of one that has more."""
+    if isinstance(layer, nn.Linear):
+        names = ["in_features", "out_features"]
+    elif isinstance(layer, nn.Conv2d):
+        names = ["in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation"]
+        names += ["groups", "padding_mode"]
+    else:
+        names = ["input_size", "hidden_size"]
+        if isinstance(layer, nn.RNNBase):
+            names += ["num_layers", "batch_first", "dropout", "bidirectional"]
+        if isinstance(layer, nn.LSTM | LSTM):
+            names.append("proj_size")
+        if isinstance(layer, nn.RNN | nn.RNNCell | RNN | RNNCell):
+            names.append("nonlinearity")
+    found = {name: getattr(layer, name) for name in names}
+    bias = layer.bias
+    found["bias"] = bias if isinstance(bias, bool) else bias is not None
+    if has_peepholes(layer):
+        found["peephole"] = True
+    if getattr(layer, "derivative_bound", None) is not None:
+        found["derivative_bound"] = layer.derivative_bound
+    if isinstance(layer, Conv2d) and layer.site.positions is not None:
+        found["positions"] = layer.site.positions
+    return found
+
+
+def has_peepholes(layer: nn.Module) -> bool:
+    """Whether a layer of ours has peepholes."""
+    return any(
+        name.startswith("weight_peephole") and parameter is not None
+        for name, parameter in layer._parameters.items()
+    )
+
+
+def _argument_names(layer: nn.Module) -> set[str]:
+    """The parameters that a layer of its class and arguments has."""
+    if not isinstance(layer, nn.RNNBase):
+        names = {"weight", "bias"}
+        if isinstance(layer, nn.RNNCellBase):
+            names = {"weight_ih", "weight_hh", "bias_ih", "bias_hh"}
+            names |= {"weight_peephole"} if type(layer) in TORCHS else set()
+        return names
+    names = set(layer._flat_weights_names)
+    suffixes = [name.removeprefix("weight_ih") for name in names if name.startswith("weight_ih")]
+    return names | ({f"weight_peephole{s}" for s in suffixes} if has_peepholes(layer) else set())

@@ -1,0 +1,447 @@
+"""Plain layers of any model become normalised ones in place, and back."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, prune
+from torch.nn.utils.rnn import pack_sequence
+
+import ln_zoo
+from ln_zoo.conversion import Conversion, denormalize_, normalize_
+from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, Site, WeightNorm
+
+F64 = torch.float64
+NORMS = [LayerNorm(), RMSNorm(), BatchNorm(), WeightNorm(), Identity()]
+every_norm = pytest.mark.parametrize("norm", NORMS, ids=lambda norm: type(norm).__name__)
+
+
+class Many(nn.Module):
+    """A layer of each kind, some of them several times and in each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.front = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Flatten(2))
+        self.lstm = nn.LSTM(6, 5, 2, batch_first=True, bidirectional=True, dropout=0.3)
+        self.projected = nn.LSTM(10, 5, proj_size=3, batch_first=True, bias=False)
+        self.gru = nn.GRU(3, 5, batch_first=True)
+        self.rnn = nn.RNN(5, 5, nonlinearity="relu", batch_first=True)
+        self.cells = nn.ModuleList([nn.LSTMCell(5, 5), nn.GRUCell(5, 5), nn.RNNCell(5, 5)])
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a = self.front(x).mean(2).unsqueeze(-1) * torch.ones(6, dtype=x.dtype)
+        for layer in (self.lstm, self.projected, self.gru, self.rnn):
+            a, _ = layer(a)
+        h: Any = None
+        state = other = None
+        for step in a.unbind(1):
+            h = self.cells[0](step, h)
+            state = self.cells[1](h[0], state)
+            other = self.cells[2](state, other)
+        return self.head(other)
+
+
+def images(count: int = 12) -> Tensor:
+    return torch.randn(count, 1, 6, 6, dtype=F64, generator=torch.Generator().manual_seed(3))
+
+
+def many(seed: int = 0) -> Many:
+    torch.manual_seed(seed)
+    return Many().double()
+
+
+def test_every_kind_of_layer_in_place() -> None:
+    model = many()
+    modules, parameters = dict(model.named_modules()), dict(model.named_parameters())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    state, before = torch.get_rng_state(), copy.deepcopy(model.state_dict())
+    report = normalize_(model, LayerNorm())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [layer.name for layer in report.layers] == [
+        "front.0", "lstm", "projected", "gru", "rnn", "cells.0", "cells.1", "cells.2", "head",
+    ]  # fmt: skip
+    assert not report.refused
+    for layer in report.layers:
+        now = model.get_submodule(layer.name)
+        assert now is modules[layer.name]
+        assert type(now).__module__.startswith("ln_zoo.layers")
+        assert layer.before == f"torch.nn.{type(now).__name__}"
+        assert layer.after == f"ln_zoo.{type(now).__name__}, LayerNorm()"
+    for name, parameter in parameters.items():
+        assert model.get_parameter(name) is parameter
+        assert torch.equal(parameter, before[name])
+    assert set(report.new_parameters) == set(dict(model.named_parameters())) - set(parameters)
+    assert "lstm.sites.l1_reverse.cell.shift" in report.new_parameters
+    # What is trained is what the optimizer has, and what it is given beside it.
+    optimizer.add_param_group({"params": report.new_parameters.values()})
+    model(images()).square().mean().backward()
+    optimizer.step()
+    moved = {n for n, p in model.named_parameters() if p.grad is not None and p.grad.any()}
+    assert len(moved) > len(parameters)
+
+
+@every_norm
+def test_the_layer_is_the_one_that_would_be_built(norm: Norm) -> None:
+    """The same as our layer of the same arguments with torch's weights."""
+    torch.manual_seed(1)
+    plain = nn.LSTM(3, 4, 2, bidirectional=True, dtype=F64)
+    ours = ln_zoo.LSTM(3, 4, 2, bidirectional=True, dtype=F64, norm=norm)
+    ours.load_state_dict(plain.state_dict(), strict=False)
+    ours.reset_norm()
+    normalize_(plain, norm)
+    assert type(plain) is ln_zoo.LSTM
+    x = torch.randn(5, 6, 3, dtype=F64)
+    assert torch.equal(plain(x)[0], ours(x)[0])
+    packed = pack_sequence([x[:4, 0], x[:2, 1]])
+    assert torch.equal(plain.eval()(packed)[0].data, ours.eval()(packed)[0].data)
+    assert plain.state_dict().keys() == ours.state_dict().keys()
+
+
+@every_norm
+def test_calibration_keeps_outputs_close(norm: Norm) -> None:
+    model = many()
+    x = images()
+    outputs = model.eval()(x)
+    model.train()
+    exclude = "cells" if norm.per_timestep else ()
+    report = normalize_(model, norm, exclude=exclude, calibrate=x)
+    assert model.training
+    assert all(module.training for module in model.modules())
+    found = model.eval()(x)
+    assert report.distance is not None
+    assert report.distance_before is not None
+    gap = ((found - outputs).square().sum() / outputs.square().sum()).sqrt().item()
+    assert report.distance == pytest.approx(gap, rel=1e-6)
+    if isinstance(norm, WeightNorm | Identity):
+        assert report.distance_before < 1e-12
+        assert report.distance < 1e-12
+    else:
+        assert report.distance < report.distance_before / 2
+
+
+def test_batch_norm_is_undone_exactly() -> None:
+    """On its own batch it is an affine map of each feature, which gains and biases undo."""
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)).double()
+    x = torch.randn(50, 4, dtype=F64)
+    outputs = model(x)
+    report = normalize_(model, BatchNorm(), calibrate=x)
+    assert report.distance is not None
+    assert report.distance < 1e-4
+    torch.testing.assert_close(model.eval()(x), outputs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_gains_and_biases_are_those_of_least_squares(bias: bool) -> None:
+    """Against `numpy`'s solution, a feature at a time."""
+    np = pytest.importorskip("numpy")
+    torch.manual_seed(3)
+    model = nn.Linear(4, 6, bias=bias, dtype=F64)
+    weight = model.weight.detach().clone()
+    start = model.bias.detach().clone() if bias else torch.zeros(6, dtype=F64)
+    x = torch.randn(40, 4, dtype=F64)
+    normalize_(model, LayerNorm(eps=0.0), calibrate=x)
+    sums = (x @ weight.T).numpy()
+    z = (sums - sums.mean(1, keepdims=True)) / sums.std(1, keepdims=True)
+    for j in range(6):
+        columns = [z[:, j], np.ones(40)] if bias else [z[:, j]]
+        expected = np.linalg.lstsq(np.stack(columns, 1), sums[:, j], rcond=None)[0]
+        assert model.site.gain[j].item() == pytest.approx(expected[0], rel=1e-4)
+        if bias:
+            moved = (model.bias[j] - start[j]).item()
+            assert moved == pytest.approx(expected[1], rel=1e-3, abs=1e-5)
+
+
+def test_a_recurrent_layer_is_fitted_on_the_plain_ones_sums() -> None:
+    """Both terms of an LSTM together, and its cell state, against equations written here."""
+    torch.manual_seed(4)
+    model, x = nn.LSTM(3, 4, dtype=F64), torch.randn(6, 5, 3, dtype=F64)
+    w, u = model.weight_ih_l0.detach().clone(), model.weight_hh_l0.detach().clone()
+    b = (model.bias_ih_l0 + model.bias_hh_l0).detach().clone()
+    normalize_(model, LayerNorm(eps=1e-9), calibrate=(x,))
+    h = c = torch.zeros(5, 4, dtype=F64)
+    seen: list[list[Tensor]] = [[], [], []]
+    for row in x:
+        wx, uh = row @ w.T, h @ u.T
+        i, f, g, o = (wx + uh + b).chunk(4, -1)
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        h = o.sigmoid() * c.tanh()
+        for kept, a in zip(seen, (wx, uh, c), strict=True):
+            kept.append(a)
+    wx, uh, c = (torch.cat(rows) for rows in seen)
+
+    def z(a: Tensor) -> Tensor:
+        return (a - a.mean(1, keepdim=True)) / (a.var(1, correction=0, keepdim=True) + 1e-9).sqrt()
+
+    one = torch.ones(30, dtype=F64)
+    sites, total = model.sites["l0"], (model.bias_ih_l0 + model.bias_hh_l0).detach() - b
+    for j in range(16):
+        columns = torch.stack([z(wx)[:, j], z(uh)[:, j], one], 1)
+        expected = torch.linalg.lstsq(columns, (wx + uh)[:, j]).solution
+        found = torch.stack([sites["input"].gain[j], sites["recurrent"].gain[j], total[j]])
+        torch.testing.assert_close(found.detach(), expected, rtol=1e-3, atol=1e-4)
+    for j in range(4):
+        expected = torch.linalg.lstsq(torch.stack([z(c)[:, j], one], 1), c[:, j]).solution
+        found = torch.stack([sites["cell"].gain[j], sites["cell"].shift[j]])
+        torch.testing.assert_close(found.detach(), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_positions_come_from_the_calibration_batch() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(32, 2)).double()
+    norm = LayerNorm(convolution="unit")
+    report = normalize_(copy.deepcopy(model), norm)
+    assert [layer.name for layer in report.refused] == ["0"]
+    assert "positions" in report.refused[0].reason
+    report = normalize_(model, norm, include="0", calibrate=images(30))
+    assert model[0].site.gain.shape == (2, 4, 4)
+    assert report.distance is not None
+    assert report.distance_before is not None
+    assert report.distance < report.distance_before / 2
+
+
+def test_patterns_choose_layers_by_name() -> None:
+    model = nn.ModuleDict({"encoder": many(), "decoder": many(), "out": nn.Linear(3, 3)})
+    report = normalize_(model, RMSNorm(), include=["encoder.*", "out"], exclude="*.cells")
+    names = [layer.name for layer in report.layers]
+    assert names[:2] == ["encoder.front.0", "encoder.lstm"]
+    assert names[-2:] == ["encoder.head", "out"]
+    assert not any("cells" in name or name.startswith("decoder") for name in names)
+
+
+def test_what_users_gave_a_layer_stays() -> None:
+    model = nn.Sequential(nn.Linear(3, 4))
+    calls = []
+    model[0].register_forward_hook(lambda *_: calls.append(1))
+    model[0].note = "mine"
+    model[0].eval()
+    normalize_(model, LayerNorm())
+    model(torch.randn(2, 3))
+    assert calls == [1]
+    assert model[0].note == "mine"
+    assert not model[0].training
+    assert not model[0].site.training
+
+
+def test_a_layer_used_twice_is_converted_once() -> None:
+    shared = nn.Linear(4, 4)
+    model = nn.Sequential(shared, nn.Tanh(), shared)
+    report = normalize_(model, LayerNorm(), calibrate=torch.randn(20, 4))
+    assert len(report.layers) == 1
+    assert model[0] is model[2] is shared
+
+
+def test_batches_are_arguments_or_a_function() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn = nn.GRU(3, 4)
+
+        def forward(self, x: Tensor, scale: Tensor) -> dict[str, Tensor]:
+            return {"y": self.rnn(x)[0] * scale}
+
+    x, scale = torch.randn(5, 2, 3), torch.ones(())
+    reports = []
+    for batch in ((x, scale), [x, scale], lambda model: model(x=x, scale=scale)):
+        torch.manual_seed(0)
+        reports.append(normalize_(Two(), LayerNorm(), calibrate=batch).distance)
+    assert reports[0] is not None
+    assert reports[0] == reports[1] == reports[2]
+
+
+# Refusals
+
+
+def tied() -> nn.Module:
+    model = nn.ModuleDict({"embedding": nn.Embedding(5, 4), "out": nn.Linear(4, 5)})
+    model["out"].weight = model["embedding"].weight
+    return model
+
+
+def with_hooks(change: Callable[[nn.Module], Any]) -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 4))
+    change(model[0])
+    return model
+
+
+class MyLinear(nn.Linear):
+    pass
+
+
+REFUSED = {
+    "already": (lambda: ln_zoo.Linear(4, 4, norm=RMSNorm()), "normalised already, by RMSNorm()"),
+    "before torch's": (
+        lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)),
+        "normalised already, by BatchNorm2d",
+    ),
+    "tied": (tied, "tied to embedding.weight"),
+    "parametrised": (
+        lambda: with_hooks(parametrizations.weight_norm),
+        "parametrised: torch.nn.utils.parametrize.remove_parametrizations",
+    ),
+    "pruned": (
+        lambda: with_hooks(lambda m: prune.l1_unstructured(m, "weight", 0.5)),
+        "made from others",
+    ),
+    "quantised": (
+        lambda: nn.Sequential(torch.ao.nn.quantized.dynamic.Linear(4, 4)),
+        "quantised: convert the model first",
+    ),
+    "integer": (
+        lambda: with_hooks(
+            lambda m: setattr(
+                m, "weight", nn.Parameter(torch.ones(4, 4, dtype=torch.int8), requires_grad=False)
+            )
+        ),
+        "torch.int8",
+    ),
+    "lazy": (lambda: nn.LazyLinear(4), "call the model once first"),
+    "subclass": (lambda: MyLinear(4, 4), "subclass, MyLinear"),
+    "read past it": (
+        lambda: nn.TransformerEncoderLayer(4, 2, 8),
+        "TransformerEncoderLayer reads its weights",
+    ),
+    "of ours": (lambda: ln_zoo.layers.WindowLSTM(2, 3, 4), "part of WindowLSTM, which takes norm="),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_is_refused_with_its_reason(name: str) -> None:
+    build, reason = REFUSED[name]
+    model = build()
+    before = {n: type(m) for n, m in model.named_modules()}
+    with pytest.raises(ValueError, match="can be normalised") as caught:
+        # A window layer has a plain torch layer of its own, which it does call.
+        normalize_(model, LayerNorm(), exclude="window" if name == "of ours" else ())
+    assert reason in str(caught.value)
+    assert {n: type(m) for n, m in model.named_modules()} == before
+    # Beside a layer that can be converted it stays, and the report says why.
+    both = nn.ModuleDict({"it": model, "other": nn.Linear(3, 3)})
+    exclude = "it.window" if name == "of ours" else ()
+    report = normalize_(both, LayerNorm(), exclude=exclude)
+    assert [layer.name for layer in report.layers] == ["other"]
+    reason = reason.replace("embedding", "it.embedding")
+    assert any(reason in layer.reason for layer in report.refused)
+    assert "not converted: it" in str(report)
+
+
+def test_cells_do_not_take_statistics_of_steps() -> None:
+    with pytest.raises(ValueError, match="call ln_zoo's cell with step=t"):
+        normalize_(nn.LSTMCell(2, 3), BatchNorm())
+
+
+def test_wrong_arguments() -> None:
+    with pytest.raises(ValueError, match="no layer to convert: none of LSTM, GRU"):
+        normalize_(nn.Sequential(nn.ReLU(), nn.Embedding(3, 4)), LayerNorm())
+    with pytest.raises(ValueError, match=r"no layer's name matches 'decoder'; layers are '0', '2'"):
+        normalize_(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)), LayerNorm(),
+                   include="decoder")  # fmt: skip
+    with pytest.raises(ValueError, match="the patterns leave none"):
+        normalize_(nn.Sequential(nn.Linear(2, 2)), LayerNorm(), exclude="*")
+    with pytest.raises(TypeError, match=r"norm must be a strategy such as LayerNorm\(\), got <cla"):
+        normalize_(nn.Linear(2, 2), LayerNorm)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"expected a torch\.nn\.Module, got dict"):
+        normalize_({}, LayerNorm())  # type: ignore[arg-type]
+    wrapped = nn.DataParallel(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="convert the model first, then wrap it"):
+        normalize_(wrapped, LayerNorm())
+
+
+def test_a_failed_calibration_leaves_the_model_as_it_was() -> None:
+    model = many()
+    before = copy.deepcopy(model)
+    passes = []
+
+    def fails_at_the_third(model: nn.Module) -> Tensor:
+        passes.append(1)
+        out: Tensor = model(images())
+        if len(passes) == 3:
+            raise RuntimeError("out of memory")
+        return out
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        normalize_(model, LayerNorm(), calibrate=fails_at_the_third)
+    for (name, a), (_, b) in zip(model.named_modules(), before.named_modules(), strict=True):
+        assert type(a) is type(b), name
+        assert not a._forward_pre_hooks
+        assert not a._forward_hooks
+    for name, value in before.state_dict().items():
+        assert torch.equal(model.state_dict()[name], value)
+    assert torch.equal(model.eval()(images()), before.eval()(images()))
+
+
+# Back
+
+
+@pytest.mark.parametrize("norm", [WeightNorm(), Identity()], ids=["WeightNorm", "Identity"])
+def test_back_to_torchs_layers(norm: Norm) -> None:
+    model = many()
+    classes = [type(module) for module in model.modules()]
+    normalize_(model, norm)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("scale"):
+                parameter.mul_(1.5)
+    parameters = dict(model.named_parameters())
+    expected = model.eval()(images())
+    report = denormalize_(model)
+    assert len(report.layers) == 9
+    assert [type(module) for module in model.modules()] == classes
+    assert all(parameter is parameters[n] for n, parameter in model.named_parameters())
+    assert model.state_dict().keys() == many().state_dict().keys()
+    torch.testing.assert_close(model(images()), expected, rtol=1e-12, atol=1e-12)
+    # They are torch's in every way: a new one loads them, and they are pickled without us.
+    many().load_state_dict(model.state_dict())
+    assert "ln_zoo" not in repr(vars(model.lstm))
+
+
+def test_what_torch_does_not_compute_stays() -> None:
+    model = nn.ModuleDict(
+        {
+            "normalised": ln_zoo.GRU(2, 3, norm=LayerNorm(eps=1e-3)),
+            "peephole": ln_zoo.LSTM(2, 3, peephole=True),
+            "bounded": ln_zoo.LSTMCell(2, 3, derivative_bound=1.0),
+            "torch": nn.Linear(2, 2),
+            "plain": ln_zoo.Linear(2, 2),
+        }
+    )
+    report = denormalize_(model)
+    assert [layer.name for layer in report.layers] == ["plain"]
+    reasons = {layer.name: layer.reason for layer in report.refused}
+    assert reasons["normalised"].startswith("LayerNorm(eps=0.001) normalises summed inputs")
+    assert "peepholes" in reasons["peephole"]
+    assert "clipped derivatives" in reasons["bounded"]
+    assert "torch's own already" in reasons["torch"]
+    with pytest.raises(ValueError, match="can become plain: normalised"):
+        denormalize_(model, exclude="plain")
+
+
+def test_an_own_strategy_is_calibrated_too() -> None:
+    class Halved(Norm):
+        def init_params(self, site: Site) -> None:
+            site.add_affine(1.0)
+
+        def normalize(self, site: Site, a: Tensor, step: int | None = None) -> Tensor:
+            return site.affine(a / 2)
+
+    model = nn.GRU(3, 4)
+    report = normalize_(model, Halved(), calibrate=torch.randn(5, 6, 3))
+    assert report.distance is not None
+    assert report.distance < 1e-4
+    assert torch.allclose(model.sites["l0"]["input"].gain, torch.full((12,), 2.0), atol=1e-3)
+
+
+def test_the_report_is_a_table() -> None:
+    report = normalize_(many(), LayerNorm(), include="lstm", calibrate=images())
+    assert isinstance(report, Conversion)
+    lines = str(report).splitlines()
+    assert lines[0].split() == ["layer", "was", "is", "distance", "calibrated"]
+    assert lines[1].split()[:4] == ["lstm", "torch.nn.LSTM", "ln_zoo.LSTM,", "LayerNorm()"]
+    assert lines[2].startswith("outputs of the model")
+    assert report.layers[0].distance is not None
