@@ -1,0 +1,63 @@
+"""The documentation as a site; warnings are errors: sphinx-build -W -b html docs build/site."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from ln_zoo import __version__
+
+project = "ln_zoo"
+author = "the authors of ln_zoo"
+release = version = __version__
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+]
+
+# Pages
+source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
+exclude_patterns = ["figures"]
+myst_heading_anchors = 3
+nb_execution_mode = "off"  # A test runs the notebook.
+
+# Reference, from docstrings
+default_role = "py:obj"
+autodoc_default_options = {
+    "members": True,
+    "imported-members": True,
+    "show-inheritance": True,
+    "member-order": "bysource",
+}
+autodoc_typehints = "signature"
+autodoc_preserve_defaults = True
+autodoc_inherit_docstrings = False
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+
+# Looks
+html_theme = "furo"
+html_title = f"ln_zoo {release}"
+html_copy_source = False
+html_show_copyright = False
+
+#: A bar that would begin a substitution: norms of vectors are written with bars.
+_BAR = re.compile(r"(``.*?``)|(?<![^\s(\[{<'\"/-])\|(?=\S)")
+
+
+def _escape_bars(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    for number, line in enumerate(lines):
+        if not line.lstrip().startswith((">>>", "...")):
+            lines[number] = _BAR.sub(lambda found: found[1] or r"\|", line)
+
+
+def setup(app: Any) -> None:
+    """Registers the change of docstrings."""
+    app.connect("autodoc-process-docstring", _escape_bars)
