@@ -11,13 +11,14 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import STEP_OUTPUT, OptimizerLRScheduler
 
+from ln_zoo.models.pretrained import Pretrained
 from ln_zoo.norms import Norm, to_config
 
 #: The one instantiator that Lightning admits when it reads a checkpoint back.
 _INSTANTIATOR = "lightning.pytorch.cli.instantiate_module"
 
 
-class ZooModule(LightningModule, ABC):
+class ZooModule(Pretrained, LightningModule, ABC):
     """A LightningModule whose checkpoints the zoo's base class and command line read back.
 
     A subclass takes ``norm: Norm | None = None``, chooses its own default in ``__init__`` and calls

@@ -134,35 +134,78 @@ def card_from_checkpoint(
             f"{results} is about {tested['model']} with {tested['norm']}, {checkpoint} holds "
             f"{is_model} with {is_norm}"
         )
+    return write_measured(
+        out,
+        model,
+        tested["metrics"],
+        data=tested["data"],
+        preprocessing=tested["preprocessing"],
+        evaluation={
+            **{key: tested[key] for key in _EVALUATION},
+            **{key: tested[key] for key in _SOMETIMES if tested.get(key) is not None},
+        },
+        training={
+            "epochs": tested["epochs"],
+            "steps": tested["steps"],
+            **_optimization(tested.get("optimization")),
+        },
+        facts=facts,
+        name=name,
+        overwrite=overwrite,
+    )
+
+
+def write_measured(
+    folder: str | os.PathLike[str],
+    model: ZooModule,
+    measured: Mapping[str, float],
+    *,
+    data: Mapping[str, Any],
+    preprocessing: Mapping[str, Any],
+    evaluation: Mapping[str, Any],
+    training: Mapping[str, Any],
+    facts: str | os.PathLike[str] | Mapping[str, Any] | None,
+    name: str | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Writes a card from metrics by name and from what its author states.
+
+    Args:
+        folder: the card folder to make.
+        model: to store.
+        measured: metrics as ``Trainer.test`` returns them; none: nothing was measured.
+        data: facts of the data, ``dataset`` among them.
+        preprocessing: what was done to the data before the model saw it.
+        evaluation: how the metrics were measured.
+        training: length and settings of the training.
+        facts: of the author, as for `card_from_checkpoint`.
+        name: of the model; default: that of the folder.
+        overwrite: whether a card that is there may be replaced.
+
+    Raises:
+        CardError: as `write_card`, or for an unknown fact.
+    """
     stated = _read_facts(facts)
     pictures = {Path(file).name: file for file in stated.get("pictures", {})}
     if pictures:
         stated["pictures"] = {Path(file).name: text for file, text in stated["pictures"].items()}
-    metrics = _metrics(tested["metrics"], tested["data"])
+    metrics = _metrics(measured, data)
     if main := stated.pop("main_metric", None):
         if main not in (known := [metric["name"] for metric in metrics]):
             raise CardError(f"main_metric {main!r} was not measured; measured are {known}")
         metrics.sort(key=lambda metric: metric["name"] != main)
     return write_card(
-        out,
+        folder,
         model,
         {
             "metrics": metrics,
-            "evaluation": {
-                **{key: tested[key] for key in _EVALUATION},
-                **{key: tested[key] for key in _SOMETIMES if tested.get(key) is not None},
-            },
-            "training": {
-                "epochs": tested["epochs"],
-                "steps": tested["steps"],
-                **_optimization(tested.get("optimization")),
-                "commands": stated.pop("training_commands", []),
-            },
+            "evaluation": dict(evaluation),
+            "training": {**training, "commands": stated.pop("training_commands", [])},
             "size": stated.pop("size", {}),
-            "data": tested["data"],
+            "data": dict(data),
             "card": stated,
         },
-        preprocessing=tested["preprocessing"],
+        preprocessing=preprocessing,
         name=name,
         files=pictures,
         overwrite=overwrite,
@@ -205,8 +248,8 @@ def write_card(
         The card folder.
 
     Raises:
-        CardError: for a model that is none of the zoo's, a name or value that cannot be stored, or
-            a folder that must not be replaced.
+        CardError: for a model that is not on `ln_zoo.models.ZooModule` or does not store its
+            arguments, a name or value that cannot be stored, or a folder that must not be replaced.
     """
     path = Path(os.path.abspath(folder))
     name = path.name if name is None else name
@@ -214,6 +257,8 @@ def write_card(
         raise CardError(
             f"a model cannot be called {name!r}: letters, digits, '.', '_' and '-' only"
         )
+    model_name = registry.model_name(type(model))
+    registry.check_stored(model)
     hparams = {k: v for k, v in model.hparams.items() if not k.startswith("_")}
     init_args = dict(hparams)
     if "norm" in init_args:
@@ -237,7 +282,7 @@ def write_card(
         "format_version": catalog.FORMAT_VERSION,
         "name": name,
         "library": {"name": "ln_zoo", "version": __version__},
-        "model": registry.model_name(type(model)),
+        "model": model_name,
         "init_args": init_args,
         "preprocessing": dict(preprocessing),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
@@ -245,11 +290,17 @@ def write_card(
     }
     run = reported.run_size(size, results["data"])
     training = {k: run[k] for k in ("batch_size", "lr") if k in run} | dict(results["training"])
+    stated = dict(results["card"])
+    if registry.is_own(model_name):
+        # The README is a function of the files: who renders it may not have the class.
+        stated["pipeline_tag"] = model.pipeline_tag
+        stated["example"] = type(model).card_example(preprocessing)
     full = {
         "format_version": catalog.FORMAT_VERSION,
         **results,
         "size": size,
         "training": training,
+        "card": stated,
     }
     _may_replace(path, {*catalog.CARD_FILES, *extra}, overwrite)
 
@@ -297,6 +348,8 @@ def refresh(
         training["commands"] = stated.pop("training_commands", training.get("commands", []))
         for key in ("main_metric", "size"):  # they are about what was measured
             stated.pop(key, None)
+        of_class = {key: card.results["card"].get(key) for key in ("pipeline_tag", "example")}
+        stated |= {key: value for key, value in of_class.items() if value is not None}
         results = {**card.results, "training": training, "card": stated}
         _replace(card.folder / catalog.RESULTS, _json(results))
     _replace(card.folder / catalog.README, render_card(folder))
@@ -345,7 +398,8 @@ def front_matter(card: Card) -> ModelCardData:
     stated = card.results["card"]
     datasets = stated.get("datasets", [])
     tags = ["layer-normalization", "pytorch-lightning", card.model, card.norm]
-    task = registry.model_class(card.model).pipeline_tag
+    own = registry.is_own(card.model)
+    task = stated["pipeline_tag"] if own else registry.model_class(card.model).pipeline_tag
     return ModelCardData(
         library_name="ln-zoo",
         pipeline_tag=None if task == "other" else task,
@@ -355,7 +409,7 @@ def front_matter(card: Card) -> ModelCardData:
         language=stated.get("language"),
         # Ids of the hub only: the page links to them.
         datasets=datasets or None,
-        metrics=[metric["name"] for metric in card.metrics],
+        metrics=[metric["name"] for metric in card.metrics] or None,
         tags=[tag for tag in [*tags, *stated.get("tags", [])] if tag],
         model_name=card.name,
         eval_results=[
@@ -395,14 +449,26 @@ def _pictures_part(card: Card) -> str:
 
 def _usage(card: Card) -> str:
     steps = "\n".join(_step(key, value) for key, value in card.preprocessing.items())
-    example = registry.model_class(card.model).card_example(card.preprocessing)
+    stated, arguments, imports = card.results["card"], [f'"{card.name}"'], "import torch\n"
+    if registry.is_own(card.model):
+        module, _, name = card.model.rpartition(".")
+        example = stated["example"]
+        arguments.append(f"model={name}")
+        imports += f"from {module} import {name}\n"
+    else:
+        example = registry.model_class(card.model).card_example(card.preprocessing)
+    if registry.is_own(card.norm):
+        module, _, name = card.norm.rpartition(".")
+        arguments.append(f"norm={name}({_arguments(card.config['init_args']['norm'])})")
+        imports += f"from {module} import {name}\n"
     return (
         "## Use\n\n"
         "`ln_zoo` is installed as its README says.\n\n"
         "```python\n"
-        "import torch\n"
+        f"{imports}"
         "import ln_zoo\n\n"
-        f'model = ln_zoo.load("{card.name}")  # or the path of this folder, or its hub id\n'
+        f"model = ln_zoo.load({', '.join(arguments)})"
+        "  # or the path of this folder, or its hub id\n"
         f"{example}"
         "```\n\n"
         "Inputs must be prepared as in training (`model.card.preprocessing`):\n\n"
@@ -416,7 +482,13 @@ def _step(key: str, value: Any) -> str:
     return f"- {key}: {_code(value)}"
 
 
+def _arguments(config: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={value!r}" for key, value in config["init_args"].items())
+
+
 def _results_part(card: Card) -> str:
+    if not card.metrics:
+        return "## Results\n\nNothing was measured."
     rows = _compared(card)
     numbers = any(row.reported for row in rows)
     splits = {metric["name"]: f"{metric['dataset']}, {metric['split']}" for metric in card.metrics}
@@ -433,9 +505,12 @@ def _results_part(card: Card) -> str:
     if text := card.results["card"].get("uncertainty"):
         lines += ["", f"Uncertainty: {text}"]
     run = dict(card.results["evaluation"])
-    run["versions"] = ", ".join(f"{key} {value}" for key, value in run["versions"].items())
-    command = _command_for_readers(run.pop("command"), card.name)
-    lines += ["", "To measure it again:", "", "```", command, "```", "", "Measured with", ""]
+    if "versions" in run:
+        run["versions"] = ", ".join(f"{key} {value}" for key, value in run["versions"].items())
+    if "command" in run:
+        command = _command_for_readers(run.pop("command"), card.name)
+        lines += ["", "To measure it again:", "", "```", command, "```"]
+    lines += ["", "Measured with", ""]
     lines += [f"- {key}: {_code(value)}" for key, value in run.items()]
     return "\n".join(["## Results", "", *lines])
 
@@ -501,12 +576,12 @@ def _model_part(card: Card) -> str:
     lines = [
         "## Model",
         "",
-        f"- class: `ln_zoo.models.{card.model}`, {card.parameters:,} parameters",
+        f"- class: `{'' if registry.is_own(card.model) else 'ln_zoo.models.'}{card.model}`, "
+        f"{card.parameters:,} parameters",
     ]
     for key, value in card.config["init_args"].items():
         if key == "norm":
-            arguments = ", ".join(f"{k}={v!r}" for k, v in value["init_args"].items())
-            lines.append(f"- norm: `{value['class']}({arguments})`")
+            lines.append(f"- norm: `{value['class']}({_arguments(value)})`")
         else:
             lines.append(f"- {key}: {_code(value)}")
     lines.append(f"- `{catalog.WEIGHTS}`: {weights['size']:,} bytes, sha256 `{weights['sha256']}`")
@@ -575,7 +650,6 @@ def _model_from_checkpoint(path: Path) -> ZooModule:
         raise CardError(
             f"{path} is no checkpoint of a model of ln_zoo: it lacks a state_dict or its class"
         )
-    cls = registry.model_class_of_path(class_path)
     try:
         remedy = "give --import {module}, or import it first in Python"
         hparams = trust.check_classes(hparams, str(path), remedy)
@@ -584,6 +658,7 @@ def _model_from_checkpoint(path: Path) -> ZooModule:
             init_args["norm"] = from_config(init_args["norm"])
     except ValueError as error:
         raise CardError(str(error)) from error
+    cls = registry.model_class_of_path(class_path)
     state = content["state_dict"]
     model: ZooModule = registry.build(cls, init_args)
     try:

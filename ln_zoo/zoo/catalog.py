@@ -124,7 +124,7 @@ class Card:
 
     @property
     def model(self) -> str:
-        """Class name of the model in `ln_zoo.models`."""
+        """Class name of the model in `ln_zoo.models`; a user's own goes by its dotted path."""
         return str(self.config["model"])
 
     @property
@@ -193,7 +193,10 @@ class Card:
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """Measured metrics, the main one first: name, value, unit, dataset and split of each."""
+        """Measured metrics, the main one first: name, value, unit, dataset and split of each.
+
+        None for a card that was saved without a measurement.
+        """
         return list(self.results["metrics"])
 
     @property
@@ -218,8 +221,6 @@ def read_card(folder: str | os.PathLike[str]) -> Card:
     config = _read_config(path / CONFIG)
     results = _read_json(path / RESULTS)
     _check(results, _RESULTS_TYPES, path / RESULTS)
-    if not results["metrics"]:
-        raise CardError(f"{path / RESULTS}: no metric")
     for metric in results["metrics"]:
         _check(metric, _METRIC_TYPES, path / RESULTS, "metrics: ")
         if abs(metric["value"]) > 1e300:  # also whole numbers beyond any float
@@ -532,9 +533,11 @@ def table(names: Iterable[str]) -> str:
         except CardError as error:
             broken.append(f"{_cell(name)}: {_one_line(str(error))}")
             continue
-        main = card.metrics[0]
-        value = f"{main['name']} {_value(main)}"
-        cells = (name, card.model, card.norm, main["dataset"], value, f"{card.parameters:,}")
+        dataset, value = str(card.results["data"].get("dataset", "")), "not measured"
+        if card.metrics:
+            main = card.metrics[0]
+            dataset, value = main["dataset"], f"{main['name']} {_value(main)}"
+        cells = (name, card.model, card.norm, dataset, value, f"{card.parameters:,}")
         rows.append(list(map(_cell, cells)))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = [

@@ -76,7 +76,7 @@ def load(
             ...
         ln_zoo.zoo.catalog.CardError: no model 'no-such-model': ...
     """
-    card = _find(name_or_path, revision, cache_dir)
+    card = find_card(name_or_path, revision, cache_dir)
     for name in card.config["files"]:
         if name != catalog.WEIGHTS:
             catalog.verified_bytes(card, name)
@@ -224,12 +224,15 @@ def _fill(model: ZooModule, state: dict[str, Tensor], card: Card, assign: bool) 
         ) from error
 
 
-def _find(
+def find_card(
     name_or_path: str | os.PathLike[str],
     revision: str | None,
     cache_dir: str | Path | None,
 ) -> Card:
-    """The card of a name, a folder or a hub id, of the version that is asked for."""
+    """The card of a name, a folder or a hub id, of the version that is asked for.
+
+    Arguments and errors are those of `load`.
+    """
     text = os.fspath(name_or_path)
     path = Path(text).expanduser()
     is_name = isinstance(name_or_path, str) and not set(text) & {os.sep, "/"}

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from huggingface_hub import HfApi
 
+from ln_zoo.models.base import ZooModule
 from ln_zoo.norms import Norm
 from ln_zoo.zoo import cards, catalog, loading
 from ln_zoo.zoo.catalog import CardError
@@ -31,6 +32,7 @@ def publish(
     repo_id: str,
     *,
     norm: Norm | None = None,
+    model: type[ZooModule] | None = None,
     token: str | None = None,
     private: bool = False,
     revision: str | None = None,
@@ -45,6 +47,7 @@ def publish(
         name: of a published model on this machine, or its folder.
         repo_id: ``user/repo``; the repository is made if it does not exist.
         norm: strategy of the model, if it is none of ln_zoo's own (see `ln_zoo.load`).
+        model: class of the model, likewise.
         token: of the hub; default: the one stored by ``hf auth login``, or ``HF_TOKEN``.
         private: whether a repository made here is private.
         revision: branch to send to, made if it does not exist; default ``main``.
@@ -54,7 +57,7 @@ def publish(
         CardError: if the card is damaged, its README is not the one its data give, or the hub
             refuses.
     """
-    card = loading.card_of(loading.load(name, norm=norm))
+    card = loading.card_of(loading.load(name, norm=norm, model=model))
     readme = card.folder / catalog.README
     if not readme.is_file() or readme.read_text(encoding="utf-8") != cards.render_card(card.folder):
         raise CardError(

@@ -1,12 +1,14 @@
 """The classes that a downloaded file may name: our own, by their short names, and no others.
 
 Card folders come from anywhere. A class path in one of them is never imported: importing runs code.
+A user's own classes go by their dotted paths, and whoever loads such a card passes the class.
 """
 
 from __future__ import annotations
 
 import difflib
 import inspect
+import sys
 from typing import Any
 
 import ln_zoo.models
@@ -35,32 +37,68 @@ def model_class(name: str) -> type[ZooModule]:
     Raises:
         CardError: for any other name, dotted paths above all.
     """
+    if is_own(name):
+        short = name.rpartition(".")[2]
+        raise CardError(
+            f"the card's model {name!r} is none of ln_zoo's, and no class is imported because a "
+            f"file names it: if it is yours, import it and pass it, as in load(..., model={short})"
+        )
     return _look_up(name, model_classes(), "model")
 
 
+def is_own(name: str) -> bool:
+    """Whether a card's class is of its author, not of ln_zoo: such go by their dotted paths."""
+    return "." in name
+
+
 def model_name(cls: type[Any]) -> str:
-    """Short name of a model's class.
+    """Name of a model's class in cards: short for ours, dotted for a class of the user's own.
 
     Raises:
-        CardError: if the class is none of the zoo's; a subclass of one is none either.
+        CardError: if the class is not on `ZooModule`.
     """
     for name, known in model_classes().items():
         if known is cls:
             return name
-    raise CardError(
-        f"{cls.__module__}.{cls.__qualname__} is none of the zoo's models "
-        f"({', '.join(sorted(model_classes()))}): cards are written for these only, since loading "
-        "imports no other class"
-    )
+    path = f"{cls.__module__}.{cls.__qualname__}"
+    if not issubclass(cls, ZooModule):
+        raise CardError(
+            f"{path} is no ln_zoo.models.ZooModule: derive the model from it, so that its "
+            "arguments are known"
+        )
+    return path
 
 
 def model_class_of_path(class_path: str) -> type[ZooModule]:
-    """The model of a class path, as checkpoints hold it.
+    """The model of a class path, as checkpoints hold it: one of ours, or one imported already.
 
     Raises:
-        CardError: for any path but those of our own models.
+        CardError: for any other path.
     """
-    return model_class(class_path.removeprefix(_MODEL_ROOM))
+    name = class_path.removeprefix(_MODEL_ROOM)
+    if name in model_classes():
+        return model_classes()[name]
+    module, _, last = class_path.rpartition(".")
+    own = getattr(sys.modules.get(module), last, None)
+    if inspect.isclass(own) and issubclass(own, ZooModule):
+        return own
+    return _look_up(class_path, model_classes(), "model")
+
+
+def check_stored(model: ZooModule) -> None:
+    """Checks that the arguments which make a model again are stored.
+
+    Raises:
+        CardError: if they are not.
+    """
+    for name, parameter in inspect.signature(type(model)).parameters.items():
+        optional = parameter.default is not parameter.empty
+        optional |= parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        if name not in model.hparams and not (optional and name != "norm"):
+            raise CardError(
+                f"{type(model).__name__} does not store its argument {name!r}, so that nobody "
+                "could make it again: call self.remember(norm) in its __init__"
+            )
 
 
 def encode_norm(config: dict[str, Any]) -> dict[str, Any]:
@@ -91,7 +129,7 @@ def decode_norm(config: dict[str, Any]) -> Norm:
         CardError: for a class that is not ours, unknown arguments, or values out of range.
     """
     name = config["class"]
-    if name not in norm_classes() and "." in name:
+    if is_own(name):
         own = name.rpartition(".")[2]
         raise CardError(
             f"the card's strategy {name!r} is none of ln_zoo's, and no class is imported because a "

@@ -21,6 +21,7 @@ from huggingface_hub import ModelCard
 from zoo_support import PREPROCESSING, RESULTS, tiny
 
 from ln_zoo.models import MLPClassifier, SkipThought
+from ln_zoo.norms import Norm
 from ln_zoo.zoo import CardError, card_from_checkpoint, catalog, load, render_card, write_card
 from ln_zoo.zoo.cards import refresh
 
@@ -324,12 +325,17 @@ def test_values_that_cannot_be_stored(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_models_that_loading_would_refuse(tmp_path: Path) -> None:
-    class Mine(MLPClassifier):
-        pass
+def test_models_that_nobody_could_make_again(tmp_path: Path) -> None:
+    class Forgetful(MLPClassifier):
+        def __init__(self, width: int, norm: Norm | None = None) -> None:
+            super().__init__(64, [width], 10, norm)
+            del self.hparams["width"]
 
-    with pytest.raises(CardError, match=r"Mine is none of the zoo's models \(.*MLPClassifier"):
-        write_card(tmp_path / "mine", Mine(64, [8], 10), RESULTS, preprocessing={})
+    with pytest.raises(CardError, match=r"Forgetful does not store its argument 'width'.*remember"):
+        write_card(tmp_path / "mine", Forgetful(8), RESULTS, preprocessing={})
+    with pytest.raises(CardError, match=r"Linear is no ln_zoo\.models\.ZooModule"):
+        write_card(tmp_path / "mine", torch.nn.Linear(2, 2), RESULTS, preprocessing={})
+    assert list(tmp_path.iterdir()) == []
 
 
 # From a checkpoint

@@ -1,0 +1,149 @@
+"""What the methods ``from_pretrained``, ``save_pretrained`` and ``push_to_hub`` of models do."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import safetensors.torch
+import torch
+
+from ln_zoo.models.base import ZooModule
+from ln_zoo.norms import from_config
+from ln_zoo.zoo import cards, catalog, loading, publishing, registry
+from ln_zoo.zoo.catalog import Card, CardError
+
+_M = TypeVar("_M", bound=ZooModule)
+
+
+def load_as(
+    cls: type[_M],
+    name_or_path: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    cache_dir: str | Path | None = None,
+    **options: Any,
+) -> _M:
+    """A published model that is of a class.
+
+    Raises:
+        CardError: as `ln_zoo.load`; for a model of another class.
+    """
+    card = loading.find_card(name_or_path, revision, cache_dir)
+    ours, abstract = registry.model_classes().get(card.model), inspect.isabstract(cls)
+    foreign = ours is None and cls in registry.model_classes().values()
+    if foreign or (ours and not issubclass(ours, cls) and (abstract or not issubclass(cls, ours))):
+        raise CardError(
+            f"{card.name} is a {card.model}, not a {cls.__name__}: take that class, or "
+            "ln_zoo.load, which finds it"
+        )
+    if not abstract and (ours is None or issubclass(cls, ours)):
+        options.setdefault("model", cls)
+    model = loading.load(card.folder, **options)
+    assert isinstance(model, cls)
+    return model
+
+
+def save(
+    model: ZooModule,
+    folder: str | os.PathLike[str],
+    *,
+    metrics: Mapping[str, float] | None = None,
+    data: Any = None,
+    facts: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    name: str | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Writes the card folder of a model; see `ln_zoo.models.ZooModule.save_pretrained`."""
+    origin: Card | None = model.__dict__.get("card")
+    if origin is not None and metrics is None and data is None and _is_that(model, origin):
+        if facts is not None:
+            raise CardError(
+                f"these are the weights of {origin.name}, whose card is kept as it is: facts are "
+                "of weights that were trained or measured since"
+            )
+        files = {key: origin.folder / key for key in origin.config["files"]}
+        files.pop(catalog.WEIGHTS)
+        files.pop(catalog.VOCABULARY, None)  # it is in the model
+        return cards.write_card(
+            folder,
+            model,
+            origin.results,
+            preprocessing=origin.preprocessing,
+            name=name,
+            files=files,
+            overwrite=overwrite,
+        )
+    if isinstance(data, Mapping):
+        described = {"dataset": "unknown data", **data}
+    else:
+        unknown = "unknown data" if data is None else type(data).__name__
+        described = dict(getattr(data, "facts", {"dataset": unknown}))
+    kept = {} if origin is None else origin.preprocessing
+    trainer = model._trainer  # the public property raises where there is none
+    trained = {"epochs": trainer.current_epoch, "steps": trainer.global_step} if trainer else {}
+    return cards.write_measured(
+        folder,
+        model,
+        {} if metrics is None else metrics,
+        data=described,
+        preprocessing=getattr(data, "preprocessing", kept),
+        evaluation={"versions": {"torch": str(torch.__version__)}},
+        training=trained | ({} if origin is None else {"started_from": _named(origin)}),
+        facts=facts,
+        name=name,
+        overwrite=overwrite,
+    )
+
+
+def push(
+    model: ZooModule,
+    repo_id: str,
+    *,
+    token: str | None = None,
+    private: bool = False,
+    revision: str | None = None,
+    dry_run: bool = False,
+    **saved: Any,
+) -> publishing.Publication:
+    """Publishes a model; see `ln_zoo.models.ZooModule.push_to_hub`."""
+    with tempfile.TemporaryDirectory() as folder:
+        name = saved.pop("name", None) or repo_id.rpartition("/")[2]
+        path = save(model, Path(folder) / "card", name=name, **saved)
+        return publishing.publish(
+            str(path),
+            repo_id,
+            norm=from_config(norm) if (norm := model.hparams.get("norm")) else None,
+            model=type(model),
+            token=token,
+            private=private,
+            revision=revision,
+            dry_run=dry_run,
+        )
+
+
+def _is_that(model: ZooModule, card: Card) -> bool:
+    """Whether a model is still what its card describes."""
+    if card.model != registry.model_name(type(model)):
+        return False
+    norm = card.config["init_args"].get("norm")
+    if norm is not None:
+        encoded = registry.encode_norm(model.hparams["norm"])
+        # Cards of older versions have fewer arguments; the others have their defaults.
+        known = {key: encoded["init_args"].get(key) for key in norm["init_args"]}
+        if (encoded["class"], known) != (norm["class"], norm["init_args"]):
+            return False
+    state = model.state_dict()
+    stored = safetensors.torch.load(catalog.verified_bytes(card, catalog.WEIGHTS))
+    return state.keys() == stored.keys() and all(
+        value.shape == stored[key].shape and torch.equal(value.cpu(), stored[key].to(value.dtype))
+        for key, value in state.items()
+    )
+
+
+def _named(card: Card) -> str:
+    return f"{card.name}, sha256 {card.digest}"

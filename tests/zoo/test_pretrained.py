@@ -1,0 +1,210 @@
+"""Models, strategies and cards of users' own, by the methods that other libraries' models have."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from torch import Tensor
+from zoo_support import RESULTS, StubHub, tiny
+
+from ln_zoo.data import Digits
+from ln_zoo.models import DRAW, MLPClassifier
+from ln_zoo.models.base import ZooModule
+from ln_zoo.norms import Norm, Site
+from ln_zoo.zoo import CardError, card_from_checkpoint, catalog, load, publish, render_card
+
+
+@dataclass(frozen=True)
+class Halving(Norm):
+    """A user's own strategy."""
+
+    factor: float = 0.5
+
+    def init_params(self, site: Site) -> None:
+        site.add_affine(gain=1.0)
+
+    def normalize(self, site: Site, a: Tensor, step: int | None = None) -> Tensor:
+        return site.affine(self.factor * a)
+
+
+class Mine(MLPClassifier):
+    """A user's own model, with arguments of its own."""
+
+    pipeline_tag = "tabular-classification"
+
+    def __init__(self, width: int = 8, norm: Norm | None = None, lr: float = 1e-2) -> None:
+        super().__init__(64, [width, width], 10, norm, lr=lr)
+
+    @classmethod
+    def card_example(cls, preprocessing: Any) -> str:
+        return "print(model.lr)\n"
+
+
+class Slower(MLPClassifier):
+    """A model of ln_zoo, trained in another way."""
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=self.lr)
+
+
+def quiet_trainer(**options: Any) -> Trainer:
+    return Trainer(
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **options,
+    )
+
+
+def test_a_model_of_the_users_own(tmp_path: Path) -> None:
+    model = Mine(6, Halving(0.25)).eval()
+    folder = model.save_pretrained(tmp_path / "mine", facts={"description": "Mine."})
+    inputs = torch.rand(3, 64)
+
+    again = Mine.from_pretrained(folder, norm=Halving(0.25))
+    assert type(again) is Mine
+    assert not again.training
+    assert torch.equal(again(inputs), model(inputs))
+    assert torch.equal(load(folder, model=Mine, norm=Halving(0.25))(inputs), model(inputs))
+
+    card = catalog.read_card(folder)
+    assert (card.model, card.norm) == (f"{__name__}.Mine", f"{__name__}.Halving")
+    readme = (folder / "README.md").read_text()
+    assert f"import torch\nfrom {__name__} import Mine\nfrom {__name__} import Halving\n" in readme
+    assert 'ln_zoo.load("mine", model=Mine, norm=Halving(factor=0.25))' in readme
+    assert "print(model.lr)" in readme
+    assert "pipeline_tag: tabular-classification" in readme
+    assert "Nothing was measured." in readme
+    assert f"- class: `{__name__}.Mine`, " in readme
+    with pytest.raises(CardError, match=r"no class is imported .* load\(\.\.\., model=Mine\)"):
+        load(folder)
+    with pytest.raises(CardError, match=r"no class is imported .* norm=Halving\(\)\)"):
+        Mine.from_pretrained(folder)
+    with pytest.raises(CardError, match=r"is a .*\.Mine, not a DRAW"):
+        DRAW.from_pretrained(folder)
+
+
+def test_a_class_reads_models_of_its_kind(make_card: Callable[..., Path]) -> None:
+    folder = make_card()
+    assert type(MLPClassifier.from_pretrained(folder)) is MLPClassifier
+    assert type(ZooModule.from_pretrained(folder)) is MLPClassifier
+    slower = Slower.from_pretrained(folder)
+    assert type(slower) is Slower
+    assert torch.equal(slower.head.weight, tiny().head.weight)
+    assert Slower.from_pretrained(folder, num_classes=3).head.weight.shape == (3, 16)
+    with pytest.raises(CardError, match="is a MLPClassifier, not a DRAW: take that class"):
+        DRAW.from_pretrained(folder)
+    with pytest.raises(CardError, match=r"Mine takes no argument 'in_features'"):
+        Mine.from_pretrained(folder)
+    with pytest.raises(CardError, match="no model 'no-such-model'"):
+        MLPClassifier.from_pretrained("no-such-model")
+
+
+def test_an_unchanged_model_keeps_its_card(make_card: Callable[..., Path], tmp_path: Path) -> None:
+    folder = make_card()
+    copy = load(folder).save_pretrained(tmp_path / "copy" / "mlp.layernorm")
+    for name in catalog.CARD_FILES:
+        assert (copy / name).read_bytes() == (folder / name).read_bytes(), name
+    model = load(folder)
+    with pytest.raises(CardError, match="card is kept as it is"):
+        model.save_pretrained(tmp_path / "other", facts={"notes": ["mine"]})
+    with torch.no_grad():
+        model.head.bias[0] += 1
+    changed = catalog.read_card(model.save_pretrained(tmp_path / "changed"))
+    assert changed.metrics == []
+    assert changed.preprocessing == model.card.preprocessing
+    assert changed.results["training"]["started_from"].startswith("mlp.layernorm, sha256 ")
+    assert changed.digest != model.card.digest
+
+
+def test_what_was_measured_goes_into_the_card(tmp_path: Path) -> None:
+    data, model = Digits(batch_size=200, train_size=200), tiny()
+    trainer = quiet_trainer(max_epochs=1)
+    trainer.fit(model, data)
+    (measured,) = trainer.test(model, data, verbose=False)
+    folder = model.save_pretrained(
+        tmp_path / "digits.tiny",
+        metrics=measured,
+        data=data,
+        facts={"license": "cc-by-4.0", "main_metric": "error", "version": "1"},
+    )
+    card = catalog.read_card(folder)
+    assert {f"test_{m['name']}": m["value"] for m in card.metrics} == measured
+    assert card.metrics[0]["name"] == "error"
+    assert card.datasets == ["digits"]
+    assert card.preprocessing == data.preprocessing
+    assert card.results["training"] == {
+        "batch_size": 200, "lr": 0.001, "epochs": 1, "steps": 1, "commands": [],
+    }  # fmt: skip
+    assert load(folder, revision="1").card.version == "1"
+    # Facts in plain words do as well.
+    plain = model.save_pretrained(tmp_path / "plain", metrics={"f1": 0.5}, data={"dataset": "own"})
+    assert catalog.read_card(plain).datasets == ["own"]
+
+
+def test_pushing(
+    make_card: Callable[..., Path], stub_hub: StubHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load(make_card())
+    sent = model.push_to_hub("someone/mlp-tiny", private=True)
+    assert stub_hub.private["someone/mlp-tiny"]
+    assert sent.commit == stub_hub.branches["someone/mlp-tiny"]["main"]
+    again = MLPClassifier.from_pretrained("someone/mlp-tiny", revision=sent.commit)
+    assert again.card.metrics == RESULTS["metrics"]
+    assert again.card.name == "mlp-tiny"
+
+    mine = Mine(6, Halving())
+    tried = mine.push_to_hub("someone/mine", metrics={"error": 0.5}, dry_run=True)
+    assert tried.commit is None
+    assert "someone/mine" not in stub_hub.branches
+    mine.push_to_hub("someone/mine", metrics={"error": 0.5})
+    assert torch.equal(
+        Mine.from_pretrained("someone/mine", norm=Halving()).head.weight, mine.head.weight
+    )
+    with pytest.raises(CardError, match="could not be published as 'a/b/c'"):
+        mine.push_to_hub("a/b/c", metrics={"error": 0.5})
+
+
+def test_what_cannot_be_saved(tmp_path: Path) -> None:
+    model = tiny()
+    with pytest.raises(CardError, match=r"unknown fact 'licence' \(did you mean license"):
+        model.save_pretrained(tmp_path / "a", facts={"licence": "mit"})
+    with pytest.raises(CardError, match="plain, finite values"):
+        model.save_pretrained(tmp_path / "a", metrics={"error": float("nan")})
+    with pytest.raises(CardError, match="a model cannot be called 'a b'"):
+        model.save_pretrained(tmp_path / "a b")
+    assert list(tmp_path.iterdir()) == []
+    model.save_pretrained(tmp_path / "a")
+    with pytest.raises(CardError, match="is there already: say overwrite"):
+        model.save_pretrained(tmp_path / "a")
+    model.save_pretrained(tmp_path / "a", overwrite=True)
+
+
+def test_cards_of_own_classes_from_checkpoints(
+    tested_checkpoint: tuple[Path, Path], tmp_path: Path
+) -> None:
+    checkpoint, results = tested_checkpoint
+    content = torch.load(checkpoint, weights_only=True)
+    tested = json.loads(results.read_text()) | {"model": "Slower", "checkpoint_sha256": None}
+    results.write_text(json.dumps(tested))
+    content["hyper_parameters"]["_class_path"] = f"{__name__}.Slower"
+    torch.save(content, checkpoint)
+    folder = card_from_checkpoint(checkpoint, results, tmp_path / "slower")
+    assert catalog.read_card(folder).model == f"{__name__}.Slower"
+    assert isinstance(Slower.from_pretrained(folder), Slower)
+    assert (folder / "README.md").read_text() == render_card(folder)
+    publish(str(folder), "someone/slower", model=Slower, dry_run=True)
+
+    content["hyper_parameters"]["_class_path"] = "not_imported.Slower"
+    torch.save(content, checkpoint)
+    with pytest.raises(CardError, match=r"is of not_imported\.Slower, .* give --import not_imp"):
+        card_from_checkpoint(checkpoint, results, tmp_path / "again")
