@@ -89,6 +89,7 @@ if __name__ == "__main__":
     with contextlib.suppress(SystemExit):
         early.check(["fit", "--model=MLPClassifier"])  # reads the signatures of all classes
     quick_pictures.leave_out_layout()
+    quick_pictures.leave_out_ticks()
     gc.freeze()  # a collection in a child would copy what it only looks at
     channel = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever else writes to standard output must not be taken for an answer

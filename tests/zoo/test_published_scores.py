@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+import tarfile
+from collections.abc import Hashable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch import LightningDataModule
@@ -41,21 +46,32 @@ FOLDERS = (
 )
 
 
+@functools.cache
+def shared(
+    data_class: type[LightningDataModule], *arguments: Hashable, **options: Hashable
+) -> LightningDataModule:
+    """A data module of these arguments, read once for all models."""
+    data = data_class(*arguments, **options)
+    data.prepare_data()
+    data.setup()
+    return data
+
+
 def data_of(card: Card, request: pytest.FixtureRequest) -> LightningDataModule:
     """The data module that a card was measured with, read."""
     data: LightningDataModule
     stated = card.results["data"]
     if card.datasets == ["digits"]:
-        data = Digits()
+        return shared(Digits)
     else:
         root: Path = request.getfixturevalue("data_root") / FOLDERS.get(card.name, "mnist")
         if not root.is_dir():
             pytest.skip(f"needs real data: {root.parent} has no folder {root.name}")
         if card.name in WRITERS:
-            data = IAMOnDB(str(root), max_points=stated["max_points"])
-        elif card.name in DRAWERS:
-            data = BinarizedMNIST(str(root))
-        elif card.name in EMBEDDERS:
+            return shared(IAMOnDB, str(root), max_points=stated["max_points"])
+        if card.name in DRAWERS:
+            return shared(BinarizedMNIST, str(root))
+        if card.name in EMBEDDERS:
             words = list(load(card.name).vocabulary)  # type: ignore[arg-type]
             data = CaptionedImages(str(root), "flickr8k", stated["features"], vocabulary=words)
         elif card.name in READERS:
@@ -65,7 +81,7 @@ def data_of(card: Card, request: pytest.FixtureRequest) -> LightningDataModule:
             words = list(load(card.name).vocabulary)  # type: ignore[arg-type]
             data = Books(str(root), stated["lines"], vocabulary=words, eval_batch_size=256)
         else:
-            data = MNIST(str(root))
+            return shared(MNIST, str(root))
     data.prepare_data()
     data.setup()
     return data
@@ -105,13 +121,13 @@ def test_some_images_score_about_what_the_card_says(
 ) -> None:
     card = describe(name)
     images, labels = map(torch.cat, zip(*data_of(card, request).test_dataloader(), strict=True))
-    some = slice(None, None, 20)
+    some = slice(None, None, 40)
     scores = scores_of(name, [(images[some], labels[some])])
     for metric in card.metrics:
         values = scores[metric["name"]].double()
         error = values.std() / len(values) ** 0.5
         # An untrained network names one digit in ten, at 2.3 nats.
-        assert error < 0.05
+        assert error < 0.08
         assert abs(values.mean() - metric["value"]) < 4 * error
 
 
@@ -126,7 +142,7 @@ def test_some_lines_score_about_what_the_card_says(
     name: str, request: pytest.FixtureRequest
 ) -> None:
     card = describe(name)
-    nats = scores_of(name, data_of(card, request).val_eval_dataloader(examples=48))["sequence_nll"]
+    nats = scores_of(name, data_of(card, request).val_eval_dataloader(examples=24))["sequence_nll"]
     error = nats.std() / len(nats) ** 0.5
     # Coarse, but quick: an untrained network is more than 2,000 nats away. All lines: below.
     assert error < 60
@@ -202,6 +218,45 @@ def test_errors_are_those_of_the_card(name: str, request: pytest.FixtureRequest)
 
 
 @pytest.mark.parametrize("name", normalised_first(ENCODERS))
+def test_some_sentences_are_about_as_likely_as_the_card_says(
+    name: str, data_root: Path, tmp_path: Path
+) -> None:
+    """Of a book that the model was not trained on. All of them, and reviews: below."""
+    root = data_root / "books"
+    if not root.is_dir():
+        pytest.skip(f"needs the books: {root} does not exist")
+    card = describe(name)
+    paragraphs = {}
+    for path in sorted(root.glob("*.tar.gz")):
+        with tarfile.open(path) as archive:
+            paragraphs |= {member.name: (path, member) for member in archive}
+    # What `Books` holds out for the test first.
+    held_out = sorted(paragraphs)[np.random.default_rng(0).permutation(len(paragraphs))[0]]
+    path, member = paragraphs[held_out]
+    with tarfile.open(path) as archive:
+        file = archive.extractfile(member)
+        assert file is not None
+        lines = list(itertools.islice(file, 1000, 1150))
+    for part in ("train", "val", "test"):
+        (tmp_path / f"{part}.txt").write_bytes(b"".join(lines))
+    words = list(load(name).vocabulary)  # type: ignore[arg-type]
+    data = Books(
+        str(tmp_path), "paragraphs", vocabulary=words, val_books=["val"], test_books=["test"],
+        eval_batch_size=1000,
+    )  # fmt: skip
+    data.prepare_data()
+    data.setup()
+    model = load(name)
+    with torch.no_grad():
+        (batch,) = data.test_dataloader()
+        nats, tokens = model.per_example(batch)["token_nll"]  # type: ignore[operator]
+    # An untrained network is 5 nats away, one that knows how frequent words are 2.
+    assert len(nats) > 100
+    assert abs(nats.sum() / tokens.sum() - stated(card, "token_nll")) < 0.5
+
+
+@pytest.mark.slow  # encoding and fitting 3,771 sentences takes ten times as long as the test above
+@pytest.mark.parametrize("name", ENCODERS)
 def test_reviews_are_told_apart_as_the_card_says(name: str, data_root: Path) -> None:
     root = data_root / "sentence_tasks"
     if not root.is_dir():
