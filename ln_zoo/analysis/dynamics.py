@@ -666,7 +666,7 @@ def dynamics_table(found: Sequence[Dynamics]) -> str:
         "exponent (least to greatest)",
         *further,
         "gradient, by step back",
-        "share of the state in the sums",
+        "share of the state in the pre-activations",
         "gains of the sites",
     ]
     lines = [f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 1)]

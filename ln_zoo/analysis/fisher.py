@@ -290,7 +290,7 @@ def random_glm(
     seed: int = 0,
     dispersion: float = 1.0,
 ) -> GLM:
-    """A toy model with random parameters and data, float64.
+    """A model with random parameters and data, float64.
 
     Inputs are normal with variance 1 about a mean of about 1/2, weights normal with variance 1 / D,
     biases with variance 1/4, gains uniform in [1/2, 3/2]. Models of one seed and size have the same
@@ -374,7 +374,7 @@ def empirical_fisher(model: GLM, targets: Tensor) -> Tensor:
     """The mean of score score^T over the labels of a data set.
 
     This is not the Fisher information, whose outputs are the model's own: the two agree only where
-    the labels are distributed as the model has it, and in the limit of many cases.
+    the labels are distributed as the model has it, and in the limit of many examples.
 
     Args:
         model: the model.
@@ -541,8 +541,8 @@ def gain_block(model: GLM, paper_form: bool = False) -> Tensor:
     Args:
         model: the model.
         paper_form: as printed: for batch norm (eq. 32) E_x[C] / phi^2, where z z^T is missing; for
-            no norm (eq. 35) the summand (i, j) with the square of |w_i| in place of |w_i| |w_j|,
-            which is not symmetric. Layer norm (33) and weight norm (34) are right as they are.
+            the others it has no effect. Layer norm (33) and weight norm (34) are right as printed;
+            so is each summand (i, j) of eq. 35, whose sum over i and j the paper leaves out.
 
     Returns:
         (H, H).
@@ -556,11 +556,7 @@ def gain_block(model: GLM, paper_form: bool = False) -> Tensor:
     covariance = model.covariance() / model.dispersion**2
     z = model.normalized()
     if model.gain is None:
-        norms = torch.linalg.vector_norm(model.weight, dim=1)
-        if paper_form:
-            block = torch.einsum("nij,ni,nj->ij", covariance, z, z) / norms.square()[:, None]
-            return block / len(z)
-        z = z / norms
+        z = z / torch.linalg.vector_norm(model.weight, dim=1)
     if paper_form and model.norm == "bn":
         return covariance.mean(0)
     return torch.einsum("nij,ni,nj->ij", covariance, z, z) / len(z)

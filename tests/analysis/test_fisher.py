@@ -214,17 +214,17 @@ def test_eq_13_as_printed(family: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("units", "wanted"), [(4, 0.70), (16, 0.24), (64, 0.13)], ids=["4", "16", "64"]
+    ("units", "wanted"), [(4, 0.61), (16, 0.29), (64, 0.14)], ids=["4", "16", "64"]
 )
 def test_size_of_the_error_of_eq_13(units: int, wanted: float) -> None:
-    """About that of other toys, whose draw is not known; the median of families is 61, 29, 14 %."""
+    """The median of the three families, as docs/results/fisher.md has their ranges."""
     errors = []
     for family in FAMILIES:
         model = random_glm(family, "ln", units)
         errors.append(
             relative(closed_form_fisher(model, paper_form=True), closed_form_fisher(model))
         )
-    assert statistics.median(errors) == pytest.approx(wanted, abs=0.1)
+    assert statistics.median(errors) == pytest.approx(wanted, abs=0.01)
 
 
 def test_error_of_eq_13_falls_as_the_root_of_the_units() -> None:
@@ -253,25 +253,26 @@ def test_eq_32_lacks_the_product_of_normalised_inputs() -> None:
 
 @pytest.mark.parametrize(
     ("family", "wanted", "least", "greatest"),
-    [("bernoulli", 0.34, 0.1, 0.7), ("categorical", 0.67, 0.3, 1.0)],
+    [("bernoulli", 0.41, 0.18, 0.59), ("categorical", 0.61, 0.34, 0.89)],
 )
 def test_size_of_the_error_of_eq_32(
     family: str, wanted: float, least: float, greatest: float
 ) -> None:
-    """Toys differ, 18 to 59 and 34 to 89 %; their medians are 41 and 61 %."""
-    toys = [random_glm(family, "bn", seed=seed) for seed in range(16)]
-    errors = [relative(gain_block(toy, paper_form=True), gain_block(toy)) for toy in toys]
-    assert min(errors) > least
-    assert max(errors) < greatest
-    assert statistics.median(errors) == pytest.approx(wanted, abs=0.1)
+    """Range and median of 16 models, as docs/results/fisher.md has them."""
+    models = [random_glm(family, "bn", seed=seed) for seed in range(16)]
+    errors = [relative(gain_block(model, paper_form=True), gain_block(model)) for model in models]
+    assert min(errors) == pytest.approx(least, abs=0.005)
+    assert max(errors) == pytest.approx(greatest, abs=0.005)
+    assert statistics.median(errors) == pytest.approx(wanted, abs=0.005)
 
 
 def test_direction_of_the_error_of_eq_32() -> None:
     """Without biases p (1 - p) falls with |z|: leaving z^2 out makes every unit's entry greater."""
     for seed in range(16):
-        toy = random_glm("bernoulli", "bn", seed=seed)
-        toy = dataclasses.replace(toy, bias=torch.zeros_like(toy.bias))
-        printed, right = gain_block(toy, paper_form=True).diagonal(), gain_block(toy).diagonal()
+        model = random_glm("bernoulli", "bn", seed=seed)
+        model = dataclasses.replace(model, bias=torch.zeros_like(model.bias))
+        printed = gain_block(model, paper_form=True).diagonal()
+        right = gain_block(model).diagonal()
         assert (printed > right).all()
 
 
@@ -303,15 +304,13 @@ def test_eq_35() -> None:
         twin = dataclasses.replace(model, norm="wn", gain=norms)
         torch.testing.assert_close(twin.natural_parameters(), model.natural_parameters())
         assert relative(gain_block(model), gain_block(twin)) <= EXACT
+        # Each summand as printed, with |w_i| |w_j|.
         a, covariance = model.sums(), model.covariance() / model.dispersion**2
-        printed = torch.einsum("nij,ni,nj->ij", covariance, a, a) / 5 / norms[:, None] ** 2
-        found = gain_block(model, paper_form=True)
-        assert relative(found, printed) <= EXACT
-        if family == "categorical":
-            assert relative(found, gain_block(model)) > 0.01
-            assert relative(found, found.T) > 0.01
-        else:  # without coupling only i = j counts, where the index makes no difference
-            assert relative(found, gain_block(model)) <= EXACT
+        right = torch.zeros(3, 3, dtype=F64)
+        for n, i, j in itertools.product(range(5), range(3), range(3)):
+            right[i, j] += covariance[n, i, j] * a[n, i] * a[n, j] / (norms[i] * norms[j]) / 5
+        assert relative(gain_block(model), right) <= EXACT
+        assert torch.equal(gain_block(model, paper_form=True), gain_block(model))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -737,11 +736,11 @@ def study() -> FisherStudy:
     return study_fisher(units=3, features=3, examples=60, draws=60_000, seed=2)
 
 
-def test_every_claim_comes_out(study: FisherStudy) -> None:
+def test_every_claim_agrees(study: FisherStudy) -> None:
     assert [check for check in study.checks if not check.agrees] == []
     assert study.agrees
     measured = {check.claim: check.measured for check in study.checks}
-    assert measured["W doubled: curvature F_ww (the source: 1/2)"] == "BN 0.25, WN 0.25, LN 0.25"
+    assert measured["W doubled: curvature F_ww (the paper: 1/2)"] == "BN 0.25, WN 0.25, LN 0.25"
     assert measured["W doubled: mixed blocks F_wb, F_wg"] == "BN 0.5, WN 0.5, LN 0.5"
     assert measured["LN: rank of F, of 15"] == "11"
     assert [measured[f"{name}: gain block, inputs times 3"] for name in ("BN", "LN", "WN")] == [
