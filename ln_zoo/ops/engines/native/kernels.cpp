@@ -3,9 +3,9 @@
 //
 // Plain C++17 with the vector extensions of GCC and Clang; nothing here knows of torch. The caller
 // (steps.py) owns every buffer. All matrices are row-major, "packed" ones as `pack` lays them out;
-// what matrix products read and write is float32 or bfloat16, all else float32. Letters: N examples, H
-// hidden units, G = gates * H; step t has sizes[t] rows, its examples being the first sizes[t] of N,
-// and sizes never grow.
+// what matrix products read and write is float32 or bfloat16, all else float32. Letters: N
+// examples, H hidden units, G = gates * H; step t has sizes[t] rows, its examples being the first
+// sizes[t] of N, and sizes never grow.
 //
 // Threads share the examples, never a step: a thread takes its examples through all steps of a call
 // without meeting the others. Weights of centred normalisations arrive centred, so that the
@@ -963,8 +963,8 @@ class WindowRoom {
         parameters_(a ? 3 * a->components * examples : 0) {
     for (int64_t u = 0; a && u < a->characters; u++) places_[u] = float(u + 1);
   }
-  float* places() { return places_.data(); }  // 1 to U, and U numbers more
-  float* terms() { return terms_.data(); }    // (4K,)
+  float* places() { return places_.data(); }          // 1 to U, and U numbers more
+  float* terms() { return terms_.data(); }            // (4K,)
   float* parameters() { return parameters_.data(); }  // (examples, 3K)
 
  private:
@@ -1099,8 +1099,7 @@ void backward(const Steps& call, const Window* window = nullptr) {
           du = static_cast<T*>(s.du) + row * G;
           dv = static_cast<T*>(s.dv) + row * G;
         }
-        const float* h =
-            s.cell == GRU ? floats(h_prev + row * H, H, room + 2 * G + H) : nullptr;
+        const float* h = s.cell == GRU ? floats(h_prev + row * H, H, room + 2 * G + H) : nullptr;
         backward_row(s, shape, row, n, v_row, u_row, h, d_row, dh, dv, du, sums[thread],
                      scratch.data());
         if constexpr (narrow_rows) {
@@ -1232,13 +1231,13 @@ struct Call {
 // Null where there is none: biases and gains of 0 and 1, states of 0, nothing kept, a gradient of 0
 // or one that nobody wants.
 struct Tensors {
-  const float *x, *h0, *c0;             // (rows, I), (N, H), (N, H)
-  const float *w_ih, *w_hh;             // (G, I), (G, H)
+  const float *x, *h0, *c0;                                      // (rows, I), (N, H), (N, H)
+  const float *w_ih, *w_hh;                                      // (G, I), (G, H)
   const float *bias_ih, *bias_hh, *gain_input, *gain_recurrent;  // (G,)
-  const float *gain_out, *shift_out;    // (H,)
+  const float *gain_out, *shift_out;                             // (H,)
   // (rows, H), not wanted of a single step; (N, H), (N, H), (ln_zoo_call_keeps(),)
   float *output, *h, *c, *kept;
-  const float *d_output, *d_h, *d_c;    // the backward alone, as are all below
+  const float *d_output, *d_h, *d_c;  // the backward alone, as are all below
   float *dx, *dh0, *dc0, *dw_ih, *dw_hh, *dbias_ih, *dbias_hh;
   float *dgain_input, *dgain_recurrent, *dgain_out, *dshift_out;
 };
@@ -1379,8 +1378,14 @@ class Arena {
 class Direction {
  public:
   Direction(const Call& call, const Tensors& tensors)
-      : a(call), t(tensors), sizes_(call.steps, call.examples), s(steps()), shape(s),
-        rows(a.steps * a.examples), few(rows <= FEW_ROWS), merged(shape.gates == 1) {
+      : a(call),
+        t(tensors),
+        sizes_(call.steps, call.examples),
+        s(steps()),
+        shape(s),
+        rows(a.steps * a.examples),
+        few(rows <= FEW_ROWS),
+        merged(shape.gates == 1) {
     const int64_t G = shape.G, H = shape.H;
     float *ones = arena.take(G), *zeros = arena.take(G);
     float *bias = arena.take(G), *bias_hn = arena.take(H);
@@ -1427,7 +1432,7 @@ class Direction {
       ::forward<float>(s);
       return;
     }
-    float *v = merged ? arena.take(rows * G) : static_cast<float*>(s.v);
+    float* v = merged ? arena.take(rows * G) : static_cast<float*>(s.v);
     float *u = static_cast<float*>(s.u), *scratch = arena.take(H), unused[STATS];
     few_by_transposed(rows, G, I, t.x, t.w_ih, v, a.threads);
     for (int64_t step = 0; step < a.steps; step++) {
@@ -1450,7 +1455,7 @@ class Direction {
   void backward() {
     const int64_t N = a.examples, H = shape.H, G = shape.G, I = a.inputs;
     float *h_prev = before(t.h0, t.output), *du = arena.take(rows * G);
-    float *dv = merged ? du : arena.take(rows * G);
+    float* dv = merged ? du : arena.take(rows * G);
     s.output_gradient = t.d_output, s.h_prev = h_prev, s.du = du, s.dv = dv;
     s.dh = t.dh0 ? t.dh0 : arena.take(N * H);
     start(s.dh, t.d_h);
@@ -1459,8 +1464,8 @@ class Direction {
       s.dc = t.dc0 ? t.dc0 : arena.take(N * H);
       start(s.dc, t.d_c);
     }
-    float** const sums[] = {&s.dbias,     &s.dgain_input, &s.dgain_recurrent,
-                            &s.dbias_hn,  &s.dgain_out,   &s.dshift_out};
+    float** const sums[] = {&s.dbias,    &s.dgain_input, &s.dgain_recurrent,
+                            &s.dbias_hn, &s.dgain_out,   &s.dshift_out};
     for (float** sum : sums) {
       *sum = arena.take(G);
       std::fill(*sum, *sum + G, 0.0f);
@@ -1513,8 +1518,10 @@ class Direction {
   void start(float* to, const float* from) const {
     const int64_t n = a.examples * shape.H;
     if (!to) return;
-    if (from) copy(from, n, to);
-    else std::fill(to, to + n, 0.0f);
+    if (from)
+      copy(from, n, to);
+    else
+      std::fill(to, to + n, 0.0f);
   }
 
   // What each row had in the step before.
@@ -1569,8 +1576,8 @@ class Direction {
     }
     const float* const found[] = {sums.bias,    sums.gain_input, sums.gain_recurrent,
                                   sums.bias_hn, sums.gain_out,   sums.shift_out};
-    float* const to[] = {s.dbias, s.dgain_input, s.dgain_recurrent, s.dbias_hn, s.dgain_out,
-                         s.dshift_out};
+    float* const to[] = {s.dbias,    s.dgain_input, s.dgain_recurrent,
+                         s.dbias_hn, s.dgain_out,   s.dshift_out};
     for (int64_t i = 0; i < 6; i++) copy(found[i], i < 3 ? G : H, to[i]);
   }
 };
@@ -1588,9 +1595,9 @@ void ln_zoo_call_backward(const Call* call, const Tensors* t) { Direction(*call,
 
 }  // extern "C"
 
-// Batch normalisation at each time step. Statistics are over examples, so that here threads share the
-// units: each takes its units of all cases, and all meet once a step, since the next product needs
-// every h, or every du. No number depends on how many threads there are.
+// Batch normalisation at each time step. Statistics are over examples, so that here threads share
+// the units: each takes its units of all cases, and all meet once a step, since the next product
+// needs every h, or every du. No number depends on how many threads there are.
 
 // The statistics of one place, a row for each step; null where the place is not normalised.
 struct Statistics {
@@ -2099,8 +2106,8 @@ void ln_zoo_batch_pack(int64_t cell, int64_t H, int64_t shares, int64_t backward
   }
 }
 
-// Variances and reciprocal deviations of v (rows, G), whose means are zero, over the examples of each
-// step.
+// Variances and reciprocal deviations of v (rows, G), whose means are zero, over the examples of
+// each step.
 void ln_zoo_batch_inputs(const BatchSteps* call, const float* v, double eps) {
   const BatchSteps& s = *call;
   const int64_t G = gates_of(s.cell) * s.hidden;
@@ -2136,11 +2143,11 @@ struct Draw {
   int64_t adds_eps;  // whether filters are divided by their sum and eps, or sum to 1
   int64_t chunk, threads;
   double eps, bound;
-  Rows norms[2];                          // of the cell states on their way out
-  const float *images, *noise;            // (N, B, A), (steps, N, Z)
+  Rows norms[2];                              // of the cell states on their way out
+  const float *images, *noise;                // (N, B, A), (steps, N, Z)
   const float *bias[2], *gain[2], *shift[2];  // (4H,), (H,), (H,)
-  const float* posterior_bias;            // (2Z,)
-  void* inputs[2];                        // T (slots, N, I + H)
+  const float* posterior_bias;                // (2Z,)
+  void* inputs[2];                            // T (slots, N, I + H)
   float* states;                          // (slots, N, H): the decoder's h; null where T is float
   float* heads;                           // (slots, N, 10 + W^2): read, write, patch
   float *gates[2], *cells[2], *stats[2];  // (slots, N, 4H), (slots, N, H), (slots, N, 2)
@@ -2150,8 +2157,8 @@ struct Draw {
   const void *sums, *posterior;  // T (N, 4H), T (N, 2Z): products; where T is float, the former
                                  // are in `gates`
   int64_t* clamped;              // (threads, 3): numbers beyond the bound
-  // The backward alone. Glimpse t has row t % chunk of what is multiplied after a chunk of glimpses;
-  // the gradients of means and log_stds may be null.
+  // The backward alone. Glimpse t has row t % chunk of what is multiplied after a chunk of
+  // glimpses; the gradients of means and log_stds may be null.
   const float *means_gradient, *log_stds_gradient;  // (steps, N, Z)
   float *dcanvas, *dheads;                          // (N, B, A), (steps + 1, N, 10 + W^2)
   const float* dstates;                             // (N, H): what dheads makes of h
@@ -2399,7 +2406,9 @@ struct Patch {
   }
 
  private:
-  static double clamp(double a, double bound) { return a > bound ? bound : a < -bound ? -bound : a; }
+  static double clamp(double a, double bound) {
+    return a > bound ? bound : a < -bound ? -bound : a;
+  }
 };
 
 // Rows of scratch memory are padded to whole vectors: what is read soon after it was written must
