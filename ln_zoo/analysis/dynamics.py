@@ -20,21 +20,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from ln_zoo.analysis.gradient_flow import LAYERS, Loss, gradient_norms, strategies
+from ln_zoo.analysis.gradient_flow import Loss, gradient_norms, strategies
 from ln_zoo.analysis.stepping import (
     Statistics,
     check_arguments,
     check_sequences,
     drawing,
+    exact_cell,
     initial_states,
     layers_apart,
     measuring,
     run_steps,
 )
-from ln_zoo.layers import GRU, LSTM, RNN, orthogonal_init
+from ln_zoo.layers import RecurrentLayer, orthogonal_init, recurrent_layer
 from ln_zoo.layers.cells import as_states, sites_by_role
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm, batch_dependent
-from ln_zoo.ops import CELLS, States, Weights
+from ln_zoo.ops import Cell, States, Weights
 from ln_zoo.ops.cells import Sites
 
 #: How the weights of an untrained layer are drawn: as torch does, or by `orthogonal_init` with
@@ -51,7 +52,7 @@ _LINES = ("-", "--", ":", "-.")
 
 
 def perturbation_growth(
-    layer: LSTM | GRU | RNN,
+    layer: RecurrentLayer,
     inputs: Tensor,
     states: Tensor | States | None = None,
     *,
@@ -91,6 +92,7 @@ def perturbation_growth(
         RuntimeError: if sizes do not fit.
 
     Example:
+        >>> from ln_zoo.layers import GRU
         >>> layer = GRU(3, 5, norm=LayerNorm(), dtype=torch.float64)
         >>> x = torch.randn(30, 4, 3, dtype=torch.float64)
         >>> perturbation_growth(layer, x, count=2).shape
@@ -100,7 +102,7 @@ def perturbation_growth(
 
 
 def lyapunov_exponents(
-    layer: LSTM | GRU | RNN,
+    layer: RecurrentLayer,
     inputs: Tensor,
     states: Tensor | States | None = None,
     *,
@@ -162,7 +164,7 @@ class SiteGains:
 
 
 def site_gains(
-    layer: LSTM | GRU | RNN,
+    layer: RecurrentLayer,
     inputs: Tensor,
     states: Tensor | States | None = None,
     *,
@@ -184,6 +186,7 @@ def site_gains(
         ValueError: as for `lyapunov_exponents`.
 
     Example:
+        >>> from ln_zoo.layers import LSTM
         >>> layer = LSTM(3, 5, dtype=torch.float64)
         >>> site_gains(layer, torch.randn(9, 4, 3, dtype=torch.float64)).gains
         {'recurrent': 1.0, 'cell': 1.0}
@@ -221,7 +224,7 @@ def _site_gains(passages: Sequence[_Passage]) -> SiteGains:
 
 
 def _carry(
-    layer: LSTM | GRU | RNN,
+    layer: RecurrentLayer,
     inputs: Tensor,
     states: Tensor | States | None,
     count: int,
@@ -230,7 +233,7 @@ def _carry(
 ) -> tuple[Tensor, list[_Passage]]:
     """Carries perturbations along: `perturbation_growth`, and how the first passed each step."""
     given = initial_states("perturbation_growth", layer, inputs, states)
-    cell = CELLS[layer.mode]
+    cell = exact_cell(layer)
     examples = inputs.shape[1]
     systems = 1 if statistics == "batch" and batch_dependent(layer) else examples
     widths = [state.shape[-1] for state in given]
@@ -267,7 +270,7 @@ def _carry(
         frame, r = torch.linalg.qr(moved.reshape(count, systems, size).movedim(0, -1))
         logs.append(r.diagonal(dim1=-2, dim2=-1).abs().log())
         after, sums = function(*before)
-        passages.append(_passage(wx, sums, tangents))
+        passages.append(_passage(cell, wx, sums, tangents))
         return after
 
     with torch.no_grad(), measuring(layer, statistics):
@@ -276,9 +279,12 @@ def _carry(
     return torch.stack(logs), passages
 
 
-def _passage(wx: Tensor, sums: Seen, tangents: Seen) -> _Passage:
-    # A simple RNN has one site for the sum of both terms.
-    recurrent = sums["recurrent"][1] if "recurrent" in sums else sums["sum"][0] - wx
+def _passage(cell: Cell, wx: Tensor, sums: Seen, tangents: Seen) -> _Passage:
+    seen = [place for place in cell.places if place.role in sums]
+    of_state = [sums[place.role][1] for place in seen if place.products == ("hh",)]
+    if not of_state:  # as in a simple RNN, with one site for the sum of both terms
+        of_state = [sums[place.role][0] - wx for place in seen if len(place.products) == 2]
+    recurrent = torch.cat(of_state, dim=-1) if of_state else wx.new_full((1,), math.nan)
     squares = {
         role: (_mean_square(before[0]), _mean_square(behind[0]))
         for role, (before, behind) in tangents.items()
@@ -336,7 +342,7 @@ class Dynamics:
 
 
 def hidden_dynamics(
-    layer: LSTM | GRU | RNN,
+    layer: RecurrentLayer,
     inputs: Tensor,
     states: Tensor | States | None = None,
     *,
@@ -366,6 +372,7 @@ def hidden_dynamics(
         ValueError: as for `lyapunov_exponents` and `gradient_norms`.
 
     Example:
+        >>> from ln_zoo.layers import LSTM
         >>> layer = LSTM(3, 5, norm=LayerNorm(), dtype=torch.float64)
         >>> found = hidden_dynamics(layer, torch.randn(40, 4, 3, dtype=torch.float64))
         >>> found.group, found.name, found.skip
@@ -388,7 +395,7 @@ def hidden_dynamics(
 
 def initial_dynamics(
     inputs: Tensor,
-    cell: Literal["LSTM", "GRU", "RNN"] = "LSTM",
+    cell: Literal["LSTM", "GRU", "RNN"] | type[RecurrentLayer] = "LSTM",
     hidden_size: int = 256,
     norms: Sequence[type[Norm]] = (LayerNorm, BatchNorm, RMSNorm, WeightNorm, Identity),
     gains: Sequence[float] = (0.1, 0.5, 1.0),
@@ -405,7 +412,7 @@ def initial_dynamics(
 
     Args:
         inputs: (T, N, I); everything is computed in their precision, best float64.
-        cell: the kind of layer.
+        cell: the kind of layer, or a class of your own.
         hidden_size: size H of its states.
         norms: classes of strategies. There is a layer for each gain where a class has one, and
             where it has a scale of its weights' rows (`WeightNorm`), which is set to the gain: so
@@ -416,7 +423,7 @@ def initial_dynamics(
             ``"identity"``, as `ln_zoo.layers.orthogonal_init` has it, with the candidate's
             recurrent weights so, and an LSTM's forget bias of 1.
         recurrent_scale: multiplies the recurrent weights after that.
-        noise: standard deviation of the initial h; an LSTM's c starts at 0.
+        noise: standard deviation of the initial h; other states start at 0.
         count: number of exponents.
         skip: steps at the start to leave out; default: a quarter of them.
         seed: of weights, initial states and perturbations.
@@ -431,8 +438,7 @@ def initial_dynamics(
         >>> [found.name for found in initial_dynamics(inputs, "GRU", **options)]
         ['LayerNorm 0.1', 'LayerNorm 1', 'Identity']
     """
-    if cell not in LAYERS:
-        raise ValueError(f"cell must be one of {sorted(LAYERS)}, got {cell!r}")
+    cls_of_layer = recurrent_layer(cell)
     if start not in ("torch", "orthogonal", "identity"):
         raise ValueError(f"start must be 'torch', 'orthogonal' or 'identity', got {start!r}")
     check_sequences("initial_dynamics", inputs)
@@ -443,9 +449,7 @@ def initial_dynamics(
             for scale in scales:
                 generator = torch.Generator().manual_seed(seed)
                 with drawing(seed):
-                    layer: LSTM | GRU | RNN = LAYERS[cell](
-                        features, hidden_size, norm=norm, dtype=inputs.dtype
-                    )
+                    layer = cls_of_layer(features, hidden_size, norm=norm, dtype=inputs.dtype)
                 if start != "torch":
                     orthogonal_init(layer, start, generator=generator)
                 with torch.no_grad():
@@ -457,12 +461,13 @@ def initial_dynamics(
                 zeros = inputs.new_zeros(1, examples, hidden_size)
                 drawn = torch.randn(zeros.shape, generator=generator, dtype=torch.float64)
                 h = zeros + noise * drawn.to(zeros)
+                others = [zeros] * (len(layer.cell.states) - 1)
                 shown = gain if scale is None else scale
                 words = [cls.__name__, *([] if shown is None else [f"{shown:g}"])]
                 yield hidden_dynamics(
                     layer,
                     inputs,
-                    (h, zeros) if cell == "LSTM" else h,
+                    (h, *others) if others else h,
                     name=" ".join(words),
                     count=count,
                     skip=skip,
@@ -470,7 +475,7 @@ def initial_dynamics(
                 )
 
 
-def _set_scale(layer: LSTM | GRU | RNN, scale: float) -> None:
+def _set_scale(layer: RecurrentLayer, scale: float) -> None:
     with torch.no_grad():
         for site in sites_by_role(layer.sites["l0"]).values():
             name = site.norm.weight_scale
@@ -498,7 +503,7 @@ def network_dynamics(
     the layers below, and initial states. Gradients are those of the network's loss, through all
     that is above the layer. Of layers in one module (``num_layers``) each is measured.
 
-    Layers are LSTM, GRU and RNN of `ln_zoo.layers` that the network calls once with whole
+    Layers are those of `ln_zoo.layers` that the network calls once with whole
     sequences. Left out are cells in a loop of the network's own, such as `WindowLSTM`'s, whose
     inputs depend on their states.
 
@@ -524,6 +529,7 @@ def network_dynamics(
             single sequences or is called more than once; and as `hidden_dynamics`.
 
     Example:
+        >>> from ln_zoo.layers import LSTM
         >>> network = nn.Sequential(LSTM(3, 5, num_layers=2, dtype=torch.float64))
         >>> x = torch.randn(40, 4, 3, dtype=torch.float64)
         >>> list(network_dynamics(network, x, lambda net, x: net(x)[0][-1].square().sum()))
@@ -556,9 +562,9 @@ def network_dynamics(
 
 def _calls(
     network: nn.Module, batch: Any, loss: NetworkLoss
-) -> dict[str, tuple[LSTM | GRU | RNN, Tensor, Tensor | States | None]]:
+) -> dict[str, tuple[RecurrentLayer, Tensor, Tensor | States | None]]:
     """Recurrent layers by name, with the inputs (T, N, I) and states they get on the batch."""
-    calls: dict[str, tuple[LSTM | GRU | RNN, Tensor, Tensor | States | None]] = {}
+    calls: dict[str, tuple[RecurrentLayer, Tensor, Tensor | States | None]] = {}
 
     def called(name: str, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = dict(zip(("input", "hx"), args, strict=False)) | kwargs
@@ -579,7 +585,7 @@ def _calls(
     hooks = [
         module.register_forward_pre_hook(functools.partial(called, name), with_kwargs=True)
         for name, module in network.named_modules()
-        if isinstance(module, LSTM | GRU | RNN)
+        if isinstance(module, RecurrentLayer)
     ]
     try:
         with torch.no_grad():
@@ -589,7 +595,7 @@ def _calls(
             hook.remove()
     if not calls:
         raise ValueError(
-            "network_dynamics looks for LSTM, GRU and RNN layers of ln_zoo that read whole "
+            "network_dynamics looks for recurrent layers of ln_zoo that read whole "
             f"sequences, and this {type(network).__name__} runs none"
         )
     return calls
@@ -606,8 +612,8 @@ def _loss_above(
     network: nn.Module,
     batch: Any,
     loss: NetworkLoss,
-    layer: LSTM | GRU | RNN,
-    above: Sequence[tuple[LSTM | GRU | RNN, Tensor | States | None]],
+    layer: RecurrentLayer,
+    above: Sequence[tuple[RecurrentLayer, Tensor | States | None]],
     outputs: Tensor,
 ) -> Tensor:
     """The loss of a network in which these are the outputs of one layer of a module.
@@ -627,11 +633,11 @@ def _loss_above(
 
 
 @contextmanager
-def _giving(layer: LSTM | GRU | RNN, outputs: Tensor) -> Iterator[None]:
+def _giving(layer: RecurrentLayer, outputs: Tensor) -> Iterator[None]:
     """Within it the layer gives these outputs (T, N, H), and the last of them as its last h."""
 
     def replaced(_: nn.Module, args: Any, given: tuple[Any, Any]) -> tuple[Any, Any]:
-        last = as_states(type(layer).__name__, CELLS[layer.mode], given[1])
+        last = as_states(type(layer).__name__, layer.cell, given[1])
         assert last is not None
         h, *others = last
         h = torch.cat([h[:-1], outputs[-1:]])

@@ -21,19 +21,18 @@ from torch.nn import functional as F
 from ln_zoo.analysis.stepping import (
     Statistics,
     check_sequences,
+    exact_cell,
     initial_states,
     measuring,
     run_steps,
 )
-from ln_zoo.layers import GRU, LSTM, RNN, orthogonal_init
+from ln_zoo.layers import RecurrentLayer, orthogonal_init, recurrent_layer
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm
-from ln_zoo.ops import CELLS, States
+from ln_zoo.ops import States
 
 #: From outputs (T, N, H) to a scalar.
 Loss = Callable[[Tensor], Tensor]
 
-#: Recurrent layers by what they are called here.
-LAYERS: dict[str, type[LSTM] | type[GRU] | type[RNN]] = {"LSTM": LSTM, "GRU": GRU, "RNN": RNN}
 _NODES = 256
 _CLASSES = 10
 
@@ -53,7 +52,7 @@ def expected_tanh_derivative(gain: float) -> float:
 
 
 def gradient_norms(
-    layer: LSTM | GRU | RNN,
+    layer: RecurrentLayer,
     inputs: Tensor,
     states: Tensor | States | None = None,
     loss: Loss | None = None,
@@ -88,6 +87,7 @@ def gradient_norms(
         RuntimeError: if sizes do not fit.
 
     Example:
+        >>> from ln_zoo.layers import LSTM
         >>> from ln_zoo.norms import LayerNorm
         >>> layer = LSTM(3, 5, norm=LayerNorm(), dtype=torch.float64)
         >>> gradient_norms(layer, torch.randn(7, 4, 3, dtype=torch.float64)).shape
@@ -98,7 +98,7 @@ def gradient_norms(
     carried: list[Tensor] = []
 
     def step(*arguments: Any) -> States:
-        after = CELLS[layer.mode].step(*arguments)
+        after = exact_cell(layer).step(*arguments)
         carried.append(after[0])
         return after
 
@@ -149,7 +149,7 @@ class GradientFlow:
 
 def gradient_flow(
     inputs: Tensor,
-    cell: Literal["LSTM", "GRU", "RNN"] = "RNN",
+    cell: Literal["LSTM", "GRU", "RNN"] | type[RecurrentLayer] = "RNN",
     hidden_size: int = 100,
     norms: Sequence[type[Norm]] = (BatchNorm, LayerNorm, Identity),
     gains: Sequence[float] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 1.0),
@@ -164,7 +164,7 @@ def gradient_flow(
 
     Args:
         inputs: (T, N, I); everything is computed in their precision, best float64.
-        cell: the kind of layer.
+        cell: the kind of layer, or a class of your own.
         hidden_size: size H of its states.
         norms: classes of strategies. Where a class has a field ``recurrent_gain``, or else
             ``gain``, there is a layer for each gain; where not, there is one. Its ``max_steps``, if
@@ -172,8 +172,9 @@ def gradient_flow(
         gains: the gains.
         candidate: what the recurrent weights of the candidate state are: ``"identity"``, as in the
             source, or ``"orthogonal"``, a random matrix.
-        noise: standard deviation of the initial h, one draw for each example; an LSTM's c starts at
-            0. Without it, equal first inputs leave batch statistics without variance, and gradients
+        noise: standard deviation of the initial h, one draw for each example; other states start at
+            0.
+            Without it, equal first inputs leave batch statistics without variance, and gradients
             grow by gain / sqrt(eps) at each such step.
         seed: of weights and initial states.
 
@@ -186,8 +187,7 @@ def gradient_flow(
         >>> [flow.label for flow in flows]
         ['BatchNorm 0.1', 'BatchNorm 1', 'LayerNorm 0.1', 'LayerNorm 1', 'Identity']
     """
-    if cell not in LAYERS:
-        raise ValueError(f"cell must be one of {sorted(LAYERS)}, got {cell!r}")
+    cls_of_layer = recurrent_layer(cell)
     check_sequences("gradient_flow", inputs)
     steps, examples, features = inputs.shape
     flows = []
@@ -195,13 +195,14 @@ def gradient_flow(
         for gain, norm in strategies(cls, gains, steps):
             generator = torch.Generator().manual_seed(seed)
             with torch.random.fork_rng(devices=[]):  # making a layer draws weights of its own
-                layer = LAYERS[cell](features, hidden_size, norm=norm, dtype=inputs.dtype)
+                layer = cls_of_layer(features, hidden_size, norm=norm, dtype=inputs.dtype)
             orthogonal_init(layer, candidate, generator=generator)
             layer = layer.to(inputs.device)  # drawn on the CPU: the same on every device
             zeros = inputs.new_zeros(1, examples, hidden_size)
             drawn = torch.randn(zeros.shape, generator=generator, dtype=zeros.dtype)
             h = zeros + noise * drawn.to(zeros)
-            states = (h, zeros) if cell == "LSTM" else h
+            others = [zeros] * (len(layer.cell.states) - 1)
+            states = (h, *others) if others else h
             flows.append(GradientFlow(cls.__name__, gain, gradient_norms(layer, inputs, states)))
     return flows
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from ln_zoo.layers import GRU, LSTM, RNN
+from ln_zoo.layers import RecurrentLayer
 from ln_zoo.layers.cells import as_states, sites_by_role
 from ln_zoo.norms import batch_statistics
-from ln_zoo.ops import CELLS, States, scan
+from ln_zoo.ops import Cell, States, scan
 from ln_zoo.ops.cells import Step
 
 #: Where the statistics of a batch-dependent strategy come from: of the batch at hand, as in
@@ -21,7 +21,7 @@ from ln_zoo.ops.cells import Step
 Statistics = Literal["batch", "kept"]
 
 
-def check_arguments(caller: str, layer: LSTM | GRU | RNN, inputs: Tensor) -> None:
+def check_arguments(caller: str, layer: RecurrentLayer, inputs: Tensor) -> None:
     """Checks that this is one of our recurrent layers, and these are sequences for it.
 
     Args:
@@ -33,13 +33,18 @@ def check_arguments(caller: str, layer: LSTM | GRU | RNN, inputs: Tensor) -> Non
         TypeError: for another layer, such as torch's own.
         ValueError: unless inputs are (T, N, I) with a step and an example at least.
     """
-    if not isinstance(layer, LSTM | GRU | RNN):
+    if not isinstance(layer, RecurrentLayer):
         cls = type(layer)
         raise TypeError(
-            f"{caller} takes an LSTM, GRU or RNN of ln_zoo.layers, got a {cls.__module__}."
+            f"{caller} takes a recurrent layer of ln_zoo.layers, got a {cls.__module__}."
             f"{cls.__qualname__}; the state_dict of one of torch's layers fits ours of that name"
         )
     check_sequences(caller, inputs)
+
+
+def exact_cell(layer: RecurrentLayer) -> Cell:
+    """The cell of a layer, with the derivatives of its function where its own are clipped."""
+    return layer.cell.unclipped or layer.cell
 
 
 def check_sequences(caller: str, inputs: Tensor) -> None:
@@ -56,7 +61,7 @@ def check_sequences(caller: str, inputs: Tensor) -> None:
 
 
 def initial_states(
-    caller: str, layer: LSTM | GRU | RNN, inputs: Tensor, states: Tensor | States | None
+    caller: str, layer: RecurrentLayer, inputs: Tensor, states: Tensor | States | None
 ) -> States:
     """The states that a layer of one layer and one direction begins with, (1, N, H) each.
 
@@ -81,17 +86,17 @@ def initial_states(
             "layers one by one"
         )
     layer.check_input(inputs, None)
-    given = as_states(name, CELLS[layer.mode], states)
+    given = as_states(name, exact_cell(layer), states)
     if given is None:
         return tuple(inputs.new_zeros(size) for size in layer._state_sizes(inputs, None))
     layer._check_states(inputs, None, given)
     return given
 
 
-def layers_apart(caller: str, layer: LSTM | GRU | RNN) -> list[LSTM | GRU | RNN]:
+def layers_apart(caller: str, layer: RecurrentLayer) -> list[RecurrentLayer]:
     """Each layer of several as one of its own, which shares parameters and sites with the whole.
 
-    Derivatives are those of the layer's function: ``derivative_bound`` is left behind.
+    Derivatives are those of the layer's function: they are not clipped.
 
     Args:
         caller: the name of the analysis, for messages.
@@ -106,20 +111,17 @@ def layers_apart(caller: str, layer: LSTM | GRU | RNN) -> list[LSTM | GRU | RNN]
         )
     if layer.num_layers == 1:
         return [layer]
-    cls: type[LSTM] | type[GRU] | type[RNN]
-    # What is made here is replaced at once: on that device nothing is drawn or stored.
-    options: dict[str, Any] = {"bias": layer.bias, "device": "meta"}
-    if isinstance(layer, LSTM):
-        cls, peephole = LSTM, hasattr(layer, "weight_peephole_l0")
-        options |= {"proj_size": layer.proj_size, "peephole": peephole}
-    elif isinstance(layer, GRU):
-        cls = GRU
-    else:
-        cls, options["nonlinearity"] = RNN, layer.nonlinearity
     parts = []
     for number in range(layer.num_layers):
-        reads = (layer.proj_size or layer.hidden_size) if number else layer.input_size
-        part = cls(reads, layer.hidden_size, **options)
+        # What is made here is replaced at once: on that device nothing is drawn or stored.
+        part = RecurrentLayer(
+            (layer.proj_size or layer.hidden_size) if number else layer.input_size,
+            layer.hidden_size,
+            bias=layer.bias,
+            proj_size=layer.proj_size,
+            device="meta",
+            cell=exact_cell(layer),
+        )
         for name, parameter in layer.named_parameters(recurse=False):
             kind, _, place = name.rpartition("_l")
             if int(place) == number:
@@ -130,7 +132,7 @@ def layers_apart(caller: str, layer: LSTM | GRU | RNN) -> list[LSTM | GRU | RNN]
     return parts
 
 
-def run_steps(layer: LSTM | GRU | RNN, inputs: Tensor, states: States, step: Step) -> Tensor:
+def run_steps(layer: RecurrentLayer, inputs: Tensor, states: States, step: Step) -> Tensor:
     """Outputs (T, N, H) of the generic loop, with this function in place of the cell's own step.
 
     Args:
@@ -141,7 +143,7 @@ def run_steps(layer: LSTM | GRU | RNN, inputs: Tensor, states: States, step: Ste
     """
     sites = sites_by_role(layer.sites["l0"])
     output, _ = scan(
-        dataclasses.replace(CELLS[layer.mode], step=step),
+        dataclasses.replace(exact_cell(layer), step=step),
         inputs,
         None,
         states,

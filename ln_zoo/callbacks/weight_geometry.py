@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ln_zoo.callbacks.run_picture import RunPicture, read_curves
+from ln_zoo.layers import RecurrentCell, RecurrentLayer
 
 #: What is logged of each weight, and how it is called in pictures.
 QUANTITIES = {
@@ -29,8 +30,6 @@ QUANTITIES = {
 STATISTICS = ("mean", "q10", "q50", "q90")
 #: All that is logged begins so.
 PREFIX = "weights/"
-#: Weights that are no vectors of units: a number for each.
-_NO_VECTORS = ("weight_peephole",)
 
 #: By weight, quantity and statistic: updates and values.
 Geometry = dict[str, dict[str, dict[str, tuple[list[int], list[float]]]]]
@@ -142,11 +141,19 @@ def weight_vectors(module: nn.Module) -> dict[str, nn.Parameter]:
         >>> list(weight_vectors(GRU(3, 4)))
         ['weight_ih_l0', 'weight_hh_l0']
     """
+    # A recurrent cell's further weights, such as peepholes, have a number for each unit.
+    others = {
+        f"{prefix}.{name}".removeprefix(".")
+        for prefix, layer in module.named_modules()
+        if isinstance(layer, RecurrentLayer | RecurrentCell)
+        for name, _ in layer.named_parameters(recurse=False)
+        if name.startswith(tuple(f"weight_{own}" for own, _ in layer.cell.weights))
+    }
     return {
         name: parameter
         for name, parameter in module.named_parameters()
         if name.rpartition(".")[2].startswith("weight")
-        and not name.rpartition(".")[2].startswith(_NO_VECTORS)
+        and name not in others
         and parameter.dim() >= 2
         and parameter.requires_grad
     }

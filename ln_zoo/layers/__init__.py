@@ -1,11 +1,16 @@
 """Layers with torch's signatures and semantics that take a normalisation strategy."""
 
-from ln_zoo.layers.cells import GRUCell, LSTMCell, RNNCell
+from ln_zoo.layers.cells import GRUCell, LSTMCell, RecurrentCell, RNNCell
 from ln_zoo.layers.conv import Conv2d
 from ln_zoo.layers.draw import DRAWNetwork, DRAWOutput, DRAWTrace
-from ln_zoo.layers.initialization import data_dependent_init, orthogonal_, orthogonal_init
+from ln_zoo.layers.initialization import (
+    data_dependent_init,
+    orthogonal_,
+    orthogonal_init,
+    set_forget_bias,
+)
 from ln_zoo.layers.linear import Linear
-from ln_zoo.layers.rnn import GRU, LSTM, RNN
+from ln_zoo.layers.rnn import GRU, LSTM, RNN, RecurrentLayer, layer_config, recurrent_layer
 from ln_zoo.layers.window import WindowLSTM, WindowOutput, WindowState
 
 __all__ = [
@@ -20,10 +25,15 @@ __all__ = [
     "LSTMCell",
     "Linear",
     "RNNCell",
+    "RecurrentCell",
+    "RecurrentLayer",
     "WindowLSTM",
     "WindowOutput",
     "WindowState",
     "data_dependent_init",
+    "layer_config",
     "orthogonal_",
     "orthogonal_init",
+    "recurrent_layer",
+    "set_forget_bias",
 ]

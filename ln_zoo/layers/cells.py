@@ -22,9 +22,9 @@ from ln_zoo.ops import (
     Records,
     States,
     Weights,
-    bounded_lstm,
     check_parameters,
     check_states,
+    lstm_cell,
     pick_step,
 )
 
@@ -110,21 +110,11 @@ def entries(
     return [*found, (modules, "sites")]
 
 
-def check_bound(derivative_bound: float | None) -> None:
-    """Checks a bound of derivatives.
-
-    Raises:
-        ValueError: unless it is positive, or ``None``.
-    """
-    if derivative_bound is not None and not derivative_bound > 0:
-        raise ValueError(f"derivative_bound must be positive, got {derivative_bound!r}")
-
-
 def as_states(owner: str, cell: Cell, hx: Tensor | States | None) -> States | None:
     """The states that a user gave, as a tuple.
 
     Raises:
-        TypeError: unless they are what the cell has: one tensor, or a tuple of two in an LSTM.
+        TypeError: unless they are what the cell has: one tensor, or a tuple, of two in an LSTM.
     """
     if hx is None:
         return None
@@ -136,37 +126,91 @@ def as_states(owner: str, cell: Cell, hx: Tensor | States | None) -> States | No
     else:
         states, got = (), type(hx).__name__
     if len(states) != len(cell.states) or (len(states) == 1) != isinstance(hx, Tensor):
-        wanted = "a tensor h" if len(cell.states) == 1 else "a tuple (h, c) of two tensors"
+        names, count = ", ".join(cell.states), len(cell.states)
+        number = "two" if count == 2 else count
+        wanted = f"a tensor {names}" if count == 1 else f"a tuple ({names}) of {number} tensors"
         raise TypeError(f"{owner}: hx must be {wanted}, got {got}")
     return states
 
 
-class _RecurrentCell(nn.RNNCellBase):
-    """What the three cells share."""
+def chosen_cell(layer: type, cell: Cell | None) -> Cell:
+    """The cell of a layer: what was given, or that of the class.
+
+    Raises:
+        TypeError: if there is neither.
+    """
+    cell = getattr(layer, "cell", None) if cell is None else cell
+    if not isinstance(cell, Cell):
+        raise TypeError(
+            f"{layer.__name__} needs a cell, an instance of ln_zoo.ops.Cell: as the attribute "
+            f"cell of the class, or as the argument cell; got {cell!r}"
+        )
+    return cell
+
+
+class RecurrentCell(nn.RNNCellBase):
+    """One step of any recurrent cell, with any strategy; see `RecurrentLayer`.
+
+    `LSTMCell`, `GRUCell` and `RNNCell` are such. One of your own names its `ln_zoo.ops.Cell`::
+
+        class MyCell(RecurrentCell):
+            cell = MY_CELL
+
+    Args:
+        input_size: size I of each input.
+        hidden_size: size H of each state.
+        bias: whether there are biases.
+        device: of the parameters, as in torch.
+        dtype: of the parameters, as in torch.
+        norm: the strategy; default `Identity`.
+        normalize: roles of the cell's places to act on; default all.
+        cell: the cell; default: that of the class.
+
+    Shapes: input (N, I) or (I,), states (N, H) or (H,). States come back in the precision of the
+    parameters, under autocast too.
+
+    Raises:
+        TypeError: if neither the class nor the argument names a cell.
+        ValueError: for a name in ``normalize`` that is none of the places.
+    """
+
+    cell: Cell
 
     def __init__(
         self,
-        cell: Cell,
         input_size: int,
         hidden_size: int,
-        bias: bool,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
-        norm: Norm | None,
-        normalize: Sequence[str] | None,
-        peephole: bool = False,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        norm: Norm | None = None,
+        normalize: Sequence[str] | None = None,
+        cell: Cell | None = None,
     ) -> None:
         check_no_norm(self, bias=bias)
+        cell = chosen_cell(type(self), cell)
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         super().__init__(input_size, hidden_size, bias, cell.gates, **factory)
-        self._cell = cell
+        self.cell = cell
         self._plans = Plans()
-        self.register_parameter("weight_peephole", None)
-        if peephole:
-            self.weight_peephole = nn.Parameter(torch.empty(3, hidden_size, **factory))
+        if cell.weights:
+            for name, rows in cell.weights:
+                weight = nn.Parameter(torch.empty(rows, hidden_size, **factory))
+                self.register_parameter(f"weight_{name}", weight)
             self.reset_parameters()
         weights: dict[str, Tensor] = {"ih": self.weight_ih, "hh": self.weight_hh}
         self.sites = cell_sites(cell, hidden_size, weights, norm, normalize, factory)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        former = self.__dict__.pop("_cell", None)
+        if former is not None:  # pickled by version 0.1
+            bound = state.get("derivative_bound")
+            peephole = state["_parameters"].get("weight_peephole") is not None
+            self.cell = lstm_cell(peephole, bound) if "LSTM" in former.name else CELLS[former.name]
+            if not peephole:
+                self._parameters.pop("weight_peephole", None)
 
     def reset_parameters(self) -> None:
         """Draws weights and biases anew, as torch does, and starts the strategy anew."""
@@ -193,12 +237,17 @@ class _RecurrentCell(nn.RNNCellBase):
             sites["recurrent"].weight(self.weight_hh),
             self.bias_ih,
             self.bias_hh,
-            peephole=self.weight_peephole,
+            own=tuple(getattr(self, f"weight_{name}") for name, _ in self.cell.weights),
         )
+
+    def forward(self, input: Tensor, hx: Any = None, step: int | None = None) -> Any:
+        """The next state, or the next states as a tuple; see `LSTMCell.forward`."""
+        states = self._next(input, hx, step)
+        return states if len(states) > 1 else states[0]
 
     def _next(self, input: Tensor, hx: Tensor | States | None, step: int | None) -> States:
         """The next states, for input (N, I) or (I,)."""
-        cell = self._cell
+        cell = self.cell
         states = as_states(type(self).__name__, cell, hx)
         if input.dim() == 2 and (step is None or step >= 0):
             done = self._plans.run(self._parameters, input, states, len(cell.states))
@@ -269,7 +318,7 @@ class _RecurrentCell(nn.RNNCellBase):
                 )
 
 
-class LSTMCell(_RecurrentCell):
+class LSTMCell(RecurrentCell):
     """One step of an LSTM: `torch.nn.LSTMCell` with a normalisation strategy.
 
     The paper's eq. 20-22, and 29-31 for DRAW. With gates i, f, g, o cut from
@@ -314,6 +363,8 @@ class LSTMCell(_RecurrentCell):
         torch.Size([2, 5])
     """
 
+    cell = CELLS["LSTM"]
+
     def __init__(
         self,
         input_size: int,
@@ -327,11 +378,10 @@ class LSTMCell(_RecurrentCell):
         peephole: bool = False,
         derivative_bound: float | None = None,
     ) -> None:
-        check_bound(derivative_bound)
-        cell = CELLS["LSTM"] if derivative_bound is None else bounded_lstm(derivative_bound)
-        super().__init__(
-            cell, input_size, hidden_size, bias, device, dtype, norm, normalize, peephole
-        )
+        cell = lstm_cell(peephole, derivative_bound)
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        options: dict[str, Any] = {"norm": norm, "normalize": normalize}
+        super().__init__(input_size, hidden_size, bias, **factory, **options, cell=cell)
         self.derivative_bound = derivative_bound
 
     def forward(
@@ -354,7 +404,7 @@ class LSTMCell(_RecurrentCell):
         return h, c
 
 
-class GRUCell(_RecurrentCell):
+class GRUCell(RecurrentCell):
     """One step of a GRU (paper, eq. 26-28): `torch.nn.GRUCell` with a normalisation strategy.
 
     With r, z, n cut from ``input(W x) + b_ih`` and, marked ', from ``recurrent(U h) + b_hh``::
@@ -389,6 +439,8 @@ class GRUCell(_RecurrentCell):
         torch.Size([2, 5])
     """
 
+    cell = CELLS["GRU"]
+
     def __init__(
         self,
         input_size: int,
@@ -400,15 +452,15 @@ class GRUCell(_RecurrentCell):
         norm: Norm | None = None,
         normalize: Sequence[str] | None = None,
     ) -> None:
-        cell = CELLS["GRU"]
-        super().__init__(cell, input_size, hidden_size, bias, device, dtype, norm, normalize)
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        super().__init__(input_size, hidden_size, bias, **factory, norm=norm, normalize=normalize)
 
     def forward(self, input: Tensor, hx: Tensor | None = None, step: int | None = None) -> Tensor:
         """The next state h; arguments as for `LSTMCell.forward`, the state being h alone."""
         return self._next(input, hx, step)[0]
 
 
-class RNNCell(_RecurrentCell):
+class RNNCell(RecurrentCell):
     """One step of a simple RNN (paper, eq. 4): `torch.nn.RNNCell` with a normalisation strategy.
 
     ``h' = f(sum(W x + U h) + b_ih + b_hh)``: the sum of both terms is normalised.
@@ -453,8 +505,10 @@ class RNNCell(_RecurrentCell):
         norm: Norm | None = None,
         normalize: Sequence[str] | None = None,
     ) -> None:
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        options: dict[str, Any] = {"norm": norm, "normalize": normalize}
         cell = rnn_cell(nonlinearity)
-        super().__init__(cell, input_size, hidden_size, bias, device, dtype, norm, normalize)
+        super().__init__(input_size, hidden_size, bias, **factory, **options, cell=cell)
         self.nonlinearity = nonlinearity
 
     def forward(self, input: Tensor, hx: Tensor | None = None, step: int | None = None) -> Tensor:

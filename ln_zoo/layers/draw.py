@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import init
 
 from ln_zoo.layers.cells import LSTMCell, sites_by_role
+from ln_zoo.layers.initialization import set_forget_bias
 from ln_zoo.norms import Identity, Norm
 from ln_zoo.ops import (
     CELLS,
@@ -29,8 +30,6 @@ from ln_zoo.ops import (
 
 #: Numbers that place a grid of filters.
 _ATTENTION = 5
-#: The rows of an LSTM's forget gate.
-_FORGET_GATE = 1
 #: Of logarithms: strides in units of sigma, squared, reach exp(3 * log_clamp) times some thousands.
 _LARGEST_LOG = 20.0
 
@@ -221,8 +220,7 @@ class DRAWNetwork(nn.Module):
                 init.zeros_(parameter)
         for cell in (self.encoder, self.decoder):
             if self.forget_bias is not None:
-                cell.bias_ih.chunk(4)[_FORGET_GATE].fill_(self.forget_bias)
-                cell.bias_hh.chunk(4)[_FORGET_GATE].zero_()
+                set_forget_bias(cell, self.forget_bias)
             cell.reset_norm()
 
     def compile_glimpse(self, mode: str) -> None:
@@ -287,6 +285,8 @@ class DRAWNetwork(nn.Module):
     def _run_kernel(self, images: Tensor, noise: Tensor) -> DRAWOutput | None:
         """The same in one call, where a kernel takes it."""
         if self.read is None or self.write is None or self._runs_compiled():
+            return None
+        if not self.encoder.cell.has_kernels:
             return None
         assert self.read_size is not None
         assert self.write_size is not None

@@ -9,22 +9,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import init
 
+from ln_zoo.layers.cells import RecurrentCell
 from ln_zoo.layers.conv import Conv2d
 from ln_zoo.layers.linear import Linear
-from ln_zoo.layers.rnn import GRU, LSTM, RNN
+from ln_zoo.layers.rnn import RecurrentLayer
 from ln_zoo.norms import batch_statistics
 
-#: The block of rows that makes the candidate state, among those of all gates in torch's order.
-_CANDIDATES = {"LSTM": 2, "GRU": 2, "RNN_TANH": 0, "RNN_RELU": 0}
-#: The rows of an LSTM's forget gate, likewise.
-_FORGET_GATE = 1
 #: Rounding of sums, in units of the precision they are summed in.
 _ROUNDING = 16
 
 
 @torch.no_grad()
 def orthogonal_init(
-    layer: LSTM | GRU | RNN,
+    layer: RecurrentLayer,
     candidate: Literal["identity", "orthogonal"] = "identity",
     forget_bias: float = 1.0,
     generator: torch.Generator | None = None,
@@ -32,9 +29,10 @@ def orthogonal_init(
     """Starts a recurrent layer as recurrent batch normalisation does (arXiv 1603.09025, section 5).
 
     Input weights are orthogonal. Of the recurrent weights those of the candidate state (an LSTM's
-    g, a GRU's n, all of an RNN's) are the identity or orthogonal, and those of the gates are slices
-    of one orthogonal matrix (H, gates H). Biases are 0, but for the LSTM's forget gate. Projections
-    stay as they are. Strategies take what they take from the new weights.
+    g, a GRU's n, all of an RNN's; `ln_zoo.ops.Cell.candidates`) are the identity or orthogonal, and
+    those of the gates are slices of one orthogonal matrix (H, gates H). Biases are 0, but for the
+    LSTM's forget gate (`ln_zoo.ops.Cell.forget`). Projections and a cell's further weights stay as
+    they are. Strategies take what they take from the new weights.
 
     Args:
         layer: any of our recurrent layers, of any number of layers and directions.
@@ -46,6 +44,7 @@ def orthogonal_init(
         ValueError: for another ``candidate``.
 
     Example:
+        >>> from ln_zoo.layers import RNN
         >>> layer = RNN(3, 5)
         >>> orthogonal_init(layer)
         >>> layer.weight_hh_l0.equal(torch.eye(5))
@@ -61,8 +60,7 @@ def orthogonal_init(
             _start_recurrent(layer, parameter, candidate, generator)
         elif kind in ("bias_ih", "bias_hh"):
             init.zeros_(parameter)
-        if kind == "bias_ih" and layer.mode == "LSTM":
-            parameter.split(layer.hidden_size)[_FORGET_GATE].fill_(forget_bias)
+    set_forget_bias(layer, forget_bias)
     layer.reset_norm()
 
 
@@ -90,19 +88,47 @@ def orthogonal_(tensor: Tensor, generator: torch.Generator | None = None) -> Ten
 
 
 def _start_recurrent(
-    layer: LSTM | GRU | RNN, weight: Tensor, candidate: str, generator: torch.Generator | None
+    layer: RecurrentLayer, weight: Tensor, candidate: str, generator: torch.Generator | None
 ) -> None:
-    blocks = list(weight.split(layer.hidden_size))
-    chosen = blocks.pop(_CANDIDATES[layer.mode])
-    if candidate == "identity":
-        init.eye_(chosen)
-    else:
-        orthogonal_(chosen, generator)
+    candidates = layer.cell.candidates
+    blocks = []
+    for number, block in enumerate(weight.split(layer.hidden_size)):
+        if number not in candidates:
+            blocks.append(block)
+        elif candidate == "identity":
+            init.eye_(block)
+        else:
+            orthogonal_(block, generator)
     if blocks:
         drawn = weight.new_empty(weight.shape[1], layer.hidden_size * len(blocks))
         orthogonal_(drawn, generator)
         for block, part in zip(blocks, drawn.split(layer.hidden_size, dim=1), strict=True):
             block.copy_(part.T)
+
+
+@torch.no_grad()
+def set_forget_bias(module: nn.Module, bias: float) -> None:
+    """Sets the sum of both biases of every forget gate in a module, as `ln_zoo.ops.Cell` names it.
+
+    Args:
+        module: a recurrent layer or cell, or any module that holds some.
+        bias: the sum: ``bias_ih`` becomes this, ``bias_hh`` 0.
+
+    Example:
+        >>> from ln_zoo.layers import LSTM
+        >>> layer = LSTM(3, 2)
+        >>> set_forget_bias(layer, 1.0)
+        >>> layer.bias_ih_l0[2:4].tolist(), layer.bias_hh_l0[2:4].tolist()
+        ([1.0, 1.0], [0.0, 0.0])
+    """
+    for layer in module.modules():
+        if not isinstance(layer, RecurrentLayer | RecurrentCell):
+            continue
+        for name, parameter in layer.named_parameters(recurse=False):
+            if name.startswith(("bias_ih", "bias_hh")):
+                for block in layer.cell.forget:
+                    value = bias if name.startswith("bias_ih") else 0.0
+                    parameter.split(layer.hidden_size)[block].fill_(value)
 
 
 @torch.no_grad()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,44 +16,83 @@ from ln_zoo import ops
 from ln_zoo.layers.cells import (
     as_states,
     cell_sites,
-    check_bound,
+    chosen_cell,
     entries,
     rnn_cell,
     sites_by_role,
 )
 from ln_zoo.norms import Norm, Site
 from ln_zoo.norms.checks import check_no_norm
-from ln_zoo.ops import CELLS, Cell, Plans, Records, States, Weights, bounded_lstm
+from ln_zoo.ops import CELLS, Cell, Plans, Records, States, Weights, lstm_cell
 
 
-class _Recurrent(nn.RNNBase):
-    """What the three layers share: parameters, arguments, and the choice of the loop.
+class RecurrentLayer(nn.RNNBase):
+    """Layers of any recurrent cell with any strategy, with torch's semantics.
 
-    It is no `torch.nn.LSTM`, `GRU` or `RNN`, since torch.compile refuses to trace those.
+    `LSTM`, `GRU` and `RNN` are such layers. One of your own names its `ln_zoo.ops.Cell`, and has
+    all that they have (layers, directions, packed sequences, dropout, every strategy)::
+
+        class MyLayer(RecurrentLayer):
+            cell = MY_CELL
+
+    It runs on the generic loop; the logger ``ln_zoo`` says so.
+
+    It is a `torch.nn.RNNBase`, but no `torch.nn.LSTM`, `GRU` or `RNN`, since torch.compile refuses
+    to trace those.
+
+    Args:
+        input_size: size I of each input.
+        hidden_size: size H of each state.
+        num_layers: layers; each reads the outputs of the one before.
+        bias: whether there are biases.
+        batch_first: whether input and output are (N, T, \\*) in place of (T, N, \\*).
+        dropout: probability with which an output between two layers is set to zero in training.
+        bidirectional: whether each layer has a second direction, which reads each sequence
+            backwards from its own end.
+        proj_size: size P of the outputs, if they are projected; 0 for no projection.
+        device: of the parameters, as in torch.
+        dtype: of the parameters, as in torch.
+        norm: the strategy; default `Identity`.
+        normalize: roles of the cell's places to act on; default all.
+        cell: the cell; default: that of the class.
+
+    Parameters: ``weight_ih_l0`` (G, I) with G = gates * H, ``weight_hh_l0`` (G, H or P),
+    ``bias_ih_l0``, ``bias_hh_l0`` (G,), ``weight_hr_l0`` (P, H), ``..._reverse``; the cell's own,
+    ``weight_NAME_l0`` (rows, H); and the strategy's, under ``sites.l0.ROLE``. They are drawn as
+    torch does.
+
+    Raises:
+        TypeError: if neither the class nor the argument names a cell, and as torch does.
+        ValueError: for a name in ``normalize`` that is none of the places, for a projection that
+            the cell has none of, and as torch does.
     """
+
+    cell: Cell
 
     def __init__(
         self,
-        mode: str,
         input_size: int,
         hidden_size: int,
-        num_layers: int,
-        bias: bool,
-        batch_first: bool,
-        dropout: float,
-        bidirectional: bool,
-        proj_size: int,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
-        norm: Norm | None,
-        normalize: Sequence[str] | None,
-        peephole: bool = False,
-        derivative_bound: float | None = None,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        proj_size: int = 0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        norm: Norm | None = None,
+        normalize: Sequence[str] | None = None,
+        cell: Cell | None = None,
     ) -> None:
         check_no_norm(self, num_layers=num_layers, bias=bias)
+        self.cell = cell = chosen_cell(type(self), cell)
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        # torch checks the sizes and names the parameters, of which it knows the shapes for its own
+        # cells alone. On that device nothing is drawn or stored.
         super().__init__(
-            mode,
+            "RNN_TANH",
             input_size,
             hidden_size,
             num_layers,
@@ -61,26 +101,34 @@ class _Recurrent(nn.RNNBase):
             dropout,
             bidirectional,
             proj_size,
-            **factory,
+            device="meta",
         )
-        self.derivative_bound = derivative_bound
+        if proj_size and not cell.projects:
+            raise ValueError(
+                f"{type(self).__name__} cannot project its outputs: the step of its cell, "
+                f"{cell.name}, has no projection; set proj_size=0, got {proj_size}"
+            )
+        self.mode = cell.name
         self._plans = Plans()
-        if peephole:
-            for suffix in self._suffixes():
-                weight = nn.Parameter(torch.empty(3, hidden_size, **factory))
-                self.register_parameter(f"weight_peephole_{suffix}", weight)
-            self.reset_parameters()
+        for name in self._flat_weights_names:
+            rows, *columns = self.get_parameter(name).shape
+            rows *= 1 if name.startswith("weight_hr") else cell.gates
+            setattr(self, name, nn.Parameter(torch.empty(rows, *columns, **factory)))
+        for suffix in self._suffixes():
+            for name, rows in cell.weights:
+                weight = nn.Parameter(torch.empty(rows, hidden_size, **factory))
+                self.register_parameter(f"weight_{name}_{suffix}", weight)
+        self._init_flat_weights()
+        self._draw_weights()
         self.sites = nn.ModuleDict()
         for suffix in self._suffixes():
             weights = {kind: getattr(self, f"weight_{kind}_{suffix}") for kind in ("ih", "hh")}
-            self.sites[suffix] = cell_sites(
-                CELLS[mode], hidden_size, weights, norm, normalize, factory
-            )
+            self.sites[suffix] = cell_sites(cell, hidden_size, weights, norm, normalize, factory)
 
-    def _cell(self) -> Cell:
-        if self.derivative_bound is not None:
-            return bounded_lstm(self.derivative_bound)
-        return CELLS[self.mode]
+    def flatten_parameters(self) -> None:
+        """Lays weights out for cuDNN, as torch does; a cell that is none of torch's has no need."""
+        if self.cell.has_kernels and self.mode == self.cell.name:
+            super().flatten_parameters()
 
     def _suffixes(self) -> Iterator[str]:
         """What ends the parameter names of each direction of each layer, in torch's order."""
@@ -95,15 +143,20 @@ class _Recurrent(nn.RNNBase):
 
     def reset_parameters(self) -> None:
         """Draws weights and biases anew, as torch does, and starts the strategy anew."""
+        if "sites" not in self._modules:
+            return  # torch's constructor calls this before there is anything
+        self._draw_weights()
+        for sites in self._directions().values():
+            for site in sites.values():
+                site.reset_parameters()
+        self.reset_norm()
+
+    def _draw_weights(self) -> None:
         bound = 1.0 / math.sqrt(self.hidden_size)
-        peepholes = [name for name in self._parameters if name.startswith("weight_peephole")]
-        for name in (*self._flat_weights_names, *peepholes):
+        kinds = [f"weight_{name}" for name, _ in self.cell.weights]
+        of_cell = [f"{kind}_{suffix}" for suffix in self._suffixes() for kind in kinds]
+        for name in (*self._flat_weights_names, *of_cell):
             init.uniform_(getattr(self, name), -bound, bound)
-        if "sites" in self._modules:  # torch's constructor calls this before there are any
-            for sites in self._directions().values():
-                for site in sites.values():
-                    site.reset_parameters()
-            self.reset_norm()
 
     def reset_norm(self) -> None:
         """Takes again what the strategy took from the weights, after they were re-initialised."""
@@ -111,11 +164,16 @@ class _Recurrent(nn.RNNBase):
             sites["input"].reset_weight(getattr(self, f"weight_ih_{suffix}"))
             sites["recurrent"].reset_weight(getattr(self, f"weight_hh_{suffix}"))
 
+    def forward(self, input: Tensor | PackedSequence, hx: Any = None) -> tuple[Any, Any]:
+        """Outputs and final states, of which a single one is a tensor; see `LSTM.forward`."""
+        output, states = self._run(input, hx)
+        return output, states if len(states) > 1 else states[0]
+
     def _run(
         self, input: Tensor | PackedSequence, hx: Tensor | States | None
     ) -> tuple[Tensor | PackedSequence, States]:
         """Outputs and final states, in the layout of the input."""
-        states = as_states(type(self).__name__, self._cell(), hx)
+        states = as_states(type(self).__name__, self.cell, hx)
         if isinstance(input, PackedSequence):
             data, batch_sizes, order, back = input
             ops.check_packed(data, batch_sizes)
@@ -150,8 +208,7 @@ class _Recurrent(nn.RNNBase):
     ) -> tuple[Tensor, States]:
         """The same for time-major input (T, N, I) or packed data (total, I)."""
         if batch_sizes is None:
-            count = len(CELLS[self.mode].states)
-            options = count, self.dropout, self.training
+            options = len(self.cell.states), self.dropout, self.training
             done = self._plans.run(self._parameters, x, states, *options)
             if done is not None:
                 return done
@@ -162,7 +219,7 @@ class _Recurrent(nn.RNNBase):
             states = tuple(x.new_zeros(size) for size in self._state_sizes(x, batch_sizes))
         else:
             self._check_states(x, batch_sizes, states)
-        cell = self._cell()
+        cell = self.cell
         directions = self._directions()
         all_sites = list(directions.values())
         steps = x.shape[0] if batch_sizes is None else len(batch_sizes)
@@ -219,16 +276,16 @@ class _Recurrent(nn.RNNBase):
             getattr(self, f"bias_ih_{suffix}", None),
             getattr(self, f"bias_hh_{suffix}", None),
             getattr(self, f"weight_hr_{suffix}", None),
-            getattr(self, f"weight_peephole_{suffix}", None),
+            tuple(getattr(self, f"weight_{name}_{suffix}") for name, _ in self.cell.weights),
         )
 
     # Checks
 
     def _state_sizes(self, x: Tensor, batch_sizes: Tensor | None) -> list[tuple[int, ...]]:
         examples = x.shape[1] if batch_sizes is None else int(batch_sizes[0])
-        widths = (self.proj_size or self.hidden_size, self.hidden_size)
-        names = CELLS[self.mode].states
-        return [(len(self.sites), examples, width) for _, width in zip(names, widths, strict=False)]
+        others = [self.hidden_size] * (len(self.cell.states) - 1)
+        widths = (self.proj_size or self.hidden_size, *others)
+        return [(len(self.sites), examples, width) for width in widths]
 
     def _check_states(self, x: Tensor, batch_sizes: Tensor | None, states: States) -> None:
         ops.check_states(x, states, self._state_sizes(x, batch_sizes))
@@ -236,7 +293,7 @@ class _Recurrent(nn.RNNBase):
     def _check_parameters(
         self, x: Tensor, records: Sequence[Records], weights: Sequence[Weights]
     ) -> None:
-        cell, hidden = self._cell(), self.hidden_size
+        cell, hidden = self.cell, self.hidden_size
         outputs = self.proj_size or hidden
         directions = 2 if self.bidirectional else 1
         for i, (suffix, record, weight) in enumerate(
@@ -252,7 +309,7 @@ class _Recurrent(nn.RNNBase):
         kind = "batched" if input.dim() == 3 else "unbatched"
         which, got, noun = "hx", f"{states[0].dim()}-D", "tensor"
         if len(states) > 1:
-            which, noun = "hx and cx", "tensors"
+            which, noun = " and ".join(f"{name}x" for name in self.cell.states), "tensors"
             got = "(" + ", ".join(f"{s.dim()}-D" for s in states) + ")"
         raise RuntimeError(
             f"For {kind} {input.dim()}-D input, {which} should also be {input.dim()}-D "
@@ -260,7 +317,7 @@ class _Recurrent(nn.RNNBase):
         )
 
 
-class LSTM(_Recurrent):
+class LSTM(RecurrentLayer):
     """Layers of long short-term memory (paper, eq. 20-22): `torch.nn.LSTM` with a strategy.
 
     With gates i, f, g, o cut from ``input(W x) + recurrent(U h) + b_ih + b_hh``, where ``input``,
@@ -316,6 +373,8 @@ class LSTM(_Recurrent):
         (torch.Size([4, 7, 5]), torch.Size([2, 4, 5]), torch.Size([2, 4, 5]))
     """
 
+    cell = CELLS["LSTM"]
+
     def __init__(
         self,
         input_size: int,
@@ -334,9 +393,7 @@ class LSTM(_Recurrent):
         peephole: bool = False,
         derivative_bound: float | None = None,
     ) -> None:
-        check_bound(derivative_bound)
         super().__init__(
-            "LSTM",
             input_size,
             hidden_size,
             num_layers,
@@ -347,11 +404,17 @@ class LSTM(_Recurrent):
             proj_size,
             device,
             dtype,
-            norm,
-            normalize,
-            peephole,
-            derivative_bound,
+            norm=norm,
+            normalize=normalize,
+            cell=lstm_cell(peephole, derivative_bound),
         )
+        self.derivative_bound = derivative_bound
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "cell" not in state:  # pickled by version 0.1
+            peephole = "weight_peephole_l0" in self._parameters
+            self.cell = lstm_cell(peephole, state.get("derivative_bound"))
 
     def forward(
         self, input: Tensor | PackedSequence, hx: tuple[Tensor, Tensor] | None = None
@@ -377,7 +440,7 @@ class LSTM(_Recurrent):
         return output, (h, c)
 
 
-class GRU(_Recurrent):
+class GRU(RecurrentLayer):
     """Layers of gated recurrent units (paper, eq. 26-28): `torch.nn.GRU` with a strategy.
 
     With r, z, n cut from ``input(W x) + b_ih`` and, marked ', from ``recurrent(U h) + b_hh``::
@@ -421,6 +484,8 @@ class GRU(_Recurrent):
         (torch.Size([7, 4, 10]), torch.Size([2, 4, 5]))
     """
 
+    cell = CELLS["GRU"]
+
     def __init__(
         self,
         input_size: int,
@@ -437,7 +502,6 @@ class GRU(_Recurrent):
         normalize: Sequence[str] | None = None,
     ) -> None:
         super().__init__(
-            "GRU",
             input_size,
             hidden_size,
             num_layers,
@@ -448,8 +512,8 @@ class GRU(_Recurrent):
             0,
             device,
             dtype,
-            norm,
-            normalize,
+            norm=norm,
+            normalize=normalize,
         )
 
     def forward(
@@ -460,7 +524,7 @@ class GRU(_Recurrent):
         return output, h
 
 
-class RNN(_Recurrent):
+class RNN(RecurrentLayer):
     """Layers of simple recurrent units (paper, eq. 4): `torch.nn.RNN` with a strategy.
 
     ``h' = f(sum(W x + U h) + b_ih + b_hh)``: the sum of both terms is normalised.
@@ -516,7 +580,6 @@ class RNN(_Recurrent):
         normalize: Sequence[str] | None = None,
     ) -> None:
         super().__init__(
-            rnn_cell(nonlinearity).name,
             input_size,
             hidden_size,
             num_layers,
@@ -527,10 +590,16 @@ class RNN(_Recurrent):
             0,
             device,
             dtype,
-            norm,
-            normalize,
+            norm=norm,
+            normalize=normalize,
+            cell=rnn_cell(nonlinearity),
         )
         self.nonlinearity = nonlinearity
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "cell" not in state:  # pickled by version 0.1
+            self.cell = rnn_cell(self.nonlinearity)
 
     def forward(
         self, input: Tensor | PackedSequence, hx: Tensor | None = None
@@ -538,3 +607,49 @@ class RNN(_Recurrent):
         """Outputs and final state; arguments as for `LSTM.forward`, the state being h alone."""
         output, (h,) = self._run(input, hx)
         return output, h
+
+
+def recurrent_layer(kind: str | Mapping[str, str] | type[RecurrentLayer]) -> type[RecurrentLayer]:
+    """A class of recurrent layers, by what an argument or a checkpoint calls it.
+
+    Args:
+        kind: ``"lstm"``, ``"gru"`` or ``"rnn"``, in capitals too; a class; or what `layer_config`
+            wrote down. Its class path is imported: use that on your own files and checkpoints only.
+
+    Raises:
+        ValueError: for another name, or a path that leads to no such class.
+
+    Example:
+        >>> recurrent_layer("gru").__name__
+        'GRU'
+        >>> recurrent_layer({"class_path": "ln_zoo.layers.LSTM"}).__name__
+        'LSTM'
+    """
+    found: Any = kind
+    if isinstance(kind, str):
+        found = {cls.__name__: cls for cls in (LSTM, GRU, RNN)}.get(kind.upper())
+    elif isinstance(kind, Mapping):
+        module, _, name = str(kind.get("class_path")).rpartition(".")
+        try:
+            found = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ValueError(f"cell {kind['class_path']!r} cannot be imported: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, RecurrentLayer)):
+        raise ValueError(
+            "cell must be one of ['gru', 'lstm', 'rnn'], or a class of ln_zoo.layers."
+            f"RecurrentLayer or its class_path; got {kind!r}"
+        )
+    return found
+
+
+def layer_config(kind: str | Mapping[str, str] | type[RecurrentLayer]) -> str | dict[str, str]:
+    """A class of recurrent layers in plain values: ``"lstm"`` or ``{"class_path": ...}``.
+
+    Example:
+        >>> layer_config(GRU)
+        'gru'
+    """
+    cls = recurrent_layer(kind)
+    if cls in (LSTM, GRU, RNN):
+        return cls.__name__.lower()
+    return {"class_path": f"{cls.__module__}.{cls.__qualname__}"}

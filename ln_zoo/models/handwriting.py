@@ -12,7 +12,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ln_zoo.layers import LSTM, WindowLSTM, WindowState
+from ln_zoo.layers import LSTM, WindowLSTM, WindowState, set_forget_bias
 from ln_zoo.metrics import PenMixture, Ratio
 from ln_zoo.models.base import ZooModule, fused_on_cpu
 from ln_zoo.models.checks import check_positive, check_sizes, check_words
@@ -233,7 +233,7 @@ class Handwriting(ZooModule):
         read = hidden_size * (num_layers if output_from == "all" else 1)
         self.output = nn.Linear(read, 1 + 6 * mixture_components)
         if forget_bias is not None:
-            self._start_forget_gates(forget_bias)
+            set_forget_bias(self, forget_bias)
         self.register_buffer("offset_mean", torch.zeros(2))
         self.register_buffer("offset_std", torch.zeros(2))
         for stage in ("val", "test"):
@@ -304,12 +304,6 @@ class Handwriting(ZooModule):
     def mixture(self, outputs: Tensor) -> PenMixture:
         """The mixture of the network's outputs, of standardised offsets."""
         return PenMixture.of(outputs, self.min_log_std, self.max_correlation)
-
-    @torch.no_grad()
-    def _start_forget_gates(self, bias: float) -> None:
-        for name, parameter in self.named_parameters():
-            if ".bias_ih" in name or ".bias_hh" in name:
-                parameter.chunk(4)[1].fill_(bias if "_ih" in name else 0.0)
 
     # Text and offsets
 

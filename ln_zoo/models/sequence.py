@@ -10,12 +10,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import init
 
-from ln_zoo.layers import GRU, LSTM, RNN, Linear, orthogonal_, orthogonal_init
+from ln_zoo.layers import (
+    Linear,
+    RecurrentLayer,
+    layer_config,
+    orthogonal_,
+    orthogonal_init,
+    recurrent_layer,
+)
 from ln_zoo.models.checks import check_sizes
 from ln_zoo.models.classifier import Classifier
 from ln_zoo.norms import LayerNorm, Norm, from_config
-
-_CELLS: dict[str, type[LSTM] | type[GRU] | type[RNN]] = {"lstm": LSTM, "gru": GRU, "rnn": RNN}
 
 
 class SequenceClassifier(Classifier):
@@ -39,7 +44,9 @@ class SequenceClassifier(Classifier):
         in_features: numbers I of a flattened input; 784 for MNIST.
         num_classes: number K of classes.
         hidden_size: size H of the state.
-        cell: ``"lstm"``, ``"gru"`` or ``"rnn"`` (tanh).
+        cell: ``"lstm"``, ``"gru"`` or ``"rnn"`` (tanh); or a class of your own, a subclass of
+            `ln_zoo.layers.RecurrentLayer` (on the command line its class path), which checkpoints
+            hold as ``{"class_path": ...}``.
         num_layers: recurrent layers.
         step_features: numbers F read at each of T = I / F steps: 1 for pixels, 28 for the rows of
             MNIST.
@@ -84,7 +91,7 @@ class SequenceClassifier(Classifier):
         in_features: int = 784,
         num_classes: int = 10,
         hidden_size: int = 100,
-        cell: Literal["lstm", "gru", "rnn"] = "lstm",
+        cell: Literal["lstm", "gru", "rnn"] | type[RecurrentLayer] | dict[str, str] = "lstm",
         num_layers: int = 1,
         step_features: int = 1,
         permuted: bool = False,
@@ -97,8 +104,7 @@ class SequenceClassifier(Classifier):
     ) -> None:
         super().__init__(lr, optimizer)
         norm = LayerNorm() if norm is None else from_config(norm)
-        if cell not in _CELLS:
-            raise ValueError(f"cell must be one of {sorted(_CELLS)}, got {cell!r}")
+        cls = recurrent_layer(cell)
         check_sizes(
             in_features=in_features,
             num_classes=num_classes,
@@ -117,15 +123,13 @@ class SequenceClassifier(Classifier):
             raise ValueError(
                 f"initial_noise must be a finite number of at least 0, got {initial_noise!r}"
             )
-        self.remember(norm, initial_noise=initial_noise)
+        self.remember(norm, initial_noise=initial_noise, cell=layer_config(cls))
         self.in_features = in_features
         self.step_features = step_features
         self.initial_noise = initial_noise
-        self.recurrent = _CELLS[cell](
-            step_features, hidden_size, num_layers, norm=norm, normalize=normalize
-        )
+        self.recurrent = cls(step_features, hidden_size, num_layers, norm=norm, normalize=normalize)
         self.readout = Linear(hidden_size, num_classes)
-        states = 2 if cell == "lstm" else 1
+        states = len(self.recurrent.cell.states)
         self.initial_states = nn.Parameter(torch.empty(states, num_layers, hidden_size))
         order = None
         if permuted:

@@ -6,8 +6,9 @@ from ln_zoo.ops.cells import (
     Place,
     States,
     Weights,
-    bounded_lstm,
     clip_derivative,
+    linear,
+    lstm_cell,
 )
 from ln_zoo.ops.checks import check_devices, check_packed, check_parameters, check_states
 from ln_zoo.ops.dispatch import KERNELS, Kernel, pick, pick_step
@@ -57,7 +58,6 @@ __all__ = [
     "WindowOperands",
     "Windowed",
     "attention",
-    "bounded_lstm",
     "check_devices",
     "check_packed",
     "check_parameters",
@@ -68,6 +68,8 @@ __all__ = [
     "draw_forward",
     "draw_refusal",
     "filterbank",
+    "linear",
+    "lstm_cell",
     "pick",
     "pick_step",
     "scan",

@@ -887,14 +887,12 @@ def _given(place: Cases) -> Cases:
 
 
 def _refusal(cell: Cell, records: Sequence[Records], weights: Sequence[Weights]) -> str | None:
-    if cell.name not in ("LSTM", "GRU", "RNN_TANH", "RNN_RELU"):
-        return f"no kernel knows a cell called {cell.name}"
+    if not cell.has_kernels:
+        return f"no kernel knows this cell, {cell.name}"
     over_examples = False
     for direction, w in zip(records, weights, strict=True):
         if w.hr is not None:
             return "the hidden state is projected"
-        if w.peephole is not None:
-            return "there are peepholes"
         for place in cell.places:
             record = direction[place.role]
             if record is None:

@@ -1,14 +1,15 @@
 """Recurrent cells: each is one step, written as data and one pure function.
 
 Everything else about a recurrent layer (time, layers, directions, packing, dropout) is the same for
-all of them and is written once, in `ln_zoo.ops.recurrence`.
+all of them and is written once, in `ln_zoo.ops.recurrence`. All that a layer, an initialiser or an
+analysis has to know of a cell stands on the `Cell`.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -26,12 +27,11 @@ class Weights(NamedTuple):
 
     Attributes:
         ih: input-to-hidden, (G, I), with G the summed inputs of all gates (4H, 3H or H).
-        hh: hidden-to-hidden, (G, H), or (G, P) with an LSTM's projection to P features.
+        hh: hidden-to-hidden, (G, H), or (G, P) with a projection to P features.
         bias_ih: (G,) or ``None``.
         bias_hh: (G,) or ``None``.
-        hr: an LSTM's projection, (P, H), or ``None``.
-        peephole: an LSTM's diagonal weights from cell states to the gates i, f and o, (3, H), or
-            ``None``.
+        hr: the projection, (P, H), or ``None``.
+        own: what `Cell.weights` names, in its order, (rows, H) each.
     """
 
     ih: Tensor
@@ -39,7 +39,14 @@ class Weights(NamedTuple):
     bias_ih: Tensor | None = None
     bias_hh: Tensor | None = None
     hr: Tensor | None = None
-    peephole: Tensor | None = None
+    own: tuple[Tensor, ...] = ()
+
+    @property
+    def bias(self) -> Tensor | float:
+        """Both biases summed, (G,); 0.0 where there are none."""
+        if self.bias_ih is None or self.bias_hh is None:
+            return 0.0
+        return self.bias_ih + self.bias_hh
 
 
 Step = Callable[[Tensor, States, Weights, Sites, int | None], States]
@@ -50,11 +57,13 @@ class Place:
     """A place in a cell where a strategy may act.
 
     Args:
-        role: its name: ``"input"``, ``"recurrent"``, ``"cell"`` or ``"sum"``.
+        role: its name: ``"input"``, ``"recurrent"``, and any others that the step asks for.
         groups: the runs of features that share statistics, in units of the hidden size H.
-        weight: the weight whose products are summed here, ``"ih"`` or ``"hh"``.
+        weight: the weight that a strategy may act on here, ``"ih"`` or ``"hh"``.
         sums: whether a strategy acts on summed inputs here, or on the weight alone.
         own_shift: whether no bias of the layer is added here.
+        products: the weights whose products are summed here; default: ``weight``, where there is
+            one and ``sums`` is true.
     """
 
     role: str
@@ -62,76 +71,147 @@ class Place:
     weight: str | None = None
     sums: bool = True
     own_shift: bool = False
+    products: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.weight is not None and self.sums and not self.products:
+            object.__setattr__(self, "products", (self.weight,))
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A recurrent cell.
+    """A recurrent cell: all that layers, initialisers and analyses have to know of it.
+
+    There must be places ``"input"``, with the weight ``"ih"``, and ``"recurrent"``, with ``"hh"``,
+    of as many gates each. Every state is (N, H); the first, projected or not, is the output.
 
     Args:
-        name: torch's name of it, the ``mode`` of `torch.nn.RNNBase`.
+        name: what it is called in messages and in the log.
         step: the function ``step(wx, states, weights, sites, t)`` that gives the next states;
             ``wx`` (n, G) is the input term, normalised where the cell's ``"input"`` place does so,
-            and ``t`` the time step.
+            and ``t`` the time step. States are float32 at least; take products with `linear`. To be
+            pickled with its layer it must have a name in a module.
         places: where strategies act.
         states: names of the states; the first is the output.
+        weights: further weights, each by its name and number of rows: one of ``("peephole", 3)`` is
+            the parameter ``weight_peephole_l0`` (3, H), and the first of ``weights.own``.
+        candidates: which blocks of H rows of the weights make candidate states, not gates.
+        forget: which blocks make gates that keep the old state where they are open, and so start
+            with a positive bias.
+        projects: whether the step projects its output by ``weights.hr``, if that is there.
+        unclipped: the cell of the same function that leaves derivatives as they are, if this one
+            does not.
+
+    Raises:
+        ValueError: for a cell without these places, or blocks that there are not.
     """
 
     name: str
     step: Step
     places: tuple[Place, ...]
     states: tuple[str, ...] = ("h",)
+    weights: tuple[tuple[str, int], ...] = ()
+    candidates: tuple[int, ...] = ()
+    forget: tuple[int, ...] = ()
+    projects: bool = False
+    unclipped: Cell | None = None
+
+    def __post_init__(self) -> None:
+        of_weights = {place.role: (place.weight, sum(place.groups)) for place in self.places}
+        for role, weight in (("input", "ih"), ("recurrent", "hh")):
+            found = of_weights.get(role)
+            if found is None or found[0] != weight or found[1] != of_weights["input"][1]:
+                raise ValueError(
+                    f"cell {self.name!r} needs places 'input' with weight='ih' and 'recurrent' "
+                    f"with weight='hh', of as many gates each; got {self.places}"
+                )
+        if not self.states:
+            raise ValueError(f"cell {self.name!r} needs a state at least, its output")
+        for name, blocks in (("candidates", self.candidates), ("forget", self.forget)):
+            if not set(blocks) <= set(range(self.gates)):
+                raise ValueError(
+                    f"cell {self.name!r}: {name} must be numbers of blocks of rows, 0 to "
+                    f"{self.gates - 1}; got {blocks}"
+                )
 
     @property
     def gates(self) -> int:
         """Summed inputs per hidden unit."""
-        return sum(self.places[0].groups)
+        return sum(next(place.groups for place in self.places if place.role == "input"))
 
     @property
     def roles(self) -> tuple[str, ...]:
         """Names of the places."""
         return tuple(place.role for place in self.places)
 
+    @property
+    def has_kernels(self) -> bool:
+        """Whether it is one of `CELLS`, which kernels run; others run on the generic loop."""
+        return CELLS.get(self.name) is self
 
-def _recurrent_term(h: Tensor, w: Weights) -> Tensor:
-    # States are carried in float32 at least; half-precision weights want their own kind.
-    return F.linear(h.to(w.hh.dtype), w.hh)
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Copies and pickled ones of `CELLS` are the very same.
+        if self.has_kernels:
+            return _cell_called, (self.name,)
+        return Cell, tuple(getattr(self, field.name) for field in fields(self))
+
+
+def _cell_called(name: str) -> Cell:
+    return CELLS[name]
+
+
+def linear(a: Tensor, weight: Tensor) -> Tensor:
+    """The products (n, F) of states a (n, H) and a weight (F, H), in the weight's precision.
+
+    States are carried in float32 at least; half-precision weights want their own kind.
+    """
+    return F.linear(a.to(weight.dtype), weight)
+
+
+Clip = Callable[[Tensor], Tensor]
+
+
+def _unclipped(a: Tensor) -> Tensor:
+    return a
+
+
+def _lstm_sums(wx: Tensor, h: Tensor, w: Weights, sites: Sites, t: int | None) -> Tensor:
+    return wx + sites["recurrent"](linear(h, w.hh), t) + w.bias
+
+
+def _lstm_output(o: Tensor, c: Tensor, w: Weights, sites: Sites, t: int | None) -> States:
+    h = o.sigmoid() * sites["cell"](c, t).tanh()
+    return h if w.hr is None else linear(h, w.hr), c
 
 
 def lstm_step(
-    wx: Tensor,
-    states: States,
-    w: Weights,
-    sites: Sites,
-    t: int | None,
-    derivative_bound: float | None = None,
+    wx: Tensor, states: States, w: Weights, sites: Sites, t: int | None, clip: Clip = _unclipped
 ) -> States:
     """LSTM (paper, eq. 20-22; DRAW's, eq. 29-31), gates i, f, g, o.
 
-    The cell state is normalised on its way to the output only: c itself is carried as it is, and is
-    what peepholes see (Graves 2013, eq. 7-10). Derivatives of the loss by the gates' sums are
-    clipped to ``derivative_bound`` (there, section 2.1).
+    The cell state is normalised on its way to the output only: c itself is carried as it is. The
+    gates' sums pass through ``clip``.
     """
     h, c = states
-    sums = wx + sites["recurrent"](_recurrent_term(h, w), t)
-    if w.bias_ih is not None and w.bias_hh is not None:
-        sums = sums + (w.bias_ih + w.bias_hh)
+    i, f, g, o = clip(_lstm_sums(wx, h, w, sites, t)).chunk(4, dim=-1)
+    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+    return _lstm_output(o, c, w, sites, t)
 
-    def bounded(a: Tensor) -> Tensor:
-        return a if derivative_bound is None else clip_derivative(a, derivative_bound)
 
-    i, f, g, o = (sums if w.peephole is not None else bounded(sums)).chunk(4, dim=-1)
-    if w.peephole is None:
-        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
-    else:
-        to_i, to_f, to_o = w.peephole
-        i, f, g = bounded(i + to_i * c), bounded(f + to_f * c), bounded(g)
-        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
-        o = bounded(o + to_o * c)
-    h = o.sigmoid() * sites["cell"](c, t).tanh()
-    if w.hr is not None:
-        h = F.linear(h.to(w.hr.dtype), w.hr)
-    return h, c
+def peephole_lstm_step(
+    wx: Tensor, states: States, w: Weights, sites: Sites, t: int | None, clip: Clip = _unclipped
+) -> States:
+    """The LSTM whose gates see cell states (Graves 2013, eq. 7-10).
+
+    Gates i and f see the one before, o the new one, each by a weight per unit. The cell state that
+    they see is not normalised.
+    """
+    h, c = states
+    i, f, g, o = _lstm_sums(wx, h, w, sites, t).chunk(4, dim=-1)
+    to_i, to_f, to_o = w.own[0]
+    i, f, g = clip(i + to_i * c), clip(f + to_f * c), clip(g)
+    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+    return _lstm_output(clip(o + to_o * c), c, w, sites, t)
 
 
 class _ClipDerivative(torch.autograd.Function):
@@ -167,7 +247,7 @@ def clip_derivative(a: Tensor, bound: float) -> Tensor:
 def gru_step(wx: Tensor, states: States, w: Weights, sites: Sites, t: int | None) -> States:
     """GRU (paper, eq. 26-28), gates r, z, n; the reset gate acts after the product, as in torch."""
     (h,) = states
-    uh = sites["recurrent"](_recurrent_term(h, w), t)
+    uh = sites["recurrent"](linear(h, w.hh), t)
     if w.bias_ih is not None and w.bias_hh is not None:
         wx, uh = wx + w.bias_ih, uh + w.bias_hh
     (xr, xz, xn), (hr, hz, hn) = wx.chunk(3, dim=-1), uh.chunk(3, dim=-1)
@@ -177,10 +257,7 @@ def gru_step(wx: Tensor, states: States, w: Weights, sites: Sites, t: int | None
 
 
 def _rnn_sums(wx: Tensor, states: States, w: Weights, sites: Sites, t: int | None) -> Tensor:
-    sums = sites["sum"](wx + _recurrent_term(states[0], w), t)
-    if w.bias_ih is not None and w.bias_hh is not None:
-        sums = sums + (w.bias_ih + w.bias_hh)
-    return sums
+    return sites["sum"](wx + linear(states[0], w.hh), t) + w.bias
 
 
 def rnn_tanh_step(wx: Tensor, states: States, w: Weights, sites: Sites, t: int | None) -> States:
@@ -206,23 +283,58 @@ _GRU_PLACES = (
 _RNN_PLACES = (
     Place("input", (1,), weight="ih", sums=False),
     Place("recurrent", (1,), weight="hh", sums=False),
-    Place("sum", (1,)),
+    Place("sum", (1,), products=("ih", "hh")),
 )
 
-
-def bounded_lstm(bound: float) -> Cell:
-    """The LSTM that clips the derivatives of the loss by its gates' sums to +-bound."""
-    step = functools.partial(lstm_step, derivative_bound=bound)
-    return replace(CELLS["LSTM"], name="LSTM with clipped derivatives", step=step)
-
-
-#: All cells, by name.
+#: The cells that kernels run, by torch's name: the ``mode`` of `torch.nn.RNNBase`.
 CELLS = {
     cell.name: cell
     for cell in (
-        Cell("LSTM", lstm_step, _LSTM_PLACES, states=("h", "c")),
-        Cell("GRU", gru_step, _GRU_PLACES),
-        Cell("RNN_TANH", rnn_tanh_step, _RNN_PLACES),
-        Cell("RNN_RELU", rnn_relu_step, _RNN_PLACES),
+        Cell(
+            "LSTM",
+            lstm_step,
+            _LSTM_PLACES,
+            states=("h", "c"),
+            candidates=(2,),
+            forget=(1,),
+            projects=True,
+        ),
+        Cell("GRU", gru_step, _GRU_PLACES, candidates=(2,)),
+        Cell("RNN_TANH", rnn_tanh_step, _RNN_PLACES, candidates=(0,)),
+        Cell("RNN_RELU", rnn_relu_step, _RNN_PLACES, candidates=(0,)),
     )
 }
+
+
+def lstm_cell(peephole: bool = False, derivative_bound: float | None = None) -> Cell:
+    """An LSTM: the one of `CELLS`, or one with peepholes, clipped derivatives or both.
+
+    Args:
+        peephole: whether gates see cell states (Graves 2013, eq. 7-10).
+        derivative_bound: clips the derivative of the loss by each gate's sum to this size (Graves
+            2013, section 2.1).
+
+    Raises:
+        ValueError: unless the bound is positive, or ``None``.
+
+    Example:
+        >>> lstm_cell() is CELLS["LSTM"]
+        True
+        >>> lstm_cell(peephole=True, derivative_bound=10.0).name
+        'LSTM with peepholes, clipped'
+    """
+    cell = CELLS["LSTM"]
+    if peephole:
+        cell = replace(
+            cell,
+            name="LSTM with peepholes",
+            step=peephole_lstm_step,
+            weights=(("peephole", 3),),
+        )
+    if derivative_bound is None:
+        return cell
+    if not derivative_bound > 0:
+        raise ValueError(f"derivative_bound must be positive, got {derivative_bound!r}")
+    clip = functools.partial(clip_derivative, bound=derivative_bound)
+    step = functools.partial(cell.step, clip=clip)
+    return replace(cell, name=f"{cell.name}, clipped", step=step, unclipped=cell)

@@ -99,10 +99,13 @@ def check_parameters(
     """
     inputs, hidden, outputs = sizes
     gates = cell.gates * hidden
-    expected = (gates, inputs), (gates, outputs), (gates,), (gates,), (outputs, hidden), (3, hidden)
-    names = "weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr", "weight_peephole"
+    *given, own = weights
+    expected = [(gates, inputs), (gates, outputs), (gates,), (gates,), (outputs, hidden)]
+    expected += [(rows, hidden) for _, rows in cell.weights]
+    names = ["weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr"]
+    names += [f"weight_{name}" for name, _ in cell.weights]
     end = f"_{suffix}" if suffix else ""
-    for name, a, size in zip(names, weights, expected, strict=True):
+    for name, a, size in zip(names, (*given, *own), expected, strict=True):
         if a is None:
             continue
         _check_parameter(f"{name}{end}", a, input, size)

@@ -146,7 +146,7 @@ class Plans:
         key = _key(x)
         if key is None or entries is None:
             return
-        if any(w.hr is not None or w.peephole is not None for w in weights):
+        if not cell.has_kernels or any(w.hr is not None for w in weights):
             return
         if not all(isinstance(r, RowNorm) for direction in records for r in direction.values()):
             return

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ln_zoo.ops.cells import Cell, States, Weights
+from ln_zoo.ops.cells import CELLS, Cell, States, Weights
 from ln_zoo.ops.records import Records, RowNorm
 
 
@@ -94,7 +94,7 @@ class Spec:
     @property
     def gates(self) -> int:
         """Summed inputs per hidden unit."""
-        return {"LSTM": 4, "GRU": 3}.get(self.cell, 1)
+        return CELLS[self.cell].gates
 
     @property
     def merged(self) -> bool:
@@ -172,13 +172,11 @@ def refusal(cell: Cell, records: Sequence[Records], weights: Sequence[Weights]) 
         records: what happens to summed inputs, by role, for each direction of each layer.
         weights: the effective weights of each.
     """
-    if cell.name not in ("LSTM", "GRU", "RNN_TANH", "RNN_RELU"):
-        return f"no kernel knows a cell called {cell.name}"
+    if not cell.has_kernels:
+        return f"no kernel knows this cell, {cell.name}"
     for direction, w in zip(records, weights, strict=True):
         if w.hr is not None:
             return "the hidden state is projected"
-        if w.peephole is not None:
-            return "there are peepholes"
         hidden = w.hh.shape[1]
         for place in cell.places:
             record = direction[place.role]

@@ -175,7 +175,7 @@ def test_refusals_have_reasons() -> None:
     assert "normalises a term of the sum" in why("RNN_RELU", {"input": record((H,))})
     other = Cell("MUT1", CELLS["GRU"].step, CELLS["GRU"].places)
     reason = refusal(other, [records("GRU")], [weights("GRU")])
-    assert reason == "no kernel knows a cell called MUT1"
+    assert reason == "no kernel knows this cell, MUT1"
 
 
 def test_groups_may_be_any_unions_of_gates() -> None:

@@ -33,10 +33,8 @@ class TorchRNN:
         self, cell: Cell, records: Sequence[Records], x: Tensor, weights: Sequence[Weights]
     ) -> str | None:
         """Why this call is not for torch, or ``None``."""
-        if cell.name not in _FUNCTIONS:
+        if not cell.has_kernels:
             return f"torch has no {cell.name}"
-        if any(w.peephole is not None for w in weights):
-            return "torch has no peepholes"
         for direction in records:
             for role, record in direction.items():
                 if record is None or not record.identity:
@@ -77,7 +75,7 @@ class TorchRNN:
     ) -> tuple[Tensor, States]:
         """Runs the layers; arguments as `ln_zoo.ops.dispatch.Kernel` has them."""
         hx = states if cell.name == "LSTM" else states[0]
-        flat = [w for direction in weights for w in direction if w is not None]
+        flat = [w for direction in weights for w in direction[:5] if w is not None]
         has_biases = weights[0].bias_ih is not None
         layers = len(weights) // (2 if bidirectional else 1)
         options = (flat, has_biases, layers, dropout, training, bidirectional)
