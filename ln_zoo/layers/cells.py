@@ -493,6 +493,8 @@ class RNNCell(RecurrentCell):
         ['weight_ih', 'weight_hh', 'bias_ih', 'bias_hh', 'sites.sum.gain']
     """
 
+    cell = CELLS["RNN_TANH"]
+
     def __init__(
         self,
         input_size: int,

@@ -563,6 +563,8 @@ class RNN(RecurrentLayer):
         (torch.Size([7, 4, 5]), torch.Size([1, 4, 5]))
     """
 
+    cell = CELLS["RNN_TANH"]
+
     def __init__(
         self,
         input_size: int,

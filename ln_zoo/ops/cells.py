@@ -48,6 +48,11 @@ class Weights(NamedTuple):
             return 0.0
         return self.bias_ih + self.bias_hh
 
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """All of them, in order."""
+        return (*self[:5], *self.own)
+
 
 Step = Callable[[Tensor, States, Weights, Sites, int | None], States]
 
@@ -336,5 +341,5 @@ def lstm_cell(peephole: bool = False, derivative_bound: float | None = None) -> 
     if not derivative_bound > 0:
         raise ValueError(f"derivative_bound must be positive, got {derivative_bound!r}")
     clip = functools.partial(clip_derivative, bound=derivative_bound)
-    step = functools.partial(cell.step, clip=clip)
+    step = functools.partial(peephole_lstm_step if peephole else lstm_step, clip=clip)
     return replace(cell, name=f"{cell.name}, clipped", step=step, unclipped=cell)

@@ -575,7 +575,9 @@ def test_layers_and_inputs_that_are_none(measure) -> None:
     x, name = normal(T, N, I), measure.__name__
     if measure in (lyapunov_exponents, site_gains, hidden_dynamics):
         name = f"({name}|perturbation_growth)"
-    with pytest.raises(TypeError, match=rf"{name} takes an LSTM, .*torch\.nn\.modules\.rnn\.GRU"):
+    with pytest.raises(
+        TypeError, match=rf"{name} takes a recurrent layer .*torch\.nn\.modules\.rnn\.GRU"
+    ):
         measure(nn.GRU(I, H, dtype=F64), x)
     layer = GRU(I, H, dtype=F64)
     for wrong in (x[0], x[:0], x[:, :0]):

@@ -369,7 +369,7 @@ def test_nothing_to_measure_or_to_show() -> None:
         gradient_flow_table([])
 
 
-@pytest.mark.parametrize("options", [{"cell": "rnn"}, {"candidate": "eye"}])
+@pytest.mark.parametrize("options", [{"cell": "tanh"}, {"candidate": "eye"}])
 def test_unknown_choices(options: dict) -> None:
     (name,) = options
     with pytest.raises(ValueError, match=rf"{name} must be .*, got"):

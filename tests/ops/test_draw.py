@@ -791,8 +791,6 @@ def test_what_functions_of_torch_do_alone(monkeypatch: pytest.MonkeyPatch) -> No
     nothing = (None,) * 5
     over_examples = records | {"cell": StepNorm(H, True, 1e-5, 0, None, None, *nothing[:3])}
     assert "over the batch" in refused(p, with_encoder(records=over_examples))
-    peephole = weights.encoder.weights._replace(peephole=torch.zeros(3, H))
-    assert refused(p, with_encoder(weights=peephole)) == "there are peepholes"
     for name in GIVEN:
         leaf = p | {name: p[name].clone().requires_grad_()}
         assert "gradients of images and noise" in refused(leaf)

@@ -699,7 +699,6 @@ def test_what_functions_of_torch_do_better_or_alone(monkeypatch: pytest.MonkeyPa
     assert chosen(p, Rule()) is not None
     assert chosen(p._replace(x=p.x[:15]), Rule()) is None
     assert chosen(p._replace(text=p.text.clone().requires_grad_()), Rule()) is None
-    assert chosen(p, Rule(), peephole=torch.zeros(3, 3)) is None
     assert chosen(p, Rule(), hr=torch.zeros(2, 3)) is None
     for name in ("x", "weight", "text", "kappa"):
         assert chosen(p._replace(**{name: getattr(p, name).double()}), Rule()) is None

@@ -75,7 +75,7 @@ class TorchRNN:
     ) -> tuple[Tensor, States]:
         """Runs the layers; arguments as `ln_zoo.ops.dispatch.Kernel` has them."""
         hx = states if cell.name == "LSTM" else states[0]
-        flat = [w for direction in weights for w in direction[:5] if w is not None]
+        flat = [w for direction in weights for w in direction.tensors if w is not None]
         has_biases = weights[0].bias_ih is not None
         layers = len(weights) // (2 if bidirectional else 1)
         options = (flat, has_biases, layers, dropout, training, bidirectional)

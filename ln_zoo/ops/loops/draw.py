@@ -289,7 +289,7 @@ def _tensors(images: Tensor, noise: Tensor, weights: DrawWeights) -> list[Tensor
     found: list[Tensor | None] = [images, noise, weights.canvas]
     for lstm in (weights.encoder, weights.decoder):
         record = lstm.records["cell"]
-        found += [*lstm.weights, lstm.h, lstm.c]
+        found += [*lstm.weights.tensors, lstm.h, lstm.c]
         if isinstance(record, RowNorm):
             found += [record.gain, record.shift]
     for affine in (weights.posterior, weights.read, weights.write, weights.patch):

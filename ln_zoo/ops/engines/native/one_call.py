@@ -350,7 +350,9 @@ class OneCall:
         if x.dim() != 3 or not 0 < x.shape[0] * x.shape[1] <= ONE_CALL_ROWS:
             return f"it runs padded calls of 1 to {ONE_CALL_ROWS} rows"
         norms = [r for direction in records for r in direction.values() if isinstance(r, RowNorm)]
-        tensors = [a for w in weights for a in w] + [a for r in norms for a in (r.gain, r.shift)]
+        tensors = [a for w in weights for a in w.tensors] + [
+            a for r in norms for a in (r.gain, r.shift)
+        ]
         for a in (x, *tensors):
             if a is None:
                 continue
