@@ -1,4 +1,5 @@
-"""The test case that a strategy inherits: name your strategy, and pytest runs every check on it.
+"""Test examples to inherit: name your strategy or your cell, and pytest runs every check on it.
+`CellCase` is the one of recurrent cells; `NormCase`, of strategies, is used so:
 
     from dataclasses import dataclass
 
@@ -34,6 +35,7 @@ import dataclasses
 import io
 import json
 import pickle
+import re
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -41,10 +43,35 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from ln_zoo.analysis.dynamics import perturbation_growth
+from ln_zoo.analysis.gradient_flow import gradient_norms
 from ln_zoo.analysis.invariance import INVARIANT, VARIANT, invariance_table
 from ln_zoo.analysis.stepping import drawing
-from ln_zoo.layers import GRU, LSTM, RNN, Conv2d, GRUCell, Linear, LSTMCell, RNNCell
-from ln_zoo.norms import INVARIANCES, Norm, Site, from_config, to_config
+from ln_zoo.layers import (
+    GRU,
+    LSTM,
+    RNN,
+    Conv2d,
+    GRUCell,
+    Linear,
+    LSTMCell,
+    RecurrentCell,
+    RecurrentLayer,
+    RNNCell,
+    orthogonal_init,
+)
+from ln_zoo.norms import (
+    INVARIANCES,
+    BatchNorm,
+    Identity,
+    LayerNorm,
+    Norm,
+    RMSNorm,
+    Site,
+    WeightNorm,
+    from_config,
+    to_config,
+)
 from ln_zoo.ops.records import RowNorm, StepNorm
 
 try:
@@ -62,10 +89,11 @@ TOLERANCES: dict[str, float] = {
     "variant": VARIANT,  # what it does not call so moves more than this
 }
 
-_CELLS: dict[str, type[nn.Module]] = {"LSTM": LSTMCell, "GRU": GRUCell, "RNN": RNNCell}
-_RECURRENT: dict[str, type[nn.Module]] = {"LSTM": LSTM, "GRU": GRU, "RNN": RNN}
+_KINDS: dict[str, type[nn.Module]] = {
+    cls.__name__: cls for cls in (Linear, Conv2d, LSTM, GRU, RNN, LSTMCell, GRUCell, RNNCell)
+}
 #: Every layer that has normalised sums, by the name of its class.
-LAYERS: tuple[str, ...] = ("Linear", "Conv2d", *_RECURRENT, *(f"{name}Cell" for name in _CELLS))
+LAYERS: tuple[str, ...] = tuple(_KINDS)
 _STEPS = 3
 _POSITIONS = (4, 3)
 
@@ -97,98 +125,30 @@ def invariance_deviations(norm: Norm) -> dict[str, float]:
     return found
 
 
-class NormCase:
-    """What every strategy has to satisfy; a subclass names its strategy and pytest does the rest.
+class _LayerCase:
+    """Checks of one strategy in several layers, which both test cases share."""
 
-    The checks run the strategy in `Linear`, `Conv2d`, `LSTM`, `GRU`, `RNN` and the cells: shapes,
-    gradients, saving and copying, precisions, packed sequences, the fast path against the generic
-    scan, and each fact that the strategy declares (`Norm.batch_dependent`, `Norm.per_timestep`,
-    `Norm.invariances`, `Norm.to_spec`) against what it computes.
+    norm: Any
 
-    A check that does not apply to a strategy skips with its reason. To leave one out, set it to
-    ``None`` in the subclass.
-
-    Attributes:
-        norm: the strategy under test.
-        layers: names of the layers to run it in, out of `LAYERS`. Default: all. Name fewer where a
-            strategy differs in them alone from one that has a case of its own.
-
-    Example:
-        >>> from ln_zoo.norms import RMSNorm
-        >>> class TestRMSNorm(NormCase):
-        ...     norm = RMSNorm(eps=1e-6)
-        >>> TestRMSNorm().test_batch_dependence_as_declared()
-    """
-
-    norm: ClassVar[Norm]
-    layers: ClassVar[tuple[str, ...]] = LAYERS
+    def _kinds(self) -> dict[str, type[nn.Module]]:
+        """The layers to run the checks in, by the names of their classes."""
+        raise NotImplementedError
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Runs a check in each layer of `layers` that it is meant for."""
-        if getattr(NormCase, metafunc.function.__name__, None) is not metafunc.function:
+        """Runs a check in each layer that it is meant for."""
+        if metafunc.function.__module__ != __name__:
             return  # a subclass's own test
-        for argument, names in (("layer", LAYERS), ("recurrent", tuple(_RECURRENT))):
+        kinds = self._kinds()
+        recurrent = [name for name, cls in kinds.items() if issubclass(cls, RecurrentLayer)]
+        for argument, names in (("layer", list(kinds)), ("recurrent", recurrent)):
             if argument in metafunc.fixturenames:
-                metafunc.parametrize(argument, [name for name in names if name in self.layers])
-
-    @pytest.fixture(autouse=True)
-    def _seed(self) -> Iterator[None]:
-        """Draws the same numbers in every run, and leaves the generator as it was."""
-        if not isinstance(getattr(self, "norm", None), Norm):
-            pytest.fail(
-                f"{type(self).__name__}: set the class attribute norm to the strategy under test, "
-                f"an instance of a subclass of ln_zoo.norms.Norm: norm = MyNorm()"
-            )
-        if unknown := set(self.layers) - set(LAYERS):
-            pytest.fail(
-                f"{type(self).__name__}: layers has {', '.join(map(repr, sorted(unknown)))}; "
-                f"known are {', '.join(LAYERS)}"
-            )
-        with drawing(0):
-            yield
-
-    # The strategy as a value
-
-    def test_is_a_frozen_value(self) -> None:
-        norm, cls = self.norm, type(self.norm)
-        assert getattr(getattr(cls, "__dataclass_params__", None), "frozen", False), (
-            f"make {cls.__name__} a frozen dataclass (@dataclass(frozen=True)): strategies are "
-            "shared by layers, compared, and stored as plain values"
-        )
-        try:
-            hash(norm)
-        except TypeError as error:
-            pytest.fail(f"{norm!r} cannot be hashed ({error}): use tuples, strings and numbers")
-        again = copy.deepcopy(norm)
-        assert (again, hash(again)) == (norm, hash(norm)), (
-            f"a copy of {norm!r} differs from it: its fields must be plain values"
-        )
-
-    def test_config_round_trip(self) -> None:
-        try:
-            text = json.dumps(to_config(self.norm))
-        except TypeError as error:
-            pytest.fail(f"{self.norm!r} must be made of plain values to be stored: {error}")
-        try:
-            again = from_config(json.loads(text))
-        except ValueError as error:
-            pytest.fail(f"{text} was stored and cannot be read back: {error}")
-        assert again == self.norm, f"stored as {text}, {self.norm!r} came back as {again!r}"
-
-    def test_prints_itself(self) -> None:
-        text = repr(self.norm)
-        for name in _fields(self.norm):
-            assert f"{name}={getattr(self.norm, name)!r}" in text, (
-                f"the repr {text!r} does not show {name}"
-            )
-        assert type(self.norm).__name__ in text, f"the repr {text!r} does not name the class"
-        assert text in repr(Linear(3, 2, norm=self.norm)), "a layer's repr lacks its strategy's"
+                metafunc.parametrize(argument, names)
 
     # Shapes
 
     @pytest.mark.parametrize("sizes", [(5, 4), (3, 7), (1, 1)])
     def test_keeps_shapes(self, layer: str, sizes: tuple[int, int]) -> None:
-        module = _make(layer, self.norm, sizes=sizes)
+        module = self._make(layer, sizes=sizes)
         inputs, features = sizes
         examples: list[tuple[tuple[int, ...], tuple[int, ...]]] = {
             "Linear": [((), ()), ((1,), (1,)), ((4,), (4,)), ((2, 3), (2, 3))],
@@ -246,7 +206,7 @@ class NormCase:
             "all cases equal": torch.randn(1, *shape[1:]).expand(shape),
         }
         for what, x in inputs.items():
-            module = _make(layer, self.norm).train(mode == "training")
+            module = self._make(layer).train(mode == "training")
             x = x.clone().requires_grad_()
             output = _run(module, x)[0]
             (output * torch.randn_like(output)).sum().backward()
@@ -264,7 +224,7 @@ class NormCase:
         buffer = io.BytesIO()
         torch.save(module.state_dict(), buffer)
         buffer.seek(0)
-        fresh = _make(layer, self.norm, dtype=torch.float64)
+        fresh = self._make(layer, dtype=torch.float64)
         fresh.load_state_dict(torch.load(buffer, weights_only=True), strict=True)
         self._assert_equal_behaviour(fresh, module, "after load_state_dict")
 
@@ -296,6 +256,268 @@ class NormCase:
 
     # Declared facts
 
+    def test_evaluation_is_not_batch_dependent(self, layer: str) -> None:
+        assert self._influence(layer, training=False) == 0, (
+            f"{layer}(norm={self.norm!r}): in evaluation mode one example's output depends on "
+            "another's input; use running statistics where site.training is False"
+        )
+
+    # Recurrent layers
+
+    @pytest.mark.parametrize("mode", ["training", "evaluation"])
+    def test_packed_examples_equal_examples_alone(self, recurrent: str, mode: str) -> None:
+        if mode == "training" and self.norm.batch_dependent:
+            pytest.skip("batch_dependent: in training an example alone has other statistics")
+        module = self._trained(recurrent, bidirectional=True, num_layers=2)
+        module.train(mode == "training")
+        lengths = [2, 4, 1]
+        x = torch.randn(3, 4, 5, dtype=torch.float64)
+        packed = pack_padded_sequence(
+            x, torch.tensor(lengths), batch_first=True, enforce_sorted=False
+        )
+        output, *states = _outputs(module, packed)
+        for example, length in enumerate(lengths):
+            alone, *alone_states = _outputs(module, x[example : example + 1, :length])
+            where = (
+                f"{_where(module)}: example {example} of a packed batch against the example alone"
+            )
+            _assert_same(output[example, :length], alone[0], where)
+            assert not output[example, length:].any(), f"{where}: padding is not 0"
+            for packed_state, state in zip(states, alone_states, strict=True):
+                _assert_same(packed_state[:, example], state[:, 0], f"{where}, final state")
+
+    @pytest.mark.parametrize("mode", ["training", "evaluation"])
+    def test_layers_equal_their_cells_step_by_step(self, recurrent: str, mode: str) -> None:
+        module = self._trained(recurrent).train(mode == "training")
+        cell = self._make(self._step_of(recurrent), dtype=torch.float64).train(module.training)
+        state = {
+            name.replace("sites.l0.", "sites.").replace("_l0", ""): value
+            for name, value in module.state_dict().items()
+        }
+        cell.load_state_dict(state, strict=True)
+        x = _input(recurrent)
+        for ours, theirs in zip(_run(module, x), _run(cell, x), strict=True):
+            _assert_same(ours, theirs, f"{_where(module)}: the whole sequence against its cell")
+
+    @pytest.mark.parametrize("mode", ["training", "evaluation"])
+    def test_fast_path_equals_the_generic_scan(
+        self, recurrent: str, mode: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        module = self._trained(recurrent, bidirectional=True).train(mode == "training")
+        x = _input(recurrent, steps=7).requires_grad_()
+        wanted = [x, *(p for p in module.parameters() if p.requires_grad)]
+        names = ["input", *(n for n, p in module.named_parameters() if p.requires_grad)]
+        results = []
+        for switch in ("1", "0"):
+            monkeypatch.setenv("LN_ZOO_KERNELS", switch)
+            outputs = _run(module, x)
+            torch.default_generator.manual_seed(1)
+            loss = sum(((out * torch.randn_like(out)).sum() for out in outputs), x.new_zeros(()))
+            gradients = torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)
+            results.append((outputs, gradients))
+        (fast, fast_gradients), (scan, scan_gradients) = results
+        where = f"{_where(module)}: the fast path against the generic scan"
+        for one, two in zip(fast, scan, strict=True):
+            _assert_same(one, two, where)
+        for name, one, two in zip(names, fast_gradients, scan_gradients, strict=True):
+            _assert_same(one, two, f"{where}, gradient of {name}")
+
+    # Precision and devices
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+    def test_half_precision(self, layer: str, dtype: torch.dtype) -> None:
+        half = self._trained(layer, dtype=torch.float32).to(dtype)
+        for name, buffer in half.named_buffers():
+            assert buffer.dtype not in (torch.float16, torch.bfloat16), (
+                f"{_where(half)}: buffer {name} became {buffer.dtype}; use site.add_buffer, which "
+                "keeps running statistics in float32"
+            )
+        x = _input(layer, dtype=dtype)
+        single = copy.deepcopy(half).float()
+        for mode in (True, False):
+            outputs = _run(half.train(mode), x)
+            for out, exact in zip(outputs, _run(single.train(mode), x.float()), strict=True):
+                where = f"{_where(half)}: {dtype} against float32"
+                assert out.dtype == dtype, f"{where}: the output is {out.dtype}"
+                _assert_same(out, exact, where, TOLERANCES[str(dtype).removeprefix("torch.")])
+
+    def test_float64_stays_float64(self, layer: str) -> None:
+        module = self._trained(layer)
+        for name, tensor in module.state_dict().items():
+            assert not tensor.is_floating_point() or tensor.dtype == torch.float64, (
+                f"{_where(module)}: {name} is {tensor.dtype} in a float64 layer"
+            )
+        narrow = copy.deepcopy(module).float()
+        for mode in (True, False):
+            outputs = _run(module.train(mode), _input(layer))
+            assert all(out.dtype == torch.float64 for out in outputs), (
+                f"{_where(module)}: float64 input gave {[out.dtype for out in outputs]}"
+            )
+            outputs = _run(narrow.train(mode), _input(layer, dtype=torch.float32))
+            assert all(out.dtype == torch.float32 for out in outputs), (
+                f"{_where(module)}: float32 input gave {[out.dtype for out in outputs]}"
+            )
+
+    def test_autocast(self, layer: str) -> None:
+        module = self._trained(layer, dtype=torch.float32)
+        x = _input(layer, dtype=torch.float32)
+        for mode in (True, False):
+            module.train(mode).zero_grad()
+            exact = _run(module, x)
+            with torch.autocast("cpu", torch.bfloat16):
+                outputs = _run(module, x)
+            where = f"{_where(module)}: under autocast"
+            for out, wide in zip(outputs, exact, strict=True):
+                _assert_same(out, wide, f"{where} against float32", TOLERANCES["autocast"])
+            outputs[0].float().square().sum().backward()
+            for name, parameter in module.named_parameters():
+                gradient = parameter.grad
+                assert gradient is None or torch.isfinite(gradient).all(), (
+                    f"{where}: the gradient of {name} is not finite"
+                )
+
+    def test_device_and_dtype_reach_the_strategy(self, layer: str) -> None:
+        module = self._make(layer, device="meta", dtype=torch.float64)
+        for name, tensor in module.state_dict().items():
+            assert tensor.device.type == "meta", (
+                f"{_where(module)}: {name} is on {tensor.device}, the layer on meta; make tensors "
+                "with site.add_parameter from tensors at hand, or with site.add_buffer"
+            )
+
+    # Helpers of the checks
+
+    def _make(self, layer: str, sizes: tuple[int, int] = (5, 4), **options: Any) -> nn.Module:
+        """A layer by its name; sequences are batch first, images keep their size."""
+        cls: Any = self._kinds()[layer]
+        if issubclass(cls, Conv2d):
+            options |= {"kernel_size": 3, "padding": 1, "positions": _POSITIONS}
+        if issubclass(cls, RecurrentLayer):
+            options["batch_first"] = True
+        return cls(*sizes, norm=self.norm, **options)  # type: ignore[no-any-return]
+
+    def _step_of(self, recurrent: str) -> str:
+        """The name of the class that takes one step of a layer."""
+        kinds = self._kinds()
+        whole: Any = kinds[recurrent]
+        return next(
+            name
+            for name, cls in kinds.items()
+            if issubclass(cls, RecurrentCell) and cls.cell is whole.cell
+        )
+
+    def _trained(self, layer: str, dtype: torch.dtype = torch.float64, **options: Any) -> nn.Module:
+        """A layer with random gains and shifts that has seen two training batches."""
+        module = _randomised(self._make(layer, dtype=dtype, **options))
+        sizes = options.get("sizes", (5, 4))
+        with torch.no_grad():
+            for _ in range(2):
+                _outputs(module, _input(layer, dtype=dtype, sizes=sizes))
+        return module
+
+    def _influence(self, layer: str, training: bool) -> float:
+        """Largest gradient of one example's output with respect to another's input."""
+        module = self._trained(layer).train(training)
+        x = _input(layer).requires_grad_()
+        output = _run(module, x)[0][0]
+        (gradient,) = torch.autograd.grad((output * torch.randn_like(output)).sum(), x)
+        assert gradient[0].any(), (
+            f"{_where(module)}: an example's output does not depend on its input"
+        )
+        return gradient[1:].abs().max().item()
+
+    def _assert_equal_behaviour(self, one: nn.Module, other: nn.Module, what: str) -> None:
+        x = _input(type(other).__name__)
+        for mode in (True, False):
+            pairs = zip(_run(one.train(mode), x), _run(other.train(mode), x), strict=True)
+            assert all(torch.equal(a, b) for a, b in pairs), (
+                f"{_where(other)}: outputs {what} differ from the original's"
+            )
+
+
+class NormCase(_LayerCase):
+    """What every strategy has to satisfy; a subclass names its strategy and pytest does the rest.
+
+    The checks run the strategy in `Linear`, `Conv2d`, `LSTM`, `GRU`, `RNN` and the cells: shapes,
+    gradients, saving and copying, precisions, packed sequences, the fast path against the generic
+    scan, and each fact that the strategy declares (`Norm.batch_dependent`, `Norm.per_timestep`,
+    `Norm.invariances`, `Norm.to_spec`) against what it computes.
+
+    A check that does not apply to a strategy skips with its reason. To leave one out, set it to
+    ``None`` in the subclass.
+
+    Attributes:
+        norm: the strategy under test.
+        layers: names of the layers to run it in, out of `LAYERS`. Default: all. Name fewer where a
+            strategy differs in them alone from one that has a case of its own.
+
+    Example:
+        >>> from ln_zoo.norms import RMSNorm
+        >>> class TestRMSNorm(NormCase):
+        ...     norm = RMSNorm(eps=1e-6)
+        >>> TestRMSNorm().test_batch_dependence_as_declared()
+    """
+
+    norm: ClassVar[Norm]
+    layers: ClassVar[tuple[str, ...]] = LAYERS
+
+    def _kinds(self) -> dict[str, type[nn.Module]]:
+        return {name: cls for name, cls in _KINDS.items() if name in self.layers}
+
+    @pytest.fixture(autouse=True)
+    def _seed(self) -> Iterator[None]:
+        """Draws the same numbers in every run, and leaves the generator as it was."""
+        if not isinstance(getattr(self, "norm", None), Norm):
+            pytest.fail(
+                f"{type(self).__name__}: set the class attribute norm to the strategy under test, "
+                f"an instance of a subclass of ln_zoo.norms.Norm: norm = MyNorm()"
+            )
+        if unknown := set(self.layers) - set(LAYERS):
+            pytest.fail(
+                f"{type(self).__name__}: layers has {', '.join(map(repr, sorted(unknown)))}; "
+                f"known are {', '.join(LAYERS)}"
+            )
+        with drawing(0):
+            yield
+
+    # The strategy as a value
+
+    def test_is_a_frozen_value(self) -> None:
+        norm, cls = self.norm, type(self.norm)
+        assert getattr(getattr(cls, "__dataclass_params__", None), "frozen", False), (
+            f"make {cls.__name__} a frozen dataclass (@dataclass(frozen=True)): strategies are "
+            "shared by layers, compared, and stored as plain values"
+        )
+        try:
+            hash(norm)
+        except TypeError as error:
+            pytest.fail(f"{norm!r} cannot be hashed ({error}): use tuples, strings and numbers")
+        again = copy.deepcopy(norm)
+        assert (again, hash(again)) == (norm, hash(norm)), (
+            f"a copy of {norm!r} differs from it: its fields must be plain values"
+        )
+
+    def test_config_round_trip(self) -> None:
+        try:
+            text = json.dumps(to_config(self.norm))
+        except TypeError as error:
+            pytest.fail(f"{self.norm!r} must be made of plain values to be stored: {error}")
+        try:
+            again = from_config(json.loads(text))
+        except ValueError as error:
+            pytest.fail(f"{text} was stored and cannot be read back: {error}")
+        assert again == self.norm, f"stored as {text}, {self.norm!r} came back as {again!r}"
+
+    def test_prints_itself(self) -> None:
+        text = repr(self.norm)
+        for name in _fields(self.norm):
+            assert f"{name}={getattr(self.norm, name)!r}" in text, (
+                f"the repr {text!r} does not show {name}"
+            )
+        assert type(self.norm).__name__ in text, f"the repr {text!r} does not name the class"
+        assert text in repr(Linear(3, 2, norm=self.norm)), "a layer's repr lacks its strategy's"
+
+    # Declared facts
+
     def test_batch_dependence_as_declared(self) -> None:
         found = {layer: self._influence(layer, training=True) for layer in self.layers}
         if self.norm.batch_dependent:
@@ -309,12 +531,6 @@ class NormCase:
                 f"{self.norm!r} declares batch_dependent = False, but in training one example's "
                 f"output depends on another's input in {', '.join(mixing)}"
             )
-
-    def test_evaluation_is_not_batch_dependent(self, layer: str) -> None:
-        assert self._influence(layer, training=False) == 0, (
-            f"{layer}(norm={self.norm!r}): in evaluation mode one example's output depends on "
-            "another's input; use running statistics where site.training is False"
-        )
 
     def test_reads_step_as_declared(self) -> None:
         site = _randomised(Site(self.norm, "recurrent", 6, recurrent=True, dtype=torch.float64))
@@ -397,84 +613,7 @@ class NormCase:
         if not described:
             pytest.skip("to_spec() is None at every site: only normalize() knows, no kernel runs")
 
-    # Recurrent layers
-
-    @pytest.mark.parametrize("mode", ["training", "evaluation"])
-    def test_packed_examples_equal_examples_alone(self, recurrent: str, mode: str) -> None:
-        if mode == "training" and self.norm.batch_dependent:
-            pytest.skip("batch_dependent: in training an example alone has other statistics")
-        module = self._trained(recurrent, bidirectional=True, num_layers=2)
-        module.train(mode == "training")
-        lengths = [2, 4, 1]
-        x = torch.randn(3, 4, 5, dtype=torch.float64)
-        packed = pack_padded_sequence(
-            x, torch.tensor(lengths), batch_first=True, enforce_sorted=False
-        )
-        output, *states = _outputs(module, packed)
-        for example, length in enumerate(lengths):
-            alone, *alone_states = _outputs(module, x[example : example + 1, :length])
-            where = (
-                f"{_where(module)}: example {example} of a packed batch against the example alone"
-            )
-            _assert_same(output[example, :length], alone[0], where)
-            assert not output[example, length:].any(), f"{where}: padding is not 0"
-            for packed_state, state in zip(states, alone_states, strict=True):
-                _assert_same(packed_state[:, example], state[:, 0], f"{where}, final state")
-
-    @pytest.mark.parametrize("mode", ["training", "evaluation"])
-    def test_layers_equal_their_cells_step_by_step(self, recurrent: str, mode: str) -> None:
-        module = self._trained(recurrent).train(mode == "training")
-        cell = _make(f"{recurrent}Cell", self.norm, dtype=torch.float64).train(module.training)
-        state = {
-            name.replace("sites.l0.", "sites.").replace("_l0", ""): value
-            for name, value in module.state_dict().items()
-        }
-        cell.load_state_dict(state, strict=True)
-        x = _input(recurrent)
-        for ours, theirs in zip(_run(module, x), _run(cell, x), strict=True):
-            _assert_same(ours, theirs, f"{_where(module)}: the whole sequence against its cell")
-
-    @pytest.mark.parametrize("mode", ["training", "evaluation"])
-    def test_fast_path_equals_the_generic_scan(
-        self, recurrent: str, mode: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        module = self._trained(recurrent, bidirectional=True).train(mode == "training")
-        x = _input(recurrent, steps=7).requires_grad_()
-        wanted = [x, *(p for p in module.parameters() if p.requires_grad)]
-        names = ["input", *(n for n, p in module.named_parameters() if p.requires_grad)]
-        results = []
-        for switch in ("1", "0"):
-            monkeypatch.setenv("LN_ZOO_KERNELS", switch)
-            outputs = _run(module, x)
-            torch.default_generator.manual_seed(1)
-            loss = sum(((out * torch.randn_like(out)).sum() for out in outputs), x.new_zeros(()))
-            gradients = torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)
-            results.append((outputs, gradients))
-        (fast, fast_gradients), (scan, scan_gradients) = results
-        where = f"{_where(module)}: the fast path against the generic scan"
-        for one, two in zip(fast, scan, strict=True):
-            _assert_same(one, two, where)
-        for name, one, two in zip(names, fast_gradients, scan_gradients, strict=True):
-            _assert_same(one, two, f"{where}, gradient of {name}")
-
     # Precision and devices
-
-    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-    def test_half_precision(self, layer: str, dtype: torch.dtype) -> None:
-        half = self._trained(layer, dtype=torch.float32).to(dtype)
-        for name, buffer in half.named_buffers():
-            assert buffer.dtype not in (torch.float16, torch.bfloat16), (
-                f"{_where(half)}: buffer {name} became {buffer.dtype}; use site.add_buffer, which "
-                "keeps running statistics in float32"
-            )
-        x = _input(layer, dtype=dtype)
-        single = copy.deepcopy(half).float()
-        for mode in (True, False):
-            outputs = _run(half.train(mode), x)
-            for out, exact in zip(outputs, _run(single.train(mode), x.float()), strict=True):
-                where = f"{_where(half)}: {dtype} against float32"
-                assert out.dtype == dtype, f"{where}: the output is {out.dtype}"
-                _assert_same(out, exact, where, TOLERANCES[str(dtype).removeprefix("torch.")])
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
     def test_sums_keep_shape_and_precision(self, dtype: torch.dtype) -> None:
@@ -494,49 +633,6 @@ class NormCase:
                     f"{tuple(out.shape)} in {out.dtype}"
                 )
 
-    def test_float64_stays_float64(self, layer: str) -> None:
-        module = self._trained(layer)
-        for name, tensor in module.state_dict().items():
-            assert not tensor.is_floating_point() or tensor.dtype == torch.float64, (
-                f"{_where(module)}: {name} is {tensor.dtype} in a float64 layer"
-            )
-        narrow = copy.deepcopy(module).float()
-        for mode in (True, False):
-            outputs = _run(module.train(mode), _input(layer))
-            assert all(out.dtype == torch.float64 for out in outputs), (
-                f"{_where(module)}: float64 input gave {[out.dtype for out in outputs]}"
-            )
-            outputs = _run(narrow.train(mode), _input(layer, dtype=torch.float32))
-            assert all(out.dtype == torch.float32 for out in outputs), (
-                f"{_where(module)}: float32 input gave {[out.dtype for out in outputs]}"
-            )
-
-    def test_autocast(self, layer: str) -> None:
-        module = self._trained(layer, dtype=torch.float32)
-        x = _input(layer, dtype=torch.float32)
-        for mode in (True, False):
-            module.train(mode).zero_grad()
-            exact = _run(module, x)
-            with torch.autocast("cpu", torch.bfloat16):
-                outputs = _run(module, x)
-            where = f"{_where(module)}: under autocast"
-            for out, wide in zip(outputs, exact, strict=True):
-                _assert_same(out, wide, f"{where} against float32", TOLERANCES["autocast"])
-            outputs[0].float().square().sum().backward()
-            for name, parameter in module.named_parameters():
-                gradient = parameter.grad
-                assert gradient is None or torch.isfinite(gradient).all(), (
-                    f"{where}: the gradient of {name} is not finite"
-                )
-
-    def test_device_and_dtype_reach_the_strategy(self, layer: str) -> None:
-        module = _make(layer, self.norm, device="meta", dtype=torch.float64)
-        for name, tensor in module.state_dict().items():
-            assert tensor.device.type == "meta", (
-                f"{_where(module)}: {name} is on {tensor.device}, the layer on meta; make tensors "
-                "with site.add_parameter from tensors at hand, or with site.add_buffer"
-            )
-
     def test_compiled_equals_eager(self) -> None:
         if "Linear" not in self.layers:
             pytest.skip("layers has no Linear, which is what is compiled here")
@@ -549,50 +645,153 @@ class NormCase:
             compiled = torch.compile(_twin(module), backend="aot_eager")(x)
             _assert_same(compiled, eager, f"{_where(module)}: torch.compile against eager")
 
-    # Helpers of the checks
 
-    def _trained(self, layer: str, dtype: torch.dtype = torch.float64, **options: Any) -> nn.Module:
-        """A layer with random gains and shifts that has seen two training batches."""
-        module = _randomised(_make(layer, self.norm, dtype=dtype, **options))
-        sizes = options.get("sizes", (5, 4))
-        with torch.no_grad():
-            for _ in range(2):
-                _outputs(module, _input(layer, dtype=dtype, sizes=sizes))
-        return module
+class CellCase(_LayerCase):
+    """What every recurrent cell has to satisfy; a subclass names its layer and its single step.
 
-    def _influence(self, layer: str, training: bool) -> float:
-        """Largest gradient of one example's output with respect to another's input."""
-        module = self._trained(layer).train(training)
-        x = _input(layer).requires_grad_()
-        output = _run(module, x)[0][0]
-        (gradient,) = torch.autograd.grad((output * torch.randn_like(output)).sum(), x)
-        assert gradient[0].any(), (
-            f"{_where(module)}: an example's output does not depend on its input"
+    Each check runs under every strategy of `norms`: shapes, gradients, saving and copying,
+    precisions, packed sequences, layers and directions, the layer against its single steps,
+    projections, initialisers and analyses. To leave one out, set it to ``None`` in the subclass.
+
+    Attributes:
+        layer: the class of layers under test.
+        step: the class of its single steps, with the same `ln_zoo.ops.Cell`.
+        norms: the strategies to run them with.
+
+    Example:
+        >>> class TestGRU(CellCase):
+        ...     layer, step = GRU, GRUCell
+        >>> TestGRU().test_projects_or_says_why_not()
+    """
+
+    layer: ClassVar[type[RecurrentLayer]]
+    step: ClassVar[type[RecurrentCell]]
+    norms: ClassVar[tuple[Norm, ...]] = (
+        Identity(),
+        LayerNorm(),
+        LayerNorm(per_gate=True),
+        RMSNorm(),
+        BatchNorm(),
+        WeightNorm(),
+    )
+    norm = LayerNorm()
+
+    def _kinds(self) -> dict[str, type[nn.Module]]:
+        found: list[type[nn.Module]] = [self.layer, self.step]
+        return {cls.__name__: cls for cls in found}
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Runs a check under each strategy, in each of the two classes that it is meant for."""
+        for name, base in (("layer", RecurrentLayer), ("step", RecurrentCell)):
+            cls = getattr(self, name, None)
+            if not (isinstance(cls, type) and issubclass(cls, base)):
+                pytest.fail(
+                    f"{type(self).__name__}: set the class attribute {name} to a subclass of "
+                    f"ln_zoo.layers.{base.__name__}, got {cls!r}"
+                )
+        super().pytest_generate_tests(metafunc)
+        names = [type(norm).__name__ for norm in self.norms]
+        metafunc.parametrize("under", self.norms, ids=names)
+
+    @pytest.fixture(autouse=True)
+    def _seed(self, under: Norm) -> Iterator[None]:
+        """Sets the strategy, and draws the same numbers in every run."""
+        self.norm = under
+        with drawing(0):
+            yield
+
+    # The cell
+
+    def test_layer_and_step_have_one_cell(self) -> None:
+        assert self.layer.cell is self.step.cell, (
+            f"{self.layer.__name__} and {self.step.__name__} have cells of their own: name one"
         )
-        return gradient[1:].abs().max().item()
+        again = pickle.loads(pickle.dumps(self.layer.cell))
+        assert again == self.layer.cell, f"{self.layer.cell.name}: a pickled copy differs from it"
 
-    def _assert_equal_behaviour(self, one: nn.Module, other: nn.Module, what: str) -> None:
-        x = _input(type(other).__name__)
-        for mode in (True, False):
-            pairs = zip(_run(one.train(mode), x), _run(other.train(mode), x), strict=True)
-            assert all(torch.equal(a, b) for a, b in pairs), (
-                f"{_where(other)}: outputs {what} differ from the original's"
-            )
+    def test_projects_or_says_why_not(self) -> None:
+        name = self.layer.__name__
+        if not self.layer.cell.projects:
+            with pytest.raises(ValueError, match="cannot project"):
+                self._make(name, proj_size=2)
+            return
+        module = self._trained(name, proj_size=2, num_layers=2, bidirectional=True)
+        output, h, *others = _run(module, _input(name))
+        assert (output.shape, h.shape) == ((4, _STEPS, 4), (4, 4, 2)), f"{_where(module)}: {name}"
+        assert all(state.shape == (4, 4, 4) for state in others)
+
+    def test_layers_and_directions_are_single_layers(self) -> None:
+        name = self.layer.__name__
+        module = self._trained(name, num_layers=2, bidirectional=True).eval()
+        x = _input(name)
+        finals, output = [], x
+        for layer in range(2):
+            parts = []
+            for suffix in (f"l{layer}", f"l{layer}_reverse"):
+                single = self._make(name, (output.shape[-1], 4), dtype=torch.float64).eval()
+                ends = re.compile(rf"(?<=[._]){suffix}(?=$|\.)")
+                own = {key: a for key, a in module.state_dict().items() if ends.search(key)}
+                single.load_state_dict({ends.sub("l0", key): a for key, a in own.items()})
+                back = suffix.endswith("reverse")
+                part, *states = _run(single, output.flip(1) if back else output)
+                parts.append(part.flip(1) if back else part)
+                finals.append(states)
+            output = torch.cat(parts, dim=-1)
+        expected = [output, *(torch.cat(states) for states in zip(*finals, strict=True))]
+        for one, two in zip(_run(module, x), expected, strict=True):
+            _assert_same(one, two, f"{_where(module)}: two layers against four single ones")
+
+    def test_begins_where_it_left_off(self) -> None:
+        if self.norm.per_timestep:
+            pytest.skip("per_timestep: later steps have statistics of their own")
+        name = self.layer.__name__
+        module: Any = self._trained(name).eval()
+        x = _input(name, steps=6)
+        whole, *final = _outputs(module, x)
+        first, states = module(x[:, :2])
+        second, states = module(x[:, 2:], states)
+        _assert_same(torch.cat([first, second], 1), whole, f"{_where(module)}: cut in two")
+        states = states if isinstance(states, tuple) else (states,)
+        for one, two in zip(states, final, strict=True):
+            _assert_same(one, two, f"{_where(module)}: cut in two, final state")
+
+    def test_without_biases(self) -> None:
+        for name in self._kinds():
+            module = self._make(name, bias=False, dtype=torch.float64)
+            assert not any("bias" in key for key in module.state_dict())
+            zeros = self._make(name, dtype=torch.float64)
+            zeros.load_state_dict(module.state_dict(), strict=False)
+            with torch.no_grad():
+                for key, parameter in zeros.named_parameters():
+                    if "bias" in key:
+                        parameter.zero_()
+            x = _input(name)
+            where = f"{_where(module)}: without biases, against biases of 0"
+            _assert_same(_run(module, x)[0], _run(zeros, x)[0], where)
+
+    def test_initialisers_find_their_rows(self) -> None:
+        module: Any = self._make(self.layer.__name__, num_layers=2)
+        orthogonal_init(module, forget_bias=2.0)
+        blocks = range(module.cell.gates)
+        for block in blocks:
+            rows = module.weight_hh_l1.split(4)[block]
+            assert torch.equal(rows, torch.eye(4)) == (block in module.cell.candidates)
+            bias = module.bias_ih_l1.split(4)[block]
+            assert (bias == (2.0 if block in module.cell.forget else 0.0)).all()
+
+    def test_analyses_take_it(self) -> None:
+        name = self.layer.__name__
+        layer: Any = self._trained(name)
+        x = torch.randn(5, 4, 5, dtype=torch.float64)
+        where = f"{_where(layer)}: "
+        norms = gradient_norms(layer, x)
+        assert norms.isfinite().all(), f"{where}gradient_norms {norms}"
+        growth = perturbation_growth(layer, x)
+        assert growth.isfinite().all(), f"{where}perturbation_growth {growth}"
 
 
 def _fields(norm: Norm) -> list[str]:
     return [f.name for f in dataclasses.fields(norm)] if dataclasses.is_dataclass(norm) else []
-
-
-def _make(layer: str, norm: Norm, sizes: tuple[int, int] = (5, 4), **options: Any) -> nn.Module:
-    """A layer by its name; sequences are batch first, images keep their size."""
-    if layer == "Linear":
-        return Linear(*sizes, norm=norm, **options)
-    if layer == "Conv2d":
-        return Conv2d(*sizes, 3, padding=1, norm=norm, positions=_POSITIONS, **options)
-    if layer in _RECURRENT:
-        return _RECURRENT[layer](*sizes, batch_first=True, norm=norm, **options)
-    return _CELLS[layer.removesuffix("Cell")](*sizes, norm=norm, **options)
 
 
 def _input(
@@ -609,7 +808,7 @@ def _input(
 
 def _outputs(module: nn.Module, x: Any) -> tuple[Tensor, ...]:
     """Output and final states, flat; a cell is stepped along the axis before the last."""
-    if type(module).__name__ in ("LSTMCell", "GRUCell", "RNNCell"):
+    if isinstance(module, RecurrentCell):
         state, outputs = None, []
         for step, now in enumerate(x.unbind(-2)):
             state = module(now, state, step=step)

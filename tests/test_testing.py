@@ -413,7 +413,7 @@ REFUSED = [
 
 
 def checks():
-    return {name.removeprefix("test_") for name in vars(NormCase) if name.startswith("test_")}
+    return {name.removeprefix("test_") for name in dir(NormCase) if name.startswith("test_")}
 
 
 def run_check(norm, check, args, monkeypatch=None):
