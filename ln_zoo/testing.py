@@ -128,7 +128,7 @@ def invariance_deviations(norm: Norm) -> dict[str, float]:
 class _LayerCase:
     """Checks of one strategy in several layers, which both test cases share."""
 
-    norm: Any
+    norm: Norm
 
     def _kinds(self) -> dict[str, type[nn.Module]]:
         """The layers to run the checks in, by the names of their classes."""
@@ -393,7 +393,7 @@ class _LayerCase:
             options |= {"kernel_size": 3, "padding": 1, "positions": _POSITIONS}
         if issubclass(cls, RecurrentLayer):
             options["batch_first"] = True
-        return cls(*sizes, norm=self.norm, **options)  # type: ignore[no-any-return]
+        return cls(*sizes, norm=self.norm, **options)
 
     def _step_of(self, recurrent: str) -> str:
         """The name of the class that takes one step of a layer."""
@@ -457,7 +457,7 @@ class NormCase(_LayerCase):
         >>> TestRMSNorm().test_batch_dependence_as_declared()
     """
 
-    norm: ClassVar[Norm]
+    norm: Norm
     layers: ClassVar[tuple[str, ...]] = LAYERS
 
     def _kinds(self) -> dict[str, type[nn.Module]]:
@@ -674,7 +674,7 @@ class CellCase(_LayerCase):
         BatchNorm(),
         WeightNorm(),
     )
-    norm = LayerNorm()
+    norm: Norm = LayerNorm()
 
     def _kinds(self) -> dict[str, type[nn.Module]]:
         found: list[type[nn.Module]] = [self.layer, self.step]
