@@ -22,8 +22,9 @@ RUNS = sorted(
     if path.relative_to(CONFIGS).parts[0] not in ("cards", "norms", "protocol")
 )
 OVERLAYS = sorted((CONFIGS / "norms").glob("*.yaml"))
-#: The base configuration of each model, over which strategies are laid.
-BASES = [path for path in RUNS if path.parent != CONFIGS]
+#: The base configuration of each model, over which strategies are laid. Fine-tuning has its test in
+#: `cli/test_fine_tune.py`.
+BASES = [path for path in RUNS if path.parent.name not in ("configs", "fine_tune")]
 STRATEGIES = {
     "batch": norms.BatchNorm,
     "layer": norms.LayerNorm,

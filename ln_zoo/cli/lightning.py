@@ -154,7 +154,8 @@ class ZooCLI(LightningCLI):
             type=str | None,
             default=None,
             help="Start from these weights: the name of a published model, a card's folder, a hub "
-            "id or a .ckpt file. Model arguments given beside it win over the stored ones.",
+            "id or a .ckpt file. Model arguments given beside it win over the stored ones; fit "
+            "draws a new last layer for data of another number of classes.",
         )
         parser.add_argument(
             "--test_after_fit",
@@ -347,7 +348,7 @@ class ZooCLI(LightningCLI):
             stored.check_fits(self.model, self._given, settings.ckpt_path)
             stored.check_complete(checkpoint, settings.ckpt_path, str(self.subcommand))
         elif settings.get("weights"):
-            stored.load_weights(self.model, settings.weights)
+            stored.load_weights(self.model, settings.weights, new_head=self.subcommand == "fit")
             self._given = self.model.state_dict()
         elif self.subcommand != "fit":
             stored.note(

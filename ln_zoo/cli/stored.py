@@ -159,16 +159,33 @@ def check_complete(checkpoint: dict[str, Any], path: str, command: str) -> None:
         )
 
 
-def load_weights(model: ZooModule, weights: str) -> None:
+def load_weights(model: ZooModule, weights: str, new_head: bool = False) -> None:
     """Loads published weights or those of a checkpoint into a model.
+
+    Args:
+        model: to load into.
+        weights: as for `load_model`.
+        new_head: whether a classifier of another number of classes keeps its last layer as it was
+            drawn, and says so.
 
     Raises:
         ValueError: if they do not fit; the message names the differing keys.
     """
+    from ln_zoo.zoo.loading import head_weights
+
     if weights.endswith(".ckpt"):
         state = read_checkpoint(weights)["state_dict"]  # its classes were checked with the options
     else:
         state = _from_card(weights)[2]
+    own = model.state_dict()
+    head = {name: own[name] for name in head_weights(model)}
+    if new_head and any(
+        name in state and state[name].shape != value.shape for name, value in head.items()
+    ):
+        state = {**state, **head}
+        model.new_weights = tuple(head)
+        classes = model.hparams.get("num_classes")
+        note(f"note: new weights for {classes} classes: {', '.join(head)}; others are of {weights}")
     check_fits(model, state, weights)
     model.load_state_dict(state)
 

@@ -4,17 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-import torch
-
 from ln_zoo.data.binarized import Binarization, BinarizedImageData, ImageSet
-from ln_zoo.data.digits import Digits
+from ln_zoo.data.digits import DIGIT_SIDE, ENLARGED_SCALE, Digits, digit_size, enlarge
 from ln_zoo.data.loading import check_at_least
-
-_SMALLEST = 8
-"""Side of an image as scikit-learn has it, pixels."""
-_BOX = 5 / 7
-"""Share of the side that a digit takes, as the 20 pixels of MNIST's 28."""
 
 
 class BinarizedDigits(BinarizedImageData):
@@ -52,8 +44,7 @@ class BinarizedDigits(BinarizedImageData):
     """
 
     name = "binarized_digits"
-    # Digits have 16 levels; fifteen between each for what lies between enlarged pixels.
-    scale = 240
+    scale = ENLARGED_SCALE
     test_size = Digits.test_size
 
     def __init__(
@@ -82,38 +73,20 @@ class BinarizedDigits(BinarizedImageData):
             pin_memory,
             drop_last,
         )
-        check_at_least(_SMALLEST, image_size=image_size)
+        check_at_least(DIGIT_SIDE, image_size=image_size)
         self.image_shape = (1, image_size, image_size)
         self._source = Digits(train_size=train_size, val_size=val_size)
 
     @property
     def preprocessing(self) -> dict[str, Any]:
         """What an image goes through before the model, as plain data."""
-        return super().preprocessing | {"digit_size": _digit_size(self.image_shape[-1])}
+        return super().preprocessing | {"digit_size": digit_size(self.image_shape[-1])}
 
     def read(self) -> dict[str, ImageSet]:
-        factor = self.scale // self._source.scale
         side = self.image_shape[-1]
         return self.binarize(
             {
-                name: _enlarge(images.numpy() * np.uint8(factor), side)
+                name: enlarge(images.numpy(), side)
                 for name, (images, _) in self._source.read().items()
             }
         )
-
-
-def _digit_size(side: int) -> int:
-    """Side of the digit in an image, pixels."""
-    return max(_SMALLEST, round(_BOX * side))
-
-
-def _enlarge(images: np.ndarray, side: int) -> np.ndarray:
-    """Grey images uint8 (N, 1, 8, 8) as (N, 1, side, side)."""
-    size = _digit_size(side)
-    digits = torch.nn.functional.interpolate(
-        torch.from_numpy(images).double(), (size, size), mode="bilinear", align_corners=False
-    )
-    before = (side - size) // 2
-    after = side - size - before
-    around = [(0, 0), (0, 0), (before, after), (before, after)]
-    return np.pad(digits.round().to(torch.uint8).numpy(), around)

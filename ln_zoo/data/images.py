@@ -39,8 +39,8 @@ class ImageClassificationData(ZooDataModule, ABC):
     #: What a batch holds, for models that say what they take.
     gives: ClassVar[str] = "labelled images"
     num_classes: ClassVar[int]
-    image_shape: ClassVar[tuple[int, int, int]]
-    scale: ClassVar[int]
+    image_shape: tuple[int, int, int]
+    scale: int
     """The pixel value that becomes 1.0."""
     source_size: ClassVar[int]
     """Number of images of the source from which training and validation are taken."""

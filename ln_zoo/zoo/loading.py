@@ -106,12 +106,19 @@ def _with_head(trained: ZooModule, card: Card, num_classes: int) -> ZooModule:
         )
     arguments = {key: value for key, value in trained.hparams.items() if not key.startswith("_")}
     model = type(trained)(**arguments | {"num_classes": num_classes})
-    (prefix,) = (name for name, module in model.named_modules() if module is model.head)
-    state = {k: v for k, v in trained.state_dict().items() if not k.startswith(f"{prefix}.")}
-    new, _ = model.load_state_dict(state, strict=False)
-    model.new_weights = tuple(new)
-    rank_zero_info(f"{card.name}: new weights for {num_classes} classes: {', '.join(new)}")
+    head = head_weights(model)
+    below = {k: v for k, v in trained.state_dict().items() if k not in head}
+    model.load_state_dict(below, strict=False)
+    model.new_weights = head
+    rank_zero_info(f"{card.name}: new weights for {num_classes} classes: {', '.join(head)}")
     return model
+
+
+def head_weights(model: ZooModule) -> tuple[str, ...]:
+    """Names in the state dict of what belongs to a classifier's last layer; none without one."""
+    head = getattr(model, "head", None)
+    prefixes = tuple(f"{name}." for name, module in model.named_modules() if module is head)
+    return tuple(name for name in model.state_dict() if name.startswith(prefixes))
 
 
 def card_of(model: ZooModule) -> Card:

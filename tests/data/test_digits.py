@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from ln_zoo.data import Digits
+from ln_zoo.data import BinarizedDigits, Digits
 
 
 def read(**options) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
@@ -65,3 +65,18 @@ def test_batches_are_in_the_unit_interval():
 def test_sizes_that_make_no_split_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         Digits(**options)
+
+
+def test_digits_of_the_size_of_mnist():
+    data = Digits(image_size=28)
+    assert (data.name, data.image_shape, data.in_features) == ("digits-28", (1, 28, 28), 784)
+    data.setup()
+    images = data.evaluation_set("test").inputs
+    assert images.dtype == torch.uint8
+    grey = BinarizedDigits(image_size=28, binarization="grey")
+    grey.setup()
+    (expected,) = grey.evaluation_set("test")[torch.arange(300)]
+    assert torch.equal(images / data.scale, expected)
+    assert torch.equal(data.evaluation_set("test").labels, read()["test"][1])
+    with pytest.raises(ValueError, match="image_size must be an integer of at least 8, got 7"):
+        Digits(image_size=7)

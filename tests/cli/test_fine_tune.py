@@ -1,0 +1,96 @@
+"""Trained networks that go on with other data, with a new last layer where classes differ."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from ln_zoo.cli.lightning import ZooCLI
+from ln_zoo.data import Digits
+from ln_zoo.zoo import load
+
+CONFIG = Path(__file__).parents[2] / "configs/fine_tune/digits.yaml"
+QUIET = (
+    "--trainer.logger=false",
+    "--trainer.accelerator=cpu",
+    "--trainer.enable_progress_bar=false",
+    "--trainer.enable_model_summary=false",
+    "--trainer.enable_checkpointing=false",
+)
+
+
+class OddOrEven(Digits):
+    """Two classes."""
+
+    num_classes = 2
+
+    def read(self) -> dict[str, tuple[Tensor, Tensor]]:
+        return {name: (images, labels % 2) for name, (images, labels) in super().read().items()}
+
+
+class States(Callback):
+    """What the model was when each epoch began, and at the end."""
+
+    def __init__(self) -> None:
+        self.states: list[dict[str, Tensor]] = []
+
+    def keep(self, trainer: Trainer, module: LightningModule) -> None:
+        self.states.append({k: v.clone() for k, v in module.state_dict().items()})
+
+    on_train_epoch_start = on_fit_end = keep
+
+
+@pytest.fixture(autouse=True)
+def _surroundings(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # set again by each command, and put back
+
+
+def build(command: str, *argv: str | Path) -> ZooCLI:
+    return ZooCLI([command, *map(str, argv), *QUIET])
+
+
+def differing(one: dict[str, Tensor], other: dict[str, Tensor]) -> set[str]:
+    return {name for name, value in one.items() if not torch.equal(value, other[name])}
+
+
+def test_the_configuration_trains_the_last_layer_first() -> None:
+    cli = build(
+        "fit", "--config", CONFIG, "--data.train_size=40", "--trainer.max_epochs=2",
+        "--trainer.callbacks=BackboneFinetuning",
+        "--trainer.callbacks.unfreeze_backbone_at_epoch=1", "--test_after_fit=false",
+    )  # fmt: skip
+    kept = States()
+    cli.trainer.callbacks.append(kept)
+    cli.run()
+    first, second, last = kept.states
+    published = load("conv.layernorm")
+    assert differing(first, published.state_dict()) == set()
+    head = {"network.13.weight", "network.13.bias"}
+    assert differing(first, second) == head
+    parameters = {name for name, _ in published.named_parameters()}
+    assert differing(second, last) == parameters
+
+
+def test_other_classes_get_a_new_last_layer(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments: tuple[Any, ...] = ("--weights=mlp.layernorm-digits", f"--data={__name__}.OddOrEven")
+    cli = build("fit", *arguments, "--trainer.max_steps=1")
+    told = capsys.readouterr().err
+    head = ("network.5.weight", "network.5.bias")
+    assert f"note: new weights for 2 classes: {', '.join(head)}; others are of mlp.lay" in told
+    assert cli.model.new_weights == head
+    published = load("mlp.layernorm-digits").state_dict()
+    below = {name: value for name, value in cli.model.state_dict().items() if name not in head}
+    assert differing(below, published) == set()
+    assert cli.model.head.weight.shape[0] == 2
+    cli.run()
+    assert cli.trainer.global_step == 1
+    # An untrained last layer is nothing to test.
+    with pytest.raises(ValueError, match=r"network\.5\.weight is \(10, 256\), the model has"):
+        build("test", *arguments)
+    with pytest.raises(ValueError, match=r"the weights of mlp\.layernorm-digits do not fit"):
+        build("fit", *arguments, "--model.hidden_sizes=[9, 9]")
