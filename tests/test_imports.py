@@ -1,6 +1,6 @@
 """Imports between rooms run downward only, and Lightning stays out of the rooms of plain torch.
 
-    cli -> zoo -> models -> layers -> norms -> ops
+    cli -> zoo -> export -> models -> layers -> norms -> ops
 
 `callbacks` stand beside `models`, and may read data of their own; `checkpoints`, `files` and
 `metrics` import no other room, `vocabulary` only `files`, and `data` those two.
@@ -43,6 +43,7 @@ BELOW = {
         "ops",
     },
     "models": {"vocabulary", "metrics", "layers", "norms", "ops"},
+    "export": {"models", "layers", "norms", "ops"},
 }
 _ALL_BELOW_ZOO = {room for room in BELOW if room not in ("_version", "testing")}
 BELOW["zoo"] = _ALL_BELOW_ZOO

@@ -38,6 +38,9 @@ published models
   ln-zoo card CHECKPOINT --results FILE --out DIR   write a card from a checkpoint and its test
   ln-zoo publish NAME --repo_id USER/REPO           upload a card's folder to the hub
 
+export
+  ln-zoo export pixels.layernorm --format onnx --form step --out step.onnx   for other runtimes
+
 handwriting
   ln-zoo write "any text" --model handwriting.layernorm --out hello.svg
 
@@ -71,6 +74,7 @@ _COMMANDS = (
     "write",
     "evaluate-sentences",
     "kernels",
+    "export",
 )
 
 

@@ -1,0 +1,156 @@
+"""Models as files for other runtimes: `torch.export` programs, ONNX and ExecuTorch.
+
+A *step form* takes the input of one time step and named states, and gives outputs and the next
+states: what a stream, a robot or a phone needs. A *sequence form* takes a whole sequence; its
+length and the number of examples stay free. Each written file is read back and compared with the
+model before it is kept.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path as FilePath
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from ln_zoo.export import files
+from ln_zoo.export.check import SIZES, Comparison, compare
+from ln_zoo.export.errors import ExportError, check_installed
+from ln_zoo.export.files import read_facts
+from ln_zoo.export.loops import exportable
+from ln_zoo.export.models import parts_of, path_of
+from ln_zoo.export.paths import FORMS, Form, Sizes
+
+__all__ = [
+    "FORMATS",
+    "FORMS",
+    "Comparison",
+    "ExportError",
+    "Exported",
+    "check_request",
+    "export",
+    "exportable",
+    "parts_of",
+    "path_of",
+    "read_facts",
+]
+
+
+class _Format(NamedTuple):
+    suffix: str
+    packages: tuple[str, ...]
+    extra: str
+    write: Any
+    run: Any
+
+
+_FORMATS = {
+    "pt2": _Format(".pt2", (), "", files.write_pt2, files.run_pt2),
+    "onnx": _Format(
+        ".onnx", ("onnx", "onnxscript", "onnxruntime"), "export", files.write_onnx, files.run_onnx
+    ),
+}
+FORMATS = tuple(_FORMATS)
+
+
+class Exported(NamedTuple):
+    """A written file.
+
+    Attributes:
+        file: where it is.
+        facts: what it says of itself: see `read_facts`.
+        comparison: how it compares with the model.
+    """
+
+    file: FilePath
+    facts: dict[str, Any]
+    comparison: Comparison
+
+
+def export(
+    model: nn.Module,
+    file: str | os.PathLike[str],
+    *,
+    format: str = "onnx",
+    form: Form = "step",
+    part: str | None = None,
+    opset: int | None = None,
+    overwrite: bool = False,
+    name: str | None = None,
+    sizes: tuple[Sizes, ...] = SIZES,
+) -> Exported:
+    """Writes the inference of a model to a file, and checks it against the model.
+
+    Args:
+        model: of the zoo, or a recurrent layer or cell of `ln_zoo.layers`, in evaluation mode, in
+            float32, on the CPU.
+        file: to write; it appears only after the check.
+        format: ``"pt2"`` (`torch.export`; read where ln_zoo is not installed) or ``"onnx"``.
+        form: ``"step"`` or ``"sequence"``.
+        part: of a model with several (`parts_of`); default: the first.
+        opset: of ONNX, 18 to 23; default 20.
+        overwrite: whether a file that exists is replaced.
+        name: of the model, for the file; default: its class.
+        sizes: to compare at: for each run the number of examples N, of steps T, and others.
+
+    Returns:
+        The file, what it says of itself, and the comparison.
+
+    Raises:
+        ExportError: for an unknown format, form or part; an opset out of range; a file that exists;
+            a model in training mode or without this form; packages that are missing; and if the
+            file's results are further from the model's than rounding explains.
+
+    Example:
+        >>> from ln_zoo.layers import GRU
+        >>> from ln_zoo.norms import LayerNorm
+        >>> layer = GRU(3, 5, norm=LayerNorm()).eval()
+        >>> file = FilePath(tempfile.mkdtemp()) / "gru.pt2"
+        >>> done = export(layer, file, format="pt2", form="step")
+        >>> done.facts["inputs"]
+        {'input': ['N', 3], 'h': [1, 'N', 5]}
+        >>> program = torch.export.load(file).module()
+        >>> output, h = program(torch.randn(2, 3), torch.zeros(1, 2, 5))
+    """
+    file = FilePath(file)
+    check_request(file, format, form, opset, overwrite)
+    kind = _FORMATS[format]
+    if any(p.dtype != torch.float32 or p.device.type != "cpu" for p in model.parameters()):
+        raise ExportError("export takes models in float32 on the CPU: call .float().cpu() first")
+    makes = parts_of(model)
+    path = path_of(model, form, part, operators=format == "onnx")
+    facts = files.facts_of(path, name or type(model).__name__, form, part or makes[0])
+    with tempfile.TemporaryDirectory(dir=file.absolute().parent, prefix=".export-") as folder:
+        written = FilePath(folder) / f"model{kind.suffix}"
+        kind.write(path, written, facts, opset or files.DEFAULT_OPSET)
+        comparison = compare(model, path, kind.run(path, written), sizes)
+        os.replace(written, file)
+    return Exported(file, facts, comparison)
+
+
+def check_request(
+    file: FilePath, format: str, form: str, opset: int | None, overwrite: bool
+) -> None:
+    """Checks what can be checked without the model.
+
+    Raises:
+        ExportError: see `export`.
+    """
+    for what, given, known in (("format", format, FORMATS), ("form", form, FORMS)):
+        if given not in known:
+            raise ExportError(f"unknown {what} {given!r}: it is one of {', '.join(known)}")
+    if opset is not None and format != "onnx":
+        raise ExportError(f"an opset is a version of ONNX, and the format is {format}")
+    oldest, newest = files.OLDEST_OPSET, files.NEWEST_OPSET
+    if opset is not None and not oldest <= opset <= newest:
+        raise ExportError(f"opset {opset} is not supported: give one from {oldest} to {newest}")
+    if file.is_dir() or (file.exists() and not overwrite):
+        raise ExportError(f"{file} exists: give another file, or allow it to be overwritten")
+    if not file.absolute().parent.is_dir():
+        raise ExportError(f"there is no folder {file.parent} to write {file.name} to")
+    kind = _FORMATS[format]
+    if kind.packages:
+        check_installed(f"the format {format}", *kind.packages, extra=kind.extra)

@@ -1,0 +1,143 @@
+"""Whether an exported file computes what the model computes, to the rounding of float32."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ln_zoo.export.errors import ExportError
+from ln_zoo.export.files import Run, examples
+from ln_zoo.export.paths import STEP, Path, Sizes, Tensors
+
+#: Sizes at which a file is compared with its model: one example and one step among them.
+SIZES: tuple[dict[str, int], ...] = (
+    {"N": 1, "T": 1, "S": 1, "U": 1},
+    {"N": 2, "T": 5, "S": 4, "U": 3},
+    {"N": 4, "T": 12, "S": 7, "U": 9},
+)
+#: How many times the model's own float32 error a file's may be, and the runs that measure it: one
+#: on the inputs as they are, the others with their last bits moved, since one error can be small
+#: by chance.
+_FACTOR, _RUNS = 5.0, 4
+_ULP = torch.finfo(torch.float32).eps
+
+
+class Comparison(NamedTuple):
+    """A file beside its model.
+
+    Attributes:
+        difference: largest absolute difference of an output from the model's own in float32.
+        scale: largest absolute value of the outputs.
+        ratio: the largest error of an output against float64, as a part of what is allowed: 5 times
+            that of the model's own float32 code. Above 1 the file is wrong.
+        sizes: at which both were run.
+    """
+
+    difference: float
+    scale: float
+    ratio: float
+    sizes: tuple[Sizes, ...]
+
+
+def compare(model: nn.Module, path: Path, run: Run, sizes: tuple[Sizes, ...] = SIZES) -> Comparison:
+    """Runs a file and its model on random inputs.
+
+    A step form is run T times, its states fed back, against the model's own run over T steps.
+
+    Args:
+        model: in float32.
+        path: what was exported.
+        run: the file.
+        sizes: to run both at.
+
+    Raises:
+        ExportError: if the file's results are further from those of float64 than rounding explains.
+    """
+    double = copy.deepcopy(model).double()
+    difference = scale = ratio = 0.0
+    with torch.no_grad():
+        for seed, each in enumerate(sizes):
+            given = _given(path, each, seed)
+            found = _run_file(path, run, given, each)
+            exact = path.reference(double, _double(given))
+            own = list(_own(model, path, given))
+            for name, value in exact.items():
+                if found[name].shape != value.shape:
+                    raise ExportError(
+                        f"the file's output {name} has the shape {tuple(found[name].shape)}, not "
+                        f"{tuple(value.shape)}"
+                    )
+                allowed = max(_ULP, *(_error(results[name], value) for results in own)) * _FACTOR
+                difference = max(difference, _largest(found[name] - own[0][name]))
+                scale = max(scale, _largest(value))
+                ratio = max(ratio, _error(found[name], value) / allowed)
+    if not ratio <= 1:
+        raise ExportError(
+            f"the file differs from the model by up to {difference:.1e} on outputs of up to "
+            f"{scale:.1e}, {ratio:.1f} times what rounding explains"
+        )
+    return Comparison(difference, scale, ratio, sizes)
+
+
+def _given(path: Path, sizes: Sizes, seed: int) -> dict[str, Tensor]:
+    """Random inputs; of a step form those of T steps, without states."""
+    if not path.is_step:
+        return examples(path, sizes, seed)
+    steps = [examples(path, sizes, seed * 1000 + t) for t in range(sizes["T"])]
+    return {
+        name: steps[0][name] if spec.constant else torch.stack([step[name] for step in steps])
+        for name, spec in path.inputs.items()
+        if name not in path.states and name != STEP
+    }
+
+
+def _run_file(path: Path, run: Run, given: Tensors, sizes: Sizes) -> dict[str, Tensor]:
+    if not path.is_step:
+        return run(given)
+    states = path.start(sizes)
+    found: dict[str, list[Tensor]] = {name: [] for name in path.outputs}
+    for t in range(sizes["T"]):
+        inputs = {}
+        for name, spec in path.inputs.items():
+            if name in states:
+                inputs[name] = states[name]
+            elif name == STEP:
+                inputs[name] = torch.tensor(t)
+            else:
+                inputs[name] = given[name] if spec.constant else given[name][t]
+        for name, value in run(inputs).items():
+            found[name].append(value)
+        states = {name: found[after][-1] for name, after in path.states.items()}
+    last = set(path.states.values())
+    return {name: of[-1] if name in last else torch.stack(of) for name, of in found.items()}
+
+
+def _own(model: nn.Module, path: Path, given: Tensors) -> Iterator[dict[str, Tensor]]:
+    """The model's results in float32, with inputs moved by their last bits but for the first."""
+    generator = torch.Generator().manual_seed(0)
+    for run in range(_RUNS):
+        moved = {}
+        for name, a in given.items():
+            if run and a.is_floating_point():
+                shift = 2 * torch.rand(a.shape, generator=generator, dtype=torch.float64) - 1
+                a = (a.double() * (1 + _ULP * shift)).float()
+            moved[name] = a
+        yield path.reference(model, moved)
+
+
+def _double(given: Tensors) -> dict[str, Tensor]:
+    return {name: a.double() if a.is_floating_point() else a for name, a in given.items()}
+
+
+def _largest(a: Tensor) -> float:
+    return float(a.abs().max())
+
+
+def _error(found: Tensor, exact: Tensor) -> float:
+    """Length of the difference as a part of that of the exact result; infinite for NaN."""
+    error = float((found.double() - exact).norm() / exact.norm().clamp(min=1e-30))
+    return error if error == error else float("inf")

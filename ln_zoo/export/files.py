@@ -1,0 +1,164 @@
+"""Exported files: how each format is written, and how it is run again."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path as FilePath
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ln_zoo._version import __version__
+from ln_zoo.export.errors import ExportError, check_installed
+from ln_zoo.export.paths import Path, Sizes, Tensors
+
+#: What of a file is known beside its tensors is stored under this name.
+_FACTS = "ln_zoo"
+#: The oldest that torch's exporter writes; the newest that it was tried with.
+OLDEST_OPSET, NEWEST_OPSET, DEFAULT_OPSET = 18, 23, 20
+#: Different for each axis, and not 1: torch takes that for a size that never changes.
+_SIZES = {"N": 3, "T": 7, "S": 5, "U": 6}
+
+#: Runs a written file: inputs by name to outputs by name.
+Run = Callable[[Tensors], dict[str, Tensor]]
+
+
+def write_pt2(path: Path, file: FilePath, facts: dict[str, Any], opset: int) -> None:
+    """Writes what `torch.export.load` reads, where ln_zoo need not be installed."""
+    with _tracing():
+        program = torch.export.export(
+            path.module, _example(path), dynamic_shapes=(_free_axes(path),)
+        )
+        torch.export.save(program, file, extra_files={f"{_FACTS}.json": json.dumps(facts)})
+
+
+def run_pt2(path: Path, file: FilePath) -> Run:
+    """The file as a function."""
+    with _quietly():
+        module = torch.export.load(file).module()
+
+    def run(inputs: Tensors) -> dict[str, Tensor]:
+        return dict(zip(path.outputs, module(*inputs.values()), strict=True))
+
+    return run
+
+
+def write_onnx(path: Path, file: FilePath, facts: dict[str, Any], opset: int) -> None:
+    """Writes ONNX of this opset, with the names of inputs, outputs and free axes."""
+    with _tracing():
+        program = torch.onnx.export(
+            path.module,
+            _example(path),
+            input_names=list(path.inputs),
+            output_names=list(path.outputs),
+            dynamic_shapes=(_free_axes(path),),
+            opset_version=opset,
+            dynamo=True,
+            verbose=False,
+        )
+    assert program is not None
+    found = program.model.opset_imports.get("")
+    if found != opset:
+        raise ExportError(f"the network cannot be written in opset {opset}: it needs {found}")
+    program.model.metadata_props[_FACTS] = json.dumps(facts)
+    program.save(file, external_data=False)
+
+
+def run_onnx(path: Path, file: FilePath) -> Run:
+    """The file as a function, in onnxruntime on the CPU."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+
+    def run(inputs: Tensors) -> dict[str, Tensor]:
+        arrays = {name: a.numpy() for name, a in inputs.items()}
+        found = session.run(list(path.outputs), arrays)
+        return {name: torch.from_numpy(a) for name, a in zip(path.outputs, found, strict=True)}
+
+    return run
+
+
+def read_facts(file: str | os.PathLike[str]) -> dict[str, Any]:
+    """What an exported file says of itself: model, form, names, shapes, states.
+
+    Args:
+        file: that `ln_zoo.export.export` wrote; the format is told from its end.
+
+    Raises:
+        ExportError: if the file says nothing.
+    """
+    found = None
+    if FilePath(file).suffix == ".onnx":
+        check_installed("reading ONNX", "onnx", extra="export")
+        import onnx
+
+        properties = onnx.load(os.fspath(file)).metadata_props
+        found = {each.key: each.value for each in properties}.get(_FACTS)
+    else:
+        extra = {f"{_FACTS}.json": ""}
+        with _quietly():
+            torch.export.load(os.fspath(file), extra_files=extra)
+        found = extra[f"{_FACTS}.json"]
+    if not found:
+        raise ExportError(f"{file} was not written by ln-zoo export: it does not say what it holds")
+    facts: dict[str, Any] = json.loads(found)
+    return facts
+
+
+def facts_of(path: Path, name: str, form: str, part: str) -> dict[str, Any]:
+    """What a file says of itself."""
+    return {
+        "ln_zoo": __version__,
+        "model": name,
+        "form": form,
+        "part": part,
+        "inputs": {name: list(spec.shape) for name, spec in path.inputs.items()},
+        "outputs": list(path.outputs),
+        "states": path.states,
+        "initial": {name: value.tolist() for name, value in path.initial.items()},
+    }
+
+
+def examples(path: Path, sizes: Sizes, seed: int = 0) -> dict[str, Tensor]:
+    """Random inputs of these sizes, by name."""
+    generator = torch.Generator().manual_seed(seed)
+    return {name: spec.example(sizes, generator) for name, spec in path.inputs.items()}
+
+
+def _example(path: Path) -> tuple[Tensor, ...]:
+    return tuple(examples(path, _SIZES).values())
+
+
+def _free_axes(path: Path) -> tuple[dict[int, Any], ...]:
+    axes = {letter: torch.export.Dim(letter) for letter in _SIZES}
+    return tuple(
+        {i: axes[n] for i, n in enumerate(spec.shape) if isinstance(n, str)}
+        for spec in path.inputs.values()
+    )
+
+
+@contextmanager
+def _tracing() -> Iterator[None]:
+    """The same, and without what was compiled before.
+
+    The loops of all exports share a function of torch's, whose guards on the sizes of one would
+    fail for another.
+    """
+    torch.compiler.reset()
+    with _quietly():
+        yield
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without gradients, and without what exporters say of themselves."""
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        yield

@@ -1,0 +1,361 @@
+"""Recurrent layers and cells in a form that exporters can follow.
+
+Time loops become `torch.scan`, so that the number of steps stays free, and layers that normalise no
+pre-activations become the operators of ONNX. The step itself is the one of `ln_zoo.ops.cells`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch._higher_order_ops.scan import scan
+from torch.nn import functional as F
+
+from ln_zoo.export.errors import ExportError
+from ln_zoo.layers import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
+from ln_zoo.norms import Site
+from ln_zoo.ops import CELLS, States, Weights
+from ln_zoo.ops.records import StepNorm
+
+RecurrentLayer = LSTM | GRU | RNN
+RecurrentCell = LSTMCell | GRUCell | RNNCell
+
+#: For each cell the operator of ONNX and the places that torch's gates have there (ONNX: LSTM i, o,
+#: f, c; GRU z, r, h); every version of opset 14 on takes them.
+_OPERATORS: dict[str, tuple[str, tuple[int, ...]]] = {
+    "LSTM": ("LSTM", (0, 3, 1, 2)),
+    "GRU": ("GRU", (1, 0, 2)),
+    "RNN_TANH": ("RNN", (0,)),
+    "RNN_RELU": ("RNN", (0,)),
+}
+#: ONNX has peepholes in the order i, o, f, torch's layers i, f, o.
+_PEEPHOLES = (0, 2, 1)
+_OPERATOR_VERSION = 14
+
+
+def exportable(module: nn.Module, *, operators: bool) -> nn.Module:
+    """A copy of a module whose recurrent layers and cells can be exported.
+
+    Layers become `Loop`, cells `Step`; weights are the effective ones, so that weight
+    normalisation costs nothing in the file.
+
+    Args:
+        module: in evaluation mode.
+        operators: whether layers that normalise no pre-activations become ONNX's own LSTM, GRU and
+            RNN. Such a copy can be exported to ONNX, but not run.
+
+    Raises:
+        ExportError: for a module in training mode, or a strategy whose statistics of each time step
+            cannot be written down.
+    """
+    if any(part.training for part in module.modules()):
+        raise ExportError(
+            f"{type(module).__name__} is in training mode, where dropout draws numbers and batch "
+            "norm takes its statistics from the batch: call .eval() first"
+        )
+    return _replaced(copy.deepcopy(module), operators)
+
+
+def _replaced(module: nn.Module, operators: bool) -> nn.Module:
+    if isinstance(module, RecurrentLayer):
+        return Loop(module, operators).eval()
+    if isinstance(module, RecurrentCell):
+        return Step(module).eval()
+    for name, child in module.named_children():
+        setattr(module, name, _replaced(child, operators))
+    return module
+
+
+class _Place(nn.Module):
+    """What a strategy does at one place of a cell, where the time step may be a tensor."""
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, site: Site) -> None:
+        super().__init__()
+        self.site = site
+        self.by_step = site.normalizes and site.norm.per_timestep
+        self.acts = site.normalizes
+        if not self.by_step:
+            return
+        record = site.to_spec()
+        if not isinstance(record, StepNorm) or record.batch:
+            raise ExportError(
+                f"{type(site.norm).__name__} changes with the time step in a way that only its "
+                "code knows, so a file cannot hold it: give it a describe() that returns a StepNorm"
+            )
+        with torch.no_grad():
+            mean, var = record.population(0, len(site.running_mean))
+            scale = torch.rsqrt(var + record.eps)
+            scale = scale if record.gain is None else scale * record.gain
+        self.register_buffer("mean", mean)
+        self.register_buffer("scale", scale)
+
+    def forward(self, a: Tensor, step: Tensor | None) -> Tensor:
+        if not self.acts:
+            return a
+        if not self.by_step:
+            out: Tensor = self.site(a)
+            return out
+        if step is None:
+            raise ExportError(f"the {self.site.role} site needs the number of the time step")
+        # The last row serves all later steps.
+        row = step.clamp(max=len(self.mean) - 1).view(1)
+        out = (a - self.mean.index_select(0, row)) * self.scale.index_select(0, row)
+        return out if self.site.shift is None else out + self.site.shift
+
+
+class _Direction(nn.Module):
+    """One direction of one layer: effective weights and places."""
+
+    def __init__(self, mode: str, weights: Weights, sites: dict[str, Site]) -> None:
+        super().__init__()
+        self.cell = CELLS[mode]
+        for name, weight in weights._asdict().items():
+            self.register_buffer(name, None if weight is None else weight.detach().clone())
+        self.places = nn.ModuleDict({role: _Place(site) for role, site in sites.items()})
+        self.by_step = any(place.by_step for place in self._places())
+
+    def _places(self) -> list[_Place]:
+        return [place for place in self.places.values() if isinstance(place, _Place)]
+
+    @property
+    def is_operator(self) -> bool:
+        """Whether ONNX has an operator that does the same."""
+        return self.hr is None and not any(place.acts for place in self._places())
+
+    def _weights(self) -> Weights:
+        found = {name: getattr(self, name) for name in Weights._fields}
+        if self.peephole is not None:
+            # The cell takes the rows apart, and a loop's body may not see one tensor three times.
+            found["peephole"] = tuple(row.clone() for row in self.peephole.unbind())
+        return Weights(**found)
+
+    def step(self, x: Tensor, states: States, step: Tensor | None) -> States:
+        """The next states, for input x (N, I)."""
+        return self._step(F.linear(x, self._weights().ih), states, step)
+
+    def _step(self, product: Tensor, states: States, step: Tensor | None) -> States:
+        sites: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = dict(self.places.items())
+        wx = sites["input"](product, step)
+        # The cells hand the step on to their sites and do nothing else with it.
+        return self.cell.step(wx, states, self._weights(), sites, step)  # type: ignore[arg-type]
+
+    def run(self, x: Tensor, states: States, lengths: Tensor | None) -> tuple[Tensor, States]:
+        """Outputs (T, N, H) and final states, for x (T, N, I)."""
+        products = F.linear(x, self._weights().ih)
+        steps = torch.arange(x.shape[0], device=x.device)
+
+        def body(
+            states: tuple[Tensor, ...], of_step: tuple[Tensor, Tensor]
+        ) -> tuple[tuple[Tensor, ...], Tensor]:
+            product, step = of_step
+            after = self._step(product, states, step)
+            if lengths is not None:
+                goes_on = (step < lengths).unsqueeze(1)
+                after = tuple(
+                    torch.where(goes_on, new, old) for new, old in zip(after, states, strict=True)
+                )
+            return after, after[0].clone()
+
+        final, output = scan(body, tuple(s.contiguous() for s in states), (products, steps))
+        return output, tuple(final)
+
+
+class Loop(nn.Module):
+    """A recurrent layer whose loop over time can be exported; made by `exportable`.
+
+    Args:
+        layer: to export.
+        operators: see `exportable`.
+    """
+
+    def __init__(self, layer: RecurrentLayer, operators: bool) -> None:
+        super().__init__()
+        self.cell = CELLS[layer.mode]
+        self.hidden_size = layer.hidden_size
+        self.batch_first = layer.batch_first
+        self.num_layers = layer.num_layers
+        self.width = 2 if layer.bidirectional else 1
+        self.directions = nn.ModuleList(
+            _Direction(layer.mode, layer._effective_weights(suffix, sites), sites)
+            for suffix, sites in layer._directions().items()
+        )
+        parts = self._directions()
+        self.by_step = any(part.by_step for part in parts)
+        self.operators = nn.ModuleList()
+        if operators and all(part.is_operator for part in parts):
+            for first in range(0, len(parts), self.width):
+                of_layer = parts[first : first + self.width]
+                self.operators.append(_Operator(of_layer, layer.hidden_size))
+            self.directions = nn.ModuleList()
+
+    def _directions(self) -> list[_Direction]:
+        return [part for part in self.directions if isinstance(part, _Direction)]
+
+    def forward(
+        self,
+        input: Tensor,
+        hx: Tensor | States | None = None,
+        lengths: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | States]:
+        """Outputs and final states, as the layer gives them.
+
+        Args:
+            input: (T, N, I), or (N, T, I) with ``batch_first``.
+            hx: initial states, as the layer has them; default zeros.
+            lengths: of the sequences, (N,); behind its end a sequence leaves its states alone, and
+                its outputs mean nothing. Default: all T.
+        """
+        x = input.transpose(0, 1) if self.batch_first else input
+        if hx is None:
+            size = self.width * self.num_layers, x.shape[1], self.hidden_size
+            hx = tuple(x.new_zeros(size) for _ in self.cell.states)
+        states = (hx,) if isinstance(hx, Tensor) else tuple(hx)
+        finals: list[States] = []
+        for i in range(self.num_layers):
+            start = tuple(s[i * self.width : (i + 1) * self.width] for s in states)
+            if self.operators:
+                x, final = self.operators[i](x, start, lengths)
+            else:
+                x, final = self._by_scan(i, x, start, lengths)
+            finals.append(final)
+        after = tuple(torch.cat(final) for final in zip(*finals, strict=True))
+        output = x.transpose(0, 1) if self.batch_first else x
+        return output, after if len(after) > 1 else after[0]
+
+    def step(self, x: Tensor, states: States, step: Tensor | None = None) -> tuple[Tensor, States]:
+        """Output (N, H) and next states, for one time step of input (N, I).
+
+        Args:
+            x: input.
+            states: as the layer has them, each (L, N, H).
+            step: number of the time step, an int64 scalar; needed if ``by_step``.
+        """
+        if self.operators:
+            x = x.unsqueeze(0).transpose(0, 1) if self.batch_first else x.unsqueeze(0)
+            output, after = self(x, states if len(states) > 1 else states[0])
+            return output.squeeze(1 if self.batch_first else 0), (after,) if isinstance(
+                after, Tensor
+            ) else after
+        finals = []
+        for i, part in enumerate(self._directions()):
+            finals.append(part.step(x, tuple(s[i] for s in states), step))
+            x = finals[-1][0]
+        return x, tuple(torch.stack(final) for final in zip(*finals, strict=True))
+
+    def _by_scan(
+        self, i: int, x: Tensor, states: States, lengths: Tensor | None
+    ) -> tuple[Tensor, States]:
+        layer = self._directions()[i * self.width :]
+        output, final = layer[0].run(x, tuple(s[0] for s in states), lengths)
+        finals = [final]
+        if self.width > 1:
+            order = _reversal(x, lengths)
+            back, final = layer[1].run(_turned(x, order), tuple(s[1] for s in states), lengths)
+            output = torch.cat([output, _turned(back, order)], -1)
+            finals.append(final)
+        return output, tuple(torch.stack(final) for final in zip(*finals, strict=True))
+
+
+class _Operator(nn.Module):
+    """One layer as an operator of ONNX: its directions' weights in the order that ONNX has."""
+
+    weight: Tensor
+    recurrent: Tensor
+    bias: Tensor | None
+    peephole: Tensor | None
+
+    def __init__(self, layer: list[_Direction], hidden_size: int) -> None:
+        super().__init__()
+        cell = layer[0].cell
+        self.hidden_size = hidden_size
+        self.name, order = _OPERATORS[cell.name]
+        width = len(layer)
+        self.options: dict[str, str | int | list[str]] = {
+            "hidden_size": hidden_size,
+            "direction": "bidirectional" if width > 1 else "forward",
+        }
+        if self.name == "GRU":
+            self.options["linear_before_reset"] = 1  # torch's GRU; the default is another
+        elif self.name == "RNN":
+            self.options["activations"] = [cell.name.removeprefix("RNN_").capitalize()] * width
+
+        def gates(kind: str, order: tuple[int, ...] = order) -> Tensor | None:
+            found = [getattr(part, kind) for part in layer]
+            if found[0] is None:
+                return None
+            parts = (weight.view(len(order), hidden_size, -1)[list(order)] for weight in found)
+            return torch.stack([part.flatten(0, 1) for part in parts])
+
+        biases = gates("bias_ih"), gates("bias_hh")
+        bias = None
+        if biases[0] is not None and biases[1] is not None:
+            bias = torch.cat(biases, 1).squeeze(2)  # type: ignore[arg-type]
+        peephole = gates("peephole", _PEEPHOLES)
+        self.register_buffer("weight", gates("ih"))
+        self.register_buffer("recurrent", gates("hh"))
+        self.register_buffer("bias", bias)
+        self.register_buffer("peephole", None if peephole is None else peephole.squeeze(2))
+
+    def forward(self, x: Tensor, states: States, lengths: Tensor | None) -> tuple[Tensor, States]:
+        """Outputs (T, N, D * H) and final states, for x (T, N, I)."""
+        sizes = None if lengths is None else lengths.to(torch.int32)
+        inputs = [x, self.weight, self.recurrent, self.bias, sizes, *states]
+        if self.peephole is not None:
+            inputs.append(self.peephole)
+        steps, examples = x.shape[:2]
+        width = len(self.weight)
+        of_state = (width, examples, self.hidden_size)
+        output, *final = torch.onnx.ops.symbolic_multi_out(
+            self.name,
+            inputs,
+            self.options,
+            dtypes=[x.dtype] * (1 + len(states)),
+            shapes=[(steps, width, examples, self.hidden_size), *[of_state] * len(states)],
+            version=_OPERATOR_VERSION,
+        )
+        return output.transpose(1, 2).flatten(2), tuple(final)
+
+
+def _reversal(x: Tensor, lengths: Tensor | None) -> Tensor | None:
+    """Where each step goes when each sequence is reversed within its own length, (T, N, 1)."""
+    if lengths is None:
+        return None
+    steps = torch.arange(x.shape[0], device=x.device).unsqueeze(1)
+    return torch.where(steps < lengths, lengths - 1 - steps, steps).unsqueeze(2)
+
+
+def _turned(x: Tensor, order: Tensor | None) -> Tensor:
+    return x.flip(0) if order is None else x.gather(0, order.expand_as(x))
+
+
+class Step(nn.Module):
+    """A recurrent cell that can be exported, within loops too; made by `exportable`.
+
+    Args:
+        cell: to export.
+    """
+
+    def __init__(self, cell: RecurrentCell) -> None:
+        super().__init__()
+        sites = {role: site for role, site in cell.sites.items() if isinstance(site, Site)}
+        self.hidden_size = cell.hidden_size
+        self.direction = _Direction(
+            cell._cell.name.partition(" ")[0], cell.effective_weights(), sites
+        )
+        self.by_step = self.direction.by_step
+
+    def forward(
+        self, input: Tensor, hx: Tensor | States | None = None, step: Tensor | None = None
+    ) -> Tensor | States:
+        """The next states, as the cell gives them; ``step`` is an int64 scalar."""
+        if hx is None:
+            zeros = input.new_zeros(len(input), self.hidden_size)
+            hx = (zeros,) * len(self.direction.cell.states)
+        after = self.direction.step(input, (hx,) if isinstance(hx, Tensor) else tuple(hx), step)
+        return after if len(after) > 1 else after[0]

@@ -1,0 +1,239 @@
+"""What of a model is exported: functions of named tensors, with inputs to try them on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from ln_zoo.export.errors import ExportError
+from ln_zoo.export.loops import Loop, RecurrentCell, RecurrentLayer, Step
+
+Form = Literal["step", "sequence"]
+FORMS: tuple[str, ...] = get_args(Form)
+#: Sizes of the axes that stay free, by their letter: N examples, T steps, and others.
+Sizes = Mapping[str, int]
+Tensors = Mapping[str, Tensor]
+
+#: The name of the input that takes the number of a time step, counted from 0.
+STEP = "step"
+
+
+@dataclass(frozen=True)
+class Input:
+    """An input of an exported file.
+
+    Args:
+        shape: sizes, or letters of axes that stay free.
+        draw: makes one at random, of these sizes.
+        constant: in a step form, whether it is the same at every step.
+    """
+
+    shape: tuple[int | str, ...]
+    draw: Callable[[tuple[int, ...], Sizes, torch.Generator], Tensor]
+    constant: bool = False
+
+    def example(self, sizes: Sizes, generator: torch.Generator) -> Tensor:
+        """A random input of these sizes."""
+        return self.draw(self.size(sizes), sizes, generator)
+
+    def size(self, sizes: Sizes) -> tuple[int, ...]:
+        """The shape in numbers."""
+        return tuple(n if isinstance(n, int) else sizes[n] for n in self.shape)
+
+
+def normal(*shape: int | str, std: float = 1.0) -> Input:
+    """Normal numbers."""
+    return Input(shape, lambda size, _, g: std * torch.randn(size, generator=g))
+
+
+def uniform(*shape: int | str, constant: bool = False) -> Input:
+    """Numbers from 0 to 1."""
+    return Input(shape, lambda size, _, g: torch.rand(size, generator=g), constant)
+
+
+def numbers(below: int, *shape: int | str) -> Input:
+    """Numbers of words."""
+    return Input(shape, lambda size, _, g: torch.randint(below, size, generator=g))
+
+
+def one_hot(*shape: int | str) -> Input:
+    """One-hot vectors along the last axis, the same at every step."""
+
+    def draw(size: tuple[int, ...], _: Sizes, g: torch.Generator) -> Tensor:
+        *rest, classes = size
+        return torch.eye(classes)[torch.randint(classes, tuple(rest), generator=g)]
+
+    return Input(shape, draw, constant=True)
+
+
+def lengths(of: str = "T") -> Input:
+    """Lengths of N sequences, from 1 to the size of an axis, which one of them has."""
+
+    def draw(size: tuple[int, ...], sizes: Sizes, g: torch.Generator) -> Tensor:
+        found = torch.randint(1, sizes[of] + 1, size, generator=g)
+        found[-1] = sizes[of]
+        return found
+
+    return Input(("N",), draw)
+
+
+def step_number() -> Input:
+    """The number of a time step."""
+    return Input((), lambda size, _, g: torch.randint(20, size, generator=g))
+
+
+@dataclass(frozen=True)
+class Path:
+    """A function of tensors that a file can hold.
+
+    Args:
+        module: takes the inputs in their order and returns the outputs in theirs, in the loops of
+            `ln_zoo.export.loops`.
+        reference: the same by the model's own code: ``reference(model, tensors)`` gives outputs by
+            name. In the sequence form it is given all inputs. In the step form it is given those of
+            T steps, stacked, and begins with the model's own initial states; it gives the outputs
+            of T steps, stacked, and the last states.
+        inputs: by name.
+        outputs: names.
+        states: for each state, the name of the input that takes it and of the output that gives the
+            next one.
+        initial: what a state begins with, without the axis of the examples, where that is not zero.
+        is_step: whether this is a step form.
+    """
+
+    module: nn.Module
+    reference: Callable[[Any, Tensors], dict[str, Tensor]]
+    inputs: dict[str, Input]
+    outputs: tuple[str, ...]
+    states: dict[str, str] = field(default_factory=dict)
+    initial: dict[str, Tensor] = field(default_factory=dict)
+    is_step: bool = False
+
+    def start(self, sizes: Sizes) -> dict[str, Tensor]:
+        """The states before the first step."""
+        found = {}
+        for name in self.states:
+            spec = self.inputs[name]
+            begin = self.initial.get(name, torch.zeros(()))
+            axis = spec.shape.index("N")
+            begin = begin.unsqueeze(axis) if begin.dim() else begin
+            found[name] = begin.expand(spec.size(sizes)).contiguous()
+        return found
+
+
+class Parts(nn.Module):
+    """A function of tensors over a module, so that exporters find its weights."""
+
+    def __init__(self, model: nn.Module, function: Callable[..., tuple[Tensor, ...]]) -> None:
+        super().__init__()
+        self.model = model
+        self.function = function
+        self.eval()
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return self.function(self.model, *inputs)
+
+
+def flat(states: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """States as a tuple, also where a layer has only one."""
+    return (states,) if isinstance(states, Tensor) else tuple(states)
+
+
+def of_layer(states: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
+    """States as a layer takes them: a tuple, or the only one."""
+    return states if len(states) > 1 else states[0]
+
+
+def no_step_form(model: nn.Module, why: str) -> ExportError:
+    """Says that a model has no step form."""
+    return ExportError(
+        f"{type(model).__name__} has no step form: {why}; export it with the form sequence"
+    )
+
+
+def layer_path(layer: RecurrentLayer, loop: Loop, form: Form) -> Path:
+    """A recurrent layer: input and states to output and next states.
+
+    Args:
+        layer: to export.
+        loop: what `exportable` made of it.
+        form: sequence, input (T, N, I); or step, (N, I).
+
+    Raises:
+        ExportError: for the step form of a bidirectional layer.
+    """
+    rows = loop.num_layers * loop.width
+    widths = (layer.proj_size or layer.hidden_size, layer.hidden_size)
+    states = {
+        name: normal(rows, "N", width, std=0.5)
+        for name, width in zip(loop.cell.states, widths, strict=False)
+    }
+    after = {name: f"next_{name}" for name in states}
+    outputs = ("output", *after.values())
+    if form == "sequence":
+        axes = ("N", "T") if layer.batch_first else ("T", "N")
+
+        def run(model: Any, x: Tensor, *before: Tensor) -> tuple[Tensor, ...]:
+            output, last = model(x, of_layer(before))
+            return output, *flat(last)
+
+        def whole(model: Any, given: Tensors) -> dict[str, Tensor]:
+            return dict(zip(outputs, run(model, *given.values()), strict=True))
+
+        inputs = {"input": normal(*axes, layer.input_size), **states}
+        return Path(Parts(loop, run), whole, inputs, outputs, after)
+    if loop.width > 1:
+        raise no_step_form(layer, "its reverse direction reads the end of a sequence first")
+    inputs = {"input": normal("N", layer.input_size), **states}
+    if loop.by_step:
+        inputs[STEP] = step_number()
+    count = len(states)
+
+    def step(model: Any, x: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+        output, last = model.step(x, rest[:count], *rest[count:])
+        return output, *last
+
+    def steps(model: Any, given: Tensors) -> dict[str, Tensor]:
+        output, last = time_major(model, given["input"])
+        return dict(zip(outputs, (output, *flat(last)), strict=True))
+
+    return Path(Parts(loop, step), steps, inputs, outputs, after, is_step=True)
+
+
+def time_major(layer: Any, x: Tensor, states: Any = None) -> tuple[Tensor, Any]:
+    """Outputs (T, N, H) and last states of a layer for x (T, N, I), whatever axis comes first."""
+    output, last = layer(x.transpose(0, 1) if layer.batch_first else x, states)
+    return output.transpose(0, 1) if layer.batch_first else output, last
+
+
+def cell_path(cell: RecurrentCell, step: Step, form: Form) -> Path:
+    """A recurrent cell: input and states to next states.
+
+    Raises:
+        ExportError: for the sequence form.
+    """
+    if form != "step":
+        raise ExportError(f"{type(cell).__name__} runs one time step: export it with the form step")
+    names = step.direction.cell.states
+    inputs = {"input": normal("N", cell.input_size)}
+    inputs |= {name: normal("N", cell.hidden_size, std=0.5) for name in names}
+    after = {name: f"next_{name}" for name in names}
+    if step.by_step:
+        inputs[STEP] = step_number()
+    count = len(names)
+
+    def run(model: Any, x: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+        return flat(model(x, of_layer(rest[:count]), *rest[count:]))
+
+    def steps(model: Any, given: Tensors) -> dict[str, Tensor]:
+        last = None
+        for t, x in enumerate(given["input"]):
+            last = model(x, last, step=t)
+        assert last is not None
+        return dict(zip(after.values(), flat(last), strict=True))
+
+    return Path(Parts(step, run), steps, inputs, tuple(after.values()), after, is_step=True)
