@@ -355,7 +355,7 @@ class Step(nn.Module):
     ) -> Tensor | States:
         """The next states, as the cell gives them; ``step`` is an int64 scalar."""
         if hx is None:
-            zeros = input.new_zeros(len(input), self.hidden_size)
+            zeros = input.new_zeros(input.shape[0], self.hidden_size)
             hx = (zeros,) * len(self.direction.cell.states)
         after = self.direction.step(input, (hx,) if isinstance(hx, Tensor) else tuple(hx), step)
         return after if len(after) > 1 else after[0]

@@ -286,13 +286,13 @@ class AttentiveReader(Classifier):
         x = self.dropout(self.embedding(tokens))
         start = None
         if self.initial_states is not None:
-            h = self.initial_states[which].expand(1, len(tokens), -1).contiguous()
+            h = self.initial_states[which].expand(1, tokens.shape[0], -1).contiguous()
             start = (h, torch.zeros_like(h))
         if not self._skips_padding:
             # States up to the end of an example do not see what is behind it. torch's own LSTM
             # takes a third of the time of packed sequences.
             states, _ = reader(x, start)
-            rows = torch.arange(len(tokens), device=states.device)
+            rows = torch.arange(tokens.shape[0], device=states.device)
             return states, states[rows, lengths.to(states.device) - 1]
         packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
         states, (last, _) = reader(packed, start)

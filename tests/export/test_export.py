@@ -1,0 +1,312 @@
+"""Exported files compute what layers and models compute, and wrong requests are refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from ln_zoo.export import ExportError, export, files, parts_of, path_of, read_facts
+from ln_zoo.export.check import compare
+from ln_zoo.layers import GRU, LSTM, RNN, GRUCell, LSTMCell
+from ln_zoo.models import (
+    DRAW,
+    AttentiveReader,
+    Handwriting,
+    MLPClassifier,
+    OrderEmbedding,
+    SequenceClassifier,
+    SkipThought,
+)
+from ln_zoo.norms import BatchNorm, LayerNorm, Norm, RMSNorm, WeightNorm
+from ln_zoo.zoo.catalog import card_folders, read_card
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def with_statistics(module: nn.Module) -> nn.Module:
+    """Batch norm that has seen a few batches: every row of statistics is its own."""
+    for name, buffer in module.named_buffers():
+        if name.endswith(("running_mean", "running_var")):
+            buffer.uniform_(0.5, 1.5)
+        elif name.endswith("num_batches_tracked"):
+            buffer.fill_(3)
+    return module.eval()
+
+
+LAYERS = {
+    "LSTM": lambda: LSTM(3, 5, num_layers=2, norm=LayerNorm()),
+    "GRU": lambda: GRU(3, 5, batch_first=True, bias=False, norm=RMSNorm()),
+    "RNN": lambda: RNN(3, 5, nonlinearity="relu", norm=LayerNorm()),
+    # Rows of statistics beyond the fourth step are the fourth's.
+    "recurrent batch norm": lambda: LSTM(3, 5, norm=BatchNorm(max_steps=4)),
+    "peepholes": lambda: LSTM(3, 5, peephole=True, derivative_bound=1.0, norm=LayerNorm()),
+    "projection": lambda: LSTM(3, 5, proj_size=2),
+    "weight norm": lambda: GRU(3, 5, norm=WeightNorm()),
+}
+
+
+@pytest.mark.parametrize("layer", ["LSTM", "recurrent batch norm"])
+def test_step_form_of_layers(layer, tmp_path):
+    module = with_statistics(LAYERS[layer]())
+    done = export(module, tmp_path / "a.pt2", format="pt2", form="step")
+    assert done.comparison.ratio <= 1
+    assert {"N": 4, "T": 12, "S": 7, "U": 9} in done.comparison.sizes
+
+
+@pytest.mark.parametrize(
+    "layer", ["RNN", *(pytest.param(k, marks=pytest.mark.slow) for k in ("LSTM", "GRU"))]
+)
+def test_sequence_form_of_layers(layer, tmp_path):
+    module = with_statistics(LAYERS[layer]())
+    file = tmp_path / "a.pt2"
+    export(module, file, format="pt2", form="sequence")
+    # Any length and batch, where ln_zoo need not be known.
+    program = torch.export.load(file).module()
+    x = torch.randn(3, 23, 3) if layer == "GRU" else torch.randn(23, 3, 3)
+    states = [torch.zeros(module.num_layers, 3, 5) for _ in range(2 if layer == "LSTM" else 1)]
+    torch.testing.assert_close(program(x, *states)[0], module(x)[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", ["pt2", "onnx"])
+@pytest.mark.parametrize("form", ["step", "sequence"])
+@pytest.mark.parametrize("layer", LAYERS)
+def test_every_layer_in_every_format(layer, form, format, tmp_path):
+    module = with_statistics(LAYERS[layer]())
+    assert export(module, tmp_path / "a", format=format, form=form).comparison.ratio <= 1
+
+
+def operators(file: Path) -> list[str]:
+    onnx = pytest.importorskip("onnx")
+    return [node.op_type for node in onnx.load(file).graph.node]
+
+
+@pytest.mark.parametrize(
+    ("module", "operator"),
+    [
+        (lambda: LSTM(3, 5, num_layers=2, bidirectional=True), "LSTM"),
+        pytest.param(
+            lambda: GRU(3, 5, batch_first=True, norm=WeightNorm()), "GRU", marks=pytest.mark.slow
+        ),
+        pytest.param(lambda: RNN(3, 5, nonlinearity="relu"), "RNN", marks=pytest.mark.slow),
+        pytest.param(lambda: LSTM(3, 5, peephole=True), "LSTM", marks=pytest.mark.slow),
+        pytest.param(lambda: GRU(3, 5, bias=False), "GRU", marks=pytest.mark.slow),
+    ],
+)
+def test_layers_without_normalised_pre_activations_are_operators(module, operator, tmp_path):
+    pytest.importorskip("onnxruntime")
+    layer = module().eval()
+    export(layer, tmp_path / "a.onnx", form="sequence")
+    found = operators(tmp_path / "a.onnx")
+    assert found.count(operator) == layer.num_layers
+    # Nothing of the layer is computed around it: neither products nor a loop.
+    assert not {"MatMul", "Gemm", "Scan", "Loop", "Sigmoid", "Tanh"} & set(found)
+
+
+def test_layer_norm_step_in_onnx(tmp_path):
+    pytest.importorskip("onnxruntime")
+    layer = LSTM(3, 5, norm=LayerNorm()).eval()
+    done = export(layer, tmp_path / "a.onnx", name="mine", opset=19)
+    assert done.comparison.ratio <= 1
+    assert operators(tmp_path / "a.onnx").count("LayerNormalization") == 3
+    facts = read_facts(tmp_path / "a.onnx")
+    assert facts == done.facts
+    assert facts["model"] == "mine"
+    assert facts["states"] == {"h": "next_h", "c": "next_c"}
+
+
+# Models
+
+
+def test_every_published_model_has_a_path():
+    from ln_zoo.export.models import _PATHS
+
+    models = {read_card(folder).model for folder in card_folders().values()}
+    assert models <= {cls.__name__ for cls in _PATHS}
+
+
+WORDS = ["a", "b", "@entity0", "@entity1", "@placeholder"]
+MODELS = {
+    "pixels": lambda: SequenceClassifier(24, hidden_size=6, step_features=2, permuted=True),
+    "pixels, batch norm": lambda: SequenceClassifier(
+        24, hidden_size=6, step_features=2, norm=BatchNorm(max_steps=12)
+    ),
+    "handwriting": lambda: Handwriting(
+        hidden_size=8, num_layers=2, mixture_components=2, window_components=3
+    ),
+    "handwriting without text": lambda: Handwriting(
+        text=False, hidden_size=8, num_layers=2, mixture_components=2, output_from="last"
+    ),
+    "draw": lambda: DRAW((6, 5), 3, hidden_size=8, latent_size=2, norm=LayerNorm()),
+    "skip-thought": lambda: SkipThought(
+        WORDS, hidden_size=8, embedding_features=4, prenorm_bias=True
+    ),
+    "two-way skip-thought": lambda: SkipThought(
+        WORDS, hidden_size=8, embedding_features=4, encoder="bi"
+    ),
+    "captions": lambda: OrderEmbedding(
+        WORDS, image_features=6, embedding_features=4, hidden_size=8, prenorm_bias=True
+    ),
+    "reader": lambda: AttentiveReader(
+        WORDS, 8, norm=BatchNorm(max_steps=4), everywhere=True, initial_state="learned"
+    ),
+}
+#: Step forms take a second, loops over sequences many.
+QUICK = [("pixels, batch norm", "step"), ("captions", "step")]
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        pytest.param(name, form, marks=() if (name, form) in QUICK else pytest.mark.slow)
+        for name in MODELS
+        for form in ("step", "sequence")
+    ],
+)
+def test_small_models(name, form, tmp_path):
+    model = with_statistics(MODELS[name]())
+    for part in parts_of(model):
+        if form == "step" and (name in ("reader", "two-way skip-thought") or part == "images"):
+            with pytest.raises(ExportError, match="has no step form: "):
+                export(model, tmp_path / "b.pt2", format="pt2", form=form, part=part)
+            continue
+        done = export(model, tmp_path / "a.pt2", format="pt2", form=form, part=part, overwrite=True)
+        assert done.comparison.ratio <= 1
+        assert done.comparison.scale > 0
+
+
+def test_states_that_are_learned_are_in_the_file(tmp_path):
+    model = SequenceClassifier(8, hidden_size=3).eval()
+    export(model, tmp_path / "a.pt2", format="pt2")
+    initial = read_facts(tmp_path / "a.pt2")["initial"]
+    for name, state in zip(("h", "c"), model.initial_states, strict=True):
+        torch.testing.assert_close(torch.tensor(initial[name]), state.detach())
+
+
+PUBLISHED = sorted(card_folders())
+CHEAP = ("mlp.layernorm-digits",)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in CHEAP else pytest.param(name, marks=pytest.mark.slow) for name in PUBLISHED],
+)
+def test_published_models(name, tmp_path):
+    """Every part and form, in every format; where there is no step form, the error says so."""
+    import ln_zoo
+
+    pytest.importorskip("onnxruntime")
+    model = ln_zoo.load(name)
+    for part in parts_of(model):
+        for form in ("step", "sequence"):
+            for format in ("pt2", "onnx"):
+                file = tmp_path / f"{part}.{form}.{format}"
+                try:
+                    done = export(model, file, format=format, form=form, part=part)
+                except ExportError as error:
+                    assert form == "step"
+                    assert "has no step form: " in str(error)  # noqa: PT017
+                else:
+                    assert done.comparison.ratio <= 1
+
+
+# Bad input
+
+
+@dataclass(frozen=True)
+class Clocked(Norm):
+    """Does something else at each step, and only its code knows what."""
+
+    per_timestep = True
+
+    def normalize(self, site, a, step=None):
+        return a * (step + 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"format": "tflite"}, "unknown format 'tflite': it is one of pt2, onnx"),
+        ({"form": "whole"}, "unknown form 'whole': it is one of step, sequence"),
+        ({"opset": 12}, "opset 12 is not supported: give one from 18 to 23"),
+        ({"opset": 99}, "opset 99 is not supported"),
+        ({"opset": 20, "format": "pt2"}, "an opset is a version of ONNX, and the format is pt2"),
+        ({"part": "images"}, "LSTM has no part 'images': its parts are layer"),
+    ],
+)
+def test_wrong_requests(arguments, message, tmp_path):
+    file = tmp_path / "a"
+    with pytest.raises(ExportError, match=message):
+        export(LSTM(3, 5).eval(), file, **arguments)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_exists_is_kept(tmp_path):
+    file = tmp_path / "a.pt2"
+    file.write_text("mine")
+    with pytest.raises(ExportError, match="exists: give another file, or allow it"):
+        export(LSTMCell(3, 5).eval(), file, format="pt2")
+    assert file.read_text() == "mine"
+    with pytest.raises(ExportError, match="there is no folder"):
+        export(LSTMCell(3, 5).eval(), tmp_path / "no" / "a.pt2", format="pt2")
+
+
+@pytest.mark.parametrize(
+    ("module", "form", "message"),
+    [
+        (lambda: LSTM(3, 5, norm=BatchNorm()), "step", "in training mode, .* batch norm takes"),
+        (lambda: GRU(3, 5, bidirectional=True).eval(), "step", "GRU has no step form: its reverse"),
+        (lambda: GRUCell(3, 5).eval(), "sequence", "GRUCell runs one time step: export it with"),
+        (lambda: LSTM(3, 5, norm=Clocked()).eval(), "step", "Clocked changes with the time step"),
+        (lambda: GRU(3, 5).double().eval(), "step", "models in float32 on the CPU"),
+        (lambda: nn.Linear(3, 5).eval(), "step", "Linear is none of those"),
+        (lambda: MLPClassifier(6, [3]).eval(), "step", "MLPClassifier has no step form: it has no"),
+    ],
+)
+def test_modules_that_cannot_be_exported(module, form, message, tmp_path):
+    with pytest.raises(ExportError, match=message):
+        export(module(), tmp_path / "a.pt2", format="pt2", form=form)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_package_is_named(tmp_path, monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    message = r"the format onnx needs the package .*: pip install 'ln-zoo\[export\]'"
+    with pytest.raises(ExportError, match=message):
+        export(LSTM(3, 5).eval(), tmp_path / "a.onnx")
+
+
+def test_a_wrong_file_is_told(tmp_path):
+    layer = LSTM(3, 5, norm=LayerNorm()).eval()
+    path = path_of(layer, "step")
+    other = LSTM(3, 5, norm=LayerNorm()).eval()
+    other.load_state_dict(layer.state_dict())
+    with torch.no_grad():
+        other.weight_hh_l0[0, 0] += 1e-3
+    wrong = path_of(other, "step").module
+
+    def run(inputs):
+        return dict(zip(path.outputs, wrong(*inputs.values()), strict=True))
+
+    with pytest.raises(ExportError, match="times what rounding explains"):
+        compare(layer, path, run)
+
+
+def test_a_file_of_another_program(tmp_path):
+    program = torch.export.export(nn.Linear(2, 2), (torch.randn(1, 2),))
+    torch.export.save(program, tmp_path / "a.pt2")
+    with pytest.raises(ExportError, match="was not written by ln-zoo export"):
+        read_facts(tmp_path / "a.pt2")
+
+
+def test_sizes_of_examples_differ():
+    assert len(set(files._SIZES.values())) == len(files._SIZES)
