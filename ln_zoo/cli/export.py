@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--format",
         default="onnx",
-        help="pt2 (torch.export), onnx, or pte (ExecuTorch, step form); default onnx",
+        help="onnx, or pt2 for torch.export; default onnx",
     )
     parser.add_argument(
         "--form",

@@ -1,4 +1,4 @@
-"""Models as files for other runtimes: `torch.export` programs, ONNX and ExecuTorch.
+"""Models as files for other runtimes: `torch.export` programs and ONNX.
 
 A *step form* takes the input of one time step and named states, and gives outputs and the next
 states: what a stream, a robot or a phone needs. A *sequence form* takes a whole sequence; its

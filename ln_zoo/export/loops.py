@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -86,7 +87,7 @@ class _Place(nn.Module):
         if not isinstance(record, StepNorm) or record.batch:
             raise ExportError(
                 f"{type(site.norm).__name__} changes with the time step in a way that only its "
-                "code knows, so a file cannot hold it: give it a describe() that returns a StepNorm"
+                "code knows, so a file cannot hold it: give it a to_spec() that returns a StepNorm"
             )
         with torch.no_grad():
             mean, var = record.population(0, len(site.running_mean))
@@ -129,10 +130,10 @@ class _Direction(nn.Module):
         return self.hr is None and not any(place.acts for place in self._places())
 
     def _weights(self) -> Weights:
-        found = {name: getattr(self, name) for name in Weights._fields}
-        if self.peephole is not None:
+        found: dict[str, Any] = {name: getattr(self, name) for name in Weights._fields}
+        if found["peephole"] is not None:
             # The cell takes the rows apart, and a loop's body may not see one tensor three times.
-            found["peephole"] = tuple(row.clone() for row in self.peephole.unbind())
+            found["peephole"] = tuple(row.clone() for row in found["peephole"].unbind())
         return Weights(**found)
 
     def step(self, x: Tensor, states: States, step: Tensor | None) -> States:
@@ -276,7 +277,7 @@ class _Operator(nn.Module):
         self.hidden_size = hidden_size
         self.name, order = _OPERATORS[cell.name]
         width = len(layer)
-        self.options: dict[str, str | int | list[str]] = {
+        self.options: dict[str, Any] = {
             "hidden_size": hidden_size,
             "direction": "bidirectional" if width > 1 else "forward",
         }

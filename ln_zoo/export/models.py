@@ -263,7 +263,7 @@ def _draw(model: Any, copy: Any, form: Form, reads: bool) -> Path:
         if posterior is None:
             return found, ()
         mean, log_std = posterior.chunk(2, 1)
-        return found, (mean.clone(), log_std.clamp(-network.bound, network.bound))
+        return found, (mean.clone(), log_std.clamp(-network.log_clamp, network.log_clamp))
 
     def by_model(model: Any, given: Tensors) -> dict[str, Tensor]:
         z = given[noise]
