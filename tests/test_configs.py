@@ -82,6 +82,13 @@ def test_every_run_parses_and_builds(path: Path) -> None:
             assert cli.model.hparams[key] == value
 
 
+def test_a_norm_may_be_named_before_the_model() -> None:
+    overlay = CONFIGS / "norms/layer.yaml"
+    own = ("--model", "MLPClassifier", "--model.in_features=64", "--model.num_classes=10")
+    cli = build("--config", overlay, "--model.hidden_sizes=[8]", *own, "--data", "Digits")
+    assert strategies(cli.model) == {norms.LayerNorm()}
+
+
 @pytest.mark.parametrize(
     ("overlay", "base"),
     [

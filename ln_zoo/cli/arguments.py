@@ -111,6 +111,53 @@ def configurations(argv: list[str]) -> list[dict[str, Any]]:
     return found
 
 
+def class_first(argv: list[str]) -> list[str]:
+    """The same arguments, with ``--model NAME`` before a configuration of arguments for it.
+
+    ``--config configs/norms/layer.yaml --model MLPClassifier`` means what it says: a norm for that
+    model. The parser reads options in order, and cannot take arguments of a class that it does not
+    know yet. The same holds for ``--data``.
+
+    Args:
+        argv: arguments, the subcommand first.
+
+    Example:
+        >>> class_first(["fit", "--config={model: {init_args: {lr: 1}}}", "--model", "DRAW"])
+        ['fit', '--model', 'DRAW', '--config={model: {init_args: {lr: 1}}}']
+    """
+    parts = list(_arguments(argv))
+    for group in ("model", "data"):
+        named = [_named_class(tokens, group) for tokens in parts]
+        if True not in named:
+            continue
+        mine = named.index(True)
+        for place, tokens in enumerate(parts[:mine]):
+            content = _configuration(tokens).get(group)
+            if isinstance(content, str) or (isinstance(content, dict) and "class_path" in content):
+                break  # from here on the class is known
+            if isinstance(content, dict):
+                parts.insert(place, parts.pop(mine))
+                break
+    return [*argv[:1], *(token for tokens in parts for token in tokens)]
+
+
+def _named_class(tokens: list[str], group: str) -> bool:
+    """Whether an argument gives the name of a class for a group of options."""
+    name, equals, value = tokens[0].partition("=")
+    value = value if equals else tokens[1] if len(tokens) > 1 else ""
+    plain = all(part.isidentifier() for part in value.split("."))
+    return name in (f"--{group}", f"--{group}.class_path") and plain and not os.path.isfile(value)
+
+
+def _configuration(tokens: list[str]) -> dict[str, Any]:
+    """The content of an argument that is a configuration; nothing of any other."""
+    name, equals, value = tokens[0].partition("=")
+    if name not in ("--config", "-c") or not (equals or len(tokens) > 1):
+        return {}
+    content = parsed(value if equals else tokens[1])
+    return content if isinstance(content, dict) else {}
+
+
 def _is_named_pipe(text: str) -> bool:
     """Whether a path is of a pipe, but for those that a shell opens, as in ``--config <(...)``."""
     try:

@@ -8,6 +8,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,8 @@ _AXES = {"epoch": "epoch", "step": "update", "seconds": "seconds of training"}
 #: Panels in a row of a picture.
 _PANELS = 4
 
+#: A logarithmic axis needs values that differ by this factor: below, its ticks cannot be read.
+_LOG_RANGE = 2.0
 #: By the ending of a metric's name: what its axis is called, and whether it is logarithmic.
 _KINDS = {"nll": ("negative log-likelihood (nats)", True), "loss": ("loss", True)}
 _NAMES = {
@@ -357,22 +360,29 @@ def draw(
     for axis in axes[len(metrics) :]:
         axis.remove()
     for axis, metric in zip(axes, metrics, strict=False):
+        drawn: list[dict[Any, float]] = []
         for label, members in groups(runs).items():
             shared = {row[0]: row[1:] for row in spread(members, metric) if row[0] > 0 or not log_x}
             found = by_x(members, shared)
             medians = {place: values[0] for place, values in found.items()}
-            color = plot(axis, medians, label=label, linewidth=1.8).get_color()
+            # A line that runs under another one shows through its gaps.
+            style: Any = (0, (4, 4)) if any(map(partial(_alike, medians), drawn)) else "-"
+            drawn.append(medians)
+            color = plot(axis, medians, label=label, lw=1.8, linestyle=style).get_color()
             if band and len(members) > 1:
                 _, least, greatest = zip(*found.values(), strict=True)
                 axis.fill_between(list(found), least, greatest, color=color, alpha=0.2, linewidth=0)
             for run in members if len(members) > 1 and not band else ():
                 curve = by_x([run], dict(sorted(run.curves[metric].items())))
                 plot(axis, curve, color=color, lw=0.6, alpha=0.4)
+        values = [value for run in runs for value in run.curves[metric].values()]
         # Likelihoods of densities may be negative.
-        positive = all(value > 0 for run in runs for value in run.curves[metric].values())
-        _name_axes(axis, metric, x, positive)
+        wide = min(values) > 0 and max(values) >= _LOG_RANGE * min(values)
+        _name_axes(axis, metric, x, wide)
         if log_x:
             axis.set_xscale("log")
+        elif x != "seconds":
+            axis.xaxis.get_major_locator().set_params(integer=True)
     names = axes[0].get_legend_handles_labels()
     if len(names[1]) > _IN_PANEL:
         figure.legend(*names, loc="outside lower center", ncols=3 * len(metrics))
@@ -382,6 +392,13 @@ def draw(
         figure.suptitle(title)
     picture.parent.mkdir(parents=True, exist_ok=True)
     _save(figure, picture)
+
+
+def _alike(a: Mapping[Any, float], b: Mapping[Any, float]) -> bool:
+    """Whether two curves lie on one another: apart by less than a hundredth of their range."""
+    values = [*a.values(), *b.values()]
+    most = max(values) - min(values)
+    return a.keys() == b.keys() and all(abs(a[x] - b[x]) <= 0.01 * most for x in a)
 
 
 def _save(figure: Figure, picture: Path) -> None:
@@ -540,11 +557,11 @@ def _compare_weight_geometry(
     return 0
 
 
-def _name_axes(axis: Axes, metric: str, x: str, positive: bool) -> None:
+def _name_axes(axis: Axes, metric: str, x: str, wide: bool) -> None:
     axis.set_xlabel(_AXES[x])
     ending = metric.rsplit("_", 1)[-1]
     name, logarithmic = _KINDS.get(ending, (_in_words(metric).replace("_", " "), False))
     axis.set_ylabel(_NAMES.get(metric, name))
-    if logarithmic and positive:
+    if logarithmic and wide:
         axis.set_yscale("log")
     axis.grid(alpha=0.3)

@@ -62,18 +62,24 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _kernels(native: Status) -> Iterator[dict[str, Any]]:
-    """Name, what it is, whether it is available, and why not, in the order of preference."""
+    """Name, what it is, whether it is available, and why not, in the order of preference.
+
+    ``LN_ZOO_KERNELS`` chooses by name, so kernels of one name are one row, where the first stands.
+    """
     from ln_zoo.ops import KERNELS, dispatch
 
     value = os.environ.get("LN_ZOO_KERNELS", "")
-    allowed, _ = dispatch.allowed(value)
+    allowed = {kernel.name for kernel in dispatch.allowed(value)[0]}
+    named: dict[str, list[Kernel]] = {}
     for kernel in KERNELS:
-        reason = _why_not(kernel, native)
-        if kernel not in allowed:
+        named.setdefault(kernel.name, []).append(kernel)
+    for name, kernels in named.items():
+        reason = _why_not(kernels[0], native)
+        if name not in allowed:
             reason = f"turned off: LN_ZOO_KERNELS={value}"
         yield {
-            "name": kernel.name,
-            "title": kernel.title,
+            "name": name,
+            "title": "; ".join(kernel.title for kernel in kernels),
             "available": reason is None,
             "reason": reason,
         }
@@ -108,7 +114,7 @@ def _print(kernels: Sequence[dict[str, Any]], native: Status) -> None:
         table.add_column(heading)
     for kernel in kernels:
         table.add_row(kernel["name"], kernel["title"], kernel["reason"] or "yes")
-    table.add_row("", "the generic loop", "always: what no kernel takes")
+    table.add_row("(none)", "the generic loop", "always: for what no kernel takes")
     facts = Table(box=None, pad_edge=False, show_header=False)
     for name, value in _facts(native):
         facts.add_row(f"native {name}", value)

@@ -30,6 +30,7 @@ from ln_zoo.callbacks import (
 from ln_zoo.callbacks.last_checkpoint import Interrupted
 from ln_zoo.checkpoints import write_atomically
 from ln_zoo.cli import optimizers, outputs, results, run_folders, signals, stored
+from ln_zoo.cli.arguments import class_first
 from ln_zoo.cli.errors import OneLineErrors, told
 from ln_zoo.models.base import ZooModule
 
@@ -97,7 +98,7 @@ class ZooCLI(LightningCLI):
     """
 
     def __init__(self, argv: list[str]) -> None:
-        self.argv = argv
+        self.argv = class_first(argv)
         self._claimed: list[Path] = []
         #: The weights that were asked for.
         self._given: dict[str, torch.Tensor] = {}

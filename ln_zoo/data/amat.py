@@ -34,10 +34,10 @@ _DAY = 24 * 60 * 60.0
 def load_bits(path: Path, columns: int) -> np.ndarray:
     """Parses a text matrix of zeros and ones once, and maps the bits kept of it from then on.
 
-    They are kept in a folder ``.cache`` beside the file, or in the user's cache (``LN_ZOO_CACHE``,
-    else ``~/.cache/ln_zoo``) where nothing can be written there, under a name made of the digest of
-    the file's content: one that changed is parsed anew, and takes the place of what was kept of it
-    before. Where nothing can be kept, the text is parsed each time.
+    They are kept in ``LN_ZOO_CACHE`` if that is set, else in a folder ``.cache`` beside the file,
+    or in ``~/.cache/ln_zoo`` where that folder is another user's or cannot be written, under a name
+    made of the digest of the file's content: one that changed is parsed anew, and takes the place
+    of what was kept of it before. Where nothing can be kept, the text is parsed each time.
 
     What is kept appears whole or not at all, so that processes may read the same file at the same
     time, and has a digest of its own: bits damaged since are not taken, but parsed again.

@@ -64,8 +64,9 @@ class BinarizedMNIST(BinarizedImageData):
     ``root`` has the files ``binarized_mnist_train.amat``, ``binarized_mnist_valid.amat`` and
     ``binarized_mnist_test.amat``, gzipped (``.gz``) or not. Without ``root`` they are looked for in
     the folder ``binarized_mnist`` of the folder named by the environment variable ``LN_ZOO_DATA``.
-    The text is parsed once: its bits, 6.9 MB in all, are kept in a folder ``.cache`` beside it, or
-    in the user's cache where nothing can be written there, and mapped into memory.
+    The text is parsed once: its bits, 6.9 MB in all, are kept in ``LN_ZOO_CACHE`` if that is set,
+    else in a folder ``.cache`` beside the text (in the user's cache where that folder is another
+    user's or cannot be written), and mapped into memory.
 
     The other binarizations, by name only, are made of MNIST's grey levels, for which ``root`` and
     ``repo_id`` are those of `MNIST`. Training takes the first ``train_size`` of its 60,000 images,

@@ -11,14 +11,14 @@ from pathlib import Path
 def cache_folders(beside: Path) -> Iterator[Path]:
     """Folders in which what was made of a folder's files may be kept, the place of choice first.
 
-    They are ``.cache`` in the folder itself, where it can be written, and a folder of its own in
-    the user's cache: ``LN_ZOO_CACHE``, else ``~/.cache/ln_zoo``. None of them need exist.
+    With ``LN_ZOO_CACHE`` set there is one: a folder of its own in there. Otherwise they are
+    ``.cache`` in the folder itself, if it is the user's own and can be written, and a folder of its
+    own in ``~/.cache/ln_zoo``. None of them need exist.
 
     Args:
         beside: the folder of the files.
     """
-    # An administrator may write where permissions let nobody write, and should not.
-    if os.access(beside, os.W_OK) and beside.stat().st_mode & 0o222:
+    if not os.environ.get("LN_ZOO_CACHE") and _is_own(beside):
         yield beside / ".cache"
     # The folder in which kernels, which data know nothing of, are kept too.
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
@@ -30,3 +30,11 @@ def cache_folders(beside: Path) -> Iterator[Path]:
     # Files of one name in two folders are two texts: neither may take the other's place.
     origin = hashlib.sha256(os.fsencode(beside.resolve())).hexdigest()
     yield chosen / "data" / origin[:16]
+
+
+def _is_own(folder: Path) -> bool:
+    """Whether a folder is this user's and can be written; shared data stay as they are."""
+    status = folder.stat()
+    # An administrator may write where permissions let nobody write, and should not.
+    can_be_written = os.access(folder, os.W_OK) and status.st_mode & 0o222
+    return bool(can_be_written) and (not hasattr(os, "geteuid") or status.st_uid == os.geteuid())

@@ -105,11 +105,11 @@ class Corpus:
     ) -> Corpus:
         """The corpus of texts, divided into words once and mapped into memory from then on.
 
-        What is made of the texts is kept as a dataset of Hugging Face ``datasets`` in a folder
-        ``.cache`` beside them, or in the user's cache (``LN_ZOO_CACHE``, else ``~/.cache/ln_zoo``)
-        where nothing can be written there, under a name made of the names, sizes and times of the
-        files and of how they are divided. It appears whole or not at all: processes may ask at the
-        same time, one works and the others wait.
+        What is made of the texts is kept as a dataset of Hugging Face ``datasets``: in
+        ``LN_ZOO_CACHE`` if that is set, else in a folder ``.cache`` beside them, or in
+        ``~/.cache/ln_zoo`` where that folder is another user's or cannot be written. Its name is
+        made of the names, sizes and times of the files and of how they are divided. It appears
+        whole or not at all: processes may ask at the same time, one works and the others wait.
 
         Args:
             texts: the texts, of which each is a book.

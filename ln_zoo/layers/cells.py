@@ -398,7 +398,8 @@ class LSTMCell(RecurrentCell):
         Raises:
             RuntimeError: if sizes do not fit.
             TypeError: if ``hx`` is no tuple of two.
-            ValueError: if ``step`` is missing or negative.
+            ValueError: if ``step`` is negative, or missing under a strategy that needs it (batch
+                norm; layer norm does not).
         """
         h, c = self._next(input, hx, step)
         return h, c

@@ -12,7 +12,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import STEP_OUTPUT, OptimizerLRScheduler
 
 from ln_zoo.models.pretrained import Pretrained
-from ln_zoo.norms import Norm, to_config
+from ln_zoo.norms import Identity, Norm, to_config
 
 #: The one instantiator that Lightning admits when it reads a checkpoint back.
 _INSTANTIATOR = "lightning.pytorch.cli.instantiate_module"
@@ -53,7 +53,7 @@ class ZooModule(Pretrained, LightningModule, ABC):
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """The optimizer, as in Lightning."""
 
-    def remember(self, norm: Norm, **resolved: Any) -> None:
+    def remember(self, norm: Norm | None, **resolved: Any) -> None:
         """Stores the arguments of the calling ``__init__`` as hyperparameters, in plain values.
 
         Called in the ``__init__`` of a subclass's parent, it stores the subclass's arguments: those
@@ -61,17 +61,18 @@ class ZooModule(Pretrained, LightningModule, ABC):
 
         Args:
             norm: the strategy in use, after the model's own default was chosen. It is stored as
-                ``class_path`` and ``init_args``: safe loading refuses a checkpoint with the object.
+                ``class_path`` and ``init_args``, which the command line reads too. ``None`` stands
+                for `Identity`, as in the layers.
             resolved: other arguments whose default was chosen there, with the values in use. The
                 command line would store what was given, so ``None``.
 
         Raises:
-            TypeError: if the strategy is no dataclass, so that it cannot be stored.
+            TypeError: if the strategy is not a dataclass, so that it cannot be stored.
         """
         frame = inspect.currentframe()
         assert frame is not None
         self.save_hyperparameters(frame=frame.f_back)
-        values = {**self.hparams, **resolved, "norm": to_config(norm)}
+        values = {**self.hparams, **resolved, "norm": to_config(norm or Identity())}
         parameters = inspect.signature(type(self)).parameters
         takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         # Lightning logs a second copy; torch's stubs know of neither.

@@ -1,5 +1,7 @@
 """Normalisation strategies: what happens to the summed inputs, or the weights, of a layer."""
 
+import torch
+
 from ln_zoo.norms.base import INVARIANCES, Norm, Site
 from ln_zoo.norms.batch_norm import BatchNorm
 from ln_zoo.norms.config import from_config, to_config
@@ -13,6 +15,10 @@ from ln_zoo.norms.statistics import (
     population_statistics,
 )
 from ln_zoo.norms.weight_norm import WeightNorm
+
+# They hold plain numbers and words alone: a checkpoint that has one among its hyperparameters
+# (`save_hyperparameters()` of a module with `norm=LayerNorm()`) is loaded as any other.
+torch.serialization.add_safe_globals([BatchNorm, Identity, LayerNorm, RMSNorm, WeightNorm])
 
 __all__ = [
     "INVARIANCES",

@@ -107,6 +107,30 @@ def test_axes(tmp_path: Path) -> None:
     assert scales == [("linear", "log"), ("log", "log"), ("linear", "linear"), ("log", "linear")]
 
 
+def test_a_narrow_range_needs_no_logarithms_and_epochs_are_whole_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = read_run(str(write_run(tmp_path / "a/version_0", [1.42, 1.35, 1.3])), METRICS)
+    seen: list[Figure] = []
+    monkeypatch.setattr(compare, "_save", lambda figure, _: seen.append(figure))
+    draw([run], METRICS, tmp_path / "a.png")
+    for axis in seen[0].axes:
+        assert axis.get_yscale() == "linear"
+        assert all(float(tick).is_integer() for tick in axis.get_xticks())
+
+
+def test_a_line_on_another_one_is_dashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {"A": [0.5, 0.3, 0.1], "B": [0.5, 0.4, 0.1], "C": [0.5, 0.3003, 0.1]}
+    runs = [
+        read_run(f"{label}={write_run(tmp_path / label / 'version_0', found)}", METRICS)
+        for label, found in values.items()
+    ]
+    seen: list[Figure] = []
+    monkeypatch.setattr(compare, "_save", lambda figure, _: seen.append(figure))
+    draw(runs, METRICS, tmp_path / "a.png")
+    assert [line.is_dashed() for line in seen[0].axes[0].get_lines()] == [False, False, True]
+
+
 @pytest.mark.parametrize(("labels", "legends"), [(4, (1, 0)), (5, (0, 1))])
 def test_many_labels_do_not_hide_the_curves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, labels: int, legends: tuple[int, int]

@@ -24,8 +24,9 @@ COLUMNS = 37
 
 @pytest.fixture(autouse=True)
 def user_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("LN_ZOO_CACHE", str(tmp_path / "user"))
-    return tmp_path / "user" / "data"
+    monkeypatch.delenv("LN_ZOO_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+    return tmp_path / "user" / "ln_zoo" / "data"
 
 
 def matrix(rows: int = 23, columns: int = COLUMNS, seed: int = 0) -> np.ndarray:
@@ -217,11 +218,31 @@ def test_beside_a_read_only_folder_the_users_cache_is_taken(
     assert len(files_in(user_cache)) == 1
 
 
-def test_the_users_cache_is_where_kernels_are_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_cache_that_is_set_is_the_only_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parsed: list[str]
 ) -> None:
-    monkeypatch.delenv("LN_ZOO_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("LN_ZOO_CACHE", str(tmp_path / "chosen"))
+    path = write(tmp_path / "data", text(matrix()))
+    for _ in range(2):
+        assert isinstance(load_bits(path, COLUMNS), np.memmap)
+    assert len(parsed) == 1
+    assert [file.name for file in path.parent.iterdir()] == ["some.amat"]
+    assert len(files_in(tmp_path / "chosen")) == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="folders have owners")
+def test_nothing_is_written_beside_the_data_of_others(
+    tmp_path: Path, user_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "data", text(matrix()))
+    mine = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: mine + 1)
+    load_bits(path, COLUMNS)
+    assert [file.name for file in path.parent.iterdir()] == ["some.amat"]
+    assert len(files_in(user_cache)) == 1
+
+
+def test_the_users_cache_is_where_kernels_are_kept(tmp_path: Path) -> None:
     from ln_zoo.ops.engines.native.build import cache_folder
 
     path = write(tmp_path / "data", text(matrix()))

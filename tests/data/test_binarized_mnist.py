@@ -26,7 +26,8 @@ TEXTS = {
 
 @pytest.fixture(autouse=True)
 def user_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LN_ZOO_CACHE", str(tmp_path / "user"))
+    monkeypatch.delenv("LN_ZOO_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
 
 
 @pytest.fixture

@@ -209,3 +209,12 @@ def test_every_process_has_noise_of_its_own() -> None:
             torch.set_rng_state(alone)
             assert torch.equal(torch.randn(4), drawn[0])
     assert not any(torch.equal(drawn[i], drawn[j]) for i, j in ((0, 1), (0, 2), (1, 2)))
+
+
+def test_no_norm_is_stored_as_the_strategy_that_does_nothing() -> None:
+    class Plain(MLPClassifier):
+        def __init__(self, norm: Norm | None = None) -> None:
+            ZooModule.__init__(self)
+            self.remember(norm)
+
+    assert Plain().hparams["norm"] == {"class_path": "ln_zoo.norms.Identity", "init_args": {}}

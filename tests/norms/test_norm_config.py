@@ -4,8 +4,10 @@ import dataclasses
 import json
 import pickle
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 import ln_zoo.norms
@@ -145,3 +147,11 @@ def test_a_strategy_made_inside_a_function_says_that_it_cannot_be_stored():
 
     with pytest.raises(ValueError, match="cannot be imported"):
         from_config(to_config(Local()))
+
+
+@pytest.mark.parametrize("norm", SHIPPED, ids=repr)
+def test_a_checkpoint_with_a_strategy_is_loaded_safely(tmp_path: Path, norm: Norm) -> None:
+    """Lightning's `save_hyperparameters` stores a user's ``norm=LayerNorm()`` as it is."""
+    torch.save({"hyper_parameters": {"norm": norm}}, tmp_path / "a.ckpt")
+    stored = torch.load(tmp_path / "a.ckpt", weights_only=True)
+    assert stored["hyper_parameters"]["norm"] == norm
