@@ -146,7 +146,7 @@ class _Pictures(Callback):
             ),
             "filmstrip": plot_filmstrip(
                 drawn.writing.canvases[:, first],
-                _windows(drawn.writing.write, network.write_size, first),
+                windows_of(drawn.writing.write, network.write_size, first),
                 title=f"samples after t glimpses{when}",
             ),
             "reconstructions": plot_pairs(
@@ -157,7 +157,7 @@ class _Pictures(Callback):
             ),
             "reading": plot_filmstrip(
                 drawn.reading.canvases[:, spread],
-                _windows(drawn.reading.read, network.read_size, spread),
+                windows_of(drawn.reading.read, network.read_size, spread),
                 images=drawn.images[spread],
                 title=f"reconstructions after t glimpses{when}",
             ),
@@ -180,7 +180,7 @@ class _Pictures(Callback):
         save_animation(
             writing.canvases[:, first],
             picture,
-            _windows(writing.write, module.network.write_size, first),
+            windows_of(writing.write, module.network.write_size, first),
             columns=columns,
             title=f"samples{when}",
         )
@@ -351,7 +351,7 @@ class DRAWPictures(_Pictures):
             self._save_animation(pl_module, drawn, folder / "drawing.gif", "")
 
 
-def _windows(places: Tensor | None, size: int | None, chosen: slice | Tensor) -> Windows | None:
+def windows_of(places: Tensor | None, size: int | None, chosen: slice | Tensor) -> Windows | None:
     """Of some images, if there was attention."""
     return None if places is None or size is None else Windows(places[:, chosen], size)
 

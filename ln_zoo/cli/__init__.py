@@ -41,7 +41,8 @@ published models
 export
   ln-zoo export pixels.layernorm --format onnx --form step --out step.onnx   for other runtimes
 
-handwriting
+pictures
+  ln-zoo draw --number 25 --out samples.png         images that a DRAW model makes up
   ln-zoo write "any text" --model handwriting.layernorm --out hello.svg
 
 sentence vectors
@@ -71,6 +72,7 @@ _COMMANDS = (
     "compare",
     "analyze",
     "data",
+    "draw",
     "write",
     "evaluate-sentences",
     "kernels",

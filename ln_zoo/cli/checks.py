@@ -42,6 +42,16 @@ def check_positive(arguments: argparse.Namespace, *names: str) -> None:
                 raise ValueError(f"--{name} must be positive and finite, got {value:g}")
 
 
+def check_seed(arguments: argparse.Namespace) -> None:
+    """Checks that ``--seed`` is one that torch takes.
+
+    Raises:
+        ValueError: if it is not.
+    """
+    if not -(2**63) <= arguments.seed < 2**64:
+        raise ValueError(f"--seed must be in -2**63 to 2**64 - 1, got {arguments.seed}")
+
+
 def check_picture(option: str, path: Path) -> None:
     """Checks that a file can be written, and that its ending is one of a picture.
 

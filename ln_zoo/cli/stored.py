@@ -10,7 +10,7 @@ import pickle
 import sys
 import textwrap
 from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from jsonargparse import Namespace
@@ -22,6 +22,8 @@ from ln_zoo.checkpoints import check_whole
 from ln_zoo.cli.arguments import check_checkpoint, configurations, given, options, parsed
 from ln_zoo.models.base import ZooModule, public_module
 from ln_zoo.zoo import trust
+
+_M = TypeVar("_M", bound=ZooModule)
 
 
 def with_model(argv: list[str]) -> list[str]:
@@ -217,6 +219,28 @@ def load_model(weights: str) -> ZooModule:
     check_fits(model, state, weights)
     model.load_state_dict(state)
     return model.eval()
+
+
+def load_model_of(cls: type[_M], weights: str, lacks: str) -> _M:
+    """A model of a class, as `load_model` finds it, whose weights are finite.
+
+    Args:
+        cls: the class.
+        weights: as for `load_model`.
+        lacks: what a model of another class does not do, for the message.
+
+    Raises:
+        FileNotFoundError: as `load_model`.
+        ValueError: as `load_model`; for a model of another class, or one whose training diverged.
+    """
+    model = load_model(weights)
+    if not isinstance(model, cls):
+        raise ValueError(
+            f"{weights} is a {type(model).__name__}, which {lacks}: give a {cls.__name__} model"
+        )
+    if not all(weight.isfinite().all() for weight in model.state_dict().values()):
+        raise ValueError(f"{weights} holds weights that are not finite: its training diverged")
+    return model
 
 
 def check_fits(model: torch.nn.Module, state: dict[str, Tensor], where: str) -> None:

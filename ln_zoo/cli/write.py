@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ln_zoo.cli.checks import check_file
+from ln_zoo.cli.checks import check_file, check_seed
 from ln_zoo.zoo import trust
 
 if TYPE_CHECKING:
@@ -104,13 +104,15 @@ def _write(arguments: argparse.Namespace) -> None:
     # Here, since it takes seconds to import torch.
     from ln_zoo.callbacks.pen_maps import plot_window
     from ln_zoo.callbacks.pen_pictures import check_picture, page, save
+    from ln_zoo.cli import stored
     from ln_zoo.cli.outputs import relative
+    from ln_zoo.models import Handwriting
 
     for picture in filter(None, (out, attention)):
         check_picture(picture)
     for path in filter(None, (out, attention, strokes)):
         check_file(path)
-    model = _model(arguments.model)
+    model = stored.load_model_of(Handwriting, arguments.model, "does not write")
     prime = _prime(arguments, model)
     given = None if prime is None else prime[0]
     lines = _lines_written(model, texts, prime, arguments)
@@ -140,8 +142,7 @@ def _check_numbers(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--bias must be at least 0, got {arguments.bias}")
     if not 0 < arguments.thickness < math.inf:
         raise ValueError(f"--thickness must be a positive number, got {arguments.thickness}")
-    if not -(2**63) <= arguments.seed < 2**64:
-        raise ValueError(f"--seed must be in -2**63 to 2**64 - 1, got {arguments.seed}")
+    check_seed(arguments)
     for name in ("width", "samples"):
         if getattr(arguments, name) < 1:
             raise ValueError(f"--{name} must be at least 1, got {getattr(arguments, name)}")
@@ -166,20 +167,6 @@ def _lines(arguments: argparse.Namespace) -> list[str | None]:
     # Versions of a page are set apart, those of a line lie one below the other.
     between: list[str | None] = [None] if len(lines) > 1 else []
     return lines + (arguments.samples - 1) * (between + lines)
-
-
-def _model(weights: str) -> Handwriting:
-    from ln_zoo.cli import stored
-    from ln_zoo.models import Handwriting
-
-    model = stored.load_model(weights)
-    if not isinstance(model, Handwriting):
-        raise ValueError(
-            f"{weights} is a {type(model).__name__}, which does not write: give a Handwriting model"
-        )
-    if not all(weight.isfinite().all() for weight in model.state_dict().values()):
-        raise ValueError(f"{weights} holds weights that are not finite: its training diverged")
-    return model
 
 
 def _lines_written(

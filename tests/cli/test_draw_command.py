@@ -1,0 +1,106 @@
+"""``ln-zoo draw``: what it writes and where, and how it fails."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from zoo_support import RESULTS
+
+from ln_zoo.cli import main
+from ln_zoo.models import DRAW, MLPClassifier
+from ln_zoo.zoo import load, write_card
+
+
+@pytest.fixture(scope="module")
+def cards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small DRAW model, one whose training diverged, and a model that draws nothing."""
+    folder = tmp_path_factory.mktemp("cards")
+    torch.manual_seed(0)
+    draw = DRAW((8, 8), glimpses=4, hidden_size=6, latent_size=3)
+    write_card(folder / "small", draw, RESULTS, preprocessing={})
+    with torch.no_grad():
+        next(draw.parameters()).fill_(torch.nan)
+    write_card(folder / "diverged", draw, RESULTS, preprocessing={})
+    write_card(folder / "mlp", MLPClassifier(64, [4]), RESULTS, preprocessing={})
+    return folder
+
+
+def test_samples_a_grid_and_a_filmstrip(in_tmp: Path, cards: Path, capsys) -> None:
+    model = ["--model", str(cards / "small")]
+    files = ["--filmstrip", "strip.svg", "--numbers", "new/x.npy"]
+    assert main(["draw", *model, "--number", "6", "--seed", "3", "--columns", "3", *files]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "picture: samples.png (6 images)",
+        "filmstrip: strip.svg",
+        "numbers: new/x.npy",
+    ]
+    drawn = load(cards / "small")
+    assert isinstance(drawn, DRAW)
+    expected = drawn.generate_samples(6, seed=3).logits.sigmoid().numpy()
+    assert np.array_equal(np.load("new/x.npy"), expected)
+    picture = Image.open("samples.png")
+    assert picture.width > 1.4 * picture.height  # three columns, two rows
+    assert (in_tmp / "strip.svg").read_text().startswith("<?xml")
+
+    assert main(["draw", *model, "--number", "6", "--seed", "3", "--out", "again.png"]) == 0
+    assert main(["draw", *model, "--number", "6", "--seed", "4", "--out", "other.png"]) == 0
+    square, other = Image.open("again.png"), Image.open("other.png")
+    assert square.tobytes() != other.tobytes()
+    assert abs(square.width - square.height) < 0.5 * square.width
+
+
+def test_black_and_white(in_tmp: Path, cards: Path) -> None:
+    command = ["draw", "--model", str(cards / "small"), "--number=50", "--binary"]
+    assert main([*command, "--numbers=a.npy"]) == 0
+    drawn = np.load("a.npy")
+    assert drawn.shape == (50, 8, 8)
+    assert set(np.unique(drawn)) == {0, 1}
+    mean = load(cards / "small").generate_samples(50, seed=0).logits.sigmoid()
+    # Of 3,200 pixels, within 5 standard errors of a share of at most 1/2.
+    assert abs(drawn.mean() - mean.mean().item()) < 5 * 0.5 / 3200**0.5
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--number=0"], "--number must be at least 1, got 0"),
+        (["--number=10001"], "--number must be at most 10,000, got 10001"),
+        (["--columns=0"], "--columns must be at least 1, got 0"),
+        (["--seed", f"{10**23}"], "--seed must be in -2**63 to 2**64 - 1"),
+        (["--out=x.doc"], "--out x.doc is no name of a picture: end it in .png"),
+        (["--out=."], "--out . is a folder"),
+        (["--filmstrip=x"], "--filmstrip x is no name of a picture"),
+        (["--numbers=x.csv"], "--numbers x.csv must end in .npy"),
+        (["--model=draw.nne"], "did you mean draw.none"),
+        (["--model={}/mlp"], "mlp is a MLPClassifier, which makes up no images: give a DRAW model"),
+        (["--model={}/diverged"], "holds weights that are not finite"),
+        (["--model=none.ckpt"], "none.ckpt"),
+    ],
+)
+def test_wrong_input_is_one_line(
+    in_tmp: Path, cards: Path, options: list[str], message: str, capsys
+) -> None:
+    assert main(["draw", *(option.format(cards) for option in options)]) == 1
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.startswith("ln-zoo draw: error: ")
+    assert message in told
+    assert list(in_tmp.iterdir()) == []
+
+
+def test_the_default_is_the_published_model(
+    in_tmp: Path, cards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def load_instead(weights: str) -> object:
+        asked.append(weights)
+        return load(cards / "small")
+
+    monkeypatch.setattr("ln_zoo.cli.stored.load_model", load_instead)
+    assert main(["draw"]) == 0
+    assert asked == ["draw.layernorm"]
+    assert (in_tmp / "samples.png").is_file()
