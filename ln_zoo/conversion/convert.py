@@ -55,9 +55,10 @@ def normalize_(
     plain.
 
     Normalising changes what a layer computes (with `WeightNorm`, only what it learns). Given a
-    batch, gains, shifts and biases are set by least squares so that outputs stay as close as the
-    strategy allows, layer by layer in the order of the forward pass, in evaluation mode; running
-    statistics of `BatchNorm` become those of the batch. What distance remains is in the report.
+    batch, gains, shifts and biases are set so that outputs stay as close as the strategy allows:
+    by least squares, layer by layer in the order of the forward pass, and in recurrent layers by 30
+    steps of gradient descent from there, in evaluation mode. Running statistics of `BatchNorm`
+    become those of the batch. What distance remains is in the report.
 
     A layer that cannot be converted stays as it is, with the reason in `Conversion.refused`: it is
     normalised already (by its own strategy, or by torch's layer behind it in an
@@ -140,12 +141,13 @@ def normalize_(
                 now, calls = calibration.record(model, converted, run)
                 gaps[k] = {
                     name: calibration.distance(
-                        [call.output for call in calls[name]],
-                        [call.output for call in plain[name]],
+                        [calibration.shown(layers[name], call.output) for call in calls[name]],
+                        [calibration.shown(layers[name], call.output) for call in plain[name]],
                     )
                     for name in made
                 }
-                gaps[k][_ALL] = calibration.distance(now, outputs)
+                of_all = [calibration.shown(model, output) for output in (now, outputs)]
+                gaps[k][_ALL] = calibration.distance(*of_all)
     except BaseException:
         before.restore()
         raise

@@ -20,7 +20,8 @@ class Converted:
         after: what it is now.
         distance_before: how far its output is from the plain layer's on the calibration batch,
             before calibration: root mean square of the difference, divided by that of the plain
-            output; ``None`` without calibration.
+            output; ``None`` without calibration. The states that a recurrent layer ends in do not
+            count.
         distance: the same after calibration.
     """
 

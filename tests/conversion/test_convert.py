@@ -13,7 +13,7 @@ from torch.nn.utils import parametrizations, prune
 from torch.nn.utils.rnn import pack_sequence
 
 import ln_zoo
-from ln_zoo.conversion import Conversion, denormalize_, normalize_
+from ln_zoo.conversion import Conversion, calibrate, denormalize_, normalize_
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, Site, WeightNorm
 
 F64 = torch.float64
@@ -47,7 +47,7 @@ class Many(nn.Module):
         return self.head(other)
 
 
-def images(count: int = 12) -> Tensor:
+def images(count: int = 8) -> Tensor:
     return torch.randn(count, 1, 6, 6, dtype=F64, generator=torch.Generator().manual_seed(3))
 
 
@@ -158,8 +158,11 @@ def test_gains_and_biases_are_those_of_least_squares(bias: bool) -> None:
             assert moved == pytest.approx(expected[1], rel=1e-3, abs=1e-5)
 
 
-def test_a_recurrent_layer_is_fitted_on_the_plain_ones_sums() -> None:
+def test_a_recurrent_layer_is_fitted_on_the_plain_ones_sums(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Both terms of an LSTM together, and its cell state, against equations written here."""
+    monkeypatch.setattr(calibrate, "_STEPS", 0)
     torch.manual_seed(4)
     model, x = nn.LSTM(3, 4, dtype=F64), torch.randn(6, 5, 3, dtype=F64)
     w, u = model.weight_ih_l0.detach().clone(), model.weight_hh_l0.detach().clone()
@@ -190,6 +193,32 @@ def test_a_recurrent_layer_is_fitted_on_the_plain_ones_sums() -> None:
         expected = torch.linalg.lstsq(torch.stack([z(c)[:, j], one], 1), c[:, j]).solution
         found = torch.stack([sites["cell"].gain[j], sites["cell"].shift[j]])
         torch.testing.assert_close(found.detach(), expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("norm", [LayerNorm(), BatchNorm()], ids=["LayerNorm", "BatchNorm"])
+def test_gradient_descent_comes_closer_and_leaves_no_trace(
+    norm: Norm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(5)
+    model, x = nn.LSTM(3, 8, num_layers=2, dtype=F64), torch.randn(9, 5, 3, dtype=F64)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(3)
+    model.weight_hh_l0.requires_grad_(False)
+    model.bias_ih_l0.grad = torch.ones_like(model.bias_ih_l0)
+    weights = {n: p.detach().clone() for n, p in model.named_parameters() if "weight" in n}
+    distances = []
+    for steps in (0, 30):
+        monkeypatch.setattr(calibrate, "_STEPS", steps)
+        distances.append(normalize_(copy.deepcopy(model), norm, calibrate=x).layers[0].distance)
+    assert distances[1] < (0.8 if isinstance(norm, LayerNorm) else 0.97) * distances[0]
+    normalize_(model, norm, calibrate=x)
+    assert torch.equal(model.bias_ih_l0.grad, torch.ones_like(model.bias_ih_l0))
+    for name, p in model.named_parameters():
+        assert p.requires_grad == (name != "weight_hh_l0")
+        assert name == "bias_ih_l0" or p.grad is None
+        if name in weights:
+            assert torch.equal(p, weights[name])
 
 
 def test_positions_come_from_the_calibration_batch() -> None:
