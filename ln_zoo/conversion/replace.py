@@ -32,7 +32,7 @@ _READERS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 #: Modules that copy or shard parameters when they are made.
 _WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel", "DataParallel"}
 #: What our recurrent layers and cells keep, and torch's do not.
-_OWN = ("_plans", "_cell", "derivative_bound")
+_OWN = ("_plans", "cell", "derivative_bound")
 
 
 def selected(
@@ -265,7 +265,7 @@ def _argument_names(layer: nn.Module) -> set[str]:
         names = {"weight", "bias"}
         if isinstance(layer, nn.RNNCellBase):
             names = {"weight_ih", "weight_hh", "bias_ih", "bias_hh"}
-            names |= {"weight_peephole"} if type(layer) in TORCHS else set()
+            names |= {"weight_peephole"} if has_peepholes(layer) else set()
         return names
     names = set(layer._flat_weights_names)
     suffixes = [name.removeprefix("weight_ih") for name in names if name.startswith("weight_ih")]
