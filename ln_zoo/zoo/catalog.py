@@ -9,9 +9,11 @@ how), ``README.md`` (both for readers) and ``model.safetensors``. Folders are lo
 
 from __future__ import annotations
 
+import csv
 import difflib
 import fnmatch
 import hashlib
+import io
 import json
 import math
 import os
@@ -573,6 +575,51 @@ def markdown_table(filter: str = "*") -> str:
         cells = (f"`{name}`", f"`{card.model}`", f"`{card.norm}`", ", ".join(card.datasets))
         lines.append(f"| {' | '.join(cells)} | {measured} | {card.parameters:,} |")
     return "\n".join(lines)
+
+
+#: Columns of `results_csv`.
+_COLUMNS = (
+    "name", "model", "norm", "dataset", "split", "metric", "value", "unit", "parameters", "epochs",
+    "steps", "seed", "date", "version", "sha256",
+)  # fmt: skip
+
+
+def results_csv(names: Iterable[str]) -> str:
+    """Every measured metric of published models, a row each, as comma-separated values.
+
+    Args:
+        names: of the models, as `list_models` gives them.
+
+    Raises:
+        CardError: if a card is damaged.
+
+    Example:
+        >>> print(results_csv([]), end="")
+        name,model,norm,dataset,split,metric,value,unit,parameters,epochs,steps,seed,date,version,sha256
+    """
+    text = io.StringIO()
+    writer = csv.DictWriter(text, _COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    for name in names:
+        card = describe(name)
+        training, evaluation = card.results["training"], card.results["evaluation"]
+        of_model = {
+            "name": name,
+            "model": card.model,
+            "norm": card.norm,
+            "parameters": card.parameters,
+            "epochs": training.get("epochs"),
+            "steps": training.get("steps"),
+            "seed": evaluation.get("seed"),
+            "date": evaluation.get("date"),
+            "version": card.version,
+            "sha256": card.digest,
+        }
+        for metric in card.metrics:
+            row = of_model | {key: metric[key] for key in ("dataset", "split", "value", "unit")}
+            row["metric"] = metric["name"]
+            writer.writerow({k: printable(v) if isinstance(v, str) else v for k, v in row.items()})
+    return text.getvalue()
 
 
 def _value(metric: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from ln_zoo.zoo import catalog, trust
 from ln_zoo.zoo.catalog import CardError
@@ -50,9 +51,22 @@ def _make_list(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="class name, such as MLPClassifier")
     parser.add_argument("--norm", help="class name, such as LayerNorm")
     parser.add_argument("--dataset", help="name of a data set of the results, such as mnist")
+    parser.add_argument(
+        "--csv", metavar="FILE", help="write a table of all measured metrics, a row each"
+    )
 
 
 def _list(arguments: argparse.Namespace) -> str:
+    if arguments.csv:
+        names = catalog.list_models(
+            arguments.pattern, model=arguments.model, norm=arguments.norm, dataset=arguments.dataset
+        )
+        text = catalog.results_csv(names)
+        try:
+            Path(arguments.csv).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise CardError(f"{arguments.csv} cannot be written: {error}") from error
+        return f"results: {arguments.csv} ({len(names)} models)"
     return catalog.list_text(
         arguments.pattern, model=arguments.model, norm=arguments.norm, dataset=arguments.dataset
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 from zoo_support import StubHub
 
-from ln_zoo.zoo import load
+from ln_zoo.zoo import catalog, load
 from ln_zoo.zoo.commands import run
 
 Capture = pytest.CaptureFixture[str]
@@ -21,6 +22,25 @@ def test_list(models_folder: Path, capsys: Capture) -> None:
     assert [line.split()[0] for line in lines] == ["name", "mlp.layernorm"]
     assert run("list", ["nothing*"]) == 0
     assert "no model fits" in capsys.readouterr().out
+
+
+def test_a_table_of_results(models_folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    file = tmp_path / "results.csv"
+    assert run("list", ["mlp.*", "--dataset", "digits", "--csv", str(file)]) == 0
+    assert capsys.readouterr().out == f"results: {file} (2 models)\n"
+    with file.open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    keys = [(row["name"], row["metric"], float(row["value"]), row["unit"]) for row in rows]
+    assert keys == [
+        (name, *metric)
+        for name in ("mlp.batchnorm", "mlp.layernorm")
+        for metric in (("error", 0.0525, "fraction"), ("nll", 0.1875, "nats"))
+    ]
+    assert rows[0]["norm"] == "BatchNorm"
+    assert rows[0]["seed"] == "3"
+    assert rows[0]["sha256"] == catalog.describe("mlp.batchnorm").digest
+    assert run("list", ["--csv", str(tmp_path / "gone" / "x.csv")]) == 1
+    assert "cannot be written" in capsys.readouterr().err
 
 
 def test_cards(models_folder: Path, capsys: Capture) -> None:
