@@ -143,8 +143,16 @@ def test_a_strategys_file_gives_its_own_defaults(base: Path, overlay: Path) -> N
     assert stored == norms.to_config(STRATEGIES[overlay.stem]())
 
 
-@pytest.mark.parametrize("first", OVERLAYS, ids=name)
-@pytest.mark.parametrize("second", OVERLAYS, ids=name)
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        pytest.param(
+            first, second, id=f"{name(first)}-{name(second)}",
+            marks=[] if (i - k) % len(OVERLAYS) < 2 else pytest.mark.slow,
+        )
+        for i, first in enumerate(OVERLAYS) for k, second in enumerate(OVERLAYS)
+    ],
+)  # fmt: skip
 def test_the_later_of_two_strategies_stands_alone(
     first: Path, second: Path, tmp_path: Path
 ) -> None:

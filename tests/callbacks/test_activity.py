@@ -102,7 +102,7 @@ def test_a_small_layer_counted_by_hand(tmp_path: Path) -> None:
     ("norm", "command"),
     [
         (LayerNorm(), "validate"),
-        (LayerNorm(convolution="unit"), "test"),
+        (LayerNorm(convolution="unit"), "validate"),
         (LayerNorm(convolution="position"), "test"),
         (BatchNorm(), "test"),
         (BatchNorm(), "validate"),

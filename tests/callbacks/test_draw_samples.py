@@ -219,17 +219,17 @@ def expected(model: Drawer, images: Tensor, rows: int, seed: int, when: str, epo
 @pytest.mark.parametrize(
     ("arguments", "steps"),
     [
-        ({}, (4, 8, 12)),
+        ({}, (4, 8)),
         ({"every_n_epochs": 2}, (8,)),
-        ({"every_n_epochs": None, "every_n_steps": 5}, (5, 10)),
-        ({"every_n_steps": 6}, (4, 6, 8, 12)),
+        ({"every_n_epochs": None, "every_n_steps": 3}, (3, 6)),
+        ({"every_n_steps": 6}, (4, 6, 8)),
     ],
 )
 def test_pictures_at_the_updates_asked_for(
     tmp_path: Path, arguments: dict, steps: tuple[int, ...]
 ) -> None:
     samples = DRAWSamples(rows=1, **arguments)
-    trainer(tmp_path, samples).fit(make(), datamodule=Images())
+    trainer(tmp_path, samples, max_epochs=2).fit(make(), datamodule=Images())
     assert names(tmp_path / "run/version_0/samples") == pictures(*steps)
     assert sorted(path.name for path in samples.written) == pictures(*steps)
     assert list(samples.divergences) == [step / 4 for step in steps]

@@ -142,7 +142,9 @@ def test_pictures_are_of_the_model_at_that_update(tmp_path: Path) -> None:
     assert window.read_bytes() == (tmp_path / "window.png").read_bytes()
 
 
-@pytest.mark.parametrize("norm", [LayerNorm(), Identity(), BatchNorm()], ids=repr)
+@pytest.mark.parametrize(
+    "norm", [LayerNorm(), BatchNorm(), pytest.param(Identity(), marks=pytest.mark.slow)], ids=repr
+)
 def test_training_becomes_what_it_becomes_without(tmp_path: Path, norm: Norm) -> None:
     """Also with noise on the weights, which draws numbers at each update."""
     states = []

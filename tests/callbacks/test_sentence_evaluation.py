@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from torch.utils.data import DataLoader
 from ln_zoo.callbacks import SentenceEvaluation
 from ln_zoo.callbacks.sentence_evaluation import model_scores, unknown_share
 from ln_zoo.data.sentence_tasks import ClassificationTask, read_task
+from ln_zoo.metrics import sentence_tasks
 from ln_zoo.metrics.sentence_tasks import accuracy
 from ln_zoo.vocabulary import Vocabulary
 
@@ -69,6 +72,23 @@ def tasks(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.fixture
+def few_penalties(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fifth of the regressions; other processes have all of them."""
+    monkeypatch.setattr(sentence_tasks, "PENALTIES", (1, 16))
+
+
+class Threads(ThreadPoolExecutor):
+    """Stands for processes, each of which takes seconds to start."""
+
+    def __init__(self, number: int, **_: Any) -> None:
+        super().__init__(number)
+
+    def shutdown(self, kill_workers: bool) -> None:  # type: ignore[override]
+        assert kill_workers
+        super().shutdown(cancel_futures=True)
+
+
 def fit(folder: Path, *callbacks: object, model: Counter | None = None, **options) -> Counter:
     torch.manual_seed(0)
     model = model or Counter()
@@ -91,6 +111,7 @@ def evaluation(folder: Path, **options) -> SentenceEvaluation:
     return SentenceEvaluation(root=str(folder), **chosen)
 
 
+@pytest.mark.usefixtures("few_penalties")
 @pytest.mark.filterwarnings("ignore:.*items here")
 def test_scores_are_logged_at_updates_and_training_is_left_alone(
     tmp_path: Path, tasks: Path
@@ -119,22 +140,36 @@ def test_scores_are_logged_at_updates_and_training_is_left_alone(
 
 @pytest.mark.filterwarnings("ignore:.*items here")
 def test_scores_made_in_the_background_are_the_same(tmp_path: Path, tasks: Path) -> None:
-    fit(tmp_path / "waiting", evaluation(tasks))
-    callback = evaluation(tasks, background=True)
+    fit(tmp_path / "waiting", evaluation(tasks, every_n_steps=10))
+    callback = evaluation(tasks, every_n_steps=10, background=True)
     fit(tmp_path / "beside", callback)
     waiting, beside = logged(tmp_path / "waiting"), logged(tmp_path / "beside")
-    assert set(beside) == {0, 5, 10}
+    assert set(beside) == {0, 10}
     for step in beside:
         for name in ("step_cr", "step_mpqa", "epoch"):
             assert beside[step][name] == waiting[step][name]
     assert callback._pool is None  # and no process is left
 
+
+@pytest.mark.usefixtures("few_penalties")
+@pytest.mark.filterwarnings("ignore:.*items here")
+@pytest.mark.parametrize(
+    "processes", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["threads", "processes"]
+)
+def test_errors_in_the_background_end_the_run(
+    tmp_path: Path, tasks: Path, processes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not processes:
+        monkeypatch.setattr("joblib.externals.loky.ProcessPoolExecutor", Threads)
+
     class Broken(Counter):
         def encode(self, sentences: list[str], eos: bool = True) -> np.ndarray:
             return np.full((len(sentences), 2), np.nan)
 
+    callback = evaluation(tasks, background=True)
     with pytest.raises(ValueError, match="vectors that are not finite"):
-        fit(tmp_path / "broken", evaluation(tasks, background=True), model=Broken())
+        fit(tmp_path / "broken", callback, model=Broken())
+    assert callback._pool is None
 
     class Stopped(Counter):
         def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
@@ -146,6 +181,7 @@ def test_scores_made_in_the_background_are_the_same(tmp_path: Path, tasks: Path)
     assert callback._pool is None
 
 
+@pytest.mark.usefixtures("few_penalties")
 @pytest.mark.filterwarnings("ignore:.*items here", "ignore:.*callbacks used to create")
 def test_a_resumed_run_goes_on_at_the_next_multiple(tmp_path: Path, tasks: Path) -> None:
     saving = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=6, save_top_k=-1)
@@ -156,6 +192,7 @@ def test_a_resumed_run_goes_on_at_the_next_multiple(tmp_path: Path, tasks: Path)
     assert logged(tmp_path, 1)[10]["step_mpqa"] == logged(tmp_path)[10]["step_mpqa"]
 
 
+@pytest.mark.usefixtures("few_penalties")
 @pytest.mark.filterwarnings("ignore:.*items here")
 def test_tests_have_the_scores_among_their_metrics(tasks: Path) -> None:
     torch.manual_seed(0)
@@ -172,6 +209,7 @@ def test_tests_have_the_scores_among_their_metrics(tasks: Path) -> None:
         assert metrics == {name: pytest.approx(expected)}
 
 
+@pytest.mark.usefixtures("few_penalties")
 @pytest.mark.filterwarnings("ignore:.*items here")
 def test_capitals_stay_for_a_model_that_knows_some(tasks: Path) -> None:
     model = Counter(["Good", "bad", "it"]).eval()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ln_zoo import analysis
 from ln_zoo.analysis import FisherStudy, study_fisher
 from ln_zoo.cli import main
 
@@ -37,10 +38,12 @@ def test_it_prints_the_claims_and_writes_picture_and_csv(
     assert drawn == pytest.approx(wanted, rel=1e-3)
 
 
-@pytest.mark.parametrize("form", ["rich", pytest.param("markdown", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("form", ["rich", "markdown"])
 def test_forms_of_the_table(
-    here: Path, form: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    here: Path, form: str, study: FisherStudy, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(analysis, "study_fisher", lambda *arguments: study)
     monkeypatch.setenv("COLUMNS", "160")
     assert main(["analyze", "fisher", *SMALL, "--format", form]) == 0
     lines = capsys.readouterr().out.splitlines()

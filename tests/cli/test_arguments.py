@@ -22,7 +22,7 @@ BOMB = "a0: &a0 [1, 1]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for 
         ("- {a: 1}\n- {b: 1, 'b': 1}\n", "line 2: 'b' is there already, in line 2"),
         (BOMB, "holds more than 100,000 values where its aliases are written out"),
         ("a: &a [*a]\n", "holds more than 100,000 values"),
-        ("[" * 5000, "nests lists or mappings too deeply"),
+        ("[" * 700, "nests lists or mappings too deeply"),
         (" " * 10_000_001, "cannot be read: it is longer than 10,000,000 bytes"),
     ],
 )

@@ -19,12 +19,20 @@ from ln_zoo.models import MLPClassifier
 QUICKSTART = CONFIGS / "quickstart.yaml"
 
 
+def plant(folder: Path) -> None:
+    """Files called like packages that are imported at the start, and later, which they must not
+    replace."""
+    for name in ("statistics", "datasets", "yaml", "torch"):
+        (folder / f"{name}.py").write_text("raise SystemExit('imported')")
+
+
 # One run from the installed script, as a newcomer does it
 
 
 @pytest.fixture(scope="module")
 def quickstart(tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("quickstart")
+    plant(folder)
     done = installed(folder, "fit", "--config", QUICKSTART, "--trainer.max_epochs=2", timeout=300)
     assert done.code == 0, done.err
     return folder / "runs/MLPClassifier-LayerNorm/version_0", done
@@ -38,6 +46,7 @@ def test_quickstart_leaves_everything_in_one_folder(quickstart) -> None:
         "curves.png", "test_results.json",
     }  # fmt: skip
     assert [p.name for p in folder.parent.parent.iterdir()] == ["MLPClassifier-LayerNorm"]
+    assert {p.name for p in folder.parents[2].iterdir() if p.suffix != ".py"} == {"runs"}
 
 
 def test_quickstart_prints_the_table_and_says_where(quickstart) -> None:
@@ -340,12 +349,10 @@ class MyNorm(Norm):
 
 def test_a_users_strategy_trains_reloads_and_resumes(here: Path) -> None:
     (here / "my_norm.py").write_text(MY_NORM)
-    # Called like packages that are imported at the start, and later, which they must not replace.
-    for name in ("statistics", "datasets", "yaml", "torch"):
-        (here / f"{name}.py").write_text("raise SystemExit('imported')")
+    plant(here)
     own = ["--model.norm=my_norm.MyNorm", "--model.norm.eps=1e-3"]
-    # From the installed script, which does not look in the current folder by itself.
-    done = installed(here, "fit", *SMALL, *QUIET, *own, "--trainer.max_epochs=1")
+    # As the installed script, which does not look in the current folder by itself.
+    done = script(here, "fit", *SMALL, *QUIET, *own, "--trainer.max_epochs=1")
     assert done.code == 0, done.err
     last = here / "runs/MLPClassifier-MyNorm/version_0/checkpoints/last.ckpt"
     hparams = load(last)["hyper_parameters"]

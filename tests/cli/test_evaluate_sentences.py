@@ -46,7 +46,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def tasks(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """CR and SICK in words of the synthetic books, in the current folder's ``tasks``."""
-    monkeypatch.setattr(sentence_tasks, "_EPOCHS", 2)
+    monkeypatch.setattr(sentence_tasks, "PENALTIES", (1, 16))
     rng = np.random.default_rng(0)
     folder = in_tmp / "tasks"
     folder.mkdir()

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from cli_support import installed
+from cli_support import script
 
 from ln_zoo.cli import main
 from ln_zoo.ops import KERNELS
@@ -50,7 +50,7 @@ def test_builds_the_kernels_ahead_of_time(
 ) -> None:
     compiler()
     monkeypatch.setenv("LN_ZOO_CXXFLAGS", "-O0")  # a third of the time
-    done = installed(here, "kernels", "--build")
+    done = script(here, "kernels", "--build")
     assert done.code == 0, done.err
     assert "compiling the CPU kernels once" in done.err
     (library,) = (file for file in cache.iterdir() if file.suffix in (".so", ".dylib"))

@@ -28,6 +28,12 @@ VECTORS = RNG.normal(size=(123, 3)) + 1.5 * LABELS[:, None]
 VECTORS /= np.linalg.norm(VECTORS, axis=1, keepdims=True)
 
 
+@pytest.fixture
+def few_penalties(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Less to choose from, where how a penalty is chosen is not asked."""
+    monkeypatch.setattr(sentence_tasks, "PENALTIES", (1, 16))
+
+
 def score(train: list, test: list, c: float, solver: str = "liblinear") -> float:
     """Of a regression on some rows, on others."""
     chosen = LogisticRegression(C=c, solver=solver).fit(VECTORS[train], LABELS[train])
@@ -42,7 +48,7 @@ def test_the_original_protocol_is_that_of_the_released_code(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert sentence_tasks.PENALTIES == (1, 2, 4, 8, 16, 32, 64, 128, 256)
-    monkeypatch.setattr(sentence_tasks, "PENALTIES", (1.0, 8.0, 256.0))
+    monkeypatch.setattr(sentence_tasks, "PENALTIES", (1.0, 256.0))
     order = np.arange(len(LABELS))
     np.random.RandomState(1234).shuffle(order)
     folds = [fold.tolist() for fold in np.array_split(order, 10)]
@@ -51,7 +57,7 @@ def test_the_original_protocol_is_that_of_the_released_code(
         rows = without(folds, i)
         inner = [fold.tolist() for fold in np.array_split(rows, 10)]
         best_c, best = 0.0, -1.0
-        for c in (1, 8, 256):
+        for c in (1, 256):
             mean = np.mean([score(without(inner, j), inner[j], c) for j in range(10)])
             if mean > best + 1e-12:
                 best_c, best = c, mean
@@ -59,7 +65,10 @@ def test_the_original_protocol_is_that_of_the_released_code(
     assert accuracy(VECTORS, LABELS, "original") == pytest.approx(np.mean(found), abs=1e-12)
 
 
-def test_the_fast_protocol_takes_the_last_tenth_to_choose_the_penalty() -> None:
+def test_the_fast_protocol_takes_the_last_tenth_to_choose_the_penalty(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sentence_tasks, "PENALTIES", (1, 4, 16, 256))
     order = np.arange(len(LABELS))
     np.random.RandomState(1234).shuffle(order)
     folds = [fold.tolist() for fold in np.array_split(order, 10)]
@@ -82,11 +91,13 @@ def test_processes_give_the_same() -> None:
         assert accuracy(VECTORS, LABELS, protocol, n_jobs=2) == alone  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("few_penalties")
 def test_sparse_vectors_give_the_same() -> None:
     rows = sparse.csr_matrix(np.where(np.abs(VECTORS) > 0.4, VECTORS, 0))
     assert accuracy(rows, LABELS, "fast") == accuracy(rows.toarray(), LABELS, "fast")
 
 
+@pytest.mark.usefixtures("few_penalties")
 def test_the_majority_is_what_constant_vectors_give() -> None:
     labels = np.repeat([1, 0], [70, 50])
     assert accuracy(np.zeros((120, 1)), labels, "fast") == pytest.approx(70 / 120)
@@ -174,8 +185,7 @@ def test_predictions_that_do_not_vary_have_no_correlation() -> None:
     assert found["mse"] == pytest.approx(np.var(scores[2]), abs=0.2)
 
 
-def test_evaluate_encodes_both_sides_of_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sentence_tasks, "_EPOCHS", 5)
+def test_evaluate_encodes_both_sides_of_pairs() -> None:
     rng = np.random.default_rng(5)
     table = {f"s{i}": rng.normal(size=3) for i in range(60)}
 
@@ -197,6 +207,7 @@ def test_evaluate_encodes_both_sides_of_pairs(monkeypatch: pytest.MonkeyPatch) -
     assert pair_features(vectors[:2], vectors[2:4]).shape == (2, 6)
 
 
+@pytest.mark.usefixtures("few_penalties")
 def test_evaluate_gives_per_cent_and_refuses_bad_vectors() -> None:
     task = SimpleNamespace(name="MR", sentences=[str(i) for i in range(123)], labels=LABELS)
     found = evaluate(lambda sentences: VECTORS[[int(s) for s in sentences]], task, "fast")

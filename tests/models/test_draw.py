@@ -507,7 +507,9 @@ def bars(size: int = 6) -> Tensor:
     return torch.cat([lines, lines.mT]).unsqueeze(1).contiguous()
 
 
-@pytest.mark.parametrize("norm", [LayerNorm(), Identity()], ids=str)
+@pytest.mark.parametrize(
+    "norm", [LayerNorm(), pytest.param(Identity(), marks=pytest.mark.slow)], ids=str
+)
 def test_it_learns(norm: Norm, tmp_path: Path) -> None:
     """More than what each pixel is by itself: its mean over all images."""
     images = bars()
@@ -641,8 +643,20 @@ def test_adam_is_the_sources() -> None:
     assert small(lr=3e-4).configure_optimizers().param_groups[0]["lr"] == 3e-4  # type: ignore
 
 
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true", "64-true"])
-@pytest.mark.parametrize("norm", [LayerNorm(), Identity()], ids=str)
+@pytest.mark.parametrize(
+    ("precision", "norm"),
+    [
+        ("32-true", Identity()),
+        ("bf16-mixed", LayerNorm()),
+        ("bf16-true", LayerNorm()),
+        ("64-true", Identity()),
+        pytest.param("32-true", LayerNorm(), marks=pytest.mark.slow),
+        pytest.param("bf16-mixed", Identity(), marks=pytest.mark.slow),
+        pytest.param("bf16-true", Identity(), marks=pytest.mark.slow),
+        pytest.param("64-true", LayerNorm(), marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_every_precision_trains(tmp_path: Path, precision: Any, norm: Norm) -> None:
     model = small(norm=norm, init_std=0.1, lr=0.02)
     data = Pictures(pictures(30), 10)

@@ -310,7 +310,14 @@ def trainer(**arguments: Any) -> Trainer:
 
 
 @pytest.mark.parametrize(
-    "norm", [LayerNorm(), RMSNorm(), WeightNorm(), Identity()], ids=lambda norm: type(norm).__name__
+    "norm",
+    [
+        LayerNorm(),
+        Identity(),
+        pytest.param(RMSNorm(), marks=pytest.mark.slow),
+        pytest.param(WeightNorm(), marks=pytest.mark.slow),
+    ],
+    ids=lambda norm: type(norm).__name__,
 )
 def test_it_learns_scenes(norm: Norm, in_tmp: Path) -> None:
     """Far better than guessing (R@10 of 10 % among 100), with few weights and updates."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -253,7 +254,12 @@ def work(rank: int, folder: str) -> None:
 def two(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[Any]]:
     """What a scene gave in each of the two processes."""
     folder = tmp_path_factory.mktemp("two")
-    processes = multiprocessing.start_processes(work, (str(folder),), nprocs=2, join=False)
+    # Forked, they need not import torch and Lightning anew, which takes longer than all of their
+    # work. Threads of autograd, which a GPU has, are no more in a fork.
+    forks = sys.platform == "linux" and not torch.cuda.is_available()
+    processes = multiprocessing.start_processes(
+        work, (str(folder),), nprocs=2, join=False, start_method="fork" if forks else "spawn"
+    )
     assert processes is not None
     deadline = time.monotonic() + PATIENCE
     while not processes.join(max(0, deadline - time.monotonic())):  # returns when one has ended

@@ -227,17 +227,21 @@ def check(
     assert_as_accurate(found, wanted, loop)
 
 
-@pytest.mark.parametrize(
-    ("hidden", "examples", "length"),
-    [
-        (5, 3, 4),
-        (5, 1, 17),
-        pytest.param(100, 1, 4, marks=pytest.mark.slow),
-        (100, 3, 1),
-        (257, 3, 1),
-    ],
-)
-@pytest.mark.parametrize("spec", [LSTM, GRU], ids=["LSTM", "GRU"])
+#: Each size with one cell or both; all of both with -m slow.
+SIZES = [
+    pytest.param(spec, *size, marks=[] if spec.cell in cells else pytest.mark.slow)
+    for size, cells in {
+        (5, 3, 4): ("LSTM", "GRU"),
+        (5, 1, 17): ("GRU",),
+        (100, 1, 4): (),
+        (100, 3, 1): ("GRU",),
+        (257, 3, 1): ("LSTM",),
+    }.items()
+    for spec in (LSTM, GRU)
+]
+
+
+@pytest.mark.parametrize(("spec", "hidden", "examples", "length"), SIZES)
 def test_layer_norm(spec: Spec, hidden: int, examples: int, length: int) -> None:
     check(spec, hidden, [examples] * length)
 
@@ -291,7 +295,9 @@ def test_sequences_of_different_lengths(spec: Spec) -> None:
     check(spec, 5, [3, 3, 1, 1])
 
 
-@pytest.mark.parametrize("spec", [LSTM, GRU], ids=["LSTM", "GRU"])
+@pytest.mark.parametrize(
+    "spec", [LSTM, pytest.param(GRU, marks=pytest.mark.slow)], ids=["LSTM", "GRU"]
+)
 def test_bfloat16(spec: Spec) -> None:
     check(spec, 100, [3] * 2, products=BF16)
 
@@ -386,7 +392,9 @@ def test_the_output_alone_may_have_no_gradient() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "sizes"), [(LSTM, [1] * 5), (GRU, [2, 2, 1, 1])], ids=["padded", "packed"]
+    ("spec", "sizes"),
+    [pytest.param(LSTM, [1] * 5, marks=pytest.mark.slow), (GRU, [2, 2, 1, 1])],
+    ids=["padded", "packed"],
 )
 def test_graphs_give_the_same_numbers(
     spec: Spec, sizes: list[int], recorded: Any, monkeypatch: pytest.MonkeyPatch
@@ -442,6 +450,7 @@ def test_small_and_large_numbers_keep_their_digits() -> None:
     assert sigmoid[0].isnan()
 
 
+@pytest.mark.slow  # the operator is that of all engines, which pass them in `test_engines.py`
 def test_the_operators_pass_torchs_own_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()  # memory as torch has it: without guards, and no offset
     o = as_float32(operands(GRU, 3, [1, 1]))

@@ -65,7 +65,6 @@ FEW_OF_DRAW = (
     "test_against_the_equations[triton-3-3-7-9-20-5-2-3-softmax-layer]",
     "test_one_of_everything[triton-softmax-none]",
     "test_graphs_give_the_same_numbers[triton]",
-    "test_memory_of_graphs_is_free_once_no_gradient_can_be_asked_for[triton]",
 )
 
 #: Kernels of DRAW, and the types of their tensors.
@@ -93,9 +92,12 @@ def interpreted(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[ElementT
     return in_the_interpreter(report, INTERPRETED, *(f"{DRAW}::{name}" for name in FEW_OF_DRAW))
 
 
-def in_the_interpreter(report: Path, *tests: str | Path) -> tuple[list[ElementTree.Element], str]:
-    """Runs tests in a process of their own."""
+def in_the_interpreter(
+    report: Path, *tests: str | Path, slow: bool = False
+) -> tuple[list[ElementTree.Element], str]:
+    """Runs tests in a process of their own, those that are slow too if asked to."""
     command = [sys.executable, "-m", "pytest", *tests, "-n", "0", f"--junitxml={report}"]
+    command += ["-m", ""] * slow
     run = subprocess.run(
         [*command, "-p", "no:cacheprovider"],
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
@@ -114,6 +116,7 @@ def in_the_interpreter(report: Path, *tests: str | Path) -> tuple[list[ElementTr
         node.name
         for node in ast.parse(INTERPRETED.read_text()).body
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+        if "pytest.mark.slow" not in map(ast.unparse, node.decorator_list)
     ],
 )
 def test_numbers_in_the_interpreter(
@@ -134,9 +137,10 @@ def test_draw_in_the_interpreter(
 
 @needs_triton
 @pytest.mark.slow
-def test_all_of_draw_in_the_interpreter(tmp_path: Path) -> None:
-    results, output = in_the_interpreter(tmp_path / "report.xml", DRAW)
-    assert len(results) > 60, output
+@pytest.mark.parametrize(("file", "least"), [(INTERPRETED, 50), (DRAW, 60)], ids=["layers", "draw"])
+def test_all_in_the_interpreter(tmp_path: Path, file: Path, least: int) -> None:
+    results, output = in_the_interpreter(tmp_path / "report.xml", file, slow=True)
+    assert len(results) > least, output
     assert_passed("", (results, output))
 
 
