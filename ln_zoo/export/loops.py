@@ -16,23 +16,29 @@ from torch._higher_order_ops.scan import scan
 from torch.nn import functional as F
 
 from ln_zoo.export.errors import ExportError
-from ln_zoo.layers import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
+from ln_zoo.layers import RecurrentCell, RecurrentLayer
 from ln_zoo.norms import Site
-from ln_zoo.ops import CELLS, States, Weights
+from ln_zoo.ops import Cell, States, Weights
+from ln_zoo.ops.cells import (
+    gru_step,
+    lstm_step,
+    peephole_lstm_step,
+    rnn_relu_step,
+    rnn_tanh_step,
+)
 from ln_zoo.ops.records import StepNorm
 
-RecurrentLayer = LSTM | GRU | RNN
-RecurrentCell = LSTMCell | GRUCell | RNNCell
-
-#: For each cell the operator of ONNX and the places that torch's gates have there (ONNX: LSTM i, o,
-#: f, c; GRU z, r, h); every version of opset 14 on takes them.
-_OPERATORS: dict[str, tuple[str, tuple[int, ...]]] = {
-    "LSTM": ("LSTM", (0, 3, 1, 2)),
-    "GRU": ("GRU", (1, 0, 2)),
-    "RNN_TANH": ("RNN", (0,)),
-    "RNN_RELU": ("RNN", (0,)),
+#: For the step of a cell the operator of ONNX that does the same, and the places that torch's gates
+#: have there: of an LSTM i, o, f, c, of a GRU z, r, h. Every version from opset 14 on takes them.
+_OPERATORS: dict[Callable[..., States], tuple[str, tuple[int, ...]]] = {
+    lstm_step: ("LSTM", (0, 3, 1, 2)),
+    peephole_lstm_step: ("LSTM", (0, 3, 1, 2)),
+    gru_step: ("GRU", (1, 0, 2)),
+    rnn_tanh_step: ("RNN", (0,)),
+    rnn_relu_step: ("RNN", (0,)),
 }
-#: ONNX has peepholes in the order i, o, f, torch's layers i, f, o.
+_ACTIVATIONS: dict[Callable[..., States], str] = {rnn_tanh_step: "Tanh", rnn_relu_step: "Relu"}
+#: ONNX has peepholes in the order i, o, f, ours is i, f, o.
 _PEEPHOLES = (0, 2, 1)
 _OPERATOR_VERSION = 14
 
@@ -113,11 +119,16 @@ class _Place(nn.Module):
 class _Direction(nn.Module):
     """One direction of one layer: effective weights and places."""
 
-    def __init__(self, mode: str, weights: Weights, sites: dict[str, Site]) -> None:
+    def __init__(self, cell: Cell, weights: Weights, sites: dict[str, Site]) -> None:
         super().__init__()
-        self.cell = CELLS[mode]
-        for name, weight in weights._asdict().items():
+        # Inference takes no derivatives, clipped or not.
+        self.cell = cell.unclipped or cell
+        self.names = Weights._fields[:5]
+        for name, weight in zip(self.names, weights[:5], strict=True):
             self.register_buffer(name, None if weight is None else weight.detach().clone())
+        self.own = [f"own_{i}" for i in range(len(weights.own))]
+        for name, weight in zip(self.own, weights.own, strict=True):
+            self.register_buffer(name, weight.detach().clone())
         self.places = nn.ModuleDict({role: _Place(site) for role, site in sites.items()})
         self.by_step = any(place.by_step for place in self._places())
 
@@ -127,13 +138,13 @@ class _Direction(nn.Module):
     @property
     def is_operator(self) -> bool:
         """Whether ONNX has an operator that does the same."""
-        return self.hr is None and not any(place.acts for place in self._places())
+        known = self.cell.step in _OPERATORS and self.hr is None
+        return known and not any(place.acts for place in self._places())
 
     def _weights(self) -> Weights:
-        found: dict[str, Any] = {name: getattr(self, name) for name in Weights._fields}
-        if found["peephole"] is not None:
-            # The cell takes the rows apart, and a loop's body may not see one tensor three times.
-            found["peephole"] = tuple(row.clone() for row in found["peephole"].unbind())
+        found: dict[str, Any] = {name: getattr(self, name) for name in self.names}
+        # A cell may take their rows apart: a loop's body may not see one tensor several times.
+        found["own"] = tuple(getattr(self, name).clone() for name in self.own)
         return Weights(**found)
 
     def step(self, x: Tensor, states: States, step: Tensor | None) -> States:
@@ -177,13 +188,13 @@ class Loop(nn.Module):
 
     def __init__(self, layer: RecurrentLayer, operators: bool) -> None:
         super().__init__()
-        self.cell = CELLS[layer.mode]
+        self.cell = layer.cell
         self.hidden_size = layer.hidden_size
         self.batch_first = layer.batch_first
         self.num_layers = layer.num_layers
         self.width = 2 if layer.bidirectional else 1
         self.directions = nn.ModuleList(
-            _Direction(layer.mode, layer._effective_weights(suffix, sites), sites)
+            _Direction(layer.cell, layer._effective_weights(suffix, sites), sites)
             for suffix, sites in layer._directions().items()
         )
         parts = self._directions()
@@ -273,9 +284,9 @@ class _Operator(nn.Module):
 
     def __init__(self, layer: list[_Direction], hidden_size: int) -> None:
         super().__init__()
-        cell = layer[0].cell
+        step = layer[0].cell.step
         self.hidden_size = hidden_size
-        self.name, order = _OPERATORS[cell.name]
+        self.name, order = _OPERATORS[step]
         width = len(layer)
         self.options: dict[str, Any] = {
             "hidden_size": hidden_size,
@@ -284,7 +295,7 @@ class _Operator(nn.Module):
         if self.name == "GRU":
             self.options["linear_before_reset"] = 1  # torch's GRU; the default is another
         elif self.name == "RNN":
-            self.options["activations"] = [cell.name.removeprefix("RNN_").capitalize()] * width
+            self.options["activations"] = [_ACTIVATIONS[step]] * width
 
         def gates(kind: str, order: tuple[int, ...] = order) -> Tensor | None:
             found = [getattr(part, kind) for part in layer]
@@ -297,7 +308,7 @@ class _Operator(nn.Module):
         bias = None
         if biases[0] is not None and biases[1] is not None:
             bias = torch.cat(biases, 1).squeeze(2)  # type: ignore[arg-type]
-        peephole = gates("peephole", _PEEPHOLES)
+        peephole = gates("own_0", _PEEPHOLES) if layer[0].own else None
         self.register_buffer("weight", gates("ih"))
         self.register_buffer("recurrent", gates("hh"))
         self.register_buffer("bias", bias)
@@ -346,9 +357,7 @@ class Step(nn.Module):
         super().__init__()
         sites = {role: site for role, site in cell.sites.items() if isinstance(site, Site)}
         self.hidden_size = cell.hidden_size
-        self.direction = _Direction(
-            cell._cell.name.partition(" ")[0], cell.effective_weights(), sites
-        )
+        self.direction = _Direction(cell.cell, cell.effective_weights(), sites)
         self.by_step = self.direction.by_step
 
     def forward(

@@ -31,7 +31,7 @@ from ln_zoo.export.paths import (
     step_number,
     uniform,
 )
-from ln_zoo.layers import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
+from ln_zoo.layers import RecurrentCell, RecurrentLayer
 from ln_zoo.layers.draw import _State
 from ln_zoo.layers.window import WindowState
 from ln_zoo.models import (
@@ -448,6 +448,6 @@ _PATHS: dict[type[nn.Module], dict[str, Make]] = {
     SkipThought: {"vectors": _skip_thought},
     OrderEmbedding: {"captions": _captions, "images": _images},
     AttentiveReader: {"answers": _attentive_reader},
-    **{cls: {"layer": layer_path} for cls in (LSTM, GRU, RNN)},
-    **{cls: {"cell": cell_path} for cls in (LSTMCell, GRUCell, RNNCell)},
+    RecurrentLayer: {"layer": layer_path},
+    RecurrentCell: {"cell": cell_path},
 }

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ln_zoo.export.errors import ExportError
-from ln_zoo.export.loops import Loop, RecurrentCell, RecurrentLayer, Step
+from ln_zoo.export.loops import Loop, Step
+from ln_zoo.layers import RecurrentCell, RecurrentLayer
 
 Form = Literal["step", "sequence"]
 FORMS: tuple[str, ...] = get_args(Form)
@@ -167,11 +168,9 @@ def layer_path(layer: RecurrentLayer, loop: Loop, form: Form) -> Path:
         ExportError: for the step form of a bidirectional layer.
     """
     rows = loop.num_layers * loop.width
-    widths = (layer.proj_size or layer.hidden_size, layer.hidden_size)
-    states = {
-        name: normal(rows, "N", width, std=0.5)
-        for name, width in zip(loop.cell.states, widths, strict=False)
-    }
+    output, *others = loop.cell.states
+    states = {output: normal(rows, "N", layer.proj_size or layer.hidden_size, std=0.5)}
+    states |= {name: normal(rows, "N", layer.hidden_size, std=0.5) for name in others}
     after = {name: f"next_{name}" for name in states}
     outputs = ("output", *after.values())
     if form == "sequence":

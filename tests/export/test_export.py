@@ -11,7 +11,7 @@ from torch import nn
 
 from ln_zoo.export import ExportError, export, files, parts_of, path_of, read_facts
 from ln_zoo.export.check import compare
-from ln_zoo.layers import GRU, LSTM, RNN, GRUCell, LSTMCell
+from ln_zoo.layers import GRU, LSTM, RNN, GRUCell, LSTMCell, RecurrentLayer
 from ln_zoo.models import (
     DRAW,
     AttentiveReader,
@@ -22,6 +22,7 @@ from ln_zoo.models import (
     SkipThought,
 )
 from ln_zoo.norms import BatchNorm, LayerNorm, Norm, RMSNorm, WeightNorm
+from ln_zoo.ops.cells import Cell, Place, linear
 from ln_zoo.zoo.catalog import card_folders, read_card
 
 
@@ -40,6 +41,20 @@ def with_statistics(module: nn.Module) -> nn.Module:
     return module.eval()
 
 
+def leaky_step(wx, states, weights, sites, t):
+    """Moves by a share of its own, by unit, towards what the products say."""
+    (h,) = states
+    (share,) = weights.own[0].sigmoid()
+    new = (wx + sites["recurrent"](linear(h, weights.hh), t) + weights.bias).tanh()
+    return (h + share * (new - h),)
+
+
+LEAKY = Cell(
+    "leaky",
+    leaky_step,
+    (Place("input", (1,), weight="ih"), Place("recurrent", (1,), weight="hh")),
+    weights=(("share", 1),),
+)
 LAYERS = {
     "LSTM": lambda: LSTM(3, 5, num_layers=2, norm=LayerNorm()),
     "GRU": lambda: GRU(3, 5, batch_first=True, bias=False, norm=RMSNorm()),
@@ -49,6 +64,7 @@ LAYERS = {
     "peepholes": lambda: LSTM(3, 5, peephole=True, derivative_bound=1.0, norm=LayerNorm()),
     "projection": lambda: LSTM(3, 5, proj_size=2),
     "weight norm": lambda: GRU(3, 5, norm=WeightNorm()),
+    "a cell of one's own": lambda: RecurrentLayer(3, 5, norm=LayerNorm(), cell=LEAKY),
 }
 
 
