@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.naive import LayerNormGRUCell, LayerNormLSTMCell, Loop
+from benchmarks.scripted import ScriptedLSTM
 from ln_zoo import layers, norms, ops
 from ln_zoo.ops.engines.native import build
 
@@ -65,7 +66,7 @@ class Contestant:
     """A module under a name.
 
     Args:
-        name: ``torch``, ``cell-loop``, ``naive``, ``LayerNorm/native``, ...
+        name: ``torch``, ``cell-loop``, ``naive``, ``torchscript``, ``LayerNorm/native``, ...
         module: a layer, from x (T, N, I) to the outputs and the final state; or a cell, from x
             (N, I) and a state to the next state.
         kernels: what ``LN_ZOO_KERNELS`` is during its calls; ``None``: not set.
@@ -100,8 +101,8 @@ def names(strategies: Sequence[str], mode: str) -> list[str]:
         mode: ``"step"`` for cells, anything else for layers.
 
     Example:
-        >>> names(["LayerNorm", "BatchNorm"], "train")
-        ['torch', 'cell-loop', 'naive', 'LayerNorm/native', 'LayerNorm/aten', 'BatchNorm']
+        >>> names(["LayerNorm"], "train")
+        ['torch', 'cell-loop', 'naive', 'torchscript', 'LayerNorm/native', 'LayerNorm/aten']
     """
     ours: list[str] = []
     for strategy in strategies:
@@ -109,7 +110,9 @@ def names(strategies: Sequence[str], mode: str) -> list[str]:
             ours += [f"{strategy}/{engine}" for engine in ENGINES]
         else:
             ours.append(strategy)
-    return [BASELINE, *([] if mode == "step" else ["cell-loop"]), "naive", *ours]
+    if mode == "step":
+        return [BASELINE, "naive", *ours]
+    return [BASELINE, "cell-loop", "naive", "torchscript", *ours]
 
 
 def layer(name: str, cell: str, size: Size, training: bool) -> Contestant:
@@ -126,6 +129,12 @@ def layer(name: str, cell: str, size: Size, training: bool) -> Contestant:
         return Contestant(name, module)
     if name in ("cell-loop", "naive"):
         return Contestant(name, Loop(_foreign_cell(name, cell, size, weights)))
+    if name == "torchscript":
+        if cell != "LSTM":
+            raise Absent(f"{name}: torch's example has an LSTM, no {cell}")
+        scripted = ScriptedLSTM(size.I, size.H)
+        scripted.load(weights)
+        return Contestant(name, torch.jit.script(scripted))
     strategy, engine = _parts(name)
     if training and strategy.batch_dependent and size.B == 1:
         raise Absent(f"{name}: a batch of one case has no statistics")

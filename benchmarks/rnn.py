@@ -186,7 +186,7 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         choices=modes.PRECISIONS,
         default=["float32"],
-        help="bf16-mixed is laid beside the same contestant in float32",
+        help="bf16-mixed is compared with the same contestant in float32",
     )
     parser.add_argument(
         "--small",

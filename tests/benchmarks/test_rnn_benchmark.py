@@ -67,6 +67,17 @@ def test_contestants_compute_what_their_names_say(cell: str, name: str, kind: st
     torch.testing.assert_close(output.double(), expected(cell, kind, x), rtol=0, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*deprecated")
+def test_the_scripted_lstm_computes_the_equations() -> None:
+    contestant = contestants.layer("torchscript", "LSTM", SIZE, training=True)
+    x = torch.randn(SIZE.T, SIZE.B, SIZE.I, generator=torch.Generator().manual_seed(3))
+    output = contestant.module(x)[0]
+    wanted = expected("LSTM", "layer", x)
+    torch.testing.assert_close(output.double(), wanted, rtol=0, atol=1e-5)
+    with pytest.raises(contestants.Absent, match="no GRU"):
+        contestants.layer("torchscript", "GRU", SIZE, training=True)
+
+
 @pytest.mark.parametrize("cell", contestants.CELLS)
 @pytest.mark.parametrize("name", ["naive", "LayerNorm/aten", "LayerNorm/native"])
 def test_steps_of_a_cell_are_those_of_its_layer(cell: str, name: str) -> None:
@@ -117,7 +128,7 @@ def test_bf16_is_mixed() -> None:
 
 def test_names_of_contestants() -> None:
     assert contestants.names(["LayerNorm", "BatchNorm"], "train") == [
-        *("torch", "cell-loop", "naive"),
+        *("torch", "cell-loop", "naive", "torchscript"),
         *("LayerNorm/native", "LayerNorm/aten", "BatchNorm"),
     ]
     assert contestants.names(["RMSNorm"], "step") == [
