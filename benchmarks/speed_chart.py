@@ -1,8 +1,9 @@
-"""Draws the README's chart of speed from the committed figures: ``python -m benchmarks.speed_chart``.
+"""Draws the README's chart of speed from the committed CSV files.
 
 A training step of an LSTM, layer-normalised, as a ratio to torch's LSTM without normalisation on
 the same processor: a loop as people write it, torch's TorchScript example, and ours. Nothing is
-measured here. What was not measured on a processor has no bar.
+measured here: ``python -m benchmarks.speed_chart`` only draws. What was not measured on a processor
+has no bar.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ SIZES = {
     ("64", "128", "256", "256"): "64 steps, batch 128, 256 units",
     ("500", "8", "400", "400"): "500 steps, batch 8, 400 units",
 }
-#: Files of CPUs, and what their processor is called.
+#: File and processor of each CPU, and what it is called.
 CPUS = {
-    "rnn_speed.csv": "AMD EPYC, AVX-512\n2 threads",
-    "rnn_speed_avx2.csv": "AMD EPYC, AVX2\n1 thread",
-    "rnn_speed_xeon.csv": "Intel Xeon, AMX\n2 threads",
+    ("rnn_speed.csv", "AMD EPYC"): "AMD EPYC, AVX-512\n2 threads",
+    ("rnn_speed_avx2.csv", "AMD EPYC"): "AMD EPYC, AVX2\n1 thread",
+    ("rnn_speed.csv", "Intel(R) Xeon(R) Processor"): "Intel Xeon, AMX\n2 threads",
 }
 GPU = "NVIDIA H100"
 CONTESTANTS = {
@@ -47,12 +48,14 @@ def ratios(size: Sequence[str]) -> dict[str, dict[str, float]]:
         {'LayerNorm/native': 1.17, 'naive': 4.01}
     """
     found: dict[str, dict[str, float]] = {}
-    for file, processor in CPUS.items():
+    for (file, processor), title in CPUS.items():
         for row in _rows(file, size):
-            if row["mode"] == "train" and row["contestant"] in CONTESTANTS:
-                # One thread was measured on a busy machine, by processor time.
-                column = "cpu_ratio" if row["threads"] == "1" else "wall_ratio"
-                found.setdefault(processor, {})[row["contestant"]] = float(row[column])
+            if row["processor"] != processor or row["mode"] != "train":
+                continue
+            # One thread was measured on a busy machine, by processor time.
+            column = "cpu_ratio" if row["threads"] == "1" else "wall_ratio"
+            if row["contestant"] in CONTESTANTS:
+                found.setdefault(title, {})[row["contestant"]] = float(row[column])
     times = {row["contestant"]: float(row["training_ms"]) for row in _rows("gpu_speed.csv", size)}
     names = {"naive loop": "naive", "ours, graphs": "LayerNorm/native"}
     found[GPU] = {names[n]: t / times["cuDNN"] for n, t in times.items() if n in names}
@@ -80,13 +83,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     panels = figure.subplots(1, len(SIZES), sharey=True)
     for axes, (size, title) in zip(panels, SIZES.items(), strict=True):
-        for group, (processor, found) in enumerate(ratios(size).items()):
+        measured = ratios(size)
+        for group, found in enumerate(measured.values()):
             for place, contestant in enumerate(CONTESTANTS):
                 if contestant in found:
                     ratio, y = found[contestant], group + 0.27 * (place - 1)
                     axes.barh(y, min(ratio, _END), 0.25, color=_COLORS[contestant])
-                    axes.text(min(ratio, _END) + 0.06, y, f"{ratio:.2f}", va="center", fontsize=8)
-            axes.set_yticks(range(group + 1), list(ratios(size))[: group + 1])
+                    axes.text(
+                        max(1, min(ratio, _END)) + 0.06, y, f"{ratio:.2f}", va="center", fontsize=8
+                    )
+        axes.set_yticks(range(len(measured)), list(measured))
         axes.axvline(1, color="black", linewidth=0.8)
         axes.set(title=title, xlim=(0, _END + 0.7))
         axes.spines[["top", "right"]].set_visible(False)

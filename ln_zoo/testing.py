@@ -381,7 +381,7 @@ class _LayerCase:
         for name, tensor in module.state_dict().items():
             assert tensor.device.type == "meta", (
                 f"{_where(module)}: {name} is on {tensor.device}, the layer on meta; make tensors "
-                "with site.add_parameter from tensors at hand, or with site.add_buffer"
+                "with site.add_parameter from existing tensors, or with site.add_buffer"
             )
 
     # Helpers of the checks

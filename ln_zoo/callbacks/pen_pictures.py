@@ -29,7 +29,7 @@ INK, GIVEN = "#000000", "#9a9a9a"
 #: Of pen lines, points (1/72 inch).
 THICKNESS = 1.2
 
-#: Median steps of the pen to an inch: letters come out as large as people write them.
+#: Median steps of the pen to an inch: letters are then as large as people write them.
 _STEPS_PER_INCH = 45.0
 #: The most inches of a page: lines that run away are drawn smaller.
 _WIDEST, _TALLEST = 16.0, 300.0

@@ -280,4 +280,4 @@ def _tell_cut(lines: Sequence[Line]) -> None:
                 file=sys.stderr,
             )
         elif not points:
-            print(f"note: line {number}, {line.text!r}, came out empty", file=sys.stderr)
+            print(f"note: line {number}, {line.text!r}, is empty", file=sys.stderr)

@@ -212,7 +212,7 @@ class BinarizedImageData(ZooDataModule, ABC):
     where its three sets come from (`read`).
 
     How images are binarized changes a likelihood by whole nats. So every way but ``fixed`` gives
-    the dataset another name in tables, and scores are not set beside those of the fixed one:
+    the dataset another name in tables, and scores are not compared with those of the fixed one:
 
     * ``fixed``: every pixel drawn once and kept.
     * ``dynamic``: drawn anew in each epoch of training, with the grey level as probability;

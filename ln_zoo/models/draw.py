@@ -71,8 +71,8 @@ class DRAW(ZooModule):
             map to the latents.
         lr: learning rate of Adam; its default in the paper, 3e-4 in released code.
         clip_norm: the norm to which gradients are clipped, ``None`` for none. The sources do not
-            say; gradients begin with norms of 100 to 300. The trainer's ``gradient_clip_val`` goes
-            before it.
+            say; gradients begin with norms of 100 to 300. The trainer's ``gradient_clip_val``
+            overrides it.
         val_samples: draws of the latents for each image in validation.
         eval_samples: the same in test.
         importance_samples: draws for the importance-weighted bound in test; 0: it is not measured.

@@ -85,7 +85,7 @@ class OrderEmbedding(ZooModule):
             `ln_zoo.models.legacy_adam.LegacyAdam`.
         clip: clips the norm of the gradient of each tensor (``"per_tensor"``; gates and candidate
             of the GRU are tensors of their own), or that of all (``"global"``), or ``"none"``.
-            The trainer's ``gradient_clip_val`` goes before it.
+            The trainer's ``gradient_clip_val`` overrides it.
         clip_norm: to this.
         fold_size: images that are ranked together; ``None``: all. Recalls depend on it.
         folds: how many of the first folds are scored; ``None``: all.

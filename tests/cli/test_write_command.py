@@ -186,7 +186,7 @@ def test_lines_that_come_out_empty(
     state["state_dict"]["window.window.bias"].copy_(torch.tensor([1, 1, 1, 1, 3, 3]).log())
     torch.save(state, here / "fast.ckpt")
     assert main(["write", "ab", "--model", "fast.ckpt", "--attention", "phi.png"]) == 0
-    assert capsys.readouterr().err == "note: line 1, 'ab', came out empty\n"
+    assert capsys.readouterr().err == "note: line 1, 'ab', is empty\n"
     assert paths(here / "writing.svg") == 0
 
 

@@ -1,4 +1,4 @@
-"""What a recurrent kernel has to provide: preparation, and runs of time steps there and back.
+"""What a recurrent kernel provides: preparation, and runs of time steps, forward and backward.
 
 The frame around it (`ln_zoo.ops.operator`) is the same for all engines: chunks, products over all
 time steps at once, the operators of torch, gradients of gradients. An engine sees plain tensors.

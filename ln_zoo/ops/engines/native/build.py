@@ -45,7 +45,7 @@ _NATIVE = (
     if platform.machine().startswith(("aarch64", "arm64", "ppc"))
     else "-march=native"
 )
-# No -ffast-math: NaN and infinity must come out as they do elsewhere.
+# No -ffast-math: NaN and infinity must be what they are elsewhere.
 _COMPILE = (
     "-O3",
     _NATIVE,

@@ -1,4 +1,4 @@
-"""Triton kernels of one time step of LSTM, GRU and RNN, there and back, and of the sums over rows.
+"""Triton kernels of one time step of LSTM, GRU and RNN, forward and backward, and sums over rows.
 
 A step is a matrix product (cuBLAS) and one of the ``*_forward`` or ``*_backward`` kernels, with one
 program for each row: it reads the row's product and its input term, normalises both, and does all

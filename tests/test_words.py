@@ -1,0 +1,37 @@
+"""Prose says things as the field does: phrases of `docs/words.txt` are not used."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+AVOIDED = dict(
+    line.split(" -> ")
+    for line in (ROOT / "docs/words.txt").read_text(encoding="utf-8").splitlines()
+    if not line.startswith("#")
+)
+PAGES = [
+    *ROOT.glob("*.md"),
+    *(ROOT / "docs").rglob("*.md"),
+    *(ROOT / "benchmarks").glob("*.md"),
+    *(ROOT / "configs").rglob("*.yaml"),
+    *(ROOT / "ln_zoo").rglob("*.py"),
+]
+
+
+@pytest.mark.parametrize(("phrase", "better"), AVOIDED.items(), ids=list(AVOIDED))
+def test_phrases_to_avoid_are_not_used(phrase: str, better: str) -> None:
+    pattern = re.compile(rf"\b{phrase}\b", re.IGNORECASE)
+    found = [
+        f"{page.relative_to(ROOT)}: {match[0]!r}"
+        for page in PAGES
+        for match in pattern.finditer(re.sub(r"\s+", " ", page.read_text(encoding="utf-8")))
+    ]
+    assert not found, f"say {better!r}: {found}"
+
+
+def test_a_phrase_is_found() -> None:
+    assert re.search(rf"\b{next(iter(AVOIDED))}\b", "The claim comes out in the main.")
