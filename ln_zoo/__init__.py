@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ln_zoo._version import __version__
 
 if TYPE_CHECKING:
-    from ln_zoo.conversion import denormalize_, normalize_
+    from ln_zoo.conversion import denormalize_, from_dialect, normalize_, to_dialect
     from ln_zoo.layers import (
         GRU,
         LSTM,
@@ -52,10 +52,12 @@ __all__ = [
     "__version__",
     "data_dependent_init",
     "denormalize_",
+    "from_dialect",
     "list_models",
     "load",
     "normalize_",
     "orthogonal_init",
+    "to_dialect",
 ]
 
 

@@ -1,0 +1,497 @@
+"""Weights of other libraries' layers, against their equations written once more, in float64.
+
+Each function here is one library's forward pass over (T, N, X), from its own state dict.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ln_zoo
+from ln_zoo.conversion import DIALECTS, from_dialect, to_dialect
+from ln_zoo.norms import LayerNorm, RMSNorm, WeightNorm
+
+F64 = torch.float64
+X, H, P = 3, 4, 2
+State = dict[str, Tensor]
+sigmoid, tanh = torch.sigmoid, torch.tanh
+
+
+def normed(a: Tensor, eps: float) -> Tensor:
+    mean = a.mean(-1, keepdim=True)
+    return (a - mean) / ((a - mean).square().mean(-1, keepdim=True) + eps) ** 0.5
+
+
+def draw(**shapes: tuple[int, ...]) -> State:
+    generator = torch.Generator().manual_seed(len(shapes))
+    return {
+        name.replace("__", "."): torch.randn(shape, dtype=F64, generator=generator)
+        for name, shape in shapes.items()
+    }
+
+
+def inputs() -> Tensor:
+    return torch.randn(6, 5, X, dtype=F64, generator=torch.Generator().manual_seed(9))
+
+
+def lstm_loop(x: Tensor, step: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]],
+              outputs: int = H) -> Tensor:  # fmt: skip
+    h, c = x.new_zeros(x.shape[1], outputs), x.new_zeros(x.shape[1], H)
+    rows = []
+    for row in x:
+        h, c = step(row, h, c)
+        rows.append(h)
+    return torch.stack(rows)
+
+
+def gru_loop(x: Tensor, step: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    h, rows = x.new_zeros(x.shape[1], H), []
+    for row in x:
+        h = step(row, h)
+        rows.append(h)
+    return torch.stack(rows)
+
+
+# The libraries, each as its source computes
+
+
+def torchscript_state() -> State:
+    found = {}
+    for k, size in enumerate((X, H)):
+        found |= {
+            f"layers.{k}.cell.{name}": value
+            for name, value in draw(
+                weight_ih=(4 * H, size), weight_hh=(4 * H, H),
+                layernorm_i__weight=(4 * H,), layernorm_i__bias=(4 * H,),
+                layernorm_h__weight=(4 * H,), layernorm_h__bias=(4 * H,),
+                layernorm_c__weight=(H,), layernorm_c__bias=(H,),
+            ).items()
+        }  # fmt: skip
+    return found
+
+
+def torchscript(s: State, x: Tensor) -> Tensor:
+    for k in range(2):
+        p = {name.removeprefix(f"layers.{k}.cell."): value for name, value in s.items()}
+
+        def norm(a: Tensor, name: str, p: State = p) -> Tensor:
+            return normed(a, 1e-5) * p[f"layernorm_{name}.weight"] + p[f"layernorm_{name}.bias"]
+
+        def step(row: Tensor, h: Tensor, c: Tensor, p: State = p, norm: Any = norm) -> Any:
+            gates = norm(row @ p["weight_ih"].T, "i") + norm(h @ p["weight_hh"].T, "h")
+            i, f, g, o = gates.chunk(4, 1)
+            c = norm(sigmoid(f) * c + sigmoid(i) * tanh(g), "c")
+            return sigmoid(o) * tanh(c), c
+
+        x = lstm_loop(x, step)
+    return x
+
+
+def haste_state() -> State:
+    return draw(kernel=(X, 4 * H), recurrent_kernel=(H, 4 * H), bias=(4 * H,), gamma=(2, 4 * H),
+                gamma_h=(H,), beta_h=(H,))  # fmt: skip
+
+
+def haste(s: State, x: Tensor) -> Tensor:
+    def step(row: Tensor, h: Tensor, c: Tensor) -> Any:
+        wx = normed(row @ s["kernel"], 1e-5) * s["gamma"][0]
+        rh = normed(h @ s["recurrent_kernel"], 1e-5) * s["gamma"][1]
+        i, g, f, o = (wx + rh + s["bias"]).chunk(4, 1)
+        c = sigmoid(f) * c + sigmoid(i) * tanh(g)
+        return sigmoid(o) * tanh(normed(c, 1e-5) * s["gamma_h"] + s["beta_h"]), c
+
+    return lstm_loop(x, step)
+
+
+def haste_gru_state() -> State:
+    return draw(kernel=(X, 3 * H), recurrent_kernel=(H, 3 * H), bias=(3 * H,),
+                recurrent_bias=(3 * H,), gamma=(2, 3 * H))  # fmt: skip
+
+
+def haste_gru(s: State, x: Tensor) -> Tensor:
+    def step(row: Tensor, h: Tensor) -> Tensor:
+        vx = (normed(row @ s["kernel"], 1e-5) * s["gamma"][0] + s["bias"]).chunk(3, 1)
+        rh = normed(h @ s["recurrent_kernel"], 1e-5) * s["gamma"][1] + s["recurrent_bias"]
+        vh = rh.chunk(3, 1)
+        z, r = sigmoid(vx[0] + vh[0]), sigmoid(vx[1] + vh[1])
+        return z * h + (1 - z) * tanh(vx[2] + r * vh[2])
+
+    return gru_loop(x, step)
+
+
+def keras_state() -> State:
+    return draw(kernel=(X, 4 * H), recurrent_kernel=(H, 4 * H), bias=(4 * H,))
+
+
+def keras(s: State, x: Tensor) -> Tensor:
+    def step(row: Tensor, h: Tensor, c: Tensor) -> Any:
+        z = row @ s["kernel"] + h @ s["recurrent_kernel"] + s["bias"]
+        i, f, g, o = z.chunk(4, 1)
+        c = sigmoid(f) * c + sigmoid(i) * tanh(g)
+        return sigmoid(o) * tanh(c), c
+
+    return lstm_loop(x, step)
+
+
+def keras_gru_state() -> State:
+    return draw(kernel=(X, 3 * H), recurrent_kernel=(H, 3 * H), bias=(2, 3 * H))
+
+
+def keras_gru(s: State, x: Tensor) -> Tensor:
+    def step(row: Tensor, h: Tensor) -> Tensor:
+        xz, xr, xh = (row @ s["kernel"] + s["bias"][0]).chunk(3, 1)
+        rz, rr, rh = (h @ s["recurrent_kernel"] + s["bias"][1]).chunk(3, 1)
+        z = sigmoid(xz + rz)
+        return z * h + (1 - z) * tanh(xh + sigmoid(xr + rr) * rh)
+
+    return gru_loop(x, step)
+
+
+def addons_state() -> State:
+    norms = {
+        f"{place}/{kind}": value
+        for place, size in (("kernel_norm", 4 * H), ("recurrent_norm", 4 * H), ("state_norm", H))
+        for kind, value in draw(gamma=(size,), beta=(size,)).items()
+    }
+    return keras_state() | norms
+
+
+def addons(s: State, x: Tensor) -> Tensor:
+    def norm(a: Tensor, name: str) -> Tensor:
+        return normed(a, 1e-3) * s[f"{name}/gamma"] + s[f"{name}/beta"]
+
+    def step(row: Tensor, h: Tensor, c: Tensor) -> Any:
+        z = norm(row @ s["kernel"], "kernel_norm")
+        z = z + norm(h @ s["recurrent_kernel"], "recurrent_norm") + s["bias"]
+        i, f, g, o = z.chunk(4, 1)
+        c = norm(sigmoid(f) * c + sigmoid(i) * tanh(g), "state_norm")
+        return sigmoid(o) * tanh(c), c
+
+    return lstm_loop(x, step)
+
+
+def di_state() -> State:
+    found = {"bias": draw(bias=(2, 4 * H))["bias"]}
+    for k, size in enumerate((X, H)):
+        found |= {f"wx.{k}": draw(a=(size, 4 * H))["a"], f"wh.{k}": draw(b=(H, 4 * H))["b"] / 2}
+        for n in (2 * k, 2 * k + 1):
+            of_norm = draw(weight=(4 * H,), bias=(4 * H,))
+            found |= {f"norm.{n}.{kind}": value + n for kind, value in of_norm.items()}
+    return found
+
+
+def di(s: State, x: Tensor) -> Tensor:
+    for k in range(2):
+
+        def norm(a: Tensor, n: int) -> Tensor:
+            return normed(a, 1e-5) * s[f"norm.{n}.weight"] + s[f"norm.{n}.bias"]
+
+        def step(row: Tensor, h: Tensor, c: Tensor, k: int = k, norm: Any = norm) -> Any:
+            gate = norm(row @ s[f"wx.{k}"], 2 * k) + norm(h @ s[f"wh.{k}"], 2 * k + 1)
+            i, f, o, u = (gate + s["bias"][k]).chunk(4, 1)
+            c = sigmoid(f) * c + sigmoid(i) * tanh(u)
+            return sigmoid(o) * tanh(c), c
+
+        x = lstm_loop(x, step)
+    return x
+
+
+def sheeprl_state() -> State:
+    return draw(linear__weight=(3 * H, H + X), linear__bias=(3 * H,), layer_norm__weight=(3 * H,),
+                layer_norm__bias=(3 * H,))  # fmt: skip
+
+
+def sheeprl(s: State, x: Tensor) -> Tensor:
+    def step(row: Tensor, h: Tensor) -> Tensor:
+        a = torch.cat([h, row], -1) @ s["linear.weight"].T + s["linear.bias"]
+        a = normed(a, 1e-5) * s["layer_norm.weight"] + s["layer_norm.bias"]
+        reset, cand, update = a.chunk(3, -1)
+        cand, update = tanh(sigmoid(reset) * cand), sigmoid(update - 1)
+        return update * cand + (1 - update) * h
+
+    return gru_loop(x, step)
+
+
+def dreamer_state() -> State:
+    return draw(kernel=(X + H, 3 * H), bias=(3 * H,), gamma=(3 * H,), beta=(3 * H,))
+
+
+def dreamer(s: State, x: Tensor) -> Tensor:
+    def step(row: Tensor, h: Tensor) -> Tensor:
+        parts = torch.cat([row, h], -1) @ s["kernel"] + s["bias"]
+        parts = normed(parts, 1e-3) * s["gamma"] + s["beta"]
+        reset, cand, update = parts.chunk(3, -1)
+        cand, update = tanh(sigmoid(reset) * cand), sigmoid(update - 1)
+        return update * cand + (1 - update) * h
+
+    return gru_loop(x, step)
+
+
+GATES = ("input", "forget", "cell", "output")
+
+
+def tflite_state(norm: bool = True, peephole: bool = False) -> State:
+    shapes: dict[str, tuple[int, ...]] = {"projection_weights": (P, H)}
+    for gate in GATES:
+        shapes |= {f"input_to_{gate}_weights": (H, X), f"recurrent_to_{gate}_weights": (H, P),
+                   f"{gate}_gate_bias": (H,)}  # fmt: skip
+        if norm:
+            shapes[f"{gate}_layer_norm_coefficients"] = (H,)
+        if peephole and gate != "cell":
+            shapes[f"cell_to_{gate}_weights"] = (H,)
+    return draw(**shapes)
+
+
+def tflite(s: State, x: Tensor) -> Tensor:
+    def gate(name: str, row: Tensor, h: Tensor, c: Tensor) -> Tensor:
+        a = row @ s[f"input_to_{name}_weights"].T + h @ s[f"recurrent_to_{name}_weights"].T
+        a = a + s.get(f"cell_to_{name}_weights", torch.zeros(H, dtype=F64)) * c
+        if "forget_layer_norm_coefficients" in s:
+            a = normed(a, 1e-8) * s[f"{name}_layer_norm_coefficients"]
+        return a + s[f"{name}_gate_bias"]
+
+    def step(row: Tensor, h: Tensor, c: Tensor) -> Any:
+        i, f = (sigmoid(gate(name, row, h, c)) for name in GATES[:2])
+        c = f * c + i * tanh(gate("cell", row, h, c))
+        h = sigmoid(gate("output", row, h, c)) * tanh(c)
+        return h @ s["projection_weights"].T, c
+
+    return lstm_loop(x, step, P)
+
+
+def skip_state(norm: bool = True, leads: tuple[str, ...] = ("encoder_",)) -> State:
+    found = {"Wemb": torch.randn(7, X)}
+    for n, lead in enumerate(leads):
+        shapes = {"W": (X, 2 * H), "b": (2 * H,), "U": (H, 2 * H), "Wx": (X, H), "Ux": (H, H),
+                  "bx": (H,)}  # fmt: skip
+        if norm:
+            sizes = {"1": 2 * H, "2": H, "3": 2 * H, "4": H}
+            shapes |= {f"{letter}{k}": (size,) for letter in "sb" for k, size in sizes.items()}
+        found |= {f"{lead}{name}": value + n for name, value in draw(**shapes).items()}
+    return found
+
+
+def skip(s: State, x: Tensor, lead: str = "encoder_") -> Tensor:
+    p = {name.removeprefix(lead): value for name, value in s.items()}
+
+    def ln(a: Tensor, k: int) -> Tensor:
+        return p[f"s{k}"] * normed(a, 1e-5) + p[f"b{k}"] if "s1" in p else a
+
+    def step(row: Tensor, h: Tensor) -> Tensor:
+        x_, xx_ = ln(row @ p["W"] + p["b"], 1), ln(row @ p["Wx"] + p["bx"], 2)
+        r, u = sigmoid(ln(h @ p["U"], 3) + x_).chunk(2, 1)
+        new = tanh(ln(h @ p["Ux"], 4) * r + xx_)
+        return u * h + (1 - u) * new
+
+    return gru_loop(x, step)
+
+
+KNOWN: dict[str, tuple[str, Callable[[], State], Callable[[State, Tensor], Tensor]]] = {
+    "torchscript": ("torchscript", torchscript_state, torchscript),
+    "haste LSTM": ("haste", haste_state, haste),
+    "haste GRU": ("haste", haste_gru_state, haste_gru),
+    "keras LSTM": ("keras", keras_state, keras),
+    "keras GRU": ("keras", keras_gru_state, keras_gru),
+    "addons": ("tensorflow-addons", addons_state, addons),
+    "di-engine": ("di-engine", di_state, di),
+    "sheeprl": ("sheeprl", sheeprl_state, sheeprl),
+    "dreamer": ("dreamer-v2", dreamer_state, dreamer),
+    "tflite": ("tflite", tflite_state, tflite),
+    "tflite peephole": ("tflite", lambda: tflite_state(norm=False, peephole=True), tflite),
+    "skip-thoughts": ("skip-thoughts", lambda: skip_state(norm=False), skip),
+    "skip-thoughts LN": ("skip-thoughts", skip_state, skip),
+}
+OPTIONAL = {
+    *("Wemb", "bias", "linear.bias", "recurrent_bias", "encoder_s1"),
+    *("projection_weights", "input_to_input_weights", "cell_to_input_weights"),
+}
+every_dialect = pytest.mark.parametrize("form", KNOWN)
+
+
+@every_dialect
+def test_the_layer_computes_what_the_library_does(form: str) -> None:
+    name, state, reference = KNOWN[form]
+    layer = from_dialect(name, state())
+    output, _ = layer(inputs())
+    torch.testing.assert_close(output, reference(state(), inputs()), rtol=1e-10, atol=1e-11)
+    for p, value in layer.named_parameters():
+        assert value.dtype == F64, p
+    output.square().sum().backward()
+    assert all(value.grad is not None for value in layer.parameters())
+
+
+@every_dialect
+def test_weights_go_back(form: str) -> None:
+    """What is written is what was read, or has the same function where two biases became one."""
+    name, state, reference = KNOWN[form]
+    written = to_dialect(name, from_dialect(name, state()))
+    former = {key: value for key, value in state().items() if key != "Wemb"}
+    assert written.keys() == former.keys()
+    assert all(value.is_contiguous() for value in written.values())
+    assert {k: v.shape for k, v in written.items()} == {k: v.shape for k, v in former.items()}
+    again = reference(written, inputs())
+    torch.testing.assert_close(again, reference(state(), inputs()), rtol=1e-10, atol=1e-11)
+
+
+@every_dialect
+def test_a_missing_and_a_spare_key_are_named(form: str) -> None:
+    name, state, _ = KNOWN[form]
+    lead = DIALECTS[name].prefix
+    for key in state():
+        if key in ("Wemb", "bias", "linear.bias") or "layernorm" in key or "layer_norm" in key:
+            continue  # not of the layer, or what tells one form from another
+        if key.startswith(("cell_to", "projection")) or key in (
+            "recurrent_bias",
+            "input_to_input_weights",
+        ):
+            continue
+        if key.startswith("encoder_s1"):
+            continue
+        fewer = state()
+        del fewer[key]
+        with pytest.raises(ValueError, match=f"^{name}: ") as caught:
+            from_dialect(name, fewer)
+        assert "no" in str(caught.value)
+    with pytest.raises(ValueError, match=r"has more than this layer, .*name the layer by prefix"):
+        from_dialect(name, state() | {f"{lead}spare": torch.ones(2)})
+
+
+@every_dialect
+def test_a_prefix_chooses_a_layer_of_a_larger_state_dict(form: str) -> None:
+    name, state, reference = KNOWN[form]
+    lead = DIALECTS[name].prefix
+    larger = {f"model.rnn.{k}": v for k, v in state().items()} | {"model.head": torch.ones(2)}
+    layer = from_dialect(name, larger, prefix=f"model.rnn.{lead}")
+    torch.testing.assert_close(layer(inputs())[0], reference(state(), inputs()))
+    with pytest.raises(ValueError, match=r"no key begins with 'model\.lstm"):
+        from_dialect(name, larger, prefix="model.lstm.")
+
+
+@every_dialect
+def test_such_layers_are_copied_and_pickled(form: str) -> None:
+    name, state, _ = KNOWN[form]
+    layer = from_dialect(name, state())
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert torch.equal(other(inputs())[0], layer(inputs())[0])
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        nn.LSTM(X, H, 2, bidirectional=True, proj_size=P),
+        nn.GRU(X, H, 2, bias=False),
+        nn.RNN(X, H),
+        nn.LSTM(X, 1),
+    ],
+    ids=["LSTM", "GRU", "RNN", "one unit"],
+)
+def test_torchs_own(plain: nn.RNNBase) -> None:
+    plain = plain.double()
+    layer = from_dialect("torch", plain.state_dict())
+    assert torch.allclose(layer(inputs())[0], plain(inputs())[0], atol=1e-12)
+    assert layer.state_dict().keys() == plain.state_dict().keys()
+    for key, value in to_dialect("torch", layer).items():
+        assert torch.equal(value, plain.state_dict()[key])
+
+
+def test_both_directions_of_skip_thoughts_from_an_archive(tmp_path: Any) -> None:
+    state = skip_state(leads=("encoder_", "encoder_r_"))
+    np.savez(tmp_path / "bi_skip.npz", **{name: value.numpy() for name, value in state.items()})
+    with np.load(tmp_path / "bi_skip.npz") as archive:
+        layer = from_dialect("skip-thoughts", archive)
+    _, h = layer(inputs())
+    torch.testing.assert_close(h[0], skip(state, inputs())[-1])
+    torch.testing.assert_close(h[1], skip(state, inputs().flip(0), "encoder_r_")[-1])
+    assert to_dialect("skip-thoughts", layer).keys() == state.keys() - {"Wemb"}
+
+
+def test_both_directions_and_plain_cells_of_the_torchscript_example() -> None:
+    lstm = nn.LSTM(X, H, bidirectional=True, dtype=F64)
+    state = {}
+    for d, end in enumerate(("", "_reverse")):
+        for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
+            state[f"layers.0.directions.{d}.cell.{kind}"] = getattr(lstm, f"{kind}_l0{end}")
+    layer = from_dialect("torchscript", state)
+    assert torch.allclose(layer(inputs())[0], lstm(inputs())[0], atol=1e-12)
+    assert to_dialect("torchscript", layer).keys() == state.keys()
+    one = {k.removeprefix("layers.0.directions.0."): v for k, v in state.items() if ".0.cell" in k}
+    assert torch.allclose(from_dialect("torchscript", one)(inputs())[0], lstm(inputs())[0][..., :H])
+
+
+def test_names_as_keras_gives_them_and_another_eps() -> None:
+    state = {f"rnn/layer_norm_lstm_cell/{name}:0": v.numpy() for name, v in addons_state().items()}
+    layer = from_dialect("tensorflow-addons", state, eps=0.1, batch_first=True)
+    assert layer.sites["l0"]["input"].norm == LayerNorm(eps=0.1)
+    assert layer(inputs().transpose(0, 1))[0].shape == (5, 6, H)
+
+
+# What is refused
+
+
+def test_unknown_names_and_things() -> None:
+    with pytest.raises(ValueError, match="unknown dialect 'hast'; did you mean 'haste'"):
+        from_dialect("hast", {})
+    with pytest.raises(ValueError, match="unknown dialect 'x'; there are torch, torchscript"):
+        to_dialect("x", ln_zoo.LSTM(2, 3))
+    with pytest.raises(TypeError, match=r"expected a recurrent layer of ln_zoo, got LSTM: from_"):
+        to_dialect("torch", nn.LSTM(2, 3))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="no key begins with ''; there are no keys"):
+        from_dialect("haste", {})
+    with pytest.raises(ValueError, match=r"weight_hh_l0 \(10, 5\) is of no LSTM"):
+        from_dialect(
+            "torch", {"weight_ih_l0": torch.ones(10, 3), "weight_hh_l0": torch.ones(10, 5)}
+        )
+    with pytest.raises(ValueError, match="'kernel' is no tensor"):
+        from_dialect("keras", keras_state() | {"kernel": ["a"]})
+    with pytest.raises(ValueError, match=r"'kernel' is torch\.int8; quantised weights are not"):
+        from_dialect("keras", keras_state() | {"kernel": torch.ones(2, 8, dtype=torch.int8)})
+    with pytest.raises(ValueError, match=r"haste: sizes do not fit each other: .*recurrent\.gain"):
+        from_dialect("haste", haste_state() | {"gamma": torch.ones(2, 8)})
+    with pytest.raises(ValueError, match=r"haste: 'kernel' should hold 4 gates along dimension 1"):
+        from_dialect("haste", haste_state() | {"kernel": torch.ones(X, 7)})
+
+
+def test_what_our_layers_do_not_compute() -> None:
+    with pytest.raises(ValueError, match="reset_after=False"):
+        from_dialect("keras", keras_gru_state() | {"bias": torch.zeros(3 * H, dtype=F64)})
+    coupled = {k: v for k, v in tflite_state().items() if k != "input_to_input_weights"}
+    with pytest.raises(ValueError, match="has no input gate"):
+        from_dialect("tflite", coupled)
+    with pytest.raises(ValueError, match="peepholes under a norm"):
+        from_dialect("tflite", tflite_state(peephole=True))
+    with pytest.raises(ValueError, match="bias in its projection"):
+        from_dialect("tflite", tflite_state() | {"projection_bias": torch.ones(P)})
+
+
+@pytest.mark.parametrize(
+    ("name", "layer", "reason"),
+    [
+        ("torch", ln_zoo.LSTM(X, H, norm=LayerNorm()), "no normalisation at sites.l0.input"),
+        ("torch", ln_zoo.LSTM(X, H, peephole=True), "no LSTM with peepholes"),
+        ("torch", ln_zoo.GRU(X, H, norm=WeightNorm()), "denormalize_ the layer first"),
+        ("haste", ln_zoo.LSTM(X, H), "it has LayerNorm there"),
+        ("haste", ln_zoo.LSTM(X, H, norm=RMSNorm()), "it has LayerNorm there"),
+        ("haste", ln_zoo.LSTM(X, H, norm=LayerNorm(eps=1e-3)), "its eps is 1e-05"),
+        ("haste", ln_zoo.LSTM(X, H, norm=LayerNorm(per_gate=True)), "it has LayerNorm there"),
+        ("haste", ln_zoo.LSTM(X, H, 2, norm=LayerNorm()), "no several layers"),
+        ("haste", ln_zoo.LSTM(X, H, bidirectional=True, norm=LayerNorm()), "no second direction"),
+        ("haste", ln_zoo.GRU(X, H, norm=LayerNorm()), "no GRU of this form"),
+        ("tensorflow-addons", ln_zoo.LSTM(X, H, norm=LayerNorm()), "no LSTM of this form"),
+        ("di-engine", ln_zoo.LSTM(X, H, norm=LayerNorm()), "no normalisation at sites.l0.cell"),
+        ("sheeprl", ln_zoo.GRU(X, H, norm=LayerNorm()), "no GRU of this form, but joint GRU"),
+        ("skip-thoughts", ln_zoo.GRU(X, H), "no bias inside the reset"),
+        ("keras", ln_zoo.LSTM(X, H, proj_size=P), "no projection"),
+    ],
+)
+def test_a_layer_that_a_library_does_not_have(name: str, layer: Any, reason: str) -> None:
+    with pytest.raises(ValueError, match=r"\w") as caught:
+        to_dialect(name, layer)
+    assert reason in str(caught.value)
