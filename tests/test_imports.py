@@ -32,7 +32,9 @@ BELOW = {
     "data": {"files", "vocabulary"},
     "metrics": set(),
     "checkpoints": set(),
+    "plots": {"analysis", "metrics", "files"},
     "callbacks": {
+        "plots",
         "checkpoints",
         "data",
         "files",

@@ -9,7 +9,6 @@ from ln_zoo.analysis.dynamics import (
     lyapunov_exponents,
     network_dynamics,
     perturbation_growth,
-    plot_dynamics,
     site_gains,
     write_dynamics,
 )
@@ -29,8 +28,8 @@ from ln_zoo.analysis.fisher import (
 )
 from ln_zoo.analysis.fisher_claims import (
     FisherCheck,
+    FisherPanel,
     FisherStudy,
-    plot_fisher,
     study_fisher,
     write_fisher_curves,
 )
@@ -40,7 +39,6 @@ from ln_zoo.analysis.gradient_flow import (
     gradient_flow,
     gradient_flow_table,
     gradient_norms,
-    plot_gradient_flow,
     random_sequences,
     write_gradient_flow,
 )
@@ -53,7 +51,6 @@ from ln_zoo.analysis.invariance import (
     eps_effect,
     invariance_table,
     measure_invariance,
-    plot_eps_effect,
     random_inputs,
     write_eps_effect,
 )
@@ -70,6 +67,7 @@ __all__ = [
     "EpsEffect",
     "FisherBlock",
     "FisherCheck",
+    "FisherPanel",
     "FisherStudy",
     "GradientFlow",
     "InvarianceCell",
@@ -102,10 +100,6 @@ __all__ = [
     "network_fisher",
     "null_space_basis",
     "perturbation_growth",
-    "plot_dynamics",
-    "plot_eps_effect",
-    "plot_fisher",
-    "plot_gradient_flow",
     "random_glm",
     "random_inputs",
     "random_sequences",

@@ -48,8 +48,6 @@ Seen = dict[str, tuple[Tensor, Tensor]]
 #: From a network and a batch to a scalar.
 NetworkLoss = Callable[[nn.Module, Any], Tensor]
 
-_LINES = ("-", "--", ":", "-.")
-
 
 def perturbation_growth(
     layer: RecurrentLayer,
@@ -328,6 +326,11 @@ class Dynamics:
     def exponents(self) -> Tensor:
         """Lyapunov exponents per step, (C, k)."""
         return self.growth[self.skip :].mean(0)
+
+    @property
+    def sizes(self) -> Tensor:
+        """Logarithms of the size of a perturbation that was 1, after each step, (T,)."""
+        return self.growth[..., 0].mean(1).cumsum(0)
 
     @property
     def factor(self) -> float:
@@ -718,61 +721,6 @@ def write_dynamics(found: Sequence[Dynamics], path: Path) -> None:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["group", "layer", "t", "log_perturbation", "gradient_norm"])
         for each in found:
-            pairs = zip(_sizes(each).tolist(), each.gradients.tolist(), strict=True)
+            pairs = zip(each.sizes.tolist(), each.gradients.tolist(), strict=True)
             for t, (size, norm) in enumerate(pairs, 1):
                 writer.writerow([each.group, each.name, t, f"{size:.5g}", f"{norm:.4g}"])
-
-
-def plot_dynamics(found: Sequence[Dynamics], picture: Path, title: str = "") -> None:
-    """Draws two panels for each group: sizes of perturbations and norms of gradients, by step.
-
-    Args:
-        found: measurements of any layers.
-        picture: the file to write, .png or .svg.
-        title: of the picture.
-
-    Raises:
-        ValueError: if there are no measurements.
-    """
-    _check_some("plot_dynamics", found)
-    from matplotlib.figure import Figure  # not pyplot: nothing global, no display
-    from matplotlib.ticker import MaxNLocator
-
-    groups: dict[str, list[Dynamics]] = {}
-    for each in found:
-        groups.setdefault(each.group, []).append(each)
-    colours = list(dict.fromkeys(each.name.partition(" ")[0] for each in found))
-    kinds = list(dict.fromkeys(each.name.partition(" ")[2] for each in found))
-    figure = Figure(figsize=(11, 1 + 3 * len(groups)), layout="constrained")
-    axes = figure.subplots(len(groups), 2, squeeze=False)
-    for (perturbed, gradients), (group, members) in zip(axes, groups.items(), strict=True):
-        for each in members:
-            first, _, rest = each.name.partition(" ")
-            style: dict[str, Any] = {
-                "color": f"C{colours.index(first) % 10}",
-                "linestyle": _LINES[kinds.index(rest) % len(_LINES)],
-                "linewidth": 1.2,
-            }
-            steps = range(1, len(each.growth) + 1)
-            perturbed.plot(steps, _sizes(each) / math.log(10), label=each.name, **style)
-            gradients.plot(steps, each.gradients.log10(), **style)
-        for axis, what in ((perturbed, "size of a perturbation"), (gradients, "gradient by h_t")):
-            axis.set_title(group)
-            axis.set_xlabel("time step t")
-            axis.set_ylabel(f"log10 of the {what}")
-            axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-            axis.grid(alpha=0.3)
-    shown: dict[str, Any] = {}
-    for perturbed, _ in axes:
-        lines, names = perturbed.get_legend_handles_labels()
-        shown |= dict(zip(names, lines, strict=True))
-    figure.legend(list(shown.values()), list(shown), fontsize="small", loc="outside right upper")
-    if title:
-        figure.suptitle(title)
-    picture.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(picture, dpi=90)
-
-
-def _sizes(found: Dynamics) -> Tensor:
-    """Logarithms of the size of a perturbation that was 1, after each step, (T,)."""
-    return found.growth[..., 0].mean(1).cumsum(0)

@@ -36,7 +36,6 @@ from ln_zoo.analysis.fisher import (
 )
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from rich.console import Console, ConsoleOptions, RenderResult
 
 _FAMILIES: tuple[Family, ...] = get_args(Family)
@@ -78,6 +77,27 @@ class FisherCheck:
 
 
 @dataclasses.dataclass(frozen=True)
+class FisherPanel:
+    """One panel of the picture.
+
+    Args:
+        title: what is shown.
+        x_label: of its axis.
+        y_label: of its axis.
+        x: places on the axis.
+        lines: values at these places, by name.
+        power: of x that the lines should follow, if any.
+    """
+
+    title: str
+    x_label: str
+    y_label: str
+    x: Sequence[float]
+    lines: dict[str, list[float]]
+    power: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class FisherStudy:
     """All claims, and the curves behind them; `rich` prints it as it is.
 
@@ -102,6 +122,26 @@ class FisherStudy:
     sampling: dict[str, list[float]]
     units: list[int]
     deviations: dict[str, list[float]]
+
+    @property
+    def panels(self) -> list[FisherPanel]:
+        """The curves as panels of a picture."""
+        places = range(1, max(map(len, self.spectra.values())) + 1)
+        error = "relative error of F"
+        return [
+            FisherPanel("eigenvalues of F, Bernoulli", "place", "eigenvalue", places, self.spectra),
+            FisherPanel(
+                "KL less its quadratic form, Bernoulli", "length of the step", "nats",
+                self.steps, self.remainders, 3,
+            ),
+            FisherPanel(
+                "F from sampled outputs, BN", "sampled outputs", error,
+                self.draws, self.sampling, -0.5,
+            ),
+            FisherPanel(
+                "eq. 13 as printed, LN", "units H", error, self.units, self.deviations, -0.5
+            ),
+        ]  # fmt: skip
 
     @property
     def agrees(self) -> bool:
@@ -565,82 +605,7 @@ def write_fisher_curves(study: FisherStudy, path: Path) -> None:
     with path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["panel", "line", "x", "y"])
-        for panel in _panels(study):
+        for panel in study.panels:
             for name, values in panel.lines.items():
                 for place, value in zip(panel.x, values, strict=False):
                     writer.writerow([panel.title, name, place, f"{value:.4g}"])
-
-
-def plot_fisher(study: FisherStudy, picture: Path, title: str = "") -> None:
-    """Draws four panels: eigenvalues of F, remainder of KL, sampling error, eq. 13 as printed.
-
-    Args:
-        study: what was measured.
-        picture: the file to write, .png or .svg.
-        title: of the picture.
-    """
-    from matplotlib.figure import Figure  # not pyplot: nothing global, no display
-
-    figure = Figure(figsize=(10, 7), layout="constrained")
-    for panel, axis in zip(_panels(study), figure.subplots(2, 2).flat, strict=True):
-        for number, (name, values) in enumerate(panel.lines.items()):
-            style = "o-" if panel.power else "x" if "printed" in name else "o"
-            places = panel.x[: len(values)]  # without a norm there are fewer parameters
-            axis.plot(places, values, style, color=f"C{number}", label=name, markersize=4)
-        if panel.power:
-            _plot_power(axis, panel)
-            axis.set_xscale("log")
-            if len(panel.x) <= 3:
-                axis.set_xticks(panel.x, [f"{place:,g}" for place in panel.x])
-                axis.set_xticks([], minor=True)
-        axis.set_yscale("log")
-        axis.set_title(panel.title)
-        axis.set_xlabel(panel.x_label)
-        axis.set_ylabel(panel.y_label)
-        axis.grid(alpha=0.3)
-        axis.legend(fontsize="small")
-    if title:
-        figure.suptitle(title)
-    picture.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(picture, dpi=90)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Panel:
-    """One panel: lines by name, and the power of x that they should follow, if any."""
-
-    title: str
-    x_label: str
-    y_label: str
-    x: Sequence[float]
-    lines: dict[str, list[float]]
-    power: float | None = None
-
-
-def _panels(study: FisherStudy) -> list[_Panel]:
-    places = range(1, max(map(len, study.spectra.values())) + 1)
-    error = "relative error of F"
-    return [
-        _Panel("eigenvalues of F, Bernoulli", "place", "eigenvalue", places, study.spectra),
-        _Panel(
-            "KL less its quadratic form, Bernoulli", "length of the step", "nats",
-            study.steps, study.remainders, 3,
-        ),
-        _Panel(
-            "F from sampled outputs, BN", "sampled outputs", error,
-            study.draws, study.sampling, -0.5,
-        ),
-        _Panel("eq. 13 as printed, LN", "units H", error, study.units, study.deviations, -0.5),
-    ]  # fmt: skip
-
-
-def _plot_power(axis: Axes, panel: _Panel) -> None:
-    """A dashed line of the panel's power of x, just above the others."""
-    assert panel.power is not None
-    greatest = max(
-        value / place**panel.power
-        for values in panel.lines.values()
-        for place, value in zip(panel.x, values, strict=True)
-    )
-    guide = [1.3 * greatest * place**panel.power for place in panel.x]
-    axis.plot(panel.x, guide, "--", color="grey", label=f"x^{panel.power:g}", linewidth=1)

@@ -9,7 +9,10 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from ln_zoo.callbacks.draw_pictures import (
+from ln_zoo.callbacks.updates import UpdateCallback
+from ln_zoo.callbacks.whole_set import data_module, evaluating
+from ln_zoo.layers import DRAWTrace
+from ln_zoo.plots.draw import (
     Nearest,
     Windows,
     bernoulli,
@@ -22,11 +25,8 @@ from ln_zoo.callbacks.draw_pictures import (
     plot_pairs,
     save_animation,
 )
-from ln_zoo.callbacks.logged_pictures import log_picture
-from ln_zoo.callbacks.pen_pictures import save
-from ln_zoo.callbacks.updates import UpdateCallback
-from ln_zoo.callbacks.whole_set import data_module, evaluating
-from ln_zoo.layers import DRAWTrace
+from ln_zoo.plots.logged import log_picture
+from ln_zoo.plots.pen import save
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -203,7 +203,7 @@ class DRAWSamples(UpdateCallback, _Pictures):
     - with ``animate`` also ``drawing.gif``, samples while they are drawn.
 
     Windows are not drawn of a network without attention. Loggers that take pictures have those that
-    do not move, under these names (`ln_zoo.callbacks.logged_pictures.log_picture`).
+    do not move, under these names (`ln_zoo.plots.logged.log_picture`).
 
     The training is not touched: modes and random numbers are put back. With several processes all
     draw the same, of the whole validation set; each searches its share of the training images, and

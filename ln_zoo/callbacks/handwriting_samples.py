@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from lightning.pytorch import LightningModule, Trainer
 
-from ln_zoo.callbacks.logged_pictures import log_picture
-from ln_zoo.callbacks.pen_maps import plot_window
-from ln_zoo.callbacks.pen_pictures import save, sheet
 from ln_zoo.callbacks.updates import UpdateCallback
 from ln_zoo.callbacks.whole_set import evaluating
+from ln_zoo.plots.logged import log_picture
+from ln_zoo.plots.pen import save, sheet
+from ln_zoo.plots.pen_maps import plot_window
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,8 +7,6 @@ update of the same size turns them (paper, section 5.2.2).
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +15,9 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ln_zoo.callbacks.run_picture import RunPicture, read_curves
+from ln_zoo.callbacks.run_picture import RunPicture
 from ln_zoo.layers import RecurrentCell, RecurrentLayer
-
-#: What is logged of each weight, and how it is called in pictures.
-QUANTITIES = {
-    "norm": "length of weight vectors",
-    "turn": "turn per update (degrees)",
-    "effective_lr": "effective learning rate",
-}
-#: Over the vectors of a weight.
-STATISTICS = ("mean", "q10", "q50", "q90")
-#: All that is logged begins so.
-PREFIX = "weights/"
-
-#: By weight, quantity and statistic: updates and values.
-Geometry = dict[str, dict[str, dict[str, tuple[list[int], list[float]]]]]
+from ln_zoo.plots.weight_geometry import PREFIX, STATISTICS, plot_weight_geometry, read_geometry
 
 
 class WeightGeometry(RunPicture):
@@ -189,131 +174,3 @@ def _statistics(numbers: Tensor) -> list[float]:
     """Those of `STATISTICS`."""
     quantiles = torch.quantile(numbers, numbers.new_tensor([0.1, 0.5, 0.9]))
     return [float(numbers.mean()), *quantiles.tolist()]
-
-
-# Reading and showing it
-
-
-def parse_name(name: str) -> tuple[str, str, str] | None:
-    """Weight, quantity and statistic of a logged name; ``None`` if `WeightGeometry` did not log it.
-
-    Example:
-        >>> parse_name("weights/network.1.weight/effective_lr_q50")
-        ('network.1.weight', 'effective_lr', 'q50')
-        >>> parse_name("weights/decay")
-    """
-    weight, _, kind = name.removeprefix(PREFIX).rpartition("/")
-    quantity, _, statistic = kind.rpartition("_")
-    known = quantity in QUANTITIES and statistic in STATISTICS
-    return (weight, quantity, statistic) if name.startswith(PREFIX) and weight and known else None
-
-
-def read_geometry(metrics: Path) -> Geometry:
-    """What `WeightGeometry` logged, from a ``metrics.csv``; empty where it logged nothing."""
-    geometry: Geometry = {}
-    for name, curve in read_curves(metrics).items():
-        parsed = parse_name(name)
-        if parsed is not None:
-            weight, quantity, statistic = parsed
-            geometry.setdefault(weight, {}).setdefault(quantity, {})[statistic] = curve
-    # What lacks some of them is somebody else's after all.
-    return {
-        weight: quantities
-        for weight, quantities in geometry.items()
-        if all(len(quantities.get(each, ())) == len(STATISTICS) for each in QUANTITIES)
-    }
-
-
-def geometry_table(runs: Mapping[str, Geometry]) -> str:
-    """A Markdown table: medians over units at the first and the last look.
-
-    Args:
-        runs: by label what `read_geometry` gives.
-    """
-    head = ["weight", "", "updates"]
-    for what in QUANTITIES.values():
-        head += [f"{what}: first", "last", "last / first"]
-    lines = [f"| {' | '.join(head)} |", "|---|---|" + "---:|" * (len(head) - 2)]
-    for weight in _weights(runs):
-        for label, geometry in runs.items():
-            if weight not in geometry:
-                continue
-            steps, _ = geometry[weight]["norm"]["q50"]
-            cells = [weight, label, f"{steps[0]} to {steps[-1]}"]
-            for quantity in QUANTITIES:
-                _, values = geometry[weight][quantity]["q50"]
-                ratio = values[-1] / values[0] if values[0] else float("nan")
-                cells += [f"{values[0]:.3g}", f"{values[-1]:.3g}", f"{ratio:.3g}"]
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def write_geometry(runs: Mapping[str, Geometry], path: Path) -> None:
-    """Writes a CSV file: label, weight, update, and a column for each quantity and statistic."""
-    names = [(quantity, statistic) for quantity in QUANTITIES for statistic in STATISTICS]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["label", "weight", "step", *("_".join(name) for name in names)])
-        for label, geometry in runs.items():
-            for weight, quantities in geometry.items():
-                curves = [quantities[quantity][statistic] for quantity, statistic in names]
-                for number, step in enumerate(curves[0][0]):
-                    values = [f"{curve[1][number]:.5g}" for curve in curves]
-                    writer.writerow([label, weight, step, *values])
-
-
-def plot_weight_geometry(runs: Mapping[str, Geometry], picture: Path, title: str = "") -> None:
-    """Draws a row of panels for each weight: its quantities against the update.
-
-    The line is the median over units, the band holds the middle 80 % of them.
-
-    Args:
-        runs: by label what `read_geometry` gives.
-        picture: file to write, .png or .svg.
-        title: of the picture.
-    """
-    from matplotlib.figure import Figure  # not pyplot: nothing global, no display
-
-    weights = _weights(runs)
-    figure = Figure(figsize=(4 * len(QUANTITIES), 2.6 * len(weights)), layout="constrained")
-    axes = figure.subplots(len(weights), len(QUANTITIES), squeeze=False, sharex=True)
-    for row, weight in zip(axes, weights, strict=True):
-        for axis, (quantity, what) in zip(row, QUANTITIES.items(), strict=True):
-            for number, (label, geometry) in enumerate(runs.items()):
-                if weight not in geometry:
-                    continue
-                curves = geometry[weight][quantity]
-                steps, median = curves["q50"]
-                colour = f"C{number}"
-                axis.plot(steps, median, label=label, color=colour, linewidth=1.5)
-                band = curves["q10"][1], curves["q90"][1]
-                axis.fill_between(steps, *band, color=colour, alpha=0.15, linewidth=0)
-            axis.set_title(f"{weight}: {what}", fontsize="small")
-            axis.grid(alpha=0.3)
-            if quantity != "norm" and _positive(runs, weight, quantity):
-                axis.set_yscale("log")
-    for axis in axes[-1]:
-        axis.set_xlabel("update")
-    if any(runs):
-        axes[0][0].legend(fontsize="small")
-    if title:
-        figure.suptitle(title)
-    picture.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(picture, dpi=90)
-
-
-def _weights(runs: Mapping[str, Geometry]) -> Sequence[str]:
-    """The names of the weights of all runs."""
-    return list(dict.fromkeys(weight for geometry in runs.values() for weight in geometry))
-
-
-def _positive(runs: Mapping[str, Geometry], weight: str, quantity: str) -> bool:
-    """Whether a logarithm can show all that is drawn."""
-    return all(
-        value > 0
-        for geometry in runs.values()
-        if weight in geometry
-        for statistic in ("q10", "q50", "q90")
-        for value in geometry[weight][quantity][statistic][1]
-    )

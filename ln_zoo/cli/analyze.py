@@ -93,9 +93,9 @@ def _gradient_flow(arguments: argparse.Namespace) -> None:
     from ln_zoo.analysis import (
         gradient_flow,
         gradient_flow_table,
-        plot_gradient_flow,
         write_gradient_flow,
     )
+    from ln_zoo.plots import plot_gradient_flow
 
     norms = [strategy_class(name) for name in arguments.norm]
     inputs, described = _sequences(arguments)

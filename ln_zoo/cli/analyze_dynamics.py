@@ -115,7 +115,8 @@ def _dynamics(arguments: argparse.Namespace) -> None:
     arguments = argparse.Namespace(**(_UNTRAINED | _TRAINED | vars(arguments)))
     check_least(arguments, hidden=1, features=1, noise=0, steps=2, batch=1, exponents=1)
     check_positive(arguments, "gains", "recurrent_scale")
-    from ln_zoo.analysis import dynamics_table, plot_dynamics, write_dynamics
+    from ln_zoo.analysis import dynamics_table, write_dynamics
+    from ln_zoo.plots import plot_dynamics
 
     if trained:
         trust.import_own(arguments)

@@ -42,7 +42,8 @@ def add_parser(analyses: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def _fisher(arguments: argparse.Namespace) -> None:
     from rich.console import Console
 
-    from ln_zoo.analysis import plot_fisher, study_fisher, write_fisher_curves
+    from ln_zoo.analysis import study_fisher, write_fisher_curves
+    from ln_zoo.plots import plot_fisher
 
     sizes = (arguments.units, arguments.features, arguments.examples)
     study = study_fisher(*sizes, arguments.draws, arguments.seed)

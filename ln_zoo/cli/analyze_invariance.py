@@ -86,10 +86,10 @@ def _invariance(arguments: argparse.Namespace) -> None:
     from ln_zoo.analysis import (
         eps_effect,
         invariance_table,
-        plot_eps_effect,
         random_inputs,
         write_eps_effect,
     )
+    from ln_zoo.plots import plot_eps_effect
 
     norms = [strategy_class(name)() for name in arguments.norm]
     inputs = random_inputs(arguments.examples, arguments.inputs, arguments.seed)

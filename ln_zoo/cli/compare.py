@@ -519,7 +519,7 @@ def table_head(cells: Sequence[str]) -> list[str]:
 
 def _compare_activity(texts: Sequence[str], picture: Path, title: str) -> int:
     # Here, since it takes seconds to import torch.
-    from ln_zoo.callbacks.activity import activity_table, plot_activities, read_activity
+    from ln_zoo.plots.activity import activity_table, plot_activities, read_activity
 
     runs: dict[str, list[Path]] = {}
     for text in texts:
@@ -535,7 +535,7 @@ def _compare_activity(texts: Sequence[str], picture: Path, title: str) -> int:
 def _compare_weight_geometry(
     texts: Sequence[str], picture: Path, title: str, table: Path | None
 ) -> int:
-    from ln_zoo.callbacks.weight_geometry import (
+    from ln_zoo.plots.weight_geometry import (
         geometry_table,
         plot_weight_geometry,
         read_geometry,

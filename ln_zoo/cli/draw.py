@@ -77,12 +77,12 @@ def _draw(arguments: argparse.Namespace) -> None:
     # Here, since it takes seconds to import torch.
     import numpy as np
 
-    from ln_zoo.callbacks.draw_pictures import bernoulli, plot_filmstrip, plot_grid
     from ln_zoo.callbacks.draw_samples import windows_of
-    from ln_zoo.callbacks.pen_pictures import save
     from ln_zoo.cli import stored
     from ln_zoo.cli.outputs import relative
     from ln_zoo.models import DRAW
+    from ln_zoo.plots.draw import bernoulli, plot_filmstrip, plot_grid
+    from ln_zoo.plots.pen import save
 
     model = stored.load_model_of(DRAW, arguments.model, "makes up no images")
     drawn = model.generate_samples(arguments.number, arguments.seed, trace=filmstrip is not None)

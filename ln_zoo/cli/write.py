@@ -102,11 +102,11 @@ def _write(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--strokes {strokes} holds one line, and these are {number}: give .json")
 
     # Here, since it takes seconds to import torch.
-    from ln_zoo.callbacks.pen_maps import plot_window
-    from ln_zoo.callbacks.pen_pictures import check_picture, page, save
     from ln_zoo.cli import stored
     from ln_zoo.cli.outputs import relative
     from ln_zoo.models import Handwriting
+    from ln_zoo.plots.pen import check_picture, page, save
+    from ln_zoo.plots.pen_maps import plot_window
 
     for picture in filter(None, (out, attention)):
         check_picture(picture)

@@ -20,12 +20,12 @@ from ln_zoo.analysis import (
     lyapunov_exponents,
     network_dynamics,
     perturbation_growth,
-    plot_dynamics,
     site_gains,
     write_dynamics,
 )
 from ln_zoo.layers import GRU, LSTM, RNN
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm
+from ln_zoo.plots import plot_dynamics
 
 F64 = torch.float64
 T, N, I, H = 5, 3, 2, 3  # noqa: E741

@@ -29,12 +29,12 @@ from ln_zoo.analysis import (
     kl_divergence,
     monte_carlo_fisher,
     null_space_basis,
-    plot_fisher,
     random_glm,
     squared_distance,
     study_fisher,
     write_fisher_curves,
 )
+from ln_zoo.plots import plot_fisher
 
 F64 = torch.float64
 FAMILIES = ["gaussian", "bernoulli", "categorical"]

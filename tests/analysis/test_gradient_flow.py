@@ -18,13 +18,13 @@ from ln_zoo.analysis import (
     gradient_flow,
     gradient_flow_table,
     gradient_norms,
-    plot_gradient_flow,
     random_sequences,
     write_gradient_flow,
 )
 from ln_zoo.data import MNIST
 from ln_zoo.layers import GRU, LSTM, RNN
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, WeightNorm
+from ln_zoo.plots import plot_gradient_flow
 
 F64 = torch.float64
 T, N, I, H = 6, 5, 3, 4  # noqa: E741

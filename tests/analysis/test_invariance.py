@@ -22,7 +22,6 @@ from ln_zoo.analysis import (
     invariance,
     invariance_table,
     measure_invariance,
-    plot_eps_effect,
     random_inputs,
     write_eps_effect,
 )
@@ -37,6 +36,7 @@ from ln_zoo.norms import (
     WeightNorm,
     population_statistics,
 )
+from ln_zoo.plots import plot_eps_effect
 from ln_zoo.testing import invariance_deviations
 
 F64 = torch.float64

@@ -11,9 +11,12 @@ from lightning.pytorch import Trainer
 from torch import Tensor
 
 from ln_zoo.callbacks import ActivityByPosition, EpochEvaluation
-from ln_zoo.callbacks.activity import (
+from ln_zoo.callbacks.activity import _Sums
+from ln_zoo.data import BatchLoader, Digits, Tensors
+from ln_zoo.models import ConvClassifier, MLPClassifier
+from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm
+from ln_zoo.plots.activity import (
     Activity,
-    _Sums,
     activity_table,
     plot_activities,
     ratio,
@@ -21,9 +24,6 @@ from ln_zoo.callbacks.activity import (
     rings,
     write_activity,
 )
-from ln_zoo.data import BatchLoader, Digits, Tensors
-from ln_zoo.models import ConvClassifier, MLPClassifier
-from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm
 
 PNG = b"\x89PNG"
 

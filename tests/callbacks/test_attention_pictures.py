@@ -14,11 +14,11 @@ from matplotlib.patches import Rectangle
 from PIL import Image
 
 from ln_zoo.callbacks import AttentionPictures
-from ln_zoo.callbacks.attention_pictures import Attended, plot_attention
 from ln_zoo.data import Digits, SyntheticClozeQA
 from ln_zoo.files import few_colours
 from ln_zoo.models import AttentiveReader, MLPClassifier
 from ln_zoo.norms import LayerNorm
+from ln_zoo.plots.attention import Attended, plot_attention
 
 QUESTION = Attended(
     passage=["@entity0", "met", "@entity1", "."],

@@ -12,10 +12,10 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger
 
 from ln_zoo.callbacks import CurvesPlot
-from ln_zoo.callbacks.curves import plot_curves
-from ln_zoo.callbacks.run_picture import read_curves
 from ln_zoo.data import Digits
 from ln_zoo.models import MLPClassifier
+from ln_zoo.plots.csv_log import read_curves
+from ln_zoo.plots.curves import plot_curves
 
 METRICS = """epoch,epoch_seconds,epoch_train_nll,step,train_loss,val_error,val_nll
 0,,,9,0.7,,

@@ -14,7 +14,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from ln_zoo.callbacks import DRAWPictures, DRAWSamples
-from ln_zoo.callbacks.draw_pictures import (
+from ln_zoo.data.base import ZooDataModule
+from ln_zoo.data.loading import Tensors
+from ln_zoo.layers import DRAWOutput, DRAWTrace
+from ln_zoo.plots.draw import (
     Windows,
     bernoulli,
     nearest_images,
@@ -25,10 +28,7 @@ from ln_zoo.callbacks.draw_pictures import (
     plot_pairs,
     save_animation,
 )
-from ln_zoo.callbacks.pen_pictures import save
-from ln_zoo.data.base import ZooDataModule
-from ln_zoo.data.loading import Tensors
-from ln_zoo.layers import DRAWOutput, DRAWTrace
+from ln_zoo.plots.pen import save
 
 STILL = ["filmstrip", "kl", "nearest", "reading", "reconstructions", "samples"]
 GLIMPSES, SIZE = 3, 6

@@ -13,10 +13,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.utils.data import DataLoader
 
 from ln_zoo.callbacks import HandwritingSamples
-from ln_zoo.callbacks.pen_maps import plot_window
-from ln_zoo.callbacks.pen_pictures import save, sheet
 from ln_zoo.models import Handwriting, MLPClassifier
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm
+from ln_zoo.plots.pen import save, sheet
+from ln_zoo.plots.pen_maps import plot_window
 
 TEXTS = ["on it", "go"]
 

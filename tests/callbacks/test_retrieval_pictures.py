@@ -12,9 +12,9 @@ from lightning.pytorch import LightningModule, Trainer
 from PIL import Image
 
 from ln_zoo.callbacks import RetrievalPictures
-from ln_zoo.callbacks.retrieval_pictures import _RIGHT, Found, plot_retrieval
 from ln_zoo.data import Digits, SyntheticScenes
 from ln_zoo.models import MLPClassifier, OrderEmbedding
+from ln_zoo.plots.retrieval import _RIGHT, Found, plot_retrieval
 
 SIZES: dict[str, Any] = {"train_size": 8, "val_size": 4, "test_size": 9}
 

@@ -13,20 +13,18 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
 
 from ln_zoo.callbacks import CurvesPlot, WeightGeometry
-from ln_zoo.callbacks.weight_geometry import (
-    QUANTITIES,
-    geometry_table,
-    lengths,
-    plot_weight_geometry,
-    read_geometry,
-    turns,
-    weight_vectors,
-    write_geometry,
-)
+from ln_zoo.callbacks.weight_geometry import lengths, turns, weight_vectors
 from ln_zoo.data import Digits
 from ln_zoo.layers import LSTM
 from ln_zoo.models import ConvClassifier, MLPClassifier, SequenceClassifier
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, WeightNorm
+from ln_zoo.plots.weight_geometry import (
+    QUANTITIES,
+    geometry_table,
+    plot_weight_geometry,
+    read_geometry,
+    write_geometry,
+)
 
 PNG = b"\x89PNG"
 

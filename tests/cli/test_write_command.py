@@ -15,11 +15,11 @@ from lightning.pytorch import LightningDataModule, Trainer
 from torch.utils.data import DataLoader
 from zoo_support import PREPROCESSING, RESULTS
 
-from ln_zoo.callbacks.pen_pictures import page, strokes
 from ln_zoo.cli import main
 from ln_zoo.data.pen_lines import PenLines
 from ln_zoo.models import Handwriting
 from ln_zoo.norms import RMSNorm
+from ln_zoo.plots.pen import page, strokes
 from ln_zoo.zoo import write_card
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -1,6 +1,6 @@
 """What a network sees while it writes: its window on the text, and where it expects the pen.
 
-Offsets are (T, 3) as in `ln_zoo.callbacks.pen_pictures`.
+Offsets are (T, 3) as in `ln_zoo.plots.pen`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from ln_zoo.callbacks.pen_pictures import (
+from ln_zoo.metrics import PenMixture
+from ln_zoo.plots.pen import (
     THICKNESS,
     Offsets,
     as_array,
@@ -21,7 +22,6 @@ from ln_zoo.callbacks.pen_pictures import (
     printable,
     strokes,
 )
-from ln_zoo.metrics import PenMixture
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

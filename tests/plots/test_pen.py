@@ -12,7 +12,7 @@ import pytest
 import torch
 from matplotlib.collections import LineCollection
 
-from ln_zoo.callbacks.pen_pictures import (
+from ln_zoo.plots.pen import (
     GIVEN,
     INK,
     bias_ladder,

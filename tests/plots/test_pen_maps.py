@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.distributions import MultivariateNormal
 
-from ln_zoo.callbacks.pen_maps import plot_density, plot_window, position_density
-from ln_zoo.callbacks.pen_pictures import strokes
 from ln_zoo.metrics import PenMixture
+from ln_zoo.plots.pen import strokes
+from ln_zoo.plots.pen_maps import plot_density, plot_window, position_density
 
 MEAN, STD = torch.tensor([8.0, -1.0]), torch.tensor([40.0, 30.0])
 

@@ -11,8 +11,8 @@ import torch
 from matplotlib.image import imread
 from PIL import Image
 
-from ln_zoo.callbacks import draw_pictures
-from ln_zoo.callbacks.draw_pictures import (
+from ln_zoo.plots import draw as draw_pictures
+from ln_zoo.plots.draw import (
     Nearest,
     Windows,
     _Sheet,
@@ -27,7 +27,7 @@ from ln_zoo.callbacks.draw_pictures import (
     plot_pairs,
     save_animation,
 )
-from ln_zoo.callbacks.pen_pictures import save
+from ln_zoo.plots.pen import save
 
 SIZE = 7, 9
 

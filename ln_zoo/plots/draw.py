@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ln_zoo.callbacks.pen_pictures import DPI, as_array
+from ln_zoo.plots.pen import DPI, as_array
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

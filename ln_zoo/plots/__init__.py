@@ -1,0 +1,52 @@
+"""Pictures: of runs, of measurements, and of what models write, draw, read and find.
+
+Each function takes what is shown and gives a `matplotlib.figure.Figure`, or writes the file that it
+is given.
+"""
+
+from ln_zoo.plots.activity import plot_activities, plot_activity
+from ln_zoo.plots.attention import Attended, plot_attention
+from ln_zoo.plots.curves import plot_curves
+from ln_zoo.plots.draw import (
+    Windows,
+    plot_divergence,
+    plot_filmstrip,
+    plot_grid,
+    plot_nearest,
+    plot_pairs,
+    save_animation,
+)
+from ln_zoo.plots.dynamics import plot_dynamics
+from ln_zoo.plots.fisher import plot_fisher
+from ln_zoo.plots.gradient_flow import plot_gradient_flow
+from ln_zoo.plots.invariance import plot_eps_effect
+from ln_zoo.plots.pen import page, sheet
+from ln_zoo.plots.pen_maps import plot_density, plot_window
+from ln_zoo.plots.retrieval import Found, plot_retrieval
+from ln_zoo.plots.weight_geometry import plot_weight_geometry
+
+__all__ = [
+    "Attended",
+    "Found",
+    "Windows",
+    "page",
+    "plot_activities",
+    "plot_activity",
+    "plot_attention",
+    "plot_curves",
+    "plot_density",
+    "plot_divergence",
+    "plot_dynamics",
+    "plot_eps_effect",
+    "plot_filmstrip",
+    "plot_fisher",
+    "plot_gradient_flow",
+    "plot_grid",
+    "plot_nearest",
+    "plot_pairs",
+    "plot_retrieval",
+    "plot_weight_geometry",
+    "plot_window",
+    "save_animation",
+    "sheet",
+]

@@ -1,0 +1,213 @@
+"""What `ln_zoo.callbacks.ActivityByPosition` measured: as a file, a table and pictures."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+#: What is measured at each position, and how it is called in pictures.
+QUANTITIES = {
+    "active": "share of units that are on",
+    "variance": "variance of normalised sums",
+}
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What one layer does at each position of its output.
+
+    Attributes:
+        active: share of examples and channels whose output is above zero, (H, W) float64.
+        variance: over examples of the normalised sums, mean over channels, (H, W) float64.
+    """
+
+    active: Tensor
+    variance: Tensor
+
+    def rings(self, quantity: str) -> list[float]:
+        """Means of a quantity over the positions of each ring, from the border to the centre."""
+        values = getattr(self, quantity)
+        ring = rings(*values.shape)
+        return [float(values[ring == number].mean()) for number in range(int(ring.max()) + 1)]
+
+
+def rings(height: int, width: int) -> Tensor:
+    """The distance of each position from the border, (H, W): 0 at the border itself.
+
+    Example:
+        >>> rings(3, 4)
+        tensor([[0, 0, 0, 0],
+                [0, 1, 1, 0],
+                [0, 0, 0, 0]])
+    """
+    rows, columns = torch.arange(height)[:, None], torch.arange(width)
+    from_rows = torch.minimum(rows, height - 1 - rows)
+    return torch.minimum(from_rows, torch.minimum(columns, width - 1 - columns))
+
+
+def write_activity(activities: Mapping[str, Activity], path: Path) -> None:
+    """Writes a row for each position of each layer."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["layer", "row", "column", "ring", *QUANTITIES])
+        for layer, activity in activities.items():
+            ring = rings(*activity.active.shape).tolist()
+            for row, numbers in enumerate(ring):
+                for column, number in enumerate(numbers):
+                    values = [getattr(activity, q)[row, column].item() for q in QUANTITIES]
+                    writer.writerow([layer, row, column, number, *values])
+
+
+def read_activity(paths: Sequence[Path]) -> dict[str, Activity]:
+    """Reads what `write_activity` wrote; of several runs the mean.
+
+    Raises:
+        ValueError: for a file of another kind, or runs whose layers differ.
+    """
+    runs = [_read(path) for path in paths]
+    shapes = [{layer: a.active.shape for layer, a in run.items()} for run in runs]
+    if any(shape != shapes[0] for shape in shapes):
+        raise ValueError(f"the layers of these runs differ: {', '.join(map(str, paths))}")
+    return {
+        layer: Activity(
+            *(torch.stack([getattr(run[layer], q) for run in runs]).mean(0) for q in QUANTITIES)
+        )
+        for layer in runs[0]
+    }
+
+
+def _read(path: Path) -> dict[str, Activity]:
+    values: dict[str, dict[tuple[int, int], list[float]]] = {}
+    with path.open(newline="") as file:
+        try:
+            for line in csv.DictReader(file):
+                place = int(line["row"]), int(line["column"])
+                values.setdefault(line["layer"], {})[place] = [float(line[q]) for q in QUANTITIES]
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path} is no activity.csv of ActivityByPosition") from error
+    activities = {}
+    for layer, places in values.items():
+        height, width = (1 + max(place[axis] for place in places) for axis in (0, 1))
+        grid = torch.full((len(QUANTITIES), height, width), torch.nan, dtype=torch.float64)
+        for (row, column), numbers in places.items():
+            grid[:, row, column] = torch.tensor(numbers, dtype=torch.float64)
+        activities[layer] = Activity(*grid)
+    return activities
+
+
+def ratio(activity: Activity, quantity: str) -> float:
+    """The border ring as a part of the centre; NaN where the centre has 0."""
+    of_rings = activity.rings(quantity)
+    border, centre = of_rings[0], of_rings[-1]
+    return border / centre if centre else float("nan")
+
+
+def activity_table(runs: Mapping[str, Mapping[str, Activity]]) -> str:
+    """A Markdown table: border ring, centre and their ratio for each layer and label."""
+    head = ["layer", ""]
+    for name in QUANTITIES:
+        head += [f"{name}: border", "centre", "border / centre"]
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    for layer in _layers(runs):
+        for label, activities in runs.items():
+            cells = [layer, label]
+            for name in QUANTITIES:
+                of_rings = activities[layer].rings(name)
+                numbers = (of_rings[0], of_rings[-1], ratio(activities[layer], name))
+                cells += [f"{number:.4g}" for number in numbers]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def plot_activity(activities: Mapping[str, Activity], picture: Path) -> None:
+    """Draws a row for each layer: the two maps, and both quantities from border to centre."""
+    from matplotlib.figure import Figure  # not pyplot: nothing global, no display
+
+    figure = Figure(figsize=(13, 2.9 * len(activities)), layout="constrained")
+    axes = figure.subplots(len(activities), 2 * len(QUANTITIES), squeeze=False)
+    for row, (layer, activity) in zip(axes, activities.items(), strict=True):
+        for number, (name, what) in enumerate(QUANTITIES.items()):
+            image = _plot_map(row[number], getattr(activity, name))
+            figure.colorbar(image, ax=row[number], shrink=0.8)
+            row[number].set_title(f"{layer}: {what}", fontsize="small")
+            curve = row[len(QUANTITIES) + number]
+            curve.plot(activity.rings(name), marker=".")
+            _name_ring_axes(curve, what)
+            curve.set_title(f"border / centre = {ratio(activity, name):.3g}", fontsize="small")
+    figure.savefig(picture, dpi=120)
+
+
+def plot_activities(
+    runs: Mapping[str, Mapping[str, Activity]], picture: Path, title: str = ""
+) -> None:
+    """Draws several runs: by layer the maps of active units, and curves from border to centre.
+
+    Args:
+        runs: by label what `read_activity` gives.
+        picture: file to write, .png or .svg.
+        title: of the picture.
+
+    Raises:
+        ValueError: if the runs' layers differ.
+    """
+    from matplotlib.figure import Figure
+
+    layers = _layers(runs)
+    columns = len(runs) + len(QUANTITIES)
+    figure = Figure(figsize=(3.1 * columns, 2.9 * len(layers)), layout="constrained")
+    axes = figure.subplots(len(layers), columns, squeeze=False)
+    for row, layer in zip(axes, layers, strict=True):
+        drawn = {label: activities[layer] for label, activities in runs.items()}
+        shades = torch.cat([activity.active.flatten() for activity in drawn.values()])
+        limits = shades.min().item(), shades.max().item()
+        maps = row[: len(runs)]
+        for axis, (label, activity) in zip(maps, drawn.items(), strict=True):
+            image = _plot_map(axis, activity.active, *limits)
+            axis.set_title(f"{layer}, {label}: units that are on", fontsize="small")
+        figure.colorbar(image, ax=list(maps), shrink=0.8)
+        for axis, (name, what) in zip(row[len(runs) :], QUANTITIES.items(), strict=True):
+            for label, activity in drawn.items():
+                found = f"{label} ({ratio(activity, name):.3g})"
+                axis.plot(activity.rings(name), marker=".", label=found)
+            _name_ring_axes(axis, what)
+            axis.legend(title="border / centre", fontsize="x-small", title_fontsize="x-small")
+    if title:
+        figure.suptitle(title)
+    figure.savefig(picture, dpi=120)
+
+
+def _layers(runs: Mapping[str, Mapping[str, Activity]]) -> list[str]:
+    """The names of the layers, which must be those of every run."""
+    named = {label: list(activities) for label, activities in runs.items()}
+    first = next(iter(named.values()))
+    for label, layers in named.items():
+        if layers != first:
+            raise ValueError(f"{label} has the layers {layers}, where others have {first}")
+    return first
+
+
+def _plot_map(
+    axis: Axes, values: Tensor, least: float | None = None, greatest: float | None = None
+) -> Any:
+    axis.set_xticks([])
+    axis.set_yticks([])
+    return axis.imshow(values.numpy(), cmap="viridis", vmin=least, vmax=greatest)
+
+
+def _name_ring_axes(axis: Axes, what: str) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_xlabel("distance from the border")
+    axis.set_ylabel(what, fontsize="small")
+    axis.set_ylim(0, 1.05 * axis.get_ylim()[1])
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.grid(alpha=0.3)
