@@ -194,12 +194,14 @@ def test_a_class_chosen_on_the_command_line_brings_its_own_defaults() -> None:
 
 #: Steps of these take seconds, and their models have smaller configurations too.
 LARGE = ("handwriting/paper.yaml", "order_embedding/paper.yaml", "order_embedding/flickr8k.yaml")
+#: All are built above; one of each model trains, and the others with -m slow.
+TRAINED = of_each_model([base for base in BASES if name(base) not in LARGE])
 
 
 @pytest.mark.parametrize(
     "base",
     [
-        pytest.param(base, id=name(base), marks=[pytest.mark.slow] * (name(base) in LARGE))
+        pytest.param(base, id=name(base), marks=[] if base in TRAINED else pytest.mark.slow)
         for base in BASES
     ],
 )
