@@ -84,7 +84,17 @@ EXAMPLES = [
 ]
 
 
-@pytest.mark.parametrize("page", EXAMPLES, ids=name_of)
+#: Whose examples take seconds; doctests of the same functions are in the fast suite.
+LONG = {"dynamics"}
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=name_of(page), marks=[pytest.mark.slow] * (page.stem in LONG))
+        for page in EXAMPLES
+    ],
+)
 def test_examples_run(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The Python blocks of a page, one after the other, as a reader would run them."""
     names: dict[str, object] = {"__name__": f"example_{page.stem}"}

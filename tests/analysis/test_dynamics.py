@@ -266,7 +266,7 @@ def test_growth_in_a_wide_simple_rnn_is_that_of_mean_squares() -> None:
         assert found.factor == pytest.approx(expected, rel=0.01)
 
 
-@pytest.mark.parametrize("cell", ["LSTM", "GRU"])
+@pytest.mark.parametrize("cell", ["LSTM", pytest.param("GRU", marks=pytest.mark.slow)])
 def test_scale_of_recurrent_weights(cell: str) -> None:
     """What the paper calls stable (section 3.1): under layer norm it does not matter."""
 
