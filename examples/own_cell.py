@@ -27,8 +27,8 @@ def mgu_step(wx: Tensor, states: States, w: Weights, sites: Sites, t: int | None
     (h,) = states
     x_forget, x_candidate = (wx + w.bias).chunk(2, dim=-1)
     to_forget, to_candidate = w.hh.chunk(2)
-    f = (x_forget + sites["forget"](linear(h, to_forget), t)).sigmoid()
-    n = (x_candidate + sites["candidate"](linear(f * h, to_candidate), t)).tanh()
+    f = (x_forget + sites["forget"](linear(w.dropped(h), to_forget), t)).sigmoid()
+    n = (x_candidate + sites["candidate"](linear(w.dropped(f * h), to_candidate), t)).tanh()
     return ((1 - f) * h + f * n,)
 
 
@@ -43,6 +43,7 @@ MGU_CELL = Cell(
         Place("candidate", (1,), products=("hh",)),
     ),
     candidates=(1,),
+    drops=True,
 )
 
 
@@ -65,7 +66,7 @@ def joint_gru_step(wx: Tensor, states: States, w: Weights, sites: Sites, t: int 
     gate starts nearly closed.
     """
     (h,) = states
-    sums = sites["sum"](wx + linear(h, w.hh), t) + w.bias
+    sums = sites["sum"](wx + linear(w.dropped(h), w.hh), t) + w.bias
     reset, candidate, update = sums.chunk(3, dim=-1)
     n = (reset.sigmoid() * candidate).tanh()
     u = (update - 1).sigmoid()
@@ -82,6 +83,7 @@ JOINT_GRU_CELL = Cell(
         Place("sum", (3,), products=("ih", "hh")),
     ),
     candidates=(1,),
+    drops=True,
 )
 
 

@@ -85,6 +85,10 @@ def initial_states(
             f"{layer.num_layers} and {directions} direction(s); network_dynamics takes several "
             "layers one by one"
         )
+    if "zoneout" in layer.noise:
+        raise ValueError(
+            f"{caller} takes layers without zoneout, this {name} has zoneout={layer.zoneout}"
+        )
     layer.check_input(inputs, None)
     given = as_states(name, exact_cell(layer), states)
     if given is None:

@@ -278,6 +278,8 @@ def _not_plain(layer: nn.Module) -> str | None:
             return f"{_short(site.norm)} normalises summed inputs, which no layer of torch does"
     if has_peepholes(layer) or getattr(layer, "derivative_bound", None) is not None:
         return "torch has no LSTM with peepholes or clipped derivatives"
+    if isinstance(layer, RecurrentLayer) and layer.noise:
+        return f"torch's layers have no {' and no '.join(layer.noise)}"
     return None
 
 

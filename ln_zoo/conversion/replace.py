@@ -11,7 +11,17 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
-from ln_zoo.layers import GRU, LSTM, RNN, Conv2d, GRUCell, Linear, LSTMCell, RNNCell
+from ln_zoo.layers import (
+    GRU,
+    LSTM,
+    RNN,
+    Conv2d,
+    GRUCell,
+    Linear,
+    LSTMCell,
+    RecurrentLayer,
+    RNNCell,
+)
 from ln_zoo.norms import Norm, Site
 
 #: torch's layers, and ours in their place.
@@ -246,6 +256,8 @@ def _arguments(layer: Any) -> dict[str, Any]:
         found["peephole"] = True
     if getattr(layer, "derivative_bound", None) is not None:
         found["derivative_bound"] = layer.derivative_bound
+    if isinstance(layer, RecurrentLayer):
+        found |= layer.noise
     if isinstance(layer, Conv2d) and layer.site.positions is not None:
         found["positions"] = layer.site.positions
     return found

@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn import init
 from torch.nn.utils.rnn import PackedSequence
 
@@ -54,6 +56,14 @@ class RecurrentLayer(nn.RNNBase):
         dtype: of the parameters, as in torch.
         norm: the strategy; default `Identity`.
         normalize: roles of the cell's places to act on; default all.
+        zoneout: probability with which a number of a state stays as it was before a step (Krueger
+            et al. 2017, arXiv 1606.01305): of all states, or one for each (in the cell's order). In
+            evaluation states move by the expectation. Such a layer runs on the generic loop.
+        recurrent_dropout: probability with which a number of h is zero in recurrent products in
+            training: one mask for each sequence, for all steps and gates (Gal and Ghahramani 2016,
+            arXiv 1512.05287). The h that is carried on is whole. On the generic loop in training.
+        weight_dropout: probability with which a recurrent weight is zero in training: one mask for
+            each call (Merity et al. 2018, arXiv 1708.02182, section 2). On every kernel.
         cell: the cell; default: that of the class.
 
     Parameters: ``weight_ih_l0`` (G, I) with G = gates * H, ``weight_hh_l0`` (G, H or P),
@@ -68,6 +78,10 @@ class RecurrentLayer(nn.RNNBase):
     """
 
     cell: Cell
+    #: Of layers that version 0.1 pickled too.
+    zoneout: tuple[float, ...] = ()
+    recurrent_dropout: float = 0.0
+    weight_dropout: float = 0.0
 
     def __init__(
         self,
@@ -84,6 +98,9 @@ class RecurrentLayer(nn.RNNBase):
         *,
         norm: Norm | None = None,
         normalize: Sequence[str] | None = None,
+        zoneout: float | Sequence[float] = 0.0,
+        recurrent_dropout: float = 0.0,
+        weight_dropout: float = 0.0,
         cell: Cell | None = None,
     ) -> None:
         check_no_norm(self, num_layers=num_layers, bias=bias)
@@ -109,6 +126,7 @@ class RecurrentLayer(nn.RNNBase):
                 f"{cell.name}, has no projection; set proj_size=0, got {proj_size}"
             )
         self.mode = cell.name
+        self._set_noise(zoneout, recurrent_dropout, weight_dropout)
         self._plans = Plans()
         for name in self._flat_weights_names:
             rows, *columns = self.get_parameter(name).shape
@@ -124,6 +142,49 @@ class RecurrentLayer(nn.RNNBase):
         for suffix in self._suffixes():
             weights = {kind: getattr(self, f"weight_{kind}_{suffix}") for kind in ("ih", "hh")}
             self.sites[suffix] = cell_sites(cell, hidden_size, weights, norm, normalize, factory)
+
+    def _set_noise(
+        self,
+        zoneout: float | Sequence[float],
+        recurrent_dropout: float,
+        weight_dropout: float,
+    ) -> None:
+        states = self.cell.states
+        given = tuple(zoneout) if isinstance(zoneout, Sequence) else (zoneout,) * len(states)
+        if len(given) != len(states):
+            raise ValueError(
+                f"zoneout must be one probability, or one for each of the states "
+                f"({', '.join(states)}); got {zoneout!r}"
+            )
+        for name, values in (
+            ("zoneout", given),
+            ("recurrent_dropout", (recurrent_dropout,)),
+            ("weight_dropout", (weight_dropout,)),
+        ):
+            for p in values:
+                if isinstance(p, bool) or not isinstance(p, int | float) or not 0 <= p < 1:
+                    raise ValueError(f"{name} must be a probability in [0, 1), got {p!r}")
+        if recurrent_dropout and not self.cell.drops:
+            raise ValueError(
+                f"{type(self).__name__} has no recurrent dropout: the step of its cell, "
+                f"{self.cell.name}, does not call weights.dropped; set recurrent_dropout=0"
+            )
+        self.zoneout = tuple(map(float, given))
+        self.recurrent_dropout = float(recurrent_dropout)
+        self.weight_dropout = float(weight_dropout)
+
+    @property
+    def noise(self) -> dict[str, Any]:
+        """Which of zoneout, recurrent_dropout and weight_dropout are in use, by name."""
+        found = {
+            "zoneout": self.zoneout if any(self.zoneout) else 0.0,
+            "recurrent_dropout": self.recurrent_dropout,
+            "weight_dropout": self.weight_dropout,
+        }
+        return {name: p for name, p in found.items() if p}
+
+    def extra_repr(self) -> str:
+        return ", ".join([super().extra_repr(), *(f"{k}={p}" for k, p in self.noise.items())])
 
     def flatten_parameters(self) -> None:
         """Lays weights out for cuDNN, as torch does; a cell that is none of torch's has no need."""
@@ -164,13 +225,21 @@ class RecurrentLayer(nn.RNNBase):
             sites["input"].reset_weight(getattr(self, f"weight_ih_{suffix}"))
             sites["recurrent"].reset_weight(getattr(self, f"weight_hh_{suffix}"))
 
-    def forward(self, input: Tensor | PackedSequence, hx: Any = None) -> tuple[Any, Any]:
+    def forward(
+        self,
+        input: Tensor | PackedSequence,
+        hx: Any = None,
+        reset: Tensor | PackedSequence | None = None,
+    ) -> tuple[Any, Any]:
         """Outputs and final states, of which a single one is a tensor; see `LSTM.forward`."""
-        output, states = self._run(input, hx)
+        output, states = self._run(input, hx, reset)
         return output, states if len(states) > 1 else states[0]
 
     def _run(
-        self, input: Tensor | PackedSequence, hx: Tensor | States | None
+        self,
+        input: Tensor | PackedSequence,
+        hx: Tensor | States | None,
+        reset: Tensor | PackedSequence | None = None,
     ) -> tuple[Tensor | PackedSequence, States]:
         """Outputs and final states, in the layout of the input."""
         states = as_states(type(self).__name__, self.cell, hx)
@@ -183,7 +252,8 @@ class RecurrentLayer(nn.RNNBase):
                 states = tuple(s.index_select(1, order) for s in states)
             # Steps of no example, which torch allows at the end, are none.
             active = batch_sizes if batch_sizes[-1] else batch_sizes[batch_sizes > 0]
-            output, states = self._run_layers(data, active, states)
+            flags = None if reset is None else self._packed_reset(input, reset)
+            output, states = self._run_pieces(data, active, states, flags)
             if back is not None:
                 states = tuple(s.index_select(1, back) for s in states)
             return PackedSequence(output, batch_sizes, order, back), states
@@ -193,21 +263,86 @@ class RecurrentLayer(nn.RNNBase):
                 f"{type(self).__name__}: Expected input to be 2D or 3D, got {input.dim()}D instead"
             )
         self._check_batching(input, states)
+        flags = None if reset is None else self._padded_reset(input, reset)
         if input.dim() == 2:
             if states is not None:
                 states = tuple(s.unsqueeze(1) for s in states)
-            output, states = self._run_layers(input.unsqueeze(1), None, states)
+            output, states = self._run_pieces(input.unsqueeze(1), None, states, flags)
             return output.squeeze(1), tuple(s.squeeze(1) for s in states)
-        output, states = self._run_layers(
-            input.transpose(0, 1) if self.batch_first else input, None, states
+        output, states = self._run_pieces(
+            input.transpose(0, 1) if self.batch_first else input, None, states, flags
         )
         return output.transpose(0, 1) if self.batch_first else output, states
+
+    def _packed_reset(self, input: PackedSequence, reset: Tensor | PackedSequence) -> Tensor:
+        """Whether each packed row is reset, (total,)."""
+        name = type(self).__name__
+        if not isinstance(reset, PackedSequence):
+            raise TypeError(
+                f"{name}: reset must be packed, as the input is, got a {type(reset).__name__}"
+            )
+        orders = input.sorted_indices, reset.sorted_indices
+        same = orders[0] is orders[1] is None or (None not in orders and orders[0].equal(orders[1]))
+        if not (same and input.batch_sizes.equal(reset.batch_sizes)):
+            raise ValueError(f"{name}: reset must have the lengths and the order of the input")
+        return self._checked_reset(reset.data, input.data, (len(input.data),))
+
+    def _padded_reset(self, input: Tensor, reset: Tensor | PackedSequence) -> Tensor:
+        """Whether each row of time-major input is reset, (T * N,)."""
+        if not isinstance(reset, Tensor):
+            raise TypeError(
+                f"{type(self).__name__}: reset must be a tensor, as the input is, got "
+                f"{type(reset).__name__}"
+            )
+        flags = self._checked_reset(reset, input, input.shape[:-1])
+        return (flags.t() if self.batch_first and flags.dim() == 2 else flags).flatten()
+
+    def _checked_reset(self, reset: Tensor, input: Tensor, shape: Sequence[int]) -> Tensor:
+        if reset.dtype != torch.bool or tuple(reset.shape) != tuple(shape):
+            raise ValueError(
+                f"{type(self).__name__}: reset must be boolean, {tuple(shape)}, as this input has "
+                f"steps; got {tuple(reset.shape)} in {reset.dtype}"
+            )
+        ops.check_devices(input, reset=reset)
+        return reset
+
+    def _run_pieces(
+        self, x: Tensor, batch_sizes: Tensor | None, states: States | None, reset: Tensor | None
+    ) -> tuple[Tensor, States]:
+        """As `_run_layers`, each sequence in the pieces that (T * N,) or (total,) flags begin."""
+        if reset is None or x.shape[0] == 0:
+            return self._run_layers(x, batch_sizes, states)
+        self.check_input(x, batch_sizes)
+        if states is not None:
+            self._check_states(x, batch_sizes, states)
+        examples = x.shape[1] if batch_sizes is None else int(batch_sizes[0])
+        backwards = [self.bidirectional and i % 2 == 1 for i in range(len(self.sites))]
+        if states is not None:
+            # What a forward direction begins with is of the piece before the first step.
+            forwards = ~torch.tensor(backwards, device=x.device)
+            of_before = forwards[:, None, None] & reset[:examples, None]
+            states = tuple(s.masked_fill(of_before, 0) for s in states)
+        if not bool(reset[examples:].any()):
+            return self._run_layers(x, batch_sizes, states)
+        sizes = torch.full((x.shape[0],), examples) if batch_sizes is None else batch_sizes
+        pieces = ops.cut(reset, sizes)
+        if states is not None:
+            both = self.bidirectional
+            states = tuple(ops.split_states(s, pieces, both) for s in states)
+        rows = x.reshape(-1, x.shape[-1])
+        output, states = self._run_layers(
+            rows.index_select(0, pieces.rows), pieces.batch_sizes, states
+        )
+        output = output.index_select(0, torch.argsort(pieces.rows))
+        output = output.reshape(*x.shape[:-1], output.shape[-1])
+        return output, tuple(ops.join_states(s, pieces, self.bidirectional) for s in states)
 
     def _run_layers(
         self, x: Tensor, batch_sizes: Tensor | None, states: States | None
     ) -> tuple[Tensor, States]:
         """The same for time-major input (T, N, I) or packed data (total, I)."""
-        if batch_sizes is None:
+        noise = self.noise
+        if batch_sizes is None and not noise:
             options = len(self.cell.states), self.dropout, self.training
             done = self._plans.run(self._parameters, x, states, *options)
             if done is not None:
@@ -234,9 +369,16 @@ class RecurrentLayer(nn.RNNBase):
         bidirectional, dropout, training = self.bidirectional, self.dropout, self.training
         self._check_parameters(x, records, weights)
 
+        # Cells of their own, so that no kernel takes them for those without.
+        if "recurrent_dropout" in noise and training:
+            cell = replace(cell, name=f"{cell.name} with recurrent dropout")
+            masks = [ops.dropout_mask(self.recurrent_dropout, h) for h in states[0]]
+            weights = [w._replace(mask=m) for w, m in zip(weights, masks, strict=True)]
+        if "zoneout" in noise:
+            cell = replace(cell, name=f"{cell.name} with zoneout")
         kernel = ops.pick(cell, records, x, weights)
         if kernel is not None:
-            if batch_sizes is None:
+            if batch_sizes is None and not noise:
                 watched = entries(self, [f"_{name}" for name in directions], all_sites)
                 self._plans.keep(
                     self._parameters, watched, kernel, cell, records, x, weights, bidirectional
@@ -257,7 +399,10 @@ class RecurrentLayer(nn.RNNBase):
             i: int, x: Tensor, sizes: Sequence[int] | None, states: States
         ) -> tuple[Tensor, States]:
             per_timestep = all_sites[i]["input"].norm.per_timestep
-            return ops.scan(cell, x, sizes, states, weights[i], all_sites[i], per_timestep)
+            one = cell
+            if "zoneout" in noise:
+                one = ops.with_zoneout(cell, self.zoneout, steps, states, training)
+            return ops.scan(one, x, sizes, states, weights[i], all_sites[i], per_timestep)
 
         return ops.stack(
             run,
@@ -270,9 +415,12 @@ class RecurrentLayer(nn.RNNBase):
         )
 
     def _effective_weights(self, suffix: str, sites: dict[str, Site]) -> Weights:
+        recurrent = sites["recurrent"].weight(getattr(self, f"weight_hh_{suffix}"))
+        if self.weight_dropout:
+            recurrent = F.dropout(recurrent, self.weight_dropout, self.training)
         return Weights(
             sites["input"].weight(getattr(self, f"weight_ih_{suffix}")),
-            sites["recurrent"].weight(getattr(self, f"weight_hh_{suffix}")),
+            recurrent,
             getattr(self, f"bias_ih_{suffix}", None),
             getattr(self, f"bias_hh_{suffix}", None),
             getattr(self, f"weight_hr_{suffix}", None),
@@ -345,6 +493,14 @@ class LSTM(RecurrentLayer):
         dtype: of the parameters, as in torch.
         norm: the strategy; default `Identity`, which makes this layer torch's own.
         normalize: the sites to act on, of ``"input"``, ``"recurrent"``, ``"cell"``; default all.
+        zoneout: probability with which a number of a state stays as it was before a step (Krueger
+            et al. 2017, arXiv 1606.01305): of all states, or one for each (h, c). In evaluation
+            states move by the expectation. Such a layer runs on the generic loop.
+        recurrent_dropout: probability with which a number of h is zero in recurrent products in
+            training: one mask for each sequence, for all steps and gates (Gal and Ghahramani 2016,
+            arXiv 1512.05287). The h that is carried on is whole. On the generic loop in training.
+        weight_dropout: probability with which a recurrent weight is zero in training: one mask for
+            each call (Merity et al. 2018, arXiv 1708.02182, section 2). On every kernel.
         peephole: whether gates see cell states (Graves 2013, eq. 7-10): i and f the one before, o
             the new one, each by a weight per unit. Such a layer runs on the generic loop.
         derivative_bound: clips the derivative of the loss by each gate's sum to this size (Graves
@@ -390,6 +546,9 @@ class LSTM(RecurrentLayer):
         *,
         norm: Norm | None = None,
         normalize: Sequence[str] | None = None,
+        zoneout: float | Sequence[float] = 0.0,
+        recurrent_dropout: float = 0.0,
+        weight_dropout: float = 0.0,
         peephole: bool = False,
         derivative_bound: float | None = None,
     ) -> None:
@@ -406,6 +565,9 @@ class LSTM(RecurrentLayer):
             dtype,
             norm=norm,
             normalize=normalize,
+            zoneout=zoneout,
+            recurrent_dropout=recurrent_dropout,
+            weight_dropout=weight_dropout,
             cell=lstm_cell(peephole, derivative_bound),
         )
         self.derivative_bound = derivative_bound
@@ -417,7 +579,10 @@ class LSTM(RecurrentLayer):
             self.cell = lstm_cell(peephole, state.get("derivative_bound"))
 
     def forward(
-        self, input: Tensor | PackedSequence, hx: tuple[Tensor, Tensor] | None = None
+        self,
+        input: Tensor | PackedSequence,
+        hx: tuple[Tensor, Tensor] | None = None,
+        reset: Tensor | PackedSequence | None = None,
     ) -> tuple[Tensor | PackedSequence, tuple[Tensor, Tensor]]:
         """Outputs and final states.
 
@@ -425,6 +590,13 @@ class LSTM(RecurrentLayer):
             input: (T, N, I), (N, T, I) with ``batch_first``, (T, I) for one example, or packed.
             hx: initial (h, c), (L, N, H or P) and (L, N, H), or (L, H or P) and (L, H) for one
                 example, with L = layers * directions; default zeros.
+            reset: where states start anew, at zeros, before a step: boolean, (T, N), (N, T) with
+                ``batch_first``, (T,) for one example, or packed as the input is. Outputs, final
+                states and gradients are those of the pieces, each a sequence of its own that
+                begins with zeros: the first piece alone begins with ``hx``, unless it is reset too.
+                A second direction reads each piece backwards from its own end; its ``hx`` belongs
+                to the last piece. Statistics per time step (`BatchNorm`) count steps from the start
+                of a piece. All pieces run at once, as one packed batch, on the same kernels.
 
         Returns:
             The output, (T, N, D * H) for D directions, or in the layout of the input, and the final
@@ -436,7 +608,7 @@ class LSTM(RecurrentLayer):
             ValueError: if the input is neither 2D nor 3D; under batch normalisation in training,
                 for a batch of one.
         """
-        output, (h, c) = self._run(input, hx)
+        output, (h, c) = self._run(input, hx, reset)
         return output, (h, c)
 
 
@@ -466,6 +638,14 @@ class GRU(RecurrentLayer):
         dtype: of the parameters, as in torch.
         norm: the strategy; default `Identity`, which makes this layer torch's own.
         normalize: the sites to act on, out of ``"input"``, ``"recurrent"``; default both.
+        zoneout: probability with which a number of the state stays as it was before a step (Krueger
+            et al. 2017, arXiv 1606.01305). In evaluation the state moves by the expectation. Such a
+            layer runs on the generic loop.
+        recurrent_dropout: probability with which a number of h is zero in recurrent products in
+            training: one mask for each sequence, for all steps and gates (Gal and Ghahramani 2016,
+            arXiv 1512.05287). The h that is carried on is whole. On the generic loop in training.
+        weight_dropout: probability with which a recurrent weight is zero in training: one mask for
+            each call (Merity et al. 2018, arXiv 1708.02182, section 2). On every kernel.
 
     Parameters: torch's own, drawn as torch does (``weight_ih_l0`` (3H, I), ``weight_hh_l0``
     (3H, H), ``bias_ih_l0``, ``bias_hh_l0`` (3H,), ``..._reverse``); and, as far as the strategy has
@@ -500,6 +680,9 @@ class GRU(RecurrentLayer):
         *,
         norm: Norm | None = None,
         normalize: Sequence[str] | None = None,
+        zoneout: float | Sequence[float] = 0.0,
+        recurrent_dropout: float = 0.0,
+        weight_dropout: float = 0.0,
     ) -> None:
         super().__init__(
             input_size,
@@ -514,13 +697,19 @@ class GRU(RecurrentLayer):
             dtype,
             norm=norm,
             normalize=normalize,
+            zoneout=zoneout,
+            recurrent_dropout=recurrent_dropout,
+            weight_dropout=weight_dropout,
         )
 
     def forward(
-        self, input: Tensor | PackedSequence, hx: Tensor | None = None
+        self,
+        input: Tensor | PackedSequence,
+        hx: Tensor | None = None,
+        reset: Tensor | PackedSequence | None = None,
     ) -> tuple[Tensor | PackedSequence, Tensor]:
         """Outputs and final state; arguments as for `LSTM.forward`, the state being h alone."""
-        output, (h,) = self._run(input, hx)
+        output, (h,) = self._run(input, hx, reset)
         return output, h
 
 
@@ -544,6 +733,14 @@ class RNN(RecurrentLayer):
         norm: the strategy; default `Identity`, which makes this layer torch's own.
         normalize: the sites to act on, out of ``"input"``, ``"recurrent"`` (whose weights alone a
             strategy can act on) and ``"sum"``; default all.
+        zoneout: probability with which a number of the state stays as it was before a step (Krueger
+            et al. 2017, arXiv 1606.01305). In evaluation the state moves by the expectation. Such a
+            layer runs on the generic loop.
+        recurrent_dropout: probability with which a number of h is zero in recurrent products in
+            training: one mask for each sequence, for all steps and gates (Gal and Ghahramani 2016,
+            arXiv 1512.05287). The h that is carried on is whole. On the generic loop in training.
+        weight_dropout: probability with which a recurrent weight is zero in training: one mask for
+            each call (Merity et al. 2018, arXiv 1708.02182, section 2). On every kernel.
 
     Parameters: torch's own, drawn as torch does (``weight_ih_l0`` (H, I), ``weight_hh_l0`` (H, H),
     ``bias_ih_l0``, ``bias_hh_l0`` (H,), ``..._reverse``); and, as far as the strategy has them,
@@ -580,6 +777,9 @@ class RNN(RecurrentLayer):
         *,
         norm: Norm | None = None,
         normalize: Sequence[str] | None = None,
+        zoneout: float | Sequence[float] = 0.0,
+        recurrent_dropout: float = 0.0,
+        weight_dropout: float = 0.0,
     ) -> None:
         super().__init__(
             input_size,
@@ -594,6 +794,9 @@ class RNN(RecurrentLayer):
             dtype,
             norm=norm,
             normalize=normalize,
+            zoneout=zoneout,
+            recurrent_dropout=recurrent_dropout,
+            weight_dropout=weight_dropout,
             cell=rnn_cell(nonlinearity),
         )
         self.nonlinearity = nonlinearity
@@ -604,10 +807,13 @@ class RNN(RecurrentLayer):
             self.cell = rnn_cell(self.nonlinearity)
 
     def forward(
-        self, input: Tensor | PackedSequence, hx: Tensor | None = None
+        self,
+        input: Tensor | PackedSequence,
+        hx: Tensor | None = None,
+        reset: Tensor | PackedSequence | None = None,
     ) -> tuple[Tensor | PackedSequence, Tensor]:
         """Outputs and final state; arguments as for `LSTM.forward`, the state being h alone."""
-        output, (h,) = self._run(input, hx)
+        output, (h,) = self._run(input, hx, reset)
         return output, h
 
 

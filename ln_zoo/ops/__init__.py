@@ -31,9 +31,11 @@ from ln_zoo.ops.loops.window import (
     window_weights,
     windowed_lstm,
 )
+from ln_zoo.ops.pieces import Pieces, cut, join_states, split_states
 from ln_zoo.ops.plans import Entries, Plans
 from ln_zoo.ops.records import Record, Records, RowNorm, StepNorm
 from ln_zoo.ops.recurrence import scan, stack
+from ln_zoo.ops.regularization import dropout_mask, with_zoneout
 
 __all__ = [
     "CELLS",
@@ -47,6 +49,7 @@ __all__ = [
     "Entries",
     "FilterNorm",
     "Kernel",
+    "Pieces",
     "Place",
     "Plans",
     "Record",
@@ -63,18 +66,23 @@ __all__ = [
     "check_parameters",
     "check_states",
     "clip_derivative",
+    "cut",
     "divergence",
     "draw_engine",
     "draw_forward",
     "draw_refusal",
+    "dropout_mask",
     "filterbank",
+    "join_states",
     "linear",
     "lstm_cell",
     "pick",
     "pick_step",
     "scan",
+    "split_states",
     "stack",
     "window_engine",
     "window_weights",
     "windowed_lstm",
+    "with_zoneout",
 ]

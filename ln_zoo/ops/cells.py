@@ -32,6 +32,7 @@ class Weights(NamedTuple):
         bias_hh: (G,) or ``None``.
         hr: the projection, (P, H), or ``None``.
         own: what `Cell.weights` names, in its order, (rows, H) each.
+        mask: what `dropped` multiplies states by, (N, H or P), or ``None``.
     """
 
     ih: Tensor
@@ -40,6 +41,7 @@ class Weights(NamedTuple):
     bias_hh: Tensor | None = None
     hr: Tensor | None = None
     own: tuple[Tensor, ...] = ()
+    mask: Tensor | None = None
 
     @property
     def bias(self) -> Tensor | float:
@@ -50,8 +52,12 @@ class Weights(NamedTuple):
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
-        """All of them, in order."""
+        """All parameters, in order."""
         return (*self[:5], *self.own)
+
+    def dropped(self, h: Tensor) -> Tensor:
+        """States h (n, H or P) as recurrent products see them: masked, where there is dropout."""
+        return h if self.mask is None else h * self.mask[: len(h)]
 
 
 Step = Callable[[Tensor, States, Weights, Sites, int | None], States]
@@ -104,6 +110,8 @@ class Cell:
         forget: which blocks make gates that keep the old state where they are open, and so start
             with a positive bias.
         projects: whether the step projects its output by ``weights.hr``, if that is there.
+        drops: whether it takes recurrent products of ``weights.dropped(h)``, so that there can be
+            recurrent dropout.
         unclipped: the cell of the same function that leaves derivatives as they are, if this one
             does not.
 
@@ -119,6 +127,7 @@ class Cell:
     candidates: tuple[int, ...] = ()
     forget: tuple[int, ...] = ()
     projects: bool = False
+    drops: bool = False
     unclipped: Cell | None = None
 
     def __post_init__(self) -> None:
@@ -181,7 +190,7 @@ def _unclipped(a: Tensor) -> Tensor:
 
 
 def _lstm_sums(wx: Tensor, h: Tensor, w: Weights, sites: Sites, t: int | None) -> Tensor:
-    return wx + sites["recurrent"](linear(h, w.hh), t) + w.bias
+    return wx + sites["recurrent"](linear(w.dropped(h), w.hh), t) + w.bias
 
 
 def _lstm_output(o: Tensor, c: Tensor, w: Weights, sites: Sites, t: int | None) -> States:
@@ -252,7 +261,7 @@ def clip_derivative(a: Tensor, bound: float) -> Tensor:
 def gru_step(wx: Tensor, states: States, w: Weights, sites: Sites, t: int | None) -> States:
     """GRU (paper, eq. 26-28), gates r, z, n; the reset gate acts after the product, as in torch."""
     (h,) = states
-    uh = sites["recurrent"](linear(h, w.hh), t)
+    uh = sites["recurrent"](linear(w.dropped(h), w.hh), t)
     if w.bias_ih is not None and w.bias_hh is not None:
         wx, uh = wx + w.bias_ih, uh + w.bias_hh
     (xr, xz, xn), (hr, hz, hn) = wx.chunk(3, dim=-1), uh.chunk(3, dim=-1)
@@ -262,7 +271,7 @@ def gru_step(wx: Tensor, states: States, w: Weights, sites: Sites, t: int | None
 
 
 def _rnn_sums(wx: Tensor, states: States, w: Weights, sites: Sites, t: int | None) -> Tensor:
-    return sites["sum"](wx + linear(states[0], w.hh), t) + w.bias
+    return sites["sum"](wx + linear(w.dropped(states[0]), w.hh), t) + w.bias
 
 
 def rnn_tanh_step(wx: Tensor, states: States, w: Weights, sites: Sites, t: int | None) -> States:
@@ -303,10 +312,11 @@ CELLS = {
             candidates=(2,),
             forget=(1,),
             projects=True,
+            drops=True,
         ),
-        Cell("GRU", gru_step, _GRU_PLACES, candidates=(2,)),
-        Cell("RNN_TANH", rnn_tanh_step, _RNN_PLACES, candidates=(0,)),
-        Cell("RNN_RELU", rnn_relu_step, _RNN_PLACES, candidates=(0,)),
+        Cell("GRU", gru_step, _GRU_PLACES, candidates=(2,), drops=True),
+        Cell("RNN_TANH", rnn_tanh_step, _RNN_PLACES, candidates=(0,), drops=True),
+        Cell("RNN_RELU", rnn_relu_step, _RNN_PLACES, candidates=(0,), drops=True),
     )
 }
 

@@ -99,7 +99,7 @@ def check_parameters(
     """
     inputs, hidden, outputs = sizes
     gates = cell.gates * hidden
-    *given, own = weights
+    *given, own, _ = weights
     expected = [(gates, inputs), (gates, outputs), (gates,), (gates,), (outputs, hidden)]
     expected += [(rows, hidden) for _, rows in cell.weights]
     names = ["weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr"]

@@ -1,0 +1,94 @@
+"""Sequences cut where their states start anew: each piece becomes a sequence of its own.
+
+So resets need no kernel that knows of them: the pieces of all sequences are one packed batch, which
+every loop runs, in both directions.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Pieces(NamedTuple):
+    """The pieces of a batch of sequences as a packed batch, longest first.
+
+    Attributes:
+        rows: where each packed row comes from, among rows (T * N) of a padded batch, or among
+            those of packed data, (total,), int64.
+        batch_sizes: pieces active at each time step, (T',), int64, on the CPU.
+        first: which piece is the first of each sequence, (N,), int64.
+        last: which one is its last, (N,), int64.
+    """
+
+    rows: Tensor
+    batch_sizes: Tensor
+    first: Tensor
+    last: Tensor
+
+
+def cut(reset: Tensor, batch_sizes: Tensor) -> Pieces:
+    """Cuts each sequence before every step at which it is reset.
+
+    Args:
+        reset: boolean, a number for each packed row, (total,).
+        batch_sizes: examples active at each time step, (T,), int64, never growing.
+
+    Example:
+        >>> reset = torch.tensor([[False, False], [True, False], [False, False]])
+        >>> cut(reset.flatten(), torch.tensor([2, 2, 2])).batch_sizes  # pieces of 3, 2 and 1 steps
+        tensor([3, 2, 1])
+    """
+    device, reset, sizes = reset.device, reset.cpu(), batch_sizes.cpu()
+    steps = torch.arange(len(sizes)).repeat_interleave(sizes)
+    starts = (sizes.cumsum(0) - sizes)[steps]
+    example = torch.arange(len(reset)) - starts
+    # Row by row of each sequence, one sequence after the other.
+    in_order = torch.argsort(example * len(sizes) + steps)
+    begins = (reset | (steps == 0))[in_order]
+    piece = begins.cumsum(0) - 1
+    first_rows = begins.nonzero().squeeze(1)
+    position = torch.arange(len(reset)) - first_rows[piece]
+    lengths = torch.bincount(piece)
+    slot = torch.empty_like(lengths)
+    slot[torch.argsort(lengths, descending=True, stable=True)] = torch.arange(len(lengths))
+    packed = torch.argsort(position * len(lengths) + slot[piece])
+    # The pieces of a sequence stand one after the other.
+    owner = example[in_order][first_rows]
+    first = torch.searchsorted(owner, torch.arange(int(sizes[0])))
+    last = torch.cat([first[1:], torch.tensor([len(lengths)])]) - 1
+    found = in_order[packed], slot[first], slot[last]
+    rows, first, last = (a.to(device) for a in found)
+    return Pieces(rows, torch.bincount(position), first, last)
+
+
+def split_states(states: Tensor, pieces: Pieces, bidirectional: bool) -> Tensor:
+    """The initial states of all pieces: given ones at the ends of sequences, else zeros.
+
+    Args:
+        states: those of the sequences, (L, N, F).
+        pieces: what `cut` gave.
+        bidirectional: whether every second of L runs backwards, and so begins with last pieces.
+
+    Returns:
+        (L, pieces, F).
+    """
+    zeros = states.new_zeros(int(pieces.batch_sizes[0]), states.shape[2])
+    return torch.stack(
+        [
+            zeros.index_copy(0, pieces.last if bidirectional and i % 2 else pieces.first, state)
+            for i, state in enumerate(states)
+        ]
+    )
+
+
+def join_states(states: Tensor, pieces: Pieces, bidirectional: bool) -> Tensor:
+    """The final states of the sequences, (L, N, F), of those of all pieces; see `split_states`."""
+    return torch.stack(
+        [
+            state.index_select(0, pieces.first if bidirectional and i % 2 else pieces.last)
+            for i, state in enumerate(states)
+        ]
+    )
