@@ -26,6 +26,7 @@ from ln_zoo.conversion.replace import (
     why_not,
 )
 from ln_zoo.conversion.report import Conversion, Converted, Refused
+from ln_zoo.layers.rnn import RecurrentLayer
 from ln_zoo.norms import Norm
 
 #: Layers of torch that normalise what the layer before them in an `nn.Sequential` gives.

@@ -150,7 +150,8 @@ class RecurrentLayer(nn.RNNBase):
         weight_dropout: float,
     ) -> None:
         states = self.cell.states
-        given = tuple(zoneout) if isinstance(zoneout, Sequence) else (zoneout,) * len(states)
+        several = isinstance(zoneout, tuple | list)
+        given: tuple[float, ...] = tuple(zoneout) if several else (zoneout,) * len(states)  # type: ignore[arg-type]
         if len(given) != len(states):
             raise ValueError(
                 f"zoneout must be one probability, or one for each of the states "

@@ -1,0 +1,294 @@
+"""Resets inside a sequence: outputs, states and gradients are those of the pieces run apart."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from accuracy import assert_as_accurate, generic_loop, moved
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+from ln_zoo.layers import GRU, LSTM, RNN
+from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, WeightNorm
+from ln_zoo.ops import cut
+
+F64 = torch.float64
+T, N, E, H = 9, 4, 3, 5
+CELLS = [LSTM, GRU, RNN]
+every_cell = pytest.mark.parametrize("cls", CELLS)
+
+
+def made(cls: type, norm: Norm, **options: Any) -> Any:
+    torch.manual_seed(0)
+    layer = cls(E, H, norm=norm, dtype=F64, **options)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return layer
+
+
+def flags() -> Tensor:
+    """A sequence that is never reset, one at its start too, one twice, and one at each step."""
+    reset = torch.zeros(T, N, dtype=torch.bool)
+    reset[[0, 5], 1] = True
+    reset[[3, 4], 2] = True
+    reset[:, 3] = True
+    return reset
+
+
+def states_of(layer: Any, given: bool) -> tuple[Tensor, ...] | None:
+    if not given:
+        return None
+    rows = len(layer.sites)
+    first = torch.randn(rows, N, layer.proj_size or H, dtype=F64, requires_grad=True)
+    others = [torch.randn(rows, N, H, dtype=F64, requires_grad=True) for _ in layer.cell.states[1:]]
+    return first, *others
+
+
+def as_hx(states: tuple[Tensor, ...] | None) -> Any:
+    return states if states is None or len(states) > 1 else states[0]
+
+
+def flat(result: Any) -> list[Tensor]:
+    output, states = result
+    return [output, *(states if isinstance(states, tuple) else (states,))]
+
+
+def apart(
+    layer: Any, x: Tensor, reset: Tensor, states: tuple[Tensor, ...] | None, lengths: list[int]
+) -> list[Tensor]:
+    """The same by definition: each piece of each sequence in a call of its own."""
+    both = layer.bidirectional
+    outputs, finals = [], []
+    for n, length in enumerate(lengths):
+        begins = [0, *(t for t in range(1, length) if reset[t, n])]
+        pieces = list(zip(begins, [*begins[1:], length], strict=True))
+        found = []
+        for number, (begin, end) in enumerate(pieces):
+            hx = []
+            for k in range(len(layer.cell.states)):
+                width = layer.proj_size or H if k == 0 else H
+                rows = []
+                for i in range(len(layer.sites)):
+                    if both and i % 2:
+                        given = number == len(pieces) - 1
+                    else:
+                        given = number == 0 and not reset[0, n]
+                    row = torch.zeros(width, dtype=F64)
+                    rows.append(row if states is None or not given else states[k][i, n])
+                hx.append(torch.stack(rows).unsqueeze(1))
+            found.append(flat(layer(x[begin:end, n : n + 1], as_hx(tuple(hx)))))
+        outputs.append(torch.cat([piece[0] for piece in found])[:, 0])
+        finals.append(
+            [
+                torch.stack(
+                    [
+                        found[0 if both and i % 2 else -1][1 + k][i, 0]
+                        for i in range(len(layer.sites))
+                    ]
+                )
+                for k in range(len(layer.cell.states))
+            ]
+        )
+    padded = nn.utils.rnn.pad_sequence(outputs)
+    return [padded, *(torch.stack(parts, 1) for parts in zip(*finals, strict=True))]
+
+
+def assert_same(one: list[Tensor], two: list[Tensor], sources: list[Tensor]) -> None:
+    for a, b in zip(one, two, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
+    heads = [torch.randn_like(a) for a in one]
+    found, expected = (
+        torch.autograd.grad(
+            sum((a * head).sum() for a, head in zip(result, heads, strict=True)),
+            sources,
+            materialize_grads=True,
+            allow_unused=True,
+        )
+        for result in (one, two)
+    )
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
+
+
+@every_cell
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("norm", [Identity(), LayerNorm(eps=1e-3)], ids=["none", "layer"])
+def test_pieces_apart(cls: type, bidirectional: bool, given: bool, norm: Norm, loop: str) -> None:
+    layer = made(cls, norm, num_layers=2, bidirectional=bidirectional)
+    x = torch.randn(T, N, E, dtype=F64, requires_grad=True)
+    states = states_of(layer, given)
+    sources = [x, *(states or ()), *layer.parameters()]
+    found = flat(layer(x, as_hx(states), reset=flags()))
+    assert_same(found, apart(layer, x, flags(), states, [T] * N), sources)
+
+
+@every_cell
+def test_native_kernels_are_as_exact_as_the_loop(
+    cls: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float32, with gains that keep rounding small."""
+    monkeypatch.delenv("LN_ZOO_KERNELS", raising=False)
+    exact = made(cls, LayerNorm(gain=0.3), bidirectional=True)
+    layer = copy.deepcopy(exact).float()
+    x = torch.randn(40, 16, E).double()
+    reset = torch.rand(40, 16) < 0.1
+
+    def named(of: Any, x: Tensor) -> dict[str, Tensor]:
+        leaf = x.detach().clone().requires_grad_()
+        results = flat(of(leaf, reset=reset))
+        (gradient,) = torch.autograd.grad(sum(a.square().sum() for a in results), leaf)
+        return dict(zip("abcd", [*results, gradient], strict=False))
+
+    def loop(run: int) -> dict[str, Tensor]:
+        with generic_loop():
+            return named(layer, moved(x.float(), run))
+
+    assert_as_accurate(named(layer, x.float()), named(exact, x), loop)
+
+
+@every_cell
+@pytest.mark.parametrize("norm", [WeightNorm(), BatchNorm()], ids=["weight", "batch"])
+def test_other_strategies(cls: type, norm: Norm, loop: str) -> None:
+    """Statistics per time step count steps from the start of a piece."""
+    layer = made(cls, norm, bidirectional=True)
+    x = torch.randn(T, N, E, dtype=F64)
+    with torch.no_grad():
+        layer(x)
+    layer.eval()
+    found = flat(layer(x, reset=flags()))
+    assert_same(found, apart(layer, x, flags(), None, [T] * N), list(layer.parameters()))
+
+
+@pytest.mark.parametrize("option", [{"proj_size": 2}, {"peephole": True}, {"bias": False}], ids=str)
+def test_other_layers(option: dict[str, Any], loop: str) -> None:
+    layer = made(LSTM, LayerNorm(), bidirectional=True, **option)
+    x, states = torch.randn(T, N, E, dtype=F64), states_of(layer, True)
+    found = flat(layer(x, as_hx(states), reset=flags()))
+    assert_same(found, apart(layer, x, flags(), states, [T] * N), list(layer.parameters()))
+
+
+@every_cell
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("given", [False, True])
+def test_packed_sequences(cls: type, bidirectional: bool, given: bool, loop: str) -> None:
+    layer = made(cls, LayerNorm(), bidirectional=bidirectional)
+    lengths = [3, 9, 6, 7]
+    x = torch.randn(T, N, E, dtype=F64, requires_grad=True)
+    states = states_of(layer, given)
+    options: dict[str, Any] = {"lengths": torch.tensor(lengths), "enforce_sorted": False}
+    packed, reset = (pack_padded_sequence(a, **options) for a in (x, flags()))
+    output, *finals = flat(layer(packed, as_hx(states), reset=reset))
+    assert output.batch_sizes.equal(packed.batch_sizes)
+    found = [pad_packed_sequence(output)[0], *finals]
+    sources = [x, *(states or ()), *layer.parameters()]
+    assert_same(found, apart(layer, x, flags(), states, lengths), sources)
+
+
+def test_layouts_are_one() -> None:
+    layer = made(LSTM, LayerNorm(), bidirectional=True)
+    first = made(LSTM, LayerNorm(), bidirectional=True, batch_first=True)
+    x = torch.randn(T, N, E, dtype=F64)
+    output, (h, c) = layer(x, reset=flags())
+    other, _ = first(x.transpose(0, 1), reset=flags().t())
+    assert torch.equal(other.transpose(0, 1), output)
+    for n in range(N):
+        alone, (h_n, c_n) = layer(x[:, n], reset=flags()[:, n])
+        torch.testing.assert_close(alone, output[:, n])
+        torch.testing.assert_close((h_n, c_n), (h[:, n], c[:, n]))
+
+
+def test_no_gradient_passes_a_reset(loop: str) -> None:
+    layer = made(GRU, LayerNorm())
+    x = torch.randn(T, N, E, dtype=F64, requires_grad=True)
+    h = torch.randn(1, N, H, dtype=F64, requires_grad=True)
+    reset = torch.zeros(T, N, dtype=torch.bool)
+    reset[4] = True
+    output, _ = layer(x, h, reset=reset)
+    d_x, d_h = torch.autograd.grad(output[4:].sum(), (x, h))
+    assert not d_x[:4].any()
+    assert not d_h.any()
+    assert d_x[4:].abs().amin(-1).gt(0).all()
+
+
+@every_cell
+def test_without_a_reset_nothing_changes(cls: type, loop: str) -> None:
+    layer = made(cls, LayerNorm(), bidirectional=True)
+    x, states = torch.randn(T, N, E, dtype=F64), states_of(made(cls, LayerNorm()), False)
+    none = torch.zeros(T, N, dtype=torch.bool)
+    for one, two in zip(flat(layer(x, states, reset=none)), flat(layer(x)), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_one_reset_at_the_start_is_a_state_of_zeros(loop: str) -> None:
+    layer = made(GRU, LayerNorm())
+    x, h = torch.randn(T, N, E, dtype=F64), torch.randn(1, N, H, dtype=F64)
+    reset = torch.zeros(T, N, dtype=torch.bool)
+    reset[0, 1] = True
+    output, _ = layer(x, h, reset=reset)
+    kept = h.clone()
+    kept[:, 1] = 0
+    torch.testing.assert_close(output, layer(x, kept)[0])
+
+
+def test_dropout_is_drawn_over_pieces_as_over_sequences() -> None:
+    """Between layers every number has its own draw."""
+    layer = made(LSTM, LayerNorm(), num_layers=2, dropout=0.5)
+    x = torch.randn(T, N, E, dtype=F64)
+    torch.manual_seed(3)
+    one = layer(x, reset=flags())[0]
+    torch.manual_seed(3)
+    assert torch.equal(one, layer(x, reset=flags())[0])
+    assert not torch.equal(one, layer(x, reset=flags())[0])
+
+
+@pytest.mark.parametrize(
+    ("reset", "error", "message"),
+    [
+        (torch.zeros(T, N), ValueError, r"reset must be boolean, \(9, 4\), .* in torch.float32"),
+        (torch.zeros(N, T).bool(), ValueError, r"reset must be .*; got \(4, 9\) in torch.bool"),
+        (torch.zeros(T).bool(), ValueError, r"got \(9,\) in torch.bool"),
+        (torch.zeros(T, N, 1).bool(), ValueError, r"got \(9, 4, 1\)"),
+        (torch.zeros(T, N, dtype=torch.bool, device="meta"), RuntimeError, "device"),
+        ([[False] * N] * T, TypeError, "reset must be a tensor, as the input is, got list"),
+        (pack_padded_sequence(torch.zeros(T, N), [T] * N), TypeError, "got PackedSequence"),
+    ],
+    ids=["float", "other layout", "one example", "3D", "device", "list", "packed"],
+)
+def test_resets_that_do_not_fit(reset: Any, error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
+        GRU(E, H)(torch.randn(T, N, E), reset=reset)
+
+
+def test_packed_resets_that_do_not_fit() -> None:
+    layer, x = GRU(E, H), torch.randn(T, N, E)
+    packed = pack_padded_sequence(x, torch.tensor([3, 9, 6, 7]), enforce_sorted=False)
+    with pytest.raises(TypeError, match="reset must be packed, as the input is, got a Tensor"):
+        layer(packed, reset=flags())
+    other = pack_padded_sequence(flags(), torch.tensor([9, 3, 6, 7]), enforce_sorted=False)
+    with pytest.raises(ValueError, match="reset must have the lengths and the order of the input"):
+        layer(packed, reset=other)
+    data = PackedSequence(packed.data[:, 0], *packed[1:])
+    with pytest.raises(ValueError, match=r"reset must be boolean, \(25,\)"):
+        layer(packed, reset=data)
+
+
+def test_pieces_are_packed_longest_first() -> None:
+    sizes = torch.tensor([3, 2, 2, 1])
+    reset = torch.tensor([False, True, False, False, True, True, False, False])
+    pieces = cut(reset, sizes)  # lengths 4, 3 and 1: pieces of 2 and 2, of 1 and 2, and of 1
+    assert pieces.batch_sizes.tolist() == [5, 3]
+    assert sorted(pieces.rows.tolist()) == list(range(8))
+    by_piece = {
+        int(pieces.rows[slot]): [
+            int(pieces.rows[start + slot]) for start, size in ((0, 5), (5, 3)) if slot < size
+        ]
+        for slot in range(5)
+    }
+    assert by_piece == {0: [0, 3], 5: [5, 7], 1: [1], 4: [4, 6], 2: [2]}
+    assert [int(pieces.rows[slot]) for slot in pieces.first] == [0, 1, 2]
+    assert [int(pieces.rows[slot]) for slot in pieces.last] == [5, 4, 2]
