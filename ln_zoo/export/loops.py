@@ -188,6 +188,11 @@ class Loop(nn.Module):
 
     def __init__(self, layer: RecurrentLayer, operators: bool) -> None:
         super().__init__()
+        if "zoneout" in layer.noise:
+            raise ExportError(
+                f"{type(layer).__name__} with zoneout={layer.zoneout} cannot be exported: a file "
+                "holds the cell's own step, and zoneout averages its states in evaluation too"
+            )
         self.cell = layer.cell
         self.hidden_size = layer.hidden_size
         self.batch_first = layer.batch_first

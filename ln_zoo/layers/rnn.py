@@ -150,8 +150,9 @@ class RecurrentLayer(nn.RNNBase):
         weight_dropout: float,
     ) -> None:
         states = self.cell.states
-        several = isinstance(zoneout, tuple | list)
-        given: tuple[float, ...] = tuple(zoneout) if several else (zoneout,) * len(states)  # type: ignore[arg-type]
+        given: tuple[Any, ...] = (zoneout,) * len(states)
+        if isinstance(zoneout, tuple | list):
+            given = tuple(zoneout)
         if len(given) != len(states):
             raise ValueError(
                 f"zoneout must be one probability, or one for each of the states "
@@ -282,8 +283,10 @@ class RecurrentLayer(nn.RNNBase):
             raise TypeError(
                 f"{name}: reset must be packed, as the input is, got a {type(reset).__name__}"
             )
-        orders = input.sorted_indices, reset.sorted_indices
-        same = orders[0] is orders[1] is None or (None not in orders and orders[0].equal(orders[1]))
+        ours, theirs = input.sorted_indices, reset.sorted_indices
+        same = ours is theirs
+        if ours is not None and theirs is not None:
+            same = ours.equal(theirs)
         if not (same and input.batch_sizes.equal(reset.batch_sizes)):
             raise ValueError(f"{name}: reset must have the lengths and the order of the input")
         return self._checked_reset(reset.data, input.data, (len(input.data),))

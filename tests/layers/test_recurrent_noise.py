@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 from ln_zoo.analysis import gradient_norms
 from ln_zoo.conversion import denormalize_
+from ln_zoo.export.loops import ExportError, exportable
 from ln_zoo.layers import GRU, LSTM, RNN, GRUCell, LSTMCell, RecurrentLayer, RNNCell
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, WeightNorm
 
@@ -345,6 +346,8 @@ def test_zoneout_of_another_number_of_states() -> None:
 def test_who_does_not_take_them() -> None:
     with pytest.raises(ValueError, match=r"takes layers without zoneout, .* zoneout=\(0.1,\)"):
         gradient_norms(made(GRU, zoneout=0.1), torch.randn(T, N, E, dtype=F64))
+    with pytest.raises(ExportError, match=r"GRU with zoneout=\(0.1,\) cannot be exported"):
+        exportable(made(GRU, zoneout=0.1).eval(), operators=False)
     model = nn.Sequential(made(GRU, Identity(), zoneout=0.1, weight_dropout=0.1))
     with pytest.raises(ValueError, match="torch's layers have no zoneout and no weight_dropout"):
         denormalize_(model)
