@@ -140,10 +140,28 @@ def test_commands_name_files_and_commands_that_exist(capsys: pytest.CaptureFixtu
                         assert (ROOT / path).is_file(), f"{name_of(page)}: {command}"
 
 
+@pytest.mark.slow
+def test_fit_commands_are_understood(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every option of every `ln-zoo fit` that needs no file of the reader's."""
+    monkeypatch.chdir(ROOT)
+    yours = re.compile(r"\$|\.\.\.|--ckpt_path|my_\w+|own_\w+|FILE|RUN|--weights")
+    fits = [c.partition("  #")[0] for c in commands() if c.startswith("ln-zoo fit")]
+    wrong = {}
+    for command in (c for c in fits if not yours.search(c) and ".help" not in c):
+        words = [word for word in shlex.split(command)[1:] if not word.startswith("--print_")]
+        if main([*words, "--print_config"]) != 0:
+            wrong[command] = capsys.readouterr().err
+    assert len(fits) > 30
+    assert not wrong
+
+
 def test_the_table_of_models_is_that_of_the_cards() -> None:
     assert markdown_table() in (ROOT / "docs/results/models.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_notebook_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     nbformat = pytest.importorskip("nbformat", reason="needs the extra `docs`")
     nbclient = pytest.importorskip("nbclient", reason="needs the extra `docs`")
