@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from rich.console import Console
@@ -25,6 +25,7 @@ from torch.nn import functional as F
 from benchmarks import memory, rows
 from benchmarks.timing import interleave, ratios
 from ln_zoo.ops import (
+    KERNELS,
     Affine,
     DrawLSTM,
     DrawSettings,
@@ -32,8 +33,8 @@ from ln_zoo.ops import (
     RowNorm,
     Weights,
     divergence,
-    draw_engine,
     draw_forward,
+    pick_draw,
 )
 from ln_zoo.ops.loops import draw
 
@@ -187,9 +188,9 @@ def weights_of(model: Eager) -> DrawWeights:
 def ours(model: Eager, x: Tensor, noise: Tensor) -> Tensor:
     """As `Eager.forward`."""
     settings, weights = DrawSettings(model.size.read, model.size.write), weights_of(model)
-    engine = draw_engine(x, noise, weights)
-    assert engine is not None
-    logits, means, log_stds, _ = draw_forward(engine, settings, x, noise, weights)
+    kernel = pick_draw(x, noise, weights)
+    assert kernel is not None
+    logits, means, log_stds, _ = draw_forward(kernel, settings, x, noise, weights)
     pixels = F.binary_cross_entropy_with_logits(logits, x, reduction="sum")
     return (pixels + divergence(means, log_stds).sum()) / len(x)
 
@@ -290,9 +291,16 @@ def profile(size: Size, norm: str, precision: str, rounds: int) -> dict[str, flo
     call = step(size, ours, norm, precision)
     call()
     found = []
-    makers = dict(draw._STEPS)
-    for name, maker in makers.items():
-        draw._STEPS[name] = lambda *given, maker=maker: Timed(maker(*given), seconds)
+    kernels = {k: k.steps for k in KERNELS if isinstance(k, draw.DrawKernel)}
+    for kernel, maker in kernels.items():
+
+        class TimedSteps(Timed):
+            refuses, replayed = maker.refuses, maker.replayed
+
+            def __init__(self, *given: Any, maker: Any = maker) -> None:
+                super().__init__(maker(*given), seconds)
+
+        kernel.steps = cast(Any, TimedSteps)
     # Products for gradients of weights stand outside of the steps.
     add_product = draw._add_product
     draw._add_product = Timed(draw, seconds)._add_product
@@ -304,7 +312,8 @@ def profile(size: Size, norm: str, precision: str, rounds: int) -> dict[str, flo
             whole = time.process_time() - start
             found.append(dict(seconds) | {"the rest": whole - sum(seconds.values())})
     finally:
-        draw._STEPS.update(makers)
+        for kernel, maker in kernels.items():
+            kernel.steps = maker
         draw._add_product = add_product
     return {name: sorted(f[name] for f in found)[rounds // 2] for name in found[0]}
 

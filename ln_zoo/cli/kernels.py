@@ -62,14 +62,14 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _kernels(native: Status) -> Iterator[dict[str, Any]]:
-    """Name, what it is, whether it is available, and why not, in the order of preference.
+    """Name, what it is and runs, whether it is available, and why not, in the order of preference.
 
     ``LN_ZOO_KERNELS`` chooses by name, so kernels of one name are one row, where the first stands.
     """
-    from ln_zoo.ops import KERNELS, dispatch
+    from ln_zoo.ops import KERNELS, registry
 
     value = os.environ.get("LN_ZOO_KERNELS", "")
-    allowed = {kernel.name for kernel in dispatch.allowed(value)[0]}
+    allowed = {kernel.name for kernel in registry.allowed(value)[0]}
     named: dict[str, list[Kernel]] = {}
     for kernel in KERNELS:
         named.setdefault(kernel.name, []).append(kernel)
@@ -79,7 +79,8 @@ def _kernels(native: Status) -> Iterator[dict[str, Any]]:
             reason = f"turned off: LN_ZOO_KERNELS={value}"
         yield {
             "name": name,
-            "title": "; ".join(kernel.title for kernel in kernels),
+            "title": "; ".join(dict.fromkeys(kernel.title for kernel in kernels)),
+            "tasks": list(dict.fromkeys(task for kernel in kernels for task in kernel.tasks)),
             "available": reason is None,
             "reason": reason,
         }
@@ -110,11 +111,12 @@ def _print(kernels: Sequence[dict[str, Any]], native: Status) -> None:
     from rich.table import Table
 
     table = Table(box=box.SIMPLE, pad_edge=False)
-    for heading in ("kernel", "runs", "available"):
+    for heading in ("kernel", "what it is", "runs", "available"):
         table.add_column(heading)
     for kernel in kernels:
-        table.add_row(kernel["name"], kernel["title"], kernel["reason"] or "yes")
-    table.add_row("(none)", "the generic loop", "always: for what no kernel takes")
+        runs = ", ".join(kernel["tasks"])
+        table.add_row(kernel["name"], kernel["title"], runs, kernel["reason"] or "yes")
+    table.add_row("(none)", "the generic loop", "everything", "always: for what no kernel takes")
     facts = Table(box=None, pad_edge=False, show_header=False)
     for name, value in _facts(native):
         facts.add_row(f"native {name}", value)

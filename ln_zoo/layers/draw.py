@@ -23,9 +23,9 @@ from ln_zoo.ops import (
     attention,
     check_devices,
     check_parameters,
-    draw_engine,
     draw_forward,
     filterbank,
+    pick_draw,
 )
 
 #: Numbers that place a grid of filters.
@@ -284,10 +284,18 @@ class DRAWNetwork(nn.Module):
 
     def _run_kernel(self, images: Tensor, noise: Tensor) -> DRAWOutput | None:
         """The same in one call, where a kernel takes it."""
-        if self.read is None or self.write is None or self._runs_compiled():
+        unsupported = None
+        if self.read is None or self.write is None:
+            unsupported = "it has no filters"
+        elif self._runs_compiled():
+            unsupported = "its glimpses are compiled"
+        elif not self.encoder.cell.has_kernels:
+            unsupported = f"no kernel knows this cell, {self.encoder.cell.name}"
+        if unsupported is not None:
+            pick_draw(images, noise, None, unsupported)
             return None
-        if not self.encoder.cell.has_kernels:
-            return None
+        assert self.read is not None
+        assert self.write is not None
         assert self.read_size is not None
         assert self.write_size is not None
         dtype = self.patch.weight.dtype
@@ -317,10 +325,10 @@ class DRAWNetwork(nn.Module):
             patch,
             self._initial("canvas", self.height, self.width),
         )
-        engine = draw_engine(images, noise, weights)
-        if engine is None:
+        kernel = pick_draw(images, noise, weights)
+        if kernel is None:
             return None
-        done = draw_forward(engine, settings, images, noise, weights)
+        done = draw_forward(kernel, settings, images, noise, weights)
         return DRAWOutput(done.logits, done.means, done.log_stds, done.clamped.sum(), None)
 
     def _runs_compiled(self) -> bool:

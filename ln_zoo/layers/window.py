@@ -16,7 +16,7 @@ from ln_zoo.norms import Norm
 from ln_zoo.ops import (
     WindowOperands,
     check_devices,
-    window_engine,
+    pick_window,
     window_weights,
     windowed_lstm,
 )
@@ -236,20 +236,23 @@ class WindowLSTM(nn.Module):
         self, input: Tensor, text: Tensor, state: WindowState, trace: bool
     ) -> WindowOutput | None:
         """The same in one call, where a kernel takes it."""
-        if self.window_parameters != "exp" or self.window_input != "state":
-            return None
-        if not self.cell.cell.has_kernels:
-            return None
+        unsupported = None
+        if self.window_parameters != "exp":
+            unsupported = f"window_parameters is {self.window_parameters!r}"
+        elif self.window_input != "state":
+            unsupported = f"window_input is {self.window_input!r}"
+        elif not self.cell.cell.has_kernels:
+            unsupported = f"no kernel knows this cell, {self.cell.cell.name}"
         weights = self.cell.effective_weights()
         sites = sites_by_role(self.cell.sites)
         records = {role: site.to_spec() for role, site in sites.items()}
         operands = WindowOperands(
             self.window.weight, self.window.bias, text, state.window, state.kappa
         )
-        engine = window_engine(records, input, weights, operands)
-        if engine is None:
+        kernel = pick_window(records, input, weights, operands, unsupported)
+        if kernel is None:
             return None
-        done = windowed_lstm(engine, records, input, (state.h, state.c), weights, operands)
+        done = windowed_lstm(kernel, records, input, (state.h, state.c), weights, operands)
         after = WindowState(done.h, done.c, done.kappa, done.windows[-1])
         phi = window_weights(done.terms, text.shape[1]) if trace else None
         return WindowOutput(done.output, done.windows, after, phi)

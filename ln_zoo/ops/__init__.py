@@ -11,7 +11,7 @@ from ln_zoo.ops.cells import (
     lstm_cell,
 )
 from ln_zoo.ops.checks import check_devices, check_packed, check_parameters, check_states
-from ln_zoo.ops.dispatch import KERNELS, Kernel, pick, pick_step
+from ln_zoo.ops.dispatch import pick, pick_step
 from ln_zoo.ops.loops.draw import (
     Affine,
     DrawLSTM,
@@ -19,15 +19,14 @@ from ln_zoo.ops.loops.draw import (
     DrawSettings,
     DrawWeights,
     divergence,
-    draw_engine,
     draw_forward,
-    draw_refusal,
+    pick_draw,
 )
 from ln_zoo.ops.loops.glimpse import FilterNorm, attention, filterbank
 from ln_zoo.ops.loops.window import (
     Windowed,
     WindowOperands,
-    window_engine,
+    pick_window,
     window_weights,
     windowed_lstm,
 )
@@ -35,6 +34,7 @@ from ln_zoo.ops.pieces import Pieces, cut, join_states, split_states
 from ln_zoo.ops.plans import Entries, Plans
 from ln_zoo.ops.records import Record, Records, RowNorm, StepNorm
 from ln_zoo.ops.recurrence import scan, stack
+from ln_zoo.ops.registry import KERNELS, Kernel
 from ln_zoo.ops.regularization import dropout_mask, with_zoneout
 
 __all__ = [
@@ -68,20 +68,19 @@ __all__ = [
     "clip_derivative",
     "cut",
     "divergence",
-    "draw_engine",
     "draw_forward",
-    "draw_refusal",
     "dropout_mask",
     "filterbank",
     "join_states",
     "linear",
     "lstm_cell",
     "pick",
+    "pick_draw",
     "pick_step",
+    "pick_window",
     "scan",
     "split_states",
     "stack",
-    "window_engine",
     "window_weights",
     "windowed_lstm",
     "with_zoneout",

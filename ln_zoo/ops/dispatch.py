@@ -1,47 +1,34 @@
-"""The choice of a fast way to run a recurrent layer."""
+"""All kernels, and the choice of one for a recurrent layer and for a step of a cell."""
 
 from __future__ import annotations
 
-import functools
-import logging
-import os
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from ln_zoo.ops.batch_recurrence import BatchRecurrence
 from ln_zoo.ops.cells import Cell, States, Weights
-from ln_zoo.ops.engines.aten.batch import BatchAtenEngine
-from ln_zoo.ops.engines.aten.rows import AtenEngine
-from ln_zoo.ops.engines.native.batch import NativeBatchEngine
+from ln_zoo.ops.engines.aten import AtenDraw, AtenEngine
+from ln_zoo.ops.engines.native.draw import NativeDraw
+from ln_zoo.ops.engines.native.engine import NativeEngine
 from ln_zoo.ops.engines.native.one_call import ONE_CALL_ROWS, OneCall
-from ln_zoo.ops.engines.native.steps import NativeEngine
+from ln_zoo.ops.engines.native.window import NativeWindow
 from ln_zoo.ops.engines.torch_rnn import TorchRNN
 from ln_zoo.ops.engines.triton import TritonEngine
+from ln_zoo.ops.engines.triton.draw import TritonDraw
+from ln_zoo.ops.loops.draw import DrawKernel
+from ln_zoo.ops.loops.window import WindowKernel
 from ln_zoo.ops.records import Records
 from ln_zoo.ops.recurrent_kernel import Recurrence
+from ln_zoo.ops.registry import KERNELS, Kernel, select
 
 
-class Kernel(Protocol):
+class LayersKernel(Kernel, Protocol):
     """A fast way to run all layers and directions of a recurrent layer.
 
     One that runs a single direction becomes a kernel through `ln_zoo.ops.recurrence.stack`.
     """
-
-    @property
-    def name(self) -> str:
-        """A short identifier, for ``LN_ZOO_KERNELS`` and the log."""
-
-    @property
-    def title(self) -> str:
-        """What it is, in a few words for the log."""
-
-    def refuses(
-        self, cell: Cell, records: Sequence[Records], x: Tensor, weights: Sequence[Weights]
-    ) -> str | None:
-        """The reason why it cannot take this call, or ``None``; arguments as for `pick`."""
 
     def __call__(
         self,
@@ -73,21 +60,23 @@ class Kernel(Protocol):
 
 #: Multiplications of all steps from which our own loop of a GRU is faster than torch's.
 _LARGE = 2**21
-#: Kernels in order of preference: the first that does not refuse is taken.
-KERNELS: list[Kernel] = [
+_TRITON, _NATIVE, _ATEN = TritonEngine(), NativeEngine(), AtenEngine()
+KERNELS += [
     TorchRNN(),
-    Recurrence(TritonEngine()),
+    Recurrence(_TRITON),
     OneCall(),
-    Recurrence(NativeEngine()),
-    Recurrence(AtenEngine()),
-    BatchRecurrence(NativeBatchEngine()),
-    BatchRecurrence(BatchAtenEngine()),
+    Recurrence(_NATIVE),
+    Recurrence(_ATEN),
+    WindowKernel(_NATIVE, NativeWindow),
+    DrawKernel(_TRITON, TritonDraw),
+    DrawKernel(_NATIVE, NativeDraw),
+    DrawKernel(_ATEN, AtenDraw),
 ]
 
 
 def pick(
     cell: Cell, records: Sequence[Records], x: Tensor, weights: Sequence[Weights]
-) -> Kernel | None:
+) -> LayersKernel | None:
     """The kernel for this call; ``None`` stands for the generic loop, which can do everything.
 
     The environment variable ``LN_ZOO_KERNELS``, read at each call, chooses among kernels: ``0``
@@ -114,15 +103,13 @@ def pick(
         'torch'
         >>> pick(CELLS["GRU"], [{"input": None, "recurrent": scaled}], x, [weights])
     """
-    kernels, why = allowed(os.environ.get("LN_ZOO_KERNELS", ""))
-    if _ours_is_faster(cell, x, weights):
-        last = ("torch", "aten")
-        kernels = sorted(kernels, key=lambda k: k.name in last and 1 + last.index(k.name))
-    generic = f"the generic loop{why}"
-    return _first(cell.name, kernels, generic, (cell, records, x, weights))
+    last = ("torch", "aten") if _ours_is_faster(cell, x, weights) else ()
+    call = (cell, records, x, weights)
+    found: LayersKernel | None = select("layers", cell.name, call, "the generic loop", last)
+    return found
 
 
-def pick_step(cell: Cell, records: Records, x: Tensor, weights: Weights) -> Kernel | None:
+def pick_step(cell: Cell, records: Records, x: Tensor, weights: Weights) -> LayersKernel | None:
     """The same for a single step of a cell; ``None`` stands for functions of torch.
 
     Args:
@@ -131,22 +118,11 @@ def pick_step(cell: Cell, records: Records, x: Tensor, weights: Weights) -> Kern
         x: input, (N, I).
         weights: the effective weights.
     """
-    kernels, why = allowed(os.environ.get("LN_ZOO_KERNELS", ""))
-    kernels = [kernel for kernel in kernels if isinstance(kernel, OneCall)]
-    arguments = (cell, [records], x.unsqueeze(0), [weights])
-    return _first(f"a step of {cell.name}", kernels, f"functions of torch{why}", arguments)
-
-
-def _first(what: str, kernels: Sequence[Kernel], else_: str, arguments: Any) -> Kernel | None:
-    """The first kernel that does not refuse."""
-    for kernel in kernels:
-        reason = kernel.refuses(*arguments)
-        if reason is None:
-            _log_once(f"{what}: runs on {kernel.name} ({kernel.title})")
-            return kernel
-        _log_once(f"{what}: not run by {kernel.name} ({kernel.title}): {reason}")
-    _log_once(f"{what}: runs on {else_}")
-    return None
+    call = (cell, [records], x.unsqueeze(0), [weights])
+    found: LayersKernel | None = select(
+        "step", f"a step of {cell.name}", call, "functions of torch"
+    )
+    return found
 
 
 def _ours_is_faster(cell: Cell, x: Tensor, weights: Sequence[Weights]) -> bool:
@@ -164,31 +140,3 @@ def _ours_is_faster(cell: Cell, x: Tensor, weights: Sequence[Weights]) -> bool:
     if x.dim() == 3 and rows <= ONE_CALL_ROWS:
         return True
     return cell.name == "GRU" and rows * weights[0].hh.numel() >= _LARGE
-
-
-def allowed(value: str) -> tuple[list[Kernel], str]:
-    """The kernels that a value of ``LN_ZOO_KERNELS`` allows, and how to say so."""
-    if value in ("", "1"):
-        return KERNELS, ""
-    why = f": LN_ZOO_KERNELS={value}"
-    if value == "0":
-        return [], why
-    names = [name.strip() for name in value.split(",")]
-    known = dict.fromkeys(kernel.name for kernel in KERNELS)
-    for name in names:
-        if name not in known:
-            raise ValueError(
-                f"LN_ZOO_KERNELS={value}: there is no kernel called {name!r}; expected 0 (none), "
-                f"1 (all) or names out of {', '.join(known)} with commas between them"
-            )
-    return [kernel for kernel in KERNELS if kernel.name in names], why
-
-
-def _log_once(message: str) -> None:
-    if not torch.compiler.is_compiling():
-        _log(message)
-
-
-@functools.cache
-def _log(message: str) -> None:
-    logging.getLogger("ln_zoo").info(message)

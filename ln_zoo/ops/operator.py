@@ -5,6 +5,9 @@ chunk at once: the products of the inputs, and on the way back the gradients of 
 one product each. What the backward needs is kept (`Saved`) for all steps; all else, above all the
 gradients of summed inputs, exists for one chunk at a time.
 
+Means and variances over examples that were found are returned, and nothing else is changed: the
+kernel (`ln_zoo.ops.recurrent_kernel`) tells them to the strategy.
+
 The operators are ``ln_zoo::recurrence`` and ``ln_zoo::recurrence_backward``. Gradients of gradients
 are those of the generic loop, run anew.
 """
@@ -13,85 +16,27 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ln_zoo.ops.cells import CELLS, Sites, Weights
-from ln_zoo.ops.checks import check_form, check_operands, check_together
-from ln_zoo.ops.engines.base import ENGINES, Saved, Sums, centred
+from ln_zoo.ops.checks import check_form, check_given, check_operands, check_together
+from ln_zoo.ops.engines.base import (
+    Chunk,
+    ChunkGrads,
+    Engine,
+    Places,
+    Saved,
+    Statistics,
+    Sums,
+    centred,
+)
 from ln_zoo.ops.recurrence import scan
-from ln_zoo.ops.spec import Operands, Rows, Spec
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """Consecutive time steps.
-
-    Attributes:
-        first: row of the first step's first example.
-        last: one past the last row.
-        sizes: rows of each step.
-        before: rows of the step before; of the first step the number of examples.
-    """
-
-    first: int
-    last: int
-    sizes: tuple[int, ...]
-    before: int
-
-
-def chunks(sizes: Sequence[int], least_rows: int, least_steps: int = 1) -> list[Chunk]:
-    """Cuts time steps into runs of so many rows and steps at least, but for the last.
-
-    Example:
-        >>> [(c.first, c.last, len(c.sizes)) for c in chunks([200, 200, 200, 150, 10], 512)]
-        [(0, 600, 3), (600, 760, 2)]
-    """
-    found: list[Chunk] = []
-    first = row = step = 0
-    before = sizes[0]
-    for t, size in enumerate(sizes):
-        row += size
-        full = row - first >= least_rows and t + 1 - step >= least_steps
-        if full or t == len(sizes) - 1:
-            found.append(Chunk(first, row, tuple(sizes[step : t + 1]), before))
-            first, step, before = row, t + 1, size
-    return found
-
-
-def sizes_of(x: Tensor, batch_sizes: Tensor | None) -> list[int]:
-    """Rows of each step."""
-    return [x.shape[1]] * x.shape[0] if batch_sizes is None else batch_sizes.tolist()
-
-
-def rows_of(a: Tensor, packed: bool, chunk: Chunk) -> Tensor:
-    """The rows (rows, F) of a chunk, contiguous, of a padded (T, N, F) or packed (total, F)."""
-    if packed:
-        return a[chunk.first : chunk.last].contiguous()
-    examples = a.shape[1]
-    start, steps = chunk.first // max(examples, 1), len(chunk.sizes)
-    return a[start : start + steps].reshape(steps * examples, a.shape[2]).contiguous()
-
-
-def previous_rows(start: Tensor, after: Tensor, chunk: Chunk) -> Tensor:
-    """What each row of a chunk had in the step before, (rows, F).
-
-    Args:
-        start: what the first step had, (N, F).
-        after: what there was after each step of all, (total, F).
-        chunk: the chunk.
-    """
-    if chunk.first and chunk.sizes[-1] == chunk.before:
-        return after[chunk.first - chunk.before : chunk.last - chunk.before]
-    row = chunk.first - chunk.before
-    parts = []
-    for size, before in zip(chunk.sizes, (chunk.before, *chunk.sizes), strict=False):
-        parts.append(start[:size] if row < 0 else after[row : row + size])
-        row += before
-    return torch.cat([part.to(after.dtype) for part in parts])
+from ln_zoo.ops.registry import engine_named
+from ln_zoo.ops.spans import previous_rows, rows_of, sizes_of, spans, without_means
+from ln_zoo.ops.spec import Cases, Operands, Rows, Spec
 
 
 @contextlib.contextmanager
@@ -104,39 +49,176 @@ def no_autocast(x: Tensor) -> Iterator[None]:
         yield
 
 
-# The forward
+# Arguments and results of the operators
 
-#: Arguments of operators: the fields of `Operands`, and the last but one.
-OPERANDS = (
-    "Tensor x, Tensor w_ih, Tensor w_hh, Tensor h0, Tensor? c0, Tensor? bias, Tensor? bias_hn, "
-    "Tensor? gain_input, Tensor? gain_recurrent, Tensor? gain_out, Tensor? shift_out"
-)
-CHOICES = "Tensor? batch_sizes, str spec, str engine"
+
+class Given(NamedTuple):
+    """Mean and variance in rows (2, K, F), of each place that uses given ones."""
+
+    given_input: Tensor | None = None
+    given_recurrent: Tensor | None = None
+    given_out: Tensor | None = None
+
+
+_NONE_GIVEN = Given()
+
+
+class Choices(NamedTuple):
+    """What is no operand: rows of packed data at each step, `Spec`, and name of the engine."""
+
+    batch_sizes: Tensor | None
+    spec: str
+    engine: str
+
+
+class Results(NamedTuple):
+    """What the operator gives; all but the first three is for the backward, and not filled without.
+
+    Attributes:
+        out: states after each step, padded (T, N, H) or packed (total, H).
+        h: the last states, (N, H).
+        c: the last cell states of an LSTM.
+        v: see `Saved`, as the next three.
+        u: of all rows.
+        cells: of all rows.
+        stats: of all rows.
+        statistics: means and variances that the batch has, one after the other; see `by_place`.
+    """
+
+    out: Tensor
+    h: Tensor
+    c: Tensor
+    v: Tensor
+    u: Tensor
+    cells: Tensor
+    stats: Tensor
+    statistics: Tensor
+
+
+class Kept(NamedTuple):
+    """What the backward needs of `Results`."""
+
+    out: Tensor
+    v: Tensor
+    u: Tensor
+    cells: Tensor
+    stats: Tensor
+    statistics: Tensor
+
+
+class Grads(NamedTuple):
+    """Gradients of output and last states."""
+
+    d_out: Tensor | None
+    d_h: Tensor | None
+    d_c: Tensor | None
+
+
+def _split(arguments: Sequence[Any], *kinds: Any) -> Iterator[Any]:
+    """Arguments in turn as tuples of these kinds, and at last what is left."""
+    start = 0
+    for kind in kinds:
+        end = start + len(kind._fields)
+        yield kind(*arguments[start:end])
+        start = end
+    yield arguments[start:]
+
+
+def _named(kind: Any, optional: Sequence[str] | None = None) -> str:
+    """Tensors of a schema: fields of a tuple; by name those that may be ``None``, or all."""
+    return ", ".join(
+        f"Tensor{'?' if optional is None or name in optional else ''} {name}"
+        for name in kind._fields
+    )
+
+
+_OPERANDS = _named(Operands, Operands._fields[4:])
+_CHOICES = "Tensor? batch_sizes, str spec, str engine"
 
 torch.library.define(
     "ln_zoo::recurrence",
-    f"({OPERANDS}, {CHOICES}, bool save) -> "
-    "(Tensor out, Tensor h, Tensor c, Tensor v, Tensor u, Tensor cells, Tensor stats)",
+    f"({_OPERANDS}, {_named(Given)}, {_CHOICES}, bool save) -> ({_named(Results, ())})",
+)
+torch.library.define(
+    "ln_zoo::recurrence_backward",
+    f"({_named(Grads)}, {_OPERANDS}, {_named(Given)}, {_named(Kept, ())}, {_CHOICES}, "
+    f"bool[] needs) -> ({', '.join(['Tensor'] * len(Operands._fields))})",
 )
 
 
+def by_place(statistics: Tensor, spec: Spec, steps: int, hidden: int) -> list[Statistics | None]:
+    """Means and variances, (T, F) each, of each place that uses those of the batch."""
+    found: list[Statistics | None] = []
+    start = 0
+    for place, width in zip(spec.places, spec.widths(hidden), strict=True):
+        if not place.batch:
+            found.append(None)
+            continue
+        end = start + 2 * steps * width
+        found.append(Statistics(*statistics[start:end].view(2, steps, width).unbind(0)))
+        start = end
+    return found
+
+
+def _statistics_size(spec: Spec, steps: int, hidden: int) -> int:
+    widths = zip(spec.places, spec.widths(hidden), strict=True)
+    return sum(2 * steps * width for place, width in widths if place.batch)
+
+
+def _steps(x: Tensor, batch_sizes: Tensor | None) -> int:
+    return x.shape[0] if batch_sizes is None else batch_sizes.shape[0]
+
+
+def _places(found: Sequence[Statistics | None], given: Given, steps: slice) -> Places:
+    """Statistics of some steps: the batch's own, and those given."""
+    parts: list[Statistics | None] = []
+    for own, rows in zip(found, given, strict=True):
+        if own is not None:
+            parts.append(own.part(steps))
+        elif rows is None:
+            parts.append(None)
+        else:
+            each = torch.arange(steps.start, steps.stop, device=rows.device)
+            taken = rows.index_select(1, each.clamp_(max=rows.shape[1] - 1))
+            parts.append(Statistics(*taken.unbind(0)))
+    return Places(*parts)
+
+
+def _check(spec: Spec, operands: Operands, given: Given, batch_sizes: Tensor | None) -> None:
+    """Raises RuntimeError for tensors that do not fit together."""
+    scales = [place.scale for place in spec.places]
+    check_operands(operands, spec.cell, scales, batch_sizes)
+    needed = [isinstance(place, Cases) and not place.batch for place in spec.places]
+    if any(needed) or any(a is not None for a in given):
+        check_given(given, spec.widths(operands.w_hh.shape[1]), needed, operands.h0)
+
+
+# The forward
+
+
 def _allocate(
-    operands: Operands, spec: Spec, engine: str, save: bool, empty: Callable[..., Tensor]
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    operands: Operands,
+    spec: Spec,
+    engine: Engine,
+    steps: int,
+    save: bool,
+    empty: Callable[..., Tensor],
+) -> Results:
     """Outputs of the operator, not filled."""
     x, h0 = operands.x, operands.h0
     wide, narrow, lead = h0.dtype, x.dtype, x.shape[:-1]
     rows = lead.numel() if save else 0
     width, hidden = operands.w_hh.shape
     lstm = spec.cell == "LSTM"
-    return (
-        empty(*lead, hidden, like=x, dtype=narrow),
-        empty(*h0.shape, like=x, dtype=wide),
-        empty(h0.shape[0] if lstm else 0, hidden, like=x, dtype=wide),
-        empty(0 if spec.merged else rows, width, like=x, dtype=narrow),
-        empty(rows, width, like=x, dtype=narrow),
-        empty(rows if lstm else 0, hidden, like=x, dtype=wide),
-        empty(rows, ENGINES[engine].stats(spec), like=x, dtype=wide),
+    return Results(
+        out=empty(*lead, hidden, like=x, dtype=narrow),
+        h=empty(*h0.shape, like=x, dtype=wide),
+        c=empty(h0.shape[0] if lstm else 0, hidden, like=x, dtype=wide),
+        v=empty(0 if spec.merged else rows, width, like=x, dtype=narrow),
+        u=empty(rows, width, like=x, dtype=narrow),
+        cells=empty(rows if lstm else 0, hidden, like=x, dtype=wide),
+        stats=empty(rows, engine.stats(spec), like=x, dtype=wide),
+        statistics=empty(_statistics_size(spec, steps, hidden), like=x, dtype=wide),
     )
 
 
@@ -147,67 +229,67 @@ def unfilled(*size: int, like: Tensor, dtype: torch.dtype) -> Tensor:
 
 @torch.library.impl("ln_zoo::recurrence", "CompositeExplicitAutograd")
 def _forward(*arguments: Any) -> tuple[Tensor, ...]:
-    operands = Operands(*arguments[:-4])
-    batch_sizes, code, name, save = arguments[-4:]
-    spec, engine = Spec.decode(code), ENGINES[name]
-    check_operands(operands, spec.cell, spec.scales, batch_sizes)
-    x = operands.x
-    results = _allocate(operands, spec, name, save, engine.empty)
-    out, h, c, v, u, cells, stats = results
+    operands, given, choices, (save,) = _split(arguments, Operands, Given, Choices)
+    batch_sizes, spec = choices.batch_sizes, Spec.decode(choices.spec)
+    engine = engine_named(choices.engine)
+    _check(spec, operands, given, batch_sizes)
+    x, hidden = operands.x, operands.w_hh.shape[1]
+    packed, steps = batch_sizes is not None, _steps(x, batch_sizes)
+    results = _allocate(operands, spec, engine, steps, save, engine.empty)
+    out, h, c, v, u, cells, stats, statistics = results
     h.copy_(operands.h0)
     if operands.c0 is not None:
         c.copy_(operands.c0)
     # An engine may leave some as they are: what it gives shall be the same from run to run.
     stats.zero_()
-    flat = out.view(-1, out.shape[-1])
+    # Means are added to what is there.
+    statistics.zero_()
+    found = by_place(statistics, spec, steps, hidden)
+    flat = out.view(-1, hidden)
+    first, _ = spec.products
     with no_autocast(x):
         p = engine.prepare(spec, operands, backward=False)
-        pieces = chunks(sizes_of(x, batch_sizes), p.chunk_rows, p.least_steps)
+        pieces = spans(sizes_of(x, batch_sizes), p.chunk_rows, p.least_steps)
         if not save:
-            longest = max(piece.last - piece.first for piece in pieces)
+            longest = max(piece.count for piece in pieces)
             scratch = engine.empty(longest, u.shape[1], like=x, dtype=x.dtype, scratch="terms")
         for piece in pieces:
-            rows = slice(piece.first, piece.last)
+            rows = piece.rows
+            terms, saved = None, None
             if save:
                 terms = (u if spec.merged else v)[rows]
                 after = cells[rows] if spec.cell == "LSTM" else None
-                kept = Saved(terms, u[rows], after, stats[rows])
+                saved = Saved(terms, u[rows], after, stats[rows])
             else:
-                terms, kept = scratch[: piece.last - piece.first], None
-            p.terms(rows_of(x, batch_sizes is not None, piece), terms)
+                terms = scratch[: piece.count]
+            inputs = rows_of(x, packed, piece)
+            if first.batch:
+                inputs, means = without_means(inputs, piece.sizes, h.dtype)
+                own = found[2 if spec.merged else 0]
+                assert own is not None
+                assert own.mean is not None
+                torch.mm(means, operands.w_ih.t().to(h.dtype), out=own.mean[piece.steps])
+            p.terms(inputs, terms)
+            places = _places(found, given, piece.steps) if spec.examples else Places()
             state = c if spec.cell == "LSTM" else None
-            engine.forward_steps(p, terms, piece.sizes, h, state, flat[rows], kept)
-    return results
+            p.forward(Chunk(piece.sizes, terms, h, state, flat[rows], saved, places))
+    return tuple(results)
 
 
 @torch.library.register_fake("ln_zoo::recurrence")
 def _forward_fake(*arguments: Any) -> tuple[Tensor, ...]:
-    batch_sizes, code, name, save = arguments[-4:]
-    operands = Operands(*arguments[:-4])
-    check_together(batch_sizes, **operands._asdict())
-    return _allocate(operands, Spec.decode(code), name, save, unfilled)
+    operands, given, choices, (save,) = _split(arguments, Operands, Given, Choices)
+    check_together(choices.batch_sizes, **operands._asdict(), **given._asdict())
+    spec, steps = Spec.decode(choices.spec), _steps(operands.x, choices.batch_sizes)
+    engine = engine_named(choices.engine)
+    return tuple(_allocate(operands, spec, engine, steps, save, unfilled))
 
 
 # The backward
 
-torch.library.define(
-    "ln_zoo::recurrence_backward",
-    f"(Tensor? d_out, Tensor? d_h, Tensor? d_c, {OPERANDS}, Tensor out, Tensor v, Tensor u, "
-    f"Tensor cells, Tensor stats, {CHOICES}, bool[] needs) -> "
-    f"({', '.join(['Tensor'] * len(Operands._fields))})",
-)
 
-
-def check_kept(
-    operands: Operands,
-    merged: bool,
-    d_out: Tensor | None,
-    d_h: Tensor | None,
-    d_c: Tensor | None,
-    out: Tensor,
-    v: Tensor,
-    u: Tensor,
-    cells: Tensor,
+def _check_kept(
+    spec: Spec, stats: int, steps: int, operands: Operands, grads: Grads, kept: Kept
 ) -> None:
     """Checks what a backward is called with beside the operands, which are right.
 
@@ -218,18 +300,20 @@ def check_kept(
     (width, hidden), rows, lstm = operands.w_hh.shape, lead.numel(), operands.c0 is not None
     narrow, wide = x.dtype, h0.dtype
     for name, a, size, dtype in (
-        ("d_out", d_out, (*lead, hidden), narrow),
-        ("d_h", d_h, tuple(h0.shape), wide),
-        ("d_c", d_c, tuple(h0.shape) if lstm else (0, hidden), wide),
-        ("out", out, (*lead, hidden), narrow),
-        ("v", v, (0 if merged else rows, width), narrow),
-        ("u", u, (rows, width), narrow),
-        ("cells", cells, (rows if lstm else 0, hidden), wide),
+        ("d_out", grads.d_out, (*lead, hidden), narrow),
+        ("d_h", grads.d_h, tuple(h0.shape), wide),
+        ("d_c", grads.d_c, tuple(h0.shape) if lstm else (0, hidden), wide),
+        ("out", kept.out, (*lead, hidden), narrow),
+        ("v", kept.v, (0 if spec.merged else rows, width), narrow),
+        ("u", kept.u, (rows, width), narrow),
+        ("cells", kept.cells, (rows if lstm else 0, hidden), wide),
+        ("stats", kept.stats, (rows, stats), wide),
+        ("statistics", kept.statistics, (_statistics_size(spec, steps, hidden),), wide),
     ):
         check_form(name, a, size, dtype, x)
 
 
-def allocate_gradients(
+def _allocate_gradients(
     operands: Operands, needs: Sequence[bool], empty: Callable[..., Tensor]
 ) -> tuple[Tensor, ...]:
     """Gradients of the operands, not filled; without elements where there is none to give."""
@@ -246,110 +330,118 @@ def allocate_gradients(
 
 @torch.library.impl("ln_zoo::recurrence_backward", "CompositeExplicitAutograd")
 def _backward(*arguments: Any) -> tuple[Tensor, ...]:
-    d_out, d_h, d_c = arguments[:3]
-    operands = Operands(*arguments[3:-9])
-    out, v, u, cells, stats, batch_sizes, code, name, needs = arguments[-9:]
-    spec, engine = Spec.decode(code), ENGINES[name]
-    check_operands(operands, spec.cell, spec.scales, batch_sizes)
-    x, h0, c0 = operands.x, operands.h0, operands.c0
-    check_form("stats", stats, (x.shape[:-1].numel(), engine.stats(spec)), h0.dtype, x)
-    check_kept(operands, spec.merged, d_out, d_h, d_c, out, v, u, cells)
-    packed, wide = batch_sizes is not None, h0.dtype
+    grads, operands, given, kept, choices, (needs,) = _split(
+        arguments, Grads, Operands, Given, Kept, Choices
+    )
+    batch_sizes, spec = choices.batch_sizes, Spec.decode(choices.spec)
+    engine = engine_named(choices.engine)
+    _check(spec, operands, given, batch_sizes)
+    x, h0, c0, hidden = operands.x, operands.h0, operands.c0, operands.w_hh.shape[1]
+    packed, wide, steps = batch_sizes is not None, h0.dtype, _steps(x, batch_sizes)
+    _check_kept(spec, engine.stats(spec), steps, operands, grads, kept)
     needed = Operands(*needs)
-    found = allocate_gradients(operands, needs, engine.empty)
-    gradients = Operands(*found)
-
-    def zeros(a: Tensor | None) -> Tensor | None:
-        return None if a is None else torch.zeros_like(a, dtype=wide)
+    made = _allocate_gradients(operands, needs, engine.empty)
+    gradients = Operands(*made)
 
     def of_state(d: Tensor | None, start: Tensor) -> Tensor:
         return start.new_zeros(start.shape) if d is None else start.new_empty(start.shape).copy_(d)
 
     def wanted(name: str) -> Tensor | None:
-        return zeros(getattr(operands, name)) if getattr(needed, name) else None
+        a = getattr(operands, name)
+        return torch.zeros_like(a, dtype=wide) if a is not None and getattr(needed, name) else None
 
-    sums = Sums(*(wanted(name) for name in Operands._fields[5:]))
-    dh = of_state(d_h, h0)
-    dc = None if c0 is None else of_state(d_c, c0)
+    sums = Sums(*(wanted(name) for name in Sums._fields))
+    dh = of_state(grads.d_h, h0)
+    dc = None if c0 is None else of_state(grads.d_c, c0)
     dx = gradients.x.view(-1, x.shape[-1]) if needed.x else None
 
-    flat, width = out.view(-1, out.shape[-1]), u.shape[1]
+    out, v, u, cells, stats, statistics = kept
+    flat, width = out.view(-1, hidden), u.shape[1]
+    saved = Saved(None if spec.merged else v, u, None if c0 is None else cells, stats)
+    found = by_place(statistics, spec, steps, hidden)
+    for k, own in enumerate(found):
+        # Of products means were taken off.
+        if own is not None and (k < 2 or spec.merged):
+            found[k] = own._replace(mean=None)
+    first, second = spec.products
     with no_autocast(x):
         p = engine.prepare(spec, operands, backward=True)
-        pieces = chunks(sizes_of(x, batch_sizes), p.chunk_rows, p.least_steps)
-        longest = max(piece.last - piece.first for piece in pieces)
+        pieces = spans(sizes_of(x, batch_sizes), p.chunk_rows, p.least_steps)
+        longest = max(piece.count for piece in pieces)
         du_buffer = dv_buffer = engine.empty(longest, width, like=x, dtype=x.dtype, scratch="du")
         if not spec.merged:
             dv_buffer = engine.empty(longest, width, like=x, dtype=x.dtype, scratch="dv")
 
-        def total(of: Tensor, rows: Rows) -> Tensor | None:
+        def total(of: Tensor, place: Rows | Cases) -> Tensor | None:
             if not of.numel():
                 return None
-            if of.dtype == wide and not (rows.center and p.leaves_constants):
+            if of.dtype == wide and not (place.center and p.leaves_constants):
                 return of
             return torch.empty_like(of, dtype=wide)
 
-        first, second = spec.products
-        dw_ih = total(gradients.w_ih, first)
-        dw_hh = total(gradients.w_hh, second)
+        dw_ih, dw_hh = total(gradients.w_ih, first), total(gradients.w_hh, second)
         for piece in reversed(pieces):
-            rows, count = slice(piece.first, piece.last), piece.last - piece.first
-            last = piece is pieces[-1]
+            rows, last = piece.rows, piece is pieces[-1]
             h_prev = previous_rows(h0, flat, piece)
-            du, dv = du_buffer[:count], dv_buffer[:count]
-            engine.backward_steps(
-                p,
-                piece.sizes,
-                None if d_out is None else rows_of(d_out, packed, piece),
-                dh,
-                dc,
-                Saved(
-                    None if spec.merged else v[rows],
-                    u[rows],
-                    None if c0 is None else cells[rows],
-                    stats[rows],
-                ),
-                h_prev,
-                None if c0 is None else previous_rows(c0, cells, piece),
-                du,
-                dv,
-                sums,
+            du, dv = du_buffer[: piece.count], dv_buffer[: piece.count]
+            p.backward(
+                ChunkGrads(
+                    sizes=piece.sizes,
+                    dout=None if grads.d_out is None else rows_of(grads.d_out, packed, piece),
+                    dh=dh,
+                    dc=dc,
+                    saved=saved.part(rows),
+                    h_prev=h_prev,
+                    c_prev=None if c0 is None else previous_rows(c0, cells, piece),
+                    du=du,
+                    dv=dv,
+                    sums=sums,
+                    places=_places(found, given, piece.steps) if spec.examples else Places(),
+                )
             )
             if dw_hh is not None:
+                if second.batch:
+                    h_prev, _ = without_means(h_prev, piece.sizes, wide)
                 p.add_weight_gradient(du, h_prev, dw_hh, last)
             if dw_ih is not None:
-                p.add_weight_gradient(dv, rows_of(x, packed, piece), dw_ih, last)
+                inputs = rows_of(x, packed, piece)
+                if first.batch:
+                    inputs, _ = without_means(inputs, piece.sizes, wide)
+                p.add_weight_gradient(dv, inputs, dw_ih, last)
             if dx is not None:
                 p.input_gradient(dv, dx[rows])
+                if first.batch:
+                    without_means(dx[rows], piece.sizes, wide, out=dx[rows])
 
     for target, value, of in ((gradients.w_ih, dw_ih, first), (gradients.w_hh, dw_hh, second)):
         if value is not None and value is not target:
             _ = centred(value, of, target) if p.leaves_constants else target.copy_(value)
-    for target, value in zip(found[3:], (dh, dc, *vars(sums).values()), strict=True):
+    for name, value in {"h0": dh, "c0": dc, **sums._asdict()}.items():
+        target = getattr(gradients, name)
         if target.numel() and value is not None:
             target.copy_(value)
-    return found
+    return made
 
 
 @torch.library.register_fake("ln_zoo::recurrence_backward")
 def _backward_fake(*arguments: Any) -> tuple[Tensor, ...]:
-    operands = Operands(*arguments[3:-9])
-    names = ("d_out", "d_h", "d_c", "out", "v", "u", "cells", "stats")
-    others = dict(zip(names, (*arguments[:3], *arguments[-9:-4]), strict=True))
-    check_together(arguments[-4], **operands._asdict(), **others)
-    return allocate_gradients(operands, arguments[-1], unfilled)
+    *tensors, choices, (needs,) = _split(arguments, Grads, Operands, Given, Kept, Choices)
+    named = {name: a for part in tensors for name, a in part._asdict().items()}
+    check_together(choices.batch_sizes, **named)
+    return _allocate_gradients(tensors[1], needs, unfilled)
 
 
 # Autograd
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *operands, batch_sizes, ctx.code, ctx.engine, ctx.saves = inputs
+    operands, given, choices, (ctx.saves,) = _split(inputs, Operands, Given, Choices)
+    ctx.choices = choices[1:]
     out, _, _, *kept = output
     ctx.mark_non_differentiable(*kept)
     ctx.set_materialize_grads(False)
     if ctx.saves:
-        ctx.save_for_backward(*operands, batch_sizes, out, *kept)
+        ctx.save_for_backward(*operands, *given, choices.batch_sizes, out, *kept)
 
 
 def _gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -358,24 +450,18 @@ def _gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
             "ln_zoo::recurrence was called with save=False and keeps nothing for a backward; "
             "call it with save=True"
         )
-    *tensors, batch_sizes, out, v, u, cells, stats = ctx.saved_tensors
-    operands = Operands(*tensors)
+    saved = ctx.saved_tensors  # read once: activation checkpointing refuses a second time
+    operands, given, (batch_sizes, *kept) = _split(saved, Operands, Given)
     needs = [bool(n) for n in ctx.needs_input_grad[: len(operands)]]
-    rest: tuple[None, ...] = (None,) * 4
+    rest: tuple[None, ...] = (None,) * (len(ctx.needs_input_grad) - len(operands))
     if torch.is_grad_enabled():
-        spec = Spec.decode(ctx.code)
+        spec = Spec.decode(ctx.choices[0])
         again = differentiable(
-            lambda: replay(spec, operands, batch_sizes), operands, grads[:3], needs
+            lambda: replay(spec, operands, batch_sizes, given), operands, grads[:3], needs
         )
         return (*again, *rest)
     found = torch.ops.ln_zoo.recurrence_backward(
-        *grads[:3],
-        *operands,
-        *(out, v, u, cells, stats),
-        batch_sizes,
-        ctx.code,
-        ctx.engine,
-        needs,
+        *grads[:3], *operands, *given, *kept, batch_sizes, *ctx.choices, needs
     )
     return (*(g if wanted else None for g, wanted in zip(found, needs, strict=True)), *rest)
 
@@ -417,59 +503,21 @@ def differentiable(
     return [next(found) if need else None for need in needs]
 
 
-def replay(spec: Spec, operands: Operands, batch_sizes: Tensor | None) -> tuple[Tensor, ...]:
-    """The operator's output and final states, by the generic loop.
-
-    Args:
-        spec: what is computed.
-        operands: the tensors.
-        batch_sizes: of packed data, (T,).
-    """
-    sites = normalized_sites(spec, operands.w_hh.shape[1], *operands[7:])
-    return scan_operands(spec.cell, operands, batch_sizes, sites)
-
-
-def normalized_sites(spec: Spec, hidden: int, *affine: Tensor | None) -> Sites:
-    """What happens at each place of a cell, by role; differentiable.
-
-    Args:
-        spec: what is computed.
-        hidden: H.
-        *affine: gains of the input term, of the recurrent term and of the output, and the shift of
-            the output.
-    """
-    gain_input, gain_recurrent, gain_out, shift_out = affine
-
-    def site(
-        rows: Rows, gain: Tensor | None, shift: Tensor | None = None
-    ) -> Callable[[Tensor, int | None], Tensor]:
-        return lambda a, step: normalized(a, rows, gain, shift, hidden)
-
-    return {
-        "input": site(spec.input, gain_input),
-        "recurrent": site(spec.recurrent, gain_recurrent),
-        "cell": site(spec.out, gain_out, shift_out),
-        "sum": site(spec.out, gain_out),
-    }
-
-
-def scan_operands(
-    cell: str,
-    operands: Operands,
-    batch_sizes: Tensor | None,
-    sites: Sites,
-    per_timestep: bool = False,
+def replay(
+    spec: Spec, operands: Operands, batch_sizes: Tensor | None, given: Given = _NONE_GIVEN
 ) -> tuple[Tensor, ...]:
-    """Output and final states by the generic loop, differentiable.
+    """The operator's output and final states, by the generic loop; differentiable.
 
     Args:
-        cell: its name.
+        spec: what is computed.
         operands: the tensors.
         batch_sizes: of packed data, (T,).
-        sites: what happens to summed inputs, by role.
-        per_timestep: whether the ``"input"`` site must see the time steps one by one.
+        given: statistics of places that use given ones.
     """
-    bias, hidden = operands.bias, operands.w_hh.shape[1]
+    hidden = operands.w_hh.shape[1]
+    affine = (operands.gain_input, operands.gain_recurrent, operands.gain_out, operands.shift_out)
+    sites = normalized_sites(spec, hidden, *affine, given=given)
+    bias = operands.bias
     if bias is None:
         bias = operands.h0.new_zeros(len(operands.w_hh))
     bias_hh = torch.zeros_like(bias)
@@ -477,18 +525,48 @@ def scan_operands(
         bias_hh = torch.cat([bias_hh[hidden:], operands.bias_hn])
     states = (operands.h0,) if operands.c0 is None else (operands.h0, operands.c0)
     output, final = scan(
-        CELLS[cell],
+        CELLS[spec.cell],
         operands.x,
         None if batch_sizes is None else batch_sizes.tolist(),
         states,
         Weights(operands.w_ih, operands.w_hh, bias, bias_hh),
         sites,
-        per_timestep,
+        spec.examples,
     )
     return output, *final
 
 
-def normalized(
+def normalized_sites(
+    spec: Spec, hidden: int, *affine: Tensor | None, given: Given = _NONE_GIVEN
+) -> Sites:
+    """What happens at each place of a cell, by role; differentiable.
+
+    Args:
+        spec: what is computed.
+        hidden: H.
+        *affine: gains of the input term, of the recurrent term and of the output, and the shift of
+            the output.
+        given: statistics of places that use given ones.
+    """
+    gain_input, gain_recurrent, gain_out, shift_out = affine
+    by_input, by_recurrent, by_out = given
+
+    def site(
+        place: Rows | Cases, gain: Tensor | None, rows: Tensor | None, shift: Tensor | None = None
+    ) -> Callable[[Tensor, int | None], Tensor]:
+        if isinstance(place, Cases):
+            return lambda a, step: normalized_cases(a, place, rows, gain, shift, step)
+        return lambda a, step: normalized_rows(a, place, gain, shift, hidden)
+
+    return {
+        "input": site(spec.input, gain_input, by_input),
+        "recurrent": site(spec.recurrent, gain_recurrent, by_recurrent),
+        "cell": site(spec.out, gain_out, by_out, shift_out),
+        "sum": site(spec.out, gain_out, by_out),
+    }
+
+
+def normalized_rows(
     a: Tensor, rows: Rows, gain: Tensor | None, shift: Tensor | None, hidden: int
 ) -> Tensor:
     """Rows (N, F) normalised, with gain and shift; differentiable.
@@ -508,6 +586,37 @@ def normalized(
         if rows.center:
             part = part - part.mean(-1, keepdim=True)
         parts.append(part * torch.rsqrt(part.square().mean(-1, keepdim=True) + rows.eps))
-    a = torch.cat(parts, dim=-1)
+    return _affine(torch.cat(parts, dim=-1), gain, shift)
+
+
+def normalized_cases(
+    a: Tensor,
+    examples: Cases,
+    given: Tensor | None,
+    gain: Tensor | None,
+    shift: Tensor | None,
+    step: int | None,
+) -> Tensor:
+    """Rows (n, F) of one step normalised over examples, with gain and shift; differentiable.
+
+    Args:
+        a: the rows.
+        examples: how they are normalised.
+        given: mean and variance in rows (2, K, F), where they are given.
+        gain: (F,), or ``None`` for 1.
+        shift: (F,), or ``None`` for 0.
+        step: the time step.
+    """
+    a = a.to(torch.promote_types(a.dtype, torch.float32))
+    if examples.batch:
+        var, mean = torch.var_mean(a, 0, correction=examples.correction)
+    else:
+        assert given is not None
+        assert step is not None
+        mean, var = given[:, min(step, given.shape[1] - 1)]
+    return _affine((a - mean) * torch.rsqrt(var + examples.eps), gain, shift)
+
+
+def _affine(a: Tensor, gain: Tensor | None, shift: Tensor | None) -> Tensor:
     a = a if gain is None else a * gain
     return a if shift is None else a + shift

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ln_zoo.ops import dispatch
+from ln_zoo.ops import registry
 from ln_zoo.ops.addresses import addresses
 from ln_zoo.ops.cells import Cell, States, Weights
 from ln_zoo.ops.engines.native.one_call import OneCall, Parameters, Prepared
@@ -136,7 +136,7 @@ class Plans:
         Args:
             owner: the parameters of the layer itself.
             entries: where all lies that records and weights depend on; ``None``: nobody knows.
-            kernel: what runs it; called as a `Kernel`.
+            kernel: what runs it; called as a `LayersKernel`.
             cell: the cell.
             records: what happens to summed inputs, by role, for each direction of each layer.
             x: padded inputs.
@@ -180,4 +180,4 @@ def _key(x: Tensor) -> tuple[Any, ...] | None:
     ):
         return None
     value = os.environ.get("LN_ZOO_KERNELS")
-    return x.shape, value, torch.get_num_threads(), *dispatch.KERNELS
+    return x.shape, value, torch.get_num_threads(), *registry.KERNELS

@@ -1,4 +1,9 @@
-"""Engines as kernels: all layers and directions of a recurrent layer, one operator for each."""
+"""Engines as kernels: all layers and directions of a recurrent layer, one operator for each.
+
+Statistics over examples are the strategy's: it is asked for those to use and told of those that
+were found. Where the first example of a packed batch is left alone a second operator is called,
+since that one is normalised by what the strategy has learnt of the steps before.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +13,13 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ln_zoo.ops import operator  # noqa: F401  defines the operators
+from ln_zoo.ops import operator
 from ln_zoo.ops.cells import Cell, States, Weights
-from ln_zoo.ops.engines.base import Engine, register
-from ln_zoo.ops.records import Records
+from ln_zoo.ops.engines.base import Engine
+from ln_zoo.ops.records import Record, Records, StepNorm
 from ln_zoo.ops.recurrence import stack
-from ln_zoo.ops.spec import lower, product_dtype, refusal, specify
+from ln_zoo.ops.registry import Task
+from ln_zoo.ops.spec import Cases, Operands, Spec, by_place, lower, product_dtype, refusal, specify
 
 
 def untraceable() -> str | None:
@@ -34,26 +40,29 @@ def transformed() -> str | None:
 
 
 class Recurrence:
-    """The kernel that an engine makes: cells whose sites are normalised row by row, or not at all.
+    """The kernel that an engine makes: cells whose sites normalise rows, or over examples, or
+    nothing.
 
     Args:
-        engine: what runs the time steps; it becomes known to the operators under its name.
+        engine: what runs the time steps.
 
     Example:
-        >>> from ln_zoo.ops.engines.aten.rows import AtenEngine
+        >>> from ln_zoo.ops.engines.aten import AtenEngine
         >>> Recurrence(AtenEngine()).name
         'aten'
     """
 
+    tasks: tuple[Task, ...] = ("layers",)
+
     def __init__(self, engine: Engine) -> None:
-        self.engine = register(engine)
+        self.engine = engine
         self.name, self.title = engine.name, engine.title
 
     def refuses(
         self, cell: Cell, records: Sequence[Records], x: Tensor, weights: Sequence[Weights]
     ) -> str | None:
         """Why this call is not for the engine, or ``None``."""
-        reason = untraceable() or refusal(cell, records, weights)
+        reason = untraceable() or refusal(cell, records, weights, batch=True)
         if reason is not None:
             return reason
         dtype = product_dtype(x)
@@ -76,20 +85,20 @@ class Recurrence:
         dropout: float,
         training: bool,
     ) -> tuple[Tensor, States]:
-        """Runs the layers; arguments as `ln_zoo.ops.dispatch.Kernel` has them."""
+        """Runs the layers; arguments as `ln_zoo.ops.dispatch.LayersKernel` has them."""
 
         def run(
             i: int, x: Tensor, sizes: Sequence[int] | None, states: States
         ) -> tuple[Tensor, States]:
             spec, operands = lower(cell, records[i], weights[i], x, states)
-            save = torch.is_grad_enabled() and any(
-                a is not None and a.requires_grad for a in operands
-            )
-            out, h, c, *_ = torch.ops.ln_zoo.recurrence(
-                *operands, batch_sizes, spec.encode(), self.name, save
-            )
+            final: Sequence[Tensor]
+            if spec.examples:
+                sizes = [x.shape[1]] * x.shape[0] if sizes is None else sizes
+                norms = by_place(cell, records[i])
+                out, final = self._over_examples(spec, norms, operands, batch_sizes, sizes)
+            else:
+                out, *final, _ = self._operator(spec, operands, (None,) * 3, batch_sizes)
             # A sequence cut in two shall lose nothing: states are as precise as weights.
-            final = (h, c) if spec.cell == "LSTM" else (h,)
             return out, tuple(state.to(weights[i].hh.dtype) for state in final)
 
         return stack(
@@ -101,3 +110,84 @@ class Recurrence:
             dropout=dropout,
             training=training,
         )
+
+    def _operator(
+        self,
+        spec: Spec,
+        operands: Operands,
+        given: Sequence[Tensor | None],
+        batch_sizes: Tensor | None,
+    ) -> tuple[Tensor, ...]:
+        """Output, last states, and the statistics that the batch has."""
+        save = torch.is_grad_enabled() and any(a is not None and a.requires_grad for a in operands)
+        out, h, c, *_, statistics = torch.ops.ln_zoo.recurrence(
+            *operands, *given, batch_sizes, spec.encode(), self.name, save
+        )
+        return (out, h, c, statistics) if spec.cell == "LSTM" else (out, h, statistics)
+
+    def _over_examples(
+        self,
+        spec: Spec,
+        norms: Sequence[Record],
+        operands: Operands,
+        batch_sizes: Tensor | None,
+        sizes: Sequence[int],
+    ) -> tuple[Tensor, States]:
+        """One direction where sites normalise over examples."""
+        for norm in norms:
+            if isinstance(norm, StepNorm) and norm.batch:
+                norm.check(sizes[0])
+        cell, steps = spec.cell, len(sizes)
+        together = sum(n > 1 for n in sizes) if any(p.batch for p in spec.places) else steps
+        if together == steps:
+            return self._some_steps(spec, norms, operands, batch_sizes, sizes, 0)
+        # The one example that is left is no batch. What its steps use, the strategy knows only when
+        # it has been told of those before.
+        assert batch_sizes is not None
+        rows = sum(sizes[:together])
+        heads = operands.x.split([rows, steps - together])
+        head, final = self._some_steps(
+            spec,
+            norms,
+            operands._replace(x=heads[0]),
+            batch_sizes[:together],
+            sizes[:together],
+            0,
+        )
+        alone = [state[:1] for state in final]
+        tail, ends = self._some_steps(
+            Spec(cell, *(p.given if isinstance(p, Cases) else p for p in spec.places)),
+            norms,
+            operands._replace(x=heads[1], h0=alone[0], c0=alone[1] if alone[1:] else None),
+            batch_sizes[together:],
+            sizes[together:],
+            together,
+        )
+        return torch.cat([head, tail]), tuple(
+            torch.cat([end, state[1:]]) for end, state in zip(ends, final, strict=True)
+        )
+
+    def _some_steps(
+        self,
+        spec: Spec,
+        norms: Sequence[Record],
+        operands: Operands,
+        batch_sizes: Tensor | None,
+        sizes: Sequence[int],
+        first: int,
+    ) -> tuple[Tensor, States]:
+        """Consecutive steps, of which the first has that number: outputs and states after them."""
+        steps, hidden = len(sizes), operands.w_hh.shape[1]
+        given = [
+            torch.stack(norm.population(first, steps)).to(operands.h0.dtype)
+            if isinstance(norm, StepNorm) and not place.batch
+            else None
+            for place, norm in zip(spec.places, norms, strict=True)
+        ]
+        out, *final, statistics = self._operator(spec, operands, given, batch_sizes)
+        found = operator.by_place(statistics, spec, steps, hidden)
+        for norm, own in zip(norms, found, strict=True):
+            if isinstance(norm, StepNorm) and own is not None:
+                assert own.mean is not None
+                norm.track(first, sizes, own.mean, own.var)
+        return out, tuple(final)

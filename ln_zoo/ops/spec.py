@@ -10,13 +10,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ln_zoo.ops.cells import CELLS, Cell, States, Weights
-from ln_zoo.ops.records import Records, RowNorm
+from ln_zoo.ops.records import Record, Records, RowNorm, StepNorm
 
 
 def specialized(value: float) -> float:
@@ -49,6 +49,9 @@ class Rows:
     eps: float = 0.0
     groups: tuple[int, ...] = ()
 
+    #: Whether statistics of the batch are used: see `Cases`.
+    batch: ClassVar[bool] = False
+
     def encode(self) -> str:
         """As text without ``/``; floats survive to the last bit."""
         groups = ".".join(str(n) for n in self.groups)
@@ -67,8 +70,46 @@ class Rows:
 
 
 @dataclass(frozen=True)
+class Cases:
+    """How one place is normalised over examples, at each step for itself, without gain and shift.
+
+    Args:
+        batch: whether by the statistics of the batch, or by given ones.
+        eps: added to the variance, inside the root.
+        correction: what the sum of squares over n examples is divided by is n less this.
+    """
+
+    batch: bool
+    eps: float
+    correction: int = 0
+
+    #: As of `Rows`: it is not the identity, and weights are not centred.
+    scale: ClassVar[bool] = True
+    center: ClassVar[bool] = False
+
+    def encode(self) -> str:
+        """As text without ``/``; floats survive to the last bit."""
+        source = "batch" if self.batch else "given"
+        return f"{source},{specialized(self.eps)!r},{self.correction}"
+
+    @staticmethod
+    def decode(text: str) -> Cases:
+        """The inverse of `encode`."""
+        source, eps, correction = text.split(",")
+        return Cases(source == "batch", float(eps), int(correction))
+
+    @property
+    def given(self) -> Cases:
+        """The same by given statistics."""
+        return Cases(False, self.eps)
+
+
+@dataclass(frozen=True)
 class Spec:
     """What a kernel computes: a cell and the normalisation of each of its places.
+
+    Either all places that are normalised have `Rows`, or all have `Cases`; ``Rows()`` is the
+    identity.
 
     Args:
         cell: ``"LSTM"``, ``"GRU"``, ``"RNN_TANH"`` or ``"RNN_RELU"``.
@@ -84,17 +125,35 @@ class Spec:
         'GRU/1,1,1e-05,2.1/1,1,1e-05,2.1/0,0,0.0,'
         >>> Spec.decode(spec.encode()) == spec
         True
+        >>> Spec("RNN_TANH", Rows(), Rows(), Cases(batch=True, eps=1e-5)).encode()
+        'RNN_TANH/0,0,0.0,/0,0,0.0,/batch,1e-05,0'
     """
 
     cell: str
-    input: Rows
-    recurrent: Rows
-    out: Rows
+    input: Rows | Cases
+    recurrent: Rows | Cases
+    out: Rows | Cases
 
     @property
     def gates(self) -> int:
         """Summed inputs per hidden unit."""
         return CELLS[self.cell].gates
+
+    @property
+    def places(self) -> tuple[Rows | Cases, Rows | Cases, Rows | Cases]:
+        """All three, in the order of the operator's tensors."""
+        return self.input, self.recurrent, self.out
+
+    @property
+    def rows(self) -> tuple[Rows, Rows, Rows]:
+        """All three, where none is normalised over examples."""
+        first, second, out = (place for place in self.places if isinstance(place, Rows))
+        return first, second, out
+
+    @property
+    def examples(self) -> bool:
+        """Whether a place is normalised over examples."""
+        return any(isinstance(place, Cases) for place in self.places)
 
     @property
     def merged(self) -> bool:
@@ -110,22 +169,31 @@ class Spec:
         return self.input.scale, self.recurrent.scale, self.out.scale
 
     @property
-    def products(self) -> tuple[Rows, Rows]:
+    def products(self) -> tuple[Rows | Cases, Rows | Cases]:
         """What becomes of the products with w_ih and w_hh; in an RNN, of their sum."""
         return (self.out, self.out) if self.merged else (self.input, self.recurrent)
 
+    def widths(self, hidden: int) -> tuple[int, int, int]:
+        """Features of each place, for H hidden units."""
+        return self.gates * hidden, self.gates * hidden, hidden
+
     def encode(self) -> str:
         """As text: the form in which it passes through the schema of a torch operator."""
-        return "/".join([self.cell, *(r.encode() for r in (self.input, self.recurrent, self.out))])
+        return "/".join([self.cell, *(place.encode() for place in self.places)])
 
     @staticmethod
     @functools.cache
     def decode(text: str) -> Spec:
         """The inverse of `encode`."""
-        cell, *rows = text.split("/")
-        spec = Spec(cell, *(Rows.decode(r) for r in rows))
-        for place, gates in ((spec.input, spec.gates), (spec.recurrent, spec.gates), (spec.out, 1)):
-            if place.scale and sum(place.groups) != gates:
+        cell, *places = text.split("/")
+        spec = Spec(
+            cell,
+            *((Rows if place[0] in "01" else Cases).decode(place) for place in places),
+        )
+        if spec.examples and any(isinstance(place, Rows) and place.scale for place in spec.places):
+            raise ValueError(f"{text}: some places normalise rows, others examples")
+        for place, gates in zip(spec.places, spec.widths(1), strict=True):
+            if isinstance(place, Rows) and place.scale and sum(place.groups) != gates:
                 raise ValueError(f"{text}: groups {place.groups} do not make up {gates} gates")
         return spec
 
@@ -163,14 +231,24 @@ class Operands(NamedTuple):
     gain_out: Tensor | None = None
     shift_out: Tensor | None = None
 
+    @property
+    def gains(self) -> tuple[Tensor | None, Tensor | None]:
+        """Of the products with w_ih and w_hh; in an RNN, of their sum."""
+        if len(self.w_hh) == self.w_hh.shape[1]:
+            return self.gain_out, self.gain_out
+        return self.gain_input, self.gain_recurrent
 
-def refusal(cell: Cell, records: Sequence[Records], weights: Sequence[Weights]) -> str | None:
+
+def refusal(
+    cell: Cell, records: Sequence[Records], weights: Sequence[Weights], batch: bool = False
+) -> str | None:
     """Why kernels cannot take these directions, or ``None``.
 
     Args:
         cell: the cell.
         records: what happens to summed inputs, by role, for each direction of each layer.
         weights: the effective weights of each.
+        batch: whether sites may normalise over the batch.
     """
     if not cell.has_kernels:
         return f"no kernel knows this cell, {cell.name}"
@@ -178,16 +256,21 @@ def refusal(cell: Cell, records: Sequence[Records], weights: Sequence[Weights]) 
         if w.hr is not None:
             return "the hidden state is projected"
         hidden = w.hh.shape[1]
+        over_batch = batch and any(isinstance(r, StepNorm) for r in direction.values())
         for place in cell.places:
             record = direction[place.role]
             if record is None:
                 return f"only the strategy knows what the {place.role} site does"
             if record.identity:
                 continue
-            if not isinstance(record, RowNorm):
+            if isinstance(record, StepNorm) and not batch:
                 return f"the {place.role} site normalises over the batch"
+            if isinstance(record, RowNorm) and over_batch:
+                return f"the {place.role} site normalises each example for itself"
             if not place.sums:
                 return f"the {place.role} site normalises a term of the sum"
+            if isinstance(record, StepNorm):
+                continue
             if any(size % hidden for size in record.groups):
                 return f"statistics of the {place.role} site do not run over whole gates"
             if sum(record.groups) != hidden * sum(place.groups):
@@ -213,18 +296,24 @@ def specify(cell: Cell, records: Records, weights: Weights) -> Spec:
     """
     hidden = weights.hh.shape[1]
 
-    def rows(role: str) -> Rows:
-        record = records[role]
-        if not isinstance(record, RowNorm) or record.identity:
+    def place(record: Record) -> Rows | Cases:
+        if isinstance(record, StepNorm):
+            return Cases(record.batch, record.eps, record.correction)
+        if record is None or record.identity:
             return Rows()
         groups = tuple(size // hidden for size in record.groups)
         return Rows(True, record.center, record.eps, groups)
 
+    return Spec(cell.name, *(place(record) for record in by_place(cell, records)))
+
+
+def by_place(cell: Cell, records: Records) -> tuple[Record, Record, Record]:
+    """Records in the order of ``Spec.places``; ``None`` where the cell has no such place."""
     if cell.name == "LSTM":
-        return Spec(cell.name, rows("input"), rows("recurrent"), rows("cell"))
+        return records["input"], records["recurrent"], records["cell"]
     if cell.name == "GRU":
-        return Spec(cell.name, rows("input"), rows("recurrent"), Rows())
-    return Spec(cell.name, Rows(), Rows(), rows("sum"))
+        return records["input"], records["recurrent"], None
+    return None, None, records["sum"]
 
 
 def lower(

@@ -139,7 +139,7 @@ def test_names_of_contestants() -> None:
 def test_an_engine_that_does_not_run_is_not_measured_under_its_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from ln_zoo.ops.engines.aten.rows import AtenEngine
+    from ln_zoo.ops.engines.aten import AtenEngine
 
     monkeypatch.setattr(AtenEngine, "refuses", lambda *_: "not today")
     with pytest.raises(Absent, match="LayerNorm/aten: aten does not take the call"):

@@ -26,14 +26,16 @@ from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpretedFunction
 
 from ln_zoo.ops import operator
-from ln_zoo.ops.engines.base import register
-from ln_zoo.ops.engines.triton import TritonEngine, graphs, kernels, steps
+from ln_zoo.ops.engines.triton import graphs, kernels, steps
+from ln_zoo.ops.registry import engine_named
 from ln_zoo.ops.spec import Operands, Rows, Spec
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "is run by test_gpu_engine.py"
 
 F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
-ENGINE = register(TritonEngine())
+ENGINE = engine_named("triton")
+#: Means and variances over examples: none.
+NO_STATISTICS = (None, None, None)
 GUARD, MARK = 8, 12345.0
 #: Modules in which the interpreter has its own functions of triton.
 PATCHED: set[str] = set()
@@ -173,7 +175,9 @@ def by_loop(spec: Spec, o: Operands, sizes: Sequence[int]) -> tuple[Tensor, ...]
 def by_engine(
     spec: Spec, o: Operands, sizes: Sequence[int], save: bool = True
 ) -> tuple[Tensor, ...]:
-    results = torch.ops.ln_zoo.recurrence(*o, torch.tensor(sizes), spec.encode(), ENGINE.name, save)
+    results = torch.ops.ln_zoo.recurrence(
+        *o, *NO_STATISTICS, torch.tensor(sizes), spec.encode(), ENGINE.name, save
+    )
     return results[:3] if spec.cell == "LSTM" else results[:2]
 
 
@@ -454,6 +458,6 @@ def test_small_and_large_numbers_keep_their_digits() -> None:
 def test_the_operators_pass_torchs_own_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()  # memory as torch has it: without guards, and no offset
     o = as_float32(operands(GRU, 3, [1, 1]))
-    rest = (torch.tensor([1, 1]), GRU.encode(), ENGINE.name, True)
+    rest = (*NO_STATISTICS, torch.tensor([1, 1]), GRU.encode(), ENGINE.name, True)
     torch.use_deterministic_algorithms(False)  # numbers that are never read may differ
     torch.library.opcheck(torch.ops.ln_zoo.recurrence.default, (*o, *rest))

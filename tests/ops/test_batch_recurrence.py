@@ -25,24 +25,18 @@ from ln_zoo.ops import (
     Records,
     RowNorm,
     Weights,
-    batch_recurrence,
     memory,
     operator,
 )
-from ln_zoo.ops.batch_recurrence import (
-    BATCH_ENGINES,
-    BatchRecurrence,
-    BatchSpec,
-    Cases,
-    normalized,
-    runs,
-    without_means,
-)
-from ln_zoo.ops.dispatch import allowed
-from ln_zoo.ops.spec import Operands
+from ln_zoo.ops.operator import by_place, normalized_cases
+from ln_zoo.ops.recurrent_kernel import Recurrence
+from ln_zoo.ops.registry import allowed
+from ln_zoo.ops.spans import runs, spans, without_means
+from ln_zoo.ops.spec import Cases, Operands, Rows, Spec
 
 F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
-KINDS = [kernel for kernel in KERNELS if isinstance(kernel, BatchRecurrence)]
+#: All that normalise over examples.
+KINDS = [k for k in KERNELS if isinstance(k, Recurrence) and k.name != "triton"]
 LAYERS: dict[str, Callable[..., nn.Module]] = {
     "LSTM": LSTM,
     "GRU": GRU,
@@ -58,7 +52,7 @@ DOUBLE = 1e-11
 class Under:
     """The kernel under test, and the best precision that it has."""
 
-    kernel: BatchRecurrence
+    kernel: Recurrence
     dtype: torch.dtype
     monkeypatch: pytest.MonkeyPatch
 
@@ -89,8 +83,8 @@ class Under:
 def under(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Under:
     """Every kernel; a layer that is not run by it when it should be fails the test."""
     kernel = request.param
-    place = Cases(scale=True, batch=True, eps=1e-5)
-    spec = BatchSpec("LSTM", place, place, place)
+    place = Cases(batch=True, eps=1e-5)
+    spec = Spec("LSTM", place, place, place)
     for dtype in (F64, F32):
         x, w = torch.zeros(2, 3, 4, dtype=dtype), torch.zeros(16, 4, dtype=dtype)
         reason = kernel.engine.refuses(spec, x, w, dtype)
@@ -105,9 +99,9 @@ def under(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Un
 def cuts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Cuts time into chunks of few rows, too."""
     monkeypatch.setattr(
-        batch_recurrence,
-        "chunks",
-        lambda sizes, rows, steps=1: operator.chunks(sizes, min(rows, request.param), steps),
+        operator,
+        "spans",
+        lambda sizes, rows, steps=1: spans(sizes, min(rows, request.param), steps),
     )
     return request.param
 
@@ -458,7 +452,7 @@ def test_a_batch_without_cases(under: Under, cell: str) -> None:
 def test_autocast(under: Under, cell: str) -> None:
     """Products in bfloat16, statistics in float32: as far from float32 as the generic loop is."""
     if under.kernel.engine.refuses(
-        BatchSpec("LSTM", *[Cases(True, True, 1e-5)] * 3),
+        Spec("LSTM", *[Cases(True, 1e-5)] * 3),
         torch.zeros(2, 3, 4),
         torch.zeros(16, 4),
         BF16,
@@ -539,10 +533,10 @@ def arguments(
     """What the operator is called with."""
     dtype = under.dtype if dtype is None else dtype
     gates = CELLS[cell].gates * 3
-    place, none = Cases(True, batch, 0.1, int(batch)), Cases()
+    place, none = Cases(batch, 0.1, int(batch)), Rows()
     places = {"LSTM": (place, place, place), "GRU": (place, place, none)}
     places = places.get(cell, (none, none, place))
-    spec = BatchSpec(cell, *places)
+    spec = Spec(cell, *places)
     given = [
         None
         if p.batch or not p.scale
@@ -586,7 +580,7 @@ NATIVE, ATEN = (
 )
 def test_opcheck(under: Under, cell: str, batch: bool, packed: bool) -> None:
     torch.library.opcheck(
-        torch.ops.ln_zoo.batch_recurrence.default, arguments(under, cell, batch, packed=packed)
+        torch.ops.ln_zoo.recurrence.default, arguments(under, cell, batch, packed=packed)
     )
 
 
@@ -597,7 +591,7 @@ def test_opcheck_without_gradients(under: Under, cell: str) -> None:
     values = [
         a.detach() if isinstance(a, Tensor) else a for a in arguments(under, cell, batch=True)
     ]
-    torch.library.opcheck(torch.ops.ln_zoo.batch_recurrence.default, (*values[:-1], False))
+    torch.library.opcheck(torch.ops.ln_zoo.recurrence.default, (*values[:-1], False))
 
 
 def differentiable_arguments(
@@ -609,7 +603,7 @@ def differentiable_arguments(
     def function(*tensors: Tensor) -> tuple[Tensor, ...]:
         left = iter(tensors)
         filled = [next(left) if isinstance(a, Tensor) and a.requires_grad else a for a in values]
-        out, h, c, *_ = torch.ops.ln_zoo.batch_recurrence(*filled)
+        out, h, c, *_ = torch.ops.ln_zoo.recurrence(*filled)
         return (out, h, c) if cell == "LSTM" else (out, h)
 
     return function, wanted
@@ -651,7 +645,7 @@ def test_gradient_penalties_through_a_layer(under: Under) -> None:
 
 def test_nothing_kept_is_said_in_the_backward(under: Under) -> None:
     *values, _ = arguments(under, "LSTM", batch=True)
-    out, *_ = torch.ops.ln_zoo.batch_recurrence(*values, False)
+    out, *_ = torch.ops.ln_zoo.recurrence(*values, False)
     with pytest.raises(RuntimeError, match="save=True"):
         out.sum().backward()
 
@@ -660,7 +654,8 @@ def test_nothing_kept_is_said_in_the_backward(under: Under) -> None:
 @layouts
 def test_the_operator_returns_statistics(under: Under, cell: str, packed: bool) -> None:
     values = arguments(under, cell, batch=True, packed=packed)
-    *found, mean_out, var_out = torch.ops.ln_zoo.batch_recurrence(*values)[6:]
+    flat = torch.ops.ln_zoo.recurrence(*values)[-1]
+    first, second, last = by_place(flat, Spec.decode(values[-3]), 4, 3)
     tensors = Operands(*values[: len(Operands._fields)])
     sizes = [3, 3, 2, 2] if packed else [3] * 4
 
@@ -676,11 +671,11 @@ def test_the_operator_returns_statistics(under: Under, cell: str, packed: bool) 
         return [a for r in rows for a in (r.mean(0), r.var(0, correction=0))]
 
     if cell == "RNN_TANH":
-        actual = [mean_out[0], var_out[0]]
+        assert first is second is None
+        actual = [a[0] for a in last]
     else:
-        assert mean_out.shape[0] == (4 if cell == "LSTM" else 0)
-        mean, var, mean_start, var_start = found
-        actual = [a[t] for t in range(4) for a in (mean, var)] + [mean_start[0], var_start[0]]
+        assert (last is None) == (cell == "GRU")
+        actual = [a[t] for t in range(4) for a in first] + [a[0] for a in second]
     assert_same(actual, statistics(F64), lambda k: statistics(F32, k))
 
 
@@ -721,12 +716,11 @@ def records(**sites: Any) -> Records:
     return sites
 
 
-def test_one_name_stands_for_both_kinds() -> None:
+def test_one_name_stands_for_all_that_an_engine_runs() -> None:
     kernels, _ = allowed("aten")
-    assert [isinstance(kernel, BatchRecurrence) for kernel in kernels] == [False, True]
+    assert [kernel.tasks for kernel in kernels] == [("layers",), ("DRAW",)]
     with pytest.raises(ValueError, match=r"names out of (?!.*aten.*aten).*aten"):
         allowed("atn")
-    assert {kernel.name for kernel in KINDS} == set(BATCH_ENGINES)
 
 
 def test_refusals(under: Under) -> None:
@@ -740,7 +734,7 @@ def test_refusals(under: Under) -> None:
         return under.kernel.refuses(gru, [records(**sites)], x, [w])
 
     assert refuses(input=recurrent, recurrent=plain) is None
-    assert refuses(input=plain, recurrent=plain) == "no site normalises over the batch"
+    assert refuses(input=row, recurrent=plain) is None
     assert refuses(input=recurrent, recurrent=row) == (
         "the recurrent site normalises each example for itself"
     )
@@ -758,7 +752,7 @@ def test_kernels_for_rows_refuse_it() -> None:
     reasons = [
         kernel.refuses(CELLS["GRU"], [sites], torch.zeros(2, 3, 3), [weights])
         for kernel in KERNELS
-        if not isinstance(kernel, BatchRecurrence)
+        if "layers" in kernel.tasks and not isinstance(kernel, Recurrence)
     ]
     assert all(reasons)
     assert "the input site normalises over the batch" in reasons
@@ -801,8 +795,8 @@ def test_projections_run_on_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_text_of_a_spec_keeps_every_bit() -> None:
     for eps in (1e-5, 0.1, 1 / 3, 5e-324, 0.0):
         for batch in (False, True):
-            spec = BatchSpec("LSTM", Cases(True, batch, eps, 1), Cases(), Cases(True, batch, eps))
-            assert BatchSpec.decode(spec.encode()) == spec
+            spec = Spec("LSTM", Cases(batch, eps, 1), Rows(), Cases(batch, eps))
+            assert Spec.decode(spec.encode()) == spec
 
 
 def test_means_come_off_step_by_step() -> None:
@@ -821,13 +815,13 @@ def test_means_come_off_step_by_step() -> None:
 def test_a_step_by_the_equations() -> None:
     a = torch.randn(5, 3, dtype=F64)
     gain, shift = torch.randn(2, 3, dtype=F64)
-    rows = normalized(a, Cases(True, True, 0.1, 1), None, gain, shift, 0)
+    rows = normalized_cases(a, Cases(True, 0.1, 1), None, gain, shift, 0)
     mean = a.sum(0) / 5
     var = (a - mean).square().sum(0) / 4
     torch.testing.assert_close(rows, gain * (a - mean) / (var + 0.1).sqrt() + shift)
     given = torch.rand(2, 2, 3, dtype=F64)
     for step, row in ((0, 0), (1, 1), (7, 1)):
-        rows = normalized(a, Cases(True, False, 0.1), given, None, None, step)
+        rows = normalized_cases(a, Cases(False, 0.1), given, None, None, step)
         torch.testing.assert_close(rows, (a - given[0, row]) / (given[1, row] + 0.1).sqrt())
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ln_zoo import ops
 from ln_zoo.layers import GRU, LSTM, RNN
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, Site, WeightNorm
-from ln_zoo.ops import CELLS, KERNELS, Records, RowNorm, Weights, dispatch
+from ln_zoo.ops import CELLS, KERNELS, Records, RowNorm, Weights, registry
 from ln_zoo.ops.engines.native import build
 from ln_zoo.ops.engines.torch_rnn import TorchRNN
 
@@ -125,7 +125,7 @@ def test_every_kernel_has_a_name_and_a_title() -> None:
 
 
 def logged(caplog: pytest.LogCaptureFixture, layer: torch.nn.Module, times: int = 3) -> list[str]:
-    dispatch._log.cache_clear()
+    registry._log.cache_clear()
     caplog.clear()
     with caplog.at_level(logging.INFO, logger="ln_zoo"):
         for _ in range(times):
@@ -189,6 +189,7 @@ def test_a_kernel_is_one_entry_of_the_list(monkeypatch: pytest.MonkeyPatch) -> N
 
     class Constant:
         name, title = "constant", "a test"
+        tasks = ("layers", "step")
 
         def refuses(self, cell: Any, records: Any, x: Any, weights: Any) -> str | None:
             return None if records[0]["sum"].center else "it centres"
@@ -200,7 +201,7 @@ def test_a_kernel_is_one_entry_of_the_list(monkeypatch: pytest.MonkeyPatch) -> N
             assert options == {"bidirectional": False, "dropout": 0.0, "training": True}
             return records[0]["sum"].gain.expand(*x.shape[:2], 4), states
 
-    monkeypatch.setattr(dispatch, "KERNELS", [Constant(), *KERNELS])
+    monkeypatch.setattr(registry, "KERNELS", [Constant(), *KERNELS])
     x = torch.randn(5, 2, 3)
     output, _ = RNN(3, 4, norm=LayerNorm(gain=3.0))(x)
     assert (output == 3).all()
@@ -213,7 +214,7 @@ def test_an_error_in_a_kernel_is_raised(monkeypatch: pytest.MonkeyPatch) -> None
         def __call__(self, *arguments: Any, **options: Any) -> Any:
             raise ZeroDivisionError
 
-    monkeypatch.setattr(dispatch, "KERNELS", [Broken()])
+    monkeypatch.setattr(registry, "KERNELS", [Broken()])
     with pytest.raises(ZeroDivisionError):
         LSTM(3, 4)(torch.randn(5, 2, 3))
 

@@ -29,14 +29,14 @@ from ln_zoo.ops import (
     StepNorm,
     Weights,
     divergence,
-    draw_engine,
     draw_forward,
-    draw_refusal,
+    pick_draw,
 )
 from ln_zoo.ops.engines.native.runtime import trouble
 from ln_zoo.ops.engines.triton import TritonEngine
 from ln_zoo.ops.engines.triton import draw as gpu_draw
 from ln_zoo.ops.loops import draw
+from ln_zoo.ops.registry import kernel_named
 
 F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
 #: The error allowed in float64.
@@ -63,14 +63,15 @@ def under(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     if request.param == "triton":
         monkeypatch.setattr(TritonEngine, "refuses", lambda *arguments: None)
     made = []
-    steps = draw._STEPS[request.param]
+    kernel = kernel_named("DRAW", request.param)
 
-    def counted(*arguments: Any) -> Any:
-        made.append(steps)
-        return steps(*arguments)
+    class Counted(kernel.steps):  # type: ignore[misc, name-defined]
+        def __init__(self, *arguments: Any) -> None:
+            made.append(self.__class__)
+            super().__init__(*arguments)
 
     monkeypatch.setenv("LN_ZOO_KERNELS", request.param)
-    monkeypatch.setitem(draw._STEPS, request.param, counted)
+    monkeypatch.setattr(kernel, "steps", Counted)
     yield Under(request.param, F64 if request.param == "aten" else F32)
     assert made
 
@@ -222,10 +223,10 @@ def weights_of(norm: Norm | None, p: dict[str, Tensor]) -> DrawWeights:
 def call(under: Under, settings: DrawSettings, norm: Norm | None, p: dict[str, Tensor]) -> Drawn:
     """On the engine, after it was chosen as users have it chosen."""
     weights = weights_of(norm, p)
-    assert draw_refusal(p["x"], p["noise"], weights) is None
-    name = draw_engine(p["x"], p["noise"], weights)
-    assert name == under.name
-    return draw_forward(name, settings, p["x"], p["noise"], weights)
+    kernel = pick_draw(p["x"], p["noise"], weights)
+    assert kernel is not None
+    assert kernel.name == under.name
+    return draw_forward(kernel, settings, p["x"], p["noise"], weights)
 
 
 def by(
@@ -349,13 +350,14 @@ def test_the_lstms_may_differ(under: Under) -> None:
         p["dec_shift"].zero_()
     p, plain = cast(p, under.dtype), cast(p, under.dtype)
     weights, other = weights_of(Norm(), p), weights_of(None, plain)
-    name = draw_engine(p["x"], p["noise"], weights)
-    assert name == under.name
+    kernel = pick_draw(p["x"], p["noise"], weights)
+    assert kernel is not None
+    assert kernel.name == under.name
     mixed = draw_forward(
-        name, settings, p["x"], p["noise"], weights._replace(decoder=other.decoder)
+        kernel, settings, p["x"], p["noise"], weights._replace(decoder=other.decoder)
     )
-    both = draw_forward(name, settings, p["x"], p["noise"], weights)
-    none = draw_forward(name, settings, p["x"], p["noise"], other)
+    both = draw_forward(kernel, settings, p["x"], p["noise"], weights)
+    none = draw_forward(kernel, settings, p["x"], p["noise"], other)
     # The first means see the encoder's norm, the canvas the decoder's too.
     assert torch.equal(mixed.means[0], both.means[0])
     assert not torch.allclose(mixed.means[0], none.means[0])
@@ -742,7 +744,8 @@ def test_gradients_of_gradients_are_refused(under: Under) -> None:
 
 def chosen(p: dict[str, Tensor], weights: DrawWeights | None = None) -> str | None:
     weights = weights_of(None, p) if weights is None else weights
-    return draw_engine(p["x"], p["noise"], weights)
+    kernel = pick_draw(p["x"], p["noise"], weights)
+    return None if kernel is None else kernel.name
 
 
 @pytest.mark.skipif(trouble() is not None, reason="no native kernels")
@@ -768,7 +771,7 @@ def test_the_fastest_engine_is_taken_that_is_allowed(monkeypatch: pytest.MonkeyP
 def refused(p: dict[str, Tensor], weights: DrawWeights | None = None) -> str | None:
     """The reason, which keeps any engine from being chosen."""
     weights = weights_of(None, p) if weights is None else weights
-    reason = draw_refusal(p["x"], p["noise"], weights)
+    reason = kernel_named("DRAW", "aten").refuses(p["x"], p["noise"], weights)
     assert reason is None or chosen(p, weights) is None
     return reason
 
@@ -819,6 +822,7 @@ def test_a_compiled_program_does_without(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_sizes_that_do_not_fit_are_named() -> None:
     p = cast(problem(Size()), F32)
     settings, weights = settings_of(Size()), weights_of(None, p)
+    kernel = kernel_named("DRAW", "aten")
     for change, message in [
         ({"canvas": p["canvas"][:, 1:]}, r"canvas must be \(7, 9\) .* got \(7, 8\)"),
         ({"patch": weights.write}, r"patch.weight must be \(9, 20\)"),
@@ -827,16 +831,22 @@ def test_sizes_that_do_not_fit_are_named() -> None:
         ({"decoder": weights.decoder._replace(h=p["x"])}, r"decoder.h must be \(20,\)"),
     ]:
         with pytest.raises(ValueError, match=message):
-            draw_forward("aten", settings, p["x"], p["noise"], weights._replace(**change))
+            draw_forward(
+                kernel_named("DRAW", "aten"),
+                settings,
+                p["x"],
+                p["noise"],
+                weights._replace(**change),
+            )
     with pytest.raises(ValueError, match=r"patches of 3 and 3 a side"):
-        draw_forward("aten", replace(settings, read=3), p["x"], p["noise"], weights)
+        draw_forward(kernel, replace(settings, read=3), p["x"], p["noise"], weights)
     for images, noise, message in [
         (p["x"][0], p["noise"], r"images must be \(N, B, A\)"),
         (p["x"], p["noise"][:0], r"T at least 1, got \(0, 3, 5\)"),
         (p["x"], p["noise"][:, 1:], r"noise must be \(3, 3, 5\)"),
     ]:
         with pytest.raises(ValueError, match=message):
-            draw_forward("aten", settings, images, noise, weights)
+            draw_forward(kernel, settings, images, noise, weights)
 
 
 # The divergence
@@ -935,4 +945,4 @@ def test_images_too_large_for_a_program_are_left_to_others(
     monkeypatch.setenv("LN_ZOO_KERNELS", "triton,aten")
     for side, engine in ((28, "triton"), (200, "aten")):
         p = cast(problem(Size(T=1, N=1, B=side, A=side)), F32)
-        assert draw_engine(p["x"], p["noise"], weights_of(None, p)) == engine
+        assert chosen(p) == engine

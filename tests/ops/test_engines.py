@@ -25,15 +25,18 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from ln_zoo.layers import GRU, LSTM, RNN
 from ln_zoo.norms import LayerNorm, Norm, RMSNorm, Site
-from ln_zoo.ops import CELLS, KERNELS, RowNorm, dispatch, operator
+from ln_zoo.ops import CELLS, KERNELS, RowNorm, operator, registry
 from ln_zoo.ops.engines.aten import rows as aten_rows
-from ln_zoo.ops.engines.base import ENGINES, Engine, Products
+from ln_zoo.ops.engines.aten import shared
+from ln_zoo.ops.engines.base import Engine, Products
 from ln_zoo.ops.engines.native.one_call import OneCall
 from ln_zoo.ops.recurrent_kernel import Recurrence
 from ln_zoo.ops.spec import Operands, Rows, Spec
 
 HAS_PACKED = torch.backends.mkldnn.is_available()
 F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
+#: Means and variances over examples, of each place, where rows are normalised.
+NO_STATISTICS = (None, None, None)
 GATES = {"LSTM": 4, "GRU": 3, "RNN_TANH": 1, "RNN_RELU": 1}
 PLACES = {"LSTM": ("input", "recurrent", "cell"), "GRU": ("input", "recurrent")}
 every_cell = pytest.mark.parametrize("cell", GATES)
@@ -65,7 +68,7 @@ def refusal(engine: Engine, dtype: torch.dtype) -> str | None:
 @pytest.fixture(params=[kernel.name for kernel in KERNELS if isinstance(kernel, Recurrence)])
 def under(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Under]:
     """Lets one engine run alone, and makes sure that it did."""
-    engine = ENGINES[request.param]
+    engine = registry.engine_named(request.param)
     if reason := refusal(engine, F32):
         pytest.skip(f"{engine.name}: {reason}")
     found = Under(engine, F32 if refusal(engine, F64) else F64)
@@ -78,7 +81,7 @@ def under(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     monkeypatch.setenv("LN_ZOO_KERNELS", engine.name)
     # Calls of one chunk run without the frame.
     kernels = [kernel for kernel in KERNELS if not isinstance(kernel, OneCall)]
-    monkeypatch.setattr(dispatch, "KERNELS", kernels)
+    monkeypatch.setattr(registry, "KERNELS", kernels)
     monkeypatch.setattr(engine, "prepare", counted)
     yield found
     assert found.calls
@@ -210,7 +213,7 @@ def by(under: Under, spec: Spec, save: bool = True) -> Callable[[Operands], tupl
 
     def function(operands: Operands) -> tuple[Tensor, ...]:
         out, h, c, *_ = torch.ops.ln_zoo.recurrence(
-            *operands, None, spec.encode(), under.engine.name, save
+            *operands, *NO_STATISTICS, None, spec.encode(), under.engine.name, save
         )
         return (out, h, c) if spec.cell == "LSTM" else (out, h)
 
@@ -429,13 +432,13 @@ def test_many_chunks_are_as_one(
 ) -> None:
     layer = make(cell)
     x = pack_sequence([randn(n, 4) for n in lengths])
-    monkeypatch.setattr(aten_rows, "PIECE", 4 * 48)
+    monkeypatch.setattr(shared, "PIECE", 4 * 48)
     steps: list[int] = []
-    cut = operator.chunks
+    cut = operator.spans
     for rows in (4, 10):
         with monkeypatch.context() as patch:
             patch.setattr(
-                operator, "chunks", lambda sizes, *_, rows=rows: steps.append(1) or cut(sizes, rows)
+                operator, "spans", lambda sizes, *_, rows=rows: steps.append(1) or cut(sizes, rows)
             )
             compare_layers(layer, x, states_for(cell, layer, len(lengths)), under)
     assert len(steps) == 4
@@ -490,8 +493,8 @@ def test_without_gradients_nothing_is_kept(cell: str, under: Under) -> None:
     spec = specification(cell, True)
     operands = [None if a is None else a.to(F32) for a in problem(spec, 3, 2, 4, 12)]
     for save in (False, True):
-        *_, v, u, cells, stats = torch.ops.ln_zoo.recurrence(
-            *operands, None, spec.encode(), under.engine.name, save
+        *_, v, u, cells, stats, _ = torch.ops.ln_zoo.recurrence(
+            *operands, *NO_STATISTICS, None, spec.encode(), under.engine.name, save
         )
         kept = v.numel() + u.numel() + cells.numel() + stats.numel()
         assert kept > 0 if save else kept == 0
@@ -709,7 +712,7 @@ def arguments_of(spec: Spec, under: Under, *, packed: bool) -> list[Any]:
     leaves = [
         None if a is None else a.to(under.dtype).requires_grad_() for a in operands._replace(x=x)
     ]
-    return [*leaves, sizes, spec.encode(), under.engine.name]
+    return [*leaves, *NO_STATISTICS, sizes, spec.encode(), under.engine.name]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ln_zoo.layers import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm
-from ln_zoo.ops import dispatch
+from ln_zoo.ops import dispatch, registry
 from ln_zoo.ops.engines.native.one_call import OneCall
 from ln_zoo.ops.engines.native.runtime import trouble
 
@@ -29,7 +29,7 @@ every_kind = pytest.mark.parametrize("name", CELLS)
 def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """It runs alone, and what it refuses goes to the generic loop."""
     monkeypatch.setenv("LN_ZOO_KERNELS", "native")
-    monkeypatch.setattr(dispatch, "KERNELS", [OneCall()])
+    monkeypatch.setattr(registry, "KERNELS", [OneCall()])
     return iter(())
 
 

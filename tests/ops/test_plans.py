@@ -18,7 +18,7 @@ from torch.nn.utils import parametrize
 from ln_zoo import ops
 from ln_zoo.layers import GRU, LSTM, LSTMCell
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, Site
-from ln_zoo.ops import Record, RowNorm, dispatch
+from ln_zoo.ops import Record, RowNorm, dispatch, registry
 
 MODULES: dict[str, Callable[..., Any]] = {
     "layer": lambda **options: LSTM(7, 20, **options),
@@ -326,6 +326,6 @@ def test_kernels_may_be_added_later(monkeypatch: pytest.MonkeyPatch) -> None:
 
     layer, x = LSTM(7, 20), torch.randn(2, 3, 7)
     layer(x)
-    monkeypatch.setattr(dispatch, "KERNELS", [Broken()])
+    monkeypatch.setattr(registry, "KERNELS", [Broken()])
     with pytest.raises(ZeroDivisionError):
         layer(x)

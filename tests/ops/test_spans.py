@@ -6,24 +6,25 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
 
-from ln_zoo.ops.operator import chunks, previous_rows, rows_of, sizes_of
+from ln_zoo.ops.spans import previous_rows, rows_of, sizes_of, spans
 
 
 @pytest.mark.parametrize("sizes", [[3] * 7, [5, 5, 4, 2, 2, 1, 1, 1], [1], [9, 1], [0, 0]], ids=str)
 @pytest.mark.parametrize(("rows", "steps"), [(1, 1), (4, 1), (6, 2), (1, 3), (100, 1)])
-def test_chunks_cover_all_steps(sizes: list[int], rows: int, steps: int) -> None:
-    found = chunks(sizes, rows, steps)
-    assert [n for chunk in found for n in chunk.sizes] == sizes
+def test_spans_cover_all_steps(sizes: list[int], rows: int, steps: int) -> None:
+    found = spans(sizes, rows, steps)
+    assert [n for span in found for n in span.sizes] == sizes
     row, before = 0, sizes[0]
-    for chunk in found:
-        assert (chunk.first, chunk.last) == (row, row + sum(chunk.sizes))
-        assert chunk.before == before
-        row, before = chunk.last, chunk.sizes[-1]
-    for chunk in found[:-1]:
-        assert len(chunk.sizes) >= steps
-        assert sum(chunk.sizes) >= rows
+    for span in found:
+        assert (span.first, span.last) == (row, row + sum(span.sizes))
+        assert span.before == before
+        assert sizes[span.steps] == list(span.sizes)
+        row, before = span.last, span.sizes[-1]
+    for span in found[:-1]:
+        assert len(span.sizes) >= steps
+        assert sum(span.sizes) >= rows
         # And no step more than that.
-        assert len(chunk.sizes) == steps or sum(chunk.sizes[:-1]) < rows
+        assert len(span.sizes) == steps or sum(span.sizes[:-1]) < rows
 
 
 @pytest.mark.parametrize("lengths", [(4, 4, 4), (5, 3, 3, 1), (6, 1, 1)], ids=str)
@@ -32,9 +33,9 @@ def test_rows_before_each_row(lengths: tuple[int, ...], least: int) -> None:
     """Of the state after step t of case k, 10 t + k; before the first, -10 + k."""
     packed = pack_sequence([10.0 * torch.arange(n).unsqueeze(1) + k for k, n in enumerate(lengths)])
     start = torch.arange(len(lengths)).unsqueeze(1) - 10.0
-    for chunk in chunks(packed.batch_sizes.tolist(), least):
-        before = previous_rows(start, packed.data, chunk)
-        assert torch.equal(before, packed.data[chunk.first : chunk.last] - 10)
+    for span in spans(packed.batch_sizes.tolist(), least):
+        before = previous_rows(start, packed.data, span)
+        assert torch.equal(before, packed.data[span.first : span.last] - 10)
         assert before.is_contiguous()
 
 
@@ -43,15 +44,15 @@ def test_rows_of_a_padded_batch_are_contiguous(batch_first: bool) -> None:
     x = torch.randn(3, 6, 2).transpose(0, 1) if batch_first else torch.randn(6, 3, 2)
     sizes = sizes_of(x, None)
     assert sizes == [3] * 6
-    found = [rows_of(x, False, chunk) for chunk in chunks(sizes, 4)]
+    found = [rows_of(x, False, span) for span in spans(sizes, 4)]
     assert all(rows.is_contiguous() for rows in found)
     assert torch.equal(torch.cat(found), x.reshape(18, 2))
     expanded = torch.ones(()).expand(6, 3, 2)
-    assert rows_of(expanded, False, chunks(sizes, 4)[0]).is_contiguous()
+    assert rows_of(expanded, False, spans(sizes, 4)[0]).is_contiguous()
 
 
 def test_rows_of_packed_data() -> None:
     packed = pack_sequence([torch.randn(n, 2) for n in (5, 3, 1)])
     sizes = sizes_of(packed.data, packed.batch_sizes)
-    found = [rows_of(packed.data, True, chunk) for chunk in chunks(sizes, 4)]
+    found = [rows_of(packed.data, True, span) for span in spans(sizes, 4)]
     assert torch.equal(torch.cat(found), packed.data)

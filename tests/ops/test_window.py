@@ -19,13 +19,14 @@ from ln_zoo.ops import (
     RowNorm,
     Weights,
     WindowOperands,
-    window_engine,
+    pick_window,
     window_weights,
     windowed_lstm,
 )
-from ln_zoo.ops.engines.base import ENGINES, Engine
+from ln_zoo.ops.engines.base import Engine
 from ln_zoo.ops.engines.native.runtime import trouble
 from ln_zoo.ops.loops import window
+from ln_zoo.ops.registry import kernel_named
 
 F32, F64 = torch.float32, torch.float64
 PLACES = ("input", "recurrent", "cell")
@@ -45,7 +46,7 @@ def under(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     """Lets one engine run alone, and makes sure that it did."""
     if request.param == "native" and trouble() is not None:
         pytest.skip(f"no native kernels: {trouble()}")
-    engine = ENGINES[request.param]
+    engine = kernel_named("window", request.param).engine
     found = Under(engine)
     prepare = engine.prepare
 
@@ -196,9 +197,10 @@ def layer(under: Under, rule: Rule | None, p: Problem) -> window.Windowed:
     weights = Weights(p.w_ih, p.w_hh, p.b_ih, p.b_hh)
     operands = WindowOperands(p.weight, p.bias, p.text, p.window, p.kappa)
     described = records(rule, p)
-    name = window_engine(described, p.x, weights, operands)
-    assert name == under.engine.name
-    return windowed_lstm(name, described, p.x, (p.h, p.c), weights, operands)
+    kernel = pick_window(described, p.x, weights, operands)
+    assert kernel is not None
+    assert kernel.engine is under.engine
+    return windowed_lstm(kernel, described, p.x, (p.h, p.c), weights, operands)
 
 
 def by(under: Under, rule: Rule | None) -> Callable[[Problem], tuple[Tensor, ...]]:
@@ -327,8 +329,8 @@ def test_no_biases(under: Under) -> None:
 @pytest.mark.parametrize("rows", [1, 3, 4, 12, 51, 10**6])
 def test_many_chunks_are_as_one(rows: int, under: Under, monkeypatch: pytest.MonkeyPatch) -> None:
     rule, asked = Rule(), []
-    cut = window.chunks
-    monkeypatch.setattr(window, "chunks", lambda sizes, *_: asked.append(1) or cut(sizes, rows))
+    cut = window.spans
+    monkeypatch.setattr(window, "spans", lambda sizes, *_: asked.append(1) or cut(sizes, rows))
     compare(under, rule, problem(17, 3, 12, 5, 2, rule))
     assert len(asked) == 2
 
@@ -663,12 +665,13 @@ def test_gradients_of_gradients_are_refused(under: Under) -> None:
 
 
 def chosen(p: Problem, rule: Rule | None = None, **weights: Tensor) -> str | None:
-    return window_engine(
+    kernel = pick_window(
         records(rule, p),
         p.x,
         Weights(p.w_ih, p.w_hh, p.b_ih, p.b_hh, **weights),
         WindowOperands(p.weight, p.bias, p.text, p.window, p.kappa),
     )
+    return None if kernel is None else kernel.name
 
 
 @pytest.mark.skipif(trouble() is not None, reason="no native kernels")
@@ -707,7 +710,7 @@ def test_what_functions_of_torch_do_better_or_alone(monkeypatch: pytest.MonkeyPa
     opaque = records(Rule(), p) | {"recurrent": None}
     weights = Weights(p.w_ih, p.w_hh, p.b_ih, p.b_hh)
     operands = WindowOperands(p.weight, p.bias, p.text, p.window, p.kappa)
-    assert window_engine(opaque, p.x, weights, operands) is None
+    assert pick_window(opaque, p.x, weights, operands) is None
     seen = []
     torch.func.vmap(lambda x: seen.append(chosen(p._replace(x=x))) or x)(p.x[None])
     torch.func.grad(lambda x: seen.append(chosen(p._replace(x=x))) or x.sum())(p.x)

@@ -24,16 +24,18 @@ from ln_zoo.ops import (
     Weights,
     draw_forward,
 )
-from ln_zoo.ops.batch_recurrence import BatchSpec, Cases
 from ln_zoo.ops.engines.native.one_call import Parameters, Prepared
 from ln_zoo.ops.engines.native.runtime import NativeProducts, multiply, packed, trouble
 from ln_zoo.ops.loops.window import WindowOperands, windowed_lstm
-from ln_zoo.ops.spec import Operands, Rows, Spec
+from ln_zoo.ops.operator import Given, Kept
+from ln_zoo.ops.registry import kernel_named
+from ln_zoo.ops.spec import Cases, Operands, Rows, Spec
 
 pytestmark = pytest.mark.skipif(trouble() is not None, reason=f"no native kernels: {trouble()}")
 
 T, N, I, H = 4, 3, 2, 5  # noqa: E741
 SIZES = [3, 3, 2, 1]
+GIVEN, KEPT = Given._fields, Kept._fields
 #: A function of tensors by name, and right ones.
 Entry = tuple[Callable[[dict[str, Any]], list[Tensor]], dict[str, Any]]
 
@@ -81,46 +83,46 @@ def recurrence(cell: str, is_packed: bool) -> Iterator[tuple[str, Entry]]:
         )
         return list(found)
 
-    given = {**operands, "batch_sizes": sizes}
+    nothing = dict.fromkeys(GIVEN)
+    given = {**operands, **nothing, "batch_sizes": sizes}
     yield "recurrence", (forward, given)
     yield "recurrence, nothing kept", (lambda given: forward(given, save=False), given)
     output, h, c, *kept = forward(given)
     grads = {"d_out": torch.ones_like(output), "d_h": torch.ones_like(h), "d_c": torch.ones_like(c)}
-    kept_too = dict(zip(("out", "v", "u", "cells", "stats"), (output, *kept), strict=True))
-    all_of_it = {**grads, **operands, **kept_too, "batch_sizes": sizes}
+    kept_too = dict(zip(KEPT, (output, *kept), strict=True))
+    all_of_it = {**grads, **operands, **nothing, **kept_too, "batch_sizes": sizes}
     yield "recurrence_backward", (backward, all_of_it)
 
 
 def batch_recurrence(cell: str, is_packed: bool, batch: bool) -> Iterator[tuple[str, Entry]]:
     gates = CELLS[cell].gates
-    place, none = Cases(True, batch, 0.1), Cases()
+    place, none = Cases(batch, 0.1), Rows()
     places = {"LSTM": (place, place, place), "GRU": (place, place, none)}
-    spec = BatchSpec(cell, *places.get(cell, (none, none, place)))
+    spec = Spec(cell, *places.get(cell, (none, none, place)))
     steps = [3, 3, 2, 2]
     scales = tuple(p.scale for p in spec.places)
     operands = random_operands(cell, scales, sum(steps) if is_packed else None)
     given = {
-        f"given_{name}": torch.rand(2, 2, width) + 0.5 if p.scale and not batch else None
-        for name, p, width in zip("iro", spec.places, (gates * H, gates * H, H), strict=True)
+        name: torch.rand(2, 2, width) + 0.5 if p.scale and not batch else None
+        for name, p, width in zip(GIVEN, spec.places, (gates * H, gates * H, H), strict=True)
     }
     sizes, code = torch.tensor(steps) if is_packed else None, spec.encode()
 
     def forward(given: dict[str, Any]) -> list[Tensor]:
-        return list(torch.ops.ln_zoo.batch_recurrence(*given.values(), code, "native", True))
+        return list(torch.ops.ln_zoo.recurrence(*given.values(), code, "native", True))
 
     def backward(given: dict[str, Any]) -> list[Tensor]:
-        found = torch.ops.ln_zoo.batch_recurrence_backward(
+        found = torch.ops.ln_zoo.recurrence_backward(
             *given.values(), code, "native", [a is not None for a in operands.values()]
         )
         return list(found)
 
     right = {**operands, **given, "batch_sizes": sizes}
     yield "batch_recurrence", (forward, right)
-    output, h, c, v, u, cells, *found = forward(right)
+    output, h, c, *kept = forward(right)
     all_of_it = {
         **{"d_out": torch.ones_like(output), "d_h": torch.ones_like(h), "d_c": torch.ones_like(c)},
-        **{**operands, **given, "out": output, "v": v, "u": u, "cells": cells},
-        **dict(zip(("var_i", "var_r", "var_o", "mean_o"), (*found[1::2], found[4]), strict=True)),
+        **{**operands, **given, **dict(zip(KEPT, (output, *kept), strict=True))},
         "batch_sizes": sizes,
     }
     yield "batch_recurrence_backward", (backward, all_of_it)
@@ -175,7 +177,12 @@ def window() -> Iterator[tuple[str, Entry]]:
         windows = WindowOperands(*(given[name] for name in WindowOperands._fields))
         states = given["h"], given["c"]
         done = windowed_lstm(
-            "native", with_gains(given), given["x"], states, of_weights(given), windows
+            kernel_named("window", "native"),
+            with_gains(given),
+            given["x"],
+            states,
+            of_weights(given),
+            windows,
         )
         return list(done)
 
@@ -219,7 +226,11 @@ def draw() -> Iterator[tuple[str, Entry]]:
             for name in ("posterior", "read", "write", "patch")
         )
         weights = DrawWeights(lstm("encoder"), lstm("decoder"), *heads, given["canvas"])
-        return list(draw_forward("native", settings, given["images"], given["noise"], weights))
+        return list(
+            draw_forward(
+                kernel_named("DRAW", "native"), settings, given["images"], given["noise"], weights
+            )
+        )
 
     def both(given: dict[str, Any]) -> list[Tensor]:
         fixed = ("images", "noise")

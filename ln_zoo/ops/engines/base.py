@@ -3,9 +3,9 @@
 The frame around it (`ln_zoo.ops.operator`) is the same for all engines: chunks, products over all
 time steps at once, the operators of torch, gradients of gradients. An engine sees plain tensors.
 
-Data of one direction are rows in packed order: step t owns ``sizes[t]`` rows, sizes never grow, and
-a padded batch is the special case of equal sizes. States are buffers (N, H) of which step t reads
-and writes the first ``sizes[t]`` rows: after the last step they hold each example's final state.
+Data of one direction are rows in packed order (`ln_zoo.ops.spans`). States are buffers (N, H) of
+which step t reads and writes the first ``sizes[t]`` rows: after the last step they hold each
+example's final state.
 
 With v = W x and u = R h', p the normalised terms with gains and biases, the equations are those of
 `ln_zoo.ops.cells`. Where a place is centred, the weights are (`centred`, by ``spec.products``): the
@@ -18,17 +18,17 @@ dv; one that leaves none says so (`Products.leaves_constants`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from ln_zoo.ops.spec import Operands, Rows, Spec
+from ln_zoo.ops.spans import Span
+from ln_zoo.ops.spec import Cases, Operands, Rows, Spec
 
 
 class Products:
-    """Products over all rows of a chunk, by torch's own; what `Engine.prepare` makes builds on it.
+    """Products over all rows of a chunk, by torch's own; `Steps` build on it.
 
     Args:
         w_ih: the input weights to multiply by, (G, I): `centred` ones where the place is centred.
@@ -67,13 +67,43 @@ class Products:
             total.addmm_(d.t(), a)
 
 
+class Statistics(NamedTuple):
+    """Over the examples of consecutive steps, at one place.
+
+    Attributes:
+        mean: (steps, F). Of a place that uses the batch's own, ``None`` in the backward: u, v are
+            kept without their means. Only the means of an LSTM's cell states are there.
+        var: biased variances, (steps, F).
+    """
+
+    mean: Tensor | None
+    var: Tensor
+
+    def part(self, steps: slice) -> Statistics:
+        """Those of some of the steps."""
+        return Statistics(None if self.mean is None else self.mean[steps], self.var[steps])
+
+
+class Places(NamedTuple):
+    """`Statistics` of each place; ``None`` where nothing is normalised over examples."""
+
+    input: Statistics | None = None
+    recurrent: Statistics | None = None
+    out: Statistics | None = None
+
+    def part(self, steps: slice) -> Places:
+        """Those of some of the steps."""
+        return Places(*(None if place is None else place.part(steps) for place in self))
+
+
 class Saved(NamedTuple):
     """What training keeps of a run of rows; the forward writes it, the backward reads it.
 
     Attributes:
-        v: products W x, (rows, G), in the precision of products. In an RNN (``spec.merged``) None
-            in the backward, and in the forward the same memory as u.
-        u: products R h', (rows, G), in the precision of products. In an RNN the sum v + u.
+        v: products W x, (rows, G), in the precision of products, less their means where the place
+            uses those of the batch. In an RNN (``spec.merged``) None in the backward, and in the
+            forward the same memory as u.
+        u: the same of R h'. In an RNN the sum v + u.
         c: cell states after each step, (rows, H), float32 at least; ``None`` but for an LSTM.
         stats: (rows, S), float32 at least, where S is ``Engine.stats(spec)``; in the engine's own
             layout.
@@ -84,9 +114,18 @@ class Saved(NamedTuple):
     c: Tensor | None
     stats: Tensor
 
+    def part(self, rows: slice) -> Saved:
+        """What is kept of some of the rows."""
+        v, u, c, stats = self
+        return Saved(
+            None if v is None else v[rows],
+            u[rows],
+            None if c is None else c[rows],
+            stats[rows],
+        )
 
-@dataclass
-class Sums:
+
+class Sums(NamedTuple):
     """Gradients that add up over rows, float32 at least; ``None``: not wanted.
 
     Attributes:
@@ -104,6 +143,94 @@ class Sums:
     gain_recurrent: Tensor | None = None
     gain_out: Tensor | None = None
     shift_out: Tensor | None = None
+
+
+class Chunk(NamedTuple):
+    """Consecutive time steps on the way there; all tensors contiguous but for statistics.
+
+    Attributes:
+        sizes: rows of each step; 2 at least where a place uses the batch.
+        v: products of the inputs with ``w_ih``, (rows, G), without bias, less their means where
+            their place uses the batch. It is scratch memory where nothing is saved.
+        h: state, (N, H), float32 at least; updated in place.
+        c: cell state of an LSTM, (N, H), float32 at least; updated in place.
+        out: to be filled with the states h after each step, (rows, H), in the precision of
+            products.
+        saved: to be filled with what the backward reads (v is filled already); ``None`` where no
+            gradient will be asked for.
+        places: statistics over examples. What is given is read. What the batch has is written: the
+            variance, and the mean added to what is there (0, or the part of it that v is without).
+    """
+
+    sizes: Sequence[int]
+    v: Tensor
+    h: Tensor
+    c: Tensor | None
+    out: Tensor
+    saved: Saved | None
+    places: Places = Places()
+
+
+class ChunkGrads(NamedTuple):
+    """The same steps on the way back.
+
+    Attributes:
+        sizes: rows of each step.
+        dout: gradient of ``out``, (rows, H), read only; ``None`` for 0.
+        dh: gradient of the state after the last step, (N, H), float32 at least; left as that of
+            the state before the first.
+        dc: the same of an LSTM's cell state.
+        saved: what the forward kept; read only.
+        h_prev: states before each step, (rows, H), in the precision of products; read only.
+        c_prev: cell states before each step, (rows, H), float32 at least; read only.
+        du: to be filled with the gradient of u, (rows, G), in the precision of products. (The frame
+            makes the gradient of w_hh of it; dh is the engine's.) Where the place uses the batch,
+            any constant may be added to a feature of a step.
+        dv: to be filled with that of v; in an RNN (``spec.merged``) the same tensor as du.
+        sums: what to add the gradients of vectors to, in place.
+        places: statistics over examples; read only.
+    """
+
+    sizes: Sequence[int]
+    dout: Tensor | None
+    dh: Tensor
+    dc: Tensor | None
+    saved: Saved
+    h_prev: Tensor
+    c_prev: Tensor | None
+    du: Tensor
+    dv: Tensor
+    sums: Sums
+    places: Places = Places()
+
+    def part(self, span: Span) -> ChunkGrads:
+        """Some of the steps."""
+        rows = span.rows
+        return ChunkGrads(
+            span.sizes,
+            None if self.dout is None else self.dout[rows],
+            self.dh,
+            self.dc,
+            self.saved.part(rows),
+            self.h_prev[rows],
+            None if self.c_prev is None else self.c_prev[rows],
+            self.du[rows],
+            self.dv[rows],
+            self.sums,
+            self.places.part(span.steps),
+        )
+
+
+class Steps(Products):
+    """What an engine makes once per call: centred, transposed, packed weights, and the loops."""
+
+    def forward(self, chunk: Chunk) -> None:
+        """Runs consecutive time steps."""
+        raise NotImplementedError
+
+    def backward(self, grads: ChunkGrads) -> None:
+        """Takes gradients back through the steps of one call of `forward`."""
+        raise NotImplementedError
 
 
 class Engine(Protocol):
@@ -141,8 +268,8 @@ class Engine(Protocol):
                 pieces of one call have different names.
         """
 
-    def prepare(self, spec: Spec, operands: Operands, backward: bool) -> Any:
-        """What is made once per call (centred, transposed, packed weights), `Products` and more.
+    def prepare(self, spec: Spec, operands: Operands, backward: bool) -> Steps:
+        """What is made once per call.
 
         Args:
             spec: what is to be computed.
@@ -150,75 +277,8 @@ class Engine(Protocol):
             backward: whether it is for the backward pass.
         """
 
-    def forward_steps(
-        self,
-        p: Any,
-        v: Tensor,
-        sizes: Sequence[int],
-        h: Tensor,
-        c: Tensor | None,
-        out: Tensor,
-        saved: Saved | None,
-    ) -> None:
-        """Runs consecutive time steps; all tensors contiguous.
 
-        Args:
-            p: what `prepare` made.
-            v: products of the inputs with ``p.w_ih``, without bias, (rows, G). It is scratch memory
-                where nothing is saved.
-            sizes: rows of each step.
-            h: state, (N, H), float32 at least; updated in place.
-            c: cell state of an LSTM, (N, H), float32 at least; updated in place.
-            out: to be filled with the states h after each step, (rows, H), in the precision of
-                products.
-            saved: to be filled with what the backward reads (v is filled already); ``None`` where
-                no gradient will be asked for.
-        """
-
-    def backward_steps(
-        self,
-        p: Any,
-        sizes: Sequence[int],
-        dout: Tensor | None,
-        dh: Tensor,
-        dc: Tensor | None,
-        saved: Saved,
-        h_prev: Tensor,
-        c_prev: Tensor | None,
-        du: Tensor,
-        dv: Tensor,
-        sums: Sums,
-    ) -> None:
-        """Takes gradients back through the time steps of one call of `forward_steps`.
-
-        Args:
-            p: what `prepare` made.
-            sizes: rows of each step.
-            dout: gradient of ``out``, (rows, H), read only; ``None`` for 0.
-            dh: gradient of the state after the last step, (N, H), float32 at least; left as that of
-                the state before the first.
-            dc: the same of an LSTM's cell state.
-            saved: what the forward kept; read only.
-            h_prev: states before each step, (rows, H), in the precision of products; read only.
-            c_prev: cell states before each step, (rows, H), float32 at least; read only.
-            du: to be filled with the gradient of u, (rows, G), in the precision of products. (The
-                frame makes the gradient of w_hh of it; dh is the engine's.)
-            dv: to be filled with that of v; in an RNN (``spec.merged``) the same tensor as du.
-            sums: what to add the gradients of vectors to, in place.
-        """
-
-
-#: Engines by name; the operators look them up here.
-ENGINES: dict[str, Engine] = {}
-
-
-def register(engine: Engine) -> Engine:
-    """Makes an engine known to the operators under its name, and gives it back."""
-    ENGINES[engine.name] = engine
-    return engine
-
-
-def centred(weight: Tensor, rows: Rows, out: Tensor | None = None) -> Tensor:
+def centred(weight: Tensor, rows: Rows | Cases, out: Tensor | None = None) -> Tensor:
     """The weight less the mean of its rows over each group of statistics, where rows are centred.
 
     It is its own adjoint: gradients of the weight are taken back by the same function.
@@ -234,7 +294,7 @@ def centred(weight: Tensor, rows: Rows, out: Tensor | None = None) -> Tensor:
         >>> centred(torch.tensor([[1.0], [3.0], [4.0], [8.0]]), rows).flatten()
         tensor([-1.,  1., -2.,  2.])
     """
-    if not (rows.scale and rows.center):
+    if not isinstance(rows, Rows) or not (rows.scale and rows.center):
         return weight if out is None else out.copy_(weight)
     if out is None:
         out = torch.empty_like(weight)

@@ -10,6 +10,7 @@ from torch import Tensor
 from ln_zoo.ops.cells import Cell, States, Weights
 from ln_zoo.ops.records import Records
 from ln_zoo.ops.recurrent_kernel import transformed
+from ln_zoo.ops.registry import Task
 
 _FUNCTIONS: dict[str, Callable[..., tuple[Tensor, ...]]] = {
     "LSTM": torch.lstm,
@@ -28,6 +29,7 @@ class TorchRNN:
 
     name = "torch"
     title = "torch's fused loop"
+    tasks: tuple[Task, ...] = ("layers",)
 
     def refuses(
         self, cell: Cell, records: Sequence[Records], x: Tensor, weights: Sequence[Weights]
@@ -73,7 +75,7 @@ class TorchRNN:
         dropout: float,
         training: bool,
     ) -> tuple[Tensor, States]:
-        """Runs the layers; arguments as `ln_zoo.ops.dispatch.Kernel` has them."""
+        """Runs the layers; arguments as `ln_zoo.ops.dispatch.LayersKernel` has them."""
         hx = states if cell.name == "LSTM" else states[0]
         flat = [w for direction in weights for w in direction.tensors if w is not None]
         has_biases = weights[0].bias_ih is not None

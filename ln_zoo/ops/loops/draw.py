@@ -18,15 +18,13 @@ step is one product, with its inputs side by side.
 The loop is one function with gradients written out. Under autocast the products of the LSTMs and
 of the posterior take bfloat16, but not those that place the filters; all else is float32 at least.
 Gradients of weights wait for nothing: theirs are products over many glimpses at once. What stands
-between products runs in C++ ("native"), or on functions of torch ("aten") on any device.
+between products is an engine's, and is called step by step.
 """
 
 from __future__ import annotations
 
 import functools
-import math
-import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -36,14 +34,12 @@ from torch import Tensor
 from ln_zoo.ops import memory
 from ln_zoo.ops.cells import CELLS, Weights
 from ln_zoo.ops.checks import check_devices
-from ln_zoo.ops.dispatch import allowed
-from ln_zoo.ops.engines.base import ENGINES
-from ln_zoo.ops.engines.native.draw import NativeDraw
-from ln_zoo.ops.engines.triton.draw import TritonDraw, image_refusal, replayed
+from ln_zoo.ops.engines.base import Engine
 from ln_zoo.ops.loops.glimpse import FilterNorm
 from ln_zoo.ops.operator import no_autocast
 from ln_zoo.ops.records import Records, RowNorm
 from ln_zoo.ops.recurrent_kernel import untraceable
+from ln_zoo.ops.registry import Task, say_unsupported, select
 from ln_zoo.ops.spec import Rows, product_dtype, refusal, specify
 
 #: Numbers that place the filters of one side.
@@ -143,14 +139,32 @@ class Drawn(NamedTuple):
 # The choice
 
 
-def draw_refusal(images: Tensor, noise: Tensor, weights: DrawWeights) -> str | None:
-    """Why `draw_forward` cannot take this call, whatever the engine; ``None``: it can.
+class DrawKernel:
+    """An engine that has the steps of a glimpse.
 
     Args:
-        images: x, (N, B, A).
-        noise: e, (T, N, Z).
-        weights: all that is learned.
+        engine: the engine.
+        steps: its steps.
     """
+
+    tasks: tuple[Task, ...] = ("DRAW",)
+
+    def __init__(self, engine: Engine, steps: type[DrawSteps]) -> None:
+        self.engine, self.steps = engine, steps
+        self.name, self.title = engine.name, engine.title
+
+    def refuses(self, images: Tensor, noise: Tensor, weights: DrawWeights) -> str | None:
+        """Why it cannot take this call, or ``None``; arguments as for `pick_draw`."""
+        reason = _refusal(images, noise, weights) or self.steps.refuses(images, weights)
+        if reason is not None:
+            return reason
+        of = weights.encoder
+        spec = specify(_LSTM, of.records, of.weights)
+        return self.engine.refuses(spec, images, of.weights.hh, product_dtype(images))
+
+
+def _refusal(images: Tensor, noise: Tensor, weights: DrawWeights) -> str | None:
+    """Why no engine can take a call, or ``None``."""
     if torch.compiler.is_compiling():
         return "a compiled program holds functions of torch alone"
     lstms = (weights.encoder, weights.decoder)
@@ -176,34 +190,34 @@ def draw_refusal(images: Tensor, noise: Tensor, weights: DrawWeights) -> str | N
     return None
 
 
-def draw_engine(images: Tensor, noise: Tensor, weights: DrawWeights) -> str | None:
-    """The engine that `draw_forward` runs on; ``None``: it cannot take this call.
-
-    The environment variable ``LN_ZOO_KERNELS`` chooses among engines, as for all kernels.
-    Arguments are those of `draw_refusal`.
-    """
-    names = [kernel.name for kernel in allowed(os.environ.get("LN_ZOO_KERNELS", ""))[0]]
-    names = [name for name in _STEPS if name in names]
-    if not names or draw_refusal(images, noise, weights) is not None:
+def float32_alone(images: Tensor) -> str | None:
+    """The reason of engines whose steps are in float32, whatever their products are in."""
+    if images.dtype == torch.float32:
         return None
-    weight, narrow = weights.encoder.weights.hh, product_dtype(images)
-    spec = specify(_LSTM, weights.encoder.records, weights.encoder.weights)
-    for name in names:
-        # These know float32 alone, besides the products' bfloat16.
-        if name != "aten" and images.dtype != torch.float32:
-            continue
-        if name == "triton" and _holds_no_image(images, weights):
-            continue
-        if ENGINES[name].refuses(spec, images, weight, narrow) is None:
-            return name
-    return None
+    return f"it computes in float32, not in {_word(images.dtype)}"
 
 
-def _holds_no_image(images: Tensor, weights: DrawWeights) -> bool:
-    _, height, width = images.shape
-    ih, hh = weights.encoder.weights[:2]
-    largest = max((ih.shape[1] - hh.shape[1]) // 2, len(weights.patch.weight))
-    return image_refusal(height, width, math.isqrt(max(largest, 1))) is not None
+def pick_draw(
+    images: Tensor, noise: Tensor, weights: DrawWeights | None, unsupported: str | None = None
+) -> DrawKernel | None:
+    """The kernel that `draw_forward` runs on; ``None``: none can take this call.
+
+    The environment variable ``LN_ZOO_KERNELS`` chooses, as for all kernels, and the log says what
+    runs.
+
+    Args:
+        images: x, (N, B, A).
+        noise: e, (T, N, Z).
+        weights: all that is learned.
+        unsupported: why the model is not one that `draw_forward` computes; there are no weights
+            then.
+    """
+    if unsupported is not None or weights is None:
+        say_unsupported("DRAW", "functions of torch", f": {unsupported}")
+        return None
+    call = (images, noise, weights)
+    found: DrawKernel | None = select("DRAW", "DRAW", call, "functions of torch")
+    return found
 
 
 def _word(dtype: torch.dtype) -> str:
@@ -214,12 +228,12 @@ def _word(dtype: torch.dtype) -> str:
 
 
 def draw_forward(
-    engine: str, settings: DrawSettings, images: Tensor, noise: Tensor, weights: DrawWeights
+    kernel: DrawKernel, settings: DrawSettings, images: Tensor, noise: Tensor, weights: DrawWeights
 ) -> Drawn:
     """Runs all glimpses; it has no gradients of gradients.
 
     Args:
-        engine: what `draw_engine` said.
+        kernel: what `pick_draw` gave.
         settings: what is computed.
         images: x, (N, B, A), numbers from 0 to 1.
         noise: e, (T, N, Z), T at least 1.
@@ -242,25 +256,24 @@ def draw_forward(
         ...     encoder, decoder, posterior, affine(5), affine(5), affine(3 * 3), rand(7, 8)
         ... )
         >>> images, noise = rand(2, 7, 8), rand(10, 2, 6)
-        >>> engine = draw_engine(images, noise, weights)
-        >>> done = draw_forward(engine, settings, images, noise, weights)
+        >>> kernel = pick_draw(images, noise, weights)
+        >>> done = draw_forward(kernel, settings, images, noise, weights)
         >>> done.logits.shape, done.means.shape
         (torch.Size([2, 7, 8]), torch.Size([10, 2, 6]))
     """
     _check(settings, images, noise, weights)
-    plan = _Plan(
+    plan = DrawPlan(
         settings,
-        engine,
         (_rows(weights.encoder), _rows(weights.decoder)),
         product_dtype(images),
     )
     with no_autocast(images):
         tensors = (images.contiguous(), noise.contiguous(), *_lower(weights))
         save = torch.is_grad_enabled() and any(a is not None and a.requires_grad for a in tensors)
-        return Drawn(*_Draw.apply(plan, save, *tensors))
+        return Drawn(*_Draw.apply(kernel.steps, plan, save, *tensors))
 
 
-class _Operands(NamedTuple):
+class DrawOperands(NamedTuple):
     """The tensors of a call; weights beside what their inputs are beside."""
 
     images: Tensor  # (N, B, A)
@@ -298,7 +311,7 @@ def _tensors(images: Tensor, noise: Tensor, weights: DrawWeights) -> list[Tensor
 
 
 def _rows(lstm: DrawLSTM) -> Rows:
-    return specify(_LSTM, lstm.records, lstm.weights).out
+    return specify(_LSTM, lstm.records, lstm.weights).rows[2]
 
 
 def _lower(weights: DrawWeights) -> tuple[Tensor | None, ...]:
@@ -369,11 +382,18 @@ def _check(settings: DrawSettings, images: Tensor, noise: Tensor, weights: DrawW
 
 
 @dataclass(frozen=True)
-class _Plan:
+class DrawPlan:
+    """What a run depends on, beside its tensors.
+
+    Args:
+        settings: what is computed.
+        norms: of the cell states on their way out.
+        narrow: the precision of products.
+    """
+
     settings: DrawSettings
-    engine: str
-    norms: tuple[Rows, Rows]  # of the cell states on their way out
-    narrow: torch.dtype  # of products
+    norms: tuple[Rows, Rows]
+    narrow: torch.dtype
 
 
 class Kept(NamedTuple):
@@ -458,12 +478,56 @@ class Back(NamedTuple):
     posterior: Tensor
 
 
-class DrawSteps(Protocol):
+class DrawSteps:
     """All that stands between the products of a glimpse t.
 
     On the way back the functions are called in the opposite order, each with the products that
     come of what it fills in `Back` done after it.
+
+    Args:
+        plan: what is computed.
+        operands: the tensors of the call.
+        weights: of encoder, decoder and posterior, in the precision of products.
+        kept: what is kept of glimpses.
+        made: what is given.
+        back: what is for the way back.
     """
+
+    def __init__(
+        self,
+        plan: DrawPlan,
+        operands: DrawOperands,
+        weights: Sequence[Tensor],
+        kept: Kept,
+        made: Made,
+        back: Back | None,
+    ) -> None:
+        raise NotImplementedError
+
+    @staticmethod
+    def refuses(images: Tensor, weights: DrawWeights) -> str | None:
+        """Why it cannot take such a call, or ``None``."""
+        return None
+
+    @staticmethod
+    def replayed(
+        plan: DrawPlan,
+        operands: DrawOperands,
+        save: bool,
+        forward: Callable[[DrawOperands], Run],
+    ) -> tuple[tuple[Tensor, ...], Replay] | None:
+        """Runs all glimpses as they were recorded; ``None`` where nothing is.
+
+        Args:
+            plan: what is computed.
+            operands: the tensors of the call.
+            save: whether gradients may be asked for.
+            forward: makes a run.
+
+        Returns:
+            The results, and what to keep for their gradients.
+        """
+        return None
 
     def multiply(self, which: int, a: Tensor, out: Tensor) -> None:
         """Fills out with a product of the weight: on the way back a W, otherwise a W^T."""
@@ -500,6 +564,7 @@ class DrawSteps(Protocol):
 
     def clamped(self) -> Tensor:
         """How many numbers were clamped; see `Drawn`."""
+        raise NotImplementedError
 
     def totals(self) -> Sequence[Tensor]:
         """Gradients of vectors, after the way back: sums over all glimpses and examples.
@@ -508,6 +573,7 @@ class DrawSteps(Protocol):
             Of the encoder: bias (4H,), gain and shift (H,); of the decoder the same; bias of the
             posterior (2Z,).
         """
+        raise NotImplementedError
 
 
 class Run(NamedTuple):
@@ -523,14 +589,32 @@ class Run(NamedTuple):
         return self.made.logits, self.made.means, self.made.log_stds, self.clamped
 
 
+class Replay(Protocol):
+    """A run that was recorded, for its gradients."""
+
+    def gradients(
+        self,
+        grads: Sequence[Tensor | None],
+        backward: Callable[[DrawOperands, Run, Sequence[Tensor | None]], DrawOperands],
+    ) -> DrawOperands:
+        """Gradients of the operands, in memory of their own.
+
+        Args:
+            grads: of the results.
+            backward: takes them back through a run; for the first time it is recorded.
+        """
+
+
 class _Draw(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, plan: _Plan, save: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
-        operands = _Operands(*tensors)
-        forward = functools.partial(_run, plan, save=save)
-        ctx.plan = plan
+    def forward(
+        ctx: Any, kind: type[DrawSteps], plan: DrawPlan, save: bool, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        operands = DrawOperands(*tensors)
+        forward = functools.partial(_run, kind, plan, save=save)
+        ctx.kind, ctx.plan = kind, plan
         ctx.set_materialize_grads(False)
-        found = replayed(plan, operands, save, forward) if plan.engine == "triton" else None
+        found = kind.replayed(plan, operands, save, forward)
         ctx.replay = None
         if found is None:
             run = forward(operands)
@@ -552,29 +636,29 @@ class _Draw(torch.autograd.Function):
                 "LN_ZOO_KERNELS=0 where you ask for them (create_graph=True)"
             )
         if ctx.replay is not None:
-            plan: _Plan = ctx.plan
+            kind, plan = ctx.kind, ctx.plan
 
             def backward(
-                operands: _Operands, run: Run, grads: Sequence[Tensor | None]
-            ) -> _Operands:
+                operands: DrawOperands, run: Run, grads: Sequence[Tensor | None]
+            ) -> DrawOperands:
                 with no_autocast(operands.noise):
-                    return _gradients(plan, operands, run.made.log_stds, run.kept, grads)
+                    return _gradients(kind, plan, operands, run.made.log_stds, run.kept, grads)
 
             found = ctx.replay.gradients(grads[:3], backward)
         else:
             saved = ctx.saved_tensors  # read once: activation checkpointing refuses a second time
-            count = len(_Operands._fields)
-            operands, kept = _Operands(*saved[:count]), Kept.of(saved[count + 1 :])
+            count = len(DrawOperands._fields)
+            operands, kept = DrawOperands(*saved[:count]), Kept.of(saved[count + 1 :])
             with no_autocast(saved[0]):
-                found = _gradients(ctx.plan, operands, saved[count], kept, grads[:3])
-        needed = ctx.needs_input_grad[2:]
-        return (None, None, *(d if n else None for d, n in zip(found, needed, strict=True)))
+                found = _gradients(ctx.kind, ctx.plan, operands, saved[count], kept, grads[:3])
+        needed = ctx.needs_input_grad[3:]
+        return (None, None, None, *(d if n else None for d, n in zip(found, needed, strict=True)))
 
 
-def _run(plan: _Plan, operands: _Operands, save: bool) -> Run:
+def _run(kind: type[DrawSteps], plan: DrawPlan, operands: DrawOperands, save: bool) -> Run:
     """Runs all glimpses."""
     kept, made = _allocate(plan, operands, save)
-    steps = _STEPS[plan.engine](plan, operands, _weights(plan, operands), kept, made, None)
+    steps = kind(plan, operands, _weights(plan, operands), kept, made, None)
     slots, hidden = len(kept.cells[0]), len(operands.h_decoder)
     inputs, of_decoder = kept.inputs
     _start(operands, kept)
@@ -583,7 +667,7 @@ def _run(plan: _Plan, operands: _Operands, save: bool) -> Run:
         steps.read(t)
         steps.multiply(ENCODER, inputs[before], _sums(kept, made, ENCODER, before))
         steps.lstm(ENCODER, t)
-        steps.multiply(POSTERIOR, inputs[after, :, -hidden:], made.posterior)
+        steps.multiply(POSTERIOR, inputs[after, :, -hidden:], _there(made.posterior))
         steps.latent(t)
         steps.multiply(DECODER, of_decoder[before], _sums(kept, made, DECODER, before))
         steps.lstm(DECODER, t)
@@ -593,17 +677,18 @@ def _run(plan: _Plan, operands: _Operands, save: bool) -> Run:
 
 
 def _gradients(
-    plan: _Plan,
-    operands: _Operands,
+    kind: type[DrawSteps],
+    plan: DrawPlan,
+    operands: DrawOperands,
     log_stds: Tensor,
     kept: Kept,
     grads: Sequence[Tensor | None],
-) -> _Operands:
+) -> DrawOperands:
     """What a run takes back of the gradients of logits, means and log standard deviations."""
     back = _allocate_back(plan, operands, grads)
     made = Made(operands.images, log_stds, log_stds)  # Neither logits nor means are read.
     weights = _weights(plan, operands)
-    steps = _STEPS[plan.engine](plan, operands, weights, kept, made, back)
+    steps = kind(plan, operands, weights, kept, made, back)
     glimpses, hidden, chunk = len(operands.noise), len(operands.h_decoder), len(back.posterior)
     totals = [torch.zeros_like(w, dtype=log_stds.dtype) for w in weights]
     encoded = kept.inputs[ENCODER][1:, :, -hidden:]
@@ -629,7 +714,7 @@ def _gradients(
     dh_decoder = torch.mm(back.heads[0], operands.w_heads)
     dh_decoder += by_encoder[:, -2 * hidden : -hidden]
     dh_decoder += by_decoder[:, -hidden:]
-    return _Operands(
+    return DrawOperands(
         images=cast(Tensor, None),
         noise=cast(Tensor, None),
         w_encoder=totals[ENCODER],
@@ -661,18 +746,23 @@ def _add_product(total: Tensor, d: Tensor, a: Tensor) -> None:
         total += torch.mm(d, a)
 
 
+def _there(a: Tensor | None) -> Tensor:
+    assert a is not None
+    return a
+
+
 def _sums(kept: Kept, made: Made, which: int, slot: int) -> Tensor:
     """Where the products of an LSTM go."""
     return kept.gates[which][slot] if made.sums is None else made.sums
 
 
-def _weights(plan: _Plan, operands: _Operands) -> list[Tensor]:
+def _weights(plan: DrawPlan, operands: DrawOperands) -> list[Tensor]:
     """The weights of narrow products: encoder, decoder, posterior."""
     weights = (operands.w_encoder, operands.w_decoder, operands.w_posterior)
     return [w.to(plan.narrow) for w in weights]
 
 
-def _allocate(plan: _Plan, operands: _Operands, save: bool) -> tuple[Kept, Made]:
+def _allocate(plan: DrawPlan, operands: DrawOperands, save: bool) -> tuple[Kept, Made]:
     glimpses, examples, latents = operands.noise.shape
     hidden, heads = len(operands.h_decoder), len(operands.b_heads)
     slots = glimpses + 1 if save else 2
@@ -705,7 +795,7 @@ def _allocate(plan: _Plan, operands: _Operands, save: bool) -> tuple[Kept, Made]
     return kept, made
 
 
-def _start(operands: _Operands, kept: Kept) -> None:
+def _start(operands: DrawOperands, kept: Kept) -> None:
     """Fills in what is before the first glimpse."""
     hidden = len(operands.h_decoder)
     encoder, decoder = kept.inputs
@@ -719,7 +809,7 @@ def _start(operands: _Operands, kept: Kept) -> None:
     kept.heads[0] = torch.addmv(operands.b_heads, operands.w_heads, operands.h_decoder)
 
 
-def _allocate_back(plan: _Plan, operands: _Operands, grads: Sequence[Tensor | None]) -> Back:
+def _allocate_back(plan: DrawPlan, operands: DrawOperands, grads: Sequence[Tensor | None]) -> Back:
     glimpses, examples, latents = operands.noise.shape
     hidden, heads = len(operands.h_decoder), len(operands.b_heads)
     d_logits, d_means, d_log_stds = grads
@@ -796,329 +886,3 @@ class _Divergence(torch.autograd.Function):
         means, log_stds = ctx.saved_tensors
         d = d.unsqueeze(-1)
         return d * means, d * torch.expm1(2 * log_stds)
-
-
-# Steps by functions of torch
-
-
-class _Axes:
-    """What all filters of a call share; made once, since a GPU waits for numbers from the host."""
-
-    def __init__(self, settings: DrawSettings, images: Tensor) -> None:
-        self.height, self.width = images.shape[1:]
-        sizes = images.new_tensor([self.width, self.height])
-        self.half, self.last = (sizes + 1) / 2, (sizes - 1)[:, None, None]
-        options: dict[str, Any] = {"dtype": images.dtype, "device": images.device}
-        self.places = torch.arange(max(self.height, self.width), **options)
-        self.offsets = {
-            n: torch.arange(n, **options) - (n - 1) / 2 for n in {settings.read, settings.write}
-        }
-
-
-class _Bank:
-    """Filters of both axes at once, as `ln_zoo.ops.loops.glimpse` has them, and their gradients.
-
-    Distances u are taken from the pixel that is nearest to a filter's centre, m away: there, an
-    exponent of 0 is the largest, and however far off the image a window is, nothing is lost to
-    rounding. Tensors are (N, 2, K, S), X before Y, S the longer axis.
-    """
-
-    def __init__(self, settings: DrawSettings, axes: _Axes, numbers: Tensor, filters: int) -> None:
-        longest, log_clamp = max(axes.height, axes.width), settings.log_clamp
-        self.adds_eps = settings.filter_norm == "eps"
-        self.half = axes.half
-        self.numbers, self.log_clamp = numbers, log_clamp
-        clamped = numbers[:, 2:4].clamp(-log_clamp, log_clamp)
-        self.sharpness = torch.exp(-clamped[:, 0])[:, None, None, None] / 2
-        self.stride = torch.exp(clamped[:, 1]) * ((longest - 1) / max(filters - 1, 1))
-        self.offsets = axes.offsets[filters]
-        centers = self.half * (numbers[:, :2] + 1) - 1
-        means = (centers[:, :, None] + self.offsets * self.stride[:, None, None]).unsqueeze(3)
-        nearest = torch.minimum(means.detach().round().clamp(min=0), axes.last)
-        self.shift, self.distance = means - nearest, axes.places - nearest
-        gap = self.distance - self.shift
-        square = gap.square() if self.adds_eps else self.distance * (gap - self.shift)
-        e = torch.exp(-self.sharpness * square)
-        if axes.height != axes.width:
-            e = torch.where(axes.places <= axes.last, e, 0.0)
-        self.filters = e / (e.sum(3, keepdim=True) + (settings.filter_eps * self.adds_eps))
-
-    def back(self, gradient: Tensor) -> Tensor:
-        """Gradients of the first four numbers, (N, 4), from those of the filters."""
-        e = gradient - (self.filters * gradient).sum(3, keepdim=True)
-        e *= self.filters
-        m, sharpness = self.shift.squeeze(3), self.sharpness.squeeze(3)
-        e_u = e * self.distance
-        first, second = e_u.sum(3), (e_u * self.distance).sum(3)
-        dmeans, dvariance = first, second - 2 * m * first
-        if self.adds_eps:  # otherwise a filter sums to 1, and the gradients of its terms to 0
-            zeroth = e.sum(3)
-            dmeans, dvariance = dmeans - m * zeroth, dvariance + m.square() * zeroth
-        dmeans = dmeans * sharpness * 2
-        found = torch.empty_like(self.numbers[:, :4])
-        torch.mul(dmeans.sum(2), self.half, out=found[:, :2])
-        found[:, 2] = (dvariance * sharpness).sum((1, 2))
-        found[:, 3] = (dmeans * self.offsets).sum((1, 2)) * self.stride
-        found[:, 2:] *= self.numbers[:, 2:4].abs() <= self.log_clamp
-        return found
-
-
-class AtenDraw:
-    """The steps by functions of torch, in place; equations in `ln_zoo.ops.loops.draw`.
-
-    Args:
-        plan: what is computed.
-        operands: the tensors of the call.
-        weights: of encoder, decoder and posterior, in the precision of products.
-        kept: what is kept of glimpses.
-        made: what is given.
-        back: what is for the way back.
-    """
-
-    def __init__(
-        self,
-        plan: _Plan,
-        operands: _Operands,
-        weights: Sequence[Tensor],
-        kept: Kept,
-        made: Made,
-        back: Back | None,
-    ) -> None:
-        self.settings, self.norms, self.operands = plan.settings, plan.norms, operands
-        self.kept, self.made, self._back = kept, made, back
-        self.weights = weights if back is not None else [w.t() for w in weights]
-        self.slots, self.hidden = len(kept.cells[0]), len(operands.h_decoder)
-        self.patches = 2 * plan.settings.read**2
-        self.examples, self.height, self.width = operands.images.shape
-        self.axes = _Axes(plan.settings, operands.images)
-        self.bias = (operands.b_encoder, operands.b_decoder)
-        self.gain = (operands.gain_encoder, operands.gain_decoder)
-        self.shift = (operands.shift_encoder, operands.shift_decoder)
-        # The image and its error, row by row side by side.
-        self.pair = operands.images.new_empty(self.examples, self.height, 2, self.width)
-        self.pair[:, :, 0] = operands.images
-        self.hits = torch.zeros(3, dtype=torch.int64, device=operands.images.device)
-        # Of encoder and decoder: gain and shift; bias.
-        self.norm_totals = operands.h_decoder.new_zeros(2, 2, self.hidden)
-        self.bias_totals = operands.h_decoder.new_zeros(2, 4 * self.hidden)
-        self.posterior_total = torch.zeros_like(operands.b_posterior)
-
-    @property
-    def back(self) -> Back:
-        """What is for the way back."""
-        assert self._back is not None
-        return self._back
-
-    def _canvas(self, t: int) -> Tensor:
-        last = t == len(self.operands.noise)
-        return self.made.logits if last else self.kept.canvases[t % self.slots]
-
-    def _bank(self, numbers: Tensor, filters: int) -> tuple[_Bank, Tensor, Tensor]:
-        bank = _Bank(self.settings, self.axes, numbers, filters)
-        return bank, bank.filters[:, 1, :, : self.height], bank.filters[:, 0, :, : self.width]
-
-    def _count(self, numbers: Tensor) -> None:
-        self.hits[1:] += (numbers[:, 2:4].abs() > self.settings.log_clamp).sum(0)
-
-    def _look(self, t: int) -> Tensor:
-        """Fills in the error; gives sigmoid of the canvas."""
-        seen = torch.sigmoid(self._canvas(t))
-        torch.sub(self.operands.images, seen, out=self.pair[:, :, 1])
-        return seen
-
-    def multiply(self, which: int, a: Tensor, out: Tensor) -> None:
-        """A product with the weight, or its transpose on the way forward."""
-        torch.mm(a, self.weights[which], out=out)
-
-    def heads(self, states: Tensor, out: Tensor) -> None:
-        """What all heads make of h_dec."""
-        torch.addmm(self.operands.b_heads, states, self.operands.w_heads.t(), out=out)
-
-    def heads_back(self, d: Tensor, out: Tensor) -> None:
-        """Gradients of h_dec."""
-        torch.mm(d, self.operands.w_heads, out=out)
-
-    def read(self, t: int) -> None:
-        """Fills in r."""
-        side, n = self.settings.read, self.examples
-        numbers = self.kept.heads[t % self.slots][:, :NUMBERS]
-        self._count(numbers)
-        _, f_y, f_x = self._bank(numbers, side)
-        self._look(t)
-        down = torch.bmm(f_y, self.pair.view(n, self.height, 2 * self.width))
-        both = torch.bmm(down.view(n, 2 * side, self.width), f_x.mT)
-        both *= torch.exp(numbers[:, 4])[:, None, None]
-        r = both.view(n, side, 2, side).transpose(1, 2).reshape(n, self.patches)
-        self.kept.inputs[ENCODER][t % self.slots][:, : self.patches] = r
-
-    def lstm(self, which: int, t: int) -> None:
-        """From the sums of the gates to h."""
-        kept, hidden, before, after = self.kept, self.hidden, t % self.slots, (t + 1) % self.slots
-        gates = kept.gates[which][before]
-        sums = gates if self.made.sums is None else self.made.sums
-        torch.add(sums, self.bias[which], out=gates)
-        gates[:, : 2 * hidden].sigmoid_()
-        gates[:, 2 * hidden : 3 * hidden].tanh_()
-        gates[:, 3 * hidden :].sigmoid_()
-        i, f, g, o = gates.chunk(4, 1)
-        c = kept.cells[which][after]
-        torch.mul(f, kept.cells[which][before], out=c)
-        c.addcmul_(i, g)
-        a = c
-        rows, stats = self.norms[which], kept.stats[which][before]
-        if rows.scale:
-            mean, factor = stats[:, :1], stats[:, 1:]
-            if rows.center:
-                torch.mean(c, 1, keepdim=True, out=mean)
-            else:
-                mean.zero_()
-            a = c - mean
-            factor.copy_(a.square().mean(1, keepdim=True).add_(rows.eps).rsqrt_())
-            a *= factor
-        h = o * self._scaled(which, a).tanh_()
-        if which == ENCODER:
-            kept.inputs[ENCODER][after][:, -hidden:] = h
-            return
-        kept.inputs[ENCODER][after][:, -2 * hidden : -hidden] = h
-        kept.inputs[DECODER][after][:, -hidden:] = h
-        if self.made.sums is not None:
-            kept.states[after] = h
-
-    def _scaled(self, which: int, a: Tensor) -> Tensor:
-        """Normalised cell states with gain and shift; new memory."""
-        gain, shift = self.gain[which], self.shift[which]
-        scaled = a.clone() if gain is None else a * gain
-        return scaled if shift is None else scaled.add_(shift)
-
-    def latent(self, t: int) -> None:
-        """From the products of h_enc to z."""
-        assert self.made.posterior is not None
-        p = self.made.posterior + self.operands.b_posterior
-        mean, spread = p.chunk(2, 1)
-        log_clamp = self.settings.log_clamp
-        self.hits[0] += (spread.abs() > log_clamp).sum()
-        self.made.means[t] = mean
-        torch.clamp(spread, -log_clamp, log_clamp, out=self.made.log_stds[t])
-        z = torch.addcmul(mean, torch.exp(self.made.log_stds[t]), self.operands.noise[t])
-        self.kept.inputs[DECODER][t % self.slots][:, : -self.hidden] = z
-
-    def write(self, t: int) -> None:
-        """Fills in the next canvas."""
-        side = self.settings.write
-        heads = self.kept.heads[(t + 1) % self.slots]
-        numbers = heads[:, NUMBERS : 2 * NUMBERS]
-        self._count(numbers)
-        _, f_y, f_x = self._bank(numbers, side)
-        wide = torch.bmm(self._patch(heads), f_x)
-        torch.baddbmm(self._canvas(t), f_y.mT, wide, out=self._canvas(t + 1))
-
-    def _patch(self, heads: Tensor) -> Tensor:
-        """What is written, over gamma, (N, W, W)."""
-        side = self.settings.write
-        pixels = heads[:, 2 * NUMBERS :] * torch.exp(-heads[:, 2 * NUMBERS - 1 : 2 * NUMBERS])
-        return pixels.view(-1, side, side)
-
-    def write_back(self, t: int) -> None:
-        """Fills in the write filters' and the patch's part of the gradients of heads."""
-        heads = self.kept.heads[(t + 1) % self.slots]
-        dheads = self.back.heads[t + 1]
-        bank, f_y, f_x = self._bank(heads[:, NUMBERS : 2 * NUMBERS], self.settings.write)
-        patch = self._patch(heads)
-        canvas = self.back.canvas
-        down = torch.bmm(f_y, canvas)
-        dpatch = torch.bmm(down, f_x.mT)
-        dfilters = torch.zeros_like(bank.filters)
-        dfilters[:, 0, :, : self.width] = torch.bmm(patch.mT, down)
-        dfilters[:, 1, :, : self.height] = torch.bmm(torch.bmm(patch, f_x), canvas.mT)
-        dheads[:, NUMBERS : 2 * NUMBERS - 1] = bank.back(dfilters)
-        dheads[:, 2 * NUMBERS - 1] = -(patch * dpatch).sum((1, 2))
-        inverse = torch.exp(-heads[:, 2 * NUMBERS - 1 : 2 * NUMBERS])
-        torch.mul(dpatch.flatten(1), inverse, out=dheads[:, 2 * NUMBERS :])
-
-    def latent_back(self, t: int) -> None:
-        """Fills in the gradients of means and log standard deviations."""
-        back, log_stds = self.back, self.made.log_stds[t]
-        d = back.inputs[DECODER][:, : -self.hidden].to(log_stds.dtype)
-        row = back.posterior[t % len(back.posterior)]
-        dmean, dspread = row.chunk(2, 1)
-        spread = d * torch.exp(log_stds) * self.operands.noise[t]
-        if back.log_stds is not None:
-            spread += back.log_stds[t]
-        spread *= log_stds.abs() < self.settings.log_clamp
-        dspread.copy_(spread)
-        dmean.copy_(d if back.means is None else d + back.means[t])
-        self.posterior_total += row.sum(0, dtype=d.dtype)
-
-    def lstm_back(self, which: int, t: int) -> None:
-        """Fills in the gradients of the sums, and goes on with the cell state."""
-        back, kept, hidden, before = self.back, self.kept, self.hidden, t % self.slots
-        if which == ENCODER:
-            dh = back.encoded.to(kept.stats[which].dtype) + back.inputs[ENCODER][:, -hidden:]
-        else:
-            dh = back.states + back.inputs[ENCODER][:, -2 * hidden : -hidden]
-            dh += back.inputs[DECODER][:, -hidden:]
-        i, f, g, o = kept.gates[which][before].chunk(4, 1)
-        c, c_prev = kept.cells[which][(t + 1) % self.slots], kept.cells[which][before]
-        dc, rows = back.cells[which], self.norms[which]
-        a, factor = c, None
-        if rows.scale:
-            mean, factor = kept.stats[which][before].split(1, 1)
-            a = (c - mean).mul_(factor)
-        tau = self._scaled(which, a).tanh_()
-        d_o = dh * tau * o * (1 - o)
-        dm = (dh * o).mul_(1 - tau.square())
-        if factor is None:
-            dc += dm
-        else:
-            gain = self.gain[which]
-            self.norm_totals[which, 0] += (dm * a).sum(0)
-            self.norm_totals[which, 1] += dm.sum(0)
-            e = dm if gain is None else dm * gain
-            d = torch.addcmul(e, a, (e * a).mean(1, keepdim=True), value=-1)
-            if rows.center:
-                d -= e.mean(1, keepdim=True)
-            dc.addcmul_(d, factor)
-        row = t % len(back.posterior)
-        to = back.gates[which][row].chunk(4, 1)
-        to[0].copy_(dc * g * i * (1 - i))
-        to[1].copy_(dc * c_prev * f * (1 - f))
-        to[2].copy_(dc * i * (1 - g.square()))
-        to[3].copy_(d_o)
-        self.bias_totals[which] += back.gates[which][row].sum(0, dtype=dc.dtype)
-        dc *= f
-
-    def read_back(self, t: int) -> None:
-        """Fills in the read filters' part of the gradients of heads, goes on with the canvas."""
-        side, n, back = self.settings.read, self.examples, self.back
-        numbers = self.kept.heads[t % self.slots][:, :NUMBERS]
-        bank, f_y, f_x = self._bank(numbers, side)
-        seen = self._look(t)
-        pair = self.pair.view(n, self.height, 2 * self.width)
-        down = torch.bmm(f_y, pair).view(n, 2 * side, self.width)
-        dr = back.inputs[ENCODER][:, : self.patches].to(numbers.dtype)
-        d = dr * torch.exp(numbers[:, 4:])
-        d = d.view(n, 2, side, side).transpose(1, 2).reshape(n, 2 * side, side)
-        across = torch.bmm(d, f_x)
-        wide = across.view(n, side, 2 * self.width)
-        dfilters = torch.zeros_like(bank.filters)
-        dfilters[:, 0, :, : self.width] = torch.bmm(d.mT, down)
-        dfilters[:, 1, :, : self.height] = torch.bmm(wide, pair.mT)
-        dnumbers = back.heads[t][:, :NUMBERS]
-        dnumbers[:, :4] = bank.back(dfilters)
-        dnumbers[:, 4] = (across * down).sum((1, 2))
-        derror = torch.bmm(f_y.mT, wide[:, :, self.width :])
-        back.canvas.sub_(derror.mul_(seen).mul_(1 - seen))
-
-    def clamped(self) -> Tensor:
-        """How many numbers were clamped."""
-        return self.hits
-
-    def totals(self) -> Sequence[Tensor]:
-        """Gradients of vectors."""
-        (gain_e, shift_e), (gain_d, shift_d) = self.norm_totals
-        encoder, decoder = self.bias_totals
-        return encoder, gain_e, shift_e, decoder, gain_d, shift_d, self.posterior_total
-
-
-#: Engines in order of preference, and what runs their steps.
-_STEPS: dict[str, Any] = {"triton": TritonDraw, "native": NativeDraw, "aten": AtenDraw}

@@ -14,26 +14,22 @@ each over all steps of a chunk; what is in the loop is what depends on the step 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from ln_zoo.ops.cells import CELLS, Weights
 from ln_zoo.ops.checks import check_parameters
-from ln_zoo.ops.dispatch import allowed
-from ln_zoo.ops.engines.base import ENGINES, Engine, Saved, Sums, centred
-from ln_zoo.ops.engines.native.steps import NativeEngine
-from ln_zoo.ops.engines.native.window import NativeWindow
-from ln_zoo.ops.operator import chunks, no_autocast, previous_rows
+from ln_zoo.ops.engines.base import Chunk, ChunkGrads, Engine, Saved, Sums, centred
+from ln_zoo.ops.operator import no_autocast
 from ln_zoo.ops.records import Records
 from ln_zoo.ops.recurrent_kernel import untraceable
+from ln_zoo.ops.registry import Task, say_unsupported, select
+from ln_zoo.ops.spans import previous_rows, rows_of, spans
 from ln_zoo.ops.spec import Operands, Spec, gather, refusal, specify
 
-#: Engines that have this loop.
-_ENGINES = ("native",)
 #: Below so many steps nothing is gained over functions of torch with gradients of their own.
 _LEAST_STEPS = 16
 
@@ -91,38 +87,132 @@ def window_weights(terms: Tensor, characters: int) -> Tensor:
     return (alpha * torch.exp(-beta * (kappa - places).square())).sum(-2)
 
 
-def window_engine(
-    records: Records, x: Tensor, weights: Weights, windows: WindowOperands
-) -> str | None:
-    """The engine that `windowed_lstm` runs on; ``None``: it cannot take this call.
+class WindowSteps(Protocol):
+    """Runs chunks of steps of the layer and its window; made once per call."""
 
-    The environment variable ``LN_ZOO_KERNELS`` chooses among engines, as for all kernels.
+    def __init__(
+        self,
+        steps: Any,
+        spec: Spec,
+        operands: Operands,
+        windows: WindowOperands,
+        backward: bool,
+    ) -> None:
+        """Packs what is the same for all chunks.
+
+        Args:
+            steps: what the engine prepared for the layer.
+            spec: what is computed.
+            operands: the layer's tensors.
+            windows: the window's.
+            backward: whether it is for the backward pass.
+        """
+
+    def forward(self, chunk: Chunk, window: WindowChunk) -> None:
+        """Runs consecutive steps; the window's part of the products v is added."""
+
+    def backward(self, grads: ChunkGrads, window: WindowGrads) -> None:
+        """Takes gradients back through the steps of one call of `forward`."""
+
+
+class WindowChunk(NamedTuple):
+    """What the window has beside the layer's `Chunk`; all contiguous.
+
+    Attributes:
+        window: w before the steps, (N, E); updated in place.
+        kappa: the places, (N, K); updated in place.
+        shown: to be filled with the windows, (rows, E).
+        terms: to be filled with what makes them, (rows, 4K); see `Windowed`.
+    """
+
+    window: Tensor
+    kappa: Tensor
+    shown: Tensor
+    terms: Tensor
+
+
+class WindowGrads(NamedTuple):
+    """The same on the way back.
+
+    Attributes:
+        dshown: gradient of ``shown``; ``None`` for 0.
+        dwindow: gradient of the last window, left as that of the one before the steps, (N, E).
+        dkappa: the same of the places, (N, K).
+        terms: what the forward filled in.
+        parameters: to be filled with the gradients of alpha^, beta^ and kappa^, (rows, 3K).
+    """
+
+    dshown: Tensor | None
+    dwindow: Tensor
+    dkappa: Tensor
+    terms: Tensor
+    parameters: Tensor
+
+
+class WindowKernel:
+    """An engine that has this loop.
+
+    Args:
+        engine: the engine.
+        steps: its loop.
+    """
+
+    tasks: tuple[Task, ...] = ("window",)
+
+    def __init__(self, engine: Engine, steps: type[WindowSteps]) -> None:
+        self.engine, self.steps = engine, steps
+        self.name, self.title = engine.name, engine.title
+
+    def refuses(
+        self, records: Records, x: Tensor, weights: Weights, windows: WindowOperands
+    ) -> str | None:
+        """Why it cannot take this call, or ``None``; arguments as for `pick_window`."""
+        cell = CELLS["LSTM"]
+        if torch.compiler.is_compiling():
+            return "a compiled program holds functions of torch alone"
+        reason = untraceable() or refusal(cell, [records], [weights])
+        if reason is not None:
+            return reason
+        if x.shape[0] < _LEAST_STEPS:
+            return f"it gains nothing below {_LEAST_STEPS} steps"
+        if windows.text.requires_grad:
+            return "it has no gradients of the text"
+        if any(a.dtype != weights.hh.dtype for a in (x, *windows)) or not x.is_floating_point():
+            return "precisions differ"
+        if x.dtype != torch.float32:
+            return f"it computes in float32 alone, not in {str(x.dtype).removeprefix('torch.')}"
+        return self.engine.refuses(specify(cell, records, weights), x, weights.hh, x.dtype)
+
+
+def pick_window(
+    records: Records,
+    x: Tensor,
+    weights: Weights,
+    windows: WindowOperands,
+    unsupported: str | None = None,
+) -> WindowKernel | None:
+    """The kernel that `windowed_lstm` runs on; ``None``: none can take this call.
+
+    The environment variable ``LN_ZOO_KERNELS`` chooses, as for all kernels, and the log says what
+    runs.
 
     Args:
         records: what happens to summed inputs, by role.
         x: inputs, (T, N, I).
         weights: the effective weights; ``ih`` is (4H, I + E).
         windows: the window's tensors.
+        unsupported: why the layer itself is not one that `windowed_lstm` computes.
     """
-    cell = CELLS["LSTM"]
-    if torch.compiler.is_compiling() or untraceable() or refusal(cell, [records], [weights]):
+    what, otherwise = "an LSTM with a window", "functions of torch"
+    if unsupported is not None:
+        say_unsupported(what, otherwise, f": {unsupported}")
         return None
-    if x.shape[0] < _LEAST_STEPS or windows.text.requires_grad:
-        return None
-    if any(a.dtype != weights.hh.dtype for a in (x, *windows)) or not x.is_floating_point():
-        return None
-    if torch.promote_types(x.dtype, torch.float32) != x.dtype:
-        return None
-    names = [kernel.name for kernel in allowed(os.environ.get("LN_ZOO_KERNELS", ""))[0]]
-    spec = specify(cell, records, weights)
-    for name in _ENGINES:
-        if name in names and ENGINES[name].refuses(spec, x, weights.hh, x.dtype) is None:
-            return name
-    return None
+    found: WindowKernel | None = select("window", what, (records, x, weights, windows), otherwise)
+    return found
 
 
 def windowed_lstm(
-    engine: str,
+    kernel: WindowKernel,
     records: Records,
     x: Tensor,
     states: tuple[Tensor, Tensor],
@@ -132,7 +222,7 @@ def windowed_lstm(
     """Runs the layer over a sequence; it has no gradients of gradients.
 
     Args:
-        engine: what `window_engine` said.
+        kernel: what `pick_window` gave.
         records: what happens to summed inputs, by role.
         x: inputs, (T, N, I).
         states: h_0 and c_0, each (N, H).
@@ -150,16 +240,16 @@ def windowed_lstm(
         operands = gather(cell, records, weights, x, tuple(s.contiguous() for s in states))
         tensors = (*operands, *(a.contiguous() for a in windows))
         save = torch.is_grad_enabled() and any(a is not None and a.requires_grad for a in tensors)
-        return Windowed(*_WindowedLSTM.apply(spec, engine, save, *tensors))
+        return Windowed(*_WindowedLSTM.apply(spec, kernel, save, *tensors))
 
 
 class _WindowedLSTM(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, spec: Spec, name: str, save: bool, *tensors: Tensor | None
+        ctx: Any, spec: Spec, kernel: WindowKernel, save: bool, *tensors: Tensor | None
     ) -> tuple[Tensor, ...]:
         operands, windows = _split(tensors)
-        engine = ENGINES[name]
+        engine = kernel.engine
         x = operands.x
         steps, examples, inputs = x.shape
         width, hidden = operands.w_hh.shape
@@ -175,27 +265,19 @@ class _WindowedLSTM(torch.autograd.Function):
         # An engine may leave some as they are: what it gives shall be the same from run to run.
         stats = empty(rows if save else 0, engine.stats(spec)).zero_()
         p = engine.prepare(spec, operands, backward=False)
-        run = NativeWindow(cast(NativeEngine, engine), p, spec, operands, windows, backward=False)
-        pieces = chunks([examples] * steps, p.chunk_rows, p.least_steps)
-        scratch = empty(0 if save else max(piece.last - piece.first for piece in pieces), width)
+        run = kernel.steps(p, spec, operands, windows, backward=False)
+        pieces = spans([examples] * steps, p.chunk_rows, p.least_steps)
+        scratch = empty(0 if save else max(piece.count for piece in pieces), width)
         for piece in pieces:
-            part = slice(piece.first, piece.last)
-            products = v[part] if save else scratch[: piece.last - piece.first]
-            torch.mm(_rows(x, part), p.w_ih[:, :inputs].t(), out=products)
-            kept = Saved(products, u[part], cells[part], stats[part]) if save else None
+            part = piece.rows
+            products = v[part] if save else scratch[: piece.count]
+            torch.mm(rows_of(x, False, piece), p.w_ih[:, :inputs].t(), out=products)
+            saved = Saved(products, u[part], cells[part], stats[part]) if save else None
             run.forward(
-                piece,
-                products,
-                h,
-                c,
-                flat_out[part],
-                kept,
-                window,
-                kappa,
-                flat_shown[part],
-                flat_terms[part],
+                Chunk(piece.sizes, products, h, c, flat_out[part], saved),
+                WindowChunk(window, kappa, flat_shown[part], flat_terms[part]),
             )
-        ctx.spec, ctx.engine = spec, name
+        ctx.spec, ctx.kernel = spec, kernel
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(terms)
         if save:
@@ -222,7 +304,8 @@ def _gradients(
     operands, windows = _split(tensors)
     needs = ctx.needs_input_grad[3:]
     needed, _ = _split(needs)
-    spec, engine = ctx.spec, ENGINES[ctx.engine]
+    spec, kernel = ctx.spec, ctx.kernel
+    engine = kernel.engine
     d_out, d_windows, d_h, d_c, d_kappa, _ = grads
     x, h0, c0 = operands.x, operands.h0, _there(operands.c0)
     steps, examples, inputs = x.shape
@@ -240,40 +323,36 @@ def _gradients(
 
     dh, dc = start(d_h, h0), start(d_c, c0)
     dkappa, dwindow = start(d_kappa, windows.kappa), torch.zeros_like(windows.window)
-    sums = Sums(*(sum_of(name) for name in Operands._fields[5:]))
+    sums = Sums(*(sum_of(name) for name in Sums._fields))
     dx = empty(steps * examples, inputs) if needed.x else None
     dw_ih, dw_hh = torch.zeros_like(operands.w_ih), torch.zeros_like(operands.w_hh)
     dweight, dbias = torch.zeros_like(windows.weight), torch.zeros_like(windows.bias)
     p = engine.prepare(spec, operands, backward=True)
-    run = NativeWindow(cast(NativeEngine, engine), p, spec, operands, windows, backward=True)
-    pieces = chunks([examples] * steps, p.chunk_rows, p.least_steps)
-    longest = max(piece.last - piece.first for piece in pieces)
+    run = kernel.steps(p, spec, operands, windows, backward=True)
+    pieces = spans([examples] * steps, p.chunk_rows, p.least_steps)
+    longest = max(piece.count for piece in pieces)
     du_room, dv_room = empty(longest, width), empty(longest, width)
     parameters_room = empty(longest, len(windows.bias))
     out, shown, terms = out.flatten(0, 1), shown.flatten(0, 1), terms.flatten(0, 1).flatten(1)
     for piece in reversed(pieces):
-        part, count = slice(piece.first, piece.last), piece.last - piece.first
-        first = piece is pieces[-1]
-        du, dv, parameters = (a[:count] for a in (du_room, dv_room, parameters_room))
+        part, first = piece.rows, piece is pieces[-1]
+        du, dv, parameters = (a[: piece.count] for a in (du_room, dv_room, parameters_room))
         h_prev = previous_rows(h0, out, piece)
-        run.backward(
-            piece,
-            None if d_out is None else _rows(d_out, part),
-            None if d_windows is None else _rows(d_windows, part),
-            dh,
-            dc,
-            dwindow,
-            dkappa,
-            Saved(v[part], u[part], cells[part], stats[part]),
-            terms[part],
-            h_prev,
-            previous_rows(c0, cells, piece),
-            du,
-            dv,
-            parameters,
-            sums,
+        grads_of_layer = ChunkGrads(
+            sizes=piece.sizes,
+            dout=None if d_out is None else rows_of(d_out, False, piece),
+            dh=dh,
+            dc=dc,
+            saved=Saved(v[part], u[part], cells[part], stats[part]),
+            h_prev=h_prev,
+            c_prev=previous_rows(c0, cells, piece),
+            du=du,
+            dv=dv,
+            sums=sums,
         )
-        read = torch.cat([_rows(x, part), previous_rows(windows.window, shown, piece)], 1)
+        dshown = None if d_windows is None else rows_of(d_windows, False, piece)
+        run.backward(grads_of_layer, WindowGrads(dshown, dwindow, dkappa, terms[part], parameters))
+        read = torch.cat([rows_of(x, False, piece), previous_rows(windows.window, shown, piece)], 1)
         p.add_weight_gradient(du, h_prev, dw_hh, first)
         p.add_weight_gradient(dv, read, dw_ih, first)
         dweight.addmm_(parameters.t(), out[part])
@@ -284,7 +363,7 @@ def _gradients(
     if p.leaves_constants:
         dw_ih, dw_hh = centred(dw_ih, first_rows), centred(dw_hh, second_rows)
     dx = None if dx is None else dx.view(x.shape)
-    of_layer = (dx, dw_ih, dw_hh, dh, dc, *vars(sums).values())
+    of_layer = (dx, dw_ih, dw_hh, dh, dc, *sums)
     of_window = (dweight, dbias, None, dwindow, dkappa)
     return (None, None, None, *of_layer, *of_window)
 
@@ -301,10 +380,3 @@ def _there(a: Tensor | None) -> Tensor:
 
 def _allocator(engine: Engine, like: Tensor) -> Callable[..., Tensor]:
     return lambda *size: engine.empty(*size, like=like, dtype=like.dtype)
-
-
-def _rows(a: Tensor, part: slice) -> Tensor:
-    """Rows of a (T, N, F), contiguous."""
-    examples = a.shape[1]
-    steps = slice(part.start // max(examples, 1), part.stop // max(examples, 1))
-    return a[steps].reshape(-1, a.shape[2]).contiguous()

@@ -1,9 +1,9 @@
-"""The batch engine that is written in functions of torch: for every device.
+"""Steps in functions of torch, of cells whose sites normalise over examples.
 
-It computes as `ln_zoo.ops.engines.aten.rows` does (tanh by a sigmoid, with its factors in gains and
-slopes; all gates of a chunk anew in the backward), with rows normalised over examples. With r the
-reciprocal deviations of a step, u^ = r u the normalised rows and K the product of gates that a
-gradient of the state is multiplied by, the gradient of u is, up to a constant per feature,
+They compute as those in `ln_zoo.ops.engines.aten.rows` do (all gates of a chunk anew in the
+backward). With r the reciprocal deviations of a step, u^ = r u the normalised rows and K the
+product of gates that a gradient of the state is multiplied by, the gradient of u is, up to a
+constant per feature,
 
     x - u^ sum_n(x u^) / (n - correction),   x = r gain K D.
 
@@ -19,104 +19,24 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ln_zoo.ops import memory
-from ln_zoo.ops.batch_recurrence import (
-    BatchSpec,
-    Cases,
-    Kept,
-    Places,
-    Run,
-    Statistics,
-    numbered,
-    runs,
-    sum_examples,
-)
-from ln_zoo.ops.engines.aten.rows import PIECE
-from ln_zoo.ops.engines.base import Products, Sums
-from ln_zoo.ops.operator import chunks
-from ln_zoo.ops.spec import Operands
-
-
-class BatchAtenEngine:
-    """Time steps in functions of torch."""
-
-    name = "aten"
-    title = "steps over a batch in functions of torch"
-
-    def refuses(self, spec: BatchSpec, x: Tensor, w_hh: Tensor, dtype: torch.dtype) -> str | None:
-        """Nothing is refused."""
-        return None
-
-    def empty(self, *size: int, like: Tensor, dtype: torch.dtype, scratch: str = "") -> Tensor:
-        """New memory, and on CPUs such as costs little to touch."""
-        if scratch and like.device.type == "cpu":
-            return memory.scratch(f"aten {scratch}", *size, dtype=dtype)
-        return memory.empty(*size, like=like, dtype=dtype)
-
-    def prepare(self, spec: BatchSpec, operands: Operands, backward: bool) -> BatchSteps:
-        """Vectors with their factors, and the loops of the cell."""
-        kinds: dict[str, type[BatchSteps]] = {"LSTM": BatchLSTM, "GRU": BatchGRU}
-        return kinds.get(spec.cell, BatchRNN)(spec, operands, backward)
-
-    def forward_steps(
-        self,
-        p: BatchSteps,
-        v: Tensor,
-        sizes: Sequence[int],
-        places: Places,
-        h: Tensor,
-        c: Tensor | None,
-        out: Tensor,
-        kept: Kept | None,
-    ) -> None:
-        """Runs steps; see `ln_zoo.ops.batch_recurrence.BatchEngine.forward_steps`."""
-        p.forward(v, sizes, places, h, c, out, kept)
-
-    def backward_steps(
-        self,
-        p: BatchSteps,
-        sizes: Sequence[int],
-        places: Places,
-        dout: Tensor | None,
-        dh: Tensor,
-        dc: Tensor | None,
-        kept: Kept,
-        h_prev: Tensor,
-        c_prev: Tensor | None,
-        du: Tensor,
-        dv: Tensor,
-        sums: Sums,
-    ) -> None:
-        """Takes gradients back, in pieces short enough that their numbers stay in the cache."""
-        limit = PIECE // max(du.shape[1], 1) if du.device.type == "cpu" else len(du)
-        for piece, steps in reversed(list(numbered(chunks(sizes, limit)))):
-            rows = slice(piece.first, piece.last)
-            p.backward(
-                piece.sizes,
-                places.part(steps),
-                None if dout is None else dout[rows],
-                dh,
-                dc,
-                kept.part(rows),
-                h_prev[rows],
-                None if c_prev is None else c_prev[rows],
-                du[rows],
-                dv[rows],
-                sums,
-            )
+from ln_zoo.ops.engines.aten.shared import AtenSteps
+from ln_zoo.ops.engines.base import Chunk, ChunkGrads, Statistics, Sums
+from ln_zoo.ops.spans import Run, runs, sum_examples
+from ln_zoo.ops.spec import Cases, Operands, Rows, Spec
 
 
 class Place:
     """One place, with a gain of its own and the sign that the cell puts on it.
 
     Args:
-        examples: what happens there.
+        examples: what happens there: `Cases`, or the identity.
         gain: (F,), with the sign of the cell.
         slope: (F,), what gradients of normalised rows are multiplied by.
     """
 
-    def __init__(self, examples: Cases, gain: Tensor, slope: Tensor) -> None:
-        self.batch, self.correction = examples.batch, examples.correction
+    def __init__(self, examples: Rows | Cases, gain: Tensor, slope: Tensor) -> None:
+        self.batch = examples.batch
+        self.correction = examples.correction if isinstance(examples, Cases) else 0
         self.given = examples.scale and not examples.batch
         self.gain, self.slope = gain, slope
         self.eps = gain.new_tensor(examples.eps)
@@ -136,7 +56,7 @@ class Place:
     def linear(
         self, statistics: Statistics | None, pieces: Sequence[Run]
     ) -> tuple[Tensor, Tensor | None]:
-        """Scale and offset that make what leaves the place of products as they are kept.
+        """Scale and offset that make what leaves the place of products as they are saved.
 
         Each is (steps, F); for the identity the scale is (F,). An offset ``None`` is 0.
         """
@@ -156,7 +76,7 @@ class Place:
         pieces: Sequence[Run],
         rows: Tensor,
     ) -> Tensor:
-        """Fills rows with normalised products a, which are as they are kept."""
+        """Fills rows with normalised products a, which are as they are saved."""
         if r is None or statistics is None:
             return rows.copy_(a)
         shift = (statistics.mean * r).neg_() if self.given and statistics.mean is not None else None
@@ -255,7 +175,7 @@ class Loop:
             found.mean.addmm_(self._sums, weight.to(self._sums.dtype))
 
 
-class BatchSteps(Products):
+class BatchSteps(AtenSteps):
     """What all cells share; made once per call.
 
     Args:
@@ -264,65 +184,14 @@ class BatchSteps(Products):
         backward: whether it is for the backward pass.
     """
 
-    #: Factors of the sums of each gate, forward, and of their gradients: tanh is a sigmoid.
-    signs: tuple[float, ...]
-    slopes: tuple[float, ...]
-
-    def __init__(self, spec: BatchSpec, operands: Operands, backward: bool) -> None:
-        super().__init__(operands.w_ih)
-        self.spec = spec
-        self.narrow, self.wide = operands.x.dtype, operands.h0.dtype
-        self.exact = self.narrow == self.wide
-        self.hidden = operands.w_hh.shape[1]
+    def __init__(self, spec: Spec, operands: Operands, backward: bool) -> None:
+        super().__init__(spec, operands, operands.w_ih)
         w_hh = operands.w_hh
         self.w_hh = w_hh if backward else w_hh.t().contiguous()
-        like = operands.h0
-        sign, self.slope = (
-            like.new_tensor(factors).repeat_interleave(self.hidden)
-            for factors in (self.signs, self.slopes)
+        self.first, self.second = (
+            Place(place, gain * self.sign, gain * self.slope)
+            for place, gain in zip(spec.products, self.gains, strict=True)
         )
-        gains = [operands.gain_out] * 2 if spec.merged else operands[7:9]
-        first_gain, second_gain = (like.new_ones(()) if g is None else g for g in gains)
-        first, second = spec.products
-        self.first = Place(first, first_gain * sign, first_gain * self.slope)
-        self.second = Place(second, second_gain * sign, second_gain * self.slope)
-        self.bias = torch.zeros_like(sign) if operands.bias is None else operands.bias * sign
-
-    def forward(
-        self,
-        v: Tensor,
-        sizes: Sequence[int],
-        places: Places,
-        h: Tensor,
-        c: Tensor | None,
-        out: Tensor,
-        kept: Kept | None,
-    ) -> None:
-        """Runs consecutive steps."""
-        raise NotImplementedError
-
-    def backward(
-        self,
-        sizes: Sequence[int],
-        places: Places,
-        dout: Tensor | None,
-        dh: Tensor,
-        dc: Tensor | None,
-        kept: Kept,
-        h_prev: Tensor,
-        c_prev: Tensor | None,
-        du: Tensor,
-        dv: Tensor,
-        sums: Sums,
-    ) -> None:
-        """Takes gradients back."""
-        raise NotImplementedError
-
-    def scratch(self, name: str, *size: int) -> Tensor:
-        """Memory of that name for one chunk, not filled."""
-        if self.bias.device.type != "cpu":
-            return self.bias.new_empty(size)
-        return memory.scratch(f"aten {name}", *size, dtype=self.wide)
 
     # Forward
 
@@ -452,23 +321,15 @@ class BatchLSTM(BatchSteps):
     signs = (1.0, 1.0, -2.0, 1.0)
     slopes = (1.0, 1.0, 4.0, 1.0)
 
-    def __init__(self, spec: BatchSpec, operands: Operands, backward: bool) -> None:
+    def __init__(self, spec: Spec, operands: Operands, backward: bool) -> None:
         super().__init__(spec, operands, backward)
         gain, shift = operands.gain_out, operands.shift_out
         slope = operands.h0.new_ones(self.hidden) if gain is None else gain
         self.cell = Place(spec.out, -2 * slope, slope)
         self.shift_out = torch.zeros_like(slope) if shift is None else -2 * shift
 
-    def forward(
-        self,
-        v: Tensor,
-        sizes: Sequence[int],
-        places: Places,
-        h: Tensor,
-        c: Tensor | None,
-        out: Tensor,
-        kept: Kept | None,
-    ) -> None:
+    def forward(self, chunk: Chunk) -> None:
+        sizes, v, h, c, out, saved, places = chunk
         assert c is not None
         first, second, cell, pieces = places.input, self.second, self.cell, runs(sizes)
         width, hidden, weight = v.shape[1], self.hidden, self.w_hh
@@ -482,8 +343,8 @@ class BatchLSTM(BatchSteps):
             cell_shift = self.shift_out + offset
 
         outs = out.split(sizes)
-        cells = None if kept is None or kept.c is None else kept.c.split(sizes)
-        us = None if kept is None else kept.u.split(sizes)
+        cells = None if saved is None or saved.c is None else saved.c.split(sizes)
+        us = None if saved is None else saved.u.split(sizes)
         u_buffer = None if us else v.new_empty(sizes[0], width)
         buffer = h.new_empty(sizes[0], width)
         small, small_too = h.new_empty(2, sizes[0], hidden).unbind(0)
@@ -535,22 +396,10 @@ class BatchLSTM(BatchSteps):
             over_examples(cell_means, pieces)
             over_examples(cell_squares, pieces)
 
-    def backward(
-        self,
-        sizes: Sequence[int],
-        places: Places,
-        dout: Tensor | None,
-        dh: Tensor,
-        dc: Tensor | None,
-        kept: Kept,
-        h_prev: Tensor,
-        c_prev: Tensor | None,
-        du: Tensor,
-        dv: Tensor,
-        sums: Sums,
-    ) -> None:
-        assert kept.v is not None
-        assert kept.c is not None
+    def backward_part(self, grads: ChunkGrads) -> None:
+        sizes, dout, dh, dc, saved, _h_prev, c_prev, du, dv, sums, places = grads
+        assert saved.v is not None
+        assert saved.c is not None
         assert c_prev is not None
         assert dc is not None
         hidden, second, cell, pieces = self.hidden, self.second, self.cell, runs(sizes)
@@ -559,14 +408,14 @@ class BatchLSTM(BatchSteps):
         # All gates of the chunk
         r = second.reciprocals(places.recurrent, pieces)
         rows = self.scratch("rows", count, width)
-        second.normalized(kept.u, places.recurrent, r, pieces, rows)
-        gates = self.input_terms(kept.v, places.input, pieces, self.bias, measure=False)
+        second.normalized(saved.u, places.recurrent, r, pieces, rows)
+        gates = self.input_terms(saved.v, places.input, pieces, self.bias, measure=False)
         gates.addcmul_(rows, second.gain).sigmoid_()
         slopes = self.scratch("slopes", count, width)
         torch.addcmul(gates, gates, gates, value=-1, out=slopes)
         i, f, g, o = gates.chunk(4, 1)
         slope_i, slope_f, slope_g, slope_o = slopes.chunk(4, 1)
-        c_rows, c_r = self._cell_rows(kept.c, places.out, pieces)
+        c_rows, c_r = self._cell_rows(saved.c, places.out, pieces)
         shown = torch.addcmul(self.shift_out, c_rows, cell.gain).sigmoid_()
 
         # The output: dm, the gradient of the normalised cell state with gain and shift, is D * show
@@ -652,7 +501,7 @@ class BatchLSTM(BatchSteps):
         slope_o.mul_(d_state)
         if r is not None:
             self.row_sums(sums.gain_recurrent, rows.mul_(slopes), self.slope)
-        self.input_gradients(kept.v, places.input, pieces, slopes, dv, sums)
+        self.input_gradients(saved.v, places.input, pieces, slopes, dv, sums)
 
     def _cell_rows(
         self, c: Tensor, statistics: Statistics | None, pieces: Sequence[Run]
@@ -747,21 +596,13 @@ class BatchGRU(_OneState):
     signs = (1.0, 1.0, -2.0)
     slopes = (1.0, 1.0, 4.0)
 
-    def __init__(self, spec: BatchSpec, operands: Operands, backward: bool) -> None:
+    def __init__(self, spec: Spec, operands: Operands, backward: bool) -> None:
         super().__init__(spec, operands, backward)
         bias = operands.bias_hn
         self.bias_hn = -2 * (operands.h0.new_zeros(self.hidden) if bias is None else bias)
 
-    def forward(
-        self,
-        v: Tensor,
-        sizes: Sequence[int],
-        places: Places,
-        h: Tensor,
-        c: Tensor | None,
-        out: Tensor,
-        kept: Kept | None,
-    ) -> None:
+    def forward(self, chunk: Chunk) -> None:
+        sizes, v, h, _c, out, saved, places = chunk
         second, weight, hidden, pieces = self.second, self.w_hh, self.hidden, runs(sizes)
         width, both = v.shape[1], 2 * self.hidden
         loop = Loop(second, places.recurrent, pieces, h, self.narrow, sizes)
@@ -769,7 +610,7 @@ class BatchGRU(_OneState):
         shift = shift if loop.offset is None else shift + loop.offset
         terms = self.input_terms(v, places.input, pieces, self.bias, measure=True).split(sizes)
         outs = out.split(sizes)
-        us = None if kept is None else kept.u.split(sizes)
+        us = None if saved is None else saved.u.split(sizes)
         u_buffer = None if us else v.new_empty(sizes[0], width)
         buffer = h.new_empty(sizes[0], width)
         state, before = h, h.to(self.narrow)
@@ -799,27 +640,15 @@ class BatchGRU(_OneState):
             finish(h, outs, pieces)
         loop.finish(weight)
 
-    def backward(
-        self,
-        sizes: Sequence[int],
-        places: Places,
-        dout: Tensor | None,
-        dh: Tensor,
-        dc: Tensor | None,
-        kept: Kept,
-        h_prev: Tensor,
-        c_prev: Tensor | None,
-        du: Tensor,
-        dv: Tensor,
-        sums: Sums,
-    ) -> None:
-        assert kept.v is not None
+    def backward_part(self, grads: ChunkGrads) -> None:
+        sizes, dout, dh, _dc, saved, h_prev, _c_prev, du, dv, sums, places = grads
+        assert saved.v is not None
         hidden, second, pieces = self.hidden, self.second, runs(sizes)
         count, both = len(du), 2 * self.hidden
         factors = second.reciprocals(places.recurrent, pieces)
         rows = self.scratch("rows", count, 3 * hidden)
-        second.normalized(kept.u, places.recurrent, factors, pieces, rows)
-        sums_x = self.input_terms(kept.v, places.input, pieces, self.bias, measure=False)
+        second.normalized(saved.u, places.recurrent, factors, pieces, rows)
+        sums_x = self.input_terms(saved.v, places.input, pieces, self.bias, measure=False)
         w = torch.addcmul(self.bias_hn, rows[:, both:], second.gain[both:])
         gates = sums_x[:, :both].addcmul_(rows[:, :both], second.gain[:both])
         r, z = gates.sigmoid_().chunk(2, 1)
@@ -842,28 +671,19 @@ class BatchGRU(_OneState):
         if factors is not None:
             self.row_sums(sums.gain_recurrent, rows.mul_(flat), self.slope)
         torch.mul(slope_x, states, out=slope_w)
-        self.input_gradients(kept.v, places.input, pieces, flat, dv, sums)
+        self.input_gradients(saved.v, places.input, pieces, flat, dv, sums)
 
 
 class BatchRNN(_OneState):
     """One sum, of both terms, and tanh or ReLU."""
 
-    def __init__(self, spec: BatchSpec, operands: Operands, backward: bool) -> None:
+    def __init__(self, spec: Spec, operands: Operands, backward: bool) -> None:
         self.relu = spec.cell == "RNN_RELU"
         self.signs, self.slopes = ((1.0,), (1.0,)) if self.relu else ((-2.0,), (4.0,))
         super().__init__(spec, operands, backward)
-        self.one = operands.h0.new_ones(1)
 
-    def forward(
-        self,
-        v: Tensor,
-        sizes: Sequence[int],
-        places: Places,
-        h: Tensor,
-        c: Tensor | None,
-        out: Tensor,
-        kept: Kept | None,
-    ) -> None:
+    def forward(self, chunk: Chunk) -> None:
+        sizes, v, h, _c, out, _saved, places = chunk
         second, weight, pieces = self.second, self.w_hh, runs(sizes)
         loop = Loop(second, places.out, pieces, h, self.narrow, sizes)
         shift = self.bias if loop.offset is None else self.bias + loop.offset
@@ -889,24 +709,12 @@ class BatchRNN(_OneState):
             finish(h, outs, pieces)
         loop.finish(weight)
 
-    def backward(
-        self,
-        sizes: Sequence[int],
-        places: Places,
-        dout: Tensor | None,
-        dh: Tensor,
-        dc: Tensor | None,
-        kept: Kept,
-        h_prev: Tensor,
-        c_prev: Tensor | None,
-        du: Tensor,
-        dv: Tensor,
-        sums: Sums,
-    ) -> None:
+    def backward_part(self, grads: ChunkGrads) -> None:
+        sizes, dout, dh, _dc, saved, _h_prev, _c_prev, du, _dv, sums, places = grads
         pieces = runs(sizes)
         r = self.second.reciprocals(places.out, pieces)
         rows = self.scratch("rows", *du.shape)
-        self.second.normalized(kept.u, places.out, r, pieces, rows)
+        self.second.normalized(saved.u, places.out, r, pieces, rows)
         slopes = self.scratch("slopes", *du.shape)
         torch.addcmul(self.bias, rows, self.second.gain, out=slopes)
         if self.relu:

@@ -1,14 +1,10 @@
-"""The engine that is written in functions of torch: for every device, and where no other runs.
+"""Steps in functions of torch, of cells whose sites normalise rows.
 
 A step is a chain of dependent operations on few numbers, where a call costs as much as what it
 computes. So whatever does not depend on the step before is done for many steps at once: on the way
 there the normalised input terms; on the way back all gates anew from the normalised rows that were
 kept, and with them coefficients K, products of gates: with D the gradient of a state (dc that of a
 cell state), that of what goes into a gate is ``D K`` (or ``dc K``).
-
-``tanh(a)`` is computed as ``1 - 2 sigmoid(-2 a)``, several times as fast on CPUs. The factor -2
-goes into gains and biases; the derivative is ``4 s (1 - s)``, with s that sigmoid, and its 4 goes
-into gains on the way back (the slopes).
 
 Products are in the precision of the weights, all else in float32 at least. In place of the products
 u and v the normalised rows are kept.
@@ -22,94 +18,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ln_zoo.ops import memory
-from ln_zoo.ops.engines.base import Products, Saved, Sums, centred
-from ln_zoo.ops.operator import chunks
+from ln_zoo.ops.engines.aten.shared import AtenSteps
+from ln_zoo.ops.engines.base import Chunk, ChunkGrads, Saved, Sums, centred
 from ln_zoo.ops.spec import Operands, Rows, Spec
 
-#: Numbers of one kind that are in work at a time on the way back, on CPUs.
-PIECE = 2**18
 #: Steps from which it pays to centre weights, and to pack or transpose the recurrent ones.
 MANY = 16
 
 _sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
 _norm_backward = torch.ops.aten.native_layer_norm_backward.default
-
-
-class AtenEngine:
-    """Time steps in functions of torch."""
-
-    name = "aten"
-    title = "steps in functions of torch"
-
-    def refuses(self, spec: Spec, x: Tensor, w_hh: Tensor, dtype: torch.dtype) -> str | None:
-        """Nothing is refused."""
-        return None
-
-    def stats(self, spec: Spec) -> int:
-        """What rows were multiplied by, for each group of statistics."""
-        first, second = spec.products
-        return len(second.groups) + (0 if spec.merged else len(first.groups))
-
-    def empty(self, *size: int, like: Tensor, dtype: torch.dtype, scratch: str = "") -> Tensor:
-        """New memory, and on CPUs such as costs little to touch."""
-        if scratch and like.device.type == "cpu":
-            return memory.scratch(f"aten frame {scratch}", *size, dtype=dtype)
-        return memory.empty(*size, like=like, dtype=dtype)
-
-    def prepare(self, spec: Spec, operands: Operands, backward: bool) -> Steps:
-        """Centred weights, vectors with their factors, and the loops of the cell."""
-        kinds: dict[str, type[Steps]] = {"LSTM": LSTMSteps, "GRU": GRUSteps}
-        return kinds.get(spec.cell, RNNSteps)(spec, operands, backward)
-
-    def forward_steps(
-        self,
-        p: Steps,
-        v: Tensor,
-        sizes: Sequence[int],
-        h: Tensor,
-        c: Tensor | None,
-        out: Tensor,
-        saved: Saved | None,
-    ) -> None:
-        """Runs consecutive steps; see `ln_zoo.ops.engines.base.Engine.forward_steps`."""
-        p.forward(v, sizes, h, c, out, saved)
-
-    def backward_steps(
-        self,
-        p: Steps,
-        sizes: Sequence[int],
-        dout: Tensor | None,
-        dh: Tensor,
-        dc: Tensor | None,
-        saved: Saved,
-        h_prev: Tensor,
-        c_prev: Tensor | None,
-        du: Tensor,
-        dv: Tensor,
-        sums: Sums,
-    ) -> None:
-        """Takes gradients back, in pieces short enough that their numbers stay in the cache."""
-        limit = PIECE // max(du.shape[1], 1) if du.device.type == "cpu" else len(du)
-        for piece in reversed(chunks(sizes, limit)):
-            rows = slice(piece.first, piece.last)
-            p.backward(
-                piece.sizes,
-                None if dout is None else dout[rows],
-                dh,
-                dc,
-                Saved(
-                    None if saved.v is None else saved.v[rows],
-                    saved.u[rows],
-                    None if saved.c is None else saved.c[rows],
-                    saved.stats[rows],
-                ),
-                h_prev[rows],
-                None if c_prev is None else c_prev[rows],
-                du[rows],
-                dv[rows],
-                sums,
-            )
 
 
 class Scale:
@@ -172,7 +89,7 @@ class Scale:
             part.addcmul_(rows[:, columns], mean, value=-1).mul_(r[:, k : k + 1])
 
 
-class Steps(Products):
+class RowSteps(AtenSteps):
     """What all cells share; made once per call.
 
     Args:
@@ -181,27 +98,18 @@ class Steps(Products):
         backward: whether it is for the backward pass.
     """
 
-    #: Factors of the sums of each gate, forward, and of their gradients: see above on tanh.
-    signs: tuple[float, ...]
-    slopes: tuple[float, ...]
-
     def __init__(self, spec: Spec, operands: Operands, backward: bool) -> None:
-        self.spec = spec
-        self.narrow, self.wide = operands.x.dtype, operands.h0.dtype
-        self.exact = self.narrow == self.wide
-        self.hidden = operands.w_hh.shape[1]
-        first, second = spec.products
-        w_ih, w_hh, like = operands.w_ih, operands.w_hh, operands.h0
-        self.one = like.new_ones(1)
-        self._memory: dict[tuple[str | int, ...], Tensor] = {}
+        super().__init__(spec, operands, operands.w_ih)
+        first, second = (place for place in spec.products if isinstance(place, Rows))
+        w_hh, like = operands.w_hh, operands.h0
         many = len(operands.x) // (1 if operands.x.dim() == 3 else max(len(like), 1)) >= MANY
         # Forward, means come off the products where centred weights would cost more than they save,
         # and in half precision, where they would be rounded once more. (Backward it is gradients
         # that are rounded, to the same precision.)
         through_weights = backward or (self.exact and many)
         if through_weights:
-            w_ih, w_hh = self.centred("w_ih", w_ih, first), self.centred("w_hh", w_hh, second)
-        super().__init__(w_ih)
+            self.w_ih = self.centred("w_ih", self.w_ih, first)
+            w_hh = self.centred("w_hh", w_hh, second)
         # What a step multiplies by: (G, H) on the way back, (H, G) on the way there.
         self.w_hh = w_hh if backward else w_hh.t()
         self.packed: Tensor | None = None
@@ -213,54 +121,8 @@ class Steps(Products):
         self.first, self.second = (
             Scale(rows, through_weights, self.hidden, like) for rows in (first, second)
         )
-        sign, self.slope = (
-            like.new_tensor(factors).repeat_interleave(self.hidden)
-            for factors in (self.signs, self.slopes)
-        )
-        gains = [operands.gain_out] * 2 if spec.merged else operands[7:9]
-        first_gain, second_gain = (like.new_ones(()) if g is None else g for g in gains)
-        self.gain_input, self.gain_recurrent = first_gain * sign, second_gain * sign
-        self.back_input, self.back_recurrent = first_gain * self.slope, second_gain * self.slope
-        self.bias = torch.zeros_like(sign) if operands.bias is None else operands.bias * sign
-
-    def forward(
-        self,
-        v: Tensor,
-        sizes: Sequence[int],
-        h: Tensor,
-        c: Tensor | None,
-        out: Tensor,
-        saved: Saved | None,
-    ) -> None:
-        """Runs consecutive steps."""
-        raise NotImplementedError
-
-    def backward(
-        self,
-        sizes: Sequence[int],
-        dout: Tensor | None,
-        dh: Tensor,
-        dc: Tensor | None,
-        saved: Saved,
-        h_prev: Tensor,
-        c_prev: Tensor | None,
-        du: Tensor,
-        dv: Tensor,
-        sums: Sums,
-    ) -> None:
-        """Takes gradients back through consecutive steps."""
-        raise NotImplementedError
-
-    def scratch(self, name: str, *size: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Memory of that name for the time of one call, not filled; as wide as states."""
-        dtype = self.wide if dtype is None else dtype
-        if self.one.device.type != "cpu":
-            return self.one.new_empty(size, dtype=dtype)
-        found = self._memory.get((name, *size))
-        if found is None:
-            found = memory.scratch(f"aten {name}", *size, dtype=dtype)
-            self._memory[(name, *size)] = found
-        return found
+        self.gain_input, self.gain_recurrent = (gain * self.sign for gain in self.gains)
+        self.back_input, self.back_recurrent = (gain * self.slope for gain in self.gains)
 
     def centred(self, name: str, weight: Tensor, rows: Rows) -> Tensor:
         """`ln_zoo.ops.engines.base.centred` in scratch memory."""
@@ -411,7 +273,7 @@ def finish(state: Tensor, after: Sequence[Tensor], sizes: Sequence[int]) -> None
             state[following:size].copy_(after[t][following:])
 
 
-class LSTMSteps(Steps):
+class LSTMSteps(RowSteps):
     """Gates i, f, g, o."""
 
     signs = (1.0, 1.0, -2.0, 1.0)
@@ -419,6 +281,7 @@ class LSTMSteps(Steps):
 
     def __init__(self, spec: Spec, operands: Operands, backward: bool) -> None:
         super().__init__(spec, operands, backward)
+        assert isinstance(spec.out, Rows)
         self.cell = spec.out
         self.four = 4 * self.one
         gain, shift = operands.gain_out, operands.shift_out
@@ -440,15 +303,8 @@ class LSTMSteps(Steps):
         assert self.shift_out is not None
         return torch.addcmul(self.shift_out, rows, self.gain_out, out=rows)
 
-    def forward(
-        self,
-        v: Tensor,
-        sizes: Sequence[int],
-        h: Tensor,
-        c: Tensor | None,
-        out: Tensor,
-        saved: Saved | None,
-    ) -> None:
+    def forward(self, chunk: Chunk) -> None:
+        sizes, v, h, c, out, saved, _ = chunk
         assert c is not None
         gain, one = self.gain_recurrent, self.one
         terms = cut(self.input_terms(v, saved), sizes)
@@ -481,19 +337,8 @@ class LSTMSteps(Steps):
         if cells is not None:
             finish(c, cells, sizes)
 
-    def backward(
-        self,
-        sizes: Sequence[int],
-        dout: Tensor | None,
-        dh: Tensor,
-        dc: Tensor | None,
-        saved: Saved,
-        h_prev: Tensor,
-        c_prev: Tensor | None,
-        du: Tensor,
-        dv: Tensor,
-        sums: Sums,
-    ) -> None:
+    def backward_part(self, grads: ChunkGrads) -> None:
+        sizes, dout, dh, dc, saved, _h_prev, c_prev, du, dv, sums, _ = grads
         assert saved.v is not None
         assert saved.c is not None
         assert c_prev is not None
@@ -592,7 +437,7 @@ class LSTMSteps(Steps):
         self.input_gradients(slopes, terms, factors_x, dv, sums)
 
 
-class _OneState(Steps):
+class _OneState(RowSteps):
     """Cells without a cell state: with D the gradient of h, that of each sum is ``D K``."""
 
     def backward_loop(
@@ -668,15 +513,8 @@ class GRUSteps(_OneState):
         bias = operands.bias_hn
         self.bias_hn = -2 * (operands.h0.new_zeros(self.hidden) if bias is None else bias)
 
-    def forward(
-        self,
-        v: Tensor,
-        sizes: Sequence[int],
-        h: Tensor,
-        c: Tensor | None,
-        out: Tensor,
-        saved: Saved | None,
-    ) -> None:
+    def forward(self, chunk: Chunk) -> None:
+        sizes, v, h, _c, out, saved, _ = chunk
         one, split = self.one, 2 * self.hidden
         gain, gain_n = self.gain_recurrent.split((split, self.hidden))
         terms = self.input_terms(v, saved)
@@ -710,19 +548,8 @@ class GRUSteps(_OneState):
         if self.exact:
             finish(h, outs, sizes)
 
-    def backward(
-        self,
-        sizes: Sequence[int],
-        dout: Tensor | None,
-        dh: Tensor,
-        dc: Tensor | None,
-        saved: Saved,
-        h_prev: Tensor,
-        c_prev: Tensor | None,
-        du: Tensor,
-        dv: Tensor,
-        sums: Sums,
-    ) -> None:
+    def backward_part(self, grads: ChunkGrads) -> None:
+        sizes, dout, dh, _dc, saved, h_prev, _c_prev, du, dv, sums, _ = grads
         assert saved.v is not None
         hidden, scratch, one = self.hidden, self.scratch, self.one
         count, width = du.shape
@@ -766,15 +593,8 @@ class RNNSteps(_OneState):
         self.signs, self.slopes = ((1.0,), (1.0,)) if self.relu else ((-2.0,), (4.0,))
         super().__init__(spec, operands, backward)
 
-    def forward(
-        self,
-        v: Tensor,
-        sizes: Sequence[int],
-        h: Tensor,
-        c: Tensor | None,
-        out: Tensor,
-        saved: Saved | None,
-    ) -> None:
+    def forward(self, chunk: Chunk) -> None:
+        sizes, v, h, _c, out, saved, _ = chunk
         us, outs = cut(v, sizes), cut(out, sizes)
         _, factors = self.kept(sizes, v.shape[1], saved)
         buffer = self.scratch("sums", sizes[0], v.shape[1])
@@ -807,19 +627,8 @@ class RNNSteps(_OneState):
         if self.exact:
             finish(h, outs, sizes)
 
-    def backward(
-        self,
-        sizes: Sequence[int],
-        dout: Tensor | None,
-        dh: Tensor,
-        dc: Tensor | None,
-        saved: Saved,
-        h_prev: Tensor,
-        c_prev: Tensor | None,
-        du: Tensor,
-        dv: Tensor,
-        sums: Sums,
-    ) -> None:
+    def backward_part(self, grads: ChunkGrads) -> None:
+        sizes, dout, dh, _dc, saved, _h_prev, _c_prev, du, _dv, sums, _ = grads
         rows, (_, factors) = self.widened("rows", saved.u), self.factors(saved)
         slopes = self.scratch("slopes", *du.shape)
         torch.addcmul(self.bias, rows, self.gain_recurrent, out=slopes)

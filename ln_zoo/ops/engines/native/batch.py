@@ -1,4 +1,4 @@
-"""The batch engine that runs time steps in C++ on the CPU.
+"""Time steps in C++ on the CPU, of cells whose sites normalise over examples.
 
 Statistics are over examples, so that threads share the units, and meet once a step (`kernels.cpp`).
 """
@@ -13,17 +13,10 @@ import torch
 from torch import Tensor
 
 from ln_zoo.ops.addresses import Arguments, Packed, address, check_steps
-from ln_zoo.ops.batch_recurrence import BatchSpec, Cases, Kept, Places, Statistics
-from ln_zoo.ops.engines.base import Sums
-from ln_zoo.ops.engines.native.runtime import (
-    NativeProducts,
-    empty,
-    library,
-    scratch_memory,
-    trouble,
-)
-from ln_zoo.ops.engines.native.steps import CELLS, VECTORS, sums_of, vectors
-from ln_zoo.ops.spec import Operands, Rows
+from ln_zoo.ops.engines.base import Chunk, ChunkGrads, Places, Statistics
+from ln_zoo.ops.engines.native.runtime import NativeProducts, library, scratch_memory
+from ln_zoo.ops.engines.native.steps import CELLS, VECTORS, gradient_tensors, vectors
+from ln_zoo.ops.spec import Cases, Operands, Spec
 
 #: Units that are worth a thread.
 _LEAST_UNITS = 16
@@ -69,79 +62,6 @@ class _BatchSteps(Arguments):
     )
 
 
-class NativeBatchEngine:
-    """Time steps in C++, for float32 on the CPU."""
-
-    name = "native"
-    title = "C++ loops over a batch, compiled on this machine"
-
-    def refuses(self, spec: BatchSpec, x: Tensor, w_hh: Tensor, dtype: torch.dtype) -> str | None:
-        """Devices, precisions and machines that it is not made for."""
-        if x.device.type != "cpu":
-            return f"it runs on the CPU, not on {x.device.type}"
-        if dtype != torch.float32:
-            return f"it has no steps in {str(dtype).removeprefix('torch.')}"
-        if len({place.correction for place in spec.places if place.batch}) > 1:
-            return "places differ in the correction of variances"
-        return trouble()
-
-    def empty(self, *size: int, like: Tensor, dtype: torch.dtype, scratch: str = "") -> Tensor:
-        """Memory that costs little to touch first."""
-        return empty(*size, like=like, dtype=dtype, scratch=scratch)
-
-    def prepare(self, spec: BatchSpec, operands: Operands, backward: bool) -> NativeBatchSteps:
-        """Packed weights, and the arguments that are the same for all chunks."""
-        return NativeBatchSteps(spec, operands, backward)
-
-    def forward_steps(
-        self,
-        p: NativeBatchSteps,
-        v: Tensor,
-        sizes: Sequence[int],
-        places: Places,
-        h: Tensor,
-        c: Tensor | None,
-        out: Tensor,
-        kept: Kept | None,
-    ) -> None:
-        """Runs a chunk of steps."""
-        tensors = {"v": v, "h": h, "c": c, "output": out}
-        if kept is not None:
-            tensors |= {"u": kept.u, "cells": kept.c}
-        arguments, found = p.arguments(sizes, h, tensors, places, forward=True)
-        if p.spec.input.batch:
-            start = address("v", v, torch.float32, (sum(sizes), p.width))
-            library().ln_zoo_batch_inputs(byref(arguments), start, p.spec.input.eps)
-        library().ln_zoo_batch_forward(byref(arguments))
-        for statistics, mean in found:
-            assert statistics.mean is not None
-            statistics.mean.add_(mean)
-
-    def backward_steps(
-        self,
-        p: NativeBatchSteps,
-        sizes: Sequence[int],
-        places: Places,
-        dout: Tensor | None,
-        dh: Tensor,
-        dc: Tensor | None,
-        kept: Kept,
-        h_prev: Tensor,
-        c_prev: Tensor | None,
-        du: Tensor,
-        dv: Tensor,
-        sums: Sums,
-    ) -> None:
-        """Takes gradients back through a chunk of steps."""
-        tensors = {
-            **{"v": kept.v, "u": kept.u, "cells": kept.c, "output_gradient": dout},
-            **{"h_prev": h_prev, "c_prev": c_prev, "dh": dh, "dc": dc, "du": du, "dv": dv},
-            **sums_of(sums, p.sizes),
-        }
-        arguments, _ = p.arguments(sizes, dh, tensors, places, forward=False)
-        library().ln_zoo_batch_backward(byref(arguments))
-
-
 class NativeBatchSteps(NativeProducts):
     """What is made once per call.
 
@@ -151,8 +71,8 @@ class NativeBatchSteps(NativeProducts):
         backward: whether it is for the backward pass.
     """
 
-    def __init__(self, spec: BatchSpec, operands: Operands, backward: bool) -> None:
-        super().__init__(operands.w_ih, Rows())
+    def __init__(self, spec: Spec, operands: Operands, backward: bool) -> None:
+        super().__init__(operands.w_ih, spec.products[0])
         self.spec = spec
         self.hidden = operands.w_hh.shape[1]
         *_, self.width, _ = spec.widths(self.hidden)
@@ -172,7 +92,9 @@ class NativeBatchSteps(NativeProducts):
             **vectors(operands, self.sizes),
             "weight": weight,
         }
-        corrections = [place.correction for place in spec.places if place.batch]
+        corrections = [
+            place.correction for place in spec.places if isinstance(place, Cases) and place.batch
+        ]
         self._common = _BatchSteps(
             cell=CELLS[spec.cell],
             hidden=self.hidden,
@@ -183,7 +105,28 @@ class NativeBatchSteps(NativeProducts):
         )
         self._common.fill(self._tensors, self.sizes)
 
-    def arguments(
+    def forward(self, chunk: Chunk) -> None:
+        """Runs a chunk of steps."""
+        tensors = {"v": chunk.v, "h": chunk.h, "c": chunk.c, "output": chunk.out}
+        if chunk.saved is not None:
+            tensors |= {"u": chunk.saved.u, "cells": chunk.saved.c}
+        sizes, first = chunk.sizes, self.spec.input
+        arguments, found = self._of_chunk(sizes, chunk.h, tensors, chunk.places, forward=True)
+        if isinstance(first, Cases) and first.batch:
+            start = address("v", chunk.v, torch.float32, (sum(sizes), self.width))
+            library().ln_zoo_batch_inputs(byref(arguments), start, first.eps)
+        library().ln_zoo_batch_forward(byref(arguments))
+        for statistics, mean in found:
+            assert statistics.mean is not None
+            statistics.mean.add_(mean)
+
+    def backward(self, grads: ChunkGrads) -> None:
+        """Takes gradients back through a chunk of steps."""
+        tensors = gradient_tensors(grads, self.sizes)
+        arguments, _ = self._of_chunk(grads.sizes, grads.dh, tensors, grads.places, forward=False)
+        library().ln_zoo_batch_backward(byref(arguments))
+
+    def _of_chunk(
         self,
         sizes: Sequence[int],
         state: Tensor,
@@ -204,7 +147,7 @@ class NativeBatchSteps(NativeProducts):
         for name, place, width, statistics in zip(
             Places._fields, self.spec.places, widths, places, strict=True
         ):
-            if statistics is None:
+            if statistics is None or not isinstance(place, Cases):
                 continue
             mean, var = statistics.mean, statistics.var.contiguous()
             if place.batch and forward:

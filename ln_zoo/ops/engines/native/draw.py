@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from ctypes import byref, c_double, c_int64, c_void_p
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -12,9 +12,16 @@ from torch import Tensor
 from ln_zoo.ops.addresses import Arguments
 from ln_zoo.ops.engines.native.runtime import constant, library, multiply, packed
 from ln_zoo.ops.engines.native.steps import RowArguments, row_arguments
-
-if TYPE_CHECKING:
-    from ln_zoo.ops.loops.draw import Back, Kept, Made, _Operands, _Plan
+from ln_zoo.ops.loops.draw import (
+    Back,
+    DrawOperands,
+    DrawPlan,
+    DrawSteps,
+    DrawWeights,
+    Kept,
+    Made,
+    float32_alone,
+)
 
 _Pair = c_void_p * 2
 
@@ -85,13 +92,18 @@ class DrawArguments(Arguments):
     )
 
 
-class NativeDraw:
-    """As `ln_zoo.ops.loops.draw.DrawSteps`; arguments as `ln_zoo.ops.loops.draw.AtenDraw`."""
+class NativeDraw(DrawSteps):
+    """The steps of a glimpse in C++."""
+
+    @staticmethod
+    def refuses(images: Tensor, weights: DrawWeights) -> str | None:
+        """Other precisions than it has."""
+        return float32_alone(images)
 
     def __init__(
         self,
-        plan: _Plan,
-        operands: _Operands,
+        plan: DrawPlan,
+        operands: DrawOperands,
         weights: Sequence[Tensor],
         kept: Kept,
         made: Made,
@@ -169,7 +181,7 @@ class NativeDraw:
         self._fill(plan, operands, len(kept.heads), threads)
         self._address = byref(self._arguments)
 
-    def _fill(self, plan: _Plan, operands: _Operands, slots: int, threads: int) -> None:
+    def _fill(self, plan: DrawPlan, operands: DrawOperands, slots: int, threads: int) -> None:
         """Puts the addresses of all tensors into the structure."""
         glimpses, examples, latents = operands.noise.shape
         _, height, width = operands.images.shape

@@ -25,6 +25,7 @@ from ln_zoo.ops.operator import differentiable, normalized_sites
 from ln_zoo.ops.records import Records, RowNorm
 from ln_zoo.ops.recurrence import scan, stack
 from ln_zoo.ops.recurrent_kernel import untraceable
+from ln_zoo.ops.registry import Task
 from ln_zoo.ops.spec import Spec, product_dtype, refusal, specify
 
 #: Rows up to which a call is one chunk: the others are cut by `ln_zoo.ops.operator`.
@@ -335,6 +336,7 @@ class OneCall:
 
     name = "native"
     title = "C++ compiled on this machine, in one call"
+    tasks: tuple[Task, ...] = ("layers", "step")
 
     def refuses(
         self, cell: Cell, records: Sequence[Records], x: Tensor, weights: Sequence[Weights]
@@ -381,7 +383,7 @@ class OneCall:
         dropout: float,
         training: bool,
     ) -> tuple[Tensor, States]:
-        """Runs the layers; arguments as `ln_zoo.ops.dispatch.Kernel` has them.
+        """Runs the layers; arguments as `ln_zoo.ops.dispatch.LayersKernel` has them.
 
         Of a single step, too, with x (N, I) and states (N, H); it has no output but those.
         """

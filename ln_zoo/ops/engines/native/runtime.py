@@ -11,9 +11,9 @@ from torch import Tensor
 
 from ln_zoo.ops import memory
 from ln_zoo.ops.addresses import Packed, address, matrix
-from ln_zoo.ops.engines.base import Products, centred
+from ln_zoo.ops.engines.base import Steps, centred
 from ln_zoo.ops.engines.native import build
-from ln_zoo.ops.spec import Rows
+from ln_zoo.ops.spec import Cases, Rows
 
 # The library
 
@@ -92,33 +92,33 @@ def empty(*size: int, like: Tensor, dtype: torch.dtype, scratch: str = "") -> Te
 # Products
 
 
-class NativeProducts(Products):
+class NativeProducts(Steps):
     """Products over all rows of a chunk in C++.
 
     Args:
         w_ih: the input weights, (G, I).
-        rows: what happens to their products: where they are centred, the weights are.
+        place: what happens to their products: where they are centred, the weights are.
     """
 
     leaves_constants = False
     # What a chunk needs is small where weights are what takes the memory.
     chunk_rows = 256
 
-    def __init__(self, w_ih: Tensor, rows: Rows) -> None:
-        self._raw, self._rows = w_ih, rows
+    def __init__(self, w_ih: Tensor, place: Rows | Cases) -> None:
+        self._raw, self._place = w_ih, place
         self._packed: Packed | None = None
 
     @functools.cached_property
     def w_ih(self) -> Tensor:  # type: ignore[override]
         """The weights to multiply by; made for torch's product alone."""
-        return centred(self._raw, self._rows).contiguous()
+        return centred(self._raw, self._place).contiguous()
 
     def terms(self, x: Tensor, out: Tensor) -> None:
         if not _suits(x, self._raw.t()):
             super().terms(x, out)
             return
         if self._packed is None:
-            self._packed = packed("w_ih", self._raw, self._rows, transposed=True)
+            self._packed = packed("w_ih", self._raw, self._place, transposed=True)
         multiply(x, self._packed, out, add=False)
 
     def input_gradient(self, dv: Tensor, out: Tensor) -> None:
@@ -126,7 +126,7 @@ class NativeProducts(Products):
             super().input_gradient(dv, out)
             return
         if self._packed is None:
-            self._packed = packed("w_ih", self._raw, self._rows, transposed=False)
+            self._packed = packed("w_ih", self._raw, self._place, transposed=False)
         multiply(dv, self._packed, out, add=False)
 
     def add_weight_gradient(self, d: Tensor, a: Tensor, total: Tensor, first: bool) -> None:
@@ -157,7 +157,9 @@ def multiply(a: Tensor, packed: Packed, out: Tensor, add: bool) -> None:
     )
 
 
-def packed(name: str, a: Tensor, rows: Rows | None = None, transposed: bool = False) -> Packed:
+def packed(
+    name: str, a: Tensor, rows: Rows | Cases | None = None, transposed: bool = False
+) -> Packed:
     """A matrix in the form that products read, in scratch memory of that name.
 
     Args:
@@ -168,7 +170,7 @@ def packed(name: str, a: Tensor, rows: Rows | None = None, transposed: bool = Fa
     """
     kind = torch.bfloat16 if a.dtype == torch.bfloat16 else torch.float32
     narrow, means, hidden = kind == torch.bfloat16, None, 1
-    if rows is not None and rows.scale and rows.center:
+    if isinstance(rows, Rows) and rows.scale and rows.center:
         if narrow:
             a = centred(a, rows)
         else:

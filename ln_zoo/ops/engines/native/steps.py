@@ -1,4 +1,4 @@
-"""The engine that runs time steps in C++ on the CPU.
+"""Time steps in C++ on the CPU, of cells whose sites normalise rows.
 
 Its products beat those of a general library on the shapes that occur here: the recurrent weight is
 packed once per call, and a thread takes its examples through all steps of a chunk without waiting
@@ -16,25 +16,22 @@ import torch
 from torch import Tensor
 
 from ln_zoo.ops.addresses import Arguments, Form, Packed, check_steps
-from ln_zoo.ops.engines.base import Saved, Sums
+from ln_zoo.ops.engines.base import Chunk, ChunkGrads
 from ln_zoo.ops.engines.native.runtime import (
     NativeProducts,
     constant,
-    empty,
     first_gates,
     library,
     packed,
     scratch_memory,
-    trouble,
 )
-from ln_zoo.ops.spec import Operands, Rows, Spec
+from ln_zoo.ops.spec import Cases, Operands, Rows, Spec
 
 CELLS = {name: i for i, name in enumerate(("LSTM", "GRU", "RNN_TANH", "RNN_RELU"))}
 _GATES = 4
 #: Numbers that are kept of a row: reciprocal deviations of all gates of both products, and two of
 #: the last site.
 STATS = 2 * _GATES + 2
-_DTYPES = (torch.float32, torch.bfloat16)
 
 
 class RowArguments(Structure):
@@ -89,108 +86,6 @@ class StepsArguments(Arguments):
     )
 
 
-class NativeEngine:
-    """Time steps in C++, for float32 and bfloat16 on the CPU."""
-
-    name = "native"
-    title = "C++ loops compiled on this machine"
-
-    def refuses(self, spec: Spec, x: Tensor, w_hh: Tensor, dtype: torch.dtype) -> str | None:
-        """Devices, precisions and machines that it is not made for."""
-        if x.device.type != "cpu":
-            return f"it runs on the CPU, not on {x.device.type}"
-        if dtype not in _DTYPES:
-            return f"it has no products in {str(dtype).removeprefix('torch.')}"
-        return trouble()
-
-    def stats(self, spec: Spec) -> int:
-        """Numbers that are kept of a row."""
-        return STATS
-
-    def empty(self, *size: int, like: Tensor, dtype: torch.dtype, scratch: str = "") -> Tensor:
-        """Memory that costs little to touch first."""
-        return empty(*size, like=like, dtype=dtype, scratch=scratch)
-
-    def prepare(self, spec: Spec, operands: Operands, backward: bool) -> NativeSteps:
-        """Centred and packed weights, and the arguments that are the same for all chunks."""
-        return NativeSteps(spec, operands, backward)
-
-    def forward_steps(
-        self,
-        p: NativeSteps,
-        v: Tensor,
-        sizes: Sequence[int],
-        h: Tensor,
-        c: Tensor | None,
-        out: Tensor,
-        saved: Saved | None,
-    ) -> None:
-        """Runs a chunk of steps."""
-        arguments = self.forward_arguments(p, v, sizes, h, c, out, saved)
-        p.library.ln_zoo_forward(byref(arguments))
-
-    def forward_arguments(
-        self,
-        p: NativeSteps,
-        v: Tensor,
-        sizes: Sequence[int],
-        h: Tensor,
-        c: Tensor | None,
-        out: Tensor,
-        saved: Saved | None,
-    ) -> StepsArguments:
-        """What C++ is told of a chunk of steps."""
-        tensors = {"v": v, "h": h, "c": c, "output": out}
-        if saved is not None:
-            tensors |= {"u": saved.u, "cells": saved.c, "stats": saved.stats}
-        elif p.spec.merged:
-            tensors["u"] = v
-        return p.arguments(sizes, h, tensors)
-
-    def backward_steps(
-        self,
-        p: NativeSteps,
-        sizes: Sequence[int],
-        dout: Tensor | None,
-        dh: Tensor,
-        dc: Tensor | None,
-        saved: Saved,
-        h_prev: Tensor,
-        c_prev: Tensor | None,
-        du: Tensor,
-        dv: Tensor,
-        sums: Sums,
-    ) -> None:
-        """Takes gradients back through a chunk of steps."""
-        arguments = self.backward_arguments(
-            p, sizes, dout, dh, dc, saved, h_prev, c_prev, du, dv, sums
-        )
-        p.library.ln_zoo_backward(byref(arguments))
-
-    def backward_arguments(
-        self,
-        p: NativeSteps,
-        sizes: Sequence[int],
-        dout: Tensor | None,
-        dh: Tensor,
-        dc: Tensor | None,
-        saved: Saved,
-        h_prev: Tensor,
-        c_prev: Tensor | None,
-        du: Tensor,
-        dv: Tensor,
-        sums: Sums,
-    ) -> StepsArguments:
-        """What C++ is told of a chunk of steps on the way back."""
-        tensors = {
-            **{"v": saved.v, "u": saved.u, "cells": saved.c, "stats": saved.stats},
-            **{"output_gradient": dout, "h_prev": h_prev, "c_prev": c_prev},
-            **{"dh": dh, "dc": dc, "du": du, "dv": dv},
-            **p.sums(sums),
-        }
-        return p.arguments(sizes, dh, tensors)
-
-
 class NativeSteps(NativeProducts):
     """What is made once per call.
 
@@ -227,8 +122,31 @@ class NativeSteps(NativeProducts):
         )
         self._common.fill(self._tensors, self._sizes, self._kind)
 
-    def arguments(
-        self, sizes: Sequence[int], state: Tensor, tensors: dict[str, Tensor | None]
+    def forward(self, chunk: Chunk) -> None:
+        """Runs a chunk of steps."""
+        self.library.ln_zoo_forward(byref(self.forward_arguments(chunk)))
+
+    def backward(self, grads: ChunkGrads) -> None:
+        """Takes gradients back through a chunk of steps."""
+        self.library.ln_zoo_backward(byref(self.backward_arguments(grads)))
+
+    def forward_arguments(self, chunk: Chunk) -> StepsArguments:
+        """What C++ is told of a chunk of steps."""
+        saved, v = chunk.saved, chunk.v
+        tensors = {"v": v, "h": chunk.h, "c": chunk.c, "output": chunk.out}
+        if saved is not None:
+            tensors |= {"u": saved.u, "cells": saved.c, "stats": saved.stats}
+        elif self.spec.merged:
+            tensors["u"] = v
+        return self._of_chunk(chunk.sizes, chunk.h, tensors)
+
+    def backward_arguments(self, grads: ChunkGrads) -> StepsArguments:
+        """What C++ is told of a chunk of steps on the way back."""
+        tensors = gradient_tensors(grads, self._sizes) | {"stats": grads.saved.stats}
+        return self._of_chunk(grads.sizes, grads.dh, tensors)
+
+    def _of_chunk(
+        self, sizes: Sequence[int], state: Tensor, tensors: Mapping[str, Tensor | None]
     ) -> StepsArguments:
         """The structure for one chunk."""
         steps = StepsArguments.from_buffer_copy(self._common)
@@ -238,10 +156,6 @@ class NativeSteps(NativeProducts):
         steps.sizes = (c_int64 * len(sizes))(*sizes)
         steps.fill(tensors, {**self._sizes, "rows": rows, "N": examples}, self._kind)
         return steps
-
-    def sums(self, sums: Sums) -> dict[str, Tensor]:
-        """Where gradients of vectors go, those that nobody wants as well."""
-        return sums_of(sums, self._sizes)
 
 
 def vectors(operands: Operands, sizes: Mapping[str, int]) -> dict[str, Tensor | Packed | None]:
@@ -254,19 +168,26 @@ def vectors(operands: Operands, sizes: Mapping[str, int]) -> dict[str, Tensor | 
     return found
 
 
-def sums_of(sums: Sums, sizes: Mapping[str, int]) -> dict[str, Tensor]:
-    """Where gradients of `VECTORS` go; scratch memory stands for those that nobody wants."""
+def gradient_tensors(grads: ChunkGrads, sizes: Mapping[str, int]) -> dict[str, Tensor | None]:
+    """Tensors of the way back; scratch memory stands for sums that nobody wants."""
     unwanted = scratch_memory("unwanted", sizes["G"], torch.float32)
+    saved = grads.saved
     return {
-        f"d{name}": unwanted[: sizes[letter]]
-        if getattr(sums, name) is None
-        else getattr(sums, name)
-        for name, (_, letter) in VECTORS.items()
+        **{"v": saved.v, "u": saved.u, "cells": saved.c, "output_gradient": grads.dout},
+        **{"h_prev": grads.h_prev, "c_prev": grads.c_prev},
+        **{"dh": grads.dh, "dc": grads.dc, "du": grads.du, "dv": grads.dv},
+        **{
+            f"d{name}": unwanted[: sizes[letter]] if a is None else a
+            for (name, a), (_, letter) in zip(
+                grads.sums._asdict().items(), VECTORS.values(), strict=True
+            )
+        },
     }
 
 
 @functools.cache
-def row_arguments(rows: Rows) -> RowArguments:
+def row_arguments(rows: Rows | Cases) -> RowArguments:
     """A place as C++ has it."""
+    assert isinstance(rows, Rows)
     groups = (c_int64 * _GATES)(*first_gates(rows))
     return RowArguments(rows.scale, rows.center, rows.eps, groups)

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from ctypes import byref, c_int64, c_void_p
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
 from ln_zoo.ops.addresses import Arguments, Packed
-from ln_zoo.ops.engines.base import Saved, Sums
+from ln_zoo.ops.engines.base import Chunk, ChunkGrads
 from ln_zoo.ops.engines.native.runtime import packed
-from ln_zoo.ops.engines.native.steps import NativeEngine, NativeSteps
+from ln_zoo.ops.engines.native.steps import NativeSteps
+from ln_zoo.ops.loops.window import WindowChunk, WindowGrads, WindowOperands
 from ln_zoo.ops.spec import Operands, Spec
-
-if TYPE_CHECKING:
-    from ln_zoo.ops.loops.window import WindowOperands
-    from ln_zoo.ops.operator import Chunk
 
 
 class WindowArguments(Arguments):
@@ -46,8 +43,7 @@ class NativeWindow:
     """Runs chunks of steps; as `ln_zoo.ops.loops.window.WindowSteps`.
 
     Args:
-        engine: the native engine.
-        p: what it prepared.
+        steps: what the native engine prepared.
         spec: what is computed.
         operands: the layer's tensors.
         windows: the window's.
@@ -56,14 +52,13 @@ class NativeWindow:
 
     def __init__(
         self,
-        engine: NativeEngine,
-        p: NativeSteps,
+        steps: NativeSteps,
         spec: Spec,
         operands: Operands,
         windows: WindowOperands,
         backward: bool,
     ) -> None:
-        self.engine, self.p = engine, p
+        self.p = steps
         w_window = operands.w_ih[:, operands.x.shape[2] :].contiguous()
         forward = not backward
         examples, characters, letters = windows.text.shape
@@ -85,56 +80,29 @@ class NativeWindow:
         self._common = WindowArguments(components=kinds, characters=characters, letters=letters)
         self._common.fill(self._tensors, self._sizes)
 
-    def forward(
-        self,
-        piece: Chunk,
-        v: Tensor,
-        h: Tensor,
-        c: Tensor,
-        out: Tensor,
-        saved: Saved | None,
-        window: Tensor,
-        kappa: Tensor,
-        shown: Tensor,
-        terms: Tensor,
-    ) -> None:
+    def forward(self, chunk: Chunk, window: WindowChunk) -> None:
         """Runs consecutive steps."""
-        tensors = {"terms": terms, "windows": shown, "window": window, "kappa": kappa}
-        steps = self.engine.forward_arguments(self.p, v, piece.sizes, h, c, out, saved)
-        window_too = self._arguments(piece, steps.examples, tensors)
+        steps = self.p.forward_arguments(chunk)
+        tensors = {
+            **{"terms": window.terms, "windows": window.shown},
+            **{"window": window.window, "kappa": window.kappa},
+        }
+        window_too = self._arguments(len(chunk.v), steps.examples, tensors)
         self.p.library.ln_zoo_window_forward(byref(steps), byref(window_too))
 
-    def backward(
-        self,
-        piece: Chunk,
-        dout: Tensor | None,
-        dshown: Tensor | None,
-        dh: Tensor,
-        dc: Tensor,
-        dwindow: Tensor,
-        dkappa: Tensor,
-        saved: Saved,
-        terms: Tensor,
-        h_prev: Tensor,
-        c_prev: Tensor,
-        du: Tensor,
-        dv: Tensor,
-        parameters: Tensor,
-        sums: Sums,
-    ) -> None:
+    def backward(self, grads: ChunkGrads, window: WindowGrads) -> None:
         """Takes gradients back through consecutive steps."""
+        steps = self.p.backward_arguments(grads)
         tensors = {
-            **{"terms": terms, "windows_gradient": dshown},
-            **{"dwindow": dwindow, "dkappa": dkappa, "dparameters": parameters},
+            **{"terms": window.terms, "windows_gradient": window.dshown},
+            **{"dwindow": window.dwindow, "dkappa": window.dkappa},
+            **{"dparameters": window.parameters},
         }
-        steps = self.engine.backward_arguments(
-            self.p, piece.sizes, dout, dh, dc, saved, h_prev, c_prev, du, dv, sums
-        )
-        window_too = self._arguments(piece, steps.examples, tensors)
+        window_too = self._arguments(len(grads.du), steps.examples, tensors)
         self.p.library.ln_zoo_window_backward(byref(steps), byref(window_too))
 
     def _arguments(
-        self, piece: Chunk, examples: int, tensors: Mapping[str, Tensor | None]
+        self, rows: int, examples: int, tensors: Mapping[str, Tensor | None]
     ) -> WindowArguments:
         """Arguments beside those of the layer, which has so many cases."""
         if examples != self._sizes["N"]:
@@ -142,5 +110,5 @@ class NativeWindow:
                 f"Expected {self._sizes['N']} examples as in the text, got {examples}"
             )
         window = WindowArguments.from_buffer_copy(self._common)
-        window.fill(tensors, {**self._sizes, "rows": piece.last - piece.first})
+        window.fill(tensors, {**self._sizes, "rows": rows})
         return window

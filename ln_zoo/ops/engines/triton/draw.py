@@ -8,18 +8,27 @@ call of the same sizes comes for the second time (`ln_zoo.ops.engines.triton.gra
 from __future__ import annotations
 
 import importlib
+import math
 import weakref
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ln_zoo.ops.engines.triton import graphs
 from ln_zoo.ops.engines.triton.steps import OPTIONS, block, may_replay, on, product_settings, rule
-
-if TYPE_CHECKING:
-    from ln_zoo.ops.loops.draw import Back, Kept, Made, Run, _Operands, _Plan
+from ln_zoo.ops.loops.draw import (
+    Back,
+    DrawOperands,
+    DrawPlan,
+    DrawSteps,
+    DrawWeights,
+    Kept,
+    Made,
+    Run,
+    float32_alone,
+)
 
 _ENCODER, _DECODER = 0, 1
 #: Warps of a program for an image, and for a row of states.
@@ -56,17 +65,32 @@ def _power(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-class TritonDraw:
-    """As `ln_zoo.ops.loops.draw.DrawSteps`; arguments as `ln_zoo.ops.loops.draw.AtenDraw`.
+class TritonDraw(DrawSteps):
+    """The steps of a glimpse as kernels, and whole runs as recorded graphs.
 
     What heads say, what is written and what the next glimpse reads is one launch (`write`), and so
     are the gradients of these.
     """
 
+    @staticmethod
+    def refuses(images: Tensor, weights: DrawWeights) -> str | None:
+        """Other precisions than it has, and images that are too large."""
+        _, height, width = images.shape
+        ih, hh = weights.encoder.weights[:2]
+        largest = max((ih.shape[1] - hh.shape[1]) // 2, len(weights.patch.weight))
+        return float32_alone(images) or image_refusal(height, width, math.isqrt(max(largest, 1)))
+
+    @staticmethod
+    def replayed(
+        plan: DrawPlan, operands: DrawOperands, save: bool, forward: Forward
+    ) -> tuple[tuple[Tensor, ...], Replay] | None:
+        """Runs all glimpses as a recorded graph, where it can."""
+        return replayed(plan, operands, save, forward)
+
     def __init__(
         self,
-        plan: _Plan,
-        operands: _Operands,
+        plan: DrawPlan,
+        operands: DrawOperands,
         weights: Sequence[Tensor],
         kept: Kept,
         made: Made,
@@ -302,8 +326,8 @@ class TritonDraw:
 
 # Recorded runs
 
-Forward = Callable[["_Operands"], "Run"]
-Backward = Callable[["_Operands", "Run", Sequence["Tensor | None"]], "_Operands"]
+Forward = Callable[[DrawOperands], Run]
+Backward = Callable[[DrawOperands, Run, Sequence[Tensor | None]], DrawOperands]
 
 
 class _Ticket:
@@ -313,11 +337,11 @@ class _Ticket:
 class _Recording:
     """A run at fixed addresses, and what it leaves for the way back."""
 
-    def __init__(self, like: _Operands) -> None:
+    def __init__(self, like: DrawOperands) -> None:
         self.operands = _empty_like(like)
         self.run: Run | None = None
         #: By which of them there are: gradients of results, and what becomes of them.
-        self.back: dict[Hashable, tuple[list[Tensor | None], _Operands | None]] = {}
+        self.back: dict[Hashable, tuple[list[Tensor | None], DrawOperands | None]] = {}
         self._user: weakref.ref[_Ticket] | None = None
 
     @property
@@ -341,7 +365,7 @@ class Replay(NamedTuple):
     entry: graphs.Entry
     ticket: _Ticket
 
-    def gradients(self, grads: Sequence[Tensor | None], backward: Backward) -> _Operands:
+    def gradients(self, grads: Sequence[Tensor | None], backward: Backward) -> DrawOperands:
         """Gradients of the operands, in memory of their own.
 
         Args:
@@ -360,7 +384,7 @@ class Replay(NamedTuple):
             cache.begin()
             _copy(grads, fixed)
 
-            def work() -> _Operands:
+            def work() -> DrawOperands:
                 assert recording.run is not None
                 return backward(recording.operands, recording.run, fixed)
 
@@ -378,7 +402,7 @@ class Replay(NamedTuple):
 
 
 def replayed(
-    plan: Hashable, operands: _Operands, save: bool, forward: Forward
+    plan: Hashable, operands: DrawOperands, save: bool, forward: Forward
 ) -> tuple[tuple[Tensor, ...], Replay] | None:
     """Runs all glimpses as a recorded graph; ``None`` where there is none to be used.
 
@@ -421,7 +445,7 @@ def replayed(
         return results, Replay(entry, recording.take())
 
 
-def _empty_like(operands: _Operands) -> _Operands:
+def _empty_like(operands: DrawOperands) -> DrawOperands:
     found: list[Any] = [None if a is None else torch.empty_like(a) for a in operands]
     return type(operands)(*found)
 

@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from ln_zoo.ops.addresses import address, check_steps
-from ln_zoo.ops.engines.base import Products, Saved, Sums, centred
+from ln_zoo.ops.engines.base import Chunk, ChunkGrads, Saved, Sums, centred
+from ln_zoo.ops.engines.base import Steps as ChunkSteps
 from ln_zoo.ops.engines.triton import graphs
 from ln_zoo.ops.spec import Operands, Rows, Spec
 
@@ -49,6 +50,8 @@ class TritonEngine:
 
     def refuses(self, spec: Spec, x: Tensor, w_hh: Tensor, dtype: torch.dtype) -> str | None:
         """Why it cannot take this call, or ``None``."""
+        if spec.examples:
+            return "it normalises rows alone, not over the batch"
         if x.device.type != "cuda":
             return f"the input is on the device {x.device.type}, not on an NVIDIA GPU"
         if torch.version.hip is not None:
@@ -73,10 +76,12 @@ class TritonEngine:
 
     def stats(self, spec: Spec) -> int:
         """A reciprocal deviation per group of statistics, and the mean of a centred cell state."""
+        if spec.examples:
+            return 0
+        first, second, out = spec.rows
         if spec.merged:
-            return int(spec.out.scale)
-        places = sum(len(rows.groups) for rows in (spec.input, spec.recurrent) if rows.scale)
-        return places + rule(spec.out)
+            return int(out.scale)
+        return sum(len(rows.groups) for rows in (first, second) if rows.scale) + rule(out)
 
     def empty(self, *size: int, like: Tensor, dtype: torch.dtype, scratch: str = "") -> Tensor:
         """Memory that is not filled; torch's allocator finds scratch memory again by itself."""
@@ -87,90 +92,11 @@ class TritonEngine:
         with on(operands.x):
             return Prepared(spec, operands, backward, self.stats(spec))
 
-    def forward_steps(
-        self,
-        p: Prepared,
-        v: Tensor,
-        sizes: Sequence[int],
-        h: Tensor,
-        c: Tensor | None,
-        out: Tensor,
-        saved: Saved | None,
-    ) -> None:
-        """Runs consecutive steps; see `ln_zoo.ops.engines.base.Engine.forward_steps`."""
-        if not out.shape[0]:
-            return
-        check_steps(sizes, len(v), len(h))
-        rows: dict[str, Tensor | None] = {"v": v, "out": out}
-        if saved is not None:
-            rows |= {"u": saved.u, "c_rows": saved.c, "stats": saved.stats}
-        steps = Steps(p, rows, {"h_or_work": h, "c": c}, {"SAVE": saved is not None})
-
-        def start(buffers: Buffers, examples: int) -> None:
-            buffers["operand"][:examples].copy_(h[:examples])
-
-        with on(v):
-            for run in _runs(sizes):
-                steps.launch(run, start, None)
-
-    def backward_steps(
-        self,
-        p: Prepared,
-        sizes: Sequence[int],
-        dout: Tensor | None,
-        dh: Tensor,
-        dc: Tensor | None,
-        saved: Saved,
-        h_prev: Tensor,
-        c_prev: Tensor | None,
-        du: Tensor,
-        dv: Tensor,
-        sums: Sums,
-    ) -> None:
-        """Takes gradients back; see `ln_zoo.ops.engines.base.Engine.backward_steps`."""
-        if not du.shape[0]:
-            return
-        check_steps(sizes, len(du), len(dh))
-        passed = empty(dh.shape, dh) if p.spec.cell == "GRU" else None
-        work = empty((du.shape[0], *p.work), dh)
-        rows = {
-            "v": saved.v,
-            "u": saved.u,
-            "c_rows": saved.c,
-            "stats": saved.stats,
-            "out": dout,
-            "h_prev": h_prev,
-            "c_prev": c_prev,
-            "du": du,
-            "h_or_work": work,
-        }
-        state = dc if passed is None else passed
-        steps = Steps(p, rows, {"c": state}, {"HAS_DOUT": dout is not None})
-
-        def start(buffers: Buffers, examples: int) -> None:
-            buffers["product"][:examples].copy_(dh[:examples])
-            if passed is not None:
-                passed[:examples].zero_()
-
-        def end(buffers: Buffers, examples: int) -> None:
-            product = buffers["product"][:examples]
-            if passed is None:
-                dh[:examples].copy_(product)
-            else:
-                torch.add(product, passed[:examples], out=dh[:examples])
-
-        with on(du):
-            for run in reversed(_runs(sizes)):
-                steps.launch(run, start, end)
-            if saved.v is not None:
-                _input_gradient(p, work, saved.v, saved.stats, dv)
-            _add_sums(p, work, saved, sums)
-
 
 # What is made once per call
 
 
-class Prepared(Products):
+class Prepared(ChunkSteps):
     """What the steps of a call share.
 
     Args:
@@ -187,7 +113,7 @@ class Prepared(Products):
         first, second = spec.products
         super().__init__(centred(operands.w_ih, first))
         weight = centred(operands.w_hh, second)
-        self.spec, self.backward, self.stats = spec, backward, stats
+        self.spec, self.is_backward, self.stats = spec, backward, stats
         self.hidden = hidden = weight.shape[1]
         # What a step multiplies by: (H, G), or on the way back (G, H).
         self.weight = weight.contiguous() if backward else weight.t().contiguous()
@@ -215,6 +141,65 @@ class Prepared(Products):
         self.constants = constants(spec, hidden, kind, backward, bias is not None, stats)
         self.warps = warps(hidden)
 
+    def forward(self, chunk: Chunk) -> None:
+        """Runs consecutive steps."""
+        sizes, v, h, c, out, saved, _ = chunk
+        if not out.shape[0]:
+            return
+        check_steps(sizes, len(v), len(h))
+        rows: dict[str, Tensor | None] = {"v": v, "out": out}
+        if saved is not None:
+            rows |= {"u": saved.u, "c_rows": saved.c, "stats": saved.stats}
+        steps = Steps(self, rows, {"h_or_work": h, "c": c}, {"SAVE": saved is not None})
+
+        def start(buffers: Buffers, examples: int) -> None:
+            buffers["operand"][:examples].copy_(h[:examples])
+
+        with on(v):
+            for run in _runs(sizes):
+                steps.launch(run, start, None)
+
+    def backward(self, grads: ChunkGrads) -> None:
+        """Takes gradients back."""
+        sizes, dout, dh, dc, saved, h_prev, c_prev, du, dv, sums, _ = grads
+        if not du.shape[0]:
+            return
+        check_steps(sizes, len(du), len(dh))
+        passed = empty(dh.shape, dh) if self.spec.cell == "GRU" else None
+        work = empty((du.shape[0], *self.work), dh)
+        rows = {
+            "v": saved.v,
+            "u": saved.u,
+            "c_rows": saved.c,
+            "stats": saved.stats,
+            "out": dout,
+            "h_prev": h_prev,
+            "c_prev": c_prev,
+            "du": du,
+            "h_or_work": work,
+        }
+        state = dc if passed is None else passed
+        steps = Steps(self, rows, {"c": state}, {"HAS_DOUT": dout is not None})
+
+        def start(buffers: Buffers, examples: int) -> None:
+            buffers["product"][:examples].copy_(dh[:examples])
+            if passed is not None:
+                passed[:examples].zero_()
+
+        def end(buffers: Buffers, examples: int) -> None:
+            product = buffers["product"][:examples]
+            if passed is None:
+                dh[:examples].copy_(product)
+            else:
+                torch.add(product, passed[:examples], out=dh[:examples])
+
+        with on(du):
+            for run in reversed(_runs(sizes)):
+                steps.launch(run, start, end)
+            if saved.v is not None:
+                _input_gradient(self, work, saved.v, saved.stats, dv)
+            _add_sums(self, work, saved, sums)
+
     def add_weight_gradient(self, d: Tensor, a: Tensor, total: Tensor, first: bool) -> None:
         """As its parent, but without a sum in less than float32."""
         if total.dtype == a.dtype:
@@ -239,25 +224,26 @@ def constants(
         biased: whether there are biases.
         stats: numbers S kept per row.
     """
+    first, second, out = spec.rows
     found = {
         "H": hidden,
         "BLOCK": block(hidden),
         "KIND": kind,
         "BIASED": biased,
-        "OUT_RULE": rule(spec.out),
+        "OUT_RULE": rule(out),
         "STATS_SIZE": stats,
     }
     if spec.merged:
         found["RELU"] = spec.cell == "RNN_RELU"
     else:
         found["EARLY"] = hidden <= EARLY_HIDDEN
-        found["INPUT"] = starts(spec.input)
-        found["RECURRENT"] = starts(spec.recurrent)
+        found["INPUT"] = starts(first)
+        found["RECURRENT"] = starts(second)
     if not backward:
-        found["OUT_EPS"] = spec.out.eps
+        found["OUT_EPS"] = out.eps
         if not spec.merged:
-            found["INPUT_EPS"] = spec.input.eps
-            found["RECURRENT_EPS"] = spec.recurrent.eps
+            found["INPUT_EPS"] = first.eps
+            found["RECURRENT_EPS"] = second.eps
     return found
 
 
@@ -458,7 +444,7 @@ class Steps:
         buffers = self._buffers(examples, fixed=False)
         start(buffers, examples)
         self._write_table(buffers["table"], 0)
-        self._launch(buffers, run.steps(self.p.backward))
+        self._launch(buffers, run.steps(self.p.is_backward))
         if end is not None:
             end(buffers, examples)
 
@@ -473,7 +459,7 @@ class Steps:
         buffers, examples = entry.tensors, run.sizes[0]
         pieces = graphs.pieces(len(run.sizes))
         for length in {length for _, length in pieces}:
-            steps = Run(0, (examples,) * length).steps(self.p.backward)
+            steps = Run(0, (examples,) * length).steps(self.p.is_backward)
             cache.record(
                 entry,
                 length,
@@ -483,7 +469,7 @@ class Steps:
         cache.begin()
         buffers["weight"].copy_(self.p.weight)
         start(buffers, examples)
-        for first, length in reversed(pieces) if self.p.backward else pieces:
+        for first, length in reversed(pieces) if self.p.is_backward else pieces:
             self._write_table(buffers["table"], run.row + first * examples)
             entry.graphs[length].replay()
         if end is not None:
@@ -492,7 +478,7 @@ class Steps:
 
     def _key(self, examples: int) -> tuple[Any, ...]:
         constants = tuple(sorted((name, str(value)) for name, value in self.constants.items()))
-        return (self.p.spec.cell, self.p.backward, examples, constants, *product_settings())
+        return (self.p.spec.cell, self.p.is_backward, examples, constants, *product_settings())
 
     def _buffers(self, examples: int, fixed: bool) -> Buffers:
         """New buffers; fixed ones have room for weights of their own."""
@@ -525,12 +511,12 @@ class Steps:
         table, weight = buffers["table"], buffers["weight"]
         product, operand = buffers["product"], buffers["operand"]
         for row, examples in steps:
-            if not p.backward:
+            if not p.is_backward:
                 _multiply(operand[:examples], weight, product[:examples])
             p.kernel[examples,](
                 table, product, operand, row, **self.constants, num_warps=p.warps, **OPTIONS
             )
-            if p.backward:
+            if p.is_backward:
                 _multiply(operand[:examples], weight, product[:examples])
 
 
@@ -550,7 +536,8 @@ def _multiply(a: Tensor, b: Tensor, out: Tensor) -> None:
 def _input_gradient(p: Prepared, work: Tensor, v: Tensor, stats: Tensor, dv: Tensor) -> None:
     """Fills dv from the gradients of the normalised input term."""
     gates = p.spec.gates
-    if not p.spec.input.scale:
+    first = p.spec.rows[0]
+    if not first.scale:
         dv.view(-1, gates, p.hidden).copy_(work[:, :gates])
         return
     _kernels().input_gradient[v.shape[0],](
@@ -562,7 +549,7 @@ def _input_gradient(p: Prepared, work: Tensor, v: Tensor, stats: Tensor, dv: Ten
         H=p.hidden,
         BLOCK=block(p.hidden),
         GATES=gates,
-        STARTS=starts(p.spec.input),
+        STARTS=starts(first),
         STATS_SIZE=p.stats,
         num_warps=p.warps,
         **OPTIONS,
@@ -572,24 +559,25 @@ def _input_gradient(p: Prepared, work: Tensor, v: Tensor, stats: Tensor, dv: Ten
 def _add_sums(p: Prepared, work: Tensor, saved: Saved, sums: Sums) -> None:
     """Adds the gradients of vectors."""
     spec = p.spec
+    first, second, out = spec.rows
     if spec.merged:
-        _add_columns(p, work, 0, saved.u, saved.stats, spec.out, sums.bias, sums.gain_out)
+        _add_columns(p, work, 0, saved.u, saved.stats, out, sums.bias, sums.gain_out)
         return
     stats = saved.stats
-    _add_columns(p, work, 0, saved.v, stats, spec.input, sums.bias, sums.gain_input)
-    stats = stats[:, len(spec.input.groups) :]
+    _add_columns(p, work, 0, saved.v, stats, first, sums.bias, sums.gain_input)
+    stats = stats[:, len(first.groups) :]
     if spec.cell == "GRU":
         # The gradients of R h' are those of r and z, and behind that of n its own.
         bias = None
         if sums.bias_hn is not None:
             bias = sums.bias_hn.new_zeros(3 * p.hidden)
-        _add_columns(p, work, 0, saved.u, stats, spec.recurrent, bias, sums.gain_recurrent, skip=2)
+        _add_columns(p, work, 0, saved.u, stats, second, bias, sums.gain_recurrent, skip=2)
         if sums.bias_hn is not None and bias is not None:
             sums.bias_hn.add_(bias[2 * p.hidden :])
         return
-    _add_columns(p, work, 0, saved.u, stats, spec.recurrent, None, sums.gain_recurrent)
-    stats = stats[:, len(spec.recurrent.groups) + rule(spec.out) - 1 :]
-    _add_columns(p, work, 4, saved.c, stats, spec.out, sums.shift_out, sums.gain_out, own_mean=True)
+    _add_columns(p, work, 0, saved.u, stats, second, None, sums.gain_recurrent)
+    stats = stats[:, len(second.groups) + rule(out) - 1 :]
+    _add_columns(p, work, 4, saved.c, stats, out, sums.shift_out, sums.gain_out, own_mean=True)
 
 
 def _add_columns(

@@ -1,0 +1,48 @@
+"""The engine that is written in functions of torch: for every device, and where no other runs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ln_zoo.ops import memory
+from ln_zoo.ops.engines.aten.batch import BatchGRU, BatchLSTM, BatchRNN, BatchSteps
+from ln_zoo.ops.engines.aten.rows import GRUSteps, LSTMSteps, RNNSteps, RowSteps
+from ln_zoo.ops.engines.base import Steps
+from ln_zoo.ops.spec import Operands, Rows, Spec
+
+
+class AtenEngine:
+    """Time steps in functions of torch."""
+
+    name = "aten"
+    title = "steps in functions of torch"
+
+    def refuses(self, spec: Spec, x: Tensor, w_hh: Tensor, dtype: torch.dtype) -> str | None:
+        """Nothing is refused."""
+        return None
+
+    def stats(self, spec: Spec) -> int:
+        """What rows were multiplied by, for each group of statistics."""
+        if spec.examples:
+            return 0
+        first, second = spec.products
+        return sum(
+            len(rows.groups)
+            for rows in ((second,) if spec.merged else (first, second))
+            if isinstance(rows, Rows)
+        )
+
+    def empty(self, *size: int, like: Tensor, dtype: torch.dtype, scratch: str = "") -> Tensor:
+        """New memory, and on CPUs such as costs little to touch."""
+        if scratch and like.device.type == "cpu":
+            return memory.scratch(f"aten frame {scratch}", *size, dtype=dtype)
+        return memory.empty(*size, like=like, dtype=dtype)
+
+    def prepare(self, spec: Spec, operands: Operands, backward: bool) -> Steps:
+        """Vectors with their factors, centred weights, and the loops of the cell."""
+        if spec.examples:
+            over_examples: dict[str, type[BatchSteps]] = {"LSTM": BatchLSTM, "GRU": BatchGRU}
+            return over_examples.get(spec.cell, BatchRNN)(spec, operands, backward)
+        of_rows: dict[str, type[RowSteps]] = {"LSTM": LSTMSteps, "GRU": GRUSteps}
+        return of_rows.get(spec.cell, RNNSteps)(spec, operands, backward)

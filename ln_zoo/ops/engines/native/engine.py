@@ -1,0 +1,50 @@
+"""The engine that runs time steps in C++ on the CPU."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ln_zoo.ops.engines.base import Steps
+from ln_zoo.ops.engines.native.batch import NativeBatchSteps
+from ln_zoo.ops.engines.native.runtime import empty, trouble
+from ln_zoo.ops.engines.native.steps import STATS, NativeSteps
+from ln_zoo.ops.spec import Cases, Operands, Spec
+
+
+class NativeEngine:
+    """Time steps in C++, for float32 and bfloat16 on the CPU; over examples, for float32."""
+
+    name = "native"
+    title = "C++ loops compiled on this machine"
+
+    def refuses(self, spec: Spec, x: Tensor, w_hh: Tensor, dtype: torch.dtype) -> str | None:
+        """Devices, precisions and machines that it is not made for."""
+        if x.device.type != "cpu":
+            return f"it runs on the CPU, not on {x.device.type}"
+        if dtype not in (torch.float32, torch.bfloat16):
+            return f"it has no products in {_word(dtype)}"
+        if spec.examples:
+            if dtype != torch.float32:
+                return f"it has no steps over a batch in {_word(dtype)}"
+            batch = [place for place in spec.places if isinstance(place, Cases) and place.batch]
+            if len({place.correction for place in batch}) > 1:
+                return "places differ in the correction of variances"
+        return trouble()
+
+    def stats(self, spec: Spec) -> int:
+        """Numbers that are kept of a row."""
+        return 0 if spec.examples else STATS
+
+    def empty(self, *size: int, like: Tensor, dtype: torch.dtype, scratch: str = "") -> Tensor:
+        """Memory that costs little to touch first."""
+        return empty(*size, like=like, dtype=dtype, scratch=scratch)
+
+    def prepare(self, spec: Spec, operands: Operands, backward: bool) -> Steps:
+        """Packed weights, and the arguments that are the same for all chunks."""
+        kind = NativeBatchSteps if spec.examples else NativeSteps
+        return kind(spec, operands, backward)
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,129 @@
+"""All kernels, the choice among them, and the log of what runs and why the rest does not.
+
+It knows no kernel itself: `ln_zoo.ops.dispatch` fills it.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+
+import torch
+
+if TYPE_CHECKING:
+    from ln_zoo.ops.engines.base import Engine
+
+#: What a kernel may run: all layers and directions of a recurrent layer, a single step of a cell,
+#: a layer with a window over a text, or all glimpses of DRAW.
+Task = Literal["layers", "step", "window", "DRAW"]
+
+
+class Kernel(Protocol):
+    """A fast way to run something; what it is called with depends on the task."""
+
+    @property
+    def name(self) -> str:
+        """A short identifier, for ``LN_ZOO_KERNELS`` and the log."""
+
+    @property
+    def title(self) -> str:
+        """What it is, in a few words for the log."""
+
+    @property
+    def tasks(self) -> Sequence[Task]:
+        """What it runs."""
+
+    def refuses(self, *call: Any) -> str | None:
+        """The reason why it cannot take this call, or ``None``."""
+
+
+#: Kernels in order of preference: the first that does not refuse is taken.
+KERNELS: list[Kernel] = []
+
+
+def select(
+    task: Task, what: str, call: Sequence[Any], otherwise: str, last: Sequence[str] = ()
+) -> Any:
+    """The first kernel that does not refuse, or ``None``.
+
+    What runs, and each reason for a refusal, is logged once, to the logger ``ln_zoo``.
+
+    Args:
+        task: what it has to run.
+        what: what to call it in the log.
+        call: what kernels are asked with.
+        otherwise: what runs where none does, for the log.
+        last: names of kernels that are tried after all others, in this order.
+
+    Raises:
+        ValueError: if ``LN_ZOO_KERNELS`` names no kernel.
+    """
+    kernels, why = allowed(os.environ.get("LN_ZOO_KERNELS", ""))
+    if last:
+        kernels = sorted(kernels, key=lambda k: k.name in last and 1 + last.index(k.name))
+    for kernel in kernels:
+        if task not in kernel.tasks:
+            continue
+        reason = kernel.refuses(*call)
+        if reason is None:
+            _log_once(f"{what}: runs on {kernel.name} ({kernel.title})")
+            return kernel
+        _log_once(f"{what}: not run by {kernel.name} ({kernel.title}): {reason}")
+    say_unsupported(what, otherwise, why)
+    return None
+
+
+def say_unsupported(what: str, otherwise: str, why: str = "") -> None:
+    """Logs that no kernel runs something, once.
+
+    Args:
+        what: what it is.
+        otherwise: what runs it.
+        why: the reason, after a colon, or nothing where it was said.
+    """
+    _log_once(f"{what}: runs on {otherwise}{why}")
+
+
+def allowed(value: str) -> tuple[list[Kernel], str]:
+    """The kernels that a value of ``LN_ZOO_KERNELS`` allows, and how to say so."""
+    if value in ("", "1"):
+        return KERNELS, ""
+    why = f": LN_ZOO_KERNELS={value}"
+    if value == "0":
+        return [], why
+    names = [name.strip() for name in value.split(",")]
+    known = dict.fromkeys(kernel.name for kernel in KERNELS)
+    for name in names:
+        if name not in known:
+            raise ValueError(
+                f"LN_ZOO_KERNELS={value}: there is no kernel called {name!r}; expected 0 (none), "
+                f"1 (all) or names out of {', '.join(known)} with commas between them"
+            )
+    return [kernel for kernel in KERNELS if kernel.name in names], why
+
+
+def kernel_named(task: Task, name: str) -> Any:
+    """The kernel of that name that runs something."""
+    return next(k for k in KERNELS if k.name == name and task in k.tasks)
+
+
+def engine_named(name: str) -> Engine:
+    """The engine of that name, for operators: of a kernel that runs layers by an engine."""
+    for kernel in KERNELS:
+        engine = getattr(kernel, "engine", None)
+        if kernel.name == name and "layers" in kernel.tasks and engine is not None:
+            return cast("Engine", engine)
+    raise RuntimeError(f"there is no recurrent engine called {name!r}")
+
+
+def _log_once(message: str) -> None:
+    if not torch.compiler.is_compiling():
+        _log(message)
+
+
+@functools.cache
+def _log(message: str) -> None:
+    logging.getLogger("ln_zoo").info(message)

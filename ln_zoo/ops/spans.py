@@ -1,0 +1,168 @@
+"""Rows of time steps in packed order: how time is cut, and what belongs to a part of it.
+
+Step t owns ``sizes[t]`` rows, sizes never grow, and a padded batch is the special case of equal
+sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Span:
+    """Consecutive time steps.
+
+    Attributes:
+        first: row of the first step's first example.
+        last: one past the last row.
+        sizes: rows of each step.
+        before: rows of the step before; of the first step the number of examples.
+        step: number of the first step.
+    """
+
+    first: int
+    last: int
+    sizes: tuple[int, ...]
+    before: int
+    step: int
+
+    @property
+    def rows(self) -> slice:
+        """Where its rows are."""
+        return slice(self.first, self.last)
+
+    @property
+    def count(self) -> int:
+        """How many rows it has."""
+        return self.last - self.first
+
+    @property
+    def steps(self) -> slice:
+        """Where its steps are."""
+        return slice(self.step, self.step + len(self.sizes))
+
+
+def spans(sizes: Sequence[int], least_rows: int, least_steps: int = 1) -> list[Span]:
+    """Cuts time steps into runs of so many rows and steps at least, but for the last.
+
+    Example:
+        >>> [(s.first, s.last, s.steps) for s in spans([200, 200, 200, 150, 10], 512)]
+        [(0, 600, slice(0, 3, None)), (600, 760, slice(3, 5, None))]
+    """
+    found: list[Span] = []
+    first = row = step = 0
+    before = sizes[0]
+    for t, size in enumerate(sizes):
+        row += size
+        full = row - first >= least_rows and t + 1 - step >= least_steps
+        if full or t == len(sizes) - 1:
+            found.append(Span(first, row, tuple(sizes[step : t + 1]), before, step))
+            first, step, before = row, t + 1, size
+    return found
+
+
+def sizes_of(x: Tensor, batch_sizes: Tensor | None) -> list[int]:
+    """Rows of each step."""
+    return [x.shape[1]] * x.shape[0] if batch_sizes is None else batch_sizes.tolist()
+
+
+def rows_of(a: Tensor, packed: bool, span: Span) -> Tensor:
+    """The rows (rows, F) of a span, contiguous, of a padded (T, N, F) or packed (total, F)."""
+    if packed:
+        return a[span.first : span.last].contiguous()
+    examples = a.shape[1]
+    start, steps = span.first // max(examples, 1), len(span.sizes)
+    return a[start : start + steps].reshape(steps * examples, a.shape[2]).contiguous()
+
+
+def previous_rows(start: Tensor, after: Tensor, span: Span) -> Tensor:
+    """What each row of a span had in the step before, (rows, F).
+
+    Args:
+        start: what the first step had, (N, F).
+        after: what there was after each step of all, (total, F).
+        span: the span.
+    """
+    if span.first and span.sizes[-1] == span.before:
+        return after[span.first - span.before : span.last - span.before]
+    row = span.first - span.before
+    parts = []
+    for size, before in zip(span.sizes, (span.before, *span.sizes), strict=False):
+        parts.append(start[:size] if row < 0 else after[row : row + size])
+        row += before
+    return torch.cat([part.to(after.dtype) for part in parts])
+
+
+@dataclass(frozen=True)
+class Run:
+    """Consecutive steps of equally many cases within a span.
+
+    Attributes:
+        rows: where its rows are.
+        steps: where its steps are.
+        examples: rows of each step.
+    """
+
+    rows: slice
+    steps: slice
+    examples: int
+
+    def of(self, a: Tensor) -> Tensor:
+        """Its rows, (steps, examples, F), of a (rows, F)."""
+        return a[self.rows].unflatten(0, (self.steps.stop - self.steps.start, self.examples))
+
+    def each(self, a: Tensor) -> Tensor:
+        """Numbers for its steps, (steps, 1, F), of (steps, F); or a vector (F,) for all."""
+        return a if a.dim() < 2 else a[self.steps].unsqueeze(1)
+
+
+def runs(sizes: Sequence[int]) -> list[Run]:
+    """Cuts steps where the number of examples changes.
+
+    Example:
+        >>> [(run.steps.start, run.steps.stop, run.examples) for run in runs([3, 3, 2])]
+        [(0, 2, 3), (2, 3, 2)]
+    """
+    found: list[Run] = []
+    row = start = 0
+    for t, size in enumerate(sizes, start=1):
+        if t == len(sizes) or sizes[t] != size:
+            rows = slice(row, row + size * (t - start))
+            found.append(Run(rows, slice(start, t), size))
+            row, start = rows.stop, t
+    return found
+
+
+def sum_examples(a: Tensor, pieces: Iterable[Run], out: Tensor) -> Tensor:
+    """Fills out (steps, F) with the sums over examples of a (rows, F), and gives it back."""
+    for run in pieces:
+        torch.sum(run.of(a), 1, dtype=out.dtype, out=out[run.steps])
+    return out
+
+
+def without_means(
+    a: Tensor, sizes: Sequence[int], wide: torch.dtype, out: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Rows less their mean over the examples of each step.
+
+    Args:
+        a: (rows, F).
+        sizes: rows of each step.
+        wide: the precision of means.
+        out: where to put the result, which may be a; ``None`` for new memory.
+
+    Returns:
+        What is left, (rows, F), and the means, (steps, F).
+    """
+    pieces = runs(sizes)
+    means = sum_examples(a, pieces, a.new_empty(len(sizes), a.shape[1], dtype=wide))
+    out = torch.empty_like(a) if out is None else out
+    for run in pieces:
+        means[run.steps].div_(run.examples)
+        torch.sub(run.of(a), run.each(means), out=run.of(out))
+    return out, means
