@@ -314,7 +314,7 @@ def _foreign(path: Path) -> None:
 
 
 def _object(path: Path) -> None:
-    torch.save({"state_dict": {}, "norm": LayerNorm()}, path)
+    torch.save({"state_dict": {}, "norm": torch.nn.Identity()}, path)
 
 
 def _nameless(path: Path) -> None:
@@ -440,7 +440,7 @@ def test_no_module_is_imported_because_a_checkpoint_names_it(trained: Path, here
         (["write", "text", "--model=model.ckpt"], "the file is yours, give --import redteam\n"),
         (["analyze", "dynamics", "--ckpt=norm.ckpt"], "yours, give --import redteam\n"),
         (["card", "norm.ckpt", "--results=x", "--out=card"], "yours, give --import redteam, or"),
-        (["card", "model.ckpt", "--results=x", "--out=card"], "unknown model 'redteam.Foo'"),
+        (["card", "model.ckpt", "--results=x", "--out=card"], "yours, give --import redteam, or"),
     ):
         done = run(*argv, *(DATA if argv[0] in ("test", "fit", "predict", "validate") else ()))
         assert done.code in (1, 2), argv
