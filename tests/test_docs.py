@@ -77,6 +77,15 @@ def test_pages_and_figures_are_linked() -> None:
     assert unused == []
 
 
+@pytest.mark.parametrize("name", ["docs/explanation/architecture.md", "CONTRIBUTING.md"])
+def test_files_that_are_named_exist(name: str) -> None:
+    named = re.findall(r"`([\w/.]+\.(?:py|md|yaml|cpp|txt))`", prose(ROOT / name))
+    files = [file for file in named if "/" in file and "my" not in file]
+    assert len(files) > 8
+    missing = [f for f in files if not ((ROOT / f).is_file() or (ROOT / "ln_zoo" / f).is_file())]
+    assert not missing
+
+
 EXAMPLES = [
     page
     for page in PAGES
