@@ -134,6 +134,7 @@ def test_steps_are_those_of_the_generic_loop(
         ((4, 1, 7, 33), {"norm": LayerNorm(per_gate=True)}),
         ((2, 3, 5, 20), {"norm": LayerNorm(gain=0.5), "num_layers": 2, "bidirectional": True}),
         ((6, 5, 9, 40), {"norm": Identity()}),
+        ((6, 5, 1, 40), {"norm": LayerNorm(gain=0.5)}),
         ((6, 5, 9, 40), {"norm": LayerNorm(gain=0.5), "batch_first": True}),
     ],
     ids=str,

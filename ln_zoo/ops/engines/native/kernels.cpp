@@ -363,18 +363,20 @@ void pack_panel(const T* from, int64_t row, int64_t column, int64_t K, int64_t n
   constexpr int64_t per = Factors<T>::PER_LANE;
   const int64_t wide = (columns + L - 1) / L * L;
   from += n * column;
+  // A single feature has both strides 1: means go by what the rows are, not by the strides.
+  const bool by_rows = column == 1 && !(center.means && center.transposed);
   // A cache line of every column at a time, where columns run along the memory.
   for (int64_t k0 = 0; k0 < K; k0 += 16) {
     const int64_t k1 = std::min(padded<T>(K), k0 + 16);
     if constexpr (per == 1) {
-      for (int64_t k = k0; column == 1 && k < k1; k++) {
+      for (int64_t k = k0; by_rows && k < k1; k++) {
         const float* means = center.means ? center.of(k) + n : nullptr;
         for_units(columns, [&](int64_t j, auto block) {
           const vec a = block.read(from + k * row + j);
           store(to + k * wide + j, means ? block.keep(a - block.read(means + j)) : a);
         });
       }
-      for (int64_t j = 0; column != 1 && j < wide; j++) {
+      for (int64_t j = 0; !by_rows && j < wide; j++) {
         const float* source = from + j * column;
         const float* means = center.means ? center.of(std::min(n + j, n + columns - 1)) : nullptr;
         if (j >= columns) {
