@@ -22,6 +22,7 @@ PAGES = [
     ROOT / "CONTRIBUTING.md",
     ROOT / "SECURITY.md",
     ROOT / "benchmarks/README.md",
+    ROOT / "examples/README.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 #: Pages whose examples need trained weights of some size, data, or modules that only they have.
