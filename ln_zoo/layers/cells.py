@@ -148,6 +148,30 @@ def chosen_cell(layer: type, cell: Cell | None) -> Cell:
     return cell
 
 
+class NoQuantiser:
+    """Stops torch's quantisers, which mark a layer by ``qconfig`` and would leave ours in float.
+
+    They would say nothing. ``None`` marks what is to be left alone.
+
+    Raises:
+        TypeError: where a layer is marked otherwise.
+    """
+
+    def __get__(self, layer: nn.Module | None, kind: type) -> None:
+        raise AttributeError("qconfig")  # as any layer that no quantiser has marked
+
+    def __set__(self, layer: nn.Module, value: object) -> None:
+        if value is not None:
+            raise TypeError(
+                f"torch has no quantised form of ln_zoo's {type(layer).__name__}: without a norm, "
+                "or with WeightNorm, ln_zoo.denormalize_ makes torch's own layers of them, which "
+                "it can quantise; with a norm of sums they stay in float: leave them out"
+            )
+
+    def __delete__(self, layer: nn.Module) -> None:
+        """Quantisers clean up behind them."""
+
+
 class RecurrentCell(nn.RNNCellBase):
     """One step of any recurrent cell, with any strategy; see `RecurrentLayer`.
 
@@ -175,6 +199,7 @@ class RecurrentCell(nn.RNNCellBase):
     """
 
     cell: Cell
+    qconfig = NoQuantiser()
 
     def __init__(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +17,11 @@ from torch.nn.utils.rnn import PackedSequence
 
 from ln_zoo import ops
 from ln_zoo.layers.cells import (
+    GRUCell,
+    LSTMCell,
+    NoQuantiser,
+    RecurrentCell,
+    RNNCell,
     as_states,
     cell_sites,
     chosen_cell,
@@ -78,6 +84,7 @@ class RecurrentLayer(nn.RNNBase):
     """
 
     cell: Cell
+    qconfig = NoQuantiser()
     #: Of layers that version 0.1 pickled too.
     zoneout: tuple[float, ...] = ()
     recurrent_dropout: float = 0.0
@@ -226,6 +233,53 @@ class RecurrentLayer(nn.RNNBase):
         for suffix, sites in self._directions().items():
             sites["input"].reset_weight(getattr(self, f"weight_ih_{suffix}"))
             sites["recurrent"].reset_weight(getattr(self, f"weight_hh_{suffix}"))
+
+    def to_cell(self, layer: int = 0, reverse: bool = False) -> RecurrentCell:
+        """The cell that computes a step of one layer, with copies of its weights and its norm's.
+
+        Cells have none of the layer's regularisers, which but for zoneout act in training alone.
+
+        Args:
+            layer: which, counted from 0.
+            reverse: whether it is that of the second direction.
+
+        Raises:
+            ValueError: if there is no such layer or direction, or outputs are projected or held by
+                zoneout, which cells do not do.
+
+        Example:
+            >>> rnn = LSTM(3, 5)
+            >>> cell, x = rnn.to_cell(), torch.randn(1, 2, 3)
+            >>> type(cell).__name__, torch.allclose(cell(x[0])[0], rnn(x)[0][0], atol=1e-6)
+            ('LSTMCell', True)
+        """
+        suffix = f"l{layer}_reverse" if reverse else f"l{layer}"
+        if suffix not in self.sites:
+            known = ", ".join(self.sites)
+            raise ValueError(f"this {type(self).__name__} has no {suffix}; it has {known}")
+        if self.proj_size:
+            raise ValueError("a cell does not project its outputs: there is none with proj_size")
+        if any(self.zoneout):
+            raise ValueError(f"a cell has no zoneout, and this layer has zoneout={self.zoneout}")
+        weight = self.get_parameter(f"weight_ih_{suffix}")
+        with torch.random.fork_rng(devices=[weight.get_device()] if weight.is_cuda else []):
+            cell = self._new_cell(
+                input_size=weight.shape[1],
+                hidden_size=self.hidden_size,
+                bias=self.bias,
+                device=weight.device,
+                dtype=weight.dtype,
+            )
+        sites: Any = copy.deepcopy(self.sites[suffix])
+        cell.sites = sites
+        with torch.no_grad():
+            for key, parameter in cell._parameters.items():
+                if parameter is not None:
+                    parameter.copy_(self.get_parameter(f"{key}_{suffix}"))
+        return cell.train(self.training)
+
+    def _new_cell(self, **arguments: Any) -> RecurrentCell:
+        return RecurrentCell(cell=self.cell, **arguments)
 
     def forward(
         self,
@@ -576,6 +630,10 @@ class LSTM(RecurrentLayer):
         )
         self.derivative_bound = derivative_bound
 
+    def _new_cell(self, **arguments: Any) -> RecurrentCell:
+        peephole = bool(self.cell.weights)
+        return LSTMCell(peephole=peephole, derivative_bound=self.derivative_bound, **arguments)
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         if "cell" not in state:  # pickled by version 0.1
@@ -706,6 +764,9 @@ class GRU(RecurrentLayer):
             weight_dropout=weight_dropout,
         )
 
+    def _new_cell(self, **arguments: Any) -> RecurrentCell:
+        return GRUCell(**arguments)
+
     def forward(
         self,
         input: Tensor | PackedSequence,
@@ -804,6 +865,9 @@ class RNN(RecurrentLayer):
             cell=rnn_cell(nonlinearity),
         )
         self.nonlinearity = nonlinearity
+
+    def _new_cell(self, **arguments: Any) -> RecurrentCell:
+        return RNNCell(nonlinearity=self.nonlinearity, **arguments)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -108,6 +108,19 @@ class Norm:
         return None
 
 
+class _NormKey(str):
+    """A missing key of a state dict, which says in torch's error how to go on.
+
+    torch does not tell modules whether a load is strict. Its error formats the keys that are
+    missing; where it is none, they are an ordinary list of strings.
+    """
+
+    hint: str
+
+    def __format__(self, spec: str) -> str:
+        return str(self) + self.hint
+
+
 class Site(nn.Module):
     """A place in a layer where a strategy acts; it owns the strategy's parameters and buffers.
 
@@ -347,6 +360,21 @@ class Site(nn.Module):
         return vector.view(-1, *[1] * (a.dim() - 2))
 
     # nn.Module
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+        missing: list[str] = rest[2]
+        own = [n for n, a in self._parameters.items() if a is not None and prefix + n in missing]
+        # Keys of the layer come before those of its sites: its weights are there, a norm's are not.
+        of_layer = prefix.rpartition("site")[0] + "weight"
+        if own and not any(k.startswith(of_layer) or isinstance(k, _NormKey) for k in missing):
+            key = _NormKey(prefix + own[0])
+            key.hint = (
+                f"; a plain layer has no {' and '.join(own)} of {type(self.norm).__name__}: load "
+                "its weights by strict=False, and with WeightNorm call reset_norm() of the layer "
+                "then, or convert the plain model, ln_zoo.normalize_(model, norm, calibrate=batch)"
+            )
+            missing[missing.index(prefix + own[0])] = key
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Site:
         before = dict(self._buffers)

@@ -437,6 +437,7 @@ def test_what_torch_does_not_compute_stays() -> None:
             "normalised": ln_zoo.GRU(2, 3, norm=LayerNorm(eps=1e-3)),
             "peephole": ln_zoo.LSTM(2, 3, peephole=True),
             "bounded": ln_zoo.LSTMCell(2, 3, derivative_bound=1.0),
+            "noisy": ln_zoo.GRU(2, 3, zoneout=0.1, weight_dropout=0.2),
             "torch": nn.Linear(2, 2),
             "plain": ln_zoo.Linear(2, 2),
         }
@@ -447,7 +448,11 @@ def test_what_torch_does_not_compute_stays() -> None:
     assert reasons["normalised"].startswith("LayerNorm(eps=0.001) normalises summed inputs")
     assert "peepholes" in reasons["peephole"]
     assert "clipped derivatives" in reasons["bounded"]
+    assert reasons["noisy"] == "torch has no zoneout or weight_dropout"
     assert "torch's own already" in reasons["torch"]
+    normalize_(model, RMSNorm(), include=["noisy", "peephole"])
+    assert model["noisy"].zoneout == (0.1,)
+    assert model["peephole"].weight_peephole_l0.shape == (3, 3)
     with pytest.raises(ValueError, match="can become plain: normalised"):
         denormalize_(model, exclude="plain")
 

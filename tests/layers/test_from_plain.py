@@ -1,0 +1,123 @@
+"""Plain weights under a norm, cells of layers, and quantisers that know torch's layers alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ln_zoo
+from ln_zoo.layers import GRU, LSTM, RNN, GRUCell, LSTMCell, RecurrentCell, RecurrentLayer, RNNCell
+from ln_zoo.norms import LayerNorm, Norm, WeightNorm
+from ln_zoo.ops import CELLS
+
+HINT = "; a plain layer has no "
+
+
+@pytest.mark.parametrize("norm", [LayerNorm(), WeightNorm()], ids=["LayerNorm", "WeightNorm"])
+def test_a_strict_load_of_plain_weights_says_how_to_go_on(norm: Norm) -> None:
+    plain = nn.Sequential(nn.LSTM(2, 3, 2), nn.Linear(3, 3), nn.Conv2d(1, 2, 3))
+    ours = nn.Sequential(
+        LSTM(2, 3, 2, norm=norm), ln_zoo.Linear(3, 3, norm=norm), ln_zoo.Conv2d(1, 2, 3, norm=norm)
+    )
+    for a, b in ((ours, plain), *zip(ours, plain, strict=True)):
+        with pytest.raises(RuntimeError, match="Missing key") as caught:
+            a.load_state_dict(b.state_dict())
+        message = str(caught.value)
+        assert message.count(HINT) == 1
+        assert type(norm).__name__ in message.partition(HINT)[2]
+        assert "strict=False" in message
+        assert "ln_zoo.normalize_" in message
+        missing, unexpected = a.load_state_dict(b.state_dict(), strict=False)
+        assert not unexpected
+        assert set(missing) == set(a.state_dict()) - set(b.state_dict())
+        assert HINT not in repr(missing)
+
+
+def test_other_failures_of_loading_have_no_such_hint() -> None:
+    layer = LSTM(2, 3, norm=LayerNorm())
+    layer.load_state_dict(layer.state_dict())
+    for state in ({}, {"rnn." + name: value for name, value in layer.state_dict().items()}):
+        with pytest.raises(RuntimeError, match="Missing key") as caught:
+            layer.load_state_dict(state)
+        assert HINT not in str(caught.value)
+    fewer = layer.state_dict()
+    del fewer["weight_hh_l0"]
+    with pytest.raises(RuntimeError, match="weight_hh_l0") as caught:
+        layer.load_state_dict(fewer)
+    assert HINT not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("layer", "kind"),
+    [
+        (LSTM(2, 3, 2, bidirectional=True, norm=LayerNorm(), normalize=("cell",)), LSTMCell),
+        (LSTM(2, 3, peephole=True, derivative_bound=2.0, bias=False), LSTMCell),
+        (GRU(2, 3, 2, norm=WeightNorm(), dtype=torch.float64), GRUCell),
+        (RNN(2, 3, nonlinearity="relu", norm=LayerNorm()).eval(), RNNCell),
+        (RecurrentLayer(2, 3, cell=CELLS["GRU"]), RecurrentCell),
+    ],
+    ids=["LSTM", "peephole", "GRU", "RNN", "of a cell"],
+)
+def test_a_cell_of_a_layer_computes_its_steps(layer: Any, kind: type) -> None:
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    for suffix in layer.sites:
+        number, reverse = int(suffix[1]), suffix.endswith("reverse")
+        state = torch.get_rng_state()
+        cell = layer.to_cell(number, reverse)
+        assert torch.equal(torch.get_rng_state(), state)
+        assert type(cell) is kind
+        assert cell.training == layer.training
+        size = cell.input_size
+        one = type(layer)(size, 3, **({"cell": layer.cell} if kind is RecurrentCell else {}))
+        one = layer if len(layer.sites) == 1 else one
+        for name, value in cell.named_parameters():
+            parts = name.rpartition("sites.")
+            full = f"sites.{suffix}.{parts[2]}" if parts[1] else f"{name}_{suffix}"
+            assert torch.equal(value, layer.get_parameter(full))
+            assert value is not layer.get_parameter(full)
+        if len(layer.sites) == 1:
+            x, hx, rows = torch.randn(4, 5, size), None, []
+            for row in x:
+                hx = cell(row, hx)
+                rows.append(hx if isinstance(hx, torch.Tensor) else hx[0])
+            torch.testing.assert_close(torch.stack(rows), layer(x)[0], rtol=1e-4, atol=1e-5)
+
+
+def test_cells_that_there_are_not() -> None:
+    with pytest.raises(ValueError, match="this GRU has no l1; it has l0"):
+        GRU(2, 3).to_cell(1)
+    with pytest.raises(ValueError, match="has no l0_reverse"):
+        GRU(2, 3).to_cell(0, reverse=True)
+    with pytest.raises(ValueError, match="a cell has no zoneout"):
+        GRU(2, 3, zoneout=0.2).to_cell()
+    with pytest.raises(ValueError, match="does not project"):
+        LSTM(2, 3, proj_size=2).to_cell()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("layer", [LSTM(2, 3, norm=LayerNorm()), GRU(2, 3), LSTMCell(2, 3)])
+def test_quantisers_of_torch_are_told(layer: nn.Module) -> None:
+    model = nn.ModuleDict({"rnn": layer, "head": nn.Linear(3, 3)})
+    with pytest.raises(TypeError, match="torch has no quantised form of ln_zoo's") as caught:
+        torch.ao.quantization.quantize_dynamic(model, {type(layer), nn.Linear})
+    assert "denormalize_" in str(caught.value)
+    # Left out, it stays as it is.
+    done = torch.ao.quantization.quantize_dynamic(model, {nn.Linear})
+    assert type(done["rnn"]) is type(layer)
+    assert "quantized" in type(done["head"]).__module__
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_folded_layers_are_quantised_by_torch() -> None:
+    model = nn.Sequential(LSTM(4, 16, norm=WeightNorm()))
+    x = torch.randn(5, 3, 4)
+    expected = model(x)[0]
+    ln_zoo.denormalize_(model)
+    done = torch.ao.quantization.quantize_dynamic(model, {nn.LSTM})
+    assert "quantized" in type(done[0]).__module__
+    assert (done(x)[0] - expected).abs().max() < 0.05
