@@ -28,6 +28,7 @@ BELOW = {
     "conversion": {"layers", "norms", "ops"},
     "testing": {"analysis", "layers", "norms", "ops"},
     "files": set(),
+    "packages": set(),
     "vocabulary": {"files"},
     "data": {"files", "vocabulary"},
     "metrics": set(),

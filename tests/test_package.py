@@ -103,8 +103,13 @@ def test_wheel_holds_published_models(tmp_path: Path) -> None:
     subprocess.run([*pip, "wheel", "-q", "--no-deps", "-w", tmp_path, ROOT], check=True)
     (wheel,) = tmp_path.glob("*.whl")
     assert wheel.name.endswith("py3-none-any.whl")
+    assert wheel.stat().st_size <= 40e6
+    names = zipfile.ZipFile(wheel).namelist()
+    assert not [name for name in names if name.endswith((".so", ".pyd", ".dll", ".dylib"))]
+    cards = {path.parent.name for path in ROOT.glob("model_cards/*/config.json")}
+    assert cards == {name.split("/")[2] for name in names if name.endswith("/config.json")}
     assert {"ln_zoo/ops/engines/native/kernels.cpp", "ln_zoo/ops/engines/native/build.py"} <= set(
-        zipfile.ZipFile(wheel).namelist()
+        names
     )
     target = tmp_path / "site"
     subprocess.run([*pip, "install", "-q", "--no-deps", "--target", target, wheel], check=True)
@@ -123,3 +128,16 @@ def test_wheel_holds_published_models(tmp_path: Path) -> None:
     file, parameters = json.loads(done.stdout.splitlines()[-1])
     assert file.startswith(str(target))
     assert parameters == 1_798_010
+    left_out = "import ln_zoo; print(ln_zoo.load('mlp.none').card.folder)"
+    for models, said in ((None, "do not come with the installed package"), (ROOT, "mlp.none")):
+        found = {} if models is None else {"LN_ZOO_MODELS": str(models / "model_cards")}
+        done = subprocess.run(
+            [sys.executable, "-c", left_out],
+            cwd=tmp_path,
+            env={"PYTHONPATH": str(target), "HF_HUB_OFFLINE": "1", "PATH": "", **found},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode == 0) == bool(models)
+        assert said in done.stdout + done.stderr

@@ -57,6 +57,7 @@ fast paths
 environment
   LN_ZOO_DATA        folder with datasets, one folder each (mnist, binarized_mnist, ...)
   LN_ZOO_MODELS      folder with further card folders
+  LN_ZOO_HUB         hub account with the weights that the wheel leaves out
   LN_ZOO_KERNELS     fast paths to use: names as `ln-zoo kernels` has them, 0 for none
   LN_ZOO_CACHE       folder of compiled kernels and parsed data; default ~/.cache/ln_zoo
   LN_ZOO_CUDA_GRAPHS 0 launches GPU kernels one by one

@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from ln_zoo.cli.names import nearest
+from ln_zoo.packages import missing
 
 # What jsonargparse says around a cause: which types it tried, and that None was one of them.
 _NOISE = re.compile(
@@ -164,6 +165,8 @@ def told(error: Exception, command: str, code: int = 1) -> int:
     if isinstance(error, BrokenPipeError):
         _leave_output()
         return 141
+    if isinstance(error, ModuleNotFoundError):
+        error = missing(error) or error
     text = _text(error)
     if not _of_input(error):
         code, text = 1, f"{type(error).__name__}: {text}{_place(error)}: this is a bug"

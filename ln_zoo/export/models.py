@@ -423,8 +423,8 @@ def _attentive_reader(model: Any, copy: Any, form: Form) -> Path:
     words = model.embedding.num_embeddings
 
     def run(model: Any, *inputs: Tensor) -> tuple[Tensor, ...]:
-        logits, attention = model._read(Inputs(*inputs))
-        return logits, attention
+        features, attention = model._read(Inputs(*inputs))
+        return model.output(features), attention
 
     def by_model(model: Any, given: Tensors) -> dict[str, Tensor]:
         inputs = Inputs(*given.values())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from ln_zoo.packages import missing
 from ln_zoo.zoo.catalog import Card, CardError, describe, list_models
 
 if TYPE_CHECKING:
@@ -44,7 +45,11 @@ _LATE = {
 def __getattr__(name: str) -> Any:
     if name not in _LATE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_LATE[name]}"), name)
+    try:
+        module = importlib.import_module(f"{__name__}.{_LATE[name]}")
+    except ModuleNotFoundError as error:
+        raise missing(error) or error from None
+    return getattr(module, name)
 
 
 def __dir__() -> list[str]:

@@ -431,6 +431,11 @@ def find_all(name: str) -> list[Path]:
     raise CardError(f"no model {name!r}: {guess}{here}there are {', '.join(folders)}")
 
 
+def is_shipped(card: Card) -> bool:
+    """Whether a card came with the package, whose wheel leaves the weights of large models out."""
+    return card.folder.parent in _SHIPPED
+
+
 def _roots() -> list[Path]:
     roots = list(_SHIPPED)
     chosen = os.environ.get(MODELS_VARIABLE)

@@ -10,6 +10,9 @@ from huggingface_hub.errors import HFValidationError
 from ln_zoo.zoo import catalog
 from ln_zoo.zoo.catalog import CardError
 
+#: Environment variable: the account whose repositories have the weights that the wheel leaves out.
+ACCOUNT_VARIABLE = "LN_ZOO_HUB"
+
 
 def download(
     repo_id: str,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ def load(
             catalog.verified_bytes(card, name)
     weights = card.folder / catalog.WEIGHTS
     try:
-        state = safetensors.torch.load(catalog.verified_bytes(card, catalog.WEIGHTS))
+        state = safetensors.torch.load(_weights(card, cache_dir))
     except safetensors.SafetensorError as error:
         raise CardError(f"{weights} is no safetensors file: {error}") from error
     # A model is built with random weights first: that must not move the user's random numbers.
@@ -95,6 +96,28 @@ def load(
     # Not by attribute: torch's stubs admit tensors and modules only.
     built.__dict__["card"] = card
     return built.eval()
+
+
+def _weights(card: Card, cache_dir: str | Path | None) -> bytes:
+    """The weights of a card; those that the wheel leaves out are fetched from the hub.
+
+    Size and sha256 are those of the card here, wherever the weights come from.
+
+    Raises:
+        CardError: if they are missing, damaged or others.
+    """
+    if (card.folder / catalog.WEIGHTS).is_file() or not catalog.is_shipped(card):
+        return catalog.verified_bytes(card, catalog.WEIGHTS)
+    size = card.config["files"][catalog.WEIGHTS]["size"]
+    account = os.environ.get(hub.ACCOUNT_VARIABLE)
+    if not account:
+        raise CardError(
+            f"the weights of {card.name} ({size / 1e6:.1f} MB) do not come with the installed "
+            f"package: put its card folder into one that {catalog.MODELS_VARIABLE} names, or set "
+            f"{hub.ACCOUNT_VARIABLE} to a hub account that has {card.name}"
+        )
+    folder = hub.download(f"{account}/{card.name}", cache_dir=cache_dir)
+    return catalog.verified_bytes(replace(card, folder=folder), catalog.WEIGHTS)
 
 
 def _with_head(trained: ZooModule, card: Card, num_classes: int) -> ZooModule:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from zoo_support import PREPROCESSING, RESULTS, StubHub, tiny
 
-from ln_zoo.zoo import CardError, load, publish, write_card
+from ln_zoo.zoo import CardError, catalog, load, publish, write_card
 from ln_zoo.zoo.catalog import CARD_FILES
 
 REPO = "someone/mlp-layernorm"
@@ -142,3 +142,27 @@ def test_damaged_or_outdated_cards_are_not_published(
 def test_a_bad_repository_id_is_refused(make_card: Callable[..., Path], stub_hub: StubHub) -> None:
     with pytest.raises(CardError, match="could not be published as 'no/such/id'"):
         publish(str(make_card()), "no/such/id")
+
+
+def test_weights_that_the_wheel_leaves_out_come_from_the_hub(
+    tmp_path: Path,
+    make_card: Callable[..., Path],
+    stub_hub: StubHub,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Found under LN_ZOO_HUB, and refused unless they are those that the package's card names."""
+    folder = make_card()
+    publish(str(folder), f"somebody/{folder.name}")
+    theirs = tmp_path / "theirs" / folder.name
+    other = write_card(theirs, tiny(seed=1), RESULTS, preprocessing=PREPROCESSING)
+    publish(str(other), f"stranger/{folder.name}")
+    (folder / "model.safetensors").unlink()
+    monkeypatch.setattr(catalog, "_SHIPPED", (folder.parent,))
+
+    with pytest.raises(CardError, match="do not come with the installed package: put its card"):
+        load(folder.name)
+    monkeypatch.setenv("LN_ZOO_HUB", "somebody")
+    assert load(folder.name).card.folder == folder
+    monkeypatch.setenv("LN_ZOO_HUB", "stranger")
+    with pytest.raises(CardError, match=r"has sha256 .* config.json says"):
+        load(folder.name)

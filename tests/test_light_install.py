@@ -1,0 +1,103 @@
+"""Beside torch alone: layers, norms, kernels and conversion work, and the rest says why not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from ln_zoo.packages import _DISTRIBUTIONS
+
+ROOT = Path(__file__).parent.parent
+#: torch needs filelock itself.
+THERE = {"torch", "numpy", "filelock"}
+
+CODE = """
+import contextlib, io, json, sys
+from importlib.machinery import PathFinder
+
+absent = set(json.loads(sys.argv[1]))
+
+class WithoutThem(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        known = name.partition(".")[0] not in absent
+        return super().find_spec(name, path, target) if known else None
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = WithoutThem
+
+import torch
+import ln_zoo, ln_zoo.analysis, ln_zoo.conversion, ln_zoo.layers, ln_zoo.norms, ln_zoo.ops
+from ln_zoo import GRU, LSTM, BatchNorm, LayerNorm, Linear, WeightNorm, normalize_
+
+found = {}
+for norm in (None, LayerNorm(), BatchNorm(), WeightNorm()):
+    for dtype in (torch.float32, torch.bfloat16):
+        torch.manual_seed(0)
+        model = torch.nn.ModuleList([LSTM(3, 4, norm=norm), GRU(4, 4, norm=norm), Linear(4, 1)])
+        model.to(dtype)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+        x, losses = torch.randn(6, 8, 3).to(dtype), []
+        for _ in range(20):
+            h, _ = model[0](x)
+            h, _ = model[1](h)
+            loss = (model[2](h[-1]).float() - 1).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        found[f"{norm} {dtype}"] = losses[-1] / losses[0]
+        model.eval()
+        with torch.no_grad():
+            assert model[0](x)[0].dtype == dtype
+
+torch_model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU())
+normalize_(torch_model, LayerNorm())
+found["converted"] = type(torch_model[0]).__module__.partition(".")[0]
+
+from ln_zoo.cli import main
+
+for command in (
+    ["list"], ["fit", "--config", "configs/quickstart.yaml"], ["write", "a", "--model", "b"]
+):
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+        code = main(command)
+    found[command[0]] = [code, said.getvalue()]
+try:
+    ln_zoo.load("mlp.layernorm-digits")
+except ImportError as error:
+    found["load"] = str(error)
+print(json.dumps(found))
+"""
+
+
+def test_torch_alone_is_enough_for_layers() -> None:
+    absent = sorted(_DISTRIBUTIONS.keys() - THERE)
+    command = [sys.executable, "-c", CODE, json.dumps([*absent, "pytorch_lightning"])]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+
+    trained = {name: share for name, share in found.items() if " torch." in name}
+    assert len(trained) == 8
+    assert all(share < 0.5 for share in trained.values()), trained
+    assert found["converted"] == "ln_zoo"
+    assert found["list"] == [0, ""]
+    for name, package in (("fit", "PyYAML"), ("write", "lightning")):
+        code, said = found[name]
+        assert code == 1
+        (line,) = said.splitlines()
+        assert line.startswith(f"ln-zoo {name}: error: this needs the package {package}, which is")
+        assert "pip install ln-zoo" in line
+    assert "needs the package safetensors, which is not installed" in found["load"]
+
+
+def test_every_dependency_has_its_message() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = {Requirement(need).name for need in project["dependencies"]}
+    assert needed == {Requirement(name).name for name in _DISTRIBUTIONS.values()}
