@@ -755,6 +755,37 @@ class CellCase(_LayerCase):
         for one, two in zip(states, final, strict=True):
             _assert_same(one, two, f"{_where(module)}: cut in two, final state")
 
+    def test_resets_are_pieces_apart(self) -> None:
+        name = self.layer.__name__
+        module: Any = self._trained(name, bidirectional=True).eval()
+        x = _input(name, steps=6)
+        reset = torch.zeros(4, 6, dtype=torch.bool)
+        reset[1, [2, 5]] = True
+        output = module(x, reset=reset)[0]
+        for begin, end in ((0, 2), (2, 5), (5, 6)):
+            piece = module(x[1, begin:end])[0]
+            where = f"{_where(module)}: steps {begin} to {end} between resets, against those alone"
+            _assert_same(output[1, begin:end], piece, where)
+
+    def test_noise_is_drawn_in_training_alone(self) -> None:
+        name = self.layer.__name__
+        options: dict[str, Any] = {"zoneout": 0.3, "weight_dropout": 0.4}
+        if self.layer.cell.drops:
+            options["recurrent_dropout"] = 0.3
+        else:
+            with pytest.raises(ValueError, match="has no recurrent dropout"):
+                self._make(name, recurrent_dropout=0.3)
+        for option, p in options.items():
+            module = self._trained(name, **{option: p})
+            x = _input(name)
+            for mode in (True, False):
+                module.train(mode)
+                one, two = (_run(module, x)[0] for _ in range(2))
+                assert torch.equal(one, two) != mode, (
+                    f"{_where(module)}, {option}={p}: two runs on one input "
+                    f"{'are the same' if mode else 'differ'}"
+                )
+
     def test_without_biases(self) -> None:
         for name in self._kinds():
             module = self._make(name, bias=False, dtype=torch.float64)
