@@ -204,7 +204,7 @@ def _parts(name: str) -> tuple[norms.Norm, str | None]:
     strategy, _, engine = name.partition("/")
     made = getattr(norms, strategy, None)
     if not (isinstance(made, type) and issubclass(made, norms.Norm)):
-        raise Absent(f"{name} is no contestant: there is no strategy {strategy!r}")
+        raise Absent(f"{name} is not a contestant: there is no strategy {strategy!r}")
     return made(), engine or None
 
 

@@ -493,7 +493,7 @@ def steps_default(size: Size) -> int:
 
 
 def fresh_cache() -> Callable[[torch.device], steps.graphs.Cache]:
-    """Graphs of their own, which do not last: the number of warps is no part of a key."""
+    """Graphs of their own, which do not last: the number of warps is not a part of a key."""
     cache = steps.graphs.Cache()
     return lambda device: cache
 

@@ -40,7 +40,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     that is replaced stays as ``NAME-previous`` (``last-previous.ckpt`` beside ``last.ckpt``).
 
     Reading compares the checksums that every checkpoint has, and raises `DamagedCheckpointError`
-    where they differ; torch itself does not look at them. Paths that are no local files, such as
+    where they differ; torch itself does not look at them. Paths that are not local files, such as
     ``s3://...``, go to Lightning's own writer.
 
     Example:

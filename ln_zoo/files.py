@@ -9,14 +9,14 @@ from pathlib import Path
 
 
 def read_regular(path: str | os.PathLike[str], most: int) -> bytes:
-    """The content of a file that is no pipe, device or folder, which may never end.
+    """The content of a file that is not a pipe, device or folder, which may never end.
 
     Args:
         path: of the file; links are followed.
         most: bytes that it may have.
 
     Raises:
-        OSError: if it cannot be read, is no regular file, or is longer.
+        OSError: if it cannot be read, is not a regular file, or is longer.
 
     Example:
         >>> read_regular(__file__, 9)
@@ -36,7 +36,7 @@ def read_regular(path: str | os.PathLike[str], most: int) -> bytes:
     with open(os.open(path, flags), "rb") as file:
         state = os.fstat(file.fileno())
         if not stat.S_ISREG(state.st_mode):
-            raise OSError("it is no regular file")
+            raise OSError("it is not a regular file")
         if state.st_size > most:
             raise OSError(f"it is longer than {most:,} bytes")
         return file.read(state.st_size)

@@ -203,7 +203,7 @@ class _LayerCase:
         inputs = {
             "all inputs 0": torch.zeros(shape),
             "all inputs equal": torch.ones(shape),
-            "all cases equal": torch.randn(1, *shape[1:]).expand(shape),
+            "all examples equal": torch.randn(1, *shape[1:]).expand(shape),
         }
         for what, x in inputs.items():
             module = self._make(layer).train(mode == "training")
@@ -629,7 +629,7 @@ class NormCase(_LayerCase):
                 a = torch.randn(shape, dtype=dtype)
                 out = site.train(mode)(a, 0 if site.recurrent else None)
                 assert (out.shape, out.dtype) == (a.shape, a.dtype), (
-                    f"{site}: sums of shape {tuple(a.shape)} in {a.dtype} came back as "
+                    f"{site}: summed inputs of shape {tuple(a.shape)} in {a.dtype} came back as "
                     f"{tuple(out.shape)} in {out.dtype}"
                 )
 

@@ -190,7 +190,7 @@ def read_word_vectors(
     Raises:
         OSError: if the file cannot be read.
         ValueError: for a line that is not UTF-8 or not of this form (with its number), or if there
-            is no word.
+            is not a word.
     """
     where = os.fspath(path)
     vectors: dict[str, np.ndarray] = {}

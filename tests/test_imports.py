@@ -104,7 +104,7 @@ def violations(package: Path) -> list[str]:
             if top != package.name:
                 continue
             target = rest.partition(".")[0]
-            # A name that is no room of its own (``from ln_zoo import LayerNorm``) is the package's.
+            # A name that is no room (``from ln_zoo import LayerNorm``) is the package's.
             target = target if target in rooms | set(BELOW) else "__init__"
             above = HANDING_OVER.get(path.relative_to(package).as_posix())
             if target not in {room, "_version", above} | BELOW[room]:

@@ -151,8 +151,8 @@ class SiteGains:
     Args:
         gains: by the role of each site that sees the states: the size (root of the mean square over
             features, examples and steps) of the perturbation behind it, in units of that before it.
-            Where sums are not normalised it is 1. Layer norm multiplies by gain / sigma, and takes
-            out the two directions that statistics absorb.
+            Where pre-activations are not normalised it is 1. Layer norm multiplies by gain / sigma,
+            and takes out the two directions that statistics absorb.
         share: the part of the variance of the gates' summed inputs, both terms taken as they enter
             the sum, that comes from the state: what the input adds carries no perturbation.
     """
@@ -272,7 +272,7 @@ def _carry(
         return after
 
     with torch.no_grad(), measuring(layer, statistics):
-        # Contiguous: forward mode refuses one state that was expanded to all cases.
+        # Contiguous: forward mode refuses one state that was expanded to all examples.
         run_steps(layer, inputs, tuple(state[0].contiguous() for state in given), step)
     return torch.stack(logs), passages
 
@@ -419,8 +419,8 @@ def initial_dynamics(
         hidden_size: size H of its states.
         norms: classes of strategies. There is a layer for each gain where a class has one, and
             where it has a scale of its weights' rows (`WeightNorm`), which is set to the gain: so
-            sums of inputs of variance 1 have the same size as under the others. Without either
-            there is one layer.
+            pre-activations of inputs of variance 1 have the same size as under the others. Without
+            either there is one layer.
         gains: the gains.
         start: how weights are drawn: ``"torch"``, uniform in +-1 / sqrt(H); or ``"orthogonal"`` and
             ``"identity"``, as `ln_zoo.layers.orthogonal_init` has it, with the candidate's
@@ -432,7 +432,7 @@ def initial_dynamics(
         seed: of weights, initial states and perturbations.
 
     Raises:
-        TypeError: for norms that are no classes of strategies.
+        TypeError: for norms that are not classes of strategies.
         ValueError: for an unknown cell or start, or inputs that are not (T, N, I).
 
     Example:

@@ -3,7 +3,7 @@
 A layer of H units with outputs y from an exponential family, and the Fisher information of its
 parameters: exactly, by Jacobians; in the closed forms of the source, as they are and as they are
 printed; from sampled outputs; and as the KL divergence sees it. Sums over examples are expectations
-over the data, and batch norm's statistics are those of all cases, differentiated through.
+over the data, and batch norm's statistics are those of all examples, differentiated through.
 
 Numbers of equations are those of Ba et al. 2016 (arXiv 1607.06450), from 13 in its supplement.
 """
@@ -34,13 +34,13 @@ class GLM:
     s = g * z + b of the outputs, log P(y | x) = (s y - eta(s)) / phi + c(y, phi) (eq. 10), with
 
     * ``"none"``: z = a, and no gain;
-    * ``"bn"``: mu and sigma mean and standard deviation of each a_i over all cases;
+    * ``"bn"``: mu and sigma mean and standard deviation of each a_i over all examples;
     * ``"wn"``: mu = 0, sigma_i = |w_i|;
     * ``"ln"``: mu and sigma mean and standard deviation of a over the units of each example.
 
     Args:
-        inputs: x of all cases, (N, D); each counts 1 / N in an expectation. All tensors are of one
-            precision, best float64.
+        inputs: x of all examples, (N, D); each counts 1 / N in an expectation. All tensors are of
+            one precision, best float64.
         weight: W, a row w_i for each unit, (H, D).
         bias: b, (H,).
         gain: g, (H,); ``None`` exactly for ``norm="none"``.
@@ -130,12 +130,11 @@ class GLM:
             if self.norm == "wn":
                 zero, what = sigma[0] == 0, "weight vectors of 0, of unit(s)"
             elif self.norm == "bn":
-                zero, what = sigma[0] <= rounding * a.amax(0), "one sum for all cases, in unit(s)"
+                zero = sigma[0] <= rounding * a.amax(0)
+                what = "one summed input for all examples, in unit(s)"
             else:
-                zero, what = (
-                    sigma[:, 0] <= rounding * a.amax(1),
-                    "one sum for all units, in case(s)",
-                )
+                zero = sigma[:, 0] <= rounding * a.amax(1)
+                what = "one summed input for all units, in example(s)"
             places = [str(place) for place in zero.nonzero().flatten().tolist()]
         if places:
             shown = ", ".join(places[:8]) + (", ..." if len(places) > 8 else "")
@@ -218,7 +217,7 @@ class GLM:
         return (z if self.gain is None else self.gain * z) + self.bias
 
     def distribution(self) -> distributions.Distribution:
-        """P(y | x) of all cases: N distributions of outputs (H,)."""
+        """P(y | x) of all examples: N distributions of outputs (H,)."""
         return _distribution(self, self.natural_parameters())
 
     def sample(self, draws: int = 1, seed: int = 0) -> Tensor:

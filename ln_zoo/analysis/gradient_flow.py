@@ -179,7 +179,7 @@ def gradient_flow(
         seed: of weights and initial states.
 
     Raises:
-        TypeError: for norms that are no classes of strategies.
+        TypeError: for norms that are not classes of strategies.
         ValueError: for an unknown cell or start, or inputs that are not (T, N, I).
 
     Example:

@@ -103,7 +103,7 @@ def measure_invariance(
 
     Args:
         layer: any module with a matrix of weights, such as `ln_zoo.layers.Linear`, in float64 best.
-            What is no strategy of ln_zoo runs in the mode it is in.
+            What is not a strategy of ln_zoo runs in the mode it is in.
         inputs: (N, I), several different examples, of the precision and on the device of the
             weights.
         factors: the values of δ, positive; of several the greatest deviation counts.
@@ -122,7 +122,7 @@ def measure_invariance(
     Raises:
         TypeError: for inputs of another precision than the weights.
         ValueError: for sizes or factors that do not fit, if an output is not finite, if it is the
-            same for all cases, and if statistics do not become those of the inputs.
+            same for all examples, and if statistics do not become those of the inputs.
 
     Example:
         >>> from ln_zoo.norms import LayerNorm
@@ -150,7 +150,7 @@ def measure_invariance(
     before = _output(layer, weight, matrix, inputs, frozen)
     spread = _spread(before)
     if not spread:
-        raise ValueError(f"the output of this {type(layer).__name__} is the same for all cases")
+        raise ValueError(f"the output of this {type(layer).__name__} is the same for all examples")
     found = dict.fromkeys(INVARIANCES, 0.0)
     for name, mapped, data, _ in _maps(matrix, inputs, factors, seed):
         after = _output(layer, weight, mapped, data, frozen)
@@ -161,7 +161,7 @@ def measure_invariance(
 class _Map(NamedTuple):
     """One map: weights (F, I) and inputs (N, I) after it, and by what it multiplies the sums.
 
-    The factor broadcasts against (N, F); it is 1 where sums are shifted.
+    The factor broadcasts against (N, F); it is 1 where pre-activations are shifted.
     """
 
     name: str
@@ -363,7 +363,7 @@ def eps_effect(
         One for each factor.
 
     Raises:
-        TypeError: for what is no strategy.
+        TypeError: for what is not a strategy.
         ValueError: for a strategy without a dataclass field eps, an eps of 0, sizes, factors or
             ratios that do not fit, or if the strategy adds its eps otherwise than to what it takes
             the root of and divides by, or refuses those by which that is found out.
@@ -465,7 +465,7 @@ def _predictions(
 
 
 def _sums(layer: Linear, weight: Tensor, inputs: Tensor) -> Tensor:
-    """Normalised sums with their gains, (N, F), over the statistics of all inputs."""
+    """Normalised pre-activations with their gains, (N, F), over the statistics of all inputs."""
     assert layer.bias is not None
     return _output(layer, "weight", weight, inputs, frozen=False) - layer.bias.detach()
 
@@ -751,7 +751,7 @@ def invariance_table(
             that do not say that they mix examples.
 
     Raises:
-        TypeError: for what is no strategy.
+        TypeError: for what is not a strategy.
         ValueError: if a strategy declares an invariance of an unknown name or refuses an eps of 0;
             for sizes or factors that do not fit; if an output is not finite.
 

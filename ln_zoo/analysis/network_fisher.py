@@ -174,8 +174,8 @@ def network_fisher(
         The blocks by name, on the device of the network.
 
     Raises:
-        TypeError: for natural parameters that are no tensor of real numbers, and blocks that are no
-            lists of names.
+        TypeError: for natural parameters that are not a tensor of real numbers, and blocks that are
+            not lists of names.
         ValueError: for an unknown family or parameter, a dispersion that does not fit, numbers
             out of range, batch statistics of one example; without any parameter; for natural
             parameters that are not (N, \*, K), or do not depend on the network.

@@ -21,15 +21,15 @@ class ActivityByPosition(Callback):
     The paper explains (section 6.7) why layer normalisation gains less in convolutional networks:
     units whose receptive fields lie near the border of the image are rarely on, so their statistics
     differ from those of the rest of their layer. For every `ln_zoo.layers.Conv2d`, and each
-    position of its output, this takes over all cases
+    position of its output, this takes over all examples
 
     - ``active``: the share of outputs above zero, over examples and channels;
-    - ``variance``: the variance over examples of the normalised sums, mean over channels. The bias,
-      which the output includes, does not matter to it.
+    - ``variance``: the variance over examples of the normalised pre-activations, mean over
+      channels. The bias, which the output includes, does not matter to it.
 
     Sums are float64, those of several processes are added up. At the end ``activity.csv`` (layer,
     row, column, ring, active, variance; ring 0 is the border) and ``activity.png`` are written to
-    the run's log directory. ``ln-zoo compare --activity`` lays those of several runs beside each
+    the run's log directory. ``ln-zoo compare --activity`` shows those of several runs next to each
     other.
 
     Outputs under batch statistics, which validation of batch norm takes as well, are not counted.

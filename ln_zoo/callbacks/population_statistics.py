@@ -34,7 +34,7 @@ class PopulationStatistics(Callback):
     Args:
         method: ``"average"``, the average of batch means and biased batch variances, each weighted
             by its examples, so that a small last batch counts for what it is; or
-            ``"total_variance"``, mean and variance of all cases together.
+            ``"total_variance"``, mean and variance of all examples together.
         batch_size: examples per batch; a last batch of one example is left out. Default: the data
             module's evaluation batches. Averages of large batches come closer to the population.
         save: whether to write ``population.ckpt``. It is not written where nothing is known of the
@@ -61,14 +61,14 @@ class PopulationStatistics(Callback):
             raise ValueError(f"method must be 'average' or 'total_variance', got {method!r}")
         if batch_size is not None and batch_size < 2:
             raise ValueError(
-                f"batch_size must be at least 2, got {batch_size}: one example is no batch"
+                f"batch_size must be at least 2, got {batch_size}: one example is not a batch"
             )
         self.method = method
         self.batch_size = batch_size
         self.save = save
         #: Whether the model that was tested last has statistics of its population.
         self.estimated = False
-        #: If so, how they were taken: the method, the examples per batch and all cases.
+        #: If so, how they were taken: the method, the examples per batch and all examples.
         self.facts: dict[str, Any] = {}
         #: Where it was written.
         self.written: Path | None = None

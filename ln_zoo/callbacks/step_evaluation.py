@@ -14,9 +14,9 @@ from ln_zoo.callbacks.whole_set import data_module, now, score, seconds_aside
 class StepEvaluation(UpdateCallback):
     """Scores the model on part of the training set every few updates, and logs the curve.
 
-    Before the first update and after every n, the means of the model's metrics over some cases of
-    the training set, in evaluation mode: ``step_train_nll``, ``step_train_error``, at the number of
-    updates done so far; with ``validation`` over as many of the validation set too,
+    Before the first update and after every n, the means of the model's metrics over some examples
+    of the training set, in evaluation mode: ``step_train_nll``, ``step_train_error``, at the number
+    of updates done so far; with ``validation`` over as many of the validation set too,
     ``step_val_nll``. Beside them stands ``step_seconds``, the wall time of training so far, apart
     from validation and from what callbacks score, as here. They go straight to the run's loggers,
     as what is logged in a training step would be thinned out by ``log_every_n_steps``. The training
@@ -56,7 +56,7 @@ class StepEvaluation(UpdateCallback):
         self.validation = validation
         self.early = early
         self._module: LightningModule | None = None  # while it trains
-        self._began = 0.0  # the clock then, moved on by what is no training
+        self._began = 0.0  # the clock then, moved on by what is not training
         self._before = 0.0  # seconds of training before the run was resumed
 
     @property

@@ -38,7 +38,7 @@ class WeightGeometry(RunPicture):
     They are logged as ``weights/NAME/norm_mean``, ``norm_q10``, ``norm_q50``, ``norm_q90``,
     ``turn_mean`` and so on, straight to the run's loggers, at the number of updates done. When
     training ends, also by an error or an interruption, ``weight_geometry.png`` is drawn beside the
-    file of the `CSVLogger`, if there is one; ``ln-zoo compare --weight_geometry`` lays those of
+    file of the `CSVLogger`, if there is one; ``ln-zoo compare --weight_geometry`` shows those of
     several runs beside each other. Between these updates it costs nothing; at one of them a copy of
     the weights.
 

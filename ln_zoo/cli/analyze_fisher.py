@@ -25,7 +25,7 @@ def add_parser(analyses: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--draws",
         type=int,
         default=500_000,
-        help="sampled outputs, all cases together; also a tenth and a hundredth of them",
+        help="sampled outputs, all examples together; also a tenth and a hundredth of them",
     )
     parser.add_argument("--seed", type=int, default=0, help="of models, data and sampled outputs")
     parser.add_argument(

@@ -41,7 +41,7 @@ class Given:
 
     @property
     def content(self) -> Any:
-        """The value, read as YAML where it is a text that is no file of a configuration."""
+        """The value, read as YAML where it is a text that is not a file of a configuration."""
         from_file = not self.variable and not self.argument
         return self.value if from_file or self.value is None else yaml.safe_load(self.value)
 
@@ -89,7 +89,7 @@ def configurations(argv: list[str]) -> list[dict[str, Any]]:
 
     Raises:
         FileNotFoundError: if a file is not there.
-        ValueError: if one of them is no YAML.
+        ValueError: if one of them is not YAML.
     """
     variables = ("LN_ZOO_CONFIG", f"LN_ZOO_{argv[0]}__CONFIG".upper())
     texts = [os.environ[name] for name in variables if name in os.environ]
@@ -194,9 +194,9 @@ def parsed(text: str) -> Any:
         raise ValueError(f"{where} cannot be read: {error}") from error
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise ValueError(f"{where}{line} is no YAML: {error.problem}") from error
+        raise ValueError(f"{where}{line} is not YAML: {error.problem}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{where} is no text that YAML could read: {error}") from error
+        raise ValueError(f"{where} cannot be read as YAML: {error}") from error
     except RecursionError as error:
         raise ValueError(f"{where} nests lists or mappings too deeply to be read") from error
     if size > _LARGEST:

@@ -69,7 +69,7 @@ def check_picture(option: str, path: Path) -> None:
         raise IsADirectoryError(f"{option} {path} is a folder: give the name of a file")
     known = FigureCanvasBase.get_supported_filetypes()
     if path.suffix.lower().removeprefix(".") not in known:
-        raise ValueError(f"{option} {path} is no name of a picture: end it in .png, .svg or .pdf")
+        raise ValueError(f"{option} {path} does not name a picture: end it in .png, .svg or .pdf")
     check_file(path)
 
 

@@ -175,7 +175,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--weight_geometry",
         action="store_true",
-        help="lay what the callback WeightGeometry logged beside each other in place of curves: "
+        help="show what the callback WeightGeometry logged, run by run, in place of curves: "
         "lengths and turns of weight vectors, one run for each label",
     )
     return parser
@@ -225,7 +225,7 @@ def read_curves(file: Path, metrics: Sequence[str], x: str = "epoch") -> dict[st
                         curve[int(row[x]) + (0 if done else 1)] = float(value)
         except (ValueError, KeyError, TypeError, csv.Error) as error:
             raise ValueError(
-                f"{file} is no table of curves: give a run's folder, or its metrics.csv"
+                f"{file} is not a table of curves: give a run's folder, or its metrics.csv"
             ) from error
     for metric, curve in curves.items():
         if not curve:
@@ -244,7 +244,7 @@ def find_run(text: str, name: str) -> tuple[str, Path]:
     file = Path(path)
     file = file / name if file.is_dir() else file
     if not file.is_file():
-        raise FileNotFoundError(f"{path} is no run: there is no {file}")
+        raise FileNotFoundError(f"{path} is not a run: there is no {file}")
     return label or file.parent.parent.name, file
 
 

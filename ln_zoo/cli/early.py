@@ -52,7 +52,7 @@ def check(argv: list[str]) -> None:
     Raises:
         FileNotFoundError: for a configuration or a checkpoint that is not there.
         SystemExit: with code 2, for an option that is unknown or of another type.
-        ValueError: for a configuration that is no YAML.
+        ValueError: for a configuration that is not YAML.
     """
     given = list(arguments.options(argv))
     classes = {option.name.removesuffix(".class_path") for option in given}

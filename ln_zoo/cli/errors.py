@@ -242,7 +242,7 @@ def _in_our_words(text: str, place: list[str], owner: str, parser: ArgumentParse
     if match := _NO_CLASS.fullmatch(text):
         return no_class(match[1], _known_classes(place))
     if match := _NO_SUBCLASS.fullmatch(text):
-        return f"{_VALUE} is no subclass of {match[1]}"
+        return f"{_VALUE} is not a subclass of {match[1]}"
     if match := _ABSTRACT.fullmatch(text):
         return _abstract(match[1] is None, place)
     if match := _UNKNOWN.search(text):

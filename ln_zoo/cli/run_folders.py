@@ -67,7 +67,7 @@ def claim_for(loggers: Iterable[Logger]) -> list[Path]:
     for logger in loggers:
         if not isinstance(logger, CSVLogger | TensorBoardLogger):
             continue
-        # A version that was given is the user's choice. A root that is no folder cannot be claimed.
+        # A version that was given is the user's choice. Only a folder can be claimed.
         if logger._version is None and "://" not in str(logger.root_dir):
             folder = claimed.get(logger.root_dir) or claim(logger.root_dir)
             claimed[logger.root_dir] = folder

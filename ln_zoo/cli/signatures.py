@@ -28,7 +28,7 @@ class Signature:
 
     Attributes:
         name: of the class or method.
-        parameters: types by name; `Any` where a type is no plain one of Python.
+        parameters: types by name; `Any` where a type is not a plain one of Python.
         open: whether it takes further arguments of any name.
         concrete: whether there can be instances of the class.
     """

@@ -117,7 +117,7 @@ def read_checkpoint(path: str) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if it is no checkpoint, is damaged, or holds more than plain values.
+        ValueError: if it is not a checkpoint, is damaged, or holds more than plain values.
     """
     check_checkpoint(path)
     check_whole(path)
@@ -126,14 +126,14 @@ def read_checkpoint(path: str) -> dict[str, Any]:
     # An archive cut short fails in the system's seek, with an error that names no file.
     except (pickle.UnpicklingError, EOFError, OSError, RuntimeError, KeyError, TypeError) as error:
         raise ValueError(
-            f"{path} is no readable Lightning checkpoint (damaged, cut short, or of another "
+            f"{path} is not a readable Lightning checkpoint (damaged, cut short, or of another "
             f"program): {trust.why_unreadable(error)}"
         ) from error
     state = checkpoint.get("state_dict") if isinstance(checkpoint, dict) else None
     if not isinstance(state, dict) or not all(isinstance(t, Tensor) for t in state.values()):
         holds = ", ".join(map(str, checkpoint)) if isinstance(checkpoint, dict) else ""
         raise ValueError(
-            f"{path} is no readable Lightning checkpoint (no state_dict of tensors): it holds "
+            f"{path} is not a readable Lightning checkpoint (no state_dict of tensors): it holds "
             f"{textwrap.shorten(holds, 80) or f'a {type(checkpoint).__name__}'}"
         )
     return checkpoint
@@ -213,7 +213,8 @@ def load_model(weights: str) -> ZooModule:
     cls = getattr(importlib.import_module(module), name, None)
     if not (isinstance(cls, type) and issubclass(cls, ZooModule)):
         raise ValueError(
-            f"{weights} is of {class_path}, which is no model of ln_zoo or on its base"
+            f"{weights} is of {class_path}, which is neither a model of ln_zoo nor derived from "
+            "its base class"
         )
     model = cls(**init_args)
     check_fits(model, state, weights)

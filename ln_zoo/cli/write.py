@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ln-zoo write",
-        description="Writes text by hand, with a model trained on handwriting: a page of lines, "
+        description="Writes text as handwriting, with a trained model: a page of lines, "
         "broken between words. Breaks of lines and blank lines of the text are kept.",
         allow_abbrev=False,
     )
@@ -157,7 +157,7 @@ def _lines(arguments: argparse.Namespace) -> list[str | None]:
         try:
             text = Path(arguments.file).read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
-            raise ValueError(f"{arguments.file} is no text in UTF-8: {error}") from error
+            raise ValueError(f"{arguments.file} is not text in UTF-8: {error}") from error
     lines: list[str | None] = []
     for paragraph in text.splitlines():
         wrapped = textwrap.wrap(paragraph.strip(), arguments.width, break_long_words=False)

@@ -5,8 +5,9 @@ Where the plain layer has ``a + b``, with summed inputs a, the normalised one ha
 least squares over the batch: no other values are closer. Where two normalised terms are added (an
 LSTM's input and recurrent term), they are found together.
 
-In a recurrent layer these are the sums at the plain layer's states, and small errors add up along
-its own: from there a few steps of gradient descent bring its output closer to the plain one's.
+In a recurrent layer these are the pre-activations at the plain layer's states, and small errors add
+up along its own: from there a few steps of gradient descent bring its output closer to the plain
+one's.
 """
 
 from __future__ import annotations

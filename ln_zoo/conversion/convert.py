@@ -83,7 +83,7 @@ def normalize_(
         The report; ``print`` shows it as a table.
 
     Raises:
-        TypeError: for what is no module, or no strategy.
+        TypeError: for what is not a module, or not a strategy.
         ValueError: if no layer can be converted, a pattern matches none, or the model is wrapped
             for several devices. The model is then as before, as it is if calibration fails.
 
@@ -193,7 +193,7 @@ def denormalize_(
         The report.
 
     Raises:
-        TypeError: for what is no module.
+        TypeError: for what is not a module.
         ValueError: if no layer can be converted, or a pattern matches none.
 
     Example:

@@ -57,7 +57,7 @@ class _Keys:
         try:
             tensor = torch.as_tensor(value).detach()
         except (TypeError, ValueError, RuntimeError) as error:
-            raise ValueError(f"{self.dialect}: {key!r} is no tensor: {error}") from None
+            raise ValueError(f"{self.dialect}: {key!r} is not a tensor: {error}") from None
         if not tensor.is_floating_point():
             raise ValueError(
                 f"{self.dialect}: {key!r} is {tensor.dtype}; quantised weights are not read"

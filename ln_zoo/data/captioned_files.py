@@ -103,7 +103,7 @@ def read_thumbnails(path: Path) -> Callable[[str], np.ndarray | None]:
         with np.load(path, allow_pickle=False) as archive:
             names, offsets, data = (archive[name] for name in ("image", "offsets", "data"))
     except (OSError, ValueError, KeyError, EOFError) as error:
-        raise ValueError(f"{path} is no archive of thumbnails: {error}") from error
+        raise ValueError(f"{path} is not an archive of thumbnails: {error}") from error
     place = {str(name): i for i, name in enumerate(names)}
 
     def picture(name: str) -> np.ndarray | None:
@@ -217,7 +217,7 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(read_regular(path, _MOST_BYTES))
     except (UnicodeDecodeError, ValueError) as error:
-        raise ValueError(f"{path} is no JSON, or damaged: {error}") from error
+        raise ValueError(f"{path} is not JSON, or damaged: {error}") from error
     if not isinstance(content, dict) or not isinstance(content.get("images"), list):
         raise ValueError(f"{path} must hold a list of images under the key 'images'")
     return content

@@ -89,8 +89,8 @@ def checked(question: Question, where: str) -> Question:
     """The question itself, if it can be answered.
 
     Raises:
-        ValueError: for an empty passage, a query without placeholder, an answer that is no entity
-            or is not in the passage.
+        ValueError: for an empty passage, a query without placeholder, an answer that is not an
+            entity or is not in the passage.
     """
     if not question.passage:
         raise ValueError(f"{where}: the passage is empty")
@@ -211,7 +211,7 @@ def read_json_lines(path: Path) -> Iterator[Question]:
     Other keys are left alone, ``entities`` among them: a model must not see the names.
 
     Raises:
-        ValueError: for a damaged file, or a line that is no such question.
+        ValueError: for a damaged file, or a line that is not such a question.
     """
     count = 0
     try:

@@ -220,8 +220,9 @@ def _check(folder: Path, split: str) -> None:
             )
         found = sorted(path.name for path in folder.iterdir())
         raise ValueError(
-            f"{folder} is no IAM-OnDB: expected strokes_train and its three siblings (folders or "
-            f".npz), or {STROKES} and {SENTENCES}; found {', '.join(found[:8]) or 'nothing'}"
+            f"{folder} does not hold IAM-OnDB: expected strokes_train and its three siblings "
+            f"(folders or .npz), or {STROKES} and {SENTENCES}; "
+            f"found {', '.join(found[:8]) or 'nothing'}"
         )
     if missing:
         raise FileNotFoundError(

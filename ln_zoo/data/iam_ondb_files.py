@@ -347,7 +347,7 @@ def _read_conversion(path: Path) -> Conversion:
         if found.lines.keys() != found.points.keys():
             raise ValueError("lines and points are of different sets")
         if not all(isinstance(n, int) for n in (*found.lines.values(), *found.points.values())):
-            raise ValueError("lines or points are no whole numbers")
+            raise ValueError("lines or points are not whole numbers")
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(
             f"{path} is not what a conversion writes ({error}): remove it to convert into this "
@@ -382,7 +382,7 @@ def _read_lists(files: Mapping[str, list[_File]]) -> dict[str, str]:
         (file,) = files[list_name]
         for form in file.read().decode("latin-1").split():
             if not _TEXT.fullmatch(f"{form}.txt"):
-                raise ValueError(f"{file.place} is no list of forms: it has {form!r}")
+                raise ValueError(f"{file.place} is not a list of forms: it has {form!r}")
             if sets.setdefault(form, split) != split:
                 raise ValueError(f"form {form} is in two of the lists {', '.join(LISTS)}")
     return sets

@@ -46,7 +46,7 @@ class MNIST(ImageClassificationData):
 
     Raises:
         FileNotFoundError: ``root`` does not exist, or one of its files is missing.
-        ValueError: an empty batch or split, splits that would overlap, or data that are no MNIST.
+        ValueError: an empty batch or split, splits that would overlap, or data that are not MNIST.
         ConnectionError: no local copy, and the hub cannot be reached.
     """
 

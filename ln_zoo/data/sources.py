@@ -58,8 +58,8 @@ class LocalImages:
         if not (self.idx or self.parquet or self.arrow):
             found = sorted(path.name for path in root.iterdir())
             raise ValueError(
-                f"{root} is no dataset: expected {_idx_names('train', 'images')[0]} and its three "
-                "siblings (also .gz), a folder written by DatasetDict.save_to_disk, or "
+                f"{root} is not a dataset: expected {_idx_names('train', 'images')[0]} and its "
+                "three siblings (also .gz), a folder written by DatasetDict.save_to_disk, or "
                 f"train*.parquet and test*.parquet; found {', '.join(found[:8]) or 'nothing'}"
             )
 

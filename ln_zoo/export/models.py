@@ -418,7 +418,7 @@ def _images(model: Any, copy: Any, form: Form) -> Path:
 def _attentive_reader(model: Any, copy: Any, form: Form) -> Path:
     if form == "step":
         raise no_step_form(model, "it attends to all of a passage at once")
-    # Statistics of single batches, for which padding is left out, are no matter of evaluation.
+    # Statistics of single batches, for which padding is left out, do not matter in evaluation.
     copy._skips_padding = False
     words = model.embedding.num_embeddings
 

@@ -422,7 +422,7 @@ class LSTMCell(RecurrentCell):
 
         Raises:
             RuntimeError: if sizes do not fit.
-            TypeError: if ``hx`` is no tuple of two.
+            TypeError: if ``hx`` is not a tuple of two.
             ValueError: if ``step`` is negative, or missing under a strategy that needs it (batch
                 norm; layer norm does not).
         """

@@ -162,7 +162,7 @@ def data_dependent_init(model: nn.Module, batch: Any) -> list[str]:
         The names of the layers that were set, in the order of the forward pass.
 
     Raises:
-        ValueError: if there is no such layer, or the sums of one are not finite.
+        ValueError: if there is no such layer, or the pre-activations of one are not finite.
 
     Example:
         >>> from ln_zoo.norms import WeightNorm
@@ -258,10 +258,10 @@ def _set_from(
     variance, mean = torch.var_mean(wide, 0, correction=0)
     if not bool(torch.isfinite(variance).all()):
         raise ValueError(
-            f"the sums of {name} are not finite on this batch: look for NaN or infinite values in "
-            "the data and in the weights"
+            f"the pre-activations of {name} are not finite on this batch: look for NaN or infinite "
+            "values in the data and in the weights"
         )
-    # Equal inputs may give sums that differ in their last digits, by how they were added up.
+    # Equal inputs may give pre-activations that differ in their last digits, by the order.
     rounding = _ROUNDING * torch.finfo(wide.dtype).eps * wide.abs().max()
     rounding = rounding + torch.finfo(rows.dtype).eps * mean.abs()
     deviation = variance.sqrt()

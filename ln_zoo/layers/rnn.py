@@ -666,7 +666,7 @@ class LSTM(RecurrentLayer):
 
         Raises:
             RuntimeError: if sizes do not fit.
-            TypeError: if ``hx`` is no tuple of two.
+            TypeError: if ``hx`` is not a tuple of two.
             ValueError: if the input is neither 2D nor 3D; under batch normalisation in training,
                 for a batch of one.
         """

@@ -78,8 +78,8 @@ def retrieval_ranks(
         Ranks of the images, (C N,) queries, and of the captions, (N,) queries.
 
     Raises:
-        ValueError: if the number of captions is no multiple of the number of images, for ``rows``
-            below 1, and for penalties that are NaN.
+        ValueError: if the number of captions is not a multiple of the number of images, for
+            ``rows`` below 1, and for penalties that are NaN.
 
     Example:
         >>> points = torch.tensor([[0.0], [1.0], [5.0]])

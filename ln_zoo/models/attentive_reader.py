@@ -340,7 +340,7 @@ class AttentiveReader(Classifier):
         """Which words are entities of the passage, bool (N, V)."""
         steps = torch.arange(inputs.passage.shape[1], device=inputs.passage.device)
         real = steps < inputs.passage_lengths.unsqueeze(1)
-        # What is behind the end counts as EOS, which is no entity.
+        # What is behind the end counts as EOS, which is not an entity.
         tokens = inputs.passage.masked_fill(~real, 0)
         present = torch.zeros(len(tokens), self.vocabulary.size, dtype=torch.bool).to(tokens.device)
         return present.scatter_(1, tokens, True) & self.entities

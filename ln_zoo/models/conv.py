@@ -42,7 +42,7 @@ class ConvClassifier(Classifier):
         TypeError: for a size or rate that is not a number.
         ValueError: for sizes below 1, no block or one without a convolution, images too small for
             the pools, an unknown optimizer, a learning rate that is not positive; for inputs that
-            are no images of ``image_shape``.
+            are not images of ``image_shape``.
 
     Example:
         >>> model = ConvClassifier((1, 8, 8), channels=[[4], [8]], hidden_size=16)

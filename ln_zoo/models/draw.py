@@ -140,7 +140,7 @@ class DRAW(ZooModule):
         if not isinstance(image_size, Sequence) or len(image_size) != 2:
             raise ValueError(f"image_size must be height and width, got {image_size!r}")
         height, width = image_size
-        # How it is run here is no matter of the weights: whoever loads them need not compile.
+        # How it is run here does not belong to the weights: whoever loads them need not compile.
         self.remember(norm, image_size=[height, width], compile_mode=None)
         self.image_size = (height, width)
         self.glimpses = glimpses

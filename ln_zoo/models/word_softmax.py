@@ -113,7 +113,7 @@ class SampledSoftmax(FullSoftmax):
     them (Jean et al. 2015, arXiv 1412.2007; the correction of TensorFlow's ``sampled_softmax``). A
     target that was also drawn is left out of its own sample.
 
-    `loss` is no likelihood then; `nll` scores every word.
+    `loss` is not a likelihood then; `nll` scores every word.
 
     Args:
         features: size D of a state.

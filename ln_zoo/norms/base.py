@@ -51,7 +51,7 @@ class Norm:
     shared by many layers, compared, printed and stored as ``class_path`` and ``init_args``. Make a
     subclass a frozen dataclass.
 
-    `Norm` itself is no dataclass: jsonargparse accepts subclasses by name only of a plain class.
+    `Norm` itself is not a dataclass: jsonargparse accepts subclasses by name only of a plain class.
     """
 
     #: Statistics differ from one time step to the next: recurrent layers pass ``step``.
@@ -89,7 +89,7 @@ class Norm:
         return a
 
     def on_sequence_start(self, site: Site, steps: int) -> None:
-        """Called by recurrent layers before their time loop over sums, with its number T of steps.
+        """Called by recurrent layers before their time loop, with its number T of steps.
 
         Not by cells, whose loop is the user's.
         """
@@ -133,7 +133,7 @@ class Site(nn.Module):
             ``(2H, H)``: both gates together, the candidate apart.
         axis: the axis of the features: -1, or 1 in convolutions.
         positions: the size of the axes behind the features of a convolution, (H, W), where it is
-            known; sums of any other size are refused then.
+            known; inputs of any other size are refused then.
         recurrent: whether the site lies inside a recurrent layer, where `Norm.normalize` gets
             ``step``.
         gate_size: features of each gate, where they are those of several; ``None``: of none.
@@ -147,7 +147,7 @@ class Site(nn.Module):
         dtype: of the parameters, as in torch.
 
     Raises:
-        ValueError: if the groups do not sum to the features, or sums have other positions.
+        ValueError: if the groups do not sum to the features, or inputs have other positions.
 
     Example:
         >>> from ln_zoo.norms import LayerNorm
@@ -222,12 +222,12 @@ class Site(nn.Module):
             return a
         if a.shape[self.axis] != self.features:
             raise RuntimeError(
-                f"Expected sums of {self.features} features at this {self.role} site, got "
+                f"Expected summed inputs of {self.features} features at this {self.role} site, got "
                 f"{a.shape[self.axis]}"
             )
         if self.positions is not None and a.shape[2:] != self.positions:
             raise ValueError(
-                f"this layer was made for sums at positions {self.positions}, got "
+                f"this layer was made for summed inputs at positions {self.positions}, got "
                 f"{tuple(a.shape[2:])}: make it with positions={tuple(a.shape[2:])}"
             )
         # Means and variances of half-precision numbers lose too much: promoted once, here.

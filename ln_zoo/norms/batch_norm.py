@@ -166,7 +166,7 @@ class BatchNorm(Norm):
             examples, mean, var = joint_moments(a, dims)
         else:
             examples = a.numel() // site.features
-        # The longest sequence of a packed batch may outlive all others: one example is no batch.
+        # The longest sequence of a packed batch may outlive all others: one example is not a batch.
         if not step:
             self._check(examples)
         if examples < 2:

@@ -13,7 +13,7 @@ def to_config(norm: Norm) -> dict[str, Any]:
     """The strategy as ``{"class_path": ..., "init_args": {...}}`` of plain values.
 
     Raises:
-        TypeError: if the strategy's class is no dataclass, so that its arguments are not known.
+        TypeError: if the strategy's class is not a dataclass, so that its arguments are not known.
 
     Example:
         >>> from ln_zoo.norms import RMSNorm
@@ -57,7 +57,7 @@ def from_config(config: Norm | dict[str, Any]) -> Norm:
             "defines it on the Python path?"
         ) from error
     if not (isinstance(cls, type) and issubclass(cls, Norm)):
-        raise ValueError(f"{config['class_path']!r} is no subclass of ln_zoo.norms.Norm")
+        raise ValueError(f"{config['class_path']!r} is not a subclass of ln_zoo.norms.Norm")
     try:
         return cls(**config.get("init_args", {}))
     except TypeError as error:

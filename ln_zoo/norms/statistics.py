@@ -99,7 +99,7 @@ def population_statistics(module: nn.Module, method: str = "average") -> Iterato
               1 / n of the variance for batches of n independent examples. Where lengths differ, the
               series of each batch is continued by its last entry, with that entry's examples, up to
               the longest one, so that late steps do not rest on few batches.
-            - ``"total_variance"``: mean and biased variance of all cases together, by the law of
+            - ``"total_variance"``: mean and biased variance of all examples together, by the law of
               total variance: that within batches, weighted by their examples, plus that of the
               batch means. A step counts the examples that reach it.
 
@@ -302,12 +302,12 @@ class _Average:
 
 
 class _TotalVariance:
-    """Mean and variance of all cases, by the formula of Chan, Golub and LeVeque (1979)."""
+    """Mean and variance of all examples, by the formula of Chan, Golub and LeVeque (1979)."""
 
     def __init__(self, site: Site) -> None:
         like = site.running_mean
         self.rows = len(like) if site.recurrent else 1
-        # Cases, batches, means and sums of squared deviations of each row.
+        # Examples, batches, means and summed squared deviations of each row.
         self.examples = like.new_zeros(0, 1, dtype=torch.float64)
         self.batches = like.new_zeros(0, 1, dtype=torch.float64)
         self.mean = like.new_zeros(0, site.features, dtype=torch.float64)

@@ -19,7 +19,8 @@ def _row_norms(weight: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class WeightNorm(Norm):
-    """Each row w of a weight is used as ``scale * w / |w|`` (eq. 2 there); sums pass unchanged.
+    """Each row w of a weight is used as ``scale * w / |w|`` (eq. 2 there); summed inputs pass
+    unchanged.
 
     The scale (F,) starts as the row's own norm, so that a fresh layer computes what it would
     without normalisation; `ln_zoo.layers.data_dependent_init` starts it from data instead (section

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 #: What is measured at each position, and how it is called in pictures.
 QUANTITIES = {
     "active": "share of units that are on",
-    "variance": "variance of normalised sums",
+    "variance": "variance of normalised pre-activations",
 }
 
 
@@ -27,7 +27,8 @@ class Activity:
 
     Attributes:
         active: share of examples and channels whose output is above zero, (H, W) float64.
-        variance: over examples of the normalised sums, mean over channels, (H, W) float64.
+        variance: over examples of the normalised pre-activations, mean over
+            channels, (H, W) float64.
     """
 
     active: Tensor
@@ -93,7 +94,7 @@ def _read(path: Path) -> dict[str, Activity]:
                 place = int(line["row"]), int(line["column"])
                 values.setdefault(line["layer"], {})[place] = [float(line[q]) for q in QUANTITIES]
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path} is no activity.csv of ActivityByPosition") from error
+            raise ValueError(f"{path} is not an activity.csv of ActivityByPosition") from error
     activities = {}
     for layer, places in values.items():
         height, width = (1 + max(place[axis] for place in places) for axis in (0, 1))

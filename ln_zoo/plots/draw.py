@@ -255,7 +255,7 @@ def save_animation(
     from matplotlib.figure import Figure  # not pyplot: nothing global, no display
 
     if picture.suffix.lower() != ".gif":
-        raise ValueError(f"{picture} is no name of an animation: end it in .gif")
+        raise ValueError(f"{picture} does not name an animation: end it in .gif")
     drawn = _canvases(canvases)
     places = _places(windows, drawn)
     columns = math.isqrt(drawn.shape[1] - 1) + 1 if columns is None else columns

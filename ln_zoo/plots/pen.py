@@ -301,7 +301,7 @@ def check_picture(picture: Path) -> None:
 
     known = FigureCanvasBase.get_supported_filetypes()
     if picture.suffix.lower().removeprefix(".") not in known:
-        raise ValueError(f"{picture} is no name of a picture: end it in .svg, .png or .pdf")
+        raise ValueError(f"{picture} does not name a picture: end it in .svg, .png or .pdf")
 
 
 # Lines before they have a place

@@ -1,7 +1,7 @@
 """Writing the card of a trained model: four files, of which the README follows from the others.
 
 ``config.json`` and ``results.json`` hold every fact once. The README is rendered from them, with
-what the paper reports looked up in ``reported.yaml``; so no number is typed by hand.
+what the paper reports looked up in ``reported.yaml``; so nobody types a number.
 """
 
 from __future__ import annotations
@@ -648,7 +648,7 @@ def _model_from_checkpoint(path: Path) -> ZooModule:
     class_path = hparams.get("_class_path") if isinstance(hparams, dict) else None
     if not isinstance(class_path, str) or "state_dict" not in content:
         raise CardError(
-            f"{path} is no checkpoint of a model of ln_zoo: it lacks a state_dict or its class"
+            f"{path} is not a checkpoint of a model of ln_zoo: it lacks a state_dict or its class"
         )
     try:
         remedy = "give --import {module}, or import it first in Python"
@@ -672,7 +672,7 @@ def _read_test_results(path: Path) -> dict[str, Any]:
     value = _read_mapping(path)
     for key, kind in _TEST_RESULTS.items():
         if key not in value:
-            raise CardError(f"{path} is no results file of ln-zoo test: {key!r} is missing")
+            raise CardError(f"{path} is not a results file of ln-zoo test: {key!r} is missing")
         if value[key] is None and kind in (int, str):
             raise CardError(
                 f"{path} does not say {key}: it was not measured on a checkpoint; run "
@@ -779,14 +779,14 @@ def _may_replace(path: Path, names: set[str], overwrite: bool) -> None:
     if not path.exists():
         return
     if not path.is_dir():
-        raise CardError(f"{path} is no folder")
+        raise CardError(f"{path} is not a folder")
     there = {p.relative_to(path).as_posix() for p in path.rglob("*") if not p.is_dir()}
     if not there:
         return
     if not overwrite:
         raise CardError(f"{path} is there already: say overwrite, or choose another folder")
     if catalog.CONFIG not in there:
-        raise CardError(f"{path} holds files and is no card folder: choose another folder")
+        raise CardError(f"{path} holds files and is not a card folder: choose another folder")
     if foreign := there - names:
         raise CardError(
             f"{path} holds {', '.join(sorted(foreign))}, which the new card would not: move them "

@@ -160,7 +160,7 @@ class Card:
 
         Raises:
             CardError: if the model takes no images.
-            TypeError: for what is no image.
+            TypeError: for what is not an image.
             ValueError: for an image of another size, with values that training did not have
                 (negative, above the scale, NaN, divided twice), or with transparency.
 
@@ -214,7 +214,7 @@ def read_card(folder: str | os.PathLike[str]) -> Card:
     """Reads and checks ``config.json`` and ``results.json``; weights are not touched.
 
     Raises:
-        CardError: if the folder or a file is missing, is no JSON, has unknown or missing keys, or
+        CardError: if the folder or a file is missing, is not JSON, has unknown or missing keys, or
             was written by a newer version of the library.
     """
     path = Path(folder)
@@ -267,7 +267,7 @@ def verified_bytes(card: Card, name: str) -> bytes:
 
 
 def is_plain_file_name(name: str) -> bool:
-    """Whether a listed name stays inside its folder, and is no pattern to a downloader."""
+    """Whether a listed name stays inside its folder, and is not a pattern to a downloader."""
     parts = PurePosixPath(name).parts
     return bool(parts) and parts[0] != "/" and ".." not in parts and not set(name) & set("\\*?[]:")
 
@@ -285,7 +285,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     for name, entry in config["files"].items():
         _check(entry, {"sha256": str, "size": int}, path, f"files, {name}: ")
         if not is_plain_file_name(name):
-            raise CardError(f"{path}: files: {name!r} is no plain relative file name")
+            raise CardError(f"{path}: files: {name!r} is not a plain relative file name")
     if WEIGHTS not in config["files"]:
         raise CardError(f"{path}: files: {WEIGHTS!r} is missing")
     norm = config["init_args"].get("norm")
@@ -308,15 +308,15 @@ def _read_json(path: Path) -> Any:
             text, object_pairs_hook=_once, parse_constant=_finite, parse_float=_finite
         )
     except FileNotFoundError:
-        raise CardError(f"{path} is missing: {path.parent} is no complete card folder") from None
+        raise CardError(f"{path} is missing: {path.parent} is not a complete card folder") from None
     except (OSError, ValueError) as error:
         raise CardError(f"{path} cannot be read as JSON: {error}") from error
     except RecursionError:
-        raise CardError(f"{path} is nested in too many levels: it is no card's") from None
+        raise CardError(f"{path} is nested in too many levels: it is not a card's") from None
     level, levels = [value], 0
     while level:
         if levels > _MOST_LEVELS:
-            raise CardError(f"{path} is nested in over {_MOST_LEVELS} levels: it is no card's")
+            raise CardError(f"{path} is nested in over {_MOST_LEVELS} levels: it is not a card's")
         inner = [v.values() if isinstance(v, dict) else v for v in level if isinstance(v, _NESTED)]
         level, levels = [value for values in inner for value in values], levels + 1
     return value
@@ -327,7 +327,7 @@ def read_text(path: Path) -> str:
 
     Raises:
         OSError: if it is missing, no regular file, or longer than 10 MB.
-        UnicodeDecodeError: if it is no UTF-8.
+        UnicodeDecodeError: if it is not UTF-8.
     """
     content = read_regular(path, _MOST_TEXT)
     # As text files are read: a break of lines is "\n".
@@ -345,7 +345,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _finite(number: str) -> float:
     if not math.isfinite(value := float(number)):
-        raise ValueError(f"{number:.80} is no finite number")
+        raise ValueError(f"{number:.80} is not a finite number")
     return value
 
 
@@ -381,7 +381,7 @@ def card_folders() -> dict[str, Path]:
     A name that lies in several places is taken from the first of them.
 
     Raises:
-        CardError: if ``$LN_ZOO_MODELS`` is set to something that is no folder, or cannot be read.
+        CardError: if ``$LN_ZOO_MODELS`` is set to something that is not a folder or cannot be read.
     """
     return {name: folders[0] for name, folders in sorted(_all_folders().items())}
 
@@ -442,7 +442,7 @@ def _roots() -> list[Path]:
     if chosen:
         first = Path(chosen).expanduser()
         if not first.is_dir():
-            raise CardError(f"{MODELS_VARIABLE} is set to {chosen!r}, which is no folder")
+            raise CardError(f"{MODELS_VARIABLE} is set to {chosen!r}, which is not a folder")
         roots.insert(0, first)
     return [root for root in roots if root.is_dir()]
 

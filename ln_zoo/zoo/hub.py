@@ -42,7 +42,7 @@ def download(
         # The folder is named after its commit: both steps then speak of the same files.
         folder = Path(first)
         if not (folder / catalog.CONFIG).is_file():
-            raise CardError(f"{repo_id} on the hub is no ln_zoo model: it has no {catalog.CONFIG}")
+            raise CardError(f"{repo_id} on the hub is not a model of ln_zoo: no {catalog.CONFIG}")
         names = catalog.listed_files(folder)
         return Path(
             snapshot_download(
@@ -59,6 +59,6 @@ def download(
             why = "HF_HUB_OFFLINE is set and the cache holds no copy"
         at = f" at revision {revision!r}" if revision else ""
         raise CardError(
-            f"{repo_id!r} is no folder here, and cannot be had from the hub{at}: {why}. Fetch it "
-            "once where there is a network, or give the path of its folder"
+            f"{repo_id!r} is not a folder here, and cannot be had from the hub{at}: {why}. Fetch "
+            "it once where there is a network, or give the path of its folder"
         ) from error

@@ -85,7 +85,7 @@ def load(
     try:
         state = safetensors.torch.load(_weights(card, cache_dir))
     except safetensors.SafetensorError as error:
-        raise CardError(f"{weights} is no safetensors file: {error}") from error
+        raise CardError(f"{weights} is not a safetensors file: {error}") from error
     # A model is built with random weights first: that must not move the user's random numbers.
     with torch.random.fork_rng(devices=[]):
         _check_size(card, state, norm, model)

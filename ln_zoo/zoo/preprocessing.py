@@ -26,7 +26,7 @@ def preprocess(preprocessing: Mapping[str, Any], images: Any, seed: int = 0) -> 
 
     Raises:
         CardError: if the model takes no images.
-        TypeError: for what is no image.
+        TypeError: for what is not an image.
         ValueError: for an image of another size or range than in training.
     """
     if "image_shape" not in preprocessing:

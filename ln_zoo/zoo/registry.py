@@ -63,7 +63,7 @@ def model_name(cls: type[Any]) -> str:
     path = f"{cls.__module__}.{cls.__qualname__}"
     if not issubclass(cls, ZooModule):
         raise CardError(
-            f"{path} is no ln_zoo.models.ZooModule: derive the model from it, so that its "
+            f"{path} is not an ln_zoo.models.ZooModule: derive the model from it, so that its "
             "arguments are known"
         )
     return path

@@ -530,7 +530,7 @@ def _load() -> _File:
 
 
 def parse(raw: Any) -> _File:
-    """Checks the content of ``reported.yaml`` and lays its tables out as single numbers.
+    """Checks the content of ``reported.yaml`` and lists its tables as single numbers.
 
     Raises:
         ValueError: for unknown or missing keys, unknown names, wrong types, rows of another length
@@ -604,7 +604,7 @@ def _parse_table(
             if value is None:
                 continue
             if type(value) not in (int, float):
-                raise ValueError(f"{where}, {row['method']}: {value!r} is no number")
+                raise ValueError(f"{where}, {row['method']}: {value!r} is not a number")
             yield Reported(
                 model=table["model"],
                 norm=row["norm"],

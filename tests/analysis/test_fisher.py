@@ -660,11 +660,11 @@ def test_a_sigma_of_0_is_refused() -> None:
         (
             good,
             {"norm": "bn", "weight": weight},
-            r"one sum for all cases, in unit\(s\) 1: .* an eps",
+            r"one summed input for all examples, in unit\(s\) 1: .* an eps",
         ),
         (constant, {"norm": "bn"}, r"norm='bn' divides by sigma.* unit\(s\) 0: give other"),
-        (good, {"inputs": 0 * inputs}, r"one sum for all units, in case\(s\) 0, 1, 2, 3, 4: "),
-        (good, {"weight": good.weight[:1].expand(3, 2)}, r"case\(s\) 0, 1, 2, 3, 4: .* an eps"),
+        (good, {"inputs": 0 * inputs}, r"one summed input for all units, in example\(s\) 0, 1, 2"),
+        (good, {"weight": good.weight[:1].expand(3, 2)}, r"example\(s\) 0, 1, 2, 3, 4: .* an eps"),
     ):
         with pytest.raises(ValueError, match=message):
             dataclasses.replace(model, **changes)

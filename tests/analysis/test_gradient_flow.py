@@ -339,7 +339,7 @@ def test_a_gain_belongs_to_the_strategies_that_have_one() -> None:
 
 
 class Halving(Norm):
-    """A strategy that is no dataclass."""
+    """A strategy that is not a dataclass."""
 
     def normalize(self, site, a: Tensor, step: int | None = None) -> Tensor:
         return a / 2

@@ -680,7 +680,7 @@ def test_a_strategy_that_is_no_dataclass() -> None:
 
 
 def test_between_yes_and_no() -> None:
-    """A strategy whose eps is no field: what is left of the invariance can hardly be told."""
+    """A strategy whose eps is not a field: what is left of the invariance can hardly be told."""
 
     class HiddenEps(Norm):
         def normalize(self, site, a: Tensor, step: int | None = None) -> Tensor:
@@ -759,7 +759,7 @@ def test_errors() -> None:
         measure_invariance(made(LayerNorm()), x, weight="bias")
     with pytest.raises(ValueError, match="not finite: without eps no variance may be 0"):
         invariance_table([LayerNorm()], features=1)
-    with pytest.raises(ValueError, match="is the same for all cases"):
+    with pytest.raises(ValueError, match="is the same for all examples"):
         measure_invariance(made(LayerNorm()), x[:1].expand(4, -1))
 
 

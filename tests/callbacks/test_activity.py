@@ -259,5 +259,5 @@ def test_runs_that_do_not_fit_one_another(tmp_path: Path) -> None:
         read_activity([one, two])
     with pytest.raises(ValueError, match=r"B has the layers \['other'\], where others have"):
         activity_table({"A": read_activity([one]), "B": read_activity([two])})
-    with pytest.raises(ValueError, match=r"none\.csv is no activity\.csv"):
+    with pytest.raises(ValueError, match=r"none\.csv is not an activity\.csv"):
         read_activity([none])

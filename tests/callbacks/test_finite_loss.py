@@ -1,4 +1,4 @@
-"""A loss that is no number stops training before the weights take it."""
+"""A loss that is not a number stops training before the weights take it."""
 
 from __future__ import annotations
 

@@ -255,7 +255,7 @@ def test_another_data_module(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         ({"method": "ema"}, "method must be 'average' or 'total_variance', got 'ema'"),
-        ({"batch_size": 1}, "batch_size must be at least 2, got 1: one example is no batch"),
+        ({"batch_size": 1}, "batch_size must be at least 2, got 1: one example is not a batch"),
     ],
 )
 def test_bad_arguments(arguments: dict, message: str) -> None:

@@ -126,8 +126,8 @@ def test_files_that_cannot_be_written_are_told_at_once(
     (here / "folder.png").mkdir()
     (here / "file").write_text("")
     for out, message in {
-        "name": "--out name is no name of a picture: end it in .png, .svg or .pdf",
-        "table.csv": "--out table.csv is no name of a picture: end it in .png, .svg or .pdf",
+        "name": "--out name does not name a picture: end it in .png, .svg or .pdf",
+        "table.csv": "--out table.csv does not name a picture: end it in .png, .svg or .pdf",
         ".": "--out . is a folder: give the name of a file",
         "folder.png": "--out folder.png is a folder: give the name of a file",
         "file/a.png": "file/a.png cannot be written: ",

@@ -58,7 +58,7 @@ def test_forms_of_the_table(
     [
         (["--units", "2"], "units must be at least 3, got 2"),
         (["--examples", "5"], "examples must be at least 14, got 5"),
-        ([*SMALL, "--out", "fisher.nothing"], "--out fisher.nothing is no name of a picture"),
+        ([*SMALL, "--out", "fisher.nothing"], "--out fisher.nothing does not name a picture"),
     ],
 )
 def test_wrong_values_are_one_line(

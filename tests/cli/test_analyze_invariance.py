@@ -102,7 +102,7 @@ def test_no_picture_of_strategies_without_eps(
     [
         (["--norm", "LayrNorm"], "no strategy 'LayrNorm' in ln_zoo.norms; did you mean 'LayerNorm"),
         (["--norm", "no_such.Norm"], "strategy 'no_such.Norm' cannot be imported"),
-        (["--norm", "pathlib.Path"], "'pathlib.Path' is no subclass of ln_zoo.norms.Norm"),
+        (["--norm", "pathlib.Path"], "'pathlib.Path' is not a subclass of ln_zoo.norms.Norm"),
         (["--norm", "max_norms.NeedsSize"], "max_norms.NeedsSize: "),
         (["--examples", "1"], "--examples must be at least 2, got 1"),
         (["--features", "1"], "--features must be at least 2, got 1"),

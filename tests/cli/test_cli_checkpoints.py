@@ -328,10 +328,10 @@ def _nameless(path: Path) -> None:
     [
         (_cut, "is damaged: cut short or overwritten"),
         (_zero, "is damaged: the checksum of"),
-        (_flip, "is no readable Lightning checkpoint (damaged, cut short, or of another program)"),
-        (lambda path: path.write_text("hello"), "is no readable Lightning checkpoint"),
-        (_foreign, "is no readable Lightning checkpoint"),
-        (_object, "is no readable Lightning checkpoint"),
+        (_flip, "is not a readable Lightning checkpoint (damaged, cut short, or of another"),
+        (lambda path: path.write_text("hello"), "is not a readable Lightning checkpoint"),
+        (_foreign, "is not a readable Lightning checkpoint"),
+        (_object, "is not a readable Lightning checkpoint"),
         (_nameless, "does not say which model it holds"),
     ],
 )

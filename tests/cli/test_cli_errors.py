@@ -88,7 +88,7 @@ EARLY_AND_LATE = pytest.mark.parametrize("early", [True, False], ids=["early", "
         ),
         (
             ["--model.norm=torch.nn.LayerNorm"],
-            "model.norm: 'torch.nn.LayerNorm' is no subclass of Norm",
+            "model.norm: 'torch.nn.LayerNorm' is not a subclass of Norm",
         ),
         # Base classes are none of the models
         (
@@ -184,7 +184,7 @@ def test_values_that_cannot_be(here: Path, arguments: list[str], message: str) -
         ),
         (
             "model: [MLPClassifier\ndata: Digits\n",
-            "ln-zoo fit: error: bad.yaml, line 2 is no YAML: expected ',' or ']', but got ':'",
+            "ln-zoo fit: error: bad.yaml, line 2 is not YAML: expected ',' or ']', but got ':'",
         ),
         (
             "just words\n",

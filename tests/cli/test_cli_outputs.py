@@ -246,7 +246,7 @@ def test_default_strategy_names_the_folder_as_if_given(here: Path) -> None:
 
 
 def test_two_runs_without_a_logger(here: Path) -> None:
-    for _ in range(2):  # the saved configuration is no obstacle to the second
+    for _ in range(2):  # the saved configuration is not an obstacle to the second
         fit("--trainer.logger=false")
 
 

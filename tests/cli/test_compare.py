@@ -175,7 +175,7 @@ def test_another_metric_where_one_was_not_logged(tmp_path: Path) -> None:
 
 def test_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", str(tmp_path / "none")]) == 1
-    assert "is no run: there is no" in capsys.readouterr().err
+    assert "is not a run: there is no" in capsys.readouterr().err
     run = write_run(tmp_path / "a/version_0", [0.1])
     assert main(["compare", str(run), "--metric", "val_nll"]) == 1
     assert "has no 'val_nll'; it has epoch_test_error" in capsys.readouterr().err
@@ -302,7 +302,7 @@ def test_activity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "| conv | c | 0.5 | 0.5 | 1 | 1 | 2 | 0.5 |",
     ]
     assert main(["compare", "--activity", str(tmp_path / "a")]) == 1
-    assert "is no run: there is no" in capsys.readouterr().err
+    assert "is not a run: there is no" in capsys.readouterr().err
 
 
 def test_wrong_steps(three: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

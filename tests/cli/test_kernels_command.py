@@ -132,7 +132,7 @@ def test_no_compiler_is_told(
     assert main(["kernels", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert native_of(told)["available"] is False
-    assert "CXX=no-such-compiler is no compiler" in native_of(told)["reason"]
+    assert "CXX=no-such-compiler is not a compiler" in native_of(told)["reason"]
     assert told["native"]["compiler"] is None
     assert main(["kernels", "--build"]) == 1
 

@@ -137,12 +137,12 @@ def test_null_is_the_models_own_strategy(here: Path) -> None:
         (
             "test",
             lambda c: torch.zeros(3),
-            "is no readable Lightning checkpoint (no state_dict of tensors): it holds a Tensor",
+            "is not a readable Lightning checkpoint (no state_dict of tensors): it holds a Tensor",
         ),
         (
             "test",
             lambda c: {"state_dict": [1], "a": 1},
-            "is no readable Lightning checkpoint (no state_dict of tensors): it holds state_dict",
+            "not a readable Lightning checkpoint (no state_dict of tensors): it holds state_dict",
         ),
     ],
 )
@@ -177,7 +177,7 @@ def test_a_table_of_another_kind(here: Path) -> None:
         done = run("compare", f"A={name}", "--metric=val_nll", "--out=a.png")
         assert (done.code, done.err) == (
             1,
-            f"ln-zoo compare: error: {name} is no table of curves: give a run's folder, or its "
+            f"ln-zoo compare: error: {name} is not a table of curves: give a run's folder, or its "
             "metrics.csv\n",
         )
 

@@ -249,8 +249,8 @@ def test_primed_by_a_line_of_the_database(
         (["--model", "mlp.layernorm"], "mlp.layernorm is a MLPClassifier, which does not write"),
         (["--model", "mlp.layernrm"], "no model 'mlp.layernrm': did you mean mlp.layernorm"),
         (["--model", "none.ckpt"], "there is no checkpoint 'none.ckpt'"),
-        (["--model", "text.ckpt"], "text.ckpt is no readable Lightning checkpoint"),
-        (["--model", "foreign.ckpt"], "foreign.ckpt is of pathlib.Path, which is no model"),
+        (["--model", "text.ckpt"], "text.ckpt is not a readable Lightning checkpoint"),
+        (["--model", "foreign.ckpt"], "foreign.ckpt is of pathlib.Path, which is neither a model"),
         (["--model", "blind.ckpt"], "this network reads no text (text=False)"),
         (["--model", "strict.ckpt"], "has no '!': leave them out"),
         (["--bias", "-1"], "--bias must be at least 0, got -1"),
@@ -259,11 +259,11 @@ def test_primed_by_a_line_of_the_database(
         (["--width", "0"], "--width must be at least 1, got 0"),
         (["--samples", "0"], "--samples must be at least 1, got 0"),
         (["--file", "text.ckpt"], "give either the text to write, or a text file"),
-        (["--out", "a.xyz"], "a.xyz is no name of a picture: end it in .svg, .png or .pdf"),
-        (["--out", ""], ". is no name of a picture"),
+        (["--out", "a.xyz"], "a.xyz does not name a picture: end it in .svg, .png or .pdf"),
+        (["--out", ""], ". does not name a picture"),
         (["--out", "folder.svg"], "folder.svg is a folder: give the name of a file"),
         (["--out", "text.ckpt/a.svg"], "text.ckpt/a.svg cannot be written:"),
-        (["--attention", "a"], "a is no name of a picture"),
+        (["--attention", "a"], "a does not name a picture"),
         (["--strokes", "a.txt"], "--strokes a.txt must end in .json or .npy"),
         (
             ["--strokes", "a.npy", "--samples", "2"],
@@ -349,7 +349,7 @@ def test_nothing_to_write(here: Path, text: list[str], capsys) -> None:
     assert "text" in capsys.readouterr().err
     (here / "a.txt").write_bytes(b"\xff\xfe")
     assert main(["write", "--file", "a.txt", "--model", "none.ckpt"]) == 1
-    assert "a.txt is no text in UTF-8" in capsys.readouterr().err
+    assert "a.txt is not text in UTF-8" in capsys.readouterr().err
     assert main(["write", "--file", "b.txt", "--model", "none.ckpt"]) == 1
     assert "No such file or directory: 'b.txt'" in capsys.readouterr().err
 

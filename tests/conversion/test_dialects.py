@@ -449,7 +449,7 @@ def test_unknown_names_and_things() -> None:
         from_dialect(
             "torch", {"weight_ih_l0": torch.ones(10, 3), "weight_hh_l0": torch.ones(10, 5)}
         )
-    with pytest.raises(ValueError, match="'kernel' is no tensor"):
+    with pytest.raises(ValueError, match="'kernel' is not a tensor"):
         from_dialect("keras", keras_state() | {"kernel": ["a"]})
     with pytest.raises(ValueError, match=r"'kernel' is torch\.int8; quantised weights are not"):
         from_dialect("keras", keras_state() | {"kernel": torch.ones(2, 8, dtype=torch.int8)})

@@ -279,7 +279,7 @@ def test_missing_files_are_told_when_they_are_needed(
         data = BinarizedMNIST(str(tmp_path / "absent"), binarization)
         with pytest.raises(FileNotFoundError, match=r"no folder .*absent"):
             data.prepare_data()
-    with pytest.raises(ValueError, match=r"is no dataset: expected train-images"):
+    with pytest.raises(ValueError, match=r"is not a dataset: expected train-images"):
         ready(folder, binarization="grey")
 
 

@@ -386,7 +386,7 @@ def test_files_that_are_missing(released: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "is no JSON, or damaged"),
+        ("{", "is not JSON, or damaged"),
         ("[]", "must hold a list of images"),
         ('{"images": [{"split": "val"}]}', "image 0 must have a split and sentences .* KeyError"),
         ('{"images": [{"split": "val", "sentences": [{"raw": 3}]}]}', "image 0 .* AttributeError"),

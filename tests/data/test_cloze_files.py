@@ -134,7 +134,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         list(read_question_folder(folder))
     (folder / "a.question").unlink()
     os.mkfifo(folder / "a.question")  # nobody writes to it: reading would never end
-    with pytest.raises(ValueError, match=r"a\.question cannot be read: it is no regular file"):
+    with pytest.raises(ValueError, match=r"a\.question cannot be read: it is not a regular file"):
         list(read_question_folder(folder))
 
 

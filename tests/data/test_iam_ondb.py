@@ -205,7 +205,7 @@ def test_folders_that_hold_something_else(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(NotADirectoryError, match="file is a file"):
         IAMOnDB(str(tmp_path / "file"))
-    with pytest.raises(ValueError, match=r"is no IAM-OnDB: .*found file$"):
+    with pytest.raises(ValueError, match=r"does not hold IAM-OnDB: .*found file$"):
         IAMOnDB(str(tmp_path))
     official = write_files(tmp_path / "official", small_distribution())
     with pytest.raises(ValueError, match=r"official is the official distribution: convert it once"):

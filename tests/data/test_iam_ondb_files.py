@@ -429,7 +429,7 @@ def without(files: dict[str, bytes], part: str) -> dict[str, bytes]:
         (
             lambda f: f | {"testset_t.txt": b"<html>"},
             ValueError,
-            "testset_t.txt is no list of forms: it has '<html>'",
+            "testset_t.txt is not a list of forms: it has '<html>'",
         ),
         (
             lambda f: f | {"old/a02-004-01.xml": b""},
@@ -512,10 +512,10 @@ def test_pipes_are_not_waited_for(tmp_path: Path) -> None:
     pipe.unlink()
     os.mkfifo(pipe)
     found = convert(source, tmp_path / "compact")
-    assert found.left_out == {pipe.name: f"{pipe} cannot be read: it is no regular file"}
+    assert found.left_out == {pipe.name: f"{pipe} cannot be read: it is not a regular file"}
     (source / "trainset.txt").unlink()
     os.mkfifo(source / "trainset.txt")
-    with pytest.raises(ValueError, match=r"trainset\.txt cannot be read: it is no regular file"):
+    with pytest.raises(ValueError, match=r"trainset\.txt cannot be read: it is not a regular file"):
         convert(source, tmp_path / "again")
 
 
@@ -526,7 +526,7 @@ def test_pipes_are_not_waited_for(tmp_path: Path) -> None:
         ("[1]", "must be a mapping"),
         ('{"lines": []}', "lines is of another type"),
         ('{"lines": {"train": 1}, "points": {}}', "lines and points are of different sets"),
-        ('{"lines": {"a": "1"}, "points": {"a": 1}}', "lines or points are no whole numbers"),
+        ('{"lines": {"a": "1"}, "points": {"a": 1}}', "lines or points are not whole numbers"),
         ("{", "Expecting property name"),
         ("[" * 100_000, "recursion"),
     ],

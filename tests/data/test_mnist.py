@@ -257,7 +257,7 @@ def test_folders_that_are_no_dataset_are_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("nothing")
     with pytest.raises(NotADirectoryError, match=r"notes.txt is a file"):
         MNIST(str(tmp_path / "notes.txt"))
-    with pytest.raises(ValueError, match=r"(?s)is no dataset: expected .*found notes.txt"):
+    with pytest.raises(ValueError, match=r"(?s)is not a dataset: expected .*found notes.txt"):
         MNIST(str(tmp_path))
 
 

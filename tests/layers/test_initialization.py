@@ -268,7 +268,7 @@ def test_sums_that_are_not_finite_are_refused() -> None:
     model, x = mlp(), inputs(50, 6)
     x[3, 2] = float("nan")
     scale = model[0].site.scale.detach().clone()
-    with pytest.raises(ValueError, match="the sums of 0 are not finite on this batch"):
+    with pytest.raises(ValueError, match="the pre-activations of 0 are not finite on this batch"):
         data_dependent_init(model, x)
     assert torch.equal(model[0].site.scale, scale)
 

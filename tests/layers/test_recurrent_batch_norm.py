@@ -132,7 +132,7 @@ def test_the_statistics_of_a_step_are_those_of_the_cases_active_then() -> None:
     # In the reverse direction step 0 is each sequence's own last element.
     at_end = torch.stack([s[-1] for s in sequences]) @ layer.weight_ih_l0_reverse.T
     torch.testing.assert_close(reverse.running_mean[0], at_end.mean(0))
-    # One case is no batch: steps 2 and 3 leave no trace.
+    # One case is not a batch: steps 2 and 3 leave no trace.
     assert forward.num_batches_tracked[:5].tolist() == [1, 1, 0, 0, 0]
 
 

@@ -194,7 +194,7 @@ def test_elsewhere_it_changes_nothing(form: str) -> None:
             found = module(given)
             outputs.append(found[0] if cls is RNN else found)
         assert torch.equal(*outputs)
-    # Groups of a site that is no recurrent layer's stay what they are.
+    # Groups of a site that is not a recurrent layer's stay what they are.
     assert Site(NORM, "input", 9, groups=(6, 3)).to_spec().groups == (6, 3)
 
 

@@ -471,7 +471,7 @@ def test_divergence_of_several_epochs(tmp_path: Path) -> None:
         (lambda: plot_divergence(torch.zeros(2, 3), [1]), "2 rows of divergences and 1 epochs"),
         (lambda: chosen_glimpses(0), "there must be a glimpse"),
         (lambda: chosen_glimpses(4, 1), "at least 2 to choose"),
-        (lambda: save_animation(black(2, 2), Path("a.png")), "a.png is no name of an animation"),
+        (lambda: save_animation(black(2, 2), Path("a.png")), "a.png does not name an animation"),
     ],
 )
 def test_what_cannot_be_drawn(make, message: str) -> None:

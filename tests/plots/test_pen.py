@@ -291,6 +291,6 @@ def test_ink_is_where_the_pen_was(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["picture", "picture.xyz"])
 def test_other_endings(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} is no name of a picture: end it in .svg, .png"):
+    with pytest.raises(ValueError, match=f"{name} does not name a picture: end it in .svg, .png"):
         page([line()]).save(tmp_path / name)
     assert not list(tmp_path.iterdir())

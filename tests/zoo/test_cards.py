@@ -148,7 +148,7 @@ def test_readme_says_what_a_reader_needs(make_card: Callable[..., Path]) -> None
     assert row == "| error | digits, test | 5.25 % ± 1.2 |"
     assert "| nll | digits, test | 0.1875 nats |" in text
     assert "--ckpt_path" not in text
-    assert "datasets:" not in text  # "digits" is no id of the hub
+    assert "datasets:" not in text  # "digits" is not an id of the hub
     assert "@misc{ba2016," in text
 
 
@@ -252,10 +252,10 @@ def test_other_files_and_folders_are_never_lost(
     home = tmp_path / "home"
     home.mkdir()
     (home / "thesis.tex").write_text("precious")
-    with pytest.raises(CardError, match="holds files and is no card folder"):
+    with pytest.raises(CardError, match="holds files and is not a card folder"):
         write_card(home, tiny(), RESULTS, preprocessing={}, overwrite=True)
     assert (home / "thesis.tex").read_text() == "precious"
-    with pytest.raises(CardError, match="is no folder"):
+    with pytest.raises(CardError, match="is not a folder"):
         write_card(home / "thesis.tex", tiny(), RESULTS, preprocessing={}, overwrite=True)
 
 
@@ -324,7 +324,7 @@ def test_models_that_nobody_could_make_again(tmp_path: Path) -> None:
 
     with pytest.raises(CardError, match=r"Forgetful does not store its argument 'width'.*remember"):
         write_card(tmp_path / "mine", Forgetful(8), RESULTS, preprocessing={})
-    with pytest.raises(CardError, match=r"Linear is no ln_zoo\.models\.ZooModule"):
+    with pytest.raises(CardError, match=r"Linear is not an ln_zoo\.models\.ZooModule"):
         write_card(tmp_path / "mine", torch.nn.Linear(2, 2), RESULTS, preprocessing={})
     assert list(tmp_path.iterdir()) == []
 

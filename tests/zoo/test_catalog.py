@@ -81,7 +81,7 @@ def test_no_models_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_models_variable_must_be_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LN_ZOO_MODELS", str(tmp_path / "gone"))
-    with pytest.raises(CardError, match=r"LN_ZOO_MODELS is set to '.*gone', which is no folder"):
+    with pytest.raises(CardError, match=r"LN_ZOO_MODELS is set to '.*gone', which is not a folder"):
         list_models()
 
 
@@ -191,9 +191,9 @@ def test_malformed_cards_are_named(
         ('{"a": ' + "[" * 60 + "]" * 60 + "}", "is nested in over 50 levels"),
         ('{"name": "a", "name": "b"}', "the key 'name' is there twice"),
         ('{"a": [{"b": 1, "b": 1}]}', "the key 'b' is there twice"),
-        ('{"value": NaN}', "NaN is no finite number"),
-        ('{"value": -Infinity}', "-Infinity is no finite number"),
-        ('{"value": 1e999}', "1e999 is no finite number"),
+        ('{"value": NaN}', "NaN is not a finite number"),
+        ('{"value": -Infinity}', "-Infinity is not a finite number"),
+        ('{"value": 1e999}', "1e999 is not a finite number"),
         ("1" * 5000, "cannot be read as JSON"),
         (" " * 10_000_001, "it is longer than 10,000,000 bytes"),
         ("\xe9", "cannot be read as JSON"),

@@ -93,7 +93,7 @@ def test_offline_uses_the_cache_and_says_when_it_is_empty(
 def test_unreachable_or_unknown_repository(
     make_card: Callable[..., Path], stub_hub: StubHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(CardError, match="'someone/nothing' is no folder here, and cannot be had"):
+    with pytest.raises(CardError, match="'someone/nothing' is not a folder here, and cannot be"):
         load("someone/nothing")
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
     folder = make_card()

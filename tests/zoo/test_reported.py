@@ -255,7 +255,7 @@ def test_lookup_filters() -> None:
         (lambda t: t.update(model="my net"), "model 'my net' is not the name of a class"),
         (lambda t: t["rows"][0].update(norm="layer"), "norm 'layer' is not the name of a class"),
         (lambda t: t["rows"][0]["values"].append(1.0), "2 values for 1 columns"),
-        (lambda t: t["rows"][0].update(values=["a"]), "'a' is no number"),
+        (lambda t: t["rows"][0].update(values=["a"]), "'a' is not a number"),
         (lambda t: t["rows"][0].update(values=[None]), "a row without a value"),
         (lambda t: t.update(training={"hours": 2}), "training is one of"),
         (lambda t: t.update(training={"epochs": 0}), "training is a positive number"),
@@ -363,7 +363,7 @@ def test_a_curve_is_compared_at_the_runs_length_or_on_both_sides_of_it() -> None
             "SequenceClassifier", "Identity", {"val_accuracy": 0.7, "accuracy": 0.7},
             data="mnist/validation", size=PIXELS | {"updates": updates} | size,
         )  # fmt: skip
-        assert rows[0].reported is None  # "val_accuracy" is no metric of the file
+        assert rows[0].reported is None  # "val_accuracy" is not a metric of the file
         return [row.outcome for row in rows[1:]]
 
     assert compared(5000) == ["+4.6 points"]

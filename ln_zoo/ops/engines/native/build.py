@@ -401,14 +401,14 @@ def find_compiler() -> Compiler:
     try:
         chosen = shlex.split(named)
     except ValueError as error:
-        raise Unavailable(f"CXX={named!r} is no command: {error}") from None
+        raise Unavailable(f"CXX={named!r} is not a command: {error}") from None
     for first, *rest in [chosen] if chosen else [[name] for name in _COMPILERS]:
         path = shutil.which(first)
         version = None if path is None else _version((path, *rest))
         if path is not None and version is not None:
             return Compiler((path, *rest), version)
     if chosen:
-        raise Unavailable(f"CXX={named} is no compiler that can be run; correct or unset it")
+        raise Unavailable(f"CXX={named} is not a compiler that can be run; correct or unset it")
     raise Unavailable(f"no C++ compiler ({', '.join(_COMPILERS)}); install one, or name it in CXX")
 
 
