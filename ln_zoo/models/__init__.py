@@ -1,7 +1,7 @@
 """Models of the zoo: LightningModules that take a normalisation strategy as ``norm``."""
 
 from ln_zoo.models.attentive_reader import AttentiveReader
-from ln_zoo.models.base import ZooModule
+from ln_zoo.models.base import DynamicsTask, ZooModule
 from ln_zoo.models.conv import ConvClassifier
 from ln_zoo.models.draw import DRAW
 from ln_zoo.models.handwriting import Handwriting
@@ -15,6 +15,7 @@ __all__ = [
     "AttentiveReader",
     "CombinedSkipThoughts",
     "ConvClassifier",
+    "DynamicsTask",
     "Handwriting",
     "MLPClassifier",
     "OrderEmbedding",

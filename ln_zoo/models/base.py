@@ -4,18 +4,35 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import STEP_OUTPUT, OptimizerLRScheduler
+from torch import Tensor
 
 from ln_zoo.models.pretrained import Pretrained
 from ln_zoo.norms import Identity, Norm, to_config
 
 #: The one instantiator that Lightning admits when it reads a checkpoint back.
 _INSTANTIATOR = "lightning.pytorch.cli.instantiate_module"
+
+
+class DynamicsTask(NamedTuple):
+    """What ``ln-zoo analyze dynamics`` runs a model on.
+
+    Attributes:
+        batch: of examples, in float64, as ``loss`` takes it.
+        loss: a scalar, of model and batch; its gradients by the hidden states are measured.
+        description: the examples in a few words.
+        first_layer: number of the first recurrent layer that is measured, counted from 1.
+    """
+
+    batch: Any
+    loss: Callable[[Any, Any], Tensor]
+    description: str
+    first_layer: int = 1
 
 
 class ZooModule(Pretrained, LightningModule, ABC):
@@ -44,6 +61,27 @@ class ZooModule(Pretrained, LightningModule, ABC):
             preprocessing: what the card says of inputs.
         """
         return ""
+
+    def dynamics_data(self, examples: int) -> tuple[str, dict[str, Any]]:
+        """For ``ln-zoo analyze dynamics``: the data that `dynamics_task` reads.
+
+        Args:
+            examples: how many will be read.
+
+        Returns:
+            The name of a class in `ln_zoo.data`, or the import path of another, and its arguments.
+        """
+        raise NotImplementedError
+
+    def dynamics_task(self, data: Any, examples: int, steps: int) -> DynamicsTask:
+        """For ``ln-zoo analyze dynamics``: what the model, in float64, is run on.
+
+        Args:
+            data: the module of `dynamics_data`, set up.
+            examples: how many, at most.
+            steps: time steps, at most.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def training_step(self, batch: Any, batch_idx: int) -> STEP_OUTPUT:

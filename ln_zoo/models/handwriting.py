@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from ln_zoo.layers import LSTM, WindowLSTM, WindowState, set_forget_bias
 from ln_zoo.metrics import PenMixture, Ratio
-from ln_zoo.models.base import ZooModule, fused_on_cpu
+from ln_zoo.models.base import DynamicsTask, ZooModule, fused_on_cpu
 from ln_zoo.models.checks import check_positive, check_sizes, check_words
 from ln_zoo.models.graves_rmsprop import GravesRMSprop
 from ln_zoo.norms import LayerNorm, Norm, from_config
@@ -360,6 +360,39 @@ class Handwriting(ZooModule):
         return self.offset_mean.to(like.dtype), std.to(like.dtype)
 
     # Losses
+
+    def dynamics_data(self, examples: int) -> tuple[str, dict[str, Any]]:
+        # Offsets that were not scaled had been divided by the median step of their line.
+        per_line = bool((self.offset_mean == 0).all() and (self.offset_std == 1).all())
+        return "IAMOnDB", {"scale": "median" if per_line else "std"}
+
+    def dynamics_task(self, data: Any, examples: int, steps: int) -> DynamicsTask:
+        """The beginnings of the first test lines that are long enough; the loss of the last point.
+
+        The loss of all points would give each state a gradient of its own, and hide how far
+        gradients reach back.
+        """
+        lines = data.lines("test")
+        long = [i for i, targets in enumerate(lines.targets) if targets >= steps][:examples]
+        if not long:
+            raise ValueError(
+                f"no line of the test set has {steps} points behind its first, the longest has "
+                f"{max(lines.targets)}: give fewer --steps"
+            )
+        offsets, _, texts, _ = lines[torch.tensor(long)]
+        points = self.standardize(offsets[:, : steps + 1]).transpose(0, 1)
+        # The null vector, which standardising would have moved.
+        inputs = torch.cat([torch.zeros_like(points[:1]), points[1:-1]])
+        text = None if self.window is None else self.encode(texts)
+
+        def loss(network: Handwriting, batch: tuple[Tensor, Tensor | None, Tensor]) -> Tensor:
+            inputs, text, last = batch
+            outputs, _ = network(inputs, text)
+            return network.mixture(outputs[-1]).nll(last).mean()
+
+        first = 1 if self.window is None else 2  # the layer with the window is a loop of its own
+        said = f"{len(long)} lines of IAM-OnDB"
+        return DynamicsTask((inputs, text, points[-1]), loss, said, first)
 
     def loss(self, batch: Any, stage: str = "train") -> Tensor:
         """What is minimised, of one batch; a scalar."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn import init
 
 from ln_zoo.layers import (
@@ -18,9 +19,13 @@ from ln_zoo.layers import (
     orthogonal_init,
     recurrent_layer,
 )
+from ln_zoo.models.base import DynamicsTask
 from ln_zoo.models.checks import check_sizes
 from ln_zoo.models.classifier import Classifier
 from ln_zoo.norms import LayerNorm, Norm, from_config
+
+#: Images by the numbers that a model reads of each.
+_IMAGES = {784: "MNIST", 64: "Digits"}
 
 
 class SequenceClassifier(Classifier):
@@ -137,6 +142,24 @@ class SequenceClassifier(Classifier):
         self.register_buffer("permutation", order)
         self.reset_parameters()
         self._warn_of_shared_statistics(norm, in_features // step_features)
+
+    def dynamics_data(self, examples: int) -> tuple[str, dict[str, Any]]:
+        if self.in_features not in _IMAGES:
+            raise ValueError(
+                f"this model reads {self.in_features} numbers an example; there are images of "
+                f"{' and '.join(f'{size} ({name})' for size, name in _IMAGES.items())}"
+            )
+        return _IMAGES[self.in_features], {"eval_batch_size": examples}
+
+    def dynamics_task(self, data: Any, examples: int, steps: int) -> DynamicsTask:
+        """The first test images and their labels."""
+        images, labels = next(iter(data.test_dataloader()))
+
+        def loss(network: SequenceClassifier, batch: tuple[Tensor, Tensor]) -> Tensor:
+            return F.cross_entropy(network(batch[0]), batch[1])
+
+        said = f"{len(images)} test images of {type(data).__name__}"
+        return DynamicsTask((images.double(), labels), loss, said)
 
     def reset_parameters(self) -> None:
         """Draws all weights anew, as the source does, and starts the strategy anew."""

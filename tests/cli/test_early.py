@@ -42,7 +42,8 @@ def test_classes_are_those_that_python_finds(group: str) -> None:
         assert list(found[name].parameters) == list(arguments), name
         for argument, parameter in arguments.items():
             expected = found[name].parameters[argument]
-            if isinstance(parameter.default, bool | int | float | str):
+            plain = isinstance(parameter.default, bool | int | float | str)
+            if plain and "type[" not in parameter.annotation:  # a class is left to the parser
                 assert expected is not signatures.Any, (name, argument)
 
 
