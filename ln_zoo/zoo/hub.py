@@ -42,7 +42,9 @@ def download(
         # The folder is named after its commit: both steps then speak of the same files.
         folder = Path(first)
         if not (folder / catalog.CONFIG).is_file():
-            raise CardError(f"{repo_id} on the hub is not a model of ln_zoo: no {catalog.CONFIG}")
+            raise CardError(
+                f"{repo_id} on the hub is not an ln_zoo model: it has no {catalog.CONFIG}"
+            )
         names = catalog.listed_files(folder)
         return Path(
             snapshot_download(

@@ -23,7 +23,7 @@ ARGUMENTS = (
 )
 BATCHES = (
     "(it takes batch_size, train_size, val_size, seed, eval_batch_size, num_workers, pin_memory, "
-    "drop_last)"
+    "drop_last, image_size)"
 )
 #: Most mistakes are told before torch is imported; the words of the parser are the same.
 EARLY_AND_LATE = pytest.mark.parametrize("early", [True, False], ids=["early", "late"])

@@ -142,7 +142,8 @@ def test_null_is_the_models_own_strategy(here: Path) -> None:
         (
             "test",
             lambda c: {"state_dict": [1], "a": 1},
-            "not a readable Lightning checkpoint (no state_dict of tensors): it holds state_dict",
+            "is not a readable Lightning checkpoint (no state_dict of tensors): it holds "
+            "state_dict",
         ),
     ],
 )

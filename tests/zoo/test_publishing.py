@@ -104,7 +104,7 @@ def test_unreachable_or_unknown_repository(
 def test_repository_without_card(stub_hub: StubHub) -> None:
     stub_hub.branches[REPO] = {"main": "a" * 40}
     stub_hub.commits["a" * 40] = {"readme.txt": b"nothing here"}
-    with pytest.raises(CardError, match=r"no ln_zoo model: it has no config\.json"):
+    with pytest.raises(CardError, match=r"an ln_zoo model: it has no config\.json"):
         load(REPO)
 
 
