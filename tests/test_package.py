@@ -14,6 +14,7 @@ import torch
 from packaging.requirements import Requirement
 
 import ln_zoo
+from ln_zoo.ops.engines.native.build import parts
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -108,9 +109,11 @@ def test_wheel_holds_published_models(tmp_path: Path) -> None:
     assert not [name for name in names if name.endswith((".so", ".pyd", ".dll", ".dylib"))]
     cards = {path.parent.name for path in ROOT.glob("model_cards/*/config.json")}
     assert cards == {name.split("/")[2] for name in names if name.endswith("/config.json")}
-    assert {"ln_zoo/ops/engines/native/kernels.cpp", "ln_zoo/ops/engines/native/build.py"} <= set(
-        names
-    )
+    native = Path("ln_zoo/ops/engines/native")
+    source = ROOT / native / "kernels.cpp"
+    assert len(parts(source)) == 9
+    needed = [native / "build.py", *(native / file.name for file in parts(source))]
+    assert {file.as_posix() for file in needed} <= set(names)
     target = tmp_path / "site"
     subprocess.run([*pip, "install", "-q", "--no-deps", "--target", target, wheel], check=True)
     code = (

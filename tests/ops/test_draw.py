@@ -7,6 +7,7 @@ LSTM (eq. 29-31), counted as there from 1.
 from __future__ import annotations
 
 import gc
+import logging
 import math
 import os
 from collections.abc import Callable, Iterator
@@ -31,6 +32,7 @@ from ln_zoo.ops import (
     divergence,
     draw_forward,
     pick_draw,
+    registry,
 )
 from ln_zoo.ops.engines.native.runtime import trouble
 from ln_zoo.ops.engines.triton import TritonEngine
@@ -810,6 +812,33 @@ def test_what_functions_of_torch_do_alone(monkeypatch: pytest.MonkeyPatch) -> No
     with torch.autograd.forward_ad.dual_level():
         seen.append(chosen(p))
     assert seen == [None] * 3
+
+
+def test_the_log_says_what_runs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    p = cast(problem(Size()), F32)
+    weights = weights_of(None, p)
+    sums = weights.encoder.records | {"input": RowNorm((80,), True, True, 1e-5)}
+    normalised = weights._replace(encoder=weights.encoder._replace(records=sums))
+
+    def said(value: str, weights: DrawWeights | None, unsupported: str | None = None) -> list[str]:
+        registry._log.cache_clear()
+        caplog.clear()
+        monkeypatch.setenv("LN_ZOO_KERNELS", value)
+        with caplog.at_level(logging.INFO, logger="ln_zoo"):
+            pick_draw(p["x"], p["noise"], weights, unsupported)
+        return [m for m in caplog.messages if m.startswith("DRAW")]
+
+    aten = "aten (steps in functions of torch)"
+    assert said("aten", weights) == [f"DRAW: runs on {aten}"]
+    assert said("aten", normalised) == [
+        f"DRAW: not run by {aten}: the sums of the gates are normalised",
+        "DRAW: runs on functions of torch: LN_ZOO_KERNELS=aten",
+    ]
+    assert said("1", None, "it has no filters") == [
+        "DRAW: runs on functions of torch: it has no filters"
+    ]
 
 
 def test_a_compiled_program_does_without(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from ln_zoo.ops.engines.native import build, ownership
 from ln_zoo.ops.engines.native.build import NativeLibrary, Unavailable
 
 SOURCE = """
+#include "part.h"
 #include <cstdint>
 #ifdef _OPENMP
 #include <omp.h>
@@ -62,6 +63,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def source(tmp_path: Path) -> Path:
     file = tmp_path / "tiny.cpp"
     file.write_text(SOURCE % build.ABI)
+    (tmp_path / "part.h").write_text('#pragma once\n#include "part of part.h"\n')
+    (tmp_path / "part of part.h").write_text('#pragma once\n#include "part.h"\n')
     return file
 
 
@@ -196,13 +199,14 @@ if maps.exists():
     assert counted.times == 1
 
 
-@pytest.mark.parametrize("change", ["source", "processor", "torch", "flags"])
+@pytest.mark.parametrize("change", ["source", "part", "processor", "torch", "flags"])
 def test_another_combination_is_compiled_anew(
     source: Path, counted: Counted, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     NativeLibrary(source).load()
-    if change == "source":
-        source.write_text(source.read_text() + "// changed\n")
+    if change in ("source", "part"):
+        changed = source if change == "source" else source.with_name("part of part.h")
+        changed.write_text(changed.read_text() + "// changed\n")
     elif change == "processor":
         monkeypatch.setattr(build, "_processor", lambda: ("another", frozenset()))
     elif change == "torch":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import itertools
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from ln_zoo.ops import (
     Weights,
     WindowOperands,
     pick_window,
+    registry,
     window_weights,
     windowed_lstm,
 )
@@ -693,6 +695,28 @@ def test_float32_is_taken_where_the_engine_is_allowed(monkeypatch: pytest.Monkey
     monkeypatch.setenv("LN_ZOO_KERNELS", "nativ")
     with pytest.raises(ValueError, match="no kernel called 'nativ'"):
         chosen(p)
+
+
+@pytest.mark.skipif(trouble() is not None, reason="no native kernels")
+def test_the_log_says_what_runs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    p = cast(problem(16, 2, 3, 4, 2, Rule()), F32)
+
+    def said(value: str, **changes: Tensor) -> list[str]:
+        registry._log.cache_clear()
+        caplog.clear()
+        monkeypatch.setenv("LN_ZOO_KERNELS", value)
+        with caplog.at_level(logging.INFO, logger="ln_zoo"):
+            chosen(p._replace(**changes), Rule())
+        return [m for m in caplog.messages if m.startswith("an LSTM with a window")]
+
+    what = "an LSTM with a window"
+    assert said("1") == [f"{what}: runs on native (C++ loops compiled on this machine)"]
+    assert said("0") == [f"{what}: runs on functions of torch: LN_ZOO_KERNELS=0"]
+    (why, instead) = said("1", x=p.x[:15])
+    assert why.endswith(": it gains nothing below 16 steps")
+    assert instead == f"{what}: runs on functions of torch"
 
 
 @pytest.mark.skipif(trouble() is not None, reason="no native kernels")

@@ -1,6 +1,6 @@
 """Time steps in C++ on the CPU, of cells whose sites normalise over examples.
 
-Statistics are over examples, so that threads share the units, and meet once a step (`kernels.cpp`).
+Statistics are over examples, so that threads share the units, and meet once a step (`batch.h`).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _LEAST_UNITS = 16
 
 
 class _Statistics(Arguments):
-    """``Statistics`` of kernels.cpp."""
+    """``Statistics`` of batch.h."""
 
     tensors: ClassVar = dict.fromkeys(("mean", "var", "factor"), ("wide", "steps", "F"))
     _fields_ = (("batch", c_int64), *((name, c_void_p) for name in tensors))
 
 
 class _BatchSteps(Arguments):
-    """``BatchSteps`` of kernels.cpp."""
+    """``BatchSteps`` of batch.h."""
 
     tensors: ClassVar = {
         **VECTORS,

@@ -55,6 +55,7 @@ _COMPILE = (
     "-std=c++17",
     "-fPIC",
 )
+_INCLUDE = re.compile(r'^#include "(.+)"$', re.MULTILINE)
 _LINK = ("-shared", *(("-undefined", "dynamic_lookup") if sys.platform == "darwin" else ()))
 #: Whose OpenMP runs the threads, with the flags to compile and to link. torch has one loaded for
 #: all to see; linked with no other, the library finds that one, and torch.set_num_threads holds.
@@ -328,7 +329,8 @@ class NativeLibrary:
         name, features = _processor()
         here = (sys.platform, platform.machine(), name, *sorted(features), torch.__version__)
         here = (*here, *_chosen_flags())
-        prefix = f"{self._source.stem}-{_digest(self._source.read_text(), str(_SCHEMA), *here)}"
+        texts = [file.read_text() for file in parts(self._source)]
+        prefix = f"{self._source.stem}-{_digest(*texts, str(_SCHEMA), *here)}"
         if compiler is None:
             yield from (file.stem for file in sorted(folder.glob(f"{prefix}-*.json")))
         else:
@@ -453,6 +455,17 @@ def _chosen_flags() -> tuple[str, ...]:
     return tuple(os.environ.get("LN_ZOO_CXXFLAGS", "").split())
 
 
+def parts(source: Path) -> list[Path]:
+    """A source and all files of its folder that it includes, directly or not."""
+    found = [source]
+    for file in found:
+        for name in _INCLUDE.findall(file.read_text()):
+            part = file.with_name(name)
+            if part not in found:
+                found.append(part)
+    return found
+
+
 def _compile(source: Path, compiler: Compiler, work: Path) -> tuple[ctypes.CDLL, _Made, Path]:
     """Compiles in a folder, with the first kind of OpenMP that can be compiled, linked and loaded.
 
@@ -486,7 +499,8 @@ def _compile(source: Path, compiler: Compiler, work: Path) -> tuple[ctypes.CDLL,
         told = [line for line in lines if "error" in line] or lines
         return "; ".join(told[-3:]) or f"exit code {done.returncode}"
 
-    shutil.copyfile(source, work / source.name)
+    for file in parts(source):
+        shutil.copyfile(file, work / file.name)
     chosen = _chosen_flags()
     compiled: dict[tuple[str, ...], str | None] = {}
     complaint: str | None = None

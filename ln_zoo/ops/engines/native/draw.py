@@ -27,7 +27,7 @@ _Pair = c_void_p * 2
 
 
 class DrawArguments(Arguments):
-    """``Draw`` of kernels.cpp."""
+    """``Draw`` of draw.h."""
 
     tensors: ClassVar = {
         "images": ("wide", "N", "B", "A"),

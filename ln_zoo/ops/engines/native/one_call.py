@@ -66,7 +66,7 @@ class Parameters(NamedTuple):
 
 
 class _Constants(Structure):
-    """``Call`` of kernels.cpp."""
+    """``Call`` of call.h."""
 
     _fields_ = (
         *((name, c_int64) for name in ("cell", "steps", "examples", "inputs", "hidden", "threads")),
@@ -75,7 +75,7 @@ class _Constants(Structure):
 
 
 _INPUTS = ("x", "h0", "c0")
-#: ``Tensors`` of kernels.cpp: addresses of inputs, parameters, outputs and what the backward reads,
+#: ``Tensors`` of call.h: addresses of inputs, parameters, outputs and what the backward reads,
 #: gradients of outputs, and at last gradients of inputs and parameters.
 _NAMES = (*_INPUTS, *Parameters._fields, "output", "h", "c", "kept", "d_output", "d_h", "d_c")
 _GIVEN = len(_INPUTS) + len(Parameters._fields)

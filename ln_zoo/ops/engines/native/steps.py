@@ -35,7 +35,7 @@ STATS = 2 * _GATES + 2
 
 
 class RowArguments(Structure):
-    """``Rows`` of kernels.cpp."""
+    """``Rows`` of cells.h."""
 
     _fields_ = (
         ("scale", c_int64),
@@ -57,7 +57,7 @@ VECTORS: dict[str, Form] = {
 
 
 class StepsArguments(Arguments):
-    """``Steps`` of kernels.cpp."""
+    """``Steps`` of cells.h."""
 
     tensors: ClassVar = {
         **VECTORS,

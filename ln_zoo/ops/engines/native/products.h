@@ -1,0 +1,269 @@
+// Matrix products, packed matrices, and threads.
+
+#pragma once
+
+#include "vectors.h"
+
+namespace {
+
+// Matrix products of float or bfloat factors, summed in float
+
+// bfloat16: the upper half of a float.
+typedef uint16_t bfloat;
+
+inline vec widen(const bfloat* p) {
+  ivec bits{};
+  for (int64_t i = 0; i < L; i++) bits[i] = int32_t(uint32_t(p[i]) << 16);
+  return (vec)bits;
+}
+
+// To the nearest, ties to even; NaN stays NaN.
+inline bfloat narrow(float a) {
+  uint32_t bits;
+  std::memcpy(&bits, &a, 4);
+  if (a != a) return bfloat(bits >> 16 | 64);
+  return bfloat((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+inline void widen(const bfloat* from, int64_t n, float* to) {
+  int64_t j = 0;
+  for (; j + L <= n; j += L) store(to + j, widen(from + j));
+  for (; j < n; j++) {
+    const uint32_t bits = uint32_t(from[j]) << 16;
+    std::memcpy(to + j, &bits, 4);
+  }
+}
+
+inline void narrow(const float* from, int64_t n, bfloat* to) {
+  int64_t j = 0;
+#ifdef __AVX512BF16__
+  for (; j + L <= n; j += L) {
+    const __m256bh part = _mm512_cvtneps_pbh(_mm512_loadu_ps(from + j));
+    std::memcpy(to + j, &part, sizeof part);
+  }
+#endif
+  for (; j < n; j++) to[j] = narrow(from[j]);
+}
+
+// What a lane holds: one factor, or two of one sum, which lie side by side.
+template <class T>
+struct Factors;
+
+template <>
+struct Factors<float> {
+  typedef vec Vector;
+  static constexpr int64_t PER_LANE = 1;
+  static Vector left(const float* p) { return all(*p); }
+  static void add(vec& sum, vec a, vec b) { sum += a * b; }
+};
+
+template <>
+struct Factors<bfloat> {
+  typedef ivec Vector;
+  static constexpr int64_t PER_LANE = 2;
+  static Vector left(const bfloat* p) {
+    int32_t pair;
+    std::memcpy(&pair, p, 4);
+    return ivec{} + pair;
+  }
+  static void add(vec& sum, ivec a, ivec b) {
+#ifdef __AVX512BF16__
+    sum = (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+#else
+    const ivec upper = ivec{} + int32_t(0xffff0000);
+    sum += (vec)(a << 16) * (vec)(b << 16);
+    sum += (vec)(a & upper) * (vec)(b & upper);
+#endif
+  }
+};
+
+// K rounded up to whole lanes.
+template <class T>
+inline int64_t padded(int64_t K) {
+  constexpr int64_t per = Factors<T>::PER_LANE;
+  return (K + per - 1) / per * per;
+}
+
+// A packed matrix (K, N) is cut into panels of WIDTH vectors of columns, the last panel as narrow
+// as it can be; a panel holds its rows one after the other (rows of bfloat in pairs), so that a
+// product reads it in order. Six rows by four vectors of sums, four vectors of the right and one of
+// the left operand fill the 32 registers of AVX-512; six by two, two and one the 16 before it.
+#if defined(__x86_64__) && !defined(__AVX512F__)
+constexpr int64_t WIDTH = 2, HEIGHT = 6;
+#else
+constexpr int64_t WIDTH = 4, HEIGHT = 6;
+#endif
+// Rows of a panel that are used while they lie in the second-level cache: 64 KiB at most.
+constexpr int64_t DEPTH = WIDTH * L > 32 ? 256 : 512;
+
+// Keeps a value in a register: GCC would rather load it again for every use, and a processor loads
+// no more than one or two vectors a cycle.
+#if defined(__x86_64__) && defined(__AVX512F__)
+#define KEEP(a) asm("" : "+v"(a))
+#elif defined(__x86_64__)
+#define KEEP(a) asm("" : "+x"(a))
+#elif defined(__aarch64__)
+#define KEEP(a) asm("" : "+w"(a))
+#else
+#define KEEP(a)
+#endif
+
+template <class T>
+struct Left {  // the left operand: element (m, k); the columns of bfloat lie side by side
+  const T* data;
+  int64_t row, column;
+};
+
+template <class T, int ROWS, int VECTORS>
+void tile(int64_t K, Left<T> a, const T* b, float* c, int64_t ldc, bool add, int64_t lanes) {
+  constexpr int64_t per = Factors<T>::PER_LANE;
+  typedef typename Factors<T>::Vector Vector;
+  // The result is asked for now, so that it has come when the sums are done.
+  for (int i = 0; i < ROWS; i++) {
+    for (int j = 0; j < VECTORS; j++) __builtin_prefetch(c + i * ldc + j * L, 1);
+  }
+  vec sums[ROWS][VECTORS] = {};
+  const T* left = a.data;
+  for (int64_t k = 0; k < K; k += per, b += per * VECTORS * L, left += per * a.column) {
+    Vector right[VECTORS];
+    for (int j = 0; j < VECTORS; j++) {
+      right[j] = *reinterpret_cast<const Vector*>(b + j * per * L);
+      KEEP(right[j]);
+    }
+#pragma GCC unroll 6
+    for (int i = 0; i < ROWS; i++) {
+      const Vector factor = Factors<T>::left(left + i * a.row);
+      for (int j = 0; j < VECTORS; j++) Factors<T>::add(sums[i][j], factor, right[j]);
+    }
+  }
+  for (int i = 0; i < ROWS; i++) {
+    for (int j = 0; j < VECTORS; j++) {
+      float* to = c + i * ldc + j * L;
+      if (j < VECTORS - 1 || lanes == L) {
+        store(to, add ? load(to) + sums[i][j] : sums[i][j]);
+      } else {
+        const Rest rest(lanes);
+        rest.write(to, add ? rest.read(to) + sums[i][j] : sums[i][j]);
+      }
+    }
+  }
+}
+
+template <class T, int ROWS, int VECTORS = WIDTH>
+void tile_of(int64_t vectors, int64_t K, Left<T> a, const T* b, float* c, int64_t ldc, bool add,
+             int64_t lanes) {
+  if (vectors == VECTORS) return tile<T, ROWS, VECTORS>(K, a, b, c, ldc, add, lanes);
+  if constexpr (VECTORS > 1) tile_of<T, ROWS, VECTORS - 1>(vectors, K, a, b, c, ldc, add, lanes);
+}
+
+// C (M, N) = A (M, K) B, or C += A B; B packed, K whole lanes.
+template <class T>
+void product(int64_t M, int64_t N, int64_t K, Left<T> a, const T* b, float* c, int64_t ldc,
+             bool add) {
+  const int64_t blocks = (M + HEIGHT - 1) / HEIGHT;
+  for (int64_t n = 0; n < N; n += WIDTH * L) {
+    const int64_t columns = std::min(WIDTH * L, N - n), vectors = (columns + L - 1) / L;
+    const int64_t lanes = columns - (vectors - 1) * L;
+    for (int64_t k = 0; k < K; k += DEPTH) {
+      const int64_t depth = std::min(DEPTH, K - k);
+      const bool more = add || k > 0;
+      for (int64_t q = 0, m = 0; q < blocks; q++) {
+        // As even as can be: a single row is slow.
+        const int64_t height = (M - m + blocks - q - 1) / (blocks - q);
+        const Left<T> left{a.data + m * a.row + k * a.column, a.row, a.column};
+        const T* right = b + n * K + k * vectors * L;
+        float* to = c + m * ldc + n;
+        switch (height) {
+          case 1: tile_of<T, 1>(vectors, depth, left, right, to, ldc, more, lanes); break;
+          case 2: tile_of<T, 2>(vectors, depth, left, right, to, ldc, more, lanes); break;
+          case 3: tile_of<T, 3>(vectors, depth, left, right, to, ldc, more, lanes); break;
+          case 4: tile_of<T, 4>(vectors, depth, left, right, to, ldc, more, lanes); break;
+          case 5: tile_of<T, 5>(vectors, depth, left, right, to, ldc, more, lanes); break;
+          case 6: tile_of<T, 6>(vectors, depth, left, right, to, ldc, more, lanes); break;
+        }
+        m += height;
+      }
+    }
+  }
+}
+
+// What is taken off a matrix as it is packed: nothing, or the mean that each row of w (G, F) has at
+// column f within its group. `means` is (gates, F), `hidden` the rows of a gate.
+struct Center {
+  const float* means;
+  int64_t hidden, features;
+  bool transposed;  // whether the packed matrix is w transposed
+  const float* of(int64_t row) const { return means + row / hidden * features; }
+};
+
+// Packs columns [n, n + columns) of a matrix with strides.
+template <class T>
+void pack_panel(const T* from, int64_t row, int64_t column, int64_t K, int64_t n, int64_t columns,
+                T* to, const Center& center) {
+  constexpr int64_t per = Factors<T>::PER_LANE;
+  const int64_t wide = (columns + L - 1) / L * L;
+  from += n * column;
+  // A single feature has both strides 1: means go by what the rows are, not by the strides.
+  const bool by_rows = column == 1 && !(center.means && center.transposed);
+  // A cache line of every column at a time, where columns run along the memory.
+  for (int64_t k0 = 0; k0 < K; k0 += 16) {
+    const int64_t k1 = std::min(padded<T>(K), k0 + 16);
+    if constexpr (per == 1) {
+      for (int64_t k = k0; by_rows && k < k1; k++) {
+        const float* means = center.means ? center.of(k) + n : nullptr;
+        for_units(columns, [&](int64_t j, auto block) {
+          const vec a = block.read(from + k * row + j);
+          store(to + k * wide + j, means ? block.keep(a - block.read(means + j)) : a);
+        });
+      }
+      for (int64_t j = 0; !by_rows && j < wide; j++) {
+        const float* source = from + j * column;
+        const float* means = center.means ? center.of(std::min(n + j, n + columns - 1)) : nullptr;
+        if (j >= columns) {
+          for (int64_t k = k0; k < k1; k++) to[k * wide + j] = 0.0f;
+        } else if (means) {
+          for (int64_t k = k0; k < k1; k++) to[k * wide + j] = source[k * row] - means[k];
+        } else {
+          for (int64_t k = k0; k < k1; k++) to[k * wide + j] = source[k * row];
+        }
+      }
+    } else {
+      for (int64_t j = 0; j < wide; j++) {
+        for (int64_t k = k0; k < k1; k++) {
+          const bool inside = j < columns && k < K;
+          to[k / per * per * wide + j * per + k % per] = inside ? from[k * row + j * column] : T(0);
+        }
+      }
+    }
+  }
+}
+
+// Threads
+
+int64_t threads_for(int64_t wanted, int64_t pieces) {
+#ifdef _OPENMP
+  if (omp_in_parallel()) return 1;
+  return std::max<int64_t>(1, std::min(wanted, pieces));
+#else
+  (void)wanted, (void)pieces;
+  return 1;
+#endif
+}
+
+template <class Body>
+void in_parallel(int64_t threads, Body body) {
+#ifdef _OPENMP
+  if (threads > 1) {
+#pragma omp parallel num_threads(int(threads))
+    {
+      // The runtime may give fewer threads than asked for.
+      const int64_t got = omp_get_num_threads();
+      for (int64_t i = omp_get_thread_num(); i < threads; i += got) body(i);
+    }
+    return;
+  }
+#endif
+  for (int64_t i = 0; i < threads; i++) body(i);
+}
+
+}  // namespace

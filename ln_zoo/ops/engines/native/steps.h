@@ -1,0 +1,309 @@
+// Consecutive steps of a layer, with or without a window, whose rows are normalised.
+
+#pragma once
+
+#include "window.h"
+
+namespace {
+
+// Shares the examples among threads, so that each has about the same number of rows.
+std::vector<int64_t> shares(const Steps& s, int64_t threads) {
+  int64_t rows = 0;
+  for (int64_t t = 0; t < s.steps; t++) rows += s.sizes[t];
+  std::vector<int64_t> bounds(threads + 1, s.examples);
+  bounds[0] = 0;
+  int64_t length = s.steps, before = 0, share = 1;
+  for (int64_t n = 0; n < s.examples && share < threads; n++) {
+    while (length > 0 && s.sizes[length - 1] <= n) length--;
+    before += length;
+    if (before * threads >= rows * share) bounds[share++] = n + 1;
+  }
+  return bounds;
+}
+
+// Rows of T as floats: where they are, or widened into scratch memory.
+inline const float* floats(const float* p, int64_t, float*) { return p; }
+inline const float* floats(const bfloat* p, int64_t n, float* scratch) {
+  widen(p, n, scratch);
+  return scratch;
+}
+
+inline void copy(const float* from, int64_t n, float* to) { std::memcpy(to, from, 4 * n); }
+inline void copy(const float* from, int64_t n, bfloat* to) { narrow(from, n, to); }
+
+// Left operands of one step's product: the rows themselves, or copies in bfloat with whole lanes.
+inline Left<float> operand(const float* rows, int64_t, int64_t K, std::vector<float>&) {
+  return {rows, K, 1};
+}
+inline Left<bfloat> operand(const float* rows, int64_t n, int64_t K, std::vector<bfloat>& to) {
+  const int64_t wide = padded<bfloat>(K);
+  to.resize(n * wide);
+  for (int64_t i = 0; i < n; i++) {
+    narrow(rows + i * K, K, to.data() + i * wide);
+    if (wide > K) to[i * wide + K] = 0;
+  }
+  return {to.data(), wide, 1};
+}
+
+// A thread's memory for windows.
+class WindowRoom {
+ public:
+  WindowRoom(const Window* a, int64_t examples)
+      : places_(a ? 2 * a->characters : 0),
+        terms_(a ? 4 * a->components : 0),
+        parameters_(a ? 3 * a->components * examples : 0) {
+    for (int64_t u = 0; a && u < a->characters; u++) places_[u] = float(u + 1);
+  }
+  float* places() { return places_.data(); }          // 1 to U, and U numbers more
+  float* terms() { return terms_.data(); }            // (4K,)
+  float* parameters() { return parameters_.data(); }  // (examples, 3K)
+
+ private:
+  std::vector<float> places_, terms_, parameters_;
+};
+
+template <class T>
+void forward(const Steps& call, const Window* window = nullptr) {
+  constexpr bool narrow_rows = sizeof(T) == 2;
+  const Shape shape(call);
+  const Spaced spaced(call, shape);
+  const Steps& s = spaced.steps;
+  const int64_t H = shape.H, G = shape.G;
+  const bool merged = shape.gates == 1;
+  T *const v = static_cast<T*>(s.v), *const kept = static_cast<T*>(merged ? s.v : s.u);
+  const int64_t threads = threads_for(s.threads, s.examples);
+  const std::vector<int64_t> bounds = shares(s, threads);
+  in_parallel(threads, [&](int64_t thread) {
+    const int64_t first = bounds[thread], last = bounds[thread + 1];
+    if (first == last) return;
+    // Products go where they are kept, unless they have to be narrowed first.
+    std::vector<float> products(kept && !narrow_rows ? 0 : (last - first) * G);
+    std::vector<float> scratch(H), wide(narrow_rows ? G : 0);
+    std::vector<T> left;
+    float unused[STATS];
+    WindowRoom room(window, last - first);
+    int64_t offset = 0;
+    for (int64_t t = 0; t < s.steps; offset += s.sizes[t++]) {
+      const int64_t end = std::min(last, s.sizes[t]);
+      if (end <= first) break;
+      float* u = products.data();
+      if constexpr (!narrow_rows) {
+        if (kept) u = kept + (offset + first) * G;
+      }
+      if constexpr (!narrow_rows) {
+        if (window) {
+          const int64_t E = window->letters;
+          const Left<float> w_rows{window->window + first * E, E, 1};
+          product(end - first, G, E, w_rows, window->input_weight, v + (offset + first) * G, G,
+                  true);
+        }
+      }
+      const Left<T> h_rows = operand(s.h + first * H, end - first, H, left);
+      product(end - first, G, padded<T>(H), h_rows, static_cast<const T*>(s.weight), u, G,
+              merged && !narrow_rows);
+      for (int64_t n = first; n < end; n++, u += G) {
+        const int64_t row = offset + n;
+        const float* input = floats(v + row * G, G, wide.data());
+        if constexpr (narrow_rows) {
+          if (merged)
+            for_units(G, [&](int64_t j, auto block) {
+              block.write(u + j, block.read(u + j) + block.read(input + j));
+            });
+          if (kept) narrow(u, G, kept + row * G);
+        }
+        float *h = s.h + n * H, *c = s.c ? s.c + n * H : nullptr;
+        float* stats = s.stats ? s.stats + row * STATS : unused;
+        forward_row(s, shape, input, u, h, c, stats, scratch.data());
+        copy(h, H, static_cast<T*>(s.output) + row * H);
+        if (s.cells) copy(c, H, s.cells + row * H);
+      }
+      if (!window) continue;
+      const int64_t K = window->components, U = window->characters, E = window->letters;
+      const Left<float> h_after{s.h + first * H, H, 1};
+      product(end - first, 3 * K, H, h_after, window->weight, room.parameters(), 3 * K, false);
+      for (int64_t n = first; n < end; n++) {
+        const int64_t row = offset + n;
+        float *w = window->window + n * E, *terms = room.terms();
+        if (window->terms) terms = window->terms + row * 4 * K;
+        window_row(*window, room.parameters() + (n - first) * 3 * K, window->text + n * U * E,
+                   terms, window->kappa + n * K, w, room.places());
+        copy(w, E, window->windows + row * E);
+      }
+    }
+  });
+}
+
+template <class T>
+void backward(const Steps& call, const Window* window = nullptr) {
+  constexpr bool narrow_rows = sizeof(T) == 2;
+  const Shape shape(call);
+  const Spaced spaced(call, shape);
+  const Steps& s = spaced.steps;
+  const int64_t H = shape.H, G = shape.G;
+  const bool merged = shape.gates == 1;
+  const T *const v = static_cast<const T*>(s.v), *const u = static_cast<const T*>(s.u);
+  const T* const dout = static_cast<const T*>(s.output_gradient);
+  const T* const h_prev = static_cast<const T*>(s.h_prev);
+  const int64_t threads = threads_for(s.threads, s.examples);
+  const std::vector<int64_t> bounds = shares(s, threads);
+  std::vector<int64_t> offsets(s.steps + 1);
+  for (int64_t t = 0; t < s.steps; t++) offsets[t + 1] = offsets[t] + s.sizes[t];
+  std::vector<Sums> sums;
+  sums.reserve(threads);
+  for (int64_t i = 0; i < threads; i++) sums.emplace_back(shape);
+  in_parallel(threads, [&](int64_t thread) {
+    const int64_t first = bounds[thread], last = bounds[thread + 1];
+    if (first == last) return;
+    std::vector<float> scratch(4 * H), zeros(H), wide(narrow_rows ? 2 * (G + H) : 0);
+    std::vector<float> gradients(narrow_rows ? (last - first) * G + G : 0);
+    std::vector<T> left;
+    float* const room = wide.data();
+    WindowRoom window_room(window, 0);
+    for (int64_t t = s.steps - 1; t >= 0; t--) {
+      const int64_t end = std::min(last, s.sizes[t]);
+      if (end <= first) continue;
+      if (window) {
+        const int64_t K = window->components, U = window->characters, E = window->letters;
+        for (int64_t n = first; n < end; n++) {
+          const int64_t row = offsets[t] + n;
+          float* dw = window->dwindow + n * E;
+          for (int64_t j = 0; window->windows_gradient && j < E; j++) {
+            dw[j] += window->windows_gradient[row * E + j];
+          }
+          window_row_back(*window, dw, window->text + n * U * E, window->terms + row * 4 * K,
+                          window->dkappa + n * K, window->dparameters + row * 3 * K,
+                          window_room.places());
+        }
+        const Left<float> parameters{window->dparameters + (offsets[t] + first) * 3 * K, 3 * K, 1};
+        product(end - first, H, 3 * K, parameters, window->weight, s.dh + first * H, H, true);
+      }
+      for (int64_t n = first; n < end; n++) {
+        const int64_t row = offsets[t] + n;
+        const float* u_row = floats(u + row * G, G, room);
+        const float* v_row = merged ? nullptr : floats(v + row * G, G, room + G);
+        const float* d_row = dout ? floats(dout + row * H, H, room + 2 * G) : zeros.data();
+        float *dh = s.dh + n * H, *du, *dv;
+        if constexpr (narrow_rows) {
+          du = gradients.data() + (n - first) * G;
+          dv = gradients.data() + (last - first) * G;
+        } else {
+          du = static_cast<T*>(s.du) + row * G;
+          dv = static_cast<T*>(s.dv) + row * G;
+        }
+        const float* h = s.cell == GRU ? floats(h_prev + row * H, H, room + 2 * G + H) : nullptr;
+        backward_row(s, shape, row, n, v_row, u_row, h, d_row, dh, dv, du, sums[thread],
+                     scratch.data());
+        if constexpr (narrow_rows) {
+          narrow(du, G, static_cast<T*>(s.du) + row * G);
+          if (!merged) narrow(dv, G, static_cast<T*>(s.dv) + row * G);
+        }
+      }
+      const float* du = gradients.data();
+      if constexpr (!narrow_rows) du = static_cast<const T*>(s.du) + (offsets[t] + first) * G;
+      product(end - first, H, padded<T>(G), operand(du, end - first, G, left),
+              static_cast<const T*>(s.weight), s.dh + first * H, H, s.cell == GRU);
+      if constexpr (!narrow_rows) {
+        if (window) {
+          const int64_t E = window->letters;
+          const Left<float> dv{static_cast<const T*>(s.dv) + (offsets[t] + first) * G, G, 1};
+          product(end - first, E, G, dv, window->input_weight, window->dwindow + first * E, E,
+                  false);
+        }
+      }
+    }
+  });
+  // In the order of the threads, so that the same call gives the same numbers again.
+  for (const Sums& part : sums) {
+    for (int64_t k = 0; k < G; k++) {
+      s.dbias[k] += part.bias[k];
+      s.dgain_input[k] += part.gain_input[k];
+      s.dgain_recurrent[k] += part.gain_recurrent[k];
+    }
+    for (int64_t j = 0; j < H; j++) {
+      s.dbias_hn[j] += part.bias_hn[j];
+      s.dgain_out[j] += part.gain_out[j];
+      s.dshift_out[j] += part.shift_out[j];
+    }
+  }
+}
+
+template <class T>
+void pack(const T* from, int64_t row, int64_t column, int64_t K, int64_t N, T* to, int64_t threads,
+          const Center& center) {
+  const int64_t panels = (N + WIDTH * L - 1) / (WIDTH * L);
+  threads = threads_for(threads, std::min(panels, K * N / 65536 + 1));
+  in_parallel(threads, [&](int64_t i) {
+    for (int64_t p = panels * i / threads; p < panels * (i + 1) / threads; p++) {
+      const int64_t n = p * WIDTH * L, columns = std::min(WIDTH * L, N - n);
+      pack_panel(from, row, column, K, n, columns, to + n * padded<T>(K), center);
+    }
+  });
+}
+
+}  // namespace
+
+extern "C" {
+
+// Changes with every change of the structures and functions below.
+int64_t ln_zoo_abi() { return 4; }
+
+// Numbers that a packed (K, N) takes.
+int64_t ln_zoo_packed_size(int64_t K, int64_t N, int64_t narrow) {
+  return (narrow ? padded<bfloat>(K) : K) * ((N + L - 1) / L * L);
+}
+
+// Packs a (K, N) matrix with strides; `to` begins at a cache line. `means` may be null (see
+// Center).
+void ln_zoo_pack(const void* from, int64_t row, int64_t column, int64_t K, int64_t N, void* to,
+                 int64_t narrow, const float* means, int64_t hidden, int64_t transposed,
+                 int64_t threads) {
+  const Center center{means, hidden, transposed ? K : N, transposed != 0};
+  if (narrow) {
+    pack(static_cast<const bfloat*>(from), row, column, K, N, static_cast<bfloat*>(to), threads,
+         Center{});
+  } else {
+    pack(static_cast<const float*>(from), row, column, K, N, static_cast<float*>(to), threads,
+         center);
+  }
+}
+
+// Means of the rows of a weight (gates * hidden, F) over each group, for every gate: (gates, F).
+// groups[q] is the first gate that shares statistics with gate q.
+void ln_zoo_means(const float* w, int64_t gates, int64_t hidden, int64_t F, const int64_t* groups,
+                  float* means) {
+  for (int64_t q = 0, end; q < gates; q = end) {
+    for (end = q + 1; end < gates && groups[end] == q; end++) {
+    }
+    float* mean = means + q * F;
+    std::fill(mean, mean + F, 0.0f);
+    for (int64_t k = q * hidden; k < end * hidden; k++) {
+      for (int64_t j = 0; j < F; j++) mean[j] += w[k * F + j];
+    }
+    for (int64_t j = 0; j < F; j++) mean[j] /= float((end - q) * hidden);
+    for (int64_t k = q + 1; k < end; k++) std::memcpy(means + k * F, mean, 4 * F);
+  }
+}
+
+// C (M, N) = A (M, K) B, or C += A B, with A by its strides, B packed, C's rows `ldc` apart.
+void ln_zoo_product(int64_t M, int64_t N, int64_t K, const float* a, int64_t row, int64_t column,
+                    const float* packed, float* c, int64_t ldc, int64_t add, int64_t threads) {
+  const int64_t blocks = (M + HEIGHT - 1) / HEIGHT;
+  threads = threads_for(threads, std::min(blocks, M * N * K / 65536 + 1));
+  in_parallel(threads, [&](int64_t i) {
+    const int64_t m0 = blocks * i / threads * HEIGHT;
+    const int64_t m1 = std::min(M, blocks * (i + 1) / threads * HEIGHT);
+    const Left<float> left{a + m0 * row, row, column};
+    product(m1 - m0, N, K, left, packed, c + m0 * ldc, ldc, add);
+  });
+}
+
+void ln_zoo_forward(const Steps* s) { s->narrow ? forward<bfloat>(*s) : forward<float>(*s); }
+
+void ln_zoo_backward(const Steps* s) { s->narrow ? backward<bfloat>(*s) : backward<float>(*s); }
+
+// The same for a layer whose steps read the window of the step before; v comes without its part.
+void ln_zoo_window_forward(const Steps* s, const Window* window) { forward<float>(*s, window); }
+
+void ln_zoo_window_backward(const Steps* s, const Window* window) { backward<float>(*s, window); }
+
+}  // extern "C"

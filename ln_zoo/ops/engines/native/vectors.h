@@ -1,0 +1,159 @@
+// Vectors of as many numbers as a register holds, and elementary functions of them.
+
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <initializer_list>
+#include <vector>
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+#if defined(__AVX512F__) || defined(__AVX__)
+#include <immintrin.h>
+#endif
+
+#if defined(__AVX512F__)
+#define LANES 16
+#elif defined(__AVX__)
+#define LANES 8
+#else
+#define LANES 4
+#endif
+
+namespace {
+
+// Vectors
+
+typedef float vec __attribute__((vector_size(4 * LANES)));
+typedef float unaligned_vec __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
+constexpr int64_t L = LANES;
+
+inline vec load(const float* p) { return *reinterpret_cast<const unaligned_vec*>(p); }
+inline void store(float* p, vec a) { *reinterpret_cast<unaligned_vec*>(p) = a; }
+// A broadcast. `vec{} + a` is another sum: compilers keep its addition, since -0 + 0 is not -0.
+inline vec all(float a) {
+#if defined(__AVX512F__)
+  return (vec)_mm512_set1_ps(a);
+#elif defined(__AVX__)
+  return (vec)_mm256_set1_ps(a);
+#else
+  return vec{a, a, a, a};
+#endif
+}
+
+// Asks for the same place of the next row, which a step reads next.
+inline void ahead(const float* p, int64_t row) { __builtin_prefetch(p + row); }
+
+inline float total(vec a) {
+#ifdef __AVX512F__
+  return _mm512_reduce_add_ps((__m512)a);
+#else
+  // By halves: added one after the other, lanes would wait for each other.
+  for (int64_t half = L / 2; half > 0; half /= 2) {
+    for (int64_t i = 0; i < half; i++) a[i] += a[i + half];
+  }
+  return a[0];
+#endif
+}
+
+// A block of L units, and the last one of a row, where fewer are left: lanes past the end read
+// zero.
+struct Whole {
+  vec read(const float* p) const { return load(p); }
+  void write(float* p, vec a) const { store(p, a); }
+  vec keep(vec a) const { return a; }
+};
+
+#ifdef __AVX512F__
+struct Rest {
+  __mmask16 mask;
+  explicit Rest(int64_t n) : mask(__mmask16((1u << n) - 1)) {}
+  vec read(const float* p) const { return (vec)_mm512_maskz_loadu_ps(mask, p); }
+  void write(float* p, vec a) const { _mm512_mask_storeu_ps(p, mask, (__m512)a); }
+  vec keep(vec a) const { return (vec)_mm512_maskz_mov_ps(mask, (__m512)a); }
+};
+#else
+struct Rest {
+  int64_t n;
+  explicit Rest(int64_t n) : n(n) {}
+  vec read(const float* p) const {
+    vec a{};
+    for (int64_t i = 0; i < n; i++) a[i] = p[i];
+    return a;
+  }
+  void write(float* p, vec a) const {
+    for (int64_t i = 0; i < n; i++) p[i] = a[i];
+  }
+  vec keep(vec a) const {
+    for (int64_t i = n; i < L; i++) a[i] = 0;
+    return a;
+  }
+};
+#endif
+
+template <class Body>
+inline void for_units(int64_t n, Body body) {
+  int64_t j = 0;
+  for (; j + L <= n; j += L) body(j, Whole{});
+  if (j < n) body(j, Rest(n - j));
+}
+
+inline float sum_of_squares(const float* p, int64_t n) {
+  vec a{}, b{}, c{}, d{};
+  int64_t j = 0;
+  for (; j + 4 * L <= n; j += 4 * L) {
+    vec x = load(p + j), y = load(p + j + L), z = load(p + j + 2 * L), w = load(p + j + 3 * L);
+    a += x * x;
+    b += y * y;
+    c += z * z;
+    d += w * w;
+  }
+  for_units(n - j, [&](int64_t i, auto block) {
+    vec x = block.read(p + j + i);
+    a += x * x;
+  });
+  return total((a + b) + (c + d));
+}
+
+// e^x for |x| <= 87, beyond that its value there; NaN stays NaN. Error below 1.5 units in the last
+// place: x = n log 2 + f, |f| <= log(2) / 2, Taylor's polynomial of degree 7 in f, then 2^n.
+inline vec exponential(vec x) {
+  x = x > all(87.0f) ? all(87.0f) : x;
+  x = x < all(-87.0f) ? all(-87.0f) : x;
+  const vec shift = all(12582912.0f);  // adding 1.5 * 2^23 rounds to a whole number
+  vec n = (x * 1.44269504f + shift) - shift;
+  vec f = x - n * 0.693359375f;  // log 2 in two parts; the first is exact in few bits
+  f = f - n * -2.12194440e-4f;
+  vec p = all(1.0f / 5040);
+  p = p * f + 1.0f / 720;
+  p = p * f + 1.0f / 120;
+  p = p * f + 1.0f / 24;
+  p = p * f + 1.0f / 6;
+  p = p * f + 0.5f;
+  p = p * f + 1.0f;
+  p = p * f + 1.0f;
+  ivec power = (__builtin_convertvector(n, ivec) + 127) << 23;
+  return p * (vec)power;
+}
+
+inline vec sigmoid(vec x) { return 1.0f / (1.0f + exponential(-x)); }
+
+// 1 - 2 / (e^2x + 1) loses the small numbers: there, an odd polynomial (fitted for |x| <= 0.625).
+inline vec hyperbolic_tangent(vec x) {
+  vec square = x * x;
+  vec p = all(-5.70498872745e-3f);
+  p = p * square + 2.06390887954e-2f;
+  p = p * square + -5.37397155531e-2f;
+  p = p * square + 1.33314422036e-1f;
+  p = p * square + -3.33332819422e-1f;
+  vec near = p * square * x + x;
+  vec far = 1.0f - 2.0f / (exponential(2.0f * x) + 1.0f);
+  return square < all(0.390625f) ? near : far;
+}
+
+}  // namespace
