@@ -2,9 +2,9 @@
 
     python examples/stream_steps.py
 
-The network predicts the next sample of a sum of two sines. The cell takes the layer's weights by
-name and carries its own state; its predictions are those of the layer. A sample is a single number,
-and layer norm of its products would leave its sign alone: so it acts on the state's.
+The network predicts the next sample of a sum of two sines. The cell has the layer's weights and
+carries its own state; its predictions are those of the layer. A sample is one number, and layer
+norm of its products would leave its sign alone: so it acts on the state's.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ln_zoo import GRU, GRUCell, LayerNorm
+from ln_zoo import GRU, LayerNorm
 
 HIDDEN = 32
-NORM = {"norm": LayerNorm(), "normalize": ("recurrent",)}
 
 
 def signals(number: int, samples: int, generator: torch.Generator) -> Tensor:
@@ -34,7 +33,7 @@ class Predictor(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.rnn = GRU(1, HIDDEN, **NORM)
+        self.rnn = GRU(1, HIDDEN, norm=LayerNorm(), normalize=("recurrent",))
         self.out = nn.Linear(HIDDEN, 1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -46,12 +45,7 @@ class Stream:
     """The same, sample by sample."""
 
     def __init__(self, trained: Predictor) -> None:
-        self.cell = GRUCell(1, HIDDEN, **NORM)
-        # A cell's parameters have no number of a layer in their names.
-        weights = trained.rnn.state_dict().items()
-        self.cell.load_state_dict(
-            {name.replace("_l0", "").replace("l0.", ""): value for name, value in weights}
-        )
+        self.cell = trained.rnn.to_cell()
         self.out = trained.out
         self.state: Tensor | None = None
 

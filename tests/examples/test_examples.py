@@ -62,3 +62,10 @@ def test_fine_tuning() -> None:
     found = example("fine_tuning").main()
     assert found["same"]
     assert found["tuned"] < found["scratch"]
+
+
+def test_reinforcement_learning() -> None:
+    found = example("reinforcement_learning").main()
+    assert found["success"] > 0.9  # a guess has 0.5
+    assert found["difference"] < 1e-4
+    assert found["leaking"] > 1e-2
