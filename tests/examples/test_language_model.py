@@ -13,7 +13,7 @@ def test_language_model(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     spec = importlib.util.spec_from_file_location("language_model", FILE)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    found = module.main(["--characters", "60000", "--hidden", "24"])
+    found = module.main(["--characters", "60000", "--hidden", "16"])
     before = found["plain, after an epoch"]
     # Conversion alone costs some perplexity, which calibration takes back, most of it.
     assert found["converted"] > found["calibrated"]
