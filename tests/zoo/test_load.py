@@ -189,7 +189,7 @@ def test_truncated_and_missing_weights(make_card: Callable[..., Path]) -> None:
 def test_missing_data_files(make_card: Callable[..., Path], name: str) -> None:
     folder = make_card()
     (folder / name).unlink()
-    with pytest.raises(CardError, match=f"{name} is missing: .* no complete card folder"):
+    with pytest.raises(CardError, match=f"{name} is missing: .* is not a complete card folder"):
         load(folder)
 
 
@@ -205,7 +205,7 @@ def test_a_pickle_in_place_of_the_weights_is_not_opened(
 
     torch.save({"state_dict": Payload()}, folder / "model.safetensors")
     _state_digest_again(folder)
-    with pytest.raises(CardError, match="no safetensors file"):
+    with pytest.raises(CardError, match="is not a safetensors file"):
         load(folder)
     assert not mark.exists()
 
