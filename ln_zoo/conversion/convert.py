@@ -17,7 +17,6 @@ from ln_zoo.conversion.replace import (
     acts,
     become,
     has_peepholes,
-    noise,
     restore,
     selected,
     sites,
@@ -280,10 +279,8 @@ def _not_plain(layer: nn.Module) -> str | None:
             return f"{_short(site.norm)} normalises summed inputs, which no layer of torch does"
     if has_peepholes(layer) or getattr(layer, "derivative_bound", None) is not None:
         return "torch has no LSTM with peepholes or clipped derivatives"
-    if found := noise(layer):
-        return f"torch has no {' or '.join(found)}"
     if isinstance(layer, RecurrentLayer) and layer.noise:
-        return f"torch's layers have no {' and no '.join(layer.noise)}"
+        return f"torch has no {' or '.join(layer.noise)}"
     return None
 
 

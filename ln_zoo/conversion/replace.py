@@ -260,17 +260,9 @@ def _arguments(layer: Any) -> dict[str, Any]:
         found["derivative_bound"] = layer.derivative_bound
     if isinstance(layer, RecurrentLayer):
         found |= layer.noise
-    if isinstance(layer, RecurrentLayer):
-        found |= noise(layer)
     if isinstance(layer, Conv2d) and layer.site.positions is not None:
         found["positions"] = layer.site.positions
     return found
-
-
-def noise(layer: nn.Module) -> dict[str, Any]:
-    """The noise of a layer in training, as far as it has any that torch has not."""
-    found = {name: getattr(layer, name, 0.0) for name in _NOISE}
-    return {n: value for n, value in found.items() if torch.tensor(value).any()}
 
 
 def has_peepholes(layer: nn.Module) -> bool:

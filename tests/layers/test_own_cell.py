@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from own_cell import JOINT_GRU_CELL, MGU, MGU_CELL, JointGRU, JointGRUCell, MGUCell
+from own_cell import JOINT_GRU_CELL, MGU, MGU_CELL, JointGRU, JointGRUCell, MGUCell, main
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -105,6 +105,11 @@ def test_the_joint_form_is_one_norm_over_one_product() -> None:
         h = update * torch.tanh(torch.sigmoid(reset) * candidate) + (1 - update) * h
         outputs.append(h)
     torch.testing.assert_close(layer(x)[0], torch.stack(outputs), rtol=1e-12, atol=1e-12)
+
+
+def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    main()
+    assert capsys.readouterr().out == "MGU (13, 10) (4, 3, 5)\njoint GRU (13, 5) (1, 3, 5)\n"
 
 
 def test_the_log_says_what_runs_it(caplog: pytest.LogCaptureFixture) -> None:
