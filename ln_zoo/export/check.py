@@ -20,9 +20,11 @@ SIZES: tuple[dict[str, int], ...] = (
     {"N": 4, "T": 12, "S": 7, "U": 9},
 )
 #: How many times the model's own float32 error a file's may be, and the runs that measure it: one
-#: on the inputs as they are, the others with their last bits moved, since one error can be small
-#: by chance.
-_FACTOR, _RUNS = 5.0, 4
+#: as things are, the others with the last bits of inputs and weights moved, which float32 cannot
+#: tell apart either: one error can be small by chance, and runtimes round elsewhere. onnxruntime's
+#: exponential functions are less exact than torch's: of DRAW's canvas its error was 5.5 times ours.
+#: A fault in the fourth digit is a thousand roundings.
+_FACTOR, _RUNS = 10.0, 4
 _ULP = torch.finfo(torch.float32).eps
 
 
@@ -32,7 +34,7 @@ class Comparison(NamedTuple):
     Attributes:
         difference: largest absolute difference of an output from the model's own in float32.
         scale: largest absolute value of the outputs.
-        ratio: the largest error of an output against float64, as a part of what is allowed: 5 times
+        ratio: largest error of an output against float64, as a part of what is allowed: 10 times
             that of the model's own float32 code. Above 1 the file is wrong.
         sizes: at which both were run.
     """
@@ -117,16 +119,21 @@ def _run_file(path: Path, run: Run, given: Tensors, sizes: Sizes) -> dict[str, T
 
 
 def _own(model: nn.Module, path: Path, given: Tensors) -> Iterator[dict[str, Tensor]]:
-    """The model's results in float32, with inputs moved by their last bits but for the first."""
+    """The model's results in float32, with last bits moved but for the first."""
+    yield path.reference(model, given)
     generator = torch.Generator().manual_seed(0)
-    for run in range(_RUNS):
-        moved = {}
-        for name, a in given.items():
-            if run and a.is_floating_point():
-                shift = 2 * torch.rand(a.shape, generator=generator, dtype=torch.float64) - 1
-                a = (a.double() * (1 + _ULP * shift)).float()
-            moved[name] = a
-        yield path.reference(model, moved)
+
+    def moved(a: Tensor) -> Tensor:
+        if not a.is_floating_point():
+            return a
+        shift = 2 * torch.rand(a.shape, generator=generator, dtype=torch.float64) - 1
+        return (a.double() * (1 + _ULP * shift)).float()
+
+    for _ in range(1, _RUNS):
+        other = copy.deepcopy(model)
+        for parameter in other.parameters():
+            parameter.copy_(moved(parameter))
+        yield path.reference(other, {name: moved(a) for name, a in given.items()})
 
 
 def _double(given: Tensors) -> dict[str, Tensor]:
