@@ -484,7 +484,7 @@ def test_foreign_checkpoints_are_refused(
         card_from_checkpoint(foreign, results, tmp_path / "card")
     del content["hyper_parameters"]["_class_path"]
     torch.save(content, foreign)
-    with pytest.raises(CardError, match="no checkpoint of a model of ln_zoo"):
+    with pytest.raises(CardError, match="not a checkpoint of a model of ln_zoo"):
         card_from_checkpoint(foreign, results, tmp_path / "card")
     content = torch.load(checkpoint, weights_only=True)
     content["hyper_parameters"]["hidden_sizes"] = [17]

@@ -147,9 +147,9 @@ assert not heavy, heavy
         ("config.json", {"parameters": "many"}, "parameters must be of type int, got 'many'"),
         ("config.json", {"parameters": True}, "parameters must be of type int, got True"),
         ("config.json", {"files": {}}, r"files: 'model\.safetensors' is missing"),
-        ("config.json", {"files": {"../x": {"sha256": "", "size": 1}}}, "no plain relative file"),
-        ("config.json", {"files": {"/x": {"sha256": "", "size": 1}}}, "no plain relative file"),
-        ("config.json", {"files": {"*": {"sha256": "", "size": 1}}}, "no plain relative file"),
+        ("config.json", {"files": {"../x": {"sha256": "", "size": 1}}}, "a plain relative file"),
+        ("config.json", {"files": {"/x": {"sha256": "", "size": 1}}}, "a plain relative file"),
+        ("config.json", {"files": {"*": {"sha256": "", "size": 1}}}, "a plain relative file"),
         ("config.json", {"files": {"x": {"sha256": ""}}}, r"files, x: \['size'\] missing"),
         (
             "config.json",
