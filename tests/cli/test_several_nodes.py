@@ -1,0 +1,131 @@
+"""Two nodes of two processes, simulated on one machine: the numbers of one process, and no hanging.
+
+Each node is a launcher of its own, ``torchrun``, as on a cluster.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_support import environment, write_idx
+
+pytestmark = pytest.mark.slow
+
+RUN = "import sys\nfrom ln_zoo.cli import main\nsys.exit(main(sys.argv[1:]))\n"
+#: 24 training images make equal shares of batches; 13 test images are nobody's multiple.
+COMMON = (
+    "--model=MLPClassifier", "--model.hidden_sizes=[8]", "--model.norm=LayerNorm", "--data=MNIST",
+    "--data.root=mnist", "--data.train_size=24", "--data.val_size=13", "--data.eval_batch_size=3",
+    "--optimizer=SGD", "--optimizer.lr=0.1", "--trainer.accelerator=cpu",
+    "--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false",
+)  # fmt: skip
+#: Ends the last process of all in the middle of training, without a word to the others.
+DYING = """
+import os, signal
+from lightning.pytorch import Callback
+
+class Dying(Callback):
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if trainer.global_rank == trainer.world_size - 1 and trainer.global_step == 3:
+            print("DIES", flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def nodes(folder: Path, *arguments: str) -> list[subprocess.Popen[bytes]]:
+    """Both launchers, each writing to a file of its own."""
+    port = free_port()
+    started = []
+    for node in range(2):
+        command = [
+            sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2",
+            f"--node-rank={node}", "--master-addr=127.0.0.1", f"--master-port={port}", "run.py",
+            *arguments, "--trainer.num_nodes=2", "--trainer.devices=2", "--trainer.strategy=ddp",
+        ]  # fmt: skip
+        with (folder / f"node{node}.log").open("wb") as log:
+            started.append(
+                subprocess.Popen(
+                    command,
+                    cwd=folder,
+                    env=environment(),
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            )
+    return started
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_idx(tmp_path / "mnist")
+    (tmp_path / "run.py").write_text(RUN)
+    (tmp_path / "dying.py").write_text(DYING)
+    return tmp_path
+
+
+def scores(folder: Path) -> dict[str, Any]:
+    (file,) = folder.rglob("test_results.json")
+    return dict(json.loads(file.read_text())["metrics"])
+
+
+def end(processes: list[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def test_two_nodes_give_the_scores_of_one_process(folder: Path) -> None:
+    fit = ("fit", *COMMON, "--trainer.max_epochs=2", "--test_after_fit=true")
+    both = nodes(folder, *fit, "--data.batch_size=2", "--trainer.logger.save_dir=four")
+    try:
+        codes = [process.wait(timeout=600) for process in both]
+    finally:
+        end(both)
+    said = [(folder / f"node{node}.log").read_text()[-3000:] for node in range(2)]
+    assert codes == [0, 0], said
+    one = [
+        sys.executable, "run.py", *fit, "--data.batch_size=8", "--trainer.devices=1",
+        "--trainer.logger.save_dir=one",
+    ]  # fmt: skip
+    subprocess.run(one, cwd=folder, env=environment(), check=True, timeout=600)
+    single, four = scores(folder / "one"), scores(folder / "four")
+    assert four == pytest.approx(single, rel=1e-5)
+
+
+def test_a_dead_process_ends_the_others_within_a_minute(folder: Path) -> None:
+    fit = ("fit", *COMMON, "--data.batch_size=2", "--trainer.max_epochs=100000")
+    both = nodes(folder, *fit, "--trainer.callbacks+=dying.Dying")
+    try:
+        log = folder / "node1.log"
+        limit = time.monotonic() + 600
+        while "DIES" not in log.read_text():
+            assert time.monotonic() < limit, log.read_text()[-3000:]
+            assert all(process.poll() is None for process in both), log.read_text()[-3000:]
+            time.sleep(0.2)
+        died = time.monotonic()
+        for process in both:
+            process.wait(timeout=max(0.1, 60 - (time.monotonic() - died)))
+    finally:
+        end(both)
+    assert all(process.returncode != 0 for process in both)
+    for node in range(2):
+        said = (folder / f"node{node}.log").read_text()
+        assert re.search("error|Error|Signal 9", said), said[-3000:]
