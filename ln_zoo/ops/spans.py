@@ -100,7 +100,7 @@ def previous_rows(start: Tensor, after: Tensor, span: Span) -> Tensor:
 
 @dataclass(frozen=True)
 class Run:
-    """Consecutive steps of equally many cases within a span.
+    """Consecutive steps of equally many examples within a span.
 
     Attributes:
         rows: where its rows are.

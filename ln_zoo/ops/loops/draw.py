@@ -87,7 +87,7 @@ class DrawLSTM(NamedTuple):
         weights: the effective weights; ``ih`` is (4H, 2R^2 + H) in the encoder, with r before
             h_dec, and (4H, Z) in the decoder.
         records: what happens to summed inputs, by role.
-        h: the initial state of all cases, (H,).
+        h: the initial state of all examples, (H,).
         c: the initial cell state, (H,).
     """
 
@@ -107,7 +107,7 @@ class DrawWeights(NamedTuple):
         read: of h_dec: the five numbers that place the read filters.
         write: of h_dec: those of the write filters.
         patch: of h_dec: W * W pixels, row by row.
-        canvas: the initial logits of all cases, (B, A).
+        canvas: the initial logits of all examples, (B, A).
     """
 
     encoder: DrawLSTM

@@ -1,5 +1,5 @@
 // Batch normalisation at each time step. Statistics are over examples, so that here threads share
-// the units: each takes its units of all cases, and all meet once a step, since the next product
+// the units: each takes its units of all examples, and all meet once a step, since the next product
 // needs every h, or every du. No number depends on how many threads there are.
 
 #pragma once

@@ -430,7 +430,7 @@ class Steps:
 
         Args:
             run: which.
-            start: fills the buffers from the states of so many cases.
+            start: fills the buffers from the states of so many examples.
             end: takes the states from there.
         """
         examples = run.sizes[0]
