@@ -396,14 +396,13 @@ class _LayerCase:
         return cls(*sizes, norm=self.norm, **options)
 
     def _step_of(self, recurrent: str) -> str:
-        """The name of the class that takes one step of a layer."""
+        """The name of the class that takes one step of a layer; skips where none is under test."""
         kinds = self._kinds()
         whole: Any = kinds[recurrent]
-        return next(
-            name
-            for name, cls in kinds.items()
-            if issubclass(cls, RecurrentCell) and cls.cell is whole.cell
-        )
+        for name, cls in kinds.items():
+            if issubclass(cls, RecurrentCell) and cls.cell is whole.cell:
+                return name
+        pytest.skip(f"no class of single steps of {recurrent} is under test")
 
     def _trained(self, layer: str, dtype: torch.dtype = torch.float64, **options: Any) -> nn.Module:
         """A layer with random gains and shifts that has seen two training batches."""
@@ -712,7 +711,8 @@ class CellCase(_LayerCase):
     def test_projects_or_says_why_not(self) -> None:
         name = self.layer.__name__
         if not self.layer.cell.projects:
-            with pytest.raises(ValueError, match="cannot project"):
+            # A layer that names its own arguments, as GRU does, takes no such one at all.
+            with pytest.raises((ValueError, TypeError), match=r"cannot project|proj_size"):
                 self._make(name, proj_size=2)
             return
         module = self._trained(name, proj_size=2, num_layers=2, bidirectional=True)

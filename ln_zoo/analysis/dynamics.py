@@ -131,6 +131,7 @@ def lyapunov_exponents(
         ValueError: as there, and if no step is left.
 
     Example:
+        >>> from ln_zoo.layers import RNN
         >>> layer = RNN(1, 2, nonlinearity="relu", bias=False, dtype=torch.float64)
         >>> _ = layer.weight_hh_l0.data.copy_(torch.tensor([[0.5, 0.0], [0.0, 0.25]]))
         >>> _ = layer.weight_ih_l0.data.fill_(1.0)

@@ -372,7 +372,7 @@ def test_nothing_to_measure_or_to_show() -> None:
 @pytest.mark.parametrize("options", [{"cell": "tanh"}, {"candidate": "eye"}])
 def test_unknown_choices(options: dict) -> None:
     (name,) = options
-    with pytest.raises(ValueError, match=rf"{name} must be .*, got"):
+    with pytest.raises(ValueError, match=rf"{name} must be .*[,;] got"):
         gradient_flow(random_sequences(5, 4), **options)
 
 

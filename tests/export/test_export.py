@@ -254,7 +254,7 @@ class Clocked(Norm):
         ({"opset": 12}, "opset 12 is not supported: give one from 18 to 23"),
         ({"opset": 99}, "opset 99 is not supported"),
         ({"opset": 20, "format": "pt2"}, "an opset is a version of ONNX, and the format is pt2"),
-        ({"part": "images"}, "LSTM has no part 'images': its parts are layer"),
+        ({"part": "images", "format": "pt2"}, "LSTM has no part 'images': its parts are layer"),
     ],
 )
 def test_wrong_requests(arguments, message, tmp_path):

@@ -41,7 +41,7 @@ class TestBatchNorm(NormCase):
 
 class TestUnbiasedBatchNorm(NormCase):
     norm = BatchNorm(unbiased=True, gain=0.5, max_steps=2, momentum=0.3)
-    layers = ("Linear", "Conv2d", "LSTM", "GRUCell")
+    layers = ("Linear", "Conv2d", "LSTM", "LSTMCell")
 
 
 class TestWeightNorm(NormCase):
