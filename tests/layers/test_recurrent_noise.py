@@ -227,7 +227,8 @@ def test_masks_are_the_same_on_every_kernel(
         monkeypatch.setenv("LN_ZOO_KERNELS", kernels)
         torch.manual_seed(3)
         outputs.append(layer(x)[0])
-    torch.testing.assert_close(*outputs, rtol=1e-4, atol=1e-5)
+    # Another mask moves outputs by tenths, rounding by millionths, on any processor.
+    torch.testing.assert_close(*outputs, rtol=0, atol=1e-3)
 
 
 # All three
