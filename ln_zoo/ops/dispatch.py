@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ln_zoo.ops.cells import Cell, States, Weights
-from ln_zoo.ops.engines.aten import AtenDraw, AtenEngine
+from ln_zoo.ops.engines.aten import AtenEngine
 from ln_zoo.ops.engines.native.draw import NativeDraw
 from ln_zoo.ops.engines.native.engine import NativeEngine
 from ln_zoo.ops.engines.native.one_call import ONE_CALL_ROWS, OneCall
@@ -70,7 +70,6 @@ KERNELS += [
     WindowKernel(_NATIVE, NativeWindow),
     DrawKernel(_TRITON, TritonDraw),
     DrawKernel(_NATIVE, NativeDraw),
-    DrawKernel(_ATEN, AtenDraw),
 ]
 
 

@@ -169,7 +169,7 @@ def checkpointed(cls: type, norm: Norm | None) -> tuple[nn.Module, Callable[...,
             for cls in (*LAYERS, WindowLSTM, DRAWNetwork)
             for value in ("1", "0")
         ),
-        *((cls, "aten", False) for cls in (LSTM, DRAWNetwork)),
+        (LSTM, "aten", False),
         *((cls, "0", False) for cls in (*LAYERS, *CELLS, WindowLSTM, DRAWNetwork)),
         # What is computed twice is the same; this way differs in what autograd sees of it.
         *((cls, "1", True) for cls in (LSTM, LSTMCell, WindowLSTM, DRAWNetwork)),

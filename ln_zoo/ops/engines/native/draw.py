@@ -17,10 +17,8 @@ from ln_zoo.ops.loops.draw import (
     DrawOperands,
     DrawPlan,
     DrawSteps,
-    DrawWeights,
     Kept,
     Made,
-    float32_alone,
 )
 
 _Pair = c_void_p * 2
@@ -94,11 +92,6 @@ class DrawArguments(Arguments):
 
 class NativeDraw(DrawSteps):
     """The steps of a glimpse in C++."""
-
-    @staticmethod
-    def refuses(images: Tensor, weights: DrawWeights) -> str | None:
-        """Other precisions than it has."""
-        return float32_alone(images)
 
     def __init__(
         self,

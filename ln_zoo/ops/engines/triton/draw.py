@@ -27,7 +27,6 @@ from ln_zoo.ops.loops.draw import (
     Kept,
     Made,
     Run,
-    float32_alone,
 )
 
 _ENCODER, _DECODER = 0, 1
@@ -74,11 +73,11 @@ class TritonDraw(DrawSteps):
 
     @staticmethod
     def refuses(images: Tensor, weights: DrawWeights) -> str | None:
-        """Other precisions than it has, and images that are too large."""
+        """Images that are too large."""
         _, height, width = images.shape
         ih, hh = weights.encoder.weights[:2]
         largest = max((ih.shape[1] - hh.shape[1]) // 2, len(weights.patch.weight))
-        return float32_alone(images) or image_refusal(height, width, math.isqrt(max(largest, 1)))
+        return image_refusal(height, width, math.isqrt(max(largest, 1)))
 
     @staticmethod
     def replayed(
