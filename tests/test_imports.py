@@ -1,6 +1,6 @@
 """Imports between rooms run downward only, and Lightning stays out of the rooms of plain torch.
 
-    cli -> zoo -> export -> models -> layers -> norms -> ops
+    cli -> zoo -> models -> export -> layers -> norms -> ops
 
 `callbacks` stand beside `models`, and may read data of their own; `checkpoints`, `files` and
 `metrics` import no other room, `vocabulary` only `files`, and `data` those two.
@@ -45,8 +45,8 @@ BELOW = {
         "norms",
         "ops",
     },
-    "models": {"vocabulary", "metrics", "layers", "norms", "ops"},
-    "export": {"models", "layers", "norms", "ops"},
+    "export": {"layers", "norms", "ops"},
+    "models": {"export", "vocabulary", "metrics", "layers", "norms", "ops"},
 }
 _ALL_BELOW_ZOO = {room for room in BELOW if room not in ("_version", "testing")}
 BELOW["zoo"] = _ALL_BELOW_ZOO
@@ -58,7 +58,7 @@ BELOW["__main__"] = {"cli"}
 #: Methods of models that hand over to the room above, which they import when they are called.
 HANDING_OVER = {"models/pretrained.py": "zoo"}
 
-WITHOUT_LIGHTNING = ("ops", "norms", "layers", "analysis", "conversion", "testing")
+WITHOUT_LIGHTNING = ("ops", "norms", "layers", "analysis", "conversion", "export", "testing")
 
 
 def room_of(path: Path, package: Path) -> str:

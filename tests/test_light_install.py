@@ -32,7 +32,8 @@ class WithoutThem(PathFinder):
 sys.meta_path[sys.meta_path.index(PathFinder)] = WithoutThem
 
 import torch
-import ln_zoo, ln_zoo.analysis, ln_zoo.conversion, ln_zoo.layers, ln_zoo.norms, ln_zoo.ops
+import ln_zoo, ln_zoo.analysis, ln_zoo.conversion, ln_zoo.export, ln_zoo.layers, ln_zoo.norms
+import ln_zoo.ops
 from ln_zoo import GRU, LSTM, BatchNorm, LayerNorm, Linear, WeightNorm, normalize_
 
 found = {}

@@ -21,8 +21,8 @@ from ln_zoo.export.check import SIZES, Comparison, compare
 from ln_zoo.export.errors import ExportError, check_installed
 from ln_zoo.export.files import read_facts
 from ln_zoo.export.loops import exportable
-from ln_zoo.export.models import parts_of, path_of
-from ln_zoo.export.paths import FORMS, Form, Sizes
+from ln_zoo.export.parts import Part, map_path, parts_of, path_of, text_path
+from ln_zoo.export.paths import FORMS, Form, Parts, Path, Sizes
 
 __all__ = [
     "FORMATS",
@@ -30,12 +30,17 @@ __all__ = [
     "Comparison",
     "ExportError",
     "Exported",
+    "Part",
+    "Parts",
+    "Path",
     "check_request",
     "export",
     "exportable",
+    "map_path",
     "parts_of",
     "path_of",
     "read_facts",
+    "text_path",
 ]
 
 
@@ -85,8 +90,8 @@ def export(
     """Writes the inference of a model to a file, and checks it against the model.
 
     Args:
-        model: of the zoo, or a recurrent layer or cell of `ln_zoo.layers`, in evaluation mode, in
-            float32, on the CPU.
+        model: that says what of it is exported (``export_parts``), as the zoo's do, or a recurrent
+            layer or cell of `ln_zoo.layers`; in evaluation mode, in float32, on the CPU.
         file: to write; it appears only after the check.
         format: ``"pt2"`` (`torch.export`; read where ln_zoo is not installed) or ``"onnx"``.
         form: ``"step"`` or ``"sequence"``.

@@ -66,6 +66,16 @@ def exportable(module: nn.Module, *, operators: bool) -> nn.Module:
     return _replaced(copy.deepcopy(module), operators)
 
 
+def steps_differ(copy: nn.Module) -> bool:
+    """Whether a step of such a copy needs its number, for statistics of each time step."""
+    return any(part.by_step for part in copy.modules() if isinstance(part, Loop | Step))
+
+
+def step_numbers(steps: Tensor) -> Tensor:
+    """The number of each step of a tensor (T, \\*), int64 (T,)."""
+    return torch.arange(steps.shape[0], device=steps.device)
+
+
 def _replaced(module: nn.Module, operators: bool) -> nn.Module:
     if isinstance(module, RecurrentLayer):
         return Loop(module, operators).eval()
@@ -160,7 +170,7 @@ class _Direction(nn.Module):
     def run(self, x: Tensor, states: States, lengths: Tensor | None) -> tuple[Tensor, States]:
         """Outputs (T, N, H) and final states, for x (T, N, I)."""
         products = F.linear(x, self._weights().ih)
-        steps = torch.arange(x.shape[0], device=x.device)
+        steps = step_numbers(x)
 
         def body(
             states: tuple[Tensor, ...], of_step: tuple[Tensor, Tensor]
@@ -343,7 +353,7 @@ def _reversal(x: Tensor, lengths: Tensor | None) -> Tensor | None:
     """Where each step goes when each sequence is reversed within its own length, (T, N, 1)."""
     if lengths is None:
         return None
-    steps = torch.arange(x.shape[0], device=x.device).unsqueeze(1)
+    steps = step_numbers(x).unsqueeze(1)
     return torch.where(steps < lengths, lengths - 1 - steps, steps).unsqueeze(2)
 
 

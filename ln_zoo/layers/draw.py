@@ -372,12 +372,12 @@ class DRAWNetwork(nn.Module):
             )
         return DRAWOutput(state.canvas, means, log_stds, clamped, did)
 
-    def _start(self, examples: int, dtype: torch.dtype) -> _State:
+    def _start(self, examples: int, dtype: torch.dtype) -> DRAWState:
         def initial(name: str) -> Tensor:
             return self._initial(name, self.hidden_size).expand(examples, -1)
 
         canvas = self._initial("canvas", self.height, self.width).to(dtype)
-        return _State(
+        return DRAWState(
             (initial("encoder_h"), initial("encoder_c")),
             (initial("decoder_h"), initial("decoder_c")),
             canvas.expand(examples, -1, -1),
@@ -390,8 +390,8 @@ class DRAWNetwork(nn.Module):
         return self.patch.weight.new_zeros(shape)
 
     def glimpse(
-        self, images: Tensor | None, state: _State, noise: Tensor, t: int
-    ) -> tuple[_State, tuple[Tensor | None, Tensor | None, Tensor | None]]:
+        self, images: Tensor | None, state: DRAWState, noise: Tensor, t: int
+    ) -> tuple[DRAWState, tuple[Tensor | None, Tensor | None, Tensor | None]]:
         """One glimpse.
 
         Args:
@@ -423,7 +423,7 @@ class DRAWNetwork(nn.Module):
             writes = self._precisely(self.write, decoder[0], dtype)
             patch = self._spread(patch.unflatten(1, (self.write_size, self.write_size)), writes)
         canvas = state.canvas + patch.view_as(state.canvas)
-        return _State(encoder, decoder, canvas), (reads, posterior, writes)
+        return DRAWState(encoder, decoder, canvas), (reads, posterior, writes)
 
     @staticmethod
     def _precisely(layer: nn.Linear, h: Tensor, dtype: torch.dtype) -> Tensor:
@@ -457,7 +457,7 @@ class DRAWNetwork(nn.Module):
         return attention(parameters.detach(), grid, self.height, self.width, self.log_clamp)
 
 
-class _State(NamedTuple):
+class DRAWState(NamedTuple):
     """h and c of both LSTMs, each (N, H), and the canvas (N, B, A)."""
 
     encoder: tuple[Tensor, Tensor]

@@ -12,6 +12,8 @@ from torch.nn import functional as F
 from torch.nn import init
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from ln_zoo.export import Form, Part, Parts, Path, paths
+from ln_zoo.export.paths import Tensors, no_step_form
 from ln_zoo.layers import LSTM, Linear, orthogonal_
 from ln_zoo.models.checks import check_sizes
 from ln_zoo.models.classifier import Classifier
@@ -307,6 +309,34 @@ class AttentiveReader(Classifier):
         found = layer(h.flatten(0, 1).index_select(0, rows))
         out = found.new_zeros(mask.numel(), found.shape[1]).index_copy(0, rows, found)
         return out.view_as(h)
+
+    # Export
+
+    def export_parts(self) -> Mapping[str, Part]:
+        return {"answers": self._export_answers}
+
+    def _export_answers(self, copy: Any, form: Form) -> Path:
+        if form == "step":
+            raise no_step_form(self, "it attends to all of a passage at once")
+        # Statistics of single batches, for which padding is left out, do not matter in evaluation.
+        copy._skips_padding = False
+        words = self.embedding.num_embeddings
+
+        def run(model: Any, *inputs: Tensor) -> tuple[Tensor, ...]:
+            features, attention = model._read(Inputs(*inputs))
+            return model.output(features), attention
+
+        def by_model(model: Any, given: Tensors) -> dict[str, Tensor]:
+            inputs = Inputs(*given.values())
+            return {"logits": model(inputs), "attention": model.attention(inputs)}
+
+        inputs = {
+            "passage": paths.numbers(words, "N", "T"),
+            "passage_lengths": paths.lengths(),
+            "query": paths.numbers(words, "N", "S"),
+            "query_lengths": paths.lengths("S"),
+        }
+        return Path(Parts(copy, run), by_model, inputs, ("logits", "attention"))
 
     # Training
 

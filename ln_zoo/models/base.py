@@ -12,6 +12,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import STEP_OUTPUT, OptimizerLRScheduler
 from torch import Tensor
 
+from ln_zoo.export import Part
 from ln_zoo.models.pretrained import Pretrained
 from ln_zoo.norms import Identity, Norm, to_config
 
@@ -82,6 +83,20 @@ class ZooModule(Pretrained, LightningModule, ABC):
             steps: time steps, at most.
         """
         raise NotImplementedError
+
+    def export_parts(self) -> Mapping[str, Part]:
+        """For ``ln-zoo export``: what of the model is exported; by default nothing.
+
+        Returns:
+            For each name, the most used first, a function ``part(copy, form)`` that gives the
+            `ln_zoo.export.Path`; ``copy`` is what `ln_zoo.export.exportable` made of the model.
+
+        Example:
+            >>> from ln_zoo.models import OrderEmbedding
+            >>> list(OrderEmbedding(["a", "cat"], hidden_size=4).export_parts())
+            ['captions', 'images']
+        """
+        return {}
 
     @abstractmethod
     def training_step(self, batch: Any, batch_idx: int) -> STEP_OUTPUT:

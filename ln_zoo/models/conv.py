@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from ln_zoo.export import Form, Part, Path, map_path, paths
 from ln_zoo.layers import Conv2d, Linear
 from ln_zoo.models.checks import check_sizes
 from ln_zoo.models.classifier import Classifier
@@ -104,6 +106,16 @@ class ConvClassifier(Classifier):
         """
         features: Tensor = self.backbone(self._checked(inputs))
         return features
+
+    def export_parts(self) -> Mapping[str, Part]:
+        return {"logits": self._export_logits}
+
+    def _export_logits(self, copy: Any, form: Form) -> Path:
+        images = {"images": paths.uniform("N", *self.image_shape)}
+        # A file has no memory formats.
+        return map_path(
+            self, copy, form, images, "logits", type(self).forward, lambda c, x: c.network(x)
+        )
 
     def _checked(self, inputs: Tensor) -> Tensor:
         """The images in the memory format of the convolutions."""

@@ -10,9 +10,14 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
+from torch._higher_order_ops.scan import scan
 from torch.nn import functional as F
 
+from ln_zoo.export import Form, Part, Parts, Path, paths
+from ln_zoo.export.loops import step_numbers, steps_differ
+from ln_zoo.export.paths import STEP, Input, Tensors
 from ln_zoo.layers import DRAWNetwork, DRAWOutput
+from ln_zoo.layers.draw import DRAWState
 from ln_zoo.metrics import Ratio
 from ln_zoo.models.base import ZooModule, fused_on_cpu
 from ln_zoo.models.checks import check_positive, check_sizes
@@ -364,6 +369,91 @@ class DRAW(ZooModule):
         noise = self._noise(len(images), torch.Generator().manual_seed(seed))
         output: DRAWOutput = self.network(images.to(self.device).squeeze(1), noise, trace)
         return output
+
+    # Export
+
+    def export_parts(self) -> Mapping[str, Part]:
+        return {"generate": self._export_generate, "reconstruct": self._export_reconstruct}
+
+    def _export_generate(self, copy: Any, form: Form) -> Path:
+        """Images from latents alone."""
+        return self._export(copy, form, reads=False)
+
+    def _export_reconstruct(self, copy: Any, form: Form) -> Path:
+        """Images anew from images and the noise of their latents."""
+        return self._export(copy, form, reads=True)
+
+    def _export(self, copy: Any, form: Form, reads: bool) -> Path:
+        network = self.network
+        names = ("decoder_h", "decoder_c", *(("encoder_h", "encoder_c") if reads else ()), "canvas")
+        sizes = dict.fromkeys(names, (network.hidden_size,)) | {"canvas": self.image_size}
+        noise = "noise" if reads else {"sequence": "latents", "step": "latent"}[form]
+        inputs: dict[str, Input] = {}
+        if reads:
+            inputs["images"] = paths.uniform("N", 1, *self.image_size, constant=True)
+        axes = ("T", "N") if form == "sequence" else ("N",)
+        inputs[noise] = paths.normal(*axes, network.latent_size)
+        latents = ("means", "log_stds") if reads else ()
+        canvas = "logits" if form == "sequence" else "next_canvas"
+
+        def by_model(model: Any, given: Tensors) -> dict[str, Tensor]:
+            z = given[noise]
+            done = model(given["images"], z) if reads else model.network.generate(z)
+            return {canvas: done.logits, **{name: getattr(done, name) for name in latents}}
+
+        if form == "step":
+            inputs |= {name: paths.normal("N", *sizes[name], std=0.5) for name in names}
+            if steps_differ(copy):
+                inputs[STEP] = paths.step_number()
+            after = {name: f"next_{name}" for name in names}
+
+            def step(model: Any, *rest: Tensor) -> tuple[Tensor, ...]:
+                images, rest = rest[0].squeeze(1) if reads else None, rest[int(reads) :]
+                states, number = rest[1 : 1 + len(names)], rest[1 + len(names) :]
+                found, said = _glimpse(model.network, images, states, rest[0], *number)
+                return *said, *found
+
+            outputs = (*latents, *after.values())
+            known = network.initial
+            initial = {name: known[name].detach() for name in names if name in known}
+            return Path(Parts(copy, step), by_model, inputs, outputs, after, initial, is_step=True)
+
+        def run(model: Any, *rest: Tensor) -> tuple[Tensor, ...]:
+            network, z = model.network, rest[-1]
+            images = rest[0].squeeze(1) if reads else None
+            before = tuple(
+                network._initial(name, *size).expand(z.shape[1], *size).clone()
+                for name, size in sizes.items()
+            )
+
+            def body(
+                states: tuple[Tensor, ...], of_step: tuple[Tensor, Tensor]
+            ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+                return _glimpse(network, images, states, *of_step)
+
+            last, said = scan(body, before, (z, step_numbers(z)))
+            return last[-1], *said
+
+        return Path(Parts(copy, run), by_model, inputs, ("logits", *latents))
+
+
+def _glimpse(
+    network: Any,
+    images: Tensor | None,
+    states: tuple[Tensor, ...],
+    z: Tensor,
+    step: Tensor | None = None,
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Next states, and mean and log standard deviation of the latents if images are read."""
+    *lstms, canvas = states
+    decoder = lstms[0], lstms[1]
+    encoder = decoder if images is None else (lstms[2], lstms[3])
+    after, (_, posterior, _) = network.glimpse(images, DRAWState(encoder, decoder, canvas), z, step)
+    found = (*after.decoder, *(() if images is None else after.encoder), after.canvas)
+    if posterior is None:
+        return found, ()
+    mean, log_std = posterior.chunk(2, 1)
+    return found, (mean.clone(), log_std.clamp(-network.log_clamp, network.log_clamp))
 
 
 def _doubled(output: DRAWOutput) -> DRAWOutput:

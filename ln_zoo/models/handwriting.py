@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path as FilePath
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
+from torch._higher_order_ops.scan import scan
 from torch.nn import functional as F
 
+from ln_zoo.export import Form, Part, Parts, Path, paths
+from ln_zoo.export.loops import step_numbers, steps_differ
+from ln_zoo.export.paths import STEP, Input, Tensors
 from ln_zoo.layers import LSTM, WindowLSTM, WindowState, set_forget_bias
 from ln_zoo.metrics import PenMixture, Ratio
 from ln_zoo.models.base import DynamicsTask, ZooModule, fused_on_cpu
@@ -534,11 +538,7 @@ class Handwriting(ZooModule):
         if len(stored) != processes or not stored[rank] or self.trainer.ckpt_path is None:
             return
         tensors = [a.to(self.device) for a in stored[rank]]
-        window = None
-        if self.window is not None:
-            window, tensors = WindowState(*tensors[:4]), tensors[4:]
-        pairs = tuple(zip(tensors[::2], tensors[1::2], strict=True))
-        self._carried["train"] = HandwritingState(window, pairs)
+        self._carried["train"] = _unflat(tensors, self.window is not None)
 
     # Writing
 
@@ -630,6 +630,91 @@ class Handwriting(ZooModule):
         _, state = self(torch.cat([start, given[:-1]]), vectors)
         return given[-1:], state
 
+    # Export
+
+    def export_parts(self) -> Mapping[str, Part]:
+        return {"outputs": self._export_outputs}
+
+    def _export_outputs(self, copy: Any, form: Form) -> Path:
+        """The network's outputs y^ of points (T, N, 3) or of one (N, 3), and its next states."""
+        reads = self.window is not None
+        hidden = self.output.in_features
+        if self.output_from == "all":
+            hidden //= len(self.layers) + reads
+        states: dict[str, Input] = {}
+        if self.window is not None:
+            states = {
+                "window_h": paths.normal("N", hidden, std=0.5),
+                "window_c": paths.normal("N", hidden, std=0.5),
+                "kappa": paths.uniform("N", self.window.components),
+                "window": paths.uniform("N", self.window.character_size),
+            }
+        for i in range(len(self.layers)):
+            states |= {f"{letter}{i}": paths.normal("N", hidden, std=0.5) for letter in "hc"}
+        points = "points" if form == "sequence" else "point"
+        inputs = {points: paths.normal(*(("T", "N") if form == "sequence" else ("N",)), 3)}
+        if reads:
+            inputs["text"] = paths.one_hot("N", "U", self.num_characters)
+        inputs |= states
+        if form == "step" and steps_differ(copy):
+            inputs[STEP] = paths.step_number()
+        after = {name: f"next_{name}" for name in states}
+        of_window = len(WindowState._fields) if reads else 0
+
+        def run(model: Any, x: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+            text, rest = rest[0] if reads else None, rest[int(reads) :]
+            before, step = rest[: len(states)], rest[len(states) :]
+            outputs: list[Tensor] = []
+            shown: list[Tensor] = []
+            carried: list[Tensor] = []
+            if reads:
+                window = WindowState(*before[:of_window])
+                read_text = _window_step if form == "step" else _window_scan
+                h, seen, last = read_text(model.window, x, text, window, *step)
+                outputs, shown, carried = [h], [seen], [*last]
+            pairs = before[of_window:]
+            for i, layer in enumerate(model.layers):
+                state = pairs[2 * i].unsqueeze(0), pairs[2 * i + 1].unsqueeze(0)
+                read = torch.cat([x, *outputs[-1:], *shown], -1)
+                go = layer.step(read, state, *step) if form == "step" else layer(read, state)
+                outputs.append(go[0])
+                carried += [a.squeeze(0) for a in go[1]]
+            y = torch.cat(outputs if model.output_from == "all" else outputs[-1:], -1)
+            return model.output(y), *carried
+
+        def by_model(model: Any, given: Tensors) -> dict[str, Tensor]:
+            before = None
+            if form == "sequence":
+                before = _unflat([given[name] for name in states], reads)
+            y, last = model(given[points], given.get("text"), before)
+            return {"outputs": y, **dict(zip(after.values(), _flat(last), strict=True))}
+
+        outputs = ("outputs", *after.values())
+        return Path(Parts(copy, run), by_model, inputs, outputs, after, is_step=form == "step")
+
+
+def _window_step(
+    layer: Any, point: Tensor, text: Tensor | None, state: WindowState, step: Tensor | None = None
+) -> tuple[Tensor, Tensor, WindowState]:
+    """Output, window and next state of the layer that reads a text, in an exported file."""
+    found, _ = layer._step(point, text, state, step)
+    return found.h, found.window, found
+
+
+def _window_scan(
+    layer: Any, points: Tensor, text: Tensor | None, state: WindowState
+) -> tuple[Tensor, Tensor, WindowState]:
+    """The same over all points: outputs and windows (T, N, \\*)."""
+
+    def body(
+        carried: tuple[Tensor, ...], of_step: tuple[Tensor, Tensor]
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, Tensor]]:
+        after, _ = layer._step(of_step[0], text, WindowState(*carried), of_step[1])
+        return tuple(after), (after.h.clone(), after.window.clone())
+
+    last, (h, windows) = scan(body, tuple(state), (points, step_numbers(points)))
+    return h, windows, WindowState(*last)
+
 
 def _detached(state: HandwritingState) -> HandwritingState:
     window = state.window
@@ -642,13 +727,21 @@ def _flat(state: HandwritingState) -> list[Tensor]:
     return [*(state.window or ()), *(a for pair in state.layers for a in pair)]
 
 
+def _unflat(tensors: Sequence[Tensor], reads: bool) -> HandwritingState:
+    """The inverse, of a network that reads a text or does not."""
+    first = len(WindowState._fields) if reads else 0
+    window = WindowState(*tensors[:first]) if reads else None
+    pairs = tensors[first:]
+    return HandwritingState(window, tuple(zip(pairs[::2], pairs[1::2], strict=True)))
+
+
 def _read_alphabet(given: str | None) -> str:
     """The characters of an alphabet, of a file of them, or the default."""
     if given is None:
         return ALPHABET
     characters = given
     if given.endswith(".txt"):
-        characters = "".join(Path(given).read_text(encoding="utf-8").splitlines())
+        characters = "".join(FilePath(given).read_text(encoding="utf-8").splitlines())
     twice = sorted({c for c in characters if characters.count(c) > 1})
     if not characters or twice:
         what = f"has {twice} twice" if twice else "is empty"

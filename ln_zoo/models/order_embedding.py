@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.nn import init
 from torch.nn.utils.rnn import pack_padded_sequence
 
+from ln_zoo.export import Form, Part, Path, map_path, paths, text_path
 from ln_zoo.layers import GRU, orthogonal_
 from ln_zoo.metrics import Retrieval
 from ln_zoo.models.base import ZooModule
@@ -249,12 +250,15 @@ class OrderEmbedding(ZooModule):
         if self.training and self.word_dropout:
             drop = torch.rand(captions.shape, device=captions.device) < self.word_dropout
             captions = captions.masked_fill(drop & (captions != EOS), UNK)
-        words = self.words(captions)
-        if self.prenorm_bias:
-            words = F.pad(words, (0, 1), value=1.0)
+        words = self._inputs(captions)
         packed = pack_padded_sequence(words, lengths.cpu(), batch_first=True, enforce_sorted=False)
         _, h = self.recurrent(packed)
         return self._unit(h[0])
+
+    def _inputs(self, captions: Tensor) -> Tensor:
+        """What the GRU reads of numbers of words: with a 1 at the end if a bias needs it."""
+        words: Tensor = self.words(captions)
+        return F.pad(words, (0, 1), value=1.0) if self.prenorm_bias else words
 
     def embed_images(self, images: Tensor) -> Tensor:
         """Unit vectors v of images, (N, D), float32 at least.
@@ -390,6 +394,46 @@ class OrderEmbedding(ZooModule):
         own = captions.view(len(images), -1, captions.shape[-1])
         pairs = zip(own, images.unsqueeze(1), strict=True)
         return {"penalty": torch.cat([self.penalties(*pair).T for pair in pairs])}
+
+    # Export
+
+    def export_parts(self) -> Mapping[str, Part]:
+        return {"captions": self._export_captions, "images": self._export_images}
+
+    def _export_captions(self, copy: Any, form: Form) -> Path:
+        def vectors(model: Any, tokens: Tensor, lengths: Tensor) -> Tensor:
+            _, h = model.recurrent(model._inputs(tokens), lengths=lengths)
+            return _exported_unit(model, h[0])
+
+        def step(model: Any, token: Tensor, h: Tensor, *number: Tensor) -> tuple[Tensor, ...]:
+            _, (last,) = model.recurrent.step(model._inputs(token), (h,), *number)
+            return _exported_unit(model, last[0]), last
+
+        return text_path(
+            self,
+            copy,
+            form,
+            layer="recurrent",
+            words=self.words.num_embeddings,
+            hidden=self.hidden_size,
+            output="embeddings",
+            vectors=vectors,
+            step=step,
+            reference=type(self).embed_captions,
+        )
+
+    def _export_images(self, copy: Any, form: Form) -> Path:
+        def run(model: Any, features: Tensor) -> Tensor:
+            return _exported_unit(model, model.image_map(features))
+
+        inputs = {"features": paths.uniform("N", self.image_features)}
+        return map_path(self, copy, form, inputs, "embeddings", type(self).embed_images, run)
+
+
+def _exported_unit(model: Any, points: Tensor) -> Tensor:
+    """Unit vectors as a file has them, which knows neither autocast nor other precisions."""
+    unit = F.normalize(points, dim=-1)
+    return unit.abs() if model.absolute else unit
 
 
 def _penalties(captions: Tensor, images: Tensor, measure: Measure, root: bool) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -11,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn import init
 
+from ln_zoo.export import Form, Part, Parts, Path, map_path, paths
+from ln_zoo.export.paths import Tensors, flat, layer_path, of_layer
 from ln_zoo.layers import (
     Linear,
     RecurrentLayer,
@@ -205,6 +208,32 @@ class SequenceClassifier(Classifier):
         output, _ = self.recurrent(steps, (h, *rest) if rest else h)
         features: Tensor = output[-1]
         return features
+
+    def export_parts(self) -> Mapping[str, Part]:
+        return {"logits": self._export_logits}
+
+    def _export_logits(self, copy: Any, form: Form) -> Path:
+        if form == "sequence":
+            images = {"images": paths.uniform("N", self.in_features)}
+            return map_path(self, copy, form, images, "logits", type(self).forward)
+        layer = layer_path(self.recurrent, copy.recurrent, "step")
+        count = len(layer.states)
+
+        def step(model: Any, x: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+            output, after = model.recurrent.step(x, rest[:count], *rest[count:])
+            return model.readout(output), *after
+
+        def steps(model: Any, given: Tensors) -> dict[str, Tensor]:
+            examples = given["input"].shape[1]
+            states = model.initial_states.unsqueeze(2).expand(-1, -1, examples, -1).unbind()
+            output, last = model.recurrent(given["input"], of_layer(states))
+            last = dict(zip(layer.states.values(), flat(last), strict=True))
+            return {"logits": model.readout(output), **last}
+
+        # (L, H) of each state, shared by all examples.
+        initial = dict(zip(layer.states, self.initial_states.detach(), strict=True))
+        outputs = ("logits", *layer.states.values())
+        return Path(Parts(copy, step), steps, layer.inputs, outputs, layer.states, initial, True)
 
     @staticmethod
     def random_permutation(in_features: int = 784, seed: int = 0) -> Tensor:

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.nn import init
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_sequence
 
+from ln_zoo.export import Form, Part, Path, text_path
 from ln_zoo.layers import GRU, orthogonal_
 from ln_zoo.metrics import Ratio
 from ln_zoo.models.base import ZooModule
@@ -481,6 +482,35 @@ class SkipThought(ZooModule):
         rows = (tokens[beyond] - self.vocabulary.size).cpu()
         vectors[beyond] = self.expansion.vectors[rows].to(vectors)
         return vectors
+
+    # Export
+
+    def export_parts(self) -> Mapping[str, Part]:
+        return {"vectors": self._export_vectors}
+
+    def _export_vectors(self, copy: Any, form: Form) -> Path:
+        def vectors(model: Any, tokens: Tensor, lengths: Tensor) -> Tensor:
+            _, h = model.encoder(model._inputs(model.embedding(tokens)), lengths=lengths)
+            last: Tensor = h.transpose(0, 1).flatten(1)
+            return last
+
+        def step(model: Any, token: Tensor, h: Tensor, *number: Tensor) -> tuple[Tensor, ...]:
+            _, after = model.encoder.step(model._inputs(model.embedding(token)), (h,), *number)
+            return tuple(after)
+
+        return text_path(
+            self,
+            copy,
+            form,
+            layer="encoder",
+            words=self.embedding.num_embeddings,
+            hidden=self.hidden_size,
+            output="vectors",
+            vectors=vectors,
+            step=step,
+            reference=type(self).forward,
+            is_state=True,
+        )
 
 
 class CombinedSkipThoughts:

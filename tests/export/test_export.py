@@ -9,7 +9,17 @@ import pytest
 import torch
 from torch import nn
 
-from ln_zoo.export import ExportError, export, files, parts_of, path_of, read_facts
+import ln_zoo.models
+from ln_zoo.export import (
+    ExportError,
+    export,
+    files,
+    map_path,
+    parts_of,
+    path_of,
+    paths,
+    read_facts,
+)
 from ln_zoo.export.check import compare
 from ln_zoo.layers import GRU, LSTM, RNN, GRUCell, LSTMCell, RecurrentLayer
 from ln_zoo.models import (
@@ -20,6 +30,7 @@ from ln_zoo.models import (
     OrderEmbedding,
     SequenceClassifier,
     SkipThought,
+    ZooModule,
 )
 from ln_zoo.norms import BatchNorm, LayerNorm, Norm, RMSNorm, WeightNorm
 from ln_zoo.ops.cells import Cell, Place, linear
@@ -141,11 +152,53 @@ def test_layer_norm_step_in_onnx(tmp_path):
 # Models
 
 
-def test_every_published_model_has_a_path():
-    from ln_zoo.export.models import _PATHS
-
+def test_every_model_declares_its_parts():
     models = {read_card(folder).model for folder in card_folders().values()}
-    assert models <= {cls.__name__ for cls in _PATHS}
+    classes = {name: getattr(ln_zoo.models, name) for name in ln_zoo.models.__all__}
+    ours = {name: cls for name, cls in classes.items() if issubclass(cls, ZooModule)}
+    assert models <= set(ours)
+    undeclared = {name for name, cls in ours.items() if cls.export_parts is ZooModule.export_parts}
+    assert undeclared == {"ZooModule"}
+
+
+class Tagger(ZooModule):
+    """A model of one's own, as the page on such models has it."""
+
+    def __init__(self, words: int = 11, norm: Norm | None = None) -> None:
+        super().__init__()
+        self.remember(norm)
+        self.embedding = nn.Embedding(words, 3)
+        self.rnn = LSTM(3, 4, norm=norm)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, words):
+        return self.head(self.rnn(self.embedding(words))[0])
+
+    def training_step(self, batch, batch_idx):
+        return self(batch).sum()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class ExportedTagger(Tagger):
+    def export_parts(self):
+        return {"tags": self._export_tags}
+
+    def _export_tags(self, copy, form):
+        inputs = {"words": paths.numbers(self.embedding.num_embeddings, "T", "N")}
+        return map_path(self, copy, form, inputs, "tags", Tagger.forward)
+
+
+def test_a_model_of_ones_own(tmp_path):
+    file = tmp_path / "a.pt2"
+    with pytest.raises(ExportError, match="Tagger does not say what of it"):
+        export(Tagger(norm=LayerNorm()).eval(), file, format="pt2")
+    model = ExportedTagger(norm=LayerNorm()).eval()
+    assert parts_of(model) == ("tags",)
+    export(model, file, format="pt2", form="sequence")
+    words = torch.randint(11, (9, 5))
+    torch.testing.assert_close(torch.export.load(file).module()(words)[0], model(words))
 
 
 WORDS = ["a", "b", "@entity0", "@entity1", "@placeholder"]
@@ -282,8 +335,8 @@ def test_a_file_that_exists_is_kept(tmp_path):
         (lambda: GRUCell(3, 5).eval(), "sequence", "GRUCell runs one time step: export it with"),
         (lambda: LSTM(3, 5, norm=Clocked()).eval(), "step", "Clocked changes with the time step"),
         (lambda: GRU(3, 5).double().eval(), "step", "models in float32 on the CPU"),
-        (lambda: nn.Linear(3, 5).eval(), "step", "Linear is none of those"),
-        (lambda: MLPClassifier(6, [3]).eval(), "step", "MLPClassifier has no step form: it has no"),
+        (lambda: nn.Linear(3, 5).eval(), "step", "Linear does not say what of it"),
+        (lambda: MLPClassifier(6, [3]).eval(), "step", "MLPClassifier has no step form: nothing"),
     ],
 )
 def test_modules_that_cannot_be_exported(module, form, message, tmp_path):

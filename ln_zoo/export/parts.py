@@ -1,0 +1,185 @@
+"""The parts of a model that are exported, as it declares them, and shapes that several share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ln_zoo.export.errors import ExportError
+from ln_zoo.export.loops import exportable
+from ln_zoo.export.paths import (
+    STEP,
+    Form,
+    Input,
+    Parts,
+    Path,
+    Tensors,
+    cell_path,
+    layer_path,
+    lengths,
+    no_step_form,
+    normal,
+    numbers,
+    step_number,
+)
+from ln_zoo.layers import RecurrentCell, RecurrentLayer
+
+#: ``part(copy, form)``: the path of a model, given what `exportable` made of it.
+Part = Callable[[Any, Form], Path]
+
+
+def path_of(model: nn.Module, form: Form, part: str | None = None, operators: bool = False) -> Path:
+    """What of a model is exported.
+
+    Args:
+        model: with a method ``export_parts``, as the zoo's have it, or a recurrent layer or cell;
+            in evaluation mode.
+        form: ``"step"`` or ``"sequence"``.
+        part: of a model with several: see `parts_of`; default: the first.
+        operators: see `exportable`.
+
+    Raises:
+        ExportError: if the model has no such form or part, or cannot be exported.
+    """
+    parts = _parts(model)
+    part = next(iter(parts)) if part is None else part
+    if part not in parts:
+        raise ExportError(
+            f"{type(model).__name__} has no part {part!r}: its parts are {', '.join(parts)}"
+        )
+    return parts[part](exportable(model, operators=operators), form)
+
+
+def parts_of(model: nn.Module) -> tuple[str, ...]:
+    """The parts of a model that are exported one by one, the most used first."""
+    return tuple(_parts(model))
+
+
+def _parts(model: nn.Module) -> Mapping[str, Part]:
+    if isinstance(model, RecurrentLayer):
+        layer = model
+        return {"layer": lambda loop, form: layer_path(layer, loop, form)}
+    if isinstance(model, RecurrentCell):
+        cell = model
+        return {"cell": lambda step, form: cell_path(cell, step, form)}
+    declared = getattr(model, "export_parts", None)
+    parts: Mapping[str, Part] = declared() if declared is not None else {}
+    if not parts:
+        raise ExportError(
+            f"{type(model).__name__} does not say what of it is to be exported: give it a method "
+            "export_parts, or make its layers exportable with ln_zoo.export.exportable and export "
+            "it with torch.export"
+        )
+    return parts
+
+
+def map_path(
+    model: nn.Module,
+    copy: nn.Module,
+    form: Form,
+    inputs: dict[str, Input],
+    output: str,
+    reference: Callable[..., Tensor],
+    run: Callable[..., Tensor] | None = None,
+) -> Path:
+    """A function of tensors without a loop over time, which has a sequence form alone.
+
+    Args:
+        model: to export.
+        copy: what `exportable` made of it.
+        form: that is asked for.
+        inputs: by name.
+        output: its name.
+        reference: ``reference(model, *inputs)`` gives the output by the model's own code.
+        run: the same of ``copy``, where exporters cannot follow that code; default: ``reference``.
+
+    Raises:
+        ExportError: for the step form.
+
+    Example:
+        >>> from ln_zoo.export.paths import normal
+        >>> model = nn.Linear(3, 2).eval()
+        >>> inputs = {"input": normal("N", 3)}
+        >>> path = map_path(model, model, "sequence", inputs, "output", nn.Linear.forward)
+        >>> path.module(torch.rand(4, 3))[0].shape
+        torch.Size([4, 2])
+    """
+    function = run or reference
+    if form == "step":
+        raise no_step_form(model, f"nothing recurrent leads to its {output}")
+
+    def of_copy(copy: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return (function(copy, *tensors),)
+
+    def of_model(model: Any, given: Tensors) -> dict[str, Tensor]:
+        return {output: reference(model, *given.values())}
+
+    return Path(Parts(copy, of_copy), of_model, inputs, (output,))
+
+
+def text_path(
+    model: nn.Module,
+    copy: nn.Module,
+    form: Form,
+    *,
+    layer: str,
+    words: int,
+    hidden: int,
+    output: str,
+    vectors: Callable[[Any, Tensor, Tensor], Tensor],
+    step: Callable[..., tuple[Tensor, ...]],
+    reference: Callable[[Any, Tensor, Tensor], Tensor],
+    is_state: bool = False,
+) -> Path:
+    """A recurrent layer of one state that reads the words of a text and gives a vector of it.
+
+    Args:
+        model: to export.
+        copy: what `exportable` made of it.
+        form: sequence, tokens (N, T) and lengths (N,); or step, tokens (N,) and the state.
+        layer: name of the recurrent layer.
+        words: numbers that a token may have.
+        hidden: size of the state.
+        output: name of the vector.
+        vectors: ``vectors(copy, tokens, lengths)`` gives the vectors (N, D).
+        step: ``step(copy, token, h, *number)`` gives the vector and the next state.
+        reference: ``reference(model, tokens, lengths)`` gives the vectors by the model's own code.
+        is_state: whether the vector is the state itself: then ``step`` gives the state alone.
+
+    Raises:
+        ExportError: for the step form of a bidirectional layer.
+    """
+
+    def whole(model: Any, given: Tensors) -> dict[str, Tensor]:
+        return {output: reference(model, given["tokens"], given["lengths"])}
+
+    def steps(model: Any, given: Tensors) -> dict[str, Tensor]:
+        tokens = given["token"].t()
+        sizes = torch.full(tokens.shape[:1], tokens.shape[1])
+        # The outputs of the steps before the last are those of shorter texts.
+        found = [
+            reference(model, tokens[:, :t], sizes.clamp(max=t))
+            for t in range(1, tokens.shape[1] + 1)
+        ]
+        if is_state:
+            return {"next_h": found[-1].unsqueeze(0)}
+        return {output: torch.stack(found)}
+
+    if form == "sequence":
+
+        def run(copy: Any, tokens: Tensor, sizes: Tensor) -> tuple[Tensor, ...]:
+            return (vectors(copy, tokens, sizes),)
+
+        inputs = {"tokens": numbers(words, "N", "T"), "lengths": lengths()}
+        return Path(Parts(copy, run), whole, inputs, (output,))
+    loop: Any = getattr(copy, layer)
+    if loop.width > 1:
+        raise no_step_form(model, "its encoder reads sentences from both ends")
+    inputs = {"token": numbers(words, "N"), "h": normal(1, "N", hidden, std=0.5)}
+    if loop.by_step:
+        inputs[STEP] = step_number()
+    outputs = ("next_h",) if is_state else (output, "next_h")
+    return Path(Parts(copy, step), steps, inputs, outputs, {"h": "next_h"}, is_step=True)
