@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import functools
 import os
 import re
+import runpy
 import shlex
+import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_support import python
 
-from ln_zoo.cli import main
+import ln_zoo
+from ln_zoo.cli import _HELP, early, main, sweep
+from ln_zoo.cli.sweep.check import check_grid
 from ln_zoo.zoo.catalog import markdown_table
 
 ROOT = Path(__file__).parent.parent
@@ -25,8 +34,8 @@ PAGES = [
     ROOT / "examples/README.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
-#: Pages whose examples need trained weights of some size, data, or modules that only they have.
-NEED_DATA = {"draw", "order_embeddings", "skip_thoughts", "weight_geometry", "invariance"}
+#: Variables of the package, as its help has them.
+ENVIRONMENT = set(re.findall(r"LN_ZOO_\w+", _HELP))
 
 
 def name_of(page: Path) -> str:
@@ -34,7 +43,7 @@ def name_of(page: Path) -> str:
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    """The fenced blocks of a language; of none, for an empty one."""
+    """The fenced blocks of a language."""
     fenced = page.read_text(encoding="utf-8").split("```")[1::2]
     return [b.partition("\n")[2] for b in fenced if b.partition("\n")[0] == language]
 
@@ -87,30 +96,76 @@ def test_files_that_are_named_exist(name: str) -> None:
     assert not missing
 
 
-EXAMPLES = [
-    page
-    for page in PAGES
-    if page.is_relative_to(ROOT / "docs") and page.stem not in NEED_DATA and blocks(page, "python")
-]
-
-
-#: Whose examples take seconds; doctests of the same functions are in the fast suite.
-LONG = {"dynamics"}
-
-
-@pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param(page, id=name_of(page), marks=[pytest.mark.slow] * (page.stem in LONG))
-        for page in EXAMPLES
-    ],
+#: Stands before a block that takes long, or needs what is not in the repository: ``slow``, and a
+#: folder of `LN_ZOO_DATA`. Every other block is run.
+MARK = re.compile(
+    r"<!-- example: (slow)?(?:, )?(?:needs (\w+))? -->\n```python\n(.*?)```", re.DOTALL
 )
-def test_examples_run(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The Python blocks of a page, one after the other, as a reader would run them."""
+
+
+def own_files() -> dict[str, str]:
+    """Files that examples and commands name: those of the pages on one's own, and word vectors."""
+    data, model = blocks(ROOT / "docs/how-to/own_data_and_model.md", "python")[:2]
+    words = ["it", "rained", "all", "day", "the", "dog", "barked", ".", "night", "umbrella"]
+    return {
+        "my_norm.py": blocks(ROOT / "docs/how-to/own_norm.md", "python")[0],
+        "my_data.py": data,
+        "my_models.py": model,
+        "glove.txt": "\n".join(f"{word} {i} {i % 3} {-i}" for i, word in enumerate(words)),
+    }
+
+
+def marked(page: Path) -> dict[str, tuple[str, str]]:
+    """The blocks that are marked: whether each is slow, and the data that it needs."""
+    return {m[3]: (m[1] or "", m[2] or "") for m in MARK.finditer(page.read_text("utf-8"))}
+
+
+def run_examples(page: Path, examples: list[str], folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """Runs blocks of a page one after the other, as a reader would, in an empty folder."""
+    patch.chdir(folder)
+    patch.syspath_prepend(folder)
+    for name, text in own_files().items():
+        Path(name).write_text(text, encoding="utf-8")
     names: dict[str, object] = {"__name__": f"example_{page.stem}"}
-    monkeypatch.setitem(sys.modules, names["__name__"], type(sys)(str(names["__name__"])))
-    for block in blocks(page, "python"):
+    patch.setitem(sys.modules, names["__name__"], type(sys)(str(names["__name__"])))
+    for block in examples:
         exec(compile(block, name_of(page), "exec"), names)
+    sys.modules.pop("my_norm", None)
+
+
+EXAMPLES = [page for page in PAGES if blocks(page, "python")]
+WITH_MARKS = [page for page in EXAMPLES if marked(page)]
+
+
+def test_marks_are_few_and_understood() -> None:
+    assert sum(len(marked(page)) for page in PAGES) <= 8
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert len(marked(page)) == text.count("<!-- example:"), name_of(page)
+        assert all(slow or data for slow, data in marked(page).values())
+
+
+@pytest.mark.parametrize("page", EXAMPLES, ids=name_of)
+def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Python blocks of a page, but for those that are marked."""
+    examples = [block for block in blocks(page, "python") if block not in marked(page)]
+    run_examples(page, examples, tmp_path, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", WITH_MARKS, ids=name_of)
+def test_marked_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All Python blocks of a page, but for those whose data are not here."""
+    there = {
+        data
+        for _, data in marked(page).values()
+        if Path(os.environ.get("LN_ZOO_DATA", "none"), data).is_dir()
+    }
+    left = [b for b, (_, data) in marked(page).items() if data not in {"", *there}]
+    if len(left) == len(marked(page)):
+        pytest.skip(f"needs {', '.join(marked(page)[b][1] for b in left)} in LN_ZOO_DATA")
+    examples = [block for block in blocks(page, "python") if block not in left]
+    run_examples(page, examples, tmp_path, monkeypatch)
 
 
 def test_a_norm_of_ones_own_is_short_and_passes_its_case(tmp_path: Path) -> None:
@@ -124,47 +179,201 @@ def test_a_norm_of_ones_own_is_short_and_passes_its_case(tmp_path: Path) -> None
     assert re.search(r"\d+ passed", done.out)
 
 
-def commands() -> dict[str, Path]:
-    """Each different `ln-zoo` command of the documentation, with a page that has it."""
-    found: dict[str, Path] = {}
-    for page in PAGES:
-        for block in blocks(page, ""):
-            for line in block.replace("\\\n", " ").splitlines():
-                for start in re.finditer(r"(?:^|[;&] |do )\s*(?:[A-Z_]+=\S+ )*(ln-zoo .*)", line):
-                    found.setdefault(start[1].strip(), page)
-    return found
+LANGUAGES = {"python", "bash", "text", "bibtex", "{toctree}", "{include}", "{eval-rst}"}
+#: What stands for the commands of a page: it writes down the arguments as bash makes them, with
+#: loops, variables and arrays, and the names of the package's own variables.
+RECORD = r"""
+record() { printf '%s\0' "$PAGE" "${!LN_ZOO_@}" "$@" END; }
+for name in ln-zoo python pip pytest torchrun srun; do
+  eval "$name() { record $name \"\$@\"; }"
+done
+which() { echo "$@"; }
+function . { :; }
+"""
+CARDS = sorted((ROOT / "model_cards").glob("*/README.md"))
 
 
-def test_commands_name_files_and_commands_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["--help"])
-    told = re.findall(r"ln-zoo ([a-z][a-z|-]+)", capsys.readouterr().out)
-    known = {word for words in told for word in words.split("|")}
-    assert len(commands()) > 80
-    for command, page in commands().items():
-        words = shlex.split(command.partition("  #")[0].partition("; done")[0])
-        assert words[1] in known or words[1].startswith("-"), f"{name_of(page)}: {command}"
-        for word in words:
-            if word.startswith("configs/") and "$" not in word:
-                for path in re.split("[,+]", word.partition("=")[2] or word):
-                    if path.startswith("configs/"):
-                        assert (ROOT / path).is_file(), f"{name_of(page)}: {command}"
+@functools.cache
+def commands() -> dict[tuple[str, ...], str]:
+    """Each different command of documentation and cards, as bash reads it, and a page that has it.
+
+    Numbers make no difference.
+    """
+    script = [RECORD]
+    for page in [*PAGES, *CARDS]:
+        found = blocks(page, "bash")
+        script += [f"PAGE={shlex.quote(name_of(page))}", *found] if found else []
+    done = subprocess.run(
+        [shutil.which("bash") or "bash", "-eu"],
+        input="\n".join(script),
+        env={"PATH": "", **dict.fromkeys(("HOME", "NODE", "HOST", "SLURM_TMPDIR"), "given")},
+        capture_output=True,
+        text=True,
+    )
+    assert not done.returncode, done.stderr
+    assert not done.stderr
+    alike: dict[tuple[str, ...], tuple[tuple[str, ...], str]] = {}
+    for text in done.stdout.removesuffix("\0END\0").split("\0END\0"):
+        page, *words = text.split("\0")
+        while words[0].startswith("LN_ZOO_"):
+            assert words[0] in ENVIRONMENT, f"{page}: {words[0]}"
+            words.pop(0)
+        if words[0] in ("torchrun", "srun"):
+            words = words[words.index("ln-zoo") :]
+        alike.setdefault(tuple(re.sub(r"^[\d.e-]+$", "0", w) for w in words), (tuple(words), page))
+    return dict(alike.values())
+
+
+def commands_of(*names: str) -> list[tuple[list[str], str]]:
+    """The arguments of each command that begins so, and a page that has it."""
+    return [
+        (list(words[len(names) :]), f"{page}: {shlex.join(words)}")
+        for words, page in commands().items()
+        if words[: len(names)] == names
+    ]
+
+
+TRAINER = ("fit", "validate", "test", "predict")
+
+
+class _Parsed(BaseException):  # no error, and not to be taken for one
+    """A command has parsed its arguments."""
+
+
+@pytest.fixture
+def parsing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands end when they have parsed their arguments; the folder is that of the project."""
+    parse = argparse.ArgumentParser.parse_args
+
+    def parse_and_end(parser: argparse.ArgumentParser, *arguments: Any) -> None:
+        parse(parser, *arguments)
+        raise _Parsed
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_and_end)
+    monkeypatch.chdir(ROOT)
+
+
+def test_every_block_says_what_it_is() -> None:
+    """What is `bash` is parsed, what is `python` is run: nothing else may hold commands."""
+    for page in [*PAGES, *CARDS]:
+        marks = page.read_text(encoding="utf-8").split("```")[1::2]
+        for block in marks:
+            assert re.match(r"[\w{}-]*", block)[0] in LANGUAGES, f"{name_of(page)}: {block[:80]}"
+        for block in blocks(page, "text"):
+            assert not re.search(r"^(ln-zoo|python|pip) ", block, re.MULTILINE), name_of(page)
+
+
+@pytest.mark.usefixtures("parsing")
+def test_commands_parse_what_they_are_given(capsys: pytest.CaptureFixture[str]) -> None:
+    """All but training, by their own parsers: a misspelt or renamed option is an error."""
+    found = [(words, where) for words, where in commands_of("ln-zoo") if words[0] not in TRAINER]
+    assert len(found) > 60
+    for words, where in found:
+        with contextlib.suppress(_Parsed):
+            pytest.fail(f"{where}: code {main(words)}, {capsys.readouterr().err}")
+
+
+@pytest.mark.usefixtures("parsing")
+def test_options_of_training_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    """By what is checked before torch is imported; the whole parser needs a minute."""
+    found = [(words, where) for words, where in commands_of("ln-zoo") if words[0] in TRAINER]
+    assert len(found) > 80
+    for words, where in found:
+        try:
+            early.check(without(words, "--ckpt_path"))
+        except SystemExit:
+            pytest.fail(f"{where}: {capsys.readouterr().err}")
+
+
+def without(words: list[str], option: str) -> list[str]:
+    """Arguments without an option and its value."""
+    if option not in words:
+        return words
+    place = words.index(option)
+    return words[:place] + words[place + 2 :]
+
+
+@pytest.mark.usefixtures("parsing")
+def test_scripts_parse_what_they_are_given(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Benchmarks and examples, as `python` starts them."""
+    assert len(commands_of("python")) > 12
+    for words, where in commands_of("python"):
+        if words[:2] == ["-m", "venv"]:
+            continue
+        is_module = words[0] == "-m"
+        script, *arguments = words[is_module:]
+        monkeypatch.setattr(sys, "argv", [script, *arguments])
+        start: Any = runpy.run_module if is_module else runpy.run_path
+        try:
+            start(script, run_name="__main__")
+        except _Parsed:
+            continue
+        except SystemExit:
+            pytest.fail(f"{where}: {capsys.readouterr().err}")
+        pytest.fail(f"{where}: parses nothing")
+
+
+def test_packages_and_tests_that_are_named_exist() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for words, where in commands_of("pip", "install"):
+        for extras in re.findall(r"\[([\w,]+)\]", " ".join(words)):
+            assert set(extras.split(",")) <= project["optional-dependencies"].keys(), where
+        assert all((ROOT / word).is_file() for word in words if word.endswith(".txt")), where
+    for words, where in commands_of("pytest"):
+        assert all((ROOT / word).exists() for word in words if "/" in word), where
 
 
 @pytest.mark.slow
-def test_fit_commands_are_understood(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_the_whole_parser_takes_the_commands_of_training(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every option of every `ln-zoo fit` that needs no file of the reader's."""
+    """The same commands by the parser that knows every class. A reader's own checkpoint and weights
+    are replaced by those of a published model."""
     monkeypatch.chdir(ROOT)
-    yours = re.compile(r"\$|\.\.\.|--ckpt_path|my_\w+|own_\w+|FILE|RUN|--weights")
-    fits = [c.partition("  #")[0] for c in commands() if c.startswith("ln-zoo fit")]
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, text in own_files().items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
     wrong = {}
-    for command in (c for c in fits if not yours.search(c) and ".help" not in c):
-        words = [word for word in shlex.split(command)[1:] if not word.startswith("--print_")]
-        if main([*words, "--print_config"]) != 0:
-            wrong[command] = capsys.readouterr().err
-    assert len(fits) > 30
+    for words, where in commands_of("ln-zoo"):
+        if words[0] not in TRAINER:
+            continue
+        argv = without(words, "--ckpt_path")
+        if "--weights" in argv and argv[argv.index("--weights") + 1] not in ln_zoo.list_models():
+            argv[argv.index("--weights") + 1] = stand_in(argv)
+        elif argv != words and "--config" not in words and "--model" not in words:
+            argv += ["--weights", stand_in(argv)]
+        argv = [word for word in argv if not word.startswith("--print_")]
+        shown = [] if any(word.endswith(".help") for word in argv) else ["--print_config"]
+        if main([*argv, *shown]) != 0:
+            wrong[where] = capsys.readouterr().err
     assert not wrong
+
+
+def stand_in(words: list[str]) -> str:
+    """A published model that takes the data of a command."""
+    models = {"Books": "skip_thought.none", "SentenceFile": "skip_thought.none"}
+    models["CaptionedImages"] = "order_embedding.none"
+    return models.get(words[words.index("--data") + 1], "mlp.none")
+
+
+@pytest.mark.slow
+def test_sweeps_are_of_runs_that_can_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every sweep of the documentation passes the check that precedes its first run."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("LN_ZOO_DATA", str(tmp_path))
+    (tmp_path / "books").mkdir()
+    for i in range(9):
+        (tmp_path / f"books/{i}.txt").write_text("a sentence\n")
+    for words, where in commands_of("ln-zoo", "sweep"):
+        if "--config" not in words:
+            continue
+        mine, _, options = ("\0".join([*words, ""])).partition("\0--\0")
+        out = [] if "--out" in words else ["--out", "sweeps/none"]
+        arguments = sweep._parser().parse_args([*mine.strip("\0").split("\0"), *out])
+        grid = sweep._grid(arguments, options.strip("\0").split("\0") if options else [], None)
+        assert check_grid(grid)[0], where
 
 
 def test_the_table_of_models_is_that_of_the_cards() -> None:

@@ -509,7 +509,7 @@ def _results_part(card: Card) -> str:
         run["versions"] = ", ".join(f"{key} {value}" for key, value in run["versions"].items())
     if "command" in run:
         command = _command_for_readers(run.pop("command"), card.name)
-        lines += ["", "To measure it again:", "", "```", command, "```"]
+        lines += ["", "To measure it again:", "", "```bash", command, "```"]
     lines += ["", "Measured with", ""]
     lines += [f"- {key}: {_code(value)}" for key, value in run.items()]
     return "\n".join(["## Results", "", *lines])
@@ -597,7 +597,7 @@ def _training_part(card: Card) -> str:
         training["time"] = time
     lines = ["## Training", "", *(f"- {key}: {_code(value)}" for key, value in training.items())]
     if commands:
-        lines += ["", "```", *commands, "```"]
+        lines += ["", "```bash", *commands, "```"]
     return "\n".join(lines)
 
 

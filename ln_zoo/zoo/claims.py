@@ -175,10 +175,14 @@ def _section(each: Claim) -> str:
             "higher": "has a higher test `{0.metric}` than `{0.baseline}`",
         }
         lines += ["", f"Rule: `{rule.norm}` {words[rule.kind].format(rule)}."]
-    runs = [f"ln-zoo sweep {each.sweep[size]}  # {size}" for size in SIZES if size in each.sweep]
+    runs = []
+    for size in filter(each.sweep.__contains__, SIZES):
+        own, dashes, options = each.sweep[size].partition(" -- ")
+        out = f"--out sweeps/{each.name}-{size}"
+        runs.append(f"ln-zoo sweep {own} {out}{dashes}{options}  # {size}")
     runs += [f"ln-zoo {each.command}"] if each.command else []
     if runs:
-        lines += ["", "```", *runs, "```"]
+        lines += ["", "```bash", *runs, "```"]
     return "\n".join(lines)
 
 

@@ -41,7 +41,7 @@ def commands() -> dict[str, list[str]]:
     """The command under each heading."""
     sections = re.split(r"^## (.*)$", PAGE.read_text(), flags=re.MULTILINE)[1:]
     return {
-        heading: shlex.split(text.split("```")[1])
+        heading: shlex.split(text.split("```bash\n")[1].partition("```")[0])
         for heading, text in zip(sections[::2], sections[1::2], strict=True)
     }
 
@@ -104,7 +104,7 @@ SECTIONS: dict[str, tuple[tuple[str, ...], Callable[[ZooCLI, Weights], None]]] =
     ),
     "Stop early": (("--data.train_size=64", "--trainer.callbacks.min_delta=100"), stopped),
     "Average the weights": (("--trainer.max_epochs=2", "--data.train_size=256"), averaged),
-    "Larger batches than fit": (("--trainer.max_epochs=1", "--data.train_size=256"), accumulated),
+    "Batches larger than memory": (("--trainer.max_epochs=1", "--data.train_size=256"), accumulated),
     "Lower the rate on a plateau": (
         ("--trainer.max_epochs=8", "--data.train_size=64", "--trainer.log_every_n_steps=1",
          "--lr_scheduler.threshold=100", "--lr_scheduler.threshold_mode=abs"),
