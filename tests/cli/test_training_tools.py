@@ -104,7 +104,10 @@ SECTIONS: dict[str, tuple[tuple[str, ...], Callable[[ZooCLI, Weights], None]]] =
     ),
     "Stop early": (("--data.train_size=64", "--trainer.callbacks.min_delta=100"), stopped),
     "Average the weights": (("--trainer.max_epochs=2", "--data.train_size=256"), averaged),
-    "Batches larger than memory": (("--trainer.max_epochs=1", "--data.train_size=256"), accumulated),
+    "Batches larger than memory": (
+        ("--trainer.max_epochs=1", "--data.train_size=256"),
+        accumulated,
+    ),
     "Lower the rate on a plateau": (
         ("--trainer.max_epochs=8", "--data.train_size=64", "--trainer.log_every_n_steps=1",
          "--lr_scheduler.threshold=100", "--lr_scheduler.threshold_mode=abs"),
