@@ -135,6 +135,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--out", metavar="FILE", help="the numbers as .csv or .json, or the table as .md"
     )
+    parser.add_argument(
+        "--curve",
+        metavar="FILE",
+        help="the numbers as a .csv file with a row for each encoder by its updates, which "
+        "`ln-zoo compare --x step` draws as it does a run's curves; every encoder must be a .ckpt "
+        "file",
+    )
     trust.add_import_option(parser)
     return parser
 
@@ -146,6 +153,11 @@ def _evaluate(arguments: argparse.Namespace) -> None:
         if out.suffix not in (".csv", ".json", ".md"):
             raise ValueError(f"--out {out} must end in .csv, .json or .md")
         check_file(out)
+    curve = Path(arguments.curve) if arguments.curve else None
+    if curve is not None:
+        if curve.suffix != ".csv":
+            raise ValueError(f"--curve {curve} must end in .csv")
+        check_file(curve)
     given = [_labelled(text) for text in arguments.encoders]
     for name, count in {label: sum(label == x for x, _ in given) for label, _ in given}.items():
         if count > 1:
@@ -154,6 +166,7 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     from ln_zoo.callbacks.sentence_evaluation import check_tasks
 
     tasks = _Tasks(check_tasks(arguments.tasks.split(",")), arguments)
+    updates = {} if curve is None else _updates(given)
     makers = [
         _reader(label, text, tasks, arguments.protocol)
         if text.endswith((".csv", ".json"))
@@ -166,6 +179,8 @@ def _evaluate(arguments: argparse.Namespace) -> None:
             scores += found
             if out is not None:
                 _save(scores, out, arguments)
+            if curve is not None:
+                _write(curve, _curve(scores, updates))
     from rich.console import Console
 
     Console(highlight=False, markup=False).print(table(scores))
@@ -173,6 +188,21 @@ def _evaluate(arguments: argparse.Namespace) -> None:
         from ln_zoo.cli.outputs import relative
 
         print(f"scores: {relative(out)}")
+
+
+def _updates(given: Sequence[tuple[str, str]]) -> dict[str, int]:
+    """The updates that each checkpoint has behind it, by label."""
+    from ln_zoo.cli.stored import read_checkpoint
+
+    found: dict[str, int] = {}
+    for label, path in given:
+        step = read_checkpoint(path).get("global_step") if path.endswith(".ckpt") else None
+        if step is None:
+            raise ValueError(f"--curve needs checkpoints of training, .ckpt files; got {path}")
+        if step in found.values():
+            raise ValueError(f"--curve: two checkpoints of {step:,} updates; give those of one run")
+        found[label] = step
+    return found
 
 
 class _Tasks:
@@ -536,14 +566,32 @@ def _save(scores: Sequence[Score], out: Path, arguments: argparse.Namespace) -> 
         content = {"protocol": arguments.protocol, "seed": arguments.seed, "scores": rows}
         text = json.dumps(content, indent=2, allow_nan=False) + "\n"
     else:
-        lines = io.StringIO()
-        writer = csv.DictWriter(lines, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        text = lines.getvalue()
-    partial = out.with_name(f".{out.name}.tmp")
+        text = _csv(rows)
+    _write(out, text)
+
+
+def _curve(scores: Sequence[Score], updates: Mapping[str, int]) -> str:
+    """Scores by updates, with the names that `SentenceEvaluation` logs."""
+    rows: dict[int, dict[str, Any]] = {}
+    for score in scores:
+        row = rows.setdefault(updates[score.encoder], {"step": updates[score.encoder]})
+        row[f"step_{score.metric}"] = _plain({"value": score.value})["value"]
+    return _csv([rows[step] for step in sorted(rows)])
+
+
+def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    lines = io.StringIO()
+    writer = csv.DictWriter(lines, max(map(list, rows), key=len), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return lines.getvalue()
+
+
+def _write(path: Path, text: str) -> None:
+    """Writes a file that appears whole."""
+    partial = path.with_name(f".{path.name}.tmp")
     partial.write_text(text, encoding="utf-8")
-    partial.replace(out)
+    partial.replace(path)
 
 
 def _plain(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from lightning.pytorch import Trainer
 
 from ln_zoo.callbacks.sentence_evaluation import model_scores
 from ln_zoo.cli import main
+from ln_zoo.cli.compare import read_curves
 from ln_zoo.data import SyntheticBooks
 from ln_zoo.data.sentence_tasks import read_task
 from ln_zoo.metrics import sentence_tasks
@@ -120,6 +121,46 @@ def test_rows_of_a_model_and_of_controls(
     assert echo.split()[-2:] == ["0.861", "80.3"]
     assert "reported rows are not comparable" in out
     assert lines[-1] == "scores: scores.csv"
+
+
+def test_checkpoints_of_a_run_become_a_curve(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    later = torch.load(checkpoint, weights_only=True) | {"global_step": 20}
+    torch.save(later, "later.ckpt")
+    code, _, err = run(
+        capsys, "later.ckpt", f"a={checkpoint}", "--curve", "curve.csv", "--out", "scores.csv"
+    )
+    assert code == 0, err
+    rows = list(csv.DictReader(Path("curve.csv").read_text().splitlines()))
+    assert [row["step"] for row in rows] == ["1", "20"]
+    scores = csv.DictReader(Path("scores.csv").read_text().splitlines())
+    assert {f"step_{r['metric']}": float(r["value"]) for r in scores if r["encoder"] == "a"} == {
+        name: float(value) for name, value in rows[0].items() if name != "step"
+    }
+    curve = read_curves(Path("curve.csv"), ["step_cr"], "step")["step_cr"]
+    assert curve == {step: float(rows[0]["step_cr"]) for step in (1, 20)}  # the same weights
+
+
+@pytest.mark.parametrize(
+    ("encoders", "file", "message"),
+    [
+        (("majority",), "curve.csv", "needs checkpoints of training, .ckpt files; got majority"),
+        (("a={0}", "b={0}"), "curve.csv", "two checkpoints of 1 updates; give those of one run"),
+        (("{0}",), "curve.md", "--curve curve.md must end in .csv"),
+    ],
+)
+def test_what_is_no_curve_is_refused(
+    checkpoint: Path,
+    encoders: tuple[str, ...],
+    file: str,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, _, err = run(capsys, *(e.format(checkpoint) for e in encoders), "--curve", file)
+    assert code == 1
+    assert message in err
+    assert not Path(file).exists()
 
 
 def test_scores_that_are_there_stand_in_the_same_table(
