@@ -12,7 +12,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ln_zoo.ops.engines.triton.kernels import _sigmoid, _tanh
+from ln_zoo.ops.engines.triton.kernels import (
+    _read,
+    _read_gates,
+    _sigmoid,
+    _tanh,
+    _write_gates,
+)
 
 #: Rows of the heads' weight that a program multiplies at once.
 ROWS = tl.constexpr(16)
@@ -80,6 +86,43 @@ def _filters_back(
     variance = tl.sum(tl.where(k < K, dvariance, 0.0), 0) * sharpness
     spread = tl.sum(dmean * (k - (K - 1) / 2), 0) * stride
     return place, variance, spread
+
+
+@triton.jit
+def _grid(
+    numbers, K: tl.constexpr, KP: tl.constexpr, B: tl.constexpr, BP: tl.constexpr, A: tl.constexpr,
+    AP: tl.constexpr, SPAN: tl.constexpr, BOUND: tl.constexpr, EPS: tl.constexpr,
+    ADDS_EPS: tl.constexpr,
+):  # fmt: skip
+    """`_filters` of both axes, X before Y, from the numbers that place them."""
+    variance, stride = tl.load(numbers + 2), tl.load(numbers + 3)
+    f_x, x_distance, x_shift = _filters(
+        tl.load(numbers), variance, stride, K, KP, A, AP, SPAN, BOUND, EPS, ADDS_EPS
+    )
+    f_y, y_distance, y_shift = _filters(
+        tl.load(numbers + 1), variance, stride, K, KP, B, BP, SPAN, BOUND, EPS, ADDS_EPS
+    )
+    return f_x, x_distance, x_shift, f_y, y_distance, y_shift
+
+
+@triton.jit
+def _grid_back(
+    numbers, dnumbers, df_x, f_x, x_distance, x_shift, df_y, f_y, y_distance, y_shift,
+    K: tl.constexpr, KP: tl.constexpr, B: tl.constexpr, A: tl.constexpr, SPAN: tl.constexpr,
+    BOUND: tl.constexpr, ADDS_EPS: tl.constexpr,
+):  # fmt: skip
+    """Stores the gradients of the first four numbers, from those of the filters."""
+    variance, stride = tl.load(numbers + 2), tl.load(numbers + 3)
+    x_place, x_variance, x_stride = _filters_back(
+        df_x, f_x, x_distance, x_shift, variance, stride, K, KP, A, SPAN, BOUND, ADDS_EPS
+    )
+    y_place, y_variance, y_stride = _filters_back(
+        df_y, f_y, y_distance, y_shift, variance, stride, K, KP, B, SPAN, BOUND, ADDS_EPS
+    )
+    tl.store(dnumbers, x_place)
+    tl.store(dnumbers + 1, y_place)
+    tl.store(dnumbers + 2, _unless_clamped(variance, x_variance + y_variance, BOUND))
+    tl.store(dnumbers + 3, _unless_clamped(stride, x_stride + y_stride, BOUND))
 
 
 @triton.jit
@@ -168,13 +211,9 @@ def paint(
         tl.debug_barrier()  # the numbers are read by other threads than wrote them
         side = numbers + 5
         _count(hits, side, BOUND)
-        variance, stride = tl.load(side + 2), tl.load(side + 3)
-        f_x, _, _ = _filters(
-            tl.load(side), variance, stride, W, WP, A, AP, WRITE_SPAN, BOUND, EPS, ADDS_EPS
-        )
-        f_y, _, _ = _filters(
-            tl.load(side + 1), variance, stride, W, WP, B, BP, WRITE_SPAN, BOUND, EPS, ADDS_EPS
-        )
+        f_x, _, _, f_y, _, _ = _grid(
+            side, W, WP, B, BP, A, AP, WRITE_SPAN, BOUND, EPS, ADDS_EPS
+        )  # fmt: skip
         patch = _load_matrix(numbers + 10, W, WP, W, WP) * tl.exp(-tl.load(side + 4))
         wide = _down(patch, f_x)
         c = _load_matrix(canvas + n * (B * A), B, BP, A, AP) + _up(f_y, wide)
@@ -183,13 +222,9 @@ def paint(
         c = _load_matrix(painted, B, BP, A, AP)
     if READ:
         _count(hits, numbers, BOUND)
-        variance, stride = tl.load(numbers + 2), tl.load(numbers + 3)
-        g_x, _, _ = _filters(
-            tl.load(numbers), variance, stride, R, RP, A, AP, READ_SPAN, BOUND, EPS, ADDS_EPS
-        )
-        g_y, _, _ = _filters(
-            tl.load(numbers + 1), variance, stride, R, RP, B, BP, READ_SPAN, BOUND, EPS, ADDS_EPS
-        )
+        g_x, _, _, g_y, _, _ = _grid(
+            numbers, R, RP, B, BP, A, AP, READ_SPAN, BOUND, EPS, ADDS_EPS
+        )  # fmt: skip
         intensity = tl.exp(tl.load(numbers + 4))
         x = _load_matrix(image + n * (B * A), B, BP, A, AP)
         patches = inputs + n * INPUTS_STRIDE
@@ -213,12 +248,8 @@ def unpaint(
     dcanvas += n * (B * A)
     d_canvas = _load_matrix(dcanvas, B, BP, A, AP)
     if READ:
-        variance, stride = tl.load(numbers + 2), tl.load(numbers + 3)
-        g_x, x_distance, x_shift = _filters(
-            tl.load(numbers), variance, stride, R, RP, A, AP, READ_SPAN, BOUND, EPS, ADDS_EPS
-        )
-        g_y, y_distance, y_shift = _filters(
-            tl.load(numbers + 1), variance, stride, R, RP, B, BP, READ_SPAN, BOUND, EPS, ADDS_EPS
+        g_x, x_distance, x_shift, g_y, y_distance, y_shift = _grid(
+            numbers, R, RP, B, BP, A, AP, READ_SPAN, BOUND, EPS, ADDS_EPS
         )
         intensity = tl.exp(tl.load(numbers + 4))
         x = _load_matrix(image + n * (B * A), B, BP, A, AP)
@@ -234,45 +265,29 @@ def unpaint(
         across_error = _down(d_error, g_x)
         dg_x = _up(d_x, down) + _up(d_error, down_error)
         dg_y = _across(across, x) + _across(across_error, error)
-        x_place, x_variance, x_stride = _filters_back(
-            dg_x, g_x, x_distance, x_shift, variance, stride, R, RP, A, READ_SPAN, BOUND, ADDS_EPS
-        )
-        y_place, y_variance, y_stride = _filters_back(
-            dg_y, g_y, y_distance, y_shift, variance, stride, R, RP, B, READ_SPAN, BOUND, ADDS_EPS
-        )
-        tl.store(dnumbers, x_place)
-        tl.store(dnumbers + 1, y_place)
-        tl.store(dnumbers + 2, _unless_clamped(variance, x_variance + y_variance, BOUND))
-        tl.store(dnumbers + 3, _unless_clamped(stride, x_stride + y_stride, BOUND))
+        _grid_back(
+            numbers, dnumbers, dg_x, g_x, x_distance, x_shift, dg_y, g_y, y_distance, y_shift,
+            R, RP, B, A, READ_SPAN, BOUND, ADDS_EPS,
+        )  # fmt: skip
         brightness = tl.sum(tl.sum(across * down + across_error * down_error, 1), 0)
         tl.store(dnumbers + 4, brightness)
         d_canvas -= _up(g_y, across_error) * seen * (1.0 - seen)
         _store_matrix(dcanvas, d_canvas, B, BP, A, AP)
     if WRITE:
         side, dside = numbers + 5, dnumbers + 5
-        variance, stride = tl.load(side + 2), tl.load(side + 3)
-        f_x, x_distance, x_shift = _filters(
-            tl.load(side), variance, stride, W, WP, A, AP, WRITE_SPAN, BOUND, EPS, ADDS_EPS
-        )
-        f_y, y_distance, y_shift = _filters(
-            tl.load(side + 1), variance, stride, W, WP, B, BP, WRITE_SPAN, BOUND, EPS, ADDS_EPS
+        f_x, x_distance, x_shift, f_y, y_distance, y_shift = _grid(
+            side, W, WP, B, BP, A, AP, WRITE_SPAN, BOUND, EPS, ADDS_EPS
         )
         faint = tl.exp(-tl.load(side + 4))
         patch = _load_matrix(numbers + 10, W, WP, W, WP) * faint
         down = _down(f_y, d_canvas)
         d_patch = _across(down, f_x)
-        x_place, x_variance, x_stride = _filters_back(
-            _up(patch, down), f_x, x_distance, x_shift, variance, stride, W, WP, A,
-            WRITE_SPAN, BOUND, ADDS_EPS,
+        df_x = _up(patch, down)
+        df_y = _across(_down(patch, f_x), d_canvas)
+        _grid_back(
+            side, dside, df_x, f_x, x_distance, x_shift, df_y, f_y, y_distance, y_shift,
+            W, WP, B, A, WRITE_SPAN, BOUND, ADDS_EPS,
         )  # fmt: skip
-        y_place, y_variance, y_stride = _filters_back(
-            _across(_down(patch, f_x), d_canvas), f_y, y_distance, y_shift, variance, stride, W,
-            WP, B, WRITE_SPAN, BOUND, ADDS_EPS,
-        )  # fmt: skip
-        tl.store(dside, x_place)
-        tl.store(dside + 1, y_place)
-        tl.store(dside + 2, _unless_clamped(variance, x_variance + y_variance, BOUND))
-        tl.store(dside + 3, _unless_clamped(stride, x_stride + y_stride, BOUND))
         tl.store(dside + 4, -tl.sum(tl.sum(patch * d_patch, 1), 0))
         _store_matrix(dnumbers + 10, d_patch * faint, W, WP, W, WP)
 
@@ -300,6 +315,12 @@ def _vector(pointer, cols, mask, default: tl.constexpr, THERE: tl.constexpr):
 
 
 @triton.jit
+def _add(totals, q: tl.constexpr, H: tl.constexpr, cols, mask, a):
+    """Adds to the part q of totals."""
+    tl.store(totals + q * H + cols, _read(totals, q, H, cols, mask) + a, mask=mask)
+
+
+@triton.jit
 def lstm_forward(
     sums, bias, gain, shift, gates, c_before, c_after, stats, h_1, h_2, h_3,
     STRIDE_1: tl.constexpr, STRIDE_2: tl.constexpr, STRIDE_3: tl.constexpr, H: tl.constexpr,
@@ -310,20 +331,12 @@ def lstm_forward(
     n = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, HP)
     mask = cols < H
-    sums += n * (4 * H) + cols
-    bias += cols
-    i = _sigmoid(tl.load(sums, mask=mask, other=0.0) + tl.load(bias, mask=mask, other=0.0))
-    f = tl.load(sums + H, mask=mask, other=0.0) + tl.load(bias + H, mask=mask, other=0.0)
-    g = tl.load(sums + 2 * H, mask=mask, other=0.0) + tl.load(bias + 2 * H, mask=mask, other=0.0)
-    o = tl.load(sums + 3 * H, mask=mask, other=0.0) + tl.load(bias + 3 * H, mask=mask, other=0.0)
-    f, g, o = _sigmoid(f), _tanh(g), _sigmoid(o)
+    s0, s1, s2, s3 = _read_gates(sums + n * (4 * H), H, cols, mask, 4)
+    b0, b1, b2, b3 = _read_gates(bias, H, cols, mask, 4)
+    i, f, g, o = _sigmoid(s0 + b0), _sigmoid(s1 + b1), _tanh(s2 + b2), _sigmoid(s3 + b3)
     c = f * tl.load(c_before + n * H + cols, mask=mask, other=0.0) + i * g
     tl.store(c_after + n * H + cols, c, mask=mask)
-    gates += n * (4 * H) + cols
-    tl.store(gates, i, mask=mask)
-    tl.store(gates + H, f, mask=mask)
-    tl.store(gates + 2 * H, g, mask=mask)
-    tl.store(gates + 3 * H, o, mask=mask)
+    _write_gates(gates + n * (4 * H), H, cols, mask, 4, i, f, g, o)
     a = c
     if RULE:
         a, mean, factor = _normalised(c, mask, H, RULE, EPS)
@@ -359,15 +372,11 @@ def lstm_backward(
         w = tl.load(w_heads + rows[:, None] * H + cols[None, :], mask=inside, other=0.0)
         d = tl.load(dheads + n * HEADS + rows, mask=rows < HEADS, other=0.0)
         dh += tl.sum(w * d[:, None], 0)
-    gates += n * (4 * H) + cols
-    i = tl.load(gates, mask=mask, other=0.0)
-    f = tl.load(gates + H, mask=mask, other=0.0)
-    g = tl.load(gates + 2 * H, mask=mask, other=0.0)
-    o = tl.load(gates + 3 * H, mask=mask, other=0.0)
+    i, f, g, o = _read_gates(gates + n * (4 * H), H, cols, mask, 4)
     c = tl.load(c_after + n * H + cols, mask=mask, other=0.0)
     before = tl.load(c_before + n * H + cols, mask=mask, other=0.0)
     d_c = tl.load(dc + n * H + cols, mask=mask, other=0.0)
-    totals += n * (6 * H) + cols
+    totals += n * (6 * H)
     a = c
     factor = 1.0
     if RULE:
@@ -378,8 +387,8 @@ def lstm_backward(
     d_o = dh * tau * o * (1.0 - o)
     dm = dh * o * (1.0 - tau * tau)
     if RULE:
-        tl.store(totals + 4 * H, tl.load(totals + 4 * H, mask=mask, other=0.0) + dm * a, mask=mask)
-        tl.store(totals + 5 * H, tl.load(totals + 5 * H, mask=mask, other=0.0) + dm, mask=mask)
+        _add(totals, 4, H, cols, mask, dm * a)
+        _add(totals, 5, H, cols, mask, dm)
         e = dm * scale
         d = e - a * (tl.sum(e * a, 0) / H)
         if RULE == 2:
@@ -391,15 +400,11 @@ def lstm_backward(
     d_f = d_c * before * f * (1.0 - f)
     d_g = d_c * i * (1.0 - g * g)
     tl.store(dc + n * H + cols, d_c * f, mask=mask)
-    dgates += n * (4 * H) + cols
-    tl.store(dgates, d_i.to(dgates.dtype.element_ty), mask=mask)
-    tl.store(dgates + H, d_f.to(dgates.dtype.element_ty), mask=mask)
-    tl.store(dgates + 2 * H, d_g.to(dgates.dtype.element_ty), mask=mask)
-    tl.store(dgates + 3 * H, d_o.to(dgates.dtype.element_ty), mask=mask)
-    tl.store(totals, tl.load(totals, mask=mask, other=0.0) + d_i, mask=mask)
-    tl.store(totals + H, tl.load(totals + H, mask=mask, other=0.0) + d_f, mask=mask)
-    tl.store(totals + 2 * H, tl.load(totals + 2 * H, mask=mask, other=0.0) + d_g, mask=mask)
-    tl.store(totals + 3 * H, tl.load(totals + 3 * H, mask=mask, other=0.0) + d_o, mask=mask)
+    _write_gates(dgates + n * (4 * H), H, cols, mask, 4, d_i, d_f, d_g, d_o)
+    _add(totals, 0, H, cols, mask, d_i)
+    _add(totals, 1, H, cols, mask, d_f)
+    _add(totals, 2, H, cols, mask, d_g)
+    _add(totals, 3, H, cols, mask, d_o)
 
 
 # Latents
@@ -449,6 +454,6 @@ def latent_backward(
     dposterior += n * (2 * Z) + cols
     tl.store(dposterior, d.to(dposterior.dtype.element_ty), mask=mask)
     tl.store(dposterior + Z, d_spread.to(dposterior.dtype.element_ty), mask=mask)
-    totals += n * (2 * Z) + cols
-    tl.store(totals, tl.load(totals, mask=mask, other=0.0) + d, mask=mask)
-    tl.store(totals + Z, tl.load(totals + Z, mask=mask, other=0.0) + d_spread, mask=mask)
+    totals += n * (2 * Z)
+    _add(totals, 0, Z, cols, mask, d)
+    _add(totals, 1, Z, cols, mask, d_spread)

@@ -40,22 +40,9 @@ SLOTS = (
     "du",
 )
 
-V = tl.constexpr(SLOTS.index("v"))
-U = tl.constexpr(SLOTS.index("u"))
-C_ROWS = tl.constexpr(SLOTS.index("c_rows"))
-STATS = tl.constexpr(SLOTS.index("stats"))
-BIAS = tl.constexpr(SLOTS.index("bias"))
-BIAS_HN = tl.constexpr(SLOTS.index("bias_hn"))
-GAIN_INPUT = tl.constexpr(SLOTS.index("gain_input"))
-GAIN_RECURRENT = tl.constexpr(SLOTS.index("gain_recurrent"))
-GAIN_OUT = tl.constexpr(SLOTS.index("gain_out"))
-SHIFT_OUT = tl.constexpr(SLOTS.index("shift_out"))
-C = tl.constexpr(SLOTS.index("c"))
-H_OR_WORK = tl.constexpr(SLOTS.index("h_or_work"))
-OUT = tl.constexpr(SLOTS.index("out"))
-H_PREV = tl.constexpr(SLOTS.index("h_prev"))
-C_PREV = tl.constexpr(SLOTS.index("c_prev"))
-DU = tl.constexpr(SLOTS.index("du"))
+# In the order of SLOTS
+(V, U, C_ROWS, STATS, BIAS, BIAS_HN, GAIN_INPUT, GAIN_RECURRENT, GAIN_OUT, SHIFT_OUT, C, H_OR_WORK,
+ OUT, H_PREV, C_PREV, DU) = (tl.constexpr(slot) for slot in range(len(SLOTS)))  # fmt: skip
 
 
 @triton.jit(do_not_specialize=[f"a{i}" for i in range(16)])
@@ -99,6 +86,44 @@ def _read(pointer, q: tl.constexpr, H: tl.constexpr, cols, mask):
 @triton.jit
 def _write(pointer, q: tl.constexpr, H: tl.constexpr, cols, mask, a):
     tl.store(pointer + q * H + cols, a.to(pointer.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _read_gates(pointer, H: tl.constexpr, cols, mask, GATES: tl.constexpr):
+    """The parts of all gates; of three, the fourth is zero."""
+    a0 = _read(pointer, 0, H, cols, mask)
+    a1 = _read(pointer, 1, H, cols, mask)
+    a2 = _read(pointer, 2, H, cols, mask)
+    if GATES == 4:
+        return a0, a1, a2, _read(pointer, 3, H, cols, mask)
+    else:
+        return a0, a1, a2, tl.zeros_like(a0)
+
+
+@triton.jit
+def _write_gates(pointer, H: tl.constexpr, cols, mask, GATES: tl.constexpr, a0, a1, a2, a3):
+    _write(pointer, 0, H, cols, mask, a0)
+    _write(pointer, 1, H, cols, mask, a1)
+    _write(pointer, 2, H, cols, mask, a2)
+    if GATES == 4:
+        _write(pointer, 3, H, cols, mask, a3)
+
+
+@triton.jit
+def _lanes(row, H: tl.constexpr, BLOCK: tl.constexpr):
+    """The example of a program, its row, and its units with those of them that there are."""
+    n = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, BLOCK)
+    return n, row.to(tl.int64) + n, cols, cols < H
+
+
+@triton.jit
+def _vector(table, slot: tl.constexpr, other, THERE: tl.constexpr, WIDE_ALIGN: tl.constexpr):
+    """The address of a vector, or another one, never read, where there is none."""
+    if THERE:
+        return _address(table, slot, tl.float32, WIDE_ALIGN)
+    else:
+        return other
 
 
 @triton.jit
@@ -254,6 +279,22 @@ def _vectors(
 
 
 @triton.jit
+def _vectors_of_gates(
+    gain_v, gain_u, bias, H: tl.constexpr, cols, mask,
+    INPUT: tl.constexpr, RECURRENT: tl.constexpr, BIASED: tl.constexpr, GATES: tl.constexpr,
+):  # fmt: skip
+    """Those of all gates; of three, the third again."""
+    a0, b0, c0 = _vectors(gain_v, gain_u, bias, 0, H, cols, mask, INPUT, RECURRENT, BIASED)
+    a1, b1, c1 = _vectors(gain_v, gain_u, bias, 1, H, cols, mask, INPUT, RECURRENT, BIASED)
+    a2, b2, c2 = _vectors(gain_v, gain_u, bias, 2, H, cols, mask, INPUT, RECURRENT, BIASED)
+    if GATES == 4:
+        a3, b3, c3 = _vectors(gain_v, gain_u, bias, 3, H, cols, mask, INPUT, RECURRENT, BIASED)
+        return a0, b0, c0, a1, b1, c1, a2, b2, c2, a3, b3, c3
+    else:
+        return a0, b0, c0, a1, b1, c1, a2, b2, c2, a2, b2, c2
+
+
+@triton.jit
 def _gate(
     v, u, rv, ru, gain_v, gain_u, bias, q: tl.constexpr, H: tl.constexpr, cols, mask,
     INPUT: tl.constexpr, RECURRENT: tl.constexpr, BIASED: tl.constexpr,
@@ -269,75 +310,12 @@ def _adjoint(d, a, r, mean):
     return r * (d - a * mean)
 
 
-# Steps forward. Row n of `product` holds R h' of example n, and row n of `operand` takes the next h
-# for the next product. `row` is where the step's rows begin. INPUT and RECURRENT are the groups as
-# `_merge` explains, 0 for the identity; so is OUT_RULE, else 1, or 2 where a mean is taken off too.
-# EARLY: there are registers enough to read all at once, before anything is waited for.
-
-
-@triton.jit(do_not_specialize=["row"])
-def lstm_forward(
-    table,
-    product,
-    operand,
-    row,
-    H: tl.constexpr,
-    BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
-    KIND: tl.constexpr,
-    KIND_ALIGN: tl.constexpr,
-    WIDE_ALIGN: tl.constexpr,
-    BIASED: tl.constexpr,
-    INPUT: tl.constexpr,
-    RECURRENT: tl.constexpr,
-    OUT_RULE: tl.constexpr,
-    INPUT_EPS: tl.constexpr,
-    RECURRENT_EPS: tl.constexpr,
-    OUT_EPS: tl.constexpr,
-    SAVE: tl.constexpr,
-    STATS_SIZE: tl.constexpr,
-):
-    """One step of an LSTM, gates i, f, g, o (paper, eq. 20-22)."""
-    n = tl.program_id(0).to(tl.int64)
-    line = row.to(tl.int64) + n
-    cols = tl.arange(0, BLOCK)
-    mask = cols < H
-
-    v = _address(table, V, KIND, KIND_ALIGN) + line * (4 * H)
-    u = product + n * (4 * H)
-    c_state = _address(table, C, tl.float32, WIDE_ALIGN) + n * H
-    h_state = _address(table, H_OR_WORK, tl.float32, WIDE_ALIGN) + n * H
-    out = _address(table, OUT, KIND, KIND_ALIGN) + line * H
-    bias, gain_v, gain_u = v, v, v
-    if BIASED:
-        bias = _address(table, BIAS, tl.float32, WIDE_ALIGN)
-    if INPUT:
-        gain_v = _address(table, GAIN_INPUT, tl.float32, WIDE_ALIGN)
-    if RECURRENT:
-        gain_u = _address(table, GAIN_RECURRENT, tl.float32, WIDE_ALIGN)
-
-    v0 = _read(v, 0, H, cols, mask)
-    v1 = _read(v, 1, H, cols, mask)
-    v2 = _read(v, 2, H, cols, mask)
-    v3 = _read(v, 3, H, cols, mask)
-    u0 = _read(u, 0, H, cols, mask)
-    u1 = _read(u, 1, H, cols, mask)
-    u2 = _read(u, 2, H, cols, mask)
-    u3 = _read(u, 3, H, cols, mask)
-    if EARLY:
-        c = _read(c_state, 0, H, cols, mask)
-        gv0, gu0, b0 = _vectors(gain_v, gain_u, bias, 0, H, cols, mask, INPUT, RECURRENT, BIASED)
-        gv1, gu1, b1 = _vectors(gain_v, gain_u, bias, 1, H, cols, mask, INPUT, RECURRENT, BIASED)
-        gv2, gu2, b2 = _vectors(gain_v, gain_u, bias, 2, H, cols, mask, INPUT, RECURRENT, BIASED)
-        gv3, gu3, b3 = _vectors(gain_v, gain_u, bias, 3, H, cols, mask, INPUT, RECURRENT, BIASED)
-    if SAVE:
-        kept = _address(table, U, KIND, KIND_ALIGN) + line * (4 * H)
-        _write(kept, 0, H, cols, mask, u0)
-        _write(kept, 1, H, cols, mask, u1)
-        _write(kept, 2, H, cols, mask, u2)
-        _write(kept, 3, H, cols, mask, u3)
-        stats = _address(table, STATS, tl.float32, 4) + line * STATS_SIZE
-
+@triton.jit
+def _reciprocals(
+    v0, v1, v2, v3, u0, u1, u2, u3, H: tl.constexpr, INPUT: tl.constexpr, RECURRENT: tl.constexpr,
+    INPUT_EPS: tl.constexpr, RECURRENT_EPS: tl.constexpr,
+):  # fmt: skip
+    """Reciprocal deviations of both rows of products, gate by gate; 1 for the identity."""
     rv0, rv1, rv2, rv3 = 1.0, 1.0, 1.0, 1.0
     ru0, ru1, ru2, ru3 = 1.0, 1.0, 1.0, 1.0
     if INPUT and RECURRENT:
@@ -353,19 +331,106 @@ def lstm_forward(
     elif RECURRENT:
         t0, t1, t2, t3 = _sums_of_one(u0 * u0, u1 * u1, u2 * u2, u3 * u3, RECURRENT)
         ru0, ru1, ru2, ru3 = _deviations(t0, t1, t2, t3, H, RECURRENT_EPS, RECURRENT)
+    return rv0, rv1, rv2, rv3, ru0, ru1, ru2, ru3
+
+
+@triton.jit
+def _keep_reciprocals(
+    stats, rv0, rv1, rv2, rv3, ru0, ru1, ru2, ru3,
+    GATES: tl.constexpr, INPUT: tl.constexpr, RECURRENT: tl.constexpr,
+):  # fmt: skip
+    """Stores them, and gives the place behind them."""
+    if INPUT:
+        _keep(stats, rv0, rv1, rv2, rv3, GATES, INPUT)
+        stats += _place(GATES - 1, INPUT) + 1
+    if RECURRENT:
+        _keep(stats, ru0, ru1, ru2, ru3, GATES, RECURRENT)
+        stats += _place(GATES - 1, RECURRENT) + 1
+    return stats
+
+
+@triton.jit
+def _kept_reciprocals(
+    stats, GATES: tl.constexpr, INPUT: tl.constexpr, RECURRENT: tl.constexpr
+):  # fmt: skip
+    """What `_keep_reciprocals` stored, and the place behind it."""
+    rv0, rv1, rv2, rv3 = 1.0, 1.0, 1.0, 1.0
+    ru0, ru1, ru2, ru3 = 1.0, 1.0, 1.0, 1.0
+    if INPUT:
+        rv0, rv1, rv2, rv3 = _kept(stats, GATES, INPUT)
+        stats += _place(GATES - 1, INPUT) + 1
+    if RECURRENT:
+        ru0, ru1, ru2, ru3 = _kept(stats, GATES, RECURRENT)
+        stats += _place(GATES - 1, RECURRENT) + 1
+    return rv0, rv1, rv2, rv3, ru0, ru1, ru2, ru3, stats
+
+
+@triton.jit
+def _through_deviations(
+    d0, d1, d2, d3, a, r0, r1, r2, r3, gain, H: tl.constexpr, cols, mask,
+    GATES: tl.constexpr, STARTS: tl.constexpr,
+):  # fmt: skip
+    """Gradients of the rows in memory at a, from those of the normalised ones with their gain."""
+    a0, a1, a2, a3 = _read_gates(a, H, cols, mask, GATES)
+    a0, a1, a2, a3 = a0 * r0, a1 * r1, a2 * r2, a3 * r3
+    g0, g1, g2, g3 = _read_gates(gain, H, cols, mask, GATES)
+    d0, d1, d2, d3 = d0 * g0, d1 * g1, d2 * g2, d3 * g3
+    s0, s1, s2, s3 = _sums_of_one(d0 * a0, d1 * a1, d2 * a2, d3 * a3, STARTS)
+    n0, n1, n2, n3 = _merge(H, H, H, H, STARTS)
+    d0, d1 = _adjoint(d0, a0, r0, s0 / n0), _adjoint(d1, a1, r1, s1 / n1)
+    return d0, d1, _adjoint(d2, a2, r2, s2 / n2), _adjoint(d3, a3, r3, s3 / n3)
+
+
+# Steps forward. Row n of `product` holds R h' of example n, and row n of `operand` takes the next h
+# for the next product. `row` is where the step's rows begin. INPUT and RECURRENT are the groups as
+# `_merge` explains, 0 for the identity; so is OUT_RULE, else 1, or 2 where a mean is taken off too.
+# EARLY: there are registers enough to read all at once, before anything is waited for.
+
+
+@triton.jit(do_not_specialize=["row"])
+def lstm_forward(
+    table, product, operand, row,
+    H: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr, KIND: tl.constexpr,
+    KIND_ALIGN: tl.constexpr, WIDE_ALIGN: tl.constexpr, BIASED: tl.constexpr, INPUT: tl.constexpr,
+    RECURRENT: tl.constexpr, OUT_RULE: tl.constexpr, INPUT_EPS: tl.constexpr,
+    RECURRENT_EPS: tl.constexpr, OUT_EPS: tl.constexpr, SAVE: tl.constexpr,
+    STATS_SIZE: tl.constexpr,
+):  # fmt: skip
+    """One step of an LSTM, gates i, f, g, o (paper, eq. 20-22)."""
+    n, line, cols, mask = _lanes(row, H, BLOCK)
+    v = _address(table, V, KIND, KIND_ALIGN) + line * (4 * H)
+    u = product + n * (4 * H)
+    c_state = _address(table, C, tl.float32, WIDE_ALIGN) + n * H
+    h_state = _address(table, H_OR_WORK, tl.float32, WIDE_ALIGN) + n * H
+    out = _address(table, OUT, KIND, KIND_ALIGN) + line * H
+    bias = _vector(table, BIAS, v, BIASED, WIDE_ALIGN)
+    gain_v = _vector(table, GAIN_INPUT, v, INPUT, WIDE_ALIGN)
+    gain_u = _vector(table, GAIN_RECURRENT, v, RECURRENT, WIDE_ALIGN)
+
+    v0, v1, v2, v3 = _read_gates(v, H, cols, mask, 4)
+    u0, u1, u2, u3 = _read_gates(u, H, cols, mask, 4)
+    if EARLY:
+        c = _read(c_state, 0, H, cols, mask)
+        gv0, gu0, b0, gv1, gu1, b1, gv2, gu2, b2, gv3, gu3, b3 = _vectors_of_gates(
+            gain_v, gain_u, bias, H, cols, mask, INPUT, RECURRENT, BIASED, 4
+        )
     if SAVE:
-        if INPUT:
-            _keep(stats, rv0, rv1, rv2, rv3, 4, INPUT)
-            stats += _place(3, INPUT) + 1
-        if RECURRENT:
-            _keep(stats, ru0, ru1, ru2, ru3, 4, RECURRENT)
-            stats += _place(3, RECURRENT) + 1
+        kept = _address(table, U, KIND, KIND_ALIGN) + line * (4 * H)
+        _write_gates(kept, H, cols, mask, 4, u0, u1, u2, u3)
+        stats = _address(table, STATS, tl.float32, 4) + line * STATS_SIZE
+
+    rv0, rv1, rv2, rv3, ru0, ru1, ru2, ru3 = _reciprocals(
+        v0, v1, v2, v3, u0, u1, u2, u3, H, INPUT, RECURRENT, INPUT_EPS, RECURRENT_EPS
+    )
+    if SAVE:
+        stats = _keep_reciprocals(
+            stats, rv0, rv1, rv2, rv3, ru0, ru1, ru2, ru3, 4, INPUT, RECURRENT
+        )
 
     if not EARLY:
-        gv0, gu0, b0 = _vectors(gain_v, gain_u, bias, 0, H, cols, mask, INPUT, RECURRENT, BIASED)
-        gv1, gu1, b1 = _vectors(gain_v, gain_u, bias, 1, H, cols, mask, INPUT, RECURRENT, BIASED)
-        gv2, gu2, b2 = _vectors(gain_v, gain_u, bias, 2, H, cols, mask, INPUT, RECURRENT, BIASED)
-        gv3, gu3, b3 = _vectors(gain_v, gain_u, bias, 3, H, cols, mask, INPUT, RECURRENT, BIASED)
+        gv0, gu0, b0, gv1, gu1, b1, gv2, gu2, b2, gv3, gu3, b3 = _vectors_of_gates(
+            gain_v, gain_u, bias, H, cols, mask, INPUT, RECURRENT, BIASED, 4
+        )
     i = _sigmoid(v0 * rv0 * gv0 + b0 + u0 * ru0 * gu0)
     f = _sigmoid(v1 * rv1 * gv1 + b1 + u1 * ru1 * gu1)
     g = _tanh(v2 * rv2 * gv2 + b2 + u2 * ru2 * gu2)
@@ -403,89 +468,48 @@ def lstm_forward(
 
 @triton.jit(do_not_specialize=["row"])
 def gru_forward(
-    table,
-    product,
-    operand,
-    row,
-    H: tl.constexpr,
-    BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
-    KIND: tl.constexpr,
-    KIND_ALIGN: tl.constexpr,
-    WIDE_ALIGN: tl.constexpr,
-    BIASED: tl.constexpr,
-    INPUT: tl.constexpr,
-    RECURRENT: tl.constexpr,
-    OUT_RULE: tl.constexpr,
-    INPUT_EPS: tl.constexpr,
-    RECURRENT_EPS: tl.constexpr,
-    OUT_EPS: tl.constexpr,
-    SAVE: tl.constexpr,
+    table, product, operand, row,
+    H: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr, KIND: tl.constexpr,
+    KIND_ALIGN: tl.constexpr, WIDE_ALIGN: tl.constexpr, BIASED: tl.constexpr, INPUT: tl.constexpr,
+    RECURRENT: tl.constexpr, OUT_RULE: tl.constexpr, INPUT_EPS: tl.constexpr,
+    RECURRENT_EPS: tl.constexpr, OUT_EPS: tl.constexpr, SAVE: tl.constexpr,
     STATS_SIZE: tl.constexpr,
-):
+):  # fmt: skip
     """One step of a GRU, gates r, z, n (paper, eq. 26-28)."""
-    n = tl.program_id(0).to(tl.int64)
-    line = row.to(tl.int64) + n
-    cols = tl.arange(0, BLOCK)
-    mask = cols < H
-
+    n, line, cols, mask = _lanes(row, H, BLOCK)
     v = _address(table, V, KIND, KIND_ALIGN) + line * (3 * H)
     u = product + n * (3 * H)
     h_state = _address(table, H_OR_WORK, tl.float32, WIDE_ALIGN) + n * H
     out = _address(table, OUT, KIND, KIND_ALIGN) + line * H
-    bias, bias_hn, gain_v, gain_u = v, v, v, v
-    if BIASED:
-        bias = _address(table, BIAS, tl.float32, WIDE_ALIGN)
-        bias_hn = _address(table, BIAS_HN, tl.float32, WIDE_ALIGN)
-    if INPUT:
-        gain_v = _address(table, GAIN_INPUT, tl.float32, WIDE_ALIGN)
-    if RECURRENT:
-        gain_u = _address(table, GAIN_RECURRENT, tl.float32, WIDE_ALIGN)
+    bias = _vector(table, BIAS, v, BIASED, WIDE_ALIGN)
+    bias_hn = _vector(table, BIAS_HN, v, BIASED, WIDE_ALIGN)
+    gain_v = _vector(table, GAIN_INPUT, v, INPUT, WIDE_ALIGN)
+    gain_u = _vector(table, GAIN_RECURRENT, v, RECURRENT, WIDE_ALIGN)
 
-    v0 = _read(v, 0, H, cols, mask)
-    v1 = _read(v, 1, H, cols, mask)
-    v2 = _read(v, 2, H, cols, mask)
-    u0 = _read(u, 0, H, cols, mask)
-    u1 = _read(u, 1, H, cols, mask)
-    u2 = _read(u, 2, H, cols, mask)
+    v0, v1, v2, v3 = _read_gates(v, H, cols, mask, 3)
+    u0, u1, u2, u3 = _read_gates(u, H, cols, mask, 3)
     h = _read(h_state, 0, H, cols, mask)
     if EARLY:
-        gv0, gu0, b0 = _vectors(gain_v, gain_u, bias, 0, H, cols, mask, INPUT, RECURRENT, BIASED)
-        gv1, gu1, b1 = _vectors(gain_v, gain_u, bias, 1, H, cols, mask, INPUT, RECURRENT, BIASED)
-        gv2, gu2, b2 = _vectors(gain_v, gain_u, bias, 2, H, cols, mask, INPUT, RECURRENT, BIASED)
+        gv0, gu0, b0, gv1, gu1, b1, gv2, gu2, b2, _, _, _ = _vectors_of_gates(
+            gain_v, gain_u, bias, H, cols, mask, INPUT, RECURRENT, BIASED, 3
+        )
     if SAVE:
         kept = _address(table, U, KIND, KIND_ALIGN) + line * (3 * H)
-        _write(kept, 0, H, cols, mask, u0)
-        _write(kept, 1, H, cols, mask, u1)
-        _write(kept, 2, H, cols, mask, u2)
+        _write_gates(kept, H, cols, mask, 3, u0, u1, u2, u3)
         stats = _address(table, STATS, tl.float32, 4) + line * STATS_SIZE
 
-    none = tl.zeros_like(v0)
-    rv0, rv1, rv2 = 1.0, 1.0, 1.0
-    ru0, ru1, ru2 = 1.0, 1.0, 1.0
-    if INPUT and RECURRENT:
-        s0, s1, s2, s3, t0, t1, t2, t3 = _sums(
-            v0 * v0, v1 * v1, v2 * v2, none, u0 * u0, u1 * u1, u2 * u2, none, INPUT, RECURRENT
-        )
-        rv0, rv1, rv2, _ = _deviations(s0, s1, s2, s3, H, INPUT_EPS, INPUT)
-        ru0, ru1, ru2, _ = _deviations(t0, t1, t2, t3, H, RECURRENT_EPS, RECURRENT)
-    elif INPUT:
-        s0, s1, s2, s3 = _sums_of_one(v0 * v0, v1 * v1, v2 * v2, none, INPUT)
-        rv0, rv1, rv2, _ = _deviations(s0, s1, s2, s3, H, INPUT_EPS, INPUT)
-    elif RECURRENT:
-        t0, t1, t2, t3 = _sums_of_one(u0 * u0, u1 * u1, u2 * u2, none, RECURRENT)
-        ru0, ru1, ru2, _ = _deviations(t0, t1, t2, t3, H, RECURRENT_EPS, RECURRENT)
+    rv0, rv1, rv2, rv3, ru0, ru1, ru2, ru3 = _reciprocals(
+        v0, v1, v2, v3, u0, u1, u2, u3, H, INPUT, RECURRENT, INPUT_EPS, RECURRENT_EPS
+    )
     if SAVE:
-        if INPUT:
-            _keep(stats, rv0, rv1, rv2, rv2, 3, INPUT)
-            stats += _place(2, INPUT) + 1
-        if RECURRENT:
-            _keep(stats, ru0, ru1, ru2, ru2, 3, RECURRENT)
+        stats = _keep_reciprocals(
+            stats, rv0, rv1, rv2, rv3, ru0, ru1, ru2, ru3, 3, INPUT, RECURRENT
+        )
 
     if not EARLY:
-        gv0, gu0, b0 = _vectors(gain_v, gain_u, bias, 0, H, cols, mask, INPUT, RECURRENT, BIASED)
-        gv1, gu1, b1 = _vectors(gain_v, gain_u, bias, 1, H, cols, mask, INPUT, RECURRENT, BIASED)
-        gv2, gu2, b2 = _vectors(gain_v, gain_u, bias, 2, H, cols, mask, INPUT, RECURRENT, BIASED)
+        gv0, gu0, b0, gv1, gu1, b1, gv2, gu2, b2, _, _, _ = _vectors_of_gates(
+            gain_v, gain_u, bias, H, cols, mask, INPUT, RECURRENT, BIASED, 3
+        )
     r = _sigmoid(v0 * rv0 * gv0 + b0 + u0 * ru0 * gu0)
     z = _sigmoid(v1 * rv1 * gv1 + b1 + u1 * ru1 * gu1)
     w = u2 * ru2 * gu2
@@ -500,28 +524,13 @@ def gru_forward(
 
 @triton.jit(do_not_specialize=["row"])
 def rnn_forward(
-    table,
-    product,
-    operand,
-    row,
-    H: tl.constexpr,
-    BLOCK: tl.constexpr,
-    KIND: tl.constexpr,
-    KIND_ALIGN: tl.constexpr,
-    WIDE_ALIGN: tl.constexpr,
-    BIASED: tl.constexpr,
-    RELU: tl.constexpr,
-    OUT_RULE: tl.constexpr,
-    OUT_EPS: tl.constexpr,
-    SAVE: tl.constexpr,
-    STATS_SIZE: tl.constexpr,
-):
+    table, product, operand, row,
+    H: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr, KIND_ALIGN: tl.constexpr,
+    WIDE_ALIGN: tl.constexpr, BIASED: tl.constexpr, RELU: tl.constexpr, OUT_RULE: tl.constexpr,
+    OUT_EPS: tl.constexpr, SAVE: tl.constexpr, STATS_SIZE: tl.constexpr,
+):  # fmt: skip
     """One step of a simple RNN (paper, eq. 4): the sum of both terms is normalised, and kept."""
-    n = tl.program_id(0).to(tl.int64)
-    line = row.to(tl.int64) + n
-    cols = tl.arange(0, BLOCK)
-    mask = cols < H
-
+    n, line, cols, mask = _lanes(row, H, BLOCK)
     v = _address(table, V, KIND, KIND_ALIGN) + line * H
     h_state = _address(table, H_OR_WORK, tl.float32, WIDE_ALIGN) + n * H
     out = _address(table, OUT, KIND, KIND_ALIGN) + line * H
@@ -551,51 +560,25 @@ def rnn_forward(
 
 @triton.jit(do_not_specialize=["row"])
 def lstm_backward(
-    table,
-    gradient,
-    operand,
-    row,
-    H: tl.constexpr,
-    BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
-    KIND: tl.constexpr,
-    KIND_ALIGN: tl.constexpr,
-    WIDE_ALIGN: tl.constexpr,
-    BIASED: tl.constexpr,
-    INPUT: tl.constexpr,
-    RECURRENT: tl.constexpr,
-    OUT_RULE: tl.constexpr,
-    HAS_DOUT: tl.constexpr,
+    table, gradient, operand, row,
+    H: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr, KIND: tl.constexpr,
+    KIND_ALIGN: tl.constexpr, WIDE_ALIGN: tl.constexpr, BIASED: tl.constexpr, INPUT: tl.constexpr,
+    RECURRENT: tl.constexpr, OUT_RULE: tl.constexpr, HAS_DOUT: tl.constexpr,
     STATS_SIZE: tl.constexpr,
-):
+):  # fmt: skip
     """One step of an LSTM back; the work area takes the gradients of i, f, g, o and tanh's."""
-    n = tl.program_id(0).to(tl.int64)
-    line = row.to(tl.int64) + n
-    cols = tl.arange(0, BLOCK)
-    mask = cols < H
-
+    n, line, cols, mask = _lanes(row, H, BLOCK)
     v = _address(table, V, KIND, KIND_ALIGN) + line * (4 * H)
     u = _address(table, U, KIND, KIND_ALIGN) + line * (4 * H)
     stats = _address(table, STATS, tl.float32, 4) + line * STATS_SIZE
     c_row = _address(table, C_ROWS, tl.float32, WIDE_ALIGN) + line * H
     dc_state = _address(table, C, tl.float32, WIDE_ALIGN) + n * H
     work = _address(table, H_OR_WORK, tl.float32, WIDE_ALIGN) + line * (5 * H)
-    bias, gain_v, gain_u = v, v, v
-    if BIASED:
-        bias = _address(table, BIAS, tl.float32, WIDE_ALIGN)
-    if INPUT:
-        gain_v = _address(table, GAIN_INPUT, tl.float32, WIDE_ALIGN)
-    if RECURRENT:
-        gain_u = _address(table, GAIN_RECURRENT, tl.float32, WIDE_ALIGN)
+    bias = _vector(table, BIAS, v, BIASED, WIDE_ALIGN)
+    gain_v = _vector(table, GAIN_INPUT, v, INPUT, WIDE_ALIGN)
+    gain_u = _vector(table, GAIN_RECURRENT, v, RECURRENT, WIDE_ALIGN)
 
-    rv0, rv1, rv2, rv3 = 1.0, 1.0, 1.0, 1.0
-    ru0, ru1, ru2, ru3 = 1.0, 1.0, 1.0, 1.0
-    if INPUT:
-        rv0, rv1, rv2, rv3 = _kept(stats, 4, INPUT)
-        stats += _place(3, INPUT) + 1
-    if RECURRENT:
-        ru0, ru1, ru2, ru3 = _kept(stats, 4, RECURRENT)
-        stats += _place(3, RECURRENT) + 1
+    rv0, rv1, rv2, rv3, ru0, ru1, ru2, ru3, stats = _kept_reciprocals(stats, 4, INPUT, RECURRENT)
 
     # Where registers are scarce, each gate is read when its turn comes: the compiler moves no read
     # ahead of the writes before it.
@@ -658,79 +641,36 @@ def lstm_backward(
     _write(dc_state, 0, H, cols, mask, dc * f)
 
     if RECURRENT:
-        u0 = _read(u, 0, H, cols, mask) * ru0
-        u1 = _read(u, 1, H, cols, mask) * ru1
-        u2 = _read(u, 2, H, cols, mask) * ru2
-        u3 = _read(u, 3, H, cols, mask) * ru3
-        dp0 *= _read(gain_u, 0, H, cols, mask)
-        dp1 *= _read(gain_u, 1, H, cols, mask)
-        dp2 *= _read(gain_u, 2, H, cols, mask)
-        dp3 *= _read(gain_u, 3, H, cols, mask)
-        s0, s1, s2, s3 = _sums_of_one(dp0 * u0, dp1 * u1, dp2 * u2, dp3 * u3, RECURRENT)
-        n0, n1, n2, n3 = _merge(H, H, H, H, RECURRENT)
-        dp0 = _adjoint(dp0, u0, ru0, s0 / n0)
-        dp1 = _adjoint(dp1, u1, ru1, s1 / n1)
-        dp2 = _adjoint(dp2, u2, ru2, s2 / n2)
-        dp3 = _adjoint(dp3, u3, ru3, s3 / n3)
-    operand += n * (4 * H)
+        dp0, dp1, dp2, dp3 = _through_deviations(
+            dp0, dp1, dp2, dp3, u, ru0, ru1, ru2, ru3, gain_u, H, cols, mask, 4, RECURRENT
+        )
+    _write_gates(operand + n * (4 * H), H, cols, mask, 4, dp0, dp1, dp2, dp3)
     du = _address(table, DU, KIND, KIND_ALIGN) + line * (4 * H)
-    _write(operand, 0, H, cols, mask, dp0)
-    _write(operand, 1, H, cols, mask, dp1)
-    _write(operand, 2, H, cols, mask, dp2)
-    _write(operand, 3, H, cols, mask, dp3)
-    _write(du, 0, H, cols, mask, dp0)
-    _write(du, 1, H, cols, mask, dp1)
-    _write(du, 2, H, cols, mask, dp2)
-    _write(du, 3, H, cols, mask, dp3)
+    _write_gates(du, H, cols, mask, 4, dp0, dp1, dp2, dp3)
 
 
 @triton.jit(do_not_specialize=["row"])
 def gru_backward(
-    table,
-    gradient,
-    operand,
-    row,
-    H: tl.constexpr,
-    BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
-    KIND: tl.constexpr,
-    KIND_ALIGN: tl.constexpr,
-    WIDE_ALIGN: tl.constexpr,
-    BIASED: tl.constexpr,
-    INPUT: tl.constexpr,
-    RECURRENT: tl.constexpr,
-    OUT_RULE: tl.constexpr,
-    HAS_DOUT: tl.constexpr,
+    table, gradient, operand, row,
+    H: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr, KIND: tl.constexpr,
+    KIND_ALIGN: tl.constexpr, WIDE_ALIGN: tl.constexpr, BIASED: tl.constexpr, INPUT: tl.constexpr,
+    RECURRENT: tl.constexpr, OUT_RULE: tl.constexpr, HAS_DOUT: tl.constexpr,
     STATS_SIZE: tl.constexpr,
-):
+):  # fmt: skip
     """One step of a GRU back; the work area takes the gradients of r, z, n and of R h' in n."""
-    n = tl.program_id(0).to(tl.int64)
-    line = row.to(tl.int64) + n
-    cols = tl.arange(0, BLOCK)
-    mask = cols < H
-
+    n, line, cols, mask = _lanes(row, H, BLOCK)
     v = _address(table, V, KIND, KIND_ALIGN) + line * (3 * H)
     u = _address(table, U, KIND, KIND_ALIGN) + line * (3 * H)
     stats = _address(table, STATS, tl.float32, 4) + line * STATS_SIZE
     h_prev = _address(table, H_PREV, KIND, KIND_ALIGN) + line * H
     work = _address(table, H_OR_WORK, tl.float32, WIDE_ALIGN) + line * (4 * H)
     du = _address(table, DU, KIND, KIND_ALIGN) + line * (3 * H)
-    bias, bias_hn, gain_v, gain_u = v, v, v, v
-    if BIASED:
-        bias = _address(table, BIAS, tl.float32, WIDE_ALIGN)
-        bias_hn = _address(table, BIAS_HN, tl.float32, WIDE_ALIGN)
-    if INPUT:
-        gain_v = _address(table, GAIN_INPUT, tl.float32, WIDE_ALIGN)
-    if RECURRENT:
-        gain_u = _address(table, GAIN_RECURRENT, tl.float32, WIDE_ALIGN)
+    bias = _vector(table, BIAS, v, BIASED, WIDE_ALIGN)
+    bias_hn = _vector(table, BIAS_HN, v, BIASED, WIDE_ALIGN)
+    gain_v = _vector(table, GAIN_INPUT, v, INPUT, WIDE_ALIGN)
+    gain_u = _vector(table, GAIN_RECURRENT, v, RECURRENT, WIDE_ALIGN)
 
-    rv0, rv1, rv2 = 1.0, 1.0, 1.0
-    ru0, ru1, ru2 = 1.0, 1.0, 1.0
-    if INPUT:
-        rv0, rv1, rv2, _ = _kept(stats, 3, INPUT)
-        stats += _place(2, INPUT) + 1
-    if RECURRENT:
-        ru0, ru1, ru2, _ = _kept(stats, 3, RECURRENT)
+    rv0, rv1, rv2, _, ru0, ru1, ru2, ru3, stats = _kept_reciprocals(stats, 3, INPUT, RECURRENT)
 
     p0 = _gate(v, u, rv0, ru0, gain_v, gain_u, bias, 0, H, cols, mask, INPUT, RECURRENT, BIASED)
     p1 = _gate(v, u, rv1, ru1, gain_v, gain_u, bias, 1, H, cols, mask, INPUT, RECURRENT, BIASED)
@@ -752,55 +692,26 @@ def gru_backward(
     dp0 = dn * w * r * (1.0 - r)
     dp1 = d * (_read(h_prev, 0, H, cols, mask) - candidate) * z * (1.0 - z)
     dp2 = dn * r
-    _write(work, 0, H, cols, mask, dp0)
-    _write(work, 1, H, cols, mask, dp1)
-    _write(work, 2, H, cols, mask, dn)
-    _write(work, 3, H, cols, mask, dp2)
+    _write_gates(work, H, cols, mask, 4, dp0, dp1, dn, dp2)
 
+    dp3 = tl.zeros_like(dp0)
     if RECURRENT:
-        u0 = _read(u, 0, H, cols, mask) * ru0
-        u1 = _read(u, 1, H, cols, mask) * ru1
-        u2 = _read(u, 2, H, cols, mask) * ru2
-        dp0 *= _read(gain_u, 0, H, cols, mask)
-        dp1 *= _read(gain_u, 1, H, cols, mask)
-        dp2 *= _read(gain_u, 2, H, cols, mask)
-        s0, s1, s2, _ = _sums_of_one(dp0 * u0, dp1 * u1, dp2 * u2, tl.zeros_like(u0), RECURRENT)
-        n0, n1, n2, _ = _merge(H, H, H, H, RECURRENT)
-        dp0 = _adjoint(dp0, u0, ru0, s0 / n0)
-        dp1 = _adjoint(dp1, u1, ru1, s1 / n1)
-        dp2 = _adjoint(dp2, u2, ru2, s2 / n2)
-    operand += n * (3 * H)
-    _write(operand, 0, H, cols, mask, dp0)
-    _write(operand, 1, H, cols, mask, dp1)
-    _write(operand, 2, H, cols, mask, dp2)
-    _write(du, 0, H, cols, mask, dp0)
-    _write(du, 1, H, cols, mask, dp1)
-    _write(du, 2, H, cols, mask, dp2)
+        dp0, dp1, dp2, dp3 = _through_deviations(
+            dp0, dp1, dp2, dp3, u, ru0, ru1, ru2, ru3, gain_u, H, cols, mask, 3, RECURRENT
+        )
+    _write_gates(operand + n * (3 * H), H, cols, mask, 3, dp0, dp1, dp2, dp3)
+    _write_gates(du, H, cols, mask, 3, dp0, dp1, dp2, dp3)
 
 
 @triton.jit(do_not_specialize=["row"])
 def rnn_backward(
-    table,
-    gradient,
-    operand,
-    row,
-    H: tl.constexpr,
-    BLOCK: tl.constexpr,
-    KIND: tl.constexpr,
-    KIND_ALIGN: tl.constexpr,
-    WIDE_ALIGN: tl.constexpr,
-    BIASED: tl.constexpr,
-    RELU: tl.constexpr,
-    OUT_RULE: tl.constexpr,
-    HAS_DOUT: tl.constexpr,
-    STATS_SIZE: tl.constexpr,
-):
+    table, gradient, operand, row,
+    H: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr, KIND_ALIGN: tl.constexpr,
+    WIDE_ALIGN: tl.constexpr, BIASED: tl.constexpr, RELU: tl.constexpr, OUT_RULE: tl.constexpr,
+    HAS_DOUT: tl.constexpr, STATS_SIZE: tl.constexpr,
+):  # fmt: skip
     """One step of a simple RNN back; the work area (rows, H) takes the gradient of the sum."""
-    n = tl.program_id(0).to(tl.int64)
-    line = row.to(tl.int64) + n
-    cols = tl.arange(0, BLOCK)
-    mask = cols < H
-
+    n, line, cols, mask = _lanes(row, H, BLOCK)
     a = _read(_address(table, U, KIND, KIND_ALIGN) + line * H, 0, H, cols, mask)
     p = a
     if OUT_RULE:
@@ -833,17 +744,10 @@ def rnn_backward(
 
 @triton.jit
 def input_gradient(
-    work,
-    v,
-    stats,
-    gain,
-    dv,
-    H: tl.constexpr,
-    BLOCK: tl.constexpr,
-    GATES: tl.constexpr,
-    STARTS: tl.constexpr,
+    work, v, stats, gain, dv,
+    H: tl.constexpr, BLOCK: tl.constexpr, GATES: tl.constexpr, STARTS: tl.constexpr,
     STATS_SIZE: tl.constexpr,
-):
+):  # fmt: skip
     """Gradients dv (rows, G) from those of the normalised input term, one program for each row."""
     line = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
@@ -852,44 +756,20 @@ def input_gradient(
     v += line * (GATES * H)
     dv += line * (GATES * H)
     r0, r1, r2, r3 = _kept(stats + line * STATS_SIZE, GATES, STARTS)
-    a0 = _read(v, 0, H, cols, mask) * r0
-    a1 = _read(v, 1, H, cols, mask) * r1
-    a2 = _read(v, 2, H, cols, mask) * r2
-    d0 = _read(work, 0, H, cols, mask) * _read(gain, 0, H, cols, mask)
-    d1 = _read(work, 1, H, cols, mask) * _read(gain, 1, H, cols, mask)
-    d2 = _read(work, 2, H, cols, mask) * _read(gain, 2, H, cols, mask)
-    a3, d3 = tl.zeros_like(a0), tl.zeros_like(a0)
-    if GATES == 4:
-        a3 = _read(v, 3, H, cols, mask) * r3
-        d3 = _read(work, 3, H, cols, mask) * _read(gain, 3, H, cols, mask)
-    s0, s1, s2, s3 = _sums_of_one(d0 * a0, d1 * a1, d2 * a2, d3 * a3, STARTS)
-    n0, n1, n2, n3 = _merge(H, H, H, H, STARTS)
-    _write(dv, 0, H, cols, mask, _adjoint(d0, a0, r0, s0 / n0))
-    _write(dv, 1, H, cols, mask, _adjoint(d1, a1, r1, s1 / n1))
-    _write(dv, 2, H, cols, mask, _adjoint(d2, a2, r2, s2 / n2))
-    if GATES == 4:
-        _write(dv, 3, H, cols, mask, _adjoint(d3, a3, r3, s3 / n3))
+    d0, d1, d2, d3 = _read_gates(work, H, cols, mask, GATES)
+    d0, d1, d2, d3 = _through_deviations(
+        d0, d1, d2, d3, v, r0, r1, r2, r3, gain, H, cols, mask, GATES, STARTS
+    )
+    _write_gates(dv, H, cols, mask, GATES, d0, d1, d2, d3)
 
 
 @triton.jit(do_not_specialize=["rows", "first"])
 def column_sums(
-    work,
-    a,
-    stats,
-    partial,
-    rows,
-    first,
-    H: tl.constexpr,
-    GATES: tl.constexpr,
-    WIDTH: tl.constexpr,
-    SKIP: tl.constexpr,
-    STARTS: tl.constexpr,
-    OWN_MEAN: tl.constexpr,
-    STATS_SIZE: tl.constexpr,
-    SHARE: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-):
+    work, a, stats, partial, rows, first,
+    H: tl.constexpr, GATES: tl.constexpr, WIDTH: tl.constexpr, SKIP: tl.constexpr,
+    STARTS: tl.constexpr, OWN_MEAN: tl.constexpr, STATS_SIZE: tl.constexpr, SHARE: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
     """Sums over rows of d and of d times a normalised row: gradients of a bias and of a gain.
 
     Program (k, j) adds up rows k * SHARE to (k + 1) * SHARE of some columns of one gate, ROWS at a
