@@ -1,4 +1,4 @@
-"""The claims of the paper as data: what tests each, by which rule, and what came of it here.
+"""The claims of the paper as data: what tests each, by which rule, and with which outcome.
 
 They live in ``claims.yaml``; this file checks it, decides by a rule, and makes the page of it.
 
@@ -12,6 +12,7 @@ import functools
 import math
 import posixpath
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -46,7 +47,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a claim here.
+    """The outcome of a claim here.
 
     Attributes:
         verdict: ``"holds"``, ``"does not hold"`` or ``"undecided"``.
@@ -128,20 +129,26 @@ def page(folder: str = "") -> str:
             relative to it.
     """
     source = posixpath.relpath("ln_zoo/zoo/claims.yaml", folder or ".")
+    count = Counter(each.verdict for each in claims())
+    failed = count[DOES_NOT_HOLD]
     head = [
         "# The claims of the paper",
-        "Each claim of [Layer Normalization](https://arxiv.org/abs/1607.06450) (Ba, Kiros, Hinton "
-        "2016), what tests it, and what came of it here. `ln-zoo reproduce` lists them; `ln-zoo "
-        "reproduce NAME --size reduced` runs the sweep of one and prints its verdict. This page is "
-        "made by `ln-zoo reproduce --write docs/results/claims.md` from "
+        f"**Of {count.total()} claims, {count[HOLDS]} hold here, {failed} "
+        f"{'does' if failed == 1 else 'do'} not, {count[UNDECIDED]} are undecided and "
+        f"{count[NOT_TESTED]} are not yet tested.**",
+        "The table has each claim of [Layer Normalization](https://arxiv.org/abs/1607.06450) (Ba, "
+        "Kiros, Hinton 2016) with its verdict. `ln-zoo reproduce` lists them; `ln-zoo reproduce "
+        "NAME --size reduced` runs the sweep for one and prints its verdict.",
+        "Verdicts follow a rule for each claim. The rule looks at the 95 % interval of the paired "
+        "t statistic over seeds. If it lies on the side of the claim, the claim *holds*; on the "
+        "other side, it *does not hold*; if it contains 0, or with one seed, the claim is "
+        "*undecided*. *Faster* compares the updates needed to reach the best value of the "
+        "baseline. Where several settings were run, each method is taken at its best by "
+        "validation. *Paper* means the paper's size, *reduced* a smaller one.",
+        "The outcomes so far apply these rules to runs that were made before the rules. Some of "
+        "those runs are shorter than the sweeps given here, as the reasons say.",
+        "This page is made by `ln-zoo reproduce --write docs/results/claims.md` from "
         f"[claims.yaml]({source}).",
-        "A sweep decides by a rule that is fixed before it: the 95 % interval of the paired t "
-        "statistic over seeds lies on the side of the claim (holds), on the other (does not hold), "
-        "or contains 0 (undecided, as with one seed). *Faster* goes by the ratio of updates to the "
-        "best value that the baseline reaches. Each method has its best settings by validation "
-        "where there are several. *Paper* is the size of the paper, *reduced* a smaller one. The "
-        "outcomes so far apply the rules to runs that were made before them, some of them shorter "
-        "than the sweeps given here: each says so.",
     ]
     return "\n\n".join([*head, table(folder), *(_section(each) for each in claims())]) + "\n"
 
