@@ -6,7 +6,6 @@ import copy
 import importlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -64,12 +63,12 @@ class RecurrentLayer(nn.RNNBase):
         normalize: roles of the cell's places to act on; default all.
         zoneout: probability with which a number of a state stays as it was before a step (Krueger
             et al. 2017, arXiv 1606.01305): of all states, or one for each (in the cell's order). In
-            evaluation states move by the expectation. Such a layer runs on the generic loop.
+            evaluation states move by the expectation.
         recurrent_dropout: probability with which a number of h is zero in recurrent products in
             training: one mask for each sequence, for all steps and gates (Gal and Ghahramani 2016,
-            arXiv 1512.05287). The h that is carried on is whole. On the generic loop in training.
+            arXiv 1512.05287). The h that is carried on is whole.
         weight_dropout: probability with which a recurrent weight is zero in training: one mask for
-            each call (Merity et al. 2018, arXiv 1708.02182, section 2). On every kernel.
+            each call (Merity et al. 2018, arXiv 1708.02182, section 2).
         cell: the cell; default: that of the class.
 
     Parameters: ``weight_ih_l0`` (G, I) with G = gates * H, ``weight_hh_l0`` (G, H or P),
@@ -427,13 +426,10 @@ class RecurrentLayer(nn.RNNBase):
         bidirectional, dropout, training = self.bidirectional, self.dropout, self.training
         self._check_parameters(x, records, weights)
 
-        # Cells of their own, so that no kernel takes them for those without.
-        if "recurrent_dropout" in noise and training:
-            cell = replace(cell, name=f"{cell.name} with recurrent dropout")
-            masks = [ops.dropout_mask(self.recurrent_dropout, h) for h in states[0]]
-            weights = [w._replace(mask=m) for w, m in zip(weights, masks, strict=True)]
-        if "zoneout" in noise:
-            cell = replace(cell, name=f"{cell.name} with zoneout")
+        if "zoneout" in noise or "recurrent_dropout" in noise:
+            lead = x.shape[:-1]
+            drawn = ops.draw_noise(self.zoneout, self.recurrent_dropout, states, lead, training)
+            weights = [w._replace(noise=n) for w, n in zip(weights, drawn, strict=True)]
         kernel = ops.pick(cell, records, x, weights)
         if kernel is not None:
             if batch_sizes is None and not noise:
@@ -457,10 +453,7 @@ class RecurrentLayer(nn.RNNBase):
             i: int, x: Tensor, sizes: Sequence[int] | None, states: States
         ) -> tuple[Tensor, States]:
             per_timestep = all_sites[i]["input"].norm.per_timestep
-            one = cell
-            if "zoneout" in noise:
-                one = ops.with_zoneout(cell, self.zoneout, steps, states, training)
-            return ops.scan(one, x, sizes, states, weights[i], all_sites[i], per_timestep)
+            return ops.scan(cell, x, sizes, states, weights[i], all_sites[i], per_timestep)
 
         return ops.stack(
             run,
@@ -553,12 +546,12 @@ class LSTM(RecurrentLayer):
         normalize: the sites to act on, of ``"input"``, ``"recurrent"``, ``"cell"``; default all.
         zoneout: probability with which a number of a state stays as it was before a step (Krueger
             et al. 2017, arXiv 1606.01305): of all states, or one for each (h, c). In evaluation
-            states move by the expectation. Such a layer runs on the generic loop.
+            states move by the expectation.
         recurrent_dropout: probability with which a number of h is zero in recurrent products in
             training: one mask for each sequence, for all steps and gates (Gal and Ghahramani 2016,
-            arXiv 1512.05287). The h that is carried on is whole. On the generic loop in training.
+            arXiv 1512.05287). The h that is carried on is whole.
         weight_dropout: probability with which a recurrent weight is zero in training: one mask for
-            each call (Merity et al. 2018, arXiv 1708.02182, section 2). On every kernel.
+            each call (Merity et al. 2018, arXiv 1708.02182, section 2).
         peephole: whether gates see cell states (Graves 2013, eq. 7-10): i and f the one before, o
             the new one, each by a weight per unit. Such a layer runs on the generic loop.
         derivative_bound: clips the derivative of the loss by each gate's sum to this size (Graves
@@ -701,13 +694,12 @@ class GRU(RecurrentLayer):
         norm: the strategy; default `Identity`, which makes this layer torch's own.
         normalize: the sites to act on, out of ``"input"``, ``"recurrent"``; default both.
         zoneout: probability with which a number of the state stays as it was before a step (Krueger
-            et al. 2017, arXiv 1606.01305). In evaluation the state moves by the expectation. Such a
-            layer runs on the generic loop.
+            et al. 2017, arXiv 1606.01305). In evaluation the state moves by the expectation.
         recurrent_dropout: probability with which a number of h is zero in recurrent products in
             training: one mask for each sequence, for all steps and gates (Gal and Ghahramani 2016,
-            arXiv 1512.05287). The h that is carried on is whole. On the generic loop in training.
+            arXiv 1512.05287). The h that is carried on is whole.
         weight_dropout: probability with which a recurrent weight is zero in training: one mask for
-            each call (Merity et al. 2018, arXiv 1708.02182, section 2). On every kernel.
+            each call (Merity et al. 2018, arXiv 1708.02182, section 2).
 
     Parameters: torch's own, drawn as torch does (``weight_ih_l0`` (3H, I), ``weight_hh_l0``
     (3H, H), ``bias_ih_l0``, ``bias_hh_l0`` (3H,), ``..._reverse``); and, as far as the strategy has
@@ -799,13 +791,12 @@ class RNN(RecurrentLayer):
         normalize: the sites to act on, out of ``"input"``, ``"recurrent"`` (whose weights alone a
             strategy can act on) and ``"sum"``; default all.
         zoneout: probability with which a number of the state stays as it was before a step (Krueger
-            et al. 2017, arXiv 1606.01305). In evaluation the state moves by the expectation. Such a
-            layer runs on the generic loop.
+            et al. 2017, arXiv 1606.01305). In evaluation the state moves by the expectation.
         recurrent_dropout: probability with which a number of h is zero in recurrent products in
             training: one mask for each sequence, for all steps and gates (Gal and Ghahramani 2016,
-            arXiv 1512.05287). The h that is carried on is whole. On the generic loop in training.
+            arXiv 1512.05287). The h that is carried on is whole.
         weight_dropout: probability with which a recurrent weight is zero in training: one mask for
-            each call (Merity et al. 2018, arXiv 1708.02182, section 2). On every kernel.
+            each call (Merity et al. 2018, arXiv 1708.02182, section 2).
 
     Parameters: torch's own, drawn as torch does (``weight_ih_l0`` (H, I), ``weight_hh_l0`` (H, H),
     ``bias_ih_l0``, ``bias_hh_l0`` (H,), ``..._reverse``); and, as far as the strategy has them,

@@ -35,7 +35,7 @@ from ln_zoo.ops.plans import Entries, Plans
 from ln_zoo.ops.records import Record, Records, RowNorm, StepNorm
 from ln_zoo.ops.recurrence import scan, stack
 from ln_zoo.ops.registry import KERNELS, Kernel
-from ln_zoo.ops.regularization import dropout_mask, with_zoneout
+from ln_zoo.ops.regularization import Noise, draw_noise
 
 __all__ = [
     "CELLS",
@@ -49,6 +49,7 @@ __all__ = [
     "Entries",
     "FilterNorm",
     "Kernel",
+    "Noise",
     "Pieces",
     "Place",
     "Plans",
@@ -69,7 +70,7 @@ __all__ = [
     "cut",
     "divergence",
     "draw_forward",
-    "dropout_mask",
+    "draw_noise",
     "filterbank",
     "join_states",
     "linear",
@@ -83,5 +84,4 @@ __all__ = [
     "stack",
     "window_weights",
     "windowed_lstm",
-    "with_zoneout",
 ]

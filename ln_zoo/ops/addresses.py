@@ -16,10 +16,11 @@ from torch import Tensor
 
 _CPU = torch.device("cpu")
 #: Precisions in a `Form`; ``"kind"`` is that of products.
-_PRECISIONS = {"wide": torch.float32, "whole": torch.int64}
+_PRECISIONS = {"wide": torch.float32, "whole": torch.int64, "flag": torch.bool}
 
-#: A precision (``"wide"``: float32, ``"kind"``: that of products, ``"whole"``: int64) and a shape,
-#: as names of sizes; or ``"packed"`` and the rows and columns of a matrix that was packed.
+#: A precision (``"wide"``: float32, ``"kind"``: that of products, ``"whole"``: int64, ``"flag"``:
+#: bool) and a shape, as names of sizes; or ``"packed"`` and the rows and columns of a matrix that
+#: was packed.
 Form = tuple[str, ...]
 
 

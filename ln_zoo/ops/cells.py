@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ln_zoo.ops.regularization import Noise
+
 #: The states of one or more examples: (h,), or (h, c) in an LSTM.
 States = tuple[Tensor, ...]
 #: What happens to the summed inputs at each place of a cell, by role; called as ``site(a, step)``.
@@ -32,7 +34,7 @@ class Weights(NamedTuple):
         bias_hh: (G,) or ``None``.
         hr: the projection, (P, H), or ``None``.
         own: what `Cell.weights` names, in its order, (rows, H) each.
-        mask: what `dropped` multiplies states by, (N, H or P), or ``None``.
+        noise: what zoneout and recurrent dropout do.
     """
 
     ih: Tensor
@@ -41,7 +43,7 @@ class Weights(NamedTuple):
     bias_hh: Tensor | None = None
     hr: Tensor | None = None
     own: tuple[Tensor, ...] = ()
-    mask: Tensor | None = None
+    noise: Noise = Noise()
 
     @property
     def bias(self) -> Tensor | float:
@@ -57,7 +59,8 @@ class Weights(NamedTuple):
 
     def dropped(self, h: Tensor) -> Tensor:
         """States h (n, H or P) as recurrent products see them: masked, where there is dropout."""
-        return h if self.mask is None else h * self.mask[: len(h)]
+        mask = self.noise.dropout
+        return h if mask is None else h * mask[: len(h)]
 
 
 Step = Callable[[Tensor, States, Weights, Sites, int | None], States]

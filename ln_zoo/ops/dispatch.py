@@ -104,7 +104,9 @@ def pick(
     """
     last = ("torch", "aten") if _ours_is_faster(cell, x, weights) else ()
     call = (cell, records, x, weights)
-    found: LayersKernel | None = select("layers", cell.name, call, "the generic loop", last)
+    kinds = weights[0].noise.kinds
+    what = f"{cell.name} with {' and '.join(kinds)}" if kinds else cell.name
+    found: LayersKernel | None = select("layers", what, call, "the generic loop", last)
     return found
 
 

@@ -22,11 +22,19 @@ import torch
 from torch import Tensor
 
 from ln_zoo.ops.cells import CELLS, Sites, Weights
-from ln_zoo.ops.checks import check_form, check_given, check_operands, check_together
+from ln_zoo.ops.checks import (
+    check_form,
+    check_given,
+    check_masks,
+    check_operands,
+    check_together,
+)
 from ln_zoo.ops.engines.base import (
+    NO_MASKS,
     Chunk,
     ChunkGrads,
     Engine,
+    Masks,
     Places,
     Saved,
     Statistics,
@@ -35,7 +43,15 @@ from ln_zoo.ops.engines.base import (
 )
 from ln_zoo.ops.recurrence import scan
 from ln_zoo.ops.registry import engine_named
-from ln_zoo.ops.spans import previous_rows, rows_of, sizes_of, spans, without_means
+from ln_zoo.ops.regularization import Noise
+from ln_zoo.ops.spans import (
+    dropped_rows,
+    previous_rows,
+    rows_of,
+    sizes_of,
+    spans,
+    without_means,
+)
 from ln_zoo.ops.spec import Cases, Operands, Rows, Spec
 
 
@@ -137,12 +153,13 @@ _CHOICES = "Tensor? batch_sizes, str spec, str engine"
 
 torch.library.define(
     "ln_zoo::recurrence",
-    f"({_OPERANDS}, {_named(Given)}, {_CHOICES}, bool save) -> ({_named(Results, ())})",
+    f"({_OPERANDS}, {_named(Given)}, {_named(Masks)}, {_CHOICES}, bool save) -> "
+    f"({_named(Results, ())})",
 )
 torch.library.define(
     "ln_zoo::recurrence_backward",
-    f"({_named(Grads)}, {_OPERANDS}, {_named(Given)}, {_named(Kept, ())}, {_CHOICES}, "
-    f"bool[] needs) -> ({', '.join(['Tensor'] * len(Operands._fields))})",
+    f"({_named(Grads)}, {_OPERANDS}, {_named(Given)}, {_named(Masks)}, {_named(Kept, ())}, "
+    f"{_CHOICES}, bool[] needs) -> ({', '.join(['Tensor'] * len(Operands._fields))})",
 )
 
 
@@ -184,13 +201,33 @@ def _places(found: Sequence[Statistics | None], given: Given, steps: slice) -> P
     return Places(*parts)
 
 
-def _check(spec: Spec, operands: Operands, given: Given, batch_sizes: Tensor | None) -> None:
-    """Raises RuntimeError for tensors that do not fit together."""
+def _check(
+    spec: Spec,
+    engine: Engine,
+    operands: Operands,
+    given: Given,
+    masks: Masks,
+    batch_sizes: Tensor | None,
+) -> None:
+    """Raises RuntimeError for tensors that do not fit together, or that the engine cannot take."""
     scales = [place.scale for place in spec.places]
     check_operands(operands, spec.cell, scales, batch_sizes)
     needed = [isinstance(place, Cases) and not place.batch for place in spec.places]
     if any(needed) or any(a is not None for a in given):
         check_given(given, spec.widths(operands.w_hh.shape[1]), needed, operands.h0)
+    if any(a is not None for a in masks) or any(spec.zoneout):
+        if spec.examples or not engine.has_noise:
+            raise RuntimeError(
+                f"{engine.name} has neither zoneout nor recurrent dropout for {spec.encode()}"
+            )
+        check_masks(masks, spec.cell, operands)
+
+
+def _by_rows(masks: Masks, hidden: int) -> Masks:
+    """Masks with one axis for all rows, as engines have them."""
+    dropout, *held = masks
+    rows = (None if a is None else a.contiguous().view(-1, hidden) for a in held)
+    return Masks(None if dropout is None else dropout.contiguous(), *rows)
 
 
 # The forward
@@ -229,10 +266,10 @@ def unfilled(*size: int, like: Tensor, dtype: torch.dtype) -> Tensor:
 
 @torch.library.impl("ln_zoo::recurrence", "CompositeExplicitAutograd")
 def _forward(*arguments: Any) -> tuple[Tensor, ...]:
-    operands, given, choices, (save,) = _split(arguments, Operands, Given, Choices)
+    operands, given, masks, choices, (save,) = _split(arguments, Operands, Given, Masks, Choices)
     batch_sizes, spec = choices.batch_sizes, Spec.decode(choices.spec)
     engine = engine_named(choices.engine)
-    _check(spec, operands, given, batch_sizes)
+    _check(spec, engine, operands, given, masks, batch_sizes)
     x, hidden = operands.x, operands.w_hh.shape[1]
     packed, steps = batch_sizes is not None, _steps(x, batch_sizes)
     results = _allocate(operands, spec, engine, steps, save, engine.empty)
@@ -245,7 +282,7 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
     # Means are added to what is there.
     statistics.zero_()
     found = by_place(statistics, spec, steps, hidden)
-    flat = out.view(-1, hidden)
+    flat, masks = out.view(-1, hidden), _by_rows(masks, hidden)
     first, _ = spec.products
     with no_autocast(x):
         p = engine.prepare(spec, operands, backward=False)
@@ -272,14 +309,16 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
             p.terms(inputs, terms)
             places = _places(found, given, piece.steps) if spec.examples else Places()
             state = c if spec.cell == "LSTM" else None
-            p.forward(Chunk(piece.sizes, terms, h, state, flat[rows], saved, places))
+            now = masks.part(rows)
+            p.forward(Chunk(piece.sizes, terms, h, state, flat[rows], saved, places, now))
     return tuple(results)
 
 
 @torch.library.register_fake("ln_zoo::recurrence")
 def _forward_fake(*arguments: Any) -> tuple[Tensor, ...]:
-    operands, given, choices, (save,) = _split(arguments, Operands, Given, Choices)
-    check_together(choices.batch_sizes, **operands._asdict(), **given._asdict())
+    operands, given, masks, choices, (save,) = _split(arguments, Operands, Given, Masks, Choices)
+    others = {**given._asdict(), **masks._asdict()}
+    check_together(choices.batch_sizes, **operands._asdict(), **others)
     spec, steps = Spec.decode(choices.spec), _steps(operands.x, choices.batch_sizes)
     engine = engine_named(choices.engine)
     return tuple(_allocate(operands, spec, engine, steps, save, unfilled))
@@ -330,12 +369,12 @@ def _allocate_gradients(
 
 @torch.library.impl("ln_zoo::recurrence_backward", "CompositeExplicitAutograd")
 def _backward(*arguments: Any) -> tuple[Tensor, ...]:
-    grads, operands, given, kept, choices, (needs,) = _split(
-        arguments, Grads, Operands, Given, Kept, Choices
+    grads, operands, given, masks, kept, choices, (needs,) = _split(
+        arguments, Grads, Operands, Given, Masks, Kept, Choices
     )
     batch_sizes, spec = choices.batch_sizes, Spec.decode(choices.spec)
     engine = engine_named(choices.engine)
-    _check(spec, operands, given, batch_sizes)
+    _check(spec, engine, operands, given, masks, batch_sizes)
     x, h0, c0, hidden = operands.x, operands.h0, operands.c0, operands.w_hh.shape[1]
     packed, wide, steps = batch_sizes is not None, h0.dtype, _steps(x, batch_sizes)
     _check_kept(spec, engine.stats(spec), steps, operands, grads, kept)
@@ -356,7 +395,7 @@ def _backward(*arguments: Any) -> tuple[Tensor, ...]:
     dx = gradients.x.view(-1, x.shape[-1]) if needed.x else None
 
     out, v, u, cells, stats, statistics = kept
-    flat, width = out.view(-1, hidden), u.shape[1]
+    flat, width, masks = out.view(-1, hidden), u.shape[1], _by_rows(masks, hidden)
     saved = Saved(None if spec.merged else v, u, None if c0 is None else cells, stats)
     found = by_place(statistics, spec, steps, hidden)
     for k, own in enumerate(found):
@@ -397,9 +436,13 @@ def _backward(*arguments: Any) -> tuple[Tensor, ...]:
                     dv=dv,
                     sums=sums,
                     places=_places(found, given, piece.steps) if spec.examples else Places(),
+                    masks=masks.part(rows),
                 )
             )
             if dw_hh is not None:
+                if masks.dropout is not None:
+                    room = engine.empty(*h_prev.shape, like=x, dtype=x.dtype, scratch="dropped")
+                    h_prev = dropped_rows(h_prev, masks.dropout, piece.sizes, room)
                 if second.batch:
                     h_prev, _ = without_means(h_prev, piece.sizes, wide)
                 p.add_weight_gradient(du, h_prev, dw_hh, last)
@@ -425,7 +468,7 @@ def _backward(*arguments: Any) -> tuple[Tensor, ...]:
 
 @torch.library.register_fake("ln_zoo::recurrence_backward")
 def _backward_fake(*arguments: Any) -> tuple[Tensor, ...]:
-    *tensors, choices, (needs,) = _split(arguments, Grads, Operands, Given, Kept, Choices)
+    *tensors, choices, (needs,) = _split(arguments, Grads, Operands, Given, Masks, Kept, Choices)
     named = {name: a for part in tensors for name, a in part._asdict().items()}
     check_together(choices.batch_sizes, **named)
     return _allocate_gradients(tensors[1], needs, unfilled)
@@ -435,13 +478,13 @@ def _backward_fake(*arguments: Any) -> tuple[Tensor, ...]:
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    operands, given, choices, (ctx.saves,) = _split(inputs, Operands, Given, Choices)
+    operands, given, masks, choices, (ctx.saves,) = _split(inputs, Operands, Given, Masks, Choices)
     ctx.choices = choices[1:]
     out, _, _, *kept = output
     ctx.mark_non_differentiable(*kept)
     ctx.set_materialize_grads(False)
     if ctx.saves:
-        ctx.save_for_backward(*operands, *given, choices.batch_sizes, out, *kept)
+        ctx.save_for_backward(*operands, *given, *masks, choices.batch_sizes, out, *kept)
 
 
 def _gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -451,17 +494,17 @@ def _gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
             "call it with save=True"
         )
     saved = ctx.saved_tensors  # read once: activation checkpointing refuses a second time
-    operands, given, (batch_sizes, *kept) = _split(saved, Operands, Given)
+    operands, given, masks, (batch_sizes, *kept) = _split(saved, Operands, Given, Masks)
     needs = [bool(n) for n in ctx.needs_input_grad[: len(operands)]]
     rest: tuple[None, ...] = (None,) * (len(ctx.needs_input_grad) - len(operands))
     if torch.is_grad_enabled():
         spec = Spec.decode(ctx.choices[0])
         again = differentiable(
-            lambda: replay(spec, operands, batch_sizes, given), operands, grads[:3], needs
+            lambda: replay(spec, operands, batch_sizes, given, masks), operands, grads[:3], needs
         )
         return (*again, *rest)
     found = torch.ops.ln_zoo.recurrence_backward(
-        *grads[:3], *operands, *given, *kept, batch_sizes, *ctx.choices, needs
+        *grads[:3], *operands, *given, *masks, *kept, batch_sizes, *ctx.choices, needs
     )
     return (*(g if wanted else None for g, wanted in zip(found, needs, strict=True)), *rest)
 
@@ -504,7 +547,11 @@ def differentiable(
 
 
 def replay(
-    spec: Spec, operands: Operands, batch_sizes: Tensor | None, given: Given = _NONE_GIVEN
+    spec: Spec,
+    operands: Operands,
+    batch_sizes: Tensor | None,
+    given: Given = _NONE_GIVEN,
+    masks: Masks = NO_MASKS,
 ) -> tuple[Tensor, ...]:
     """The operator's output and final states, by the generic loop; differentiable.
 
@@ -513,6 +560,7 @@ def replay(
         operands: the tensors.
         batch_sizes: of packed data, (T,).
         given: statistics of places that use given ones.
+        masks: what was drawn.
     """
     hidden = operands.w_hh.shape[1]
     affine = (operands.gain_input, operands.gain_recurrent, operands.gain_out, operands.shift_out)
@@ -524,12 +572,15 @@ def replay(
     if operands.bias_hn is not None:
         bias_hh = torch.cat([bias_hh[hidden:], operands.bias_hn])
     states = (operands.h0,) if operands.c0 is None else (operands.h0, operands.c0)
+    dropout, *held = masks
+    pairs = zip(held, spec.zoneout, states, strict=False)
+    noise = Noise(dropout, tuple(q if mask is None else mask for mask, q, _ in pairs))
     output, final = scan(
         CELLS[spec.cell],
         operands.x,
         None if batch_sizes is None else batch_sizes.tolist(),
         states,
-        Weights(operands.w_ih, operands.w_hh, bias, bias_hh),
+        Weights(operands.w_ih, operands.w_hh, bias, bias_hh, noise=noise),
         sites,
         spec.examples,
     )

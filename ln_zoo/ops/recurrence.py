@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ln_zoo.ops.cells import Cell, Sites, States, Weights
+from ln_zoo.ops.regularization import held
 
 #: Runs direction i (counted through the layers) over ``(x, sizes, states)``; see `scan`.
 Direction = Callable[[int, Tensor, Sequence[int] | None, States], tuple[Tensor, States]]
@@ -38,7 +39,7 @@ def scan(
         sizes: of packed inputs: examples n_t active at each time step, never growing; they sum to
             total. ``None`` says that x is not packed.
         states: initial states, each (N, H).
-        weights: the effective weights.
+        weights: the effective weights, and the noise.
         sites: what happens to summed inputs, by role.
         per_timestep: whether the ``"input"`` site must see the time steps one by one; otherwise it
             is called once for all of them.
@@ -58,6 +59,7 @@ def scan(
     else:
         terms = list(steps(sites["input"](products, None)))
     states = tuple(s.to(torch.promote_types(s.dtype, torch.float32)) for s in states)
+    zoneout = [d if isinstance(d, float) else steps(d) for d in weights.noise.zoneout]
     outputs: list[Tensor] = []
     finished: list[States] = []
     for t, wx in enumerate(terms):
@@ -65,7 +67,11 @@ def scan(
             parts = [s.split([sizes[t], sizes[t - 1] - sizes[t]]) for s in states]
             states = tuple(active for active, _ in parts)
             finished.append(tuple(ended for _, ended in parts))
-        states = cell.step(wx, states, weights, sites, t)
+        before, states = states, cell.step(wx, states, weights, sites, t)
+        if zoneout:
+            now = [d if isinstance(d, float) else d[t] for d in zoneout]
+            # A step's states do not see each other's: an LSTM's h is that of the whole new c.
+            states = tuple(held(*each) for each in zip(before, states, now, strict=True))
         outputs.append(states[0])
     # The last to finish are the first in the batch.
     ends = reversed([*finished, states])

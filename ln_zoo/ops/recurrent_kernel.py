@@ -15,10 +15,11 @@ from torch.autograd import forward_ad
 
 from ln_zoo.ops import operator
 from ln_zoo.ops.cells import Cell, States, Weights
-from ln_zoo.ops.engines.base import Engine
+from ln_zoo.ops.engines.base import NO_MASKS, Engine, Masks
 from ln_zoo.ops.records import Record, Records, StepNorm
 from ln_zoo.ops.recurrence import stack
 from ln_zoo.ops.registry import Task
+from ln_zoo.ops.regularization import Noise
 from ln_zoo.ops.spec import Cases, Operands, Spec, by_place, lower, product_dtype, refusal, specify
 
 
@@ -37,6 +38,12 @@ def transformed() -> str | None:
     if forward_ad._current_level >= 0:
         return "forward-mode derivatives pass through elementary functions of torch alone"
     return None
+
+
+def drawn(noise: Noise) -> Masks:
+    """What was drawn, for the operator; shares stand in the specification."""
+    held = [d if isinstance(d, Tensor) else None for d in noise.zoneout]
+    return Masks(noise.dropout, *held)
 
 
 class Recurrence:
@@ -67,7 +74,12 @@ class Recurrence:
             return reason
         dtype = product_dtype(x)
         for record, w in zip(records, weights, strict=True):
-            reason = self.engine.refuses(specify(cell, record, w), x, w.hh, dtype)
+            spec, kinds = specify(cell, record, w), " and ".join(w.noise.kinds)
+            if kinds and not self.engine.has_noise:
+                return f"it has no {kinds}"
+            if kinds and spec.examples:
+                return f"its steps over a batch have no {kinds}"
+            reason = self.engine.refuses(spec, x, w.hh, dtype)
             if reason is not None:
                 return reason
         return None
@@ -97,7 +109,8 @@ class Recurrence:
                 norms = by_place(cell, records[i])
                 out, final = self._over_examples(spec, norms, operands, batch_sizes, sizes)
             else:
-                out, *final, _ = self._operator(spec, operands, (None,) * 3, batch_sizes)
+                masks = drawn(weights[i].noise)
+                out, *final, _ = self._operator(spec, operands, (None,) * 3, batch_sizes, masks)
             # A sequence cut in two shall lose nothing: states are as precise as weights.
             return out, tuple(state.to(weights[i].hh.dtype) for state in final)
 
@@ -117,11 +130,12 @@ class Recurrence:
         operands: Operands,
         given: Sequence[Tensor | None],
         batch_sizes: Tensor | None,
+        masks: Masks = NO_MASKS,
     ) -> tuple[Tensor, ...]:
         """Output, last states, and the statistics that the batch has."""
         save = torch.is_grad_enabled() and any(a is not None and a.requires_grad for a in operands)
         out, h, c, *_, statistics = torch.ops.ln_zoo.recurrence(
-            *operands, *given, batch_sizes, spec.encode(), self.name, save
+            *operands, *given, *masks, batch_sizes, spec.encode(), self.name, save
         )
         return (out, h, c, statistics) if spec.cell == "LSTM" else (out, h, statistics)
 
@@ -144,6 +158,7 @@ class Recurrence:
         # The one example that is left is no batch. What its steps use, the strategy knows only when
         # it has been told of those before.
         assert batch_sizes is not None
+        first, second, out = (p.given if isinstance(p, Cases) else p for p in spec.places)
         rows = sum(sizes[:together])
         heads = operands.x.split([rows, steps - together])
         head, final = self._some_steps(
@@ -156,7 +171,7 @@ class Recurrence:
         )
         alone = [state[:1] for state in final]
         tail, ends = self._some_steps(
-            Spec(cell, *(p.given if isinstance(p, Cases) else p for p in spec.places)),
+            Spec(cell, first, second, out),
             norms,
             operands._replace(x=heads[1], h0=alone[0], c0=alone[1] if alone[1:] else None),
             batch_sizes[together:],

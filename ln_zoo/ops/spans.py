@@ -145,6 +145,13 @@ def sum_examples(a: Tensor, pieces: Iterable[Run], out: Tensor) -> Tensor:
     return out
 
 
+def dropped_rows(a: Tensor, mask: Tensor, sizes: Sequence[int], out: Tensor) -> Tensor:
+    """Fills out with rows a (rows, F) times those of their examples, (N, F), and gives it back."""
+    for run in runs(sizes):
+        torch.mul(run.of(a), mask[: run.examples], out=run.of(out))
+    return out
+
+
 def without_means(
     a: Tensor, sizes: Sequence[int], wide: torch.dtype, out: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:

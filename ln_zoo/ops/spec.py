@@ -117,6 +117,8 @@ class Spec:
         recurrent: of the recurrent term; the identity in an RNN.
         out: of the cell state on its way to the output (LSTM), of the sum of both terms (RNN); the
             identity in a GRU.
+        zoneout: the shares of h and of an LSTM's c that stay as they were before each step: zoneout
+            as it is in evaluation. Where it is drawn, the operator has masks.
 
     Example:
         >>> rows = Rows(scale=True, center=True, eps=1e-5, groups=(2, 1))
@@ -133,6 +135,7 @@ class Spec:
     input: Rows | Cases
     recurrent: Rows | Cases
     out: Rows | Cases
+    zoneout: tuple[float, float] = (0.0, 0.0)
 
     @property
     def gates(self) -> int:
@@ -179,17 +182,23 @@ class Spec:
 
     def encode(self) -> str:
         """As text: the form in which it passes through the schema of a torch operator."""
-        return "/".join([self.cell, *(place.encode() for place in self.places)])
+        parts = [self.cell, *(place.encode() for place in self.places)]
+        if any(self.zoneout):
+            parts.append(",".join(repr(specialized(q)) for q in self.zoneout))
+        return "/".join(parts)
 
     @staticmethod
     @functools.cache
     def decode(text: str) -> Spec:
         """The inverse of `encode`."""
-        cell, *places = text.split("/")
-        spec = Spec(
-            cell,
-            *((Rows if place[0] in "01" else Cases).decode(place) for place in places),
+        cell, *parts = text.split("/")
+        first, second, out = (
+            (Rows if place[0] in "01" else Cases).decode(place) for place in parts[:3]
         )
+        h, c = (float(q) for q in (parts[3] if parts[3:] else "0,0").split(","))
+        spec = Spec(cell, first, second, out, (h, c))
+        if not (0 <= h <= 1 and 0 <= c <= 1) or (c and cell != "LSTM"):
+            raise ValueError(f"{text}: zoneout must be shares in [0, 1], of c in an LSTM alone")
         if spec.examples and any(isinstance(place, Rows) and place.scale for place in spec.places):
             raise ValueError(f"{text}: some places normalise rows, others examples")
         for place, gates in zip(spec.places, spec.widths(1), strict=True):
@@ -304,7 +313,10 @@ def specify(cell: Cell, records: Records, weights: Weights) -> Spec:
         groups = tuple(size // hidden for size in record.groups)
         return Rows(True, record.center, record.eps, groups)
 
-    return Spec(cell.name, *(place(record) for record in by_place(cell, records)))
+    first, second, out = (place(record) for record in by_place(cell, records))
+    shares = [0.0 if isinstance(d, Tensor) else d for d in weights.noise.zoneout]
+    h, c = (*shares, 0.0, 0.0)[:2]
+    return Spec(cell.name, first, second, out, (h, c))
 
 
 def by_place(cell: Cell, records: Records) -> tuple[Record, Record, Record]:

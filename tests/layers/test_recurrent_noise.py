@@ -19,6 +19,7 @@ from ln_zoo.conversion import denormalize_
 from ln_zoo.export.loops import ExportError, exportable
 from ln_zoo.layers import GRU, LSTM, RNN, GRUCell, LSTMCell, RecurrentLayer, RNNCell
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, WeightNorm
+from ln_zoo.ops import draw_noise, registry
 
 F64 = torch.float64
 T, N, E, H = 6, 4, 3, 5
@@ -84,7 +85,8 @@ def test_zoneout_is_its_equations(cls: type, step: type, training: bool, loop: s
     x = torch.randn(T, N, E, dtype=F64, requires_grad=True)
     states = tuple(torch.randn(N, H, dtype=F64) for _ in p)
     torch.manual_seed(7)
-    kept = [torch.empty(T, N, H, dtype=torch.bool).bernoulli_(q).double() for q in p]
+    (drawn,) = draw_noise(p, 0.0, [s.unsqueeze(0) for s in states], (T, N), training=True)
+    kept = [d.double() for d in drawn.zoneout]
     if not training:
         kept = [torch.full((T, N, H), q, dtype=F64) for q in p]
     outputs, now = [], states
@@ -160,8 +162,10 @@ def test_recurrent_dropout_is_one_mask_on_the_product(cls: type, step: type, loo
     cell = single(layer, step)
     x = torch.randn(T, N, E, dtype=F64, requires_grad=True)
     torch.manual_seed(7)
-    mask = torch.empty(N, H, dtype=F64).bernoulli_(0.6) / 0.6
     states = tuple(torch.zeros(N, H, dtype=F64) for _ in layer.cell.states)
+    (drawn,) = draw_noise([0.0], 0.4, [states[0].unsqueeze(0)], (T, N), training=True)
+    mask = drawn.dropout
+    torch.testing.assert_close(mask, (mask > 0) / torch.tensor(0.6, dtype=F64))
     outputs = []
     for t in range(T):
         if cls is GRU:
@@ -328,7 +332,34 @@ def test_the_log_says_what_runs(caplog: pytest.LogCaptureFixture) -> None:
 
     with caplog.at_level(logging.INFO, "ln_zoo"):
         Other(E, H, zoneout=0.1, recurrent_dropout=0.1)(torch.randn(T, N, E))
-    assert "logged with recurrent dropout with zoneout: runs on the generic loop" in caplog.text
+    assert "logged with recurrent dropout and zoneout: runs on the generic loop" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("cls", "norm", "runs"),
+    [(GRU, LayerNorm(), "aten"), (LSTM, Identity(), "aten"), (RNN, BatchNorm(), "the generic")],
+    ids=["layer", "none", "batch"],
+)
+def test_kernels_take_it_or_say_why_not(
+    cls: type,
+    norm: Norm,
+    runs: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    registry._log.cache_clear()
+    monkeypatch.setenv("LN_ZOO_KERNELS", "torch,aten,triton")
+    x = torch.randn(T, N, E, dtype=F64)
+    with caplog.at_level(logging.INFO, "ln_zoo"):
+        made(cls, norm, zoneout=0.1)(x)
+        made(cls, norm, recurrent_dropout=0.1)(x)
+    assert f"with zoneout: runs on {runs}" in caplog.text
+    if cls is GRU:
+        assert "not run by triton (Triton kernels): it has no zoneout" in caplog.text
+    if cls is LSTM:
+        assert "not run by torch (torch's fused loop): torch has no recurrent dro" in caplog.text
+    if cls is RNN:
+        assert "its steps over a batch have no zoneout" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["zoneout", "recurrent_dropout", "weight_dropout"])

@@ -26,6 +26,7 @@ from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpretedFunction
 
 from ln_zoo.ops import operator
+from ln_zoo.ops.engines.base import NO_MASKS
 from ln_zoo.ops.engines.triton import graphs, kernels, steps
 from ln_zoo.ops.registry import engine_named
 from ln_zoo.ops.spec import Operands, Rows, Spec
@@ -176,7 +177,7 @@ def by_engine(
     spec: Spec, o: Operands, sizes: Sequence[int], save: bool = True
 ) -> tuple[Tensor, ...]:
     results = torch.ops.ln_zoo.recurrence(
-        *o, *NO_STATISTICS, torch.tensor(sizes), spec.encode(), ENGINE.name, save
+        *o, *NO_STATISTICS, *NO_MASKS, torch.tensor(sizes), spec.encode(), ENGINE.name, save
     )
     return results[:3] if spec.cell == "LSTM" else results[:2]
 
@@ -458,6 +459,6 @@ def test_small_and_large_numbers_keep_their_digits() -> None:
 def test_the_operators_pass_torchs_own_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()  # memory as torch has it: without guards, and no offset
     o = as_float32(operands(GRU, 3, [1, 1]))
-    rest = (*NO_STATISTICS, torch.tensor([1, 1]), GRU.encode(), ENGINE.name, True)
+    rest = (*NO_STATISTICS, *NO_MASKS, torch.tensor([1, 1]), GRU.encode(), ENGINE.name, True)
     torch.use_deterministic_algorithms(False)  # numbers that are never read may differ
     torch.library.opcheck(torch.ops.ln_zoo.recurrence.default, (*o, *rest))

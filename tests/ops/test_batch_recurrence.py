@@ -28,6 +28,7 @@ from ln_zoo.ops import (
     memory,
     operator,
 )
+from ln_zoo.ops.engines.base import NO_MASKS
 from ln_zoo.ops.operator import by_place, normalized_cases
 from ln_zoo.ops.recurrent_kernel import Recurrence
 from ln_zoo.ops.registry import allowed
@@ -546,7 +547,7 @@ def arguments(
     ]
     batch_sizes = torch.tensor([3, 3, 2, 2]) if packed else None
     tensors = operands(cell, dtype, rows=10 if packed else None)
-    return (*tensors, *given, batch_sizes, spec.encode(), under.name, True)
+    return (*tensors, *given, *NO_MASKS, batch_sizes, spec.encode(), under.name, True)
 
 
 modes = pytest.mark.parametrize("batch", [True, False], ids=["batch", "given"])

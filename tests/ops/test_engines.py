@@ -28,7 +28,7 @@ from ln_zoo.norms import LayerNorm, Norm, RMSNorm, Site
 from ln_zoo.ops import CELLS, KERNELS, RowNorm, operator, registry
 from ln_zoo.ops.engines.aten import rows as aten_rows
 from ln_zoo.ops.engines.aten import shared
-from ln_zoo.ops.engines.base import Engine, Products
+from ln_zoo.ops.engines.base import NO_MASKS, Engine, Masks, Products
 from ln_zoo.ops.engines.native.one_call import OneCall
 from ln_zoo.ops.recurrent_kernel import Recurrence
 from ln_zoo.ops.spec import Operands, Rows, Spec
@@ -111,12 +111,21 @@ def normalized(a: Tensor, rows: Rows, gain: Tensor | None, shift: Tensor | None 
     return a if shift is None else a + shift
 
 
-def equations(spec: Spec, o: Operands) -> tuple[Tensor, ...]:
-    """Equations 4, 20-22 and 26-28 for a batch: outputs (T, N, H) and final states."""
+def equations(spec: Spec, o: Operands, masks: Masks = NO_MASKS) -> tuple[Tensor, ...]:
+    """Equations 4, 20-22 and 26-28 for a batch: outputs (T, N, H) and final states.
+
+    Recurrent dropout as Gal and Ghahramani (2016, section 4) have it, one mask for all steps, and
+    zoneout as Krueger et al. (2017, section 3): ``d * before + (1 - d) * after``.
+    """
     h, c, outputs = o.h0, o.c0, []
     bias = torch.zeros(len(o.w_hh), dtype=h.dtype) if o.bias is None else o.bias
-    for x in o.x:
-        v, u = x @ o.w_ih.T, h @ o.w_hh.T
+    one = h.new_ones(len(o.x), *h.shape)
+    pairs = zip((masks.zoneout_h, masks.zoneout_c), spec.zoneout, strict=True)
+    d_h, d_c = (q * one if mask is None else mask.to(h.dtype) for mask, q in pairs)
+    dropout = 1 if masks.dropout is None else masks.dropout.to(h.dtype)
+    for t, x in enumerate(o.x):
+        h_before, c_before = h, c
+        v, u = x @ o.w_ih.T, (dropout * h) @ o.w_hh.T
         if spec.cell == "LSTM":
             p = normalized(v, spec.input, o.gain_input) + bias
             p = p + normalized(u, spec.recurrent, o.gain_recurrent)
@@ -132,6 +141,8 @@ def equations(spec: Spec, o: Operands) -> tuple[Tensor, ...]:
         else:
             a = normalized(v + u, spec.out, o.gain_out) + bias
             h = a.tanh() if spec.cell == "RNN_TANH" else a.clamp(min=0)
+        h = d_h[t] * h_before + (1 - d_h[t]) * h
+        c = c if c is None else d_c[t] * c_before + (1 - d_c[t]) * c
         outputs.append(h)
     return (torch.stack(outputs), h) if c is None else (torch.stack(outputs), h, c)
 
@@ -196,24 +207,34 @@ def shifted(operands: Operands, k: int) -> Operands:
     return Operands(*(moved(a, k) for a in operands))
 
 
-def by_loop(spec: Spec, operands: Operands) -> Callable[[int], dict[str, Tensor]]:
+def by_loop(
+    spec: Spec, operands: Operands, masks: Masks = NO_MASKS
+) -> Callable[[int], dict[str, Tensor]]:
     """What `run` gives of the generic loop in float32."""
-    return lambda k: run(lambda o: operator.replay(spec, o, None), shifted(operands, k), F32)
+
+    def replayed(o: Operands) -> tuple[Tensor, ...]:
+        return operator.replay(spec, o, None, masks=masks)
+
+    return lambda k: run(replayed, shifted(operands, k), F32)
 
 
-def compare(under: Under, spec: Spec, operands: Operands) -> None:
+def compare(under: Under, spec: Spec, operands: Operands, masks: Masks = NO_MASKS) -> None:
     """The engine against the equations."""
-    expected = run(lambda o: equations(spec, o), operands, F64)
-    found = run(by(under, spec), operands, under.dtype)
-    assert_as_accurate(found, expected, by_loop(spec, operands))
+    expected = run(lambda o: equations(spec, o, masks), operands, F64)
+    found = run(by(under, spec, masks=masks), operands, under.dtype)
+    assert_as_accurate(found, expected, by_loop(spec, operands, masks))
 
 
-def by(under: Under, spec: Spec, save: bool = True) -> Callable[[Operands], tuple[Tensor, ...]]:
+def by(
+    under: Under, spec: Spec, save: bool = True, masks: Masks = NO_MASKS
+) -> Callable[[Operands], tuple[Tensor, ...]]:
     """The operator as a function of operands."""
 
     def function(operands: Operands) -> tuple[Tensor, ...]:
+        dropout = None if masks.dropout is None else masks.dropout.to(operands.h0.dtype)
+        drawn = masks._replace(dropout=dropout)
         out, h, c, *_ = torch.ops.ln_zoo.recurrence(
-            *operands, *NO_STATISTICS, None, spec.encode(), under.engine.name, save
+            *operands, *NO_STATISTICS, *drawn, None, spec.encode(), under.engine.name, save
         )
         return (out, h, c) if spec.cell == "LSTM" else (out, h)
 
@@ -312,11 +333,84 @@ def test_no_biases_and_other_eps(cell: str, under: Under) -> None:
     compare(under, spec, problem(spec, 7, 3, 4, 12)._replace(bias=None, bias_hn=None))
 
 
+# Zoneout and recurrent dropout
+
+NOISE = ("zoneout", "expected zoneout", "recurrent dropout", "all")
+
+
+def masks_for(spec: Spec, noise: str, lead: tuple[int, ...], N: int, H: int) -> tuple[Spec, Masks]:
+    """What is drawn, and the specification where nothing is; shares and factors are exact."""
+    generator = torch.Generator().manual_seed(3)
+
+    def mask(*size: int) -> Tensor:
+        return torch.rand(size, generator=generator) < 0.25
+
+    lstm = spec.cell == "LSTM"
+    held = Masks(None, mask(*lead, H), mask(*lead, H) if lstm else None)
+    dropout = mask(N, H).logical_not() * 2.0
+    if noise == "expected zoneout":
+        return replace(spec, zoneout=(0.25, 0.125 if lstm else 0.0)), NO_MASKS
+    if noise == "all":  # of c alone in evaluation
+        return replace(spec, zoneout=(0.0, 0.5 if lstm else 0.0)), Masks(dropout, held.zoneout_h)
+    return spec, held if noise == "zoneout" else Masks(dropout)
+
+
+@every_cell
+@pytest.mark.parametrize(("places", "noise"), zip([None, (), None, ()], NOISE, strict=True))
+@pytest.mark.parametrize("size", [(3, 1, 2, 5), (19, 5, 7, 37)], ids=str)
+def test_noise_against_the_equations(
+    cell: str, places: tuple[str, ...] | None, noise: str, size: tuple[int, ...], under: Under
+) -> None:
+    T, N, _, H = size
+    plain = specification(cell, center=T > 3, places=places)
+    spec, masks = masks_for(plain, noise, (T, N), N, H)
+    compare(under, spec, problem(spec, *size), masks)
+
+
+@pytest.mark.parametrize(
+    ("cell", "places"), [("LSTM", ("cell",)), ("LSTM", ()), ("GRU", None), ("RNN_TANH", None)]
+)
+def test_zoneout_of_one_state(cell: str, places: tuple[str, ...] | None, under: Under) -> None:
+    spec = specification(cell, True, places)
+    _, masks = masks_for(spec, "zoneout", (6, 4), 4, 9)
+    operands = problem(spec, 6, 4, 3, 9)
+    compare(under, spec, operands, masks._replace(zoneout_c=None))
+    if cell == "LSTM":
+        compare(under, spec, operands, masks._replace(zoneout_h=None))
+
+
+NOISY = [
+    ("LSTM", {"zoneout": (0.25, 0.5)}, True),
+    ("LSTM", {"zoneout": (0.25, 0.5)}, False),
+    ("LSTM", {"recurrent_dropout": 0.5}, True),
+    ("GRU", {"zoneout": 0.25, "recurrent_dropout": 0.5}, True),
+    ("RNN_TANH", {"zoneout": 0.25, "recurrent_dropout": 0.75}, True),
+    ("RNN_RELU", {"zoneout": 0.5}, False),
+]
+
+
+@pytest.mark.parametrize(("cell", "noise", "training"), NOISY, ids=str)
+def test_layers_with_noise_in_many_chunks(
+    cell: str,
+    noise: dict[str, Any],
+    training: bool,
+    under: Under,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layer = make(cell, bidirectional=True, num_layers=2, **noise).train(training)
+    cut = operator.spans
+    monkeypatch.setattr(operator, "spans", lambda sizes, *_: cut(sizes, 10))
+    for lengths in ((9, 9, 9), (9, 7, 7, 2, 1)):
+        x = pack_sequence([randn(n, 4) for n in lengths])
+        compare_layers(layer, x, states_for(cell, layer, len(lengths)), under)
+
+
 # Through layers: packed, stacked, both directions
 
 
 def layer_results(layer: nn.Module, x: Any, hx: tuple[Tensor, ...] | None) -> dict[str, Tensor]:
-    """Output, final states and gradients of a layer."""
+    """Output, final states and gradients of a layer, whose noise is always the same."""
+    torch.manual_seed(23)
     given = () if hx is None else (hx if len(hx) == 2 else hx[0],)
     output, states = layer(x, *given)
     states = states if isinstance(states, tuple) else (states,)
@@ -494,7 +588,7 @@ def test_without_gradients_nothing_is_kept(cell: str, under: Under) -> None:
     operands = [None if a is None else a.to(F32) for a in problem(spec, 3, 2, 4, 12)]
     for save in (False, True):
         *_, v, u, cells, stats, _ = torch.ops.ln_zoo.recurrence(
-            *operands, *NO_STATISTICS, None, spec.encode(), under.engine.name, save
+            *operands, *NO_STATISTICS, *NO_MASKS, None, spec.encode(), under.engine.name, save
         )
         kept = v.numel() + u.numel() + cells.numel() + stats.numel()
         assert kept > 0 if save else kept == 0
@@ -703,7 +797,7 @@ def test_half_precision_is_no_worse_than_the_generic_loop(
 # Torch's own checks
 
 
-def arguments_of(spec: Spec, under: Under, *, packed: bool) -> list[Any]:
+def arguments_of(spec: Spec, under: Under, *, packed: bool, noise: str | None) -> list[Any]:
     operands = problem(spec, 4, 3, 2, 4)
     x, sizes = operands.x, None
     if packed:
@@ -712,24 +806,31 @@ def arguments_of(spec: Spec, under: Under, *, packed: bool) -> list[Any]:
     leaves = [
         None if a is None else a.to(under.dtype).requires_grad_() for a in operands._replace(x=x)
     ]
-    return [*leaves, *NO_STATISTICS, sizes, spec.encode(), under.engine.name]
+    masks = NO_MASKS
+    if noise is not None:
+        spec, masks = masks_for(spec, noise, tuple(x.shape[:-1]), 3, 4)
+    if masks.dropout is not None:
+        masks = masks._replace(dropout=masks.dropout.to(under.dtype))
+    return [*leaves, *NO_STATISTICS, *masks, sizes, spec.encode(), under.engine.name]
 
 
 @pytest.mark.parametrize(
-    ("cell", "packed", "under"),
+    ("cell", "packed", "noise", "under"),
     [
-        ("LSTM", False, "native"),
-        ("LSTM", True, "aten"),
-        ("GRU", False, "aten"),
-        ("GRU", True, "native"),
-        ("RNN_TANH", False, "native"),
-        ("RNN_RELU", True, "aten"),
+        ("LSTM", False, None, "native"),
+        ("LSTM", True, "zoneout", "aten"),
+        ("GRU", False, None, "aten"),
+        ("GRU", True, "all", "native"),
+        ("RNN_TANH", False, "recurrent dropout", "native"),
+        ("RNN_RELU", True, None, "aten"),
     ],
     indirect=["under"],
 )
-def test_operators_are_well_formed(cell: str, packed: bool, under: Under) -> None:
+def test_operators_are_well_formed(
+    cell: str, packed: bool, noise: str | None, under: Under
+) -> None:
     spec = specification(cell, True)
-    given = arguments_of(spec, under, packed=packed)
+    given = arguments_of(spec, under, packed=packed, noise=noise)
     torch.library.opcheck(torch.ops.ln_zoo.recurrence.default, (*given, True))
     plain = [a.detach() if isinstance(a, Tensor) else a for a in given]
     out, h, c, *kept = torch.ops.ln_zoo.recurrence(*plain, True)
@@ -746,18 +847,23 @@ def test_operators_are_well_formed(cell: str, packed: bool, under: Under) -> Non
 
 
 @every_cell
-@every_norm
-@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+@pytest.mark.parametrize(
+    ("center", "packed", "noise"),
+    [
+        *((True, False, None), (False, True, None), (False, False, "zoneout")),
+        *((True, True, "all"), (True, False, "expected zoneout")),
+    ],
+)
 def test_gradients_and_theirs_are_those_of_finite_differences(
-    cell: str, center: bool, packed: bool, double: Under
+    cell: str, center: bool, packed: bool, noise: str | None, double: Under
 ) -> None:
     spec = specification(cell, center)
-    *leaves, sizes, code, name = arguments_of(spec, double, packed=packed)
-    there = [a for a in leaves if a is not None]
+    *leaves, sizes, code, name = arguments_of(spec, double, packed=packed, noise=noise)
+    there = [a for a in leaves if a is not None and a.requires_grad]
 
     def function(*values: Tensor) -> tuple[Tensor, ...]:
         given = iter(values)
-        operands = [None if a is None else next(given) for a in leaves]
+        operands = [next(given) if a is not None and a.requires_grad else a for a in leaves]
         results = torch.ops.ln_zoo.recurrence(*operands, sizes, code, name, True)
         return results[: 3 if cell == "LSTM" else 2]
 

@@ -56,6 +56,19 @@ def test_specs_survive_as_text(eps: float) -> None:
     assert Spec.decode(spec.encode()) == spec
 
 
+def test_zoneout_survives_as_text() -> None:
+    spec = Spec("LSTM", Rows(), Rows(), Rows(True, True, 1.0, (1,)), (0.1 + 0.2, 1e-7))
+    assert Spec.decode(spec.encode()) == spec
+
+
+@pytest.mark.parametrize("end", ["LSTM 1.5,0", "LSTM 0,-0.1", "LSTM nan,0", "GRU 0.1,0.1"])
+def test_zoneout_that_is_no_share(end: str) -> None:
+    cell, shares = end.split()
+    code = "/".join([Spec(cell, Rows(), Rows(), Rows()).encode(), shares])
+    with pytest.raises(ValueError, match=r"zoneout must be shares in \[0, 1\], of c in an LSTM"):
+        Spec.decode(code)
+
+
 @every_cell
 def test_gates(cell: str) -> None:
     spec = specify(CELLS[cell], records(cell), weights(cell))

@@ -24,6 +24,7 @@ from ln_zoo.ops import (
     Weights,
     draw_forward,
 )
+from ln_zoo.ops.engines.base import Masks
 from ln_zoo.ops.engines.native.one_call import Parameters, Prepared
 from ln_zoo.ops.engines.native.runtime import NativeProducts, multiply, packed, trouble
 from ln_zoo.ops.loops.window import WindowOperands, windowed_lstm
@@ -35,7 +36,7 @@ pytestmark = pytest.mark.skipif(trouble() is not None, reason=f"no native kernel
 
 T, N, I, H = 4, 3, 2, 5  # noqa: E741
 SIZES = [3, 3, 2, 1]
-GIVEN, KEPT = Given._fields, Kept._fields
+GIVEN, KEPT, MASKS = Given._fields, Kept._fields, Masks._fields
 #: A function of tensors by name, and right ones.
 Entry = tuple[Callable[[dict[str, Any]], list[Tensor]], dict[str, Any]]
 
@@ -65,7 +66,7 @@ def random_operands(cell: str, scales: tuple[bool, bool, bool], rows: int | None
     )._asdict()
 
 
-def recurrence(cell: str, is_packed: bool) -> Iterator[tuple[str, Entry]]:
+def recurrence(cell: str, is_packed: bool, noise: bool = False) -> Iterator[tuple[str, Entry]]:
     gates, merged = CELLS[cell].gates, CELLS[cell].gates == 1
     rows, out = Rows(True, True, 1e-5, (gates,)), Rows(True, True, 1e-5, (1,))
     place = Rows() if merged else rows
@@ -83,7 +84,11 @@ def recurrence(cell: str, is_packed: bool) -> Iterator[tuple[str, Entry]]:
         )
         return list(found)
 
-    nothing = dict.fromkeys(GIVEN)
+    nothing: dict[str, Any] = dict.fromkeys((*GIVEN, *MASKS))
+    if noise:
+        held = torch.rand(*operands["x"].shape[:-1], H) < 0.5
+        nothing |= {"dropout": rand(N, H), "zoneout_h": held}
+        nothing["zoneout_c"] = held.clone() if cell == "LSTM" else None
     given = {**operands, **nothing, "batch_sizes": sizes}
     yield "recurrence", (forward, given)
     yield "recurrence, nothing kept", (lambda given: forward(given, save=False), given)
@@ -102,7 +107,7 @@ def batch_recurrence(cell: str, is_packed: bool, batch: bool) -> Iterator[tuple[
     steps = [3, 3, 2, 2]
     scales = tuple(p.scale for p in spec.places)
     operands = random_operands(cell, scales, sum(steps) if is_packed else None)
-    given = {
+    given: dict[str, Any] = {
         name: torch.rand(2, 2, width) + 0.5 if p.scale and not batch else None
         for name, p, width in zip(GIVEN, spec.places, (gates * H, gates * H, H), strict=True)
     }
@@ -117,6 +122,7 @@ def batch_recurrence(cell: str, is_packed: bool, batch: bool) -> Iterator[tuple[
         )
         return list(found)
 
+    given |= dict.fromkeys(MASKS)
     right = {**operands, **given, "batch_sizes": sizes}
     yield "batch_recurrence", (forward, right)
     output, h, c, *kept = forward(right)
@@ -295,6 +301,8 @@ ENTRIES = {
     "LSTM, packed": lambda: recurrence("LSTM", True),
     "GRU, packed": lambda: recurrence("GRU", True),
     "RNN, padded": lambda: recurrence("RNN_TANH", False),
+    "LSTM with noise, padded": lambda: recurrence("LSTM", False, noise=True),
+    "GRU with noise, packed": lambda: recurrence("GRU", True, noise=True),
     "batch LSTM, padded": lambda: batch_recurrence("LSTM", False, True),
     "batch GRU, packed": lambda: batch_recurrence("GRU", True, True),
     "given LSTM, packed": lambda: batch_recurrence("LSTM", True, False),

@@ -96,6 +96,30 @@ class Places(NamedTuple):
         return Places(*(None if place is None else place.part(steps) for place in self))
 
 
+class Masks(NamedTuple):
+    """What was drawn for one direction of one layer, or for a run of its rows.
+
+    Attributes:
+        dropout: what h is multiplied by in recurrent products, (N, H), float32 at least; ``None``:
+            nothing is dropped.
+        zoneout_h: where h stays as it was before its step, (rows, H), boolean; ``None``: nowhere,
+            but for ``spec.zoneout``.
+        zoneout_c: the same for an LSTM's cell state.
+    """
+
+    dropout: Tensor | None = None
+    zoneout_h: Tensor | None = None
+    zoneout_c: Tensor | None = None
+
+    def part(self, rows: slice) -> Masks:
+        """What belongs to some of the rows."""
+        dropout, *held = self
+        return Masks(dropout, *(None if a is None else a[rows] for a in held))
+
+
+NO_MASKS = Masks()
+
+
 class Saved(NamedTuple):
     """What training keeps of a run of rows; the forward writes it, the backward reads it.
 
@@ -104,7 +128,8 @@ class Saved(NamedTuple):
             uses those of the batch. In an RNN (``spec.merged``) None in the backward, and in the
             forward the same memory as u.
         u: the same of R h'. In an RNN the sum v + u.
-        c: cell states after each step, (rows, H), float32 at least; ``None`` but for an LSTM.
+        c: cell states after each step, and after zoneout, (rows, H), float32 at least; ``None`` but
+            for an LSTM.
         stats: (rows, S), float32 at least, where S is ``Engine.stats(spec)``; in the engine's own
             layout.
     """
@@ -160,6 +185,7 @@ class Chunk(NamedTuple):
             gradient will be asked for.
         places: statistics over examples. What is given is read. What the batch has is written: the
             variance, and the mean added to what is there (0, or the part of it that v is without).
+        masks: what was drawn for these steps; read only.
     """
 
     sizes: Sequence[int]
@@ -169,6 +195,7 @@ class Chunk(NamedTuple):
     out: Tensor
     saved: Saved | None
     places: Places = Places()
+    masks: Masks = NO_MASKS
 
 
 class ChunkGrads(NamedTuple):
@@ -189,6 +216,7 @@ class ChunkGrads(NamedTuple):
         dv: to be filled with that of v; in an RNN (``spec.merged``) the same tensor as du.
         sums: what to add the gradients of vectors to, in place.
         places: statistics over examples; read only.
+        masks: what was drawn for these steps; read only.
     """
 
     sizes: Sequence[int]
@@ -202,6 +230,7 @@ class ChunkGrads(NamedTuple):
     dv: Tensor
     sums: Sums
     places: Places = Places()
+    masks: Masks = NO_MASKS
 
     def part(self, span: Span) -> ChunkGrads:
         """Some of the steps."""
@@ -218,6 +247,7 @@ class ChunkGrads(NamedTuple):
             self.dv[rows],
             self.sums,
             self.places.part(span.steps),
+            self.masks.part(rows),
         )
 
 
@@ -243,6 +273,10 @@ class Engine(Protocol):
     @property
     def title(self) -> str:
         """What it is, for the log: ``"C++ loops"``."""
+
+    @property
+    def has_noise(self) -> bool:
+        """Whether it has zoneout and recurrent dropout, where no place is over examples."""
 
     def refuses(self, spec: Spec, x: Tensor, w_hh: Tensor, dtype: torch.dtype) -> str | None:
         """Why it cannot take this call, or ``None``.

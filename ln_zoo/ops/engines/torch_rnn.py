@@ -41,6 +41,9 @@ class TorchRNN:
             for role, record in direction.items():
                 if record is None or not record.identity:
                     return f"the {role} site normalises its summed inputs"
+        for w in weights:
+            if w.noise.kinds:
+                return f"torch has no {' and '.join(w.noise.kinds)}"
         reason = transformed()
         if reason is not None:
             return reason

@@ -329,7 +329,7 @@ class BatchLSTM(BatchSteps):
         self.shift_out = torch.zeros_like(slope) if shift is None else -2 * shift
 
     def forward(self, chunk: Chunk) -> None:
-        sizes, v, h, c, out, saved, places = chunk
+        sizes, v, h, c, out, saved, places, _ = chunk
         assert c is not None
         first, second, cell, pieces = places.input, self.second, self.cell, runs(sizes)
         width, hidden, weight = v.shape[1], self.hidden, self.w_hh
@@ -397,7 +397,7 @@ class BatchLSTM(BatchSteps):
             over_examples(cell_squares, pieces)
 
     def backward_part(self, grads: ChunkGrads) -> None:
-        sizes, dout, dh, dc, saved, _h_prev, c_prev, du, dv, sums, places = grads
+        sizes, dout, dh, dc, saved, _h_prev, c_prev, du, dv, sums, places, _ = grads
         assert saved.v is not None
         assert saved.c is not None
         assert c_prev is not None
@@ -602,7 +602,7 @@ class BatchGRU(_OneState):
         self.bias_hn = -2 * (operands.h0.new_zeros(self.hidden) if bias is None else bias)
 
     def forward(self, chunk: Chunk) -> None:
-        sizes, v, h, _c, out, saved, places = chunk
+        sizes, v, h, _c, out, saved, places, _ = chunk
         second, weight, hidden, pieces = self.second, self.w_hh, self.hidden, runs(sizes)
         width, both = v.shape[1], 2 * self.hidden
         loop = Loop(second, places.recurrent, pieces, h, self.narrow, sizes)
@@ -641,7 +641,7 @@ class BatchGRU(_OneState):
         loop.finish(weight)
 
     def backward_part(self, grads: ChunkGrads) -> None:
-        sizes, dout, dh, _dc, saved, h_prev, _c_prev, du, dv, sums, places = grads
+        sizes, dout, dh, _dc, saved, h_prev, _c_prev, du, dv, sums, places, _ = grads
         assert saved.v is not None
         hidden, second, pieces = self.hidden, self.second, runs(sizes)
         count, both = len(du), 2 * self.hidden
@@ -683,7 +683,7 @@ class BatchRNN(_OneState):
         super().__init__(spec, operands, backward)
 
     def forward(self, chunk: Chunk) -> None:
-        sizes, v, h, _c, out, _saved, places = chunk
+        sizes, v, h, _c, out, _saved, places, _ = chunk
         second, weight, pieces = self.second, self.w_hh, runs(sizes)
         loop = Loop(second, places.out, pieces, h, self.narrow, sizes)
         shift = self.bias if loop.offset is None else self.bias + loop.offset
@@ -710,7 +710,7 @@ class BatchRNN(_OneState):
         loop.finish(weight)
 
     def backward_part(self, grads: ChunkGrads) -> None:
-        sizes, dout, dh, _dc, saved, _h_prev, _c_prev, du, _dv, sums, places = grads
+        sizes, dout, dh, _dc, saved, _h_prev, _c_prev, du, _dv, sums, places, _ = grads
         pieces = runs(sizes)
         r = self.second.reciprocals(places.out, pieces)
         rows = self.scratch("rows", *du.shape)

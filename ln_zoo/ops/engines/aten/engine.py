@@ -17,6 +17,7 @@ class AtenEngine:
 
     name = "aten"
     title = "steps in functions of torch"
+    has_noise = True
 
     def refuses(self, spec: Spec, x: Tensor, w_hh: Tensor, dtype: torch.dtype) -> str | None:
         """Nothing is refused."""

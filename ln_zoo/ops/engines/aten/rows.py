@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ln_zoo.ops.engines.aten.shared import AtenSteps
-from ln_zoo.ops.engines.base import Chunk, ChunkGrads, Saved, Sums, centred
+from ln_zoo.ops.engines.base import Chunk, ChunkGrads, Masks, Saved, Sums, centred
 from ln_zoo.ops.spec import Operands, Rows, Spec
 
 #: Steps from which it pays to centre weights, and to pack or transpose the recurrent ones.
@@ -130,6 +130,34 @@ class RowSteps(AtenSteps):
             return weight
         return centred(weight, rows, self.scratch(name, *weight.shape, dtype=weight.dtype))
 
+    def held(self, masks: Masks, sizes: Sequence[int]) -> list[Sequence[Tensor] | None]:
+        """The shares of h and of c that zoneout keeps at each step; ``None``: none is kept.
+
+        Of masks they are zeros and ones in the precision of states, or else the same numbers for
+        all.
+        """
+        found: list[Sequence[Tensor] | None] = []
+        pairs = zip((masks.zoneout_h, masks.zoneout_c), self.spec.zoneout, strict=True)
+        for name, (mask, share) in zip("hc", pairs, strict=True):
+            if mask is not None:
+                found.append(cut(self.widened(f"zoneout {name}", mask), sizes))
+            else:
+                found.append([share * self.one] * len(sizes) if share else None)
+        return found
+
+    def passed(self, name: str, d: Tensor, held: Tensor) -> Tensor:
+        """What of the gradient d (n, H) zoneout passes by a step; it is taken off d."""
+        room = torch.mul(d, held, out=self.scratch(f"passed {name}", *d.shape))
+        d.sub_(room)
+        return room
+
+    def dropped(self, h: Tensor, dropout: Tensor | None) -> Tensor:
+        """States h (n, H) as recurrent products see them."""
+        if dropout is None:
+            return h
+        room = self.scratch("dropped", *h.shape, dtype=self.narrow)
+        return torch.mul(h, dropout[: len(h)], out=room)
+
     def product(self, a: Tensor, out: Tensor) -> Tensor:
         """A step's product, in the memory that is given or in new memory."""
         if self.packed is None:
@@ -161,8 +189,8 @@ class RowSteps(AtenSteps):
         return rows
 
     def widened(self, name: str, a: Tensor) -> Tensor:
-        """Rows as they are computed with: a itself, or a copy in float32."""
-        return a if self.exact else self.scratch(name, *a.shape).copy_(a)
+        """Rows as they are computed with: a itself, or a copy in the precision of states."""
+        return a if a.dtype == self.wide else self.scratch(name, *a.shape).copy_(a)
 
     def factors(self, saved: Saved) -> tuple[Tensor, Tensor]:
         """What rows were multiplied by, (rows, groups): input terms, recurrent terms."""
@@ -191,19 +219,19 @@ class RowSteps(AtenSteps):
         r = self.scratch("factors", sizes[0], len(self.second.columns))
         return [u[:n] for n in sizes], [r[:n] for n in sizes]
 
-    def states_gradient(self, d_u: Tensor, du: Tensor, dh: Tensor) -> None:
+    def states_gradient(self, d_u: Tensor, du: Tensor, dh: Tensor, dropout: Tensor | None) -> None:
         """What the gradient of a step's products means for the states before it.
 
         Args:
             d_u: the gradient, (n, G), in the precision of states.
             du: the same memory, or to be filled with it in the precision of products.
             dh: to be filled, (n, H).
+            dropout: what the states were multiplied by, (N, H).
         """
-        if not self.exact:
-            dh.copy_(torch.mm(du.copy_(d_u), self.w_hh))
-            return
-        product = self.product(d_u, dh)
-        if product is not dh:
+        product = self.product(d_u, dh) if self.exact else torch.mm(du.copy_(d_u), self.w_hh)
+        if dropout is not None:
+            torch.mul(product, dropout[: len(dh)], out=dh)
+        elif product is not dh:
             dh.copy_(product)
 
     def add_row_sums(
@@ -304,9 +332,10 @@ class LSTMSteps(RowSteps):
         return torch.addcmul(self.shift_out, rows, self.gain_out, out=rows)
 
     def forward(self, chunk: Chunk) -> None:
-        sizes, v, h, c, out, saved, _ = chunk
+        sizes, v, h, c, out, saved, _, masks = chunk
         assert c is not None
         gain, one = self.gain_recurrent, self.one
+        held_h, held_c = self.held(masks, sizes)
         terms = cut(self.input_terms(v, saved), sizes)
         outs = cut(out, sizes)
         cells = None if saved is None or saved.c is None else cut(saved.c, sizes)
@@ -321,24 +350,32 @@ class LSTMSteps(RowSteps):
                 before, c_before, h_now, c_now = before[:n], c_before[:n], h[:n], c[:n]
             if cells is not None:
                 c_now = cells[t]
-            rows = self.recurrent_rows(before, us[t], factors[t], sums)
+            dropped = self.dropped(before, masks.dropout)
+            rows = self.recurrent_rows(dropped, us[t], factors[t], sums)
             torch.addcmul(terms[t], rows, gain, out=sums).sigmoid_()
             torch.sub(one, g, alpha=2, out=g)
-            torch.mul(c_before, f, out=c_now).addcmul_(i, g)
-            shown = self.cell_sums(c_now).sigmoid_()
+            c_new = c_now if held_c is None else f
+            torch.mul(c_before, f, out=c_new).addcmul_(i, g)
+            shown = self.cell_sums(c_new).sigmoid_()
             torch.sub(one, shown, alpha=2, out=shown)
-            before, c_before = outs[t], c_now
-            if self.exact:
-                torch.mul(o, shown, out=before)
+            if held_c is not None:
+                torch.lerp(c_new, c_before, held_c[t], out=c_now)
+            state = outs[t] if self.exact else h_now
+            if held_h is None:
+                torch.mul(o, shown, out=state)
             else:
-                before.copy_(torch.mul(o, shown, out=h_now))
+                old = before if self.exact else h_now
+                torch.lerp(torch.mul(o, shown, out=shown), old, held_h[t], out=state)
+            before, c_before = outs[t], c_now
+            if not self.exact:
+                before.copy_(state)
         if self.exact:
             finish(h, outs, sizes)
         if cells is not None:
             finish(c, cells, sizes)
 
     def backward_part(self, grads: ChunkGrads) -> None:
-        sizes, dout, dh, dc, saved, _h_prev, c_prev, du, dv, sums, _ = grads
+        sizes, dout, dh, dc, saved, _h_prev, c_prev, du, dv, sums, _, masks = grads
         assert saved.v is not None
         assert saved.c is not None
         assert c_prev is not None
@@ -353,7 +390,13 @@ class LSTMSteps(RowSteps):
         torch.addcmul(self.bias, rows, self.gain_recurrent, out=gates)
         gates.addcmul_(terms, self.gain_input).sigmoid_()
         i, f, g, o = gates.chunk(4, 1)
-        shown = self.cell_sums(saved.c).sigmoid_()
+        held_h, held_c = self.held(masks, sizes)
+        cells = saved.c
+        if held_c is not None:
+            # Those of before zoneout, of which alone h was made.
+            cells = torch.mul(c_prev, f, out=scratch("new cells", count, hidden))
+            cells.add_(i).addcmul_(i, g, value=-2)
+        shown = self.cell_sums(cells).sigmoid_()
 
         # K. The gradient dm of the normalised cell state, with gain and shift, is D * 4 show.
         slopes = scratch("slopes", count, width)
@@ -369,7 +412,7 @@ class LSTMSteps(RowSteps):
 
         # What D does to dc: by itself, and through the mean that c was divided by.
         if self.cell.scale:
-            c_rows = scratch("cells", count, hidden).copy_(saved.c)
+            c_rows = scratch("cells", count, hidden).copy_(cells)
             c_factors = scratch("cell factors", count, 1)
             self.last.normalize(c_rows, c_factors, c_rows)
             ways = scratch("ways", count, 2, hidden)
@@ -412,6 +455,8 @@ class LSTMSteps(RowSteps):
                 d_h.copy_(dh_now)
             else:
                 torch.add(dh_now, douts[t], out=d_h)
+            by_h = None if held_h is None else self.passed("h", d_h, held_h[t])
+            by_c = None if held_c is None else self.passed("c", d_c, held_c[t])
             if self.cell.scale:
                 torch.mul(d_hs_2[t], ways_at[t], out=passed_now)
                 torch.sum(passed_now, 2, out=totals_now)
@@ -427,7 +472,11 @@ class LSTMSteps(RowSteps):
             if second.scale:
                 second.adjoint(d_u, rows_at[t], factors_at[t], products_now)
             d_c.mul_(keep[t])
-            self.states_gradient(d_u, dus[t], dh_now)
+            self.states_gradient(d_u, dus[t], dh_now, masks.dropout)
+            if by_h is not None:
+                dh_now.add_(by_h)
+            if by_c is not None:
+                d_c.add_(by_c)
 
         # What adds up over rows
         if self.cell.scale:
@@ -450,6 +499,7 @@ class _OneState(RowSteps):
         r: Tensor,
         carry: Tensor | None,
         du: Tensor,
+        masks: Masks,
     ) -> Tensor:
         """The dependent part of the way back.
 
@@ -462,9 +512,10 @@ class _OneState(RowSteps):
             r: their factors.
             carry: what of D passes by the products, (rows, H); ``None``: nothing.
             du: to be filled.
+            masks: what was drawn.
 
         Returns:
-            D of all rows, (rows, H).
+            D of all rows, (rows, H), less what zoneout passes by.
         """
         hidden, second, count, scratch = self.hidden, self.second, len(rows), self.scratch
         gates = cut(slopes.view(count, self.spec.gates, hidden), sizes)
@@ -481,6 +532,7 @@ class _OneState(RowSteps):
         douts = None if dout is None else cut(dout, sizes)
         dus = cut(du, sizes)
         d_sums = dus if self.exact else cut(scratch("du", *du.shape), sizes)
+        held, _ = self.held(masks, sizes)
         active = -1
         for t in range(len(sizes) - 1, -1, -1):
             n = sizes[t]
@@ -491,13 +543,16 @@ class _OneState(RowSteps):
                 d_h.copy_(dh_now)
             else:
                 torch.add(dh_now, douts[t], out=d_h)
+            by_h = None if held is None else self.passed("h", d_h, held[t])
             gates[t].mul_(d_hs_n[t])
             d_u = torch.mul(slopes_at[t], self.back_recurrent, out=d_sums[t])
             if second.scale:
                 second.adjoint(d_u, rows_at[t], r_at[t], products_now)
-            self.states_gradient(d_u, dus[t], dh_now)
+            self.states_gradient(d_u, dus[t], dh_now, masks.dropout)
             if carried is not None:
                 dh_now.addcmul_(d_h, carried[t])
+            if by_h is not None:
+                dh_now.add_(by_h)
         return states
 
 
@@ -514,8 +569,9 @@ class GRUSteps(_OneState):
         self.bias_hn = -2 * (operands.h0.new_zeros(self.hidden) if bias is None else bias)
 
     def forward(self, chunk: Chunk) -> None:
-        sizes, v, h, _c, out, saved, _ = chunk
+        sizes, v, h, _c, out, saved, _, masks = chunk
         one, split = self.one, 2 * self.hidden
+        held, _ = self.held(masks, sizes)
         gain, gain_n = self.gain_recurrent.split((split, self.hidden))
         terms = self.input_terms(v, saved)
         terms_rz, terms_n = (
@@ -534,11 +590,14 @@ class GRUSteps(_OneState):
                 rz, new = sums[:, :split], sums[:, split:]
                 r, z = rz.chunk(2, 1)
                 before, state, h_now = before[:n], state[:n], h[:n]
-            rows = self.recurrent_rows(before, us[t], factors[t], sums)
+            dropped = self.dropped(before, masks.dropout)
+            rows = self.recurrent_rows(dropped, us[t], factors[t], sums)
             torch.addcmul(terms_rz[t], rows[:, :split], gain, out=rz).sigmoid_()
             torch.addcmul(self.bias_hn, rows[:, split:], gain_n, out=new)
             torch.addcmul(terms_n[t], r, new, out=new).sigmoid_()
             torch.sub(one, new, alpha=2, out=new)
+            if held is not None:
+                torch.lerp(z, one, held[t], out=z)
             before = outs[t]
             if self.exact:
                 state = torch.lerp(new, state, z, out=before)
@@ -549,7 +608,7 @@ class GRUSteps(_OneState):
             finish(h, outs, sizes)
 
     def backward_part(self, grads: ChunkGrads) -> None:
-        sizes, dout, dh, _dc, saved, h_prev, _c_prev, du, dv, sums, _ = grads
+        sizes, dout, dh, _dc, saved, h_prev, _c_prev, du, dv, sums, _, masks = grads
         assert saved.v is not None
         hidden, scratch, one = self.hidden, self.scratch, self.one
         count, width = du.shape
@@ -577,7 +636,7 @@ class GRUSteps(_OneState):
         # w comes times -2.
         _sigmoid_backward(w.mul_(-2).mul_(slope_y), r, grad_input=slope_r)
 
-        states = self.backward_loop(sizes, dout, dh, slopes, rows, factors, z, du)
+        states = self.backward_loop(sizes, dout, dh, slopes, rows, factors, z, du, masks)
         if sums.bias_hn is not None:
             sums.bias_hn.addcmul_(slope_w.sum(0), self.four)
         self.add_row_sums(slopes, rows, None, sums.gain_recurrent, self.slope)
@@ -594,7 +653,8 @@ class RNNSteps(_OneState):
         super().__init__(spec, operands, backward)
 
     def forward(self, chunk: Chunk) -> None:
-        sizes, v, h, _c, out, saved, _ = chunk
+        sizes, v, h, _c, out, saved, _, masks = chunk
+        held, _ = self.held(masks, sizes)
         us, outs = cut(v, sizes), cut(out, sizes)
         _, factors = self.kept(sizes, v.shape[1], saved)
         buffer = self.scratch("sums", sizes[0], v.shape[1])
@@ -604,11 +664,12 @@ class RNNSteps(_OneState):
             if n != active:
                 active, sums = n, buffer[:n]
                 before, h_now = before[:n], h[:n]
+            dropped = self.dropped(before, masks.dropout)
             # Of half-precision terms the sum is rounded, not the term.
             if self.packed is None:
-                rows = us[t].addmm_(before, self.w_hh)
+                rows = us[t].addmm_(dropped, self.w_hh)
             else:
-                rows = us[t].add_(self.product(before, us[t]))
+                rows = us[t].add_(self.product(dropped, us[t]))
             if not self.exact:
                 rows = sums.copy_(rows)
             if self.second.scale:
@@ -616,19 +677,22 @@ class RNNSteps(_OneState):
                 if not self.exact:
                     us[t].copy_(rows)
             torch.addcmul(self.bias, rows, self.gain_recurrent, out=sums)
-            before = outs[t]
+            old, before = before if self.exact else h_now, outs[t]
             state = before if self.exact else h_now
+            new = state if held is None else sums
             if self.relu:
-                torch.clamp_min(sums, 0, out=state)
+                torch.clamp_min(sums, 0, out=new)
             else:
-                torch.sub(self.one, sums.sigmoid_(), alpha=2, out=state)
+                torch.sub(self.one, sums.sigmoid_(), alpha=2, out=new)
+            if held is not None:
+                torch.lerp(new, old, held[t], out=state)
             if not self.exact:
                 before.copy_(state)
         if self.exact:
             finish(h, outs, sizes)
 
     def backward_part(self, grads: ChunkGrads) -> None:
-        sizes, dout, dh, _dc, saved, _h_prev, _c_prev, du, _dv, sums, _ = grads
+        sizes, dout, dh, _dc, saved, _h_prev, _c_prev, du, _dv, sums, _, masks = grads
         rows, (_, factors) = self.widened("rows", saved.u), self.factors(saved)
         slopes = self.scratch("slopes", *du.shape)
         torch.addcmul(self.bias, rows, self.gain_recurrent, out=slopes)
@@ -637,5 +701,5 @@ class RNNSteps(_OneState):
         else:
             slopes.sigmoid_()
             _sigmoid_backward(self.one.expand(slopes.shape), slopes, grad_input=slopes)
-        self.backward_loop(sizes, dout, dh, slopes, rows, factors, None, du)
+        self.backward_loop(sizes, dout, dh, slopes, rows, factors, None, du, masks)
         self.add_row_sums(slopes, rows, sums.bias, sums.gain_out, self.slope)

@@ -218,7 +218,7 @@ class Direction {
       return;
     }
     float* v = merged ? arena.take(rows * G) : static_cast<float*>(s.v);
-    float *u = static_cast<float*>(s.u), *scratch = arena.take(H), unused[STATS];
+    float *u = static_cast<float*>(s.u), *scratch = arena.take(ROOM * H), unused[STATS];
     few_by_transposed(rows, G, I, t.x, t.w_ih, v, a.threads);
     for (int64_t step = 0; step < a.steps; step++) {
       few_by_transposed(N, G, H, t.h, t.w_hh, u, a.threads);
@@ -230,7 +230,7 @@ class Direction {
           center(s.input, v, shape.gates, H), center(s.recurrent, u, shape.gates, H);
         }
         float *h = t.h + n * H, *c = t.c ? t.c + n * H : nullptr;
-        forward_row(s, shape, v, u, h, c, s.stats ? s.stats + row * STATS : unused, scratch);
+        forward_row(s, shape, row, v, u, h, c, s.stats ? s.stats + row * STATS : unused, scratch);
         copy(h, H, output + row * H);
         if (s.cells) copy(c, H, s.cells + row * H);
       }
@@ -344,7 +344,7 @@ class Direction {
 
   void few_steps_back() {
     const int64_t N = a.examples, H = shape.H, G = shape.G;
-    float *scratch = arena.take(4 * H), *zeros = arena.take(H);
+    float *scratch = arena.take(ROOM_BACK * H), *zeros = arena.take(H);
     std::fill(zeros, zeros + H, 0.0f);
     Sums sums(shape);
     const float *v = static_cast<const float*>(s.v), *u = static_cast<const float*>(s.u);

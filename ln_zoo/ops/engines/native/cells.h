@@ -33,6 +33,11 @@ struct Steps {
   const void* weight;    // packed T: forward (H, G), backward (G, H)
   void *v, *u;           // T (rows, G); forward: u null where nothing is saved
   float *cells, *stats;  // (rows, H), (rows, STATS); forward: null where nothing is saved
+  // What h is multiplied by in products, (N, H), or null. Where h and c stay as they were, (rows, H),
+  // or null, and then the share of them that does.
+  const float* dropout;
+  const bool *zoneout_h, *zoneout_c;
+  double share_h, share_c;
   // The forward alone.
   void* output;  // T (rows, H)
   float *h, *c;  // (N, H)
@@ -204,13 +209,63 @@ void rnn_row(const Steps& s, const Shape& shape, const float* u, float* h, float
   });
 }
 
-void forward_row(const Steps& s, const Shape& shape, const float* v, const float* u, float* h,
-                 float* c, float* stats, float* scratch) {
-  switch (s.cell) {
-    case LSTM: return lstm_row(s, shape, v, u, h, c, stats, scratch);
-    case GRU: return gru_row(s, shape, v, u, h, stats);
-    default: return rnn_row(s, shape, u, h, stats);
+// Zoneout of one row of a state: where it stays as it was, or the share of it that does.
+struct Zoneout {
+  const bool* mask;
+  float share;
+  explicit operator bool() const { return mask || share; }
+
+  // Puts back what stays.
+  void hold(const float* before, float* after, int64_t H) const {
+    for_units(H, [&](int64_t j, auto block) {
+      vec old = block.read(before + j), now = block.read(after + j);
+      vec held = mask ? (flags(mask + j, H - j) != 0 ? old : now) : now + share * (old - now);
+      block.write(after + j, held);
+    });
   }
+  // Takes off a gradient what passes by the step.
+  void pass(float* d, float* passed, int64_t H) const {
+    const vec zero{};
+    for_units(H, [&](int64_t j, auto block) {
+      vec whole = block.read(d + j);
+      vec by = mask ? (flags(mask + j, H - j) != 0 ? whole : zero) : share * whole;
+      block.write(passed + j, by);
+      block.write(d + j, whole - by);
+    });
+  }
+};
+
+// to (H,) += a (H,).
+inline void add(const float* a, float* to, int64_t H) {
+  for_units(H, [&](int64_t j, auto block) {
+    block.write(to + j, block.read(to + j) + block.read(a + j));
+  });
+}
+
+inline Zoneout zoneout_h(const Steps& s, int64_t row) {
+  return {s.zoneout_h ? s.zoneout_h + row * s.hidden : nullptr, float(s.share_h)};
+}
+inline Zoneout zoneout_c(const Steps& s, int64_t row) {
+  return {s.zoneout_c ? s.zoneout_c + row * s.hidden : nullptr, float(s.share_c)};
+}
+
+// Numbers of scratch memory for a row, there and back, in units of H.
+constexpr int64_t ROOM = 3, ROOM_BACK = 7;
+
+void forward_row(const Steps& s, const Shape& shape, int64_t row, const float* v, const float* u,
+                 float* h, float* c, float* stats, float* scratch) {
+  const int64_t H = shape.H;
+  const Zoneout of_h = zoneout_h(s, row), of_c = zoneout_c(s, row);
+  float *h_before = scratch + H, *c_before = scratch + 2 * H;
+  if (of_h) std::memcpy(h_before, h, 4 * H);
+  if (of_c) std::memcpy(c_before, c, 4 * H);
+  switch (s.cell) {
+    case LSTM: lstm_row(s, shape, v, u, h, c, stats, scratch); break;
+    case GRU: gru_row(s, shape, v, u, h, stats); break;
+    default: rnn_row(s, shape, u, h, stats);
+  }
+  if (of_h) of_h.hold(h_before, h, H);
+  if (of_c) of_c.hold(c_before, c, H);
 }
 
 // Backward, one row of one step (formulas in the documentation of the aten engine). dh and dc come
@@ -300,6 +355,8 @@ void adjoints(const Steps& s, const Shape& shape, const float* v, const float* u
   }
 }
 
+// Under zoneout of c what is kept of c is not what h was made of: that is made anew.
+template <bool ANEW>
 void lstm_row_back(const Steps& s, const Shape& shape, const float* v, const float* u,
                    const float* c, const float* c_prev, const float* stats, const float* dout,
                    float* dh, float* dc, float* dv, float* du, Sums& sums, float* scratch) {
@@ -322,7 +379,10 @@ void lstm_row_back(const Steps& s, const Shape& shape, const float* v, const flo
     block.write(gates + j, sigmoid(p[0]));
     block.write(gates + H + j, sigmoid(p[1]));
     block.write(gates + 2 * H + j, hyperbolic_tangent(p[2]));
-    vec a = block.keep((block.read(c + j) - m) * r);
+    vec cell = ANEW ? block.read(gates + H + j) * block.read(c_prev + j) +
+                          block.read(gates + j) * block.read(gates + 2 * H + j)
+                    : block.read(c + j);
+    vec a = block.keep((cell - m) * r);
     vec gain = block.read(s.gain_out + j);
     vec tau = hyperbolic_tangent(gain * a + block.read(s.shift_out + j));
     vec d = block.read(dout + j) + block.read(dh + j);
@@ -337,9 +397,10 @@ void lstm_row_back(const Steps& s, const Shape& shape, const float* v, const flo
   const vec m1 = all(mc.mean_d[0]), m2 = all(mc.mean_da[0]);
   Means mu, mv;
   for_units(H, [&](int64_t j, auto block) {
-    vec a = (block.read(c + j) - m) * r;
-    vec d = block.read(dc + j) + r * (block.read(e + j) - m1 - a * m2);
     vec i = block.read(gates + j), f = block.read(gates + H + j), g = block.read(gates + 2 * H + j);
+    vec cell = ANEW ? f * block.read(c_prev + j) + i * g : block.read(c + j);
+    vec a = (cell - m) * r;
+    vec d = block.read(dc + j) + r * (block.read(e + j) - m1 - a * m2);
     block.write(dc + j, d * f);
     vec dp[4] = {d * g * i * (1.0f - i), d * block.read(c_prev + j) * f * (1.0f - f),
                  d * i * (1.0f - g * g), block.read(du + 3 * H + j)};
@@ -429,13 +490,42 @@ void backward_row(const Steps& s, const Shape& shape, int64_t row, int64_t n, co
                   float* du, Sums& sums, float* scratch) {
   const int64_t H = shape.H;
   const float* stats = s.stats + row * STATS;
-  switch (s.cell) {
-    case LSTM:
-      return lstm_row_back(s, shape, v, u, s.cells + row * H, s.c_prev + row * H, stats, dout, dh,
-                           s.dc + n * H, dv, du, sums, scratch);
-    case GRU: return gru_row_back(s, shape, v, u, h_prev, stats, dout, dh, dv, du, sums);
-    default: return rnn_row_back(s, shape, u, stats, dout, dh, du, sums);
+  const Zoneout of_h = zoneout_h(s, row), of_c = zoneout_c(s, row);
+  float *by_h = scratch + 4 * H, *by_c = scratch + 5 * H, *own = scratch + 6 * H;
+  float* dc = s.dc ? s.dc + n * H : nullptr;
+  if (of_h) {
+    std::memcpy(own, dh, 4 * H);
+    std::memset(dh, 0, 4 * H);
+    add(dout, own, H);
+    of_h.pass(own, by_h, H);
+    dout = own;
   }
+  if (of_c) of_c.pass(dc, by_c, H);
+  switch (s.cell) {
+    case LSTM: {
+      const float *c = s.cells + row * H, *c_prev = s.c_prev + row * H;
+      if (of_c)
+        lstm_row_back<true>(s, shape, v, u, c, c_prev, stats, dout, dh, dc, dv, du, sums, scratch);
+      else
+        lstm_row_back<false>(s, shape, v, u, c, c_prev, stats, dout, dh, dc, dv, du, sums, scratch);
+      break;
+    }
+    case GRU: gru_row_back(s, shape, v, u, h_prev, stats, dout, dh, dv, du, sums); break;
+    default: rnn_row_back(s, shape, u, stats, dout, dh, du, sums);
+  }
+  if (of_h) add(by_h, dh, H);
+  if (of_c) add(by_c, dc, H);
+}
+
+// Whether gradients of states pass by the products, which are then added to them.
+inline bool passes(const Steps& s) { return s.cell == GRU || s.zoneout_h || s.share_h != 0; }
+
+// Fills to (n,) with a * mask, or adds that to it.
+inline void drop(const float* a, const float* mask, int64_t n, float* to, bool is_added) {
+  for_units(n, [&](int64_t j, auto block) {
+    vec found = block.read(a + j) * block.read(mask + j);
+    block.write(to + j, is_added ? block.read(to + j) + found : found);
+  });
 }
 
 }  // namespace

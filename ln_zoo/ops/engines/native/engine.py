@@ -17,6 +17,7 @@ class NativeEngine:
 
     name = "native"
     title = "C++ loops compiled on this machine"
+    has_noise = True
 
     def refuses(self, spec: Spec, x: Tensor, w_hh: Tensor, dtype: torch.dtype) -> str | None:
         """Devices, precisions and machines that it is not made for."""

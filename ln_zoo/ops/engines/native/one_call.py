@@ -345,6 +345,9 @@ class OneCall:
         reason = untraceable() or refusal(cell, records, weights)
         if reason is not None:
             return reason
+        for w in weights:
+            if w.noise.kinds:
+                return f"it has no {' and '.join(w.noise.kinds)}"
         if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
             return "something watches the operators of torch"
         if x.device.type != "cpu":

@@ -78,7 +78,8 @@ void forward(const Steps& call, const Window* window = nullptr) {
     if (first == last) return;
     // Products go where they are kept, unless they have to be narrowed first.
     std::vector<float> products(kept && !narrow_rows ? 0 : (last - first) * G);
-    std::vector<float> scratch(H), wide(narrow_rows ? G : 0);
+    std::vector<float> scratch(ROOM * H), wide(narrow_rows ? G : 0);
+    std::vector<float> dropped(s.dropout ? (last - first) * H : 0);
     std::vector<T> left;
     float unused[STATS];
     WindowRoom room(window, last - first);
@@ -98,7 +99,12 @@ void forward(const Steps& call, const Window* window = nullptr) {
                   true);
         }
       }
-      const Left<T> h_rows = operand(s.h + first * H, end - first, H, left);
+      const float* h_before = s.h + first * H;
+      if (s.dropout) {
+        drop(h_before, s.dropout + first * H, (end - first) * H, dropped.data(), false);
+        h_before = dropped.data();
+      }
+      const Left<T> h_rows = operand(h_before, end - first, H, left);
       product(end - first, G, padded<T>(H), h_rows, static_cast<const T*>(s.weight), u, G,
               merged && !narrow_rows);
       for (int64_t n = first; n < end; n++, u += G) {
@@ -113,7 +119,7 @@ void forward(const Steps& call, const Window* window = nullptr) {
         }
         float *h = s.h + n * H, *c = s.c ? s.c + n * H : nullptr;
         float* stats = s.stats ? s.stats + row * STATS : unused;
-        forward_row(s, shape, input, u, h, c, stats, scratch.data());
+        forward_row(s, shape, row, input, u, h, c, stats, scratch.data());
         copy(h, H, static_cast<T*>(s.output) + row * H);
         if (s.cells) copy(c, H, s.cells + row * H);
       }
@@ -154,7 +160,8 @@ void backward(const Steps& call, const Window* window = nullptr) {
   in_parallel(threads, [&](int64_t thread) {
     const int64_t first = bounds[thread], last = bounds[thread + 1];
     if (first == last) return;
-    std::vector<float> scratch(4 * H), zeros(H), wide(narrow_rows ? 2 * (G + H) : 0);
+    std::vector<float> scratch(ROOM_BACK * H), zeros(H), wide(narrow_rows ? 2 * (G + H) : 0);
+    std::vector<float> dropped(s.dropout ? (last - first) * H : 0);
     std::vector<float> gradients(narrow_rows ? (last - first) * G + G : 0);
     std::vector<T> left;
     float* const room = wide.data();
@@ -200,8 +207,10 @@ void backward(const Steps& call, const Window* window = nullptr) {
       }
       const float* du = gradients.data();
       if constexpr (!narrow_rows) du = static_cast<const T*>(s.du) + (offsets[t] + first) * G;
+      float *const dh = s.dh + first * H, *const to = s.dropout ? dropped.data() : dh;
       product(end - first, H, padded<T>(G), operand(du, end - first, G, left),
-              static_cast<const T*>(s.weight), s.dh + first * H, H, s.cell == GRU);
+              static_cast<const T*>(s.weight), to, H, passes(s) && !s.dropout);
+      if (s.dropout) drop(to, s.dropout + first * H, (end - first) * H, dh, passes(s));
       if constexpr (!narrow_rows) {
         if (window) {
           const int64_t E = window->letters;
@@ -245,7 +254,7 @@ void pack(const T* from, int64_t row, int64_t column, int64_t K, int64_t N, T* t
 extern "C" {
 
 // Changes with every change of the structures and functions below.
-int64_t ln_zoo_abi() { return 4; }
+int64_t ln_zoo_abi() { return 5; }
 
 // Numbers that a packed (K, N) takes.
 int64_t ln_zoo_packed_size(int64_t K, int64_t N, int64_t narrow) {

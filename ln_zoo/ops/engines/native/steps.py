@@ -8,9 +8,9 @@ for the others (`kernels.cpp` tells the rest).
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ctypes import POINTER, Structure, byref, c_double, c_int64, c_void_p
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -56,6 +56,14 @@ VECTORS: dict[str, Form] = {
 }
 
 
+def _zoned(tensors: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    """Fields of `StepsArguments`, the shares of zoneout behind its masks."""
+    for name in tensors:
+        yield name, c_void_p
+        if name == "zoneout_c":
+            yield from (("share_h", c_double), ("share_c", c_double))
+
+
 class StepsArguments(Arguments):
     """``Steps`` of cells.h."""
 
@@ -66,6 +74,9 @@ class StepsArguments(Arguments):
         "u": ("kind", "rows", "G"),
         "cells": ("wide", "rows", "H"),
         "stats": ("wide", "rows", "S"),
+        "dropout": ("wide", "N", "H"),
+        "zoneout_h": ("flag", "rows", "H"),
+        "zoneout_c": ("flag", "rows", "H"),
         "output": ("kind", "rows", "H"),
         "h": ("wide", "N", "H"),
         "c": ("wide", "N", "H"),
@@ -82,7 +93,7 @@ class StepsArguments(Arguments):
         *((name, c_int64) for name in ("cell", "narrow", "steps", "examples", "hidden", "threads")),
         ("sizes", POINTER(c_int64)),
         *((name, RowArguments) for name in ("input", "recurrent", "out")),
-        *((name, c_void_p) for name in tensors),
+        *_zoned(tensors),
     )
 
 
@@ -119,6 +130,8 @@ class NativeSteps(NativeProducts):
             input=row_arguments(spec.input),
             recurrent=row_arguments(spec.recurrent),
             out=row_arguments(spec.out),
+            share_h=spec.zoneout[0],
+            share_c=spec.zoneout[1],
         )
         self._common.fill(self._tensors, self._sizes, self._kind)
 
@@ -134,6 +147,7 @@ class NativeSteps(NativeProducts):
         """What C++ is told of a chunk of steps."""
         saved, v = chunk.saved, chunk.v
         tensors = {"v": v, "h": chunk.h, "c": chunk.c, "output": chunk.out}
+        tensors |= chunk.masks._asdict()
         if saved is not None:
             tensors |= {"u": saved.u, "cells": saved.c, "stats": saved.stats}
         elif self.spec.merged:
@@ -143,6 +157,7 @@ class NativeSteps(NativeProducts):
     def backward_arguments(self, grads: ChunkGrads) -> StepsArguments:
         """What C++ is told of a chunk of steps on the way back."""
         tensors = gradient_tensors(grads, self._sizes) | {"stats": grads.saved.stats}
+        tensors |= grads.masks._asdict()
         return self._of_chunk(grads.sizes, grads.dh, tensors)
 
     def _of_chunk(

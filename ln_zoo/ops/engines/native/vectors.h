@@ -96,6 +96,17 @@ struct Rest {
 };
 #endif
 
+// Flags as numbers, of L units or of the n that are left.
+inline ivec flags(const bool* p, int64_t n) {
+  typedef int8_t bytes __attribute__((vector_size(LANES)));
+  bytes found{};
+  if (n >= L)
+    std::memcpy(&found, p, L);
+  else
+    std::memcpy(&found, p, n);
+  return __builtin_convertvector(found, ivec);
+}
+
 template <class Body>
 inline void for_units(int64_t n, Body body) {
   int64_t j = 0;

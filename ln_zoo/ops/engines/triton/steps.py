@@ -47,6 +47,7 @@ class TritonEngine:
 
     name = "triton"
     title = "Triton kernels"
+    has_noise = False
 
     def refuses(self, spec: Spec, x: Tensor, w_hh: Tensor, dtype: torch.dtype) -> str | None:
         """Why it cannot take this call, or ``None``."""
@@ -143,7 +144,7 @@ class Prepared(ChunkSteps):
 
     def forward(self, chunk: Chunk) -> None:
         """Runs consecutive steps."""
-        sizes, v, h, c, out, saved, _ = chunk
+        sizes, v, h, c, out, saved, *_ = chunk
         if not out.shape[0]:
             return
         check_steps(sizes, len(v), len(h))
@@ -161,7 +162,7 @@ class Prepared(ChunkSteps):
 
     def backward(self, grads: ChunkGrads) -> None:
         """Takes gradients back."""
-        sizes, dout, dh, dc, saved, h_prev, c_prev, du, dv, sums, _ = grads
+        sizes, dout, dh, dc, saved, h_prev, c_prev, du, dv, sums, *_ = grads
         if not du.shape[0]:
             return
         check_steps(sizes, len(du), len(dh))

@@ -1,0 +1,139 @@
+"""What is drawn for a call, and wrong masks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ln_zoo.ops import Noise, draw_noise
+from ln_zoo.ops.engines.base import NO_MASKS
+from ln_zoo.ops.regularization import bernoulli, dropout_mask, held
+from ln_zoo.ops.spec import Cases, Operands, Rows, Spec
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("p", [0.02, 0.3, 0.5, 0.97])
+def test_shares_are_as_large_as_they_shall_be(p: float) -> None:
+    torch.manual_seed(0)
+    found = bernoulli(p, (300, 401), CPU)
+    assert found.dtype == torch.bool
+    assert found.shape == (300, 401)
+    # Six deviations.
+    bound = 6 * (p * (1 - p) / found.numel()) ** 0.5
+    assert abs(found.double().mean().item() - p) < bound
+    # Neighbours, which are halves of one number, tell nothing of each other.
+    a, b = found.flatten()[: 2 * (found.numel() // 2)].view(-1, 2).double().T
+    assert abs((a * b).mean().item() - p * p) < bound * 2
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 7])
+def test_any_count_and_the_ends(count: int) -> None:
+    assert bernoulli(0.5, (count,), CPU).shape == (count,)
+    assert not bernoulli(0.0, (count, 50), CPU).any()
+    assert bernoulli(1.0, (count, 50), CPU).all()
+
+
+def test_a_seed_gives_the_same_masks_in_every_precision_and_layout() -> None:
+    def drawn(dtype: torch.dtype, lead: tuple[int, ...]) -> list[Noise]:
+        torch.manual_seed(5)
+        states = [torch.zeros(2, 4, size, dtype=dtype) for size in (3, 6)]
+        return draw_noise((0.4, 0.2), 0.5, states, lead, training=True)
+
+    padded, packed = drawn(torch.float32, (7, 4)), drawn(torch.bfloat16, (28,))
+    assert len(padded) == 2
+    for one, two in zip(padded, packed, strict=True):
+        assert one.dropout is not None
+        assert two.dropout is not None
+        assert one.dropout.dtype == two.dropout.dtype == torch.float32
+        assert torch.equal(one.dropout, two.dropout)
+        for a, b, size in zip(one.zoneout, two.zoneout, (3, 6), strict=True):
+            assert isinstance(a, Tensor)
+            assert isinstance(b, Tensor)
+            assert a.shape == (7, 4, size)
+            assert torch.equal(a.flatten(0, 1), b)
+    assert not torch.equal(padded[0].dropout, padded[1].dropout)
+
+
+def test_masks_have_a_mean_of_one() -> None:
+    mask = dropout_mask(0.2, torch.zeros(100, 300))
+    assert mask.unique().tolist() == [0.0, pytest.approx(1.25)]
+    assert mask.mean().item() == pytest.approx(1, abs=0.03)
+
+
+def test_evaluation_has_the_expectation() -> None:
+    before = torch.get_rng_state()
+    assert draw_noise([0.0, 0.3], 0.5, [torch.zeros(1, 2, 3)] * 2, (5, 2), training=False) == [
+        Noise(None, (0.0, 0.3))
+    ]
+    assert torch.equal(before, torch.get_rng_state())
+    a, b = torch.tensor([1.0, -2.0]), torch.tensor([3.0, 5.0])
+    assert held(a, b, 0.25).tolist() == [2.5, 3.25]
+    assert held(a, b, torch.tensor([True, False])).tolist() == [1.0, 5.0]
+    assert held(a, b, 0.0) is b
+
+
+def test_nothing_that_stays_is_touched_by_what_does_not() -> None:
+    """A state that stays is exact, and no NaN that a step made gets into it."""
+    a, b = torch.tensor([0.1, 2.0]), torch.tensor([float("nan"), float("inf")])
+    assert held(a, b, torch.tensor([True, True])).equal(a)
+
+
+# Wrong masks, of which engines read what they are told
+
+T, N, H = 4, 3, 5
+PLAIN = Rows()
+
+
+def call(engine: str, spec: Spec, **masks: Any) -> None:
+    gates = spec.gates * H
+    operands = Operands(
+        x=torch.randn(T, N, 2),
+        w_ih=torch.randn(gates, 2),
+        w_hh=torch.randn(gates, H),
+        h0=torch.zeros(N, H),
+        c0=torch.zeros(N, H) if spec.cell == "LSTM" else None,
+        gain_recurrent=torch.ones(gates) if spec.recurrent.scale else None,
+    )
+    given = (None,) * 3
+    torch.ops.ln_zoo.recurrence(
+        *operands, *given, *NO_MASKS._replace(**masks), None, spec.encode(), engine, False
+    )
+
+
+WRONG = [
+    ({"zoneout_h": torch.ones(T, N, H)}, "zoneout_h to have dtype torch.bool, got torch.float32"),
+    ({"zoneout_h": torch.ones(T, N, H + 1).bool()}, r"zoneout_h size \(4, 3, 5\), got \[4, 3, 6\]"),
+    ({"zoneout_h": torch.ones(T * N, H).bool()}, r"zoneout_h size \(4, 3, 5\), got \[12, 5\]"),
+    ({"zoneout_c": torch.ones(T, N + 1, H).bool()}, r"zoneout_c size \(4, 3, 5\), got \[4, 4, 5\]"),
+    ({"dropout": torch.ones(N, H).bool()}, "dropout to have dtype torch.float32, got torch.bool"),
+    ({"dropout": torch.ones(H)}, r"dropout size \(3, 5\), got \[5\]"),
+    ({"dropout": torch.ones(N, H, device="meta")}, "dropout is on meta"),
+]
+
+
+@pytest.mark.parametrize(("masks", "message"), WRONG, ids=[m for _, m in WRONG])
+def test_masks_of_another_form(masks: dict[str, Tensor], message: str) -> None:
+    with pytest.raises(RuntimeError, match=message):
+        call("aten", Spec("LSTM", PLAIN, PLAIN, PLAIN), **masks)
+
+
+def test_a_cell_state_that_there_is_not() -> None:
+    with pytest.raises(RuntimeError, match="Expected no zoneout_c, since GRU has no c"):
+        call("aten", Spec("GRU", PLAIN, PLAIN, PLAIN), zoneout_c=torch.ones(T, N, H).bool())
+
+
+def test_engines_that_have_none() -> None:
+    mask = torch.ones(T, N, H).bool()
+    spec = Spec("RNN_TANH", PLAIN, PLAIN, PLAIN)
+    with pytest.raises(RuntimeError, match="triton has neither zoneout nor recurrent dropout"):
+        call("triton", spec, zoneout_h=mask)
+    with pytest.raises(RuntimeError, match="triton has neither zoneout nor recurrent dropout"):
+        call("triton", replace(spec, zoneout=(0.5, 0.0)))
+    over = Spec("GRU", PLAIN, Cases(True, 1e-5), PLAIN)
+    with pytest.raises(RuntimeError, match="aten has neither zoneout nor recurrent dropout"):
+        call("aten", over, zoneout_h=mask)
