@@ -463,7 +463,7 @@ def _usage(card: Card) -> str:
         imports += f"from {module} import {name}\n"
     return (
         "## Use\n\n"
-        "`ln_zoo` is installed as its README says.\n\n"
+        "Install `ln_zoo` as its README describes.\n\n"
         "```python\n"
         f"{imports}"
         "import ln_zoo\n\n"
@@ -472,7 +472,7 @@ def _usage(card: Card) -> str:
         f"{example}"
         "```\n\n"
         "Inputs must be prepared as in training (`model.card.preprocessing`):\n\n"
-        f"{steps or '- nothing is done to them'}"
+        f"{steps or '- no preparation'}"
     )
 
 
@@ -501,7 +501,7 @@ def _results_part(card: Card) -> str:
         cells = [metric, splits[metric], measured, *(compared if numbers else [])]
         lines.append(_table_line(cells))
     if any(_binomial_error(card, metric["name"]) for metric in card.metrics):
-        lines += ["", "±: standard error of a share of so many test examples, for these weights."]
+        lines += ["", "±: binomial standard error over the test examples, for these weights."]
     if text := card.results["card"].get("uncertainty"):
         lines += ["", f"Uncertainty: {text}"]
     run = dict(card.results["evaluation"])
@@ -509,7 +509,7 @@ def _results_part(card: Card) -> str:
         run["versions"] = ", ".join(f"{key} {value}" for key, value in run["versions"].items())
     if "command" in run:
         command = _command_for_readers(run.pop("command"), card.name)
-        lines += ["", "To measure it again:", "", "```bash", command, "```"]
+        lines += ["", "To reproduce these scores:", "", "```bash", command, "```"]
     lines += ["", "Measured with", ""]
     lines += [f"- {key}: {_code(value)}" for key, value in run.items()]
     return "\n".join(["## Results", "", *lines])
