@@ -550,7 +550,7 @@ class InvarianceCell:
         predicted: the deviation by `eps_deviation`, where the strategy is invariant but for its
             eps; ``None`` elsewhere, and where the formula is not meant for the strategy.
         declared: whether the strategy states this invariance; ``None``: it states none, or these
-            statistics are not those it speaks of.
+            statistics are not those it means.
     """
 
     deviation: float

@@ -45,7 +45,7 @@ class _Drawn(NamedTuple):
         writing: how they were drawn.
         nearest: to the first of them, of all training images.
         images: of the data, (N, B, A).
-        reconstructions: these images drawn anew.
+        reconstructions: these images as the model draws them.
         reading: how they were drawn.
         divergence: KL at each glimpse of these, nats, (T,).
     """

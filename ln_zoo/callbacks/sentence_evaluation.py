@@ -230,7 +230,7 @@ def known_vectors(model: Any, task: ClassificationTask | RelatednessTask) -> Kno
 
 
 def in_case_of(model: Any, task: Any) -> Any:
-    """The task in small letters, if the model's vocabulary has no others."""
+    """The task in lower case, if the model's vocabulary has no others."""
     vocabulary = getattr(model, "vocabulary", None)
     cased = vocabulary is None or any(word != word.lower() for word in vocabulary)
     return task if cased else task.map(str.lower)

@@ -22,15 +22,15 @@ train and evaluate (LightningCLI; `ln-zoo fit --help` lists every option)
   ln-zoo fit --config configs/quickstart.yaml
   ln-zoo fit --config configs/mlp/paper.yaml --config configs/norms/batch.yaml
   ln-zoo validate|test|predict --weights mlp.layernorm --data MNIST
-  ln-zoo fit --config ... --ckpt_path last          resume the newest run of that name
-  ln-zoo sweep --config ... --norms layer,none --seeds 5 --out sweeps/x   a grid of runs, its report
-  ln-zoo reproduce [CLAIM] --size reduced           the paper's claims: list, or run and judge one
+  ln-zoo fit --config ... --ckpt_path last          resume the newest run with that name
+  ln-zoo sweep --config ... --norms layer,none --seeds 5 --out sweeps/x   a grid of runs, a report
+  ln-zoo reproduce [CLAIM] --size reduced           list the paper's claims, or test one
   ln-zoo compare LABEL=RUN ... --out curves.png     learning curves of several runs
   ln-zoo analyze gradient_flow --out flow.png       how far gradients reach back in time
-  ln-zoo analyze invariance --eps shipped           Table 1 of the paper, computed, for any norm
-  ln-zoo analyze fisher                             section 5.2 of the paper, claim by claim
-  ln-zoo analyze dynamics --weights pixels.layernorm   stability of hidden states, before and after
-  ln-zoo --print_completion=shtab-bash              script for completion (zsh, tcsh, ...)
+  ln-zoo analyze invariance --eps shipped           Table 1 of the paper for any norm
+  ln-zoo analyze fisher                             section 5.2 of the paper, tested
+  ln-zoo analyze dynamics --weights pixels.layernorm   stability of hidden states
+  ln-zoo --print_completion=shtab-bash              completion script (or zsh, tcsh, ...)
 
 published models
   ln-zoo list [PATTERN]                             names, sizes, scores
@@ -42,17 +42,17 @@ export
   ln-zoo export pixels.layernorm --format onnx --form step --out step.onnx   for other runtimes
 
 pictures
-  ln-zoo draw --number 25 --out samples.png         images that a DRAW model makes up
+  ln-zoo draw --number 25 --out samples.png         samples of a DRAW model
   ln-zoo write "any text" --model handwriting.layernorm --out hello.svg
 
 sentence vectors
-  ln-zoo evaluate-sentences MODEL majority          MR, CR, SUBJ, MPQA, SICK, beside controls
+  ln-zoo evaluate-sentences MODEL majority          MR, CR, SUBJ, MPQA, SICK, and controls
 
 data
   ln-zoo data iam_ondb SRC DST                      convert the official IAM-OnDB, once
 
 fast paths
-  ln-zoo kernels [--build]                          what this machine has, and why not; build ahead
+  ln-zoo kernels [--build]                          kernels of this machine; build them
 
 environment
   LN_ZOO_DATA        folder with datasets, one folder each (mnist, binarized_mnist, ...)
@@ -61,6 +61,7 @@ environment
   LN_ZOO_KERNELS     fast paths to use: names as `ln-zoo kernels` has them, 0 for none
   LN_ZOO_CACHE       folder of compiled kernels and parsed data; default ~/.cache/ln_zoo
   LN_ZOO_CUDA_GRAPHS 0 launches GPU kernels one by one
+  LN_ZOO_CXXFLAGS    further flags of the compiler of kernels
   LN_ZOO_DEBUG       1 shows the traceback of an error
 """
 

@@ -39,20 +39,23 @@ def main(argv: Sequence[str]) -> int:
 def _add_gradient_flow(analyses: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = analyses.add_parser(
         "gradient_flow",
-        help="how far gradients reach back in time, by strategy and gain",
-        description="Norms of the gradients by the states of untrained recurrent layers, from a "
-        "softmax on the last state back to the first (Cooijmans et al. 2017, section 4), in "
-        "float64. The table holds their decimal logarithms.",
+        help="how far gradients reach back in time, by method and gain",
+        description="Measures the gradients with respect to the states of untrained recurrent "
+        "layers, from a softmax on the last state back to the first (Cooijmans et "
+        "al. 2017, section 4), in float64. The table holds decimal logarithms of "
+        "their norms.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--cell", choices=("RNN", "GRU", "LSTM"), default="RNN", help="tanh in RNN")
+    parser.add_argument(
+        "--cell", choices=("RNN", "GRU", "LSTM"), default="RNN", help="kind of layer; RNN uses tanh"
+    )
     parser.add_argument(
         "--norm",
         nargs="+",
         metavar="NAME",
         default=["BatchNorm", "LayerNorm", "Identity"],
-        help="strategies of ln_zoo.norms, or class paths of your own",
+        help="classes of ln_zoo.norms, or class paths of your own",
     )
     parser.add_argument(
         "--gains",
@@ -60,11 +63,13 @@ def _add_gradient_flow(analyses: argparse._SubParsersAction[argparse.ArgumentPar
         type=float,
         metavar="GAIN",
         default=[0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 1.0],
-        help="initial gains, a layer each for strategies that have one",
+        help="initial gains; a norm that has a gain is measured with each of them",
     )
-    parser.add_argument("--steps", type=int, default=784, help="time steps, of one pixel each")
-    parser.add_argument("--hidden", type=int, default=100, help="size of the states")
-    parser.add_argument("--batch", type=int, default=100, help="sequences")
+    parser.add_argument(
+        "--steps", type=int, default=784, help="number of time steps, one pixel each"
+    )
+    parser.add_argument("--hidden", type=int, default=100, help="hidden size")
+    parser.add_argument("--batch", type=int, default=100, help="number of sequences")
     parser.add_argument(
         "--candidate",
         choices=("identity", "orthogonal"),
@@ -74,16 +79,19 @@ def _add_gradient_flow(analyses: argparse._SubParsersAction[argparse.ArgumentPar
     parser.add_argument(
         "--noise", type=float, default=0.1, help="standard deviation of the initial states"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of weights and states")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the weights and states")
     parser.add_argument(
         "--data",
         choices=("pixels", "permuted", "random"),
-        help="pixels of MNIST in the order of the rows, the same in a fixed random order, or "
-        "random numbers; default: pixels where $LN_ZOO_DATA has MNIST, else random numbers",
+        help="input: pixels of MNIST row by row, the same pixels in a fixed random "
+        "order, or random numbers; default: pixels if $LN_ZOO_DATA has MNIST, else "
+        "random",
     )
-    parser.add_argument("--root", help="folder of MNIST; default: $LN_ZOO_DATA/mnist, or the hub")
+    parser.add_argument(
+        "--root", help="folder of MNIST; default: $LN_ZOO_DATA/mnist, else a download from the hub"
+    )
     parser.add_argument("--out", default="gradient_flow.png", help="picture to write (.png, .svg)")
-    parser.add_argument("--csv", help="table to write: t, and a column for each layer")
+    parser.add_argument("--csv", help="table to write: t and a column for each layer")
     parser.set_defaults(run=_gradient_flow)
 
 

@@ -33,21 +33,28 @@ def add_parser(analyses: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Adds the command to those of ``ln-zoo analyze``."""
     parser = analyses.add_parser(
         "dynamics",
-        help="whether perturbations of hidden states grow or die, by strategy and gain",
-        description="Growth of small perturbations of the hidden states (Lyapunov exponents) and "
-        "of the gradients by them, per step, in float64: of untrained layers that read standard "
-        "normal numbers; or, with --weights or --ckpt, of the layers of trained models, on test "
+        help="whether perturbations of hidden states grow or shrink, by method and gain",
+        description="Measures how small perturbations of the hidden states (Lyapunov "
+        "exponents) and gradients grow per step, in float64. By default it "
+        "measures untrained layers that read standard normal numbers. With "
+        "--weights or --ckpt it measures the layers of trained models, on test "
         "images or lines of handwriting, and of the same models before training.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--steps", type=int, default=200, help="time steps, at most")
-    parser.add_argument("--batch", type=int, default=16, help="sequences, at most")
-    parser.add_argument("--exponents", type=int, default=1, help="how many, the largest first")
+    parser.add_argument("--steps", type=int, default=200, help="largest number of time steps")
+    parser.add_argument("--batch", type=int, default=16, help="largest number of sequences")
     parser.add_argument(
-        "--skip", type=int, help="first steps to leave out of the table; default: a quarter of them"
+        "--exponents", type=int, default=1, help="how many exponents to compute, the largest first"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of weights, inputs and perturbations")
+    parser.add_argument(
+        "--skip",
+        type=int,
+        help="initial steps that the table leaves out; default: a quarter of all",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the weights, inputs and perturbations"
+    )
     parser.add_argument("--out", default="dynamics.png", help="picture to write (.png, .svg)")
     parser.add_argument("--csv", help="table to write: layer, step, perturbation, gradient norm")
     _add_options_of_untrained(parser)
@@ -91,8 +98,12 @@ def _add_options_of_untrained(parser: argparse.ArgumentParser) -> None:
 
 def _add_options_of_trained(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("trained models")
-    group.add_argument("--weights", nargs="+", metavar="NAME", default=[], help="published models")
-    group.add_argument("--ckpt", nargs="+", metavar="FILE", default=[], help="checkpoints")
+    group.add_argument(
+        "--weights", nargs="+", metavar="NAME", default=[], help="names of published models"
+    )
+    group.add_argument(
+        "--ckpt", nargs="+", metavar="FILE", default=[], help="checkpoints of trained models"
+    )
     trust.add_import_option(group)
     group.add_argument(
         "--statistics",
@@ -104,8 +115,9 @@ def _add_options_of_trained(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--root",
         default=argparse.SUPPRESS,
-        help="folder of the data that the models read, MNIST or IAM-OnDB; default: mnist or "
-        "iam_ondb in $LN_ZOO_DATA, or for MNIST the hub",
+        help="folder of the data that the models read, MNIST or IAM-OnDB; default: "
+        "mnist or iam_ondb in $LN_ZOO_DATA, else, for MNIST, a download from the "
+        "hub",
     )
 
 

@@ -10,32 +10,36 @@ def add_parser(analyses: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Adds the command to those of ``ln-zoo analyze``."""
     parser = analyses.add_parser(
         "fisher",
-        help="the Fisher information of normalised GLMs against what the paper says of it",
-        description="Measures what section 5.2 of the layer normalization paper says about the "
-        "geometry of learning, on random generalised linear models in float64: its formulas "
-        "against automatic differentiation, as printed and corrected, and what the scale of "
-        "weights and data does.",
+        help="the Fisher information of normalised GLMs, compared with the paper's formulas",
+        description="Tests what section 5.2 of the layer normalization paper says about the "
+        "geometry of learning, on random generalised linear models in float64. It "
+        "compares the formulas, as printed and corrected, with automatic "
+        "differentiation, and measures the effect of the scale of weights and "
+        "data.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--units", type=int, default=4, help="units H of the models")
-    parser.add_argument("--features", type=int, default=5, help="size D of their inputs")
-    parser.add_argument("--examples", type=int, default=200, help="inputs, N")
+    parser.add_argument("--units", type=int, default=4, help="number of units, H")
+    parser.add_argument("--features", type=int, default=5, help="size of the inputs, D")
+    parser.add_argument("--examples", type=int, default=200, help="number of inputs, N")
     parser.add_argument(
         "--draws",
         type=int,
         default=500_000,
-        help="sampled outputs, all examples together; also a tenth and a hundredth of them",
+        help="number of sampled outputs over all examples; a tenth and a hundredth are "
+        "used as well",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of models, data and sampled outputs")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of models, data and sampled outputs"
+    )
     parser.add_argument(
         "--format",
         choices=("rich", "markdown", "csv"),
         default="rich",
-        help="of the table on standard output; rich: for a terminal",
+        help="format of the table on standard output; rich is for a terminal",
     )
     parser.add_argument("--out", default="fisher.png", help="picture to write (.png, .svg)")
-    parser.add_argument("--csv", help="table to write: the numbers of the picture")
+    parser.add_argument("--csv", help="table to write, with the numbers of the picture")
     parser.set_defaults(run=_fisher)
 
 

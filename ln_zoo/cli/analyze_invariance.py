@@ -14,10 +14,11 @@ def add_parser(analyses: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Adds the command to those of ``ln-zoo analyze``."""
     parser = analyses.add_parser(
         "invariance",
-        help="what a layer's output is invariant to, by strategy",
-        description="Computes Table 1 of the layer normalization paper: transforms weights and "
-        "data of a random layer in float64 and compares its outputs, beside what each strategy "
-        "declares. The picture shows how far eps spoils the invariance to rescaled weights.",
+        help="what a layer's output is invariant to, by method",
+        description="Computes Table 1 of the layer normalization paper: transforms the weights "
+        "and data of a random layer in float64, compares its outputs, and checks "
+        "them against what each norm declares. The picture shows how much eps "
+        "affects the invariance to rescaled weights.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
     )
@@ -26,40 +27,40 @@ def add_parser(analyses: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         nargs="+",
         metavar="NAME",
         default=["BatchNorm", "WeightNorm", "LayerNorm", "RMSNorm", "Identity"],
-        help="strategies of ln_zoo.norms, or class paths of your own, such as my_norms.MyNorm",
+        help="classes of ln_zoo.norms, or class paths of your own, such as my_norm.MyNorm",
     )
     parser.add_argument(
         "--eps",
         type=_eps,
         default="0",
-        help="in place of that of the strategies; 'shipped': each has its own",
+        help="eps of all norms; 'shipped' keeps the default of each",
     )
     parser.add_argument(
         "--format",
         choices=("rich", "markdown", "latex", "csv"),
         default="rich",
-        help="of the table on standard output; rich: for a terminal",
+        help="format of the table on standard output; rich is for a terminal",
     )
-    parser.add_argument("--examples", type=int, default=16, help="inputs, N")
-    parser.add_argument("--inputs", type=int, default=8, help="size I of each")
-    parser.add_argument("--features", type=int, default=6, help="units, F")
+    parser.add_argument("--examples", type=int, default=16, help="number of inputs, N")
+    parser.add_argument("--inputs", type=int, default=8, help="size of each input, I")
+    parser.add_argument("--features", type=int, default=6, help="number of units, F")
     parser.add_argument(
         "--factors",
         nargs="+",
         type=float,
         metavar="FACTOR",
         default=[0.25, 3.0],
-        help="what weights and data are multiplied by; the table has the greatest deviation",
+        help="factors for weights and data; the table has the greatest deviation",
     )
     parser.add_argument(
         "--weight_scale",
         type=float,
         default=1.0,
-        help="multiplies the weights before anything is measured: at 1e-3 the usual eps counts",
+        help="factor for the weights before measuring: at 1e-3 the usual eps matters",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of weights and data")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the weights and data")
     parser.add_argument("--out", default="invariance.png", help="picture to write (.png, .svg)")
-    parser.add_argument("--csv", help="table to write: the numbers of the picture")
+    parser.add_argument("--csv", help="table to write, with the numbers of the picture")
     parser.set_defaults(run=_invariance)
 
 

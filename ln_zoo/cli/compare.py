@@ -120,28 +120,29 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ln-zoo compare",
-        description="Draws learning curves of several runs: for each label the median of its "
-        "runs at the epochs (or updates) that all of them logged, and every run as a fainter line.",
+        description="Draws learning curves of several runs. For each label it draws the median "
+        "of its runs, at the epochs or updates that all of them logged, and every "
+        "run as a fainter line.",
     )
     parser.add_argument(
         "runs",
         nargs="+",
         metavar="[LABEL=]RUN",
-        help="a run's folder, holding metrics.csv; runs of one label differ in their seed only; "
-        "default label: the name of the folder above",
+        help="a run's folder with metrics.csv; runs with one label should differ only "
+        "in their seed; default label: the name of the parent folder",
     )
     parser.add_argument(
         "--metric",
         nargs="+",
-        help="a panel each; A|B (quoted) takes B of the runs that did not log A, as in "
-        "'val_batch_accuracy|val_accuracy'",
+        help="metrics to draw, one panel each; A|B (quoted) takes B for runs that did "
+        "not log A, as in 'val_batch_accuracy|val_accuracy'",
     )
     parser.add_argument(
         "--x",
         choices=list(_METRICS),
         default="epoch",
-        help="what to draw against; step: the update, for what StepEvaluation logs within epochs; "
-        "seconds: of training, as it has timed them",
+        help="what to draw against; step: updates, for what StepEvaluation logs within "
+        "epochs; seconds: training time, as StepEvaluation measured it",
     )
     parser.add_argument(
         "--steps_to",
@@ -149,34 +150,34 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar=("METRIC", "VALUE"),
-        help="print how many updates it takes until the metric first is at or below each value "
-        "(at or above, where higher is better), by the evaluations that were logged; may be given "
-        "more than once",
+        help="print the number of updates until the metric is first at or below each "
+        "value (at or above, if higher is better), among the logged evaluations; "
+        "may be given more than once",
     )
     parser.add_argument(
-        "--log_x", action="store_true", help="draw against the logarithm; place 0 is left out"
+        "--log_x", action="store_true", help="use a logarithmic axis; 0 is left out"
     )
     parser.add_argument("--out", default="compare.png", help="picture to write (.png or .svg)")
     parser.add_argument(
         "--csv",
-        help="table to write: label, run, epoch (or step), and a column a metric; with --steps_to "
-        "a second one beside it, its name ending in _steps_to",
+        help="table to write: label, run, epoch or step, and one column per metric; "
+        "with --steps_to also a second table, whose name ends in _steps_to",
     )
     parser.add_argument(
-        "--band", action="store_true", help="draw the range of the runs in place of each run"
+        "--band", action="store_true", help="draw the range of the runs instead of each run"
     )
     parser.add_argument("--title", default="", help="title of the picture")
     parser.add_argument(
         "--activity",
         action="store_true",
-        help="lay the activity.csv of runs with the callback ActivityByPosition beside each other "
-        "in place of their curves",
+        help="compare the activity.csv of runs with the callback ActivityByPosition "
+        "instead of curves",
     )
     parser.add_argument(
         "--weight_geometry",
         action="store_true",
-        help="show what the callback WeightGeometry logged, run by run, in place of curves: "
-        "lengths and turns of weight vectors, one run for each label",
+        help="compare what the callback WeightGeometry logged instead of curves: "
+        "lengths and turns of weight vectors, one run per label",
     )
     return parser
 

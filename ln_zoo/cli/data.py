@@ -20,7 +20,8 @@ def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code: 1 if it failed, 130 if it was interrupted."""
     parser = argparse.ArgumentParser(
         prog="ln-zoo data",
-        description="Converts a dataset as its owners give it to the form in which it is read.",
+        description="Converts a dataset from the form in which its owners distribute it to the "
+        "one that ln_zoo reads.",
         allow_abbrev=False,
     )
     datasets = parser.add_subparsers(dest="dataset", metavar="DATASET", required=True)
@@ -41,9 +42,9 @@ def _add_iam_ondb(datasets: argparse._SubParsersAction[argparse.ArgumentParser])
     parser = datasets.add_parser(
         "iam_ondb",
         help="IAM-OnDB, handwritten lines, from its XML files",
-        description="Converts the official distribution of IAM-OnDB to arrays that are mapped into "
-        "memory, once. An interrupted conversion goes on where it was when the command is given "
-        "again. Damaged files are named and left out; more than 1 % of them is an error.",
+        description="Converts the official distribution of IAM-OnDB to memory-mapped arrays, "
+        "once. If it is interrupted, the same command resumes it. Damaged files "
+        "are named and left out; more than 1 % of them is an error.",
         epilog="Then: --data IAMOnDB --data.root DST, or a folder iam_ondb in $LN_ZOO_DATA.",
         allow_abbrev=False,
     )

@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ln-zoo draw",
-        description="Makes up images with a DRAW model, in rows and columns of one picture. Each "
+        description="Draws samples of a DRAW model, in rows and columns of one picture. Each "
         "pixel is the probability of white.",
         allow_abbrev=False,
     )
@@ -37,20 +37,20 @@ def _parser() -> argparse.ArgumentParser:
         "draw.layernorm",
     )
     trust.add_import_option(parser)
-    parser.add_argument("--number", type=int, default=25, help="of images; default 25")
+    parser.add_argument("--number", type=int, default=25, help="number of images; default 25")
     parser.add_argument("--out", default="samples.png", help="picture to write (.png, .svg, .pdf)")
-    parser.add_argument("--seed", type=int, default=0, help="of the random numbers; default 0")
-    parser.add_argument("--columns", type=int, help="images in a row; default: as many as rows")
-    parser.add_argument(
-        "--binary", action="store_true", help="draw each pixel white or black by its probability"
-    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random numbers; default 0")
+    parser.add_argument("--columns", type=int, help="images per row; default: as many as rows")
+    parser.add_argument("--binary", action="store_true", help="sample each pixel as white or black")
     parser.add_argument(
         "--filmstrip",
         metavar="FILE",
         help=f"picture of the canvas along the glimpses, of the first {_STRIPS} images",
     )
     parser.add_argument(
-        "--numbers", metavar="FILE", help=".npy file of the images, float32 (number, height, width)"
+        "--numbers",
+        metavar="FILE",
+        help=".npy file to write with the images, float32 (number, height, width)",
     )
     return parser
 

@@ -91,9 +91,10 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ln-zoo evaluate-sentences",
-        description="Scores sentence vectors on the five tasks of skip-thoughts, and prints them "
-        "above what papers report. Rows compare with one another where tasks and protocol are the "
-        "same; with the papers' they do not, whose encoders saw other text for much longer.",
+        description="Scores sentence vectors on the five tasks of skip-thoughts, and prints "
+        "them above the papers' numbers. Rows can be compared with each other if "
+        "tasks and protocol are the same, but not with the papers' rows, whose "
+        "encoders were trained on other text for much longer.",
         epilog="Controls: majority; word-mean:SOURCE and echo-state[:SOURCE], the mean of the word "
         "vectors of a model or a text file, and a random echo state network that reads them "
         "(default: random ones); untrained:SOURCE, a model, or the model of a configuration of "
@@ -104,36 +105,41 @@ def _parser() -> argparse.ArgumentParser:
         "encoders",
         nargs="+",
         metavar="[LABEL=]ENCODER",
-        help="a published model's name, a card folder, a hub id, a .ckpt file, a control, or "
-        "scores that are there: a .csv file of this command, or the test_results.json of a run "
-        "with SentenceEvaluation",
+        help="a published model's name, a card folder, a hub id, a .ckpt file, a "
+        "control, or existing scores: a .csv file of this command, or the "
+        "test_results.json of a run with SentenceEvaluation",
     )
     parser.add_argument(
         "--protocol",
         choices=("fast", "original"),
         default="fast",
-        help="fast: a penalty chosen by one part of each fold; original: the nested "
-        "cross-validation of the released skip-thoughts code, 910 regressions a task; default fast",
+        help="fast: a penalty chosen on one part of each fold; original: the nested "
+        "cross-validation of the released skip-thoughts code, 910 regressions per "
+        "task; default fast",
     )
     parser.add_argument("--tasks", default=_TASKS, help=f"with commas between; default {_TASKS}")
     parser.add_argument(
-        "--data", metavar="FOLDER", help="of the tasks; default: $LN_ZOO_DATA/sentence_tasks"
+        "--data", metavar="FOLDER", help="folder of the tasks; default: $LN_ZOO_DATA/sentence_tasks"
     )
     parser.add_argument(
         "--as_is",
         action="store_true",
-        help="take what white space separates for words; else sentences are divided into words as "
-        "by the released code, which needs nltk",
+        help="split sentences into words at white space; otherwise they are tokenised "
+        "as in the released code, which needs nltk",
     )
     parser.add_argument(
-        "--seed", type=int, default=0, help="of untrained weights and controls; default 0"
+        "--seed", type=int, default=0, help="seed of untrained weights and controls; default 0"
     )
     parser.add_argument(
-        "--features", type=int, default=2048, help="units of echo states; default 2048"
+        "--features", type=int, default=2048, help="units of the echo state network; default 2048"
     )
-    parser.add_argument("--jobs", type=int, default=1, help="processes among which folds are dealt")
     parser.add_argument(
-        "--out", metavar="FILE", help="the numbers as .csv or .json, or the table as .md"
+        "--jobs", type=int, default=1, help="number of processes that share the folds"
+    )
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        help="file to write: the numbers as .csv or .json, or the table as .md",
     )
     parser.add_argument(
         "--curve",
@@ -404,7 +410,7 @@ class _EchoState:
         else:
             vectors = WordVectors(seed=seed)
         network = EchoState(vectors, features, seed=seed)
-        # Random vectors are of words in small letters, as those of our models are.
+        # Random vectors are of words in lower case, as those of our models are.
         self.encode = network if source else lambda texts: network([t.lower() for t in texts])
 
 

@@ -63,16 +63,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--format",
         default="onnx",
-        help="onnx, or pt2 for torch.export; default onnx",
+        help="file format: onnx, or pt2 for torch.export; default onnx",
     )
     parser.add_argument(
         "--form",
         default="step",
-        help="step: one time step, states in and out; sequence: all steps, their number free; "
-        "default step",
+        help="step: one time step, with states as inputs and outputs; sequence: all "
+        "steps, any number of them; default step",
     )
     parser.add_argument("--part", help="of a model with several, such as captions; default: first")
     parser.add_argument("--out", required=True, metavar="FILE", help="file to write")
-    parser.add_argument("--opset", type=int, help="of ONNX; default 20")
-    parser.add_argument("--overwrite", action="store_true", help="replace a file that exists")
+    parser.add_argument("--opset", type=int, help="ONNX opset; default 20")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
     return parser

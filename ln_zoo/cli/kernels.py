@@ -21,15 +21,16 @@ def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code: 1 if kernels were to be built and could not be."""
     parser = argparse.ArgumentParser(
         prog="ln-zoo kernels",
-        description="Lists the kernels that run recurrent layers, in the order in which they are "
-        "tried, with the reason where one is not available; nothing is compiled unless asked for.",
+        description="Lists the kernels for recurrent layers in the order in which they are "
+        "tried, with the reason if one is not available. Nothing is compiled "
+        "without --build.",
         epilog="LN_ZOO_KERNELS chooses among them, LN_ZOO_CACHE is the folder of compiled ones, "
         "CXX the compiler.",
         allow_abbrev=False,
     )
     parser.add_argument("--build", action="store_true", help="compile the native kernels now")
     parser.add_argument(
-        "--rebuild", action="store_true", help="compile them anew, even where that failed before"
+        "--rebuild", action="store_true", help="compile them again, even if that failed before"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments = parser.parse_args(argv)

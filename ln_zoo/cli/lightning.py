@@ -154,9 +154,10 @@ class ZooCLI(LightningCLI):
             "--weights",
             type=str | None,
             default=None,
-            help="Start from these weights: the name of a published model, a card's folder, a hub "
-            "id or a .ckpt file. Model arguments given beside it win over the stored ones; fit "
-            "draws a new last layer for data of another number of classes.",
+            help="Start from these weights: the name of a published model, a card's folder, "
+            "a hub id or a .ckpt file. Model arguments that you give override the "
+            "stored ones. For data with another number of classes, fit initialises a "
+            "new last layer.",
         )
         parser.add_argument(
             "--test_after_fit",

@@ -45,27 +45,30 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ln-zoo reproduce",
-        description="Lists the claims of the paper with our verdicts; with the name of one, runs "
-        "the sweep that tests it and prints its verdict. Stopped, the same command goes on.",
+        description="Lists the claims of the paper with our verdicts. With the name of a "
+        "claim, runs the sweep that tests it and prints its verdict. If it is "
+        "stopped, the same command resumes.",
         allow_abbrev=False,
     )
-    parser.add_argument("claim", nargs="?", help="its name; default: list all")
+    parser.add_argument("claim", nargs="?", help="name of the claim; default: list all")
     parser.add_argument(
         "--size", choices=claims.SIZES, default="reduced", help="default: %(default)s"
     )
     parser.add_argument("--out", help="folder of the sweep; default: sweeps/CLAIM-SIZE")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time; default: %(default)s")
     parser.add_argument(
-        "--print", action="store_true", help="run nothing, print a command a line, as of sweep"
+        "--print",
+        action="store_true",
+        help="run nothing, print one command per line, as in ln-zoo sweep",
     )
     parser.add_argument(
-        "--gather", action="store_true", help="run nothing, decide by what has finished"
+        "--gather", action="store_true", help="run nothing, judge by the runs that have finished"
     )
     parser.add_argument(
         "--write",
         metavar="FILE",
-        help="run nothing, write the page of all claims, and the table into the README.md above "
-        "its folder, if that has one",
+        help="run nothing, write the page of all claims, and the table into the "
+        "README.md of a parent folder, if that has one",
     )
     return parser
 

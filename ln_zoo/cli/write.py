@@ -34,14 +34,14 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ln-zoo write",
-        description="Writes text as handwriting, with a trained model: a page of lines, "
-        "broken between words. Breaks of lines and blank lines of the text are kept.",
+        description="Writes text as handwriting with a trained model: a page of lines, wrapped "
+        "between words. Line breaks and blank lines of the text are kept.",
         allow_abbrev=False,
     )
     parser.add_argument(
-        "text", nargs="*", metavar="TEXT", help="what to write, each from a new line"
+        "text", nargs="*", metavar="TEXT", help="texts to write, each on a new line"
     )
-    parser.add_argument("--file", help="a text file to write in place of TEXT")
+    parser.add_argument("--file", help="a text file to use instead of TEXT")
     parser.add_argument(
         "--model",
         required=True,
@@ -53,37 +53,42 @@ def _parser() -> argparse.ArgumentParser:
         "--bias",
         type=float,
         default=0.7,
-        help="how far to keep to what is likeliest: 0 is as the model has it, 1 is very neat; "
-        "default 0.7",
+        help="how strongly to prefer likely strokes: 0 samples from the model as it is, "
+        "1 is very neat; default 0.7",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the random numbers; default 0")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random numbers; default 0")
     parser.add_argument("--samples", type=int, default=1, help="how many versions to write")
     parser.add_argument(
         "--width",
         type=int,
         default=40,
         metavar="CHARACTERS",
-        help="the most of a line; default 40, more than most lines that people write have",
+        help="largest number of characters in a line; default 40, more than in most "
+        "handwritten lines",
     )
-    parser.add_argument("--thickness", type=float, default=1.2, help="of the pen, points")
+    parser.add_argument("--thickness", type=float, default=1.2, help="width of the pen, in points")
     parser.add_argument(
         "--prime",
         metavar="LINE",
-        help="write on in the hand of a line: its id in IAM-OnDB, or a .npy or .npz file of its "
-        "offsets (T, 3): dx, dy (upwards), and 1 where the pen is lifted",
+        help="continue in the handwriting of a line: its id in IAM-OnDB, or a .npy or "
+        ".npz file of its offsets (T, 3): dx, dy (upwards), and 1 where the pen is "
+        "lifted",
     )
-    parser.add_argument("--prime_text", help="what the line of such a file says")
+    parser.add_argument("--prime_text", help="text of the line in such a file")
     parser.add_argument("--data", help="folder of IAM-OnDB; default: $LN_ZOO_DATA/iam_ondb")
     parser.add_argument(
-        "--show_prime", action="store_true", help="draw that line, too, in grey, before each"
+        "--show_prime", action="store_true", help="also draw that line, in grey, before each"
     )
     parser.add_argument(
-        "--attention", metavar="FILE", help="picture of the window on the text, of the first line"
+        "--attention",
+        metavar="FILE",
+        help="picture to write of the window on the text, for the first line",
     )
     parser.add_argument(
         "--strokes",
         metavar="FILE",
-        help="the offsets as numbers, in the units of the data: .json of all lines, .npy of one",
+        help="file to write with the offsets, in the units of the data: .json for all "
+        "lines, .npy for one",
     )
     return parser
 

@@ -215,7 +215,7 @@ class BinarizedImageData(ZooDataModule, ABC):
     the dataset another name in tables, and scores are not compared with those of the fixed one:
 
     * ``fixed``: every pixel drawn once and kept.
-    * ``dynamic``: drawn anew in each epoch of training, with the grey level as probability;
+    * ``dynamic``: sampled again in each epoch of training, with the grey level as probability;
       evaluation takes one draw, the same for every epoch, model and run.
     * ``threshold``: 1 above half of the highest grey level.
     * ``grey``: grey levels as they are, as probabilities.

@@ -225,7 +225,7 @@ class CaptionedData(ZooDataModule, ABC):
     Batches are `CaptionBatch`. Features are float32 rows of unit length. A dataset states its name
     and where its three sets come from (`read`).
 
-    In training each image has one of its C captions, drawn anew in each epoch
+    In training each image has one of its C captions, chosen again in each epoch
     (``one_per_image``): so an epoch has every image once, no image is twice in a batch, and none
     of a batch's wrong answers is a right one. With ``all`` each caption with its image is an
     example, which makes epochs C times as long and admits such false negatives. Evaluation has all

@@ -26,7 +26,7 @@ _TIMES = ("then", "later", "soon", "afterwards", "suddenly", "again")
 class SyntheticBooks(BookData):
     """Books of a small grammar, drawn at random: no download, made in a moment.
 
-    Sentences of a paragraph speak of the same place and person, so that a sentence tells something
+    Sentences of a paragraph are about the same place and person, so that a sentence tells something
     of its neighbours. For tests and first steps: nothing learnt of them is of use elsewhere.
 
     Args:

@@ -235,7 +235,7 @@ class AttentiveReader(Classifier):
         """The entity of a passage that the query leaves out, as far as the reader can tell.
 
         Args:
-            passage: words in small letters with white space between them; entities are
+            passage: words in lower case with white space between them; entities are
                 ``@entity0``, ``@entity1``, ...
             query: likewise, with ``@placeholder`` in place of an entity.
 

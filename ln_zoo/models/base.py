@@ -51,7 +51,7 @@ class ZooModule(Pretrained, LightningModule, ABC):
     takes: ClassVar[tuple[str, ...]] = ()
     #: The task, in the Hugging Face hub's words, for cards.
     pipeline_tag: ClassVar[str] = "other"
-    #: Of a model from `ln_zoo.load`: the parameters that were drawn anew, all others being trained.
+    #: Of a model from `ln_zoo.load`: the parameters that are new, all others being trained.
     new_weights: tuple[str, ...] = ()
 
     @classmethod

@@ -53,7 +53,7 @@ def expand(vocabulary: Vocabulary, vectors: Tensor, path: str | os.PathLike[str]
     if not known:
         raise ValueError(
             f"{os.fspath(path)} has no word that the model knows: give vectors of the same "
-            "language, in small letters where the model was trained on them"
+            "language, in lower case where the model was trained on them"
         )
     if len(known) < inputs.shape[1]:
         warnings.warn(

@@ -229,7 +229,7 @@ class _Collector(Protocol):
         """Takes the statistics of consecutive steps, as an `Observer`."""
 
     def population(self) -> _Population:
-        """What came of them in all processes."""
+        """Their result over all processes."""
 
 
 class _Average:

@@ -367,7 +367,7 @@ def printable(text: str) -> str:
 
 
 class _Box(NamedTuple):
-    """What a line takes up, inches; its origin is at the left, at the height of small letters."""
+    """The extent of a line, inches; its origin is at the left, at the height of short letters."""
 
     origin: np.ndarray
     width: float
@@ -420,7 +420,7 @@ def _box(line: list[Stroke], units: float) -> _Box:
     if not line:
         return _Box(np.zeros(2), 0.0, 0.0, 0.0)
     low, high = (corner / units for corner in extent(line))
-    # Most points are of small letters, so that few long strokes do not move the line.
+    # Most points are of lower-case letters, so that few long strokes do not move the line.
     middle = float(np.median(np.concatenate([s.points[:, 1] for s in line]))) / units
     return _Box(np.array([low[0], middle]), high[0] - low[0], high[1] - middle, middle - low[1])
 

@@ -47,12 +47,12 @@ def run(command: str, argv: list[str]) -> int:
 
 def _make_list(parser: argparse.ArgumentParser) -> None:
     parser.description = "Published models on this machine: class, norm, data, score, size."
-    parser.add_argument("pattern", nargs="?", default="*", help="of the names, such as 'mlp.*'")
+    parser.add_argument("pattern", nargs="?", default="*", help="pattern of names, such as 'mlp.*'")
     parser.add_argument("--model", help="class name, such as MLPClassifier")
     parser.add_argument("--norm", help="class name, such as LayerNorm")
-    parser.add_argument("--dataset", help="name of a data set of the results, such as mnist")
+    parser.add_argument("--dataset", help="name of a dataset of the results, such as mnist")
     parser.add_argument(
-        "--csv", metavar="FILE", help="write a table of all measured metrics, a row each"
+        "--csv", metavar="FILE", help="write a table of all measured metrics, one per row"
     )
 
 
@@ -74,16 +74,16 @@ def _list(arguments: argparse.Namespace) -> str:
 
 def _make_cards(parser: argparse.ArgumentParser) -> None:
     parser.description = "The card of one model, or the folders of all."
-    parser.add_argument("name", nargs="?", help="of a published model, or a card folder")
+    parser.add_argument("name", nargs="?", help="name of a published model, or a card folder")
     parser.add_argument(
         "--refresh",
         action="store_true",
-        help="write the README of this card, or of all, anew from config.json and results.json",
+        help="regenerate the README of this card, or of all, from config.json and results.json",
     )
     parser.add_argument(
         "--facts",
-        help="with --refresh NAME: facts of the author, as for `ln-zoo card`, in place of the "
-        "card's own",
+        help="with --refresh NAME: facts of the author, as for `ln-zoo card`, that "
+        "replace the card's own",
     )
 
 
@@ -109,17 +109,15 @@ def _make_card(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--results", required=True, help="the test_results.json that ln-zoo test wrote for it"
     )
-    parser.add_argument("--out", required=True, help="the card folder to make")
-    parser.add_argument("--name", help="of the model; default: that of the folder")
+    parser.add_argument("--out", required=True, help="card folder to write")
+    parser.add_argument("--name", help="name of the model; default: that of the folder")
     parser.add_argument(
         "--facts",
-        help="YAML or JSON file of what no measurement knows: license, description, intended_use, "
-        "limitations, uncertainty, training_time, notes, differences, training_commands, datasets, "
-        "tags, size",
+        help="YAML or JSON file with facts that only the author knows: license, "
+        "description, intended_use, limitations, uncertainty, training_time, "
+        "notes, differences, training_commands, datasets, tags, size",
     )
-    parser.add_argument(
-        "--overwrite", action="store_true", help="replace a card that is there already"
-    )
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing card")
     trust.add_import_option(parser)
 
 
@@ -143,11 +141,11 @@ def _make_publish(parser: argparse.ArgumentParser) -> None:
         "Uploads a model's card folder to the Hugging Face hub, with the token of `hf auth login` "
         "or HF_TOKEN."
     )
-    parser.add_argument("name", help="of a published model, or a card folder")
-    parser.add_argument("--repo_id", required=True, help="user/repo; made if it does not exist")
+    parser.add_argument("name", help="name of a published model, or a card folder")
+    parser.add_argument("--repo_id", required=True, help="user/repo; created if it does not exist")
     parser.add_argument("--private", action="store_true", help="make the repository private")
-    parser.add_argument("--revision", help="branch to send to; default: main")
-    parser.add_argument("--dry_run", action="store_true", help="check everything, send nothing")
+    parser.add_argument("--revision", help="branch to upload to; default: main")
+    parser.add_argument("--dry_run", action="store_true", help="check everything, upload nothing")
 
 
 def _publish(arguments: argparse.Namespace) -> str:

@@ -39,7 +39,7 @@ def download(
         first = snapshot_download(
             repo_id, revision=revision, cache_dir=cache_dir, allow_patterns=[catalog.CONFIG]
         )
-        # The folder is named after its commit: both steps then speak of the same files.
+        # The folder is named after its commit: both steps then refer to the same files.
         folder = Path(first)
         if not (folder / catalog.CONFIG).is_file():
             raise CardError(

@@ -46,8 +46,8 @@ def load(
         name_or_path: a name from `ln_zoo.list_models`; a card folder (a path with a separator, as
             in ``./mlp.layernorm``); or a hub id ``user/repo``. A folder goes before a hub id.
             A name or hub id may end in ``@revision``, as in ``mlp.layernorm@b93f8b7e``.
-        num_classes: of a classifier for other classes: its last layer is drawn anew with as many
-            outputs, the others keep their weights. The returned module's ``new_weights`` names what
+        num_classes: of a classifier for other classes: its last layer is new, with as many outputs,
+            and the others keep their weights. The returned module's ``new_weights`` names what
             is new, and a log line says so. Default: the card's, with its weights.
         norm: strategy to use in place of the one in the card. Needed for a model whose strategy
             is not ln_zoo's own; its parameters must be those of the weights.
@@ -121,7 +121,7 @@ def _weights(card: Card, cache_dir: str | Path | None) -> bytes:
 
 
 def _with_head(trained: ZooModule, card: Card, num_classes: int) -> ZooModule:
-    """The model with a head of so many classes, drawn anew; all other weights are the trained."""
+    """The model with a new head of so many classes; all other weights are the trained ones."""
     if "num_classes" not in trained.hparams or getattr(trained, "head", None) is None:
         raise CardError(
             f"num_classes={num_classes} is for classifiers of images; {card.name} is a "

@@ -50,28 +50,34 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ln-zoo sweep",
         usage="ln-zoo sweep --config FILE --norms NAMES --out FOLDER [options] [-- fit's options]",
-        description="Trains and tests a grid of models: each strategy with each seed and each "
-        "value of the options of --set, a process each. A seed gives all of them the same order of "
-        "the data. Stopped or killed, the same command, or `ln-zoo sweep --out FOLDER`, goes on "
-        "where it was and tries again what failed.",
+        description="Trains and tests a grid of models: each norm with each seed and each "
+        "value of the options of --set, in a separate process. All runs with the "
+        "same seed see the data in the same order. If the sweep is stopped or "
+        "killed, the same command, or `ln-zoo sweep --out FOLDER`, resumes it and "
+        "repeats failed runs.",
         allow_abbrev=False,
     )
     grid = parser.add_argument_group("the grid")
-    grid.add_argument("--config", action="append", default=[], help="as of fit; all runs share it")
     grid.add_argument(
-        "--norms",
-        help="strategies, with commas between: names of files in configs/norms (layer,batch), "
-        "paths of such files, or classes (LayerNorm, my_norm.MyNorm) with their defaults",
+        "--config", action="append", default=[], help="as for fit, shared by all runs"
     )
     grid.add_argument(
-        "--seeds", help="how many, from 0 on, or a list such as 0,1,7 (one alone: 7,); default: 3"
+        "--norms",
+        help="norms, separated by commas: names of files in configs/norms "
+        "(layer,batch), paths of such files, or classes (LayerNorm, "
+        "my_norm.MyNorm) with their defaults",
+    )
+    grid.add_argument(
+        "--seeds",
+        help="number of seeds, starting at 0, or a list such as 0,1,7 (a single one: "
+        "7,); default: 3",
     )
     grid.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="OPTION=V1,V2",
-        help="values of an option of fit, such as model.lr=2e-4,1e-3; may be given more than once",
+        help="values of an option of fit, such as model.lr=2e-4,1e-3; may be given several times",
     )
     grid.add_argument("--out", required=True, help="folder of the sweep")
     how = parser.add_argument_group("how it runs")
@@ -79,35 +85,39 @@ def _parser() -> argparse.ArgumentParser:
     how.add_argument(
         "--threads",
         type=int,
-        help="threads of each run; default: 1 with several jobs, else as many as torch takes. "
-        "Sums depend on it in their last digits, so a sweep keeps what it began with",
+        help="threads of each run; default: 1 with several jobs, else torch's default. "
+        "Results depend on it in their last digits, so a sweep keeps its first "
+        "value",
     )
     how.add_argument(
         "--test",
         choices=("last", "best"),
-        help="which weights are tested: the last, or the best by validation, as the "
-        "configuration's ModelCheckpoint sees it; default: last",
+        help="which weights are tested: the last, or the best by validation according "
+        "to the configuration's ModelCheckpoint; default: last",
     )
     how.add_argument(
         "--print",
         action="store_true",
-        help="run nothing, print a command a line for what has not finished: for GNU parallel, "
-        "SLURM arrays or Ray, in the current folder and with the folder of --out on a disk that "
-        "all machines share",
+        help="run nothing, print one command per line for each unfinished run, for GNU "
+        "parallel, SLURM arrays or Ray; run them in this folder, with the folder "
+        "of --out on a shared disk",
     )
     how.add_argument("--run", metavar="NAME", help="one run of a sweep, as --print names it")
     how.add_argument("--attached", action="store_true", help=argparse.SUPPRESS)
     report = parser.add_argument_group("the report (report.md, tables and curves in FOLDER/report)")
     report.add_argument(
-        "--gather", action="store_true", help="run nothing, report on what has finished"
+        "--gather", action="store_true", help="run nothing, report on the runs that have finished"
     )
     report.add_argument(
-        "--baseline", help="strategy that others are compared with; default: none, else the first"
+        "--baseline",
+        help="norm that the others are compared with; default: none if it is there, else the first",
     )
-    report.add_argument("--metric", nargs="+", help="curves to draw, as of `ln-zoo compare`")
-    report.add_argument("--x", choices=("epoch", "step"), help="what they go by")
+    report.add_argument("--metric", nargs="+", help="curves to draw, as for `ln-zoo compare`")
+    report.add_argument("--x", choices=("epoch", "step"), help="what to draw them against")
     report.add_argument(
-        "--select", help="logged metric that chooses settings; default: the test's in validation"
+        "--select",
+        help="logged metric by which settings are chosen; default: the test's main "
+        "metric, in validation",
     )
     return parser
 
