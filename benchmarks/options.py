@@ -1,4 +1,4 @@
-"""What resets and noise in the recurrence cost a training step of a layer-normalised layer.
+"""What resets and noise in the recurrence cost a training step, or inference.
 
 ``python -m benchmarks.options`` prints a table: each option as a ratio to the same layer without,
 on whatever kernel runs it and on the generic loop.
@@ -7,17 +7,17 @@ on whatever kernel runs it and on the generic loop.
 from __future__ import annotations
 
 import argparse
-import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from benchmarks.contestants import Size, limited_to
-from benchmarks.timing import interleave
+from benchmarks.timing import interleave, ratios
 from ln_zoo.layers import GRU, LSTM
-from ln_zoo.norms import LayerNorm
+from ln_zoo.norms import Identity, LayerNorm
 
 #: What is timed: arguments of the layer, and the share of steps that are reset.
 OPTIONS: dict[str, tuple[dict[str, float], float | None]] = {
@@ -31,33 +31,60 @@ OPTIONS: dict[str, tuple[dict[str, float], float | None]] = {
 }
 
 
-def training_step(cell: str, size: Size, option: str) -> Callable[[], object]:
-    """A function that runs the layer forward and backward once."""
+#: What the values of ``LN_ZOO_KERNELS`` are called in the table.
+NAMES = {"1": "the fastest kernel", "0": "the generic loop"}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What every option is timed with.
+
+    Args:
+        cell: ``"LSTM"`` or ``"GRU"``.
+        size: steps, examples, inputs, hidden units.
+        norm: ``"layer"`` or ``"none"``.
+        training: whether a call is a training step, or inference.
+    """
+
+    cell: str
+    size: Size
+    norm: str = "layer"
+    training: bool = True
+
+
+def call_of(setting: Setting, option: str) -> Callable[[], object]:
+    """A function that runs the layer once: forward and backward, or forward in evaluation."""
+    size, training = setting.size, setting.training
     arguments, share = OPTIONS[option]
     torch.manual_seed(0)
-    layer: Any = {"LSTM": LSTM, "GRU": GRU}[cell](size.I, size.H, norm=LayerNorm(), **arguments)
-    x = torch.randn(size.T, size.B, size.I, requires_grad=True)
+    norm = {"layer": LayerNorm, "none": Identity}[setting.norm]()
+    layer: Any = {"LSTM": LSTM, "GRU": GRU}[setting.cell](size.I, size.H, norm=norm, **arguments)
+    layer.train(training)
+    x = torch.randn(size.T, size.B, size.I, requires_grad=training)
     reset: Tensor | None = None if share is None else torch.rand(size.T, size.B) < share
 
-    def step() -> None:
-        output, _ = layer(x, reset=reset)
-        output.sum().backward()
+    def call() -> None:
+        with torch.set_grad_enabled(training):
+            output, _ = layer(x, reset=reset)
+        if training:
+            output.sum().backward()
 
-    return step
+    return call
 
 
-def measure(cell: str, size: Size, rounds: int, seconds: float) -> dict[str, tuple[float, float]]:
-    """For each option the median ratio to the plain layer, on kernels and on the generic loop."""
+def measure(
+    setting: Setting, kernels: Sequence[str], rounds: int, seconds: float
+) -> dict[str, list[float]]:
+    """For each option the median ratio to the layer without, on each choice of kernels."""
     found: dict[str, list[float]] = {name: [] for name in OPTIONS}
-    for kernels in (None, "0"):
-        with limited_to(kernels):
-            calls = {name: training_step(cell, size, name) for name in OPTIONS}
+    for value in kernels:
+        with limited_to(value):
+            calls = {name: call_of(setting, name) for name in OPTIONS}
             times = interleave(calls, rounds, seconds)
             plain = times["plain"].wall
-            for name, ratios in found.items():
-                pairs = zip(times[name].wall, plain, strict=True)
-                ratios.append(statistics.median(a / b for a, b in pairs))
-    return {name: (kernel, loop) for name, (kernel, loop) in found.items()}
+            for name, values in found.items():
+                values.append(ratios(times[name].wall, plain).median)
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -65,17 +92,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cells", nargs="+", choices=("LSTM", "GRU"), default=["LSTM", "GRU"])
     parser.add_argument("--size", default="64,32,256,256", help="T,B,I,H")
+    parser.add_argument("--norm", choices=("layer", "none"), default="layer")
+    parser.add_argument("--inference", action="store_true", help="in place of training steps")
+    parser.add_argument(
+        "--kernels", nargs="+", default=["1", "0"], help="values of LN_ZOO_KERNELS, a column each"
+    )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=20.0, help="for each option, at most")
     given = parser.parse_args(arguments)
     torch.set_num_threads(given.threads)
     size = Size(*map(int, given.size.split(",")))
-    print("| cell | option | to the kernel without | to the generic loop without |")
-    print("|---|---|---:|---:|")
+    columns = [f"to {NAMES.get(value, value)} without" for value in given.kernels]
+    print(f"| cell | option | {' | '.join(columns)} |")
+    print(f"|---|---|{'---:|' * len(columns)}")
     for cell in given.cells:
-        for name, ratios in measure(cell, size, given.rounds, given.seconds).items():
-            print(f"| {cell} | {name} | {ratios[0]:.2f} | {ratios[1]:.2f} |", flush=True)
+        setting = Setting(cell, size, given.norm, not given.inference)
+        found = measure(setting, given.kernels, given.rounds, given.seconds)
+        for name, values in found.items():
+            row = " | ".join(f"{value:.2f}" for value in values)
+            print(f"| {cell} | {name} | {row} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -292,3 +292,23 @@ def test_pieces_are_packed_longest_first() -> None:
     assert by_piece == {0: [0, 3], 5: [5, 7], 1: [1], 4: [4, 6], 2: [2]}
     assert [int(pieces.rows[slot]) for slot in pieces.first] == [0, 1, 2]
     assert [int(pieces.rows[slot]) for slot in pieces.last] == [5, 4, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", [{}, {"zoneout": 0.3, "recurrent_dropout": 0.2}], ids=str)
+def test_a_compiled_layer_takes_resets(noise: dict[str, float]) -> None:
+    """The graph breaks where pieces are cut; each pattern of resets gives what it gives without."""
+    torch._dynamo.reset()
+    layer = made(LSTM, LayerNorm(eps=1e-3), **noise)
+    compiled = torch.compile(layer, backend="eager")
+    x = torch.randn(T, N, E, dtype=F64, requires_grad=True)
+    none = torch.zeros(T, N, dtype=torch.bool)
+    try:
+        for reset in (flags(), none, flags().flip(1)):
+            results = []
+            for run in (layer, compiled):
+                torch.manual_seed(3)
+                results.append(flat(run(x, reset=reset)))
+            assert_same(*results, [x, *layer.parameters()])
+    finally:
+        torch._dynamo.reset()
