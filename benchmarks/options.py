@@ -73,13 +73,13 @@ def call_of(setting: Setting, option: str) -> Callable[[], object]:
 
 
 def measure(
-    setting: Setting, kernels: Sequence[str], rounds: int, seconds: float
+    setting: Setting, options: Sequence[str], kernels: Sequence[str], rounds: int, seconds: float
 ) -> dict[str, list[float]]:
     """For each option the median ratio to the layer without, on each choice of kernels."""
-    found: dict[str, list[float]] = {name: [] for name in OPTIONS}
+    found: dict[str, list[float]] = {name: [] for name in options}
     for value in kernels:
         with limited_to(value):
-            calls = {name: call_of(setting, name) for name in OPTIONS}
+            calls = {name: call_of(setting, name) for name in ("plain", *options)}
             times = interleave(calls, rounds, seconds)
             plain = times["plain"].wall
             for name, values in found.items():
@@ -91,6 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cells", nargs="+", choices=("LSTM", "GRU"), default=["LSTM", "GRU"])
+    parser.add_argument("--options", nargs="+", choices=list(OPTIONS)[1:], metavar="OPTION")
     parser.add_argument("--size", default="64,32,256,256", help="T,B,I,H")
     parser.add_argument("--norm", choices=("layer", "none"), default="layer")
     parser.add_argument("--inference", action="store_true", help="in place of training steps")
@@ -108,7 +109,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"|---|---|{'---:|' * len(columns)}")
     for cell in given.cells:
         setting = Setting(cell, size, given.norm, not given.inference)
-        found = measure(setting, given.kernels, given.rounds, given.seconds)
+        options = given.options or list(OPTIONS)[1:]
+        found = measure(setting, options, given.kernels, given.rounds, given.seconds)
         for name, values in found.items():
             row = " | ".join(f"{value:.2f}" for value in values)
             print(f"| {cell} | {name} | {row} |", flush=True)

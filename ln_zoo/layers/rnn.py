@@ -399,7 +399,8 @@ class RecurrentLayer(nn.RNNBase):
     ) -> tuple[Tensor, States]:
         """The same for time-major input (T, N, I) or packed data (total, I)."""
         noise = self.noise
-        if batch_sizes is None and not noise:
+        planned = batch_sizes is None and not (noise and self.training)
+        if planned:
             options = len(self.cell.states), self.dropout, self.training
             done = self._plans.run(self._parameters, x, states, *options)
             if done is not None:
@@ -432,8 +433,10 @@ class RecurrentLayer(nn.RNNBase):
             weights = [w._replace(noise=n) for w, n in zip(weights, drawn, strict=True)]
         kernel = ops.pick(cell, records, x, weights)
         if kernel is not None:
-            if batch_sizes is None and not noise:
+            if planned:
                 watched = entries(self, [f"_{name}" for name in directions], all_sites)
+                if watched is not None:
+                    watched = [*watched, (self.__dict__, "zoneout")]
                 self._plans.keep(
                     self._parameters, watched, kernel, cell, records, x, weights, bidirectional
                 )

@@ -572,19 +572,23 @@ def replay(
     if operands.bias_hn is not None:
         bias_hh = torch.cat([bias_hh[hidden:], operands.bias_hn])
     states = (operands.h0,) if operands.c0 is None else (operands.h0, operands.c0)
-    dropout, *held = masks
-    pairs = zip(held, spec.zoneout, states, strict=False)
-    noise = Noise(dropout, tuple(q if mask is None else mask for mask, q, _ in pairs))
     output, final = scan(
         CELLS[spec.cell],
         operands.x,
         None if batch_sizes is None else batch_sizes.tolist(),
         states,
-        Weights(operands.w_ih, operands.w_hh, bias, bias_hh, noise=noise),
+        Weights(operands.w_ih, operands.w_hh, bias, bias_hh, noise=noise_of(spec, masks)),
         sites,
         spec.examples,
     )
     return output, *final
+
+
+def noise_of(spec: Spec, masks: Masks) -> Noise:
+    """The noise of a direction as the generic loop takes it; shares stand in the specification."""
+    dropout, *held = masks
+    pairs = zip(held, spec.zoneout, CELLS[spec.cell].states, strict=False)
+    return Noise(dropout, tuple(q if mask is None else mask for mask, q, _ in pairs))
 
 
 def normalized_sites(

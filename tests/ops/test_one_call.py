@@ -49,7 +49,8 @@ def zero_states(module: Any, examples: int) -> tuple[Tensor, ...]:
 
 
 def results(module: Any, x: Tensor, states: tuple[Tensor, ...], training: bool) -> Results:
-    """Output and states, and gradients by all that has any."""
+    """Output and states, and gradients by all that has any; noise is always the same."""
+    torch.manual_seed(4)
     x, *states = (a.detach().requires_grad_(training) for a in (x, *states))
     module.zero_grad()
     with torch.set_grad_enabled(training):
@@ -269,3 +270,49 @@ def test_nan_and_infinity_pass() -> None:
         wanted = reference(torch.full((1, 7), float("inf")))
     torch.testing.assert_close(h, wanted[0], equal_nan=True)
     torch.testing.assert_close(c, wanted[1], equal_nan=True)
+
+
+# Zoneout and recurrent dropout
+
+
+NOISE = [
+    ("LSTM", LayerNorm(gain=0.5), {"zoneout": (0.25, 0.5), "recurrent_dropout": 0.5}),
+    ("LSTM", Identity(), {"zoneout": (0.0, 0.5)}),
+    ("GRU", RMSNorm(gain=0.5), {"zoneout": 0.25, "recurrent_dropout": 0.5}),
+    ("RNN", LayerNorm(gain=0.5), {"zoneout": 0.25}),
+    ("RNN", Identity(), {"recurrent_dropout": 0.75}),
+]
+
+
+@pytest.mark.parametrize(("name", "norm", "noise"), NOISE, ids=str)
+@pytest.mark.parametrize("lead", [(1, 3), (3, 1), (7, 5)], ids=str)
+@pytest.mark.parametrize("training", [True, False])
+def test_noise_is_that_of_the_generic_loop(
+    name: str,
+    norm: Norm,
+    noise: dict[str, Any],
+    lead: tuple[int, int],
+    training: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layer = randomised(LAYERS[name](5, 21, 2, bidirectional=True, norm=norm, **noise))
+    picked = ran(layer, monkeypatch)
+    assert_generic(layer.train(training), torch.randn(*lead, 5), zero_states(layer, lead[1]), True)
+    assert "native" in picked
+
+
+def test_a_plan_of_evaluation_knows_its_zoneout() -> None:
+    layer = randomised(LSTM(3, 5, norm=LayerNorm(), zoneout=0.1)).eval()
+    x = torch.randn(2, 3, 3)
+    found = []
+    for shares in ((0.1, 0.1), (0.5, 0.1), (0.0, 0.0), (0.1, 0.1)):
+        layer.zoneout = shares
+        one, two = (layer(x)[0] for _ in range(2))
+        assert torch.equal(one, two)
+        with generic_loop():
+            torch.testing.assert_close(one, layer(x)[0], rtol=1e-4, atol=1e-5)
+        found.append(one)
+    assert torch.equal(found[0], found[3])
+    assert not torch.isclose(found[0], found[1]).all()
+    layer.train()
+    assert not torch.equal(layer(x)[0], layer(x)[0])

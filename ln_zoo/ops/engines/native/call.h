@@ -11,6 +11,7 @@ extern "C" {
 struct Call {
   int64_t cell, steps, examples, inputs, hidden, threads;
   Rows input, recurrent, out;
+  double share_h, share_c;
 };
 
 // Null where there is none: biases and gains of 0 and 1, states of 0, nothing kept, a gradient of 0
@@ -25,6 +26,8 @@ struct Tensors {
   const float *d_output, *d_h, *d_c;  // the backward alone, as are all below
   float *dx, *dh0, *dc0, *dw_ih, *dw_hh, *dbias_ih, *dbias_hh;
   float *dgain_input, *dgain_recurrent, *dgain_out, *dshift_out;
+  const float* dropout;               // (N, H)
+  const bool *zoneout_h, *zoneout_c;  // (rows, H)
 };
 
 }  // extern "C"
@@ -219,9 +222,11 @@ class Direction {
     }
     float* v = merged ? arena.take(rows * G) : static_cast<float*>(s.v);
     float *u = static_cast<float*>(s.u), *scratch = arena.take(ROOM * H), unused[STATS];
+    float* dropped = t.dropout ? arena.take(N * H) : nullptr;
     few_by_transposed(rows, G, I, t.x, t.w_ih, v, a.threads);
     for (int64_t step = 0; step < a.steps; step++) {
-      few_by_transposed(N, G, H, t.h, t.w_hh, u, a.threads);
+      if (t.dropout) drop(t.h, t.dropout, N * H, dropped, false);
+      few_by_transposed(N, G, H, t.dropout ? dropped : t.h, t.w_hh, u, a.threads);
       for (int64_t n = 0; n < N; n++, u += G, v += G) {
         const int64_t row = step * N + n;
         if (merged) {
@@ -270,6 +275,9 @@ class Direction {
     if (a.cell == GRU && t.dbias_hh) copy(s.dbias_hn, H, t.dbias_hh + 2 * H);
     copy_to(t.dgain_input, s.dgain_input, G), copy_to(t.dgain_recurrent, s.dgain_recurrent, G);
     copy_to(t.dgain_out, s.dgain_out, H), copy_to(t.dshift_out, s.dshift_out, H);
+    for (int64_t step = 0; t.dropout && t.dw_hh && step < a.steps; step++) {
+      drop(h_prev + step * N * H, t.dropout, N * H, h_prev + step * N * H, false);
+    }
     weight_gradient(du, h_prev, H, t.dw_hh);
     weight_gradient(dv, t.x, I, t.dw_ih);
     if (t.dx && few) few_by_matrix(rows, G, I, dv, t.w_ih, t.dx, false, a.threads);
@@ -294,6 +302,8 @@ class Direction {
     s.cell = a.cell, s.steps = a.steps, s.examples = a.examples, s.hidden = a.hidden;
     s.threads = a.threads, s.sizes = sizes_.data();
     s.input = a.input, s.recurrent = a.recurrent, s.out = a.out;
+    s.dropout = t.dropout, s.zoneout_h = t.zoneout_h, s.zoneout_c = t.zoneout_c;
+    s.share_h = a.share_h, s.share_c = a.share_c;
     return s;
   }
 
@@ -345,6 +355,7 @@ class Direction {
   void few_steps_back() {
     const int64_t N = a.examples, H = shape.H, G = shape.G;
     float *scratch = arena.take(ROOM_BACK * H), *zeros = arena.take(H);
+    float* dropped = t.dropout ? arena.take(N * H) : nullptr;
     std::fill(zeros, zeros + H, 0.0f);
     Sums sums(shape);
     const float *v = static_cast<const float*>(s.v), *u = static_cast<const float*>(s.u);
@@ -357,7 +368,9 @@ class Direction {
                      t.d_output ? t.d_output + j : zeros, s.dh + n * H, dv + g, du + g, sums,
                      scratch);
       }
-      few_by_matrix(N, G, H, du + step * N * G, t.w_hh, s.dh, a.cell == GRU, a.threads);
+      float* to = t.dropout ? dropped : s.dh;
+      few_by_matrix(N, G, H, du + step * N * G, t.w_hh, to, passes(s) && !t.dropout, a.threads);
+      if (t.dropout) drop(to, t.dropout, N * H, s.dh, passes(s));
     }
     const float* const found[] = {sums.bias,    sums.gain_input, sums.gain_recurrent,
                                   sums.bias_hn, sums.gain_out,   sums.shift_out};

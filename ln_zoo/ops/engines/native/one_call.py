@@ -9,22 +9,23 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from ctypes import Structure, addressof, c_int64
+from ctypes import Structure, addressof, c_double, c_int64
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ln_zoo.ops import memory
-from ln_zoo.ops.addresses import addresses
+from ln_zoo.ops.addresses import address, addresses
 from ln_zoo.ops.cells import CELLS, Cell, States, Weights
+from ln_zoo.ops.engines.base import NO_MASKS, Masks
 from ln_zoo.ops.engines.native.runtime import NativeProducts, library, trouble
 from ln_zoo.ops.engines.native.steps import CELLS as NUMBERS
 from ln_zoo.ops.engines.native.steps import RowArguments, row_arguments
-from ln_zoo.ops.operator import differentiable, normalized_sites
+from ln_zoo.ops.operator import differentiable, noise_of, normalized_sites
 from ln_zoo.ops.records import Records, RowNorm
 from ln_zoo.ops.recurrence import scan, stack
-from ln_zoo.ops.recurrent_kernel import untraceable
+from ln_zoo.ops.recurrent_kernel import drawn, untraceable
 from ln_zoo.ops.registry import Task
 from ln_zoo.ops.spec import Spec, product_dtype, refusal, specify
 
@@ -71,17 +72,19 @@ class _Constants(Structure):
     _fields_ = (
         *((name, c_int64) for name in ("cell", "steps", "examples", "inputs", "hidden", "threads")),
         *((name, RowArguments) for name in ("input", "recurrent", "out")),
+        *((name, c_double) for name in ("share_h", "share_c")),
     )
 
 
 _INPUTS = ("x", "h0", "c0")
 #: ``Tensors`` of call.h: addresses of inputs, parameters, outputs and what the backward reads,
-#: gradients of outputs, and at last gradients of inputs and parameters.
+#: gradients of outputs, gradients of inputs and parameters, and at last masks.
 _NAMES = (*_INPUTS, *Parameters._fields, "output", "h", "c", "kept", "d_output", "d_h", "d_c")
 _GIVEN = len(_INPUTS) + len(Parameters._fields)
-_PACK = struct.Struct(f"{len(_NAMES) + _GIVEN}P").pack
+_PACK = struct.Struct(f"{len(_NAMES) + _GIVEN + len(NO_MASKS)}P").pack
 #: Gradients, in a forward.
 _ABSENT = (0,) * (3 + _GIVEN)
+_NO_ADDRESSES = (0,) * len(NO_MASKS)
 
 
 class _Direction:
@@ -128,7 +131,10 @@ class _Direction:
             input=row_arguments(spec.input),
             recurrent=row_arguments(spec.recurrent),
             out=row_arguments(spec.out),
+            share_h=spec.zoneout[0],
+            share_c=spec.zoneout[1],
         )
+        self._masks = (lead[-1], hidden), (*lead, hidden), (*lead, hidden)
         self._address = addressof(self._constants)
         found = library()
         self._forward, self._backward = found.ln_zoo_call_forward, found.ln_zoo_call_backward
@@ -142,6 +148,7 @@ class _Direction:
         parameters: Parameters,
         starts: Sequence[int] | None,
         found: Sequence[int],
+        masks: Masks = NO_MASKS,
     ) -> tuple[Any, States]:
         """Output and last states.
 
@@ -151,6 +158,7 @@ class _Direction:
             parameters: the parameters.
             starts: addresses of the states, by `addresses`; ``None``: not found yet.
             found: those of the parameters.
+            masks: what was drawn, in the shapes of x.
         """
         if starts is None:
             starts = addresses(_INPUTS[1:], states, self.inputs[1 : len(states) + 1])
@@ -162,29 +170,44 @@ class _Direction:
         found = (*addresses(_INPUTS, (x,), self.inputs[:1]), *first, *found)
         for a in tensors:
             if a is not None and a.requires_grad and torch.is_grad_enabled():
-                output, h, c = _Call.apply(self, found, *tensors)
+                output, h, c = _Call.apply(self, found, masks, *tensors)
                 break
         else:
-            output, h, c, _ = self.forward(x, found, save=False)
+            output, h, c, _ = self.forward(x, found, masks, save=False)
         return output, (h, c) if self._lstm else (h,)
 
-    def forward(self, x: Tensor, found: Sequence[int], save: bool) -> tuple[Any, ...]:
+    def _addresses_of(self, masks: Masks) -> Sequence[int]:
+        if not any(a is not None for a in masks):
+            return _NO_ADDRESSES
+        kinds = (torch.float32, torch.bool, torch.bool)
+        return [
+            0 if a is None else address(name, a, kind, shape)
+            for name, a, kind, shape in zip(Masks._fields, masks, kinds, self._masks, strict=True)
+        ]
+
+    def forward(self, x: Tensor, found: Sequence[int], masks: Masks, save: bool) -> tuple[Any, ...]:
         """Output, last states, and what the backward reads."""
         output = None if self.output is None else x.new_empty(self.output)
         h = x.new_empty(self._state)
         c = x.new_empty(self._state) if self._lstm else None
         kept = memory.empty(*self._kept, like=x, dtype=torch.float32) if save else None
         to = [0 if a is None else a.data_ptr() for a in (output, h, c, kept)]
-        self._forward(self._address, _PACK(*found, *to, *_ABSENT))
+        last = self._addresses_of(masks)
+        self._forward(self._address, _PACK(*found, *to, *_ABSENT, *last))
         return output, h, c, kept
 
     def backward(
-        self, saved: Sequence[Tensor | None], grads: Sequence[Tensor | None], needs: Sequence[bool]
+        self,
+        saved: Sequence[Tensor | None],
+        masks: Masks,
+        grads: Sequence[Tensor | None],
+        needs: Sequence[bool],
     ) -> list[Tensor | None]:
         """Gradients of inputs and parameters, of those that need one.
 
         Args:
             saved: inputs, parameters, output, and what the forward kept.
+            masks: what was drawn.
             grads: gradients of output and last states.
             needs: which.
         """
@@ -201,17 +224,22 @@ class _Direction:
             for a, need in zip(given, needs, strict=True)
         ]
         to = [0 if a is None else a.data_ptr() for a in made]
-        self._backward(self._address, _PACK(*found, *to))
+        self._backward(self._address, _PACK(*found, *to, *self._addresses_of(masks)))
         return made
 
-    def replay(self, tensors: Sequence[Any]) -> tuple[Tensor | None, ...]:
+    def replay(self, tensors: Sequence[Any], masks: Masks) -> tuple[Tensor | None, ...]:
         """Output and last states by the generic loop, whose gradients have gradients."""
         (x, h0, c0), parameters = tensors[:3], Parameters(*tensors[3:])
         states = tuple(s.view(-1, self.hidden) for s in (h0, c0) if s is not None)
         sites = normalized_sites(self.spec, self.hidden, *parameters[4:])
         x = x.unsqueeze(0) if self.output is None else x
         output, final = scan(
-            CELLS[self.spec.cell], x, None, states, Weights(*parameters[:4]), sites
+            CELLS[self.spec.cell],
+            x,
+            None,
+            states,
+            Weights(*parameters[:4], noise=noise_of(self.spec, masks)),
+            sites,
         )
         return None if self.output is None else output, *(s.view(self._state) for s in final)
 
@@ -221,24 +249,25 @@ class _Call(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, direction: _Direction, found: Sequence[int], *tensors: Any
+        ctx: Any, direction: _Direction, found: Sequence[int], masks: Masks, *tensors: Any
     ) -> tuple[Tensor | None, ...]:
-        output, h, c, kept = direction.forward(tensors[0], found, save=True)
+        output, h, c, kept = direction.forward(tensors[0], found, masks, save=True)
         ctx.direction = direction
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors, output, kept)
+        ctx.save_for_backward(*masks, *tensors, output, kept)
         return output, h, c
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         direction: _Direction = ctx.direction
-        saved, needs = ctx.saved_tensors, ctx.needs_input_grad[2:]
+        saved, needs = ctx.saved_tensors, ctx.needs_input_grad[3:]
+        masks, saved = Masks(*saved[: len(NO_MASKS)]), saved[len(NO_MASKS) :]
         if torch.is_grad_enabled():
             tensors = saved[:_GIVEN]
-            found = differentiable(lambda: direction.replay(tensors), tensors, grads, needs)
+            found = differentiable(lambda: direction.replay(tensors, masks), tensors, grads, needs)
         else:
-            found = direction.backward(saved, grads, needs)
-        return (None, None, *found)
+            found = direction.backward(saved, masks, grads, needs)
+        return (None, None, None, *found)
 
 
 class Prepared:
@@ -261,6 +290,7 @@ class Prepared:
         bidirectional: bool = False,
     ) -> None:
         self._bidirectional = bidirectional
+        self._masks = [drawn(w.noise) if w.noise.kinds else NO_MASKS for w in weights]
         self._parameters = [Parameters.of(*both) for both in zip(records, weights, strict=True)]
         lead, hidden = tuple(x.shape[:-1]), weights[0].hh.shape[1]
         single = len(records) == 1
@@ -315,10 +345,11 @@ class Prepared:
 
         if len(self._directions) == 1:
             only, parameters = self._directions[0], self._parameters[0]
-            return only(x.contiguous(), states, parameters, starts, found[0])
+            return only(x.contiguous(), states, parameters, starts, found[0], self._masks[0])
 
         def run(i: int, x: Tensor, sizes: Any, states: States) -> tuple[Tensor, States]:
-            return self._directions[i](x.contiguous(), states, self._parameters[i], None, found[i])
+            own = (self._parameters[i], None, found[i], self._masks[i])
+            return self._directions[i](x.contiguous(), states, *own)
 
         return stack(
             run,
@@ -345,9 +376,6 @@ class OneCall:
         reason = untraceable() or refusal(cell, records, weights)
         if reason is not None:
             return reason
-        for w in weights:
-            if w.noise.kinds:
-                return f"it has no {' and '.join(w.noise.kinds)}"
         if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
             return "something watches the operators of torch"
         if x.device.type != "cpu":

@@ -254,7 +254,7 @@ void pack(const T* from, int64_t row, int64_t column, int64_t K, int64_t N, T* t
 extern "C" {
 
 // Changes with every change of the structures and functions below.
-int64_t ln_zoo_abi() { return 5; }
+int64_t ln_zoo_abi() { return 6; }
 
 // Numbers that a packed (K, N) takes.
 int64_t ln_zoo_packed_size(int64_t K, int64_t N, int64_t narrow) {
