@@ -34,7 +34,7 @@ from ln_zoo.ops import (
     Weights,
     divergence,
     draw_forward,
-    pick_draw,
+    select_draw_kernel,
 )
 from ln_zoo.ops.loops import draw
 
@@ -188,7 +188,7 @@ def weights_of(model: Eager) -> DrawWeights:
 def ours(model: Eager, x: Tensor, noise: Tensor) -> Tensor:
     """As `Eager.forward`."""
     settings, weights = DrawSettings(model.size.read, model.size.write), weights_of(model)
-    kernel = pick_draw(x, noise, weights)
+    kernel = select_draw_kernel(x, noise, weights)
     assert kernel is not None
     logits, means, log_stds, _ = draw_forward(kernel, settings, x, noise, weights)
     pixels = F.binary_cross_entropy_with_logits(logits, x, reduction="sum")
@@ -295,7 +295,7 @@ def profile(size: Size, norm: str, precision: str, rounds: int) -> dict[str, flo
     for kernel, maker in kernels.items():
 
         class TimedSteps(Timed):
-            refuses, replayed = maker.refuses, maker.replayed
+            unsupported_reason, replayed = maker.unsupported_reason, maker.replayed
 
             def __init__(self, *given: Any, maker: Any = maker) -> None:
                 super().__init__(maker(*given), seconds)

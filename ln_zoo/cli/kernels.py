@@ -91,7 +91,7 @@ def _why_not(kernel: Kernel, native: Status) -> str | None:
     """What this machine lacks for it."""
     import torch
 
-    from ln_zoo.ops import CELLS, RowNorm, Weights
+    from ln_zoo.ops import CELLS, RecurrentCall, RowNorm, Weights
 
     if kernel.name == "native":
         return native.reason
@@ -103,7 +103,8 @@ def _why_not(kernel: Kernel, native: Status) -> str | None:
     weights = Weights(x[0], x[0], None, None)
     rows = RowNorm((1,), scale=True, center=True, eps=1e-5)
     records = {"input": RowNorm((1,)), "recurrent": RowNorm((1,)), "sum": rows}
-    return kernel.refuses(CELLS["RNN_TANH"], [records], x, [weights])
+    call = RecurrentCall(CELLS["RNN_TANH"], [records], x, None, (x,), [weights])
+    return kernel.unsupported_reason(call)
 
 
 def _print(kernels: Sequence[dict[str, Any]], native: Status) -> None:

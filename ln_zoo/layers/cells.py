@@ -19,13 +19,13 @@ from ln_zoo.ops import (
     Cell,
     Entries,
     Plans,
-    Records,
+    RecurrentCall,
     States,
     Weights,
     check_parameters,
     check_states,
     lstm_cell,
-    pick_step,
+    select_step_kernel,
 )
 
 
@@ -293,30 +293,19 @@ class RecurrentCell(nn.RNNCellBase):
         records = {role: site.to_spec() for role, site in sites.items()}
         sizes = self.input_size, self.hidden_size, self.hidden_size
         check_parameters(cell, records, weights, input, sizes)
-        picked = pick_step(cell, records, input, weights)
-        kernel = picked or functools.partial(self._generic_step, step)
+        call = RecurrentCall(cell, [records], input, None, states, [weights])
+        kernel = select_step_kernel(call) or functools.partial(self._generic_step, step)
         watched = entries(self, [""], [sites])
-        self._plans.keep(self._parameters, watched, kernel, cell, [records], input, [weights])
-        options: dict[str, Any] = {"bidirectional": False, "dropout": 0.0, "training": False}
-        _, states = kernel(cell, [records], input, None, states, [weights], **options)
+        self._plans.keep(self._parameters, watched, kernel, call)
+        _, states = kernel(call)
         return states if batched else tuple(s.squeeze(0) for s in states)
 
-    def _generic_step(
-        self,
-        step: int | None,
-        cell: Cell,
-        records: Sequence[Records],
-        x: Tensor,
-        batch_sizes: Tensor | None,
-        states: States,
-        weights: Sequence[Weights],
-        **options: Any,
-    ) -> tuple[None, States]:
-        """A step in functions of torch; arguments as kernels have them."""
-        sites, w = sites_by_role(self.sites), weights[0]
-        states = tuple(s.to(torch.promote_types(s.dtype, torch.float32)) for s in states)
-        wx = sites["input"](F.linear(x, w.ih), step)
-        states = cell.step(wx, states, w, sites, step)
+    def _generic_step(self, step: int | None, call: RecurrentCall) -> tuple[None, States]:
+        """A step in functions of torch."""
+        sites, w = sites_by_role(self.sites), call.weights[0]
+        states = tuple(s.to(torch.promote_types(s.dtype, torch.float32)) for s in call.states)
+        wx = sites["input"](F.linear(call.x, w.ih), step)
+        states = call.cell.step(wx, states, w, sites, step)
         return None, tuple(s.to(w.hh.dtype) for s in states)
 
     def _check_input(self, input: Tensor, states: States | None) -> None:

@@ -25,7 +25,7 @@ from ln_zoo.ops import (
     check_parameters,
     draw_forward,
     filterbank,
-    pick_draw,
+    select_draw_kernel,
 )
 
 #: Numbers that place a grid of filters.
@@ -292,7 +292,7 @@ class DRAWNetwork(nn.Module):
         elif not self.encoder.cell.has_kernels:
             unsupported = f"no kernel knows this cell, {self.encoder.cell.name}"
         if unsupported is not None:
-            pick_draw(images, noise, None, unsupported)
+            select_draw_kernel(images, noise, None, unsupported)
             return None
         assert self.read is not None
         assert self.write is not None
@@ -325,7 +325,7 @@ class DRAWNetwork(nn.Module):
             patch,
             self._initial("canvas", self.height, self.width),
         )
-        kernel = pick_draw(images, noise, weights)
+        kernel = select_draw_kernel(images, noise, weights)
         if kernel is None:
             return None
         done = draw_forward(kernel, settings, images, noise, weights)

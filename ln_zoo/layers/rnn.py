@@ -431,26 +431,17 @@ class RecurrentLayer(nn.RNNBase):
             lead = x.shape[:-1]
             drawn = ops.draw_noise(self.zoneout, self.recurrent_dropout, states, lead, training)
             weights = [w._replace(noise=n) for w, n in zip(weights, drawn, strict=True)]
-        kernel = ops.pick(cell, records, x, weights)
+        call = ops.RecurrentCall(
+            cell, records, x, batch_sizes, states, weights, bidirectional, dropout, training
+        )
+        kernel = ops.select_kernel(call)
         if kernel is not None:
             if planned:
                 watched = entries(self, [f"_{name}" for name in directions], all_sites)
                 if watched is not None:
                     watched = [*watched, (self.__dict__, "zoneout")]
-                self._plans.keep(
-                    self._parameters, watched, kernel, cell, records, x, weights, bidirectional
-                )
-            return kernel(
-                cell,
-                records,
-                x,
-                batch_sizes,
-                states,
-                weights,
-                bidirectional=bidirectional,
-                dropout=dropout,
-                training=training,
-            )
+                self._plans.keep(self._parameters, watched, kernel, call)
+            return kernel(call)
 
         def run(
             i: int, x: Tensor, sizes: Sequence[int] | None, states: States
@@ -458,15 +449,7 @@ class RecurrentLayer(nn.RNNBase):
             per_timestep = all_sites[i]["input"].norm.per_timestep
             return ops.scan(cell, x, sizes, states, weights[i], all_sites[i], per_timestep)
 
-        return ops.stack(
-            run,
-            x,
-            batch_sizes,
-            states,
-            bidirectional=bidirectional,
-            dropout=dropout,
-            training=training,
-        )
+        return ops.run_layers(run, call)
 
     def _effective_weights(self, suffix: str, sites: dict[str, Site]) -> Weights:
         recurrent = sites["recurrent"].weight(getattr(self, f"weight_hh_{suffix}"))

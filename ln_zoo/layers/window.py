@@ -16,7 +16,7 @@ from ln_zoo.norms import Norm
 from ln_zoo.ops import (
     WindowOperands,
     check_devices,
-    pick_window,
+    select_window_kernel,
     window_weights,
     windowed_lstm,
 )
@@ -249,7 +249,7 @@ class WindowLSTM(nn.Module):
         operands = WindowOperands(
             self.window.weight, self.window.bias, text, state.window, state.kappa
         )
-        kernel = pick_window(records, input, weights, operands, unsupported)
+        kernel = select_window_kernel(records, input, weights, operands, unsupported)
         if kernel is None:
             return None
         done = windowed_lstm(kernel, records, input, (state.h, state.c), weights, operands)

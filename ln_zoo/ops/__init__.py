@@ -11,7 +11,7 @@ from ln_zoo.ops.cells import (
     lstm_cell,
 )
 from ln_zoo.ops.checks import check_devices, check_packed, check_parameters, check_states
-from ln_zoo.ops.dispatch import pick, pick_step
+from ln_zoo.ops.dispatch import select_kernel, select_step_kernel
 from ln_zoo.ops.loops.draw import (
     Affine,
     DrawLSTM,
@@ -20,20 +20,20 @@ from ln_zoo.ops.loops.draw import (
     DrawWeights,
     divergence,
     draw_forward,
-    pick_draw,
+    select_draw_kernel,
 )
 from ln_zoo.ops.loops.glimpse import FilterNorm, attention, filterbank
 from ln_zoo.ops.loops.window import (
     Windowed,
     WindowOperands,
-    pick_window,
+    select_window_kernel,
     window_weights,
     windowed_lstm,
 )
 from ln_zoo.ops.pieces import Pieces, cut, join_states, split_states
 from ln_zoo.ops.plans import Entries, Plans
 from ln_zoo.ops.records import Record, Records, RowNorm, StepNorm
-from ln_zoo.ops.recurrence import scan, stack
+from ln_zoo.ops.recurrence import RecurrentCall, run_layers, scan
 from ln_zoo.ops.registry import KERNELS, Kernel
 from ln_zoo.ops.regularization import Noise, draw_noise
 
@@ -55,6 +55,7 @@ __all__ = [
     "Plans",
     "Record",
     "Records",
+    "RecurrentCall",
     "RowNorm",
     "States",
     "StepNorm",
@@ -75,13 +76,13 @@ __all__ = [
     "join_states",
     "linear",
     "lstm_cell",
-    "pick",
-    "pick_draw",
-    "pick_step",
-    "pick_window",
+    "run_layers",
     "scan",
+    "select_draw_kernel",
+    "select_kernel",
+    "select_step_kernel",
+    "select_window_kernel",
     "split_states",
-    "stack",
     "window_weights",
     "windowed_lstm",
 ]

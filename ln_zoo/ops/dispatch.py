@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from ln_zoo.ops.cells import Cell, States, Weights
+from ln_zoo.ops.cells import States
 from ln_zoo.ops.engines.aten import AtenEngine
 from ln_zoo.ops.engines.native.draw import NativeDraw
 from ln_zoo.ops.engines.native.engine import NativeEngine
@@ -19,7 +18,7 @@ from ln_zoo.ops.engines.triton import TritonEngine
 from ln_zoo.ops.engines.triton.draw import TritonDraw
 from ln_zoo.ops.loops.draw import DrawKernel
 from ln_zoo.ops.loops.window import WindowKernel
-from ln_zoo.ops.records import Records
+from ln_zoo.ops.recurrence import RecurrentCall
 from ln_zoo.ops.recurrent_kernel import Recurrence
 from ln_zoo.ops.registry import KERNELS, Kernel, select
 
@@ -27,35 +26,14 @@ from ln_zoo.ops.registry import KERNELS, Kernel, select
 class LayersKernel(Kernel, Protocol):
     """A fast way to run all layers and directions of a recurrent layer.
 
-    One that runs a single direction becomes a kernel through `ln_zoo.ops.recurrence.stack`.
+    One that runs a single direction becomes a kernel through `ln_zoo.ops.recurrence.run_layers`.
     """
 
-    def __call__(
-        self,
-        cell: Cell,
-        records: Sequence[Records],
-        x: Tensor,
-        batch_sizes: Tensor | None,
-        states: States,
-        weights: Sequence[Weights],
-        *,
-        bidirectional: bool,
-        dropout: float,
-        training: bool,
-    ) -> tuple[Tensor, States]:
-        """Outputs and final states.
+    def unsupported_reason(self, call: RecurrentCall) -> str | None:
+        """The reason why it cannot take this call, or ``None``."""
 
-        Args:
-            cell: the cell.
-            records: what happens to summed inputs, by role, for each direction of each layer.
-            x: padded (T, N, I) or packed (total, I).
-            batch_sizes: of packed data, (T,); ``None`` says that x is padded.
-            states: initial states, each (layers * directions, N, H).
-            weights: effective weights, one for each direction of each layer.
-            bidirectional: whether each layer has a reverse direction.
-            dropout: probability of a zero between two layers.
-            training: whether the layer is in training mode.
-        """
+    def __call__(self, call: RecurrentCall) -> tuple[Tensor, States]:
+        """Outputs and final states."""
 
 
 #: Multiplications of all steps from which our own loop of a GRU is faster than torch's.
@@ -73,9 +51,7 @@ KERNELS += [
 ]
 
 
-def pick(
-    cell: Cell, records: Sequence[Records], x: Tensor, weights: Sequence[Weights]
-) -> LayersKernel | None:
+def select_kernel(call: RecurrentCall) -> LayersKernel | None:
     """The kernel for this call; ``None`` stands for the generic loop, which can do everything.
 
     The environment variable ``LN_ZOO_KERNELS``, read at each call, chooses among kernels: ``0``
@@ -84,55 +60,44 @@ def pick(
     ``ln_zoo``.
 
     Args:
-        cell: the cell.
-        records: what happens to summed inputs, by role, for each direction of each layer; a record
-            ``None`` says that only the strategy knows.
-        x: padded (T, N, I) or packed (total, I) input.
-        weights: effective weights, one for each direction of each layer.
+        call: the call.
 
     Raises:
         ValueError: if ``LN_ZOO_KERNELS`` names no kernel.
 
     Example:
-        >>> from ln_zoo.ops.cells import CELLS
+        >>> from ln_zoo.ops.cells import CELLS, Weights
         >>> from ln_zoo.ops.records import RowNorm
         >>> x, weights = torch.randn(500, 2, 3), Weights(torch.randn(6, 3), torch.randn(6, 2))
-        >>> plain, scaled = RowNorm((4, 2)), RowNorm((4, 2), scale=True)
-        >>> pick(CELLS["GRU"], [{"input": plain, "recurrent": plain}], x, [weights]).name
+        >>> plain = {"input": RowNorm((4, 2)), "recurrent": RowNorm((4, 2))}
+        >>> states = (torch.zeros(1, 2, 2),)
+        >>> call = RecurrentCall(CELLS["GRU"], [plain], x, None, states, [weights])
+        >>> select_kernel(call).name
         'torch'
-        >>> pick(CELLS["GRU"], [{"input": None, "recurrent": scaled}], x, [weights])
+        >>> select_kernel(call._replace(records=[plain | {"input": None}]))
     """
-    last = ("torch", "aten") if _ours_is_faster(cell, x, weights) else ()
-    call = (cell, records, x, weights)
-    kinds = weights[0].noise.kinds
-    what = f"{cell.name} with {' and '.join(kinds)}" if kinds else cell.name
-    found: LayersKernel | None = select("layers", what, call, "the generic loop", last)
+    last = ("torch", "aten") if _ours_is_faster(call) else ()
+    kinds = call.weights[0].noise.kinds
+    what = f"{call.cell.name} with {' and '.join(kinds)}" if kinds else call.cell.name
+    found: LayersKernel | None = select("layers", what, (call,), "the generic loop", last)
     return found
 
 
-def pick_step(cell: Cell, records: Records, x: Tensor, weights: Weights) -> LayersKernel | None:
-    """The same for a single step of a cell; ``None`` stands for functions of torch.
-
-    Args:
-        cell: the cell.
-        records: what happens to summed inputs, by role.
-        x: input, (N, I).
-        weights: the effective weights.
-    """
-    call = (cell, [records], x.unsqueeze(0), [weights])
-    found: LayersKernel | None = select(
-        "step", f"a step of {cell.name}", call, "functions of torch"
-    )
+def select_step_kernel(call: RecurrentCall) -> LayersKernel | None:
+    """The same for a single step of a cell; ``None`` stands for functions of torch."""
+    name, call = call.cell.name, call._replace(x=call.x.unsqueeze(0))
+    found: LayersKernel | None = select("step", f"a step of {name}", (call,), "functions of torch")
     return found
 
 
-def _ours_is_faster(cell: Cell, x: Tensor, weights: Sequence[Weights]) -> bool:
+def _ours_is_faster(call: RecurrentCall) -> bool:
     """Whether the native kernels beat torch's own loop where nothing is normalised.
 
     On CPUs a call in one piece does, and the loops take 0.5 to 0.9 of the time for a GRU
     (docs/results/performance.md), but not where calls are so small that they cost what their
     Python costs. For an LSTM the two are equal. Nothing was measured in half precision.
     """
+    x = call.x
     if x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
         return False
     if torch.compiler.is_compiling():
@@ -140,4 +105,4 @@ def _ours_is_faster(cell: Cell, x: Tensor, weights: Sequence[Weights]) -> bool:
     rows = x.numel() // max(1, x.shape[-1])
     if x.dim() == 3 and rows <= ONE_CALL_ROWS:
         return True
-    return cell.name == "GRU" and rows * weights[0].hh.numel() >= _LARGE
+    return call.cell.name == "GRU" and rows * call.weights[0].hh.numel() >= _LARGE

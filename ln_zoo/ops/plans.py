@@ -14,14 +14,15 @@ from torch import Tensor, nn
 
 from ln_zoo.ops import registry
 from ln_zoo.ops.addresses import addresses
-from ln_zoo.ops.cells import Cell, States, Weights
-from ln_zoo.ops.engines.native.one_call import OneCall, Parameters, Prepared
-from ln_zoo.ops.records import Records, RowNorm
+from ln_zoo.ops.cells import States
+from ln_zoo.ops.engines.native.one_call import OneCall, Parameters, Prepared, without_tensors
+from ln_zoo.ops.records import RowNorm
+from ln_zoo.ops.recurrence import RecurrentCall
 from ln_zoo.ops.recurrent_kernel import untraceable
 
 #: Places where a layer keeps what its calls depend on: a dictionary and a key of it.
 Entries = Sequence[tuple[dict[str, Any], str]]
-Call = Callable[..., tuple[Any, States]]
+Run = Callable[[RecurrentCall], tuple[Any, States]]
 #: Plans that one layer keeps: for as many shapes of inputs.
 _KEPT = 64
 
@@ -29,16 +30,9 @@ _KEPT = 64
 class _Plan:
     """How one kind of call runs on a kernel that has nothing to prepare."""
 
-    def __init__(
-        self,
-        kernel: Call,
-        cell: Cell,
-        records: Sequence[Records],
-        weights: Sequence[Weights],
-        bidirectional: bool,
-    ) -> None:
-        self._call = (kernel, cell, records, weights, bidirectional)
-        pairs = zip(records, weights, strict=True)
+    def __init__(self, kernel: Run, call: RecurrentCall) -> None:
+        self._kernel, self._call = kernel, without_tensors(call)
+        pairs = zip(call.records, call.weights, strict=True)
         self._tensors = [a for pair in pairs for a in Parameters.of(*pair)]
         self._shapes = [None if a is None else tuple(a.shape) for a in self._tensors]
 
@@ -54,18 +48,8 @@ class _Plan:
         dropout: float,
         training: bool,
     ) -> tuple[Any, States]:
-        kernel, cell, records, weights, bidirectional = self._call
-        return kernel(
-            cell,
-            records,
-            x,
-            None,
-            states,
-            weights,
-            bidirectional=bidirectional,
-            dropout=dropout,
-            training=training,
-        )
+        now = self._call._replace(x=x, states=states, dropout=dropout, training=training)
+        return self._kernel(now)
 
 
 class Plans:
@@ -124,25 +108,18 @@ class Plans:
         self,
         owner: dict[str, Any],
         entries: Entries | None,
-        kernel: Call,
-        cell: Cell,
-        records: Sequence[Records],
-        x: Tensor,
-        weights: Sequence[Weights],
-        bidirectional: bool = False,
+        kernel: Run,
+        call: RecurrentCall,
     ) -> None:
         """Makes a plan for calls such as one that was just checked, where that is possible.
 
         Args:
             owner: the parameters of the layer itself.
             entries: where all lies that records and weights depend on; ``None``: nobody knows.
-            kernel: what runs it; called as a `LayersKernel`.
-            cell: the cell.
-            records: what happens to summed inputs, by role, for each direction of each layer.
-            x: padded inputs.
-            weights: effective weights, one for each direction of each layer.
-            bidirectional: whether each layer has a reverse direction.
+            kernel: what runs it.
+            call: such a call, of padded inputs.
         """
+        cell, records, x, _, _, weights, *_ = call
         key = _key(x)
         if key is None or entries is None:
             return
@@ -156,10 +133,7 @@ class Plans:
         for old, new in zip(before, watched, strict=False):
             same = same and old[0] is new[0] and old[1] == new[1] and old[2] is new[2]
         plan: Any
-        if isinstance(kernel, OneCall):
-            plan = Prepared(cell, records, x, weights, bidirectional)
-        else:
-            plan = _Plan(kernel, cell, records, weights, bidirectional)
+        plan = Prepared(call) if isinstance(kernel, OneCall) else _Plan(kernel, call)
         hidden = weights[0].hh.shape[1]
         state = (len(weights), x.shape[1], hidden) if x.dim() == 3 else (x.shape[0], hidden)
         kept = dict(plans) if same and len(plans) < _KEPT else {}

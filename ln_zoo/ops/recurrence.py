@@ -8,16 +8,46 @@ the special case of T equal numbers, and the loop is written once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from ln_zoo.ops.cells import Cell, Sites, States, Weights
+from ln_zoo.ops.records import Records
 from ln_zoo.ops.regularization import held
 
 #: Runs direction i (counted through the layers) over ``(x, sizes, states)``; see `scan`.
 Direction = Callable[[int, Tensor, Sequence[int] | None, States], tuple[Tensor, States]]
+
+
+class RecurrentCall(NamedTuple):
+    """One call of a recurrent layer: all that its kernels are asked about and run.
+
+    Attributes:
+        cell: the cell.
+        records: what happens to summed inputs, by role, for each direction of each layer; a record
+            ``None`` says that only the strategy knows.
+        x: padded (T, N, I) or packed (total, I); of a single step (N, I).
+        batch_sizes: of packed data, (T,); ``None`` says that x is padded.
+        states: initial states, each (layers * directions, N, H) in torch's order; of a single step
+            (N, H).
+        weights: effective weights, one for each direction of each layer.
+        bidirectional: whether each layer has a reverse direction.
+        dropout: probability with which an output between two layers is set to zero.
+        training: whether there is dropout at all.
+    """
+
+    cell: Cell
+    records: Sequence[Records]
+    x: Tensor
+    batch_sizes: Tensor | None
+    states: States
+    weights: Sequence[Weights]
+    bidirectional: bool = False
+    dropout: float = 0.0
+    training: bool = False
 
 
 def scan(
@@ -80,32 +110,19 @@ def scan(
     return output.to(products.dtype), final
 
 
-def stack(
-    run: Direction,
-    x: Tensor,
-    batch_sizes: Tensor | None,
-    states: States,
-    *,
-    bidirectional: bool,
-    dropout: float,
-    training: bool,
-) -> tuple[Tensor, States]:
+def run_layers(run: Direction, call: RecurrentCall) -> tuple[Tensor, States]:
     """Runs all layers and directions, with dropout between layers.
 
     The reverse direction runs forward over each sequence reversed within its own length.
 
     Args:
         run: runs one direction of one layer: `scan`, or a kernel of its signature.
-        x: input (T, N, I), or packed data (total, I).
-        batch_sizes: of packed data, (T,); ``None`` says that x is not packed.
-        states: initial states, each (layers * directions, N, H), in torch's order.
-        bidirectional: whether each layer has a reverse direction.
-        dropout: probability with which an output between two layers is set to zero.
-        training: whether there is dropout at all.
+        call: what it runs.
 
     Returns:
         The outputs of the last layer, (T, N, D * H) or (total, D * H), and the final states.
     """
+    _, _, x, batch_sizes, states, _, bidirectional, dropout, training = call
     sizes = None if batch_sizes is None else batch_sizes.tolist()
     order = None
     if batch_sizes is not None and bidirectional:

@@ -14,13 +14,22 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ln_zoo.ops import operator
-from ln_zoo.ops.cells import Cell, States, Weights
+from ln_zoo.ops.cells import States
 from ln_zoo.ops.engines.base import NO_MASKS, Engine, Masks
-from ln_zoo.ops.records import Record, Records, StepNorm
-from ln_zoo.ops.recurrence import stack
+from ln_zoo.ops.records import Record, StepNorm
+from ln_zoo.ops.recurrence import RecurrentCall, run_layers
 from ln_zoo.ops.registry import Task
 from ln_zoo.ops.regularization import Noise
-from ln_zoo.ops.spec import Cases, Operands, Spec, by_place, lower, product_dtype, refusal, specify
+from ln_zoo.ops.spec import (
+    Cases,
+    Operands,
+    Spec,
+    by_place,
+    lower,
+    product_dtype,
+    specify,
+    unsupported_reason,
+)
 
 
 def untraceable() -> str | None:
@@ -65,11 +74,10 @@ class Recurrence:
         self.engine = engine
         self.name, self.title = engine.name, engine.title
 
-    def refuses(
-        self, cell: Cell, records: Sequence[Records], x: Tensor, weights: Sequence[Weights]
-    ) -> str | None:
+    def unsupported_reason(self, call: RecurrentCall) -> str | None:
         """Why this call is not for the engine, or ``None``."""
-        reason = untraceable() or refusal(cell, records, weights, batch=True)
+        cell, records, x, _, _, weights, *_ = call
+        reason = untraceable() or unsupported_reason(cell, records, weights, batch=True)
         if reason is not None:
             return reason
         dtype = product_dtype(x)
@@ -79,25 +87,14 @@ class Recurrence:
                 return f"it has no {kinds}"
             if kinds and spec.examples:
                 return f"its steps over a batch have no {kinds}"
-            reason = self.engine.refuses(spec, x, w.hh, dtype)
+            reason = self.engine.unsupported_reason(spec, x, w.hh, dtype)
             if reason is not None:
                 return reason
         return None
 
-    def __call__(
-        self,
-        cell: Cell,
-        records: Sequence[Records],
-        x: Tensor,
-        batch_sizes: Tensor | None,
-        states: States,
-        weights: Sequence[Weights],
-        *,
-        bidirectional: bool,
-        dropout: float,
-        training: bool,
-    ) -> tuple[Tensor, States]:
-        """Runs the layers; arguments as `ln_zoo.ops.dispatch.LayersKernel` has them."""
+    def __call__(self, call: RecurrentCall) -> tuple[Tensor, States]:
+        """Runs the layers."""
+        cell, records, _, batch_sizes, _, weights, *_ = call
 
         def run(
             i: int, x: Tensor, sizes: Sequence[int] | None, states: States
@@ -114,15 +111,7 @@ class Recurrence:
             # A sequence cut in two shall lose nothing: states are as precise as weights.
             return out, tuple(state.to(weights[i].hh.dtype) for state in final)
 
-        return stack(
-            run,
-            x,
-            batch_sizes,
-            states,
-            bidirectional=bidirectional,
-            dropout=dropout,
-            training=training,
-        )
+        return run_layers(run, call)
 
     def _operator(
         self,

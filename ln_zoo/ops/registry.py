@@ -36,7 +36,7 @@ class Kernel(Protocol):
     def tasks(self) -> Sequence[Task]:
         """What it runs."""
 
-    def refuses(self, *call: Any) -> str | None:
+    def unsupported_reason(self, *call: Any) -> str | None:
         """The reason why it cannot take this call, or ``None``."""
 
 
@@ -67,7 +67,7 @@ def select(
     for kernel in kernels:
         if task not in kernel.tasks:
             continue
-        reason = kernel.refuses(*call)
+        reason = kernel.unsupported_reason(*call)
         if reason is None:
             _log_once(f"{what}: runs on {kernel.name} ({kernel.title})")
             return kernel

@@ -248,7 +248,7 @@ class Operands(NamedTuple):
         return self.gain_input, self.gain_recurrent
 
 
-def refusal(
+def unsupported_reason(
     cell: Cell, records: Sequence[Records], weights: Sequence[Weights], batch: bool = False
 ) -> str | None:
     """Why kernels cannot take these directions, or ``None``.
@@ -296,7 +296,7 @@ def product_dtype(x: Tensor) -> torch.dtype:
 
 
 def specify(cell: Cell, records: Records, weights: Weights) -> Spec:
-    """What happens in one direction; `refusal` must have been ``None``.
+    """What happens in one direction; `unsupported_reason` must have been ``None``.
 
     Args:
         cell: the cell.
@@ -331,7 +331,7 @@ def by_place(cell: Cell, records: Records) -> tuple[Record, Record, Record]:
 def lower(
     cell: Cell, records: Records, weights: Weights, x: Tensor, states: States
 ) -> tuple[Spec, Operands]:
-    """One direction of one layer in the terms of kernels; `refusal` must have been ``None``.
+    """One direction of one layer in the terms of kernels, where no reason is against it.
 
     Args:
         cell: the cell.

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from benchmarks import draw as benchmark
 from benchmarks.draw import Eager, Size
-from ln_zoo.ops.engines.native.runtime import trouble
+from ln_zoo.ops.engines.native.runtime import unavailable_reason
 
 SIZE = Size(T=3, N=2, side=9, H=16, Z=4, read=2, write=3)
 
 
-@pytest.mark.skipif(trouble() is not None, reason="no native kernels")
+@pytest.mark.skipif(unavailable_reason() is not None, reason="no native kernels")
 @pytest.mark.parametrize("norm", benchmark.NORMS)
 def test_ours_and_the_loop_compute_the_same(norm: str) -> None:
     torch.manual_seed(0)

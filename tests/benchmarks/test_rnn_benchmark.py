@@ -141,7 +141,7 @@ def test_an_engine_that_does_not_run_is_not_measured_under_its_name(
 ) -> None:
     from ln_zoo.ops.engines.aten import AtenEngine
 
-    monkeypatch.setattr(AtenEngine, "refuses", lambda *_: "not today")
+    monkeypatch.setattr(AtenEngine, "unsupported_reason", lambda *_: "not today")
     with pytest.raises(Absent, match="LayerNorm/aten: aten does not take the call"):
         contestants.layer("LayerNorm/aten", "LSTM", SIZE, training=True)
 

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 
 from ln_zoo.layers import LSTM, LSTMCell
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm
-from ln_zoo.ops import clip_derivative, lstm_cell, pick
+from ln_zoo.ops import RecurrentCall, clip_derivative, lstm_cell, select_kernel
 
 F64 = torch.float64
 NORMS = [
@@ -365,7 +365,9 @@ def test_no_kernel_takes_them(options: dict[str, Any], monkeypatch: pytest.Monke
         (weights,) = (layer._effective_weights(*d) for d in layer._directions().items())
         (sites,) = layer._directions().values()
         records = [{role: s.to_spec() for role, s in sites.items()}]
-        assert pick(layer.cell, records, torch.randn(20, 2, 3), [weights]) is None
+        x, states = torch.randn(20, 2, 3), (torch.zeros(1, 2, 5),) * 2
+        call = RecurrentCall(layer.cell, records, x, None, states, [weights])
+        assert select_kernel(call) is None
     assert not lstm_cell(**options).has_kernels
     assert lstm_cell().has_kernels
 

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from ln_zoo.layers import WindowLSTM, WindowOutput, WindowState
 from ln_zoo.layers import window as window_module
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm
-from ln_zoo.ops.engines.native.runtime import trouble
+from ln_zoo.ops.engines.native.runtime import unavailable_reason
 
 F64 = torch.float64
 STRATEGIES: dict[str, tuple[Norm, Rule]] = {
@@ -541,7 +541,7 @@ def compiler() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-needs_kernels = pytest.mark.skipif(trouble() is not None, reason="no native kernels")
+needs_kernels = pytest.mark.skipif(unavailable_reason() is not None, reason="no native kernels")
 
 
 @needs_kernels
@@ -596,7 +596,7 @@ def test_gradients_of_gradients_need_the_generic_loop(monkeypatch: pytest.Monkey
         (gradient,) = torch.autograd.grad(output.square().sum(), x, create_graph=True)
         return torch.autograd.grad(gradient.square().sum(), x)[0]
 
-    if trouble() is None:
+    if unavailable_reason() is None:
         narrow, y, *rest = single()
         with pytest.raises(RuntimeError, match="no gradients of gradients"):
             second(narrow, y.requires_grad_(), *rest)

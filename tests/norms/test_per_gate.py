@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ln_zoo.layers import GRU, LSTM, RNN, Conv2d, GRUCell, Linear, LSTMCell, RNNCell
 from ln_zoo.norms import LayerNorm, Site
-from ln_zoo.ops.engines.native.runtime import trouble
+from ln_zoo.ops.engines.native.runtime import unavailable_reason
 
 F64 = torch.float64
 NORM = LayerNorm(gain=0.6, eps=1e-3, per_gate=True)
@@ -27,8 +27,8 @@ every_cell = pytest.mark.parametrize("cell", LAYERS)
 
 @pytest.fixture(params=["native", "aten", "0"])
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "native" and trouble() is not None:
-        pytest.skip(f"no native kernels: {trouble()}")
+    if request.param == "native" and unavailable_reason() is not None:
+        pytest.skip(f"no native kernels: {unavailable_reason()}")
     monkeypatch.setenv("LN_ZOO_KERNELS", request.param)
     return request.param
 

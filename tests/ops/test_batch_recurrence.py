@@ -23,6 +23,7 @@ from ln_zoo.ops import (
     CELLS,
     KERNELS,
     Records,
+    RecurrentCall,
     RowNorm,
     Weights,
     memory,
@@ -63,7 +64,7 @@ class Under:
 
     def run(self, kernels: str, function: Callable[[], Any]) -> Any:
         """Calls a function that runs layers: with ``"0"`` on the generic loop, else on this."""
-        picked, pick = [], ops.pick
+        picked, pick = [], ops.select_kernel
 
         def noted(*arguments: Any) -> Any:
             found = pick(*arguments)
@@ -72,7 +73,7 @@ class Under:
 
         with self.monkeypatch.context() as patch:
             patch.setenv("LN_ZOO_KERNELS", kernels)
-            patch.setattr(ops, "pick", noted)
+            patch.setattr(ops, "select_kernel", noted)
             result = function()
         wanted = None if kernels == "0" else self.kernel
         assert picked, "no layer was run"
@@ -88,7 +89,7 @@ def under(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Un
     spec = Spec("LSTM", place, place, place)
     for dtype in (F64, F32):
         x, w = torch.zeros(2, 3, 4, dtype=dtype), torch.zeros(16, 4, dtype=dtype)
-        reason = kernel.engine.refuses(spec, x, w, dtype)
+        reason = kernel.engine.unsupported_reason(spec, x, w, dtype)
         if reason is None:
             break
     else:
@@ -452,7 +453,7 @@ def test_a_batch_without_cases(under: Under, cell: str) -> None:
 @every_cell
 def test_autocast(under: Under, cell: str) -> None:
     """Products in bfloat16, statistics in float32: as far from float32 as the generic loop is."""
-    if under.kernel.engine.refuses(
+    if under.kernel.engine.unsupported_reason(
         Spec("LSTM", *[Cases(True, 1e-5)] * 3),
         torch.zeros(2, 3, 4),
         torch.zeros(16, 4),
@@ -731,27 +732,30 @@ def test_refusals(under: Under) -> None:
     gru, x = CELLS["GRU"], torch.zeros(2, 3, 3)
     weights = Weights(torch.zeros(12, 3), torch.zeros(12, 4))
 
-    def refuses(w: Weights = weights, **sites: Any) -> str | None:
-        return under.kernel.refuses(gru, [records(**sites)], x, [w])
+    def reason(w: Weights = weights, **sites: Any) -> str | None:
+        call = RecurrentCall(gru, [records(**sites)], x, None, (torch.zeros(1, 3, 4),), [w])
+        return under.kernel.unsupported_reason(call)
 
-    assert refuses(input=recurrent, recurrent=plain) is None
-    assert refuses(input=row, recurrent=plain) is None
-    assert refuses(input=recurrent, recurrent=row) == (
+    assert reason(input=recurrent, recurrent=plain) is None
+    assert reason(input=row, recurrent=plain) is None
+    assert reason(input=recurrent, recurrent=row) == (
         "the recurrent site normalises each example for itself"
     )
-    assert refuses(input=recurrent, recurrent=None) == (
+    assert reason(input=recurrent, recurrent=None) == (
         "only the strategy knows what the recurrent site does"
     )
     projected = weights._replace(hr=torch.zeros(2, 4))
-    assert refuses(projected, input=recurrent, recurrent=plain) == "the hidden state is projected"
+    assert reason(projected, input=recurrent, recurrent=plain) == "the hidden state is projected"
 
 
 def test_kernels_for_rows_refuse_it() -> None:
     layer = GRU(3, 4, norm=BatchNorm())
     sites = {role: site.to_spec() for role, site in layer.sites["l0"].items()}
     weights = Weights(layer.weight_ih_l0, layer.weight_hh_l0)
+    x, states = torch.zeros(2, 3, 3), (torch.zeros(1, 3, 4),)
+    call = RecurrentCall(CELLS["GRU"], [sites], x, None, states, [weights])
     reasons = [
-        kernel.refuses(CELLS["GRU"], [sites], torch.zeros(2, 3, 3), [weights])
+        kernel.unsupported_reason(call)
         for kernel in KERNELS
         if "layers" in kernel.tasks and not isinstance(kernel, Recurrence)
     ]

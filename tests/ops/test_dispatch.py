@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ln_zoo import ops
 from ln_zoo.layers import GRU, LSTM, RNN
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, Site, WeightNorm
-from ln_zoo.ops import CELLS, KERNELS, Records, RowNorm, Weights, registry
+from ln_zoo.ops import CELLS, KERNELS, Records, RecurrentCall, RowNorm, Weights, registry
 from ln_zoo.ops.engines.native import build
 from ln_zoo.ops.engines.torch_rnn import TorchRNN
 
@@ -33,18 +33,23 @@ def weights(cell: str) -> list[Weights]:
     return [Weights(torch.randn(GATES[cell] * H, 3), torch.randn(GATES[cell] * H, H))]
 
 
+def call(cell: str, **changed: RowNorm | None) -> RecurrentCall:
+    x, states = torch.randn(5, 2, 3), (torch.zeros(1, 2, H),) * len(CELLS[cell].states)
+    return RecurrentCall(CELLS[cell], directions(cell, **changed), x, None, states, weights(cell))
+
+
 @pytest.fixture
 def chosen(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
     """The names of what was picked, call by call."""
     names: list[str | None] = []
-    pick = ops.pick
+    pick = ops.select_kernel
 
     def noted(*arguments: Any) -> Any:
         kernel = pick(*arguments)
         names.append(None if kernel is None else kernel.name)
         return kernel
 
-    monkeypatch.setattr(ops, "pick", noted)
+    monkeypatch.setattr(ops, "select_kernel", noted)
     return names
 
 
@@ -156,8 +161,7 @@ def test_what_runs_is_logged_once_and_why_nothing_else_does(
 
 def test_torchs_loop_refuses_what_normalises_and_what_only_the_strategy_knows() -> None:
     def reason(**changed: RowNorm | None) -> str | None:
-        x, cell = torch.randn(5, 2, 3), CELLS["GRU"]
-        return TorchRNN().refuses(cell, directions("GRU", **changed), x, weights("GRU"))
+        return TorchRNN().unsupported_reason(call("GRU", **changed))
 
     assert reason() is None
     assert reason(recurrent=None) == "the recurrent site normalises its summed inputs"
@@ -169,8 +173,7 @@ def test_half_precision_autocast_is_refused_for_the_lstm_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def reason(cell: str) -> str | None:
-        x = torch.randn(5, 2, 3)
-        return TorchRNN().refuses(CELLS[cell], directions(cell), x, weights(cell))
+        return TorchRNN().unsupported_reason(call(cell))
 
     with torch.autocast("cpu", torch.float16):
         assert "float16 autocast" in str(reason("LSTM"))
@@ -191,15 +194,12 @@ def test_a_kernel_is_one_entry_of_the_list(monkeypatch: pytest.MonkeyPatch) -> N
         name, title = "constant", "a test"
         tasks = ("layers", "step")
 
-        def refuses(self, cell: Any, records: Any, x: Any, weights: Any) -> str | None:
-            return None if records[0]["sum"].center else "it centres"
+        def unsupported_reason(self, call: RecurrentCall) -> str | None:
+            return None if call.records[0]["sum"].center else "it centres"
 
-        def __call__(
-            self, cell: Any, records: Any, x: Any, batch_sizes: Any, states: Any, weights: Any,
-            **options: Any,
-        ) -> Any:  # fmt: skip
-            assert options == {"bidirectional": False, "dropout": 0.0, "training": True}
-            return records[0]["sum"].gain.expand(*x.shape[:2], 4), states
+        def __call__(self, call: RecurrentCall) -> Any:
+            assert call[-3:] == (False, 0.0, True)  # bidirectional, dropout, training
+            return call.records[0]["sum"].gain.expand(*call.x.shape[:2], 4), call.states
 
     monkeypatch.setattr(registry, "KERNELS", [Constant(), *KERNELS])
     x = torch.randn(5, 2, 3)
@@ -211,7 +211,7 @@ def test_a_kernel_is_one_entry_of_the_list(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_an_error_in_a_kernel_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken(TorchRNN):
-        def __call__(self, *arguments: Any, **options: Any) -> Any:
+        def __call__(self, call: RecurrentCall) -> Any:
             raise ZeroDivisionError
 
     monkeypatch.setattr(registry, "KERNELS", [Broken()])

@@ -31,10 +31,10 @@ from ln_zoo.ops import (
     Weights,
     divergence,
     draw_forward,
-    pick_draw,
     registry,
+    select_draw_kernel,
 )
-from ln_zoo.ops.engines.native.runtime import trouble
+from ln_zoo.ops.engines.native.runtime import unavailable_reason
 from ln_zoo.ops.engines.triton import TritonEngine
 from ln_zoo.ops.engines.triton import draw as gpu_draw
 from ln_zoo.ops.loops import draw
@@ -53,10 +53,10 @@ ENGINES = ["triton"] if os.environ.get("TRITON_INTERPRET") == "1" else ["native"
 @pytest.fixture(params=ENGINES)
 def under(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Lets one engine run alone, and makes sure that its steps did."""
-    if request.param == "native" and trouble() is not None:
-        pytest.skip(f"no native kernels: {trouble()}")
+    if request.param == "native" and unavailable_reason() is not None:
+        pytest.skip(f"no native kernels: {unavailable_reason()}")
     if request.param == "triton":
-        monkeypatch.setattr(TritonEngine, "refuses", lambda *arguments: None)
+        monkeypatch.setattr(TritonEngine, "unsupported_reason", lambda *arguments: None)
     made = []
     kernel = kernel_named("DRAW", request.param)
 
@@ -218,7 +218,7 @@ def weights_of(norm: Norm | None, p: dict[str, Tensor]) -> DrawWeights:
 def call(under: str, settings: DrawSettings, norm: Norm | None, p: dict[str, Tensor]) -> Drawn:
     """On the engine, after it was chosen as users have it chosen."""
     weights = weights_of(norm, p)
-    kernel = pick_draw(p["x"], p["noise"], weights)
+    kernel = select_draw_kernel(p["x"], p["noise"], weights)
     assert kernel is not None
     assert kernel.name == under
     return draw_forward(kernel, settings, p["x"], p["noise"], weights)
@@ -343,7 +343,7 @@ def test_the_lstms_may_differ(under: str) -> None:
         p["dec_shift"].zero_()
     p, plain = cast(p, F32), cast(p, F32)
     weights, other = weights_of(Norm(), p), weights_of(None, plain)
-    kernel = pick_draw(p["x"], p["noise"], weights)
+    kernel = select_draw_kernel(p["x"], p["noise"], weights)
     assert kernel is not None
     assert kernel.name == under
     mixed = draw_forward(
@@ -717,12 +717,12 @@ def test_gradients_of_gradients_are_refused(under: str) -> None:
 # The choice
 
 
-needs_native = pytest.mark.skipif(trouble() is not None, reason="no native kernels")
+needs_native = pytest.mark.skipif(unavailable_reason() is not None, reason="no native kernels")
 
 
 def chosen(p: dict[str, Tensor], weights: DrawWeights | None = None) -> str | None:
     weights = weights_of(None, p) if weights is None else weights
-    kernel = pick_draw(p["x"], p["noise"], weights)
+    kernel = select_draw_kernel(p["x"], p["noise"], weights)
     return None if kernel is None else kernel.name
 
 
@@ -748,7 +748,7 @@ def test_the_fastest_engine_is_taken_that_is_allowed(monkeypatch: pytest.MonkeyP
 def refused(p: dict[str, Tensor], weights: DrawWeights | None = None) -> str | None:
     """The reason, which keeps any engine from being chosen."""
     weights = weights_of(None, p) if weights is None else weights
-    reason = kernel_named("DRAW", "native").refuses(p["x"], p["noise"], weights)
+    reason = kernel_named("DRAW", "native").unsupported_reason(p["x"], p["noise"], weights)
     assert reason is None or chosen(p, weights) is None
     return reason
 
@@ -805,7 +805,7 @@ def test_the_log_says_what_runs(
         caplog.clear()
         monkeypatch.setenv("LN_ZOO_KERNELS", value)
         with caplog.at_level(logging.INFO, logger="ln_zoo"):
-            pick_draw(p["x"], p["noise"], weights, unsupported)
+            select_draw_kernel(p["x"], p["noise"], weights, unsupported)
         return [m for m in caplog.messages if m.startswith("DRAW")]
 
     native = "native (C++ loops compiled on this machine)"
@@ -948,7 +948,7 @@ def test_memory_of_graphs_is_free_once_no_gradient_can_be_asked_for(
 def test_images_too_large_for_a_program_are_left_to_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(TritonEngine, "refuses", lambda *arguments: None)
+    monkeypatch.setattr(TritonEngine, "unsupported_reason", lambda *arguments: None)
     monkeypatch.setenv("LN_ZOO_KERNELS", "triton")
     for side, engine in ((28, "triton"), (200, None)):
         p = cast(problem(Size(T=1, N=1, B=side, A=side)), F32)

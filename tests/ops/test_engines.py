@@ -25,7 +25,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from ln_zoo.layers import GRU, LSTM, RNN
 from ln_zoo.norms import LayerNorm, Norm, RMSNorm, Site
-from ln_zoo.ops import CELLS, KERNELS, RowNorm, operator, registry
+from ln_zoo.ops import CELLS, KERNELS, RecurrentCall, RowNorm, operator, registry
 from ln_zoo.ops.engines.aten import rows as aten_rows
 from ln_zoo.ops.engines.aten import shared
 from ln_zoo.ops.engines.base import NO_MASKS, Engine, Masks, Products
@@ -62,7 +62,7 @@ class Under:
 
 def refusal(engine: Engine, dtype: torch.dtype) -> str | None:
     spec = Spec("LSTM", Rows(), Rows(), Rows())
-    return engine.refuses(spec, torch.zeros(1, 1, 2), torch.zeros(8, 2), dtype)
+    return engine.unsupported_reason(spec, torch.zeros(1, 1, 2), torch.zeros(8, 2), dtype)
 
 
 @pytest.fixture(params=[kernel.name for kernel in KERNELS if isinstance(kernel, Recurrence)])
@@ -981,10 +981,11 @@ def test_what_no_record_says_is_left_to_the_generic_loop(under: Under) -> None:
     plain = RowNorm((8, 4))
     weights = [layer._effective_weights(*d) for d in layer._directions().items()]
     x = torch.randn(2, 2, 3)
-    records = [{"input": plain, "recurrent": None}]
-    assert "only the strategy knows" in str(kernel.refuses(CELLS["GRU"], records, x, weights))
-    records = [{"input": plain, "recurrent": plain}]
-    assert kernel.refuses(CELLS["GRU"], records, x, weights) is None
+    known = {"input": plain, "recurrent": plain}
+    call = RecurrentCall(CELLS["GRU"], [known], x, None, (x.new_zeros(1, 2, 4),), weights)
+    unknown = call._replace(records=[known | {"recurrent": None}])
+    assert "only the strategy knows" in str(kernel.unsupported_reason(unknown))
+    assert kernel.unsupported_reason(call) is None
     GRU(3, 4, norm=LayerNorm())(x)
 
 

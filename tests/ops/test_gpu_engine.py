@@ -175,7 +175,7 @@ def refusal(
     monkeypatch.setattr(steps, "_has_triton", lambda: triton)
     x: Any = SimpleNamespace(device=torch.device(device))
     w_hh = torch.empty(4 * hidden, hidden, device="meta")
-    return TritonEngine().refuses(SPECS["LSTM"], x, w_hh, dtype)
+    return TritonEngine().unsupported_reason(SPECS["LSTM"], x, w_hh, dtype)
 
 
 def test_refusals_have_reasons(monkeypatch: pytest.MonkeyPatch) -> None:

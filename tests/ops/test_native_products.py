@@ -14,7 +14,8 @@ from ln_zoo.ops.engines.native.runtime import NativeProducts
 from ln_zoo.ops.spec import Rows
 
 needs_native = pytest.mark.skipif(
-    runtime.trouble() is not None, reason=f"no native kernels: {runtime.trouble()}"
+    runtime.unavailable_reason() is not None,
+    reason=f"no native kernels: {runtime.unavailable_reason()}",
 )
 
 
@@ -24,7 +25,7 @@ def test_where_there_is_a_compiler_there_are_native_kernels() -> None:
         build.find_compiler()
     except build.Unavailable as error:
         pytest.skip(error.reason)
-    assert runtime.trouble() is None
+    assert runtime.unavailable_reason() is None
 
 
 SIZES = [(16, 16, 16), (17, 33, 65), (1, 16, 16), (100, 129, 48), (37, 1100, 257), (300, 20, 1000)]

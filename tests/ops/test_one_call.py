@@ -16,9 +16,11 @@ from ln_zoo.layers import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm
 from ln_zoo.ops import dispatch, registry
 from ln_zoo.ops.engines.native.one_call import OneCall
-from ln_zoo.ops.engines.native.runtime import trouble
+from ln_zoo.ops.engines.native.runtime import unavailable_reason
 
-pytestmark = pytest.mark.skipif(trouble() is not None, reason=f"no native kernels: {trouble()}")
+pytestmark = pytest.mark.skipif(
+    unavailable_reason() is not None, reason=f"no native kernels: {unavailable_reason()}"
+)
 
 CELLS = {"LSTM": LSTMCell, "GRU": GRUCell, "RNN": RNNCell}
 LAYERS = {"LSTM": LSTM, "GRU": GRU, "RNN": RNN}
@@ -94,8 +96,8 @@ def assert_generic(
 def ran(module: Any, monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
     """What was picked by calls to come; nothing is added by those that follow a plan."""
     names: list[str | None] = []
-    for owner in ("ln_zoo.ops.pick", "ln_zoo.layers.cells.pick_step"):
-        pick = dispatch.pick_step if owner.endswith("step") else dispatch.pick
+    for owner in ("ln_zoo.ops.select_kernel", "ln_zoo.layers.cells.select_step_kernel"):
+        pick = dispatch.select_step_kernel if "step" in owner else dispatch.select_kernel
 
         def noted(*arguments: Any, pick: Any = pick) -> Any:
             kernel = pick(*arguments)

@@ -52,8 +52,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
     """What was picked, call by call; nothing by calls that follow a plan."""
     names: list[str | None] = []
     for owner, pick in (
-        ("ln_zoo.ops.pick", dispatch.pick),
-        ("ln_zoo.layers.cells.pick_step", dispatch.pick_step),
+        ("ln_zoo.ops.select_kernel", dispatch.select_kernel),
+        ("ln_zoo.layers.cells.select_step_kernel", dispatch.select_step_kernel),
     ):
 
         def noted(*arguments: Any, pick: Callable[..., Any] = pick) -> Any:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pack_sequence
 
-from ln_zoo.ops import CELLS, Weights, scan, stack
+from ln_zoo.ops import CELLS, RecurrentCall, Weights, run_layers, scan
 from ln_zoo.ops.recurrence import reversal
 
 F64 = torch.float64
@@ -85,7 +85,8 @@ def test_stack_counts_directions_in_torchs_order() -> None:
 
     x = torch.tensor([1.0, 2.0, 3.0]).view(3, 1, 1)
     states = (torch.arange(4.0).view(4, 1, 1),)
-    output, (final,) = stack(run, x, None, states, bidirectional=True, dropout=0.0, training=True)
+    call = RecurrentCall(CELLS["RNN_TANH"], [], x, None, states, [], bidirectional=True)
+    output, (final,) = run_layers(run, call)
     assert seen == [(i, [1, 2, 3] if i % 2 == 0 else [3, 2, 1]) for i in range(4)]
     assert torch.equal(output, x.expand(3, 1, 2))
     assert torch.equal(final, states[0])

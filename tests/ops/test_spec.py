@@ -13,7 +13,7 @@ from torch import Tensor
 from ln_zoo.ops import CELLS, RowNorm, Weights
 from ln_zoo.ops.cells import Cell
 from ln_zoo.ops.engines.base import centred
-from ln_zoo.ops.spec import Rows, Spec, lower, product_dtype, refusal, specify
+from ln_zoo.ops.spec import Rows, Spec, lower, product_dtype, specify, unsupported_reason
 
 F64 = torch.float64
 H = 3
@@ -176,7 +176,9 @@ def test_precisions(cell: str) -> None:
 def test_refusals_have_reasons() -> None:
     def why(cell: str, change: dict[str, Any], **options: Any) -> str:
         given = records(cell) | change
-        return str(refusal(CELLS[cell], [records(cell), given], [weights(cell, **options)] * 2))
+        return str(
+            unsupported_reason(CELLS[cell], [records(cell), given], [weights(cell, **options)] * 2)
+        )
 
     assert why("LSTM", {}) == "None"
     hr = torch.zeros(2, H)
@@ -187,13 +189,13 @@ def test_refusals_have_reasons() -> None:
     assert "do not fit" in why("GRU", {"input": record((3 * H, H))})
     assert "normalises a term of the sum" in why("RNN_RELU", {"input": record((H,))})
     other = Cell("MUT1", CELLS["GRU"].step, CELLS["GRU"].places)
-    reason = refusal(other, [records("GRU")], [weights("GRU")])
+    reason = unsupported_reason(other, [records("GRU")], [weights("GRU")])
     assert reason == "no kernel knows this cell, MUT1"
 
 
 def test_groups_may_be_any_unions_of_gates() -> None:
     given = records("LSTM") | {"input": record((H, 3 * H)), "recurrent": record((H,) * 4)}
-    assert refusal(CELLS["LSTM"], [given], [weights("LSTM")]) is None
+    assert unsupported_reason(CELLS["LSTM"], [given], [weights("LSTM")]) is None
     spec = specify(CELLS["LSTM"], given, weights("LSTM"))
     assert (spec.input.groups, spec.recurrent.groups) == ((1, 3), (1, 1, 1, 1))
 

@@ -20,13 +20,13 @@ from ln_zoo.ops import (
     RowNorm,
     Weights,
     WindowOperands,
-    pick_window,
     registry,
+    select_window_kernel,
     window_weights,
     windowed_lstm,
 )
 from ln_zoo.ops.engines.base import Engine
-from ln_zoo.ops.engines.native.runtime import trouble
+from ln_zoo.ops.engines.native.runtime import unavailable_reason
 from ln_zoo.ops.loops import window
 from ln_zoo.ops.registry import kernel_named
 
@@ -46,8 +46,8 @@ class Under:
 @pytest.fixture(params=["native"])
 def under(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Under]:
     """Lets one engine run alone, and makes sure that it did."""
-    if request.param == "native" and trouble() is not None:
-        pytest.skip(f"no native kernels: {trouble()}")
+    if request.param == "native" and unavailable_reason() is not None:
+        pytest.skip(f"no native kernels: {unavailable_reason()}")
     engine = kernel_named("window", request.param).engine
     found = Under(engine)
     prepare = engine.prepare
@@ -199,7 +199,7 @@ def layer(under: Under, rule: Rule | None, p: Problem) -> window.Windowed:
     weights = Weights(p.w_ih, p.w_hh, p.b_ih, p.b_hh)
     operands = WindowOperands(p.weight, p.bias, p.text, p.window, p.kappa)
     described = records(rule, p)
-    kernel = pick_window(described, p.x, weights, operands)
+    kernel = select_window_kernel(described, p.x, weights, operands)
     assert kernel is not None
     assert kernel.engine is under.engine
     return windowed_lstm(kernel, described, p.x, (p.h, p.c), weights, operands)
@@ -667,7 +667,7 @@ def test_gradients_of_gradients_are_refused(under: Under) -> None:
 
 
 def chosen(p: Problem, rule: Rule | None = None, **weights: Tensor) -> str | None:
-    kernel = pick_window(
+    kernel = select_window_kernel(
         records(rule, p),
         p.x,
         Weights(p.w_ih, p.w_hh, p.b_ih, p.b_hh, **weights),
@@ -676,7 +676,7 @@ def chosen(p: Problem, rule: Rule | None = None, **weights: Tensor) -> str | Non
     return None if kernel is None else kernel.name
 
 
-@pytest.mark.skipif(trouble() is not None, reason="no native kernels")
+@pytest.mark.skipif(unavailable_reason() is not None, reason="no native kernels")
 def test_float32_is_taken_where_the_engine_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     p = cast(problem(16, 2, 3, 4, 2), F32)
     wide = cast(p, F64)
@@ -697,7 +697,7 @@ def test_float32_is_taken_where_the_engine_is_allowed(monkeypatch: pytest.Monkey
         chosen(p)
 
 
-@pytest.mark.skipif(trouble() is not None, reason="no native kernels")
+@pytest.mark.skipif(unavailable_reason() is not None, reason="no native kernels")
 def test_the_log_says_what_runs(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -719,7 +719,7 @@ def test_the_log_says_what_runs(
     assert instead == f"{what}: runs on functions of torch"
 
 
-@pytest.mark.skipif(trouble() is not None, reason="no native kernels")
+@pytest.mark.skipif(unavailable_reason() is not None, reason="no native kernels")
 def test_what_functions_of_torch_do_better_or_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LN_ZOO_KERNELS", raising=False)
     p = cast(problem(16, 2, 3, 4, 2, Rule()), F32)
@@ -734,7 +734,7 @@ def test_what_functions_of_torch_do_better_or_alone(monkeypatch: pytest.MonkeyPa
     opaque = records(Rule(), p) | {"recurrent": None}
     weights = Weights(p.w_ih, p.w_hh, p.b_ih, p.b_hh)
     operands = WindowOperands(p.weight, p.bias, p.text, p.window, p.kappa)
-    assert pick_window(opaque, p.x, weights, operands) is None
+    assert select_window_kernel(opaque, p.x, weights, operands) is None
     seen = []
     torch.func.vmap(lambda x: seen.append(chosen(p._replace(x=x))) or x)(p.x[None])
     torch.func.grad(lambda x: seen.append(chosen(p._replace(x=x))) or x.sum())(p.x)

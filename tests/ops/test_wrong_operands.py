@@ -26,13 +26,16 @@ from ln_zoo.ops import (
 )
 from ln_zoo.ops.engines.base import Masks
 from ln_zoo.ops.engines.native.one_call import Parameters, Prepared
-from ln_zoo.ops.engines.native.runtime import NativeProducts, multiply, packed, trouble
+from ln_zoo.ops.engines.native.runtime import NativeProducts, multiply, packed, unavailable_reason
 from ln_zoo.ops.loops.window import WindowOperands, windowed_lstm
 from ln_zoo.ops.operator import Given, Kept
+from ln_zoo.ops.recurrence import RecurrentCall
 from ln_zoo.ops.registry import kernel_named
 from ln_zoo.ops.spec import Cases, Operands, Rows, Spec
 
-pytestmark = pytest.mark.skipif(trouble() is not None, reason=f"no native kernels: {trouble()}")
+pytestmark = pytest.mark.skipif(
+    unavailable_reason() is not None, reason=f"no native kernels: {unavailable_reason()}"
+)
 
 T, N, I, H = 4, 3, 2, 5  # noqa: E741
 SIZES = [3, 3, 2, 1]
@@ -253,7 +256,9 @@ def single_step() -> Iterator[tuple[str, Entry]]:
     torch.manual_seed(0)
     right = {"x": rand(2, I), "h": rand(2, H), "c": rand(2, H), **weights_of(I)}
 
-    prepared = Prepared(CELLS["LSTM"], [with_gains(right)], right["x"], [of_weights(right)])
+    states, weights = (right["h"], right["c"]), [of_weights(right)]
+    call = RecurrentCall(CELLS["LSTM"], [with_gains(right)], right["x"], None, states, weights)
+    prepared = Prepared(call)
 
     def run(given: dict[str, Any]) -> list[Tensor]:
         # As after an assignment to the data of each parameter.

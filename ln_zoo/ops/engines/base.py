@@ -278,7 +278,9 @@ class Engine(Protocol):
     def has_noise(self) -> bool:
         """Whether it has zoneout and recurrent dropout, where no place is over examples."""
 
-    def refuses(self, spec: Spec, x: Tensor, w_hh: Tensor, dtype: torch.dtype) -> str | None:
+    def unsupported_reason(
+        self, spec: Spec, x: Tensor, w_hh: Tensor, dtype: torch.dtype
+    ) -> str | None:
         """Why it cannot take this call, or ``None``.
 
         Args:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from ln_zoo.ops.cells import Cell, States, Weights
-from ln_zoo.ops.records import Records
+from ln_zoo.ops.cells import States
+from ln_zoo.ops.recurrence import RecurrentCall
 from ln_zoo.ops.recurrent_kernel import transformed
 from ln_zoo.ops.registry import Task
 
@@ -31,17 +31,16 @@ class TorchRNN:
     title = "torch's fused loop"
     tasks: tuple[Task, ...] = ("layers",)
 
-    def refuses(
-        self, cell: Cell, records: Sequence[Records], x: Tensor, weights: Sequence[Weights]
-    ) -> str | None:
+    def unsupported_reason(self, call: RecurrentCall) -> str | None:
         """Why this call is not for torch, or ``None``."""
+        cell, records, x = call.cell, call.records, call.x
         if not cell.has_kernels:
             return f"torch has no {cell.name}"
         for direction in records:
             for role, record in direction.items():
                 if record is None or not record.identity:
                     return f"the {role} site normalises its summed inputs"
-        for w in weights:
+        for w in call.weights:
             if w.noise.kinds:
                 return f"torch has no {' and '.join(w.noise.kinds)}"
         reason = transformed()
@@ -65,20 +64,9 @@ class TorchRNN:
                     return "torch has no LSTM for bfloat16 autocast on this processor"
         return None
 
-    def __call__(
-        self,
-        cell: Cell,
-        records: Sequence[Records],
-        x: Tensor,
-        batch_sizes: Tensor | None,
-        states: States,
-        weights: Sequence[Weights],
-        *,
-        bidirectional: bool,
-        dropout: float,
-        training: bool,
-    ) -> tuple[Tensor, States]:
-        """Runs the layers; arguments as `ln_zoo.ops.dispatch.LayersKernel` has them."""
+    def __call__(self, call: RecurrentCall) -> tuple[Tensor, States]:
+        """Runs the layers."""
+        cell, _, x, batch_sizes, states, weights, bidirectional, dropout, training = call
         hx = states if cell.name == "LSTM" else states[0]
         flat = [w for direction in weights for w in direction.tensors if w is not None]
         has_biases = weights[0].bias_ih is not None

@@ -40,7 +40,7 @@ from ln_zoo.ops.operator import no_autocast
 from ln_zoo.ops.records import Records, RowNorm
 from ln_zoo.ops.recurrent_kernel import untraceable
 from ln_zoo.ops.registry import Task, say_unsupported, select
-from ln_zoo.ops.spec import Rows, product_dtype, refusal, specify
+from ln_zoo.ops.spec import Rows, product_dtype, specify, unsupported_reason
 
 #: Numbers that place the filters of one side.
 NUMBERS = 5
@@ -153,14 +153,14 @@ class DrawKernel:
         self.engine, self.steps = engine, steps
         self.name, self.title = engine.name, engine.title
 
-    def refuses(self, images: Tensor, noise: Tensor, weights: DrawWeights) -> str | None:
-        """Why it cannot take this call, or ``None``; arguments as for `pick_draw`."""
-        reason = _refusal(images, noise, weights) or self.steps.refuses(images, weights)
+    def unsupported_reason(self, images: Tensor, noise: Tensor, weights: DrawWeights) -> str | None:
+        """Why it cannot take this call, or ``None``; arguments as for `select_draw_kernel`."""
+        reason = _refusal(images, noise, weights) or self.steps.unsupported_reason(images, weights)
         if reason is not None:
             return reason
         of = weights.encoder
         spec = specify(_LSTM, of.records, of.weights)
-        return self.engine.refuses(spec, images, of.weights.hh, product_dtype(images))
+        return self.engine.unsupported_reason(spec, images, of.weights.hh, product_dtype(images))
 
 
 def _refusal(images: Tensor, noise: Tensor, weights: DrawWeights) -> str | None:
@@ -168,7 +168,7 @@ def _refusal(images: Tensor, noise: Tensor, weights: DrawWeights) -> str | None:
     if torch.compiler.is_compiling():
         return "a compiled program holds functions of torch alone"
     lstms = (weights.encoder, weights.decoder)
-    reason = untraceable() or refusal(
+    reason = untraceable() or unsupported_reason(
         _LSTM, [lstm.records for lstm in lstms], [lstm.weights for lstm in lstms]
     )
     if reason is not None:
@@ -190,7 +190,7 @@ def _refusal(images: Tensor, noise: Tensor, weights: DrawWeights) -> str | None:
     return None
 
 
-def pick_draw(
+def select_draw_kernel(
     images: Tensor, noise: Tensor, weights: DrawWeights | None, unsupported: str | None = None
 ) -> DrawKernel | None:
     """The kernel that `draw_forward` runs on; ``None``: none can take this call.
@@ -226,7 +226,7 @@ def draw_forward(
     """Runs all glimpses; it has no gradients of gradients.
 
     Args:
-        kernel: what `pick_draw` gave.
+        kernel: what `select_draw_kernel` gave.
         settings: what is computed.
         images: x, (N, B, A), numbers from 0 to 1.
         noise: e, (T, N, Z), T at least 1.
@@ -249,7 +249,7 @@ def draw_forward(
         ...     encoder, decoder, posterior, affine(5), affine(5), affine(3 * 3), rand(7, 8)
         ... )
         >>> images, noise = rand(2, 7, 8), rand(10, 2, 6)
-        >>> kernel = pick_draw(images, noise, weights)
+        >>> kernel = select_draw_kernel(images, noise, weights)
         >>> if kernel is not None:  # a compiler was found
         ...     done = draw_forward(kernel, settings, images, noise, weights)
         ...     assert done.logits.shape == (2, 7, 8) and done.means.shape == (10, 2, 6)
@@ -498,7 +498,7 @@ class DrawSteps:
         raise NotImplementedError
 
     @staticmethod
-    def refuses(images: Tensor, weights: DrawWeights) -> str | None:
+    def unsupported_reason(images: Tensor, weights: DrawWeights) -> str | None:
         """Why it cannot take such a call, or ``None``."""
         return None
 

@@ -28,7 +28,7 @@ from ln_zoo.ops.records import Records
 from ln_zoo.ops.recurrent_kernel import untraceable
 from ln_zoo.ops.registry import Task, say_unsupported, select
 from ln_zoo.ops.spans import previous_rows, rows_of, spans
-from ln_zoo.ops.spec import Operands, Spec, gather, refusal, specify
+from ln_zoo.ops.spec import Operands, Spec, gather, specify, unsupported_reason
 
 #: Below so many steps nothing is gained over functions of torch with gradients of their own.
 _LEAST_STEPS = 16
@@ -163,14 +163,14 @@ class WindowKernel:
         self.engine, self.steps = engine, steps
         self.name, self.title = engine.name, engine.title
 
-    def refuses(
+    def unsupported_reason(
         self, records: Records, x: Tensor, weights: Weights, windows: WindowOperands
     ) -> str | None:
-        """Why it cannot take this call, or ``None``; arguments as for `pick_window`."""
+        """Why it cannot take this call, or ``None``; arguments as for `select_window_kernel`."""
         cell = CELLS["LSTM"]
         if torch.compiler.is_compiling():
             return "a compiled program holds functions of torch alone"
-        reason = untraceable() or refusal(cell, [records], [weights])
+        reason = untraceable() or unsupported_reason(cell, [records], [weights])
         if reason is not None:
             return reason
         if x.shape[0] < _LEAST_STEPS:
@@ -181,10 +181,12 @@ class WindowKernel:
             return "precisions differ"
         if x.dtype != torch.float32:
             return f"it computes in float32 alone, not in {str(x.dtype).removeprefix('torch.')}"
-        return self.engine.refuses(specify(cell, records, weights), x, weights.hh, x.dtype)
+        return self.engine.unsupported_reason(
+            specify(cell, records, weights), x, weights.hh, x.dtype
+        )
 
 
-def pick_window(
+def select_window_kernel(
     records: Records,
     x: Tensor,
     weights: Weights,
@@ -222,7 +224,7 @@ def windowed_lstm(
     """Runs the layer over a sequence; it has no gradients of gradients.
 
     Args:
-        kernel: what `pick_window` gave.
+        kernel: what `select_window_kernel` gave.
         records: what happens to summed inputs, by role.
         x: inputs, (T, N, I).
         states: h_0 and c_0, each (N, H).

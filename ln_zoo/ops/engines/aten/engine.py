@@ -19,7 +19,9 @@ class AtenEngine:
     title = "steps in functions of torch"
     has_noise = True
 
-    def refuses(self, spec: Spec, x: Tensor, w_hh: Tensor, dtype: torch.dtype) -> str | None:
+    def unsupported_reason(
+        self, spec: Spec, x: Tensor, w_hh: Tensor, dtype: torch.dtype
+    ) -> str | None:
         """Nothing is refused."""
         return None
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ln_zoo.ops.engines.base import Steps
 from ln_zoo.ops.engines.native.batch import NativeBatchSteps
-from ln_zoo.ops.engines.native.runtime import empty, trouble
+from ln_zoo.ops.engines.native.runtime import empty, unavailable_reason
 from ln_zoo.ops.engines.native.steps import STATS, NativeSteps
 from ln_zoo.ops.spec import Cases, Operands, Spec
 
@@ -19,7 +19,9 @@ class NativeEngine:
     title = "C++ loops compiled on this machine"
     has_noise = True
 
-    def refuses(self, spec: Spec, x: Tensor, w_hh: Tensor, dtype: torch.dtype) -> str | None:
+    def unsupported_reason(
+        self, spec: Spec, x: Tensor, w_hh: Tensor, dtype: torch.dtype
+    ) -> str | None:
         """Devices, precisions and machines that it is not made for."""
         if x.device.type != "cpu":
             return f"it runs on the CPU, not on {x.device.type}"
@@ -31,7 +33,7 @@ class NativeEngine:
             batch = [place for place in spec.places if isinstance(place, Cases) and place.batch]
             if len({place.correction for place in batch}) > 1:
                 return "places differ in the correction of variances"
-        return trouble()
+        return unavailable_reason()
 
     def stats(self, spec: Spec) -> int:
         """Numbers that are kept of a row."""

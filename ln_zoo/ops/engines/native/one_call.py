@@ -17,17 +17,17 @@ from torch import Tensor, nn
 
 from ln_zoo.ops import memory
 from ln_zoo.ops.addresses import address, addresses
-from ln_zoo.ops.cells import CELLS, Cell, States, Weights
+from ln_zoo.ops.cells import CELLS, States, Weights
 from ln_zoo.ops.engines.base import NO_MASKS, Masks
-from ln_zoo.ops.engines.native.runtime import NativeProducts, library, trouble
+from ln_zoo.ops.engines.native.runtime import NativeProducts, library, unavailable_reason
 from ln_zoo.ops.engines.native.steps import CELLS as NUMBERS
 from ln_zoo.ops.engines.native.steps import RowArguments, row_arguments
 from ln_zoo.ops.operator import differentiable, noise_of, normalized_sites
 from ln_zoo.ops.records import Records, RowNorm
-from ln_zoo.ops.recurrence import scan, stack
+from ln_zoo.ops.recurrence import RecurrentCall, run_layers, scan
 from ln_zoo.ops.recurrent_kernel import drawn, untraceable
 from ln_zoo.ops.registry import Task
-from ln_zoo.ops.spec import Spec, product_dtype, refusal, specify
+from ln_zoo.ops.spec import Spec, product_dtype, specify, unsupported_reason
 
 #: Rows up to which a call is one chunk: the others are cut by `ln_zoo.ops.operator`.
 ONE_CALL_ROWS = NativeProducts.chunk_rows
@@ -270,26 +270,21 @@ class _Call(torch.autograd.Function):
         return (None, None, None, *found)
 
 
+def without_tensors(call: RecurrentCall) -> RecurrentCall:
+    """A call to keep: it does not hold inputs and states."""
+    return call._replace(x=torch.empty(0), states=())
+
+
 class Prepared:
     """All directions of a layer, or a single step of a cell, for inputs of one shape.
 
     Args:
-        cell: the cell.
-        records: what happens to summed inputs, by role, for each direction of each layer.
-        x: such an input, (T, N, I), or (N, I) for a single step.
-        weights: effective weights, one for each direction of each layer.
-        bidirectional: whether each layer has a reverse direction.
+        call: such a call.
     """
 
-    def __init__(
-        self,
-        cell: Cell,
-        records: Sequence[Records],
-        x: Tensor,
-        weights: Sequence[Weights],
-        bidirectional: bool = False,
-    ) -> None:
-        self._bidirectional = bidirectional
+    def __init__(self, call: RecurrentCall) -> None:
+        cell, records, x, _, _, weights, bidirectional, *_ = call
+        self._call = without_tensors(call)
         self._masks = [drawn(w.noise) if w.noise.kinds else NO_MASKS for w in weights]
         self._parameters = [Parameters.of(*both) for both in zip(records, weights, strict=True)]
         lead, hidden = tuple(x.shape[:-1]), weights[0].hh.shape[1]
@@ -351,15 +346,8 @@ class Prepared:
             own = (self._parameters[i], None, found[i], self._masks[i])
             return self._directions[i](x.contiguous(), states, *own)
 
-        return stack(
-            run,
-            x,
-            None,
-            states,
-            bidirectional=self._bidirectional,
-            dropout=dropout,
-            training=training,
-        )
+        now = self._call._replace(x=x, states=states, dropout=dropout, training=training)
+        return run_layers(run, now)
 
 
 class OneCall:
@@ -369,11 +357,10 @@ class OneCall:
     title = "C++ compiled on this machine, in one call"
     tasks: tuple[Task, ...] = ("layers", "step")
 
-    def refuses(
-        self, cell: Cell, records: Sequence[Records], x: Tensor, weights: Sequence[Weights]
-    ) -> str | None:
+    def unsupported_reason(self, call: RecurrentCall) -> str | None:
         """Why this call is not for it, or ``None``; a single step of a cell has x (1, N, I)."""
-        reason = untraceable() or refusal(cell, records, weights)
+        cell, records, x, _, _, weights, *_ = call
+        reason = untraceable() or unsupported_reason(cell, records, weights)
         if reason is not None:
             return reason
         if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
@@ -399,25 +386,10 @@ class OneCall:
             for role, record in direction.items():
                 if role != "cell" and record is not None and record.shift is not None:
                     return f"the {role} site has a shift"
-        return trouble()
+        return unavailable_reason()
 
-    def __call__(
-        self,
-        cell: Cell,
-        records: Sequence[Records],
-        x: Tensor,
-        batch_sizes: Tensor | None,
-        states: States,
-        weights: Sequence[Weights],
-        *,
-        bidirectional: bool,
-        dropout: float,
-        training: bool,
-    ) -> tuple[Tensor, States]:
-        """Runs the layers; arguments as `ln_zoo.ops.dispatch.LayersKernel` has them.
-
-        Of a single step, too, with x (N, I) and states (N, H); it has no output but those.
-        """
-        prepared = Prepared(cell, records, x, weights, bidirectional)
-        states = tuple(s.contiguous() for s in states)
-        return prepared(prepared.check(), x, None, states, dropout, training)
+    def __call__(self, call: RecurrentCall) -> tuple[Tensor, States]:
+        """Runs the layers, or a single step, which has no output but its states."""
+        prepared = Prepared(call)
+        states = tuple(s.contiguous() for s in call.states)
+        return prepared(prepared.check(), call.x, None, states, call.dropout, call.training)

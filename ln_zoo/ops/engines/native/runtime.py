@@ -50,7 +50,7 @@ def library() -> ctypes.CDLL:
     return found
 
 
-def trouble() -> str | None:
+def unavailable_reason() -> str | None:
     """Why there is no library, or ``None``; compiles it at the first call."""
     return _trouble()
 
@@ -65,7 +65,7 @@ def _trouble() -> str | None:
 
 
 # What torch.compiler.assume_constant_result does, which would import the whole compiler.
-trouble._dynamo_marked_constant = True  # type: ignore[attr-defined]
+unavailable_reason._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 # Memory

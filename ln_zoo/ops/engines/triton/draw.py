@@ -72,7 +72,7 @@ class TritonDraw(DrawSteps):
     """
 
     @staticmethod
-    def refuses(images: Tensor, weights: DrawWeights) -> str | None:
+    def unsupported_reason(images: Tensor, weights: DrawWeights) -> str | None:
         """Images that are too large."""
         _, height, width = images.shape
         ih, hh = weights.encoder.weights[:2]

@@ -49,7 +49,9 @@ class TritonEngine:
     title = "Triton kernels"
     has_noise = False
 
-    def refuses(self, spec: Spec, x: Tensor, w_hh: Tensor, dtype: torch.dtype) -> str | None:
+    def unsupported_reason(
+        self, spec: Spec, x: Tensor, w_hh: Tensor, dtype: torch.dtype
+    ) -> str | None:
         """Why it cannot take this call, or ``None``."""
         if spec.examples:
             return "it normalises rows alone, not over the batch"
