@@ -26,8 +26,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from ln_zoo.layers import GRU, LSTM, RNN
 from ln_zoo.norms import LayerNorm, Norm, RMSNorm, Site
 from ln_zoo.ops import CELLS, KERNELS, RecurrentCall, RowNorm, operator, registry
-from ln_zoo.ops.engines.aten import rows as aten_rows
-from ln_zoo.ops.engines.aten import shared
+from ln_zoo.ops.engines.aten import steps as aten_steps
 from ln_zoo.ops.engines.base import NO_MASKS, Engine, Masks, Products
 from ln_zoo.ops.engines.native.one_call import OneCall
 from ln_zoo.ops.recurrent_kernel import Recurrence
@@ -526,7 +525,7 @@ def test_many_chunks_are_as_one(
 ) -> None:
     layer = make(cell)
     x = pack_sequence([randn(n, 4) for n in lengths])
-    monkeypatch.setattr(shared, "PIECE", 4 * 48)
+    monkeypatch.setattr(aten_steps, "PIECE", 4 * 48)
     steps: list[int] = []
     cut = operator.spans
     for rows in (4, 10):
@@ -545,9 +544,9 @@ def test_the_ways_of_a_long_and_wide_layer(
 ) -> None:
     """Plain torch prepares its weights where that pays: here it does so anywhere."""
     packed: list[int] = []
-    monkeypatch.setattr(aten_rows, "MANY", 1)
+    monkeypatch.setattr(aten_steps, "MANY", 1)
     monkeypatch.setattr(
-        aten_rows, "_packs", lambda w: packed.append(1) or (w.dtype == F32 and HAS_PACKED)
+        aten_steps, "_packs", lambda w: packed.append(1) or (w.dtype == F32 and HAS_PACKED)
     )
     layer = make(cell)
     x = pack_sequence([randn(n, 4) for n in lengths])

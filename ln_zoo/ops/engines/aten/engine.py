@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from ln_zoo.ops import memory
-from ln_zoo.ops.engines.aten.batch import BatchGRU, BatchLSTM, BatchRNN, BatchSteps
-from ln_zoo.ops.engines.aten.rows import GRUSteps, LSTMSteps, RNNSteps, RowSteps
+from ln_zoo.ops.engines.aten.steps import AtenSteps, GRUSteps, LSTMSteps, RNNSteps
 from ln_zoo.ops.engines.base import Steps
 from ln_zoo.ops.spec import Operands, Rows, Spec
 
@@ -27,14 +26,8 @@ class AtenEngine:
 
     def stats(self, spec: Spec) -> int:
         """What rows were multiplied by, for each group of statistics."""
-        if spec.examples:
-            return 0
-        first, second = spec.products
-        return sum(
-            len(rows.groups)
-            for rows in ((second,) if spec.merged else (first, second))
-            if isinstance(rows, Rows)
-        )
+        places = spec.products[1:] if spec.merged else spec.products
+        return sum(len(place.groups) for place in places if isinstance(place, Rows))
 
     def empty(self, *size: int, like: Tensor, dtype: torch.dtype, scratch: str = "") -> Tensor:
         """New memory, and on CPUs such as costs little to touch."""
@@ -44,8 +37,5 @@ class AtenEngine:
 
     def prepare(self, spec: Spec, operands: Operands, backward: bool) -> Steps:
         """Vectors with their factors, centred weights, and the loops of the cell."""
-        if spec.examples:
-            over_examples: dict[str, type[BatchSteps]] = {"LSTM": BatchLSTM, "GRU": BatchGRU}
-            return over_examples.get(spec.cell, BatchRNN)(spec, operands, backward)
-        of_rows: dict[str, type[RowSteps]] = {"LSTM": LSTMSteps, "GRU": GRUSteps}
-        return of_rows.get(spec.cell, RNNSteps)(spec, operands, backward)
+        cells: dict[str, type[AtenSteps]] = {"LSTM": LSTMSteps, "GRU": GRUSteps}
+        return cells.get(spec.cell, RNNSteps)(spec, operands, backward)

@@ -52,11 +52,11 @@ def library() -> ctypes.CDLL:
 
 def unavailable_reason() -> str | None:
     """Why there is no library, or ``None``; compiles it at the first call."""
-    return _trouble()
+    return _unavailable_reason()
 
 
 @functools.cache
-def _trouble() -> str | None:
+def _unavailable_reason() -> str | None:
     try:
         library()
     except build.Unavailable as error:

@@ -1,96 +1,43 @@
-"""Steps in functions of torch, of cells whose sites normalise rows.
+"""Steps of LSTM, GRU and RNN in functions of torch, whatever is normalised.
 
 A step is a chain of dependent operations on few numbers, where a call costs as much as what it
 computes. So whatever does not depend on the step before is done for many steps at once: on the way
-there the normalised input terms; on the way back all gates anew from the normalised rows that were
-kept, and with them coefficients K, products of gates: with D the gradient of a state (dc that of a
-cell state), that of what goes into a gate is ``D K`` (or ``dc K``).
+there the normalised input terms; on the way back all gates anew from what was kept of products, and
+with them coefficients K, products of gates: with D the gradient of a state (dc that of a cell
+state), that of what goes into a gate is ``D K`` (or ``dc K``).
 
-Products are in the precision of the weights, all else in float32 at least. In place of the products
-u and v the normalised rows are kept.
+Products are in the precision of the weights, all else in float32 at least. What a place normalises
+is its own affair (`ln_zoo.ops.engines.aten.places`).
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from ln_zoo.ops.engines.aten.shared import AtenSteps
-from ln_zoo.ops.engines.base import Chunk, ChunkGrads, Masks, Saved, Sums, centred
-from ln_zoo.ops.spec import Operands, Rows, Spec
+from ln_zoo.ops import memory
+from ln_zoo.ops.engines.aten.places import CellPlace, ExamplePlace, RowPlace, affine
+from ln_zoo.ops.engines.base import Chunk, ChunkGrads, Masks, Saved, Steps, Sums, centred
+from ln_zoo.ops.spans import Run, runs, spans
+from ln_zoo.ops.spec import Cases, Operands, Rows, Spec
 
 #: Steps from which it pays to centre weights, and to pack or transpose the recurrent ones.
 MANY = 16
+#: Numbers of one kind that are in work at a time on the way back, on CPUs.
+PIECE = 2**18
 
 _sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
 _norm_backward = torch.ops.aten.native_layer_norm_backward.default
 
 
-class Scale:
-    """The normalisation of rows (n, F), group by group.
-
-    Args:
-        rows: what happens at the place.
-        centred: whether rows come with their means off, where means are to be taken off.
-        hidden: H.
-        like: a tensor of the device and precision of the rows.
-    """
-
-    def __init__(self, rows: Rows, centred: bool, hidden: int, like: Tensor) -> None:
-        self.scale, self.center = rows.scale, rows.scale and rows.center and not centred
-        ends = list(itertools.accumulate((hidden * n for n in rows.groups), initial=0))
-        self.columns = [slice(a, b) for a, b in itertools.pairwise(ends)]
-        self.features = [b - a for a, b in itertools.pairwise(ends)]
-        self.eps = like.new_tensor([rows.eps])
-        self.roots = like.new_tensor([n**-0.5 for n in self.features])
-
-    def normalize(self, a: Tensor, r: Tensor, out: Tensor) -> None:
-        """Fills out with the rows a normalised, and r, (n, groups), with their factors.
-
-        Where a has to be centred it is used up; out may be a.
-        """
-        if self.center:
-            for columns in self.columns:
-                part = a[:, columns]
-                part.sub_(part.mean(1, keepdim=True))
-        if len(self.columns) == 1:
-            torch.linalg.vector_norm(a, dim=1, keepdim=True, out=r)
-            torch.addcmul(self.eps, r, r, value=1 / self.features[0], out=r).rsqrt_()
-            torch.mul(a, r, out=out)
-            return
-        for k, columns in enumerate(self.columns):
-            torch.linalg.vector_norm(a[:, columns], dim=1, keepdim=True, out=r[:, k : k + 1])
-        r.mul_(self.roots)
-        torch.addcmul(self.eps, r, r, out=r).rsqrt_()
-        for k, columns in enumerate(self.columns):
-            torch.mul(a[:, columns], r[:, k : k + 1], out=out[:, columns])
-
-    def adjoint(self, d: Tensor, rows: Tensor, r: Tensor, products: Tensor) -> None:
-        """Turns the gradient d of normalised rows into that of the rows before, in place.
-
-        With u^ the normalised row and r its factor: ``r (d - u^ mean(d u^))``.
-
-        Args:
-            d: the gradient, (n, F).
-            rows: normalised rows.
-            r: their factors.
-            products: scratch memory, (n, F).
-        """
-        torch.mul(d, rows, out=products)
-        if len(self.columns) == 1:
-            d.addcmul_(rows, products.sum(1, keepdim=True), value=-1 / self.features[0]).mul_(r)
-            return
-        for k, columns in enumerate(self.columns):
-            mean = products[:, columns].mean(1, keepdim=True)
-            part = d[:, columns]
-            part.addcmul_(rows[:, columns], mean, value=-1).mul_(r[:, k : k + 1])
-
-
-class RowSteps(AtenSteps):
+class AtenSteps(Steps):
     """What all cells share; made once per call.
+
+    ``tanh(a)`` is computed as ``1 - 2 sigmoid(-2 a)``, several times as fast on CPUs. The factor -2
+    goes into gains and biases; the derivative is ``4 s (1 - s)``, with s that sigmoid, and its 4
+    goes into gains on the way back (the slopes).
 
     Args:
         spec: what is to be computed.
@@ -98,18 +45,33 @@ class RowSteps(AtenSteps):
         backward: whether it is for the backward pass.
     """
 
+    #: Factors of the sums of each gate, forward, and of their gradients: see above on tanh.
+    signs: tuple[float, ...]
+    slopes: tuple[float, ...]
+
     def __init__(self, spec: Spec, operands: Operands, backward: bool) -> None:
-        super().__init__(spec, operands, operands.w_ih)
-        first, second = (place for place in spec.products if isinstance(place, Rows))
-        w_hh, like = operands.w_hh, operands.h0
+        like, w_ih, w_hh = operands.h0, operands.w_ih, operands.w_hh
+        self.spec = spec
+        self.narrow, self.wide = operands.x.dtype, like.dtype
+        self.exact = self.narrow == self.wide
+        self.hidden = w_hh.shape[1]
+        self.one = like.new_ones(1)
+        self._memory: dict[tuple[str | int, ...], Tensor] = {}
+        self.sign, self.slope = (
+            like.new_tensor(factors).repeat_interleave(self.hidden)
+            for factors in (self.signs, self.slopes)
+        )
+        bias = operands.bias
+        self.bias = torch.zeros_like(self.sign) if bias is None else bias * self.sign
         many = len(operands.x) // (1 if operands.x.dim() == 3 else max(len(like), 1)) >= MANY
         # Forward, means come off the products where centred weights would cost more than they save,
         # and in half precision, where they would be rounded once more. (Backward it is gradients
         # that are rounded, to the same precision.)
         through_weights = backward or (self.exact and many)
         if through_weights:
-            self.w_ih = self.centred("w_ih", self.w_ih, first)
-            w_hh = self.centred("w_hh", w_hh, second)
+            first, second = spec.products
+            w_ih, w_hh = self._centred("w_ih", w_ih, first), self._centred("w_hh", w_hh, second)
+        super().__init__(w_ih)
         # What a step multiplies by: (G, H) on the way back, (H, G) on the way there.
         self.w_hh = w_hh if backward else w_hh.t()
         self.packed: Tensor | None = None
@@ -118,17 +80,55 @@ class RowSteps(AtenSteps):
         elif many and not backward:
             transposed = self.scratch("transposed", *self.w_hh.shape, dtype=self.narrow)
             self.w_hh = transposed.copy_(self.w_hh)
-        self.first, self.second = (
-            Scale(rows, through_weights, self.hidden, like) for rows in (first, second)
-        )
-        self.gain_input, self.gain_recurrent = (gain * self.sign for gain in self.gains)
-        self.back_input, self.back_recurrent = (gain * self.slope for gain in self.gains)
 
-    def centred(self, name: str, weight: Tensor, rows: Rows) -> Tensor:
+        def place(of: Rows | Cases, gain: Tensor | None) -> RowPlace | ExamplePlace:
+            gain = self.one if gain is None else gain
+            both = gain * self.sign, gain * self.slope
+            if isinstance(of, Cases):
+                return ExamplePlace(of, *both, self.hidden, self.narrow)
+            return RowPlace(of, *both, through_weights, self.hidden)
+
+        self.first, self.second = map(place, spec.products, operands.gains)
+
+    def _centred(self, name: str, weight: Tensor, rows: Rows | Cases) -> Tensor:
         """`ln_zoo.ops.engines.base.centred` in scratch memory."""
-        if not (rows.scale and rows.center):
+        if not rows.center:
             return weight
         return centred(weight, rows, self.scratch(name, *weight.shape, dtype=weight.dtype))
+
+    # Memory
+
+    def scratch(self, name: str, *size: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Memory of that name for the time of one call, not filled; as wide as states."""
+        dtype = self.wide if dtype is None else dtype
+        if self.one.device.type != "cpu":
+            return self.one.new_empty(size, dtype=dtype)
+        found = self._memory.get((name, *size))
+        if found is None:
+            found = memory.scratch(f"aten {name}", *size, dtype=dtype)
+            self._memory[(name, *size)] = found
+        return found
+
+    def factors(self, saved: Saved) -> tuple[Tensor, Tensor]:
+        """What rows were multiplied by, (rows, groups): input terms, recurrent terms."""
+        first = 0 if self.spec.merged else self.first.factors
+        return saved.stats[:, :first], saved.stats[:, first:]
+
+    def kept(
+        self, sizes: Sequence[int], width: int, saved: Saved | None
+    ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """Where the recurrent rows of each step go, and their factors."""
+        if saved is not None:
+            return cut(saved.u, sizes), cut(self.factors(saved)[1], sizes)
+        u = self.one.new_empty(sizes[0], width, dtype=self.narrow)
+        r = self.scratch("factors", sizes[0], self.second.factors)
+        return [u[:n] for n in sizes], [r[:n] for n in sizes]
+
+    def widened(self, name: str, a: Tensor) -> Tensor:
+        """Rows as they are computed with: a itself, or a copy in the precision of states."""
+        return a if a.dtype == self.wide else self.scratch(name, *a.shape).copy_(a)
+
+    # Zoneout and dropout
 
     def held(self, masks: Masks, sizes: Sequence[int]) -> list[Sequence[Tensor] | None]:
         """The shares of h and of c that zoneout keeps at each step; ``None``: none is kept.
@@ -158,66 +158,62 @@ class RowSteps(AtenSteps):
         room = self.scratch("dropped", *h.shape, dtype=self.narrow)
         return torch.mul(h, dropout[: len(h)], out=room)
 
+    # Forward
+
+    def input_terms(
+        self, v: Tensor, bias: Tensor, pieces: Sequence[Run], saved: Saved | None
+    ) -> Tensor:
+        """``gain * normalised v + bias``, bias (G,) or (steps, G); v becomes what is to be kept."""
+        terms = v if self.exact and saved is None else self.scratch("terms", *v.shape)
+        rows = v if self.exact else terms.copy_(v)
+        if saved is None:
+            r = self.scratch("factors", len(v), self.first.factors)
+        else:
+            r, _ = self.factors(saved)
+        gain = self.first.normalize_all(rows, r)
+        if self.first.factors and not self.exact:
+            v.copy_(rows)
+        bias = bias if self.first.offset is None else bias + self.first.offset
+        return affine(rows, gain, bias, pieces, terms)
+
     def product(self, a: Tensor, out: Tensor) -> Tensor:
         """A step's product, in the memory that is given or in new memory."""
         if self.packed is None:
             return torch.mm(a, self.w_hh, out=out)
         return torch.ops.mkldnn._linear_pointwise(a, self.packed, None, "none", [], "")
 
-    def recurrent_rows(self, before: Tensor, u: Tensor, r: Tensor, wide: Tensor) -> Tensor:
-        """Normalised products of a step; u takes them and r their factors, to be kept.
+    def recurrent_rows(
+        self, t: int, product: Tensor, u: Tensor, r: Tensor, wide: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """A step's products, as far as its place normalises them, and what is left to multiply by.
 
         Args:
-            before: states before the step, (n, H), in the precision of products.
-            u: to be filled, (n, G), in that precision.
-            r: to be filled, (n, groups).
+            t: the step.
+            product: the products, (n, G), in their precision.
+            u: to be filled with what is to be kept, the same.
+            r: to be filled with their factors, (n, groups).
             wide: scratch memory, (n, G), in the precision of states.
-
-        Returns:
-            They themselves, in the precision of states.
         """
-        rows = self.product(before, u)
-        if self.exact and self.second.scale:
-            self.second.normalize(rows, r, u)
-            return u
         if self.exact:
-            return rows if rows is u else u.copy_(rows)
-        rows = wide.copy_(rows)
-        if self.second.scale:
-            self.second.normalize(rows, r, rows)
+            return u, self.second.normalize(t, product, r, u)
+        rows = wide.copy_(product)
+        gain = self.second.normalize(t, rows, r, rows)
+        if self.second.factors:
             u.copy_(rows)
-        return rows
+        return rows, gain
 
-    def widened(self, name: str, a: Tensor) -> Tensor:
-        """Rows as they are computed with: a itself, or a copy in the precision of states."""
-        return a if a.dtype == self.wide else self.scratch(name, *a.shape).copy_(a)
+    # Backward
 
-    def factors(self, saved: Saved) -> tuple[Tensor, Tensor]:
-        """What rows were multiplied by, (rows, groups): input terms, recurrent terms."""
-        first = 0 if self.spec.merged else len(self.first.columns)
-        return saved.stats[:, :first], saved.stats[:, first:]
+    def backward(self, grads: ChunkGrads) -> None:
+        """Takes gradients back, in pieces short enough that their numbers stay in the cache."""
+        count, width = grads.du.shape
+        limit = PIECE // max(width, 1) if grads.du.device.type == "cpu" else count
+        for span in reversed(spans(grads.sizes, limit)):
+            self.backward_part(grads.part(span))
 
-    def input_terms(self, v: Tensor, saved: Saved | None) -> Tensor:
-        """``gain * normalised v + bias``; normalised rows take the place of v."""
-        terms = v if self.exact and saved is None else self.scratch("terms", *v.shape)
-        rows = v if self.exact else terms.copy_(v)
-        if self.first.scale:
-            groups = len(self.first.columns)
-            r = self.scratch("factors", len(v), groups) if saved is None else self.factors(saved)[0]
-            self.first.normalize(rows, r, rows)
-            if not self.exact:
-                v.copy_(rows)
-        return torch.addcmul(self.bias, rows, self.gain_input, out=terms)
-
-    def kept(
-        self, sizes: Sequence[int], width: int, saved: Saved | None
-    ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-        """Where the recurrent rows of each step go, and their factors."""
-        if saved is not None:
-            return cut(saved.u, sizes), cut(self.factors(saved)[1], sizes)
-        u = self.one.new_empty(sizes[0], width, dtype=self.narrow)
-        r = self.scratch("factors", sizes[0], len(self.second.columns))
-        return [u[:n] for n in sizes], [r[:n] for n in sizes]
+    def backward_part(self, grads: ChunkGrads) -> None:
+        """Takes gradients back through some of the steps."""
+        raise NotImplementedError
 
     def states_gradient(self, d_u: Tensor, du: Tensor, dh: Tensor, dropout: Tensor | None) -> None:
         """What the gradient of a step's products means for the states before it.
@@ -233,6 +229,8 @@ class RowSteps(AtenSteps):
             torch.mul(product, dropout[: len(dh)], out=dh)
         elif product is not dh:
             dh.copy_(product)
+        if self.second.batch:
+            dh.sub_(dh.sum(0), alpha=1 / len(dh))
 
     def add_row_sums(
         self,
@@ -269,9 +267,7 @@ class RowSteps(AtenSteps):
         """
         self.add_row_sums(d, rows, sums.bias, sums.gain_input, self.slope)
         target = dv if self.exact else self.scratch("du", *d.shape)
-        torch.mul(d, self.back_input, out=target)
-        if self.first.scale:
-            self.first.adjoint(target, rows, r, d)
+        self.first.all_back(d, rows, r, target)
         if not self.exact:
             dv.copy_(target)
 
@@ -294,6 +290,11 @@ def cut(a: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
     return a.split_with_sizes(sizes)
 
 
+def by_step(vector: Tensor, offset: Tensor | None, steps: int) -> Sequence[Tensor]:
+    """The vector of each step, with an offset (steps, F) if there is one."""
+    return [vector] * steps if offset is None else (vector + offset).unbind(0)
+
+
 def finish(state: Tensor, after: Sequence[Tensor], sizes: Sequence[int]) -> None:
     """Puts what each example had after its last step into the state (N, H)."""
     for t, (size, following) in enumerate(zip(sizes, (*sizes[1:], 0), strict=True)):
@@ -301,7 +302,7 @@ def finish(state: Tensor, after: Sequence[Tensor], sizes: Sequence[int]) -> None
             state[following:size].copy_(after[t][following:])
 
 
-class LSTMSteps(RowSteps):
+class LSTMSteps(AtenSteps):
     """Gates i, f, g, o."""
 
     signs = (1.0, 1.0, -2.0, 1.0)
@@ -309,62 +310,51 @@ class LSTMSteps(RowSteps):
 
     def __init__(self, spec: Spec, operands: Operands, backward: bool) -> None:
         super().__init__(spec, operands, backward)
-        assert isinstance(spec.out, Rows)
-        self.cell = spec.out
         self.four = 4 * self.one
         gain, shift = operands.gain_out, operands.shift_out
         gain = operands.h0.new_ones(self.hidden) if gain is None else gain
-        self.gain_out, self.back_out = -2 * gain, 4 * gain
-        self.shift_out = None if shift is None else -2 * shift
-        self.last = Scale(spec.out, False, self.hidden, operands.h0)
-
-    def cell_sums(self, c: Tensor) -> Tensor:
-        """What goes into the sigmoid of the output's tanh, for rows c (n, H)."""
-        if not self.cell.scale:
-            return c * self.gain_out
-        if self.cell.center:
-            return torch.native_layer_norm(
-                c, (self.hidden,), self.gain_out, self.shift_out, self.cell.eps
-            )[0]
-        rows = c.clone()
-        self.last.normalize(rows, c.new_empty(len(c), 1), rows)
-        assert self.shift_out is not None
-        return torch.addcmul(self.shift_out, rows, self.gain_out, out=rows)
+        self.cell = CellPlace(spec.out, -2 * gain, 4 * gain, None if shift is None else -2 * shift)
 
     def forward(self, chunk: Chunk) -> None:
-        sizes, v, h, c, out, saved, _, masks = chunk
+        sizes, v, h, c, out, saved, places, masks = chunk
         assert c is not None
-        gain, one = self.gain_recurrent, self.one
+        cell, second, one, pieces = self.cell, self.second, self.one, runs(sizes)
+        self.first.begin(places.input, pieces, forward=True)
+        second.begin(places.recurrent, pieces, forward=True)
+        cell.begin(places.out, pieces, forward=True)
         held_h, held_c = self.held(masks, sizes)
-        terms = cut(self.input_terms(v, saved), sizes)
+        bias = self.bias if second.offset is None else self.bias + second.offset
+        terms = cut(self.input_terms(v, bias, pieces, saved), sizes)
         outs = cut(out, sizes)
         cells = None if saved is None or saved.c is None else cut(saved.c, sizes)
         us, factors = self.kept(sizes, v.shape[1], saved)
         buffer = self.scratch("sums", sizes[0], v.shape[1])
-        before, c_before = h.to(self.narrow), c
+        # The operand of products, and the state: the same memory where precisions are.
+        before, state, c_before = h.to(self.narrow), h, c
         active = -1
         for t, n in enumerate(sizes):
             if n != active:
                 active, sums = n, buffer[:n]
                 i, f, g, o = sums.chunk(4, 1)
                 before, c_before, h_now, c_now = before[:n], c_before[:n], h[:n], c[:n]
+                state = state[:n]
             if cells is not None:
                 c_now = cells[t]
-            dropped = self.dropped(before, masks.dropout)
-            rows = self.recurrent_rows(dropped, us[t], factors[t], sums)
+            operand = second.operand(t, state, self.dropped(before, masks.dropout))
+            product = self.product(operand, us[t])
+            rows, gain = self.recurrent_rows(t, product, us[t], factors[t], sums)
             torch.addcmul(terms[t], rows, gain, out=sums).sigmoid_()
             torch.sub(one, g, alpha=2, out=g)
             c_new = c_now if held_c is None else f
             torch.mul(c_before, f, out=c_new).addcmul_(i, g)
-            shown = self.cell_sums(c_new).sigmoid_()
+            shown = cell.sums(t, c_new).sigmoid_()
             torch.sub(one, shown, alpha=2, out=shown)
             if held_c is not None:
                 torch.lerp(c_new, c_before, held_c[t], out=c_now)
-            state = outs[t] if self.exact else h_now
+            old, state = state, outs[t] if self.exact else h_now
             if held_h is None:
                 torch.mul(o, shown, out=state)
             else:
-                old = before if self.exact else h_now
                 torch.lerp(torch.mul(o, shown, out=shown), old, held_h[t], out=state)
             before, c_before = outs[t], c_now
             if not self.exact:
@@ -373,22 +363,28 @@ class LSTMSteps(RowSteps):
             finish(h, outs, sizes)
         if cells is not None:
             finish(c, cells, sizes)
+        second.finish(self.w_hh)
+        cell.finish()
 
     def backward_part(self, grads: ChunkGrads) -> None:
-        sizes, dout, dh, dc, saved, _h_prev, c_prev, du, dv, sums, _, masks = grads
+        sizes, dout, dh, dc, saved, _h_prev, c_prev, du, dv, sums, places, masks = grads
         assert saved.v is not None
         assert saved.c is not None
         assert c_prev is not None
         assert dc is not None
-        hidden, second, scratch = self.hidden, self.second, self.scratch
-        count, width = du.shape
+        hidden, second, cell, scratch = self.hidden, self.second, self.cell, self.scratch
+        pieces, (count, width) = runs(sizes), du.shape
+        self.first.begin(places.input, pieces, forward=False)
+        second.begin(places.recurrent, pieces, forward=False)
+        cell.begin(places.out, pieces, forward=False)
 
         # All gates
-        rows, terms = self.widened("rows", saved.u), self.widened("terms", saved.v)
+        rows = second.restored(saved.u, "rows", scratch)
+        terms = self.first.restored(saved.v, "terms", scratch)
         factors_x, factors = self.factors(saved)
         gates = scratch("gates", count, width)
-        torch.addcmul(self.bias, rows, self.gain_recurrent, out=gates)
-        gates.addcmul_(terms, self.gain_input).sigmoid_()
+        torch.addcmul(self.bias, rows, second.gain, out=gates)
+        gates.addcmul_(terms, self.first.gain).sigmoid_()
         i, f, g, o = gates.chunk(4, 1)
         held_h, held_c = self.held(masks, sizes)
         cells = saved.c
@@ -396,7 +392,8 @@ class LSTMSteps(RowSteps):
             # Those of before zoneout, of which alone h was made.
             cells = torch.mul(c_prev, f, out=scratch("new cells", count, hidden))
             cells.add_(i).addcmul_(i, g, value=-2)
-        shown = self.cell_sums(cells).sigmoid_()
+        c_rows = cell.normalize_all(cells, scratch)
+        shown = cell.shown(c_rows, scratch("shown", count, hidden)).sigmoid_()
 
         # K. The gradient dm of the normalised cell state, with gain and shift, is D * 4 show.
         slopes = scratch("slopes", count, width)
@@ -411,30 +408,18 @@ class LSTMSteps(RowSteps):
         keep = cut(f, sizes)
 
         # What D does to dc: by itself, and through the mean that c was divided by.
-        if self.cell.scale:
-            c_rows = scratch("cells", count, hidden).copy_(cells)
-            c_factors = scratch("cell factors", count, 1)
-            self.last.normalize(c_rows, c_factors, c_rows)
-            ways = scratch("ways", count, 2, hidden)
-            torch.mul(show, self.back_out, out=ways[:, 0]).mul_(c_factors)
+        ways = scratch("ways", count, 1 + cell.own, hidden)
+        cell.through(show, ways[:, 0])
+        if cell.own:
             torch.mul(ways[:, 0], c_rows, out=ways[:, 1])
-            ways_at, c_rows_at = cut(ways, sizes), cut(c_rows, sizes)
-            passed = scratch("passed", sizes[0], 2, hidden)
-            totals = scratch("totals", sizes[0], 2)
-        else:
-            ways_at = cut(torch.mul(show, self.back_out, out=scratch("ways", *show.shape)), sizes)
+        ways_at, through_at = cut(ways, sizes), cut(ways[:, 0], sizes)
+        c_rows_at = cut(c_rows, sizes)
+        passed = scratch("passed", sizes[0], 2, hidden)
 
         # Step by step slopes become gradients of sums.
-        inner, outer = (
-            cut(slopes.view(count, 4, hidden)[:, :3], sizes),
-            cut(slope_o, sizes),
-        )
-        slopes_at, rows_at, factors_at = (
-            cut(slopes, sizes),
-            cut(rows, sizes),
-            cut(factors, sizes),
-        )
-        products = scratch("products", sizes[0], width)
+        inner, outer = cut(slopes.view(count, 4, hidden)[:, :3], sizes), cut(slope_o, sizes)
+        slopes_at, rows_at, factors_at = cut(slopes, sizes), cut(rows, sizes), cut(factors, sizes)
+        backs, products = second.backs(len(sizes)), scratch("products", sizes[0], width)
         states = scratch("states", count, hidden)
         d_hs, d_hs_2 = cut(states, sizes), cut(states.unsqueeze(1), sizes)
         douts = None if dout is None else cut(dout, sizes)
@@ -445,11 +430,7 @@ class LSTMSteps(RowSteps):
             n = sizes[t]
             if n != active:
                 active, dh_now, d_c = n, dh[:n], dc[:n]
-                d_c_3, products_now = d_c.unsqueeze(1), products[:n]
-                if self.cell.scale:
-                    passed_now, totals_now = passed[:n], totals[:n]
-                    through = passed_now[:, 0]
-                    total, turned = totals_now.split(1, 1)
+                d_c_3, products_now, passed_now = d_c.unsqueeze(1), products[:n], passed[:n]
             d_h = d_hs[t]
             if douts is None:
                 d_h.copy_(dh_now)
@@ -457,20 +438,15 @@ class LSTMSteps(RowSteps):
                 torch.add(dh_now, douts[t], out=d_h)
             by_h = None if held_h is None else self.passed("h", d_h, held_h[t])
             by_c = None if held_c is None else self.passed("c", d_c, held_c[t])
-            if self.cell.scale:
+            if cell.own:
                 torch.mul(d_hs_2[t], ways_at[t], out=passed_now)
-                torch.sum(passed_now, 2, out=totals_now)
-                d_c.add_(through)
-                if self.cell.center:
-                    d_c.sub_(total, alpha=1 / hidden)
-                d_c.addcmul_(c_rows_at[t], turned, value=-1 / hidden)
+                cell.add_back(d_c, passed_now, c_rows_at[t])
             else:
-                d_c.addcmul_(d_h, ways_at[t])
+                d_c.addcmul_(d_h, through_at[t])
             inner[t].mul_(d_c_3)
             outer[t].mul_(d_h)
-            d_u = torch.mul(slopes_at[t], self.back_recurrent, out=d_sums[t])
-            if second.scale:
-                second.adjoint(d_u, rows_at[t], factors_at[t], products_now)
+            d_u = torch.mul(slopes_at[t], backs[t], out=d_sums[t])
+            second.adjoint(d_u, rows_at[t], factors_at[t], products_now)
             d_c.mul_(keep[t])
             self.states_gradient(d_u, dus[t], dh_now, masks.dropout)
             if by_h is not None:
@@ -479,60 +455,48 @@ class LSTMSteps(RowSteps):
                 d_c.add_(by_c)
 
         # What adds up over rows
-        if self.cell.scale:
+        if cell.scale:
             show.mul_(states)
             self.add_row_sums(show, c_rows, sums.shift_out, sums.gain_out, self.four)
         self.add_row_sums(slopes, rows, None, sums.gain_recurrent, self.slope)
         self.input_gradients(slopes, terms, factors_x, dv, sums)
 
 
-class _OneState(RowSteps):
+class _OneState(AtenSteps):
     """Cells without a cell state: with D the gradient of h, that of each sum is ``D K``."""
 
     def backward_loop(
         self,
-        sizes: Sequence[int],
-        dout: Tensor | None,
-        dh: Tensor,
+        grads: ChunkGrads,
         slopes: Tensor,
         rows: Tensor,
-        r: Tensor,
         carry: Tensor | None,
-        du: Tensor,
-        masks: Masks,
     ) -> Tensor:
         """The dependent part of the way back.
 
         Args:
-            sizes: rows of each step.
-            dout: gradient of the outputs.
-            dh: gradient of the state after the last step; becomes that before the first.
+            grads: what is taken back.
             slopes: K, (rows, G); becomes the gradients of sums.
             rows: normalised products R h'.
-            r: their factors.
             carry: what of D passes by the products, (rows, H); ``None``: nothing.
-            du: to be filled.
-            masks: what was drawn.
 
         Returns:
             D of all rows, (rows, H), less what zoneout passes by.
         """
+        sizes, dh, du, dropout = grads.sizes, grads.dh, grads.du, grads.masks.dropout
         hidden, second, count, scratch = self.hidden, self.second, len(rows), self.scratch
         gates = cut(slopes.view(count, self.spec.gates, hidden), sizes)
-        slopes_at, rows_at, r_at = (
-            cut(slopes, sizes),
-            cut(rows, sizes),
-            cut(r, sizes),
-        )
+        _, r = self.factors(grads.saved)
+        slopes_at, rows_at, r_at = cut(slopes, sizes), cut(rows, sizes), cut(r, sizes)
         carried = None if carry is None else cut(carry, sizes)
-        products = scratch("products", sizes[0], du.shape[1])
+        backs, products = second.backs(len(sizes)), scratch("products", sizes[0], du.shape[1])
         states = scratch("states", count, hidden)
         # Once more with an axis for the gates that it goes into
         d_hs, d_hs_n = cut(states, sizes), cut(states.unsqueeze(1), sizes)
-        douts = None if dout is None else cut(dout, sizes)
+        douts = None if grads.dout is None else cut(grads.dout, sizes)
         dus = cut(du, sizes)
         d_sums = dus if self.exact else cut(scratch("du", *du.shape), sizes)
-        held, _ = self.held(masks, sizes)
+        held, _ = self.held(grads.masks, sizes)
         active = -1
         for t in range(len(sizes) - 1, -1, -1):
             n = sizes[t]
@@ -545,10 +509,9 @@ class _OneState(RowSteps):
                 torch.add(dh_now, douts[t], out=d_h)
             by_h = None if held is None else self.passed("h", d_h, held[t])
             gates[t].mul_(d_hs_n[t])
-            d_u = torch.mul(slopes_at[t], self.back_recurrent, out=d_sums[t])
-            if second.scale:
-                second.adjoint(d_u, rows_at[t], r_at[t], products_now)
-            self.states_gradient(d_u, dus[t], dh_now, masks.dropout)
+            d_u = torch.mul(slopes_at[t], backs[t], out=d_sums[t])
+            second.adjoint(d_u, rows_at[t], r_at[t], products_now)
+            self.states_gradient(d_u, dus[t], dh_now, dropout)
             if carried is not None:
                 dh_now.addcmul_(d_h, carried[t])
             if by_h is not None:
@@ -569,15 +532,18 @@ class GRUSteps(_OneState):
         self.bias_hn = -2 * (operands.h0.new_zeros(self.hidden) if bias is None else bias)
 
     def forward(self, chunk: Chunk) -> None:
-        sizes, v, h, _c, out, saved, _, masks = chunk
-        one, split = self.one, 2 * self.hidden
+        sizes, v, h, _c, out, saved, places, masks = chunk
+        second, one, split, pieces = self.second, self.one, 2 * self.hidden, runs(sizes)
+        self.first.begin(places.input, pieces, forward=True)
+        second.begin(places.recurrent, pieces, forward=True)
         held, _ = self.held(masks, sizes)
-        gain, gain_n = self.gain_recurrent.split((split, self.hidden))
-        terms = self.input_terms(v, saved)
-        terms_rz, terms_n = (
-            cut(terms[:, :split], sizes),
-            cut(terms[:, split:], sizes),
-        )
+        bias, offset = self.bias, second.offset
+        if offset is not None:  # of the candidate it is multiplied by r
+            both, offset = offset.split((split, self.hidden), 1)
+            bias = bias + torch.cat([both, torch.zeros_like(offset)], 1)
+        biases_hn = by_step(self.bias_hn, offset, len(sizes))
+        terms = self.input_terms(v, bias, pieces, saved)
+        terms_rz, terms_n = cut(terms[:, :split], sizes), cut(terms[:, split:], sizes)
         outs = cut(out, sizes)
         us, factors = self.kept(sizes, v.shape[1], saved)
         buffer = self.scratch("sums", sizes[0], v.shape[1])
@@ -590,10 +556,11 @@ class GRUSteps(_OneState):
                 rz, new = sums[:, :split], sums[:, split:]
                 r, z = rz.chunk(2, 1)
                 before, state, h_now = before[:n], state[:n], h[:n]
-            dropped = self.dropped(before, masks.dropout)
-            rows = self.recurrent_rows(dropped, us[t], factors[t], sums)
-            torch.addcmul(terms_rz[t], rows[:, :split], gain, out=rz).sigmoid_()
-            torch.addcmul(self.bias_hn, rows[:, split:], gain_n, out=new)
+            operand = second.operand(t, state, self.dropped(before, masks.dropout))
+            product = self.product(operand, us[t])
+            rows, gain = self.recurrent_rows(t, product, us[t], factors[t], sums)
+            torch.addcmul(terms_rz[t], rows[:, :split], gain[:split], out=rz).sigmoid_()
+            torch.addcmul(biases_hn[t], rows[:, split:], gain[split:], out=new)
             torch.addcmul(terms_n[t], r, new, out=new).sigmoid_()
             torch.sub(one, new, alpha=2, out=new)
             if held is not None:
@@ -606,17 +573,20 @@ class GRUSteps(_OneState):
                 before.copy_(state)
         if self.exact:
             finish(h, outs, sizes)
+        second.finish(self.w_hh)
 
     def backward_part(self, grads: ChunkGrads) -> None:
-        sizes, dout, dh, _dc, saved, h_prev, _c_prev, du, dv, sums, _, masks = grads
+        sizes, _, _, _, saved, h_prev, _, du, dv, sums, places, _ = grads
         assert saved.v is not None
-        hidden, scratch, one = self.hidden, self.scratch, self.one
-        count, width = du.shape
-        split, gain = 2 * hidden, self.gain_recurrent
-        rows, terms = self.widened("rows", saved.u), self.widened("terms", saved.v)
-        factors_x, factors = self.factors(saved)
+        hidden, scratch, one, second = self.hidden, self.scratch, self.one, self.second
+        pieces, (count, width) = runs(sizes), du.shape
+        self.first.begin(places.input, pieces, forward=False)
+        second.begin(places.recurrent, pieces, forward=False)
+        split, gain = 2 * hidden, second.gain
+        rows = second.restored(saved.u, "rows", scratch)
+        terms = self.first.restored(saved.v, "terms", scratch)
         gates = scratch("gates", count, width)
-        torch.addcmul(self.bias, terms, self.gain_input, out=gates)
+        torch.addcmul(self.bias, terms, self.first.gain, out=gates)
         gates[:, :split].addcmul_(rows[:, :split], gain[:split]).sigmoid_()
         r, z, new = gates.chunk(3, 1)
         w = scratch("w", count, hidden)
@@ -636,12 +606,12 @@ class GRUSteps(_OneState):
         # w comes times -2.
         _sigmoid_backward(w.mul_(-2).mul_(slope_y), r, grad_input=slope_r)
 
-        states = self.backward_loop(sizes, dout, dh, slopes, rows, factors, z, du, masks)
+        states = self.backward_loop(grads, slopes, rows, z)
         if sums.bias_hn is not None:
             sums.bias_hn.addcmul_(slope_w.sum(0), self.four)
         self.add_row_sums(slopes, rows, None, sums.gain_recurrent, self.slope)
         torch.mul(slope_y, states, out=slope_w)
-        self.input_gradients(slopes, terms, factors_x, dv, sums)
+        self.input_gradients(slopes, terms, self.factors(saved)[0], dv, sums)
 
 
 class RNNSteps(_OneState):
@@ -653,31 +623,30 @@ class RNNSteps(_OneState):
         super().__init__(spec, operands, backward)
 
     def forward(self, chunk: Chunk) -> None:
-        sizes, v, h, _c, out, saved, _, masks = chunk
+        sizes, v, h, _c, out, saved, places, masks = chunk
+        second = self.second
+        second.begin(places.out, runs(sizes), forward=True)
+        biases = by_step(self.bias, second.offset, len(sizes))
         held, _ = self.held(masks, sizes)
         us, outs = cut(v, sizes), cut(out, sizes)
         _, factors = self.kept(sizes, v.shape[1], saved)
         buffer = self.scratch("sums", sizes[0], v.shape[1])
-        before = h.to(self.narrow)
+        # The operand of products, and the state: the same memory where precisions are.
+        before, state = h.to(self.narrow), h
         active = -1
         for t, n in enumerate(sizes):
             if n != active:
                 active, sums = n, buffer[:n]
-                before, h_now = before[:n], h[:n]
-            dropped = self.dropped(before, masks.dropout)
+                before, state, h_now = before[:n], state[:n], h[:n]
+            operand = second.operand(t, state, self.dropped(before, masks.dropout))
             # Of half-precision terms the sum is rounded, not the term.
             if self.packed is None:
-                rows = us[t].addmm_(dropped, self.w_hh)
+                product = us[t].addmm_(operand, self.w_hh)
             else:
-                rows = us[t].add_(self.product(dropped, us[t]))
-            if not self.exact:
-                rows = sums.copy_(rows)
-            if self.second.scale:
-                self.second.normalize(rows, factors[t], rows)
-                if not self.exact:
-                    us[t].copy_(rows)
-            torch.addcmul(self.bias, rows, self.gain_recurrent, out=sums)
-            old, before = before if self.exact else h_now, outs[t]
+                product = us[t].add_(self.product(operand, us[t]))
+            rows, gain = self.recurrent_rows(t, product, product, factors[t], sums)
+            torch.addcmul(biases[t], rows, gain, out=sums)
+            old, before = state, outs[t]
             state = before if self.exact else h_now
             new = state if held is None else sums
             if self.relu:
@@ -690,16 +659,18 @@ class RNNSteps(_OneState):
                 before.copy_(state)
         if self.exact:
             finish(h, outs, sizes)
+        second.finish(self.w_hh)
 
     def backward_part(self, grads: ChunkGrads) -> None:
-        sizes, dout, dh, _dc, saved, _h_prev, _c_prev, du, _dv, sums, _, masks = grads
-        rows, (_, factors) = self.widened("rows", saved.u), self.factors(saved)
-        slopes = self.scratch("slopes", *du.shape)
-        torch.addcmul(self.bias, rows, self.gain_recurrent, out=slopes)
+        second, sums = self.second, grads.sums
+        second.begin(grads.places.out, runs(grads.sizes), forward=False)
+        rows = second.restored(grads.saved.u, "rows", self.scratch)
+        slopes = self.scratch("slopes", *grads.du.shape)
+        torch.addcmul(self.bias, rows, second.gain, out=slopes)
         if self.relu:
             slopes.gt_(0)
         else:
             slopes.sigmoid_()
             _sigmoid_backward(self.one.expand(slopes.shape), slopes, grad_input=slopes)
-        self.backward_loop(sizes, dout, dh, slopes, rows, factors, None, du, masks)
+        self.backward_loop(grads, slopes, rows, None)
         self.add_row_sums(slopes, rows, sums.bias, sums.gain_out, self.slope)
