@@ -69,18 +69,18 @@ class Loop(NamedTuple):
     multiplications: int
 
 
-def loops(assembly: str, instruction: str, letter: str) -> Iterator[Loop]:
+def loops(assembly: str, instruction: str, functions: str) -> Iterator[Loop]:
     """Loops of products: of one block, from a label to the jump back to it, with the instruction.
 
     Args:
         assembly: of GCC or Clang.
         instruction: a pattern.
-        letter: of the factors' type, as names of functions have it: ``f``, or ``t`` for bfloat16.
+        functions: a pattern of the names of the functions to look into.
 
     Example:
         >>> loop = ".L1:\\n\\tvmulps %ymm0, %ymm1, %ymm1\\n\\tdecq %rax\\n\\tjne .L1\\n"
         >>> text = f"_Z4tileIf:\\n{loop}_Z1a:\\n{loop}"
-        >>> [found.multiplications for found in loops(text, "vmulps", "f")]
+        >>> [found.multiplications for found in loops(text, "vmulps", "tileIf")]
         [1]
     """
     function, label, block = "", "", list[str]()
@@ -93,7 +93,7 @@ def loops(assembly: str, instruction: str, letter: str) -> Iterator[Loop]:
             block.append(line.strip())
             if jump := re.match(r"\s+j\w+\s+(\S+)", line):
                 count = sum(bool(re.match(instruction, each)) for each in block)
-                if jump[1] == label and count and re.search(f"(tile|product)I{letter}", function):
+                if jump[1] == label and count and re.search(functions, function):
                     yield Loop(tuple(block), count)
                 if line.split()[0] == "jmp":
                     label, block = "", []
@@ -157,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         kinds = [("float32", "f", r"vfmadd\d+ps", "vfmadd231ps")]
         kinds += [("bfloat16", "t", "vdpbf16ps", "vdpbf16ps")] * target.bfloat
         for kind, letter, pattern, instruction in kinds:
-            loop = largest(list(loops(assembly, pattern, letter)))
+            loop = largest(list(loops(assembly, pattern, f"(tile|product)I{letter}")))
             # Without the jump, which is predicted and fuses with the test before it.
             passes = cycles(options.mca, target.cpu, loop.lines[:-1])
             rate = loop.multiplications / passes

@@ -21,7 +21,7 @@ def test_loops_of_other_functions_and_types_are_left_out() -> None:
     loop = ".L{}:\n\tvfmadd231ps %ymm0, %ymm1, %ymm2\n\tjne .L{}\n"
     text = "_ZN7productIfE:\n" + loop.format(1, 1) + "_ZN7productItE:\n" + loop.format(2, 2)
     text += "lstm_row:\n" + loop.format(3, 3) + "_ZN4tileIfE:\n" + loop.format(4, 5)
-    (found,) = inner_loops.loops(text, "vfmadd", "f")
+    (found,) = inner_loops.loops(text, "vfmadd", "(tile|product)If")
     assert found.lines[-1] == "jne .L1"
 
 
@@ -32,7 +32,9 @@ def test_loops_of_other_functions_and_types_are_left_out() -> None:
 def test_products_fill_the_ports(target: inner_loops.Target) -> None:
     mca = next(filter(None, map(shutil.which, inner_loops._MCA)))
     assembly = inner_loops.compiled("g++", target)
-    loop = inner_loops.largest(list(inner_loops.loops(assembly, r"vfmadd\d+ps", "f")))
+    loop = inner_loops.largest(
+        list(inner_loops.loops(assembly, r"vfmadd\d+ps", "(tile|product)If"))
+    )
     rate = loop.multiplications / inner_loops.cycles(mca, target.cpu, loop.lines[:-1])
     # Zen 4's model takes a broadcast from memory for work of a multiplying port.
     share = 0.75 if target.cpu == "znver4" else 0.9

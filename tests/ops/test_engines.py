@@ -5,6 +5,9 @@ from __future__ import annotations
 import copy
 import gc
 import itertools
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,6 +32,7 @@ from ln_zoo.ops import CELLS, KERNELS, RecurrentCall, RowNorm, operator, registr
 from ln_zoo.ops.engines.aten import steps as aten_steps
 from ln_zoo.ops.engines.base import NO_MASKS, Engine, Masks, Products
 from ln_zoo.ops.engines.native.one_call import OneCall
+from ln_zoo.ops.engines.native.steps import NativeSteps
 from ln_zoo.ops.recurrent_kernel import Recurrence
 from ln_zoo.ops.spec import Operands, Rows, Spec
 
@@ -510,6 +514,105 @@ def test_layers_of_sequences_of_any_length(
     layer = make(cell, norm, **options)
     x = pack_sequence([randn(n, 4) for n in lengths])
     compare_layers(layer, x, states_for(cell, layer, len(lengths)), under)
+
+
+# Threads that share the units
+
+
+@pytest.fixture
+def sharing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, int], Under]]:
+    """Lets native run with so many threads and shares of units, whatever the sizes."""
+    engine = registry.engine_named("native")
+    if reason := refusal(engine, F32):
+        pytest.skip(f"native: {reason}")
+    before = torch.get_num_threads()
+    monkeypatch.setenv("LN_ZOO_KERNELS", "native")
+    kernels = [kernel for kernel in KERNELS if not isinstance(kernel, OneCall)]
+    monkeypatch.setattr(registry, "KERNELS", kernels)
+    found, prepare = Under(engine, F32), engine.prepare
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        found.calls += 1
+        return prepare(*arguments, **options)
+
+    monkeypatch.setattr(engine, "prepare", counted)
+
+    def choose(threads: int, shares: int) -> Under:
+        torch.set_num_threads(threads)
+        monkeypatch.setattr(NativeSteps, "_shares", lambda steps, examples, masks: shares)
+        return found
+
+    yield choose
+    torch.set_num_threads(before)
+
+
+@every_cell
+@every_norm
+def test_threads_that_share_the_units(
+    cell: str, center: bool, sharing: Callable[[int, int], Under]
+) -> None:
+    """Of 37 units no share has as many as another, and of 3 one thread may have two."""
+    spec = specification(cell, center)
+    operands = problem(spec, 9, 3, 4, 37, seed=3)
+    expected = run(lambda o: equations(spec, o), operands, F64)
+    loop = by_loop(spec, operands)
+    same: dict[int, dict[str, Tensor]] = {}
+    for threads, shares in [(1, 2), (1, 3), (2, 2), (2, 3), (3, 3)]:
+        under = sharing(threads, shares)
+        found = run(by(under, spec), operands, F32)
+        assert_as_accurate(found, expected, loop)
+        # What is computed depends on the shares, not on who does it.
+        for name, value in same.setdefault(shares, found).items():
+            assert torch.equal(value, found[name]), (name, threads, shares)
+
+
+@pytest.mark.parametrize("cell", ["LSTM", "GRU"])
+def test_any_places_where_threads_share_the_units(
+    cell: str, sharing: Callable[[int, int], Under]
+) -> None:
+    for n in range(3):
+        for places in itertools.combinations(PLACES[cell], n):
+            spec = specification(cell, True, places)
+            compare(sharing(2, 2), spec, problem(spec, 7, 3, 4, 12))
+
+
+@every_cell
+def test_sequences_of_any_length_where_threads_share_the_units(
+    cell: str, sharing: Callable[[int, int], Under]
+) -> None:
+    layer = make(cell, num_layers=2, bidirectional=True)
+    x = pack_sequence([randn(n, 4) for n in (7, 4, 4, 1)])
+    compare_layers(layer, x, states_for(cell, layer, 4), sharing(2, 3))
+
+
+_MANY_THREADS = """
+import torch
+from ln_zoo.layers import LSTM
+from ln_zoo.norms import LayerNorm
+from ln_zoo.ops.engines.native.steps import NativeSteps
+torch.set_num_threads(THREADS)
+NativeSteps._shares = lambda steps, examples, masks: THREADS
+layer, x = LSTM(8, 64, norm=LayerNorm()), torch.randn(100, 4, 8)
+for _ in range(20):
+    layer(x)[0].sum().backward()
+print("done")
+"""
+
+
+def test_more_threads_than_processors_do_not_hang() -> None:
+    """Some wait for others that do not run: 20 training steps, where threads meet 14,000 times."""
+    if reason := refusal(registry.engine_named("native"), F32):
+        pytest.skip(f"native: {reason}")
+    threads = 2 * (os.cpu_count() or 1)
+    done = subprocess.run(
+        [sys.executable, "-c", _MANY_THREADS.replace("THREADS", str(threads))],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env=os.environ | {"LN_ZOO_KERNELS": "native"},
+    )
+    assert done.stdout == "done\n", done.stderr
 
 
 @every_cell

@@ -1,6 +1,6 @@
 // Batch normalisation at each time step. Statistics are over examples, so that here threads share
-// the units: each takes its units of all examples, and all meet once a step, since the next product
-// needs every h, or every du. No number depends on how many threads there are.
+// the units (shared.h): each takes its units of all examples, and all meet once a step, since the
+// next product needs every h, or every du. No number depends on how many threads there are.
 
 #pragma once
 
@@ -21,7 +21,7 @@ struct BatchSteps {
   Statistics input, recurrent, out;                           // of G, G and H features
   const float *bias, *bias_hn, *gain_input, *gain_recurrent;  // (G,), (H,), (G,), (G,)
   const float *gain_out, *shift_out;                          // (H,)
-  const float* weight;                                        // packed by ln_zoo_batch_pack
+  const float* weight;                                        // packed by ln_zoo_share_pack
   // In a simple RNN u is the sum, where v was, and du is dv. What is kept of u is without its mean
   // where that is the examples' own.
   const float* v;    // (rows, G)
@@ -35,49 +35,6 @@ struct BatchSteps {
 };
 
 namespace {
-
-// The units of one share, and where their numbers lie in rows of G.
-struct Team {
-  int64_t first, count, gates, H;
-  int64_t width() const { return gates * count; }
-  int64_t wide(int64_t q) const { return q * H + first; }
-};
-
-Team team_of(int64_t share, int64_t shares, int64_t gates, int64_t H) {
-  constexpr int64_t grain = 4;  // units, a quarter of a cache line
-  const int64_t pieces = (H + grain - 1) / grain;
-  const int64_t from = std::min(H, pieces * share / shares * grain);
-  return {from, std::min(H, pieces * (share + 1) / shares * grain) - from, gates, H};
-}
-
-int64_t gates_of(int64_t cell) { return cell == LSTM ? 4 : cell == GRU ? 3 : 1; }
-
-// Floats that the packed columns of one share take.
-int64_t packed_columns(int64_t K, int64_t N) { return K * ((N + L - 1) / L * L); }
-
-// Runs first(share, t) for all shares, then second(share, t), step by step. The threads may be
-// fewer than the shares.
-template <class First, class Second>
-void by_steps(int64_t shares, int64_t steps, bool backwards, First first, Second second) {
-  const auto run = [&](int64_t thread, int64_t threads, auto meet) {
-    for (int64_t k = 0; k < steps; k++) {
-      const int64_t t = backwards ? steps - 1 - k : k;
-      for (int64_t i = thread; i < shares; i += threads) first(i, t);
-      meet();
-      for (int64_t i = thread; i < shares; i += threads) second(i, t);
-    }
-  };
-#ifdef _OPENMP
-  if (threads_for(shares, shares) > 1) {
-#pragma omp parallel num_threads(int(shares))
-    run(omp_get_thread_num(), omp_get_num_threads(), [] {
-#pragma omp barrier
-    });
-    return;
-  }
-#endif
-  run(0, 1, [] {});
-}
 
 // Mean, biased variance and reciprocal deviation of each column of a (n, width) block, rows
 // `stride` apart; a mean of null stands for zeros, which then are not looked for.
@@ -310,7 +267,7 @@ void batch_forward(const BatchSteps& s) {
       }
     }
   };
-  by_steps(s.shares, s.steps, false, step, [](int64_t, int64_t) {});
+  by_steps(s.shares, s.steps, false, {step});
   // Each example's last output is its last state.
   for (int64_t t = 0; t < s.steps; t++) {
     const int64_t from = t + 1 < s.steps ? s.sizes[t + 1] : 0;
@@ -473,45 +430,17 @@ void batch_backward(const BatchSteps& s) {
       }
     }
   };
-  by_steps(s.shares, s.steps, true, step, [&](int64_t share, int64_t t) {
+  const auto state = [&](int64_t share, int64_t t) {
     const Own& own = owns[share];
     const Left<float> du{s.du + offsets[t] * G, G, 1};
     product(s.sizes[t], own.team.count, G, du, own.weight, s.dh + own.team.first, H, s.cell == GRU);
-  });
+  };
+  by_steps(s.shares, s.steps, true, {step, state});
 }
 
 }  // namespace
 
 extern "C" {
-
-// Floats that ln_zoo_batch_pack fills.
-int64_t ln_zoo_batch_packed_size(int64_t cell, int64_t H, int64_t shares, int64_t backward) {
-  int64_t size = 0;
-  for (int64_t i = 0; i < shares; i++) {
-    const Team team = team_of(i, shares, gates_of(cell), H);
-    size += backward ? packed_columns(team.gates * H, team.count) : packed_columns(H, team.width());
-  }
-  return size;
-}
-
-// Packs the recurrent weight (G, H) for the forward or the backward, share by share.
-void ln_zoo_batch_pack(int64_t cell, int64_t H, int64_t shares, int64_t backward, const float* w_hh,
-                       float* to) {
-  for (int64_t i = 0; i < shares; i++) {
-    const Team team = team_of(i, shares, gates_of(cell), H);
-    if (backward) {
-      pack(w_hh + team.first, H, int64_t(1), team.gates * H, team.count, to, shares, Center{});
-      to += packed_columns(team.gates * H, team.count);
-      continue;
-    }
-    std::vector<float> rows(team.width() * H);
-    for (int64_t q = 0; q < team.gates; q++) {
-      std::memcpy(rows.data() + q * team.count * H, w_hh + team.wide(q) * H, 4 * team.count * H);
-    }
-    pack(rows.data(), int64_t(1), H, H, team.width(), to, shares, Center{});
-    to += packed_columns(H, team.width());
-  }
-}
 
 // Variances and reciprocal deviations of v (rows, G), whose means are zero, over the examples of
 // each step.

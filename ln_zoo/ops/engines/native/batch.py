@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ln_zoo.ops.addresses import Arguments, Packed, address, check_steps
 from ln_zoo.ops.engines.base import Chunk, ChunkGrads, Places, Statistics
-from ln_zoo.ops.engines.native.runtime import NativeProducts, library, scratch_memory
+from ln_zoo.ops.engines.native.runtime import NativeProducts, library, packed_shares
 from ln_zoo.ops.engines.native.steps import CELLS, VECTORS, gradient_tensors, vectors
 from ln_zoo.ops.spec import Cases, Operands, Spec
 
@@ -34,7 +34,7 @@ class _BatchSteps(Arguments):
 
     tensors: ClassVar = {
         **VECTORS,
-        "weight": ("wide", "packed"),
+        "weight": ("packed", "inner", "outer"),
         "v": ("wide", "rows", "G"),
         "u": ("wide", "rows", "G"),
         "cells": ("wide", "rows", "H"),
@@ -77,15 +77,9 @@ class NativeBatchSteps(NativeProducts):
         self.hidden = operands.w_hh.shape[1]
         *_, self.width, _ = spec.widths(self.hidden)
         shares = max(1, min(torch.get_num_threads(), self.hidden // _LEAST_UNITS))
-        layout = (CELLS[spec.cell], self.hidden, shares, backward)
-        size = library().ln_zoo_batch_packed_size(*layout)
-        self.sizes = {"H": self.hidden, "G": self.width, "packed": size}
-        weight = scratch_memory("batch_w_hh", size, torch.float32)
-        library().ln_zoo_batch_pack(
-            *layout,
-            address("w_hh", operands.w_hh, torch.float32, (self.width, self.hidden)),
-            address("batch_w_hh", weight, torch.float32, (size,)),
-        )
+        weight = packed_shares("w_hh", operands.w_hh, spec.products[1], shares, backward)
+        inner, outer = (self.width, self.hidden) if backward else (self.hidden, self.width)
+        self.sizes = {"H": self.hidden, "G": self.width, "inner": inner, "outer": outer}
         # The structures hold addresses: these tensors live as long as they do.
         self._alive: list[Tensor | None] = []
         self._tensors: dict[str, Tensor | Packed | None] = {

@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "products.h"
+#include "tiles.h"
 
 namespace {
 
@@ -26,11 +26,12 @@ struct Rows {
 // `narrow`. In a simple RNN u is the sum of both terms and the same memory as v, du the same as dv.
 struct Steps {
   int64_t cell, narrow, steps, examples, hidden, threads;
+  int64_t shares;        // of units (see shared.h); 1: threads share the examples
   const int64_t* sizes;  // (steps,)
   Rows input, recurrent, out;
   const float *bias, *bias_hn, *gain_input, *gain_recurrent;  // (G,), (H,), (G,), (G,)
   const float *gain_out, *shift_out;                          // (H,)
-  const void* weight;    // packed T: forward (H, G), backward (G, H)
+  const void* weight;    // packed T: forward (H, G), backward (G, H); or packed by shares
   void *v, *u;           // T (rows, G); forward: u null where nothing is saved
   float *cells, *stats;  // (rows, H), (rows, STATS); forward: null where nothing is saved
   // What h is multiplied by in products, (N, H), or null. Where h and c stay as they were, (rows, H),
@@ -72,14 +73,12 @@ namespace {
 // deviation of the site at the output.
 constexpr int64_t STATS = 2 * MAX_GATES + 2;
 
+int64_t gates_of(int64_t cell) { return cell == LSTM ? 4 : cell == GRU ? 3 : 1; }
+
 struct Shape {
   int64_t H, gates, G;
-  explicit Shape(const Steps& s)
-      : H(s.hidden),
-        gates(s.cell == LSTM  ? 4
-              : s.cell == GRU ? 3
-                              : 1),
-        G(gates * H) {}
+  int64_t units;  // H, or those of one thread; then its rows begin at the first of them
+  explicit Shape(const Steps& s) : H(s.hidden), gates(gates_of(s.cell)), G(gates * H), units(H) {}
 };
 
 inline float reciprocal_deviation(double sum, int64_t n, double eps) {
@@ -104,22 +103,36 @@ void deviations(const Rows& rows, const float* a, int64_t gates, int64_t H, floa
   }
 }
 
-// Mean and reciprocal deviation of a row whose mean is not zero.
-void mean_and_deviation(const Rows& rows, const float* a, int64_t n, float* mean, float* r) {
-  *mean = 0.0f, *r = 1.0f;
-  if (!rows.scale) return;
+inline void copy(const float* from, int64_t n, float* to) { std::memcpy(to, from, 4 * n); }
+
+// The mean that is taken off a row, and the squares of what is left.
+struct Moments {
+  float mean = 0.0f, squares = 0.0f;
+};
+
+Moments moments(const Rows& rows, const float* a, int64_t n) {
+  Moments found;
   if (rows.center) {
     vec sum{};
     for_units(n, [&](int64_t j, auto block) { sum += block.read(a + j); });
-    *mean = total(sum) / float(n);
+    found.mean = total(sum) / float(n);
   }
-  const vec center = all(*mean);
+  const vec center = all(found.mean);
   vec squares{};
   for_units(n, [&](int64_t j, auto block) {
     vec d = block.keep(block.read(a + j) - center);
     squares += d * d;
   });
-  *r = reciprocal_deviation(total(squares), n, rows.eps);
+  found.squares = total(squares);
+  return found;
+}
+
+// Mean and reciprocal deviation of a row whose mean is not zero.
+void mean_and_deviation(const Rows& rows, const float* a, int64_t n, float* mean, float* r) {
+  *mean = 0.0f, *r = 1.0f;
+  if (!rows.scale) return;
+  const Moments found = moments(rows, a, n);
+  *mean = found.mean, *r = reciprocal_deviation(found.squares, n, rows.eps);
 }
 
 // The two means in the adjoint r (d - mean d - a mean(d a)) of a normalisation, gate by gate, from
@@ -137,57 +150,59 @@ struct Means {
       end = group_end(rows, gates, q);
       vec sum{}, product{};
       for (int64_t k = q; k < end; k++) sum += d[k], product += da[k];
-      const float n = float((end - q) * H);
-      std::fill(mean_d + q, mean_d + end, rows.scale && rows.center ? total(sum) / n : 0.0f);
-      std::fill(mean_da + q, mean_da + end, rows.scale ? total(product) / n : 0.0f);
+      set(rows, q, end, H, total(sum), total(product));
     }
+  }
+  void set(const Rows& rows, int64_t q, int64_t end, int64_t H, float sum, float product) {
+    const float n = float((end - q) * H);
+    std::fill(mean_d + q, mean_d + end, rows.scale && rows.center ? sum / n : 0.0f);
+    std::fill(mean_da + q, mean_da + end, rows.scale ? product / n : 0.0f);
   }
 };
 
 // Forward, one row of one step: u holds the recurrent product, h and c the states before and after.
 
-void lstm_row(const Steps& s, const Shape& shape, const float* v, const float* u, float* h,
-              float* c, float* stats, float* o) {
+// Between those of two gates of u lie `apart` numbers.
+void lstm_gates(const Steps& s, const Shape& shape, const float* stats, const float* v,
+                const float* u, int64_t apart, float* c, float* o) {
   const int64_t H = shape.H;
-  deviations(s.input, v, 4, H, stats);
-  deviations(s.recurrent, u, 4, H, stats + MAX_GATES);
   vec rv[4], ru[4];
   for (int64_t q = 0; q < 4; q++) rv[q] = all(stats[q]), ru[q] = all(stats[MAX_GATES + q]);
-  for_units(H, [&](int64_t j, auto block) {
+  for_units(shape.units, [&](int64_t j, auto block) {
     vec p[4];
     for (int64_t q = 0; q < 4; q++) {
       const int64_t k = q * H + j;
       p[q] = block.read(s.bias + k) + block.read(s.gain_input + k) * (rv[q] * block.read(v + k)) +
-             block.read(s.gain_recurrent + k) * (ru[q] * block.read(u + k));
+             block.read(s.gain_recurrent + k) * (ru[q] * block.read(u + q * apart + j));
       ahead(v + k, shape.G);
     }
     block.write(c + j,
                 sigmoid(p[1]) * block.read(c + j) + sigmoid(p[0]) * hyperbolic_tangent(p[2]));
     block.write(o + j, sigmoid(p[3]));
   });
-  float* mean = stats + 2 * MAX_GATES;
-  mean_and_deviation(s.out, c, H, mean, mean + 1);
-  const vec m = all(mean[0]), r = all(mean[1]);
-  for_units(H, [&](int64_t j, auto block) {
+}
+
+void lstm_out(const Steps& s, const Shape& shape, const float* stats, const float* c,
+              const float* o, float* h) {
+  const vec m = all(stats[2 * MAX_GATES]), r = all(stats[2 * MAX_GATES + 1]);
+  for_units(shape.units, [&](int64_t j, auto block) {
     vec a = (block.read(c + j) - m) * r;
     vec z = block.read(s.gain_out + j) * a + block.read(s.shift_out + j);
     block.write(h + j, block.read(o + j) * hyperbolic_tangent(z));
   });
 }
 
-void gru_row(const Steps& s, const Shape& shape, const float* v, const float* u, float* h,
-             float* stats) {
+void gru_gates(const Steps& s, const Shape& shape, const float* stats, const float* v,
+               const float* u, int64_t apart, float* h) {
   const int64_t H = shape.H;
-  deviations(s.input, v, 3, H, stats);
-  deviations(s.recurrent, u, 3, H, stats + MAX_GATES);
   vec rv[3], ru[3];
   for (int64_t q = 0; q < 3; q++) rv[q] = all(stats[q]), ru[q] = all(stats[MAX_GATES + q]);
-  for_units(H, [&](int64_t j, auto block) {
+  for_units(shape.units, [&](int64_t j, auto block) {
     vec x[3], y[3];
     for (int64_t q = 0; q < 3; q++) {
       const int64_t k = q * H + j;
       x[q] = block.read(s.bias + k) + block.read(s.gain_input + k) * (rv[q] * block.read(v + k));
-      y[q] = block.read(s.gain_recurrent + k) * (ru[q] * block.read(u + k));
+      y[q] = block.read(s.gain_recurrent + k) * (ru[q] * block.read(u + q * apart + j));
     }
     vec reset = sigmoid(x[0] + y[0]), update = sigmoid(x[1] + y[1]);
     vec n = hyperbolic_tangent(x[2] + reset * (y[2] + block.read(s.bias_hn + j)));
@@ -195,18 +210,39 @@ void gru_row(const Steps& s, const Shape& shape, const float* v, const float* u,
   });
 }
 
-void rnn_row(const Steps& s, const Shape& shape, const float* u, float* h, float* stats) {
-  const int64_t H = shape.H;
-  float* mean = stats + 2 * MAX_GATES;
-  mean_and_deviation(s.out, u, H, mean, mean + 1);
-  const vec m = all(mean[0]), r = all(mean[1]), zero{};
-  for_units(H, [&](int64_t j, auto block) {
+void rnn_out(const Steps& s, const Shape& shape, const float* stats, const float* u, float* h) {
+  const vec m = all(stats[2 * MAX_GATES]), r = all(stats[2 * MAX_GATES + 1]), zero{};
+  for_units(shape.units, [&](int64_t j, auto block) {
     vec a = (block.read(u + j) - m) * r;
     vec p = block.read(s.gain_out + j) * a + block.read(s.bias + j);
     // Written so that NaN passes.
     vec next = s.cell == RNN_RELU ? (p <= zero ? zero : p) : hyperbolic_tangent(p);
     block.write(h + j, next);
   });
+}
+
+void lstm_row(const Steps& s, const Shape& shape, const float* v, const float* u, float* h,
+              float* c, float* stats, float* o) {
+  const int64_t H = shape.H;
+  deviations(s.input, v, 4, H, stats);
+  deviations(s.recurrent, u, 4, H, stats + MAX_GATES);
+  lstm_gates(s, shape, stats, v, u, H, c, o);
+  float* mean = stats + 2 * MAX_GATES;
+  mean_and_deviation(s.out, c, H, mean, mean + 1);
+  lstm_out(s, shape, stats, c, o, h);
+}
+
+void gru_row(const Steps& s, const Shape& shape, const float* v, const float* u, float* h,
+             float* stats) {
+  deviations(s.input, v, 3, shape.H, stats);
+  deviations(s.recurrent, u, 3, shape.H, stats + MAX_GATES);
+  gru_gates(s, shape, stats, v, u, shape.H, h);
+}
+
+void rnn_row(const Steps& s, const Shape& shape, const float* u, float* h, float* stats) {
+  float* mean = stats + 2 * MAX_GATES;
+  mean_and_deviation(s.out, u, shape.H, mean, mean + 1);
+  rnn_out(s, shape, stats, u, h);
 }
 
 // Zoneout of one row of a state: where it stays as it was, or the share of it that does.
@@ -309,7 +345,30 @@ struct Sums {  // of one thread
         bias_hn(memory[3]),
         gain_out(memory[4]),
         shift_out(memory[5]) {}
+  // To units that begin so many later.
+  void move(int64_t units) {
+    for (float** p : {&bias, &gain_input, &gain_recurrent, &bias_hn, &gain_out, &shift_out}) {
+      *p += units;
+    }
+  }
 };
+
+// Adds what threads have to the call's, in their order, so that the same call gives the same
+// numbers again.
+void add(const std::vector<Sums>& sums, const Shape& shape, const Steps& to) {
+  for (const Sums& part : sums) {
+    for (int64_t k = 0; k < shape.G; k++) {
+      to.dbias[k] += part.bias[k];
+      to.dgain_input[k] += part.gain_input[k];
+      to.dgain_recurrent[k] += part.gain_recurrent[k];
+    }
+    for (int64_t j = 0; j < shape.H; j++) {
+      to.dbias_hn[j] += part.bias_hn[j];
+      to.dgain_out[j] += part.gain_out[j];
+      to.dshift_out[j] += part.shift_out[j];
+    }
+  }
+}
 
 // A call's arguments with its vectors copied to where they do not meet.
 struct Spaced {
@@ -345,7 +404,7 @@ void adjoints(const Steps& s, const Shape& shape, const float* v, const float* u
     const vec rv = all(stats[q]), ru = all(stats[MAX_GATES + q]);
     const vec v1 = all(mv.mean_d[q]), v2 = all(mv.mean_da[q]);
     const vec u1 = all(mu.mean_d[q]), u2 = all(mu.mean_da[q]);
-    for_units(H, [&](int64_t j, auto block) {
+    for_units(shape.units, [&](int64_t j, auto block) {
       const int64_t k = q * H + j;
       vec p = block.read(pv + k), w = block.read(pu + k);
       vec a = rv * block.read(v + k), b = ru * block.read(u + k);
@@ -357,16 +416,15 @@ void adjoints(const Steps& s, const Shape& shape, const float* v, const float* u
 
 // Under zoneout of c what is kept of c is not what h was made of: that is made anew.
 template <bool ANEW>
-void lstm_row_back(const Steps& s, const Shape& shape, const float* v, const float* u,
+void lstm_out_back(const Steps& s, const Shape& shape, const float* v, const float* u,
                    const float* c, const float* c_prev, const float* stats, const float* dout,
-                   float* dh, float* dc, float* dv, float* du, Sums& sums, float* scratch) {
-  const int64_t H = shape.H;
-  float *gates = scratch, *e = scratch + 3 * H;
+                   const float* dh, float* du, Sums& sums, float* scratch, Means& mc) {
+  const int64_t H = shape.H, n = shape.units;
+  float *gates = scratch, *e = scratch + 3 * n;
   vec rv[4], ru[4];
   for (int64_t q = 0; q < 4; q++) rv[q] = all(stats[q]), ru[q] = all(stats[MAX_GATES + q]);
   const vec m = all(stats[2 * MAX_GATES]), r = all(stats[2 * MAX_GATES + 1]);
-  Means mc;
-  for_units(H, [&](int64_t j, auto block) {
+  for_units(n, [&](int64_t j, auto block) {
     vec p[4];
     for (int64_t q = 0; q < 4; q++) {
       const int64_t k = q * H + j;
@@ -377,10 +435,10 @@ void lstm_row_back(const Steps& s, const Shape& shape, const float* v, const flo
     ahead(c + j, H), ahead(c_prev + j, H), ahead(dout + j, H);
     vec o = sigmoid(p[3]);
     block.write(gates + j, sigmoid(p[0]));
-    block.write(gates + H + j, sigmoid(p[1]));
-    block.write(gates + 2 * H + j, hyperbolic_tangent(p[2]));
-    vec cell = ANEW ? block.read(gates + H + j) * block.read(c_prev + j) +
-                          block.read(gates + j) * block.read(gates + 2 * H + j)
+    block.write(gates + n + j, sigmoid(p[1]));
+    block.write(gates + 2 * n + j, hyperbolic_tangent(p[2]));
+    vec cell = ANEW ? block.read(gates + n + j) * block.read(c_prev + j) +
+                          block.read(gates + j) * block.read(gates + 2 * n + j)
                     : block.read(c + j);
     vec a = block.keep((cell - m) * r);
     vec gain = block.read(s.gain_out + j);
@@ -393,11 +451,20 @@ void lstm_row_back(const Steps& s, const Shape& shape, const float* v, const flo
     mc.add(0, gain * dm, a);
     block.write(du + 3 * H + j, d * tau * o * (1.0f - o));
   });
-  mc.finish(s.out, 1, H);
+}
+
+template <bool ANEW>
+void lstm_gates_back(const Steps& s, const Shape& shape, const float* v, const float* u,
+                     const float* c, const float* c_prev, const float* stats, float* dc, float* du,
+                     Sums& sums, const float* scratch, const Means& mc, Means& mv, Means& mu) {
+  const int64_t H = shape.H, n = shape.units;
+  const float *gates = scratch, *e = scratch + 3 * n;
+  vec rv[4], ru[4];
+  for (int64_t q = 0; q < 4; q++) rv[q] = all(stats[q]), ru[q] = all(stats[MAX_GATES + q]);
+  const vec m = all(stats[2 * MAX_GATES]), r = all(stats[2 * MAX_GATES + 1]);
   const vec m1 = all(mc.mean_d[0]), m2 = all(mc.mean_da[0]);
-  Means mu, mv;
-  for_units(H, [&](int64_t j, auto block) {
-    vec i = block.read(gates + j), f = block.read(gates + H + j), g = block.read(gates + 2 * H + j);
+  for_units(n, [&](int64_t j, auto block) {
+    vec i = block.read(gates + j), f = block.read(gates + n + j), g = block.read(gates + 2 * n + j);
     vec cell = ANEW ? f * block.read(c_prev + j) + i * g : block.read(c + j);
     vec a = (cell - m) * r;
     vec d = block.read(dc + j) + r * (block.read(e + j) - m1 - a * m2);
@@ -415,19 +482,28 @@ void lstm_row_back(const Steps& s, const Shape& shape, const float* v, const flo
       mu.add(q, block.read(s.gain_recurrent + k) * dp[q], y);
     }
   });
-  mu.finish(s.recurrent, 4, H);
-  mv.finish(s.input, 4, H);
+}
+
+template <bool ANEW>
+void lstm_row_back(const Steps& s, const Shape& shape, const float* v, const float* u,
+                   const float* c, const float* c_prev, const float* stats, const float* dout,
+                   float* dh, float* dc, float* dv, float* du, Sums& sums, float* scratch) {
+  Means mc, mv, mu;
+  lstm_out_back<ANEW>(s, shape, v, u, c, c_prev, stats, dout, dh, du, sums, scratch, mc);
+  mc.finish(s.out, 1, shape.H);
+  lstm_gates_back<ANEW>(s, shape, v, u, c, c_prev, stats, dc, du, sums, scratch, mc, mv, mu);
+  mu.finish(s.recurrent, 4, shape.H);
+  mv.finish(s.input, 4, shape.H);
   adjoints(s, shape, v, u, stats, mv, mu, du, du, dv, du);
 }
 
-void gru_row_back(const Steps& s, const Shape& shape, const float* v, const float* u,
-                  const float* h_prev, const float* stats, const float* dout, float* dh, float* dv,
-                  float* du, Sums& sums) {
+void gru_gates_back(const Steps& s, const Shape& shape, const float* v, const float* u,
+                    const float* h_prev, const float* stats, const float* dout, float* dh,
+                    float* dv, float* du, Sums& sums, Means& mv, Means& mu) {
   const int64_t H = shape.H;
   vec rv[3], ru[3];
   for (int64_t q = 0; q < 3; q++) rv[q] = all(stats[q]), ru[q] = all(stats[MAX_GATES + q]);
-  Means mu, mv;
-  for_units(H, [&](int64_t j, auto block) {
+  for_units(shape.units, [&](int64_t j, auto block) {
     vec a[3], b[3], x[3], y[3];
     for (int64_t q = 0; q < 3; q++) {
       const int64_t k = q * H + j;
@@ -456,17 +532,22 @@ void gru_row_back(const Steps& s, const Shape& shape, const float* v, const floa
       mu.add(q, block.read(s.gain_recurrent + k) * dy[q], b[q]);
     }
   });
-  mu.finish(s.recurrent, 3, H);
-  mv.finish(s.input, 3, H);
+}
+
+void gru_row_back(const Steps& s, const Shape& shape, const float* v, const float* u,
+                  const float* h_prev, const float* stats, const float* dout, float* dh, float* dv,
+                  float* du, Sums& sums) {
+  Means mv, mu;
+  gru_gates_back(s, shape, v, u, h_prev, stats, dout, dh, dv, du, sums, mv, mu);
+  mu.finish(s.recurrent, 3, shape.H);
+  mv.finish(s.input, 3, shape.H);
   adjoints(s, shape, v, u, stats, mv, mu, dv, du, dv, du);
 }
 
-void rnn_row_back(const Steps& s, const Shape& shape, const float* u, const float* stats,
-                  const float* dout, const float* dh, float* du, Sums& sums) {
-  const int64_t H = shape.H;
+void rnn_out_back(const Steps& s, const Shape& shape, const float* u, const float* stats,
+                  const float* dout, const float* dh, float* du, Sums& sums, Means& mean) {
   const vec m = all(stats[2 * MAX_GATES]), r = all(stats[2 * MAX_GATES + 1]), zero{};
-  Means mean;
-  for_units(H, [&](int64_t j, auto block) {
+  for_units(shape.units, [&](int64_t j, auto block) {
     vec a = block.keep((block.read(u + j) - m) * r);
     vec p = block.read(s.gain_out + j) * a + block.read(s.bias + j), tau = hyperbolic_tangent(p);
     vec d = block.read(dout + j) + block.read(dh + j);
@@ -477,12 +558,24 @@ void rnn_row_back(const Steps& s, const Shape& shape, const float* u, const floa
     block.write(du + j, dp);
     mean.add(0, dp, a);
   });
-  mean.finish(s.out, 1, H);
+}
+
+void rnn_adjoint(const Shape& shape, const float* u, const float* stats, const Means& mean,
+                 float* du) {
+  const vec m = all(stats[2 * MAX_GATES]), r = all(stats[2 * MAX_GATES + 1]);
   const vec m1 = all(mean.mean_d[0]), m2 = all(mean.mean_da[0]);
-  for_units(H, [&](int64_t j, auto block) {
+  for_units(shape.units, [&](int64_t j, auto block) {
     vec a = (block.read(u + j) - m) * r;
     block.write(du + j, r * (block.read(du + j) - m1 - a * m2));
   });
+}
+
+void rnn_row_back(const Steps& s, const Shape& shape, const float* u, const float* stats,
+                  const float* dout, const float* dh, float* du, Sums& sums) {
+  Means mean;
+  rnn_out_back(s, shape, u, stats, dout, dh, du, sums, mean);
+  mean.finish(s.out, 1, shape.H);
+  rnn_adjoint(shape, u, stats, mean, du);
 }
 
 void backward_row(const Steps& s, const Shape& shape, int64_t row, int64_t n, const float* v,

@@ -7,10 +7,10 @@
 // examples, H hidden units, G = gates * H; step t has sizes[t] rows, its examples being the first
 // sizes[t] of N, and sizes never grow.
 //
-// Threads share the examples, never a step: a thread takes its examples through all steps of a call
-// without meeting the others. Weights of centred normalisations arrive centred, so that the
-// products have mean zero and a norm needs their mean square alone. Arithmetic keeps NaN and
-// infinity.
+// Threads share the examples: a thread takes its examples through all steps of a call without
+// meeting the others. Where examples are few and the weight is large they share the units instead
+// (shared.h). Weights of centred normalisations arrive centred, so that the products have mean zero
+// and a norm needs their mean square alone. Arithmetic keeps NaN and infinity.
 
 // One unit, so that whatever is small is inlined.
 #include "call.h"

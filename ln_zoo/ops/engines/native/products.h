@@ -98,7 +98,9 @@ constexpr int64_t DEPTH = WIDTH * L > 32 ? 256 : 512;
 
 // Keeps a value in a register: GCC would rather load it again for every use, and a processor loads
 // no more than one or two vectors a cycle.
-#if defined(__x86_64__) && defined(__AVX512F__)
+#if defined(LN_ZOO_LANES)
+#define KEEP(a)
+#elif defined(__x86_64__) && defined(__AVX512F__)
 #define KEEP(a) asm("" : "+v"(a))
 #elif defined(__x86_64__)
 #define KEEP(a) asm("" : "+x"(a))
@@ -156,10 +158,10 @@ void tile_of(int64_t vectors, int64_t K, Left<T> a, const T* b, float* c, int64_
   if constexpr (VECTORS > 1) tile_of<T, ROWS, VECTORS - 1>(vectors, K, a, b, c, ldc, add, lanes);
 }
 
-// C (M, N) = A (M, K) B, or C += A B; B packed, K whole lanes.
+// C (M, N) = A (M, K) B, or C += A B; B packed, K whole lanes. On vectors; see `product`.
 template <class T>
-void product(int64_t M, int64_t N, int64_t K, Left<T> a, const T* b, float* c, int64_t ldc,
-             bool add) {
+void vector_product(int64_t M, int64_t N, int64_t K, Left<T> a, const T* b, float* c,
+                    int64_t ldc, bool add) {
   const int64_t blocks = (M + HEIGHT - 1) / HEIGHT;
   for (int64_t n = 0; n < N; n += WIDTH * L) {
     const int64_t columns = std::min(WIDTH * L, N - n), vectors = (columns + L - 1) / L;
@@ -264,6 +266,20 @@ void in_parallel(int64_t threads, Body body) {
   }
 #endif
   for (int64_t i = 0; i < threads; i++) body(i);
+}
+
+// Packs (K, N) with strides, threads sharing the panels.
+template <class T>
+void pack(const T* from, int64_t row, int64_t column, int64_t K, int64_t N, T* to, int64_t threads,
+          const Center& center) {
+  const int64_t panels = (N + WIDTH * L - 1) / (WIDTH * L);
+  threads = threads_for(threads, std::min(panels, K * N / 65536 + 1));
+  in_parallel(threads, [&](int64_t i) {
+    for (int64_t p = panels * i / threads; p < panels * (i + 1) / threads; p++) {
+      const int64_t n = p * WIDTH * L, columns = std::min(WIDTH * L, N - n);
+      pack_panel(from, row, column, K, n, columns, to + n * padded<T>(K), center);
+    }
+  });
 }
 
 }  // namespace

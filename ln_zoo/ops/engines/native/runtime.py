@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import logging
 from ctypes import c_char_p, c_double, c_int64, c_void_p
 
 import torch
@@ -17,13 +18,23 @@ from ln_zoo.ops.spec import Cases, Rows
 
 # The library
 
+_log = logging.getLogger("ln_zoo")
+#: What ``ln_zoo_tiles`` says (``Tiles`` of tiles.h): level and text of what is logged.
+_TILES = (
+    (logging.INFO, "run on AMX tiles"),
+    (logging.INFO, "run without AMX tiles: the compiler or the system has none"),
+    (logging.INFO, "run without AMX tiles: the processor has none"),
+    (logging.INFO, "run without AMX tiles: Linux does not let this process use them"),
+    (logging.WARNING, "run without AMX tiles: a product on them was wrong when it was tried"),
+)
+
 
 @functools.cache
 def library() -> ctypes.CDLL:
     """The library with its functions' types."""
     found = build.library()
     i, p = c_int64, c_void_p
-    for name in ("packed_size", "batch_packed_size", "call_keeps"):
+    for name in ("packed_size", "shares", "share_packed_size", "call_keeps", "tiles"):
         getattr(found, f"ln_zoo_{name}").restype = i
     for name, types in {
         "packed_size": (i, i, i),
@@ -37,8 +48,9 @@ def library() -> ctypes.CDLL:
         "call_keeps": (p,),
         "call_forward": (p, c_char_p),
         "call_backward": (p, c_char_p),
-        "batch_pack": (i, i, i, i, p, p),
-        "batch_packed_size": (i, i, i, i),
+        "shares": (i, i, i, i),
+        "share_packed_size": (i, i, i, i),
+        "share_pack": (i, i, i, i, p, p, p, i),
         "batch_inputs": (p, p, c_double),
         "batch_forward": (p,),
         "batch_backward": (p,),
@@ -47,6 +59,8 @@ def library() -> ctypes.CDLL:
         **{"draw_lstm": (p, i, i), "draw_lstm_back": (p, i, i)},
     }.items():
         getattr(found, f"ln_zoo_{name}").argtypes = types
+    level, text = _TILES[found.ln_zoo_tiles()]
+    _log.log(level, "products of bfloat16 %s", text)
     return found
 
 
@@ -184,6 +198,33 @@ def packed(
         *(means, hidden, transposed, torch.get_num_threads()),
     )
     return Packed(to, (k, n))
+
+
+def packed_shares(
+    name: str, w_hh: Tensor, rows: Rows | Cases, shares: int, backward: bool
+) -> Packed:
+    """The recurrent weight (G, H) for threads that share the units, share by share.
+
+    Args:
+        name: of the scratch memory.
+        w_hh: the weight, in float32.
+        rows: what happens to its products, as in `packed`.
+        shares: how many.
+        backward: whether it is for the way back, (G, H), or its transpose, (H, G).
+    """
+    width, hidden = w_hh.shape
+    gates, kind = width // hidden, torch.float32
+    means = None
+    if isinstance(rows, Rows) and rows.scale and rows.center:
+        means, _ = _means(name, w_hh, rows)
+    layout = (gates, hidden, shares, backward)
+    size = library().ln_zoo_share_packed_size(*layout)
+    to = scratch_memory(name, size, kind)
+    library().ln_zoo_share_pack(
+        *(*layout, address(name, w_hh, kind, (width, hidden)), address(name, to, kind, (size,))),
+        *(means, torch.get_num_threads()),
+    )
+    return Packed(to, (width, hidden) if backward else (hidden, width))
 
 
 def _means(name: str, w: Tensor, rows: Rows) -> tuple[int, int]:

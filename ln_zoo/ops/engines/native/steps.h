@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "shared.h"
 #include "window.h"
 
 namespace {
@@ -28,7 +29,6 @@ inline const float* floats(const bfloat* p, int64_t n, float* scratch) {
   return scratch;
 }
 
-inline void copy(const float* from, int64_t n, float* to) { std::memcpy(to, from, 4 * n); }
 inline void copy(const float* from, int64_t n, bfloat* to) { narrow(from, n, to); }
 
 // Left operands of one step's product: the rows themselves, or copies in bfloat with whole lanes.
@@ -221,32 +221,7 @@ void backward(const Steps& call, const Window* window = nullptr) {
       }
     }
   });
-  // In the order of the threads, so that the same call gives the same numbers again.
-  for (const Sums& part : sums) {
-    for (int64_t k = 0; k < G; k++) {
-      s.dbias[k] += part.bias[k];
-      s.dgain_input[k] += part.gain_input[k];
-      s.dgain_recurrent[k] += part.gain_recurrent[k];
-    }
-    for (int64_t j = 0; j < H; j++) {
-      s.dbias_hn[j] += part.bias_hn[j];
-      s.dgain_out[j] += part.gain_out[j];
-      s.dshift_out[j] += part.shift_out[j];
-    }
-  }
-}
-
-template <class T>
-void pack(const T* from, int64_t row, int64_t column, int64_t K, int64_t N, T* to, int64_t threads,
-          const Center& center) {
-  const int64_t panels = (N + WIDTH * L - 1) / (WIDTH * L);
-  threads = threads_for(threads, std::min(panels, K * N / 65536 + 1));
-  in_parallel(threads, [&](int64_t i) {
-    for (int64_t p = panels * i / threads; p < panels * (i + 1) / threads; p++) {
-      const int64_t n = p * WIDTH * L, columns = std::min(WIDTH * L, N - n);
-      pack_panel(from, row, column, K, n, columns, to + n * padded<T>(K), center);
-    }
-  });
+  add(sums, shape, s);
 }
 
 }  // namespace
@@ -306,9 +281,15 @@ void ln_zoo_product(int64_t M, int64_t N, int64_t K, const float* a, int64_t row
   });
 }
 
-void ln_zoo_forward(const Steps* s) { s->narrow ? forward<bfloat>(*s) : forward<float>(*s); }
+void ln_zoo_forward(const Steps* s) {
+  if (s->shares > 1) return shared_forward(*s);
+  s->narrow ? forward<bfloat>(*s) : forward<float>(*s);
+}
 
-void ln_zoo_backward(const Steps* s) { s->narrow ? backward<bfloat>(*s) : backward<float>(*s); }
+void ln_zoo_backward(const Steps* s) {
+  if (s->shares > 1) return shared_backward(*s);
+  s->narrow ? backward<bfloat>(*s) : backward<float>(*s);
+}
 
 // The same for a layer whose steps read the window of the step before; v comes without its part.
 void ln_zoo_window_forward(const Steps* s, const Window* window) { forward<float>(*s, window); }

@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 
 from ln_zoo.ops.addresses import Arguments, Form, Packed, check_steps
-from ln_zoo.ops.engines.base import Chunk, ChunkGrads
+from ln_zoo.ops.engines.base import Chunk, ChunkGrads, Masks
 from ln_zoo.ops.engines.native.runtime import (
     NativeProducts,
     constant,
     first_gates,
     library,
     packed,
+    packed_shares,
     scratch_memory,
 )
 from ln_zoo.ops.spec import Cases, Operands, Rows, Spec
@@ -91,6 +92,7 @@ class StepsArguments(Arguments):
     }
     _fields_ = (
         *((name, c_int64) for name in ("cell", "narrow", "steps", "examples", "hidden", "threads")),
+        ("shares", c_int64),
         ("sizes", POINTER(c_int64)),
         *((name, RowArguments) for name in ("input", "recurrent", "out")),
         *_zoned(tensors),
@@ -107,8 +109,7 @@ class NativeSteps(NativeProducts):
     """
 
     def __init__(self, spec: Spec, operands: Operands, backward: bool) -> None:
-        first, second = spec.products
-        super().__init__(operands.w_ih, first)
+        super().__init__(operands.w_ih, spec.products[0])
         self.spec, self.library = spec, library()
         hidden = operands.w_hh.shape[1]
         width = spec.gates * hidden
@@ -117,11 +118,10 @@ class NativeSteps(NativeProducts):
         # Of the packed weight.
         inner, outer = (width, hidden) if backward else (hidden, width)
         self._sizes |= {"inner": inner, "outer": outer}
+        self._w_hh, self._backward = operands.w_hh, backward
+        self._weights: dict[int, Packed] = {}
         # The structure holds addresses: these tensors live as long as it.
-        self._tensors: dict[str, Tensor | Packed | None] = {
-            **vectors(operands, self._sizes),
-            "weight": packed("w_hh", operands.w_hh, second, transposed=not backward),
-        }
+        self._tensors = vectors(operands, self._sizes)
         self._common = StepsArguments(
             cell=CELLS[spec.cell],
             narrow=self._kind == torch.bfloat16,
@@ -137,14 +137,21 @@ class NativeSteps(NativeProducts):
 
     def forward(self, chunk: Chunk) -> None:
         """Runs a chunk of steps."""
-        self.library.ln_zoo_forward(byref(self.forward_arguments(chunk)))
+        shares = self._shares(len(chunk.h), chunk.masks)
+        self.library.ln_zoo_forward(byref(self.forward_arguments(chunk, shares)))
 
     def backward(self, grads: ChunkGrads) -> None:
         """Takes gradients back through a chunk of steps."""
-        self.library.ln_zoo_backward(byref(self.backward_arguments(grads)))
+        shares = self._shares(len(grads.dh), grads.masks)
+        self.library.ln_zoo_backward(byref(self.backward_arguments(grads, shares)))
 
-    def forward_arguments(self, chunk: Chunk) -> StepsArguments:
-        """What C++ is told of a chunk of steps."""
+    def forward_arguments(self, chunk: Chunk, shares: int = 1) -> StepsArguments:
+        """What C++ is told of a chunk of steps.
+
+        Args:
+            chunk: the steps.
+            shares: of units that threads share; 1: they share the examples.
+        """
         saved, v = chunk.saved, chunk.v
         tensors = {"v": v, "h": chunk.h, "c": chunk.c, "output": chunk.out}
         tensors |= chunk.masks._asdict()
@@ -152,21 +159,45 @@ class NativeSteps(NativeProducts):
             tensors |= {"u": saved.u, "cells": saved.c, "stats": saved.stats}
         elif self.spec.merged:
             tensors["u"] = v
-        return self._of_chunk(chunk.sizes, chunk.h, tensors)
+        return self._of_chunk(chunk.sizes, chunk.h, tensors, shares)
 
-    def backward_arguments(self, grads: ChunkGrads) -> StepsArguments:
-        """What C++ is told of a chunk of steps on the way back."""
+    def backward_arguments(self, grads: ChunkGrads, shares: int = 1) -> StepsArguments:
+        """What C++ is told of a chunk of steps on the way back; as `forward_arguments`."""
         tensors = gradient_tensors(grads, self._sizes) | {"stats": grads.saved.stats}
         tensors |= grads.masks._asdict()
-        return self._of_chunk(grads.sizes, grads.dh, tensors)
+        return self._of_chunk(grads.sizes, grads.dh, tensors, shares)
+
+    def _shares(self, examples: int, masks: Masks) -> int:
+        """Shares of units for so many examples; noise and bfloat16 know of none."""
+        noise = any(self.spec.zoneout) or any(mask is not None for mask in masks)
+        if noise or self._kind != torch.float32:
+            return 1
+        layout = (self.spec.gates, self._sizes["H"], examples, torch.get_num_threads())
+        return int(self.library.ln_zoo_shares(*layout))
+
+    def _weight(self, shares: int) -> Packed:
+        """The recurrent weight as products read it."""
+        if shares not in self._weights:
+            place, backward = self.spec.products[1], self._backward
+            self._weights[shares] = (
+                packed("w_hh", self._w_hh, place, transposed=not backward)
+                if shares == 1
+                else packed_shares("w_hh", self._w_hh, place, shares, backward)
+            )
+        return self._weights[shares]
 
     def _of_chunk(
-        self, sizes: Sequence[int], state: Tensor, tensors: Mapping[str, Tensor | None]
+        self,
+        sizes: Sequence[int],
+        state: Tensor,
+        tensors: Mapping[str, Tensor | Packed | None],
+        shares: int,
     ) -> StepsArguments:
         """The structure for one chunk."""
+        tensors = {**tensors, "weight": self._weight(shares)}
         steps = StepsArguments.from_buffer_copy(self._common)
         rows, examples = sum(sizes), state.shape[0]
-        steps.steps, steps.examples = len(sizes), examples
+        steps.steps, steps.examples, steps.shares = len(sizes), examples, shares
         check_steps(sizes, rows, examples)
         steps.sizes = (c_int64 * len(sizes))(*sizes)
         steps.fill(tensors, {**self._sizes, "rows": rows, "N": examples}, self._kind)

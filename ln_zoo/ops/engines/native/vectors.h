@@ -16,7 +16,9 @@
 #include <immintrin.h>
 #endif
 
-#if defined(__AVX512F__)
+#if defined(LN_ZOO_LANES)
+#define LANES LN_ZOO_LANES  // for tests: wider vectors than the processor has
+#elif defined(__AVX512F__)
 #define LANES 16
 #elif defined(__AVX__)
 #define LANES 8
@@ -42,7 +44,7 @@ inline vec all(float a) {
 #elif defined(__AVX__)
   return (vec)_mm256_set1_ps(a);
 #else
-  return vec{a, a, a, a};
+  return a - vec{};
 #endif
 }
 

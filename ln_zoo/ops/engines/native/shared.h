@@ -1,0 +1,484 @@
+// Steps whose units the threads share: each takes its units of all examples, and all meet a few
+// times a step. So a thread reads its part of the recurrent weight alone, where threads that share
+// the examples all read the whole of it in every step.
+
+#pragma once
+
+#include <unistd.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+
+#include "cells.h"
+
+namespace {
+
+// The units of one share, and where their numbers lie in rows of G.
+struct Team {
+  int64_t first, count, gates, H;
+  int64_t width() const { return gates * count; }
+  int64_t wide(int64_t q) const { return q * H + first; }
+};
+
+Team team_of(int64_t share, int64_t shares, int64_t gates, int64_t H) {
+  constexpr int64_t grain = 4;  // units, a quarter of a cache line
+  const int64_t pieces = (H + grain - 1) / grain;
+  const int64_t from = std::min(H, pieces * share / shares * grain);
+  return {from, std::min(H, pieces * (share + 1) / shares * grain) - from, gates, H};
+}
+
+// Floats that the packed columns of one share take.
+int64_t packed_columns(int64_t K, int64_t N) { return K * ((N + L - 1) / L * L); }
+
+// A core's own cache, in bytes, as far as the system tells. (What it tells of the third level may
+// be that of all cores, which a guest of the machine does not have.)
+int64_t own_cache() {
+#ifdef _SC_LEVEL2_CACHE_SIZE
+  static const int64_t size = sysconf(_SC_LEVEL2_CACHE_SIZE);
+  if (size > 0) return size;
+#endif
+  return 1 << 20;
+}
+
+// The stages of all steps, numbered from 1. Each is done for every share before the next begins.
+//
+// A thread does its own share, and then the shares of threads that have not come to theirs: where
+// others have the processors, whoever has one goes on alone. For a share that is being done it
+// spins, for about as long as it takes to sleep and be woken, and then sleeps. Who does a share
+// changes no number.
+class Relay {
+ public:
+  explicit Relay(int64_t shares) : shares_(shares), taken_(shares) {}
+
+  // Whether the share is this thread's to do.
+  bool take(int64_t share, int64_t stage) {
+    int64_t before = stage - 1;
+    return taken_[share].stage.compare_exchange_strong(before, stage);
+  }
+
+  // Says that one share of a stage is done.
+  void done(int64_t stage) {
+    if (done_.fetch_add(1) + 1 < shares_ * stage || sleepers_.load() == 0) return;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    wake_.notify_all();
+  }
+
+  // Until all shares of a stage are done.
+  void wait(int64_t stage) {
+    const auto over = [&] { return done_.load() >= shares_ * stage; };
+    for (int64_t spins = 0; spins < SPINS; spins++) {
+      if (over()) return;
+      pause();
+    }
+    // Whoever does the last share sees the sleeper, or this thread sees that the stage is over.
+    sleepers_.fetch_add(1);
+    std::unique_lock<std::mutex> lock(mutex_);
+    wake_.wait(lock, over);
+    sleepers_.fetch_sub(1);
+  }
+
+ private:
+  struct alignas(64) Taken {
+    std::atomic<int64_t> stage{0};
+  };
+  const int64_t shares_;
+  std::vector<Taken> taken_;
+  alignas(64) std::atomic<int64_t> done_{0};
+  alignas(64) std::atomic<int64_t> sleepers_{0};
+  std::mutex mutex_;
+  std::condition_variable wake_;
+
+  static constexpr int64_t SPINS = 2000;
+
+  static void pause() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+  }
+};
+
+// What is done for a share at a step.
+using Stage = std::function<void(int64_t share, int64_t t)>;
+
+// Runs the stages of each step one after the other, each for all shares. The threads may be fewer
+// than the shares.
+void by_steps(int64_t shares, int64_t steps, bool backwards, const std::vector<Stage>& stages) {
+  Relay relay(shares);
+  const auto run = [&](int64_t thread) {
+    int64_t number = 0;
+    for (int64_t k = 0; k < steps; k++) {
+      const int64_t t = backwards ? steps - 1 - k : k;
+      for (const Stage& stage : stages) {
+        number++;
+        for (int64_t i = 0; i < shares; i++) {
+          const int64_t share = (thread + i) % shares;
+          if (!relay.take(share, number)) continue;
+          stage(share, t);
+          relay.done(number);
+        }
+        relay.wait(number);
+      }
+    }
+  };
+#ifdef _OPENMP
+  if (threads_for(shares, shares) > 1) {
+#pragma omp parallel num_threads(int(shares))
+    run(omp_get_thread_num());
+    return;
+  }
+#endif
+  run(0);
+}
+
+// Numbers that threads tell each other of a row: of each gate two sums of either product at most.
+constexpr int64_t TOLD = 4 * MAX_GATES;
+
+class Told {
+ public:
+  Told(int64_t shares, int64_t rows)
+      : shares_(shares), rows_(rows), numbers_(shares * rows * TOLD) {}
+  float* of(int64_t share, int64_t row) { return numbers_.data() + (share * rows_ + row) * TOLD; }
+  // Sums over the shares, in their order.
+  void sums(int64_t row, int64_t from, int64_t n, double* to) {
+    std::fill(to, to + n, 0.0);
+    for (int64_t share = 0; share < shares_; share++) {
+      for (int64_t k = 0; k < n; k++) to[k] += of(share, row)[from + k];
+    }
+  }
+
+ private:
+  const int64_t shares_, rows_;
+  std::vector<float> numbers_;
+};
+
+// Squares of a share's part of each gate, `apart` from each other.
+void tell_squares(const Rows& rows, const float* a, int64_t gates, int64_t apart, int64_t units,
+                  float* told) {
+  for (int64_t q = 0; rows.scale && q < gates; q++) told[q] = sum_of_squares(a + q * apart, units);
+}
+
+// As `deviations`, from squares of all gates.
+void deviations(const Rows& rows, const double* squares, int64_t gates, int64_t H, float* r) {
+  std::fill(r, r + gates, 1.0f);
+  for (int64_t q = 0, end; rows.scale && q < gates; q = end) {
+    end = group_end(rows, gates, q);
+    double sum = 0.0;
+    for (int64_t k = q; k < end; k++) sum += squares[k];
+    std::fill(r + q, r + end, reciprocal_deviation(sum, (end - q) * H, rows.eps));
+  }
+}
+
+void tell_means(const Rows& rows, const Means& means, int64_t gates, float* told) {
+  for (int64_t q = 0; rows.scale && q < gates; q++) {
+    told[q] = total(means.d[q]), told[MAX_GATES + q] = total(means.da[q]);
+  }
+}
+
+// Means from what was told of all shares, beginning with number `from`.
+Means means_of(const Rows& rows, Told& told, int64_t row, int64_t from, int64_t gates, int64_t H) {
+  Means means;
+  double sums[2 * MAX_GATES];
+  told.sums(row, from, 2 * MAX_GATES, sums);
+  for (int64_t q = 0, end; q < gates; q = end) {
+    end = group_end(rows, gates, q);
+    double sum = 0.0, product = 0.0;
+    for (int64_t k = q; k < end; k++) sum += sums[k], product += sums[MAX_GATES + k];
+    means.set(rows, q, end, H, float(sum), float(product));
+  }
+  return means;
+}
+
+// A share of a call: its arguments begin at its units.
+struct Share {
+  Team team;
+  Shape shape;
+  Steps s;
+  const float* weight;
+
+  Share(const Steps& call, const Shape& whole, int64_t share, const float*& weights, bool backward)
+      : team(team_of(share, call.shares, whole.gates, whole.H)),
+        shape(whole),
+        s(call),
+        weight(weights) {
+    const int64_t first = team.first;
+    shape.units = team.count;
+    s.bias += first, s.bias_hn += first, s.gain_input += first, s.gain_recurrent += first;
+    s.gain_out += first, s.shift_out += first;
+    weights += backward ? packed_columns(shape.G, team.count)
+                        : packed_columns(shape.H, team.width());
+  }
+};
+
+std::vector<int64_t> first_rows(const Steps& s) {
+  std::vector<int64_t> offsets(s.steps + 1);
+  for (int64_t t = 0; t < s.steps; t++) offsets[t + 1] = offsets[t] + s.sizes[t];
+  return offsets;
+}
+
+void shared_forward(const Steps& call) {
+  const Shape shape(call);
+  const Spaced spaced(call, shape);
+  const Steps& s = spaced.steps;
+  const int64_t H = shape.H, G = shape.G, gates = shape.gates, N = s.examples;
+  const bool merged = gates == 1;
+  float *const v = static_cast<float*>(s.v), *const output = static_cast<float*>(s.output);
+  float* const kept = merged ? v : static_cast<float*>(s.u);
+  struct Own : Share {
+    using Share::Share;
+    std::vector<float> u, o, stats;  // (n, width), (n, units), (n, STATS)
+  };
+  std::vector<Own> owns;
+  owns.reserve(s.shares);
+  const float* weights = static_cast<const float*>(s.weight);
+  for (int64_t i = 0; i < s.shares; i++) {
+    Own& own = owns.emplace_back(s, shape, i, weights, false);
+    own.u.resize(N * own.team.width()), own.o.resize(N * own.team.count);
+    own.stats.resize(N * STATS);
+  }
+  const std::vector<int64_t> offsets = first_rows(s);
+  Told squares(s.shares, N), ends(s.shares, N);
+
+  // Before the last site of an LSTM, or the only one of an RNN, shares tell each other its moments.
+  const auto tell = [&](const Own& own, int64_t share, int64_t n, const float* a) {
+    if (!s.out.scale) return;
+    const Moments found = moments(s.out, a, own.team.count);
+    ends.of(share, n)[0] = found.mean, ends.of(share, n)[1] = found.squares;
+  };
+  const auto ask = [&](int64_t n, float* mean) {
+    mean[0] = 0.0f, mean[1] = 1.0f;
+    if (!s.out.scale) return;
+    double sum = 0.0, all_squares = 0.0;
+    for (const Own& own : owns) {
+      sum += double(ends.of(&own - owns.data(), n)[0]) * double(own.team.count);
+    }
+    const double middle = sum / double(H);
+    for (const Own& own : owns) {
+      const float* told = ends.of(&own - owns.data(), n);
+      const double off = double(told[0]) - middle;
+      all_squares += told[1] + double(own.team.count) * off * off;
+    }
+    mean[0] = float(middle), mean[1] = reciprocal_deviation(all_squares, H, s.out.eps);
+  };
+  const auto finish = [&](Own& own, int64_t share, int64_t t, int64_t n) {
+    const int64_t row = offsets[t] + n, first = own.team.first, units = own.team.count;
+    copy(s.h + n * H + first, units, output + row * H + first);
+    if (s.cells) copy(s.c + n * H + first, units, s.cells + row * H + first);
+    if (s.stats && share == 0) copy(own.stats.data() + n * STATS, STATS, s.stats + row * STATS);
+  };
+
+  const Stage products = [&](int64_t share, int64_t t) {
+    Own& own = owns[share];
+    const int64_t units = own.team.count, W = own.team.width(), first = own.team.first;
+    product(s.sizes[t], W, H, Left<float>{s.h, H, 1}, own.weight, own.u.data(), W, false);
+    for (int64_t n = 0; n < s.sizes[t]; n++) {
+      float* u = own.u.data() + n * W;
+      float* row = v + (offsets[t] + n) * G + first;
+      if (merged) {
+        for_units(units, [&](int64_t j, auto block) {
+          block.write(u + j, block.read(u + j) + block.read(row + j));
+        });
+        copy(u, units, row);
+        tell(own, share, n, u);
+        continue;
+      }
+      tell_squares(s.input, row, gates, H, units, squares.of(share, n));
+      tell_squares(s.recurrent, u, gates, units, units, squares.of(share, n) + MAX_GATES);
+      for (int64_t q = 0; kept && q < gates; q++) {
+        copy(u + q * units, units, kept + (offsets[t] + n) * G + own.team.wide(q));
+      }
+    }
+  };
+  const Stage pointwise = [&](int64_t share, int64_t t) {
+    Own& own = owns[share];
+    const int64_t units = own.team.count, first = own.team.first;
+    for (int64_t n = 0; n < s.sizes[t]; n++) {
+      float *h = s.h + n * H + first, *stats = own.stats.data() + n * STATS;
+      const float *u = own.u.data() + n * own.team.width();
+      const float* row = v + (offsets[t] + n) * G + first;
+      if (merged) {
+        ask(n, stats + 2 * MAX_GATES);
+        rnn_out(own.s, own.shape, stats, u, h);
+      } else {
+        double sums[2 * MAX_GATES];
+        squares.sums(n, 0, 2 * MAX_GATES, sums);
+        deviations(s.input, sums, gates, H, stats);
+        deviations(s.recurrent, sums + MAX_GATES, gates, H, stats + MAX_GATES);
+      }
+      if (s.cell == GRU) gru_gates(own.s, own.shape, stats, row, u, units, h);
+      if (s.cell == LSTM) {
+        float* c = s.c + n * H + first;
+        lstm_gates(own.s, own.shape, stats, row, u, units, c, own.o.data() + n * units);
+        tell(own, share, n, c);
+      } else {
+        finish(own, share, t, n);
+      }
+    }
+  };
+  const Stage last = [&](int64_t share, int64_t t) {
+    Own& own = owns[share];
+    for (int64_t n = 0; n < s.sizes[t]; n++) {
+      float* stats = own.stats.data() + n * STATS;
+      ask(n, stats + 2 * MAX_GATES);
+      const int64_t at = n * H + own.team.first;
+      lstm_out(own.s, own.shape, stats, s.c + at, own.o.data() + n * own.team.count, s.h + at);
+      finish(own, share, t, n);
+    }
+  };
+  std::vector<Stage> stages{products, pointwise};
+  if (s.cell == LSTM) stages.push_back(last);
+  by_steps(s.shares, s.steps, false, stages);
+}
+
+void shared_backward(const Steps& call) {
+  const Shape shape(call);
+  const Spaced spaced(call, shape);
+  const Steps& s = spaced.steps;
+  const int64_t H = shape.H, G = shape.G, gates = shape.gates, N = s.examples;
+  const bool merged = gates == 1;
+  const float *const v = static_cast<const float*>(s.v), *const u = static_cast<const float*>(s.u);
+  const float* const dout = static_cast<const float*>(s.output_gradient);
+  const float* const h_prev = static_cast<const float*>(s.h_prev);
+  float *const du = static_cast<float*>(s.du), *const dv = static_cast<float*>(s.dv);
+  struct Own : Share {
+    using Share::Share;
+    std::vector<float> scratch;  // (n, 4, units)
+  };
+  std::vector<Own> owns;
+  std::vector<Sums> sums;
+  owns.reserve(s.shares), sums.reserve(s.shares);
+  const float* weights = static_cast<const float*>(s.weight);
+  for (int64_t i = 0; i < s.shares; i++) {
+    Own& own = owns.emplace_back(s, shape, i, weights, true);
+    own.scratch.resize(s.cell == LSTM ? N * 4 * own.team.count : 0);
+    sums.emplace_back(shape).move(own.team.first);
+  }
+  const std::vector<float> zeros(H);
+  const std::vector<int64_t> offsets = first_rows(s);
+  Told ends(s.shares, N), means(s.shares, N);
+
+  // The rows of a step, with where their numbers lie.
+  const auto for_rows = [&](int64_t share, int64_t t, auto body) {
+    Own& own = owns[share];
+    const int64_t first = own.team.first;
+    for (int64_t n = 0; n < s.sizes[t]; n++) {
+      const int64_t row = offsets[t] + n, g = row * G + first, h = row * H + first;
+      body(own, n, g, h, s.stats + row * STATS);
+    }
+  };
+  const auto gradient = [&](int64_t h) { return dout ? dout + h : zeros.data(); };
+  const auto tell = [&](int64_t share, int64_t n, const Means& mv, const Means& mu) {
+    float* told = means.of(share, n);
+    tell_means(s.input, mv, gates, told);
+    tell_means(s.recurrent, mu, gates, told + 2 * MAX_GATES);
+  };
+
+  const Stage first = [&](int64_t share, int64_t t) {
+    for_rows(share, t, [&](Own& own, int64_t n, int64_t g, int64_t h, const float* stats) {
+      const int64_t at = n * H + own.team.first;
+      Means mv, mu;
+      if (s.cell == GRU) {
+        gru_gates_back(own.s, own.shape, v + g, u + g, h_prev + h, stats, gradient(h), s.dh + at,
+                       dv + g, du + g, sums[share], mv, mu);
+        tell(share, n, mv, mu);
+      } else if (s.cell == LSTM) {
+        lstm_out_back<false>(own.s, own.shape, v + g, u + g, s.cells + h, s.c_prev + h, stats,
+                             gradient(h), s.dh + at, du + g, sums[share],
+                             own.scratch.data() + n * 4 * own.team.count, mv);
+        tell_means(s.out, mv, 1, ends.of(share, n));
+      } else {
+        rnn_out_back(own.s, own.shape, u + g, stats, gradient(h), s.dh + at, du + g, sums[share],
+                     mv);
+        tell_means(s.out, mv, 1, ends.of(share, n));
+      }
+    });
+  };
+  const Stage cells = [&](int64_t share, int64_t t) {
+    for_rows(share, t, [&](Own& own, int64_t n, int64_t g, int64_t h, const float* stats) {
+      Means mv, mu;
+      lstm_gates_back<false>(own.s, own.shape, v + g, u + g, s.cells + h, s.c_prev + h, stats,
+                             s.dc + n * H + own.team.first, du + g, sums[share],
+                             own.scratch.data() + n * 4 * own.team.count,
+                             means_of(s.out, ends, n, 0, 1, H), mv, mu);
+      tell(share, n, mv, mu);
+    });
+  };
+  const Stage last = [&](int64_t share, int64_t t) {
+    for_rows(share, t, [&](Own& own, int64_t n, int64_t g, int64_t, const float* stats) {
+      if (merged) {
+        rnn_adjoint(own.shape, u + g, stats, means_of(s.out, ends, n, 0, 1, H), du + g);
+        return;
+      }
+      const Means mv = means_of(s.input, means, n, 0, gates, H);
+      const Means mu = means_of(s.recurrent, means, n, 2 * MAX_GATES, gates, H);
+      const float* pv = s.cell == GRU ? dv + g : du + g;
+      adjoints(own.s, own.shape, v + g, u + g, stats, mv, mu, pv, du + g, dv + g, du + g);
+    });
+  };
+  const Stage products = [&](int64_t share, int64_t t) {
+    const Own& own = owns[share];
+    product(s.sizes[t], own.team.count, G, Left<float>{du + offsets[t] * G, G, 1}, own.weight,
+            s.dh + own.team.first, H, s.cell == GRU);
+  };
+  std::vector<Stage> stages{first};
+  if (s.cell == LSTM) stages.push_back(cells);
+  stages.push_back(last), stages.push_back(products);
+  by_steps(s.shares, s.steps, true, stages);
+  for (int64_t i = 0; i < s.shares; i++) sums[i].move(-owns[i].team.first);
+  add(sums, shape, s);
+}
+
+}  // namespace
+
+extern "C" {
+
+// How many shares of units suit steps of so many examples; 1: threads share the examples.
+//
+// A core multiplies a weight with about four numbers in the time in which it reads it from the
+// third-level cache, and with more where that comes from further away. So threads with fewer
+// examples wait for their weights, and it pays that each reads its part alone. Weights that a core's
+// cache holds are there already, and then waiting is all that sharing them would add. Measured on
+// two cores (docs/results/performance.md).
+int64_t ln_zoo_shares(int64_t gates, int64_t H, int64_t examples, int64_t threads) {
+  constexpr int64_t LEAST_UNITS = 16, MIB = 1 << 20;
+  const int64_t bytes = 4 * gates * H * H, rows = (examples + threads - 1) / threads;
+  const int64_t few = bytes <= own_cache() ? 0 : bytes <= 8 * MIB ? 3 : 8;
+  return rows > few ? 1 : std::max(int64_t(1), std::min(threads, H / LEAST_UNITS));
+}
+
+// Floats that ln_zoo_share_pack fills.
+int64_t ln_zoo_share_packed_size(int64_t gates, int64_t H, int64_t shares, int64_t backward) {
+  int64_t size = 0;
+  for (int64_t i = 0; i < shares; i++) {
+    const Team team = team_of(i, shares, gates, H);
+    size += backward ? packed_columns(team.gates * H, team.count) : packed_columns(H, team.width());
+  }
+  return size;
+}
+
+// Packs the recurrent weight (G, H) for the forward or the backward, share by share. `means` may be
+// null (see Center).
+void ln_zoo_share_pack(int64_t gates, int64_t H, int64_t shares, int64_t backward,
+                       const float* w_hh, float* to, const float* means, int64_t threads) {
+  for (int64_t i = 0; i < shares; i++) {
+    const Team team = team_of(i, shares, gates, H);
+    if (backward) {
+      const Center center{means ? means + team.first : nullptr, H, H, false};
+      pack(w_hh + team.first, H, int64_t(1), gates * H, team.count, to, threads, center);
+      to += packed_columns(gates * H, team.count);
+      continue;
+    }
+    std::vector<float> rows(team.width() * H);
+    for (int64_t q = 0; q < gates; q++) {
+      std::memcpy(rows.data() + q * team.count * H, w_hh + team.wide(q) * H, 4 * team.count * H);
+    }
+    const Center center{means, team.count, H, true};
+    pack(rows.data(), int64_t(1), H, H, team.width(), to, threads, center);
+    to += packed_columns(H, team.width());
+  }
+}
+
+}  // extern "C"

@@ -1,0 +1,121 @@
+"""Products of bfloat16 on AMX tiles: the loop on an emulation of the instructions, and its code."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import shutil
+import subprocess
+from ctypes import c_int64, c_void_p
+from pathlib import Path
+
+import pytest
+import torch
+
+import ln_zoo.ops.engines.native
+from benchmarks.inner_loops import largest, loops
+from ln_zoo.ops.engines.native import build, runtime
+
+FOLDER = Path(ln_zoo.ops.engines.native.__file__).parent
+#: A product with the right factor packed as the library packs it.
+SOURCE = """
+#include "tiles.h"
+extern "C" void multiply(int64_t M, int64_t N, int64_t K, const bfloat* a, const bfloat* b,
+                         bfloat* packed, float* c, int64_t add) {
+  pack<bfloat>(b, N, 1, K, N, packed, 1, Center{});
+  const int64_t wide = padded<bfloat>(K);
+  product<bfloat>(M, N, wide, Left<bfloat>{a, wide, 1}, packed, c, N, add);
+}
+"""
+#: Lanes of vectors as on processors that have tiles, and their instructions in C++.
+EMULATED = ("-O1", "-DLN_ZOO_LANES=16", "-DLN_ZOO_EMULATED_TILES", "-Wno-psabi")
+
+
+def sources(folder: Path) -> Path:
+    """The headers, and a file that includes them, in a folder of their own."""
+    for file in build.parts(FOLDER / "tiles.h"):
+        shutil.copy(file, folder)
+    path = folder / "product.cpp"
+    path.write_text(SOURCE)
+    return path
+
+
+def compiled(source: Path, *flags: str) -> Path:
+    try:
+        compiler = build.find_compiler()
+    except build.Unavailable as error:
+        pytest.skip(error.reason)
+    out = source.with_suffix(".out")
+    done = subprocess.run(
+        [*compiler.command, "-std=c++17", *flags, source, "-o", out],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "sapphirerapids" in done.stderr or "amx" in done.stderr:
+        pytest.skip(f"{compiler} knows no tiles")
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+def library(source: Path) -> ctypes.CDLL:
+    found = ctypes.CDLL(str(compiled(source, "-fPIC", "-shared", *EMULATED)))
+    found.multiply.argtypes = (c_int64, c_int64, c_int64, *[c_void_p] * 4, c_int64)
+    return found
+
+
+def multiply(
+    found: ctypes.CDLL, a: torch.Tensor, b: torch.Tensor, start: torch.Tensor, add: bool
+) -> torch.Tensor:
+    """a (M, K) b (K, N), added to what is there or not; rows of a have whole pairs."""
+    (m, k), n = a.shape, b.shape[1]
+    left = torch.zeros(m, k + k % 2, dtype=torch.bfloat16)
+    left[:, :k] = a
+    packed = torch.full(((k + 1) * (n + 16),), torch.nan, dtype=torch.bfloat16)
+    c = start.clone()
+    found.multiply(m, n, k, left.data_ptr(), b.data_ptr(), packed.data_ptr(), c.data_ptr(), add)
+    return c
+
+
+def assert_right(found: ctypes.CDLL, m: int, k: int, n: int) -> None:
+    a, b, start = torch.randn(m, k).bfloat16(), torch.randn(k, n).bfloat16(), torch.randn(m, n)
+    # What float32 rounds in a sum of k products at most.
+    allowed = (a.double().abs() @ b.double().abs() + start.abs()) * (k + 1) * 2**-24
+    for add in (False, True):
+        exact = a.double() @ b.double() + (start if add else 0)
+        error = (multiply(found, a, b, start, add) - exact).abs()
+        assert (error <= allowed).all(), (m, k, n, add, error.max())
+
+
+def test_products_on_emulated_tiles(tmp_path: Path) -> None:
+    found = library(sources(tmp_path))
+    assert found.ln_zoo_tiles() == 0  # it compared tiles with vectors, and uses them
+    torch.manual_seed(0)
+    for m, k, n in itertools.product(
+        (1, 5, 16, 17, 32, 50), (1, 2, 31, 32, 78, 601), (1, 16, 17, 32, 100)
+    ):
+        assert_right(found, m, k, n)
+
+
+def test_tiles_that_multiply_wrongly_are_not_used(tmp_path: Path) -> None:
+    source = sources(tmp_path)
+    header = tmp_path / "tiles.h"
+    right = header.read_text()
+    header.write_text(right.replace("flushed(even + odd)", "flushed(even)"))
+    assert header.read_text() != right
+    found = library(source)
+    level, text = runtime._TILES[found.ln_zoo_tiles()]
+    assert (level, text) == runtime._TILES[-1]
+    assert_right(found, 33, 78, 40)
+
+
+def test_the_inner_loop_loads_four_tiles_for_four_products(tmp_path: Path) -> None:
+    """Compiled for a processor that has them; it need not be this one."""
+    flags = ("-O3", "-march=sapphirerapids", "-S")
+    assembly = compiled(sources(tmp_path), *flags).read_text()
+    found = largest(list(loops(assembly, "tdpbf16ps", "tile")))
+    assert found.multiplications == 4
+    assert sum(line.startswith("tileloadd") for line in found.lines) == 4
+    # Nothing else reads or writes memory.
+    others = [line for line in found.lines if not line.startswith(("tileloadd", "lea"))]
+    assert not any("(" in line for line in others), found.lines
