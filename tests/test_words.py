@@ -45,3 +45,15 @@ def test_phrases_to_avoid_are_not_used(phrase: str, better: str) -> None:
 
 def test_a_phrase_is_found() -> None:
     assert re.search(rf"\b{next(iter(AVOIDED))}\b", "The claim comes out in the main.")
+
+
+def test_each_item_of_a_list_has_a_line() -> None:
+    # An editor that fills paragraphs joins items, and the site shows one long item.
+    joined = re.compile(r"^(?:- |  )\S.*[.;:)] -(?:$| [A-Z`*\[])", re.MULTILINE)
+    assert joined.search("- one. - Two")
+    assert joined.search("- one\n  more. -\n  Two")
+    pages = {page: page.read_text(encoding="utf-8") for page in PAGES if page.suffix == ".md"}
+    found = [
+        f"{page.name}: {m[0]!r}" for page, text in pages.items() for m in joined.finditer(text)
+    ]
+    assert not found
