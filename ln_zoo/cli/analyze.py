@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ln_zoo.cli import analyze_dynamics, analyze_fisher, analyze_invariance
 from ln_zoo.cli.checks import check_file, check_least, check_picture, check_positive
-from ln_zoo.cli.names import strategy_class
+from ln_zoo.cli.names import layer_class, strategy_class
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,7 +48,10 @@ def _add_gradient_flow(analyses: argparse._SubParsersAction[argparse.ArgumentPar
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--cell", choices=("RNN", "GRU", "LSTM"), default="RNN", help="kind of layer; RNN uses tanh"
+        "--cell",
+        metavar="NAME",
+        default="RNN",
+        help="RNN (tanh), GRU, LSTM, or the class path of your own layer",
     )
     parser.add_argument(
         "--norm",
@@ -106,10 +109,11 @@ def _gradient_flow(arguments: argparse.Namespace) -> None:
     from ln_zoo.plots import plot_gradient_flow
 
     norms = [strategy_class(name) for name in arguments.norm]
+    cell = layer_class(arguments.cell)
     inputs, described = _sequences(arguments)
     flows = gradient_flow(
         inputs,
-        arguments.cell,
+        cell,
         arguments.hidden,
         norms,
         arguments.gains,
@@ -117,7 +121,7 @@ def _gradient_flow(arguments: argparse.Namespace) -> None:
         arguments.noise,
         arguments.seed,
     )
-    layer = f"{arguments.cell}, H = {arguments.hidden}, {arguments.candidate} recurrent weights"
+    layer = f"{cell.__name__}, H = {arguments.hidden}, {arguments.candidate} recurrent weights"
     title = f"{layer}; {described}, {arguments.batch} sequences"
     print(f"{title}\n\n{gradient_flow_table(flows)}")
     plot_gradient_flow(flows, Path(arguments.out), title)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ln_zoo.cli.checks import check_least, check_positive
-from ln_zoo.cli.names import strategy_class
+from ln_zoo.cli.names import layer_class, strategy_class
 from ln_zoo.zoo import trust
 
 if TYPE_CHECKING:
@@ -71,7 +71,12 @@ def _add_options_of_untrained(parser: argparse.ArgumentParser) -> None:
         text = f"{text} (default: {shown})"
         group.add_argument(f"--{name}", default=argparse.SUPPRESS, help=text, **options)
 
-    add("cell", "kinds of layers", nargs="+", choices=("LSTM", "GRU", "RNN"))
+    add(
+        "cell",
+        "kinds of layers: LSTM, GRU, RNN, or class paths of your own",
+        nargs="+",
+        metavar="NAME",
+    )
     add(
         "norm",
         "strategies of ln_zoo.norms, or class paths of your own",
@@ -175,10 +180,11 @@ def _untrained(arguments: argparse.Namespace) -> Iterator[Dynamics]:
     from ln_zoo.analysis import initial_dynamics
 
     norms = [strategy_class(name) for name in arguments.norm]
+    cells = [layer_class(name) for name in arguments.cell]
     generator = torch.Generator().manual_seed(arguments.seed)
     size = (arguments.steps, arguments.batch, arguments.features)
     inputs = torch.randn(size, generator=generator, dtype=torch.float64)
-    for cell in arguments.cell:
+    for cell in cells:
         yield from initial_dynamics(
             inputs,
             cell,

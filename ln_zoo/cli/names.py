@@ -1,4 +1,4 @@
-"""Names that users type: suggestions for misspelt ones, and strategies by name.
+"""Names that users type: suggestions for misspelt ones, strategies and layers by name.
 
 Apart from `errors`, since the front door imports no torch.
 """
@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ln_zoo.layers import RecurrentLayer
     from ln_zoo.norms import Norm
 
 
@@ -23,6 +24,21 @@ def nearest(name: str, known: Iterable[str]) -> str:
     lower = {k.lower(): k for k in known}
     found = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.5)
     return f"; did you mean {lower[found[0]]!r}?" if found else ""
+
+
+def layer_class(name: str) -> type[RecurrentLayer]:
+    """The recurrent layer of that name, ``LSTM``, ``GRU`` or ``RNN``, or of that class path.
+
+    Raises:
+        ValueError: if there is none.
+
+    Example:
+        >>> layer_class("GRU")
+        <class 'ln_zoo.layers.rnn.GRU'>
+    """
+    from ln_zoo.layers import recurrent_layer
+
+    return recurrent_layer({"class_path": name} if "." in name else name)
 
 
 def strategy_class(name: str) -> type[Norm]:

@@ -22,7 +22,7 @@ from ln_zoo._version import __version__
 from ln_zoo.callbacks import LastCheckpoint, PopulationStatistics
 from ln_zoo.cli import optimizers, outputs, stored
 from ln_zoo.zoo import reported
-from ln_zoo.zoo.loading import card_of, load
+from ln_zoo.zoo.loading import find_card
 
 if TYPE_CHECKING:
     from ln_zoo.cli.lightning import ZooCLI
@@ -77,7 +77,7 @@ def _on_card(cli: ZooCLI, data: Mapping[str, Any]) -> dict[str, float] | None:
     if cli.subcommand != "test" or not weights or weights.endswith(".ckpt"):
         return None
     stated = {}
-    for metric in card_of(load(weights)).metrics:
+    for metric in find_card(weights).metrics:
         here = reported.measured_on(data, metric=metric["name"])
         if f"{metric['dataset']}/{metric['split']}" == here:
             known = reported.metric_unit(metric["name"])

@@ -21,6 +21,7 @@ from torch import Tensor
 from ln_zoo.checkpoints import check_whole
 from ln_zoo.cli.arguments import check_checkpoint, configurations, given, options, parsed
 from ln_zoo.models.base import ZooModule, public_module
+from ln_zoo.norms import from_config
 from ln_zoo.zoo import trust
 
 _M = TypeVar("_M", bound=ZooModule)
@@ -81,7 +82,9 @@ def model_of(
         FileNotFoundError: if there is no such checkpoint.
     """
     if weights and not weights.endswith(".ckpt"):
-        class_path, init_args, _ = _from_card(weights)
+        model = _load_card(weights, _OF_MODEL, named_classes(argv))
+        class_path = f"{public_module(type(model))}.{type(model).__qualname__}"
+        init_args = {k: v for k, v in model.hparams.items() if not k.startswith("_")}
     else:
         path = weights or ckpt_path
         assert path
@@ -173,12 +176,12 @@ def load_weights(model: ZooModule, weights: str, new_head: bool = False) -> None
     Raises:
         ValueError: if they do not fit; the message names the differing keys.
     """
-    from ln_zoo.zoo.loading import head_weights
+    from ln_zoo.zoo.loading import find_card, head_weights, read_weights
 
     if weights.endswith(".ckpt"):
         state = read_checkpoint(weights)["state_dict"]  # its classes were checked with the options
     else:
-        state = _from_card(weights)[2]
+        state = read_weights(find_card(weights))  # and so were a card's
     own = model.state_dict()
     head = {name: own[name] for name in head_weights(model)}
     if new_head and any(
@@ -204,19 +207,11 @@ def load_model(weights: str) -> ZooModule:
             names a class of a module that is not imported (see `ln_zoo.zoo.trust`), or does not fit
             its own arguments.
     """
+    remedy = "give --import {module}"
     if not weights.endswith(".ckpt"):
-        from ln_zoo.zoo import load
-
-        return load(weights)
-    class_path, init_args, state = _from_checkpoint(weights, "give --import {module}")
-    module, _, name = class_path.rpartition(".")
-    cls = getattr(importlib.import_module(module), name, None)
-    if not (isinstance(cls, type) and issubclass(cls, ZooModule)):
-        raise ValueError(
-            f"{weights} is of {class_path}, which is neither a model of ln_zoo nor derived from "
-            "its base class"
-        )
-    model = cls(**init_args)
+        return _load_card(weights, remedy)
+    class_path, init_args, state = _from_checkpoint(weights, remedy)
+    model = _model_class(class_path, weights)(**init_args)
     check_fits(model, state, weights)
     model.load_state_dict(state)
     return model.eval()
@@ -361,13 +356,37 @@ def named_classes(argv: list[str]) -> set[str]:
 _OF_MODEL = "give --{place} {path}"
 
 
-def _from_card(weights: str) -> tuple[str, dict[str, Any], dict[str, Tensor]]:
-    from ln_zoo.zoo import load
+def _load_card(weights: str, remedy: str, named: Collection[str] = ()) -> ZooModule:
+    """The model of a card; of a class of the user's own only if that may be imported."""
+    from ln_zoo.zoo import load, registry
+    from ln_zoo.zoo.loading import find_card
 
-    model = load(weights)
-    cls = type(model)
-    init_args = {k: v for k, v in model.hparams.items() if not k.startswith("_")}
-    return f"{public_module(cls)}.{cls.__qualname__}", init_args, model.state_dict()
+    card = find_card(weights)
+    norm = card.config["init_args"].get("norm")
+    own: dict[str, Any] = {}
+    if norm is not None and registry.is_own(norm["class"]):
+        own["norm"] = {"class_path": norm["class"], "init_args": norm["init_args"]}
+    if registry.is_own(card.model):
+        own["model"] = card.model
+    stored = {"_class_path": own.get("model", "ln_zoo.models"), "norm": own.get("norm")}
+    trust.check_classes(stored, weights, remedy, named)
+    if "model" in own:
+        own["model"] = _model_class(card.model, weights)
+    if "norm" in own:
+        own["norm"] = from_config(own["norm"])
+    return load(card.folder, **own)
+
+
+def _model_class(class_path: str, where: str) -> type[ZooModule]:
+    """The model of a class path that may be imported."""
+    module, _, name = class_path.rpartition(".")
+    cls = getattr(importlib.import_module(module), name, None)
+    if not (isinstance(cls, type) and issubclass(cls, ZooModule)):
+        raise ValueError(
+            f"{where} is of {class_path}, which is neither a model of ln_zoo nor derived from "
+            "its base class"
+        )
+    return cls
 
 
 def _from_checkpoint(

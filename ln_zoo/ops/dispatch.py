@@ -38,6 +38,8 @@ class LayersKernel(Kernel, Protocol):
 
 #: Multiplications of all steps from which our own loop of a GRU is faster than torch's.
 _LARGE = 2**21
+#: Rows, and steps, of packed sequences from which on our own loop of any cell is.
+_PACKED_ROWS, _PACKED_STEPS = 257, 8
 _TRITON, _NATIVE, _ATEN = TritonEngine(), NativeEngine(), AtenEngine()
 KERNELS += [
     TorchRNN(),
@@ -95,14 +97,18 @@ def _ours_is_faster(call: RecurrentCall) -> bool:
 
     On CPUs a call in one piece does, and the loops take 0.5 to 0.9 of the time for a GRU
     (docs/results/performance.md), but not where calls are so small that they cost what their
-    Python costs. For an LSTM the two are equal. Nothing was measured in half precision.
+    Python costs. For an LSTM the two are equal. Of packed sequences torch runs each step by itself,
+    which takes up to 20 times as long, an LSTM's too, unless there are few steps. Nothing was
+    measured in half precision.
     """
-    x = call.x
+    x, sizes = call.x, call.batch_sizes
     if x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
         return False
     if torch.compiler.is_compiling():
         return False  # torch's loop is out there anyhow, and sizes may be symbols
     rows = x.numel() // max(1, x.shape[-1])
+    if sizes is not None:
+        return rows >= _PACKED_ROWS and len(sizes) >= _PACKED_STEPS
     if x.dim() == 3 and rows <= ONE_CALL_ROWS:
         return True
     return call.cell.name == "GRU" and rows * call.weights[0].hh.numel() >= _LARGE

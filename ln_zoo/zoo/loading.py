@@ -81,11 +81,7 @@ def load(
     for name in card.config["files"]:
         if name != catalog.WEIGHTS:
             catalog.verified_bytes(card, name)
-    weights = card.folder / catalog.WEIGHTS
-    try:
-        state = safetensors.torch.load(_weights(card, cache_dir))
-    except safetensors.SafetensorError as error:
-        raise CardError(f"{weights} is not a safetensors file: {error}") from error
+    state = read_weights(card, cache_dir)
     # A model is built with random weights first: that must not move the user's random numbers.
     with torch.random.fork_rng(devices=[]):
         _check_size(card, state, norm, model)
@@ -96,6 +92,20 @@ def load(
     # Not by attribute: torch's stubs admit tensors and modules only.
     built.__dict__["card"] = card
     return built.eval()
+
+
+def read_weights(card: Card, cache_dir: str | Path | None = None) -> dict[str, Tensor]:
+    """The weights of a card by name, their size and sha256 checked.
+
+    Raises:
+        CardError: if they are missing, damaged or others.
+    """
+    try:
+        return safetensors.torch.load(_weights(card, cache_dir))
+    except safetensors.SafetensorError as error:
+        raise CardError(
+            f"{card.folder / catalog.WEIGHTS} is not a safetensors file: {error}"
+        ) from error
 
 
 def _weights(card: Card, cache_dir: str | Path | None) -> bytes:
@@ -256,8 +266,8 @@ def _fill(model: ZooModule, state: dict[str, Tensor], card: Card, assign: bool) 
 
 def find_card(
     name_or_path: str | os.PathLike[str],
-    revision: str | None,
-    cache_dir: str | Path | None,
+    revision: str | None = None,
+    cache_dir: str | Path | None = None,
 ) -> Card:
     """The card of a name, a folder or a hub id, of the version that is asked for.
 

@@ -12,6 +12,7 @@ from cli_support import write_idx
 from ln_zoo.analysis import gradient_flow, random_sequences
 from ln_zoo.cli import main
 from ln_zoo.data.sources import read_idx
+from ln_zoo.layers import GRU
 from ln_zoo.norms import LayerNorm, RMSNorm
 
 SMALL = ("--steps", "12", "--hidden", "5", "--batch", "4")
@@ -41,6 +42,28 @@ def test_it_prints_a_table_and_writes_picture_and_csv(
     for flow in flows:
         assert found[flow.label] == [f"{value:.4g}" for value in flow.norms.tolist()]
     assert set(found["inputs"]) == {"random numbers"}
+
+
+class Bounded(GRU):
+    """A layer of a user's own."""
+
+
+def test_layers_of_ones_own(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = f"{__name__}.Bounded"
+    options = ["--norm", "LayerNorm", "--gains", "0.5", "--data", "random"]
+    tables = []
+    for cell in ("GRU", path):
+        assert main(["analyze", "gradient_flow", *SMALL, *options, "--cell", cell]) == 0
+        tables.append(capsys.readouterr().out.replace("Bounded", "GRU"))
+    assert tables[0] == tables[1]
+    options = ["--steps", "6", "--hidden", "3", "--batch", "2", "--norm", "Identity"]
+    assert main(["analyze", "dynamics", *options, "--cell", "RNN", path]) == 0
+    rows = capsys.readouterr().out.splitlines()[4:]
+    assert [row.split("|")[1].strip() for row in rows] == ["RNN Identity", "Bounded Identity"]
+    for wrong, said in (("TCN", "got 'TCN'"), ("no.Such", "'no.Such' cannot be imported")):
+        for analysis in ("gradient_flow", "dynamics"):
+            assert main(["analyze", analysis, "--cell", wrong]) == 1
+            assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["pixels", "permuted", None])

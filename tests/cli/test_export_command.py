@@ -23,7 +23,7 @@ def test_a_published_model(tmp_path, capsys):
 
 def test_errors_are_one_line_and_leave_no_file(tmp_path, capsys):
     for arguments, message in (
-        (["--form", "step"], "MLPClassifier has no step form: it has no recurrent layer"),
+        (["--form", "step"], "MLPClassifier has no step form: nothing recurrent leads"),
         (["--format", "onnx", "--opset", "9"], "opset 9 is not supported: give one from 18 to 23"),
         (["--format", "keras"], "unknown format 'keras'"),
     ):

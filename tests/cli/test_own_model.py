@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from cli_support import QUIET, run
+import pytest
+import torch
+from cli_support import QUIET, python, run
 
 #: All that an outsider writes.
 MODEL = '''
@@ -13,6 +15,7 @@ MODEL = '''
 import torch
 from torch.nn import functional as F
 from ln_zoo import GRU, LayerNorm, Linear, Norm
+from ln_zoo.export import map_path, paths
 from ln_zoo.models import DynamicsTask, ZooModule
 from ln_zoo.norms import from_config
 
@@ -40,6 +43,13 @@ class RowReader(ZooModule):
     def card_example(cls, preprocessing):
         return "print(model(torch.rand(1, 8, 8)).argmax(-1))"
 
+    def export_parts(self):
+        return {"logits": self._export_logits}
+
+    def _export_logits(self, copy, form):
+        images = {"images": paths.uniform("N", 8, 8)}
+        return map_path(self, copy, form, images, "logits", RowReader.forward)
+
     def forward(self, images):
         return self.readout(self.rows(images.reshape(-1, 8, 8))[0][:, -1])
 
@@ -51,6 +61,9 @@ class RowReader(ZooModule):
 
     def test_step(self, batch, batch_idx):
         self.log("test_nll", self.training_step(batch, batch_idx), batch_size=len(batch[1]))
+
+    def predict_step(self, batch, batch_idx):
+        return {"prediction": self(batch[0]).argmax(-1)}
 
     def configure_optimizers(self):
         return torch.optim.Adam(self.parameters(), lr=self.lr)
@@ -66,6 +79,32 @@ class RowReader(ZooModule):
 
         return DynamicsTask((images.double(), labels), loss, f"{len(images)} digits by rows")
 '''
+CARDS = """
+from dataclasses import dataclass
+from my_reader import RowReader
+from ln_zoo.models import DRAW, Handwriting
+from ln_zoo.norms import Norm
+
+@dataclass(frozen=True)
+class Doubling(Norm):
+    factor: float = 2.0
+
+    def normalize(self, site, a, step=None):
+        return self.factor * a
+
+class Letters(Handwriting):
+    def __init__(self, norm: Norm | None = None):
+        super().__init__(8, 2, norm=norm, mixture_components=2, window_components=2)
+
+class Drawer(DRAW):
+    def __init__(self, norm: Norm | None = None):
+        super().__init__((6, 5), 3, 8, 2, norm=norm)
+
+def save():
+    RowReader(6, Doubling(0.5)).save_pretrained("cards/mine.reader")
+    Letters().save_pretrained("cards/mine.letters")
+    Drawer().save_pretrained("cards/mine.drawer")
+"""
 CONFIGURATION = """
 model:
   class_path: my_reader.RowReader
@@ -99,3 +138,51 @@ def test_it_is_one_file(own_classes: Path) -> None:
     card = Path("mine.reader/README.md").read_text()
     assert "pipeline_tag: image-classification" in card
     assert "print(model(torch.rand(1, 8, 8)).argmax(-1))" in card
+
+
+def test_cards_of_own_models(own_classes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By folder and by name, where the user names their classes, and not otherwise."""
+    (own_classes / "my_reader.py").write_text(MODEL)
+    (own_classes / "my_cards.py").write_text(CARDS)
+    made = python(
+        own_classes, "import sys; sys.path.insert(0, '.'); import my_cards; my_cards.save()"
+    )
+    assert made.code == 0, made.err
+    monkeypatch.setenv("LN_ZOO_MODELS", "cards")
+    data = ["--data=Digits", "--data.train_size=40", "--data.val_size=20"]
+    named = ["--model=my_reader.RowReader", "--model.norm=my_cards.Doubling", *data, *QUIET]
+
+    for refused, remedy in (
+        (["test", "--weights=mine.reader", *data], "give --model my_reader.RowReader"),
+        (["export", "mine.reader", "--out=a.pt2", "--format=pt2"], "give --import my_reader"),
+        (["write", "hi", "--model=cards/mine.letters"], "give --import my_cards"),
+        (["draw", "--model=mine.drawer"], "give --import my_cards"),
+    ):
+        done = run(*refused)
+        assert done.code in (1, 2)
+        assert f"no module is imported because a file names it: if the file is yours, {remedy}" in (
+            " ".join(done.err.split())
+        )
+
+    done = run("test", "--weights=cards/mine.reader", *named)
+    assert done.code == 0, done.err
+    (results,) = Path("runs").rglob("test_results.json")
+    assert json.loads(results.read_text())["norm"] == "Doubling"
+    done = run("predict", "--weights=mine.reader", *named, "--trainer.limit_predict_batches=1")
+    assert done.code == 0, done.err
+    done = run("fit", "--weights=mine.reader", *named, "--trainer.max_epochs=1")
+    assert done.code == 0, done.err
+    last = next(Path("runs").rglob("last.ckpt"))
+    hparams = torch.load(last, weights_only=True)["hyper_parameters"]
+    # The arguments are the card's: other ones than the classes' own defaults.
+    assert hparams["hidden_size"] == 6
+    assert hparams["norm"] == {"class_path": "my_cards.Doubling", "init_args": {"factor": 0.5}}
+
+    own = "--import=my_cards"
+    done = run("export", "mine.reader", own, "--out=a.pt2", "--format=pt2", "--form=sequence")
+    assert done.code == 0, done.err
+    done = run("write", "hi", "--model=mine.letters", own, "--out=a.svg")
+    assert done.code == 0, done.err
+    done = run("draw", "--model=cards/mine.drawer", own, "--number=2", "--out=a.png")
+    assert done.code == 0, done.err
+    assert {"a.pt2", "a.svg", "a.png"} <= {path.name for path in Path().iterdir()}

@@ -11,6 +11,7 @@ import pytest
 import torch
 from accuracy import assert_as_accurate, generic_loop, moved
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
 
 from ln_zoo import ops
 from ln_zoo.layers import GRU, LSTM, RNN
@@ -263,6 +264,31 @@ def test_a_call_in_one_piece_is_ours(
     theirs.load_state_dict(layer.state_dict())
     torch.testing.assert_close(layer(x), theirs(x))
     assert chosen == ["native"]
+
+
+@pytest.mark.skipif(not build.status().available, reason="needs a C++ compiler")
+@pytest.mark.parametrize("cls", [LSTM, GRU, RNN])
+@pytest.mark.parametrize(
+    ("steps", "examples", "wanted"), [(90, 6, "native"), (50, 6, FUSED), (6, 90, FUSED)]
+)
+def test_packed_sequences_are_ours_where_there_are_many_rows(
+    cls: type,
+    steps: int,
+    examples: int,
+    wanted: str,
+    chosen: list[str | None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("LN_ZOO_KERNELS", raising=False)
+    torch.manual_seed(0)
+    layer = cls(3, 4, bidirectional=True)
+    theirs = getattr(nn, cls.__name__)(3, 4, bidirectional=True)
+    theirs.load_state_dict(layer.state_dict())
+    lengths = torch.tensor([steps // 2, 2, steps, steps, 3, steps // 2] * (examples // 6))
+    x = torch.randn(steps, examples, 3)
+    packed = pack_padded_sequence(x, lengths, enforce_sorted=False)  # 275, 155 or 345 rows
+    torch.testing.assert_close(layer(packed)[0].data, theirs(packed)[0].data)
+    assert chosen == [wanted]
 
 
 @pytest.mark.parametrize(
