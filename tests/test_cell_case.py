@@ -10,6 +10,7 @@ import torch
 
 from ln_zoo.layers import RecurrentCell, RecurrentLayer
 from ln_zoo.ops import Cell, Place, States, linear
+from ln_zoo.ops.regularization import Noise
 from ln_zoo.testing import CellCase
 
 pytest_plugins = ["pytester"]
@@ -33,7 +34,7 @@ def counts_steps(wx: Any, states: States, w: Any, sites: Any, t: int | None) -> 
 
 
 def ignores_masks(wx: Any, states: States, w: Any, sites: Any, t: int | None) -> States:
-    return good(wx, states, w._replace(mask=None), sites, t)
+    return good(wx, states, w._replace(noise=Noise()), sites, t)
 
 
 def draws(wx: Any, states: States, w: Any, sites: Any, t: int | None) -> States:
