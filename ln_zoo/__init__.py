@@ -7,16 +7,37 @@ Nothing heavy is imported before it is asked for:
     >>> output, (h, c) = ln_zoo.LSTM(3, 4, norm=ln_zoo.LayerNorm())(torch.randn(5, 2, 3))
     >>> output.shape
     torch.Size([5, 2, 4])
+
+The subpackages need no import of their own:
+
+    >>> ln_zoo.norms.RMSNorm(eps=1e-6)
+    RMSNorm(gain=1.0, eps=1e-06)
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from ln_zoo._version import __version__
 
 if TYPE_CHECKING:
+    from ln_zoo import (
+        analysis,
+        callbacks,
+        conversion,
+        data,
+        export,
+        layers,
+        metrics,
+        models,
+        norms,
+        ops,
+        plots,
+        testing,
+        zoo,
+    )
     from ln_zoo.conversion import denormalize_, from_dialect, normalize_, to_dialect
     from ln_zoo.layers import (
         GRU,
@@ -50,19 +71,34 @@ __all__ = [
     "Site",
     "WeightNorm",
     "__version__",
+    "analysis",
+    "callbacks",
+    "conversion",
+    "data",
     "data_dependent_init",
     "denormalize_",
+    "export",
     "from_dialect",
+    "layers",
     "list_models",
     "load",
+    "metrics",
+    "models",
     "normalize_",
+    "norms",
+    "ops",
     "orthogonal_init",
+    "plots",
+    "testing",
     "to_dialect",
+    "zoo",
 ]
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
+        if importlib.util.find_spec(f"ln_zoo.{name}"):
+            return importlib.import_module(f"ln_zoo.{name}")
         for room in ("ln_zoo.zoo", "ln_zoo.norms", "ln_zoo.layers", "ln_zoo.conversion"):
             found = getattr(importlib.import_module(room), name, None)
             if found is not None:

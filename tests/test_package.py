@@ -42,6 +42,12 @@ def test_every_public_name_is_found(name: str) -> None:
     assert getattr(ln_zoo, name) is not None
 
 
+def test_subpackages_need_no_import_of_their_own() -> None:
+    # The tests have imported them all, so that the package need not be asked for them.
+    for name in ("analysis", "data", "layers", "models", "norms", "testing", "zoo"):
+        assert ln_zoo.__getattr__(name) is sys.modules[f"ln_zoo.{name}"]
+
+
 def test_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'LayrNorm'"):
         _ = ln_zoo.LayrNorm
