@@ -35,7 +35,6 @@ if TYPE_CHECKING:
         norms,
         ops,
         plots,
-        testing,
         zoo,
     )
     from ln_zoo.conversion import denormalize_, from_dialect, normalize_, to_dialect
@@ -89,7 +88,6 @@ __all__ = [
     "ops",
     "orthogonal_init",
     "plots",
-    "testing",
     "to_dialect",
     "zoo",
 ]

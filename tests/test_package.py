@@ -44,7 +44,7 @@ def test_every_public_name_is_found(name: str) -> None:
 
 def test_subpackages_need_no_import_of_their_own() -> None:
     # The tests have imported them all, so that the package need not be asked for them.
-    for name in ("analysis", "data", "layers", "models", "norms", "testing", "zoo"):
+    for name in ("analysis", "data", "layers", "models", "norms", "zoo"):
         assert ln_zoo.__getattr__(name) is sys.modules[f"ln_zoo.{name}"]
 
 

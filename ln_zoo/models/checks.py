@@ -5,6 +5,8 @@ from __future__ import annotations
 import numbers
 from collections.abc import Sequence
 
+from torch import Tensor
+
 
 def check_sizes(**sizes: int | Sequence[int]) -> None:
     """Checks that sizes are whole numbers of at least 1.
@@ -76,3 +78,31 @@ def check_words(**choices: tuple[str, tuple[str, ...]]) -> None:
     for name, (value, words) in choices.items():
         if value not in words:
             raise ValueError(f"{name} must be one of {', '.join(words)}, got {value!r}")
+
+
+def check_inputs(inputs: object, features: int) -> None:
+    """Checks that inputs are a batch of the size that a model reads.
+
+    Args:
+        inputs: a batch (N, \\*).
+        features: how many numbers an example has.
+
+    Raises:
+        TypeError: for what is not a tensor.
+        ValueError: for examples of another size.
+
+    Example:
+        >>> import torch
+        >>> check_inputs(torch.rand(28, 28), features=784)
+        Traceback (most recent call last):
+            ...
+        ValueError: this model reads 784 numbers per example, got inputs (28, 28), ...
+    """
+    hint = "give a batch (N, ...), as model.card.preprocess makes of images"
+    if not isinstance(inputs, Tensor):
+        raise TypeError(f"inputs must be a tensor, got {type(inputs).__name__}: {hint}")
+    if (given := inputs.shape[1:].numel()) != features:
+        raise ValueError(
+            f"this model reads {features} numbers per example, got inputs {tuple(inputs.shape)}, "
+            f"which have {given}: {hint}"
+        )

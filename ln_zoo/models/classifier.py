@@ -83,7 +83,11 @@ class Classifier(ZooModule):
 
     @abstractmethod
     def forward(self, inputs: Any) -> Tensor:
-        """Logits (N, K) of inputs, tensors (N, \\*) or a tuple of them."""
+        """Logits (N, K) of inputs, tensors (N, \\*) or a tuple of them.
+
+        Images are floats from 0 to 1. ``model.card.preprocess`` of a published model makes such a
+        batch of PIL images, uint8 arrays and others.
+        """
 
     def setup(self, stage: str) -> None:
         # Only now are all layers there.

@@ -119,12 +119,13 @@ class ConvClassifier(Classifier):
 
     def _checked(self, inputs: Tensor) -> Tensor:
         """The images in the memory format of the convolutions."""
-        if inputs.shape[1:] != self.image_shape:
+        if not isinstance(inputs, Tensor) or inputs.shape[1:] != self.image_shape:
+            given = tuple(inputs.shape) if isinstance(inputs, Tensor) else type(inputs).__name__
             # Odd sizes may pool to those of the even ones, and would pass without complaint.
             raise ValueError(
                 f"this model reads images (N, {', '.join(map(str, self.image_shape))}), got "
-                f"inputs {tuple(inputs.shape)}: give it such images, or make it with their "
-                "image_shape (C, H, W)"
+                f"inputs {given}: give it such images, as model.card.preprocess makes them, or "
+                "make it with their image_shape (C, H, W)"
             )
         # The weights may stay as they are: a convolution's output takes its input's format.
         return inputs.to(memory_format=torch.channels_last)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ln_zoo.export import Form, Part, Path, map_path, paths
 from ln_zoo.layers import Linear
-from ln_zoo.models.checks import check_sizes
+from ln_zoo.models.checks import check_inputs, check_sizes
 from ln_zoo.models.classifier import Classifier
 from ln_zoo.norms import Identity, LayerNorm, Norm, from_config
 
@@ -88,6 +88,7 @@ class MLPClassifier(Classifier):
         return self.network[:-1]
 
     def forward(self, inputs: Tensor) -> Tensor:
+        check_inputs(inputs, self.in_features)
         logits: Tensor = self.network(inputs)
         return logits
 
@@ -101,6 +102,7 @@ class MLPClassifier(Classifier):
             >>> features.shape, torch.equal(model.head(features), model(images))
             (torch.Size([5, 32]), True)
         """
+        check_inputs(inputs, self.in_features)
         features: Tensor = self.backbone(inputs)
         return features
 

@@ -23,7 +23,7 @@ from ln_zoo.layers import (
     recurrent_layer,
 )
 from ln_zoo.models.base import DynamicsTask
-from ln_zoo.models.checks import check_sizes
+from ln_zoo.models.checks import check_inputs, check_sizes
 from ln_zoo.models.classifier import Classifier
 from ln_zoo.norms import LayerNorm, Norm, from_config
 
@@ -188,13 +188,9 @@ class SequenceClassifier(Classifier):
 
     def forward_features(self, inputs: Tensor) -> Tensor:
         """The last state (N, H) of the last layer, for inputs (N, \\*)."""
+        # A permutation would pick some of the numbers of a longer input without complaint.
+        check_inputs(inputs, self.in_features)
         x = inputs.flatten(1)
-        if x.shape[1] != self.in_features:
-            # A permutation would pick some of the numbers without complaint.
-            raise ValueError(
-                f"this model reads {self.in_features} numbers per example, got inputs "
-                f"{tuple(inputs.shape)}, which have {x.shape[1]}"
-            )
         if self.permutation is not None:
             x = x.index_select(1, self.permutation)
         examples = x.shape[0]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Trainer
@@ -202,6 +205,23 @@ def test_no_hidden_layer_is_logistic_regression() -> None:
 def test_bad_arguments(arguments: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         MLPClassifier(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "error", "message"),
+    [
+        (
+            torch.zeros(28, 28),
+            ValueError,
+            r"reads 784 numbers .* inputs \(28, 28\), .* have 28: give",
+        ),
+        (torch.zeros(784), ValueError, r"reads 784 numbers .* \(784,\), .*card\.preprocess"),
+        (np.zeros((1, 784)), TypeError, "must be a tensor, got ndarray: .*card.preprocess"),
+    ],
+)
+def test_an_image_that_is_not_prepared(inputs: Any, error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
+        MLPClassifier(hidden_sizes=[4])(inputs)
 
 
 def test_adam_with_torchs_settings() -> None:
