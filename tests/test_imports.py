@@ -33,10 +33,12 @@ BELOW = {
     "data": {"files", "vocabulary"},
     "metrics": set(),
     "checkpoints": set(),
+    "signals": set(),
     "plots": {"analysis", "metrics", "files"},
     "callbacks": {
         "plots",
         "checkpoints",
+        "signals",
         "data",
         "files",
         "vocabulary",

@@ -41,6 +41,9 @@ class ActivityByPosition(Callback):
         ValueError: for a model without such a layer; if the size of a layer's output changes.
     """
 
+    #: What the command line calls it.
+    written_as = "activity"
+
     def __init__(self, folder: str | None = None) -> None:
         self.folder = folder
         self.written: Path | None = None

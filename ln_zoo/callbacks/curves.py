@@ -16,6 +16,7 @@ class CurvesPlot(RunPicture):
     """
 
     file_name = "curves.png"
+    written_as = "plot"
 
     def draw(self, metrics: Path, picture: Path) -> bool:
         return plot_curves(metrics, picture)

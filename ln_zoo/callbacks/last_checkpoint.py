@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
-import threading
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -13,7 +13,8 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_info
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+from ln_zoo.callbacks.updates import UpdateCallback
+from ln_zoo.signals import handling
 
 
 class Interrupted(SystemExit):
@@ -34,7 +35,7 @@ class Interrupted(SystemExit):
         self.agreed = agreed
 
 
-class LastCheckpoint(ModelCheckpoint):
+class LastCheckpoint(UpdateCallback, ModelCheckpoint):
     """Writes ``last.ckpt`` after each epoch, in place of the one before, and when told to stop.
 
     At Ctrl-C (SIGINT) or SIGTERM training stops after the update under way: ``last.ckpt`` then
@@ -57,9 +58,8 @@ class LastCheckpoint(ModelCheckpoint):
             filename="last", save_on_train_epoch_end=True, enable_version_counter=False
         )
         self._signal = 0
-        self._steps = 0
         self._resumed: str | Path | None = None
-        self._handlers: dict[int, Any] = {}
+        self._handlers = contextlib.ExitStack()
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -69,27 +69,16 @@ class LastCheckpoint(ModelCheckpoint):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        self._signal, self._steps, self._resumed = 0, trainer.global_step, trainer.ckpt_path
-        if threading.current_thread() is threading.main_thread():
-            # In place of Lightning's own, which waits for the other processes within the handler.
-            self._handlers = {n: signal.signal(n, self._receive) for n in _SIGNALS}
+        self._signal, self._resumed = 0, trainer.ckpt_path
+        # In place of Lightning's own, which waits for the other processes within the handler.
+        self._handlers.enter_context(handling(self._receive))
 
-    def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
-        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
-        updated = trainer.global_step != self._steps
-        self._steps = trainer.global_step
+    def on_update(self, trainer: Trainer, batch_idx: int) -> None:
         loop, fetcher = trainer.fit_loop.epoch_loop, trainer.fit_loop._data_fetcher
         assert fetcher is not None
         # A run that goes on from here would leave out what is due between this batch and the next.
         due = loop.batch_progress.is_last_batch or loop._should_check_val_fx(fetcher)
-        if updated and not due and (number := self._told(trainer)):
+        if not due and (number := self._told(trainer)):
             self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
             self._stop(number)
 
@@ -136,6 +125,4 @@ class LastCheckpoint(ModelCheckpoint):
         return written if written.is_file() else self._resumed
 
     def _restore(self) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        self._handlers = {}
+        self._handlers.close()

@@ -16,8 +16,9 @@ class RunPicture(Callback):
     drawn, and under which name, says the subclass.
     """
 
-    #: Name of the picture's file.
+    #: Name of the picture's file, and what the command line calls it.
     file_name: str
+    written_as: str
 
     def __init__(self) -> None:
         self.written: Path | None = None

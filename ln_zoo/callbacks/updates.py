@@ -11,6 +11,7 @@ class UpdateCallback(Callback):
     """Calls `on_update` after each update; with accumulated gradients not every batch makes one."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
         self._updates = trainer.global_step
 
     def on_train_batch_end(
@@ -21,6 +22,7 @@ class UpdateCallback(Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
         if trainer.global_step != self._updates:
             self._updates = trainer.global_step
             self.on_update(trainer, batch_idx)

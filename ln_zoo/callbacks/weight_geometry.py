@@ -8,7 +8,6 @@ update of the same size turns them (paper, section 5.2.2).
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -16,11 +15,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ln_zoo.callbacks.run_picture import RunPicture
+from ln_zoo.callbacks.updates import UpdateCallback
 from ln_zoo.layers import RecurrentCell, RecurrentLayer
 from ln_zoo.plots.weight_geometry import PREFIX, STATISTICS, plot_weight_geometry, read_geometry
 
 
-class WeightGeometry(RunPicture):
+class WeightGeometry(UpdateCallback, RunPicture):
     """Logs how long the weight vectors of each layer are, and how far updates turn them.
 
     The vector of a unit is its row of the weight: of ``weight`` in dense layers, of a channel's
@@ -51,6 +51,7 @@ class WeightGeometry(RunPicture):
     """
 
     file_name = "weight_geometry.png"
+    written_as = "weight geometry"
 
     def __init__(self, every_n_steps: int = 25, power: float | None = None) -> None:
         super().__init__()
@@ -62,6 +63,7 @@ class WeightGeometry(RunPicture):
         self._before: dict[str, tuple[Tensor, float, float]] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
         self._before = {}
         if not weight_vectors(pl_module):
             raise ValueError(
@@ -86,17 +88,10 @@ class WeightGeometry(RunPicture):
             if id(weight) in rates:
                 self._before[name] = (weight.detach().clone(), rates[id(weight)], power)
 
-    def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
+    def on_update(self, trainer: Trainer, batch_idx: int) -> None:
         if not self._before:
             return
-        weights = weight_vectors(pl_module)
+        weights = weight_vectors(trainer.lightning_module)
         values: dict[str, float] = {}
         for name, (before, rate, power) in self._before.items():
             found = {

@@ -559,10 +559,12 @@ def _compare_weight_geometry(
 
 
 def _name_axes(axis: Axes, metric: str, x: str, wide: bool) -> None:
+    from ln_zoo.plots.axes import set_log_scale
+
     axis.set_xlabel(_AXES[x])
     ending = metric.rsplit("_", 1)[-1]
     name, logarithmic = _KINDS.get(ending, (_in_words(metric).replace("_", " "), False))
     axis.set_ylabel(_NAMES.get(metric, name))
     if logarithmic and wide:
-        axis.set_yscale("log")
+        set_log_scale(axis)
     axis.grid(alpha=0.3)

@@ -378,18 +378,21 @@ class ZooCLI(LightningCLI):
     def after_fit(self) -> None:
         if self._settings().test_after_fit and not self.trainer.interrupted:
             self.trainer.test(self.model, datamodule=self.datamodule, verbose=False)
-            self.after_test()
+            self._report_test()
         outputs.tell_where(self.trainer)
 
     def after_validate(self) -> None:
         stored.check_finite(self.trainer.callback_metrics, "what validation measured")
         results.report_validation(self)
-        outputs.tell_activity(self.trainer)
+        outputs.tell_written(self.trainer)
 
     def after_test(self) -> None:
+        self._report_test()
+        outputs.tell_written(self.trainer)
+
+    def _report_test(self) -> None:
         stored.check_finite(self.trainer.callback_metrics, "what the test measured")
         results.report(self)
-        outputs.tell_activity(self.trainer)
 
     def after_predict(self) -> None:
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]

@@ -15,7 +15,6 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
-from ln_zoo.callbacks import ActivityByPosition, CurvesPlot, LastCheckpoint
 from ln_zoo.checkpoints import DamagedCheckpointError, check_whole, sweep
 from ln_zoo.cli.run_folders import unwritable
 from ln_zoo.cli.stored import note
@@ -104,8 +103,9 @@ def full_disk(error: Exception, trainer: Trainer | None) -> OSError | None:
             where = relative(Path(folders[0] if folders else trainer.default_root_dir).absolute())
         text = f"{error.strerror}{f' for {where}' if where else ''}: make room"
     for callback in trainer.checkpoint_callbacks if trainer is not None else ():
-        if isinstance(callback, LastCheckpoint) and (newest := callback.newest()):
-            path = relative(Path(newest).absolute())
+        newest = getattr(callback, "newest", None)  # `LastCheckpoint` has it
+        if newest is not None and (checkpoint := newest()):
+            path = relative(Path(checkpoint).absolute())
             text += f"; then go on with the same command and --ckpt_path {path}"
     return OSError(text)
 
@@ -135,8 +135,7 @@ def tell_where(trainer: Trainer) -> None:
         if isinstance(callback, ModelCheckpoint) and callback.best_model_path:
             by = f"best {callback.monitor}" if callback.monitor else "last"
             print(f"checkpoint ({by}): {relative(callback.best_model_path)}")
-        elif isinstance(callback, CurvesPlot) and callback.written:
-            print(f"plot: {relative(callback.written)}")
+    tell_written(trainer)
     for logger in trainer.loggers:
         if isinstance(logger, CSVLogger):
             print(f"curves: {relative(Path(logger.log_dir) / 'metrics.csv')}")
@@ -144,11 +143,12 @@ def tell_where(trainer: Trainer) -> None:
             print(f"TensorBoard: tensorboard --logdir {relative(logger.log_dir)}")
 
 
-def tell_activity(trainer: Trainer) -> None:
-    """Says where the picture of a test or validation lies, if one was drawn."""
+def tell_written(trainer: Trainer) -> None:
+    """Prints where callbacks wrote their files, for callbacks that name them (``written_as``)."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, ActivityByPosition) and callback.written:
-            print(f"activity: {relative(callback.written)}")
+        name, written = getattr(callback, "written_as", None), getattr(callback, "written", None)
+        if name and written:
+            print(f"{name}: {relative(written)}")
 
 
 def relative(path: str | Path) -> Path:

@@ -6,8 +6,7 @@ import contextlib
 import os
 import signal
 import sys
-import threading
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any
 
@@ -16,22 +15,12 @@ from lightning.pytorch import Trainer
 
 from ln_zoo.callbacks.last_checkpoint import Interrupted
 from ln_zoo.cli import outputs
+from ln_zoo.signals import handling
 
-_NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
-
-@contextlib.contextmanager
-def raised() -> Iterator[None]:
+def raised() -> AbstractContextManager[None]:
     """Raises `Interrupted` at a signal; in training `LastCheckpoint` waits for the update's end."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, _raise) for number in _NUMBERS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return handling(_raise)
 
 
 def prepare(trainer: Trainer) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ln_zoo.plots.axes import set_log_scale
 from ln_zoo.plots.csv_log import read_curves
 from ln_zoo.plots.weight_geometry import parse_name
 
@@ -58,7 +59,7 @@ def plot_curves(metrics: Path, picture: Path) -> bool:
             )
         positive = min(min(curves[name][1]) for name in names) > 0
         if kind in _AXES and positive:
-            axis.set_yscale("log")
+            set_log_scale(axis)
         axis.set_xlabel("update")
         axis.set_ylabel(_AXES.get(kind, kind))
         axis.grid(alpha=0.3, which="both")

@@ -6,13 +6,11 @@ import contextlib
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from ln_zoo.cli.sweep.grid import Run
@@ -28,6 +26,7 @@ from ln_zoo.cli.sweep.state import (
     state_of,
     write_failure,
 )
+from ln_zoo.signals import STOPPING, handling
 
 if TYPE_CHECKING:
     from ln_zoo.cli.sweep.check import Length
@@ -35,9 +34,7 @@ if TYPE_CHECKING:
 #: Seconds between two looks at the processes.
 _PAUSE = 0.25
 #: Signals that ask the sweep to stop.
-_STOPPING = [
-    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
-]
+_STOPPING = (*STOPPING, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
 
 
 @dataclass
@@ -115,7 +112,7 @@ class Processes:
         """Runs what is not finished; returns the signal that stopped it, or 0."""
         states = self.progress.states
         waiting = deque(r for r in self.progress.runs if states[r.name].kind != FINISHED)
-        with self._heeding_signals():
+        with handling(lambda number, frame: self._signals.append(number), _STOPPING):
             try:
                 while (waiting or self._running) and not self._signals:
                     while waiting and len(self._running) < self.jobs:
@@ -190,22 +187,6 @@ class Processes:
         while self._running and len(self._signals) == asked:
             time.sleep(_PAUSE)
             self._look()
-
-    @contextlib.contextmanager
-    def _heeding_signals(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def heed(number: int, frame: FrameType | None) -> None:
-            self._signals.append(number)
-
-        before = {number: signal.signal(number, heed) for number in _STOPPING}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     # Progress
 
