@@ -3,7 +3,8 @@
 ``python -m benchmarks.skip_thought`` times, in turn, the forward and backward pass of the model
 with layer normalisation, without, and with `torch.nn.GRU` in place of our layers; the rest of the
 model is the same. It prints ratios by round; see ``benchmarks/README.md``. ``--shares`` tells what
-the step spends on recurrence, input projections and softmax instead.
+the step spends on recurrence, input projections and softmax instead; ``--bfloat16`` adds what the
+softmax takes with its products in bfloat16.
 
 Sources have 16 tokens, the sentences around them 2 to 30, 16 on average.
 """
@@ -34,6 +35,7 @@ BASELINE = "torch.nn"
 NORMS: dict[str, Norm] = {"LayerNorm": LayerNorm(), "none": Identity(), BASELINE: Identity()}
 _LAYERS = ("encoder", "next_decoder", "previous_decoder")
 _SOURCE, _LONGEST = 16, 30
+IN_BFLOAT16 = "softmax, products in bfloat16"
 
 
 def build(name: str, hidden: int, embedding: int, words: int) -> SkipThought:
@@ -84,7 +86,13 @@ def contestants(
 
 
 def shares(
-    name: str, examples: int, hidden: int, embedding: int, words: int, rounds: int
+    name: str,
+    examples: int,
+    hidden: int,
+    embedding: int,
+    words: int,
+    rounds: int,
+    bfloat16: bool = False,
 ) -> dict[str, float]:
     """Processor seconds of a step, and of its parts, each timed alone on inputs of its own.
 
@@ -109,12 +117,18 @@ def shares(
         sums = [F.linear(x, w) for x, w in zip(inputs, weights, strict=True)]
         return torch.stack([(a * b).sum() for a, b in zip(sums, upstream, strict=True)]).sum()
 
+    def softmax_in_bfloat16() -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return model.softmax.loss(states, targets)
+
     calls = {
         "step": _step(model, functools.partial(model.loss, batch)),
         "layers": _step(model, layers),
         "projections": _step(model, projections),
         "softmax": _step(model, functools.partial(model.softmax.loss, states, targets)),
     }
+    if bfloat16:
+        calls[IN_BFLOAT16] = _step(model, softmax_in_bfloat16)
     found: dict[str, list[float]] = {part: [] for part in calls}
     for round_ in range(rounds + 1):
         for part, call in calls.items():
@@ -131,6 +145,7 @@ def shares(
         "softmax": seconds["softmax"],
         "the rest": rest,
         "whole step": seconds["step"],
+        **({IN_BFLOAT16: seconds[IN_BFLOAT16]} if bfloat16 else {}),
     }
 
 
@@ -157,13 +172,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=300, help="for each contestant, at most")
     parser.add_argument("--shares", action="store_true", help="tell what takes the time of a step")
+    parser.add_argument(
+        "--bfloat16", action="store_true", help="with --shares: the softmax in bfloat16 too"
+    )
     parser.add_argument("--csv", type=Path, help="table to write")
     arguments = parser.parse_args(argv)
     torch.set_num_threads(arguments.threads)
     torch.set_flush_denormal(True)
     size = (arguments.batch, arguments.hidden, arguments.embedding, arguments.words)
     if arguments.shares:
-        _print_shares({name: shares(name, *size, arguments.rounds) for name in NORMS})
+        options = (arguments.rounds, arguments.bfloat16)
+        _print_shares({name: shares(name, *size, *options) for name in NORMS})
         return 0
     times = interleave(contestants(*size), arguments.rounds, arguments.seconds)
     sizes = dict(zip(("N", "D", "E", "V"), size, strict=True))
