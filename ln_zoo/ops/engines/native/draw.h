@@ -24,7 +24,7 @@ struct Draw {
   void* inputs[2];                            // T (slots, N, I + H)
   float* states;                          // (slots, N, H): the decoder's h; null where T is float
   float* heads;                           // (slots, N, 10 + W^2): read, write, patch
-  float *gates[2], *cells[2], *stats[2];  // (slots, N, 4H), (slots, N, H), (slots, N, 2)
+  float *gates[2], *cells[2], *stats[2];  // (slots, N, 4H): products; (slots, N, H), (slots, N, 2)
   float *canvases, *logits;               // (slots, N, B, A); the last one, (N, B, A)
   float *means, *log_stds;                // (steps, N, Z)
   // The forward alone.
@@ -71,7 +71,7 @@ struct DrawShape {
 
 // Calls body(thread, first, last) for ranges of examples, one for each thread.
 template <class Body>
-void for_cases(const Draw& s, Body body) {
+void for_examples(const Draw& s, Body body) {
   const int64_t threads = threads_for(s.threads, s.examples);
   in_parallel(threads, [&](int64_t i) {
     const int64_t first = s.examples * i / threads, last = s.examples * (i + 1) / threads;
@@ -79,40 +79,31 @@ void for_cases(const Draw& s, Body body) {
   });
 }
 
+// What cells have to know of one of the LSTMs.
+Steps draw_steps(const Draw& s, int64_t which) {
+  Steps found{};
+  found.cell = LSTM, found.hidden = s.hidden;
+  found.bias = s.bias[which], found.gain_out = s.gain[which], found.shift_out = s.shift[which];
+  return found;
+}
+
 template <class T>
 void draw_lstm(const Draw& s, int64_t which, int64_t t) {
   const DrawShape shape(s);
+  const Steps steps = draw_steps(s, which);
+  const Shape of_cell(steps);
   const int64_t H = shape.H, G = 4 * H;
-  const float *bias = s.bias[which], *gain = s.gain[which], *shift = s.shift[which];
-  for_cases(s, [&](int64_t, int64_t first, int64_t last) {
-    std::vector<float> next(H);
-    float* const h = next.data();
+  for_examples(s, [&](int64_t, int64_t first, int64_t last) {
+    std::vector<float> memory(2 * H);
+    float *const h = memory.data(), *const o = h + H;
     for (int64_t n = first; n < last; n++) {
       const int64_t before = shape.at(t, n), after = shape.at(t + 1, n);
-      float* gates = s.gates[which] + before * G;
-      if constexpr (sizeof(T) == 2) widen(static_cast<const T*>(s.sums) + n * G, G, gates);
-      const float* c_prev = s.cells[which] + before * H;
-      float* c = s.cells[which] + after * H;
-      for_units(H, [&](int64_t j, auto block) {
-        vec p[4];
-        for (int64_t q = 0; q < 4; q++) {
-          p[q] = block.read(gates + q * H + j) + block.read(bias + q * H + j);
-        }
-        vec i = sigmoid(p[0]), f = sigmoid(p[1]), g = hyperbolic_tangent(p[2]);
-        block.write(gates + j, i);
-        block.write(gates + H + j, f);
-        block.write(gates + 2 * H + j, g);
-        block.write(gates + 3 * H + j, sigmoid(p[3]));
-        block.write(c + j, f * block.read(c_prev + j) + i * g);
-      });
+      float *sums = s.gates[which] + before * G, *c = s.cells[which] + after * H;
+      if constexpr (sizeof(T) == 2) widen(static_cast<const T*>(s.sums) + n * G, G, sums);
+      lstm_gates(of_cell, Summed{steps, H, sums}, s.cells[which] + before * H, c, o);
       float* stats = s.stats[which] + before * 2;
-      mean_and_deviation(s.norms[which], c, H, stats, stats + 1);
-      const vec m = all(stats[0]), r = all(stats[1]);
-      for_units(H, [&](int64_t j, auto block) {
-        vec a = (block.read(c + j) - m) * r;
-        vec z = block.read(gain + j) * a + block.read(shift + j);
-        block.write(h + j, block.read(gates + 3 * H + j) * hyperbolic_tangent(z));
-      });
+      mean_and_deviation(s.norms[which], c, H, stats);
+      lstm_out(steps, of_cell, Centred(stats), c, o, h);
       T* encoder = static_cast<T*>(s.inputs[ENCODER]) + after * shape.row[ENCODER] + shape.patches;
       if (which == ENCODER) {
         copy(h, H, encoder + H);
@@ -129,70 +120,46 @@ void draw_lstm(const Draw& s, int64_t which, int64_t t) {
 template <class T>
 void draw_lstm_back(const Draw& s, int64_t which, int64_t t) {
   const DrawShape shape(s);
+  const Steps steps = draw_steps(s, which);
+  const Shape of_cell(steps);
   const int64_t H = shape.H, G = 4 * H;
-  const float *gain = s.gain[which], *shift = s.shift[which];
-  for_cases(s, [&](int64_t thread, int64_t first, int64_t last) {
-    std::vector<float> memory(3 * H + (sizeof(T) == 2 ? G : 0));
-    float *const dh = memory.data(), *const e = dh + H, *const room = e + H;
-    float* bias_sum = shape.totals(thread) + which * 6 * H;
-    float *gain_sum = bias_sum + G, *shift_sum = gain_sum + H;
-    const auto add = [&](const void* from, int64_t offset) {
-      const float* a = floats(static_cast<const T*>(from) + offset, H, room);
-      for_units(H, [&](int64_t j, auto block) { accumulate(block, dh, j, block.read(a + j)); });
+  for_examples(s, [&](int64_t thread, int64_t first, int64_t last) {
+    std::vector<float> memory(7 * H + (sizeof(T) == 2 ? G : 0));
+    float *const dh = memory.data(), *const room = dh + H, *const scratch = room + 2 * H;
+    SumsAt sums{};
+    sums.bias = shape.totals(thread) + which * 6 * H;
+    sums.gain_out = sums.bias + G, sums.shift_out = sums.gain_out + H;
+    const auto add_to_dh = [&](const void* from, int64_t offset) {
+      add(floats(static_cast<const T*>(from) + offset, H, room), dh, H);
     };
     for (int64_t n = first; n < last; n++) {
       const int64_t encoder = n * shape.row[ENCODER] + shape.patches;
+      const float* dout = s.dstates + n * H;
+      std::fill(dh, dh + H, 0.0f);
       if (which == ENCODER) {
-        std::fill(dh, dh + H, 0.0f);
-        add(s.dencoded, n * H);
-        add(s.dinputs[ENCODER], encoder + H);
+        dout = floats(static_cast<const T*>(s.dencoded) + n * H, H, room + H);
+        add_to_dh(s.dinputs[ENCODER], encoder + H);
       } else {
-        copy(s.dstates + n * H, H, dh);
-        add(s.dinputs[ENCODER], encoder);
-        add(s.dinputs[DECODER], n * shape.row[DECODER] + shape.Z);
+        add_to_dh(s.dinputs[ENCODER], encoder);
+        add_to_dh(s.dinputs[DECODER], n * shape.row[DECODER] + shape.Z);
       }
       const int64_t before = shape.at(t, n);
-      const float* gates = s.gates[which] + before * G;
       const float* c_prev = s.cells[which] + before * H;
       const float* c = s.cells[which] + shape.at(t + 1, n) * H;
-      const float* stats = s.stats[which] + before * 2;
-      float* dc = s.dcells[which] + n * H;
+      const Centred norm(s.stats[which] + before * 2);
+      const Summed terms{steps, H, s.gates[which] + before * G};
       T* to = static_cast<T*>(s.dgates[which]) + (t % s.chunk * shape.N + n) * G;
       float* dp;
       if constexpr (sizeof(T) == 2) {
-        dp = room + H;
+        dp = scratch + 4 * H;
       } else {
         dp = to;
       }
-      const vec m = all(stats[0]), r = all(stats[1]);
-      Means means;
-      for_units(H, [&](int64_t j, auto block) {
-        vec o = block.read(gates + 3 * H + j), d = block.read(dh + j);
-        vec a = block.keep((block.read(c + j) - m) * r), factor = block.read(gain + j);
-        vec tau = hyperbolic_tangent(factor * a + block.read(shift + j));
-        vec dm = d * o * (1.0f - tau * tau);
-        accumulate(block, shift_sum, j, dm);
-        accumulate(block, gain_sum, j, dm * a);
-        block.write(e + j, factor * dm);
-        means.add(0, factor * dm, a);
-        block.write(dp + 3 * H + j, d * tau * o * (1.0f - o));
-      });
-      means.finish(s.norms[which], 1, H);
-      const vec m1 = all(means.mean_d[0]), m2 = all(means.mean_da[0]);
-      for_units(H, [&](int64_t j, auto block) {
-        vec a = (block.read(c + j) - m) * r;
-        vec d = block.read(dc + j) + r * (block.read(e + j) - m1 - a * m2);
-        vec i = block.read(gates + j), f = block.read(gates + H + j);
-        vec g = block.read(gates + 2 * H + j);
-        block.write(dc + j, d * f);
-        const vec p[3] = {d * g * i * (1.0f - i), d * block.read(c_prev + j) * f * (1.0f - f),
-                          d * i * (1.0f - g * g)};
-        for (int64_t q = 0; q < 3; q++) {
-          block.write(dp + q * H + j, p[q]);
-          accumulate(block, bias_sum, q * H + j, p[q]);
-        }
-        accumulate(block, bias_sum, 3 * H + j, block.read(dp + 3 * H + j));
-      });
+      RowTotals<true> totals(steps, of_cell, sums);
+      lstm_out_back<false>(steps, of_cell, terms, norm, c, c_prev, dout, dh, dp, scratch, totals);
+      totals.out.finish(s.norms[which], 1, H);
+      lstm_gates_back<false>(of_cell, terms, norm, totals.out.of(0), c, c_prev,
+                             s.dcells[which] + n * H, dp, scratch, totals);
       if constexpr (sizeof(T) == 2) narrow(dp, G, to);
     }
   });
@@ -203,7 +170,7 @@ void draw_latent(const Draw& s, int64_t t) {
   const DrawShape shape(s);
   const int64_t Z = shape.Z;
   const vec bound = all(float(s.bound));
-  for_cases(s, [&](int64_t thread, int64_t first, int64_t last) {
+  for_examples(s, [&](int64_t thread, int64_t first, int64_t last) {
     std::vector<float> memory(3 * Z);
     float *const wide = memory.data(), *const z = wide + 2 * Z;
     ivec beyond{};
@@ -232,7 +199,7 @@ void draw_latent_back(const Draw& s, int64_t t) {
   const DrawShape shape(s);
   const int64_t Z = shape.Z;
   const vec bound = all(float(s.bound)), zero{};
-  for_cases(s, [&](int64_t thread, int64_t first, int64_t last) {
+  for_examples(s, [&](int64_t thread, int64_t first, int64_t last) {
     std::vector<float> memory(4 * Z);
     float *const wide = memory.data(), *const d = wide + Z, *const none = d + 2 * Z;
     float* bias_sum = shape.totals(thread) + 12 * shape.H;
@@ -404,7 +371,7 @@ template <class T>
 void draw_read(const Draw& s, int64_t t) {
   const DrawShape shape(s);
   const int64_t R = s.read, A = s.width, B = s.height;
-  for_cases(s, [&](int64_t thread, int64_t first, int64_t last) {
+  for_examples(s, [&](int64_t thread, int64_t first, int64_t last) {
     Bank bank(s, R);
     // What each row of filters sees of the image, and of its error.
     Scratch seen(2 * R, A);
@@ -442,7 +409,7 @@ template <class T>
 void draw_read_back(const Draw& s, int64_t t) {
   const DrawShape shape(s);
   const int64_t R = s.read, A = s.width, B = s.height;
-  for_cases(s, [&](int64_t, int64_t first, int64_t last) {
+  for_examples(s, [&](int64_t, int64_t first, int64_t last) {
     Bank bank(s, R);
     Scratch seen(2 * R, A), across(2 * R, A), rows(2, A), dx(R, A), dy(R, B);
     std::vector<float> wide(shape.patches), d(shape.patches);
@@ -510,7 +477,7 @@ void spread(const float* patch, const Filters& x, float scale, Scratch& to) {
 void draw_write(const Draw& s, int64_t t) {
   const DrawShape shape(s);
   const int64_t W = s.write, A = s.width, B = s.height;
-  for_cases(s, [&](int64_t thread, int64_t first, int64_t last) {
+  for_examples(s, [&](int64_t thread, int64_t first, int64_t last) {
     Bank bank(s, W);
     Scratch wide(W, A);
     for (int64_t n = first; n < last; n++) {
@@ -535,7 +502,7 @@ void draw_write(const Draw& s, int64_t t) {
 void draw_write_back(const Draw& s, int64_t t) {
   const DrawShape shape(s);
   const int64_t W = s.write, A = s.width, B = s.height;
-  for_cases(s, [&](int64_t, int64_t first, int64_t last) {
+  for_examples(s, [&](int64_t, int64_t first, int64_t last) {
     Bank bank(s, W);
     Scratch wide(W, A), down(W, A), line(1, A), dx(W, A), dy(W, B);
     for (int64_t n = first; n < last; n++) {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
-from ctypes import c_char_p, c_double, c_int64, c_void_p
+from ctypes import c_char_p, c_int64, c_void_p
 
 import torch
 from torch import Tensor
@@ -51,9 +51,8 @@ def library() -> ctypes.CDLL:
         "shares": (i, i, i, i),
         "share_packed_size": (i, i, i, i),
         "share_pack": (i, i, i, i, p, p, p, i),
-        "batch_inputs": (p, p, c_double),
-        "batch_forward": (p,),
-        "batch_backward": (p,),
+        "batch_forward": (p, p),
+        "batch_backward": (p, p),
         **{f"draw_{name}": (p, i) for name in ("read", "latent", "write")},
         **{f"draw_{name}_back": (p, i) for name in ("read", "latent", "write")},
         **{"draw_lstm": (p, i, i), "draw_lstm_back": (p, i, i)},

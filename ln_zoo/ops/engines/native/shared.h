@@ -301,17 +301,18 @@ void shared_forward(const Steps& call) {
       const float* row = v + (offsets[t] + n) * G + first;
       if (merged) {
         ask(n, stats + 2 * MAX_GATES);
-        rnn_out(own.s, own.shape, stats, u, h);
+        rnn_out(own.s, own.shape, Centred(stats + 2 * MAX_GATES), u, h);
       } else {
         double sums[2 * MAX_GATES];
         squares.sums(n, 0, 2 * MAX_GATES, sums);
         deviations(s.input, sums, gates, H, stats);
         deviations(s.recurrent, sums + MAX_GATES, gates, H, stats + MAX_GATES);
       }
-      if (s.cell == GRU) gru_gates(own.s, own.shape, stats, row, u, units, h);
+      const Terms<Scaled> terms = terms_of(own.s, own.shape, stats, row, u, units);
+      if (s.cell == GRU) gru_gates(own.s, own.shape, terms, h, h);
       if (s.cell == LSTM) {
         float* c = s.c + n * H + first;
-        lstm_gates(own.s, own.shape, stats, row, u, units, c, own.o.data() + n * units);
+        lstm_gates(own.shape, terms, c, c, own.o.data() + n * units);
         tell(own, share, n, c);
       } else {
         finish(own, share, t, n);
@@ -324,7 +325,8 @@ void shared_forward(const Steps& call) {
       float* stats = own.stats.data() + n * STATS;
       ask(n, stats + 2 * MAX_GATES);
       const int64_t at = n * H + own.team.first;
-      lstm_out(own.s, own.shape, stats, s.c + at, own.o.data() + n * own.team.count, s.h + at);
+      const float* o = own.o.data() + n * own.team.count;
+      lstm_out(own.s, own.shape, Centred(stats + 2 * MAX_GATES), s.c + at, o, s.h + at);
       finish(own, share, t, n);
     }
   };
@@ -366,56 +368,60 @@ void shared_backward(const Steps& call) {
     const int64_t first = own.team.first;
     for (int64_t n = 0; n < s.sizes[t]; n++) {
       const int64_t row = offsets[t] + n, g = row * G + first, h = row * H + first;
-      body(own, n, g, h, s.stats + row * STATS);
+      const float* stats = s.stats + row * STATS;
+      const Terms<Scaled> terms = terms_of(own.s, own.shape, stats, v + g, u + g, H);
+      body(own, n, g, h, terms, Centred(stats + 2 * MAX_GATES));
     }
   };
   const auto gradient = [&](int64_t h) { return dout ? dout + h : zeros.data(); };
-  const auto tell = [&](int64_t share, int64_t n, const Means& mv, const Means& mu) {
+  const auto tell = [&](int64_t share, int64_t n, const RowTotals<>& totals) {
     float* told = means.of(share, n);
-    tell_means(s.input, mv, gates, told);
-    tell_means(s.recurrent, mu, gates, told + 2 * MAX_GATES);
+    tell_means(s.input, totals.v, gates, told);
+    tell_means(s.recurrent, totals.u, gates, told + 2 * MAX_GATES);
   };
 
   const Stage first = [&](int64_t share, int64_t t) {
-    for_rows(share, t, [&](Own& own, int64_t n, int64_t g, int64_t h, const float* stats) {
-      const int64_t at = n * H + own.team.first;
-      Means mv, mu;
+    for_rows(share, t, [&](Own& own, int64_t n, int64_t g, int64_t h, const auto& terms,
+                           const Centred& norm) {
+      const float *dh = s.dh + n * H + own.team.first, *d = gradient(h);
+      RowTotals<> totals(own.s, own.shape, sums[share]);
       if (s.cell == GRU) {
-        gru_gates_back(own.s, own.shape, v + g, u + g, h_prev + h, stats, gradient(h), s.dh + at,
-                       dv + g, du + g, sums[share], mv, mu);
-        tell(share, n, mv, mu);
-      } else if (s.cell == LSTM) {
-        lstm_out_back<false>(own.s, own.shape, v + g, u + g, s.cells + h, s.c_prev + h, stats,
-                             gradient(h), s.dh + at, du + g, sums[share],
-                             own.scratch.data() + n * 4 * own.team.count, mv);
-        tell_means(s.out, mv, 1, ends.of(share, n));
-      } else {
-        rnn_out_back(own.s, own.shape, u + g, stats, gradient(h), s.dh + at, du + g, sums[share],
-                     mv);
-        tell_means(s.out, mv, 1, ends.of(share, n));
+        gru_gates_back(own.s, own.shape, terms, h_prev + h, d, s.dh + n * H + own.team.first,
+                       dv + g, du + g, totals);
+        tell(share, n, totals);
+        return;
       }
+      if (s.cell == LSTM) {
+        lstm_out_back<false>(own.s, own.shape, terms, norm, s.cells + h, s.c_prev + h, d, dh,
+                             du + g, own.scratch.data() + n * 4 * own.team.count, totals);
+      } else {
+        rnn_out_back(own.s, own.shape, norm, u + g, d, dh, du + g, totals);
+      }
+      tell_means(s.out, totals.out, 1, ends.of(share, n));
     });
   };
   const Stage cells = [&](int64_t share, int64_t t) {
-    for_rows(share, t, [&](Own& own, int64_t n, int64_t g, int64_t h, const float* stats) {
-      Means mv, mu;
-      lstm_gates_back<false>(own.s, own.shape, v + g, u + g, s.cells + h, s.c_prev + h, stats,
-                             s.dc + n * H + own.team.first, du + g, sums[share],
-                             own.scratch.data() + n * 4 * own.team.count,
-                             means_of(s.out, ends, n, 0, 1, H), mv, mu);
-      tell(share, n, mv, mu);
+    for_rows(share, t, [&](Own& own, int64_t n, int64_t g, int64_t h, const auto& terms,
+                           const Centred& norm) {
+      RowTotals<> totals(own.s, own.shape, sums[share]);
+      const Means found = means_of(s.out, ends, n, 0, 1, H);
+      lstm_gates_back<false>(own.shape, terms, norm, found.of(0), s.cells + h, s.c_prev + h,
+                             s.dc + n * H + own.team.first, du + g,
+                             own.scratch.data() + n * 4 * own.team.count, totals);
+      tell(share, n, totals);
     });
   };
   const Stage last = [&](int64_t share, int64_t t) {
-    for_rows(share, t, [&](Own& own, int64_t n, int64_t g, int64_t, const float* stats) {
+    for_rows(share, t, [&](Own& own, int64_t n, int64_t g, int64_t, const auto& terms,
+                           const Centred& norm) {
       if (merged) {
-        rnn_adjoint(own.shape, u + g, stats, means_of(s.out, ends, n, 0, 1, H), du + g);
+        const Means found = means_of(s.out, ends, n, 0, 1, H);
+        adjoint(own.shape.units, norm, found.of(0), own.s.gain_out, u + g, du + g, du + g);
         return;
       }
       const Means mv = means_of(s.input, means, n, 0, gates, H);
       const Means mu = means_of(s.recurrent, means, n, 2 * MAX_GATES, gates, H);
-      const float* pv = s.cell == GRU ? dv + g : du + g;
-      adjoints(own.s, own.shape, v + g, u + g, stats, mv, mu, pv, du + g, dv + g, du + g);
+      adjoints(own.s, own.shape, terms, mv, mu, s.cell == GRU ? dv + g : du + g, dv + g, du + g);
     });
   };
   const Stage products = [&](int64_t share, int64_t t) {

@@ -36,7 +36,7 @@ STATS = 2 * _GATES + 2
 
 
 class RowArguments(Structure):
-    """``Rows`` of cells.h."""
+    """``Rows`` of arguments.h."""
 
     _fields_ = (
         ("scale", c_int64),
@@ -66,7 +66,7 @@ def _zoned(tensors: Iterable[str]) -> Iterator[tuple[str, Any]]:
 
 
 class StepsArguments(Arguments):
-    """``Steps`` of cells.h."""
+    """``Steps`` of arguments.h."""
 
     tensors: ClassVar = {
         **VECTORS,
@@ -114,7 +114,7 @@ class NativeSteps(NativeProducts):
         hidden = operands.w_hh.shape[1]
         width = spec.gates * hidden
         self._kind = operands.w_hh.dtype
-        self._sizes = {"H": hidden, "G": width, "S": STATS}
+        self._sizes = {"H": hidden, "G": width, "S": 0 if spec.examples else STATS}
         # Of the packed weight.
         inner, outer = (width, hidden) if backward else (hidden, width)
         self._sizes |= {"inner": inner, "outer": outer}
@@ -157,8 +157,6 @@ class NativeSteps(NativeProducts):
         tensors |= chunk.masks._asdict()
         if saved is not None:
             tensors |= {"u": saved.u, "cells": saved.c, "stats": saved.stats}
-        elif self.spec.merged:
-            tensors["u"] = v
         return self._of_chunk(chunk.sizes, chunk.h, tensors, shares)
 
     def backward_arguments(self, grads: ChunkGrads, shares: int = 1) -> StepsArguments:
@@ -233,7 +231,8 @@ def gradient_tensors(grads: ChunkGrads, sizes: Mapping[str, int]) -> dict[str, T
 
 @functools.cache
 def row_arguments(rows: Rows | Cases) -> RowArguments:
-    """A place as C++ has it."""
-    assert isinstance(rows, Rows)
+    """A place as C++ has it; over examples, its eps alone."""
+    if isinstance(rows, Cases):
+        return RowArguments(eps=rows.eps)
     groups = (c_int64 * _GATES)(*first_gates(rows))
     return RowArguments(rows.scale, rows.center, rows.eps, groups)

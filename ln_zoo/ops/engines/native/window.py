@@ -17,7 +17,7 @@ from ln_zoo.ops.spec import Operands, Spec
 
 
 class WindowArguments(Arguments):
-    """``Window`` of cells.h."""
+    """``Window`` of arguments.h."""
 
     tensors: ClassVar = {
         "text": ("wide", "N", "U", "E"),

@@ -1,0 +1,96 @@
+// What a call on consecutive steps is told.
+
+#pragma once
+
+#include "tiles.h"
+
+namespace {
+
+enum Cell : int64_t { LSTM, GRU, RNN_TANH, RNN_RELU };
+constexpr int64_t MAX_GATES = 4;
+
+}  // namespace
+
+extern "C" {
+
+// One normalisation of rows; groups[q] is the first gate that shares statistics with gate q.
+struct Rows {
+  int64_t scale, center;
+  double eps;
+  int64_t groups[MAX_GATES];
+};
+
+// What a call on consecutive steps reads and writes. T* stands for float*, or bfloat* where
+// `narrow`. In a simple RNN u is the sum of both terms and the same memory as v, du the same as dv.
+struct Steps {
+  int64_t cell, narrow, steps, examples, hidden, threads;
+  int64_t shares;        // of units (see shared.h); 1: threads share the examples
+  const int64_t* sizes;  // (steps,)
+  Rows input, recurrent, out;
+  const float *bias, *bias_hn, *gain_input, *gain_recurrent;  // (G,), (H,), (G,), (G,)
+  const float *gain_out, *shift_out;                          // (H,)
+  const void* weight;    // packed T: forward (H, G), backward (G, H); or packed by shares
+  void *v, *u;           // T (rows, G); forward: u null where nothing is saved
+  float *cells, *stats;  // (rows, H), (rows, STATS); forward: null where nothing is saved
+  // What h is multiplied by in products, (N, H), or null. Where h and c stay as they were, (rows, H),
+  // or null, and then the share of them that does.
+  const float* dropout;
+  const bool *zoneout_h, *zoneout_c;
+  double share_h, share_c;
+  // The forward alone.
+  void* output;  // T (rows, H)
+  float *h, *c;  // (N, H)
+  // The backward alone; output_gradient may be null.
+  const void *output_gradient, *h_prev;  // T (rows, H)
+  const float* c_prev;                   // (rows, H)
+  float *dh, *dc;                        // (N, H)
+  void *du, *dv;                         // T (rows, G)
+  float *dbias, *dbias_hn, *dgain_input, *dgain_recurrent, *dgain_out, *dshift_out;
+};
+
+// A window over a text, moved by h and read by the next step (window.py has the equations): K
+// Gaussians, U characters of E numbers. Such a layer has rows of float alone.
+struct Window {
+  int64_t components, characters, letters;
+  const float *text, *bias;            // (N, U, E), (3K,)
+  const float *input_weight, *weight;  // packed: forward (E, G), (H, 3K), backward (G, E), (3K, H)
+  float* terms;                        // (rows, 4K): alpha, beta, exp of kappa^, kappa
+  // The forward alone.
+  float *windows, *window, *kappa;  // (rows, E), (N, E), (N, K)
+  // The backward alone; windows_gradient may be null.
+  const float* windows_gradient;  // (rows, E)
+  float *dwindow, *dkappa;        // (N, E), (N, K)
+  float* dparameters;             // (rows, 3K)
+};
+
+// The statistics of one place over the examples of each step; all null where it normalises none.
+struct Statistics {
+  int64_t batch;      // whether they are the examples' own, which the forward fills in, or given
+  float *mean, *var;  // (steps, F); mean null: it is zero; var: the forward's, where `batch`
+  float* factor;      // (steps, F): reciprocal deviation
+};
+
+// Batch normalisation of all places (see batch.h). What is kept of u is without its mean where that
+// is the examples' own.
+struct Batch {
+  int64_t correction;
+  Statistics input, recurrent, out;  // of G, G and H features
+};
+
+}  // extern "C"
+
+namespace {
+
+// Reciprocal deviations of the input's and the recurrent product's gates, then mean and reciprocal
+// deviation of the site at the output.
+constexpr int64_t STATS = 2 * MAX_GATES + 2;
+
+int64_t gates_of(int64_t cell) { return cell == LSTM ? 4 : cell == GRU ? 3 : 1; }
+
+struct Shape {
+  int64_t H, gates, G;
+  int64_t units;  // H, or those of one thread; then its rows begin at the first of them
+  explicit Shape(const Steps& s) : H(s.hidden), gates(gates_of(s.cell)), G(gates * H), units(H) {}
+};
+
+}  // namespace

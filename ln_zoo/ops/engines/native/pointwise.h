@@ -1,0 +1,306 @@
+// LSTM, GRU and RNN between their products: each cell once, there and back, whatever normalises
+// it. A row may be a part of one: then all that belongs to features begins at its first unit.
+
+#pragma once
+
+#include "arguments.h"
+
+namespace {
+
+template <class Block>
+inline void accumulate(Block block, float* to, int64_t j, vec a) {
+  block.write(to + j, block.read(to + j) + a);
+}
+
+// What normalises L units from unit j on, and the two means in its adjoint
+// factor (d - mean d - a mean(d a)), for d the gradient of the normalised a.
+
+struct OfRow {
+  vec d, da;
+  template <class Block>
+  vec off(Block, vec d_j, vec a, int64_t) const {
+    return d_j - d - a * da;
+  }
+};
+
+struct OfColumns {
+  const float *d, *da;
+  template <class Block>
+  vec off(Block block, vec d_j, vec a, int64_t j) const {
+    return d_j - block.read(d + j) - a * block.read(da + j);
+  }
+};
+
+// A row whose mean is zero, or stays.
+struct Scaled {
+  typedef OfRow Means;
+  vec row_factor;
+  Scaled() : Scaled(1.0f) {}
+  explicit Scaled(float factor) : row_factor(all(factor)) {}
+  template <class Block>
+  vec factor(Block, int64_t) const {
+    return row_factor;
+  }
+  template <class Block>
+  vec normal(Block, vec a, int64_t) const {
+    return row_factor * a;
+  }
+};
+
+// A row whose mean is taken off.
+struct Centred : Scaled {
+  vec mean;
+  explicit Centred(const float* stats) : Scaled(stats[1]), mean(all(stats[0])) {}
+  template <class Block>
+  vec normal(Block, vec a, int64_t) const {
+    return (a - mean) * row_factor;
+  }
+};
+
+// Units that are normalised over examples.
+struct Columns {
+  typedef OfColumns Means;
+  const float *mean, *factors;
+  template <class Block>
+  vec factor(Block block, int64_t j) const {
+    return block.read(factors + j);
+  }
+  template <class Block>
+  vec normal(Block block, vec a, int64_t j) const {
+    return (a - block.read(mean + j)) * block.read(factors + j);
+  }
+  Columns from(int64_t unit) const { return {mean + unit, factors + unit}; }
+};
+
+// What goes into the gates: rows of products, each gate normalised, with gain and bias. Gates of v
+// lie H apart, those of u so many.
+template <class Norm>
+struct Terms {
+  const Steps& s;
+  int64_t H, G, apart;
+  const float *v, *u;
+  Norm of_v[MAX_GATES], of_u[MAX_GATES];
+
+  template <class Block>
+  vec input(Block block, int64_t q, int64_t j) const {
+    return of_v[q].normal(block, block.read(v + q * H + j), j);
+  }
+  template <class Block>
+  vec recurrent(Block block, int64_t q, int64_t j) const {
+    return of_u[q].normal(block, block.read(u + q * apart + j), j);
+  }
+  template <class Block>
+  vec scaled_input(Block block, int64_t q, vec a, int64_t j) const {
+    const int64_t k = q * H + j;
+    return block.read(s.bias + k) + block.read(s.gain_input + k) * a;
+  }
+  template <class Block>
+  vec scaled_recurrent(Block block, int64_t q, vec b, int64_t j) const {
+    return block.read(s.gain_recurrent + q * H + j) * b;
+  }
+  template <class Block>
+  vec sum(Block block, int64_t q, int64_t j) const {
+    return scaled_input(block, q, input(block, q, j), j) +
+           scaled_recurrent(block, q, recurrent(block, q, j), j);
+  }
+  void prefetch(int64_t j, bool kept) const {
+    for (int64_t q = 0; q < G / H; q++) {
+      ahead(v + q * H + j, G);
+      if (kept) ahead(u + q * H + j, G);
+    }
+  }
+};
+
+// Sums of both products that nothing normalises, (4H,).
+struct Summed {
+  const Steps& s;
+  int64_t H;
+  const float* u;
+  template <class Block>
+  vec input(Block, int64_t, int64_t) const {
+    return vec{};
+  }
+  template <class Block>
+  vec recurrent(Block, int64_t, int64_t) const {
+    return vec{};
+  }
+  template <class Block>
+  vec sum(Block block, int64_t q, int64_t j) const {
+    return block.read(u + q * H + j) + block.read(s.bias + q * H + j);
+  }
+  void prefetch(int64_t, bool) const {}
+};
+
+// Fills `to` with gradients of rows a, from those p of what their norm gives times a gain.
+template <class Norm>
+void adjoint(int64_t units, Norm norm, typename Norm::Means means, const float* gain,
+             const float* a, const float* p, float* to) {
+  for_units(units, [&](int64_t j, auto block) {
+    vec x = norm.normal(block, block.read(a + j), j);
+    vec d = block.read(gain + j) * block.read(p + j);
+    block.write(to + j, norm.factor(block, j) * means.off(block, d, x, j));
+  });
+}
+
+// LSTM (paper, eq. 20-22): gates i, f, g, o
+
+struct LSTMGates {
+  vec i, f, g, o;
+  template <class Block, class T>
+  LSTMGates(Block block, const T& terms, int64_t j)
+      : i(sigmoid(terms.sum(block, 0, j))),
+        f(sigmoid(terms.sum(block, 1, j))),
+        g(hyperbolic_tangent(terms.sum(block, 2, j))),
+        o(sigmoid(terms.sum(block, 3, j))) {}
+};
+
+inline vec next_cell(vec i, vec f, vec g, vec c) { return f * c + i * g; }
+
+template <class T>
+void lstm_gates(const Shape& shape, T terms, const float* c_prev, float* c, float* o) {
+  for_units(shape.units, [&](int64_t j, auto block) {
+    terms.prefetch(j, false);
+    const LSTMGates p(block, terms, j);
+    block.write(c + j, next_cell(p.i, p.f, p.g, block.read(c_prev + j)));
+    block.write(o + j, p.o);
+  });
+}
+
+template <class Norm>
+void lstm_out(const Steps& s, const Shape& shape, Norm norm, const float* c, const float* o,
+              float* h) {
+  for_units(shape.units, [&](int64_t j, auto block) {
+    vec a = norm.normal(block, block.read(c + j), j);
+    vec z = block.read(s.gain_out + j) * a + block.read(s.shift_out + j);
+    block.write(h + j, block.read(o + j) * hyperbolic_tangent(z));
+  });
+}
+
+// Gradients of h to those of o's sum and of the normalised cell state, of which `totals` learn.
+// Under zoneout of c what is kept of c is not what h was made of: that is made anew.
+template <bool ANEW, class T, class Norm, class Totals>
+void lstm_out_back(const Steps& s, const Shape& shape, T terms, Norm norm, const float* c,
+                   const float* c_prev, const float* dout, const float* dh, float* dp,
+                   float* scratch, Totals& totals) {
+  const int64_t H = shape.H, n = shape.units;
+  float *gates = scratch, *e = scratch + 3 * n;
+  for_units(n, [&](int64_t j, auto block) {
+    terms.prefetch(j, true);
+    ahead(c + j, H), ahead(c_prev + j, H), ahead(dout + j, H);
+    const LSTMGates p(block, terms, j);
+    block.write(gates + j, p.i);
+    block.write(gates + n + j, p.f);
+    block.write(gates + 2 * n + j, p.g);
+    vec cell = ANEW ? next_cell(p.i, p.f, p.g, block.read(c_prev + j)) : block.read(c + j);
+    vec a = block.keep(norm.normal(block, cell, j)), gain = block.read(s.gain_out + j);
+    vec tau = hyperbolic_tangent(gain * a + block.read(s.shift_out + j));
+    vec d = block.read(dout + j) + block.read(dh + j);
+    vec dm = d * p.o * (1.0f - tau * tau);
+    block.write(e + j, gain * dm);
+    totals.at_out(block, j, dm, gain, a);
+    block.write(dp + 3 * H + j, d * tau * p.o * (1.0f - p.o));
+  });
+}
+
+// Those to the gradients dp (4H,) of all sums, and to that of the cell state before.
+template <bool ANEW, class T, class Norm, class Totals>
+void lstm_gates_back(const Shape& shape, T terms, Norm norm, typename Norm::Means means,
+                     const float* c, const float* c_prev, float* dc, float* dp,
+                     const float* scratch, Totals& totals) {
+  const int64_t H = shape.H, n = shape.units;
+  const float *gates = scratch, *e = scratch + 3 * n;
+  for_units(n, [&](int64_t j, auto block) {
+    vec i = block.read(gates + j), f = block.read(gates + n + j), g = block.read(gates + 2 * n + j);
+    vec before = block.read(c_prev + j);
+    vec a = norm.normal(block, ANEW ? next_cell(i, f, g, before) : block.read(c + j), j);
+    vec d = block.read(dc + j) +
+            norm.factor(block, j) * means.off(block, block.read(e + j), a, j);
+    block.write(dc + j, d * f);
+    const vec p[4] = {d * g * i * (1.0f - i), d * before * f * (1.0f - f), d * i * (1.0f - g * g),
+                      block.read(dp + 3 * H + j)};
+    for (int64_t q = 0; q < 4; q++) {
+      block.write(dp + q * H + j, p[q]);
+      totals.at_gate(block, q, j, p[q], terms.input(block, q, j), p[q],
+                     terms.recurrent(block, q, j));
+    }
+  });
+}
+
+// GRU (paper, eq. 26-28): gates r, z, n
+
+struct GRUGates {
+  vec a[3], b[3], w;  // normalised terms; the recurrent term of n
+  vec r, z, n;
+  template <class Block, class T>
+  GRUGates(Block block, const Steps& s, const T& terms, int64_t j) {
+    vec x[3], y[3];
+    for (int64_t q = 0; q < 3; q++) {
+      a[q] = terms.input(block, q, j), b[q] = terms.recurrent(block, q, j);
+      x[q] = terms.scaled_input(block, q, a[q], j);
+      y[q] = terms.scaled_recurrent(block, q, b[q], j);
+    }
+    w = y[2] + block.read(s.bias_hn + j);
+    r = sigmoid(x[0] + y[0]), z = sigmoid(x[1] + y[1]);
+    n = hyperbolic_tangent(x[2] + r * w);
+  }
+};
+
+template <class T>
+void gru_gates(const Steps& s, const Shape& shape, T terms, const float* h_prev, float* h) {
+  for_units(shape.units, [&](int64_t j, auto block) {
+    const GRUGates p(block, s, terms, j);
+    block.write(h + j, p.n + p.z * (block.read(h_prev + j) - p.n));
+  });
+}
+
+// Gradients of h to those of all sums, dv and du (3H,), and to what passes by them.
+template <class T, class Totals>
+void gru_gates_back(const Steps& s, const Shape& shape, T terms, const float* h_prev,
+                    const float* dout, float* dh, float* dv, float* du, Totals& totals) {
+  const int64_t H = shape.H;
+  for_units(shape.units, [&](int64_t j, auto block) {
+    const GRUGates p(block, s, terms, j);
+    vec d = block.read(dout + j) + block.read(dh + j);
+    block.write(dh + j, d * p.z);
+    vec dn = d * (1.0f - p.z) * (1.0f - p.n * p.n);
+    vec dz = d * (block.read(h_prev + j) - p.n) * p.z * (1.0f - p.z);
+    vec dr = dn * p.w * p.r * (1.0f - p.r);
+    const vec dx[3] = {dr, dz, dn}, dy[3] = {dr, dz, dn * p.r};
+    totals.at_bias_hn(block, j, dy[2]);
+    for (int64_t q = 0; q < 3; q++) {
+      block.write(dv + q * H + j, dx[q]);
+      block.write(du + q * H + j, dy[q]);
+      totals.at_gate(block, q, j, dx[q], p.a[q], dy[q], p.b[q]);
+    }
+  });
+}
+
+// Simple RNN (paper, eq. 4): u is the sum of both terms
+
+template <class Norm>
+void rnn_out(const Steps& s, const Shape& shape, Norm norm, const float* u, float* h) {
+  const vec zero{};
+  for_units(shape.units, [&](int64_t j, auto block) {
+    vec a = norm.normal(block, block.read(u + j), j);
+    vec p = block.read(s.gain_out + j) * a + block.read(s.bias + j);
+    // Written so that NaN passes.
+    block.write(h + j, s.cell == RNN_RELU ? (p <= zero ? zero : p) : hyperbolic_tangent(p));
+  });
+}
+
+// Gradients of h to those of the normalised sum, with gain and bias, in du.
+template <class Norm, class Totals>
+void rnn_out_back(const Steps& s, const Shape& shape, Norm norm, const float* u, const float* dout,
+                  const float* dh, float* du, Totals& totals) {
+  const vec zero{};
+  for_units(shape.units, [&](int64_t j, auto block) {
+    vec a = block.keep(norm.normal(block, block.read(u + j), j)), gain = block.read(s.gain_out + j);
+    vec p = gain * a + block.read(s.bias + j), tau = hyperbolic_tangent(p);
+    vec d = block.read(dout + j) + block.read(dh + j);
+    vec dp = s.cell == RNN_RELU ? (p > zero ? d : zero) : d * (1.0f - tau * tau);
+    block.write(du + j, dp);
+    totals.at_out(block, j, dp, gain, a);
+  });
+}
+
+}  // namespace
