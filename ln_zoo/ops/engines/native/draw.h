@@ -24,7 +24,7 @@ struct Draw {
   void* inputs[2];                            // T (slots, N, I + H)
   float* states;                          // (slots, N, H): the decoder's h; null where T is float
   float* heads;                           // (slots, N, 10 + W^2): read, write, patch
-  float *gates[2], *cells[2], *stats[2];  // (slots, N, 4H): products; (slots, N, H), (slots, N, 2)
+  float *gates[2], *cells[2], *stats[2];  // (slots, N, 4H), (slots, N, H), (slots, N, 2)
   float *canvases, *logits;               // (slots, N, B, A); the last one, (N, B, A)
   float *means, *log_stds;                // (steps, N, Z)
   // The forward alone.
@@ -100,7 +100,7 @@ void draw_lstm(const Draw& s, int64_t which, int64_t t) {
       const int64_t before = shape.at(t, n), after = shape.at(t + 1, n);
       float *sums = s.gates[which] + before * G, *c = s.cells[which] + after * H;
       if constexpr (sizeof(T) == 2) widen(static_cast<const T*>(s.sums) + n * G, G, sums);
-      lstm_gates(of_cell, Summed{steps, H, sums}, s.cells[which] + before * H, c, o);
+      lstm_gates(of_cell, Summed{steps.bias, H, sums}, s.cells[which] + before * H, c, o);
       float* stats = s.stats[which] + before * 2;
       mean_and_deviation(s.norms[which], c, H, stats);
       lstm_out(steps, of_cell, Centred(stats), c, o, h);
@@ -147,7 +147,7 @@ void draw_lstm_back(const Draw& s, int64_t which, int64_t t) {
       const float* c_prev = s.cells[which] + before * H;
       const float* c = s.cells[which] + shape.at(t + 1, n) * H;
       const Centred norm(s.stats[which] + before * 2);
-      const Summed terms{steps, H, s.gates[which] + before * G};
+      const Gates terms{H, s.gates[which] + before * G};
       T* to = static_cast<T*>(s.dgates[which]) + (t % s.chunk * shape.N + n) * G;
       float* dp;
       if constexpr (sizeof(T) == 2) {

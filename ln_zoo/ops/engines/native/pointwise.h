@@ -72,6 +72,14 @@ struct Columns {
   Columns from(int64_t unit) const { return {mean + unit, factors + unit}; }
 };
 
+struct LSTMGates {
+  vec i, f, g, o;
+};
+
+inline LSTMGates lstm_of(vec i, vec f, vec g, vec o) {
+  return {sigmoid(i), sigmoid(f), hyperbolic_tangent(g), sigmoid(o)};
+}
+
 // What goes into the gates: rows of products, each gate normalised, with gain and bias. Gates of v
 // lie H apart, those of u so many.
 template <class Norm>
@@ -103,6 +111,10 @@ struct Terms {
     return scaled_input(block, q, input(block, q, j), j) +
            scaled_recurrent(block, q, recurrent(block, q, j), j);
   }
+  template <class Block>
+  LSTMGates lstm(Block block, int64_t j) const {
+    return lstm_of(sum(block, 0, j), sum(block, 1, j), sum(block, 2, j), sum(block, 3, j));
+  }
   void prefetch(int64_t j, bool kept) const {
     for (int64_t q = 0; q < G / H; q++) {
       ahead(v + q * H + j, G);
@@ -111,11 +123,31 @@ struct Terms {
   }
 };
 
-// Sums of both products that nothing normalises, (4H,).
+// Sums (4H,) of both products that nothing normalises; the gates take their place.
 struct Summed {
-  const Steps& s;
+  const float* bias;
   int64_t H;
-  const float* u;
+  float* gates;
+  template <class Block>
+  LSTMGates lstm(Block block, int64_t j) const {
+    const auto sum = [&](int64_t k) { return block.read(gates + k) + block.read(bias + k); };
+    const LSTMGates p = lstm_of(sum(j), sum(H + j), sum(2 * H + j), sum(3 * H + j));
+    block.write(gates + j, p.i), block.write(gates + H + j, p.f);
+    block.write(gates + 2 * H + j, p.g), block.write(gates + 3 * H + j, p.o);
+    return p;
+  }
+  void prefetch(int64_t, bool) const {}
+};
+
+// The gates (4H,) that it left.
+struct Gates {
+  int64_t H;
+  const float* gates;
+  template <class Block>
+  LSTMGates lstm(Block block, int64_t j) const {
+    return {block.read(gates + j), block.read(gates + H + j), block.read(gates + 2 * H + j),
+            block.read(gates + 3 * H + j)};
+  }
   template <class Block>
   vec input(Block, int64_t, int64_t) const {
     return vec{};
@@ -123,10 +155,6 @@ struct Summed {
   template <class Block>
   vec recurrent(Block, int64_t, int64_t) const {
     return vec{};
-  }
-  template <class Block>
-  vec sum(Block block, int64_t q, int64_t j) const {
-    return block.read(u + q * H + j) + block.read(s.bias + q * H + j);
   }
   void prefetch(int64_t, bool) const {}
 };
@@ -144,23 +172,13 @@ void adjoint(int64_t units, Norm norm, typename Norm::Means means, const float* 
 
 // LSTM (paper, eq. 20-22): gates i, f, g, o
 
-struct LSTMGates {
-  vec i, f, g, o;
-  template <class Block, class T>
-  LSTMGates(Block block, const T& terms, int64_t j)
-      : i(sigmoid(terms.sum(block, 0, j))),
-        f(sigmoid(terms.sum(block, 1, j))),
-        g(hyperbolic_tangent(terms.sum(block, 2, j))),
-        o(sigmoid(terms.sum(block, 3, j))) {}
-};
-
 inline vec next_cell(vec i, vec f, vec g, vec c) { return f * c + i * g; }
 
 template <class T>
 void lstm_gates(const Shape& shape, T terms, const float* c_prev, float* c, float* o) {
   for_units(shape.units, [&](int64_t j, auto block) {
     terms.prefetch(j, false);
-    const LSTMGates p(block, terms, j);
+    const LSTMGates p = terms.lstm(block, j);
     block.write(c + j, next_cell(p.i, p.f, p.g, block.read(c_prev + j)));
     block.write(o + j, p.o);
   });
@@ -187,7 +205,7 @@ void lstm_out_back(const Steps& s, const Shape& shape, T terms, Norm norm, const
   for_units(n, [&](int64_t j, auto block) {
     terms.prefetch(j, true);
     ahead(c + j, H), ahead(c_prev + j, H), ahead(dout + j, H);
-    const LSTMGates p(block, terms, j);
+    const LSTMGates p = terms.lstm(block, j);
     block.write(gates + j, p.i);
     block.write(gates + n + j, p.f);
     block.write(gates + 2 * n + j, p.g);

@@ -13,6 +13,12 @@ import triton
 import triton.language as tl
 
 from ln_zoo.ops.engines.triton.kernels import (
+    _forget_back,
+    _input_back,
+    _next_cell,
+    _normalised,
+    _normalised_back,
+    _output_back,
     _read,
     _read_gates,
     _sigmoid,
@@ -296,17 +302,6 @@ def unpaint(
 
 
 @triton.jit
-def _normalised(c, mask, H: tl.constexpr, RULE: tl.constexpr, EPS: tl.constexpr):
-    """A cell state over its deviation; its mean, and the reciprocal deviation."""
-    mean = 0.0
-    if RULE == 2:
-        mean = tl.sum(c, 0) / H
-    a = tl.where(mask, c - mean, 0.0)
-    factor = tl.rsqrt(tl.sum(a * a, 0) / H + EPS)
-    return a * factor, mean, factor
-
-
-@triton.jit
 def _vector(pointer, cols, mask, default: tl.constexpr, THERE: tl.constexpr):
     a = default
     if THERE:
@@ -334,7 +329,7 @@ def lstm_forward(
     s0, s1, s2, s3 = _read_gates(sums + n * (4 * H), H, cols, mask, 4)
     b0, b1, b2, b3 = _read_gates(bias, H, cols, mask, 4)
     i, f, g, o = _sigmoid(s0 + b0), _sigmoid(s1 + b1), _tanh(s2 + b2), _sigmoid(s3 + b3)
-    c = f * tl.load(c_before + n * H + cols, mask=mask, other=0.0) + i * g
+    c = _next_cell(i, f, g, tl.load(c_before + n * H + cols, mask=mask, other=0.0))
     tl.store(c_after + n * H + cols, c, mask=mask)
     _write_gates(gates + n * (4 * H), H, cols, mask, 4, i, f, g, o)
     a = c
@@ -383,23 +378,16 @@ def lstm_backward(
         factor = tl.load(stats + 2 * n + 1)
         a = tl.where(mask, (c - tl.load(stats + 2 * n)) * factor, 0.0)
     scale = _vector(gain, cols, mask, 1.0, GAIN)
-    tau = _tanh(a * scale + _vector(shift, cols, mask, 0.0, SHIFT))
-    d_o = dh * tau * o * (1.0 - o)
-    dm = dh * o * (1.0 - tau * tau)
+    d_o, dm = _output_back(dh, o, _tanh(a * scale + _vector(shift, cols, mask, 0.0, SHIFT)))
     if RULE:
         _add(totals, 4, H, cols, mask, dm * a)
         _add(totals, 5, H, cols, mask, dm)
-        e = dm * scale
-        d = e - a * (tl.sum(e * a, 0) / H)
-        if RULE == 2:
-            d -= tl.sum(e, 0) / H
-        d_c += d * factor
+        d_c += _normalised_back(dm * scale, a, factor, H, RULE)
     else:
         d_c += dm
-    d_i = d_c * g * i * (1.0 - i)
-    d_f = d_c * before * f * (1.0 - f)
-    d_g = d_c * i * (1.0 - g * g)
-    tl.store(dc + n * H + cols, d_c * f, mask=mask)
+    d_i, d_g = _input_back(d_c, i, g)
+    d_f, d_before = _forget_back(d_c, f, before)
+    tl.store(dc + n * H + cols, d_before, mask=mask)
     _write_gates(dgates + n * (4 * H), H, cols, mask, 4, d_i, d_f, d_g, d_o)
     _add(totals, 0, H, cols, mask, d_i)
     _add(totals, 1, H, cols, mask, d_f)

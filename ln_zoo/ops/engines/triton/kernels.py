@@ -381,6 +381,55 @@ def _through_deviations(
     return d0, d1, _adjoint(d2, a2, r2, s2 / n2), _adjoint(d3, a3, r3, s3 / n3)
 
 
+# LSTM (paper, eq. 20-22), gates i, f, g, o: its arithmetic, for layers and for DRAW
+
+
+@triton.jit
+def _next_cell(i, f, g, c):
+    return f * c + i * g
+
+
+@triton.jit
+def _normalised(c, mask, H: tl.constexpr, RULE: tl.constexpr, EPS: tl.constexpr):
+    """A cell state over its deviation; its mean, and the reciprocal deviation."""
+    c = tl.where(mask, c, 0.0)
+    mean = 0.0
+    if RULE == 2:
+        mean = tl.sum(c, 0) / H
+    # Around the mean, since the difference of two sums of squares cancels.
+    a = tl.where(mask, c - mean, 0.0)
+    factor = tl.rsqrt(tl.sum(a * a, 0) / H + EPS)
+    return a * factor, mean, factor
+
+
+@triton.jit
+def _normalised_back(e, a, factor, H: tl.constexpr, RULE: tl.constexpr):
+    """Gradients of the cell state, from those e of the normalised one, a."""
+    if RULE == 2:
+        s0, s1 = tl.reduce((e, e * a), 0, _add2)
+        return factor * (e - s0 / H - a * (s1 / H))
+    else:
+        return _adjoint(e, a, factor, tl.sum(e * a, 0) / H)
+
+
+@triton.jit
+def _output_back(d, o, tau):
+    """From the gradient of h = o tau to those of o's sum and of what goes into the tanh."""
+    return d * tau * o * (1.0 - o), d * o * (1.0 - tau * tau)
+
+
+@triton.jit
+def _input_back(dc, i, g):
+    """From the gradient of c to those of the sums of i and g."""
+    return dc * g * i * (1.0 - i), dc * i * (1.0 - g * g)
+
+
+@triton.jit
+def _forget_back(dc, f, c_before):
+    """From the gradient of c to those of the sum of f and of the cell state before."""
+    return dc * c_before * f * (1.0 - f), dc * f
+
+
 # Steps forward. Row n of `product` holds R h' of example n, and row n of `operand` takes the next h
 # for the next product. `row` is where the step's rows begin. INPUT and RECURRENT are the groups as
 # `_merge` explains, 0 for the identity; so is OUT_RULE, else 1, or 2 where a mean is taken off too.
@@ -437,21 +486,14 @@ def lstm_forward(
     o = _sigmoid(v3 * rv3 * gv3 + b3 + u3 * ru3 * gu3)
     if not EARLY:
         c = _read(c_state, 0, H, cols, mask)
-    c = f * c + i * g
+    c = _next_cell(i, f, g, c)
     _write(c_state, 0, H, cols, mask, c)
     shown = c
     if OUT_RULE:
-        c = tl.where(mask, c, 0.0)
-        mean = 0.0
-        if OUT_RULE == 2:
-            mean = tl.sum(c, 0) / H
-        # Around the mean, since the difference of two sums of squares cancels.
-        deviation = tl.where(mask, c - mean, 0.0)
-        r = tl.rsqrt(tl.sum(deviation * deviation, 0) / H + OUT_EPS)
+        a, mean, r = _normalised(c, mask, H, OUT_RULE, OUT_EPS)
         gain_c = _address(table, GAIN_OUT, tl.float32, WIDE_ALIGN)
         shift_c = _address(table, SHIFT_OUT, tl.float32, WIDE_ALIGN)
-        shown = deviation * r * _read(gain_c, 0, H, cols, mask)
-        shown += _read(shift_c, 0, H, cols, mask)
+        shown = a * _read(gain_c, 0, H, cols, mask) + _read(shift_c, 0, H, cols, mask)
         if SAVE:
             if OUT_RULE == 2:
                 tl.store(stats, mean)
@@ -605,19 +647,11 @@ def lstm_backward(
         gain_c = _read(_address(table, GAIN_OUT, tl.float32, WIDE_ALIGN), 0, H, cols, mask)
         shift_c = _read(_address(table, SHIFT_OUT, tl.float32, WIDE_ALIGN), 0, H, cols, mask)
         shown = tl.where(mask, (c - mean) * r, 0.0)
-        tau = _tanh(gain_c * shown + shift_c)
-        dm = d * o * (1.0 - tau * tau)
-        e = gain_c * dm
-        if OUT_RULE == 2:
-            s0, s1 = tl.reduce((e, e * shown), 0, _add2)
-            through = r * (e - s0 / H - shown * (s1 / H))
-        else:
-            through = _adjoint(e, shown, r, tl.sum(e * shown, 0) / H)
+        dp3, dm = _output_back(d, o, _tanh(gain_c * shown + shift_c))
+        through = _normalised_back(gain_c * dm, shown, r, H, OUT_RULE)
     else:
-        tau = _tanh(c)
-        dm = d * o * (1.0 - tau * tau)
+        dp3, dm = _output_back(d, o, _tanh(c))
         through = dm
-    dp3 = d * tau * o * (1.0 - o)
     _write(work, 3, H, cols, mask, dp3)
     _write(work, 4, H, cols, mask, dm)
 
@@ -627,8 +661,7 @@ def lstm_backward(
         p2 = _gate(v, u, rv2, ru2, gain_v, gain_u, bias, 2, H, cols, mask, INPUT, RECURRENT, BIASED)
     dc += through
     i, g = _sigmoid(p0), _tanh(p2)
-    dp0 = dc * g * i * (1.0 - i)
-    dp2 = dc * i * (1.0 - g * g)
+    dp0, dp2 = _input_back(dc, i, g)
     _write(work, 0, H, cols, mask, dp0)
     _write(work, 2, H, cols, mask, dp2)
     if not EARLY:
@@ -636,9 +669,9 @@ def lstm_backward(
         c_prev = _address(table, C_PREV, tl.float32, WIDE_ALIGN) + line * H
         c_before = _read(c_prev, 0, H, cols, mask)
     f = _sigmoid(p1)
-    dp1 = dc * c_before * f * (1.0 - f)
+    dp1, dc = _forget_back(dc, f, c_before)
     _write(work, 1, H, cols, mask, dp1)
-    _write(dc_state, 0, H, cols, mask, dc * f)
+    _write(dc_state, 0, H, cols, mask, dc)
 
     if RECURRENT:
         dp0, dp1, dp2, dp3 = _through_deviations(
