@@ -8,7 +8,7 @@ which form each tensor must have, and `Arguments.fill` is the only way to put an
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from ctypes import Structure, c_void_p
+from ctypes import Structure
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -181,31 +181,19 @@ class Arguments(Structure):
         """
         for name, a in tensors.items():
             if a is not None:
-                super().__setattr__(name, self._address(name, name, a, sizes, kind))
-
-    def fill_pair(
-        self,
-        name: str,
-        pair: tuple[Tensor, Tensor],
-        sizes: tuple[Mapping[str, int], Mapping[str, int]],
-        kind: torch.dtype,
-    ) -> None:
-        """The same for a field that is an array of two, each with sizes of its own."""
-        found = (self._address(name, f"{name}[{i}]", a, sizes[i], kind) for i, a in enumerate(pair))
-        super().__setattr__(name, (c_void_p * 2)(*found))
+                super().__setattr__(name, self._address(name, a, sizes, kind))
 
     def _address(
         self,
-        field: str,
         name: str,
         a: Tensor | Packed,
         sizes: Mapping[str, int],
         kind: torch.dtype,
     ) -> int:
-        precision, *letters = self.tensors[field]
+        precision, *letters = self.tensors[name]
         shape = tuple([sizes[letter] for letter in letters])
         if isinstance(a, Packed):
-            assert precision == "packed", field
+            assert precision == "packed", name
             return a.address(name, kind, shape)
         return address(name, a, _PRECISIONS.get(precision, kind), shape)
 

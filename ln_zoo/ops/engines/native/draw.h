@@ -9,37 +9,45 @@
 
 extern "C" {
 
-// What is read and written. LSTM 0 is the encoder, whose rows of inputs are [r; decoder's h; own
-// h], 1 the decoder, with [z; own h]. Where `kept`, tensors of "slots" hold what belongs to each
-// glimpse, (steps + 1,) of them; otherwise two take turns. Slot 0 holds initial states.
+// One of the LSTMs. Rows of inputs are [r; decoder's h; own h] in the encoder, [z; own h] in the
+// decoder.
+struct DrawLSTM {
+  Rows norm;                         // of the cell state on its way out
+  const float *bias, *gain, *shift;  // (4H,), (H,), (H,)
+  void* inputs;                      // T (slots, N, I + H)
+  float *gates, *cells, *stats;      // (slots, N, 4H), (slots, N, H), (slots, N, 2)
+  // The backward alone.
+  float* dcells;        // (N, H)
+  const void* dinputs;  // T (N, I + H)
+  void* dgates;         // T (chunk, N, 4H)
+};
+
+// What is read and written. Where `kept`, tensors of "slots" hold what belongs to each glimpse,
+// (steps + 1,) of them; otherwise two take turns. Slot 0 holds initial states.
 struct Draw {
   int64_t narrow, kept, steps, examples, height, width, hidden, latents, read, write;
   int64_t adds_eps;  // whether filters are divided by their sum and eps, or sum to 1
   int64_t chunk, threads;
-  double eps, bound;
-  Rows norms[2];                              // of the cell states on their way out
-  const float *images, *noise;                // (N, B, A), (steps, N, Z)
-  const float *bias[2], *gain[2], *shift[2];  // (4H,), (H,), (H,)
-  const float* posterior_bias;                // (2Z,)
-  void* inputs[2];                            // T (slots, N, I + H)
-  float* states;                          // (slots, N, H): the decoder's h; null where T is float
-  float* heads;                           // (slots, N, 10 + W^2): read, write, patch
-  float *gates[2], *cells[2], *stats[2];  // (slots, N, 4H), (slots, N, H), (slots, N, 2)
-  float *canvases, *logits;               // (slots, N, B, A); the last one, (N, B, A)
-  float *means, *log_stds;                // (steps, N, Z)
+  double eps, log_clamp;
+  DrawLSTM lstms[2];            // encoder, decoder
+  const float *images, *noise;  // (N, B, A), (steps, N, Z)
+  const float* posterior_bias;  // (2Z,)
+  float* states;                // (slots, N, H): the decoder's h; null where T is float
+  float* heads;                 // (slots, N, 10 + W^2): read, write, patch
+  float *canvases, *logits;     // (slots, N, B, A); the last one, (N, B, A)
+  float *means, *log_stds;      // (steps, N, Z)
   // The forward alone.
   const void *sums, *posterior;  // T (N, 4H), T (N, 2Z): products; where T is float, the former
                                  // are in `gates`
-  int64_t* clamped;              // (threads, 3): numbers beyond the bound
+  int64_t* clamped;              // (threads, 3): numbers beyond the clamp
   // The backward alone. Glimpse t has row t % chunk of what is multiplied after a chunk of
   // glimpses; the gradients of means and log_stds may be null.
   const float *means_gradient, *log_stds_gradient;  // (steps, N, Z)
   float *dcanvas, *dheads;                          // (N, B, A), (steps + 1, N, 10 + W^2)
   const float* dstates;                             // (N, H): what dheads makes of h
-  float* dcells[2];                                 // (N, H)
-  const void *dinputs[2], *dencoded;  // T (N, I + H); (N, H): what dposterior makes of h
-  void *dgates[2], *dposterior;       // T (chunk, N, 4H), T (chunk, N, 2Z)
-  float* totals;                      // (threads, 12H + 2Z): bias, gain, shift of each, posterior
+  const void* dencoded;                             // T (N, H): what dposterior makes of h
+  void* dposterior;                                 // T (chunk, N, 2Z)
+  float* totals;  // (threads, 12H + 2Z): bias, gain, shift of each, posterior
 };
 
 }  // extern "C"
@@ -83,7 +91,8 @@ void for_examples(const Draw& s, Body body) {
 Steps draw_steps(const Draw& s, int64_t which) {
   Steps found{};
   found.cell = LSTM, found.hidden = s.hidden;
-  found.bias = s.bias[which], found.gain_out = s.gain[which], found.shift_out = s.shift[which];
+  const DrawLSTM& lstm = s.lstms[which];
+  found.bias = lstm.bias, found.gain_out = lstm.gain, found.shift_out = lstm.shift;
   return found;
 }
 
@@ -92,24 +101,25 @@ void draw_lstm(const Draw& s, int64_t which, int64_t t) {
   const DrawShape shape(s);
   const Steps steps = draw_steps(s, which);
   const Shape of_cell(steps);
+  const DrawLSTM& lstm = s.lstms[which];
   const int64_t H = shape.H, G = 4 * H;
   for_examples(s, [&](int64_t, int64_t first, int64_t last) {
     std::vector<float> memory(2 * H);
     float *const h = memory.data(), *const o = h + H;
     for (int64_t n = first; n < last; n++) {
       const int64_t before = shape.at(t, n), after = shape.at(t + 1, n);
-      float *sums = s.gates[which] + before * G, *c = s.cells[which] + after * H;
+      float *sums = lstm.gates + before * G, *c = lstm.cells + after * H;
       if constexpr (sizeof(T) == 2) widen(static_cast<const T*>(s.sums) + n * G, G, sums);
-      lstm_gates(of_cell, Summed{steps.bias, H, sums}, s.cells[which] + before * H, c, o);
-      float* stats = s.stats[which] + before * 2;
-      mean_and_deviation(s.norms[which], c, H, stats);
+      lstm_gates(of_cell, Summed{steps.bias, H, sums}, lstm.cells + before * H, c, o);
+      float* stats = lstm.stats + before * 2;
+      mean_and_deviation(lstm.norm, c, H, stats);
       lstm_out(steps, of_cell, Centred(stats), c, o, h);
-      T* encoder = static_cast<T*>(s.inputs[ENCODER]) + after * shape.row[ENCODER] + shape.patches;
+      T* encoder = static_cast<T*>(s.lstms[ENCODER].inputs) + after * shape.row[ENCODER] + shape.patches;
       if (which == ENCODER) {
         copy(h, H, encoder + H);
       } else {
         copy(h, H, encoder);
-        copy(h, H, static_cast<T*>(s.inputs[DECODER]) + after * shape.row[DECODER] + shape.Z);
+        copy(h, H, static_cast<T*>(s.lstms[DECODER].inputs) + after * shape.row[DECODER] + shape.Z);
         if (s.states) copy(h, H, s.states + after * H);
       }
     }
@@ -122,6 +132,7 @@ void draw_lstm_back(const Draw& s, int64_t which, int64_t t) {
   const DrawShape shape(s);
   const Steps steps = draw_steps(s, which);
   const Shape of_cell(steps);
+  const DrawLSTM& lstm = s.lstms[which];
   const int64_t H = shape.H, G = 4 * H;
   for_examples(s, [&](int64_t thread, int64_t first, int64_t last) {
     std::vector<float> memory(7 * H + (sizeof(T) == 2 ? G : 0));
@@ -138,17 +149,17 @@ void draw_lstm_back(const Draw& s, int64_t which, int64_t t) {
       std::fill(dh, dh + H, 0.0f);
       if (which == ENCODER) {
         dout = floats(static_cast<const T*>(s.dencoded) + n * H, H, room + H);
-        add_to_dh(s.dinputs[ENCODER], encoder + H);
+        add_to_dh(s.lstms[ENCODER].dinputs, encoder + H);
       } else {
-        add_to_dh(s.dinputs[ENCODER], encoder);
-        add_to_dh(s.dinputs[DECODER], n * shape.row[DECODER] + shape.Z);
+        add_to_dh(s.lstms[ENCODER].dinputs, encoder);
+        add_to_dh(s.lstms[DECODER].dinputs, n * shape.row[DECODER] + shape.Z);
       }
       const int64_t before = shape.at(t, n);
-      const float* c_prev = s.cells[which] + before * H;
-      const float* c = s.cells[which] + shape.at(t + 1, n) * H;
-      const Centred norm(s.stats[which] + before * 2);
-      const Gates terms{H, s.gates[which] + before * G};
-      T* to = static_cast<T*>(s.dgates[which]) + (t % s.chunk * shape.N + n) * G;
+      const float* c_prev = lstm.cells + before * H;
+      const float* c = lstm.cells + shape.at(t + 1, n) * H;
+      const Centred norm(lstm.stats + before * 2);
+      const Gates terms{H, lstm.gates + before * G};
+      T* to = static_cast<T*>(lstm.dgates) + (t % s.chunk * shape.N + n) * G;
       float* dp;
       if constexpr (sizeof(T) == 2) {
         dp = scratch + 4 * H;
@@ -157,9 +168,9 @@ void draw_lstm_back(const Draw& s, int64_t which, int64_t t) {
       }
       RowTotals<true> totals(steps, of_cell, sums);
       lstm_out_back<false>(steps, of_cell, terms, norm, c, c_prev, dout, dh, dp, scratch, totals);
-      totals.out.finish(s.norms[which], 1, H);
+      totals.out.finish(lstm.norm, 1, H);
       lstm_gates_back<false>(of_cell, terms, norm, totals.out.of(0), c, c_prev,
-                             s.dcells[which] + n * H, dp, scratch, totals);
+                             lstm.dcells + n * H, dp, scratch, totals);
       if constexpr (sizeof(T) == 2) narrow(dp, G, to);
     }
   });
@@ -169,7 +180,7 @@ template <class T>
 void draw_latent(const Draw& s, int64_t t) {
   const DrawShape shape(s);
   const int64_t Z = shape.Z;
-  const vec bound = all(float(s.bound));
+  const vec clamp = all(float(s.log_clamp));
   for_examples(s, [&](int64_t thread, int64_t first, int64_t last) {
     std::vector<float> memory(3 * Z);
     float *const wide = memory.data(), *const z = wide + 2 * Z;
@@ -181,14 +192,14 @@ void draw_latent(const Draw& s, int64_t t) {
         vec mean = block.read(p + j) + block.read(s.posterior_bias + j);
         vec spread = block.read(p + Z + j) + block.read(s.posterior_bias + Z + j);
         // A comparison that holds is -1.
-        beyond -= (spread > bound) + (spread < -bound);
-        spread = spread > bound ? bound : spread;
-        spread = spread < -bound ? -bound : spread;
+        beyond -= (spread > clamp) + (spread < -clamp);
+        spread = spread > clamp ? clamp : spread;
+        spread = spread < -clamp ? -clamp : spread;
         block.write(s.means + row + j, mean);
         block.write(s.log_stds + row + j, spread);
         block.write(z + j, mean + exponential(spread) * block.read(s.noise + row + j));
       });
-      copy(z, Z, static_cast<T*>(s.inputs[DECODER]) + shape.at(t, n) * shape.row[DECODER]);
+      copy(z, Z, static_cast<T*>(s.lstms[DECODER].inputs) + shape.at(t, n) * shape.row[DECODER]);
     }
     for (int64_t i = 0; i < L; i++) s.clamped[3 * thread] += beyond[i];
   });
@@ -198,13 +209,13 @@ template <class T>
 void draw_latent_back(const Draw& s, int64_t t) {
   const DrawShape shape(s);
   const int64_t Z = shape.Z;
-  const vec bound = all(float(s.bound)), zero{};
+  const vec clamp = all(float(s.log_clamp)), zero{};
   for_examples(s, [&](int64_t thread, int64_t first, int64_t last) {
     std::vector<float> memory(4 * Z);
     float *const wide = memory.data(), *const d = wide + Z, *const none = d + 2 * Z;
     float* bias_sum = shape.totals(thread) + 12 * shape.H;
     for (int64_t n = first; n < last; n++) {
-      const T* from = static_cast<const T*>(s.dinputs[DECODER]) + n * shape.row[DECODER];
+      const T* from = static_cast<const T*>(s.lstms[DECODER].dinputs) + n * shape.row[DECODER];
       const float* dz = floats(from, Z, wide);
       const int64_t row = (t * shape.N + n) * Z;
       const float* dmean = s.means_gradient ? s.means_gradient + row : none;
@@ -213,7 +224,7 @@ void draw_latent_back(const Draw& s, int64_t t) {
         vec spread = block.read(s.log_stds + row + j), g = block.read(dz + j);
         vec a = g + block.read(dmean + j);
         vec b = g * exponential(spread) * block.read(s.noise + row + j) + block.read(dspread + j);
-        b = (spread >= bound) | (spread <= -bound) ? zero : b;
+        b = (spread >= clamp) | (spread <= -clamp) ? zero : b;
         block.write(d + j, a);
         block.write(d + Z + j, b);
         accumulate(block, bias_sum, j, a);
@@ -228,22 +239,22 @@ void draw_latent_back(const Draw& s, int64_t t) {
 struct Patch {
   double x, y, stride, gamma;
   float sharpness;  // 1 / (2 sigma^2)
-  bool variance_bound, stride_bound;
+  bool variance_clamped, stride_clamped;
   Patch(const Draw& s, const float* p, int64_t K)
       : x(0.5 * double(s.width + 1) * (double(p[0]) + 1.0) - 1.0),
         y(0.5 * double(s.height + 1) * (double(p[1]) + 1.0) - 1.0),
         stride(0.0),
         gamma(std::exp(double(p[4]))),
-        sharpness(float(0.5 * std::exp(-clamp(p[2], s.bound)))),
-        variance_bound(std::fabs(double(p[2])) > s.bound),
-        stride_bound(std::fabs(double(p[3])) > s.bound) {
+        sharpness(float(0.5 * std::exp(-clamp(p[2], s.log_clamp)))),
+        variance_clamped(std::fabs(double(p[2])) > s.log_clamp),
+        stride_clamped(std::fabs(double(p[3])) > s.log_clamp) {
     if (K == 1) return;
     const double whole = double(std::max(s.height, s.width) - 1);
-    stride = whole / double(K - 1) * std::exp(clamp(p[3], s.bound));
+    stride = whole / double(K - 1) * std::exp(clamp(p[3], s.log_clamp));
   }
   void count(int64_t* clamped) const {
-    clamped[1] += variance_bound;
-    clamped[2] += stride_bound;
+    clamped[1] += variance_clamped;
+    clamped[2] += stride_clamped;
   }
 
  private:
@@ -361,8 +372,8 @@ struct Bank {
     y.back(s, dy, patch, &center_y, &stride, &variance);
     d[0] = float(center_x * 0.5 * double(s.width + 1));
     d[1] = float(center_y * 0.5 * double(s.height + 1));
-    d[2] = patch.variance_bound ? 0.0f : float(variance);
-    d[3] = patch.stride_bound ? 0.0f : float(stride * patch.stride);
+    d[2] = patch.variance_clamped ? 0.0f : float(variance);
+    d[3] = patch.stride_clamped ? 0.0f : float(stride * patch.stride);
     d[4] = float(dlog_gamma);
   }
 };
@@ -400,7 +411,7 @@ void draw_read(const Draw& s, int64_t t) {
         }
       }
       copy(patches.data(), shape.patches,
-           static_cast<T*>(s.inputs[ENCODER]) + shape.at(t, n) * shape.row[ENCODER]);
+           static_cast<T*>(s.lstms[ENCODER].inputs) + shape.at(t, n) * shape.row[ENCODER]);
     }
   });
 }
@@ -417,7 +428,7 @@ void draw_read_back(const Draw& s, int64_t t) {
     for (int64_t n = first; n < last; n++) {
       const Patch patch(s, s.heads + shape.at(t, n) * shape.heads, R);
       bank.fill(s, patch);
-      const T* from = static_cast<const T*>(s.dinputs[ENCODER]) + n * shape.row[ENCODER];
+      const T* from = static_cast<const T*>(s.lstms[ENCODER].dinputs) + n * shape.row[ENCODER];
       const float* dr = floats(from, shape.patches, wide.data());
       for (int64_t i = 0; i < shape.patches; i++) d[i] = float(patch.gamma) * dr[i];
       across.clear();

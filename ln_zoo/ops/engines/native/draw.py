@@ -21,7 +21,23 @@ from ln_zoo.ops.loops.draw import (
     Made,
 )
 
-_Pair = c_void_p * 2
+
+class _LSTM(Arguments):
+    """``DrawLSTM`` of draw.h."""
+
+    tensors: ClassVar = {
+        "bias": ("wide", "4H"),
+        "gain": ("wide", "H"),
+        "shift": ("wide", "H"),
+        "inputs": ("kind", "slots", "N", "I + H"),
+        "gates": ("wide", "slots", "N", "4H"),
+        "cells": ("wide", "slots", "N", "H"),
+        "stats": ("wide", "slots", "N", "2"),
+        "dcells": ("wide", "N", "H"),
+        "dinputs": ("kind", "N", "I + H"),
+        "dgates": ("kind", "chunk", "N", "4H"),
+    }
+    _fields_ = (("norm", RowArguments), *((name, c_void_p) for name in tensors))
 
 
 class DrawArguments(Arguments):
@@ -30,16 +46,9 @@ class DrawArguments(Arguments):
     tensors: ClassVar = {
         "images": ("wide", "N", "B", "A"),
         "noise": ("wide", "T", "N", "Z"),
-        "bias": ("wide", "4H"),
-        "gain": ("wide", "H"),
-        "shift": ("wide", "H"),
         "posterior_bias": ("wide", "2Z"),
-        "inputs": ("kind", "slots", "N", "I + H"),
         "states": ("wide", "slots", "N", "H"),
         "heads": ("wide", "slots", "N", "heads"),
-        "gates": ("wide", "slots", "N", "4H"),
-        "cells": ("wide", "slots", "N", "H"),
-        "stats": ("wide", "slots", "N", "2"),
         "canvases": ("wide", "slots", "N", "B", "A"),
         "logits": ("wide", "N", "B", "A"),
         "means": ("wide", "T", "N", "Z"),
@@ -52,10 +61,7 @@ class DrawArguments(Arguments):
         "dcanvas": ("wide", "N", "B", "A"),
         "dheads": ("wide", "T + 1", "N", "heads"),
         "dstates": ("wide", "N", "H"),
-        "dcells": ("wide", "N", "H"),
-        "dinputs": ("kind", "N", "I + H"),
         "dencoded": ("kind", "N", "H"),
-        "dgates": ("kind", "chunk", "N", "4H"),
         "dposterior": ("kind", "chunk", "N", "2Z"),
         "totals": ("wide", "threads", "12H + 2Z"),
     }
@@ -68,25 +74,8 @@ class DrawArguments(Arguments):
             )
         ),
         *((name, c_double) for name in ("eps", "log_clamp")),
-        ("norms", RowArguments * 2),
-        *((name, c_void_p) for name in ("images", "noise")),
-        *((name, _Pair) for name in ("bias", "gain", "shift")),
-        ("posterior_bias", c_void_p),
-        ("inputs", _Pair),
-        *((name, c_void_p) for name in ("states", "heads")),
-        *((name, _Pair) for name in ("gates", "cells", "stats")),
-        *(
-            (name, c_void_p)
-            for name in (
-                *("canvases", "logits", "means", "log_stds"),
-                *("sums", "posterior", "clamped"),
-                *("means_gradient", "log_stds_gradient", "dcanvas", "dheads", "dstates"),
-            )
-        ),
-        *((name, _Pair) for name in ("dcells", "dinputs")),
-        ("dencoded", c_void_p),
-        ("dgates", _Pair),
-        *((name, c_void_p) for name in ("dposterior", "totals")),
+        ("lstms", _LSTM * 2),
+        *((name, c_void_p) for name in tensors),
     )
 
 
@@ -123,36 +112,29 @@ class NativeDraw(DrawSteps):
         self._b_heads = operands.b_heads
         self._w_heads = packed("draw heads", operands.w_heads, transposed=self._forward)
 
-        def of_norm(value: Tensor | None, default: float) -> Tensor:
-            return constant(default, hidden) if value is None else value
-
-        gain = of_norm(operands.gain_encoder, 1.0), of_norm(operands.gain_decoder, 1.0)
-        shift = of_norm(operands.shift_encoder, 0.0), of_norm(operands.shift_decoder, 0.0)
-        tensors: dict[str, Tensor | tuple[Tensor, Tensor] | None] = {
+        # What is given of both LSTMs, and what of one or of neither; by the structures' fields.
+        tensors: dict[str, Tensor | None] = {
             "images": operands.images,
             "noise": operands.noise,
-            "bias": (operands.b_encoder, operands.b_decoder),
-            "gain": gain,
-            "shift": shift,
             "posterior_bias": operands.b_posterior,
-            **kept._asdict(),
-            "states": kept.states if narrow else None,
             **made._asdict(),
             "clamped": self._clamped,
         }
+        pairs: dict[str, tuple[Tensor | None, Tensor | None]] = {
+            "bias": (operands.b_encoder, operands.b_decoder),
+            "gain": (operands.gain_encoder, operands.gain_decoder),
+            "shift": (operands.shift_encoder, operands.shift_decoder),
+        }
+        for name, a in kept._asdict().items():
+            (pairs if isinstance(a, tuple) else tensors)[name] = a
+        tensors["states"] = kept.states if narrow else None
         if back is not None:
-            tensors |= {
-                "means_gradient": back.means,
-                "log_stds_gradient": back.log_stds,
-                **{
-                    f"d{name}": a
-                    for name, a in back._asdict().items()
-                    if name not in ("means", "log_stds")
-                },
-                "totals": self._totals,
-            }
+            for name, a in back._asdict().items():
+                field = f"{name}_gradient" if name in ("means", "log_stds") else f"d{name}"
+                (pairs if isinstance(a, tuple) else tensors)[field] = a
+            tensors["totals"] = self._totals
         # The structure holds addresses: these tensors live as long as it.
-        self._tensors = tensors
+        self._alive: list[object] = [tensors]
         self._arguments = DrawArguments(
             narrow=narrow,
             kept=len(kept.heads) == glimpses + 1,
@@ -169,30 +151,25 @@ class NativeDraw(DrawSteps):
             threads=threads,
             eps=settings.filter_eps,
             log_clamp=settings.log_clamp,
-            norms=(RowArguments * 2)(*(row_arguments(rows) for rows in plan.norms)),
         )
-        self._fill(plan, operands, len(kept.heads), threads)
-        self._address = byref(self._arguments)
-
-    def _fill(self, plan: DrawPlan, operands: DrawOperands, slots: int, threads: int) -> None:
-        """Puts the addresses of all tensors into the structure."""
-        glimpses, examples, latents = operands.noise.shape
-        _, height, width = operands.images.shape
-        hidden, settings = self._hidden, plan.settings
         sizes = {
             **{"N": examples, "B": height, "A": width, "T": glimpses, "T + 1": glimpses + 1},
             **{"Z": latents, "2Z": 2 * latents, "H": hidden, "4H": 4 * hidden},
-            **{"slots": slots, "chunk": self._chunk, "threads": threads, "2": 2, "3": 3},
-            "heads": 10 + settings.write**2,
+            **{"slots": len(kept.heads), "chunk": self._chunk, "threads": threads},
+            **{"2": 2, "3": 3, "heads": 10 + settings.write**2},
             "12H + 2Z": 12 * hidden + 2 * latents,
         }
-        by_encoder = {**sizes, "I + H": 2 * settings.read**2 + 2 * hidden}
-        by_decoder = {**sizes, "I + H": latents + hidden}
-        for name, a in self._tensors.items():
-            if isinstance(a, tuple):
-                self._arguments.fill_pair(name, a, (by_encoder, by_decoder), plan.narrow)
-            else:
-                self._arguments.fill({name: a}, sizes, plan.narrow)
+        self._arguments.fill(tensors, sizes, plan.narrow)
+        inputs = 2 * settings.read**2 + 2 * hidden, latents + hidden
+        for i, lstm in enumerate(self._arguments.lstms):
+            own = {name: pair[i] for name, pair in pairs.items()}
+            for name, default in (("gain", 1.0), ("shift", 0.0)):
+                if own[name] is None:
+                    own[name] = constant(default, hidden)
+            self._alive.append(own)
+            lstm.norm = row_arguments(plan.norms[i])
+            lstm.fill(own, {**sizes, "I + H": inputs[i]}, plan.narrow)
+        self._address = byref(self._arguments)
 
     def multiply(self, which: int, a: Tensor, out: Tensor) -> None:
         """A product with the weight, or its transpose on the way forward."""
