@@ -263,6 +263,12 @@ PUBLISHED = sorted(card_folders())
 CHEAP = ("mlp.layernorm-digits",)
 
 
+def test_no_published_model_is_left_out():
+    import ln_zoo
+
+    assert ln_zoo.list_models() == PUBLISHED
+
+
 @pytest.mark.parametrize(
     "name",
     [name if name in CHEAP else pytest.param(name, marks=pytest.mark.slow) for name in PUBLISHED],
