@@ -200,7 +200,7 @@ def _parser() -> argparse.ArgumentParser:
         "--seconds", type=float, default=20.0, help="per contestant and size at most, about"
     )
     parser.add_argument(
-        "--norms", nargs="+", default=["LayerNorm", "BatchNorm"], help="strategies of ln_zoo"
+        "--norms", nargs="+", default=["LayerNorm", "BatchNorm"], help="norms of ln_zoo"
     )
     parser.add_argument(
         "--contestants",

@@ -1,6 +1,6 @@
 """Packages that the zoo needs beside torch, and what is said where one is missing.
 
-Layers, strategies, kernels and conversion need torch alone, so that ln_zoo can be installed without
+Layers, norms, kernels and conversion need torch alone, so that ln_zoo can be installed without
 its dependencies (``pip install --no-deps``) where those are all that is wanted.
 """
 

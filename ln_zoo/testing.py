@@ -1,5 +1,5 @@
-"""Test examples to inherit: name your strategy or your cell, and pytest runs every check on it.
-`CellCase` is the one of recurrent cells; `NormCase`, of strategies, is used so:
+"""Test examples to inherit: name your norm or your cell, and pytest runs every check on it.
+`CellCase` is the one of recurrent cells; `NormCase`, of norms, is used so:
 
     from dataclasses import dataclass
 
@@ -99,15 +99,15 @@ _POSITIONS = (4, 3)
 
 
 def invariance_deviations(norm: Norm) -> dict[str, float]:
-    """The paper's Table 1 for a strategy, by running it: how far each map moves a layer's output.
+    """The paper's Table 1 for a norm, by running it: how far each map moves a layer's output.
 
-    What `ln_zoo.analysis.invariance_table` finds with ``eps = 0``, where the strategy has that
+    What `ln_zoo.analysis.invariance_table` finds with ``eps = 0``, where the norm has that
     field, since the paper's table holds exactly only then. Batch statistics are those of the whole
     data set, taken again after the map; one example is also rescaled under frozen statistics
     (evaluation mode).
 
     Args:
-        norm: the strategy.
+        norm: the normalisation.
 
     Returns:
         For each name of `ln_zoo.norms.INVARIANCES` the largest change of the output as a part of
@@ -126,7 +126,7 @@ def invariance_deviations(norm: Norm) -> dict[str, float]:
 
 
 class _LayerCase:
-    """Checks of one strategy in several layers, which both test cases share."""
+    """Checks of one norm in several layers, which both test cases share."""
 
     norm: Norm
 
@@ -434,20 +434,20 @@ class _LayerCase:
 
 
 class NormCase(_LayerCase):
-    """What every strategy has to satisfy; a subclass names its strategy and pytest does the rest.
+    """What every norm has to satisfy; a subclass names its norm and pytest does the rest.
 
-    The checks run the strategy in `Linear`, `Conv2d`, `LSTM`, `GRU`, `RNN` and the cells: shapes,
+    The checks run the norm in `Linear`, `Conv2d`, `LSTM`, `GRU`, `RNN` and the cells: shapes,
     gradients, saving and copying, precisions, packed sequences, the fast path against the generic
-    scan, and each fact that the strategy declares (`Norm.batch_dependent`, `Norm.per_timestep`,
+    scan, and each fact that the norm declares (`Norm.batch_dependent`, `Norm.per_timestep`,
     `Norm.invariances`, `Norm.to_spec`) against what it computes.
 
-    A check that does not apply to a strategy skips with its reason. To leave one out, set it to
+    A check that does not apply to a norm skips with its reason. To leave one out, set it to
     ``None`` in the subclass.
 
     Attributes:
-        norm: the strategy under test.
+        norm: the normalisation under test.
         layers: names of the layers to run it in, out of `LAYERS`. Default: all. Name fewer where a
-            strategy differs in them alone from one that has a case of its own.
+            norm differs in them alone from one that has a case of its own.
 
     Example:
         >>> from ln_zoo.norms import RMSNorm
@@ -467,7 +467,7 @@ class NormCase(_LayerCase):
         """Draws the same numbers in every run, and leaves the generator as it was."""
         if not isinstance(getattr(self, "norm", None), Norm):
             pytest.fail(
-                f"{type(self).__name__}: set the class attribute norm to the strategy under test, "
+                f"{type(self).__name__}: set the class attribute norm to the norm under test, "
                 f"an instance of a subclass of ln_zoo.norms.Norm: norm = MyNorm()"
             )
         if unknown := set(self.layers) - set(LAYERS):
@@ -478,12 +478,12 @@ class NormCase(_LayerCase):
         with drawing(0):
             yield
 
-    # The strategy as a value
+    # The norm as a value
 
     def test_is_a_frozen_value(self) -> None:
         norm, cls = self.norm, type(self.norm)
         assert getattr(getattr(cls, "__dataclass_params__", None), "frozen", False), (
-            f"make {cls.__name__} a frozen dataclass (@dataclass(frozen=True)): strategies are "
+            f"make {cls.__name__} a frozen dataclass (@dataclass(frozen=True)): norms are "
             "shared by layers, compared, and stored as plain values"
         )
         try:
@@ -513,7 +513,7 @@ class NormCase(_LayerCase):
                 f"the repr {text!r} does not show {name}"
             )
         assert type(self.norm).__name__ in text, f"the repr {text!r} does not name the class"
-        assert text in repr(Linear(3, 2, norm=self.norm)), "a layer's repr lacks its strategy's"
+        assert text in repr(Linear(3, 2, norm=self.norm)), "a layer's repr lacks its norm's"
 
     # Declared facts
 
@@ -597,7 +597,7 @@ class NormCase(_LayerCase):
             twin = _twin(site)
             plain, own = _by_record(record, a), twin(a, 0)
             _assert_same(plain, own, f"{where} differs from normalize()")
-            # What a kernel tells the strategy leaves the same traces.
+            # What a kernel tells the norm leaves the same traces.
             for name, buffer in twin.named_buffers():
                 told = site.get_buffer(name).double()
                 _assert_same(told, buffer.double(), f"{where} leaves another {name}")
@@ -648,14 +648,14 @@ class NormCase(_LayerCase):
 class CellCase(_LayerCase):
     """What every recurrent cell has to satisfy; a subclass names its layer and its single step.
 
-    Each check runs under every strategy of `norms`: shapes, gradients, saving and copying,
+    Each check runs under every norm of `norms`: shapes, gradients, saving and copying,
     precisions, packed sequences, layers and directions, the layer against its single steps,
     projections, initialisers and analyses. To leave one out, set it to ``None`` in the subclass.
 
     Attributes:
         layer: the class of layers under test.
         step: the class of its single steps, with the same `ln_zoo.ops.Cell`.
-        norms: the strategies to run them with.
+        norms: the norms to run them with.
 
     Example:
         >>> class TestGRU(CellCase):
@@ -680,7 +680,7 @@ class CellCase(_LayerCase):
         return {cls.__name__: cls for cls in found}
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Runs a check under each strategy, in each of the two classes that it is meant for."""
+        """Runs a check under each norm, in each of the two classes that it is meant for."""
         for name, base in (("layer", RecurrentLayer), ("step", RecurrentCell)):
             cls = getattr(self, name, None)
             if not (isinstance(cls, type) and issubclass(cls, base)):
@@ -694,7 +694,7 @@ class CellCase(_LayerCase):
 
     @pytest.fixture(autouse=True)
     def _seed(self, under: Norm) -> Iterator[None]:
-        """Sets the strategy, and draws the same numbers in every run."""
+        """Sets the norm, and draws the same numbers in every run."""
         self.norm = under
         with drawing(0):
             yield

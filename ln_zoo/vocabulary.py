@@ -118,11 +118,11 @@ class Vocabulary(Sequence[str]):
             ) from None
         words = text.splitlines()
         if not words:
-            raise ValueError(f"the vocabulary {os.fspath(given)} is empty: give a word a line")
+            raise ValueError(f"the vocabulary {os.fspath(given)} is empty: give one word per line")
         return cls(words)
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Writes one word a line, in UTF-8, in order of their numbers."""
+        """Writes one word per line, in UTF-8, in order of their numbers."""
         Path(path).write_text("".join(word + "\n" for word in self._words), encoding="utf-8")
 
     @property
@@ -145,7 +145,7 @@ class Vocabulary(Sequence[str]):
         found = []
         for number in numbers:
             if not 0 <= number < len(names):
-                raise IndexError(f"numbers of words go from 0 to {len(names) - 1}, got {number}")
+                raise IndexError(f"word indices must be from 0 to {len(names) - 1}, got {number}")
             found.append(names[number])
         return found
 

@@ -482,7 +482,7 @@ def test_a_case_without_a_strategy_says_so(pytester):
     )
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-k", "prints_itself")
     assert result.parseoutcomes()["errors"] == 2
-    result.stdout.fnmatch_lines("*TestNothing: set the class attribute norm to the strategy*")
+    result.stdout.fnmatch_lines("*TestNothing: set the class attribute norm to the norm*")
 
 
 def test_a_check_set_to_none_is_left_out(pytester):

@@ -66,17 +66,17 @@ def perturbation_growth(
     Lyapunov exponents, the largest first. Derivatives are exact (forward mode), so perturbations
     are infinitely small, and nothing over- or underflows.
 
-    Where the strategy mixes the examples of a batch, the batch as a whole is one system: a
+    Where the norm mixes the examples of a batch, the batch as a whole is one system: a
     perturbation of one example reaches the others through the statistics. Elsewhere, and under
     batch norm with ``statistics="kept"``, each example has its own.
 
     Args:
-        layer: a recurrent layer of one layer and one direction, with any strategy. Everything is
+        layer: a recurrent layer of one layer and one direction, with any norm. Everything is
             computed in its precision, best float64.
         inputs: (T, N, I), also for a layer with ``batch_first``.
         states: initial states, as for the layer, (1, N, H) each; default zeros.
         count: number k of perturbations.
-        statistics: of batch-dependent strategies: ``"batch"``, those of this batch, as in training,
+        statistics: of batch-dependent norms: ``"batch"``, those of this batch, as in training,
             or ``"kept"``, the running ones, as in evaluation.
         seed: draws the perturbations.
 
@@ -120,7 +120,7 @@ def lyapunov_exponents(
         count: number k of exponents.
         skip: steps at the start that are left out, in which perturbations turn into the directions
             that grow most.
-        statistics: of batch-dependent strategies, ``"batch"`` or ``"kept"``.
+        statistics: of batch-dependent norms, ``"batch"`` or ``"kept"``.
         seed: draws the perturbations.
 
     Returns:
@@ -178,7 +178,7 @@ def site_gains(
         inputs: (T, N, I).
         states: initial states; default zeros.
         skip: steps at the start that are left out.
-        statistics: of batch-dependent strategies, ``"batch"`` or ``"kept"``.
+        statistics: of batch-dependent norms, ``"batch"`` or ``"kept"``.
         seed: draws the perturbation.
 
     Raises:
@@ -365,11 +365,11 @@ def hidden_dynamics(
         inputs: (T, N, I), in the layer's precision, best float64.
         states: initial states; default zeros.
         group: for tables and pictures, as in `Dynamics`; default: the layer's class.
-        name: likewise; default: its strategy's class.
+        name: likewise; default: its norm's class.
         loss: of the outputs, as for `gradient_norms`.
         count: number of exponents.
         skip: steps at the start to leave out; default: a quarter of them.
-        statistics: of batch-dependent strategies, ``"batch"`` or ``"kept"``.
+        statistics: of batch-dependent norms, ``"batch"`` or ``"kept"``.
         seed: of the perturbations.
 
     Raises:
@@ -410,7 +410,7 @@ def initial_dynamics(
     skip: int | None = None,
     seed: int = 0,
 ) -> Iterator[Dynamics]:
-    """`hidden_dynamics` of untrained layers, for each strategy and each gain, one after another.
+    """`hidden_dynamics` of untrained layers, for each norm and each gain, one after another.
 
     All start with the same weights and initial states. Batch statistics are those of the batch.
 
@@ -418,7 +418,7 @@ def initial_dynamics(
         inputs: (T, N, I); everything is computed in their precision, best float64.
         cell: the kind of layer, or a class of your own.
         hidden_size: size H of its states.
-        norms: classes of strategies. There is a layer for each gain where a class has one, and
+        norms: classes of norms. There is a layer for each gain where a class has one, and
             where it has a scale of its weights' rows (`WeightNorm`), which is set to the gain: so
             pre-activations of inputs of variance 1 have the same size as under the others. Without
             either there is one layer.
@@ -433,7 +433,7 @@ def initial_dynamics(
         seed: of weights, initial states and perturbations.
 
     Raises:
-        TypeError: for norms that are not classes of strategies.
+        TypeError: for norms that are not classes of norms.
         ValueError: for an unknown cell or start, or inputs that are not (T, N, I).
 
     Example:
@@ -521,7 +521,7 @@ def network_dynamics(
             as many outputs, so it must not need all. Default: all.
         count: number of exponents.
         skip: steps at the start to leave out; default: a quarter of them.
-        statistics: of batch-dependent strategies, ``"batch"`` or ``"kept"``.
+        statistics: of batch-dependent norms, ``"batch"`` or ``"kept"``.
         seed: of the perturbations, and of what the network draws on the CPU.
 
     Returns:
@@ -575,7 +575,8 @@ def _calls(
         inputs, shown = given["input"], f"{type(layer).__name__} {name}".strip()
         if name in calls:
             raise ValueError(
-                f"network_dynamics takes layers that run once in a pass, and {shown} runs again"
+                f"network_dynamics takes layers that run once in a pass, and {shown} runs more "
+                "than once"
             )
         if isinstance(inputs, PackedSequence):
             raise ValueError(
@@ -599,8 +600,8 @@ def _calls(
             hook.remove()
     if not calls:
         raise ValueError(
-            "network_dynamics looks for recurrent layers of ln_zoo that read whole "
-            f"sequences, and this {type(network).__name__} runs none"
+            "network_dynamics needs recurrent layers of ln_zoo that read whole sequences; this "
+            f"{type(network).__name__} runs none"
         )
     return calls
 
@@ -700,7 +701,7 @@ def dynamics_table(found: Sequence[Dynamics]) -> str:
 
 def _check_some(caller: str, found: Sequence[Dynamics]) -> None:
     if not found:
-        raise ValueError(f"{caller} needs a measurement at least, got none")
+        raise ValueError(f"{caller} needs at least one measurement, got none")
 
 
 def _percent(factor: float) -> str:

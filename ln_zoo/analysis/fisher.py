@@ -90,7 +90,8 @@ class GLM:
             )
         if not self.units or not self.features:
             raise ValueError(
-                f"a model needs a unit and a feature at least, got a weight {_sizes(self.weight)}"
+                "a model needs at least one unit and one feature, got a weight "
+                f"{_sizes(self.weight)}"
             )
         if (self.gain is None) != (self.norm == "none"):
             given = "none" if self.gain is None else "one"
@@ -102,16 +103,16 @@ class GLM:
                 raise ValueError(f"{name} must be ({self.units},), got {_sizes(value)}")
         if self.units < 2 and (self.norm == "ln" or self.family == "categorical"):
             raise ValueError(
-                f"{self.norm}, {self.family}: needs 2 units at least, got {self.units}"
+                f"{self.norm}, {self.family}: needs at least 2 units, got {self.units}"
             )
         if len(self.inputs) < 2 and self.norm == "bn":
-            raise ValueError("bn needs 2 examples at least, got 1")
+            raise ValueError("bn needs at least 2 examples, got 1")
         tensors = {name: getattr(self, name) for name in ("inputs", "weight", "bias", "gain")}
         dtypes = {name: a.dtype for name, a in tensors.items() if a is not None}
         if len(set(dtypes.values())) > 1 or not self.weight.is_floating_point():
             given = ", ".join(f"{name} {dtype}" for name, dtype in dtypes.items())
             raise TypeError(
-                f"all tensors must be of one floating-point precision, best float64; got {given}"
+                f"all tensors must have one floating-point dtype, ideally float64; got {given}"
             )
         check_dispersion(self.family, self.dispersion)
         takes_eps = self.norm in ("bn", "ln")
@@ -378,13 +379,13 @@ def empirical_fisher(model: GLM, targets: Tensor) -> Tensor:
     Args:
         model: the model.
         targets: outputs, (N, H), of ``"bernoulli"`` each 0 or 1; of ``"categorical"`` one-hot, or
-            class numbers (N,) from 0 to H - 1.
+            class indices (N,) from 0 to H - 1.
 
     Returns:
         (P, P).
 
     Raises:
-        TypeError: for class numbers that are not integers.
+        TypeError: for class indices that are not integers.
         ValueError: if sizes do not fit, and for outputs that the family does not have.
 
     Example:
@@ -400,7 +401,7 @@ def empirical_fisher(model: GLM, targets: Tensor) -> Tensor:
         raise ValueError(f"targets must be {tuple(s.shape)}{numbers}, got {_sizes(targets)}")
     targets = targets.to(s)
     if not targets.isfinite().all():
-        raise ValueError("targets must be finite, got some that are not")
+        raise ValueError("targets must be finite, got NaN or infinite values")
     if model.family != "gaussian" and not ((targets == 0) | (targets == 1)).all():
         raise ValueError(
             f"targets of family={model.family!r} must be 0 or 1, got values from "
@@ -408,8 +409,8 @@ def empirical_fisher(model: GLM, targets: Tensor) -> Tensor:
         )
     if model.family == "categorical" and not (targets.sum(1) == 1).all():
         raise ValueError(
-            "targets of family='categorical' must be one-hot, got rows of another sum than 1; "
-            f"class numbers ({len(s)},) serve as well"
+            "targets of family='categorical' must be one-hot, got rows that do not sum to 1; "
+            f"class indices ({len(s)},) are accepted as well"
         )
     scores = _scores(model, s, targets)
     return _pulled_back(model, scores[:, :, None] * scores[:, None, :])
@@ -417,11 +418,11 @@ def empirical_fisher(model: GLM, targets: Tensor) -> Tensor:
 
 def _one_hot(classes: Tensor, units: int) -> Tensor:
     if classes.is_floating_point() or classes.is_complex() or classes.dtype == torch.bool:
-        raise TypeError(f"class numbers must be integers, got {classes.dtype}: give targets.long()")
+        raise TypeError(f"class indices must be integers, got {classes.dtype}: give targets.long()")
     if classes.min() < 0 or classes.max() >= units:
         raise ValueError(
-            f"class numbers must be from 0 to {units - 1}, as there are {units} units; got values "
-            f"from {int(classes.min())} to {int(classes.max())}"
+            f"class indices must be from 0 to {units - 1}, one per unit; got values from "
+            f"{int(classes.min())} to {int(classes.max())}"
         )
     return F.one_hot(classes.long(), units)
 
@@ -642,7 +643,7 @@ def null_space_basis(fisher: Tensor, rtol: float = 1e-12) -> Tensor:
         raise ValueError(f"a Fisher information matrix must be (P, P), got {_sizes(fisher)}")
     if not fisher.isfinite().all():
         raise ValueError(
-            "this matrix has values that are not finite, and so no directions: look at the model "
+            "the matrix has NaN or infinite values, so it has no eigenvectors: check the model "
             "that it comes from"
         )
     values, vectors = torch.linalg.eigh(fisher)

@@ -2,7 +2,7 @@
 
 That source explains why recurrent batch norm wants a gain of 0.1: with a gain of 1 the derivative
 of tanh is far below 1 on average, and gradients vanish along hundreds of steps. Here are both the
-derivative and the gradients, for any recurrent layer with any strategy.
+derivative and the gradients, for any recurrent layer with any norm.
 """
 
 from __future__ import annotations
@@ -63,18 +63,18 @@ def gradient_norms(
     The gradient by h_t is the whole one: through the output of step t and through h_t as it is
     carried into the next step. The norm is Euclidean over all N H (or N P) numbers of the gradient.
 
-    Batch-dependent strategies use the ``statistics`` asked for, whatever the mode of the layer;
+    Batch-dependent norms use the ``statistics`` asked for, whatever the mode of the layer;
     nothing of the layer is changed, neither running averages nor gradients of parameters.
 
     Args:
-        layer: a recurrent layer of one layer and one direction, with any strategy. Everything is
+        layer: a recurrent layer of one layer and one direction, with any norm. Everything is
             computed in its precision: gradients that vanish along hundreds of steps need float64.
         inputs: (T, N, I), also for a layer with ``batch_first``.
         states: initial states, as for the layer, (1, N, H) each; default zeros.
         loss: a function of the outputs (T, N, H) that gives a scalar. Default: the mean over the
             batch of the cross-entropy of a softmax over 10 classes on the last state, with fixed
             random weights of variance 1 / H and fixed random labels.
-        statistics: of batch-dependent strategies: ``"batch"``, those of this batch, as in training,
+        statistics: of batch-dependent norms: ``"batch"``, those of this batch, as in training,
             or ``"kept"``, the running ones, as in evaluation.
 
     Returns:
@@ -132,8 +132,8 @@ class GradientFlow:
     """Gradient norms of one layer.
 
     Args:
-        norm: name of the strategy's class.
-        gain: the gain it started with; ``None`` for a strategy without one.
+        norm: name of the norm's class.
+        gain: the gain it started with; ``None`` for a norm without one.
         norms: of the gradients by h_1, ..., h_T, (T,).
     """
 
@@ -143,7 +143,7 @@ class GradientFlow:
 
     @property
     def label(self) -> str:
-        """Strategy and gain in words."""
+        """Norm and gain in words."""
         return self.norm if self.gain is None else f"{self.norm} {self.gain:g}"
 
 
@@ -157,7 +157,7 @@ def gradient_flow(
     noise: float = 0.1,
     seed: int = 0,
 ) -> list[GradientFlow]:
-    """Gradient norms of untrained recurrent layers, for each strategy and each gain.
+    """Gradient norms of untrained recurrent layers, for each norm and each gain.
 
     All start alike, as `ln_zoo.layers.orthogonal_init` has it, and with the same initial states.
     The loss is the default of `gradient_norms`. The RNN is that of tanh.
@@ -166,7 +166,7 @@ def gradient_flow(
         inputs: (T, N, I); everything is computed in their precision, best float64.
         cell: the kind of layer, or a class of your own.
         hidden_size: size H of its states.
-        norms: classes of strategies. Where a class has a field ``recurrent_gain``, or else
+        norms: classes of norms. Where a class has a field ``recurrent_gain``, or else
             ``gain``, there is a layer for each gain; where not, there is one. Its ``max_steps``, if
             it has such a field, is T.
         gains: the gains.
@@ -179,7 +179,7 @@ def gradient_flow(
         seed: of weights and initial states.
 
     Raises:
-        TypeError: for norms that are not classes of strategies.
+        TypeError: for norms that are not classes of norms.
         ValueError: for an unknown cell or start, or inputs that are not (T, N, I).
 
     Example:
@@ -210,15 +210,13 @@ def gradient_flow(
 def strategies(
     cls: type[Norm], gains: Sequence[float], steps: int
 ) -> Iterator[tuple[float | None, Norm]]:
-    """The strategies of a class for T steps: one for each gain, or a single one without.
+    """The norms of a class for T steps: one for each gain, or a single one without.
 
     Raises:
-        TypeError: for anything but a class of strategies.
+        TypeError: for anything but a class of norms.
     """
     if not (isinstance(cls, type) and issubclass(cls, Norm)):
-        raise TypeError(
-            f"norms must be classes of strategies, such as LayerNorm, without (); got {cls!r}"
-        )
+        raise TypeError(f"norms must be classes such as LayerNorm, without (); got {cls!r}")
     fields: set[str] = set()
     if dataclasses.is_dataclass(cls):
         fields = {field.name for field in dataclasses.fields(cls) if field.init}
@@ -255,7 +253,7 @@ def gradient_flow_table(flows: Sequence[GradientFlow]) -> str:
         ValueError: if there are none.
     """
     if not flows:
-        raise ValueError("gradient_flow_table needs a measurement at least, got none")
+        raise ValueError("gradient_flow_table needs at least one measurement, got none")
     steps = len(flows[0].norms)
     shown = sorted({max(1, round(steps * part)) for part in (0, 0.25, 0.5, 0.75, 1)}, reverse=True)
     head = ["norm", "gain", "E[1 - tanh^2(gain z)]", *(f"log10 at t = {t}" for t in shown)]

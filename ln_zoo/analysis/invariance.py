@@ -96,20 +96,20 @@ def measure_invariance(
 ) -> dict[str, float]:
     """How far each map of the paper's Table 1 moves the output of a layer.
 
-    Batch-dependent strategies use the statistics of all inputs, taken again after each map, or
+    Batch-dependent norms use the statistics of all inputs, taken again after each map, or
     those of the inputs before any map. The example and the row of W that are rescaled on their own
     are those of the greatest norm. What the layer draws, as dropout in training does, is the same
     in every run. Nothing of the layer is changed, nor of torch's random number generators.
 
     Args:
         layer: any module with a matrix of weights, such as `ln_zoo.layers.Linear`, in float64 best.
-            What is not a strategy of ln_zoo runs in the mode it is in.
+            What is not a norm of ln_zoo runs in the mode it is in.
         inputs: (N, I), several different examples, of the precision and on the device of the
             weights.
         factors: the values of δ, positive; of several the greatest deviation counts.
         weight: name of the parameter W, (F, I), as in ``layer.named_parameters()``.
         frozen: whether statistics are those of the inputs before any map, as in evaluation. For
-            running averages, of strategies of your own or of torch's batch norm, inputs go through
+            running averages, of norms of your own or of torch's batch norm, inputs go through
             the layer in training until its output in evaluation rests. Modules without statistics
             stay in their mode.
         seed: of the vectors that are added, normal, of the root mean square of W and of the inputs.
@@ -140,8 +140,8 @@ def measure_invariance(
         )
     if inputs.dtype != parameters[weight].dtype:
         raise TypeError(
-            f"inputs must be as precise as {weight}, {parameters[weight].dtype}, got "
-            f"{inputs.dtype}: convert one of them, best to float64"
+            f"inputs must have the dtype of {weight}, {parameters[weight].dtype}, got "
+            f"{inputs.dtype}: convert one of them, ideally to float64"
         )
     layer = copy.deepcopy(layer)
     if frozen:
@@ -236,14 +236,14 @@ def _freeze(layer: nn.Module, inputs: Tensor) -> None:
         if passes == _PASSES:
             raise ValueError(
                 f"after {passes} passes of these inputs the running averages of this {name} still "
-                f"move its output, by {moved:.1e}: let new batches have a greater share in them"
+                f"change its output, by {moved:.1e}: give new batches a larger weight (momentum)"
             )
         _set_training(averaging, True)
         wanted = _run(layer, inputs)
         _set_training(averaging, False)
         before, found = found, _run(layer, inputs)
         moved, passes = _size(found - before), passes + 1
-    # A strategy that says it mixes no examples may well keep something else.
+    # A norm that says it mixes no examples may well keep something else.
     over_examples = batch_dependent(layer) or not any(isinstance(m, Site) for m in averaging)
     # More than what a variance over N - 1 in place of N examples does, here and there in a network.
     away = _size(found - wanted)
@@ -257,7 +257,7 @@ def _freeze(layer: nn.Module, inputs: Tensor) -> None:
 
 def _set_training(modules: Sequence[nn.Module], mode: bool) -> None:
     for module in modules:
-        # What lies within a site is the strategy's; within others it has a mode of its own.
+        # What lies within a site is the norm's; within others it has a mode of its own.
         if isinstance(module, Site):
             module.train(mode)
         else:
@@ -269,13 +269,15 @@ def _check(inputs: Tensor, factors: Sequence[float]) -> None:
         raise TypeError(f"inputs must be a tensor (N, I), got {type(inputs).__name__}")
     if inputs.dim() != 2 or len(inputs) < 2 or not inputs.shape[1]:
         raise ValueError(
-            f"inputs must be (N, I), 2 examples at least of 1 number at least, got "
+            "inputs must be (N, I), at least 2 examples of at least 1 number, got "
             f"{tuple(inputs.shape)}"
         )
     if not inputs.isfinite().all():
-        raise ValueError("inputs must be finite, got some that are not")
+        raise ValueError("inputs must be finite, got NaN or infinite values")
     if not factors or not all(0 < factor < math.inf and factor != 1 for factor in factors):
-        raise ValueError(f"factors must be positive and not 1, one at least, got {[*factors]}")
+        raise ValueError(
+            f"factors must be one or more positive numbers other than 1, got {[*factors]}"
+        )
 
 
 def _size(a: Tensor) -> float:
@@ -316,10 +318,10 @@ def eps_deviation(variance: Tensor, eps: float, factor: float | Tensor) -> Tenso
 
 @dataclasses.dataclass(frozen=True)
 class EpsEffect:
-    """What eps costs one strategy, and what the formula says.
+    """What eps costs one norm, and what the formula says.
 
     Args:
-        norm: the strategy in words.
+        norm: the normalisation in words.
         eps: its eps.
         factor: δ, by which the whole weight matrix was multiplied.
         ratios: σ² / eps before that, (P,).
@@ -347,11 +349,11 @@ def eps_effect(
     """Measures how far eps keeps a layer from being invariant to rescaled weights.
 
     The weights of a `Linear` layer are made so small or so great that the variance which the
-    strategy divides by has a given ratio to eps; then all of them are multiplied by δ. The sum
+    norm divides by has a given ratio to eps; then all of them are multiplied by δ. The sum
     looked at is that of the greatest normalised value.
 
     Args:
-        norm: a strategy, a dataclass with a field ``eps``.
+        norm: a norm, a dataclass with a field ``eps``.
         eps: to use instead of its own.
         factors: the values of δ.
         ratios: the values of σ² / eps, positive. Default: 25 of them, from 1e-4 to 1e8.
@@ -363,9 +365,9 @@ def eps_effect(
         One for each factor.
 
     Raises:
-        TypeError: for what is not a strategy.
-        ValueError: for a strategy without a dataclass field eps, an eps of 0, sizes, factors or
-            ratios that do not fit, or if the strategy adds its eps otherwise than to what it takes
+        TypeError: for what is not a norm.
+        ValueError: for a norm without a dataclass field eps, an eps of 0, sizes, factors or
+            ratios that do not fit, or if the norm adds its eps otherwise than to what it takes
             the root of and divides by, or refuses those by which that is found out.
 
     Example:
@@ -376,7 +378,7 @@ def eps_effect(
     inputs = _in_float64(inputs, factors, features)
     ratios = torch.logspace(-4, 8, 25).tolist() if ratios is None else [*ratios]
     if not ratios or not all(0 < ratio < math.inf for ratio in ratios):
-        raise ValueError(f"ratios must be positive and finite, one at least, got {ratios}")
+        raise ValueError(f"ratios must be one or more positive, finite numbers, got {ratios}")
     _check_strategy(norm)
     norm = _with_eps(norm, eps)
     if not _has_eps(norm) or not getattr(norm, "eps", 0):
@@ -412,7 +414,7 @@ def eps_effect(
 
 
 def _variances(make: Callable[[float], Linear], inputs: Tensor) -> Tensor | None:
-    """σ² that a strategy divides each sum by the root of, (N, F), read off its own outputs.
+    """σ² that a norm divides each sum by the root of, (N, F), read off its own outputs.
 
     Sums normalised without eps are sqrt(1 + eps / σ²) times those with it. Infinite where eps
     changes nothing; ``None`` if two values of eps give two of σ².
@@ -422,7 +424,7 @@ def _variances(make: Callable[[float], Linear], inputs: Tensor) -> Tensor | None
         inputs: (N, I).
 
     Raises:
-        ValueError: if the strategy refuses these values.
+        ValueError: if the norm refuses these values.
     """
     plain = make(0.0)
     weight = plain.weight.detach()
@@ -452,7 +454,7 @@ def _predictions(
         return dict.fromkeys(INVARIANCES, 0.0)
     try:
         variances = _variances(make, inputs) if _has_eps(norm) else None
-    except ValueError:  # of a strategy whose eps has bounds
+    except ValueError:  # of a norm whose eps has bounds
         variances = None
     if variances is None:
         return dict.fromkeys(INVARIANCES)
@@ -496,18 +498,18 @@ def _in_float64(inputs: Tensor | None, factors: Sequence[float], features: int) 
 def _check_strategy(norm: object) -> None:
     if not isinstance(norm, Norm):
         raise TypeError(
-            f"norms must be strategies such as LayerNorm(), instances of subclasses of "
-            f"ln_zoo.norms.Norm; got {norm!r}"
+            "norms must be instances of subclasses of ln_zoo.norms.Norm, such as LayerNorm(); "
+            f"got {norm!r}"
         )
 
 
 def _has_eps(norm: Norm) -> bool:
-    """Whether another eps can be put in place of the strategy's."""
+    """Whether another eps can be put in place of the norm's."""
     return any(field.name == "eps" and field.init for field in _fields(norm))
 
 
 def _with_eps(norm: Norm, eps: float | None) -> Norm:
-    """The strategy with this eps; itself for ``None``, and where it has no such field."""
+    """The norm with this eps; itself for ``None``, and where it has no such field."""
     if eps is None or not _has_eps(norm):
         return norm
     if not 0 <= eps < math.inf:
@@ -542,14 +544,14 @@ def _label(norm: Norm, eps: float | None) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class InvarianceCell:
-    """One strategy under one map.
+    """One norm under one map.
 
     Args:
         deviation: largest change of the output as a part of its spread.
         exact: the same without eps.
-        predicted: the deviation by `eps_deviation`, where the strategy is invariant but for its
-            eps; ``None`` elsewhere, and where the formula is not meant for the strategy.
-        declared: whether the strategy states this invariance; ``None``: it states none, or these
+        predicted: the deviation by `eps_deviation`, where the norm is invariant but for its
+            eps; ``None`` elsewhere, and where the formula is not meant for the norm.
+        declared: whether the norm states this invariance; ``None``: it states none, or these
             statistics are not those it means.
     """
 
@@ -567,16 +569,16 @@ class InvarianceCell:
 
     @property
     def agrees(self) -> bool:
-        """Whether the verdict is what the strategy declares, if it declares anything."""
+        """Whether the verdict is what the norm declares, if it declares anything."""
         return self.declared is None or self.verdict == _word(self.declared)
 
 
 @dataclasses.dataclass(frozen=True)
 class InvarianceRow:
-    """One strategy under all maps.
+    """One norm under all maps.
 
     Args:
-        norm: the strategy in words.
+        norm: the normalisation in words.
         frozen: whether statistics over examples are those before the map, as in evaluation, rather
             than taken again after it.
         cells: by the names of `ln_zoo.norms.INVARIANCES`.
@@ -588,7 +590,7 @@ class InvarianceRow:
 
     @property
     def label(self) -> str:
-        """The strategy, and whether its statistics are frozen."""
+        """The norm, and whether its statistics are frozen."""
         return f"{self.norm}, frozen" if self.frozen else self.norm
 
 
@@ -597,8 +599,8 @@ class InvarianceTable:
     """The paper's Table 1, measured; `rich` prints it as it is.
 
     Args:
-        rows: a strategy each; one that mixes examples has a second one, with frozen statistics.
-        eps: used in place of that of the strategies; ``None``: each had its own.
+        rows: a norm each; one that mixes examples has a second one, with frozen statistics.
+        eps: used in place of that of the norms; ``None``: each had its own.
     """
 
     rows: list[InvarianceRow]
@@ -606,7 +608,7 @@ class InvarianceTable:
 
     @property
     def agrees(self) -> bool:
-        """Whether every cell is as its strategy declares."""
+        """Whether every cell is as its norm declares."""
         return all(cell.agrees for row in self.rows for cell in row.cells.values())
 
     @property
@@ -615,12 +617,12 @@ class InvarianceTable:
         eps = "as shipped" if self.eps is None else f"{self.eps:g}"
         formula = "" if self.eps == 0 else "; ≈ the deviation that eps explains"
         return (
-            "invariant (declared by the strategy), and largest change of the output as a part of "
+            "invariant (declared by the norm), and largest change of the output as a part of "
             f"its spread; eps {eps}, verdict without it{formula}; !: not as declared"
         )
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Prints itself: a strategy a row, lines within each cell."""
+        """Prints itself: a norm a row, lines within each cell."""
         from rich import box
         from rich.table import Table
         from rich.text import Text
@@ -637,7 +639,7 @@ class InvarianceTable:
                 style = styles[cell.verdict] if cell.agrees else "bold red"
                 rest = "".join(f"\n{text}" for text in self._numbers(cell))
                 cells.append(Text.assemble((_verdict(cell), style), (rest, "dim")))
-            # As Text: square brackets of a strategy's fields would be read as markup.
+            # As Text: square brackets of a norm's fields would be read as markup.
             table.add_row(Text(f"{row.norm}\nfrozen" if row.frozen else row.norm), *cells)
         yield table
         yield Text(f"\n{self.caption}")
@@ -728,31 +730,31 @@ def invariance_table(
     *,
     always_frozen: bool = False,
 ) -> InvarianceTable:
-    """Computes the paper's Table 1, for any strategies.
+    """Computes the paper's Table 1, for any norms.
 
-    Each strategy is put on a `Linear` layer with random weights, gains and biases in float64, its
+    Each norm is put on a `Linear` layer with random weights, gains and biases in float64, its
     weights and inputs are transformed (`measure_invariance`), and outputs compared. The verdict is
     that without eps, since a table of yes and no holds only then, whatever eps is; how far eps
     spoils an invariance stands beside it.
 
     Expectations over the data set, as of batch norm, are those of all inputs, taken again after
-    the map; in a second row, for batch-dependent strategies, they are frozen before it.
+    the map; in a second row, for batch-dependent norms, they are frozen before it.
 
     Args:
-        norms: strategies, also of your own. One without a field ``eps`` is taken as it is.
+        norms: the norms, also of your own. One without a field ``eps`` is taken as it is.
         eps: to use in place of theirs; ``None``: each as it is.
         inputs: (N, I), on the device to compute on. Default: `random_inputs`.
-        features: number F of units; most strategies need 2 at least.
+        features: number F of units; most norms need 2 at least.
         factors: the values of δ; of several the greatest deviation counts.
         weight_scale: the weights are multiplied by this before anything is measured: with 1e-3 the
             variances are about the usual eps.
         seed: of the layers' parameters and of what the maps add.
-        always_frozen: whether there is a second row, with frozen statistics, also for strategies
+        always_frozen: whether there is a second row, with frozen statistics, also for norms
             that do not say that they mix examples.
 
     Raises:
-        TypeError: for what is not a strategy.
-        ValueError: if a strategy declares an invariance of an unknown name or refuses an eps of 0;
+        TypeError: for what is not a norm.
+        ValueError: if a norm declares an invariance of an unknown name or refuses an eps of 0;
             for sizes or factors that do not fit; if an output is not finite.
 
     Example:
@@ -766,10 +768,7 @@ def invariance_table(
     """
     inputs = _in_float64(inputs, factors, features)
     if isinstance(norms, Norm | type):
-        raise TypeError(
-            f"norms must be several strategies, such as [LayerNorm()]; got {norms!r} alone: put it "
-            "in a list"
-        )
+        raise TypeError(f"norms must be a list, such as [LayerNorm()]; got {norms!r}")
     if not 0 < weight_scale < math.inf:
         raise ValueError(f"weight_scale must be positive and finite, got {weight_scale}")
     rows = []
@@ -809,7 +808,7 @@ def invariance_table(
 
 
 def write_eps_effect(effects: Sequence[EpsEffect], path: Path) -> None:
-    """Writes a CSV file: a line for each strategy, δ and ratio."""
+    """Writes a CSV file: a line for each norm, δ and ratio."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")

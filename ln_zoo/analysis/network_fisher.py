@@ -80,8 +80,8 @@ class FisherBlock:
         """
         if self.matrix is None:
             raise ValueError(
-                f"this block of {self.size} parameters was not kept: give network_fisher a "
-                "max_size that is not below"
+                f"the matrix of this block of {self.size} parameters was not kept: call "
+                "network_fisher with a max_size of at least that"
             )
         return self.matrix[self._slice(row), self._slice(row if column is None else column)]
 
@@ -100,7 +100,7 @@ class FisherBlock:
 def layer_blocks(network: nn.Module) -> dict[str, list[str]]:
     """Names of a network's parameters by layer: by the module that holds them.
 
-    What a strategy put on a `ln_zoo.norms.Site` (gain, shift, scale) belongs to the layer around
+    What a norm put on a `ln_zoo.norms.Site` (gain, shift, scale) belongs to the layer around
     it. Parameters that do not want gradients are left out, those of the network itself have the
     empty name. A recurrent layer is one block, whatever its number of layers and directions.
 
@@ -164,7 +164,7 @@ def network_fisher(
         max_size: up to so many parameters the block itself is kept.
         outputs_at_once: how many rows of an output's K are differentiated at once, each of which
             takes the memory of all parameters; default: all. Examples come one by one.
-        statistics: of batch-dependent strategies: ``"kept"``, the running ones, as in evaluation;
+        statistics: of batch-dependent norms: ``"kept"``, the running ones, as in evaluation;
             or ``"batch"``, those of this batch, through which derivatives flow. The whole batch is
             then differentiated together, and an example's natural parameters depend on it.
         largest: whether to find the largest eigenvalue where the block is not kept: by a Lanczos
@@ -303,12 +303,14 @@ def _chosen(network: nn.Module, blocks: Mapping[str, Sequence[str]] | None) -> d
         found = layer_blocks(network)
         if not found:
             raise ValueError(
-                f"no parameter of this {kind} wants gradients: set requires_grad, or name the "
+                f"no parameter of this {kind} requires gradients: set requires_grad, or name the "
                 "parameters in blocks"
             )
         return found
     if not blocks:
-        raise ValueError("blocks must have a block at least, got none; None: one for each layer")
+        raise ValueError(
+            "blocks must have at least one block, got none; None makes one for each layer"
+        )
     for block, names in blocks.items():
         if isinstance(names, str) or not all(isinstance(name, str) for name in names):
             raise TypeError(
@@ -317,7 +319,7 @@ def _chosen(network: nn.Module, blocks: Mapping[str, Sequence[str]] | None) -> d
             )
         if not names or len(set(names)) < len(names):
             raise ValueError(
-                f"a block must have a parameter at least, and each of them once, got {[*names]} "
+                f"a block must have at least one parameter, and each only once, got {[*names]} "
                 f"for {block!r}"
             )
         unknown = sorted(set(names) - set(named))
@@ -515,8 +517,8 @@ def _examples(batch: Batch) -> int:
     if len(sizes) != 1 or 0 in sizes:
         shapes = [tuple(getattr(a, "shape", ())) for a in tensors]
         raise ValueError(
-            "the batch must be a tensor or a tuple of tensors with the examples along their first "
-            f"axis, as many in each and one at least; got {shapes}"
+            "the batch must be a tensor or a tuple of tensors with the examples along the first "
+            f"axis, at least one and equally many in each; got {shapes}"
         )
     return sizes.pop()
 

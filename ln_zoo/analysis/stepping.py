@@ -16,7 +16,7 @@ from ln_zoo.norms import batch_statistics
 from ln_zoo.ops import Cell, States, scan
 from ln_zoo.ops.cells import Step
 
-#: Where the statistics of a batch-dependent strategy come from: of the current batch, as in
+#: Where the statistics of a batch-dependent norm come from: of the current batch, as in
 #: training, or the running ones, as in evaluation.
 Statistics = Literal["batch", "kept"]
 

@@ -75,7 +75,7 @@ class ActivityByPosition(Callback):
         layers = {name: m for name, m in module.named_modules() if isinstance(m, Conv2d)}
         if not layers:
             raise ValueError(
-                f"ActivityByPosition looks at layers ln_zoo.layers.Conv2d, and "
+                "ActivityByPosition needs layers of ln_zoo.layers.Conv2d, and "
                 f"{type(module).__name__} has none"
             )
         self._sums = {name: _Sums(name) for name in layers}

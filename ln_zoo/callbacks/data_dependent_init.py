@@ -61,10 +61,10 @@ class DataDependentInit(Callback):
             return
         if self._others:
             raise ValueError(
-                f"the scale of {', '.join(self._others)} is not the norm of its weight any more, "
-                "so the weights were loaded or trained, and DataDependentInit would overwrite what "
-                "they learnt: leave it out, or, where weights were re-initialised, call "
-                "reset_norm()"
+                f"the scale of {', '.join(self._others)} is no longer the length of its weight "
+                "vector, so the weights were loaded or trained, and DataDependentInit would "
+                "overwrite what was learnt: leave it out, or, where weights were re-initialised, "
+                "call reset_norm()"
             )
         rank_zero_info(f"data-dependent initialisation of {', '.join(self._done)}")
 

@@ -18,7 +18,7 @@ class EpochEvaluation(Callback):
     can only mean by values down to 1e-7), ``epoch_test_*``, and ``epoch_seconds``, the wall time
     since the epoch began: training with all that happens within it, validation and the scoring of
     `StepEvaluation` too, but not the scoring here. Test curves are for figures: nothing selects on
-    them. Where the strategy is batch-dependent (batch norm) the training set is scored a second
+    them. Where the norm is batch-dependent (batch norm) the training set is scored a second
     time with the statistics of each batch in place of the running averages, as
     ``epoch_train_batch_*``; a batch of a single example has no such statistics and is left out
     there, and if all are of a single example, so are these names. Modes, running averages and

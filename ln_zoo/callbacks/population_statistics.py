@@ -26,7 +26,7 @@ class PopulationStatistics(Callback):
     training, with its epochs and updates, which gives the same metrics when it is tested again.
     With several processes each takes its share of the batches, and all get the same statistics.
 
-    A model whose strategy keeps no such statistics is tested as it is.
+    A model whose norm keeps no such statistics is tested as it is.
 
     The model must have ``per_example(batch)``; the data module must have
     ``train_eval_dataloader(batch_size)``, whose loader repeats no example.

@@ -96,8 +96,8 @@ class PredictionWriter(BasePredictionWriter):
             numbers = torch.as_tensor(values)
             if not bool(numbers.isfinite().all()):
                 raise ValueError(
-                    f"the predictions of batch {batch_idx} are not finite ({name}): nothing "
-                    "follows from them"
+                    f"the predictions of batch {batch_idx} are not finite ({name}): check the "
+                    "weights and the data"
                 )
             columns[name] = numbers.tolist()
         assert self.written is not None
@@ -130,7 +130,7 @@ class PredictionWriter(BasePredictionWriter):
     ) -> None:
         if len(prediction) != 1:
             raise ValueError(
-                f"an array has one value an example, and predict_step gives "
+                "an array has one value per example, and predict_step gives "
                 f"{', '.join(prediction)}: choose a path that ends in .jsonl"
             )
         (values,) = prediction.values()

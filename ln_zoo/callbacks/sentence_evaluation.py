@@ -264,6 +264,6 @@ def check_encodes(model: Any) -> None:
     """Raises ValueError for a model without ``encode``."""
     if not callable(getattr(model, "encode", None)):
         raise ValueError(
-            f"sentence tasks need a model with encode(sentences), which {type(model).__name__} has "
-            "not: use SkipThought, or give your model that method"
+            f"sentence tasks need a model with encode(sentences), which {type(model).__name__} "
+            "lacks: use SkipThought, or give your model that method"
         )

@@ -67,8 +67,8 @@ class WeightGeometry(UpdateCallback, RunPicture):
         self._before = {}
         if not weight_vectors(pl_module):
             raise ValueError(
-                f"WeightGeometry looks at weights with a row for each unit, and "
-                f"{type(pl_module).__name__} has none that is trained"
+                "WeightGeometry needs trained weights with a row for each unit, and "
+                f"{type(pl_module).__name__} has none"
             )
 
     def on_before_optimizer_step(

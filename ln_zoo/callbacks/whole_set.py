@@ -89,7 +89,7 @@ def score(
             values: the sum of the first is divided by that of the second.
         loader: each process its share of the set, at least a batch.
         prefix: of the names in the answer, ``{prefix}_{name}``.
-        of_batches: score with the statistics of each batch, where the strategy is batch-dependent;
+        of_batches: score with the statistics of each batch, where the norm is batch-dependent;
             batches of a single example are left out.
     """
     module = trainer.lightning_module

@@ -79,7 +79,7 @@ def _add_options_of_untrained(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "norm",
-        "strategies of ln_zoo.norms, or class paths of your own",
+        "norms of ln_zoo.norms, or class paths of your own",
         nargs="+",
         metavar="NAME",
     )
@@ -155,19 +155,19 @@ def _refuse_foreign_options(arguments: argparse.Namespace, trained: bool) -> Non
     foreign = [f"--{name}" for name in (_UNTRAINED if trained else _TRAINED) if name in arguments]
     if foreign and trained:
         raise ValueError(
-            f"{', '.join(foreign)}: for untrained layers only; what --weights and --ckpt name is "
-            "measured as it is"
+            f"{', '.join(foreign)}: only for untrained layers; models given by --weights or "
+            "--ckpt are measured as they are"
         )
     if foreign:
         raise ValueError(
-            f"{', '.join(foreign)}: for trained models only; name them with --weights or --ckpt"
+            f"{', '.join(foreign)}: only for trained models; give them by --weights or --ckpt"
         )
 
 
 def _described(arguments: argparse.Namespace) -> str:
     scale = arguments.recurrent_scale
     return (
-        f"H = {arguments.hidden}, {arguments.features} standard normal inputs a step, "
+        f"H = {arguments.hidden}, {arguments.features} standard normal inputs per step, "
         f"{arguments.start} weights"
         + (f", recurrent ones times {scale:g}" if scale != 1 else "")
         + f", {arguments.batch} sequences"

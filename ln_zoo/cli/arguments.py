@@ -171,7 +171,8 @@ def check_checkpoint(path: str) -> None:
     """Raises FileNotFoundError unless there is such a file."""
     if not Path(path).is_file():
         raise FileNotFoundError(
-            f"there is no checkpoint {path!r}: give a file, or `last` for that of the newest run"
+            f"there is no checkpoint {path!r}: give a file, or `last` for the newest run of the "
+            "same name"
         )
 
 
@@ -211,7 +212,7 @@ class _TwiceError(Exception):
 
 
 class _OnceLoader(yaml.SafeLoader):
-    """Refuses a key that is there twice, of which YAML's reader would take the last."""
+    """Refuses a key that appears twice, of which YAML's reader would take the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         lines: dict[str, int] = {}
@@ -222,7 +223,7 @@ class _OnceLoader(yaml.SafeLoader):
                 if key.value in lines:
                     first = lines[key.value]
                     raise _TwiceError(
-                        f"line {line}: {key.value!r} is there already, in line {first}"
+                        f"line {line}: duplicate key {key.value!r}, first given in line {first}"
                     )
                 lines[key.value] = line
         return super().construct_mapping(node, deep)

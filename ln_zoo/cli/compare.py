@@ -463,7 +463,7 @@ def _metric_and_values(given: Sequence[str]) -> tuple[str, list[float]]:
     except ValueError as error:
         raise ValueError(f"--steps_to takes a metric and then numbers: {error}") from error
     if not numbers:
-        raise ValueError(f"--steps_to {metric}: give the values to be reached behind the metric")
+        raise ValueError(f"--steps_to {metric}: give the values to reach after the metric")
     return metric, numbers
 
 
@@ -547,10 +547,10 @@ def _compare_weight_geometry(
     for text in texts:
         label, file = find_run(text, "metrics.csv")
         if label in runs:
-            raise ValueError(f"--weight_geometry takes one run for each label, {label} has two")
+            raise ValueError(f"--weight_geometry takes one run per label, {label} has two")
         runs[label] = read_geometry(file)
         if not runs[label]:
-            raise ValueError(f"{file} has nothing of the callback WeightGeometry")
+            raise ValueError(f"{file} has no columns of the callback WeightGeometry")
     plot_weight_geometry(runs, picture, title)
     print(geometry_table(runs))
     if table is not None:

@@ -200,7 +200,7 @@ def _text(error: Exception) -> str:
     # What torch adds of its own C++ is of no use here.
     text = cause(re.split(r"\n?Exception raised from |\nC\+\+ ", str(error))[0])
     if isinstance(error, RecursionError):
-        return f"something is nested too deeply ({text})"
+        return f"the input is nested too deeply ({text})"
     if isinstance(error, MemoryError):
         return f"out of memory: make the model or its batches smaller {text}".strip()
     return text or type(error).__name__
@@ -264,7 +264,9 @@ def _hides_a_file(module: ModuleType) -> str:
     file = Path(f"{module.__name__.partition('.')[0]}.py")
     if not file.is_file() or (module.__file__ is not None and file.samefile(module.__file__)):
         return ""
-    return f": that is the installed package, which goes before ./{file}: rename your file"
+    return (
+        f": that is the installed package, which takes precedence over ./{file}: rename your file"
+    )
 
 
 def _unknown_option(name: str, owner: str, parser: ArgumentParser | None, place: list[str]) -> str:
@@ -310,7 +312,7 @@ def _abstract(named: bool, place: list[str]) -> str:
     if named:
         return f"{_VALUE} is a base class: give one of its subclasses ({known})"
     option = f"--{'.'.join(place)}"
-    return f"the class goes before its arguments, as in {option} NAME {option}.x 1 ({known})"
+    return f"give the class before its arguments, as in {option} NAME {option}.x 1 ({known})"
 
 
 def _unknown_arguments(arguments: list[str], parser: ArgumentParser | None) -> str:

@@ -167,7 +167,7 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     given = [_labelled(text) for text in arguments.encoders]
     for name, count in {label: sum(label == x for x, _ in given) for label, _ in given}.items():
         if count > 1:
-            raise ValueError(f"{count} rows would be called {name!r}: give LABEL=ENCODER")
+            raise ValueError(f"{count} rows would have the label {name!r}: give LABEL=ENCODER")
     # Here, since it takes seconds to import torch.
     from ln_zoo.callbacks.sentence_evaluation import check_tasks
 
@@ -206,7 +206,9 @@ def _updates(given: Sequence[tuple[str, str]]) -> dict[str, int]:
         if step is None:
             raise ValueError(f"--curve needs checkpoints of training, .ckpt files; got {path}")
         if step in found.values():
-            raise ValueError(f"--curve: two checkpoints of {step:,} updates; give those of one run")
+            raise ValueError(
+                f"--curve: two checkpoints have {step:,} updates: give those of one run"
+            )
         found[label] = step
     return found
 

@@ -61,7 +61,7 @@ def run_trainer(argv: list[str]) -> int:
     cli: ZooCLI | None = None
     try:
         with signals.raised(), outputs.quiet_writers():
-            # Installed packages may bring strategies of their own, with short names here.
+            # Installed packages may bring norms of their own, with short names here.
             for strategy in entry_points(group="ln_zoo.norms"):
                 strategy.load()
             cli = ZooCLI(argv)
@@ -82,7 +82,7 @@ class ZooParser(OneLineErrors, LightningArgumentParser):
 
 
 class ZooCLI(LightningCLI):
-    """One command line for every model, dataset and strategy.
+    """One command line for every model, dataset and norm.
 
     Beyond Lightning's own: ``--weights`` starts from published or stored weights; the model's class
     and arguments are read from weights or checkpoint; what a checkpoint or a link overrides is
@@ -354,8 +354,8 @@ class ZooCLI(LightningCLI):
             self._given = self.model.state_dict()
         elif self.subcommand != "fit":
             stored.note(
-                f"WARNING: the weights are untrained. `ln-zoo {self.subcommand}` takes them "
-                "as they were drawn; give --ckpt_path FILE or --weights NAME."
+                f"WARNING: the weights are untrained. `ln-zoo {self.subcommand}` uses their "
+                "random initial values; give --ckpt_path FILE or --weights NAME."
             )
 
     # Running

@@ -1,4 +1,4 @@
-"""Names that users type: suggestions for misspelt ones, strategies and layers by name.
+"""Names that users type: suggestions for misspelt ones, norms and layers by name.
 
 Apart from `errors`, since the front door imports no torch.
 """
@@ -42,7 +42,7 @@ def layer_class(name: str) -> type[RecurrentLayer]:
 
 
 def strategy_class(name: str) -> type[Norm]:
-    """The strategy of that name in `ln_zoo.norms`, or of that class path.
+    """The norm of that name in `ln_zoo.norms`, or of that class path.
 
     Raises:
         ValueError: if there is none.
@@ -62,6 +62,6 @@ def strategy_class(name: str) -> type[Norm]:
     }
     if name not in known:
         raise ValueError(
-            f"no strategy {name!r} in ln_zoo.norms{nearest(name, known)} ({', '.join(known)})"
+            f"no norm {name!r} in ln_zoo.norms{nearest(name, known)} ({', '.join(known)})"
         )
     return known[name]

@@ -99,8 +99,8 @@ def of_checkpoint(path: str, argv: list[str]) -> dict[str, Any]:
         class_path = (found.get(option) or {}).get("class_path")
         if class_path is not None and class_path not in named and not trust.is_loaded(class_path):
             raise ValueError(
-                f"{path} asks for {class_path}, which is none of ln_zoo's, and no module is "
-                f"imported because a file names it: if the file is yours, give --{option} "
+                f"{path} asks for {class_path}, which is not one of ln_zoo's classes, and modules "
+                f"named in a file are not imported: if you trust the file, give --{option} "
                 f"{class_path}"
             )
     return {option: found.get(option) for option in OPTIONS}
@@ -189,7 +189,7 @@ def _single(model: ZooModule, configured: OptimizerLRScheduler) -> Optimizer:
     if not isinstance(configured, Optimizer):
         raise MisconfigurationException(
             f"{type(model).__name__} has a schedule of its own, or several optimizers: give "
-            "--optimizer beside --lr_scheduler to replace them"
+            "--optimizer together with --lr_scheduler to replace them"
         )
     return configured
 

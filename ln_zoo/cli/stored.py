@@ -129,8 +129,8 @@ def read_checkpoint(path: str) -> dict[str, Any]:
     # An archive cut short fails in the system's seek, with an error that names no file.
     except (pickle.UnpicklingError, EOFError, OSError, RuntimeError, KeyError, TypeError) as error:
         raise ValueError(
-            f"{path} is not a readable Lightning checkpoint (damaged, cut short, or of another "
-            f"program): {trust.why_unreadable(error)}"
+            f"{path} is not a readable Lightning checkpoint (damaged, cut short, or written by "
+            f"another program): {trust.why_unreadable(error)}"
         ) from error
     state = checkpoint.get("state_dict") if isinstance(checkpoint, dict) else None
     if not isinstance(state, dict) or not all(isinstance(t, Tensor) for t in state.values()):
@@ -159,8 +159,8 @@ def check_complete(checkpoint: dict[str, Any], path: str, command: str) -> None:
     if missing := [key for key in needed if key not in checkpoint]:
         what = "resumed" if command == "fit" else "read by Lightning"
         raise ValueError(
-            f"{path} cannot be {what}: it lacks {', '.join(missing)}, as one saved with weights "
-            f"only; --weights {path} in place of --ckpt_path takes its weights"
+            f"{path} cannot be {what}: it lacks {', '.join(missing)}, as if saved with weights "
+            f"only; use --weights {path} in place of --ckpt_path to start from its weights"
         )
 
 
@@ -313,13 +313,13 @@ def tell_linked(argv: list[str], name: str) -> None:
 
 
 def tell_default_norm(argv: list[str], model: ZooModule) -> None:
-    """Says which strategy runs where ``norm: null`` asks for the model's own choice."""
+    """Says which norm runs where ``norm: null`` asks for the model's own choice."""
     asked = [each.content for each in options(argv) if each.name == "model.norm"]
     if asked and asked[-1] is None:
         name = model.hparams["norm"]["class_path"].rpartition(".")[2]
         note(
-            f"note: model.norm is null, which is the model's own default, {name}; Identity is the "
-            "one that does nothing"
+            f"note: model.norm is null, so the model's default, {name}, is used; give Identity "
+            "for no normalisation"
         )
 
 

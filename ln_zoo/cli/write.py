@@ -201,7 +201,7 @@ def _prime(arguments: argparse.Namespace, model: Handwriting) -> tuple[Tensor, s
     """The offsets and the text of the line whose hand is to be taken."""
     if arguments.prime is None:
         if arguments.prime_text or arguments.show_prime:
-            raise ValueError("--prime_text and --show_prime are about a line given with --prime")
+            raise ValueError("--prime_text and --show_prime need a line given with --prime")
         return None
     path, text = Path(arguments.prime), arguments.prime_text
     if path.suffix in (".npy", ".npz"):
@@ -244,7 +244,7 @@ def _read_offsets(path: Path) -> Tensor:
         content = np.load(path, allow_pickle=False)
         if path.suffix == ".npz":
             if len(content.files) != 1:
-                raise ValueError(f"it holds {content.files}, one array is needed")
+                raise ValueError(f"expected one array, it holds {content.files}")
             content = content[content.files[0]]
         line = np.asarray(content, np.float64)
     except (EOFError, TypeError, ValueError, zipfile.BadZipFile) as error:

@@ -190,7 +190,7 @@ def _sizes(value: Any) -> list[tuple[int, ...]]:
 
 
 class _Watch(Norm):
-    """Nothing in place of a strategy; keeps what it is given."""
+    """Nothing in place of a norm; keeps what it is given."""
 
     def __init__(self, per_timestep: bool) -> None:
         self.per_timestep = per_timestep  # type: ignore[misc]
@@ -201,12 +201,12 @@ class _Watch(Norm):
         return a
 
 
-#: Summed inputs that came to each site, by name, each with its time step if the strategy reads it.
+#: Summed inputs that came to each site, by name, each with its time step if the norm reads it.
 _Seen = dict[str, list[tuple[Tensor, int | None]]]
 
 
 def _sums(layer: nn.Module, args: Any, kwargs: Any) -> _Seen:
-    """What a layer's summed inputs are without its strategy."""
+    """What a layer's summed inputs are without its norm."""
     places = sites(layer)
     former = {name: site.norm for name, site in places.items()}
     watches = {name: _Watch(norm.per_timestep) for name, norm in former.items()}
@@ -316,7 +316,7 @@ def _descend(layer: nn.Module, calls: Sequence[Call]) -> None:
 
 
 def _normalized(site: Site, seen: Sequence[_Seen], name: str) -> list[Any]:
-    """What the strategy makes of sums, with gains of 1 and without shifts."""
+    """What the norm makes of sums, with gains of 1 and without shifts."""
     affine = [(p, p.clone()) for p in (site.gain, site.shift) if p is not None]
     if site.gain is not None:
         site.gain.fill_(1.0)

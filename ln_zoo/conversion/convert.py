@@ -56,20 +56,20 @@ def normalize_(
     plain.
 
     Normalising changes what a layer computes (with `WeightNorm`, only what it learns). Given a
-    batch, gains, shifts and biases are set so that outputs stay as close as the strategy allows:
+    batch, gains, shifts and biases are set so that outputs stay as close as the norm allows:
     by least squares, layer by layer in the order of the forward pass, and in recurrent layers by 30
     steps of gradient descent from there, in evaluation mode. Running statistics of `BatchNorm`
     become those of the batch. What distance remains is in the report.
 
     A layer that cannot be converted stays as it is, with the reason in `Conversion.refused`: it is
-    normalised already (by its own strategy, or by torch's layer behind it in an
+    normalised already (by its own norm, or by torch's layer behind it in an
     `torch.nn.Sequential`), its weights are tied to another layer's, parametrised or quantised, it
     is a subclass, or `torch.nn.MultiheadAttention` or `TransformerEncoderLayer` read its weights
     themselves.
 
     Args:
         model: any module, a single layer too.
-        norm: the strategy, shared by all layers.
+        norm: the normalisation, shared by all layers.
         include: names of layers, or of modules with all layers in them, as shell patterns
             (``"encoder.*"``); default all.
         exclude: the same for layers to leave alone. A last layer, whose outputs are logits, is
@@ -82,7 +82,7 @@ def normalize_(
         The report; ``print`` shows it as a table.
 
     Raises:
-        TypeError: for what is not a module, or not a strategy.
+        TypeError: for what is not a module, or not a norm.
         ValueError: if no layer can be converted, a pattern matches none, or the model is wrapped
             for several devices. The model is then as before, as it is if calibration fails.
 
@@ -98,7 +98,10 @@ def normalize_(
         ['0.site.gain']
     """
     if not isinstance(norm, Norm):
-        raise TypeError(f"norm must be a strategy such as LayerNorm(), got {norm!r}")
+        raise TypeError(
+            "norm must be an instance of a subclass of ln_zoo.norms.Norm, such as "
+            f"LayerNorm(); got {norm!r}"
+        )
     layers = selected(model, include, exclude)
     owners = Owners(model)
     followers = _followers(model)
@@ -175,11 +178,11 @@ def denormalize_(
 ) -> Conversion:
     """Turns our layers into torch's own, in place, where those compute the same.
 
-    That is so without normalisation, and where a strategy acts on weights alone, as `WeightNorm`:
+    That is so without normalisation, and where a norm acts on weights alone, as `WeightNorm`:
     the effective weights become the weights, and its scales go. Parameters stay the same objects.
 
     A layer that cannot be converted stays as it is, with the reason in `Conversion.refused`: its
-    strategy normalises summed inputs, or it has peepholes or clipped derivatives, which torch has
+    norm normalises summed inputs, or it has peepholes or clipped derivatives, which torch has
     not; and as with `normalize_`.
 
     Args:
@@ -259,7 +262,7 @@ class _Before:
 
 
 def _not_by(norm: Norm, layer: nn.Module) -> str | None:
-    """Why this strategy cannot act on a layer."""
+    """Why this norm cannot act on a layer."""
     if type(layer) in TORCHS and acts(layer):
         return f"it is normalised already, by {', '.join(_strategies(layer))}"
     if isinstance(layer, nn.RNNCellBase) and norm.per_timestep:
@@ -285,7 +288,7 @@ def _not_plain(layer: nn.Module) -> str | None:
 
 
 def _effective(layer: Any) -> list[tuple[Tensor, Tensor]]:
-    """Each weight of a layer, and what its strategy makes of it."""
+    """Each weight of a layer, and what its norm makes of it."""
     found = []
     for name, site in sites(layer).items():
         suffix = "_".join(name.split(".")[1:-1])
@@ -320,7 +323,7 @@ def _strategies(layer: nn.Module) -> list[str]:
 
 
 def _short(norm: Norm) -> str:
-    """A strategy with what differs from its defaults."""
+    """A norm with what differs from its defaults."""
     if not dataclasses.is_dataclass(norm):
         return type(norm).__name__
     fields = {f.name: getattr(norm, f.name) for f in dataclasses.fields(norm) if f.repr}

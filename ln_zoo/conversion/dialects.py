@@ -94,7 +94,7 @@ class _Keys:
         """
         if self.left:
             raise ValueError(
-                f"{self.dialect}: the state dict has more than this layer, "
+                f"{self.dialect}: the state dict has keys of other layers, "
                 f"{', '.join(map(repr, sorted(self.left)[:4]))}: name the layer by prefix=..."
             )
 
@@ -197,7 +197,7 @@ def _read_torch(keys: _Keys, eps: float | None, options: dict[str, Any]) -> Recu
     per_unit = len(weights["weight_hh_l0"]) / hidden
     if per_unit not in kinds:
         shape = tuple(weights["weight_hh_l0"].shape)
-        raise ValueError(f"{keys.dialect}: weight_hh_l0 {shape} is of no LSTM, GRU or RNN")
+        raise ValueError(f"{keys.dialect}: weight_hh_l0 {shape} does not fit an LSTM, GRU or RNN")
     return _build(keys.dialect, kinds[per_unit], weights, **options)
 
 
@@ -357,7 +357,9 @@ def _read_keras(keys: _Keys, eps: float | None, options: dict[str, Any]) -> Recu
     hidden = recurrent.shape[0]
     per_unit = recurrent.shape[-1] / hidden
     if per_unit not in (3, 4):
-        raise ValueError(f"keras: recurrent_kernel {tuple(recurrent.shape)} is of no LSTM or GRU")
+        raise ValueError(
+            f"keras: recurrent_kernel {tuple(recurrent.shape)} does not fit an LSTM or GRU"
+        )
     given, wanted = (_GATES, _GATES) if per_unit == 4 else ("zrn", "rzn")
     weights = {
         "weight_ih_l0": keys.ordered("kernel", kernel, given, wanted, 1).T,
@@ -367,8 +369,8 @@ def _read_keras(keys: _Keys, eps: float | None, options: dict[str, Any]) -> Recu
         bias = keys.cut("bias", given, wanted, dim=-1)
         if per_unit == 3 and bias.dim() == 1:
             raise ValueError(
-                "keras: this GRU resets the state before its product (reset_after=False), which "
-                "our GRU does after it"
+                "keras: this GRU applies the reset gate before the matrix product "
+                "(reset_after=False), ours applies it after"
             )
         both = bias if bias.dim() == 2 else torch.stack([bias, bias * 0])
         weights["bias_ih_l0"], weights["bias_hh_l0"] = both
@@ -564,7 +566,7 @@ _TFLITE = {"i": "input", "f": "forget", "g": "cell", "o": "output"}
 def _read_tflite(keys: _Keys, eps: float | None, options: dict[str, Any]) -> RecurrentLayer:
     if "input_to_input_weights" not in keys and "input_to_forget_weights" in keys:
         raise ValueError(
-            "tflite: this LSTM has no input gate (it couples it with the forget gate), and ours has"
+            "tflite: this LSTM has no input gate (it is coupled with the forget gate), ours has one"
         )
 
     def all_gates(name: str) -> Tensor:
@@ -579,7 +581,7 @@ def _read_tflite(keys: _Keys, eps: float | None, options: dict[str, Any]) -> Rec
     if "projection_weights" in keys:
         weights["weight_hr_l0"] = keys.take("projection_weights")
     if "projection_bias" in keys and keys.take("projection_bias").any():
-        raise ValueError("tflite: this LSTM has a bias in its projection, and ours has none")
+        raise ValueError("tflite: this LSTM has a bias in its projection, ours has none")
     peephole = "cell_to_input_weights" in keys
     normalised = "forget_layer_norm_coefficients" in keys
     if peephole and normalised:

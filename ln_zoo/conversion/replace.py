@@ -189,7 +189,7 @@ def acts(layer: nn.Module) -> bool:
 
 
 def twin(layer: nn.Module, cls: type[Any], **more: Any) -> nn.Module:
-    """A layer of another class with the same parameters, and strategies begun anew from them.
+    """A layer of another class with the same parameters, and norms begun anew from them.
 
     Random number generators are left alone.
 

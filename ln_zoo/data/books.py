@@ -49,7 +49,7 @@ class Books(BookData):
         val_triples: how many triples of the validation books are scored, at even distances;
             default: all.
         split_seed: seed of the books that are held out.
-        vocabulary: words that have numbers of their own, or a file with a word a line; default: the
+        vocabulary: words that have numbers of their own, or a file with one per line; default: the
             most frequent of the training books.
         vocabulary_size: numbers of the default vocabulary, the end of a sentence and the unknown
             word among them.

@@ -156,7 +156,7 @@ def _read_released(root: Path, arrays: dict[str, Path], each: int) -> dict[str, 
         if len(words) != each * len(array):
             raise ValueError(
                 f"{root / f'{name}.txt'} has {len(words):,} captions and {path} {len(array):,} "
-                f"images, expected {each} captions an image, {each * len(array):,}: a file is "
+                f"images, expected {each} captions per image, {each * len(array):,}: a file is "
                 "incomplete, or they are of different sets"
             )
         names = [f"{name} image {i}" for i in range(len(array))]

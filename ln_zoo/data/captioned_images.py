@@ -22,8 +22,8 @@ class CaptionedImages(CaptionedData):
 
     ``root`` holds one of:
 
-    * the form released with order embeddings: ``train.txt``, ``val.txt`` and ``test.txt``, a
-      caption a line, five lines an image, tokens separated by blanks; and for each set
+    * the form released with order embeddings: ``train.txt``, ``val.txt`` and ``test.txt``, one
+      caption per line, five lines per image, tokens separated by blanks; and for each set
       ``images/<features>/<set>.npy``, float32 (N, 4096), ``<features>`` being ``10crop`` (the
       default) or ``1crop``. COCO in Karpathy's split has 113,287 training images, ``restval``
       among them, 5,000 for validation and 5,000 for tests;
@@ -31,7 +31,7 @@ class CaptionedImages(CaptionedData):
       image, ``.npy``, or a column an image, ``.mat`` as his ``vgg_feats.mat``. Of images with more
       than five captions the first five are kept;
     * ``captions.tsv``, with a header, name, split (``train``, ``dev``, ``test``; others are left
-      out) and five raw captions an image; ``<features>.npy`` (default ``mobilenetv2_pool``) with
+      out) and five raw captions per image; ``<features>.npy`` (default ``mobilenetv2_pool``) with
       as many rows; and possibly ``thumbs64_jpeg.npz``, thumbnails.
 
     Without ``root`` the folder ``dataset`` in the folder named by the environment variable
@@ -47,7 +47,7 @@ class CaptionedImages(CaptionedData):
         val_images: how many validation images, the first of the set; ``None``: all.
         batch_size: training examples per step of one process.
         caption_sampling: ``one_per_image`` or ``all``, as `CaptionedData`.
-        vocabulary: words to number, or a text file with a word a line; default: those of the
+        vocabulary: words to number, or a text file with one word per line; default: those of the
             captions.
         vocabulary_from: whose captions are counted, ``train`` or ``train_val``, as there.
         min_count: how often a word must occur there to have a number.
@@ -137,7 +137,7 @@ class CaptionedImages(CaptionedData):
         widths = {images.features.shape[1] for images in sets.values()}
         if len(widths) > 1:
             raise ValueError(
-                f"{self.name}: the sets have {', '.join(map(str, sorted(widths)))} features an "
+                f"{self.name}: the sets have {', '.join(map(str, sorted(widths)))} features per "
                 "image: take all from one network"
             )
         return sets

@@ -87,7 +87,7 @@ class CaptionedSet:
         )
 
     def check(self, each: int) -> None:
-        """Checks that there are ``each`` captions an image, and features that are numbers.
+        """Checks that there are ``each`` captions per image, and features that are numbers.
 
         Raises:
             ValueError: if not.
@@ -234,7 +234,7 @@ class CaptionedData(ZooDataModule, ABC):
     Args:
         batch_size: training examples per step of one process.
         caption_sampling: ``one_per_image`` or ``all``, see above.
-        vocabulary: words to number, or a text file with a word a line; default: those of the
+        vocabulary: words to number, or a text file with one word per line; default: those of the
             captions.
         vocabulary_from: whose captions are counted: those of the ``train`` set, or of both
             (``train_val``), as in the released code of Vendrov et al. (2016): words that only

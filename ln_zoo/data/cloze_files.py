@@ -168,7 +168,9 @@ def read_question_archive(path: Path) -> dict[str, list[Question]]:
                 question = parse_question(_text(file.read(), where), where)
                 sets[name].append(question._replace(name=parts[-1]))
     except (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError) as error:
-        raise ValueError(f"{path} is damaged or no tar archive ({error}): copy it again") from error
+        raise ValueError(
+            f"{path} is damaged or not a tar archive ({error}): copy it again"
+        ) from error
     for name, questions in sets.items():
         if not questions:
             raise ValueError(f"{path} has no {FOLDERS[name]}/*.question")

@@ -270,8 +270,8 @@ def _make(
             sizes[: len(found)] += found
         if not counts:
             raise ValueError(
-                f"{texts[0]}{f' and {len(texts) - 1:,} more' if texts[1:] else ''}: no sentence in "
-                "it; expected text, a sentence or a paragraph a line"
+                f"{texts[0]}{f' and {len(texts) - 1:,} more' if texts[1:] else ''}: no sentence "
+                "in it; expected text, one sentence or paragraph per line"
             )
         _hint(counts, len(rows), lines)
         words = _by_count(counts)
@@ -313,8 +313,8 @@ def _hint(counts: Counter[str], sentences: int, lines: Lines) -> None:
     mean = counts.total() / sentences
     if lines == "sentences" and mean > _LONG:
         rank_zero_warn(
-            f"a line has {mean:.0f} words on average, which is much for a sentence: are lines "
-            "paragraphs? --data.lines paragraphs (lines= in Python) divides them"
+            f"lines have {mean:.0f} words on average, many for a sentence: if they are "
+            "paragraphs, --data.lines paragraphs (lines= in Python) divides them"
         )
 
 

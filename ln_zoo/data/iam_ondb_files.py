@@ -83,7 +83,7 @@ def convert(
     What is done so far lies in ``.conversion`` of the target folder until all is: an interrupted
     conversion goes on where it was when it is run again. Stroke files that changed since are read
     again. The sets appear whole or not at all, and ``conversion.json``, which holds what is
-    returned, last of all; where it is there already, nothing is done.
+    returned, last of all; where it exists, nothing is done.
 
     Args:
         source: a folder with ``lineStrokes``, ``ascii`` and the four lists, at any depth, as files
@@ -261,8 +261,8 @@ def _find(source: Path, stack: ExitStack) -> dict[str, list[_File]]:
         for file in files:
             if file.name in places:
                 raise ValueError(
-                    f"{file.name} is there twice, {places[file.name]} and {file.place}: "
-                    "leave one of them"
+                    f"{file.name} appears twice, {places[file.name]} and {file.place}: leave one "
+                    "of them"
                 )
             places[file.name] = file.place
     return found
@@ -366,7 +366,7 @@ def _readable(archive: Path) -> Iterator[None]:
         *(RuntimeError, NotImplementedError),  # encrypted, or compressed in a way of its own
     ) as error:
         raise ValueError(
-            f"{archive} is truncated, damaged or no archive ({error}): get it again"
+            f"{archive} is truncated, damaged or not an archive ({error}): get it again"
         ) from error
 
 

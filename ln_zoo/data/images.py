@@ -24,7 +24,7 @@ class ImageClassificationData(ZooDataModule, ABC):
         val_size: number of validation images, held out of the training images of the source.
         seed: seed of the order of training examples; the splits do not depend on it.
         eval_batch_size: images per batch in evaluation; changes no result but those that use batch
-            statistics, under batch-dependent strategies: ``val_batch_*``, ``epoch_train_batch_*``
+            statistics, under batch-dependent norms: ``val_batch_*``, ``epoch_train_batch_*``
             and what `ln_zoo.callbacks.PopulationStatistics` estimates.
         num_workers: processes that fetch batches; the data are in memory, 0 is fastest.
         pin_memory: page-locked batches, for faster copies to a GPU.

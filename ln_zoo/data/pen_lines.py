@@ -91,7 +91,7 @@ class PenLines:
             raise ValueError(f"{where}: offsets must be integers (L + 1,), got {ends.dtype}")
         if ends[0] != 0 or ends[-1] != len(dx) or (np.diff(ends) < 0).any():
             raise ValueError(
-                f"{where}: offsets must rise from 0 to the {len(dx):,} points, got "
+                f"{where}: offsets must increase from 0 to the {len(dx):,} points, got "
                 f"{ends[0]:,} to {ends[-1]:,}: files of different sets, or a damaged one"
             )
         count = len(ends) - 1
@@ -146,7 +146,8 @@ class PenLines:
                     arrays = {name: archive[name] for name in archive.files}
         except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, TypeError) as error:
             raise ValueError(
-                f"{path} cannot be read ({error}): it is damaged or no compact form of handwriting"
+                f"{path} cannot be read ({error}): it is damaged, or not a file of handwriting in "
+                "the compact form"
             ) from error
         return cls.of(arrays, str(path))
 

@@ -1,4 +1,4 @@
-"""A text file with a sentence a line, to be encoded."""
+"""A text file with one sentence per line, to be encoded."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class SentenceFile(LightningDataModule):
         super().__init__()
         check_at_least(1, batch_size=batch_size)
         if not Path(path).is_file():
-            raise FileNotFoundError(f"no file {path}: give a text with a sentence a line")
+            raise FileNotFoundError(f"no file {path}: give a text file with one sentence per line")
         self.path = path
         self.batch_size = batch_size
         self.eos = eos
@@ -55,11 +55,11 @@ class SentenceFile(LightningDataModule):
     def setup(self, stage: str | None = None) -> None:
         sentences = [line for _, line in read_texts([TextFile(self.path)])]
         if not sentences:
-            raise ValueError(f"{self.path} is empty: give a text with a sentence a line")
+            raise ValueError(f"{self.path} is empty: give a text file with one sentence per line")
         if "" in sentences:
             raise ValueError(
                 f"{self.path}, line {sentences.index('') + 1:,} is empty: every line is a "
-                "sentence, so take it out"
+                "sentence, so remove it"
             )
         self.sentences = sentences
 

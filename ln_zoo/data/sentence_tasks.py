@@ -231,6 +231,6 @@ def _check_official(name: str, counts: tuple[int, ...]) -> None:
     if counts != _OFFICIAL[name]:
         here, there = (" + ".join(f"{n:,}" for n in c) for c in (counts, _OFFICIAL[name]))
         rank_zero_warn(
-            f"{name} has {here} items here and {there} officially: its scores compare with no "
-            "others"
+            f"{name} has {here} items here and {there} officially: its scores cannot be compared "
+            "with published ones"
         )

@@ -243,7 +243,7 @@ class BookData(ZooDataModule, ABC):
         val_triples: how many triples of the validation books are scored, at even distances;
             default: all.
         split_seed: seed of the books that are held out.
-        vocabulary: words that have numbers of their own, or a file with a word a line; default: the
+        vocabulary: words that have numbers of their own, or a file with one per line; default: the
             most frequent of the training books.
         vocabulary_size: numbers of the default vocabulary, the end of a sentence and the unknown
             word among them.
@@ -369,7 +369,7 @@ class BookData(ZooDataModule, ABC):
                 continue
             if unknown := [title for title in wanted if title not in names]:
                 raise ValueError(
-                    f"{self.name}: {name}_books {', '.join(unknown)} are none of the "
+                    f"{self.name}: {name}_books {', '.join(unknown)} are not among the "
                     f"{len(names):,} books, such as {', '.join(names[:_NAMED])}"
                 )
             chosen[name] = wanted
@@ -431,8 +431,8 @@ class BookData(ZooDataModule, ABC):
         unknown = self.unknown_share("train")
         if unknown == 1:
             raise ValueError(
-                f"{self.name}: none of the words of the training books is in the vocabulary, which "
-                f"begins with {', '.join(self._words[:_NAMED])}: it is of another text"
+                f"{self.name}: none of the words of the training books is in the vocabulary, "
+                f"which begins with {', '.join(self._words[:_NAMED])}: it belongs to another text"
             )
         sizes = ", ".join(f"{name} {len(triples):,}" for name, triples in sets.items())
         rank_zero_info(

@@ -41,7 +41,7 @@ class SyntheticBooks(BookData):
         test_books: books held out for the test, likewise.
         val_triples: how many triples of the validation books are scored; default: all.
         split_seed: seed of the books that are held out.
-        vocabulary: words that have numbers of their own, or a file with a word a line; default: the
+        vocabulary: words that have numbers of their own, or a file with one per line; default: the
             most frequent of the training books.
         vocabulary_size: numbers of the default vocabulary.
         seed: seed of the order of training triples.

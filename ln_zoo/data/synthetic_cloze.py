@@ -101,7 +101,7 @@ class SyntheticClozeQA(ClozeData):
         check_at_least(4, num_entities=num_entities)
         if not 1 <= passage_sentences <= len(_VERBS):
             raise ValueError(
-                f"passage_sentences must lie from 1 to {len(_VERBS)}, got {passage_sentences!r}"
+                f"passage_sentences must be from 1 to {len(_VERBS)}, got {passage_sentences!r}"
             )
         self.sizes = {"train": train_size, "val": val_size, "test": test_size}
         self.passage_sentences = passage_sentences

@@ -59,7 +59,7 @@ class SyntheticScenes(CaptionedData):
         noise: standard deviation of noise on the features, of which the projection has about 1.
         data_seed: seed of scenes, captions and projection.
         caption_sampling: ``one_per_image`` or ``all``, as `CaptionedData`.
-        vocabulary: words to number, or a text file with a word a line; default: those of the
+        vocabulary: words to number, or a text file with one word per line; default: those of the
             captions.
         vocabulary_from: whose captions are counted, ``train`` or ``train_val``, as there.
         min_count: how often a word must occur there to have a number.

@@ -91,7 +91,7 @@ def read_texts(texts: Sequence[TextFile]) -> Iterator[tuple[int, str]]:
             continue
         with _damage_named(path), tarfile.open(path) as archive:
             for member in archive:
-                number = numbers.pop(TextFile(path, member.name), -1)  # once, if it is there twice
+                number = numbers.pop(TextFile(path, member.name), -1)  # once, if it appears twice
                 packed = archive.extractfile(member) if number >= 0 else None
                 if packed is not None:
                     with _unpacked(packed, member.name) as stream:
@@ -119,7 +119,7 @@ def _lines(stream: IO[bytes], name: str) -> Iterator[str]:
         if len(raw) == _LONGEST:
             raise ValueError(
                 f"{name} has a line of {_LONGEST:,} bytes or more, from byte {start:,} on: "
-                "expected text, a sentence or a paragraph a line"
+                "expected text, one sentence or paragraph per line"
             )
         try:
             # Some editors mark UTF-8 at the beginning of a file.

@@ -88,6 +88,6 @@ def _nltk(module: str) -> Any:
             raise
         raise ModuleNotFoundError(
             "dividing text into sentences and words needs nltk: install it (pip install nltk, or "
-            "'ln-zoo[text]'), or give text with one tokenised sentence a line",
+            "'ln-zoo[text]'), or give text with one tokenised sentence per line",
             name="nltk",
         ) from None

@@ -55,7 +55,7 @@ def exportable(module: nn.Module, *, operators: bool) -> nn.Module:
             RNN. Such a copy can be exported to ONNX, but not run.
 
     Raises:
-        ExportError: for a module in training mode, or a strategy whose statistics of each time step
+        ExportError: for a module in training mode, or a norm whose statistics of each time step
             cannot be written down.
     """
     if any(part.training for part in module.modules()):
@@ -87,7 +87,7 @@ def _replaced(module: nn.Module, operators: bool) -> nn.Module:
 
 
 class _Place(nn.Module):
-    """What a strategy does at one place of a cell, where the time step may be a tensor."""
+    """What a norm does at one place of a cell, where the time step may be a tensor."""
 
     mean: Tensor
     scale: Tensor

@@ -1,4 +1,4 @@
-"""Layers with torch's signatures and semantics that take a normalisation strategy."""
+"""Layers with torch's signatures and semantics that take a norm."""
 
 from ln_zoo.layers.cells import GRUCell, LSTMCell, RecurrentCell, RNNCell
 from ln_zoo.layers.conv import Conv2d

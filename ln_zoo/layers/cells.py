@@ -37,13 +37,13 @@ def cell_sites(
     normalize: Sequence[str] | None,
     factory: dict[str, Any],
 ) -> nn.ModuleDict:
-    """The sites of one cell, by role: the strategy where ``normalize`` says so, else `Identity`.
+    """The sites of one cell, by role: the norm where ``normalize`` says so, else `Identity`.
 
     Args:
         cell: the cell.
         hidden_size: H.
-        weights: freshly initialised ``"ih"`` and ``"hh"``, for strategies that act on weights.
-        norm: the strategy; ``None`` stands for `Identity`.
+        weights: freshly initialised ``"ih"`` and ``"hh"``, for norms that act on weights.
+        norm: the normalisation; ``None`` stands for `Identity`.
         normalize: roles to act on; ``None`` stands for all.
         factory: device and dtype of the parameters.
 
@@ -173,7 +173,7 @@ class NoQuantiser:
 
 
 class RecurrentCell(nn.RNNCellBase):
-    """One step of any recurrent cell, with any strategy; see `RecurrentLayer`.
+    """One step of any recurrent cell, with any norm; see `RecurrentLayer`.
 
     `LSTMCell`, `GRUCell` and `RNNCell` are such. One of your own names its `ln_zoo.ops.Cell`::
 
@@ -186,7 +186,7 @@ class RecurrentCell(nn.RNNCellBase):
         bias: whether there are biases.
         device: of the parameters, as in torch.
         dtype: of the parameters, as in torch.
-        norm: the strategy; default `Identity`.
+        norm: the normalisation; default `Identity`.
         normalize: roles of the cell's places to act on; default all.
         cell: the cell; default: that of the class.
 
@@ -238,7 +238,7 @@ class RecurrentCell(nn.RNNCellBase):
                 self._parameters.pop("weight_peephole", None)
 
     def reset_parameters(self) -> None:
-        """Draws weights and biases anew, as torch does, and starts the strategy anew."""
+        """Draws new weights and biases, as torch does, and re-initialises the norm."""
         bound = 1.0 / math.sqrt(self.hidden_size)
         for parameter in self._parameters.values():
             if parameter is not None:
@@ -249,13 +249,13 @@ class RecurrentCell(nn.RNNCellBase):
             self.reset_norm()
 
     def reset_norm(self) -> None:
-        """Takes again what the strategy took from the weights, after they were re-initialised."""
+        """Derives what the norm takes from the weights again, once these were re-initialised."""
         sites = sites_by_role(self.sites)
         sites["input"].reset_weight(self.weight_ih)
         sites["recurrent"].reset_weight(self.weight_hh)
 
     def effective_weights(self) -> Weights:
-        """The weights that a step works with: those of the strategy, where it acts on weights."""
+        """The weights that a step works with: those of the norm, where it acts on weights."""
         sites = sites_by_role(self.sites)
         return Weights(
             sites["input"].weight(self.weight_ih),
@@ -333,11 +333,11 @@ class RecurrentCell(nn.RNNCellBase):
 
 
 class LSTMCell(RecurrentCell):
-    """One step of an LSTM: `torch.nn.LSTMCell` with a normalisation strategy.
+    """One step of an LSTM: `torch.nn.LSTMCell` with a norm.
 
     The paper's eq. 20-22, and 29-31 for DRAW. With gates i, f, g, o cut from
     ``input(W x) + recurrent(U h) + b_ih + b_hh``, where ``input``, ``recurrent`` and ``cell`` are
-    the strategy at those sites::
+    the norm at those sites::
 
         c' = sigmoid(f) * c + sigmoid(i) * tanh(g)
         h' = sigmoid(o) * tanh(cell(c'))
@@ -350,7 +350,7 @@ class LSTMCell(RecurrentCell):
         bias: whether there are biases; they are added after normalisation.
         device: of the parameters, as in torch.
         dtype: of the parameters, as in torch.
-        norm: the strategy; default `Identity`.
+        norm: the normalisation; default `Identity`.
         normalize: the sites to act on, of ``"input"``, ``"recurrent"``, ``"cell"``; default all.
         peephole: whether gates see cell states; see `LSTM`.
         derivative_bound: clips the derivative of the loss by each gate's sum; see `LSTM`.
@@ -359,7 +359,7 @@ class LSTMCell(RecurrentCell):
     parameters, under autocast too.
 
     Parameters: ``weight_ih`` (4H, I), ``weight_hh`` (4H, H), ``bias_ih``, ``bias_hh`` (4H,), drawn
-    as torch does; ``weight_peephole`` (3, H) to i, f, o; and, as far as the strategy has them,
+    as torch does; ``weight_peephole`` (3, H) to i, f, o; and, as far as the norm has them,
     ``sites.input.gain``, ``sites.recurrent.gain`` (4H,), ``sites.cell.gain``, ``sites.cell.shift``
     (H,), ``sites.input.scale``, ``sites.recurrent.scale`` (4H,).
 
@@ -406,13 +406,13 @@ class LSTMCell(RecurrentCell):
         Args:
             input: (N, I) or (I,).
             hx: states (h, c), each (N, H) or (H,); default zeros.
-            step: time step, counted from 0; needed by strategies that keep statistics for each
+            step: time step, counted from 0; needed by norms that keep statistics for each
                 (`BatchNorm`), without effect on others.
 
         Raises:
             RuntimeError: if sizes do not fit.
             TypeError: if ``hx`` is not a tuple of two.
-            ValueError: if ``step`` is negative, or missing under a strategy that needs it (batch
+            ValueError: if ``step`` is negative, or missing under a norm that needs it (batch
                 norm; layer norm does not).
         """
         h, c = self._next(input, hx, step)
@@ -420,7 +420,7 @@ class LSTMCell(RecurrentCell):
 
 
 class GRUCell(RecurrentCell):
-    """One step of a GRU (paper, eq. 26-28): `torch.nn.GRUCell` with a normalisation strategy.
+    """One step of a GRU (paper, eq. 26-28): `torch.nn.GRUCell` with a norm.
 
     With r, z, n cut from ``input(W x) + b_ih`` and, marked ', from ``recurrent(U h) + b_hh``::
 
@@ -435,14 +435,14 @@ class GRUCell(RecurrentCell):
         bias: whether there are biases; they are added after normalisation.
         device: of the parameters, as in torch.
         dtype: of the parameters, as in torch.
-        norm: the strategy; default `Identity`.
+        norm: the normalisation; default `Identity`.
         normalize: the sites to act on, out of ``"input"``, ``"recurrent"``; default both.
 
     Shapes: input (N, I) or (I,), state (N, H) or (H,). The state comes back in the precision of the
     parameters, under autocast too.
 
     Parameters: ``weight_ih`` (3H, I), ``weight_hh`` (3H, H), ``bias_ih``, ``bias_hh`` (3H,), drawn
-    as torch does; and, as far as the strategy has them, ``sites.input.gain``,
+    as torch does; and, as far as the norm has them, ``sites.input.gain``,
     ``sites.recurrent.gain``, ``sites.input.scale``, ``sites.recurrent.scale`` (3H,).
 
     Raises:
@@ -476,7 +476,7 @@ class GRUCell(RecurrentCell):
 
 
 class RNNCell(RecurrentCell):
-    """One step of a simple RNN (paper, eq. 4): `torch.nn.RNNCell` with a normalisation strategy.
+    """One step of a simple RNN (paper, eq. 4): `torch.nn.RNNCell` with a norm.
 
     ``h' = f(sum(W x + U h) + b_ih + b_hh)``: the sum of both terms is normalised.
 
@@ -487,15 +487,15 @@ class RNNCell(RecurrentCell):
         nonlinearity: f, ``"tanh"`` or ``"relu"``.
         device: of the parameters, as in torch.
         dtype: of the parameters, as in torch.
-        norm: the strategy; default `Identity`.
+        norm: the normalisation; default `Identity`.
         normalize: the sites to act on, out of ``"input"``, ``"recurrent"`` (whose weights alone a
-            strategy can act on) and ``"sum"``; default all.
+            norm can act on) and ``"sum"``; default all.
 
     Shapes: input (N, I) or (I,), state (N, H) or (H,). The state comes back in the precision of the
     parameters, under autocast too.
 
     Parameters: ``weight_ih`` (H, I), ``weight_hh`` (H, H), ``bias_ih``, ``bias_hh`` (H,), drawn as
-    torch does; and, as far as the strategy has them, ``sites.sum.gain``, ``sites.input.scale``,
+    torch does; and, as far as the norm has them, ``sites.sum.gain``, ``sites.input.scale``,
     ``sites.recurrent.scale`` (H,).
 
     Raises:

@@ -13,7 +13,7 @@ from ln_zoo.ops import check_devices
 
 
 class Conv2d(nn.Conv2d):
-    """``norm(W * x) + b``: `torch.nn.Conv2d` with a normalisation strategy (paper, section 6.7).
+    """``norm(W * x) + b``: `torch.nn.Conv2d` with a norm (paper, section 6.7).
 
     Layer normalisation takes its statistics over channels and positions of one example (or as its
     ``convolution`` says), batch normalisation over examples and positions of one channel; either
@@ -31,20 +31,20 @@ class Conv2d(nn.Conv2d):
         padding_mode: ``"zeros"``, ``"reflect"``, ``"replicate"`` or ``"circular"``.
         device: of the parameters, as in torch.
         dtype: of the parameters, as in torch.
-        norm: the strategy; default `Identity`, which makes this layer torch's own.
-        positions: size (H', W') of the output, for strategies with a gain for each position
-            (``LayerNorm(convolution="unit")``). Where it is given, a strategy that acts on summed
+        norm: the normalisation; default `Identity`, which makes this layer torch's own.
+        positions: size (H', W') of the output, for norms with a gain for each position
+            (``LayerNorm(convolution="unit")``). Where it is given, a norm that acts on summed
             inputs refuses those of any other size.
 
     Shapes: input (N, C, H, W) or (C, H, W), output (N, F, H', W') or (F, H', W'), in the precision
     torch's layer would give.
 
     Parameters: ``weight`` (F, C / groups, k, k) and ``bias`` (F,), initialised as torch does;
-    ``site.gain`` (F,) with a strategy that has a gain; ``site.gain`` and ``site.shift`` (F, H', W')
+    ``site.gain`` (F,) with a norm that has a gain; ``site.gain`` and ``site.shift`` (F, H', W')
     with one that has them for each unit; ``site.scale`` (F,) with weight normalisation.
 
     Raises:
-        ValueError: under batch normalisation in training, for one value per channel; for a strategy
+        ValueError: under batch normalisation in training, for one value per channel; for a norm
             that needs the positions and does not know them, or meets others.
 
     Example:
@@ -116,12 +116,12 @@ class Conv2d(nn.Conv2d):
         return (output if batched else output.squeeze(0)).to(sums.dtype)
 
     def reset_parameters(self) -> None:
-        """Draws weight and bias anew, as torch does, and starts the strategy anew."""
+        """Draws a new weight and bias, as torch does, and re-initialises the norm."""
         super().reset_parameters()
         if "site" in self._modules:  # torch's constructor calls this before there is one
             self.site.reset_parameters()
             self.reset_norm()
 
     def reset_norm(self) -> None:
-        """Takes again what the strategy took from the weight, after that was re-initialised."""
+        """Derives what the norm takes from the weights again, once these were re-initialised."""
         self.site.reset_weight(self.weight)

@@ -81,7 +81,7 @@ class DRAWNetwork(nn.Module):
         C_t = C_{t-1} + write(h_dec_t)
 
     ``read`` takes a patch of R x R of both images by a grid of Gaussian filters that h_dec places
-    (`ln_zoo.ops.filterbank`), ``write`` adds one of W x W. The strategy acts in both LSTMs, as the
+    (`ln_zoo.ops.filterbank`), ``write`` adds one of W x W. The norm acts in both LSTMs, as the
     paper has it on the cell state that the output gate sees (eq. 29-31).
 
     Attention, canvas, latents and cell states keep float32 under autocast.
@@ -93,9 +93,9 @@ class DRAWNetwork(nn.Module):
         latent_size: Z.
         read_size: R, filters on a side; ``None``: the encoder reads both images whole.
         write_size: W; ``None``: the decoder adds to every pixel.
-        norm: the strategy; default `Identity`.
+        norm: the normalisation; default `Identity`.
         normalize: the sites of both LSTMs to act on; default ``("cell",)``, as in the paper, and
-            for a strategy that acts on weights alone, which has nothing to do there, all.
+            for a norm that acts on weights alone, which has nothing to do there, all.
         peephole: whether gates see cell states; see `LSTM`.
         forget_bias: what forget gates start with; ``None``: what ``init_std`` gives.
         learn_initial_state: whether both LSTMs' first states are learned, else zeros.
@@ -197,7 +197,7 @@ class DRAWNetwork(nn.Module):
         self._start_weights()
 
     def reset_parameters(self) -> None:
-        """Draws weights anew, and starts the strategy anew."""
+        """Draws new weights, and re-initialises the norm."""
         for module in (self.encoder, self.decoder, self.posterior, self.read, self.write):
             if module is not None:
                 module.reset_parameters()
@@ -210,7 +210,7 @@ class DRAWNetwork(nn.Module):
     @torch.no_grad()
     def _start_weights(self) -> None:
         for name, parameter in self.named_parameters():
-            if ".sites." in name:  # the strategy's own, whatever it calls them
+            if ".sites." in name:  # the norm's own, whatever it calls them
                 continue
             if self.init_std is None and not name.startswith("posterior."):
                 continue

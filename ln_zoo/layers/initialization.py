@@ -32,7 +32,7 @@ def orthogonal_init(
     g, a GRU's n, all of an RNN's; `ln_zoo.ops.Cell.candidates`) are the identity or orthogonal, and
     those of the gates are slices of one orthogonal matrix (H, gates H). Biases are 0, but for the
     LSTM's forget gate (`ln_zoo.ops.Cell.forget`). Projections and a cell's further weights stay as
-    they are. Strategies take what they take from the new weights.
+    they are. Norms take what they take from the new weights.
 
     Args:
         layer: any of our recurrent layers, of any number of layers and directions.
@@ -136,7 +136,7 @@ def data_dependent_init(model: nn.Module, batch: Any) -> list[str]:
     """Sets scales and biases so that features have mean 0 and variance 1 on a batch of data.
 
     After Salimans and Kingma (2016, arXiv 1602.07868, section 3): every `Linear` and `Conv2d` whose
-    strategy has a scale (`WeightNorm`) gets, in the order of the forward pass,
+    norm has a scale (`WeightNorm`) gets, in the order of the forward pass,
     ``scale = 1 / sigma[t]`` and ``bias = -mu[t] / sigma[t]`` with ``t = w x / |w|``: mean and
     biased variance of each feature over the batch, and in convolutions over positions. Each layer
     sees what the layers before it give with the values they just got. Weights stay as they were
@@ -148,7 +148,7 @@ def data_dependent_init(model: nn.Module, batch: Any) -> list[str]:
 
     Recurrent layers are left alone, as in the source: statistics of their units change over time.
 
-    The pass runs without gradients and in evaluation mode, so without dropout; strategies that mix
+    The pass runs without gradients and in evaluation mode, so without dropout; norms that mix
     examples use the statistics of the batch. Modes, running averages, random number generators and
     gradients are afterwards as before. If it fails, so are scales and biases.
 
@@ -234,7 +234,7 @@ def scale_of(layer: Linear | Conv2d) -> Tensor:
 
 
 def has_fresh_scale(layer: Linear | Conv2d) -> bool:
-    """Whether the scale still is what the strategy took from the weight: its rows' own norms."""
+    """Whether the scale still is the length of each row of the weight, as the norm took it."""
     weight = layer.weight.detach()
     # Training moves a scale by more; converting a fresh one to another precision by less.
     close = max(1e-4, 4 * torch.finfo(weight.dtype).eps)

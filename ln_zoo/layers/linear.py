@@ -12,7 +12,7 @@ from ln_zoo.ops import check_devices
 
 
 class Linear(nn.Linear):
-    """``norm(W x) + b``: `torch.nn.Linear` with a normalisation strategy (paper, eq. 3-4).
+    """``norm(W x) + b``: `torch.nn.Linear` with a norm (paper, eq. 3-4).
 
     The bias is added after normalisation: it is the paper's b.
 
@@ -20,14 +20,14 @@ class Linear(nn.Linear):
         in_features: size I of each input.
         out_features: size F of each output.
         bias: whether there is a bias.
-        norm: the strategy; default `Identity`, which makes this layer torch's own.
+        norm: the normalisation; default `Identity`, which makes this layer torch's own.
         device: of the parameters, as in torch.
         dtype: of the parameters, as in torch.
 
     Shapes: input (N, \\*, I), output (N, \\*, F), in the precision torch's layer would give.
 
     Parameters: ``weight`` (F, I) and ``bias`` (F,), initialised as torch does; ``site.gain`` (F,)
-    with a strategy that has a gain; ``site.scale`` (F,) with weight normalisation.
+    with a norm that has a gain; ``site.scale`` (F,) with weight normalisation.
 
     Raises:
         ValueError: under batch normalisation in training, for a batch of one.
@@ -66,12 +66,12 @@ class Linear(nn.Linear):
         return output.to(sums.dtype)
 
     def reset_parameters(self) -> None:
-        """Draws weight and bias anew, as torch does, and starts the strategy anew."""
+        """Draws a new weight and bias, as torch does, and re-initialises the norm."""
         super().reset_parameters()
         if "site" in self._modules:  # torch's constructor calls this before there is one
             self.site.reset_parameters()
             self.reset_norm()
 
     def reset_norm(self) -> None:
-        """Takes again what the strategy took from the weight, after that was re-initialised."""
+        """Derives what the norm takes from the weights again, once these were re-initialised."""
         self.site.reset_weight(self.weight)

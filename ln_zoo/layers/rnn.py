@@ -1,4 +1,4 @@
-"""Recurrent layers: any cell with any strategy, with torch's semantics."""
+"""Recurrent layers: any cell with any norm, with torch's semantics."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from ln_zoo.ops import CELLS, Cell, Plans, Records, States, Weights, lstm_cell
 
 
 class RecurrentLayer(nn.RNNBase):
-    """Layers of any recurrent cell with any strategy, with torch's semantics.
+    """Layers of any recurrent cell with any norm, with torch's semantics.
 
     `LSTM`, `GRU` and `RNN` are such layers. One of your own names its `ln_zoo.ops.Cell`, and has
-    all that they have (layers, directions, packed sequences, dropout, every strategy)::
+    all that they have (layers, directions, packed sequences, dropout, every norm)::
 
         class MyLayer(RecurrentLayer):
             cell = MY_CELL
@@ -59,7 +59,7 @@ class RecurrentLayer(nn.RNNBase):
         proj_size: size P of the outputs, if they are projected; 0 for no projection.
         device: of the parameters, as in torch.
         dtype: of the parameters, as in torch.
-        norm: the strategy; default `Identity`.
+        norm: the normalisation; default `Identity`.
         normalize: roles of the cell's places to act on; default all.
         zoneout: probability with which a number of a state stays as it was before a step (Krueger
             et al. 2017, arXiv 1606.01305): of all states, or one for each (in the cell's order). In
@@ -73,7 +73,7 @@ class RecurrentLayer(nn.RNNBase):
 
     Parameters: ``weight_ih_l0`` (G, I) with G = gates * H, ``weight_hh_l0`` (G, H or P),
     ``bias_ih_l0``, ``bias_hh_l0`` (G,), ``weight_hr_l0`` (P, H), ``..._reverse``; the cell's own,
-    ``weight_NAME_l0`` (rows, H); and the strategy's, under ``sites.l0.ROLE``. They are drawn as
+    ``weight_NAME_l0`` (rows, H); and the norm's, under ``sites.l0.ROLE``. They are drawn as
     torch does.
 
     Raises:
@@ -211,7 +211,7 @@ class RecurrentLayer(nn.RNNBase):
         return {suffix: sites_by_role(sites) for suffix, sites in self.sites.items()}
 
     def reset_parameters(self) -> None:
-        """Draws weights and biases anew, as torch does, and starts the strategy anew."""
+        """Draws new weights and biases, as torch does, and re-initialises the norm."""
         if "sites" not in self._modules:
             return  # torch's constructor calls this before there is anything
         self._draw_weights()
@@ -228,7 +228,7 @@ class RecurrentLayer(nn.RNNBase):
             init.uniform_(getattr(self, name), -bound, bound)
 
     def reset_norm(self) -> None:
-        """Takes again what the strategy took from the weights, after they were re-initialised."""
+        """Derives what the norm takes from the weights again, once these were re-initialised."""
         for suffix, sites in self._directions().items():
             sites["input"].reset_weight(getattr(self, f"weight_ih_{suffix}"))
             sites["recurrent"].reset_weight(getattr(self, f"weight_hh_{suffix}"))
@@ -503,10 +503,10 @@ class RecurrentLayer(nn.RNNBase):
 
 
 class LSTM(RecurrentLayer):
-    """Layers of long short-term memory (paper, eq. 20-22): `torch.nn.LSTM` with a strategy.
+    """Layers of long short-term memory (paper, eq. 20-22): `torch.nn.LSTM` with a norm.
 
     With gates i, f, g, o cut from ``input(W x) + recurrent(U h) + b_ih + b_hh``, where ``input``,
-    ``recurrent`` and ``cell`` are the strategy at those sites::
+    ``recurrent`` and ``cell`` are the norm at those sites::
 
         c' = sigmoid(f) * c + sigmoid(i) * tanh(g)
         h' = sigmoid(o) * tanh(cell(c'))
@@ -528,7 +528,7 @@ class LSTM(RecurrentLayer):
         proj_size: size P of the outputs, if they are projected; 0 for no projection.
         device: of the parameters, as in torch.
         dtype: of the parameters, as in torch.
-        norm: the strategy; default `Identity`, which makes this layer torch's own.
+        norm: the normalisation; default `Identity`, which makes this layer torch's own.
         normalize: the sites to act on, of ``"input"``, ``"recurrent"``, ``"cell"``; default all.
         zoneout: probability with which a number of a state stays as it was before a step (Krueger
             et al. 2017, arXiv 1606.01305): of all states, or one for each (h, c). In evaluation
@@ -546,7 +546,7 @@ class LSTM(RecurrentLayer):
     Parameters: torch's own, drawn as torch does (``weight_ih_l0`` (4H, I), ``weight_hh_l0``
     (4H, H or P), ``bias_ih_l0``, ``bias_hh_l0`` (4H,), ``weight_hr_l0`` (P, H), ``..._reverse``),
     ``weight_peephole_l0`` (3, H) to i, f, o;
-    and, as far as the strategy has them, ``sites.l0.input.gain``, ``sites.l0.recurrent.gain``
+    and, as far as the norm has them, ``sites.l0.input.gain``, ``sites.l0.recurrent.gain``
     (4H,), ``sites.l0.cell.gain``, ``sites.l0.cell.shift`` (H,), ``sites.l0.input.scale``,
     ``sites.l0.recurrent.scale`` (4H,), ``sites.l0_reverse...``.
 
@@ -654,7 +654,7 @@ class LSTM(RecurrentLayer):
 
 
 class GRU(RecurrentLayer):
-    """Layers of gated recurrent units (paper, eq. 26-28): `torch.nn.GRU` with a strategy.
+    """Layers of gated recurrent units (paper, eq. 26-28): `torch.nn.GRU` with a norm.
 
     With r, z, n cut from ``input(W x) + b_ih`` and, marked ', from ``recurrent(U h) + b_hh``::
 
@@ -677,7 +677,7 @@ class GRU(RecurrentLayer):
             backwards from its own end.
         device: of the parameters, as in torch.
         dtype: of the parameters, as in torch.
-        norm: the strategy; default `Identity`, which makes this layer torch's own.
+        norm: the normalisation; default `Identity`, which makes this layer torch's own.
         normalize: the sites to act on, out of ``"input"``, ``"recurrent"``; default both.
         zoneout: probability with which a number of the state stays as it was before a step (Krueger
             et al. 2017, arXiv 1606.01305). In evaluation the state moves by the expectation.
@@ -688,7 +688,7 @@ class GRU(RecurrentLayer):
             each call (Merity et al. 2018, arXiv 1708.02182, section 2).
 
     Parameters: torch's own, drawn as torch does (``weight_ih_l0`` (3H, I), ``weight_hh_l0``
-    (3H, H), ``bias_ih_l0``, ``bias_hh_l0`` (3H,), ``..._reverse``); and, as far as the strategy has
+    (3H, H), ``bias_ih_l0``, ``bias_hh_l0`` (3H,), ``..._reverse``); and, as far as the norm has
     them, ``sites.l0.input.gain``, ``sites.l0.recurrent.gain``, ``sites.l0.input.scale``,
     ``sites.l0.recurrent.scale`` (3H,), ``sites.l0_reverse...``.
 
@@ -757,7 +757,7 @@ class GRU(RecurrentLayer):
 
 
 class RNN(RecurrentLayer):
-    """Layers of simple recurrent units (paper, eq. 4): `torch.nn.RNN` with a strategy.
+    """Layers of simple recurrent units (paper, eq. 4): `torch.nn.RNN` with a norm.
 
     ``h' = f(sum(W x + U h) + b_ih + b_hh)``: the sum of both terms is normalised.
 
@@ -773,9 +773,9 @@ class RNN(RecurrentLayer):
             backwards from its own end.
         device: of the parameters, as in torch.
         dtype: of the parameters, as in torch.
-        norm: the strategy; default `Identity`, which makes this layer torch's own.
+        norm: the normalisation; default `Identity`, which makes this layer torch's own.
         normalize: the sites to act on, out of ``"input"``, ``"recurrent"`` (whose weights alone a
-            strategy can act on) and ``"sum"``; default all.
+            norm can act on) and ``"sum"``; default all.
         zoneout: probability with which a number of the state stays as it was before a step (Krueger
             et al. 2017, arXiv 1606.01305). In evaluation the state moves by the expectation.
         recurrent_dropout: probability with which a number of h is zero in recurrent products in
@@ -785,7 +785,7 @@ class RNN(RecurrentLayer):
             each call (Merity et al. 2018, arXiv 1708.02182, section 2).
 
     Parameters: torch's own, drawn as torch does (``weight_ih_l0`` (H, I), ``weight_hh_l0`` (H, H),
-    ``bias_ih_l0``, ``bias_hh_l0`` (H,), ``..._reverse``); and, as far as the strategy has them,
+    ``bias_ih_l0``, ``bias_hh_l0`` (H,), ``..._reverse``); and, as far as the norm has them,
     ``sites.l0.sum.gain``, ``sites.l0.input.scale``, ``sites.l0.recurrent.scale`` (H,),
     ``sites.l0_reverse...``.
 

@@ -76,7 +76,7 @@ class WindowLSTM(nn.Module):
 
     Layers above read w_t of the same step. With `LayerNorm`, `RMSNorm` or no norm of sums, the loop
     runs on the kernels that `ln-zoo kernels` shows; with peepholes, clipped derivatives, other
-    strategies or other forms of the window, on functions of torch. All of it keeps the precision
+    norms or other forms of the window, on functions of torch. All of it keeps the precision
     of the parameters under autocast: in bfloat16 kappa would stand still.
 
     Args:
@@ -84,7 +84,7 @@ class WindowLSTM(nn.Module):
         hidden_size: size H of each state.
         character_size: size E of the vector of each character.
         components: number K of Gaussians.
-        norm: the strategy; default `Identity`. Nothing is normalised in the window itself.
+        norm: the normalisation; default `Identity`. Nothing is normalised in the window itself.
         normalize: the sites to act on, of ``"input"``, ``"recurrent"``, ``"cell"``; default all.
         peephole: whether gates see cell states; see `LSTM`.
         derivative_bound: clips the derivative of the loss by each gate's sum; see `LSTM`.
@@ -160,7 +160,7 @@ class WindowLSTM(nn.Module):
         self._start_window()
 
     def reset_parameters(self) -> None:
-        """Draws weights and biases anew, and starts the strategy anew."""
+        """Draws new weights and biases, and re-initialises the norm."""
         self.cell.reset_parameters()
         self.window.reset_parameters()
         self._start_window()

@@ -62,7 +62,7 @@ class Ranks(NamedTuple):
 def retrieval_ranks(
     captions: Tensor, images: Tensor, penalty: Penalty, rows: int = _ROWS
 ) -> tuple[Ranks, Ranks]:
-    """Ranks in both directions, of C captions an image.
+    """Ranks in both directions, of C captions per image.
 
     All N images are ranked for each caption, and all C N captions for each image, of which the
     best-placed of its C counts. Of many images the penalties are computed twice, ``rows`` x N at a

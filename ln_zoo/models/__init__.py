@@ -1,4 +1,4 @@
-"""Models of the zoo: LightningModules that take a normalisation strategy as ``norm``."""
+"""Models of the zoo: LightningModules that take a norm as ``norm``."""
 
 from ln_zoo.models.attentive_reader import AttentiveReader
 from ln_zoo.models.base import DynamicsTask, ZooModule

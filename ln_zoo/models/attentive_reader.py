@@ -58,9 +58,9 @@ class AttentiveReader(Classifier):
         g = tanh(W_r r + W_g u + b_g + W_m mean over t of h_t)
         answer = softmax(W_o g + b_o)                           over the whole vocabulary
 
-    Embeddings and g are dropped out. The strategy acts in both LSTMs: layer norm as in the paper's
+    Embeddings and g are dropped out. The norm acts in both LSTMs: layer norm as in the paper's
     eq. 20-22, batch norm as in Cooijmans et al.; with ``everywhere`` also at W_a h_t, W_u u, W_r r,
-    W_g u and W_m mean ("BN-everywhere"; its gains there begin with the strategy's ``gain``, for
+    W_g u and W_m mean ("BN-everywhere"; its gains there begin with the norm's ``gain``, for
     which the source has 0.1).
 
     Weights begin as in that code: square matrices of the LSTMs' gates, M and W_a as 0.05 times an
@@ -77,13 +77,13 @@ class AttentiveReader(Classifier):
     otherwise; every matrix is drawn independently unless ``tied_init``.
 
     Args:
-        vocabulary: the words, or a text file with a word a line; entities are ``@entity0``,
+        vocabulary: the words, or a text file with one word per line; entities are ``@entity0``,
             ``@entity1``, ... Default: ``@placeholder`` and a hundred entities alone.
         hidden_size: size d of embeddings, states, attention and joint layer.
         dropout: probability with which a number of embeddings and g is set to zero in training.
-        norm: the strategy, or its ``class_path``/``init_args`` dict; default `LayerNorm`.
+        norm: the normalisation, or its ``class_path``/``init_args`` dict; default `LayerNorm`.
         everywhere: whether it acts outside the LSTMs as well.
-        statistics: over what a batch-dependent strategy takes its statistics: ``"masked"``, the
+        statistics: over what a batch-dependent norm takes its statistics: ``"masked"``, the
             tokens that are there, or ``"all"`` positions of the padded batch, as in the source.
             Then outputs depend on how far a batch is padded.
         initial_state: of the LSTMs: ``"zeros"``, or ``"learned"`` h that begin at zero, as in the
@@ -134,7 +134,7 @@ class AttentiveReader(Classifier):
         norm = LayerNorm() if norm is None else from_config(norm)
         check_sizes(hidden_size=hidden_size)
         if not 0 <= dropout < 1:
-            raise ValueError(f"dropout must lie from 0 to below 1, got {dropout!r}")
+            raise ValueError(f"dropout must lie in [0, 1), got {dropout!r}")
         for name, value, choices in (
             ("statistics", statistics, get_args(Statistics)),
             ("initial_state", initial_state, get_args(InitialState)),
@@ -175,7 +175,7 @@ class AttentiveReader(Classifier):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draws all weights anew, as the source does, and starts the strategy anew."""
+        """Draws new weights, as the source does, and re-initialises the norm."""
         for reader in (self.passage_reader, self.query_reader):
             reader.reset_parameters()
             for kind in ("ih", "hh"):

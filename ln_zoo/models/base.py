@@ -113,14 +113,14 @@ class ZooModule(Pretrained, LightningModule, ABC):
         that make the model again.
 
         Args:
-            norm: the strategy in use, after the model's own default was chosen. It is stored as
+            norm: the norm in use, after the model's own default was chosen. It is stored as
                 ``class_path`` and ``init_args``, which the command line reads too. ``None`` stands
                 for `Identity`, as in the layers.
             resolved: other arguments whose default was chosen there, with the values in use. The
                 command line would store what was given, so ``None``.
 
         Raises:
-            TypeError: if the strategy is not a dataclass, so that it cannot be stored.
+            TypeError: if the norm is not a dataclass, so that it cannot be stored.
         """
         frame = inspect.currentframe()
         assert frame is not None

@@ -85,7 +85,7 @@ def check_inputs(inputs: object, features: int) -> None:
 
     Args:
         inputs: a batch (N, \\*).
-        features: how many numbers an example has.
+        features: size of an example.
 
     Raises:
         TypeError: for what is not a tensor.

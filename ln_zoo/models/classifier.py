@@ -39,7 +39,7 @@ class Classifier(ZooModule):
 
     Evaluation losses come from logits cast to float64, as training losses fall to the resolution of
     float32 (Figure 6 reaches 1e-7). In evaluation ``{stage}_nll`` and the others are logged as
-    metric objects, so that several processes give the numbers of one. Where the strategy mixes
+    metric objects, so that several processes give the numbers of one. Where the norm mixes
     examples (batch norm), validation measures a second time, with the statistics of each batch in
     place of the running averages, and logs ``val_batch_nll`` and the others; a batch of one example
     is left out there. Where all batches are such (``eval_batch_size`` 1) they are NaN, and a
@@ -114,9 +114,8 @@ class Classifier(ZooModule):
             and not getattr(self, f"val_batch_{self.metrics[0]}").update_called
         ):
             rank_zero_warn(
-                "no batch of the validation has 2 examples: there are no batch statistics to "
-                "measure with, and val_batch_* are NaN; raise eval_batch_size "
-                "(--data.eval_batch_size)"
+                "no validation batch has 2 examples, so there are no batch statistics and "
+                "val_batch_* are NaN: raise eval_batch_size (--data.eval_batch_size)"
             )
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:

@@ -21,7 +21,7 @@ class ConvClassifier(Classifier):
 
     The paper's experiment with convolutional networks (section 6.7) is preliminary: it states
     neither network nor numbers. By default this is conv 32, conv 32, pool, conv 64, conv 64, pool,
-    dense 256, K logits, with ReLU and padding that keeps the size. The strategy acts on the
+    dense 256, K logits, with ReLU and padding that keeps the size. The norm acts on the
     convolutions and the dense layer, whatever it is never on the logits, whose scale carries the
     confidence of the softmax.
 
@@ -33,8 +33,8 @@ class ConvClassifier(Classifier):
         num_classes: number K of classes.
         channels: the channels of each convolution, a list for each block; at least one block.
         hidden_size: size of the dense layer.
-        norm: the strategy, or its ``class_path``/``init_args`` dict; default `LayerNorm`, whose
-            ``convolution`` says what shares statistics and gains.
+        norm: the normalisation, or its ``class_path``/``init_args`` dict; default `LayerNorm`,
+            whose ``convolution`` says what shares statistics and gains.
         optimizer: ``"adam"``, or ``"sgd"`` with momentum 0.9.
         lr: learning rate.
 

@@ -59,9 +59,9 @@ class DRAW(ZooModule):
         latent_size: Z of each glimpse.
         read_size: R; ``None``: the encoder reads whole images.
         write_size: W; ``None``: the decoder writes to all pixels.
-        norm: the strategy, or its ``class_path``/``init_args`` dict; default `LayerNorm`.
+        norm: the normalisation, or its ``class_path``/``init_args`` dict; default `LayerNorm`.
         normalize: the sites to act on; default: the cell state alone, as in the paper, and all for
-            strategies that act on weights. See `ln_zoo.layers.DRAWNetwork`.
+            norms that act on weights. See `ln_zoo.layers.DRAWNetwork`.
         peephole: whether gates see cell states, as in the first released code.
         forget_bias: what forget gates start with; the sources do not say. ``None``: what
             ``init_std`` gives.
@@ -241,7 +241,7 @@ class DRAW(ZooModule):
             ValueError: of images that were made up, which have none.
         """
         if output.means is None or output.log_stds is None:
-            raise ValueError("images that were made up have no divergence: nothing was read")
+            raise ValueError("generated images have no divergence: no image was read")
         return divergence(output.means, output.log_stds)
 
     @staticmethod
@@ -341,7 +341,7 @@ class DRAW(ZooModule):
     def generate_samples(self, number: int, seed: int = 0, trace: bool = False) -> DRAWOutput:
         """Makes up images.
 
-        In evaluation mode (`eval`), as a loaded model is, if the strategy is batch-dependent: else
+        In evaluation mode (`eval`), as a loaded model is, if the norm is batch-dependent: else
         the images of one call depend on each other.
 
         Args:

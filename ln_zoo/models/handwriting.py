@@ -101,8 +101,8 @@ class Handwriting(ZooModule):
         alphabet: the characters to tell apart, or a text file that holds them; any other is one
             class more, the last. Default: letters, space and ``.,?``, 57 classes.
         strict_text: whether a character outside the alphabet is an error.
-        norm: the strategy, or its ``class_path``/``init_args`` dict; default `LayerNorm`. Window
-            and output are not normalised.
+        norm: the normalisation, or its ``class_path``/``init_args`` dict; default `LayerNorm`.
+            Window and output are not normalised.
         peephole: whether gates see cell states. Graves' do; the paper's equations have none.
         forget_bias: what forget gates start with; ``None``: torch's small random numbers. The
             sources do not say.

@@ -28,9 +28,9 @@ class MLPClassifier(Classifier):
         in_features: size I of a flattened input; 784 for MNIST.
         hidden_sizes: sizes of the hidden layers.
         num_classes: number K of classes.
-        norm: the strategy, or its ``class_path``/``init_args`` dict; default `LayerNorm`.
-        normalize_logits: whether the strategy acts on the last layer too. Default: as in the paper,
-            so only for strategies that mix the examples of a batch.
+        norm: the normalisation, or its ``class_path``/``init_args`` dict; default `LayerNorm`.
+        normalize_logits: whether the norm acts on the last layer too. Default: as in the paper,
+            so only for norms that mix the examples of a batch.
         activation: ``"relu"`` or ``"tanh"``.
         lr: learning rate of Adam.
 

@@ -45,7 +45,7 @@ class OrderEmbedding(ZooModule):
 
     says how far that is from being so (Vendrov et al. 2016, eq. 2). Training pushes E of each pair
     below that of the caption with every other image of the batch, and of the image with every other
-    caption, by a margin (eq. 4); all such hinges are added up. The strategy acts in the GRU as in
+    caption, by a margin (eq. 4); all such hinges are added up. The norm acts in the GRU as in
     the paper's eq. 26-28; the embeddings are not normalised by it.
 
     Validation and tests rank all images for each caption and all captions for each image
@@ -64,12 +64,12 @@ class OrderEmbedding(ZooModule):
     image in its set, (N,). In training C is 1.
 
     Args:
-        vocabulary: the words to tell apart, or a text file with a word a line; others are read as
+        vocabulary: the words to tell apart, or a file with one per line; others are read as
             one. Default: none, so that all are.
         image_features: features I of an image; default: 4,096, of VGG-19.
         embedding_features: size of a word's vector.
         hidden_size: size D of the state and of the space.
-        norm: the strategy, or its ``class_path``/``init_args`` dict; default `LayerNorm`.
+        norm: the normalisation, or its ``class_path``/``init_args`` dict; default `LayerNorm`.
         prenorm_bias: whether the GRU has a bias that is normalised with its input as well.
         measure: ``"order"``; ``"reversed"``, which puts images above captions; or ``"cosine"``, the
             symmetric similarity, E = -s v.
@@ -199,7 +199,7 @@ class OrderEmbedding(ZooModule):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draws all weights anew, as the sources' code does, and starts the strategy anew."""
+        """Draws new weights, as the sources' code does, and re-initialises the norm."""
         self.recurrent.reset_parameters()
         w_ih, w_hh, *biases = (
             self.recurrent.get_parameter(f"{name}_l0")
@@ -271,7 +271,7 @@ class OrderEmbedding(ZooModule):
         """
         if images.shape[-1] != self.image_features:
             raise ValueError(
-                f"this model maps {self.image_features:,} features of an image, got "
+                f"this model reads {self.image_features:,} features per image, got "
                 f"{tuple(images.shape)}: take features of the same network, or set image_features"
             )
         return self._unit(self.image_map(images.to(self.image_map.weight.dtype)))
@@ -301,7 +301,7 @@ class OrderEmbedding(ZooModule):
         """
         if len(captions) != len(images):
             raise ValueError(
-                f"training takes one caption an image, got {len(captions)} captions of "
+                f"training takes one caption per image, got {len(captions)} captions of "
                 f"{len(images)} images"
             )
         e = self.penalties(captions, images)

@@ -60,13 +60,13 @@ class SequenceClassifier(Classifier):
             MNIST.
         permuted: whether the numbers of a flattened input are read in a permuted order.
         permutation_seed: draws the permutation, which checkpoints then hold as ``permutation``.
-        norm: the strategy, or its ``class_path``/``init_args`` dict; default `LayerNorm`.
+        norm: the normalisation, or its ``class_path``/``init_args`` dict; default `LayerNorm`.
         normalize: the sites of the recurrent layer to act on, as its own argument; default: all.
             With one pixel a step, layer norm of the input's pre-activations ``W x`` divides by the
             size of x, so that only its sign and, near 0, eps are left of a pixel's brightness:
             ``["recurrent", "cell"]`` keeps it.
         initial_noise: standard deviation of noise on each example's initial h wherever batch
-            statistics are in use: in training, not in evaluation. Default: 0.1 for a strategy that
+            statistics are in use: in training, not in evaluation. Default: 0.1 for a norm that
             mixes examples, else 0. Pixels at the edge are blank in all images; without noise the
             first states have no variance within the batch, and gradients explode. The source adds
             it in unpermuted order only, in evaluation too; but a true permutation may begin with
@@ -149,7 +149,7 @@ class SequenceClassifier(Classifier):
     def dynamics_data(self, examples: int) -> tuple[str, dict[str, Any]]:
         if self.in_features not in _IMAGES:
             raise ValueError(
-                f"this model reads {self.in_features} numbers an example; there are images of "
+                f"this model reads {self.in_features} numbers per example; there are images of "
                 f"{' and '.join(f'{size} ({name})' for size, name in _IMAGES.items())}"
             )
         return _IMAGES[self.in_features], {"eval_batch_size": examples}
@@ -165,7 +165,7 @@ class SequenceClassifier(Classifier):
         return DynamicsTask((images.double(), labels), loss, said)
 
     def reset_parameters(self) -> None:
-        """Draws all weights anew, as the source does, and starts the strategy anew."""
+        """Draws new weights, as the source does, and re-initialises the norm."""
         self.recurrent.reset_parameters()
         orthogonal_init(self.recurrent)
         orthogonal_(self.readout.weight)

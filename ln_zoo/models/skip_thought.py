@@ -74,11 +74,11 @@ class SkipThought(ZooModule):
     ``gradient_clip_val: 5.0``.
 
     Args:
-        vocabulary: the words, without the two special tokens, or a text file with a word a line. On
+        vocabulary: the words, without the two special tokens, or a file with one per line. On
             the command line they are those of the data.
         hidden_size: size D of a sentence's vector, and of each decoder's state.
         embedding_features: size E of the vector of a word, which encoder and decoders share.
-        norm: the strategy, or its ``class_path``/``init_args`` dict; default `LayerNorm`.
+        norm: the normalisation, or its ``class_path``/``init_args`` dict; default `LayerNorm`.
         encoder: ``"uni"``, or ``"bi"``: half of the vector comes from a GRU that reads the sentence
             backwards, its end first.
         conditioning: how decoders see the vector: as their first state alone (``"init"``, the
@@ -158,8 +158,8 @@ class SkipThought(ZooModule):
         )
         if vocabulary is None:
             raise ValueError(
-                "SkipThought needs a vocabulary: give a list of words or a text file with a word a "
-                "line; data of texts bring their own on the command line"
+                "SkipThought needs a vocabulary: give a list of words or a text file with one "
+                "word per line; on the command line, text data bring their own"
             )
         words = Vocabulary.of(vocabulary)
         if softmax_cutoffs is None:
@@ -202,7 +202,7 @@ class SkipThought(ZooModule):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draws all weights anew as the released code does, and starts the strategy anew.
+        """Draws new weights as the released code does, and re-initialises the norm.
 
         Embeddings, input weights and those of the softmax are uniform between -0.1 and 0.1; the
         recurrent weights of each gate, and square input weights, are an orthogonal matrix; biases
@@ -413,15 +413,15 @@ class SkipThought(ZooModule):
         unknown = 0
         for i, found in enumerate(numbers):
             if not found:
-                raise ValueError(f"sentence {i} of {len(numbers)} has no word: leave it out")
+                raise ValueError(f"sentence {i} of {len(numbers)} has no words: leave it out")
             unknown += set(found) == {UNK}
             if eos:
                 found.append(EOS)
         if unknown and not self._warned:
             self._warned = True
             warnings.warn(
-                f"of {unknown} of {len(numbers)} sentences no word is in the vocabulary: their "
-                "vectors tell their lengths alone",
+                f"{unknown} of {len(numbers)} sentences have no word in the vocabulary: their "
+                "vectors encode only their lengths",
                 stacklevel=2,
             )
         vectors = np.zeros((len(numbers), self.hidden_size), np.float32)

@@ -206,6 +206,6 @@ def word_softmax(
     ):
         raise ValueError(
             f"softmax_cutoffs must increase between 1 and {words - 1}, the last of the {words:,} "
-            f"numbers of words, got {cutoffs}"
+            f"word indices, got {cutoffs}"
         )
     return AdaptiveSoftmax(features, words, cutoffs)

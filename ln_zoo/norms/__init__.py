@@ -1,4 +1,4 @@
-"""Normalisation strategies: what happens to the summed inputs, or the weights, of a layer."""
+"""Norms: what happens to the summed inputs, or the weights, of a layer."""
 
 import torch
 

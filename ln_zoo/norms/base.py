@@ -1,6 +1,6 @@
-"""The two halves of a normalisation strategy: the rule (`Norm`) and the place it acts on (`Site`).
+"""The two halves of a norm: the rule (`Norm`) and the place it acts on (`Site`).
 
-A layer describes each of its places as a `Site`; a strategy says what happens there. A strategy of
+A layer describes each of its places as a `Site`; a norm says what happens there. A norm of
 your own is a frozen dataclass with two short methods:
 
     >>> from dataclasses import dataclass
@@ -44,10 +44,10 @@ Observer = Callable[[int | None, Sequence[int], Tensor, Tensor], None]
 
 
 class Norm:
-    """A normalisation strategy: what happens to summed inputs, and to weights.
+    """A norm: what happens to summed inputs, and to weights.
 
-    This class normalises nothing; each method may be overridden on its own. Strategies hold plain
-    values only (parameters and running statistics live on the `Site`), so that one strategy can be
+    This class normalises nothing; each method may be overridden on its own. Norms hold plain
+    values only (parameters and running statistics live on the `Site`), so that one norm can be
     shared by many layers, compared, printed and stored as ``class_path`` and ``init_args``. Make a
     subclass a frozen dataclass.
 
@@ -60,7 +60,7 @@ class Norm:
     batch_dependent: ClassVar[bool] = False
     #: Sites hold ``running_mean``, ``running_var`` and ``num_batches_tracked``, with a row for each
     #: time step in recurrent layers; in training mode, where a site has an `Site.observer`, the
-    #: strategy tells it the statistics of the batch and leaves these buffers alone.
+    #: norm tells it the statistics of the batch and leaves these buffers alone.
     keeps_statistics: ClassVar[bool] = False
     #: Name of the parameter (F,) that `init_weight` puts on a site and that alone sets the norm of
     #: each row of the weight in use, so that `ln_zoo.layers.data_dependent_init` can choose it;
@@ -122,10 +122,10 @@ class _NormKey(str):
 
 
 class Site(nn.Module):
-    """A place in a layer where a strategy acts; it owns the strategy's parameters and buffers.
+    """A place in a layer where a norm acts; it owns the norm's parameters and buffers.
 
     Args:
-        norm: the strategy.
+        norm: the normalisation.
         role: what the place is called in its layer: ``"sum"``, ``"input"``, ``"recurrent"``,
             ``"cell"``.
         features: number F of features.
@@ -139,9 +139,9 @@ class Site(nn.Module):
         gate_size: features of each gate, where they are those of several; ``None``: of none.
         own_shift: whether the place has no bias of its layer, so that an affine map needs a shift
             of its own (an LSTM's cell).
-        weight: the weight, (F, \\*), whose products are the summed inputs, where the strategy may
+        weight: the weight, (F, \\*), whose products are the summed inputs, where the norm may
             act on it; it is read for initial values, not kept.
-        sums: whether the strategy acts on summed inputs here. The input and recurrent sites of
+        sums: whether the norm acts on summed inputs here. The input and recurrent sites of
             `RNN` carry weights only, since eq. 4 normalises the sum of both terms.
         device: of the parameters, as in torch.
         dtype: of the parameters, as in torch.
@@ -164,7 +164,7 @@ class Site(nn.Module):
     observer: Observer | None = None
 
     if TYPE_CHECKING:
-        # What strategies put on a site under names of their own are tensors.
+        # What norms put on a site under names of their own are tensors.
         def __getattr__(self, name: str) -> Tensor: ...
 
     def __init__(
@@ -187,8 +187,8 @@ class Site(nn.Module):
         super().__init__()
         if not isinstance(norm, Norm):
             raise TypeError(
-                f"norm must be a strategy such as LayerNorm(), an instance of a subclass of "
-                f"ln_zoo.norms.Norm; got {norm!r}"
+                "norm must be an instance of a subclass of ln_zoo.norms.Norm, such as "
+                f"LayerNorm(); got {norm!r}"
             )
         self.norm = norm
         self.role = role
@@ -216,7 +216,7 @@ class Site(nn.Module):
     def forward(self, a: Tensor, step: int | None = None) -> Tensor:
         """Normalises summed inputs, in float32 at least; shape kept (see `Norm.normalize`).
 
-        Where the strategy does nothing, ``a`` itself comes back, in its own precision.
+        Where the norm does nothing, ``a`` itself comes back, in its own precision.
         """
         if not self.normalizes:
             return a
@@ -239,7 +239,7 @@ class Site(nn.Module):
         return self.norm.weight(self, weight)
 
     def reset_weight(self, weight: Tensor) -> None:
-        """Takes again what the strategy took from the weight, after that was re-initialised."""
+        """Derives what the norm takes from the weights again, once these were re-initialised."""
         self.norm.init_weight(self, weight.detach())
 
     def reset_parameters(self) -> None:
@@ -253,13 +253,13 @@ class Site(nn.Module):
             self.norm.init_params(self)
 
     def to_spec(self) -> Record:
-        """What happens to summed inputs here, as data; ``None``: only the strategy knows."""
+        """What happens to summed inputs here, as data; ``None``: only the norm knows."""
         return self.norm.to_spec(self) if self.normalizes else RowNorm(self.groups)
 
     def entries(self) -> Entries | None:
         """Where all lies that `to_spec` and `weight` depend on; ``None``: it may be anywhere.
 
-        A layer that finds the same objects there need not ask again. Nobody knows of a strategy
+        A layer that finds the same objects there need not ask again. Nobody knows of a norm
         that acts on weights, reads time steps, has tensors of its own, or describes the gain and
         the shift by others than the site's.
         """
@@ -280,7 +280,7 @@ class Site(nn.Module):
         of_site = [(ours, name) for name in ("norm", "normalizes", "training")]
         return [*of_site, (parameters, "gain"), (parameters, "shift")]
 
-    # What strategies call
+    # What norms call
 
     def add_affine(self, gain: float, by_unit: bool = False) -> None:
         """Adds a gain (F,), and a shift (F,) of zeros where the layer has no bias of its own.
@@ -391,8 +391,8 @@ class Site(nn.Module):
         # torch.jit.script asks every submodule for this before it compiles the first.
         raise RuntimeError(
             "torch.jit.script cannot compile the layers of ln_zoo, whose loops depend on their "
-            "strategy: use torch.compile to run them faster, torch.export.export or "
-            "torch.jit.trace to save them"
+            "norm: use torch.compile for speed, and ln_zoo.export or torch.export.export to save "
+            "them (torch.jit.trace keeps one sequence length)"
         )
 
     def extra_repr(self) -> str:

@@ -1,4 +1,4 @@
-"""Checks of the values that strategies are made with."""
+"""Checks of the values that norms are made with."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ln_zoo.norms.base import Norm
 
 
 def check_fields(norm: Any) -> None:
-    """Checks the numbers and the switches of a strategy, by the types of its fields.
+    """Checks the numbers and the switches of a norm, by the types of its fields.
 
     Args:
-        norm: the strategy, a dataclass.
+        norm: the normalisation, a dataclass.
 
     Raises:
         ValueError: unless ``float`` fields hold finite numbers, eps one of at least 0, and ``bool``
@@ -38,18 +38,18 @@ def check_fields(norm: Any) -> None:
 
 
 def check_no_norm(owner: object, **arguments: object) -> None:
-    """Checks that no strategy stands where a layer has another argument.
+    """Checks that no norm stands where a layer has another argument.
 
     Args:
         owner: the layer.
         **arguments: what it was given, by name.
 
     Raises:
-        TypeError: for a strategy among them.
+        TypeError: for a norm among them.
     """
     for name, value in arguments.items():
         if isinstance(value, Norm):
             raise TypeError(
-                f"{type(owner).__name__}: {name} was given the strategy {value!r}; strategies are "
-                f"given by name: norm={type(value).__name__}(...)"
+                f"{type(owner).__name__}: {name} was given the norm {value!r}; give it by "
+                f"keyword: norm={type(value).__name__}(...)"
             )

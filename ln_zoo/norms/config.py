@@ -1,4 +1,4 @@
-"""Strategies as plain data: the one form that YAML, checkpoints and model cards share."""
+"""Norms as plain data: the one form that YAML, checkpoints and model cards share."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ln_zoo.norms.base import Norm
 
 
 def to_config(norm: Norm) -> dict[str, Any]:
-    """The strategy as ``{"class_path": ..., "init_args": {...}}`` of plain values.
+    """The norm as ``{"class_path": ..., "init_args": {...}}`` of plain values.
 
     Raises:
-        TypeError: if the strategy's class is not a dataclass, so that its arguments are not known.
+        TypeError: if the norm's class is not a dataclass, so that its arguments are not known.
 
     Example:
         >>> from ln_zoo.norms import RMSNorm
@@ -33,12 +33,12 @@ def to_config(norm: Norm) -> dict[str, Any]:
 
 
 def from_config(config: Norm | dict[str, Any]) -> Norm:
-    """The strategy that `to_config` wrote down; a strategy comes back as it is.
+    """The norm that `to_config` wrote down; a norm comes back as it is.
 
     The class path is imported, so use this on your own files and checkpoints only.
 
     Raises:
-        ValueError: if the path leads to no strategy, or the arguments do not fit it.
+        ValueError: if the path leads to no norm, or the arguments do not fit it.
 
     Example:
         >>> from_config({"class_path": "ln_zoo.norms.LayerNorm", "init_args": {"eps": 0.001}})
@@ -47,13 +47,13 @@ def from_config(config: Norm | dict[str, Any]) -> Norm:
     if isinstance(config, Norm):
         return config
     if not (isinstance(config, dict) and isinstance(config.get("class_path"), str)):
-        raise ValueError(f"expected a strategy or a dict with 'class_path', got {config!r}")
+        raise ValueError(f"expected a norm or a dict with 'class_path', got {config!r}")
     module, _, name = config["class_path"].rpartition(".")
     try:
         cls = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(
-            f"strategy {config['class_path']!r} cannot be imported ({error}); is the file that "
+            f"norm {config['class_path']!r} cannot be imported ({error}); is the file that "
             "defines it on the Python path?"
         ) from error
     if not (isinstance(cls, type) and issubclass(cls, Norm)):

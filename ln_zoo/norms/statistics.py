@@ -1,6 +1,6 @@
 """Batch statistics for measuring, and population statistics of whole sets.
 
-A model whose strategy mixes examples can be measured in two ways: with its running averages, as
+A model whose norm mixes examples can be measured in two ways: with its running averages, as
 evaluation does, or with the statistics of each batch. For final numbers the averages of the last
 few training batches give way to population statistics: one pass over the training set with frozen
 weights (Ioffe and Szegedy 2015, Algorithm 2; Cooijmans et al. 2017, section 3, for each time step).
@@ -45,10 +45,10 @@ def keeps_statistics(module: nn.Module) -> bool:
 
 @contextmanager
 def batch_statistics(module: nn.Module) -> Iterator[None]:
-    """Within it the strategies of a module use batch statistics, and no running average moves.
+    """Within it the norms of a module use batch statistics, and no running average moves.
 
     Its sites are in training mode, whatever the modes of the layers around them; afterwards modes
-    are as before, and so are all buffers of the sites, under any strategy, and torch's random
+    are as before, and so are all buffers of the sites, under any norm, and torch's random
     number generators. A step of a packed batch that one example alone reaches uses the running
     averages, as in training. With several processes each batch is that of one process.
 
@@ -125,7 +125,7 @@ def population_statistics(module: nn.Module, method: str = "average") -> Iterato
     collectors = {site: _METHODS[method](site) for site in _keepers(module)}
     if not collectors:
         raise ValueError(
-            f"no strategy in this {type(module).__name__} keeps statistics that could be "
+            f"no norm in this {type(module).__name__} keeps statistics that could be "
             "estimated (BatchNorm does)"
         )
     with torch.no_grad():
@@ -162,7 +162,7 @@ def _observed(module: nn.Module, observers: Mapping[Site, Observer]) -> Iterator
     sites = _sites(module)
     modes = {m: m.training for site in sites for m in site.modules()}
     former = [site.observer for site in sites]
-    # Copies as well: a user's own strategy need not know of observers.
+    # Copies as well: a user's own norm need not know of observers.
     buffers = [
         (owner, name, buffer, buffer.detach().clone())
         for site in sites
@@ -184,7 +184,7 @@ def _observed(module: nn.Module, observers: Mapping[Site, Observer]) -> Iterator
             site.observer = observer
         with torch.no_grad():
             for owner, name, buffer, before in buffers:
-                # The tensor itself as well, should the strategy have put another in its place.
+                # The tensor itself as well, should the norm have put another in its place.
                 setattr(owner, name, buffer.copy_(before))
 
 

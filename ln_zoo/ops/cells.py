@@ -143,7 +143,7 @@ class Cell:
                     f"with weight='hh', of as many gates each; got {self.places}"
                 )
         if not self.states:
-            raise ValueError(f"cell {self.name!r} needs a state at least, its output")
+            raise ValueError(f"cell {self.name!r} needs at least one state, its output")
         for name, blocks in (("candidates", self.candidates), ("forget", self.forget)):
             if not set(blocks) <= set(range(self.gates)):
                 raise ValueError(

@@ -27,7 +27,7 @@ def plot_dynamics(found: Sequence[Dynamics], picture: Path, title: str = "") -> 
     from matplotlib.ticker import MaxNLocator
 
     if not found:
-        raise ValueError("plot_dynamics needs a measurement at least, got none")
+        raise ValueError("plot_dynamics needs at least one measurement, got none")
     groups: dict[str, list[Dynamics]] = {}
     for each in found:
         groups.setdefault(each.group, []).append(each)

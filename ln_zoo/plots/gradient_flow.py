@@ -13,9 +13,9 @@ from ln_zoo.analysis import GradientFlow
 def plot_gradient_flow(
     flows: Sequence[GradientFlow], picture: Path, title: str = "", floor: float = 1e-30
 ) -> None:
-    """Draws gradient norms against the time step: a panel for each strategy, a line for each gain.
+    """Draws gradient norms against the time step: a panel for each norm, a line for each gain.
 
-    Strategies without a gain are drawn, dashed, in all panels.
+    Norms without a gain are drawn, dashed, in all panels.
 
     Args:
         flows: of one length T.

@@ -17,7 +17,7 @@ def plot_eps_effect(effects: Sequence[EpsEffect], picture: Path, title: str = ""
     The dotted line is the formula's first term, for a variance much greater than eps.
 
     Args:
-        effects: of any strategies and factors.
+        effects: of any norms and factors.
         picture: the file to write, .png or .svg.
         title: of the picture.
     """

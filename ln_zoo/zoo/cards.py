@@ -110,8 +110,8 @@ def card_from_checkpoint(
         The card folder.
 
     Raises:
-        CardError: if a file is missing or unreadable, the checkpoint names a strategy of a module
-            that is not imported, the results belong to another checkpoint, model or strategy, a
+        CardError: if a file is missing or unreadable, the checkpoint names a norm of a module
+            that is not imported, the results belong to another checkpoint, model or norm, a
             fact is unknown, or the folder must not be replaced.
     """
     model = _model_from_checkpoint(Path(checkpoint))
@@ -131,7 +131,7 @@ def card_from_checkpoint(
     is_model, is_norm = type(model).__name__, _short_norm(model)
     if (tested["model"], tested["norm"]) != (is_model, is_norm):
         raise CardError(
-            f"{results} is about {tested['model']} with {tested['norm']}, {checkpoint} holds "
+            f"{results} is for {tested['model']} with {tested['norm']}, {checkpoint} holds "
             f"{is_model} with {is_norm}"
         )
     return write_measured(
@@ -254,9 +254,7 @@ def write_card(
     path = Path(os.path.abspath(folder))
     name = path.name if name is None else name
     if not catalog.NAME.fullmatch(name):
-        raise CardError(
-            f"a model cannot be called {name!r}: letters, digits, '.', '_' and '-' only"
-        )
+        raise CardError(f"invalid model name {name!r}: use letters, digits, '.', '_' and '-' only")
     model_name = registry.model_name(type(model))
     registry.check_stored(model)
     hparams = {k: v for k, v in model.hparams.items() if not k.startswith("_")}
@@ -784,7 +782,9 @@ def _may_replace(path: Path, names: set[str], overwrite: bool) -> None:
     if not there:
         return
     if not overwrite:
-        raise CardError(f"{path} is there already: say overwrite, or choose another folder")
+        raise CardError(
+            f"{path} exists: allow it to be overwritten (--overwrite), or choose another folder"
+        )
     if catalog.CONFIG not in there:
         raise CardError(f"{path} holds files and is not a card folder: choose another folder")
     if foreign := there - names:

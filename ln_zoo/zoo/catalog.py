@@ -131,7 +131,7 @@ class Card:
 
     @property
     def norm(self) -> str:
-        """Class name of the strategy; a user's own goes by its dotted path. Empty without one."""
+        """Class name of the norm; a user's own goes by its dotted path. Empty without one."""
         norm = self.config["init_args"].get("norm")
         return str(norm["class"]) if norm else ""
 
@@ -277,8 +277,8 @@ def _read_config(path: Path) -> dict[str, Any]:
     _check(config, _CONFIG_TYPES, path)
     if not NAME.fullmatch(config["name"]):
         raise CardError(
-            f"{path}: a model cannot be called {config['name']!r:.80}: letters, digits, '.', '_' "
-            "and '-' only, 100 at most"
+            f"{path}: invalid model name {config['name']!r:.80}: letters, digits, '.', '_' and "
+            "'-' only, 100 at most"
         )
     if not 0 <= config["parameters"] < 2**63:
         raise CardError(f"{path}: parameters: {config['parameters']!r:.80} is out of range")
@@ -339,7 +339,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"the key {twice!r:.80} is there twice")
+        raise ValueError(f"the key {twice!r:.80} appears twice")
     return found
 
 
@@ -468,7 +468,7 @@ def list_models(
     Args:
         filter: pattern of the name, with ``*``, ``?`` and ``[...]``.
         model: class name of the model, such as ``MLPClassifier``.
-        norm: class name of the strategy, such as ``LayerNorm``.
+        norm: class name of the norm, such as ``LayerNorm``.
         dataset: name of a data set of the results, such as ``MNIST``.
 
     Capitals do not matter in the last three.
@@ -477,7 +477,7 @@ def list_models(
         CardError: if a card whose content a filter needs is damaged.
 
     Example:
-        >>> list_models("mlp.*", norm="no such strategy")
+        >>> list_models("mlp.*", norm="no such norm")
         []
     """
     names, broken = _fitting(filter, model, norm, dataset)

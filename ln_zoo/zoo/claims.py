@@ -227,7 +227,7 @@ def parse(raw: Any) -> tuple[Claim, ...]:
 def _problem(each: Claim, names: Sequence[str]) -> str:
     """What is wrong with a claim, or nothing."""
     if each.name in names:
-        return "it stands there twice"
+        return "it appears twice"
     if each.rule and each.rule.kind not in _KINDS:
         return f"kind {each.rule.kind!r} is none of {_KINDS}"
     if bool(each.rule) != bool(each.sweep):
@@ -241,7 +241,7 @@ def _problem(each: Claim, names: Sequence[str]) -> str:
             given = words[words.index("--norms") + 1].split(",")
             norms = {norm.rpartition("/")[2].removesuffix(".yaml") for norm in given}
             if not {each.rule.norm, each.rule.baseline} <= norms:
-                return f"its sweep has not both norms of the rule: {arguments}"
+                return f"its sweep lacks a norm of the rule: {arguments}"
     outcome = each.outcome
     if outcome and outcome.verdict not in (HOLDS, DOES_NOT_HOLD, UNDECIDED):
         return f"unknown verdict {outcome.verdict!r}"

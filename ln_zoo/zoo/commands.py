@@ -96,7 +96,7 @@ def _cards(arguments: argparse.Namespace) -> str:
 
     name = arguments.name
     if arguments.facts and name is None:
-        raise CardError("--facts is of one card: give its name")
+        raise CardError("--facts applies to one card: give its name")
     folders = list(catalog.card_folders().values()) if name is None else [catalog.folder(name)]
     for folder in folders:
         refresh(folder, arguments.facts)

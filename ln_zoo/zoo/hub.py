@@ -61,6 +61,6 @@ def download(
             why = "HF_HUB_OFFLINE is set and the cache holds no copy"
         at = f" at revision {revision!r}" if revision else ""
         raise CardError(
-            f"{repo_id!r} is not a folder here, and cannot be had from the hub{at}: {why}. Fetch "
-            "it once where there is a network, or give the path of its folder"
+            f"{repo_id!r} is not a folder here, and cannot be downloaded from the hub{at}: {why}. "
+            "Fetch it once where there is a network, or give the path of its folder"
         ) from error

@@ -49,8 +49,8 @@ def load(
         num_classes: of a classifier for other classes: its last layer is new, with as many outputs,
             and the others keep their weights. The returned module's ``new_weights`` names what
             is new, and a log line says so. Default: the card's, with its weights.
-        norm: strategy to use in place of the one in the card. Needed for a model whose strategy
-            is not ln_zoo's own; its parameters must be those of the weights.
+        norm: the normalisation to use in place of the one in the card. Needed for a model whose
+            norm is not ln_zoo's own; its parameters must be those of the weights.
         model: class to use in place of the one in the card. Needed for a model whose class is not
             ln_zoo's own; it must take the card's arguments and have the weights' parameters.
         revision: which version of the weights. On the hub: branch, tag or commit; default ``main``.
@@ -165,7 +165,7 @@ def build(card: Card, norm: Norm | None = None, model: type[ZooModule] | None = 
 
     Args:
         card: of the model.
-        norm: strategy in place of the card's.
+        norm: the normalisation in place of the card's.
         model: class in place of the card's.
 
     Raises:
@@ -188,7 +188,7 @@ def _words(card: Card, file: str) -> list[str]:
     """The words of a file of the card; a path to any other file is none of it."""
     if file not in card.config["files"]:
         raise CardError(
-            f"{card.folder / catalog.CONFIG}: the vocabulary {file!r} is none of the card's files"
+            f"{card.folder / catalog.CONFIG}: the vocabulary {file!r} is not among the card's files"
         )
     try:
         return catalog.verified_bytes(card, file).decode().splitlines()

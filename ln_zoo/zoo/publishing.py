@@ -46,7 +46,7 @@ def publish(
     Args:
         name: of a published model on this machine, or its folder.
         repo_id: ``user/repo``; the repository is made if it does not exist.
-        norm: strategy of the model, if it is none of ln_zoo's own (see `ln_zoo.load`).
+        norm: the normalisation of the model, if it is not one of ln_zoo's own (see `ln_zoo.load`).
         model: class of the model, likewise.
         token: of the hub; default: the one stored by ``hf auth login``, or ``HF_TOKEN``.
         private: whether a repository made here is private.
@@ -61,8 +61,9 @@ def publish(
     readme = card.folder / catalog.README
     if not readme.is_file() or readme.read_text(encoding="utf-8") != cards.render_card(card.folder):
         raise CardError(
-            f"{readme} is not what {catalog.CONFIG} and {catalog.RESULTS} give: write it anew with "
-            f"ln_zoo.zoo.cards.refresh({str(card.folder)!r}); text belongs in the facts of the card"
+            f"{readme} was edited, or is older than {catalog.CONFIG} and {catalog.RESULTS}: "
+            f"regenerate it with ln_zoo.zoo.cards.refresh({str(card.folder)!r}); text belongs in "
+            "the facts of the card"
         )
     names = sorted({*catalog.CARD_FILES, *card.config["files"]})
     files = {n: (card.folder / n).stat().st_size for n in names}

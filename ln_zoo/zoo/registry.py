@@ -27,7 +27,7 @@ def model_classes() -> dict[str, type[ZooModule]]:
 
 
 def norm_classes() -> dict[str, type[Norm]]:
-    """Strategies of the zoo by class name."""
+    """Norms of the zoo by class name."""
     return _subclasses(ln_zoo.norms, Norm)
 
 
@@ -40,8 +40,8 @@ def model_class(name: str) -> type[ZooModule]:
     if is_own(name):
         short = name.rpartition(".")[2]
         raise CardError(
-            f"the card's model {name!r} is none of ln_zoo's, and no class is imported because a "
-            f"file names it: if it is yours, import it and pass it, as in load(..., model={short})"
+            f"the card's model {name!r} is not one of ln_zoo's, and classes named in a file are "
+            f"not imported: if it is yours, import it and pass it, as in load(..., model={short})"
         )
     return _look_up(name, model_classes(), "model")
 
@@ -96,17 +96,17 @@ def check_stored(model: ZooModule) -> None:
         optional |= parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         if name not in model.hparams and not (optional and name != "norm"):
             raise CardError(
-                f"{type(model).__name__} does not store its argument {name!r}, so that nobody "
-                "could make it again: call self.remember(norm) in its __init__"
+                f"{type(model).__name__} does not store its argument {name!r}, so the model could "
+                "not be rebuilt: call self.remember(norm) in its __init__"
             )
 
 
 def encode_norm(config: dict[str, Any]) -> dict[str, Any]:
-    """A strategy in the form of cards: short name and arguments.
+    """A norm in the form of cards: short name and arguments.
 
     Args:
         config: ``{"class_path": ..., "init_args": {...}}``, as `ln_zoo.norms.to_config` gives it. A
-            strategy of the user's own keeps its dotted path: such a card is loaded with ``norm=``.
+            norm of the user's own keeps its dotted path: such a card is loaded with ``norm=``.
 
     Example:
         >>> encode_norm({"class_path": "ln_zoo.norms.LayerNorm", "init_args": {"eps": 0.001}})
@@ -120,7 +120,7 @@ def encode_norm(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def decode_norm(config: dict[str, Any]) -> Norm:
-    """The strategy that a card names.
+    """The norm that a card names.
 
     Args:
         config: ``{"class": short name, "init_args": {...}}``.
@@ -132,10 +132,10 @@ def decode_norm(config: dict[str, Any]) -> Norm:
     if is_own(name):
         own = name.rpartition(".")[2]
         raise CardError(
-            f"the card's strategy {name!r} is none of ln_zoo's, and no class is imported because a "
-            f"file names it: if it is yours, import it and pass it, as in load(..., norm={own}())"
+            f"the card's norm {name!r} is not one of ln_zoo's, and classes named in a file are "
+            f"not imported: if it is yours, import it and pass it, as in load(..., norm={own}())"
         )
-    cls = _look_up(name, norm_classes(), "strategy")
+    cls = _look_up(name, norm_classes(), "norm")
     return build(cls, config["init_args"])
 
 
@@ -175,7 +175,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _names_a_class(value: Any) -> bool:
-    # Models build a strategy from such a dict, importing the path.
+    # Models build a norm from such a dict, importing the path.
     if isinstance(value, dict):
         return "class_path" in value or any(map(_names_a_class, value.values()))
     return isinstance(value, list) and any(map(_names_a_class, value))
@@ -196,6 +196,6 @@ def _look_up(name: str, classes: dict[str, type[Any]], what: str) -> type[Any]:
     near = difflib.get_close_matches(name, classes, n=1)
     guess = f"; did you mean {near[0]}?" if near else ""
     raise CardError(
-        f"unknown {what} {name!r}: it is none of ln_zoo's, and nothing was imported; known are "
+        f"unknown {what} {name!r}: it is not one of ln_zoo's, and nothing was imported; known are "
         f" {', '.join(sorted(classes))}{guess}"
     )

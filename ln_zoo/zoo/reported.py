@@ -132,7 +132,7 @@ class Reported:
 
     Attributes:
         model: class name of the model, of the zoo or planned for it; ``None``: another network.
-        norm: class name of the strategy; ``None``: a method outside the zoo (see ``method``).
+        norm: class name of the norm; ``None``: a method outside the zoo (see ``method``).
         method: what the source calls the run.
         metric: name of the metric.
         unit: of ``value``.
@@ -227,7 +227,7 @@ def reported(
 
     Args:
         model: class name of a model; ``None``: any.
-        norm: class name of a strategy; ``None``: any, methods outside the zoo included.
+        norm: class name of a norm; ``None``: any, methods outside the zoo included.
         metric: name of a metric; ``None``: any.
 
     Example:
@@ -247,11 +247,11 @@ def citations() -> Mapping[str, Citation]:
 
 
 def cited_for(model: str, norm: str, dataset: str) -> list[Citation]:
-    """Whom a card cites for its model, strategy and data; the paper itself is the first.
+    """Whom a card cites for its model, norm and data; the paper itself is the first.
 
     Args:
         model: class name of the model.
-        norm: class name of the strategy.
+        norm: class name of the norm.
         dataset: name of the data set, as data modules call it.
 
     Example:
@@ -282,11 +282,11 @@ def comparison(
     size: Mapping[str, Any],
     obstacles: Iterable[str] = (),
 ) -> list[Row]:
-    """Compares measured metrics with what the sources report for the same model and strategy.
+    """Compares measured metrics with what the sources report for the same model and norm.
 
     Args:
         model: class name of the model.
-        norm: class name of the strategy.
+        norm: class name of the norm.
         metrics: measured values by name, as tests log them: fractions for ``error`` and
             ``accuracy``. A prefix ``test/`` or ``test_`` of a name is dropped.
         data: data set and split that were measured, such as ``"MNIST/test"``; capitals and
@@ -559,7 +559,7 @@ def parse(raw: Any) -> _File:
         # `repr` since sizes hold lists.
         key = (e.source, e.place, e.model, e.method, e.metric, e.data, repr((e.size, e.training)))
         if key in seen:
-            raise ValueError(f"{e.source}, {e.place}: {e.method}, {e.metric} stands there twice")
+            raise ValueError(f"{e.source}, {e.place}: {e.method}, {e.metric} appears twice")
         seen.add(key)
     return _File(cited, raw["cited"], units, tuple(entries))
 
@@ -572,7 +572,7 @@ def _check_cited(uses: Any, known: Mapping[str, Citation]) -> None:
     used = [uses["always"], *(keys for name in mappings for keys in uses[name].values())]
     for key in (key for keys in used for key in keys):
         if key not in known:
-            raise ValueError(f"cited: {key!r} is none of {sorted(known)}")
+            raise ValueError(f"cited: {key!r} is not one of {sorted(known)}")
 
 
 _OPTIONAL = frozenset({"size", "stated", "training", "note"})
@@ -584,7 +584,7 @@ def _parse_table(
     _keys(table, "tables", {"source", "place", "model", "columns", "rows"}, _OPTIONAL)
     where = f"{table['source']}, {table['place']}"
     if table["source"] not in cited:
-        raise ValueError(f"{where}: source is none of {sorted(cited)}")
+        raise ValueError(f"{where}: source is not one of {sorted(cited)}")
     _check_name(table["model"], f"{where}: model")
     columns = table["columns"]
     for column in columns:

@@ -73,8 +73,8 @@ def check_classes(
             verb = "is of" if place == "model" else "asks for"
             how = remedy.format(place=place, path=path, module=path.rpartition(".")[0])
             raise ValueError(
-                f"{where} {verb} {path}, which is none of ln_zoo's, and no module is imported "
-                f"because a file names it: if the file is yours, {how}"
+                f"{where} {verb} {path}, which is not one of ln_zoo's classes, and modules named "
+                f"in a file are not imported: if you trust the file, {how}"
             )
     return dict(hyper_parameters)
 

@@ -511,7 +511,7 @@ def test_networks_that_cannot_be_measured() -> None:
         return network(batch)[0].sum() + network(batch)[0].sum()
 
     refused("this Linear runs none", nn.Linear(I, H, dtype=F64), first)
-    refused("once in a pass, and GRU runs again", made(GRU, LayerNorm()), twice)
+    refused("once in a pass, and GRU runs more than once", made(GRU, LayerNorm()), twice)
     refused("layers of one direction", made(GRU, LayerNorm(), bidirectional=True), first)
     refused(r"network_dynamics: RNN takes .* got \(5, 2\)", made(RNN, LayerNorm()), first, x[:, 0])
     packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([5, 4, 2]))
@@ -591,11 +591,11 @@ def test_wrong_arguments_of_whole_measurements(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"initial_dynamics takes inputs \(T, N, I\)"):
             next(initial_dynamics(wrong))
     for norms in ([LayerNorm()], ["LayerNorm"], [GRU]):
-        with pytest.raises(TypeError, match="norms must be classes of strategies"):
+        with pytest.raises(TypeError, match="norms must be classes such as"):
             next(initial_dynamics(normal(T, N, I), norms=norms))
-    with pytest.raises(ValueError, match="dynamics_table needs a measurement at least, got none"):
+    with pytest.raises(ValueError, match="dynamics_table needs at least one measurement, got none"):
         dynamics_table([])
-    with pytest.raises(ValueError, match="plot_dynamics needs a measurement at least, got none"):
+    with pytest.raises(ValueError, match="plot_dynamics needs at least one measurement, got none"):
         plot_dynamics([], tmp_path / "nothing.png")
     assert not list(tmp_path.iterdir())
 

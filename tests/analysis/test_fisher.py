@@ -616,13 +616,13 @@ def test_models_that_do_not_fit() -> None:
         ({"norm": "none"}, "norm='none' takes none, got one"),
         ({"bias": good.bias[:2]}, r"bias must be \(3,\), got \(2,\)"),
         ({"gain": good.gain[:, None]}, r"gain must be \(3,\), got \(3, 1\)"),
-        (one_unit, "needs 2 units at least, got 1"),
-        ({**one_unit, "norm": "bn", "family": "categorical"}, "needs 2 units at least, got 1"),
-        ({"norm": "bn", "inputs": good.inputs[:1]}, "bn needs 2 examples at least, got 1"),
-        ({**one_unit, "weight": good.weight[:0]}, r"a unit and .* got a weight \(0, 2\)"),
+        (one_unit, "needs at least 2 units, got 1"),
+        ({**one_unit, "norm": "bn", "family": "categorical"}, "needs at least 2 units, got 1"),
+        ({"norm": "bn", "inputs": good.inputs[:1]}, "bn needs at least 2 examples, got 1"),
+        ({**one_unit, "weight": good.weight[:0]}, r"one unit and .* got a weight \(0, 2\)"),
         (
             {"weight": good.weight[:, :0], "inputs": good.inputs[:, :0]},
-            r"a unit and a feature at least, got a weight \(3, 0\)",
+            r"one unit and one feature, got a weight \(3, 0\)",
         ),
         ({"dispersion": 2.0}, "dispersion must be 1 for bernoulli, got 2.0"),
         ({"family": "gaussian", "dispersion": 0.0}, "dispersion must be positive, .* got 0.0"),
@@ -634,10 +634,12 @@ def test_models_that_do_not_fit() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             changed(**changes)
-    with pytest.raises(TypeError, match=r"best float64; got inputs torch.float32, weight torch.fl"):
+    with pytest.raises(
+        TypeError, match=r"ideally float64; got inputs torch.float32, weight torch.fl"
+    ):
         changed(inputs=good.inputs.float())
     whole = {name: getattr(good, name).long() for name in ("inputs", "weight", "bias", "gain")}
-    with pytest.raises(TypeError, match=r"one floating-point precision.* got inputs torch.int64"):
+    with pytest.raises(TypeError, match=r"one floating-point dtype.* got inputs torch.int64"):
         changed(**whole)
 
 
@@ -671,7 +673,7 @@ def test_a_sigma_of_0_is_refused() -> None:
     model = dataclasses.replace(constant, norm="bn", eps=1e-5)
     assert bool(exact_fisher(model).isfinite().all())
     for matrix, message in (
-        (torch.full((3, 3), float("nan")), "values that are not finite"),
+        (torch.full((3, 3), float("nan")), "NaN or infinite values"),
         (torch.ones(3), r"must be \(P, P\), got \(3,\)"),
         (torch.ones(3, 2), r"must be \(P, P\), got \(3, 2\)"),
     ):
@@ -700,19 +702,19 @@ def test_arguments_that_do_not_fit() -> None:
     bernoulli = dataclasses.replace(model, family="bernoulli")
     with pytest.raises(ValueError, match=r"targets must be \(5, 3\), got \(5,\)"):
         empirical_fisher(bernoulli, torch.zeros(5))
-    with pytest.raises(ValueError, match=r"class numbers must be from 0 to 2.* from 0 to 3"):
+    with pytest.raises(ValueError, match=r"class indices must be from 0 to 2.* from 0 to 3"):
         empirical_fisher(model, torch.tensor([0, 1, 2, 3, 0]))
-    with pytest.raises(ValueError, match=r"class numbers must be from 0 to 2.* from -1 to 2"):
+    with pytest.raises(ValueError, match=r"class indices must be from 0 to 2.* from -1 to 2"):
         empirical_fisher(model, torch.tensor([0, 1, 2, -1, 0]))
     for dtype in (torch.float64, torch.bool):
-        with pytest.raises(TypeError, match=f"class numbers must be integers, got {dtype}"):
+        with pytest.raises(TypeError, match=f"class indices must be integers, got {dtype}"):
             empirical_fisher(model, torch.ones(5, dtype=dtype))
     ones = torch.ones(5, dtype=torch.uint8)
     assert torch.equal(empirical_fisher(model, ones), empirical_fisher(model, ones.long()))
     for other in (model, bernoulli):
         with pytest.raises(ValueError, match=r"must be 0 or 1, got values from -1 to 0.5"):
             empirical_fisher(other, torch.tensor([-1.0, 0.5, 0]).expand(5, 3))
-    with pytest.raises(ValueError, match="one-hot, got rows of another sum than 1; class numbers"):
+    with pytest.raises(ValueError, match="one-hot, got rows that do not sum to 1; class indices"):
         empirical_fisher(model, torch.ones(5, 3))
     with pytest.raises(ValueError, match="targets must be finite"):
         empirical_fisher(dataclasses.replace(model, family="gaussian"), torch.ones(5, 3) / 0)

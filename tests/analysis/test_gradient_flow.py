@@ -356,7 +356,7 @@ def test_strategies_that_are_no_dataclasses() -> None:
 
 @pytest.mark.parametrize("wrong", [LayerNorm(), "LayerNorm", GRU, Tensor], ids=repr)
 def test_norms_are_classes(wrong: object) -> None:
-    with pytest.raises(TypeError, match=r"norms must be classes of strategies, .*; got ") as error:
+    with pytest.raises(TypeError, match=r"norms must be classes such as .*; got ") as error:
         gradient_flow(random_sequences(9, 3), norms=[wrong])
     assert str(error.value).endswith(f"got {wrong!r}")
 
@@ -365,7 +365,7 @@ def test_nothing_to_measure_or_to_show() -> None:
     for shape in ((5, 3), (0, 2, 3)):
         with pytest.raises(ValueError, match=r"gradient_flow takes inputs \(T, N, I\).* got"):
             gradient_flow(torch.zeros(shape, dtype=F64))
-    with pytest.raises(ValueError, match="gradient_flow_table needs a measurement at least"):
+    with pytest.raises(ValueError, match="gradient_flow_table needs at least one measurement"):
         gradient_flow_table([])
 
 

@@ -396,9 +396,9 @@ def test_wrong_arguments() -> None:
         ({"outputs_at_once": 0}, "outputs_at_once must be at least 1, got 0"),
         ({"statistics": "mean"}, "statistics must be 'batch' or 'kept'"),
         ({"blocks": {"a": ["network.9.bias"]}}, "no parameters network.9.bias in this MLPClass"),
-        ({"blocks": {}}, "blocks must have a block at least, got none"),
-        ({"blocks": {"a": []}}, r"a block must have a parameter at least.* got \[\] for 'a'"),
-        ({"blocks": {"a": ["network.1.bias"] * 2}}, "each of them once, got .* for 'a'"),
+        ({"blocks": {}}, "blocks must have at least one block, got none"),
+        ({"blocks": {"a": []}}, r"a block must have at least one parameter.* got \[\] for 'a'"),
+        ({"blocks": {"a": ["network.1.bias"] * 2}}, "each only once, got .* for 'a'"),
     ):
         with pytest.raises(ValueError, match=message):
             network_fisher(model, x, **options)
@@ -416,7 +416,7 @@ def test_wrong_arguments() -> None:
     ):
         with pytest.raises(ValueError, match=rf"log-likelihoods must be .* got {given}"):
             network_empirical_fisher(model, x, lambda batch, of=wrong: of(model(batch)))
-    with pytest.raises(ValueError, match="as many in each and one at least"):
+    with pytest.raises(ValueError, match="at least one and equally many in each"):
         network_fisher(model, (x, x[:2]))
     other = copy.deepcopy(model)
     for natural in (
@@ -443,7 +443,9 @@ def test_a_network_without_trained_parameters() -> None:
     names = [name for name, _ in model.named_parameters()]
     wanted = network_fisher(model, x, blocks={"all": names})["all"].matrix
     model.requires_grad_(False)
-    with pytest.raises(ValueError, match="no parameter of this MLPClassifier wants gradients: set"):
+    with pytest.raises(
+        ValueError, match="no parameter of this MLPClassifier requires gradients: set"
+    ):
         network_fisher(model, x)
     torch.testing.assert_close(
         network_fisher(model, x, blocks={"all": names})["all"].matrix, wanted

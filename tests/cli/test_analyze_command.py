@@ -114,7 +114,7 @@ def test_a_strategy_that_is_no_dataclass(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--norm", "LayrNorm"], "no strategy 'LayrNorm' in ln_zoo.norms; did you mean 'LayerNorm"),
+        (["--norm", "LayrNorm"], "no norm 'LayrNorm' in ln_zoo.norms; did you mean 'LayerNorm"),
         (["--steps", "0"], "--steps must be at least 1, got 0"),
         (["--noise", "-1"], "--noise must be at least 0, got -1"),
         (["--noise", "inf"], "--noise must be at least 0 and finite, got inf"),

@@ -62,7 +62,7 @@ def test_untrained_layers(here: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert main([*COMMAND, *SMALL, *options, *files, *more]) == 0
     title, _, *table = capsys.readouterr().out.splitlines()
     assert title == (
-        "H = 5, 4 standard normal inputs a step, identity weights, recurrent ones times 3, "
+        "H = 5, 4 standard normal inputs per step, identity weights, recurrent ones times 3, "
         "3 sequences, 12 steps"
     )
     inputs = torch.randn(12, 3, 4, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
@@ -167,7 +167,7 @@ def test_a_strategy_of_weights(here: Path, capsys: pytest.CaptureFixture[str]) -
 def test_all_cells_strategies_and_gains(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*COMMAND, *SMALL, "--csv", "dynamics.csv"]) == 0
     title, _, _, _, *table = capsys.readouterr().out.splitlines()
-    wanted = "H = 5, 4 standard normal inputs a step, torch weights, 3 sequences, 12 steps"
+    wanted = "H = 5, 4 standard normal inputs per step, torch weights, 3 sequences, 12 steps"
     assert title == wanted
     gains = ("0.1", "0.5", "1")
     wanted = [
@@ -349,24 +349,24 @@ def test_a_window_alone(here: Path, iam: str, capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--norm", "LayrNorm"], "no strategy 'LayrNorm' in ln_zoo.norms; did you mean 'LayerNorm"),
+        (["--norm", "LayrNorm"], "no norm 'LayrNorm' in ln_zoo.norms; did you mean 'LayerNorm"),
         (["--steps", "1"], "--steps must be at least 2, got 1"),
         (["--noise", "nan"], "--noise must be at least 0, got nan"),
         (["--noise", "inf"], "--noise must be at least 0 and finite, got inf"),
         (["--gains", "1", "nan"], "--gains must be positive and finite, got nan"),
         (["--recurrent_scale", "nan"], "--recurrent_scale must be positive and finite, got nan"),
         (["--recurrent_scale", "-1"], "--recurrent_scale must be positive and finite, got -1"),
-        (["--statistics", "batch"], "--statistics: for trained models only; name them with"),
+        (["--statistics", "batch"], "--statistics: only for trained models; give them by"),
         (["--exponents", "0"], "--exponents must be at least 1, got 0"),
         (["--exponents", "11", "--cell", "LSTM"], "count must lie in 1, ..., 10"),
         (["--skip", "12"], "skip must lie in 0, ..., 11 for 12 steps, got 12"),
         (
             ["--weights", "no-such-model", "--start", "torch", "--gains", "1"],
-            "--gains, --start, --hidden, --features: for untrained layers only; what --weights and",
+            "--gains, --start, --hidden, --features: only for untrained layers; models given by",
         ),
         (
             ["--ckpt", "none.ckpt", "--cell", "GRU", "--norm", "LayerNorm", "--noise", "1"],
-            "--cell, --norm, --hidden, --features, --noise: for untrained layers only",
+            "--cell, --norm, --hidden, --features, --noise: only for untrained layers",
         ),
     ],
 )
@@ -402,4 +402,4 @@ def test_images_of_another_size(here: Path, capsys: pytest.CaptureFixture[str]) 
     torch.save({"state_dict": model.state_dict(), "hyper_parameters": hparams}, here / "m.ckpt")
     assert main([*COMMAND, "--ckpt", "m.ckpt"]) == 1
     told = capsys.readouterr().err
-    assert "this model reads 6 numbers an example; there are images of 784 (MNIST) and 64" in told
+    assert "this model reads 6 numbers per example; there are images of 784 (MNIST) and 64" in told

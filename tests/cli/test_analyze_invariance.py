@@ -100,8 +100,8 @@ def test_no_picture_of_strategies_without_eps(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--norm", "LayrNorm"], "no strategy 'LayrNorm' in ln_zoo.norms; did you mean 'LayerNorm"),
-        (["--norm", "no_such.Norm"], "strategy 'no_such.Norm' cannot be imported"),
+        (["--norm", "LayrNorm"], "no norm 'LayrNorm' in ln_zoo.norms; did you mean 'LayerNorm"),
+        (["--norm", "no_such.Norm"], "norm 'no_such.Norm' cannot be imported"),
         (["--norm", "pathlib.Path"], "'pathlib.Path' is not a subclass of ln_zoo.norms.Norm"),
         (["--norm", "max_norms.NeedsSize"], "max_norms.NeedsSize: "),
         (["--examples", "1"], "--examples must be at least 2, got 1"),
@@ -110,7 +110,7 @@ def test_no_picture_of_strategies_without_eps(
         (["--weight_scale", "0"], "--weight_scale must be positive, got 0"),
         (
             ["--factors", "2", "-1"],
-            "factors must be positive and not 1, one at least, got [2.0, -1",
+            "factors must be one or more positive numbers other than 1, got [2.0, -1",
         ),
     ],
 )

@@ -16,10 +16,13 @@ BOMB = "a0: &a0 [1, 1]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("model: A\ndata: B\nmodel: C\n", "line 3: 'model' is there already, in line 1"),
-        ("model:\n  norm:\n    eps: 1\n    eps: 2\n", "line 4: 'eps' is there already, in line 3"),
-        ("{a: 1, a: 1}", "line 1: 'a' is there already, in line 1"),
-        ("- {a: 1}\n- {b: 1, 'b': 1}\n", "line 2: 'b' is there already, in line 2"),
+        ("model: A\ndata: B\nmodel: C\n", "line 3: duplicate key 'model', first given in line 1"),
+        (
+            "model:\n  norm:\n    eps: 1\n    eps: 2\n",
+            "line 4: duplicate key 'eps', first given in line 3",
+        ),
+        ("{a: 1, a: 1}", "line 1: duplicate key 'a', first given in line 1"),
+        ("- {a: 1}\n- {b: 1, 'b': 1}\n", "line 2: duplicate key 'b', first given in line 2"),
         (BOMB, "holds more than 100,000 values where its aliases are written out"),
         ("a: &a [*a]\n", "holds more than 100,000 values"),
         ("[" * 700, "nests lists or mappings too deeply"),

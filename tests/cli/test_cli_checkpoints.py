@@ -328,7 +328,7 @@ def _nameless(path: Path) -> None:
     [
         (_cut, "is damaged: cut short or overwritten"),
         (_zero, "is damaged: the checksum of"),
-        (_flip, "is not a readable Lightning checkpoint (damaged, cut short, or of another"),
+        (_flip, "is not a readable Lightning checkpoint (damaged, cut short, or written by"),
         (lambda path: path.write_text("hello"), "is not a readable Lightning checkpoint"),
         (_foreign, "is not a readable Lightning checkpoint"),
         (_object, "is not a readable Lightning checkpoint"),
@@ -426,21 +426,30 @@ def test_no_module_is_imported_because_a_checkpoint_names_it(trained: Path, here
     _foreign_class(trained, here / "norm.ckpt", norm={"class_path": "redteam.Foo"})
     _foreign_class(trained, here / "path.ckpt", norm="norm.yaml")
     (here / "mine.yaml").write_text("ckpt_path: model.ckpt\n")
-    of, asks = "is of redteam.Foo, which is none of ln_zoo's", "asks for redteam.Foo, which is none"
+    of, asks = (
+        "is of redteam.Foo, which is not",
+        "asks for redteam.Foo, which is not one of ln_zoo's",
+    )
     for argv, message in (
         (["test", "--ckpt_path=model.ckpt"], f"model.ckpt {of}"),
-        (["test", "--ckpt_path=norm.ckpt"], "the file is yours, give --model.norm redteam.Foo\n"),
+        (["test", "--ckpt_path=norm.ckpt"], "you trust the file, give --model.norm redteam.Foo\n"),
         (["test", "--ckpt_path=path.ckpt"], "norm must be stored as class_path and init_args"),
-        (["test", "--weights=model.ckpt"], "if the file is yours, give --model redteam.Foo\n"),
+        (["test", "--weights=model.ckpt"], "if you trust the file, give --model redteam.Foo\n"),
         (["fit", "--ckpt_path=norm.ckpt"], asks),
         (["predict", "--weights=norm.ckpt"], asks),
         (["validate", "--config=mine.yaml"], of),
         (["validate", "--config", '{"ckpt_path": "model.ckpt"}'], of),
         (["test", "--ckpt_path=model.ckpt", "--model=MLPClassifier"], of),
-        (["write", "text", "--model=model.ckpt"], "the file is yours, give --import redteam\n"),
-        (["analyze", "dynamics", "--ckpt=norm.ckpt"], "yours, give --import redteam\n"),
-        (["card", "norm.ckpt", "--results=x", "--out=card"], "yours, give --import redteam, or"),
-        (["card", "model.ckpt", "--results=x", "--out=card"], "yours, give --import redteam, or"),
+        (["write", "text", "--model=model.ckpt"], "you trust the file, give --import redteam\n"),
+        (["analyze", "dynamics", "--ckpt=norm.ckpt"], "trust the file, give --import redteam\n"),
+        (
+            ["card", "norm.ckpt", "--results=x", "--out=card"],
+            "trust the file, give --import redteam, or",
+        ),
+        (
+            ["card", "model.ckpt", "--results=x", "--out=card"],
+            "trust the file, give --import redteam, or",
+        ),
     ):
         done = run(*argv, *(DATA if argv[0] in ("test", "fit", "predict", "validate") else ()))
         assert done.code in (1, 2), argv

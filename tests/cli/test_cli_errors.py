@@ -223,7 +223,7 @@ def test_arguments_before_their_class_do_not_choose_the_base_class() -> None:
     done = run("fit", "--model.in_features=40", "--model=MLPClassifier", "--data=Digits")
     assert done.code == 2
     assert done.err.splitlines()[0] == (
-        "ln-zoo: error: model: the class goes before its arguments, as in --model NAME --model.x 1 "
+        "ln-zoo: error: model: give the class before its arguments, as in --model NAME --model.x 1 "
         f"({MODELS})"
     )
 
@@ -244,7 +244,7 @@ def test_a_file_called_like_a_package(here: Path) -> None:
     assert done.code == 2
     assert (
         "data: module 'datasets' has no attribute 'Faces': that is the installed package, which "
-        "goes before ./datasets.py: rename your file\n"
+        "takes precedence over ./datasets.py: rename your file\n"
     ) in done.err
 
 

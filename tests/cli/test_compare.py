@@ -311,7 +311,7 @@ def test_wrong_steps(three: list[str], tmp_path: Path, capsys: pytest.CaptureFix
         return capsys.readouterr().err
 
     assert "takes a metric and then numbers" in error(*three, "--steps_to", "step_train_nll", "low")
-    assert "give the values to be reached" in error(*three, "--steps_to", "step_train_nll")
+    assert "give the values to reach" in error(*three, "--steps_to", "step_train_nll")
     other = write_steps(tmp_path / "c/0", {3: 1.0, 7: 0.1})
     found = error(three[0], f"LN={other}")
     assert "step_train_nll was logged at no place that these runs share" in found
@@ -360,8 +360,8 @@ def test_weight_geometry_of_runs_that_have_none(
     plain = write_run(tmp_path / "plain", [0.1])
     one, two = (write_geometry_run(tmp_path / name, [1.0]) for name in ("one", "two"))
     for runs, message in (
-        ([f"a={plain}"], "metrics.csv has nothing of the callback WeightGeometry"),
-        ([f"a={one}", f"a={two}"], "--weight_geometry takes one run for each label, a has two"),
+        ([f"a={plain}"], "metrics.csv has no columns of the callback WeightGeometry"),
+        ([f"a={one}", f"a={two}"], "--weight_geometry takes one run per label, a has two"),
     ):
         assert main(["compare", "--weight_geometry", *runs, "--out", str(tmp_path / "x.png")]) == 1
         assert message in capsys.readouterr().err

@@ -146,7 +146,7 @@ def test_checkpoints_of_a_run_become_a_curve(
     ("encoders", "file", "message"),
     [
         (("majority",), "curve.csv", "needs checkpoints of training, .ckpt files; got majority"),
-        (("a={0}", "b={0}"), "curve.csv", "two checkpoints of 1 updates; give those of one run"),
+        (("a={0}", "b={0}"), "curve.csv", "two checkpoints have 1 updates: give those of one run"),
         (("{0}",), "curve.md", "--curve curve.md must end in .csv"),
     ],
 )
@@ -204,7 +204,7 @@ def test_an_untrained_model_of_a_configuration(capsys: pytest.CaptureFixture[str
     ("argv", "message"),
     [
         (["majority", "--out", "x.txt"], "--out x.txt must end in .csv, .json or .md"),
-        (["majority", "majority"], "2 rows would be called 'majority': give LABEL=ENCODER"),
+        (["majority", "majority"], "2 rows would have the label 'majority': give LABEL=ENCODER"),
         (["word-mean"], "word-mean needs word vectors: word-mean:MODEL or word-mean:FILE"),
         (["majoritty"], "no control 'majoritty'; did you mean 'majority'?"),
         (["=majority"], "expected ENCODER or LABEL=ENCODER, got '=majority'"),

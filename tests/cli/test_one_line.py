@@ -111,8 +111,8 @@ def test_null_is_the_models_own_strategy(here: Path) -> None:
     done = run("fit", *SMALL, *QUIET, "--model.norm=null", "--trainer.fast_dev_run=1")
     assert done.code == 0
     assert (
-        "note: model.norm is null, which is the model's own default, LayerNorm; Identity is the "
-        "one that does nothing"
+        "note: model.norm is null, so the model's default, LayerNorm, is used; give Identity for "
+        "no normalisation"
     ) in done.err.splitlines()
 
 
@@ -126,12 +126,12 @@ def test_null_is_the_models_own_strategy(here: Path) -> None:
             "fit",
             lambda c: {"state_dict": c["state_dict"], "hyper_parameters": c["hyper_parameters"]},
             "cannot be resumed: it lacks pytorch-lightning_version, epoch, global_step, loops, "
-            "callbacks, optimizer_states, lr_schedulers, as one saved with weights only",
+            "callbacks, optimizer_states, lr_schedulers, as if saved with weights only",
         ),
         (
             "test",
             lambda c: {k: v for k, v in c.items() if k != "pytorch-lightning_version"},
-            "cannot be read by Lightning: it lacks pytorch-lightning_version, as one saved with "
+            "cannot be read by Lightning: it lacks pytorch-lightning_version, as if saved with "
             "weights only",
         ),
         (

@@ -160,7 +160,7 @@ def test_cards_of_own_models(own_classes: Path, monkeypatch: pytest.MonkeyPatch)
     ):
         done = run(*refused)
         assert done.code in (1, 2)
-        assert f"no module is imported because a file names it: if the file is yours, {remedy}" in (
+        assert f"modules named in a file are not imported: if you trust the file, {remedy}" in (
             " ".join(done.err.split())
         )
 

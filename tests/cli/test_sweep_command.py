@@ -36,11 +36,11 @@ def test_wrong_grids_are_told_in_one_line(here: Path) -> None:
     layer = [*QUICK, "--norms=layer"]
     assert refused("--out=s") == "give --config FILE, or the --out of a sweep that was begun"
     assert refused(*QUICK) == "give --norms, such as --norms layer,none"
-    assert refused(*QUICK, "--norms=,") == "--norms names no strategy: the grid is empty"
-    assert "no strategy 'layr'; did you mean 'layer'?" in refused(*QUICK, "--norms=layr")
+    assert refused(*QUICK, "--norms=,") == "--norms names no norm: the grid is empty"
+    assert "no norm 'layr'; did you mean 'layer'?" in refused(*QUICK, "--norms=layr")
     assert "LayerNrom" in refused(*QUICK, "--norms=LayerNrom")
     assert "the grid is empty" in refused(*layer, "--set=model.lr=")
-    assert "--seeds 0 leaves no run" in refused(*layer, "--seeds=0")
+    assert "--seeds 0 gives no runs" in refused(*layer, "--seeds=0")
     assert refused("--config=no.yaml", "--norms=layer", "--out=s") == (
         "--config: there is no file no.yaml"
     )

@@ -271,14 +271,17 @@ def test_primed_by_a_line_of_the_database(
         ),
         (
             ["--prime_text", "a"],
-            "--prime_text and --show_prime are about a line given with --prime",
+            "--prime_text and --show_prime need a line given with --prime",
         ),
         (
             ["--prime", "no.npy", "--prime_text", "a"],
             "[Errno 2] No such file or directory: 'no.npy'",
         ),
         (["--prime", "line.npy"], "--prime line.npy needs --prime_text: what that line says"),
-        (["--prime", "two.npz"], "two.npz cannot be read as an array of offsets: it holds"),
+        (
+            ["--prime", "two.npz"],
+            "two.npz cannot be read as an array of offsets: expected one array, it holds",
+        ),
         (["--prime", "objects.npy"], "objects.npy cannot be read as an array of offsets"),
         (["--prime", "flat.npy"], "flat.npy must hold finite offsets (T, 3), got (3, 2)"),
         (["--prime", "infinite.npy"], "infinite.npy must hold finite offsets (T, 3)"),

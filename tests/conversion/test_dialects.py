@@ -360,7 +360,7 @@ def test_a_missing_and_a_spare_key_are_named(form: str) -> None:
         with pytest.raises(ValueError, match=f"^{name}: ") as caught:
             from_dialect(name, fewer)
         assert "no" in str(caught.value)
-    with pytest.raises(ValueError, match=r"has more than this layer, .*name the layer by prefix"):
+    with pytest.raises(ValueError, match=r"has keys of other layers, .*name the layer by prefix"):
         from_dialect(name, state() | {f"{lead}spare": torch.ones(2)})
 
 
@@ -445,7 +445,7 @@ def test_unknown_names_and_things() -> None:
         to_dialect("torch", nn.LSTM(2, 3))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no key begins with ''; there are no keys"):
         from_dialect("haste", {})
-    with pytest.raises(ValueError, match=r"weight_hh_l0 \(10, 5\) is of no LSTM"):
+    with pytest.raises(ValueError, match=r"weight_hh_l0 \(10, 5\) does not fit an LSTM"):
         from_dialect(
             "torch", {"weight_ih_l0": torch.ones(10, 3), "weight_hh_l0": torch.ones(10, 5)}
         )

@@ -31,7 +31,7 @@ def caption(split: str, image: int, number: int) -> list[str]:
 
 @pytest.fixture
 def released(tmp_path: Path) -> Path:
-    """As released with order embeddings: a caption a line, arrays of one set each."""
+    """As released with order embeddings: one caption per line, arrays of one set each."""
     root = tmp_path / "coco"
     for cnn, seed in (("10crop", 0), ("1crop", 1)):
         (root / "images" / cnn).mkdir(parents=True)
@@ -332,7 +332,7 @@ def test_captions_and_features_of_different_sets(released: Path, tmp_path: Path)
     np.save(root / "vgg.npy", features(8))
     refused(root, r"vgg.npy has features of 8 images and .*dataset_coco.json captions of 7")
     np.save(released / "images/10crop/val.npy", features(4, size=5))
-    refused(released, "the sets have 5, 6 features an image")
+    refused(released, "the sets have 5, 6 features per image")
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

@@ -157,10 +157,12 @@ def test_archives_that_cannot_be_read(tmp_path: Path) -> None:
     with tarfile.open(fileobj=content, mode="w:gz") as archive:
         archive.add(write_corpus(tmp_path / "cnn"), "cnn")
     path.write_bytes(content.getvalue()[:-100])
-    with pytest.raises(ValueError, match=r"cnn\.tgz is damaged or no tar archive .* copy it again"):
+    with pytest.raises(
+        ValueError, match=r"cnn\.tgz is damaged or not a tar archive .* copy it again"
+    ):
         read_question_archive(path)
     path.write_text("no archive")
-    with pytest.raises(ValueError, match="is damaged or no tar archive"):
+    with pytest.raises(ValueError, match="is damaged or not a tar archive"):
         read_question_archive(path)
     with tarfile.open(path, "w:gz") as archive:
         archive.add(tmp_path / "cnn" / "training", "training")

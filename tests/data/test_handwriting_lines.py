@@ -85,9 +85,9 @@ def test_parts_and_unions_share_points() -> None:
         ({"dy": None}, "lacks dy: the compact form has dx, dy, pen_up, offsets, line_id, text"),
         ({"dy": np.zeros(6)}, r"of one length, got dx \(7,\), dy \(6,\)"),
         ({"dx": np.zeros((7, 1))}, "of one length"),
-        ({"offsets": np.array([0, 3, 6])}, "rise from 0 to the 7 points, got 0 to 6"),
-        ({"offsets": np.array([0, 8, 7])}, "rise from 0 to the 7 points"),
-        ({"offsets": np.array([1, 3, 7])}, "rise from 0 to the 7 points, got 1 to 7"),
+        ({"offsets": np.array([0, 3, 6])}, "increase from 0 to the 7 points, got 0 to 6"),
+        ({"offsets": np.array([0, 8, 7])}, "increase from 0 to the 7 points"),
+        ({"offsets": np.array([1, 3, 7])}, "increase from 0 to the 7 points, got 1 to 7"),
         ({"offsets": np.array([0.0, 3.0, 7.0])}, "integers"),
         ({"text": np.array(["a"])}, "offsets of 2 lines with 2 names and 1 texts"),
         ({"pen_up": np.array([0, 1, 1, 2, 0, 0, 1])}, r"pen_up must be 0 or 1, got \[0 1 2\]"),
@@ -106,7 +106,9 @@ def test_damaged_files_are_named(tmp_path: Path, size: int) -> None:
     content = (tmp_path / "x.npz").read_bytes()
     assert len(content) > size
     (tmp_path / "x.npz").write_bytes(content[:size])
-    with pytest.raises(ValueError, match=r"x.npz cannot be read .*damaged or no compact form"):
+    with pytest.raises(
+        ValueError, match=r"x.npz cannot be read .*damaged, or not a file of handwriting"
+    ):
         PenLines.load(tmp_path / "x.npz")
 
 

@@ -434,7 +434,7 @@ def without(files: dict[str, bytes], part: str) -> dict[str, bytes]:
         (
             lambda f: f | {"old/a02-004-01.xml": b""},
             ValueError,
-            "a02-004-01.xml is there twice, .*lineStrokes.*old.*: leave one of them",
+            "a02-004-01.xml appears twice, .*lineStrokes.*old.*: leave one of them",
         ),
     ],
 )
@@ -463,7 +463,7 @@ def test_there_is_nothing_there(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no .*nowhere: give the folder"):
         convert(tmp_path / "nowhere", tmp_path / "compact")
     (tmp_path / "notes.txt").write_text("hello")
-    with pytest.raises(ValueError, match=r"notes.txt is truncated, damaged or no archive"):
+    with pytest.raises(ValueError, match=r"notes.txt is truncated, damaged or not an archive"):
         convert(tmp_path / "notes.txt", tmp_path / "compact")
 
 

@@ -1,4 +1,4 @@
-"""A text file with a sentence a line."""
+"""A text file with one sentence per line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_sentences_come_by_length(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "is empty: give a text with a sentence a line"),
+        (b"", "is empty: give a text file with one sentence per line"),
         (b"a\n\nb\n", "line 2 is empty: every line is a sentence"),
         (b"a\n\xff\n", "must be text in UTF-8, but byte 2 is not"),
     ],

@@ -136,5 +136,5 @@ def test_a_batch_of_one_row_cannot_train() -> None:
 
 @pytest.mark.parametrize("norm", [LayerNorm, "layer"])
 def test_a_norm_is_a_strategy_object(norm: Any) -> None:
-    with pytest.raises(TypeError, match=r"norm must be a strategy such as LayerNorm\(\)"):
+    with pytest.raises(TypeError, match=r"norm must be an instance of .*, such as LayerNorm\(\)"):
         Conv2d(2, 6, 3, norm=norm)

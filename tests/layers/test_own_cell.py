@@ -175,7 +175,7 @@ def test_a_layer_without_a_cell_says_so() -> None:
     [
         ({"places": (Place("input", (1, 1), weight="ih"),)}, "needs places 'input' .* 'recurrent'"),
         ({"places": MGU_CELL.places[1:]}, "needs places 'input'"),
-        ({"states": ()}, "needs a state at least"),
+        ({"states": ()}, "needs at least one state"),
         ({"candidates": (2,)}, r"candidates must be .* 0 to 1; got \(2,\)"),
         ({"forget": (-1,)}, r"forget must be .*got \(-1,\)"),
     ],

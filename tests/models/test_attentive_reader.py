@@ -354,7 +354,7 @@ def test_dropout_is_for_training() -> None:
     ("arguments", "message"),
     [
         ({"hidden_size": 0}, "every size must be at least 1"),
-        ({"dropout": 1.0}, "dropout must lie from 0 to below 1, got 1.0"),
+        ({"dropout": 1.0}, r"dropout must lie in \[0, 1\), got 1.0"),
         ({"statistics": "some"}, "statistics must be one of masked, all, got 'some'"),
         ({"initial_state": "ones"}, "initial_state must be one of zeros, learned, got 'ones'"),
         ({"lr": 0.0}, "lr must be positive"),

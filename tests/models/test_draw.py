@@ -102,7 +102,7 @@ def test_the_divergence_is_that_of_normal_distributions() -> None:
 
 
 def test_made_up_images_have_no_divergence() -> None:
-    with pytest.raises(ValueError, match="nothing was read"):
+    with pytest.raises(ValueError, match="no image was read"):
         DRAW.kl_by_glimpse(small().generate_samples(2))
 
 

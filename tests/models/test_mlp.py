@@ -195,7 +195,7 @@ def test_no_hidden_layer_is_logistic_regression() -> None:
         ({"activation": "gelu"}, r"activation must be one of \['relu', 'tanh'\], got 'gelu'"),
         ({"lr": 0.0}, "lr must be positive, got 0.0"),
         ({"lr": float("nan")}, "lr must be positive, got nan"),
-        ({"norm": "LayerNorm"}, "expected a strategy or a dict with 'class_path', got 'LayerNorm'"),
+        ({"norm": "LayerNorm"}, "expected a norm or a dict with 'class_path', got 'LayerNorm'"),
         (
             {"norm": {"class_path": "ln_zoo.norms.Nothing"}},
             "'ln_zoo.norms.Nothing' cannot be imported",

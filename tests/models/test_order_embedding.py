@@ -407,12 +407,12 @@ def test_data_with_other_words_are_refused(in_tmp: Path) -> None:
 
 
 def test_features_of_another_size_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"maps 6 features of an image, got \(3, 7\)"):
+    with pytest.raises(ValueError, match=r"reads 6 features per image, got \(3, 7\)"):
         small().embed_images(torch.rand(3, 7))
 
 
 def test_training_takes_one_caption_an_image() -> None:
-    with pytest.raises(ValueError, match="one caption an image, got 10 captions of 2 images"):
+    with pytest.raises(ValueError, match="one caption per image, got 10 captions of 2 images"):
         small().loss(torch.rand(10, 5), torch.rand(2, 5))
 
 

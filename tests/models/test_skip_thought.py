@@ -294,7 +294,7 @@ def test_combined_vectors_are_those_of_each_model_side_by_side() -> None:
 
 def test_unknown_words_are_told_once() -> None:
     model = small()
-    with pytest.warns(UserWarning, match="of 2 of 3 sentences no word is in the vocabulary"):
+    with pytest.warns(UserWarning, match="2 of 3 sentences have no word in the vocabulary"):
         found = model.encode(["foreign words", "w1 foreign", "palabras ajenas"])
     assert np.array_equal(found[0], found[2])
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Strategies as plain data, and what a strategy is: a frozen value that can be shared."""
+"""Norms as plain data, and what a norm is: a frozen value that can be shared."""
 
 import dataclasses
 import json
@@ -122,11 +122,11 @@ def test_a_strategy_without_known_arguments_cannot_be_stored():
         ({"class_path": "ln_zoo.norms.LayerNorm", "init_args": {"eps": "big"}}, "eps|LayerNorm"),
         ({"class_path": "ln_zoo.norms.LayerNorm", "init_args": {"eps": -1.0}}, "eps must be a"),
         ({"class_path": "ln_zoo.norms.LayerNorm", "init_args": [1]}, "LayerNorm"),
-        ({"class_path": 3}, "expected a strategy or a dict with 'class_path'"),
-        ({"init_args": {}}, "expected a strategy or a dict with 'class_path'"),
-        ({}, "expected a strategy or a dict with 'class_path'"),
-        ("LayerNorm", "expected a strategy or a dict with 'class_path', got 'LayerNorm'"),
-        (None, "expected a strategy or a dict with 'class_path', got None"),
+        ({"class_path": 3}, "expected a norm or a dict with 'class_path'"),
+        ({"init_args": {}}, "expected a norm or a dict with 'class_path'"),
+        ({}, "expected a norm or a dict with 'class_path'"),
+        ("LayerNorm", "expected a norm or a dict with 'class_path', got 'LayerNorm'"),
+        (None, "expected a norm or a dict with 'class_path', got None"),
     ],
     ids=str,
 )

@@ -31,7 +31,7 @@ class Recorder(Norm):
 
 @pytest.mark.parametrize("norm", ["LayerNorm", LayerNorm, nn.LayerNorm(4), None, 3])
 def test_what_is_no_strategy_is_refused(norm):
-    with pytest.raises(TypeError, match=r"norm must be a strategy such as LayerNorm\(\)"):
+    with pytest.raises(TypeError, match=r"norm must be an instance of .*, such as LayerNorm\(\)"):
         Site(norm, "sum", 4)
 
 

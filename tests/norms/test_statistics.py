@@ -560,7 +560,7 @@ def test_where_there_is_nothing_to_estimate(method: str) -> None:
         pass
     assert equal(before, state(layer))
     with (
-        pytest.raises(ValueError, match="no strategy in this LSTM keeps statistics"),
+        pytest.raises(ValueError, match="no norm in this LSTM keeps statistics"),
         population_statistics(LSTM(3, 4, norm=LayerNorm()), method),
     ):
         pass

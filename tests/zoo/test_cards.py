@@ -231,7 +231,7 @@ def test_another_optimizer_is_told(tested_checkpoint: tuple[Path, Path], tmp_pat
 def test_a_card_is_replaced_only_when_asked(make_card: Callable[..., Path]) -> None:
     folder = make_card()
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    with pytest.raises(CardError, match="is there already: say overwrite"):
+    with pytest.raises(CardError, match="exists: allow it to be overwritten"):
         make_card()
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
@@ -307,7 +307,7 @@ def test_values_that_cannot_be_stored(tmp_path: Path) -> None:
         write_card(tmp_path / "a", tiny(), {**RESULTS, "metrics": infinite}, preprocessing={})
     with pytest.raises(CardError, match="plain, finite values only"):
         write_card(tmp_path / "a", tiny(), RESULTS, preprocessing={"mean": torch.zeros(2)})
-    with pytest.raises(CardError, match="cannot be called '-x y'"):
+    with pytest.raises(CardError, match="invalid model name '-x y'"):
         write_card(tmp_path / "a", tiny(), RESULTS, preprocessing={}, name="-x y")
     with pytest.raises(CardError, match=r"cannot hold a further file called '\.\./b'"):
         write_card(

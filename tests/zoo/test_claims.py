@@ -58,13 +58,13 @@ def entry(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        ([entry(), entry()], "claim a: it stands there twice"),
+        ([entry(), entry()], "claim a: it appears twice"),
         ([entry(extra=1)], "claim a: .*extra"),
         ([{"name": "a"}], "claim a: 'outcome'"),
         ([entry(rule=entry()["rule"] | {"kind": "slower"})], "kind 'slower' is none of"),
         ([entry(sweep={})], "a rule needs a sweep"),
         ([entry(sweep={"small": "--norms layer,none"})], "sizes .'small'. are none of"),
-        ([entry(sweep={"paper": "--norms layer,batch"})], "has not both norms"),
+        ([entry(sweep={"paper": "--norms layer,batch"})], "lacks a norm of the rule"),
         ([entry(outcome=entry()["outcome"] | {"verdict": "yes"})], "unknown verdict 'yes'"),
         ([entry(outcome=entry()["outcome"] | {"size": "half"})], "unknown size 'half'"),
     ],

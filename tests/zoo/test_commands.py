@@ -81,7 +81,7 @@ def test_card(tested_checkpoint: tuple[Path, Path], tmp_path: Path, capsys: Capt
     assert load(out).card.results["card"] == {"notes": ["by command"]}
 
     assert run("card", argv) == 1
-    assert "is there already: say overwrite" in capsys.readouterr().err
+    assert "exists: allow it to be overwritten" in capsys.readouterr().err
     assert run("card", [*argv, "--overwrite"]) == 0
     assert load(out).card.name == "mlp.tiny"
 

@@ -343,7 +343,9 @@ def test_a_strategy_of_the_users_own(make_card: Callable[..., Path]) -> None:
     folder = make_card("own", Doubling())
     stored = json.loads((folder / "config.json").read_text())["init_args"]["norm"]
     assert stored == {"class": f"{__name__}.Doubling", "init_args": {"factor": 2.0}}
-    with pytest.raises(CardError, match=r"no class is imported .* norm=Doubling\(\)\)"):
+    with pytest.raises(
+        CardError, match=r"classes named in a file are not imported.* norm=Doubling\(\)\)"
+    ):
         load(folder)
     model = load(folder, norm=Doubling())
     inputs = torch.rand(3, 64)

@@ -251,7 +251,7 @@ def test_lookup_filters() -> None:
     [
         (lambda t: t.update(colour="red"), r"unknown keys \['colour'\]"),
         (lambda t: t.pop("place"), r"\['place'\] missing"),
-        (lambda t: t.update(source="nobody"), "source is none of"),
+        (lambda t: t.update(source="nobody"), "source is not one of"),
         (lambda t: t.update(model="my net"), "model 'my net' is not the name of a class"),
         (lambda t: t["rows"][0].update(norm="layer"), "norm 'layer' is not the name of a class"),
         (lambda t: t["rows"][0]["values"].append(1.0), "2 values for 1 columns"),
@@ -261,7 +261,7 @@ def test_lookup_filters() -> None:
         (lambda t: t.update(training={"epochs": 0}), "training is a positive number"),
         (lambda t: t["columns"][0].update(training=5), "training is one of"),
         (lambda t: t["columns"][0].update(metric="loss"), "metric 'loss' is not among"),
-        (lambda t: t["rows"].append(t["rows"][0]), "stands there twice"),
+        (lambda t: t["rows"].append(t["rows"][0]), "appears twice"),
     ],
 )
 def test_a_spoiled_table_is_refused(raw: Any, spoil: Any, message: str) -> None:

@@ -44,7 +44,7 @@ def red(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ({"_class_path": "redteam_mod.Foo"}, "is of redteam_mod.Foo, .*, give --model redteam_mod"),
         (
             {"_class_path": OURS, "norm": {"class_path": "redteam_mod.Foo"}},
-            "asks for redteam_mod.Foo, which is none of ln_zoo's.*, give --model.norm redteam_mod",
+            "asks for redteam_mod.Foo, which is not .*, give --model.norm redteam_mod",
         ),
         (
             {"_class_path": OURS, "norm": NORM | {"init_args": {"eps": {"class_path": "red.X"}}}},

@@ -1,4 +1,4 @@
-"""``ln-zoo sweep``: a grid of runs over strategies, settings and seeds, and its report."""
+"""``ln-zoo sweep``: a grid of runs over norms, settings and seeds, and its report."""
 
 from __future__ import annotations
 

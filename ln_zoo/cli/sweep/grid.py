@@ -59,7 +59,7 @@ class Grid:
 
     Attributes:
         configs: configuration files that all runs share.
-        norms: strategies: files, or classes.
+        norms: the norms: files, or classes.
         seeds: of weights, noise and the order of the data.
         settings: values by option.
         options: further arguments of ``ln-zoo fit``, for all runs.
@@ -101,7 +101,7 @@ class Grid:
         seeds = ["--seed_everything", "--data.seed"][: 1 + self.data_seed]
         return [
             *configs,
-            # Before the settings, which may be of the strategy.
+            # Before the settings, which may be of the norm.
             *_norm_arguments(run.norm),
             *self.options,
             *(f"--{option}={value}" for option, value in run.settings.items()),
@@ -130,7 +130,7 @@ def parse_seeds(text: str) -> list[int]:
         ) from None
     if "," not in text:
         if seeds[0] < 1:
-            raise SweepError(f"--seeds {text} leaves no run: give 1 at least")
+            raise SweepError(f"--seeds {text} gives no runs: give at least 1")
         seeds = list(range(seeds[0]))
     if min(seeds) < 0:
         raise SweepError(f"--seeds must be 0 or more, got {text}")
@@ -139,7 +139,7 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def parse_norms(text: str, configs: Sequence[str]) -> list[str]:
-    """Files of strategies, or classes, of a list of names.
+    """Files of norms, or classes, of a list of names.
 
     ``layer`` stands for ``norms/layer.yaml`` beside a configuration file or beside its folder, else
     for ``configs/norms/layer.yaml``. A name that ends in .yaml is a file; one with a capital or a
@@ -150,7 +150,7 @@ def parse_norms(text: str, configs: Sequence[str]) -> list[str]:
     """
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
-        raise SweepError("--norms names no strategy: the grid is empty")
+        raise SweepError("--norms names no norm: the grid is empty")
     found = [_find_norm(name, configs) for name in names]
     _check_distinct("--norms", [norm_name(norm) for norm in found])
     return found
@@ -206,7 +206,7 @@ def folder_name(norm: str, settings: Mapping[str, str]) -> str:
 
 
 def norm_name(norm: str) -> str:
-    """What a strategy is called: ``"layer"`` for its file, ``"LayerNorm"`` for its class."""
+    """What a norm is called: ``"layer"`` for its file, ``"LayerNorm"`` for its class."""
     return Path(norm).stem if _is_file(norm) else norm.rpartition(".")[2]
 
 
@@ -318,7 +318,7 @@ def _is_file(norm: str) -> bool:
 def _norm_arguments(norm: str) -> list[str]:
     if _is_file(norm):
         return [f"--config={norm}"]
-    # Every field is written out: an argument of the strategy in the configuration would otherwise
+    # Every field is written out: an argument of the norm in the configuration would otherwise
     # stay where this one has a field of the same name.
     from ln_zoo.cli.names import strategy_class
     from ln_zoo.norms import to_config
@@ -342,7 +342,7 @@ def _find_norm(name: str, configs: Sequence[str]) -> str:
             return (folder / f"{name}.yaml").as_posix()
     known = sorted({file.stem for folder in folders for file in folder.glob("*.yaml")})
     raise SweepError(
-        f"--norms: no strategy {name!r}{nearest(name, known)} "
+        f"--norms: no norm {name!r}{nearest(name, known)} "
         f"({', '.join(known) or 'there is no configs/norms'}; or a .yaml file, or a class)"
     )
 

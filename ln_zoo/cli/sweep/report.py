@@ -80,7 +80,7 @@ class Reached:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The settings that are best by validation, of one strategy.
+    """The settings that are best by validation, of one norm.
 
     Attributes:
         norm: of the grid.
@@ -101,7 +101,7 @@ class Report:
     Args:
         grid: of the sweep.
         out: its folder.
-        baseline: strategy that others are compared with; default: ``none`` if the grid has it, else
+        baseline: norm that others are compared with; default: ``none`` if the grid has it, else
             its first.
         metrics: curves to draw; default: what all runs logged of those we know.
         x: ``"epoch"`` or ``"step"``; what the curves go by.
@@ -183,7 +183,7 @@ class Report:
     def differences(self) -> dict[tuple[str, str, str], Difference]:
         """Paired differences by label, label of the baseline, and metric.
 
-        Each label with the baseline at the same settings, then each strategy at its best settings
+        Each label with the baseline at the same settings, then each norm at its best settings
         with the baseline at its own.
         """
         pairs = {label: other for label in self.labels() if (other := self._baseline_of(label))}
@@ -200,7 +200,7 @@ class Report:
         return found
 
     def chosen(self) -> list[Chosen]:
-        """The best settings of each strategy by validation; nothing where there is one setting."""
+        """The best settings of each norm by validation; nothing where there is one setting."""
         if not self.select or not any(len(values) > 1 for values in self.grid.settings.values()):
             return []
         sign = -1 if compare.higher_is_better(self.select) else 1
@@ -259,7 +259,7 @@ class Report:
         return found
 
     def best_label(self, norm: str) -> str:
-        """The label of a strategy at its best settings by validation.
+        """The label of a norm at its best settings by validation.
 
         Raises:
             SweepError: if no run of it has finished.

@@ -20,7 +20,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """The spread of some values, of one at least.
+        """The spread of one value or more.
 
         Example:
             >>> Spread.of([1.0, 3.0])

@@ -73,7 +73,7 @@ def work(out: Path, name: str, attached: bool = False) -> int:
                 write_failure(folder, error)
             return code
     except Timeout:
-        raise SweepError(f"another process is at work on {folder}") from None
+        raise SweepError(f"another process is running {folder}") from None
 
 
 def _trained(grid: Grid, run: Run, out: Path) -> tuple[int, str]:
@@ -117,7 +117,9 @@ def _best(folder: Path) -> Path:
     for state in states.values():
         if state.get("monitor") and state.get("best_model_path"):
             return folder / "checkpoints" / Path(state["best_model_path"]).name
-    raise SweepError("no checkpoint is the best: --test best needs a ModelCheckpoint with monitor")
+    raise SweepError(
+        "there is no best checkpoint: --test best needs a ModelCheckpoint with monitor"
+    )
 
 
 class _Told(io.TextIOBase):
