@@ -354,8 +354,8 @@ def draw(
             return dict(curve)
         return {statistics.median(r.seconds_at(p) for r in members): v for p, v in curve.items()}
 
-    columns = min(len(metrics), _PANELS)
-    rows = -(-len(metrics) // columns)
+    rows = math.ceil(len(metrics) / _PANELS)
+    columns = math.ceil(len(metrics) / rows)
     figure = Figure(figsize=(5.2 * columns, 4 * rows), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for axis in axes[len(metrics) :]:

@@ -91,7 +91,7 @@ def test_more_panels_than_a_row_holds(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(compare, "_save", lambda figure, _: seen.append(figure))
     draw([run], METRICS * 3, tmp_path / "a.png")
     assert len(seen[0].axes) == 6
-    assert [axis.get_subplotspec().rowspan.start for axis in seen[0].axes] == [0] * 4 + [1] * 2
+    assert [axis.get_subplotspec().rowspan.start for axis in seen[0].axes] == [0] * 3 + [1] * 3
 
 
 def test_axes(tmp_path: Path) -> None:
