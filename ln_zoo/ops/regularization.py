@@ -48,8 +48,9 @@ def draw_noise(
     """The noise of one call, for each direction of each layer.
 
     Args:
-        zoneout: for each state the probability with which a number of it stays as it was.
-        dropout: probability of a zero in the h that recurrent products see.
+        zoneout: for each state the probability with which a number of it stays as it was, rounded
+            to a multiple of 2^-16 where it is drawn.
+        dropout: probability of a zero in the h that recurrent products see, rounded likewise.
         states: initial states, each (layers * directions, N, F).
         lead: the shape of the inputs without their features: T and N, or the rows of packed data.
         training: whether to draw. In evaluation there is no dropout, and zoneout is its
@@ -73,18 +74,21 @@ def draw_noise(
 
 
 def bernoulli(p: float, size: Sequence[int], device: torch.device) -> Tensor:
-    """True with probability p, rounded to a multiple of 2^-32; boolean.
+    """True with probability p, rounded to a multiple of 2^-16; boolean.
 
-    On CPUs it takes a third of the time of `torch.Tensor.bernoulli_`, which would be a tenth of a
+    On CPUs it takes a fifth of the time of `torch.Tensor.bernoulli_`, which would be a tenth of a
     training step.
     """
+    whole, below = 2**16, round(p * 2**16)
     if device.type != "cpu":
-        return torch.empty(size, dtype=torch.bool, device=device).bernoulli_(p)
+        # The same probability everywhere.
+        return torch.empty(size, dtype=torch.bool, device=device).bernoulli_(below / whole)
+    if below == whole:  # more than 16 bits hold
+        return torch.ones(size, dtype=torch.bool, device=device)
     count = math.prod(size)
-    # Each of these numbers is two of 32 bits.
-    pairs = torch.randint(-(2**63), 2**63 - 1, (-(-count // 2),), device=device)
-    below = min(round(p * 2**32) - 2**31, 2**31 - 1)
-    return pairs.view(torch.int32)[:count].lt(below).view(size)
+    # Each of these numbers is four of 16 bits.
+    drawn = torch.randint(-(2**63), 2**63 - 1, (-(-count // 4),), device=device)
+    return drawn.view(torch.int16)[:count].lt(below - whole // 2).view(size)
 
 
 def dropout_mask(p: float, like: Tensor) -> Tensor:

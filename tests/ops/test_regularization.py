@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -26,16 +27,26 @@ def test_shares_are_as_large_as_they_shall_be(p: float) -> None:
     # Six deviations.
     bound = 6 * (p * (1 - p) / found.numel()) ** 0.5
     assert abs(found.double().mean().item() - p) < bound
-    # Neighbours, which are halves of one number, tell nothing of each other.
-    a, b = found.flatten()[: 2 * (found.numel() // 2)].view(-1, 2).double().T
-    assert abs((a * b).mean().item() - p * p) < bound * 2
+    # Neighbours, which are quarters of one number, tell nothing of each other.
+    parts = found.flatten()[: 4 * (found.numel() // 4)].view(-1, 4).double()
+    assert (parts.mean(0) - p).abs().max() < 2 * bound
+    for a, b in itertools.combinations(parts.T, 2):
+        assert abs((a * b).mean().item() - p * p) < 4 * bound
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7])
 def test_any_count_and_the_ends(count: int) -> None:
     assert bernoulli(0.5, (count,), CPU).shape == (count,)
-    assert not bernoulli(0.0, (count, 50), CPU).any()
-    assert bernoulli(1.0, (count, 50), CPU).all()
+    assert not bernoulli(0.0, (count, 500), CPU).any()
+    assert bernoulli(1.0, (count, 500), CPU).all()
+
+
+def test_probabilities_have_sixteen_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all numbers of 16 bits, as many are below as the nearest multiple of 2^-16 says."""
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int16)
+    monkeypatch.setattr(torch, "randint", lambda *_, **__: every.view(torch.int64))
+    for p in (0.0, 2**-17, 2**-16, 0.1, 0.5, 1 - 2**-16, 1 - 2**-18):
+        assert bernoulli(p, (2**16,), CPU).sum() == round(p * 2**16)
 
 
 def test_a_seed_gives_the_same_masks_in_every_precision_and_layout() -> None:

@@ -158,32 +158,67 @@ void tile_of(int64_t vectors, int64_t K, Left<T> a, const T* b, float* c, int64_
   if constexpr (VECTORS > 1) tile_of<T, ROWS, VECTORS - 1>(vectors, K, a, b, c, ldc, add, lanes);
 }
 
+// Rows of the next block, as even as can be: a single row is slow.
+inline int64_t block_height(int64_t rows) {
+  const int64_t blocks = (rows + HEIGHT - 1) / HEIGHT;
+  return (rows + blocks - 1) / blocks;
+}
+
+// Blocks that are copied at a time where the left operand is transposed: of 512 columns 96 KiB.
+constexpr int64_t COPIED = 8;
+
+// Copies M rows of A (M, K), at most COPIED blocks, so that a product reads each block in order. The
+// columns of a transposed one are so far apart that few of them fit into the first-level cache.
+template <class T>
+const T* copy_blocks(int64_t M, int64_t K, Left<T> a) {
+  thread_local std::vector<T> copies;
+  copies.resize(std::max(int64_t(copies.size()), M * K));
+  int64_t ends[COPIED], count = 0;
+  for (int64_t m = 0; m < M; ends[count++] = m) m += block_height(M - m);
+  for (int64_t k = 0; k < K; k++) {
+    const T* from = a.data + k * a.column;
+    for (int64_t q = 0, m = 0; q < count; m = ends[q++]) {
+      const int64_t height = ends[q] - m;
+      T* to = copies.data() + m * K + k * height;
+      if (height == HEIGHT && a.row == 1)
+        std::memcpy(to, from + m, HEIGHT * sizeof(T));
+      else
+        for (int64_t i = 0; i < height; i++) to[i] = from[(m + i) * a.row];
+    }
+  }
+  return copies.data();
+}
+
 // C (M, N) = A (M, K) B, or C += A B; B packed, K whole lanes. On vectors; see `product`.
 template <class T>
 void vector_product(int64_t M, int64_t N, int64_t K, Left<T> a, const T* b, float* c,
                     int64_t ldc, bool add) {
-  const int64_t blocks = (M + HEIGHT - 1) / HEIGHT;
-  for (int64_t n = 0; n < N; n += WIDTH * L) {
-    const int64_t columns = std::min(WIDTH * L, N - n), vectors = (columns + L - 1) / L;
-    const int64_t lanes = columns - (vectors - 1) * L;
+  const bool copied = a.column != 1 && N > WIDTH * L;
+  for (int64_t m0 = 0, m1; m0 < M; m0 = m1) {
+    m1 = copied ? std::min(M, m0 + COPIED * HEIGHT) : M;
     for (int64_t k = 0; k < K; k += DEPTH) {
       const int64_t depth = std::min(DEPTH, K - k);
       const bool more = add || k > 0;
-      for (int64_t q = 0, m = 0; q < blocks; q++) {
-        // As even as can be: a single row is slow.
-        const int64_t height = (M - m + blocks - q - 1) / (blocks - q);
-        const Left<T> left{a.data + m * a.row + k * a.column, a.row, a.column};
-        const T* right = b + n * K + k * vectors * L;
-        float* to = c + m * ldc + n;
-        switch (height) {
-          case 1: tile_of<T, 1>(vectors, depth, left, right, to, ldc, more, lanes); break;
-          case 2: tile_of<T, 2>(vectors, depth, left, right, to, ldc, more, lanes); break;
-          case 3: tile_of<T, 3>(vectors, depth, left, right, to, ldc, more, lanes); break;
-          case 4: tile_of<T, 4>(vectors, depth, left, right, to, ldc, more, lanes); break;
-          case 5: tile_of<T, 5>(vectors, depth, left, right, to, ldc, more, lanes); break;
-          case 6: tile_of<T, 6>(vectors, depth, left, right, to, ldc, more, lanes); break;
+      const Left<T> rows{a.data + m0 * a.row + k * a.column, a.row, a.column};
+      const T* const blocks = copied ? copy_blocks(m1 - m0, depth, rows) : nullptr;
+      for (int64_t n = 0; n < N; n += WIDTH * L) {
+        const int64_t columns = std::min(WIDTH * L, N - n), vectors = (columns + L - 1) / L;
+        const int64_t lanes = columns - (vectors - 1) * L;
+        const T* const right = b + n * K + k * vectors * L;
+        for (int64_t m = m0, height; m < m1; m += height) {
+          height = block_height(m1 - m);
+          Left<T> left{rows.data + (m - m0) * a.row, a.row, a.column};
+          if (copied) left = {blocks + (m - m0) * depth, 1, height};
+          float* to = c + m * ldc + n;
+          switch (height) {
+            case 1: tile_of<T, 1>(vectors, depth, left, right, to, ldc, more, lanes); break;
+            case 2: tile_of<T, 2>(vectors, depth, left, right, to, ldc, more, lanes); break;
+            case 3: tile_of<T, 3>(vectors, depth, left, right, to, ldc, more, lanes); break;
+            case 4: tile_of<T, 4>(vectors, depth, left, right, to, ldc, more, lanes); break;
+            case 5: tile_of<T, 5>(vectors, depth, left, right, to, ldc, more, lanes); break;
+            case 6: tile_of<T, 6>(vectors, depth, left, right, to, ldc, more, lanes); break;
+          }
         }
-        m += height;
       }
     }
   }
