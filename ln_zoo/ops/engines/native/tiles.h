@@ -221,8 +221,8 @@ void tiles_of_sums(int64_t steps, bool rest, const bfloat* left, int64_t stride_
 // Tiles of sums of some rows of the result, of which `columns` are wanted.
 template <int ROWS>
 void tiles_of_rows(int64_t rows, int64_t columns, int64_t steps, bool rest, const bfloat* left,
-                   int64_t stride_left, const bfloat* right, int64_t stride,
-                   const TileRests& rests, float* c, int64_t ldc, bool add) {
+                   int64_t stride_left, const bfloat* right, int64_t stride, const TileRests& rests,
+                   float* c, int64_t ldc, bool add) {
   if (columns == 2 * TILE) {
     tiles_of_sums<ROWS, 2>(steps, rest, left, stride_left, right, stride, rests, c, ldc, add);
   } else if (columns == TILE) {
