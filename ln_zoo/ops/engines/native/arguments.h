@@ -32,8 +32,8 @@ struct Steps {
   const void* weight;    // packed T: forward (H, G), backward (G, H); or packed by shares
   void *v, *u;           // T (rows, G); forward: u null where nothing is saved
   float *cells, *stats;  // (rows, H), (rows, STATS); forward: null where nothing is saved
-  // What h is multiplied by in products, (N, H), or null. Where h and c stay as they were, (rows, H),
-  // or null, and then the share of them that does.
+  // What h is multiplied by in products, (N, H), or null. Where h and c stay as they were, (rows,
+  // H), or null, and then the share of them that does.
   const float* dropout;
   const bool *zoneout_h, *zoneout_c;
   double share_h, share_c;

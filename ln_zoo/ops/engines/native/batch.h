@@ -238,9 +238,8 @@ void batch_backward(const Steps& s, const Batch& b) {
       const float* dout = douts ? douts + h + j : zeros.data();
       float* dh = s.dh + j + first;
       if (s.cell == LSTM) {
-        lstm_out_back<false>(own.s, own.shape, terms, places.out, s.cells + h + j,
-                             s.c_prev + h + j, dout, dh, du + k, own.scratch.data() + i * 4 * w,
-                             totals);
+        lstm_out_back<false>(own.s, own.shape, terms, places.out, s.cells + h + j, s.c_prev + h + j,
+                             dout, dh, du + k, own.scratch.data() + i * 4 * w, totals);
       } else if (s.cell == GRU) {
         gru_gates_back(own.s, own.shape, terms, h_prev + h + j, dout, dh, dv + k, du + k, totals);
       } else {

@@ -317,8 +317,8 @@ void adjoints(const Steps& s, const Shape& shape, const Terms<Scaled>& terms, co
 
 template <bool ANEW>
 void lstm_row_back(const Steps& s, const Shape& shape, const Terms<Scaled>& terms, const float* c,
-                   const float* c_prev, const float* stats, const float* dout, float* dh,
-                   float* dc, float* du, RowTotals<>& totals, float* scratch) {
+                   const float* c_prev, const float* stats, const float* dout, float* dh, float* dc,
+                   float* du, RowTotals<>& totals, float* scratch) {
   const Centred norm(stats + 2 * MAX_GATES);
   lstm_out_back<ANEW>(s, shape, terms, norm, c, c_prev, dout, dh, du, scratch, totals);
   totals.out.finish(s.out, 1, shape.H);

@@ -114,7 +114,8 @@ void draw_lstm(const Draw& s, int64_t which, int64_t t) {
       float* stats = lstm.stats + before * 2;
       mean_and_deviation(lstm.norm, c, H, stats);
       lstm_out(steps, of_cell, Centred(stats), c, o, h);
-      T* encoder = static_cast<T*>(s.lstms[ENCODER].inputs) + after * shape.row[ENCODER] + shape.patches;
+      T* encoder =
+          static_cast<T*>(s.lstms[ENCODER].inputs) + after * shape.row[ENCODER] + shape.patches;
       if (which == ENCODER) {
         copy(h, H, encoder + H);
       } else {
@@ -169,8 +170,8 @@ void draw_lstm_back(const Draw& s, int64_t which, int64_t t) {
       RowTotals<true> totals(steps, of_cell, sums);
       lstm_out_back<false>(steps, of_cell, terms, norm, c, c_prev, dout, dh, dp, scratch, totals);
       totals.out.finish(lstm.norm, 1, H);
-      lstm_gates_back<false>(of_cell, terms, norm, totals.out.of(0), c, c_prev,
-                             lstm.dcells + n * H, dp, scratch, totals);
+      lstm_gates_back<false>(of_cell, terms, norm, totals.out.of(0), c, c_prev, lstm.dcells + n * H,
+                             dp, scratch, totals);
       if constexpr (sizeof(T) == 2) narrow(dp, G, to);
     }
   });

@@ -231,8 +231,7 @@ void lstm_gates_back(const Shape& shape, T terms, Norm norm, typename Norm::Mean
     vec i = block.read(gates + j), f = block.read(gates + n + j), g = block.read(gates + 2 * n + j);
     vec before = block.read(c_prev + j);
     vec a = norm.normal(block, ANEW ? next_cell(i, f, g, before) : block.read(c + j), j);
-    vec d = block.read(dc + j) +
-            norm.factor(block, j) * means.off(block, block.read(e + j), a, j);
+    vec d = block.read(dc + j) + norm.factor(block, j) * means.off(block, block.read(e + j), a, j);
     block.write(dc + j, d * f);
     const vec p[4] = {d * g * i * (1.0f - i), d * before * f * (1.0f - f), d * i * (1.0f - g * g),
                       block.read(dp + 3 * H + j)};

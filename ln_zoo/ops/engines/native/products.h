@@ -167,8 +167,8 @@ inline int64_t block_height(int64_t rows) {
 // Blocks that are copied at a time where the left operand is transposed: of 512 columns 96 KiB.
 constexpr int64_t COPIED = 8;
 
-// Copies M rows of A (M, K), at most COPIED blocks, so that a product reads each block in order. The
-// columns of a transposed one are so far apart that few of them fit into the first-level cache.
+// Copies M rows of A (M, K), at most COPIED blocks, so that a product reads each block in order.
+// The columns of a transposed one are so far apart that few of them fit into the first-level cache.
 template <class T>
 const T* copy_blocks(int64_t M, int64_t K, Left<T> a) {
   thread_local std::vector<T> copies;
@@ -191,8 +191,8 @@ const T* copy_blocks(int64_t M, int64_t K, Left<T> a) {
 
 // C (M, N) = A (M, K) B, or C += A B; B packed, K whole lanes. On vectors; see `product`.
 template <class T>
-void vector_product(int64_t M, int64_t N, int64_t K, Left<T> a, const T* b, float* c,
-                    int64_t ldc, bool add) {
+void vector_product(int64_t M, int64_t N, int64_t K, Left<T> a, const T* b, float* c, int64_t ldc,
+                    bool add) {
   const bool copied = a.column != 1 && N > WIDTH * L;
   for (int64_t m0 = 0, m1; m0 < M; m0 = m1) {
     m1 = copied ? std::min(M, m0 + COPIED * HEIGHT) : M;

@@ -208,8 +208,8 @@ struct Share {
     shape.units = team.count;
     s.bias += first, s.bias_hn += first, s.gain_input += first, s.gain_recurrent += first;
     s.gain_out += first, s.shift_out += first;
-    weights += backward ? packed_columns(shape.G, team.count)
-                        : packed_columns(shape.H, team.width());
+    weights +=
+        backward ? packed_columns(shape.G, team.count) : packed_columns(shape.H, team.width());
   }
 };
 
@@ -297,7 +297,7 @@ void shared_forward(const Steps& call) {
     const int64_t units = own.team.count, first = own.team.first;
     for (int64_t n = 0; n < s.sizes[t]; n++) {
       float *h = s.h + n * H + first, *stats = own.stats.data() + n * STATS;
-      const float *u = own.u.data() + n * own.team.width();
+      const float* u = own.u.data() + n * own.team.width();
       const float* row = v + (offsets[t] + n) * G + first;
       if (merged) {
         ask(n, stats + 2 * MAX_GATES);
@@ -381,48 +381,51 @@ void shared_backward(const Steps& call) {
   };
 
   const Stage first = [&](int64_t share, int64_t t) {
-    for_rows(share, t, [&](Own& own, int64_t n, int64_t g, int64_t h, const auto& terms,
-                           const Centred& norm) {
-      const float *dh = s.dh + n * H + own.team.first, *d = gradient(h);
-      RowTotals<> totals(own.s, own.shape, sums[share]);
-      if (s.cell == GRU) {
-        gru_gates_back(own.s, own.shape, terms, h_prev + h, d, s.dh + n * H + own.team.first,
-                       dv + g, du + g, totals);
-        tell(share, n, totals);
-        return;
-      }
-      if (s.cell == LSTM) {
-        lstm_out_back<false>(own.s, own.shape, terms, norm, s.cells + h, s.c_prev + h, d, dh,
-                             du + g, own.scratch.data() + n * 4 * own.team.count, totals);
-      } else {
-        rnn_out_back(own.s, own.shape, norm, u + g, d, dh, du + g, totals);
-      }
-      tell_means(s.out, totals.out, 1, ends.of(share, n));
-    });
+    for_rows(
+        share, t,
+        [&](Own& own, int64_t n, int64_t g, int64_t h, const auto& terms, const Centred& norm) {
+          const float *dh = s.dh + n * H + own.team.first, *d = gradient(h);
+          RowTotals<> totals(own.s, own.shape, sums[share]);
+          if (s.cell == GRU) {
+            gru_gates_back(own.s, own.shape, terms, h_prev + h, d, s.dh + n * H + own.team.first,
+                           dv + g, du + g, totals);
+            tell(share, n, totals);
+            return;
+          }
+          if (s.cell == LSTM) {
+            lstm_out_back<false>(own.s, own.shape, terms, norm, s.cells + h, s.c_prev + h, d, dh,
+                                 du + g, own.scratch.data() + n * 4 * own.team.count, totals);
+          } else {
+            rnn_out_back(own.s, own.shape, norm, u + g, d, dh, du + g, totals);
+          }
+          tell_means(s.out, totals.out, 1, ends.of(share, n));
+        });
   };
   const Stage cells = [&](int64_t share, int64_t t) {
-    for_rows(share, t, [&](Own& own, int64_t n, int64_t g, int64_t h, const auto& terms,
-                           const Centred& norm) {
-      RowTotals<> totals(own.s, own.shape, sums[share]);
-      const Means found = means_of(s.out, ends, n, 0, 1, H);
-      lstm_gates_back<false>(own.shape, terms, norm, found.of(0), s.cells + h, s.c_prev + h,
-                             s.dc + n * H + own.team.first, du + g,
-                             own.scratch.data() + n * 4 * own.team.count, totals);
-      tell(share, n, totals);
-    });
+    for_rows(
+        share, t,
+        [&](Own& own, int64_t n, int64_t g, int64_t h, const auto& terms, const Centred& norm) {
+          RowTotals<> totals(own.s, own.shape, sums[share]);
+          const Means found = means_of(s.out, ends, n, 0, 1, H);
+          lstm_gates_back<false>(own.shape, terms, norm, found.of(0), s.cells + h, s.c_prev + h,
+                                 s.dc + n * H + own.team.first, du + g,
+                                 own.scratch.data() + n * 4 * own.team.count, totals);
+          tell(share, n, totals);
+        });
   };
   const Stage last = [&](int64_t share, int64_t t) {
-    for_rows(share, t, [&](Own& own, int64_t n, int64_t g, int64_t, const auto& terms,
-                           const Centred& norm) {
-      if (merged) {
-        const Means found = means_of(s.out, ends, n, 0, 1, H);
-        adjoint(own.shape.units, norm, found.of(0), own.s.gain_out, u + g, du + g, du + g);
-        return;
-      }
-      const Means mv = means_of(s.input, means, n, 0, gates, H);
-      const Means mu = means_of(s.recurrent, means, n, 2 * MAX_GATES, gates, H);
-      adjoints(own.s, own.shape, terms, mv, mu, s.cell == GRU ? dv + g : du + g, dv + g, du + g);
-    });
+    for_rows(share, t,
+             [&](Own& own, int64_t n, int64_t g, int64_t, const auto& terms, const Centred& norm) {
+               if (merged) {
+                 const Means found = means_of(s.out, ends, n, 0, 1, H);
+                 adjoint(own.shape.units, norm, found.of(0), own.s.gain_out, u + g, du + g, du + g);
+                 return;
+               }
+               const Means mv = means_of(s.input, means, n, 0, gates, H);
+               const Means mu = means_of(s.recurrent, means, n, 2 * MAX_GATES, gates, H);
+               adjoints(own.s, own.shape, terms, mv, mu, s.cell == GRU ? dv + g : du + g, dv + g,
+                        du + g);
+             });
   };
   const Stage products = [&](int64_t share, int64_t t) {
     const Own& own = owns[share];
@@ -445,9 +448,9 @@ extern "C" {
 //
 // A core multiplies a weight with about four numbers in the time in which it reads it from the
 // third-level cache, and with more where that comes from further away. So threads with fewer
-// examples wait for their weights, and it pays that each reads its part alone. Weights that a core's
-// cache holds are there already, and then waiting is all that sharing them would add. Measured on
-// two cores (docs/results/performance.md).
+// examples wait for their weights, and it pays that each reads its part alone. Weights that a
+// core's cache holds are there already, and then waiting is all that sharing them would add.
+// Measured on two cores (docs/results/performance.md).
 int64_t ln_zoo_shares(int64_t gates, int64_t H, int64_t examples, int64_t threads) {
   constexpr int64_t LEAST_UNITS = 16, MIB = 1 << 20;
   const int64_t bytes = 4 * gates * H * H, rows = (examples + threads - 1) / threads;
