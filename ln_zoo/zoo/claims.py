@@ -229,7 +229,7 @@ def _problem(each: Claim, names: Sequence[str]) -> str:
     if each.name in names:
         return "it appears twice"
     if each.rule and each.rule.kind not in _KINDS:
-        return f"kind {each.rule.kind!r} is none of {_KINDS}"
+        return f"kind {each.rule.kind!r} is not one of {_KINDS}"
     if bool(each.rule) != bool(each.sweep):
         return "a rule needs a sweep, and a sweep a rule"
     if unknown := set(each.sweep) - set(SIZES):

@@ -234,7 +234,7 @@ def test_wrong_arguments_are_told_at_once(tmp_path: Path, tasks: Path) -> None:
     class Mute(Counter):
         encode = None  # type: ignore[assignment]
 
-    with pytest.raises(ValueError, match=r"need a model with encode\(sentences\), which Mute has"):
+    with pytest.raises(ValueError, match=r"with encode\(sentences\), which Mute lacks"):
         fit(tmp_path, evaluation(tasks), model=Mute())
     with pytest.raises(FileNotFoundError, match=r"has no rt-polarity.pos and rt-polarity.neg"):
         fit(tmp_path, evaluation(tasks, tasks=["MR"]))

@@ -145,7 +145,7 @@ def test_checkpoint_named_in_a_configuration_file(trained: Path, here: Path) -> 
 def test_untrained_weights_are_said_loudly(here: Path, command: str) -> None:
     done = run(command, *SMALL, *QUIET)
     assert done.code == 0
-    assert f"WARNING: the weights are untrained. `ln-zoo {command}` takes them as they" in done.err
+    assert f"WARNING: the weights are untrained. `ln-zoo {command}` uses their" in done.err
 
 
 # What is ignored is said

@@ -233,4 +233,4 @@ def test_models_that_do_not_encode(capsys: pytest.CaptureFixture[str], tmp_path:
     path = save(tmp_path / "digits.ckpt", MLPClassifier(64, [4]), digits)
     code, _, err = run(capsys, path)
     assert code != 0
-    assert "need a model with encode(sentences), which MLPClassifier has not" in err
+    assert "need a model with encode(sentences), which MLPClassifier lacks" in err

@@ -204,7 +204,7 @@ def test_runs_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "a/seed_0").mkdir(parents=True)
     with (
         FileLock(tmp_path / "a/seed_0/.lock"),
-        pytest.raises(SweepError, match="another process is at work"),
+        pytest.raises(SweepError, match="another process is running"),
     ):
         worker.work(tmp_path, "a/seed_0")
 

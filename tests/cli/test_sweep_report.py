@@ -181,7 +181,7 @@ def test_seconds_of_training_tell_when_the_best_is_met(tmp_path: Path) -> None:
 
 
 def test_reports_that_cannot_be(out: Path, tmp_path: Path) -> None:
-    with pytest.raises(SweepError, match="--baseline batch is none of layer, none"):
+    with pytest.raises(SweepError, match="--baseline batch is not one of layer, none"):
         report(out, baseline="batch")
     with pytest.raises(SweepError, match=r"--metric: not all runs in .* logged 'loss'"):
         report(out, metrics=["loss"])

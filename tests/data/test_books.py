@@ -523,7 +523,7 @@ def test_values_are_checked(folder: Path, options: dict, message: str) -> None:
 
 
 def test_names_of_books_are_checked(folder: Path) -> None:
-    with pytest.raises(ValueError, match=r"val_books book-9 are none of the 6 books, such as"):
+    with pytest.raises(ValueError, match=r"val_books book-9 are not among the 6 books, such as"):
         _ = Books(str(folder), val_books=["book-9"]).books
     with pytest.raises(ValueError, match="book-1 cannot be in two sets"):
         _ = Books(str(folder), val_books=["book-1"], test_books=["book-1"]).books

@@ -423,7 +423,7 @@ def test_facts_may_be_json_or_nothing(tested_checkpoint: tuple[Path, Path], tmp_
         ({"checkpoint_sha256": "0" * 64}, r"measured on another 'best\.ckpt'"),
         (
             {"norm": "BatchNorm"},
-            "about MLPClassifier with BatchNorm, .* MLPClassifier with L",
+            "is for MLPClassifier with BatchNorm, .* MLPClassifier with L",
         ),
         ({"metrics": {}}, "no metric was measured"),
         ({"metrics": None}, "metrics cannot be None"),
@@ -516,5 +516,5 @@ def test_words_are_a_file_of_the_card(tmp_path: Path) -> None:
     (tmp_path / "secret.txt").write_text("".join(word + "\n" for word in words))
     config["init_args"]["vocabulary"] = str(tmp_path / "secret.txt")
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CardError, match=r"secret.txt' is none of the card's files"):
+    with pytest.raises(CardError, match=r"secret.txt' is not among the card's files"):
         load(folder)

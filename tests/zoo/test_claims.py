@@ -61,7 +61,7 @@ def entry(**changes: Any) -> dict[str, Any]:
         ([entry(), entry()], "claim a: it appears twice"),
         ([entry(extra=1)], "claim a: .*extra"),
         ([{"name": "a"}], "claim a: 'outcome'"),
-        ([entry(rule=entry()["rule"] | {"kind": "slower"})], "kind 'slower' is none of"),
+        ([entry(rule=entry()["rule"] | {"kind": "slower"})], "kind 'slower' is not one of"),
         ([entry(sweep={})], "a rule needs a sweep"),
         ([entry(sweep={"small": "--norms layer,none"})], "sizes .'small'. are none of"),
         ([entry(sweep={"paper": "--norms layer,batch"})], "lacks a norm of the rule"),

@@ -276,8 +276,8 @@ def test_a_spoiled_table_is_refused(raw: Any, spoil: Any, message: str) -> None:
     [
         (lambda raw: raw["metrics"]["nll"].update(logged="bits"), "no factor from 'bits'"),
         (lambda raw: raw["citations"]["ba2016"].pop("arxiv"), "ba2016: neither arxiv nor venue"),
-        (lambda raw: raw["cited"]["always"].append("ba2061"), "'ba2061' is none of"),
-        (lambda raw: raw["cited"]["norms"].update(BatchNorm=["me"]), "'me' is none of"),
+        (lambda raw: raw["cited"]["always"].append("ba2061"), "'ba2061' is not one of"),
+        (lambda raw: raw["cited"]["norms"].update(BatchNorm=["me"]), "'me' is not one of"),
         (lambda raw: raw.pop("citations"), r"\['citations'\] missing"),
         (lambda raw: raw.update(tables=[[]]), "expected a mapping"),
     ],

@@ -133,7 +133,7 @@ class Report:
         names = [norm_name(norm) for norm in grid.norms]
         self.baseline = baseline or ("none" if "none" in names else names[0])
         if self.baseline not in names:
-            raise SweepError(f"--baseline {self.baseline} is none of {', '.join(names)}")
+            raise SweepError(f"--baseline {self.baseline} is not one of {', '.join(names)}")
         columns = [_columns(member.curves) for member in self.members]
         shared = set.intersection(*columns)
         self.metrics, self.x = _chosen_curves(shared, metrics, x, out)
