@@ -77,7 +77,7 @@ def judge(report: Report, rule: Rule) -> tuple[str, str]:
     """The verdict of a rule on what has finished of a sweep, and its number in words.
 
     Raises:
-        SweepError: if there is no run of both norms with the same seed, or no such metric.
+        SweepError: if no seed has runs of both norms, or if there is no such metric.
     """
     label, other = report.best_label(rule.norm), report.best_label(rule.baseline)
     if rule.kind == "faster":
