@@ -21,7 +21,7 @@ from ln_zoo import layers, norms, ops
 from ln_zoo.ops.engines.native import build
 
 CELLS = ("LSTM", "GRU")
-#: The kernels that a strategy which normalises row by row is measured with.
+#: The kernels that a norm which normalises row by row is measured with.
 ENGINES = ("native", "aten")
 #: What ratios are taken to.
 BASELINE = "torch"
@@ -93,11 +93,11 @@ def limited_to(kernels: str | None) -> Iterator[None]:
             os.environ["LN_ZOO_KERNELS"] = before
 
 
-def names(strategies: Sequence[str], mode: str) -> list[str]:
+def names(norm_names: Sequence[str], mode: str) -> list[str]:
     """Names of all contestants.
 
     Args:
-        strategies: class names of `ln_zoo.norms`.
+        norm_names: class names of `ln_zoo.norms`.
         mode: ``"step"`` for cells, anything else for layers.
 
     Example:
@@ -105,11 +105,11 @@ def names(strategies: Sequence[str], mode: str) -> list[str]:
         ['torch', 'cell-loop', 'naive', 'torchscript', 'LayerNorm/native', 'LayerNorm/aten']
     """
     ours: list[str] = []
-    for strategy in strategies:
-        if _by_rows(strategy):
-            ours += [f"{strategy}/{engine}" for engine in ENGINES]
+    for norm in norm_names:
+        if _by_rows(norm):
+            ours += [f"{norm}/{engine}" for engine in ENGINES]
         else:
-            ours.append(strategy)
+            ours.append(norm)
     if mode == "step":
         return [BASELINE, "naive", *ours]
     return [BASELINE, "cell-loop", "naive", "torchscript", *ours]
@@ -135,10 +135,10 @@ def layer(name: str, cell: str, size: Size, training: bool) -> Contestant:
         scripted = ScriptedLSTM(size.I, size.H)
         scripted.load(weights)
         return Contestant(name, torch.jit.script(scripted))
-    strategy, engine = _parts(name)
-    if training and strategy.batch_dependent and size.B == 1:
+    norm, engine = _parts(name)
+    if training and norm.batch_dependent and size.B == 1:
         raise Absent(f"{name}: a batch of one case has no statistics")
-    module = getattr(layers, cell)(size.I, size.H, norm=strategy)
+    module = getattr(layers, cell)(size.I, size.H, norm=norm)
     _load(module, {f"{key}_l0": value for key, value in weights.items()})
     contestant = Contestant(name, module, engine)
     if engine is not None:
@@ -155,13 +155,13 @@ def cell_step(name: str, cell: str, size: Size) -> Contestant:
     weights = _weights(cell, size)
     if name in (BASELINE, "naive"):
         return Contestant(name, _foreign_cell(name, cell, size, weights))
-    strategy, engine = _parts(name)
+    norm, engine = _parts(name)
     native = build.status(build=engine == "native")
     if engine == "native" and not native.available:
         raise Absent(f"{name}: {native.reason}")
-    module = getattr(layers, f"{cell}Cell")(size.I, size.H, norm=strategy)
+    module = getattr(layers, f"{cell}Cell")(size.I, size.H, norm=norm)
     _load(module, weights)
-    return Contestant(name, module, engine, counts=strategy.per_timestep)
+    return Contestant(name, module, engine, counts=norm.per_timestep)
 
 
 def _weights(cell: str, size: Size) -> dict[str, Tensor]:
@@ -191,26 +191,26 @@ def _foreign_cell(name: str, cell: str, size: Size, weights: Mapping[str, Tensor
 
 
 def _load(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Loads torch's parameters; what a strategy adds keeps its initial values."""
+    """Loads torch's parameters; what a norm adds keeps its initial values."""
     module.load_state_dict({**module.state_dict(), **weights})
 
 
 def _parts(name: str) -> tuple[norms.Norm, str | None]:
-    """The strategy and the engine of a name such as ``LayerNorm/native``.
+    """The norm and the engine of a name such as ``LayerNorm/native``.
 
     Raises:
-        Absent: if there is no such strategy.
+        Absent: if there is no such norm.
     """
-    strategy, _, engine = name.partition("/")
-    made = getattr(norms, strategy, None)
+    norm, _, engine = name.partition("/")
+    made = getattr(norms, norm, None)
     if not (isinstance(made, type) and issubclass(made, norms.Norm)):
-        raise Absent(f"{name} is not a contestant: there is no strategy {strategy!r}")
+        raise Absent(f"{name} is not a contestant: there is no norm {norm!r}")
     return made(), engine or None
 
 
-def _by_rows(strategy: str) -> bool:
-    """Whether the strategy normalises row by row, which is what those engines can do."""
-    sites = layers.GRU(1, 1, norm=_parts(strategy)[0]).get_submodule("sites.l0")
+def _by_rows(norm: str) -> bool:
+    """Whether the norm normalises row by row, which is what those engines can do."""
+    sites = layers.GRU(1, 1, norm=_parts(norm)[0]).get_submodule("sites.l0")
     records = [cast(norms.Site, site).to_spec() for site in sites.children()]
     return all(isinstance(record, ops.RowNorm) for record in records)
 

@@ -149,7 +149,7 @@ def test_an_engine_that_does_not_run_is_not_measured_under_its_name(
 @pytest.mark.parametrize(
     ("name", "size", "words"),
     [
-        ("LayrNorm/aten", SIZE, "there is no strategy 'LayrNorm'"),
+        ("LayrNorm/aten", SIZE, "there is no norm 'LayrNorm'"),
         ("BatchNorm", Size(2, 1, 3, 4), "no statistics"),
     ],
 )

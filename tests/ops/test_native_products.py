@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from accuracy import assert_as_accurate, assert_within, generic_loop, limits, moved
 
-from ln_zoo.layers import LSTM
+from ln_zoo.layers import GRU, LSTM
 from ln_zoo.norms import LayerNorm
 from ln_zoo.ops.engines.base import centred
 from ln_zoo.ops.engines.native import build, runtime
 from ln_zoo.ops.engines.native.runtime import NativeProducts
+from ln_zoo.ops.engines.native.steps import NativeSteps
 from ln_zoo.ops.spec import Rows
 
 needs_native = pytest.mark.skipif(
@@ -55,13 +58,50 @@ def test_products_are_those_of_torch_in_float64(
             "dx": torch.full((m, n), torch.nan),
             "total": torch.full((k, n), torch.nan),
         }
-        NativeProducts(w, rows).terms(x, found["out"])
-        NativeProducts(w, rows).input_gradient(d, found["dx"])
-        NativeProducts(w, rows).add_weight_gradient(d, x, found["total"], first=True)
-        NativeProducts(w, rows).add_weight_gradient(d, x, found["total"], first=False)
+        NativeProducts(w, rows, len(x)).terms(x, found["out"])
+        NativeProducts(w, rows, len(x)).input_gradient(d, found["dx"])
+        NativeProducts(w, rows, len(x)).add_weight_gradient(d, x, found["total"], first=True)
+        NativeProducts(w, rows, len(x)).add_weight_gradient(d, x, found["total"], first=False)
         assert_as_accurate(found, plain(torch.float64), lambda _: plain(torch.float32))
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("rows", "saved", "expected"),
+    [(100, True, 256), (3200, True, 320), (3200, False, 1600), (10**6, True, 2048)],
+)
+def test_chunks_of_a_long_call_are_long(rows: int, saved: bool, expected: int) -> None:
+    """A tenth of the rows where the backward's needs are kept of all, else half of them."""
+    w = torch.randn(8, 3)
+    assert NativeProducts(w, Rows(), rows).rows_of_chunk(saved) == expected
+
+
+@needs_native
+@pytest.mark.parametrize(("grad", "forward", "backward"), [(True, 10, 10), (False, 2, 0)])
+def test_calls_are_cut_into_so_many_chunks(
+    grad: bool, forward: int, backward: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """100 steps of 40 examples, 4,000 rows: 400 in a chunk, or 2,000."""
+    counts = {"forward": 0, "backward": 0}
+
+    def counted(name: str) -> None:
+        run = getattr(NativeSteps, name)
+
+        def one(self: NativeSteps, chunk: Any) -> None:
+            counts[name] += 1
+            run(self, chunk)
+
+        monkeypatch.setattr(NativeSteps, name, one)
+
+    counted("forward")
+    counted("backward")
+    layer, x = GRU(3, 4, norm=LayerNorm()), torch.randn(100, 40, 3)
+    with torch.set_grad_enabled(grad):
+        output, _ = layer(x)
+    if grad:
+        output.sum().backward()
+    assert counts == {"forward": forward, "backward": backward}
 
 
 @needs_native

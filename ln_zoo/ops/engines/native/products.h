@@ -116,8 +116,11 @@ struct Left {  // the left operand: element (m, k); the columns of bfloat lie si
   int64_t row, column;
 };
 
+// Never inlined, where GCC may run out of registers for the sums. The loop is unrolled and begins
+// at a cache line (build.py): else its speed depends on where the compiler happens to put it.
 template <class T, int ROWS, int VECTORS>
-void tile(int64_t K, Left<T> a, const T* b, float* c, int64_t ldc, bool add, int64_t lanes) {
+__attribute__((noinline)) void tile(int64_t K, Left<T> a, const T* b, float* c, int64_t ldc,
+                                    bool add, int64_t lanes) {
   constexpr int64_t per = Factors<T>::PER_LANE;
   typedef typename Factors<T>::Vector Vector;
   // The result is asked for now, so that it has come when the sums are done.
@@ -126,6 +129,7 @@ void tile(int64_t K, Left<T> a, const T* b, float* c, int64_t ldc, bool add, int
   }
   vec sums[ROWS][VECTORS] = {};
   const T* left = a.data;
+#pragma GCC unroll 4
   for (int64_t k = 0; k < K; k += per, b += per * VECTORS * L, left += per * a.column) {
     Vector right[VECTORS];
     for (int j = 0; j < VECTORS; j++) {
@@ -166,6 +170,8 @@ inline int64_t block_height(int64_t rows) {
 
 // Blocks that are copied at a time where the left operand is transposed: of 512 columns 96 KiB.
 constexpr int64_t COPIED = 8;
+// Bytes; and how many rows ahead of its use a row is asked for.
+constexpr int64_t CACHE_LINE = 64, AHEAD = 16;
 
 // Copies M rows of A (M, K), at most COPIED blocks, so that a product reads each block in order.
 // The columns of a transposed one are so far apart that few of them fit into the first-level cache.
@@ -173,6 +179,18 @@ template <class T>
 const T* copy_blocks(int64_t M, int64_t K, Left<T> a) {
   thread_local std::vector<T> copies;
   copies.resize(std::max(int64_t(copies.size()), M * K));
+  if (a.row == 1 && M == COPIED * HEIGHT) {  // the usual height, known to the compiler
+    for (int64_t k = 0; k < K; k++) {
+      const T* from = a.data + k * a.column;
+      T* to = copies.data() + k * HEIGHT;
+      // Rows lie pages apart, which a processor does not foresee.
+      for (int64_t m = 0; m < M; m += CACHE_LINE / sizeof(T))
+        __builtin_prefetch(from + AHEAD * a.column + m);
+      for (int64_t q = 0; q < COPIED; q++)
+        std::memcpy(to + q * HEIGHT * K, from + q * HEIGHT, HEIGHT * sizeof(T));
+    }
+    return copies.data();
+  }
   int64_t ends[COPIED], count = 0;
   for (int64_t m = 0; m < M; ends[count++] = m) m += block_height(M - m);
   for (int64_t k = 0; k < K; k++) {
@@ -180,10 +198,7 @@ const T* copy_blocks(int64_t M, int64_t K, Left<T> a) {
     for (int64_t q = 0, m = 0; q < count; m = ends[q++]) {
       const int64_t height = ends[q] - m;
       T* to = copies.data() + m * K + k * height;
-      if (height == HEIGHT && a.row == 1)
-        std::memcpy(to, from + m, HEIGHT * sizeof(T));
-      else
-        for (int64_t i = 0; i < height; i++) to[i] = from[(m + i) * a.row];
+      for (int64_t i = 0; i < height; i++) to[i] = from[(m + i) * a.row];
     }
   }
   return copies.data();

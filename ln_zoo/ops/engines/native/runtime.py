@@ -111,20 +111,29 @@ class NativeProducts(Steps):
     Args:
         w_ih: the input weights, (G, I).
         place: what happens to their products: where they are centred, the weights are.
+        rows: of the whole call.
     """
 
     leaves_constants = False
     # What a chunk needs is small where weights are what takes the memory.
     chunk_rows = 256
+    #: The most rows of a chunk that no single step makes longer.
+    most_rows = 2048
 
-    def __init__(self, w_ih: Tensor, place: Rows | Cases) -> None:
+    def __init__(self, w_ih: Tensor, place: Rows | Cases, rows: int) -> None:
         self._raw, self._place = w_ih, place
+        self._rows = rows
         self._packed: Packed | None = None
 
     @functools.cached_property
     def w_ih(self) -> Tensor:  # type: ignore[override]
         """The weights to multiply by; made for torch's product alone."""
         return centred(self._raw, self._place).contiguous()
+
+    def rows_of_chunk(self, saved: bool) -> int:
+        # Fewer chunks take less time. A tenth of the rows is little compared with what is kept of
+        # all of them for the backward; without one, torch's own loop takes memory for all rows.
+        return min(max(self.chunk_rows, self._rows // (10 if saved else 2)), self.most_rows)
 
     def terms(self, x: Tensor, out: Tensor) -> None:
         if not _suits(x, self._raw.t()):

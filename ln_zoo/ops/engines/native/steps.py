@@ -109,7 +109,7 @@ class NativeSteps(NativeProducts):
     """
 
     def __init__(self, spec: Spec, operands: Operands, backward: bool) -> None:
-        super().__init__(operands.w_ih, spec.products[0])
+        super().__init__(operands.w_ih, spec.products[0], operands.x.shape[:-1].numel())
         self.spec, self.library = spec, library()
         hidden = operands.w_hh.shape[1]
         width = spec.gates * hidden
