@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -143,7 +144,8 @@ class BatchNorm(Norm):
     def _sums_by_torch(self, site: Site, a: Tensor) -> Tensor:
         """`normalize` where there are no time steps, in one call: many times faster on a CPU.
 
-        torch's batch norm divides by the biased variance of one process, with an eps that is not 0.
+        In training, torch's batch norm divides by the biased variance of one process, with an eps
+        that is not 0.
         """
         rows = a if site.axis == 1 else a.reshape(-1, site.features)
         gain, shift = site.gain_and_shift(a)
@@ -156,7 +158,9 @@ class BatchNorm(Norm):
             self._track(site, examples, mean, var * ((examples - 1) / examples), None)
         else:
             mean, var = site.running_mean.to(a.dtype), site.running_var.to(a.dtype)
-            out = F.batch_norm(rows, mean, var, gain, shift, False, 0.0, self.eps)
+            # torch 2.11 refuses an eps of 0. This one is lost when it is added to a variance.
+            eps = self.eps or sys.float_info.min
+            out = F.batch_norm(rows, mean, var, gain, shift, False, 0.0, eps)
         return out.view_as(a)
 
     def _of_batch(self, site: Site, a: Tensor, step: int | None) -> tuple[Tensor, Tensor]:

@@ -1,8 +1,8 @@
 """Engines as kernels: all layers and directions of a recurrent layer, one operator for each.
 
-Statistics over examples are the strategy's: it is asked for those to use and told of those that
+Statistics over examples are the norm's: it is asked for those to use and told of those that
 were found. Where the first example of a packed batch is left alone a second operator is called,
-since that one is normalised by what the strategy has learnt of the steps before.
+since that one is normalised by what the norm has learnt of the steps before.
 """
 
 from __future__ import annotations
@@ -34,9 +34,16 @@ from ln_zoo.ops.spec import (
 
 def untraceable() -> str | None:
     """Why no operator of this package may be called at present, or ``None``."""
-    if torch.compiler.is_exporting() or torch.jit.is_tracing():
+    if exporting() or torch.jit.is_tracing():
         return "an exported program must run without this package"
     return transformed()
+
+
+def exporting() -> bool:
+    """Whether torch.export is tracing, also in a function that torch.compile traces."""
+    # torch.compile of torch 2.11 takes `torch.compiler.is_exporting()` for True, so that all it
+    # compiles would be left to the generic loop; it reads the flag as it is.
+    return bool(torch.compiler._is_exporting_flag)
 
 
 def transformed() -> str | None:
@@ -144,7 +151,7 @@ class Recurrence:
         together = sum(n > 1 for n in sizes) if any(p.batch for p in spec.places) else steps
         if together == steps:
             return self._some_steps(spec, norms, operands, batch_sizes, sizes, 0)
-        # The one example that is left is no batch. What its steps use, the strategy knows only when
+        # The one example that is left is no batch. What its steps use, the norm knows only when
         # it has been told of those before.
         assert batch_sizes is not None
         first, second, out = (p.given if isinstance(p, Cases) else p for p in spec.places)
