@@ -85,6 +85,19 @@ def test_paired_differences(out: Path) -> None:
     assert paired({0: 1.0}, {1: 1.0}) is None
 
 
+def test_settings_of_equal_scores_are_all_named(out: Path, tmp_path: Path) -> None:
+    """By seeds 0.02, 0.03 and 0.01 at 1e-3; thrice 0.02 at 1e-2."""
+    for run in report(out).runs:
+        if run.label == "layer, model.lr=1e-2":
+            table = out / run.name / "metrics.csv"
+            table.write_text(table.read_text().replace("0.3", "0.02"))
+    layer, none = report(out).chosen()
+    assert (layer.label, layer.tied) == ("layer, model.lr=1e-3", ["layer, model.lr=1e-2"])
+    assert none.tied == []
+    written = report(out).write(tmp_path / "report")
+    assert "| layer | model.lr=1e-3 or model.lr=1e-2 | 0.02 |" in written
+
+
 def test_the_median_seed_by_validation_is_the_one_to_publish(out: Path) -> None:
     """The last validation scores of layer norm at 1e-3 are 0.02, 0.03 and 0.01."""
     last = report(out)

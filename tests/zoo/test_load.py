@@ -24,7 +24,7 @@ from ln_zoo.zoo import CardError, catalog, load, loading, write_card
 
 @dataclass(frozen=True)
 class Doubling(Norm):
-    """A user's own strategy: a gain, and twice the sums."""
+    """A user's own norm: a gain, and twice the sums."""
 
     factor: float = 2.0
 
@@ -325,7 +325,7 @@ def test_no_memory_is_taken_for_a_model_that_the_weights_do_not_fit(
     assert "Traceback" not in str(caught.value)
 
 
-def test_a_strategy_that_needs_numbers_to_be_built(make_card: Callable[..., Path]) -> None:
+def test_a_norm_that_needs_numbers_to_be_built(make_card: Callable[..., Path]) -> None:
     """One of the user's own, which cannot be built where there are none."""
 
     @dataclass(frozen=True)
@@ -339,7 +339,7 @@ def test_a_strategy_that_needs_numbers_to_be_built(make_card: Callable[..., Path
     assert torch.equal(model.network[1].weight, tiny(Doubling()).network[1].weight)
 
 
-def test_a_strategy_of_the_users_own(make_card: Callable[..., Path]) -> None:
+def test_a_norm_of_the_users_own(make_card: Callable[..., Path]) -> None:
     folder = make_card("own", Doubling())
     stored = json.loads((folder / "config.json").read_text())["init_args"]["norm"]
     assert stored == {"class": f"{__name__}.Doubling", "init_args": {"factor": 2.0}}
@@ -350,7 +350,7 @@ def test_a_strategy_of_the_users_own(make_card: Callable[..., Path]) -> None:
     model = load(folder, norm=Doubling())
     inputs = torch.rand(3, 64)
     assert torch.equal(model(inputs), tiny(Doubling()).eval()(inputs))
-    # Another strategy goes where its parameters are those of the weights, and nowhere else.
+    # Another norm goes where its parameters are those of the weights, and nowhere else.
     assert load(folder, norm=RMSNorm()).hparams["norm"]["class_path"].endswith("RMSNorm")
     with pytest.raises(CardError, match="the model it describes has"):
         load(folder, norm=Identity())

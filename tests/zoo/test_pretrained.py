@@ -1,4 +1,4 @@
-"""Models, strategies and cards of users' own, by the methods that other libraries' models have."""
+"""Models, norms and cards of users' own, by the methods that other libraries' models have."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ln_zoo.zoo import CardError, card_from_checkpoint, catalog, load, publish, 
 
 @dataclass(frozen=True)
 class Halving(Norm):
-    """A user's own strategy."""
+    """A user's own norm."""
 
     factor: float = 0.5
 

@@ -200,8 +200,8 @@ def test_later_references() -> None:
 
 
 def test_every_entry_is_complete_and_named_as_the_library_names_it(raw: Any) -> None:
-    strategies = {r.norm for r in reported()} | cited_norms(raw)
-    assert strategies - {None} <= set(ln_zoo.norms.__all__)
+    norms = {r.norm for r in reported()} | cited_norms(raw)
+    assert norms - {None} <= set(ln_zoo.norms.__all__)
     models = {r.model for r in reported()} | {*raw["cited"]["models"]}
     models |= {*raw["cited"]["recurrent_models"]}
     assert models - {None} <= registry.model_classes().keys()

@@ -320,10 +320,10 @@ def _norm_arguments(norm: str) -> list[str]:
         return [f"--config={norm}"]
     # Every field is written out: an argument of the norm in the configuration would otherwise
     # stay where this one has a field of the same name.
-    from ln_zoo.cli.names import strategy_class
+    from ln_zoo.cli.names import norm_class
     from ln_zoo.norms import to_config
 
-    config = {"model": {"init_args": {"norm": to_config(strategy_class(norm)())}}}
+    config = {"model": {"init_args": {"norm": to_config(norm_class(norm)())}}}
     return [f"--config={json.dumps(config)}"]
 
 

@@ -87,12 +87,14 @@ class Chosen:
         label: of its best runs.
         score: mean over the seeds.
         edges: options whose best value is the least or greatest that was tried.
+        tied: labels of other settings with the same score.
     """
 
     norm: str
     label: str
     score: float
     edges: list[str]
+    tied: list[str]
 
 
 class Report:
@@ -213,7 +215,12 @@ class Report:
             means = {label: statistics.fmean(values) for label, values in labels.items()}
             label = min(means, key=lambda each: sign * means[each])
             settings = self.of_label(label)[0].run.settings
-            found.append(Chosen(norm, label, means[label], self._edges(settings)))
+            tied = [
+                each
+                for each, mean in means.items()
+                if each != label and math.isclose(mean, means[label], rel_tol=1e-9)
+            ]
+            found.append(Chosen(norm, label, means[label], self._edges(settings), tied))
         return found
 
     def median_seed(self, label: str) -> int | None:
@@ -366,7 +373,8 @@ class Report:
             ["", "settings", f"mean {self.select}", "at an edge of the grid"]
         )
         for each in chosen:
-            settings = each.label.partition(", ")[2]
+            labels = [each.label, *each.tied]
+            settings = " or ".join(label.partition(", ")[2] for label in labels)
             edges = ", ".join(each.edges) or "no"
             lines.append(f"| {each.norm} | {settings} | {each.score:.4g} | {edges} |")
         return "\n".join(lines)
