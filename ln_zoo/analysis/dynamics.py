@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from ln_zoo.analysis.gradient_flow import Loss, gradient_norms, strategies
+from ln_zoo.analysis.gradient_flow import Loss, gradient_norms, norms_with_gains
 from ln_zoo.analysis.stepping import (
     Statistics,
     check_arguments,
@@ -448,7 +448,7 @@ def initial_dynamics(
     check_sequences("initial_dynamics", inputs)
     steps, examples, features = inputs.shape
     for cls in norms:
-        for gain, norm in strategies(cls, gains, steps):
+        for gain, norm in norms_with_gains(cls, gains, steps):
             scales = gains if gain is None and norm.weight_scale is not None else (None,)
             for scale in scales:
                 generator = torch.Generator().manual_seed(seed)

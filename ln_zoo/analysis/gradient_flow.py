@@ -192,7 +192,7 @@ def gradient_flow(
     steps, examples, features = inputs.shape
     flows = []
     for cls in norms:
-        for gain, norm in strategies(cls, gains, steps):
+        for gain, norm in norms_with_gains(cls, gains, steps):
             generator = torch.Generator().manual_seed(seed)
             with torch.random.fork_rng(devices=[]):  # making a layer draws weights of its own
                 layer = cls_of_layer(features, hidden_size, norm=norm, dtype=inputs.dtype)
@@ -207,7 +207,7 @@ def gradient_flow(
     return flows
 
 
-def strategies(
+def norms_with_gains(
     cls: type[Norm], gains: Sequence[float], steps: int
 ) -> Iterator[tuple[float | None, Norm]]:
     """The norms of a class for T steps: one for each gain, or a single one without.

@@ -379,7 +379,7 @@ def eps_effect(
     ratios = torch.logspace(-4, 8, 25).tolist() if ratios is None else [*ratios]
     if not ratios or not all(0 < ratio < math.inf for ratio in ratios):
         raise ValueError(f"ratios must be one or more positive, finite numbers, got {ratios}")
-    _check_strategy(norm)
+    _check_norm(norm)
     norm = _with_eps(norm, eps)
     if not _has_eps(norm) or not getattr(norm, "eps", 0):
         raise ValueError(
@@ -495,7 +495,7 @@ def _in_float64(inputs: Tensor | None, factors: Sequence[float], features: int) 
     return inputs.double()
 
 
-def _check_strategy(norm: object) -> None:
+def _check_norm(norm: object) -> None:
     if not isinstance(norm, Norm):
         raise TypeError(
             "norms must be instances of subclasses of ln_zoo.norms.Norm, such as LayerNorm(); "
@@ -773,7 +773,7 @@ def invariance_table(
         raise ValueError(f"weight_scale must be positive and finite, got {weight_scale}")
     rows = []
     for norm in norms:
-        _check_strategy(norm)
+        _check_norm(norm)
         unknown = set(norm.invariances or ()) - set(INVARIANCES)
         if unknown:
             raise ValueError(

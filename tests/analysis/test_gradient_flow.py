@@ -324,7 +324,7 @@ def test_steps_without_variance_blow_gradients_up() -> None:
     assert all(float(flow.norms[0] / flow.norms[4]) < 10 for flow in noisy)
 
 
-def test_a_gain_belongs_to_the_strategies_that_have_one() -> None:
+def test_a_gain_belongs_to_the_norms_that_have_one() -> None:
     inputs = random_sequences(5, 4)
     norms = [LayerNorm, WeightNorm, BatchNorm, Identity]
     flows = gradient_flow(inputs, "LSTM", 3, norms, gains=(0.5, 1.0))
@@ -339,13 +339,13 @@ def test_a_gain_belongs_to_the_strategies_that_have_one() -> None:
 
 
 class Halving(Norm):
-    """A strategy that is not a dataclass."""
+    """A norm that is not a dataclass."""
 
     def normalize(self, site, a: Tensor, step: int | None = None) -> Tensor:
         return a / 2
 
 
-def test_strategies_that_are_no_dataclasses() -> None:
+def test_norms_that_are_no_dataclasses() -> None:
     """They have no fields, so no gain."""
     x = random_sequences(9, 3)
     plain, halving, none = gradient_flow(x, "GRU", 4, [Norm, Halving, Identity])

@@ -319,7 +319,7 @@ class BatchScale(Norm):
         return a / scale
 
 
-def test_a_strategy_with_statistics_of_its_own() -> None:
+def test_a_norm_with_statistics_of_its_own() -> None:
     recomputed, frozen = invariance_table([BatchScale()]).rows
     words = [cell.verdict for cell in recomputed.cells.values()]
     assert words == ["yes", "no", "yes", "yes", "no", "no"]
@@ -416,7 +416,7 @@ def test_dropout_stays_in_its_mode() -> None:
     assert frozen["dataset_rescaling"] > 0.1
 
 
-def test_frozen_rows_of_all_strategies() -> None:
+def test_frozen_rows_of_all_norms() -> None:
     table = invariance_table([LayerNorm(), BatchNorm()], always_frozen=True)
     assert [row.frozen for row in table.rows] == [False, True, False, True]
     words = [[cell.verdict for cell in row.cells.values()] for row in table.rows[:2]]
@@ -556,7 +556,7 @@ class EpsUnused(Norm):
     eps: float = 1e-5
 
 
-def test_a_strategy_that_the_formula_is_not_meant_for() -> None:
+def test_a_norm_that_the_formula_is_not_meant_for() -> None:
     (row,) = invariance_table([EpsOutside()], eps=None).rows
     assert row.cells["weight_matrix_rescaling"].verdict == "yes"
     assert all(cell.predicted is None for cell in row.cells.values())
@@ -583,7 +583,7 @@ class Bounded(Norm):
         return a / (site.mean(a.square()) + self.eps).sqrt()
 
 
-def test_a_strategy_whose_eps_has_bounds() -> None:
+def test_a_norm_whose_eps_has_bounds() -> None:
     """The formula is checked at an eps of the size of the variances, which this one refuses."""
     exact, shipped = (invariance_table([Bounded()], eps) for eps in (0.0, None))
     assert exact.agrees
@@ -609,7 +609,7 @@ def test_no_effect_without_eps(norm: Norm, eps: float | None) -> None:
         eps_effect(norm, eps)
 
 
-# A user's strategies
+# A user's norms
 
 
 @dataclasses.dataclass(frozen=True)
@@ -651,7 +651,7 @@ def test_no_claims_no_disagreement() -> None:
     assert {cell.declared for cell in cells} == {None}
 
 
-def test_labels_tell_strategies_apart() -> None:
+def test_labels_tell_norms_apart() -> None:
     norms = [Claims(), Claims(strength=2.0, sizes=(1, 2)), LayerNorm(eps=0.5), BatchNorm()]
     labels = [row.label for row in invariance_table(norms, eps=None).rows]
     assert labels == [
@@ -670,7 +670,7 @@ class Plain(Norm):
         return a - site.mean(a)
 
 
-def test_a_strategy_that_is_no_dataclass() -> None:
+def test_a_norm_that_is_no_dataclass() -> None:
     (row,) = invariance_table([Plain()]).rows
     assert row.label == "Plain"
     yes = [name for name, cell in row.cells.items() if cell.verdict == "yes"]
@@ -680,7 +680,7 @@ def test_a_strategy_that_is_no_dataclass() -> None:
 
 
 def test_between_yes_and_no() -> None:
-    """A strategy whose eps is not a field: what is left of the invariance can hardly be told."""
+    """A norm whose eps is not a field: what is left of the invariance can hardly be told."""
 
     class HiddenEps(Norm):
         def normalize(self, site, a: Tensor, step: int | None = None) -> Tensor:
@@ -845,7 +845,7 @@ class Odd_Norm(Claims):
     text: str = ""
 
 
-def test_latex_escapes_what_a_strategy_is_called() -> None:
+def test_latex_escapes_what_a_norm_is_called() -> None:
     table = invariance_table([Odd_Norm(text="50% & {x}^2 \\ ~$#")])
     row = table.latex().splitlines()[6]
     assert row.startswith(r"Odd\_Norm(text='50\% \& \{x\}\textasciicircum{}2 ")
