@@ -2,7 +2,7 @@
 
 Here are two: the minimal gated unit, whose terms are normalised apart as in the paper's GRU, and
 the GRU of Dreamer-like models, which normalises one product ``W [x; h]``. Both run with every
-strategy, in several layers and both directions, over packed sequences. They run on the generic
+norm, in several layers and both directions, over packed sequences. They run on the generic
 loop, which the logger ``ln_zoo`` says: kernels know the cells of ln_zoo alone.
 
     python examples/own_cell.py
@@ -77,7 +77,7 @@ JOINT_GRU_CELL = Cell(
     "joint GRU",
     joint_gru_step,
     places=(
-        # A strategy may act on the weights here, on their products only in the sum.
+        # A norm may act on the weights here, on their products only in the sum.
         Place("input", (3,), weight="ih", sums=False),
         Place("recurrent", (3,), weight="hh", sums=False),
         Place("sum", (3,), products=("ih", "hh")),

@@ -376,7 +376,7 @@ class _LayerCase:
                     f"{where}: the gradient of {name} is not finite"
                 )
 
-    def test_device_and_dtype_reach_the_strategy(self, layer: str) -> None:
+    def test_device_and_dtype_reach_the_norm(self, layer: str) -> None:
         module = self._make(layer, device="meta", dtype=torch.float64)
         for name, tensor in module.state_dict().items():
             assert tensor.device.type == "meta", (

@@ -1,4 +1,4 @@
-"""Every configuration that ships is one that runs, and strategies bring only what is theirs."""
+"""Every configuration that ships is one that runs, and norms bring only what is theirs."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ RUNS = sorted(
     if path.relative_to(CONFIGS).parts[0] not in ("cards", "norms", "protocol")
 )
 OVERLAYS = sorted((CONFIGS / "norms").glob("*.yaml"))
-#: The base configuration of each model, over which strategies are laid. Fine-tuning has its test in
+#: The base configuration of each model, over which norms are laid. Fine-tuning has its test in
 #: `cli/test_fine_tune.py`.
 BASES = [path for path in RUNS if path.parent.name not in ("configs", "fine_tune")]
-STRATEGIES = {
+NORMS = {
     "batch": norms.BatchNorm,
     "layer": norms.LayerNorm,
     "none": norms.Identity,
@@ -59,8 +59,8 @@ def sketch(path: Path, *argv: str | Path) -> ZooCLI:
         return build("--config", path, "--data.vocabulary=[a,book]", *argv)
 
 
-def strategies(model: ZooModule) -> set[Norm]:
-    """The strategies at work in a model, apart from "none"."""
+def norms_at_work(model: ZooModule) -> set[Norm]:
+    """The norms at work in a model, apart from "none"."""
     found = {m.norm for m in model.modules() if isinstance(m, norms.Site)}
     return found - {norms.Identity()} or found
 
@@ -68,7 +68,7 @@ def strategies(model: ZooModule) -> set[Norm]:
 def test_configs_are_found() -> None:
     expected = {"quickstart.yaml", "mlp/paper.yaml", "conv/mnist.yaml", "conv/thousand.yaml"}
     assert expected <= set(map(name, RUNS))
-    assert {path.stem for path in OVERLAYS} == set(STRATEGIES)
+    assert {path.stem for path in OVERLAYS} == set(NORMS)
 
 
 @pytest.mark.parametrize("path", RUNS, ids=name)
@@ -86,7 +86,7 @@ def test_a_norm_may_be_named_before_the_model() -> None:
     overlay = CONFIGS / "norms/layer.yaml"
     own = ("--model", "MLPClassifier", "--model.in_features=64", "--model.num_classes=10")
     cli = build("--config", overlay, "--model.hidden_sizes=[8]", *own, "--data", "Digits")
-    assert strategies(cli.model) == {norms.LayerNorm()}
+    assert norms_at_work(cli.model) == {norms.LayerNorm()}
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def of_each_model(paths: list[Path]) -> list[Path]:
     return list(classes.values())
 
 
-#: Each model with a strategy, and each strategy with a model; all of both with -m slow.
+#: Each model with a norm, and each norm with a model; all of both with -m slow.
 MODELS = of_each_model(BASES)
 PAIRS = [
     pytest.param(
@@ -135,12 +135,12 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("base", "overlay"), PAIRS)
-def test_a_strategys_file_gives_its_own_defaults(base: Path, overlay: Path) -> None:
-    """Nothing of the strategy before it leaks: not a gain, not an eps."""
+def test_a_norms_file_gives_its_own_defaults(base: Path, overlay: Path) -> None:
+    """Nothing of the norm before it leaks: not a gain, not an eps."""
     cli = sketch(base, "--config", overlay)
-    assert strategies(cli.model) == {STRATEGIES[overlay.stem]()}
+    assert norms_at_work(cli.model) == {NORMS[overlay.stem]()}
     stored = cli.model.hparams["norm"]
-    assert stored == norms.to_config(STRATEGIES[overlay.stem]())
+    assert stored == norms.to_config(NORMS[overlay.stem]())
 
 
 @pytest.mark.parametrize(
@@ -153,9 +153,7 @@ def test_a_strategys_file_gives_its_own_defaults(base: Path, overlay: Path) -> N
         for i, first in enumerate(OVERLAYS) for k, second in enumerate(OVERLAYS)
     ],
 )  # fmt: skip
-def test_the_later_of_two_strategies_stands_alone(
-    first: Path, second: Path, tmp_path: Path
-) -> None:
+def test_the_later_of_two_norms_stands_alone(first: Path, second: Path, tmp_path: Path) -> None:
     """The first with every value changed, as a user's own file may have it."""
     changed = yaml.safe_load(first.read_text())
     arguments = changed["model"]["init_args"]["norm"]["init_args"]
@@ -168,15 +166,15 @@ def test_the_later_of_two_strategies_stands_alone(
     (tmp_path / "changed.yaml").write_text(yaml.safe_dump(changed))
     parsed = parse("--config", BASES[0], "--config", tmp_path / "changed.yaml", "--config", second)
     norm = parsed.model.init_args.norm
-    assert norm.class_path.endswith(f".{STRATEGIES[second.stem].__name__}")
+    assert norm.class_path.endswith(f".{NORMS[second.stem].__name__}")
     given = vars(norm.get("init_args") or Namespace())
-    assert given == norms.to_config(STRATEGIES[second.stem]())["init_args"]
+    assert given == norms.to_config(NORMS[second.stem]())["init_args"]
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS, ids=name)
 def test_every_field_is_written_out(overlay: Path) -> None:
     norm = yaml.safe_load(overlay.read_text())["model"]["init_args"]["norm"]
-    expected = norms.to_config(STRATEGIES[overlay.stem]())
+    expected = norms.to_config(NORMS[overlay.stem]())
     assert norm["init_args"].keys() == expected["init_args"].keys()
     assert norm["class_path"] == expected["class_path"]
 
@@ -184,12 +182,12 @@ def test_every_field_is_written_out(overlay: Path) -> None:
 def test_a_class_chosen_on_the_command_line_brings_its_own_defaults() -> None:
     """Where no file says otherwise: the models' arguments have no default instance to leak from."""
     cli = build("--config", CONFIGS / "mlp/paper.yaml", "--model.norm=BatchNorm")
-    assert strategies(cli.model) == {BatchNorm()}
+    assert norms_at_work(cli.model) == {BatchNorm()}
     cli = build(
         "--config", CONFIGS / "mlp/paper.yaml", "--config", CONFIGS / "norms/batch.yaml",
         "--model.norm.unbiased=true",
     )  # fmt: skip
-    assert strategies(cli.model) == {BatchNorm(unbiased=True)}
+    assert norms_at_work(cli.model) == {BatchNorm(unbiased=True)}
 
 
 #: Steps of these take seconds, and their models have smaller configurations too.

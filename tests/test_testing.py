@@ -1,4 +1,4 @@
-"""A check that cannot fail proves nothing: each of `NormCase` meets a strategy it must refuse."""
+"""A check that cannot fail proves nothing: each of `NormCase` meets a norm it must refuse."""
 
 import dataclasses
 import importlib
@@ -23,7 +23,7 @@ FAILURE = (AssertionError, pytest.fail.Exception)
 
 @dataclass(frozen=True)
 class Good(Norm):
-    """RMS norm without a fault; the strategies below add one each."""
+    """RMS norm without a fault; the norms below add one each."""
 
     eps: float = 1e-5
     invariances: ClassVar[frozenset[str] | None] = frozenset(
@@ -407,7 +407,7 @@ REFUSED = [
     ("half_precision", HalfBuffer(), ("Linear", torch.float16), "buffer .* became torch.float16"),
     ("half_precision", CoarseInHalf(), ("Linear", torch.bfloat16), "against float32: differs"),
     ("autocast", CoarseUnderAutocast(), ("Linear",), "under autocast against float32: differs"),
-    ("device_and_dtype_reach_the_strategy", Float32Parameter(), ("Linear",), "gain is on cpu"),
+    ("device_and_dtype_reach_the_norm", Float32Parameter(), ("Linear",), "gain is on cpu"),
     ("compiled_equals_eager", OtherWhenCompiled(), (), "torch.compile against eager: differs"),
 ]
 
@@ -429,14 +429,14 @@ def run_check(norm, check, args, monkeypatch=None):
     REFUSED,
     ids=[f"{check}-{type(norm).__name__}" for check, norm, *_ in REFUSED],
 )
-def test_a_broken_strategy_fails(check, norm, args, message, monkeypatch):
+def test_a_broken_norm_fails(check, norm, args, message, monkeypatch):
     good = DescribesRight() if check == "describe_agrees_with_sums" else Good()
     run_check(good, check, args, monkeypatch)
     with pytest.raises(FAILURE, match=message):
         run_check(norm, check, args, monkeypatch)
 
 
-def test_every_check_has_a_strategy_that_it_refuses():
+def test_every_check_has_a_norm_that_it_refuses():
     assert {check for check, *_ in REFUSED} == checks()
 
 
@@ -467,7 +467,7 @@ def test_a_fault_shows_by_name_in_a_run_of_pytest(pytester):
     result.stdout.fnmatch_lines("*MyNorm(eps=1e-05) declares batch_dependent = True, but*")
 
 
-def test_a_case_without_a_strategy_says_so(pytester):
+def test_a_case_without_a_norm_says_so(pytester):
     pytester.makepyfile(
         test_mine="""
         from ln_zoo.norms import LayerNorm

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ln_zoo.cli import analyze_dynamics, analyze_fisher, analyze_invariance
 from ln_zoo.cli.checks import check_file, check_least, check_picture, check_positive
-from ln_zoo.cli.names import layer_class, strategy_class
+from ln_zoo.cli.names import layer_class, norm_class
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -108,7 +108,7 @@ def _gradient_flow(arguments: argparse.Namespace) -> None:
     )
     from ln_zoo.plots import plot_gradient_flow
 
-    norms = [strategy_class(name) for name in arguments.norm]
+    norms = [norm_class(name) for name in arguments.norm]
     cell = layer_class(arguments.cell)
     inputs, described = _sequences(arguments)
     flows = gradient_flow(

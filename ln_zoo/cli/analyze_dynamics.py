@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ln_zoo.cli.checks import check_least, check_positive
-from ln_zoo.cli.names import layer_class, strategy_class
+from ln_zoo.cli.names import layer_class, norm_class
 from ln_zoo.zoo import trust
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ def _untrained(arguments: argparse.Namespace) -> Iterator[Dynamics]:
 
     from ln_zoo.analysis import initial_dynamics
 
-    norms = [strategy_class(name) for name in arguments.norm]
+    norms = [norm_class(name) for name in arguments.norm]
     cells = [layer_class(name) for name in arguments.cell]
     generator = torch.Generator().manual_seed(arguments.seed)
     size = (arguments.steps, arguments.batch, arguments.features)

@@ -7,7 +7,7 @@ import math
 import sys
 from pathlib import Path
 
-from ln_zoo.cli.names import strategy_class
+from ln_zoo.cli.names import norm_class
 
 
 def add_parser(analyses: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -92,7 +92,7 @@ def _invariance(arguments: argparse.Namespace) -> None:
     )
     from ln_zoo.plots import plot_eps_effect
 
-    norms = [strategy_class(name)() for name in arguments.norm]
+    norms = [norm_class(name)() for name in arguments.norm]
     inputs = random_inputs(arguments.examples, arguments.inputs, arguments.seed)
     features, factors, seed = arguments.features, arguments.factors, arguments.seed
     table = invariance_table(

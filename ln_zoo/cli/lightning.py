@@ -62,8 +62,8 @@ def run_trainer(argv: list[str]) -> int:
     try:
         with signals.raised(), outputs.quiet_writers():
             # Installed packages may bring norms of their own, with short names here.
-            for strategy in entry_points(group="ln_zoo.norms"):
-                strategy.load()
+            for entry_point in entry_points(group="ln_zoo.norms"):
+                entry_point.load()
             cli = ZooCLI(argv)
             code = 1
             cli.run()

@@ -41,14 +41,14 @@ def layer_class(name: str) -> type[RecurrentLayer]:
     return recurrent_layer({"class_path": name} if "." in name else name)
 
 
-def strategy_class(name: str) -> type[Norm]:
+def norm_class(name: str) -> type[Norm]:
     """The norm of that name in `ln_zoo.norms`, or of that class path.
 
     Raises:
         ValueError: if there is none.
 
     Example:
-        >>> strategy_class("LayerNorm")
+        >>> norm_class("LayerNorm")
         <class 'ln_zoo.norms.layer_norm.LayerNorm'>
     """
     from ln_zoo import norms

@@ -17,11 +17,11 @@ from ln_zoo.conversion.replace import (
     acts,
     become,
     has_peepholes,
+    norms_of,
     restore,
     selected,
     sites,
     snapshot,
-    strategies,
     twin,
     why_not,
 )
@@ -264,7 +264,7 @@ class _Before:
 def _not_by(norm: Norm, layer: nn.Module) -> str | None:
     """Why this norm cannot act on a layer."""
     if type(layer) in TORCHS and acts(layer):
-        return f"it is normalised already, by {', '.join(_strategies(layer))}"
+        return f"it is normalised already, by {', '.join(_norm_names(layer))}"
     if isinstance(layer, nn.RNNCellBase) and norm.per_timestep:
         return (
             f"{type(norm).__name__} keeps statistics for each time step, which the loop around a "
@@ -318,8 +318,8 @@ def _followers(model: nn.Module) -> dict[int, str]:
     }
 
 
-def _strategies(layer: nn.Module) -> list[str]:
-    return list(dict.fromkeys(_short(norm) for norm in strategies(layer)))
+def _norm_names(layer: nn.Module) -> list[str]:
+    return list(dict.fromkeys(_short(norm) for norm in norms_of(layer)))
 
 
 def _short(norm: Norm) -> str:
@@ -335,7 +335,7 @@ def _short(norm: Norm) -> str:
 def _words(layer: nn.Module) -> str:
     if type(layer) in OURS:
         return f"torch.nn.{type(layer).__name__}"
-    return ", ".join([f"ln_zoo.{type(layer).__name__}", *_strategies(layer)])
+    return ", ".join([f"ln_zoo.{type(layer).__name__}", *_norm_names(layer)])
 
 
 def _refused(layers: dict[str, nn.Module], reasons: dict[str, str | None]) -> tuple[Refused, ...]:

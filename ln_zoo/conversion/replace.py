@@ -170,7 +170,7 @@ def why_not(name: str, module: nn.Module, owners: Owners) -> str | None:
     return None
 
 
-def strategies(layer: nn.Module) -> list[Norm]:
+def norms_of(layer: nn.Module) -> list[Norm]:
     """Those of a layer of ours, one for each site; none for torch's."""
     return [site.norm for site in sites(layer).values()]
 

@@ -68,13 +68,13 @@ Step = Callable[[Tensor, States, Weights, Sites, int | None], States]
 
 @dataclass(frozen=True)
 class Place:
-    """A place in a cell where a strategy may act.
+    """A place in a cell where a norm may act.
 
     Args:
         role: its name: ``"input"``, ``"recurrent"``, and any others that the step asks for.
         groups: the runs of features that share statistics, in units of the hidden size H.
-        weight: the weight that a strategy may act on here, ``"ih"`` or ``"hh"``.
-        sums: whether a strategy acts on summed inputs here, or on the weight alone.
+        weight: the weight that a norm may act on here, ``"ih"`` or ``"hh"``.
+        sums: whether a norm acts on summed inputs here, or on the weight alone.
         own_shift: whether no bias of the layer is added here.
         products: the weights whose products are summed here; default: ``weight``, where there is
             one and ``sums`` is true.
@@ -105,7 +105,7 @@ class Cell:
             ``wx`` (n, G) is the input term, normalised where the cell's ``"input"`` place does so,
             and ``t`` the time step. States are float32 at least; take products with `linear`. To be
             pickled with its layer it must have a name in a module.
-        places: where strategies act.
+        places: where norms act.
         states: names of the states; the first is the output.
         weights: further weights, each by its name and number of rows: one of ``("peephole", 3)`` is
             the parameter ``weight_peephole_l0`` (3, H), and the first of ``weights.own``.

@@ -6,7 +6,7 @@ one product each. What the backward needs is kept (`Saved`) for all steps; all e
 gradients of summed inputs, exists for one chunk at a time.
 
 Means and variances over examples that were found are returned, and nothing else is changed: the
-kernel (`ln_zoo.ops.recurrent_kernel`) tells them to the strategy.
+kernel (`ln_zoo.ops.recurrent_kernel`) tells them to the norm.
 
 The operators are ``ln_zoo::recurrence`` and ``ln_zoo::recurrence_backward``. Gradients of gradients
 are those of the generic loop, run anew.
@@ -286,7 +286,7 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
     first, _ = spec.products
     with no_autocast(x):
         p = engine.prepare(spec, operands, backward=False)
-        pieces = spans(sizes_of(x, batch_sizes), p.chunk_rows, p.least_steps)
+        pieces = spans(sizes_of(x, batch_sizes), p.rows_of_chunk(save), p.least_steps)
         if not save:
             longest = max(piece.count for piece in pieces)
             scratch = engine.empty(longest, u.shape[1], like=x, dtype=x.dtype, scratch="terms")
@@ -405,7 +405,7 @@ def _backward(*arguments: Any) -> tuple[Tensor, ...]:
     first, second = spec.products
     with no_autocast(x):
         p = engine.prepare(spec, operands, backward=True)
-        pieces = spans(sizes_of(x, batch_sizes), p.chunk_rows, p.least_steps)
+        pieces = spans(sizes_of(x, batch_sizes), p.rows_of_chunk(True), p.least_steps)
         longest = max(piece.count for piece in pieces)
         du_buffer = dv_buffer = engine.empty(longest, width, like=x, dtype=x.dtype, scratch="du")
         if not spec.merged:

@@ -1,6 +1,6 @@
-"""What a strategy does to summed inputs, written down as data.
+"""What a norm does to summed inputs, written down as data.
 
-Kernels are chosen and fed by these records alone; they never see a strategy object.
+Kernels are chosen and fed by these records alone; they never see a norm object.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class StepNorm:
     least, mean and variance are those of the n examples, and gradients flow through them; elsewhere
     they are those that ``population`` gives.
 
-    Statistics are kept by the strategy, which hears of new ones through ``track``. The order of
+    Statistics are kept by the norm, which hears of new ones through ``track``. The order of
     calls is that of time: ``population`` may depend on what ``track`` was told of earlier steps.
 
     Args:
@@ -89,7 +89,7 @@ class StepNorm:
         return False
 
 
-#: What happens at one place; ``None``: only the strategy knows.
+#: What happens at one place; ``None``: only the norm knows.
 Record = RowNorm | StepNorm | None
 #: What happens at each place of a cell, by role.
 Records = Mapping[str, Record]

@@ -28,7 +28,7 @@ class RecurrentCall(NamedTuple):
     Attributes:
         cell: the cell.
         records: what happens to summed inputs, by role, for each direction of each layer; a record
-            ``None`` says that only the strategy knows.
+            ``None`` says that only the norm knows.
         x: padded (T, N, I) or packed (total, I); of a single step (N, I).
         batch_sizes: of packed data, (T,); ``None`` says that x is padded.
         states: initial states, each (layers * directions, N, H) in torch's order; of a single step

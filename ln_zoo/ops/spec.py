@@ -20,7 +20,7 @@ from ln_zoo.ops.records import Record, Records, RowNorm, StepNorm
 
 
 def specialized(value: float) -> float:
-    """A number of a strategy as a constant, also where torch.compile takes it as a variable.
+    """A number of a norm as a constant, also where torch.compile takes it as a variable.
 
     What is compiled holds for this value alone then; it is compiled anew for another.
     """
@@ -269,7 +269,7 @@ def unsupported_reason(
         for place in cell.places:
             record = direction[place.role]
             if record is None:
-                return f"only the strategy knows what the {place.role} site does"
+                return f"only the norm knows what the {place.role} site does"
             if record.identity:
                 continue
             if isinstance(record, StepNorm) and not batch:

@@ -101,7 +101,7 @@ def test_random_numbers_where_there_is_no_mnist(
 
 
 @pytest.mark.parametrize("analysis", ["gradient_flow", "dynamics"])
-def test_a_strategy_that_is_no_dataclass(
+def test_a_norm_that_is_no_dataclass(
     here: Path, analysis: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--norm", "ln_zoo.norms.Norm", "--cell", "GRU"]
@@ -145,7 +145,7 @@ def test_files_that_cannot_be_written_are_told_at_once(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Before anything is measured: a strategy that is not there would be the first complaint."""
+    """Before anything is measured: a norm that is not there would be the first complaint."""
     (here / "folder.png").mkdir()
     (here / "file").write_text("")
     for out, message in {

@@ -135,7 +135,7 @@ def test_noise_of_batch_statistics_is_that_of_the_seed(
     assert tables[0] == tables[1] != tables[2]
 
 
-def test_a_strategy_of_weights(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_norm_of_weights(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Untrained, its scales are those of the untrained weights."""
     path = save(classifier(WeightNorm(), cell="gru"), here / "WeightNorm.ckpt")
     assert main([*COMMAND, "--ckpt", str(path), "--batch", "2", "--seed", "6"]) == 0
@@ -164,7 +164,7 @@ def test_a_strategy_of_weights(here: Path, capsys: pytest.CaptureFixture[str]) -
     assert table == dynamics_table(found).splitlines()
 
 
-def test_all_cells_strategies_and_gains(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_cells_norms_and_gains(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*COMMAND, *SMALL, "--csv", "dynamics.csv"]) == 0
     title, _, _, _, *table = capsys.readouterr().out.splitlines()
     wanted = "H = 5, 4 standard normal inputs per step, torch weights, 3 sequences, 12 steps"

@@ -13,7 +13,7 @@ from ln_zoo.cli import main
 from ln_zoo.norms import LayerNorm, RMSNorm, WeightNorm
 
 COMMAND = ["analyze", "invariance"]
-#: A user's strategy, beside the folder of the command.
+#: A user's norm, beside the folder of the command.
 MINE = """
 from dataclasses import dataclass
 from typing import ClassVar
@@ -67,7 +67,7 @@ def test_formats_and_options(here: Path, form: str, capsys: pytest.CaptureFixtur
     assert found == pytest.approx(wanted, rel=1e-3)
 
 
-def test_strategies_as_shipped(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_norms_as_shipped(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*COMMAND, "--eps", "shipped", "--norm", "RMSNorm", "--format", "csv"]) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     cells = invariance_table([RMSNorm()], None).rows[0].cells
@@ -75,7 +75,7 @@ def test_strategies_as_shipped(here: Path, capsys: pytest.CaptureFixture[str]) -
     assert {row["eps"] for row in rows} == {"shipped"}
 
 
-def test_a_strategy_of_ones_own(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_norm_of_ones_own(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "max_norms.py").write_text(MINE)
     assert main([*COMMAND, "--norm", "max_norms.MaxNorm", "--format", "csv"]) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
@@ -87,9 +87,7 @@ def test_a_strategy_of_ones_own(here: Path, capsys: pytest.CaptureFixture[str]) 
     assert found["dataset_recentering"] == ("no", "no", "yes")
 
 
-def test_no_picture_of_strategies_without_eps(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_picture_of_norms_without_eps(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*COMMAND, "--norm", "WeightNorm", "Identity", "--csv", "eps.csv"]) == 0
     said = capsys.readouterr()
     assert "yes (yes)" in said.out

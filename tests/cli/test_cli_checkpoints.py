@@ -90,7 +90,7 @@ def test_load_fit_save_again(trained: Path, here: Path) -> None:
     assert run("test", "--ckpt_path", here / "again.ckpt", *DATA, *QUIET).code == 0
 
 
-def test_made_in_python_with_a_strategy_object(here: Path) -> None:
+def test_made_in_python_with_a_norm_object(here: Path) -> None:
     data = Digits(batch_size=20, train_size=100)
     options = {
         "logger": False, "enable_progress_bar": False, "default_root_dir": here,
@@ -275,7 +275,7 @@ def test_eight_differing_keys_are_enough() -> None:
         check_fits(MLPClassifier(6, [5, 5], 3, normalize_logits=True), {}, "x.ckpt")
 
 
-def test_weights_with_another_strategy_given(trained: Path, here: Path) -> None:
+def test_weights_with_another_norm_given(trained: Path, here: Path) -> None:
     done = run("fit", "--weights", trained, *DATA, *QUIET, "--model.norm=WeightNorm")
     assert done.code == 2
     assert "network.1.site.scale is missing" in done.err
@@ -420,7 +420,7 @@ def _foreign_class(trained: Path, path: Path, **changes: object) -> None:
 
 def test_no_module_is_imported_because_a_checkpoint_names_it(trained: Path, here: Path) -> None:
     (here / "redteam.py").write_text("open('imported', 'w')\nclass Foo: pass\n")
-    # A file that would be read as the configuration of a strategy.
+    # A file that would be read as the configuration of a norm.
     (here / "norm.yaml").write_text("class_path: redteam.Foo\n")
     _foreign_class(trained, here / "model.ckpt", _class_path="redteam.Foo")
     _foreign_class(trained, here / "norm.ckpt", norm={"class_path": "redteam.Foo"})

@@ -257,7 +257,7 @@ def test_unknown_command() -> None:
     assert "commands: fit, validate, test, predict, list, cards, card, publish" in done.err
 
 
-def test_two_strategies_of_one_short_name_are_told_apart(here: Path) -> None:
+def test_two_norms_of_one_short_name_are_told_apart(here: Path) -> None:
     (here / "twin_norms.py").write_text(
         "from dataclasses import dataclass\n"
         "import ln_zoo.norms\n"

@@ -239,7 +239,7 @@ def test_options_of_the_logger_are_for_all_loggers(here: Path) -> None:
     assert load(here / "elsewhere/mine/version_1/checkpoints/last.ckpt")["global_step"] == 10
 
 
-def test_default_strategy_names_the_folder_as_if_given(here: Path) -> None:
+def test_default_norm_names_the_folder_as_if_given(here: Path) -> None:
     fit()
     fit("--model.norm=LayerNorm")
     assert [p.name for p in (here / "runs").iterdir()] == ["MLPClassifier-LayerNorm"]
@@ -315,7 +315,7 @@ def test_help_of_every_subcommand(command: str) -> None:
         )
 
 
-def test_help_of_a_strategy() -> None:
+def test_help_of_a_norm() -> None:
     done = run("fit", *SMALL, "--model.norm.help", "LayerNorm")
     assert done.code == 0
     assert "--model.norm.eps EPS" in done.out or "--norm.eps EPS" in done.out
@@ -324,14 +324,14 @@ def test_help_of_a_strategy() -> None:
 
 
 @pytest.mark.slow
-def test_completion_script_knows_the_strategies() -> None:
+def test_completion_script_knows_the_norms() -> None:
     done = run("--print_completion=shtab-bash")
     assert done.code == 0
     for word in ("LayerNorm", "BatchNorm", "MLPClassifier", "Digits", "--trainer.max_epochs"):
         assert word in done.out
 
 
-# A strategy of the user's own
+# A norm of the user's own
 
 MY_NORM = """
 from dataclasses import dataclass
@@ -347,7 +347,7 @@ class MyNorm(Norm):
 """
 
 
-def test_a_users_strategy_trains_reloads_and_resumes(here: Path) -> None:
+def test_a_users_norm_trains_reloads_and_resumes(here: Path) -> None:
     (here / "my_norm.py").write_text(MY_NORM)
     plant(here)
     own = ["--model.norm=my_norm.MyNorm", "--model.norm.eps=1e-3"]

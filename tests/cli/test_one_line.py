@@ -107,7 +107,7 @@ def test_a_monitor_that_nothing_logs(here: Path) -> None:
     assert "this is a bug" not in done.err
 
 
-def test_null_is_the_models_own_strategy(here: Path) -> None:
+def test_null_is_the_models_own_norm(here: Path) -> None:
     done = run("fit", *SMALL, *QUIET, "--model.norm=null", "--trainer.fast_dev_run=1")
     assert done.code == 0
     assert (

@@ -60,7 +60,7 @@ def test_wrong_grids_are_told_in_one_line(here: Path) -> None:
 
 @pytest.fixture
 def printed(here: Path) -> list[str]:
-    """A grid of two strategies with one seed each, not begun; a command each."""
+    """A grid of two norms with one seed each, not begun; a command each."""
     done = run("sweep", *QUICK, "--norms=layer,none", "--seeds=3,", "--print", "--", *SMALL)
     assert done.code == 0, done.err
     return done.out.splitlines()

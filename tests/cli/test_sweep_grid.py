@@ -45,7 +45,7 @@ def test_runs_are_the_product_seed_by_seed() -> None:
 
 
 def test_a_class_comes_with_all_its_fields() -> None:
-    """Else those of the configuration's own strategy would stay."""
+    """Else those of the configuration's own norm would stay."""
     run = replace(GRID, norms=["BatchNorm"]).runs()[0]
     assert run.label.startswith("BatchNorm, ")
     (argument,) = (a for a in GRID.arguments(run) if "class_path" in a)

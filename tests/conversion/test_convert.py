@@ -464,7 +464,7 @@ def test_what_torch_does_not_compute_stays() -> None:
         denormalize_(model, exclude="plain")
 
 
-def test_an_own_strategy_is_calibrated_too() -> None:
+def test_an_own_norm_is_calibrated_too() -> None:
     class Halved(Norm):
         def init_params(self, site: Site) -> None:
             site.add_affine(1.0)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 @dataclass
 class Rule:
-    """What a strategy does: ``kind`` is "none", "layer", "rms", "batch" or "weight"."""
+    """What a norm does: ``kind`` is "none", "layer", "rms", "batch" or "weight"."""
 
     kind: str
     eps: float = 1e-5

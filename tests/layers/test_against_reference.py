@@ -1,4 +1,4 @@
-"""Every recurrent layer and cell with every strategy against the equations, in float64."""
+"""Every recurrent layer and cell with every norm against the equations, in float64."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ F64 = torch.float64
 TOLERANCE = 1e-9
 LAYERS = {"LSTM": LSTM, "GRU": GRU, "RNN_TANH": RNN, "RNN_RELU": RNN}
 CELLS = {"LSTM": LSTMCell, "GRU": GRUCell, "RNN_TANH": RNNCell, "RNN_RELU": RNNCell}
-STRATEGIES: dict[str, tuple[Norm, Rule]] = {
+NORMS: dict[str, tuple[Norm, Rule]] = {
     "layer": (LayerNorm(eps=1e-4), Rule("layer", eps=1e-4)),
     "rms": (RMSNorm(eps=1e-4), Rule("rms", eps=1e-4)),
     "weight": (WeightNorm(), Rule("weight")),
@@ -35,14 +35,14 @@ STRATEGIES: dict[str, tuple[Norm, Rule]] = {
     "none": (Identity(), Rule("none")),
 }
 every_cell = pytest.mark.parametrize("cell", LAYERS)
-every_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
+every_norm = pytest.mark.parametrize("norm", NORMS)
 
 
-def build(cls: type[nn.Module], cell: str, strategy: str, **options: object) -> nn.Module:
+def build(cls: type[nn.Module], cell: str, norm: str, **options: object) -> nn.Module:
     """A module with random parameters, gains, shifts, scales and running averages."""
     if cell == "RNN_RELU":
         options["nonlinearity"] = "relu"
-    module = cls(3, 4, norm=STRATEGIES[strategy][0], dtype=F64, **options)
+    module = cls(3, 4, norm=NORMS[norm][0], dtype=F64, **options)
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             parameter.uniform_(-1, 1)
@@ -51,12 +51,12 @@ def build(cls: type[nn.Module], cell: str, strategy: str, **options: object) -> 
         for name, buffer in module.named_buffers():
             if name.endswith(("running_mean", "running_var")):
                 buffer.uniform_(0.5, 1.5)
-            elif strategy == "batch-eval":
+            elif norm == "batch-eval":
                 buffer[:3] = 7  # the last of four rows was never reached
-    return module.train(strategy != "batch-eval")
+    return module.train(norm != "batch-eval")
 
 
-def direction(module: nn.Module, cell: str, strategy: str, suffix: str = "") -> Direction:
+def direction(module: nn.Module, cell: str, norm: str, suffix: str = "") -> Direction:
     """What the reference needs, read by the public names of parameters."""
     tensors = dict(module.named_parameters()) | dict(module.named_buffers())
     tail = f"_{suffix}" if suffix else ""
@@ -66,7 +66,7 @@ def direction(module: nn.Module, cell: str, strategy: str, suffix: str = "") -> 
         for name, tensor in tensors.items()
         if name.startswith(inner)
     }
-    rule = STRATEGIES[strategy][1]
+    rule = NORMS[norm][1]
     rule.training = module.training
 
     def of(kind: str) -> dict[str, Tensor]:
@@ -120,23 +120,23 @@ LAYOUTS = {
 
 
 @every_cell
-@every_strategy
+@every_norm
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_layer(cell: str, strategy: str, layout: str) -> None:
+def test_layer(cell: str, norm: str, layout: str) -> None:
     torch.manual_seed(1)
     options, lengths = LAYOUTS[layout]
-    layer = build(LAYERS[cell], cell, strategy, **options)
-    check_layer(layer, cell, strategy, lengths)
+    layer = build(LAYERS[cell], cell, norm, **options)
+    check_layer(layer, cell, norm, lengths)
 
 
-@every_strategy
-def test_lstm_with_projection(strategy: str) -> None:
+@every_norm
+def test_lstm_with_projection(norm: str) -> None:
     torch.manual_seed(2)
-    layer = build(LSTM, "LSTM", strategy, proj_size=2, num_layers=2, bidirectional=True)
-    check_layer(layer, "LSTM", strategy, (4, 2, 5))
+    layer = build(LSTM, "LSTM", norm, proj_size=2, num_layers=2, bidirectional=True)
+    check_layer(layer, "LSTM", norm, (4, 2, 5))
 
 
-@pytest.mark.parametrize("strategy", ["layer", "rms", "weight", "none"])
+@pytest.mark.parametrize("norm", ["layer", "rms", "weight", "none"])
 @pytest.mark.parametrize(
     ("cell", "normalize"),
     [
@@ -150,19 +150,19 @@ def test_lstm_with_projection(strategy: str) -> None:
         ("RNN_TANH", ("input",)),
     ],
 )
-def test_only_some_places(cell: str, strategy: str, normalize: tuple[str, ...]) -> None:
+def test_only_some_places(cell: str, norm: str, normalize: tuple[str, ...]) -> None:
     torch.manual_seed(3)
-    layer = build(LAYERS[cell], cell, strategy, normalize=normalize)
+    layer = build(LAYERS[cell], cell, norm, normalize=normalize)
     touched = {name.split(".")[2] for name in layer.state_dict() if name.startswith("sites.")}
     assert touched <= set(normalize)
-    check_layer(layer, cell, strategy, (4, 2, 5))
+    check_layer(layer, cell, norm, (4, 2, 5))
 
 
-def check_layer(layer: nn.Module, cell: str, strategy: str, lengths: tuple[int, ...]) -> None:
+def check_layer(layer: nn.Module, cell: str, norm: str, lengths: tuple[int, ...]) -> None:
     """Outputs, states, running averages and every gradient, over two batches."""
     directions = 2 if layer.bidirectional else 1
     ours = {
-        suffix: direction(layer, cell, strategy, suffix)
+        suffix: direction(layer, cell, norm, suffix)
         for k in range(layer.num_layers)
         for suffix in (f"l{k}", f"l{k}_reverse")[:directions]
     }
@@ -211,11 +211,11 @@ def gradients(results: list[Tensor], sources: list[Tensor]) -> list[Tensor]:
 
 
 @every_cell
-@every_strategy
-def test_cell(cell: str, strategy: str) -> None:
+@every_norm
+def test_cell(cell: str, norm: str) -> None:
     torch.manual_seed(4)
-    module = build(CELLS[cell], cell, strategy)
-    d = direction(module, cell, strategy)
+    module = build(CELLS[cell], cell, norm)
+    d = direction(module, cell, norm)
     n = 5
     h, c = torch.randn(2, n, 4, dtype=F64)
     wanted_h, wanted_c = list(h), list(c)
@@ -231,10 +231,10 @@ def test_cell(cell: str, strategy: str) -> None:
 
 
 @every_cell
-@every_strategy
-def test_cell_gradients(cell: str, strategy: str) -> None:
+@every_norm
+def test_cell_gradients(cell: str, norm: str) -> None:
     torch.manual_seed(5)
-    module = build(CELLS[cell], cell, strategy)
+    module = build(CELLS[cell], cell, norm)
     states = [torch.randn(3, 4, dtype=F64, requires_grad=True) for _ in range(2)]
     x = torch.randn(3, 3, dtype=F64, requires_grad=True)
     names, values = zip(*module.named_parameters(), strict=True)
@@ -248,10 +248,10 @@ def test_cell_gradients(cell: str, strategy: str) -> None:
 
 
 @every_cell
-@every_strategy
-def test_layer_gradients(cell: str, strategy: str) -> None:
+@every_norm
+def test_layer_gradients(cell: str, norm: str) -> None:
     torch.manual_seed(6)
-    layer = build(LAYERS[cell], cell, strategy, bidirectional=True)
+    layer = build(LAYERS[cell], cell, norm, bidirectional=True)
     # Two examples reach the last step: one alone would meet running averages, which move.
     sequences = [torch.randn(n, 3, dtype=F64) for n in (3, 2, 3)]
     packed = pack_sequence(sequences, enforce_sorted=False)

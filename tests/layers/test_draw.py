@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ln_zoo.layers import DRAWNetwork, DRAWOutput
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, Site, WeightNorm
 
-STRATEGIES: dict[str, tuple[Norm, Rule]] = {
+NORMS: dict[str, tuple[Norm, Rule]] = {
     "none": (Identity(), Rule("none")),
     "layer": (LayerNorm(eps=1e-3), Rule("layer", eps=1e-3)),
     "rms": (RMSNorm(eps=1e-3), Rule("rms", eps=1e-3)),
@@ -32,11 +32,11 @@ WITHOUT_ATTENTION: dict[str, Any] = {"read_size": None, "write_size": None}
 HEIGHT, WIDTH, GLIMPSES, CASES = 4, 6, 4, 3
 
 
-def build(strategy: str = "layer", **options: Any) -> DRAWNetwork:
+def build(norm: str = "layer", **options: Any) -> DRAWNetwork:
     """A network in float64 with random parameters and running averages."""
     generator = torch.Generator().manual_seed(4)
     sizes: dict[str, Any] = {"hidden_size": 5, "latent_size": 3, "read_size": 2, "write_size": 3}
-    network = DRAWNetwork(HEIGHT, WIDTH, norm=STRATEGIES[strategy][0], **sizes | options).double()
+    network = DRAWNetwork(HEIGHT, WIDTH, norm=NORMS[norm][0], **sizes | options).double()
     with torch.no_grad():
         for name, parameter in network.named_parameters():
             noise = torch.rand(parameter.shape, generator=generator, dtype=F64)
@@ -49,9 +49,9 @@ def build(strategy: str = "layer", **options: Any) -> DRAWNetwork:
             if name.endswith(("running_mean", "running_var")):
                 noise = torch.rand(buffer.shape, generator=generator, dtype=F64)
                 buffer.copy_(0.1 + noise)
-            elif strategy == "batch-eval":
+            elif norm == "batch-eval":
                 buffer[:2] = 7  # the last of three rows was never reached
-    return network.train(strategy != "batch-eval")
+    return network.train(norm != "batch-eval")
 
 
 def given(network: DRAWNetwork) -> tuple[Tensor, Tensor]:
@@ -74,12 +74,10 @@ def results(done: DRAWOutput | Drawn) -> list[Tensor]:
     return [a for a in (last, done.means, done.log_stds) if a is not None]
 
 
-def check(
-    network: DRAWNetwork, strategy: str, eps: float | None = None, made_up: bool = False
-) -> None:
+def check(network: DRAWNetwork, norm: str, eps: float | None = None, made_up: bool = False) -> None:
     """Results, what was traced, running averages and all gradients."""
     images, noise = given(network)
-    rule = STRATEGIES[strategy][1]
+    rule = NORMS[norm][1]
     rules = tuple(
         draw_reference.direction(cell, copy.copy(rule))
         for cell in (network.encoder, network.decoder)
@@ -116,16 +114,16 @@ def check(
 
 
 @pytest.mark.usefixtures("loop")
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_results_and_gradients_are_those_of_the_equations(strategy: str) -> None:
-    check(build(strategy), strategy)
+@pytest.mark.parametrize("norm", NORMS)
+def test_results_and_gradients_are_those_of_the_equations(norm: str) -> None:
+    check(build(norm), norm)
 
 
 @pytest.mark.usefixtures("loop")
-@pytest.mark.parametrize("strategy", ["none", "layer", "batch-eval"])
+@pytest.mark.parametrize("norm", ["none", "layer", "batch-eval"])
 @pytest.mark.parametrize("options", [{}, WITHOUT_ATTENTION], ids=["attention", "without"])
-def test_images_made_up_are_those_of_the_equations(strategy: str, options: dict[str, Any]) -> None:
-    check(build(strategy, **options), strategy, made_up=True)
+def test_images_made_up_are_those_of_the_equations(norm: str, options: dict[str, Any]) -> None:
+    check(build(norm, **options), norm, made_up=True)
 
 
 @pytest.mark.usefixtures("loop")
@@ -162,7 +160,7 @@ def test_one_filter(options: dict[str, Any]) -> None:
     network = build(**options)
     images, noise = given(network)
     rules = tuple(
-        draw_reference.direction(cell, STRATEGIES["layer"][1])
+        draw_reference.direction(cell, NORMS["layer"][1])
         for cell in (network.encoder, network.decoder)
     )
     expected = results(draw_reference.draw(network, rules, images, noise))
@@ -179,7 +177,7 @@ def test_one_filter(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("peephole", [False, True])
-def test_without_a_strategy_it_is_torchs_cell(peephole: bool) -> None:
+def test_without_a_norm_it_is_torchs_cell(peephole: bool) -> None:
     """The same weights in `torch.nn.LSTMCell`, with all else in functions of torch."""
     network = build("none", **WITHOUT_ATTENTION, peephole=peephole)
     if peephole:  # that see nothing
@@ -215,7 +213,7 @@ def test_without_a_strategy_it_is_torchs_cell(peephole: bool) -> None:
     ],
     ids=lambda a: type(a).__name__,
 )
-def test_where_strategies_act(norm: Norm, expected: set[str]) -> None:
+def test_where_norms_act(norm: Norm, expected: set[str]) -> None:
     """On sums at the cell alone, in both LSTMs; on weights in both."""
     network = build_small(norm)
     names = {name for name, _ in network.named_parameters() if "sites" in name}
@@ -234,7 +232,7 @@ def build_small(norm: Norm | None = None, **options: Any) -> DRAWNetwork:
 
 @dataclass(frozen=True)
 class Weighted(Norm):
-    """A user's strategy, with parameters called as it likes."""
+    """A user's norm, with parameters called as it likes."""
 
     start: float = 0.5
 
@@ -246,7 +244,7 @@ class Weighted(Norm):
         return a * site.weight_on + site.bias_on
 
 
-def test_a_users_own_strategy() -> None:
+def test_a_users_own_norm() -> None:
     """Its parameters start as it says, and are applied as it says."""
     network = build_small(Weighted(0.5))
     for cell in (network.encoder, network.decoder):
@@ -421,9 +419,9 @@ def test_any_number_of_glimpses_and_cases() -> None:
     assert network(images, noise).trace is None
 
 
-@pytest.mark.parametrize("strategy", ["none", "layer", "rms", "weight", "batch-eval"])
-def test_images_do_not_see_one_another(strategy: str) -> None:
-    network = build(strategy)
+@pytest.mark.parametrize("norm", ["none", "layer", "rms", "weight", "batch-eval"])
+def test_images_do_not_see_one_another(norm: str) -> None:
+    network = build(norm)
     images, noise = given(network)
     together = network(images, noise)
     for n in range(CASES):
@@ -586,9 +584,9 @@ def test_under_autocast_places_are_not_rounded() -> None:
     assert torch.equal(exact.write, rounded.write)
 
 
-@pytest.mark.parametrize("strategy", ["none", "layer", "batch", "weight"])
-def test_weights_in_half_precision(strategy: str) -> None:
-    network = build(strategy).float()
+@pytest.mark.parametrize("norm", ["none", "layer", "batch", "weight"])
+def test_weights_in_half_precision(norm: str) -> None:
+    network = build(norm).float()
     images, noise = (a.float() for a in given(network))
     exact = network(images, noise)
     half = copy.deepcopy(network).bfloat16()

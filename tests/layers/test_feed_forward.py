@@ -1,4 +1,4 @@
-"""Linear and Conv2d with every strategy against loops over examples and features, in float64."""
+"""Linear and Conv2d with every norm against loops over examples and features, in float64."""
 
 from __future__ import annotations
 
@@ -135,6 +135,6 @@ def test_a_batch_of_one_row_cannot_train() -> None:
 
 
 @pytest.mark.parametrize("norm", [LayerNorm, "layer"])
-def test_a_norm_is_a_strategy_object(norm: Any) -> None:
+def test_norm_takes_an_object_only(norm: Any) -> None:
     with pytest.raises(TypeError, match=r"norm must be an instance of .*, such as LayerNorm\(\)"):
         Conv2d(2, 6, 3, norm=norm)

@@ -103,7 +103,7 @@ def make_input(kind: str, batch_first: bool) -> tuple[Any, tuple[int, ...], Tens
     return packed, (4,), packed.data
 
 
-#: Initial states or none, the strategy, fast paths allowed or not: all 8 ways in turn, so that any
+#: Initial states or none, the norm, fast paths allowed or not: all 8 ways in turn, so that any
 #: options meet any layout, and either of them meets both values of each of these three.
 WAYS = list(itertools.product([True, False], [Identity(), WeightNorm()], ["1", "0"]))
 PAIRWISE = [

@@ -172,7 +172,7 @@ class Spy(Norm):
 
 @pytest.mark.parametrize("cls", LAYERS)
 @every_half
-def test_strategies_see_single_precision(cls: type, dtype: torch.dtype) -> None:
+def test_norms_see_single_precision(cls: type, dtype: torch.dtype) -> None:
     spy = Spy()
     layer = cls(3, 4, norm=spy)
     with torch.autocast("cpu", dtype):

@@ -199,7 +199,7 @@ def test_a_cell_wants_to_know_the_step() -> None:
         cell(x, step=-1)
     cell(x, step=3)
     assert cell.sites["input"].num_batches_tracked[:5].tolist() == [0, 0, 0, 1, 0]
-    # Where the strategy does not act, nothing is asked.
+    # Where the norm does not act, nothing is asked.
     LSTMCell(3, 4, norm=BatchNorm(), normalize=())(x)
 
 

@@ -288,7 +288,7 @@ def test_unknown_places(cls: type) -> None:
 
 @pytest.mark.parametrize("cls", [*LAYERS, *CELLS, Linear])
 @pytest.mark.parametrize("norm", [LayerNorm, "layer", nn.LayerNorm(4)])
-def test_a_norm_is_a_strategy_object(cls: type, norm: Any) -> None:
+def test_norm_takes_an_object_only(cls: type, norm: Any) -> None:
     with pytest.raises(TypeError, match=r"norm must be an instance of .*, such as LayerNorm\(\)"):
         cls(3, 4, norm=norm)
 

@@ -153,7 +153,7 @@ def test_native_kernels_are_as_exact_as_the_loop(
 
 @every_cell
 @pytest.mark.parametrize("norm", [WeightNorm(), BatchNorm()], ids=["weight", "batch"])
-def test_other_strategies(cls: type, norm: Norm, loop: str) -> None:
+def test_other_norms(cls: type, norm: Norm, loop: str) -> None:
     """Statistics per time step count steps from the start of a piece."""
     layer = made(cls, norm, bidirectional=True)
     x = torch.randn(T, N, E, dtype=F64)

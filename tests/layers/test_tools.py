@@ -86,7 +86,7 @@ def test_functional_calls(cls: type, norm: Norm) -> None:
 def quick_and_slow(
     quick: list[tuple[type, Norm]], slow: list[tuple[type, Norm]]
 ) -> pytest.MarkDecorator:
-    """Examples of layers and strategies, of which tracing takes seconds each."""
+    """Examples of layers and norms, of which tracing takes seconds each."""
     return pytest.mark.parametrize(
         ("cls", "norm"),
         [*quick, *(pytest.param(*each, marks=pytest.mark.slow) for each in slow)],
@@ -103,7 +103,7 @@ def quick_and_slow(
     ],
     [
         (LSTM, Identity()),
-        (Linear, LayerNorm()),  # the fast suite has it with each strategy, in `test_norm_cases.py`
+        (Linear, LayerNorm()),  # the fast suite has it with each norm, in `test_norm_cases.py`
         (LSTM, WeightNorm()),
         (RNN, RMSNorm()),
         (GRU, Identity()),
@@ -127,7 +127,7 @@ def test_compiles_whole(cls: type, norm: Norm) -> None:
 
 
 def check_dynamic(cls: type, norm: Norm) -> None:
-    """Compiled with sizes and strategies as variables, and called with two batch sizes."""
+    """Compiled with sizes and norms as variables, and called with two batch sizes."""
     module, (x, *_), options = example(cls, norm)
     if cls in (LSTM, GRU, RNN):
         module = cls(3, 4, norm=norm)

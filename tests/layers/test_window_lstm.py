@@ -22,7 +22,7 @@ from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNo
 from ln_zoo.ops.engines.native.runtime import unavailable_reason
 
 F64 = torch.float64
-STRATEGIES: dict[str, tuple[Norm, Rule]] = {
+NORMS: dict[str, tuple[Norm, Rule]] = {
     "none": (Identity(), Rule("none")),
     "layer": (LayerNorm(eps=1e-3), Rule("layer", eps=1e-3)),
     "rms": (RMSNorm(eps=1e-3), Rule("rms", eps=1e-3)),
@@ -33,15 +33,15 @@ STRATEGIES: dict[str, tuple[Norm, Rule]] = {
     ),
     "batch-eval": (BatchNorm(eps=1e-3, max_steps=4), Rule("batch", eps=1e-3, max_steps=4)),
 }
-KERNEL_STRATEGIES = ["none", "layer", "rms", "weight"]
+KERNEL_NORMS = ["none", "layer", "rms", "weight"]
 FORMS = [(a, b) for a in ("exp", "softplus") for b in ("state", "all")]
-every_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
+every_norm = pytest.mark.parametrize("norm", NORMS)
 
 
-def build(strategy: str = "layer", sizes: tuple[int, ...] = (3, 6, 5, 3), **options: Any) -> Any:
+def build(norm: str = "layer", sizes: tuple[int, ...] = (3, 6, 5, 3), **options: Any) -> Any:
     """A layer in float64 with random parameters, gains, shifts, scales and running averages."""
     torch.manual_seed(4)
-    layer = WindowLSTM(*sizes, norm=STRATEGIES[strategy][0], **options).double()
+    layer = WindowLSTM(*sizes, norm=NORMS[norm][0], **options).double()
     with torch.no_grad():
         for name, parameter in layer.named_parameters():
             if name.startswith("window."):
@@ -55,9 +55,9 @@ def build(strategy: str = "layer", sizes: tuple[int, ...] = (3, 6, 5, 3), **opti
         for name, buffer in layer.named_buffers():
             if name.endswith(("running_mean", "running_var")):
                 buffer.uniform_(0.5, 1.5)
-            elif strategy == "batch-eval":
+            elif norm == "batch-eval":
                 buffer[:3] = 7  # the last of four rows was never reached
-    return layer.train(strategy != "batch-eval")
+    return layer.train(norm != "batch-eval")
 
 
 def given(layer: WindowLSTM, T: int = 17, N: int = 4, U: int = 6) -> tuple[Tensor, Tensor, Any]:
@@ -75,9 +75,9 @@ def given(layer: WindowLSTM, T: int = 17, N: int = 4, U: int = 6) -> tuple[Tenso
     return torch.randn(T, N, layer.input_size, dtype=F64), text, state
 
 
-def direction(layer: WindowLSTM, strategy: str, places: tuple[str, ...]) -> Direction:
+def direction(layer: WindowLSTM, norm: str, places: tuple[str, ...]) -> Direction:
     tensors = dict(layer.cell.named_parameters()) | dict(layer.cell.named_buffers())
-    rule = STRATEGIES[strategy][1]
+    rule = NORMS[norm][1]
     rule.training = layer.training
 
     def of(kind: str) -> dict[str, Tensor]:
@@ -170,11 +170,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def check(
-    layer: WindowLSTM, strategy: str, places: tuple[str, ...] = ("input", "recurrent", "cell")
+    layer: WindowLSTM, norm: str, places: tuple[str, ...] = ("input", "recurrent", "cell")
 ) -> None:
     """Results and all gradients."""
     x, text, state = given(layer)
-    d = direction(layer, strategy, places)
+    d = direction(layer, norm, places)
     sources = [x, *state, *layer.parameters()]
     for a in sources:
         a.requires_grad_()
@@ -193,20 +193,20 @@ def check(
     assert len(buffers) == 3 * len(d.statistics)
 
 
-@every_strategy
-def test_equations(strategy: str, asked: list[str]) -> None:
-    check(build(strategy), strategy)
+@every_norm
+def test_equations(norm: str, asked: list[str]) -> None:
+    check(build(norm), norm)
     assert asked == []  # no kernel has float64
 
 
 @pytest.mark.parametrize("places", [(), ("cell",), ("input",), ("recurrent", "cell")], ids=str)
-@pytest.mark.parametrize("strategy", ["layer", "batch"])
-def test_some_sites(places: tuple[str, ...], strategy: str) -> None:
-    layer = build(strategy, normalize=places)
+@pytest.mark.parametrize("norm", ["layer", "batch"])
+def test_some_sites(places: tuple[str, ...], norm: str) -> None:
+    layer = build(norm, normalize=places)
     assert {name.split(".")[2] for name, _ in layer.named_parameters() if "sites" in name} <= {
         *places
     }
-    check(layer, strategy, places)
+    check(layer, norm, places)
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
@@ -279,10 +279,10 @@ def test_options_of_the_cell_reach_it(asked: list[str]) -> None:
 # States
 
 
-@pytest.mark.parametrize("strategy", KERNEL_STRATEGIES)
+@pytest.mark.parametrize("norm", KERNEL_NORMS)
 @pytest.mark.parametrize("cut", [1, 20])
-def test_a_sequence_in_parts_is_the_whole(strategy: str, cut: int) -> None:
-    layer = build(strategy)
+def test_a_sequence_in_parts_is_the_whole(norm: str, cut: int) -> None:
+    layer = build(norm)
     x, text, state = given(layer, 40)
     x.requires_grad_()
     sources = [x, *layer.parameters()]
@@ -395,13 +395,13 @@ def test_reset_starts_anew() -> None:
     torch.testing.assert_close(layer.cell.sites["recurrent"].scale, norms)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_copies_behave_the_same(strategy: str) -> None:
-    layer = build(strategy)
+@pytest.mark.parametrize("norm", NORMS)
+def test_copies_behave_the_same(norm: str) -> None:
+    layer = build(norm)
     x, text, state = given(layer)
     twins = [copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))]
     torch.manual_seed(77)
-    other = WindowLSTM(3, 6, 5, 3, norm=STRATEGIES[strategy][0]).double().train(layer.training)
+    other = WindowLSTM(3, 6, 5, 3, norm=NORMS[norm][0]).double().train(layer.training)
     other.load_state_dict(layer.state_dict())
     expected = flat(layer(x, text, state))
     for twin in (*twins, other):
@@ -422,8 +422,8 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return request.param
 
 
-def single(strategy: str = "layer", **options: Any) -> tuple[WindowLSTM, Tensor, Tensor, Any]:
-    layer = build(strategy, (3, 20, 5, 3), **options)
+def single(norm: str = "layer", **options: Any) -> tuple[WindowLSTM, Tensor, Tensor, Any]:
+    layer = build(norm, (3, 20, 5, 3), **options)
     with torch.no_grad():
         for parameter in layer.cell.parameters():
             parameter.mul_(0.4)
@@ -431,11 +431,11 @@ def single(strategy: str = "layer", **options: Any) -> tuple[WindowLSTM, Tensor,
     return layer.float(), x.float(), text.float(), WindowState(*(a.float() for a in state))
 
 
-@pytest.mark.parametrize("strategy", KERNEL_STRATEGIES)
+@pytest.mark.parametrize("norm", KERNEL_NORMS)
 def test_all_ways_agree_in_single_precision(
-    strategy: str, kernels: str, monkeypatch: pytest.MonkeyPatch
+    norm: str, kernels: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layer, x, text, state = single(strategy)
+    layer, x, text, state = single(norm)
     found = everything(layer, x, text, state)
     assert all(a.dtype == torch.float32 for a in found.values())
     monkeypatch.setenv("LN_ZOO_KERNELS", "0")

@@ -1,4 +1,4 @@
-"""A matrix of layers, strategies and wrong tensors: what torch's layer refuses, ours refuse too.
+"""A matrix of layers, norms and wrong tensors: what torch's layer refuses, ours refuse too.
 
 Where torch's own layer takes a wrong tensor, or dies of it, ours refuse it or give the numbers that
 it stands for. Each example runs in a process that may die (`forked`), and none may.
@@ -289,7 +289,7 @@ def bad(found: dict[tuple[str, str], str], torchs: dict[tuple[str, str], str]) -
 
 
 def cells_of_matrix() -> list[tuple[type, str, bool, str, str]]:
-    """Layers, packed or not; strategies, modes and kernels in turn."""
+    """Layers, packed or not; norms, modes and kernels in turn."""
     pairs = [(cls, packed) for cls in CLASSES for packed in (False, True)]
     pairs = [(cls, packed) for cls, packed in pairs if not packed or cls in RECURRENT]
     # DRAW takes seconds; `test_wrong_operands` has the tensors of its kernels.

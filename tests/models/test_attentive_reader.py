@@ -17,7 +17,7 @@ from ln_zoo.models.attentive_reader import Inputs
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm
 from ln_zoo.vocabulary import Vocabulary
 
-STRATEGIES = [LayerNorm(), RMSNorm(), WeightNorm(), Identity(), BatchNorm()]
+NORMS = [LayerNorm(), RMSNorm(), WeightNorm(), Identity(), BatchNorm()]
 ENTITIES = [f"@entity{i}" for i in range(5)]
 WORDS = ["said", "@entity3", "@placeholder", "@entity0", "the", "@entity4", ".", "@entity1",
          "cat", "@entity2", "sings"]  # fmt: skip
@@ -173,7 +173,7 @@ def test_outputs_are_those_of_the_equations(
     assert torch.allclose(model.attention(inputs), attention, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("norm", STRATEGIES, ids=named)
+@pytest.mark.parametrize("norm", NORMS, ids=named)
 @pytest.mark.parametrize("statistics", ["masked", "all"])
 def test_attention_is_a_distribution_over_the_passage(norm: Norm, statistics: Any) -> None:
     model = small(norm=norm, statistics=statistics)
@@ -187,7 +187,7 @@ def test_attention_is_a_distribution_over_the_passage(norm: Norm, statistics: An
 
 
 @pytest.mark.parametrize("everywhere", [True, False], ids=["everywhere", "lstm"])
-@pytest.mark.parametrize("norm", STRATEGIES, ids=named)
+@pytest.mark.parametrize("norm", NORMS, ids=named)
 def test_padding_changes_nothing(norm: Norm, everywhere: bool) -> None:
     batch = make_batch()
     for training in (True, False):
@@ -207,7 +207,7 @@ def test_padding_changes_what_statistics_of_all_positions_are() -> None:
     assert torch.allclose(layer(batch[0]), layer(widened(batch)[0]), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("norm", STRATEGIES, ids=named)
+@pytest.mark.parametrize("norm", NORMS, ids=named)
 def test_renamed_entities_with_renamed_rows_give_the_same_scores(norm: Norm) -> None:
     (inputs, answers), model = make_batch(), small(norm=norm)
     numbers = torch.tensor(Vocabulary(WORDS).numbers(ENTITIES))
@@ -286,7 +286,7 @@ def test_number_of_parameters_at_the_papers_size() -> None:
     assert count(norm=BatchNorm(), everywhere=True) == sources + second + 2 * 2_400 + 1_200
 
 
-@pytest.mark.parametrize("norm", STRATEGIES, ids=named)
+@pytest.mark.parametrize("norm", NORMS, ids=named)
 def test_initial_weights(norm: Norm) -> None:
     torch.manual_seed(0)
     model = AttentiveReader(WORDS, 20, norm=norm, everywhere=True, initial_state="learned")
@@ -367,7 +367,7 @@ def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
         AttentiveReader(**{"vocabulary": WORDS, "hidden_size": 4} | arguments)
 
 
-def test_default_strategy_and_vocabulary() -> None:
+def test_default_norm_and_vocabulary() -> None:
     model = AttentiveReader(hidden_size=4)
     assert model.hparams["norm"]["class_path"] == "ln_zoo.norms.LayerNorm"
     assert model.hparams["vocabulary"][:2] == ["@placeholder", "@entity0"]

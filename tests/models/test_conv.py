@@ -84,7 +84,7 @@ def test_every_layer_but_the_logits_is_normalised(norm: Norm) -> None:
     torch.testing.assert_close(model(x), 3 * before, rtol=1e-12, atol=1e-12)
 
 
-def test_default_strategy_is_layer_norm_over_channels_and_positions() -> None:
+def test_default_norm_is_layer_norm_over_channels_and_positions() -> None:
     assert ConvClassifier().network[0].site.norm == LayerNorm(convolution="channel")
 
 

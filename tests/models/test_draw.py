@@ -20,7 +20,7 @@ from ln_zoo.layers import DRAWOutput
 from ln_zoo.models import DRAW, ZooModule
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm
 
-STRATEGIES = [LayerNorm(), RMSNorm(), WeightNorm(), Identity(), BatchNorm()]
+NORMS = [LayerNorm(), RMSNorm(), WeightNorm(), Identity(), BatchNorm()]
 SIZE = (4, 6)
 
 
@@ -187,7 +187,7 @@ def test_number_of_parameters_at_the_sources_size(norm: Norm, count: int) -> Non
     assert (model.glimpses, model.lr, model.clip_norm) == (64, 1e-3, 10.0)
 
 
-def test_default_strategy_is_layer_norm_at_the_cell() -> None:
+def test_default_norm_is_layer_norm_at_the_cell() -> None:
     model = small()
     assert model.hparams["norm"]["class_path"] == "ln_zoo.norms.LayerNorm"
     names = {name for name, _ in model.named_parameters() if "sites" in name}
@@ -310,7 +310,7 @@ def test_evaluation_gives_the_same_numbers_whatever_was_drawn_before(tmp_path: P
     assert not torch.equal(other.per_example((pictures(),))["bound"], found[0]["bound"])
 
 
-@pytest.mark.parametrize("norm", STRATEGIES[1:], ids=lambda norm: type(norm).__name__)
+@pytest.mark.parametrize("norm", NORMS[1:], ids=lambda norm: type(norm).__name__)
 def test_models_are_compared_with_the_same_noise(
     norm: Norm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -323,8 +323,8 @@ def test_models_are_compared_with_the_same_noise(
         return forward(self, images, noise)
 
     monkeypatch.setattr(DRAW, "forward", seen)
-    for strategy in (norm, LayerNorm()):
-        model = small(norm=strategy, eval_samples=2).eval()
+    for either in (norm, LayerNorm()):
+        model = small(norm=either, eval_samples=2).eval()
         model.test_step((pictures(),), 0)
     assert len(drawn) == 4
     assert torch.equal(drawn[0], drawn[2])
@@ -405,7 +405,7 @@ def test_options_change_the_start(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        *({"norm": norm} for norm in STRATEGIES),
+        *({"norm": norm} for norm in NORMS),
         {"peephole": True},
         {"normalize": ["input", "recurrent", "cell"]},
         {"filter_norm": "eps"},

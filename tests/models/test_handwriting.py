@@ -18,7 +18,7 @@ from ln_zoo.models import Handwriting
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm
 
 Batch = tuple[Tensor, Tensor, tuple[str, ...], bool]
-STRATEGIES = [LayerNorm(), RMSNorm(), WeightNorm(), Identity(), BatchNorm(max_steps=64)]
+NORMS = [LayerNorm(), RMSNorm(), WeightNorm(), Identity(), BatchNorm(max_steps=64)]
 EIGHTY = "".join(map(chr, range(33, 113)))
 TEXTS = ("Hello wo", "a b c", "Xyz?")
 
@@ -159,7 +159,7 @@ def test_losses_are_those_of_the_equations() -> None:
     assert torch.allclose(per_line.loss(batch), nats.sum() / 3)
 
 
-@pytest.mark.parametrize("norm", STRATEGIES, ids=lambda norm: type(norm).__name__)
+@pytest.mark.parametrize("norm", NORMS, ids=lambda norm: type(norm).__name__)
 @pytest.mark.parametrize("text", [True, False])
 def test_what_comes_after_a_line_changes_nothing(norm: Norm, text: bool) -> None:
     """Neither numbers in the padding nor a longer batch."""
@@ -185,7 +185,7 @@ def test_lines_begin_with_the_null_vector_whatever_the_scale() -> None:
     assert torch.allclose(seen[0][1, :, :2], moved)
 
 
-@pytest.mark.parametrize("norm", STRATEGIES[:-1], ids=lambda norm: type(norm).__name__)
+@pytest.mark.parametrize("norm", NORMS[:-1], ids=lambda norm: type(norm).__name__)
 @pytest.mark.parametrize("text", [True, False])
 @pytest.mark.parametrize("cut", [1, 16, 23])
 def test_chunks_with_states_carried_are_the_whole_line(norm: Norm, text: bool, cut: int) -> None:

@@ -42,7 +42,7 @@ def test_number_of_parameters_at_the_papers_size(norm: Norm, count: int) -> None
     assert sum(p.numel() for p in model.parameters()) == count
 
 
-def test_default_strategy_is_layer_norm() -> None:
+def test_default_norm_is_layer_norm() -> None:
     assert [layer.site.norm for layer in layers(MLPClassifier())] == [
         LayerNorm(), LayerNorm(), Identity(),
     ]  # fmt: skip
@@ -50,7 +50,7 @@ def test_default_strategy_is_layer_norm() -> None:
 
 @pytest.mark.parametrize("norm", [LayerNorm(), RMSNorm(), WeightNorm(), BatchNorm(), Identity()])
 @pytest.mark.parametrize("given", [None, True, False])
-def test_which_layers_the_strategy_acts_on(norm: Norm, given: bool | None) -> None:
+def test_which_layers_the_norm_acts_on(norm: Norm, given: bool | None) -> None:
     model = MLPClassifier(20, [6, 5], 4, norm=norm, normalize_logits=given)
     last = isinstance(norm, BatchNorm) if given is None else given
     assert [layer.site.norm for layer in layers(model)] == [

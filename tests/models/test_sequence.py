@@ -16,7 +16,7 @@ from ln_zoo.data import BatchLoader, Tensors
 from ln_zoo.models import SequenceClassifier
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm
 
-STRATEGIES = [LayerNorm(), RMSNorm(), WeightNorm(), Identity(), BatchNorm(max_steps=784)]
+NORMS = [LayerNorm(), RMSNorm(), WeightNorm(), Identity(), BatchNorm(max_steps=784)]
 
 
 def small(**arguments: Any) -> SequenceClassifier:
@@ -41,12 +41,12 @@ def test_number_of_parameters_at_the_sources_size(norm: Norm, count: int) -> Non
     assert sum(p.numel() for p in model.parameters()) == count
 
 
-def test_default_strategy_is_layer_norm() -> None:
+def test_default_norm_is_layer_norm() -> None:
     assert small().hparams["norm"]["class_path"] == "ln_zoo.norms.LayerNorm"
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru", "rnn"])
-@pytest.mark.parametrize("norm", STRATEGIES, ids=lambda norm: type(norm).__name__)
+@pytest.mark.parametrize("norm", NORMS, ids=lambda norm: type(norm).__name__)
 def test_initial_weights(cell: Any, norm: Norm) -> None:
     torch.manual_seed(0)
     layer = (model := SequenceClassifier(norm=norm, cell=cell, num_layers=2)).recurrent
@@ -136,7 +136,7 @@ def test_drawing_the_permutation_leaves_the_weights_alone() -> None:
     assert a.recurrent.weight_hh_l0.equal(b.recurrent.weight_hh_l0)
 
 
-@pytest.mark.parametrize("norm", STRATEGIES, ids=lambda norm: type(norm).__name__)
+@pytest.mark.parametrize("norm", NORMS, ids=lambda norm: type(norm).__name__)
 @pytest.mark.parametrize("permuted", [False, True])
 def test_noise_on_the_initial_state_is_for_batch_statistics(norm: Norm, permuted: bool) -> None:
     model = small(norm=norm, permuted=permuted)
@@ -166,7 +166,7 @@ def test_noise_has_the_deviation_asked_for() -> None:
     assert abs(float(h.detach().std()) / 0.01 - 1) < 0.02
 
 
-@pytest.mark.parametrize("norm", STRATEGIES, ids=lambda norm: type(norm).__name__)
+@pytest.mark.parametrize("norm", NORMS, ids=lambda norm: type(norm).__name__)
 @pytest.mark.parametrize("cell", ["lstm", "gru", "rnn"])
 def test_blank_first_pixels_have_finite_gradients(norm: Norm, cell: Any) -> None:
     """As in MNIST in order of the rows, where a hundred steps pass before the first stroke."""
@@ -243,7 +243,7 @@ def test_rmsprop_is_the_sources() -> None:
     assert (settings["alpha"], settings["momentum"], settings["lr"]) == (0.9, 0, 1e-3)
 
 
-@pytest.mark.parametrize("norm", STRATEGIES, ids=lambda norm: type(norm).__name__)
+@pytest.mark.parametrize("norm", NORMS, ids=lambda norm: type(norm).__name__)
 def test_it_learns(norm: Norm, tmp_path: Any) -> None:
     """Which of four rows is bright, read row by row; all but one in a hundred after training."""
     torch.manual_seed(0)

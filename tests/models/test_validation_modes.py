@@ -1,4 +1,4 @@
-"""Validation under batch-dependent strategies: by running averages, and by batch statistics."""
+"""Validation under batch-dependent norms: by running averages, and by batch statistics."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_running_averages_and_training_are_untouched(tmp_path: Path, model: Clas
 
 
 @pytest.mark.parametrize("norm", [LayerNorm(), WeightNorm(), Identity()])
-def test_other_strategies_have_one_mode(
+def test_other_norms_have_one_mode(
     tmp_path: Path, norm: Norm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = MLPClassifier(64, [8], norm=norm)

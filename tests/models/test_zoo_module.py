@@ -82,7 +82,7 @@ def test_takes_back_what_it_stored() -> None:
     assert again.network[1].site.norm == BatchNorm(momentum=0.3)
 
 
-def test_refuses_a_strategy_that_cannot_be_stored() -> None:
+def test_refuses_a_norm_that_cannot_be_stored() -> None:
     class Plain(Norm):
         pass
 
@@ -176,7 +176,7 @@ def test_without_a_trainer_the_fused_form_is_for_the_cpu() -> None:
 
 @dataclass(frozen=True)
 class OwnNorm(Norm):
-    """A user's strategy."""
+    """A user's norm."""
 
     scale: float = 2.0
 
@@ -184,7 +184,7 @@ class OwnNorm(Norm):
         return a * self.scale
 
 
-def test_a_users_strategy_comes_back(tmp_path: Path) -> None:
+def test_a_users_norm_comes_back(tmp_path: Path) -> None:
     keep = ModelCheckpoint(tmp_path, "kept")
     model = MLPClassifier(64, [8], norm=OwnNorm(3.0))
     trainer(1, keep, folder=tmp_path).fit(model, datamodule=data())
@@ -211,7 +211,7 @@ def test_every_process_has_noise_of_its_own() -> None:
     assert not any(torch.equal(drawn[i], drawn[j]) for i, j in ((0, 1), (0, 2), (1, 2)))
 
 
-def test_no_norm_is_stored_as_the_strategy_that_does_nothing() -> None:
+def test_no_norm_is_stored_as_the_norm_that_does_nothing() -> None:
     class Plain(MLPClassifier):
         def __init__(self, norm: Norm | None = None) -> None:
             ZooModule.__init__(self)

@@ -1,4 +1,4 @@
-"""What strategies refuse to be made with, and layers to be given."""
+"""What norms refuse to be made with, and layers to be given."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_whole_numbers_are_numbers() -> None:
 
 
 @pytest.mark.parametrize("cls", [Linear, LSTM, GRU, RNN, LSTMCell, GRUCell, RNNCell])
-def test_a_strategy_in_the_place_of_another_argument(cls: Any) -> None:
+def test_a_norm_in_the_place_of_another_argument(cls: Any) -> None:
     with pytest.raises(TypeError, match=f"{cls.__name__}: .*by keyword: norm=LayerNorm"):
         cls(3, 4, LayerNorm())
     with pytest.raises(TypeError, match=r"Conv2d: stride .*norm=LayerNorm"):

@@ -1,4 +1,4 @@
-"""Every shipped strategy, and one as a user would write it, inherits the checks that we ship."""
+"""Every shipped norm, and one as a user would write it, inherits the checks that we ship."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -71,7 +71,7 @@ class TestUserNorm(NormCase):
     norm = MeanOnly()
 
 
-def test_every_shipped_strategy_has_its_case():
+def test_every_shipped_norm_has_its_case():
     exported = [getattr(ln_zoo.norms, name) for name in ln_zoo.norms.__all__]
     shipped = {c for c in exported if isinstance(c, type) and issubclass(c, Norm)} - {Norm}
     assert shipped <= {type(case.norm) for case in NormCase.__subclasses__()}

@@ -42,7 +42,7 @@ class NoDataclass(Norm):
     pass
 
 
-def test_every_shipped_strategy_is_listed_here():
+def test_every_shipped_norm_is_listed_here():
     exported = {getattr(ln_zoo.norms, name) for name in ln_zoo.norms.__all__}
     classes = {c for c in exported if isinstance(c, type) and issubclass(c, Norm)} - {Norm}
     assert {type(norm) for norm in SHIPPED} == classes
@@ -68,7 +68,7 @@ def test_round_trip(norm, stored):
 
 
 @pytest.mark.parametrize("norm", SHIPPED, ids=repr)
-def test_shipped_strategies_go_by_their_public_path_and_every_argument(norm):
+def test_shipped_norms_go_by_their_public_path_and_every_argument(norm):
     config = to_config(norm)
     assert config["class_path"] == f"ln_zoo.norms.{type(norm).__name__}"
     assert list(config["init_args"]) == [f.name for f in dataclasses.fields(norm)]
@@ -79,13 +79,13 @@ def test_arguments_left_out_take_their_defaults():
     assert from_config({"class_path": "ln_zoo.norms.LayerNorm", "init_args": {}}) == LayerNorm()
 
 
-def test_a_strategy_comes_back_as_it_is():
+def test_a_norm_comes_back_as_it_is():
     norm = RMSNorm()
     assert from_config(norm) is norm
 
 
 @pytest.mark.parametrize("norm", SHIPPED, ids=repr)
-def test_strategies_are_values(norm):
+def test_norms_are_values(norm):
     assert pickle.loads(pickle.dumps(norm)) == norm
     assert eval(repr(norm), vars(ln_zoo.norms)) == norm
     assert norm != object()
@@ -93,7 +93,7 @@ def test_strategies_are_values(norm):
 
 
 @pytest.mark.parametrize("norm", [n for n in SHIPPED if dataclasses.fields(n)], ids=repr)
-def test_strategies_are_frozen(norm):
+def test_norms_are_frozen(norm):
     field = dataclasses.fields(norm)[0].name
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(norm, field, 2.0)
@@ -104,7 +104,7 @@ def test_the_base_is_no_dataclass():
     assert not dataclasses.is_dataclass(Norm)
 
 
-def test_a_strategy_without_known_arguments_cannot_be_stored():
+def test_a_norm_without_known_arguments_cannot_be_stored():
     with pytest.raises(TypeError, match="NoDataclass cannot be stored: make it a frozen dataclass"):
         to_config(NoDataclass())
 
@@ -135,12 +135,12 @@ def test_a_bad_config_says_what_is_wrong(config, message):
         from_config(config)
 
 
-def test_a_strategy_of_a_user_goes_by_the_module_that_defines_it():
+def test_a_norm_of_a_user_goes_by_the_module_that_defines_it():
     config = to_config(UserNorm())
     assert config == {"class_path": f"{__name__}.UserNorm", "init_args": {"power": 2.0}}
 
 
-def test_a_strategy_made_inside_a_function_says_that_it_cannot_be_stored():
+def test_a_norm_made_inside_a_function_says_that_it_cannot_be_stored():
     @dataclass(frozen=True)
     class Local(Norm):
         pass
@@ -150,7 +150,7 @@ def test_a_strategy_made_inside_a_function_says_that_it_cannot_be_stored():
 
 
 @pytest.mark.parametrize("norm", SHIPPED, ids=repr)
-def test_a_checkpoint_with_a_strategy_is_loaded_safely(tmp_path: Path, norm: Norm) -> None:
+def test_a_checkpoint_with_a_norm_is_loaded_safely(tmp_path: Path, norm: Norm) -> None:
     """Lightning's `save_hyperparameters` stores a user's ``norm=LayerNorm()`` as it is."""
     torch.save({"hyper_parameters": {"norm": norm}}, tmp_path / "a.ckpt")
     stored = torch.load(tmp_path / "a.ckpt", weights_only=True)

@@ -1,4 +1,4 @@
-"""Sites: what strategies find there, and what layers rely on."""
+"""Sites: what norms find there, and what layers rely on."""
 
 import copy
 import io
@@ -30,7 +30,7 @@ class Recorder(Norm):
 
 
 @pytest.mark.parametrize("norm", ["LayerNorm", LayerNorm, nn.LayerNorm(4), None, 3])
-def test_what_is_no_strategy_is_refused(norm):
+def test_what_is_no_norm_is_refused(norm):
     with pytest.raises(TypeError, match=r"norm must be an instance of .*, such as LayerNorm\(\)"):
         Site(norm, "sum", 4)
 
@@ -52,7 +52,7 @@ def test_names_of_parameters_and_buffers():
 
 
 @pytest.mark.parametrize("norm", [Identity(), WeightNorm()])
-def test_strategies_that_leave_sums_alone_add_nothing_for_them(norm):
+def test_norms_that_leave_sums_alone_add_nothing_for_them(norm):
     site = Site(norm, "cell", 4, own_shift=True, recurrent=True)
     assert list(site.state_dict()) == []
     a = torch.randn(2, 4, dtype=torch.bfloat16)
@@ -79,7 +79,7 @@ def test_device_and_dtype_reach_parameters_and_buffers(norm, factory):
         assert all(str(getattr(t, key)) == str(value) for t in tensors)
 
 
-def test_the_strategy_keeps_no_tensor():
+def test_the_norm_keeps_no_tensor():
     norm = BatchNorm()
     first, second = (Site(norm, "sum", 4) for _ in range(2))
     first(torch.randn(3, 4))
@@ -88,7 +88,7 @@ def test_the_strategy_keeps_no_tensor():
     assert first.gain is not second.gain
 
 
-# What strategies call
+# What norms call
 
 
 def test_add_parameter_sets_a_present_one_back_in_place():
@@ -177,7 +177,7 @@ def test_buffers_move_to_a_device_together_with_half_parameters():
 # Copies
 
 
-def test_copies_keep_strategy_and_values():
+def test_copies_keep_norm_and_values():
     site = Site(BatchNorm(), "sum", 4)
     site(torch.randn(3, 4))
     buffer = io.BytesIO()
@@ -194,5 +194,5 @@ def test_copies_keep_strategy_and_values():
         torch.testing.assert_close(again.state_dict(), site.state_dict(), rtol=0, atol=0)
 
 
-def test_printing_names_place_and_strategy():
+def test_printing_names_place_and_norm():
     assert repr(Site(RMSNorm(), "cell", 4)) == "Site(cell, 4, RMSNorm(gain=1.0, eps=1e-05))"

@@ -164,7 +164,7 @@ def test_modes_are_put_back_one_by_one_and_after_an_error() -> None:
 
 @dataclass(frozen=True)
 class Own(Norm):
-    """A user's strategy, which knows nothing of observers and replaces its buffer."""
+    """A user's norm, which knows nothing of observers and replaces its buffer."""
 
     batch_dependent: ClassVar[bool] = True
 
@@ -180,7 +180,7 @@ class Own(Norm):
         return a / site.scale
 
 
-def test_a_strategy_that_knows_nothing_of_it_is_put_back() -> None:
+def test_a_norm_that_knows_nothing_of_it_is_put_back() -> None:
     layer = Linear(5, 4, norm=Own())
     layer(torch.randn(8, 5))
     before, buffers = state(layer), dict(layer.site.named_buffers())
@@ -573,7 +573,7 @@ def test_where_there_is_nothing_to_estimate(method: str) -> None:
 
 @dataclass(frozen=True)
 class Centred(Norm):
-    """A user's strategy that keeps statistics as it is asked to."""
+    """A user's norm that keeps statistics as it is asked to."""
 
     batch_dependent: ClassVar[bool] = True
     keeps_statistics: ClassVar[bool] = True
@@ -593,7 +593,7 @@ class Centred(Norm):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_users_strategy_that_keeps_statistics(method: str) -> None:
+def test_a_users_norm_that_keeps_statistics(method: str) -> None:
     layer = Linear(5, 4, norm=Centred(), dtype=F64).eval()
     assert keeps_statistics(layer)
     x = torch.randn(12, 5, dtype=F64)

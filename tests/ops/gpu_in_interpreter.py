@@ -134,7 +134,7 @@ def operands(
 
 
 def by_equations(spec: Spec, o: Operands, sizes: Sequence[int]) -> tuple[Tensor, ...]:
-    """Output and final states by `reference`, which has one strategy for all places it acts on."""
+    """Output and final states by `reference`, which has one norm for all places it acts on."""
     last = "cell" if spec.cell == "LSTM" else "sum"
     places = {"input": spec.input, "recurrent": spec.recurrent, last: spec.out}
     acting = {name: norm for name, norm in places.items() if norm.scale}

@@ -248,7 +248,7 @@ def test_two_layers_both_ways_over_batches(
     ],
     ids=str,
 )
-def test_options_of_the_strategy(under: Under, cell: str, norm: Norm) -> None:
+def test_options_of_the_norm(under: Under, cell: str, norm: Norm) -> None:
     layer = build(cell, norm)
     xs = [pack(lengths, k) for k, lengths in enumerate([(5, 5, 5), (2, 6, 3), (4, 4, 1, 7)])]
     assert_kernel_equals_loop(under, layer, cell, xs)
@@ -744,7 +744,7 @@ def test_refusals(under: Under) -> None:
         "the recurrent site normalises each example for itself"
     )
     assert reason(input=recurrent, recurrent=None) == (
-        "only the strategy knows what the recurrent site does"
+        "only the norm knows what the recurrent site does"
     )
     projected = weights._replace(hr=torch.zeros(2, 4))
     assert reason(projected, input=recurrent, recurrent=plain) == "the hidden state is projected"

@@ -78,7 +78,7 @@ class Opaque(Norm):
     ],
 )
 @pytest.mark.parametrize("cls", [LSTM, GRU, RNN])
-def test_which_strategies_run_where(
+def test_which_norms_run_where(
     cls: type,
     norm: Norm,
     normalize: Any,
@@ -150,9 +150,7 @@ def test_what_runs_is_logged_once_and_why_nothing_else_does(
         f"GRU: runs on {ours}",
     ]
     messages = logged(caplog, RNN(3, 4, norm=Opaque()))
-    assert (
-        f"RNN_TANH: not run by {ours}: only the strategy knows what the sum site does" in messages
-    )
+    assert f"RNN_TANH: not run by {ours}: only the norm knows what the sum site does" in messages
     assert messages[-1] == "RNN_TANH: runs on the generic loop: LN_ZOO_KERNELS=torch,aten"
     monkeypatch.setenv("LN_ZOO_KERNELS", "0")
     assert logged(caplog, LSTM(3, 4)) == ["LSTM: runs on the generic loop: LN_ZOO_KERNELS=0"]
@@ -160,7 +158,7 @@ def test_what_runs_is_logged_once_and_why_nothing_else_does(
     assert logged(caplog, RNN(3, 4, norm=Opaque()))[-1] == "RNN_TANH: runs on the generic loop"
 
 
-def test_torchs_loop_refuses_what_normalises_and_what_only_the_strategy_knows() -> None:
+def test_torchs_loop_refuses_what_normalises_and_what_only_the_norm_knows() -> None:
     def reason(**changed: RowNorm | None) -> str | None:
         return TorchRNN().unsupported_reason(call("GRU", **changed))
 
@@ -189,7 +187,7 @@ def test_half_precision_autocast_is_refused_for_the_lstm_alone(
 
 
 def test_a_kernel_is_one_entry_of_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It sees records with gains, never strategies, and may refuse."""
+    """It sees records with gains, never norms, and may refuse."""
 
     class Constant:
         name, title = "constant", "a test"

@@ -768,7 +768,7 @@ def test_what_functions_of_torch_do_alone(monkeypatch: pytest.MonkeyPatch) -> No
     sums = records | {"input": RowNorm((4 * H,), True, True, 1e-5)}
     assert refused(p, with_encoder(records=sums)) == "the sums of the gates are normalised"
     unknown = records | {"cell": None}
-    assert "only the strategy knows" in refused(p, with_encoder(records=unknown))
+    assert "only the norm knows" in refused(p, with_encoder(records=unknown))
     nothing = (None,) * 5
     over_examples = records | {"cell": StepNorm(H, True, 1e-5, 0, None, None, *nothing[:3])}
     assert "over the batch" in refused(p, with_encoder(records=over_examples))

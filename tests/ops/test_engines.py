@@ -1086,7 +1086,7 @@ def test_what_no_record_says_is_left_to_the_generic_loop(under: Under) -> None:
     known = {"input": plain, "recurrent": plain}
     call = RecurrentCall(CELLS["GRU"], [known], x, None, (x.new_zeros(1, 2, 4),), weights)
     unknown = call._replace(records=[known | {"recurrent": None}])
-    assert "only the strategy knows" in str(kernel.unsupported_reason(unknown))
+    assert "only the norm knows" in str(kernel.unsupported_reason(unknown))
     assert kernel.unsupported_reason(call) is None
     GRU(3, 4, norm=LayerNorm())(x)
 

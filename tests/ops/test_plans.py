@@ -290,7 +290,7 @@ class Softened(RMSNorm):
 
 @pytest.mark.parametrize("norm", [Computed(), Softened(), BatchNorm()])
 @pytest.mark.parametrize("kind", ["layer", "cell"])
-def test_strategies_that_are_asked_at_each_call(kind: str, norm: Norm) -> None:
+def test_norms_that_are_asked_at_each_call(kind: str, norm: Norm) -> None:
     normalize = ("input",) if isinstance(norm, Computed) else None
     module = MODULES[kind](norm=norm, normalize=normalize).eval()
     x = torch.randn(INPUTS[kind])

@@ -27,7 +27,7 @@ def test_reversal_reverses_each_sequence_within_its_length(lengths: tuple[int, .
 
 @pytest.mark.parametrize("name", CELLS)
 def test_scan_takes_any_function_at_the_sites(name: str) -> None:
-    """No strategy and no module is needed: a halving stands in for one."""
+    """No norm and no module is needed: a halving stands in for one."""
     cell = CELLS[name]
     calls: list[tuple[str, int | None]] = []
 

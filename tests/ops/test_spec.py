@@ -183,7 +183,7 @@ def test_refusals_have_reasons() -> None:
     assert why("LSTM", {}) == "None"
     hr = torch.zeros(2, H)
     assert why("LSTM", {}, hr=hr) == "the hidden state is projected"
-    assert why("GRU", {"input": None}) == "only the strategy knows what the input site does"
+    assert why("GRU", {"input": None}) == "only the norm knows what the input site does"
     halves = record((2 * H + 1, H - 1))
     assert "recurrent site do not run over whole gates" in why("GRU", {"recurrent": halves})
     assert "do not fit" in why("GRU", {"input": record((3 * H, H))})

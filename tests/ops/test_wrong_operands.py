@@ -288,10 +288,12 @@ def products() -> Iterator[tuple[str, Entry]]:
 
     def terms(given: dict[str, Any]) -> list[Tensor]:
         found = given["out"].clone()
-        NativeProducts(given["w"], rows).terms(given["x"], found)
+        NativeProducts(given["w"], rows, 20).terms(given["x"], found)
         total, back = given["total"].clone(), given["back"].clone()
-        NativeProducts(given["w"], rows).input_gradient(given["d"], back)
-        NativeProducts(given["w"], rows).add_weight_gradient(given["d"], given["x"], total, False)
+        NativeProducts(given["w"], rows, 20).input_gradient(given["d"], back)
+        NativeProducts(given["w"], rows, 20).add_weight_gradient(
+            given["d"], given["x"], total, False
+        )
         return [found, back, total]
 
     yield "product", (product, right)

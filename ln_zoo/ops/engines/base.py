@@ -34,8 +34,7 @@ class Products:
         w_ih: the input weights to multiply by, (G, I): `centred` ones where the place is centred.
     """
 
-    #: Rows that a chunk has at least, but for the last: as many as make a product over all of them
-    #: run at full speed; more would only take memory.
+    #: Rows that make a product over all of them run at full speed; more would only take memory.
     chunk_rows = 512
     #: Steps that it has at least.
     least_steps = 1
@@ -44,6 +43,14 @@ class Products:
 
     def __init__(self, w_ih: Tensor) -> None:
         self.w_ih = w_ih
+
+    def rows_of_chunk(self, saved: bool) -> int:
+        """Rows that a chunk has at least, but for the last.
+
+        Args:
+            saved: whether what the backward needs is kept of all rows, or nothing but the output.
+        """
+        return self.chunk_rows
 
     def terms(self, x: Tensor, out: Tensor) -> None:
         """Fills out (rows, G) with the products of x (rows, I) and ``w_ih``."""

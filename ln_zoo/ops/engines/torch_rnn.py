@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ln_zoo.ops.cells import States
 from ln_zoo.ops.recurrence import RecurrentCall
-from ln_zoo.ops.recurrent_kernel import transformed
+from ln_zoo.ops.recurrent_kernel import exporting, transformed
 from ln_zoo.ops.registry import Task
 
 _FUNCTIONS: dict[str, Callable[..., tuple[Tensor, ...]]] = {
@@ -49,7 +49,7 @@ class TorchRNN:
         if x.device.type == "cpu":
             # Compiled, an LSTM's backward fails where the input needs no gradient (torch 2.13), and
             # the others become 26 nodes for each step: compiling takes minutes.
-            if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+            if torch.compiler.is_compiling() and not exporting():
                 return "torch.compile would unroll torch's loops on the CPU"
             if cell.name == "LSTM" and torch.is_autocast_enabled("cpu"):
                 dtype = torch.get_autocast_dtype("cpu")

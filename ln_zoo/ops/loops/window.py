@@ -268,7 +268,7 @@ class _WindowedLSTM(torch.autograd.Function):
         stats = empty(rows if save else 0, engine.stats(spec)).zero_()
         p = engine.prepare(spec, operands, backward=False)
         run = kernel.steps(p, spec, operands, windows, backward=False)
-        pieces = spans([examples] * steps, p.chunk_rows, p.least_steps)
+        pieces = spans([examples] * steps, p.rows_of_chunk(save), p.least_steps)
         scratch = empty(0 if save else max(piece.count for piece in pieces), width)
         for piece in pieces:
             part = piece.rows
@@ -331,7 +331,7 @@ def _gradients(
     dweight, dbias = torch.zeros_like(windows.weight), torch.zeros_like(windows.bias)
     p = engine.prepare(spec, operands, backward=True)
     run = kernel.steps(p, spec, operands, windows, backward=True)
-    pieces = spans([examples] * steps, p.chunk_rows, p.least_steps)
+    pieces = spans([examples] * steps, p.rows_of_chunk(True), p.least_steps)
     longest = max(piece.count for piece in pieces)
     du_room, dv_room = empty(longest, width), empty(longest, width)
     parameters_room = empty(longest, len(windows.bias))
