@@ -49,7 +49,7 @@ def table(names: Sequence[str], path: Path) -> None:
                     print(row, flush=True)
                     new = not path.exists()
                     with path.open("a", newline="") as file:
-                        writer = csv.DictWriter(file, fieldnames=list(row))
+                        writer = csv.DictWriter(file, fieldnames=list(row), lineterminator="\n")
                         if new:
                             writer.writeheader()
                         writer.writerow(row)

@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--format",
         default="onnx",
-        help="file format: onnx, or pt2 for torch.export; default onnx",
+        help="file format: onnx, pt2 for torch.export, or pte for ExecuTorch; default onnx",
     )
     parser.add_argument(
         "--form",

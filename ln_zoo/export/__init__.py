@@ -1,4 +1,4 @@
-"""Models as files for other runtimes: `torch.export` programs and ONNX.
+"""Models as files for other runtimes: `torch.export` programs, ONNX and ExecuTorch.
 
 A *step form* takes the input of one time step and named states, and gives outputs and the next
 states: what a stream, a robot or a phone needs. A *sequence form* takes a whole sequence; its
@@ -57,6 +57,7 @@ _FORMATS = {
     "onnx": _Format(
         ".onnx", ("onnx", "onnxscript", "onnxruntime"), "export", files.write_onnx, files.run_onnx
     ),
+    "pte": _Format(".pte", ("executorch",), "executorch", files.write_pte, files.run_pte),
 }
 FORMATS = tuple(_FORMATS)
 
@@ -93,7 +94,9 @@ def export(
         model: that says what of it is exported (``export_parts``), as the zoo's do, or a recurrent
             layer or cell of `ln_zoo.layers`; in evaluation mode, in float32, on the CPU.
         file: to write; it appears only after the check.
-        format: ``"pt2"`` (`torch.export`; read where ln_zoo is not installed) or ``"onnx"``.
+        format: ``"pt2"`` (`torch.export`; read where ln_zoo is not installed), ``"onnx"``, or
+            ``"pte"`` (ExecuTorch; of recurrent networks the step form alone, for at most 64
+            examples).
         form: ``"step"`` or ``"sequence"``.
         part: of a model with several (`parts_of`); default: the first.
         opset: of ONNX, 18 to 23; default 20.

@@ -23,6 +23,8 @@ _FACTS = "ln_zoo"
 OLDEST_OPSET, NEWEST_OPSET, DEFAULT_OPSET = 18, 23, 20
 #: Different for each axis, and not 1: torch takes that for a size that never changes.
 _SIZES = {"N": 3, "T": 7, "S": 5, "U": 6}
+#: ExecuTorch plans the memory of a call when it writes the file: a free axis has a largest size.
+_MOST = 64
 
 #: Runs a written file: inputs by name to outputs by name.
 Run = Callable[[Tensors], dict[str, Tensor]]
@@ -85,6 +87,46 @@ def run_onnx(path: Path, file: FilePath) -> Run:
     return run
 
 
+def write_pte(path: Path, file: FilePath, facts: dict[str, Any], opset: int) -> None:
+    """Writes an ExecuTorch program for its portable kernels; free sizes are 64 at most."""
+    from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge
+    from executorch.exir.passes.sym_shape_eval_pass import ConstraintBasedSymShapeEvalPass
+
+    free = {n for spec in path.inputs.values() for n in spec.shape if isinstance(n, str)}
+    facts = facts | {"largest": dict.fromkeys(sorted(free), _MOST)}
+    with _tracing():
+        program = torch.export.export(
+            path.module, _example(path), dynamic_shapes=(_free_axes(path, _MOST),)
+        )
+        if any(node.target is torch.ops.higher_order.scan for node in program.graph.nodes):
+            raise ExportError("ExecuTorch has no kernel for a loop over time: give the step form")
+        # Its check of the program runs it, which fixes the free sizes at those of the example.
+        edge = to_edge(
+            program,
+            constant_methods={_FACTS: json.dumps(facts)},
+            compile_config=EdgeCompileConfig(_check_ir_validity=False),
+        )
+        made = edge.to_executorch(
+            ExecutorchBackendConfig(sym_shape_eval_pass=ConstraintBasedSymShapeEvalPass())
+        )
+    file.write_bytes(made.buffer)
+
+
+def run_pte(path: Path, file: FilePath) -> Run:
+    """The file as a function, in ExecuTorch's runtime on the CPU."""
+    from executorch.runtime import Runtime
+
+    program = Runtime.get().load_program(file)
+    method = program.load_method("forward")
+
+    def run(inputs: Tensors) -> dict[str, Tensor]:
+        found = method.execute([a.contiguous() for a in inputs.values()])
+        # The next call writes to the same memory.
+        return {name: a.clone() for name, a in zip(path.outputs, found, strict=True)}
+
+    return run
+
+
 def read_facts(file: str | os.PathLike[str]) -> dict[str, Any]:
     """What an exported file says of itself: model, form, names, shapes, states.
 
@@ -95,7 +137,14 @@ def read_facts(file: str | os.PathLike[str]) -> dict[str, Any]:
         ExportError: if the file says nothing.
     """
     found = None
-    if FilePath(file).suffix == ".onnx":
+    if FilePath(file).suffix == ".pte":
+        check_installed("reading ExecuTorch", "executorch", extra="executorch")
+        from executorch.runtime import Runtime
+
+        program = Runtime.get().load_program(FilePath(file))
+        if _FACTS in program.method_names:
+            (found,) = program.load_method(_FACTS).execute([])
+    elif FilePath(file).suffix == ".onnx":
         check_installed("reading ONNX", "onnx", extra="export")
         import onnx
 
@@ -136,8 +185,8 @@ def _example(path: Path) -> tuple[Tensor, ...]:
     return tuple(examples(path, _SIZES).values())
 
 
-def _free_axes(path: Path) -> tuple[dict[int, Any], ...]:
-    axes = {letter: torch.export.Dim(letter) for letter in _SIZES}
+def _free_axes(path: Path, most: int | None = None) -> tuple[dict[int, Any], ...]:
+    axes = {letter: torch.export.Dim(letter, max=most) for letter in _SIZES}
     return tuple(
         {i: axes[n] for i, n in enumerate(spec.shape) if isinstance(n, str)}
         for spec in path.inputs.values()

@@ -11,6 +11,7 @@ from torch import nn
 
 import ln_zoo.models
 from ln_zoo.export import (
+    _FORMATS,
     ExportError,
     export,
     files,
@@ -40,6 +41,12 @@ from ln_zoo.zoo.catalog import card_folders, read_card
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
+
+
+def needed(format: str) -> None:
+    """Skips the test where the packages of a format are missing."""
+    for package in _FORMATS[format].packages:
+        pytest.importorskip(package, reason=f"the format {format} needs {package}")
 
 
 def with_statistics(module: nn.Module) -> nn.Module:
@@ -79,12 +86,30 @@ LAYERS = {
 }
 
 
+@pytest.mark.parametrize("format", ["pt2", "pte"])
 @pytest.mark.parametrize("layer", ["LSTM", "recurrent batch norm"])
-def test_step_form_of_layers(layer, tmp_path):
+def test_step_form_of_layers(layer, format, tmp_path):
+    needed(format)
     module = with_statistics(LAYERS[layer]())
-    done = export(module, tmp_path / "a.pt2", format="pt2", form="step")
+    done = export(module, tmp_path / f"a.{format}", format=format, form="step")
     assert done.comparison.ratio <= 1
     assert {"N": 4, "T": 12, "S": 7, "U": 9} in done.comparison.sizes
+
+
+def test_an_executorch_file_says_what_it_holds(tmp_path):
+    needed("pte")
+    file = tmp_path / "a.pte"
+    export(LSTM(3, 5, norm=LayerNorm()).eval(), file, format="pte", form="step")
+    facts = read_facts(file)
+    assert facts["inputs"] == {"input": ["N", 3], "h": [1, "N", 5], "c": [1, "N", 5]}
+    assert facts["largest"] == {"N": 64}
+
+
+def test_executorch_takes_no_loop(tmp_path):
+    needed("pte")
+    with pytest.raises(ExportError, match="no kernel for a loop over time: give the step form"):
+        export(LSTM(3, 5).eval(), tmp_path / "a.pte", format="pte", form="sequence")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -102,10 +127,13 @@ def test_sequence_form_of_layers(layer, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("format", ["pt2", "onnx"])
-@pytest.mark.parametrize("form", ["step", "sequence"])
+@pytest.mark.parametrize(
+    ("format", "form"),
+    [("pt2", "step"), ("pt2", "sequence"), ("onnx", "step"), ("onnx", "sequence"), ("pte", "step")],
+)
 @pytest.mark.parametrize("layer", LAYERS)
 def test_every_layer_in_every_format(layer, form, format, tmp_path):
+    needed(format)
     module = with_statistics(LAYERS[layer]())
     assert export(module, tmp_path / "a", format=format, form=form).comparison.ratio <= 1
 
@@ -273,23 +301,24 @@ def test_no_published_model_is_left_out():
     "name",
     [name if name in CHEAP else pytest.param(name, marks=pytest.mark.slow) for name in PUBLISHED],
 )
-def test_published_models(name, tmp_path):
-    """Every part and form, in every format; where there is no step form, the error says so."""
+@pytest.mark.parametrize("format", _FORMATS)
+def test_published_models(format, name, tmp_path):
+    """Every part and form; where there is no such form, the error says so."""
     import ln_zoo
 
-    pytest.importorskip("onnxruntime")
+    needed(format)
     model = ln_zoo.load(name)
     for part in parts_of(model):
         for form in ("step", "sequence"):
-            for format in ("pt2", "onnx"):
-                file = tmp_path / f"{part}.{form}.{format}"
-                try:
-                    done = export(model, file, format=format, form=form, part=part)
-                except ExportError as error:
-                    assert form == "step"
-                    assert "has no step form: " in str(error)  # noqa: PT017
-                else:
-                    assert done.comparison.ratio <= 1
+            file = tmp_path / f"{part}.{form}.{format}"
+            try:
+                done = export(model, file, format=format, form=form, part=part)
+            except ExportError as error:
+                missing = "has no step form: " if form == "step" else "give the step form"
+                assert missing in str(error)  # noqa: PT017
+                assert form == "step" or format == "pte"
+            else:
+                assert done.comparison.ratio <= 1
 
 
 # Bad input
@@ -308,7 +337,7 @@ class Clocked(Norm):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"format": "tflite"}, "unknown format 'tflite': it is one of pt2, onnx"),
+        ({"format": "tflite"}, "unknown format 'tflite': it is one of pt2, onnx, pte"),
         ({"form": "whole"}, "unknown form 'whole': it is one of step, sequence"),
         ({"opset": 12}, "opset 12 is not supported: give one from 18 to 23"),
         ({"opset": 99}, "opset 99 is not supported"),
