@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loops.loop import _Loop
 from lightning.pytorch.utilities import rank_zero_info
 
 from ln_zoo.callbacks.updates import UpdateCallback
@@ -70,6 +71,13 @@ class LastCheckpoint(UpdateCallback, ModelCheckpoint):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         self._signal, self._resumed = 0, trainer.ckpt_path
+        loop = trainer.fit_loop
+        if loop.restarted_on_epoch_end:
+            # That epoch is over. With max_steps Lightning would go back into it, train one batch
+            # more, and begin the next epoch but one; without, it goes on as here.
+            _Loop.restarting.fset(loop, False)  # type: ignore[attr-defined]
+            loop.update_restart_stage()
+            loop.epoch_progress.increment_completed()
         # In place of Lightning's own, which waits for the other processes within the handler.
         self._handlers.enter_context(handling(self._receive))
 

@@ -212,6 +212,29 @@ def test_last_of_a_logger_without_a_folder(here: Path) -> None:
     assert "this logger has none: give the file itself" in done.err
 
 
+@pytest.mark.parametrize("limit", [(), ("--trainer.max_steps=25",)])
+@pytest.mark.parametrize("every", [1, 2])
+def test_resumed_after_an_epoch_it_goes_on_as_if_uninterrupted(
+    here: Path, every: int, limit: tuple[str, ...]
+) -> None:
+    """Whether or not the epoch was validated, and whatever ends the run."""
+    options = [
+        *limit,
+        f"--trainer.check_val_every_n_epoch={every}",
+        "--lr_scheduler=ExponentialLR",
+        "--lr_scheduler.gamma=0.5",
+    ]
+    fit(*options, epochs=5)
+    fit(*options, epochs=3)
+    fit(*options, "--ckpt_path=last", epochs=5)
+    whole, _, resumed = (
+        load(here / f"runs/MLPClassifier-LayerNorm/version_{i}/checkpoints/last.ckpt")
+        for i in range(3)
+    )
+    for part in ("epoch", "global_step", "lr_schedulers", "state_dict", "optimizer_states"):
+        torch.testing.assert_close(resumed[part], whole[part], rtol=0, atol=0, msg=part)
+
+
 # --weights
 
 
