@@ -11,7 +11,7 @@ from ln_zoo.ops.cells import States
 from ln_zoo.ops.engines.aten import AtenEngine
 from ln_zoo.ops.engines.native.draw import NativeDraw
 from ln_zoo.ops.engines.native.engine import NativeEngine
-from ln_zoo.ops.engines.native.one_call import ONE_CALL_ROWS, OneCall
+from ln_zoo.ops.engines.native.one_call import OneCall
 from ln_zoo.ops.engines.native.window import NativeWindow
 from ln_zoo.ops.engines.torch_rnn import TorchRNN
 from ln_zoo.ops.engines.triton import TritonEngine
@@ -40,6 +40,8 @@ class LayersKernel(Kernel, Protocol):
 _LARGE = 2**21
 #: Rows, and steps, of packed sequences from which on our own loop of any cell is.
 _PACKED_ROWS, _PACKED_STEPS = 257, 8
+#: Rows of padded calls up to which it is as well.
+_FEW_ROWS = 256
 _TRITON, _NATIVE, _ATEN = TritonEngine(), NativeEngine(), AtenEngine()
 KERNELS += [
     TorchRNN(),
@@ -109,6 +111,6 @@ def _ours_is_faster(call: RecurrentCall) -> bool:
     rows = x.numel() // max(1, x.shape[-1])
     if sizes is not None:
         return rows >= _PACKED_ROWS and len(sizes) >= _PACKED_STEPS
-    if x.dim() == 3 and rows <= ONE_CALL_ROWS:
+    if x.dim() == 3 and rows <= _FEW_ROWS:
         return True
     return call.cell.name == "GRU" and rows * call.weights[0].hh.numel() >= _LARGE

@@ -1,4 +1,4 @@
-"""Small calls and single steps in one call of C++: numbers and gradients of the generic loop."""
+"""Padded calls and single steps in one call of C++: numbers and gradients of the generic loop."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ln_zoo.layers import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm
 from ln_zoo.ops import dispatch, registry
+from ln_zoo.ops.engines.native import one_call
 from ln_zoo.ops.engines.native.one_call import OneCall
 from ln_zoo.ops.engines.native.runtime import unavailable_reason
 
@@ -152,6 +153,54 @@ def test_layers_are_those_of_the_generic_loop(
     assert_generic(layer, x, zero_states(layer, N), training)
 
 
+CHUNKS = [
+    ((9, 5, 7, 20), LayerNorm(gain=0.5), {}),
+    ((9, 5, 20, 9), RMSNorm(gain=0.7), {}),
+    ((7, 30, 17, 33), Identity(), {"num_layers": 2, "bidirectional": True}),
+    ((8, 3, 1, 40), LayerNorm(gain=0.5), {"recurrent_dropout": 0.5}),
+]
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize(("sizes", "norm", "options"), CHUNKS, ids=str)
+@every_kind
+def test_chunks_are_those_of_the_generic_loop(
+    name: str,
+    sizes: tuple[int, ...],
+    norm: Norm,
+    options: dict[str, Any],
+    training: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of some steps, of one where a step has more rows, and with few or single columns."""
+    T, N, inputs, hidden = sizes
+    layer = randomised(LAYERS[name](inputs, hidden, norm=norm, **options)).train(training)
+    x, states = torch.randn(T, N, inputs), zero_states(layer, N)
+    whole = results(copy.deepcopy(layer), x, states, training)
+    monkeypatch.setattr(one_call, "rows_of_chunk", lambda rows, saved: 12 if saved else 20)
+    cut = results(copy.deepcopy(layer), x, states, training)
+    for i in range(2):
+        assert torch.equal(whole[f"result {i}"], cut[f"result {i}"])
+    assert_generic(layer, x, states, training)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@every_kind
+def test_threads_may_share_the_units(
+    name: str, training: bool, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(one_call, "rows_of_chunk", lambda rows, saved: 12)
+    monkeypatch.setattr(one_call, "shares_of_units", lambda *layout: 3)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        layer = randomised(LAYERS[name](5, 37, norm=LayerNorm(gain=0.5)))
+        assert_generic(layer, torch.randn(7, 4, 5), zero_states(layer, 4), training)
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("normalize", [(), ("input",), ("recurrent",), ("cell",)])
 def test_sites_may_be_left_out(normalize: tuple[str, ...]) -> None:
     cell = randomised(LSTMCell(7, 20, norm=LayerNorm(), normalize=normalize))
@@ -229,7 +278,6 @@ def test_it_stands_back_where_it_is_not_meant_for(monkeypatch: pytest.MonkeyPatc
     assert runs(cell, x, states)
     assert not runs(GRUCell(7, 20, norm=BatchNorm()), x.repeat(2, 1), zero_states(cell, 2))
     assert not runs(copy.deepcopy(cell).double(), x.double(), tuple(s.double() for s in states))
-    assert not runs(cell, torch.randn(300, 7), zero_states(cell, 300))
     with torch.autocast("cpu", torch.bfloat16):
         assert not runs(cell, x, states)
     monkeypatch.setenv("LN_ZOO_KERNELS", "0")
@@ -237,7 +285,7 @@ def test_it_stands_back_where_it_is_not_meant_for(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("LN_ZOO_KERNELS")
     names.clear()
     LSTM(3, 4, proj_size=2, norm=LayerNorm())(torch.randn(5, 2, 3))
-    LSTM(3, 4, norm=LayerNorm())(torch.randn(100, 3, 3))
+    LSTM(3, 4, norm=LayerNorm())(torch.randn(3, 0, 3))
     LSTM(3, 4, norm=LayerNorm())(nn.utils.rnn.pack_sequence([torch.randn(3, 3)]))
     assert names == [None] * 3
 

@@ -1,12 +1,15 @@
-"""Small calls: one direction of one layer, or a step of a cell, in one call of C++ each way.
+"""Padded calls in float32: one direction of one layer, or a step of a cell, in one call of C++ each
+way.
 
-At this size a call into torch costs as much as what it computes. So torch computes nothing here:
-tensors go to C++ as layers have them, and what does not depend on their numbers is found once, in
+Between two chunks nothing returns to Python, during which all threads but one would wait. In small
+calls a call into torch costs as much as what it computes. So torch computes nothing here: tensors
+go to C++ as layers have them, and what does not depend on their numbers is found once, in
 `Prepared`.
 """
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Sequence
 from ctypes import Structure, addressof, c_double, c_int64
@@ -19,7 +22,12 @@ from ln_zoo.ops import memory
 from ln_zoo.ops.addresses import address, addresses
 from ln_zoo.ops.cells import CELLS, States, Weights
 from ln_zoo.ops.engines.base import NO_MASKS, Masks
-from ln_zoo.ops.engines.native.runtime import NativeProducts, library, unavailable_reason
+from ln_zoo.ops.engines.native.runtime import (
+    library,
+    rows_of_chunk,
+    shares_of_units,
+    unavailable_reason,
+)
 from ln_zoo.ops.engines.native.steps import CELLS as NUMBERS
 from ln_zoo.ops.engines.native.steps import RowArguments, row_arguments
 from ln_zoo.ops.operator import differentiable, noise_of, normalized_sites
@@ -28,9 +36,6 @@ from ln_zoo.ops.recurrence import RecurrentCall, run_layers, scan
 from ln_zoo.ops.recurrent_kernel import drawn, untraceable
 from ln_zoo.ops.registry import Task
 from ln_zoo.ops.spec import Spec, product_dtype, specify, unsupported_reason
-
-#: Rows up to which a call is one chunk: the others are cut by `ln_zoo.ops.operator`.
-ONE_CALL_ROWS = NativeProducts.chunk_rows
 
 
 class Parameters(NamedTuple):
@@ -71,6 +76,7 @@ class _Constants(Structure):
 
     _fields_ = (
         *((name, c_int64) for name in ("cell", "steps", "examples", "inputs", "hidden", "threads")),
+        *((name, c_int64) for name in ("shares", "chunk_kept", "chunk_alone")),
         *((name, RowArguments) for name in ("input", "recurrent", "out")),
         *((name, c_double) for name in ("share_h", "share_c")),
     )
@@ -97,7 +103,7 @@ class _Direction:
         hidden: H.
         state: the shape of states, (N, H) or (1, N, H).
         parameters: the parameters.
-        threads: how many.
+        masks: whether any are drawn for each call.
     """
 
     def __init__(
@@ -108,7 +114,7 @@ class _Direction:
         hidden: int,
         state: tuple[int, ...],
         parameters: Parameters,
-        threads: int,
+        masks: bool,
     ) -> None:
         self.spec, self.hidden, self._state = spec, hidden, state
         self._lstm = spec.cell == "LSTM"
@@ -127,7 +133,10 @@ class _Direction:
             examples=lead[-1],
             inputs=inputs,
             hidden=hidden,
-            threads=threads,
+            threads=torch.get_num_threads(),
+            shares=shares_of_units(spec.gates, hidden, lead[-1], masks or any(spec.zoneout)),
+            chunk_kept=rows_of_chunk(math.prod(lead), saved=True),
+            chunk_alone=rows_of_chunk(math.prod(lead), saved=False),
             input=row_arguments(spec.input),
             recurrent=row_arguments(spec.recurrent),
             out=row_arguments(spec.out),
@@ -300,10 +309,10 @@ class Prepared:
                 hidden,
                 state,
                 parameters,
-                torch.get_num_threads(),
+                any(mask is not None for mask in masks),
             )
-            for i, (record, w, parameters) in enumerate(
-                zip(records, weights, self._parameters, strict=True)
+            for i, (record, w, parameters, masks) in enumerate(
+                zip(records, weights, self._parameters, self._masks, strict=True)
             )
         ]
 
@@ -351,7 +360,7 @@ class Prepared:
 
 
 class OneCall:
-    """The kernel of small calls in float32 on the CPU."""
+    """The kernel of padded calls in float32 on the CPU."""
 
     name = "native"
     title = "C++ compiled on this machine, in one call"
@@ -367,8 +376,8 @@ class OneCall:
             return "something watches the operators of torch"
         if x.device.type != "cpu":
             return f"it runs on the CPU, not on {x.device.type}"
-        if x.dim() != 3 or not 0 < x.shape[0] * x.shape[1] <= ONE_CALL_ROWS:
-            return f"it runs padded calls of 1 to {ONE_CALL_ROWS} rows"
+        if x.dim() != 3 or not x.shape[0] * x.shape[1]:
+            return "it runs padded calls of at least one row"
         norms = [r for direction in records for r in direction.values() if isinstance(r, RowNorm)]
         tensors = [a for w in weights for a in w.tensors] + [
             a for r in norms for a in (r.gain, r.shift)

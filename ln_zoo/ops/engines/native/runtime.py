@@ -39,7 +39,7 @@ def library() -> ctypes.CDLL:
     for name, types in {
         "packed_size": (i, i, i),
         "pack": (p, i, i, i, i, p, i, p, i, i, i),
-        "means": (p, i, i, i, p, p),
+        "means": (p, i, i, i, p, p, i),
         "product": (i, i, i, p, i, i, p, p, i, i, i),
         "forward": (p,),
         "backward": (p,),
@@ -105,6 +105,31 @@ def empty(*size: int, like: Tensor, dtype: torch.dtype, scratch: str = "") -> Te
 # Products
 
 
+def rows_of_chunk(rows: int, saved: bool) -> int:
+    """Rows of a chunk, unless a single step has more.
+
+    What a chunk needs is small where weights are what takes the memory, and fewer chunks take less
+    time. A tenth of the rows is little compared with what is kept of all of them for the backward;
+    without one, torch's own loop takes memory for all rows.
+
+    Args:
+        rows: of the whole call.
+        saved: as `ln_zoo.ops.engines.base.Products.rows_of_chunk`.
+
+    Example:
+        >>> rows_of_chunk(100, saved=True), rows_of_chunk(8192, saved=True)
+        (256, 819)
+    """
+    return min(max(256, rows // (10 if saved else 2)), 2048)
+
+
+def shares_of_units(gates: int, hidden: int, examples: int, noise: bool) -> int:
+    """Parts into which threads divide the units; 1: they divide the examples, as under noise."""
+    if noise:
+        return 1
+    return int(library().ln_zoo_shares(gates, hidden, examples, torch.get_num_threads()))
+
+
 class NativeProducts(Steps):
     """Products over all rows of a chunk in C++.
 
@@ -115,10 +140,6 @@ class NativeProducts(Steps):
     """
 
     leaves_constants = False
-    # What a chunk needs is small where weights are what takes the memory.
-    chunk_rows = 256
-    #: The most rows of a chunk that no single step makes longer.
-    most_rows = 2048
 
     def __init__(self, w_ih: Tensor, place: Rows | Cases, rows: int) -> None:
         self._raw, self._place = w_ih, place
@@ -131,9 +152,7 @@ class NativeProducts(Steps):
         return centred(self._raw, self._place).contiguous()
 
     def rows_of_chunk(self, saved: bool) -> int:
-        # Fewer chunks take less time. A tenth of the rows is little compared with what is kept of
-        # all of them for the backward; without one, torch's own loop takes memory for all rows.
-        return min(max(self.chunk_rows, self._rows // (10 if saved else 2)), self.most_rows)
+        return rows_of_chunk(self._rows, saved)
 
     def terms(self, x: Tensor, out: Tensor) -> None:
         if not _suits(x, self._raw.t()):
@@ -244,7 +263,8 @@ def _means(name: str, w: Tensor, rows: Rows) -> tuple[int, int]:
     groups = (c_int64 * gates)(*first_gates(rows))
     # Each gate has as many rows.
     start = address(name, w, kind, (gates * hidden, features))
-    library().ln_zoo_means(start, gates, hidden, features, groups, means)
+    threads = torch.get_num_threads()
+    library().ln_zoo_means(start, gates, hidden, features, groups, means, threads)
     return means, hidden
 
 

@@ -228,7 +228,7 @@ void backward(const Steps& call, const Window* window = nullptr) {
 extern "C" {
 
 // Changes with every change of the structures and functions below.
-int64_t ln_zoo_abi() { return 7; }
+int64_t ln_zoo_abi() { return 8; }
 
 // Numbers that a packed (K, N) takes.
 int64_t ln_zoo_packed_size(int64_t K, int64_t N, int64_t narrow) {
@@ -253,18 +253,24 @@ void ln_zoo_pack(const void* from, int64_t row, int64_t column, int64_t K, int64
 // Means of the rows of a weight (gates * hidden, F) over each group, for every gate: (gates, F).
 // groups[q] is the first gate that shares statistics with gate q.
 void ln_zoo_means(const float* w, int64_t gates, int64_t hidden, int64_t F, const int64_t* groups,
-                  float* means) {
-  for (int64_t q = 0, end; q < gates; q = end) {
-    for (end = q + 1; end < gates && groups[end] == q; end++) {
+                  float* means, int64_t threads) {
+  threads = threads_for(threads, std::min(F, gates * hidden * F / 65536 + 1));
+  in_parallel(threads, [&](int64_t i) {
+    const int64_t from = F * i / threads, to = F * (i + 1) / threads;
+    for (int64_t q = 0, end; q < gates; q = end) {
+      for (end = q + 1; end < gates && groups[end] == q; end++) {
+      }
+      float* mean = means + q * F;
+      std::fill(mean + from, mean + to, 0.0f);
+      for (int64_t k = q * hidden; k < end * hidden; k++) {
+        for (int64_t j = from; j < to; j++) mean[j] += w[k * F + j];
+      }
+      for (int64_t j = from; j < to; j++) mean[j] /= float((end - q) * hidden);
+      for (int64_t k = q + 1; k < end; k++) {
+        std::memcpy(means + k * F + from, mean + from, 4 * (to - from));
+      }
     }
-    float* mean = means + q * F;
-    std::fill(mean, mean + F, 0.0f);
-    for (int64_t k = q * hidden; k < end * hidden; k++) {
-      for (int64_t j = 0; j < F; j++) mean[j] += w[k * F + j];
-    }
-    for (int64_t j = 0; j < F; j++) mean[j] /= float((end - q) * hidden);
-    for (int64_t k = q + 1; k < end; k++) std::memcpy(means + k * F, mean, 4 * F);
-  }
+  });
 }
 
 // C (M, N) = A (M, K) B, or C += A B, with A by its strides, B packed, C's rows `ldc` apart.

@@ -25,6 +25,7 @@ from ln_zoo.ops.engines.native.runtime import (
     packed,
     packed_shares,
     scratch_memory,
+    shares_of_units,
 )
 from ln_zoo.ops.spec import Cases, Operands, Rows, Spec
 
@@ -168,10 +169,9 @@ class NativeSteps(NativeProducts):
     def _shares(self, examples: int, masks: Masks) -> int:
         """Shares of units for so many examples; noise and bfloat16 know of none."""
         noise = any(self.spec.zoneout) or any(mask is not None for mask in masks)
-        if noise or self._kind != torch.float32:
+        if self._kind != torch.float32:
             return 1
-        layout = (self.spec.gates, self._sizes["H"], examples, torch.get_num_threads())
-        return int(self.library.ln_zoo_shares(*layout))
+        return shares_of_units(self.spec.gates, self._sizes["H"], examples, noise)
 
     def _weight(self, shares: int) -> Packed:
         """The recurrent weight as products read it."""
