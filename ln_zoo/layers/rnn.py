@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn import init
 from torch.nn.utils.rnn import PackedSequence
 
@@ -399,9 +398,16 @@ class RecurrentLayer(nn.RNNBase):
     ) -> tuple[Tensor, States]:
         """The same for time-major input (T, N, I) or packed data (total, I)."""
         noise = self.noise
-        planned = batch_sizes is None and not (noise and self.training)
+        drawn = self.training and ("zoneout" in noise or "recurrent_dropout" in noise)
+        # Weights that are drawn are others in every call.
+        planned = batch_sizes is None and not (self.training and "weight_dropout" in noise)
+
+        def draw(states: States) -> list[ops.Noise]:
+            both = self.zoneout, self.recurrent_dropout
+            return ops.draw_noise(*both, states, x.shape[:-1], self.training)
+
         if planned:
-            options = len(self.cell.states), self.dropout, self.training
+            options = len(self.cell.states), self.dropout, self.training, draw if drawn else None
             done = self._plans.run(self._parameters, x, states, *options)
             if done is not None:
                 return done
@@ -428,9 +434,7 @@ class RecurrentLayer(nn.RNNBase):
         self._check_parameters(x, records, weights)
 
         if "zoneout" in noise or "recurrent_dropout" in noise:
-            lead = x.shape[:-1]
-            drawn = ops.draw_noise(self.zoneout, self.recurrent_dropout, states, lead, training)
-            weights = [w._replace(noise=n) for w, n in zip(weights, drawn, strict=True)]
+            weights = [w._replace(noise=n) for w, n in zip(weights, draw(states), strict=True)]
         call = ops.RecurrentCall(
             cell, records, x, batch_sizes, states, weights, bidirectional, dropout, training
         )
@@ -453,8 +457,9 @@ class RecurrentLayer(nn.RNNBase):
 
     def _effective_weights(self, suffix: str, sites: dict[str, Site]) -> Weights:
         recurrent = sites["recurrent"].weight(getattr(self, f"weight_hh_{suffix}"))
-        if self.weight_dropout:
-            recurrent = F.dropout(recurrent, self.weight_dropout, self.training)
+        if self.weight_dropout and self.training:
+            mask = ops.dropout_mask(self.weight_dropout, recurrent)
+            recurrent = recurrent * mask.to(recurrent.dtype)
         return Weights(
             sites["input"].weight(getattr(self, f"weight_ih_{suffix}")),
             recurrent,

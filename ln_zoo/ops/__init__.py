@@ -35,7 +35,7 @@ from ln_zoo.ops.plans import Entries, Plans
 from ln_zoo.ops.records import Record, Records, RowNorm, StepNorm
 from ln_zoo.ops.recurrence import RecurrentCall, run_layers, scan
 from ln_zoo.ops.registry import KERNELS, Kernel
-from ln_zoo.ops.regularization import Noise, draw_noise
+from ln_zoo.ops.regularization import Noise, draw_noise, dropout_mask
 
 __all__ = [
     "CELLS",
@@ -72,6 +72,7 @@ __all__ = [
     "divergence",
     "draw_forward",
     "draw_noise",
+    "dropout_mask",
     "filterbank",
     "join_states",
     "linear",

@@ -19,10 +19,12 @@ from ln_zoo.ops.engines.native.one_call import OneCall, Parameters, Prepared, wi
 from ln_zoo.ops.records import RowNorm
 from ln_zoo.ops.recurrence import RecurrentCall
 from ln_zoo.ops.recurrent_kernel import untraceable
+from ln_zoo.ops.regularization import Noise
 
 #: Places where a layer keeps what its calls depend on: a dictionary and a key of it.
 Entries = Sequence[tuple[dict[str, Any], str]]
 Run = Callable[[RecurrentCall], tuple[Any, States]]
+Draw = Callable[[States], Sequence[Noise]]
 #: Plans that one layer keeps: for as many shapes of inputs.
 _KEPT = 64
 
@@ -47,8 +49,12 @@ class _Plan:
         states: States,
         dropout: float,
         training: bool,
+        noise: Sequence[Noise] | None,
     ) -> tuple[Any, States]:
         now = self._call._replace(x=x, states=states, dropout=dropout, training=training)
+        if noise is not None:
+            pairs = zip(now.weights, noise, strict=True)
+            now = now._replace(weights=[w._replace(noise=n) for w, n in pairs])
         return self._kernel(now)
 
 
@@ -75,6 +81,7 @@ class Plans:
         count: int,
         dropout: float = 0.0,
         training: bool = False,
+        draw: Draw | None = None,
     ) -> tuple[Any, States] | None:
         """Output and last states, or ``None`` where there is no plan for such a call.
 
@@ -85,9 +92,10 @@ class Plans:
             count: how many states there are.
             dropout: probability of a zero between two layers.
             training: whether the layer is in training mode.
+            draw: draws the noise of a call, from its initial states; ``None``: there is none.
         """
         whose, watched, plans = self._kept
-        key = _key(x)
+        key = _key(x, draw is not None)
         plan = plans.get(key)
         if plan is None or key is None or whose is not owner:
             return None
@@ -102,7 +110,8 @@ class Plans:
             starts = addresses(("h", "c"), states, (state,) * count)
         except RuntimeError:
             return None  # What is wrong, if anything is, is found where there is no plan.
-        return plan(found, x, starts, states, dropout, training)
+        noise = None if draw is None else draw(states)
+        return plan(found, x, starts, states, dropout, training, noise)
 
     def keep(
         self,
@@ -120,7 +129,7 @@ class Plans:
             call: such a call, of padded inputs.
         """
         cell, records, x, _, _, weights, *_ = call
-        key = _key(x)
+        key = _key(x, any(w.noise.drawn for w in weights))
         if key is None or entries is None:
             return
         if not cell.has_kernels or any(w.hr is not None for w in weights):
@@ -141,7 +150,7 @@ class Plans:
         self._kept = owner, watched, kept
 
 
-def _key(x: Tensor) -> tuple[Any, ...] | None:
+def _key(x: Tensor, drawn: bool) -> tuple[Any, ...] | None:
     """All that the choice of a kernel depends on, but for the layer; ``None``: there is no plan."""
     if (
         torch.compiler.is_compiling()
@@ -154,4 +163,4 @@ def _key(x: Tensor) -> tuple[Any, ...] | None:
     ):
         return None
     value = os.environ.get("LN_ZOO_KERNELS")
-    return x.shape, value, torch.get_num_threads(), *registry.KERNELS
+    return x.shape, drawn, value, torch.get_num_threads(), *registry.KERNELS

@@ -37,6 +37,16 @@ class Noise(NamedTuple):
         }
         return [name for name, there in found.items() if there]
 
+    @property
+    def drawn(self) -> bool:
+        """Whether any of it is for one call alone."""
+        return self.dropout is not None or any(isinstance(d, Tensor) for d in self.zoneout)
+
+    @property
+    def shares(self) -> Noise:
+        """The same without what was drawn."""
+        return Noise(None, tuple(0.0 if isinstance(d, Tensor) else d for d in self.zoneout))
+
 
 def draw_noise(
     zoneout: Sequence[float],
@@ -92,7 +102,7 @@ def bernoulli(p: float, size: Sequence[int], device: torch.device) -> Tensor:
 
 
 def dropout_mask(p: float, like: Tensor) -> Tensor:
-    """Zeros with probability p, else 1 / (1 - p), float32 at least, in the shape of a state."""
+    """Zeros with probability p, else 1 / (1 - p), float32 at least, in the shape of a tensor."""
     dtype = torch.promote_types(like.dtype, torch.float32)
     return bernoulli(1 - p, like.shape, like.device).to(dtype).div_(1 - p)
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from own_cell import MGU, MGU_CELL
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from ln_zoo.analysis import gradient_norms
@@ -19,7 +18,7 @@ from ln_zoo.conversion import denormalize_
 from ln_zoo.export.loops import ExportError, exportable
 from ln_zoo.layers import GRU, LSTM, RNN, GRUCell, LSTMCell, RecurrentLayer, RNNCell
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, WeightNorm
-from ln_zoo.ops import draw_noise, registry
+from ln_zoo.ops import draw_noise, dropout_mask, registry
 
 F64 = torch.float64
 T, N, E, H = 6, 4, 3, 5
@@ -202,7 +201,7 @@ def test_weight_dropout_is_one_mask_on_the_weight(
     layer = made(cls, norm, weight_dropout=0.5, bidirectional=True)
     x = torch.randn(T, N, E, dtype=F64, requires_grad=True)
     torch.manual_seed(7)
-    masks = [F.dropout(torch.ones(len(layer.weight_hh_l0), H, dtype=F64), 0.5) for _ in range(2)]
+    masks = [dropout_mask(0.5, torch.ones(len(layer.weight_hh_l0), H, dtype=F64)) for _ in range(2)]
     torch.manual_seed(7)
     found = flat(layer(x))
     plain = made(cls, norm, bidirectional=True)

@@ -351,6 +351,29 @@ def test_noise_is_that_of_the_generic_loop(
     assert "native" in picked
 
 
+def test_a_plan_draws_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call that follows it has masks of its own, those that it would have without."""
+    layer = randomised(LSTM(3, 5, 2, norm=LayerNorm(), zoneout=0.3, recurrent_dropout=0.4))
+    x = torch.randn(4, 3, 3)
+
+    def called(seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        return layer(x)[0]
+
+    first, other = called(1), called(2)
+    names = ran(layer, monkeypatch)
+    assert torch.equal(called(1), first)
+    assert torch.equal(called(2), other)
+    assert not torch.equal(first, other)
+    assert not names
+    layer.zoneout = (0.0, 0.0)
+    once = called(1)
+    assert torch.equal(called(1), once)
+    assert not torch.equal(once, first)
+    layer.eval()
+    assert torch.equal(called(1), called(2))
+
+
 def test_a_plan_of_evaluation_knows_its_zoneout() -> None:
     layer = randomised(LSTM(3, 5, norm=LayerNorm(), zoneout=0.1)).eval()
     x = torch.randn(2, 3, 3)

@@ -264,7 +264,7 @@ def single_step() -> Iterator[tuple[str, Entry]]:
         # As after an assignment to the data of each parameter.
         prepared._parameters = [Parameters.of(with_gains(given), of_weights(given))]
         states = given["h"], given["c"]
-        return list(prepared(prepared.check(), given["x"], None, states, 0.0, False)[1])
+        return list(prepared(prepared.check(), given["x"], None, states, 0.0, False, None)[1])
 
     def both(given: dict[str, Any]) -> list[Tensor]:
         leaves = {name: a.clone().requires_grad_() for name, a in given.items()}

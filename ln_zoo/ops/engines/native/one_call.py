@@ -35,6 +35,7 @@ from ln_zoo.ops.records import Records, RowNorm
 from ln_zoo.ops.recurrence import RecurrentCall, run_layers, scan
 from ln_zoo.ops.recurrent_kernel import drawn, untraceable
 from ln_zoo.ops.registry import Task
+from ln_zoo.ops.regularization import Noise
 from ln_zoo.ops.spec import Spec, product_dtype, specify, unsupported_reason
 
 
@@ -103,7 +104,7 @@ class _Direction:
         hidden: H.
         state: the shape of states, (N, H) or (1, N, H).
         parameters: the parameters.
-        masks: whether any are drawn for each call.
+        noise: whether any is drawn for each call.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class _Direction:
         hidden: int,
         state: tuple[int, ...],
         parameters: Parameters,
-        masks: bool,
+        noise: bool,
     ) -> None:
         self.spec, self.hidden, self._state = spec, hidden, state
         self._lstm = spec.cell == "LSTM"
@@ -134,7 +135,7 @@ class _Direction:
             inputs=inputs,
             hidden=hidden,
             threads=torch.get_num_threads(),
-            shares=shares_of_units(spec.gates, hidden, lead[-1], masks or any(spec.zoneout)),
+            shares=shares_of_units(spec.gates, hidden, lead[-1], noise or any(spec.zoneout)),
             chunk_kept=rows_of_chunk(math.prod(lead), saved=True),
             chunk_alone=rows_of_chunk(math.prod(lead), saved=False),
             input=row_arguments(spec.input),
@@ -280,8 +281,9 @@ class _Call(torch.autograd.Function):
 
 
 def without_tensors(call: RecurrentCall) -> RecurrentCall:
-    """A call to keep: it does not hold inputs and states."""
-    return call._replace(x=torch.empty(0), states=())
+    """A call to keep: it does not hold inputs, states and what was drawn."""
+    weights = [w._replace(noise=w.noise.shares) for w in call.weights]
+    return call._replace(x=torch.empty(0), states=(), weights=weights)
 
 
 class Prepared:
@@ -294,7 +296,6 @@ class Prepared:
     def __init__(self, call: RecurrentCall) -> None:
         cell, records, x, _, _, weights, bidirectional, *_ = call
         self._call = without_tensors(call)
-        self._masks = [drawn(w.noise) if w.noise.kinds else NO_MASKS for w in weights]
         self._parameters = [Parameters.of(*both) for both in zip(records, weights, strict=True)]
         lead, hidden = tuple(x.shape[:-1]), weights[0].hh.shape[1]
         single = len(records) == 1
@@ -309,10 +310,10 @@ class Prepared:
                 hidden,
                 state,
                 parameters,
-                any(mask is not None for mask in masks),
+                w.noise.drawn,
             )
-            for i, (record, w, parameters, masks) in enumerate(
-                zip(records, weights, self._parameters, self._masks, strict=True)
+            for i, (record, w, parameters) in enumerate(
+                zip(records, weights, self._parameters, strict=True)
             )
         ]
 
@@ -335,6 +336,7 @@ class Prepared:
         states: States,
         dropout: float,
         training: bool,
+        noise: Sequence[Noise] | None,
     ) -> tuple[Any, States]:
         """Output and last states.
 
@@ -345,14 +347,15 @@ class Prepared:
             states: initial states, each (layers * directions, N, H), or (N, H) for a single step.
             dropout: probability of a zero between two layers.
             training: whether the layer is in training mode.
+            noise: what was drawn for this call, by direction; ``None``: nothing.
         """
-
+        masks = [NO_MASKS] * len(self._directions) if noise is None else [*map(drawn, noise)]
         if len(self._directions) == 1:
             only, parameters = self._directions[0], self._parameters[0]
-            return only(x.contiguous(), states, parameters, starts, found[0], self._masks[0])
+            return only(x.contiguous(), states, parameters, starts, found[0], masks[0])
 
         def run(i: int, x: Tensor, sizes: Any, states: States) -> tuple[Tensor, States]:
-            own = (self._parameters[i], None, found[i], self._masks[i])
+            own = (self._parameters[i], None, found[i], masks[i])
             return self._directions[i](x.contiguous(), states, *own)
 
         now = self._call._replace(x=x, states=states, dropout=dropout, training=training)
@@ -399,6 +402,7 @@ class OneCall:
 
     def __call__(self, call: RecurrentCall) -> tuple[Tensor, States]:
         """Runs the layers, or a single step, which has no output but its states."""
-        prepared = Prepared(call)
+        prepared, noise = Prepared(call), [w.noise for w in call.weights]
         states = tuple(s.contiguous() for s in call.states)
-        return prepared(prepared.check(), call.x, None, states, call.dropout, call.training)
+        options = call.dropout, call.training, noise
+        return prepared(prepared.check(), call.x, None, states, *options)

@@ -248,6 +248,32 @@ struct Center {
   const float* of(int64_t row) const { return means + row / hidden * features; }
 };
 
+// Packs rows [k, k + rows) of columns [n, n + columns), at most L of each. `whole`: as many of both,
+// where columns run along the memory.
+inline void pack_columns(const float* from, int64_t row, int64_t column, int64_t rows,
+                         int64_t columns, bool whole, const Center& center, int64_t n, int64_t k,
+                         float* to, int64_t wide) {
+  if (whole) {
+    vec block[L];
+#pragma GCC unroll 16
+    for (int64_t j = 0; j < L; j++) {
+      block[j] = load(from + j * column);
+      if (center.means) block[j] -= load(center.of(n + j) + k);
+    }
+    transpose(block);
+#pragma GCC unroll 16
+    for (int64_t i = 0; i < L; i++) store(to + i * wide, block[i]);
+    return;
+  }
+  for (int64_t j = 0; j < L; j++) {
+    const float* means = center.means ? center.of(n + std::min(j, columns - 1)) + k : nullptr;
+    for (int64_t i = 0; i < rows; i++) {
+      const float a = j < columns ? from[i * row + j * column] : 0.0f;
+      to[i * wide + j] = means && j < columns ? a - means[i] : a;
+    }
+  }
+}
+
 // Packs columns [n, n + columns) of a matrix with strides.
 template <class T>
 void pack_panel(const T* from, int64_t row, int64_t column, int64_t K, int64_t n, int64_t columns,
@@ -268,15 +294,11 @@ void pack_panel(const T* from, int64_t row, int64_t column, int64_t K, int64_t n
           store(to + k * wide + j, means ? block.keep(a - block.read(means + j)) : a);
         });
       }
-      for (int64_t j = 0; !by_rows && j < wide; j++) {
-        const float* source = from + j * column;
-        const float* means = center.means ? center.of(std::min(n + j, n + columns - 1)) : nullptr;
-        if (j >= columns) {
-          for (int64_t k = k0; k < k1; k++) to[k * wide + j] = 0.0f;
-        } else if (means) {
-          for (int64_t k = k0; k < k1; k++) to[k * wide + j] = source[k * row] - means[k];
-        } else {
-          for (int64_t k = k0; k < k1; k++) to[k * wide + j] = source[k * row];
+      for (int64_t j = 0; !by_rows && j < wide; j += L) {
+        for (int64_t k = k0; k < k1; k += L) {
+          const bool whole = row == 1 && k + L <= k1 && j + L <= columns;
+          pack_columns(from + j * column + k * row, row, column, std::min(L, k1 - k),
+                       std::min(L, columns - j), whole, center, n + j, k, to + k * wide + j, wide);
         }
       }
     } else {

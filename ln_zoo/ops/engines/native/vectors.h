@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <initializer_list>
+#include <utility>
 #include <vector>
 
 #ifdef _OPENMP
@@ -50,6 +51,37 @@ inline vec all(float a) {
 
 // Asks for the same place of the next row, which a step reads next.
 inline void ahead(const float* p, int64_t row) { __builtin_prefetch(p + row); }
+
+// Two rows of a matrix after rows and columns of their blocks of D were exchanged, the upper row or
+// the lower one.
+template <int D, bool LOWER, int... I>
+inline vec exchanged(vec a, vec b, std::integer_sequence<int, I...>) {
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define SHUFFLE __builtin_shufflevector
+  if (LOWER) return SHUFFLE(a, b, ((I & D) ? LANES + I : I + D)...);
+  return SHUFFLE(a, b, ((I & D) ? LANES + I - D : I)...);
+#endif
+#endif
+#ifndef SHUFFLE
+  if (LOWER) return __builtin_shuffle(a, b, ivec{((I & D) ? LANES + I : I + D)...});
+  return __builtin_shuffle(a, b, ivec{((I & D) ? LANES + I - D : I)...});
+#endif
+}
+
+// Transposes L rows of L numbers.
+template <int D = 1>
+inline void transpose(vec* rows) {
+  const auto lanes = std::make_integer_sequence<int, LANES>();
+#pragma GCC unroll 16
+  for (int i = 0; i < LANES; i++) {
+    if (i & D) continue;
+    const vec upper = rows[i], lower = rows[i + D];
+    rows[i] = exchanged<D, false>(upper, lower, lanes);
+    rows[i + D] = exchanged<D, true>(upper, lower, lanes);
+  }
+  if constexpr (2 * D < LANES) transpose<2 * D>(rows);
+}
 
 inline float total(vec a) {
 #ifdef __AVX512F__
