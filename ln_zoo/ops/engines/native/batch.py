@@ -52,6 +52,10 @@ class NativeBatchSteps(NativeSteps):
         batch, _, _alive = self._batch(grads.sizes, grads.places, forward=False)
         self.library.ln_zoo_batch_backward(byref(arguments), byref(batch))
 
+    def rows_of_chunk(self, saved: bool) -> int:
+        # Statistics cost a chunk several calls of torch: twice as many rows as elsewhere.
+        return 2 * super().rows_of_chunk(saved)
+
     def _shares(self, examples: int, masks: Masks) -> int:
         return max(1, min(torch.get_num_threads(), self._sizes["H"] // _LEAST_UNITS))
 

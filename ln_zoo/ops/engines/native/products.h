@@ -204,37 +204,49 @@ const T* copy_blocks(int64_t M, int64_t K, Left<T> a) {
   return copies.data();
 }
 
+// Bytes of a left operand that stay in the second-level cache while panels are read past them.
+constexpr int64_t LEFT_CACHED = 1 << 19;
+
 // C (M, N) = A (M, K) B, or C += A B; B packed, K whole lanes. On vectors; see `product`.
 template <class T>
 void vector_product(int64_t M, int64_t N, int64_t K, Left<T> a, const T* b, float* c, int64_t ldc,
                     bool add) {
+  // Rows of A from m0 to m1, where they are or copied, by DEPTH rows of one panel.
+  const auto part = [&](int64_t m0, int64_t m1, int64_t k, int64_t n, const T* blocks) {
+    const int64_t depth = std::min(DEPTH, K - k);
+    const int64_t columns = std::min(WIDTH * L, N - n), vectors = (columns + L - 1) / L;
+    const int64_t lanes = columns - (vectors - 1) * L;
+    const T* const right = b + n * K + k * vectors * L;
+    const bool more = add || k > 0;
+    for (int64_t m = m0, height; m < m1; m += height) {
+      height = block_height(m1 - m);
+      Left<T> left{a.data + m * a.row + k * a.column, a.row, a.column};
+      if (blocks) left = {blocks + (m - m0) * depth, 1, height};
+      float* to = c + m * ldc + n;
+      switch (height) {
+        case 1: tile_of<T, 1>(vectors, depth, left, right, to, ldc, more, lanes); break;
+        case 2: tile_of<T, 2>(vectors, depth, left, right, to, ldc, more, lanes); break;
+        case 3: tile_of<T, 3>(vectors, depth, left, right, to, ldc, more, lanes); break;
+        case 4: tile_of<T, 4>(vectors, depth, left, right, to, ldc, more, lanes); break;
+        case 5: tile_of<T, 5>(vectors, depth, left, right, to, ldc, more, lanes); break;
+        case 6: tile_of<T, 6>(vectors, depth, left, right, to, ldc, more, lanes); break;
+      }
+    }
+  };
   const bool copied = a.column != 1 && N > WIDTH * L;
+  if (!copied && M * K * int64_t(sizeof(T)) <= LEFT_CACHED) {
+    // Few rows: B is read in its order, and C stays in the first-level cache.
+    for (int64_t n = 0; n < N; n += WIDTH * L) {
+      for (int64_t k = 0; k < K; k += DEPTH) part(0, M, k, n, nullptr);
+    }
+    return;
+  }
   for (int64_t m0 = 0, m1; m0 < M; m0 = m1) {
     m1 = copied ? std::min(M, m0 + COPIED * HEIGHT) : M;
     for (int64_t k = 0; k < K; k += DEPTH) {
-      const int64_t depth = std::min(DEPTH, K - k);
-      const bool more = add || k > 0;
       const Left<T> rows{a.data + m0 * a.row + k * a.column, a.row, a.column};
-      const T* const blocks = copied ? copy_blocks(m1 - m0, depth, rows) : nullptr;
-      for (int64_t n = 0; n < N; n += WIDTH * L) {
-        const int64_t columns = std::min(WIDTH * L, N - n), vectors = (columns + L - 1) / L;
-        const int64_t lanes = columns - (vectors - 1) * L;
-        const T* const right = b + n * K + k * vectors * L;
-        for (int64_t m = m0, height; m < m1; m += height) {
-          height = block_height(m1 - m);
-          Left<T> left{rows.data + (m - m0) * a.row, a.row, a.column};
-          if (copied) left = {blocks + (m - m0) * depth, 1, height};
-          float* to = c + m * ldc + n;
-          switch (height) {
-            case 1: tile_of<T, 1>(vectors, depth, left, right, to, ldc, more, lanes); break;
-            case 2: tile_of<T, 2>(vectors, depth, left, right, to, ldc, more, lanes); break;
-            case 3: tile_of<T, 3>(vectors, depth, left, right, to, ldc, more, lanes); break;
-            case 4: tile_of<T, 4>(vectors, depth, left, right, to, ldc, more, lanes); break;
-            case 5: tile_of<T, 5>(vectors, depth, left, right, to, ldc, more, lanes); break;
-            case 6: tile_of<T, 6>(vectors, depth, left, right, to, ldc, more, lanes); break;
-          }
-        }
-      }
+      const T* blocks = copied ? copy_blocks(m1 - m0, std::min(DEPTH, K - k), rows) : nullptr;
+      for (int64_t n = 0; n < N; n += WIDTH * L) part(m0, m1, k, n, blocks);
     }
   }
 }
@@ -274,13 +286,12 @@ inline void pack_columns(const float* from, int64_t row, int64_t column, int64_t
   }
 }
 
-// Packs columns [n, n + columns) of a matrix with strides.
+// Packs columns [n, n + columns) of a matrix with strides; `from` is where they begin.
 template <class T>
 void pack_panel(const T* from, int64_t row, int64_t column, int64_t K, int64_t n, int64_t columns,
                 T* to, const Center& center) {
   constexpr int64_t per = Factors<T>::PER_LANE;
   const int64_t wide = (columns + L - 1) / L * L;
-  from += n * column;
   // A single feature has both strides 1: means go by what the rows are, not by the strides.
   const bool by_rows = column == 1 && !(center.means && center.transposed);
   // A cache line of every column at a time, where columns run along the memory.
@@ -349,7 +360,7 @@ void pack(const T* from, int64_t row, int64_t column, int64_t K, int64_t N, T* t
   in_parallel(threads, [&](int64_t i) {
     for (int64_t p = panels * i / threads; p < panels * (i + 1) / threads; p++) {
       const int64_t n = p * WIDTH * L, columns = std::min(WIDTH * L, N - n);
-      pack_panel(from, row, column, K, n, columns, to + n * padded<T>(K), center);
+      pack_panel(from + n * column, row, column, K, n, columns, to + n * padded<T>(K), center);
     }
   });
 }

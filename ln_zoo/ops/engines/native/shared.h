@@ -454,7 +454,7 @@ extern "C" {
 int64_t ln_zoo_shares(int64_t gates, int64_t H, int64_t examples, int64_t threads) {
   constexpr int64_t LEAST_UNITS = 16, MIB = 1 << 20;
   const int64_t bytes = 4 * gates * H * H, rows = (examples + threads - 1) / threads;
-  const int64_t few = bytes <= own_cache() ? 0 : bytes <= 8 * MIB ? 3 : 8;
+  const int64_t few = bytes <= own_cache() ? 0 : bytes <= 8 * MIB ? 3 : bytes <= 32 * MIB ? 8 : 32;
   return rows > few ? 1 : std::max(int64_t(1), std::min(threads, H / LEAST_UNITS));
 }
 
@@ -480,12 +480,21 @@ void ln_zoo_share_pack(int64_t gates, int64_t H, int64_t shares, int64_t backwar
       to += packed_columns(gates * H, team.count);
       continue;
     }
-    std::vector<float> rows(team.width() * H);
-    for (int64_t q = 0; q < gates; q++) {
-      std::memcpy(rows.data() + q * team.count * H, w_hh + team.wide(q) * H, 4 * team.count * H);
-    }
+    // Panel by panel: the rows of one gate end anywhere in it.
     const Center center{means, team.count, H, true};
-    pack(rows.data(), int64_t(1), H, H, team.width(), to, threads, center);
+    const int64_t width = team.width(), panels = (width + WIDTH * L - 1) / (WIDTH * L);
+    const int64_t used = threads_for(threads, panels);
+    in_parallel(used, [&](int64_t thread) {
+      std::vector<float> rows(WIDTH * L * H);
+      for (int64_t p = panels * thread / used; p < panels * (thread + 1) / used; p++) {
+        const int64_t n = p * WIDTH * L, columns = std::min(WIDTH * L, width - n);
+        for (int64_t j = 0; j < columns; j++) {
+          const int64_t gate = (n + j) / team.count, unit = (n + j) % team.count;
+          std::memcpy(rows.data() + j * H, w_hh + (team.wide(gate) + unit) * H, 4 * H);
+        }
+        pack_panel(rows.data(), int64_t(1), H, H, n, columns, to + n * H, center);
+      }
+    });
     to += packed_columns(H, team.width());
   }
 }

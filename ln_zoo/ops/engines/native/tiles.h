@@ -300,8 +300,8 @@ bool tiles_agree() {
   };
   std::generate(left.begin(), left.end(), next), std::generate(right.begin(), right.end(), next);
   for (int64_t n = 0; n < N; n += WIDTH * L) {
-    pack_panel(right.data(), N, int64_t(1), K, n, std::min(WIDTH * L, N - n), packed.data() + n * K,
-               Center{});
+    pack_panel(right.data() + n, N, int64_t(1), K, n, std::min(WIDTH * L, N - n),
+               packed.data() + n * K, Center{});
   }
   std::vector<float> tiles(M * N, 1.0f), vectors(M * N, 1.0f);
   const Left<bfloat> a{left.data(), K, 1};
