@@ -97,9 +97,9 @@ def select_step_kernel(call: RecurrentCall) -> LayersKernel | None:
 def _ours_is_faster(call: RecurrentCall) -> bool:
     """Whether the native kernels beat torch's own loop where nothing is normalised.
 
-    On CPUs a call in one piece does, and the loops take 0.5 to 0.9 of the time for a GRU
-    (docs/results/performance.md), but not where calls are so small that they cost what their
-    Python costs. For an LSTM the two are equal. Of packed sequences torch runs each step by itself,
+    On CPUs they do in padded calls of few rows, and take 0.4 to 0.9 of the time for a GRU
+    (docs/results/performance.md), but not where packed calls are so small that they cost what their
+    Python costs. For an LSTM the two are about equal. Of packed sequences torch runs each step by itself,
     which takes up to 20 times as long, an LSTM's too, unless there are few steps. Nothing was
     measured in half precision.
     """

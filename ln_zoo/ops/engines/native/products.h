@@ -204,7 +204,7 @@ const T* copy_blocks(int64_t M, int64_t K, Left<T> a) {
   return copies.data();
 }
 
-// Bytes of a left operand that stay in the second-level cache while panels are read past them.
+// Bytes of a left operand that mostly stay in the second-level cache while panels pass through it.
 constexpr int64_t LEFT_CACHED = 1 << 19;
 
 // C (M, N) = A (M, K) B, or C += A B; B packed, K whole lanes. On vectors; see `product`.

@@ -52,21 +52,19 @@ inline vec all(float a) {
 // Asks for the same place of the next row, which a step reads next.
 inline void ahead(const float* p, int64_t row) { __builtin_prefetch(p + row); }
 
-// Two rows of a matrix after rows and columns of their blocks of D were exchanged, the upper row or
-// the lower one.
+// Lanes of two vectors by their numbers, those of the second from LANES on. Clang has no
+// __builtin_shuffle, GCC before 12 nothing else.
+#if defined(__clang__) || __GNUC__ >= 12
+#define LN_ZOO_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define LN_ZOO_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, ivec{__VA_ARGS__})
+#endif
+
+// The upper or the lower one of two rows that lie D apart, once blocks of D lanes changed places.
 template <int D, bool LOWER, int... I>
-inline vec exchanged(vec a, vec b, std::integer_sequence<int, I...>) {
-#if defined(__has_builtin)
-#if __has_builtin(__builtin_shufflevector)
-#define SHUFFLE __builtin_shufflevector
-  if (LOWER) return SHUFFLE(a, b, ((I & D) ? LANES + I : I + D)...);
-  return SHUFFLE(a, b, ((I & D) ? LANES + I - D : I)...);
-#endif
-#endif
-#ifndef SHUFFLE
-  if (LOWER) return __builtin_shuffle(a, b, ivec{((I & D) ? LANES + I : I + D)...});
-  return __builtin_shuffle(a, b, ivec{((I & D) ? LANES + I - D : I)...});
-#endif
+inline vec exchanged(vec upper, vec lower, std::integer_sequence<int, I...>) {
+  if (LOWER) return LN_ZOO_SHUFFLE(upper, lower, ((I & D) ? LANES + I : I + D)...);
+  return LN_ZOO_SHUFFLE(upper, lower, ((I & D) ? LANES + I - D : I)...);
 }
 
 // Transposes L rows of L numbers.
