@@ -99,9 +99,9 @@ def _ours_is_faster(call: RecurrentCall) -> bool:
 
     On CPUs they do in padded calls of few rows, and take 0.4 to 0.9 of the time for a GRU
     (docs/results/performance.md), but not where packed calls are so small that they cost what their
-    Python costs. For an LSTM the two are about equal. Of packed sequences torch runs each step by itself,
-    which takes up to 20 times as long, an LSTM's too, unless there are few steps. Nothing was
-    measured in half precision.
+    Python costs. For an LSTM the two are about equal. Of packed sequences torch runs each step by
+    itself, which takes up to 20 times as long, an LSTM's too, unless there are few steps. Nothing
+    was measured in half precision.
     """
     x, sizes = call.x, call.batch_sizes
     if x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
