@@ -276,6 +276,7 @@ def test_it_stands_back_where_it_is_not_meant_for(monkeypatch: pytest.MonkeyPatc
     cell = GRUCell(7, 20, norm=LayerNorm())
     x, states = torch.randn(1, 7), zero_states(cell, 1)
     assert runs(cell, x, states)
+    assert runs(cell, torch.randn(300, 7), zero_states(cell, 300))
     assert not runs(GRUCell(7, 20, norm=BatchNorm()), x.repeat(2, 1), zero_states(cell, 2))
     assert not runs(copy.deepcopy(cell).double(), x.double(), tuple(s.double() for s in states))
     with torch.autocast("cpu", torch.bfloat16):
@@ -288,6 +289,8 @@ def test_it_stands_back_where_it_is_not_meant_for(monkeypatch: pytest.MonkeyPatc
     LSTM(3, 4, norm=LayerNorm())(torch.randn(3, 0, 3))
     LSTM(3, 4, norm=LayerNorm())(nn.utils.rnn.pack_sequence([torch.randn(3, 3)]))
     assert names == [None] * 3
+    LSTM(3, 4, norm=LayerNorm())(torch.randn(100, 3, 3))  # of more rows than a chunk
+    assert names[3:] == ["native"]
 
 
 def test_transforms_of_torch_func_pass_by() -> None:
