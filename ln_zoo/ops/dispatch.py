@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ln_zoo.ops.cells import States
 from ln_zoo.ops.engines.aten import AtenEngine
+from ln_zoo.ops.engines.native.build import has_tiles
 from ln_zoo.ops.engines.native.draw import NativeDraw
 from ln_zoo.ops.engines.native.engine import NativeEngine
 from ln_zoo.ops.engines.native.one_call import OneCall
@@ -36,11 +37,9 @@ class LayersKernel(Kernel, Protocol):
         """Outputs and final states."""
 
 
-#: Multiplications of all steps from which our own loop of a GRU is faster than torch's.
-_LARGE = 2**21
-#: Rows, and steps, of packed sequences from which on our own loop of any cell is.
+#: Rows, and steps, of packed sequences from which our own loops are faster than torch's.
 _PACKED_ROWS, _PACKED_STEPS = 257, 8
-#: Rows of padded calls up to which it is as well.
+#: Rows of padded calls up to which our LSTM is known to be where there are AMX tiles.
 _FEW_ROWS = 256
 _TRITON, _NATIVE, _ATEN = TritonEngine(), NativeEngine(), AtenEngine()
 KERNELS += [
@@ -76,7 +75,7 @@ def select_kernel(call: RecurrentCall) -> LayersKernel | None:
         >>> plain = {"input": RowNorm((4, 2)), "recurrent": RowNorm((4, 2))}
         >>> states = (torch.zeros(1, 2, 2),)
         >>> call = RecurrentCall(CELLS["GRU"], [plain], x, None, states, [weights])
-        >>> select_kernel(call).name
+        >>> select_kernel(call._replace(x=x.double())).name
         'torch'
         >>> select_kernel(call._replace(records=[plain | {"input": None}]))
     """
@@ -97,20 +96,17 @@ def select_step_kernel(call: RecurrentCall) -> LayersKernel | None:
 def _ours_is_faster(call: RecurrentCall) -> bool:
     """Whether the native kernels beat torch's own loop where nothing is normalised.
 
-    On CPUs they do in padded calls of few rows, and take 0.4 to 0.9 of the time for a GRU
-    (docs/results/performance.md), but not where packed calls are so small that they cost what their
-    Python costs. For an LSTM the two are about equal. Of packed sequences torch runs each step by
-    itself, which takes up to 20 times as long, an LSTM's too, unless there are few steps. Nothing
-    was measured in half precision.
+    On CPUs they do in padded calls: a GRU and a simple RNN take 0.02 to 0.9 of the time, an LSTM
+    0.2 to 1 (docs/results/performance.md), which was not measured on processors with AMX since it
+    was slower there. Of packed sequences torch runs each step by itself, which takes up to 20 times
+    as long, unless there are few steps or rows. Nothing was measured in other precisions.
     """
     x, sizes = call.x, call.batch_sizes
-    if x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
+    if x.device.type != "cpu" or x.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
         return False
     if torch.compiler.is_compiling():
         return False  # torch's loop is out there anyhow, and sizes may be symbols
     rows = x.numel() // max(1, x.shape[-1])
     if sizes is not None:
         return rows >= _PACKED_ROWS and len(sizes) >= _PACKED_STEPS
-    if x.dim() == 3 and rows <= _FEW_ROWS:
-        return True
-    return call.cell.name == "GRU" and rows * call.weights[0].hh.numel() >= _LARGE
+    return call.cell.name != "LSTM" or rows <= _FEW_ROWS or not has_tiles()

@@ -98,7 +98,7 @@ class Results(NamedTuple):
         u: of all rows.
         cells: of all rows.
         stats: of all rows.
-        statistics: means and variances that the batch has, one after the other; see `by_place`.
+        statistics: means and variances that the batch has, one after the other: `split_statistics`.
     """
 
     out: Tensor
@@ -163,7 +163,9 @@ torch.library.define(
 )
 
 
-def by_place(statistics: Tensor, spec: Spec, steps: int, hidden: int) -> list[Statistics | None]:
+def split_statistics(
+    statistics: Tensor, spec: Spec, steps: int, hidden: int
+) -> list[Statistics | None]:
     """Means and variances, (T, F) each, of each place that uses those of the batch."""
     found: list[Statistics | None] = []
     start = 0
@@ -177,7 +179,8 @@ def by_place(statistics: Tensor, spec: Spec, steps: int, hidden: int) -> list[St
     return found
 
 
-def _statistics_size(spec: Spec, steps: int, hidden: int) -> int:
+def statistics_size(spec: Spec, steps: int, hidden: int) -> int:
+    """How many numbers these are."""
     widths = zip(spec.places, spec.widths(hidden), strict=True)
     return sum(2 * steps * width for place, width in widths if place.batch)
 
@@ -255,7 +258,7 @@ def _allocate(
         u=empty(rows, width, like=x, dtype=narrow),
         cells=empty(rows if lstm else 0, hidden, like=x, dtype=wide),
         stats=empty(rows, engine.stats(spec), like=x, dtype=wide),
-        statistics=empty(_statistics_size(spec, steps, hidden), like=x, dtype=wide),
+        statistics=empty(statistics_size(spec, steps, hidden), like=x, dtype=wide),
     )
 
 
@@ -281,7 +284,7 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
     stats.zero_()
     # Means are added to what is there.
     statistics.zero_()
-    found = by_place(statistics, spec, steps, hidden)
+    found = split_statistics(statistics, spec, steps, hidden)
     flat, masks = out.view(-1, hidden), _by_rows(masks, hidden)
     first, _ = spec.products
     with no_autocast(x):
@@ -347,7 +350,7 @@ def _check_kept(
         ("u", kept.u, (rows, width), narrow),
         ("cells", kept.cells, (rows if lstm else 0, hidden), wide),
         ("stats", kept.stats, (rows, stats), wide),
-        ("statistics", kept.statistics, (_statistics_size(spec, steps, hidden),), wide),
+        ("statistics", kept.statistics, (statistics_size(spec, steps, hidden),), wide),
     ):
         check_form(name, a, size, dtype, x)
 
@@ -397,7 +400,7 @@ def _backward(*arguments: Any) -> tuple[Tensor, ...]:
     out, v, u, cells, stats, statistics = kept
     flat, width, masks = out.view(-1, hidden), u.shape[1], _by_rows(masks, hidden)
     saved = Saved(None if spec.merged else v, u, None if c0 is None else cells, stats)
-    found = by_place(statistics, spec, steps, hidden)
+    found = split_statistics(statistics, spec, steps, hidden)
     for k, own in enumerate(found):
         # Of products means were taken off.
         if own is not None and (k < 2 or spec.merged):

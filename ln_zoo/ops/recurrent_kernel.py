@@ -62,6 +62,53 @@ def drawn(noise: Noise) -> Masks:
     return Masks(noise.dropout, *held)
 
 
+def given_statistics(
+    spec: Spec, norms: Sequence[Record], first: int, steps: int, dtype: torch.dtype
+) -> operator.Given:
+    """What norms give for consecutive steps, at places that do not use the batch.
+
+    Args:
+        spec: what is computed.
+        norms: the norm of each place.
+        first: the number of the first step.
+        steps: how many there are.
+        dtype: the precision of statistics.
+    """
+    return operator.Given(
+        *(
+            torch.stack(norm.population(first, steps)).to(dtype)
+            if isinstance(norm, StepNorm) and not place.batch
+            else None
+            for place, norm in zip(spec.places, norms, strict=True)
+        )
+    )
+
+
+def tell_statistics(
+    spec: Spec,
+    norms: Sequence[Record],
+    first: int,
+    sizes: Sequence[int],
+    statistics: Tensor,
+    hidden: int,
+) -> None:
+    """Tells norms what the batch has.
+
+    Args:
+        spec: what is computed.
+        norms: the norm of each place.
+        first: the number of the first step.
+        sizes: examples of each step.
+        statistics: what was found, as the operator gives it.
+        hidden: H.
+    """
+    found = operator.split_statistics(statistics, spec, len(sizes), hidden)
+    for norm, own in zip(norms, found, strict=True):
+        if isinstance(norm, StepNorm) and own is not None:
+            assert own.mean is not None
+            norm.track(first, sizes, own.mean, own.var)
+
+
 class Recurrence:
     """The kernel that an engine makes: cells whose sites normalise rows, or over examples, or
     nothing.
@@ -188,17 +235,7 @@ class Recurrence:
         first: int,
     ) -> tuple[Tensor, States]:
         """Consecutive steps, of which the first has that number: outputs and states after them."""
-        steps, hidden = len(sizes), operands.w_hh.shape[1]
-        given = [
-            torch.stack(norm.population(first, steps)).to(operands.h0.dtype)
-            if isinstance(norm, StepNorm) and not place.batch
-            else None
-            for place, norm in zip(spec.places, norms, strict=True)
-        ]
+        given = given_statistics(spec, norms, first, len(sizes), operands.h0.dtype)
         out, *final, statistics = self._operator(spec, operands, given, batch_sizes)
-        found = operator.by_place(statistics, spec, steps, hidden)
-        for norm, own in zip(norms, found, strict=True):
-            if isinstance(norm, StepNorm) and own is not None:
-                assert own.mean is not None
-                norm.track(first, sizes, own.mean, own.var)
+        tell_statistics(spec, norms, first, sizes, statistics, operands.w_hh.shape[1])
         return out, tuple(final)

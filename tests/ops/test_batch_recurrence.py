@@ -25,14 +25,18 @@ from ln_zoo.ops import (
     Records,
     RecurrentCall,
     RowNorm,
+    StepNorm,
     Weights,
     memory,
     operator,
+    registry,
 )
 from ln_zoo.ops.engines.base import NO_MASKS
-from ln_zoo.ops.operator import by_place, normalized_cases
+from ln_zoo.ops.engines.native import one_call
+from ln_zoo.ops.engines.native.one_call import OneCall
+from ln_zoo.ops.engines.torch_rnn import TorchRNN
+from ln_zoo.ops.operator import normalized_cases, split_statistics
 from ln_zoo.ops.recurrent_kernel import Recurrence
-from ln_zoo.ops.registry import allowed
 from ln_zoo.ops.spans import runs, spans, without_means
 from ln_zoo.ops.spec import Cases, Operands, Rows, Spec
 
@@ -52,11 +56,15 @@ DOUBLE = 1e-11
 
 @dataclass
 class Under:
-    """The kernel under test, and the best precision that it has."""
+    """The kernel under test, and the best precision that it has.
+
+    `one_call` has padded calls of two steps at least, of a batch, and leaves the others to it.
+    """
 
     kernel: Recurrence
     dtype: torch.dtype
     monkeypatch: pytest.MonkeyPatch
+    one_call: OneCall | None
 
     @property
     def name(self) -> str:
@@ -66,25 +74,35 @@ class Under:
         """Calls a function that runs layers: with ``"0"`` on the generic loop, else on this."""
         picked, pick = [], ops.select_kernel
 
-        def noted(*arguments: Any) -> Any:
-            found = pick(*arguments)
-            picked.append(found)
+        def noted(call: RecurrentCall) -> Any:
+            found = pick(call)
+            wanted = None if kernels == "0" else self.kernel
+            if wanted and self.one_call and not torch.compiler.is_compiling():
+                norms = [r for direction in call.records for r in direction.values()]
+                batch = any(isinstance(r, StepNorm) and r.batch for r in norms)
+                T, N = call.x.shape[:2] if call.batch_sizes is None else (0, 0)
+                if T > 1 and batch < N and call.x.dtype == F32:
+                    wanted = self.one_call
+            picked.append((found, wanted))
             return found
 
         with self.monkeypatch.context() as patch:
             patch.setenv("LN_ZOO_KERNELS", kernels)
             patch.setattr(ops, "select_kernel", noted)
+            if kernels != "0":
+                own = [self.kernel] if self.one_call is None else [self.one_call, self.kernel]
+                patch.setattr(registry, "KERNELS", own)
             result = function()
-        wanted = None if kernels == "0" else self.kernel
         assert picked, "no layer was run"
-        assert all(kernel is wanted for kernel in picked)
+        assert all(kernel is wanted for kernel, wanted in picked)
         return result
 
 
-@pytest.fixture(params=KINDS, ids=lambda kernel: kernel.name)
+@pytest.fixture(params=[*KINDS, OneCall()], ids=["native", "aten", "one call"])
 def under(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Under:
     """Every kernel; a layer that is not run by it when it should be fails the test."""
-    kernel = request.param
+    one_call = request.param if isinstance(request.param, OneCall) else None
+    kernel = next(kind for kind in KINDS if kind.name == request.param.name)
     place = Cases(batch=True, eps=1e-5)
     spec = Spec("LSTM", place, place, place)
     for dtype in (F64, F32):
@@ -94,7 +112,7 @@ def under(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Un
             break
     else:
         pytest.skip(f"{kernel.name}: {reason}")
-    return Under(kernel, dtype, monkeypatch)
+    return Under(kernel, dtype, monkeypatch, one_call)
 
 
 @pytest.fixture(params=[2, 512], ids=["many chunks", "one chunk"])
@@ -105,6 +123,7 @@ def cuts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int
         "spans",
         lambda sizes, rows, steps=1: spans(sizes, min(rows, request.param), steps),
     )
+    monkeypatch.setattr(one_call, "rows_of_chunk", lambda rows, saved: request.param)
     return request.param
 
 
@@ -657,7 +676,7 @@ def test_nothing_kept_is_said_in_the_backward(under: Under) -> None:
 def test_the_operator_returns_statistics(under: Under, cell: str, packed: bool) -> None:
     values = arguments(under, cell, batch=True, packed=packed)
     flat = torch.ops.ln_zoo.recurrence(*values)[-1]
-    first, second, last = by_place(flat, Spec.decode(values[-3]), 4, 3)
+    first, second, last = split_statistics(flat, Spec.decode(values[-3]), 4, 3)
     tensors = Operands(*values[: len(Operands._fields)])
     sizes = [3, 3, 2, 2] if packed else [3] * 4
 
@@ -719,12 +738,12 @@ def records(**sites: Any) -> Records:
 
 
 def test_one_name_stands_for_all_that_an_engine_runs() -> None:
-    kernels, _ = allowed("native")
+    kernels, _ = registry.allowed("native")
     assert {task for kernel in kernels for task in kernel.tasks} == {
         "layers", "step", "window", "DRAW"
     }  # fmt: skip
     with pytest.raises(ValueError, match=r"names out of (?!.*native.*native).*native"):
-        allowed("nativ")
+        registry.allowed("nativ")
 
 
 def test_refusals(under: Under) -> None:
@@ -750,19 +769,16 @@ def test_refusals(under: Under) -> None:
     assert reason(projected, input=recurrent, recurrent=plain) == "the hidden state is projected"
 
 
-def test_kernels_for_rows_refuse_it() -> None:
+def test_kernels_refuse_what_they_cannot_do() -> None:
     layer = GRU(3, 4, norm=BatchNorm())
     sites = {role: site.to_spec() for role, site in layer.sites["l0"].items()}
     weights = Weights(layer.weight_ih_l0, layer.weight_hh_l0)
     x, states = torch.zeros(2, 3, 3), (torch.zeros(1, 3, 4),)
     call = RecurrentCall(CELLS["GRU"], [sites], x, None, states, [weights])
-    reasons = [
-        kernel.unsupported_reason(call)
-        for kernel in KERNELS
-        if "layers" in kernel.tasks and not isinstance(kernel, Recurrence)
-    ]
-    assert all(reasons)
-    assert "the input site normalises over the batch" in reasons
+    assert TorchRNN().unsupported_reason(call) == "the input site normalises its summed inputs"
+    single, alone = call._replace(x=x[:1]), call._replace(x=x[:, :1])
+    assert OneCall().unsupported_reason(single) == "a single step over a batch"
+    assert OneCall().unsupported_reason(alone) == "one example is no batch"
 
 
 @pytest.mark.parametrize("base", [BatchNorm, LayerNorm, RMSNorm])

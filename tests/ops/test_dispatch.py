@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from ln_zoo import ops
 from ln_zoo.layers import GRU, LSTM, RNN
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, Site, WeightNorm
-from ln_zoo.ops import CELLS, KERNELS, Records, RecurrentCall, RowNorm, Weights, registry
+from ln_zoo.ops import CELLS, KERNELS, Records, RecurrentCall, RowNorm, Weights, dispatch, registry
 from ln_zoo.ops.engines.native import build
 from ln_zoo.ops.engines.torch_rnn import TorchRNN
 
@@ -92,7 +92,10 @@ def test_which_norms_run_where(
     assert chosen == [wanted]
 
 
-def test_places_that_hold_weights_only_do_not_stop_it(chosen: list[str | None]) -> None:
+def test_places_that_hold_weights_only_do_not_stop_it(
+    chosen: list[str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LN_ZOO_KERNELS", "torch,aten")
     RNN(3, 4, norm=LayerNorm(), normalize=("input", "recurrent"))(torch.randn(200, 2, 3))
     assert chosen == [FUSED]
 
@@ -100,8 +103,8 @@ def test_places_that_hold_weights_only_do_not_stop_it(chosen: list[str | None]) 
 def test_the_switch_is_read_at_each_call(
     chosen: list[str | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layer = LSTM(3, 4)
-    x = torch.randn(200, 2, 3)
+    layer = LSTM(3, 4, dtype=torch.float64)
+    x = torch.randn(200, 2, 3, dtype=torch.float64)
     for value, wanted in (("0", None), ("1", FUSED), ("0", None)):
         monkeypatch.setenv("LN_ZOO_KERNELS", value)
         layer(x)
@@ -219,22 +222,27 @@ def test_an_error_in_a_kernel_is_raised(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.skipif(not build.status().available, reason="needs a C++ compiler")
-def test_a_larger_gru_without_normalisation_is_ours_and_equals_torchs(
-    chosen: list[str | None], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["LSTM", "GRU", "RNN"])
+def test_a_larger_layer_without_normalisation_is_ours_and_equals_torchs(
+    name: str, chosen: list[str | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("LN_ZOO_KERNELS", raising=False)
+    monkeypatch.setattr(dispatch, "has_tiles", lambda: False)
     torch.manual_seed(0)
-    theirs = nn.GRU(20, 96, num_layers=2, bidirectional=True)
+    theirs = getattr(nn, name)(20, 96, num_layers=2, bidirectional=True)
+    cls = {"LSTM": LSTM, "GRU": GRU, "RNN": RNN}[name]
     x = torch.randn(40, 6, 20)
 
     def results(layer: nn.Module, x: Tensor) -> dict[str, Tensor]:
         layer.zero_grad()
         output, final = layer(x)
+        states = final if isinstance(final, tuple) else (final,)
+        final = torch.cat(states)
         (output.sin().sum() + final.square().sum()).backward()
         gradients = {f"d {name}": p.grad.clone() for name, p in layer.named_parameters()}
         return {"output": output.detach(), "final": final.detach(), **gradients}
 
-    ours = GRU(20, 96, num_layers=2, bidirectional=True, norm=Identity())
+    ours = cls(20, 96, num_layers=2, bidirectional=True, norm=Identity())
     ours.load_state_dict(theirs.state_dict())
 
     def loop(run: int) -> dict[str, Tensor]:
@@ -247,7 +255,7 @@ def test_a_larger_gru_without_normalisation_is_ours_and_equals_torchs(
     found = results(ours, x)
     assert chosen == ["native"]
     assert_as_accurate(found, results(theirs.double(), x.double()), loop)
-    GRU(20, 96, norm=WeightNorm())(x)
+    cls(20, 96, norm=WeightNorm())(x)
     assert chosen[-1] == "native"
 
 
@@ -289,21 +297,20 @@ def test_packed_sequences_are_ours_where_there_are_many_rows(
     assert chosen == [wanted]
 
 
-@pytest.mark.parametrize(
-    ("layer", "steps"),
-    [(GRU(3, 8), 100), (LSTM(3, 96), 100), (GRU(3, 96, dtype=torch.float64), 40)],
-    ids=["little work", "LSTM", "float64"],
-)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_what_stays_torchs_without_normalisation(
-    layer: nn.Module, steps: int, chosen: list[str | None], monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, chosen: list[str | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Other precisions, and a longer LSTM on a processor with tiles, where it was slower."""
     monkeypatch.delenv("LN_ZOO_KERNELS", raising=False)
-    x = torch.randn(steps, 6, 3, dtype=layer.weight_hh_l0.dtype)
-    layer(x)
+    GRU(3, 96, dtype=dtype)(torch.randn(40, 6, 3, dtype=dtype))
     assert chosen == [FUSED]
+    monkeypatch.setattr(dispatch, "has_tiles", lambda: True)
+    LSTM(3, 96)(torch.randn(100, 6, 3))
+    assert chosen == [FUSED] * 2
 
 
-def test_a_larger_gru_is_torchs_where_ours_is_not_allowed(
+def test_a_layer_is_torchs_where_ours_is_not_allowed(
     chosen: list[str | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LN_ZOO_KERNELS", "torch,aten")

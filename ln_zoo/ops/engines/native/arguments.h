@@ -77,6 +77,44 @@ struct Batch {
   Statistics input, recurrent, out;  // of G, G and H features
 };
 
+// Where the statistics of a place over the examples of each step come from, if it has any.
+enum Source : int64_t { NONE, GIVEN, OWN };
+
+// What does not change from call to call, of a padded call in float32.
+struct Call {
+  int64_t cell, steps, examples, inputs, hidden, threads;
+  int64_t shares;  // of units (see shared.h); 1: threads share the examples
+  // Rows of a chunk: where the backward reads what is kept of all rows, and where nothing is.
+  int64_t chunk_kept, chunk_alone;
+  Rows input, recurrent, out;
+  double share_h, share_c;
+  // Of `input`, `recurrent` and `out`, which then say no more than their eps; what is taken off the
+  // number of examples (see Batch).
+  int64_t sources[3], correction;
+};
+
+// Null where there is none: biases and gains of 0 and 1, states of 0, nothing kept, a gradient of 0
+// or one that nobody wants.
+struct Tensors {
+  const float *x, *h0, *c0;                                      // (rows, I), (N, H), (N, H)
+  const float *w_ih, *w_hh;                                      // (G, I), (G, H)
+  const float *bias_ih, *bias_hh, *gain_input, *gain_recurrent;  // (G,)
+  const float *gain_out, *shift_out;                             // (H,)
+  // (rows, H), not wanted of a single step; (N, H), (N, H), (ln_zoo_call_keeps(),)
+  float *output, *h, *c, *kept;
+  const float *d_output, *d_h, *d_c;  // the backward alone, as are all below
+  float *dx, *dh0, *dc0, *dw_ih, *dw_hh, *dbias_ih, *dbias_hh;
+  float *dgain_input, *dgain_recurrent, *dgain_out, *dshift_out;
+  const float* dropout;               // (N, H)
+  const bool *zoneout_h, *zoneout_c;  // (rows, H)
+  // Of each place in turn, if its statistics are the examples' own, means and biased variances, two
+  // of (T, F), which the forward fills in; if they are given, two of (K, F), of which step t uses
+  // row min(t, K - 1).
+  float* statistics;
+  const float* given[3];
+  int64_t given_rows[3];
+};
+
 }  // extern "C"
 
 namespace {

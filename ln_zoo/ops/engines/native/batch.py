@@ -21,6 +21,11 @@ from ln_zoo.ops.spec import Cases
 _LEAST_UNITS = 16
 
 
+def shares_under_batch_norm(hidden: int) -> int:
+    """Parts into which threads divide the units where a place normalises over examples."""
+    return max(1, min(torch.get_num_threads(), hidden // _LEAST_UNITS))
+
+
 class _Statistics(Arguments):
     """``Statistics`` of arguments.h."""
 
@@ -57,7 +62,7 @@ class NativeBatchSteps(NativeSteps):
         return 2 * super().rows_of_chunk(saved)
 
     def _shares(self, examples: int, masks: Masks) -> int:
-        return max(1, min(torch.get_num_threads(), self._sizes["H"] // _LEAST_UNITS))
+        return shares_under_batch_norm(self._sizes["H"])
 
     def _batch(
         self, sizes: Sequence[int], places: Places, forward: bool

@@ -33,7 +33,7 @@ from filelock import FileLock, Timeout
 from ln_zoo.ops.engines.native.ownership import is_our_file, make_private, why_not_ours
 
 #: What ``ln_zoo_abi()`` of the source returns: the version of its functions and structures.
-ABI = 8
+ABI = 9
 #: Changes when what lies in the cache changes its form.
 _SCHEMA = 1
 #: Seconds that compiling may take, and that a process waits for another one's.
@@ -427,6 +427,11 @@ def _version(command: tuple[str, ...]) -> str | None:
         return None
     first = done.stdout.partition("\n")[0].strip()
     return first if done.returncode == 0 and first else None
+
+
+def has_tiles() -> bool:
+    """Whether the processor has AMX tiles, as far as the system tells."""
+    return "amx_tile" in _processor()[1]
 
 
 @functools.cache

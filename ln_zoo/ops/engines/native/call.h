@@ -3,205 +3,10 @@
 
 #pragma once
 
-#include <memory>
-
-#include "steps.h"
-
-extern "C" {
-
-// What does not change from call to call.
-struct Call {
-  int64_t cell, steps, examples, inputs, hidden, threads;
-  int64_t shares;  // of units (see shared.h); 1: threads share the examples
-  // Rows of a chunk: where the backward reads what is kept of all rows, and where nothing is.
-  int64_t chunk_kept, chunk_alone;
-  Rows input, recurrent, out;
-  double share_h, share_c;
-};
-
-// Null where there is none: biases and gains of 0 and 1, states of 0, nothing kept, a gradient of 0
-// or one that nobody wants.
-struct Tensors {
-  const float *x, *h0, *c0;                                      // (rows, I), (N, H), (N, H)
-  const float *w_ih, *w_hh;                                      // (G, I), (G, H)
-  const float *bias_ih, *bias_hh, *gain_input, *gain_recurrent;  // (G,)
-  const float *gain_out, *shift_out;                             // (H,)
-  // (rows, H), not wanted of a single step; (N, H), (N, H), (ln_zoo_call_keeps(),)
-  float *output, *h, *c, *kept;
-  const float *d_output, *d_h, *d_c;  // the backward alone, as are all below
-  float *dx, *dh0, *dc0, *dw_ih, *dw_hh, *dbias_ih, *dbias_hh;
-  float *dgain_input, *dgain_recurrent, *dgain_out, *dshift_out;
-  const float* dropout;               // (N, H)
-  const bool *zoneout_h, *zoneout_c;  // (rows, H)
-};
-
-}  // extern "C"
+#include "examples.h"
+#include "few.h"
 
 namespace {
-
-// Rows up to which reading the weights is what costs, and packing them does not pay.
-constexpr int64_t FEW_ROWS = 4;
-// Columns below which they fill too little of a product's tiles.
-constexpr int64_t THIN = 16;
-
-// y[n][i] = w[i] . x[n], for ROWS rows of a matrix (., K) and N vectors x.
-template <int ROWS>
-inline void dot_products(const float* w, const float* x, int64_t N, int64_t K, float* y,
-                         int64_t stride) {
-  for (int64_t n = 0; n < N; n++, x += K, y += stride) {
-    vec even[ROWS] = {}, odd[ROWS] = {};
-    int64_t k = 0;
-    for (; k + 2 * L <= K; k += 2 * L) {
-      const vec a = load(x + k), b = load(x + k + L);
-      for (int i = 0; i < ROWS; i++) {
-        even[i] += load(w + i * K + k) * a;
-        odd[i] += load(w + i * K + k + L) * b;
-      }
-    }
-    for_units(K - k, [&](int64_t j, auto block) {
-      const vec a = block.read(x + k + j);
-      for (int i = 0; i < ROWS; i++) even[i] += block.read(w + i * K + k + j) * a;
-    });
-    for (int i = 0; i < ROWS; i++) y[i] = total(even[i] + odd[i]);
-  }
-}
-
-// Threads for a matrix of so many numbers, and the rows or columns of each.
-template <class Body>
-void by_parts(int64_t wanted, int64_t numbers, int64_t n, Body body) {
-  const int64_t threads = threads_for(wanted, numbers / 131072 + 1);
-  in_parallel(threads, [&](int64_t i) { body(n * i / threads, n * (i + 1) / threads); });
-}
-
-// y (N, G) = x (N, K) w^T, for a few rows and w (G, K) as it is.
-void few_by_transposed(int64_t N, int64_t G, int64_t K, const float* x, const float* w, float* y,
-                       int64_t threads) {
-  constexpr int ROWS = 4;
-  by_parts(threads, G * K, G, [&](int64_t from, int64_t to) {
-    int64_t i = from;
-    for (; i + ROWS <= to; i += ROWS) dot_products<ROWS>(w + i * K, x, N, K, y + i, G);
-    for (; i < to; i++) dot_products<1>(w + i * K, x, N, K, y + i, G);
-  });
-}
-
-// y (N, K) = d (N, G) w, or y += d w, for a few rows and w (G, K) as it is.
-void few_by_matrix(int64_t N, int64_t G, int64_t K, const float* d, const float* w, float* y,
-                   bool add, int64_t threads) {
-  constexpr int64_t AT_ONCE = 4;
-  by_parts(threads, G * K, K, [&](int64_t from, int64_t to) {
-    for (int64_t n = 0; n < N && !add; n++) std::fill(y + n * K + from, y + n * K + to, 0.0f);
-    for (int64_t g = 0; g < G; g += AT_ONCE) {
-      const int64_t count = std::min(AT_ONCE, G - g);
-      for (int64_t n = 0; n < N; n++) {
-        float* to_row = y + n * K + from;
-        vec factors[AT_ONCE] = {};
-        for (int64_t i = 0; i < count; i++) factors[i] = all(d[n * G + g + i]);
-        for_units(to - from, [&](int64_t j, auto block) {
-          vec sum = block.read(to_row + j);
-          for (int64_t i = 0; i < count; i++) {
-            sum += factors[i] * block.read(w + (g + i) * K + from + j);
-          }
-          block.write(to_row + j, sum);
-        });
-      }
-    }
-  });
-}
-
-// w (G, K) = d^T a, for a few rows d (N, G) and a (N, K).
-void few_outer(int64_t N, int64_t G, int64_t K, const float* d, const float* a, float* w,
-               int64_t threads) {
-  by_parts(threads, G * K, G, [&](int64_t from, int64_t to) {
-    for (int64_t g = from; g < to; g++) {
-      vec factors[FEW_ROWS];
-      for (int64_t n = 0; n < N; n++) factors[n] = all(d[n * G + g]);
-      for_units(K, [&](int64_t j, auto block) {
-        vec sum = factors[0] * block.read(a + j);
-        for (int64_t n = 1; n < N; n++) sum += factors[n] * block.read(a + n * K + j);
-        block.write(w + g * K + j, sum);
-      });
-    }
-  });
-}
-
-// Takes the mean off each group, where rows are centred.
-void center(const Rows& rows, float* a, int64_t gates, int64_t H) {
-  if (!rows.scale || !rows.center) return;
-  for (int64_t q = 0, end; q < gates; q = end) {
-    end = group_end(rows, gates, q);
-    const int64_t n = (end - q) * H;
-    vec sum{};
-    for_units(n, [&](int64_t j, auto block) { sum += block.read(a + q * H + j); });
-    const vec mean = all(total(sum) / float(n));
-    for_units(n, [&](int64_t j, auto block) {
-      block.write(a + q * H + j, block.read(a + q * H + j) - mean);
-    });
-  }
-}
-
-// w (G, K) = d^T a, or w += d^T a, for few columns of a (N, K), which would fill a tile of a product
-// to a small part; `sums` has room for (K, G).
-void thin_outer(int64_t N, int64_t G, int64_t K, const float* d, const float* a, float* w, bool add,
-                float* sums, int64_t threads) {
-  by_parts(threads, N * G, G, [&](int64_t from, int64_t to) {
-    for (int64_t k = 0; k < K; k++) std::fill(sums + k * G + from, sums + k * G + to, 0.0f);
-    for (int64_t n = 0; n < N; n++) {
-      for (int64_t k = 0; k < K; k++) {
-        const vec factor = all(a[n * K + k]);
-        const float* row = d + n * G + from;
-        float* sum = sums + k * G + from;
-        for_units(to - from, [&](int64_t j, auto block) {
-          block.write(sum + j, block.read(sum + j) + factor * block.read(row + j));
-        });
-      }
-    }
-    for (int64_t g = from; g < to; g++) {
-      for (int64_t k = 0; k < K; k++) {
-        w[g * K + k] = sums[k * G + g] + (add ? w[g * K + k] : 0.0f);
-      }
-    }
-  });
-}
-
-// y (N, K) = d (N, G) w, for few columns of w (G, K); `room` has room for (K, G).
-void thin_by_matrix(int64_t N, int64_t G, int64_t K, const float* d, const float* w, float* y,
-                    float* room, int64_t threads) {
-  for (int64_t g = 0; g < G; g++) {
-    for (int64_t k = 0; k < K; k++) room[k * G + g] = w[g * K + k];
-  }
-  by_parts(threads, N * G, N, [&](int64_t from, int64_t to) {
-    for (int64_t k = 0; k < K; k++) {
-      dot_products<1>(room + k * G, d + from * G, to - from, G, y + from * K + k, K);
-    }
-  });
-}
-
-// Memory for the time of one call. Pieces begin at cache lines and are not filled; those that are
-// not large are kept for the thread's next call.
-class Arena {
- public:
-  float* take(int64_t n) {
-    n += LINE;
-    if (next_ == kept().size()) kept().emplace_back();
-    Piece& own = n <= KEPT ? kept()[next_++] : more_.emplace_back();
-    if (n > own.size) own = {std::unique_ptr<float[]>(new float[n]), n};
-    float* found = own.numbers.get();
-    return found + (-(reinterpret_cast<intptr_t>(found) / 4) & (LINE - 1));
-  }
-
- private:
-  static constexpr int64_t LINE = 16, KEPT = 1 << 24;
-  struct Piece {
-    std::unique_ptr<float[]> numbers;
-    int64_t size = 0;
-  };
-  static std::vector<Piece>& kept() {
-    thread_local std::vector<Piece> pieces;
-    return pieces;
-  }
-  std::vector<Piece> more_;
-  size_t next_ = 0;
-};
 
 // One call, there or back: its arguments as `forward` and `backward` take them, chunk by chunk.
 class Direction {
@@ -212,8 +17,9 @@ class Direction {
         sizes_(call.steps, call.examples),
         s(steps()),
         shape(s),
+        examples(call, tensors, shape),
         rows(a.steps * a.examples),
-        few(rows <= FEW_ROWS),
+        few(rows <= FEW_ROWS && !examples.any()),
         merged(shape.gates == 1),
         chunks_(chunks()) {
     const int64_t G = shape.G, H = shape.H;
@@ -242,12 +48,14 @@ class Direction {
       return;
     }
     if (a.cell == LSTM) s.cells = kept, kept += rows * H;
-    s.stats = kept;
+    if (!examples.any()) s.stats = kept;
   }
 
   static int64_t keeps(const Call& a) {
     const int64_t gates = gates_of(a.cell), products = gates == 1 ? 1 : 2 * gates;
-    return a.steps * a.examples * ((products + (a.cell == LSTM)) * a.hidden + STATS);
+    const bool by_rows = a.sources[INPUT] + a.sources[RECURRENT] + a.sources[OUT] == NONE;
+    const int64_t stats = by_rows ? STATS : 0;
+    return a.steps * a.examples * ((products + (a.cell == LSTM)) * a.hidden + stats);
   }
 
   void forward() {
@@ -257,11 +65,23 @@ class Direction {
     if (few) return few_steps();
     const float* w_ih = pack(t.w_ih, I, first(), true);
     pack_recurrent(false);
+    make_room();
     for (const Chunk& chunk : chunks_) {
       const Steps part = part_of(chunk);
-      ln_zoo_product(rows_of(chunk), G, I, t.x + row_of(chunk) * I, I, 1, w_ih,
-                     static_cast<float*>(part.v), G, false, a.threads);
-      ln_zoo_forward(&part);
+      const float* x = t.x + row_of(chunk) * I;
+      if (examples.own(first_place())) {
+        x = centered(chunk, x, I);
+        ln_zoo_product(chunk.steps, G, I, means, I, 1, w_ih,
+                       examples.means(first_place(), chunk.step), G, false, a.threads);
+      }
+      ln_zoo_product(rows_of(chunk), G, I, x, I, 1, w_ih, static_cast<float*>(part.v), G, false,
+                     a.threads);
+      if (!examples.any()) {
+        ln_zoo_forward(&part);
+        continue;
+      }
+      batch_forward(part, examples.forward(chunk.step, chunk.steps));
+      examples.add_means(chunk.step, chunk.steps);
     }
   }
 
@@ -286,6 +106,7 @@ class Direction {
     if (!few) pack_recurrent(true);
     const float* w_ih = t.dx && !few && !thin(I) ? pack(t.w_ih, I, Rows{}, false) : nullptr;
     float* const room = arena.take(ln_zoo_packed_size(most, std::max(H, I), 0) + THIN * G);
+    make_room();
     for (size_t i = chunks_.size(); i-- > 0;) {
       const Chunk& chunk = chunks_[i];
       const int64_t row = row_of(chunk), count = rows_of(chunk);
@@ -295,16 +116,28 @@ class Direction {
       part.output_gradient = t.d_output ? t.d_output + row * H : nullptr;
       part.h_prev = h_prev;
       if (a.cell == LSTM) part.c_prev = before(chunk, t.c0, s.cells, c_room);
-      few ? few_steps_back(part) : ln_zoo_backward(&part);
+      if (examples.any()) {
+        batch_backward(part, examples.backward(chunk.step, chunk.steps));
+      } else {
+        few ? few_steps_back(part) : ln_zoo_backward(&part);
+      }
       if (t.dropout && t.dw_hh) {
         for (int64_t n = 0; n < count; n += N) {
           drop(h_prev + n * H, t.dropout, N * H, h_room + n * H, false);
         }
         h_prev = h_room;
       }
+      // Of a step's examples du may have any mean, and so it is with what dv makes of inputs.
+      if (t.dw_hh && examples.own(second_place())) h_prev = centered(chunk, h_prev, H);
       weight_gradient(count, du, h_prev, H, t.dw_hh, more, room);
-      weight_gradient(count, dv, t.x + row * I, I, t.dw_ih, more, room);
-      if (t.dx) input_gradient(count, dv, w_ih, t.dx + row * I, room);
+      const bool own = examples.own(first_place());
+      const float* x = t.x + row * I;
+      if (t.dw_ih && own) x = centered(chunk, x, I);
+      weight_gradient(count, dv, x, I, t.dw_ih, more, room);
+      if (!t.dx) continue;
+      float* dx = t.dx + row * I;
+      input_gradient(count, dv, w_ih, dx, room);
+      if (own) without_means(chunk.steps, a.examples, I, dx, dx, means, a.threads);
     }
     const auto copy_to = [](float* to, const float* from, int64_t n) {
       if (to) copy(from, n, to);
@@ -326,10 +159,12 @@ class Direction {
   std::vector<int64_t> sizes_;
   Steps s;
   const Shape shape;
+  OverExamples examples;
   const int64_t rows;
   const bool few, merged;
   const std::vector<Chunk> chunks_;
   Arena arena;
+  float *rows_room, *means;  // of `centered`
 
   static bool thin(int64_t columns) { return columns < THIN; }
 
@@ -378,8 +213,24 @@ class Direction {
     return part;
   }
 
+  int first_place() const { return merged ? OUT : INPUT; }
+  int second_place() const { return merged ? OUT : RECURRENT; }
   Rows first() const { return merged ? a.out : a.input; }
   Rows second() const { return merged ? a.out : a.recurrent; }
+
+  // Memory for the statistics over examples of one chunk.
+  void make_room() {
+    if (!examples.any()) return;
+    const int64_t widest = std::max(shape.H, a.inputs), most = longest();
+    rows_room = arena.take(most * widest), means = arena.take(most / a.examples * widest);
+    examples.reserve(most / a.examples, arena);
+  }
+
+  // A chunk's rows (rows, F) less their means over the examples of each step, which go to `means`.
+  const float* centered(const Chunk& chunk, const float* of, int64_t F) const {
+    without_means(chunk.steps, a.examples, F, of, rows_room, means, a.threads);
+    return rows_room;
+  }
 
   void start(float* to, const float* from) const {
     const int64_t n = a.examples * shape.H;

@@ -14,5 +14,4 @@
 
 // One unit, so that whatever is small is inlined.
 #include "call.h"
-#include "batch.h"
 #include "draw.h"

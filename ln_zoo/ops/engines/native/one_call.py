@@ -22,6 +22,7 @@ from ln_zoo.ops import memory
 from ln_zoo.ops.addresses import address, addresses
 from ln_zoo.ops.cells import CELLS, States, Weights
 from ln_zoo.ops.engines.base import NO_MASKS, Masks
+from ln_zoo.ops.engines.native.batch import shares_under_batch_norm
 from ln_zoo.ops.engines.native.runtime import (
     library,
     rows_of_chunk,
@@ -30,13 +31,34 @@ from ln_zoo.ops.engines.native.runtime import (
 )
 from ln_zoo.ops.engines.native.steps import CELLS as NUMBERS
 from ln_zoo.ops.engines.native.steps import RowArguments, row_arguments
-from ln_zoo.ops.operator import differentiable, noise_of, normalized_sites
-from ln_zoo.ops.records import Records, RowNorm
+from ln_zoo.ops.operator import (
+    Given,
+    differentiable,
+    noise_of,
+    normalized_sites,
+    statistics_size,
+)
+from ln_zoo.ops.records import Record, Records, StepNorm
 from ln_zoo.ops.recurrence import RecurrentCall, run_layers, scan
-from ln_zoo.ops.recurrent_kernel import drawn, untraceable
+from ln_zoo.ops.recurrent_kernel import drawn, given_statistics, tell_statistics, untraceable
 from ln_zoo.ops.registry import Task
 from ln_zoo.ops.regularization import Noise
-from ln_zoo.ops.spec import Spec, product_dtype, specify, unsupported_reason
+from ln_zoo.ops.spec import (
+    Cases,
+    Rows,
+    Spec,
+    by_place,
+    product_dtype,
+    specify,
+    unsupported_reason,
+)
+
+
+def _source(place: Rows | Cases) -> int:
+    """``Source`` of arguments.h: where the statistics of a place over examples come from."""
+    if isinstance(place, Rows):
+        return 0
+    return 2 if place.batch else 1
 
 
 class Parameters(NamedTuple):
@@ -73,25 +95,29 @@ class Parameters(NamedTuple):
 
 
 class _Constants(Structure):
-    """``Call`` of call.h."""
+    """``Call`` of arguments.h."""
 
     _fields_ = (
         *((name, c_int64) for name in ("cell", "steps", "examples", "inputs", "hidden", "threads")),
         *((name, c_int64) for name in ("shares", "chunk_kept", "chunk_alone")),
         *((name, RowArguments) for name in ("input", "recurrent", "out")),
         *((name, c_double) for name in ("share_h", "share_c")),
+        ("sources", c_int64 * 3),
+        ("correction", c_int64),
     )
 
 
 _INPUTS = ("x", "h0", "c0")
-#: ``Tensors`` of call.h: addresses of inputs, parameters, outputs and what the backward reads,
-#: gradients of outputs, gradients of inputs and parameters, and at last masks.
+#: ``Tensors`` of arguments.h: addresses of inputs, parameters, outputs and what the backward reads,
+#: gradients of outputs, gradients of inputs and parameters, masks, and at last the statistics over
+#: examples: the batch's own, those that are given, and the rows of these.
 _NAMES = (*_INPUTS, *Parameters._fields, "output", "h", "c", "kept", "d_output", "d_h", "d_c")
 _GIVEN = len(_INPUTS) + len(Parameters._fields)
-_PACK = struct.Struct(f"{len(_NAMES) + _GIVEN + len(NO_MASKS)}P").pack
+_PACK = struct.Struct(f"{len(_NAMES) + _GIVEN + len(NO_MASKS) + 7}P").pack
 #: Gradients, in a forward.
 _ABSENT = (0,) * (3 + _GIVEN)
 _NO_ADDRESSES = (0,) * len(NO_MASKS)
+_NO_STATISTICS = (0,) * 7
 
 
 class _Direction:
@@ -105,6 +131,7 @@ class _Direction:
         state: the shape of states, (N, H) or (1, N, H).
         parameters: the parameters.
         noise: whether any is drawn for each call.
+        norms: the norm of each place.
     """
 
     def __init__(
@@ -116,8 +143,10 @@ class _Direction:
         state: tuple[int, ...],
         parameters: Parameters,
         noise: bool,
+        norms: Sequence[Record],
     ) -> None:
-        self.spec, self.hidden, self._state = spec, hidden, state
+        self.spec, self.hidden, self._state, self._norms = spec, hidden, state, norms
+        self._steps = 1 if len(lead) == 1 else lead[0]
         self._lstm = spec.cell == "LSTM"
         self.output = None if len(lead) == 1 else (*lead, hidden)
         c = state if self._lstm else None
@@ -130,12 +159,14 @@ class _Direction:
         )
         self._constants = _Constants(
             cell=NUMBERS[spec.cell],
-            steps=1 if len(lead) == 1 else lead[0],
+            steps=self._steps,
             examples=lead[-1],
             inputs=inputs,
             hidden=hidden,
             threads=torch.get_num_threads(),
-            shares=shares_of_units(spec.gates, hidden, lead[-1], noise or any(spec.zoneout)),
+            shares=shares_under_batch_norm(hidden)
+            if spec.examples
+            else shares_of_units(spec.gates, hidden, lead[-1], noise or any(spec.zoneout)),
             chunk_kept=rows_of_chunk(math.prod(lead), saved=True),
             chunk_alone=rows_of_chunk(math.prod(lead), saved=False),
             input=row_arguments(spec.input),
@@ -143,6 +174,8 @@ class _Direction:
             out=row_arguments(spec.out),
             share_h=spec.zoneout[0],
             share_c=spec.zoneout[1],
+            sources=(c_int64 * 3)(*map(_source, spec.places)),
+            correction=max(getattr(place, "correction", 0) for place in spec.places),
         )
         self._masks = (lead[-1], hidden), (*lead, hidden), (*lead, hidden)
         self._address = addressof(self._constants)
@@ -183,7 +216,7 @@ class _Direction:
                 output, h, c = _Call.apply(self, found, masks, *tensors)
                 break
         else:
-            output, h, c, _ = self.forward(x, found, masks, save=False)
+            output, h, c, *_ = self.forward(x, found, masks, save=False)
         return output, (h, c) if self._lstm else (h,)
 
     def _addresses_of(self, masks: Masks) -> Sequence[int]:
@@ -195,16 +228,42 @@ class _Direction:
             for name, a, kind, shape in zip(Masks._fields, masks, kinds, self._masks, strict=True)
         ]
 
+    def _statistics(self, x: Tensor) -> tuple[Tensor | None, Given]:
+        """Memory for the batch's own statistics over examples, and those that norms give."""
+        if not self.spec.examples:
+            return None, Given()
+        steps, examples, _ = x.shape
+        for norm in self._norms:
+            if isinstance(norm, StepNorm) and norm.batch:
+                norm.check(examples)
+        own = x.new_empty(statistics_size(self.spec, steps, self.hidden))
+        return own, given_statistics(self.spec, self._norms, 0, steps, x.dtype)
+
+    def _addresses_of_statistics(self, own: Tensor | None, given: Given) -> Sequence[int]:
+        if own is None:
+            return _NO_STATISTICS
+        shapes = [
+            None if rows is None else (2, min(len(rows[0]), self._steps), width)
+            for rows, width in zip(given, self.spec.widths(self.hidden), strict=True)
+        ]
+        size = statistics_size(self.spec, self._steps, self.hidden)
+        found = addresses(("statistics", *Given._fields), (own, *given), ((size,), *shapes))
+        return (*found, *(0 if rows is None else rows.shape[1] for rows in given))
+
     def forward(self, x: Tensor, found: Sequence[int], masks: Masks, save: bool) -> tuple[Any, ...]:
-        """Output, last states, and what the backward reads."""
+        """Output, last states, and what the backward reads, of which the last is `Given`."""
         output = None if self.output is None else x.new_empty(self.output)
         h = x.new_empty(self._state)
         c = x.new_empty(self._state) if self._lstm else None
         kept = memory.empty(*self._kept, like=x, dtype=torch.float32) if save else None
         to = [0 if a is None else a.data_ptr() for a in (output, h, c, kept)]
-        last = self._addresses_of(masks)
+        own, given = self._statistics(x)
+        last = (*self._addresses_of(masks), *self._addresses_of_statistics(own, given))
         self._forward(self._address, _PACK(*found, *to, *_ABSENT, *last))
-        return output, h, c, kept
+        if own is not None:
+            sizes = [x.shape[1]] * self._steps
+            tell_statistics(self.spec, self._norms, 0, sizes, own, self.hidden)
+        return output, h, c, kept, own, given
 
     def backward(
         self,
@@ -216,13 +275,13 @@ class _Direction:
         """Gradients of inputs and parameters, of those that need one.
 
         Args:
-            saved: inputs, parameters, output, and what the forward kept.
+            saved: inputs, parameters, output, and what the forward kept, as it gave it.
             masks: what was drawn.
             grads: gradients of output and last states.
             needs: which.
         """
-        given = saved[:_GIVEN]
-        found = addresses(_NAMES, (*saved[:-1], None, None, saved[-1]), self._read_back)
+        inputs, (output, kept, own, *given) = saved[:_GIVEN], saved[_GIVEN:]
+        found = addresses(_NAMES, (*inputs, output, None, None, kept), self._read_back)
         grads = [None if d is None else d.contiguous() for d in grads]
         shapes = [
             None if d is None else shape
@@ -231,17 +290,21 @@ class _Direction:
         found += addresses(_NAMES[-3:], grads, shapes)
         made = [
             memory.empty(*a.shape, like=a, dtype=torch.float32) if a is not None and need else None
-            for a, need in zip(given, needs, strict=True)
+            for a, need in zip(inputs, needs, strict=True)
         ]
         to = [0 if a is None else a.data_ptr() for a in made]
-        self._backward(self._address, _PACK(*found, *to, *self._addresses_of(masks)))
+        to += self._addresses_of(masks)
+        to += self._addresses_of_statistics(own, Given(*given))
+        self._backward(self._address, _PACK(*found, *to))
         return made
 
-    def replay(self, tensors: Sequence[Any], masks: Masks) -> tuple[Tensor | None, ...]:
+    def replay(
+        self, tensors: Sequence[Any], masks: Masks, given: Given
+    ) -> tuple[Tensor | None, ...]:
         """Output and last states by the generic loop, whose gradients have gradients."""
         (x, h0, c0), parameters = tensors[:3], Parameters(*tensors[3:])
         states = tuple(s.view(-1, self.hidden) for s in (h0, c0) if s is not None)
-        sites = normalized_sites(self.spec, self.hidden, *parameters[4:])
+        sites = normalized_sites(self.spec, self.hidden, *parameters[4:], given=given)
         x = x.unsqueeze(0) if self.output is None else x
         output, final = scan(
             CELLS[self.spec.cell],
@@ -250,6 +313,7 @@ class _Direction:
             states,
             Weights(*parameters[:4], noise=noise_of(self.spec, masks)),
             sites,
+            self.spec.examples,
         )
         return None if self.output is None else output, *(s.view(self._state) for s in final)
 
@@ -261,10 +325,10 @@ class _Call(torch.autograd.Function):
     def forward(
         ctx: Any, direction: _Direction, found: Sequence[int], masks: Masks, *tensors: Any
     ) -> tuple[Tensor | None, ...]:
-        output, h, c, kept = direction.forward(tensors[0], found, masks, save=True)
+        output, h, c, kept, own, given = direction.forward(tensors[0], found, masks, save=True)
         ctx.direction = direction
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*masks, *tensors, output, kept)
+        ctx.save_for_backward(*masks, *tensors, output, kept, own, *given)
         return output, h, c
 
     @staticmethod
@@ -273,8 +337,10 @@ class _Call(torch.autograd.Function):
         saved, needs = ctx.saved_tensors, ctx.needs_input_grad[3:]
         masks, saved = Masks(*saved[: len(NO_MASKS)]), saved[len(NO_MASKS) :]
         if torch.is_grad_enabled():
-            tensors = saved[:_GIVEN]
-            found = differentiable(lambda: direction.replay(tensors, masks), tensors, grads, needs)
+            tensors, given = saved[:_GIVEN], Given(*saved[-len(Given._fields) :])
+            found = differentiable(
+                lambda: direction.replay(tensors, masks, given), tensors, grads, needs
+            )
         else:
             found = direction.backward(saved, masks, grads, needs)
         return (None, None, None, *found)
@@ -311,6 +377,7 @@ class Prepared:
                 state,
                 parameters,
                 w.noise.drawn,
+                by_place(cell, record),
             )
             for i, (record, w, parameters) in enumerate(
                 zip(records, weights, self._parameters, strict=True)
@@ -372,7 +439,7 @@ class OneCall:
     def unsupported_reason(self, call: RecurrentCall) -> str | None:
         """Why this call is not for it, or ``None``; a single step of a cell has x (1, N, I)."""
         cell, records, x, _, _, weights, *_ = call
-        reason = untraceable() or unsupported_reason(cell, records, weights)
+        reason = untraceable() or unsupported_reason(cell, records, weights, batch=True)
         if reason is not None:
             return reason
         if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
@@ -381,7 +448,10 @@ class OneCall:
             return f"it runs on the CPU, not on {x.device.type}"
         if x.dim() != 3 or not x.shape[0] * x.shape[1]:
             return "it runs padded calls of at least one row"
-        norms = [r for direction in records for r in direction.values() if isinstance(r, RowNorm)]
+        norms = [r for direction in records for r in direction.values() if r is not None]
+        reason = self._unsupported_statistics(call, norms)
+        if reason is not None:
+            return reason
         tensors = [a for w in weights for a in w.tensors] + [
             a for r in norms for a in (r.gain, r.shift)
         ]
@@ -399,6 +469,20 @@ class OneCall:
                 if role != "cell" and record is not None and record.shift is not None:
                     return f"the {role} site has a shift"
         return unavailable_reason()
+
+    def _unsupported_statistics(self, call: RecurrentCall, norms: Sequence[Any]) -> str | None:
+        """Why it has no statistics over examples as these norms want them, or ``None``."""
+        over = [norm for norm in norms if isinstance(norm, StepNorm)]
+        own = [norm for norm in over if norm.batch]
+        if over and call.x.shape[0] == 1:
+            return "a single step over a batch"
+        if own and call.x.shape[1] == 1:
+            return "one example is no batch"
+        if len({norm.correction for norm in own}) > 1:
+            return "places differ in the correction of variances"
+        if over and any(w.noise.kinds for w in call.weights):
+            return "its steps over a batch have no noise"
+        return None
 
     def __call__(self, call: RecurrentCall) -> tuple[Tensor, States]:
         """Runs the layers, or a single step, which has no output but its states."""
