@@ -84,6 +84,8 @@ def judge(report: Report, rule: Rule) -> tuple[str, str]:
         return _judge_speed(report, label, other, rule.metric)
     if rule.metric not in report.test_metrics:
         raise SweepError(f"the test has no {rule.metric!r}: {', '.join(report.test_metrics)}")
+    if rule.kind == "grows":
+        return _judge_growth(report, rule)
     found = paired(report.by_seed(label, rule.metric), report.by_seed(other, rule.metric))
     if found is None:
         raise SweepError(f"no seed of both {label} and {other} has finished")
@@ -113,6 +115,19 @@ def _judge_speed(report: Report, label: str, other: str, metric: str) -> tuple[s
     text = f"{math.exp(-found.mean):.2g} times as fast"
     text += _interval(math.exp(-found.high), math.exp(-found.low))
     return claims.decide(found.low, found.high, "below"), f"{text}, {found.number} seeds"
+
+
+def _judge_growth(report: Report, rule: Rule) -> tuple[str, str]:
+    names = rule.norm, rule.baseline, rule.metric, rule.setting
+    less, more = (report.gains(*names, value) for value in (rule.less, rule.more))
+    found = paired(more, less)
+    if found is None:
+        raise SweepError(f"no seed has finished at all settings of {rule.less} and {rule.more}")
+    seeds = [seed for seed in less if seed in more]
+    ends = [math.fsum(gains[seed] for seed in seeds) / len(seeds) for gains in (less, more)]
+    text = f"gain in {rule.metric} {ends[0]:+.3g} to {ends[1]:+.3g}, {found.mean:+.3g}"
+    text += _interval(found.low, found.high, "+")
+    return claims.decide(found.low, found.high, "above"), f"{text}, {found.number} seeds"
 
 
 def _interval(low: float, high: float, sign: str = "") -> str:

@@ -25,7 +25,7 @@ HOLDS, DOES_NOT_HOLD, UNDECIDED = "holds", "does not hold", "undecided"
 NOT_TESTED = "not yet tested"
 #: Sizes of the sweeps.
 SIZES = ("paper", "reduced")
-_KINDS = ("faster", "lower", "higher")
+_KINDS = ("faster", "lower", "higher", "grows")
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,35 @@ class Rule:
     """How a sweep decides a claim.
 
     Attributes:
-        kind: ``"faster"``, ``"lower"`` or ``"higher"``.
+        kind: ``"faster"``, ``"lower"``, ``"higher"`` or ``"grows"``.
         metric: of the curves (``faster``) or of the test.
         norm: that the claim is about.
         baseline: that it is compared with.
+        setting: ``grows`` alone: the option with which the gain grows.
+        less: the value at which the gain is said to be smaller.
+        more: the value at which it is said to be larger.
     """
 
     kind: str
     metric: str
     norm: str
     baseline: str
+    setting: str = ""
+    less: str = ""
+    more: str = ""
+
+    @property
+    def words(self) -> str:
+        """The rule as a sentence."""
+        text = {
+            "faster": "`{0.norm}` meets the best `{0.metric}` of `{0.baseline}` after fewer "
+            "updates",
+            "lower": "`{0.norm}` has a lower test `{0.metric}` than `{0.baseline}`",
+            "higher": "`{0.norm}` has a higher test `{0.metric}` than `{0.baseline}`",
+            "grows": "the gain in test `{0.metric}` of `{0.norm}` over `{0.baseline}` is larger "
+            "with `{0.setting}` {0.more} than with {0.less}",
+        }
+        return text[self.kind].format(self) + "."
 
 
 @dataclass(frozen=True)
@@ -144,7 +163,8 @@ def page(folder: str = "") -> str:
         "other side, it *does not hold*; if it contains 0, or with one seed, the claim is "
         "*undecided*. *Faster* compares the updates needed to reach the best value of the "
         "baseline. Where several settings were run, each method is taken at its best by "
-        "validation. *Paper* means the paper's size, *reduced* a smaller one.",
+        "validation; a *gain* is a mean over them. *Paper* means the paper's size, *reduced* a "
+        "smaller one.",
         "The outcomes so far apply these rules to runs that were made before the rules. Some of "
         "those runs are shorter than the sweeps given here, as the reasons say.",
         "This page is made by `ln-zoo reproduce --write docs/results/claims.md` from "
@@ -175,13 +195,7 @@ def _section(each: Claim) -> str:
     lines = [f"## `{each.name}`", "", f"Section {each.section}. {each.claim}.", ""]
     lines.append(f"**{each.verdict[0].upper()}{each.verdict[1:]}.** {each.reason}")
     if each.rule:
-        rule = each.rule
-        words = {
-            "faster": "meets the best `{0.metric}` of `{0.baseline}` after fewer updates",
-            "lower": "has a lower test `{0.metric}` than `{0.baseline}`",
-            "higher": "has a higher test `{0.metric}` than `{0.baseline}`",
-        }
-        lines += ["", f"Rule: `{rule.norm}` {words[rule.kind].format(rule)}."]
+        lines += ["", f"Rule: {each.rule.words}"]
     runs = []
     for size in filter(each.sweep.__contains__, SIZES):
         own, dashes, options = each.sweep[size].partition(" -- ")
@@ -230,6 +244,12 @@ def _problem(each: Claim, names: Sequence[str]) -> str:
         return "it appears twice"
     if each.rule and each.rule.kind not in _KINDS:
         return f"kind {each.rule.kind!r} is not one of {_KINDS}"
+    if each.rule:
+        of_setting = (each.rule.setting, each.rule.less, each.rule.more)
+        if each.rule.kind == "grows" and not all(of_setting):
+            return "a rule of this kind needs a setting and two values of it"
+        if each.rule.kind != "grows" and any(of_setting):
+            return "a rule of this kind takes no setting"
     if bool(each.rule) != bool(each.sweep):
         return "a rule needs a sweep, and a sweep a rule"
     if unknown := set(each.sweep) - set(SIZES):
@@ -242,6 +262,10 @@ def _problem(each: Claim, names: Sequence[str]) -> str:
             norms = {norm.rpartition("/")[2].removesuffix(".yaml") for norm in given}
             if not {each.rule.norm, each.rule.baseline} <= norms:
                 return f"its sweep lacks a norm of the rule: {arguments}"
+            settings = dict(word.split("=", 1) for word in words if "=" in word)
+            values = settings.get(each.rule.setting, "").split(",")
+            if each.rule.kind == "grows" and not {each.rule.less, each.rule.more} <= {*values}:
+                return f"its sweep lacks a value of {each.rule.setting}: {arguments}"
     outcome = each.outcome
     if outcome and outcome.verdict not in (HOLDS, DOES_NOT_HOLD, UNDECIDED):
         return f"unknown verdict {outcome.verdict!r}"

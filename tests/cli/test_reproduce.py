@@ -86,6 +86,38 @@ def test_lower_and_higher(tmp_path: Path) -> None:
         judge(found, Rule("faster", "loss", "layer", "none"))
 
 
+def test_a_gain_that_grows(tmp_path: Path) -> None:
+    # By seed: error of layer and of none, for a batch of 128 and one of 16, at either length.
+    errors = [[0.30, 0.31, 0.20, 0.24], [0.30, 0.32, 0.20, 0.26], [0.31, 0.31, 0.19, 0.24]]
+    settings = {"batch": ["128", "16"], "length": ["1", "2"]}
+    grid = Grid(["c.yaml"], ["layer.yaml", "none.yaml"], [0, 1, 2, 3], settings)
+    write_grid(grid, tmp_path)
+    for run in grid.runs():
+        # The last seed has finished in part.
+        if run.seed == 3 and run.settings["length"] == "2":
+            continue
+        at = 2 * (run.settings["batch"] == "16") + (run.norm == "none.yaml")
+        error = errors[run.seed % 3][at] + (run.settings["length"] == "2")
+        folder = tmp_path / run.name
+        folder.mkdir(parents=True)
+        (folder / "test_results.json").write_text(json.dumps({"metrics": {"error": error}}))
+        (folder / "metrics.csv").write_text(f"epoch,step,val_error\n0,9,{error}\n")
+    found = Report(grid, tmp_path)
+    # 1, 2 and 0 points become 4, 6 and 5.
+    rule = Rule("grows", "error", "layer", "none", "batch", "128", "16")
+    verdict, number = judge(found, rule)
+    assert (verdict, number) == (
+        "holds",
+        "gain in error +1 to +5, +4 (+1.52 to +6.48), 3 seeds",
+    )
+    back = Rule("grows", "error", "layer", "none", "batch", "16", "128")
+    assert judge(found, back)[0] == "does not hold"
+    length = Rule("grows", "error", "layer", "none", "length", "1", "2")
+    assert judge(found, length)[0] == "undecided"
+    with pytest.raises(SweepError, match="no seed has finished at all settings"):
+        judge(found, Rule("grows", "error", "layer", "none", "batch", "128", "4"))
+
+
 def test_lists_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reproduce"]) == 0
     printed = capsys.readouterr().out
@@ -126,7 +158,7 @@ def test_runs_the_sweep_and_gives_the_verdict(
 def test_claims_that_cannot_be_run(capsys: pytest.CaptureFixture[str]) -> None:
     for argv, message in (
         (["draw-sped"], "no claim 'draw-sped'; did you mean 'draw-speed'?"),
-        (["long-sequences"], "long-sequences has no sweep: not yet tested. No sweep over length"),
+        (["handwriting-end"], "handwriting-end has no sweep: not yet tested. No run has had more"),
         (["draw-bound", "--size=reduced"], "has no sweep of --size reduced, only paper"),
     ):
         assert main(["reproduce", *argv]) == 2

@@ -65,6 +65,21 @@ def entry(**changes: Any) -> dict[str, Any]:
         ([entry(sweep={})], "a rule needs a sweep"),
         ([entry(sweep={"small": "--norms layer,none"})], "sizes .'small'. are none of"),
         ([entry(sweep={"paper": "--norms layer,batch"})], "lacks a norm of the rule"),
+        (
+            [entry(rule=entry()["rule"] | {"kind": "grows", "setting": "n", "less": "1"})],
+            "needs a setting and two values",
+        ),
+        (
+            [
+                entry(
+                    rule=entry()["rule"]
+                    | {"kind": "grows", "setting": "n", "less": "1", "more": "2"},
+                    sweep={"paper": "--norms none,layer --set n=1,3"},
+                )
+            ],
+            "its sweep lacks a value of n",
+        ),
+        ([entry(rule=entry()["rule"] | {"setting": "n"})], "of this kind takes no setting"),
         ([entry(outcome=entry()["outcome"] | {"verdict": "yes"})], "unknown verdict 'yes'"),
         ([entry(outcome=entry()["outcome"] | {"size": "half"})], "unknown size 'half'"),
     ],

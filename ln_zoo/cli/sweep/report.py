@@ -167,6 +167,31 @@ class Report:
             if metric in member.metrics
         }
 
+    def gains(
+        self, norm: str, baseline: str, metric: str, setting: str, value: str
+    ) -> dict[int, float]:
+        """How far a norm is ahead of another by a test metric, by seed, at one value of a setting.
+
+        It is the mean over all other settings, of seeds that have finished at all of them.
+        """
+        sign = 1 if compare.higher_is_better(metric) else -1
+        scores = {
+            (norm_name(m.run.norm), tuple(m.run.settings.items()), m.run.seed): m.metrics[metric]
+            for m in self.members
+            if m.run.settings.get(setting) == value and metric in m.metrics
+        }
+        runs = [run for run in self.grid.runs() if run.settings.get(setting) == value]
+        found = {}
+        for seed in self.grid.seeds:
+            settings = dict.fromkeys(tuple(r.settings.items()) for r in runs if r.seed == seed)
+            pairs = [
+                (scores.get((norm, s, seed)), scores.get((baseline, s, seed))) for s in settings
+            ]
+            each = [sign * (a - b) for a, b in pairs if a is not None and b is not None]
+            if each and len(each) == len(pairs):
+                found[seed] = statistics.fmean(each)
+        return found
+
     def labels(self) -> list[str]:
         """Labels of which a run has finished."""
         return list(dict.fromkeys(member.run.label for member in self.members))
