@@ -21,6 +21,8 @@ from ln_zoo import layers, norms, ops
 from ln_zoo.ops.engines.native import build
 
 CELLS = ("LSTM", "GRU")
+#: Those that are measured when asked for, too.
+ALL_CELLS = (*CELLS, "RNN")
 #: The kernels that a norm which normalises row by row is measured with.
 ENGINES = ("native", "aten")
 #: What ratios are taken to.
@@ -166,7 +168,7 @@ def cell_step(name: str, cell: str, size: Size) -> Contestant:
 
 def _weights(cell: str, size: Size) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    gates = ops.CELLS[cell].gates * size.H
+    gates = ops.CELLS[cell if cell in ops.CELLS else f"{cell}_TANH"].gates * size.H
     shapes = {
         "weight_ih": (gates, size.I),
         "weight_hh": (gates, size.H),
@@ -182,6 +184,8 @@ def _weights(cell: str, size: Size) -> dict[str, Tensor]:
 
 def _foreign_cell(name: str, cell: str, size: Size, weights: Mapping[str, Tensor]) -> nn.Module:
     if name == "naive":
+        if cell not in _NAIVE:
+            raise Absent(f"{name}: there is no loop of an {cell} by hand")
         naive = _NAIVE[cell](size.I, size.H)
         naive.load(weights)
         return naive

@@ -23,7 +23,7 @@ from rich.table import Table
 from torch import Tensor
 
 from benchmarks import contestants, memory, modes
-from benchmarks.contestants import BASELINE, CELLS, Absent, Size
+from benchmarks.contestants import ALL_CELLS, BASELINE, CELLS, Absent, Size
 from benchmarks.timing import Spread, interleave, ratios
 from ln_zoo.ops.engines.native import build
 
@@ -164,7 +164,7 @@ def _parser() -> argparse.ArgumentParser:
         "interleaved in one process; prints ratios to torch.nn (median and quartiles of ratios "
         "within a round).",
     )
-    parser.add_argument("--cells", nargs="+", choices=CELLS, default=list(CELLS))
+    parser.add_argument("--cells", nargs="+", choices=ALL_CELLS, default=list(CELLS))
     parser.add_argument(
         "--sizes",
         nargs="+",

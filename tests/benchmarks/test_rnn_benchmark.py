@@ -78,6 +78,16 @@ def test_the_scripted_lstm_computes_the_equations() -> None:
         contestants.layer("torchscript", "GRU", SIZE, training=True)
 
 
+def test_a_simple_rnn_takes_part_where_it_can(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = ["--cells", "RNN", "--sizes", "3,2,4,5", "--modes", "infer", "--repeats", "2"]
+    few += ["--norms", "Identity", "--contestants", "naive", "Identity/aten"]
+    rnn.main([*few, "--seconds", "0.01", "--out", str(tmp_path)])
+    assert [row["contestant"] for row in read(tmp_path)] == ["torch", "Identity/aten"]
+    assert "naive: there is no loop of an RNN by hand" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("cell", contestants.CELLS)
 @pytest.mark.parametrize("name", ["naive", "LayerNorm/aten", "LayerNorm/native"])
 def test_steps_of_a_cell_are_those_of_its_layer(cell: str, name: str) -> None:
