@@ -201,6 +201,28 @@ def test_threads_may_share_the_units(
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@every_kind
+def test_batch_norm_does_not_depend_on_how_many_threads_there_are(
+    name: str, training: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against the generic loop: tests/ops/test_batch_recurrence.py."""
+    names = ran(None, monkeypatch)
+    layer = randomised(LAYERS[name](5, 100, norm=BatchNorm(max_steps=7))).train(training)
+    x, states = torch.randn(9, 6, 5), zero_states(layer, 6)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            twin = copy.deepcopy(layer)
+            found.append(results(twin, x, states, training) | dict(twin.named_buffers()))
+    finally:
+        torch.set_num_threads(before)
+    assert names == ["native"] * 3
+    for other in found[1:]:
+        assert all(torch.equal(a, other[key]) for key, a in found[0].items())
+
+
 @pytest.mark.parametrize("normalize", [(), ("input",), ("recurrent",), ("cell",)])
 def test_sites_may_be_left_out(normalize: tuple[str, ...]) -> None:
     cell = randomised(LSTMCell(7, 20, norm=LayerNorm(), normalize=normalize))
