@@ -96,9 +96,9 @@ def select_step_kernel(call: RecurrentCall) -> LayersKernel | None:
 def _ours_is_faster(call: RecurrentCall) -> bool:
     """Whether the native kernels beat torch's own loop where nothing is normalised.
 
-    On CPUs they do in padded calls: a GRU and a simple RNN take 0.02 to 0.9 of the time, an LSTM
-    0.2 to 1 (docs/results/performance.md), which was not measured on processors with AMX since it
-    was slower there. Of packed sequences torch runs each step by itself, which takes up to 20 times
+    On CPUs they do in padded calls: a GRU or a simple RNN takes 0.15 to 0.8 of the time, an LSTM
+    0.6 to 1.2 (docs/results/performance.md). On processors with AMX our LSTM was slower, and has
+    not been measured again. Of packed sequences torch runs each step by itself, which takes up to 20 times
     as long, unless there are few steps or rows. Nothing was measured in other precisions.
     """
     x, sizes = call.x, call.batch_sizes

@@ -127,7 +127,8 @@ class Direction {
         }
         h_prev = h_room;
       }
-      // Of a step's examples du may have any mean, and so it is with what dv makes of inputs.
+      // du may have any mean over the examples of a step: centred rows take it away. What dv makes of
+      // inputs loses its own.
       if (t.dw_hh && examples.own(second_place())) h_prev = centered(chunk, h_prev, H);
       weight_gradient(count, du, h_prev, H, t.dw_hh, more, room);
       const bool own = examples.own(first_place());
