@@ -98,8 +98,8 @@ def _ours_is_faster(call: RecurrentCall) -> bool:
 
     On CPUs they do in padded calls: a GRU or a simple RNN takes 0.15 to 0.8 of the time, an LSTM
     0.6 to 1.2 (docs/results/performance.md). On processors with AMX our LSTM was slower, and has
-    not been measured again. Of packed sequences torch runs each step by itself, which takes up to 20 times
-    as long, unless there are few steps or rows. Nothing was measured in other precisions.
+    not been measured again. Of packed sequences torch runs each step by itself, which takes up to
+    20 times as long, unless there are few steps or rows. Nothing was measured in other precisions.
     """
     x, sizes = call.x, call.batch_sizes
     if x.device.type != "cpu" or x.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
