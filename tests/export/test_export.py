@@ -239,7 +239,7 @@ MODELS = {
         hidden_size=8, num_layers=2, mixture_components=2, window_components=3
     ),
     "handwriting without text": lambda: Handwriting(
-        text=False, hidden_size=8, num_layers=2, mixture_components=2, output_from="last"
+        text=False, hidden_size=8, num_layers=2, mixture_components=2, output_from="top"
     ),
     "draw": lambda: DRAW((6, 5), 3, hidden_size=8, latent_size=2, norm=LayerNorm()),
     "skip-thought": lambda: SkipThought(
