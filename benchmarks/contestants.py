@@ -185,7 +185,7 @@ def _weights(cell: str, size: Size) -> dict[str, Tensor]:
 def _foreign_cell(name: str, cell: str, size: Size, weights: Mapping[str, Tensor]) -> nn.Module:
     if name == "naive":
         if cell not in _NAIVE:
-            raise Absent(f"{name}: there is no loop of an {cell} by hand")
+            raise Absent(f"{name}: no {cell} was written by hand")
         naive = _NAIVE[cell](size.I, size.H)
         naive.load(weights)
         return naive

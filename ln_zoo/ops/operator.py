@@ -76,7 +76,7 @@ class Given(NamedTuple):
     given_out: Tensor | None = None
 
 
-_NONE_GIVEN = Given()
+NONE_GIVEN = Given()
 
 
 class Choices(NamedTuple):
@@ -553,7 +553,7 @@ def replay(
     spec: Spec,
     operands: Operands,
     batch_sizes: Tensor | None,
-    given: Given = _NONE_GIVEN,
+    given: Given = NONE_GIVEN,
     masks: Masks = NO_MASKS,
 ) -> tuple[Tensor, ...]:
     """The operator's output and final states, by the generic loop; differentiable.
@@ -595,7 +595,7 @@ def noise_of(spec: Spec, masks: Masks) -> Noise:
 
 
 def normalized_sites(
-    spec: Spec, hidden: int, *affine: Tensor | None, given: Given = _NONE_GIVEN
+    spec: Spec, hidden: int, *affine: Tensor | None, given: Given = NONE_GIVEN
 ) -> Sites:
     """What happens at each place of a cell, by role; differentiable.
 

@@ -777,8 +777,11 @@ def test_kernels_refuse_what_they_cannot_do() -> None:
     call = RecurrentCall(CELLS["GRU"], [sites], x, None, states, [weights])
     assert TorchRNN().unsupported_reason(call) == "the input site normalises its summed inputs"
     single, alone = call._replace(x=x[:1]), call._replace(x=x[:, :1])
-    assert OneCall().unsupported_reason(single) == "a single step over a batch"
-    assert OneCall().unsupported_reason(alone) == "one example is no batch"
+    assert (
+        OneCall().unsupported_reason(single)
+        == "a single step may be any of a sequence, and each has statistics of its own"
+    )
+    assert OneCall().unsupported_reason(alone) == "a batch of one example has no statistics"
 
 
 @pytest.mark.parametrize("base", [BatchNorm, LayerNorm, RMSNorm])

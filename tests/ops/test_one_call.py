@@ -223,6 +223,17 @@ def test_batch_norm_does_not_depend_on_how_many_threads_there_are(
         assert all(torch.equal(a, other[key]) for key, a in found[0].items())
 
 
+@pytest.mark.parametrize("rows", [0, 8])
+def test_given_statistics_of_no_step_or_of_too_many_are_refused(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = LSTM(3, 4, norm=BatchNorm()).eval()
+    wrong = torch.zeros(rows, 16)
+    monkeypatch.setattr(BatchNorm, "_population_of_steps", lambda *arguments: (wrong, wrong))
+    with pytest.raises(RuntimeError, match=rf"given_input size \(2, [17], 16\), got \[2, {rows}"):
+        layer(torch.randn(7, 2, 3))
+
+
 @pytest.mark.parametrize("normalize", [(), ("input",), ("recurrent",), ("cell",)])
 def test_sites_may_be_left_out(normalize: tuple[str, ...]) -> None:
     cell = randomised(LSTMCell(7, 20, norm=LayerNorm(), normalize=normalize))

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from ln_zoo.ops.engines.base import Steps
-from ln_zoo.ops.engines.native.batch import NativeBatchSteps
+from ln_zoo.ops.engines.native.batch import NativeBatchSteps, unsupported_places
 from ln_zoo.ops.engines.native.runtime import empty, unavailable_reason
 from ln_zoo.ops.engines.native.steps import STATS, NativeSteps
-from ln_zoo.ops.spec import Cases, Operands, Spec
+from ln_zoo.ops.spec import Operands, Spec
 
 
 class NativeEngine:
@@ -30,9 +30,9 @@ class NativeEngine:
         if spec.examples:
             if dtype != torch.float32:
                 return f"it has no steps over a batch in {_word(dtype)}"
-            batch = [place for place in spec.places if isinstance(place, Cases) and place.batch]
-            if len({place.correction for place in batch}) > 1:
-                return "places differ in the correction of variances"
+            reason = unsupported_places(spec.places)
+            if reason is not None:
+                return reason
         return unavailable_reason()
 
     def stats(self, spec: Spec) -> int:

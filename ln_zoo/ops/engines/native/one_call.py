@@ -22,7 +22,7 @@ from ln_zoo.ops import memory
 from ln_zoo.ops.addresses import address, addresses
 from ln_zoo.ops.cells import CELLS, States, Weights
 from ln_zoo.ops.engines.base import NO_MASKS, Masks
-from ln_zoo.ops.engines.native.batch import shares_under_batch_norm
+from ln_zoo.ops.engines.native.batch import shares_under_batch_norm, unsupported_places
 from ln_zoo.ops.engines.native.runtime import (
     library,
     rows_of_chunk,
@@ -32,6 +32,7 @@ from ln_zoo.ops.engines.native.runtime import (
 from ln_zoo.ops.engines.native.steps import CELLS as NUMBERS
 from ln_zoo.ops.engines.native.steps import RowArguments, row_arguments
 from ln_zoo.ops.operator import (
+    NONE_GIVEN,
     Given,
     differentiable,
     noise_of,
@@ -110,14 +111,14 @@ class _Constants(Structure):
 _INPUTS = ("x", "h0", "c0")
 #: ``Tensors`` of arguments.h: addresses of inputs, parameters, outputs and what the backward reads,
 #: gradients of outputs, gradients of inputs and parameters, masks, and at last the statistics over
-#: examples: the batch's own, those that are given, and the rows of these.
+#: examples: the batch's own, and for each of three places those that are given and their rows.
 _NAMES = (*_INPUTS, *Parameters._fields, "output", "h", "c", "kept", "d_output", "d_h", "d_c")
 _GIVEN = len(_INPUTS) + len(Parameters._fields)
-_PACK = struct.Struct(f"{len(_NAMES) + _GIVEN + len(NO_MASKS) + 7}P").pack
+_NO_STATISTICS = (0,) * (1 + 2 * len(NONE_GIVEN))
+_PACK = struct.Struct(f"{len(_NAMES) + _GIVEN + len(NO_MASKS) + len(_NO_STATISTICS)}P").pack
 #: Gradients, in a forward.
 _ABSENT = (0,) * (3 + _GIVEN)
 _NO_ADDRESSES = (0,) * len(NO_MASKS)
-_NO_STATISTICS = (0,) * 7
 
 
 class _Direction:
@@ -231,7 +232,7 @@ class _Direction:
     def _statistics(self, x: Tensor) -> tuple[Tensor | None, Given]:
         """Memory for the batch's own statistics over examples, and those that norms give."""
         if not self.spec.examples:
-            return None, Given()
+            return None, NONE_GIVEN
         steps, examples, _ = x.shape
         for norm in self._norms:
             if isinstance(norm, StepNorm) and norm.batch:
@@ -243,7 +244,7 @@ class _Direction:
         if own is None:
             return _NO_STATISTICS
         shapes = [
-            None if rows is None else (2, min(len(rows[0]), self._steps), width)
+            None if rows is None else (2, min(max(rows.shape[1], 1), self._steps), width)
             for rows, width in zip(given, self.spec.widths(self.hidden), strict=True)
         ]
         size = statistics_size(self.spec, self._steps, self.hidden)
@@ -429,6 +430,19 @@ class Prepared:
         return run_layers(run, now)
 
 
+def _unsupported_statistics(spec: Spec, x: Tensor, noise: Noise) -> str | None:
+    """Why one call does not normalise x (T, N, I) over examples like this, or ``None``."""
+    if not spec.examples:
+        return None
+    if x.shape[0] == 1:
+        return "a single step may be any of a sequence, and each has statistics of its own"
+    if x.shape[1] == 1 and any(place.batch for place in spec.places):
+        return "a batch of one example has no statistics"
+    if noise.kinds:
+        return f"its steps over a batch have no {' and '.join(noise.kinds)}"
+    return unsupported_places(spec.places)
+
+
 class OneCall:
     """The kernel of padded calls in float32 on the CPU."""
 
@@ -448,10 +462,11 @@ class OneCall:
             return f"it runs on the CPU, not on {x.device.type}"
         if x.dim() != 3 or not x.shape[0] * x.shape[1]:
             return "it runs padded calls of at least one row"
+        for direction, w in zip(records, weights, strict=True):
+            reason = _unsupported_statistics(specify(cell, direction, w), x, w.noise)
+            if reason is not None:
+                return reason
         norms = [r for direction in records for r in direction.values() if r is not None]
-        reason = self._unsupported_statistics(call, norms)
-        if reason is not None:
-            return reason
         tensors = [a for w in weights for a in w.tensors] + [
             a for r in norms for a in (r.gain, r.shift)
         ]
@@ -469,20 +484,6 @@ class OneCall:
                 if role != "cell" and record is not None and record.shift is not None:
                     return f"the {role} site has a shift"
         return unavailable_reason()
-
-    def _unsupported_statistics(self, call: RecurrentCall, norms: Sequence[Any]) -> str | None:
-        """Why it has no statistics over examples as these norms want them, or ``None``."""
-        over = [norm for norm in norms if isinstance(norm, StepNorm)]
-        own = [norm for norm in over if norm.batch]
-        if over and call.x.shape[0] == 1:
-            return "a single step over a batch"
-        if own and call.x.shape[1] == 1:
-            return "one example is no batch"
-        if len({norm.correction for norm in own}) > 1:
-            return "places differ in the correction of variances"
-        if over and any(w.noise.kinds for w in call.weights):
-            return "its steps over a batch have no noise"
-        return None
 
     def __call__(self, call: RecurrentCall) -> tuple[Tensor, States]:
         """Runs the layers, or a single step, which has no output but its states."""
