@@ -158,14 +158,16 @@ def page(folder: str = "") -> str:
         "The table has each claim of [Layer Normalization](https://arxiv.org/abs/1607.06450) (Ba, "
         "Kiros, Hinton 2016) with its verdict. `ln-zoo reproduce` lists them; `ln-zoo reproduce "
         "NAME --size reduced` runs the sweep for one and prints its verdict.",
-        "Verdicts follow a rule for each claim. The rule looks at the 95 % interval of the paired "
-        "t statistic over seeds. If it lies on the side of the claim, the claim *holds*; on the "
-        "other side, it *does not hold*; if it contains 0, or with one seed, the claim is "
-        "*undecided*. *Faster* compares the updates needed to reach the best value of the "
-        "baseline. Where several settings were run, each method is taken at its best by "
-        "validation; a *gain* is a mean over them. *Paper* means the paper's size, *reduced* a "
-        "smaller one.",
-        "The outcomes so far apply these rules to runs that were made before the rules. Some of "
+        "Verdicts follow a rule for each claim. It looks at the 95 % interval of the paired t "
+        "statistic over seeds:",
+        "- *holds*: the interval lies on the side of the claim;\n"
+        "- *does not hold*: it lies on the other side;\n"
+        "- *undecided*: it contains 0, or there is one seed.",
+        "*Faster* compares the updates needed to reach the best value of the baseline. Where "
+        "several settings were run, each method is taken at its best by validation; a *gain* is a "
+        "mean over them.",
+        "*Paper* means the paper's size, *reduced* a smaller one.",
+        "Most outcomes so far apply these rules to runs that were made before the rules. Some of "
         "those runs are shorter than the sweeps given here, as the reasons say.",
         "This page is made by `ln-zoo reproduce --write docs/results/claims.md` from "
         f"[claims.yaml]({source}).",
