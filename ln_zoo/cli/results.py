@@ -20,7 +20,7 @@ from rich.console import Console
 
 from ln_zoo._version import __version__
 from ln_zoo.callbacks import LastCheckpoint, PopulationStatistics
-from ln_zoo.cli import optimizers, outputs, stored
+from ln_zoo.cli import lineage, optimizers, outputs, stored
 from ln_zoo.zoo import reported
 from ln_zoo.zoo.loading import find_card
 
@@ -57,7 +57,7 @@ def _print_table(results: dict[str, Any], split: str, card: dict[str, float] | N
         results["metrics"],
         data=reported.measured_on(results["data"], split),
         size=reported.run_size(
-            results["size"], results["data"], results["epochs"], results["steps"]
+            results["size"], results["data"], {**results, "dataset": results["training_data"]}
         ),
         obstacles=[f"a part of the {split} set here"] if part else [],
     )
@@ -96,13 +96,8 @@ def collect(cli: ZooCLI, stage: str = "test") -> dict[str, Any]:
     settings = cli._settings()
     path = _tested_file(cli)
     population = _population(cli)
-    epochs: int | None = None
-    steps: int | None = None
-    if path is not None:
-        epochs, steps = _trained(path)
-    elif cli.subcommand == "fit":
-        epochs, steps = trainer.current_epoch, trainer.global_step
-    trained = stored.read_checkpoint(str(path)).get(optimizers.KEY) if path else None
+    training = _training(cli, path)
+    optimization = stored.read_checkpoint(str(path)).get(optimizers.KEY) if path else None
     norm = model.hparams.get("norm") or {}
     facts = dict(getattr(data, "facts", {"dataset": type(data).__name__}))
     part = _part(cli, stage)
@@ -125,9 +120,11 @@ def collect(cli: ZooCLI, stage: str = "test") -> dict[str, Any]:
         "population_statistics": population.facts if population else None,
         "checkpoint": path.name if path else None,
         "checkpoint_sha256": hashlib.sha256(path.read_bytes()).hexdigest() if path else None,
-        "epochs": epochs,
-        "steps": steps,
-        "optimization": trained,
+        "epochs": training.get("epochs"),
+        "steps": training.get("steps"),
+        "training_data": training.get("dataset"),
+        "started_from": training.get("started_from"),
+        "optimization": optimization,
         "seed": settings.get("seed_everything"),
         "precision": str(trainer.precision),
         "processes": trainer.world_size,
@@ -208,17 +205,18 @@ def _tested_file(cli: ZooCLI) -> Path | None:
     for callback in cli.trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, LastCheckpoint) and callback.best_model_path:
             path = Path(callback.best_model_path)
-            return path if _trained(path)[1] == cli.trainer.global_step else None
+            steps = lineage.of_checkpoint(path)["steps"]
+            return path if steps == cli.trainer.global_step else None
     return None
 
 
-def _trained(path: Path) -> tuple[int, int]:
-    """Completed epochs and updates behind the weights of a checkpoint."""
-    checkpoint = stored.read_checkpoint(str(path))
-    loops = checkpoint["loops"]["fit_loop"]
-    progress = loops["epoch_progress"]["current"]
-    epochs = int(progress["processed"])
-    # What a validation at the end of an epoch keeps is written before the epoch counts as done.
-    if progress["started"] > epochs and loops["epoch_loop.batch_progress"]["is_last_batch"]:
-        epochs += 1
-    return epochs, int(checkpoint["global_step"])
+def _training(cli: ZooCLI, path: Path | None) -> dict[str, Any]:
+    """The training behind the weights that were tested, of which a file may hold them."""
+    if path is not None:
+        return lineage.of_checkpoint(path)
+    if cli.subcommand != "fit":
+        weights = cli._settings().get("weights")
+        return lineage.of_weights(weights) if weights else {}
+    (kept,) = (each for each in cli.trainer.callbacks if isinstance(each, lineage.Lineage))  # type: ignore[attr-defined]
+    steps = {"epochs": cli.trainer.current_epoch, "steps": cli.trainer.global_step}
+    return steps | {"started_from": kept.started_from}

@@ -27,7 +27,7 @@ from ln_zoo._version import __version__
 from ln_zoo.checkpoints import check_whole
 from ln_zoo.models.base import ZooModule
 from ln_zoo.norms import from_config
-from ln_zoo.zoo import catalog, registry, reported, trust
+from ln_zoo.zoo import catalog, lineage, registry, reported, trust
 from ln_zoo.zoo.catalog import Card, CardError
 
 # What the author of a card may state beside the measured facts.
@@ -73,8 +73,8 @@ _TEST_RESULTS: dict[str, Any] = {
 _EVALUATION = ("command", "seed", "precision", "processes", "hardware", "date", "versions")
 # What only some test runs have to say: how statistics of the population were taken.
 _SOMETIMES = {"population_statistics": dict}
-# What only runs with another optimizer or a schedule have to say of their training.
-_TRAINED = {"optimization": dict}
+# What only runs with another optimizer or a schedule, or from other weights, say of their training.
+_TRAINED = {"optimization": dict, "started_from": dict}
 
 
 def card_from_checkpoint(
@@ -147,6 +147,7 @@ def card_from_checkpoint(
         training={
             "epochs": tested["epochs"],
             "steps": tested["steps"],
+            **({"started_from": start} if (start := tested.get("started_from")) else {}),
             **_optimization(tested.get("optimization")),
         },
         facts=facts,
@@ -549,10 +550,8 @@ _OF_OUR_MACHINE = ("--ckpt_path", "--trainer.logger", "--trainer.enable_progress
 
 def _compared(card: Card) -> list[reported.Row]:
     """The metrics of a card beside what is reported of them."""
-    training = card.results["training"]
-    size = reported.run_size(
-        card.results["size"], card.results["data"], training.get("epochs"), training.get("steps")
-    )
+    results = card.results
+    size = reported.run_size(results["size"], results["data"], results["training"])
     rows = []
     for metric in card.metrics:
         rows += reported.comparison(
@@ -591,9 +590,12 @@ def _model_part(card: Card) -> str:
 def _training_part(card: Card) -> str:
     training = dict(card.results["training"])
     commands = training.pop("commands", [])
+    start = training.pop("started_from", None)
     if time := card.results["card"].get("training_time"):
         training["time"] = time
     lines = ["## Training", "", *(f"- {key}: {_code(value)}" for key, value in training.items())]
+    if start:
+        lines.append(f"- started from: {lineage.in_words(start)}")
     if commands:
         lines += ["", "```bash", *commands, "```"]
     return "\n".join(lines)

@@ -24,6 +24,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from ln_zoo.files import read_regular
+from ln_zoo.zoo import lineage
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -608,13 +609,14 @@ def results_csv(names: Iterable[str]) -> str:
     for name in names:
         card = describe(name)
         training, evaluation = card.results["training"], card.results["evaluation"]
+        lengths = lineage.lengths(training, card.results["data"]["dataset"])
         of_model = {
             "name": name,
             "model": card.model,
             "norm": card.norm,
             "parameters": card.parameters,
-            "epochs": training.get("epochs"),
-            "steps": training.get("steps"),
+            "epochs": lengths.get("epochs"),
+            "steps": lengths.get("updates"),
             "seed": evaluation.get("seed"),
             "date": evaluation.get("date"),
             "version": card.version,

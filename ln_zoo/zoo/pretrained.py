@@ -14,7 +14,7 @@ import torch
 
 from ln_zoo.models.base import ZooModule
 from ln_zoo.norms import from_config
-from ln_zoo.zoo import cards, catalog, loading, publishing, registry
+from ln_zoo.zoo import cards, catalog, lineage, loading, publishing, registry
 from ln_zoo.zoo.catalog import Card, CardError
 
 _M = TypeVar("_M", bound=ZooModule)
@@ -93,7 +93,7 @@ def save(
         data=described,
         preprocessing=getattr(data, "preprocessing", kept),
         evaluation={"versions": {"torch": str(torch.__version__)}},
-        training=trained | ({} if origin is None else {"started_from": _named(origin)}),
+        training=trained | ({} if origin is None else {"started_from": lineage.of_card(origin)}),
         facts=facts,
         name=name,
         overwrite=overwrite,
@@ -143,7 +143,3 @@ def _is_that(model: ZooModule, card: Card) -> bool:
         value.shape == stored[key].shape and torch.equal(value.cpu(), stored[key].to(value.dtype))
         for key, value in state.items()
     )
-
-
-def _named(card: Card) -> str:
-    return f"{card.name}, sha256 {card.digest}"

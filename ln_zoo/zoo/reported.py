@@ -29,6 +29,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from ln_zoo.zoo import lineage
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -361,26 +363,28 @@ def measured_on(data: Mapping[str, Any], split: str = "test", metric: str = "") 
 def run_size(
     hparams: Mapping[str, Any],
     data: Mapping[str, Any],
-    epochs: int | None = None,
-    updates: int | None = None,
+    training: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """What decides whether a run's numbers are comparable, as `comparison` takes it.
 
     Args:
         hparams: the model's arguments; they go before facts of the data of the same name.
         data: a data module's facts, ``dataset`` among them.
-        epochs: of training; ``None``: not known.
-        updates: of training; ``None``: not known.
+        training: behind the weights, as `ln_zoo.zoo.lineage` describes it; its ``dataset`` is that
+            of ``data`` unless it says so. Training on the same dataset before the run counts too.
 
     Example:
-        >>> run_size({"hidden_sizes": [8], "norm": {}}, {"dataset": "mnist"}, 20)
+        >>> before = {"dataset": "mnist", "epochs": 15}
+        >>> run_size({"hidden_sizes": [8], "norm": {}}, {"dataset": "mnist"},
+        ...          {"epochs": 5, "started_from": before})
         {'training_data': 'mnist', 'hidden_sizes': [8], 'epochs': 20}
     """
-    facts = {"training_data": data["dataset"]}
+    training = training or {}
+    dataset = training.get("dataset") or data["dataset"]
+    facts = {"training_data": dataset}
     facts |= {key: value for key, value in data.items() if key != "dataset"}
     facts |= {k: v for k, v in hparams.items() if k != "norm" and not k.startswith("_")}
-    lengths = zip(_LENGTHS, (epochs, updates), strict=True)
-    return facts | {key: value for key, value in lengths if value is not None}
+    return facts | lineage.lengths(training, dataset)
 
 
 def render(

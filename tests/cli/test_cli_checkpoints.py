@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 from pathlib import Path
@@ -16,7 +17,8 @@ from ln_zoo.cli.stored import check_fits
 from ln_zoo.data import Digits
 from ln_zoo.models import MLPClassifier, ZooModule
 from ln_zoo.norms import BatchNorm, LayerNorm, RMSNorm
-from ln_zoo.zoo import write_card
+from ln_zoo.zoo import card_from_checkpoint, describe, write_card
+from ln_zoo.zoo.catalog import results_csv
 
 DATA = SMALL[2:]  # the model comes from the checkpoint
 PREPROCESSING = {"scale": 16, "image_shape": [1, 8, 8]}
@@ -249,6 +251,36 @@ def test_weights_start_afresh_and_arguments_win(trained: Path, here: Path) -> No
     assert checkpoint["hyper_parameters"]["hidden_sizes"] == [8]
     before = load(trained)["state_dict"]  # at that rate nothing moves
     assert all(torch.equal(v, before[k]) for k, v in checkpoint["state_dict"].items())
+
+
+def test_training_before_a_run_counts(
+    trained: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten updates in two runs, which started from the weights after five."""
+    more = ("fit", *DATA, *QUIET, "--test_after_fit=true")
+    assert run(*more, "--weights", trained, "--trainer.max_epochs=1", "--test_after_fit=false")
+    first = here / "runs/MLPClassifier-LayerNorm/version_0/checkpoints/last.ckpt"
+    assert run(*more, "--ckpt_path", first, "--trainer.max_epochs=2").code == 0
+    before = {"weights": trained.name, "dataset": "digits", "epochs": 1, "steps": 5}
+    last = Path(str(first).replace("version_0", "version_1"))
+    assert run("test", "--ckpt_path", last, *DATA, *QUIET).code == 0
+    found = [json.loads(path.read_text()) for path in here.glob("runs/**/test_results.json")]
+    assert len(found) == 2
+    for measured in found:
+        assert (measured["epochs"], measured["steps"]) == (2, 10)
+        assert (measured["training_data"], measured["started_from"]) == ("digits", before)
+    results = next(here.glob("runs/**/test_results.json"))
+    monkeypatch.setenv("LN_ZOO_MODELS", str(here))
+    card_from_checkpoint(last, results, here / "mlp.continued")
+    assert describe("mlp.continued").results["training"]["started_from"] == before
+    readme = (here / "mlp.continued/README.md").read_text()
+    assert f"- started from: {trained.name}, after 1 epoch and 5 updates on digits" in readme
+    for row in csv.DictReader(results_csv(["mlp.continued"]).splitlines()):
+        assert (row["epochs"], row["steps"]) == ("3", "15")
+    assert run("test", "--weights=mlp.continued", *DATA, *QUIET).code == 0
+    published = max(here.glob("runs/**/test_results.json"), key=lambda path: path.stat().st_mtime)
+    measured = json.loads(published.read_text())
+    assert (measured["steps"], measured["started_from"]) == (10, before)
 
 
 def test_weights_of_a_card_by_name_and_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

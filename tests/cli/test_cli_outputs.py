@@ -12,7 +12,7 @@ import yaml
 from cli_support import CONFIGS, QUIET, SMALL, fit, installed, load, python, run, same, script
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from ln_zoo.cli import results
+from ln_zoo.cli import lineage
 from ln_zoo.data import Digits
 from ln_zoo.models import MLPClassifier
 
@@ -545,5 +545,5 @@ def test_an_epoch_counts_once_its_last_batch_is_done(
         "epoch_loop.batch_progress": {"is_last_batch": is_last_batch},
     }
     checkpoint = {"loops": {"fit_loop": loops}, "global_step": 7}
-    monkeypatch.setattr(results.stored, "read_checkpoint", lambda path: checkpoint)
-    assert results._trained(Path("any.ckpt")) == (epochs, 7)
+    monkeypatch.setattr(lineage.stored, "read_checkpoint", lambda path: checkpoint)
+    assert lineage.of_checkpoint("any.ckpt") == {"epochs": epochs, "steps": 7}

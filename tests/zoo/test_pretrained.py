@@ -126,7 +126,10 @@ def test_an_unchanged_model_keeps_its_card(make_card: Callable[..., Path], tmp_p
     changed = catalog.read_card(model.save_pretrained(tmp_path / "changed"))
     assert changed.metrics == []
     assert changed.preprocessing == model.card.preprocessing
-    assert changed.results["training"]["started_from"].startswith("mlp.layernorm, sha256 ")
+    assert changed.results["training"]["started_from"] == {
+        "weights": f"mlp.layernorm, sha256 {model.card.digest}",
+        "dataset": "digits", "epochs": 2, "steps": 20,
+    }  # fmt: skip
     assert changed.digest != model.card.digest
 
 
