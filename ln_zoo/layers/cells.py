@@ -86,7 +86,7 @@ def sites_by_role(sites: nn.Module) -> dict[str, Site]:
 def entries(
     module: nn.Module, suffixes: Sequence[str], directions: Sequence[dict[str, Site]]
 ) -> Entries | None:
-    """Where all lies that the weights and records of a layer or cell depend on; see `Site.entries`.
+    """The places that hold all that weights and records of a layer depend on; see `Site.entries`.
 
     Args:
         module: the layer or cell, whose parameters are weights, and whose sites are in ``sites``.
@@ -96,7 +96,7 @@ def entries(
     parameters: dict[str, Any] = module._parameters
     kinds = ("weight_ih", "weight_hh", *(("bias_ih", "bias_hh") if module.bias else ()))
     if not all(f"{kind}{suffix}" in parameters for suffix in suffixes for kind in kinds):
-        return None  # They are made of others.
+        return None  # They are computed from other tensors.
     found: list[tuple[dict[str, Any], str]] = [(parameters, name) for name in parameters]
     for sites in directions:
         for site in sites.values():
@@ -149,12 +149,12 @@ def chosen_cell(layer: type, cell: Cell | None) -> Cell:
 
 
 class NoQuantiser:
-    """Stops torch's quantisers, which mark a layer by ``qconfig`` and would leave ours in float.
+    """Stops torch's quantisers, which mark layers by ``qconfig`` and would leave ours in float.
 
-    They would say nothing. ``None`` marks what is to be left alone.
+    They would do so silently. ``None`` marks a layer that is to be left alone.
 
     Raises:
-        TypeError: where a layer is marked otherwise.
+        TypeError: for any other mark.
     """
 
     def __get__(self, layer: nn.Module | None, kind: type) -> None:
@@ -169,13 +169,13 @@ class NoQuantiser:
             )
 
     def __delete__(self, layer: nn.Module) -> None:
-        """Quantisers clean up behind them."""
+        """Allowed: quantisers clean up after themselves."""
 
 
 class RecurrentCell(nn.RNNCellBase):
     """One step of any recurrent cell, with any norm; see `RecurrentLayer`.
 
-    `LSTMCell`, `GRUCell` and `RNNCell` are such. One of your own names its `ln_zoo.ops.Cell`::
+    `LSTMCell`, `GRUCell` and `RNNCell` are such cells. Your own names its `ln_zoo.ops.Cell`::
 
         class MyCell(RecurrentCell):
             cell = MY_CELL
@@ -195,7 +195,7 @@ class RecurrentCell(nn.RNNCellBase):
 
     Raises:
         TypeError: if neither the class nor the argument names a cell.
-        ValueError: for a name in ``normalize`` that is none of the places.
+        ValueError: for a name in ``normalize`` that is not one of the places.
     """
 
     cell: Cell
@@ -249,7 +249,7 @@ class RecurrentCell(nn.RNNCellBase):
             self.reset_norm()
 
     def reset_norm(self) -> None:
-        """Derives what the norm takes from the weights again, once these were re-initialised."""
+        """Derives again what the norm takes from the weights, after these were re-initialised."""
         sites = sites_by_role(self.sites)
         sites["input"].reset_weight(self.weight_ih)
         sites["recurrent"].reset_weight(self.weight_hh)
@@ -301,7 +301,7 @@ class RecurrentCell(nn.RNNCellBase):
         return states if batched else tuple(s.squeeze(0) for s in states)
 
     def _generic_step(self, step: int | None, call: RecurrentCall) -> tuple[None, States]:
-        """A step in functions of torch."""
+        """A step in torch functions."""
         sites, w = sites_by_role(self.sites), call.weights[0]
         states = tuple(s.to(torch.promote_types(s.dtype, torch.float32)) for s in call.states)
         wx = sites["input"](F.linear(call.x, w.ih), step)
@@ -351,9 +351,9 @@ class LSTMCell(RecurrentCell):
         device: of the parameters, as in torch.
         dtype: of the parameters, as in torch.
         norm: the normalisation; default `Identity`.
-        normalize: the sites to act on, of ``"input"``, ``"recurrent"``, ``"cell"``; default all.
+        normalize: the sites to act on, among ``"input"``, ``"recurrent"``, ``"cell"``; default all.
         peephole: whether gates see cell states; see `LSTM`.
-        derivative_bound: clips the derivative of the loss by each gate's sum; see `LSTM`.
+        derivative_bound: clips the loss's derivative with respect to gate sums; see `LSTM`.
 
     Shapes: input (N, I) or (I,), states (N, H) or (H,). States come back in the precision of the
     parameters, under autocast too.
@@ -364,8 +364,8 @@ class LSTMCell(RecurrentCell):
     (H,), ``sites.input.scale``, ``sites.recurrent.scale`` (4H,).
 
     Raises:
-        ValueError: for a name in ``normalize`` that is none of the sites, or a bound that is not
-            positive.
+        ValueError: for a name in ``normalize`` that is not one of the sites, or a bound that is
+            not positive.
 
     Example:
         >>> from ln_zoo.norms import LayerNorm
@@ -436,7 +436,7 @@ class GRUCell(RecurrentCell):
         device: of the parameters, as in torch.
         dtype: of the parameters, as in torch.
         norm: the normalisation; default `Identity`.
-        normalize: the sites to act on, out of ``"input"``, ``"recurrent"``; default both.
+        normalize: the sites to act on, among ``"input"``, ``"recurrent"``; default both.
 
     Shapes: input (N, I) or (I,), state (N, H) or (H,). The state comes back in the precision of the
     parameters, under autocast too.
@@ -446,7 +446,7 @@ class GRUCell(RecurrentCell):
     ``sites.recurrent.gain``, ``sites.input.scale``, ``sites.recurrent.scale`` (3H,).
 
     Raises:
-        ValueError: for a name in ``normalize`` that is none of the sites.
+        ValueError: for a name in ``normalize`` that is not one of the sites.
 
     Example:
         >>> from ln_zoo.norms import RMSNorm
@@ -488,7 +488,7 @@ class RNNCell(RecurrentCell):
         device: of the parameters, as in torch.
         dtype: of the parameters, as in torch.
         norm: the normalisation; default `Identity`.
-        normalize: the sites to act on, out of ``"input"``, ``"recurrent"`` (whose weights alone a
+        normalize: the sites to act on, among ``"input"``, ``"recurrent"`` (whose weights alone a
             norm can act on) and ``"sum"``; default all.
 
     Shapes: input (N, I) or (I,), state (N, H) or (H,). The state comes back in the precision of the
@@ -499,7 +499,8 @@ class RNNCell(RecurrentCell):
     ``sites.recurrent.scale`` (H,).
 
     Raises:
-        ValueError: for another nonlinearity, or a name in ``normalize`` that is none of the sites.
+        ValueError: for another nonlinearity, or a name in ``normalize`` that is not one of the
+            sites.
 
     Example:
         >>> from ln_zoo.norms import LayerNorm

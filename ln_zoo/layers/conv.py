@@ -26,7 +26,7 @@ class Conv2d(nn.Conv2d):
         stride: step of the kernel.
         padding: of both sides: a size, ``"valid"`` or ``"same"``.
         dilation: distance of the kernel's elements.
-        groups: number of groups of channels that are convolved apart; statistics do not mind them.
+        groups: groups of channels that are convolved separately; statistics ignore them.
         bias: whether there is a bias.
         padding_mode: ``"zeros"``, ``"reflect"``, ``"replicate"`` or ``"circular"``.
         device: of the parameters, as in torch.
@@ -123,5 +123,5 @@ class Conv2d(nn.Conv2d):
             self.reset_norm()
 
     def reset_norm(self) -> None:
-        """Derives what the norm takes from the weights again, once these were re-initialised."""
+        """Derives again what the norm takes from the weights, after these were re-initialised."""
         self.site.reset_weight(self.weight)

@@ -30,7 +30,7 @@ from ln_zoo.ops import (
 
 #: Numbers that place a grid of filters.
 _ATTENTION = 5
-#: Of logarithms: strides in units of sigma, squared, reach exp(3 * log_clamp) times some thousands.
+#: Of ``log_clamp``: squares of strides in units of sigma reach exp(3 log_clamp) times thousands.
 _LARGEST_LOG = 20.0
 
 
@@ -50,11 +50,11 @@ class DRAWTrace(NamedTuple):
 
 
 class DRAWOutput(NamedTuple):
-    """What a `DRAWNetwork` gives.
+    """What a `DRAWNetwork` returns.
 
     Attributes:
         logits: the last canvas, (N, B, A); its sigmoid is the probability of each pixel.
-        means: of the latents given the image, (T, N, Z); ``None`` of images that were made up.
+        means: of the latents given the image, (T, N, Z); ``None`` for generated images.
         log_stds: log standard deviations, likewise.
         clamped: how many log standard deviations, log variances and log strides were beyond the
             log_clamp; a scalar.
@@ -69,7 +69,7 @@ class DRAWOutput(NamedTuple):
 
 
 class DRAWNetwork(nn.Module):
-    """Encoder, decoder and a canvas between which attention moves (Gregor et al. 2015, eq. 3-8).
+    """Encoder, decoder and a canvas, with moving attention (Gregor et al. 2015, eq. 3-8).
 
     With learned initial states and canvas C_0, at each glimpse t::
 
@@ -94,16 +94,16 @@ class DRAWNetwork(nn.Module):
         read_size: R, filters on a side; ``None``: the encoder reads both images whole.
         write_size: W; ``None``: the decoder adds to every pixel.
         norm: the normalisation; default `Identity`.
-        normalize: the sites of both LSTMs to act on; default ``("cell",)``, as in the paper, and
-            for a norm that acts on weights alone, which has nothing to do there, all.
+        normalize: the sites of both LSTMs to act on; default ``("cell",)``, as in the paper, or
+            ``("input", "recurrent")`` for a norm that acts on weights only.
         peephole: whether gates see cell states; see `LSTM`.
         forget_bias: what forget gates start with; ``None``: what ``init_std`` gives.
         learn_initial_state: whether both LSTMs' first states are learned, else zeros.
-        learn_initial_canvas: the same of C_0.
+        learn_initial_canvas: the same for C_0.
         filter_norm: how filters come to sum to 1; see `ln_zoo.ops.filterbank`.
         filter_eps: see there.
         log_clamp: log standard deviations of latents, log sigma^2 and log strides are clamped to
-            plus and minus it.
+            plus or minus it.
         init_std: standard deviation of all initial weights, biases being 0, as in released code
             (0.01); ``None``: torch's own, but 0.01 and no bias of the map to the latents, whose
             divergence would be large otherwise.
@@ -114,7 +114,8 @@ class DRAWNetwork(nn.Module):
     ``initial.decoder_c`` (H,) and ``initial.canvas`` (B, A).
 
     Raises:
-        ValueError: for sizes below 1, an unknown ``filter_norm``, bounds that are not positive.
+        ValueError: for sizes below 1, an unknown ``filter_norm``, a ``filter_eps`` or ``init_std``
+            that is not positive, or a ``log_clamp`` outside (0, 20].
 
     Example:
         >>> from ln_zoo.norms import LayerNorm
@@ -224,30 +225,29 @@ class DRAWNetwork(nn.Module):
             cell.reset_norm()
 
     def compile_glimpse(self, mode: str) -> None:
-        """Has `torch.compile` make one function of each glimpse from here on, where gradients are
-        taken.
+        """Compiles each glimpse with `torch.compile` from here on, where gradients are enabled.
 
         Args:
-            mode: as `torch.compile` has it; ``"reduce-overhead"`` takes CUDA graphs.
+            mode: that of `torch.compile`; ``"reduce-overhead"`` uses CUDA graphs.
 
         Raises:
             ValueError: for a mode that torch does not know.
         """
         try:
             _compiled(type(self).glimpse, mode)
-        except RuntimeError as error:  # torch's word for a mode it does not know
+        except RuntimeError as error:  # what torch raises for an unknown mode
             raise ValueError(f"compile_mode: {error}") from None
         self._compile_mode = mode
 
     # Running
 
     def forward(self, images: Tensor, noise: Tensor, trace: bool = False) -> DRAWOutput:
-        """Draws each image anew from what it saw of it.
+        """Reconstructs each image from what it read of it.
 
         Args:
             images: x, (N, B, A), from 0 to 1.
             noise: standard normal numbers, (T, N, Z), fresh ones for each glimpse; T is free.
-            trace: whether to give the trace.
+            trace: whether to return the trace.
 
         Raises:
             ValueError: if sizes do not fit.
@@ -262,11 +262,11 @@ class DRAWNetwork(nn.Module):
         return self._run(images, noise, trace) if found is None else found
 
     def generate(self, latents: Tensor, trace: bool = False) -> DRAWOutput:
-        """Makes up images (Gregor et al. 2015, section 2.3): decoder and writer alone.
+        """Generates images (Gregor et al. 2015, section 2.3) by decoder and writer alone.
 
         Args:
             latents: z from the prior, standard normal, (T, N, Z).
-            trace: whether to give the trace.
+            trace: whether to return the trace.
 
         Raises:
             ValueError: if sizes do not fit.
@@ -283,7 +283,7 @@ class DRAWNetwork(nn.Module):
             )
 
     def _run_kernel(self, images: Tensor, noise: Tensor) -> DRAWOutput | None:
-        """The same in one call, where a kernel takes it."""
+        """The same as `_run` in one call, if a kernel takes it."""
         unsupported = None
         if self.read is None or self.write is None:
             unsupported = "it has no filters"
@@ -332,7 +332,7 @@ class DRAWNetwork(nn.Module):
         return DRAWOutput(done.logits, done.means, done.log_stds, done.clamped.sum(), None)
 
     def _runs_compiled(self) -> bool:
-        """In training alone: with no gradients to come, CUDA graphs overwrite the last glimpse."""
+        """Only with gradients: without them, CUDA graphs would overwrite the last glimpse."""
         return self._compile_mode is not None and torch.is_grad_enabled()
 
     def _run(self, images: Tensor | None, noise: Tensor, trace: bool) -> DRAWOutput:
@@ -384,7 +384,7 @@ class DRAWNetwork(nn.Module):
         )
 
     def _initial(self, name: str, *shape: int) -> Tensor:
-        """What is learned of the start of each example, or zeros."""
+        """The learned initial value, the same for all examples, or zeros."""
         if name in self.initial:
             return self.initial[name]
         return self.patch.weight.new_zeros(shape)
@@ -401,8 +401,8 @@ class DRAWNetwork(nn.Module):
             t: its number, counted from 0.
 
         Returns:
-            The state after it, and what the linear maps said of where to read (N, 5), of the
-            latents (N, 2Z), and of where to write (N, 5).
+            The state after it, and what the linear maps gave: where to read (N, 5), the latents
+            (N, 2Z), and where to write (N, 5).
         """
         dtype = state.canvas.dtype
         reads = posterior = writes = None
@@ -467,7 +467,9 @@ class DRAWState(NamedTuple):
 
 @cache
 def _compiled(function: Callable[..., Any], mode: str) -> Callable[..., Any]:
-    """Not kept by a network, whose copies would run its weights and which could not be pickled."""
+    """Cached here: kept on a network, it would run the original's weights in copies of it, and
+    the network could not be pickled.
+    """
     return torch.compile(function, mode=mode)
 
 

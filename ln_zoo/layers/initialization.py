@@ -1,4 +1,4 @@
-"""Other initial values than torch's: orthogonal recurrent weights, and scales taken from data."""
+"""Initial values other than torch's: orthogonal recurrent weights, and scales from data."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ def orthogonal_init(
     forget_bias: float = 1.0,
     generator: torch.Generator | None = None,
 ) -> None:
-    """Starts a recurrent layer as recurrent batch normalisation does (arXiv 1603.09025, section 5).
+    """Initialises a layer as recurrent batch normalisation does (arXiv 1603.09025, section 5).
 
     Input weights are orthogonal. Of the recurrent weights those of the candidate state (an LSTM's
     g, a GRU's n, all of an RNN's; `ln_zoo.ops.Cell.candidates`) are the identity or orthogonal, and
     those of the gates are slices of one orthogonal matrix (H, gates H). Biases are 0, but for the
     LSTM's forget gate (`ln_zoo.ops.Cell.forget`). Projections and a cell's further weights stay as
-    they are. Norms take what they take from the new weights.
+    they are. Norms derive their initial values from the new weights.
 
     Args:
         layer: any of our recurrent layers, of any number of layers and directions.
-        candidate: what the recurrent weights of the candidate state are.
+        candidate: what the recurrent weights of the candidate state become.
         forget_bias: the sum of both biases of an LSTM's forget gate.
         generator: draws the matrices; default torch's own.
 
@@ -139,23 +139,23 @@ def data_dependent_init(model: nn.Module, batch: Any) -> list[str]:
     norm has a scale (`WeightNorm`) gets, in the order of the forward pass,
     ``scale = 1 / sigma[t]`` and ``bias = -mu[t] / sigma[t]`` with ``t = w x / |w|``: mean and
     biased variance of each feature over the batch, and in convolutions over positions. Each layer
-    sees what the layers before it give with the values they just got. Weights stay as they were
-    drawn. A layer without bias gets a scale alone, one that is used several times is set at its
+    sees the outputs of the layers before it with their new values. Weights stay as they were
+    drawn. A layer without bias gets only a scale, one that is used several times is set at its
     first use, and one that the pass does not reach is left as it is.
 
-    A feature that does not vary within the batch, beyond rounding, has no scale to take from it: it
-    keeps the one it has, and its bias becomes minus its mean.
+    A feature that does not vary within the batch, beyond rounding, keeps the scale it has, and its
+    bias becomes minus its mean.
 
     Recurrent layers are left alone, as in the source: statistics of their units change over time.
 
     The pass runs without gradients and in evaluation mode, so without dropout; norms that mix
     examples use the statistics of the batch. Modes, running averages, random number generators and
-    gradients are afterwards as before. If it fails, so are scales and biases.
+    gradients are afterwards as before; if it fails, so are scales and biases.
 
     Args:
         model: any module that holds such layers.
-        batch: what the model is called with: a tuple or list is taken apart, ``model(*batch)``,
-            and anything else is its one argument, ``model(batch)``. Of a labelled batch give the
+        batch: what the model is called with: a tuple or list is unpacked, ``model(*batch)``, and
+            anything else is its one argument, ``model(batch)``. Of a labelled batch, pass the
             inputs only. The source takes 500 training examples.
 
     Returns:
@@ -234,7 +234,7 @@ def scale_of(layer: Linear | Conv2d) -> Tensor:
 
 
 def has_fresh_scale(layer: Linear | Conv2d) -> bool:
-    """Whether the scale still is the length of each row of the weight, as the norm took it."""
+    """Whether the scale is still the length of each row of the weight, as initialised."""
     weight = layer.weight.detach()
     # Training moves a scale by more; converting a fresh one to another precision by less.
     close = max(1e-4, 4 * torch.finfo(weight.dtype).eps)
@@ -244,7 +244,7 @@ def has_fresh_scale(layer: Linear | Conv2d) -> bool:
 def _set_from(
     layer: Linear | Conv2d, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    """Sets scale and bias from what comes into the layer."""
+    """Sets scale and bias from the layer's inputs."""
     scale, bias = scale_of(layer), layer.bias
     kept = scale.clone()
     scale.fill_(1.0)
@@ -261,7 +261,7 @@ def _set_from(
             f"the pre-activations of {name} are not finite on this batch: look for NaN or infinite "
             "values in the data and in the weights"
         )
-    # Equal inputs may give pre-activations that differ in their last digits, by the order.
+    # Equal inputs may give pre-activations that differ in their last digits, by summation order.
     rounding = _ROUNDING * torch.finfo(wide.dtype).eps * wide.abs().max()
     rounding = rounding + torch.finfo(rows.dtype).eps * mean.abs()
     deviation = variance.sqrt()

@@ -73,5 +73,5 @@ class Linear(nn.Linear):
             self.reset_norm()
 
     def reset_norm(self) -> None:
-        """Derives what the norm takes from the weights again, once these were re-initialised."""
+        """Derives again what the norm takes from the weights, after these were re-initialised."""
         self.site.reset_weight(self.weight)

@@ -35,16 +35,16 @@ from ln_zoo.ops import CELLS, Cell, Plans, Records, States, Weights, lstm_cell
 class RecurrentLayer(nn.RNNBase):
     """Layers of any recurrent cell with any norm, with torch's semantics.
 
-    `LSTM`, `GRU` and `RNN` are such layers. One of your own names its `ln_zoo.ops.Cell`, and has
-    all that they have (layers, directions, packed sequences, dropout, every norm)::
+    `LSTM`, `GRU` and `RNN` are such layers. Your own names its `ln_zoo.ops.Cell`, and has all that
+    they have (layers, directions, packed sequences, dropout, every norm)::
 
         class MyLayer(RecurrentLayer):
             cell = MY_CELL
 
     It runs on the generic loop; the logger ``ln_zoo`` says so.
 
-    It is a `torch.nn.RNNBase`, but no `torch.nn.LSTM`, `GRU` or `RNN`, since torch.compile refuses
-    to trace those.
+    It is a `torch.nn.RNNBase`, but not a `torch.nn.LSTM`, `GRU` or `RNN`, since torch.compile
+    refuses to trace those.
 
     Args:
         input_size: size I of each input.
@@ -60,12 +60,12 @@ class RecurrentLayer(nn.RNNBase):
         dtype: of the parameters, as in torch.
         norm: the normalisation; default `Identity`.
         normalize: roles of the cell's places to act on; default all.
-        zoneout: probability with which a number of a state stays as it was before a step (Krueger
+        zoneout: probability with which an element of a state stays as it was before a step (Krueger
             et al. 2017, arXiv 1606.01305): of all states, or one for each (in the cell's order). In
-            evaluation states move by the expectation.
-        recurrent_dropout: probability with which a number of h is zero in recurrent products in
+            evaluation, states take the expected value.
+        recurrent_dropout: probability with which an element of h is zero in recurrent products in
             training: one mask for each sequence, for all steps and gates (Gal and Ghahramani 2016,
-            arXiv 1512.05287). The h that is carried on is whole.
+            arXiv 1512.05287). The h that is carried on is not masked.
         weight_dropout: probability with which a recurrent weight is zero in training: one mask for
             each call (Merity et al. 2018, arXiv 1708.02182, section 2).
         cell: the cell; default: that of the class.
@@ -77,13 +77,14 @@ class RecurrentLayer(nn.RNNBase):
 
     Raises:
         TypeError: if neither the class nor the argument names a cell, and as torch does.
-        ValueError: for a name in ``normalize`` that is none of the places, for a projection that
-            the cell has none of, and as torch does.
+        ValueError: for a name in ``normalize`` that is not one of the places, for ``proj_size``
+            where the cell does not project, for a probability outside [0, 1), for
+            ``recurrent_dropout`` where the cell does not drop, and as torch does.
     """
 
     cell: Cell
     qconfig = NoQuantiser()
-    #: Of layers that version 0.1 pickled too.
+    #: Defaults for layers that version 0.1 pickled.
     zoneout: tuple[float, ...] = ()
     recurrent_dropout: float = 0.0
     weight_dropout: float = 0.0
@@ -111,8 +112,8 @@ class RecurrentLayer(nn.RNNBase):
         check_no_norm(self, num_layers=num_layers, bias=bias)
         self.cell = cell = chosen_cell(type(self), cell)
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
-        # torch checks the sizes and names the parameters, of which it knows the shapes for its own
-        # cells alone. On that device nothing is drawn or stored.
+        # torch checks the sizes and names the parameters, but knows their shapes for its own cells
+        # only. On the meta device nothing is drawn or stored.
         super().__init__(
             "RNN_TANH",
             input_size,
@@ -194,19 +195,19 @@ class RecurrentLayer(nn.RNNBase):
         return ", ".join([super().extra_repr(), *(f"{k}={p}" for k, p in self.noise.items())])
 
     def flatten_parameters(self) -> None:
-        """Lays weights out for cuDNN, as torch does; a cell that is none of torch's has no need."""
+        """Lays weights out for cuDNN, as torch does; needed only for cells that torch has."""
         if self.cell.has_kernels and self.mode == self.cell.name:
             super().flatten_parameters()
 
     def _suffixes(self) -> Iterator[str]:
-        """What ends the parameter names of each direction of each layer, in torch's order."""
+        """The suffix of parameter names of each direction of each layer, in torch's order."""
         for layer in range(self.num_layers):
             yield f"l{layer}"
             if self.bidirectional:
                 yield f"l{layer}_reverse"
 
     def _directions(self) -> dict[str, dict[str, Site]]:
-        """The sites of each direction of each layer, by the end of its parameters' names."""
+        """The sites of each direction of each layer, by the suffix of its parameter names."""
         return {suffix: sites_by_role(sites) for suffix, sites in self.sites.items()}
 
     def reset_parameters(self) -> None:
@@ -227,7 +228,7 @@ class RecurrentLayer(nn.RNNBase):
             init.uniform_(getattr(self, name), -bound, bound)
 
     def reset_norm(self) -> None:
-        """Derives what the norm takes from the weights again, once these were re-initialised."""
+        """Derives again what the norm takes from the weights, after these were re-initialised."""
         for suffix, sites in self._directions().items():
             sites["input"].reset_weight(getattr(self, f"weight_ih_{suffix}"))
             sites["recurrent"].reset_weight(getattr(self, f"weight_hh_{suffix}"))
@@ -235,7 +236,7 @@ class RecurrentLayer(nn.RNNBase):
     def to_cell(self, layer: int = 0, reverse: bool = False) -> RecurrentCell:
         """The cell that computes a step of one layer, with copies of its weights and its norm's.
 
-        Cells have none of the layer's regularisers, which but for zoneout act in training alone.
+        Cells have none of the layer's regularisers, which, except zoneout, act only in training.
 
         Args:
             layer: which, counted from 0.
@@ -304,7 +305,7 @@ class RecurrentLayer(nn.RNNBase):
             if states is not None and order is not None:
                 self._check_states(data, batch_sizes, states)
                 states = tuple(s.index_select(1, order) for s in states)
-            # Steps of no example, which torch allows at the end, are none.
+            # Steps without examples, which torch allows at the end, are left out.
             active = batch_sizes if batch_sizes[-1] else batch_sizes[batch_sizes > 0]
             flags = None if reset is None else self._packed_reset(input, reset)
             output, states = self._run_pieces(data, active, states, flags)
@@ -365,7 +366,7 @@ class RecurrentLayer(nn.RNNBase):
     def _run_pieces(
         self, x: Tensor, batch_sizes: Tensor | None, states: States | None, reset: Tensor | None
     ) -> tuple[Tensor, States]:
-        """As `_run_layers`, each sequence in the pieces that (T * N,) or (total,) flags begin."""
+        """As `_run_layers`, cut before rows flagged by ``reset``, (T * N,) or (total,)."""
         if reset is None or x.shape[0] == 0:
             return self._run_layers(x, batch_sizes, states)
         self.check_input(x, batch_sizes)
@@ -374,7 +375,7 @@ class RecurrentLayer(nn.RNNBase):
         examples = x.shape[1] if batch_sizes is None else int(batch_sizes[0])
         backwards = [self.bidirectional and i % 2 == 1 for i in range(len(self.sites))]
         if states is not None:
-            # What a forward direction begins with is of the piece before the first step.
+            # Forward directions start from these states, unless the first step is reset.
             forwards = ~torch.tensor(backwards, device=x.device)
             of_before = forwards[:, None, None] & reset[:examples, None]
             states = tuple(s.masked_fill(of_before, 0) for s in states)
@@ -396,10 +397,10 @@ class RecurrentLayer(nn.RNNBase):
     def _run_layers(
         self, x: Tensor, batch_sizes: Tensor | None, states: States | None
     ) -> tuple[Tensor, States]:
-        """The same for time-major input (T, N, I) or packed data (total, I)."""
+        """Outputs and final states for time-major input (T, N, I) or packed data (total, I)."""
         noise = self.noise
         drawn = self.training and ("zoneout" in noise or "recurrent_dropout" in noise)
-        # Weights that are drawn are others in every call.
+        # Under weight dropout, weights differ from call to call.
         planned = batch_sizes is None and not (self.training and "weight_dropout" in noise)
 
         def draw(states: States) -> list[ops.Noise]:
@@ -534,19 +535,19 @@ class LSTM(RecurrentLayer):
         device: of the parameters, as in torch.
         dtype: of the parameters, as in torch.
         norm: the normalisation; default `Identity`, which makes this layer torch's own.
-        normalize: the sites to act on, of ``"input"``, ``"recurrent"``, ``"cell"``; default all.
-        zoneout: probability with which a number of a state stays as it was before a step (Krueger
-            et al. 2017, arXiv 1606.01305): of all states, or one for each (h, c). In evaluation
-            states move by the expectation.
-        recurrent_dropout: probability with which a number of h is zero in recurrent products in
+        normalize: the sites to act on, among ``"input"``, ``"recurrent"``, ``"cell"``; default all.
+        zoneout: probability with which an element of a state stays as it was before a step (Krueger
+            et al. 2017, arXiv 1606.01305): of all states, or one for each (h, c). In evaluation,
+            states take the expected value.
+        recurrent_dropout: probability with which an element of h is zero in recurrent products in
             training: one mask for each sequence, for all steps and gates (Gal and Ghahramani 2016,
-            arXiv 1512.05287). The h that is carried on is whole.
+            arXiv 1512.05287). The h that is carried on is not masked.
         weight_dropout: probability with which a recurrent weight is zero in training: one mask for
             each call (Merity et al. 2018, arXiv 1708.02182, section 2).
         peephole: whether gates see cell states (Graves 2013, eq. 7-10): i and f the one before, o
             the new one, each by a weight per unit. Such a layer runs on the generic loop.
-        derivative_bound: clips the derivative of the loss by each gate's sum to this size (Graves
-            2013, section 2.1), on the generic loop; default: no clipping.
+        derivative_bound: clips the derivative of the loss with respect to each gate's sum to this
+            size (Graves 2013, section 2.1), on the generic loop; default: no clipping.
 
     Parameters: torch's own, drawn as torch does (``weight_ih_l0`` (4H, I), ``weight_hh_l0``
     (4H, H or P), ``bias_ih_l0``, ``bias_hh_l0`` (4H,), ``weight_hr_l0`` (P, H), ``..._reverse``),
@@ -560,8 +561,8 @@ class LSTM(RecurrentLayer):
     without rounding; where torch's fused loop runs, its own rules hold.
 
     Raises:
-        ValueError: for a name in ``normalize`` that is none of the sites, a bound that is not
-            positive, and as torch does.
+        ValueError: for a name in ``normalize`` that is not one of the sites, a bound that is not
+            positive, a probability outside [0, 1), and as torch does.
 
     Example:
         >>> from ln_zoo.norms import LayerNorm
@@ -650,9 +651,10 @@ class LSTM(RecurrentLayer):
 
         Raises:
             RuntimeError: if sizes do not fit.
-            TypeError: if ``hx`` is not a tuple of two.
-            ValueError: if the input is neither 2D nor 3D; under batch normalisation in training,
-                for a batch of one.
+            TypeError: if ``hx`` is not a tuple of two, or only one of ``reset`` and the input is
+                packed.
+            ValueError: if the input is neither 2D nor 3D, or ``reset`` does not fit it; under batch
+                normalisation in training, for a batch of one.
         """
         output, (h, c) = self._run(input, hx, reset)
         return output, (h, c)
@@ -683,12 +685,13 @@ class GRU(RecurrentLayer):
         device: of the parameters, as in torch.
         dtype: of the parameters, as in torch.
         norm: the normalisation; default `Identity`, which makes this layer torch's own.
-        normalize: the sites to act on, out of ``"input"``, ``"recurrent"``; default both.
-        zoneout: probability with which a number of the state stays as it was before a step (Krueger
-            et al. 2017, arXiv 1606.01305). In evaluation the state moves by the expectation.
-        recurrent_dropout: probability with which a number of h is zero in recurrent products in
+        normalize: the sites to act on, among ``"input"``, ``"recurrent"``; default both.
+        zoneout: probability with which an element of the state stays as it was before a step
+            (Krueger et al. 2017, arXiv 1606.01305). In evaluation, the state takes the expected
+            value.
+        recurrent_dropout: probability with which an element of h is zero in recurrent products in
             training: one mask for each sequence, for all steps and gates (Gal and Ghahramani 2016,
-            arXiv 1512.05287). The h that is carried on is whole.
+            arXiv 1512.05287). The h that is carried on is not masked.
         weight_dropout: probability with which a recurrent weight is zero in training: one mask for
             each call (Merity et al. 2018, arXiv 1708.02182, section 2).
 
@@ -700,7 +703,8 @@ class GRU(RecurrentLayer):
     Precision: as `LSTM`.
 
     Raises:
-        ValueError: for a name in ``normalize`` that is none of the sites, and as torch does.
+        ValueError: for a name in ``normalize`` that is not one of the sites, a probability outside
+            [0, 1), and as torch does.
 
     Example:
         >>> from ln_zoo.norms import LayerNorm
@@ -779,13 +783,14 @@ class RNN(RecurrentLayer):
         device: of the parameters, as in torch.
         dtype: of the parameters, as in torch.
         norm: the normalisation; default `Identity`, which makes this layer torch's own.
-        normalize: the sites to act on, out of ``"input"``, ``"recurrent"`` (whose weights alone a
+        normalize: the sites to act on, among ``"input"``, ``"recurrent"`` (whose weights alone a
             norm can act on) and ``"sum"``; default all.
-        zoneout: probability with which a number of the state stays as it was before a step (Krueger
-            et al. 2017, arXiv 1606.01305). In evaluation the state moves by the expectation.
-        recurrent_dropout: probability with which a number of h is zero in recurrent products in
+        zoneout: probability with which an element of the state stays as it was before a step
+            (Krueger et al. 2017, arXiv 1606.01305). In evaluation, the state takes the expected
+            value.
+        recurrent_dropout: probability with which an element of h is zero in recurrent products in
             training: one mask for each sequence, for all steps and gates (Gal and Ghahramani 2016,
-            arXiv 1512.05287). The h that is carried on is whole.
+            arXiv 1512.05287). The h that is carried on is not masked.
         weight_dropout: probability with which a recurrent weight is zero in training: one mask for
             each call (Merity et al. 2018, arXiv 1708.02182, section 2).
 
@@ -797,8 +802,8 @@ class RNN(RecurrentLayer):
     Precision: as `LSTM`.
 
     Raises:
-        ValueError: for another nonlinearity, a name in ``normalize`` that is none of the sites, and
-            as torch does.
+        ValueError: for another nonlinearity, a name in ``normalize`` that is not one of the sites,
+            a probability outside [0, 1), and as torch does.
 
     Example:
         >>> from ln_zoo.norms import LayerNorm
@@ -868,14 +873,14 @@ class RNN(RecurrentLayer):
 
 
 def recurrent_layer(kind: str | Mapping[str, str] | type[RecurrentLayer]) -> type[RecurrentLayer]:
-    """A class of recurrent layers, by what an argument or a checkpoint calls it.
+    """The class of recurrent layers that an argument or a checkpoint names.
 
     Args:
-        kind: ``"lstm"``, ``"gru"`` or ``"rnn"``, in capitals too; a class; or what `layer_config`
+        kind: ``"lstm"``, ``"gru"`` or ``"rnn"``, in any case; a class; or what `layer_config`
             wrote down. Its class path is imported: use that on your own files and checkpoints only.
 
     Raises:
-        ValueError: for another name, or a path that leads to no such class.
+        ValueError: for another name, or a path that does not lead to such a class.
 
     Example:
         >>> recurrent_layer("gru").__name__

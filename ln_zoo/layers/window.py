@@ -24,9 +24,9 @@ from ln_zoo.ops import (
 WindowParameters = Literal["exp", "softplus"]
 WindowInput = Literal["state", "all"]
 
-#: Where kappa^ starts, so that the window moves about as fast as a pen writes.
+#: Initial biases of kappa^: the window moves about as fast as a pen writes.
 _KAPPA_BIAS: dict[str, float] = {"exp": -3.0, "softplus": 0.0}
-#: Characters that ``softplus`` moves the window by at a sum of 1, and the least width it allows.
+#: Characters by which a unit of ``softplus`` moves the window, and the least width it allows.
 _SOFTPLUS_STEP, _LEAST_WIDTH = 1 / 25, 0.01
 
 
@@ -47,7 +47,7 @@ class WindowState(NamedTuple):
 
 
 class WindowOutput(NamedTuple):
-    """What a `WindowLSTM` gives.
+    """What a `WindowLSTM` returns.
 
     Attributes:
         output: states h, (T, N, H).
@@ -76,7 +76,7 @@ class WindowLSTM(nn.Module):
 
     Layers above read w_t of the same step. With `LayerNorm`, `RMSNorm` or no norm of sums, the loop
     runs on the kernels that `ln-zoo kernels` shows; with peepholes, clipped derivatives, other
-    norms or other forms of the window, on functions of torch. All of it keeps the precision
+    norms or other forms of the window, it runs on torch functions. All of it keeps the precision
     of the parameters under autocast: in bfloat16 kappa would stand still.
 
     Args:
@@ -85,22 +85,23 @@ class WindowLSTM(nn.Module):
         character_size: size E of the vector of each character.
         components: number K of Gaussians.
         norm: the normalisation; default `Identity`. Nothing is normalised in the window itself.
-        normalize: the sites to act on, of ``"input"``, ``"recurrent"``, ``"cell"``; default all.
+        normalize: the sites to act on, among ``"input"``, ``"recurrent"``, ``"cell"``; default all.
         peephole: whether gates see cell states; see `LSTM`.
-        derivative_bound: clips the derivative of the loss by each gate's sum; see `LSTM`.
+        derivative_bound: clips the loss's derivative with respect to gate sums; see `LSTM`.
         window_parameters: ``"exp"`` as above, or ``"softplus"`` as in some released code: softplus
             in place of exp, kappa moving by a 25th of it, and beta (at least 0.01) as the divisor
             of the square.
         window_input: what sets the window: ``"state"``, h_t, or ``"all"``: w_{t-1}, x_t and h_t.
         kappa_bias: initial b of kappa^; default -3 under ``"exp"``, a character in 20 steps, and 0
-            under ``"softplus"``, one in 36. (People take 22; ``"exp"`` at 0 would take one.)
+            under ``"softplus"``, one in 36. (People take 22 steps; ``"exp"`` at 0 would take one.)
 
     Parameters: those of `LSTMCell` under ``cell.``, and ``window.weight`` (3K, H, or E + I + H),
     ``window.bias`` (3K,). Initial biases of alpha^ make all Gaussians sum to 1 where they are
     widest.
 
     Raises:
-        ValueError: for sizes below 1, unknown words, and as `LSTMCell`.
+        ValueError: for sizes below 1, another ``window_parameters`` or ``window_input``, and as
+            `LSTMCell`.
 
     Example:
         >>> from ln_zoo.norms import LayerNorm
@@ -195,9 +196,9 @@ class WindowLSTM(nn.Module):
 
         Args:
             input: x, (T, N, I).
-            text: a vector for each character, (N, U, E), zeros behind the end of each text.
-            state: where to go on; default `start`.
-            trace: whether to give phi as well.
+            text: a vector for each character, (N, U, E), zeros after the end of each text.
+            state: the state to continue from; default `start`.
+            trace: whether to return phi as well.
 
         Raises:
             ValueError: if sizes do not fit.
@@ -235,7 +236,7 @@ class WindowLSTM(nn.Module):
     def _run_kernel(
         self, input: Tensor, text: Tensor, state: WindowState, trace: bool
     ) -> WindowOutput | None:
-        """The same in one call, where a kernel takes it."""
+        """The same as `_run_steps` in one call, if a kernel takes it."""
         unsupported = None
         if self.window_parameters != "exp":
             unsupported = f"window_parameters is {self.window_parameters!r}"

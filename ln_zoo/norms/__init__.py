@@ -16,8 +16,8 @@ from ln_zoo.norms.statistics import (
 )
 from ln_zoo.norms.weight_norm import WeightNorm
 
-# They hold plain numbers and words alone: a checkpoint that has one among its hyperparameters
-# (`save_hyperparameters()` of a module with `norm=LayerNorm()`) is loaded as any other.
+# They hold only plain numbers and strings, so a checkpoint with one among its hyperparameters
+# (`save_hyperparameters()` of a module with `norm=LayerNorm()`) is loaded like any other.
 torch.serialization.add_safe_globals([BatchNorm, Identity, LayerNorm, RMSNorm, WeightNorm])
 
 __all__ = [

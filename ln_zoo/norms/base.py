@@ -37,9 +37,9 @@ INVARIANCES = (
     "example_rescaling",
 )
 
-#: ``observer(step, sizes, mean, var)`` is told the statistics of consecutive steps, the first of
-#: which has that number (``None`` outside recurrent layers): the examples of each step, their means
-#: and biased variances, (steps, F), without gradient.
+#: ``observer(step, sizes, mean, var)`` receives the statistics of consecutive time steps: the
+#: number of the first (``None`` outside recurrent layers), the number of examples of each, and
+#: their means and biased variances, (steps, F), without gradient.
 Observer = Callable[[int | None, Sequence[int], Tensor, Tensor], None]
 
 
@@ -51,7 +51,7 @@ class Norm:
     shared by many layers, compared, printed and stored as ``class_path`` and ``init_args``. Make a
     subclass a frozen dataclass.
 
-    `Norm` itself is not a dataclass: jsonargparse accepts subclasses by name only of a plain class.
+    `Norm` itself is not a dataclass: jsonargparse does not accept subclasses of one by name.
     """
 
     #: Statistics differ from one time step to the next: recurrent layers pass ``step``.
@@ -59,12 +59,12 @@ class Norm:
     #: The output of one example depends on the rest of its batch, in training mode.
     batch_dependent: ClassVar[bool] = False
     #: Sites hold ``running_mean``, ``running_var`` and ``num_batches_tracked``, with a row for each
-    #: time step in recurrent layers; in training mode, where a site has an `Site.observer`, the
-    #: norm tells it the statistics of the batch and leaves these buffers alone.
+    #: time step in recurrent layers; in training mode, if a site has a `Site.observer`, the norm
+    #: passes it the statistics of the batch and leaves these buffers alone.
     keeps_statistics: ClassVar[bool] = False
-    #: Name of the parameter (F,) that `init_weight` puts on a site and that alone sets the norm of
-    #: each row of the weight in use, so that `ln_zoo.layers.data_dependent_init` can choose it;
-    #: ``None``: there is none.
+    #: Name of the parameter (F,) that `init_weight` puts on a site and that alone determines the
+    #: length of each row of the effective weight, so that `ln_zoo.layers.data_dependent_init` can
+    #: set it; ``None``: there is none.
     weight_scale: ClassVar[str | None] = None
     #: The maps of `INVARIANCES` that leave a layer's output unchanged (for eps = 0); ``None``: not
     #: stated, and not checked by `ln_zoo.testing.NormCase`.
@@ -91,7 +91,7 @@ class Norm:
     def on_sequence_start(self, site: Site, steps: int) -> None:
         """Called by recurrent layers before their time loop, with its number T of steps.
 
-        Not by cells, whose loop is the user's.
+        Cells do not call it, since their loop is the user's.
         """
 
     def init_weight(self, site: Site, weight: Tensor) -> None:
@@ -102,17 +102,17 @@ class Norm:
         return weight
 
     def to_spec(self, site: Site) -> Record:
-        """What `normalize` does at this site as data for kernels; ``None``: not known."""
+        """What `normalize` does at this site, as data for kernels; ``None``: not known."""
         if type(self).normalize is Norm.normalize:
             return RowNorm(groups=site.groups)
         return None
 
 
 class _NormKey(str):
-    """A missing key of a state dict, which says in torch's error how to go on.
+    """A missing key of a state dict that says, in torch's error message, what to do.
 
-    torch does not tell modules whether a load is strict. Its error formats the keys that are
-    missing; where it is none, they are an ordinary list of strings.
+    torch does not tell modules whether a load is strict. Its error message formats the missing
+    keys; without an error, they are an ordinary list of strings.
     """
 
     hint: str
@@ -132,21 +132,22 @@ class Site(nn.Module):
         groups: sizes of the runs of features that share statistics; default ``(F,)``. A GRU has
             ``(2H, H)``: both gates together, the candidate apart.
         axis: the axis of the features: -1, or 1 in convolutions.
-        positions: the size of the axes behind the features of a convolution, (H, W), where it is
-            known; inputs of any other size are refused then.
+        positions: the size (H, W) of the axes after the features of a convolution, if it is known;
+            inputs of any other size are then refused.
         recurrent: whether the site lies inside a recurrent layer, where `Norm.normalize` gets
             ``step``.
-        gate_size: features of each gate, where they are those of several; ``None``: of none.
-        own_shift: whether the place has no bias of its layer, so that an affine map needs a shift
+        gate_size: number of features of each gate; ``None`` outside recurrent layers.
+        own_shift: whether the layer adds no bias at this place, so that an affine map needs a shift
             of its own (an LSTM's cell).
-        weight: the weight, (F, \\*), whose products are the summed inputs, where the norm may
-            act on it; it is read for initial values, not kept.
+        weight: the weight, (F, \\*), whose products are the summed inputs, if the norm may act on
+            it; it is read for initial values, not kept.
         sums: whether the norm acts on summed inputs here. The input and recurrent sites of
-            `RNN` carry weights only, since eq. 4 normalises the sum of both terms.
+            `RNN` are for weights only, since eq. 4 normalises the sum of both terms.
         device: of the parameters, as in torch.
         dtype: of the parameters, as in torch.
 
     Raises:
+        TypeError: if ``norm`` is not an instance of `Norm`.
         ValueError: if the groups do not sum to the features, or inputs have other positions.
 
     Example:
@@ -160,7 +161,7 @@ class Site(nn.Module):
 
     gain: Tensor | None
     shift: Tensor | None
-    #: Is told batch statistics, in place of running averages; see `Norm.keeps_statistics`.
+    #: Receives batch statistics, in place of running averages; see `Norm.keeps_statistics`.
     observer: Observer | None = None
 
     if TYPE_CHECKING:
@@ -216,7 +217,7 @@ class Site(nn.Module):
     def forward(self, a: Tensor, step: int | None = None) -> Tensor:
         """Normalises summed inputs, in float32 at least; shape kept (see `Norm.normalize`).
 
-        Where the norm does nothing, ``a`` itself comes back, in its own precision.
+        Where the norm does nothing, ``a`` itself is returned, in its own precision.
         """
         if not self.normalizes:
             return a
@@ -239,13 +240,13 @@ class Site(nn.Module):
         return self.norm.weight(self, weight)
 
     def reset_weight(self, weight: Tensor) -> None:
-        """Derives what the norm takes from the weights again, once these were re-initialised."""
+        """Derives again what the norm takes from the weights, after these were re-initialised."""
         self.norm.init_weight(self, weight.detach())
 
     def reset_parameters(self) -> None:
-        """Sets gain, shift and running statistics back to their start, on the device they are on.
+        """Resets gain, shift and running statistics to their initial values, on their device.
 
-        Modules made on the meta device have none before: `to_empty` leaves them undefined.
+        A module made on the meta device has none until then: `to_empty` leaves them undefined.
         """
         for tensor in (*self.parameters(), *self.buffers()):
             self._factory["device"] = tensor.device
@@ -257,11 +258,11 @@ class Site(nn.Module):
         return self.norm.to_spec(self) if self.normalizes else RowNorm(self.groups)
 
     def entries(self) -> Entries | None:
-        """Where all lies that `to_spec` and `weight` depend on; ``None``: it may be anywhere.
+        """The places that hold all that `to_spec` and `weight` depend on; ``None``: not known.
 
-        A layer that finds the same objects there need not ask again. Nobody knows of a norm
-        that acts on weights, reads time steps, has tensors of its own, or describes the gain and
-        the shift by others than the site's.
+        A layer that finds the same objects there need not ask again. They are not known for a norm
+        that acts on weights, reads time steps, has tensors of its own, or whose record has another
+        gain or shift than the site's.
         """
         kind = type(self.norm)
         if (
@@ -287,8 +288,8 @@ class Site(nn.Module):
 
         Args:
             gain: initial value.
-            by_unit: whether both are (F, H, W), a number for each of the `positions`; there is a
-                shift in any case then, since no layer has a bias of that shape.
+            by_unit: whether both are (F, H, W), with a number for each of the `positions`; then
+                there is always a shift, since no layer has a bias of that shape.
         """
         shape = (self.features, *(self.positions or ())) if by_unit else (self.features,)
         self.add_parameter("gain", torch.full(shape, float(gain), **self._factory))
@@ -296,7 +297,7 @@ class Site(nn.Module):
             self.add_parameter("shift", torch.zeros(shape, **self._factory))
 
     def add_parameter(self, name: str, value: Tensor) -> None:
-        """Adds a parameter of this initial value, or sets the one of that name back to it."""
+        """Adds a parameter with this initial value, or resets the existing one to it."""
         present = self._parameters.get(name)
         if present is None:
             self.register_parameter(name, nn.Parameter(value))
@@ -305,7 +306,7 @@ class Site(nn.Module):
                 present.copy_(value)
 
     def add_buffer(self, name: str, shape: tuple[int, ...], fill: float, **factory: Any) -> None:
-        """Adds a buffer of one value, or fills the one of that name with it again.
+        """Adds a buffer filled with one value, or fills the existing one with it again.
 
         Floating-point buffers never become half precision.
         """
@@ -331,7 +332,7 @@ class Site(nn.Module):
         return gain, None if self.shift is None else self.shift.to(a.dtype)
 
     def mean(self, a: Tensor) -> Tensor:
-        """Mean of one example over what shares statistics, in a shape that broadcasts against a."""
+        """Each example's mean over what shares statistics, in a shape that broadcasts against a."""
         if self.axis == 1:
             return a.mean(dim=tuple(range(1, a.dim())), keepdim=True)
         if len(self.groups) == 1:
@@ -347,7 +348,7 @@ class Site(nn.Module):
     def along(self, vector: Tensor, a: Tensor) -> Tensor:
         """A vector (F,) in the precision of a, shaped to broadcast along a's feature axis.
 
-        One with a number for each position, (F, H, W), does so as it is.
+        A tensor with a number for each position, (F, H, W), already does so.
         """
         if vector.shape[:1] != (self.features,):
             raise RuntimeError(

@@ -29,7 +29,7 @@ class BatchNorm(Norm):
     a packed batch only the examples active at a step count, so padding never does; a step at which
     one example alone is left uses the running averages. Each row begins as a plain average of its
     first ``1 / momentum`` batches, so that rows which few sequences reach hold no trace of their
-    start.
+    initial values.
 
     Args:
         gain: initial value of the gain, (F,), in feed-forward layers.
@@ -40,11 +40,11 @@ class BatchNorm(Norm):
         max_steps: rows of statistics that recurrent sites keep; the last one serves all later
             steps, in training too.
         unbiased: whether batches are normalised by the variance with n - 1 in place of n, as the
-            layer normalisation paper does at batch size 4 (section 6.6). Needs it be said:
+            layer normalisation paper does at batch size 4 (section 6.6). Note that
             ``torch.nn.BatchNorm1d`` never does.
         sync: whether, on several devices, training takes statistics over the examples of
-            all processes, as one process would that had them all; gradients flow through them, and
-            running averages are the joint ones. It costs an exchange per site (forward and
+            all processes, as a single process with all examples would; gradients flow through them,
+            and running averages are the joint ones. It costs an exchange per site (forward and
             backward each), in recurrent layers at every step, where the generic loop runs. By
             default each process normalises its own examples; the running averages that are kept are
             then those of the first process, from which DDP copies buffers to the others. In
@@ -113,7 +113,7 @@ class BatchNorm(Norm):
         return site.affine((a - mean) * torch.rsqrt(var + self.eps))
 
     def to_spec(self, site: Site) -> Record:
-        # Kernels run all steps of one process; an exchange at each of them is the generic loop's.
+        # Kernels run all steps without an exchange; the generic loop can make one at each step.
         exchanged = self._exchanges(site)
         if not site.recurrent or type(self).normalize is not BatchNorm.normalize or exchanged:
             return super().to_spec(site)
@@ -133,7 +133,7 @@ class BatchNorm(Norm):
         if not self._exchanges(site):
             return
         fewest, most = extremes(steps, site.running_mean.device)
-        # Said by all of them: one that went on alone would wait for the others for ever.
+        # All of them raise: one that went on alone would wait for the others for ever.
         if fewest < most:
             raise ValueError(
                 "BatchNorm(sync=True) exchanges statistics at every time step, and the "
@@ -144,8 +144,8 @@ class BatchNorm(Norm):
     def _sums_by_torch(self, site: Site, a: Tensor) -> Tensor:
         """`normalize` where there are no time steps, in one call: many times faster on a CPU.
 
-        In training, torch's batch norm divides by the biased variance of one process, with an eps
-        that is not 0.
+        In training, torch's batch norm can only divide by the biased variance of one process, with
+        an eps that is not 0.
         """
         rows = a if site.axis == 1 else a.reshape(-1, site.features)
         gain, shift = site.gain_and_shift(a)
@@ -164,7 +164,7 @@ class BatchNorm(Norm):
         return out.view_as(a)
 
     def _of_batch(self, site: Site, a: Tensor, step: int | None) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the batch, of which the running averages are told."""
+        """Mean and variance of the batch, which also updates the running averages."""
         dims = site.case_dims(a)
         if self._exchanges(site):
             examples, mean, var = joint_moments(a, dims)
@@ -185,7 +185,7 @@ class BatchNorm(Norm):
         return (
             self.sync
             and site.training
-            # Measuring is for each process to do with batches of its own, as many as it has.
+            # For measuring, each process uses batches of its own, as many as it has.
             and site.observer is None
             and several_processes()
         )
@@ -243,7 +243,7 @@ class BatchNorm(Norm):
                     running[last].mul_(fading[0]).add_(shares @ new[alone:])
 
     def _weight(self, site: Site, count: Tensor) -> Tensor:
-        """Of the newest batch, with so many batches up to it."""
+        """The weight of the newest batch, given the number of batches up to it."""
         return count.to(site.running_mean.dtype).reciprocal().clamp(min=self.momentum)
 
     def _population(self, site: Site, a: Tensor, step: int | None) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from ln_zoo.norms.base import Norm
 
 
 def check_fields(norm: Any) -> None:
-    """Checks the numbers and the switches of a norm, by the types of its fields.
+    """Checks the numbers and flags of a norm, by the types of its fields.
 
     Args:
         norm: the normalisation, a dataclass.
@@ -38,14 +38,14 @@ def check_fields(norm: Any) -> None:
 
 
 def check_no_norm(owner: object, **arguments: object) -> None:
-    """Checks that no norm stands where a layer has another argument.
+    """Checks that no norm was passed in place of another argument of a layer.
 
     Args:
         owner: the layer.
         **arguments: what it was given, by name.
 
     Raises:
-        TypeError: for a norm among them.
+        TypeError: if one of them is a norm.
     """
     for name, value in arguments.items():
         if isinstance(value, Norm):

@@ -33,12 +33,12 @@ def to_config(norm: Norm) -> dict[str, Any]:
 
 
 def from_config(config: Norm | dict[str, Any]) -> Norm:
-    """The norm that `to_config` wrote down; a norm comes back as it is.
+    """The norm that `to_config` wrote down; a norm is returned as it is.
 
     The class path is imported, so use this on your own files and checkpoints only.
 
     Raises:
-        ValueError: if the path leads to no norm, or the arguments do not fit it.
+        ValueError: if the path does not lead to a norm, or the arguments do not fit it.
 
     Example:
         >>> from_config({"class_path": "ln_zoo.norms.LayerNorm", "init_args": {"eps": 0.001}})

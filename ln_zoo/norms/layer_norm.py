@@ -40,8 +40,8 @@ class LayerNorm(Norm):
             some published code does not. Elsewhere it changes nothing.
 
     Raises:
-        ValueError: if eps is negative or not finite, for an unknown word, or where ``"unit"`` meets
-            a convolution made without its positions.
+        ValueError: if gain or eps is not finite, or eps is negative; for another ``convolution``;
+            under ``"unit"``, for a convolution made without its positions.
 
     Example:
         >>> from ln_zoo.layers import Linear
@@ -93,7 +93,7 @@ class LayerNorm(Norm):
         return site.affine(torch.cat(rows, dim=-1))
 
     def _convolution_sums(self, site: Site, a: Tensor) -> Tensor:
-        # One call for statistics and gains: a pass over the positions less than with `affine`.
+        # One call for statistics and gains: one pass over the positions fewer than with `affine`.
         gain, shift = site.gain_and_shift(a)
         if self.convolution == "channel":
             return F.group_norm(a, 1, gain, shift, self.eps)

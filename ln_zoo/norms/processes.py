@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 
 def several_processes() -> bool:
-    """Whether there is a process group of more than one."""
+    """Whether there is a process group of more than one process."""
     there = distributed.is_available() and distributed.is_initialized()
     return there and distributed.get_world_size() > 1
 
@@ -21,7 +21,7 @@ def joint_moments(a: Tensor, dims: tuple[int, ...]) -> tuple[int, Tensor, Tensor
 
     Each process has its own number of examples, which may be 0. Their moments are combined by the
     formula of Chan, Golub and LeVeque (1979), which takes no difference of large numbers. Every
-    process gets the same bits. One exchange there, and one in the backward.
+    process gets the same bits. There is one exchange forward and one backward.
 
     Args:
         a: values, any shape; all processes agree on the sizes of the axes that are kept.
@@ -35,8 +35,8 @@ def joint_moments(a: Tensor, dims: tuple[int, ...]) -> tuple[int, Tensor, Tensor
     if examples:
         var, mean = torch.var_mean(a, dims, correction=0, keepdim=True)
     else:
-        # No example has no moments, and weighs nothing below; the graph has to be that of the
-        # others.
+        # Without examples there are no moments, and the weight below is 0; the graph must still be
+        # that of the other processes.
         var = mean = a.sum(dims, keepdim=True)
     features = mean.numel()
     own = torch.cat([mean.flatten(), var.flatten(), mean.new_tensor([examples])])
@@ -58,7 +58,7 @@ def extremes(value: int, device: torch.device) -> tuple[int, int]:
 
 
 class _SumOverProcesses(torch.autograd.Function):
-    """The sum over processes; what each does with it sends a gradient back to all."""
+    """The sum over processes; gradients from any process flow back to all of them."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor) -> Tensor:

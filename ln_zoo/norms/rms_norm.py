@@ -22,7 +22,7 @@ class RMSNorm(Norm):
         eps: added to the mean square, inside the root.
 
     Raises:
-        ValueError: if eps is negative or not finite.
+        ValueError: if gain or eps is not finite, or eps is negative.
 
     Example:
         >>> from ln_zoo.layers import Linear

@@ -32,7 +32,7 @@ def batch_dependent(module: nn.Module) -> bool:
 
 
 def keeps_statistics(module: nn.Module) -> bool:
-    """Whether there are running averages that `population_statistics` can put numbers to.
+    """Whether there are running averages that `population_statistics` can replace.
 
     Example:
         >>> from ln_zoo.layers import Linear
@@ -45,11 +45,11 @@ def keeps_statistics(module: nn.Module) -> bool:
 
 @contextmanager
 def batch_statistics(module: nn.Module) -> Iterator[None]:
-    """Within it the norms of a module use batch statistics, and no running average moves.
+    """Within it, the norms of a module use batch statistics, and no running average changes.
 
     Its sites are in training mode, whatever the modes of the layers around them; afterwards modes
     are as before, and so are all buffers of the sites, under any norm, and torch's random
-    number generators. A step of a packed batch that one example alone reaches uses the running
+    number generators. A step of a packed batch that only one example reaches uses the running
     averages, as in training. With several processes each batch is that of one process.
 
     Args:
@@ -75,38 +75,38 @@ def batch_statistics(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def population_statistics(module: nn.Module, method: str = "average") -> Iterator[None]:
-    """Sets the statistics of a module to those of all batches that go through it within.
+    """Sets the statistics of a module to those of all batches that go through it in the block.
 
-    Within it weights are to be left alone, gradients are off, and sites use the statistics of each
+    In the block, weights must not change, gradients are off, and sites use the statistics of each
     batch (see `batch_statistics`). At the end every site that batches went through gets new
-    ``running_mean``, ``running_var`` and ``num_batches_tracked``, and nothing else has changed: not
-    a mode, no random number generator of torch. If what happens within raises, the old statistics
+    ``running_mean``, ``running_var`` and ``num_batches_tracked``, and nothing else has changed,
+    neither modes nor torch's random number generators. If the block raises, the old statistics
     stay. Sums are float64. With several processes, all of which must enter, each takes batches of
     its own, and all get the statistics of all batches.
 
     In recurrent layers each time step has its own; steps from ``max_steps`` on share the last row,
-    where each counts as a batch of its own. Steps that no batch reaches with 2 examples at least
-    become unreached: the last row before them serves them.
+    where each counts as a batch of its own. Steps that no batch reaches with at least 2 examples
+    become unreached: they use the last row before them.
 
     Args:
         module: the module; usually in evaluation mode, so that nothing is dropped out.
-        method: how statistics of batches become one.
+        method: how the statistics of the batches are combined.
 
             - ``"average"``: the averages of batch means and of biased batch variances, each
-              weighted by the examples behind it, at each step those that reach it. For batches of
-              one size these are the plain averages of Cooijmans et al. 2017; a small last batch,
-              whose variance is too small, weighs little. The spread of the batch means is left out:
-              1 / n of the variance for batches of n independent examples. Where lengths differ, the
-              series of each batch is continued by its last entry, with that entry's examples, up to
-              the longest one, so that late steps do not rest on few batches.
+              weighted by its number of examples (at each step, of those that reach it). For batches
+              of equal size these are the plain averages of Cooijmans et al. 2017; a small last
+              batch, whose variance is too small, weighs little. The spread of the batch means is
+              left out: 1 / n of the variance for batches of n independent examples. Where lengths
+              differ, the series of each batch is continued by its last entry, with that entry's
+              examples, up to the longest one, so that late steps do not rest on few batches.
             - ``"total_variance"``: mean and biased variance of all examples together, by the law of
               total variance: that within batches, weighted by their examples, plus that of the
               batch means. A step counts the examples that reach it.
 
     Raises:
-        ValueError: for another method; if no site keeps statistics; at the end, if no batch of 2
-            examples at least went through the module, or, under ``"average"``, if the steps of a
-            sequence came in another order than that of time.
+        ValueError: for another method; if no site keeps statistics; under ``"average"``, if the
+            steps of a sequence come in another order than that of time; at the end, if no batch of
+            at least 2 examples went through the module.
 
     Example:
         >>> from ln_zoo.layers import Linear
@@ -153,16 +153,16 @@ def _keepers(module: nn.Module) -> list[Site]:
 
 
 def _ignore(step: int | None, sizes: Sequence[int], mean: Tensor, var: Tensor) -> None:
-    """An observer for whom it is enough that running averages stay."""
+    """Observes nothing: where a site has an observer, its running averages stay."""
 
 
 @contextmanager
 def _observed(module: nn.Module, observers: Mapping[Site, Observer]) -> Iterator[None]:
-    """Sites in training mode, each with its observer; all is put back after."""
+    """Sites in training mode, each with its observer; everything is restored afterwards."""
     sites = _sites(module)
     modes = {m: m.training for site in sites for m in site.modules()}
     former = [site.observer for site in sites]
-    # Copies as well: a user's own norm need not know of observers.
+    # Buffers are copied as well: a user's own norm need not know of observers.
     buffers = [
         (owner, name, buffer, buffer.detach().clone())
         for site in sites
@@ -174,7 +174,7 @@ def _observed(module: nn.Module, observers: Mapping[Site, Observer]) -> Iterator
         site.observer = observers.get(site, _ignore)
     cards = {t.get_device() for t in (*module.parameters(), *module.buffers()) if t.is_cuda}
     try:
-        # Models draw noise where batch statistics are in use: measuring must not move training's.
+        # Models may draw random numbers: measuring must not change those that training draws.
         with torch.random.fork_rng(devices=sorted(cards)):
             yield
     finally:
@@ -184,7 +184,7 @@ def _observed(module: nn.Module, observers: Mapping[Site, Observer]) -> Iterator
             site.observer = observer
         with torch.no_grad():
             for owner, name, buffer, before in buffers:
-                # The tensor itself as well, should the norm have put another in its place.
+                # The tensor itself as well, in case the norm has put another in its place.
                 setattr(owner, name, buffer.copy_(before))
 
 
@@ -192,7 +192,7 @@ def _observed(module: nn.Module, observers: Mapping[Site, Observer]) -> Iterator
 
 
 class _Population(NamedTuple):
-    """Statistics of rows, as far as there are any.
+    """Statistics of the rows up to the last that was reached.
 
     Attributes:
         mean: (rows, F), float64.
@@ -206,7 +206,7 @@ class _Population(NamedTuple):
 
 
 def _write(site: Site, population: _Population) -> None:
-    """Puts statistics on a site; rows beyond are as if never reached."""
+    """Puts statistics on a site; the rows after them are as if never reached."""
     rows = len(population.batches)
     if rows == 0:
         return
@@ -221,7 +221,7 @@ def _write(site: Site, population: _Population) -> None:
 
 
 class _Collector(Protocol):
-    """Makes one statistic for each row out of those of batches."""
+    """Combines the statistics of batches into one for each row."""
 
     def __init__(self, site: Site) -> None: ...
 
@@ -233,15 +233,15 @@ class _Collector(Protocol):
 
 
 class _Average:
-    """Averages over batches by examples; shorter ones count with their last entry from there on."""
+    """Averages over batches, weighted by examples; a shorter one is continued by its last entry."""
 
     def __init__(self, site: Site) -> None:
         like = site.running_mean
         self.rows = len(like) if site.recurrent else 1
         self.batches = 0
         self.longest = 0
-        # Means and variances in one, times their examples, which are the feature behind all others:
-        # what of the batches so far stands in each row, summed up, and the last entries of all.
+        # Means and variances, times the number of examples, which is one more feature after all
+        # others: summed over the batches so far for each row, and over their last entries.
         self.sums = like.new_zeros(2, 0, site.features + 1, dtype=torch.float64)
         self.last = like.new_zeros(2, site.features + 1, dtype=torch.float64)
         self.series: list[Tensor] = []
@@ -356,7 +356,7 @@ class _TotalVariance:
 
 
 def _combined(examples: Tensor, mean: Tensor, squares: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Cases (1, 1), mean and sum of squared deviations (1, F) of several rows together."""
+    """Examples (1, 1), mean and sum of squared deviations (1, F) of several rows together."""
     total = examples.sum(0, keepdim=True)
     joint = (mean * (examples / total)).sum(0, keepdim=True)
     spread = squares + examples * (mean - joint).square()

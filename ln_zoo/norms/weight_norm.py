@@ -24,9 +24,9 @@ class WeightNorm(Norm):
 
     The scale (F,) starts as the row's own norm, so that a fresh layer computes what it would
     without normalisation; `ln_zoo.layers.data_dependent_init` starts it from data instead (section
-    3 there). After re-initialising weights call the layer's ``reset_norm()``. A row of zeros stays
-    zero. In recurrent layers the effective weights are built once per sequence and torch's fused
-    loop runs on them.
+    3 there). After re-initialising weights, call the layer's ``reset_norm()``. A row of zeros stays
+    zero. A recurrent layer builds the effective weights once per call and then runs like one
+    without normalisation.
 
     Example:
         >>> from ln_zoo.layers import Linear

@@ -1,8 +1,9 @@
 """Addresses of tensors for code outside torch, which reads and writes wherever it is told to.
 
-Nothing else in this package asks a tensor for its address to hand it on: `address` checks all that
-such code takes for granted first. A structure that C++ is given is an `Arguments`: its class says
-which form each tensor must have, and `Arguments.fill` is the only way to put an address into it.
+`address` first checks all that such code takes for granted; other modules pass on only addresses of
+memory that they have just allocated. A structure that C++ is given is an `Arguments`: its class
+says which form each tensor must have, and `Arguments.fill` is the only way to put an address into
+it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Form = tuple[str, ...]
 def address(
     name: str, a: Tensor, dtype: torch.dtype, shape: tuple[int, ...], device: torch.device = _CPU
 ) -> int:
-    """Where a tensor's numbers lie, one after the other.
+    """Where a tensor's numbers are in memory, one after the other.
 
     Args:
         name: what to call it in an error.
@@ -69,7 +70,7 @@ def addresses(
         shapes: the shape that each must have; ``None``: it must be ``None``.
 
     Raises:
-        RuntimeError: as `address`, and for a tensor too many or too few.
+        RuntimeError: as `address`, and for ``None`` in place of a tensor, or the reverse.
     """
     found: list[int] = []
     for a, shape in zip(tensors, shapes, strict=True):
@@ -96,7 +97,7 @@ def matrix(name: str, a: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> 
     """The address of a matrix on the CPU that may have any strides, and its strides.
 
     Raises:
-        RuntimeError: as `address`, but for what that says of strides.
+        RuntimeError: as `address`, except for strides.
     """
     if a.device != _CPU or a.dtype != dtype or a.shape != shape or a.is_neg():
         raise RuntimeError(_wrong(name, a, dtype, shape, _CPU))
@@ -177,7 +178,7 @@ class Arguments(Structure):
             kind: the precision of products.
 
         Raises:
-            RuntimeError: for a tensor that has not the form it must have.
+            RuntimeError: for a tensor that does not have the form it must have.
         """
         for name, a in tensors.items():
             if a is not None:

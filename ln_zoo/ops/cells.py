@@ -2,7 +2,7 @@
 
 Everything else about a recurrent layer (time, layers, directions, packing, dropout) is the same for
 all of them and is written once, in `ln_zoo.ops.recurrence`. All that a layer, an initialiser or an
-analysis has to know of a cell stands on the `Cell`.
+analysis has to know about a cell is on the `Cell`.
 """
 
 from __future__ import annotations
@@ -97,14 +97,14 @@ class Cell:
     """A recurrent cell: all that layers, initialisers and analyses have to know of it.
 
     There must be places ``"input"``, with the weight ``"ih"``, and ``"recurrent"``, with ``"hh"``,
-    of as many gates each. Every state is (N, H); the first, projected or not, is the output.
+    of equally many gates. Every state is (N, H); the first, projected or not, is the output.
 
     Args:
         name: what it is called in messages and in the log.
         step: the function ``step(wx, states, weights, sites, t)`` that gives the next states;
             ``wx`` (n, G) is the input term, normalised where the cell's ``"input"`` place does so,
-            and ``t`` the time step. States are float32 at least; take products with `linear`. To be
-            pickled with its layer it must have a name in a module.
+            and ``t`` the time step. States are float32 at least; take products with `linear`. For
+            its layers to be pickled, it must be defined at the top level of a module.
         places: where norms act.
         states: names of the states; the first is the output.
         weights: further weights, each by its name and number of rows: one of ``("peephole", 3)`` is
@@ -119,7 +119,8 @@ class Cell:
             does not.
 
     Raises:
-        ValueError: for a cell without these places, or blocks that there are not.
+        ValueError: for a cell without these places or without states, or for blocks that do not
+            exist.
     """
 
     name: str
@@ -167,7 +168,7 @@ class Cell:
         return CELLS.get(self.name) is self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Copies and pickled ones of `CELLS` are the very same.
+        # Copies of a cell of `CELLS`, pickled ones too, are that very object.
         if self.has_kernels:
             return _cell_called, (self.name,)
         return Cell, tuple(getattr(self, field.name) for field in fields(self))
@@ -180,7 +181,7 @@ def _cell_called(name: str) -> Cell:
 def linear(a: Tensor, weight: Tensor) -> Tensor:
     """The products (n, F) of states a (n, H) and a weight (F, H), in the weight's precision.
 
-    States are carried in float32 at least; half-precision weights want their own kind.
+    States are carried in float32 at least; half-precision weights need operands of their own kind.
     """
     return F.linear(a.to(weight.dtype), weight)
 
@@ -232,7 +233,7 @@ def peephole_lstm_step(
 
 
 class _ClipDerivative(torch.autograd.Function):
-    # In the form that transforms of torch.func take.
+    # In the form that transforms of torch.func accept.
     generate_vmap_rule = True
 
     @staticmethod
@@ -249,7 +250,7 @@ class _ClipDerivative(torch.autograd.Function):
 
 
 def clip_derivative(a: Tensor, bound: float) -> Tensor:
-    """a itself; on the way back each number of its gradient is clipped to +-bound.
+    """a itself; in the backward pass each element of its gradient is clipped to +-bound.
 
     Example:
         >>> a = torch.zeros(2, requires_grad=True)
@@ -329,8 +330,8 @@ def lstm_cell(peephole: bool = False, derivative_bound: float | None = None) -> 
 
     Args:
         peephole: whether gates see cell states (Graves 2013, eq. 7-10).
-        derivative_bound: clips the derivative of the loss by each gate's sum to this size (Graves
-            2013, section 2.1).
+        derivative_bound: clips the derivative of the loss with respect to each gate's sum to this
+            size (Graves 2013, section 2.1).
 
     Raises:
         ValueError: unless the bound is positive, or ``None``.

@@ -234,7 +234,7 @@ def check_masks(masks: Sequence[Tensor | None], cell: str, operands: Operands) -
     Args:
         masks: of recurrent dropout, and of zoneout of h and c.
         cell: the cell's name.
-        operands: the operands, which are right.
+        operands: the operands, which are checked already.
 
     Raises:
         RuntimeError: if one has another size, precision or device, or the cell has no such state.
@@ -273,7 +273,7 @@ def check_form(
 
     Args:
         name: its name.
-        a: the tensor; ``None`` is none.
+        a: the tensor, or ``None``, which is not checked.
         size: the shape it must have.
         dtype: the precision it must have.
         input: a tensor on the device it must be on.

@@ -39,7 +39,7 @@ class LayersKernel(Kernel, Protocol):
 
 #: Rows, and steps, of packed sequences from which our own loops are faster than torch's.
 _PACKED_ROWS, _PACKED_STEPS = 257, 8
-#: Rows of padded calls up to which our LSTM is known to be where there are AMX tiles.
+#: Rows of padded calls up to which our LSTM is known to be faster where there are AMX tiles.
 _FEW_ROWS = 256
 _TRITON, _NATIVE, _ATEN = TritonEngine(), NativeEngine(), AtenEngine()
 KERNELS += [
@@ -58,8 +58,8 @@ def select_kernel(call: RecurrentCall) -> LayersKernel | None:
     """The kernel for this call; ``None`` stands for the generic loop, which can do everything.
 
     The environment variable ``LN_ZOO_KERNELS``, read at each call, chooses among kernels: ``0``
-    turns all off, ``1`` (the default) allows all, and names with commas between them allow those
-    alone. What runs a cell, and each reason for a refusal, is logged once, to the logger
+    turns all off, ``1`` (the default) allows all, and a comma-separated list of names allows only
+    those. What runs a cell, and each reason for a refusal, is logged once, to the logger
     ``ln_zoo``.
 
     Args:
@@ -87,7 +87,7 @@ def select_kernel(call: RecurrentCall) -> LayersKernel | None:
 
 
 def select_step_kernel(call: RecurrentCall) -> LayersKernel | None:
-    """The same for a single step of a cell; ``None`` stands for functions of torch."""
+    """The same for a single step of a cell; ``None`` stands for torch functions."""
     name, call = call.cell.name, call._replace(x=call.x.unsqueeze(0))
     found: LayersKernel | None = select("step", f"a step of {name}", (call,), "functions of torch")
     return found
@@ -105,7 +105,7 @@ def _ours_is_faster(call: RecurrentCall) -> bool:
     if x.device.type != "cpu" or x.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
         return False
     if torch.compiler.is_compiling():
-        return False  # torch's loop is out there anyhow, and sizes may be symbols
+        return False  # torch's loop refuses these calls anyway, and sizes may be symbolic
     rows = x.numel() // max(1, x.shape[-1])
     if sizes is not None:
         return rows >= _PACKED_ROWS and len(sizes) >= _PACKED_STEPS

@@ -1,8 +1,8 @@
-"""Memory of the CPU that costs little to touch first.
+"""CPU memory that is cheap to touch for the first time.
 
-The system hands out memory page by page as it is touched, and zeroes each: for what a recurrent
-layer keeps that can take a tenth of a training step. Scratch memory is therefore kept from call to
-call, and large results are asked for in large pages.
+The system hands out memory page by page as it is touched, and zeroes each page: for what a
+recurrent layer keeps, this can take a tenth of a training step. Scratch memory is therefore kept
+from call to call, and large results are allocated in large pages.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def scratch(name: str, *size: int, dtype: torch.dtype) -> Tensor:
     bytes_ = math.prod(size) * dtype.itemsize
     memory = found.get(name)
     if memory is None or memory.numel() < bytes_ + _LINE:
-        # Else torch would not let it be written to outside of inference mode.
+        # Otherwise torch would not let it be written to outside of inference mode.
         with torch.inference_mode(False):
             memory = torch.empty(bytes_ + _LINE, dtype=torch.uint8, device="cpu")
         if bytes_ <= _KEPT:
@@ -59,7 +59,7 @@ def empty(*size: int, like: Tensor, dtype: torch.dtype) -> Tensor:
         page = mmap.PAGESIZE
         start = -(-memory.data_ptr() // page) * page
         end = (memory.data_ptr() + bytes_) // page * page
-        # Advice alone: where the system does not take it, pages stay small.
+        # Only advice: where the system does not take it, pages stay small.
         advise(start, end - start, mmap.MADV_HUGEPAGE)
     return memory
 

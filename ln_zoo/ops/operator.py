@@ -1,15 +1,15 @@
 """The frame of all recurrent engines: one direction of one layer as an operator of torch.
 
 Time is cut into chunks of consecutive steps. What does not depend on the step before is done for a
-chunk at once: the products of the inputs, and on the way back the gradients of weights and inputs,
-one product each. What the backward needs is kept (`Saved`) for all steps; all else, above all the
-gradients of summed inputs, exists for one chunk at a time.
+chunk at once: the products of the inputs, and in the backward pass the gradients of weights and
+inputs, one product each. What the backward needs is kept (`Saved`) for all steps; all else, above
+all the gradients of summed inputs, exists for one chunk at a time.
 
-Means and variances over examples that were found are returned, and nothing else is changed: the
-kernel (`ln_zoo.ops.recurrent_kernel`) tells them to the norm.
+Means and variances over examples are returned, and nothing else is changed: the kernel
+(`ln_zoo.ops.recurrent_kernel`) passes them to the norm.
 
 The operators are ``ln_zoo::recurrence`` and ``ln_zoo::recurrence_backward``. Gradients of gradients
-are those of the generic loop, run anew.
+are those of the generic loop, which is run again.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from ln_zoo.ops.spec import Cases, Operands, Rows, Spec
 
 @contextlib.contextmanager
 def no_autocast(x: Tensor) -> Iterator[None]:
-    """Operands have the precision that they shall have."""
+    """Runs without autocast: operands already have the precision that they should have."""
     if torch.is_autocast_enabled(x.device.type):
         with torch.autocast(x.device.type, enabled=False):
             yield
@@ -80,7 +80,7 @@ NONE_GIVEN = Given()
 
 
 class Choices(NamedTuple):
-    """What is no operand: rows of packed data at each step, `Spec`, and name of the engine."""
+    """Further arguments: rows of packed data at each step, `Spec`, and name of the engine."""
 
     batch_sizes: Tensor | None
     spec: str
@@ -88,7 +88,7 @@ class Choices(NamedTuple):
 
 
 class Results(NamedTuple):
-    """What the operator gives; all but the first three is for the backward, and not filled without.
+    """What the operator returns; ``v`` to ``stats`` are for the backward, and empty without one.
 
     Attributes:
         out: states after each step, padded (T, N, H) or packed (total, H).
@@ -98,7 +98,7 @@ class Results(NamedTuple):
         u: of all rows.
         cells: of all rows.
         stats: of all rows.
-        statistics: means and variances that the batch has, one after the other: `split_statistics`.
+        statistics: means and variances of the batch, one after the other: `split_statistics`.
     """
 
     out: Tensor
@@ -131,7 +131,7 @@ class Grads(NamedTuple):
 
 
 def _split(arguments: Sequence[Any], *kinds: Any) -> Iterator[Any]:
-    """Arguments in turn as tuples of these kinds, and at last what is left."""
+    """Arguments in turn as tuples of these kinds, and finally what is left."""
     start = 0
     for kind in kinds:
         end = start + len(kind._fields)
@@ -141,7 +141,7 @@ def _split(arguments: Sequence[Any], *kinds: Any) -> Iterator[Any]:
 
 
 def _named(kind: Any, optional: Sequence[str] | None = None) -> str:
-    """Tensors of a schema: fields of a tuple; by name those that may be ``None``, or all."""
+    """Tensors of a schema, fields of a tuple; ``optional`` may be ``None`` (default: all)."""
     return ", ".join(
         f"Tensor{'?' if optional is None or name in optional else ''} {name}"
         for name in kind._fields
@@ -180,7 +180,7 @@ def split_statistics(
 
 
 def statistics_size(spec: Spec, steps: int, hidden: int) -> int:
-    """How many numbers these are."""
+    """How many numbers `split_statistics` splits."""
     widths = zip(spec.places, spec.widths(hidden), strict=True)
     return sum(2 * steps * width for place, width in widths if place.batch)
 
@@ -227,7 +227,7 @@ def _check(
 
 
 def _by_rows(masks: Masks, hidden: int) -> Masks:
-    """Masks with one axis for all rows, as engines have them."""
+    """Masks with one axis for all rows, as engines expect them."""
     dropout, *held = masks
     rows = (None if a is None else a.contiguous().view(-1, hidden) for a in held)
     return Masks(None if dropout is None else dropout.contiguous(), *rows)
@@ -280,7 +280,7 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
     h.copy_(operands.h0)
     if operands.c0 is not None:
         c.copy_(operands.c0)
-    # An engine may leave some as they are: what it gives shall be the same from run to run.
+    # An engine may leave some of them unset: results must be the same from run to run.
     stats.zero_()
     # Means are added to what is there.
     statistics.zero_()
@@ -333,7 +333,7 @@ def _forward_fake(*arguments: Any) -> tuple[Tensor, ...]:
 def _check_kept(
     spec: Spec, stats: int, steps: int, operands: Operands, grads: Grads, kept: Kept
 ) -> None:
-    """Checks what a backward is called with beside the operands, which are right.
+    """Checks what a backward is called with besides the operands, which are checked already.
 
     Raises:
         RuntimeError: if one has another size, precision or device.
@@ -402,7 +402,7 @@ def _backward(*arguments: Any) -> tuple[Tensor, ...]:
     saved = Saved(None if spec.merged else v, u, None if c0 is None else cells, stats)
     found = split_statistics(statistics, spec, steps, hidden)
     for k, own in enumerate(found):
-        # Of products means were taken off.
+        # Products were kept without their means.
         if own is not None and (k < 2 or spec.merged):
             found[k] = own._replace(mean=None)
     first, second = spec.products
@@ -521,12 +521,12 @@ def differentiable(
     grads: Sequence[Tensor | None],
     needs: Sequence[bool],
 ) -> list[Tensor | None]:
-    """The gradients of an operator as functions that have gradients again.
+    """The gradients of an operator, which can be differentiated again.
 
     Args:
-        replayed: its output and final states as functions of the operands.
+        replayed: computes its output and final states from the operands, differentiably.
         operands: the operands, x first.
-        grads: gradients of those.
+        grads: gradients of the output and final states.
         needs: of which operands gradients are needed.
     """
     with torch.enable_grad(), no_autocast(operands[0]):
@@ -588,7 +588,7 @@ def replay(
 
 
 def noise_of(spec: Spec, masks: Masks) -> Noise:
-    """The noise of a direction as the generic loop takes it; shares stand in the specification."""
+    """The noise of a direction as the generic loop takes it; shares are in the specification."""
     dropout, *held = masks
     pairs = zip(held, spec.zoneout, CELLS[spec.cell].states, strict=False)
     return Noise(dropout, tuple(q if mask is None else mask for mask, q, _ in pairs))

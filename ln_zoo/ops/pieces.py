@@ -1,7 +1,7 @@
 """Sequences cut where their states start anew: each piece becomes a sequence of its own.
 
-So resets need no kernel that knows of them: the pieces of all sequences are one packed batch, which
-every loop runs, in both directions.
+So kernels need no support for resets: the pieces of all sequences are one packed batch, which every
+loop runs, in both directions.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def cut(reset: Tensor, batch_sizes: Tensor) -> Pieces:
     """Cuts each sequence before every step at which it is reset.
 
     Args:
-        reset: boolean, a number for each packed row, (total,).
+        reset: boolean, one for each packed row, (total,).
         batch_sizes: examples active at each time step, (T,), int64, never growing.
 
     Example:
@@ -65,12 +65,12 @@ def cut(reset: Tensor, batch_sizes: Tensor) -> Pieces:
 
 
 def split_states(states: Tensor, pieces: Pieces, bidirectional: bool) -> Tensor:
-    """The initial states of all pieces: given ones at the ends of sequences, else zeros.
+    """The initial states of all pieces: given ones where sequences begin, else zeros.
 
     Args:
         states: those of the sequences, (L, N, F).
         pieces: what `cut` gave.
-        bidirectional: whether every second of L runs backwards, and so begins with last pieces.
+        bidirectional: whether every second of L runs backwards, and so starts in the last pieces.
 
     Returns:
         (L, pieces, F).

@@ -1,6 +1,7 @@
 """What layers remember from call to call: how calls of the same form run.
 
-Small calls cost what is decided about them. A `Plans` is not state: copies begin without.
+The cost of a small call is that of deciding how to run it. A `Plans` is not part of a layer's
+state: copies start with an empty one.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ln_zoo.ops.recurrence import RecurrentCall
 from ln_zoo.ops.recurrent_kernel import untraceable
 from ln_zoo.ops.regularization import Noise
 
-#: Places where a layer keeps what its calls depend on: a dictionary and a key of it.
+#: Places where a layer keeps what its calls depend on: a dictionary and a key in it.
 Entries = Sequence[tuple[dict[str, Any], str]]
 Run = Callable[[RecurrentCall], tuple[Any, States]]
 Draw = Callable[[States], Sequence[Noise]]
@@ -62,11 +63,11 @@ class Plans:
     """How calls of one layer or cell run, by the form of its input.
 
     They hold for float32 on the CPU, as long as nothing that a call depends on was replaced; where
-    tensors have changed their form, `run` finds that out.
+    tensors have changed their form, `run` notices.
     """
 
     def __init__(self) -> None:
-        #: Whose they are, what is watched, and plans: at once, since other threads may replace it.
+        #: Owner, what is watched, and plans: in one tuple, since other threads may replace it.
         self._kept: tuple[Any, list[tuple[dict[str, Any], str, Any]], dict[Any, Any]]
         self._kept = (None, [], {})
 
@@ -109,7 +110,7 @@ class Plans:
                 states = (x.new_zeros(state),) * count
             starts = addresses(("h", "c"), states, (state,) * count)
         except RuntimeError:
-            return None  # What is wrong, if anything is, is found where there is no plan.
+            return None  # What is wrong, if anything is, is reported where there is no plan.
         noise = None if draw is None else draw(states)
         return plan(found, x, starts, states, dropout, training, noise)
 
@@ -124,7 +125,8 @@ class Plans:
 
         Args:
             owner: the parameters of the layer itself.
-            entries: where all lies that records and weights depend on; ``None``: nobody knows.
+            entries: the places that hold all that records and weights depend on; ``None``: not
+                known.
             kernel: what runs it.
             call: such a call, of padded inputs.
         """

@@ -19,7 +19,7 @@ class RowNorm:
         groups: sizes of the runs of features that share statistics; they sum to F.
         scale: whether a row is divided by its root mean square. ``False`` means the identity:
             the row passes unchanged and every other field is without effect.
-        center: whether the mean is taken off first (layer norm) or not (RMS norm).
+        center: whether the mean is subtracted first (layer norm) or not (RMS norm).
         eps: added to the mean square, inside the root.
         gain: multiplies the normalised row, shape (F,), or ``None`` for 1.
         shift: added last, shape (F,), or ``None`` for 0.
@@ -46,30 +46,30 @@ class RowNorm:
 
 @dataclass(frozen=True)
 class StepNorm:
-    """One normalisation over examples, at each time step t of a recurrent layer for itself.
+    """One normalisation over examples, at each time step t of a recurrent layer separately.
 
-    Of the rows (n, F) of the n examples active at t each feature becomes
-    ``gain * (a - mean) / sqrt(variance + eps) + shift``. Where ``batch`` is set and n is 2 at
-    least, mean and variance are those of the n examples, and gradients flow through them; elsewhere
+    Of the rows (n, F) of the n examples active at t, each feature becomes
+    ``gain * (a - mean) / sqrt(variance + eps) + shift``. Where ``batch`` is set and n is at least
+    2, mean and variance are those of the n examples, and gradients flow through them; elsewhere
     they are those that ``population`` gives.
 
-    Statistics are kept by the norm, which hears of new ones through ``track``. The order of
-    calls is that of time: ``population`` may depend on what ``track`` was told of earlier steps.
+    Statistics are kept by the norm, which receives new ones through ``track``. The order of calls
+    is that of time: ``population`` may depend on what ``track`` received for earlier steps.
 
     Args:
         features: F.
         batch: whether the examples' own statistics are used, as in training.
         eps: added to the variance, inside the root.
-        correction: what the sum of squares is divided by is n less this: 0 or 1.
+        correction: 0 or 1: the sum of squares is divided by n minus this.
         gain: multiplies the normalised rows, shape (F,), or ``None`` for 1.
         shift: added last, shape (F,), or ``None`` for 0.
         check: ``check(n)`` is called first where ``batch`` is set, with the number of examples of
             the first step; it raises where they are too few.
-        population: ``population(first, steps)`` gives mean and variance for so many steps beginning
-            with step ``first``: new tensors (K, F) with ``1 <= K <= steps``. The i-th of these
-            steps uses row ``min(i, K - 1)``.
-        track: ``track(first, sizes, mean, var)`` is told the examples n of consecutive steps
-            beginning with step ``first``, and their means and biased variances, (steps, F), without
+        population: ``population(first, steps)`` gives mean and variance for that many steps from
+            step ``first`` on: new tensors (K, F) with ``1 <= K <= steps``. The i-th of these
+            steps, counted from 0, uses row ``min(i, K - 1)``.
+        track: ``track(first, sizes, mean, var)`` receives the number n of examples of consecutive
+            steps from step ``first`` on, and their means and biased variances, (steps, F), without
             gradient.
     """
 

@@ -100,7 +100,7 @@ def scan(
         before, states = states, cell.step(wx, states, weights, sites, t)
         if zoneout:
             now = [d if isinstance(d, float) else d[t] for d in zoneout]
-            # A step's states do not see each other's: an LSTM's h is that of the whole new c.
+            # States do not see each other's zoneout in a step: an LSTM's h is that of the new c.
             states = tuple(held(*each) for each in zip(before, states, now, strict=True))
         outputs.append(states[0])
     # The last to finish are the first in the batch.

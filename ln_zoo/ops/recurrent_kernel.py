@@ -1,8 +1,8 @@
 """Engines as kernels: all layers and directions of a recurrent layer, one operator for each.
 
-Statistics over examples are the norm's: it is asked for those to use and told of those that
-were found. Where the first example of a packed batch is left alone a second operator is called,
-since that one is normalised by what the norm has learnt of the steps before.
+Statistics over examples are the norm's: it is asked for those to use and receives those that were
+found. From the step at which only the first example of a packed batch is left, a second operator is
+called, since that example is normalised by what the norm has learnt from the steps before.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def untraceable() -> str | None:
 
 def exporting() -> bool:
     """Whether torch.export is tracing, also in a function that torch.compile traces."""
-    # torch.compile of torch 2.11 takes `torch.compiler.is_exporting()` for True, so that all it
-    # compiles would be left to the generic loop; it reads the flag as it is.
+    # torch.compile of torch 2.11 takes `torch.compiler.is_exporting()` to be True, so that all it
+    # compiles would be left to the generic loop; the flag itself it reads correctly.
     return bool(torch.compiler._is_exporting_flag)
 
 
@@ -57,7 +57,7 @@ def transformed() -> str | None:
 
 
 def drawn(noise: Noise) -> Masks:
-    """What was drawn, for the operator; shares stand in the specification."""
+    """What was drawn, for the operator; shares are in the specification."""
     held = [d if isinstance(d, Tensor) else None for d in noise.zoneout]
     return Masks(noise.dropout, *held)
 
@@ -92,7 +92,7 @@ def tell_statistics(
     statistics: Tensor,
     hidden: int,
 ) -> None:
-    """Tells norms what the batch has.
+    """Passes the batch's statistics to the norms.
 
     Args:
         spec: what is computed.
@@ -162,7 +162,7 @@ class Recurrence:
             else:
                 masks = drawn(weights[i].noise)
                 out, *final, _ = self._operator(spec, operands, (None,) * 3, batch_sizes, masks)
-            # A sequence cut in two shall lose nothing: states are as precise as weights.
+            # A sequence cut in two must lose nothing: states are as precise as weights.
             return out, tuple(state.to(weights[i].hh.dtype) for state in final)
 
         return run_layers(run, call)
@@ -198,8 +198,8 @@ class Recurrence:
         together = sum(n > 1 for n in sizes) if any(p.batch for p in spec.places) else steps
         if together == steps:
             return self._some_steps(spec, norms, operands, batch_sizes, sizes, 0)
-        # The one example that is left is no batch. What its steps use, the norm knows only when
-        # it has been told of those before.
+        # The one example that is left is not a batch. The norm knows what its steps use only once
+        # it has received the statistics of those before.
         assert batch_sizes is not None
         first, second, out = (p.given if isinstance(p, Cases) else p for p in spec.places)
         rows = sum(sizes[:together])
@@ -234,7 +234,7 @@ class Recurrence:
         sizes: Sequence[int],
         first: int,
     ) -> tuple[Tensor, States]:
-        """Consecutive steps, of which the first has that number: outputs and states after them."""
+        """Consecutive steps from step ``first`` on: outputs and states after them."""
         given = given_statistics(spec, norms, first, len(sizes), operands.h0.dtype)
         out, *final, statistics = self._operator(spec, operands, given, batch_sizes)
         tell_statistics(spec, norms, first, sizes, statistics, operands.w_hh.shape[1])

@@ -82,13 +82,13 @@ def say_unsupported(what: str, otherwise: str, why: str = "") -> None:
     Args:
         what: what it is.
         otherwise: what runs it.
-        why: the reason, after a colon, or nothing where it was said.
+        why: the reason, after a colon, or nothing if it was logged before.
     """
     _log_once(f"{what}: runs on {otherwise}{why}")
 
 
 def allowed(value: str) -> tuple[list[Kernel], str]:
-    """The kernels that a value of ``LN_ZOO_KERNELS`` allows, and how to say so."""
+    """The kernels that a value of ``LN_ZOO_KERNELS`` allows, and how the log says so."""
     if value in ("", "1"):
         return KERNELS, ""
     why = f": LN_ZOO_KERNELS={value}"
@@ -111,7 +111,7 @@ def kernel_named(task: Task, name: str) -> Any:
 
 
 def engine_named(name: str) -> Engine:
-    """The engine of that name, for operators: of a kernel that runs layers by an engine."""
+    """The engine of that name, for operators; it belongs to a kernel that runs layers."""
     for kernel in KERNELS:
         engine = getattr(kernel, "engine", None)
         if kernel.name == name and "layers" in kernel.tasks and engine is not None:

@@ -58,8 +58,8 @@ def draw_noise(
     """The noise of one call, for each direction of each layer.
 
     Args:
-        zoneout: for each state the probability with which a number of it stays as it was, rounded
-            to a multiple of 2^-16 where it is drawn.
+        zoneout: for each state the probability with which an element of it stays as it was, rounded
+            to a multiple of 2^-16 where masks are drawn.
         dropout: probability of a zero in the h that recurrent products see, rounded likewise.
         states: initial states, each (layers * directions, N, F).
         lead: the shape of the inputs without their features: T and N, or the rows of packed data.
@@ -91,12 +91,12 @@ def bernoulli(p: float, size: Sequence[int], device: torch.device) -> Tensor:
     """
     whole, below = 2**16, round(p * 2**16)
     if device.type != "cpu":
-        # The same probability everywhere.
+        # The rounded probability, as on CPUs.
         return torch.empty(size, dtype=torch.bool, device=device).bernoulli_(below / whole)
     if below == whole:  # more than 16 bits hold
         return torch.ones(size, dtype=torch.bool, device=device)
     count = math.prod(size)
-    # Each of these numbers is four of 16 bits.
+    # Each of these integers is read as four of 16 bits.
     drawn = torch.randint(-(2**63), 2**63 - 1, (-(-count // 4),), device=device)
     return drawn.view(torch.int16)[:count].lt(below - whole // 2).view(size)
 

@@ -21,7 +21,7 @@ class Span:
         first: row of the first step's first example.
         last: one past the last row.
         sizes: rows of each step.
-        before: rows of the step before; of the first step the number of examples.
+        before: rows of the step before it; for the first step, the number of examples.
         step: number of the first step.
     """
 
@@ -48,7 +48,7 @@ class Span:
 
 
 def spans(sizes: Sequence[int], least_rows: int, least_steps: int = 1) -> list[Span]:
-    """Cuts time steps into runs of so many rows and steps at least, but for the last.
+    """Cuts time steps into runs of at least so many rows and steps, except the last run.
 
     Example:
         >>> [(s.first, s.last, s.steps) for s in spans([200, 200, 200, 150, 10], 512)]
@@ -85,7 +85,7 @@ def previous_rows(start: Tensor, after: Tensor, span: Span) -> Tensor:
 
     Args:
         start: what the first step had, (N, F).
-        after: what there was after each step of all, (total, F).
+        after: what each row had after its own step, for all steps, (total, F).
         span: the span.
     """
     if span.first and span.sizes[-1] == span.before:
@@ -139,14 +139,14 @@ def runs(sizes: Sequence[int]) -> list[Run]:
 
 
 def sum_examples(a: Tensor, pieces: Iterable[Run], out: Tensor) -> Tensor:
-    """Fills out (steps, F) with the sums over examples of a (rows, F), and gives it back."""
+    """Fills out (steps, F) with the sums over examples of a (rows, F), and returns it."""
     for run in pieces:
         torch.sum(run.of(a), 1, dtype=out.dtype, out=out[run.steps])
     return out
 
 
 def dropped_rows(a: Tensor, mask: Tensor, sizes: Sequence[int], out: Tensor) -> Tensor:
-    """Fills out with rows a (rows, F) times those of their examples, (N, F), and gives it back."""
+    """Fills out with rows a (rows, F) times those of their examples, (N, F), and returns it."""
     for run in runs(sizes):
         torch.mul(run.of(a), mask[: run.examples], out=run.of(out))
     return out

@@ -1,8 +1,8 @@
-"""What a recurrent kernel is told: which normalisations act where, and tensors of one direction.
+"""The arguments of a recurrent kernel: which normalisations act where, and tensors of a direction.
 
 A kernel computes one direction of one layer. Records are lowered to its terms here, by
-differentiable functions of torch: what can be folded into a bias is folded, so that a kernel knows
-of no more examples than there are, and each gradient finds its own way back to the parameter.
+differentiable torch functions: what can be folded into a bias is folded, so that kernels have fewer
+cases to handle, and autograd takes each gradient back to its parameter.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ln_zoo.ops.records import Record, Records, RowNorm, StepNorm
 
 
 def specialized(value: float) -> float:
-    """A number of a norm as a constant, also where torch.compile takes it as a variable.
+    """A number of a norm as a constant, even where torch.compile treats it as a variable.
 
-    What is compiled holds for this value alone then; it is compiled anew for another.
+    The compiled code then holds for this value only; another value is compiled anew.
     """
     if not torch.compiler.is_compiling():
         return value
-    # Not at the top: it imports a library for algebra.
+    # Not at the top: it imports sympy.
     from torch.fx.experimental.symbolic_shapes import guard_scalar
 
     return float(guard_scalar(value))
@@ -39,7 +39,7 @@ class Rows:
     Args:
         scale: whether a row is divided by its root mean square; ``False``: the identity, and the
             other fields keep their defaults.
-        center: whether the mean is taken off first.
+        center: whether the mean is subtracted first.
         eps: added to the mean square, inside the root.
         groups: the runs of features that share statistics, in units of the hidden size H.
     """
@@ -71,19 +71,19 @@ class Rows:
 
 @dataclass(frozen=True)
 class Cases:
-    """How one place is normalised over examples, at each step for itself, without gain and shift.
+    """How one place is normalised over examples, at each step separately, without gain and shift.
 
     Args:
         batch: whether by the statistics of the batch, or by given ones.
         eps: added to the variance, inside the root.
-        correction: what the sum of squares over n examples is divided by is n less this.
+        correction: the sum of squares over n examples is divided by n minus this.
     """
 
     batch: bool
     eps: float
     correction: int = 0
 
-    #: As of `Rows`: it is not the identity, and weights are not centred.
+    #: As in `Rows`: it is not the identity, and weights are not centred.
     scale: ClassVar[bool] = True
     center: ClassVar[bool] = False
 
@@ -160,9 +160,9 @@ class Spec:
 
     @property
     def merged(self) -> bool:
-        """Whether both terms meet before anything else happens, so that their sum is all to keep.
+        """Whether both terms are added before anything else happens, as in an RNN.
 
-        So it is in an RNN.
+        Then only their sum is kept.
         """
         return self.gates == 1
 
@@ -222,10 +222,10 @@ class Operands(NamedTuple):
         bias: all that is added to the normalised terms, (G,). In a GRU the candidate's part is that
             of the input term alone. ``None`` for 0.
         bias_hn: what is added to the recurrent term of a GRU's candidate, (H,). ``None`` for 0.
-        gain_input: (G,); there if and only if ``spec.input.scale``.
-        gain_recurrent: (G,); there if and only if ``spec.recurrent.scale``.
-        gain_out: (H,); there if and only if ``spec.out.scale``.
-        shift_out: (H,), of an LSTM; there if and only if ``spec.out.scale``.
+        gain_input: (G,); present if and only if ``spec.input.scale``.
+        gain_recurrent: (G,); present if and only if ``spec.recurrent.scale``.
+        gain_out: (H,); present if and only if ``spec.out.scale``.
+        shift_out: (H,), of an LSTM; present if and only if ``spec.out.scale``.
     """
 
     x: Tensor
@@ -331,7 +331,7 @@ def by_place(cell: Cell, records: Records) -> tuple[Record, Record, Record]:
 def lower(
     cell: Cell, records: Records, weights: Weights, x: Tensor, states: States
 ) -> tuple[Spec, Operands]:
-    """One direction of one layer in the terms of kernels, where no reason is against it.
+    """One direction of one layer in the terms of kernels; for `unsupported_reason` of ``None``.
 
     Args:
         cell: the cell.

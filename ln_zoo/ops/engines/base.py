@@ -34,9 +34,9 @@ class Products:
         w_ih: the input weights to multiply by, (G, I): `centred` ones where the place is centred.
     """
 
-    #: Rows that make a product over all of them run at full speed; more would only take memory.
+    #: Rows with which a product over all of them runs at full speed; more would only take memory.
     chunk_rows = 512
-    #: Steps that it has at least.
+    #: Least number of steps of a chunk, except the last.
     least_steps = 1
     #: Whether du and dv may hold a constant per group that has no meaning.
     leaves_constants = True
@@ -45,7 +45,7 @@ class Products:
         self.w_ih = w_ih
 
     def rows_of_chunk(self, saved: bool) -> int:
-        """Rows that a chunk has at least, but for the last.
+        """Least number of rows of a chunk, except the last.
 
         Args:
             saved: whether what the backward needs is kept of all rows, or nothing but the output.
@@ -178,10 +178,10 @@ class Sums(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Consecutive time steps on the way there; all tensors contiguous but for statistics.
+    """Consecutive time steps in the forward pass; all tensors but statistics are contiguous.
 
     Attributes:
-        sizes: rows of each step; 2 at least where a place uses the batch.
+        sizes: rows of each step; at least 2 where a place uses the batch.
         v: products of the inputs with ``w_ih``, (rows, G), without bias, less their means where
             their place uses the batch. It is scratch memory where nothing is saved.
         h: state, (N, H), float32 at least; updated in place.
@@ -206,7 +206,7 @@ class Chunk(NamedTuple):
 
 
 class ChunkGrads(NamedTuple):
-    """The same steps on the way back.
+    """The same steps in the backward pass.
 
     Attributes:
         sizes: rows of each step.
@@ -283,7 +283,7 @@ class Engine(Protocol):
 
     @property
     def has_noise(self) -> bool:
-        """Whether it has zoneout and recurrent dropout, where no place is over examples."""
+        """Whether it has zoneout and recurrent dropout, if no place normalises over examples."""
 
     def unsupported_reason(
         self, spec: Spec, x: Tensor, w_hh: Tensor, dtype: torch.dtype

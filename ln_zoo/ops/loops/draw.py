@@ -17,8 +17,8 @@ step is one product, with its inputs side by side.
 
 The loop is one function with gradients written out. Under autocast the products of the LSTMs and
 of the posterior take bfloat16, but not those that place the filters; all else is float32.
-Gradients of weights wait for nothing: theirs are products over many glimpses at once. What stands
-between products is an engine's, and is called step by step.
+Nothing waits for the gradients of weights: theirs are products over many glimpses at once. What
+comes between products is the engine's, and is called step by step.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ from ln_zoo.ops.spec import Rows, product_dtype, specify, unsupported_reason
 
 #: Numbers that place the filters of one side.
 NUMBERS = 5
-#: The LSTMs, as tensors for both have them, and the third of narrow products.
+#: Indices of both LSTMs where tensors come in pairs, and of all three narrow products.
 ENCODER, DECODER, POSTERIOR = 0, 1, 2
-#: Rows of one product for gradients of weights, at least: so many run at full speed, and what they
-#: take stays in the caches.
+#: Least rows of one product for gradients of weights: enough for full speed, while what they take
+#: stays in the caches.
 _CHUNK_ROWS = 1024
 _LSTM = CELLS["LSTM"]
 
 
 @dataclass(frozen=True)
 class DrawSettings:
-    """What DRAW computes, beside its tensors.
+    """What DRAW computes, besides its tensors.
 
     Args:
         read: filters R along each axis of the patch that is read.
@@ -120,7 +120,7 @@ class DrawWeights(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """What `draw_forward` gives, in the precision of the weights.
+    """What `draw_forward` returns, in the precision of the weights.
 
     Attributes:
         logits: the last canvas, (N, B, A).
@@ -267,7 +267,7 @@ def draw_forward(
 
 
 class DrawOperands(NamedTuple):
-    """The tensors of a call; weights beside what their inputs are beside."""
+    """The tensors of a call; weights are concatenated as their inputs are."""
 
     images: Tensor  # (N, B, A)
     noise: Tensor  # (T, N, Z)
@@ -376,7 +376,7 @@ def _check(settings: DrawSettings, images: Tensor, noise: Tensor, weights: DrawW
 
 @dataclass(frozen=True)
 class DrawPlan:
-    """What a run depends on, beside its tensors.
+    """What a run depends on, besides its tensors.
 
     Args:
         settings: what is computed.
@@ -390,10 +390,10 @@ class DrawPlan:
 
 
 class Kept(NamedTuple):
-    """What a run writes; where gradients will be asked for, of all glimpses.
+    """What a run writes; if gradients will be asked for, it is kept for all glimpses.
 
-    Tensors of slots have one for each glimpse, (T + 1, ...), slot 0 being what is before the first,
-    or two that take turns. Pairs are of encoder and decoder.
+    Tensors with slots have one for each glimpse, (T + 1, ...), slot 0 being what is before the
+    first, or two that take turns. Pairs are of encoder and decoder.
 
     Attributes:
         inputs: [r; h_dec; h_enc] and [z; h_dec], (slots, N, I + H), in the precision of products.
@@ -425,7 +425,7 @@ class Kept(NamedTuple):
 
 
 class Made(NamedTuple):
-    """What a run gives, beside its scratch memory.
+    """What a run returns, besides its scratch memory.
 
     Attributes:
         logits: (N, B, A).
@@ -443,7 +443,7 @@ class Made(NamedTuple):
 
 
 class Back(NamedTuple):
-    """What the way back reads and writes. Pairs are of encoder and decoder.
+    """What the backward pass reads and writes. Pairs are of encoder and decoder.
 
     Attributes:
         means: gradient of the means, (T, N, Z), or ``None`` for 0.
@@ -472,18 +472,18 @@ class Back(NamedTuple):
 
 
 class DrawSteps:
-    """All that stands between the products of a glimpse t.
+    """All that comes between the products of a glimpse t.
 
-    On the way back the functions are called in the opposite order, each with the products that
-    come of what it fills in `Back` done after it.
+    In the backward pass the functions are called in the opposite order, each followed by the
+    products of what it filled into `Back`.
 
     Args:
         plan: what is computed.
         operands: the tensors of the call.
         weights: of encoder, decoder and posterior, in the precision of products.
         kept: what is kept of glimpses.
-        made: what is given.
-        back: what is for the way back.
+        made: what is returned.
+        back: what is for the backward pass.
     """
 
     def __init__(
@@ -523,7 +523,7 @@ class DrawSteps:
         return None
 
     def multiply(self, which: int, a: Tensor, out: Tensor) -> None:
-        """Fills out with a product of the weight: on the way back a W, otherwise a W^T."""
+        """Fills out with a product of the weight: a W in the backward pass, otherwise a W^T."""
 
     def heads(self, states: Tensor, out: Tensor) -> None:
         """Fills out with what all heads make of h_dec, (N, H), in full precision."""
@@ -544,10 +544,10 @@ class DrawSteps:
         """Fills in the next canvas."""
 
     def read_back(self, t: int) -> None:
-        """Fills in the read filters' part of ``heads[t]``, and goes on with the canvas."""
+        """Fills in the read filters' part of ``heads[t]``, and updates ``canvas``."""
 
     def lstm_back(self, which: int, t: int) -> None:
-        """Fills in ``gates``, and goes on with the cell state."""
+        """Fills in ``gates``, and updates ``cells``."""
 
     def latent_back(self, t: int) -> None:
         """Fills in ``posterior``."""
@@ -560,7 +560,7 @@ class DrawSteps:
         raise NotImplementedError
 
     def totals(self) -> Sequence[Tensor]:
-        """Gradients of vectors, after the way back: sums over all glimpses and examples.
+        """Gradients of vectors, after the backward pass: sums over all glimpses and examples.
 
         Returns:
             Of the encoder: bias (4H,), gain and shift (H,); of the decoder the same; bias of the
@@ -594,7 +594,7 @@ class Replay(Protocol):
 
         Args:
             grads: of the results.
-            backward: takes them back through a run; for the first time it is recorded.
+            backward: takes them back through a run; the first time, it is recorded.
         """
 
 
@@ -677,7 +677,7 @@ def _gradients(
     kept: Kept,
     grads: Sequence[Tensor | None],
 ) -> DrawOperands:
-    """What a run takes back of the gradients of logits, means and log standard deviations."""
+    """Gradients of the operands, from those of logits, means and log standard deviations."""
     back = _allocate_back(plan, operands, grads)
     made = Made(operands.images, log_stds, log_stds)  # Neither logits nor means are read.
     weights = _weights(plan, operands)
@@ -842,7 +842,7 @@ def _allocate_back(plan: DrawPlan, operands: DrawOperands, grads: Sequence[Tenso
 def divergence(means: Tensor, log_stds: Tensor) -> Tensor:
     """KL(N(mu, s^2) || N(0, 1)) = sum_z (mu^2 + s^2 - 2 log s - 1) / 2, in nats.
 
-    It is Gregor et al. 2015, eq. 11, with the factor of the -1 per latent. Written out, in few
+    It is Gregor et al. 2015, eq. 11, with the -1 for each latent. It is written out to take few
     passes: there are as many numbers as in a layer's states.
 
     Args:
@@ -861,7 +861,7 @@ def divergence(means: Tensor, log_stds: Tensor) -> Tensor:
 
 
 class _Divergence(torch.autograd.Function):
-    # In the form that transforms of torch.func take.
+    # In the form that transforms of torch.func accept.
     generate_vmap_rule = True
 
     @staticmethod

@@ -8,8 +8,8 @@ state h_t moves the window on. With K Gaussians and a text of vectors c_1 ... c_
     phi(t, u) = sum_k alpha_k exp(-beta_k (kappa_k - u)^2)                       (eq. 46)
     w_t = sum_u phi(t, u) c_u                                                    (eq. 47)
 
-The loop runs in C++ on the native engine, with gradients written out. Weights have one product
-each over all steps of a chunk; what is in the loop is what depends on the step before.
+The loop runs in C++ on the native engine, with gradients written out. It contains only what depends
+on the step before; all other products run over all steps of a chunk at once.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from ln_zoo.ops.registry import Task, say_unsupported, select
 from ln_zoo.ops.spans import previous_rows, rows_of, spans
 from ln_zoo.ops.spec import Operands, Spec, gather, specify, unsupported_reason
 
-#: Below so many steps nothing is gained over functions of torch with gradients of their own.
+#: Below this many steps nothing is gained over torch functions and autograd.
 _LEAST_STEPS = 16
 
 
 class WindowOperands(NamedTuple):
-    """What the window has beside the recurrent layer's own tensors; all in its precision.
+    """What the window has besides the recurrent layer's own tensors; all in its precision.
 
     Attributes:
         weight: W, (3K, H), in the order alpha, beta, kappa.
         bias: b, (3K,).
-        text: the vectors c, (N, U, E), zeros behind the end of each text.
+        text: the vectors c, (N, U, E), zeros after the end of each text.
         window: w_0, (N, E).
         kappa: kappa_0, (N, K).
     """
@@ -53,7 +53,7 @@ class WindowOperands(NamedTuple):
 
 
 class Windowed(NamedTuple):
-    """What `windowed_lstm` gives.
+    """What `windowed_lstm` returns.
 
     Attributes:
         output: states h, (T, N, H).
@@ -116,7 +116,7 @@ class WindowSteps(Protocol):
 
 
 class WindowChunk(NamedTuple):
-    """What the window has beside the layer's `Chunk`; all contiguous.
+    """What the window has besides the layer's `Chunk`; all contiguous.
 
     Attributes:
         window: w before the steps, (N, E); updated in place.
@@ -132,7 +132,7 @@ class WindowChunk(NamedTuple):
 
 
 class WindowGrads(NamedTuple):
-    """The same on the way back.
+    """The same in the backward pass.
 
     Attributes:
         dshown: gradient of ``shown``; ``None`` for 0.
@@ -264,7 +264,7 @@ class _WindowedLSTM(torch.autograd.Function):
         flat_out, flat_shown = out.flatten(0, 1), shown.flatten(0, 1)
         flat_terms = terms.view(rows, 4 * kinds)
         v, u, cells = (empty(rows if save else 0, n) for n in (width, width, hidden))
-        # An engine may leave some as they are: what it gives shall be the same from run to run.
+        # An engine may leave some of them unset: results must be the same from run to run.
         stats = empty(rows if save else 0, engine.stats(spec)).zero_()
         p = engine.prepare(spec, operands, backward=False)
         run = kernel.steps(p, spec, operands, windows, backward=False)
@@ -301,7 +301,7 @@ class _WindowedLSTM(torch.autograd.Function):
 def _gradients(
     ctx: Any, saved: tuple[Tensor, ...], *grads: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    """What `_WindowedLSTM` takes back."""
+    """The gradients that `_WindowedLSTM` returns."""
     *tensors, out, shown, terms, v, u, cells, stats = saved
     operands, windows = _split(tensors)
     needs = ctx.needs_input_grad[3:]

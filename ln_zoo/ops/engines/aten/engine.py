@@ -25,12 +25,12 @@ class AtenEngine:
         return None
 
     def stats(self, spec: Spec) -> int:
-        """What rows were multiplied by, for each group of statistics."""
+        """Numbers kept per row: the factor of each group of statistics."""
         places = spec.products[1:] if spec.merged else spec.products
         return sum(len(place.groups) for place in places if isinstance(place, Rows))
 
     def empty(self, *size: int, like: Tensor, dtype: torch.dtype, scratch: str = "") -> Tensor:
-        """New memory, and on CPUs such as costs little to touch."""
+        """New memory, on CPUs such that is cheap to touch."""
         if scratch and like.device.type == "cpu":
             return memory.scratch(f"aten frame {scratch}", *size, dtype=dtype)
         return memory.empty(*size, like=like, dtype=dtype)

@@ -1,8 +1,8 @@
 """Places of a cell in functions of torch: what normalises rows, examples, or nothing, and back.
 
 With x a normalised row (or, over examples, a normalised column of one step) of m numbers and r its
-factor, the gradient d of x becomes ``r (d - mean(d) - x sum(d x) / (m - correction))`` of what was
-there before. The mean is left out of products: weights are centred, or the states before them are.
+factor, the gradient d of x gives ``r (d - mean(d) - x sum(d x) / (m - correction))`` for what was
+normalised. The mean is left out of products: weights are centred, or the states before them are.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Groups:
 
     Args:
         rows: what happens at the place.
-        centred: whether rows come with their means off, where means are to be taken off.
+        centred: whether rows arrive without their means, where means are to be subtracted.
         hidden: H.
         like: a tensor of the device and precision of the rows.
     """
@@ -51,7 +51,7 @@ class Groups:
     def normalize(self, a: Tensor, r: Tensor, out: Tensor) -> None:
         """Fills out with the rows a normalised, and r, (n, groups), with their factors.
 
-        Where a has to be centred it is used up; out may be a.
+        Where a has to be centred, it is overwritten; out may be a.
         """
         if self.center:
             for columns in self.columns:
@@ -95,7 +95,7 @@ class RowPlace:
         rows: what happens there.
         gain: (G,), with the signs of the cell.
         back: (G,), what gradients of normalised rows are multiplied by.
-        centred: whether products come with their means off, where those are to be taken off.
+        centred: whether products arrive without their means, where those are to be subtracted.
         hidden: H.
     """
 
@@ -120,7 +120,7 @@ class RowPlace:
         return operand
 
     def normalize(self, t: int, rows: Tensor, r: Tensor, out: Tensor) -> Tensor:
-        """Fills out with the rows of step t as they are to be multiplied by what it gives, (G,)."""
+        """Fills out with the rows of step t, and returns what to multiply them by, (G,)."""
         if self.factors:
             self._groups.normalize(rows, r, out)
         elif out is not rows:
@@ -128,7 +128,7 @@ class RowPlace:
         return self.gain
 
     def normalize_all(self, rows: Tensor, r: Tensor) -> Tensor:
-        """The same of all steps at once, in place."""
+        """The same for all steps at once, in place."""
         if self.factors:
             self._groups.normalize(rows, r, rows)
         return self.gain
@@ -139,7 +139,7 @@ class RowPlace:
     # Backward
 
     def restored(self, kept: Tensor, name: str, scratch: Scratch) -> Tensor:
-        """Normalised rows, of those that were kept: these, or in scratch memory of that name."""
+        """Normalised rows, from those that were kept: these, or in scratch memory of that name."""
         wide = kept.dtype == self.gain.dtype
         return kept if wide else scratch(name, *kept.shape).copy_(kept)
 
@@ -153,7 +153,7 @@ class RowPlace:
             self._groups.adjoint(d, rows, r, products)
 
     def all_back(self, d: Tensor, rows: Tensor, r: Tensor, out: Tensor) -> None:
-        """The same of all steps at once, from gradients d of ``gain * rows``, which are used up."""
+        """The same for all steps at once, from gradients d of ``gain * rows``, overwriting d."""
         torch.mul(d, self._back, out=out)
         self.adjoint(out, rows, r, d)
 
@@ -214,7 +214,7 @@ class ExamplePlace:
         return rows if self._operand is None else self._operand[:n].copy_(rows)
 
     def normalize(self, t: int, rows: Tensor, r: Tensor, out: Tensor) -> Tensor:
-        """Fills out with the rows of step t as they are to be multiplied by what it gives, (G,)."""
+        """Fills out with the rows of step t, and returns what to multiply them by, (G,)."""
         if out is not rows:
             out.copy_(rows)
         if not self.batch:
@@ -244,7 +244,7 @@ class ExamplePlace:
     # Backward
 
     def restored(self, kept: Tensor, name: str, scratch: Scratch) -> Tensor:
-        """Normalised rows, of those that were kept, in scratch memory of that name."""
+        """Normalised rows, from those that were kept, in scratch memory of that name."""
         out, mean = scratch(name, *kept.shape), self._statistics.mean
         for run in self._pieces:
             if mean is None:
@@ -264,7 +264,7 @@ class ExamplePlace:
             d.addcmul_(rows, products.sum(0), value=-1 / (len(d) - self.correction))
 
     def all_back(self, d: Tensor, rows: Tensor, r: Tensor, out: Tensor) -> None:
-        """The same of all steps at once, from gradients d of ``gain * rows``, which are used up."""
+        """The same for all steps at once, from gradients d of ``gain * rows``, overwriting d."""
         back = self._r * self._back
         if self.batch:
             products = torch.mul(d, rows, out=out)
@@ -295,7 +295,7 @@ class CellPlace:
         self._eps = gain.new_tensor(place.eps)
         self._groups = Groups(place, False, len(gain), gain) if isinstance(place, Rows) else None
         self._correction = place.correction if isinstance(place, Cases) else 0
-        #: Whether a row, or the examples of a step, are divided by what they have themselves.
+        #: Whether a row, or the examples of a step, are normalised by their own statistics.
         self.own = place.scale and (place.batch or self._groups is not None)
         self._centers = place.batch or place.center
 
@@ -371,7 +371,7 @@ class CellPlace:
         return torch.addcmul(self._shift, rows, self._gain, out=out)
 
     def through(self, show: Tensor, out: Tensor) -> None:
-        """Fills out with what normalised cell states' gradients make of c alone: ``show * r``."""
+        """Fills out with what gradients of normalised cell states give to c directly."""
         if self.scale and self._groups is None:
             back = self._r * self._back
             for run in self._pieces:
@@ -382,11 +382,11 @@ class CellPlace:
             out.mul_(self._factors)
 
     def add_back(self, d_c: Tensor, passed: Tensor, rows: Tensor) -> None:
-        """Adds to d_c (n, H) what came through its own division.
+        """Adds to d_c (n, H) what comes back through the normalisation.
 
         Args:
             d_c: gradient of the cell state.
-            passed: (n, 2, H), what `through` says times the gradient of h, and that times rows.
+            passed: (n, 2, H), what `through` gives times the gradient of h, and that times rows.
             rows: normalised cell states, (n, H).
         """
         axis, count = (0, len(d_c)) if self.batch else (2, d_c.shape[1])

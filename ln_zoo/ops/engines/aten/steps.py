@@ -1,13 +1,14 @@
 """Steps of LSTM, GRU and RNN in functions of torch, whatever is normalised.
 
 A step is a chain of dependent operations on few numbers, where a call costs as much as what it
-computes. So whatever does not depend on the step before is done for many steps at once: on the way
-there the normalised input terms; on the way back all gates anew from what was kept of products, and
-with them coefficients K, products of gates: with D the gradient of a state (dc that of a cell
-state), that of what goes into a gate is ``D K`` (or ``dc K``).
+computes. So whatever does not depend on the step before is done for many steps at once. In the
+forward pass these are the normalised input terms; in the backward pass all gates, which are
+recomputed from the products that were kept, and coefficients K, which are products of gates: with D
+the gradient of a state (dc that of a cell state), the gradient of what goes into a gate is ``D K``
+(or ``dc K``).
 
-Products are in the precision of the weights, all else in float32 at least. What a place normalises
-is its own affair (`ln_zoo.ops.engines.aten.places`).
+Products are in the precision of the weights, all else in float32 at least. What happens at a place
+is in `ln_zoo.ops.engines.aten.places`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ln_zoo.ops.spec import Cases, Operands, Rows, Spec
 
 #: Steps from which it pays to centre weights, and to pack or transpose the recurrent ones.
 MANY = 16
-#: Numbers of one kind that are in work at a time on the way back, on CPUs.
+#: Numbers of one kind that the backward pass works on at a time, on CPUs.
 PIECE = 2**18
 
 _sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
@@ -37,7 +38,7 @@ class AtenSteps(Steps):
 
     ``tanh(a)`` is computed as ``1 - 2 sigmoid(-2 a)``, several times as fast on CPUs. The factor -2
     goes into gains and biases; the derivative is ``4 s (1 - s)``, with s that sigmoid, and its 4
-    goes into gains on the way back (the slopes).
+    goes into gains in the backward pass (the slopes).
 
     Args:
         spec: what is to be computed.
@@ -72,7 +73,7 @@ class AtenSteps(Steps):
             first, second = spec.products
             w_ih, w_hh = self._centred("w_ih", w_ih, first), self._centred("w_hh", w_hh, second)
         super().__init__(w_ih)
-        # What a step multiplies by: (G, H) on the way back, (H, G) on the way there.
+        # What a step multiplies by: (G, H) backward, (H, G) forward.
         self.w_hh = w_hh if backward else w_hh.t()
         self.packed: Tensor | None = None
         if many and len(like) >= 4 and _packs(w_hh):
@@ -146,7 +147,7 @@ class AtenSteps(Steps):
         return found
 
     def passed(self, name: str, d: Tensor, held: Tensor) -> Tensor:
-        """What of the gradient d (n, H) zoneout passes by a step; it is taken off d."""
+        """The part of the gradient d (n, H) that bypasses a step by zoneout; d loses it."""
         room = torch.mul(d, held, out=self.scratch(f"passed {name}", *d.shape))
         d.sub_(room)
         return room
@@ -259,7 +260,7 @@ class AtenSteps(Steps):
         """What the gradients of all sums mean for bias, gain and inputs.
 
         Args:
-            d: the gradients, (rows, G); used up.
+            d: the gradients, (rows, G); overwritten.
             rows: normalised products of the inputs.
             r: their factors.
             dv: to be filled.
@@ -273,7 +274,7 @@ class AtenSteps(Steps):
 
 
 def _packs(w: Tensor) -> bool:
-    """Whether oneDNN's products with a packed weight are to be had, and faster than others."""
+    """Whether oneDNN's products with a packed weight are available, and faster than others."""
     return (
         w.device.type == "cpu"
         and w.dtype == torch.float32
@@ -286,7 +287,7 @@ def _packs(w: Tensor) -> bool:
 
 
 def cut(a: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
-    """The rows of each step: `torch.Tensor.split`, without what that does in Python."""
+    """The rows of each step: `torch.Tensor.split`, without its overhead in Python."""
     return a.split_with_sizes(sizes)
 
 
@@ -329,7 +330,7 @@ class LSTMSteps(AtenSteps):
         cells = None if saved is None or saved.c is None else cut(saved.c, sizes)
         us, factors = self.kept(sizes, v.shape[1], saved)
         buffer = self.scratch("sums", sizes[0], v.shape[1])
-        # The operand of products, and the state: the same memory where precisions are.
+        # The operand of products, and the state: the same memory where their precisions agree.
         before, state, c_before = h.to(self.narrow), h, c
         active = -1
         for t, n in enumerate(sizes):
@@ -389,7 +390,7 @@ class LSTMSteps(AtenSteps):
         held_h, held_c = self.held(masks, sizes)
         cells = saved.c
         if held_c is not None:
-            # Those of before zoneout, of which alone h was made.
+            # The cell states before zoneout, from which h was computed.
             cells = torch.mul(c_prev, f, out=scratch("new cells", count, hidden))
             cells.add_(i).addcmul_(i, g, value=-2)
         c_rows = cell.normalize_all(cells, scratch)
@@ -472,16 +473,16 @@ class _OneState(AtenSteps):
         rows: Tensor,
         carry: Tensor | None,
     ) -> Tensor:
-        """The dependent part of the way back.
+        """The part of the backward pass in which each step depends on the one after it.
 
         Args:
             grads: what is taken back.
             slopes: K, (rows, G); becomes the gradients of sums.
             rows: normalised products R h'.
-            carry: what of D passes by the products, (rows, H); ``None``: nothing.
+            carry: the factor of D that bypasses the products, (rows, H); ``None``: 0.
 
         Returns:
-            D of all rows, (rows, H), less what zoneout passes by.
+            D of all rows, (rows, H), without what bypasses steps by zoneout.
         """
         sizes, dh, du, dropout = grads.sizes, grads.dh, grads.du, grads.masks.dropout
         hidden, second, count, scratch = self.hidden, self.second, len(rows), self.scratch
@@ -547,7 +548,7 @@ class GRUSteps(_OneState):
         outs = cut(out, sizes)
         us, factors = self.kept(sizes, v.shape[1], saved)
         buffer = self.scratch("sums", sizes[0], v.shape[1])
-        # The operand of products, and the state: the same memory where precisions are.
+        # The operand of products, and the state: the same memory where their precisions agree.
         before, state = h.to(self.narrow), h
         active = -1
         for t, n in enumerate(sizes):
@@ -631,7 +632,7 @@ class RNNSteps(_OneState):
         us, outs = cut(v, sizes), cut(out, sizes)
         _, factors = self.kept(sizes, v.shape[1], saved)
         buffer = self.scratch("sums", sizes[0], v.shape[1])
-        # The operand of products, and the state: the same memory where precisions are.
+        # The operand of products, and the state: the same memory where their precisions agree.
         before, state = h.to(self.narrow), h
         active = -1
         for t, n in enumerate(sizes):
@@ -639,7 +640,7 @@ class RNNSteps(_OneState):
                 active, sums = n, buffer[:n]
                 before, state, h_now = before[:n], state[:n], h[:n]
             operand = second.operand(t, state, self.dropped(before, masks.dropout))
-            # Of half-precision terms the sum is rounded, not the term.
+            # In half precision the sum is rounded, not the term.
             if self.packed is None:
                 product = us[t].addmm_(operand, self.w_hh)
             else:

@@ -1,4 +1,4 @@
-// What a call on consecutive steps is told.
+// The arguments of a call on consecutive steps.
 
 #pragma once
 
@@ -48,7 +48,7 @@ struct Steps {
   float *dbias, *dbias_hn, *dgain_input, *dgain_recurrent, *dgain_out, *dshift_out;
 };
 
-// A window over a text, moved by h and read by the next step (window.py has the equations): K
+// A window over a text, moved by h and read by the next step (loops/window.py has the equations): K
 // Gaussians, U characters of E numbers. Such a layer has rows of float alone.
 struct Window {
   int64_t components, characters, letters;

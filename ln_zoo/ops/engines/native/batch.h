@@ -1,6 +1,7 @@
 // Batch normalisation at each time step. Statistics are over examples, so that here threads share
-// the units (shared.h): each takes its units of all examples, and all meet once a step, since the
-// next product needs every h, or every du. No number depends on how many threads there are.
+// the units (shared.h): each takes its units of all examples, and all synchronise once a step
+// (backward twice), since the next product needs every h, or every du. No number depends on how
+// many threads there are.
 
 #pragma once
 
@@ -9,7 +10,7 @@
 namespace {
 
 // Mean, biased variance and reciprocal deviation of each column of a (n, width) block, rows
-// `stride` apart; a mean of null stands for zeros, which then are not looked for.
+// `stride` apart; a mean of null stands for zeros, and is then not computed.
 void column_statistics(const float* a, int64_t n, int64_t stride, int64_t width, double eps,
                        int64_t correction, float* mean, float* var, float* factor) {
   const float share = 1.0f / float(n), spread = float(n) / float(n - correction);

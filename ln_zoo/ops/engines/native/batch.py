@@ -1,6 +1,6 @@
 """Time steps in C++ on the CPU, of cells whose sites normalise over examples.
 
-Statistics are over examples, so that threads share the units, and meet once a step (`batch.h`).
+Statistics are over examples, so threads share the units and synchronise at every step (`batch.h`).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class NativeBatchSteps(NativeSteps):
         self.library.ln_zoo_batch_backward(byref(arguments), byref(batch))
 
     def rows_of_chunk(self, saved: bool) -> int:
-        # Statistics cost a chunk several calls of torch: twice as many rows as elsewhere.
+        # Statistics cost each chunk several calls of torch: twice as many rows as elsewhere.
         return 2 * super().rows_of_chunk(saved)
 
     def _shares(self, examples: int, masks: Masks) -> int:
@@ -73,7 +73,7 @@ class NativeBatchSteps(NativeSteps):
     def _batch(
         self, sizes: Sequence[int], places: Places, forward: bool
     ) -> tuple[_Batch, list[tuple[Statistics, Tensor]], list[Tensor | None]]:
-        """What C++ is told of the places of a chunk.
+        """The arguments of C++ for the places of a chunk.
 
         Returns:
             Its structure; means that the forward finds, with where they belong; and the tensors

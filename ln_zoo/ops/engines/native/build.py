@@ -34,7 +34,7 @@ from ln_zoo.ops.engines.native.ownership import is_our_file, make_private, why_n
 
 #: What ``ln_zoo_abi()`` of the source returns: the version of its functions and structures.
 ABI = 9
-#: Changes when what lies in the cache changes its form.
+#: Changes when the form of what is in the cache changes.
 _SCHEMA = 1
 #: Seconds that compiling may take, and that a process waits for another one's.
 _LIMIT = 300
@@ -156,7 +156,7 @@ class NativeLibrary:
     library and a JSON file with its checksum, or a file ``.failed`` with the reason why it could
     not be compiled, so that later processes do not try in vain. A library can do all that its user
     can: the folder and its files must belong to this user or root, and nobody else may write to
-    them. Else nothing in it is read, and each process compiles into a folder of its own.
+    them. Otherwise nothing in it is read, and each process compiles into a folder of its own.
 
     Args:
         source: the file, whose ``extern "C"`` functions include ``int64_t ln_zoo_abi()``, which
@@ -418,7 +418,7 @@ def find_compiler() -> Compiler:
 
 @functools.cache
 def _version(command: tuple[str, ...]) -> str | None:
-    """The first line of what the compiler says of itself; ``None`` if it cannot be run."""
+    """The first line of what the compiler says of its version; ``None`` if it cannot be run."""
     try:
         done = subprocess.run(
             [*command, "--version"], capture_output=True, text=True, timeout=30, check=False
@@ -571,7 +571,7 @@ def _failure_file(folder: Path, stem: str) -> Path:
 
 
 def _earlier(folder: Path, stem: str) -> _Loaded | None:
-    """What the cache holds: a library, or ``None`` for nothing, or nothing of use.
+    """What the cache holds: a library, or ``None`` for nothing usable.
 
     Raises:
         Unavailable: if compiling failed before.
@@ -591,7 +591,7 @@ def _earlier(folder: Path, stem: str) -> _Loaded | None:
 def _finished(folder: Path, stem: str) -> _Made | None:
     """The note beside a library, if there is one and the library is whole.
 
-    Loading half a library may end the process, so that its checksum is compared first; and one that
+    Loading half a library may end the process, so its checksum is compared first; and one that
     another user could have written is not loaded, whatever its checksum.
     """
     try:

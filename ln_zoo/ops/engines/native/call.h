@@ -1,5 +1,5 @@
-// Padded calls and single steps, in float32: all of one direction of one layer at once, from tensors
-// as layers have them. What a small layer costs is what its caller does in between.
+// Padded calls and single steps, in float32: all of one direction of one layer at once, from
+// tensors as layers have them. What makes a small layer slow is what its caller does in between.
 
 #pragma once
 
@@ -8,7 +8,8 @@
 
 namespace {
 
-// One call, there or back: its arguments as `forward` and `backward` take them, chunk by chunk.
+// One call, forward or backward: its arguments as `forward` and `backward` take them, chunk by
+// chunk.
 class Direction {
  public:
   Direction(const Call& call, const Tensors& tensors)
@@ -127,8 +128,8 @@ class Direction {
         }
         h_prev = h_room;
       }
-      // du may have any mean over the examples of a step: centred rows take it away. What dv makes of
-      // inputs loses its own.
+      // du may have any mean over the examples of a step: centred rows remove it. What dv makes of
+      // inputs loses its own mean.
       if (t.dw_hh && examples.own(second_place())) h_prev = centered(chunk, h_prev, H);
       weight_gradient(count, du, h_prev, H, t.dw_hh, more, room);
       const bool own = examples.own(first_place());
@@ -308,7 +309,7 @@ class Direction {
     const int64_t N = a.examples, H = shape.H, G = shape.G;
     float* v = merged ? arena.take(rows * G) : static_cast<float*>(s.v);
     float *u = static_cast<float*>(s.u), *scratch = arena.take(ROOM * H), unused[STATS];
-    float *const output = static_cast<float*>(s.output);
+    float* const output = static_cast<float*>(s.output);
     float* dropped = t.dropout ? arena.take(N * H) : nullptr;
     few_by_transposed(rows, G, a.inputs, t.x, t.w_ih, v, a.threads);
     for (int64_t step = 0; step < a.steps; step++) {

@@ -1,4 +1,4 @@
-// One row of one step of an LSTM, GRU or RNN, there and back.
+// One row of one step of an LSTM, GRU or RNN, forward and backward.
 
 #pragma once
 
@@ -165,7 +165,7 @@ inline Zoneout zoneout_c(const Steps& s, int64_t row) {
   return {s.zoneout_c ? s.zoneout_c + row * s.hidden : nullptr, float(s.share_c)};
 }
 
-// Numbers of scratch memory for a row, there and back, in units of H.
+// Numbers of scratch memory for a row, forward and backward, in units of H.
 constexpr int64_t ROOM = 3, ROOM_BACK = 7;
 
 void forward_row(const Steps& s, const Shape& shape, int64_t row, const float* v, const float* u,
@@ -184,7 +184,7 @@ void forward_row(const Steps& s, const Shape& shape, int64_t row, const float* v
   if (of_c) of_c.hold(c_before, c, H);
 }
 
-// Backward, one row of one step (formulas in the documentation of the aten engine). dh and dc come
+// Backward, one row of one step (formulas in aten/steps.py and aten/places.py). dh and dc come
 // as the gradients that flow back from the next step and leave as those that flow to the step
 // before, dh without the part that goes through du.
 
@@ -234,8 +234,8 @@ struct Sums : SumsAt {  // of one thread
   }
 };
 
-// Adds what threads have to the call's, in their order, so that the same call gives the same
-// numbers again.
+// Adds the sums of the threads to the call's, in the order of the threads, so that the same call
+// gives the same numbers again.
 void add(const std::vector<Sums>& sums, const Shape& shape, const Steps& to) {
   for (const Sums& part : sums) {
     for (int64_t k = 0; k < shape.G; k++) {
@@ -251,7 +251,7 @@ void add(const std::vector<Sums>& sums, const Shape& shape, const Steps& to) {
   }
 }
 
-// A call's arguments with its vectors copied to where they do not meet.
+// A call's arguments with its vectors copied to where they do not share sets of the cache.
 struct Spaced {
   Steps steps;
   Spread memory;

@@ -1,7 +1,7 @@
-// DRAW: all that stands between the matrix products of a glimpse (draw.py has the equations). Each
-// example is for itself, so that no number depends on how many threads there are, but for the sums
-// over examples, which are added in the order of the threads. T stands for what products read and
-// write.
+// DRAW: all that comes between the matrix products of a glimpse (loops/draw.py has the equations).
+// Examples are independent, so that no number depends on how many threads there are, but for the
+// sums over examples, which are added in the order of the threads. T stands for what products read
+// and write.
 
 #pragma once
 
@@ -87,7 +87,7 @@ void for_examples(const Draw& s, Body body) {
   });
 }
 
-// What cells have to know of one of the LSTMs.
+// What the code of cells has to know about one of the LSTMs.
 Steps draw_steps(const Draw& s, int64_t which) {
   Steps found{};
   found.cell = LSTM, found.hidden = s.hidden;

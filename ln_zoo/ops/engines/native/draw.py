@@ -1,4 +1,4 @@
-"""What stands between the products of DRAW, in C++ (equations: `ln_zoo.ops.loops.draw`)."""
+"""What comes between the products of DRAW, in C++ (equations: `ln_zoo.ops.loops.draw`)."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class NativeDraw(DrawSteps):
         self._b_heads = operands.b_heads
         self._w_heads = packed("draw heads", operands.w_heads, transposed=self._forward)
 
-        # What is given of both LSTMs, and what of one or of neither; by the structures' fields.
+        # Tensors that come in pairs, for both LSTMs, and all others; by the structures' fields.
         tensors: dict[str, Tensor | None] = {
             "images": operands.images,
             "noise": operands.noise,
@@ -205,11 +205,11 @@ class NativeDraw(DrawSteps):
         self._library.ln_zoo_draw_write(self._address, t)
 
     def read_back(self, t: int) -> None:
-        """Fills in the read filters' part of the gradients of heads, goes on with the canvas."""
+        """Fills in the read filters' part of the gradients of heads, and updates the canvas's."""
         self._library.ln_zoo_draw_read_back(self._address, t)
 
     def lstm_back(self, which: int, t: int) -> None:
-        """Fills in the gradients of the sums, and goes on with the cell state."""
+        """Fills in the gradients of the sums, and updates that of the cell state."""
         self._library.ln_zoo_draw_lstm_back(self._address, which, t)
 
     def latent_back(self, t: int) -> None:

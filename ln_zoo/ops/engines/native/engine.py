@@ -22,7 +22,7 @@ class NativeEngine:
     def unsupported_reason(
         self, spec: Spec, x: Tensor, w_hh: Tensor, dtype: torch.dtype
     ) -> str | None:
-        """Devices, precisions and machines that it is not made for."""
+        """Why it cannot take this call, or ``None``: device, precision, or no library."""
         if x.device.type != "cpu":
             return f"it runs on the CPU, not on {x.device.type}"
         if dtype not in (torch.float32, torch.bfloat16):

@@ -69,7 +69,7 @@ class OverExamples {
     if (merged_ && own(OUT)) add(rooms_[OUT].mean, means(OUT, step), steps * widths_[OUT]);
   }
 
-  // What they read on the way back.
+  // What they read in the backward pass.
   Batch backward(int64_t step, int64_t steps) const {
     return of(step, steps, [&](int place, Statistics& s) {
       // What is kept of products is without means.

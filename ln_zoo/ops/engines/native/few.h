@@ -106,8 +106,8 @@ void center(const Rows& rows, float* a, int64_t gates, int64_t H) {
   }
 }
 
-// w (G, K) = d^T a, or w += d^T a, for few columns of a (N, K), which would fill a tile of a product
-// to a small part; `sums` has room for (K, G).
+// w (G, K) = d^T a, or w += d^T a, for few columns of a (N, K), which would fill only a small part
+// of a product's tile; `sums` has room for (K, G).
 void thin_outer(int64_t N, int64_t G, int64_t K, const float* d, const float* a, float* w, bool add,
                 float* sums, int64_t threads) {
   by_parts(threads, N * G, G, [&](int64_t from, int64_t to) {

@@ -1,10 +1,9 @@
 """Padded calls in float32: one direction of one layer, or a step of a cell, in one call of C++ each
 way.
 
-Between two chunks nothing returns to Python, during which all threads but one would wait. In small
-calls a call into torch costs as much as what it computes. So torch computes nothing here: tensors
-go to C++ as layers have them, and what does not depend on their numbers is found once, in
-`Prepared`.
+Between two chunks nothing returns to Python, where all threads but one would wait. In small calls a
+call into torch costs as much as what it computes. So torch computes nothing here: tensors go to C++
+as layers have them, and what does not depend on their values is determined once, in `Prepared`.
 """
 
 from __future__ import annotations
@@ -116,7 +115,7 @@ _NAMES = (*_INPUTS, *Parameters._fields, "output", "h", "c", "kept", "d_output",
 _GIVEN = len(_INPUTS) + len(Parameters._fields)
 _NO_STATISTICS = (0,) * (1 + 2 * len(NONE_GIVEN))
 _PACK = struct.Struct(f"{len(_NAMES) + _GIVEN + len(NO_MASKS) + len(_NO_STATISTICS)}P").pack
-#: Gradients, in a forward.
+#: Addresses of gradients, of which a forward has none.
 _ABSENT = (0,) * (3 + _GIVEN)
 _NO_ADDRESSES = (0,) * len(NO_MASKS)
 
@@ -252,7 +251,7 @@ class _Direction:
         return (*found, *(0 if rows is None else rows.shape[1] for rows in given))
 
     def forward(self, x: Tensor, found: Sequence[int], masks: Masks, save: bool) -> tuple[Any, ...]:
-        """Output, last states, and what the backward reads, of which the last is `Given`."""
+        """Output, last states, and what the backward reads, the last of it a `Given`."""
         output = None if self.output is None else x.new_empty(self.output)
         h = x.new_empty(self._state)
         c = x.new_empty(self._state) if self._lstm else None
@@ -389,7 +388,7 @@ class Prepared:
         """Addresses of the parameters of each direction.
 
         Raises:
-            RuntimeError: if one has no longer the form that it had.
+            RuntimeError: if one no longer has the form that it had.
         """
         return [
             addresses(Parameters._fields, parameters, direction.parameters)
@@ -451,7 +450,7 @@ class OneCall:
     tasks: tuple[Task, ...] = ("layers", "step")
 
     def unsupported_reason(self, call: RecurrentCall) -> str | None:
-        """Why this call is not for it, or ``None``; a single step of a cell has x (1, N, I)."""
+        """Why it cannot take this call, or ``None``; a single step of a cell has x (1, N, I)."""
         cell, records, x, _, _, weights, *_ = call
         reason = untraceable() or unsupported_reason(cell, records, weights, batch=True)
         if reason is not None:

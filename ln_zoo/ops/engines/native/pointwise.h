@@ -1,5 +1,6 @@
-// LSTM, GRU and RNN between their products: each cell once, there and back, whatever normalises
-// it. A row may be a part of one: then all that belongs to features begins at its first unit.
+// LSTM, GRU and RNN between their products: each cell once, forward and backward, whatever
+// normalises it. A row may be a part of one: then all vectors over features begin at its first
+// unit.
 
 #pragma once
 
@@ -81,7 +82,7 @@ inline LSTMGates lstm_of(vec i, vec f, vec g, vec o) {
 }
 
 // What goes into the gates: rows of products, each gate normalised, with gain and bias. Gates of v
-// lie H apart, those of u so many.
+// lie H apart, those of u `apart`.
 template <class Norm>
 struct Terms {
   const Steps& s;
@@ -139,7 +140,7 @@ struct Summed {
   void prefetch(int64_t, bool) const {}
 };
 
-// The gates (4H,) that it left.
+// The gates (4H,) that `Summed` left.
 struct Gates {
   int64_t H;
   const float* gates;
@@ -194,8 +195,9 @@ void lstm_out(const Steps& s, const Shape& shape, Norm norm, const float* c, con
   });
 }
 
-// Gradients of h to those of o's sum and of the normalised cell state, of which `totals` learn.
-// Under zoneout of c what is kept of c is not what h was made of: that is made anew.
+// Gradients of h to those of o's sum and of the normalised cell state, which `totals` adds up.
+// Under zoneout of c, the c that is kept is not the one that h was computed from: ANEW recomputes
+// it.
 template <bool ANEW, class T, class Norm, class Totals>
 void lstm_out_back(const Steps& s, const Shape& shape, T terms, Norm norm, const float* c,
                    const float* c_prev, const float* dout, const float* dh, float* dp,

@@ -260,7 +260,7 @@ struct Center {
   const float* of(int64_t row) const { return means + row / hidden * features; }
 };
 
-// Packs rows [k, k + rows) of columns [n, n + columns), at most L of each. `whole`: as many of both,
+// Packs rows [k, k + rows) of columns [n, n + columns), at most L of each. `whole`: L of both,
 // where columns run along the memory.
 inline void pack_columns(const float* from, int64_t row, int64_t column, int64_t rows,
                          int64_t columns, bool whole, const Center& center, int64_t n, int64_t k,

@@ -19,7 +19,7 @@ from ln_zoo.ops.spec import Cases, Rows
 # The library
 
 _log = logging.getLogger("ln_zoo")
-#: What ``ln_zoo_tiles`` says (``Tiles`` of tiles.h): level and text of what is logged.
+#: By what ``ln_zoo_tiles`` returns (``Tiles`` of tiles.h): level and text of what is logged.
 _TILES = (
     (logging.INFO, "run on AMX tiles"),
     (logging.INFO, "run without AMX tiles: the compiler or the system has none"),
@@ -91,7 +91,7 @@ def scratch_memory(name: str, n: int, dtype: torch.dtype) -> Tensor:
 
 @functools.lru_cache(maxsize=64)
 def constant(value: float, n: int) -> Tensor:
-    """Stands for gains and biases that are not there; never written."""
+    """Stands for gains and biases that are absent; never written to."""
     return torch.full((n,), value, dtype=torch.float32, device="cpu")
 
 
@@ -108,9 +108,9 @@ def empty(*size: int, like: Tensor, dtype: torch.dtype, scratch: str = "") -> Te
 def rows_of_chunk(rows: int, saved: bool) -> int:
     """Rows of a chunk, unless a single step has more.
 
-    What a chunk needs is small where weights are what takes the memory, and fewer chunks take less
-    time. A tenth of the rows is little compared with what is kept of all of them for the backward;
-    without one, torch's own loop takes memory for all rows.
+    Fewer chunks take less time, and the memory of a chunk is small where weights dominate. A tenth
+    of the rows is little compared with what is kept of all rows for the backward; without a
+    backward, torch's own loop takes memory for all rows.
 
     Args:
         rows: of the whole call.
@@ -178,7 +178,7 @@ class NativeProducts(Steps):
 
 
 def _suits(a: Tensor, b: Tensor) -> bool:
-    """Whether our product is the faster one: not for a few columns, nor for bfloat16."""
+    """Whether our product is faster than torch's: not for few rows or columns, nor in bfloat16."""
     return a.dtype == torch.float32 and min([*a.shape, *b.shape[1:]]) >= 16
 
 
@@ -237,7 +237,7 @@ def packed_shares(
         w_hh: the weight, in float32.
         rows: what happens to its products, as in `packed`.
         shares: how many.
-        backward: whether it is for the way back, (G, H), or its transpose, (H, G).
+        backward: whether it is for the backward pass, (G, H), or its transpose, (H, G).
     """
     width, hidden = w_hh.shape
     gates, kind = width // hidden, torch.float32
@@ -255,7 +255,7 @@ def packed_shares(
 
 
 def _means(name: str, w: Tensor, rows: Rows) -> tuple[int, int]:
-    """Of the rows of each group, once for every gate, (gates, F), and the rows of a gate."""
+    """The address of each group's mean rows, for every gate, (gates, F), and the rows of a gate."""
     gates, features, kind = sum(rows.groups), w.shape[1], torch.float32
     hidden = w.shape[0] // gates
     size = gates * features

@@ -1,6 +1,6 @@
-// Steps whose units the threads share: each takes its units of all examples, and all meet a few
-// times a step. So a thread reads its part of the recurrent weight alone, where threads that share
-// the examples all read the whole of it in every step.
+// Steps whose units the threads share: each takes its units of all examples, and all synchronise a
+// few times a step. So a thread reads only its part of the recurrent weight, whereas threads that
+// share the examples all read the whole of it in every step.
 
 #pragma once
 
@@ -134,7 +134,7 @@ void by_steps(int64_t shares, int64_t steps, bool backwards, const std::vector<S
   run(0);
 }
 
-// Numbers that threads tell each other of a row: of each gate two sums of either product at most.
+// Numbers that threads tell each other of a row: for each gate, at most two sums of either product.
 constexpr int64_t TOLD = 4 * MAX_GATES;
 
 class Told {
@@ -446,8 +446,8 @@ extern "C" {
 
 // How many shares of units suit steps of so many examples; 1: threads share the examples.
 //
-// A core multiplies a weight with about four numbers in the time in which it reads it from the
-// third-level cache, and with more where that comes from further away. So threads with fewer
+// A core multiplies a weight by about four numbers in the time that it takes to read it from the
+// third-level cache, and by more if it comes from further away. So threads with fewer
 // examples wait for their weights, and it pays that each reads its part alone. Weights that a
 // core's cache holds are there already, and then waiting is all that sharing them would add.
 // Measured on two cores (docs/results/performance.md).

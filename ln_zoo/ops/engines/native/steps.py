@@ -2,7 +2,7 @@
 
 Its products beat those of a general library on the shapes that occur here: the recurrent weight is
 packed once per call, and a thread takes its examples through all steps of a chunk without waiting
-for the others (`kernels.cpp` tells the rest).
+for the others (`kernels.cpp` explains the rest).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class RowArguments(Structure):
     )
 
 
-#: What belongs to features, in the order of `ln_zoo.ops.engines.base.Sums`.
+#: Vectors over features, in the order of `ln_zoo.ops.engines.base.Sums`.
 VECTORS: dict[str, Form] = {
     "bias": ("wide", "G"),
     "bias_hn": ("wide", "H"),
@@ -147,11 +147,11 @@ class NativeSteps(NativeProducts):
         self.library.ln_zoo_backward(byref(self.backward_arguments(grads, shares)))
 
     def forward_arguments(self, chunk: Chunk, shares: int = 1) -> StepsArguments:
-        """What C++ is told of a chunk of steps.
+        """The arguments of C++ for a chunk of steps.
 
         Args:
             chunk: the steps.
-            shares: of units that threads share; 1: they share the examples.
+            shares: into how many the threads divide the units; 1: they share the examples.
         """
         saved, v = chunk.saved, chunk.v
         tensors = {"v": v, "h": chunk.h, "c": chunk.c, "output": chunk.out}
@@ -161,13 +161,13 @@ class NativeSteps(NativeProducts):
         return self._of_chunk(chunk.sizes, chunk.h, tensors, shares)
 
     def backward_arguments(self, grads: ChunkGrads, shares: int = 1) -> StepsArguments:
-        """What C++ is told of a chunk of steps on the way back; as `forward_arguments`."""
+        """The same for a chunk of steps in the backward pass."""
         tensors = gradient_tensors(grads, self._sizes) | {"stats": grads.saved.stats}
         tensors |= grads.masks._asdict()
         return self._of_chunk(grads.sizes, grads.dh, tensors, shares)
 
     def _shares(self, examples: int, masks: Masks) -> int:
-        """Shares of units for so many examples; noise and bfloat16 know of none."""
+        """Shares of units for this many examples; 1 under noise and in bfloat16."""
         noise = any(self.spec.zoneout) or any(mask is not None for mask in masks)
         if self._kind != torch.float32:
             return 1
@@ -203,7 +203,7 @@ class NativeSteps(NativeProducts):
 
 
 def vectors(operands: Operands, sizes: Mapping[str, int]) -> dict[str, Tensor | Packed | None]:
-    """The `VECTORS` of a call; constants stand for those that are not there."""
+    """The `VECTORS` of a call; constants stand for those that are absent."""
     found: dict[str, Tensor | Packed | None] = {}
     for name, (_, letter) in VECTORS.items():
         a = getattr(operands, name)
@@ -213,7 +213,7 @@ def vectors(operands: Operands, sizes: Mapping[str, int]) -> dict[str, Tensor | 
 
 
 def gradient_tensors(grads: ChunkGrads, sizes: Mapping[str, int]) -> dict[str, Tensor | None]:
-    """Tensors of the way back; scratch memory stands for sums that nobody wants."""
+    """Tensors of the backward pass; scratch memory stands for sums that nobody wants."""
     unwanted = scratch_memory("unwanted", sizes["G"], torch.float32)
     saved = grads.saved
     return {

@@ -109,7 +109,7 @@ struct TileUnit {
 
 // The instructions. Numbers of tiles are part of their code, and GCC wants them as digits.
 struct TileUnit {
-  // GCC does not know that instructions read memory: all must be written before.
+  // GCC does not know that these instructions read memory: all must be written before.
   static void written() { asm volatile("" ::: "memory"); }
   static void form(const TileForms& forms) {
     asm volatile("" : : "r"(&forms) : "memory");
@@ -169,7 +169,7 @@ inline void written() {}
 inline void written() { TileUnit::written(); }
 #endif
 
-// What is left of K beside whole tiles, with zeros behind it.
+// What is left of K besides whole tiles, with zeros after it.
 struct alignas(64) TileRests {
   bfloat left[2 * TILE][2 * TILE];
   bfloat right[TILE][2 * TILE * 2];

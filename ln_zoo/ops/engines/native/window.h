@@ -1,4 +1,4 @@
-// One row of a window over a text, there and back.
+// One row of a window over a text, forward and backward.
 
 #pragma once
 

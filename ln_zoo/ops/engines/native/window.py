@@ -104,7 +104,7 @@ class NativeWindow:
     def _arguments(
         self, rows: int, examples: int, tensors: Mapping[str, Tensor | None]
     ) -> WindowArguments:
-        """Arguments beside those of the layer, which has so many examples."""
+        """Arguments besides those of the layer, which has this many examples."""
         if examples != self._sizes["N"]:
             raise RuntimeError(
                 f"Expected {self._sizes['N']} examples as in the text, got {examples}"

@@ -1,7 +1,7 @@
 """DRAW on NVIDIA GPUs: Triton kernels between the products, and whole runs as CUDA graphs.
 
 A glimpse is three products and four kernels, each of a few microseconds: launched one by one they
-wait for the processor. A run of all glimpses is therefore recorded, and its way back too, when a
+wait for the CPU. A run of all glimpses is therefore recorded, and its backward pass too, when a
 call of the same sizes comes for the second time (`ln_zoo.ops.engines.triton.graphs`).
 """
 
@@ -34,7 +34,7 @@ _ENCODER, _DECODER = 0, 1
 IMAGE_WARPS, ROW_WARPS = 8, 4
 #: Numbers of the largest product of a program: more would not fit its registers.
 MAX_NUMBERS = 2**16
-#: Runs of one kind whose gradients may be outstanding at once and still be recorded ones.
+#: Recorded runs of one kind that may wait for their gradients at the same time.
 PLACES = 2
 
 
@@ -60,7 +60,7 @@ def image_refusal(height: int, width: int, filters: int) -> str | None:
 
 
 def _power(n: int) -> int:
-    """The smallest power of two from n on."""
+    """The smallest power of two that is not below n."""
     return 1 << (n - 1).bit_length()
 
 
@@ -145,7 +145,7 @@ class TritonDraw(DrawSteps):
 
     @property
     def back(self) -> Back:
-        """What is for the way back."""
+        """What is for the backward pass."""
         assert self._back is not None
         return self._back
 
@@ -281,7 +281,7 @@ class TritonDraw(DrawSteps):
         )
 
     def lstm_back(self, which: int, t: int) -> None:
-        """Fills in the gradients of the sums, and goes on with the cell state."""
+        """Fills in the gradients of the sums, and updates that of the cell state."""
         back, kept, hidden, before = self.back, self.kept, self.hidden, t % self.slots
         inputs = back.inputs[_ENCODER]
         if which == _ENCODER:
@@ -334,12 +334,12 @@ class _Ticket:
 
 
 class _Recording:
-    """A run at fixed addresses, and what it leaves for the way back."""
+    """A run at fixed addresses, and what it leaves for the backward pass."""
 
     def __init__(self, like: DrawOperands) -> None:
         self.operands = _empty_like(like)
         self.run: Run | None = None
-        #: By which of them there are: gradients of results, and what becomes of them.
+        #: By which of the results have gradients: these, and the gradients of the operands.
         self.back: dict[Hashable, tuple[list[Tensor | None], DrawOperands | None]] = {}
         self._user: weakref.ref[_Ticket] | None = None
 
@@ -358,7 +358,7 @@ class _Recording:
 class Replay(NamedTuple):
     """What the gradients of a replayed run need.
 
-    It does not hold the results: whoever holds it for their gradients would be held by them.
+    It does not hold the results: they hold it, for their gradients, and it would keep them alive.
     """
 
     entry: graphs.Entry
@@ -369,7 +369,7 @@ class Replay(NamedTuple):
 
         Args:
             grads: of the results.
-            backward: takes them back through a run; for the first time it is recorded.
+            backward: takes them back through a run; the first time, it is recorded.
         """
         recording: _Recording = self.entry.tensors
         device = recording.operands.noise.device

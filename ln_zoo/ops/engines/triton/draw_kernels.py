@@ -1,7 +1,7 @@
-"""Triton kernels of what stands between the products of DRAW (equations: `ln_zoo.ops.loops.draw`).
+"""Triton kernels of what comes between the products of DRAW (equations: `ln_zoo.ops.loops.draw`).
 
 There is one program for each image. All is computed in float32; what products read and write may
-be bfloat16. Filters are computed anew where they are needed: on a GPU that costs less than to keep
+be bfloat16. Filters are recomputed where they are needed: on a GPU that costs less than keeping
 them.
 
 Nothing outside `ln_zoo.ops.engines.triton` imports this module, since it needs triton.
@@ -145,7 +145,7 @@ def _count(hits, numbers, BOUND: tl.constexpr):
     tl.atomic_add(hits + 2, stride)
 
 
-# Products of small matrices, as sums: those of tensor cores have 16 rows at least
+# Products of small matrices, as sums: those of tensor cores have at least 16 rows
 
 
 @triton.jit

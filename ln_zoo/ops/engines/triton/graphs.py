@@ -1,8 +1,8 @@
 """Recorded CUDA graphs of time steps, kept for calls of the same shape.
 
-A step is two launches of a few microseconds each, less than the processor needs to make them. A
-graph of many steps is launched at once; the tensors it uses are fixed, which is why step kernels
-find theirs through a table of addresses (`ln_zoo.ops.engines.triton.kernels`).
+A step is two kernels of a few microseconds each, less than the CPU needs to launch them. A graph of
+many steps is launched at once; the tensors it uses are fixed, which is why step kernels find theirs
+through a table of addresses (`ln_zoo.ops.engines.triton.kernels`).
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ class Entry:
 class Cache:
     """The graphs of the kinds of steps used last, on one device.
 
-    Recording takes as long as thousands of steps, so a kind is recorded when it comes for the
-    second time; and when the cache is full, only a kind not asked for lately makes room, so that
-    many kinds in turn do not drive each other out.
+    Recording takes as long as thousands of steps, so a kind is recorded when it is asked for the
+    second time; and when the cache is full, only a kind not asked for lately is evicted, so that
+    many kinds in turn do not evict each other.
 
     Work goes to the current stream, in the order of calls, also across streams: graphs share the
     scratch memory of matrix products. Whoever uses an entry must hold `lock`.
 
     Args:
         size: kinds kept.
-        patience: requests after which a kind makes room.
+        patience: requests after which a kind may be evicted.
     """
 
     def __init__(self, size: int = 8, patience: int = 64) -> None:
@@ -110,12 +110,12 @@ class Cache:
         warm_up: Callable[[], object],
         work: Callable[[], object],
     ) -> None:
-        """Records work under a name, unless it is there; nothing of it is executed.
+        """Records work under a name, unless that exists; the work is not executed.
 
         Args:
             entry: whose tensors it uses.
             name: of the graph, among those of the entry.
-            warm_up: runs each of its kernels for real.
+            warm_up: executes each of its kernels.
             work: launches all that is to be recorded.
         """
         if name in entry.graphs:

@@ -20,7 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
-#: Slots of the table of addresses, by name. What only one direction of time uses shares a slot.
+#: Slots of the table of addresses, by name. Some are shared by the forward and the backward.
 SLOTS = (
     "v",
     "u",
@@ -32,7 +32,7 @@ SLOTS = (
     "gain_recurrent",
     "gain_out",
     "shift_out",
-    "c",  # an LSTM's cell state; backward: its gradient, or what passes a GRU's gates by
+    "c",  # an LSTM's cell state; backward: its gradient, or what bypasses a GRU's gates
     "h_or_work",  # the state h; backward: the work area
     "out",  # outputs; backward: their gradient
     "h_prev",  # backward only, as all that follow
@@ -111,7 +111,7 @@ def _write_gates(pointer, H: tl.constexpr, cols, mask, GATES: tl.constexpr, a0, 
 
 @triton.jit
 def _lanes(row, H: tl.constexpr, BLOCK: tl.constexpr):
-    """The example of a program, its row, and its units with those of them that there are."""
+    """The example of a program, its row, its units, and which of these exist."""
     n = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
     return n, row.to(tl.int64) + n, cols, cols < H
@@ -595,7 +595,7 @@ def rnn_forward(
 
 # Steps backward. `gradient` (examples, H) holds what flows back into h, and the product after the
 # step puts there what flows further back; `operand` takes du for that product. The gradient of the
-# cell state, or what passes a GRU's gates by, is replaced in place. What the sums over rows need
+# cell state, or what bypasses a GRU's gates, is replaced in place. What the sums over rows need
 # goes to the work area, (rows, gates + 1, H) for LSTM and GRU. Gradients of rows whose weights are
 # centred may carry any constant.
 
@@ -810,8 +810,8 @@ def column_sums(
     additions is always the same.
 
     Args:
-        work: d, (rows, WIDTH, H); its gate first + q belongs to gate q of a, but behind SKIP gates
-            one more is passed over.
+        work: d, (rows, WIDTH, H); its gate first + q belongs to gate q of a, but after SKIP gates
+            one more is skipped.
         a: rows before normalisation, (rows, GATES, H).
         stats: reciprocal deviations of their groups, STATS_SIZE numbers from row to row.
         partial: (programs, 2, GATES, H).

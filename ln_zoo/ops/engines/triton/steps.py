@@ -4,8 +4,8 @@ Runs of at least `graphs.SHORTEST` steps of equal size are launched as recorded 
 ``LN_ZOO_CUDA_GRAPHS=0`` or the current stream is itself being recorded; both ways launch the same
 kernels. Triton is imported when a call on a GPU asks for it.
 
-Sums are made in a fixed order: one device and one version of the libraries give the same numbers
-again.
+Sums are made in a fixed order: the same device and versions of the libraries reproduce the same
+numbers.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Prepared(ChunkSteps):
         stats: numbers S kept per row.
     """
 
-    # The longest graph fits in.
+    # So that the longest graph fits into a chunk.
     least_steps = graphs.LENGTHS[0]
 
     def __init__(self, spec: Spec, operands: Operands, backward: bool, stats: int) -> None:
@@ -118,12 +118,12 @@ class Prepared(ChunkSteps):
         weight = centred(operands.w_hh, second)
         self.spec, self.is_backward, self.stats = spec, backward, stats
         self.hidden = hidden = weight.shape[1]
-        # What a step multiplies by: (H, G), or on the way back (G, H).
+        # What a step multiplies by: (H, G), or backward (G, H).
         self.weight = weight.contiguous() if backward else weight.t().contiguous()
         gates = spec.gates * hidden
         shape = (gates, hidden) if backward else (hidden, gates)
         self.address = address("w_hh", self.weight, operands.x.dtype, shape, operands.x.device)
-        #: What the way back has room for in each row.
+        #: Shape of the backward pass's work area for each row.
         self.work = (1 if spec.merged else spec.gates + 1, hidden)
         bias, bias_hn = operands.bias, operands.bias_hn
         if spec.cell == "GRU" and (bias is None) != (bias_hn is None):
@@ -273,7 +273,7 @@ def warps(hidden: int) -> int:
 def starts(rows: Rows) -> int:
     """Groups of statistics as kernels want them: bit q is set where gate q starts a group.
 
-    Where there are three gates, so is bit 4, and the missing one is a group. The identity is 0.
+    With three gates, bits 3 and 4 are set too: the missing gate is a group. The identity is 0.
 
     Example:
         >>> bin(starts(Rows(True, True, 1e-5, (4,)))), bin(starts(Rows(True, True, 1e-5, (2, 1))))
@@ -289,7 +289,7 @@ def starts(rows: Rows) -> int:
 
 
 def rule(rows: Rows) -> int:
-    """How kernels normalise a cell state: 0 not at all, 1 without and 2 with its mean taken off."""
+    """How kernels normalise a cell state: 0 not at all, 1 without and 2 with centring."""
     return int(rows.scale) + int(rows.scale and rows.center)
 
 
@@ -607,7 +607,7 @@ def _add_columns(
         norm: how they are normalised.
         bias: what the first sum is added to; ``None``: nothing.
         gain: the same for the second.
-        skip: behind so many gates of d one more is passed over.
+        skip: after this many gates of d, one more is skipped.
         own_mean: whether a centred row's mean is not 0 and stands before its deviation.
     """
     if a is None or (bias is None and gain is None):
@@ -679,7 +679,7 @@ def may_replay(a: Tensor) -> bool:
 
 
 def product_settings() -> tuple[Any, ...]:
-    """Settings of torch on which it depends what a recorded product does."""
+    """Settings of torch that determine what a recorded product does."""
     matmul = torch.backends.cuda.matmul
     precision = getattr(matmul, "fp32_precision", None)  # torch 2.9
     return (
