@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -89,20 +90,13 @@ def test_a_norm_may_be_named_before_the_model() -> None:
     assert norms_at_work(cli.model) == {norms.LayerNorm()}
 
 
-@pytest.mark.parametrize(
-    ("overlay", "base"),
-    [
-        ("mlp.yaml", "mlp/paper.yaml"),
-        ("weight_from_data.yaml", "mlp/paper.yaml"),
-        ("layer_gain_0.1.yaml", "attentive_reader/bbc.yaml"),
-        ("batch_gain_1.0.yaml", "attentive_reader/bbc.yaml"),
-        ("batch_everywhere.yaml", "attentive_reader/bbc.yaml"),
-    ],
-)
-def test_what_the_protocol_lays_over_a_run(overlay: str, base: str) -> None:
-    path = CONFIGS / "protocol" / overlay
-    cli = sketch(CONFIGS / base, "--config", path)
-    config = yaml.safe_load(path.read_text())
+@pytest.mark.parametrize("path", sorted((CONFIGS / "protocol").glob("*.yaml")), ids=name)
+def test_what_the_protocol_lays_over_a_run(path: Path) -> None:
+    text = path.read_text()
+    base = re.match(r"# Over configs/([\w/]+\.yaml)", text)
+    assert base, "the first line names the configuration that it is for"
+    cli = sketch(CONFIGS / base[1], "--config", path)
+    config = yaml.safe_load(text)
     if norm := config.get("model", {}).get("init_args", {}).get("norm"):
         assert cli.model.hparams["norm"]["class_path"] == norm["class_path"]
         assert norm["init_args"].items() <= cli.model.hparams["norm"]["init_args"].items()
