@@ -213,8 +213,7 @@ def _check(
     batch_sizes: Tensor | None,
 ) -> None:
     """Raises RuntimeError for tensors that do not fit together, or that the engine cannot take."""
-    scales = [place.scale for place in spec.places]
-    check_operands(operands, spec.cell, scales, batch_sizes)
+    check_operands(operands, spec.cell, spec.scales, batch_sizes)
     needed = [isinstance(place, Cases) and not place.batch for place in spec.places]
     if any(needed) or any(a is not None for a in given):
         check_given(given, spec.widths(operands.w_hh.shape[1]), needed, operands.h0)

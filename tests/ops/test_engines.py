@@ -68,7 +68,11 @@ def refusal(engine: Engine, dtype: torch.dtype) -> str | None:
     return engine.unsupported_reason(spec, torch.zeros(1, 1, 2), torch.zeros(8, 2), dtype)
 
 
-@pytest.fixture(params=[kernel.name for kernel in KERNELS if isinstance(kernel, Recurrence)])
+#: Those that run on a CPU; triton's is tested in its interpreter.
+ENGINES = [k.name for k in KERNELS if isinstance(k, Recurrence) and k.name != "triton"]
+
+
+@pytest.fixture(params=ENGINES)
 def under(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Under]:
     """Lets one engine run alone, and makes sure that it did."""
     engine = registry.engine_named(request.param)
@@ -82,7 +86,7 @@ def under(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
         return prepare(*arguments, **options)
 
     monkeypatch.setenv("LN_ZOO_KERNELS", engine.name)
-    # Calls of one chunk run without the frame.
+    # Padded calls run without the frame.
     kernels = [kernel for kernel in KERNELS if not isinstance(kernel, OneCall)]
     monkeypatch.setattr(registry, "KERNELS", kernels)
     monkeypatch.setattr(engine, "prepare", counted)
@@ -589,9 +593,9 @@ _MANY_THREADS = """
 import torch
 from ln_zoo.layers import LSTM
 from ln_zoo.norms import LayerNorm
-from ln_zoo.ops.engines.native.steps import NativeSteps
+from ln_zoo.ops.engines.native import one_call
 torch.set_num_threads(THREADS)
-NativeSteps._shares = lambda steps, examples, masks: THREADS
+one_call.shares_of_units = lambda *layout: THREADS
 layer, x = LSTM(8, 64, norm=LayerNorm()), torch.randn(100, 4, 8)
 for _ in range(20):
     layer(x)[0].sum().backward()

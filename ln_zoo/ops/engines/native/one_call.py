@@ -191,7 +191,7 @@ class _Direction:
         parameters: Parameters,
         starts: Sequence[int] | None,
         found: Sequence[int],
-        masks: Masks = NO_MASKS,
+        masks: Masks,
     ) -> tuple[Any, States]:
         """Output and last states.
 

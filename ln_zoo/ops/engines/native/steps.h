@@ -49,17 +49,14 @@ inline Left<bfloat> operand(const float* rows, int64_t n, int64_t K, std::vector
 class WindowRoom {
  public:
   WindowRoom(const Window* a, int64_t examples)
-      : places_(a ? 2 * a->characters : 0),
-        terms_(a ? 4 * a->components : 0),
-        parameters_(a ? 3 * a->components * examples : 0) {
+      : places_(a ? 2 * a->characters : 0), parameters_(a ? 3 * a->components * examples : 0) {
     for (int64_t u = 0; a && u < a->characters; u++) places_[u] = float(u + 1);
   }
   float* places() { return places_.data(); }          // 1 to U, and U numbers more
-  float* terms() { return terms_.data(); }            // (4K,)
   float* parameters() { return parameters_.data(); }  // (examples, 3K)
 
  private:
-  std::vector<float> places_, terms_, parameters_;
+  std::vector<float> places_, parameters_;
 };
 
 template <class T>
@@ -129,10 +126,9 @@ void forward(const Steps& call, const Window* window = nullptr) {
       product(end - first, 3 * K, H, h_after, window->weight, room.parameters(), 3 * K, false);
       for (int64_t n = first; n < end; n++) {
         const int64_t row = offset + n;
-        float *w = window->window + n * E, *terms = room.terms();
-        if (window->terms) terms = window->terms + row * 4 * K;
+        float* w = window->window + n * E;
         window_row(*window, room.parameters() + (n - first) * 3 * K, window->text + n * U * E,
-                   terms, window->kappa + n * K, w, room.places());
+                   window->terms + row * 4 * K, window->kappa + n * K, w, room.places());
         copy(w, E, window->windows + row * E);
       }
     }

@@ -68,7 +68,7 @@ class TritonDraw(DrawSteps):
     """The steps of a glimpse as kernels, and whole runs as recorded graphs.
 
     What heads say, what is written and what the next glimpse reads is one launch (`write`), and so
-    are the gradients of these.
+    are the gradients of these, but for those that heads give h_dec (`lstm_back`).
     """
 
     @staticmethod
@@ -155,12 +155,6 @@ class TritonDraw(DrawSteps):
     def multiply(self, which: int, a: Tensor, out: Tensor) -> None:
         """A product with the weight, or its transpose on the way forward."""
         torch.mm(a, self.weights[which], out=out)
-
-    def heads(self, states: Tensor, out: Tensor) -> None:
-        """Is done by `write`."""
-
-    def heads_back(self, d: Tensor, out: Tensor) -> None:
-        """Is done by `lstm_back`."""
 
     def read(self, t: int) -> None:
         """Fills in r; but for the first glimpse, `write` has."""
