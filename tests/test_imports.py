@@ -2,8 +2,8 @@
 
     cli -> zoo -> models -> export -> layers -> norms -> ops
 
-`callbacks` stand beside `models`, and may read data of their own; `checkpoints`, `files` and
-`metrics` import no other room, `vocabulary` only `files`, and `data` those two.
+`callbacks` stand beside `models`, and may read data of their own; `checkpoints`, `files`,
+`metrics` and `training_runs` import no other room, `vocabulary` only `files`, and `data` those two.
 """
 
 import ast
@@ -33,6 +33,7 @@ BELOW = {
     "data": {"files", "vocabulary"},
     "metrics": set(),
     "checkpoints": set(),
+    "training_runs": set(),
     "signals": set(),
     "plots": {"analysis", "metrics", "files"},
     "callbacks": {
@@ -48,7 +49,7 @@ BELOW = {
         "ops",
     },
     "export": {"layers", "norms", "ops"},
-    "models": {"export", "vocabulary", "metrics", "layers", "norms", "ops"},
+    "models": {"training_runs", "export", "vocabulary", "metrics", "layers", "norms", "ops"},
 }
 _ALL_BELOW_ZOO = {room for room in BELOW if room not in ("_version", "testing")}
 BELOW["zoo"] = _ALL_BELOW_ZOO

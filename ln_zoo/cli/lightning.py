@@ -29,7 +29,7 @@ from ln_zoo.callbacks import (
 )
 from ln_zoo.callbacks.last_checkpoint import Interrupted
 from ln_zoo.checkpoints import write_atomically
-from ln_zoo.cli import lineage, optimizers, outputs, results, run_folders, signals, stored
+from ln_zoo.cli import optimizers, outputs, results, run_folders, signals, stored
 from ln_zoo.cli.arguments import class_first
 from ln_zoo.cli.errors import OneLineErrors, told
 from ln_zoo.models.base import ZooModule
@@ -323,8 +323,6 @@ class ZooCLI(LightningCLI):
         added: list[Callback] = [] if _holds(callbacks, FiniteLoss) else [FiniteLoss()]
         if record := optimizers.install(self.model, self._settings(), self._rate_of_model):
             added.append(record)
-        weights = self._settings().get("weights")
-        added.append(lineage.Lineage(lineage.of_weights(weights) if weights else None))
         if not settings.fast_dev_run:
             if not _holds(callbacks, CurvesPlot):
                 added.append(CurvesPlot())

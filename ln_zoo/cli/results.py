@@ -20,7 +20,8 @@ from rich.console import Console
 
 from ln_zoo._version import __version__
 from ln_zoo.callbacks import LastCheckpoint, PopulationStatistics
-from ln_zoo.cli import lineage, optimizers, outputs, stored
+from ln_zoo.cli import optimizers, outputs, stored
+from ln_zoo.training_runs import facts_of
 from ln_zoo.zoo import reported
 from ln_zoo.zoo.loading import find_card
 
@@ -56,9 +57,7 @@ def _print_table(results: dict[str, Any], split: str, card: dict[str, float] | N
         results["norm"],
         results["metrics"],
         data=reported.measured_on(results["data"], split),
-        size=reported.run_size(
-            results["size"], results["data"], {**results, "dataset": results["training_data"]}
-        ),
+        size=reported.run_size(results["size"], results["data"], results["training_runs"]),
         obstacles=[f"a part of the {split} set here"] if part else [],
     )
     title = f"{results['model']}, {results['norm']}"
@@ -96,10 +95,10 @@ def collect(cli: ZooCLI, stage: str = "test") -> dict[str, Any]:
     settings = cli._settings()
     path = _tested_file(cli)
     population = _population(cli)
-    training = _training(cli, path)
+    runs = model.training_runs
     optimization = stored.read_checkpoint(str(path)).get(optimizers.KEY) if path else None
     norm = model.hparams.get("norm") or {}
-    facts = dict(getattr(data, "facts", {"dataset": type(data).__name__}))
+    facts = facts_of(data)
     part = _part(cli, stage)
     if part and part["examples"] is not None:
         facts[f"{stage}_size"] = part["examples"]
@@ -120,10 +119,9 @@ def collect(cli: ZooCLI, stage: str = "test") -> dict[str, Any]:
         "population_statistics": population.facts if population else None,
         "checkpoint": path.name if path else None,
         "checkpoint_sha256": hashlib.sha256(path.read_bytes()).hexdigest() if path else None,
-        "epochs": training.get("epochs"),
-        "steps": training.get("steps"),
-        "training_data": training.get("dataset"),
-        "started_from": training.get("started_from"),
+        "epochs": runs[-1].get("epochs") if runs else None,
+        "steps": runs[-1].get("steps") if runs else None,
+        "training_runs": [dict(run) for run in runs],
         "optimization": optimization,
         "seed": settings.get("seed_everything"),
         "precision": str(trainer.precision),
@@ -205,18 +203,6 @@ def _tested_file(cli: ZooCLI) -> Path | None:
     for callback in cli.trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, LastCheckpoint) and callback.best_model_path:
             path = Path(callback.best_model_path)
-            steps = lineage.of_checkpoint(path)["steps"]
+            steps = stored.read_checkpoint(str(path)).get("global_step")
             return path if steps == cli.trainer.global_step else None
     return None
-
-
-def _training(cli: ZooCLI, path: Path | None) -> dict[str, Any]:
-    """The training behind the weights that were tested, of which a file may hold them."""
-    if path is not None:
-        return lineage.of_checkpoint(path)
-    if cli.subcommand != "fit":
-        weights = cli._settings().get("weights")
-        return lineage.of_weights(weights) if weights else {}
-    (kept,) = (each for each in cli.trainer.callbacks if isinstance(each, lineage.Lineage))  # type: ignore[attr-defined]
-    steps = {"epochs": cli.trainer.current_epoch, "steps": cli.trainer.global_step}
-    return steps | {"started_from": kept.started_from}

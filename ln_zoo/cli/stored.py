@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib
 import json
 import os
@@ -10,6 +11,7 @@ import pickle
 import sys
 import textwrap
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -20,8 +22,9 @@ from torch import Tensor
 
 from ln_zoo.checkpoints import check_whole
 from ln_zoo.cli.arguments import check_checkpoint, configurations, given, options, parsed
-from ln_zoo.models.base import ZooModule, public_module
+from ln_zoo.models.base import ZooModule, public_module, runs_of_checkpoint
 from ln_zoo.norms import from_config
+from ln_zoo.training_runs import named
 from ln_zoo.zoo import trust
 
 _M = TypeVar("_M", bound=ZooModule)
@@ -179,9 +182,13 @@ def load_weights(model: ZooModule, weights: str, new_head: bool = False) -> None
     from ln_zoo.zoo.loading import find_card, head_weights, read_weights
 
     if weights.endswith(".ckpt"):
-        state = read_checkpoint(weights)["state_dict"]  # its classes were checked with the options
+        checkpoint = read_checkpoint(weights)
+        state = checkpoint["state_dict"]  # its classes were checked with the options
+        digest = hashlib.sha256(Path(weights).read_bytes()).hexdigest()
+        runs = named(runs_of_checkpoint(checkpoint), f"{Path(weights).name}, sha256 {digest}")
     else:
-        state = read_weights(find_card(weights))  # and so were a card's
+        card = find_card(weights)
+        state, runs = read_weights(card), card.training_runs  # and so were a card's
     own = model.state_dict()
     head = {name: own[name] for name in head_weights(model)}
     if new_head and any(
@@ -193,6 +200,7 @@ def load_weights(model: ZooModule, weights: str, new_head: bool = False) -> None
         note(f"note: new weights for {classes} classes: {', '.join(head)}; others are of {weights}")
     check_fits(model, state, weights)
     model.load_state_dict(state)
+    model.training_runs = runs
 
 
 def load_model(weights: str) -> ZooModule:

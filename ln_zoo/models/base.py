@@ -14,10 +14,14 @@ from torch import Tensor
 
 from ln_zoo.export import Part
 from ln_zoo.models.pretrained import Pretrained
+from ln_zoo.models.run_counter import RunCounter
 from ln_zoo.norms import Identity, Norm, to_config
+from ln_zoo.training_runs import Run
 
 #: The one instantiator that Lightning admits when it reads a checkpoint back.
 _INSTANTIATOR = "lightning.pytorch.cli.instantiate_module"
+#: Of the runs of training, in a checkpoint.
+_RUNS = "training_runs"
 
 
 class DynamicsTask(NamedTuple):
@@ -41,8 +45,9 @@ class ZooModule(Pretrained, LightningModule, ABC):
 
     A subclass takes ``norm: Norm | None = None``, chooses its own default in ``__init__`` and calls
     `remember` there. Checkpoints then hold plain values only (weights-only loading works), name
-    their class, and carry the state of torch's random number generator on the CPU, of each process
-    its own, so that a resumed run draws the same noise there as one that was never interrupted.
+    their class, say which runs of training are behind the weights, and carry the state of torch's
+    random number generator on the CPU, of each process its own, so that a resumed run draws the
+    same noise there as one that was never interrupted.
 
     It is abstract, so that the command line offers only models that can be trained.
     """
@@ -53,6 +58,29 @@ class ZooModule(Pretrained, LightningModule, ABC):
     pipeline_tag: ClassVar[str] = "other"
     #: Of a model from `ln_zoo.load`: the parameters that are new, all others being trained.
     new_weights: tuple[str, ...] = ()
+
+    @property
+    def _run_counter(self) -> RunCounter:
+        # Not made in an `__init__`: Lightning loads checkpoints of a class with one by another way.
+        counter: RunCounter = self.__dict__.setdefault("_counter", RunCounter())
+        return counter
+
+    @property
+    def training_runs(self) -> tuple[Run, ...]:
+        """The runs of training behind the weights, oldest first; see `ln_zoo.training_runs`.
+
+        Whoever gives the model other weights states theirs here. Checkpoints keep them.
+
+        Example:
+            >>> from ln_zoo.models import MLPClassifier
+            >>> MLPClassifier(64, [8]).training_runs
+            ()
+        """
+        return self._run_counter.runs(self._trainer)
+
+    @training_runs.setter
+    def training_runs(self, runs: tuple[Run, ...]) -> None:
+        self.__dict__["_counter"] = RunCounter(runs)
 
     @classmethod
     def card_example(cls, preprocessing: Mapping[str, Any]) -> str:
@@ -147,21 +175,37 @@ class ZooModule(Pretrained, LightningModule, ABC):
             # Each has its own noise.
             torch.distributed.all_gather_object(states, states[0])
         checkpoint["rng_state"] = torch.stack(states)
+        checkpoint[_RUNS] = self._run_counter.stored(self.trainer)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self._rng_states = checkpoint.get("rng_state")
+        self.__dict__["_counter"] = RunCounter.restored(checkpoint.get(_RUNS))
 
     def on_train_start(self) -> None:
         # Only now: between reading the checkpoint and here Lightning draws numbers of its own. And
         # only if this run goes on with that one: a model that was merely loaded has no past noise.
         states = self.__dict__.pop("_rng_states", None)
         resumed = states is not None and self.trainer.ckpt_path is not None
+        self._run_counter.begin(self.trainer, self.trainer.ckpt_path is not None)
         if resumed and len(states) == self.trainer.world_size:
             torch.set_rng_state(states[self.global_rank])
         elif self.global_rank:
             # All processes begin with the same seed, for the same weights. Noise is to be each
             # one's own, as it would be for its examples in one process.
             torch.manual_seed((torch.initial_seed() + self.global_rank) % 2**63)
+
+    def on_train_end(self) -> None:
+        self._run_counter.end(self.trainer)
+
+
+def runs_of_checkpoint(checkpoint: Mapping[str, Any]) -> tuple[Run, ...]:
+    """The runs of training behind the weights of a checkpoint; see `ln_zoo.training_runs`.
+
+    Args:
+        checkpoint: its content. Where it says nothing of runs, there is one of which nothing is
+            known.
+    """
+    return RunCounter.restored(checkpoint.get(_RUNS)).runs(None)
 
 
 def fused_on_cpu(module: LightningModule) -> dict[str, bool]:

@@ -13,7 +13,7 @@ import os
 import shlex
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,8 @@ from ln_zoo._version import __version__
 from ln_zoo.checkpoints import check_whole
 from ln_zoo.models.base import ZooModule
 from ln_zoo.norms import from_config
-from ln_zoo.zoo import catalog, lineage, registry, reported, trust
+from ln_zoo.training_runs import Run, in_words, read_runs
+from ln_zoo.zoo import catalog, registry, reported, trust
 from ln_zoo.zoo.catalog import Card, CardError
 
 # What the author of a card may state beside the measured facts.
@@ -66,6 +67,7 @@ _TEST_RESULTS: dict[str, Any] = {
     "hardware": str,
     "epochs": int,
     "steps": int,
+    "training_runs": list,
     "versions": dict,
     "checkpoint": str,
 }
@@ -73,8 +75,8 @@ _TEST_RESULTS: dict[str, Any] = {
 _EVALUATION = ("command", "seed", "precision", "processes", "hardware", "date", "versions")
 # What only some test runs have to say: how statistics of the population were taken.
 _SOMETIMES = {"population_statistics": dict}
-# What only runs with another optimizer or a schedule, or from other weights, say of their training.
-_TRAINED = {"optimization": dict, "started_from": dict}
+# What only runs with another optimizer or a schedule say of their training.
+_TRAINED = {"optimization": dict}
 
 
 def card_from_checkpoint(
@@ -145,15 +147,27 @@ def card_from_checkpoint(
             **{key: tested[key] for key in _SOMETIMES if tested.get(key) is not None},
         },
         training={
-            "epochs": tested["epochs"],
-            "steps": tested["steps"],
-            **({"started_from": start} if (start := tested.get("started_from")) else {}),
+            **training_facts(read_runs(tested["training_runs"])),
             **_optimization(tested.get("optimization")),
         },
         facts=facts,
         name=name,
         overwrite=overwrite,
     )
+
+
+def training_facts(runs: Sequence[Run]) -> dict[str, Any]:
+    """What a card says of the runs of training behind its weights: the last, and those before.
+
+    Example:
+        >>> training_facts([{"epochs": 15, "weights": "mlp.none"}, {"epochs": 5}])
+        {'epochs': 5, 'earlier': [{'epochs': 15, 'weights': 'mlp.none'}]}
+    """
+    if not runs:
+        return {}
+    *earlier, last = map(dict, runs)
+    last.pop("weights", None)
+    return last | ({"earlier": earlier} if earlier else {})
 
 
 def write_measured(
@@ -437,8 +451,8 @@ def _description(card: Card) -> str:
 
 
 def _trained_on(card: Card) -> str:
-    """The dataset of the run. Some metrics have others."""
-    return str(card.results["data"]["dataset"])
+    """The dataset of the last run. Some metrics have others."""
+    return str(card.training_runs[-1].get("dataset", card.results["data"]["dataset"]))
 
 
 def _pictures_part(card: Card) -> str:
@@ -551,7 +565,7 @@ _OF_OUR_MACHINE = ("--ckpt_path", "--trainer.logger", "--trainer.enable_progress
 def _compared(card: Card) -> list[reported.Row]:
     """The metrics of a card beside what is reported of them."""
     results = card.results
-    size = reported.run_size(results["size"], results["data"], results["training"])
+    size = reported.run_size(results["size"], results["data"], card.training_runs)
     rows = []
     for metric in card.metrics:
         rows += reported.comparison(
@@ -590,12 +604,12 @@ def _model_part(card: Card) -> str:
 def _training_part(card: Card) -> str:
     training = dict(card.results["training"])
     commands = training.pop("commands", [])
-    start = training.pop("started_from", None)
+    training.pop("earlier", None)
     if time := card.results["card"].get("training_time"):
         training["time"] = time
     lines = ["## Training", "", *(f"- {key}: {_code(value)}" for key, value in training.items())]
-    if start:
-        lines.append(f"- started from: {lineage.in_words(start)}")
+    *earlier, _ = card.training_runs
+    lines += [f"- started from: {in_words(run)}" for run in reversed(earlier)]
     if commands:
         lines += ["", "```bash", *commands, "```"]
     return "\n".join(lines)

@@ -24,7 +24,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from ln_zoo.files import read_regular
-from ln_zoo.zoo import lineage
+from ln_zoo.training_runs import Run, read_run, read_runs, totals
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -178,6 +178,14 @@ class Card:
         from ln_zoo.zoo.preprocessing import preprocess
 
         return preprocess(self.preprocessing, images, seed)
+
+    @property
+    def training_runs(self) -> tuple[Run, ...]:
+        """The runs of training behind the weights, oldest first; see `ln_zoo.training_runs`."""
+        data, training = self.results["data"], self.results["training"]
+        of_data = {key: data.get(key) for key in ("dataset", "train_size")}
+        last = read_run({**of_data, **training, "weights": f"{self.name}, sha256 {self.digest}"})
+        return (*read_runs(training.get("earlier", [])), last)
 
     @property
     def version(self) -> str:
@@ -608,15 +616,14 @@ def results_csv(names: Iterable[str]) -> str:
     writer.writeheader()
     for name in names:
         card = describe(name)
-        training, evaluation = card.results["training"], card.results["evaluation"]
-        lengths = lineage.lengths(training, card.results["data"]["dataset"])
+        evaluation, trained = card.results["evaluation"], totals(card.training_runs)
         of_model = {
             "name": name,
             "model": card.model,
             "norm": card.norm,
             "parameters": card.parameters,
-            "epochs": lengths.get("epochs"),
-            "steps": lengths.get("updates"),
+            "epochs": trained.get("epochs"),
+            "steps": trained.get("updates"),
             "seed": evaluation.get("seed"),
             "date": evaluation.get("date"),
             "version": card.version,

@@ -91,6 +91,7 @@ def load(
             built = _with_head(built, card, num_classes)
     # Not by attribute: torch's stubs admit tensors and modules only.
     built.__dict__["card"] = card
+    built.training_runs = card.training_runs
     return built.eval()
 
 

@@ -14,7 +14,8 @@ import torch
 
 from ln_zoo.models.base import ZooModule
 from ln_zoo.norms import from_config
-from ln_zoo.zoo import cards, catalog, lineage, loading, publishing, registry
+from ln_zoo.training_runs import UNKNOWN
+from ln_zoo.zoo import cards, catalog, loading, publishing, registry
 from ln_zoo.zoo.catalog import Card, CardError
 
 _M = TypeVar("_M", bound=ZooModule)
@@ -84,8 +85,9 @@ def save(
         unknown = "unknown data" if data is None else type(data).__name__
         described = dict(getattr(data, "facts", {"dataset": unknown}))
     kept = {} if origin is None else origin.preprocessing
-    trainer = model._trainer  # the public property raises where there is none
-    trained = {"epochs": trainer.current_epoch, "steps": trainer.global_step} if trainer else {}
+    runs = model.training_runs
+    if origin is not None and runs == origin.training_runs and not _is_that(model, origin):
+        runs = (*runs, UNKNOWN)  # trained without a Trainer
     return cards.write_measured(
         folder,
         model,
@@ -93,7 +95,7 @@ def save(
         data=described,
         preprocessing=getattr(data, "preprocessing", kept),
         evaluation={"versions": {"torch": str(torch.__version__)}},
-        training=trained | ({} if origin is None else {"started_from": lineage.of_card(origin)}),
+        training=cards.training_facts(runs),
         facts=facts,
         name=name,
         overwrite=overwrite,

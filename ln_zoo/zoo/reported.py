@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from ln_zoo.zoo import lineage
+from ln_zoo.training_runs import Run, totals
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -363,28 +363,27 @@ def measured_on(data: Mapping[str, Any], split: str = "test", metric: str = "") 
 def run_size(
     hparams: Mapping[str, Any],
     data: Mapping[str, Any],
-    training: Mapping[str, Any] | None = None,
+    runs: Sequence[Run] | None = None,
 ) -> dict[str, Any]:
     """What decides whether a run's numbers are comparable, as `comparison` takes it.
 
     Args:
         hparams: the model's arguments; they go before facts of the data of the same name.
         data: a data module's facts, ``dataset`` among them.
-        training: behind the weights, as `ln_zoo.zoo.lineage` describes it; its ``dataset`` is that
-            of ``data`` unless it says so. Training on the same dataset before the run counts too.
+        runs: of training behind the weights (see `ln_zoo.training_runs`), of which the size of
+            batches and the length of training are; default: not known, on the same dataset.
 
     Example:
-        >>> before = {"dataset": "mnist", "epochs": 15}
-        >>> run_size({"hidden_sizes": [8], "norm": {}}, {"dataset": "mnist"},
-        ...          {"epochs": 5, "started_from": before})
-        {'training_data': 'mnist', 'hidden_sizes': [8], 'epochs': 20}
+        >>> runs = [{"dataset": "mnist", "epochs": 15}, {"dataset": "mnist", "epochs": 5}]
+        >>> run_size({"hidden_sizes": [8], "norm": {}}, {"dataset": "mnist"}, runs)
+        {'training_data': 'mnist', 'epochs': 20, 'hidden_sizes': [8]}
     """
-    training = training or {}
-    dataset = training.get("dataset") or data["dataset"]
-    facts = {"training_data": dataset}
-    facts |= {key: value for key, value in data.items() if key != "dataset"}
-    facts |= {k: v for k, v in hparams.items() if k != "norm" and not k.startswith("_")}
-    return facts | lineage.lengths(training, dataset)
+    facts = {key: value for key, value in data.items() if key != "dataset"}
+    if runs is not None:
+        facts.pop("batch_size", None)  # of the test
+    of_training = {"training_data": data["dataset"]} if runs is None else totals(runs)
+    of_model = {k: v for k, v in hparams.items() if k != "norm" and not k.startswith("_")}
+    return facts | of_training | of_model
 
 
 def render(
@@ -451,7 +450,9 @@ def _obstacles(r: Reported, size: Mapping[str, Any]) -> list[str]:
         for key, there in r.training.items()
         if key not in size
     ]
-    return _differing(r.size, size) + lengths
+    # A number that names no other data is of weights that were trained on those of its test.
+    trained_on = {"training_data": r.dataset} if "training_data" in size else {}
+    return _differing({**trained_on, **r.size}, size) + lengths
 
 
 def _compared(metric: str, unit: str, measured: float, r: Reported, size: Mapping[str, Any]) -> Row:

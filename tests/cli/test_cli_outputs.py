@@ -12,7 +12,6 @@ import yaml
 from cli_support import CONFIGS, QUIET, SMALL, fit, installed, load, python, run, same, script
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from ln_zoo.cli import lineage
 from ln_zoo.data import Digits
 from ln_zoo.models import MLPClassifier
 
@@ -526,24 +525,3 @@ def test_predictions_where_the_user_wants_them(trained: Path, here: Path) -> Non
     assert done.code == 0, done.err
     assert len((here / "out/digits.jsonl").read_text().splitlines()) == 300
     assert not list(here.rglob("predictions.jsonl"))
-
-
-@pytest.mark.parametrize(
-    ("started", "processed", "is_last_batch", "epochs"),
-    [(2, 2, False, 2), (3, 2, False, 2), (3, 2, True, 3), (3, 3, True, 3)],
-    ids=["at the end", "within an epoch", "in the validation after it", "after that"],
-)
-def test_an_epoch_counts_once_its_last_batch_is_done(
-    started: int,
-    processed: int,
-    is_last_batch: bool,
-    epochs: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    loops = {
-        "epoch_progress": {"current": {"started": started, "processed": processed}},
-        "epoch_loop.batch_progress": {"is_last_batch": is_last_batch},
-    }
-    checkpoint = {"loops": {"fit_loop": loops}, "global_step": 7}
-    monkeypatch.setattr(lineage.stored, "read_checkpoint", lambda path: checkpoint)
-    assert lineage.of_checkpoint("any.ckpt") == {"epochs": epochs, "steps": 7}

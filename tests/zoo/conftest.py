@@ -85,6 +85,7 @@ def tested_checkpoint(tmp_path: Path) -> tuple[Path, Path]:
                 "hardware": "2 CPU cores",
                 "epochs": 1,
                 "steps": 2,
+                "training_runs": [{"dataset": "digits", "epochs": 1, "steps": 2}],
                 "versions": {"torch": torch.__version__},
                 "checkpoint": "best.ckpt",
                 "checkpoint_sha256": hashlib.sha256(checkpoint.read_bytes()).hexdigest(),

@@ -126,10 +126,12 @@ def test_an_unchanged_model_keeps_its_card(make_card: Callable[..., Path], tmp_p
     changed = catalog.read_card(model.save_pretrained(tmp_path / "changed"))
     assert changed.metrics == []
     assert changed.preprocessing == model.card.preprocessing
-    assert changed.results["training"]["started_from"] == {
+    (before,) = changed.results["training"]["earlier"]
+    assert before == {
         "weights": f"mlp.layernorm, sha256 {model.card.digest}",
-        "dataset": "digits", "epochs": 2, "steps": 20,
+        "dataset": "digits", "batch_size": 32, "epochs": 2, "steps": 20,
     }  # fmt: skip
+    assert "epochs" not in changed.results["training"]
     assert changed.digest != model.card.digest
 
 
@@ -150,7 +152,8 @@ def test_what_was_measured_goes_into_the_card(tmp_path: Path) -> None:
     assert card.datasets == ["digits"]
     assert card.preprocessing == data.preprocessing
     assert card.results["training"] == {
-        "batch_size": 200, "lr": 0.001, "epochs": 1, "steps": 1, "commands": [],
+        "dataset": "digits", "train_size": 200, "batch_size": 200, "lr": 0.001, "epochs": 1,
+        "steps": 1, "commands": [],
     }  # fmt: skip
     assert load(folder, revision="1").card.version == "1"
     # Facts in plain words do as well.

@@ -1,0 +1,114 @@
+"""Counting the runs of training behind a model's weights, while a trainer adds to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from lightning.fabric.utilities.data import sized_len
+from lightning.pytorch import Trainer
+
+from ln_zoo.training_runs import UNKNOWN, Run, facts_of, read_run, read_runs, same_data
+
+
+class _Done(NamedTuple):
+    """What a trainer has done in all its runs: batches of its process, and updates."""
+
+    batches: int
+    steps: int
+
+
+class RunCounter:
+    """The runs behind the weights of one model; the last may be in progress.
+
+    Training that resumes from a checkpoint goes on with its last run if the data and the size of
+    batches are the same; if not, a run of its own begins.
+    """
+
+    def __init__(self, runs: tuple[Run, ...] = ()) -> None:
+        self._runs = runs
+        # What its trainer had done before the last run; None: that run had another trainer.
+        self._before: _Done | None = None
+        self._in_progress = False
+
+    def begin(self, trainer: Trainer, resumed: bool) -> None:
+        """Opens the run of a trainer.
+
+        Args:
+            trainer: whose loops are ready.
+            resumed: whether it goes on from a checkpoint, which was given to `restored`.
+        """
+        facts = _facts(trainer)
+        if resumed and self._before is not None and same_data(self._runs[-1], facts):
+            self._runs = self._runs[:-1]
+        else:
+            self._before = _done(trainer)
+        # Its length is known only while its trainer is there.
+        self._runs, self._in_progress = (*self._runs, facts), True
+
+    def end(self, trainer: Trainer) -> None:
+        """Closes the run of a trainer."""
+        if self._in_progress:
+            self._runs, self._in_progress = self.runs(trainer), False
+
+    def runs(self, trainer: Trainer | None) -> tuple[Run, ...]:
+        """All runs, oldest first; the one in progress with its length so far.
+
+        Args:
+            trainer: of the model, if it has one.
+        """
+        if trainer is None:
+            return self._runs
+        if self._before is None and trainer.global_step:
+            return (*self._runs, UNKNOWN)  # a subclass left out our `on_train_start`
+        if not self._in_progress or self._before is None:
+            return self._runs
+        return (*self._runs[:-1], {**self._runs[-1], **_length(trainer, self._before)})
+
+    def stored(self, trainer: Trainer) -> dict[str, Any]:
+        """What a checkpoint keeps, as plain values."""
+        runs = self.runs(trainer)
+        ours = self._before is not None and (
+            self._in_progress or _done(trainer).steps == self._before.steps + runs[-1]["steps"]
+        )
+        before = self._before._asdict() if ours and self._before is not None else None
+        return {"runs": [dict(run) for run in runs], "before": before}
+
+    @classmethod
+    def restored(cls, stored: Any) -> RunCounter:
+        """From what a checkpoint keeps; where it is missing or damaged, nothing is known."""
+        stored = stored if isinstance(stored, Mapping) else {}
+        counter = cls(read_runs(stored.get("runs")))
+        before = stored.get("before")
+        if counter._runs and isinstance(before, Mapping):
+            batches, steps = before.get("batches"), before.get("steps")
+            if type(batches) is int and type(steps) is int:
+                counter._before = _Done(batches, steps)
+        return counter
+
+
+def _done(trainer: Trainer) -> _Done:
+    total: Any = trainer.fit_loop.epoch_loop.batch_progress.total
+    return _Done(total.processed, trainer.global_step)
+
+
+def _facts(trainer: Trainer) -> Run:
+    """What is known of the data that a trainer takes."""
+    data = getattr(trainer, "datamodule", None)
+    if data is None:
+        return {}
+    facts = facts_of(data)
+    size = facts.get("batch_size", getattr(data, "batch_size", None))
+    if type(size) is int:
+        size *= trainer.world_size * trainer.accumulate_grad_batches
+    known = {"dataset": facts["dataset"], "train_size": facts.get("train_size"), "batch_size": size}
+    return read_run(known)
+
+
+def _length(trainer: Trainer, before: _Done) -> dict[str, int]:
+    """Epochs and updates since then; whole passes over the data, whatever ended them."""
+    now = _done(trainer)
+    length = {"steps": now.steps - before.steps}
+    if batches := sized_len(trainer.train_dataloader):
+        length["epochs"] = (now.batches - before.batches) // batches
+    return length

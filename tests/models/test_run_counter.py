@@ -1,0 +1,158 @@
+"""Runs of training are counted by the model, whatever saves it and whatever ends them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.utils.data import DataLoader
+
+from ln_zoo.data import Digits
+from ln_zoo.models import MLPClassifier
+from ln_zoo.models.base import runs_of_checkpoint
+
+DIGITS = {"dataset": "digits", "train_size": 100, "batch_size": 20}
+
+
+def digits(**options: Any) -> Digits:
+    return Digits(**({"batch_size": 20, "train_size": 100, "val_size": 20} | options))
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> Callable[..., Trainer]:
+    def make(**options: Any) -> Trainer:
+        return Trainer(
+            accelerator="cpu", logger=False, enable_progress_bar=False,
+            enable_model_summary=False, default_root_dir=tmp_path,
+            **{"enable_checkpointing": False, "max_epochs": 2} | options,
+        )  # fmt: skip
+
+    return make
+
+
+def model() -> MLPClassifier:
+    return MLPClassifier(64, [8])
+
+
+def kept(path: Path) -> tuple[Any, ...]:
+    return runs_of_checkpoint(torch.load(path, weights_only=True))
+
+
+@pytest.mark.parametrize("weights_only", [False, True])
+def test_a_checkpoint_says_how_long_it_was_trained(
+    trainer: Callable[..., Trainer], tmp_path: Path, weights_only: bool
+) -> None:
+    mine, ours = model(), trainer()
+    assert mine.training_runs == ()
+    ours.fit(mine, digits())
+    assert mine.training_runs == (DIGITS | {"epochs": 2, "steps": 10},)
+    ours.save_checkpoint(tmp_path / "it.ckpt", weights_only=weights_only)
+    assert kept(tmp_path / "it.ckpt") == mine.training_runs
+    again = MLPClassifier.load_from_checkpoint(tmp_path / "it.ckpt", map_location="cpu")
+    assert again.training_runs == mine.training_runs
+    # A run of its own from there.
+    trainer(max_epochs=1).fit(again, digits())
+    assert again.training_runs == (*mine.training_runs, DIGITS | {"epochs": 1, "steps": 5})
+
+
+def test_an_epoch_counts_once_its_last_batch_is_done(
+    trainer: Callable[..., Trainer], tmp_path: Path
+) -> None:
+    class Inside(ModelCheckpoint):
+        """Keeps one after every batch, those at the end of an epoch before its validation."""
+
+    every = Inside(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    trainer(enable_checkpointing=True, callbacks=[every]).fit(model(), digits())
+    for step in range(1, 11):
+        (run,) = kept(tmp_path / f"step={step}.ckpt")
+        assert (run["epochs"], run["steps"]) == (step // 5, step)
+
+
+def test_the_checkpoint_of_a_validation_has_its_epoch(
+    trainer: Callable[..., Trainer], tmp_path: Path
+) -> None:
+    best = ModelCheckpoint(tmp_path, monitor="val_nll", mode="min")
+    trainer(enable_checkpointing=True, callbacks=[best], max_epochs=1).fit(model(), digits())
+    assert kept(Path(best.best_model_path)) == (DIGITS | {"epochs": 1, "steps": 5},)
+
+
+@pytest.mark.parametrize(
+    ("limits", "epochs", "steps"),
+    [({"max_steps": 7, "max_epochs": -1}, 1, 7), ({"limit_train_batches": 2}, 0, 4)],
+)
+def test_parts_of_epochs_are_none(
+    trainer: Callable[..., Trainer], limits: dict[str, Any], epochs: int, steps: int
+) -> None:
+    mine = model()
+    trainer(**limits).fit(mine, digits())
+    assert mine.training_runs == (DIGITS | {"epochs": epochs, "steps": steps},)
+
+
+def test_resuming_goes_on_with_the_run(trainer: Callable[..., Trainer], tmp_path: Path) -> None:
+    ours = trainer(max_steps=7, max_epochs=-1)
+    ours.fit(model(), digits())
+    ours.save_checkpoint(tmp_path / "seven.ckpt")
+    same, other = model(), model()
+    trainer(max_epochs=3).fit(same, digits(), ckpt_path=tmp_path / "seven.ckpt")
+    (run,) = same.training_runs
+    assert run == DIGITS | {"epochs": run["steps"] // 5, "steps": run["steps"]}
+    # Batches of another size are a run of its own, whose epochs have 10 updates.
+    ended = trainer(max_epochs=4)
+    ended.fit(other, digits(batch_size=10), ckpt_path=tmp_path / "seven.ckpt")
+    first, second = other.training_runs
+    assert first == DIGITS | {"epochs": 1, "steps": 7}
+    assert second["batch_size"] == 10
+    assert first["steps"] + second["steps"] == ended.global_step
+    assert second["epochs"] == second["steps"] // 10
+    # And so it is when that is resumed.
+    ended.save_checkpoint(tmp_path / "more.ckpt")
+    third = trainer(max_epochs=5)
+    third.fit(other, digits(batch_size=10), ckpt_path=tmp_path / "more.ckpt")
+    assert sum(run["steps"] for run in other.training_runs) == third.global_step
+    assert len(other.training_runs) == 2
+
+
+def test_runs_that_cannot_be_known_are_unknown(
+    trainer: Callable[..., Trainer], tmp_path: Path
+) -> None:
+    ours = trainer()
+    ours.fit(model(), digits())
+    ours.save_checkpoint(tmp_path / "it.ckpt")
+    checkpoint = torch.load(tmp_path / "it.ckpt", weights_only=True)
+    for damaged in (None, [], {"runs": 3}, {"runs": [3], "before": {"batches": None}}):
+        torch.save(checkpoint | {"training_runs": damaged}, tmp_path / "odd.ckpt")
+        mine = MLPClassifier.load_from_checkpoint(tmp_path / "odd.ckpt", map_location="cpu")
+        assert mine.training_runs == ({},)
+        trainer(max_epochs=3).fit(mine, digits(), ckpt_path=tmp_path / "odd.ckpt")
+        assert mine.training_runs == ({}, DIGITS | {"epochs": 1, "steps": 5})
+
+
+def test_subclasses_and_data_of_the_user(trainer: Callable[..., Trainer]) -> None:
+    class Quiet(MLPClassifier):
+        def on_train_start(self) -> None:
+            """Without ours."""
+
+    class Mine(LightningDataModule):
+        facts = None
+
+        def train_dataloader(self) -> DataLoader:
+            return DataLoader([(torch.zeros(1, 8, 8), 0)] * 4, batch_size=2)
+
+    quiet, mine, loaders = Quiet(64, [8]), model(), model()
+    trainer().fit(quiet, digits())
+    assert quiet.training_runs == ({},)
+    trainer().fit(mine, Mine())
+    assert mine.training_runs == ({"dataset": "Mine", "epochs": 2, "steps": 4},)
+    trainer().fit(loaders, Mine().train_dataloader())
+    assert loaders.training_runs == ({"epochs": 2, "steps": 4},)
+
+
+def test_updates_of_several_batches(trainer: Callable[..., Trainer]) -> None:
+    mine = model()
+    trainer(accumulate_grad_batches=5).fit(mine, digits())
+    assert mine.training_runs == (DIGITS | {"batch_size": 100, "epochs": 2, "steps": 2},)
