@@ -108,6 +108,28 @@ def test_a_run_that_ends_in_nan_is_reported(here: Path) -> None:
     assert "not finite" in report.out
 
 
+def test_runs_from_weights_are_tested_and_resumed(here: Path) -> None:
+    """Weights that every run starts from are not given again with its own checkpoint."""
+    done = run(
+        *("sweep", f"--config={CONFIGS / 'quickstart.yaml'}", "--out=s", "--norms=layer"),
+        *("--seeds=1", "--test=best", "--print", "--", "--weights=mlp.layernorm-digits"),
+        *("--trainer.max_epochs=1", "--trainer.callbacks+=ModelCheckpoint"),
+        "--trainer.callbacks.monitor=val_nll",
+    )
+    assert done.code == 0, done.err
+    (command,) = done.out.splitlines()
+    first = run(*command.split()[1:])
+    assert first.code == 0, first.err
+    tested = here / "s/layer/seed_0/test/test_results.json"
+    runs = json.loads(tested.read_text())["training_runs"]
+    assert [run["epochs"] for run in runs] == [15, 1]
+    # Its table lost, it goes on from its checkpoint, of which nothing is left to train.
+    tested.unlink()
+    again = run(*command.split()[1:])
+    assert again.code == 0, again.err
+    assert json.loads(tested.read_text())["training_runs"] == runs
+
+
 def grid(folder: Path) -> list[str]:
     return [
         *("sweep", f"--config={CONFIGS / 'quickstart.yaml'}", f"--out={folder}", "--jobs=2"),

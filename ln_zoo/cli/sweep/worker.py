@@ -93,7 +93,7 @@ def _trained(grid: Grid, run: Run, out: Path) -> tuple[int, str]:
     fit += [f"--test_after_fit={'true' if grid.test == 'last' else 'false'}"]
     checkpoint = checkpoint_of(out / run.name)
     if checkpoint is not None:
-        fit.append(f"--ckpt_path={checkpoint}")
+        fit += _from_checkpoint(checkpoint)
     with contextlib.redirect_stderr(told):
         try:
             code = main(fit)
@@ -101,11 +101,16 @@ def _trained(grid: Grid, run: Run, out: Path) -> tuple[int, str]:
                 best = _best(out / run.name)
                 # In a folder of its own: Lightning's logger would delete the curves.
                 test = ["test", *common, f"--trainer.logger.version={seed}/test"]
-                code = main([*test, f"--ckpt_path={best}"])
+                code = main([*test, *_from_checkpoint(best)])
         except Exception as error:
             write_failure(out / run.name, f"{type(error).__name__}: {error}".splitlines()[0])
             raise
     return code, told.error or f"exit code {code}"
+
+
+def _from_checkpoint(path: Path) -> list[str]:
+    """The options that take a checkpoint, in place of weights that the grid starts from."""
+    return ["--weights=null", f"--ckpt_path={path}"]
 
 
 def _best(folder: Path) -> Path:
