@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lightning.fabric.utilities.data import sized_len
@@ -69,7 +69,7 @@ class RunCounter:
         """What a checkpoint keeps, as plain values."""
         runs = self.runs(trainer)
         ours = self._before is not None and (
-            self._in_progress or _done(trainer).steps == self._before.steps + runs[-1]["steps"]
+            self._in_progress or _done(trainer).steps - self._before.steps == runs[-1].get("steps")
         )
         before = self._before._asdict() if ours and self._before is not None else None
         return {"runs": [dict(run) for run in runs], "before": before}
@@ -82,7 +82,7 @@ class RunCounter:
         before = stored.get("before")
         if counter._runs and isinstance(before, Mapping):
             batches, steps = before.get("batches"), before.get("steps")
-            if type(batches) is int and type(steps) is int:
+            if type(batches) is int and type(steps) is int and batches >= 0 and steps >= 0:
                 counter._before = _Done(batches, steps)
         return counter
 
@@ -109,6 +109,8 @@ def _length(trainer: Trainer, before: _Done) -> dict[str, int]:
     """Epochs and updates since then; whole passes over the data, whatever ended them."""
     now = _done(trainer)
     length = {"steps": now.steps - before.steps}
-    if batches := sized_len(trainer.train_dataloader):
+    loader = trainer.train_dataloader
+    several = isinstance(loader, Sequence | Mapping)  # whose length is their number
+    if batches := None if several else sized_len(loader):
         length["epochs"] = (now.batches - before.batches) // batches
     return length

@@ -65,8 +65,6 @@ _TEST_RESULTS: dict[str, Any] = {
     "processes": int,
     "date": str,
     "hardware": str,
-    "epochs": int,
-    "steps": int,
     "training_runs": list,
     "versions": dict,
     "checkpoint": str,

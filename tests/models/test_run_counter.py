@@ -124,7 +124,13 @@ def test_runs_that_cannot_be_known_are_unknown(
     ours.fit(model(), digits())
     ours.save_checkpoint(tmp_path / "it.ckpt")
     checkpoint = torch.load(tmp_path / "it.ckpt", weights_only=True)
-    for damaged in (None, [], {"runs": 3}, {"runs": [3], "before": {"batches": None}}):
+    for damaged in (
+        None,
+        [],
+        {"runs": 3},
+        {"runs": [3], "before": {"batches": None}},
+        {"runs": [3], "before": {"batches": 0, "steps": 0}},
+    ):
         torch.save(checkpoint | {"training_runs": damaged}, tmp_path / "odd.ckpt")
         mine = MLPClassifier.load_from_checkpoint(tmp_path / "odd.ckpt", map_location="cpu")
         assert mine.training_runs == ({},)

@@ -428,7 +428,7 @@ def test_facts_may_be_json_or_nothing(tested_checkpoint: tuple[Path, Path], tmp_
         ({"metrics": {}}, "no metric was measured"),
         ({"metrics": None}, "metrics cannot be None"),
         ({"checkpoint": None}, "does not say checkpoint: it was not measured on a checkpoint; run"),
-        ({"steps": None}, "does not say steps"),
+        ({"training_runs": 3}, "training_runs cannot be 3"),
         ({"data": {"batch_size": 4}}, "data: 'dataset' is missing"),
         ({"population_statistics": "average"}, "population_statistics cannot be 'average'"),
         (
@@ -445,6 +445,16 @@ def test_results_of_another_run_are_refused(
     with pytest.raises(CardError, match=message):
         card_from_checkpoint(checkpoint, results, tmp_path / "card")
     assert not (tmp_path / "card").exists()
+
+
+@pytest.mark.parametrize("runs", [[], [{}], [{"dataset": "digits", "epochs": -1}]])
+def test_a_training_of_unknown_length(
+    tested_checkpoint: tuple[Path, Path], tmp_path: Path, runs: list[Any]
+) -> None:
+    checkpoint, results = tested_checkpoint
+    results.write_text(json.dumps(read(results) | {"training_runs": runs}))
+    stored = read(card_from_checkpoint(checkpoint, results, tmp_path / "card") / "results.json")
+    assert not {"epochs", "steps", "earlier"} & stored["training"].keys()
 
 
 def test_bad_files_are_named(tested_checkpoint: tuple[Path, Path], tmp_path: Path) -> None:
