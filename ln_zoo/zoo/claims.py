@@ -149,12 +149,12 @@ def page(folder: str = "") -> str:
     """
     source = posixpath.relpath("ln_zoo/zoo/claims.yaml", folder or ".")
     count = Counter(each.verdict for each in claims())
-    failed = count[DOES_NOT_HOLD]
+    failed, left = count[DOES_NOT_HOLD], count[NOT_TESTED]
     head = [
         "# The claims of the paper",
         f"**Of {count.total()} claims, {count[HOLDS]} hold here, {failed} "
         f"{'does' if failed == 1 else 'do'} not, {count[UNDECIDED]} are undecided and "
-        f"{count[NOT_TESTED]} are not yet tested.**",
+        f"{left} {'is' if left == 1 else 'are'} not yet tested.**",
         "The table has each claim of [Layer Normalization](https://arxiv.org/abs/1607.06450) (Ba, "
         "Kiros, Hinton 2016) with its verdict. `ln-zoo reproduce` lists them; `ln-zoo reproduce "
         "NAME --size reduced` runs the sweep for one and prints its verdict.",
