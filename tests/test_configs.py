@@ -90,13 +90,24 @@ def test_a_norm_may_be_named_before_the_model() -> None:
     assert norms_at_work(cli.model) == {norms.LayerNorm()}
 
 
-@pytest.mark.parametrize("path", sorted((CONFIGS / "protocol").glob("*.yaml")), ids=name)
-def test_what_the_protocol_lays_over_a_run(path: Path) -> None:
-    text = path.read_text()
-    base = re.match(r"# Over configs/([\w/]+\.yaml)", text)
-    assert base, "the first line names the configuration that it is for"
-    cli = sketch(CONFIGS / base[1], "--config", path)
-    config = yaml.safe_load(text)
+def bases_of(overlay: Path) -> list[Path]:
+    """The configurations that its first line names: `# Over configs/A and configs/B: ...`."""
+    head = overlay.read_text().partition("\n")[0].partition(":")[0]
+    assert head.startswith("# Over "), "the first line names the configurations that it is for"
+    return [CONFIGS / name for name in re.findall(r"configs/([\w/]+\.yaml)", head)]
+
+
+@pytest.mark.parametrize(
+    ("path", "base"),
+    [
+        pytest.param(path, base, id=f"{name(path)}-{name(base)}")
+        for path in sorted((CONFIGS / "protocol").glob("*.yaml"))
+        for base in bases_of(path)
+    ],
+)
+def test_what_the_protocol_lays_over_a_run(path: Path, base: Path) -> None:
+    cli = sketch(base, "--config", path)
+    config = yaml.safe_load(path.read_text())
     if norm := config.get("model", {}).get("init_args", {}).get("norm"):
         assert cli.model.hparams["norm"]["class_path"] == norm["class_path"]
         assert norm["init_args"].items() <= cli.model.hparams["norm"]["init_args"].items()

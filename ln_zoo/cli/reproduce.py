@@ -89,9 +89,13 @@ def judge(report: Report, rule: Rule) -> tuple[str, str]:
     found = paired(report.by_seed(label, rule.metric), report.by_seed(other, rule.metric))
     if found is None:
         raise SweepError(f"no seed of both {label} and {other} has finished")
-    side = "below" if rule.kind == "lower" else "above"
+    if rule.kind == "comparable":
+        verdict = claims.decide_margin(found.low, found.high, rule.margin)
+    else:
+        side = "below" if rule.kind == "lower" else "above"
+        verdict = claims.decide(found.low, found.high, side)
     text = f"{rule.metric} {found.mean:+.3g}{_interval(found.low, found.high, '+')}"
-    return claims.decide(found.low, found.high, side), f"{text}, {found.number} seeds"
+    return verdict, f"{text}, {found.number} seeds"
 
 
 def _judge_speed(report: Report, label: str, other: str, metric: str) -> tuple[str, str]:

@@ -25,7 +25,7 @@ HOLDS, DOES_NOT_HOLD, UNDECIDED = "holds", "does not hold", "undecided"
 NOT_TESTED = "not yet tested"
 #: Sizes of the sweeps.
 SIZES = ("paper", "reduced")
-_KINDS = ("faster", "lower", "higher", "grows")
+_KINDS = ("faster", "lower", "higher", "comparable", "grows")
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,15 @@ class Rule:
     """How a sweep decides a claim.
 
     Attributes:
-        kind: ``"faster"``, ``"lower"``, ``"higher"`` or ``"grows"``.
+        kind: ``"faster"``, ``"lower"``, ``"higher"``, ``"comparable"`` or ``"grows"``.
         metric: of the curves (``faster``) or of the test.
         norm: that the claim is about.
         baseline: that it is compared with.
         setting: ``grows`` alone: the option with which the gain grows.
         less: the value at which the gain is said to be smaller.
         more: the value at which it is said to be larger.
+        margin: ``comparable`` alone: the largest difference that counts as none, in the
+            units of the report (points of a percentage).
     """
 
     kind: str
@@ -49,6 +51,7 @@ class Rule:
     setting: str = ""
     less: str = ""
     more: str = ""
+    margin: float = 0.0
 
     @property
     def words(self) -> str:
@@ -58,6 +61,8 @@ class Rule:
             "updates",
             "lower": "`{0.norm}` has a lower test `{0.metric}` than `{0.baseline}`",
             "higher": "`{0.norm}` has a higher test `{0.metric}` than `{0.baseline}`",
+            "comparable": "the test `{0.metric}` of `{0.norm}` and `{0.baseline}` differ by less "
+            "than {0.margin:g}",
             "grows": "the gain in test `{0.metric}` of `{0.norm}` over `{0.baseline}` is larger "
             "with `{0.setting}` {0.more} than with {0.less}",
         }
@@ -137,6 +142,25 @@ def decide(low: float, high: float, wanted: str) -> str:
     return HOLDS if (high < 0) == (wanted == "below") else DOES_NOT_HOLD
 
 
+def decide_margin(low: float, high: float, margin: float) -> str:
+    """The verdict of an interval on a difference that is said to be small.
+
+    Args:
+        low: lower end; NaN where there is no interval.
+        high: upper end.
+        margin: the largest difference that counts as none.
+
+    Example:
+        >>> decide_margin(-0.3, 0.4, 0.5), decide_margin(-0.3, 0.6, 0.5)
+        ('holds', 'undecided')
+        >>> decide_margin(0.6, 0.8, 0.5)
+        'does not hold'
+    """
+    if -margin < low and high < margin:
+        return HOLDS
+    return DOES_NOT_HOLD if low > margin or high < -margin else UNDECIDED
+
+
 # The page
 
 
@@ -165,7 +189,8 @@ def page(folder: str = "") -> str:
         "- *undecided*: it contains 0, or there is one seed.",
         "*Faster* compares the updates needed to reach the best value of the baseline. Where "
         "several settings were run, each method is taken at its best by validation; a *gain* is a "
-        "mean over them.",
+        "mean over them. A *comparable* value differs by less than a margin that the rule gives: "
+        "the claim holds if the interval lies within it, and does not if it lies outside.",
         "*Paper* means the paper's size, *reduced* a smaller one.",
         "Most outcomes so far apply these rules to runs that were made before the rules. Some of "
         "those runs are shorter than the sweeps given here, as the reasons say.",
@@ -252,6 +277,8 @@ def _problem(each: Claim, names: Sequence[str]) -> str:
             return "a rule of this kind needs a setting and two values of it"
         if each.rule.kind != "grows" and any(of_setting):
             return "a rule of this kind takes no setting"
+        if (each.rule.kind == "comparable") != (each.rule.margin > 0):
+            return "a margin above 0 belongs to rules of the kind 'comparable', and to no other"
     if bool(each.rule) != bool(each.sweep):
         return "a rule needs a sweep, and a sweep a rule"
     if unknown := set(each.sweep) - set(SIZES):

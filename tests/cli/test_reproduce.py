@@ -118,6 +118,14 @@ def test_a_gain_that_grows(tmp_path: Path) -> None:
         judge(found, Rule("grows", "error", "layer", "none", "batch", "128", "4"))
 
 
+def test_comparable(tmp_path: Path) -> None:
+    # The last values are 0.1, 0.1 and 0.2 with 0.2: -0.1, -0.1 and 0 apart, within 0.21 of it.
+    found = report(tmp_path, [*FAST[:2], [*FAST[2][:-1], 0.2]], SLOW)
+    wide, narrow = (Rule("comparable", "nll", "layer", "none", margin=m) for m in (0.25, 0.1))
+    assert judge(found, wide) == ("holds", "nll -0.0667 (-0.21 to +0.0768), 3 seeds")
+    assert judge(found, narrow)[0] == "undecided"
+
+
 def test_lists_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reproduce"]) == 0
     printed = capsys.readouterr().out
@@ -158,7 +166,7 @@ def test_runs_the_sweep_and_gives_the_verdict(
 def test_claims_that_cannot_be_run(capsys: pytest.CaptureFixture[str]) -> None:
     for argv, message in (
         (["draw-sped"], "no claim 'draw-sped'; did you mean 'draw-speed'?"),
-        (["handwriting-end"], "handwriting-end has no sweep: not yet tested. No run has had more"),
+        (["convnet-border"], "convnet-border has no sweep: undecided. With layer norm, border"),
         (["draw-bound", "--size=reduced"], "has no sweep of --size reduced, only paper"),
     ):
         assert main(["reproduce", *argv]) == 2

@@ -47,6 +47,22 @@ def test_the_rule(low: float, high: float, below: str, above: str) -> None:
     assert claims.decide(low, high, "above") == above
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        (-0.4, 0.4, claims.HOLDS),
+        (0.1, 0.4, claims.HOLDS),
+        (0.4, 0.6, claims.UNDECIDED),
+        (-0.6, 0.6, claims.UNDECIDED),
+        (0.6, 0.7, claims.DOES_NOT_HOLD),
+        (-0.7, -0.6, claims.DOES_NOT_HOLD),
+        (math.nan, math.nan, claims.UNDECIDED),
+    ],
+)
+def test_the_rule_of_a_margin(low: float, high: float, verdict: str) -> None:
+    assert claims.decide_margin(low, high, 0.5) == verdict
+
+
 def entry(**changes: Any) -> dict[str, Any]:
     rule = {"kind": "faster", "metric": "m", "norm": "layer", "baseline": "none"}
     outcome = {"verdict": "holds", "size": "paper", "seeds": 3, "number": None}
@@ -80,6 +96,8 @@ def entry(**changes: Any) -> dict[str, Any]:
             "its sweep lacks a value of n",
         ),
         ([entry(rule=entry()["rule"] | {"setting": "n"})], "of this kind takes no setting"),
+        ([entry(rule=entry()["rule"] | {"margin": 0.1})], "a margin above 0 belongs to"),
+        ([entry(rule=entry()["rule"] | {"kind": "comparable"})], "a margin above 0 belongs to"),
         ([entry(outcome=entry()["outcome"] | {"verdict": "yes"})], "unknown verdict 'yes'"),
         ([entry(outcome=entry()["outcome"] | {"size": "half"})], "unknown size 'half'"),
     ],
