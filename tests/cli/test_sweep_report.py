@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,18 @@ def test_settings_of_equal_scores_are_all_named(out: Path, tmp_path: Path) -> No
     assert none.tied == []
     written = report(out).write(tmp_path / "report")
     assert "| layer | model.lr=1e-3 or model.lr=1e-2 | 0.02 |" in written
+
+
+def test_settings_are_compared_over_the_seeds_that_all_of_them_have(out: Path) -> None:
+    """By seeds 0.02, 0.03 and 0.01 at 1e-3; 0.022 at 1e-2, which lacks the last seed."""
+    for run in report(out).runs:
+        if run.label == "layer, model.lr=1e-2":
+            table = out / run.name / "metrics.csv"
+            table.write_text(table.read_text().replace("0.3", "0.022"))
+            if run.seed == 2:
+                shutil.rmtree(out / run.name)
+    layer = report(out).chosen()[0]
+    assert (layer.label, layer.score) == ("layer, model.lr=1e-2", pytest.approx(0.022))
 
 
 def test_the_median_seed_by_validation_is_the_one_to_publish(out: Path) -> None:

@@ -227,17 +227,25 @@ class Report:
         return found
 
     def chosen(self) -> list[Chosen]:
-        """The best settings of each norm by validation; nothing where there is one setting."""
+        """The best settings of each norm by validation; nothing where there is one setting.
+
+        Settings are compared over the seeds that have finished with all settings of the norm, or
+        over all seeds where there is none.
+        """
         if not self.select or not any(len(values) > 1 for values in self.grid.settings.values()):
             return []
         sign = -1 if compare.higher_is_better(self.select) else 1
-        scores: dict[str, dict[str, list[float]]] = {}
+        scores: dict[str, dict[str, dict[int, float]]] = {}
         for member in self.members:
             of_norm = scores.setdefault(norm_name(member.run.norm), {})
-            of_norm.setdefault(member.run.label, []).append(self._score(member))
+            of_norm.setdefault(member.run.label, {})[member.run.seed] = self._score(member)
         found = []
         for norm, labels in scores.items():
-            means = {label: statistics.fmean(values) for label, values in labels.items()}
+            shared = set.intersection(*map(set, labels.values()))
+            means = {
+                label: statistics.fmean(values[seed] for seed in shared or values)
+                for label, values in labels.items()
+            }
             label = min(means, key=lambda each: sign * means[each])
             settings = self.of_label(label)[0].run.settings
             tied = [
@@ -394,6 +402,7 @@ class Report:
         if not chosen:
             return ""
         lines = ["## Best settings by validation", ""]
+        lines += ["Means over the seeds that have finished with all settings of a norm.", ""]
         lines += compare.table_head(
             ["", "settings", f"mean {self.select}", "at an edge of the grid"]
         )
