@@ -94,7 +94,9 @@ def bases_of(overlay: Path) -> list[Path]:
     """The configurations that its first line names: `# Over configs/A and configs/B: ...`."""
     head = overlay.read_text().partition("\n")[0].partition(":")[0]
     assert head.startswith("# Over "), "the first line names the configurations that it is for"
-    return [CONFIGS / name for name in re.findall(r"configs/([\w/]+\.yaml)", head)]
+    bases = [CONFIGS / name for name in re.findall(r"configs/([\w/]+\.yaml)", head)]
+    assert bases, f"{overlay.name} names no configuration before the colon of its first line"
+    return bases
 
 
 @pytest.mark.parametrize(

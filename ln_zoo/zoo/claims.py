@@ -189,8 +189,9 @@ def page(folder: str = "") -> str:
         "- *undecided*: it contains 0, or there is one seed.",
         "*Faster* compares the updates needed to reach the best value of the baseline. Where "
         "several settings were run, each method is taken at its best by validation; a *gain* is a "
-        "mean over them. A *comparable* value differs by less than a margin that the rule gives: "
-        "the claim holds if the interval lies within it, and does not if it lies outside.",
+        "mean over them.",
+        "*Comparable* values differ by less than a margin, which the rule gives. Such a claim "
+        "holds if the interval lies within the margin, and does not if it lies outside.",
         "*Paper* means the paper's size, *reduced* a smaller one.",
         "Most outcomes so far apply these rules to runs that were made before the rules. Some of "
         "those runs are shorter than the sweeps given here, as the reasons say.",

@@ -163,10 +163,11 @@ def test_runs_the_sweep_and_gives_the_verdict(
     assert "--print" in calls[-1]
 
 
-def test_claims_that_cannot_be_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_claims_that_cannot_be_run(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    none = next(each for each in claims.claims() if not each.sweep and not each.command)
     for argv, message in (
         (["draw-sped"], "no claim 'draw-sped'; did you mean 'draw-speed'?"),
-        (["convnet-border"], "convnet-border has no sweep: undecided. With layer norm, border"),
+        ([none.name], f"{none.name} has no sweep: {none.verdict}. {none.reason}"),
         (["draw-bound", "--size=reduced"], "has no sweep of --size reduced, only paper"),
     ):
         assert main(["reproduce", *argv]) == 2
