@@ -177,8 +177,8 @@ def page(folder: str = "") -> str:
     head = [
         "# The claims of the paper",
         f"**Of {count.total()} claims, {count[HOLDS]} hold here, {failed} "
-        f"{'does' if failed == 1 else 'do'} not, {count[UNDECIDED]} are undecided and "
-        f"{left} {'is' if left == 1 else 'are'} not yet tested.**",
+        f"{'does' if failed == 1 else 'do'} not and {count[UNDECIDED]} are undecided. "
+        f"{f'Not yet tested: {left}.' if left else 'Each has been tested at some size.'}**",
         "The table has each claim of [Layer Normalization](https://arxiv.org/abs/1607.06450) (Ba, "
         "Kiros, Hinton 2016) with its verdict. `ln-zoo reproduce` lists them; `ln-zoo reproduce "
         "NAME --size reduced` runs the sweep for one and prints its verdict.",
