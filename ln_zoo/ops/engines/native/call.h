@@ -316,6 +316,7 @@ class Direction {
       if (t.dropout) drop(t.h, t.dropout, N * H, dropped, false);
       few_by_transposed(N, G, H, t.dropout ? dropped : t.h, t.w_hh, u, a.threads);
       for (int64_t n = 0; n < N; n++, u += G, v += G) {
+        const FlushSubnormals flush;
         const int64_t row = step * N + n;
         if (merged) {
           for (int64_t k = 0; k < G; k++) u[k] += v[k];
@@ -341,6 +342,7 @@ class Direction {
     float *du = static_cast<float*>(s.du), *dv = static_cast<float*>(s.dv);
     for (int64_t step = a.steps - 1; step >= 0; step--) {
       for (int64_t n = 0; n < N; n++) {
+        const FlushSubnormals flush;
         const int64_t row = step * N + n, g = row * G, j = row * H;
         backward_row(s, shape, row, n, v + g, u + g, h_prev + j,
                      t.d_output ? t.d_output + j : zeros, s.dh + n * H, dv + g, du + g, sums,

@@ -335,12 +335,47 @@ int64_t threads_for(int64_t wanted, int64_t pieces) {
 #endif
 }
 
+// While it lives, this thread computes with 0 in place of subnormal numbers (float32: below 1.2e-38).
+//
+// Gradients that vanish over many steps get there, and Intel's processors then take some 150 cycles
+// for an operation: without this, a training step over 784 time steps took seven times as long. No
+// update could use what is lost. The mode from before is put back, so that torch keeps its own. No
+// threads may start while it lives: they would begin in this mode, and keep it.
+class FlushSubnormals {
+#if defined(__SSE2__)
+  static constexpr unsigned BITS = 0x8040;  // of MXCSR: FTZ for results, DAZ for operands
+  const unsigned before_ = _mm_getcsr();
+
+ public:
+  FlushSubnormals() { _mm_setcsr(before_ | BITS); }
+  ~FlushSubnormals() { _mm_setcsr(before_); }
+#elif defined(__aarch64__)
+  static constexpr uint64_t BITS = 1 << 24;  // of FPCR: FZ
+  const uint64_t before_ = read();
+  static uint64_t read() {
+    uint64_t value;
+    asm volatile("mrs %0, fpcr" : "=r"(value));
+    return value;
+  }
+  static void write(uint64_t value) { asm volatile("msr fpcr, %0" : : "r"(value)); }
+
+ public:
+  FlushSubnormals() { write(before_ | BITS); }
+  ~FlushSubnormals() { write(before_); }
+#else
+ public:
+  FlushSubnormals() {}
+#endif
+  FlushSubnormals(const FlushSubnormals&) = delete;
+};
+
 template <class Body>
 void in_parallel(int64_t threads, Body body) {
 #ifdef _OPENMP
   if (threads > 1) {
 #pragma omp parallel num_threads(int(threads))
     {
+      const FlushSubnormals flush;
       // The runtime may give fewer threads than asked for.
       const int64_t got = omp_get_num_threads();
       for (int64_t i = omp_get_thread_num(); i < threads; i += got) body(i);
@@ -348,6 +383,7 @@ void in_parallel(int64_t threads, Body body) {
     return;
   }
 #endif
+  const FlushSubnormals flush;
   for (int64_t i = 0; i < threads; i++) body(i);
 }
 

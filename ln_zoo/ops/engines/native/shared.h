@@ -109,6 +109,7 @@ using Stage = std::function<void(int64_t share, int64_t t)>;
 void by_steps(int64_t shares, int64_t steps, bool backwards, const std::vector<Stage>& stages) {
   Relay relay(shares);
   const auto run = [&](int64_t thread) {
+    const FlushSubnormals flush;
     int64_t number = 0;
     for (int64_t k = 0; k < steps; k++) {
       const int64_t t = backwards ? steps - 1 - k : k;

@@ -13,7 +13,7 @@
 #ifdef _OPENMP
 #include <omp.h>
 #endif
-#if defined(__AVX512F__) || defined(__AVX__)
+#if defined(__SSE2__)
 #include <immintrin.h>
 #endif
 

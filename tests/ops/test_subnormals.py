@@ -1,0 +1,91 @@
+"""Numbers too small for float32's full precision count as zero in the C++ kernels, and nowhere else."""
+
+from __future__ import annotations
+
+import copy
+import platform
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
+
+from ln_zoo.layers import GRU, LSTM, RNN
+from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm
+from ln_zoo.ops.engines.native import one_call
+from ln_zoo.ops.engines.native.runtime import unavailable_reason
+from ln_zoo.ops.engines.native.steps import NativeSteps
+
+pytestmark = [
+    pytest.mark.skipif(
+        unavailable_reason() is not None, reason=f"no native kernels: {unavailable_reason()}"
+    ),
+    pytest.mark.skipif(
+        platform.machine() not in ("x86_64", "AMD64", "aarch64", "arm64"),
+        reason=f"no mode for subnormal numbers is known for {platform.machine()}",
+    ),
+]
+
+#: Subnormal: the least normal number of float32 is 1.2e-38.
+TINY = 1e-39
+LAYERS = {"LSTM": LSTM, "GRU": GRU, "RNN": RNN}
+
+
+@pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])
+def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    monkeypatch.setenv("LN_ZOO_KERNELS", "native")
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def inputs(kind: str = "padded") -> Tensor | PackedSequence:
+    """16 examples of 20 steps, or so few rows that other code runs them."""
+    torch.manual_seed(0)
+    x = torch.randn(20, 16, 5)
+    if kind == "packed":
+        return pack_sequence([x[: 20 - n, n] for n in range(16)])
+    return x[:1, :2] if kind == "few" else x
+
+
+@pytest.mark.parametrize("shares", [1, 3])
+@pytest.mark.parametrize("kind", ["padded", "packed", "few"])
+@pytest.mark.parametrize("norm", [LayerNorm(), BatchNorm(max_steps=20), Identity()], ids=str)
+@pytest.mark.parametrize("name", LAYERS)
+def test_gradients_that_vanish_are_zero(
+    name: str, norm: Norm, kind: str, shares: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(one_call, "shares_of_units", lambda *layout: shares)
+    monkeypatch.setattr(NativeSteps, "_shares", lambda steps, examples, masks: shares)
+    layer = LAYERS[name](5, 12, norm=norm)
+    output, _ = layer(inputs(kind))
+    values = output.data if kind == "packed" else output
+    values.backward(torch.full_like(values, TINY))
+    gradients = {key: parameter.grad for key, parameter in layer.named_parameters()}
+    assert {key: float(g.abs().max()) for key, g in gradients.items()} == dict.fromkeys(gradients, 0)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_inputs_that_small_are_zero(name: str, threads: int) -> None:
+    layer = LAYERS[name](5, 12, norm=Identity())
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.mul_(1e30)  # with these weights they would count
+    zeros = torch.zeros(20, 16, 5)
+    twin = copy.deepcopy(layer)
+    assert torch.equal(layer(zeros + TINY)[0], twin(zeros)[0])
+
+
+def test_torch_keeps_its_own_mode(threads: int) -> None:
+    """In this thread and in those that it shares with torch."""
+    values = torch.full((1 << 18,), TINY)
+    LSTM(5, 12)(inputs())[0].sum().backward()
+    assert (values * 0.5 > 0).all()
+    assert torch.set_flush_denormal(True)
+    try:
+        LSTM(5, 12)(inputs())[0].sum().backward()
+        assert float(torch.tensor(TINY) * 0.5) == 0.0
+    finally:
+        torch.set_flush_denormal(False)
