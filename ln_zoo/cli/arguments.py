@@ -141,6 +141,24 @@ def class_first(argv: list[str]) -> list[str]:
     return [*argv[:1], *(token for tokens in parts for token in tokens)]
 
 
+def weights_last(argv: list[str]) -> list[str]:
+    """The same arguments, with ``--ckpt_path`` and ``--weights`` behind all configurations.
+
+    The ``config.yaml`` of a run holds ``ckpt_path: null``. Read after ``--ckpt_path FILE``, that
+    would have the model tested with weights that are not trained.
+
+    Args:
+        argv: arguments, the subcommand first.
+
+    Example:
+        >>> weights_last(["test", "--ckpt_path", "last.ckpt", "--config", "config.yaml"])
+        ['test', '--config', 'config.yaml', '--ckpt_path', 'last.ckpt']
+    """
+    parts = list(_arguments(argv))
+    parts.sort(key=lambda tokens: tokens[0].partition("=")[0] in ("--ckpt_path", "--weights"))
+    return [*argv[:1], *(token for tokens in parts for token in tokens)]
+
+
 def _named_class(tokens: list[str], group: str) -> bool:
     """Whether an argument gives the name of a class for a group of options."""
     name, equals, value = tokens[0].partition("=")

@@ -30,7 +30,7 @@ from ln_zoo.callbacks import (
 from ln_zoo.callbacks.last_checkpoint import Interrupted
 from ln_zoo.checkpoints import write_atomically
 from ln_zoo.cli import optimizers, outputs, results, run_folders, signals, stored
-from ln_zoo.cli.arguments import class_first
+from ln_zoo.cli.arguments import class_first, weights_last
 from ln_zoo.cli.errors import OneLineErrors, told
 from ln_zoo.models.base import ZooModule
 
@@ -98,7 +98,7 @@ class ZooCLI(LightningCLI):
     """
 
     def __init__(self, argv: list[str]) -> None:
-        self.argv = class_first(argv)
+        self.argv = weights_last(class_first(argv))
         self._claimed: list[Path] = []
         #: The weights that were asked for.
         self._given: dict[str, torch.Tensor] = {}
@@ -245,6 +245,9 @@ class ZooCLI(LightningCLI):
             name = self._run_name()
             for init_args in nameless:
                 init_args.name = name
+        if self.config.subcommand != "fit":
+            for init_args in arguments:
+                run_folders.spare_training(init_args, self.config.subcommand)
 
     def _runs(self) -> Path:
         """The folder of the runs of this name.

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterable
 from pathlib import Path
 
+from jsonargparse import Namespace
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
@@ -73,6 +74,27 @@ def claim_for(loggers: Iterable[Logger]) -> list[Path]:
             claimed[logger.root_dir] = folder
             logger._version = int(folder.name.removeprefix("version_"))
     return list(claimed.values())
+
+
+def spare_training(logger: Namespace, command: str) -> None:
+    """Moves the log of a test out of a training's folder, into a folder within it.
+
+    A test with the ``config.yaml`` of a sweep's run would otherwise log to the run's own folder,
+    replacing its settings and deleting its curves.
+
+    Args:
+        logger: arguments of a logger; its version may change.
+        command: ``"test"``, ``"validate"`` or ``"predict"``: the name of the folder within.
+    """
+    if not all(isinstance(logger.get(part), str) for part in ("save_dir", "name")):
+        return
+    version = logger.get("version")
+    if version is None:
+        return
+    # As Lightning's loggers spell it.
+    version = version if isinstance(version, str) else f"version_{version}"
+    if (Path(logger.save_dir) / logger.name / version / "checkpoints").is_dir():
+        logger.version = f"{version}/{command}"
 
 
 def is_first_process() -> bool:

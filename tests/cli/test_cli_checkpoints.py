@@ -144,6 +144,15 @@ def test_checkpoint_named_in_a_configuration_file(trained: Path, here: Path) -> 
     assert "untrained" not in done.err
 
 
+def test_checkpoint_before_the_configuration_of_a_run(trained: Path, here: Path) -> None:
+    """It holds ``ckpt_path: null``."""
+    config = trained.parents[1] / "config.yaml"
+    assert "ckpt_path: null" in config.read_text()
+    done = run("test", "--ckpt_path", trained, "--config", config, *QUIET)
+    assert done.code == 0, done.err
+    assert "untrained" not in done.err
+
+
 @pytest.mark.parametrize("command", ["validate", "test", "predict"])
 def test_untrained_weights_are_said_loudly(here: Path, command: str) -> None:
     done = run(command, *SMALL, *QUIET)

@@ -92,6 +92,21 @@ def test_a_folder_given_to_the_logger_wins(here: Path) -> None:
     assert [path.name for path in here.iterdir()] == ["logs"]
 
 
+@pytest.mark.parametrize("version", ["7", "seed_0"])
+def test_a_test_into_the_folder_of_a_training_spares_its_files(here: Path, version: str) -> None:
+    fit(f"--trainer.logger.version={version}", "--trainer.logger.name=mine")
+    folder = here / "runs/mine" / ("version_7" if version == "7" else version)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert {folder / "metrics.csv", folder / "config.yaml"} <= set(before)
+    for _ in range(2):
+        last = folder / "checkpoints/last.ckpt"
+        done = run("test", f"--config={folder / 'config.yaml'}", f"--ckpt_path={last}", *QUIET)
+        assert done.code == 0, done.err
+        assert {path: path.read_bytes() for path in before} == before
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+    assert (folder / "test/test_results.json").is_file()
+
+
 def test_a_run_that_does_not_start_leaves_no_folder(here: Path) -> None:
     for more in ([], ["--trainer.logger=false"]):
         done = run("fit", *SMALL, *QUIET, "--weights=mlp.layernorm", *more)
