@@ -13,6 +13,7 @@ from ln_zoo.ops.engines.native.build import has_tiles
 from ln_zoo.ops.engines.native.draw import NativeDraw
 from ln_zoo.ops.engines.native.engine import NativeEngine
 from ln_zoo.ops.engines.native.one_call import OneCall
+from ln_zoo.ops.engines.native.widened import Widened
 from ln_zoo.ops.engines.native.window import NativeWindow
 from ln_zoo.ops.engines.torch_rnn import TorchRNN
 from ln_zoo.ops.engines.triton import TritonEngine
@@ -45,6 +46,8 @@ _TRITON, _NATIVE, _ATEN = TritonEngine(), NativeEngine(), AtenEngine()
 KERNELS += [
     TorchRNN(),
     Recurrence(_TRITON),
+    Widened(OneCall()),
+    Widened(Recurrence(_NATIVE)),
     OneCall(),
     Recurrence(_NATIVE),
     Recurrence(_ATEN),

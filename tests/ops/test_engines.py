@@ -31,6 +31,7 @@ from ln_zoo.norms import LayerNorm, Norm, RMSNorm, Site
 from ln_zoo.ops import CELLS, KERNELS, RecurrentCall, RowNorm, operator, registry
 from ln_zoo.ops.engines.aten import steps as aten_steps
 from ln_zoo.ops.engines.base import NO_MASKS, Engine, Masks, Products
+from ln_zoo.ops.engines.native import build
 from ln_zoo.ops.engines.native.one_call import OneCall
 from ln_zoo.ops.engines.native.steps import NativeSteps
 from ln_zoo.ops.recurrent_kernel import Recurrence
@@ -871,6 +872,8 @@ def test_half_precision_is_no_worse_than_the_generic_loop(
     if reason := refusal(under.engine, BF16):
         under.calls = 1
         pytest.skip(f"{under.engine.name}: {reason}")
+    # Elsewhere calls are run in float32: tests/ops/test_widened.py.
+    monkeypatch.setattr(build, "bfloat16_pays", lambda: True)
     gaps: dict[str, dict[str, list[float]]] = {"0": {}, under.engine.name: {}}
     for seed in range(7):
         layer = make(cell).to(BF16)

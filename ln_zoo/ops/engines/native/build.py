@@ -434,6 +434,21 @@ def has_tiles() -> bool:
     return "amx_tile" in _processor()[1]
 
 
+def bfloat16_pays() -> bool:
+    """Whether our products of bfloat16 are faster than those of float32.
+
+    They are on AMX tiles and with AMD's AVX-512. Intel's processors without AMX have the same
+    instruction, at half the rate; on all others the kernels use none. Measurements:
+    docs/results/performance.md.
+    """
+    name, features = _processor()
+    return has_tiles() or ("avx512_bf16" in features and "Intel" not in name)
+
+
+# As `ln_zoo.ops.engines.native.runtime.unavailable_reason`: torch.compile does not look inside.
+bfloat16_pays._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 @functools.cache
 def _processor() -> tuple[str, frozenset[str]]:
     """The processor's name and its features, as far as the system tells."""

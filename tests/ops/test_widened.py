@@ -1,0 +1,144 @@
+"""Half-precision calls that the C++ kernels run in float32: which, and with what results."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
+
+from ln_zoo import ops
+from ln_zoo.layers import GRU, LSTM, RNN
+from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm
+from ln_zoo.ops.engines.native import build
+from ln_zoo.ops.engines.native.runtime import unavailable_reason
+from ln_zoo.ops.engines.native.widened import Widened
+
+pytestmark = pytest.mark.skipif(
+    unavailable_reason() is not None, reason=f"no native kernels: {unavailable_reason()}"
+)
+
+F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
+LAYERS = {"LSTM": LSTM, "GRU": GRU, "RNN": RNN}
+NORMS = {"layer": LayerNorm(gain=0.5), "batch": BatchNorm(max_steps=9), "none": Identity()}
+every_half = pytest.mark.parametrize("dtype", [BF16, F16], ids=["bfloat16", "float16"])
+
+
+@pytest.fixture(autouse=True)
+def native(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LN_ZOO_KERNELS", "native")
+    monkeypatch.setattr(build, "bfloat16_pays", lambda: False)
+
+
+@pytest.fixture
+def picked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The kernels of the calls to come."""
+    found: list[Any] = []
+    select = ops.select_kernel
+
+    def noted(call: Any) -> Any:
+        found.append(select(call))
+        return found[-1]
+
+    monkeypatch.setattr(ops, "select_kernel", noted)
+    return found
+
+
+def inputs(packed: bool = False, dtype: torch.dtype = F32) -> Tensor | PackedSequence:
+    """In float32, but numbers that the precision has."""
+    torch.manual_seed(0)
+    x = torch.randn(9, 6, 5).to(dtype).float()
+    return pack_sequence([x[: 9 - n, n] for n in range(6)]) if packed else x
+
+
+def results(layer: Any, x: Any, dtype: torch.dtype, mode: str) -> dict[str, Tensor]:
+    """Output, states and gradients of a copy of a layer."""
+    layer = copy.deepcopy(layer)
+    if mode == "layer":
+        layer, x = layer.to(dtype), x.to(dtype)
+    with torch.autocast("cpu", dtype, enabled=mode == "autocast"):
+        output, states = layer(x)
+    output = output.data if isinstance(output, PackedSequence) else output
+    states = states if isinstance(states, tuple) else (states,)
+    # Gradients that half precision has come back.
+    sum(a.float().flatten()[::2].sum() for a in (output, *states)).backward()
+    found = {"output": output, **{f"state {i}": s for i, s in enumerate(states)}}
+    return found | {name: p.grad for name, p in layer.named_parameters()}
+
+
+@pytest.mark.parametrize("mode", ["autocast", "layer"])
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+@pytest.mark.parametrize("norm", NORMS.values(), ids=NORMS)
+@pytest.mark.parametrize("name", LAYERS)
+@every_half
+def test_only_results_are_rounded(
+    name: str, norm: Norm, packed: bool, mode: str, dtype: torch.dtype, picked: list[Any]
+) -> None:
+    layer = LAYERS[name](5, 7, num_layers=2, bidirectional=True, norm=norm)
+    if mode == "layer":
+        layer = layer.to(dtype).float()  # weights that half precision has
+    found = results(layer, inputs(packed, dtype), dtype, mode)
+    assert isinstance(picked.pop(), Widened)
+    exact = results(layer, inputs(packed, dtype), F32, "float32")
+    kept = F32 if mode == "autocast" else dtype
+    assert {key: a.dtype for key, a in found.items()} == {
+        key: dtype if key == "output" else kept for key in exact
+    }
+    eps = torch.finfo(dtype).eps
+    for key, value in found.items():
+        gap = (value.float() - exact[key]).norm() / exact[key].norm()
+        assert gap < eps, key
+
+
+@pytest.mark.parametrize("pays", [True, False])
+@pytest.mark.parametrize(
+    ("norm", "dtype", "always"),
+    [
+        (LayerNorm(), BF16, False),
+        (LayerNorm(), F16, True),
+        (BatchNorm(), BF16, True),
+        (BatchNorm(), F16, True),
+    ],
+    ids=str,
+)
+def test_which_calls_are_widened(
+    norm: Norm,
+    dtype: torch.dtype,
+    always: bool,
+    pays: bool,
+    picked: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(build, "bfloat16_pays", lambda: pays)
+    layer = LSTM(5, 7, norm=norm)
+    with torch.autocast("cpu", dtype):
+        layer(inputs())
+    assert isinstance(picked[-1], Widened) == (always or not pays)
+    assert picked[-1].name == "native"
+
+
+def test_calls_in_other_precisions_are_not(picked: list[Any]) -> None:
+    for dtype in (F32, torch.float64):
+        LSTM(5, 7, norm=LayerNorm()).to(dtype)(inputs().to(dtype))
+    assert not any(isinstance(kernel, Widened) for kernel in picked)
+
+
+@pytest.mark.parametrize(
+    ("name", "features", "expected"),
+    [
+        ("Intel(R) Xeon(R) Processor", {"avx512f", "avx512_bf16", "amx_tile"}, True),
+        ("Intel(R) Xeon(R) Processor", {"avx512f", "avx512_bf16"}, False),
+        ("AMD EPYC 9R14", {"avx512f", "avx512_bf16"}, True),
+        ("AMD EPYC 7R13", {"avx2"}, False),
+        ("0x41 0xd40", {"asimd", "bf16"}, False),
+    ],
+)
+def test_processors_with_fast_bfloat16(
+    name: str, features: set[str], expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(build, "_processor", lambda: (name, frozenset(features)))
+    assert build.bfloat16_pays() is expected
