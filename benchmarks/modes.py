@@ -14,8 +14,18 @@ PRECISIONS = ("float32", "bf16-mixed")
 STEPS = 50
 
 
-def training_step(contestant: Contestant, size: Size, precision: str) -> Callable[[], Tensor]:
-    """Forward and backward, with gradients of the inputs and all parameters; gives the outputs."""
+def training_step(
+    contestant: Contestant, size: Size, precision: str, last: bool = False
+) -> Callable[[], Tensor]:
+    """Forward and backward, with gradients of the inputs and all parameters; gives the outputs.
+
+    Args:
+        contestant: a layer.
+        size: of the call.
+        precision: one of `PRECISIONS`.
+        last: whether the loss reads the last time step alone, as that of a classifier does. Over
+            many steps its gradient vanishes without a norm.
+    """
     torch.manual_seed(1)
     x = torch.randn(size.T, size.B, size.I, requires_grad=True)
     gradient = torch.randn(size.T, size.B, size.H)
@@ -27,7 +37,8 @@ def training_step(contestant: Contestant, size: Size, precision: str) -> Callabl
             parameter.grad = None
         with limited_to(contestant.kernels), _autocast(precision):
             output: Tensor = module(x)[0]
-        output.backward(gradient.to(output.dtype))
+        read = slice(-1, None) if last else slice(None)
+        output[read].backward(gradient[read].to(output.dtype))
         return output
 
     return step

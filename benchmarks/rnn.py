@@ -10,6 +10,7 @@ import argparse
 import csv
 import dataclasses
 import datetime
+import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ SIZES = (
 SMALL = ("1,1,16,16", "1,8,16,16", "20,1,16,16", "20,8,32,32", "1,1,256,256")
 _TITLES = {
     "train": "training step, time",
+    "last": "training step with a loss of the last time step, time",
     "infer": "inference, time",
     "step": "one step of one case, time",
     "memory": "peak memory of a training step",
@@ -177,9 +179,10 @@ def _parser() -> argparse.ArgumentParser:
         "--modes",
         nargs="+",
         choices=MODES,
-        default=list(MODES),
-        help="train: forward and backward; infer: forward without gradients; step: a cell on one "
-        "case, step by step; memory: peak memory of a training step, each in its own process",
+        default=[mode for mode in MODES if mode != "last"],
+        help="train: forward and backward; last (only if named): the same with a loss of the last "
+        "time step; infer: forward without gradients; step: a cell on one case, step by step; "
+        "memory: peak memory of a training step, each in its own process",
     )
     parser.add_argument(
         "--precision",
@@ -234,7 +237,12 @@ def _jobs(arguments: argparse.Namespace) -> Iterator[Job]:
 
 
 def _time(job: Job) -> Iterator[Row]:
-    make = {"train": modes.training_step, "infer": modes.inference, "step": modes.streaming}
+    make = {
+        "train": modes.training_step,
+        "last": functools.partial(modes.training_step, last=True),
+        "infer": modes.inference,
+        "step": modes.streaming,
+    }
     calls: dict[tuple[str, str], Callable[[], Tensor]] = {}
     for name in job.names:
         try:
@@ -242,7 +250,7 @@ def _time(job: Job) -> Iterator[Row]:
                 if job.mode == "step":
                     contestant = contestants.cell_step(name, job.cell, job.size)
                 else:
-                    training = job.mode == "train"
+                    training = job.mode in ("train", "last")
                     contestant = contestants.layer(name, job.cell, job.size, training)
                 calls[name, precision] = make[job.mode](contestant, job.size, precision)
         except Absent as reason:

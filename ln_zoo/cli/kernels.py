@@ -128,6 +128,8 @@ def _print(kernels: Sequence[dict[str, Any]], native: Status) -> None:
 
 
 def _facts(native: Status) -> Iterator[tuple[str, str]]:
+    from ln_zoo.ops.engines.native import build
+
     if native.available and not native.built:
         yield "library", "not compiled yet: on first use, or by `ln-zoo kernels --build`"
     else:
@@ -139,7 +141,8 @@ def _facts(native: Status) -> Iterator[tuple[str, str]]:
     if native.openmp is not None:
         yield "OpenMP", f"{native.openmp}, {native.threads} threads"
     yield "processor", f"{native.cpu} ({' '.join(native.features)})"
-    yield "bfloat16", "in hardware" if native.bf16 else "not in hardware"
+    use = "" if build.bfloat16_pays() else ", slower than float32: half precision runs in float32"
+    yield "bfloat16", ("in hardware" if native.bf16 else "not in hardware") + use
 
 
 @contextlib.contextmanager

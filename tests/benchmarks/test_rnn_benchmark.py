@@ -124,6 +124,19 @@ def test_a_training_step_begins_without_gradients() -> None:
     torch.testing.assert_close(next(contestant.module.parameters()).grad, first)
 
 
+def test_a_loss_may_read_the_last_time_step_alone() -> None:
+    contestant = contestants.layer("torch", "GRU", SIZE, training=True)
+    output = modes.training_step(contestant, SIZE, "float32", last=True)()
+    found = contestant.module.weight_hh_l0.grad.clone()
+    contestant.module.zero_grad()
+    torch.manual_seed(1)
+    x, gradient = torch.randn(SIZE.T, SIZE.B, SIZE.I), torch.randn(SIZE.T, SIZE.B, SIZE.H)
+    again, h = contestant.module(x)
+    torch.testing.assert_close(again, output)
+    h[0].backward(gradient[-1])
+    torch.testing.assert_close(contestant.module.weight_hh_l0.grad, found)
+
+
 def test_bf16_is_mixed() -> None:
     contestant = contestants.layer("naive", "LSTM", SIZE, training=False)
     exact = modes.inference(contestant, SIZE, "float32")()

@@ -34,12 +34,14 @@ from ln_zoo.ops import (
     registry,
     select_draw_kernel,
 )
+from ln_zoo.ops.engines.native import build
 from ln_zoo.ops.engines.native.runtime import unavailable_reason
 from ln_zoo.ops.engines.triton import TritonEngine
 from ln_zoo.ops.engines.triton import draw as gpu_draw
 from ln_zoo.ops.loops import draw
 from ln_zoo.ops.registry import kernel_named
 
+needs_native = pytest.mark.skipif(unavailable_reason() is not None, reason="no native kernels")
 F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
 #: The error allowed in float64.
 DOUBLE = 1e-11
@@ -59,6 +61,8 @@ def under(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
         monkeypatch.setattr(TritonEngine, "unsupported_reason", lambda *arguments: None)
     made = []
     kernel = kernel_named("DRAW", request.param)
+    # On other processors products of bfloat16 are computed in float32.
+    monkeypatch.setattr(build, "bfloat16_pays", lambda: True)
 
     class Counted(kernel.steps):  # type: ignore[misc, name-defined]
         def __init__(self, *arguments: Any) -> None:
@@ -484,6 +488,25 @@ def test_bfloat16_leaves_the_filters_alone(under: str) -> None:
         assert torch.equal(one, two)
 
 
+@needs_native
+@pytest.mark.parametrize("dtype", [BF16, torch.float16], ids=str)
+def test_half_precision_may_be_slower_than_float32(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On such a processor autocast changes nothing."""
+    monkeypatch.setenv("LN_ZOO_KERNELS", "native")
+    monkeypatch.setattr(build, "bfloat16_pays", lambda: False)
+    settings, norm = settings_of(Size()), Norm()
+    p = problem(Size(), norm)
+
+    def mixed(p: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        with torch.autocast("cpu", dtype):
+            return by("native", settings, norm)(p)
+
+    found, expected = run(mixed, p, F32), run(by("native", settings, norm), p, F32)
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
 # Parts, memory, threads, bits
 
 
@@ -717,9 +740,6 @@ def test_gradients_of_gradients_are_refused(under: str) -> None:
 # The choice
 
 
-needs_native = pytest.mark.skipif(unavailable_reason() is not None, reason="no native kernels")
-
-
 def chosen(p: dict[str, Tensor], weights: DrawWeights | None = None) -> str | None:
     weights = weights_of(None, p) if weights is None else weights
     kernel = select_draw_kernel(p["x"], p["noise"], weights)
@@ -779,8 +799,10 @@ def test_what_functions_of_torch_do_alone(monkeypatch: pytest.MonkeyPatch) -> No
         assert "float64" in refused(p | {name: p[name].double()})
     for other in (BF16, F64):
         assert "computes in float32" in refused(cast(p, other))
+    narrow = draw.DrawKernel(kernel_named("DRAW", "native").engine, draw.DrawSteps)
     with torch.autocast("cpu", torch.float16):
-        assert refused(p) == "it has no products in float16"
+        reason = narrow.unsupported_reason(p["x"], p["noise"], weights)
+        assert reason == "it has no products in float16"
     with torch.autocast("cpu", BF16):
         assert refused(p) is None
     seen = []

@@ -158,9 +158,12 @@ class DrawKernel:
         reason = _refusal(images, noise, weights) or self.steps.unsupported_reason(images, weights)
         if reason is not None:
             return reason
+        narrow = self.steps.product_dtype(images)
+        if narrow not in (images.dtype, torch.bfloat16):
+            return f"it has no products in {_word(narrow)}"
         of = weights.encoder
         spec = specify(_LSTM, of.records, of.weights)
-        return self.engine.unsupported_reason(spec, images, of.weights.hh, product_dtype(images))
+        return self.engine.unsupported_reason(spec, images, of.weights.hh, narrow)
 
 
 def _refusal(images: Tensor, noise: Tensor, weights: DrawWeights) -> str | None:
@@ -184,9 +187,6 @@ def _refusal(images: Tensor, noise: Tensor, weights: DrawWeights) -> str | None:
             return f"precisions differ: {_word(images.dtype)} and {_word(a.dtype)}"
     if images.dtype != torch.float32:
         return f"it computes in float32, not in {_word(images.dtype)}"
-    narrow = product_dtype(images)
-    if narrow not in (images.dtype, torch.bfloat16):
-        return f"it has no products in {_word(narrow)}"
     return None
 
 
@@ -258,7 +258,7 @@ def draw_forward(
     plan = DrawPlan(
         settings,
         (_rows(weights.encoder), _rows(weights.decoder)),
-        product_dtype(images),
+        kernel.steps.product_dtype(images),
     )
     with no_autocast(images):
         tensors = (images.contiguous(), noise.contiguous(), *_lower(weights))
@@ -501,6 +501,11 @@ class DrawSteps:
     def unsupported_reason(images: Tensor, weights: DrawWeights) -> str | None:
         """Why it cannot take such a call, or ``None``."""
         return None
+
+    @staticmethod
+    def product_dtype(images: Tensor) -> torch.dtype:
+        """The precision of products."""
+        return product_dtype(images)
 
     @staticmethod
     def replayed(

@@ -12,6 +12,7 @@ from torch import Tensor
 from ln_zoo.ops.addresses import Arguments
 from ln_zoo.ops.engines.native.runtime import constant, library, multiply, packed
 from ln_zoo.ops.engines.native.steps import RowArguments, row_arguments
+from ln_zoo.ops.engines.native.widened import is_widened
 from ln_zoo.ops.loops.draw import (
     Back,
     DrawOperands,
@@ -20,6 +21,7 @@ from ln_zoo.ops.loops.draw import (
     Kept,
     Made,
 )
+from ln_zoo.ops.spec import product_dtype
 
 
 class _LSTM(Arguments):
@@ -81,6 +83,12 @@ class DrawArguments(Arguments):
 
 class NativeDraw(DrawSteps):
     """The steps of a glimpse in C++."""
+
+    @staticmethod
+    def product_dtype(images: Tensor) -> torch.dtype:
+        """Float32 in place of half precision that is slower, as in `widened`."""
+        dtype = product_dtype(images)
+        return torch.float32 if is_widened(dtype) else dtype
 
     def __init__(
         self,

@@ -18,6 +18,11 @@ from ln_zoo.ops.spec import product_dtype
 _HALF = (torch.bfloat16, torch.float16)
 
 
+def is_widened(dtype: torch.dtype) -> bool:
+    """Whether products of this precision are better computed in float32."""
+    return dtype in _HALF and not (dtype == torch.bfloat16 and build.bfloat16_pays())
+
+
 class Float32Kernel(Protocol):
     """A kernel of layers that computes in float32."""
 
@@ -62,7 +67,7 @@ class Widened:
             return "the call is not in half precision on the CPU"
         norms = (record for records in call.records for record in records.values())
         over_examples = any(isinstance(norm, StepNorm) for norm in norms)
-        if dtype == torch.bfloat16 and not over_examples and build.bfloat16_pays():
+        if not over_examples and not is_widened(dtype):
             return "this processor multiplies bfloat16 faster"
         # Only the shape of the inputs is asked about: no need to convert them yet.
         x = call.x.new_empty((), dtype=torch.float32).expand(call.x.shape)
