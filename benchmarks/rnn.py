@@ -237,7 +237,7 @@ def _jobs(arguments: argparse.Namespace) -> Iterator[Job]:
 
 
 def _time(job: Job) -> Iterator[Row]:
-    make = {
+    make: dict[str, Callable[..., Callable[[], Tensor]]] = {
         "train": modes.training_step,
         "last": functools.partial(modes.training_step, last=True),
         "infer": modes.inference,

@@ -1,16 +1,19 @@
-"""CPU memory that is cheap to touch for the first time.
+"""CPU memory that is cheap to touch.
 
-The system hands out memory page by page as it is touched, and zeroes each page: for what a
-recurrent layer keeps, this can take a tenth of a training step. Scratch memory is therefore kept
-from call to call, and large results are allocated in large pages.
+The system hands out memory page by page as it is touched, and zeroes each page. For what a
+recurrent layer keeps for its backward pass, this can take as long as the training step itself,
+above all on virtual machines. That memory and scratch memory are therefore used again from call to
+call, and large results are allocated in large pages.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import math
 import mmap
+import sys
 import threading
 from collections.abc import Callable
 
@@ -19,6 +22,8 @@ from torch import Tensor
 
 #: Bytes from which large pages pay, and up to which scratch memory is kept for the next call.
 _LARGE, _KEPT = 1 << 22, 1 << 26
+#: Bytes of all blocks that `reusable` holds, at most.
+_REUSABLE = 1 << 29
 _LINE = 64
 _kept = threading.local()
 
@@ -62,6 +67,109 @@ def empty(*size: int, like: Tensor, dtype: torch.dtype) -> Tensor:
         # Only advice: where the system does not take it, pages stay small.
         advise(start, end - start, mmap.MADV_HUGEPAGE)
     return memory
+
+
+def reusable(*size: int, like: Tensor, dtype: torch.dtype) -> Tensor:
+    """Memory that is not filled, and goes to a later call once no tensor uses it any more.
+
+    For tensors that users do not get hold of, since these cannot be resized. What does not fit into
+    512 MiB together with all else that is held, or is small, comes from `empty`.
+
+    Args:
+        *size: the shape.
+        like: a tensor on the same device.
+        dtype: the precision.
+    """
+    bytes_ = math.prod(size) * dtype.itemsize
+    if bytes_ >= _LARGE and like.device.type == "cpu":
+        block = _blocks.take(bytes_)
+        if block is not None:
+            # The tensor's storage holds a reference to the block until it is freed.
+            return torch.frombuffer(block, dtype=dtype, count=math.prod(size)).view(size)
+    return empty(*size, like=like, dtype=dtype)
+
+
+def release() -> None:
+    """Gives back the memory that is held for later calls, as far as no tensor uses it.
+
+    Example:
+        >>> from ln_zoo.ops import memory
+        >>> memory.release()
+    """
+    _kept.__dict__.clear()
+    _blocks.release()
+
+
+class _Blocks:
+    """Blocks of memory, of which those are free that nothing else refers to."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        #: The one that was used last is the last.
+        self._blocks: list[mmap.mmap] = []
+
+    def take(self, bytes_: int) -> mmap.mmap | None:
+        """The smallest free block of at most twice the size, or a new one; ``None``: no room."""
+        with self._lock:
+            free = self._free()
+            fits = [i for i in free if bytes_ <= len(self._blocks[i]) <= 2 * bytes_]
+            if fits:
+                block = self._blocks.pop(min(fits, key=lambda i: len(self._blocks[i])))
+                self._blocks.append(block)
+                return block
+            # Calls of almost the same length share a block.
+            grain = max(1 << 21, 1 << (bytes_.bit_length() - 4))
+            bytes_ = -(-bytes_ // grain) * grain
+            excess = sum(map(len, self._blocks)) + bytes_ - _REUSABLE
+            if excess > sum(len(self._blocks[i]) for i in free):
+                return None
+            for i in reversed(self._oldest(free, excess)):
+                del self._blocks[i]
+            try:
+                block = _map(bytes_)
+            except (OSError, ValueError):
+                return None
+            self._blocks.append(block)
+            return block
+
+    def release(self) -> None:
+        with self._lock:
+            for i in reversed(self._free()):
+                del self._blocks[i]
+
+    def _free(self) -> list[int]:
+        return [i for i in range(len(self._blocks)) if _references(self._blocks, i) == _UNUSED]
+
+    def _oldest(self, free: list[int], excess: int) -> list[int]:
+        """Those of the free blocks that must go, so that so many bytes do."""
+        found = []
+        for i in free:
+            if excess <= 0:
+                break
+            found.append(i)
+            excess -= len(self._blocks[i])
+        return found
+
+
+def _references(items: list[mmap.mmap], i: int) -> int:
+    return sys.getrefcount(items[i])
+
+
+def _map(bytes_: int) -> mmap.mmap:
+    """Fresh memory of this process, in large pages where the system has them."""
+    if not hasattr(mmap, "MAP_PRIVATE"):
+        return mmap.mmap(-1, bytes_)
+    # The default is memory that is shared with forked processes.
+    block = mmap.mmap(-1, bytes_, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):
+            block.madvise(mmap.MADV_HUGEPAGE)
+    return block
+
+
+_blocks = _Blocks()
+#: References to a block that only the list holds.
+_UNUSED = _references([mmap.mmap(-1, 1)], 0)
 
 
 @functools.cache

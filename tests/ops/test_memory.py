@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import mmap
+import os
 import threading
 
 import pytest
 import torch
 
+from ln_zoo.layers import LSTM
+from ln_zoo.norms import LayerNorm
 from ln_zoo.ops import memory
+from ln_zoo.ops.engines.native.runtime import unavailable_reason
 
 
 def test_scratch_memory_is_used_again_under_its_name_alone() -> None:
@@ -68,3 +72,144 @@ def test_large_memory_is_asked_for_in_large_pages(monkeypatch: pytest.MonkeyPatc
 def test_advice_is_taken_or_not_but_does_no_harm() -> None:
     large = memory.empty(memory._LARGE, like=torch.zeros(1), dtype=torch.uint8)
     assert large.fill_(7).float().mean() == 7
+
+
+# Memory that later calls use again
+
+
+@pytest.fixture
+def blocks(monkeypatch: pytest.MonkeyPatch) -> memory._Blocks:
+    """No other test's blocks."""
+    found = memory._Blocks()
+    monkeypatch.setattr(memory, "_blocks", found)
+    return found
+
+
+LIKE = torch.zeros(1)
+MIB = 1 << 20
+
+
+def reusable(mib: int) -> torch.Tensor:
+    return memory.reusable(mib, 1 << 18, like=LIKE, dtype=torch.float32)
+
+
+def test_memory_is_used_again_once_nothing_uses_it(blocks: memory._Blocks) -> None:
+    first = reusable(8)
+    assert (first.shape, first.dtype, first.device.type) == ((8, 1 << 18), torch.float32, "cpu")
+    address = first.data_ptr()
+    view = first.fill_(1)[2:].t()
+    del first
+    second = reusable(8).fill_(2)
+    assert second.data_ptr() != address
+    assert view.eq(1).all()
+    del view
+    assert reusable(7).data_ptr() == address
+
+
+def test_what_autograd_keeps_is_in_use(blocks: memory._Blocks) -> None:
+    weight = torch.ones(8, 1 << 18, requires_grad=True)
+    product = (weight * reusable(8).fill_(3)).sum()
+    reusable(8).fill_(4)
+    product.backward()
+    assert weight.grad is not None
+    assert weight.grad.eq(3).all()
+    assert len(blocks._blocks) == 2
+    reusable(8), reusable(8)
+    assert len(blocks._blocks) == 2
+
+
+def test_blocks_fit_calls_of_similar_size(blocks: memory._Blocks) -> None:
+    for mib in (40, 39, 37, 41):
+        reusable(mib)
+    assert len(blocks._blocks) == 2  # 39 and 37 are within 40; 41 is not
+    reusable(15)
+    assert len(blocks._blocks) == 3
+
+
+def test_what_is_held_is_bounded(blocks: memory._Blocks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_REUSABLE", 100 * MIB)
+    big = [reusable(40), reusable(40)]
+    reusable(40)  # beyond the bound: ordinary memory
+    assert [len(block) // MIB for block in blocks._blocks] == [40, 40]
+    del big[0]
+    reusable(8)  # this one replaces nothing
+    assert [len(block) // MIB for block in blocks._blocks] == [40, 40, 8]
+    reusable(60)
+    assert [len(block) // MIB for block in blocks._blocks] == [40, 60]
+    reusable(200)
+    assert [len(block) // MIB for block in blocks._blocks] == [40, 60]
+
+
+def test_held_memory_is_given_back(blocks: memory._Blocks) -> None:
+    memory.scratch("test release", 100, dtype=torch.float32)
+    used = reusable(8).fill_(5)
+    reusable(8)
+    memory.release()
+    assert len(blocks._blocks) == 1
+    assert "test release" not in vars(memory._kept)
+    assert used.eq(5).all()
+
+
+def test_small_or_unmappable_memory_is_ordinary(
+    blocks: memory._Blocks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.reusable(3, 4, like=LIKE, dtype=torch.float64).fill_(1)
+
+    def refuse(bytes_: int) -> mmap.mmap:
+        raise OSError("no memory")
+
+    monkeypatch.setattr(memory, "_map", refuse)
+    assert reusable(8).fill_(6).eq(6).all()
+    assert blocks._blocks == []
+
+
+def test_threads_never_share_a_block(blocks: memory._Blocks) -> None:
+    wrong: list[int] = []
+
+    def use(number: int) -> None:
+        for _ in range(50):
+            own = reusable(4).fill_(number)
+            if not own.eq(number).all():
+                wrong.append(number)
+
+    threads = [threading.Thread(target=use, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert len(blocks._blocks) <= 8  # each may hold one while it takes the next
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork")
+def test_forked_processes_have_memory_of_their_own(blocks: memory._Blocks) -> None:
+    own = reusable(8).fill_(7)
+    child = os.fork()
+    if not child:
+        own.view(-1).numpy()[:] = 8
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert own.eq(7).all()
+
+
+@pytest.mark.parametrize("steps", [200, 180])
+def test_a_layer_keeps_what_its_backward_reads(steps: int, blocks: memory._Blocks) -> None:
+    """Two forward passes before two backward passes, and again in the same blocks."""
+    layer = LSTM(3, 64, norm=LayerNorm())
+    first, second = torch.randn(2, steps, 16, 3)
+
+    def gradient(x: torch.Tensor) -> torch.Tensor:
+        layer.zero_grad()
+        layer(x)[0].sum().backward()
+        assert layer.weight_hh_l0.grad is not None
+        return layer.weight_hh_l0.grad.clone()
+
+    alone = gradient(first), gradient(second)
+    for _ in range(2):
+        losses = layer(first)[0].sum(), layer(second)[0].sum()
+        for loss, expected in zip(losses, alone, strict=True):
+            layer.zero_grad()
+            loss.backward()
+            torch.testing.assert_close(layer.weight_hh_l0.grad, expected, rtol=0, atol=0)
+        del losses, loss
+    assert len(blocks._blocks) == (2 if unavailable_reason() is None else 0)

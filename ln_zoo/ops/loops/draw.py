@@ -769,19 +769,22 @@ def _allocate(plan: DrawPlan, operands: DrawOperands, save: bool) -> tuple[Kept,
     def empty(*size: int, dtype: torch.dtype = wide) -> Tensor:
         return memory.empty(*size, like=operands.noise, dtype=dtype)
 
+    def slotted(*size: int, dtype: torch.dtype = wide) -> Tensor:
+        return memory.reusable(slots, examples, *size, like=operands.noise, dtype=dtype)
+
     def both(*size: int) -> tuple[Tensor, Tensor]:
-        return empty(*size), empty(*size)
+        return slotted(*size), slotted(*size)
 
     widths = (operands.w_encoder.shape[1], operands.w_decoder.shape[1])
-    encoder, decoder = (empty(slots, examples, width, dtype=narrow) for width in widths)
+    encoder, decoder = (slotted(width, dtype=narrow) for width in widths)
     kept = Kept(
         inputs=(encoder, decoder),
-        states=decoder[:, :, latents:] if narrow == wide else empty(slots, examples, hidden),
-        heads=empty(slots, examples, heads),
-        gates=both(slots, examples, 4 * hidden),
-        cells=both(slots, examples, hidden),
-        stats=both(slots, examples, 2),
-        canvases=empty(slots, examples, *operands.canvas.shape),
+        states=decoder[:, :, latents:] if narrow == wide else slotted(hidden),
+        heads=slotted(heads),
+        gates=both(4 * hidden),
+        cells=both(hidden),
+        stats=both(2),
+        canvases=slotted(*operands.canvas.shape),
     )
     made = Made(
         logits=empty(examples, *operands.canvas.shape),

@@ -255,7 +255,7 @@ class _Direction:
         output = None if self.output is None else x.new_empty(self.output)
         h = x.new_empty(self._state)
         c = x.new_empty(self._state) if self._lstm else None
-        kept = memory.empty(*self._kept, like=x, dtype=torch.float32) if save else None
+        kept = memory.reusable(*self._kept, like=x, dtype=torch.float32) if save else None
         to = [0 if a is None else a.data_ptr() for a in (output, h, c, kept)]
         own, given = self._statistics(x)
         last = (*self._addresses_of(masks), *self._addresses_of_statistics(own, given))
