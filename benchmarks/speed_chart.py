@@ -23,6 +23,7 @@ SIZES = {
 CPUS = {
     ("rnn_speed.csv", "AMD EPYC"): "AMD EPYC, AVX-512\n2 threads",
     ("rnn_speed_avx2.csv", "AMD EPYC"): "AMD EPYC, AVX2\n1 thread",
+    ("rnn_speed_intel.csv", "Intel(R) Xeon(R) Processor"): "Intel Xeon, AVX-512\n2 threads",
     ("rnn_speed.csv", "Intel(R) Xeon(R) Processor"): "Intel Xeon, AMX\n2 threads",
 }
 GPU = "NVIDIA H100"
@@ -80,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    figure = Figure(figsize=(9, 4.4), layout="constrained")
     panels = figure.subplots(1, len(SIZES), sharey=True)
     for axes, (size, title) in zip(panels, SIZES.items(), strict=True):
         measured = ratios(size)

@@ -337,8 +337,8 @@ int64_t threads_for(int64_t wanted, int64_t pieces) {
 
 // While it lives, this thread computes with 0 in place of subnormal numbers (float32: below 1.2e-38).
 //
-// Gradients that vanish over many steps get there, and Intel's processors then take some 150 cycles
-// for an operation: without this, a training step over 784 time steps took seven times as long. No
+// Gradients that vanish over many steps get there, and Intel's processors then take over a hundred
+// cycles for an operation: without this, a training step over 784 time steps took seven times as long. No
 // update could use what is lost. The mode from before is put back, so that torch keeps its own. No
 // threads may start while it lives: they would begin in this mode, and keep it.
 class FlushSubnormals {

@@ -449,14 +449,18 @@ extern "C" {
 //
 // A core multiplies a weight by about four numbers in the time that it takes to read it from the
 // third-level cache, and by more if it comes from further away. So threads with fewer
-// examples wait for their weights, and it pays that each reads its part alone. Weights that a
-// core's cache holds are there already, and then waiting is all that sharing them would add.
-// Measured on two cores (docs/results/performance.md).
+// examples wait for their weights, and it pays that each reads its part alone, above all if its own
+// cache then holds that part. A weight that the core's cache holds as a whole is there already, and
+// then waiting is all that sharing would add. Measured on two cores (docs/results/performance.md).
 int64_t ln_zoo_shares(int64_t gates, int64_t H, int64_t examples, int64_t threads) {
   constexpr int64_t LEAST_UNITS = 16, MIB = 1 << 20;
   const int64_t bytes = 4 * gates * H * H, rows = (examples + threads - 1) / threads;
-  const int64_t few = bytes <= own_cache() ? 0 : bytes <= 8 * MIB ? 3 : bytes <= 32 * MIB ? 8 : 32;
-  return rows > few ? 1 : std::max(int64_t(1), std::min(threads, H / LEAST_UNITS));
+  const auto few = [&] {
+    if (bytes <= own_cache()) return 0;
+    if (bytes > 32 * MIB) return 32;
+    return bytes > 8 * MIB || bytes <= threads * own_cache() ? 8 : 3;
+  };
+  return rows > few() ? 1 : std::max(int64_t(1), std::min(threads, H / LEAST_UNITS));
 }
 
 // Floats that ln_zoo_share_pack fills.
