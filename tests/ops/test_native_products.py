@@ -13,7 +13,7 @@ from ln_zoo.layers import GRU, LSTM
 from ln_zoo.norms import LayerNorm
 from ln_zoo.ops.engines.base import centred
 from ln_zoo.ops.engines.native import build, runtime
-from ln_zoo.ops.engines.native.runtime import NativeProducts
+from ln_zoo.ops.engines.native.runtime import NativeProducts, shares_of_units
 from ln_zoo.ops.engines.native.steps import NativeSteps
 from ln_zoo.ops.spec import Rows
 
@@ -132,6 +132,30 @@ def test_the_same_call_gives_the_same_bits_and_threads_matter_to_rounding_alone(
     for other in (two, five):
         assert_within(other, one, allowed)
     assert torch.equal(one["out"], two["out"])  # a case is one thread's own
+
+
+@needs_native
+@pytest.mark.parametrize(
+    ("hidden", "examples", "noise", "shares"),
+    [
+        (32, 2, False, 1),  # 16 KiB: within any core's cache
+        (2400, 64, False, 2),  # 88 MiB: more than the caches hold
+        (2400, 65, False, 1),
+        (2400, 64, True, 1),
+        (24, 2, False, 1),
+        (1200, 16, False, 2),  # 22 MiB: with up to eight examples per thread
+        (1200, 17, False, 1),
+    ],
+)
+def test_threads_share_the_units_of_large_weights(
+    hidden: int, examples: int, noise: bool, shares: int
+) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert shares_of_units(4, hidden, examples, noise) == shares
+    finally:
+        torch.set_num_threads(before)
 
 
 @needs_native
