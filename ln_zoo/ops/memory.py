@@ -13,6 +13,7 @@ import ctypes
 import functools
 import math
 import mmap
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -81,7 +82,7 @@ def reusable(*size: int, like: Tensor, dtype: torch.dtype) -> Tensor:
         dtype: the precision.
     """
     bytes_ = math.prod(size) * dtype.itemsize
-    if bytes_ >= _LARGE and like.device.type == "cpu":
+    if bytes_ >= _LARGE and like.device.type == "cpu" and _COUNTS:
         block = _blocks.take(bytes_)
         if block is not None:
             # The tensor's storage holds a reference to the block until it is freed.
@@ -104,7 +105,7 @@ class _Blocks:
     """Blocks of memory, of which those are free that nothing else refers to."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self.forked()
         #: The one that was used last is the last.
         self._blocks: list[mmap.mmap] = []
 
@@ -131,6 +132,10 @@ class _Blocks:
                 return None
             self._blocks.append(block)
             return block
+
+    def forked(self) -> None:
+        """In a new process: another thread of its parent may have held the lock."""
+        self._lock = threading.Lock()
 
     def release(self) -> None:
         with self._lock:
@@ -168,6 +173,10 @@ def _map(bytes_: int) -> mmap.mmap:
 
 
 _blocks = _Blocks()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_blocks.forked)
+#: Whether references are counted exactly: not by a Python without the global interpreter lock.
+_COUNTS: bool = getattr(sys, "_is_gil_enabled", lambda: True)()
 #: References to a block that only the list holds.
 _UNUSED = _references([mmap.mmap(-1, 1)], 0)
 

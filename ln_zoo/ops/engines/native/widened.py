@@ -39,7 +39,7 @@ class Widened:
     """The kernel of half-precision layers on the CPU that another one runs in float32.
 
     Few processors multiply bfloat16 faster than float32: those with AMX, and AMD's with AVX-512. On
-    others a call in float32 takes 0.5 to 0.8 of the time, and is more precise. Float16 and batch
+    others a call in float32 takes 0.5 to 0.9 of the time, and is more precise. Float16 and batch
     norm have no half-precision kernel on any processor.
 
     Outputs have the precision that was asked for, and final states that of the weights.
