@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ln_zoo.ops import memory
 from ln_zoo.ops.cells import CELLS, Sites, Weights
 from ln_zoo.ops.checks import (
     check_form,
@@ -242,8 +243,9 @@ def _allocate(
     steps: int,
     save: bool,
     empty: Callable[..., Tensor],
+    unseen: Callable[..., Tensor],
 ) -> Results:
-    """Outputs of the operator, not filled."""
+    """Outputs of the operator, not filled; `unseen` is for what users do not get hold of."""
     x, h0 = operands.x, operands.h0
     wide, narrow, lead = h0.dtype, x.dtype, x.shape[:-1]
     rows = lead.numel() if save else 0
@@ -253,9 +255,9 @@ def _allocate(
         out=empty(*lead, hidden, like=x, dtype=narrow),
         h=empty(*h0.shape, like=x, dtype=wide),
         c=empty(h0.shape[0] if lstm else 0, hidden, like=x, dtype=wide),
-        v=empty(0 if spec.merged else rows, width, like=x, dtype=narrow),
-        u=empty(rows, width, like=x, dtype=narrow),
-        cells=empty(rows if lstm else 0, hidden, like=x, dtype=wide),
+        v=unseen(0 if spec.merged else rows, width, like=x, dtype=narrow),
+        u=unseen(rows, width, like=x, dtype=narrow),
+        cells=unseen(rows if lstm else 0, hidden, like=x, dtype=wide),
         stats=empty(rows, engine.stats(spec), like=x, dtype=wide),
         statistics=empty(statistics_size(spec, steps, hidden), like=x, dtype=wide),
     )
@@ -274,7 +276,7 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
     _check(spec, engine, operands, given, masks, batch_sizes)
     x, hidden = operands.x, operands.w_hh.shape[1]
     packed, steps = batch_sizes is not None, _steps(x, batch_sizes)
-    results = _allocate(operands, spec, engine, steps, save, engine.empty)
+    results = _allocate(operands, spec, engine, steps, save, engine.empty, memory.reusable)
     out, h, c, v, u, cells, stats, statistics = results
     h.copy_(operands.h0)
     if operands.c0 is not None:
@@ -323,7 +325,7 @@ def _forward_fake(*arguments: Any) -> tuple[Tensor, ...]:
     check_together(choices.batch_sizes, **operands._asdict(), **others)
     spec, steps = Spec.decode(choices.spec), _steps(operands.x, choices.batch_sizes)
     engine = engine_named(choices.engine)
-    return tuple(_allocate(operands, spec, engine, steps, save, unfilled))
+    return tuple(_allocate(operands, spec, engine, steps, save, unfilled, unfilled))
 
 
 # The backward

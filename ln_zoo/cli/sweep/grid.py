@@ -130,7 +130,8 @@ def parse_seeds(text: str) -> list[int]:
         ) from None
     if "," not in text:
         if seeds[0] < 1:
-            raise SweepError(f"--seeds {text} gives no runs: give at least 1")
+            alone = ", or `0,` for seed 0 alone" if seeds[0] == 0 else ""
+            raise SweepError(f"--seeds {text} gives no runs: give at least 1{alone}")
         seeds = list(range(seeds[0]))
     if min(seeds) < 0:
         raise SweepError(f"--seeds must be 0 or more, got {text}")
