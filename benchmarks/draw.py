@@ -296,6 +296,7 @@ def profile(size: Size, norm: str, precision: str, rounds: int) -> dict[str, flo
 
         class TimedSteps(Timed):
             unsupported_reason, replayed = maker.unsupported_reason, maker.replayed
+            product_dtype = maker.product_dtype
 
             def __init__(self, *given: Any, maker: Any = maker) -> None:
                 super().__init__(maker(*given), seconds)

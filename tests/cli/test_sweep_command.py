@@ -40,7 +40,7 @@ def test_wrong_grids_are_told_in_one_line(here: Path) -> None:
     assert "no norm 'layr'; did you mean 'layer'?" in refused(*QUICK, "--norms=layr")
     assert "LayerNrom" in refused(*QUICK, "--norms=LayerNrom")
     assert "the grid is empty" in refused(*layer, "--set=model.lr=")
-    assert refused(*layer, "--seeds=0").endswith("give at least 1, or `0,` for seed 0 alone\n")
+    assert refused(*layer, "--seeds=0").endswith("give at least 1, or `0,` for seed 0 alone")
     assert refused("--config=no.yaml", "--norms=layer", "--out=s") == (
         "--config: there is no file no.yaml"
     )
