@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
-from torch import Tensor
 
-from ln_zoo.ops.cells import States
 from ln_zoo.ops.engines.aten import AtenEngine
 from ln_zoo.ops.engines.native.build import has_tiles
 from ln_zoo.ops.engines.native.draw import NativeDraw
@@ -21,22 +17,8 @@ from ln_zoo.ops.engines.triton.draw import TritonDraw
 from ln_zoo.ops.loops.draw import DrawKernel
 from ln_zoo.ops.loops.window import WindowKernel
 from ln_zoo.ops.recurrence import RecurrentCall
-from ln_zoo.ops.recurrent_kernel import Recurrence
-from ln_zoo.ops.registry import KERNELS, Kernel, select
-
-
-class LayersKernel(Kernel, Protocol):
-    """A fast way to run all layers and directions of a recurrent layer.
-
-    One that runs a single direction becomes a kernel through `ln_zoo.ops.recurrence.run_layers`.
-    """
-
-    def unsupported_reason(self, call: RecurrentCall) -> str | None:
-        """The reason why it cannot take this call, or ``None``."""
-
-    def __call__(self, call: RecurrentCall) -> tuple[Tensor, States]:
-        """Outputs and final states."""
-
+from ln_zoo.ops.recurrent_kernel import LayersKernel, Recurrence
+from ln_zoo.ops.registry import KERNELS, select
 
 #: Rows, and steps, of packed sequences from which our own loops are faster than torch's.
 _PACKED_ROWS, _PACKED_STEPS = 257, 8

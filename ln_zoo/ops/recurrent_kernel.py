@@ -8,6 +8,7 @@ called, since that example is normalised by what the norm has learnt from the st
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from ln_zoo.ops.cells import States
 from ln_zoo.ops.engines.base import NO_MASKS, Engine, Masks
 from ln_zoo.ops.records import Record, StepNorm
 from ln_zoo.ops.recurrence import RecurrentCall, run_layers
-from ln_zoo.ops.registry import Task
+from ln_zoo.ops.registry import Kernel, Task
 from ln_zoo.ops.regularization import Noise
 from ln_zoo.ops.spec import (
     Cases,
@@ -107,6 +108,19 @@ def tell_statistics(
         if isinstance(norm, StepNorm) and own is not None:
             assert own.mean is not None
             norm.track(first, sizes, own.mean, own.var)
+
+
+class LayersKernel(Kernel, Protocol):
+    """A fast way to run all layers and directions of a recurrent layer.
+
+    One that runs a single direction becomes a kernel through `ln_zoo.ops.recurrence.run_layers`.
+    """
+
+    def unsupported_reason(self, call: RecurrentCall) -> str | None:
+        """The reason why it cannot take this call, or ``None``."""
+
+    def __call__(self, call: RecurrentCall) -> tuple[Tensor, States]:
+        """Outputs and final states."""
 
 
 class Recurrence:

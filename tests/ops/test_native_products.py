@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import os
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -134,6 +138,14 @@ def test_the_same_call_gives_the_same_bits_and_threads_matter_to_rounding_alone(
     assert torch.equal(one["out"], two["out"])  # a case is one thread's own
 
 
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
 @needs_native
 @pytest.mark.parametrize(
     ("hidden", "examples", "noise", "shares"),
@@ -148,14 +160,21 @@ def test_the_same_call_gives_the_same_bits_and_threads_matter_to_rounding_alone(
     ],
 )
 def test_threads_share_the_units_of_large_weights(
-    hidden: int, examples: int, noise: bool, shares: int
+    hidden: int, examples: int, noise: bool, shares: int, two_threads: None
 ) -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        assert shares_of_units(4, hidden, examples, noise) == shares
-    finally:
-        torch.set_num_threads(before)
+    assert shares_of_units(4, hidden, examples, noise) == shares
+
+
+@needs_native
+@pytest.mark.skipif(sys.platform != "linux", reason="the size of a core's cache is asked of glibc")
+def test_threads_share_the_units_where_each_part_fits_its_cache(two_threads: None) -> None:
+    level_2_cache = 191  # glibc's _SC_LEVEL2_CACHE_SIZE, which Python has no name for
+    size = os.sysconf(level_2_cache)
+    if size <= 0:
+        size = 1 << 20
+    hidden = math.isqrt(3 * size // 32)  # 1.5 times what one core's cache holds
+    assert shares_of_units(4, hidden, 16, False) == 2
+    assert shares_of_units(4, hidden, 17, False) == 1
 
 
 @needs_native

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 from torch import Tensor
 
@@ -12,6 +10,7 @@ from ln_zoo.ops.engines.native import build
 from ln_zoo.ops.operator import no_autocast
 from ln_zoo.ops.records import StepNorm
 from ln_zoo.ops.recurrence import RecurrentCall
+from ln_zoo.ops.recurrent_kernel import LayersKernel
 from ln_zoo.ops.registry import Task
 from ln_zoo.ops.spec import product_dtype
 
@@ -21,18 +20,6 @@ _HALF = (torch.bfloat16, torch.float16)
 def is_widened(dtype: torch.dtype) -> bool:
     """Whether products of this precision are better computed in float32."""
     return dtype in _HALF and not (dtype == torch.bfloat16 and build.bfloat16_pays())
-
-
-class Float32Kernel(Protocol):
-    """A kernel of layers that computes in float32."""
-
-    title: str
-
-    def unsupported_reason(self, call: RecurrentCall) -> str | None:
-        """The reason why it cannot take this call, or ``None``."""
-
-    def __call__(self, call: RecurrentCall) -> tuple[Tensor, States]:
-        """Outputs and final states."""
 
 
 class Widened:
@@ -56,7 +43,7 @@ class Widened:
     name = "native"
     tasks: tuple[Task, ...] = ("layers",)
 
-    def __init__(self, kernel: Float32Kernel) -> None:
+    def __init__(self, kernel: LayersKernel) -> None:
         self.kernel = kernel
         self.title = f"{kernel.title}, in float32"
 
