@@ -54,6 +54,7 @@ def run_trainer(argv: list[str]) -> int:
     if argv[0] != "fit":
         # What callbacks of the training had in mind is of no use after it.
         warnings.filterwarnings("ignore", ".*callbacks used to create the checkpoint")
+        warnings.filterwarnings("ignore", "The dirpath has changed")
     # Adam's moments of pixels that are almost always blank decay into denormal numbers, which cost
     # a hundred times as much as others. Set before torch starts its threads, which inherit it.
     torch.set_flush_denormal(True)

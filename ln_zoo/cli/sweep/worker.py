@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from pathlib import Path
 from typing import TextIO
 
@@ -80,6 +81,8 @@ def _trained(grid: Grid, run: Run, out: Path) -> tuple[int, str]:
     """Exit code, and the last error that was told, if any."""
     from ln_zoo.cli import main
 
+    # Lightning warns that it deletes the curves; a run that resumes has them in its checkpoint.
+    warnings.filterwarnings("ignore", "Experiment logs directory .* is not empty")
     told = _Told(sys.stderr)
     cell, _, seed = run.name.rpartition("/")
     common = [
