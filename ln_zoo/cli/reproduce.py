@@ -123,13 +123,13 @@ def _judge_speed(report: Report, label: str, other: str, metric: str) -> tuple[s
 
 def _judge_growth(report: Report, rule: Rule) -> tuple[str, str]:
     names = rule.norm, rule.baseline, rule.metric, rule.setting
-    less, more = (report.gains(*names, value) for value in (rule.less, rule.more))
+    less, more = (report.leads(*names, value) for value in (rule.less, rule.more))
     found = paired(more, less)
     if found is None:
         raise SweepError(f"no seed has finished at all settings of {rule.less} and {rule.more}")
     seeds = [seed for seed in less if seed in more]
-    ends = [math.fsum(gains[seed] for seed in seeds) / len(seeds) for gains in (less, more)]
-    text = f"gain in {rule.metric} {ends[0]:+.3g} to {ends[1]:+.3g}, {found.mean:+.3g}"
+    ends = [math.fsum(leads[seed] for seed in seeds) / len(seeds) for leads in (less, more)]
+    text = f"lead in {rule.metric} {ends[0]:+.3g} to {ends[1]:+.3g}, {found.mean:+.3g}"
     text += _interval(found.low, found.high, "+")
     return claims.decide(found.low, found.high, "above"), f"{text}, {found.number} seeds"
 
@@ -149,11 +149,17 @@ def _named(name: str) -> Claim:
 
 
 def _reproduce(claim: Claim, arguments: argparse.Namespace) -> int:
-    print(f"section {claim.section}: {claim.claim}")
+    if not arguments.print:
+        print(f"section {claim.section}: {claim.claim}")
     if claim.command and not claim.rule:
-        from ln_zoo.cli import main as command
+        if arguments.print:
+            print(f"ln-zoo {claim.command}")
+            return 0
+        code = 0
+        if not arguments.gather:
+            from ln_zoo.cli import main as command
 
-        code = command(shlex.split(claim.command))
+            code = command(shlex.split(claim.command))
         print(f"our verdict: {claim.verdict}. {claim.reason}")
         return code
     if claim.rule is None or not claim.sweep:

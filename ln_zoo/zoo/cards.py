@@ -522,7 +522,8 @@ def _results_part(card: Card) -> str:
         command = _command_for_readers(run.pop("command"), card.name)
         lines += ["", "To reproduce these scores:", "", "```bash", command, "```"]
     lines += ["", "Measured with", ""]
-    lines += [f"- {key}: {_code(value)}" for key, value in run.items()]
+    names = {"seed": "seed of the test"}  # which need not be that of the training
+    lines += [f"- {names.get(key, key)}: {_code(value)}" for key, value in run.items()]
     return "\n".join(["## Results", "", *lines])
 
 
@@ -615,7 +616,8 @@ def _training_part(card: Card) -> str:
 
 def _data_part(card: Card) -> str:
     facts = card.results["data"]
-    return "\n".join(["## Data", "", *(f"- {key}: {_code(value)}" for key, value in facts.items())])
+    lines = [f"- {key}: {_code(value)}" for key, value in facts.items()]
+    return "\n".join(["## Data", "", "As the test read them:", "", *lines])
 
 
 def _list_part(title: str, items: list[str]) -> str:

@@ -25,6 +25,8 @@ HOLDS, DOES_NOT_HOLD, UNDECIDED = "holds", "does not hold", "undecided"
 NOT_TESTED = "not yet tested"
 #: Sizes of the sweeps.
 SIZES = ("paper", "reduced")
+#: Where the page of all claims lies in the repository.
+PAGE = "docs/results/claims.md"
 _KINDS = ("faster", "lower", "higher", "comparable", "grows")
 
 
@@ -37,8 +39,8 @@ class Rule:
         metric: of the curves (``faster``) or of the test.
         norm: that the claim is about.
         baseline: that it is compared with.
-        setting: ``grows`` alone: the option with which the gain grows.
-        less: the value at which the gain is said to be smaller.
+        setting: ``grows`` alone: the option with which the lead of the norm grows.
+        less: the value at which the lead is said to be smaller.
         more: the value at which it is said to be larger.
         margin: ``comparable`` alone: the largest difference that counts as none, in the
             units of the report (points of a percentage).
@@ -63,7 +65,7 @@ class Rule:
             "higher": "`{0.norm}` has a higher test `{0.metric}` than `{0.baseline}`",
             "comparable": "the test `{0.metric}` of `{0.norm}` and `{0.baseline}` differ by less "
             "than {0.margin:g}",
-            "grows": "the gain in test `{0.metric}` of `{0.norm}` over `{0.baseline}` is larger "
+            "grows": "the lead in test `{0.metric}` of `{0.norm}` over `{0.baseline}` is larger "
             "with `{0.setting}` {0.more} than with {0.less}",
         }
         return text[self.kind].format(self) + "."
@@ -78,12 +80,14 @@ class Outcome:
         size: ``"paper"`` or ``"reduced"``.
         seeds: behind it; ``None``: it depends on none.
         number: the one that says most, with its interval.
+        rule_after_runs: whether the rule was written when the runs were known.
     """
 
     verdict: str
     size: str
     seeds: int | None
     number: str | None
+    rule_after_runs: bool = False
 
 
 @dataclass(frozen=True)
@@ -174,6 +178,9 @@ def page(folder: str = "") -> str:
     source = posixpath.relpath("ln_zoo/zoo/claims.yaml", folder or ".")
     count = Counter(each.verdict for each in claims())
     failed, left = count[DOES_NOT_HOLD], count[NOT_TESTED]
+    late = ", ".join(
+        f"`{each.name}`" for each in claims() if each.outcome and each.outcome.rule_after_runs
+    )
     head = [
         "# The claims of the paper",
         f"**Of {count.total()} claims, {count[HOLDS]} hold here, {failed} "
@@ -181,29 +188,31 @@ def page(folder: str = "") -> str:
         f"{f'Not yet tested: {left}.' if left else 'Each has been tested at some size.'}**",
         "The table has each claim of [Layer Normalization](https://arxiv.org/abs/1607.06450) (Ba, "
         "Kiros, Hinton 2016) with its verdict. `ln-zoo reproduce` lists them; `ln-zoo reproduce "
-        "NAME --size reduced` runs the sweep for one and prints its verdict.",
+        "NAME --size reduced` runs the sweep for one and prints its verdict. Claims without a "
+        "command below have no such sweep.",
         "Verdicts follow a rule for each claim. It looks at the 95 % interval of the paired t "
         "statistic over seeds:",
         "- *holds*: the interval lies on the side of the claim;\n"
         "- *does not hold*: it lies on the other side;\n"
-        "- *undecided*: it contains 0, or there is one seed.",
+        "- *undecided*: it contains the value of no effect (0 for a difference, 1 for a ratio), or "
+        "there is one seed.",
         "*Faster* compares the updates needed to reach the best value of the baseline. Where "
-        "several settings were run, each method is taken at its best by validation; a *gain* is a "
+        "several settings were run, each method is taken at its best by validation; a *lead* is a "
         "mean over them.",
         "*Comparable* values differ by less than a margin, which the rule gives. Such a claim "
         "holds if the interval lies within the margin, and does not if it lies outside.",
         "*Paper* means the paper's size, *reduced* a smaller one.",
-        "Most outcomes so far apply these rules to runs that were made before the rules. Some of "
-        "those runs are shorter than the sweeps given here, as the reasons say.",
-        "This page is made by `ln-zoo reproduce --write docs/results/claims.md` from "
-        f"[claims.yaml]({source}).",
+        f"Rules were fixed before the runs{f', except for {late}' if late else ''}. Some runs are "
+        "shorter than the sweeps given here, as the reasons say.",
+        f"This page is made by `ln-zoo reproduce --write {PAGE}` from [claims.yaml]({source}).",
     ]
     return "\n\n".join([*head, table(folder), *(_section(each) for each in claims())]) + "\n"
 
 
 def table(folder: str = "") -> str:
     """All claims in a Markdown table, with links relative to ``folder``."""
-    lines = ["| § | claim | verdict | number | size, seeds | more |", "|" + "---|" * 6]
+    lines = ["| § | claim | verdict | number | size, seeds | name | more |", "|" + "---|" * 7]
+    page = posixpath.relpath(PAGE, folder or ".")
     for each in claims():
         outcome = each.outcome
         size = ""
@@ -214,7 +223,8 @@ def table(folder: str = "") -> str:
             path = posixpath.relpath(each.page, folder or ".")
             link = f"[{posixpath.basename(path)}]({path})"
         number = (outcome.number if outcome else None) or ""
-        cells = [each.section, each.claim, f"**{each.verdict}**", number, size, link]
+        name = f"[{each.name}]({page}#{each.name})"
+        cells = [each.section, each.claim, f"**{each.verdict}**", number, size, name, link]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

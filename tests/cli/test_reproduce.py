@@ -108,7 +108,7 @@ def test_a_gain_that_grows(tmp_path: Path) -> None:
     verdict, number = judge(found, rule)
     assert (verdict, number) == (
         "holds",
-        "gain in error +1 to +5, +4 (+1.52 to +6.48), 3 seeds",
+        "lead in error +1 to +5, +4 (+1.52 to +6.48), 3 seeds",
     )
     back = Rule("grows", "error", "layer", "none", "batch", "16", "128")
     assert judge(found, back)[0] == "does not hold"
@@ -161,6 +161,16 @@ def test_runs_the_sweep_and_gives_the_verdict(
     assert "there is no sweep in sweeps/draw-speed-paper" in capsys.readouterr().err
     assert main(["reproduce", "draw-speed", "--print"]) == 1
     assert "--print" in calls[-1]
+
+
+def test_an_analysis_is_printed_and_not_run(
+    in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["reproduce", "invariance", "--print"]) == 0
+    assert capsys.readouterr().out == "ln-zoo analyze invariance\n"
+    assert main(["reproduce", "invariance", "--gather"]) == 0
+    assert "our verdict: holds" in capsys.readouterr().out
+    assert not list(in_tmp.iterdir())
 
 
 def test_claims_that_cannot_be_run(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -134,7 +134,7 @@ def test_readme_says_what_a_reader_needs(make_card: Callable[..., Path]) -> None
         "ln-zoo test --weights mlp.layernorm",
         "ln-zoo fit --config mine.yaml",
         "- hardware: 2 CPU cores",
-        "- seed: `3`",
+        "- seed of the test: `3`",
         "- versions: torch 2.13.0, lightning 2.6.6",
         "- other data",
         "- a model for tests",

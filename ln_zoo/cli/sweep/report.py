@@ -167,7 +167,7 @@ class Report:
             if metric in member.metrics
         }
 
-    def gains(
+    def leads(
         self, norm: str, baseline: str, metric: str, setting: str, value: str
     ) -> dict[int, float]:
         """How far a norm is ahead of another by a test metric, by seed, at one value of a setting.
