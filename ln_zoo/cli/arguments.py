@@ -145,18 +145,38 @@ def weights_last(argv: list[str]) -> list[str]:
     """The same arguments, with ``--ckpt_path`` and ``--weights`` behind all configurations.
 
     The ``config.yaml`` of a run holds ``ckpt_path: null``. Read after ``--ckpt_path FILE``, that
-    would have the model tested with weights that are not trained.
+    would have the model tested with weights that are not trained. That of a run which itself began
+    with weights holds them: an argument for the one option takes the place of the other in a file.
 
     Args:
         argv: arguments, the subcommand first.
 
+    Raises:
+        FileNotFoundError: if a configuration is not there.
+        ValueError: for a configuration that is none.
+
     Example:
-        >>> weights_last(["test", "--ckpt_path", "last.ckpt", "--config", "config.yaml"])
-        ['test', '--config', 'config.yaml', '--ckpt_path', 'last.ckpt']
+        >>> weights_last(["test", "--ckpt_path", "last.ckpt", "--config={ckpt_path: null}"])
+        ['test', '--config={ckpt_path: null}', '--ckpt_path', 'last.ckpt']
+        >>> weights_last(["test", "--config={weights: mlp.none}", "--ckpt_path=last.ckpt"])
+        ['test', '--config={weights: mlp.none}', '--ckpt_path=last.ckpt', '--weights=null']
     """
     parts = list(_arguments(argv))
-    parts.sort(key=lambda tokens: tokens[0].partition("=")[0] in ("--ckpt_path", "--weights"))
-    return [*argv[:1], *(token for tokens in parts for token in tokens)]
+    if not all(tokens[0].startswith("-") for tokens in parts):
+        return argv  # not well-formed, which the parser says best
+    mine = [tokens for tokens in parts if _name(tokens) in ("--ckpt_path", "--weights")]
+    found = [*argv[:1], *(t for tokens in parts if tokens not in mine for t in tokens)]
+    found += [token for tokens in mine for token in tokens]
+    for name, other in (("ckpt_path", "weights"), ("weights", "ckpt_path")):
+        is_argument = any(_name(tokens) == f"--{name}" for tokens in mine)
+        from_file = not any(_name(tokens) == f"--{other}" for tokens in mine)
+        if is_argument and from_file and given(found, name) and given(found, other):
+            found.append(f"--{other}=null")
+    return found
+
+
+def _name(tokens: list[str]) -> str:
+    return tokens[0].partition("=")[0]
 
 
 def _named_class(tokens: list[str], group: str) -> bool:

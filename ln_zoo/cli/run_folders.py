@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -93,8 +94,19 @@ def spare_training(logger: Namespace, command: str) -> None:
         return
     # As Lightning's loggers spell it.
     version = version if isinstance(version, str) else f"version_{version}"
-    if (Path(logger.save_dir) / logger.name / version / "checkpoints").is_dir():
+    if _holds_training(Path(logger.save_dir) / logger.name / version):
         logger.version = f"{version}/{command}"
+
+
+def _holds_training(folder: Path) -> bool:
+    if (folder / "checkpoints").is_dir():
+        return True
+    try:
+        config = (folder / "config.yaml").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    # The configurations of the other commands hold an argument that fit does not have.
+    return re.search(r"^(verbose|return_predictions):", config, re.MULTILINE) is None
 
 
 def is_first_process() -> bool:

@@ -16,7 +16,7 @@ import mmap
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -93,6 +93,9 @@ def reusable(*size: int, like: Tensor, dtype: torch.dtype) -> Tensor:
 def release() -> None:
     """Gives back the memory that is held for later calls, as far as no tensor uses it.
 
+    That is what backward passes have used, and scratch memory of the calling thread. Scratch memory
+    inside the C++ kernels, at most 64 MiB for each thread, stays.
+
     Example:
         >>> from ln_zoo.ops import memory
         >>> memory.release()
@@ -111,36 +114,56 @@ class _Blocks:
 
     def take(self, bytes_: int) -> mmap.mmap | None:
         """The smallest free block of at most twice the size, or a new one; ``None``: no room."""
-        with self._lock:
-            free = self._free()
-            fits = [i for i in free if bytes_ <= len(self._blocks[i]) <= 2 * bytes_]
-            if fits:
-                block = self._blocks.pop(min(fits, key=lambda i: len(self._blocks[i])))
-                self._blocks.append(block)
-                return block
-            # Calls of almost the same length share a block.
-            grain = max(1 << 21, 1 << (bytes_.bit_length() - 4))
-            bytes_ = -(-bytes_ // grain) * grain
-            excess = sum(map(len, self._blocks)) + bytes_ - _REUSABLE
-            if excess > sum(len(self._blocks[i]) for i in free):
-                return None
-            for i in reversed(self._oldest(free, excess)):
+        with self._alone() as alone:
+            return self._take(bytes_) if alone else None
+
+    def release(self) -> None:
+        with self._alone() as alone:
+            for i in reversed(self._free() if alone else []):
                 del self._blocks[i]
-            try:
-                block = _map(bytes_)
-            except (OSError, ValueError):
-                return None
-            self._blocks.append(block)
-            return block
 
     def forked(self) -> None:
         """In a new process: another thread of its parent may have held the lock."""
-        self._lock = threading.Lock()
+        self._lock, self._busy = threading.RLock(), False
 
-    def release(self) -> None:
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[bool]:
+        """Waits for other threads; ``False`` inside another call of the same thread.
+
+        The interpreter may collect garbage or handle a signal in the middle of a call, and what it
+        runs then may come here.
+        """
         with self._lock:
-            for i in reversed(self._free()):
-                del self._blocks[i]
+            if self._busy:
+                yield False
+                return
+            try:
+                self._busy = True
+                yield True
+            finally:
+                self._busy = False
+
+    def _take(self, bytes_: int) -> mmap.mmap | None:
+        free = self._free()
+        fits = [i for i in free if bytes_ <= len(self._blocks[i]) <= 2 * bytes_]
+        if fits:
+            block = self._blocks.pop(min(fits, key=lambda i: len(self._blocks[i])))
+            self._blocks.append(block)
+            return block
+        # Calls of almost the same length share a block.
+        grain = max(1 << 21, 1 << (bytes_.bit_length() - 4))
+        bytes_ = -(-bytes_ // grain) * grain
+        excess = sum(map(len, self._blocks)) + bytes_ - _REUSABLE
+        if excess > sum(len(self._blocks[i]) for i in free):
+            return None
+        for i in reversed(self._oldest(free, excess)):
+            del self._blocks[i]
+        try:
+            block = _map(bytes_)
+        except (OSError, ValueError):
+            return None
+        self._blocks.append(block)
+        return block
 
     def _free(self) -> list[int]:
         return [i for i in range(len(self._blocks)) if _references(self._blocks, i) == _UNUSED]

@@ -153,6 +153,19 @@ def test_checkpoint_before_the_configuration_of_a_run(trained: Path, here: Path)
     assert "untrained" not in done.err
 
 
+def test_an_argument_takes_the_place_of_the_other_in_a_file(trained: Path, here: Path) -> None:
+    """The ``config.yaml`` of a run that began with weights holds them."""
+    (here / "tuned.yaml").write_text("weights: mlp.none\ndata: Digits\n")
+    done = run("test", "--config", "tuned.yaml", "--ckpt_path", trained, *QUIET)
+    assert done.code == 0, done.err
+    (here / "resumed.yaml").write_text("ckpt_path: no.ckpt\ndata: Digits\n")
+    done = run("test", "--weights", trained, "--config", "resumed.yaml", *QUIET)
+    assert done.code == 0, done.err
+    both = run("test", "--config", "tuned.yaml", "--config", "resumed.yaml", *QUIET)
+    assert both.code == 2
+    assert "give one of them" in both.err
+
+
 @pytest.mark.parametrize("command", ["validate", "test", "predict"])
 def test_untrained_weights_are_said_loudly(here: Path, command: str) -> None:
     done = run(command, *SMALL, *QUIET)

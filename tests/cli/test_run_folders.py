@@ -107,6 +107,23 @@ def test_a_test_into_the_folder_of_a_training_spares_its_files(here: Path, versi
     assert (folder / "test/test_results.json").is_file()
 
 
+def test_a_training_without_checkpoints_is_spared_too(here: Path) -> None:
+    named = ("--trainer.logger.version=7", "--trainer.logger.name=mine")
+    fit("--trainer.enable_checkpointing=false", *named)
+    folder = here / "runs/mine/version_7"
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    assert {folder / "metrics.csv", folder / "config.yaml"} <= set(before)
+    for _ in range(2):
+        done = run("test", f"--config={folder / 'config.yaml'}", *QUIET)
+        assert done.code == 0, done.err
+        assert {path: path.read_bytes() for path in before} == before
+    assert (folder / "test/test_results.json").is_file()
+    # A test may take the place of a test.
+    for _ in range(2):
+        assert run("test", *SMALL, *QUIET, "--trainer.logger.version=8", named[1]).code == 0
+    assert not (here / "runs/mine/version_8/test").exists()
+
+
 def test_a_run_that_does_not_start_leaves_no_folder(here: Path) -> None:
     for more in ([], ["--trainer.logger=false"]):
         done = run("fit", *SMALL, *QUIET, "--weights=mlp.layernorm", *more)

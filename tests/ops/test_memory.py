@@ -164,6 +164,27 @@ def test_small_or_unmappable_memory_is_ordinary(
     assert blocks._blocks == []
 
 
+def test_a_call_inside_another_neither_waits_nor_interferes(
+    blocks: memory._Blocks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a finaliser or a signal handler runs in the middle of one."""
+    inner: list[torch.Tensor] = []
+    map_ = memory._map
+
+    def interrupted(bytes_: int) -> mmap.mmap:
+        memory.release()
+        inner.append(reusable(8).fill_(1))
+        return map_(bytes_)
+
+    monkeypatch.setattr(memory, "_map", interrupted)
+    outer = reusable(8).fill_(2)
+    assert inner[0].eq(1).all()
+    assert len(blocks._blocks) == 1
+    del outer
+    memory.release()
+    assert blocks._blocks == []
+
+
 def test_threads_never_share_a_block(blocks: memory._Blocks) -> None:
     wrong: list[int] = []
 
