@@ -1,5 +1,5 @@
-"""Test examples to inherit: name your norm or your cell, and pytest runs every check on it.
-`CellCase` is the one of recurrent cells; `NormCase`, of norms, is used so:
+"""Test cases to subclass: name your norm or your cell, and pytest runs every check on it.
+`CellCase` is for recurrent cells. `NormCase` is for norms, and is used like this:
 
     from dataclasses import dataclass
 
@@ -446,8 +446,8 @@ class NormCase(_LayerCase):
 
     Attributes:
         norm: the normalisation under test.
-        layers: names of the layers to run it in, out of `LAYERS`. Default: all. Name fewer where a
-            norm differs in them alone from one that has a case of its own.
+        layers: names of the layers to run it in, out of `LAYERS`. Default: all. Name fewer for a
+            norm that differs from another, already tested norm in these layers only.
 
     Example:
         >>> from ln_zoo.norms import RMSNorm
@@ -703,7 +703,8 @@ class CellCase(_LayerCase):
 
     def test_layer_and_step_have_one_cell(self) -> None:
         assert self.layer.cell is self.step.cell, (
-            f"{self.layer.__name__} and {self.step.__name__} have cells of their own: name one"
+            f"{self.layer.__name__} and {self.step.__name__} have different cells: give both the "
+            "same ln_zoo.ops.Cell"
         )
         again = pickle.loads(pickle.dumps(self.layer.cell))
         assert again == self.layer.cell, f"{self.layer.cell.name}: a pickled copy differs from it"

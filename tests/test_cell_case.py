@@ -80,7 +80,7 @@ def test_a_broken_cell_fails(check: str, step: Any, args: tuple, message: str) -
 
 
 def test_two_cells_are_refused() -> None:
-    with pytest.raises(AssertionError, match="Layer and Step have cells of their own: name one"):
+    with pytest.raises(AssertionError, match="Layer and Step have different cells: give both"):
         case(GOOD, replace(GOOD, name="other")).test_layer_and_step_have_one_cell()
 
 

@@ -72,7 +72,7 @@ def perturbation_growth(
 
     Args:
         layer: a recurrent layer of one layer and one direction, with any norm. Everything is
-            computed in its precision, best float64.
+            computed in its precision, ideally float64.
         inputs: (T, N, I), also for a layer with ``batch_first``.
         states: initial states, as for the layer, (1, N, H) each; default zeros.
         count: number k of perturbations.
@@ -84,7 +84,7 @@ def perturbation_growth(
         Natural logarithms of the factors, (T, C, k): C systems, each example or the batch.
 
     Raises:
-        TypeError: for a layer that is none of ours.
+        TypeError: if the layer is not a recurrent layer of `ln_zoo.layers`.
         ValueError: for several layers or two directions, inputs that are not (T, N, I), other
             statistics, or more perturbations than the states have dimensions.
         RuntimeError: if sizes do not fit.
@@ -128,7 +128,8 @@ def lyapunov_exponents(
         perturbations grow.
 
     Raises:
-        ValueError: as there, and if no step is left.
+        TypeError, RuntimeError: as for `perturbation_growth`.
+        ValueError: as for `perturbation_growth`, and if ``skip`` leaves no step.
 
     Example:
         >>> from ln_zoo.layers import RNN
@@ -362,7 +363,7 @@ def hidden_dynamics(
 
     Args:
         layer: a recurrent layer of one layer and one direction, trained or not.
-        inputs: (T, N, I), in the layer's precision, best float64.
+        inputs: (T, N, I), in the layer's precision, ideally float64.
         states: initial states; default zeros.
         group: for tables and pictures, as in `Dynamics`; default: the layer's class.
         name: likewise; default: its norm's class.
@@ -415,7 +416,7 @@ def initial_dynamics(
     All start with the same weights and initial states. Batch statistics are those of the batch.
 
     Args:
-        inputs: (T, N, I); everything is computed in their precision, best float64.
+        inputs: (T, N, I); everything is computed in their precision, ideally float64.
         cell: the kind of layer, or a class of your own.
         hidden_size: size H of its states.
         norms: classes of norms. There is a layer for each gain where a class has one, and
@@ -512,8 +513,8 @@ def network_dynamics(
     inputs depend on their states.
 
     Args:
-        network: any module; as to precision, best float64. It is run in evaluation mode, and left
-            as it was.
+        network: any module, ideally in float64. It is run in evaluation mode, and left as it
+            was.
         batch: what the loss is given; of sequences of one length.
         loss: calls the network: ``loss(network, batch)`` is the scalar whose gradients are
             measured.

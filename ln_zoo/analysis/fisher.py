@@ -40,7 +40,7 @@ class GLM:
 
     Args:
         inputs: x of all examples, (N, D); each counts 1 / N in an expectation. All tensors are of
-            one precision, best float64.
+            one precision, ideally float64.
         weight: W, a row w_i for each unit, (H, D).
         bias: b, (H,).
         gain: g, (H,); ``None`` exactly for ``norm="none"``.
@@ -563,7 +563,7 @@ def gain_block(model: GLM, paper_form: bool = False) -> Tensor:
 
 
 def gain_step(model: GLM, step: Tensor) -> Tensor:
-    """The step of all parameters (P,) that a step of the gains (H,) is.
+    """The step of all parameters (P,) that corresponds to a step of the gains (H,).
 
     Without normalisation: dw_i = dg_i w_i / |w_i|, the step of the same size along the weights'
     own directions (eq. 35). Under batch and layer norm a step of the gain is not the same change of

@@ -58,10 +58,10 @@ def gradient_norms(
     loss: Loss | None = None,
     statistics: Statistics = "batch",
 ) -> Tensor:
-    """Norms of the gradients of a loss by each of the states h_1, ..., h_T of a recurrent layer.
+    """Norms of a loss's gradients with respect to the states h_1, ..., h_T of a recurrent layer.
 
-    The gradient by h_t is the whole one: through the output of step t and through h_t as it is
-    carried into the next step. The norm is Euclidean over all N H (or N P) numbers of the gradient.
+    The gradient with respect to h_t is the total one: through the output of step t, and through h_t
+    as it is carried into the next step. The norm is Euclidean over all N H (or N P) numbers.
 
     Batch-dependent norms use the ``statistics`` asked for, whatever the mode of the layer;
     nothing of the layer is changed, neither running averages nor gradients of parameters.
@@ -81,7 +81,7 @@ def gradient_norms(
         The norms, (T,), float64; that of h_t stands at t - 1.
 
     Raises:
-        TypeError: for a layer that is none of ours.
+        TypeError: if the layer is not a recurrent layer of `ln_zoo.layers`.
         ValueError: for several layers or two directions, inputs that are not (T, N, I), or other
             statistics.
         RuntimeError: if sizes do not fit.
@@ -134,7 +134,7 @@ class GradientFlow:
     Args:
         norm: name of the norm's class.
         gain: the gain it started with; ``None`` for a norm without one.
-        norms: of the gradients by h_1, ..., h_T, (T,).
+        norms: of the gradients with respect to h_1, ..., h_T, (T,).
     """
 
     norm: str
@@ -163,7 +163,7 @@ def gradient_flow(
     The loss is the default of `gradient_norms`. The RNN is that of tanh.
 
     Args:
-        inputs: (T, N, I); everything is computed in their precision, best float64.
+        inputs: (T, N, I); everything is computed in their precision, ideally float64.
         cell: the kind of layer, or a class of your own.
         hidden_size: size H of its states.
         norms: classes of norms. Where a class has a field ``recurrent_gain``, or else
@@ -180,7 +180,7 @@ def gradient_flow(
 
     Raises:
         TypeError: for norms that are not classes of norms.
-        ValueError: for an unknown cell or start, or inputs that are not (T, N, I).
+        ValueError: for an unknown ``cell`` or ``candidate``, or inputs that are not (T, N, I).
 
     Example:
         >>> flows = gradient_flow(random_sequences(50, 8), hidden_size=10, gains=(0.1, 1.0))

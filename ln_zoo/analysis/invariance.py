@@ -102,8 +102,8 @@ def measure_invariance(
     in every run. Nothing of the layer is changed, nor of torch's random number generators.
 
     Args:
-        layer: any module with a matrix of weights, such as `ln_zoo.layers.Linear`, in float64 best.
-            What is not a norm of ln_zoo runs in the mode it is in.
+        layer: any module with a matrix of weights, such as `ln_zoo.layers.Linear`, ideally in
+            float64. What is not a norm of ln_zoo runs in the mode it is in.
         inputs: (N, I), several different examples, of the precision and on the device of the
             weights.
         factors: the values of δ, positive; of several the greatest deviation counts.
@@ -249,9 +249,10 @@ def _freeze(layer: nn.Module, inputs: Tensor) -> None:
     away = _size(found - wanted)
     if over_examples and away > min(0.5, 2 / len(inputs)) * _spread(wanted):
         raise ValueError(
-            f"the statistics that this {name} keeps do not become those of the inputs: after "
-            f"{passes} passes in training its output in evaluation rests, {away:.2g} apart from "
-            "that in training; let it keep in training what it normalises by in evaluation"
+            f"the running statistics of this {name} do not converge to those of the inputs: after "
+            f"{passes} passes in training mode its output in evaluation mode no longer changes, "
+            f"but differs by {away:.2g} from that in training mode; in evaluation it must "
+            "normalise by the statistics that it collects in training"
         )
 
 
@@ -367,8 +368,8 @@ def eps_effect(
     Raises:
         TypeError: for what is not a norm.
         ValueError: for a norm without a dataclass field eps, an eps of 0, sizes, factors or
-            ratios that do not fit, or if the norm adds its eps otherwise than to what it takes
-            the root of and divides by, or refuses those by which that is found out.
+            ratios that do not fit, or if the norm does not add its eps to the value whose
+            root it divides by, or refuses the values of eps that this check needs.
 
     Example:
         >>> (effect,) = eps_effect(LayerNorm(), factors=[0.5], ratios=[1.0, 1e6])

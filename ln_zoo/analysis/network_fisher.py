@@ -147,7 +147,7 @@ def network_fisher(
     without dropout, and left as it was.
 
     Args:
-        network: the network; everything is computed in its precision, best float64
+        network: the network; everything is computed in its precision, ideally float64
             (``copy.deepcopy(network).double()``).
         batch: a tensor, or a tuple of tensors, with the examples along the first axis of each.
         natural: natural parameters (N, K) of a batch, computed with this very network; or
@@ -388,8 +388,8 @@ class _Model:
             given = s.dtype if isinstance(s, Tensor) else f"a {type(s).__name__}"
             raise TypeError(
                 f"natural parameters must be a floating-point tensor ({examples}, *, K), this "
-                f"{name} gave {given}: give a function natural that makes it of a batch; for "
-                "densities of no such family there is network_empirical_fisher"
+                f"{name} gave {given}: pass natural=, a function that computes them from a batch; "
+                "for other families of outputs use network_empirical_fisher"
             )
         if s.dim() < 2 or len(s) != examples:
             raise ValueError(

@@ -72,7 +72,7 @@ def initial_states(
         states: as for the layer; default zeros.
 
     Raises:
-        TypeError: for a layer that is none of ours.
+        TypeError: if the layer is not a recurrent layer of `ln_zoo.layers`.
         ValueError: for several layers or two directions; for inputs that are not (T, N, I).
         RuntimeError: if sizes do not fit.
     """

@@ -28,7 +28,7 @@ class DataDependentInit(Callback):
 
     The data module must have ``train_eval_dataloader()`` or ``train_dataloader()``, which gives a
     ``DataLoader``. Where a batch is a tuple or list, as (images, labels), its first element is what
-    the model is called with; any other batch is so as a whole.
+    the model is called with; any other batch is passed as it is.
 
     Args:
         batch_size: number of training examples; the source takes 500.

@@ -41,7 +41,7 @@ class _Drawn(NamedTuple):
     """What there is to show.
 
     Attributes:
-        samples: images made up, (M, B, A), each pixel's probability.
+        samples: generated images, (M, B, A), each pixel's probability.
         writing: how they were drawn.
         nearest: to the first of them, of all training images.
         images: of the data, (N, B, A).
@@ -194,12 +194,12 @@ class DRAWSamples(UpdateCallback, _Pictures):
     updates asked for these go to ``samples`` in the log directory, named by the number of updates
     done, as ``step-000500-samples.png``:
 
-    - ``samples``: images made up, the probability of each pixel;
+    - ``samples``: generated images, the probability of each pixel;
     - ``filmstrip``: the first after some of the glimpses, with red windows where these wrote;
     - ``reconstructions``: validation images, and what the network makes of them;
     - ``reading``: the same after some of the glimpses, with red windows where these read;
     - ``nearest``: samples beside the nearest training images, in Euclidean distance;
-    - ``kl``: the divergence at each glimpse of these validation images, and how it came to that;
+    - ``kl``: the divergence of these validation images at each glimpse, and its history so far;
     - with ``animate`` also ``drawing.gif``, samples while they are drawn.
 
     Windows are not drawn of a network without attention. Loggers that take pictures have those that

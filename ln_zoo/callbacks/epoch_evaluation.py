@@ -14,8 +14,8 @@ from ln_zoo.norms import batch_dependent
 class EpochEvaluation(Callback):
     """Scores the model on whole sets in evaluation mode after each epoch, and logs the curves.
 
-    Logs ``epoch_train_nll``, ``epoch_train_error`` (training NLL over the whole set: what Figure 6
-    can only mean by values down to 1e-7), ``epoch_test_*``, and ``epoch_seconds``, the wall time
+    Logs ``epoch_train_nll`` and ``epoch_train_error`` over the whole training set (as Figure 6 must
+    do: its values reach 1e-7), ``epoch_test_*``, and ``epoch_seconds``, the wall time
     since the epoch began: training with all that happens within it, validation and the scoring of
     `StepEvaluation` too, but not the scoring here. Test curves are for figures: nothing selects on
     them. Where the norm is batch-dependent (batch norm) the training set is scored a second

@@ -21,8 +21,8 @@ class FiniteLoss(Callback):
     """Raises `NonFiniteLossError` before a NaN or infinite loss reaches the weights.
 
     The message names the step and the newest checkpoint, which was written before the loss went
-    wrong and is left alone: neither after a bad loss nor with weights that are not finite is a
-    checkpoint written. With several processes all stop at the same step, whichever had the loss.
+    wrong and is left alone: no checkpoint is written after a bad loss, or with weights that are not
+    finite. With several processes all stop at the same step, whichever had the loss.
 
     Args:
         every_n_steps: how often to look. A look waits for the device, and for the other processes:

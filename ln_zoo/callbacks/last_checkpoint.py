@@ -19,7 +19,7 @@ from ln_zoo.signals import handling
 
 
 class Interrupted(SystemExit):
-    """A signal ended a run. Its exit code is 128 and the signal's number: 130 or 143.
+    """A signal ended a run. Its exit code is 128 plus the signal's number: 130 or 143.
 
     Args:
         number: of the signal.

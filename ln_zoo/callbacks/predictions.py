@@ -38,8 +38,9 @@ class PredictionWriter(BasePredictionWriter):
 
     Raises:
         TypeError: if ``predict_step`` returns anything but a dict of tensors or words.
-        ValueError: for another ending, for values that are not finite; for an array of several
-            values an example or of several processes, ``beside`` with JSON lines or of other rows.
+        ValueError: for another ending, for values that are not finite; for an array with
+            several values per example, or with several processes; for ``beside`` with JSON lines,
+            or with another number of rows.
     """
 
     def __init__(self, path: str | None = None, beside: str | None = None) -> None:

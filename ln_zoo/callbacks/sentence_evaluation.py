@@ -45,16 +45,16 @@ class SentenceEvaluation(UpdateCallback):
     run goes on at the next multiple of n.
 
     Scores take seconds to minutes, encoding apart. With ``background`` training does not wait for
-    them: ``n_jobs`` other processes score the vectors, a task each, and the scores are logged when
-    they are there, at the update that they are of. The end of training waits for the last. A run
-    that is stopped loses those under way.
+    them: ``n_jobs`` other processes score the vectors, a task each. The scores are logged when
+    they are ready, at the update at which the sentences were encoded. The end of training waits for
+    the last scores; a run that is stopped loses those still in progress.
 
     In a test the scores stand among its metrics: ``mr``, ``cr``, ... under the original protocol,
     ``mr_fast``, ``cr_fast``, ... under the fast one, and those of SICK, for which both are one.
 
     The model must have ``encode(sentences) -> (n, d)``. If that takes ``eos``, it is told whether
-    the released skip-thoughts code reads the end of a sentence in the task. Sentences are written
-    small if the model's vocabulary has no capital letters.
+    the released skip-thoughts code reads the end of a sentence in the task. Sentences are
+    lowercased if the model's vocabulary has no capital letters.
 
     Args:
         every_n_steps: updates between two scores in training.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ln_zoo.cli import analyze_dynamics, analyze_fisher, analyze_invariance
 from ln_zoo.cli.checks import check_file, check_least, check_picture, check_positive
+from ln_zoo.cli.help import DefaultsFormatter
 from ln_zoo.cli.names import layer_class, norm_class
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def _add_gradient_flow(analyses: argparse._SubParsersAction[argparse.ArgumentPar
         "layers, from a softmax on the last state back to the first (Cooijmans et "
         "al. 2017, section 4), in float64. The table holds decimal logarithms of "
         "their norms.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=DefaultsFormatter,
         allow_abbrev=False,
     )
     parser.add_argument(

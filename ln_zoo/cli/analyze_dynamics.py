@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ln_zoo.cli.checks import check_least, check_positive
+from ln_zoo.cli.help import DefaultsFormatter
 from ln_zoo.cli.names import layer_class, norm_class
 from ln_zoo.zoo import trust
 
@@ -39,7 +40,7 @@ def add_parser(analyses: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "measures untrained layers that read standard normal numbers. With "
         "--weights or --ckpt it measures the layers of trained models, on test "
         "images or lines of handwriting, and of the same models before training.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=DefaultsFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--steps", type=int, default=200, help="largest number of time steps")
@@ -114,8 +115,8 @@ def _add_options_of_trained(parser: argparse.ArgumentParser) -> None:
         "--statistics",
         choices=("kept", "batch"),
         default=argparse.SUPPRESS,
-        help="of batch norm: the running ones, or those of the batch, which untrained layers use "
-        f"(default: {_TRAINED['statistics']})",
+        help="statistics for batch norm: kept, the running averages, or batch, those of the batch, "
+        f"as for untrained layers (default: {_TRAINED['statistics']})",
     )
     group.add_argument(
         "--root",

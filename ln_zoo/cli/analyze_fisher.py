@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from ln_zoo.cli.help import DefaultsFormatter
+
 
 def add_parser(analyses: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds the command to those of ``ln-zoo analyze``."""
@@ -16,7 +18,7 @@ def add_parser(analyses: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "compares the formulas, as printed and corrected, with automatic "
         "differentiation, and measures the effect of the scale of weights and "
         "data.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=DefaultsFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--units", type=int, default=4, help="number of units, H")

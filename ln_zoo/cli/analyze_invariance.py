@@ -7,6 +7,7 @@ import math
 import sys
 from pathlib import Path
 
+from ln_zoo.cli.help import DefaultsFormatter
 from ln_zoo.cli.names import norm_class
 
 
@@ -19,7 +20,7 @@ def add_parser(analyses: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "and data of a random layer in float64, compares its outputs, and checks "
         "them against what each norm declares. The picture shows how much eps "
         "affects the invariance to rescaled weights.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=DefaultsFormatter,
         allow_abbrev=False,
     )
     parser.add_argument(

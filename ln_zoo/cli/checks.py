@@ -49,7 +49,7 @@ def check_seed(arguments: argparse.Namespace) -> None:
         ValueError: if it is not.
     """
     if not -(2**63) <= arguments.seed < 2**64:
-        raise ValueError(f"--seed must be in -2**63 to 2**64 - 1, got {arguments.seed}")
+        raise ValueError(f"--seed must be between -2**63 and 2**64 - 1, got {arguments.seed}")
 
 
 def check_picture(option: str, path: Path) -> None:

@@ -141,7 +141,7 @@ def _parser() -> argparse.ArgumentParser:
         "--x",
         choices=list(_METRICS),
         default="epoch",
-        help="what to draw against; step: updates, for what StepEvaluation logs within "
+        help="x axis; epoch (default); step: updates, for what StepEvaluation logs within "
         "epochs; seconds: training time, as StepEvaluation measured it",
     )
     parser.add_argument(
@@ -269,7 +269,7 @@ def spread(runs: Sequence[Run], metric: str) -> list[tuple[int, float, float, fl
         rows.append((place, statistics.median(values), min(values), max(values)))
     if not rows:
         folders = ", ".join(str(run.folder) for run in runs)
-        raise ValueError(f"{metric} was logged at no place that these runs share: {folders}")
+        raise ValueError(f"{metric}: these runs logged it at no common epoch or update: {folders}")
     return rows
 
 

@@ -1,4 +1,4 @@
-"""``ln-zoo draw``: images that a DRAW model makes up, as a picture or as numbers."""
+"""``ln-zoo draw``: images that a DRAW model generates, as a picture or as numbers."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _draw(arguments: argparse.Namespace) -> None:
     from ln_zoo.plots.draw import bernoulli, plot_filmstrip, plot_grid
     from ln_zoo.plots.pen import save
 
-    model = stored.load_model_of(DRAW, arguments.model, "makes up no images")
+    model = stored.load_model_of(DRAW, arguments.model, "generates no images")
     drawn = model.generate_samples(arguments.number, arguments.seed, trace=filmstrip is not None)
     images = drawn.logits.sigmoid()
     if arguments.binary:

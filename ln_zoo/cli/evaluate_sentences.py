@@ -144,9 +144,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--curve",
         metavar="FILE",
-        help="the numbers as a .csv file with a row for each encoder by its updates, which "
-        "`ln-zoo compare --x step` draws as it does a run's curves; every encoder must be a .ckpt "
-        "file",
+        help="also write the scores as a .csv file, one row per checkpoint by its number of "
+        "updates, for `ln-zoo compare --x step`; every encoder must then be a .ckpt file",
     )
     trust.add_import_option(parser)
     return parser

@@ -71,7 +71,10 @@ def _parser() -> argparse.ArgumentParser:
         help="step: one time step, with states as inputs and outputs; sequence: all "
         "steps, any number of them; default step",
     )
-    parser.add_argument("--part", help="of a model with several, such as captions; default: first")
+    parser.add_argument(
+        "--part",
+        help="which part to export, for models with several, such as captions; default: the first",
+    )
     parser.add_argument("--out", required=True, metavar="FILE", help="file to write")
     parser.add_argument("--opset", type=int, help="ONNX opset; default 20")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing file")

@@ -121,8 +121,8 @@ def tell_ignored(mine: Namespace, used: Namespace, argv: list[str], path: str) -
             theirs = used[option] and used[option].get("class_path", "another one")
             stored.note(
                 f"note: --{option} is ignored: {path} was trained with "
-                f"{theirs or 'none beside the model'} (--weights in place of --ckpt_path starts "
-                "afresh from its weights)"
+                f"{theirs or 'the default of the model'} (to start a new run from its weights, "
+                "give --weights in place of --ckpt_path)"
             )
 
 

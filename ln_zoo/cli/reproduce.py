@@ -27,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
 
     Returns:
         The exit code: 0, also where a claim does not hold; 1 if a run failed; 2 if nothing was run
-        because the input is wrong; 128 and the number of the signal that stopped it.
+        because the input is wrong; 128 plus the number of the signal that stopped it.
     """
     arguments = _parser().parse_args(argv)
     try:

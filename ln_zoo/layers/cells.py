@@ -164,8 +164,8 @@ class NoQuantiser:
         if value is not None:
             raise TypeError(
                 f"torch has no quantised form of ln_zoo's {type(layer).__name__}: without a norm, "
-                "or with WeightNorm, ln_zoo.denormalize_ makes torch's own layers of them, which "
-                "it can quantise; with a norm of sums they stay in float: leave them out"
+                "or with WeightNorm, first convert such layers to torch's own with "
+                "ln_zoo.denormalize_; exclude layers that normalise summed inputs from quantisation"
             )
 
     def __delete__(self, layer: nn.Module) -> None:
@@ -249,7 +249,7 @@ class RecurrentCell(nn.RNNCellBase):
             self.reset_norm()
 
     def reset_norm(self) -> None:
-        """Derives again what the norm takes from the weights, after these were re-initialised."""
+        """Recomputes what the norm derives from the weights; call it after re-initialising them."""
         sites = sites_by_role(self.sites)
         sites["input"].reset_weight(self.weight_ih)
         sites["recurrent"].reset_weight(self.weight_hh)
@@ -359,9 +359,9 @@ class LSTMCell(RecurrentCell):
     parameters, under autocast too.
 
     Parameters: ``weight_ih`` (4H, I), ``weight_hh`` (4H, H), ``bias_ih``, ``bias_hh`` (4H,), drawn
-    as torch does; ``weight_peephole`` (3, H) to i, f, o; and, as far as the norm has them,
-    ``sites.input.gain``, ``sites.recurrent.gain`` (4H,), ``sites.cell.gain``, ``sites.cell.shift``
-    (H,), ``sites.input.scale``, ``sites.recurrent.scale`` (4H,).
+    as torch does; with ``peephole``, ``weight_peephole`` (3, H) for i, f, o; and, for norms that
+    have them, ``sites.input.gain``, ``sites.recurrent.gain`` (4H,), ``sites.cell.gain``,
+    ``sites.cell.shift`` (H,), ``sites.input.scale``, ``sites.recurrent.scale`` (4H,).
 
     Raises:
         ValueError: for a name in ``normalize`` that is not one of the sites, or a bound that is
@@ -412,8 +412,9 @@ class LSTMCell(RecurrentCell):
         Raises:
             RuntimeError: if sizes do not fit.
             TypeError: if ``hx`` is not a tuple of two.
-            ValueError: if ``step`` is negative, or missing under a norm that needs it (batch
-                norm; layer norm does not).
+            ValueError: if the input is neither 1D nor 2D; if ``step`` is negative, or missing under
+                a norm that needs it (`BatchNorm`); under batch norm in training, for a batch of
+                one at step 0.
         """
         h, c = self._next(input, hx, step)
         return h, c

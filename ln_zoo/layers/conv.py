@@ -23,9 +23,9 @@ class Conv2d(nn.Conv2d):
         in_channels: channels C of each input.
         out_channels: channels F of each output.
         kernel_size: size of the kernel.
-        stride: step of the kernel.
-        padding: of both sides: a size, ``"valid"`` or ``"same"``.
-        dilation: distance of the kernel's elements.
+        stride: step between kernel positions; default 1.
+        padding: size added to each side, ``"valid"`` or ``"same"``; default 0.
+        dilation: spacing between kernel elements; default 1.
         groups: groups of channels that are convolved separately; statistics ignore them.
         bias: whether there is a bias.
         padding_mode: ``"zeros"``, ``"reflect"``, ``"replicate"`` or ``"circular"``.
@@ -123,5 +123,5 @@ class Conv2d(nn.Conv2d):
             self.reset_norm()
 
     def reset_norm(self) -> None:
-        """Derives again what the norm takes from the weights, after these were re-initialised."""
+        """Recomputes what the norm derives from the weights; call it after re-initialising them."""
         self.site.reset_weight(self.weight)

@@ -97,16 +97,17 @@ class DRAWNetwork(nn.Module):
         normalize: the sites of both LSTMs to act on; default ``("cell",)``, as in the paper, or
             ``("input", "recurrent")`` for a norm that acts on weights only.
         peephole: whether gates see cell states; see `LSTM`.
-        forget_bias: what forget gates start with; ``None``: what ``init_std`` gives.
+        forget_bias: initial bias of the forget gates; ``None``: as ``init_std`` sets it.
         learn_initial_state: whether both LSTMs' first states are learned, else zeros.
         learn_initial_canvas: the same for C_0.
         filter_norm: how filters come to sum to 1; see `ln_zoo.ops.filterbank`.
         filter_eps: see there.
         log_clamp: log standard deviations of latents, log sigma^2 and log strides are clamped to
             plus or minus it.
-        init_std: standard deviation of all initial weights, biases being 0, as in released code
-            (0.01); ``None``: torch's own, but 0.01 and no bias of the map to the latents, whose
-            divergence would be large otherwise.
+        init_std: standard deviation of all initial weights, with biases 0 (released code: 0.01).
+            ``None``: torch's own initial values, except for the map to the latents: its weights
+            have a standard deviation of 0.01 and its biases are 0, since otherwise the KL
+            divergence of the latents would be large.
 
     Parameters: those of `LSTMCell` under ``encoder.`` and ``decoder.``; ``posterior`` (2Z, H),
     means first; ``read`` and ``write`` (5, H) in the order g~_X, g~_Y, log sigma^2, log delta~, log
@@ -114,8 +115,9 @@ class DRAWNetwork(nn.Module):
     ``initial.decoder_c`` (H,) and ``initial.canvas`` (B, A).
 
     Raises:
-        ValueError: for sizes below 1, an unknown ``filter_norm``, a ``filter_eps`` or ``init_std``
-            that is not positive, or a ``log_clamp`` outside (0, 20].
+        ValueError: for sizes below 1, an unknown name in ``normalize``, an unknown
+            ``filter_norm``, a ``filter_eps`` or ``init_std`` that is not positive, or a
+            ``log_clamp`` outside (0, 20].
 
     Example:
         >>> from ln_zoo.norms import LayerNorm

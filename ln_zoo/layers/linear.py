@@ -73,5 +73,5 @@ class Linear(nn.Linear):
             self.reset_norm()
 
     def reset_norm(self) -> None:
-        """Derives again what the norm takes from the weights, after these were re-initialised."""
+        """Recomputes what the norm derives from the weights; call it after re-initialising them."""
         self.site.reset_weight(self.weight)

@@ -228,7 +228,7 @@ class RecurrentLayer(nn.RNNBase):
             init.uniform_(getattr(self, name), -bound, bound)
 
     def reset_norm(self) -> None:
-        """Derives again what the norm takes from the weights, after these were re-initialised."""
+        """Recomputes what the norm derives from the weights; call it after re-initialising them."""
         for suffix, sites in self._directions().items():
             sites["input"].reset_weight(getattr(self, f"weight_ih_{suffix}"))
             sites["recurrent"].reset_weight(getattr(self, f"weight_hh_{suffix}"))
@@ -286,7 +286,7 @@ class RecurrentLayer(nn.RNNBase):
         hx: Any = None,
         reset: Tensor | PackedSequence | None = None,
     ) -> tuple[Any, Any]:
-        """Outputs and final states, of which a single one is a tensor; see `LSTM.forward`."""
+        """Outputs and final states; a single state is returned as a tensor. See `LSTM.forward`."""
         output, states = self._run(input, hx, reset)
         return output, states if len(states) > 1 else states[0]
 
@@ -646,8 +646,8 @@ class LSTM(RecurrentLayer):
                 of a piece. All pieces run at once, as one packed batch, on the same kernels.
 
         Returns:
-            The output, (T, N, D * H) for D directions, or in the layout of the input, and the final
-            states (h, c) in the shapes of ``hx``.
+            The output, (T, N, D * H) for D directions, or (T, N, D * P) with ``proj_size``, in
+            the layout of the input; and the final states (h, c) in the shapes of ``hx``.
 
         Raises:
             RuntimeError: if sizes do not fit.

@@ -31,13 +31,13 @@ _SOFTPLUS_STEP, _LEAST_WIDTH = 1 / 25, 0.01
 
 
 class WindowState(NamedTuple):
-    """Where a `WindowLSTM` is.
+    """The state of a `WindowLSTM`.
 
     Attributes:
-        h: state, (N, H).
+        h: hidden state, (N, H).
         c: cell state, (N, H).
-        kappa: places of the Gaussians, in characters, (N, K).
-        window: what the window shows, (N, E).
+        kappa: centres of the Gaussians, in characters, (N, K).
+        window: w, the weighted sum of the character vectors, (N, E).
     """
 
     h: Tensor
@@ -64,7 +64,7 @@ class WindowOutput(NamedTuple):
 
 
 class WindowLSTM(nn.Module):
-    """A layer of LSTM whose input is followed by a soft window on a text (Graves 2013, section 5).
+    """An LSTM layer with a soft attention window over a text (Graves 2013, section 5).
 
     At step t the LSTM (paper, eq. 20-22) reads ``[x_t, w_{t-1}]`` in one matrix, and its state sets
     the window for this step (Graves 2013, eq. 46-51)::
@@ -229,7 +229,7 @@ class WindowLSTM(nn.Module):
         for name, a, size in zip(WindowState._fields, state, sizes, strict=True):
             if a.shape != (examples, size):
                 raise ValueError(
-                    f"state.{name} must be ({examples}, {size}) beside an input of {examples} "
+                    f"state.{name} must be ({examples}, {size}) for an input of {examples} "
                     f"examples, got {tuple(a.shape)}"
                 )
 

@@ -31,9 +31,9 @@ class Inputs(NamedTuple):
     """N passages with a query each; what a data module's batch begins with.
 
     Attributes:
-        passage: numbers of words, (N, T), whatever there is behind its end.
+        passage: word indices, (N, T), whatever there is behind its end.
         passage_lengths: (N,), at least 1.
-        query: numbers of words, (N, S).
+        query: word indices, (N, S).
         query_lengths: (N,), at least 1.
     """
 
@@ -68,7 +68,7 @@ class AttentiveReader(Classifier):
     1 / sqrt(d); biases at 0, those of forget gates too. Gradients are clipped there to a norm of
     10, which is the trainer's part: ``gradient_clip_val: 10.0``.
 
-    A batch is ``(inputs, answers)``: inputs as `Inputs`, answers (N,) numbers of words. Metrics:
+    A batch is ``(inputs, answers)``: inputs as `Inputs`, answers (N,) word indices. Metrics:
     ``nll`` and ``error`` over the whole vocabulary, as in the source; ``entity_error``, where the
     answer is chosen among all entities, and ``passage_error``, among those of the passage.
 

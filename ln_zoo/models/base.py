@@ -29,7 +29,8 @@ class DynamicsTask(NamedTuple):
 
     Attributes:
         batch: of examples, in float64, as ``loss`` takes it.
-        loss: a scalar, of model and batch; its gradients by the hidden states are measured.
+        loss: (model, batch) to a scalar; its gradients with respect to hidden states are
+            measured.
         description: the examples in a few words.
         first_layer: number of the first recurrent layer that is measured, counted from 1.
     """
@@ -231,6 +232,6 @@ def fused_on_cpu(module: LightningModule) -> dict[str, bool]:
 
 
 def public_module(cls: type) -> str:
-    """The module a class is imported from: our own go by their room, not by their file."""
+    """The module a class is imported from: our own by their package, not by their file."""
     parts = cls.__module__.split(".")
     return ".".join(parts[:2]) if parts[0] == "ln_zoo" else cls.__module__

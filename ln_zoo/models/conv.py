@@ -22,7 +22,7 @@ class ConvClassifier(Classifier):
     The paper's experiment with convolutional networks (section 6.7) is preliminary: it states
     neither network nor numbers. By default this is conv 32, conv 32, pool, conv 64, conv 64, pool,
     dense 256, K logits, with ReLU and padding that keeps the size. The norm acts on the
-    convolutions and the dense layer, whatever it is never on the logits, whose scale carries the
+    convolutions and the dense layer. No norm acts on the logits, since their scale carries the
     confidence of the softmax.
 
     The network computes in torch's ``channels_last`` memory format, which is faster and changes

@@ -60,10 +60,11 @@ class DRAW(ZooModule):
         read_size: R; ``None``: the encoder reads whole images.
         write_size: W; ``None``: the decoder writes to all pixels.
         norm: the normalisation, or its ``class_path``/``init_args`` dict; default `LayerNorm`.
-        normalize: the sites to act on; default: the cell state alone, as in the paper, and all for
-            norms that act on weights. See `ln_zoo.layers.DRAWNetwork`.
+        normalize: the sites to act on; default: the cell state alone, as in the paper, or
+            ``["input", "recurrent"]`` for norms that act on weights only. See
+            `ln_zoo.layers.DRAWNetwork`.
         peephole: whether gates see cell states, as in the first released code.
-        forget_bias: what forget gates start with; the sources do not say. ``None``: what
+        forget_bias: initial bias of the forget gates; the sources do not say. ``None``: what
             ``init_std`` gives.
         learn_initial_state: whether the first states are learned, else zeros.
         learn_initial_canvas: the same of the first canvas.
@@ -74,7 +75,7 @@ class DRAW(ZooModule):
             which layer norm at the paper's size does not begin to learn for epochs
             (``docs/results/draw.md``); the sources do not say. ``None``: torch's own, with a small
             map to the latents.
-        lr: learning rate of Adam; its default in the paper, 3e-4 in released code.
+        lr: learning rate of Adam. The paper uses Adam's default, 1e-3; released code has 3e-4.
         clip_norm: the norm to which gradients are clipped, ``None`` for none. The sources do not
             say; gradients begin with norms of 100 to 300. The trainer's ``gradient_clip_val``
             overrides it.
@@ -238,7 +239,7 @@ class DRAW(ZooModule):
         """The divergence of the latents from their prior at each glimpse, in nats, (T, N).
 
         Raises:
-            ValueError: of images that were made up, which have none.
+            ValueError: for generated images, which have none.
         """
         if output.means is None or output.log_stds is None:
             raise ValueError("generated images have no divergence: no image was read")
@@ -339,7 +340,7 @@ class DRAW(ZooModule):
 
     @torch.no_grad()
     def generate_samples(self, number: int, seed: int = 0, trace: bool = False) -> DRAWOutput:
-        """Makes up images.
+        """Generates images.
 
         In evaluation mode (`eval`), as a loaded model is, if the norm is batch-dependent: else
         the images of one call depend on each other.

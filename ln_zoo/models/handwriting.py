@@ -59,8 +59,8 @@ class Line(NamedTuple):
             units of the data.
         text: what was to be written.
         phi: what the window showed of each character, (T, U); empty without text.
-        finished: whether the window passed the end of the text, so that the line did not end for
-            its length.
+        finished: whether the window passed the end of the text; if not, the line was cut at its
+            maximum number of points.
     """
 
     offsets: Tensor
@@ -80,8 +80,8 @@ class Handwriting(ZooModule):
 
     Offsets come in the units of the data. The model standardises them by `offset_mean` and
     `offset_std`, which are taken from the training set when a model that has none meets its data,
-    and travel with its checkpoints. Densities depend on that scale, so that it is what makes
-    losses comparable: they are in nats of standardised offsets.
+    and travel with its checkpoints. Densities depend on that scale: losses, in nats of standardised
+    offsets, can be compared only between models with the same scale.
 
     A batch is a tuple: offsets (N, T + 1, 3), of which row t is input and row t + 1 target, row 0
     being zeros or the point before; lengths (N,), the numbers of targets; N texts; and whether
@@ -117,10 +117,12 @@ class Handwriting(ZooModule):
             clipping.
         optimizer: ``"adam"`` (torch's defaults), or ``"graves"``, his form of RMSprop (eq. 38-41).
         lr: learning rate; Graves has 1e-4.
-        clip_mode: ``"norm"`` of all gradients, each ``"value"``, as ``"graves"`` the derivatives of
-            the loss by the gates' sums and ten times as much those by the outputs (presuming
-            ``loss_reduction="line"``; such layers run on the generic loop), or ``"none"``. The
-            trainer's ``gradient_clip_val`` goes before ``"norm"`` and ``"value"``.
+        clip_mode: ``"norm"`` clips the norm of all gradients together, ``"value"`` each element.
+            ``"graves"`` clips the derivatives of the loss with respect to the gates'
+            pre-activations to ``clip_bound``, and those with respect to the outputs to ten times
+            that; it is meant for ``loss_reduction="line"``, and runs on the generic loop.
+            ``"none"`` clips nothing. The trainer's ``gradient_clip_val`` overrides ``"norm"`` and
+            ``"value"``.
         clip_bound: default 10 for ``"norm"`` and ``"graves"``, 1 for ``"value"``.
         weight_noise: standard deviation of noise added to all weights in each training step.
 

@@ -59,13 +59,13 @@ class OrderEmbedding(ZooModule):
     normalisation. The code has a further one inside it (``prenorm_bias``), and without
     normalisation none at the state.
 
-    A batch is a tuple: features (N, I); captions (C N, T), numbers of words with an end each,
+    A batch is a tuple: features (N, I); captions (C N, T), word indices with an end each,
     those of image i in rows C i to C i + C - 1; lengths (C N,), the end counted; the number of each
     image in its set, (N,). In training C is 1.
 
     Args:
-        vocabulary: the words to tell apart, or a file with one per line; others are read as
-            one. Default: none, so that all are.
+        vocabulary: the known words, or a file with one per line; all other words are read as one
+            unknown token. Default: no known words, so every word is read as that token.
         image_features: features I of an image; default: 4,096, of VGG-19.
         embedding_features: size of a word's vector.
         hidden_size: size D of the state and of the space.
@@ -84,10 +84,10 @@ class OrderEmbedding(ZooModule):
         lr: learning rate.
         adam_bias_correction: ``"standard"``, or ``"legacy"`` as in the sources' code; see
             `ln_zoo.models.legacy_adam.LegacyAdam`.
-        clip: clips the norm of the gradient of each tensor (``"per_tensor"``; gates and candidate
-            of the GRU are tensors of their own), or that of all (``"global"``), or ``"none"``.
-            The trainer's ``gradient_clip_val`` overrides it.
-        clip_norm: to this.
+        clip: ``"per_tensor"`` clips the gradient norm of each tensor (the gates and the candidate
+            of the GRU count as separate tensors), ``"global"`` that of all parameters together,
+            ``"none"`` nothing. The trainer's ``gradient_clip_val`` overrides it.
+        clip_norm: the largest gradient norm allowed by ``clip``; default 2.
         fold_size: images that are ranked together; ``None``: all. Recalls depend on it.
         folds: how many of the first folds are scored; ``None``: all.
 
@@ -223,7 +223,7 @@ class OrderEmbedding(ZooModule):
     # The network
 
     def encode_words(self, captions: list[list[str]]) -> tuple[Tensor, Tensor]:
-        """Captions as numbers (M, T), each ended and filled up by `EOS`, and lengths (M,).
+        """Captions as word indices (M, T), each padded with at least one `EOS`, and lengths (M,).
 
         Args:
             captions: the words of each, in lower case and without punctuation.
@@ -244,7 +244,7 @@ class OrderEmbedding(ZooModule):
         """Unit vectors s of captions, (M, D), float32 at least.
 
         Args:
-            captions: numbers of words, int64 (M, T).
+            captions: word indices, int64 (M, T).
             lengths: tokens of each, the `EOS` that ends it among them, int64 (M,).
         """
         if self.training and self.word_dropout:
@@ -256,7 +256,7 @@ class OrderEmbedding(ZooModule):
         return self._unit(h[0])
 
     def _inputs(self, captions: Tensor) -> Tensor:
-        """What the GRU reads of numbers of words: with a 1 at the end if a bias needs it."""
+        """What the GRU reads of word indices: with a 1 at the end if a bias needs it."""
         words: Tensor = self.words(captions)
         return F.pad(words, (0, 1), value=1.0) if self.prenorm_bias else words
 

@@ -123,7 +123,7 @@ class SequenceClassifier(Classifier):
         if in_features % step_features:
             raise ValueError(
                 f"step_features {step_features} must divide in_features {in_features}, so that "
-                "every step reads as many"
+                "every time step reads the same number of values"
             )
         if initial_noise is None:
             initial_noise = 0.1 if norm.batch_dependent else 0.0

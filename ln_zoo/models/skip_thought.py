@@ -51,17 +51,17 @@ class _Told(NamedTuple):
 
 
 class SkipThought(ZooModule):
-    """Encodes a sentence so that the sentences before and after it can be told from its vector.
+    """Encodes a sentence as a vector from which the sentences before and after it are predicted.
 
     A GRU reads the words of a sentence; its last state is the sentence's vector. Two decoders, each
-    a GRU that begins in that state, say the next and the previous sentence word by word (Kiros et
-    al. 2015, arXiv 1506.06726, section 2). Layer normalisation acts in all three as in the
-    supplement's eq. 26-28 of the paper; embeddings, states and logits are not normalised.
+    a GRU that starts from that state, predict the next and the previous sentence word by word
+    (Kiros et al. 2015, arXiv 1506.06726, section 2). Layer normalisation acts in all three as in
+    eq. 26-28 of the paper's supplement; embeddings, states and logits are not normalised.
 
-    A batch is a tuple of the sources, the next and the previous sentences, each a pair: numbers of
-    words, int64 (B, T), with `ln_zoo.vocabulary.EOS` at the end and behind it; and lengths (B,), in
-    which one `EOS` counts. Encoder and decoders read and say that end too. A decoder's first input
-    is a vector of zeros. What lies behind a sentence changes nothing and costs nothing.
+    A batch is a tuple of the sources, the next and the previous sentences, each a pair: word
+    indices, int64 (B, T), padded with `ln_zoo.vocabulary.EOS` after the sentence; and lengths (B,),
+    which count one `EOS`. The encoder reads that `EOS`, and the decoders predict it. A decoder's
+    first input is a vector of zeros. Padding changes nothing and costs nothing.
 
     Losses are logged in nats per token: ``token_nll`` over both neighbours, ``next_nll`` and
     ``previous_nll`` of each.
@@ -233,7 +233,7 @@ class SkipThought(ZooModule):
         """The vectors of sentences, as they are before they are given unit norm.
 
         Args:
-            tokens: numbers of words, int64 (B, T).
+            tokens: word indices, int64 (B, T).
             lengths: tokens of each sentence, int64 (B,); what lies behind them is not read.
 
         Returns:
@@ -521,6 +521,9 @@ class CombinedSkipThoughts:
 
     Args:
         *models: at least two.
+
+    Raises:
+        ValueError: for fewer than two models.
 
     Example:
         >>> one = SkipThought(["rain"], hidden_size=8, embedding_features=4)

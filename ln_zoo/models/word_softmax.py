@@ -50,7 +50,7 @@ class FullSoftmax(nn.Module):
 
         Args:
             states: (M, D).
-            targets: numbers of words, int64 (M,).
+            targets: word indices, int64 (M,).
         """
         if torch.is_autocast_enabled(states.device.type):
             return F.cross_entropy(self._logits(states), targets, reduction="sum")

@@ -240,7 +240,7 @@ class Site(nn.Module):
         return self.norm.weight(self, weight)
 
     def reset_weight(self, weight: Tensor) -> None:
-        """Derives again what the norm takes from the weights, after these were re-initialised."""
+        """Recomputes what the norm derives from the weights; call it after re-initialising them."""
         self.norm.init_weight(self, weight.detach())
 
     def reset_parameters(self) -> None:
@@ -372,8 +372,9 @@ class Site(nn.Module):
             key = _NormKey(prefix + own[0])
             key.hint = (
                 f"; a plain layer has no {' and '.join(own)} of {type(self.norm).__name__}: load "
-                "its weights by strict=False, and with WeightNorm call reset_norm() of the layer "
-                "then, or convert the plain model, ln_zoo.normalize_(model, norm, calibrate=batch)"
+                "its weights with strict=False (with WeightNorm, then call the layer's "
+                "reset_norm()), or convert the plain model with "
+                "ln_zoo.normalize_(model, norm, calibrate=batch)"
             )
             missing[missing.index(prefix + own[0])] = key
 

@@ -25,27 +25,27 @@ class BatchNorm(Norm):
     In training the batch's own statistics are used (gradients flow through them) and running
     averages of mean and unbiased variance are kept; in evaluation the running averages are used.
     Recurrent sites keep one row of averages per time step (Cooijmans et al. 2017, section 3) in
-    buffers ``(max_steps, F)``; steps beyond the last row that training has reached use that row. Of
-    a packed batch only the examples active at a step count, so padding never does; a step at which
-    one example alone is left uses the running averages. Each row begins as a plain average of its
-    first ``1 / momentum`` batches, so that rows which few sequences reach hold no trace of their
-    initial values.
+    buffers ``(max_steps, F)``; steps beyond the last row that training has reached use that row. In
+    a packed batch only the examples active at a step count, so padding never does. A step that only
+    one example reaches uses the running averages. Each row starts as the plain average of its first
+    ``1 / momentum`` batches, so a row that few sequences reach keeps no trace of its initial value.
 
     Args:
         gain: initial value of the gain, (F,), in feed-forward layers.
         recurrent_gain: the same in recurrent layers: 0.1, since with 1 gradients vanish along
             hundreds of steps (section 4 there).
-        eps: added to the variance, inside the root.
-        momentum: weight of the newest batch in the running averages.
-        max_steps: rows of statistics that recurrent sites keep; the last one serves all later
-            steps, in training too.
+        eps: added to the variance, inside the root; default 1e-5.
+        momentum: weight of the newest batch in the running averages; default 0.1.
+        max_steps: rows of statistics that recurrent sites keep, default 256; the last row serves
+            all later steps, in training too.
         unbiased: whether batches are normalised by the variance with n - 1 in place of n, as the
             layer normalisation paper does at batch size 4 (section 6.6). Note that
             ``torch.nn.BatchNorm1d`` never does.
         sync: whether, on several devices, training takes statistics over the examples of
             all processes, as a single process with all examples would; gradients flow through them,
-            and running averages are the joint ones. It costs an exchange per site (forward and
-            backward each), in recurrent layers at every step, where the generic loop runs. By
+            and running averages are the joint ones. It costs one exchange per site in the forward
+            and one in the backward pass; recurrent layers exchange at every time step, and run on
+            the generic loop. By
             default each process normalises its own examples; the running averages that are kept are
             then those of the first process, from which DDP copies buffers to the others. In
             evaluation, and where batches are only measured (`batch_statistics`), nothing is

@@ -23,8 +23,9 @@ class LayerNorm(Norm):
     The layer's own bias is added after normalisation: it is the paper's b.
 
     Args:
-        gain: initial value of the gain g (eq. 4), (F,).
-        eps: added to the biased variance, inside the root. The paper has none; a constant row
+        gain: initial value of the gain g (eq. 4), (F,); default 1.
+        eps: added to the biased variance, inside the root; default 1e-5. The paper has none; a row
+            of equal values
             (such as the recurrent term of a zero state) needs one.
         convolution: what shares statistics and gains in convolutions (N, C, H, W), where the paper
             (section 6.7) does not say; elsewhere it changes nothing.

@@ -18,8 +18,8 @@ class RMSNorm(Norm):
     """Layer normalisation without centring: each example is divided by its root mean square.
 
     Args:
-        gain: initial value of the gain, (F,).
-        eps: added to the mean square, inside the root.
+        gain: initial value of the gain, (F,); default 1.
+        eps: added to the mean square, inside the root; default 1e-5.
 
     Raises:
         ValueError: if gain or eps is not finite, or eps is negative.

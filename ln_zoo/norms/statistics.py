@@ -105,7 +105,7 @@ def population_statistics(module: nn.Module, method: str = "average") -> Iterato
 
     Raises:
         ValueError: for another method; if no site keeps statistics; under ``"average"``, if the
-            steps of a sequence come in another order than that of time; at the end, if no batch of
+            time steps of a sequence are out of order; at the end, if no batch of
             at least 2 examples went through the module.
 
     Example:
@@ -253,8 +253,8 @@ class _Average:
             self._finish_series()
         elif step != self.steps:
             raise ValueError(
-                f'population statistics by "average" take sequences step by step: step {step} came '
-                f'where {self.steps} should; use "total_variance", which needs no order'
+                f'population statistics by "average" need the time steps in order: got step '
+                f'{step}, expected step {self.steps}; use "total_variance", which needs no order'
             )
         entries = torch.stack([mean, var]).double()
         examples = entries.new_tensor(sizes).unsqueeze(1)

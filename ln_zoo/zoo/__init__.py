@@ -1,6 +1,6 @@
 """Published models: lists, loading, cards, and the numbers of the paper beside our own.
 
-Importing this room imports no torch. Names are fetched when they are first used.
+Importing this package does not import torch. Names are imported on first use.
 """
 
 from __future__ import annotations

@@ -114,8 +114,9 @@ def _make_card(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--facts",
         help="YAML or JSON file with facts that only the author knows: license, "
-        "description, intended_use, limitations, uncertainty, training_time, "
-        "notes, differences, training_commands, datasets, tags, size",
+        "license_name, license_link, language, description, intended_use, "
+        "limitations, uncertainty, training_time, notes, differences, "
+        "training_commands, datasets, tags, main_metric, size, pictures, version",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing card")
     trust.add_import_option(parser)

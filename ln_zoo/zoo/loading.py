@@ -280,7 +280,9 @@ def find_card(
     if isinstance(name_or_path, str) and (is_name or not path.is_dir()):
         text, at, asked = text.partition("@")
         if at and revision not in (None, asked):
-            raise CardError(f"{name_or_path} asks for {asked!r}, revision for {revision!r}")
+            raise CardError(
+                f"{name_or_path} names version {asked!r}, but revision={revision!r}: give only one"
+            )
         revision = asked if at else revision
     if revision == "":
         raise CardError(f"{name_or_path}: the revision is empty: leave it out for any")

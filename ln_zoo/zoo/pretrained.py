@@ -64,8 +64,8 @@ def save(
     if origin is not None and metrics is None and data is None and _is_that(model, origin):
         if facts is not None:
             raise CardError(
-                f"these are the weights of {origin.name}, whose card is kept as it is: facts are "
-                "of weights that were trained or measured since"
+                f"these are the weights of {origin.name}, whose card is kept unchanged: facts can "
+                "be given only for weights that were trained or measured after loading"
             )
         files = {key: origin.folder / key for key in origin.config["files"]}
         files.pop(catalog.WEIGHTS)

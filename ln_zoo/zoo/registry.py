@@ -197,5 +197,5 @@ def _look_up(name: str, classes: dict[str, type[Any]], what: str) -> type[Any]:
     guess = f"; did you mean {near[0]}?" if near else ""
     raise CardError(
         f"unknown {what} {name!r}: it is not one of ln_zoo's, and nothing was imported; known are "
-        f" {', '.join(sorted(classes))}{guess}"
+        f"{', '.join(sorted(classes))}{guess}"
     )

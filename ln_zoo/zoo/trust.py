@@ -119,7 +119,7 @@ def why_unreadable(error: Exception) -> str:
             )
     if text.strip() and isinstance(error, OSError | RuntimeError):
         return text.strip().splitlines()[0]
-    return "it holds something else than a checkpoint"
+    return "it holds something other than a checkpoint"
 
 
 def add_import_option(parser: argparse._ActionsContainer) -> None:
@@ -129,8 +129,8 @@ def add_import_option(parser: argparse._ActionsContainer) -> None:
         action="append",
         default=argparse.SUPPRESS,
         metavar="MODULE",
-        help="import this module first, in which a checkpoint's own class is defined: a checkpoint "
-        "alone imports none",
+        help="module that defines a checkpoint's own class, imported first: a checkpoint never "
+        "imports a module by itself",
     )
 
 

@@ -382,7 +382,7 @@ def test_running_averages_that_begin_with_what_cannot_be_divided_by() -> None:
 
 def test_statistics_that_are_not_those_of_the_inputs() -> None:
     x = random_inputs()
-    with pytest.raises(ValueError, match="this Linear keeps do not become those of the inputs"):
+    with pytest.raises(ValueError, match="this Linear do not converge to those of the inputs"):
         measure_invariance(made(AverageScale(share=0.0)), 3 * x, frozen=True)
 
 

@@ -314,7 +314,7 @@ def test_wrong_steps(three: list[str], tmp_path: Path, capsys: pytest.CaptureFix
     assert "give the values to reach" in error(*three, "--steps_to", "step_train_nll")
     other = write_steps(tmp_path / "c/0", {3: 1.0, 7: 0.1})
     found = error(three[0], f"LN={other}")
-    assert "step_train_nll was logged at no place that these runs share" in found
+    assert "step_train_nll: these runs logged it at no common epoch or update" in found
     assert str(other) in found
 
 

@@ -187,7 +187,7 @@ def test_a_seed_that_torch_does_not_take(here: Path) -> None:
     done = run("write", "a", "--model=handwriting.layernorm", f"--seed={10**23}")
     assert done.code == 1
     assert done.err == (
-        f"ln-zoo write: error: --seed must be in -2**63 to 2**64 - 1, got {10**23}\n"
+        f"ln-zoo write: error: --seed must be between -2**63 and 2**64 - 1, got {10**23}\n"
     )
 
 

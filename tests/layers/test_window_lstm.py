@@ -670,5 +670,5 @@ def test_states_of_another_shape_are_refused(field: str, other: str) -> None:
     wrong = {"examples": a[:3], "one case": a[:1], "features": a[:, 1:], "dimensions": a[None]}[
         other
     ]
-    with pytest.raises(ValueError, match=rf"state\.{field} must be \(4, {a.shape[1]}\) beside"):
+    with pytest.raises(ValueError, match=rf"state\.{field} must be \(4, {a.shape[1]}\) for an"):
         layer(x, text, state._replace(**{field: wrong}))

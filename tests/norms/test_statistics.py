@@ -472,7 +472,7 @@ def test_averages_want_steps_in_order_and_totals_do_not() -> None:
     x = torch.randn(6, 3, dtype=F64)
     with population_statistics(cell):
         cell(x, step=0)
-        with pytest.raises(ValueError, match=r'step 3 came where 1 should; use "total_variance"'):
+        with pytest.raises(ValueError, match=r'got step 3, expected step 1; use "total_variance"'):
             cell(x, step=3)
     with population_statistics(cell, "total_variance"):
         cell(x, step=3)

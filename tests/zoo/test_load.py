@@ -116,7 +116,7 @@ def test_versions_of_weights(
         load("mlp.none", revision=first.digest[:7])
     with pytest.raises(CardError, match="no version"):
         load(first.folder, revision=second.digest)
-    with pytest.raises(CardError, match="asks for '2', revision for '3'"):
+    with pytest.raises(CardError, match="names version '2', but revision='3'"):
         load("mlp.none@2", revision="3")
     with pytest.raises(CardError, match="the revision is empty"):
         load("mlp.none@")

@@ -119,7 +119,7 @@ def test_an_unchanged_model_keeps_its_card(make_card: Callable[..., Path], tmp_p
     for name in catalog.CARD_FILES:
         assert (copy / name).read_bytes() == (folder / name).read_bytes(), name
     model = load(folder)
-    with pytest.raises(CardError, match="card is kept as it is"):
+    with pytest.raises(CardError, match="card is kept unchanged"):
         model.save_pretrained(tmp_path / "other", facts={"notes": ["mine"]})
     with torch.no_grad():
         model.head.bias[0] += 1

@@ -109,7 +109,7 @@ class Payload:
 @pytest.mark.parametrize(
     ("write", "reason"),
     [
-        (lambda path: path.write_text("hello"), "it holds something else than"),
+        (lambda path: path.write_text("hello"), "it holds something other than"),
         (lambda path: torch.save({"a": Payload()}, path), "it asks for posix.system, and only"),
         (lambda path: path.write_bytes(pickle.dumps(Payload(), 2)), "it asks for posix.system"),
         (lambda path: torch.save({"a": pathlib.PurePosixPath()}, path), "it asks for pathlib"),

@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
 
     Returns:
         The exit code: 0; 1 if a run failed; 2 if nothing was run because the input is wrong; 128
-        and the number of the signal that stopped it.
+        plus the number of the signal that stopped it.
     """
     argv, options = _parted(list(argv))
     arguments = _parser().parse_args(argv)

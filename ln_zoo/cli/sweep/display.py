@@ -39,7 +39,9 @@ class LiveTable(Watcher):
         self.live.update(progress_table(progress))
 
     def stopping(self, runs: int) -> None:
-        self.console.print(f"stopping: {runs} runs write their checkpoints (Ctrl-C again: at once)")
+        self.console.print(
+            f"stopping: {runs} runs write their checkpoints (press Ctrl-C again to stop at once)"
+        )
 
 
 def progress_table(progress: Progress) -> Table:

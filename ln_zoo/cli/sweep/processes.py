@@ -73,7 +73,10 @@ class Watcher:
 
     def stopping(self, runs: int) -> None:
         """The user asked to stop."""
-        print(f"stopping: {runs} runs write their checkpoints (again: at once)", flush=True)
+        print(
+            f"stopping: {runs} runs write their checkpoints (interrupt again to stop at once)",
+            flush=True,
+        )
 
 
 class Processes:
