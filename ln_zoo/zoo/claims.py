@@ -212,7 +212,7 @@ def page(folder: str = "") -> str:
 def table(folder: str = "") -> str:
     """All claims in a Markdown table, with links relative to ``folder``."""
     lines = ["| § | claim | verdict | number | size, seeds | name | more |", "|" + "---|" * 7]
-    page = posixpath.relpath(PAGE, folder or ".")
+    details = posixpath.relpath(PAGE, folder or ".")
     for each in claims():
         outcome = each.outcome
         size = ""
@@ -223,7 +223,7 @@ def table(folder: str = "") -> str:
             path = posixpath.relpath(each.page, folder or ".")
             link = f"[{posixpath.basename(path)}]({path})"
         number = (outcome.number if outcome else None) or ""
-        name = f"[{each.name}]({page}#{each.name})"
+        name = f"[{each.name}]({details}#{each.name})"
         cells = [each.section, each.claim, f"**{each.verdict}**", number, size, name, link]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
