@@ -386,13 +386,22 @@ def draw(
             axis.xaxis.get_major_locator().set_params(integer=True)
     names = axes[0].get_legend_handles_labels()
     if len(names[1]) > _IN_PANEL:
-        figure.legend(*names, loc="outside lower center", ncols=3 * len(metrics))
+        _name_below(figure, names, 3 * len(metrics))
     else:
         axes[0].legend()
     if title:
         figure.suptitle(title)
     picture.parent.mkdir(parents=True, exist_ok=True)
     _save(figure, picture)
+
+
+def _name_below(figure: Figure, names: tuple[list[Any], list[Any]], columns: int) -> None:
+    """A legend below all panels, of at most so many columns as fit side by side."""
+    for count in range(min(columns, len(names[1])), 0, -1):
+        legend = figure.legend(*names, loc="outside lower center", ncols=count)
+        if count == 1 or legend.get_window_extent().width <= figure.bbox.width:
+            return
+        legend.remove()
 
 
 def _alike(a: Mapping[Any, float], b: Mapping[Any, float]) -> bool:

@@ -144,6 +144,17 @@ def test_many_labels_do_not_hide_the_curves(
     assert (inside, len(seen[0].legends)) == legends
 
 
+def test_long_labels_stay_in_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_run(tmp_path / "a/version_0", [0.3, 0.1])
+    runs = [read_run(f"layer norm, no input site, 1e-{n}={folder}", METRICS) for n in range(9)]
+    seen: list[Figure] = []
+    monkeypatch.setattr(compare, "_save", lambda figure, _: seen.append(figure))
+    draw(runs, METRICS, tmp_path / "a.png")
+    (legend,) = seen[0].legends
+    assert legend.get_window_extent().width <= seen[0].bbox.width
+    assert len(legend.get_texts()) == 9
+
+
 def test_what_a_logarithmic_axis_leaves_out_does_not_stretch_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
