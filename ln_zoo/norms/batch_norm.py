@@ -45,11 +45,10 @@ class BatchNorm(Norm):
             all processes, as a single process with all examples would; gradients flow through them,
             and running averages are the joint ones. It costs one exchange per site in the forward
             and one in the backward pass; recurrent layers exchange at every time step, and run on
-            the generic loop. By
-            default each process normalises its own examples; the running averages that are kept are
-            then those of the first process, from which DDP copies buffers to the others. In
-            evaluation, and where batches are only measured (`batch_statistics`), nothing is
-            exchanged.
+            the generic loop. By default each process normalises its own examples; the running
+            averages that are kept are then those of the first process, from which DDP copies
+            buffers to the others. In evaluation, and where batches are only measured
+            (`batch_statistics`), nothing is exchanged.
 
     Raises:
         ValueError: for values out of range; in training, for a batch of one example, and where

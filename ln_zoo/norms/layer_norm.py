@@ -25,8 +25,7 @@ class LayerNorm(Norm):
     Args:
         gain: initial value of the gain g (eq. 4), (F,); default 1.
         eps: added to the biased variance, inside the root; default 1e-5. The paper has none; a row
-            of equal values
-            (such as the recurrent term of a zero state) needs one.
+            of equal values (such as the recurrent term of a zero state) needs one.
         convolution: what shares statistics and gains in convolutions (N, C, H, W), where the paper
             (section 6.7) does not say; elsewhere it changes nothing.
 

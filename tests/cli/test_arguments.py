@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ln_zoo.cli import main
-from ln_zoo.cli.arguments import configurations
+from ln_zoo.cli.arguments import configurations, weights_last
 
 BOMB = "a0: &a0 [1, 1]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 40))
 
@@ -63,3 +63,8 @@ def test_a_pipe_of_the_shell_is_left_to_the_parser() -> None:
     finally:
         os.close(read)
         os.close(write)
+
+
+def test_a_stray_value_does_not_become_that_of_another_option() -> None:
+    argv = ["test", "--trainer.max_epochs", "--ckpt_path", "a.ckpt", "3"]
+    assert weights_last(argv) == argv
