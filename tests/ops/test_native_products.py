@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +16,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 from ln_zoo.layers import GRU, LSTM
 from ln_zoo.norms import LayerNorm
+from ln_zoo.ops.addresses import Packed
 from ln_zoo.ops.engines.base import centred
 from ln_zoo.ops.engines.native import build, runtime
 from ln_zoo.ops.engines.native.runtime import NativeProducts, shares_of_units
@@ -70,6 +72,32 @@ def test_products_are_those_of_torch_in_float64(
         assert_as_accurate(found, plain(torch.float64), lambda _: plain(torch.float32))
     finally:
         torch.set_num_threads(before)
+
+
+@needs_native
+@pytest.mark.parametrize("k", [7, 40])
+def test_packed_matrices_may_begin_anywhere(k: int) -> None:
+    """Some instructions end the process where a vector is not aligned."""
+    torch.manual_seed(0)
+    a, b = torch.randn(20, k), runtime.packed("right", torch.randn(k, 75))
+    expected = torch.empty(20, 75)
+    runtime.multiply(a, b, expected, add=False)
+    numbers = b.memory.numel()
+    for offset in range(1, 16):
+        memory = torch.empty(numbers + offset)[offset:].copy_(b.memory)
+        found = torch.empty(20, 75)
+        runtime.multiply(a, Packed(memory, b.shape), found, add=False)
+        assert torch.equal(found, expected)
+
+
+@needs_native
+def test_the_library_loads_whatever_memory_it_gets() -> None:
+    """It tries out a product of bfloat16 on memory from malloc, which begins at 16 bytes."""
+    code = "import ctypes, sys; kept = [ctypes.CDLL(None).malloc(40_000 + 16 * int(sys.argv[1]))]\n"
+    code += "ctypes.CDLL(sys.argv[2]).ln_zoo_tiles()"
+    path = str(build.status(build=True).path)
+    for part in range(4):
+        subprocess.run([sys.executable, "-c", "import torch; " + code, str(part), path], check=True)
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,7 @@ struct Factors;
 template <>
 struct Factors<float> {
   typedef vec Vector;
+  typedef unaligned_vec Stored;  // memory from malloc may begin anywhere in a vector
   static constexpr int64_t PER_LANE = 1;
   static Vector left(const float* p) { return all(*p); }
   static void add(vec& sum, vec a, vec b) { sum += a * b; }
@@ -60,6 +61,7 @@ struct Factors<float> {
 template <>
 struct Factors<bfloat> {
   typedef ivec Vector;
+  typedef unaligned_ivec Stored;
   static constexpr int64_t PER_LANE = 2;
   static Vector left(const bfloat* p) {
     int32_t pair;
@@ -133,7 +135,7 @@ __attribute__((noinline)) void tile(int64_t K, Left<T> a, const T* b, float* c, 
   for (int64_t k = 0; k < K; k += per, b += per * VECTORS * L, left += per * a.column) {
     Vector right[VECTORS];
     for (int j = 0; j < VECTORS; j++) {
-      right[j] = *reinterpret_cast<const Vector*>(b + j * per * L);
+      right[j] = *reinterpret_cast<const typename Factors<T>::Stored*>(b + j * per * L);
       KEEP(right[j]);
     }
 #pragma GCC unroll 6

@@ -34,6 +34,7 @@ namespace {
 typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef float unaligned_vec __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
+typedef int32_t unaligned_ivec __attribute__((vector_size(4 * LANES), aligned(4)));
 constexpr int64_t L = LANES;
 
 inline vec load(const float* p) { return *reinterpret_cast<const unaligned_vec*>(p); }
