@@ -19,12 +19,13 @@ from benchmarks.naive import LayerNormGRUCell, LayerNormLSTMCell, Loop
 from benchmarks.scripted import ScriptedLSTM
 from ln_zoo import layers, norms, ops
 from ln_zoo.ops.engines.native import build
+from ln_zoo.ops.recurrent_kernel import Recurrence
 
 CELLS = ("LSTM", "GRU")
 #: Those that are measured when asked for, too.
 ALL_CELLS = (*CELLS, "RNN")
-#: The kernels that a norm which normalises row by row is measured with.
-ENGINES = ("native", "aten")
+#: The kernels that a norm which normalises row by row is measured with; Triton's are `gpu`'s.
+ENGINES = tuple(k.name for k in ops.KERNELS if isinstance(k, Recurrence) and k.name != "triton")
 #: What ratios are taken to.
 BASELINE = "torch"
 
@@ -139,7 +140,7 @@ def layer(name: str, cell: str, size: Size, training: bool) -> Contestant:
         return Contestant(name, torch.jit.script(scripted))
     norm, engine = _parts(name)
     if training and norm.batch_dependent and size.B == 1:
-        raise Absent(f"{name}: a batch of one case has no statistics")
+        raise Absent(f"{name}: a batch of one example has no statistics")
     module = getattr(layers, cell)(size.I, size.H, norm=norm)
     _load(module, {f"{key}_l0": value for key, value in weights.items()})
     contestant = Contestant(name, module, engine)

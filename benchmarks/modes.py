@@ -59,7 +59,7 @@ def inference(contestant: Contestant, size: Size, precision: str) -> Callable[[]
 
 
 def streaming(contestant: Contestant, size: Size, precision: str) -> Callable[[], Tensor]:
-    """`STEPS` calls of a cell on one case, each with the state of the one before; gives h."""
+    """`STEPS` calls of a cell on one example, each with the state of the one before; gives h."""
     torch.manual_seed(1)
     xs = torch.randn(STEPS, 1, size.I).unbind(0)
     module = contestant.module.eval()

@@ -43,7 +43,7 @@ _TITLES = {
     "train": "training step, time",
     "last": "training step with a loss of the last time step, time",
     "infer": "inference, time",
-    "step": "one step of one case, time",
+    "step": "one step of one example, time",
     "memory": "peak memory of a training step",
 }
 MODES = tuple(_TITLES)
@@ -181,7 +181,7 @@ def _parser() -> argparse.ArgumentParser:
         choices=MODES,
         default=[mode for mode in MODES if mode != "last"],
         help="train: forward and backward; last (only if named): the same with a loss of the last "
-        "time step; infer: forward without gradients; step: a cell on one case, step by step; "
+        "time step; infer: forward without gradients; step: a cell on one example, step by step; "
         "memory: peak memory of a training step, each in its own process",
     )
     parser.add_argument(

@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
             with contextlib.suppress(build.Unavailable):
                 build.rebuild()
         native = build.status(build=wanted)
-    kernels = list(_kernels(native))
+    kernels = list(_kernels())
     if arguments.json:
         known = dataclasses.asdict(native) | {"path": native.path and str(native.path)}
         print(json.dumps({"kernels": kernels, "native": known}, indent=2))
@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _kernels(native: Status) -> Iterator[dict[str, Any]]:
+def _kernels() -> Iterator[dict[str, Any]]:
     """Name, what it is and runs, whether it is available, and why not, in the order of preference.
 
     ``LN_ZOO_KERNELS`` chooses by name, so kernels of one name are one row, where the first stands.
@@ -75,7 +75,7 @@ def _kernels(native: Status) -> Iterator[dict[str, Any]]:
     for kernel in KERNELS:
         named.setdefault(kernel.name, []).append(kernel)
     for name, kernels in named.items():
-        reason = _why_not(kernels[0], native)
+        reason = kernels[0].missing()
         if name not in allowed:
             reason = f"turned off: LN_ZOO_KERNELS={value}"
         yield {
@@ -85,26 +85,6 @@ def _kernels(native: Status) -> Iterator[dict[str, Any]]:
             "available": reason is None,
             "reason": reason,
         }
-
-
-def _why_not(kernel: Kernel, native: Status) -> str | None:
-    """What this machine lacks for it."""
-    import torch
-
-    from ln_zoo.ops import CELLS, RecurrentCall, RowNorm, Weights
-
-    if kernel.name == "native":
-        return native.reason
-    if kernel.name != "triton":
-        return None
-    if not torch.cuda.is_available():
-        return "torch finds no GPU here"
-    x = torch.zeros(1, 1, 1, device="cuda")
-    weights = Weights(x[0], x[0], None, None)
-    rows = RowNorm((1,), scale=True, center=True, eps=1e-5)
-    records = {"input": RowNorm((1,)), "recurrent": RowNorm((1,)), "sum": rows}
-    call = RecurrentCall(CELLS["RNN_TANH"], [records], x, None, (x,), [weights])
-    return kernel.unsupported_reason(call)
 
 
 def _print(kernels: Sequence[dict[str, Any]], native: Status) -> None:

@@ -142,6 +142,10 @@ class Recurrence:
         self.engine = engine
         self.name, self.title = engine.name, engine.title
 
+    def missing(self) -> str | None:
+        """What this machine lacks for the engine, or ``None``."""
+        return self.engine.missing()
+
     def unsupported_reason(self, call: RecurrentCall) -> str | None:
         """Why this call is not for the engine, or ``None``."""
         cell, records, x, _, _, weights, *_ = call

@@ -36,6 +36,9 @@ class Kernel(Protocol):
     def tasks(self) -> Sequence[Task]:
         """What it runs."""
 
+    def missing(self) -> str | None:
+        """What this machine lacks for it, or ``None``; compiles nothing."""
+
     def unsupported_reason(self, *call: Any) -> str | None:
         """The reason why it cannot take this call, or ``None``."""
 

@@ -247,8 +247,8 @@ def test_command_writes_and_prints(tmp_path: Path, capsys: pytest.CaptureFixture
     assert code == 0
     rows = read(tmp_path / "out")
     shown = capsys.readouterr()
-    assert "left out: BatchNorm: a batch of one case has no statistics" in shown.err
-    # Both cells; training without the batch of one case; single steps fall together.
+    assert "left out: BatchNorm: a batch of one example has no statistics" in shown.err
+    # Both cells; training without the batch of one example; single steps fall together.
     assert len(rows) == 2 * ((4 + 3) + (4 + 4) + 4)
     for row in rows:
         assert row["baseline"] == "torch"
@@ -259,7 +259,7 @@ def test_command_writes_and_prints(tmp_path: Path, capsys: pytest.CaptureFixture
             assert float(row["wall_ratio"]) == float(row["cpu_ratio"]) == 1
         assert float(row["ms"]) > 0
         assert row["peak_mib"] == ""
-    for title in ("LSTM: training step, time", "GRU: one step of one case, time"):
+    for title in ("LSTM: training step, time", "GRU: one step of one example, time"):
         assert title in shown.out
     with Image.open(tmp_path / "out" / "rnn.png") as picture:
         assert picture.height > picture.width
@@ -287,7 +287,7 @@ def test_small_calls_are_options_that_others_replace(
     pairs = [(row["mode"], row["contestant"]) for row in read(tmp_path)]
     names = ("torch", "naive", "LayerNorm", "Identity")
     assert pairs == [(mode, name) for mode in ("step", "train") for name in names]
-    assert "one step of one case" in capsys.readouterr().out
+    assert "one step of one example" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 from cli_support import script
 
+from ln_zoo import ops
 from ln_zoo.cli import main
-from ln_zoo.ops import KERNELS
+from ln_zoo.ops import KERNELS, registry
+from ln_zoo.ops.engines.aten import AtenEngine
 from ln_zoo.ops.engines.native import build
+from ln_zoo.ops.recurrent_kernel import Recurrence
 
 #: Each once: `LN_ZOO_KERNELS` chooses by name.
 NAMES = list(dict.fromkeys(kernel.name for kernel in KERNELS))
@@ -135,6 +138,22 @@ def test_no_compiler_is_told(
     assert "CXX=no-such-compiler is not a compiler" in native_of(told)["reason"]
     assert told["native"]["compiler"] is None
     assert main(["kernels", "--build"]) == 1
+
+
+def test_any_engine_tells_what_it_lacks(
+    tiny: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Mine(AtenEngine):
+        name, title = "mine", "my loops"
+
+        def missing(self) -> str | None:
+            return "no such device"
+
+    monkeypatch.setattr(ops, "KERNELS", [*ops.KERNELS, Recurrence(Mine())])
+    monkeypatch.setattr(registry, "KERNELS", ops.KERNELS)
+    assert main(["kernels", "--json"]) == 0
+    last = json.loads(capsys.readouterr().out)["kernels"][-1]
+    assert (last["name"], last["available"], last["reason"]) == ("mine", False, "no such device")
 
 
 def test_what_the_environment_turns_off_is_told(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from engines import cpu_engines
 from torch import Tensor
 from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_sequence
 
@@ -166,7 +167,7 @@ def gradients_of_equal_cases(cls: type, steps: int, noise: float) -> list[Tensor
     return [p.grad for p in layer.parameters()]
 
 
-@pytest.mark.parametrize("kernels", ["native", "aten", "0"])
+@pytest.mark.parametrize("kernels", [*cpu_engines(), "0"])
 @pytest.mark.parametrize("cls", [LSTM, GRU, RNN])
 def test_a_batch_of_equal_cases_has_finite_gradients(
     cls: type, kernels: str, monkeypatch: pytest.MonkeyPatch

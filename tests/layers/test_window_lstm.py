@@ -12,6 +12,7 @@ import pytest
 import reference
 import torch
 from accuracy import assert_as_accurate, generic_loop, moved
+from engines import cpu_engines
 from reference import Direction, Rule, Statistics
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -416,7 +417,7 @@ def test_copies_behave_the_same(norm: str) -> None:
 # Precision, modes, transforms
 
 
-@pytest.fixture(params=["native", "0"])
+@pytest.fixture(params=[*cpu_engines("window"), "0"])
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("LN_ZOO_KERNELS", request.param)
     return request.param

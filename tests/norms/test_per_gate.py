@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from accuracy import assert_as_accurate, generic_loop, moved
+from engines import cpu_engines
 from torch import Tensor
 
 from ln_zoo.layers import GRU, LSTM, RNN, Conv2d, GRUCell, Linear, LSTMCell, RNNCell
@@ -25,7 +26,7 @@ LAYERS: dict[str, tuple[type, type]] = {
 every_cell = pytest.mark.parametrize("cell", LAYERS)
 
 
-@pytest.fixture(params=["native", "aten", "0"])
+@pytest.fixture(params=[*cpu_engines(), "0"])
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "native" and unavailable_reason() is not None:
         pytest.skip(f"no native kernels: {unavailable_reason()}")

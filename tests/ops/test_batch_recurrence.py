@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from accuracy import assert_as_accurate, moved
+from engines import cpu_engines
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence
 
@@ -42,7 +43,7 @@ from ln_zoo.ops.spec import Cases, Operands, Rows, Spec
 
 F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
 #: All that normalise over examples.
-KINDS = [k for k in KERNELS if isinstance(k, Recurrence) and k.name != "triton"]
+KINDS = [k for k in KERNELS if isinstance(k, Recurrence) and k.name in cpu_engines()]
 LAYERS: dict[str, Callable[..., nn.Module]] = {
     "LSTM": LSTM,
     "GRU": GRU,
@@ -98,7 +99,7 @@ class Under:
         return result
 
 
-@pytest.fixture(params=[*KINDS, OneCall()], ids=["native", "aten", "one call"])
+@pytest.fixture(params=[*KINDS, OneCall()], ids=[*(kind.name for kind in KINDS), "one call"])
 def under(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Under:
     """Every kernel; a layer that is not run by it when it should be fails the test."""
     one_call = request.param if isinstance(request.param, OneCall) else None

@@ -18,6 +18,7 @@ import pytest
 import torch
 from accuracy import assert_as_accurate, assert_within, error, limits
 from accuracy import moved as with_last_bits_moved
+from engines import cpu_engines
 from torch import Tensor
 
 from ln_zoo.ops import (
@@ -49,7 +50,7 @@ RESULTS = ("logits", "means", "log_stds")
 
 
 #: Triton's interpreter is chosen for a whole process: `test_gpu_engine.py` has one.
-ENGINES = ["triton"] if os.environ.get("TRITON_INTERPRET") == "1" else ["native"]
+ENGINES = ["triton"] if os.environ.get("TRITON_INTERPRET") == "1" else [*cpu_engines("DRAW")]
 
 
 @pytest.fixture(params=ENGINES)

@@ -23,6 +23,7 @@ from accuracy import (
     moved,
     ratios,
 )
+from engines import cpu_engines
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
@@ -69,11 +70,7 @@ def refusal(engine: Engine, dtype: torch.dtype) -> str | None:
     return engine.unsupported_reason(spec, torch.zeros(1, 1, 2), torch.zeros(8, 2), dtype)
 
 
-#: Those that run on a CPU; triton's is tested in its interpreter.
-ENGINES = [k.name for k in KERNELS if isinstance(k, Recurrence) and k.name != "triton"]
-
-
-@pytest.fixture(params=ENGINES)
+@pytest.fixture(params=cpu_engines())
 def under(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Under]:
     """Lets one engine run alone, and makes sure that it did."""
     engine = registry.engine_named(request.param)
@@ -364,7 +361,7 @@ def masks_for(spec: Spec, noise: str, lead: tuple[int, ...], N: int, H: int) -> 
 
 
 @every_cell
-@pytest.mark.parametrize(("places", "noise"), zip([None, (), None, ()], NOISE, strict=True))
+@pytest.mark.parametrize(("places", "noise"), [*zip([None, (), None, ()], NOISE, strict=True)])
 @pytest.mark.parametrize("size", [(3, 1, 2, 5), (19, 5, 7, 37)], ids=str)
 def test_noise_against_the_equations(
     cell: str, places: tuple[str, ...] | None, noise: str, size: tuple[int, ...], under: Under

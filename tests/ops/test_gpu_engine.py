@@ -196,6 +196,20 @@ def test_refusals_have_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "other makers" in str(refusal(monkeypatch))
 
 
+def test_what_a_machine_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(gpu: bool = True, capability: tuple[int, int] = (9, 0), triton: bool = True) -> str:
+        properties = SimpleNamespace(major=capability[0], minor=capability[1])
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+        monkeypatch.setattr(steps, "_has_triton", lambda: triton)
+        return str(TritonEngine().missing())
+
+    assert missing() == "None"
+    assert missing(gpu=False) == "torch finds no GPU here"
+    assert missing(triton=False) == "triton is not installed"
+    assert "needs compute capability 7.0, the GPU has 6.1" in missing(capability=(6, 1))
+
+
 def test_kernels_are_not_made_before_a_gpu_asks_for_them() -> None:
     code = (
         "import sys, torch, ln_zoo.ops.engines.triton\n"

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from accuracy import assert_as_accurate, assert_within, limits, moved
+from engines import cpu_engines
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -43,7 +44,7 @@ class Under:
     calls: int = 0
 
 
-@pytest.fixture(params=["native"])
+@pytest.fixture(params=cpu_engines("window"))
 def under(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Under]:
     """Lets one engine run alone, and makes sure that it did."""
     if request.param == "native" and unavailable_reason() is not None:

@@ -285,6 +285,9 @@ class Engine(Protocol):
     def has_noise(self) -> bool:
         """Whether it has zoneout and recurrent dropout, if no place normalises over examples."""
 
+    def missing(self) -> str | None:
+        """What this machine lacks for it, or ``None``; compiles nothing."""
+
     def unsupported_reason(
         self, spec: Spec, x: Tensor, w_hh: Tensor, dtype: torch.dtype
     ) -> str | None:

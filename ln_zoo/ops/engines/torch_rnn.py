@@ -31,6 +31,10 @@ class TorchRNN:
     title = "torch's fused loop"
     tasks: tuple[Task, ...] = ("layers",)
 
+    def missing(self) -> str | None:
+        """Nothing: torch is there."""
+        return None
+
     def unsupported_reason(self, call: RecurrentCall) -> str | None:
         """Why this call is not for torch, or ``None``."""
         cell, records, x = call.cell, call.records, call.x

@@ -153,6 +153,10 @@ class DrawKernel:
         self.engine, self.steps = engine, steps
         self.name, self.title = engine.name, engine.title
 
+    def missing(self) -> str | None:
+        """What this machine lacks for the engine, or ``None``."""
+        return self.engine.missing()
+
     def unsupported_reason(self, images: Tensor, noise: Tensor, weights: DrawWeights) -> str | None:
         """Why it cannot take this call, or ``None``; arguments as for `select_draw_kernel`."""
         reason = _refusal(images, noise, weights) or self.steps.unsupported_reason(images, weights)

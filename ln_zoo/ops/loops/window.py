@@ -163,6 +163,10 @@ class WindowKernel:
         self.engine, self.steps = engine, steps
         self.name, self.title = engine.name, engine.title
 
+    def missing(self) -> str | None:
+        """What this machine lacks for the engine, or ``None``."""
+        return self.engine.missing()
+
     def unsupported_reason(
         self, records: Records, x: Tensor, weights: Weights, windows: WindowOperands
     ) -> str | None:

@@ -18,6 +18,10 @@ class AtenEngine:
     title = "steps in functions of torch"
     has_noise = True
 
+    def missing(self) -> str | None:
+        """Nothing: torch is there."""
+        return None
+
     def unsupported_reason(
         self, spec: Spec, x: Tensor, w_hh: Tensor, dtype: torch.dtype
     ) -> str | None:

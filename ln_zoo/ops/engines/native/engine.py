@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ln_zoo.ops.engines.base import Steps
+from ln_zoo.ops.engines.native import build
 from ln_zoo.ops.engines.native.batch import NativeBatchSteps, unsupported_places
 from ln_zoo.ops.engines.native.runtime import empty, unavailable_reason
 from ln_zoo.ops.engines.native.steps import STATS, NativeSteps
@@ -18,6 +19,10 @@ class NativeEngine:
     name = "native"
     title = "C++ loops compiled on this machine"
     has_noise = True
+
+    def missing(self) -> str | None:
+        """A compiler, or what made compiling fail; ``None`` if it was not tried."""
+        return build.status().reason
 
     def unsupported_reason(
         self, spec: Spec, x: Tensor, w_hh: Tensor, dtype: torch.dtype

@@ -21,6 +21,7 @@ from ln_zoo.ops import memory
 from ln_zoo.ops.addresses import address, addresses
 from ln_zoo.ops.cells import CELLS, States, Weights
 from ln_zoo.ops.engines.base import NO_MASKS, Masks
+from ln_zoo.ops.engines.native import build
 from ln_zoo.ops.engines.native.batch import shares_under_batch_norm, unsupported_places
 from ln_zoo.ops.engines.native.runtime import (
     library,
@@ -448,6 +449,10 @@ class OneCall:
     name = "native"
     title = "C++ compiled on this machine, in one call"
     tasks: tuple[Task, ...] = ("layers", "step")
+
+    def missing(self) -> str | None:
+        """A compiler, or what made compiling fail; ``None`` if it was not tried."""
+        return build.status().reason
 
     def unsupported_reason(self, call: RecurrentCall) -> str | None:
         """Why it cannot take this call, or ``None``; a single step of a cell has x (1, N, I)."""

@@ -47,6 +47,10 @@ class Widened:
         self.kernel = kernel
         self.title = f"{kernel.title}, in float32"
 
+    def missing(self) -> str | None:
+        """What this machine lacks for the kernel, or ``None``."""
+        return self.kernel.missing()
+
     def unsupported_reason(self, call: RecurrentCall) -> str | None:
         """Why this call is not widened, or the kernel cannot take it then; else ``None``."""
         dtype = product_dtype(call.x)

@@ -49,6 +49,12 @@ class TritonEngine:
     title = "Triton kernels"
     has_noise = False
 
+    def missing(self) -> str | None:
+        """A GPU that float32 kernels run on, or triton."""
+        if not torch.cuda.is_available():
+            return "torch finds no GPU here"
+        return _unsupported_gpu(torch.device("cuda"), torch.float32)
+
     def unsupported_reason(
         self, spec: Spec, x: Tensor, w_hh: Tensor, dtype: torch.dtype
     ) -> str | None:
@@ -57,21 +63,9 @@ class TritonEngine:
             return "it normalises rows alone, not over the batch"
         if x.device.type != "cuda":
             return f"the input is on the device {x.device.type}, not on an NVIDIA GPU"
-        if torch.version.hip is not None:
-            return "it was never tried on GPUs of other makers than NVIDIA"
-        if not _has_triton():
-            return "triton is not installed"
-        if dtype not in (torch.float32, torch.bfloat16):
-            return f"products are in {dtype}; it computes in torch.float32 and torch.bfloat16"
-        needed = (8, 0) if dtype == torch.bfloat16 else (7, 0)
-        # Not get_device_capability: torch.compile knows only these to be constant.
-        properties = torch.cuda.get_device_properties(x.device)
-        capability = (properties.major, properties.minor)
-        if capability < needed:
-            return (
-                f"for {dtype} it needs compute capability {needed[0]}.{needed[1]}, the GPU has "
-                f"{capability[0]}.{capability[1]}"
-            )
+        reason = _unsupported_gpu(x.device, dtype)
+        if reason is not None:
+            return reason
         hidden = w_hh.shape[1]
         if hidden > MAX_HIDDEN:
             return f"H is {hidden}; a program holds a row of at most {MAX_HIDDEN}"
@@ -648,6 +642,26 @@ def _add_columns(
 def empty(size: Sequence[int], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Memory on the same device and, if nothing else is said, of the same precision."""
     return like.new_empty(size, dtype=dtype)
+
+
+def _unsupported_gpu(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why a GPU cannot run the kernels in a precision of products, or ``None``."""
+    if torch.version.hip is not None:
+        return "it was never tried on GPUs of other makers than NVIDIA"
+    if not _has_triton():
+        return "triton is not installed"
+    if dtype not in (torch.float32, torch.bfloat16):
+        return f"products are in {dtype}; it computes in torch.float32 and torch.bfloat16"
+    needed = (8, 0) if dtype == torch.bfloat16 else (7, 0)
+    # Not get_device_capability: torch.compile knows only these to be constant.
+    properties = torch.cuda.get_device_properties(device)
+    capability = (properties.major, properties.minor)
+    if capability < needed:
+        return (
+            f"for {dtype} it needs compute capability {needed[0]}.{needed[1]}, the GPU has "
+            f"{capability[0]}.{capability[1]}"
+        )
+    return None
 
 
 @functools.cache
