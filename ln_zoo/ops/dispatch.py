@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from ln_zoo.ops.engines.aten import AtenEngine
-from ln_zoo.ops.engines.native.build import has_tiles
 from ln_zoo.ops.engines.native.draw import NativeDraw
 from ln_zoo.ops.engines.native.engine import NativeEngine
 from ln_zoo.ops.engines.native.one_call import OneCall
@@ -22,8 +21,6 @@ from ln_zoo.ops.registry import KERNELS, select
 
 #: Rows, and steps, of packed sequences from which our own loops are faster than torch's.
 _PACKED_ROWS, _PACKED_STEPS = 257, 8
-#: Rows of padded calls up to which our LSTM is known to be faster where there are AMX tiles.
-_FEW_ROWS = 256
 _TRITON, _NATIVE, _ATEN = TritonEngine(), NativeEngine(), AtenEngine()
 KERNELS += [
     TorchRNN(),
@@ -81,10 +78,10 @@ def select_step_kernel(call: RecurrentCall) -> LayersKernel | None:
 def _ours_is_faster(call: RecurrentCall) -> bool:
     """Whether the native kernels beat torch's own loop where nothing is normalised.
 
-    On CPUs they do in padded calls: a GRU or a simple RNN takes 0.15 to 0.8 of the time, an LSTM
-    0.6 to 1.2 (docs/results/performance.md). On processors with AMX our LSTM was slower, and has
-    not been measured again. Of packed sequences torch runs each step by itself, which takes up to
-    20 times as long, unless there are few steps or rows. Nothing was measured in other precisions.
+    On CPUs they do in padded calls: a GRU or a simple RNN takes 0.14 to 0.8 of the time, an LSTM
+    0.5 to 1.2 (docs/results/performance.md). Of packed sequences torch runs each step by itself,
+    which takes up to 20 times as long, unless there are few steps or rows. Nothing was measured in
+    other precisions.
     """
     x, sizes = call.x, call.batch_sizes
     if x.device.type != "cpu" or x.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
@@ -92,6 +89,4 @@ def _ours_is_faster(call: RecurrentCall) -> bool:
     if torch.compiler.is_compiling():
         return False  # torch's loop refuses these calls anyway, and sizes may be symbolic
     rows = x.numel() // max(1, x.shape[-1])
-    if sizes is not None:
-        return rows >= _PACKED_ROWS and len(sizes) >= _PACKED_STEPS
-    return call.cell.name != "LSTM" or rows <= _FEW_ROWS or not has_tiles()
+    return sizes is None or (rows >= _PACKED_ROWS and len(sizes) >= _PACKED_STEPS)

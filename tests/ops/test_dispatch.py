@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from ln_zoo import ops
 from ln_zoo.layers import GRU, LSTM, RNN
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, Site, WeightNorm
-from ln_zoo.ops import CELLS, KERNELS, Records, RecurrentCall, RowNorm, Weights, dispatch, registry
+from ln_zoo.ops import CELLS, KERNELS, Records, RecurrentCall, RowNorm, Weights, registry
 from ln_zoo.ops.engines.native import build
 from ln_zoo.ops.engines.torch_rnn import TorchRNN
 
@@ -227,7 +227,6 @@ def test_a_larger_layer_without_normalisation_is_ours_and_equals_torchs(
     name: str, chosen: list[str | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("LN_ZOO_KERNELS", raising=False)
-    monkeypatch.setattr(dispatch, "has_tiles", lambda: False)
     torch.manual_seed(0)
     theirs = getattr(nn, name)(20, 96, num_layers=2, bidirectional=True)
     cls = {"LSTM": LSTM, "GRU": GRU, "RNN": RNN}[name]
@@ -301,13 +300,10 @@ def test_packed_sequences_are_ours_where_there_are_many_rows(
 def test_what_stays_torchs_without_normalisation(
     dtype: torch.dtype, chosen: list[str | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Other precisions, and a longer LSTM on a processor with tiles, where it was slower."""
+    """Nothing was measured in other precisions."""
     monkeypatch.delenv("LN_ZOO_KERNELS", raising=False)
     GRU(3, 96, dtype=dtype)(torch.randn(40, 6, 3, dtype=dtype))
     assert chosen == [FUSED]
-    monkeypatch.setattr(dispatch, "has_tiles", lambda: True)
-    LSTM(3, 96)(torch.randn(100, 6, 3))
-    assert chosen == [FUSED] * 2
 
 
 def test_a_layer_is_torchs_where_ours_is_not_allowed(

@@ -429,11 +429,6 @@ def _version(command: tuple[str, ...]) -> str | None:
     return first if done.returncode == 0 and first else None
 
 
-def has_tiles() -> bool:
-    """Whether the processor has AMX tiles, as far as the system tells."""
-    return "amx_tile" in _processor()[1]
-
-
 def bfloat16_pays() -> bool:
     """Whether our products of bfloat16 are faster than those of float32.
 
@@ -442,7 +437,7 @@ def bfloat16_pays() -> bool:
     docs/results/performance.md.
     """
     name, features = _processor()
-    return has_tiles() or ("avx512_bf16" in features and "Intel" not in name)
+    return "amx_tile" in features or ("avx512_bf16" in features and "Intel" not in name)
 
 
 # As `ln_zoo.ops.engines.native.runtime.unavailable_reason`: torch.compile does not look inside.
