@@ -80,8 +80,8 @@ def _ours_is_faster(call: RecurrentCall) -> bool:
 
     On CPUs they do in padded calls: a GRU or a simple RNN takes 0.14 to 0.8 of the time, an LSTM
     0.5 to 1.2 (docs/results/performance.md). Of packed sequences torch runs each step by itself,
-    which takes up to 20 times as long, unless there are few steps or rows. Nothing was measured in
-    other precisions.
+    which takes up to 20 times as long, unless there are few steps or rows. In other precisions
+    torch's runs, which has its own rules for the precision of results.
     """
     x, sizes = call.x, call.batch_sizes
     if x.device.type != "cpu" or x.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from ln_zoo import ops
 from ln_zoo.layers import GRU, LSTM, RNN
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm
-from ln_zoo.ops.engines.native import build
+from ln_zoo.ops.engines.native import build, widened
 from ln_zoo.ops.engines.native.runtime import unavailable_reason
 from ln_zoo.ops.engines.native.widened import Widened
 
@@ -113,11 +113,27 @@ def test_which_calls_are_widened(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(build, "bfloat16_pays", lambda: pays)
+    monkeypatch.setattr(widened, "MANY", 0)
     layer = LSTM(5, 7, norm=norm)
     with torch.autocast("cpu", dtype):
         layer(inputs())
     assert isinstance(picked[-1], Widened) == (always or not pays)
     assert picked[-1].name == "native"
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+def test_small_calls_are_widened_on_every_processor(
+    packed: bool, picked: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "bfloat16_pays", lambda: True)
+    layer, x = LSTM(5, 7, norm=LayerNorm()), inputs(packed)
+    rows = len(x.data) if packed else 9 * 6
+    work = rows * 4 * 7 * (5 + 7)
+    for many in (work, work + 1):
+        monkeypatch.setattr(widened, "MANY", many)
+        with torch.autocast("cpu", BF16):
+            layer(x)
+    assert [isinstance(kernel, Widened) for kernel in picked] == [False, True]
 
 
 def test_calls_in_other_precisions_are_not(picked: list[Any]) -> None:

@@ -15,6 +15,9 @@ from ln_zoo.ops.registry import Task
 from ln_zoo.ops.spec import product_dtype
 
 _HALF = (torch.bfloat16, torch.float16)
+#: Multiplications of one direction from which products in bfloat16 save more time than the rest of
+#: their kernel costs, which prepares calls in Python, as the one in float32 does not.
+MANY = 2**28
 
 
 def is_widened(dtype: torch.dtype) -> bool:
@@ -26,8 +29,9 @@ class Widened:
     """The kernel of half-precision layers on the CPU that another one runs in float32.
 
     Few processors multiply bfloat16 faster than float32: those with AMX, and AMD's with AVX-512. On
-    others a call in float32 takes 0.5 to 0.9 of the time, and is more precise. Float16 and batch
-    norm have no half-precision kernel on any processor.
+    others a call in float32 takes 0.5 to 0.9 of the time, and is more precise. So does a small call
+    on any processor (docs/results/performance.md). Float16 and batch norm have no half-precision
+    kernel.
 
     Outputs have the precision that was asked for, and final states that of the weights.
 
@@ -58,7 +62,7 @@ class Widened:
             return "the call is not in half precision on the CPU"
         norms = (record for records in call.records for record in records.values())
         over_examples = any(isinstance(norm, StepNorm) for norm in norms)
-        if not over_examples and not is_widened(dtype):
+        if not over_examples and not is_widened(dtype) and not _is_small(call):
             return "this processor multiplies bfloat16 faster"
         # Only the shape of the inputs is asked about: no need to convert them yet.
         x = call.x.new_empty((), dtype=torch.float32).expand(call.x.shape)
@@ -71,6 +75,15 @@ class Widened:
         with no_autocast(call.x):
             output, states = self.kernel(_wide(call, call.x.float()))
         return output.to(dtype), tuple(state.to(call.weights[0].hh.dtype) for state in states)
+
+
+def _is_small(call: RecurrentCall) -> bool:
+    """Whether its products are too few for bfloat16."""
+    if torch.compiler.is_compiling():
+        return False  # sizes may be symbolic
+    rows = call.x.shape[:-1].numel()
+    most = max(w.ih.numel() + w.hh.numel() for w in call.weights)
+    return rows * most < MANY
 
 
 def _wide(call: RecurrentCall, x: Tensor) -> RecurrentCall:
