@@ -27,6 +27,7 @@ KERNELS += [
     Recurrence(_TRITON),
     Widened(OneCall()),
     Widened(Recurrence(_NATIVE)),
+    Widened(OneCall(), "step"),
     OneCall(),
     Recurrence(_NATIVE),
     Recurrence(_ATEN),

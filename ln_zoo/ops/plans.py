@@ -17,10 +17,13 @@ from ln_zoo.ops import registry
 from ln_zoo.ops.addresses import addresses
 from ln_zoo.ops.cells import States
 from ln_zoo.ops.engines.native.one_call import OneCall, Parameters, Prepared, without_tensors
+from ln_zoo.ops.engines.native.widened import Widened
+from ln_zoo.ops.operator import no_autocast
 from ln_zoo.ops.records import RowNorm
 from ln_zoo.ops.recurrence import RecurrentCall
 from ln_zoo.ops.recurrent_kernel import untraceable
 from ln_zoo.ops.regularization import Noise
+from ln_zoo.ops.spec import product_dtype
 
 #: Places where a layer keeps what its calls depend on: a dictionary and a key in it.
 Entries = Sequence[tuple[dict[str, Any], str]]
@@ -59,11 +62,32 @@ class _Plan:
         return self._kernel(now)
 
 
+class _Rounded:
+    """How one kind of call runs under autocast, where only its output is rounded."""
+
+    def __init__(self, plan: _Plan | Prepared, dtype: torch.dtype) -> None:
+        self._plan, self._dtype = plan, dtype
+        self.check = plan.check
+
+    def __call__(self, found: Any, x: Tensor, *arguments: Any) -> tuple[Any, States]:
+        with no_autocast(x):
+            output, states = self._plan(found, x, *arguments)
+        return output if output is None else output.to(self._dtype), states
+
+
+def _plan_of(kernel: Run, call: RecurrentCall) -> _Plan | Prepared | _Rounded:
+    if isinstance(kernel, Widened):
+        plan = _plan_of(kernel.kernel, call)
+        assert not isinstance(plan, _Rounded)
+        return _Rounded(plan, product_dtype(call.x))
+    return Prepared(call) if isinstance(kernel, OneCall) else _Plan(kernel, call)
+
+
 class Plans:
     """How calls of one layer or cell run, by the form of its input.
 
-    They hold for float32 on the CPU, as long as nothing that a call depends on was replaced; where
-    tensors have changed their form, `run` notices.
+    They hold for inputs in float32 on the CPU, under autocast too, as long as nothing that a call
+    depends on was replaced; where tensors have changed their form, `run` notices.
     """
 
     def __init__(self) -> None:
@@ -143,8 +167,9 @@ class Plans:
         same = whose is owner and len(before) == len(watched)
         for old, new in zip(before, watched, strict=False):
             same = same and old[0] is new[0] and old[1] == new[1] and old[2] is new[2]
-        plan: Any
-        plan = Prepared(call) if isinstance(kernel, OneCall) else _Plan(kernel, call)
+        if isinstance(kernel, Widened) and any(w.hh.dtype != torch.float32 for w in weights):
+            return
+        plan = _plan_of(kernel, call)
         hidden = weights[0].hh.shape[1]
         state = (len(weights), x.shape[1], hidden) if x.dim() == 3 else (x.shape[0], hidden)
         kept = dict(plans) if same and len(plans) < _KEPT else {}
@@ -159,10 +184,10 @@ def _key(x: Tensor, drawn: bool) -> tuple[Any, ...] | None:
         or type(x) not in (Tensor, nn.Parameter)
         or not x.is_cpu
         or x.dtype is not torch.float32
-        or torch.is_autocast_enabled("cpu")
         or torch._C._len_torch_dispatch_stack()
         or untraceable() is not None
     ):
         return None
     value = os.environ.get("LN_ZOO_KERNELS")
-    return x.shape, drawn, value, torch.get_num_threads(), *registry.KERNELS
+    autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+    return x.shape, drawn, value, autocast, torch.get_num_threads(), *registry.KERNELS

@@ -19,6 +19,7 @@ from ln_zoo import ops
 from ln_zoo.layers import GRU, LSTM, LSTMCell
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, Site
 from ln_zoo.ops import Record, RowNorm, dispatch, registry
+from ln_zoo.ops.engines.native.runtime import unavailable_reason
 
 MODULES: dict[str, Callable[..., Any]] = {
     "layer": lambda **options: LSTM(7, 20, **options),
@@ -214,12 +215,52 @@ def test_other_modes_find_no_plan(kind: str, asked: list[str | None]) -> None:
     module, x = MODULES[kind](norm=LayerNorm()), torch.randn(INPUTS[kind])
     module(x)
     asked.clear()
-    with torch.autocast("cpu", torch.bfloat16):
-        module(x)
     with torch.autograd.forward_ad.dual_level():
         module(torch.autograd.forward_ad.make_dual(x, x))
     torch.vmap(lambda a: flat(module(a))[0])(x.unsqueeze(0))
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize("norm", [LayerNorm(), Identity()])
+@every_module
+def test_plans_under_autocast_are_of_their_own(
+    kind: str, norm: Norm, asked: list[str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if (reason := unavailable_reason()) is not None:
+        pytest.skip(f"no native kernels: {reason}")
+    monkeypatch.setenv("LN_ZOO_KERNELS", "native")
+    module, x = MODULES[kind](norm=norm), torch.randn(INPUTS[kind])
+
+    def results(dtype: torch.dtype | None) -> list[Tensor]:
+        x.requires_grad_().grad = None
+        module.zero_grad()
+        with torch.autocast("cpu", dtype, enabled=dtype is not None):
+            found = flat(module(x))
+        sum(a.float().square().sum() for a in found).backward()
+        return [*found, x.grad, *(a.grad for a in module.parameters())]
+
+    kinds = [None, torch.bfloat16, torch.float16]
+    first = [results(dtype) for dtype in kinds]
+    assert asked == ["native"] * 3
+    again = [results(dtype) for dtype in kinds]
     assert len(asked) == 3
+    for found, wanted, dtype in zip(again, first, kinds, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=0.0, atol=0.0)
+        if kind != "cell":
+            assert found[0].dtype == (dtype or torch.float32)
+
+
+def test_float32_plans_under_autocast_need_weights_in_float32(
+    asked: list[str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if (reason := unavailable_reason()) is not None:
+        pytest.skip(f"no native kernels: {reason}")
+    monkeypatch.setenv("LN_ZOO_KERNELS", "native")
+    module, x = LSTM(7, 20, norm=LayerNorm()).bfloat16(), torch.randn(2, 3, 7)
+    with torch.autocast("cpu", torch.bfloat16):
+        first, second = flat(module(x)), flat(module(x))
+    assert asked == ["native"] * 2
+    torch.testing.assert_close(first, second, rtol=0.0, atol=0.0)
 
 
 @every_module

@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from ln_zoo import ops
-from ln_zoo.layers import GRU, LSTM, RNN
+from ln_zoo.layers import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm
+from ln_zoo.ops import dispatch
 from ln_zoo.ops.engines.native import build, widened
 from ln_zoo.ops.engines.native.runtime import unavailable_reason
 from ln_zoo.ops.engines.native.widened import Widened
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.skipif(
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 LAYERS = {"LSTM": LSTM, "GRU": GRU, "RNN": RNN}
+CELLS = {"LSTM": LSTMCell, "GRU": GRUCell, "RNN": RNNCell}
 NORMS = {"layer": LayerNorm(gain=0.5), "batch": BatchNorm(max_steps=9), "none": Identity()}
 every_half = pytest.mark.parametrize("dtype", [BF16, F16], ids=["bfloat16", "float16"])
 
@@ -113,7 +115,7 @@ def test_which_calls_are_widened(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(build, "bfloat16_pays", lambda: pays)
-    monkeypatch.setattr(widened, "MANY", 0)
+    monkeypatch.setitem(widened.MANY, "layers", 0)
     layer = LSTM(5, 7, norm=norm)
     with torch.autocast("cpu", dtype):
         layer(inputs())
@@ -126,14 +128,39 @@ def test_small_calls_are_widened_on_every_processor(
     packed: bool, picked: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build, "bfloat16_pays", lambda: True)
-    layer, x = LSTM(5, 7, norm=LayerNorm()), inputs(packed)
+    x = inputs(packed)
     rows = len(x.data) if packed else 9 * 6
     work = rows * 4 * 7 * (5 + 7)
     for many in (work, work + 1):
-        monkeypatch.setattr(widened, "MANY", many)
+        monkeypatch.setitem(widened.MANY, "layers", many)
         with torch.autocast("cpu", BF16):
-            layer(x)
+            LSTM(5, 7, norm=LayerNorm())(x)
     assert [isinstance(kernel, Widened) for kernel in picked] == [False, True]
+
+
+@pytest.mark.parametrize("name", CELLS)
+@every_half
+def test_cells_are_widened(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "bfloat16_pays", lambda: True)
+    picked: list[Any] = []
+
+    def noted(call: Any) -> Any:
+        picked.append(dispatch.select_step_kernel(call))
+        return picked[-1]
+
+    monkeypatch.setattr("ln_zoo.layers.cells.select_step_kernel", noted)
+    x, work = torch.randn(6, 5), 6 * CELLS[name](5, 7).weight_ih.shape[0] * (5 + 7)
+    cell = CELLS[name](5, 7, norm=LayerNorm(gain=0.5))
+    exact = cell(x)
+    for many in (work, work + 1):
+        monkeypatch.setitem(widened.MANY, "step", many)
+        picked.clear()
+        with torch.autocast("cpu", dtype):
+            found = copy.deepcopy(cell)(x)
+        in_float32 = dtype == F16 or many > work
+        assert isinstance(picked[0], Widened) == in_float32
+        if in_float32:
+            torch.testing.assert_close(found, exact, rtol=0.0, atol=0.0)
 
 
 def test_calls_in_other_precisions_are_not(picked: list[Any]) -> None:

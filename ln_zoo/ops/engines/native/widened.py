@@ -15,9 +15,9 @@ from ln_zoo.ops.registry import Task
 from ln_zoo.ops.spec import product_dtype
 
 _HALF = (torch.bfloat16, torch.float16)
-#: Multiplications of one direction from which products in bfloat16 save more time than the rest of
-#: their kernel costs, which prepares calls in Python, as the one in float32 does not.
-MANY = 2**28
+#: Multiplications of one direction from which products in bfloat16 save more time than is lost
+#: outside of them, by a kernel that prepares calls in Python, or by torch's functions in a step.
+MANY: dict[Task, int] = {"layers": 2**28, "step": 2**25}
 
 
 def is_widened(dtype: torch.dtype) -> bool:
@@ -26,7 +26,7 @@ def is_widened(dtype: torch.dtype) -> bool:
 
 
 class Widened:
-    """The kernel of half-precision layers on the CPU that another one runs in float32.
+    """The kernel of half-precision calls on the CPU that another one runs in float32.
 
     Few processors multiply bfloat16 faster than float32: those with AMX, and AMD's with AVX-512. On
     others a call in float32 takes 0.5 to 0.9 of the time, and is more precise. So does a small call
@@ -37,6 +37,7 @@ class Widened:
 
     Args:
         kernel: what runs the call.
+        task: what is run.
 
     Example:
         >>> from ln_zoo.ops.engines.native.one_call import OneCall
@@ -45,10 +46,10 @@ class Widened:
     """
 
     name = "native"
-    tasks: tuple[Task, ...] = ("layers",)
 
-    def __init__(self, kernel: LayersKernel) -> None:
+    def __init__(self, kernel: LayersKernel, task: Task = "layers") -> None:
         self.kernel = kernel
+        self.tasks: tuple[Task, ...] = (task,)
         self.title = f"{kernel.title}, in float32"
 
     def missing(self) -> str | None:
@@ -62,28 +63,28 @@ class Widened:
             return "the call is not in half precision on the CPU"
         norms = (record for records in call.records for record in records.values())
         over_examples = any(isinstance(norm, StepNorm) for norm in norms)
-        if not over_examples and not is_widened(dtype) and not _is_small(call):
+        if not over_examples and not is_widened(dtype) and not self._is_small(call):
             return "this processor multiplies bfloat16 faster"
         # Only the shape of the inputs is asked about: no need to convert them yet.
         x = call.x.new_empty((), dtype=torch.float32).expand(call.x.shape)
         with no_autocast(x):
             return self.kernel.unsupported_reason(_wide(call, x))
 
+    def _is_small(self, call: RecurrentCall) -> bool:
+        """Whether its products are too few for bfloat16."""
+        if torch.compiler.is_compiling():
+            return False  # sizes may be symbolic
+        rows = call.x.shape[:-1].numel()
+        most = max(w.ih.numel() + w.hh.numel() for w in call.weights)
+        return rows * most < MANY[self.tasks[0]]
+
     def __call__(self, call: RecurrentCall) -> tuple[Tensor, States]:
         """Runs the layers."""
         dtype = product_dtype(call.x)
         with no_autocast(call.x):
             output, states = self.kernel(_wide(call, call.x.float()))
-        return output.to(dtype), tuple(state.to(call.weights[0].hh.dtype) for state in states)
-
-
-def _is_small(call: RecurrentCall) -> bool:
-    """Whether its products are too few for bfloat16."""
-    if torch.compiler.is_compiling():
-        return False  # sizes may be symbolic
-    rows = call.x.shape[:-1].numel()
-    most = max(w.ih.numel() + w.hh.numel() for w in call.weights)
-    return rows * most < MANY
+        states = tuple(state.to(call.weights[0].hh.dtype) for state in states)
+        return output if output is None else output.to(dtype), states
 
 
 def _wide(call: RecurrentCall, x: Tensor) -> RecurrentCall:
