@@ -31,6 +31,8 @@ Run = Callable[[RecurrentCall], tuple[Any, States]]
 Draw = Callable[[States], Sequence[Noise]]
 #: Plans that one layer keeps: for as many shapes of inputs.
 _KEPT = 64
+#: Of inputs of which there may be plans.
+_PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class _Plan:
@@ -63,7 +65,7 @@ class _Plan:
 
 
 class _Rounded:
-    """How one kind of call runs under autocast, where only its output is rounded."""
+    """How one kind of call runs in float32 under autocast: only its output is rounded."""
 
     def __init__(self, plan: _Plan | Prepared, dtype: torch.dtype) -> None:
         self._plan, self._dtype = plan, dtype
@@ -71,7 +73,7 @@ class _Rounded:
 
     def __call__(self, found: Any, x: Tensor, *arguments: Any) -> tuple[Any, States]:
         with no_autocast(x):
-            output, states = self._plan(found, x, *arguments)
+            output, states = self._plan(found, x.float(), *arguments)
         return output if output is None else output.to(self._dtype), states
 
 
@@ -86,7 +88,7 @@ def _plan_of(kernel: Run, call: RecurrentCall) -> _Plan | Prepared | _Rounded:
 class Plans:
     """How calls of one layer or cell run, by the form of its input.
 
-    They hold for inputs in float32 on the CPU, under autocast too, as long as nothing that a call
+    They hold for calls in float32 on the CPU, under autocast too, as long as nothing that a call
     depends on was replaced; where tensors have changed their form, `run` notices.
     """
 
@@ -131,7 +133,7 @@ class Plans:
         try:
             found = plan.check()
             if states is None:
-                states = (x.new_zeros(state),) * count
+                states = (x.new_zeros(state, dtype=torch.float32),) * count
             starts = addresses(("h", "c"), states, (state,) * count)
         except RuntimeError:
             return None  # What is wrong, if anything is, is reported where there is no plan.
@@ -167,7 +169,8 @@ class Plans:
         same = whose is owner and len(before) == len(watched)
         for old, new in zip(before, watched, strict=False):
             same = same and old[0] is new[0] and old[1] == new[1] and old[2] is new[2]
-        if isinstance(kernel, Widened) and any(w.hh.dtype != torch.float32 for w in weights):
+        needed = [w.hh for w in weights] if isinstance(kernel, Widened) else [x]
+        if any(a.dtype != torch.float32 for a in needed):
             return
         plan = _plan_of(kernel, call)
         hidden = weights[0].hh.shape[1]
@@ -183,11 +186,11 @@ def _key(x: Tensor, drawn: bool) -> tuple[Any, ...] | None:
         torch.compiler.is_compiling()
         or type(x) not in (Tensor, nn.Parameter)
         or not x.is_cpu
-        or x.dtype is not torch.float32
+        or x.dtype not in _PRECISIONS
         or torch._C._len_torch_dispatch_stack()
         or untraceable() is not None
     ):
         return None
     value = os.environ.get("LN_ZOO_KERNELS")
     autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
-    return x.shape, drawn, value, autocast, torch.get_num_threads(), *registry.KERNELS
+    return x.shape, x.dtype, drawn, value, autocast, torch.get_num_threads(), *registry.KERNELS

@@ -221,22 +221,26 @@ def test_other_modes_find_no_plan(kind: str, asked: list[str | None]) -> None:
     assert len(asked) == 2
 
 
+@pytest.mark.parametrize("half", [False, True], ids=["float32", "half"])
 @pytest.mark.parametrize("norm", [LayerNorm(), Identity()])
 @every_module
 def test_plans_under_autocast_are_of_their_own(
-    kind: str, norm: Norm, asked: list[str | None], monkeypatch: pytest.MonkeyPatch
+    kind: str, norm: Norm, half: bool, asked: list[str | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if (reason := unavailable_reason()) is not None:
         pytest.skip(f"no native kernels: {reason}")
     monkeypatch.setenv("LN_ZOO_KERNELS", "native")
-    module, x = MODULES[kind](norm=norm), torch.randn(INPUTS[kind])
+    module = MODULES[kind](norm=norm)
+    inputs = torch.randn(INPUTS[kind])
 
     def results(dtype: torch.dtype | None) -> list[Tensor]:
-        x.requires_grad_().grad = None
+        """With inputs in half precision, as from a layer before this one, where there is any."""
+        x = inputs.detach().to(dtype if half else None).requires_grad_()
         module.zero_grad()
         with torch.autocast("cpu", dtype, enabled=dtype is not None):
             found = flat(module(x))
         sum(a.float().square().sum() for a in found).backward()
+        assert x.grad is not None
         return [*found, x.grad, *(a.grad for a in module.parameters())]
 
     kinds = [None, torch.bfloat16, torch.float16]
