@@ -36,7 +36,7 @@ def report(cli: ZooCLI) -> None:
     if not trainer.is_global_zero:
         return
     results = collect(cli)
-    _print_table(results, "test", _on_card(cli, results["data"]))
+    _print_table(results, "test", *_on_card(cli, results))
     if not trainer.fast_dev_run:  # type: ignore[attr-defined]
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "test_results.json"
@@ -50,7 +50,9 @@ def report_validation(cli: ZooCLI) -> None:
         _print_table(collect(cli, "val"), "validation")
 
 
-def _print_table(results: dict[str, Any], split: str, card: dict[str, float] | None = None) -> None:
+def _print_table(
+    results: dict[str, Any], split: str, card: dict[str, float] | None = None, note: str = ""
+) -> None:
     part = results["part"]
     rows = reported.comparison(
         results["model"],
@@ -67,21 +69,34 @@ def _print_table(results: dict[str, Any], split: str, card: dict[str, float] | N
         )
     if part and part["examples"] is not None:
         title += f", {part['examples']:,} examples"
-    Console().print(reported.render(rows, title=title, card=card))
+    Console().print(reported.render(rows, title=title, card=card, note=note))
 
 
-def _on_card(cli: ZooCLI, data: Mapping[str, Any]) -> dict[str, float] | None:
-    """What the card of the weights under test says of the same data, in the unit of tables."""
-    weights = cli._settings().get("weights")
+def _on_card(cli: ZooCLI, results: Mapping[str, Any]) -> tuple[dict[str, float] | None, str]:
+    """What the card of the weights under test says of the same data, in the unit of tables.
+
+    Second comes a note: in what the inputs of the card's test differ, if they do.
+    """
+    weights, data = cli._settings().get("weights"), results["data"]
     if cli.subcommand != "test" or not weights or weights.endswith(".ckpt"):
-        return None
+        return None, ""
+    card = find_card(weights)
+    here, there = results["preprocessing"], card.preprocessing
+    other = [
+        f"{key} {here[key]} here, {there[key]} there"
+        for key in there.keys() & here.keys()
+        # Lists are statistics of training data, which may differ by rounding alone.
+        if not isinstance(there[key], list) and there[key] != here[key]
+    ]
+    if other:
+        return None, f"The card's numbers are for other inputs: {'; '.join(sorted(other))}."
     stated = {}
-    for metric in find_card(weights).metrics:
-        here = reported.measured_on(data, metric=metric["name"])
-        if f"{metric['dataset']}/{metric['split']}" == here:
+    for metric in card.metrics:
+        measured = reported.measured_on(data, metric=metric["name"])
+        if f"{metric['dataset']}/{metric['split']}" == measured:
             known = reported.metric_unit(metric["name"])
             stated[metric["name"]] = metric["value"] * (known.scale if known else 1.0)
-    return stated
+    return stated, ""
 
 
 def collect(cli: ZooCLI, stage: str = "test") -> dict[str, Any]:

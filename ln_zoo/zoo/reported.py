@@ -200,26 +200,42 @@ class Row:
     @property
     def outcome(self) -> str:
         """The difference, how far behind or ahead, or why neither; empty without a number."""
-        if self.reported is None or self.difference is None:
+        if self.difference is None:
             return self.reason
-        unit = "points" if self.unit == "%" else self.unit
-        text = _with_unit(f"{self.difference:+.4g}", unit)
-        if self.at:
-            better = (self.difference > 0) == self.reported.higher_is_better
-            side = "ahead" if better else "behind"
-            text = f"{_with_unit(f'{abs(self.difference):.4g}', unit)} {side} at {self.at}"
-            text = text if self.difference else f"equal at {self.at}"
+        text = self.distance("points" if self.unit == "%" else self.unit)
         return f"{text} ({self.but})" if self.but else text
+
+    def distance(self, unit: str = "") -> str:
+        """The difference, or how far behind or ahead; empty without one.
+
+        Args:
+            unit: what to write after the number.
+        """
+        if self.reported is None or self.difference is None:
+            return ""
+        if not self.at:
+            return _with_unit(f"{self.difference:+.4g}", unit)
+        if not self.difference:
+            return f"equal at {self.at}"
+        better = (self.difference > 0) == self.reported.higher_is_better
+        side = "ahead" if better else "behind"
+        return f"{_with_unit(f'{abs(self.difference):.4g}', unit)} {side} at {self.at}"
 
     def cells(self) -> tuple[str, str, str, str]:
         """Metric, measured, reported with place and data, outcome; the last two may be empty."""
         measured = with_unit(self.measured, self.unit)
         if self.reported is None:
             return self.metric, measured, "", ""
+        value = _with_unit(f"{self.reported.value:g}", self.unit)
+        return self.metric, measured, f"{value} ({self.origin})", self.outcome
+
+    @property
+    def origin(self) -> str:
+        """Method, place and data of the reported number; empty without one."""
+        if self.reported is None:
+            return ""
         r = self.reported
-        value = _with_unit(f"{r.value:g}", self.unit)
-        where = f"{citations()[r.source].short}, {r.place}"
-        return self.metric, measured, f"{value} ({r.method}; {where}; {r.data})", self.outcome
+        return f"{r.method}; {citations()[r.source].short}, {r.place}; {r.data}"
 
 
 def reported(
@@ -387,45 +403,58 @@ def run_size(
 
 
 def render(
-    rows: Iterable[Row], title: str | None = None, card: Mapping[str, float] | None = None
+    rows: Iterable[Row],
+    title: str | None = None,
+    card: Mapping[str, float] | None = None,
+    note: str = "",
 ) -> Table:
-    """The rows as a table for `rich`: metric, measured, reported, difference.
+    """The rows as a table for `rich`: metric, unit, measured, reported, difference.
 
-    The last two columns are left out where no row has a reported number.
+    The last two columns are left out where no row has a reported number. Where a number is from,
+    and what keeps it from being compared, stands below the table, so that this fits into a narrow
+    terminal.
 
     Args:
         rows: of the table.
         title: above the table.
         card: what the card of the tested weights says, by metric and in the unit of the rows; it
             gets a column of its own.
+        note: a line below the table.
 
     Example:
         >>> size = {"hidden_size": 120}
         >>> rows = comparison("AttentiveReader", "Identity", {"error": 0.46}, data="CNN/test",
         ...                   size=size)
         >>> [column.header for column in render(rows, card={"error": 46.1}).columns]
-        ['metric', 'measured', 'card', 'reported', 'difference']
+        ['metric', 'unit', 'measured', 'card', 'reported', 'difference']
     """
     from rich.table import Table
     from rich.text import Text
 
     rows = list(rows)
     numbers = any(row.reported for row in rows)
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", caption_justify="left")
     table.add_column("metric")
-    table.add_column("measured", justify="right", no_wrap=True)
-    if card is not None:
-        table.add_column("card", justify="right", no_wrap=True)
+    table.add_column("unit")
+    for head in ("measured", *([] if card is None else ["card"])):
+        table.add_column(head, justify="right", no_wrap=True)
     if numbers:
-        table.add_column("reported")
+        table.add_column("reported", justify="right", no_wrap=True)
         table.add_column("difference")
+    notes: dict[str, int] = {}
     for row in rows:
-        metric, measured, *compared = row.cells()
-        cells = [metric, measured]
+        cells = [row.metric, row.unit, f"{row.measured:.5g}"]
         if card is not None:
-            cells.append(with_unit(card[metric], row.unit) if metric in card else "")
-        # As Text: square brackets of sizes would be read as markup.
-        table.add_row(*(Text(cell) for cell in [*cells, *(compared if numbers else [])]))
+            cells.append(f"{card[row.metric]:.5g}" if row.metric in card else "")
+        if row.reported is not None:
+            why = row.reason or row.but
+            text = f"{row.origin}; {why}" if why else row.origin
+            number = notes.setdefault(text, len(notes) + 1)
+            cells += [f"{row.reported.value:g} [{number}]", row.distance() or "not comparable"]
+        # As Text: square brackets would be read as markup.
+        table.add_row(*(Text(cell) for cell in cells))
+    below = [f"[{number}] {text}" for text, number in notes.items()] + [note] * bool(note)
+    table.caption = Text("\n".join(below)) if below else None
     return table
 
 

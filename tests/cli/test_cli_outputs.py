@@ -115,10 +115,22 @@ def test_a_test_of_published_weights_stands_beside_their_card(here: Path) -> Non
     done = run(*weights)
     assert done.code == 0, done.err
     (row,) = [line for line in done.out.splitlines() if " error " in line]
-    assert [cell.strip() for cell in row.split("│")[1:-1]] == ["error", "2 %", "2 %"]
+    assert [cell.strip() for cell in row.split("│")[1:-1]] == ["error", "%", "2", "2"]
     (results,) = here.rglob("test_results.json")
     whole = json.loads(results.read_text())
     assert (whole["part"], whole["data"]["test_size"]) == (None, 300)
+
+
+def test_a_card_of_other_inputs_is_left_out(here: Path) -> None:
+    code = "from ln_zoo.data import Digits\n\nclass Coarse(Digits):\n    scale = 8\n"
+    (here / "coarse_digits.py").write_text(code)
+    arguments = ("--weights=mlp.layernorm-digits", "--data=coarse_digits.Coarse")
+    done = script(here, "test", *arguments, *QUIET)
+    assert done.code == 0, done.err
+    (head,) = [line for line in done.out.splitlines() if "measured" in line]
+    assert [cell.strip() for cell in head.split("┃")[1:-1]] == ["metric", "unit", "measured"]
+    below = " ".join(done.out.partition("└")[2].split())
+    assert "The card's numbers are for other inputs: scale 8 here, 16 there." in below
 
 
 def test_a_test_of_a_part_says_so(here: Path) -> None:

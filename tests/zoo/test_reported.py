@@ -464,8 +464,8 @@ def test_nothing_reported() -> None:
     assert row.cells() == ("clamped", "0.5", "", "")
 
 
-def printed(*arguments: Any, **named: Any) -> str:
-    console = Console(file=io.StringIO(), width=600)
+def printed(*arguments: Any, width: int = 600, **named: Any) -> str:
+    console = Console(file=io.StringIO(), width=width)
     console.print(render(*arguments, **named))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
@@ -475,10 +475,37 @@ def test_table() -> None:
     rows = draw(epochs=200, image_size=[28, 28], read_size=[2, 2])
     text = printed([*rows, *draw("RMSNorm", 90.0)], title="on images")
     assert "on images" in text
-    for word in ("metric", "measured", "reported", "difference", "83 nats/image", "90 nats/image"):
-        assert word in text
+    head, body, below = text.partition("┡")[0], *text.partition("┡")[2].split("└")
+    for word in ("metric", "unit", "measured", "reported", "difference"):
+        assert word in head
+    assert "82.09 [1]" in body
+    assert "not comparable" in body
+    assert body.count("nats/image") == 2
     # Sizes stand in square brackets, which rich would take for markup.
-    assert "read_size [2, 2] here, 2 there" in text
+    notes = " ".join(below.split())
+    assert "[1] layer normalisation; 1607.06450, section 6.4; BinarizedMNIST/test; " in notes
+    assert "not comparable: read_size [2, 2] here, 2 there" in notes
+    assert "[2]" not in notes
+
+
+def test_a_table_fits_into_a_narrow_terminal() -> None:
+    """Where each number is from, and what differs, stands below; rows from one place share it."""
+    size = {**LINES, "peephole": False}
+    measured = {"sequence_nll": -1056.5, "point_nll": -1.7176, "sse": 0.49615}
+    rows = comparison("Handwriting", "Identity", measured, data="IAMOnDB/validation", size=size)
+    text = printed(rows, card=measured, note="A note.", width=80)
+    body, below = text.split("└")
+    assert max(map(len, text.splitlines())) <= 80
+    cells = [[c.strip() for c in line.split("│")[1:-1]] for line in body.splitlines()[3:]]
+    assert cells[:3] == [
+        ["sequence_nll", "nats/sequence", "-1056.5", "-1056.5", "-1096.9 [1]", "+40.4"],
+        ["point_nll", "nats/point", "-1.7176", "-1.7176", "", ""],
+        ["sse", "squared", "0.49615", "0.49615", "0.23 [1]", "+0.2661"],
+    ]
+    assert cells[3:] == [["", "offset", "", "", "", ""]]
+    notes = " ".join(below.split("[1]")[1].split())
+    assert notes.startswith("synthesis network; 1308.0850, table of handwriting synthesis")
+    assert notes.endswith("IAMOnDB/validation; peephole False here, True there A note.")
 
 
 def test_a_table_without_reported_numbers_has_two_columns() -> None:
@@ -488,6 +515,6 @@ def test_a_table_without_reported_numbers_has_two_columns() -> None:
     assert "reported" not in text
     assert "difference" not in text
     text = printed(rows, card={"bound": 90.12345, "kl": 3.0})
-    assert "90.123 nats/image" in text
+    assert " 90.123 " in text
     assert "card" in text
     assert "kl" not in text
