@@ -78,11 +78,9 @@ class _Rounded:
 
 
 def _plan_of(kernel: Run, call: RecurrentCall) -> _Plan | Prepared | _Rounded:
-    if isinstance(kernel, Widened):
-        plan = _plan_of(kernel.kernel, call)
-        assert not isinstance(plan, _Rounded)
-        return _Rounded(plan, product_dtype(call.x))
-    return Prepared(call) if isinstance(kernel, OneCall) else _Plan(kernel, call)
+    inner = kernel.kernel if isinstance(kernel, Widened) else kernel
+    plan = Prepared(call) if isinstance(inner, OneCall) else _Plan(inner, call)
+    return plan if inner is kernel else _Rounded(plan, product_dtype(call.x))
 
 
 class Plans:
@@ -169,6 +167,7 @@ class Plans:
         same = whose is owner and len(before) == len(watched)
         for old, new in zip(before, watched, strict=False):
             same = same and old[0] is new[0] and old[1] == new[1] and old[2] is new[2]
+        # Plans take weights as they are, and inputs too where nothing widens them.
         needed = [w.hh for w in weights] if isinstance(kernel, Widened) else [x]
         if any(a.dtype != torch.float32 for a in needed):
             return

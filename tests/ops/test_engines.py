@@ -871,7 +871,7 @@ def test_half_precision_is_no_worse_than_the_generic_loop(
         pytest.skip(f"{under.engine.name}: {reason}")
     # Elsewhere calls are run in float32, and small ones are anywhere: tests/ops/test_widened.py.
     monkeypatch.setattr(build, "bfloat16_pays", lambda: True)
-    monkeypatch.setitem(widened.MANY, "layers", 0)
+    monkeypatch.setitem(widened.MIN_MULTIPLICATIONS, "layers", 0)
     gaps: dict[str, dict[str, list[float]]] = {"0": {}, under.engine.name: {}}
     for seed in range(7):
         layer = make(cell).to(BF16)

@@ -115,7 +115,7 @@ def test_which_calls_are_widened(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(build, "bfloat16_pays", lambda: pays)
-    monkeypatch.setitem(widened.MANY, "layers", 0)
+    monkeypatch.setitem(widened.MIN_MULTIPLICATIONS, "layers", 0)
     layer = LSTM(5, 7, norm=norm)
     with torch.autocast("cpu", dtype):
         layer(inputs())
@@ -132,7 +132,7 @@ def test_small_calls_are_widened_on_every_processor(
     rows = len(x.data) if packed else 9 * 6
     work = rows * 4 * 7 * (5 + 7)
     for many in (work, work + 1):
-        monkeypatch.setitem(widened.MANY, "layers", many)
+        monkeypatch.setitem(widened.MIN_MULTIPLICATIONS, "layers", many)
         with torch.autocast("cpu", BF16):
             LSTM(5, 7, norm=LayerNorm())(x)
     assert [isinstance(kernel, Widened) for kernel in picked] == [False, True]
@@ -153,7 +153,7 @@ def test_cells_are_widened(name: str, dtype: torch.dtype, monkeypatch: pytest.Mo
     cell = CELLS[name](5, 7, norm=LayerNorm(gain=0.5))
     exact = cell(x)
     for many in (work, work + 1):
-        monkeypatch.setitem(widened.MANY, "step", many)
+        monkeypatch.setitem(widened.MIN_MULTIPLICATIONS, "step", many)
         picked.clear()
         with torch.autocast("cpu", dtype):
             found = copy.deepcopy(cell)(x)

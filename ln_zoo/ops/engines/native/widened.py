@@ -16,8 +16,9 @@ from ln_zoo.ops.spec import product_dtype
 
 _HALF = (torch.bfloat16, torch.float16)
 #: Multiplications of one direction from which products in bfloat16 save more time than is lost
-#: outside of them, by a kernel that prepares calls in Python, or by torch's functions in a step.
-MANY: dict[Task, int] = {"layers": 2**28, "step": 2**25}
+#: outside of them, by a kernel that prepares calls in Python, or by torch's functions in a step;
+#: measured on a processor with AMX (docs/results/performance.md).
+MIN_MULTIPLICATIONS: dict[Task, int] = {"layers": 2**28, "step": 2**25}
 
 
 def is_widened(dtype: torch.dtype) -> bool:
@@ -76,10 +77,10 @@ class Widened:
             return False  # sizes may be symbolic
         rows = call.x.shape[:-1].numel()
         most = max(w.ih.numel() + w.hh.numel() for w in call.weights)
-        return rows * most < MANY[self.tasks[0]]
+        return rows * most < MIN_MULTIPLICATIONS[self.tasks[0]]
 
     def __call__(self, call: RecurrentCall) -> tuple[Tensor, States]:
-        """Runs the layers."""
+        """Runs the layers, or a single step, which has no output but its states."""
         dtype = product_dtype(call.x)
         with no_autocast(call.x):
             output, states = self.kernel(_wide(call, call.x.float()))
