@@ -181,7 +181,7 @@ class MixesInSecret(Good):
     invariances: ClassVar[frozenset[str] | None] = BatchNorm.invariances
 
     def normalize(self, site, a, step=None):
-        dims = site.case_dims(a) if site.training else ()
+        dims = site.example_dims(a) if site.training else ()
         return a - a.mean(dims, keepdim=True) if dims else a
 
 
@@ -190,7 +190,7 @@ class MixesInEvaluation(MixesInSecret):
     batch_dependent: ClassVar[bool] = True
 
     def normalize(self, site, a, step=None):
-        return a - a.mean(site.case_dims(a), keepdim=True)
+        return a - a.mean(site.example_dims(a), keepdim=True)
 
 
 @dataclass(frozen=True)
@@ -277,7 +277,7 @@ class DescribesRight(Good):
 
 @dataclass(frozen=True)
 class MixesRows(Good):
-    """Counts the rows it sees: all steps of all cases at an input site."""
+    """Counts the rows it sees: all steps of all examples at an input site."""
 
     def normalize(self, site, a, step=None):
         return super().normalize(site, a) * len(a)

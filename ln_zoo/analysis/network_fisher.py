@@ -30,8 +30,8 @@ Batch = Tensor | tuple[Tensor, ...]
 #: From a vector to the product of a matrix with it.
 Product = Callable[[Tensor], Tensor]
 
-#: Cases of one product with a vector.
-_CASES_AT_ONCE = 64
+#: Examples of one product with a vector.
+_EXAMPLES_AT_ONCE = 64
 #: The largest eigenvalue is found when so many products in a row move it by no more than that part.
 _STILL = 3
 _PRECISION = 1e-9
@@ -530,4 +530,6 @@ def _take(batch: Batch, first: int, examples: int = 1) -> Batch:
 
 
 def _chunks(batch: Batch, examples: int) -> list[Batch]:
-    return [_take(batch, first, _CASES_AT_ONCE) for first in range(0, examples, _CASES_AT_ONCE)]
+    return [
+        _take(batch, first, _EXAMPLES_AT_ONCE) for first in range(0, examples, _EXAMPLES_AT_ONCE)
+    ]

@@ -340,7 +340,7 @@ class Site(nn.Module):
         parts = a.split(self.groups, dim=-1)
         return torch.cat([part.mean(-1, keepdim=True).expand_as(part) for part in parts], dim=-1)
 
-    def case_dims(self, a: Tensor) -> tuple[int, ...]:
+    def example_dims(self, a: Tensor) -> tuple[int, ...]:
         """The axes that batch statistics average over: all but that of the features."""
         axis = self.axis % a.dim()
         return tuple(d for d in range(a.dim()) if d != axis)

@@ -164,7 +164,7 @@ class BatchNorm(Norm):
 
     def _of_batch(self, site: Site, a: Tensor, step: int | None) -> tuple[Tensor, Tensor]:
         """Mean and variance of the batch, which also updates the running averages."""
-        dims = site.case_dims(a)
+        dims = site.example_dims(a)
         if self._exchanges(site):
             examples, mean, var = joint_moments(a, dims)
         else:

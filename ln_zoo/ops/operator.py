@@ -53,7 +53,7 @@ from ln_zoo.ops.spans import (
     spans,
     without_means,
 )
-from ln_zoo.ops.spec import Cases, Operands, Rows, Spec
+from ln_zoo.ops.spec import Examples, Operands, Rows, Spec
 
 
 @contextlib.contextmanager
@@ -215,7 +215,7 @@ def _check(
 ) -> None:
     """Raises RuntimeError for tensors that do not fit together, or that the engine cannot take."""
     check_operands(operands, spec.cell, spec.scales, batch_sizes)
-    needed = [isinstance(place, Cases) and not place.batch for place in spec.places]
+    needed = [isinstance(place, Examples) and not place.batch for place in spec.places]
     if any(needed) or any(a is not None for a in given):
         check_given(given, spec.widths(operands.w_hh.shape[1]), needed, operands.h0)
     if any(a is not None for a in masks) or any(spec.zoneout):
@@ -415,7 +415,7 @@ def _backward(*arguments: Any) -> tuple[Tensor, ...]:
         if not spec.merged:
             dv_buffer = engine.empty(longest, width, like=x, dtype=x.dtype, scratch="dv")
 
-        def total(of: Tensor, place: Rows | Cases) -> Tensor | None:
+        def total(of: Tensor, place: Rows | Examples) -> Tensor | None:
             if not of.numel():
                 return None
             if of.dtype == wide and not (place.center and p.leaves_constants):
@@ -611,10 +611,13 @@ def normalized_sites(
     by_input, by_recurrent, by_out = given
 
     def site(
-        place: Rows | Cases, gain: Tensor | None, rows: Tensor | None, shift: Tensor | None = None
+        place: Rows | Examples,
+        gain: Tensor | None,
+        rows: Tensor | None,
+        shift: Tensor | None = None,
     ) -> Callable[[Tensor, int | None], Tensor]:
-        if isinstance(place, Cases):
-            return lambda a, step: normalized_cases(a, place, rows, gain, shift, step)
+        if isinstance(place, Examples):
+            return lambda a, step: normalized_over_examples(a, place, rows, gain, shift, step)
         return lambda a, step: normalized_rows(a, place, gain, shift, hidden)
 
     return {
@@ -648,9 +651,9 @@ def normalized_rows(
     return _affine(torch.cat(parts, dim=-1), gain, shift)
 
 
-def normalized_cases(
+def normalized_over_examples(
     a: Tensor,
-    examples: Cases,
+    examples: Examples,
     given: Tensor | None,
     gain: Tensor | None,
     shift: Tensor | None,

@@ -22,7 +22,7 @@ from ln_zoo.ops.recurrence import RecurrentCall, run_layers
 from ln_zoo.ops.registry import Kernel, Task
 from ln_zoo.ops.regularization import Noise
 from ln_zoo.ops.spec import (
-    Cases,
+    Examples,
     Operands,
     Spec,
     by_place,
@@ -219,7 +219,7 @@ class Recurrence:
         # The one example that is left is not a batch. The norm knows what its steps use only once
         # it has received the statistics of those before.
         assert batch_sizes is not None
-        first, second, out = (p.given if isinstance(p, Cases) else p for p in spec.places)
+        first, second, out = (p.given if isinstance(p, Examples) else p for p in spec.places)
         rows = sum(sizes[:together])
         heads = operands.x.split([rows, steps - together])
         head, final = self._some_steps(

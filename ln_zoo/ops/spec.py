@@ -49,7 +49,7 @@ class Rows:
     eps: float = 0.0
     groups: tuple[int, ...] = ()
 
-    #: Whether statistics of the batch are used: see `Cases`.
+    #: Whether statistics of the batch are used: see `Examples`.
     batch: ClassVar[bool] = False
 
     def encode(self) -> str:
@@ -70,7 +70,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Cases:
+class Examples:
     """How one place is normalised over examples, at each step separately, without gain and shift.
 
     Args:
@@ -93,22 +93,22 @@ class Cases:
         return f"{source},{specialized(self.eps)!r},{self.correction}"
 
     @staticmethod
-    def decode(text: str) -> Cases:
+    def decode(text: str) -> Examples:
         """The inverse of `encode`."""
         source, eps, correction = text.split(",")
-        return Cases(source == "batch", float(eps), int(correction))
+        return Examples(source == "batch", float(eps), int(correction))
 
     @property
-    def given(self) -> Cases:
+    def given(self) -> Examples:
         """The same by given statistics."""
-        return Cases(False, self.eps)
+        return Examples(False, self.eps)
 
 
 @dataclass(frozen=True)
 class Spec:
     """What a kernel computes: a cell and the normalisation of each of its places.
 
-    Either all places that are normalised have `Rows`, or all have `Cases`; ``Rows()`` is the
+    Either all places that are normalised have `Rows`, or all have `Examples`; ``Rows()`` is the
     identity.
 
     Args:
@@ -127,14 +127,14 @@ class Spec:
         'GRU/1,1,1e-05,2.1/1,1,1e-05,2.1/0,0,0.0,'
         >>> Spec.decode(spec.encode()) == spec
         True
-        >>> Spec("RNN_TANH", Rows(), Rows(), Cases(batch=True, eps=1e-5)).encode()
+        >>> Spec("RNN_TANH", Rows(), Rows(), Examples(batch=True, eps=1e-5)).encode()
         'RNN_TANH/0,0,0.0,/0,0,0.0,/batch,1e-05,0'
     """
 
     cell: str
-    input: Rows | Cases
-    recurrent: Rows | Cases
-    out: Rows | Cases
+    input: Rows | Examples
+    recurrent: Rows | Examples
+    out: Rows | Examples
     zoneout: tuple[float, float] = (0.0, 0.0)
 
     @property
@@ -143,7 +143,7 @@ class Spec:
         return CELLS[self.cell].gates
 
     @property
-    def places(self) -> tuple[Rows | Cases, Rows | Cases, Rows | Cases]:
+    def places(self) -> tuple[Rows | Examples, Rows | Examples, Rows | Examples]:
         """All three, in the order of the operator's tensors."""
         return self.input, self.recurrent, self.out
 
@@ -156,7 +156,7 @@ class Spec:
     @property
     def examples(self) -> bool:
         """Whether a place is normalised over examples."""
-        return any(isinstance(place, Cases) for place in self.places)
+        return any(isinstance(place, Examples) for place in self.places)
 
     @property
     def merged(self) -> bool:
@@ -172,7 +172,7 @@ class Spec:
         return self.input.scale, self.recurrent.scale, self.out.scale
 
     @property
-    def products(self) -> tuple[Rows | Cases, Rows | Cases]:
+    def products(self) -> tuple[Rows | Examples, Rows | Examples]:
         """What becomes of the products with w_ih and w_hh; in an RNN, of their sum."""
         return (self.out, self.out) if self.merged else (self.input, self.recurrent)
 
@@ -193,7 +193,7 @@ class Spec:
         """The inverse of `encode`."""
         cell, *parts = text.split("/")
         first, second, out = (
-            (Rows if place[0] in "01" else Cases).decode(place) for place in parts[:3]
+            (Rows if place[0] in "01" else Examples).decode(place) for place in parts[:3]
         )
         h, c = (float(q) for q in (parts[3] if parts[3:] else "0,0").split(","))
         spec = Spec(cell, first, second, out, (h, c))
@@ -305,9 +305,9 @@ def specify(cell: Cell, records: Records, weights: Weights) -> Spec:
     """
     hidden = weights.hh.shape[1]
 
-    def place(record: Record) -> Rows | Cases:
+    def place(record: Record) -> Rows | Examples:
         if isinstance(record, StepNorm):
-            return Cases(record.batch, record.eps, record.correction)
+            return Examples(record.batch, record.eps, record.correction)
         if record is None or record.identity:
             return Rows()
         groups = tuple(size // hidden for size in record.groups)

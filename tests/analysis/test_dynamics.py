@@ -80,7 +80,7 @@ def test_rotations_have_equal_exponents() -> None:
 
 
 def jacobian(layer: LSTM | GRU | RNN, x: Tensor, states: tuple[Tensor, ...]) -> Tensor:
-    """Of the final states by the initial ones, by reverse mode, of one case or of a batch."""
+    """Of the final states by the initial ones, by reverse mode, of one example or of a batch."""
 
     def final(*given: Tensor) -> Tensor:
         hx = given if len(given) > 1 else given[0]
@@ -114,10 +114,10 @@ def test_growth_is_that_of_volumes(cls: type, norm: Norm, count: int) -> None:
     states = tuple(normal(1, N, H, seed=seed) for seed in range(2 if cls is LSTM else 1))
     growth = perturbation_growth(layer, x, states if cls is LSTM else states[0], count=count)
     assert growth.shape == (T, N, count)
-    for case in range(N):
-        part = tuple(state[:, case : case + 1].contiguous() for state in states)
-        expected = volume(jacobian(layer, x[:, case : case + 1], part), N, case, count)
-        torch.testing.assert_close(growth[:, case].sum(), expected, rtol=1e-6, atol=1e-6)
+    for example in range(N):
+        part = tuple(state[:, example : example + 1].contiguous() for state in states)
+        expected = volume(jacobian(layer, x[:, example : example + 1], part), N, example, count)
+        torch.testing.assert_close(growth[:, example].sum(), expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -132,16 +132,16 @@ def test_under_batch_statistics_the_batch_is_one_system(cls: type, count: int) -
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_kept_statistics_leave_cases_apart(count: int) -> None:
+def test_kept_statistics_leave_examples_apart(count: int) -> None:
     layer, x = made(GRU, BatchNorm(eps=0.5, max_steps=T)), normal(T, N, I)
     layer(normal(T, 10, I, seed=1))
     state = normal(1, N, H)
     growth = perturbation_growth(layer, x, state, count=count, statistics="kept")
     layer.eval()
-    for case in range(N):
-        part = (state[:, case : case + 1].contiguous(),)
-        expected = volume(jacobian(layer, x[:, case : case + 1], part), N, case, count)
-        torch.testing.assert_close(growth[:, case].sum(), expected, rtol=1e-6, atol=1e-6)
+    for example in range(N):
+        part = (state[:, example : example + 1].contiguous(),)
+        expected = volume(jacobian(layer, x[:, example : example + 1], part), N, example, count)
+        torch.testing.assert_close(growth[:, example].sum(), expected, rtol=1e-6, atol=1e-6)
 
 
 def test_the_first_perturbation_does_not_depend_on_the_others() -> None:
@@ -322,7 +322,7 @@ def test_nothing_of_the_layer_is_changed(statistics: str) -> None:
     layer(x)
     before = {k: v.clone() for k, v in layer.state_dict().items()}
     random = torch.get_rng_state()
-    # One state for all cases, as models expand it.
+    # One state for all examples, as models expand it.
     states = tuple(normal(1, 1, H, seed=seed).expand(-1, N, -1) for seed in (0, 1))
     if statistics == "batch":
         states = tuple(state + normal(1, N, H) for state in states)
@@ -450,7 +450,7 @@ def test_a_layer_of_relu_is_no_layer_of_tanh() -> None:
     assert low.growth.equal(perturbation_growth(single, normal(T, N, I)))
 
 
-def test_layers_apart_in_a_network_that_reads_cases_first() -> None:
+def test_layers_apart_in_a_network_that_reads_examples_first() -> None:
     class Two(nn.Module):
         def __init__(self) -> None:
             super().__init__()

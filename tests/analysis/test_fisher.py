@@ -53,11 +53,11 @@ def blocks(model: GLM) -> Tensor:
     return exact_fisher(model).view(model.units, size, model.units, size)
 
 
-# By hand: one case at a time, from the equations
+# By hand: one example at a time, from the equations
 
 
 def natural_by_hand(model: GLM, theta: Tensor) -> Tensor:
-    """s (N, H), with batch norm's statistics over all cases."""
+    """s (N, H), with batch norm's statistics over all examples."""
     per_unit = theta.view(model.units, -1)
     w, b = per_unit[:, : model.features], per_unit[:, model.features]
     a = torch.stack(
@@ -79,7 +79,7 @@ def natural_by_hand(model: GLM, theta: Tensor) -> Tensor:
 
 
 def log_likelihood_by_hand(model: GLM, s: Tensor, y: Tensor) -> Tensor:
-    """Of one case, from eq. 10, less what does not depend on s."""
+    """Of one example, from eq. 10, less what does not depend on s."""
     if model.family == "gaussian":
         log_partition = (s**2).sum() / 2
     elif model.family == "bernoulli":
@@ -90,7 +90,7 @@ def log_likelihood_by_hand(model: GLM, s: Tensor, y: Tensor) -> Tensor:
 
 
 def outcomes(model: GLM, s: Tensor) -> Iterator[tuple[float, Tensor]]:
-    """Probabilities and outputs y of one case; for Gaussian ones points of the same covariance."""
+    """Probabilities and outputs y of an example; Gaussian ones have points of equal covariance."""
     if model.family == "categorical":
         for p, y in zip(s.exp() / s.exp().sum(), torch.eye(len(s), dtype=F64), strict=True):
             yield float(p), y
@@ -126,7 +126,7 @@ def small(family: str, norm: str, **changes: object) -> GLM:
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_fisher_is_the_mean_over_cases_and_outcomes(family: str, norm: str) -> None:
+def test_fisher_is_the_mean_over_examples_and_outcomes(family: str, norm: str) -> None:
     model = small(family, norm)
     expected = natural_by_hand(model, model.parameters())
     torch.testing.assert_close(model.natural_parameters(), expected, rtol=EXACT, atol=EXACT)
@@ -282,7 +282,7 @@ def test_eq_32_holds_for_independent_gaussian_outputs() -> None:
     assert relative(gain_block(model), torch.eye(4, dtype=F64) / 3) <= EXACT
 
 
-def test_eq_32_by_hand_two_units_and_two_cases() -> None:
+def test_eq_32_by_hand_two_units_and_two_examples() -> None:
     """z = (1, -1) and (-1, 1): p (1 - p) of the softmax is 0.105, and the printed sign is wrong."""
     ones = torch.ones(2, dtype=F64)
     x = torch.tensor([[1.0], [-1.0]], dtype=F64)
@@ -455,8 +455,8 @@ def test_gradients_have_no_part_along_weights(norm: str) -> None:
         assert float((by_weight * model.weight).sum(1).abs().max()) <= EXACT
 
 
-def test_null_space_of_few_cases() -> None:
-    """A case gives each unit one direction."""
+def test_null_space_of_few_examples() -> None:
+    """An example gives each unit one direction."""
     matrix = exact_fisher(random_glm("gaussian", "none", units=2, features=5, examples=3))
     assert null_space_basis(matrix).shape == (12, 6)
 

@@ -50,7 +50,7 @@ def test_expected_derivative_against_a_sum_over_a_fine_grid(gain: float, toleran
 
 
 def normalized(kind: str, a: Tensor, gain: Tensor | None, groups: tuple[int, ...]) -> Tensor:
-    """Sums (N, F) of one time step; ``kind``: over the batch, over each group of a case, or not."""
+    """Sums (N, F) of one time step; ``kind``: over the batch, over groups of an example, or not."""
     if kind == "none":
         return a
     parts = []

@@ -277,9 +277,9 @@ def test_frozen_statistics_leave_no_invariance() -> None:
     spread = (output - output.mean(0)).abs().max()
     for name in ("weight_matrix_rescaling", "dataset_rescaling"):
         assert found[name] == pytest.approx(float((2 * a.abs() * rate).max() / spread))
-    case = x.square().sum(1).argmax()
+    example = x.square().sum(1).argmax()
     assert found["example_rescaling"] == pytest.approx(
-        float((2 * a[case].abs() * rate).max() / spread)
+        float((2 * a[example].abs() * rate).max() / spread)
     )
 
 
@@ -294,7 +294,7 @@ def test_frozen_statistics_are_those_of_all_inputs() -> None:
     assert recomputed["dataset_recentering"] < 1e-12 < frozen["dataset_recentering"]
 
 
-def test_one_case_alone_under_recomputed_statistics_moves_the_others() -> None:
+def test_one_example_alone_under_recomputed_statistics_moves_the_others() -> None:
     layer, x = made(BatchNorm(eps=0.0)), random_inputs()
     before = layer(x).detach()
     x[3] *= 3

@@ -1,4 +1,4 @@
-"""Blocks of the Fisher information against its definition: expectations of scores, case by case."""
+"""Blocks of the Fisher information against its definition: expectations of scores by example."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def score(log_probability: Tensor, parameters: list[Tensor]) -> Tensor:
 
 
 def by_definition(s: Tensor, family: str, phi: float, parameters: list[Tensor]) -> Tensor:
-    """Sum over outputs y of P(y) times the outer product of the score, for one case's s (K,)."""
+    """Sum over outputs y of P(y) times the outer product of the score, for one example's s (K,)."""
     total = torch.zeros(())
     if family == "categorical":
         for label in range(len(s)):

@@ -181,7 +181,7 @@ def test_absence_has_a_reason(name: str, size: Size, words: str) -> None:
         contestants.layer(name, "GRU", size, training=True)
 
 
-def test_batch_norm_of_one_case_may_infer() -> None:
+def test_batch_norm_of_one_example_may_infer() -> None:
     size = Size(2, 1, 3, 4)
     contestant = contestants.layer("BatchNorm", "GRU", size, training=False)
     assert modes.inference(contestant, size, "float32")().shape == (2, 1, 4)

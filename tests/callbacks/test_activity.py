@@ -45,7 +45,7 @@ def small(norm: Norm, **arguments) -> ConvClassifier:
 
 
 def by_hand(model: ConvClassifier, images: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-    """Active units and variances, case by case, in float64."""
+    """Active units and variances, example by example, in float64."""
     found: dict[str, tuple[Tensor, Tensor]] = {}
     outputs: dict[str, list[Tensor]] = {}
     with torch.no_grad():
@@ -109,7 +109,7 @@ def test_a_small_layer_counted_by_hand(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_all_cases_in_evaluation_mode(tmp_path: Path, norm: Norm, command: str) -> None:
+def test_all_examples_in_evaluation_mode(tmp_path: Path, norm: Norm, command: str) -> None:
     """Validation of batch norm sees each batch twice, the second time with its own statistics."""
     model, data = small(norm), Digits(batch_size=50, train_size=100, val_size=23, eval_batch_size=7)
     runner = trainer(tmp_path, max_epochs=1, limit_val_batches=0)

@@ -97,7 +97,7 @@ def test_scores_in_double_precision(tmp_path: Path) -> None:
             assert witness.logged[0][f"{prefix}_{name}"] == pytest.approx(value, rel=1e-7)
 
 
-def test_batch_statistics_are_scored_only_where_cases_mix(tmp_path: Path) -> None:
+def test_batch_statistics_are_scored_only_where_examples_mix(tmp_path: Path) -> None:
     _, _, _, witness = fit(LayerNorm(), tmp_path, EpochEvaluation(), epochs=1)
     assert not [name for name in witness.logged[0] if "batch" in name]
     assert "epoch_train_nll" in witness.logged[0]
@@ -146,7 +146,7 @@ def test_sets_and_epochs(tmp_path: Path) -> None:
     assert not [name for name in witness.logged[1] if name.startswith("epoch_train")]
 
 
-def test_batches_of_one_case_have_no_statistics(tmp_path: Path) -> None:
+def test_batches_of_one_example_have_no_statistics(tmp_path: Path) -> None:
     """Where all are such, nothing is measured, and nothing is named."""
     _, _, _, witness = fit(
         BatchNorm(), tmp_path, EpochEvaluation(), epochs=1, train_size=20, eval_batch_size=1

@@ -36,7 +36,7 @@ def predict(model: LightningModule, loader: DataLoader, folder: Path) -> list[di
     return [json.loads(line) for line in writer.written.read_text().splitlines()]
 
 
-def test_a_line_for_each_case(tmp_path: Path) -> None:
+def test_a_line_for_each_example(tmp_path: Path) -> None:
     loader = DataLoader(TensorDataset(torch.arange(5.0)), batch_size=2)
     expected = [{"index": i, "twice": 2.0 * i, "pair": [float(i), -float(i)]} for i in range(5)]
     assert predict(Twice(), loader, tmp_path) == expected

@@ -73,7 +73,7 @@ def logged(folder: Path, run: int = 0) -> dict[int, dict[str, float]]:
 
 
 @pytest.mark.parametrize("norm", [BatchNorm(), LayerNorm()])
-def test_scores_are_those_of_the_first_cases(tmp_path: Path, norm: Norm) -> None:
+def test_scores_are_those_of_the_first_examples(tmp_path: Path, norm: Norm) -> None:
     model, digits, weights = make(norm), data(), Weights()
     runner = trainer(tmp_path, weights, StepEvaluation(every_n_steps=4, examples=31))
     runner.fit(model, datamodule=digits)
@@ -84,15 +84,15 @@ def test_scores_are_those_of_the_first_cases(tmp_path: Path, norm: Norm) -> None
         state = {k: v for k, v in weights.states[step].items() if k != "random"}
         model.load_state_dict(state)
         with torch.no_grad():
-            case_by_case = [
+            example_by_example = [
                 model.eval().per_example((inputs[i : i + 1], labels[i : i + 1])) for i in range(31)
             ]
         for name in ("nll", "error"):
-            mean = sum(float(case[name]) for case in case_by_case) / 31
+            mean = sum(float(example[name]) for example in example_by_example) / 31
             assert row[f"step_train_{name}"] == pytest.approx(mean, rel=1e-6)
 
 
-def test_validation_cases_and_early_steps(tmp_path: Path) -> None:
+def test_validation_examples_and_early_steps(tmp_path: Path) -> None:
     model, digits, weights = make(LayerNorm()), data(), Weights()
     callback = StepEvaluation(every_n_steps=6, examples=13, validation=True, early=True)
     trainer(tmp_path, weights, callback).fit(model, datamodule=digits)

@@ -183,7 +183,7 @@ def test_epoch_evaluation_equals_one_process(in_fitted: Path) -> None:
     scored["train_batch"] = mean(data.train_eval_dataloader(), train=True)
     for name, expected in scored.items():
         for metric, value in expected.items():
-            # Logged in float32; a share or a repeated case would differ in the second digit.
+            # Logged in float32; a share or a repeated example would differ in the second digit.
             assert float(rows[-1][f"epoch_{name}_{metric}"]) == pytest.approx(value, rel=1e-7)
 
 
@@ -246,9 +246,9 @@ def test_predictions_of_two_processes_are_those_of_one(in_fitted: Path) -> None:
         lines = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
         return sorted(lines, key=lambda line: line["index"])
 
-    assert [case["index"] for case in examples(whole)] == list(range(13))
+    assert [example["index"] for example in examples(whole)] == list(range(13))
     for one, two in zip(examples(whole), examples(*shares), strict=True):
-        # Cases come in other batches: the last bits of a float32 product follow its shape.
+        # Examples come in other batches: the last bits of a float32 product follow its shape.
         assert two.pop("probability") == pytest.approx(one.pop("probability"), rel=1e-6)
         assert two == one
 

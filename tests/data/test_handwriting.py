@@ -34,8 +34,10 @@ def by_hand(lines: PenLines, i: int) -> Tensor:
 
 
 def real(batch: HandwritingBatch) -> list[Tensor]:
-    """The targets of each case, without the padding."""
-    return [case[1 : n + 1] for case, n in zip(batch.offsets, batch.lengths.tolist(), strict=True)]
+    """The targets of each example, without the padding."""
+    return [
+        example[1 : n + 1] for example, n in zip(batch.offsets, batch.lengths.tolist(), strict=True)
+    ]
 
 
 def batches(points: list[int], batch_size: int, epoch: int = 0, **options) -> list:
@@ -75,8 +77,8 @@ def test_a_batch_is_what_is_computed_by_hand() -> None:
     assert batch.first is True
     assert batch.offsets[:, 0].abs().sum() == 0
     assert batch.offsets[1, 3:].abs().sum() == 0
-    for case, i in enumerate((2, 1)):
-        assert torch.equal(real(batch)[case], by_hand(lines, i))
+    for example, i in enumerate((2, 1)):
+        assert torch.equal(real(batch)[example], by_hand(lines, i))
 
 
 def test_the_null_vector_has_no_flag_even_if_a_line_begins_with_a_dot() -> None:
@@ -109,12 +111,12 @@ def test_parts_put_together_are_the_whole_line() -> None:
             assert batch.offsets[:, 0].abs().sum() == 0
         else:
             assert batch.text == before.text
-            for case, (now, then) in enumerate(zip(real(batch), real(before), strict=True)):
+            for example, (now, then) in enumerate(zip(real(batch), real(before), strict=True)):
                 if len(now):
                     assert len(then) == 7
-                    assert torch.equal(batch.offsets[case, 0], then[-1])
+                    assert torch.equal(batch.offsets[example, 0], then[-1])
                 else:
-                    assert batch.offsets[case].abs().sum() == 0
+                    assert batch.offsets[example].abs().sum() == 0
         assert 0 < batch.lengths.max() <= 7
         assert batch.offsets.shape[1] == batch.lengths.max() + 1
         for text, part in zip(batch.text, real(batch), strict=True):
@@ -313,7 +315,7 @@ def test_evaluation_takes_the_targets_of_training() -> None:
             assert sorted(torch.cat([b.lengths for b in found]).tolist()) == wanted
 
 
-def test_some_cases_of_training() -> None:
+def test_some_examples_of_training() -> None:
     """Evenly spaced, as neighbours are of one writer."""
     data = module(drawn(LENGTHS))
     found = [text for batch in data.train_eval_dataloader(5, examples=12) for text in batch.text]

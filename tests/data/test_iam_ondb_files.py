@@ -187,8 +187,8 @@ def test_from_the_distribution_to_batches(tmp_path: Path) -> None:
     wanted = {
         words[name]: [(x, -y, end) for x, y, end in line[1:3]] for name, line in steps.items()
     }
-    for case, text in enumerate(batch.text):
-        found = batch.offsets[case, 1 : batch.lengths[case] + 1].tolist()
+    for example, text in enumerate(batch.text):
+        found = batch.offsets[example, 1 : batch.lengths[example] + 1].tolist()
         assert found == [list(map(float, offset)) for offset in wanted[text]]
     moves = torch.tensor([(x, -y) for n in steps if n[:3] != "a02" for x, y, _ in steps[n][1:]])
     mean, std = data.offset_statistics

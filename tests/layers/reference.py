@@ -1,4 +1,4 @@
-"""The normalised recurrent layers, written once more from the equations, one case at a time.
+"""The normalised recurrent layers, written once more from the equations, one example at a time.
 
 Nothing here comes from the package under test. A batch is a list of sequences (T_b, I), so there is
 no padding and no packing; gradients flow, so that they can be compared too.
@@ -68,13 +68,13 @@ def normalize(
     if rule.kind == "batch":
         rows = batch_normalize(rule, d.statistics[place], rows, t)
     else:
-        rows = [case_normalize(rule, row, runs) for row in rows]
+        rows = [example_normalize(rule, row, runs) for row in rows]
     gain, shift = d.gain[place], d.shift.get(place)
     rows = [gain * row for row in rows]
     return rows if shift is None else [row + shift for row in rows]
 
 
-def case_normalize(rule: Rule, row: Tensor, runs: list[int]) -> Tensor:
+def example_normalize(rule: Rule, row: Tensor, runs: list[int]) -> Tensor:
     parts, start = [], 0
     for n in runs:
         a = row[start : start + n]
@@ -170,7 +170,7 @@ def one_step(
 def run_direction(
     d: Direction, sequences: list[Tensor], hs: list[Tensor], cs: list[Tensor]
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Outputs (T_b, H) and final states of each case."""
+    """Outputs (T_b, H) and final states of each example."""
     hs, cs = list(hs), list(cs)
     outputs: list[list[Tensor]] = [[] for _ in sequences]
     for t in range(max(len(x) for x in sequences)):

@@ -29,7 +29,7 @@ NORMS: dict[str, tuple[Norm, Rule]] = {
     "batch-eval": (BatchNorm(eps=1e-3, max_steps=3), Rule("batch", eps=1e-3, max_steps=3)),
 }
 WITHOUT_ATTENTION: dict[str, Any] = {"read_size": None, "write_size": None}
-HEIGHT, WIDTH, GLIMPSES, CASES = 4, 6, 4, 3
+HEIGHT, WIDTH, GLIMPSES, EXAMPLES = 4, 6, 4, 3
 
 
 def build(norm: str = "layer", **options: Any) -> DRAWNetwork:
@@ -56,8 +56,8 @@ def build(norm: str = "layer", **options: Any) -> DRAWNetwork:
 
 def given(network: DRAWNetwork) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(5)
-    images = torch.rand(CASES, network.height, network.width, generator=generator, dtype=F64)
-    shape = (GLIMPSES, CASES, network.latent_size)
+    images = torch.rand(EXAMPLES, network.height, network.width, generator=generator, dtype=F64)
+    shape = (GLIMPSES, EXAMPLES, network.latent_size)
     return images, torch.randn(shape, generator=generator, dtype=F64)
 
 
@@ -190,7 +190,7 @@ def test_without_a_norm_it_is_torchs_cell(peephole: bool) -> None:
         theirs.load_state_dict({name: getattr(cell, name) for name in theirs.state_dict()})
         cells.append(theirs)
     images, noise = given(network)
-    start = {name: a.expand(CASES, *a.shape) for name, a in network.initial.items()}
+    start = {name: a.expand(EXAMPLES, *a.shape) for name, a in network.initial.items()}
     encoder = (start["encoder_h"], start["encoder_c"])
     decoder, canvas = (start["decoder_h"], start["decoder_c"]), start["canvas"]
     for t in range(GLIMPSES):
@@ -408,7 +408,7 @@ def test_sizes_that_do_not_fit(
             network(torch.zeros(images), torch.zeros(noise))
 
 
-def test_any_number_of_glimpses_and_cases() -> None:
+def test_any_number_of_glimpses_and_examples() -> None:
     network = build()
     images, noise = given(network)
     for examples in (0, 1, 2):
@@ -424,7 +424,7 @@ def test_images_do_not_see_one_another(norm: str) -> None:
     network = build(norm)
     images, noise = given(network)
     together = network(images, noise)
-    for n in range(CASES):
+    for n in range(EXAMPLES):
         alone = network(images[n : n + 1], noise[:, n : n + 1])
         for one, two in zip(results(alone), results(together), strict=True):
             axis = 0 if one is alone.logits else 1
@@ -457,15 +457,15 @@ def test_logarithms_beyond_the_bound_are_clamped_and_counted() -> None:
     assert network.write is not None
     with torch.no_grad():
         network.read.bias[2] = 3.0
-    assert network(images, noise).clamped == GLIMPSES * CASES
+    assert network(images, noise).clamped == GLIMPSES * EXAMPLES
     with torch.no_grad():
         network.write.bias[3] = -3.0
-    assert network(images, noise).clamped == 2 * GLIMPSES * CASES
+    assert network(images, noise).clamped == 2 * GLIMPSES * EXAMPLES
     with torch.no_grad():
         network.posterior.bias[3:5] = 900.0
         network.posterior.bias[0] = 900.0  # a mean may be anything
     done = network(images, noise, trace=True)
-    assert done.clamped == 4 * GLIMPSES * CASES
+    assert done.clamped == 4 * GLIMPSES * EXAMPLES
     assert done.log_stds[..., :2].eq(2).all()
     assert done.means[..., 0].gt(800).all()
     e = torch.tensor(2.0, dtype=F64).exp()

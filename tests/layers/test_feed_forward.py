@@ -39,14 +39,14 @@ def expected(sums: Tensor, norm: Norm, layer: nn.Module) -> Tensor:
                 mean, var = layer.site.running_mean[f], layer.site.running_var[f]
             out[:, f] = (sums[:, f] - mean) / (var + EPS) ** 0.5
     else:
-        for n, case in enumerate(sums):
-            mean, var = mean_and_variance(case.flatten())
+        for n, example in enumerate(sums):
+            mean, var = mean_and_variance(example.flatten())
             if isinstance(norm, RMSNorm):
-                out[n] = case / (case.square().sum() / case.numel() + EPS) ** 0.5
+                out[n] = example / (example.square().sum() / example.numel() + EPS) ** 0.5
             elif isinstance(norm, LayerNorm):
-                out[n] = (case - mean) / (var + EPS) ** 0.5
+                out[n] = (example - mean) / (var + EPS) ** 0.5
             else:
-                out[n] = case
+                out[n] = example
     if layer.site.gain is not None:
         out = out * layer.site.gain.view(-1, 1)
     return out if layer.bias is None else out + layer.bias.view(-1, 1)
@@ -98,7 +98,7 @@ def test_conv2d(norm: Norm, training: bool, options: dict[str, Any]) -> None:
 
 
 @every_norm
-def test_conv2d_on_one_case(norm: Norm) -> None:
+def test_conv2d_on_one_example(norm: Norm) -> None:
     layer = randomize(Conv2d(4, 6, 3, norm=norm, dtype=F64))
     x = torch.randn(4, 6, 5, dtype=F64)
     output = layer(x)

@@ -83,12 +83,12 @@ def random_states(layer: nn.Module, *examples: int) -> Any:
     return h, torch.randn(runs, *examples, 5, dtype=F64, requires_grad=True)
 
 
-INPUTS = ["batch", "T = 1", "one case", "packed", "packed unsorted", "packed T = 1"]
+INPUTS = ["batch", "T = 1", "one example", "packed", "packed unsorted", "packed T = 1"]
 
 
 def make_input(kind: str, batch_first: bool) -> tuple[Any, tuple[int, ...], Tensor]:
     """The input, the shape of its examples, and the tensor that takes gradients."""
-    if kind == "one case":
+    if kind == "one example":
         x = torch.randn(6, 3, dtype=F64, requires_grad=True)
         return x, (), x
     length = 1 if kind.endswith("T = 1") else 6

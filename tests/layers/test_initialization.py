@@ -85,7 +85,7 @@ def test_every_feature_has_mean_0_and_variance_1(make, x: Tensor, names: list[st
 
 
 def test_scale_and_bias_are_those_of_the_formula() -> None:
-    """Two layers by hand, one feature and one case after the other."""
+    """Two layers by hand, one feature and one example after the other."""
     model, x = mlp(), inputs(9, 6)
     weights = [model[i].weight.detach().clone() for i in (0, 2)]
     data_dependent_init(model, x)
@@ -166,7 +166,7 @@ def test_a_layer_without_bias_gets_a_scale_alone() -> None:
     assert rows.mean(0).abs().max() > 1
 
 
-def test_a_convolution_of_one_case() -> None:
+def test_a_convolution_of_one_example() -> None:
     one, four = convnet()[0], convnet()[0]
     x = inputs(1, 2, 10, 11)
     data_dependent_init(one, x[0])

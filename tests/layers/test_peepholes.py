@@ -340,7 +340,7 @@ def test_a_bound_that_is_never_reached_changes_nothing(norm: Norm, loop: str) ->
 
 @every_norm
 def test_the_bound_holds_behind_the_norm(norm: Norm) -> None:
-    """Of a bias each case and step has a share of the bound at most."""
+    """Of a bias each example and step has a share of the bound at most."""
     layer = randomise(LSTM(3, 5, norm=norm, derivative_bound=1e-3, dtype=F64))
     layer(torch.randn(6, 4, 3, dtype=F64))[0].sum().mul(1e6).backward()
     assert layer.bias_ih_l0.grad.abs().max() <= 6 * 4 * 1e-3 * (1 + 1e-12)

@@ -94,7 +94,7 @@ def test_evaluation_beyond_the_trained_length_uses_the_last_row_reached() -> Non
     assert (output[4:] - expected[4:]).abs().amax(dim=(1, 2)).min() > 1e-6
 
 
-def test_evaluation_treats_each_case_alone() -> None:
+def test_evaluation_treats_each_example_alone() -> None:
     layer = LSTM(3, 4, norm=BatchNorm(), dtype=F64)
     x = torch.randn(5, 6, 3, dtype=F64)
     layer(x)
@@ -113,8 +113,8 @@ def test_padding_never_enters(bidirectional: bool) -> None:
     for padding in (0.0, 1e6):
         layer.load_state_dict(state)
         padded = x.clone()
-        for case, length in enumerate(lengths):
-            padded[length:, case] = padding
+        for example, length in enumerate(lengths):
+            padded[length:, example] = padding
         output, _ = layer(pack_padded_sequence(padded, lengths))
         results.append(
             (pad_packed_sequence(output)[0], layer.state_dict()["sites.l0.input.running_mean"])
@@ -123,7 +123,7 @@ def test_padding_never_enters(bidirectional: bool) -> None:
         assert torch.equal(first, second)
 
 
-def test_the_statistics_of_a_step_are_those_of_the_cases_active_then() -> None:
+def test_the_statistics_of_a_step_are_those_of_the_examples_active_then() -> None:
     layer = LSTM(3, 4, bidirectional=True, norm=BatchNorm(), dtype=F64)
     sequences = [torch.randn(n, 3, dtype=F64) for n in (4, 2, 2)]
     layer(pack_sequence(sequences))
@@ -133,7 +133,7 @@ def test_the_statistics_of_a_step_are_those_of_the_cases_active_then() -> None:
     # In the reverse direction step 0 is each sequence's own last element.
     at_end = torch.stack([s[-1] for s in sequences]) @ layer.weight_ih_l0_reverse.T
     torch.testing.assert_close(reverse.running_mean[0], at_end.mean(0))
-    # One case is not a batch: steps 2 and 3 leave no trace.
+    # One example is not a batch: steps 2 and 3 leave no trace.
     assert forward.num_batches_tracked[:5].tolist() == [1, 1, 0, 0, 0]
 
 
@@ -151,10 +151,10 @@ def test_a_batch_of_one_cannot_train() -> None:
     layer.eval()(torch.randn(5, 3))
 
 
-def gradients_of_equal_cases(cls: type, steps: int, noise: float) -> list[Tensor]:
-    """Of a layer of 100 units that reads the same pixels in all cases, as in images' margins.
+def gradients_of_equal_examples(cls: type, steps: int, noise: float) -> list[Tensor]:
+    """Of a layer of 100 units that reads the same pixels in all examples, as in images' margins.
 
-    Each case has a loss of its own, so that gradients differ where nothing else does.
+    Each example has a loss of its own, so that gradients differ where nothing else does.
     """
     torch.manual_seed(0)
     layer = cls(1, 100, norm=BatchNorm(max_steps=steps))
@@ -169,12 +169,12 @@ def gradients_of_equal_cases(cls: type, steps: int, noise: float) -> list[Tensor
 
 @pytest.mark.parametrize("kernels", [*cpu_engines(), "0"])
 @pytest.mark.parametrize("cls", [LSTM, GRU, RNN])
-def test_a_batch_of_equal_cases_has_finite_gradients(
+def test_a_batch_of_equal_examples_has_finite_gradients(
     cls: type, kernels: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without variance every step back may multiply by 0.1 / sqrt(eps), which is 32."""
     monkeypatch.setenv("LN_ZOO_KERNELS", kernels)
-    found = gradients_of_equal_cases(cls, 16, noise=0.0)
+    found = gradients_of_equal_examples(cls, 16, noise=0.0)
     assert all(grad.isfinite().all() for grad in found)
     assert max(grad.abs().max() for grad in found) > 0
 
@@ -185,9 +185,9 @@ def test_noise_on_the_initial_state_keeps_gradients_finite(
 ) -> None:
     """Over the 784 pixels of an image, where float32 overflows without (Cooijmans et al. 2017)."""
     monkeypatch.setenv("LN_ZOO_KERNELS", "native")
-    found = gradients_of_equal_cases(cls, 784, noise=0.1)
+    found = gradients_of_equal_examples(cls, 784, noise=0.1)
     assert all(grad.isfinite().all() for grad in found)
-    found = gradients_of_equal_cases(cls, 784, noise=0.0)
+    found = gradients_of_equal_examples(cls, 784, noise=0.0)
     assert not all(grad.isfinite().all() for grad in found)
 
 

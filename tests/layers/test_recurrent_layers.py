@@ -125,18 +125,18 @@ def test_weight_norm_trains_through_the_fused_loop() -> None:
 
 
 @every_layer
-def test_each_case_of_a_packed_batch_is_as_if_alone(cls: type) -> None:
+def test_each_example_of_a_packed_batch_is_as_if_alone(cls: type) -> None:
     torch.manual_seed(13)
     layer = cls(3, 4, num_layers=2, bidirectional=True, norm=LayerNorm(), dtype=F64)
     sequences = [torch.randn(n, 3, dtype=F64) for n in (2, 5, 1, 5)]
     packed, state = layer(pack_sequence(sequences, enforce_sorted=False))
     output, lengths = pad_packed_sequence(packed)
-    for case, sequence in enumerate(sequences):
+    for example, sequence in enumerate(sequences):
         alone, alone_state = layer(sequence)
-        torch.testing.assert_close(output[: lengths[case], case], alone, rtol=0, atol=1e-12)
+        torch.testing.assert_close(output[: lengths[example], example], alone, rtol=0, atol=1e-12)
         ends = zip(state, alone_state, strict=True) if cls is LSTM else [(state, alone_state)]
         for end, alone_end in ends:
-            torch.testing.assert_close(end[:, case], alone_end, rtol=0, atol=1e-12)
+            torch.testing.assert_close(end[:, example], alone_end, rtol=0, atol=1e-12)
 
 
 @every_layer

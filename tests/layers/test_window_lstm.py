@@ -1,4 +1,4 @@
-"""`WindowLSTM` against the equations, one case and one step at a time, in float64."""
+"""`WindowLSTM` against the equations, one example and one step at a time, in float64."""
 
 from __future__ import annotations
 
@@ -662,13 +662,13 @@ def test_texts_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("field", WindowState._fields)
-@pytest.mark.parametrize("other", ["examples", "one case", "features", "dimensions"])
+@pytest.mark.parametrize("other", ["examples", "one example", "features", "dimensions"])
 def test_states_of_another_shape_are_refused(field: str, other: str) -> None:
     """A kernel would read beyond them, or they would broadcast."""
     layer = build()
     x, text, state = given(layer)
     a = getattr(state, field)
-    wrong = {"examples": a[:3], "one case": a[:1], "features": a[:, 1:], "dimensions": a[None]}[
+    wrong = {"examples": a[:3], "one example": a[:1], "features": a[:, 1:], "dimensions": a[None]}[
         other
     ]
     with pytest.raises(ValueError, match=rf"state\.{field} must be \(4, {a.shape[1]}\) for an"):

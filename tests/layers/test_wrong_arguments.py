@@ -270,7 +270,7 @@ def bad(found: dict[tuple[str, str], str], torchs: dict[tuple[str, str], str]) -
 
     Right numbers will do in another precision, where ours convert a bias, and with other strides,
     where torch misreads ``batch_sizes``. Running averages that are kept in bfloat16 are rounded
-    whenever they move, and a step of one case is normalised by them.
+    whenever they move, and a step of one example is normalised by them.
     """
     rounded = {
         (name, form)
@@ -326,7 +326,7 @@ def test_the_whole_matrix(cls: type, norm: str) -> None:
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("cls", RECURRENT)
-def test_steps_of_no_case_at_the_end_are_none(cls: type, norm: str) -> None:
+def test_steps_of_no_example_at_the_end_are_none(cls: type, norm: str) -> None:
     layer, x = cls(I, H, norm=NORMS[norm], bidirectional=True).eval(), torch.randn(6, I)
     found, _ = layer(PackedSequence(x, torch.tensor([4, 2, 0])))
     expected, _ = layer(PackedSequence(x, torch.tensor([4, 2])))
@@ -352,7 +352,7 @@ def test_orders_of_packed_data_that_do_not_fit(cls: type, name: str) -> None:
     assert all(word.startswith("raised") for word in outcomes([run(order) for order in orders]))
 
 
-SHAPES = {"no steps": (0, 2, I), "no examples": (5, 0, I), "no steps of one case": (0, I)}
+SHAPES = {"no steps": (0, 2, I), "no examples": (5, 0, I), "no steps of one example": (0, I)}
 
 
 @pytest.mark.parametrize("norm", ["none", "layer", "rms", "weight"])
@@ -370,7 +370,7 @@ def test_sizes_of_zero_are_torchs(cls: type, norm: str) -> None:
 @pytest.mark.parametrize("norm", ["none", "layer", "rms", "weight"])
 @pytest.mark.parametrize("cls", CELLS)
 @pytest.mark.parametrize("gradients", [True, False])
-def test_cells_of_no_cases_or_no_inputs(cls: type, norm: str, gradients: bool) -> None:
+def test_cells_of_no_examples_or_no_inputs(cls: type, norm: str, gradients: bool) -> None:
     with torch.set_grad_enabled(gradients):
         for examples, inputs in ((0, I), (2, 0), (0, 0)):
             torchs, ours = CLASSES[cls](inputs, H), cls(inputs, H, norm=NORMS[norm])  # type: ignore[misc]

@@ -435,7 +435,7 @@ def test_every_option_trains(options: dict[str, Any], tmp_path: Path) -> None:
 
 
 def test_batch_statistics_are_each_glimpses_own() -> None:
-    """In training of the batch, in evaluation of the population: other cases have no say there."""
+    """In training of the batch, in evaluation of the population: other examples do not matter."""
     model = small(norm=BatchNorm(max_steps=3))
     site = model.network.decoder.sites["cell"]  # type: ignore[index]
     images, noise = pictures(), noise_of(small())

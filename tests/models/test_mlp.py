@@ -154,7 +154,7 @@ def test_losses_where_float32_has_none_left() -> None:
     assert abs(logged["test_nll"] - float(expected)) < 4e-15
 
 
-def test_metrics_are_means_over_cases_not_batches() -> None:
+def test_metrics_are_means_over_examples_not_batches() -> None:
     torch.manual_seed(0)
     model = MLPClassifier(6, [5], 3, norm=LayerNorm())
     inputs, labels = torch.randn(13, 6), torch.randint(3, (13,))

@@ -73,7 +73,7 @@ def test_both_modes_are_logged(tmp_path: Path, model: Classifier) -> None:
 
 @pytest.mark.parametrize("norm", [BatchNorm(), LayerNorm()])
 @pytest.mark.parametrize(("size", "measured"), [(1, False), (2, True)])
-def test_batches_of_one_case_are_told(
+def test_batches_of_one_example_are_told(
     tmp_path: Path, size: int, measured: bool, norm: Norm, recwarn: pytest.WarningsRecorder
 ) -> None:
     data = Digits(batch_size=20, train_size=100, val_size=11, eval_batch_size=size)

@@ -116,7 +116,7 @@ def test_gradients_of_gradients(norm, axis, shape, training):
     assert torch.autograd.gradgradcheck(lambda *_: site(a).tanh(), inputs)
 
 
-def test_linear_over_sequences_equals_torch_on_flattened_cases():
+def test_linear_over_sequences_equals_torch_on_flattened_examples():
     torch.manual_seed(0)
     site = Site(BatchNorm(), "sum", 5, **DOUBLE)
     a = torch.randn(3, 4, 5, **DOUBLE)
@@ -197,7 +197,7 @@ def test_a_batch_of_one_is_refused_in_training_only(make):
     assert torch.isfinite(layer.eval()(torch.randn(1, 5))).all()
 
 
-def test_positions_of_one_image_are_cases_enough():
+def test_positions_of_one_image_are_examples_enough():
     site = Site(BatchNorm(), "sum", 3, axis=1)
     assert torch.isfinite(site(torch.randn(1, 3, 2, 2))).all()
     with pytest.raises(ValueError, match="at least 2 examples"):
@@ -268,7 +268,7 @@ def test_rows_reached_seldom_hold_no_trace_of_their_start():
     torch.testing.assert_close(site.running_var[1], a.var(0), **TIGHT)
 
 
-def test_a_case_left_alone_uses_the_running_averages():
+def test_an_example_left_alone_uses_the_running_averages():
     """Of a packed batch the longest sequence outlives the others."""
     torch.manual_seed(0)
     site = recurrent_site(max_steps=8)
@@ -286,21 +286,21 @@ def test_a_case_left_alone_uses_the_running_averages():
 
 
 @pytest.mark.parametrize("layer", [LSTM, GRU])
-def test_of_a_packed_batch_only_active_cases_count(layer):
+def test_of_a_packed_batch_only_active_examples_count(layer):
     torch.manual_seed(0)
     layer = layer(3, 2, batch_first=True, norm=BatchNorm(max_steps=5), **DOUBLE)
     x = torch.randn(4, 4, 3, **DOUBLE)
     lengths = [2, 4, 1, 3]
-    for case, length in enumerate(lengths):
-        x[case, length:] = 1e6  # padding, which must not be seen
+    for example, length in enumerate(lengths):
+        x[example, length:] = 1e6  # padding, which must not be seen
     layer(pack_padded_sequence(x, torch.tensor(lengths), batch_first=True, enforce_sorted=False))
     sums = x @ layer.weight_ih_l0.T.detach()
     site = layer.sites["l0"]["input"]
     for step in range(3):
-        active = sums[[case for case, length in enumerate(lengths) if length > step], step]
+        active = sums[[example for example, length in enumerate(lengths) if length > step], step]
         torch.testing.assert_close(site.running_mean[step], active.mean(0), **TIGHT)
         torch.testing.assert_close(site.running_var[step], active.var(0), **TIGHT)
-    # One case reaches the fourth step: it is normalised by the third row, and not counted.
+    # One example reaches the fourth step: it is normalised by the third row, and not counted.
     for site in layer.sites["l0"].children():
         assert site.num_batches_tracked.tolist() == [1, 1, 1, 0, 0]
 

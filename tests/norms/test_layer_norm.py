@@ -90,15 +90,15 @@ FORMS = ["channel", "unit", "position"]
 
 
 def convolution_by_hand(a, form, gain, shift, eps):
-    """Eq. 3 and 4 for sums (N, C, H, W): the units of one case, or of one position of it."""
+    """Eq. 3 and 4 for sums (N, C, H, W): the units of one example, or of one position of it."""
     out = np.empty_like(a)
-    for n, case in enumerate(a):
+    for n, example in enumerate(a):
         if form == "position":
-            for h in range(case.shape[1]):
-                for w in range(case.shape[2]):
-                    out[n, :, h, w] = layer_norm_rows(case[:, h, w], 1.0, eps)
+            for h in range(example.shape[1]):
+                for w in range(example.shape[2]):
+                    out[n, :, h, w] = layer_norm_rows(example[:, h, w], 1.0, eps)
         else:
-            out[n] = layer_norm_rows(case.reshape(-1), 1.0, eps).reshape(case.shape)
+            out[n] = layer_norm_rows(example.reshape(-1), 1.0, eps).reshape(example.shape)
     along = (slice(None), None, None)
     return out * (gain if gain.ndim == 3 else gain[along]) + (
         shift if shift.ndim == 3 else shift[along]

@@ -54,7 +54,7 @@ class TestIdentity(NormCase):
 
 @dataclass(frozen=True)
 class MeanOnly(Norm):
-    """A user's own: each case is centred, its spread left alone; only `normalize` knows."""
+    """A user's own: each example is centred, its spread left alone; only `normalize` knows."""
 
     strength: float = 1.0
 

@@ -55,7 +55,7 @@ def close(actual: Tensor, expected: np.ndarray) -> None:
 def seen(site: Site, run) -> list[list[np.ndarray]]:
     """What came to a site while batches ran by the generic loop: of each batch, of each step.
 
-    A step of one case has no statistics and is left out.
+    A step of one example has no statistics and is left out.
     """
     batches: list[list[np.ndarray]] = []
 
@@ -89,7 +89,7 @@ def by_average(batches: list[list[np.ndarray]], rows: int) -> tuple[np.ndarray, 
 
 
 def by_total(batches: list[list[np.ndarray]], rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and biased variance of all cases at once; late steps share the last row."""
+    """Mean and biased variance of all examples at once; late steps share the last row."""
     longest = max(map(len, batches))
     found = []
     for row in range(min(rows, longest)):
@@ -200,7 +200,7 @@ def test_a_norm_that_knows_nothing_of_it_is_put_back() -> None:
     assert not keeps_statistics(layer)
 
 
-def test_which_models_mix_cases_and_keep_statistics() -> None:
+def test_which_models_mix_examples_and_keep_statistics() -> None:
     for norm, mixes in ((BatchNorm(), True), (LayerNorm(), False)):
         assert batch_dependent(LSTM(3, 4, norm=norm)) is mixes
         assert keeps_statistics(nn.Sequential(Linear(3, 4, norm=norm))) is mixes
@@ -243,7 +243,7 @@ def test_linear_layers_on_batches_of_several_sizes(method: str, norm: Norm) -> N
 
 
 @pytest.mark.parametrize("sizes", [[500, 500, 2], [334, 334, 334]])
-def test_a_last_batch_of_two_weighs_two_cases(sizes: list[int]) -> None:
+def test_a_last_batch_of_two_weighs_two_examples(sizes: list[int]) -> None:
     """Its variance is half that of the set, or anything; equal batches are averaged plainly."""
     layer = Linear(5, 4, norm=BatchNorm(), dtype=F64).eval()
     batches = torch.randn(1002, 5, dtype=F64).split(sizes)
@@ -263,7 +263,7 @@ def test_a_last_batch_of_two_weighs_two_cases(sizes: list[int]) -> None:
     assert layer.site.num_batches_tracked == 3
 
 
-def test_steps_that_few_cases_reach_weigh_little(loop: str) -> None:
+def test_steps_that_few_examples_reach_weigh_little(loop: str) -> None:
     """Two of the second batch are left from its second step on; the input term shows it alone."""
     layer = LSTM(3, 4, norm=BatchNorm(max_steps=4), dtype=F64).eval()
     whole = [torch.randn(3, 3, dtype=F64) for _ in range(40)]
@@ -276,7 +276,9 @@ def test_steps_that_few_cases_reach_weigh_little(loop: str) -> None:
     site = layer.sites["l0"]["input"]
     for step in range(3):
         batches = [whole, few + short if step == 0 else few]
-        sums = [np.stack([case[step].numpy() for case in batch]) @ weight.T for batch in batches]
+        sums = [
+            np.stack([example[step].numpy() for example in batch]) @ weight.T for batch in batches
+        ]
         examples = [len(a) for a in sums]
         assert examples == [40, 40 if step == 0 else 2]
         close(site.running_mean[step], np.average([a.mean(0) for a in sums], 0, weights=examples))

@@ -65,9 +65,9 @@ def examples(name: str, seed: int) -> list[Tensor]:
     shape = {"linear": (3,), "conv": (3, 4, 5)}.get(name, (6, 3))
     found = [1 + torch.randn(shape, dtype=F64) for _ in range(8)]
     if name == "packed":
-        # Both processes have six steps; the last two are reached by one case of either.
+        # Both processes have six steps; the last two are reached by one example of either.
         lengths = (6, 4, 4, 2, 1, 6, 3, 2)
-        found = [case[:n] for case, n in zip(found, lengths, strict=True)]
+        found = [example[:n] for example, n in zip(found, lengths, strict=True)]
     return found
 
 
@@ -134,8 +134,8 @@ def gradients_of_gradients(rank: int) -> Any:
     return slope.detach(), found
 
 
-def few_cases(rank: int) -> Any:
-    """One case each; none in the second; one in all."""
+def few_examples(rank: int) -> Any:
+    """One example each; none in the second; one in all."""
     found: dict[str, Any] = {}
     for unbiased in (False, True):
         for name, sizes in {"one each": (1, 1), "none": (4, 0)}.items():
@@ -224,7 +224,7 @@ def populations(rank: int) -> Any:
 SCENES: dict[str, Callable[[int], Any]] = {
     scene.__name__: scene
     for scene in (
-        equals_one, each_for_itself, gradients_of_gradients, few_cases, different_lengths,
+        equals_one, each_for_itself, gradients_of_gradients, few_examples, different_lengths,
         described, populations,
     )
 }  # fmt: skip
@@ -344,8 +344,8 @@ def test_gradients_of_gradients(two) -> None:
 
 @pytest.mark.parametrize("unbiased", [False, True])
 @pytest.mark.parametrize(("name", "number"), [("one each", 2), ("none", 4)])
-def test_few_cases(two, name: str, number: int, unbiased: bool) -> None:
-    found = [of_rank[name, unbiased] for of_rank in two("few_cases")]
+def test_few_examples(two, name: str, number: int, unbiased: bool) -> None:
+    found = [of_rank[name, unbiased] for of_rank in two("few_examples")]
     model = models(replace(APART, unbiased=unbiased))["linear"]
     output = model(batch("linear", examples("linear", 0)[:number]))
     loss_of(output).backward()
@@ -355,8 +355,8 @@ def test_few_cases(two, name: str, number: int, unbiased: bool) -> None:
         close(buffers, dict(model.named_buffers()))
 
 
-def test_one_case_in_all_is_no_batch(two) -> None:
-    for of_rank in two("few_cases"):
+def test_one_example_in_all_is_no_batch(two) -> None:
+    for of_rank in two("few_examples"):
         assert "at least 2 examples per feature in training, got 1" in of_rank["one"]
 
 

@@ -36,10 +36,10 @@ from ln_zoo.ops.engines.base import NO_MASKS
 from ln_zoo.ops.engines.native import one_call
 from ln_zoo.ops.engines.native.one_call import OneCall
 from ln_zoo.ops.engines.torch_rnn import TorchRNN
-from ln_zoo.ops.operator import normalized_cases, split_statistics
+from ln_zoo.ops.operator import normalized_over_examples, split_statistics
 from ln_zoo.ops.recurrent_kernel import Recurrence
 from ln_zoo.ops.spans import runs, spans, without_means
-from ln_zoo.ops.spec import Cases, Operands, Rows, Spec
+from ln_zoo.ops.spec import Examples, Operands, Rows, Spec
 
 F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
 #: All that normalise over examples.
@@ -104,7 +104,7 @@ def under(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Un
     """Every kernel; a layer that is not run by it when it should be fails the test."""
     one_call = request.param if isinstance(request.param, OneCall) else None
     kernel = next(kind for kind in KINDS if kind.name == request.param.name)
-    place = Cases(batch=True, eps=1e-5)
+    place = Examples(batch=True, eps=1e-5)
     spec = Spec("LSTM", place, place, place)
     for dtype in (F64, F32):
         x, w = torch.zeros(2, 3, 4, dtype=dtype), torch.zeros(16, 4, dtype=dtype)
@@ -411,7 +411,7 @@ def test_memory_that_was_never_written_is_never_read(under: Under, cuts: int, ce
 
 @every_cell
 @pytest.mark.parametrize("unbiased", [False, True])
-def test_equal_cases_have_finite_gradients(under: Under, cell: str, unbiased: bool) -> None:
+def test_equal_examples_have_finite_gradients(under: Under, cell: str, unbiased: bool) -> None:
     layer = LAYERS[cell](3, 5, norm=BatchNorm(unbiased=unbiased), dtype=under.dtype)
     for x in (torch.zeros(9, 4, 3), torch.randn(9, 1, 3).expand(9, 4, 3)):
         data = x.to(under.dtype).requires_grad_()
@@ -461,7 +461,7 @@ def test_a_batch_of_one_cannot_train(under: Under) -> None:
 
 
 @every_cell
-def test_a_batch_without_cases(under: Under, cell: str) -> None:
+def test_a_batch_without_examples(under: Under, cell: str) -> None:
     layer = LAYERS[cell](3, 4, norm=BatchNorm(), dtype=under.dtype)
     x = torch.randn(5, 0, 3, dtype=under.dtype)
     assert under.run(under.name, lambda: layer.eval()(x)[0].shape) == (5, 0, 4)
@@ -474,7 +474,7 @@ def test_a_batch_without_cases(under: Under, cell: str) -> None:
 def test_autocast(under: Under, cell: str) -> None:
     """Products in bfloat16, statistics in float32: as far from float32 as the generic loop is."""
     if under.kernel.engine.unsupported_reason(
-        Spec("LSTM", *[Cases(True, 1e-5)] * 3),
+        Spec("LSTM", *[Examples(True, 1e-5)] * 3),
         torch.zeros(2, 3, 4),
         torch.zeros(16, 4),
         BF16,
@@ -555,7 +555,7 @@ def arguments(
     """What the operator is called with."""
     dtype = under.dtype if dtype is None else dtype
     gates = CELLS[cell].gates * 3
-    place, none = Cases(batch, 0.1, int(batch)), Rows()
+    place, none = Examples(batch, 0.1, int(batch)), Rows()
     places = {"LSTM": (place, place, place), "GRU": (place, place, none)}
     places = places.get(cell, (none, none, place))
     spec = Spec(cell, *places)
@@ -822,7 +822,7 @@ def test_projections_run_on_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_text_of_a_spec_keeps_every_bit() -> None:
     for eps in (1e-5, 0.1, 1 / 3, 5e-324, 0.0):
         for batch in (False, True):
-            spec = Spec("LSTM", Cases(batch, eps, 1), Rows(), Cases(batch, eps))
+            spec = Spec("LSTM", Examples(batch, eps, 1), Rows(), Examples(batch, eps))
             assert Spec.decode(spec.encode()) == spec
 
 
@@ -842,13 +842,13 @@ def test_means_come_off_step_by_step() -> None:
 def test_a_step_by_the_equations() -> None:
     a = torch.randn(5, 3, dtype=F64)
     gain, shift = torch.randn(2, 3, dtype=F64)
-    rows = normalized_cases(a, Cases(True, 0.1, 1), None, gain, shift, 0)
+    rows = normalized_over_examples(a, Examples(True, 0.1, 1), None, gain, shift, 0)
     mean = a.sum(0) / 5
     var = (a - mean).square().sum(0) / 4
     torch.testing.assert_close(rows, gain * (a - mean) / (var + 0.1).sqrt() + shift)
     given = torch.rand(2, 2, 3, dtype=F64)
     for step, row in ((0, 0), (1, 1), (7, 1)):
-        rows = normalized_cases(a, Cases(False, 0.1), given, None, None, step)
+        rows = normalized_over_examples(a, Examples(False, 0.1), given, None, None, step)
         torch.testing.assert_close(rows, (a - given[0, row]) / (given[1, row] + 0.1).sqrt())
 
 
@@ -859,8 +859,8 @@ def test_padding_never_enters(under: Under) -> None:
     found = []
     for padding in (0.0, float("nan")):
         padded = x.clone()
-        for case, length in enumerate(lengths):
-            padded[length:, case] = padding
+        for example, length in enumerate(lengths):
+            padded[length:, example] = padding
         twin = copy.deepcopy(layer)
         packed = pack_padded_sequence(padded, lengths)
         found.append(under.run(under.name, lambda p=packed, t=twin: [*call(t, p), *t.buffers()]))

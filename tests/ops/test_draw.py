@@ -531,7 +531,7 @@ def test_gradients_that_nobody_asks_for_are_not_made(under: str) -> None:
 
 @every_norm
 def test_without_gradients_nothing_is_kept(norm: Norm | None, under: str) -> None:
-    # So many cases that all slots begin at cache lines: products of a library may round by that.
+    # So many examples that all slots begin at cache lines: products of a library may round by that.
     size = Size(T=5, N=16)
     settings, p = settings_of(size), cast(problem(size, norm), F32)
     with_leaf = p | {"canvas": p["canvas"].clone().requires_grad_()}
@@ -566,7 +566,7 @@ def test_what_is_kept_at_full_size_is_little(under: str) -> None:
     assert (sum(held.values()) - weights) / (6 * 13) * (64 * 128) < 0.3e9
 
 
-def test_each_case_stands_for_itself(under: str) -> None:
+def test_each_example_stands_for_itself(under: str) -> None:
     size = Size(N=4)
     settings, p = settings_of(size), cast(problem(size, Norm()), F32)
     together = call(under, settings, Norm(), p)
@@ -575,16 +575,16 @@ def test_each_case_stands_for_itself(under: str) -> None:
         own = p | {"x": p["x"][n : n + 1], "noise": p["noise"][:, n : n + 1]}
         alone = call(under, settings, Norm(), own)
 
-        def of_case(k: int, n: int = n) -> dict[str, Tensor]:
+        def of_example(k: int, n: int = n) -> dict[str, Tensor]:
             run = loop(k)
             return {"logits": run["logits"][n], "means": run["means"][:, n]}
 
         found = {"logits": alone.logits[0], "means": alone.means[:, 0]}
         wanted = {"logits": together.logits[n], "means": together.means[:, n]}
-        assert_as_accurate(found, wanted, of_case, DOUBLE)
+        assert_as_accurate(found, wanted, of_example, DOUBLE)
 
 
-def test_no_cases(under: str) -> None:
+def test_no_examples(under: str) -> None:
     size = Size()
     p = problem(size)
     p |= {"x": p["x"][:0], "noise": p["noise"][:, :0]}
@@ -593,7 +593,7 @@ def test_no_cases(under: str) -> None:
     assert not any(a.any() for name, a in found.items() if name.startswith("d"))
 
 
-def test_nan_is_not_hidden_and_stays_in_its_case(under: str) -> None:
+def test_nan_is_not_hidden_and_stays_in_its_example(under: str) -> None:
     size = Size()
     p = cast(problem(size), F32)
     p["x"][1, 2, 3] = float("nan")

@@ -163,7 +163,7 @@ def test_the_same_call_gives_the_same_bits_and_threads_matter_to_rounding_alone(
     assert all(torch.equal(one[name], again[name]) for name in one)
     for other in (two, five):
         assert_within(other, one, allowed)
-    assert torch.equal(one["out"], two["out"])  # a case is one thread's own
+    assert torch.equal(one["out"], two["out"])  # an example is one thread's own
 
 
 @pytest.fixture
@@ -206,7 +206,7 @@ def test_threads_share_the_units_where_each_part_fits_its_cache(two_threads: Non
 
 
 @needs_native
-def test_nan_reaches_its_own_case_alone() -> None:
+def test_nan_reaches_its_own_example_alone() -> None:
     layer, x = LSTM(20, 37, norm=LayerNorm()), torch.randn(4, 3, 20)
     x[1, 2, 5] = torch.nan
     output, _ = layer(x)

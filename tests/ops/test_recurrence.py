@@ -62,7 +62,7 @@ def test_scan_takes_any_function_at_the_sites(name: str) -> None:
     torch.testing.assert_close(ends[0], final[0])
 
 
-def test_finished_cases_keep_their_last_state() -> None:
+def test_finished_examples_keep_their_last_state() -> None:
     cell = CELLS["RNN_TANH"]
     weights = Weights(torch.eye(2, dtype=F64), torch.zeros(2, 2, dtype=F64), None, None)
     sites = {role: lambda a, t: a for role in cell.roles}

@@ -13,7 +13,7 @@ from torch import Tensor
 from ln_zoo.ops import Noise, draw_noise
 from ln_zoo.ops.engines.base import NO_MASKS
 from ln_zoo.ops.regularization import bernoulli, dropout_mask, held
-from ln_zoo.ops.spec import Cases, Operands, Rows, Spec
+from ln_zoo.ops.spec import Examples, Operands, Rows, Spec
 
 CPU = torch.device("cpu")
 
@@ -145,6 +145,6 @@ def test_engines_that_have_none() -> None:
         call("triton", spec, zoneout_h=mask)
     with pytest.raises(RuntimeError, match="triton has neither zoneout nor recurrent dropout"):
         call("triton", replace(spec, zoneout=(0.5, 0.0)))
-    over = Spec("GRU", PLAIN, Cases(True, 1e-5), PLAIN)
+    over = Spec("GRU", PLAIN, Examples(True, 1e-5), PLAIN)
     with pytest.raises(RuntimeError, match="aten has neither zoneout nor recurrent dropout"):
         call("aten", over, zoneout_h=mask)

@@ -30,7 +30,7 @@ def test_spans_cover_all_steps(sizes: list[int], rows: int, steps: int) -> None:
 @pytest.mark.parametrize("lengths", [(4, 4, 4), (5, 3, 3, 1), (6, 1, 1)], ids=str)
 @pytest.mark.parametrize("least", [1, 4, 100])
 def test_rows_before_each_row(lengths: tuple[int, ...], least: int) -> None:
-    """Of the state after step t of case k, 10 t + k; before the first, -10 + k."""
+    """Of the state after step t of example k, 10 t + k; before the first, -10 + k."""
     packed = pack_sequence([10.0 * torch.arange(n).unsqueeze(1) + k for k, n in enumerate(lengths)])
     start = torch.arange(len(lengths)).unsqueeze(1) - 10.0
     for span in spans(packed.batch_sizes.tolist(), least):

@@ -431,7 +431,7 @@ def test_a_sequence_in_two_parts_is_the_whole(rule: Rule | None, first: int, und
     assert_as_accurate(actual, expected, in_float32(plain(rule), p))
 
 
-def test_each_case_stands_for_itself(under: Under) -> None:
+def test_each_example_stands_for_itself(under: Under) -> None:
     """Alone, and without the zeros behind its text."""
     rule = Rule()
     exact = problem(30, 4, 20, 9, 3, rule)
@@ -449,11 +449,11 @@ def test_each_case_stands_for_itself(under: Under) -> None:
             {"output": a[0][:, k], "windows": a[1][:, k]} for a, k in ((alone, 0), (together, n))
         )
 
-        def of_case(k: int, n: int = n) -> dict[str, Tensor]:
+        def of_example(k: int, n: int = n) -> dict[str, Tensor]:
             run = loop(k)
             return {name: run[name][:, n] for name in ("output", "windows")}
 
-        assert_as_accurate(found, wanted, of_case)
+        assert_as_accurate(found, wanted, of_example)
 
 
 def test_a_text_of_no_characters_shows_nothing(under: Under) -> None:
@@ -463,7 +463,7 @@ def test_a_text_of_no_characters_shows_nothing(under: Under) -> None:
     assert not layer(under, None, cast(p, F32)).windows.any()
 
 
-def test_no_cases(under: Under) -> None:
+def test_no_examples(under: Under) -> None:
     rule = Rule()
     p = cast(problem(20, 2, 12, 5, 2, rule), F32)
     p = p._replace(
@@ -496,7 +496,7 @@ def test_sums_of_any_size(under: Under) -> None:
 
 
 @pytest.mark.parametrize("source", ["x", "text", "kappa", "c"])
-def test_nan_is_not_hidden_and_stays_in_its_case(source: str, under: Under) -> None:
+def test_nan_is_not_hidden_and_stays_in_its_example(source: str, under: Under) -> None:
     p = cast(problem(20, 3, 12, 5, 2), F32)
     with torch.no_grad():
         if source == "x":
@@ -535,7 +535,7 @@ def test_tensors_may_have_any_strides(rule: Rule | None, under: Under) -> None:
     assert_as_accurate(run(function, p, F32), expected, in_float32(plain(rule), p))
 
 
-def test_states_may_be_one_for_all_cases(under: Under) -> None:
+def test_states_may_be_one_for_all_examples(under: Under) -> None:
     """Expanded start states: their gradients are the sum over examples."""
     p = problem(18, 3, 12, 5, 2)
     shared = {name: getattr(p, name)[:1] for name in ("h", "c", "window", "kappa")}

@@ -31,7 +31,7 @@ from ln_zoo.ops.loops.window import WindowOperands, windowed_lstm
 from ln_zoo.ops.operator import Given, Kept
 from ln_zoo.ops.recurrence import RecurrentCall
 from ln_zoo.ops.registry import kernel_named
-from ln_zoo.ops.spec import Cases, Operands, Rows, Spec
+from ln_zoo.ops.spec import Examples, Operands, Rows, Spec
 
 pytestmark = pytest.mark.skipif(
     unavailable_reason() is not None, reason=f"no native kernels: {unavailable_reason()}"
@@ -104,7 +104,7 @@ def recurrence(cell: str, is_packed: bool, noise: bool = False) -> Iterator[tupl
 
 def batch_recurrence(cell: str, is_packed: bool, batch: bool) -> Iterator[tuple[str, Entry]]:
     gates = CELLS[cell].gates
-    place, none = Cases(batch, 0.1), Rows()
+    place, none = Examples(batch, 0.1), Rows()
     places = {"LSTM": (place, place, place), "GRU": (place, place, none)}
     spec = Spec(cell, *places.get(cell, (none, none, place)))
     steps = [3, 3, 2, 2]

@@ -88,7 +88,7 @@ def data_of(card: Card, request: pytest.FixtureRequest) -> LightningDataModule:
 
 
 def scores_of(name: str, batches: object) -> dict[str, Tensor]:
-    """What `per_example` says of every case."""
+    """What `per_example` says of every example."""
     model = load(name)
     with torch.no_grad():
         scores = [model.per_example(batch) for batch in batches]  # type: ignore[attr-defined]

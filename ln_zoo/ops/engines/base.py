@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from ln_zoo.ops.spans import Span
-from ln_zoo.ops.spec import Cases, Operands, Rows, Spec
+from ln_zoo.ops.spec import Examples, Operands, Rows, Spec
 
 
 class Products:
@@ -324,7 +324,7 @@ class Engine(Protocol):
         """
 
 
-def centred(weight: Tensor, rows: Rows | Cases, out: Tensor | None = None) -> Tensor:
+def centred(weight: Tensor, rows: Rows | Examples, out: Tensor | None = None) -> Tensor:
     """The weight less the mean of its rows over each group of statistics, where rows are centred.
 
     It is its own adjoint: gradients of the weight are taken back by the same function.

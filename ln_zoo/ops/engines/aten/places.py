@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ln_zoo.ops.engines.base import Statistics
 from ln_zoo.ops.spans import Run, sum_examples
-from ln_zoo.ops.spec import Cases, Rows
+from ln_zoo.ops.spec import Examples, Rows
 
 #: Memory of a name and a shape, not filled.
 Scratch = Callable[..., Tensor]
@@ -165,7 +165,7 @@ class ExamplePlace:
     for variances, so squares are summed.
 
     Args:
-        cases: what happens there.
+        place: what happens there.
         gain: (G,), with the signs of the cell.
         back: (G,), what gradients of normalised rows are multiplied by.
         hidden: H.
@@ -176,11 +176,11 @@ class ExamplePlace:
     offset: Tensor | None
 
     def __init__(
-        self, cases: Cases, gain: Tensor, back: Tensor, hidden: int, narrow: torch.dtype
+        self, place: Examples, gain: Tensor, back: Tensor, hidden: int, narrow: torch.dtype
     ) -> None:
-        self.batch, self.correction = cases.batch, cases.correction
+        self.batch, self.correction = place.batch, place.correction
         self.gain, self._back, self._hidden, self._narrow = gain, back, hidden, narrow
-        self._eps = gain.new_tensor(cases.eps)
+        self._eps = gain.new_tensor(place.eps)
 
     def begin(self, statistics: Statistics | None, pieces: Sequence[Run], forward: bool) -> None:
         """Says which steps come next, and what their statistics are or where they go."""
@@ -287,14 +287,14 @@ class CellPlace:
     """
 
     def __init__(
-        self, place: Rows | Cases, gain: Tensor, back: Tensor, shift: Tensor | None
+        self, place: Rows | Examples, gain: Tensor, back: Tensor, shift: Tensor | None
     ) -> None:
         self.scale, self.batch = place.scale, place.batch
         self._place, self._gain, self._back = place, gain, back
         self._shift = torch.zeros_like(gain) if shift is None else shift
         self._eps = gain.new_tensor(place.eps)
         self._groups = Groups(place, False, len(gain), gain) if isinstance(place, Rows) else None
-        self._correction = place.correction if isinstance(place, Cases) else 0
+        self._correction = place.correction if isinstance(place, Examples) else 0
         #: Whether a row, or the examples of a step, are normalised by their own statistics.
         self.own = place.scale and (place.batch or self._groups is not None)
         self._centers = place.batch or place.center

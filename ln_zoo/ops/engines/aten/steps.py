@@ -22,7 +22,7 @@ from ln_zoo.ops import memory
 from ln_zoo.ops.engines.aten.places import CellPlace, ExamplePlace, RowPlace, affine
 from ln_zoo.ops.engines.base import Chunk, ChunkGrads, Masks, Saved, Steps, Sums, centred
 from ln_zoo.ops.spans import Run, runs, spans
-from ln_zoo.ops.spec import Cases, Operands, Rows, Spec
+from ln_zoo.ops.spec import Examples, Operands, Rows, Spec
 
 #: Steps from which it pays to centre weights, and to pack or transpose the recurrent ones.
 MANY = 16
@@ -82,16 +82,16 @@ class AtenSteps(Steps):
             transposed = self.scratch("transposed", *self.w_hh.shape, dtype=self.narrow)
             self.w_hh = transposed.copy_(self.w_hh)
 
-        def place(of: Rows | Cases, gain: Tensor | None) -> RowPlace | ExamplePlace:
+        def place(of: Rows | Examples, gain: Tensor | None) -> RowPlace | ExamplePlace:
             gain = self.one if gain is None else gain
             both = gain * self.sign, gain * self.slope
-            if isinstance(of, Cases):
+            if isinstance(of, Examples):
                 return ExamplePlace(of, *both, self.hidden, self.narrow)
             return RowPlace(of, *both, through_weights, self.hidden)
 
         self.first, self.second = map(place, spec.products, operands.gains)
 
-    def _centred(self, name: str, weight: Tensor, rows: Rows | Cases) -> Tensor:
+    def _centred(self, name: str, weight: Tensor, rows: Rows | Examples) -> Tensor:
         """`ln_zoo.ops.engines.base.centred` in scratch memory."""
         if not rows.center:
             return weight

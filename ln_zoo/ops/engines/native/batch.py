@@ -15,7 +15,7 @@ from torch import Tensor
 from ln_zoo.ops.addresses import Arguments
 from ln_zoo.ops.engines.base import Chunk, ChunkGrads, Masks, Places, Statistics
 from ln_zoo.ops.engines.native.steps import NativeSteps
-from ln_zoo.ops.spec import Cases, Rows
+from ln_zoo.ops.spec import Examples, Rows
 
 #: Units that are worth a thread.
 _LEAST_UNITS = 16
@@ -26,9 +26,11 @@ def shares_under_batch_norm(hidden: int) -> int:
     return max(1, min(torch.get_num_threads(), hidden // _LEAST_UNITS))
 
 
-def unsupported_places(places: Sequence[Rows | Cases]) -> str | None:
+def unsupported_places(places: Sequence[Rows | Examples]) -> str | None:
     """Why the C++ cannot take these places together, or ``None``."""
-    corrections = {place.correction for place in places if isinstance(place, Cases) and place.batch}
+    corrections = {
+        place.correction for place in places if isinstance(place, Examples) and place.batch
+    }
     return "places differ in the correction of variances" if len(corrections) > 1 else None
 
 
@@ -85,7 +87,7 @@ class NativeBatchSteps(NativeSteps):
         for name, place, width, statistics in zip(
             Places._fields, self.spec.places, widths, places, strict=True
         ):
-            if statistics is None or not isinstance(place, Cases):
+            if statistics is None or not isinstance(place, Examples):
                 continue
             mean, var = statistics.mean, statistics.var.contiguous()
             if place.batch:
@@ -108,7 +110,7 @@ class NativeBatchSteps(NativeSteps):
         return batch, found, alive
 
 
-def _factors(place: Cases, var: Tensor, sizes: Sequence[int]) -> Tensor:
+def _factors(place: Examples, var: Tensor, sizes: Sequence[int]) -> Tensor:
     """Reciprocal deviations of each step, (steps, F)."""
     if place.batch and place.correction:
         n = torch.tensor(sizes, dtype=var.dtype).unsqueeze(1)

@@ -45,7 +45,7 @@ from ln_zoo.ops.recurrent_kernel import drawn, given_statistics, tell_statistics
 from ln_zoo.ops.registry import Task
 from ln_zoo.ops.regularization import Noise
 from ln_zoo.ops.spec import (
-    Cases,
+    Examples,
     Rows,
     Spec,
     by_place,
@@ -55,7 +55,7 @@ from ln_zoo.ops.spec import (
 )
 
 
-def _source(place: Rows | Cases) -> int:
+def _source(place: Rows | Examples) -> int:
     """``Source`` of arguments.h: where the statistics of a place over examples come from."""
     if isinstance(place, Rows):
         return 0

@@ -14,7 +14,7 @@ from ln_zoo.ops import memory
 from ln_zoo.ops.addresses import Packed, address, matrix
 from ln_zoo.ops.engines.base import Steps, centred
 from ln_zoo.ops.engines.native import build
-from ln_zoo.ops.spec import Cases, Rows
+from ln_zoo.ops.spec import Examples, Rows
 
 # The library
 
@@ -141,7 +141,7 @@ class NativeProducts(Steps):
 
     leaves_constants = False
 
-    def __init__(self, w_ih: Tensor, place: Rows | Cases, rows: int) -> None:
+    def __init__(self, w_ih: Tensor, place: Rows | Examples, rows: int) -> None:
         self._raw, self._place = w_ih, place
         self._rows = rows
         self._packed: Packed | None = None
@@ -199,7 +199,7 @@ def multiply(a: Tensor, packed: Packed, out: Tensor, add: bool) -> None:
 
 
 def packed(
-    name: str, a: Tensor, rows: Rows | Cases | None = None, transposed: bool = False
+    name: str, a: Tensor, rows: Rows | Examples | None = None, transposed: bool = False
 ) -> Packed:
     """A matrix in the form that products read, in scratch memory of that name.
 
@@ -228,7 +228,7 @@ def packed(
 
 
 def packed_shares(
-    name: str, w_hh: Tensor, rows: Rows | Cases, shares: int, backward: bool
+    name: str, w_hh: Tensor, rows: Rows | Examples, shares: int, backward: bool
 ) -> Packed:
     """The recurrent weight (G, H) for threads that share the units, share by share.
 

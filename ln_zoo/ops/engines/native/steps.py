@@ -27,7 +27,7 @@ from ln_zoo.ops.engines.native.runtime import (
     scratch_memory,
     shares_of_units,
 )
-from ln_zoo.ops.spec import Cases, Operands, Rows, Spec
+from ln_zoo.ops.spec import Examples, Operands, Rows, Spec
 
 CELLS = {name: i for i, name in enumerate(("LSTM", "GRU", "RNN_TANH", "RNN_RELU"))}
 _GATES = 4
@@ -230,9 +230,9 @@ def gradient_tensors(grads: ChunkGrads, sizes: Mapping[str, int]) -> dict[str, T
 
 
 @functools.cache
-def row_arguments(rows: Rows | Cases) -> RowArguments:
+def row_arguments(rows: Rows | Examples) -> RowArguments:
     """A place as C++ has it; over examples, its eps alone."""
-    if isinstance(rows, Cases):
+    if isinstance(rows, Examples):
         return RowArguments(eps=rows.eps)
     groups = (c_int64 * _GATES)(*first_gates(rows))
     return RowArguments(rows.scale, rows.center, rows.eps, groups)
