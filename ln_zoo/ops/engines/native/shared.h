@@ -451,7 +451,7 @@ extern "C" {
 // third-level cache, and by more if it comes from further away. So threads with fewer
 // examples wait for their weights, and it pays that each reads its part alone, above all if its own
 // cache then holds that part. A weight that the core's cache holds as a whole is there already, and
-// then waiting is all that sharing would add. Measured on two cores (docs/results/performance.md).
+// then waiting is all that sharing would add. Measured on two cores (docs/explanation/speed_limits.md).
 int64_t ln_zoo_shares(int64_t gates, int64_t H, int64_t examples, int64_t threads) {
   constexpr int64_t LEAST_UNITS = 16, MIB = 1 << 20;
   const int64_t bytes = 4 * gates * H * H, rows = (examples + threads - 1) / threads;
