@@ -24,8 +24,10 @@ from ln_zoo.ops.recurrent_kernel import Recurrence
 CELLS = ("LSTM", "GRU")
 #: Those that are measured when asked for, too.
 ALL_CELLS = (*CELLS, "RNN")
-#: The kernels that a norm which normalises row by row is measured with; Triton's are `gpu`'s.
-ENGINES = tuple(k.name for k in ops.KERNELS if isinstance(k, Recurrence) and k.name != "triton")
+#: The kernels on CPUs that a norm which normalises row by row is measured with; `gpu` has others.
+ENGINES = tuple(
+    k.name for k in ops.KERNELS if isinstance(k, Recurrence) and k.engine.device in (None, "cpu")
+)
 #: What ratios are taken to.
 BASELINE = "torch"
 

@@ -12,5 +12,5 @@ def cpu_engines(task: Task = "layers") -> dict[str, Engine]:
 
     Triton's is for GPUs, and is tested in its interpreter (`tests/ops/gpu_in_interpreter.py`).
     """
-    engines = {k.name: getattr(k, "engine", None) for k in KERNELS if task in k.tasks}
-    return {name: e for name, e in engines.items() if e is not None and name != "triton"}
+    engines = [k.engine for k in KERNELS if task in k.tasks and hasattr(k, "engine")]
+    return {engine.name: engine for engine in engines if engine.device in (None, "cpu")}

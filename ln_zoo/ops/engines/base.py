@@ -282,6 +282,10 @@ class Engine(Protocol):
         """What it is, for the log: ``"C++ loops"``."""
 
     @property
+    def device(self) -> str | None:
+        """The type of device that it runs on; ``None``: any."""
+
+    @property
     def has_noise(self) -> bool:
         """Whether it has zoneout and recurrent dropout, if no place normalises over examples."""
 

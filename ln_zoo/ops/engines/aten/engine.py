@@ -16,6 +16,7 @@ class AtenEngine:
 
     name = "aten"
     title = "steps in functions of torch"
+    device = None
     has_noise = True
 
     def missing(self) -> str | None:

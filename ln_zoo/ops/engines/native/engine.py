@@ -18,6 +18,7 @@ class NativeEngine:
 
     name = "native"
     title = "C++ loops compiled on this machine"
+    device = "cpu"
     has_noise = True
 
     def missing(self) -> str | None:
@@ -28,7 +29,7 @@ class NativeEngine:
         self, spec: Spec, x: Tensor, w_hh: Tensor, dtype: torch.dtype
     ) -> str | None:
         """Why it cannot take this call, or ``None``: device, precision, or no library."""
-        if x.device.type != "cpu":
+        if x.device.type != self.device:
             return f"it runs on the CPU, not on {x.device.type}"
         if dtype not in (torch.float32, torch.bfloat16):
             return f"it has no products in {_word(dtype)}"

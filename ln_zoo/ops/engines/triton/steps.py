@@ -47,6 +47,7 @@ class TritonEngine:
 
     name = "triton"
     title = "Triton kernels"
+    device = "cuda"
     has_noise = False
 
     def missing(self) -> str | None:
@@ -61,7 +62,7 @@ class TritonEngine:
         """Why it cannot take this call, or ``None``."""
         if spec.examples:
             return "it normalises rows alone, not over the batch"
-        if x.device.type != "cuda":
+        if x.device.type != self.device:
             return f"the input is on the device {x.device.type}, not on an NVIDIA GPU"
         reason = _unsupported_gpu(x.device, dtype)
         if reason is not None:
