@@ -73,8 +73,14 @@ class Citation:
 
     @property
     def short(self) -> str:
-        """As tables name it: the arXiv number, else the first author and the year."""
-        return self.arxiv or f"{self.authors[0].partition(',')[0]} {self.year}"
+        """As tables name it: authors and year.
+
+        Example:
+            >>> citations()["ba2016"].short
+            'Ba et al. 2016'
+        """
+        names = [name.partition(",")[0] for name in self.authors]
+        return f"{' and '.join(names) if len(names) < 3 else f'{names[0]} et al.'} {self.year}"
 
     @property
     def bibtex(self) -> str:

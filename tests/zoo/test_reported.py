@@ -313,7 +313,7 @@ def test_whom_a_card_cites(model: str, norm: str, dataset: str, keys: str) -> No
 
 def test_publications_without_arxiv() -> None:
     laurent = citations()["laurent2017"]
-    assert (laurent.short, laurent.link) == ("Laurent 2017", "")
+    assert (laurent.short, laurent.link) == ("Laurent et al. 2017", "")
     assert str(laurent) == "Laurent, Ballas, Vincent (2017): Recurrent Normalization Propagation"
     assert "author = {Laurent, César and Ballas, Nicolas and Vincent, Pascal}" in laurent.bibtex
     assert "eprint" not in laurent.bibtex
@@ -334,7 +334,7 @@ def test_same_data_size_and_training_give_a_difference() -> None:
     assert row.reported.value == 82.09
     assert row.difference == pytest.approx(0.91)
     assert row.reason == row.at == ""
-    assert row.cells()[2].startswith("82.09 nats/image (layer normalisation; 1607.06450, section 6")
+    assert row.cells()[2].startswith("82.09 nats/image (layer normalisation; Ba et al. 2016, section 6")
     assert "BinarizedMNIST/test" in row.cells()[2]
     assert row.cells()[3] == "+0.91 nats/image"
 
@@ -483,7 +483,7 @@ def test_table() -> None:
     assert body.count("nats/image") == 2
     # Sizes stand in square brackets, which rich would take for markup.
     notes = " ".join(below.split())
-    assert "[1] layer normalisation; 1607.06450, section 6.4; BinarizedMNIST/test; " in notes
+    assert "[1] layer normalisation; Ba et al. 2016, section 6.4; BinarizedMNIST/test; " in notes
     assert "not comparable: read_size [2, 2] here, 2 there" in notes
     assert "[2]" not in notes
 
@@ -504,7 +504,7 @@ def test_a_table_fits_into_a_narrow_terminal() -> None:
     ]
     assert cells[3:] == [["", "offset", "", "", "", ""]]
     notes = " ".join(below.split("[1]")[1].split())
-    assert notes.startswith("synthesis network; 1308.0850, table of handwriting synthesis")
+    assert notes.startswith("synthesis network; Graves 2013, table of handwriting synthesis")
     assert notes.endswith("IAMOnDB/validation; peephole False here, True there A note.")
 
 
