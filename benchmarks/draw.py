@@ -371,32 +371,13 @@ def main(argv: Sequence[str] | None = None) -> int:
                 "peak_mib": measured(name) if with_peaks else None,
             }
         )
-    _print(found, rows.title(found[0], sizes))
-    if arguments.csv:
-        rows.write(found, arguments.csv)
-    return 0
-
-
-def _print(found: Sequence[dict[str, Any]], title: str) -> None:
+    more = {
+        "faster than float32": ("faster_than_float32", ".2f"),
+        "peak MiB": ("peak_mib", ".0f"),
+    }
     caption = "ratios are to the products alone in the same precision"
-    table = Table(title=title, caption=caption)
-    for column in (
-        *("", "seconds", "ratio", "quartiles", "processor time", "quartiles"),
-        *("faster than float32", "peak MiB"),
-    ):
-        table.add_column(column)
-    for row in found:
-        table.add_row(
-            row["contestant"],
-            f"{row['seconds']:.3f}",
-            f"{row['wall_ratio']:.2f}",
-            f"{row['wall_ratio_low']:.2f}-{row['wall_ratio_high']:.2f}",
-            f"{row['cpu_ratio']:.2f}",
-            f"{row['cpu_ratio_low']:.2f}-{row['cpu_ratio_high']:.2f}",
-            f"{row['faster_than_float32']:.2f}",
-            "" if row["peak_mib"] is None else f"{row['peak_mib']:.0f}",
-        )
-    Console().print(table)
+    rows.report(found, sizes, arguments.csv, more, caption)
+    return 0
 
 
 def _print_profile(precision: str, seconds: dict[str, float]) -> None:

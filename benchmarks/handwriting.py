@@ -13,11 +13,8 @@ import functools
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
 from benchmarks import memory, rows
@@ -113,29 +110,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     sizes = {"T": arguments.steps, "N": arguments.batch, "H": arguments.hidden}
     found = [
         rows.row(arguments.threads, sizes, name, times[name], times[BASELINE])
-        | {"peak_ratio": peaks[name] / peaks[BASELINE]}
+        | {"peak_ratio": peaks[name] / peaks[BASELINE] if peaks[BASELINE] else None}
         for name in times
     ]
-    _print(found, rows.title(found[0], sizes))
-    if arguments.csv:
-        rows.write(found, arguments.csv)
+    rows.report(found, sizes, arguments.csv, {"peak memory": ("peak_ratio", ".2f")})
     return 0
-
-
-def _print(found: Sequence[dict[str, Any]], title: str) -> None:
-    table = Table(title=title)
-    for column in ("", "seconds", "ratio", "quartiles", "processor time", "peak memory"):
-        table.add_column(column)
-    for row in found:
-        table.add_row(
-            row["contestant"],
-            f"{row['seconds']:.3f}",
-            f"{row['wall_ratio']:.2f}",
-            f"{row['wall_ratio_low']:.2f}-{row['wall_ratio_high']:.2f}",
-            f"{row['cpu_ratio']:.2f}",
-            f"{row['peak_ratio']:.2f}",
-        )
-    Console().print(table)
 
 
 if __name__ == "__main__":

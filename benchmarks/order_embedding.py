@@ -12,11 +12,8 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
 from benchmarks import rows
@@ -88,25 +85,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = [
         rows.row(arguments.threads, sizes, name, times[name], times[BASELINE]) for name in times
     ]
-    _print(found, rows.title(found[0], sizes))
-    if arguments.csv:
-        rows.write(found, arguments.csv)
+    rows.report(found, sizes, arguments.csv)
     return 0
-
-
-def _print(found: Sequence[dict[str, Any]], title: str) -> None:
-    table = Table(title=title)
-    for column in ("", "seconds", "ratio", "quartiles", "processor time"):
-        table.add_column(column)
-    for row in found:
-        table.add_row(
-            row["contestant"],
-            f"{row['seconds']:.4f}",
-            f"{row['wall_ratio']:.3f}",
-            f"{row['wall_ratio_low']:.3f}-{row['wall_ratio_high']:.3f}",
-            f"{row['cpu_ratio']:.3f}",
-        )
-    Console().print(table)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -189,25 +188,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = [
         rows.row(arguments.threads, sizes, name, times[name], times[BASELINE]) for name in times
     ]
-    _print(found, rows.title(found[0], sizes))
-    if arguments.csv:
-        rows.write(found, arguments.csv)
+    rows.report(found, sizes, arguments.csv)
     return 0
-
-
-def _print(found: Sequence[dict[str, Any]], title: str) -> None:
-    table = Table(title=title)
-    for column in ("", "seconds", "ratio", "quartiles", "processor time"):
-        table.add_column(column)
-    for row in found:
-        table.add_row(
-            row["contestant"],
-            f"{row['seconds']:.3f}",
-            f"{row['wall_ratio']:.2f}",
-            f"{row['wall_ratio_low']:.2f}-{row['wall_ratio_high']:.2f}",
-            f"{row['cpu_ratio']:.2f}",
-        )
-    Console().print(table)
 
 
 def _print_shares(found: dict[str, dict[str, float]]) -> None:
