@@ -334,7 +334,9 @@ def test_same_data_size_and_training_give_a_difference() -> None:
     assert row.reported.value == 82.09
     assert row.difference == pytest.approx(0.91)
     assert row.reason == row.at == ""
-    assert row.cells()[2].startswith("82.09 nats/image (layer normalisation; Ba et al. 2016, section 6")
+    assert row.cells()[2].startswith(
+        "82.09 nats/image (layer normalisation; Ba et al. 2016, section 6"
+    )
     assert "BinarizedMNIST/test" in row.cells()[2]
     assert row.cells()[3] == "+0.91 nats/image"
 
