@@ -13,6 +13,7 @@ import ln_zoo.models
 from ln_zoo.export import (
     _FORMATS,
     ExportError,
+    check,
     export,
     files,
     map_path,
@@ -403,6 +404,31 @@ def test_a_wrong_file_is_told(tmp_path):
 
     with pytest.raises(ExportError, match="times what rounding explains"):
         compare(layer, path, run)
+
+
+class OneNumber:
+    """A path whose model is exact at one example, and off by 1e-6 at others, in float32."""
+
+    outputs, inputs, states, is_step = ("y",), {}, {}, False
+
+    def reference(self, model, given):
+        single = model.weight.dtype == torch.float32 and len(given["x"]) > 1
+        return {"y": torch.tensor([1 + 1e-6 * single], dtype=model.weight.dtype)}
+
+
+@pytest.mark.parametrize("error", [5e-6, 5e-5])
+def test_a_model_that_is_exact_by_chance_does_not_decide(monkeypatch, error):
+    """Each output is judged by the model's largest error over all sizes."""
+    monkeypatch.setattr(check, "_given", lambda path, sizes, seed: {"x": torch.ones(sizes["N"])})
+
+    def run(given):
+        return {"y": torch.tensor([1 + error if len(given["x"]) == 1 else 1.0])}
+
+    if error < 1e-5:
+        assert 0.4 < compare(nn.Linear(1, 1), OneNumber(), run).ratio < 0.6
+    else:
+        with pytest.raises(ExportError, match="times what rounding explains"):
+            compare(nn.Linear(1, 1), OneNumber(), run)
 
 
 def test_a_file_of_another_program(tmp_path):
