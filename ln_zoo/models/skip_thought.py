@@ -122,7 +122,7 @@ class SkipThought(ZooModule):
         return (
             'sentences = ["it rained all day .", "the dog barked ."]\n'
             "vectors = torch.from_numpy(model.encode(sentences))\n"
-            "print(vectors @ vectors.T)  # how like each other sentences are, from -1 to 1\n"
+            "print(vectors @ vectors.T)  # cosine similarity of each pair\n"
         )
 
     def __init__(
