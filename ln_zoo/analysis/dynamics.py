@@ -530,8 +530,9 @@ def network_dynamics(
         layers in one ``name.l0``, ``name.l1``, .... That is also the name in each.
 
     Raises:
-        ValueError: if there is no such layer, or one that has two directions, reads packed or
-            single sequences or is called more than once; and as `hidden_dynamics`.
+        ValueError: if there is no such layer, or one that has two directions or zoneout, reads
+            packed or single sequences, is given resets or is called more than once; and as
+            `hidden_dynamics`.
 
     Example:
         >>> from ln_zoo.layers import LSTM
@@ -572,7 +573,7 @@ def _calls(
     calls: dict[str, tuple[RecurrentLayer, Tensor, Tensor | States | None]] = {}
 
     def called(name: str, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = dict(zip(("input", "hx"), args, strict=False)) | kwargs
+        given = dict(zip(("input", "hx", "reset"), args, strict=False)) | kwargs
         inputs, shown = given["input"], f"{type(layer).__name__} {name}".strip()
         if name in calls:
             raise ValueError(
@@ -582,6 +583,11 @@ def _calls(
         if isinstance(inputs, PackedSequence):
             raise ValueError(
                 f"network_dynamics takes sequences of one length, and {shown} reads packed ones"
+            )
+        if given.get("reset") is not None:
+            raise ValueError(
+                f"network_dynamics takes sequences without resets, and {shown} is given reset: "
+                "call it without on sequences that have none inside"
             )
         if layer.batch_first and inputs.dim() == 3:
             inputs = inputs.transpose(0, 1)

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
 _FAMILIES: tuple[Family, ...] = get_args(Family)
-_NORMALIZED: tuple[Normalization, ...] = ("bn", "wn", "ln")
 _NAMES = {"none": "none", "bn": "BN", "wn": "WN", "ln": "LN"}
 #: Rounding in float64.
 _EXACT = 1e-12

@@ -73,7 +73,8 @@ def initial_states(
 
     Raises:
         TypeError: if the layer is not a recurrent layer of `ln_zoo.layers`.
-        ValueError: for several layers or two directions; for inputs that are not (T, N, I).
+        ValueError: for several layers, two directions or zoneout; for inputs that are not
+            (T, N, I).
         RuntimeError: if sizes do not fit.
     """
     check_arguments(caller, layer, inputs)
@@ -85,16 +86,22 @@ def initial_states(
             f"{layer.num_layers} and {directions} direction(s); network_dynamics takes several "
             "layers one by one"
         )
-    if "zoneout" in layer.noise:
-        raise ValueError(
-            f"{caller} takes layers without zoneout, this {name} has zoneout={layer.zoneout}"
-        )
+    _check_no_zoneout(caller, layer)
     layer.check_input(inputs, None)
     given = as_states(name, exact_cell(layer), states)
     if given is None:
         return tuple(inputs.new_zeros(size) for size in layer._state_sizes(inputs, None))
     layer._check_states(inputs, None, given)
     return given
+
+
+def _check_no_zoneout(caller: str, layer: RecurrentLayer) -> None:
+    """Zoneout acts in evaluation too, unlike the other regularisers, and no analysis has it."""
+    if "zoneout" in layer.noise:
+        raise ValueError(
+            f"{caller} takes layers without zoneout, this {type(layer).__name__} has "
+            f"zoneout={layer.zoneout}"
+        )
 
 
 def layers_apart(caller: str, layer: RecurrentLayer) -> list[RecurrentLayer]:
@@ -107,12 +114,13 @@ def layers_apart(caller: str, layer: RecurrentLayer) -> list[RecurrentLayer]:
         layer: a recurrent layer of one direction.
 
     Raises:
-        ValueError: for two directions.
+        ValueError: for two directions, and for zoneout.
     """
     if layer.bidirectional:
         raise ValueError(
             f"{caller} takes layers of one direction, this {type(layer).__name__} has two"
         )
+    _check_no_zoneout(caller, layer)
     if layer.num_layers == 1:
         return [layer]
     parts = []

@@ -63,7 +63,7 @@ def exportable(module: nn.Module, *, operators: bool) -> nn.Module:
             f"{type(module).__name__} is in training mode, where dropout draws numbers and batch "
             "norm takes its statistics from the batch: call .eval() first"
         )
-    return _replaced(copy.deepcopy(module), operators)
+    return _replaced(copy.deepcopy(module), operators, {})
 
 
 def steps_differ(copy: nn.Module) -> bool:
@@ -76,14 +76,21 @@ def step_numbers(steps: Tensor) -> Tensor:
     return torch.arange(steps.shape[0], device=steps.device)
 
 
-def _replaced(module: nn.Module, operators: bool) -> nn.Module:
+def _replaced(module: nn.Module, operators: bool, done: dict[nn.Module, nn.Module]) -> nn.Module:
+    """What stands for a module: the same wherever it is registered, as ``done`` remembers."""
+    if module in done:
+        return done[module]
     if isinstance(module, RecurrentLayer):
-        return Loop(module, operators).eval()
-    if isinstance(module, RecurrentCell):
-        return Step(module).eval()
-    for name, child in module.named_children():
-        setattr(module, name, _replaced(child, operators))
-    return module
+        done[module] = Loop(module, operators).eval()
+    elif isinstance(module, RecurrentCell):
+        done[module] = Step(module).eval()
+    else:
+        done[module] = module
+        # Not named_children(), which gives a module under the first of its names alone.
+        for name, child in list(module._modules.items()):
+            if child is not None:
+                setattr(module, name, _replaced(child, operators, done))
+    return done[module]
 
 
 class _Place(nn.Module):
@@ -204,7 +211,9 @@ class Loop(nn.Module):
                 "holds the cell's own step, and zoneout averages its states in evaluation too"
             )
         self.cell = layer.cell
-        self.hidden_size = layer.hidden_size
+        # A projection makes h alone shorter.
+        others = [layer.hidden_size] * (len(layer.cell.states) - 1)
+        self.state_sizes = (layer.proj_size or layer.hidden_size, *others)
         self.batch_first = layer.batch_first
         self.num_layers = layer.num_layers
         self.width = 2 if layer.bidirectional else 1
@@ -240,8 +249,8 @@ class Loop(nn.Module):
         """
         x = input.transpose(0, 1) if self.batch_first else input
         if hx is None:
-            size = self.width * self.num_layers, x.shape[1], self.hidden_size
-            hx = tuple(x.new_zeros(size) for _ in self.cell.states)
+            rows = self.width * self.num_layers
+            hx = tuple(x.new_zeros(rows, x.shape[1], size) for size in self.state_sizes)
         states = (hx,) if isinstance(hx, Tensor) else tuple(hx)
         finals: list[States] = []
         for i in range(self.num_layers):

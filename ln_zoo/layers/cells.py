@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import torch
@@ -108,6 +108,19 @@ def entries(
     for part in modules["sites"].modules():
         found += [(part._modules, name) for name in part._modules]
     return [*found, (modules, "sites")]
+
+
+def start_sequence(directions: Iterable[dict[str, Site]], steps: int) -> None:
+    """Tells the norms that a sequence begins, whatever runs it.
+
+    Args:
+        directions: the sites of each direction, by role.
+        steps: its time steps.
+    """
+    for sites in directions:
+        for site in sites.values():
+            if site.normalizes:
+                site.norm.on_sequence_start(site, steps)
 
 
 def as_states(owner: str, cell: Cell, hx: Tensor | States | None) -> States | None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import init
 
-from ln_zoo.layers.cells import LSTMCell, sites_by_role
+from ln_zoo.layers.cells import LSTMCell, sites_by_role, start_sequence
 from ln_zoo.layers.initialization import set_forget_bias
 from ln_zoo.norms import Identity, Norm
 from ln_zoo.ops import (
@@ -260,6 +260,7 @@ class DRAWNetwork(nn.Module):
             )
         self._check_noise("noise", noise, len(images))
         check_devices(images, noise=noise, **dict(self.named_parameters()))
+        self._start_sequence(len(noise))
         found = None if trace else self._run_kernel(images, noise)
         return self._run(images, noise, trace) if found is None else found
 
@@ -275,7 +276,12 @@ class DRAWNetwork(nn.Module):
         """
         self._check_noise("latents", latents, latents.shape[1] if latents.dim() == 3 else 1)
         check_devices(latents, **dict(self.named_parameters()))
+        self._start_sequence(len(latents))
         return self._run(None, latents, trace)
+
+    def _start_sequence(self, glimpses: int) -> None:
+        cells = self.encoder, self.decoder
+        start_sequence([sites_by_role(cell.sites) for cell in cells], glimpses)
 
     def _check_noise(self, name: str, noise: Tensor, examples: int) -> None:
         if noise.dim() != 3 or not len(noise) or noise.shape[1:] != (examples, self.latent_size):
@@ -341,10 +347,6 @@ class DRAWNetwork(nn.Module):
         dtype = torch.promote_types(self.patch.weight.dtype, torch.float32)
         images, noise = None if images is None else images.to(dtype), noise.to(dtype)
         state = self._start(noise.shape[1], dtype)
-        for cell in (self.encoder, self.decoder):
-            for site in sites_by_role(cell.sites).values():
-                if site.normalizes:
-                    site.norm.on_sequence_start(site, len(noise))
         canvases, said = [state.canvas], []
         glimpse = type(self).glimpse
         if self._runs_compiled():

@@ -26,6 +26,7 @@ from ln_zoo.layers.cells import (
     entries,
     rnn_cell,
     sites_by_role,
+    start_sequence,
 )
 from ln_zoo.norms import Norm, Site
 from ln_zoo.norms.checks import check_no_norm
@@ -236,6 +237,8 @@ class RecurrentLayer(nn.RNNBase):
     def to_cell(self, layer: int = 0, reverse: bool = False) -> RecurrentCell:
         """The cell that computes a step of one layer, with copies of its weights and its norm's.
 
+        Of weights under `torch.nn.utils.parametrize` it has the present values.
+
         Cells have none of the layer's regularisers, which, except zoneout, act only in training.
 
         Args:
@@ -260,7 +263,8 @@ class RecurrentLayer(nn.RNNBase):
             raise ValueError("a cell does not project its outputs: there is none with proj_size")
         if any(self.zoneout):
             raise ValueError(f"a cell has no zoneout, and this layer has zoneout={self.zoneout}")
-        weight = self.get_parameter(f"weight_ih_{suffix}")
+        # A parametrisation computes a weight, which is then none of the parameters.
+        weight: Tensor = getattr(self, f"weight_ih_{suffix}")
         with torch.random.fork_rng(devices=[weight.get_device()] if weight.is_cuda else []):
             cell = self._new_cell(
                 input_size=weight.shape[1],
@@ -274,7 +278,7 @@ class RecurrentLayer(nn.RNNBase):
         with torch.no_grad():
             for key, parameter in cell._parameters.items():
                 if parameter is not None:
-                    parameter.copy_(self.get_parameter(f"{key}_{suffix}"))
+                    parameter.copy_(getattr(self, f"{key}_{suffix}"))
         return cell.train(self.training)
 
     def _new_cell(self, **arguments: Any) -> RecurrentCell:
@@ -381,7 +385,9 @@ class RecurrentLayer(nn.RNNBase):
             states = tuple(s.masked_fill(of_before, 0) for s in states)
         if not bool(reset[examples:].any()):
             return self._run_layers(x, batch_sizes, states)
-        sizes = torch.full((x.shape[0],), examples) if batch_sizes is None else batch_sizes
+        sizes = batch_sizes
+        if sizes is None:
+            sizes = torch.full((x.shape[0],), examples, device="cpu")
         pieces = ops.cut(reset, sizes)
         if states is not None:
             both = self.bidirectional
@@ -423,10 +429,7 @@ class RecurrentLayer(nn.RNNBase):
         directions = self._directions()
         all_sites = list(directions.values())
         steps = x.shape[0] if batch_sizes is None else len(batch_sizes)
-        for sites in directions.values():
-            for site in sites.values():
-                if site.normalizes:
-                    site.norm.on_sequence_start(site, steps)
+        start_sequence(all_sites, steps)
         weights = [self._effective_weights(*direction) for direction in directions.items()]
         records = [
             {role: site.to_spec() for role, site in sites.items()} for sites in directions.values()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn import init
 
-from ln_zoo.layers.cells import LSTMCell, sites_by_role
+from ln_zoo.layers.cells import LSTMCell, sites_by_role, start_sequence
 from ln_zoo.norms import Norm
 from ln_zoo.ops import (
     WindowOperands,
@@ -221,6 +221,7 @@ class WindowLSTM(nn.Module):
             dtype = self.window.weight.dtype
             input, text = input.to(dtype), text.to(dtype)
             state = WindowState(*(a.to(dtype) for a in state))
+            start_sequence([sites_by_role(self.cell.sites)], len(input))
             found = self._run_kernel(input, text, state, trace)
             return self._run_steps(input, text, state, trace) if found is None else found
 
@@ -262,9 +263,6 @@ class WindowLSTM(nn.Module):
         self, input: Tensor, text: Tensor, state: WindowState, trace: bool
     ) -> WindowOutput:
         outputs, windows, phis = [], [], []
-        for site in sites_by_role(self.cell.sites).values():
-            if site.normalizes:
-                site.norm.on_sequence_start(site, len(input))
         for t, x in enumerate(input.unbind()):
             state, phi = self._step(x, text, state, t)
             outputs.append(state.h)

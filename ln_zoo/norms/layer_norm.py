@@ -96,7 +96,8 @@ class LayerNorm(Norm):
         # One call for statistics and gains: one pass over the positions fewer than with `affine`.
         gain, shift = site.gain_and_shift(a)
         if self.convolution == "channel":
-            return F.group_norm(a, 1, gain, shift, self.eps)
+            # Not F.group_norm, which refuses an example of one sum: it is the shift.
+            return torch.group_norm(a, 1, gain, shift, self.eps)
         if self.convolution == "unit":
             return F.layer_norm(a, a.shape[1:], gain, shift, self.eps)
         rows = a.movedim(1, -1)

@@ -94,7 +94,8 @@ def release() -> None:
     """Gives back the memory that is held for later calls, as far as no tensor uses it.
 
     That is what backward passes have used, and scratch memory of the calling thread. Scratch memory
-    inside the C++ kernels, at most 64 MiB for each thread, stays.
+    inside the C++ kernels stays: each thread keeps the pieces that its calls took, of at most 64
+    MiB each.
 
     Example:
         >>> from ln_zoo.ops import memory

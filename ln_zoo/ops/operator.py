@@ -9,7 +9,7 @@ Means and variances over examples are returned, and nothing else is changed: the
 (`ln_zoo.ops.recurrent_kernel`) passes them to the norm.
 
 The operators are ``ln_zoo::recurrence`` and ``ln_zoo::recurrence_backward``. Gradients of gradients
-are those of the generic loop, which is run again.
+are those of the generic loop, which is run again. Batches of gradients go through one by one.
 """
 
 from __future__ import annotations
@@ -522,7 +522,9 @@ def differentiable(
     grads: Sequence[Tensor | None],
     needs: Sequence[bool],
 ) -> list[Tensor | None]:
-    """The gradients of an operator, which can be differentiated again.
+    """The gradients of an operator by functions of torch alone.
+
+    In grad mode they can be differentiated again. The gradients that come in may be `batched`.
 
     Args:
         replayed: computes its output and final states from the operands, differentiably.
@@ -530,6 +532,7 @@ def differentiable(
         grads: gradients of the output and final states.
         needs: of which operands gradients are needed.
     """
+    again = torch.is_grad_enabled()
     with torch.enable_grad(), no_autocast(operands[0]):
         results = replayed()
         pairs = [
@@ -543,11 +546,45 @@ def differentiable(
                 [result for result, _ in pairs],
                 wanted,
                 [grad for _, grad in pairs],
-                create_graph=True,
+                create_graph=again,
                 allow_unused=True,
             )
         )
     return [next(found) if need else None for need in needs]
+
+
+def batched(grads: Sequence[Tensor | None]) -> bool:
+    """Whether one of the gradients stands for many, and so has no memory that C++ could read.
+
+    That is so under ``is_grads_batched=True``, ``vectorize=True`` and `torch.func.vmap`.
+    """
+    return any(d is not None and (_is_legacy_batched(d) or _is_batched(d)) for d in grads)
+
+
+_is_batched = torch._C._functorch.is_batchedtensor
+_is_legacy_batched = torch._C._functorch.is_legacy_batchedtensor
+
+
+def check_first_order(kernels: str, grads: Sequence[Tensor | None]) -> None:
+    """Checks that a backward without a loop to run again can give what is asked of it.
+
+    Args:
+        kernels: what it is of, for the message.
+        grads: the gradients that come in.
+
+    Raises:
+        RuntimeError: for gradients of gradients, and for a batch of gradients.
+    """
+    if torch.is_grad_enabled():
+        what, where = "gradients of gradients", "create_graph=True"
+    elif batched(grads):
+        what, where = "batches of gradients", "is_grads_batched=True, vectorize=True, vmap"
+    else:
+        return
+    raise RuntimeError(
+        f"{kernels} have no {what}: set the environment variable LN_ZOO_KERNELS=0 where you ask "
+        f"for them ({where})"
+    )
 
 
 def replay(

@@ -6,6 +6,7 @@ loop runs, in both directions.
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -42,23 +43,25 @@ def cut(reset: Tensor, batch_sizes: Tensor) -> Pieces:
         tensor([3, 2, 1])
     """
     device, reset, sizes = reset.device, reset.cpu(), batch_sizes.cpu()
-    steps = torch.arange(len(sizes)).repeat_interleave(sizes)
+    # Here all lies on the CPU, whatever torch's default device.
+    numbers = functools.partial(torch.arange, device="cpu")
+    steps = numbers(len(sizes)).repeat_interleave(sizes)
     starts = (sizes.cumsum(0) - sizes)[steps]
-    example = torch.arange(len(reset)) - starts
+    example = numbers(len(reset)) - starts
     # Row by row of each sequence, one sequence after the other.
     in_order = torch.argsort(example * len(sizes) + steps)
     begins = (reset | (steps == 0))[in_order]
     piece = begins.cumsum(0) - 1
     first_rows = begins.nonzero().squeeze(1)
-    position = torch.arange(len(reset)) - first_rows[piece]
+    position = numbers(len(reset)) - first_rows[piece]
     lengths = torch.bincount(piece)
     slot = torch.empty_like(lengths)
-    slot[torch.argsort(lengths, descending=True, stable=True)] = torch.arange(len(lengths))
+    slot[torch.argsort(lengths, descending=True, stable=True)] = numbers(len(lengths))
     packed = torch.argsort(position * len(lengths) + slot[piece])
     # The pieces of a sequence stand one after the other.
     owner = example[in_order][first_rows]
-    first = torch.searchsorted(owner, torch.arange(int(sizes[0])))
-    last = torch.cat([first[1:], torch.tensor([len(lengths)])]) - 1
+    first = torch.searchsorted(owner, numbers(int(sizes[0])))
+    last = torch.cat([first[1:], first.new_tensor([len(lengths)])]) - 1
     found = in_order[packed], slot[first], slot[last]
     rows, first, last = (a.to(device) for a in found)
     return Pieces(rows, torch.bincount(position), first, last)

@@ -163,6 +163,9 @@ class Plans:
         if not all(isinstance(r, RowNorm) for direction in records for r in direction.values()):
             return
         watched = [(where, name, where.get(name)) for where, name in entries]
+        # The graph of tensors that were computed, as for `functional_call`, would stay alive.
+        if any(isinstance(a, Tensor) and a.grad_fn is not None for _, _, a in watched):
+            return
         whose, before, plans = self._kept
         same = whose is owner and len(before) == len(watched)
         for old, new in zip(before, watched, strict=False):

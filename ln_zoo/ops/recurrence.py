@@ -163,8 +163,8 @@ def reversal(batch_sizes: Tensor) -> Tensor:
         >>> reversal(torch.tensor([2, 1, 1]))  # lengths 3 and 1: rows a0, b0, a1, a2
         tensor([3, 1, 2, 0])
     """
-    starts = batch_sizes.cumsum(0) - batch_sizes
-    steps = torch.arange(len(batch_sizes)).repeat_interleave(batch_sizes)
-    example = torch.arange(int(batch_sizes.sum())) - starts[steps]
+    starts, device = batch_sizes.cumsum(0) - batch_sizes, batch_sizes.device
+    steps = torch.arange(len(batch_sizes), device=device).repeat_interleave(batch_sizes)
+    example = torch.arange(int(batch_sizes.sum()), device=device) - starts[steps]
     lengths = torch.bincount(example)
     return starts[lengths[example] - 1 - steps] + example

@@ -191,17 +191,17 @@ def page(folder: str = "") -> str:
         "NAME --size reduced` runs the sweep for one and prints its verdict. For formulas and "
         "untrained networks it runs an analysis instead. Claims without a command below are "
         "judged by hand.",
-        "Where a claim has a rule, given below, the verdict follows it. The other verdicts are ours, "
-        "for the reasons given. A rule looks at the 95 % interval of the paired t statistic over "
-        "seeds:",
+        "Where a claim has a rule, given below, the verdict follows it. The other verdicts are "
+        "ours, for the reasons given. A rule looks at the 95 % interval of the paired t statistic "
+        "over seeds:",
         "- *holds*: the interval lies on the side of the claim;\n"
         "- *does not hold*: it lies on the other side;\n"
         "- *undecided*: it contains the value of no effect (0 for a difference, 1 for a ratio), or "
         "there is one seed.",
         "*Faster* compares the updates needed to reach the best value of the baseline. If no seed "
-        "reaches it, the claim does not hold; if only some do, it is undecided. Where "
-        "several settings were run, each method is taken at its best by validation; a *lead* is a "
-        "mean over them.",
+        "reaches it, the claim does not hold; if only some do, it is undecided. Where several "
+        "settings were run, each method is taken at its best by validation; a *lead* is a mean over "
+        "them.",
         "*Comparable* values differ by less than a margin, which the rule gives. Such a claim "
         "holds if the interval lies within the margin, and does not if it lies outside.",
         "*Paper* means the paper's size, *reduced* a smaller one.",

@@ -514,6 +514,21 @@ def test_networks_that_cannot_be_measured() -> None:
     refused("once in a pass, and GRU runs more than once", made(GRU, LayerNorm()), twice)
     refused("layers of one direction", made(GRU, LayerNorm(), bidirectional=True), first)
     refused(r"network_dynamics: RNN takes .* got \(5, 2\)", made(RNN, LayerNorm()), first, x[:, 0])
+    for layers in (1, 2):
+        held = made(GRU, LayerNorm(), num_layers=layers, zoneout=0.2)
+        refused("network_dynamics takes layers without zoneout, .*0.2", held, first)
+    reset = torch.zeros(T, N, dtype=torch.bool)
+    for given in ({"reset": reset}, {"hx": None, "reset": reset}):
+        refused(
+            "GRU is given reset",
+            made(GRU, LayerNorm()),
+            lambda network, batch, given=given: network(batch, **given)[0].sum(),
+        )
+    refused(
+        "GRU is given reset",
+        made(GRU, LayerNorm()),
+        lambda network, batch: network(batch, None, reset)[0].sum(),
+    )
     packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([5, 4, 2]))
     refused(
         "GRU 0 reads packed ones",

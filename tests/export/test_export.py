@@ -23,6 +23,7 @@ from ln_zoo.export import (
     read_facts,
 )
 from ln_zoo.export.check import compare
+from ln_zoo.export.loops import Loop, exportable
 from ln_zoo.layers import GRU, LSTM, RNN, GRUCell, LSTMCell, RecurrentLayer
 from ln_zoo.models import (
     DRAW,
@@ -137,6 +138,22 @@ def test_every_layer_in_every_format(layer, form, format, tmp_path):
     needed(format)
     module = with_statistics(LAYERS[layer]())
     assert export(module, tmp_path / "a", format=format, form=form).comparison.ratio <= 1
+
+
+def test_a_projection_starts_from_shorter_states():
+    layer, x = LSTM(3, 5, num_layers=2, proj_size=2, norm=LayerNorm()).eval(), torch.randn(4, 2, 3)
+    torch.testing.assert_close(exportable(layer, operators=False)(x), layer(x))
+
+
+def test_a_layer_under_two_names_is_one_layer_of_the_copy():
+    module = nn.Module()
+    module.first = module.second = LSTM(3, 5, norm=LayerNorm())
+    module.inner = nn.ModuleList([module.first, nn.Linear(5, 5)])
+    module.none = None
+    copy = exportable(module.eval(), operators=False)
+    assert isinstance(copy.first, Loop)
+    assert copy.first is copy.second
+    assert copy.first is copy.inner[0]
 
 
 def operators(file: Path) -> list[str]:

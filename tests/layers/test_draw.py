@@ -682,3 +682,22 @@ def test_a_compiled_glimpse(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_mode_that_torch_does_not_know() -> None:
     with pytest.raises(ValueError, match=r"compile_mode: .*fancy.*reduce-overhead"):
         build().compile_glimpse("fancy")
+
+
+@pytest.mark.parametrize("kernels", ["1", "0"])
+def test_the_norm_hears_of_each_sequence_once(
+    kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began: list[tuple[str, int]] = []
+
+    class Hearing(LayerNorm):
+        def on_sequence_start(self, site: Site, steps: int) -> None:
+            began.append((site.role, steps))
+
+    monkeypatch.setenv("LN_ZOO_KERNELS", kernels)
+    network = build_small(Hearing())
+    network(torch.rand(2, HEIGHT, WIDTH), torch.randn(3, 2, 3))
+    # Encoder and decoder, which normalise cell states alone.
+    assert began == 2 * [("cell", 3)]
+    network.generate(torch.randn(5, 2, 3))
+    assert began[2:] == 2 * [("cell", 5)]

@@ -91,6 +91,20 @@ def test_a_cell_of_a_layer_computes_its_steps(layer: Any, kind: type) -> None:
             torch.testing.assert_close(torch.stack(rows), whole(x)[0], rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.parametrize("norm", [None, LayerNorm()])
+def test_a_cell_has_the_present_values_of_parametrised_weights(norm: Norm | None) -> None:
+    layer, x = LSTM(2, 3, norm=norm).double(), torch.randn(1, 5, 2, dtype=torch.float64)
+    for name in ("weight_ih_l0", "weight_hh_l0"):
+        nn.utils.parametrizations.weight_norm(layer, name)
+    with torch.no_grad():
+        for part in layer.parametrizations.values():
+            part.original0.mul_(2)
+    cell = layer.to_cell()
+    assert type(cell) is LSTMCell
+    assert torch.equal(cell.weight_hh, layer.weight_hh_l0)
+    torch.testing.assert_close(cell(x[0])[0], layer(x)[0][0], rtol=1e-11, atol=1e-11)
+
+
 def test_cells_that_there_are_not() -> None:
     with pytest.raises(ValueError, match="this GRU has no l1; it has l0"):
         GRU(2, 3).to_cell(1)

@@ -294,6 +294,28 @@ def test_pieces_are_packed_longest_first() -> None:
     assert [int(pieces.rows[slot]) for slot in pieces.last] == [5, 4, 2]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("norm", [LayerNorm(), BatchNorm()], ids=["layer", "batch"])
+def test_the_default_device_may_be_another(norm: Norm, dtype: torch.dtype) -> None:
+    """The meta device stands for a GPU: what is made there cannot meet what is on the CPU."""
+    before = made(LSTM, norm, bidirectional=True).to(dtype)
+    x, reset = torch.randn(T, N, E, dtype=dtype), flags()
+    lengths = torch.tensor([9, 7, 4, 4])
+    packed, packed_reset = (pack_padded_sequence(a, lengths) for a in (x, reset))
+
+    def run() -> list[Tensor]:
+        layer = copy.deepcopy(before)  # running averages change
+        results = [layer(x), layer(x, reset=reset), layer(packed)]
+        results.append(layer(packed, reset=packed_reset))
+        return [a for output, states in results for a in (getattr(output, "data", output), *states)]
+
+    expected = run()
+    with torch.device("meta"):
+        found = run()
+    for a, b in zip(found, expected, strict=True):
+        assert torch.equal(a, b)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("noise", [{}, {"zoneout": 0.3, "recurrent_dropout": 0.2}], ids=str)
 def test_a_compiled_layer_takes_resets(noise: dict[str, float]) -> None:

@@ -122,6 +122,46 @@ def test_forward_mode_derivatives(cls: type, norm: Norm | None) -> None:
     assert_close(hessian(loss)(x) / expected.norm(), expected / expected.norm())
 
 
+@pytest.mark.parametrize("training", [True, False])
+@every_layer
+@every_norm
+def test_batches_of_gradients(cls: type, norm: Norm | None, training: bool) -> None:
+    """In float32, where kernels read memory that a batch of gradients does not have."""
+    module = build(cls, norm).float().train(training)
+    x = torch.randn(*((3, 6, 2) if cls in LAYERS else (6, 2)), requires_grad=True)
+
+    def one(a: Tensor) -> Tensor:
+        return call(module, a).square().sum((-2, -1))
+
+    # Both calls of a norm in training use the statistics of the batch.
+    output = one(x)
+    heads = torch.eye(output.numel()).view(-1, *output.shape)
+    sources = [x, *module.parameters()]
+    together = torch.autograd.grad(
+        output, sources, heads, is_grads_batched=True, retain_graph=True, allow_unused=True
+    )
+    apart = [torch.autograd.grad(output, sources, h, retain_graph=True, allow_unused=True)
+             for h in heads]  # fmt: skip
+    for found, *expected in zip(together, *apart, strict=True):
+        if found is not None:
+            assert not found.requires_grad
+            torch.testing.assert_close(found, torch.stack(expected), rtol=1e-4, atol=1e-4)
+    mapped = vmap(lambda h: torch.autograd.grad(output, x, h, retain_graph=True)[0])(heads)
+    torch.testing.assert_close(mapped, together[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("cls", [LSTM, GRUCell])
+@pytest.mark.parametrize("norm", [None, LayerNorm()], ids=name)
+def test_vectorised_jacobians_and_hessians(cls: type, norm: Norm | None) -> None:
+    module, x = build(cls, norm, layers=1).float(), inputs(cls).float()
+    for of, function in (
+        (torch.autograd.functional.jacobian, lambda x: call(module, x)),
+        (torch.autograd.functional.hessian, lambda x: call(module, x).square().sum()),
+    ):
+        found, expected = of(function, x, vectorize=True), of(function, x)
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("cls", "norm"),
     [pytest.param(LSTM, None, marks=pytest.mark.slow), (GRU, LayerNorm())],

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from ln_zoo.layers import WindowLSTM, WindowOutput, WindowState
 from ln_zoo.layers import window as window_module
-from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm
+from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, Site, WeightNorm
 from ln_zoo.ops.engines.native.runtime import unavailable_reason
 
 F64 = torch.float64
@@ -673,3 +673,19 @@ def test_states_of_another_shape_are_refused(field: str, other: str) -> None:
     ]
     with pytest.raises(ValueError, match=rf"state\.{field} must be \(4, {a.shape[1]}\) for an"):
         layer(x, text, state._replace(**{field: wrong}))
+
+
+@pytest.mark.parametrize("kernels", ["1", "0"])
+def test_the_norm_hears_of_each_sequence_once(
+    kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began: list[tuple[str, int]] = []
+
+    class Hearing(LayerNorm):
+        def on_sequence_start(self, site: Site, steps: int) -> None:
+            began.append((site.role, steps))
+
+    monkeypatch.setenv("LN_ZOO_KERNELS", kernels)
+    layer = WindowLSTM(3, 6, 5, 3, norm=Hearing())
+    layer(torch.randn(17, 2, 3), torch.randn(2, 4, 5))
+    assert sorted(began) == [("cell", 17), ("input", 17), ("recurrent", 17)]

@@ -126,6 +126,17 @@ def test_convolutions_equal_the_equations(form, memory):
     np.testing.assert_allclose(layer(x[1]).detach().numpy(), expected[1], rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_convolution_with_a_single_sum_gives_its_bias(form, training):
+    """It is its own mean, so that nothing but the bias is left."""
+    norm = LayerNorm(convolution=form)
+    layer = Conv2d(3, 1, 1, norm=norm, positions=(1, 1), dtype=torch.float64).train(training)
+    x = torch.randn(1, 3, 1, 1, dtype=torch.float64)
+    torch.testing.assert_close(layer(x), layer.bias.view(1, 1, 1, 1), **TIGHT)
+    torch.testing.assert_close(layer(torch.cat([x, x]))[:1], layer(x), **TIGHT)
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_gradients_of_gradients_in_convolutions(form):
     torch.manual_seed(0)

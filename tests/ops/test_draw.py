@@ -738,6 +738,15 @@ def test_gradients_of_gradients_are_refused(under: str) -> None:
         torch.autograd.grad(logits.square().sum(), leaf, create_graph=True)
 
 
+def test_batches_of_gradients_are_refused(under: str) -> None:
+    size = Size()
+    p = cast(problem(size), F32)
+    leaf = p["canvas"].requires_grad_()
+    logits = by(under, settings_of(size), None)(p)[0]
+    with pytest.raises(RuntimeError, match=r"no batches of gradients: set .* LN_ZOO_KERNELS=0"):
+        torch.autograd.grad(logits, leaf, torch.stack([logits] * 2), is_grads_batched=True)
+
+
 # The choice
 
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 from cli_support import python as forked_python
 
-from ln_zoo.ops.engines.native import build, ownership
+from ln_zoo.ops.engines.native import build, ownership, runtime
 from ln_zoo.ops.engines.native.build import NativeLibrary, Unavailable
 
 SOURCE = """
@@ -609,3 +609,16 @@ def test_module_functions_are_of_one_library(monkeypatch: pytest.MonkeyPatch, so
     assert build.status().built
     assert build.rebuild().ln_zoo_abi() == build.ABI
     assert os.environ["LN_ZOO_CACHE"] in str(build.status().path)
+
+
+def test_a_failure_is_forgotten_once_there_is_a_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after `build.rebuild`: engines ask each time what there is."""
+    found = runtime.unavailable_reason()
+
+    def none() -> None:
+        raise Unavailable("no compiler")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(build, "library", none)
+        assert runtime.unavailable_reason() == "no compiler"
+    assert runtime.unavailable_reason() == found

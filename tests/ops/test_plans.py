@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ import pytest
 import torch
 from accuracy import generic_loop
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.utils import parametrize
 
 from ln_zoo import ops
@@ -291,6 +294,20 @@ def test_a_shallow_copy_may_have_other_parameters() -> None:
     }
     assert_right(twin, x)
     assert_right(cell, x)
+
+
+@every_module
+def test_a_graph_of_parameters_that_were_computed_is_not_kept(kind: str) -> None:
+    """As `functional_call` passes them."""
+    module, x = MODULES[kind](norm=LayerNorm()), torch.randn(INPUTS[kind])
+    name, leaf = next(iter(module.named_parameters()))
+    computed = leaf * 2
+    kept = weakref.ref(computed)
+    flat(functional_call(module, {name: computed}, x))
+    del computed
+    gc.collect()
+    assert kept() is None
+    assert_right(module, x)
 
 
 def test_threads_may_share_a_module() -> None:

@@ -664,6 +664,14 @@ def test_gradients_of_gradients_are_refused(under: Under) -> None:
         torch.autograd.grad(output.square().sum(), x, create_graph=True)
 
 
+def test_batches_of_gradients_are_refused(under: Under) -> None:
+    p = cast(problem(16, 2, 3, 4, 2), F32)
+    x = p.x.requires_grad_()
+    output = by(under, None)(p._replace(x=x))[0]
+    with pytest.raises(RuntimeError, match=r"no batches of gradients: set .* LN_ZOO_KERNELS=0"):
+        torch.autograd.grad(output, x, torch.stack([output] * 2), is_grads_batched=True)
+
+
 # The choice
 
 

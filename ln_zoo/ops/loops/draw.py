@@ -36,7 +36,7 @@ from ln_zoo.ops.cells import CELLS, Weights
 from ln_zoo.ops.checks import check_devices
 from ln_zoo.ops.engines.base import Engine
 from ln_zoo.ops.loops.glimpse import FilterNorm
-from ln_zoo.ops.operator import no_autocast
+from ln_zoo.ops.operator import check_first_order, no_autocast
 from ln_zoo.ops.records import Records, RowNorm
 from ln_zoo.ops.recurrent_kernel import untraceable
 from ln_zoo.ops.registry import Task, say_unsupported, select
@@ -227,7 +227,7 @@ def _word(dtype: torch.dtype) -> str:
 def draw_forward(
     kernel: DrawKernel, settings: DrawSettings, images: Tensor, noise: Tensor, weights: DrawWeights
 ) -> Drawn:
-    """Runs all glimpses; it has no gradients of gradients.
+    """Runs all glimpses; it takes neither gradients of gradients nor batches of gradients.
 
     Args:
         kernel: what `select_draw_kernel` gave.
@@ -632,11 +632,7 @@ class _Draw(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "the kernels of DRAW have no gradients of gradients: set the environment variable "
-                "LN_ZOO_KERNELS=0 where you ask for them (create_graph=True)"
-            )
+        check_first_order("the kernels of DRAW", grads)
         if ctx.replay is not None:
             kind, plan = ctx.kind, ctx.plan
 

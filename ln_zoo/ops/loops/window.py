@@ -23,7 +23,7 @@ from torch import Tensor
 from ln_zoo.ops.cells import CELLS, Weights
 from ln_zoo.ops.checks import check_parameters
 from ln_zoo.ops.engines.base import Chunk, ChunkGrads, Engine, Saved, Sums, centred
-from ln_zoo.ops.operator import no_autocast
+from ln_zoo.ops.operator import check_first_order, no_autocast
 from ln_zoo.ops.records import Records
 from ln_zoo.ops.recurrent_kernel import untraceable
 from ln_zoo.ops.registry import Task, say_unsupported, select
@@ -225,7 +225,9 @@ def windowed_lstm(
     weights: Weights,
     windows: WindowOperands,
 ) -> Windowed:
-    """Runs the layer over a sequence; it has no gradients of gradients.
+    """Runs the layer over a sequence.
+
+    It takes neither gradients of gradients nor batches of gradients.
 
     Args:
         kernel: what `select_window_kernel` gave.
@@ -292,11 +294,7 @@ class _WindowedLSTM(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "the kernels of a layer with a window have no gradients of gradients: set the "
-                "environment variable LN_ZOO_KERNELS=0 where you ask for them (create_graph=True)"
-            )
+        check_first_order("the kernels of a layer with a window", grads)
         saved = ctx.saved_tensors  # read once: activation checkpointing refuses a second time
         with no_autocast(saved[0]):
             return _gradients(ctx, saved, *grads)

@@ -113,6 +113,6 @@ class NativeBatchSteps(NativeSteps):
 def _factors(place: Examples, var: Tensor, sizes: Sequence[int]) -> Tensor:
     """Reciprocal deviations of each step, (steps, F)."""
     if place.batch and place.correction:
-        n = torch.tensor(sizes, dtype=var.dtype).unsqueeze(1)
+        n = torch.tensor(sizes, dtype=var.dtype, device=var.device).unsqueeze(1)
         var = var * (n / (n - place.correction))
     return (var + place.eps).rsqrt()

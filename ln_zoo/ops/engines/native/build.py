@@ -184,7 +184,8 @@ class NativeLibrary:
     def rebuild(self) -> ctypes.CDLL:
         """Compiles anew, whatever lies in the cache or was tried before.
 
-        Where the library is in use already, this process goes on with the new one.
+        Where the library is in use already, this process goes on with the new one, but for calls
+        that layers have prepared.
 
         Raises:
             Unavailable: with the reason, if that fails.

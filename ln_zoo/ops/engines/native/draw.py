@@ -105,7 +105,7 @@ class NativeDraw(DrawSteps):
         self._library, self._hidden = library(), hidden
         self._chunk = 1 if back is None else len(back.posterior)
         threads = max(1, min(torch.get_num_threads(), examples))
-        self._clamped = torch.zeros(threads, 3, dtype=torch.int64)
+        self._clamped = torch.zeros(threads, 3, dtype=torch.int64, device="cpu")
         self._totals = operands.h_decoder.new_zeros(
             threads if back else 0, 12 * hidden + 2 * latents
         )

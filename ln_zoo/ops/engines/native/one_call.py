@@ -34,6 +34,7 @@ from ln_zoo.ops.engines.native.steps import RowArguments, row_arguments
 from ln_zoo.ops.operator import (
     NONE_GIVEN,
     Given,
+    batched,
     differentiable,
     noise_of,
     normalized_sites,
@@ -302,7 +303,7 @@ class _Direction:
     def replay(
         self, tensors: Sequence[Any], masks: Masks, given: Given
     ) -> tuple[Tensor | None, ...]:
-        """Output and last states by the generic loop, whose gradients have gradients."""
+        """Output and last states by the generic loop, whose gradients any transform takes."""
         (x, h0, c0), parameters = tensors[:3], Parameters(*tensors[3:])
         states = tuple(s.view(-1, self.hidden) for s in (h0, c0) if s is not None)
         sites = normalized_sites(self.spec, self.hidden, *parameters[4:], given=given)
@@ -337,7 +338,7 @@ class _Call(torch.autograd.Function):
         direction: _Direction = ctx.direction
         saved, needs = ctx.saved_tensors, ctx.needs_input_grad[3:]
         masks, saved = Masks(*saved[: len(NO_MASKS)]), saved[len(NO_MASKS) :]
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or batched(grads):
             tensors, given = saved[:_GIVEN], Given(*saved[-len(Given._fields) :])
             found = differentiable(
                 lambda: direction.replay(tensors, masks, given), tensors, grads, needs

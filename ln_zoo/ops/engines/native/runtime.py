@@ -29,10 +29,14 @@ _TILES = (
 )
 
 
-@functools.cache
 def library() -> ctypes.CDLL:
-    """The library with its functions' types."""
-    found = build.library()
+    """The library with its functions' types; after `build.rebuild`, the new one."""
+    return _typed(build.library())
+
+
+@functools.cache
+def _typed(found: ctypes.CDLL) -> ctypes.CDLL:
+    """The same library, once its functions have their types."""
     i, p = c_int64, c_void_p
     for name in ("packed_size", "shares", "share_packed_size", "call_keeps", "tiles"):
         getattr(found, f"ln_zoo_{name}").restype = i
@@ -65,11 +69,6 @@ def library() -> ctypes.CDLL:
 
 def unavailable_reason() -> str | None:
     """Why there is no library, or ``None``; compiles it at the first call."""
-    return _unavailable_reason()
-
-
-@functools.cache
-def _unavailable_reason() -> str | None:
     try:
         library()
     except build.Unavailable as error:
