@@ -76,7 +76,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             previous(path).unlink(missing_ok=True)
 
 
-def write_atomically(strategy: Strategy) -> None:
+def use_atomic_checkpoints(strategy: Strategy) -> None:
     """Makes a strategy write checkpoints with `AtomicCheckpointIO`, where it used Lightning's own.
 
     What a user chose stays: a plugin (one that wraps none yet wraps this one), and a strategy that
@@ -85,7 +85,7 @@ def write_atomically(strategy: Strategy) -> None:
     Example:
         >>> from lightning.pytorch.strategies import SingleDeviceStrategy
         >>> strategy = SingleDeviceStrategy("cpu")
-        >>> write_atomically(strategy)
+        >>> use_atomic_checkpoints(strategy)
         >>> type(strategy.checkpoint_io).__name__
         'AtomicCheckpointIO'
     """

@@ -1,11 +1,15 @@
-"""Files: read from anywhere, no more than is reasonable and never for ever; small pictures."""
+"""Files: read from anywhere, no more than is reasonable and never for ever; written whole or not
+at all; small pictures."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 
 def read_regular(path: str | os.PathLike[str], most: int) -> bytes:
@@ -40,6 +44,54 @@ def read_regular(path: str | os.PathLike[str], most: int) -> bytes:
         if state.st_size > most:
             raise OSError(f"it is longer than {most:,} bytes")
         return file.read(state.st_size)
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    """A file to write to, which takes the place of the one at ``path`` when all is written.
+
+    It is written beside it, forced to the disk and renamed: even after a power failure the file is
+    whole, the old one or the new. After an error the old one is untouched and nothing else is left.
+
+    Args:
+        path: of the file; its folder exists.
+
+    Raises:
+        OSError: if it cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with replacing(f"{folder}/a.txt") as file:
+        ...         _ = file.write(b"all of it")
+        ...     Path(folder, "a.txt").read_text()
+        'all of it'
+    """
+    path = Path(path)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with draft.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+def write_whole(path: str | os.PathLike[str], text: str) -> None:
+    """Writes a text in UTF-8, whole or not at all, as `replacing` does.
+
+    Args:
+        path: of the file; its folder exists.
+        text: its content; ends of lines stay as they are.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    with replacing(path) as file:
+        file.write(text.encode())
 
 
 def few_colours(picture: Path) -> None:

@@ -22,7 +22,7 @@ from ln_zoo.checkpoints import (
     check_whole,
     previous,
     sweep,
-    write_atomically,
+    use_atomic_checkpoints,
 )
 
 
@@ -214,7 +214,7 @@ class Own(CheckpointIO):
 )
 def test_what_a_user_chose_stays(plugins: list, chosen: type) -> None:
     trainer = Trainer(accelerator="cpu", logger=False, plugins=plugins)
-    write_atomically(trainer.strategy)
+    use_atomic_checkpoints(trainer.strategy)
     assert type(trainer.strategy.checkpoint_io) is chosen
     if chosen is AsyncCheckpointIO:
         assert type(trainer.strategy.checkpoint_io.checkpoint_io) is AtomicCheckpointIO

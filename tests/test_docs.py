@@ -190,6 +190,8 @@ done
 which() { echo "$@"; }
 function . { :; }
 """
+#: Variables of a shell that pages read.
+GIVEN = ("HOME", "NODE", "HOST", "SLURM_JOB_ID", "SLURM_TMPDIR")
 CARDS = sorted((ROOT / "model_cards").glob("*/README.md"))
 
 
@@ -206,7 +208,7 @@ def commands() -> dict[tuple[str, ...], str]:
     done = subprocess.run(
         [shutil.which("bash") or "bash", "-eu"],
         input="\n".join(script),
-        env={"PATH": "", **dict.fromkeys(("HOME", "NODE", "HOST", "SLURM_TMPDIR"), "given")},
+        env={"PATH": "", **dict.fromkeys(GIVEN, "given")},
         capture_output=True,
         text=True,
     )

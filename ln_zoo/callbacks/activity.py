@@ -29,8 +29,8 @@ class ActivityByPosition(Callback):
 
     Sums are float64, those of several processes are added up. At the end ``activity.csv`` (layer,
     row, column, ring, active, variance; ring 0 is the border) and ``activity.png`` are written to
-    the run's log directory. ``ln-zoo compare --activity`` shows those of several runs next to each
-    other.
+    the run's log directory; a dry run (``fast_dev_run``) writes nothing. ``ln-zoo compare
+    --activity`` shows those of several runs next to each other.
 
     Outputs under batch statistics, which validation of batch norm takes as well, are not counted.
 
@@ -90,6 +90,8 @@ class ActivityByPosition(Callback):
             for name, sums in self._sums.items()
             if sums.sums is not None
         }
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
         folder = Path(self.folder or trainer.log_dir or ".")  # asks every process
         if trainer.is_global_zero and self.activities:
             folder.mkdir(parents=True, exist_ok=True)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
 from torch import Tensor
+
+from ln_zoo.files import replacing
 
 _FORMATS = (".jsonl", ".npy")
 
@@ -28,7 +30,10 @@ class PredictionWriter(BasePredictionWriter):
     once.
 
     An array holds the only value of each example, a number or a vector, in the order of the
-    dataset. It is written whole, at the end.
+    dataset.
+
+    A file appears when all is predicted, whole: what was there before stays until then, and after
+    an error too. A dry run (``fast_dev_run``) writes nothing.
 
     Args:
         path: file to write, which ends in ``.jsonl`` or ``.npy``; default ``predictions`` in the
@@ -50,10 +55,19 @@ class PredictionWriter(BasePredictionWriter):
         self.path = path
         self.beside = beside
         self.written: Path | None = None
+        #: Where to write; ``None`` in a dry run.
+        self._path: Path | None = None
+        #: The JSON lines so far, and what puts them in place.
+        self._lines: IO[bytes] | None = None
+        self._draft = contextlib.ExitStack()
         self._rows: dict[int, np.ndarray] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "predict":
+            return
+        self.written = self._path = self._lines = None
+        self._rows = {}
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         data = trainer.datamodule  # type: ignore[attr-defined]
         ending = getattr(data, "prediction_format", _FORMATS[0])
@@ -68,11 +82,14 @@ class PredictionWriter(BasePredictionWriter):
                     "--trainer.devices 1, or a path that ends in .jsonl"
                 )
             path = path.with_stem(f"{path.stem}-{trainer.global_rank}")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._rows = {}
-        if not is_array:
-            path.write_text("")
-        self.written = path
+        self._path = path
+
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._path is None:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        if self._path.suffix != ".npy":
+            self._lines = self._draft.enter_context(replacing(self._path))
 
     def write_on_batch_end(
         self,
@@ -101,29 +118,39 @@ class PredictionWriter(BasePredictionWriter):
                     "weights and the data"
                 )
             columns[name] = numbers.tolist()
-        assert self.written is not None
-        if self.written.suffix == ".npy":
+        if self._path is None:
+            return
+        if self._lines is None:
             self._keep(prediction, batch_indices)
             return
         if batch_indices:
             columns = {"index": list(batch_indices)} | columns
-        with self.written.open("a") as file:
-            for row in zip(*columns.values(), strict=True):
-                file.write(json.dumps(dict(zip(columns, row, strict=True))) + "\n")
+        for row in zip(*columns.values(), strict=True):
+            line = json.dumps(dict(zip(columns, row, strict=True))) + "\n"
+            self._lines.write(line.encode())
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.written is None or self.written.suffix != ".npy" or not self._rows:
+        if self._path is None:
             return
+        if self._lines is not None:
+            self._draft.close()
+        elif self._rows:
+            self._write_array(self._path)
+        else:
+            return
+        self.written = self._path
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        self._draft.__exit__(type(exception), exception, exception.__traceback__)
+
+    def _write_array(self, path: Path) -> None:
         rows = np.stack([self._rows[i] for i in sorted(self._rows)])
         if self.beside is not None:
             rows = np.hstack([_read_beside(self.beside, len(rows)), rows.reshape(len(rows), -1)])
-        draft = self.written.with_name(f".{self.written.name}.{os.getpid()}")
-        try:
-            with draft.open("wb") as file:
-                np.save(file, rows)
-            draft.replace(self.written)
-        finally:
-            draft.unlink(missing_ok=True)
+        with replacing(path) as file:
+            np.save(file, rows)
         self._rows = {}
 
     def _keep(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 
 
@@ -23,10 +26,25 @@ class VocabularyExpansion(Callback):
         self.path = path
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage == "fit":
-            return
-        expand = getattr(pl_module, "expand_vocabulary", None)
-        if expand is None:
-            raise ValueError(f"{type(pl_module).__name__} has no vocabulary that can be expanded")
-        added = expand(self.path)
+        if stage != "fit" and not hasattr(pl_module, "expand_vocabulary"):
+            raise ValueError(
+                f"VocabularyExpansion needs a model with expand_vocabulary(path), and "
+                f"{type(pl_module).__name__} has none: leave the callback out"
+            )
+
+    # Not in `setup`: only after it does Lightning restore the weights of a checkpoint, and the map
+    # of the vectors is fitted to the model's own.
+
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._expand(pl_module)
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._expand(pl_module)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn == TrainerFn.VALIDATING:  # not within training
+            self._expand(pl_module)
+
+    def _expand(self, module: Any) -> None:
+        added = module.expand_vocabulary(self.path)
         rank_zero_info(f"{self.path}: {added:,} words beyond the model's vocabulary")

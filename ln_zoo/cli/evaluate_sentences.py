@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ln_zoo.cli.checks import check_file, check_least
 from ln_zoo.cli.names import nearest
+from ln_zoo.files import write_whole
 from ln_zoo.zoo import trust
 
 if TYPE_CHECKING:
@@ -185,7 +186,7 @@ def _evaluate(arguments: argparse.Namespace) -> None:
             if out is not None:
                 _save(scores, out, arguments)
             if curve is not None:
-                _write(curve, _curve(scores, updates))
+                write_whole(curve, _curve(scores, updates))
     from rich.console import Console
 
     Console(highlight=False, markup=False).print(table(scores))
@@ -574,7 +575,7 @@ def _save(scores: Sequence[Score], out: Path, arguments: argparse.Namespace) -> 
         text = json.dumps(content, indent=2, allow_nan=False) + "\n"
     else:
         text = _csv(rows)
-    _write(out, text)
+    write_whole(out, text)
 
 
 def _curve(scores: Sequence[Score], updates: Mapping[str, int]) -> str:
@@ -592,13 +593,6 @@ def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return lines.getvalue()
-
-
-def _write(path: Path, text: str) -> None:
-    """Writes a file that appears whole."""
-    partial = path.with_name(f".{path.name}.tmp")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
 
 
 def _plain(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from ln_zoo.callbacks import (
     PredictionWriter,
 )
 from ln_zoo.callbacks.last_checkpoint import Interrupted
-from ln_zoo.checkpoints import write_atomically
+from ln_zoo.checkpoints import use_atomic_checkpoints
 from ln_zoo.cli import optimizers, outputs, results, run_folders, signals, stored
 from ln_zoo.cli.arguments import class_first, weights_last
 from ln_zoo.cli.errors import OneLineErrors, told
@@ -311,7 +311,7 @@ class ZooCLI(LightningCLI):
             self._claimed.append(folder)
             settings.default_root_dir = str(folder)
         trainer = super().instantiate_trainer(callbacks=callbacks + self._additional(callbacks))
-        write_atomically(trainer.strategy)
+        use_atomic_checkpoints(trainer.strategy)
         signals.prepare(trainer)
         outputs.check_writable(trainer, self.model if self.subcommand == "fit" else None)
         self._claimed += run_folders.claim_for(trainer.loggers)

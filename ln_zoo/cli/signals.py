@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
+from lightning.pytorch.plugins.environments import SLURMEnvironment
 
 from ln_zoo.callbacks.last_checkpoint import Interrupted
 from ln_zoo.cli import outputs
@@ -24,13 +25,17 @@ def raised() -> AbstractContextManager[None]:
 
 
 def prepare(trainer: Trainer) -> None:
-    """Takes the place of the trainer's own handler of SIGTERM.
+    """Takes the place of the trainer's own handlers: of SIGTERM, and under SLURM of SIGUSR1.
 
-    That one waits for the other processes within the handler, which may be at another place: where
-    one process alone has the signal, all of them hang.
+    They wait for the other processes within the handler, which may be at another place: where
+    one process alone has the signal, all of them hang. The one of SLURM also saves there, in the
+    middle of an update.
     """
     connector: Any = trainer._signal_connector
     connector._sigterm_notifier_fn = _raise
+    environment = trainer._accelerator_connector.cluster_environment
+    if isinstance(environment, SLURMEnvironment):
+        environment.auto_requeue = False
 
 
 def end_others(trainer: Trainer) -> None:

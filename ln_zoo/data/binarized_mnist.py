@@ -11,7 +11,7 @@ import numpy as np
 
 from ln_zoo.data.amat import load_bits
 from ln_zoo.data.binarized import Binarization, BinarizedImageData, ImageSet, PackedImages
-from ln_zoo.data.mnist import MNIST, local_folder
+from ln_zoo.data.mnist import MNIST, UNPUBLISHED, local_folder
 
 
 class _Published(NamedTuple):
@@ -133,7 +133,7 @@ class BinarizedMNIST(BinarizedImageData):
         self.published = published
         self.repo_id = repo_id
         if binarization == "fixed" and not published:
-            self.name = f"{self.name}-unpublished"
+            self.name = f"{self.name}{UNPUBLISHED}"
         if binarization != "fixed":
             self._check_sizes({"train_size + val_size": (train_size + val_size, MNIST.source_size)})
         elif published:
@@ -170,7 +170,10 @@ class BinarizedMNIST(BinarizedImageData):
 
     def read(self) -> dict[str, ImageSet]:
         if self.binarization != "fixed":
-            grey = self._mnist().read()
+            mnist = self._mnist()
+            grey = mnist.read()
+            unpublished = mnist.name.removeprefix(MNIST.name)
+            self.name = f"{BinarizedMNIST.name}-{self.binarization}{unpublished}"
             return self.binarize({name: images.numpy() for name, (images, _) in grey.items()})
         sets: dict[str, ImageSet] = {
             name: PackedImages(bits, self.image_shape) for name, bits in self._read_files().items()

@@ -15,7 +15,8 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from ln_zoo.export import Form, Part, Parts, Path, paths
 from ln_zoo.export.paths import Tensors, no_step_form
 from ln_zoo.layers import LSTM, Linear, orthogonal_
-from ln_zoo.models.checks import check_sizes
+from ln_zoo.models.base import evaluation_mode
+from ln_zoo.models.checks import check_sizes, check_vocabulary
 from ln_zoo.models.classifier import Classifier
 from ln_zoo.norms import LayerNorm, Norm, from_config
 from ln_zoo.vocabulary import Vocabulary
@@ -234,6 +235,8 @@ class AttentiveReader(Classifier):
     def answer(self, passage: str, query: str) -> str:
         """The entity of a passage that the query leaves out, as far as the reader can tell.
 
+        It reads in evaluation mode, whatever mode the model is in.
+
         Args:
             passage: words in lower case with white space between them; entities are
                 ``@entity0``, ``@entity1``, ...
@@ -258,7 +261,8 @@ class AttentiveReader(Classifier):
             for a in (words, len(words), asked, len(asked))
         )
         inputs = Inputs(tokens, length, query_tokens, query_length)
-        logits = self(inputs).masked_fill(~self._candidates(inputs), -math.inf)
+        with evaluation_mode(self):
+            logits = self(inputs).masked_fill(~self._candidates(inputs), -math.inf)
         (found,) = self.vocabulary.words(logits.argmax(-1).tolist())
         return found
 
@@ -339,6 +343,10 @@ class AttentiveReader(Classifier):
         return Path(Parts(copy, run), by_model, inputs, ("logits", "attention"))
 
     # Training
+
+    def setup(self, stage: str) -> None:
+        super().setup(stage)
+        check_vocabulary(self.vocabulary, self.trainer)
 
     def per_example(self, batch: tuple[Inputs, Tensor]) -> dict[str, Tensor]:
         """The `metrics` of each example, float64 (N,)."""

@@ -5,7 +5,10 @@ from __future__ import annotations
 import numbers
 from collections.abc import Sequence
 
+from lightning.pytorch import Trainer
 from torch import Tensor
+
+from ln_zoo.vocabulary import Vocabulary
 
 
 def check_sizes(**sizes: int | Sequence[int]) -> None:
@@ -78,6 +81,26 @@ def check_words(**choices: tuple[str, tuple[str, ...]]) -> None:
     for name, (value, words) in choices.items():
         if value not in words:
             raise ValueError(f"{name} must be one of {', '.join(words)}, got {value!r}")
+
+
+def check_vocabulary(vocabulary: Vocabulary, trainer: Trainer) -> None:
+    """Checks that a trainer's data number their words as a model does, if they have words.
+
+    Args:
+        vocabulary: of the model.
+        trainer: with its data module, if there is one.
+
+    Raises:
+        ValueError: if the data have another vocabulary.
+    """
+    data = trainer.datamodule  # type: ignore[attr-defined]
+    words = getattr(data, "vocabulary", None)
+    if words is not None and list(words) != list(vocabulary):
+        raise ValueError(
+            f"the model has a vocabulary of {len(vocabulary):,} words, and {type(data).__name__} "
+            f"numbers {len(words):,} in its own way: give one the vocabulary of the other "
+            "(vocabulary=)"
+        )
 
 
 def check_inputs(inputs: object, features: int) -> None:

@@ -42,7 +42,7 @@ class Classifier(ZooModule):
     metric objects, so that several processes give the numbers of one. Where the norm mixes
     examples (batch norm), validation measures a second time, with the statistics of each batch in
     place of the running averages, and logs ``val_batch_nll`` and the others; a batch of one example
-    is left out there. Where all batches are such (``eval_batch_size`` 1) they are NaN, and a
+    is left out there. Where all batches are such (``eval_batch_size`` 1) they are not logged, and a
     warning says why.
 
     Args:
@@ -103,19 +103,23 @@ class Classifier(ZooModule):
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         self._evaluate("val", batch)
-        if self._batch_dependent:
+        if self._batch_dependent and len(batch[1]) > 1:
             with batch_statistics(self):
-                self._evaluate("val_batch", batch, least=2)
+                self._update("val_batch", batch)
 
     def on_validation_epoch_end(self) -> None:
-        # Processes are alike in it: the first batch of each is a whole one.
-        if (
-            self._batch_dependent
-            and not getattr(self, f"val_batch_{self.metrics[0]}").update_called
-        ):
+        if not self._batch_dependent:
+            return
+        metrics = {f"val_batch_{name}": getattr(self, f"val_batch_{name}") for name in self.metrics}
+        measured = any(metric.update_called for metric in metrics.values())
+        # A process whose own batches are all too small takes part in the exchange of the others.
+        found = torch.tensor(int(measured), device=self.device)
+        if self.trainer.strategy.reduce(found, reduce_op="max"):
+            self.log_dict(metrics)
+        else:
             rank_zero_warn(
                 "no validation batch has 2 examples, so there are no batch statistics and "
-                "val_batch_* are NaN: raise eval_batch_size (--data.eval_batch_size)"
+                "val_batch_* are not measured: raise eval_batch_size (--data.eval_batch_size)"
             )
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
@@ -146,13 +150,13 @@ class Classifier(ZooModule):
         for name in self.metrics:
             setattr(self, f"{stage}_{name}", MeanMetric().set_dtype(torch.float64))
 
-    def _evaluate(self, stage: str, batch: Batch, least: int = 1) -> None:
-        """Measures a batch, unless it has fewer examples than that."""
-        examples = len(batch[1])
-        values = self.per_example(batch) if examples >= least else {}
+    def _evaluate(self, stage: str, batch: Batch) -> None:
+        """Measures a batch and logs what is measured."""
+        self._update(stage, batch)
         for name in self.metrics:
             metric = getattr(self, f"{stage}_{name}")
-            if values:
-                metric.update(values[name])
-            # In any case: processes whose batches are all too small take part in the exchange.
-            self.log(f"{stage}_{name}", metric, prog_bar=stage == "val", batch_size=examples)
+            self.log(f"{stage}_{name}", metric, prog_bar=stage == "val", batch_size=len(batch[1]))
+
+    def _update(self, stage: str, batch: Batch) -> None:
+        for name, values in self.per_example(batch).items():
+            getattr(self, f"{stage}_{name}").update(values)

@@ -17,7 +17,7 @@ from ln_zoo.export import Form, Part, Path, map_path, paths, text_path
 from ln_zoo.layers import GRU, orthogonal_
 from ln_zoo.metrics import Retrieval
 from ln_zoo.models.base import ZooModule
-from ln_zoo.models.checks import check_positive, check_sizes, check_words
+from ln_zoo.models.checks import check_positive, check_sizes, check_vocabulary, check_words
 from ln_zoo.models.legacy_adam import AdamBiasCorrection, adam
 from ln_zoo.models.order_penalty import order_violation
 from ln_zoo.norms import LayerNorm, Norm, from_config
@@ -78,7 +78,8 @@ class OrderEmbedding(ZooModule):
         margin: of the hinges; default: 0.05, and 0.2 for ``"cosine"``.
         negatives: ``"sum"`` over all others of the batch, or the ``"hardest"`` of them alone.
         loss_reduction: ``"sum"`` over the pairs of a batch, or their ``"mean"``. As gradients are
-            clipped, this changes training.
+            clipped, this changes training. Of several processes each takes negatives from its own
+            batch alone; the sum is over all their batches.
         word_dropout: probability with which a word is read as unknown in training, so that the
             vector of unknown words is trained.
         lr: learning rate.
@@ -318,19 +319,16 @@ class OrderEmbedding(ZooModule):
         return total if self.loss_reduction == "sum" else total / len(e)
 
     def setup(self, stage: str) -> None:
-        words = getattr(self.trainer.datamodule, "vocabulary", None)  # type: ignore[attr-defined]
-        if words is not None and list(words) != list(self.vocabulary):
-            raise ValueError(
-                f"the model has a vocabulary of {len(self.vocabulary):,} words, and "
-                f"{type(self.trainer.datamodule).__name__} numbers {len(words):,} in its own way: "  # type: ignore[attr-defined]
-                "give one the vocabulary of the other (vocabulary=)"
-            )
+        check_vocabulary(self.vocabulary, self.trainer)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         captions, images = self(batch)
         loss = self.loss(captions, images)
-        self.log("train_loss", loss, prog_bar=True, batch_size=len(images))
-        return loss
+        self.log("train_loss", loss.detach(), prog_bar=True, batch_size=len(images))
+        if self.loss_reduction == "mean":
+            return loss
+        # Several processes average their gradients.
+        return loss * self.trainer.world_size
 
     def configure_gradient_clipping(
         self,

@@ -19,8 +19,8 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_sequenc
 from ln_zoo.export import Form, Part, Path, text_path
 from ln_zoo.layers import GRU, orthogonal_
 from ln_zoo.metrics import Ratio
-from ln_zoo.models.base import ZooModule
-from ln_zoo.models.checks import check_positive, check_sizes, check_words
+from ln_zoo.models.base import ZooModule, evaluation_mode
+from ln_zoo.models.checks import check_positive, check_sizes, check_vocabulary, check_words
 from ln_zoo.models.legacy_adam import AdamBiasCorrection, adam
 from ln_zoo.models.word_softmax import SoftmaxName, word_softmax
 from ln_zoo.models.word_vectors import Expansion, expand
@@ -329,6 +329,9 @@ class SkipThought(ZooModule):
 
     # Training
 
+    def setup(self, stage: str) -> None:
+        check_vocabulary(self.vocabulary, self.trainer)
+
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         total, count = self._loss(batch)
         examples = len(batch[0][1])
@@ -426,10 +429,8 @@ class SkipThought(ZooModule):
             )
         vectors = np.zeros((len(numbers), self.hidden_size), np.float32)
         order = sorted(range(len(numbers)), key=lambda i: len(numbers[i]))
-        training = self.training
-        self.eval()
-        try:
-            steps = range(0, len(order), batch_size)
+        steps = range(0, len(order), batch_size)
+        with evaluation_mode(self):
             for begin in track(steps, "encoding", disable=not progress):
                 rows = order[begin : begin + batch_size]
                 tokens = [torch.tensor(numbers[i]) for i in rows]
@@ -437,8 +438,6 @@ class SkipThought(ZooModule):
                 read = self._vectors(pad_sequence(tokens, True, EOS).to(self.device))
                 states = self._read(read, lengths).float()
                 vectors[rows] = (F.normalize(states) if normalize else states).cpu().numpy()
-        finally:
-            self.train(training)
         return vectors
 
     def expand_vocabulary(self, path: str | os.PathLike[str]) -> int:

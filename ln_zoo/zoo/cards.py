@@ -25,6 +25,7 @@ from torch import Tensor
 
 from ln_zoo._version import __version__
 from ln_zoo.checkpoints import check_whole
+from ln_zoo.files import write_whole
 from ln_zoo.models.base import ZooModule
 from ln_zoo.norms import from_config
 from ln_zoo.training_runs import Run, in_words, read_runs
@@ -367,14 +368,10 @@ def refresh(
 
 
 def _replace(path: Path, text: str) -> None:
-    draft = path.with_name(f".{path.name}-{os.getpid()}")
     try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
+        write_whole(path, text)
     except OSError as error:
         raise CardError(f"{path} cannot be written: {error}") from error
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def render_card(folder: str | os.PathLike[str]) -> str:

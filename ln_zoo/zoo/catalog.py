@@ -19,7 +19,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -114,11 +114,18 @@ class Card:
         folder: where the card lies.
         config: content of ``config.json``.
         results: content of ``results.json``.
+        weights_folder: where the weights lie, if not there: those that the wheel leaves out.
     """
 
     folder: Path
     config: dict[str, Any]
     results: dict[str, Any]
+    weights_folder: Path | None = field(default=None, compare=False)
+
+    def path(self, name: str) -> Path:
+        """Where one of the card's files lies."""
+        elsewhere = self.weights_folder if name == WEIGHTS else None
+        return (elsewhere or self.folder) / name
 
     @property
     def name(self) -> str:
@@ -254,7 +261,7 @@ def verified_bytes(card: Card, name: str) -> bytes:
     Raises:
         CardError: if the file is missing or differs; it names the file, both digests and a remedy.
     """
-    path = card.folder / name
+    path = card.path(name)
     expected = card.config["files"][name]
     remedy = (
         f"the file is damaged or belongs to another card: fetch {path.parent} again, "

@@ -200,8 +200,8 @@ def page(folder: str = "") -> str:
         "there is one seed.",
         "*Faster* compares the updates needed to reach the best value of the baseline. If no seed "
         "reaches it, the claim does not hold; if only some do, it is undecided. Where several "
-        "settings were run, each method is taken at its best by validation; a *lead* is a mean over "
-        "them.",
+        "settings were run, each method is taken at its best by validation; a *lead* is a mean "
+        "over them.",
         "*Comparable* values differ by less than a margin, which the rule gives. Such a claim "
         "holds if the interval lies within the margin, and does not if it lies outside.",
         "*Paper* means the paper's size, *reduced* a smaller one.",

@@ -81,7 +81,8 @@ def load(
     for name in card.config["files"]:
         if name != catalog.WEIGHTS:
             catalog.verified_bytes(card, name)
-    state = read_weights(card, cache_dir)
+    card = with_weights(card, cache_dir)
+    state = read_weights(card)
     # A model is built with random weights first: that must not move the user's random numbers.
     with torch.random.fork_rng(devices=[]):
         _check_size(card, state, norm, model)
@@ -95,30 +96,35 @@ def load(
     return built.eval()
 
 
-def read_weights(card: Card, cache_dir: str | Path | None = None) -> dict[str, Tensor]:
+def read_weights(card: Card) -> dict[str, Tensor]:
     """The weights of a card by name, their size and sha256 checked.
-
-    Raises:
-        CardError: if they are missing, damaged or others.
-    """
-    try:
-        return safetensors.torch.load(_weights(card, cache_dir))
-    except safetensors.SafetensorError as error:
-        raise CardError(
-            f"{card.folder / catalog.WEIGHTS} is not a safetensors file: {error}"
-        ) from error
-
-
-def _weights(card: Card, cache_dir: str | Path | None) -> bytes:
-    """The weights of a card; those that the wheel leaves out are fetched from the hub.
 
     Size and sha256 are those of the card here, wherever the weights come from.
 
     Raises:
         CardError: if they are missing, damaged or others.
     """
-    if (card.folder / catalog.WEIGHTS).is_file() or not catalog.is_shipped(card):
-        return catalog.verified_bytes(card, catalog.WEIGHTS)
+    card = with_weights(card)
+    try:
+        return safetensors.torch.load(catalog.verified_bytes(card, catalog.WEIGHTS))
+    except safetensors.SafetensorError as error:
+        raise CardError(
+            f"{card.path(catalog.WEIGHTS)} is not a safetensors file: {error}"
+        ) from error
+
+
+def with_weights(card: Card, cache_dir: str | Path | None = None) -> Card:
+    """The card with the place of its weights; those that the wheel leaves out are fetched.
+
+    Args:
+        card: of a model; nothing is done if it has its weights, or their place.
+        cache_dir: where hub files are kept; default: the hub's own cache.
+
+    Raises:
+        CardError: if they are to be fetched and cannot be.
+    """
+    if card.path(catalog.WEIGHTS).is_file() or not catalog.is_shipped(card):
+        return card
     size = card.config["files"][catalog.WEIGHTS]["size"]
     account = os.environ.get(hub.ACCOUNT_VARIABLE)
     if not account:
@@ -128,7 +134,7 @@ def _weights(card: Card, cache_dir: str | Path | None) -> bytes:
             f"{hub.ACCOUNT_VARIABLE} to a hub account that has {card.name}"
         )
     folder = hub.download(f"{account}/{card.name}", cache_dir=cache_dir)
-    return catalog.verified_bytes(replace(card, folder=folder), catalog.WEIGHTS)
+    return replace(card, weights_folder=folder)
 
 
 def _with_head(trained: ZooModule, card: Card, num_classes: int) -> ZooModule:

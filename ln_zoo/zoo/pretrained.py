@@ -9,12 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-import safetensors.torch
 import torch
 
 from ln_zoo.models.base import ZooModule
 from ln_zoo.norms import from_config
-from ln_zoo.training_runs import UNKNOWN
+from ln_zoo.training_runs import UNKNOWN, facts_of
 from ln_zoo.zoo import cards, catalog, loading, publishing, registry
 from ln_zoo.zoo.catalog import Card, CardError
 
@@ -44,7 +43,7 @@ def load_as(
         )
     if not abstract and (ours is None or issubclass(cls, ours)):
         options.setdefault("model", cls)
-    model = loading.load(card.folder, **options)
+    model = loading.load(card.folder, cache_dir=cache_dir, **options)
     assert isinstance(model, cls)
     return model
 
@@ -82,8 +81,7 @@ def save(
     if isinstance(data, Mapping):
         described = {"dataset": "unknown data", **data}
     else:
-        unknown = "unknown data" if data is None else type(data).__name__
-        described = dict(getattr(data, "facts", {"dataset": unknown}))
+        described = {"dataset": "unknown data"} if data is None else facts_of(data)
     kept = {} if origin is None else origin.preprocessing
     runs = model.training_runs
     if origin is not None and runs == origin.training_runs and not _is_that(model, origin):
@@ -140,7 +138,7 @@ def _is_that(model: ZooModule, card: Card) -> bool:
         if (encoded["class"], known) != (norm["class"], norm["init_args"]):
             return False
     state = model.state_dict()
-    stored = safetensors.torch.load(catalog.verified_bytes(card, catalog.WEIGHTS))
+    stored = loading.read_weights(card)
     return state.keys() == stored.keys() and all(
         value.shape == stored[key].shape and torch.equal(value.cpu(), stored[key].to(value.dtype))
         for key, value in state.items()

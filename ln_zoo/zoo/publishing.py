@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from huggingface_hub import HfApi
+from huggingface_hub import CommitOperationAdd, HfApi
 
 from ln_zoo.models.base import ZooModule
 from ln_zoo.norms import Norm
@@ -66,7 +66,7 @@ def publish(
             "the facts of the card"
         )
     names = sorted({*catalog.CARD_FILES, *card.config["files"]})
-    files = {n: (card.folder / n).stat().st_size for n in names}
+    files = {name: card.path(name).stat().st_size for name in names}
     api = HfApi(token=token)
     if dry_run:
         return Publication(f"{api.endpoint}/{repo_id}", files, None)
@@ -74,10 +74,10 @@ def publish(
         api.create_repo(repo_id, private=private, exist_ok=True)
         if revision is not None:
             api.create_branch(repo_id, branch=revision, exist_ok=True)
-        commit = api.upload_folder(
+        commit = api.create_commit(
             repo_id=repo_id,
-            folder_path=card.folder,
-            allow_patterns=names,
+            # One by one: the weights may lie in another folder.
+            operations=[CommitOperationAdd(name, card.path(name)) for name in names],
             revision=revision,
             commit_message=f"{card.name}, written by ln_zoo",
         )

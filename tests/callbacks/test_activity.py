@@ -126,6 +126,15 @@ def test_all_examples_in_evaluation_mode(tmp_path: Path, norm: Norm, command: st
     assert hooks(model) == 0
 
 
+def test_a_dry_run_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    data, watch = Digits(val_size=20, eval_batch_size=10), ActivityByPosition()
+    trainer(tmp_path, watch, fast_dev_run=True).test(small(LayerNorm()), data, verbose=False)
+    assert watch.activities
+    assert watch.written is None
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_shares_of_several_processes_are_those_of_one() -> None:
     """However unevenly they are dealt out."""
     outputs = torch.randn(7, 3, 4, 5)

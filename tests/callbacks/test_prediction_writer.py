@@ -57,6 +57,36 @@ def test_no_index_where_lightning_knows_none(tmp_path: Path) -> None:
     assert "index" not in lines[0]
 
 
+class Failing(Twice):
+    """Fails at its second batch."""
+
+    def predict_step(self, batch, batch_idx):
+        if batch_idx == 1:
+            raise RuntimeError("no more")
+        return super().predict_step(batch, batch_idx)
+
+
+def test_after_an_error_the_former_predictions_are_there(tmp_path: Path) -> None:
+    loader = DataLoader(TensorDataset(torch.arange(5.0)), batch_size=2)
+    before = predict(Twice(), loader, tmp_path)
+    with pytest.raises(RuntimeError, match="no more"):
+        predict(Failing(), loader, tmp_path)
+    (path,) = (tmp_path / "out").iterdir()
+    assert [json.loads(line) for line in path.read_text().splitlines()] == before
+
+
+def test_a_dry_run_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    writer = PredictionWriter()
+    Trainer(fast_dev_run=True, accelerator="cpu", callbacks=writer).predict(
+        Twice(), DataLoader(TensorDataset(torch.arange(5.0)))
+    )
+    assert writer.written is None
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_anything_but_a_dict_is_refused(tmp_path: Path) -> None:
     loader = DataLoader(TensorDataset(torch.arange(5.0)), batch_size=2)
     with pytest.raises(TypeError, match="predict_step of Bare must return a dict of tensors"):

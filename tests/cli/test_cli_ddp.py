@@ -57,8 +57,10 @@ COMMANDS = {
         "--trainer.callbacks+=DataDependentInit", "--trainer.callbacks.batch_size=20",
         "--trainer.callbacks+=witness.Witness",
     ],
+    # Without Adam, which would not notice a sum of one process in place of both.
     "scenes": [
-        "fit", "--model=OrderEmbedding", "--model.embedding_features=6",
+        "fit", "--model=OrderEmbedding", "--model.embedding_features=6", "--optimizer=SGD",
+        "--optimizer.lr=1e-2", "--model.clip=none",
         "--model.hidden_size=8", "--model.fold_size=6", "--data=SyntheticScenes",
         "--data.image_features=9", *SMALL_SETS, *QUIET, "--test_after_fit=true",
     ],
@@ -67,7 +69,7 @@ COMMANDS = {
         "--model.lr=0.01", "--trainer.gradient_clip_val=1", "--data=SyntheticClozeQA",
         *SMALL_SETS, *QUIET, "--test_after_fit=true",
     ],
-    # Without Adam, which would not notice a sum of one process in place of both.
+    # Likewise.
     "sentences": [
         "fit", "--model=SkipThought", "--model.hidden_size=6", "--model.embedding_features=4",
         "--optimizer=SGD", "--optimizer.lr=1e-3", "--data=SyntheticBooks", "--data.books=6",
@@ -78,6 +80,7 @@ COMMANDS = {
 }  # fmt: skip
 #: What one process needs to train on two batches as two processes train on one each.
 ACCUMULATED = {
+    "scenes": ("--trainer.accumulate_grad_batches=2", "--optimizer.lr=2e-2"),
     "sentences": (
         "--trainer.accumulate_grad_batches=2", "--trainer.limit_train_batches=6",
         "--optimizer.lr=2e-3",  # the sum over both batches, of which gradients are the mean

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from cli_support import QUIET, SMALL, load, run, script
+from lightning.pytorch import Trainer
+from lightning.pytorch.plugins.environments import SLURMEnvironment
 
 from ln_zoo.cli import outputs, signals, stored
 
@@ -102,6 +104,21 @@ def test_a_signal_ends_in_one_line(mishap: Path, number: int, code: int, name: s
     done = run("test", "--ckpt_path", last, *DATA, *QUIET, *more)
     assert done.code == code
     assert done.err.splitlines()[-1] == f"ln-zoo test: stopped by {name}"
+
+
+def test_lightning_requeues_no_job_of_slurm(here: Path) -> None:
+    """Its handler saves within the handler, where processes may be at different updates."""
+    trainer = Trainer(
+        accelerator="cpu", devices=1, logger=False, enable_checkpointing=False,
+        plugins=[SLURMEnvironment(auto_requeue=True)],
+    )  # fmt: skip
+    signals.prepare(trainer)
+    connector = trainer._signal_connector
+    connector.register_signal_handlers()
+    try:
+        assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
+    finally:
+        connector.teardown()
 
 
 def test_a_process_that_is_lost() -> None:

@@ -67,6 +67,13 @@ def test_words_from_elsewhere(trained: tuple[SkipThought, SkipThought]) -> None:
     Path("vectors.txt").write_text("\n".join(lines))
     expand = ["--trainer.callbacks=VocabularyExpansion", "--trainer.callbacks.path=vectors.txt"]
     found, plain = predict(*expand), predict()
+    # Lightning restores a checkpoint's weights late: the map must be to those.
+    from_checkpoint = ("--data=SentenceFile", "--data.path=text.txt", "--data.batch_size=2")
+    done = run("predict", "--ckpt_path", checkpoint("one"), *from_checkpoint, *QUIET, *expand)
+    assert done.code == 0, done.err
+    assert "1 words beyond the model's vocabulary" in done.err + done.out
+    (line,) = [text for text in done.out.splitlines() if text.startswith("predictions: ")]
+    assert np.array_equal(np.load(line.removeprefix("predictions: ")), found)
     one.expand_vocabulary("vectors.txt")
     try:
         assert np.allclose(found, one.encode(TEXTS), atol=1e-6)

@@ -123,7 +123,7 @@ def test_runs_from_weights_are_tested_and_resumed(here: Path) -> None:
     # Lightning would warn of files that it never replaces here.
     assert "is not empty" not in first.err
     assert "dirpath has changed" not in first.err
-    tested = here / "s/layer/seed_0/test/test_results.json"
+    tested = here / "s/layer/seed_0/sweep_test/test_results.json"
     runs = json.loads(tested.read_text())["training_runs"]
     assert [run["epochs"] for run in runs] == [15, 1]
     # Its table lost, it goes on from its checkpoint, of which nothing is left to train.

@@ -19,7 +19,7 @@ import pytest
 from ln_zoo.cli.sweep import main, processes, worker
 from ln_zoo.cli.sweep.grid import Grid, SweepError, write_grid
 from ln_zoo.cli.sweep.processes import Processes, Progress, Watcher
-from ln_zoo.cli.sweep.state import FAILED, FINISHED, place_of, state_of
+from ln_zoo.cli.sweep.state import FAILED, FINISHED, TEST_FOLDER, place_of, state_of
 
 GRID = Grid(configs=["c.yaml"], norms=["a.yaml", "b.yaml"], seeds=[0, 1], data_seed=False)
 
@@ -191,6 +191,17 @@ def test_a_result_that_was_cut_short_is_none(tmp_path: Path) -> None:
     assert state_of(tmp_path).kind == "waiting"
     (tmp_path / "test_results.json").write_text('{"metrics": {"error": NaN}}')
     assert state_of(tmp_path).kind == FAILED
+
+
+def test_a_test_of_the_user_is_none_of_the_sweep(tmp_path: Path) -> None:
+    """`ln-zoo test` with the config.yaml of an interrupted run writes to ``test`` within it."""
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints/last.ckpt").touch()
+    for name in ("test", TEST_FOLDER):
+        assert state_of(tmp_path).kind == "begun"
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "test_results.json").write_text('{"metrics": {"error": 0.5}}')
+    assert state_of(tmp_path).kind == FINISHED
 
 
 def test_runs_that_cannot_be(tmp_path: Path) -> None:

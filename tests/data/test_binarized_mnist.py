@@ -422,6 +422,11 @@ def test_no_two_binarizations_go_by_one_name() -> None:
 # Other binarizations
 
 
+def test_binarizations_of_other_images_have_another_name(mnist: Path) -> None:
+    data = ready(mnist, binarization="threshold", **GREY)
+    assert data.facts["dataset"] == "binarized_mnist-threshold-unpublished"
+
+
 def grey_of(root: Path, name: str) -> torch.Tensor:
     """MNIST's grey levels as `MNIST` reads them."""
     return MNIST(str(root), **GREY).read()[name][0]

@@ -426,6 +426,21 @@ def test_an_answer_is_an_entity_of_the_passage() -> None:
             model.answer(passage, query)
 
 
+def test_an_answer_is_that_of_evaluation_in_training_too() -> None:
+    model = small(dropout=0.5).train()
+    model.query_reader.eval()
+    given = "@entity1 said @entity3 sings .", "@placeholder sings"
+    answers = {model.answer(*given) for _ in range(40)}
+    assert (model.training, model.query_reader.training) == (True, False)
+    assert answers == {model.eval().answer(*given)}
+
+
+def test_data_with_other_words_are_refused() -> None:
+    model = AttentiveReader([*data().vocabulary, "another"], 4)
+    with pytest.raises(ValueError, match=r"numbers .* in its own way: give one the vocabulary"):
+        trainer(max_steps=1).fit(model, datamodule=data())
+
+
 def test_predictions_are_words() -> None:
     model, (inputs, answers) = small(), make_batch()
     found = model.predict_step((inputs, answers), 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -335,6 +336,19 @@ def test_it_learns_scenes(norm: Norm, in_tmp: Path) -> None:
         tested["test_image_sum"] + tested["test_caption_sum"]
     )
     assert tested["test_image_r10"] > 30
+
+
+@pytest.mark.parametrize(("reduction", "scale"), [("sum", 3), ("mean", 1)])
+def test_a_sum_stays_one_where_processes_average(reduction: Any, scale: int) -> None:
+    model = small(loss_reduction=reduction).float()
+    model.trainer = SimpleNamespace(world_size=3)  # type: ignore[assignment]
+    logged = {}
+    model.log = lambda name, value, **_: logged.update({name: float(value)})  # type: ignore[method-assign, assignment]
+    captions, lengths = model.encode_words([["a"], ["dog", "a"], ["a", "a"]])
+    batch = images(dtype=torch.float32), captions, lengths, torch.arange(3)
+    loss = model.loss(*model(batch)).item()
+    assert model.training_step(batch, 0).item() == pytest.approx(scale * loss)
+    assert logged["train_loss"] == pytest.approx(loss)
 
 
 def test_it_trains_with_batch_statistics(in_tmp: Path) -> None:

@@ -392,6 +392,12 @@ def test_a_resumed_run_is_one_that_was_never_interrupted(tmp_path: Path) -> None
     assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
 
 
+def test_data_with_other_words_are_refused() -> None:
+    data = SyntheticBooks(books=5, paragraphs=3, batch_size=4)
+    with pytest.raises(ValueError, match="vocabulary of 28 words, and SyntheticBooks numbers"):
+        Trainer(max_steps=1, **QUIET).fit(small(), data)  # type: ignore[arg-type]
+
+
 QUIET = {
     "logger": False, "enable_checkpointing": False, "enable_progress_bar": False,
     "enable_model_summary": False, "accelerator": "cpu",

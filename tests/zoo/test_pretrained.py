@@ -54,6 +54,14 @@ class Slower(MLPClassifier):
         return torch.optim.SGD(self.parameters(), lr=self.lr)
 
 
+class NamelessDigits(Digits):
+    """Data that do not say what they are called."""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"seed": self.seed}
+
+
 def quiet_trainer(**options: Any) -> Trainer:
     return Trainer(
         accelerator="cpu",
@@ -156,6 +164,10 @@ def test_what_was_measured_goes_into_the_card(tmp_path: Path) -> None:
         "steps": 1, "commands": [],
     }  # fmt: skip
     assert load(folder, revision="1").card.version == "1"
+    # A data module that does not say its name has that of its class, as in `ln-zoo test`.
+    mine = NamelessDigits(batch_size=200, train_size=200)
+    nameless = model.save_pretrained(tmp_path / "nameless", metrics={"f1": 0.5}, data=mine)
+    assert catalog.read_card(nameless).datasets == ["NamelessDigits"]
     # Facts in plain words do as well.
     plain = model.save_pretrained(tmp_path / "plain", metrics={"f1": 0.5}, data={"dataset": "own"})
     assert catalog.read_card(plain).datasets == ["own"]

@@ -162,7 +162,21 @@ def test_weights_that_the_wheel_leaves_out_come_from_the_hub(
     with pytest.raises(CardError, match="do not come with the installed package: put its card"):
         load(folder.name)
     monkeypatch.setenv("LN_ZOO_HUB", "somebody")
-    assert load(folder.name).card.folder == folder
+    cache = tmp_path / "cache"
+    model = load(folder.name, cache_dir=cache)
+    assert model.card.folder == folder
+    assert cache in model.card.path("model.safetensors").parents
+    # Unchanged it keeps its card. It is not fetched a second time.
+    asked = len(stub_hub.requests)
+    saved = (
+        type(model)
+        .from_pretrained(folder.name, cache_dir=cache)
+        .save_pretrained(tmp_path / "saved" / folder.name)
+    )
+    assert (saved / "results.json").read_bytes() == (folder / "results.json").read_bytes()
+    assert not [r for r in stub_hub.requests[asked:] if "resolve" in r and "safetensors" in r]
+    sent = publish(folder.name, "someone/again")
+    assert stub_hub.commits[sent.commit] == {n: (saved / n).read_bytes() for n in CARD_FILES}
     monkeypatch.setenv("LN_ZOO_HUB", "stranger")
     with pytest.raises(CardError, match=r"has sha256 .* config.json says"):
         load(folder.name)

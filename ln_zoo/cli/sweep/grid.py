@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ln_zoo.cli.names import nearest
+from ln_zoo.files import write_whole
 
 MANIFEST = "sweep.json"
 #: Options that a sweep sets itself, and what sets them there.
@@ -258,7 +258,7 @@ def read_grid(folder: Path) -> Grid | None:
 def write_grid(grid: Grid, folder: Path) -> None:
     """Writes the file of a grid, whole or not at all."""
     content = {"format_version": 1} | asdict(grid)
-    write_atomically(folder / MANIFEST, json.dumps(content, indent=2) + "\n")
+    write_whole(folder / MANIFEST, json.dumps(content, indent=2) + "\n")
 
 
 def check_extends(new: Grid, old: Grid, folder: Path) -> None:
@@ -288,24 +288,6 @@ def check_extends(new: Grid, old: Grid, folder: Path) -> None:
             f"{folder} holds another sweep ({'; '.join(differing)}): choose another --out. More "
             "norms, seeds and values may be added to it"
         )
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Writes a file so that after a kill or a power failure it is whole: the old one or the new.
-
-    Raises:
-        OSError: if it cannot be written; the old one is untouched.
-    """
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
 
 
 def _assignments(settings: Mapping[str, str]) -> Iterator[str]:

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ln_zoo.cli import compare
-from ln_zoo.cli.sweep.grid import Grid, Run, SweepError, norm_name, write_atomically
+from ln_zoo.cli.sweep.grid import Grid, Run, SweepError, norm_name
 from ln_zoo.cli.sweep.state import FAILED, FINISHED, State, metrics_of, state_of
 from ln_zoo.cli.sweep.statistics import Difference, Spread, paired
+from ln_zoo.files import write_whole
 from ln_zoo.zoo.reported import metric_unit
 
 #: What skip-thoughts are judged by besides, as in the paper's Figure 3.
@@ -335,9 +336,9 @@ class Report:
             compare.draw(curves, self.metrics, folder / f"{name}.png", x=x, band=True)
             compare.write_csv(curves, self.metrics, folder / f"{name}.csv", x)
         for name, rows in self._tables().items():
-            write_atomically(folder / f"{name}.csv", _csv(rows))
+            write_whole(folder / f"{name}.csv", _csv(rows))
         text = self._markdown(pictures)
-        write_atomically(folder / "report.md", text)
+        write_whole(folder / "report.md", text)
         return text
 
     def _tables(self) -> dict[str, list[list[Any]]]:

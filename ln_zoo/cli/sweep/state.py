@@ -9,12 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ln_zoo.cli.sweep.grid import write_atomically
+from ln_zoo.files import write_whole
 
 #: Files in the folder of a run, beside what `fit` writes.
 LOG = "log.txt"
 FAILURE = "failure.json"
 LOCK = ".lock"
+#: Folder within that of a run for the log of ``--test best``. A user's own ``ln-zoo test`` with the
+#: run's ``config.yaml`` writes to ``test``, and must not be taken for it.
+TEST_FOLDER = "sweep_test"
 
 #: States of a run.
 FINISHED, FAILED, BEGUN, WAITING = "finished", "failed", "begun", "waiting"
@@ -41,8 +44,8 @@ class State:
 
 
 def state_of(folder: Path) -> State:
-    """The state of a run, by what lies in its folder."""
-    for path in (folder / "test_results.json", folder / "test" / "test_results.json"):
+    """The state of a run, by what the sweep itself has written to its folder."""
+    for path in (folder / "test_results.json", folder / TEST_FOLDER / "test_results.json"):
         results = _read(path)
         if results is not None and isinstance(results.get("metrics"), dict):
             # Cut short, it would be no JSON.
@@ -73,7 +76,7 @@ def write_failure(folder: Path, error: str) -> None:
     """Notes why a run failed; where the disk is full, that is lost."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / FAILURE, json.dumps({"error": error}) + "\n")
+        write_whole(folder / FAILURE, json.dumps({"error": error}) + "\n")
     except OSError:
         pass
 

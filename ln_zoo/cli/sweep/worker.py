@@ -20,6 +20,7 @@ from ln_zoo.cli.sweep.state import (
     FAILURE,
     FINISHED,
     LOCK,
+    TEST_FOLDER,
     checkpoint_of,
     state_of,
     write_failure,
@@ -103,7 +104,7 @@ def _trained(grid: Grid, run: Run, out: Path) -> tuple[int, str]:
             if code == 0 and grid.test == "best":
                 best = _best(out / run.name)
                 # In a folder of its own: Lightning's logger would delete the curves.
-                test = ["test", *common, f"--trainer.logger.version={seed}/test"]
+                test = ["test", *common, f"--trainer.logger.version={seed}/{TEST_FOLDER}"]
                 code = main([*test, *_from_checkpoint(best)])
         except Exception as error:
             write_failure(out / run.name, f"{type(error).__name__}: {error}".splitlines()[0])
