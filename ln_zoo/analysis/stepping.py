@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Literal
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ln_zoo.layers import RecurrentLayer
 from ln_zoo.layers.cells import as_states, sites_by_role
 from ln_zoo.norms import batch_statistics
+from ln_zoo.norms.modes import evaluation_mode
 from ln_zoo.ops import Cell, States, scan
 from ln_zoo.ops.cells import Step
 
@@ -186,14 +187,6 @@ def measuring(module: nn.Module, statistics: Statistics) -> Iterator[None]:
     """
     if statistics not in ("batch", "kept"):
         raise ValueError(f"statistics must be 'batch' or 'kept', got {statistics!r}")
-    modes = {m: m.training for m in module.modules()}
-    module.eval()
-    try:
-        if statistics == "batch":
-            with batch_statistics(module):
-                yield
-        else:
-            yield
-    finally:
-        for m, mode in modes.items():
-            m.training = mode
+    normalising = batch_statistics(module) if statistics == "batch" else nullcontext()
+    with evaluation_mode(module), normalising:
+        yield

@@ -14,6 +14,7 @@ from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
 
 from ln_zoo.norms import batch_statistics
+from ln_zoo.norms.modes import evaluation_mode
 
 
 def data_module(trainer: Trainer, callback: Callback, *loaders: str) -> Any:
@@ -57,18 +58,14 @@ def evaluating(module: LightningModule) -> Iterator[None]:
     running statistics of the last training batch are each process's own.
     """
     begin = now(module)
-    modes = {m: m.training for m in module.modules()}
     if module.trainer.world_size > 1:
         for buffer in module.buffers():
             torch.distributed.broadcast(buffer, src=0)
-    module.eval()
     cards = [module.device.index] if module.device.type == "cuda" else []
     try:
-        with torch.random.fork_rng(devices=cards), torch.no_grad():
+        with torch.random.fork_rng(devices=cards), torch.no_grad(), evaluation_mode(module):
             yield
     finally:
-        for m, mode in modes.items():
-            m.training = mode
         _ASIDE[module] = seconds_aside(module) + now(module) - begin
 
 

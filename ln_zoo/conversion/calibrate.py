@@ -28,6 +28,7 @@ from ln_zoo.norms import (
     keeps_statistics,
     population_statistics,
 )
+from ln_zoo.norms.modes import evaluation_mode
 
 #: Steps of gradient descent on the output of a recurrent layer, and their size.
 _STEPS, _RATE = 30, 0.02
@@ -78,16 +79,11 @@ def runner(batch: Any) -> Callable[[nn.Module], Any]:
 @contextmanager
 def measuring(model: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients; modes and random number generators are put back."""
-    modes = {module: module.training for module in model.modules()}
     cards = {t.get_device() for t in (*model.parameters(), *model.buffers()) if t.is_cuda}
-    with torch.random.fork_rng(devices=sorted(cards)), torch.no_grad():
+    forked = torch.random.fork_rng(devices=sorted(cards))
+    with forked, torch.no_grad(), evaluation_mode(model):
         torch.manual_seed(0)  # A model that draws noise draws the same each time.
-        model.eval()
-        try:
-            yield
-        finally:
-            for module, mode in modes.items():
-                module.training = mode
+        yield
 
 
 def record(

@@ -14,6 +14,7 @@ from ln_zoo.layers.conv import Conv2d
 from ln_zoo.layers.linear import Linear
 from ln_zoo.layers.rnn import RecurrentLayer
 from ln_zoo.norms import batch_statistics
+from ln_zoo.norms.modes import evaluation_mode
 
 #: Rounding of sums, in units of the precision they are summed in.
 _ROUNDING = 16
@@ -184,7 +185,6 @@ def data_dependent_init(model: nn.Module, batch: Any) -> list[str]:
         )
     values = [value for layer in layers.values() for value in (scale_of(layer), layer.bias)]
     former = [(value, value.clone()) for value in values if value is not None]
-    modes = {module: module.training for module in model.modules()}
     done: list[str] = []
 
     def first_use(
@@ -199,8 +199,7 @@ def data_dependent_init(model: nn.Module, batch: Any) -> list[str]:
         for name, layer in layers.items()
     }
     try:
-        model.eval()
-        with batch_statistics(model):
+        with evaluation_mode(model), batch_statistics(model):
             if isinstance(batch, tuple | list):
                 model(*batch)
             else:
@@ -212,8 +211,6 @@ def data_dependent_init(model: nn.Module, batch: Any) -> list[str]:
     finally:
         for handle in handles.values():
             handle.remove()
-        for module, mode in modes.items():
-            module.training = mode
     return done
 
 

@@ -15,10 +15,10 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from ln_zoo.export import Form, Part, Parts, Path, paths
 from ln_zoo.export.paths import Tensors, no_step_form
 from ln_zoo.layers import LSTM, Linear, orthogonal_
-from ln_zoo.models.base import evaluation_mode
 from ln_zoo.models.checks import check_sizes, check_vocabulary
 from ln_zoo.models.classifier import Classifier
 from ln_zoo.norms import LayerNorm, Norm, from_config
+from ln_zoo.norms.modes import evaluation_mode
 from ln_zoo.vocabulary import Vocabulary
 
 Statistics = Literal["masked", "all"]

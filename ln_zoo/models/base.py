@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import STEP_OUTPUT, OptimizerLRScheduler
-from torch import Tensor, nn
+from torch import Tensor
 
 from ln_zoo.export import Part
 from ln_zoo.models.pretrained import Pretrained
@@ -208,27 +207,6 @@ def runs_of_checkpoint(checkpoint: Mapping[str, Any]) -> tuple[Run, ...]:
             known.
     """
     return RunCounter.restored(checkpoint.get(_RUNS)).runs(None)
-
-
-@contextlib.contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode; each module has its own mode again after, those of frozen parts too.
-
-    Example:
-        >>> model = nn.Sequential(nn.Dropout(), nn.Dropout().eval())
-        >>> with evaluation_mode(model):
-        ...     print([module.training for module in model])
-        [False, False]
-        >>> [module.training for module in model]
-        [True, False]
-    """
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
 
 
 def fused_on_cpu(module: LightningModule) -> dict[str, bool]:

@@ -19,12 +19,13 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_sequenc
 from ln_zoo.export import Form, Part, Path, text_path
 from ln_zoo.layers import GRU, orthogonal_
 from ln_zoo.metrics import Ratio
-from ln_zoo.models.base import ZooModule, evaluation_mode
+from ln_zoo.models.base import ZooModule
 from ln_zoo.models.checks import check_positive, check_sizes, check_vocabulary, check_words
 from ln_zoo.models.legacy_adam import AdamBiasCorrection, adam
 from ln_zoo.models.word_softmax import SoftmaxName, word_softmax
 from ln_zoo.models.word_vectors import Expansion, expand
 from ln_zoo.norms import LayerNorm, Norm, batch_dependent, from_config
+from ln_zoo.norms.modes import evaluation_mode
 from ln_zoo.vocabulary import EOS, UNK, Vocabulary
 
 Encoder = Literal["uni", "bi"]

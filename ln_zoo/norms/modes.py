@@ -1,0 +1,29 @@
+"""Training and evaluation mode of a module and all its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+
+@contextmanager
+def evaluation_mode(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode; each part has its own mode again after, frozen ones too.
+
+    Example:
+        >>> module = nn.Sequential(nn.Dropout(), nn.Dropout().eval())
+        >>> with evaluation_mode(module):
+        ...     print([part.training for part in module])
+        [False, False]
+        >>> [part.training for part in module]
+        [True, False]
+    """
+    modes = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
