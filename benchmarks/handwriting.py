@@ -101,16 +101,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     times = interleave(calls, arguments.rounds, arguments.seconds)
     size = ("steps", "batch", "hidden", "threads")
     given = [f"--{name}={getattr(arguments, name)}" for name in size]
-    peaks = {
-        name: memory.in_new_process(
+    peaks: dict[str, int] = {}
+    for name in calls if memory.AVAILABLE else ():
+        peaks[name] = memory.in_new_process(
             "benchmarks.handwriting", [*given, f"--peak={name}"], arguments.threads
         )
-        for name in calls
-    }
     sizes = {"T": arguments.steps, "N": arguments.batch, "H": arguments.hidden}
     found = [
         rows.row(arguments.threads, sizes, name, times[name], times[BASELINE])
-        | {"peak_ratio": peaks[name] / peaks[BASELINE] if peaks[BASELINE] else None}
+        | {"peak_ratio": peaks[name] / peaks[BASELINE] if peaks.get(BASELINE) else None}
         for name in times
     ]
     rows.report(found, sizes, arguments.csv, {"peak memory": ("peak_ratio", ".2f")})
