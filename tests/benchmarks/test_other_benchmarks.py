@@ -20,11 +20,14 @@ def rows_of(table: Path) -> list[dict[str, Any]]:
         return list(csv.DictReader(file))
 
 
-@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("available", [True, False])
 def test_handwriting_runs_and_writes_its_table(
-    known: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    available: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(memory, "AVAILABLE", known)
+    monkeypatch.setattr(memory, "AVAILABLE", available)
     peaks = iter((300, 200, 100))
     monkeypatch.setattr(memory, "in_new_process", lambda *_: next(peaks))
     table = tmp_path / "handwriting.csv"
@@ -32,7 +35,7 @@ def test_handwriting_runs_and_writes_its_table(
     assert handwriting.main([*sizes, f"--csv={table}"]) == 0
     found = rows_of(table)
     assert [row["contestant"] for row in found] == [*handwriting.NORMS, handwriting.BASELINE]
-    expected = ["3.0", "2.0", "1.0"] if known else [""] * 3
+    expected = ["3.0", "2.0", "1.0"] if available else [""] * 3
     assert [row["peak_ratio"] for row in found] == expected
     assert "training step, T 22, N 2, H 8" in capsys.readouterr().out
 

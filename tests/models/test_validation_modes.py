@@ -82,7 +82,7 @@ def test_batches_of_one_example_are_told(
     told = [str(w.message) for w in recwarn if "raise eval_batch_size" in str(w.message)]
     assert bool(told) is (norm == BatchNorm() and not measured)
     assert run.callback_metrics["val_nll"].isfinite()
-    # What is not there is no number that `ln-zoo validate` would take for a diverged training.
+    # If they were logged as NaN, `ln-zoo validate` would report that training diverged.
     assert ("val_batch_nll" in run.callback_metrics) is (norm == BatchNorm() and measured)
 
 
