@@ -312,7 +312,7 @@ class RecurrentLayer(nn.RNNBase):
             # Steps without examples, which torch allows at the end, are left out.
             active = batch_sizes if batch_sizes[-1] else batch_sizes[batch_sizes > 0]
             flags = None if reset is None else self._packed_reset(input, reset)
-            output, states = self._run_pieces(data, active, states, flags)
+            output, states = self._run_layers(data, active, states, flags)
             if back is not None:
                 states = tuple(s.index_select(1, back) for s in states)
             return PackedSequence(output, batch_sizes, order, back), states
@@ -326,9 +326,9 @@ class RecurrentLayer(nn.RNNBase):
         if input.dim() == 2:
             if states is not None:
                 states = tuple(s.unsqueeze(1) for s in states)
-            output, states = self._run_pieces(input.unsqueeze(1), None, states, flags)
+            output, states = self._run_layers(input.unsqueeze(1), None, states, flags)
             return output.squeeze(1), tuple(s.squeeze(1) for s in states)
-        output, states = self._run_pieces(
+        output, states = self._run_layers(
             input.transpose(0, 1) if self.batch_first else input, None, states, flags
         )
         return output.transpose(0, 1) if self.batch_first else output, states
@@ -341,11 +341,15 @@ class RecurrentLayer(nn.RNNBase):
                 f"{name}: reset must be packed, as the input is, got a {type(reset).__name__}"
             )
         ours, theirs = input.sorted_indices, reset.sorted_indices
-        same = ours is theirs
-        if ours is not None and theirs is not None:
-            same = ours.equal(theirs)
-        if not (same and input.batch_sizes.equal(reset.batch_sizes)):
-            raise ValueError(f"{name}: reset must have the lengths and the order of the input")
+        message = f"{name}: reset must have the lengths and the order of the input"
+        same = (ours is None) == (theirs is None) and input.batch_sizes.equal(reset.batch_sizes)
+        if same and ours is not None and theirs is not None and ours is not theirs:
+            if ours.is_cuda:  # checked there, later: an answer would have to be waited for
+                torch._assert_async(ours.eq(theirs).all(), message)
+            else:
+                same = ours.equal(theirs)
+        if not same:
+            raise ValueError(message)
         return self._checked_reset(reset.data, input.data, (len(input.data),))
 
     def _padded_reset(self, input: Tensor, reset: Tensor | PackedSequence) -> Tensor:
@@ -367,54 +371,31 @@ class RecurrentLayer(nn.RNNBase):
         ops.check_devices(input, reset=reset)
         return reset
 
-    def _run_pieces(
+    def _run_layers(
         self, x: Tensor, batch_sizes: Tensor | None, states: States | None, reset: Tensor | None
     ) -> tuple[Tensor, States]:
-        """As `_run_layers`, cut before rows flagged by ``reset``, (T * N,) or (total,)."""
-        if reset is None or x.shape[0] == 0:
-            return self._run_layers(x, batch_sizes, states)
-        self.check_input(x, batch_sizes)
-        if states is not None:
-            self._check_states(x, batch_sizes, states)
-        examples = x.shape[1] if batch_sizes is None else int(batch_sizes[0])
-        backwards = [self.bidirectional and i % 2 == 1 for i in range(len(self.sites))]
-        if states is not None:
-            # Forward directions start from these states, unless the first step is reset.
-            forwards = ~torch.tensor(backwards, device=x.device)
-            of_before = forwards[:, None, None] & reset[:examples, None]
-            states = tuple(s.masked_fill(of_before, 0) for s in states)
-        if not bool(reset[examples:].any()):
-            return self._run_layers(x, batch_sizes, states)
-        sizes = batch_sizes
-        if sizes is None:
-            sizes = torch.full((x.shape[0],), examples, device="cpu")
-        pieces = ops.cut(reset, sizes)
-        if states is not None:
-            both = self.bidirectional
-            states = tuple(ops.split_states(s, pieces, both) for s in states)
-        rows = x.reshape(-1, x.shape[-1])
-        output, states = self._run_layers(
-            rows.index_select(0, pieces.rows), pieces.batch_sizes, states
-        )
-        output = output.index_select(0, torch.argsort(pieces.rows))
-        output = output.reshape(*x.shape[:-1], output.shape[-1])
-        return output, tuple(ops.join_states(s, pieces, self.bidirectional) for s in states)
+        """Outputs and final states.
 
-    def _run_layers(
-        self, x: Tensor, batch_sizes: Tensor | None, states: States | None
-    ) -> tuple[Tensor, States]:
-        """Outputs and final states for time-major input (T, N, I) or packed data (total, I)."""
+        Args:
+            x: time-major input (T, N, I), or packed data (total, I).
+            batch_sizes: of packed data.
+            states: initial states; ``None`` for zeros.
+            reset: rows before which states start anew, (T * N,) or (total,); ``None``: none.
+        """
         noise = self.noise
         drawn = self.training and ("zoneout" in noise or "recurrent_dropout" in noise)
         # Under weight dropout, weights differ from call to call.
         planned = batch_sizes is None and not (self.training and "weight_dropout" in noise)
+        planned = planned and reset is None
 
-        def draw(states: States) -> list[ops.Noise]:
+        def draw(states: States, lead: Sequence[int]) -> list[ops.Noise]:
             both = self.zoneout, self.recurrent_dropout
-            return ops.draw_noise(*both, states, x.shape[:-1], self.training)
+            return ops.draw_noise(*both, states, lead, self.training)
 
         if planned:
-            options = len(self.cell.states), self.dropout, self.training, draw if drawn else None
+            lead = x.shape[:-1]
+            by_plan = (lambda states: draw(states, lead)) if drawn else None
+            options = len(self.cell.states), self.dropout, self.training, by_plan
             done = self._plans.run(self._parameters, x, states, *options)
             if done is not None:
                 return done
@@ -428,36 +409,49 @@ class RecurrentLayer(nn.RNNBase):
         cell = self.cell
         directions = self._directions()
         all_sites = list(directions.values())
-        steps = x.shape[0] if batch_sizes is None else len(batch_sizes)
-        start_sequence(all_sites, steps)
+        bidirectional, dropout, training = self.bidirectional, self.dropout, self.training
+        call = ops.RecurrentCall(
+            cell, (), x, batch_sizes, states, (), bidirectional, dropout, training, reset
+        )
+        pieces = None
+        counts = any(site.norm.per_timestep for sites in all_sites for site in sites.values())
+        if reset is not None and counts:
+            call, pieces = ops.cut_call(call)  # such norms count time steps from a reset
+        start_sequence(all_sites, len(call.x if call.batch_sizes is None else call.batch_sizes))
         weights = [self._effective_weights(*direction) for direction in directions.items()]
         records = [
             {role: site.to_spec() for role, site in sites.items()} for sites in directions.values()
         ]
-        bidirectional, dropout, training = self.bidirectional, self.dropout, self.training
         self._check_parameters(x, records, weights)
-
+        call = call._replace(records=records, weights=weights)
+        if call.reset is not None and _runs_pieces(call):
+            call, pieces = ops.cut_call(call)
         if "zoneout" in noise or "recurrent_dropout" in noise:
-            weights = [w._replace(noise=n) for w, n in zip(weights, draw(states), strict=True)]
-        call = ops.RecurrentCall(
-            cell, records, x, batch_sizes, states, weights, bidirectional, dropout, training
-        )
+            pairs = zip(weights, draw(call.states, call.x.shape[:-1]), strict=True)
+            call = call._replace(weights=[w._replace(noise=n) for w, n in pairs])
         kernel = ops.select_kernel(call)
-        if kernel is not None:
-            if planned:
-                watched = entries(self, [f"_{name}" for name in directions], all_sites)
-                if watched is not None:
-                    watched = [*watched, (self.__dict__, "zoneout")]
-                self._plans.keep(self._parameters, watched, kernel, call)
-            return kernel(call)
+        if kernel is not None and planned:
+            watched = entries(self, [f"_{name}" for name in directions], all_sites)
+            if watched is not None:
+                watched = [*watched, (self.__dict__, "zoneout")]
+            self._plans.keep(self._parameters, watched, kernel, call)
 
         def run(
-            i: int, x: Tensor, sizes: Sequence[int] | None, states: States
+            i: int,
+            x: Tensor,
+            sizes: Sequence[int] | None,
+            states: States,
+            reset: Tensor | None,
         ) -> tuple[Tensor, States]:
-            per_timestep = all_sites[i]["input"].norm.per_timestep
-            return ops.scan(cell, x, sizes, states, weights[i], all_sites[i], per_timestep)
+            sites, own = all_sites[i], call.weights[i]
+            per_timestep = sites["input"].norm.per_timestep
+            return ops.recorded_scan(cell, x, sizes, states, own, sites, per_timestep, reset)
 
-        return ops.run_layers(run, call)
+        output, states = ops.run_layers(run, call) if kernel is None else kernel(call)
+        if pieces is not None:
+            output, states = ops.join_pieces(output, states, pieces, bidirectional)
+            output = output.reshape(*x.shape[:-1], output.shape[-1])
+        return output, states
 
     def _effective_weights(self, suffix: str, sites: dict[str, Site]) -> Weights:
         recurrent = sites["recurrent"].weight(getattr(self, f"weight_hh_{suffix}"))
@@ -646,7 +640,8 @@ class LSTM(RecurrentLayer):
                 begins with zeros: the first piece alone begins with ``hx``, unless it is reset too.
                 A second direction reads each piece backwards from its own end; its ``hx`` belongs
                 to the last piece. Statistics per time step (`BatchNorm`) count steps from the start
-                of a piece. All pieces run at once, as one packed batch, on the same kernels.
+                of a piece. Kernels without resets run all pieces at once, as one packed batch;
+                recurrent dropout then has a mask for each piece, otherwise for each sequence.
 
         Returns:
             The output, (T, N, D * H) for D directions, or (T, N, D * P) with ``proj_size``, in
@@ -873,6 +868,14 @@ class RNN(RecurrentLayer):
         """Outputs and final state; arguments as for `LSTM.forward`, the state being h alone."""
         output, (h,) = self._run(input, hx, reset)
         return output, h
+
+
+def _runs_pieces(call: ops.RecurrentCall) -> bool:
+    """Whether a call with resets is faster in pieces: on CPUs, for the loops without resets."""
+    if call.x.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    kernel = ops.select_kernel(call._replace(reset=None))
+    return kernel is not None and kernel.unsupported_reason(call) is not None
 
 
 def recurrent_layer(kind: str | Mapping[str, str] | type[RecurrentLayer]) -> type[RecurrentLayer]:

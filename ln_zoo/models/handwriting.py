@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path as FilePath
@@ -361,8 +362,9 @@ class Handwriting(ZooModule):
         return torch.cat([points[..., :2] * std + mean, points[..., 2:]], -1)
 
     def _scale(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        known = bool((self.offset_std > 0).all())
-        std = self.offset_std if known else torch.ones_like(self.offset_std)
+        # Not an if, for which the host would wait for the device.
+        known = (self.offset_std > 0).all()
+        std = torch.where(known, self.offset_std, torch.ones_like(self.offset_std))
         return self.offset_mean.to(like.dtype), std.to(like.dtype)
 
     # Losses
@@ -586,6 +588,8 @@ class Handwriting(ZooModule):
         # A place more, so that the window says how much it would show behind each text.
         vectors = F.pad(self.encode([before + text for text in texts]), (0, 0, 0, 1))
         point, state = self._primed(prime, vectors)
+        ends = torch.tensor(lengths, device=vectors.device)
+        places = torch.arange(vectors.shape[1], device=vectors.device)
         caps = [max_points or _POINTS_PER_CHARACTER * len(text) for text in texts]
         drawn: list[list[Tensor]] = [[] for _ in texts]
         shown: list[list[Tensor]] = [[] for _ in texts]
@@ -595,17 +599,20 @@ class Handwriting(ZooModule):
             y, state, phi = self._run(point, vectors, state, trace=True)
             assert phi is not None
             assert state.window is not None
-            if not y.isfinite().all():
+            behind = phi[0].gather(1, ends[:, None]).squeeze(1)
+            shown_most = phi[0].masked_fill(places >= ends[:, None], -math.inf).amax(1)
+            # Of a window that jumped far, nothing is left to compare.
+            passed = (state.window.kappa.amin(1) > ends + 1) | (behind > shown_most)
+            # One transfer for all lines.
+            finite, *ended = torch.cat([y.isfinite().all()[None], passed]).tolist()
+            if not finite:
                 raise ValueError("the network's outputs are not finite: its weights are unusable")
             sample = self.mixture(y).sample(bias, generator)
             for n in list(writing):
-                share, end = phi[0, n], lengths[n]
-                # Of a window that jumped far, nothing is left to compare.
-                passed = state.window.kappa[n].min() > end + 1
-                finished[n] = bool(passed or share[end] > share[:end].max())
+                finished[n] = ended[n]
                 if not finished[n]:
                     drawn[n].append(sample[0, n])
-                    shown[n].append(share[len(before) : end])
+                    shown[n].append(phi[0, n, len(before) : lengths[n]])
                 if finished[n] or len(drawn[n]) == caps[n]:
                     writing.remove(n)
             point = sample

@@ -64,7 +64,8 @@ class SequenceClassifier(Classifier):
         normalize: the sites of the recurrent layer to act on, as its own argument; default: all.
             With one pixel a step, layer norm of the input's pre-activations ``W x`` divides by the
             size of x, so that only its sign and, near 0, eps are left of a pixel's brightness:
-            ``["recurrent", "cell"]`` keeps it, but was less accurate (docs/results/pixels.md).
+            ``["recurrent", "cell"]`` keeps it, with about the same accuracy at tuned rates
+            (docs/results/pixels.md).
         initial_noise: standard deviation of noise on each example's initial h wherever batch
             statistics are in use: in training, not in evaluation. Default: 0.1 for a norm that
             mixes examples, else 0. Pixels at the edge are blank in all images; without noise the

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from ln_zoo.norms.base import Norm, Site
 from ln_zoo.norms.checks import check_fields
 from ln_zoo.norms.processes import extremes, joint_moments, several_processes
+from ln_zoo.ops.memory import to_device
 from ln_zoo.ops.records import Record, StepNorm
 
 
@@ -224,8 +225,13 @@ class BatchNorm(Norm):
         alone = rows.stop - rows.start  # steps that share their row with no other
         together = len(sizes) - alone
         with torch.no_grad():
-            examples = torch.tensor(sizes, dtype=var.dtype, device=var.device).unsqueeze(1)
-            news = (mean, var * (examples / (examples - 1)))
+            if sizes[0] == sizes[-1]:
+                unbiased = var * (sizes[0] / (sizes[0] - 1))
+            else:
+                examples = torch.tensor(sizes, dtype=var.dtype, device="cpu")
+                examples = to_device(examples, var.device).unsqueeze(1)
+                unbiased = var * (examples / (examples - 1))
+            news = (mean, unbiased)
             counts = site.num_batches_tracked
             weights = self._weight(site, counts[rows].add_(1)).unsqueeze(1)
             if together:

@@ -23,6 +23,7 @@ from ln_zoo.ops.loops.draw import (
     select_draw_kernel,
 )
 from ln_zoo.ops.loops.glimpse import FilterNorm, attention, filterbank
+from ln_zoo.ops.loops.recorded import recorded_scan
 from ln_zoo.ops.loops.window import (
     Windowed,
     WindowOperands,
@@ -30,7 +31,7 @@ from ln_zoo.ops.loops.window import (
     window_weights,
     windowed_lstm,
 )
-from ln_zoo.ops.pieces import Pieces, cut, join_states, split_states
+from ln_zoo.ops.pieces import Pieces, cut_call, join_pieces
 from ln_zoo.ops.plans import Entries, Plans
 from ln_zoo.ops.records import Record, Records, RowNorm, StepNorm
 from ln_zoo.ops.recurrence import RecurrentCall, run_layers, scan
@@ -68,22 +69,22 @@ __all__ = [
     "check_parameters",
     "check_states",
     "clip_derivative",
-    "cut",
+    "cut_call",
     "divergence",
     "draw_forward",
     "draw_noise",
     "dropout_mask",
     "filterbank",
-    "join_states",
+    "join_pieces",
     "linear",
     "lstm_cell",
+    "recorded_scan",
     "run_layers",
     "scan",
     "select_draw_kernel",
     "select_kernel",
     "select_step_kernel",
     "select_window_kernel",
-    "split_states",
     "window_weights",
     "windowed_lstm",
 ]

@@ -229,10 +229,10 @@ def check_operands(
 
 
 def check_masks(masks: Sequence[Tensor | None], cell: str, operands: Operands) -> None:
-    """Checks the masks of zoneout and recurrent dropout that an operator is called with.
+    """Checks the masks that an operator is called with.
 
     Args:
-        masks: of recurrent dropout, and of zoneout of h and c.
+        masks: of recurrent dropout, of zoneout of h and c, and of resets.
         cell: the cell's name.
         operands: the operands, which are checked already.
 
@@ -240,13 +240,14 @@ def check_masks(masks: Sequence[Tensor | None], cell: str, operands: Operands) -
         RuntimeError: if one has another size, precision or device, or the cell has no such state.
     """
     x, h0 = operands.x, operands.h0
-    dropout, of_h, of_c = masks
+    dropout, of_h, of_c, reset = masks
     if of_c is not None and cell != "LSTM":
         raise RuntimeError(f"Expected no zoneout_c, since {cell} has no c, got {list(of_c.shape)}")
     rows = (*x.shape[:-1], h0.shape[1])
     check_form("dropout", dropout, tuple(h0.shape), h0.dtype, x)
     check_form("zoneout_h", of_h, rows, torch.bool, x)
     check_form("zoneout_c", of_c, rows, torch.bool, x)
+    check_form("reset", reset, (x.shape[:-1].numel(),), torch.bool, x)
 
 
 def check_together(batch_sizes: Tensor | None, /, x: Tensor, **others: Tensor | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ln_zoo.ops.engines.aten import AtenEngine
+from ln_zoo.ops.engines.cluster.engine import ClusterEngine
 from ln_zoo.ops.engines.native.draw import NativeDraw
 from ln_zoo.ops.engines.native.engine import NativeEngine
 from ln_zoo.ops.engines.native.one_call import OneCall
@@ -13,6 +14,7 @@ from ln_zoo.ops.engines.native.window import NativeWindow
 from ln_zoo.ops.engines.torch_rnn import TorchRNN
 from ln_zoo.ops.engines.triton import TritonEngine
 from ln_zoo.ops.engines.triton.draw import TritonDraw
+from ln_zoo.ops.engines.triton.window import TritonWindow
 from ln_zoo.ops.loops.draw import DrawKernel
 from ln_zoo.ops.loops.window import WindowKernel
 from ln_zoo.ops.recurrence import RecurrentCall
@@ -23,6 +25,7 @@ from ln_zoo.ops.registry import KERNELS, select
 _PACKED_ROWS, _PACKED_STEPS = 257, 8
 _TRITON, _NATIVE, _ATEN = TritonEngine(), NativeEngine(), AtenEngine()
 KERNELS += [
+    Recurrence(ClusterEngine()),
     TorchRNN(),
     Recurrence(_TRITON),
     Widened(OneCall()),
@@ -31,6 +34,7 @@ KERNELS += [
     OneCall(),
     Recurrence(_NATIVE),
     Recurrence(_ATEN),
+    WindowKernel(_TRITON, TritonWindow),
     WindowKernel(_NATIVE, NativeWindow),
     DrawKernel(_TRITON, TritonDraw),
     DrawKernel(_NATIVE, NativeDraw),

@@ -90,6 +90,20 @@ def reusable(*size: int, like: Tensor, dtype: torch.dtype) -> Tensor:
     return empty(*size, like=like, dtype=dtype)
 
 
+def to_device(a: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the CPU on another device, without waiting for what runs there.
+
+    Args:
+        a: the tensor.
+        device: where to copy it.
+    """
+    if device.type != "cuda" or torch.compiler.is_compiling():
+        return a.to(device, non_blocking=True)
+    if torch.cuda.is_current_stream_capturing():
+        return a.to(device)  # an error: the graph would read memory that others write to
+    return a.pin_memory().to(device, non_blocking=True)  # torch keeps it until it was copied
+
+
 def release() -> None:
     """Gives back the memory that is held for later calls, as far as no tensor uses it.
 

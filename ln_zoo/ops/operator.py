@@ -51,7 +51,6 @@ from ln_zoo.ops.spans import (
     rows_of,
     sizes_of,
     spans,
-    without_means,
 )
 from ln_zoo.ops.spec import Examples, Operands, Rows, Spec
 
@@ -218,19 +217,20 @@ def _check(
     needed = [isinstance(place, Examples) and not place.batch for place in spec.places]
     if any(needed) or any(a is not None for a in given):
         check_given(given, spec.widths(operands.w_hh.shape[1]), needed, operands.h0)
-    if any(a is not None for a in masks) or any(spec.zoneout):
-        if spec.examples or not engine.has_noise:
-            raise RuntimeError(
-                f"{engine.name} has neither zoneout nor recurrent dropout for {spec.encode()}"
-            )
-        check_masks(masks, spec.cell, operands)
+    if (masks.noise or any(spec.zoneout)) and (spec.examples or not engine.has_noise):
+        raise RuntimeError(
+            f"{engine.name} has neither zoneout nor recurrent dropout for {spec.encode()}"
+        )
+    if masks.reset is not None and (spec.examples or not engine.has_resets):
+        raise RuntimeError(f"{engine.name} has no resets for {spec.encode()}")
+    check_masks(masks, spec.cell, operands)
 
 
 def _by_rows(masks: Masks, hidden: int) -> Masks:
     """Masks with one axis for all rows, as engines expect them."""
-    dropout, *held = masks
-    rows = (None if a is None else a.contiguous().view(-1, hidden) for a in held)
-    return Masks(None if dropout is None else dropout.contiguous(), *rows)
+    dropout, of_h, of_c, reset = (None if a is None else a.contiguous() for a in masks)
+    of_h, of_c = (None if a is None else a.view(-1, hidden) for a in (of_h, of_c))
+    return Masks(dropout, of_h, of_c, reset)
 
 
 # The forward
@@ -305,7 +305,7 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
                 terms = scratch[: piece.count]
             inputs = rows_of(x, packed, piece)
             if first.batch:
-                inputs, means = without_means(inputs, piece.sizes, h.dtype)
+                inputs, means = p.without_means(inputs, piece.sizes, h.dtype)
                 own = found[2 if spec.merged else 0]
                 assert own is not None
                 assert own.mean is not None
@@ -386,16 +386,20 @@ def _backward(*arguments: Any) -> tuple[Tensor, ...]:
     made = _allocate_gradients(operands, needs, engine.empty)
     gradients = Operands(*made)
 
-    def of_state(d: Tensor | None, start: Tensor) -> Tensor:
-        return start.new_zeros(start.shape) if d is None else start.new_empty(start.shape).copy_(d)
+    def of_state(d: Tensor | None, start: Tensor, target: Tensor) -> Tensor:
+        found = target if target.numel() else start.new_empty(start.shape)
+        return found.zero_() if d is None else found.copy_(d)
 
     def wanted(name: str) -> Tensor | None:
-        a = getattr(operands, name)
-        return torch.zeros_like(a, dtype=wide) if a is not None and getattr(needed, name) else None
+        there = getattr(operands, name) is not None and getattr(needed, name)
+        return getattr(gradients, name).zero_() if there else None
 
     sums = Sums(*(wanted(name) for name in Sums._fields))
-    dh = of_state(grads.d_h, h0)
-    dc = None if c0 is None else of_state(grads.d_c, c0)
+    dh = of_state(grads.d_h, h0, gradients.h0)
+    dc = None
+    if c0 is not None:
+        assert gradients.c0 is not None
+        dc = of_state(grads.d_c, c0, gradients.c0)
     dx = gradients.x.view(-1, x.shape[-1]) if needed.x else None
 
     out, v, u, cells, stats, statistics = kept
@@ -425,7 +429,8 @@ def _backward(*arguments: Any) -> tuple[Tensor, ...]:
         dw_ih, dw_hh = total(gradients.w_ih, first), total(gradients.w_hh, second)
         for piece in reversed(pieces):
             rows, last = piece.rows, piece is pieces[-1]
-            h_prev = previous_rows(h0, flat, piece)
+            now = masks.part(rows)
+            h_prev = previous_rows(h0, flat, piece, now.reset)
             du, dv = du_buffer[: piece.count], dv_buffer[: piece.count]
             p.backward(
                 ChunkGrads(
@@ -435,12 +440,12 @@ def _backward(*arguments: Any) -> tuple[Tensor, ...]:
                     dc=dc,
                     saved=saved.part(rows),
                     h_prev=h_prev,
-                    c_prev=None if c0 is None else previous_rows(c0, cells, piece),
+                    c_prev=None if c0 is None else previous_rows(c0, cells, piece, now.reset),
                     du=du,
                     dv=dv,
                     sums=sums,
                     places=_places(found, given, piece.steps) if spec.examples else Places(),
-                    masks=masks.part(rows),
+                    masks=now,
                 )
             )
             if dw_hh is not None:
@@ -448,25 +453,21 @@ def _backward(*arguments: Any) -> tuple[Tensor, ...]:
                     room = engine.empty(*h_prev.shape, like=x, dtype=x.dtype, scratch="dropped")
                     h_prev = dropped_rows(h_prev, masks.dropout, piece.sizes, room)
                 if second.batch:
-                    h_prev, _ = without_means(h_prev, piece.sizes, wide)
+                    h_prev, _ = p.without_means(h_prev, piece.sizes, wide)
                 p.add_weight_gradient(du, h_prev, dw_hh, last)
             if dw_ih is not None:
                 inputs = rows_of(x, packed, piece)
                 if first.batch:
-                    inputs, _ = without_means(inputs, piece.sizes, wide)
+                    inputs, _ = p.without_means(inputs, piece.sizes, wide)
                 p.add_weight_gradient(dv, inputs, dw_ih, last)
             if dx is not None:
                 p.input_gradient(dv, dx[rows])
                 if first.batch:
-                    without_means(dx[rows], piece.sizes, wide, out=dx[rows])
+                    p.without_means(dx[rows], piece.sizes, wide, out=dx[rows])
 
     for target, value, of in ((gradients.w_ih, dw_ih, first), (gradients.w_hh, dw_hh, second)):
         if value is not None and value is not target:
             _ = centred(value, of, target) if p.leaves_constants else target.copy_(value)
-    for name, value in {"h0": dh, "c0": dc, **sums._asdict()}.items():
-        target = getattr(gradients, name)
-        if target.numel() and value is not None:
-            target.copy_(value)
     return made
 
 
@@ -601,7 +602,7 @@ def replay(
         operands: the tensors.
         batch_sizes: of packed data, (T,).
         given: statistics of places that use given ones.
-        masks: what was drawn.
+        masks: noise and resets.
     """
     hidden = operands.w_hh.shape[1]
     affine = (operands.gain_input, operands.gain_recurrent, operands.gain_out, operands.shift_out)
@@ -621,15 +622,16 @@ def replay(
         Weights(operands.w_ih, operands.w_hh, bias, bias_hh, noise=noise_of(spec, masks)),
         sites,
         spec.examples,
+        masks.reset,
     )
     return output, *final
 
 
 def noise_of(spec: Spec, masks: Masks) -> Noise:
     """The noise of a direction as the generic loop takes it; shares are in the specification."""
-    dropout, *held = masks
+    held = masks.zoneout_h, masks.zoneout_c
     pairs = zip(held, spec.zoneout, CELLS[spec.cell].states, strict=False)
-    return Noise(dropout, tuple(q if mask is None else mask for mask, q, _ in pairs))
+    return Noise(masks.dropout, tuple(q if mask is None else mask for mask, q, _ in pairs))
 
 
 def normalized_sites(

@@ -1,7 +1,7 @@
 """Sequences cut where their states start anew: each piece becomes a sequence of its own.
 
-So kernels need no support for resets: the pieces of all sequences are one packed batch, which every
-loop runs, in both directions.
+The pieces of all sequences are one packed batch, which every loop runs, in both directions: so run
+norms that count time steps from a reset, and kernels that have no resets.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from ln_zoo.ops.cells import States
+from ln_zoo.ops.recurrence import RecurrentCall
 
 
 class Pieces(NamedTuple):
@@ -65,6 +68,45 @@ def cut(reset: Tensor, batch_sizes: Tensor) -> Pieces:
     found = in_order[packed], slot[first], slot[last]
     rows, first, last = (a.to(device) for a in found)
     return Pieces(rows, torch.bincount(position), first, last)
+
+
+def cut_call(call: RecurrentCall) -> tuple[RecurrentCall, Pieces | None]:
+    """The same call over pieces, without resets.
+
+    Only the first pieces start from the given states, in a reverse direction the last ones.
+
+    Args:
+        call: a call with resets, of which this waits for the values.
+
+    Returns:
+        The call, and how sequences were cut; ``None`` where nothing had to be cut.
+    """
+    x, sizes, reset, both = call.x, call.batch_sizes, call.reset, call.bidirectional
+    assert reset is not None
+    examples = x.shape[1] if sizes is None else int(sizes[0])
+    # A forward direction that is reset at once does not start from the given states.
+    backwards = [both and i % 2 == 1 for i in range(len(call.states[0]))]
+    forwards = ~torch.tensor(backwards, device=x.device)
+    states = tuple(
+        s.masked_fill(forwards[:, None, None] & reset[:examples, None], 0) for s in call.states
+    )
+    call = call._replace(states=states, reset=None)
+    if not bool(reset[examples:].any()):
+        return call, None
+    if sizes is None:
+        sizes = torch.full((x.shape[0],), examples, device="cpu")
+    pieces = cut(reset, sizes)
+    rows = x.reshape(-1, x.shape[-1]).index_select(0, pieces.rows)
+    states = tuple(split_states(s, pieces, both) for s in states)
+    return call._replace(x=rows, batch_sizes=pieces.batch_sizes, states=states), pieces
+
+
+def join_pieces(
+    output: Tensor, states: States, pieces: Pieces, bidirectional: bool
+) -> tuple[Tensor, States]:
+    """Output (rows, D * H), in the order of the sequences' rows, and final states of sequences."""
+    output = output.index_select(0, torch.argsort(pieces.rows))
+    return output, tuple(join_states(s, pieces, bidirectional) for s in states)
 
 
 def split_states(states: Tensor, pieces: Pieces, bidirectional: bool) -> Tensor:

@@ -15,11 +15,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ln_zoo.ops.cells import Cell, Sites, States, Weights
+from ln_zoo.ops.memory import to_device
 from ln_zoo.ops.records import Records
 from ln_zoo.ops.regularization import held
+from ln_zoo.ops.spans import previous_rows, spans
 
-#: Runs direction i (counted through the layers) over ``(x, sizes, states)``; see `scan`.
-Direction = Callable[[int, Tensor, Sequence[int] | None, States], tuple[Tensor, States]]
+#: Runs direction i (counted through the layers) over ``(x, sizes, states, reset)``; see `scan`.
+Direction = Callable[
+    [int, Tensor, Sequence[int] | None, States, Tensor | None], tuple[Tensor, States]
+]
 
 
 class RecurrentCall(NamedTuple):
@@ -37,6 +41,9 @@ class RecurrentCall(NamedTuple):
         bidirectional: whether each layer has a reverse direction.
         dropout: probability with which an output between two layers is set to zero.
         training: whether there is dropout at all.
+        reset: where the states before a step are zeros: boolean, one for each row, (T * N,) or
+            (total,). It flags steps of the input: a reverse direction starts anew where the step
+            that follows in the input is flagged. ``None``: nowhere.
     """
 
     cell: Cell
@@ -48,6 +55,7 @@ class RecurrentCall(NamedTuple):
     bidirectional: bool = False
     dropout: float = 0.0
     training: bool = False
+    reset: Tensor | None = None
 
 
 def scan(
@@ -58,6 +66,7 @@ def scan(
     weights: Weights,
     sites: Sites,
     per_timestep: bool = False,
+    reset: Tensor | None = None,
 ) -> tuple[Tensor, States]:
     """Runs one direction of one layer.
 
@@ -73,6 +82,7 @@ def scan(
         sites: what happens to summed inputs, by role.
         per_timestep: whether the ``"input"`` site must see the time steps one by one; otherwise it
             is called once for all of them.
+        reset: where the states before a step are zeros, boolean, (T * N,) or (total,).
 
     Returns:
         Outputs, (T, N, H) or packed (total, H), in the precision of the matrix products, and the
@@ -90,6 +100,9 @@ def scan(
         terms = list(steps(sites["input"](products, None)))
     states = tuple(s.to(torch.promote_types(s.dtype, torch.float32)) for s in states)
     zoneout = [d if isinstance(d, float) else steps(d) for d in weights.noise.zoneout]
+    flags: Sequence[Tensor] | None = None
+    if reset is not None:
+        flags = steps(reset.view(x.shape[:-1]).unsqueeze(-1))
     outputs: list[Tensor] = []
     finished: list[States] = []
     for t, wx in enumerate(terms):
@@ -97,17 +110,46 @@ def scan(
             parts = [s.split([sizes[t], sizes[t - 1] - sizes[t]]) for s in states]
             states = tuple(active for active, _ in parts)
             finished.append(tuple(ended for _, ended in parts))
-        before, states = states, cell.step(wx, states, weights, sites, t)
-        if zoneout:
-            now = [d if isinstance(d, float) else d[t] for d in zoneout]
-            # States do not see each other's zoneout in a step: an LSTM's h is that of the new c.
-            states = tuple(held(*each) for each in zip(before, states, now, strict=True))
+        now = [d if isinstance(d, float) else d[t] for d in zoneout]
+        flag = None if flags is None else flags[t]
+        states = next_states(cell, wx, states, weights, sites, t, now, flag)
         outputs.append(states[0])
     # The last to finish are the first in the batch.
     ends = reversed([*finished, states])
     final = tuple(torch.cat(end).to(weights.hh.dtype) for end in zip(*ends, strict=True))
     output = torch.stack(outputs) if sizes is None else torch.cat(outputs)
     return output.to(products.dtype), final
+
+
+def next_states(
+    cell: Cell,
+    wx: Tensor,
+    states: States,
+    weights: Weights,
+    sites: Sites,
+    t: int,
+    zoneout: Sequence[Tensor | float],
+    flag: Tensor | None,
+) -> States:
+    """One step of `scan`.
+
+    Args:
+        cell: what is done.
+        wx: the input term, (n, G).
+        states: the states before it, each (n, H).
+        weights: the effective weights, and the noise.
+        sites: what happens to summed inputs, by role.
+        t: the number of the step.
+        zoneout: what `ln_zoo.ops.regularization.held` takes, for each state; empty for none.
+        flag: where the states before it are zeros, boolean, (n, 1).
+    """
+    if flag is not None:
+        states = tuple(s.masked_fill(flag, 0) for s in states)
+    after = cell.step(wx, states, weights, sites, t)
+    if not zoneout:
+        return after
+    # States do not see each other's zoneout in a step: an LSTM's h is that of the new c.
+    return tuple(held(*each) for each in zip(states, after, zoneout, strict=True))
 
 
 def run_layers(run: Direction, call: RecurrentCall) -> tuple[Tensor, States]:
@@ -122,20 +164,23 @@ def run_layers(run: Direction, call: RecurrentCall) -> tuple[Tensor, States]:
     Returns:
         The outputs of the last layer, (T, N, D * H) or (total, D * H), and the final states.
     """
-    _, _, x, batch_sizes, states, _, bidirectional, dropout, training = call
+    _, _, x, batch_sizes, states, _, bidirectional, dropout, training, reset = call
     sizes = None if batch_sizes is None else batch_sizes.tolist()
-    order = None
-    if batch_sizes is not None and bidirectional:
-        order = reversal(batch_sizes).to(x.device)
+    order = back_reset = None
+    if bidirectional:
+        if batch_sizes is not None:
+            order = to_device(reversal(batch_sizes), x.device)
+        if reset is not None:
+            back_reset = _reversed_flags(reset, x, sizes, order)
     directions = 2 if bidirectional else 1
     runs = states[0].shape[0]
     finals: list[States] = []
     for i in range(0, runs, directions):
-        output, final = run(i, x, sizes, tuple(s[i] for s in states))
+        output, final = run(i, x, sizes, tuple(s[i] for s in states), reset)
         finals.append(final)
         if bidirectional:
             start = tuple(s[i + 1] for s in states)
-            back, final = run(i + 1, _reverse(x, order), sizes, start)
+            back, final = run(i + 1, _reverse(x, order), sizes, start, back_reset)
             finals.append(final)
             output = torch.cat([output, _reverse(back, order)], dim=-1)
         if dropout and i + directions < runs:
@@ -146,6 +191,18 @@ def run_layers(run: Direction, call: RecurrentCall) -> tuple[Tensor, States]:
 
 def _reverse(a: Tensor, order: Tensor | None) -> Tensor:
     return a.flip(0) if order is None else a.index_select(0, order)
+
+
+def _reversed_flags(
+    reset: Tensor, x: Tensor, sizes: Sequence[int] | None, order: Tensor | None
+) -> Tensor:
+    """Flags of the reversed sequences: before a step, those of the step that it follows there."""
+    if sizes is None:
+        flags = reset.view(x.shape[:-1]).flip(0)
+        return torch.cat([torch.zeros_like(flags[:1]), flags[:-1]]).flatten()
+    (span,) = spans(sizes, len(x))
+    flags = _reverse(reset, order).unsqueeze(1)
+    return previous_rows(torch.zeros_like(flags), flags, span).squeeze(1)
 
 
 def reversal(batch_sizes: Tensor) -> Tensor:

@@ -149,6 +149,8 @@ class Recurrence:
     def unsupported_reason(self, call: RecurrentCall) -> str | None:
         """Why this call is not for the engine, or ``None``."""
         cell, records, x, _, _, weights, *_ = call
+        if self.engine.device not in (None, x.device.type):
+            return f"the input is on the device {x.device.type}, not on {self.engine.device}"
         reason = untraceable() or unsupported_reason(cell, records, weights, batch=True)
         if reason is not None:
             return reason
@@ -159,6 +161,8 @@ class Recurrence:
                 return f"it has no {kinds}"
             if kinds and spec.examples:
                 return f"its steps over a batch have no {kinds}"
+            if call.reset is not None and (spec.examples or not self.engine.has_resets):
+                return "it has no resets"
             reason = self.engine.unsupported_reason(spec, x, w.hh, dtype)
             if reason is not None:
                 return reason
@@ -169,7 +173,11 @@ class Recurrence:
         cell, records, _, batch_sizes, _, weights, *_ = call
 
         def run(
-            i: int, x: Tensor, sizes: Sequence[int] | None, states: States
+            i: int,
+            x: Tensor,
+            sizes: Sequence[int] | None,
+            states: States,
+            reset: Tensor | None,
         ) -> tuple[Tensor, States]:
             spec, operands = lower(cell, records[i], weights[i], x, states)
             final: Sequence[Tensor]
@@ -178,7 +186,7 @@ class Recurrence:
                 norms = by_place(cell, records[i])
                 out, final = self._over_examples(spec, norms, operands, batch_sizes, sizes)
             else:
-                masks = drawn(weights[i].noise)
+                masks = drawn(weights[i].noise)._replace(reset=reset)
                 out, *final, _ = self._operator(spec, operands, (None,) * 3, batch_sizes, masks)
             # A sequence cut in two must lose nothing: states are as precise as weights.
             return out, tuple(state.to(weights[i].hh.dtype) for state in final)
@@ -213,7 +221,7 @@ class Recurrence:
             if isinstance(norm, StepNorm) and norm.batch:
                 norm.check(sizes[0])
         cell, steps = spec.cell, len(sizes)
-        together = sum(n > 1 for n in sizes) if any(p.batch for p in spec.places) else steps
+        together = steps - sizes.count(1) if any(p.batch for p in spec.places) else steps
         if together == steps:
             return self._some_steps(spec, norms, operands, batch_sizes, sizes, 0)
         # The one example that is left is not a batch. The norm knows what its steps use only once

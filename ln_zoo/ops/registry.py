@@ -8,8 +8,8 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, cast
 
 import torch
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 #: What a kernel may run: all layers and directions of a recurrent layer, a single step of a cell,
 #: a layer with a window over a text, or all glimpses of DRAW.
 Task = Literal["layers", "step", "window", "DRAW"]
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 
 
 class Kernel(Protocol):
@@ -120,6 +122,30 @@ def engine_named(name: str) -> Engine:
         if kernel.name == name and "layers" in kernel.tasks and engine is not None:
             return cast("Engine", engine)
     raise RuntimeError(f"there is no recurrent engine called {name!r}")
+
+
+def untraced(check: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """Decorate a check of the machine that torch.compile must not trace, such as one of a library.
+
+    It is called while a program is traced, and its result is a constant of that program. Arguments
+    must be constants too: devices, precisions, numbers, strings. `functools.cache` goes below it.
+
+    Example:
+        >>> @untraced
+        ... @functools.cache
+        ... def cores():
+        ...     return os.cpu_count()
+        >>> cores() == os.cpu_count()
+        True
+    """
+
+    # What is marked must be a function; the mark on that of `functools.cache` goes unnoticed.
+    @functools.wraps(check)
+    def called(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        return check(*args, **kwargs)
+
+    constant: Callable[_Arguments, _Result] = torch.compiler.assume_constant_result(called)
+    return constant
 
 
 def _log_once(message: str) -> None:

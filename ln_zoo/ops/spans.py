@@ -6,6 +6,7 @@ sizes.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -80,22 +81,28 @@ def rows_of(a: Tensor, packed: bool, span: Span) -> Tensor:
     return a[start : start + steps].reshape(steps * examples, a.shape[2]).contiguous()
 
 
-def previous_rows(start: Tensor, after: Tensor, span: Span) -> Tensor:
+def previous_rows(start: Tensor, after: Tensor, span: Span, reset: Tensor | None = None) -> Tensor:
     """What each row of a span had in the step before, (rows, F).
 
     Args:
         start: what the first step had, (N, F).
         after: what each row had after its own step, for all steps, (total, F).
         span: the span.
+        reset: rows of the span that had zeros, (rows,), boolean; ``None``: none.
     """
     if span.first and span.sizes[-1] == span.before:
-        return after[span.first - span.before : span.last - span.before]
-    row = span.first - span.before
+        rows = after[span.first - span.before : span.last - span.before]
+        return rows if reset is None else rows.masked_fill(reset.unsqueeze(1), 0)
     parts = []
-    for size, before in zip(span.sizes, (span.before, *span.sizes), strict=False):
-        parts.append(start[:size] if row < 0 else after[row : row + size])
-        row += before
-    return torch.cat([part.to(after.dtype) for part in parts])
+    before = span.before
+    for run in runs(span.sizes):
+        first, last, n = run.rows.start + span.first, run.rows.stop + span.first, run.examples
+        # The first of its steps follows one of another size; the others follow their own.
+        parts.append(after[first - before : first - before + n] if first else start[:n])
+        parts.append(after[first : last - n])
+        before = n
+    rows = torch.cat([part.to(after.dtype) for part in parts if len(part)] or [start[:0]])
+    return rows if reset is None else rows.masked_fill_(reset.unsqueeze(1), 0)
 
 
 @dataclass(frozen=True)
@@ -130,11 +137,11 @@ def runs(sizes: Sequence[int]) -> list[Run]:
     """
     found: list[Run] = []
     row = start = 0
-    for t, size in enumerate(sizes, start=1):
-        if t == len(sizes) or sizes[t] != size:
-            rows = slice(row, row + size * (t - start))
-            found.append(Run(rows, slice(start, t), size))
-            row, start = rows.stop, t
+    for size, equal in itertools.groupby(sizes):
+        steps = len(list(equal))
+        rows = slice(row, row + size * steps)
+        found.append(Run(rows, slice(start, start + steps), size))
+        row, start = rows.stop, start + steps
     return found
 
 

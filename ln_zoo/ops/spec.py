@@ -287,6 +287,14 @@ def unsupported_reason(
     return None
 
 
+def unsupported_places(places: Sequence[Rows | Examples]) -> str | None:
+    """Why kernels with one correction cannot take these places together, or ``None``."""
+    corrections = {
+        place.correction for place in places if isinstance(place, Examples) and place.batch
+    }
+    return "places differ in the correction of variances" if len(corrections) > 1 else None
+
+
 def product_dtype(x: Tensor) -> torch.dtype:
     """The precision of matrix products with x: its own, or autocast's."""
     kind = x.device.type

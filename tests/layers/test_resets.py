@@ -13,7 +13,11 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from ln_zoo.layers import GRU, LSTM, RNN
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, WeightNorm
-from ln_zoo.ops import cut
+from ln_zoo.ops import operator, pieces
+from ln_zoo.ops.engines.base import Masks
+from ln_zoo.ops.pieces import cut
+from ln_zoo.ops.spans import spans
+from ln_zoo.ops.spec import Operands, Rows, Spec
 
 F64 = torch.float64
 T, N, E, H = 9, 4, 3, 5
@@ -125,6 +129,59 @@ def test_pieces_apart(cls: type, bidirectional: bool, given: bool, norm: Norm, l
     sources = [x, *(states or ()), *layer.parameters()]
     found = flat(layer(x, as_hx(states), reset=flags()))
     assert_same(found, apart(layer, x, flags(), states, [T] * N), sources)
+
+
+@every_cell
+@pytest.mark.parametrize("norm", [Identity(), LayerNorm(eps=1e-3)], ids=["none", "layer"])
+@pytest.mark.parametrize("noise", [{}, {"zoneout": 0.3, "recurrent_dropout": 0.2}], ids=str)
+def test_an_engine_that_has_resets(
+    cls: type, norm: Norm, noise: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flags instead of pieces, in many chunks, padded and packed."""
+    monkeypatch.setenv("LN_ZOO_KERNELS", "aten")
+    monkeypatch.setattr(pieces, "cut", lambda *_: pytest.fail("cut into pieces"))
+    monkeypatch.setattr(operator, "spans", lambda sizes, *_: spans(sizes, 10))
+    layer = made(cls, norm, num_layers=2, bidirectional=True, **noise).eval()
+    x, states = torch.randn(T, N, E, dtype=F64, requires_grad=True), states_of(layer, True)
+    sources = [x, *(states or ()), *layer.parameters()]
+    found = flat(layer(x, as_hx(states), reset=flags()))
+    assert_same(found, apart(layer, x, flags(), states, [T] * N), sources)
+    lengths = [9, 6, 6, 3]
+    packed, reset = (pack_padded_sequence(a, lengths) for a in (x, flags()))
+    output, *finals = flat(layer(packed, as_hx(states), reset=reset))
+    found = [pad_packed_sequence(output)[0], *finals]
+    assert_same(found, apart(layer, x, flags(), states, lengths), sources)
+
+
+def test_gradients_of_gradients_pass_resets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LN_ZOO_KERNELS", "aten")
+    layer = made(GRU, LayerNorm(eps=1e-3))
+    x = torch.randn(T, N, E, dtype=F64, requires_grad=True)
+    norms = []
+    for kernels in ("aten", "0"):
+        monkeypatch.setenv("LN_ZOO_KERNELS", kernels)
+        loss = layer(x, reset=flags())[0].square().sum()
+        (d_x,) = torch.autograd.grad(loss, x, create_graph=True)
+        norms.append(torch.autograd.grad(d_x.square().sum(), [x, *layer.parameters()]))
+    for a, b in zip(*norms, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
+
+
+def test_operators_check_resets(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, x = Spec("RNN_TANH", Rows(), Rows(), Rows()), torch.zeros(T, N, E)
+    operands = Operands(x, torch.zeros(H, E), torch.zeros(H, H), torch.zeros(N, H))
+
+    def run(reset: Tensor, engine: str) -> None:
+        masks = Masks(reset=reset)
+        rest = (*(None,) * 3, *masks, None, spec.encode(), engine, False)
+        torch.ops.ln_zoo.recurrence(*operands, *rest)
+
+    run(flags().flatten(), "aten")
+    for wrong in (flags(), flags().flatten()[1:], flags().flatten().float()):
+        with pytest.raises(RuntimeError, match="reset"):
+            run(wrong, "aten")
+    with pytest.raises(RuntimeError, match="native has no resets"):
+        run(flags().flatten(), "native")
 
 
 @every_cell
@@ -280,18 +337,18 @@ def test_packed_resets_that_do_not_fit() -> None:
 def test_pieces_are_packed_longest_first() -> None:
     sizes = torch.tensor([3, 2, 2, 1])
     reset = torch.tensor([False, True, False, False, True, True, False, False])
-    pieces = cut(reset, sizes)  # lengths 4, 3 and 1: pieces of 2 and 2, of 1 and 2, and of 1
-    assert pieces.batch_sizes.tolist() == [5, 3]
-    assert sorted(pieces.rows.tolist()) == list(range(8))
+    found = cut(reset, sizes)  # lengths 4, 3 and 1: pieces of 2 and 2, of 1 and 2, and of 1
+    assert found.batch_sizes.tolist() == [5, 3]
+    assert sorted(found.rows.tolist()) == list(range(8))
     by_piece = {
-        int(pieces.rows[slot]): [
-            int(pieces.rows[start + slot]) for start, size in ((0, 5), (5, 3)) if slot < size
+        int(found.rows[slot]): [
+            int(found.rows[start + slot]) for start, size in ((0, 5), (5, 3)) if slot < size
         ]
         for slot in range(5)
     }
     assert by_piece == {0: [0, 3], 5: [5, 7], 1: [1], 4: [4, 6], 2: [2]}
-    assert [int(pieces.rows[slot]) for slot in pieces.first] == [0, 1, 2]
-    assert [int(pieces.rows[slot]) for slot in pieces.last] == [5, 4, 2]
+    assert [int(found.rows[slot]) for slot in found.first] == [0, 1, 2]
+    assert [int(found.rows[slot]) for slot in found.last] == [5, 4, 2]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
@@ -319,10 +376,10 @@ def test_the_default_device_may_be_another(norm: Norm, dtype: torch.dtype) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("noise", [{}, {"zoneout": 0.3, "recurrent_dropout": 0.2}], ids=str)
 def test_a_compiled_layer_takes_resets(noise: dict[str, float]) -> None:
-    """The graph breaks where pieces are cut; each pattern of resets gives what it gives without."""
+    """In one graph, which serves every pattern of resets."""
     torch._dynamo.reset()
-    layer = made(LSTM, LayerNorm(eps=1e-3), **noise)
-    compiled = torch.compile(layer, backend="eager")
+    layer = made(LSTM, LayerNorm(eps=1e-3), bidirectional=True, **noise)
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
     x = torch.randn(T, N, E, dtype=F64, requires_grad=True)
     none = torch.zeros(T, N, dtype=torch.bool)
     try:

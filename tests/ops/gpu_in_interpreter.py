@@ -8,6 +8,7 @@ is therefore filled with NaN and lies between guards.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -20,15 +21,17 @@ import torch
 import triton
 import triton.language as tl
 from accuracy import assert_as_accurate, moved
+from equations import equations, masks_for
 from reference import Direction, Rule
 from torch import Tensor
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpretedFunction
 
 from ln_zoo.ops import operator
-from ln_zoo.ops.engines.base import NO_MASKS
+from ln_zoo.ops.engines.base import NO_MASKS, Masks
 from ln_zoo.ops.engines.triton import graphs, kernels, steps
 from ln_zoo.ops.registry import engine_named
+from ln_zoo.ops.spans import spans
 from ln_zoo.ops.spec import Operands, Rows, Spec
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "is run by test_gpu_engine.py"
@@ -86,7 +89,8 @@ def patched_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def between_nans(a: Tensor) -> Tensor:
     """The same numbers in memory that has NaN on both sides."""
-    memory = torch.full((a.numel() + 2 * GUARD,), float("nan"), dtype=a.dtype)
+    around = float("nan") if a.is_floating_point() else True
+    memory = torch.full((a.numel() + 2 * GUARD,), around, dtype=a.dtype)
     inner = memory[GUARD:-GUARD].view(a.shape)
     inner.copy_(a)
     return inner
@@ -168,16 +172,22 @@ def by_equations(spec: Spec, o: Operands, sizes: Sequence[int]) -> tuple[Tensor,
     return out, *states
 
 
-def by_loop(spec: Spec, o: Operands, sizes: Sequence[int]) -> tuple[Tensor, ...]:
+def by_loop(
+    spec: Spec, o: Operands, sizes: Sequence[int], masks: Masks = NO_MASKS
+) -> tuple[Tensor, ...]:
     """The same by the generic loop, for groups of statistics that `reference` does not know."""
-    return operator.replay(spec, o, torch.tensor(sizes))
+    return operator.replay(spec, o, torch.tensor(sizes), masks=masks)
 
 
 def by_engine(
-    spec: Spec, o: Operands, sizes: Sequence[int], save: bool = True
+    spec: Spec,
+    o: Operands,
+    sizes: Sequence[int],
+    save: bool = True,
+    masks: Masks = NO_MASKS,
 ) -> tuple[Tensor, ...]:
     results = torch.ops.ln_zoo.recurrence(
-        *o, *NO_STATISTICS, *NO_MASKS, torch.tensor(sizes), spec.encode(), ENGINE.name, save
+        *o, *NO_STATISTICS, *masks, torch.tensor(sizes), spec.encode(), ENGINE.name, save
     )
     return results[:3] if spec.cell == "LSTM" else results[:2]
 
@@ -216,6 +226,7 @@ def check(
     run: Callable[..., tuple[Tensor, ...]] = by_equations,
     products: torch.dtype = F32,
     bias: bool = True,
+    masks: Masks = NO_MASKS,
 ) -> None:
     exact = operands(spec, hidden, sizes, bias=bias)
     narrow = as_float32(exact, products)
@@ -223,11 +234,14 @@ def check(
         exact = Operands(*(None if a is None else a.detach().double() for a in narrow))
     wide = Operands(*(None if a is None else a.clone().requires_grad_() for a in exact))
     wanted = with_gradients(run, spec, wide, sizes, seed=1)
-    found = with_gradients(by_engine, spec, narrow, sizes, seed=1)
+    given = Masks(*(None if a is None else between_nans(a) for a in masks))
+    by_it = functools.partial(by_engine, masks=given)
+    found = with_gradients(by_it, spec, narrow, sizes, seed=1)
 
     def loop(k: int) -> dict[str, Tensor]:
+        run = functools.partial(by_loop, masks=masks)
         with torch.autocast("cpu", products, enabled=products != F32):
-            return with_gradients(by_loop, spec, as_float32(shifted(exact, k)), sizes, seed=1)
+            return with_gradients(run, spec, as_float32(shifted(exact, k)), sizes, seed=1)
 
     assert_as_accurate(found, wanted, loop)
 
@@ -295,9 +309,131 @@ def test_other_groups_of_statistics(spec: Spec) -> None:
     check(spec, 16, [1] * 2, run=by_loop)
 
 
-@pytest.mark.parametrize("spec", [LSTM, GRU, RNN], ids=["LSTM", "GRU", "RNN"])
-def test_sequences_of_different_lengths(spec: Spec) -> None:
+every_cell = pytest.mark.parametrize("spec", [LSTM, GRU, RNN], ids=["LSTM", "GRU", "RNN"])
+
+
+@every_cell
+@pytest.mark.parametrize("few", [False, True])
+def test_sequences_of_different_lengths(
+    spec: Spec, few: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With programs for more than the rows of a step, and, where steps are few, with as many."""
+    monkeypatch.setattr(graphs, "SHORTEST", 100 if few else 2)
     check(spec, 5, [3, 3, 1, 1])
+
+
+def test_programs_of_packed_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are as many as rows, rounded up, for the largest step of a piece."""
+    launched = []
+    launch = steps.Steps._launch
+
+    def counted(self: steps.Steps, buffers: Any, run: Sequence[tuple[int, int]]) -> None:
+        launched.append(list(run))
+        launch(self, buffers, run)
+
+    monkeypatch.setattr(steps.Steps, "_launch", counted)
+    monkeypatch.setattr(graphs, "LENGTHS", (2, 1))
+    check(GRU, 2, [9, 8, 8, 2, 1])
+    forward = [[(0, 16), (1, 16)], [(0, 8), (1, 8)], [(0, 8)]]
+    assert launched[:3] == forward
+    assert launched[3:6] == [list(reversed(piece)) for piece in reversed(forward)]
+
+
+# Noise and resets
+
+
+def noisy(
+    spec: Spec, noise: str, hidden: int, sizes: Sequence[int], reset: bool
+) -> tuple[Spec, Masks]:
+    """Masks of packed rows; of 3 rows 1 is reset, among them 2 in turn."""
+    masks = NO_MASKS
+    if noise:
+        spec, masks = masks_for(spec, noise, (sum(sizes),), sizes[0], hidden)
+    if reset:
+        flags = torch.arange(sum(sizes)) % 3 == 1
+        flags[sizes[0] + 1] = flags[2 * sizes[0]] = True
+        masks = masks._replace(reset=flags)
+    return spec, masks
+
+
+def by_definition(
+    spec: Spec, o: Operands, sizes: Sequence[int], masks: Masks
+) -> tuple[Tensor, ...]:
+    """The equations, of padded sequences."""
+    lead = len(sizes), sizes[0]
+    held = (None if a is None else a.view(*lead, -1) for a in masks[1:3])
+    masks = Masks(masks.dropout, *held, masks.reset)
+    out, *states = equations(spec, o._replace(x=o.x.view(*lead, -1)), masks)
+    return out.flatten(0, 1), *states
+
+
+@every_cell
+@pytest.mark.parametrize(
+    ("noise", "reset"),
+    [("", True), ("zoneout", True), ("expected zoneout", False), ("all", True)],
+)
+def test_noise_and_resets(spec: Spec, noise: str, reset: bool) -> None:
+    sizes = [3] * 3
+    spec, masks = noisy(spec, noise, 5, sizes, reset)
+    check(spec, 5, sizes, functools.partial(by_definition, masks=masks), masks=masks)
+
+
+@pytest.mark.parametrize(
+    ("spec", "noise", "hidden"),
+    [
+        (Spec("LSTM", NONE, NONE, NONE), "zoneout", 5),
+        (Spec("LSTM", NONE, NONE, rows(1, center=False)), "all", 4),
+        (Spec("GRU", NONE, NONE, NONE), "all", 6),
+        (Spec("RNN_RELU", NONE, NONE, NONE), "all", 5),
+        pytest.param(LSTM, "zoneout", 1030, marks=pytest.mark.slow),
+        pytest.param(LSTM, "all", 100, marks=pytest.mark.slow),
+    ],
+    ids=lambda a: a.encode() if isinstance(a, Spec) else str(a),
+)
+def test_noise_without_norms_and_in_other_sizes(spec: Spec, noise: str, hidden: int) -> None:
+    sizes = [2] * 3
+    spec, masks = noisy(spec, noise, hidden, sizes, reset=True)
+    check(spec, hidden, sizes, functools.partial(by_definition, masks=masks), masks=masks)
+
+
+def test_late_reads_of_gates_under_zoneout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where H is so large that registers are scarce."""
+    monkeypatch.setattr(steps, "EARLY_HIDDEN", 1)
+    sizes = [2] * 3
+    for noise in ("zoneout", "expected zoneout"):
+        spec, masks = noisy(LSTM, noise, 5, sizes, reset=True)
+        check(spec, 5, sizes, functools.partial(by_definition, masks=masks), masks=masks)
+
+
+@every_cell
+@pytest.mark.parametrize("few", [False, True])
+def test_noise_and_resets_of_packed_sequences(
+    spec: Spec, few: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In several chunks, each of which begins with states that were reset or not."""
+    monkeypatch.setattr(graphs, "SHORTEST", 100 if few else 2)
+    monkeypatch.setattr(graphs, "LENGTHS", (2, 1))
+    monkeypatch.setattr(operator, "spans", lambda sizes, *_: spans(sizes, 5))
+    sizes = [3, 3, 2, 2, 1, 1]
+    spec, masks = noisy(spec, "all", 5, sizes, reset=True)
+    check(spec, 5, sizes, functools.partial(by_loop, masks=masks), masks=masks)
+
+
+def test_a_state_that_is_reset_or_stays_is_exact() -> None:
+    """No NaN of the states before passes a reset, and zoneout keeps each bit."""
+    sizes = [2, 2]
+    o = as_float32(operands(LSTM, 5, sizes))
+    with torch.no_grad():
+        o.h0.fill_(float("nan"))
+        o.c0.fill_(float("inf"))  # type: ignore[union-attr]
+    reset = torch.tensor([True, True, False, False])
+    out, h, c = by_engine(LSTM, o, sizes, masks=NO_MASKS._replace(reset=reset))
+    assert all(a.isfinite().all() for a in (out, h, c))
+    stays = torch.ones(4, 5, dtype=torch.bool)
+    held = operands(LSTM, 5, sizes)
+    _, h, c = by_engine(LSTM, as_float32(held), sizes, masks=Masks(None, stays, stays))
+    assert torch.equal(h, held.h0.float())
+    assert torch.equal(c, held.c0.float())  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -397,28 +533,34 @@ def test_the_output_alone_may_have_no_gradient() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "sizes"),
-    [pytest.param(LSTM, [1] * 5, marks=pytest.mark.slow), (GRU, [2, 2, 1, 1])],
-    ids=["padded", "packed"],
+    ("spec", "sizes", "noise"),
+    [
+        pytest.param(LSTM, [1] * 5, False, marks=pytest.mark.slow),
+        (GRU, [2, 2, 1, 1], False),
+        pytest.param(LSTM, [3, 3, 2, 1], True, marks=pytest.mark.slow),
+    ],
+    ids=["padded", "packed", "noise"],
 )
 def test_graphs_give_the_same_numbers(
-    spec: Spec, sizes: list[int], recorded: Any, monkeypatch: pytest.MonkeyPatch
+    spec: Spec, sizes: list[int], noise: bool, recorded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also with other tensors at other places, and with two forwards before a backward."""
+    spec, masks = noisy(spec, "all" if noise else "", 4, sizes, reset=noise)
+    run = functools.partial(by_engine, masks=masks)
     monkeypatch.setattr(graphs, "LENGTHS", (2, 1))
     monkeypatch.setattr(graphs, "SHORTEST", 2)
     inputs = [as_float32(operands(spec, 4, sizes, seed=seed)) for seed in range(2)]
-    wanted = [with_gradients(by_engine, spec, o, sizes, seed=1) for o in inputs]
+    wanted = [with_gradients(run, spec, o, sizes, seed=1) for o in inputs]
     assert recorded.replays == 0
     monkeypatch.setattr(steps, "may_replay", lambda a: True)
-    with_gradients(by_engine, spec, inputs[0], sizes, seed=1)
+    with_gradients(run, spec, inputs[0], sizes, seed=1)
     assert recorded.replays == 0  # nothing is recorded for what comes but once
     for o, numbers in zip(inputs, wanted, strict=True):
-        found = with_gradients(by_engine, spec, o, sizes, seed=1)
+        found = with_gradients(run, spec, o, sizes, seed=1)
         assert all(torch.equal(found[name], numbers[name]) for name in numbers)
     assert recorded.replays > 0
 
-    results = [by_engine(spec, o, sizes) for o in inputs]
+    results = [run(spec, o, sizes) for o in inputs]
     for o, outputs, numbers in reversed(list(zip(inputs, results, wanted, strict=True))):
         generator = torch.Generator().manual_seed(1)
         grads = [torch.randn(r.shape, dtype=F64, generator=generator).to(r.dtype) for r in outputs]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,8 +20,10 @@ from ln_zoo import ops
 from ln_zoo.layers import GRU, LSTM, RNN
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, Site, WeightNorm
 from ln_zoo.ops import CELLS, KERNELS, Records, RecurrentCall, RowNorm, Weights, registry
+from ln_zoo.ops.engines import torch_rnn
 from ln_zoo.ops.engines.native import build
 from ln_zoo.ops.engines.torch_rnn import TorchRNN
+from ln_zoo.ops.engines.triton import steps
 
 H = 4
 GATES = {"LSTM": 4, "GRU": 3, "RNN_TANH": 1, "RNN_RELU": 1}
@@ -129,7 +134,7 @@ def test_names_choose_kernels(chosen: list[str | None], monkeypatch: pytest.Monk
 
 def test_every_kernel_has_a_name_and_a_title() -> None:
     names = [kernel.name for kernel in KERNELS]
-    assert list(dict.fromkeys(names)) == ["torch", "triton", "native", "aten"]
+    assert list(dict.fromkeys(names)) == ["cluster", "torch", "triton", "native", "aten"]
     assert all(kernel.title for kernel in KERNELS)
 
 
@@ -200,7 +205,7 @@ def test_a_kernel_is_one_entry_of_the_list(monkeypatch: pytest.MonkeyPatch) -> N
             return None if call.records[0]["sum"].center else "it centres"
 
         def __call__(self, call: RecurrentCall) -> Any:
-            assert call[-3:] == (False, 0.0, True)  # bidirectional, dropout, training
+            assert (call.bidirectional, call.dropout, call.training) == (False, 0.0, True)
             return call.records[0]["sum"].gain.expand(*call.x.shape[:2], 4), call.states
 
     monkeypatch.setattr(registry, "KERNELS", [Constant(), *KERNELS])
@@ -312,3 +317,73 @@ def test_a_layer_is_torchs_where_ours_is_not_allowed(
     monkeypatch.setenv("LN_ZOO_KERNELS", "torch,aten")
     GRU(3, 96)(torch.randn(40, 6, 3))
     assert chosen == [FUSED]
+
+
+@pytest.mark.parametrize("cell", GATES)
+def test_torchs_loop_is_given_contiguous_states(cell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuDNN refuses others; the loops for CPUs take any."""
+    given: list[Tensor] = []
+    function = torch_rnn._FUNCTIONS[cell]
+
+    def noted(x: Tensor, hx: Tensor | tuple[Tensor, ...], *rest: Any) -> tuple[Tensor, ...]:
+        given.extend(hx if isinstance(hx, tuple) else [hx])
+        return function(x, hx, *rest)
+
+    monkeypatch.setitem(torch_rnn._FUNCTIONS, cell, noted)
+    c = call(cell)
+    expanded = torch.randn(1, 1, H).expand(-1, 2, -1)
+    strided = torch.randn(1, H, 2).transpose(1, 2)
+    for state in (expanded, strided):
+        expected, _ = TorchRNN()(c._replace(states=(state.contiguous(),) * len(c.states)))
+        found, _ = TorchRNN()(c._replace(states=(state,) * len(c.states)))
+        assert torch.equal(found, expected)
+    assert len(given) == 4 * len(c.states)
+    assert all(state.is_contiguous() for state in given)
+
+
+def test_weights_in_one_piece_have_their_values_and_gradients() -> None:
+    """In cuDNN's order: the matrices of both layers, projections too, then their biases."""
+    sizes = 2 * [(8, 3), (8, 2), (8,), (8,), (1, 2)]
+    own = [torch.randn(*size, requires_grad=True) for size in sizes]
+    found = torch_rnn.in_one_piece(own, torch.float64)
+    assert all(torch.equal(a, b.double()) for a, b in zip(found, own, strict=True))
+    starts = [a.storage_offset() for a in found]
+    order = sorted(range(10), key=starts.__getitem__)
+    assert order == [0, 1, 4, 5, 6, 9, 2, 3, 7, 8]
+    assert found[8].storage_offset() + 8 == sum(a.numel() for a in own)
+    assert len({a.untyped_storage().data_ptr() for a in found}) == 1
+    gradients = torch.autograd.grad(sum((k + 1) * a.sum() for k, a in enumerate(found)), own)
+    assert all(torch.equal(g, torch.full_like(g, k + 1)) for k, g in enumerate(gradients))
+
+
+@pytest.mark.usefixtures("compiler")
+def test_checks_of_the_machine_are_not_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.compile cannot trace those of the GPU's engine: they ask importlib and the driver."""
+
+    def untraceable(answer: Any) -> Any:
+        def ask(*arguments: Any) -> Any:
+            torch._dynamo.graph_break()
+            return answer
+
+        return ask
+
+    properties = SimpleNamespace(major=9, minor=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", untraceable(properties))
+    monkeypatch.setattr(importlib.util, "find_spec", untraceable(object()))
+    steps._has_triton.__wrapped__.cache_clear()
+    gpu = torch.device("cuda", 0)
+
+    def takes(x: Tensor) -> Tensor:
+        return x + 1 if steps._unsupported_gpu(gpu, torch.bfloat16) is None else x
+
+    compiled = torch.compile(takes, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(torch.zeros(2)), torch.ones(2))
+    steps._has_triton.__wrapped__.cache_clear()
+
+
+@pytest.fixture
+def compiler() -> Iterator[None]:
+    """Forgets what was compiled before and after."""
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()

@@ -24,6 +24,7 @@ from accuracy import (
     ratios,
 )
 from engines import cpu_engines
+from equations import NOISE, equations, masks_for, resets_for
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
@@ -98,58 +99,6 @@ def double(under: Under) -> Under:
         under.calls = 1
         pytest.skip(f"{under.engine.name} has no float64")
     return under
-
-
-# The equations
-
-
-def normalized(a: Tensor, rows: Rows, gain: Tensor | None, shift: Tensor | None = None) -> Tensor:
-    if not rows.scale:
-        return a
-    hidden = a.shape[1] // sum(rows.groups)
-    parts = []
-    for part in a.split([n * hidden for n in rows.groups], 1):
-        centre = part.mean(1, keepdim=True) if rows.center else 0
-        square = ((part - centre) ** 2).mean(1, keepdim=True)
-        parts.append((part - centre) / (square + rows.eps).sqrt())
-    a = torch.cat(parts, 1) * gain
-    return a if shift is None else a + shift
-
-
-def equations(spec: Spec, o: Operands, masks: Masks = NO_MASKS) -> tuple[Tensor, ...]:
-    """Equations 4, 20-22 and 26-28 for a batch: outputs (T, N, H) and final states.
-
-    Recurrent dropout as Gal and Ghahramani (2016, section 4) have it, one mask for all steps, and
-    zoneout as Krueger et al. (2017, section 3): ``d * before + (1 - d) * after``.
-    """
-    h, c, outputs = o.h0, o.c0, []
-    bias = torch.zeros(len(o.w_hh), dtype=h.dtype) if o.bias is None else o.bias
-    one = h.new_ones(len(o.x), *h.shape)
-    pairs = zip((masks.zoneout_h, masks.zoneout_c), spec.zoneout, strict=True)
-    d_h, d_c = (q * one if mask is None else mask.to(h.dtype) for mask, q in pairs)
-    dropout = 1 if masks.dropout is None else masks.dropout.to(h.dtype)
-    for t, x in enumerate(o.x):
-        h_before, c_before = h, c
-        v, u = x @ o.w_ih.T, (dropout * h) @ o.w_hh.T
-        if spec.cell == "LSTM":
-            p = normalized(v, spec.input, o.gain_input) + bias
-            p = p + normalized(u, spec.recurrent, o.gain_recurrent)
-            i, f, g, out = p.chunk(4, 1)
-            c = f.sigmoid() * c + i.sigmoid() * g.tanh()
-            h = out.sigmoid() * normalized(c, spec.out, o.gain_out, o.shift_out).tanh()
-        elif spec.cell == "GRU":
-            xr, xz, xn = (normalized(v, spec.input, o.gain_input) + bias).chunk(3, 1)
-            hr, hz, hn = normalized(u, spec.recurrent, o.gain_recurrent).chunk(3, 1)
-            r, z = (xr + hr).sigmoid(), (xz + hz).sigmoid()
-            n = (xn + r * (hn if o.bias_hn is None else hn + o.bias_hn)).tanh()
-            h = (1 - z) * n + z * h
-        else:
-            a = normalized(v + u, spec.out, o.gain_out) + bias
-            h = a.tanh() if spec.cell == "RNN_TANH" else a.clamp(min=0)
-        h = d_h[t] * h_before + (1 - d_h[t]) * h
-        c = c if c is None else d_c[t] * c_before + (1 - d_c[t]) * c
-        outputs.append(h)
-    return (torch.stack(outputs), h) if c is None else (torch.stack(outputs), h, c)
 
 
 def problem(
@@ -340,25 +289,6 @@ def test_no_biases_and_other_eps(cell: str, under: Under) -> None:
 
 # Zoneout and recurrent dropout
 
-NOISE = ("zoneout", "expected zoneout", "recurrent dropout", "all")
-
-
-def masks_for(spec: Spec, noise: str, lead: tuple[int, ...], N: int, H: int) -> tuple[Spec, Masks]:
-    """What is drawn, and the specification where nothing is; shares and factors are exact."""
-    generator = torch.Generator().manual_seed(3)
-
-    def mask(*size: int) -> Tensor:
-        return torch.rand(size, generator=generator) < 0.25
-
-    lstm = spec.cell == "LSTM"
-    held = Masks(None, mask(*lead, H), mask(*lead, H) if lstm else None)
-    dropout = mask(N, H).logical_not() * 2.0
-    if noise == "expected zoneout":
-        return replace(spec, zoneout=(0.25, 0.125 if lstm else 0.0)), NO_MASKS
-    if noise == "all":  # of c alone in evaluation
-        return replace(spec, zoneout=(0.0, 0.5 if lstm else 0.0)), Masks(dropout, held.zoneout_h)
-    return spec, held if noise == "zoneout" else Masks(dropout)
-
 
 @every_cell
 @pytest.mark.parametrize(("places", "noise"), [*zip([None, (), None, ()], NOISE, strict=True)])
@@ -370,6 +300,20 @@ def test_noise_against_the_equations(
     plain = specification(cell, center=T > 3, places=places)
     spec, masks = masks_for(plain, noise, (T, N), N, H)
     compare(under, spec, problem(spec, *size), masks)
+
+
+@every_cell
+@pytest.mark.parametrize("noise", [None, *NOISE])
+def test_resets_against_the_equations(cell: str, noise: str | None, under: Under) -> None:
+    if not under.engine.has_resets:
+        under.calls = 1
+        pytest.skip(f"{under.engine.name} has no resets")
+    T, N, H = 19, 5, 37
+    spec, masks = specification(cell, center=True), NO_MASKS
+    if noise is not None:
+        spec, masks = masks_for(spec, noise, (T, N), N, H)
+    masks = masks._replace(reset=resets_for(T, N))
+    compare(under, spec, problem(spec, T, N, 7, H), masks)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,8 +22,9 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from ln_zoo.ops.engines.triton import TritonEngine, graphs, steps
-from ln_zoo.ops.spec import Rows, Spec
+from ln_zoo.ops.engines.base import Masks
+from ln_zoo.ops.engines.triton import TritonEngine, batch, graphs, steps
+from ln_zoo.ops.spec import Examples, Rows, Spec
 
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="needs triton: pip install triton"
@@ -58,7 +60,53 @@ STEPS = [
     for step in ((c, b, *size) for c in SPECS for b in (False, True) for size in SIZES_OF_STEPS)
 ]
 
+#: The same of steps with noise, of packed sequences.
+FEW_NOISY_STEPS = {
+    ("LSTM", False, 400, "fp32"),
+    ("LSTM", True, 2400, "fp32"),
+    ("LSTM", True, 1024, "bf16"),
+    ("GRU", True, 1024, "fp32"),
+}
+NOISY_STEPS = [
+    pytest.param(*step, marks=[] if step in FEW_NOISY_STEPS else pytest.mark.slow)
+    for step in (
+        (c, b, *size)
+        for c in SPECS
+        for b in (False, True)
+        for size in ((400, "fp32"), (1024, "fp32"), (1024, "bf16"), (2400, "fp32"), (4096, "fp32"))
+    )
+]
+
+EXAMPLES = Examples(True, 1e-5)
+OVER_EXAMPLES = {
+    "LSTM": Spec("LSTM", EXAMPLES, EXAMPLES, EXAMPLES),
+    "GRU": Spec("GRU", EXAMPLES, EXAMPLES, Rows()),
+    "RNN_TANH": Spec("RNN_TANH", Rows(), Rows(), EXAMPLES),
+}
+#: Kernels of steps over a batch: cell, whether backward, examples, units, precision. The examples
+#: are those of a program of one warp and of several, and more than registers hold.
+FEW_BATCH_STEPS = {
+    ("LSTM", False, 128, 257, "bf16"),
+    ("LSTM", True, 128, 256, "fp32"),
+    ("GRU", False, 128, 256, "fp32"),
+    ("GRU", True, 1000, 256, "fp32"),
+    ("RNN_TANH", True, 8, 400, "fp32"),
+}
+BATCH_STEPS = [
+    pytest.param(*step, marks=[] if step in FEW_BATCH_STEPS else pytest.mark.slow)
+    for step in (
+        (c, b, *size)
+        for c in SPECS
+        for b in (False, True)
+        for size in (
+            *((n, h, "fp32") for n in (8, 128, 1000) for h in (256, 400, 650)),
+            *((128, 257, "bf16"), (512, 100, "fp32")),
+        )
+    )
+]
+
 INTERPRETED = Path(__file__).parent / "gpu_in_interpreter.py"
+OVER_BATCHES = Path(__file__).parent / "batch_in_interpreter.py"
 DRAW = Path(__file__).parent / "test_draw.py"
 #: Those of DRAW that are tried; all of them with -m slow.
 FEW_OF_DRAW = (
@@ -66,6 +114,22 @@ FEW_OF_DRAW = (
     "test_one_of_everything[triton-softmax-none]",
     "test_graphs_give_the_same_numbers[triton]",
 )
+
+WINDOW = Path(__file__).parent / "test_window.py"
+#: Those of the window that are tried; all of them with -m slow.
+FEW_OF_WINDOW = (
+    "test_one_of_everything[triton-input]",
+    "test_graphs_give_the_same_numbers[triton]",
+    "test_kernels_stay_within_their_memory[triton-layer]",
+)
+
+#: Kernels of the window, and the types of their tensors and numbers.
+WINDOW_TYPES = {
+    "add_window": "*i64 i32 i32",
+    "window_forward": "*i64 *fp32 i32",
+    "window_backward": "*i64 *fp32 *fp32 i32",
+    "input_gradient_of_step": "*i64 *fp32 i32",
+}
 
 #: Kernels of DRAW, and the types of their tensors.
 DRAW_TYPES = {
@@ -87,9 +151,27 @@ DRAW_CONSTANTS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def interpreted(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[ElementTree.Element], str]:
-    """The results of `gpu_in_interpreter.py` and a few of DRAW, and all that pytest printed."""
+    """Results of `gpu_in_interpreter.py`, a few of DRAW and the window, and what pytest printed."""
     report = tmp_path_factory.mktemp("interpreted") / "report.xml"
-    return in_the_interpreter(report, INTERPRETED, *(f"{DRAW}::{name}" for name in FEW_OF_DRAW))
+    few = [f"{DRAW}::{name}" for name in FEW_OF_DRAW]
+    few += [f"{WINDOW}::{name}" for name in FEW_OF_WINDOW]
+    return in_the_interpreter(report, INTERPRETED, *few)
+
+
+@pytest.fixture(scope="module")
+def over_batches(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[ElementTree.Element], str]:
+    """The same of `batch_in_interpreter.py`."""
+    return in_the_interpreter(tmp_path_factory.mktemp("over_batches") / "report.xml", OVER_BATCHES)
+
+
+def fast_tests(file: Path) -> list[str]:
+    """Names of the tests in a file, but for those that are slow."""
+    return [
+        node.name
+        for node in ast.parse(file.read_text()).body
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+        if "pytest.mark.slow" not in map(ast.unparse, node.decorator_list)
+    ]
 
 
 def in_the_interpreter(
@@ -110,15 +192,7 @@ def in_the_interpreter(
 
 
 @needs_triton
-@pytest.mark.parametrize(
-    "name",
-    [
-        node.name
-        for node in ast.parse(INTERPRETED.read_text()).body
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
-        if "pytest.mark.slow" not in map(ast.unparse, node.decorator_list)
-    ],
-)
+@pytest.mark.parametrize("name", fast_tests(INTERPRETED))
 def test_numbers_in_the_interpreter(
     name: str, interpreted: tuple[list[ElementTree.Element], str]
 ) -> None:
@@ -127,8 +201,17 @@ def test_numbers_in_the_interpreter(
 
 
 @needs_triton
-@pytest.mark.parametrize("name", FEW_OF_DRAW)
-def test_draw_in_the_interpreter(
+@pytest.mark.parametrize("name", fast_tests(OVER_BATCHES))
+def test_numbers_over_batches_in_the_interpreter(
+    name: str, over_batches: tuple[list[ElementTree.Element], str]
+) -> None:
+    """Each test of that file, with all of its parameters."""
+    assert_passed(name, over_batches)
+
+
+@needs_triton
+@pytest.mark.parametrize("name", [*FEW_OF_DRAW, *FEW_OF_WINDOW])
+def test_loops_in_the_interpreter(
     name: str, interpreted: tuple[list[ElementTree.Element], str]
 ) -> None:
     """The engine held against the equations by the tests of all engines."""
@@ -137,7 +220,11 @@ def test_draw_in_the_interpreter(
 
 @needs_triton
 @pytest.mark.slow
-@pytest.mark.parametrize(("file", "least"), [(INTERPRETED, 50), (DRAW, 60)], ids=["layers", "draw"])
+@pytest.mark.parametrize(
+    ("file", "least"),
+    [(INTERPRETED, 50), (OVER_BATCHES, 100), (DRAW, 60), (WINDOW, 100)],
+    ids=["layers", "batches", "draw", "window"],
+)
 def test_all_in_the_interpreter(tmp_path: Path, file: Path, least: int) -> None:
     results, output = in_the_interpreter(tmp_path / "report.xml", file, slow=True)
     assert len(results) > least, output
@@ -169,24 +256,30 @@ def refusal(
     hidden: int = 400,
     capability: tuple[int, int] = (9, 0),
     triton: bool = True,
+    spec: Spec = SPECS["LSTM"],
 ) -> str | None:
     properties = SimpleNamespace(major=capability[0], minor=capability[1])
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(steps, "_has_triton", lambda: triton)
     x: Any = SimpleNamespace(device=torch.device(device))
     w_hh = torch.empty(4 * hidden, hidden, device="meta")
-    return TritonEngine().unsupported_reason(SPECS["LSTM"], x, w_hh, dtype)
+    return TritonEngine().unsupported_reason(spec, x, w_hh, dtype)
 
 
 def test_refusals_have_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refusal(monkeypatch) is None
     assert refusal(monkeypatch, dtype=torch.bfloat16, capability=(8, 0)) is None
     assert refusal(monkeypatch, capability=(7, 0), hidden=4096) is None
+    batch = OVER_EXAMPLES["LSTM"]
+    assert refusal(monkeypatch, spec=batch, hidden=5000) is None
+    differ = replace(batch, out=replace(EXAMPLES, correction=1))
     for options, reason in (
         ({"device": "cpu"}, "the input is on the device cpu, not on an NVIDIA GPU"),
         ({"triton": False}, "triton is not installed"),
         ({"dtype": torch.float64}, "products are in torch.float64"),
         ({"dtype": torch.float16}, "products are in torch.float16"),
+        ({"spec": batch, "device": "cpu"}, "the input is on the device cpu"),
+        ({"spec": differ}, "places differ in the correction"),
         ({"hidden": 4097}, "H is 4097; a program holds a row of at most 4096"),
         ({"capability": (6, 1)}, "needs compute capability 7.0, the GPU has 6.1"),
         ({"dtype": torch.bfloat16, "capability": (7, 5)}, "needs compute capability 8.0"),
@@ -297,6 +390,71 @@ class TestCompiled:
             assert single <= 4 * stats
             assert addresses <= (0 if access == "st" else len(kernels.SLOTS))
 
+    @pytest.mark.parametrize(("cell", "backward", "examples", "hidden", "kind"), BATCH_STEPS)
+    def test_steps_over_a_batch(
+        self, cell: str, backward: bool, examples: int, hidden: int, kind: str, tmp_path: Path
+    ) -> None:
+        from ln_zoo.ops.engines.triton import batch_kernels
+
+        dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[kind]
+        rows, units, many, warps = batch.tile(examples)
+        found = batch.constants(OVER_EXAMPLES[cell], hidden, batch_kernels.KINDS[dtype], True)
+        found |= {"HAS_DOUT" if backward else "SAVE": True}
+        for name, size in (("KIND_ALIGN", dtype.itemsize), ("WIDE_ALIGN", 4)):
+            found[name] = min(16, hidden * size & -(hidden * size))
+        found |= {"ROWS": rows, "UNITS": units, "MANY": many}
+        compiled = compile_for_sm_90(
+            batch_kernels.STEPS[cell, backward],
+            ["*i64", "*fp32", f"*{kind}", "i32", "i32", "i32"],
+            found,
+            warps,
+        )
+        check(compiled, tmp_path)
+        # Warps exchange sums and nothing else: no tile changes its layout.
+        assert compiled.metadata.shared <= 4 * warps * units * 12
+        assert compiled.asm["ptx"].count("bar.sync") <= (0 if warps == 1 else 20)
+        # As many units at a time as rows of H are aligned to.
+        width = min(4, hidden & -hidden, rows * units // (32 * warps), units)
+        widest = "b32" if width == 1 else f"v{width}.b32"
+        assert accesses(compiled, "ld")[widest] > 0
+        assert accesses(compiled, "ld").keys() <= {widest, "b64", "b16"}
+
+    def test_rows_less_means(self, tmp_path: Path) -> None:
+        from ln_zoo.ops.engines.triton import batch_kernels
+
+        compiled = compile_for_sm_90(
+            batch_kernels.rows_less_means,
+            ["*fp32", "*i64", "*fp32", "*fp32", "i32", "i32"],
+            {"ROWS": 16, "COLS": 64, "PACKED": True},
+            4,
+        )
+        check(compiled, tmp_path)
+
+    @pytest.mark.parametrize(("cell", "backward", "hidden", "kind"), NOISY_STEPS)
+    def test_steps_with_everything(
+        self, cell: str, backward: bool, hidden: int, kind: str, tmp_path: Path
+    ) -> None:
+        """Zoneout, recurrent dropout, resets, packed sequences."""
+        from ln_zoo.ops.engines.triton import kernels
+
+        spec, stats = SPECS[cell], TritonEngine().stats(SPECS[cell])
+        dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[kind]
+        found = steps.constants(spec, hidden, kernels.KINDS[dtype], backward, True, stats)
+        there = torch.empty(0)
+        masks = Masks(there, there, there if cell == "LSTM" else None, there)
+        found |= steps.noise_constants(masks) | {"PACKED": True}
+        found |= {"HAS_DOUT": True, "PASSES": True} if backward else {"SAVE": True}
+        found |= {"KIND_ALIGN": min(16, dtype.itemsize * 4), "WIDE_ALIGN": 16, "FLAG_ALIGN": 4}
+        compiled = compile_for_sm_90(
+            kernels.STEPS[cell, backward],
+            ["*i64", "*fp32", f"*{kind}", "i32"],
+            found,
+            steps.warps(hidden),
+        )
+        check(compiled, tmp_path)
+        # Four flags of a thread are read at once: none byte by byte, but those of whole rows.
+        assert accesses(compiled, "ld")["b8"] <= 1
+
     @pytest.mark.parametrize("hidden", [100, 400, 2400])
     @pytest.mark.parametrize("gates", [3, 4])
     def test_input_gradients(self, gates: int, hidden: int, tmp_path: Path) -> None:
@@ -330,6 +488,22 @@ class TestCompiled:
         found = {key: value for key, value in DRAW_CONSTANTS.items() if key in kernel.arg_names}
         warps = draw.IMAGE_WARPS if "paint" in name else draw.ROW_WARPS
         check(compile_for_sm_90(kernel, DRAW_TYPES[name].split(), found, warps), tmp_path)
+
+    @pytest.mark.parametrize("hidden", [64, 400])
+    @pytest.mark.parametrize("name", WINDOW_TYPES)
+    def test_window(self, name: str, hidden: int, tmp_path: Path) -> None:
+        """At the sizes of the quickstart and of Graves."""
+        from ln_zoo.ops.engines.triton import window, window_kernels
+
+        kernel = getattr(window_kernels, name)
+        found = window.constants(10, 57, hidden) | {
+            **{"G": 4 * hidden, "BLOCK": steps.block(hidden), "STARTS": 1, "STATS_SIZE": 4},
+            **{"ROWS": window.TILE_ROWS, "COLS": window.TILE_COLS, "DEPTH": window.TILE_DEPTH},
+            "HAS_DSHOWN": True,
+        }
+        found = {key: value for key, value in found.items() if key in kernel.arg_names}
+        warps = steps.warps(hidden) if "gradient" in name else window.WARPS
+        check(compile_for_sm_90(kernel, WINDOW_TYPES[name].split(), found, warps), tmp_path)
 
     @pytest.mark.parametrize("own_mean", [False, True])
     def test_column_sums(self, own_mean: bool, tmp_path: Path) -> None:

@@ -77,7 +77,11 @@ def test_stack_counts_directions_in_torchs_order() -> None:
     seen: list[tuple[int, list[float]]] = []
 
     def run(
-        i: int, x: Tensor, sizes: Sequence[int] | None, states: tuple[Tensor, ...]
+        i: int,
+        x: Tensor,
+        sizes: Sequence[int] | None,
+        states: tuple[Tensor, ...],
+        reset: Tensor | None,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         seen.append((i, x[:, 0, 0].tolist()))
         assert sizes is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -140,11 +139,6 @@ def test_a_cell_state_that_there_is_not() -> None:
 
 def test_engines_that_have_none() -> None:
     mask = torch.ones(T, N, H).bool()
-    spec = Spec("RNN_TANH", PLAIN, PLAIN, PLAIN)
-    with pytest.raises(RuntimeError, match="triton has neither zoneout nor recurrent dropout"):
-        call("triton", spec, zoneout_h=mask)
-    with pytest.raises(RuntimeError, match="triton has neither zoneout nor recurrent dropout"):
-        call("triton", replace(spec, zoneout=(0.5, 0.0)))
     over = Spec("GRU", PLAIN, Examples(True, 1e-5), PLAIN)
     with pytest.raises(RuntimeError, match="aten has neither zoneout nor recurrent dropout"):
         call("aten", over, zoneout_h=mask)

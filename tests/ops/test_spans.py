@@ -39,6 +39,31 @@ def test_rows_before_each_row(lengths: tuple[int, ...], least: int) -> None:
         assert before.is_contiguous()
 
 
+@pytest.mark.parametrize("least", [1, 4, 100])
+def test_rows_that_are_reset_had_zeros(least: int) -> None:
+    packed = pack_sequence([torch.rand(n, 3) + 1 for n in (6, 6, 3, 2)])
+    start, reset = torch.rand(4, 3) + 1, torch.rand(17) < 0.4
+    kept = packed.data.clone()
+    for span in spans(packed.batch_sizes.tolist(), least):
+        flags = reset[span.rows]
+        found, plain = (previous_rows(start, packed.data, span, r) for r in (flags, None))
+        assert torch.equal(found, plain * ~flags.unsqueeze(1))
+    assert torch.equal(packed.data, kept)
+
+
+def test_rows_before_are_found_run_by_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not step by step: of 1000 steps of two sizes, four pieces are joined."""
+    sizes, joined = [3] * 500 + [2] * 500, []
+    after, join = torch.rand(sum(sizes), 1), torch.cat
+    monkeypatch.setattr(torch, "cat", lambda parts: joined.append(len(parts)) or join(parts))
+    (span,) = spans(sizes, sum(sizes))
+    found = previous_rows(torch.zeros(3, 1), after, span)
+    assert joined == [4]
+    assert torch.equal(found[3:1500], after[:1497])
+    assert torch.equal(found[1500:1502], after[1497:1499])
+    assert torch.equal(found[1502:], after[1500:-2])
+
+
 @pytest.mark.parametrize("batch_first", [False, True])
 def test_rows_of_a_padded_batch_are_contiguous(batch_first: bool) -> None:
     x = torch.randn(3, 6, 2).transpose(0, 1) if batch_first else torch.randn(6, 3, 2)

@@ -6,7 +6,8 @@ import functools
 import gc
 import itertools
 import logging
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ from ln_zoo.ops import (
 )
 from ln_zoo.ops.engines.base import Engine
 from ln_zoo.ops.engines.native.runtime import unavailable_reason
+from ln_zoo.ops.engines.triton import TritonEngine, graphs, steps
 from ln_zoo.ops.loops import window
 from ln_zoo.ops.registry import kernel_named
 
@@ -44,11 +46,18 @@ class Under:
     calls: int = 0
 
 
-@pytest.fixture(params=cpu_engines("window"))
+#: Triton's interpreter is chosen for a whole process: `test_gpu_engine.py` has one.
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+ENGINES = ["triton"] if INTERPRETED else [*cpu_engines("window")]
+
+
+@pytest.fixture(params=ENGINES)
 def under(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Under]:
     """Lets one engine run alone, and makes sure that it did."""
     if request.param == "native" and unavailable_reason() is not None:
         pytest.skip(f"no native kernels: {unavailable_reason()}")
+    if request.param == "triton":
+        monkeypatch.setattr(TritonEngine, "unsupported_reason", lambda *arguments: None)
     engine = kernel_named("window", request.param).engine
     found = Under(engine)
     prepare = engine.prepare
@@ -594,6 +603,65 @@ def test_memory_is_not_read_before_it_is_written(
     assert all(a.isfinite().all() for a in quiet)
 
 
+@pytest.mark.skipif(not INTERPRETED, reason="of kernels in triton's interpreter")
+@every_rule
+def test_kernels_stay_within_their_memory(
+    rule: Rule | None, under: Under, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that kernels write lies between marks, which they leave alone."""
+    guard, mark, made = 8, 12345.0, []
+
+    def empty(size: Sequence[int], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        dtype, count = dtype or like.dtype, torch.Size(size).numel()
+        memory = torch.full((count + 2 * guard,), mark).to(dtype)
+        inner = memory[guard : guard + count]
+        inner.fill_(-1 if dtype == torch.int64 else float("nan"))
+        made.append((memory, count))
+        return inner.view(tuple(size))
+
+    def of_engine(*size: int, like: Tensor, dtype: torch.dtype, scratch: str = "") -> Tensor:
+        return empty(size, like, dtype)
+
+    monkeypatch.setattr(steps, "empty", empty)
+    monkeypatch.setattr(under.engine, "empty", of_engine)
+    monkeypatch.setattr(window, "_LEAST_STEPS", 2)
+    compare(under, rule, problem(2, 3, 5, 3, 3, rule))
+    assert len(made) > 10
+    for memory, count in made:
+        around = torch.cat([memory[:guard], memory[guard + count :]])
+        assert torch.equal(around, torch.full_like(around, torch.tensor(mark).to(memory.dtype)))
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="the other engines record nothing")
+def test_graphs_give_the_same_numbers(
+    under: Under, recorded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of texts of another length, and with two forwards before a backward."""
+    monkeypatch.setattr(graphs, "LENGTHS", (2, 1))
+    monkeypatch.setattr(graphs, "SHORTEST", 2)
+    monkeypatch.setattr(window, "_LEAST_STEPS", 2)
+    rule = Rule()
+    problems = [problem(3, 2, 5, U, 2, rule, seed) for seed, U in ((0, 4), (1, 35))]
+    wanted = [run(by(under, rule), p, F32) for p in problems]
+    assert recorded.replays == 0
+    monkeypatch.setattr(steps, "may_replay", lambda a: True)
+    run(by(under, rule), problems[0], F32)
+    assert recorded.replays == 0  # recorded when it comes again
+    for p, numbers in zip(problems, wanted, strict=True):
+        found = run(by(under, rule), p, F32)
+        assert all(torch.equal(found[name], numbers[name]) for name in numbers)
+    assert recorded.replays == 2 * 2 * 2  # of 2 steps and 1
+    assert recorded.recordings == 2 * 2  # texts of all lengths share them
+
+    leaves = [cast(p, F32) for p in problems]
+    done = [by(under, rule)(p._replace(w_hh=p.w_hh.requires_grad_())) for p in leaves]
+    for p, results, numbers in reversed(list(zip(leaves, done, wanted, strict=True))):
+        generator = torch.Generator().manual_seed(99)
+        cotangents = [torch.randn(a.shape, generator=generator) for a in results]
+        (found,) = torch.autograd.grad(results, [p.w_hh], cotangents)
+        assert torch.equal(found, numbers["dw_hh"])
+
+
 def test_threads_change_nothing_but_rounding_and_runs_nothing(under: Under) -> None:
     rule = Rule()
     p = problem(30, 9, 20, 9, 3, rule)
@@ -721,10 +789,15 @@ def test_the_log_says_what_runs(
         return [m for m in caplog.messages if m.startswith("an LSTM with a window")]
 
     what = "an LSTM with a window"
-    assert said("1") == [f"{what}: runs on native (C++ loops compiled on this machine)"]
+    runs = f"{what}: runs on native (C++ loops compiled on this machine)"
+    (why, found) = said("1")
+    assert why.startswith(f"{what}: not run by triton (Triton kernels): the input is on the device")
+    assert found == runs
+    assert said("native") == [runs]
     assert said("0") == [f"{what}: runs on functions of torch: LN_ZOO_KERNELS=0"]
-    (why, instead) = said("1", x=p.x[:15])
-    assert why.endswith(": it gains nothing below 16 steps")
+    *whys, instead = said("1", x=p.x[:15])
+    assert len(whys) == 2
+    assert all(why.endswith(": it gains nothing below 16 steps") for why in whys)
     assert instead == f"{what}: runs on functions of torch"
 
 

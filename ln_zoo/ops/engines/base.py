@@ -23,7 +23,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ln_zoo.ops.spans import Span
+from ln_zoo.ops.spans import Span, without_means
 from ln_zoo.ops.spec import Examples, Operands, Rows, Spec
 
 
@@ -59,6 +59,12 @@ class Products:
     def input_gradient(self, dv: Tensor, out: Tensor) -> None:
         """Fills out (rows, I) with what dv (rows, G) makes of ``w_ih``."""
         torch.mm(dv, self.w_ih, out=out)
+
+    def without_means(
+        self, a: Tensor, sizes: Sequence[int], wide: torch.dtype, out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Rows less their mean over the examples of each step: `ln_zoo.ops.spans.without_means`."""
+        return without_means(a, sizes, wide, out)
 
     def add_weight_gradient(self, d: Tensor, a: Tensor, total: Tensor, first: bool) -> None:
         """Adds the product of d (rows, G), transposed, and a (rows, F) to the total (G, F).
@@ -112,16 +118,23 @@ class Masks(NamedTuple):
         zoneout_h: where h stays as it was before its step, (rows, H), boolean; ``None``: nowhere,
             but for ``spec.zoneout``.
         zoneout_c: the same for an LSTM's cell state.
+        reset: where the states before a step are zeros, (rows,), boolean; ``None``: nowhere.
     """
 
     dropout: Tensor | None = None
     zoneout_h: Tensor | None = None
     zoneout_c: Tensor | None = None
+    reset: Tensor | None = None
+
+    @property
+    def noise(self) -> bool:
+        """Whether any mask of zoneout or recurrent dropout is there."""
+        return any(a is not None for a in self[:3])
 
     def part(self, rows: slice) -> Masks:
         """What belongs to some of the rows."""
-        dropout, *held = self
-        return Masks(dropout, *(None if a is None else a[rows] for a in held))
+        dropout, *by_row = self
+        return Masks(dropout, *(None if a is None else a[rows] for a in by_row))
 
 
 NO_MASKS = Masks()
@@ -192,7 +205,8 @@ class Chunk(NamedTuple):
             gradient will be asked for.
         places: statistics over examples. What is given is read. What the batch has is written: the
             variance, and the mean added to what is there (0, or the part of it that v is without).
-        masks: what was drawn for these steps; read only.
+        masks: noise and resets of these steps; read only. An engine that has resets takes h and c
+            of a flagged row to be zeros before its step, so that its row of u is 0.
     """
 
     sizes: Sequence[int]
@@ -215,15 +229,17 @@ class ChunkGrads(NamedTuple):
             the state before the first.
         dc: the same of an LSTM's cell state.
         saved: what the forward kept; read only.
-        h_prev: states before each step, (rows, H), in the precision of products; read only.
-        c_prev: cell states before each step, (rows, H), float32 at least; read only.
+        h_prev: states before each step, (rows, H), in the precision of products, zeros in rows that
+            are reset; read only.
+        c_prev: the same of cell states, (rows, H), float32 at least; read only.
         du: to be filled with the gradient of u, (rows, G), in the precision of products. (The frame
             makes the gradient of w_hh of it; dh is the engine's.) Where the place uses the batch,
             any constant may be added to a feature of a step.
         dv: to be filled with that of v; in an RNN (``spec.merged``) the same tensor as du.
         sums: what to add the gradients of vectors to, in place.
         places: statistics over examples; read only.
-        masks: what was drawn for these steps; read only.
+        masks: noise and resets of these steps; read only. The gradients dh and dc that leave the
+            step of a flagged row are zeros: the engine sets them.
     """
 
     sizes: Sequence[int]
@@ -288,6 +304,10 @@ class Engine(Protocol):
     @property
     def has_noise(self) -> bool:
         """Whether it has zoneout and recurrent dropout, if no place normalises over examples."""
+
+    @property
+    def has_resets(self) -> bool:
+        """Whether it has `Masks.reset`, if no place normalises over examples."""
 
     def missing(self) -> str | None:
         """What this machine lacks for it, or ``None``; compiles nothing."""

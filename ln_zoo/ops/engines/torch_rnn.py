@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from ln_zoo.ops.cells import States
+from ln_zoo.ops.operator import no_autocast
 from ln_zoo.ops.recurrence import RecurrentCall
 from ln_zoo.ops.recurrent_kernel import exporting, transformed
 from ln_zoo.ops.registry import Task
+from ln_zoo.ops.spec import product_dtype
 
 _FUNCTIONS: dict[str, Callable[..., tuple[Tensor, ...]]] = {
     "LSTM": torch.lstm,
@@ -47,38 +50,74 @@ class TorchRNN:
         for w in call.weights:
             if w.noise.kinds:
                 return f"torch has no {' and '.join(w.noise.kinds)}"
+        if call.reset is not None:
+            return "torch has no resets"
         reason = transformed()
         if reason is not None:
             return reason
-        if x.device.type == "cpu":
-            # Compiled, an LSTM's backward fails where the input needs no gradient (torch 2.13), and
-            # the others become 26 nodes for each step: compiling takes minutes.
-            if torch.compiler.is_compiling() and not exporting():
-                return "torch.compile would unroll torch's loops on the CPU"
-            if cell.name == "LSTM" and torch.is_autocast_enabled("cpu"):
-                dtype = torch.get_autocast_dtype("cpu")
-                if dtype == torch.float16:
-                    return "torch has no LSTM for float16 autocast on the CPU"
-                # It asks oneDNN for one, which has none without AVX-512 (torch 2.13).
-                if (
-                    dtype == torch.bfloat16
-                    and torch.backends.mkldnn.is_available()
-                    and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
-                ):
-                    return "torch has no LSTM for bfloat16 autocast on this processor"
+        # Decomposed into 26 nodes for each step, on a GPU too, layers take minutes to compile; an
+        # LSTM's backward fails on the CPU where the input needs no gradient (torch 2.13).
+        if torch.compiler.is_compiling() and not exporting():
+            return "torch.compile would unroll torch's loops"
+        if cell.name == "LSTM" and x.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
+            dtype = torch.get_autocast_dtype("cpu")
+            if dtype == torch.float16:
+                return "torch has no LSTM for float16 autocast on the CPU"
+            # It asks oneDNN for one, which has none without AVX-512 (torch 2.13).
+            if (
+                dtype == torch.bfloat16
+                and torch.backends.mkldnn.is_available()
+                and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+            ):
+                return "torch has no LSTM for bfloat16 autocast on this processor"
         return None
 
     def __call__(self, call: RecurrentCall) -> tuple[Tensor, States]:
         """Runs the layers."""
-        cell, _, x, batch_sizes, states, weights, bidirectional, dropout, training = call
-        hx = states if cell.name == "LSTM" else states[0]
+        cell, _, x, batch_sizes, states, weights, bidirectional, dropout, training, *_ = call
         flat = [w for direction in weights for w in direction.tensors if w is not None]
+        dropout = dropout if training else 0.0
+        # cuDNN takes no expanded state.
+        states = tuple(s.contiguous() for s in states)
+        on_gpu = x.is_cuda and not exporting()
+        if on_gpu:
+            # Autocast's own rule for cuDNN is float16, whatever precision it is set to.
+            dtype = product_dtype(x)
+            if flat[0].dtype != dtype or len({w.untyped_storage().data_ptr() for w in flat}) > 1:
+                flat = in_one_piece(flat, dtype)
+            x, states = x.to(dtype), tuple(s.to(dtype) for s in states)
+            # cuDNN has a backward in its training mode only.
+            if torch.is_grad_enabled():
+                training = training or any(a.requires_grad for a in (x, *states, *flat))
+        hx = states if cell.name == "LSTM" else states[0]
         has_biases = weights[0].bias_ih is not None
         layers = len(weights) // (2 if bidirectional else 1)
         options = (flat, has_biases, layers, dropout, training, bidirectional)
         function = _FUNCTIONS[cell.name]
-        if batch_sizes is None:
-            output, *final = function(x, hx, *options, False)
-        else:
-            output, *final = function(x, batch_sizes, hx, *options)
+        with no_autocast(x) if on_gpu else contextlib.nullcontext():
+            if batch_sizes is None:
+                output, *final = function(x, hx, *options, False)
+            else:
+                output, *final = function(x, batch_sizes, hx, *options)
         return output, tuple(final)
+
+
+def in_one_piece(weights: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """Weights in one piece of memory, as cuDNN lays them out: all matrices, then all biases.
+
+    cuDNN copies weights that lie otherwise, and torch warns of it.
+
+    Args:
+        weights: in torch's order.
+        dtype: the precision of the result.
+
+    Example:
+        >>> w, b, u = in_one_piece([torch.ones(2, 2), torch.zeros(2), torch.ones(1, 2)], torch.half)
+        >>> w.shape, u.data_ptr() - w.data_ptr(), b.data_ptr() - u.data_ptr()
+        (torch.Size([2, 2]), 8, 4)
+    """
+    order = sorted(range(len(weights)), key=lambda i: weights[i].dim() == 1)
+    piece = torch.cat([weights[i].flatten() for i in order]).to(dtype)
+    parts = piece.split([weights[i].numel() for i in order])
+    placed = {i: part.view(weights[i].shape) for i, part in zip(order, parts, strict=True)}
+    return [placed[i] for i in range(len(weights))]

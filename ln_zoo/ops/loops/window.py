@@ -8,8 +8,9 @@ state h_t moves the window on. With K Gaussians and a text of vectors c_1 ... c_
     phi(t, u) = sum_k alpha_k exp(-beta_k (kappa_k - u)^2)                       (eq. 46)
     w_t = sum_u phi(t, u) c_u                                                    (eq. 47)
 
-The loop runs in C++ on the native engine, with gradients written out. It contains only what depends
-on the step before; all other products run over all steps of a chunk at once.
+The loop runs in C++ on the native engine and as Triton kernels on GPUs, with gradients written out.
+It contains only what depends on the step before; all other products run over all steps of a chunk
+at once.
 """
 
 from __future__ import annotations

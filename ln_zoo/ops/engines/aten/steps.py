@@ -146,6 +146,10 @@ class AtenSteps(Steps):
                 found.append([share * self.one] * len(sizes) if share else None)
         return found
 
+    def begun(self, flags: Sequence[Tensor] | None, t: int, state: Tensor) -> Tensor:
+        """A state (n, H) before step t, zeros where it is reset."""
+        return state if flags is None else state.masked_fill(flags[t], 0)
+
     def passed(self, name: str, d: Tensor, held: Tensor) -> Tensor:
         """The part of the gradient d (n, H) that bypasses a step by zoneout; d loses it."""
         room = torch.mul(d, held, out=self.scratch(f"passed {name}", *d.shape))
@@ -291,6 +295,11 @@ def cut(a: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
     return a.split_with_sizes(sizes)
 
 
+def flags_of(masks: Masks, sizes: Sequence[int]) -> Sequence[Tensor] | None:
+    """The rows of each step that are reset, (n, 1)."""
+    return None if masks.reset is None else cut(masks.reset.unsqueeze(1), sizes)
+
+
 def by_step(vector: Tensor, offset: Tensor | None, steps: int) -> Sequence[Tensor]:
     """The vector of each step, with an offset (steps, F) if there is one."""
     return [vector] * steps if offset is None else (vector + offset).unbind(0)
@@ -324,6 +333,7 @@ class LSTMSteps(AtenSteps):
         second.begin(places.recurrent, pieces, forward=True)
         cell.begin(places.out, pieces, forward=True)
         held_h, held_c = self.held(masks, sizes)
+        flags = flags_of(masks, sizes)
         bias = self.bias if second.offset is None else self.bias + second.offset
         terms = cut(self.input_terms(v, bias, pieces, saved), sizes)
         outs = cut(out, sizes)
@@ -341,6 +351,7 @@ class LSTMSteps(AtenSteps):
                 state = state[:n]
             if cells is not None:
                 c_now = cells[t]
+            before, state, c_before = (self.begun(flags, t, a) for a in (before, state, c_before))
             operand = second.operand(t, state, self.dropped(before, masks.dropout))
             product = self.product(operand, us[t])
             rows, gain = self.recurrent_rows(t, product, us[t], factors[t], sums)
@@ -426,6 +437,7 @@ class LSTMSteps(AtenSteps):
         douts = None if dout is None else cut(dout, sizes)
         dus = cut(du, sizes)
         d_sums = dus if self.exact else cut(scratch("du", count, width), sizes)
+        flags = flags_of(masks, sizes)
         active = -1
         for t in range(len(sizes) - 1, -1, -1):
             n = sizes[t]
@@ -454,6 +466,9 @@ class LSTMSteps(AtenSteps):
                 dh_now.add_(by_h)
             if by_c is not None:
                 d_c.add_(by_c)
+            if flags is not None:
+                dh_now.masked_fill_(flags[t], 0)
+                d_c.masked_fill_(flags[t], 0)
 
         # What adds up over rows
         if cell.scale:
@@ -498,6 +513,7 @@ class _OneState(AtenSteps):
         dus = cut(du, sizes)
         d_sums = dus if self.exact else cut(scratch("du", *du.shape), sizes)
         held, _ = self.held(grads.masks, sizes)
+        flags = flags_of(grads.masks, sizes)
         active = -1
         for t in range(len(sizes) - 1, -1, -1):
             n = sizes[t]
@@ -517,6 +533,8 @@ class _OneState(AtenSteps):
                 dh_now.addcmul_(d_h, carried[t])
             if by_h is not None:
                 dh_now.add_(by_h)
+            if flags is not None:
+                dh_now.masked_fill_(flags[t], 0)
         return states
 
 
@@ -538,6 +556,7 @@ class GRUSteps(_OneState):
         self.first.begin(places.input, pieces, forward=True)
         second.begin(places.recurrent, pieces, forward=True)
         held, _ = self.held(masks, sizes)
+        flags = flags_of(masks, sizes)
         bias, offset = self.bias, second.offset
         if offset is not None:  # of the candidate it is multiplied by r
             both, offset = offset.split((split, self.hidden), 1)
@@ -557,6 +576,7 @@ class GRUSteps(_OneState):
                 rz, new = sums[:, :split], sums[:, split:]
                 r, z = rz.chunk(2, 1)
                 before, state, h_now = before[:n], state[:n], h[:n]
+            before, state = (self.begun(flags, t, a) for a in (before, state))
             operand = second.operand(t, state, self.dropped(before, masks.dropout))
             product = self.product(operand, us[t])
             rows, gain = self.recurrent_rows(t, product, us[t], factors[t], sums)
@@ -629,6 +649,7 @@ class RNNSteps(_OneState):
         second.begin(places.out, runs(sizes), forward=True)
         biases = by_step(self.bias, second.offset, len(sizes))
         held, _ = self.held(masks, sizes)
+        flags = flags_of(masks, sizes)
         us, outs = cut(v, sizes), cut(out, sizes)
         _, factors = self.kept(sizes, v.shape[1], saved)
         buffer = self.scratch("sums", sizes[0], v.shape[1])
@@ -639,6 +660,7 @@ class RNNSteps(_OneState):
             if n != active:
                 active, sums = n, buffer[:n]
                 before, state, h_now = before[:n], state[:n], h[:n]
+            before, state = (self.begun(flags, t, a) for a in (before, state))
             operand = second.operand(t, state, self.dropped(before, masks.dropout))
             # In half precision the sum is rounded, not the term.
             if self.packed is None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from ln_zoo.ops.addresses import Arguments
 from ln_zoo.ops.engines.base import Chunk, ChunkGrads, Masks, Places, Statistics
 from ln_zoo.ops.engines.native.steps import NativeSteps
-from ln_zoo.ops.spec import Examples, Rows
+from ln_zoo.ops.spec import Examples
 
 #: Units that are worth a thread.
 _LEAST_UNITS = 16
@@ -24,14 +24,6 @@ _LEAST_UNITS = 16
 def shares_under_batch_norm(hidden: int) -> int:
     """Parts into which threads divide the units where a place normalises over examples."""
     return max(1, min(torch.get_num_threads(), hidden // _LEAST_UNITS))
-
-
-def unsupported_places(places: Sequence[Rows | Examples]) -> str | None:
-    """Why the C++ cannot take these places together, or ``None``."""
-    corrections = {
-        place.correction for place in places if isinstance(place, Examples) and place.batch
-    }
-    return "places differ in the correction of variances" if len(corrections) > 1 else None
 
 
 class _Statistics(Arguments):

@@ -474,11 +474,11 @@ def _chosen_flags() -> tuple[str, ...]:
 
 
 def parts(source: Path) -> list[Path]:
-    """A source and all files of its folder that it includes, directly or not."""
+    """A source and all files that it includes by relative paths, directly or not."""
     found = [source]
     for file in found:
         for name in _INCLUDE.findall(file.read_text()):
-            part = file.with_name(name)
+            part = Path(os.path.normpath(file.parent / name))
             if part not in found:
                 found.append(part)
     return found
@@ -517,8 +517,11 @@ def _compile(source: Path, compiler: Compiler, work: Path) -> tuple[ctypes.CDLL,
         told = [line for line in lines if "error" in line] or lines
         return "; ".join(told[-3:]) or f"exit code {done.returncode}"
 
+    # A folder below, since some files are included from the one above.
+    copy = work / "source" / source.name
+    copy.parent.mkdir()
     for file in parts(source):
-        shutil.copyfile(file, work / file.name)
+        shutil.copyfile(file, copy.parent / os.path.relpath(file, source.parent))
     chosen = _chosen_flags()
     compiled: dict[tuple[str, ...], str | None] = {}
     complaint: str | None = None
@@ -526,7 +529,7 @@ def _compile(source: Path, compiler: Compiler, work: Path) -> tuple[ctypes.CDLL,
         object_file, file = f"{len(compile_flags)}.o", work / f"{i}{_SUFFIX}"
         if compile_flags not in compiled:
             compiled[compile_flags] = run(
-                *_COMPILE, *compile_flags, *chosen, "-c", source.name, "-o", object_file
+                *_COMPILE, *compile_flags, *chosen, "-c", f"source/{source.name}", "-o", object_file
             )
         complaint = compiled[compile_flags]
         complaint = complaint or run(*_LINK, object_file, "-o", file.name, *link_flags, *chosen)

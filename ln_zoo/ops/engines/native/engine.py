@@ -7,10 +7,10 @@ from torch import Tensor
 
 from ln_zoo.ops.engines.base import Steps
 from ln_zoo.ops.engines.native import build
-from ln_zoo.ops.engines.native.batch import NativeBatchSteps, unsupported_places
+from ln_zoo.ops.engines.native.batch import NativeBatchSteps
 from ln_zoo.ops.engines.native.runtime import empty, unavailable_reason
 from ln_zoo.ops.engines.native.steps import STATS, NativeSteps
-from ln_zoo.ops.spec import Operands, Spec
+from ln_zoo.ops.spec import Operands, Spec, unsupported_places
 
 
 class NativeEngine:
@@ -20,6 +20,7 @@ class NativeEngine:
     title = "C++ loops compiled on this machine"
     device = "cpu"
     has_noise = True
+    has_resets = False
 
     def missing(self) -> str | None:
         """A compiler, or what made compiling fail; ``None`` if it was not tried."""

@@ -22,7 +22,7 @@ from ln_zoo.ops.addresses import address, addresses
 from ln_zoo.ops.cells import CELLS, States, Weights
 from ln_zoo.ops.engines.base import NO_MASKS, Masks
 from ln_zoo.ops.engines.native import build
-from ln_zoo.ops.engines.native.batch import shares_under_batch_norm, unsupported_places
+from ln_zoo.ops.engines.native.batch import shares_under_batch_norm
 from ln_zoo.ops.engines.native.runtime import (
     library,
     rows_of_chunk,
@@ -52,6 +52,7 @@ from ln_zoo.ops.spec import (
     by_place,
     product_dtype,
     specify,
+    unsupported_places,
     unsupported_reason,
 )
 
@@ -116,10 +117,12 @@ _INPUTS = ("x", "h0", "c0")
 _NAMES = (*_INPUTS, *Parameters._fields, "output", "h", "c", "kept", "d_output", "d_h", "d_c")
 _GIVEN = len(_INPUTS) + len(Parameters._fields)
 _NO_STATISTICS = (0,) * (1 + 2 * len(NONE_GIVEN))
-_PACK = struct.Struct(f"{len(_NAMES) + _GIVEN + len(NO_MASKS) + len(_NO_STATISTICS)}P").pack
+#: Masks that C++ reads: of noise.
+_MASKS = Masks._fields[:3]
+_PACK = struct.Struct(f"{len(_NAMES) + _GIVEN + len(_MASKS) + len(_NO_STATISTICS)}P").pack
 #: Addresses of gradients, of which a forward has none.
 _ABSENT = (0,) * (3 + _GIVEN)
-_NO_ADDRESSES = (0,) * len(NO_MASKS)
+_NO_ADDRESSES = (0,) * len(_MASKS)
 
 
 class _Direction:
@@ -222,12 +225,12 @@ class _Direction:
         return output, (h, c) if self._lstm else (h,)
 
     def _addresses_of(self, masks: Masks) -> Sequence[int]:
-        if not any(a is not None for a in masks):
+        if not masks.noise:
             return _NO_ADDRESSES
         kinds = (torch.float32, torch.bool, torch.bool)
         return [
             0 if a is None else address(name, a, kind, shape)
-            for name, a, kind, shape in zip(Masks._fields, masks, kinds, self._masks, strict=True)
+            for name, a, kind, shape in zip(_MASKS, masks[:3], kinds, self._masks, strict=True)
         ]
 
     def _statistics(self, x: Tensor) -> tuple[Tensor | None, Given]:
@@ -423,7 +426,9 @@ class Prepared:
             only, parameters = self._directions[0], self._parameters[0]
             return only(x.contiguous(), states, parameters, starts, found[0], masks[0])
 
-        def run(i: int, x: Tensor, sizes: Any, states: States) -> tuple[Tensor, States]:
+        def run(
+            i: int, x: Tensor, sizes: Any, states: States, reset: Tensor | None
+        ) -> tuple[Tensor, States]:
             own = (self._parameters[i], None, found[i], masks[i])
             return self._directions[i](x.contiguous(), states, *own)
 
@@ -467,6 +472,8 @@ class OneCall:
             return f"it runs on the CPU, not on {x.device.type}"
         if x.dim() != 3 or not x.shape[0] * x.shape[1]:
             return "it runs padded calls of at least one row"
+        if call.reset is not None:
+            return "it has no resets"
         for direction, w in zip(records, weights, strict=True):
             reason = _unsupported_statistics(specify(cell, direction, w), x, w.noise)
             if reason is not None:

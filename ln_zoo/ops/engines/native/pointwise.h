@@ -6,6 +6,9 @@
 
 #include "arguments.h"
 
+// Its functions call those of the vectors.
+#include "../equations.h"
+
 namespace {
 
 template <class Block>
@@ -73,14 +76,6 @@ struct Columns {
   Columns from(int64_t unit) const { return {mean + unit, factors + unit}; }
 };
 
-struct LSTMGates {
-  vec i, f, g, o;
-};
-
-inline LSTMGates lstm_of(vec i, vec f, vec g, vec o) {
-  return {sigmoid(i), sigmoid(f), hyperbolic_tangent(g), sigmoid(o)};
-}
-
 // What goes into the gates: rows of products, each gate normalised, with gain and bias. Gates of v
 // lie H apart, those of u `apart`.
 template <class Norm>
@@ -113,8 +108,8 @@ struct Terms {
            scaled_recurrent(block, q, recurrent(block, q, j), j);
   }
   template <class Block>
-  LSTMGates lstm(Block block, int64_t j) const {
-    return lstm_of(sum(block, 0, j), sum(block, 1, j), sum(block, 2, j), sum(block, 3, j));
+  LSTMGates<vec> lstm(Block block, int64_t j) const {
+    return lstm_gates(sum(block, 0, j), sum(block, 1, j), sum(block, 2, j), sum(block, 3, j));
   }
   void prefetch(int64_t j, bool kept) const {
     for (int64_t q = 0; q < G / H; q++) {
@@ -130,9 +125,9 @@ struct Summed {
   int64_t H;
   float* gates;
   template <class Block>
-  LSTMGates lstm(Block block, int64_t j) const {
+  LSTMGates<vec> lstm(Block block, int64_t j) const {
     const auto sum = [&](int64_t k) { return block.read(gates + k) + block.read(bias + k); };
-    const LSTMGates p = lstm_of(sum(j), sum(H + j), sum(2 * H + j), sum(3 * H + j));
+    const LSTMGates<vec> p = lstm_gates(sum(j), sum(H + j), sum(2 * H + j), sum(3 * H + j));
     block.write(gates + j, p.i), block.write(gates + H + j, p.f);
     block.write(gates + 2 * H + j, p.g), block.write(gates + 3 * H + j, p.o);
     return p;
@@ -145,7 +140,7 @@ struct Gates {
   int64_t H;
   const float* gates;
   template <class Block>
-  LSTMGates lstm(Block block, int64_t j) const {
+  LSTMGates<vec> lstm(Block block, int64_t j) const {
     return {block.read(gates + j), block.read(gates + H + j), block.read(gates + 2 * H + j),
             block.read(gates + 3 * H + j)};
   }
@@ -173,13 +168,11 @@ void adjoint(int64_t units, Norm norm, typename Norm::Means means, const float* 
 
 // LSTM (paper, eq. 20-22): gates i, f, g, o
 
-inline vec next_cell(vec i, vec f, vec g, vec c) { return f * c + i * g; }
-
 template <class T>
 void lstm_gates(const Shape& shape, T terms, const float* c_prev, float* c, float* o) {
   for_units(shape.units, [&](int64_t j, auto block) {
     terms.prefetch(j, false);
-    const LSTMGates p = terms.lstm(block, j);
+    const LSTMGates<vec> p = terms.lstm(block, j);
     block.write(c + j, next_cell(p.i, p.f, p.g, block.read(c_prev + j)));
     block.write(o + j, p.o);
   });
@@ -207,7 +200,7 @@ void lstm_out_back(const Steps& s, const Shape& shape, T terms, Norm norm, const
   for_units(n, [&](int64_t j, auto block) {
     terms.prefetch(j, true);
     ahead(c + j, H), ahead(c_prev + j, H), ahead(dout + j, H);
-    const LSTMGates p = terms.lstm(block, j);
+    const LSTMGates<vec> p = terms.lstm(block, j);
     block.write(gates + j, p.i);
     block.write(gates + n + j, p.f);
     block.write(gates + 2 * n + j, p.g);
@@ -215,10 +208,10 @@ void lstm_out_back(const Steps& s, const Shape& shape, T terms, Norm norm, const
     vec a = block.keep(norm.normal(block, cell, j)), gain = block.read(s.gain_out + j);
     vec tau = hyperbolic_tangent(gain * a + block.read(s.shift_out + j));
     vec d = block.read(dout + j) + block.read(dh + j);
-    vec dm = d * p.o * (1.0f - tau * tau);
-    block.write(e + j, gain * dm);
-    totals.at_out(block, j, dm, gain, a);
-    block.write(dp + 3 * H + j, d * tau * p.o * (1.0f - p.o));
+    const OutputGrads<vec> grads = lstm_output_back(d, p.o, tau);
+    block.write(e + j, gain * grads.cell);
+    totals.at_out(block, j, grads.cell, gain, a);
+    block.write(dp + 3 * H + j, grads.gate);
   });
 }
 
@@ -235,8 +228,8 @@ void lstm_gates_back(const Shape& shape, T terms, Norm norm, typename Norm::Mean
     vec a = norm.normal(block, ANEW ? next_cell(i, f, g, before) : block.read(c + j), j);
     vec d = block.read(dc + j) + norm.factor(block, j) * means.off(block, block.read(e + j), a, j);
     block.write(dc + j, d * f);
-    const vec p[4] = {d * g * i * (1.0f - i), d * before * f * (1.0f - f), d * i * (1.0f - g * g),
-                      block.read(dp + 3 * H + j)};
+    const CellGrads<vec> grads = next_cell_back(d, i, f, g, before);
+    const vec p[4] = {grads.i, grads.f, grads.g, block.read(dp + 3 * H + j)};
     for (int64_t q = 0; q < 4; q++) {
       block.write(dp + q * H + j, p[q]);
       totals.at_gate(block, q, j, p[q], terms.input(block, q, j), p[q],
@@ -247,11 +240,11 @@ void lstm_gates_back(const Shape& shape, T terms, Norm norm, typename Norm::Mean
 
 // GRU (paper, eq. 26-28): gates r, z, n
 
-struct GRUGates {
+struct GRUTerms {
   vec a[3], b[3], w;  // normalised terms; the recurrent term of n
-  vec r, z, n;
+  GRUGates<vec> gates;
   template <class Block, class T>
-  GRUGates(Block block, const Steps& s, const T& terms, int64_t j) {
+  GRUTerms(Block block, const Steps& s, const T& terms, int64_t j) {
     vec x[3], y[3];
     for (int64_t q = 0; q < 3; q++) {
       a[q] = terms.input(block, q, j), b[q] = terms.recurrent(block, q, j);
@@ -259,16 +252,15 @@ struct GRUGates {
       y[q] = terms.scaled_recurrent(block, q, b[q], j);
     }
     w = y[2] + block.read(s.bias_hn + j);
-    r = sigmoid(x[0] + y[0]), z = sigmoid(x[1] + y[1]);
-    n = hyperbolic_tangent(x[2] + r * w);
+    gates = gru_gates(x[0] + y[0], x[1] + y[1], x[2], w);
   }
 };
 
 template <class T>
 void gru_gates(const Steps& s, const Shape& shape, T terms, const float* h_prev, float* h) {
   for_units(shape.units, [&](int64_t j, auto block) {
-    const GRUGates p(block, s, terms, j);
-    block.write(h + j, p.n + p.z * (block.read(h_prev + j) - p.n));
+    const GRUTerms p(block, s, terms, j);
+    block.write(h + j, gru_state(p.gates, block.read(h_prev + j)));
   });
 }
 
@@ -278,13 +270,11 @@ void gru_gates_back(const Steps& s, const Shape& shape, T terms, const float* h_
                     const float* dout, float* dh, float* dv, float* du, Totals& totals) {
   const int64_t H = shape.H;
   for_units(shape.units, [&](int64_t j, auto block) {
-    const GRUGates p(block, s, terms, j);
+    const GRUTerms p(block, s, terms, j);
     vec d = block.read(dout + j) + block.read(dh + j);
-    block.write(dh + j, d * p.z);
-    vec dn = d * (1.0f - p.z) * (1.0f - p.n * p.n);
-    vec dz = d * (block.read(h_prev + j) - p.n) * p.z * (1.0f - p.z);
-    vec dr = dn * p.w * p.r * (1.0f - p.r);
-    const vec dx[3] = {dr, dz, dn}, dy[3] = {dr, dz, dn * p.r};
+    block.write(dh + j, d * p.gates.z);
+    const GRUGrads<vec> grads = gru_back(d, p.gates, p.w, block.read(h_prev + j));
+    const vec dx[3] = {grads.r, grads.z, grads.n}, dy[3] = {grads.r, grads.z, grads.w};
     totals.at_bias_hn(block, j, dy[2]);
     for (int64_t q = 0; q < 3; q++) {
       block.write(dv + q * H + j, dx[q]);

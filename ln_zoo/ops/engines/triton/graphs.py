@@ -7,6 +7,7 @@ through a table of addresses (`ln_zoo.ops.engines.triton.kernels`).
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -99,7 +100,9 @@ class Cache:
                 self._used.synchronize()
             del self._entries[oldest], self._asked[oldest]
         del self._seen[key]
-        self._entries[key] = Entry(make())
+        # Outside of it, tensors made in inference mode could not be written to.
+        with torch.inference_mode(False):
+            self._entries[key] = Entry(make())
         self._asked[key] = self._requests
         return self._entries[key]
 
@@ -130,7 +133,7 @@ class Cache:
             for _ in range(3):
                 warm_up()
         torch.cuda.current_stream().wait_stream(self._stream)
-        graph = torch.cuda.CUDAGraph()
+        graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         # Scratch memory of cuBLAS that others may give back must not be recorded: with none there,
         # the recording takes its own, which lives as long as the graph.
         torch._C._cuda_clearCublasWorkspaces()
@@ -139,9 +142,26 @@ class Cache:
                 graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
             ):
                 work()
+        except BaseException:
+            self._recover(current)
+            raise
         finally:
             torch._C._cuda_clearCublasWorkspaces()
         entry.graphs[name] = graph
+
+    def _recover(self, current: torch.cuda.Stream) -> None:
+        """Undoes what torch leaves as it was during a recording, if CUDA refuses to end it."""
+        torch.cuda.set_stream(current)
+        with contextlib.suppress(Exception):
+            torch._C._cuda_endAllocateToPool(current.device_index, self._pool)
+        self._stream = self._pool = None
+        # Random numbers fail until a recording ends well: "Offset increment outside graph capture".
+        graph = torch.cuda.CUDAGraph()
+        with (
+            contextlib.suppress(Exception),
+            torch.cuda.graph(graph, capture_error_mode="thread_local"),
+        ):
+            torch.zeros(1, device=current.device)
 
     def begin(self) -> None:
         """Makes the current stream wait for graphs that other streams have launched."""

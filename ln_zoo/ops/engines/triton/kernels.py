@@ -32,22 +32,31 @@ SLOTS = (
     "gain_recurrent",
     "gain_out",
     "shift_out",
-    "c",  # an LSTM's cell state; backward: its gradient, or what bypasses a GRU's gates
+    "c",  # an LSTM's cell state; backward: its gradient
     "h_or_work",  # the state h; backward: the work area
     "out",  # outputs; backward: their gradient
+    "dropout",
+    "zoneout_h",
+    "zoneout_c",
+    "reset",
+    "sizes",  # first row and rows of each step, int64, of packed sequences
     "h_prev",  # backward only, as all that follow
     "c_prev",
     "du",
+    "passed",  # the part of the gradient of h that bypasses the product
 )
 
 # In the order of SLOTS
 (V, U, C_ROWS, STATS, BIAS, BIAS_HN, GAIN_INPUT, GAIN_RECURRENT, GAIN_OUT, SHIFT_OUT, C, H_OR_WORK,
- OUT, H_PREV, C_PREV, DU) = (tl.constexpr(slot) for slot in range(len(SLOTS)))  # fmt: skip
+ OUT, DROPOUT, ZONEOUT_H, ZONEOUT_C, RESET, SIZES, H_PREV, C_PREV, DU, PASSED) = (
+    tl.constexpr(slot) for slot in range(len(SLOTS))
+)  # fmt: skip
 
 
-@triton.jit(do_not_specialize=[f"a{i}" for i in range(16)])
+@triton.jit(do_not_specialize=[f"a{i}" for i in range(22)])
 def write_table(
-    table, a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, a14, a15
+    table, a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, a14, a15, a16, a17, a18, a19,
+    a20, a21,
 ):  # fmt: skip
     """Fills the table of addresses; a launch can be recorded where a copy from the host cannot."""
     tl.store(table + 0, a0.to(tl.int64))
@@ -66,6 +75,12 @@ def write_table(
     tl.store(table + 13, a13.to(tl.int64))
     tl.store(table + 14, a14.to(tl.int64))
     tl.store(table + 15, a15.to(tl.int64))
+    tl.store(table + 16, a16.to(tl.int64))
+    tl.store(table + 17, a17.to(tl.int64))
+    tl.store(table + 18, a18.to(tl.int64))
+    tl.store(table + 19, a19.to(tl.int64))
+    tl.store(table + 20, a20.to(tl.int64))
+    tl.store(table + 21, a21.to(tl.int64))
 
 
 # Parts
@@ -110,11 +125,106 @@ def _write_gates(pointer, H: tl.constexpr, cols, mask, GATES: tl.constexpr, a0, 
 
 
 @triton.jit
-def _lanes(row, H: tl.constexpr, BLOCK: tl.constexpr):
-    """The example of a program, its row, its units, and which of these exist."""
+def _lanes(table, row, H: tl.constexpr, BLOCK: tl.constexpr, PACKED: tl.constexpr):
+    """The example of a program, its row, its units, and which of these exist.
+
+    `row` is the first row of the step, or, if PACKED, the number of the step.
+    """
     n = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
-    return n, row.to(tl.int64) + n, cols, cols < H
+    first = row.to(tl.int64)
+    if PACKED:
+        first = tl.load(tl.load(table + SIZES).to(tl.pointer_type(tl.int64)) + 2 * first)
+    return n, first + n, cols, cols < H
+
+
+@triton.jit
+def _is_over(table, step):
+    """Whether the program's example has ended before this step of packed sequences."""
+    sizes = tl.load(table + SIZES).to(tl.pointer_type(tl.int64))
+    return tl.program_id(0) >= tl.load(sizes + 2 * step + 1)
+
+
+@triton.jit
+def _seen(table, line, H: tl.constexpr, cols, mask, RESETS: tl.constexpr):
+    """The units whose states before the step are not zeros: all that exist, or none."""
+    if RESETS:
+        flag = tl.load(tl.load(table + RESET).to(tl.pointer_type(tl.int8)) + line)
+        return cols < H * (flag == 0).to(tl.int32)
+    else:
+        return mask
+
+
+@triton.jit
+def _stays(
+    table, slot: tl.constexpr, line, H: tl.constexpr, cols, mask, FLAG_ALIGN: tl.constexpr
+):  # fmt: skip
+    """Where zoneout keeps a state as it was."""
+    flags = _address(table, slot, tl.int8, FLAG_ALIGN) + line * H
+    return tl.load(flags + cols, mask=mask, other=0) != 0
+
+
+# HOLD says which share of a state zoneout keeps; -1: a mask says where it stays as it was.
+
+
+@triton.jit
+def _held(
+    before, after, table, slot: tl.constexpr, line, H: tl.constexpr, cols, mask,
+    HOLD: tl.constexpr, FLAG_ALIGN: tl.constexpr,
+):  # fmt: skip
+    """A state after zoneout."""
+    if HOLD < 0:
+        return tl.where(_stays(table, slot, line, H, cols, mask, FLAG_ALIGN), before, after)
+    else:
+        return after + HOLD * (before - after)
+
+
+@triton.jit
+def _held_back(
+    d, table, slot: tl.constexpr, line, H: tl.constexpr, cols, mask,
+    HOLD: tl.constexpr, FLAG_ALIGN: tl.constexpr,
+):  # fmt: skip
+    """The parts of a state's gradient that pass through the step, and that bypass it."""
+    if HOLD < 0:
+        stays = _stays(table, slot, line, H, cols, mask, FLAG_ALIGN)
+        return tl.where(stays, 0.0, d), tl.where(stays, d, 0.0)
+    else:
+        return d - HOLD * d, HOLD * d
+
+
+@triton.jit
+def _dropped(
+    a, table, n, H: tl.constexpr, cols, mask, WIDE_ALIGN: tl.constexpr, DROPS: tl.constexpr
+):  # fmt: skip
+    """The operand of a product, or the gradient of it, under recurrent dropout."""
+    if DROPS:
+        a *= _read(_address(table, DROPOUT, tl.float32, WIDE_ALIGN) + n * H, 0, H, cols, mask)
+    return a
+
+
+@triton.jit
+def _incoming(
+    table, gradient, n, line, H: tl.constexpr, cols, mask, KIND: tl.constexpr,
+    KIND_ALIGN: tl.constexpr, WIDE_ALIGN: tl.constexpr, DROPS: tl.constexpr,
+    PASSES: tl.constexpr, HAS_DOUT: tl.constexpr,
+):  # fmt: skip
+    """The gradient of h after the step."""
+    d = _read(gradient + n * H, 0, H, cols, mask)
+    d = _dropped(d, table, n, H, cols, mask, WIDE_ALIGN, DROPS)
+    if PASSES:
+        d += _read(_address(table, PASSED, tl.float32, WIDE_ALIGN) + n * H, 0, H, cols, mask)
+    if HAS_DOUT:
+        d += _read(_address(table, OUT, KIND, KIND_ALIGN) + line * H, 0, H, cols, mask)
+    return d
+
+
+@triton.jit
+def _leaving(a0, a1, a2, a3, seen, RESETS: tl.constexpr):
+    """The gradients of gates as the product takes them back: zeros past a reset."""
+    if RESETS:
+        a0, a1 = tl.where(seen, a0, 0.0), tl.where(seen, a1, 0.0)
+        a2, a3 = tl.where(seen, a2, 0.0), tl.where(seen, a3, 0.0)
+    return a0, a1, a2, a3
 
 
 @triton.jit
@@ -433,7 +543,9 @@ def _forget_back(dc, f, c_before):
 # Steps forward. Row n of `product` holds R h' of example n, and row n of `operand` takes the next h
 # for the next product. `row` is where the step's rows begin. INPUT and RECURRENT are the groups as
 # `_merge` explains, 0 for the identity; so is OUT_RULE, else 1, or 2 where a mean is taken off too.
-# EARLY: there are registers enough to read all at once, before anything is waited for.
+# EARLY: there are registers enough to read all at once, before anything is waited for. DROPS,
+# RESETS: there is recurrent dropout, there are resets. PACKED: steps have different sizes, which
+# lie in device memory, and there are programs for the largest of them.
 
 
 @triton.jit(do_not_specialize=["row"])
@@ -443,10 +555,15 @@ def lstm_forward(
     KIND_ALIGN: tl.constexpr, WIDE_ALIGN: tl.constexpr, BIASED: tl.constexpr, INPUT: tl.constexpr,
     RECURRENT: tl.constexpr, OUT_RULE: tl.constexpr, INPUT_EPS: tl.constexpr,
     RECURRENT_EPS: tl.constexpr, OUT_EPS: tl.constexpr, SAVE: tl.constexpr,
-    STATS_SIZE: tl.constexpr,
+    STATS_SIZE: tl.constexpr, FLAG_ALIGN: tl.constexpr, HOLD_H: tl.constexpr, HOLD_C: tl.constexpr,
+    DROPS: tl.constexpr, RESETS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """One step of an LSTM, gates i, f, g, o (paper, eq. 20-22)."""
-    n, line, cols, mask = _lanes(row, H, BLOCK)
+    if PACKED:  # noqa: SIM102 (the compiler must not see the other condition)
+        if _is_over(table, row):
+            return
+    n, line, cols, mask = _lanes(table, row, H, BLOCK, PACKED)
+    seen = _seen(table, line, H, cols, mask, RESETS)
     v = _address(table, V, KIND, KIND_ALIGN) + line * (4 * H)
     u = product + n * (4 * H)
     c_state = _address(table, C, tl.float32, WIDE_ALIGN) + n * H
@@ -457,9 +574,9 @@ def lstm_forward(
     gain_u = _vector(table, GAIN_RECURRENT, v, RECURRENT, WIDE_ALIGN)
 
     v0, v1, v2, v3 = _read_gates(v, H, cols, mask, 4)
-    u0, u1, u2, u3 = _read_gates(u, H, cols, mask, 4)
+    u0, u1, u2, u3 = _read_gates(u, H, cols, seen, 4)
     if EARLY:
-        c = _read(c_state, 0, H, cols, mask)
+        c_before = _read(c_state, 0, H, cols, seen)
         gv0, gu0, b0, gv1, gu1, b1, gv2, gu2, b2, gv3, gu3, b3 = _vectors_of_gates(
             gain_v, gain_u, bias, H, cols, mask, INPUT, RECURRENT, BIASED, 4
         )
@@ -485,10 +602,12 @@ def lstm_forward(
     g = _tanh(v2 * rv2 * gv2 + b2 + u2 * ru2 * gu2)
     o = _sigmoid(v3 * rv3 * gv3 + b3 + u3 * ru3 * gu3)
     if not EARLY:
-        c = _read(c_state, 0, H, cols, mask)
-    c = _next_cell(i, f, g, c)
-    _write(c_state, 0, H, cols, mask, c)
-    shown = c
+        c_before = _read(c_state, 0, H, cols, seen)
+    c = _next_cell(i, f, g, c_before)
+    shown, c_after = c, c
+    if HOLD_C != 0:
+        c_after = _held(c_before, c, table, ZONEOUT_C, line, H, cols, mask, HOLD_C, FLAG_ALIGN)
+    _write(c_state, 0, H, cols, mask, c_after)
     if OUT_RULE:
         a, mean, r = _normalised(c, mask, H, OUT_RULE, OUT_EPS)
         gain_c = _address(table, GAIN_OUT, tl.float32, WIDE_ALIGN)
@@ -501,9 +620,13 @@ def lstm_forward(
             tl.store(stats, r)
     if SAVE:
         c_row = _address(table, C_ROWS, tl.float32, WIDE_ALIGN) + line * H
-        _write(c_row, 0, H, cols, mask, c)
+        _write(c_row, 0, H, cols, mask, c_after)
     h = o * _tanh(shown)
-    _write(operand + n * H, 0, H, cols, mask, h)
+    if HOLD_H != 0:
+        before = _read(h_state, 0, H, cols, seen)
+        h = _held(before, h, table, ZONEOUT_H, line, H, cols, mask, HOLD_H, FLAG_ALIGN)
+    into = _dropped(h, table, n, H, cols, mask, WIDE_ALIGN, DROPS)
+    _write(operand + n * H, 0, H, cols, mask, into)
     _write(h_state, 0, H, cols, mask, h)
     _write(out, 0, H, cols, mask, h)
 
@@ -515,10 +638,15 @@ def gru_forward(
     KIND_ALIGN: tl.constexpr, WIDE_ALIGN: tl.constexpr, BIASED: tl.constexpr, INPUT: tl.constexpr,
     RECURRENT: tl.constexpr, OUT_RULE: tl.constexpr, INPUT_EPS: tl.constexpr,
     RECURRENT_EPS: tl.constexpr, OUT_EPS: tl.constexpr, SAVE: tl.constexpr,
-    STATS_SIZE: tl.constexpr,
+    STATS_SIZE: tl.constexpr, FLAG_ALIGN: tl.constexpr, HOLD_H: tl.constexpr,
+    DROPS: tl.constexpr, RESETS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """One step of a GRU, gates r, z, n (paper, eq. 26-28)."""
-    n, line, cols, mask = _lanes(row, H, BLOCK)
+    if PACKED:  # noqa: SIM102 (the compiler must not see the other condition)
+        if _is_over(table, row):
+            return
+    n, line, cols, mask = _lanes(table, row, H, BLOCK, PACKED)
+    seen = _seen(table, line, H, cols, mask, RESETS)
     v = _address(table, V, KIND, KIND_ALIGN) + line * (3 * H)
     u = product + n * (3 * H)
     h_state = _address(table, H_OR_WORK, tl.float32, WIDE_ALIGN) + n * H
@@ -529,8 +657,8 @@ def gru_forward(
     gain_u = _vector(table, GAIN_RECURRENT, v, RECURRENT, WIDE_ALIGN)
 
     v0, v1, v2, v3 = _read_gates(v, H, cols, mask, 3)
-    u0, u1, u2, u3 = _read_gates(u, H, cols, mask, 3)
-    h = _read(h_state, 0, H, cols, mask)
+    u0, u1, u2, u3 = _read_gates(u, H, cols, seen, 3)
+    before = _read(h_state, 0, H, cols, seen)
     if EARLY:
         gv0, gu0, b0, gv1, gu1, b1, gv2, gu2, b2, _, _, _ = _vectors_of_gates(
             gain_v, gain_u, bias, H, cols, mask, INPUT, RECURRENT, BIASED, 3
@@ -558,8 +686,11 @@ def gru_forward(
     if BIASED:
         w += _read(bias_hn, 0, H, cols, mask)
     candidate = _tanh(v2 * rv2 * gv2 + b2 + r * w)
-    h = candidate + z * (h - candidate)
-    _write(operand + n * H, 0, H, cols, mask, h)
+    h = candidate + z * (before - candidate)
+    if HOLD_H != 0:
+        h = _held(before, h, table, ZONEOUT_H, line, H, cols, mask, HOLD_H, FLAG_ALIGN)
+    into = _dropped(h, table, n, H, cols, mask, WIDE_ALIGN, DROPS)
+    _write(operand + n * H, 0, H, cols, mask, into)
     _write(h_state, 0, H, cols, mask, h)
     _write(out, 0, H, cols, mask, h)
 
@@ -570,13 +701,19 @@ def rnn_forward(
     H: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr, KIND_ALIGN: tl.constexpr,
     WIDE_ALIGN: tl.constexpr, BIASED: tl.constexpr, RELU: tl.constexpr, OUT_RULE: tl.constexpr,
     OUT_EPS: tl.constexpr, SAVE: tl.constexpr, STATS_SIZE: tl.constexpr,
+    FLAG_ALIGN: tl.constexpr, HOLD_H: tl.constexpr, DROPS: tl.constexpr, RESETS: tl.constexpr,
+    PACKED: tl.constexpr,
 ):  # fmt: skip
     """One step of a simple RNN (paper, eq. 4): the sum of both terms is normalised, and kept."""
-    n, line, cols, mask = _lanes(row, H, BLOCK)
+    if PACKED:  # noqa: SIM102 (the compiler must not see the other condition)
+        if _is_over(table, row):
+            return
+    n, line, cols, mask = _lanes(table, row, H, BLOCK, PACKED)
+    seen = _seen(table, line, H, cols, mask, RESETS)
     v = _address(table, V, KIND, KIND_ALIGN) + line * H
     h_state = _address(table, H_OR_WORK, tl.float32, WIDE_ALIGN) + n * H
     out = _address(table, OUT, KIND, KIND_ALIGN) + line * H
-    a = _read(v, 0, H, cols, mask) + _read(product + n * H, 0, H, cols, mask)
+    a = _read(v, 0, H, cols, mask) + _read(product + n * H, 0, H, cols, seen)
     if SAVE:
         _write(_address(table, U, KIND, KIND_ALIGN) + line * H, 0, H, cols, mask, a)
     if OUT_RULE:
@@ -588,16 +725,20 @@ def rnn_forward(
         a += _read(_address(table, BIAS, tl.float32, WIDE_ALIGN), 0, H, cols, mask)
     # Written so that NaN passes.
     h = tl.where(a <= 0.0, 0.0, a) if RELU else _tanh(a)
-    _write(operand + n * H, 0, H, cols, mask, h)
+    if HOLD_H != 0:
+        before = _read(h_state, 0, H, cols, seen)
+        h = _held(before, h, table, ZONEOUT_H, line, H, cols, mask, HOLD_H, FLAG_ALIGN)
+    into = _dropped(h, table, n, H, cols, mask, WIDE_ALIGN, DROPS)
+    _write(operand + n * H, 0, H, cols, mask, into)
     _write(h_state, 0, H, cols, mask, h)
     _write(out, 0, H, cols, mask, h)
 
 
 # Steps backward. `gradient` (examples, H) holds what flows back into h, and the product after the
-# step puts there what flows further back; `operand` takes du for that product. The gradient of the
-# cell state, or what bypasses a GRU's gates, is replaced in place. What the sums over rows need
-# goes to the work area, (rows, gates + 1, H) for LSTM and GRU. Gradients of rows whose weights are
-# centred may carry any constant.
+# step puts there what flows further back; `operand` takes du for that product. If PASSES, more
+# flows back past the product: it is added, and replaced in place, as is the gradient of the cell
+# state. What the sums over rows need goes to the work area, (rows, gates + 1, H) for LSTM and GRU.
+# Gradients of rows whose weights are centred may carry any constant.
 
 
 @triton.jit(do_not_specialize=["row"])
@@ -606,10 +747,15 @@ def lstm_backward(
     H: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr, KIND: tl.constexpr,
     KIND_ALIGN: tl.constexpr, WIDE_ALIGN: tl.constexpr, BIASED: tl.constexpr, INPUT: tl.constexpr,
     RECURRENT: tl.constexpr, OUT_RULE: tl.constexpr, HAS_DOUT: tl.constexpr,
-    STATS_SIZE: tl.constexpr,
+    STATS_SIZE: tl.constexpr, FLAG_ALIGN: tl.constexpr, HOLD_H: tl.constexpr, HOLD_C: tl.constexpr,
+    DROPS: tl.constexpr, RESETS: tl.constexpr, PACKED: tl.constexpr, PASSES: tl.constexpr,
 ):  # fmt: skip
     """One step of an LSTM back; the work area takes the gradients of i, f, g, o and tanh's."""
-    n, line, cols, mask = _lanes(row, H, BLOCK)
+    if PACKED:  # noqa: SIM102 (the compiler must not see the other condition)
+        if _is_over(table, row):
+            return
+    n, line, cols, mask = _lanes(table, row, H, BLOCK, PACKED)
+    seen = _seen(table, line, H, cols, mask, RESETS)
     v = _address(table, V, KIND, KIND_ALIGN) + line * (4 * H)
     u = _address(table, U, KIND, KIND_ALIGN) + line * (4 * H)
     stats = _address(table, STATS, tl.float32, 4) + line * STATS_SIZE
@@ -633,11 +779,35 @@ def lstm_backward(
         dc = _read(dc_state, 0, H, cols, mask)
     p3 = _gate(v, u, rv3, ru3, gain_v, gain_u, bias, 3, H, cols, mask, INPUT, RECURRENT, BIASED)
     o = _sigmoid(p3)
-    d = _read(gradient + n * H, 0, H, cols, mask)
-    if HAS_DOUT:
-        dout = _address(table, OUT, KIND, KIND_ALIGN) + line * H
-        d += _read(dout, 0, H, cols, mask)
-    c = _read(c_row, 0, H, cols, mask)
+    d = _incoming(
+        table, gradient, n, line, H, cols, mask, KIND, KIND_ALIGN, WIDE_ALIGN, DROPS, PASSES,
+        HAS_DOUT,
+    )  # fmt: skip
+    bypass = tl.zeros_like(d)
+    if HOLD_H != 0:
+        d, bypass = _held_back(d, table, ZONEOUT_H, line, H, cols, mask, HOLD_H, FLAG_ALIGN)
+    if PASSES:
+        passed = _address(table, PASSED, tl.float32, WIDE_ALIGN) + n * H
+        _write(passed, 0, H, cols, mask, tl.where(seen, bypass, 0.0) if RESETS else bypass)
+    if HOLD_C != 0:
+        # Kept is the cell state after zoneout; h was computed from the one before.
+        if not EARLY:
+            p0 = _gate(
+                v, u, rv0, ru0, gain_v, gain_u, bias, 0, H, cols, mask, INPUT, RECURRENT, BIASED
+            )
+            p1 = _gate(
+                v, u, rv1, ru1, gain_v, gain_u, bias, 1, H, cols, mask, INPUT, RECURRENT, BIASED
+            )
+            p2 = _gate(
+                v, u, rv2, ru2, gain_v, gain_u, bias, 2, H, cols, mask, INPUT, RECURRENT, BIASED
+            )
+            c_prev = _address(table, C_PREV, tl.float32, WIDE_ALIGN) + line * H
+            c_before = _read(c_prev, 0, H, cols, mask)
+        c = _next_cell(_sigmoid(p0), _sigmoid(p1), _tanh(p2), c_before)
+        if OUT_RULE:
+            _write(c_row, 0, H, cols, mask, c)
+    else:
+        c = _read(c_row, 0, H, cols, mask)
     if OUT_RULE:
         mean = 0.0
         if OUT_RULE == 2:
@@ -659,6 +829,9 @@ def lstm_backward(
         dc = _read(dc_state, 0, H, cols, mask)
         p0 = _gate(v, u, rv0, ru0, gain_v, gain_u, bias, 0, H, cols, mask, INPUT, RECURRENT, BIASED)
         p2 = _gate(v, u, rv2, ru2, gain_v, gain_u, bias, 2, H, cols, mask, INPUT, RECURRENT, BIASED)
+    bypass_c = tl.zeros_like(dc)
+    if HOLD_C != 0:
+        dc, bypass_c = _held_back(dc, table, ZONEOUT_C, line, H, cols, mask, HOLD_C, FLAG_ALIGN)
     dc += through
     i, g = _sigmoid(p0), _tanh(p2)
     dp0, dp2 = _input_back(dc, i, g)
@@ -670,16 +843,19 @@ def lstm_backward(
         c_before = _read(c_prev, 0, H, cols, mask)
     f = _sigmoid(p1)
     dp1, dc = _forget_back(dc, f, c_before)
+    if HOLD_C != 0:
+        dc += bypass_c
     _write(work, 1, H, cols, mask, dp1)
-    _write(dc_state, 0, H, cols, mask, dc)
+    _write(dc_state, 0, H, cols, mask, tl.where(seen, dc, 0.0) if RESETS else dc)
 
     if RECURRENT:
         dp0, dp1, dp2, dp3 = _through_deviations(
             dp0, dp1, dp2, dp3, u, ru0, ru1, ru2, ru3, gain_u, H, cols, mask, 4, RECURRENT
         )
-    _write_gates(operand + n * (4 * H), H, cols, mask, 4, dp0, dp1, dp2, dp3)
     du = _address(table, DU, KIND, KIND_ALIGN) + line * (4 * H)
     _write_gates(du, H, cols, mask, 4, dp0, dp1, dp2, dp3)
+    dp0, dp1, dp2, dp3 = _leaving(dp0, dp1, dp2, dp3, seen, RESETS)
+    _write_gates(operand + n * (4 * H), H, cols, mask, 4, dp0, dp1, dp2, dp3)
 
 
 @triton.jit(do_not_specialize=["row"])
@@ -688,10 +864,15 @@ def gru_backward(
     H: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr, KIND: tl.constexpr,
     KIND_ALIGN: tl.constexpr, WIDE_ALIGN: tl.constexpr, BIASED: tl.constexpr, INPUT: tl.constexpr,
     RECURRENT: tl.constexpr, OUT_RULE: tl.constexpr, HAS_DOUT: tl.constexpr,
-    STATS_SIZE: tl.constexpr,
+    STATS_SIZE: tl.constexpr, FLAG_ALIGN: tl.constexpr, HOLD_H: tl.constexpr,
+    DROPS: tl.constexpr, RESETS: tl.constexpr, PACKED: tl.constexpr, PASSES: tl.constexpr,
 ):  # fmt: skip
     """One step of a GRU back; the work area takes the gradients of r, z, n and of R h' in n."""
-    n, line, cols, mask = _lanes(row, H, BLOCK)
+    if PACKED:  # noqa: SIM102 (the compiler must not see the other condition)
+        if _is_over(table, row):
+            return
+    n, line, cols, mask = _lanes(table, row, H, BLOCK, PACKED)
+    seen = _seen(table, line, H, cols, mask, RESETS)
     v = _address(table, V, KIND, KIND_ALIGN) + line * (3 * H)
     u = _address(table, U, KIND, KIND_ALIGN) + line * (3 * H)
     stats = _address(table, STATS, tl.float32, 4) + line * STATS_SIZE
@@ -715,12 +896,16 @@ def gru_backward(
     p2 = _read(v, 2, H, cols, mask) * rv2 * a + c
     candidate = _tanh(p2 + r * w)
 
-    passed = _address(table, C, tl.float32, WIDE_ALIGN) + n * H
-    d = _read(gradient + n * H, 0, H, cols, mask) + _read(passed, 0, H, cols, mask)
-    if HAS_DOUT:
-        dout = _address(table, OUT, KIND, KIND_ALIGN) + line * H
-        d += _read(dout, 0, H, cols, mask)
-    _write(passed, 0, H, cols, mask, d * z)
+    d = _incoming(
+        table, gradient, n, line, H, cols, mask, KIND, KIND_ALIGN, WIDE_ALIGN, DROPS, PASSES,
+        HAS_DOUT,
+    )  # fmt: skip
+    bypass = tl.zeros_like(d)
+    if HOLD_H != 0:
+        d, bypass = _held_back(d, table, ZONEOUT_H, line, H, cols, mask, HOLD_H, FLAG_ALIGN)
+    bypass += d * z
+    passed = _address(table, PASSED, tl.float32, WIDE_ALIGN) + n * H
+    _write(passed, 0, H, cols, mask, tl.where(seen, bypass, 0.0) if RESETS else bypass)
     dn = d * (1.0 - z) * (1.0 - candidate * candidate)
     dp0 = dn * w * r * (1.0 - r)
     dp1 = d * (_read(h_prev, 0, H, cols, mask) - candidate) * z * (1.0 - z)
@@ -732,8 +917,9 @@ def gru_backward(
         dp0, dp1, dp2, dp3 = _through_deviations(
             dp0, dp1, dp2, dp3, u, ru0, ru1, ru2, ru3, gain_u, H, cols, mask, 3, RECURRENT
         )
-    _write_gates(operand + n * (3 * H), H, cols, mask, 3, dp0, dp1, dp2, dp3)
     _write_gates(du, H, cols, mask, 3, dp0, dp1, dp2, dp3)
+    dp0, dp1, dp2, dp3 = _leaving(dp0, dp1, dp2, dp3, seen, RESETS)
+    _write_gates(operand + n * (3 * H), H, cols, mask, 3, dp0, dp1, dp2, dp3)
 
 
 @triton.jit(do_not_specialize=["row"])
@@ -741,10 +927,16 @@ def rnn_backward(
     table, gradient, operand, row,
     H: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr, KIND_ALIGN: tl.constexpr,
     WIDE_ALIGN: tl.constexpr, BIASED: tl.constexpr, RELU: tl.constexpr, OUT_RULE: tl.constexpr,
-    HAS_DOUT: tl.constexpr, STATS_SIZE: tl.constexpr,
+    HAS_DOUT: tl.constexpr, STATS_SIZE: tl.constexpr, FLAG_ALIGN: tl.constexpr,
+    HOLD_H: tl.constexpr, DROPS: tl.constexpr, RESETS: tl.constexpr, PACKED: tl.constexpr,
+    PASSES: tl.constexpr,
 ):  # fmt: skip
     """One step of a simple RNN back; the work area (rows, H) takes the gradient of the sum."""
-    n, line, cols, mask = _lanes(row, H, BLOCK)
+    if PACKED:  # noqa: SIM102 (the compiler must not see the other condition)
+        if _is_over(table, row):
+            return
+    n, line, cols, mask = _lanes(table, row, H, BLOCK, PACKED)
+    seen = _seen(table, line, H, cols, mask, RESETS)
     a = _read(_address(table, U, KIND, KIND_ALIGN) + line * H, 0, H, cols, mask)
     p = a
     if OUT_RULE:
@@ -754,10 +946,16 @@ def rnn_backward(
         p = a * gain
     if BIASED:
         p += _read(_address(table, BIAS, tl.float32, WIDE_ALIGN), 0, H, cols, mask)
-    d = _read(gradient + n * H, 0, H, cols, mask)
-    if HAS_DOUT:
-        dout = _address(table, OUT, KIND, KIND_ALIGN) + line * H
-        d += _read(dout, 0, H, cols, mask)
+    d = _incoming(
+        table, gradient, n, line, H, cols, mask, KIND, KIND_ALIGN, WIDE_ALIGN, DROPS, PASSES,
+        HAS_DOUT,
+    )  # fmt: skip
+    bypass = tl.zeros_like(d)
+    if HOLD_H != 0:
+        d, bypass = _held_back(d, table, ZONEOUT_H, line, H, cols, mask, HOLD_H, FLAG_ALIGN)
+    if PASSES:
+        passed = _address(table, PASSED, tl.float32, WIDE_ALIGN) + n * H
+        _write(passed, 0, H, cols, mask, tl.where(seen, bypass, 0.0) if RESETS else bypass)
     if RELU:
         d = tl.where(p <= 0.0, 0.0, d)
     else:
@@ -768,8 +966,8 @@ def rnn_backward(
     if OUT_RULE:
         d *= gain
         d = _adjoint(d, a, r, tl.sum(d * a, 0) / H)
-    _write(operand + n * H, 0, H, cols, mask, d)
     _write(_address(table, DU, KIND, KIND_ALIGN) + line * H, 0, H, cols, mask, d)
+    _write(operand + n * H, 0, H, cols, mask, tl.where(seen, d, 0.0) if RESETS else d)
 
 
 # After the steps of a chunk

@@ -1,8 +1,9 @@
 """The engine for NVIDIA GPUs: each step is one matrix product and one Triton kernel.
 
-Runs of at least `graphs.SHORTEST` steps of equal size are launched as recorded CUDA graphs, unless
-``LN_ZOO_CUDA_GRAPHS=0`` or the current stream is itself being recorded; both ways launch the same
-kernels. Triton is imported when a call on a GPU asks for it.
+Runs of at least `graphs.SHORTEST` steps are launched as recorded CUDA graphs, unless
+``LN_ZOO_CUDA_GRAPHS=0`` or the current stream is itself being recorded. Steps of different sizes
+(packed sequences) are recorded with programs for the largest; kernels find the sizes in device
+memory. Triton is imported when a call on a GPU asks for it.
 
 Sums are made in a fixed order: the same device and versions of the libraries reproduce the same
 numbers.
@@ -11,22 +12,27 @@ numbers.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import importlib
 import importlib.util
+import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ln_zoo.ops.addresses import address, check_steps
-from ln_zoo.ops.engines.base import Chunk, ChunkGrads, Saved, Sums, centred
+from ln_zoo.ops.engines.base import NO_MASKS, Chunk, ChunkGrads, Masks, Saved, Sums, centred
 from ln_zoo.ops.engines.base import Steps as ChunkSteps
 from ln_zoo.ops.engines.triton import graphs
-from ln_zoo.ops.spec import Operands, Rows, Spec
+from ln_zoo.ops.memory import to_device
+from ln_zoo.ops.registry import untraced
+from ln_zoo.ops.spec import Operands, Rows, Spec, unsupported_places
 
 #: The largest H: one program holds a row, four units in each of its 1024 threads.
 MAX_HIDDEN = 4096
@@ -38,6 +44,10 @@ EARLY_HIDDEN = 1024
 #: rows and columns that a program reads at once.
 SHARES, TILE_ROWS, TILE_COLS = 128, 16, 128
 
+#: Memory in bytes that the backward pass takes for one chunk, from which chunks are cut: between
+#: two of them a GPU has little to do.
+CHUNK_BYTES = 2**26
+
 #: Launch options of all kernels. Versions of triton differ in the default.
 OPTIONS = {"enable_fp_fusion": True}
 
@@ -48,7 +58,8 @@ class TritonEngine:
     name = "triton"
     title = "Triton kernels"
     device = "cuda"
-    has_noise = False
+    has_noise = True
+    has_resets = True
 
     def missing(self) -> str | None:
         """A GPU that float32 kernels run on, or triton."""
@@ -60,20 +71,22 @@ class TritonEngine:
         self, spec: Spec, x: Tensor, w_hh: Tensor, dtype: torch.dtype
     ) -> str | None:
         """Why it cannot take this call, or ``None``."""
-        if spec.examples:
-            return "it normalises rows alone, not over the batch"
         if x.device.type != self.device:
             return f"the input is on the device {x.device.type}, not on an NVIDIA GPU"
         reason = _unsupported_gpu(x.device, dtype)
         if reason is not None:
             return reason
         hidden = w_hh.shape[1]
+        if spec.examples:
+            return unsupported_places(spec.places)
         if hidden > MAX_HIDDEN:
             return f"H is {hidden}; a program holds a row of at most {MAX_HIDDEN}"
         return None
 
     def stats(self, spec: Spec) -> int:
         """A reciprocal deviation per group of statistics, and the mean of a centred cell state."""
+        if spec.examples:
+            return 0
         first, second, out = spec.rows
         if spec.merged:
             return int(out.scale)
@@ -85,8 +98,12 @@ class TritonEngine:
 
     def prepare(self, spec: Spec, operands: Operands, backward: bool) -> Prepared:
         """Weights as the products want them, and what the step kernel has to know."""
+        kind = Prepared
+        if spec.examples:
+            # Not at the top: it builds on this module.
+            from ln_zoo.ops.engines.triton.batch import PreparedBatch as kind
         with on(operands.x):
-            return Prepared(spec, operands, backward, self.stats(spec))
+            return kind(spec, operands, backward, self.stats(spec))
 
 
 # What is made once per call
@@ -131,38 +148,56 @@ class Prepared(ChunkSteps):
             "gain_out": operands.gain_out,
             "shift_out": operands.shift_out,
         }
-        kernels = _kernels()
-        self.kernel = kernels.STEPS[spec.cell, backward]
-        kind = kernels.KINDS[operands.x.dtype]
-        self.constants = constants(spec, hidden, kind, backward, bias is not None, stats)
-        self.warps = warps(hidden)
+        self._choose_kernel(operands.x.dtype, bias is not None)
+
+    def rows_of_chunk(self, saved: bool) -> int:
+        """As many as the memory of a chunk holds: du, dv, the work area and states before steps."""
+        gates, kind = self.spec.gates * self.hidden, self.weight.element_size()
+        wide = 4 * (self.work[0] + 1) * self.hidden
+        return max(self.chunk_rows, CHUNK_BYTES // max(1, 2 * gates * kind + wide))
+
+    def _choose_kernel(self, dtype: torch.dtype, biased: bool) -> None:
+        """Sets the kernel, what it is compiled for, and the slots of its table of addresses."""
+        kernels, spec = _kernels(), self.spec
+        self.kernel = kernels.STEPS[spec.cell, self.is_backward]
+        self.constants = constants(
+            spec, self.hidden, kernels.KINDS[dtype], self.is_backward, biased, self.stats
+        )
+        self.slots: tuple[str, ...] = kernels.SLOTS
+        self.warps = warps(self.hidden)
 
     def forward(self, chunk: Chunk) -> None:
         """Runs consecutive steps."""
-        sizes, v, h, c, out, saved, *_ = chunk
+        sizes, v, h, c, out, saved, _, masks = chunk
         if not out.shape[0]:
             return
         check_steps(sizes, len(v), len(h))
         rows: dict[str, Tensor | None] = {"v": v, "out": out}
         if saved is not None:
             rows |= {"u": saved.u, "c_rows": saved.c, "stats": saved.stats}
-        steps = Steps(self, rows, {"h_or_work": h, "c": c}, {"SAVE": saved is not None})
+        flags = {"SAVE": saved is not None}
+        steps = Steps(self, rows, {"h_or_work": h, "c": c}, flags, masks)
 
         def start(buffers: Buffers, examples: int) -> None:
-            buffers["operand"][:examples].copy_(h[:examples])
+            operand = buffers["operand"][:examples]
+            if masks.dropout is None:
+                operand.copy_(h[:examples])
+            else:
+                torch.mul(h[:examples], masks.dropout[:examples], out=operand)
 
         with on(v):
-            for run in _runs(sizes):
-                steps.launch(run, start, None)
+            steps.run(sizes, start, None)
 
     def backward(self, grads: ChunkGrads) -> None:
         """Takes gradients back."""
-        sizes, dout, dh, dc, saved, h_prev, c_prev, du, dv, sums, *_ = grads
+        sizes, dout, dh, dc, saved, h_prev, c_prev, du, dv, sums, _, masks = grads
         if not du.shape[0]:
             return
         check_steps(sizes, len(du), len(dh))
-        passed = empty(dh.shape, dh) if self.spec.cell == "GRU" else None
         work = empty((du.shape[0], *self.work), dh)
+        if masks.zoneout_c is not None or self.spec.zoneout[1]:
+            # The kernels compute the cell states before zoneout anew.
+            saved = saved._replace(c=empty((du.shape[0], self.hidden), dh))
         rows = {
             "v": saved.v,
             "u": saved.u,
@@ -174,27 +209,52 @@ class Prepared(ChunkSteps):
             "du": du,
             "h_or_work": work,
         }
-        state = dc if passed is None else passed
-        steps = Steps(self, rows, {"c": state}, {"HAS_DOUT": dout is not None})
+        passes = (
+            self.constants["PASSES"]
+            or masks.zoneout_h is not None
+            or masks.dropout is not None
+            or sizes[0] != sizes[-1]
+        )
+        flags = {"HAS_DOUT": dout is not None, "PASSES": passes}
+        steps = Steps(self, rows, {"c": dc, "passed": dh}, flags, masks)
 
         def start(buffers: Buffers, examples: int) -> None:
-            buffers["product"][:examples].copy_(dh[:examples])
-            if passed is not None:
-                passed[:examples].zero_()
+            # Kernels add what bypasses products, which at first is all there is: dh itself.
+            if passes:
+                buffers["product"][:examples].zero_()
+            else:
+                buffers["product"][:examples].copy_(dh[:examples])
 
         def end(buffers: Buffers, examples: int) -> None:
-            product = buffers["product"][:examples]
-            if passed is None:
-                dh[:examples].copy_(product)
+            product, target = buffers["product"][:examples], dh[:examples]
+            if not passes:
+                target.copy_(product)
+            elif masks.dropout is None:
+                target.add_(product)
             else:
-                torch.add(product, passed[:examples], out=dh[:examples])
+                target.addcmul_(product, masks.dropout[:examples])
 
         with on(du):
-            for run in reversed(_runs(sizes)):
-                steps.launch(run, start, end)
+            steps.run(sizes, start, end)
             if saved.v is not None:
                 _input_gradient(self, work, saved.v, saved.stats, dv)
             _add_sums(self, work, saved, sums)
+
+    def forms(self) -> dict[str, tuple[Any, ...]]:
+        """The precision of the tensor in each slot, and its shape without rows or examples."""
+        kind, wide, hidden = self.weight.dtype, torch.float32, self.hidden
+        gates = self.spec.gates * hidden
+        return {
+            **dict.fromkeys(("v", "u", "du"), (kind, gates)),
+            **dict.fromkeys(("out", "h_prev"), (kind, hidden)),
+            **dict.fromkeys(("c_rows", "c", "c_prev", "h_or_work"), (wide, hidden)),
+            "stats": (wide, self.stats),
+            **dict.fromkeys(("passed", "dropout"), (wide, hidden)),
+            **dict.fromkeys(("zoneout_h", "zoneout_c"), (torch.bool, hidden)),
+            "reset": (torch.bool,),
+            **dict.fromkeys(("bias", "gain_input", "gain_recurrent"), (wide, gates)),
+            **dict.fromkeys(("bias_hn", "gain_out", "shift_out"), (wide, hidden)),
+        }
 
     def add_weight_gradient(self, d: Tensor, a: Tensor, total: Tensor, first: bool) -> None:
         """As its parent, but without a sum in less than float32."""
@@ -228,18 +288,41 @@ def constants(
         "BIASED": biased,
         "OUT_RULE": rule(out),
         "STATS_SIZE": stats,
+        "FLAG_ALIGN": 1,
+        "HOLD_H": spec.zoneout[0],
+        "DROPS": False,
+        "RESETS": False,
+        "PACKED": False,
     }
+    if spec.cell == "LSTM":
+        found["HOLD_C"] = spec.zoneout[1]
     if spec.merged:
         found["RELU"] = spec.cell == "RNN_RELU"
     else:
         found["EARLY"] = hidden <= EARLY_HIDDEN
         found["INPUT"] = starts(first)
         found["RECURRENT"] = starts(second)
-    if not backward:
+    if backward:
+        found["PASSES"] = spec.cell == "GRU" or spec.zoneout[0] > 0
+    else:
         found["OUT_EPS"] = out.eps
         if not spec.merged:
             found["INPUT_EPS"] = first.eps
             found["RECURRENT_EPS"] = second.eps
+    return found
+
+
+def noise_constants(masks: Masks) -> dict[str, Any]:
+    """Those that masks change, see `constants`."""
+    found: dict[str, Any] = {}
+    if masks.zoneout_h is not None:
+        found["HOLD_H"] = -1.0
+    if masks.zoneout_c is not None:
+        found["HOLD_C"] = -1.0
+    if masks.dropout is not None:
+        found["DROPS"] = True
+    if masks.reset is not None:
+        found["RESETS"] = True
     return found
 
 
@@ -290,6 +373,8 @@ def rule(rows: Rows) -> int:
 
 #: Memory at fixed addresses: the table, the operands of a product and its result.
 Buffers = dict[str, Tensor]
+#: Moves the states of so many examples into buffers, or out of them.
+Transfer = Callable[[Buffers, int], None]
 
 
 @dataclass(frozen=True)
@@ -310,12 +395,31 @@ class Run:
         return self.sizes[0] == self.sizes[-1]
 
     def steps(self, backward: bool) -> list[tuple[int, int]]:
-        """First row and rows of each step, in the order in which they are done."""
-        found, row = [], self.row
+        """First row and rows of each step, in the order in which they are done; rows from 0 on."""
+        found, row = [], 0
         for size in self.sizes:
             found.append((row, size))
             row += size
         return found[::-1] if backward else found
+
+
+class Piece(NamedTuple):
+    """Steps of any sizes that are launched together.
+
+    Attributes:
+        first: number of the first step.
+        length: how many there are.
+        rows: programs of each, and rows of its product.
+    """
+
+    first: int
+    length: int
+    rows: int
+
+    def steps(self, backward: bool) -> list[tuple[int, int]]:
+        """Number and programs of each step, in the order in which they are done."""
+        numbers = range(self.length)
+        return [(k, self.rows) for k in (reversed(numbers) if backward else numbers)]
 
 
 def _runs(sizes: Sequence[int]) -> list[Run]:
@@ -347,20 +451,6 @@ def _runs(sizes: Sequence[int]) -> list[Run]:
     return found
 
 
-def _forms(p: Prepared) -> dict[str, tuple[Any, ...]]:
-    """The precision of the tensor in each slot, and its shape without rows or examples."""
-    kind, wide, hidden = p.weight.dtype, torch.float32, p.hidden
-    gates = p.spec.gates * hidden
-    return {
-        **dict.fromkeys(("v", "u", "du"), (kind, gates)),
-        **dict.fromkeys(("out", "h_prev"), (kind, hidden)),
-        **dict.fromkeys(("c_rows", "c", "c_prev", "h_or_work"), (wide, hidden)),
-        "stats": (wide, p.stats),
-        **dict.fromkeys(("bias", "gain_input", "gain_recurrent"), (wide, gates)),
-        **dict.fromkeys(("bias_hn", "gain_out", "shift_out"), (wide, hidden)),
-    }
-
-
 class Steps:
     """The steps of a chunk, ready to be launched.
 
@@ -369,6 +459,9 @@ class Steps:
         rows: tensors (rows, ...) of the chunk, by slot.
         examples: tensors (N, H), by slot.
         flags: compile-time arguments that depend on the chunk.
+        masks: noise and resets.
+        steps: tensors (steps, ...) of the chunk, by slot.
+        vectors: vectors besides those of the call, by slot.
     """
 
     def __init__(
@@ -377,17 +470,23 @@ class Steps:
         rows: Mapping[str, Tensor | None],
         examples: Mapping[str, Tensor | None],
         flags: Mapping[str, bool],
+        masks: Masks = NO_MASKS,
+        *,
+        steps: Mapping[str, Tensor] = MappingProxyType({}),
+        vectors: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> None:
         self.p = p
+        dropout, *by_row = masks
+        rows = {**rows, **dict(zip(Masks._fields[1:], by_row, strict=True))}
+        examples = {**examples, "dropout": dropout}
         # Kept alive as long as their addresses are used.
-        self._tensors = {**rows, **examples, **p.vectors}
+        self._tensors = {**rows, **examples, **p.vectors, **steps, **vectors}
         count = next(len(a) for a in rows.values() if a is not None)
-        # The gradients of an RNN have no state but the one in the buffers.
-        n = next((len(a) for a in examples.values() if a is not None), 0)
-        forms = _forms(p)
+        self.examples = n = next((len(a) for a in examples.values() if a is not None), 0)
+        forms = p.forms()
         self._places = []
         self._addresses: list[tuple[int, torch.dtype]] = []
-        for slot in _kernels().SLOTS:
+        for slot in p.slots:
             a = self._tensors.get(slot)
             # Never read, but never null either: zero would be another type of argument.
             place = p.address, 0
@@ -398,30 +497,114 @@ class Steps:
                     shape = [count, *(p.work if slot == "h_or_work" else shape)]
                 elif slot in examples:
                     shape = [n, *shape]
+                elif slot in steps:
+                    shape = [len(a), *shape]
                 start = address(slot, a, dtype, tuple(shape), p.weight.device)
                 place = start, a.stride(0) * a.element_size() if slot in rows else 0
-                if slot != "stats":
+                if slot not in ("stats", "reset"):
                     self._addresses.append((start, dtype))
             self._places.append(place)
-        self.constants = {**p.constants, **flags, **self._alignments()}
+        self.constants = {**p.constants, **noise_constants(masks), **flags, **self._alignments()}
 
     def _alignments(self) -> dict[str, int]:
-        """The alignment in bytes of all rows, in the precision of products and in float32."""
+        """The alignment in bytes of all rows, by precision."""
         found = {}
-        kind = self.p.weight.dtype
-        for name, dtype in (("KIND_ALIGN", kind), ("WIDE_ALIGN", torch.float32)):
+        kinds = {"KIND_ALIGN": self.p.weight.dtype, "WIDE_ALIGN": torch.float32}
+        if any(of == torch.bool for _, of in self._addresses):
+            kinds["FLAG_ALIGN"] = torch.bool
+        for name, dtype in kinds.items():
             row = self.p.hidden * dtype.itemsize
             align = min(16, row & -row)
             fits = all(start % align == 0 for start, of in self._addresses if of == dtype)
             found[name] = align if fits else dtype.itemsize
         return found
 
-    def launch(
+    def run(self, sizes: Sequence[int], start: Transfer, end: Transfer | None) -> None:
+        """Launches all steps of the chunk.
+
+        Args:
+            sizes: rows of each step.
+            start: fills the buffers from the states of so many examples.
+            end: takes the states from there.
+        """
+        # A stream that is being recorded must not read host memory that later calls write to.
+        if sizes[0] != sizes[-1] and len(sizes) >= graphs.SHORTEST and not _is_recorded(self.p):
+            self._run_packed(sizes, start, end)
+            return
+        runs = _runs(sizes)
+        for run in reversed(runs) if self.p.is_backward else runs:
+            self.launch(run, start, end)
+
+    def _run_packed(self, sizes: Sequence[int], start: Transfer, end: Transfer | None) -> None:
+        """Launches steps of different sizes, with products and programs for more than their rows.
+
+        So a graph serves steps of any sizes. The numbers are the same with and without graphs.
+        """
+        packed, weight = copy.copy(self), self.p.weight
+        packed.constants = {**self.constants, "PACKED": True}
+        # Few enough kinds of graphs, and not many rows in vain.
+        grain = 8 * max(1, -(-self.examples // 64))
+        room = -(-self.examples // grain) * grain
+        pieces = [
+            Piece(first, length, max(1, -(-sizes[first] // grain)) * grain)
+            for first, length in graphs.pieces(len(sizes))
+        ]
+        if self.p.is_backward:
+            pieces.reverse()
+        if may_replay(weight):
+            cache = graphs.cache(weight.device)
+            with cache.lock:
+                entry = cache.get(packed._key(room), lambda: self._buffers(room, fixed=True))
+                if entry is not None:
+                    buffers = entry.tensors
+                    for piece in pieces:
+                        packed._record_packed(cache, entry, piece)
+                    cache.begin()
+                    buffers["weight"].copy_(weight)
+                    packed._launch_packed(buffers, sizes, pieces, start, end, entry)
+                    cache.end()
+                    return
+        buffers = self._buffers(room, fixed=False)
+        packed._launch_packed(buffers, sizes, pieces, start, end, None)
+
+    def _record_packed(self, cache: graphs.Cache, entry: graphs.Entry, piece: Piece) -> None:
+        cache.record(
+            entry,
+            (piece.length, piece.rows),
+            functools.partial(self._warm_up, entry.tensors, piece.rows),
+            functools.partial(self._launch, entry.tensors, piece.steps(self.p.is_backward)),
+        )
+
+    def _launch_packed(
         self,
-        run: Run,
-        start: Callable[[Buffers, int], None],
-        end: Callable[[Buffers, int], None] | None,
+        buffers: Buffers,
+        sizes: Sequence[int],
+        pieces: Sequence[Piece],
+        start: Transfer,
+        end: Transfer | None,
+        entry: graphs.Entry | None,
     ) -> None:
+        """Launches pieces, from the graphs of an entry if there is one."""
+        firsts = itertools.accumulate(sizes, initial=0)
+        rows = torch.tensor([*zip(firsts, sizes, strict=False)], dtype=torch.int64, device="cpu")
+        rows = to_device(rows, self.p.weight.device)
+        slot, stride = self.p.slots.index("sizes"), rows.stride(0) * rows.element_size()
+        places = self._places
+        start(buffers, sizes[0])
+        if self.p.is_backward:
+            buffers["operand"].zero_()  # products of examples that are not there yet are zeros
+        for piece in pieces:
+            self._places = [*places]
+            self._places[slot] = rows.data_ptr() + piece.first * stride, 0
+            self._write_table(buffers["table"], 0, piece.first)
+            if entry is None:
+                self._launch(buffers, piece.steps(self.p.is_backward))
+            else:
+                entry.graphs[piece.length, piece.rows].replay()
+        if end is not None:
+            end(buffers, sizes[0])
+
+    def launch(self, run: Run, start: Transfer, end: Transfer | None) -> None:
         """Launches steps.
 
         Args:
@@ -439,7 +622,7 @@ class Steps:
                     return
         buffers = self._buffers(examples, fixed=False)
         start(buffers, examples)
-        self._write_table(buffers["table"], 0)
+        self._write_table(buffers["table"], run.row)
         self._launch(buffers, run.steps(self.p.is_backward))
         if end is not None:
             end(buffers, examples)
@@ -449,8 +632,8 @@ class Steps:
         cache: graphs.Cache,
         entry: graphs.Entry,
         run: Run,
-        start: Callable[[Buffers, int], None],
-        end: Callable[[Buffers, int], None] | None,
+        start: Transfer,
+        end: Transfer | None,
     ) -> None:
         buffers, examples = entry.tensors, run.sizes[0]
         pieces = graphs.pieces(len(run.sizes))
@@ -487,22 +670,20 @@ class Steps:
             "operand": empty((examples, inner), weight),
         }
 
-    def _write_table(self, table: Tensor, row: int) -> None:
-        """Addresses of the tensors from a row on."""
-        addresses = [address + row * stride for address, stride in self._places]
-        _kernels().write_table[1,](table, *addresses, num_warps=1, **OPTIONS)
+    def _write_table(self, table: Tensor, row: int, step: int = 0) -> None:
+        """Addresses of the tensors from a row on, or of those of steps from a step on."""
+        write_table(table, [address + row * stride for address, stride in self._places])
 
     def _warm_up(self, buffers: Buffers, examples: int) -> None:
         """One step that touches no tensor of the call."""
         width = max(self.p.stats, (self.p.spec.gates + 1) * self.p.hidden)
         scratch = buffers["product"].new_zeros(examples, width)
         start = address("scratch", scratch, torch.float32, (examples, width), scratch.device)
-        addresses = [start] * len(self._places)
-        _kernels().write_table[1,](buffers["table"], *addresses, num_warps=1, **OPTIONS)
+        write_table(buffers["table"], [start] * len(self._places))
         self._launch(buffers, [(0, examples)])
 
     def _launch(self, buffers: Buffers, steps: Sequence[tuple[int, int]]) -> None:
-        """A product and a kernel for each step, given by its first row and its rows."""
+        """A product and a kernel for each step, given by its first row, or number, and its rows."""
         p = self.p
         table, weight = buffers["table"], buffers["weight"]
         product, operand = buffers["product"], buffers["operand"]
@@ -514,6 +695,17 @@ class Steps:
             )
             if p.is_backward:
                 _multiply(operand[:examples], weight, product[:examples])
+
+
+def write_table(table: Tensor, addresses: Sequence[int]) -> None:
+    """Fills the table of addresses, by as many launches as it takes."""
+    kernels = _kernels()
+    width = len(kernels.SLOTS)
+    for start in range(0, len(addresses), width):
+        # The last launch may write some of them again.
+        start = min(start, len(addresses) - width)
+        part = addresses[start : start + width]
+        kernels.write_table[1,](table[start:], *part, num_warps=1, **OPTIONS)
 
 
 def _multiply(a: Tensor, b: Tensor, out: Tensor) -> None:
@@ -654,9 +846,7 @@ def _unsupported_gpu(device: torch.device, dtype: torch.dtype) -> str | None:
     if dtype not in (torch.float32, torch.bfloat16):
         return f"products are in {dtype}; it computes in torch.float32 and torch.bfloat16"
     needed = (8, 0) if dtype == torch.bfloat16 else (7, 0)
-    # Not get_device_capability: torch.compile knows only these to be constant.
-    properties = torch.cuda.get_device_properties(device)
-    capability = (properties.major, properties.minor)
+    capability = _capability(device)
     if capability < needed:
         return (
             f"for {dtype} it needs compute capability {needed[0]}.{needed[1]}, the GPU has "
@@ -665,9 +855,16 @@ def _unsupported_gpu(device: torch.device, dtype: torch.dtype) -> str | None:
     return None
 
 
+@untraced
 @functools.cache
 def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
+
+
+@untraced
+def _capability(device: torch.device) -> tuple[int, int]:
+    properties = torch.cuda.get_device_properties(device)
+    return properties.major, properties.minor
 
 
 @functools.cache
@@ -680,6 +877,11 @@ def on(a: Tensor) -> Iterator[None]:
     """Launches go to the device of a tensor."""
     with torch.cuda.device(a.device) if a.is_cuda else contextlib.nullcontext():
         yield
+
+
+def _is_recorded(p: Prepared) -> bool:
+    """Whether the current stream is being recorded."""
+    return p.weight.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def may_replay(a: Tensor) -> bool:

@@ -1,0 +1,130 @@
+"""The structures that kernels take, field by field as in their sources."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from torch import Tensor
+
+_P, _I, _L, _F = ctypes.c_void_p, ctypes.c_int, ctypes.c_longlong, ctypes.c_float
+
+
+class Arguments(ctypes.Structure):
+    """A structure of pointers and numbers; tensors become pointers, ``None`` a null pointer.
+
+    It keeps its tensors alive.
+    """
+
+    def __init__(self, **values: Any) -> None:
+        self.values = values
+        super().__init__(
+            **{
+                name: value.data_ptr() if isinstance(value, Tensor) else value
+                for name, value in values.items()
+                if value is not None
+            }
+        )
+
+
+_Fields = list[tuple[str, Any]]
+_OPERANDS: _Fields = [
+    (name, _P)
+    for name in (
+        "bias",
+        "bias_candidate",
+        "gain_input",
+        "gain_recurrent",
+        "gain_out",
+        "shift_out",
+    )
+]
+_NOISE: _Fields = [
+    ("dropout", _P),
+    ("hold_h", _P),
+    ("hold_c", _P),
+    ("share_h", _F),
+    ("share_c", _F),
+    ("reset", _P),
+    ("first_rows", _P),
+    ("steps", _I),
+    ("examples", _I),
+]
+
+
+class ForwardArguments(Arguments):
+    """Of ``forward`` in forward.cu."""
+
+    _fields_ = [
+        *((name, _P) for name in ("high", "low", "scale", "v", "stats")),
+        *_OPERANDS,
+        *_NOISE,
+        *((name, _P) for name in ("h", "c", "out", "u", "cells")),
+        ("eps_recurrent", _F),
+        ("eps_out", _F),
+    ]
+
+
+class BackwardArguments(Arguments):
+    """Of ``backward`` in backward.cu."""
+
+    _fields_ = [
+        *((name, _P) for name in ("high", "low", "scale", "v", "u", "stats")),
+        *_OPERANDS,
+        *_NOISE,
+        *((name, _P) for name in ("dout", "h_before", "c_before", "c_after")),
+        *((name, _P) for name in ("back", "dh", "dc", "work", "du", "dv")),
+        *((name, _P) for name in ("gain_out_sums", "shift_out_sums")),
+    ]
+
+
+class StatisticsArguments(Arguments):
+    """Of ``input_statistics`` in rows.cu."""
+
+    _fields_ = [
+        ("v", _P),
+        ("stats", _P),
+        ("rows", _L),
+        ("H", _I),
+        ("stride", _I),
+        ("offset", _I),
+        ("eps", _F),
+    ]
+
+
+class AfterLoopArguments(Arguments):
+    """Of ``after_loop`` in rows.cu."""
+
+    _fields_ = [
+        *((name, _P) for name in ("work", "v", "u", "stats", "gain_v", "gain_u", "dv", "du")),
+        *((name, _P) for name in ("bias", "bias_hn", "sum_v", "sum_u")),
+        ("rows", _L),
+        ("H", _I),
+        ("stride", _I),
+        ("offset_v", _I),
+        ("offset_u", _I),
+    ]
+
+
+class ScaleArguments(Arguments):
+    """Of ``scale_weights`` in pack.cu."""
+
+    _fields_ = [
+        ("w", _P),
+        ("centred", _P),
+        ("largest", _P),
+        ("G", _I),
+        ("H", _I),
+        ("split", _I),
+        ("centre", _I),
+        ("kind", _I),
+    ]
+
+
+class PackArguments(Arguments):
+    """Of ``pack_weights`` in pack.cu."""
+
+    _fields_ = [
+        *((name, _P) for name in ("centred", "index", "largest", "high", "low", "unscale")),
+        ("count", _I),
+    ]

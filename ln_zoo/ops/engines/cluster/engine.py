@@ -1,0 +1,567 @@
+"""The engine for Hopper GPUs: all time steps of a layer in one launch.
+
+A cluster of thread blocks keeps the recurrent weights in registers and shared memory and runs a few
+rows of the batch through all steps; states and sums over rows cross between its blocks through
+distributed shared memory. `layout.h` describes who does what. The kernels are CUDA C++, compiled by
+NVRTC on first use and cached.
+
+Operands of products are 16 bits wide: bfloat16 and float16 as they are; float32 as two halves,
+which keep 22 bits, or as one (11 bits) where ``torch.backends.cuda.matmul.allow_tf32`` is set.
+Halves hold numbers up to 65504: an initial state beyond that gives NaN. Sums are taken in a fixed
+order, so that results repeat bit for bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ln_zoo.ops.engines.base import Chunk, ChunkGrads, Masks, Steps, Sums, centred
+from ln_zoo.ops.engines.cluster import driver
+from ln_zoo.ops.engines.cluster.arguments import (
+    AfterLoopArguments,
+    BackwardArguments,
+    ForwardArguments,
+    PackArguments,
+    ScaleArguments,
+    StatisticsArguments,
+)
+from ln_zoo.ops.engines.cluster.choice import layouts, with_tiles
+from ln_zoo.ops.engines.cluster.geometry import (
+    CELLS,
+    MAX_BLOCKS,
+    SHARED_LIMIT,
+    STORAGE,
+    THREADS,
+    Layout,
+    Problem,
+)
+from ln_zoo.ops.registry import untraced
+from ln_zoo.ops.spans import dropped_rows
+from ln_zoo.ops.spec import Operands, Rows, Spec
+
+#: Bytes of products of the inputs that one launch reads, at most, where there is more than a step.
+CHUNK_BYTES = 2**28
+#: The largest H of ``after_loop``.
+_MAX_HIDDEN = 1536
+#: Threads of the kernels around the loop.
+_SCALE_THREADS, _PACK_THREADS, _STATISTICS_THREADS, _AFTER_THREADS = 1024, 256, 256, 384
+#: How the features of a cell's products may share statistics, in units of H.
+_GROUPS = {"LSTM": (4,), "GRU": (2, 1), "RNN_TANH": (1,)}
+_log = logging.getLogger("ln_zoo")
+
+
+class ClusterEngine:
+    """Persistent kernels on thread-block clusters (compute capability 9.0)."""
+
+    name = "cluster"
+    title = "persistent CUDA kernels"
+    device = "cuda"
+    has_noise = True
+    has_resets = True
+
+    def missing(self) -> str | None:
+        """A Hopper GPU, or NVRTC."""
+        if not torch.cuda.is_available():
+            return "torch finds no GPU here"
+        return _unsupported_gpu(torch.device("cuda"))
+
+    def unsupported_reason(
+        self, spec: Spec, x: Tensor, w_hh: Tensor, dtype: torch.dtype
+    ) -> str | None:
+        """Why it cannot take this call, or ``None``."""
+        if x.device.type != self.device:
+            return f"the input is on the device {x.device.type}, not on an NVIDIA GPU"
+        if spec.examples:
+            return "it normalises rows alone, not over the batch"
+        if spec.cell not in CELLS:
+            return f"it has no {spec.cell}: its states are unbounded, and halves are not"
+        if dtype not in STORAGE:
+            return f"it has no kernels for {str(dtype).removeprefix('torch.')}"
+        for rows in spec.products:
+            groups = rows.groups if isinstance(rows, Rows) and rows.scale else None
+            if groups not in (None, _GROUPS[spec.cell]):
+                return f"statistics run over {groups} gates, not over {_GROUPS[spec.cell]}"
+        return _unsupported_gpu(x.device) or _unsupported_size(spec.encode(), w_hh.shape[1], dtype)
+
+    def stats(self, spec: Spec) -> int:
+        """Reciprocal deviations of each product, then that of the output and its mean."""
+        return problem_of(spec, 1, torch.float32).stats
+
+    def empty(self, *size: int, like: Tensor, dtype: torch.dtype, scratch: str = "") -> Tensor:
+        """Memory that is not filled; torch's allocator finds scratch memory again by itself."""
+        return torch.empty(size, dtype=dtype, device=like.device)
+
+    def prepare(self, spec: Spec, operands: Operands, backward: bool) -> Persistent:
+        """What the chunks of a call share."""
+        return Persistent(spec, operands)
+
+
+def problem_of(spec: Spec, hidden: int, dtype: torch.dtype) -> Problem:
+    """What kernels are compiled for, apart from noise, resets and lengths.
+
+    Args:
+        spec: what is computed.
+        hidden: H.
+        dtype: the precision of products.
+    """
+    _, recurrent = spec.products
+    single = dtype != torch.float32 or _single_tf32()
+    return Problem(
+        CELLS[spec.cell],
+        hidden,
+        STORAGE[dtype],
+        1 if single else 2,
+        input=not spec.merged and spec.input.scale,
+        recurrent=recurrent.scale,
+        out=int(spec.out.scale) + int(spec.out.center) if spec.cell == "LSTM" else 0,
+    )
+
+
+@untraced
+@functools.cache
+def _unsupported_gpu(device: torch.device) -> str | None:
+    major, minor = torch.cuda.get_device_capability(device)
+    if major != 9:
+        return f"the GPU has compute capability {major}.{minor}, not 9.0"
+    return driver.missing()
+
+
+@untraced
+def _unsupported_size(spec: str, hidden: int, dtype: torch.dtype) -> str | None:
+    problem = problem_of(Spec.decode(spec), hidden, dtype)
+    if hidden > _MAX_HIDDEN or not _fits(problem):
+        return f"the weights of {hidden} units do not fit into a cluster of {MAX_BLOCKS} blocks"
+    return None
+
+
+@functools.cache
+def _fits(problem: Problem) -> bool:
+    return all(layouts(problem, backward, 1) for backward in (False, True))
+
+
+def _single_tf32() -> bool:
+    """Whether torch's settings let float32 operands of products have 11 bits."""
+    matmul = torch.backends.cuda.matmul
+    precision = getattr(matmul, "fp32_precision", None)  # torch 2.9
+    return bool(matmul.allow_tf32) if precision is None else precision == "tf32"
+
+
+class Compiled:
+    """One direction of time, compiled for one GPU.
+
+    Args:
+        layout: how the work is laid out.
+        device: the number of the GPU.
+
+    Attributes:
+        kernel: the loop.
+        index: where the fragments of weights come from.
+    """
+
+    def __init__(self, layout: Layout, device: torch.device) -> None:
+        self.layout = layout
+        direction = "backward" if layout.backward else "forward"
+        self.kernel = load_kernel(
+            f"{direction}.cu",
+            direction,
+            layout.macros(),
+            THREADS,
+            layout.blocks,
+            layout.shared_bytes,
+        )
+        self._device = device
+
+    @functools.cached_property
+    def index(self) -> Tensor:
+        return self.layout.fragments().to(self._device)
+
+
+def load_kernel(
+    source: str, name: str, macros: dict[str, int], threads: int, cluster: int, shared_bytes: int
+) -> Any:
+    """A kernel of this package; tests put the emulation in its place."""
+    return driver.Kernel(source, name, macros, threads, cluster, shared_bytes)
+
+
+@functools.cache
+def resident_clusters(device: torch.device) -> dict[int, int]:
+    """Clusters that a GPU holds at once, by their number of blocks, one block a multiprocessor."""
+    probe = driver.Kernel("probe.cu", "probe", {}, THREADS, MAX_BLOCKS, SHARED_LIMIT)
+    with on(device):
+        return {blocks: probe.max_clusters(blocks) for blocks in range(1, MAX_BLOCKS + 1)}
+
+
+@functools.lru_cache(maxsize=256)
+def compiled(problem: Problem, backward: bool, examples: int, device: torch.device) -> Compiled:
+    """The fastest layout, with its kernel; always the same for the same arguments.
+
+    Args:
+        problem: what is computed.
+        backward: in which direction of time.
+        examples: rows of the batch.
+        device: the GPU.
+
+    Raises:
+        CudaError: if a kernel does not compile, or none can run.
+    """
+    for layout in layouts(problem, backward, examples, resident_clusters(device)):
+        found = without_spills(layout, device)
+        if found.kernel.max_clusters():
+            _log.debug("%s", found.layout)
+            return found
+    raise driver.CudaError(f"no cluster of {device} can run {problem}")
+
+
+def without_spills(layout: Layout, device: torch.device) -> Compiled:
+    """The layout with as many tiles in registers as the compiler has room for."""
+    found = Compiled(layout, device)
+    tiles = layout.high + layout.low
+    while found.kernel.local_bytes and tiles:
+        tiles = max(0, tiles - 2)
+        smaller = with_tiles(layout, tiles)
+        if smaller.shared_bytes > SHARED_LIMIT:
+            break
+        found = Compiled(smaller, device)
+    return found
+
+
+class Persistent(Steps):
+    """The time steps of a call.
+
+    Args:
+        spec: what is computed.
+        operands: the tensors of the call.
+    """
+
+    leaves_constants = True
+
+    def __init__(self, spec: Spec, operands: Operands) -> None:
+        first, self._recurrent = spec.products
+        super().__init__(centred(operands.w_ih, first))
+        self.spec, self.operands = spec, operands
+        dtype = operands.x.dtype
+        self.hidden = operands.w_hh.shape[1]
+        self.problem = problem_of(spec, self.hidden, dtype)
+        self.chunk_rows = CHUNK_BYTES // (self.w_ih.shape[0] * dtype.itemsize)
+        self._device = operands.x.device
+        #: Centred weights in float32, and the bits of the largest one.
+        self._weights: tuple[Tensor, Tensor] | None = None
+
+    # Launches
+
+    def _launch(self, kernel: Any, grid: int, arguments: Any) -> None:
+        kernel(grid, arguments, stream_of(self._device))
+
+    def _rows_kernel(self, name: str, threads: int, shared_bytes: int = 0) -> Any:
+        p = self.problem
+        macros = {"KIND": p.storage, "CELL": p.cell}
+        macros |= {"INPUT": int(p.input), "RECURRENT": int(p.recurrent)}
+        return _kernel("rows.cu", name, tuple(macros.items()), threads, shared_bytes)
+
+    def _centred_weights(self) -> tuple[Tensor, Tensor]:
+        if self._weights is None:
+            weight = self.operands.w_hh
+            gates, hidden = weight.shape
+            total = self._new(gates, hidden)
+            largest = torch.zeros(1, dtype=torch.int32, device=self._device)
+            kernel = _kernel("pack.cu", "scale_weights", self._pack_macros(), _SCALE_THREADS, 4096)
+            arguments = ScaleArguments(
+                w=weight,
+                centred=total,
+                largest=largest,
+                G=gates,
+                H=hidden,
+                split=2 * hidden if self.problem.cell == CELLS["GRU"] else gates,
+                centre=int(self._recurrent.scale and self._recurrent.center),
+                kind=STORAGE[weight.dtype],
+            )
+            self._launch(kernel, 2 * -(-hidden // 32), arguments)
+            self._weights = total, largest
+        return self._weights
+
+    def _pack_macros(self) -> tuple[tuple[str, int], ...]:
+        return ("KIND", self.problem.storage), ("PIECES", self.problem.pieces)
+
+    def _packed(self, found: Compiled) -> dict[str, Tensor]:
+        """The weights in the order of a kernel."""
+        total, largest = self._centred_weights()
+        index = found.index
+        pieces = torch.empty(
+            self.problem.pieces, len(index), dtype=torch.int16, device=self._device
+        )
+        scale = self._new(1)
+        kernel = _kernel("pack.cu", "pack_weights", self._pack_macros(), _PACK_THREADS, 0)
+        arguments = PackArguments(
+            centred=total,
+            index=index,
+            largest=largest,
+            high=pieces[0],
+            low=pieces[-1],
+            unscale=scale,
+            count=len(index),
+        )
+        self._launch(kernel, min(264, -(-len(index) // _PACK_THREADS)), arguments)
+        return {"high": pieces[0], "low": pieces[-1], "scale": scale}
+
+    def _new(self, *size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(size, dtype=dtype, device=self._device)
+
+    def _shared_arguments(self, sizes: Sequence[int], masks: Masks, ragged: bool) -> dict[str, Any]:
+        """What both directions of time take."""
+        share_h, share_c = self.spec.zoneout
+        o = self.operands
+        return {
+            "bias": o.bias,
+            "bias_candidate": o.bias_hn,
+            "gain_input": o.gain_input,
+            "gain_recurrent": o.gain_out if self.spec.merged else o.gain_recurrent,
+            "gain_out": o.gain_out,
+            "shift_out": o.shift_out,
+            "dropout": masks.dropout,
+            "hold_h": masks.zoneout_h,
+            "hold_c": masks.zoneout_c,
+            "share_h": share_h,
+            "share_c": share_c,
+            "reset": masks.reset,
+            "first_rows": first_rows(sizes, self._device) if ragged else None,
+            "steps": len(sizes),
+            "examples": sizes[0],
+        }
+
+    def _compiled(self, backward: bool, sizes: Sequence[int], masks: Masks) -> Compiled:
+        held = masks.zoneout_h is not None or masks.zoneout_c is not None
+        problem = replace(
+            self.problem,
+            dropout=masks.dropout is not None,
+            zoneout=held or any(self.spec.zoneout),
+            resets=masks.reset is not None,
+            lengths=sizes[0] != sizes[-1],
+        )
+        return compiled(problem, backward, sizes[0], self._device)
+
+    # Directions of time
+
+    def forward(self, chunk: Chunk) -> None:
+        """Runs consecutive steps."""
+        sizes, v, h, c, out, saved, _, masks = chunk
+        if not len(v):
+            return
+        p = self.problem
+        with on(self._device):
+            found = self._compiled(False, sizes, masks)
+            stats = saved.stats if saved is not None else None
+            if p.input:
+                if stats is None:
+                    stats = self._new(len(v), p.stats)
+                statistics = StatisticsArguments(
+                    v=v, stats=stats, rows=len(v), H=self.hidden, stride=p.stats, offset=0,
+                    eps=self.spec.input.eps,
+                )  # fmt: skip
+                kernel = self._rows_kernel("input_statistics", _STATISTICS_THREADS)
+                self._launch(kernel, min(2048, -(-len(v) // 8)), statistics)
+            shared = self._shared_arguments(sizes, masks, found.layout.problem.lengths)
+            arguments = ForwardArguments(
+                **self._packed(found),
+                **shared,
+                v=v,
+                stats=stats,
+                h=h,
+                c=c,
+                out=out,
+                u=None if saved is None else saved.u,
+                cells=None if saved is None else saved.c,
+                eps_recurrent=self._recurrent.eps,
+                eps_out=self.spec.out.eps,
+            )
+            self._launch(found.kernel, _grid(found.layout, sizes[0]), arguments)
+
+    def backward(self, grads: ChunkGrads) -> None:
+        """Takes gradients back."""
+        sizes, dout, dh, dc, saved, h_prev, c_prev, du, dv, sums, _, masks = grads
+        if not len(du):
+            return
+        p, rows, hidden, examples = self.problem, len(du), self.hidden, sizes[0]
+        with on(self._device):
+            found = self._compiled(True, sizes, masks)
+            shared = self._shared_arguments(sizes, masks, found.layout.problem.lengths)
+            work = None
+            if p.normalized:
+                work = self._new(rows, 4 if self.spec.cell == "GRU" else p.gates, hidden)
+            by_example = self._new(2, examples, hidden) if p.out else None
+            dout = None if dout is None else aligned(dout)
+            h_before = aligned(h_prev) if self.spec.cell == "GRU" else None
+            c_before = None if c_prev is None else aligned(c_prev)
+            back = self._back(saved.u, h_prev, sizes, masks)
+            arguments = BackwardArguments(
+                **self._packed(found),
+                **shared,
+                v=saved.v,
+                u=saved.u,
+                stats=saved.stats,
+                dout=dout,
+                h_before=h_before,
+                c_before=c_before,
+                c_after=saved.c,
+                back=back,
+                dh=dh,
+                dc=dc,
+                work=work,
+                du=du,
+                dv=dv,
+                gain_out_sums=None if by_example is None else by_example[0],
+                shift_out_sums=None if by_example is None else by_example[1],
+            )
+            self._launch(found.kernel, _grid(found.layout, examples), arguments)
+            if by_example is not None:
+                _add(sums.gain_out, by_example[0])
+                _add(sums.shift_out, by_example[1])
+            if work is not None:
+                self._after_loop(work, saved.v, saved.u, saved.stats, du, dv, sums)
+                return
+            if self.spec.cell != "GRU" and du.data_ptr() != dv.data_ptr():
+                dv.copy_(du)
+            _add(sums.bias, dv)
+            _add(sums.bias_hn, du[:, 2 * hidden :])
+
+    def _back(self, u: Tensor, h_prev: Tensor, sizes: Sequence[int], masks: Masks) -> Tensor | None:
+        """R' u of each group of statistics, (rows, groups, H); see backward.cu."""
+        if not self.problem.recurrent:
+            return None
+        total, _ = self._centred_weights()
+        if self.spec.merged:
+            return torch.mm(u, total.to(u.dtype))
+        if masks.dropout is not None:
+            room = torch.empty_like(h_prev)
+            h_prev = dropped_rows(h_prev, masks.dropout, sizes, room)
+        hidden = self.hidden
+        groups = total.split([hidden * n for n in _GROUPS[self.spec.cell]])
+        squares = torch.cat([torch.mm(part.t(), part) for part in groups], 1)
+        return torch.mm(h_prev, squares.to(h_prev.dtype))
+
+    def _after_loop(
+        self,
+        work: Tensor,
+        v: Tensor | None,
+        u: Tensor,
+        stats: Tensor,
+        du: Tensor,
+        dv: Tensor,
+        sums: Sums,
+    ) -> None:
+        """Gradients of both products and of vectors, from those of the gates' sums."""
+        p, o, rows = self.problem, self.operands, len(work)
+        width = p.gates * self.hidden
+        blocks = min(132, max(1, rows // 16))  # one fills a multiprocessor
+        gain_u = o.gain_out if self.spec.merged else o.gain_recurrent
+        sum_u = sums.gain_out if self.spec.merged else sums.gain_recurrent
+        partial = {
+            "bias": (sums.bias, width),
+            "bias_hn": (sums.bias_hn, self.hidden),
+            "sum_v": (sums.gain_input, width),
+            "sum_u": (sum_u, width),
+        }
+        parts = {
+            name: None if total is None else self._new(blocks, n)
+            for name, (total, n) in partial.items()
+        }
+        merged = self.spec.merged
+        arguments = AfterLoopArguments(
+            work=work,
+            v=v,
+            u=u,
+            stats=stats,
+            gain_v=o.gain_input,
+            gain_u=gain_u,
+            dv=None if merged else dv,
+            du=du,
+            **parts,
+            rows=rows,
+            H=self.hidden,
+            stride=p.stats,
+            offset_v=0,
+            offset_u=p.groups * p.input,
+        )
+        shared_bytes = after_loop_bytes(p.gates, self.hidden)
+        kernel = self._rows_kernel("after_loop", _AFTER_THREADS, shared_bytes)
+        self._launch(kernel, blocks, arguments)
+        for name, (total, _) in partial.items():
+            part = parts[name]
+            if total is not None and part is not None:
+                _add(total, part)
+
+    def add_weight_gradient(self, d: Tensor, a: Tensor, total: Tensor, first: bool) -> None:
+        """As its parent, but without a sum in less than float32."""
+        if total.dtype == a.dtype:
+            super().add_weight_gradient(d, a, total, first)
+            return
+        product = _wide_product(d.t(), a, total.dtype)
+        _ = total.copy_(product) if first else total.add_(product)
+
+
+@functools.lru_cache(maxsize=256)
+def _kernel(
+    source: str, name: str, macros: tuple[tuple[str, int], ...], threads: int, shared_bytes: int
+) -> Any:
+    return load_kernel(source, name, dict(macros), threads, 1, shared_bytes)
+
+
+def _wide_product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    if a.is_cuda:
+        return torch.mm(a, b, out_dtype=dtype)
+    return torch.mm(a.to(dtype), b.to(dtype))  # only under the emulation
+
+
+def after_loop_bytes(gates: int, hidden: int) -> int:
+    """Shared memory of ``after_loop``: partial means and gains; later, sums of all its teams."""
+    team = next(n for n in (32, 64, 128, _AFTER_THREADS) if 4 * n >= hidden)
+    width = gates * hidden
+    return max(384 + 8 * (width + 4), 4 * width * (_AFTER_THREADS // team))
+
+
+def _grid(layout: Layout, examples: int) -> int:
+    return -(-examples // layout.rows) * layout.blocks
+
+
+def _add(total: Tensor | None, parts: Tensor) -> None:
+    """Adds the sum over the first dimension, in float32."""
+    if total is not None:
+        total.add_(parts.sum(0, dtype=total.dtype))
+
+
+def aligned(a: Tensor) -> Tensor:
+    """The tensor at an address that 16-byte copies can start from."""
+    return a if a.data_ptr() % 16 == 0 else a.clone()
+
+
+#: First rows that recorded graphs copy again at each replay.
+_RECORDED: list[Tensor] = []
+
+
+def first_rows(sizes: Sequence[int], device: torch.device) -> Tensor:
+    """The first row of each step and the end of the last, int32, (T + 1,); does not synchronise."""
+    found = torch.tensor([0, *itertools.accumulate(sizes)], dtype=torch.int32)
+    if device.type != "cuda":
+        return found
+    found = found.pin_memory()
+    if torch.cuda.is_current_stream_capturing():
+        _RECORDED.append(found)
+    return found.to(device, non_blocking=True)
+
+
+def stream_of(device: torch.device) -> int:
+    """The handle of torch's current stream on a GPU."""
+    return torch.cuda.current_stream(device).cuda_stream
+
+
+def on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Makes a GPU the current one."""
+    return torch.cuda.device(device)

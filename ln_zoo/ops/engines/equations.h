@@ -1,0 +1,80 @@
+// The arithmetic of LSTM (paper, eq. 20-22), GRU (26-28) and RNN (4) at one unit, given its normalised
+// sums, forward and backward: for the vectors of CPU kernels and for the numbers of GPU kernels.
+//
+// T is an arithmetic type with `sigmoid` and `hyperbolic_tangent`, which must be declared before.
+
+#pragma once
+
+#ifndef DEVICE  // what marks functions of a GPU
+#define DEVICE inline
+#endif
+
+// LSTM, gates i, f, g, o
+
+template <class T>
+struct LSTMGates {
+  T i, f, g, o;
+};
+
+template <class T>
+DEVICE LSTMGates<T> lstm_gates(T i, T f, T g, T o) {
+  return {sigmoid(i), sigmoid(f), hyperbolic_tangent(g), sigmoid(o)};
+}
+
+template <class T>
+DEVICE T next_cell(T i, T f, T g, T before) {
+  return f * before + i * g;
+}
+
+// From the gradient d of h = o tau: that of the sum of o, and that of what goes into the tanh.
+template <class T>
+struct OutputGrads {
+  T gate, cell;
+};
+
+template <class T>
+DEVICE OutputGrads<T> lstm_output_back(T d, T o, T tau) {
+  return {d * tau * o * (1.0f - o), d * o * (1.0f - tau * tau)};
+}
+
+// From the gradient d of the new cell state: those of the sums of i, f and g.
+template <class T>
+struct CellGrads {
+  T i, f, g;
+};
+
+template <class T>
+DEVICE CellGrads<T> next_cell_back(T d, T i, T f, T g, T before) {
+  return {d * g * i * (1.0f - i), d * before * f * (1.0f - f), d * i * (1.0f - g * g)};
+}
+
+// GRU, gates r, z, n
+
+template <class T>
+struct GRUGates {
+  T r, z, n;
+};
+
+// From the sums of both gates, the input's part of the candidate, and its recurrent part w.
+template <class T>
+DEVICE GRUGates<T> gru_gates(T r, T z, T input, T w) {
+  const T reset = sigmoid(r);
+  return {reset, sigmoid(z), hyperbolic_tangent(input + reset * w)};
+}
+
+template <class T>
+DEVICE T gru_state(const GRUGates<T>& p, T before) {
+  return p.n + p.z * (before - p.n);
+}
+
+// From the gradient d of the new state: those of the sums of r, z and n, and that of w.
+template <class T>
+struct GRUGrads {
+  T r, z, n, w;
+};
+
+template <class T>
+DEVICE GRUGrads<T> gru_back(T d, const GRUGates<T>& p, T w, T before) {
+  const T n = d * (1.0f - p.z) * (1.0f - p.n * p.n);
+  return {n * w * p.r * (1.0f - p.r), d * (before - p.n) * p.z * (1.0f - p.z), n, n * p.r};
+}

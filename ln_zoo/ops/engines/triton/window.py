@@ -1,0 +1,345 @@
+"""An LSTM with a window over a text on NVIDIA GPUs (equations: `ln_zoo.ops.loops.window`).
+
+The step kernels of the LSTM run as in every recurrent layer, recorded as CUDA graphs in the same
+way. Before a step, the product of the window is added to its input term; after it, one program for
+each row moves the window on. The backward pass mirrors that.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ln_zoo.ops.addresses import address, check_steps
+from ln_zoo.ops.engines.base import Chunk, ChunkGrads
+from ln_zoo.ops.engines.triton import steps
+from ln_zoo.ops.engines.triton.steps import OPTIONS, Buffers, Prepared, block, starts
+from ln_zoo.ops.loops.window import WindowChunk, WindowGrads, WindowOperands
+from ln_zoo.ops.spec import Operands, Spec
+
+#: What kernels find in the table, in this order: addresses, and the length of texts.
+FORWARD_SLOTS = (
+    "v",
+    "input_weight",
+    "weight",
+    "bias",
+    "text",
+    "characters",
+    "window",
+    "kappa",
+    "shown",
+    "terms",
+)
+BACKWARD_SLOTS = (
+    "v",
+    "stats",
+    "gain_input",
+    "work",
+    "dv",
+    "weight",
+    "text",
+    "characters",
+    "dshown",
+    "dkappa",
+    "terms",
+    "parameters",
+)
+
+SLOTS = max(len(FORWARD_SLOTS), len(BACKWARD_SLOTS))
+
+#: Warps of a program of a window, and of a tile of a product.
+WARPS = 4
+#: Numbers that a program holds of each matrix at once.
+NUMBERS = 2048
+#: Rows and columns of a tile of a product, and how many numbers of each it multiplies at once.
+TILE_ROWS, TILE_COLS, TILE_DEPTH = 16, 64, 32
+
+
+class TritonWindow:
+    """Runs chunks of steps; as `ln_zoo.ops.loops.window.WindowSteps`.
+
+    Args:
+        steps: what the engine prepared.
+        spec: what is computed.
+        operands: the layer's tensors.
+        windows: the window's.
+        backward: whether it is for the backward pass.
+    """
+
+    def __init__(
+        self,
+        steps: Prepared,
+        spec: Spec,
+        operands: Operands,
+        windows: WindowOperands,
+        backward: bool,
+    ) -> None:
+        self.p, self.windows = steps, windows
+        w_window = steps.w_ih[:, operands.x.shape[2] :]
+        #: What windows are multiplied by, (E, 4H), or backward their gradients, (4H, E).
+        self.input_weight = (w_window if backward else w_window.t()).contiguous()
+
+    def forward(self, chunk: Chunk, window: WindowChunk) -> None:
+        """Runs consecutive steps."""
+        sizes, v, h, c, out, saved, *_ = chunk
+        if not len(out):
+            return
+        self._check(sizes, len(v), len(h))
+        rows: dict[str, Tensor | None] = {"v": v, "out": out}
+        if saved is not None:
+            rows |= {"u": saved.u, "c_rows": saved.c, "stats": saved.stats}
+        tensors = {
+            "v": v,
+            "input_weight": self.input_weight,
+            **{"weight": self.windows.weight, "bias": self.windows.bias},
+            **window._asdict(),
+        }
+        states = {"h_or_work": h, "c": c}
+        launched = _Forward(self, rows, states, {"SAVE": saved is not None}, tensors)
+
+        def start(buffers: Buffers, examples: int) -> None:
+            buffers["operand"].copy_(h)
+
+        with steps.on(v):
+            launched.run(sizes, start, None)
+
+    def backward(self, grads: ChunkGrads, window: WindowGrads) -> None:
+        """Takes gradients back through consecutive steps."""
+        sizes, dout, dh, dc, saved, _, c_prev, du, dv, sums, *_ = grads
+        if not len(du):
+            return
+        self._check(sizes, len(du), len(dh))
+        p = self.p
+        work = steps.empty((len(du), *p.work), dh)
+        rows = {
+            "v": saved.v,
+            "u": saved.u,
+            "c_rows": saved.c,
+            "stats": saved.stats,
+            "out": dout,
+            "c_prev": c_prev,
+            "du": du,
+            "h_or_work": work,
+        }
+        tensors = {
+            **{"v": saved.v, "stats": saved.stats, "gain_input": p.vectors["gain_input"]},
+            **{"work": work, "dv": dv, "weight": self.windows.weight},
+            **{"dshown": window.dshown, "dkappa": window.dkappa},
+            **{"terms": window.terms, "parameters": window.parameters},
+        }
+        launched = _Backward(self, rows, {"c": dc}, {"HAS_DOUT": dout is not None}, tensors)
+
+        def start(buffers: Buffers, examples: int) -> None:
+            buffers["product"].copy_(dh)
+            buffers["dwindow"].copy_(window.dwindow)
+            buffers["input_weight"].copy_(self.input_weight)
+
+        def end(buffers: Buffers, examples: int) -> None:
+            dh.copy_(buffers["product"])
+            window.dwindow.copy_(buffers["dwindow"])
+
+        with steps.on(du):
+            launched.run(sizes, start, end)
+            steps._add_sums(p, work, saved, sums)
+
+    def _check(self, sizes: Sequence[int], rows: int, examples: int) -> None:
+        check_steps(sizes, rows, examples)
+        of_text = len(self.windows.text)
+        if {*sizes, examples} != {of_text}:
+            raise RuntimeError(f"Expected {of_text} examples as in the text, got {examples}")
+
+
+class _Steps(steps.Steps):
+    """Steps of a chunk with a window, ready to be launched.
+
+    Args:
+        of: what all chunks share.
+        rows: tensors of the layer (rows, ...) of the chunk, by slot.
+        examples: tensors of the layer (N, H), by slot.
+        flags: compile-time arguments that depend on the chunk.
+        tensors: of the window and what else its kernels read and write, by slot; ``None`` for what
+            they leave alone. The text is added.
+    """
+
+    #: What the window's kernels find in their table, in this order.
+    slots: tuple[str, ...]
+
+    def __init__(
+        self,
+        of: TritonWindow,
+        rows: Mapping[str, Tensor | None],
+        examples: Mapping[str, Tensor | None],
+        flags: Mapping[str, bool],
+        tensors: Mapping[str, Tensor | None],
+    ) -> None:
+        super().__init__(of.p, rows, examples, flags)
+        text = of.windows.text.contiguous()
+        n, self.characters, letters = text.shape
+        kinds, units = of.windows.kappa.shape[1], of.p.hidden
+        self._own_tensors = {**tensors, "text": text}
+        count = next(len(a) for a in rows.values() if a is not None)
+        of_rows: dict[str, tuple[int, ...]] = {
+            **dict.fromkeys(("v", "dv"), (4 * units,)),
+            "stats": (of.p.stats,),
+            "work": of.p.work,
+            **dict.fromkeys(("shown", "dshown"), (letters,)),
+            **{"terms": (4 * kinds,), "parameters": (3 * kinds,)},
+        }
+        of_call = {
+            **{"gain_input": (4 * units,), "input_weight": (letters, 4 * units)},
+            **{"weight": (3 * kinds, units), "bias": (3 * kinds,)},
+            **{"text": (n, self.characters, letters), "window": (n, letters)},
+            **dict.fromkeys(("kappa", "dkappa"), (n, kinds)),
+        }
+        shapes = of_call | {slot: (count, *shape) for slot, shape in of_rows.items()}
+        self._own_places = []
+        for slot in self.slots:
+            a = self._own_tensors.get(slot)
+            place = of.p.address, 0  # never read
+            if slot == "characters":
+                place = self.characters, 0
+            elif a is not None and a.numel():
+                start = address(slot, a, torch.float32, shapes[slot], of.p.weight.device)
+                place = start, a.stride(0) * a.element_size() if slot in of_rows else 0
+            self._own_places.append(place)
+        #: Compile-time arguments of the window's own kernels.
+        self.of_window = constants(kinds, letters, units)
+
+    def _key(self, examples: int) -> tuple[Any, ...]:
+        # The length of texts is not in it: kernels find that in the table.
+        return ("window", *sorted(self.of_window.items()), *super()._key(examples))
+
+    def _buffers(self, examples: int, fixed: bool) -> Buffers:
+        # Both tables in one piece: recorded kernels find them at a fixed address.
+        buffers = super()._buffers(examples, fixed)
+        table = buffers["table"]
+        return {**buffers, "table": steps.empty((len(table) + SLOTS,), table, table.dtype)}
+
+    def _write_table(self, table: Tensor, row: int, step: int = 0) -> None:
+        super()._write_table(table, row, step)
+        self._write_own(table, [at + row * step for at, step in self._own_places])
+
+    def _write_own(self, table: Tensor, entries: Sequence[int]) -> None:
+        rest = [0] * (SLOTS - len(entries))
+        _kernels().write_table[1,](self._own(table), *entries, *rest, num_warps=1, **OPTIONS)
+
+    def _own(self, table: Tensor) -> Tensor:
+        """The part of the table that the window's kernels read."""
+        return table[-SLOTS:]
+
+    def _warm_up(self, buffers: Buffers, examples: int) -> None:
+        of = self.of_window
+        width = max(5 * of["H"], 4 * of["K"], of["E"], self.p.stats)
+        largest = max(examples * width, 4 * of["H"] * max(of["E"], of["K"]))
+        scratch = buffers["product"].new_zeros(largest)
+        start = address("scratch", scratch, torch.float32, (largest,), scratch.device)
+        # Texts of no characters.
+        entries = [0 if slot == "characters" else start for slot in self.slots]
+        self._write_own(buffers["table"], entries)
+        super()._warm_up(buffers, examples)
+
+
+class _Forward(_Steps):
+    slots = FORWARD_SLOTS
+
+    def _launch(self, buffers: Buffers, run: Sequence[tuple[int, int]]) -> None:
+        table, width = self._own(buffers["table"]), 4 * self.p.hidden
+        letters = self.of_window["E"]
+        for row, examples in run:
+            _kernels().add_window[-(-examples // TILE_ROWS), -(-width // TILE_COLS)](
+                table,
+                row,
+                examples,
+                G=width,
+                E=letters,
+                ROWS=TILE_ROWS,
+                COLS=TILE_COLS,
+                DEPTH=TILE_DEPTH,
+                num_warps=WARPS,
+                **OPTIONS,
+            )
+            super()._launch(buffers, [(row, examples)])
+            _kernels().window_forward[examples,](
+                table, buffers["operand"], row, **self.of_window, num_warps=WARPS, **OPTIONS
+            )
+
+
+class _Backward(_Steps):
+    slots = BACKWARD_SLOTS
+
+    def _key(self, examples: int) -> tuple[Any, ...]:
+        return (self._has_dshown, *super()._key(examples))
+
+    @property
+    def _has_dshown(self) -> bool:
+        return self._own_tensors["dshown"] is not None
+
+    def _buffers(self, examples: int, fixed: bool) -> Buffers:
+        buffers = super()._buffers(examples, fixed)
+        like, width = buffers["product"], 4 * self.p.hidden
+        letters = self.of_window["E"]
+        return {
+            **buffers,
+            "dv": steps.empty((examples, width), like),
+            "input_weight": steps.empty((width, letters), like),
+            "dwindow": steps.empty((examples, letters), like),
+        }
+
+    def _launch(self, buffers: Buffers, run: Sequence[tuple[int, int]]) -> None:
+        p, table = self.p, self._own(buffers["table"])
+        gradient, dwindow, dv = (buffers[name] for name in ("product", "dwindow", "dv"))
+        for row, examples in run:
+            _kernels().window_backward[examples,](
+                table,
+                gradient,
+                dwindow,
+                row,
+                **self.of_window,
+                HAS_DSHOWN=self._has_dshown,
+                num_warps=WARPS,
+                **OPTIONS,
+            )
+            super()._launch(buffers, [(row, examples)])
+            _kernels().input_gradient_of_step[examples,](
+                table,
+                dv,
+                row,
+                H=p.hidden,
+                BLOCK=block(p.hidden),
+                STARTS=starts(p.spec.rows[0]),
+                STATS_SIZE=p.stats,
+                num_warps=p.warps,
+                **OPTIONS,
+            )
+            torch.mm(dv, buffers["input_weight"], out=dwindow)
+
+
+def constants(kinds: int, letters: int, units: int) -> dict[str, int]:
+    """The compile-time arguments of the kernels that move a window.
+
+    Args:
+        kinds: Gaussians K.
+        letters: size E of the vector of a character.
+        units: H.
+    """
+    kp, ep = _power(kinds), _power(letters)
+    return {
+        **{"H": units, "K": kinds, "KP": kp, "E": letters, "EP": ep},
+        "UNITS": max(2, min(128, NUMBERS // kp)),
+        "PLACES": max(2, min(32, NUMBERS // max(kp, ep))),
+    }
+
+
+def _power(n: int) -> int:
+    """The smallest power of two that is not below n, at least 2."""
+    return 1 << max(1, (n - 1).bit_length())
+
+
+@functools.cache
+def _kernels() -> Any:
+    return importlib.import_module("ln_zoo.ops.engines.triton.window_kernels")

@@ -1,0 +1,434 @@
+"""Steps on GPUs that normalise over examples, in triton's interpreter.
+
+Run by `test_gpu_engine.py`, as `gpu_in_interpreter.py` is. Numbers are held against the equations
+(`reference.py`) in float64; where places differ from each other, which `reference.py` does not
+know, against the generic loop in float64.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import reference
+import torch
+from accuracy import assert_as_accurate
+from gpu_in_interpreter import (
+    BF16,
+    ENGINE,
+    F32,
+    F64,
+    Allocations,
+    as_float32,
+    between_nans,
+    guarded,
+    operands,
+    patched_once,
+    shifted,
+    with_gradients,
+)
+from reference import Direction, Rule
+from torch import Tensor
+from torch.nn.utils.rnn import pack_sequence
+from triton.runtime.interpreter import ReduceOps
+
+from ln_zoo.layers import GRU as GRULayer
+from ln_zoo.layers import LSTM as LSTMLayer
+from ln_zoo.norms import BatchNorm
+from ln_zoo.ops import operator, registry
+from ln_zoo.ops.engines.base import NO_MASKS
+from ln_zoo.ops.engines.triton import TritonEngine, batch, graphs, steps
+from ln_zoo.ops.recurrent_kernel import Recurrence
+from ln_zoo.ops.spans import spans, without_means
+from ln_zoo.ops.spec import Examples, Operands, Rows, Spec
+
+__all__ = ["guarded", "patched_once"]
+
+NONE, BATCH, GIVEN = Rows(), Examples(True, 1e-3), Examples(False, 1e-3)
+UNBIASED = replace(BATCH, correction=1)
+LSTM, GRU = Spec("LSTM", BATCH, BATCH, BATCH), Spec("GRU", BATCH, BATCH, NONE)
+RNN = Spec("RNN_TANH", NONE, NONE, BATCH)
+CELLS = {"LSTM": LSTM, "GRU": GRU, "RNN": RNN}
+every_cell = pytest.mark.parametrize("spec", CELLS.values(), ids=CELLS)
+
+Given = Sequence[Tensor | None]
+
+
+@pytest.fixture(autouse=True)
+def reduced_by_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter reduces tuples number by number; these functions take whole rows, too."""
+
+    def reduce(self: ReduceOps, tiles: Sequence[Any]) -> tuple[Any, ...]:
+        data = [tile.handle.data for tile in tiles]
+        while (rows := data[0].shape[0]) > 1:
+            halves = [self.to_tensor(a[: rows // 2], t.dtype) for a, t in zip(data, tiles)]  # noqa: B905
+            halves += [self.to_tensor(a[rows // 2 :], t.dtype) for a, t in zip(data, tiles)]  # noqa: B905
+            data = [a.handle.data for a in self.combine_fn.fn(*halves)]
+        assert self.axis == 0
+        assert self.keep_dims
+        return tuple(self.to_tensor(a, t.dtype) for a, t in zip(data, tiles, strict=True))
+
+    monkeypatch.setattr(ReduceOps, "generic_reduce", reduce)
+
+
+def given_for(spec: Spec, hidden: int, rows: int = 2) -> Given:
+    """Means and variances of places that use given ones: of so many steps, the last also later."""
+    generator = torch.Generator().manual_seed(7)
+
+    def statistics(width: int) -> Tensor:
+        mean, var = torch.randn(2, rows, width, dtype=F64, generator=generator)
+        return torch.stack([0.3 * mean, var.abs() + 0.2]).float().double()
+
+    widths = zip(spec.places, spec.widths(hidden), strict=True)
+    return [statistics(width) if place.scale > place.batch else None for place, width in widths]
+
+
+def by_equations(
+    spec: Spec, o: Operands, sizes: Sequence[int], given: Given = (None,) * 3
+) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    """Output and final states, and the statistics of the batch."""
+    names = ("input", "recurrent", "cell" if spec.cell == "LSTM" else "sum")
+    acting = {name: place for name, place in zip(names, spec.places, strict=True) if place.scale}
+    (place,) = set(acting.values())
+    assert isinstance(place, Examples)
+    starts = [sum(sizes[:t]) for t in range(len(sizes))]
+    lengths = [sum(size > n for size in sizes) for n in range(sizes[0])]
+    xs = [
+        torch.stack([o.x[starts[t] + n] for t in range(length)]) for n, length in enumerate(lengths)
+    ]
+    statistics = {}
+    for name, width, rows in zip(names, spec.widths(o.w_hh.shape[1]), given, strict=True):
+        mean, var = o.x.new_zeros(2, len(sizes), width) if rows is None else rows.to(o.x.dtype)
+        counts = [0] * len(sizes) if rows is None else [1] * len(mean)
+        statistics[name] = reference.Statistics(mean.clone(), var.clone(), counts)
+    gains = dict(zip(names, (o.gain_input, o.gain_recurrent, o.gain_out), strict=True))
+    b_hh = None
+    if o.bias_hn is not None:
+        b_hh = torch.cat([o.bias_hn.new_zeros(2 * len(o.bias_hn)), o.bias_hn])
+    rule = Rule("batch", place.eps, place.batch, len(sizes), 1.0, bool(place.correction))
+    direction = Direction(
+        *(spec.cell, rule, o.w_ih, o.w_hh, o.bias, b_hh),
+        gain={name: gains[name] for name in acting},
+        shift={} if o.shift_out is None else {"cell": o.shift_out},
+        statistics=statistics,
+        places=tuple(acting),
+    )
+    c0 = torch.zeros_like(o.h0) if o.c0 is None else o.c0
+    outputs, hs, cs = reference.run_direction(direction, xs, list(o.h0), list(c0))
+    out = torch.stack([outputs[n][t] for t, size in enumerate(sizes) for n in range(size)])
+    found: dict[str, Tensor] = {}
+    if place.batch:
+        # Running averages of one batch are its own, and unbiased.
+        shares = torch.tensor([1 - 1 / n for n in sizes], dtype=o.x.dtype).unsqueeze(1)
+        for name in acting:
+            found[f"mean {name}"] = statistics[name].mean
+            found[f"var {name}"] = statistics[name].var * shares
+    return (out, torch.stack(hs), torch.stack(cs))[: 3 if spec.cell == "LSTM" else 2], found
+
+
+def by_loop(
+    spec: Spec, o: Operands, sizes: Sequence[int], given: Given = (None,) * 3
+) -> tuple[Tensor, ...]:
+    """Output and final states by the generic loop."""
+    rows = operator.Given(*(None if a is None else a.to(o.h0.dtype) for a in given))
+    return operator.replay(spec, o, torch.tensor(sizes), rows)
+
+
+def by_engine(
+    spec: Spec,
+    o: Operands,
+    sizes: Sequence[int],
+    given: Given = (None,) * 3,
+    save: bool = True,
+    found: dict[str, Tensor] | None = None,
+) -> tuple[Tensor, ...]:
+    """The same by the engine; the statistics of the batch go to ``found``."""
+    rows = [None if a is None else between_nans(a.float()) for a in given]
+    results = torch.ops.ln_zoo.recurrence(
+        *o, *rows, *NO_MASKS, torch.tensor(sizes), spec.encode(), ENGINE.name, save
+    )
+    names = ("input", "recurrent", "cell" if spec.cell == "LSTM" else "sum")
+    split = operator.split_statistics(results[-1], spec, len(sizes), o.w_hh.shape[1])
+    for name, own in zip(names, split, strict=True):
+        if found is not None and own is not None:
+            assert own.mean is not None
+            found |= {f"mean {name}": own.mean, f"var {name}": own.var}
+    return results[:3] if spec.cell == "LSTM" else results[:2]
+
+
+def check(
+    spec: Spec,
+    hidden: int,
+    sizes: Sequence[int],
+    *,
+    bias: bool = True,
+    products: torch.dtype = F32,
+    mixed: bool = False,
+) -> None:
+    """Everything against float64: by the equations, or by the generic loop."""
+    given = given_for(spec, hidden)
+    exact = operands(spec, hidden, sizes, bias=bias)
+    narrow = as_float32(exact, products)
+    if products != F32:
+        exact = Operands(*(None if a is None else a.detach().double() for a in narrow))
+    wide = Operands(*(None if a is None else a.clone().requires_grad_() for a in exact))
+
+    def everything(o: Operands) -> dict[str, Tensor]:
+        statistics: dict[str, Tensor] = {}
+
+        def run(*arguments: Any) -> tuple[Tensor, ...]:
+            if mixed or products != F32:
+                return by_loop(*arguments, given)
+            results, found = by_equations(*arguments, given)
+            statistics.update(found)
+            return results
+
+        with torch.autocast("cpu", products, enabled=products != F32 == o.x.dtype):
+            return with_gradients(run, spec, o, sizes, seed=1) | statistics
+
+    found: dict[str, Tensor] = {}
+    run = functools.partial(by_engine, given=given, found=found)
+    results = with_gradients(run, spec, narrow, sizes, seed=1)
+    wanted = everything(wide)
+    results |= {name: a for name, a in found.items() if name in wanted}
+    assert_as_accurate(results, wanted, lambda k: everything(as_float32(shifted(exact, k))))
+
+
+#: Cell, units, examples and steps; all of them with -m slow.
+FEW = {
+    *(("LSTM", 5, 2), ("LSTM", 1, 17), ("LSTM", 5, 130), ("LSTM", 100, 3)),
+    *(("GRU", 5, 17), ("GRU", 1, 130), ("RNN", 1, 130), ("RNN", 257, 2)),
+}
+SIZES = [
+    pytest.param(CELLS[cell], h, n, marks=[] if (cell, h, n) in FEW else pytest.mark.slow)
+    for cell in CELLS
+    for h in (1, 5, 100, 257)
+    for n in (2, 3, 17, 130)
+]
+
+
+@pytest.mark.parametrize(("spec", "hidden", "examples"), SIZES)
+def test_batch_statistics(spec: Spec, hidden: int, examples: int) -> None:
+    check(spec, hidden, [examples] * 2)
+
+
+@every_cell
+def test_longer_sequences(spec: Spec) -> None:
+    check(spec, 5, [3] * 5)
+
+
+@every_cell
+def test_given_statistics(spec: Spec) -> None:
+    places = (GIVEN if place.scale else NONE for place in spec.places)
+    check(Spec(spec.cell, *places), 5, [3] * 4)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        Spec("LSTM", UNBIASED, UNBIASED, UNBIASED),
+        Spec("GRU", UNBIASED, UNBIASED, NONE),
+        Spec("RNN_RELU", NONE, NONE, UNBIASED),
+        Spec("LSTM", BATCH, NONE, NONE),
+        Spec("LSTM", NONE, BATCH, NONE),
+        Spec("LSTM", NONE, NONE, BATCH),
+        Spec("GRU", NONE, BATCH, NONE),
+        Spec("GRU", BATCH, NONE, NONE),
+    ],
+    ids=Spec.encode,
+)
+def test_some_places_and_unbiased(spec: Spec) -> None:
+    check(spec, 5, [4] * 3)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        Spec("LSTM", BATCH, GIVEN, replace(UNBIASED, correction=0, eps=0.1)),
+        Spec("LSTM", GIVEN, UNBIASED, GIVEN),
+        Spec("GRU", replace(GIVEN, eps=0.1), BATCH, NONE),
+        Spec("GRU", NONE, GIVEN, NONE),
+        Spec("RNN_RELU", NONE, NONE, GIVEN),
+    ],
+    ids=Spec.encode,
+)
+def test_places_that_differ(spec: Spec) -> None:
+    check(spec, 5, [4] * 3, mixed=True)
+
+
+@every_cell
+def test_no_bias(spec: Spec) -> None:
+    check(spec, 4, [3] * 2, bias=False)
+
+
+@every_cell
+@pytest.mark.parametrize("few", [False, True])
+def test_packed(spec: Spec, few: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In several chunks, with programs for more than the rows of a step, or for as many."""
+    monkeypatch.setattr(graphs, "SHORTEST", 100 if few else 2)
+    monkeypatch.setattr(graphs, "LENGTHS", (2, 1))
+    monkeypatch.setattr(operator, "spans", lambda sizes, *_: spans(sizes, 12))
+    check(spec, 5, [6, 6, 5, 3, 3, 2])
+
+
+@pytest.mark.parametrize("cell", ["LSTM", "GRU"])
+def test_packed_with_given_statistics(cell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "SHORTEST", 2)
+    places = (GIVEN if place.scale else NONE for place in CELLS[cell].places)
+    check(Spec(cell, *places), 5, [4, 2, 2, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("spec", "sizes"),
+    [
+        (LSTM, [11, 6]),
+        pytest.param(LSTM, [11] * 2, marks=pytest.mark.slow),
+        (GRU, [11] * 2),
+        pytest.param(GRU, [11, 7, 3], marks=pytest.mark.slow),
+        (RNN, [11] * 2),
+        (RNN, [11, 7, 3]),
+        pytest.param(Spec("LSTM", BATCH, GIVEN, NONE), [11] * 2, marks=pytest.mark.slow),
+        pytest.param(Spec("LSTM", GIVEN, NONE, GIVEN), [11] * 2, marks=pytest.mark.slow),
+    ],
+)
+def test_more_rows_than_registers_hold(
+    spec: Spec, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tiles of 4 rows, the last of which is not full."""
+    monkeypatch.setattr(batch, "MAX_ROWS", 4)
+    monkeypatch.setattr(batch, "MANY", batch.Tile(4, 4, True, 1))
+    assert batch.tile(11).many
+    monkeypatch.setattr(graphs, "SHORTEST", 2)
+    check(spec, 5, sizes, mixed=spec not in CELLS.values())
+
+
+@every_cell
+def test_rows_shared_among_programs(spec: Spec, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch, "SHARED_ROWS", 4)
+    places = (GIVEN if place.scale else NONE for place in spec.places)
+    check(Spec(spec.cell, *places), 5, [11] * 2)
+
+
+@pytest.mark.parametrize(
+    "spec", [LSTM, pytest.param(GRU, marks=pytest.mark.slow)], ids=["LSTM", "GRU"]
+)
+def test_bfloat16(spec: Spec) -> None:
+    check(spec, 20, [17] * 2, products=BF16)
+
+
+def test_inference_gives_the_same_numbers() -> None:
+    sizes = [3, 3, 2]
+    for spec in CELLS.values():
+        o = as_float32(operands(spec, 5, sizes))
+        kept, not_kept = ({}, {})  # type: tuple[dict[str, Tensor], dict[str, Tensor]]
+        a = by_engine(spec, o, sizes, found=kept)
+        b = by_engine(spec, o, sizes, save=False, found=not_kept)
+        assert all(map(torch.equal, a, b))
+        assert all(torch.equal(kept[name], not_kept[name]) for name in kept)
+
+
+def test_gradients_that_nobody_wants() -> None:
+    """What is not asked for does not change the others; sums over rows have memory of their own."""
+    sizes = [3, 3]
+    for spec in (LSTM, GRU):
+        o = as_float32(operands(spec, 5, sizes))
+        all_of_them = with_gradients(by_engine, spec, o, sizes, seed=1)
+        names = [name for name in Operands._fields if getattr(o, name) is not None]
+        for name in names[::3]:
+            alone = Operands(*(None if b is None else b.detach() for b in o))
+            alone = alone._replace(**{name: getattr(o, name)})
+            results = by_engine(spec, alone, sizes)
+            generator = torch.Generator().manual_seed(1)
+            grads = [torch.randn(r.shape, dtype=F64, generator=generator).float() for r in results]
+            (found,) = torch.autograd.grad(results, [getattr(o, name)], grads)
+            assert torch.equal(found, all_of_them[f"d {name}"])
+
+
+@pytest.mark.parametrize(
+    ("spec", "sizes"),
+    [
+        pytest.param(LSTM, [3] * 5, marks=pytest.mark.slow),
+        (GRU, [4, 3, 3, 2, 2]),
+        (Spec("RNN_TANH", NONE, NONE, GIVEN), [2] * 5),
+    ],
+    ids=["padded", "packed", "given"],
+)
+def test_graphs_give_the_same_numbers(
+    spec: Spec, sizes: list[int], recorded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with other tensors at other places, and for statistics of later steps."""
+    monkeypatch.setattr(graphs, "LENGTHS", (2, 1))
+    monkeypatch.setattr(graphs, "SHORTEST", 2)
+    given = given_for(spec, 4, rows=len(sizes))
+
+    def everything(o: Operands) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        run = functools.partial(by_engine, given=given, found=found)
+        return with_gradients(run, spec, o, sizes, seed=1) | found
+
+    inputs = [as_float32(operands(spec, 4, sizes, seed=seed)) for seed in range(2)]
+    wanted = [everything(o) for o in inputs]
+    assert recorded.replays == 0
+    monkeypatch.setattr(steps, "may_replay", lambda a: True)
+    everything(inputs[0])
+    for o, numbers in zip(inputs, wanted, strict=True):
+        found = everything(o)
+        assert all(torch.equal(found[name], numbers[name]) for name in numbers)
+    assert recorded.replays > 0
+
+
+def test_the_memory_is_guarded(guarded: Allocations) -> None:
+    with_gradients(by_engine, GRU, as_float32(operands(GRU, 3, [2])), [2], seed=1)
+    assert len(guarded) > 10
+
+
+# Layers: what the norm learns, and steps at which one example is left
+
+
+@pytest.mark.parametrize("layer", [LSTMLayer, GRULayer])
+def test_layers(layer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    monkeypatch.setattr(TritonEngine, "unsupported_reason", lambda *_: None)
+    monkeypatch.setattr(registry, "KERNELS", [Recurrence(ENGINE)])
+    made = layer(3, 5, norm=BatchNorm(eps=0.1, max_steps=3), dtype=F64)
+    sequences = [torch.randn(n, 3, dtype=F64) for n in (5, 3, 3)]
+
+    def everything(kernels: str, dtype: torch.dtype) -> dict[str, Tensor]:
+        monkeypatch.setenv("LN_ZOO_KERNELS", kernels)
+        twin = layer(3, 5, norm=BatchNorm(eps=0.1, max_steps=3), dtype=dtype)
+        twin.load_state_dict(made.state_dict())
+        found = {}
+        for mode in (True, False):
+            out, _ = twin.train(mode)(pack_sequence([a.to(dtype) for a in sequences]))
+            out.data.square().sum().backward()
+            found[f"out {mode}"] = out.data
+        found |= {f"d {name}": p.grad for name, p in twin.named_parameters()}
+        return found | {n: b for n, b in twin.named_buffers() if b.is_floating_point()}
+
+    found = everything("triton", F32)
+    assert_as_accurate(found, everything("0", F64), lambda k: everything("0", F32))
+
+
+# Parts
+
+
+@pytest.mark.parametrize("sizes", [[4, 4], [40, 17, 2, 2]])
+@pytest.mark.parametrize("width", [1, 70])
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_rows_less_means(sizes: list[int], width: int, dtype: torch.dtype) -> None:
+    spec = Spec("GRU", NONE, BATCH, NONE)
+    p = ENGINE.prepare(spec, as_float32(operands(spec, 2, [2])), backward=False)
+    a = torch.randn(sum(sizes), width, dtype=F64).to(dtype)
+    exact, exact_means = without_means(a.double(), sizes, F64)
+    rows, means = p.without_means(between_nans(a), sizes, F32)
+    assert (rows.dtype, means.dtype) == (dtype, F32)
+    torch.testing.assert_close(means.double(), exact_means, rtol=0, atol=1e-6)
+    # Rounded once.
+    tolerance = torch.finfo(dtype).eps * 4
+    torch.testing.assert_close(rows.double(), exact, rtol=tolerance / 4, atol=4e-7)
+    same = between_nans(a)
+    assert p.without_means(same, sizes, F32, out=same)[0] is same
+    assert torch.equal(same, rows)
