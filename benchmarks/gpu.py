@@ -1,667 +1,431 @@
-"""Layers of ln_zoo on an NVIDIA GPU against cuDNN's, and DRAW: first whether right, then how fast.
+"""Layers of ln_zoo on an NVIDIA GPU against cuDNN's, which have no norm.
 
-``python -m benchmarks.gpu`` fits into ten minutes on an H200. Every line is printed as soon as it
-is known, and the table of ratios last; what fails is reported and left out. ``--rehearse`` goes
-through all parts on the CPU at tiny sizes, to see that the script itself runs: its times mean
-nothing.
+Times are of a training step: forward, and the gradients of x and all parameters from a given
+gradient of the output. ``eager`` launches it from Python, ``graph`` replays it as one CUDA graph.
+Contestants of one size, cell and precision take turns in one process; a process that says nothing
+for some seconds is killed and replaced. Beside each of our times stands the largest relative error
+at up to 16 steps, and that of the generic loop in the same precision, both against float64.
+
+``python -m benchmarks.gpu`` takes 150 seconds, with ``--quick`` 40. With ``--device cpu`` it goes
+through all parts at tiny sizes, to test itself: those times mean nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import copy
-import dataclasses
+import csv
+import datetime
 import json
-import os
+import queue
 import statistics
 import subprocess
 import sys
+import tempfile
+import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
-from unittest import mock
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
-from benchmarks import contestants, draw
-from benchmarks.contestants import CELLS, Size, limited_to
+from benchmarks.contestants import Size, limited_to
 from ln_zoo import layers, norms
-from ln_zoo.ops.engines.triton import TritonEngine, steps
 
-SIZES = ("500,8,400,400", "64,128,256,256", "784,100,1,100", "30,64,620,2400")
-
-#: Milliseconds forward and backward of an LSTM, as they were predicted before there was a GPU.
-PREDICTED = {
-    ("500,8,400,400", "float32"): (3.9, 5.0),
-    ("500,8,400,400", "bfloat16"): (3.5, 4.4),
-    ("64,128,256,256", "float32"): (0.8, 1.2),
-    ("64,128,256,256", "bfloat16"): (0.50, 0.66),
-    ("784,100,1,100", "float32"): (5.4, 6.4),
-    ("784,100,1,100", "bfloat16"): (5.0, 5.9),
-    ("30,64,620,2400", "float32"): (2.6, 5.6),
-    ("30,64,620,2400", "bfloat16"): (0.6, 1.0),
+ROOT = Path(__file__).parents[1]
+SIZES = (
+    "500,8,400,400", "64,128,256,256", "784,100,1,100", "64,64,512,512", "1024,16,768,768",
+    "100,32,512,512", "30,64,620,1024", "30,64,620,2400",
+)  # fmt: skip
+CUDNN = "cuDNN"
+NORMS = {"layer": norms.LayerNorm, "none": norms.Identity, "rms": norms.RMSNorm}
+CONTESTANTS = (CUDNN, *NORMS, "batch")
+#: Calls of cuDNN, which has neither resets nor zoneout, are padded there.
+KINDS = ("padded", "packed", "resets", "zoneout")
+#: Precision of parameters, that of autocast, and whether float32 products run in tf32.
+PRECISIONS: dict[str, tuple[torch.dtype, torch.dtype | None, bool]] = {
+    "float32": (torch.float32, None, False),
+    "bfloat16": (torch.bfloat16, None, False),
+    "tf32": (torch.float32, None, True),
+    "float16": (torch.float16, None, False),
+    "bf16-mixed": (torch.float32, torch.bfloat16, False),
 }
-#: Microseconds of a launch inside a graph, as predicted.
-PREDICTED_LAUNCH = 1.0
-
-#: How many times the error of the generic loop, in the same precision on the same inputs, counts as
-#: right: both round, in another order.
-LIMIT = 5.0
-
-PRECISIONS = ("float32", "tf32", "bfloat16")
 
 
-@dataclass(frozen=True)
-class Stage:
-    """Where everything runs, and for how long.
+class Group(NamedTuple):
+    """Contestants that take turns."""
 
-    Args:
-        device: ``"cuda"``, or in a rehearsal ``"cpu"``.
-        kernels: what runs our layers there, for ``LN_ZOO_KERNELS``.
-        sizes: what is timed.
-        seconds: when timing has to end, counted from the start.
-        start: of the clock.
-    """
-
-    device: str
-    kernels: str
-    sizes: Sequence[Size]
-    seconds: float
-    start: float = dataclasses.field(default_factory=time.perf_counter)
-
-    @property
-    def rehearsal(self) -> bool:
-        """Whether there is no GPU."""
-        return self.device == "cpu"
-
-    def left(self) -> float:
-        """Seconds left."""
-        return self.seconds - (time.perf_counter() - self.start)
-
-    def wait(self) -> None:
-        """Until the GPU has done what it was told."""
-        if not self.rehearsal:
-            torch.cuda.synchronize()
-
-
-#: What was found, for the file.
-FOUND: dict[str, Any] = {}
-
-
-def say(*parts: object) -> None:
-    """Prints a line at once."""
-    print(*parts, flush=True)
-
-
-@contextlib.contextmanager
-def attempt(what: str) -> Iterator[None]:
-    """Reports a failure in place of ending with it."""
-    try:
-        yield
-    except Exception as error:
-        FOUND.setdefault("failed", []).append(what)
-        say(f"FAILED {what}: {type(error).__name__}: {str(error).splitlines()[:1]}")
-        frames = traceback.extract_tb(error.__traceback__)[:-6:-1]
-        say("   ", " <- ".join(f"{frame.name}:{frame.lineno}" for frame in frames))
-
-
-@contextlib.contextmanager
-def precision_of_products(name: str) -> Iterator[None]:
-    """Lets products of float32 matrices, cuDNN's too, run in tf32 or not."""
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = matmul.allow_tf32, cudnn.allow_tf32
-    matmul.allow_tf32 = cudnn.allow_tf32 = name == "tf32"
-    try:
-        yield
-    finally:
-        matmul.allow_tf32, cudnn.allow_tf32 = before
-
-
-@contextlib.contextmanager
-def with_graphs(on: bool) -> Iterator[None]:
-    """Lets the engine replay recorded graphs or not."""
-    with mock.patch.dict(os.environ, {"LN_ZOO_CUDA_GRAPHS": "1" if on else "0"}):
-        yield
-
-
-def dtype_of(precision: str) -> torch.dtype:
-    """The precision of parameters: tf32 is one of products only.
-
-    Example:
-        >>> dtype_of("tf32"), dtype_of("bfloat16")
-        (torch.float32, torch.bfloat16)
-    """
-    return torch.float32 if precision == "tf32" else getattr(torch, precision)
-
-
-# 1. What there is
-
-
-def machine(stage: Stage) -> None:
-    """Versions, and rates that everything else is bounded by."""
-    say(f"torch {torch.__version__}, python {sys.version.split()[0]}")
-    if stage.rehearsal:
-        say("a rehearsal on the CPU: no time below means anything")
-        return
-    import triton
-
-    properties = torch.cuda.get_device_properties(0)
-    say(
-        f"triton {triton.__version__}, cuDNN {torch.backends.cudnn.version()}, {properties.name}, "
-        f"{properties.multi_processor_count} multiprocessors, capability {properties.major}."
-        f"{properties.minor}"
-    )
-    with attempt("driver version"):
-        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        say("driver", subprocess.run(query, capture_output=True, text=True).stdout.strip())
-    with attempt("rates"):
-        a = torch.empty(2**30, dtype=torch.uint8, device="cuda")
-        b = torch.empty_like(a)
-        say(f"copy {2 * a.numel() / milliseconds(lambda: b.copy_(a), stage) / 1e6:.0f} GB/s")
-        for name in PRECISIONS:
-            m = torch.randn(8192, 8192, device="cuda", dtype=dtype_of(name))
-            with precision_of_products(name):
-                rate = 2 * 8192**3 / milliseconds(lambda: m @ m, stage) / 1e9  # noqa: B023
-            say(f"product of 8192 x 8192 in {name}: {rate:.0f} TFLOP/s")
-
-
-# 2. The constants behind the predictions
-
-
-def constants(stage: Stage) -> None:
-    """Microseconds of a launch and of each product of a step, inside a recorded graph."""
-    if stage.rehearsal:
-        return
-    with attempt("empty launches"):
-        nothing = torch.zeros(1, device="cuda")
-        launch = per_node(lambda: nothing.add_(0), stage)
-        say(f"a launch in a graph: {launch:.2f} us (predicted {PREDICTED_LAUNCH})")
-    for size in stage.sizes:
-        for name in PRECISIONS:
-            with attempt(f"products of a step at {size} in {name}"), precision_of_products(name):
-                kind = dtype_of(name)
-                there = torch.randn(size.B, size.H, device="cuda").to(kind)
-                back = torch.randn(size.B, 4 * size.H, device="cuda").to(kind)
-                weight = torch.randn(size.H, 4 * size.H, device="cuda").to(kind)
-                turned = weight.t().contiguous()
-                wide = torch.empty(size.B, 4 * size.H, device="cuda")
-                narrow = torch.empty(size.B, size.H, device="cuda")
-                multiply = steps._multiply
-                forward = per_node(lambda: multiply(there, weight, wide), stage)  # noqa: B023
-                backward = per_node(lambda: multiply(back, turned, narrow), stage)  # noqa: B023
-                say(f"products of a step, {size} {name}: {forward:.2f} / {backward:.2f} us")
-
-
-def per_node(launch: Callable[[], object], stage: Stage, nodes: int = 100) -> float:
-    """Microseconds of one launch in a chain inside a graph."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            launch()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(nodes):
-            launch()
-    return milliseconds(graph.replay, stage) * 1e3 / nodes
-
-
-# 3. Whether the numbers are right
-
-
-def correctness(stage: Stage) -> None:
-    """Against float64 on the generic loop, in memory filled with NaN; twice the same; graphs."""
-    examples = [  # T, B, I, H, packed; beyond 16 steps gains are 0.5
-        (8, 3, 5, 5, False),
-        (8, 1, 7, 100, False),
-        (8, 3, 3, 257, True),
-        (17, 3, 400, 400, False),
-        (100, 8, 64, 256, True),
-        (256, 2, 16, 128, False),
-        (3, 2, 620, 2400, False),
-    ]
-    if stage.rehearsal:
-        examples = [(8, 2, 3, 5, False), (20, 2, 3, 4, True)]
-    say("relative errors against float64 (largest of outputs, states and gradients):")
-    for cell in ("LSTM", "GRU", "RNN"):
-        for case in examples:
-            for name in ("float32",) if cell == "RNN" else PRECISIONS:
-                for graphs in (False, True):
-                    label = f"{cell} T,B,I,H={case[:4]} {'packed' if case[4] else 'padded'} {name}"
-                    label += " graphs" if graphs else " eager"
-                    with attempt(label), precision_of_products(name), with_graphs(graphs):
-                        errors, plain = compare(stage, cell, case, name)
-                        worst = max(errors, key=lambda key: errors[key])
-                        limit = LIMIT * max(plain.values())
-                        good = errors[worst] <= limit
-                        say(
-                            f"{'ok   ' if good else 'WRONG'} {label}: {errors[worst]:.1e} {worst}, "
-                            f"of at most {limit:.1e}"
-                        )
-                        if not good:
-                            FOUND.setdefault("wrong", []).append(label)
-    with attempt("graphs give the numbers of plain launches, bit by bit"):
-        same_with_graphs(stage)
-
-
-def compare(
-    stage: Stage, cell: str, case: tuple[int, int, int, int, bool], precision: str
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Relative errors of one layer by name, and those of the generic loop in the same precision."""
-    length, batch, inputs, hidden, packed = case
-    torch.manual_seed(0)
-    # Of gain 1, such a layer is expanding: rounding errors would grow with time.
-    norm = norms.LayerNorm(gain=0.5 if length > 16 else 1.0)
-    layer = getattr(layers, cell)(inputs, hidden, norm=norm).to(stage.device, dtype_of(precision))
-    exact = getattr(layers, cell)(inputs, hidden, norm=norm).to(stage.device, torch.float64)
-    exact.load_state_dict(layer.state_dict())
-    x = torch.randn(length, batch, inputs, device=stage.device).to(dtype_of(precision))
-    lengths = [max(1, length - 5 * k) for k in range(batch)] if packed else None
-    wanted = outcome(exact, x.double(), lengths, "0")
-    # A kind of steps is recorded when it comes for the second time.
-    for _ in range(2):
-        found = outcome(layer, x, lengths, stage.kernels)
-    again = outcome(layer, x, lengths, stage.kernels)
-    if not all(torch.equal(found[key], again[key]) for key in found):
-        raise AssertionError("two runs differ")
-    plain = outcome(layer, x, lengths, "0")
-
-    def errors(values: dict[str, Tensor]) -> dict[str, float]:
-        return {
-            key: float((value.double() - wanted[key]).norm() / wanted[key].norm())
-            for key, value in values.items()
-        }
-
-    return errors(found), errors(plain)
-
-
-def outcome(
-    layer: nn.Module, x: Tensor, lengths: list[int] | None, kernels: str
-) -> dict[str, Tensor]:
-    """Outputs, final states and all gradients of a layer, in memory that was NaN before."""
-    x = x.clone().requires_grad_()
-    parameters = dict(layer.named_parameters())
-    given: Any = x
-    if lengths is not None:
-        given = nn.utils.rnn.pack_padded_sequence(x, lengths)
-    with limited_to(kernels), poisoned():
-        output, states = layer(given)
-        data = output if lengths is None else output.data
-        results = [data, *(states if isinstance(states, tuple) else (states,))]
-        generator = torch.Generator(x.device).manual_seed(1)
-        gradients = [
-            torch.randn(r.shape, device=x.device, generator=generator).to(r.dtype) for r in results
-        ]
-        found = torch.autograd.grad(results, [x, *parameters.values()], gradients)
-    named = {f"result {k}": r.detach() for k, r in enumerate(results)}
-    return named | dict(zip(("d x", *(f"d {n}" for n in parameters)), found, strict=True))
-
-
-@contextlib.contextmanager
-def poisoned() -> Iterator[None]:
-    """What torch allocates is NaN before it is written to."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before)
-
-
-def same_with_graphs(stage: Stage) -> None:
-    """Raises unless graphs and plain launches give the same bits, whatever came in between."""
-    torch.manual_seed(0)
-    layer = layers.LSTM(32, 100, norm=norms.LayerNorm(gain=0.5), bidirectional=True, num_layers=2)
-    layer.to(stage.device)
-    for seed in range(4):
-        torch.manual_seed(seed)
-        x = torch.randn(83, 4, 32, device=stage.device)
-        results = []
-        for graphs in (False, True):
-            with with_graphs(graphs):
-                results.append(outcome(layer, x, None, stage.kernels))
-        for key in results[0]:
-            if not torch.equal(results[0][key], results[1][key]):
-                raise AssertionError(f"{key} differs")
-        with torch.no_grad():  # as an optimizer's step would
-            for parameter in layer.parameters():
-                parameter.mul_(0.99)
-    say("ok    graphs give the numbers of plain launches, bit by bit")
-
-
-# 4, 5. How fast
-
-
-@dataclass(frozen=True)
-class Result:
-    """Milliseconds of one contestant.
-
-    Args:
-        size: as text.
-        cell: ``"LSTM"`` or ``"GRU"``.
-        name: who.
-        precision: of parameters and products.
-        inference: of a forward pass without gradients.
-        forward: of a forward pass that keeps what a backward needs.
-        training: of a forward and a backward pass.
-    """
-
-    size: str
     cell: str
-    name: str
+    size: str
     precision: str
-    inference: float
-    forward: float
-    training: float
+    kind: str
+    contestants: tuple[str, ...]
+    device: str
+    seconds: float
 
 
-def timings(stage: Stage) -> list[Result]:
-    """cuDNN and ours at all sizes, twice, one after the other; the better of both."""
-    found: dict[tuple[str, str, str, str], Result] = {}
-    for _ in range(2):
-        for size in stage.sizes:
-            for cell in CELLS:
-                for name, precision, graphs in entries(size):
-                    if stage.left() < 0:
-                        say("out of time: the rest is left out")
-                        return list(found.values())
-                    label = f"{cell} {size} {name} {precision}"
-                    with attempt(label), precision_of_products(precision), with_graphs(graphs):
-                        result = timed(stage, size, cell, name, precision)
-                        key = (str(size), cell, name, precision)
-                        old = found.get(key)
-                        found[key] = result if old is None else better(old, result)
-                        say(
-                            f"{label}: inference {result.inference:.3f}, forward "
-                            f"{result.forward:.3f}, with backward {result.training:.3f} ms"
-                        )
-    return list(found.values())
+@dataclass(frozen=True)
+class Row:
+    """A measurement; the ratio is to cuDNN's time in the same mode."""
+
+    card: str
+    torch: str
+    date: str
+    cell: str
+    size: str
+    kind: str
+    precision: str
+    contestant: str
+    mode: str
+    ms: float
+    ratio: float | None = None
+    first_call_s: float | None = None
+    error: float | None = None
+    loop_error: float | None = None
 
 
-def entries(size: Size) -> Iterator[tuple[str, str, bool]]:
-    """Contestants: name, precision, and whether graphs may be replayed."""
-    for precision in (*PRECISIONS, "float16"):
-        yield "cuDNN", precision, False
-    for precision in PRECISIONS:
-        yield "ours, graphs", precision, True
-    yield "ours, launched", "float32", False
-    yield "ours, launched", "bfloat16", False
-    if size.T <= 64:
-        yield "naive loop", "float32", False
+# What is timed
 
 
-def timed(stage: Stage, size: Size, cell: str, name: str, precision: str) -> Result:
-    """Times one contestant, over three sets of inputs in turn."""
-    ours = name.startswith("ours")
-    kind = {"cuDNN": contestants.BASELINE, "naive loop": "naive"}.get(name, "LayerNorm/aten")
-    module = contestants.layer(kind, cell, size, training=True).module
-    module = module.to(stage.device, dtype_of(precision))
-    xs = [
-        torch.randn(size.T, size.B, size.I, device=stage.device).to(dtype_of(precision))
-        for _ in range(3)
-    ]
-    gradient = torch.randn(size.T, size.B, size.H, device=stage.device).to(dtype_of(precision))
-    leaves = list(module.parameters())
-    turn = iter(range(10**9))
-
-    def forward() -> Tensor:
-        output: Tensor = module(xs[next(turn) % 3])[0]
-        return output
-
-    def inference() -> Tensor:
-        with torch.no_grad():
-            return forward()
-
-    def training() -> None:
-        x = xs[next(turn) % 3].requires_grad_()
-        torch.autograd.grad(module(x)[0], [x, *leaves], gradient)
-        x.requires_grad_(False)
-
-    with limited_to(stage.kernels if ours else None):
-        if ours and not stage.rehearsal:
-            insist(module, xs[0])
-        times = [milliseconds(call, stage) for call in (inference, forward, training)]
-    return Result(str(size), cell, name, precision, *times)
-
-
-def insist(module: nn.Module, x: Tensor) -> None:
-    """Raises unless the Triton engine runs the module."""
-    prepare = TritonEngine.prepare
-    with mock.patch.object(TritonEngine, "prepare", autospec=True, side_effect=prepare) as called:
-        module(x)
-    if not called.called:
-        raise AssertionError("the Triton engine did not take the call")
-
-
-def better(a: Result, b: Result) -> Result:
-    """The smaller of each pair of times."""
-    times = {
-        field: min(getattr(a, field), getattr(b, field))
-        for field in ("inference", "forward", "training")
-    }
-    return dataclasses.replace(a, **times)
-
-
-def milliseconds(call: Callable[[], object], stage: Stage) -> float:
-    """The median of repeated calls, after a warm-up."""
-    if stage.rehearsal:
-        start = time.perf_counter()
-        call()
-        return (time.perf_counter() - start) * 1e3
-    from triton.testing import do_bench
-
-    for _ in range(3):  # graphs are recorded when a kind of steps comes again
-        call()
-    return float(do_bench(call, warmup=50, rep=200, return_mode="median"))
-
-
-def where_the_time_goes(stage: Stage) -> None:
-    """An LSTM's forward and backward without any norm, and with other numbers of warps."""
-    for size in stage.sizes:
-        if stage.left() < 60:
-            say("out of time for what places the time")
-            return
-        with attempt(f"no norm at {size}"), with_graphs(True), limited_to(stage.kernels):
-            none = layers.LSTM(size.I, size.H, norm=norms.LayerNorm(), normalize=("cell",))
-            say(f"{size}: cell norm alone: {training_time(stage, none, size):.3f} ms")
-        for warps in (1, 2, 4, 8, 16, 32):
-            threads = 32 * warps
-            if not 1 <= steps.block(size.H) // threads <= 16:
-                continue
-            with (
-                attempt(f"{warps} warps at {size}"),
-                with_graphs(True),
-                limited_to(stage.kernels),
-                mock.patch.object(steps, "warps", lambda hidden, warps=warps: warps),
-                mock.patch.object(steps.graphs, "cache", fresh_cache()),
-            ):
-                layer = layers.LSTM(size.I, size.H, norm=norms.LayerNorm())
-                taken = training_time(stage, layer, size)
-                default = " (default)" if warps == steps_default(size) else ""
-                say(f"{size}: {warps} warps{default}: {taken:.3f} ms")
-
-
-def steps_default(size: Size) -> int:
-    """Warps that the engine would take."""
-    return max(1, steps.block(size.H) // 128)
-
-
-def fresh_cache() -> Callable[[torch.device], steps.graphs.Cache]:
-    """Graphs of their own, which do not last: the number of warps is not a part of a key."""
-    cache = steps.graphs.Cache()
-    return lambda device: cache
-
-
-def training_time(stage: Stage, layer: nn.Module, size: Size) -> float:
-    """Milliseconds of a forward and a backward."""
-    layer = layer.to(stage.device)
-    x = torch.randn(size.T, size.B, size.I, device=stage.device, requires_grad=True)
-    leaves = [x, *layer.parameters()]
-    return milliseconds(lambda: torch.autograd.grad(layer(x)[0].sum(), leaves), stage)
-
-
-# 6. DRAW
-
-
-def glimpses(stage: Stage) -> None:
-    """A training step of DRAW: its gradients against float64, and milliseconds."""
-    size = draw.Size(T=3, N=2, side=5, H=4, Z=3) if stage.rehearsal else draw.Size()
-    engine = "native" if stage.rehearsal else stage.kernels
-    for norm in draw.NORMS:
-        for name, precision, kernels, graphs in (
-            ("ours, graphs", "float32", engine, True),
-            ("ours, graphs", "tf32", engine, True),
-            ("ours, launched", "float32", engine, False),
-            ("autograd", "float32", None, False),
-        ):
-            label = f"DRAW {norm} {name} {precision}"
-            with (
-                attempt(label),
-                with_graphs(graphs),
-                limited_to(kernels),
-                precision_of_products(precision),
-            ):
-                step = drawing(stage, size, norm, ours=kernels is not None)
-                for _ in range(3):  # a kind is recorded when it comes again
-                    found = step(torch.float32)
-                exact, plain = (
-                    drawing(stage, size, norm, ours=False)(dtype)
-                    for dtype in (torch.float64, torch.float32)
-                )
-                errors = [
-                    max(float((a - b).norm() / b.norm()) for a, b in zip(g, exact, strict=True))
-                    for g in (found, plain)
-                ]
-                if errors[0] > LIMIT * errors[1]:
-                    FOUND.setdefault("wrong", []).append(label)
-                taken = milliseconds(lambda: step(torch.float32), stage)  # noqa: B023
-                FOUND.setdefault("draw", {})[label] = [taken, *errors]
-                say(
-                    f"{label}: {taken:.2f} ms; largest relative error of a gradient "
-                    f"{errors[0]:.1e}, of autograd's {errors[1]:.1e}"
-                )
-
-
-def drawing(
-    stage: Stage, size: draw.Size, norm: str, ours: bool
-) -> Callable[[torch.dtype], list[Tensor]]:
-    """A training step in a precision, the same for all: gradients of all parameters."""
+def made(name: str, cell: str, size: Size, kind: str) -> nn.Module:
+    """A layer; all of one cell and size have the same weights."""
     torch.manual_seed(0)
-    models = {torch.float32: draw.Eager(size, norm).to(stage.device)}
-    models[torch.float64] = copy.deepcopy(models[torch.float32]).double()
-    x = (torch.rand(size.N, size.side, size.side) < 0.13).float().to(stage.device)
-    noise = torch.randn(size.T, size.N, size.Z).to(stage.device)
+    if name == CUDNN:
+        module: nn.Module = getattr(nn, cell)(size.I, size.H)
+        return module
+    # In the source, each step has statistics of its own.
+    norm = norms.BatchNorm(max_steps=size.T) if name == "batch" else NORMS[name]()
+    zoneout = 0.1 if kind == "zoneout" else 0.0
+    ours: nn.Module = getattr(layers, cell)(size.I, size.H, norm=norm, zoneout=zoneout)
+    return ours
 
-    def step(dtype: torch.dtype) -> list[Tensor]:
-        model = models[dtype]
-        forward = draw.ours if ours else draw.Eager.forward
-        loss = forward(model, x.to(dtype), noise.to(dtype))
-        return [*torch.autograd.grad(loss, list(model.parameters()))]
+
+def training_step(
+    name: str, group: Group, size: Size, exact: bool = False
+) -> Callable[[], list[Tensor]]:
+    """Computes the output and all gradients; in float64 if ``exact``, of the same numbers."""
+    dtype, autocast, _ = PRECISIONS[group.precision]
+    compute = torch.float64 if exact else dtype
+    generator = torch.Generator().manual_seed(1)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(dtype).to(group.device, compute)
+
+    module = made(name, group.cell, size, group.kind).to(dtype).to(group.device, compute)
+    x, gradient = drawn(size.T, size.B, size.I), drawn(size.T, size.B, size.H)
+    given: Tensor | PackedSequence = x.requires_grad_()
+    options = {}
+    if group.kind == "packed":
+        lengths = torch.linspace(size.T, 1, size.B).round().long()
+        gradient = pack_padded_sequence(gradient, lengths).data
+        packed = pack_padded_sequence(x.detach(), lengths)
+        x = packed.data.requires_grad_()
+        given = PackedSequence(x, packed.batch_sizes)
+    if group.kind == "resets" and name != CUDNN:
+        flags = torch.rand((size.T, size.B), generator=generator) < 0.03
+        options["reset"] = flags.to(group.device)
+    leaves = [x, *module.parameters()]
+    enabled = autocast is not None and not exact
+
+    def step() -> list[Tensor]:
+        with torch.autocast(group.device, autocast, enabled=enabled):
+            found = module(given, **options)[0]
+        output = found.data if isinstance(found, PackedSequence) else found
+        return [output, *torch.autograd.grad(output, leaves, gradient.to(output.dtype))]
 
     return step
 
 
-# 7. Memory
+def errors(name: str, group: Group) -> tuple[float | None, float | None]:
+    """The largest relative error of a contestant, and that of the generic loop."""
+    if name == CUDNN or group.kind == "zoneout":  # masks are drawn anew in each call
+        return None, None
+    size = Size.parse(group.size)
+    size = replace(size, T=min(size.T, 16), B=min(size.B, 16))
+    with limited_to("0"):
+        exact = [a.double() for a in training_step(name, group, size, exact=True)()]
+        loop = training_step(name, group, size)()
+    found = training_step(name, group, size)()
+
+    def largest(values: Sequence[Tensor]) -> float:
+        gaps = [(a.double() - b).norm() / b.norm() for a, b in zip(values, exact, strict=True)]
+        return float(torch.stack(gaps).max())  # NaN if one is
+
+    return largest(found), largest(loop)
 
 
-def memory(stage: Stage) -> None:
-    """Peak memory of a training step over that of cuDNN's layer."""
-    if stage.rehearsal:
-        return
-    for size in stage.sizes:
-        with attempt(f"memory at {size}"):
-            peaks = {}
-            for name in ("cuDNN", "ours, graphs"):
-                kind = contestants.BASELINE if name == "cuDNN" else "LayerNorm/aten"
-                module = contestants.layer(kind, "LSTM", size, training=True).module.cuda()
-                x = torch.randn(size.T, size.B, size.I, device="cuda", requires_grad=True)
-                with limited_to(stage.kernels if name != "cuDNN" else None):
-                    for _ in range(3):
-                        module(x)[0].sum().backward()
-                    torch.cuda.synchronize()
-                    torch.cuda.reset_peak_memory_stats()
-                    before = torch.cuda.memory_allocated()
-                    module(x)[0].sum().backward()
-                    peaks[name] = torch.cuda.max_memory_allocated() - before
-            ratio = peaks["ours, graphs"] / peaks["cuDNN"]
-            say(f"peak memory at {size}: {peaks['ours, graphs'] / 2**20:.0f} MiB, {ratio:.2f} of")
+def recorded(step: Callable[[], object]) -> Callable[[], object]:
+    """The step as one CUDA graph."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
 
 
-# The table
+def milliseconds(call: Callable[[], object], device: str) -> float:
+    """Of one call, by the device's clock."""
+    if device == "cpu":
+        begin = time.perf_counter()
+        call()
+        return 1e3 * (time.perf_counter() - begin)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    call()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end))
 
 
-def table(results: Sequence[Result]) -> None:
-    """Predicted, measured, and ratios to cuDNN; predictions missed by more than 30 % first."""
-    by_key = {(r.size, r.cell, r.name, r.precision): r for r in results}
-    lines: list[tuple[bool, str]] = []
-    for r in results:
-        if not r.name.startswith("ours"):
-            continue
-        cudnn = by_key.get((r.size, r.cell, "cuDNN", r.precision))
-        ratios = f"{'-':>7} {'-':>7}"
-        if cudnn is not None:
-            ratios = f"{r.inference / cudnn.inference:7.2f} {r.training / cudnn.training:7.2f}"
-        predicted, missed = "-", False
-        if r.name == "ours, graphs" and r.cell == "LSTM":
-            both = PREDICTED.get((r.size, r.precision))
-            if both is not None:
-                predicted = f"{sum(both):.2f}"
-                missed = not 0.7 <= r.training / sum(both) <= 1.3
-        lines.append((missed, (
-            f"{'!' if missed else ' '} {r.cell:4} {r.size:>15} {r.precision:>8} {r.name:15} "
-            f"{predicted:>9} {r.training:9.3f} {ratios}"
-        )))  # fmt: skip
-    say("\nms of a training step; ratios to cuDNN's layer without norm, inference and training")
-    say("  cell      T,B,I,H      type contestant      predicted  measured   infer   train")
-    for _, line in sorted(lines, key=lambda pair: not pair[0]):
-        say(line)
-    quotients = [
-        r.training / by_key[r.size, r.cell, "cuDNN", r.precision].training
-        for r in results
-        if r.name == "ours, graphs" and (r.size, r.cell, "cuDNN", r.precision) in by_key
-    ]
-    if quotients:
-        say(f"median ratio of training steps: {statistics.median(quotients):.2f}")
+def measured(group: Group) -> Iterator[dict[str, Any]]:
+    """Each contestant in each mode; a line with ``failed`` for what raises."""
+    size, tf32 = Size.parse(group.size), PRECISIONS[group.precision][2]
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+    calls: dict[tuple[str, str], Callable[[], object]] = {}
+    facts: dict[str, dict[str, Any]] = {}
+    for name in group.contestants:
+        try:
+            step = training_step(name, group, size)
+            begin = time.perf_counter()
+            float(step()[0].detach().sum())  # waits
+            first = time.perf_counter() - begin
+            yield {"alive": name}
+            error, loop_error = errors(name, group)
+            facts[name] = {"first_call_s": first, "error": error, "loop_error": loop_error}
+            step()  # what is recorded when it comes again
+            calls[name, "eager"] = step
+            yield {"alive": name}
+            if group.device == "cuda":
+                calls[name, "graph"] = recorded(step)
+        except Exception as failure:
+            yield {"failed": name, "why": f"{type(failure).__name__}: {failure}"[:300]}
+    times: dict[tuple[str, str], list[float]] = {key: [] for key in calls}
+    begin = time.perf_counter()
+    while len(next(iter(times.values()), [0] * 99)) < 30:
+        for key, call in calls.items():
+            times[key].append(milliseconds(call, group.device))
+        if time.perf_counter() - begin > group.seconds * len(calls):
+            break
+    medians = {key: statistics.median(values) for key, values in times.items()}
+    for (name, mode), ms in medians.items():
+        cudnn = medians.get((CUDNN, mode))
+        ratio = ms / cudnn if cudnn else None
+        yield {"contestant": name, "mode": mode, "ms": ms, "ratio": ratio, **facts[name]}
+
+
+def serve() -> None:
+    """Measures the groups that stdin asks for, and answers line by line."""
+    for line in sys.stdin:
+        for answer in measured(Group(*json.loads(line))):
+            print(json.dumps(answer), flush=True)
+        print(json.dumps({"done": True}), flush=True)
+
+
+# The process that asks
+
+
+class Worker:
+    """A process that measures, and is replaced when it hangs or dies."""
+
+    #: Seconds that a new process may take to import torch.
+    start = 60.0
+
+    def __init__(self, patience: float) -> None:
+        self.patience = patience
+        self._process: subprocess.Popen[str] | None = None
+        self._lines: queue.Queue[str] = queue.Queue()
+
+    def ask(self, group: Group) -> Iterator[dict[str, Any]]:
+        """The answers; the last one is ``failed`` if the process hung or died."""
+        fresh = self._process is None
+        process = self._process or self._started()
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(group) + "\n")
+        process.stdin.flush()
+        while True:
+            try:  # a fresh process imports torch first
+                line = self._lines.get(timeout=self.patience + fresh * self.start)
+            except queue.Empty:
+                line = ""
+            if not line:
+                self.end()
+                yield {"failed": "all of it", "why": f"no answer for {self.patience:g} s"}
+                return
+            fresh = False
+            answer = json.loads(line)
+            if "done" in answer:
+                return
+            yield answer
+
+    def _started(self) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "benchmarks.gpu", "--serve"]
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+        )
+        lines: queue.Queue[str] = queue.Queue()
+
+        def read() -> None:
+            assert process.stdout is not None
+            for line in process.stdout:
+                lines.put(line)
+            lines.put("")
+
+        threading.Thread(target=read, daemon=True).start()
+        self._process, self._lines = process, lines
+        return process
+
+    def end(self) -> None:
+        """Kills the process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+def handwriting_epoch(device: str) -> float:
+    """Seconds of an epoch of the handwriting quickstart: three epochs less one, halved."""
+
+    def seconds(epochs: int) -> float:
+        code = "import sys; from ln_zoo.cli import main; sys.exit(main())"
+        config = ROOT / "configs/handwriting/quickstart.yaml"
+        accelerator = "gpu" if device == "cuda" else "cpu"
+        options = [f"--trainer.max_epochs={epochs}", f"--trainer.accelerator={accelerator}"]
+        begin = time.perf_counter()
+        with tempfile.TemporaryDirectory() as folder:
+            subprocess.run(
+                [sys.executable, "-c", code, "fit", "--config", config, *options],
+                cwd=folder, check=True, timeout=100, capture_output=True,
+            )  # fmt: skip
+        return time.perf_counter() - begin
+
+    one, three = seconds(1), seconds(3)
+    return (three - one) / 2
+
+
+def groups(options: argparse.Namespace) -> list[Group]:
+    """What is measured, the most important first."""
+    few = [c for c in options.contestants if c not in ("rms", "batch")]
+    lead, *others = options.precisions
+    sizes, device, seconds = options.sizes, options.device, options.each
+
+    def of(cell: str, precision: str, kind: str, names: Sequence[str], sizes: list[str]) -> Any:
+        return [Group(cell, size, precision, kind, tuple(names), device, seconds) for size in sizes]
+
+    found: list[Group] = []
+    for cell in options.cells:
+        first = cell == options.cells[0]
+        found += of(cell, lead, "padded", options.contestants if first else few, sizes)
+        found += [g for p in others[:1] for g in of(cell, p, "padded", few, sizes)]
+        if first:
+            for kind in options.kinds:
+                if kind != "padded":
+                    found += of(cell, lead, kind, few, sizes[:2])
+    for cell in options.cells:
+        found += [g for p in others[1:] for g in of(cell, p, "padded", few, sizes)]
+    return found
+
+
+def table(rows: Sequence[Row]) -> Iterator[str]:
+    """A line for each of our measurements; ``!`` marks errors beyond five times the loop's."""
+    yield f"  {'cell':4} {'T,B,I,H':16} {'':8} {'precision':10} {'ours':6} {'mode':5} ms (to cuDNN)"
+    for r in rows:
+        wrong = False
+        if r.error is not None and r.loop_error is not None:
+            wrong = not r.error <= 5 * max(r.loop_error, 1e-6)
+        ratio = "" if r.ratio is None else f" ({r.ratio:.2f})"
+        yield (
+            f"{'!' if wrong else ' '} {r.cell:4} {r.size:16} {r.kind:8} {r.precision:10} "
+            f"{r.contestant:6} {r.mode:5} {r.ms:.3f}{ratio}"
+            + ("" if r.error is None else f" error {r.error:.1e}, loop {r.loop_error:.1e}")
+        )
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    found = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
+    add = found.add_argument
+    add("--sizes", nargs="+", metavar="T,B,I,H", default=list(SIZES))
+    add("--contestants", nargs="+", choices=CONTESTANTS, default=list(CONTESTANTS))
+    add("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
+    add("--cells", nargs="+", choices=("LSTM", "GRU", "RNN"), default=["LSTM", "GRU"])
+    add("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    add("--seconds", type=float, default=150.0, help="after which nothing new is begun")
+    add("--each", type=float, default=0.15, help="seconds of timing per contestant and mode")
+    add("--patience", type=float, default=20.0, help="seconds without an answer before a kill")
+    add("--no-handwriting", action="store_true", help="leave out the epoch of handwriting")
+    add("--quick", action="store_true", help="LSTM, three sizes, two precisions, 40 seconds")
+    add("--csv", type=Path, help="a file for all rows")
+    add("--device", choices=("cuda", "cpu"), default="cuda")
+    add("--serve", action="store_true", help=argparse.SUPPRESS)
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs all parts; 0 if nothing failed and all numbers were right."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
-    parser.add_argument("--sizes", nargs="+", default=SIZES, metavar="T,B,I,H", help="what to time")
-    parser.add_argument("--seconds", type=float, default=540.0, help="time for all of it")
-    parser.add_argument("--out", type=Path, help="a JSON file for all that was found")
-    parser.add_argument("--rehearse", action="store_true", help="on the CPU, at tiny sizes")
-    options = parser.parse_args(arguments)
-    if options.rehearse:
-        stage = Stage("cpu", "aten", [Size(20, 2, 3, 4)], options.seconds)
-    elif not torch.cuda.is_available():
-        say("torch finds no GPU here; --rehearse runs all parts on the CPU, without meaning")
+    """Measures; 0 unless something failed or hung."""
+    options = parser().parse_args(arguments)
+    if options.serve:
+        serve()
+        return 0
+    if options.device == "cuda" and not torch.cuda.is_available():
+        print("torch finds no GPU here; --device cpu tests the script, at tiny sizes")
         return 2
-    else:
-        sizes = [Size.parse(text) for text in options.sizes]
-        stage = Stage("cuda", "triton", sizes, options.seconds)
-    FOUND.clear()
-    machine(stage)
-    constants(stage)
-    correctness(stage)
-    results = timings(stage)
-    glimpses(stage)
-    memory(stage)
-    where_the_time_goes(stage)
-    table(results)
-    FOUND["results"] = [dataclasses.asdict(r) for r in results]
-    if options.out is not None:
-        options.out.write_text(json.dumps(FOUND, indent=1), encoding="utf-8")
-    for kind in ("failed", "wrong"):
-        for label in FOUND.get(kind, []):
-            say(f"{kind}: {label}")
-    return 1 if FOUND.get("failed") or FOUND.get("wrong") else 0
+    if options.quick:
+        options.sizes, options.precisions = options.sizes[:3], options.precisions[:2]
+        options.cells, options.kinds, options.no_handwriting = options.cells[:1], ["padded"], True
+        options.contestants = [c for c in options.contestants if c not in ("rms", "batch")]
+        options.seconds = min(options.seconds, 40.0)
+    if options.device == "cpu":
+        options.sizes = ["5,3,4,8", "6,2,3,5"]
+    card = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
+    now = datetime.date.today().isoformat()
+    print(f"{card}, torch {torch.__version__}, {now}", flush=True)
+    start, failed, rows = time.perf_counter(), False, list[Row]()
+    worker = Worker(options.patience)
+    with contextlib.ExitStack() as stack:
+        stack.callback(worker.end)
+        writer = None
+        if options.csv is not None:
+            file = stack.enter_context(options.csv.open("w", newline=""))
+            writer = csv.DictWriter(file, [f.name for f in fields(Row)], lineterminator="\n")
+            writer.writeheader()
+        todo = groups(options)
+        for done, group in enumerate(todo):
+            if time.perf_counter() - start > options.seconds:
+                print(f"out of time: {len(todo) - done} of {len(todo)} groups are left out")
+                break
+            failed_here = False
+            for answer in worker.ask(group):
+                what = (group.cell, group.size, group.kind, group.precision)
+                if "failed" in answer:
+                    failed_here = True
+                    print("FAILED", *what, answer["failed"], answer["why"], flush=True)
+                elif "ms" in answer:
+                    row = Row(card, torch.__version__, now, *what, **answer)
+                    rows.append(row)
+                    if writer is not None:
+                        writer.writerow(asdict(row))
+                        file.flush()
+            if failed_here:  # an error of CUDA would be met by every later call
+                failed = True
+                worker.end()
+        if not options.no_handwriting:
+            try:
+                seconds = handwriting_epoch(options.device)
+                print(f"an epoch of configs/handwriting/quickstart.yaml: {seconds:.2f} s")
+            except subprocess.SubprocessError as error:
+                failed = True
+                print("FAILED handwriting:", str(error)[-300:])
+    print(*table(rows), sep="\n")
+    return int(failed)
 
 
 if __name__ == "__main__":

@@ -1,69 +1,132 @@
-"""The benchmark for GPUs, rehearsed on the CPU."""
+"""The benchmark for GPUs, on the CPU at tiny sizes."""
 
 from __future__ import annotations
 
-import json
+import csv
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from benchmarks import gpu
 
+LITTLE = ("--device=cpu", "--each=0", "--no-handwriting", "--cells", "LSTM")
 
-def test_a_rehearsal_goes_through_all_parts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "found.json"
-    assert gpu.main(["--rehearse", "--out", str(out)]) == 0
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu.Worker, "ask", lambda self, group: gpu.measured(group))
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_all_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "gpu.csv"
+    precisions = ("float32", "bfloat16", "bf16-mixed")
+    assert gpu.main([*LITTLE, "--precisions", *precisions, "--csv", str(file)]) == 0
     printed = capsys.readouterr().out
-    assert "WRONG" not in printed
     assert "FAILED" not in printed
-    assert "ok    graphs give the numbers of plain launches" in printed
-    found = json.loads(out.read_text())
-    names = {(r["cell"], r["name"], r["precision"]) for r in found["results"]}
-    assert ("LSTM", "cuDNN", "float16") in names
-    assert ("GRU", "ours, graphs", "bfloat16") in names
-    table = printed.rsplit("ratios to cuDNN", 1)[1]
-    assert sum("ours, graphs" in line for line in table.splitlines()) == 6
+    assert "! LSTM" not in printed
+    with file.open() as rows:
+        found = list(csv.DictReader(rows))
+    kinds = {(r["kind"], r["precision"], r["contestant"]) for r in found}
+    assert {(kind, "float32", "layer") for kind in gpu.KINDS} <= kinds
+    assert ("padded", "float32", "batch") in kinds
+    assert {("padded", p, c) for p in precisions for c in (gpu.CUDNN, "none")} <= kinds
+    for row in found:
+        assert float(row["ms"]) > 0
+        assert float(row["first_call_s"]) > 0
+        assert (row["error"] == "") == (row["contestant"] == gpu.CUDNN or row["kind"] == "zoneout")
+        if row["contestant"] == gpu.CUDNN:
+            assert float(row["ratio"]) == 1
 
 
-def test_what_fails_is_reported_and_left_out(
+@pytest.mark.usefixtures("in_this_process")
+def test_what_is_wrong_is_marked_and_what_fails_is_left_out(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    timed = gpu.timed
+    made = gpu.made
 
-    def some(stage: gpu.Stage, size: Any, cell: str, name: str, precision: str) -> gpu.Result:
-        if name == "ours, graphs":
+    def broken(name: str, *arguments: Any) -> nn.Module:
+        if name == "rms":
             raise RuntimeError("no such thing")
-        return timed(stage, size, cell, name, precision)
+        return made(name, *arguments)
 
-    monkeypatch.setattr(gpu, "timed", some)
-    monkeypatch.setattr(gpu, "compare", lambda *arguments: ({"out": 0.5}, {"out": 0.01}))
-    monkeypatch.setattr(gpu, "where_the_time_goes", lambda stage: None)
-    assert gpu.main(["--rehearse"]) == 1
-    printed = capsys.readouterr().out
-    assert "FAILED LSTM 20,2,3,4 ours, graphs float32: RuntimeError: ['no such thing']" in printed
-    assert "wrong: GRU T,B,I,H=(8, 2, 3, 5) padded float32 eager" in printed
-    assert "ours, graphs" not in printed.rsplit("ratios to cuDNN", 1)[1].split("failed:")[0]
-
-
-def test_missed_predictions_come_first(capsys: pytest.CaptureFixture[str]) -> None:
-    def result(name: str, precision: str, training: float) -> gpu.Result:
-        return gpu.Result("500,8,400,400", "LSTM", name, precision, 1.0, 2.0, training)
-
-    gpu.table(
-        [
-            result("cuDNN", "float32", 4.0),
-            result("ours, graphs", "float32", 8.0),
-            result("ours, graphs", "bfloat16", 16.0),
-        ]
+    errors = gpu.errors
+    monkeypatch.setattr(
+        gpu, "errors", lambda name, group: (1e-3, 1e-7) if name == "layer" else errors(name, group)
     )
-    lines = [line for line in capsys.readouterr().out.splitlines() if "500,8" in line]
-    assert lines[0].startswith("! LSTM")
-    assert "bfloat16" in lines[0]
-    assert lines[1].split()[-4:] == ["8.90", "8.000", "1.00", "2.00"]
+    monkeypatch.setattr(gpu, "made", broken)
+    some = ("--precisions", "float32", "--kinds", "padded")
+    assert gpu.main([*LITTLE, *some]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("FAILED LSTM 5,3,4,8 padded float32 rms RuntimeE") for line in lines)
+    table = [line for line in lines if " LSTM " in line and not line.startswith("FAILED")]
+    assert all(line.startswith("!") == (" layer " in line) for line in table)
+    assert any(" batch " in line for line in table)
+
+
+def test_errors_are_those_of_the_contestant(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = gpu.Group("GRU", "5,3,4,8", "float32", "packed", ("layer",), "cpu", 0.0)
+    found, loop = gpu.errors("layer", group)
+    assert found is not None
+    assert loop is not None
+    assert 0 < found < 1e-5
+    assert 0 < loop < 1e-5
+    step = gpu.training_step
+
+    def off(name: str, group: gpu.Group, size: Any, exact: bool = False) -> Any:
+        run = step(name, group, size, exact)
+        return run if exact else lambda: [a * 1.01 for a in run()]
+
+    monkeypatch.setattr(gpu, "training_step", off)
+    found, _ = gpu.errors("layer", group)
+    assert found == pytest.approx(0.01, rel=1e-2)
+
+
+def test_a_process_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[str]] = []
+    popen = subprocess.Popen
+
+    def asleep(command: list[str], **options: Any) -> subprocess.Popen[str]:
+        code = "import time; input(); print('{\"alive\": 1}', flush=True); time.sleep(60)"
+        started.append(popen([sys.executable, "-c", code], **options))
+        return started[-1]
+
+    monkeypatch.setattr(gpu.subprocess, "Popen", asleep)
+    worker = gpu.Worker(patience=0.5)
+    group = gpu.Group("LSTM", "5,3,4,8", "float32", "padded", ("layer",), "cpu", 0.0)
+    for _ in range(2):
+        begin = time.perf_counter()
+        alive, failed = worker.ask(group)
+        assert alive == {"alive": 1}
+        assert failed["why"] == "no answer for 0.5 s"
+        assert time.perf_counter() - begin < 20
+    assert len(started) == 2
+    assert all(process.poll() is not None for process in started)
+
+
+def test_nothing_is_begun_after_the_time(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ask(self: gpu.Worker, group: gpu.Group) -> Iterator[dict[str, Any]]:
+        time.sleep(0.02)
+        return iter(())
+
+    monkeypatch.setattr(gpu.Worker, "ask", ask)
+    assert gpu.main([*LITTLE, "--seconds=0.01"]) == 0
+    assert "groups are left out" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_in_a_process_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    assert gpu.main([*LITTLE, "--quick", "--cells", "LSTM"]) == 0
+    assert " layer " in capsys.readouterr().out
 
 
 def test_without_a_gpu_it_says_so(

@@ -1,0 +1,218 @@
+"""The generic loop from CUDA graphs: the same numbers as launched, and no harm where it fails."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from ln_zoo.layers import GRU, LSTM
+from ln_zoo.layers.rnn import RecurrentLayer
+from ln_zoo.norms import LayerNorm, RMSNorm
+from ln_zoo.ops import CELLS, Cell, States, Weights, registry
+from ln_zoo.ops.cells import Sites
+from ln_zoo.ops.loops import recorded
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("LN_ZOO_KERNELS", "0")
+    monkeypatch.setattr(recorded, "_CACHES", {})
+    recorded._refused.clear()
+    registry._log.cache_clear()
+    yield
+    torch.cuda.synchronize()
+    # Neither stream nor generator is left as if something were being recorded.
+    assert not torch.cuda.is_current_stream_capturing()
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+    assert torch.randn(3, device="cuda").isfinite().all()
+
+
+def step(layer: RecurrentLayer, x: Tensor, autocast: bool = False) -> dict[str, Tensor]:
+    """Output, final states and gradients."""
+    layer.zero_grad()
+    x = x.clone().requires_grad_()
+    with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+        output, final = layer(x)
+    finals = final if isinstance(final, tuple) else (final,)
+    sum((a.float() ** 2).sum() for a in (output, *finals)).backward()
+    found = {"output": output, "dx": x.grad}
+    found |= {f"state {k}": a for k, a in enumerate(finals)}
+    found |= {f"d {name}": p.grad for name, p in layer.named_parameters()}
+    return {name: a.detach().clone() for name, a in found.items()}
+
+
+def launched(monkeypatch: pytest.MonkeyPatch, run: Callable[[], dict[str, Tensor]]) -> dict:
+    with monkeypatch.context() as patch:
+        patch.setenv("LN_ZOO_CUDA_GRAPHS", "0")
+        return run()
+
+
+def own_step(wx: Tensor, states: States, w: Weights, sites: Sites, t: int | None) -> States:
+    a, b = (wx + sites["recurrent"](states[0] @ w.hh.T, t) + w.bias).chunk(2, -1)
+    return (states[0] + a.sigmoid() * b.sin(),)
+
+
+OWN = Cell(
+    "own",
+    own_step,
+    tuple(dataclasses.replace(place, groups=(2,)) for place in CELLS["GRU"].places),
+)
+
+
+class Own(RecurrentLayer):
+    cell = OWN
+
+    def forward(self, input: Tensor, hx: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        output, (h,) = self._run(input, hx, None)
+        return output, h
+
+
+LAYERS: dict[str, Callable[[], RecurrentLayer]] = {
+    "LSTM": lambda: LSTM(12, 40, norm=LayerNorm()),
+    "peepholes, clipped": lambda: LSTM(
+        12, 40, norm=LayerNorm(), peephole=True, derivative_bound=1.0
+    ),
+    "GRU": lambda: GRU(12, 40, norm=RMSNorm(), bidirectional=True, num_layers=2),
+    "zoneout": lambda: LSTM(12, 40, norm=LayerNorm(), zoneout=0.2, recurrent_dropout=0.3),
+    "own": lambda: Own(12, 40, norm=LayerNorm()),
+}
+
+
+@pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
+@pytest.mark.parametrize("autocast", [False, True], ids=["float32", "autocast"])
+def test_numbers_are_those_of_the_launched_loop(
+    make: Callable[[], RecurrentLayer], autocast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    layer = make().cuda()
+    for k, T in enumerate((85, 85, 21, 85)):
+        x = torch.randn(T, 5, 12, device="cuda")
+
+        def run(x: Tensor = x) -> dict[str, Tensor]:
+            torch.manual_seed(1)
+            return step(layer, x, autocast)
+
+        wanted, found = launched(monkeypatch, run), run()
+        for name, a in wanted.items():
+            # Under autocast gradients of weights are summed in float32, in place of bfloat16.
+            if autocast and name.startswith("d "):
+                scale = a.abs().max()
+                assert (found[name] - a).abs().max() <= 2**-5 * scale, name
+            else:
+                assert torch.equal(found[name], a), (name, (found[name] - a).abs().max())
+        (cache,) = recorded._CACHES.values()
+        assert bool(cache._entries) == (k > 0)
+        if k == 1:  # to other memory and back
+            layer.cpu().cuda()
+
+
+def test_no_synchronisation() -> None:
+    layer = LSTM(12, 40, norm=LayerNorm(), peephole=True).cuda()
+    x = torch.randn(85, 5, 12, device="cuda")
+    for _ in range(3):
+        step(layer, x)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step(layer, x)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_it_takes_less_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = LSTM(64, 64, norm=LayerNorm()).cuda()
+    x = torch.randn(128, 16, 64, device="cuda")
+
+    def seconds() -> float:
+        for _ in range(3):
+            step(layer, x)
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(3):
+            step(layer, x)
+        torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+    with monkeypatch.context() as patch:
+        patch.setenv("LN_ZOO_CUDA_GRAPHS", "0")
+        plain = seconds()
+    assert not recorded._CACHES
+    found = seconds()
+    print(f"launched {plain / 3 * 1e3:.1f} ms, recorded {found / 3 * 1e3:.1f} ms a training step")
+    assert found < plain / 1.5
+
+
+def reading_step(wx: Tensor, states: States, w: Weights, sites: Sites, t: int | None) -> States:
+    return (wx.tanh() if float(states[0].sum()) < 1e9 else wx,)
+
+
+def synchronising_step(
+    wx: Tensor, states: States, w: Weights, sites: Sites, t: int | None
+) -> States:
+    torch.cuda.synchronize()  # no operation of torch: it makes the recording itself fail
+    return (wx.tanh() + 0.5 * states[0],)
+
+
+def drawing_step(wx: Tensor, states: States, w: Weights, sites: Sites, t: int | None) -> States:
+    return (wx.tanh() + torch.rand_like(wx),)
+
+
+@pytest.mark.parametrize("own", [reading_step, synchronising_step, drawing_step])
+def test_cells_that_cannot_be_recorded_run_as_before(
+    own: Callable[..., States],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    places = tuple(dataclasses.replace(place, groups=(1,)) for place in CELLS["GRU"].places)
+    layer = Own(12, 40, cell=Cell(own.__name__, own, places)).cuda()
+    x = torch.randn(20, 5, 12, device="cuda")
+
+    def run() -> dict[str, Tensor]:
+        torch.manual_seed(1)
+        return step(layer, x)
+
+    wanted = launched(monkeypatch, run)
+    with caplog.at_level(logging.INFO, logger="ln_zoo"):
+        for _ in range(4):
+            found = run()
+            assert all(torch.equal(found[name], a) for name, a in wanted.items())
+    assert len([m for m in caplog.messages if "launched step by step" in m]) == 1
+    # Others are recorded as ever.
+    other = LSTM(12, 40, norm=LayerNorm()).cuda()
+    wanted = launched(monkeypatch, lambda: step(other, x))
+    for _ in range(3):
+        found = step(other, x)
+    assert all(torch.equal(found[name], a) for name, a in wanted.items())
+    assert any(e.graphs for cache in recorded._CACHES.values() for e in cache._entries.values())
+
+
+def test_streams_of_the_users_own() -> None:
+    layer = LSTM(12, 40, norm=LayerNorm()).cuda()
+    x = torch.randn(21, 5, 12, device="cuda")
+    wanted = [step(layer, x) for _ in range(3)][-1]
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        found = [step(layer, x) for _ in range(3)][-1]
+    stream.synchronize()
+    assert all(torch.equal(found[name], a) for name, a in wanted.items())
+
+
+def test_in_a_recording_of_the_users_own() -> None:
+    """It is launched there, and so becomes part of that recording."""
+    layer = LSTM(12, 40, norm=LayerNorm()).cuda()
+    x = torch.randn(9, 5, 12, device="cuda")
+    with torch.no_grad():
+        wanted = [layer(x)[0] for _ in range(3)][-1]
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = layer(x)[0]
+        graph.replay()
+    assert torch.equal(found, wanted)
