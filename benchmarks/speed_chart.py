@@ -26,7 +26,7 @@ CPUS = {
     ("rnn_speed_intel.csv", "Intel(R) Xeon(R) Processor"): "Intel Xeon, AVX-512\n2 threads",
     ("rnn_speed_amx.csv", "Intel(R) Xeon(R) Processor"): "Intel Xeon, AMX\n2 threads",
 }
-GPU = "NVIDIA H100"
+GPU = "NVIDIA H200\nCUDA graphs"
 CONTESTANTS = {
     "naive": "Python loop",
     "torchscript": "TorchScript",
@@ -48,29 +48,30 @@ def ratios(size: Sequence[str]) -> dict[str, dict[str, float]]:
         >>> {name: round(value, 2) for name, value in found["Intel Xeon, AMX\\n2 threads"].items()}
         {'LayerNorm/native': 0.89, 'naive': 4.75, 'torchscript': 4.49}
     """
-    found: dict[str, dict[str, float]] = {}
+    found: dict[str, dict[str, float]] = {GPU: {}}
+    for row in _rows("gpu_speed.csv"):
+        ours = row["contestant"] == "layer" and (row["kind"], row["mode"]) == ("padded", "graph")
+        if ours and row["size"] == ",".join(size):
+            found[GPU]["LayerNorm/native"] = float(row["ratio"])
     for (file, processor), title in CPUS.items():
-        for row in _rows(file, size):
+        for row in _rows(file):
+            if tuple(row[name] for name in "TBIH") != tuple(size):
+                continue
             if row["processor"] != processor or row["mode"] != "train":
                 continue
             # One thread was measured on a busy machine, by processor time.
             column = "cpu_ratio" if row["threads"] == "1" else "wall_ratio"
             if row["contestant"] in CONTESTANTS:
                 found.setdefault(title, {})[row["contestant"]] = float(row[column])
-    times = {row["contestant"]: float(row["training_ms"]) for row in _rows("gpu_speed.csv", size)}
-    names = {"naive loop": "naive", "ours, graphs": "LayerNorm/native"}
-    found[GPU] = {names[n]: t / times["cuDNN"] for n, t in times.items() if n in names}
     return found
 
 
-def _rows(file: str, size: Sequence[str]) -> list[dict[str, str]]:
+def _rows(file: str) -> list[dict[str, str]]:
     with (FIGURES / file).open(newline="", encoding="utf-8") as lines:
         return [
             row
             for row in csv.DictReader(lines)
-            if (row["T"], row["B"], row["I"], row["H"]) == tuple(size)
-            and row["cell"] == "LSTM"
-            and row["precision"] == "float32"
+            if (row["cell"], row["precision"]) == ("LSTM", "float32")
         ]
 
 

@@ -192,13 +192,13 @@ def same_noise(examples: int) -> Iterator[None]:
         yield
 
 
-def moved(a: Tensor, run: int) -> Tensor:
-    """As `accuracy.moved`, by the last bits of the tensor's own precision."""
+def moved(a: Tensor, run: int, precision: torch.dtype | None = None) -> Tensor:
+    """As `accuracy.moved`, by the last bits of a precision: default, the tensor's own."""
     if run == 0:
         return a
     generator = torch.Generator().manual_seed(run)
     shifts = 2 * torch.rand(a.shape, generator=generator, dtype=torch.float64) - 1
-    return (a.double() * (1 + torch.finfo(a.dtype).eps * shifts)).to(a.dtype)
+    return (a.double() * (1 + torch.finfo(precision or a.dtype).eps * shifts)).to(a.dtype)
 
 
 def lengths_of(problem: Problem) -> list[int]:
@@ -233,7 +233,8 @@ def outcome(
     layer = copy.deepcopy(template or problem.layer())
     with torch.no_grad():
         for parameter in layer.parameters():
-            parameter.copy_(moved(parameter, run))
+            # Autocast would round smaller shifts away.
+            parameter.copy_(moved(parameter, run, autocast))
     layer.to(device, torch.float64 if double else dtype)
     compute = torch.float64 if double else dtype
 
@@ -241,7 +242,7 @@ def outcome(
 
     def leaf(*size: int) -> Tensor:
         a = torch.randn(size, generator=generator, dtype=torch.float64).to(dtype)
-        return moved(a, run).to(device, compute).requires_grad_()
+        return moved(a, run, autocast).to(device, compute).requires_grad_()
 
     x = leaf(steps, examples, inputs)
     leaves = {"x": x}

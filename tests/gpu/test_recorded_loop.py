@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -46,7 +45,7 @@ def step(layer: RecurrentLayer, x: Tensor, autocast: bool = False) -> dict[str, 
     found = {"output": output, "dx": x.grad}
     found |= {f"state {k}": a for k, a in enumerate(finals)}
     found |= {f"d {name}": p.grad for name, p in layer.named_parameters()}
-    return {name: a.detach().clone() for name, a in found.items()}
+    return {name: a.detach().clone() for name, a in found.items() if a is not None}
 
 
 def launched(monkeypatch: pytest.MonkeyPatch, run: Callable[[], dict[str, Tensor]]) -> dict:
@@ -124,29 +123,6 @@ def test_no_synchronisation() -> None:
         step(layer, x)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-
-
-def test_it_takes_less_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    layer = LSTM(64, 64, norm=LayerNorm()).cuda()
-    x = torch.randn(128, 16, 64, device="cuda")
-
-    def seconds() -> float:
-        for _ in range(3):
-            step(layer, x)
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(3):
-            step(layer, x)
-        torch.cuda.synchronize()
-        return time.perf_counter() - start
-
-    with monkeypatch.context() as patch:
-        patch.setenv("LN_ZOO_CUDA_GRAPHS", "0")
-        plain = seconds()
-    assert not recorded._CACHES
-    found = seconds()
-    print(f"launched {plain / 3 * 1e3:.1f} ms, recorded {found / 3 * 1e3:.1f} ms a training step")
-    assert found < plain / 1.5
 
 
 def reading_step(wx: Tensor, states: States, w: Weights, sites: Sites, t: int | None) -> States:

@@ -320,9 +320,10 @@ KERNEL(THREADS, BLOCKS) void backward(const Arguments a) {
         const OutputGrads<float> grads = lstm_output_back(dm[j], lstm[j].o, tau[j]);
         d_o[j] = grads.gate, dm[j] = grads.cell;
         if (OUT) {
-          const float e = AtUnit(vectors, p.inside(j) ? p.local(j) : 0)[GAIN_OUT] * dm[j];
-          moments[0] += e, moments[1] += p.owns(j) ? e * normal[j] : 0.0f;
           if (active && p.owns(j)) gain_out[j] += dm[j] * normal[j], shift_out[j] += dm[j];
+          // Rounded once, so that it cancels with its mean to the last bit where they are equal.
+          dm[j] *= AtUnit(vectors, p.inside(j) ? p.local(j) : 0)[GAIN_OUT];
+          moments[0] += dm[j], moments[1] += p.owns(j) ? dm[j] * normal[j] : 0.0f;
         }
       }
     }
@@ -353,7 +354,7 @@ KERNEL(THREADS, BLOCKS) void backward(const Arguments a) {
       if constexpr (CELL == LSTM) {
         const float share = held.of_c(a.held, j), all = dc[j];
         float cell = ZONEOUT ? all * (1.0f - share) : all;
-        cell += OUT ? rc * (at[GAIN_OUT] * dm[j] - moments[0] - normal[j] * moments[1]) : dm[j];
+        cell += OUT ? rc * (dm[j] - moments[0] - normal[j] * moments[1]) : dm[j];
         if (!there) cell = 0.0f;
         const CellGrads<float> grads = 
             next_cell_back(cell, lstm[j].i, lstm[j].f, lstm[j].g, before[j]);
