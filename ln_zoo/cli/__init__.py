@@ -60,7 +60,7 @@ environment
   LN_ZOO_HUB         hub account with the weights that the wheel leaves out
   LN_ZOO_KERNELS     fast paths to use: names as `ln-zoo kernels` has them, 0 for none
   LN_ZOO_CACHE       folder of compiled kernels and parsed data; default ~/.cache/ln_zoo
-  LN_ZOO_CUDA_GRAPHS 0 launches GPU kernels one by one
+  LN_ZOO_CUDA_GRAPHS 0 launches GPU kernels one by one; all: see the reference
   LN_ZOO_CXXFLAGS    further flags of the compiler of kernels
   LN_ZOO_DEBUG       1 shows the traceback of an error
 """

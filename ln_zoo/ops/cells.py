@@ -152,7 +152,7 @@ class Cell:
                     f"{self.gates - 1}; got {blocks}"
                 )
 
-    @property
+    @functools.cached_property
     def gates(self) -> int:
         """Summed inputs per hidden unit."""
         return sum(next(place.groups for place in self.places if place.role == "input"))

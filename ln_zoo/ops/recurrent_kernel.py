@@ -203,7 +203,7 @@ class Recurrence:
     ) -> tuple[Tensor, ...]:
         """Output, last states, and the statistics that the batch has."""
         save = torch.is_grad_enabled() and any(a is not None and a.requires_grad for a in operands)
-        out, h, c, *_, statistics = torch.ops.ln_zoo.recurrence(
+        out, h, c, *_, statistics = operator.recurrence(
             *operands, *given, *masks, batch_sizes, spec.encode(), self.name, save
         )
         return (out, h, c, statistics) if spec.cell == "LSTM" else (out, h, statistics)

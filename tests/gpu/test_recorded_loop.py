@@ -23,6 +23,7 @@ pytestmark = pytest.mark.gpu
 @pytest.fixture(autouse=True)
 def _own_cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("LN_ZOO_KERNELS", "0")
+    monkeypatch.setenv("LN_ZOO_CUDA_GRAPHS", "all")
     monkeypatch.setattr(recorded, "_CACHES", {})
     recorded._refused.clear()
     registry._log.cache_clear()

@@ -34,6 +34,7 @@ from ln_zoo.ops.loops import recorded as loop
 def cache(recorded: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """No kernels, and recordings as if there were a GPU; see `conftest.py`."""
     monkeypatch.setenv("LN_ZOO_KERNELS", "0")
+    monkeypatch.setenv("LN_ZOO_CUDA_GRAPHS", "all")
     monkeypatch.setattr(loop, "may_replay", lambda a: True)
     monkeypatch.setattr(loop, "_cache", lambda device: recorded)
     monkeypatch.setattr(graphs, "LENGTHS", (5, 2, 1))
@@ -467,6 +468,23 @@ def test_layers_that_are_not_recorded(
 def hooked(layer: LSTM) -> LSTM:
     layer.sites["l0"]["recurrent"].register_forward_hook(lambda *_: None)
     return layer
+
+
+def test_steps_that_are_the_users_own_are_recorded_on_request(
+    cache: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A number that a step reads from elsewhere would stay as it was."""
+    monkeypatch.delenv("LN_ZOO_CUDA_GRAPHS")
+    x = torch.randn(9, 3, 4)
+    with caplog.at_level("INFO", logger="ln_zoo"):
+        for _ in range(3):
+            Own(4, 5)(x)
+    assert not cache.recordings
+    assert "own_step" in caplog.text
+    layer = LSTM(4, 5, norm=LayerNorm())
+    for _ in range(3):
+        layer(x)
+    assert cache.recordings
 
 
 def test_calls_that_are_not_recorded(cache: Any) -> None:

@@ -9,15 +9,21 @@ those of the generic loop, and so are the numbers, in the same order of addition
 Not recorded are calls that depend on more than tensors: packed sequences, norms that keep
 statistics or use the batch, cells and norms that use the number of the time step, draw random
 numbers, change tensors in place or read numbers back; and calls under hooks, transforms, or another
-recording. They run as before, and the logger ``ln_zoo`` says why, once. ``LN_ZOO_CUDA_GRAPHS=0``
-turns recording off.
+recording. They run as before, and the logger ``ln_zoo`` says why, once.
+
+A recording repeats what Python decided when it was made. The step of your own cell, or your own
+norm, may read a global number that changes later; they are recorded only where
+``LN_ZOO_CUDA_GRAPHS=all`` says that they depend on tensors and their own attributes alone. ``0``
+turns all recording off.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import itertools
+import os
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
@@ -70,7 +76,7 @@ def recorded_scan(
 
     if torch.compiler.is_compiling() or not may_replay(x):
         return plain()
-    reason = _unsupported(x, sizes, states, weights, sites)
+    reason = _foreign(cell, sites) or _unsupported(x, sizes, states, weights, sites)
     if reason is not None:
         _say(cell, f"launched step by step: {reason}")
         return plain()
@@ -92,6 +98,19 @@ def recorded_scan(
 _tokens: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
 _numbers = itertools.count()
 _lock = threading.Lock()
+
+
+def _foreign(cell: Cell, sites: Sites) -> str | None:
+    """Why code that is not this package's keeps a call from being recorded, or ``None``."""
+    if os.environ.get("LN_ZOO_CUDA_GRAPHS") == "all":
+        return None
+    step: Any = cell.step
+    while isinstance(step, functools.partial):
+        step = step.func
+    for owner in (step, *(type(getattr(site, "norm", None)) for site in sites.values())):
+        if owner is not type(None) and owner.__module__.partition(".")[0] != "ln_zoo":
+            return f"{owner.__qualname__} is your own; set LN_ZOO_CUDA_GRAPHS=all to record it"
+    return None
 
 
 def _unsupported(

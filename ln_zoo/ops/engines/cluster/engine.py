@@ -113,8 +113,12 @@ def problem_of(spec: Spec, hidden: int, dtype: torch.dtype) -> Problem:
         hidden: H.
         dtype: the precision of products.
     """
+    return _problem(spec, hidden, dtype, dtype != torch.float32 or _single_tf32())
+
+
+@functools.lru_cache(maxsize=256)
+def _problem(spec: Spec, hidden: int, dtype: torch.dtype, single: bool) -> Problem:
     _, recurrent = spec.products
-    single = dtype != torch.float32 or _single_tf32()
     return Problem(
         CELLS[spec.cell],
         hidden,
