@@ -328,6 +328,7 @@ def test_no_local_memory(cell: str, hidden: int, examples: int, pieces: int) -> 
 
 def test_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "_unsupported_gpu", lambda device: None)
+    monkeypatch.setattr(engine, "resident_clusters", lambda device: choice.RESIDENT)
     monkeypatch.setattr(engine.ClusterEngine, "device", "cpu")
     x, found = torch.zeros(2, 3, 4), engine.ClusterEngine()
 
@@ -335,6 +336,9 @@ def test_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
         return found.unsupported_reason(spec, x, torch.zeros(spec.gates * hidden, hidden), dtype)
 
     assert reason(NORM["LSTM"], 100) is None
+    # The largest sizes that the page of kernels names.
+    assert reason(NORM["LSTM"], 512) is None
+    assert reason(NORM["LSTM"], 768, BF16) is None
     assert "2400" in str(reason(NORM["LSTM"], 2400))
     assert "float64" in str(reason(NORM["LSTM"], 100, torch.float64))
     assert "RNN_RELU" in str(reason(replace(PLAIN["LSTM"], cell="RNN_RELU"), 100))

@@ -26,7 +26,7 @@ SOURCES = Path(ln_zoo.ops.engines.cluster.__file__).parent
 _KERNEL = re.compile(r"^KERNEL\(.*\) void (\w+)\(", re.MULTILINE)
 _HARNESS = """
 static void body_{name}() {{ emulation::call({name}); }}
-extern "C" const char* run_{name}(u32 grid, u32 threads, u32 cluster, size_t shared,
+extern "C" __attribute__((visibility("default"))) const char* run_{name}(u32 grid, u32 threads, u32 cluster, size_t shared,
                                   const void* arguments, size_t bytes, u64 seed) {{
   return emulation::run(body_{name}, grid, threads, cluster, shared, arguments, bytes, seed);
 }}
@@ -37,6 +37,8 @@ _FLAGS = (
     "-march=native",
     "-shared",
     "-fPIC",
+    # Kernels of other macros have functions and variables of the same names.
+    "-fvisibility=hidden",
     "-Wall",
     "-Wno-unknown-pragmas",
     "-Wno-unused-function",

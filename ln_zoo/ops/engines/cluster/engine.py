@@ -90,7 +90,9 @@ class ClusterEngine:
             groups = rows.groups if isinstance(rows, Rows) and rows.scale else None
             if groups not in (None, _GROUPS[spec.cell]):
                 return f"statistics run over {groups} gates, not over {_GROUPS[spec.cell]}"
-        return _unsupported_gpu(x.device) or _unsupported_size(spec.encode(), w_hh.shape[1], dtype)
+        return _unsupported_gpu(x.device) or _unsupported_size(
+            spec.encode(), w_hh.shape[1], dtype, x.device
+        )
 
     def stats(self, spec: Spec) -> int:
         """Reciprocal deviations of each product, then that of the output and its mean."""
@@ -136,20 +138,34 @@ def _unsupported_gpu(device: torch.device) -> str | None:
     major, minor = torch.cuda.get_device_capability(device)
     if major != 9:
         return f"the GPU has compute capability {major}.{minor}, not 9.0"
-    return driver.missing()
+    reason = driver.missing()
+    if reason is None:
+        try:
+            resident_clusters(device)
+        except driver.CudaError as error:
+            return str(error)
+    return reason
 
 
 @untraced
-def _unsupported_size(spec: str, hidden: int, dtype: torch.dtype) -> str | None:
+def _unsupported_size(
+    spec: str, hidden: int, dtype: torch.dtype, device: torch.device
+) -> str | None:
     problem = problem_of(Spec.decode(spec), hidden, dtype)
-    if hidden > _MAX_HIDDEN or not _fits(problem):
+    if hidden > _MAX_HIDDEN or not _fits(problem, device):
         return f"the weights of {hidden} units do not fit into a cluster of {MAX_BLOCKS} blocks"
     return None
 
 
 @functools.cache
-def _fits(problem: Problem) -> bool:
-    return all(layouts(problem, backward, 1) for backward in (False, True))
+def _fits(problem: Problem, device: torch.device) -> bool:
+    """Whether there is a layout for each direction, with everything that a call may add."""
+    most = replace(problem, dropout=True, resets=True, lengths=True)
+    return all(
+        layouts(replace(most, zoneout=zoneout), backward, 1, resident_clusters(device))
+        for backward in (False, True)
+        for zoneout in (False, True)
+    )
 
 
 def _single_tf32() -> bool:
