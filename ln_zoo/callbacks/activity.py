@@ -12,7 +12,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from ln_zoo.layers import Conv2d
-from ln_zoo.plots.activity import Activity, plot_activity, write_activity
+from ln_zoo.plots.activity import RARELY, Activity, plot_activity, write_activity
 
 
 class ActivityByPosition(Callback):
@@ -25,12 +25,13 @@ class ActivityByPosition(Callback):
 
     - ``active``: the share of outputs above zero, over examples and channels;
     - ``variance``: the variance over examples of the normalised pre-activations, mean over
-      channels. The bias, which the output includes, does not matter to it.
+      channels. The bias, which the output includes, does not matter to it;
+    - ``rare``: the share of channels that are rarely on there, in less than 5 % of the examples.
 
     Sums are float64, those of several processes are added up. At the end ``activity.csv`` (layer,
-    row, column, ring, active, variance; ring 0 is the border) and ``activity.png`` are written to
-    the run's log directory; a dry run (``fast_dev_run``) writes nothing. ``ln-zoo compare
-    --activity`` shows those of several runs next to each other.
+    row, column, ring, active, variance, rare; ring 0 is the border) and ``activity.png`` are
+    written to the run's log directory; a dry run (``fast_dev_run``) writes nothing. ``ln-zoo
+    compare --activity`` shows those of several runs next to each other.
 
     Outputs under batch statistics, which validation of batch norm takes as well, are not counted.
 
@@ -135,7 +136,8 @@ class _Sums:
         examples = reduce(self.sums.new_tensor(self.examples))
         on, mean, squares = reduce(self.sums) / examples
         variance = (squares - mean.square()).clamp(min=0)  # below 0 by rounding only
-        return Activity(on.mean(0).cpu(), variance.mean(0).cpu())
+        rare = (on < RARELY).double()
+        return Activity(*(each.mean(0).cpu() for each in (on, variance, rare)))
 
 
 def _count(sums: _Sums, layer: Conv2d, args: tuple[Tensor, ...], output: Tensor) -> None:

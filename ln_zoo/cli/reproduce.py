@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import argparse
-import math
+import json
 import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from ln_zoo.cli import compare
 from ln_zoo.cli.errors import told
 from ln_zoo.cli.names import nearest
 from ln_zoo.cli.sweep import main as sweep
+from ln_zoo.cli.sweep.evidence import recompute
 from ln_zoo.cli.sweep.grid import SweepError, read_grid
 from ln_zoo.cli.sweep.report import Report
-from ln_zoo.cli.sweep.statistics import paired
+from ln_zoo.cli.sweep.verdicts import (
+    Finding,
+    judge_growth,
+    judge_own_best,
+    judge_scores,
+    judge_speed,
+    log_odds,
+)
 from ln_zoo.zoo import claims
 from ln_zoo.zoo.claims import Claim, Rule
 
@@ -26,13 +35,19 @@ def main(argv: Sequence[str]) -> int:
     """Runs the command.
 
     Returns:
-        The exit code: 0, also where a claim does not hold; 1 if a run failed; 2 if nothing was run
+        The exit code: 0, also where a claim does not hold; 1 if a run failed, or if a verdict
+        computed from tables differs from the one that is written; 2 if nothing was run
         because the input is wrong; 128 plus the number of the signal that stopped it.
     """
     arguments = _parser().parse_args(argv)
     try:
         if arguments.write:
             _write(Path(arguments.write))
+            return 0
+        if arguments.recompute:
+            return _recompute()
+        if arguments.json:
+            _json()
             return 0
         if arguments.claim is None:
             _list()
@@ -55,6 +70,9 @@ def _parser() -> argparse.ArgumentParser:
         "--size", choices=claims.SIZES, default="reduced", help="default: %(default)s"
     )
     parser.add_argument("--out", help="folder of the sweep; default: sweeps/CLAIM-SIZE")
+    parser.add_argument(
+        "--seeds", help="as for ln-zoo sweep, in place of the claim's; more may be added later"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time; default: %(default)s")
     parser.add_argument(
         "--print",
@@ -65,6 +83,14 @@ def _parser() -> argparse.ArgumentParser:
         "--gather", action="store_true", help="run nothing, judge by the runs that have finished"
     )
     parser.add_argument(
+        "--recompute",
+        action="store_true",
+        help="run nothing, judge all claims by the tables in docs/figures of the current folder",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="run nothing, print all claims with outcomes as JSON"
+    )
+    parser.add_argument(
         "--write",
         metavar="FILE",
         help="run nothing, write the page of all claims, and the table into the "
@@ -73,69 +99,53 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def judge(report: Report, rule: Rule) -> tuple[str, str]:
-    """The verdict of a rule on what has finished of a sweep, and its number in words.
+def judge(report: Report, rule: Rule) -> Finding:
+    """The verdict of a rule on what has finished of a sweep.
 
     Raises:
         SweepError: if no seed has runs of both norms, or if there is no such metric.
     """
-    label, other = report.best_label(rule.norm), report.best_label(rule.baseline)
-    if rule.kind == "faster":
-        return _judge_speed(report, label, other, rule.metric)
-    if rule.metric not in report.test_metrics:
-        raise SweepError(f"the test has no {rule.metric!r}: {', '.join(report.test_metrics)}")
-    if rule.kind == "grows":
-        return _judge_growth(report, rule)
-    found = paired(report.by_seed(label, rule.metric), report.by_seed(other, rule.metric))
-    if found is None:
-        raise SweepError(f"no seed of both {label} and {other} has finished")
-    if rule.kind == "comparable":
-        verdict = claims.decide_margin(found.low, found.high, rule.margin)
-    else:
-        side = "below" if rule.kind == "lower" else "above"
-        verdict = claims.decide(found.low, found.high, side)
-    text = f"{rule.metric} {found.mean:+.3g}{_interval(found.low, found.high, '+')}"
-    return verdict, f"{text}, {found.number} seeds"
-
-
-def _judge_speed(report: Report, label: str, other: str, metric: str) -> tuple[str, str]:
     try:
-        reached = report.reach(label, other, metric)
+        if rule.kind in claims.OF_CURVES:
+            return _judge_curves(report, rule)
+        if rule.metric not in report.test_metrics:
+            known = ", ".join(report.test_metrics)
+            raise SweepError(f"the test has no {rule.metric!r}: {known}")
+        if rule.kind == "grows":
+            return _judge_growth(report, rule)
+        mine, theirs = (
+            report.by_seed(report.best_label(norm), rule.metric)
+            for norm in (rule.norm, rule.baseline)
+        )
+        return judge_scores(mine, theirs, rule.metric, rule.kind, rule.margin, rule.matters)
     except ValueError as error:
-        raise SweepError(str(error)) from error
-    if not reached:
-        raise SweepError(f"no seed of both {label} and {other} has finished")
-    # A baseline that is best before its first update has learned nothing.
-    usable = [r for r in reached if r.baseline_steps > 0 and r.steps > 0]
-    missed = [r for r in reached if math.isinf(r.steps)]
-    if len(missed) == len(reached) > 1:
-        return claims.DOES_NOT_HOLD, f"the best of {other} is never met, {len(reached)} seeds"
-    if missed or len(usable) < len(reached):
-        met = len(reached) - len(missed)
-        return claims.UNDECIDED, f"the best of {other} is met with {met} of {len(reached)} seeds"
-    logs = {r.run.seed: math.log(r.steps / r.baseline_steps) for r in usable}
-    found = paired(logs, dict.fromkeys(logs, 0.0))
-    assert found is not None
-    text = f"{math.exp(-found.mean):.2g} times as fast"
-    text += _interval(math.exp(-found.high), math.exp(-found.low))
-    return claims.decide(found.low, found.high, "below"), f"{text}, {found.number} seeds"
+        raise SweepError(f"{report.out}: {error}") from error
 
 
-def _judge_growth(report: Report, rule: Rule) -> tuple[str, str]:
+def _judge_curves(report: Report, rule: Rule) -> Finding:
+    mine, theirs = (
+        {
+            member.run.seed: compare.read_curves(member.curves, [rule.metric], "step")[rule.metric]
+            for member in report.of_label(report.best_label(norm))
+        }
+        for norm in (rule.norm, rule.baseline)
+    )
+    if rule.kind == "own_best":
+        assert rule.value is not None
+        return judge_own_best(mine, theirs, rule.metric, rule.value)
+    return judge_speed(mine, theirs, rule.metric, matters=rule.matters)
+
+
+def _judge_growth(report: Report, rule: Rule) -> Finding:
     names = rule.norm, rule.baseline, rule.metric, rule.setting
     less, more = (report.leads(*names, value) for value in (rule.less, rule.more))
-    found = paired(more, less)
-    if found is None:
-        raise SweepError(f"no seed has finished at all settings of {rule.less} and {rule.more}")
-    seeds = [seed for seed in less if seed in more]
-    ends = [math.fsum(leads[seed] for seed in seeds) / len(seeds) for leads in (less, more)]
-    text = f"lead in {rule.metric} {ends[0]:+.3g} to {ends[1]:+.3g}, {found.mean:+.3g}"
-    text += _interval(found.low, found.high, "+")
-    return claims.decide(found.low, found.high, "above"), f"{text}, {found.number} seeds"
-
-
-def _interval(low: float, high: float, sign: str = "") -> str:
-    return "" if math.isnan(low) else f" ({low:{sign}.3g} to {high:{sign}.3g})"
+    odds = None
+    if rule.log_odds:
+        odds = (
+            report.leads(*names, rule.less, log_odds),
+            report.leads(*names, rule.more, log_odds),
+        )
+    return judge_growth(less, more, rule.metric, rule.matters, odds)
 
 
 def _named(name: str) -> Claim:
@@ -151,39 +161,100 @@ def _named(name: str) -> Claim:
 def _reproduce(claim: Claim, arguments: argparse.Namespace) -> int:
     if not arguments.print:
         print(f"section {claim.section}: {claim.claim}")
-    if claim.command and not claim.rule:
-        if arguments.print:
-            print(f"ln-zoo {claim.command}")
-            return 0
-        code = 0
-        if not arguments.gather:
-            from ln_zoo.cli import main as command
-
-            code = command(shlex.split(claim.command))
-        print(f"our verdict: {claim.verdict}. {claim.reason}")
-        return code
-    if claim.rule is None or not claim.sweep:
-        raise SweepError(f"{claim.name} has no sweep: {claim.verdict}. {claim.reason}")
+    if claim.rule.kind == "measured":
+        return _measure(claim, arguments)
     if arguments.size not in claim.sweep:
         raise SweepError(
             f"{claim.name} has no sweep of --size {arguments.size}, only {', '.join(claim.sweep)}"
         )
     out = arguments.out or f"sweeps/{claim.name}-{arguments.size}"
+    code = 0
     if not arguments.gather:
         own, dashes, options = claim.sweep[arguments.size].partition(" -- ")
-        argv = [*shlex.split(own), f"--out={out}", f"--jobs={arguments.jobs}"]
+        words = shlex.split(own)
+        if arguments.seeds:
+            words[words.index("--seeds") + 1] = arguments.seeds
+        argv = [*words, f"--out={out}", f"--jobs={arguments.jobs}"]
         argv += ["--print"] if arguments.print else [f"--baseline={claim.rule.baseline}"]
         code = sweep([*argv, *(["--", *shlex.split(options)] if dashes else [])])
         if arguments.print or code > 1:
             return code
-    else:
-        code = 0
     grid = read_grid(Path(out))
     if grid is None:
         raise SweepError(f"there is no sweep in {out}")
-    verdict, number = judge(Report(grid, Path(out), claim.rule.baseline), claim.rule)
-    print(f"{claim.claim}: {verdict} ({arguments.size} size; {number})")
+    found = judge(Report(grid, Path(out), claim.rule.baseline), claim.rule)
+    print(f"{claim.claim}: {_in_words(found)} ({arguments.size} size)")
     return code
+
+
+def _in_words(found: Finding) -> str:
+    text = f"{found.verdict}; {found.number}, {found.seeds} seed{'s' if found.seeds > 1 else ''}"
+    if found.verdict == claims.UNDECIDED and found.seeds_needed:
+        text += f"; some {found.seeds_needed} seeds would decide it"
+    return text
+
+
+def _measure(claim: Claim, arguments: argparse.Namespace) -> int:
+    if claim.command is None:
+        raise SweepError(f"{claim.name} has no command: {claim.verdict}. {claim.reason}".strip())
+    if arguments.print:
+        print(f"ln-zoo {claim.command}")
+        return 0
+    code = 0
+    if not arguments.gather:
+        from ln_zoo.cli import main as command
+
+        code = command(shlex.split(claim.command))
+    print(f"rule: {claim.rule.words}")
+    print(f"our verdict: {claim.verdict}")
+    return code
+
+
+def _recompute() -> int:
+    """Computes verdicts from the tables in git; returns 1 if one differs from what is written."""
+    root = Path.cwd()
+    same = True
+    for each in claims.claims():
+        for outcome in each.outcomes:
+            name = f"{each.name} ({outcome.size})"
+            if not outcome.data:
+                print(f"{name}: {outcome.verdict}; no table, {_source(each)}")
+                continue
+            found = recompute(each.rule, outcome, root)
+            agrees = found.verdict == outcome.verdict and found.seeds == outcome.seeds
+            same &= agrees
+            told_so = "" if agrees else f" BUT claims.yaml: {outcome.verdict}, {outcome.seeds}"
+            print(f"{name}: {_in_words(found)}{told_so}")
+    return 0 if same else 1
+
+
+def _source(claim: Claim) -> str:
+    return f"run `ln-zoo {claim.command}`" if claim.command else "see its page"
+
+
+def _json() -> None:
+    rows = [
+        {
+            "name": each.name,
+            "section": each.section,
+            "quote": each.quote,
+            "claim": each.claim,
+            "rule": each.rule.words,
+            "rule_date": each.fixed,
+            "known": each.known,
+            "verdict": outcome.verdict if outcome else claims.NOT_TESTED,
+            "size": outcome.size if outcome else None,
+            "seeds": outcome.seeds if outcome else None,
+            "number": outcome.number if outcome else None,
+            "interval": outcome.interval if outcome else None,
+            "runs_date": outcome.runs if outcome else None,
+            "data": outcome.data.get("file") if outcome else None,
+            "missing": (outcome.missing or None) if outcome else None,
+        }
+        for each in claims.claims()
+        for outcome in each.outcomes or (None,)
+    ]
+    print(json.dumps(rows, indent=2, ensure_ascii=False))
 
 
 def _list() -> None:
@@ -194,12 +265,13 @@ def _list() -> None:
     console = Console()
     wide = console.width >= 120
     table = Table(caption="in words, with reasons: docs/results/claims.md", caption_justify="left")
-    for head in ("claim", "§", *(["what"] if wide else []), "verdict", "number"):
+    for head in ("claim", "§", *(["what"] if wide else []), "size", "verdict"):
         table.add_column(head)
     for each in claims.claims():
-        number = (each.outcome.number if each.outcome else None) or ""
-        words = [each.claim] if wide else []
-        table.add_row(*map(Text, (each.name, each.section, *words, each.verdict, number)))
+        for outcome in each.outcomes or (None,):
+            words = [each.claim] if wide else []
+            ends = [outcome.size, outcome.verdict] if outcome else ["", claims.NOT_TESTED]
+            table.add_row(*map(Text, (each.name, each.section, *words, *ends)))
     console.print(table)
 
 
@@ -222,7 +294,7 @@ def with_table(readme: str) -> str:
     first, last = _MARKS
     return re.sub(
         f"{re.escape(first)}.*?{re.escape(last)}",
-        lambda _: f"{first}\n{claims.table()}\n{last}",
+        lambda _: f"{first}\n{claims.readme_table()}\n{last}",
         readme,
         flags=re.DOTALL,
     )

@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 QUANTITIES = {
     "active": "share of units that are on",
     "variance": "variance of normalised pre-activations",
+    "rare": "share of units that are rarely on",
 }
+#: A unit, one channel at one position, is rarely on if it is so for less than this share of all
+#: examples.
+RARELY = 0.05
 
 
 @dataclass(frozen=True)
@@ -29,16 +33,24 @@ class Activity:
         active: share of examples and channels whose output is above zero, (H, W) float64.
         variance: over examples of the normalised pre-activations, mean over
             channels, (H, W) float64.
+        rare: share of channels whose output is above zero for less than `RARELY` of the
+            examples, (H, W) float64.
     """
 
     active: Tensor
     variance: Tensor
+    rare: Tensor
 
     def rings(self, quantity: str) -> list[float]:
         """Means of a quantity over the positions of each ring, from the border to the centre."""
         values = getattr(self, quantity)
         ring = rings(*values.shape)
         return [float(values[ring == number].mean()) for number in range(int(ring.max()) + 1)]
+
+    def inner_half(self, quantity: str) -> float:
+        """Mean of a quantity over positions at least a quarter of the side from the border."""
+        values = getattr(self, quantity)
+        return float(values[rings(*values.shape) >= min(values.shape) / 4].mean())
 
 
 def rings(height: int, width: int) -> Tensor:
@@ -92,7 +104,9 @@ def _read(path: Path) -> dict[str, Activity]:
         try:
             for line in csv.DictReader(file):
                 place = int(line["row"]), int(line["column"])
-                values.setdefault(line["layer"], {})[place] = [float(line[q]) for q in QUANTITIES]
+                # Files of 0.2.0 and before have no `rare`.
+                found = {"rare": "nan", **line}
+                values.setdefault(line["layer"], {})[place] = [float(found[q]) for q in QUANTITIES]
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} is not an activity.csv of ActivityByPosition") from error
     activities = {}

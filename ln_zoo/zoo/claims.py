@@ -2,8 +2,8 @@
 
 They live in ``claims.yaml``; this file checks it, decides by a rule, and makes the page of it.
 
-    >>> claim("draw-speed").outcome.verdict
-    'holds'
+    >>> claim("draw-speed").quote
+    'It highlights the speedup benefit of applying layer normalization that the layer normalized...'
 """
 
 from __future__ import annotations
@@ -20,23 +20,29 @@ from typing import Any
 
 import yaml
 
-HOLDS, DOES_NOT_HOLD, UNDECIDED = "holds", "does not hold", "undecided"
+HOLDS, IN_PART, DOES_NOT_HOLD = "holds", "holds in part", "does not hold"
+UNDECIDED = "undecided"
 #: Of a claim without outcome.
 NOT_TESTED = "not yet tested"
+#: In the order of the tables.
+VERDICTS = (HOLDS, IN_PART, DOES_NOT_HOLD, UNDECIDED)
 #: Sizes of the sweeps.
 SIZES = ("paper", "reduced")
 #: Where the page of all claims lies in the repository.
 PAGE = "docs/results/claims.md"
-_KINDS = ("faster", "lower", "higher", "comparable", "grows")
+_KINDS = ("faster", "own_best", "lower", "higher", "comparable", "grows", "measured")
+#: Kinds that look at curves, not at test scores.
+OF_CURVES = ("faster", "own_best")
 
 
 @dataclass(frozen=True)
 class Rule:
-    """How a sweep decides a claim.
+    """How a claim is decided.
 
     Attributes:
-        kind: ``"faster"``, ``"lower"``, ``"higher"``, ``"comparable"`` or ``"grows"``.
-        metric: of the curves (``faster``) or of the test.
+        kind: ``"faster"``, ``"own_best"``, ``"lower"``, ``"higher"``, ``"comparable"``,
+            ``"grows"`` or ``"measured"``.
+        metric: of the curves (``faster``, ``own_best``) or of the test.
         norm: that the claim is about.
         baseline: that it is compared with.
         setting: ``grows`` alone: the option with which the lead of the norm grows.
@@ -44,50 +50,77 @@ class Rule:
         more: the value at which it is said to be larger.
         margin: ``comparable`` alone: the largest difference that counts as none, in the
             units of the report (points of a percentage).
+        log_odds: ``grows`` alone: whether leads in points and in log-odds have to agree.
+        value: ``own_best`` alone: the paper's ratio.
+        matters: the effect that matters: a ratio for ``faster``, else in units of the report.
+        says: ``measured`` alone: the rule in words.
     """
 
     kind: str
-    metric: str
-    norm: str
-    baseline: str
+    metric: str = ""
+    norm: str = ""
+    baseline: str = ""
     setting: str = ""
     less: str = ""
     more: str = ""
     margin: float = 0.0
+    log_odds: bool = False
+    value: float | None = None
+    matters: float | None = None
+    says: str = ""
 
     @property
     def words(self) -> str:
         """The rule as a sentence."""
         text = {
-            "faster": "`{0.norm}` meets the best `{0.metric}` of `{0.baseline}` after fewer "
-            "updates",
+            "faster": "the curve of `{0.metric}` falls by 90, 95 and 99 % of the fall of "
+            "`{0.baseline}` after fewer updates with `{0.norm}`",
+            "own_best": "the updates of `{0.norm}` to its own best `{0.metric}`, as a share of "
+            "those of `{0.baseline}` to its own, have an interval below 1 that contains "
+            "{0.value:g}",
             "lower": "`{0.norm}` has a lower test `{0.metric}` than `{0.baseline}`",
             "higher": "`{0.norm}` has a higher test `{0.metric}` than `{0.baseline}`",
             "comparable": "the test `{0.metric}` of `{0.norm}` and `{0.baseline}` differ by less "
             "than {0.margin:g}",
             "grows": "the lead in test `{0.metric}` of `{0.norm}` over `{0.baseline}` is larger "
             "with `{0.setting}` {0.more} than with {0.less}",
+            "measured": "{0.says}",
         }
-        return text[self.kind].format(self) + "."
+        words = text[self.kind].format(self)
+        if self.log_odds:
+            words += ", in points and in log-odds"
+        if self.matters:
+            unit = " times the speed" if self.kind == "faster" else ""
+            words += f". An effect of {self.matters:g}{unit} matters"
+        return f"{words}."
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a claim here.
+    """The outcome of a claim at one size.
 
     Attributes:
-        verdict: ``"holds"``, ``"does not hold"`` or ``"undecided"``.
+        verdict: one of `VERDICTS`.
         size: ``"paper"`` or ``"reduced"``.
         seeds: behind it; ``None``: it depends on none.
-        number: the one that says most, with its interval.
-        rule_after_runs: whether the rule was written when the runs were known.
+        number: effect with its interval.
+        runs: dates of the runs.
+        data: tables in git that it is computed from: ``file``, labels of ``norm`` and ``baseline``
+            there, and what `ln_zoo.cli.sweep.evidence` reads besides; empty: none were kept.
+        missing: what would decide an undecided one, and its cost.
+        interval: of the effect, as numbers.
+        readme: whether its row is in README.md.
     """
 
     verdict: str
     size: str
     seeds: int | None
-    number: str | None
-    rule_after_runs: bool = False
+    number: str
+    runs: str
+    data: dict[str, Any] = field(default_factory=dict, hash=False)
+    missing: str = ""
+    interval: list[float] | None = field(default=None, hash=False)
+    readme: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,18 +129,25 @@ class Claim:
 
     name: str
     section: str
+    quote: str
     claim: str
-    page: str | None
-    outcome: Outcome | None
+    page: str
+    fixed: str
+    known: str
+    rule: Rule
+    outcomes: tuple[Outcome, ...]
     reason: str
-    rule: Rule | None = None
     sweep: dict[str, str] = field(default_factory=dict, hash=False)
     command: str | None = None
 
     @property
     def verdict(self) -> str:
-        """That of the outcome, or that there is none."""
-        return self.outcome.verdict if self.outcome else NOT_TESTED
+        """Of each size, in words."""
+        if not self.outcomes:
+            return NOT_TESTED
+        if len(self.outcomes) == 1:
+            return self.outcomes[0].verdict
+        return ", ".join(f"{each.verdict} ({each.size})" for each in self.outcomes)
 
 
 def claims() -> tuple[Claim, ...]:
@@ -176,67 +216,83 @@ def page(folder: str = "") -> str:
             relative to it.
     """
     source = posixpath.relpath("ln_zoo/zoo/claims.yaml", folder or ".")
-    count = Counter(each.verdict for each in claims())
-    failed, left = count[DOES_NOT_HOLD], count[NOT_TESTED]
-    late = ", ".join(
-        f"`{each.name}`" for each in claims() if each.outcome and each.outcome.rule_after_runs
+    return (
+        "\n\n".join(
+            [
+                "# The claims of the paper",
+                f"**{_count()}**",
+                _content()["page"].strip(),
+                f"This page is made by `ln-zoo reproduce --write {PAGE}` from "
+                f"[claims.yaml]({source}).",
+                table(folder),
+                *(_section(each, folder) for each in claims()),
+            ]
+        )
+        + "\n"
     )
-    head = [
-        "# The claims of the paper",
-        f"**Of {count.total()} claims, {count[HOLDS]} hold here, {failed} "
-        f"{'does' if failed == 1 else 'do'} not and {count[UNDECIDED]} are undecided. "
-        f"{f'Not yet tested: {left}.' if left else 'Each has been tested at some size.'}**",
-        "The table has each claim of [Layer Normalization](https://arxiv.org/abs/1607.06450) (Ba, "
-        "Kiros, Hinton 2016) with its verdict. `ln-zoo reproduce` lists them; `ln-zoo reproduce "
-        "NAME --size reduced` runs the sweep for one and prints its verdict. For formulas and "
-        "untrained networks it runs an analysis instead. Claims without a command below are "
-        "judged by hand.",
-        "Where a claim has a rule, given below, the verdict follows it. The other verdicts are "
-        "ours, for the reasons given. A rule looks at the 95 % interval of the paired t statistic "
-        "over seeds:",
-        "- *holds*: the interval lies on the side of the claim;\n"
-        "- *does not hold*: it lies on the other side;\n"
-        "- *undecided*: it contains the value of no effect (0 for a difference, 1 for a ratio), or "
-        "there is one seed.",
-        "*Faster* compares the updates needed to reach the best value of the baseline. If no seed "
-        "reaches it, the claim does not hold; if only some do, it is undecided. Where several "
-        "settings were run, each method is taken at its best by validation; a *lead* is a mean "
-        "over them.",
-        "*Comparable* values differ by less than a margin, which the rule gives. Such a claim "
-        "holds if the interval lies within the margin, and does not if it lies outside.",
-        "*Paper* means the paper's size, *reduced* a smaller one.",
-        f"Rules were fixed before the runs{f', except for {late}' if late else ''}. Some runs are "
-        "shorter than the sweeps given here, as the reasons say.",
-        f"This page is made by `ln-zoo reproduce --write {PAGE}` from [claims.yaml]({source}).",
-    ]
-    return "\n\n".join([*head, table(folder), *(_section(each) for each in claims())]) + "\n"
+
+
+def _count() -> str:
+    rows = [each for claim in claims() for each in claim.outcomes]
+    count = Counter(each.verdict for each in rows)
+    left = sum(not each.outcomes for each in claims())
+    text = (
+        f"{len(claims())} claims, {len(rows)} tests: {count[HOLDS]} hold, {count[IN_PART]} in "
+        f"part, {count[DOES_NOT_HOLD]} do not hold, {count[UNDECIDED]} are undecided."
+    )
+    return text + (f" Claims not yet tested: {left}." if left else "")
 
 
 def table(folder: str = "") -> str:
-    """All claims in a Markdown table, with links relative to ``folder``."""
-    lines = ["| § | claim | verdict | number | size, seeds | name | more |", "|" + "---|" * 7]
-    details = posixpath.relpath(PAGE, folder or ".")
+    """All claims in a Markdown table, a row for each size, with links relative to ``folder``."""
+    lines = ["| § | claim | size | verdict | number | seeds | name |", "|" + "---|" * 7]
     for each in claims():
-        outcome = each.outcome
-        size = ""
-        if outcome:
-            size = outcome.size + (f", {outcome.seeds}" if outcome.seeds else "")
-        link = ""
-        if each.page:
-            path = posixpath.relpath(each.page, folder or ".")
-            link = f"[{posixpath.basename(path)}]({path})"
-        number = (outcome.number if outcome else None) or ""
-        name = f"[{each.name}]({details}#{each.name})"
-        cells = [each.section, each.claim, f"**{each.verdict}**", number, size, name, link]
-        lines.append(f"| {' | '.join(cells)} |")
+        name = f"[{each.name}]({posixpath.relpath(PAGE, folder or '.')}#{each.name})"
+        for o in each.outcomes:
+            seeds = "" if o.seeds is None else str(o.seeds)
+            cells = [each.section, each.claim, o.size, f"**{o.verdict}**", o.number, seeds, name]
+            lines.append(f"| {' | '.join(cells)} |")
+        if not each.outcomes:
+            cells = [each.section, each.claim, "", f"**{NOT_TESTED}**", "", "", name]
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _section(each: Claim) -> str:
-    lines = [f"## `{each.name}`", "", f"Section {each.section}. {each.claim}.", ""]
-    lines.append(f"**{each.verdict[0].upper()}{each.verdict[1:]}.** {each.reason}")
-    if each.rule:
-        lines += ["", f"Rule: {each.rule.words}"]
+def readme_table() -> str:
+    """The most telling rows, by verdict, in a Markdown table with links from the root."""
+    rows = [(each, o) for each in claims() for o in each.outcomes if o.readme]
+    lines = ["| verdict | § | claim | number | size, seeds | more |", "|" + "---|" * 6]
+    for each, o in sorted(rows, key=lambda row: VERDICTS.index(row[1].verdict)):
+        size = o.size + (f", {o.seeds}" if o.seeds else "")
+        link = f"[{posixpath.basename(each.page)}]({each.page})"
+        name = f"[{each.name}]({PAGE}#{each.name})"
+        cells = [f"**{o.verdict}**", each.section, each.claim, o.number, size, f"{name}, {link}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(["", *lines, "", f"{_count()} [All rows]({PAGE})."]).strip()
+
+
+def _section(each: Claim, folder: str) -> str:
+    link = posixpath.relpath(each.page, folder or ".")
+    lines = [f"## `{each.name}`", "", f"Section {each.section}. {each.claim}. The paper:", ""]
+    lines += [f"> {each.quote}", "", f"Rule: {each.rule.words}", ""]
+    lines += [f"Rule of {each.fixed}; known then: {each.known}.", ""]
+    for o in each.outcomes:
+        seeds = f", {o.seeds} seed{'s' if o.seeds > 1 else ''}" if o.seeds else ""
+        text = (
+            f"- **{o.verdict[0].upper()}{o.verdict[1:]}** ({o.size}{seeds}; {o.runs}): {o.number}."
+        )
+        if o.data:
+            files = o.data["file"] if isinstance(o.data["file"], list) else [o.data["file"]]
+            paths = [posixpath.relpath(file, folder or ".") for file in files]
+            links = ", ".join(f"[{posixpath.basename(path)}]({path})" for path in paths)
+            text += f" From {links}."
+        if o.missing:
+            text += f" What is missing: {o.missing}."
+        lines.append(text)
+    if not each.outcomes:
+        lines.append("- **Not yet tested.**")
+    reason = f"{each.reason} " if each.reason else ""
+    lines += ["", f"{reason}More: [{posixpath.basename(link)}]({link})."]
     runs = []
     for size in filter(each.sweep.__contains__, SIZES):
         own, dashes, options = each.sweep[size].partition(" -- ")
@@ -252,25 +308,33 @@ def _section(each: Claim) -> str:
 
 
 @functools.cache
+def _content() -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load(
+        files("ln_zoo.zoo").joinpath("claims.yaml").read_text(encoding="utf-8")
+    )
+    return content
+
+
+@functools.cache
 def _load() -> tuple[Claim, ...]:
-    text = files("ln_zoo.zoo").joinpath("claims.yaml").read_text(encoding="utf-8")
-    return parse(yaml.safe_load(text))
+    return parse(_content())
 
 
 def parse(raw: Any) -> tuple[Claim, ...]:
     """Checks the content of ``claims.yaml``.
 
     Raises:
-        ValueError: for unknown or missing keys, kinds, verdicts or sizes, or a name given twice;
+        ValueError: for unknown or missing keys, kinds, verdicts or sizes, or a duplicate name;
             the message names the claim.
     """
     found: list[Claim] = []
     for entry in raw["claims"]:
         name = entry.get("name", entry)
         try:
-            rule = Rule(**entry["rule"]) if "rule" in entry else None
-            outcome = Outcome(**entry["outcome"]) if entry["outcome"] else None
-            each = Claim(**entry | {"rule": rule, "outcome": outcome})
+            rule = Rule(**entry["rule"])
+            outcomes = tuple(Outcome(**each) for each in entry["outcomes"])
+            changed = {"rule": rule, "outcomes": outcomes, "fixed": str(entry["fixed"])}
+            each = Claim(**entry | changed)
         except (KeyError, TypeError) as error:
             raise ValueError(f"claim {name}: {error}") from error
         if problem := _problem(each, [other.name for other in found]):
@@ -281,37 +345,51 @@ def parse(raw: Any) -> tuple[Claim, ...]:
 
 def _problem(each: Claim, names: Sequence[str]) -> str:
     """What is wrong with a claim, or nothing."""
+    rule = each.rule
     if each.name in names:
         return "it appears twice"
-    if each.rule and each.rule.kind not in _KINDS:
-        return f"kind {each.rule.kind!r} is not one of {_KINDS}"
-    if each.rule:
-        of_setting = (each.rule.setting, each.rule.less, each.rule.more)
-        if each.rule.kind == "grows" and not all(of_setting):
-            return "a rule of this kind needs a setting and two values of it"
-        if each.rule.kind != "grows" and any(of_setting):
-            return "a rule of this kind takes no setting"
-        if (each.rule.kind == "comparable") != (each.rule.margin > 0):
-            return "a margin above 0 belongs to rules of the kind 'comparable', and to no other"
-    if bool(each.rule) != bool(each.sweep):
+    if rule.kind not in _KINDS:
+        return f"kind {rule.kind!r} is not one of {_KINDS}"
+    of_setting = (rule.setting, rule.less, rule.more)
+    if rule.kind == "grows" and not all(of_setting):
+        return "a rule of this kind needs a setting and two values of it"
+    if rule.kind != "grows" and any((*of_setting, rule.log_odds)):
+        return "a rule of this kind takes no setting"
+    if (rule.kind == "comparable") != (rule.margin > 0):
+        return "a margin above 0 belongs to rules of the kind 'comparable', and to no other"
+    if (rule.kind == "own_best") != (rule.value is not None):
+        return "a value belongs to rules of the kind 'own_best', and to no other"
+    if (rule.kind == "measured") != bool(rule.says):
+        return "words belong to rules of the kind 'measured', and to no other"
+    if (rule.kind != "measured") != bool(each.sweep):
         return "a rule needs a sweep, and a sweep a rule"
     if unknown := set(each.sweep) - set(SIZES):
         return f"sizes {sorted(unknown)} are none of {SIZES}"
-    if each.rule:
-        for arguments in each.sweep.values():
-            words = shlex.split(arguments)
-            # As a sweep names them: by their files.
-            given = words[words.index("--norms") + 1].split(",")
-            norms = {norm.rpartition("/")[2].removesuffix(".yaml") for norm in given}
-            if not {each.rule.norm, each.rule.baseline} <= norms:
-                return f"its sweep lacks a norm of the rule: {arguments}"
-            settings = dict(word.split("=", 1) for word in words if "=" in word)
-            values = settings.get(each.rule.setting, "").split(",")
-            if each.rule.kind == "grows" and not {each.rule.less, each.rule.more} <= {*values}:
-                return f"its sweep lacks a value of {each.rule.setting}: {arguments}"
-    outcome = each.outcome
-    if outcome and outcome.verdict not in (HOLDS, DOES_NOT_HOLD, UNDECIDED):
-        return f"unknown verdict {outcome.verdict!r}"
-    if outcome and outcome.size not in SIZES:
-        return f"unknown size {outcome.size!r}"
+    return _wrong_sweep(each) or _wrong_outcome(each)
+
+
+def _wrong_sweep(each: Claim) -> str:
+    rule = each.rule
+    for arguments in each.sweep.values():
+        words = shlex.split(arguments)
+        # As a sweep names them: by their files.
+        given = words[words.index("--norms") + 1].split(",")
+        norms = {norm.rpartition("/")[2].removesuffix(".yaml") for norm in given}
+        if not {rule.norm, rule.baseline} <= norms:
+            return f"its sweep lacks a norm of the rule: {arguments}"
+        settings = dict(word.split("=", 1) for word in words if "=" in word)
+        values = settings.get(rule.setting, "").split(",")
+        if rule.kind == "grows" and not {rule.less, rule.more} <= {*values}:
+            return f"its sweep lacks a value of {rule.setting}: {arguments}"
+    return ""
+
+
+def _wrong_outcome(each: Claim) -> str:
+    for outcome in each.outcomes:
+        if outcome.verdict not in VERDICTS:
+            return f"unknown verdict {outcome.verdict!r}"
+        if outcome.size not in SIZES:
+            return f"unknown size {outcome.size!r}"
+        if (outcome.verdict == UNDECIDED) != bool(outcome.missing):
+            return "an undecided outcome says what is missing, and no other does"
     return ""

@@ -44,9 +44,9 @@ def small(norm: Norm, **arguments) -> ConvClassifier:
     return ConvClassifier((1, 8, 8), channels=[[3, 2], [4]], hidden_size=5, norm=norm, **arguments)
 
 
-def by_hand(model: ConvClassifier, images: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-    """Active units and variances, example by example, in float64."""
-    found: dict[str, tuple[Tensor, Tensor]] = {}
+def by_hand(model: ConvClassifier, images: Tensor) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+    """Active units, variances and units rarely on, example by example, in float64."""
+    found: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
     outputs: dict[str, list[Tensor]] = {}
     with torch.no_grad():
         for image in images:
@@ -57,16 +57,17 @@ def by_hand(model: ConvClassifier, images: Tensor) -> dict[str, tuple[Tensor, Te
                     outputs.setdefault(f"network.{number}", []).append(h[0].double())
     for name, values in outputs.items():
         channels, height, width = values[0].shape
-        active, variance = torch.zeros(2, height, width, dtype=torch.float64)
+        active, variance, rare = torch.zeros(3, height, width, dtype=torch.float64)
         for row in range(height):
             for column in range(width):
                 units = [[float(v[c, row, column]) for v in values] for c in range(channels)]
                 active[row, column] = sum(x > 0 for unit in units for x in unit)
                 for unit in units:
+                    rare[row, column] += (sum(x > 0 for x in unit) < 0.05 * len(unit)) / channels
                     mean = sum(unit) / len(unit)
                     square = sum((x - mean) ** 2 for x in unit) / len(unit)
                     variance[row, column] += square / channels
-        found[name] = active / (channels * len(values)), variance
+        found[name] = active / (channels * len(values)), variance, rare
     return found
 
 
@@ -94,6 +95,9 @@ def test_a_small_layer_counted_by_hand(tmp_path: Path) -> None:
     # The input has variance 1 in two places; the other channel four times that.
     assert activity.variance.tolist() == [[2.5, 0, 0], [0, 2.5, 0], [0, 0, 0]]
     assert activity.rings("active") == pytest.approx([15 / 32, 0.5])
+    # One channel is never on, except in the middle: there each is on for one of the examples.
+    never = [[1, 1, 1], [1, 0, 1], [1, 1, 1]]
+    assert (2 * activity.rare).tolist() == never
     assert ratio(activity, "active") == pytest.approx(15 / 16)
     assert ratio(activity, "variance") == pytest.approx(2.5 / 8 / 2.5)
 
@@ -119,9 +123,10 @@ def test_all_examples_in_evaluation_mode(tmp_path: Path, norm: Norm, command: st
     loader = data.test_dataloader() if command == "test" else data.val_dataloader()
     expected = by_hand(model, torch.cat([images for images, _ in loader]))
     assert list(watch.activities) == list(expected) == ["network.0", "network.2", "network.5"]
-    for name, (active, variance) in expected.items():
+    for name, (active, variance, rare) in expected.items():
         # In float32 a sum may fall on either side of zero, in one batch or the other.
         assert (watch.activities[name].active - active).abs().max() < 0.01
+        assert torch.equal(watch.activities[name].rare, rare)
         torch.testing.assert_close(watch.activities[name].variance, variance, rtol=1e-4, atol=1e-6)
     assert hooks(model) == 0
 
@@ -146,7 +151,7 @@ def test_shares_of_several_processes_are_those_of_one() -> None:
     # What is asked to be reduced: the number of examples, then the sums.
     others = iter([torch.tensor(float(shares[1].examples)), shares[1].sums])
     found, expected = shares[0].activity(lambda x: x + next(others)), whole.activity(lambda x: x)
-    for name in ("active", "variance"):
+    for name in ("active", "variance", "rare"):
         torch.testing.assert_close(getattr(found, name), getattr(expected, name))
 
 
@@ -168,6 +173,7 @@ def test_files(tmp_path: Path) -> None:
     for name, activity in watch.activities.items():
         assert torch.equal(again[name].active, activity.active)
         assert torch.equal(again[name].variance, activity.variance)
+        assert torch.equal(again[name].rare, activity.rare)
 
 
 def test_default_folder_is_that_of_the_logs(tmp_path: Path) -> None:
@@ -229,6 +235,13 @@ def test_outputs_must_keep_their_size(tmp_path: Path) -> None:
     assert hooks(model) == 0
 
 
+def test_the_inner_half() -> None:
+    """Positions at least a quarter of the shorter side from the border: two by four here."""
+    value = torch.zeros(4, 6, dtype=torch.float64)
+    value[1:3, 1:5] = torch.arange(8).view(2, 4)
+    assert Activity(value, value, value).inner_half("rare") == 3.5
+
+
 def test_rings() -> None:
     assert rings(4, 5).tolist() == [[0] * 5, [0, 1, 1, 1, 0], [0, 1, 1, 1, 0], [0] * 5]
     assert rings(1, 3).tolist() == [[0, 0, 0]]
@@ -238,7 +251,8 @@ def even(active: float, border: float = 1.0) -> Activity:
     """Three by three positions; the border's variance beside 1 in the centre."""
     variance = torch.full((3, 3), border, dtype=torch.float64)
     variance[1, 1] = 1.0
-    return Activity(torch.full((3, 3), active, dtype=torch.float64), variance)
+    on = torch.full((3, 3), active, dtype=torch.float64)
+    return Activity(on, variance, (on < 0.3).double())
 
 
 def test_several_runs(tmp_path: Path) -> None:
@@ -248,8 +262,8 @@ def test_several_runs(tmp_path: Path) -> None:
     runs = {"LN": read_activity(paths[:2]), "BN": read_activity(paths[2:])}
     # Two runs of a label are averaged.
     assert activity_table(runs).splitlines()[2:] == [
-        "| conv | LN | 0.4 | 0.4 | 1 | 0.2 | 1 | 0.2 |",
-        "| conv | BN | 0.5 | 0.5 | 1 | 1 | 1 | 1 |",
+        "| conv | LN | 0.4 | 0.4 | 1 | 0.2 | 1 | 0.2 | 0.5 | 0.5 | 1 |",
+        "| conv | BN | 0.5 | 0.5 | 1 | 1 | 1 | 1 | 0 | 0 | nan |",
     ]
     plot_activities(runs, tmp_path / "both.png", "a title")
     assert (tmp_path / "both.png").read_bytes().startswith(PNG)

@@ -294,11 +294,12 @@ def test_no_area_without_logarithms(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_activity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, active in (("a", 0.2), ("b", 0.6), ("c", 0.5)):
         (tmp_path / name / "version_1").mkdir(parents=True)
-        rows = ["layer,row,column,ring,active,variance"]
+        rows = ["layer,row,column,ring,active,variance" + ",rare" * (name != "c")]
         for place in range(9):
             row, column = divmod(place, 3)
             centre = int(place == 4)
-            rows.append(f"conv,{row},{column},{centre},{active},{1 + centre}")
+            rare = ",0.25" * (name != "c")  # a file of an earlier version has none
+            rows.append(f"conv,{row},{column},{centre},{active},{1 + centre}{rare}")
         (tmp_path / name / "version_1/activity.csv").write_text("\n".join(rows) + "\n")
     runs = [f"LN={tmp_path / name / 'version_1'}" for name in "ab"]
     picture = tmp_path / "out/activity.png"
@@ -307,10 +308,11 @@ def test_activity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert capsys.readouterr().out.splitlines() == [
         "| layer |  | active: border | centre | border / centre "
-        "| variance: border | centre | border / centre |",
-        "|---|---|---|---|---|---|---|---|",
-        "| conv | LN | 0.4 | 0.4 | 1 | 1 | 2 | 0.5 |",
-        "| conv | c | 0.5 | 0.5 | 1 | 1 | 2 | 0.5 |",
+        "| variance: border | centre | border / centre "
+        "| rare: border | centre | border / centre |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "| conv | LN | 0.4 | 0.4 | 1 | 1 | 2 | 0.5 | 0.25 | 0.25 | 1 |",
+        "| conv | c | 0.5 | 0.5 | 1 | 1 | 2 | 0.5 | nan | nan | nan |",
     ]
     assert main(["compare", "--activity", str(tmp_path / "a")]) == 1
     assert "is not a run: there is no" in capsys.readouterr().err

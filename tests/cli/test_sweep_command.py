@@ -7,6 +7,7 @@ import csv
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -45,6 +46,8 @@ def test_wrong_grids_are_told_in_one_line(here: Path) -> None:
         "--config: there is no file no.yaml"
     )
     assert "--jobs must be at least 1" in refused(*layer, "--jobs=0")
+    for wrong in ("9", "00:00:00", "00:70:00", "soon"):
+        assert "--max_time takes HH:MM:SS" in refused(*layer, f"--max_time={wrong}")
     unknown = refused(*layer, "--set=model.lrr=1,2")
     assert unknown.startswith("layer, model.lrr=1: ")
     assert "lr" in unknown.partition("did you mean")[2]
@@ -150,6 +153,36 @@ def tables(folder: Path) -> dict[str, str]:
     return found
 
 
+def children_of(process: subprocess.Popen[bytes]) -> list[int]:
+    asked = ["pgrep", "-P", str(process.pid)]
+    return list(map(int, subprocess.run(asked, capture_output=True, text=True).stdout.split()))
+
+
+@pytest.mark.slow
+def test_killed_and_gone_on_with_elsewhere(tmp_path: Path) -> None:
+    """From a copy of its folder at another path, as on another machine."""
+    assert installed(tmp_path, *grid(tmp_path / "whole"), timeout=3000).code == 0
+    here, there = tmp_path / "here", tmp_path / "there"
+    process = subprocess.Popen(
+        [SCRIPT, *grid(here)], env=environment(), stdout=subprocess.DEVNULL, cwd=tmp_path
+    )
+    while not list(here.rglob("last.ckpt")):
+        assert process.poll() is None, "it ended before its first checkpoint"
+        time.sleep(0.1)
+    children = children_of(process)
+    process.kill()
+    process.wait()
+    for child in children:
+        with contextlib.suppress(ProcessLookupError):
+            while True:  # until it is gone
+                os.kill(child, signal.SIGKILL)
+                time.sleep(0.05)
+    shutil.copytree(here, there)
+    shutil.rmtree(here)
+    assert installed(tmp_path, *grid(there), timeout=3000).code == 0
+    assert tables(there) == tables(tmp_path / "whole")
+
+
 @pytest.mark.slow
 def test_killed_at_random_times_it_makes_the_same_table(tmp_path: Path) -> None:
     """20 times by SIGKILL: the sweep alone, whose runs then end, or with all of its runs."""
@@ -162,9 +195,7 @@ def test_killed_at_random_times_it_makes_the_same_table(tmp_path: Path) -> None:
             [SCRIPT, *grid(broken)], env=environment(), stdout=subprocess.DEVNULL, cwd=tmp_path
         )
         time.sleep(chance.uniform(2, 30))
-        children = subprocess.run(
-            ["pgrep", "-P", str(process.pid)], capture_output=True, text=True
-        ).stdout.split()
+        children = children_of(process)
         if process.poll() is not None:
             # It has finished: once more from nothing.
             assert process.returncode == 0
@@ -176,6 +207,6 @@ def test_killed_at_random_times_it_makes_the_same_table(tmp_path: Path) -> None:
         kills += 1
         for child in children if chance.random() < 0.5 else ():
             with contextlib.suppress(ProcessLookupError):
-                os.kill(int(child), signal.SIGKILL)
+                os.kill(child, signal.SIGKILL)
     assert installed(tmp_path, *grid(broken), timeout=3000).code == 0
     assert tables(broken) == tables(tmp_path / "whole")

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from ln_zoo.cli.sweep import main, processes, worker
+from ln_zoo.cli.sweep.check import Length
 from ln_zoo.cli.sweep.grid import Grid, SweepError, write_grid
 from ln_zoo.cli.sweep.processes import Processes, Progress, Watcher
 from ln_zoo.cli.sweep.state import FAILED, FINISHED, TEST_FOLDER, place_of, state_of
@@ -105,6 +106,38 @@ def test_stopped_by_a_signal(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     for run in GRID.runs():
         # Ended by us, so neither failed nor finished.
         assert state_of(tmp_path / run.name).kind == "waiting"
+
+
+def test_a_resumed_run_is_shown_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At once, though the run has not yet written its table anew; without a terminal too."""
+    monkeypatch.setattr(processes, "_LINE_EVERY", 0.0)
+    folder = tmp_path / "a/seed_0"
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "checkpoints/last.ckpt").touch()
+    (folder / "metrics.csv").write_text("epoch,step\n0,40\n")
+    (tmp_path / "b/seed_0").mkdir(parents=True)
+    (tmp_path / "b/seed_0/metrics.csv").write_text("epoch,step\n0,40\n")
+    lengths = {"a": Length(None, 100), "b": Length(None, 100)}
+    running = Processes(GRID.runs(), tmp_path, lengths, 1, Watcher())
+    (folder / "metrics.csv").unlink()
+    (tmp_path / "b/seed_0/metrics.csv").unlink()
+    assert running.run() == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "[0/4 finished] a/seed_0: resumed at 40%"
+    assert lines[1].startswith("running: a/seed_0 40%")
+    # Without a checkpoint it begins anew.
+    assert "[1/4 finished] b/seed_0: begun" in lines
+
+
+def test_stopped_after_a_time(tmp_path: Path) -> None:
+    end_as(tmp_path, "a/seed_0", "long")
+    running = Processes(GRID.runs(), tmp_path, {}, 1, Watcher(), max_time=0.2)
+    began = time.monotonic()
+    assert running.run() == signal.SIGTERM
+    assert 0.2 < time.monotonic() - began < 30
+    assert state_of(tmp_path / "a/seed_0").kind == "waiting"
 
 
 def test_two_sweeps_in_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

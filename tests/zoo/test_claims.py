@@ -18,12 +18,23 @@ def test_the_pages_are_up_to_date() -> None:
     assert (ROOT / "docs/results/claims.md").read_text(encoding="utf-8") == claims.page(
         "docs/results"
     )
-    assert f"\n{claims.table()}\n" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"\n{claims.readme_table()}\n" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_readme_has_five_rows_by_verdict() -> None:
+    rows = claims.readme_table().splitlines()[2:]
+    verdicts = [row.split("**")[1] for row in rows if row.startswith("| **")]
+    assert len(verdicts) == 5
+    assert verdicts == sorted(verdicts, key=claims.VERDICTS.index)
+    assert len(set(verdicts)) >= 3  # not the pleasant ones alone
 
 
 def test_what_the_claims_name_is_there() -> None:
     for each in claims.claims():
-        assert each.page is None or (ROOT / each.page).is_file(), each.name
+        assert (ROOT / each.page).is_file(), each.name
+        for outcome in each.outcomes:
+            if outcome.data:
+                assert (ROOT / outcome.data["file"]).is_file(), each.name
         for arguments in each.sweep.values():
             words = arguments.split()
             assert (ROOT / words[words.index("--config") + 1]).is_file(), each.name
@@ -65,10 +76,14 @@ def test_the_rule_of_a_margin(low: float, high: float, verdict: str) -> None:
 
 def entry(**changes: Any) -> dict[str, Any]:
     rule = {"kind": "faster", "metric": "m", "norm": "layer", "baseline": "none"}
-    outcome = {"verdict": "holds", "size": "paper", "seeds": 3, "number": None}
-    plain = {"name": "a", "section": "6.4", "claim": "b", "page": None, "reason": "c"}
-    whole = {"rule": rule, "sweep": {"paper": "--config x --norms none,layer"}, "outcome": outcome}
-    return plain | whole | changes
+    plain = dict.fromkeys(("section", "quote", "claim", "page", "fixed", "known", "reason"), "x")
+    plain |= {"name": "a", "outcomes": [outcome()], "rule": rule}
+    return plain | {"sweep": {"paper": "--config x --norms none,layer"}} | changes
+
+
+def outcome(**changes: Any) -> dict[str, Any]:
+    plain = {"verdict": "holds", "size": "paper", "seeds": 3, "number": "1", "runs": "today"}
+    return plain | changes
 
 
 @pytest.mark.parametrize(
@@ -76,7 +91,7 @@ def entry(**changes: Any) -> dict[str, Any]:
     [
         ([entry(), entry()], "claim a: it appears twice"),
         ([entry(extra=1)], "claim a: .*extra"),
-        ([{"name": "a"}], "claim a: 'outcome'"),
+        ([{"name": "a"}], "claim a: 'rule'"),
         ([entry(rule=entry()["rule"] | {"kind": "slower"})], "kind 'slower' is not one of"),
         ([entry(sweep={})], "a rule needs a sweep"),
         ([entry(sweep={"small": "--norms layer,none"})], "sizes .'small'. are none of"),
@@ -98,11 +113,19 @@ def entry(**changes: Any) -> dict[str, Any]:
         ([entry(rule=entry()["rule"] | {"setting": "n"})], "of this kind takes no setting"),
         ([entry(rule=entry()["rule"] | {"margin": 0.1})], "a margin above 0 belongs to"),
         ([entry(rule=entry()["rule"] | {"kind": "comparable"})], "a margin above 0 belongs to"),
-        ([entry(outcome=entry()["outcome"] | {"verdict": "yes"})], "unknown verdict 'yes'"),
-        ([entry(outcome=entry()["outcome"] | {"size": "half"})], "unknown size 'half'"),
+        ([entry(rule=entry()["rule"] | {"kind": "own_best"})], "a value belongs to"),
+        ([entry(rule={"kind": "measured"})], "words belong to rules of the kind 'measured'"),
+        ([entry(outcomes=[outcome(verdict="yes")])], "unknown verdict 'yes'"),
+        ([entry(outcomes=[outcome(size="half")])], "unknown size 'half'"),
+        ([entry(outcomes=[outcome(verdict="undecided")])], "says what is missing"),
+        ([entry(outcomes=[outcome(missing="a seed")])], "says what is missing"),
     ],
 )
 def test_wrong_files(entries: list[dict[str, Any]], message: str) -> None:
     assert claims.parse({"claims": [entry()]})[0].verdict == "holds"
+    both = [outcome(), outcome(size="reduced", verdict="undecided", missing="a seed")]
+    (parsed,) = claims.parse({"claims": [entry(outcomes=both)]})
+    assert parsed.verdict == "holds (paper), undecided (reduced)"
+    assert claims.parse({"claims": [entry(outcomes=[])]})[0].verdict == claims.NOT_TESTED
     with pytest.raises(ValueError, match=message):
         claims.parse({"claims": entries})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import shlex
 import sys
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from ln_zoo.cli.sweep.grid import (
     parse_norms,
     parse_seeds,
     parse_settings,
+    parse_time,
     read_grid,
     write_grid,
 )
@@ -83,6 +85,12 @@ def _parser() -> argparse.ArgumentParser:
     how = parser.add_argument_group("how it runs")
     how.add_argument("--jobs", type=int, default=1, help="runs at a time; default: %(default)s")
     how.add_argument(
+        "--max_time",
+        metavar="HH:MM:SS",
+        help="stop after this time, as on SIGTERM: runs write their checkpoints, and the same "
+        "command resumes them, in a copy of the folder on another machine too",
+    )
+    how.add_argument(
         "--threads",
         type=int,
         help="threads of each run; default: 1 with several jobs, else torch's default. "
@@ -128,6 +136,7 @@ def _run(arguments: argparse.Namespace, options: list[str]) -> int:
         raise SweepError(f"--out {out} is a file: give a folder")
     if arguments.jobs < 1:
         raise SweepError(f"--jobs must be at least 1, got {arguments.jobs}")
+    arguments.seconds = parse_time(arguments.max_time) if arguments.max_time else math.inf
     if arguments.run:
         from ln_zoo.cli.sweep.worker import work
 
@@ -170,7 +179,7 @@ def _work_through(grid: Grid, out: Path, arguments: argparse.Namespace) -> int:
         for name in waiting:
             print(shlex.join(["ln-zoo", "sweep", "--out", arguments.out, "--run", name]))
         return 0
-    signal = _with_display(grid, out, lengths, arguments.jobs) if waiting else 0
+    signal = _with_display(grid, out, lengths, arguments) if waiting else 0
     states = {run.name: state_of(out / run.name) for run in grid.runs()}
     kinds = [state.kind for state in states.values()]
     if signal:
@@ -182,17 +191,18 @@ def _work_through(grid: Grid, out: Path, arguments: argparse.Namespace) -> int:
     return _tell_failed(states, arguments)
 
 
-def _with_display(grid: Grid, out: Path, lengths: dict, jobs: int) -> int:
+def _with_display(grid: Grid, out: Path, lengths: dict, arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     from ln_zoo.cli.sweep.display import LiveTable
     from ln_zoo.cli.sweep.processes import Processes, Watcher
 
     console = Console()
+    of_sweep, limits = (grid.runs(), out, lengths, arguments.jobs), arguments.seconds
     if not console.is_terminal:
-        return Processes(grid.runs(), out, lengths, jobs, Watcher()).run()
+        return Processes(*of_sweep, Watcher(), limits).run()
     with LiveTable(console) as table:
-        return Processes(grid.runs(), out, lengths, jobs, table).run()
+        return Processes(*of_sweep, table, limits).run()
 
 
 def _report(grid: Grid, out: Path, arguments: argparse.Namespace) -> None:

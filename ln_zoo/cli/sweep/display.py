@@ -18,6 +18,7 @@ class LiveTable(Watcher):
     """A row for each label: what is done, what runs and how far it is, what failed."""
 
     def __init__(self, console: Console) -> None:
+        super().__init__()
         self.console = console
         self.live = Live(console=console, refresh_per_second=2)
 
@@ -28,8 +29,9 @@ class LiveTable(Watcher):
     def __exit__(self, *_: object) -> None:
         self.live.stop()
 
-    def began(self, run: Run) -> None:
-        """The table shows it."""
+    def began(self, run: Run, progress: Progress) -> None:
+        """The table shows it, with what an earlier sweep has done of it."""
+        self.live.update(progress_table(progress))
 
     def ended(self, run: Run, state: State, seconds: float, progress: Progress) -> None:
         if state.kind == FAILED:

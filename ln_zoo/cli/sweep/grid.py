@@ -112,6 +112,24 @@ class Grid:
 # What the user gives
 
 
+def parse_time(text: str) -> int:
+    """Seconds of ``HH:MM:SS``.
+
+    Raises:
+        SweepError: for anything else, or no time at all.
+
+    Example:
+        >>> parse_time("01:02:03")
+        3723
+    """
+    found = re.fullmatch(r"(\d+):([0-5]?\d):([0-5]?\d)", text)
+    hours, minutes, seconds = map(int, found.groups()) if found else (0, 0, 0)
+    total = 3600 * hours + 60 * minutes + seconds
+    if not total:
+        raise SweepError(f"--max_time takes HH:MM:SS, such as 00:09:30, got {text}")
+    return total
+
+
 def parse_seeds(text: str) -> list[int]:
     """A number of seeds, from 0 on, or a list of them.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from ln_zoo.cli.sweep.state import (
     LOG,
     WAITING,
     State,
+    checkpoint_of,
     last_words,
     place_of,
     state_of,
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 
 #: Seconds between two looks at the processes.
 _PAUSE = 0.25
+#: Seconds between two lines about progress, without a terminal.
+_LINE_EVERY = 60.0
 #: Signals that ask the sweep to stop.
 _STOPPING = (*STOPPING, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
 
@@ -55,11 +59,17 @@ class Progress:
 
 
 class Watcher:
-    """Is told what happens; this one prints a line for each run that ends."""
+    """Is told what happens; this one prints a line for each run that ends, and every minute."""
 
-    def began(self, run: Run) -> None:
-        """A run has begun."""
-        print(f"{run.name}: begun", flush=True)
+    def __init__(self) -> None:
+        self._printed = time.monotonic()
+
+    def began(self, run: Run, progress: Progress) -> None:
+        """A run has begun, or goes on."""
+        share = progress.shares.get(run.name, 0)
+        done = sum(state.kind == FINISHED for state in progress.states.values())
+        how = f"resumed at {share:.0%}" if share else "begun"
+        print(f"[{done}/{len(progress.runs)} finished] {run.name}: {how}", flush=True)
 
     def ended(self, run: Run, state: State, seconds: float, progress: Progress) -> None:
         """A run has ended."""
@@ -70,6 +80,12 @@ class Watcher:
 
     def looked(self, progress: Progress) -> None:
         """Some time has passed."""
+        if time.monotonic() - self._printed < _LINE_EVERY:
+            return
+        self._printed = time.monotonic()
+        running = ", ".join(f"{name} {share:.0%}" for name, share in progress.shares.items())
+        left = f", {duration(progress.left)} left" if progress.left else ""
+        print(f"running: {running}{left}", flush=True)
 
     def stopping(self, runs: int) -> None:
         """The user asked to stop."""
@@ -88,6 +104,7 @@ class Processes:
         lengths: of the runs, by label.
         jobs: how many run at a time.
         watcher: is told what happens.
+        max_time: seconds after which the runs are stopped, as by SIGTERM; default: never.
     """
 
     def __init__(
@@ -97,7 +114,9 @@ class Processes:
         lengths: Mapping[str, Length],
         jobs: int,
         watcher: Watcher,
+        max_time: float = math.inf,
     ) -> None:
+        self.max_time = max_time
         self.out = out
         self.lengths = lengths
         self.jobs = jobs
@@ -109,6 +128,11 @@ class Processes:
         self._running: dict[str, tuple[Run, subprocess.Popen[bytes], float]] = {}
         self._signals: list[int] = []
         self._began = time.monotonic()
+        # A resumed run writes its table anew, and for a while it is not there.
+        self._resumed: dict[str, float] = {}
+        self._resumed = {
+            run.name: self._share_of(run) for run in runs if checkpoint_of(out / run.name)
+        }
         self._share_at_start = self._share()
 
     def run(self) -> int:
@@ -122,6 +146,8 @@ class Processes:
                         self._start(waiting.popleft())
                     time.sleep(_PAUSE)
                     self._look()
+                    if time.monotonic() - self._began > self.max_time:
+                        self._signals.append(signal.SIGTERM)
                 if self._signals:
                     self._stop()
             finally:
@@ -148,7 +174,8 @@ class Processes:
             )
         del self.progress.states[run.name]
         self._running[run.name] = (run, process, time.monotonic())
-        self.watcher.began(run)
+        self.progress.shares[run.name] = self._share_of(run)
+        self.watcher.began(run, self.progress)
 
     def _look(self) -> None:
         """Takes up what has ended."""
@@ -196,7 +223,7 @@ class Processes:
     def _share_of(self, run: Run) -> float:
         length = self.lengths.get(run.label)
         epochs, updates = place_of(self.out / run.name)
-        shares = [0.0]
+        shares = [self._resumed.get(run.name, 0.0)]
         if length and length.epochs and length.epochs > 0:
             shares.append(epochs / length.epochs)
         if length and length.updates:

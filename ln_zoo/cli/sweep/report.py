@@ -6,7 +6,7 @@ import csv
 import io
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -169,15 +169,24 @@ class Report:
         }
 
     def leads(
-        self, norm: str, baseline: str, metric: str, setting: str, value: str
+        self,
+        norm: str,
+        baseline: str,
+        metric: str,
+        setting: str,
+        value: str,
+        scale: Callable[[float], float] = float,
     ) -> dict[int, float]:
         """How far a norm is ahead of another by a test metric, by seed, at one value of a setting.
 
-        It is the mean over all other settings, of seeds that have finished at all of them.
+        It is the mean over all other settings, of seeds that have finished at all of them, after
+        ``scale`` has been applied to the metric.
         """
         sign = 1 if compare.higher_is_better(metric) else -1
         scores = {
-            (norm_name(m.run.norm), tuple(m.run.settings.items()), m.run.seed): m.metrics[metric]
+            (norm_name(m.run.norm), tuple(m.run.settings.items()), m.run.seed): scale(
+                m.metrics[metric]
+            )
             for m in self.members
             if m.run.settings.get(setting) == value and metric in m.metrics
         }

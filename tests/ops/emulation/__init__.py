@@ -26,8 +26,9 @@ SOURCES = Path(ln_zoo.ops.engines.cluster.__file__).parent
 _KERNEL = re.compile(r"^KERNEL\(.*\) void (\w+)\(", re.MULTILINE)
 _HARNESS = """
 static void body_{name}() {{ emulation::call({name}); }}
-extern "C" __attribute__((visibility("default"))) const char* run_{name}(u32 grid, u32 threads, u32 cluster, size_t shared,
-                                  const void* arguments, size_t bytes, u64 seed) {{
+extern "C" __attribute__((visibility("default")))
+const char* run_{name}(u32 grid, u32 threads, u32 cluster, size_t shared, const void* arguments,
+                       size_t bytes, u64 seed) {{
   return emulation::run(body_{name}, grid, threads, cluster, shared, arguments, bytes, seed);
 }}
 """

@@ -1,0 +1,149 @@
+"""Verdicts on curves whose answer is known, and how often they err where there is none."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from itertools import product
+
+import pytest
+
+from ln_zoo.cli.sweep.statistics import seeds_to_decide, signed_rank
+from ln_zoo.cli.sweep.verdicts import judge_growth, judge_speed, log_odds, speeds
+from ln_zoo.zoo import claims
+
+Curve = dict[int, float]
+
+
+def exponential(time: float, noise: float = 0.0, seed: int = 0, end: int = 400) -> Curve:
+    """A loss that falls to 1/e in ``time`` updates."""
+    draw = random.Random(seed)
+    return {
+        step: math.exp(-step / time) * (1 + noise * draw.gauss(0, 1)) for step in range(0, end, 2)
+    }
+
+
+def test_targets_are_shares_of_the_median_fall_of_the_baseline() -> None:
+    theirs = {0: {0: 10.0, 1: 2.0}, 1: {0: 12.0, 1: 0.0}, 2: {0: 11.0, 1: 1.0}}
+    found = speeds(theirs, theirs, "nll")
+    assert [each.target for each in found] == pytest.approx([2.0, 1.5, 1.1])
+    assert [each.target for each in speeds(theirs, theirs, "nll", start=21.0)] == pytest.approx(
+        [3.0, 2.0, 1.2]
+    )
+    # Where higher is better the curves rise.
+    up = {0: {0: 0.0, 1: 50.0, 2: 100.0}}
+    (first, *_) = speeds(up, up, "accuracy")
+    assert (first.target, first.steps) == (90.0, {0: 2})
+
+
+@pytest.mark.parametrize("ratio", [0.5, 1.0, 2.0])
+def test_the_ratio_is_that_of_the_curves(ratio: float) -> None:
+    mine = {seed: exponential(40 / ratio, 0.01, seed) for seed in range(5)}
+    theirs = {seed: exponential(40, 0.01, 100 + seed) for seed in range(5)}
+    for each in speeds(mine, theirs, "nll")[:2]:
+        assert math.exp(-each.difference.mean) == pytest.approx(ratio, rel=0.06)
+    verdict = {0.5: claims.DOES_NOT_HOLD, 1.0: claims.UNDECIDED, 2.0: claims.HOLDS}[ratio]
+    assert judge_speed(mine, theirs, "nll").verdict == verdict
+
+
+def test_faster_at_first_and_slower_afterwards_holds_in_part() -> None:
+    mine = {seed: {0: 1.0, 10 + seed: 0.09, 800 + seed: 0.0} for seed in range(4)}
+    theirs = {seed: {0: 1.0, 100 + seed: 0.09, 200 + seed: 0.0} for seed in range(4)}
+    # Scored often, so that rounding plays no part.
+    for curves in (mine, theirs):
+        for curve in curves.values():
+            for step in [place for place in curve if place]:
+                curve[step - 1] = 1.0 if curve[step] == 0.09 else 0.09
+    assert judge_speed(mine, theirs, "nll").verdict == claims.IN_PART
+
+
+def test_a_miss_takes_longest_and_decides_from_six_seeds_on() -> None:
+    never, soon = exponential(40, end=40), exponential(20)
+    for number in range(1, 9):
+        mine, theirs = dict.fromkeys(range(number), soon), dict.fromkeys(range(number), never)
+        late = speeds(mine, theirs | {0: soon}, "nll")[-1]
+        assert late.logs[0] == 0
+        late = speeds(theirs, mine, "nll")[-1]
+        assert (late.missed, late.logs) == (True, [math.inf] * number)
+        assert (late.verdict == claims.DOES_NOT_HOLD) == (number >= 6)
+    assert "met by 0 of 8, baseline 8 of 8" in late.words
+
+
+def test_an_interval_is_not_narrower_than_rounding() -> None:
+    """Equal counts of updates come from rare scores, not from certainty."""
+    often, rarely = (
+        {seed: {0: 1.0, 500 - gap: 0.95, 500: 0.0} for seed in (0, 1)} for gap in (1, 500)
+    )
+    slow = {seed: {0: 1.0, 1499: 0.95, 1500: 0.0} for seed in (0, 1)}
+    assert speeds(often, slow, "nll")[0].verdict == claims.HOLDS
+    wide = speeds(rarely, slow, "nll")[0]
+    assert wide.verdict == claims.UNDECIDED
+    assert wide.rounding == pytest.approx(math.sqrt((1 + 1 / 1500**2) / 12))
+
+
+def test_errors_are_as_rare_as_the_rule_says() -> None:
+    """Methods that are alike are called faster, or slower, in at most 2.5 % of sweeps."""
+    counts: Counter[str] = Counter()
+    number = 400
+    for trial in range(number):
+        mine, theirs = (
+            {
+                seed: exponential(random.Random(f"{trial} {seed} {k}").uniform(20, 40))
+                for seed in range(4)
+            }
+            for k in (0, 1)
+        )
+        counts[judge_speed(mine, theirs, "nll").verdict] += 1
+    # 2.5 % of 400 and three standard deviations.
+    assert max(counts[claims.HOLDS], counts[claims.DOES_NOT_HOLD]) <= 10 + 3 * math.sqrt(10)
+    assert counts[claims.UNDECIDED] >= 0.9 * number
+
+
+def test_no_seed_in_common() -> None:
+    with pytest.raises(ValueError, match="no seed has runs of both"):
+        speeds({0: exponential(3)}, {1: exponential(3)}, "nll")
+
+
+def test_growth_on_both_scales() -> None:
+    less, more = {0: 1.0, 1: 1.1, 2: 0.9}, {0: 2.0, 1: 2.2, 2: 1.9}
+    assert judge_growth(less, more, "accuracy", None).verdict == claims.HOLDS
+    assert judge_growth(less, more, "accuracy", None, (less, more)).verdict == claims.HOLDS
+    apart = judge_growth(less, more, "accuracy", None, (more, less))
+    assert apart.verdict == claims.UNDECIDED
+    assert "in log-odds -1" in apart.number
+    assert log_odds(75.0) == pytest.approx(math.log(3))
+
+
+@pytest.mark.parametrize("number", [1, 2, 5, 7])
+def test_signed_rank_against_all_signs(number: int) -> None:
+    """By enumeration of the signs of ranks with ties."""
+    sizes = [1.0, 2.0, 2.0, math.inf, math.inf, 3.5, 0.5][:number]
+    ranks = [sum(other < size for other in sizes) + (sizes.count(size) + 1) / 2 for size in sizes]
+    totals = [
+        sum(rank for rank, up in zip(ranks, signs, strict=True) if up)
+        for signs in product((False, True), repeat=number)
+    ]
+    for signs in product((-1, 1), repeat=number):
+        here = sum(rank for rank, sign in zip(ranks, signs, strict=True) if sign > 0)
+        below, above = signed_rank([s * size for s, size in zip(signs, sizes, strict=True)])
+        assert below == sum(total <= here for total in totals) / 2**number
+        assert above == sum(total >= here for total in totals) / 2**number
+    assert signed_rank([0.0]) == (1.0, 1.0)
+
+
+def test_power() -> None:
+    """Of simulated t tests with that many seeds, four in five find the effect."""
+    from scipy.stats import t
+
+    number = seeds_to_decide(1.0, 1.2)
+    assert number == 8
+    draw, found = random.Random(0), 0
+    for _ in range(2000):
+        values = [draw.gauss(1.2, 1.0) for _ in range(number)]
+        mean = sum(values) / number
+        deviation = math.sqrt(sum((v - mean) ** 2 for v in values) / (number - 1))
+        found += mean > t.ppf(0.975, number - 1) * deviation / math.sqrt(number)
+    assert 0.77 < found / 2000 < 0.87
+    assert seeds_to_decide(1.0, 0.001) is None
+    assert seeds_to_decide(math.nan, 1.0) is None
