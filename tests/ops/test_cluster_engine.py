@@ -208,7 +208,10 @@ def test_no_norm(cell: str, on_cpu: list[Emulated], monkeypatch: pytest.MonkeyPa
 
 
 @emulated
-@pytest.mark.parametrize(("cell", "dtype"), [("LSTM", BF16), ("GRU", F16), ("RNN_TANH", BF16)])
+@pytest.mark.parametrize(
+    ("cell", "dtype"),
+    [("LSTM", BF16), ("GRU", F16), pytest.param("RNN_TANH", BF16, marks=pytest.mark.slow)],
+)
 def test_half_precision(
     cell: str, dtype: torch.dtype, on_cpu: list[Emulated], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,8 +227,8 @@ def test_half_precision(
         Spec("LSTM", rows(4, center=False), Rows(), Rows()),
         Spec("LSTM", Rows(), rows(4), rows(1, center=False)),
         Spec("LSTM", Rows(), Rows(), rows(1), (0.2, 0.1)),
-        Spec("GRU", rows(2, 1), Rows(), Rows(), (0.2, 0.0)),
-        Spec("GRU", Rows(), rows(2, 1, center=False), Rows()),
+        pytest.param(Spec("GRU", rows(2, 1), Rows(), Rows(), (0.2, 0.0)), marks=pytest.mark.slow),
+        pytest.param(Spec("GRU", Rows(), rows(2, 1, center=False), Rows()), marks=pytest.mark.slow),
     ],
     ids=Spec.encode,
 )

@@ -197,7 +197,7 @@ def cases() -> list[tuple[str, tuple[int, int]]]:
     return [(c, n) for c in GATES for n in (both if c != "rnn" else [(0, 1), (0, 0)])]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS[:2], pytest.param(KINDS[2], marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("cell", "norms"), cases())
 def test_gradients_after_the_loop(cell: str, norms: tuple[int, int], kind: torch.dtype) -> None:
     for rows, hidden in ((1, 1), (7, 5), (40, 100), (25, 257)):
