@@ -65,7 +65,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> list[Emulated]:
 
 
 def use(shape: Shape, tiles: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes the engine choose this layout, with so many tiles in registers."""
+    """Makes the engine choose this layout, with ``tiles`` tiles in registers."""
     blocks, units, rows, *warps = shape
 
     def layouts(problem: Problem, backward: bool, *_: Any) -> list[Layout]:

@@ -37,7 +37,7 @@ DEVICE OutputGrads<T> lstm_output_back(T d, T o, T tau) {
   return {d * tau * o * (1.0f - o), d * o * (1.0f - tau * tau)};
 }
 
-// From the gradient d of the new cell state: those of the sums of i, f and g.
+// From the gradient d of the new cell state: the gradients of the sums of i, f and g.
 template <class T>
 struct CellGrads {
   T i, f, g;
@@ -67,7 +67,7 @@ DEVICE T gru_state(const GRUGates<T>& p, T before) {
   return p.n + p.z * (before - p.n);
 }
 
-// From the gradient d of the new state: those of the sums of r, z and n, and that of w.
+// From the gradient d of the new state: the gradients of the sums of r, z and n, and of w.
 template <class T>
 struct GRUGrads {
   T r, z, n, w;

@@ -18,7 +18,7 @@ from ln_zoo.ops.engines.cluster.geometry import (
     Problem,
 )
 
-#: Clusters of so many blocks that an H200 (132 multiprocessors) holds at once.
+#: Clusters that an H200 (132 multiprocessors) holds at once, by their number of blocks.
 RESIDENT: Mapping[int, int] = MappingProxyType(
     {1: 132, 2: 66, 3: 40, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15, 9: 9, 10: 8, 11: 7, 12: 7}
     | dict.fromkeys((13, 14, 15, 16), 7)
@@ -85,7 +85,7 @@ def register_tiles(layout: Layout) -> int:
 
 
 def with_tiles(layout: Layout, tiles: int) -> Layout:
-    """The layout with at most so many tiles in registers, those of high pieces first."""
+    """The layout with at most ``tiles`` tiles in registers, high pieces first."""
     high = min(tiles, layout.count)
     low = min(tiles - high, layout.count) if layout.problem.pieces == 2 else 0
     return replace(layout, high=high, low=low)
