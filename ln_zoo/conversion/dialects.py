@@ -13,17 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ln_zoo.conversion.cells import (
-    CARRIED_LSTM,
-    JOINT_GRU,
-    PRENORM_GRU,
-    SUM_LSTM,
-    WHOLE_GRU,
-)
 from ln_zoo.conversion.replace import sites
 from ln_zoo.layers import GRU, LSTM, RNN, RecurrentLayer
 from ln_zoo.norms import LayerNorm, Norm
-from ln_zoo.ops import Cell
+from ln_zoo.ops import (
+    CARRIED_LSTM,
+    DREAMER_GRU_INNER_BIAS,
+    JOINT_LSTM,
+    PRENORM_GRU,
+    WHOLE_GRU,
+    Cell,
+)
 
 #: Parameters by our names, all of one layer.
 Weights = dict[str, Tensor]
@@ -143,6 +143,7 @@ def _expect(
     eps: float | None = None,
     layers: bool = False,
     directions: bool = False,
+    per_gate: bool = False,
 ) -> Weights:
     """The weights of a layer that a dialect has, by our names.
 
@@ -162,7 +163,7 @@ def _expect(
     normalized = set(normalized)
     for name, site in sites(layer).items():
         norm: Norm = site.norm
-        if site.role in normalized and not (type(norm) is LayerNorm and not norm.per_gate):
+        if site.role in normalized and not (type(norm) is LayerNorm and norm.per_gate == per_gate):
             raise refuse(f"{norm} at {name}: it has LayerNorm there")
         if eps is not None and isinstance(norm, LayerNorm) and norm.eps != eps:
             raise refuse(f"eps of {norm.eps}: its eps is {eps}")
@@ -477,6 +478,8 @@ def _write_di(layer: RecurrentLayer) -> Weights:
 
 # Dreamer and sheeprl
 
+_DREAMER = "rnu"
+
 
 def _joint(
     dialect: str, product: Tensor, first: bool, bias: Tensor | None, norm: tuple[Tensor, Tensor]
@@ -495,32 +498,36 @@ def _joint(
             f"{dialect}: the weight should be of three gates over states and inputs, got "
             f"{tuple(product.shape)} as outputs and inputs"
         )
+    product, gain, shift = (_ordered(a, _DREAMER, "run") for a in (product, *norm))
     hidden = len(product) // 3
     cut = hidden if first else product.shape[1] - hidden
     left, right = product.split([cut, product.shape[1] - cut], 1)
     hh, ih = (left, right) if first else (right, left)
-    inside = product.new_zeros(len(product)) if bias is None else bias
+    inside = product.new_zeros(len(product))
+    if bias is not None:
+        inside = _ordered(bias, _DREAMER, "run")
     return {
         "weight_ih_l0": ih,
         "weight_hh_l0": hh,
         "weight_prenorm_bias_l0": inside.view(3, -1),
-        "sites.l0.sum.gain": norm[0],
-        "bias_ih_l0": norm[1],
-        "bias_hh_l0": norm[1] * 0,
+        "sites.l0.sum.gain": gain,
+        "bias_ih_l0": shift,
+        "bias_hh_l0": shift * 0,
     }
 
 
 def _joint_of(dialect: str, layer: RecurrentLayer, first: bool) -> tuple[Tensor, ...]:
     """The weight (3H, I + H), the bias inside, the gain and the shift of a joint GRU."""
-    weights = _expect(dialect, layer, JOINT_GRU.name, ("sum",))
+    weights = _expect(dialect, layer, DREAMER_GRU_INNER_BIAS.name, ("sum",))
     ih, hh = weights["weight_ih_l0"], weights["weight_hh_l0"]
     b_ih, b_hh = _bias(weights, "ih")
-    return (
+    found = (
         torch.cat([hh, ih] if first else [ih, hh], 1),
         weights["weight_prenorm_bias_l0"].flatten(),
         weights["sites.l0.sum.gain"],
         b_ih + b_hh,
     )
+    return tuple(_ordered(a, "run", _DREAMER) for a in found)
 
 
 def _read_sheeprl(keys: _Keys, eps: float | None, options: dict[str, Any]) -> RecurrentLayer:
@@ -532,7 +539,7 @@ def _read_sheeprl(keys: _Keys, eps: float | None, options: dict[str, Any]) -> Re
         (keys.take("layer_norm.weight"), keys.take("layer_norm.bias")),
     )
     norm = LayerNorm(eps=1e-5 if eps is None else eps)
-    return _build(keys.dialect, JOINT_GRU, weights, norm=norm, **options)
+    return _build(keys.dialect, DREAMER_GRU_INNER_BIAS, weights, norm=norm, **options)
 
 
 def _write_sheeprl(layer: RecurrentLayer) -> Weights:
@@ -550,7 +557,7 @@ def _read_dreamer(keys: _Keys, eps: float | None, options: dict[str, Any]) -> Re
         (keys.take("gamma"), keys.take("beta")),
     )
     norm = LayerNorm(eps=1e-3 if eps is None else eps)
-    return _build(keys.dialect, JOINT_GRU, weights, norm=norm, **options)
+    return _build(keys.dialect, DREAMER_GRU_INNER_BIAS, weights, norm=norm, **options)
 
 
 def _write_dreamer(layer: RecurrentLayer) -> Weights:
@@ -594,15 +601,18 @@ def _read_tflite(keys: _Keys, eps: float | None, options: dict[str, Any]) -> Rec
     if not normalised:
         return _build(keys.dialect, LSTM, weights, **options)
     weights["sites.l0.sum.gain"] = all_gates("{}_layer_norm_coefficients")
-    norm = LayerNorm(eps=1e-8 if eps is None else eps)
-    return _build(keys.dialect, SUM_LSTM, weights, norm=norm, **options)
+    norm = LayerNorm(eps=1e-8 if eps is None else eps, per_gate=True)
+    options = {**options, "normalize": ("sum",)}
+    return _build(keys.dialect, JOINT_LSTM, weights, norm=norm, **options)
 
 
 def _write_tflite(layer: RecurrentLayer) -> Weights:
-    normalised = layer.cell is SUM_LSTM
+    normalised = layer.cell is JOINT_LSTM
     peephole = layer.cell.name == "LSTM with peepholes"
-    cell = SUM_LSTM.name if normalised else "LSTM with peepholes" if peephole else "LSTM"
-    weights = _expect("tflite", layer, cell, ("sum",) if normalised else (), eps=1e-8)
+    cell = JOINT_LSTM.name if normalised else "LSTM with peepholes" if peephole else "LSTM"
+    weights = _expect(
+        "tflite", layer, cell, ("sum",) if normalised else (), eps=1e-8, per_gate=normalised
+    )
     b_ih, b_hh = _bias(weights, "ih")
     parts = {
         "input_to_{}_weights": weights["weight_ih_l0"],

@@ -297,7 +297,7 @@ class DRAWNetwork(nn.Module):
             unsupported = "it has no filters"
         elif self._runs_compiled():
             unsupported = "its glimpses are compiled"
-        elif not self.encoder.cell.has_kernels:
+        elif not self.encoder.cell.in_torch:
             unsupported = f"no kernel knows this cell, {self.encoder.cell.name}"
         if unsupported is not None:
             select_draw_kernel(images, noise, None, unsupported)

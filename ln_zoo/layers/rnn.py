@@ -197,7 +197,7 @@ class RecurrentLayer(nn.RNNBase):
 
     def flatten_parameters(self) -> None:
         """Lays weights out for cuDNN, as torch does; needed only for cells that torch has."""
-        if self.cell.has_kernels and self.mode == self.cell.name:
+        if self.cell.in_torch and self.mode == self.cell.name:
             super().flatten_parameters()
 
     def _suffixes(self) -> Iterator[str]:

@@ -243,7 +243,7 @@ class WindowLSTM(nn.Module):
             unsupported = f"window_parameters is {self.window_parameters!r}"
         elif self.window_input != "state":
             unsupported = f"window_input is {self.window_input!r}"
-        elif not self.cell.cell.has_kernels:
+        elif not self.cell.cell.in_torch:
             unsupported = f"no kernel knows this cell, {self.cell.cell.name}"
         weights = self.cell.effective_weights()
         sites = sites_by_role(self.cell.sites)

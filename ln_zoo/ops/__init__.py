@@ -1,8 +1,16 @@
 """Functions of tensors: records of what is to be computed, and the loops that compute it."""
 
 from ln_zoo.ops.cells import (
+    CARRIED_LSTM,
     CELLS,
+    DREAMER_GRU,
+    DREAMER_GRU_INNER_BIAS,
+    JOINT_CARRIED_LSTM,
+    JOINT_LSTM,
+    PRENORM_GRU,
+    WHOLE_GRU,
     Cell,
+    Form,
     Place,
     States,
     Weights,
@@ -39,8 +47,15 @@ from ln_zoo.ops.registry import KERNELS, Kernel
 from ln_zoo.ops.regularization import Noise, draw_noise, dropout_mask
 
 __all__ = [
+    "CARRIED_LSTM",
     "CELLS",
+    "DREAMER_GRU",
+    "DREAMER_GRU_INNER_BIAS",
+    "JOINT_CARRIED_LSTM",
+    "JOINT_LSTM",
     "KERNELS",
+    "PRENORM_GRU",
+    "WHOLE_GRU",
     "Affine",
     "Cell",
     "DrawLSTM",
@@ -49,6 +64,7 @@ __all__ = [
     "Drawn",
     "Entries",
     "FilterNorm",
+    "Form",
     "Kernel",
     "Noise",
     "Pieces",

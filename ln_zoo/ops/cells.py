@@ -93,6 +93,28 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Form:
+    """What kernels have to know of a cell: its arithmetic and its places.
+
+    Args:
+        arithmetic: ``"LSTM"``, ``"GRU"``, ``"RNN_TANH"`` or ``"RNN_RELU"``.
+        roles: the roles of the places at the input term, at the recurrent term or (in joint cells)
+            the sum of both, and at the output; ``None``: the cell has no such place.
+        joint: whether input and recurrent term are added before they are normalised. All of a joint
+            GRU's candidate is multiplied by the reset gate.
+        carried: whether an LSTM carries on the normalised cell state.
+        update_offset: if given, a GRU's update gate is that of the new state, with this offset:
+            ``h' = u n + (1 - u) h`` with ``u = sigmoid(a + update_offset)``.
+    """
+
+    arithmetic: str
+    roles: tuple[str | None, str | None, str | None]
+    joint: bool = False
+    carried: bool = False
+    update_offset: float | None = None
+
+
+@dataclass(frozen=True)
 class Cell:
     """A recurrent cell: all that layers, initialisers and analyses have to know of it.
 
@@ -117,6 +139,7 @@ class Cell:
             recurrent dropout.
         unclipped: the cell of the same function that leaves derivatives as they are, if this one
             does not.
+        form: what kernels compute of it; read of `CELLS` alone.
 
     Raises:
         ValueError: for a cell without these places or without states, or for blocks that do not
@@ -133,6 +156,7 @@ class Cell:
     projects: bool = False
     drops: bool = False
     unclipped: Cell | None = None
+    form: Form | None = None
 
     def __post_init__(self) -> None:
         of_weights = {place.role: (place.weight, sum(place.groups)) for place in self.places}
@@ -167,6 +191,11 @@ class Cell:
         """Whether it is one of `CELLS`, which kernels run; others run on the generic loop."""
         return CELLS.get(self.name) is self
 
+    @property
+    def in_torch(self) -> bool:
+        """Whether `torch.nn` has it."""
+        return self.has_kernels and self.form is not None and self.form.arithmetic == self.name
+
     def __reduce__(self) -> tuple[Any, ...]:
         # Copies of a cell of `CELLS`, pickled ones too, are that very object.
         if self.has_kernels:
@@ -193,27 +222,41 @@ def _unclipped(a: Tensor) -> Tensor:
     return a
 
 
-def _lstm_sums(wx: Tensor, h: Tensor, w: Weights, sites: Sites, t: int | None) -> Tensor:
-    return wx + sites["recurrent"](linear(w.dropped(h), w.hh), t) + w.bias
+def _lstm_sums(
+    wx: Tensor, h: Tensor, w: Weights, sites: Sites, t: int | None, joint: bool = False
+) -> Tensor:
+    uh = linear(w.dropped(h), w.hh)
+    return (sites["sum"](wx + uh, t) if joint else wx + sites["recurrent"](uh, t)) + w.bias
 
 
-def _lstm_output(o: Tensor, c: Tensor, w: Weights, sites: Sites, t: int | None) -> States:
-    h = o.sigmoid() * sites["cell"](c, t).tanh()
-    return h if w.hr is None else linear(h, w.hr), c
+def _lstm_output(
+    o: Tensor, c: Tensor, w: Weights, sites: Sites, t: int | None, carried: bool = False
+) -> States:
+    shown = sites["cell"](c, t)
+    h = o.sigmoid() * shown.tanh()
+    return h if w.hr is None else linear(h, w.hr), shown if carried else c
 
 
 def lstm_step(
-    wx: Tensor, states: States, w: Weights, sites: Sites, t: int | None, clip: Clip = _unclipped
+    wx: Tensor,
+    states: States,
+    w: Weights,
+    sites: Sites,
+    t: int | None,
+    clip: Clip = _unclipped,
+    joint: bool = False,
+    carried: bool = False,
 ) -> States:
     """LSTM (paper, eq. 20-22; DRAW's, eq. 29-31), gates i, f, g, o.
 
-    The cell state is normalised on its way to the output only: c itself is carried as it is. The
-    gates' sums pass through ``clip``.
+    The paper normalises both terms apart, and the cell state on its way to the output only: c
+    itself is carried as it is. Other libraries do not (`Form.joint`, `Form.carried`). The gates'
+    sums pass through ``clip``.
     """
     h, c = states
-    i, f, g, o = clip(_lstm_sums(wx, h, w, sites, t)).chunk(4, dim=-1)
+    i, f, g, o = clip(_lstm_sums(wx, h, w, sites, t, joint)).chunk(4, dim=-1)
     c = f.sigmoid() * c + i.sigmoid() * g.tanh()
-    return _lstm_output(o, c, w, sites, t)
+    return _lstm_output(o, c, w, sites, t, carried)
 
 
 def peephole_lstm_step(
@@ -263,8 +306,13 @@ def clip_derivative(a: Tensor, bound: float) -> Tensor:
 
 
 def gru_step(wx: Tensor, states: States, w: Weights, sites: Sites, t: int | None) -> States:
-    """GRU (paper, eq. 26-28), gates r, z, n; the reset gate acts after the product, as in torch."""
+    """GRU (paper, eq. 26-28), gates r, z, n; the reset gate acts after the product, as in torch.
+
+    With a weight of its own, a bias, the input term is normalised at the place ``"term"``.
+    """
     (h,) = states
+    if w.own:
+        wx = sites["term"](wx + w.own[0].flatten(), t)
     uh = sites["recurrent"](linear(w.dropped(h), w.hh), t)
     if w.bias_ih is not None and w.bias_hh is not None:
         wx, uh = wx + w.bias_ih, uh + w.bias_hh
@@ -272,6 +320,27 @@ def gru_step(wx: Tensor, states: States, w: Weights, sites: Sites, t: int | None
     r, z = (xr + hr).sigmoid(), (xz + hz).sigmoid()
     n = (xn + r * hn).tanh()
     return ((1 - z) * n + z * h,)
+
+
+def joint_gru_step(
+    wx: Tensor,
+    states: States,
+    w: Weights,
+    sites: Sites,
+    t: int | None,
+    update_offset: float | None = None,
+) -> States:
+    """GRU with one norm of the sum of both terms, with a bias inside if it has a weight of its own.
+
+    For ``update_offset`` see `Form`.
+    """
+    (h,) = states
+    a = wx + linear(w.dropped(h), w.hh)
+    if w.own:
+        a = a + w.own[0].flatten()
+    r, z, n = (sites["sum"](a, t) + w.bias).chunk(3, dim=-1)
+    z = z.sigmoid() if update_offset is None else (-z - update_offset).sigmoid()
+    return (torch.lerp((r.sigmoid() * n).tanh(), h, z),)
 
 
 def _rnn_sums(wx: Tensor, states: States, w: Weights, sites: Sites, t: int | None) -> Tensor:
@@ -298,31 +367,112 @@ _GRU_PLACES = (
     Place("input", (2, 1), weight="ih"),
     Place("recurrent", (2, 1), weight="hh"),
 )
-_RNN_PLACES = (
-    Place("input", (1,), weight="ih", sums=False),
-    Place("recurrent", (1,), weight="hh", sums=False),
-    Place("sum", (1,), products=("ih", "hh")),
-)
+_INNER_BIAS = (("prenorm_bias", 3),)
 
-#: The cells that kernels run, by torch's name: the ``mode`` of `torch.nn.RNNBase`.
+
+def _summed(gates: int) -> tuple[Place, ...]:
+    """The places of a cell that normalises the sum of both terms."""
+    return (
+        Place("input", (gates,), weight="ih", sums=False),
+        Place("recurrent", (gates,), weight="hh", sums=False),
+        Place("sum", (gates,), products=("ih", "hh")),
+    )
+
+
+def _lstm(name: str, joint: bool = False, carried: bool = False) -> Cell:
+    step = functools.partial(lstm_step, joint=joint, carried=carried)
+    first, second = (None, "sum") if joint else ("input", "recurrent")
+    return Cell(
+        name,
+        step if joint or carried else lstm_step,
+        (*_summed(4), _LSTM_PLACES[2]) if joint else _LSTM_PLACES,
+        states=("h", "c"),
+        candidates=(2,),
+        forget=(1,),
+        projects=True,
+        drops=True,
+        form=Form("LSTM", (first, second, "cell"), joint, carried),
+    )
+
+
+def _gru(name: str, places: tuple[Place, ...], inner_bias: bool = False) -> Cell:
+    return Cell(
+        name,
+        gru_step,
+        places,
+        weights=_INNER_BIAS if inner_bias else (),
+        candidates=(2,),
+        drops=True,
+        form=Form("GRU", ("term" if inner_bias else "input", "recurrent", None)),
+    )
+
+
+def _joint_gru(name: str, inner_bias: bool) -> Cell:
+    offset = -1.0
+    return Cell(
+        name,
+        functools.partial(joint_gru_step, update_offset=offset),
+        _summed(3),
+        weights=_INNER_BIAS if inner_bias else (),
+        candidates=(2,),
+        drops=True,
+        form=Form("GRU", (None, "sum", None), joint=True, update_offset=offset),
+    )
+
+
+def _rnn(name: str, step: Step) -> Cell:
+    form = Form(name, (None, None, "sum"))
+    return Cell(name, step, _summed(1), candidates=(0,), drops=True, form=form)
+
+
+#: The cells that kernels run, by name. Those of torch have torch's name: the ``mode`` of
+#: `torch.nn.RNNBase`. The others are of other libraries; docs/explanation/dialects.md has their
+#: equations.
 CELLS = {
     cell.name: cell
     for cell in (
-        Cell(
-            "LSTM",
-            lstm_step,
-            _LSTM_PLACES,
-            states=("h", "c"),
-            candidates=(2,),
-            forget=(1,),
-            projects=True,
-            drops=True,
+        _lstm("LSTM"),
+        _gru("GRU", _GRU_PLACES),
+        _rnn("RNN_TANH", rnn_tanh_step),
+        _rnn("RNN_RELU", rnn_relu_step),
+        _lstm("LSTM with a normalised carry", carried=True),
+        _lstm("LSTM with a joint norm", joint=True),
+        _lstm("LSTM with a joint norm and a normalised carry", joint=True, carried=True),
+        _joint_gru("Dreamer's GRU", inner_bias=False),
+        _joint_gru("Dreamer's GRU with a bias inside the norm", inner_bias=True),
+        _gru(
+            "GRU with one norm of gates and candidate",
+            (Place("input", (3,), weight="ih"), Place("recurrent", (3,), weight="hh")),
         ),
-        Cell("GRU", gru_step, _GRU_PLACES, candidates=(2,), drops=True),
-        Cell("RNN_TANH", rnn_tanh_step, _RNN_PLACES, candidates=(0,), drops=True),
-        Cell("RNN_RELU", rnn_relu_step, _RNN_PLACES, candidates=(0,), drops=True),
+        _gru(
+            "GRU with a bias inside the norm",
+            (
+                Place("input", (3,), weight="ih", sums=False),
+                _GRU_PLACES[1],
+                Place("term", (2, 1), products=("ih",)),
+            ),
+            inner_bias=True,
+        ),
     )
 }
+CARRIED_LSTM = CELLS["LSTM with a normalised carry"]
+JOINT_LSTM = CELLS["LSTM with a joint norm"]
+JOINT_CARRIED_LSTM = CELLS["LSTM with a joint norm and a normalised carry"]
+DREAMER_GRU = CELLS["Dreamer's GRU"]
+DREAMER_GRU_INNER_BIAS = CELLS["Dreamer's GRU with a bias inside the norm"]
+WHOLE_GRU = CELLS["GRU with one norm of gates and candidate"]
+PRENORM_GRU = CELLS["GRU with a bias inside the norm"]
+
+
+@functools.cache
+def kernel_cell(arithmetic: str, joint: bool, carried: bool) -> Cell:
+    """The cell that kernels compute; update offsets and biases inside norms are folded before."""
+    if arithmetic == "LSTM":
+        return _lstm(arithmetic, joint, carried)
+    if not joint:
+        return CELLS[arithmetic]
+    form = Form(arithmetic, (None, "sum", None), joint)
+    return replace(DREAMER_GRU, step=joint_gru_step, form=form)
 
 
 def lstm_cell(peephole: bool = False, derivative_bound: float | None = None) -> Cell:
@@ -349,6 +499,7 @@ def lstm_cell(peephole: bool = False, derivative_bound: float | None = None) -> 
             name="LSTM with peepholes",
             step=peephole_lstm_step,
             weights=(("peephole", 3),),
+            form=None,
         )
     if derivative_bound is None:
         return cell
@@ -356,4 +507,4 @@ def lstm_cell(peephole: bool = False, derivative_bound: float | None = None) -> 
         raise ValueError(f"derivative_bound must be positive, got {derivative_bound!r}")
     clip = functools.partial(clip_derivative, bound=derivative_bound)
     step = functools.partial(peephole_lstm_step if peephole else lstm_step, clip=clip)
-    return replace(cell, name=f"{cell.name}, clipped", step=step, unclipped=cell)
+    return replace(cell, name=f"{cell.name}, clipped", step=step, unclipped=cell, form=None)

@@ -222,6 +222,7 @@ def check_operands(
         ("gain_recurrent", operands.gain_recurrent, width, wide, second),
         ("gain_out", operands.gain_out, vector, wide, out),
         ("shift_out", operands.shift_out, vector, wide, out and gates == 4),
+        ("bias_inner", operands.bias_inner, width, wide, False),
     ):
         if a is None and needed:
             raise RuntimeError(f"{cell} needs {name}, got None")

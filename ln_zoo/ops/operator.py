@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ln_zoo.ops import memory
-from ln_zoo.ops.cells import CELLS, Sites, Weights
+from ln_zoo.ops.cells import Sites, Weights
 from ln_zoo.ops.checks import (
     check_form,
     check_given,
@@ -52,7 +52,7 @@ from ln_zoo.ops.spans import (
     sizes_of,
     spans,
 )
-from ln_zoo.ops.spec import Examples, Operands, Rows, Spec
+from ln_zoo.ops.spec import Examples, Operands, Rows, Spec, form_of
 
 
 @contextlib.contextmanager
@@ -287,6 +287,9 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
     found = split_statistics(statistics, spec, steps, hidden)
     flat, masks = out.view(-1, hidden), _by_rows(masks, hidden)
     first, _ = spec.products
+    inner = operands.bias_inner
+    if inner is not None:  # as the products are
+        inner = centred(inner.unsqueeze(1), first).squeeze(1).to(x.dtype)
     with no_autocast(x):
         p = engine.prepare(spec, operands, backward=False)
         pieces = spans(sizes_of(x, batch_sizes), p.rows_of_chunk(save), p.least_steps)
@@ -305,11 +308,13 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
             inputs = rows_of(x, packed, piece)
             if first.batch:
                 inputs, means = p.without_means(inputs, piece.sizes, h.dtype)
-                own = found[2 if spec.merged else 0]
+                own = found[spec.product_places[0]]
                 assert own is not None
                 assert own.mean is not None
                 torch.mm(means, operands.w_ih.t().to(h.dtype), out=own.mean[piece.steps])
             p.terms(inputs, terms)
+            if inner is not None:
+                terms.add_(inner)
             places = _places(found, given, piece.steps) if spec.examples else Places()
             state = c if spec.cell == "LSTM" else None
             now = masks.part(rows)
@@ -410,7 +415,7 @@ def _backward(*arguments: Any) -> tuple[Tensor, ...]:
     found = split_statistics(statistics, spec, steps, hidden)
     for k, own in enumerate(found):
         # Products were kept without their means.
-        if own is not None and (k < 2 or spec.merged):
+        if own is not None and k in spec.product_places:
             found[k] = own._replace(mean=None)
     first, second = spec.products
     with no_autocast(x):
@@ -429,6 +434,7 @@ def _backward(*arguments: Any) -> tuple[Tensor, ...]:
             return torch.empty_like(of, dtype=wide)
 
         dw_ih, dw_hh = total(gradients.w_ih, first), total(gradients.w_hh, second)
+        d_inner = wanted("bias_inner")
         for piece in reversed(pieces):
             rows, last = piece.rows, piece is pieces[-1]
             now = masks.part(rows)
@@ -462,6 +468,8 @@ def _backward(*arguments: Any) -> tuple[Tensor, ...]:
                 if first.batch:
                     inputs, _ = p.without_means(inputs, piece.sizes, wide)
                 p.add_weight_gradient(dv, inputs, dw_ih, last)
+            if d_inner is not None:
+                d_inner.add_(dv.sum(0, dtype=wide))
             if dx is not None:
                 p.input_gradient(dv, dx[rows])
                 if first.batch:
@@ -470,6 +478,8 @@ def _backward(*arguments: Any) -> tuple[Tensor, ...]:
     for target, value, of in ((gradients.w_ih, dw_ih, first), (gradients.w_hh, dw_hh, second)):
         if value is not None and value is not target:
             _ = centred(value, of, target) if p.leaves_constants else target.copy_(value)
+    if d_inner is not None and p.leaves_constants:
+        d_inner.copy_(centred(d_inner.unsqueeze(1), first).squeeze(1))
     return made
 
 
@@ -636,7 +646,7 @@ def replay(
         given: statistics of places that use given ones.
         masks: noise and resets.
     """
-    hidden = operands.w_hh.shape[1]
+    hidden, x, w_ih = operands.w_hh.shape[1], operands.x, operands.w_ih
     affine = (operands.gain_input, operands.gain_recurrent, operands.gain_out, operands.shift_out)
     sites = normalized_sites(spec, hidden, *affine, given=given)
     bias = operands.bias
@@ -645,13 +655,16 @@ def replay(
     bias_hh = torch.zeros_like(bias)
     if operands.bias_hn is not None:
         bias_hh = torch.cat([bias_hh[hidden:], operands.bias_hn])
+    if operands.bias_inner is not None:  # the weight of a further input, 1
+        x = torch.cat([x, x.new_ones(*x.shape[:-1], 1)], -1)
+        w_ih = torch.cat([w_ih, operands.bias_inner.to(w_ih.dtype).unsqueeze(1)], 1)
     states = (operands.h0,) if operands.c0 is None else (operands.h0, operands.c0)
     output, final = scan(
-        CELLS[spec.cell],
-        operands.x,
+        spec.computed,
+        x,
         None if batch_sizes is None else batch_sizes.tolist(),
         states,
-        Weights(operands.w_ih, operands.w_hh, bias, bias_hh, noise=noise_of(spec, masks)),
+        Weights(w_ih, operands.w_hh, bias, bias_hh, noise=noise_of(spec, masks)),
         sites,
         spec.examples,
         masks.reset,
@@ -662,7 +675,7 @@ def replay(
 def noise_of(spec: Spec, masks: Masks) -> Noise:
     """The noise of a direction as the generic loop takes it; shares are in the specification."""
     held = masks.zoneout_h, masks.zoneout_c
-    pairs = zip(held, spec.zoneout, CELLS[spec.cell].states, strict=False)
+    pairs = zip(held, spec.zoneout, spec.computed.states, strict=False)
     return Noise(masks.dropout, tuple(q if mask is None else mask for mask, q, _ in pairs))
 
 
@@ -691,12 +704,13 @@ def normalized_sites(
             return lambda a, step: normalized_over_examples(a, place, rows, gain, shift, step)
         return lambda a, step: normalized_rows(a, place, gain, shift, hidden)
 
-    return {
-        "input": site(spec.input, gain_input, by_input),
-        "recurrent": site(spec.recurrent, gain_recurrent, by_recurrent),
-        "cell": site(spec.out, gain_out, by_out, shift_out),
-        "sum": site(spec.out, gain_out, by_out),
-    }
+    found = (
+        site(spec.input, gain_input, by_input),
+        site(spec.recurrent, gain_recurrent, by_recurrent),
+        site(spec.out, gain_out, by_out, shift_out),
+    )
+    by_role = zip(form_of(spec.computed).roles, found, strict=True)
+    return {"input": lambda a, step: a} | {role: at for role, at in by_role if role is not None}
 
 
 def normalized_rows(

@@ -15,7 +15,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ln_zoo.ops.cells import CELLS, Cell, States, Weights
+from ln_zoo.ops.cells import CELLS, Cell, Form, States, Weights, kernel_cell
 from ln_zoo.ops.records import Record, Records, RowNorm, StepNorm
 
 
@@ -113,12 +113,14 @@ class Spec:
 
     Args:
         cell: ``"LSTM"``, ``"GRU"``, ``"RNN_TANH"`` or ``"RNN_RELU"``.
-        input: of the input term; the identity in an RNN.
-        recurrent: of the recurrent term; the identity in an RNN.
+        input: of the input term; the identity in an RNN and in joint cells.
+        recurrent: of the recurrent term, in joint cells of the sum of both; the identity in an RNN.
         out: of the cell state on its way to the output (LSTM), of the sum of both terms (RNN); the
             identity in a GRU.
         zoneout: the shares of h and of an LSTM's c that stay as they were before each step: zoneout
             as it is in evaluation. Where it is drawn, the operator has masks.
+        joint: of an LSTM or a GRU: `Form.joint`; rows alone are normalised.
+        carried: of an LSTM whose output is normalised: `Form.carried`; rows alone are normalised.
 
     Example:
         >>> rows = Rows(scale=True, center=True, eps=1e-5, groups=(2, 1))
@@ -129,6 +131,8 @@ class Spec:
         True
         >>> Spec("RNN_TANH", Rows(), Rows(), Examples(batch=True, eps=1e-5)).encode()
         'RNN_TANH/0,0,0.0,/0,0,0.0,/batch,1e-05,0'
+        >>> Spec("LSTM", Rows(), Rows(), rows, joint=True, carried=True).encode()
+        'LSTM+joint+carried/0,0,0.0,/0,0,0.0,/1,1,1e-05,2.1'
     """
 
     cell: str
@@ -136,6 +140,8 @@ class Spec:
     recurrent: Rows | Examples
     out: Rows | Examples
     zoneout: tuple[float, float] = (0.0, 0.0)
+    joint: bool = False
+    carried: bool = False
 
     @property
     def gates(self) -> int:
@@ -164,7 +170,7 @@ class Spec:
 
         Then only their sum is kept.
         """
-        return self.gates == 1
+        return self.joint or self.gates == 1
 
     @property
     def scales(self) -> tuple[bool, bool, bool]:
@@ -173,8 +179,19 @@ class Spec:
 
     @property
     def products(self) -> tuple[Rows | Examples, Rows | Examples]:
-        """What becomes of the products with w_ih and w_hh; in an RNN, of their sum."""
-        return (self.out, self.out) if self.merged else (self.input, self.recurrent)
+        """What becomes of the products with w_ih and w_hh; where `merged`, of their sum."""
+        first, second = (self.places[i] for i in self.product_places)
+        return first, second
+
+    @property
+    def product_places(self) -> tuple[int, int]:
+        """The numbers of both in `places`."""
+        return (2, 2) if self.gates == 1 else (1, 1) if self.joint else (0, 1)
+
+    @property
+    def computed(self) -> Cell:
+        """The cell that the kernel computes."""
+        return kernel_cell(self.cell, self.joint, self.carried)
 
     def widths(self, hidden: int) -> tuple[int, int, int]:
         """Features of each place, for H hidden units."""
@@ -182,7 +199,8 @@ class Spec:
 
     def encode(self) -> str:
         """As text: the form in which it passes through the schema of a torch operator."""
-        parts = [self.cell, *(place.encode() for place in self.places)]
+        forms = [name for name in ("joint", "carried") if getattr(self, name)]
+        parts = ["+".join([self.cell, *forms]), *(place.encode() for place in self.places)]
         if any(self.zoneout):
             parts.append(",".join(repr(specialized(q)) for q in self.zoneout))
         return "/".join(parts)
@@ -191,14 +209,22 @@ class Spec:
     @functools.cache
     def decode(text: str) -> Spec:
         """The inverse of `encode`."""
-        cell, *parts = text.split("/")
+        form, *parts = text.split("/")
+        cell, *forms = form.split("+")
+        joint, carried = "joint" in forms, "carried" in forms
         first, second, out = (
             (Rows if place[0] in "01" else Examples).decode(place) for place in parts[:3]
         )
         h, c = (float(q) for q in (parts[3] if parts[3:] else "0,0").split(","))
-        spec = Spec(cell, first, second, out, (h, c))
+        spec = Spec(cell, first, second, out, (h, c), joint, carried)
         if not (0 <= h <= 1 and 0 <= c <= 1) or (c and cell != "LSTM"):
             raise ValueError(f"{text}: zoneout must be shares in [0, 1], of c in an LSTM alone")
+        if (joint and (spec.gates == 1 or first.scale)) or (
+            carried and (cell != "LSTM" or not out.scale)
+        ):
+            raise ValueError(f"{text}: no kernel has a cell of this form")
+        if (joint or carried) and spec.examples:
+            raise ValueError(f"{text}: joint and carried norms are of rows")
         if spec.examples and any(isinstance(place, Rows) and place.scale for place in spec.places):
             raise ValueError(f"{text}: some places normalise rows, others examples")
         for place, gates in zip(spec.places, spec.widths(1), strict=True):
@@ -220,12 +246,13 @@ class Operands(NamedTuple):
         h0: initial state, (N, H).
         c0: initial cell state, (N, H), of an LSTM.
         bias: all that is added to the normalised terms, (G,). In a GRU the candidate's part is that
-            of the input term alone. ``None`` for 0.
+            of the input term alone; a joint GRU has none there. ``None`` for 0.
         bias_hn: what is added to the recurrent term of a GRU's candidate, (H,). ``None`` for 0.
         gain_input: (G,); present if and only if ``spec.input.scale``.
         gain_recurrent: (G,); present if and only if ``spec.recurrent.scale``.
         gain_out: (H,); present if and only if ``spec.out.scale``.
         shift_out: (H,), of an LSTM; present if and only if ``spec.out.scale``.
+        bias_inner: what is added to the products with w_ih before they are normalised, (G,).
     """
 
     x: Tensor
@@ -239,13 +266,13 @@ class Operands(NamedTuple):
     gain_recurrent: Tensor | None = None
     gain_out: Tensor | None = None
     shift_out: Tensor | None = None
+    bias_inner: Tensor | None = None
 
-    @property
-    def gains(self) -> tuple[Tensor | None, Tensor | None]:
-        """Of the products with w_ih and w_hh; in an RNN, of their sum."""
-        if len(self.w_hh) == self.w_hh.shape[1]:
-            return self.gain_out, self.gain_out
-        return self.gain_input, self.gain_recurrent
+    def gains(self, spec: Spec) -> tuple[Tensor | None, Tensor | None]:
+        """Of the products with w_ih and w_hh; where ``spec.merged``, of their sum."""
+        gains = self.gain_input, self.gain_recurrent, self.gain_out
+        first, second = spec.product_places
+        return gains[first], gains[second]
 
 
 def unsupported_reason(
@@ -259,8 +286,9 @@ def unsupported_reason(
         weights: the effective weights of each.
         batch: whether sites may normalise over the batch.
     """
-    if not cell.has_kernels:
+    if not cell.has_kernels or cell.form is None:
         return f"no kernel knows this cell, {cell.name}"
+    rows_alone = cell.form.joint or cell.form.carried
     for direction, w in zip(records, weights, strict=True):
         if w.hr is not None:
             return "the hidden state is projected"
@@ -272,7 +300,7 @@ def unsupported_reason(
                 return f"only the norm knows what the {place.role} site does"
             if record.identity:
                 continue
-            if isinstance(record, StepNorm) and not batch:
+            if isinstance(record, StepNorm) and (rows_alone or not batch):
                 return f"the {place.role} site normalises over the batch"
             if isinstance(record, RowNorm) and over_batch:
                 return f"the {place.role} site normalises each example for itself"
@@ -324,16 +352,21 @@ def specify(cell: Cell, records: Records, weights: Weights) -> Spec:
     first, second, out = (place(record) for record in by_place(cell, records))
     shares = [0.0 if isinstance(d, Tensor) else d for d in weights.noise.zoneout]
     h, c = (*shares, 0.0, 0.0)[:2]
-    return Spec(cell.name, first, second, out, (h, c))
+    form = form_of(cell)
+    carried = form.carried and out.scale
+    return Spec(form.arithmetic, first, second, out, (h, c), form.joint, carried)
+
+
+def form_of(cell: Cell) -> Form:
+    """The form of a cell that kernels run."""
+    assert cell.form is not None
+    return cell.form
 
 
 def by_place(cell: Cell, records: Records) -> tuple[Record, Record, Record]:
     """Records in the order of ``Spec.places``; ``None`` where the cell has no such place."""
-    if cell.name == "LSTM":
-        return records["input"], records["recurrent"], records["cell"]
-    if cell.name == "GRU":
-        return records["input"], records["recurrent"], None
-    return None, None, records["sum"]
+    first, second, out = (None if role is None else records[role] for role in form_of(cell).roles)
+    return first, second, out
 
 
 def lower(
@@ -353,59 +386,67 @@ def lower(
 
 def gather(cell: Cell, records: Records, weights: Weights, x: Tensor, states: States) -> Operands:
     """The tensors of one direction of one layer; arguments as for `lower`."""
-    hidden = weights.hh.shape[1]
+    form, hidden = form_of(cell), weights.hh.shape[1]
     narrow = product_dtype(x)
     wide = torch.promote_types(narrow, torch.float32)
 
-    def gain(role: str) -> Tensor | None:
-        record = records[role]
+    def gain(record: Record, width: int) -> Tensor | None:
         if record is None or record.identity:
             return None
         if record.gain is None:
-            width = next(sum(place.groups) for place in cell.places if place.role == role)
-            return x.new_ones(hidden * width, dtype=wide)
+            return x.new_ones(width, dtype=wide)
         return record.gain.to(wide).contiguous()
 
-    def shift(role: str) -> Tensor | None:
-        record = records[role]
+    def shift(record: Record) -> Tensor | None:
         return None if record is None or record.identity else record.shift
 
     def total(*values: Tensor | None) -> Tensor | None:
         there = [value.to(wide) for value in values if value is not None]
         return sum(there[1:], there[0]).contiguous() if there else None
 
-    operands = Operands(
-        x.to(narrow),
-        weights.ih.to(narrow).contiguous(),
-        weights.hh.to(narrow).contiguous(),
-        states[0].to(wide),
-    )
-    if cell.name == "LSTM":
-        gain_out, shift_out = gain("cell"), total(shift("cell"))
-        if shift_out is None and gain_out is not None:
-            shift_out = x.new_zeros(hidden, dtype=wide)
-        return operands._replace(
-            c0=states[1].to(wide),
-            bias=total(weights.bias_ih, weights.bias_hh, shift("input"), shift("recurrent")),
-            gain_input=gain("input"),
-            gain_recurrent=gain("recurrent"),
-            gain_out=gain_out,
-            shift_out=shift_out,
-        )
-    if cell.name == "GRU":
-        bias = total(weights.bias_ih, shift("input"))
-        bias_h = total(weights.bias_hh, shift("recurrent"))
-        bias_hn = None
-        if bias_h is not None:
-            both, bias_hn = bias_h.split((2 * hidden, hidden))
+    first, second, out = by_place(cell, records)
+    w_ih, w_hh, width = weights.ih, weights.hh, len(weights.hh)
+    inner = weights.own[0].flatten() if weights.own else None
+    of_input: tuple[Tensor | None, ...] = (weights.bias_ih, shift(first))
+    of_recurrent = (weights.bias_hh, shift(second))
+    if inner is not None and gain(second if form.joint else first, width) is None:
+        of_input, inner = (*of_input, inner), None  # No norm lies between it and the other biases.
+    gain_input, gain_recurrent = gain(first, width), gain(second, width)
+    bias, bias_hn = total(*of_input, *of_recurrent), None
+    if form.arithmetic == "GRU":
+        gated = (*of_input, *of_recurrent) if form.joint else of_recurrent
+        bias, gated_bias = (None if form.joint else total(*of_input)), total(*gated)
+        if form.update_offset is not None:
+            # The update gate of the new state is 1 less that of the old.
+            sign = torch.cat([w_hh.new_ones(hidden), -w_hh.new_ones(hidden), w_hh.new_ones(hidden)])
+            if gain_recurrent is None:
+                w_ih, w_hh = w_ih * sign.unsqueeze(1), w_hh * sign.unsqueeze(1)
+            else:
+                gain_recurrent = gain_recurrent * sign
+            offset = form.update_offset * (sign - 1) / 2
+            gated_bias = offset.to(wide) if gated_bias is None else gated_bias * sign + offset
+        if gated_bias is not None:
+            both, bias_hn = gated_bias.split((2 * hidden, hidden))
             bias = total(bias, torch.cat([both, torch.zeros_like(bias_hn)]))
-        return operands._replace(
-            bias=bias,
-            bias_hn=total(bias_hn),
-            gain_input=gain("input"),
-            gain_recurrent=gain("recurrent"),
-        )
-    return operands._replace(
-        bias=total(weights.bias_ih, weights.bias_hh, shift("sum")),
-        gain_out=gain("sum"),
+            bias_hn = bias_hn.contiguous()
+    elif form.arithmetic != "LSTM":
+        bias = total(bias, shift(out))
+    gain_out, shift_out = gain(out, hidden), None
+    if form.arithmetic == "LSTM" and gain_out is not None:
+        shift_out = total(shift(out))
+        if shift_out is None:
+            shift_out = x.new_zeros(hidden, dtype=wide)
+    return Operands(
+        x.to(narrow),
+        w_ih.to(narrow).contiguous(),
+        w_hh.to(narrow).contiguous(),
+        states[0].to(wide),
+        states[1].to(wide) if states[1:] else None,
+        bias=bias,
+        bias_hn=bias_hn,
+        gain_input=gain_input,
+        gain_recurrent=gain_recurrent,
+        gain_out=gain_out,
+        shift_out=shift_out,
+        bias_inner=total(inner),
     )

@@ -486,7 +486,7 @@ def test_what_our_layers_do_not_compute() -> None:
         ("haste", ln_zoo.GRU(X, H, norm=LayerNorm()), "no GRU of this form"),
         ("tensorflow-addons", ln_zoo.LSTM(X, H, norm=LayerNorm()), "no LSTM of this form"),
         ("di-engine", ln_zoo.LSTM(X, H, norm=LayerNorm()), "no normalisation at sites.l0.cell"),
-        ("sheeprl", ln_zoo.GRU(X, H, norm=LayerNorm()), "no GRU of this form, but joint GRU"),
+        ("sheeprl", ln_zoo.GRU(X, H, norm=LayerNorm()), "no GRU of this form"),
         ("skip-thoughts", ln_zoo.GRU(X, H), "no bias inside the reset"),
         ("keras", ln_zoo.LSTM(X, H, proj_size=P), "no projection"),
     ],

@@ -41,7 +41,7 @@ class TorchRNN:
     def unsupported_reason(self, call: RecurrentCall) -> str | None:
         """Why this call is not for torch, or ``None``."""
         cell, records, x = call.cell, call.records, call.x
-        if not cell.has_kernels:
+        if not cell.in_torch:
             return f"torch has no {cell.name}"
         for direction in records:
             for role, record in direction.items():

@@ -368,7 +368,7 @@ def _gradients(
     if p.leaves_constants:
         dw_ih, dw_hh = centred(dw_ih, first_rows), centred(dw_hh, second_rows)
     dx = None if dx is None else dx.view(x.shape)
-    of_layer = (dx, dw_ih, dw_hh, dh, dc, *sums)
+    of_layer = (dx, dw_ih, dw_hh, dh, dc, *sums, None)  # no bias inside a norm
     of_window = (dweight, dbias, None, dwindow, dkappa)
     return (None, None, None, *of_layer, *of_window)
 

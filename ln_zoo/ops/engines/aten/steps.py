@@ -89,7 +89,7 @@ class AtenSteps(Steps):
                 return ExamplePlace(of, *both, self.hidden, self.narrow)
             return RowPlace(of, *both, through_weights, self.hidden)
 
-        self.first, self.second = map(place, spec.products, operands.gains)
+        self.first, self.second = map(place, spec.products, operands.gains(spec))
 
     def _centred(self, name: str, weight: Tensor, rows: Rows | Examples) -> Tensor:
         """`ln_zoo.ops.engines.base.centred` in scratch memory."""
@@ -186,6 +186,15 @@ class AtenSteps(Steps):
         if self.packed is None:
             return torch.mm(a, self.w_hh, out=out)
         return torch.ops.mkldnn._linear_pointwise(a, self.packed, None, "none", [], "")
+
+    def summed(self, a: Tensor, terms: Tensor) -> Tensor:
+        """Input terms of a step plus its product, in their memory.
+
+        In half precision the sum is rounded, not the term.
+        """
+        if self.packed is None:
+            return terms.addmm_(a, self.w_hh)
+        return terms.add_(self.product(a, terms))
 
     def recurrent_rows(
         self, t: int, product: Tensor, u: Tensor, r: Tensor, wide: Tensor
@@ -335,10 +344,15 @@ class LSTMSteps(AtenSteps):
         held_h, held_c = self.held(masks, sizes)
         flags = flags_of(masks, sizes)
         bias = self.bias if second.offset is None else self.bias + second.offset
-        terms = cut(self.input_terms(v, bias, pieces, saved), sizes)
+        us, factors = self.kept(sizes, v.shape[1], saved)
+        joint, carried = self.spec.joint, self.spec.carried
+        terms: Sequence[Tensor]
+        if joint:
+            terms, us = [bias] * len(sizes), cut(v, sizes)
+        else:
+            terms = cut(self.input_terms(v, bias, pieces, saved), sizes)
         outs = cut(out, sizes)
         cells = None if saved is None or saved.c is None else cut(saved.c, sizes)
-        us, factors = self.kept(sizes, v.shape[1], saved)
         buffer = self.scratch("sums", sizes[0], v.shape[1])
         # The operand of products, and the state: the same memory where their precisions agree.
         before, state, c_before = h.to(self.narrow), h, c
@@ -353,14 +367,16 @@ class LSTMSteps(AtenSteps):
                 c_now = cells[t]
             before, state, c_before = (self.begun(flags, t, a) for a in (before, state, c_before))
             operand = second.operand(t, state, self.dropped(before, masks.dropout))
-            product = self.product(operand, us[t])
+            product = (self.summed if joint else self.product)(operand, us[t])
             rows, gain = self.recurrent_rows(t, product, us[t], factors[t], sums)
             torch.addcmul(terms[t], rows, gain, out=sums).sigmoid_()
             torch.sub(one, g, alpha=2, out=g)
-            c_new = c_now if held_c is None else f
+            c_new = f if carried or held_c is not None else c_now
             torch.mul(c_before, f, out=c_new).addcmul_(i, g)
-            shown = cell.sums(t, c_new).sigmoid_()
-            torch.sub(one, shown, alpha=2, out=shown)
+            shown = cell.sums(t, c_new)
+            if carried:
+                c_new = torch.mul(shown, -0.5, out=c_now if held_c is None else f)
+            torch.sub(one, shown.sigmoid_(), alpha=2, out=shown)
             if held_c is not None:
                 torch.lerp(c_new, c_before, held_c[t], out=c_now)
             old, state = state, outs[t] if self.exact else h_now
@@ -380,7 +396,6 @@ class LSTMSteps(AtenSteps):
 
     def backward_part(self, grads: ChunkGrads) -> None:
         sizes, dout, dh, dc, saved, _h_prev, c_prev, du, dv, sums, places, masks = grads
-        assert saved.v is not None
         assert saved.c is not None
         assert c_prev is not None
         assert dc is not None
@@ -392,16 +407,18 @@ class LSTMSteps(AtenSteps):
 
         # All gates
         rows = second.restored(saved.u, "rows", scratch)
-        terms = self.first.restored(saved.v, "terms", scratch)
         factors_x, factors = self.factors(saved)
         gates = scratch("gates", count, width)
         torch.addcmul(self.bias, rows, second.gain, out=gates)
-        gates.addcmul_(terms, self.first.gain).sigmoid_()
-        i, f, g, o = gates.chunk(4, 1)
+        terms = None
+        if saved.v is not None:
+            terms = self.first.restored(saved.v, "terms", scratch)
+            gates.addcmul_(terms, self.first.gain)
+        i, f, g, o = gates.sigmoid_().chunk(4, 1)
         held_h, held_c = self.held(masks, sizes)
-        cells = saved.c
-        if held_c is not None:
-            # The cell states before zoneout, from which h was computed.
+        cells, carried = saved.c, self.spec.carried
+        if carried or held_c is not None:
+            # The cell states before their norm and before zoneout, from which h was computed.
             cells = torch.mul(c_prev, f, out=scratch("new cells", count, hidden))
             cells.add_(i).addcmul_(i, g, value=-2)
         c_rows = cell.normalize_all(cells, scratch)
@@ -422,6 +439,11 @@ class LSTMSteps(AtenSteps):
         # What D does to dc: by itself, and through the mean that c was divided by.
         ways = scratch("ways", count, 1 + cell.own, hidden)
         cell.through(show, ways[:, 0])
+        if carried:
+            # What the gradient of the carried cell state does to dc.
+            carries, through_carry = (scratch(f"carry {i}", count, hidden) for i in range(2))
+            cell.through(carries.fill_(0.25), through_carry)
+            carries_at, carry_at = cut(carries, sizes), cut(through_carry, sizes)
         if cell.own:
             torch.mul(ways[:, 0], c_rows, out=ways[:, 1])
         ways_at, through_at = cut(ways, sizes), cut(ways[:, 0], sizes)
@@ -451,7 +473,13 @@ class LSTMSteps(AtenSteps):
                 torch.add(dh_now, douts[t], out=d_h)
             by_h = None if held_h is None else self.passed("h", d_h, held_h[t])
             by_c = None if held_c is None else self.passed("c", d_c, held_c[t])
-            if cell.own:
+            if carried:
+                carries_at[t].copy_(d_c)
+                torch.mul(d_h, through_at[t], out=passed_now[:, 0])
+                passed_now[:, 0].addcmul_(d_c, carry_at[t])
+                torch.mul(passed_now[:, 0], c_rows_at[t], out=passed_now[:, 1])
+                cell.add_back(d_c.zero_(), passed_now, c_rows_at[t])
+            elif cell.own:
                 torch.mul(d_hs_2[t], ways_at[t], out=passed_now)
                 cell.add_back(d_c, passed_now, c_rows_at[t])
             else:
@@ -473,9 +501,13 @@ class LSTMSteps(AtenSteps):
         # What adds up over rows
         if cell.scale:
             show.mul_(states)
+            if carried:
+                show.add_(carries, alpha=0.25)
             self.add_row_sums(show, c_rows, sums.shift_out, sums.gain_out, self.four)
-        self.add_row_sums(slopes, rows, None, sums.gain_recurrent, self.slope)
-        self.input_gradients(slopes, terms, factors_x, dv, sums)
+        bias = sums.bias if terms is None else None
+        self.add_row_sums(slopes, rows, bias, sums.gain_recurrent, self.slope)
+        if terms is not None:
+            self.input_gradients(slopes, terms, factors_x, dv, sums)
 
 
 class _OneState(AtenSteps):
@@ -562,10 +594,17 @@ class GRUSteps(_OneState):
             both, offset = offset.split((split, self.hidden), 1)
             bias = bias + torch.cat([both, torch.zeros_like(offset)], 1)
         biases_hn = by_step(self.bias_hn, offset, len(sizes))
-        terms = self.input_terms(v, bias, pieces, saved)
-        terms_rz, terms_n = cut(terms[:, :split], sizes), cut(terms[:, split:], sizes)
-        outs = cut(out, sizes)
         us, factors = self.kept(sizes, v.shape[1], saved)
+        joint = self.spec.joint
+        terms_rz: Sequence[Tensor]
+        terms_n: Sequence[Tensor]
+        if joint:
+            us = cut(v, sizes)
+            terms_rz, terms_n = ([part] * len(sizes) for part in (bias[:split], bias[split:]))
+        else:
+            terms = self.input_terms(v, bias, pieces, saved)
+            terms_rz, terms_n = cut(terms[:, :split], sizes), cut(terms[:, split:], sizes)
+        outs = cut(out, sizes)
         buffer = self.scratch("sums", sizes[0], v.shape[1])
         # The operand of products, and the state: the same memory where their precisions agree.
         before, state = h.to(self.narrow), h
@@ -578,7 +617,7 @@ class GRUSteps(_OneState):
                 before, state, h_now = before[:n], state[:n], h[:n]
             before, state = (self.begun(flags, t, a) for a in (before, state))
             operand = second.operand(t, state, self.dropped(before, masks.dropout))
-            product = self.product(operand, us[t])
+            product = (self.summed if joint else self.product)(operand, us[t])
             rows, gain = self.recurrent_rows(t, product, us[t], factors[t], sums)
             torch.addcmul(terms_rz[t], rows[:, :split], gain[:split], out=rz).sigmoid_()
             torch.addcmul(biases_hn[t], rows[:, split:], gain[split:], out=new)
@@ -598,16 +637,19 @@ class GRUSteps(_OneState):
 
     def backward_part(self, grads: ChunkGrads) -> None:
         sizes, _, _, _, saved, h_prev, _, du, dv, sums, places, _ = grads
-        assert saved.v is not None
         hidden, scratch, one, second = self.hidden, self.scratch, self.one, self.second
         pieces, (count, width) = runs(sizes), du.shape
         self.first.begin(places.input, pieces, forward=False)
         second.begin(places.recurrent, pieces, forward=False)
         split, gain = 2 * hidden, second.gain
         rows = second.restored(saved.u, "rows", scratch)
-        terms = self.first.restored(saved.v, "terms", scratch)
         gates = scratch("gates", count, width)
-        torch.addcmul(self.bias, terms, self.first.gain, out=gates)
+        terms = None
+        if saved.v is None:
+            gates.copy_(self.bias.expand_as(gates))
+        else:
+            terms = self.first.restored(saved.v, "terms", scratch)
+            torch.addcmul(self.bias, terms, self.first.gain, out=gates)
         gates[:, :split].addcmul_(rows[:, :split], gain[:split]).sigmoid_()
         r, z, new = gates.chunk(3, 1)
         w = scratch("w", count, hidden)
@@ -630,9 +672,11 @@ class GRUSteps(_OneState):
         states = self.backward_loop(grads, slopes, rows, z)
         if sums.bias_hn is not None:
             sums.bias_hn.addcmul_(slope_w.sum(0), self.four)
-        self.add_row_sums(slopes, rows, None, sums.gain_recurrent, self.slope)
-        torch.mul(slope_y, states, out=slope_w)
-        self.input_gradients(slopes, terms, self.factors(saved)[0], dv, sums)
+        bias = sums.bias if terms is None else None
+        self.add_row_sums(slopes, rows, bias, sums.gain_recurrent, self.slope)
+        if terms is not None:
+            torch.mul(slope_y, states, out=slope_w)
+            self.input_gradients(slopes, terms, self.factors(saved)[0], dv, sums)
 
 
 class RNNSteps(_OneState):
@@ -662,11 +706,7 @@ class RNNSteps(_OneState):
                 before, state, h_now = before[:n], state[:n], h[:n]
             before, state = (self.begun(flags, t, a) for a in (before, state))
             operand = second.operand(t, state, self.dropped(before, masks.dropout))
-            # In half precision the sum is rounded, not the term.
-            if self.packed is None:
-                product = us[t].addmm_(operand, self.w_hh)
-            else:
-                product = us[t].add_(self.product(operand, us[t]))
+            product = self.summed(operand, us[t])
             rows, gain = self.recurrent_rows(t, product, product, factors[t], sums)
             torch.addcmul(biases[t], rows, gain, out=sums)
             old, before = state, outs[t]

@@ -80,6 +80,8 @@ class ClusterEngine:
         """Why it cannot take this call, or ``None``."""
         if x.device.type != self.device:
             return f"the input is on the device {x.device.type}, not on an NVIDIA GPU"
+        if spec.joint or spec.carried:
+            return "it has no joint or carried norms"
         if spec.examples:
             return "it normalises rows alone, not over the batch"
         if spec.cell not in CELLS:

@@ -475,7 +475,10 @@ class OneCall:
         if call.reset is not None:
             return "it has no resets"
         for direction, w in zip(records, weights, strict=True):
-            reason = _unsupported_statistics(specify(cell, direction, w), x, w.noise)
+            spec = specify(cell, direction, w)
+            if spec.joint or spec.carried or w.own:
+                return "it has no joint or carried norms"
+            reason = _unsupported_statistics(spec, x, w.noise)
             if reason is not None:
                 return reason
         norms = [r for direction in records for r in direction.values() if r is not None]

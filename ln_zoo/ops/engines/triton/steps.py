@@ -76,6 +76,8 @@ class TritonEngine:
         reason = _unsupported_gpu(x.device, dtype)
         if reason is not None:
             return reason
+        if spec.joint or spec.carried:
+            return "it has no joint or carried norms"
         hidden = w_hh.shape[1]
         if spec.examples:
             return unsupported_places(spec.places)
