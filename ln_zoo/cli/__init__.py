@@ -12,6 +12,7 @@ import os
 import sys
 
 from ln_zoo._version import __version__
+from ln_zoo.cli import threads
 from ln_zoo.cli.errors import guarded, told
 from ln_zoo.cli.names import nearest
 
@@ -95,6 +96,7 @@ def main(argv: list[str] | None = None) -> int:
     """
     argv = sys.argv[1:] if argv is None else argv
     _find_own_classes()
+    threads.shorten_spinning()
     command = argv[0] if argv else "--help"
     # An analysis and a dataset's conversion go by two words.
     name = " ".join(argv[: 2 if command in ("analyze", "data") else 1])

@@ -29,7 +29,7 @@ from ln_zoo.callbacks import (
 )
 from ln_zoo.callbacks.last_checkpoint import Interrupted
 from ln_zoo.checkpoints import use_atomic_checkpoints
-from ln_zoo.cli import optimizers, outputs, results, run_folders, signals, stored
+from ln_zoo.cli import optimizers, outputs, results, run_folders, signals, stored, threads
 from ln_zoo.cli.arguments import class_first, weights_last
 from ln_zoo.cli.errors import OneLineErrors, told
 from ln_zoo.models.base import ZooModule
@@ -373,7 +373,7 @@ class ZooCLI(LightningCLI):
         Raises:
             ValueError: if weights to start from, or what was measured, are not finite.
         """
-        with self._releasing():
+        with self._releasing(), threads.limited(self.model, self.datamodule):
             source = self._settings().get("ckpt_path") or self._settings().get("weights")
             stored.check_finite(self._given, f"the weights of {source}")
             self._given = {}

@@ -83,6 +83,19 @@ class ZooModule(Pretrained, LightningModule, ABC):
     def training_runs(self, runs: tuple[Run, ...]) -> None:
         self.__dict__["_counter"] = RunCounter(runs)
 
+    @property
+    def multiplications(self) -> int | None:
+        """Multiplications in the forward pass of one example, or None if unknown.
+
+        ``ln-zoo`` runs models on one thread if a batch needs few.
+
+        Example:
+            >>> from ln_zoo.models import MLPClassifier
+            >>> MLPClassifier(64, [32], num_classes=10).multiplications
+            2368
+        """
+        return None
+
     @classmethod
     def card_example(cls, preprocessing: Mapping[str, Any]) -> str:
         """Lines of Python that use a loaded ``model``, for its card.

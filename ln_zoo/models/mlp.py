@@ -78,6 +78,11 @@ class MLPClassifier(Classifier):
         self.network = nn.Sequential(*layers)
 
     @property
+    def multiplications(self) -> int:
+        layers = (layer for layer in self.network if isinstance(layer, Linear))
+        return sum(layer.in_features * layer.out_features for layer in layers)
+
+    @property
     def head(self) -> nn.Module:
         """The layer that gives the logits."""
         return self.network[-1]

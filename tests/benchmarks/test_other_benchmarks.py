@@ -11,7 +11,7 @@ import pytest
 import torch
 from accuracy import assert_as_accurate, moved
 
-from benchmarks import contestants, export, handwriting, memory, order_embedding, packed
+from benchmarks import contestants, export, handwriting, memory, order_embedding, packed, threads
 from benchmarks.contestants import Size
 
 
@@ -69,6 +69,15 @@ def test_order_embedding_at_once_is_the_models_penalty(tmp_path: Path) -> None:
         "loss, all differences at once",
     ]
     assert float(found[0]["wall_ratio"]) == 1
+
+
+def test_threads_are_timed_beside_busy_processes(capsys: pytest.CaptureFixture[str]) -> None:
+    quick = ["--models=quickstart", "--settings=1 thread", "--rounds=1", "--seconds=0.01"]
+    threads.main([*quick, "--busy=1"])
+    last = capsys.readouterr().out.splitlines()[-1]
+    name, processes, milliseconds = last.strip("| ").split(" | ")
+    assert (name, processes) == ("quickstart", "1")
+    assert float(milliseconds) > 0
 
 
 @pytest.mark.parametrize("cell", ["LSTM", "GRU"])

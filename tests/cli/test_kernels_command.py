@@ -55,7 +55,7 @@ def test_builds_the_kernels_ahead_of_time(
     monkeypatch.setenv("LN_ZOO_CXXFLAGS", "-O0")  # a third of the time
     done = script(here, "kernels", "--build")
     assert done.code == 0, done.err
-    assert "compiling the CPU kernels once" in done.err
+    assert done.err.count("compiling CPU kernels") == 1
     (library,) = (file for file in cache.iterdir() if file.suffix in (".so", ".dylib"))
     assert str(library) in done.out
 

@@ -38,7 +38,7 @@ ABI = 9
 _SCHEMA = 1
 #: Seconds that compiling may take, and that a process waits for another one's.
 _LIMIT = 300
-_TYPICAL_SECONDS = 5
+_TYPICAL_SECONDS = 20
 
 _NATIVE = (
     "-mcpu=native"
@@ -304,11 +304,13 @@ class NativeLibrary:
             ) from None
 
     def _compile(self, folder: Path, stem: str, compiler: Compiler) -> _Loaded:
-        _log.info(
-            "compiling the CPU kernels once (about %d s) into %s (compiler: %s)",
-            _TYPICAL_SECONDS,
-            folder,
-            compiler,
+        kept = "this process only" if folder == self._private_folder else f"later runs in {folder}"
+        # Not logged: without a handler nobody would see why the first call takes so long.
+        print(
+            f"ln_zoo: compiling CPU kernels for this machine (about {_TYPICAL_SECONDS} s); "
+            f"kept for {kept}",
+            file=sys.stderr,
+            flush=True,
         )
         with tempfile.TemporaryDirectory(prefix=f"{stem}-", dir=folder) as work:
             try:

@@ -1,0 +1,49 @@
+"""Threads of the command line: few for small models, and short waits on a busy machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+#: Some 2 ms, a tenth of libgomp's default, whose threads can take the processor from the one they
+#: wait for. Measurements: docs/explanation/kernels.md.
+_SPINS = 30_000
+#: Multiplications of a forward pass below which a second thread gains nothing.
+_SMALL = 2**23
+#: The optimizer reads all weights in each step, however few examples there are.
+_LEAST_EXAMPLES = 64
+
+
+def shorten_spinning() -> None:
+    """Let waiting OpenMP threads sleep early, unless the environment sets a policy.
+
+    Call it before torch is imported: libgomp reads the variable when it is loaded.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", str(_SPINS))
+
+
+@contextlib.contextmanager
+def limited(model: Any, data: Any) -> Iterator[None]:
+    """Run a model on one thread if a batch is little work.
+
+    The choice depends on sizes only, so that runs can be repeated to the last bit. Larger models,
+    and models of unknown work, keep torch's number of threads.
+
+    Args:
+        model: a `ln_zoo.models.base.ZooModule`.
+        data: a data module with ``batch_size``, or another, or None.
+    """
+    import torch
+
+    before = torch.get_num_threads()
+    examples = getattr(data, "batch_size", None)
+    if isinstance(examples, int) and model.multiplications is not None:
+        work = model.multiplications * max(examples, _LEAST_EXAMPLES)
+        torch.set_num_threads(1 if work < _SMALL else before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,91 @@
+"""Threads of the command line: which policy libgomp gets, and how many a model runs on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from cli_support import QUIET, SCRIPT, SMALL, environment
+
+from ln_zoo.cli import main, threads
+from ln_zoo.models import MLPClassifier, SequenceClassifier
+
+POLICIES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere torch does not use libgomp")
+def test_libgomp_of_the_command_sleeps_early(tmp_path: Path) -> None:
+    env = environment(OMP_DISPLAY_ENV="verbose", OMP_NUM_THREADS="2")
+    env = {name: value for name, value in env.items() if name not in POLICIES}
+    done = subprocess.run(
+        [SCRIPT, "kernels"], cwd=tmp_path, env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"GOMP_SPINCOUNT = '{threads._SPINS}'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {"GOMP_SPINCOUNT": str(threads._SPINS)}),
+        ({"GOMP_SPINCOUNT": "7"}, {"GOMP_SPINCOUNT": "7"}),
+        ({"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "active"}),
+    ],
+)
+def test_a_policy_of_the_environment_is_kept(
+    given: dict[str, str], expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in POLICIES:
+        monkeypatch.setenv(name, "")  # put back afterwards
+        monkeypatch.delenv(name)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    threads.shorten_spinning()
+    assert {name: os.environ[name] for name in POLICIES if name in os.environ} == expected
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "expected"),
+    [
+        (MLPClassifier(64, [256, 256]), SimpleNamespace(batch_size=64), 1),
+        (MLPClassifier(64, [256, 256]), SimpleNamespace(batch_size=512), 2),
+        (MLPClassifier(784, [500]), SimpleNamespace(batch_size=1), 2),
+        (MLPClassifier(64, [8]), None, 2),
+        (SequenceClassifier(1, 8), SimpleNamespace(batch_size=1), 2),
+    ],
+)
+def test_small_models_of_known_work_run_on_one_thread(
+    model: object, data: object, expected: int, two_threads: None
+) -> None:
+    with threads.limited(model, data):
+        assert torch.get_num_threads() == expected
+    assert torch.get_num_threads() == 2
+
+
+def test_fit_limits_its_threads(
+    in_tmp: Path, two_threads: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used, step = set(), MLPClassifier.training_step
+
+    def recorded(*arguments: object) -> object:
+        used.add(torch.get_num_threads())
+        return step(*arguments)
+
+    monkeypatch.setattr(MLPClassifier, "training_step", recorded)
+    assert main(["fit", *SMALL, *QUIET, "--trainer.max_epochs=1", "--trainer.logger=false"]) == 0
+    assert used == {1}
+    assert torch.get_num_threads() == 2
