@@ -30,11 +30,15 @@ def normalized(a: Tensor, rows: Rows, gain: Tensor | None, shift: Tensor | None 
 def equations(spec: Spec, o: Operands, masks: Masks = NO_MASKS) -> tuple[Tensor, ...]:
     """Equations 4, 20-22 and 26-28 for a batch: outputs (T, N, H) and final states.
 
+    A joint cell normalises the sum of both terms, and all of a joint GRU's candidate is multiplied
+    by the reset gate. A carried LSTM carries on the normalised cell state.
+
     Recurrent dropout as Gal and Ghahramani (2016, section 4) have it, one mask for all steps, and
     zoneout as Krueger et al. (2017, section 3): ``d * before + (1 - d) * after``. Before a step
     that is reset, states are zeros.
     """
     h, c, outputs = o.h0, o.c0, []
+    o = without_input_bias(spec, o)
     bias = torch.zeros(len(o.w_hh), dtype=h.dtype) if o.bias is None else o.bias
     one = h.new_ones(len(o.x), *h.shape)
     pairs = zip((masks.zoneout_h, masks.zoneout_c), spec.zoneout, strict=True)
@@ -46,12 +50,18 @@ def equations(spec: Spec, o: Operands, masks: Masks = NO_MASKS) -> tuple[Tensor,
             h, c = h * on, c if c is None else c * on
         h_before, c_before = h, c
         v, u = x @ o.w_ih.T, (dropout * h) @ o.w_hh.T
+        if o.bias_inner is not None:
+            v = v + o.bias_inner
+        if spec.joint:
+            v, u = torch.zeros_like(v), v + u
         if spec.cell == "LSTM":
             p = normalized(v, spec.input, o.gain_input) + bias
             p = p + normalized(u, spec.recurrent, o.gain_recurrent)
             i, f, g, out = p.chunk(4, 1)
             c = f.sigmoid() * c + i.sigmoid() * g.tanh()
-            h = out.sigmoid() * normalized(c, spec.out, o.gain_out, o.shift_out).tanh()
+            z = normalized(c, spec.out, o.gain_out, o.shift_out)
+            h = out.sigmoid() * z.tanh()
+            c = z if spec.carried else c
         elif spec.cell == "GRU":
             xr, xz, xn = (normalized(v, spec.input, o.gain_input) + bias).chunk(3, 1)
             hr, hz, hn = normalized(u, spec.recurrent, o.gain_recurrent).chunk(3, 1)
@@ -65,6 +75,14 @@ def equations(spec: Spec, o: Operands, masks: Masks = NO_MASKS) -> tuple[Tensor,
         c = c if c is None else d_c[t] * c_before + (1 - d_c[t]) * c
         outputs.append(h)
     return (torch.stack(outputs), h) if c is None else (torch.stack(outputs), h, c)
+
+
+def without_input_bias(spec: Spec, o: Operands) -> Operands:
+    """Without the bias of the input's part of a joint GRU's candidate, which has no such part."""
+    if not spec.joint or spec.cell != "GRU" or o.bias is None:
+        return o
+    gates = 2 * o.h0.shape[1]
+    return o._replace(bias=torch.cat([o.bias[:gates], torch.zeros_like(o.bias[gates:])]))
 
 
 def masks_for(spec: Spec, noise: str, lead: tuple[int, ...], N: int, H: int) -> tuple[Spec, Masks]:

@@ -41,7 +41,7 @@ class _Plan:
     def __init__(self, kernel: Run, call: RecurrentCall) -> None:
         self._kernel, self._call = kernel, without_tensors(call)
         pairs = zip(call.records, call.weights, strict=True)
-        self._tensors = [a for pair in pairs for a in Parameters.of(*pair)]
+        self._tensors = [a for pair in pairs for a in Parameters.of(call.cell, *pair)]
         self._shapes = [None if a is None else tuple(a.shape) for a in self._tensors]
 
     def check(self) -> None:

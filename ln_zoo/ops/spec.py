@@ -288,7 +288,7 @@ def unsupported_reason(
     """
     if not cell.has_kernels or cell.form is None:
         return f"no kernel knows this cell, {cell.name}"
-    rows_alone = cell.form.joint or cell.form.carried
+    rows_alone = cell.form.joint or cell.form.carried or bool(cell.weights)
     for direction, w in zip(records, weights, strict=True):
         if w.hr is not None:
             return "the hidden state is projected"

@@ -12,9 +12,19 @@ import torch
 from accuracy import Results, assert_as_accurate, generic_loop, moved
 from torch import Tensor, nn
 
-from ln_zoo.layers import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
+from ln_zoo import ops
+from ln_zoo.layers import (
+    GRU,
+    LSTM,
+    RNN,
+    GRUCell,
+    LSTMCell,
+    RecurrentCell,
+    RecurrentLayer,
+    RNNCell,
+)
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm
-from ln_zoo.ops import dispatch, registry
+from ln_zoo.ops import Cell, dispatch, registry
 from ln_zoo.ops.engines.native import one_call
 from ln_zoo.ops.engines.native.one_call import OneCall
 from ln_zoo.ops.engines.native.runtime import unavailable_reason
@@ -26,6 +36,9 @@ pytestmark = pytest.mark.skipif(
 CELLS = {"LSTM": LSTMCell, "GRU": GRUCell, "RNN": RNNCell}
 LAYERS = {"LSTM": LSTM, "GRU": GRU, "RNN": RNN}
 every_kind = pytest.mark.parametrize("name", CELLS)
+#: Cells of other libraries.
+OTHERS = [cell for cell in ops.CELLS.values() if not cell.in_torch]
+every_other = pytest.mark.parametrize("cell", OTHERS, ids=lambda cell: cell.name)
 
 
 @pytest.fixture(autouse=True)
@@ -47,8 +60,7 @@ def randomised(module: nn.Module) -> Any:
 def zero_states(module: Any, examples: int) -> tuple[Tensor, ...]:
     """States, random ones."""
     lead = (len(module.sites), examples) if isinstance(module, nn.RNNBase) else (examples,)
-    count = 2 if isinstance(module, LSTM | LSTMCell) else 1
-    return tuple(torch.randn(*lead, module.hidden_size) for _ in range(count))
+    return tuple(torch.randn(*lead, module.hidden_size) for _ in module.cell.states)
 
 
 def results(module: Any, x: Tensor, states: tuple[Tensor, ...], training: bool) -> Results:
@@ -153,6 +165,75 @@ def test_layers_are_those_of_the_generic_loop(
     assert_generic(layer, x, zero_states(layer, N), training)
 
 
+SITES = [
+    {"norm": LayerNorm(gain=0.5)},
+    {"norm": LayerNorm(gain=0.5, per_gate=True), "bias": False},
+    {"norm": RMSNorm(gain=0.7)},
+    {"norm": Identity()},
+    {"norm": WeightNorm()},
+    {"norm": LayerNorm(gain=0.5), "normalize": ()},  # the last place alone
+]
+
+
+@every_other
+@pytest.mark.parametrize("options", SITES, ids=str)
+@pytest.mark.parametrize(
+    ("hidden", "examples", "training"), [(1, 1, False), (17, 3, True), (33, 1, True), (33, 9, True)]
+)
+def test_steps_of_other_cells(
+    cell: Cell,
+    options: dict[str, Any],
+    hidden: int,
+    examples: int,
+    training: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if "normalize" in options:
+        options = options | {"normalize": cell.roles[-1:]}
+    module = randomised(RecurrentCell(7, hidden, cell=cell, **options))
+    names = ran(module, monkeypatch)
+    states = zero_states(module, examples)
+    assert_generic(module, torch.randn(examples, 7), states, training)
+    # The second call has a plan, where weights are parameters.
+    assert [name for name in names if name] == ["native"] * (
+        2 if WeightNorm() in options.values() else 1
+    )
+
+
+@every_other
+@pytest.mark.parametrize(
+    ("sizes", "options"),
+    [
+        ((1, 4, 16, 17), {"norm": RMSNorm(gain=0.7), "bias": False}),
+        ((4, 1, 7, 3), {"norm": LayerNorm(gain=0.5), "zoneout": 0.25, "recurrent_dropout": 0.5}),
+        ((9, 5, 7, 20), {"norm": LayerNorm(gain=0.5), "zoneout": 0.25, "recurrent_dropout": 0.5}),
+        ((7, 30, 17, 33), {"norm": LayerNorm(gain=0.5), "num_layers": 2, "bidirectional": True}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("shares", [1, 3])
+def test_layers_of_other_cells(
+    cell: Cell,
+    sizes: tuple[int, ...],
+    options: dict[str, Any],
+    training: bool,
+    shares: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In chunks, and where threads share the units."""
+    T, N, inputs, hidden = sizes
+    noise = "zoneout" in options
+    if shares > 1 and noise:
+        options = {"norm": options["norm"]}  # then threads share examples
+    names = ran(None, monkeypatch)
+    monkeypatch.setattr(one_call, "rows_of_chunk", lambda rows, saved: 12 if saved else 20)
+    monkeypatch.setattr(one_call, "shares_of_units", lambda *layout: shares)
+    layer = randomised(RecurrentLayer(inputs, hidden, cell=cell, **options)).train(training)
+    assert_generic(layer, torch.randn(T, N, inputs), zero_states(layer, N), training)
+    assert "native" in names
+
+
 CHUNKS = [
     ((9, 5, 7, 20), LayerNorm(gain=0.5), {}),
     ((9, 5, 20, 9), RMSNorm(gain=0.7), {}),
@@ -241,10 +322,11 @@ def test_sites_may_be_left_out(normalize: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("examples", [1, 6], ids=["weights as they are", "packed"])
-@every_kind
-def test_gradients_of_gradients(name: str, examples: int) -> None:
-    layer = randomised(LAYERS[name](3, 4, norm=LayerNorm()))
-    cell = randomised(CELLS[name](3, 4, norm=LayerNorm()))
+@pytest.mark.parametrize("kind", ops.CELLS.values(), ids=lambda cell: cell.name)
+@pytest.mark.parametrize("norm", [LayerNorm(), Identity()], ids=str)
+def test_gradients_of_gradients(kind: Cell, examples: int, norm: Norm) -> None:
+    layer = randomised(RecurrentLayer(3, 4, cell=kind, norm=norm))
+    cell = randomised(RecurrentCell(3, 4, cell=kind, norm=norm))
 
     def twice(module: Any, x: Tensor) -> list[Tensor]:
         x = x.clone().requires_grad_()
@@ -321,9 +403,11 @@ def test_it_stands_back_where_it_is_not_meant_for(monkeypatch: pytest.MonkeyPatc
     LSTM(3, 4, proj_size=2, norm=LayerNorm())(torch.randn(5, 2, 3))
     LSTM(3, 4, norm=LayerNorm())(torch.randn(3, 0, 3))
     LSTM(3, 4, norm=LayerNorm())(nn.utils.rnn.pack_sequence([torch.randn(3, 3)]))
-    assert names == [None] * 3
+    for other in (ops.JOINT_LSTM, ops.CARRIED_LSTM, ops.PRENORM_GRU):
+        RecurrentLayer(3, 4, cell=other, norm=BatchNorm())(torch.randn(5, 2, 3))
+    assert names == [None] * 6
     LSTM(3, 4, norm=LayerNorm())(torch.randn(100, 3, 3))  # of more rows than a chunk
-    assert names[3:] == ["native"]
+    assert names[6:] == ["native"]
 
 
 def test_transforms_of_torch_func_pass_by() -> None:

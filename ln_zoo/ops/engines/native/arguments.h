@@ -21,10 +21,13 @@ struct Rows {
 };
 
 // What a call on consecutive steps reads and writes. T* stands for float*, or bfloat* where
-// `narrow`. In a simple RNN u is the sum of both terms and the same memory as v, du the same as dv.
+// `narrow`. In simple RNNs and joint cells u is the sum of both terms and the same memory as v, du the
+// same as dv.
 struct Steps {
   int64_t cell, narrow, steps, examples, hidden, threads;
   int64_t shares;        // of units (see shared.h); 1: threads share the examples
+  int64_t joint;         // one norm of both terms, `recurrent`; u is their sum, as in a simple RNN
+  int64_t carried;       // an LSTM's normalised cell state is carried on
   const int64_t* sizes;  // (steps,)
   Rows input, recurrent, out;
   const float *bias, *bias_hn, *gain_input, *gain_recurrent;  // (G,), (H,), (G,), (G,)
@@ -91,6 +94,10 @@ struct Call {
   // Of `input`, `recurrent` and `out`, which then say no more than their eps; what is taken off the
   // number of examples (see Batch).
   int64_t sources[3], correction;
+  int64_t joint, carried;  // see Steps
+  // Whether a GRU's update gate is that of the new state, and what is added to it.
+  int64_t negated;
+  double update_offset;
 };
 
 // Null where there is none: biases and gains of 0 and 1, states of 0, nothing kept, a gradient of 0
@@ -100,11 +107,12 @@ struct Tensors {
   const float *w_ih, *w_hh;                                      // (G, I), (G, H)
   const float *bias_ih, *bias_hh, *gain_input, *gain_recurrent;  // (G,)
   const float *gain_out, *shift_out;                             // (H,)
+  const float* bias_inner;  // (G,), added to products with w_ih before their norm
   // (rows, H), not wanted of a single step; (N, H), (N, H), (ln_zoo_call_keeps(),)
   float *output, *h, *c, *kept;
   const float *d_output, *d_h, *d_c;  // the backward alone, as are all below
   float *dx, *dh0, *dc0, *dw_ih, *dw_hh, *dbias_ih, *dbias_hh;
-  float *dgain_input, *dgain_recurrent, *dgain_out, *dshift_out;
+  float *dgain_input, *dgain_recurrent, *dgain_out, *dshift_out, *dbias_inner;
   const float* dropout;               // (N, H)
   const bool *zoneout_h, *zoneout_c;  // (rows, H)
   // Of each place in turn, if its statistics are the examples' own, means and biased variances, two
@@ -124,6 +132,9 @@ namespace {
 constexpr int64_t STATS = 2 * MAX_GATES + 2;
 
 int64_t gates_of(int64_t cell) { return cell == LSTM ? 4 : cell == GRU ? 3 : 1; }
+
+// Whether only the sum of both terms is kept.
+inline bool keeps_sum(int64_t cell, int64_t joint) { return joint || gates_of(cell) == 1; }
 
 struct Shape {
   int64_t H, gates, G;

@@ -239,8 +239,8 @@ void batch_backward(const Steps& s, const Batch& b) {
       const float* dout = douts ? douts + h + j : zeros.data();
       float* dh = s.dh + j + first;
       if (s.cell == LSTM) {
-        lstm_out_back<false>(own.s, own.shape, terms, places.out, s.cells + h + j, s.c_prev + h + j,
-                             dout, dh, du + k, own.scratch.data() + i * 4 * w, totals);
+        lstm_out_back<KEPT>(own.s, own.shape, terms, places.out, s.cells + h + j, s.c_prev + h + j,
+                             dout, dh, nullptr, du + k, own.scratch.data() + i * 4 * w, totals);
       } else if (s.cell == GRU) {
         gru_gates_back(own.s, own.shape, terms, h_prev + h + j, dout, dh, dv + k, du + k, totals);
       } else {
@@ -258,7 +258,7 @@ void batch_backward(const Steps& s, const Batch& b) {
       const int64_t k = i * G, j = h + i * H;
       if (s.cell == LSTM) {
         const Terms<Columns> terms = places.terms(own.s, own.shape, v + k, u + k, H);
-        lstm_gates_back<false>(own.shape, terms, places.out, totals.out.of(0), s.cells + j,
+        lstm_gates_back<KEPT>(own.shape, terms, places.out, totals.out.of(0), s.cells + j,
                                s.c_prev + j, s.dc + i * H + first, du + k,
                                own.scratch.data() + i * 4 * w, totals);
       } else if (gates == 1) {

@@ -21,22 +21,34 @@ class Direction {
         examples(call, tensors, shape),
         rows(a.steps * a.examples),
         few(rows <= FEW_ROWS && !examples.any()),
-        merged(shape.gates == 1),
+        merged(keeps_sum(a.cell, a.joint)),
         chunks_(chunks()) {
     const int64_t G = shape.G, H = shape.H;
     float *ones = arena.take(G), *zeros = arena.take(G);
     float *bias = arena.take(G), *bias_hn = arena.take(H);
     std::fill(ones, ones + G, 1.0f), std::fill(zeros, zeros + G, 0.0f);
+    std::fill(bias_hn, bias_hn + H, 0.0f);
     const int64_t both = a.cell == GRU ? 2 * H : G;
     for (int64_t k = 0; k < G; k++) {
-      bias[k] = (t.bias_ih ? t.bias_ih[k] : 0) + (t.bias_hh && k < both ? t.bias_hh[k] : 0);
-    }
-    for (int64_t j = 0; j < H; j++) {
-      bias_hn[j] = a.cell == GRU && t.bias_hh ? t.bias_hh[2 * H + j] : 0;
+      const float ih = t.bias_ih ? t.bias_ih[k] : 0, hh = t.bias_hh ? t.bias_hh[k] : 0;
+      bias[k] = (k < both || !a.joint ? ih : 0) + (k < both ? hh : 0);
+      if (k >= both) bias_hn[k - both] = hh + (a.joint ? ih : 0);
     }
     s.bias = bias, s.bias_hn = bias_hn;
     s.gain_input = t.gain_input ? t.gain_input : ones;
     s.gain_recurrent = t.gain_recurrent ? t.gain_recurrent : ones;
+    if (a.negated) {
+      float* gain = arena.take(G);
+      copy(s.gain_recurrent, G, gain);
+      negate_update(bias), negate_update(gain);
+      for (int64_t k = H; k < 2 * H; k++) bias[k] -= float(a.update_offset);
+      s.gain_recurrent = gain;
+    }
+    if (t.bias_inner) {
+      bias_inner = arena.take(G);
+      copy(t.bias_inner, G, bias_inner);
+      center(first(), bias_inner, shape.gates, H);  // as the products are
+    }
     s.gain_out = t.gain_out ? t.gain_out : ones;
     s.shift_out = t.shift_out ? t.shift_out : zeros;
     const int64_t here = t.kept ? rows : longest();
@@ -53,7 +65,7 @@ class Direction {
   }
 
   static int64_t keeps(const Call& a) {
-    const int64_t gates = gates_of(a.cell), products = gates == 1 ? 1 : 2 * gates;
+    const int64_t gates = gates_of(a.cell), products = keeps_sum(a.cell, a.joint) ? gates : 2 * gates;
     const bool by_rows = a.sources[INPUT] + a.sources[RECURRENT] + a.sources[OUT] == NONE;
     const int64_t stats = by_rows ? STATS : 0;
     return a.steps * a.examples * ((products + (a.cell == LSTM)) * a.hidden + stats);
@@ -75,7 +87,9 @@ class Direction {
         ln_zoo_product(chunk.steps, G, I, means, I, 1, w_ih,
                        examples.means(first_place(), chunk.step), G, false, a.threads);
       }
-      ln_zoo_product(rows_of(chunk), G, I, x, I, 1, w_ih, static_cast<float*>(part.v), G, false,
+      float* const v = static_cast<float*>(part.v);
+      for (int64_t n = 0; bias_inner && n < rows_of(chunk); n++) copy(bias_inner, G, v + n * G);
+      ln_zoo_product(rows_of(chunk), G, I, x, I, 1, w_ih, v, G, bias_inner != nullptr,
                      a.threads);
       if (!examples.any()) {
         ln_zoo_forward(&part);
@@ -136,11 +150,14 @@ class Direction {
       const float* x = t.x + row * I;
       if (t.dw_ih && own) x = centered(chunk, x, I);
       weight_gradient(count, dv, x, I, t.dw_ih, more, room);
+      if (t.dbias_inner) few_sum(count, G, dv, t.dbias_inner, more, a.threads);
       if (!t.dx) continue;
       float* dx = t.dx + row * I;
       input_gradient(count, dv, w_ih, dx, room);
       if (own) without_means(chunk.steps, a.examples, I, dx, dx, means, a.threads);
     }
+    if (a.negated) negate_update(s.dbias), negate_update(s.dgain_recurrent);
+    if (a.joint && a.cell == GRU) copy(s.dbias_hn, H, s.dbias + 2 * H);
     const auto copy_to = [](float* to, const float* from, int64_t n) {
       if (to) copy(from, n, to);
     };
@@ -167,6 +184,7 @@ class Direction {
   const std::vector<Chunk> chunks_;
   Arena arena;
   float *rows_room, *means;  // of `centered`
+  float* bias_inner = nullptr;  // (G,), centred
 
   static bool thin(int64_t columns) { return columns < THIN; }
 
@@ -177,6 +195,7 @@ class Direction {
     s.input = a.input, s.recurrent = a.recurrent, s.out = a.out;
     s.dropout = t.dropout, s.zoneout_h = t.zoneout_h, s.zoneout_c = t.zoneout_c;
     s.share_h = a.share_h, s.share_c = a.share_c;
+    s.joint = a.joint, s.carried = a.carried;
     return s;
   }
 
@@ -215,10 +234,16 @@ class Direction {
     return part;
   }
 
-  int first_place() const { return merged ? OUT : INPUT; }
-  int second_place() const { return merged ? OUT : RECURRENT; }
-  Rows first() const { return merged ? a.out : a.input; }
-  Rows second() const { return merged ? a.out : a.recurrent; }
+  int first_place() const { return merged ? second_place() : INPUT; }
+  int second_place() const { return shape.gates == 1 ? OUT : RECURRENT; }
+  Rows first() const { return merged ? second() : a.input; }
+  Rows second() const { return shape.gates == 1 ? a.out : a.recurrent; }
+
+  // A GRU's update gate of the new state is 1 less that of the old: a vector (G,) of one for the
+  // other.
+  void negate_update(float* vector) const {
+    for (int64_t k = shape.H; k < 2 * shape.H; k++) vector[k] = -vector[k];
+  }
 
   // Memory for the statistics over examples of one chunk.
   void make_room() {
@@ -312,17 +337,15 @@ class Direction {
     float* const output = static_cast<float*>(s.output);
     float* dropped = t.dropout ? arena.take(N * H) : nullptr;
     few_by_transposed(rows, G, a.inputs, t.x, t.w_ih, v, a.threads);
+    for (int64_t n = 0; bias_inner && n < rows; n++) add(bias_inner, v + n * G, G);
     for (int64_t step = 0; step < a.steps; step++) {
       if (t.dropout) drop(t.h, t.dropout, N * H, dropped, false);
       few_by_transposed(N, G, H, t.dropout ? dropped : t.h, t.w_hh, u, a.threads);
       for (int64_t n = 0; n < N; n++, u += G, v += G) {
         const FlushSubnormals flush;
         const int64_t row = step * N + n;
-        if (merged) {
-          for (int64_t k = 0; k < G; k++) u[k] += v[k];
-        } else {
-          center(s.input, v, shape.gates, H), center(s.recurrent, u, shape.gates, H);
-        }
+        if (merged) add(v, u, G);
+        center(s.input, v, shape.gates, H), center(s.recurrent, u, shape.gates, H);
         float *h = t.h + n * H, *c = t.c ? t.c + n * H : nullptr;
         forward_row(s, shape, row, v, u, h, c, s.stats ? s.stats + row * STATS : unused, scratch);
         copy(h, H, output + row * H);

@@ -89,34 +89,54 @@ struct Means {
 // Forward, one row of one step: u holds the recurrent product, h and c the states before and after.
 
 // Terms of a row or a part of one; `stats` as they are kept.
-Terms<Scaled> terms_of(const Steps& s, const Shape& shape, const float* stats, const float* v,
-                       const float* u, int64_t apart) {
-  Terms<Scaled> found{s, shape.H, shape.G, apart, v, u, {}, {}};
+template <Norms NORMS>
+Terms<Scaled, NORMS> terms_of(const Steps& s, const Shape& shape, const float* stats,
+                              const float* v, const float* u, int64_t apart) {
+  Terms<Scaled, NORMS> found{s, shape.H, shape.G, apart, v, u, {}, {}};
   for (int64_t q = 0; q < shape.gates; q++) {
     found.of_v[q] = Scaled(stats[q]), found.of_u[q] = Scaled(stats[MAX_GATES + q]);
   }
   return found;
 }
 
+// Calls body(terms) with those of the cell's norms.
+template <class Body>
+inline void with_terms(const Steps& s, const Shape& shape, const float* stats, const float* v,
+                       const float* u, int64_t apart, Body body) {
+  s.joint ? body(terms_of<JOINT>(s, shape, stats, v, u, apart))
+          : body(terms_of<APART>(s, shape, stats, v, u, apart));
+}
+
+// Calls body with a constant: the cell state that an LSTM normalises; `held`: under zoneout of c.
+template <class Body>
+inline void with_state(const Steps& s, bool held, Body body) {
+  if (s.carried) return body(std::integral_constant<CellState, CARRIED>());
+  held ? body(std::integral_constant<CellState, ANEW>())
+       : body(std::integral_constant<CellState, KEPT>());
+}
+
 void product_deviations(const Steps& s, const Shape& shape, const float* v, const float* u,
                         float* stats) {
-  deviations(s.input, v, shape.gates, shape.H, stats);
+  deviations(s.input, v, shape.gates, shape.H, stats);  // of joint cells: 1
   deviations(s.recurrent, u, shape.gates, shape.H, stats + MAX_GATES);
 }
 
 void lstm_row(const Steps& s, const Shape& shape, const float* v, const float* u, float* h,
               float* c, float* stats, float* o) {
   product_deviations(s, shape, v, u, stats);
-  lstm_gates(shape, terms_of(s, shape, stats, v, u, shape.H), c, c, o);
+  with_terms(s, shape, stats, v, u, shape.H,
+             [&](const auto& terms) { lstm_gates(shape, terms, c, c, o); });
   float* at_out = stats + 2 * MAX_GATES;
   mean_and_deviation(s.out, c, shape.H, at_out);
-  lstm_out(s, shape, Centred(at_out), c, o, h);
+  s.carried ? lstm_out<true>(s, shape, Centred(at_out), c, o, h)
+            : lstm_out<false>(s, shape, Centred(at_out), c, o, h);
 }
 
 void gru_row(const Steps& s, const Shape& shape, const float* v, const float* u, float* h,
              float* stats) {
   product_deviations(s, shape, v, u, stats);
-  gru_gates(s, shape, terms_of(s, shape, stats, v, u, shape.H), h, h);
+  with_terms(s, shape, stats, v, u, shape.H,
+             [&](const auto& terms) { gru_gates(s, shape, terms, h, h); });
 }
 
 void rnn_row(const Steps& s, const Shape& shape, const float* u, float* h, float* stats) {
@@ -270,9 +290,8 @@ struct Spaced {
   }
 };
 
-// What a row adds to sums over rows, and to the means in the adjoints of its norms. Where nothing
-// normalises the products (PLAIN), there are no gains.
-template <bool PLAIN = false>
+// What a row adds to sums over rows, and to the means in the adjoints of its norms.
+template <Norms NORMS = APART>
 struct RowTotals {
   const Steps& s;
   const int64_t H;
@@ -292,10 +311,12 @@ struct RowTotals {
   void at_gate(Block block, int64_t q, int64_t j, vec dv, vec a, vec du, vec b) {
     const int64_t k = q * H + j;
     accumulate(block, sums.bias, k, dv);
-    if (PLAIN) return;
-    accumulate(block, sums.gain_input, k, dv * a);
+    if (NORMS == NO_NORMS) return;
+    if (NORMS == APART) {
+      accumulate(block, sums.gain_input, k, dv * a);
+      v.add(q, block.read(s.gain_input + k) * dv, a);
+    }
     accumulate(block, sums.gain_recurrent, k, du * b);
-    v.add(q, block.read(s.gain_input + k) * dv, a);
     u.add(q, block.read(s.gain_recurrent + k) * du, b);
   }
   template <class Block>
@@ -305,24 +326,26 @@ struct RowTotals {
 };
 
 // dv and du from the gradients of normalised, scaled sums: for u they are in du, for v in pv.
-void adjoints(const Steps& s, const Shape& shape, const Terms<Scaled>& terms, const Means& mv,
-              const Means& mu, const float* pv, float* dv, float* du) {
+template <Norms NORMS>
+void adjoints(const Steps& s, const Shape& shape, const Terms<Scaled, NORMS>& terms,
+              const Means& mv, const Means& mu, const float* pv, float* dv, float* du) {
   for (int64_t q = 0; q < shape.gates; q++) {
     const int64_t k = q * shape.H;
-    adjoint(shape.units, terms.of_v[q], mv.of(q), s.gain_input + k, terms.v + k, pv + k, dv + k);
+    if (NORMS == APART)
+      adjoint(shape.units, terms.of_v[q], mv.of(q), s.gain_input + k, terms.v + k, pv + k, dv + k);
     adjoint(shape.units, terms.of_u[q], mu.of(q), s.gain_recurrent + k, terms.u + k, du + k,
             du + k);
   }
 }
 
-template <bool ANEW>
-void lstm_row_back(const Steps& s, const Shape& shape, const Terms<Scaled>& terms, const float* c,
-                   const float* c_prev, const float* stats, const float* dout, float* dh, float* dc,
-                   float* du, RowTotals<>& totals, float* scratch) {
+template <CellState STATE, Norms NORMS>
+void lstm_row_back(const Steps& s, const Shape& shape, const Terms<Scaled, NORMS>& terms,
+                   const float* c, const float* c_prev, const float* stats, const float* dout,
+                   float* dh, float* dc, float* du, RowTotals<NORMS>& totals, float* scratch) {
   const Centred norm(stats + 2 * MAX_GATES);
-  lstm_out_back<ANEW>(s, shape, terms, norm, c, c_prev, dout, dh, du, scratch, totals);
+  lstm_out_back<STATE>(s, shape, terms, norm, c, c_prev, dout, dh, dc, du, scratch, totals);
   totals.out.finish(s.out, 1, shape.H);
-  lstm_gates_back<ANEW>(shape, terms, norm, totals.out.of(0), c, c_prev, dc, du, scratch, totals);
+  lstm_gates_back<STATE>(shape, terms, norm, totals.out.of(0), c, c_prev, dc, du, scratch, totals);
 }
 
 void rnn_row_back(const Steps& s, const Shape& shape, const float* u, const float* stats,
@@ -349,21 +372,25 @@ void backward_row(const Steps& s, const Shape& shape, int64_t row, int64_t n, co
     dout = own;
   }
   if (of_c) of_c.pass(dc, by_c, H);
-  RowTotals<> totals(s, shape, sums);
   if (shape.gates == 1) {
+    RowTotals<> totals(s, shape, sums);
     rnn_row_back(s, shape, u, stats, dout, dh, du, totals);
   } else {
-    const Terms<Scaled> terms = terms_of(s, shape, stats, v, u, H);
-    if (s.cell == GRU) {
-      gru_gates_back(s, shape, terms, h_prev, dout, dh, dv, du, totals);
-    } else {
-      const float *c = s.cells + row * H, *c_prev = s.c_prev + row * H;
-      const auto back = of_c ? lstm_row_back<true> : lstm_row_back<false>;
-      back(s, shape, terms, c, c_prev, stats, dout, dh, dc, du, totals, scratch);
-    }
-    totals.u.finish(s.recurrent, shape.gates, H);
-    totals.v.finish(s.input, shape.gates, H);
-    adjoints(s, shape, terms, totals.v, totals.u, s.cell == GRU ? dv : du, dv, du);
+    with_terms(s, shape, stats, v, u, H, [&](const auto& terms) {
+      RowTotals<std::decay_t<decltype(terms)>::norms> totals(s, shape, sums);
+      if (s.cell == GRU) {
+        gru_gates_back(s, shape, terms, h_prev, dout, dh, dv, du, totals);
+      } else {
+        const float *c = s.cells + row * H, *c_prev = s.c_prev + row * H;
+        with_state(s, bool(of_c), [&](auto state) {
+          lstm_row_back<state.value>(s, shape, terms, c, c_prev, stats, dout, dh, dc, du, totals,
+                                     scratch);
+        });
+      }
+      totals.u.finish(s.recurrent, shape.gates, H);
+      totals.v.finish(s.input, shape.gates, H);
+      adjoints(s, shape, terms, totals.v, totals.u, s.cell == GRU ? dv : du, dv, du);
+    });
   }
   if (of_h) add(by_h, dh, H);
   if (of_c) add(by_c, dc, H);

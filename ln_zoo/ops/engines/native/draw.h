@@ -167,10 +167,11 @@ void draw_lstm_back(const Draw& s, int64_t which, int64_t t) {
       } else {
         dp = to;
       }
-      RowTotals<true> totals(steps, of_cell, sums);
-      lstm_out_back<false>(steps, of_cell, terms, norm, c, c_prev, dout, dh, dp, scratch, totals);
+      RowTotals<NO_NORMS> totals(steps, of_cell, sums);
+      lstm_out_back<KEPT>(steps, of_cell, terms, norm, c, c_prev, dout, dh, nullptr, dp, scratch,
+                          totals);
       totals.out.finish(lstm.norm, 1, H);
-      lstm_gates_back<false>(of_cell, terms, norm, totals.out.of(0), c, c_prev, lstm.dcells + n * H,
+      lstm_gates_back<KEPT>(of_cell, terms, norm, totals.out.of(0), c, c_prev, lstm.dcells + n * H,
                              dp, scratch, totals);
       if constexpr (sizeof(T) == 2) narrow(dp, G, to);
     }

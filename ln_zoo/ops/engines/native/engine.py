@@ -34,8 +34,6 @@ class NativeEngine:
             return f"it runs on the CPU, not on {x.device.type}"
         if dtype not in (torch.float32, torch.bfloat16):
             return f"it has no products in {_word(dtype)}"
-        if spec.joint or spec.carried:
-            return "it has no joint or carried norms"
         if spec.examples:
             if dtype != torch.float32:
                 return f"it has no steps over a batch in {_word(dtype)}"

@@ -91,6 +91,19 @@ void few_outer(int64_t N, int64_t G, int64_t K, const float* d, const float* a, 
   });
 }
 
+// to (G,) = the sum of rows d (N, G), or to += it.
+void few_sum(int64_t N, int64_t G, const float* d, float* to, bool add, int64_t threads) {
+  by_parts(threads, N * G, G, [&](int64_t from, int64_t end) {
+    if (!add) std::fill(to + from, to + end, 0.0f);
+    for (int64_t n = 0; n < N; n++) {
+      for_units(end - from, [&](int64_t j, auto block) {
+        const int64_t k = from + j;
+        block.write(to + k, block.read(to + k) + block.read(d + n * G + k));
+      });
+    }
+  });
+}
+
 // Takes the mean off each group, where rows are centred.
 void center(const Rows& rows, float* a, int64_t gates, int64_t H) {
   if (!rows.scale || !rows.center) return;

@@ -12,6 +12,7 @@ import math
 import struct
 from collections.abc import Sequence
 from ctypes import Structure, addressof, c_double, c_int64
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from ln_zoo.ops import memory
 from ln_zoo.ops.addresses import address, addresses
-from ln_zoo.ops.cells import CELLS, States, Weights
+from ln_zoo.ops.cells import Cell, States, Weights
 from ln_zoo.ops.engines.base import NO_MASKS, Masks
 from ln_zoo.ops.engines.native import build
 from ln_zoo.ops.engines.native.batch import shares_under_batch_norm
@@ -36,12 +37,11 @@ from ln_zoo.ops.operator import (
     Given,
     batched,
     differentiable,
-    noise_of,
-    normalized_sites,
+    replay,
     statistics_size,
 )
 from ln_zoo.ops.records import Record, Records, StepNorm
-from ln_zoo.ops.recurrence import RecurrentCall, run_layers, scan
+from ln_zoo.ops.recurrence import RecurrentCall, run_layers
 from ln_zoo.ops.recurrent_kernel import drawn, given_statistics, tell_statistics, untraceable
 from ln_zoo.ops.registry import Task
 from ln_zoo.ops.regularization import Noise
@@ -50,6 +50,8 @@ from ln_zoo.ops.spec import (
     Rows,
     Spec,
     by_place,
+    form_of,
+    gather,
     product_dtype,
     specify,
     unsupported_places,
@@ -76,6 +78,7 @@ class Parameters(NamedTuple):
         gain_recurrent: (G,).
         gain_out: (H,), of an LSTM's cell state or an RNN's sum.
         shift_out: (H,), of an LSTM's cell state.
+        bias_inner: (gates, H), inside the norm of the input term, or of the sum of both.
     """
 
     w_ih: Tensor
@@ -86,15 +89,17 @@ class Parameters(NamedTuple):
     gain_recurrent: Tensor | None
     gain_out: Tensor | None
     shift_out: Tensor | None
+    bias_inner: Tensor | None
 
     @staticmethod
-    def of(records: Records, weights: Weights) -> Parameters:
+    def of(cell: Cell, records: Records, weights: Weights) -> Parameters:
         """Those of a direction that `OneCall` does not refuse."""
-        last = records.get("cell") or records.get("sum")
-        places = (records["input"], records["recurrent"], last)
+        places = by_place(cell, records)
         first, second, out = (None if r is None or r.identity else r.gain for r in places)
+        last = places[2]
         shift = None if last is None or last.identity else last.shift
-        return Parameters(*weights[:4], first, second, out, shift)
+        inner = weights.own[0] if weights.own else None
+        return Parameters(*weights[:4], first, second, out, shift, inner)
 
 
 class _Constants(Structure):
@@ -106,7 +111,8 @@ class _Constants(Structure):
         *((name, RowArguments) for name in ("input", "recurrent", "out")),
         *((name, c_double) for name in ("share_h", "share_c")),
         ("sources", c_int64 * 3),
-        ("correction", c_int64),
+        *((name, c_int64) for name in ("correction", "joint", "carried", "negated")),
+        ("update_offset", c_double),
     )
 
 
@@ -129,6 +135,7 @@ class _Direction:
     """One direction of one layer, for tensors of certain shapes.
 
     Args:
+        cell: the cell.
         spec: what is computed.
         lead: T and N, or N for a single step, which has no output but its state.
         inputs: I.
@@ -141,6 +148,7 @@ class _Direction:
 
     def __init__(
         self,
+        cell: Cell,
         spec: Spec,
         lead: tuple[int, ...],
         inputs: int,
@@ -150,18 +158,20 @@ class _Direction:
         noise: bool,
         norms: Sequence[Record],
     ) -> None:
-        self.spec, self.hidden, self._state, self._norms = spec, hidden, state, norms
+        self.spec, self.hidden, self._state = spec, hidden, state
+        self._cell, self._norms = cell, norms
         self._steps = 1 if len(lead) == 1 else lead[0]
         self._lstm = spec.cell == "LSTM"
         self.output = None if len(lead) == 1 else (*lead, hidden)
         c = state if self._lstm else None
         self.inputs = ((*lead, inputs), state, c)
         width = spec.gates * hidden
-        row, vector = (hidden,), (width,)
-        of_all = ((width, inputs), (width, hidden), vector, vector, vector, vector, row, row)
+        row, vector, inner = (hidden,), (width,), (spec.gates, hidden)
+        of_all = ((width, inputs), (width, hidden), *[vector] * 4, row, row, inner)
         self.parameters = tuple(
             None if a is None else shape for a, shape in zip(parameters, of_all, strict=True)
         )
+        offset = form_of(cell).update_offset
         self._constants = _Constants(
             cell=NUMBERS[spec.cell],
             steps=self._steps,
@@ -181,6 +191,10 @@ class _Direction:
             share_c=spec.zoneout[1],
             sources=(c_int64 * 3)(*map(_source, spec.places)),
             correction=max(getattr(place, "correction", 0) for place in spec.places),
+            joint=spec.joint,
+            carried=spec.carried,
+            negated=offset is not None,
+            update_offset=offset or 0.0,
         )
         self._masks = (lead[-1], hidden), (*lead, hidden), (*lead, hidden)
         self._address = addressof(self._constants)
@@ -307,19 +321,20 @@ class _Direction:
         self, tensors: Sequence[Any], masks: Masks, given: Given
     ) -> tuple[Tensor | None, ...]:
         """Output and last states by the generic loop, whose gradients any transform takes."""
-        (x, h0, c0), parameters = tensors[:3], Parameters(*tensors[3:])
+        (x, h0, c0), p = tensors[:3], Parameters(*tensors[3:])
         states = tuple(s.view(-1, self.hidden) for s in (h0, c0) if s is not None)
-        sites = normalized_sites(self.spec, self.hidden, *parameters[4:], given=given)
+        affine = (p.gain_input, None), (p.gain_recurrent, None), (p.gain_out, p.shift_out)
+        records = {
+            role: r if r is None else replace(r, gain=gain, shift=shift)
+            for role, r, (gain, shift) in zip(
+                form_of(self._cell).roles, self._norms, affine, strict=True
+            )
+            if role is not None
+        }
+        weights = Weights(*p[:4], own=() if p.bias_inner is None else (p.bias_inner,))
         x = x.unsqueeze(0) if self.output is None else x
-        output, final = scan(
-            CELLS[self.spec.cell],
-            x,
-            None,
-            states,
-            Weights(*parameters[:4], noise=noise_of(self.spec, masks)),
-            sites,
-            self.spec.examples,
-        )
+        operands = gather(self._cell, records, weights, x, states)
+        output, *final = replay(self.spec, operands, None, given, masks)
         return None if self.output is None else output, *(s.view(self._state) for s in final)
 
 
@@ -367,7 +382,8 @@ class Prepared:
     def __init__(self, call: RecurrentCall) -> None:
         cell, records, x, _, _, weights, bidirectional, *_ = call
         self._call = without_tensors(call)
-        self._parameters = [Parameters.of(*both) for both in zip(records, weights, strict=True)]
+        pairs = zip(records, weights, strict=True)
+        self._parameters = [Parameters.of(cell, *pair) for pair in pairs]
         lead, hidden = tuple(x.shape[:-1]), weights[0].hh.shape[1]
         single = len(records) == 1
         # One direction needs no stack of states.
@@ -375,6 +391,7 @@ class Prepared:
         each = 2 if bidirectional else 1
         self._directions = [
             _Direction(
+                cell,
                 specify(cell, record, w),
                 lead,
                 x.shape[-1] if i < each else each * hidden,
@@ -475,10 +492,7 @@ class OneCall:
         if call.reset is not None:
             return "it has no resets"
         for direction, w in zip(records, weights, strict=True):
-            spec = specify(cell, direction, w)
-            if spec.joint or spec.carried or w.own:
-                return "it has no joint or carried norms"
-            reason = _unsupported_statistics(spec, x, w.noise)
+            reason = _unsupported_statistics(specify(cell, direction, w), x, w.noise)
             if reason is not None:
                 return reason
         norms = [r for direction in records for r in direction.values() if r is not None]

@@ -76,10 +76,14 @@ struct Columns {
   Columns from(int64_t unit) const { return {mean + unit, factors + unit}; }
 };
 
+// Norms of the products: one of each, one of their sum, or none.
+enum Norms { APART, JOINT, NO_NORMS };
+
 // What goes into the gates: rows of products, each gate normalised, with gain and bias. Gates of v
-// lie H apart, those of u `apart`.
-template <class Norm>
+// lie H apart, those of u `apart`. Where norms are JOINT, u is the sum, and there is no v.
+template <class Norm, Norms NORMS = APART>
 struct Terms {
+  static constexpr Norms norms = NORMS;
   const Steps& s;
   int64_t H, G, apart;
   const float *v, *u;
@@ -87,6 +91,7 @@ struct Terms {
 
   template <class Block>
   vec input(Block block, int64_t q, int64_t j) const {
+    if constexpr (NORMS == JOINT) return vec{};
     return of_v[q].normal(block, block.read(v + q * H + j), j);
   }
   template <class Block>
@@ -96,6 +101,7 @@ struct Terms {
   template <class Block>
   vec scaled_input(Block block, int64_t q, vec a, int64_t j) const {
     const int64_t k = q * H + j;
+    if constexpr (NORMS == JOINT) return block.read(s.bias + k);
     return block.read(s.bias + k) + block.read(s.gain_input + k) * a;
   }
   template <class Block>
@@ -113,7 +119,7 @@ struct Terms {
   }
   void prefetch(int64_t j, bool kept) const {
     for (int64_t q = 0; q < G / H; q++) {
-      ahead(v + q * H + j, G);
+      if (NORMS != JOINT) ahead(v + q * H + j, G);
       if (kept) ahead(u + q * H + j, G);
     }
   }
@@ -178,23 +184,27 @@ void lstm_gates(const Shape& shape, T terms, const float* c_prev, float* c, floa
   });
 }
 
-template <class Norm>
-void lstm_out(const Steps& s, const Shape& shape, Norm norm, const float* c, const float* o,
-              float* h) {
+// What is normalised and carried on takes the place of c.
+template <bool CARRIED = false, class Norm>
+void lstm_out(const Steps& s, const Shape& shape, Norm norm, float* c, const float* o, float* h) {
   for_units(shape.units, [&](int64_t j, auto block) {
     vec a = norm.normal(block, block.read(c + j), j);
     vec z = block.read(s.gain_out + j) * a + block.read(s.shift_out + j);
+    if (CARRIED) block.write(c + j, z);
     block.write(h + j, block.read(o + j) * hyperbolic_tangent(z));
   });
 }
 
-// Gradients of h to those of o's sum and of the normalised cell state, which `totals` adds up.
-// Under zoneout of c, the c that is kept is not the one that h was computed from: ANEW recomputes
-// it.
-template <bool ANEW, class T, class Norm, class Totals>
+// The cell state that is normalised: it was kept, it is computed ANEW since what is kept is that
+// after zoneout, or so since what is kept is normalised.
+enum CellState { KEPT, ANEW, CARRIED };
+
+// Gradients of h to those of o's sum and of the normalised cell state, which `totals` adds up; dc,
+// the gradient of what is carried on, is read where that is CARRIED.
+template <CellState STATE, class T, class Norm, class Totals>
 void lstm_out_back(const Steps& s, const Shape& shape, T terms, Norm norm, const float* c,
-                   const float* c_prev, const float* dout, const float* dh, float* dp,
-                   float* scratch, Totals& totals) {
+                   const float* c_prev, const float* dout, const float* dh, const float* dc,
+                   float* dp, float* scratch, Totals& totals) {
   const int64_t H = shape.H, n = shape.units;
   float *gates = scratch, *e = scratch + 3 * n;
   for_units(n, [&](int64_t j, auto block) {
@@ -204,11 +214,13 @@ void lstm_out_back(const Steps& s, const Shape& shape, T terms, Norm norm, const
     block.write(gates + j, p.i);
     block.write(gates + n + j, p.f);
     block.write(gates + 2 * n + j, p.g);
-    vec cell = ANEW ? next_cell(p.i, p.f, p.g, block.read(c_prev + j)) : block.read(c + j);
+    vec cell = STATE == KEPT ? block.read(c + j)
+                             : next_cell(p.i, p.f, p.g, block.read(c_prev + j));
     vec a = block.keep(norm.normal(block, cell, j)), gain = block.read(s.gain_out + j);
     vec tau = hyperbolic_tangent(gain * a + block.read(s.shift_out + j));
     vec d = block.read(dout + j) + block.read(dh + j);
-    const OutputGrads<vec> grads = lstm_output_back(d, p.o, tau);
+    OutputGrads<vec> grads = lstm_output_back(d, p.o, tau);
+    if (STATE == CARRIED) grads.cell += block.read(dc + j);
     block.write(e + j, gain * grads.cell);
     totals.at_out(block, j, grads.cell, gain, a);
     block.write(dp + 3 * H + j, grads.gate);
@@ -216,7 +228,7 @@ void lstm_out_back(const Steps& s, const Shape& shape, T terms, Norm norm, const
 }
 
 // Those to the gradients dp (4H,) of all sums, and to that of the cell state before.
-template <bool ANEW, class T, class Norm, class Totals>
+template <CellState STATE, class T, class Norm, class Totals>
 void lstm_gates_back(const Shape& shape, T terms, Norm norm, typename Norm::Means means,
                      const float* c, const float* c_prev, float* dc, float* dp,
                      const float* scratch, Totals& totals) {
@@ -225,8 +237,10 @@ void lstm_gates_back(const Shape& shape, T terms, Norm norm, typename Norm::Mean
   for_units(n, [&](int64_t j, auto block) {
     vec i = block.read(gates + j), f = block.read(gates + n + j), g = block.read(gates + 2 * n + j);
     vec before = block.read(c_prev + j);
-    vec a = norm.normal(block, ANEW ? next_cell(i, f, g, before) : block.read(c + j), j);
-    vec d = block.read(dc + j) + norm.factor(block, j) * means.off(block, block.read(e + j), a, j);
+    vec cell = STATE == KEPT ? block.read(c + j) : next_cell(i, f, g, before);
+    vec a = norm.normal(block, cell, j);
+    vec d = norm.factor(block, j) * means.off(block, block.read(e + j), a, j);
+    if (STATE != CARRIED) d += block.read(dc + j);
     block.write(dc + j, d * f);
     const CellGrads<vec> grads = next_cell_back(d, i, f, g, before);
     const vec p[4] = {grads.i, grads.f, grads.g, block.read(dp + 3 * H + j)};
@@ -277,7 +291,7 @@ void gru_gates_back(const Steps& s, const Shape& shape, T terms, const float* h_
     const vec dx[3] = {grads.r, grads.z, grads.n}, dy[3] = {grads.r, grads.z, grads.w};
     totals.at_bias_hn(block, j, dy[2]);
     for (int64_t q = 0; q < 3; q++) {
-      block.write(dv + q * H + j, dx[q]);
+      if (T::norms != JOINT) block.write(dv + q * H + j, dx[q]);
       block.write(du + q * H + j, dy[q]);
       totals.at_gate(block, q, j, dx[q], p.a[q], dy[q], p.b[q]);
     }

@@ -225,7 +225,7 @@ void shared_forward(const Steps& call) {
   const Spaced spaced(call, shape);
   const Steps& s = spaced.steps;
   const int64_t H = shape.H, G = shape.G, gates = shape.gates, N = s.examples;
-  const bool merged = gates == 1;
+  const bool merged = keeps_sum(s.cell, s.joint);
   float *const v = static_cast<float*>(s.v), *const output = static_cast<float*>(s.output);
   float* const kept = merged ? v : static_cast<float*>(s.u);
   struct Own : Share {
@@ -279,18 +279,17 @@ void shared_forward(const Steps& call) {
       float* u = own.u.data() + n * W;
       float* row = v + (offsets[t] + n) * G + first;
       if (merged) {
-        for_units(units, [&](int64_t j, auto block) {
-          block.write(u + j, block.read(u + j) + block.read(row + j));
-        });
-        copy(u, units, row);
+        for (int64_t q = 0; q < gates; q++) add(row + q * H, u + q * units, units);
+      }
+      for (int64_t q = 0; kept && q < gates; q++) {
+        copy(u + q * units, units, kept + (offsets[t] + n) * G + own.team.wide(q));
+      }
+      if (gates == 1) {
         tell(own, share, n, u);
         continue;
       }
       tell_squares(s.input, row, gates, H, units, squares.of(share, n));
       tell_squares(s.recurrent, u, gates, units, units, squares.of(share, n) + MAX_GATES);
-      for (int64_t q = 0; kept && q < gates; q++) {
-        copy(u + q * units, units, kept + (offsets[t] + n) * G + own.team.wide(q));
-      }
     }
   };
   const Stage pointwise = [&](int64_t share, int64_t t) {
@@ -300,24 +299,26 @@ void shared_forward(const Steps& call) {
       float *h = s.h + n * H + first, *stats = own.stats.data() + n * STATS;
       const float* u = own.u.data() + n * own.team.width();
       const float* row = v + (offsets[t] + n) * G + first;
-      if (merged) {
+      if (gates == 1) {
         ask(n, stats + 2 * MAX_GATES);
         rnn_out(own.s, own.shape, Centred(stats + 2 * MAX_GATES), u, h);
-      } else {
-        double sums[2 * MAX_GATES];
-        squares.sums(n, 0, 2 * MAX_GATES, sums);
-        deviations(s.input, sums, gates, H, stats);
-        deviations(s.recurrent, sums + MAX_GATES, gates, H, stats + MAX_GATES);
-      }
-      const Terms<Scaled> terms = terms_of(own.s, own.shape, stats, row, u, units);
-      if (s.cell == GRU) gru_gates(own.s, own.shape, terms, h, h);
-      if (s.cell == LSTM) {
-        float* c = s.c + n * H + first;
-        lstm_gates(own.shape, terms, c, c, own.o.data() + n * units);
-        tell(own, share, n, c);
-      } else {
         finish(own, share, t, n);
+        continue;
       }
+      double sums[2 * MAX_GATES];
+      squares.sums(n, 0, 2 * MAX_GATES, sums);
+      deviations(s.input, sums, gates, H, stats);
+      deviations(s.recurrent, sums + MAX_GATES, gates, H, stats + MAX_GATES);
+      with_terms(own.s, own.shape, stats, row, u, units, [&](const auto& terms) {
+        if (s.cell == GRU) {
+          gru_gates(own.s, own.shape, terms, h, h);
+          finish(own, share, t, n);
+        } else {
+          float* c = s.c + n * H + first;
+          lstm_gates(own.shape, terms, c, c, own.o.data() + n * units);
+          tell(own, share, n, c);
+        }
+      });
     }
   };
   const Stage last = [&](int64_t share, int64_t t) {
@@ -327,7 +328,9 @@ void shared_forward(const Steps& call) {
       ask(n, stats + 2 * MAX_GATES);
       const int64_t at = n * H + own.team.first;
       const float* o = own.o.data() + n * own.team.count;
-      lstm_out(own.s, own.shape, Centred(stats + 2 * MAX_GATES), s.c + at, o, s.h + at);
+      const Centred norm(stats + 2 * MAX_GATES);
+      s.carried ? lstm_out<true>(own.s, own.shape, norm, s.c + at, o, s.h + at)
+                : lstm_out<false>(own.s, own.shape, norm, s.c + at, o, s.h + at);
       finish(own, share, t, n);
     }
   };
@@ -341,7 +344,6 @@ void shared_backward(const Steps& call) {
   const Spaced spaced(call, shape);
   const Steps& s = spaced.steps;
   const int64_t H = shape.H, G = shape.G, gates = shape.gates, N = s.examples;
-  const bool merged = gates == 1;
   const float *const v = static_cast<const float*>(s.v), *const u = static_cast<const float*>(s.u);
   const float* const dout = static_cast<const float*>(s.output_gradient);
   const float* const h_prev = static_cast<const float*>(s.h_prev);
@@ -370,12 +372,13 @@ void shared_backward(const Steps& call) {
     for (int64_t n = 0; n < s.sizes[t]; n++) {
       const int64_t row = offsets[t] + n, g = row * G + first, h = row * H + first;
       const float* stats = s.stats + row * STATS;
-      const Terms<Scaled> terms = terms_of(own.s, own.shape, stats, v + g, u + g, H);
-      body(own, n, g, h, terms, Centred(stats + 2 * MAX_GATES));
+      with_terms(own.s, own.shape, stats, v + g, u + g, H, [&](const auto& terms) {
+        body(own, n, g, h, terms, Centred(stats + 2 * MAX_GATES));
+      });
     }
   };
   const auto gradient = [&](int64_t h) { return dout ? dout + h : zeros.data(); };
-  const auto tell = [&](int64_t share, int64_t n, const RowTotals<>& totals) {
+  const auto tell = [&](int64_t share, int64_t n, const auto& totals) {
     float* told = means.of(share, n);
     tell_means(s.input, totals.v, gates, told);
     tell_means(s.recurrent, totals.u, gates, told + 2 * MAX_GATES);
@@ -386,7 +389,7 @@ void shared_backward(const Steps& call) {
         share, t,
         [&](Own& own, int64_t n, int64_t g, int64_t h, const auto& terms, const Centred& norm) {
           const float *dh = s.dh + n * H + own.team.first, *d = gradient(h);
-          RowTotals<> totals(own.s, own.shape, sums[share]);
+          RowTotals<std::decay_t<decltype(terms)>::norms> totals(own.s, own.shape, sums[share]);
           if (s.cell == GRU) {
             gru_gates_back(own.s, own.shape, terms, h_prev + h, d, s.dh + n * H + own.team.first,
                            dv + g, du + g, totals);
@@ -394,8 +397,11 @@ void shared_backward(const Steps& call) {
             return;
           }
           if (s.cell == LSTM) {
-            lstm_out_back<false>(own.s, own.shape, terms, norm, s.cells + h, s.c_prev + h, d, dh,
-                                 du + g, own.scratch.data() + n * 4 * own.team.count, totals);
+            with_state(s, false, [&](auto state) {
+              lstm_out_back<state.value>(own.s, own.shape, terms, norm, s.cells + h, s.c_prev + h, d,
+                                         dh, s.dc + n * H + own.team.first, du + g,
+                                         own.scratch.data() + n * 4 * own.team.count, totals);
+            });
           } else {
             rnn_out_back(own.s, own.shape, norm, u + g, d, dh, du + g, totals);
           }
@@ -406,18 +412,20 @@ void shared_backward(const Steps& call) {
     for_rows(
         share, t,
         [&](Own& own, int64_t n, int64_t g, int64_t h, const auto& terms, const Centred& norm) {
-          RowTotals<> totals(own.s, own.shape, sums[share]);
+          RowTotals<std::decay_t<decltype(terms)>::norms> totals(own.s, own.shape, sums[share]);
           const Means found = means_of(s.out, ends, n, 0, 1, H);
-          lstm_gates_back<false>(own.shape, terms, norm, found.of(0), s.cells + h, s.c_prev + h,
-                                 s.dc + n * H + own.team.first, du + g,
-                                 own.scratch.data() + n * 4 * own.team.count, totals);
+          with_state(s, false, [&](auto state) {
+            lstm_gates_back<state.value>(own.shape, terms, norm, found.of(0), s.cells + h,
+                                         s.c_prev + h, s.dc + n * H + own.team.first, du + g,
+                                         own.scratch.data() + n * 4 * own.team.count, totals);
+          });
           tell(share, n, totals);
         });
   };
   const Stage last = [&](int64_t share, int64_t t) {
     for_rows(share, t,
              [&](Own& own, int64_t n, int64_t g, int64_t, const auto& terms, const Centred& norm) {
-               if (merged) {
+               if (gates == 1) {
                  const Means found = means_of(s.out, ends, n, 0, 1, H);
                  adjoint(own.shape.units, norm, found.of(0), own.s.gain_out, u + g, du + g, du + g);
                  return;

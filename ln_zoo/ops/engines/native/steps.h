@@ -66,7 +66,7 @@ void forward(const Steps& call, const Window* window = nullptr) {
   const Spaced spaced(call, shape);
   const Steps& s = spaced.steps;
   const int64_t H = shape.H, G = shape.G;
-  const bool merged = shape.gates == 1;
+  const bool merged = keeps_sum(s.cell, s.joint);
   T *const v = static_cast<T*>(s.v), *const kept = static_cast<T*>(merged ? s.v : s.u);
   const int64_t threads = threads_for(s.threads, s.examples);
   const std::vector<int64_t> bounds = shares(s, threads);
@@ -142,7 +142,7 @@ void backward(const Steps& call, const Window* window = nullptr) {
   const Spaced spaced(call, shape);
   const Steps& s = spaced.steps;
   const int64_t H = shape.H, G = shape.G;
-  const bool merged = shape.gates == 1;
+  const bool merged = keeps_sum(s.cell, s.joint);
   const T *const v = static_cast<const T*>(s.v), *const u = static_cast<const T*>(s.u);
   const T* const dout = static_cast<const T*>(s.output_gradient);
   const T* const h_prev = static_cast<const T*>(s.h_prev);
@@ -224,7 +224,7 @@ void backward(const Steps& call, const Window* window = nullptr) {
 extern "C" {
 
 // Changes with every change of the structures and functions below.
-int64_t ln_zoo_abi() { return 9; }
+int64_t ln_zoo_abi() { return 10; }
 
 // Numbers that a packed (K, N) takes.
 int64_t ln_zoo_packed_size(int64_t K, int64_t N, int64_t narrow) {

@@ -93,7 +93,7 @@ class StepsArguments(Arguments):
     }
     _fields_ = (
         *((name, c_int64) for name in ("cell", "narrow", "steps", "examples", "hidden", "threads")),
-        ("shares", c_int64),
+        *((name, c_int64) for name in ("shares", "joint", "carried")),
         ("sizes", POINTER(c_int64)),
         *((name, RowArguments) for name in ("input", "recurrent", "out")),
         *_zoned(tensors),
@@ -133,6 +133,8 @@ class NativeSteps(NativeProducts):
             out=row_arguments(spec.out),
             share_h=spec.zoneout[0],
             share_c=spec.zoneout[1],
+            joint=spec.joint,
+            carried=spec.carried,
         )
         self._common.fill(self._tensors, self._sizes, self._kind)
 
