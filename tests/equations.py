@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -107,3 +108,9 @@ def resets_for(T: int, N: int) -> Tensor:
     reset = torch.rand(T, N, generator=torch.Generator().manual_seed(4)) < 0.3
     reset[1:3, 0] = True
     return reset.flatten()
+
+
+def resetting(layer: Any, reset: Any) -> Any:
+    """The layer, whose calls on input and states, and those of its copies, have these resets."""
+    layer.register_forward_pre_hook(lambda _, arguments: (*arguments, reset))
+    return layer

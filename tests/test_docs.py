@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import importlib.util
 import os
 import re
 import runpy
@@ -97,7 +98,7 @@ def test_files_that_are_named_exist(name: str) -> None:
 
 
 #: Stands before a block that takes long, or needs what is not in the repository: ``slow``, and a
-#: folder of `LN_ZOO_DATA`. Every other block is run.
+#: folder of `LN_ZOO_DATA` or a package. Every other block is run.
 MARK = re.compile(
     r"<!-- example: (slow)?(?:, )?(?:needs (\w+))? -->\n```python\n(.*?)```", re.DOTALL
 )
@@ -155,15 +156,17 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.slow
 @pytest.mark.parametrize("page", WITH_MARKS, ids=name_of)
 def test_marked_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All Python blocks of a page, but for those whose data are not here."""
+    """All Python blocks of a page, but for those whose data or package is not here."""
     there = {
-        data
-        for _, data in marked(page).values()
-        if Path(os.environ.get("LN_ZOO_DATA", "none"), data).is_dir()
+        needed
+        for _, needed in marked(page).values()
+        if Path(os.environ.get("LN_ZOO_DATA", "none"), needed).is_dir()
+        or (needed and importlib.util.find_spec(needed))
     }
     left = [b for b, (_, data) in marked(page).items() if data not in {"", *there}]
     if len(left) == len(marked(page)):
-        pytest.skip(f"needs {', '.join(marked(page)[b][1] for b in left)} in LN_ZOO_DATA")
+        names = ", ".join(marked(page)[b][1] for b in left)
+        pytest.skip(f"needs {names}: a folder of LN_ZOO_DATA, or a package")
     examples = [block for block in blocks(page, "python") if block not in left]
     run_examples(page, examples, tmp_path, monkeypatch)
 

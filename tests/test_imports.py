@@ -27,6 +27,7 @@ BELOW = {
     "analysis": {"layers", "norms", "ops"},
     "conversion": {"layers", "norms", "ops"},
     "testing": {"analysis", "layers", "norms", "ops"},
+    "rl": {"layers"},
     "files": set(),
     "packages": set(),
     "vocabulary": {"files"},
@@ -51,7 +52,7 @@ BELOW = {
     "export": {"layers", "norms", "ops"},
     "models": {"training_runs", "export", "vocabulary", "metrics", "layers", "norms", "ops"},
 }
-_ALL_BELOW_ZOO = {room for room in BELOW if room not in ("_version", "testing")}
+_ALL_BELOW_ZOO = {room for room in BELOW if room not in ("_version", "testing", "rl")}
 BELOW["zoo"] = _ALL_BELOW_ZOO
 BELOW["cli"] = {"zoo"} | _ALL_BELOW_ZOO
 # The package itself only hands names on, so it stands above everything but the command line.
@@ -61,7 +62,7 @@ BELOW["__main__"] = {"cli"}
 #: Methods of models that hand over to the room above, which they import when they are called.
 HANDING_OVER = {"models/pretrained.py": "zoo"}
 
-WITHOUT_LIGHTNING = ("ops", "norms", "layers", "analysis", "conversion", "export", "testing")
+WITHOUT_LIGHTNING = ("ops", "norms", "layers", "analysis", "conversion", "export", "testing", "rl")
 
 
 def room_of(path: Path, package: Path) -> str:

@@ -531,8 +531,8 @@ def network_dynamics(
 
     Raises:
         ValueError: if there is no such layer, or one that has two directions or zoneout, reads
-            packed or single sequences, is given resets or is called more than once; and as
-            `hidden_dynamics`.
+            packed or single sequences, is given resets or a mask, or is called more than once; and
+            as `hidden_dynamics`.
 
     Example:
         >>> from ln_zoo.layers import LSTM
@@ -573,7 +573,7 @@ def _calls(
     calls: dict[str, tuple[RecurrentLayer, Tensor, Tensor | States | None]] = {}
 
     def called(name: str, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = dict(zip(("input", "hx", "reset"), args, strict=False)) | kwargs
+        given = dict(zip(("input", "hx", "reset", "mask"), args, strict=False)) | kwargs
         inputs, shown = given["input"], f"{type(layer).__name__} {name}".strip()
         if name in calls:
             raise ValueError(
@@ -584,11 +584,12 @@ def _calls(
             raise ValueError(
                 f"network_dynamics takes sequences of one length, and {shown} reads packed ones"
             )
-        if given.get("reset") is not None:
-            raise ValueError(
-                f"network_dynamics takes sequences without resets, and {shown} is given reset: "
-                "call it without on sequences that have none inside"
-            )
+        for argument in ("reset", "mask"):
+            if given.get(argument) is not None:
+                raise ValueError(
+                    f"network_dynamics takes sequences without resets and padding, and {shown} is "
+                    f"given {argument}: call it without, on sequences that need none"
+                )
         if layer.batch_first and inputs.dim() == 3:
             inputs = inputs.transpose(0, 1)
         check_sequences(f"network_dynamics: {shown}", inputs)

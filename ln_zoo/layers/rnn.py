@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import init
-from torch.nn.utils.rnn import PackedSequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from ln_zoo import ops
 from ln_zoo.layers.cells import (
@@ -289,9 +289,10 @@ class RecurrentLayer(nn.RNNBase):
         input: Tensor | PackedSequence,
         hx: Any = None,
         reset: Tensor | PackedSequence | None = None,
+        mask: Tensor | None = None,
     ) -> tuple[Any, Any]:
         """Outputs and final states; a single state is returned as a tensor. See `LSTM.forward`."""
-        output, states = self._run(input, hx, reset)
+        output, states = self._run(input, hx, reset, mask)
         return output, states if len(states) > 1 else states[0]
 
     def _run(
@@ -299,8 +300,11 @@ class RecurrentLayer(nn.RNNBase):
         input: Tensor | PackedSequence,
         hx: Tensor | States | None,
         reset: Tensor | PackedSequence | None = None,
+        mask: Tensor | None = None,
     ) -> tuple[Tensor | PackedSequence, States]:
         """Outputs and final states, in the layout of the input."""
+        if mask is not None:
+            return self._run_padded(input, hx, reset, mask)
         states = as_states(type(self).__name__, self.cell, hx)
         if isinstance(input, PackedSequence):
             data, batch_sizes, order, back = input
@@ -332,6 +336,37 @@ class RecurrentLayer(nn.RNNBase):
             input.transpose(0, 1) if self.batch_first else input, None, states, flags
         )
         return output.transpose(0, 1) if self.batch_first else output, states
+
+    def _run_padded(
+        self, input: Tensor | PackedSequence, hx: Any, reset: Any, mask: Tensor
+    ) -> tuple[Tensor, States]:
+        """`_run` of sequences that are padded at their ends, as packed ones."""
+        name, first = type(self).__name__, self.batch_first
+        if not isinstance(input, Tensor) or input.dim() != 3:
+            raise ValueError(f"{name}: mask is for padded 3D input; leave it out for other input")
+        if mask.dtype != torch.bool or mask.shape != input.shape[:-1]:
+            raise ValueError(
+                f"{name}: mask must be boolean, {tuple(input.shape[:-1])}, as this input has "
+                f"steps; got {tuple(mask.shape)} in {mask.dtype}"
+            )
+        by_example = mask.cpu() if first else mask.cpu().t()
+        steps, lengths = by_example.shape[1], by_example.sum(1)
+        ended = torch.arange(steps, device="cpu") >= lengths.unsqueeze(1)
+        wrong = ((by_example & ended).any(1) | (lengths == 0)).nonzero().flatten().tolist()
+        if wrong:
+            raise ValueError(
+                f"{name}: mask must be true at the first steps of each sequence, at least at one, "
+                f"and false at all later ones; it is not in the sequences {wrong}"
+            )
+
+        def packed(a: Tensor) -> PackedSequence:
+            return pack_padded_sequence(a, lengths, first, enforce_sorted=False)
+
+        if reset is not None:
+            reset = packed(self._checked_reset(reset, input, mask.shape))
+        output, states = self._run(packed(input), hx, reset)
+        assert isinstance(output, PackedSequence)
+        return pad_packed_sequence(output, first, total_length=steps)[0], states
 
     def _packed_reset(self, input: PackedSequence, reset: Tensor | PackedSequence) -> Tensor:
         """Whether each packed row is reset, (total,)."""
@@ -383,10 +418,9 @@ class RecurrentLayer(nn.RNNBase):
             reset: rows before which states start anew, (T * N,) or (total,); ``None``: none.
         """
         noise = self.noise
-        drawn = self.training and ("zoneout" in noise or "recurrent_dropout" in noise)
+        noisy = "zoneout" in noise or "recurrent_dropout" in noise
         # Under weight dropout, weights differ from call to call.
         planned = batch_sizes is None and not (self.training and "weight_dropout" in noise)
-        planned = planned and reset is None
 
         def draw(states: States, lead: Sequence[int]) -> list[ops.Noise]:
             both = self.zoneout, self.recurrent_dropout
@@ -394,8 +428,8 @@ class RecurrentLayer(nn.RNNBase):
 
         if planned:
             lead = x.shape[:-1]
-            by_plan = (lambda states: draw(states, lead)) if drawn else None
-            options = len(self.cell.states), self.dropout, self.training, by_plan
+            by_plan = (lambda states: draw(states, lead)) if noisy and self.training else None
+            options = len(self.cell.states), self.dropout, self.training, by_plan, reset
             done = self._plans.run(self._parameters, x, states, *options)
             if done is not None:
                 return done
@@ -424,13 +458,14 @@ class RecurrentLayer(nn.RNNBase):
         ]
         self._check_parameters(x, records, weights)
         call = call._replace(records=records, weights=weights)
-        if call.reset is not None and _runs_pieces(call):
-            call, pieces = ops.cut_call(call)
-        if "zoneout" in noise or "recurrent_dropout" in noise:
+        if noisy:
             pairs = zip(weights, draw(call.states, call.x.shape[:-1]), strict=True)
             call = call._replace(weights=[w._replace(noise=n) for w, n in pairs])
         kernel = ops.select_kernel(call)
-        if kernel is not None and planned:
+        if kernel is None and _runs_in_pieces(call):
+            call, pieces = ops.cut_call(call)
+            kernel = ops.select_kernel(call)
+        if kernel is not None and planned and call.reset is reset:
             watched = entries(self, [f"_{name}" for name in directions], all_sites)
             if watched is not None:
                 watched = [*watched, (self.__dict__, "zoneout")]
@@ -627,6 +662,7 @@ class LSTM(RecurrentLayer):
         input: Tensor | PackedSequence,
         hx: tuple[Tensor, Tensor] | None = None,
         reset: Tensor | PackedSequence | None = None,
+        mask: Tensor | None = None,
     ) -> tuple[Tensor | PackedSequence, tuple[Tensor, Tensor]]:
         """Outputs and final states.
 
@@ -640,8 +676,12 @@ class LSTM(RecurrentLayer):
                 begins with zeros: the first piece alone begins with ``hx``, unless it is reset too.
                 A second direction reads each piece backwards from its own end; its ``hx`` belongs
                 to the last piece. Statistics per time step (`BatchNorm`) count steps from the start
-                of a piece. Kernels without resets run all pieces at once, as one packed batch;
-                recurrent dropout then has a mask for each piece, otherwise for each sequence.
+                of a piece: such norms run all pieces at once, as one packed batch, and recurrent
+                dropout then has a mask for each piece, otherwise for each sequence.
+            mask: which steps of padded sequences exist: boolean, (T, N), or (N, T) with
+                ``batch_first``, true at the first steps of each sequence. Such a call runs the
+                sequences packed, and waits for the values of the mask: outputs are zeros where it
+                is false, and final states those after the last step where it is true.
 
         Returns:
             The output, (T, N, D * H) for D directions, or (T, N, D * P) with ``proj_size``, in
@@ -651,10 +691,10 @@ class LSTM(RecurrentLayer):
             RuntimeError: if sizes do not fit.
             TypeError: if ``hx`` is not a tuple of two, or only one of ``reset`` and the input is
                 packed.
-            ValueError: if the input is neither 2D nor 3D, or ``reset`` does not fit it; under batch
-                normalisation in training, for a batch of one.
+            ValueError: if the input is neither 2D nor 3D, or ``reset`` or ``mask`` does not fit it;
+                under batch normalisation in training, for a batch of one.
         """
-        output, (h, c) = self._run(input, hx, reset)
+        output, (h, c) = self._run(input, hx, reset, mask)
         return output, (h, c)
 
 
@@ -757,9 +797,10 @@ class GRU(RecurrentLayer):
         input: Tensor | PackedSequence,
         hx: Tensor | None = None,
         reset: Tensor | PackedSequence | None = None,
+        mask: Tensor | None = None,
     ) -> tuple[Tensor | PackedSequence, Tensor]:
         """Outputs and final state; arguments as for `LSTM.forward`, the state being h alone."""
-        output, (h,) = self._run(input, hx, reset)
+        output, (h,) = self._run(input, hx, reset, mask)
         return output, h
 
 
@@ -864,18 +905,21 @@ class RNN(RecurrentLayer):
         input: Tensor | PackedSequence,
         hx: Tensor | None = None,
         reset: Tensor | PackedSequence | None = None,
+        mask: Tensor | None = None,
     ) -> tuple[Tensor | PackedSequence, Tensor]:
         """Outputs and final state; arguments as for `LSTM.forward`, the state being h alone."""
-        output, (h,) = self._run(input, hx, reset)
+        output, (h,) = self._run(input, hx, reset, mask)
         return output, h
 
 
-def _runs_pieces(call: ops.RecurrentCall) -> bool:
-    """Whether a call with resets is faster in pieces: on CPUs, for the loops without resets."""
-    if call.x.device.type != "cpu" or torch.compiler.is_compiling():
+def _runs_in_pieces(call: ops.RecurrentCall) -> bool:
+    """Whether a kernel on the CPU runs the pieces of a call that no kernel runs as a whole."""
+    if call.reset is None or call.x.device.type != "cpu" or torch.compiler.is_compiling():
         return False
-    kernel = ops.select_kernel(call._replace(reset=None))
-    return kernel is not None and kernel.unsupported_reason(call) is not None
+    # Masks of noise belong to sequences as they are.
+    if any(w.noise.kinds for w in call.weights):
+        return False
+    return ops.select_kernel(call._replace(reset=None)) is not None
 
 
 def recurrent_layer(kind: str | Mapping[str, str] | type[RecurrentLayer]) -> type[RecurrentLayer]:

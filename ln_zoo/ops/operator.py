@@ -221,7 +221,7 @@ def _check(
         raise RuntimeError(
             f"{engine.name} has neither zoneout nor recurrent dropout for {spec.encode()}"
         )
-    if masks.reset is not None and (spec.examples or not engine.has_resets):
+    if masks.reset is not None and spec.examples:
         raise RuntimeError(f"{engine.name} has no resets for {spec.encode()}")
     check_masks(masks, spec.cell, operands)
 

@@ -1,7 +1,7 @@
 """Sequences cut where their states start anew: each piece becomes a sequence of its own.
 
-The pieces of all sequences are one packed batch, which every loop runs, in both directions: so run
-norms that count time steps from a reset, and kernels that have no resets.
+The pieces of all sequences are one packed batch, which every loop runs, in both directions. So run
+norms that count time steps from a reset, and batch norm.
 """
 
 from __future__ import annotations

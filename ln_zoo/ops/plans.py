@@ -56,8 +56,11 @@ class _Plan:
         dropout: float,
         training: bool,
         noise: Sequence[Noise] | None,
+        reset: Tensor | None,
     ) -> tuple[Any, States]:
-        now = self._call._replace(x=x, states=states, dropout=dropout, training=training)
+        now = self._call._replace(
+            x=x, states=states, dropout=dropout, training=training, reset=reset
+        )
         if noise is not None:
             pairs = zip(now.weights, noise, strict=True)
             now = now._replace(weights=[w._replace(noise=n) for w, n in pairs])
@@ -107,6 +110,7 @@ class Plans:
         dropout: float = 0.0,
         training: bool = False,
         draw: Draw | None = None,
+        reset: Tensor | None = None,
     ) -> tuple[Any, States] | None:
         """Output and last states, or ``None`` where there is no plan for such a call.
 
@@ -118,9 +122,10 @@ class Plans:
             dropout: probability of a zero between two layers.
             training: whether the layer is in training mode.
             draw: draws the noise of a call, from its initial states; ``None``: there is none.
+            reset: rows before which states start anew, (T * N,); ``None``: none.
         """
         whose, watched, plans = self._kept
-        key = _key(x, draw is not None)
+        key = _key(x, draw is not None, reset is not None)
         plan = plans.get(key)
         if plan is None or key is None or whose is not owner:
             return None
@@ -136,7 +141,7 @@ class Plans:
         except RuntimeError:
             return None  # What is wrong, if anything is, is reported where there is no plan.
         noise = None if draw is None else draw(states)
-        return plan(found, x, starts, states, dropout, training, noise)
+        return plan(found, x, starts, states, dropout, training, noise, reset)
 
     def keep(
         self,
@@ -155,7 +160,7 @@ class Plans:
             call: such a call, of padded inputs.
         """
         cell, records, x, _, _, weights, *_ = call
-        key = _key(x, any(w.noise.drawn for w in weights))
+        key = _key(x, any(w.noise.drawn for w in weights), call.reset is not None)
         if key is None or entries is None:
             return
         if not cell.has_kernels or any(w.hr is not None for w in weights):
@@ -182,7 +187,7 @@ class Plans:
         self._kept = owner, watched, kept
 
 
-def _key(x: Tensor, drawn: bool) -> tuple[Any, ...] | None:
+def _key(x: Tensor, drawn: bool, resets: bool) -> tuple[Any, ...] | None:
     """All that the choice of a kernel depends on, but for the layer; ``None``: there is no plan."""
     if (
         torch.compiler.is_compiling()
@@ -195,4 +200,13 @@ def _key(x: Tensor, drawn: bool) -> tuple[Any, ...] | None:
         return None
     value = os.environ.get("LN_ZOO_KERNELS")
     autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
-    return x.shape, x.dtype, drawn, value, autocast, torch.get_num_threads(), *registry.KERNELS
+    return (
+        x.shape,
+        x.dtype,
+        drawn,
+        resets,
+        value,
+        autocast,
+        torch.get_num_threads(),
+        *registry.KERNELS,
+    )

@@ -161,8 +161,8 @@ class Recurrence:
                 return f"it has no {kinds}"
             if kinds and spec.examples:
                 return f"its steps over a batch have no {kinds}"
-            if call.reset is not None and (spec.examples or not self.engine.has_resets):
-                return "it has no resets"
+            if call.reset is not None and spec.examples:
+                return "its steps over a batch have no resets"
             reason = self.engine.unsupported_reason(spec, x, w.hh, dtype)
             if reason is not None:
                 return reason

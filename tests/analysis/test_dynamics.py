@@ -525,6 +525,11 @@ def test_networks_that_cannot_be_measured() -> None:
             lambda network, batch, given=given: network(batch, **given)[0].sum(),
         )
     refused(
+        "GRU is given mask",
+        made(GRU, LayerNorm()),
+        lambda network, batch: network(batch, mask=~reset)[0].sum(),
+    )
+    refused(
         "GRU is given reset",
         made(GRU, LayerNorm()),
         lambda network, batch: network(batch, None, reset)[0].sum(),

@@ -11,7 +11,16 @@ import pytest
 import torch
 from accuracy import assert_as_accurate, moved
 
-from benchmarks import contestants, export, handwriting, memory, order_embedding, packed, threads
+from benchmarks import (
+    contestants,
+    export,
+    handwriting,
+    memory,
+    order_embedding,
+    packed,
+    policies,
+    threads,
+)
 from benchmarks.contestants import Size
 
 
@@ -138,3 +147,13 @@ def test_export_times_steps_of_every_contestant() -> None:
     assert [(row["cell"], row["contestant"]) for row in found] == [
         (cell, name) for cell in ("LSTM", "GRU") for name in names
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("library", "package"), [("sb3", "sb3_contrib"), ("torchrl", "torchrl")])
+def test_policies_are_timed(library: str, package: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip(package, reason=f"needs the package {package}")
+    policies.main([library, "--rounds=1", "--seconds=1"])
+    rows = [line for line in capsys.readouterr().out.splitlines() if "layer norm" in line]
+    assert rows
+    assert all(float(row.split("|")[2]) > 0 for row in rows)

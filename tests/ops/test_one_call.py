@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from accuracy import Results, assert_as_accurate, generic_loop, moved
+from equations import resets_for, resetting
 from torch import Tensor, nn
 
 from ln_zoo import ops
@@ -24,7 +25,7 @@ from ln_zoo.layers import (
     RNNCell,
 )
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm
-from ln_zoo.ops import Cell, dispatch, registry
+from ln_zoo.ops import Cell, dispatch, pieces, registry
 from ln_zoo.ops.engines.native import one_call
 from ln_zoo.ops.engines.native.one_call import OneCall
 from ln_zoo.ops.engines.native.runtime import unavailable_reason
@@ -469,6 +470,73 @@ def test_noise_is_that_of_the_generic_loop(
     picked = ran(layer, monkeypatch)
     assert_generic(layer.train(training), torch.randn(*lead, 5), zero_states(layer, lead[1]), True)
     assert "native" in picked
+
+
+# Resets
+
+
+RESETS = [
+    ((1, 3, 5, 21), 1, {"norm": LayerNorm(gain=0.5)}),
+    ((4, 1, 7, 33), 1, {"norm": LayerNorm(gain=0.5), "num_layers": 2, "bidirectional": True}),
+    ((9, 5, 7, 20), 1, {"norm": RMSNorm(gain=0.5), "num_layers": 2, "bidirectional": True}),
+    ((9, 5, 1, 9), 1, {"norm": Identity(), "bias": False}),
+    ((9, 5, 7, 37), 3, {"norm": LayerNorm(gain=0.5)}),
+    ((9, 5, 3, 21), 1, {"norm": LayerNorm(gain=0.5), "zoneout": 0.25, "recurrent_dropout": 0.5}),
+    ((2, 2, 3, 5), 1, {"norm": Identity(), "zoneout": 0.25, "recurrent_dropout": 0.5}),
+]
+
+
+@pytest.mark.parametrize("where", ["some", "all"])
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize(("sizes", "shares", "options"), RESETS, ids=str)
+@every_kind
+def test_resets_are_those_of_the_generic_loop(
+    name: str,
+    sizes: tuple[int, ...],
+    shares: int,
+    options: dict[str, Any],
+    training: bool,
+    where: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In chunks of few steps; of the first examples one is reset at once, and one is not."""
+    T, N, inputs, hidden = sizes
+    monkeypatch.setattr(one_call, "rows_of_chunk", lambda rows, saved: 12)
+    monkeypatch.setattr(one_call, "shares_of_units", lambda *layout: shares)
+    monkeypatch.setattr(pieces, "cut", lambda *_: pytest.fail("cut into pieces"))
+    reset = torch.ones(T, N).bool() if where == "all" else resets_for(T, N).view(T, N)
+    layer = resetting(randomised(LAYERS[name](inputs, hidden, **options)), reset).train(training)
+    names = ran(layer, monkeypatch)
+    assert_generic(layer, torch.randn(T, N, inputs), zero_states(layer, N), training)
+    # The second call follows a plan; all others are the generic loop's.
+    assert names.count("native") == 1
+
+
+def test_a_plan_takes_the_resets_of_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And calls with and without resets have plans of their own."""
+    layer, x = randomised(GRU(3, 5, norm=LayerNorm())), torch.randn(6, 4, 3)
+    flags = [None, *(resets_for(6, 4).view(6, 4) ^ (torch.arange(4) < n) for n in range(3))]
+    with generic_loop():
+        wanted = [layer(x, reset=reset)[0] for reset in flags]
+    names = ran(layer, monkeypatch)
+    for _ in range(2):
+        for reset, output in zip(flags, wanted, strict=True):
+            torch.testing.assert_close(layer(x, reset=reset)[0], output, rtol=1e-4, atol=1e-5)
+    assert names == ["native"] * 2
+    # Flags of other strides, as of a single example of a batch.
+    alone = torch.stack([layer(x[:, n], reset=flags[1][:, n])[0] for n in range(4)], 1)
+    torch.testing.assert_close(alone, wanted[1], rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_of_gradients_pass_resets() -> None:
+    layer, found = randomised(LSTM(3, 4, norm=LayerNorm())), []
+    resetting(layer, resets_for(5, 3).view(5, 3))
+    for context in (torch.enable_grad, generic_loop):
+        x = torch.randn(5, 3, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        with context():
+            (first,) = torch.autograd.grad(layer(x, None)[0].sin().sum(), x, create_graph=True)
+            found.append(torch.autograd.grad(first.square().sum(), x))
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-5)
 
 
 def test_a_plan_draws_anew(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,6 +92,7 @@ def recurrence(cell: str, is_packed: bool, noise: bool = False) -> Iterator[tupl
         held = torch.rand(*operands["x"].shape[:-1], H) < 0.5
         nothing |= {"dropout": rand(N, H), "zoneout_h": held}
         nothing["zoneout_c"] = held.clone() if cell == "LSTM" else None
+        nothing["reset"] = torch.rand(operands["x"].shape[:-1].numel()) < 0.5
     given = {**operands, **nothing, "batch_sizes": sizes}
     yield "recurrence", (forward, given)
     yield "recurrence, nothing kept", (lambda given: forward(given, save=False), given)
@@ -264,7 +265,8 @@ def single_step() -> Iterator[tuple[str, Entry]]:
         # As after an assignment to the data of each parameter.
         prepared._parameters = [Parameters.of(with_gains(given), of_weights(given))]
         states = given["h"], given["c"]
-        return list(prepared(prepared.check(), given["x"], None, states, 0.0, False, None)[1])
+        options = (0.0, False, None, None)
+        return list(prepared(prepared.check(), given["x"], None, states, *options)[1])
 
     def both(given: dict[str, Any]) -> list[Tensor]:
         leaves = {name: a.clone().requires_grad_() for name, a in given.items()}
@@ -308,8 +310,8 @@ ENTRIES = {
     "LSTM, packed": lambda: recurrence("LSTM", True),
     "GRU, packed": lambda: recurrence("GRU", True),
     "RNN, padded": lambda: recurrence("RNN_TANH", False),
-    "LSTM with noise, padded": lambda: recurrence("LSTM", False, noise=True),
-    "GRU with noise, packed": lambda: recurrence("GRU", True, noise=True),
+    "LSTM with noise and resets, padded": lambda: recurrence("LSTM", False, noise=True),
+    "GRU with noise and resets, packed": lambda: recurrence("GRU", True, noise=True),
     "batch LSTM, padded": lambda: batch_recurrence("LSTM", False, True),
     "batch GRU, packed": lambda: batch_recurrence("GRU", True, True),
     "given LSTM, packed": lambda: batch_recurrence("LSTM", True, False),

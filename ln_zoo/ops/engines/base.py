@@ -205,8 +205,8 @@ class Chunk(NamedTuple):
             gradient will be asked for.
         places: statistics over examples. What is given is read. What the batch has is written: the
             variance, and the mean added to what is there (0, or the part of it that v is without).
-        masks: noise and resets of these steps; read only. An engine that has resets takes h and c
-            of a flagged row to be zeros before its step, so that its row of u is 0.
+        masks: noise and resets of these steps; read only. An engine takes h and c of a flagged
+            row to be zeros before its step, so that its row of u is 0.
     """
 
     sizes: Sequence[int]
@@ -304,10 +304,6 @@ class Engine(Protocol):
     @property
     def has_noise(self) -> bool:
         """Whether it has zoneout and recurrent dropout, if no place normalises over examples."""
-
-    @property
-    def has_resets(self) -> bool:
-        """Whether it has `Masks.reset`, if no place normalises over examples."""
 
     def missing(self) -> str | None:
         """What this machine lacks for it, or ``None``; compiles nothing."""

@@ -18,7 +18,6 @@ class AtenEngine:
     title = "steps in functions of torch"
     device = None
     has_noise = True
-    has_resets = True
 
     def missing(self) -> str | None:
         """Nothing: torch is there."""

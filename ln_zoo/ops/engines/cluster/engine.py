@@ -66,7 +66,6 @@ class ClusterEngine:
     title = "persistent CUDA kernels"
     device = "cuda"
     has_noise = True
-    has_resets = True
 
     def missing(self) -> str | None:
         """A Hopper GPU, or NVRTC."""

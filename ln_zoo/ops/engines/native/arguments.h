@@ -21,8 +21,8 @@ struct Rows {
 };
 
 // What a call on consecutive steps reads and writes. T* stands for float*, or bfloat* where
-// `narrow`. In simple RNNs and joint cells u is the sum of both terms and the same memory as v, du the
-// same as dv.
+// `narrow`. In simple RNNs and joint cells u is the sum of both terms and the same memory as v, du
+// the same as dv.
 struct Steps {
   int64_t cell, narrow, steps, examples, hidden, threads;
   int64_t shares;        // of units (see shared.h); 1: threads share the examples
@@ -40,6 +40,7 @@ struct Steps {
   const float* dropout;
   const bool *zoneout_h, *zoneout_c;
   double share_h, share_c;
+  const bool* reset;  // where h and c are zeros before a step, (rows,), or null
   // The forward alone.
   void* output;  // T (rows, H)
   float *h, *c;  // (N, H)
@@ -115,6 +116,7 @@ struct Tensors {
   float *dgain_input, *dgain_recurrent, *dgain_out, *dshift_out, *dbias_inner;
   const float* dropout;               // (N, H)
   const bool *zoneout_h, *zoneout_c;  // (rows, H)
+  const bool* reset;                  // (rows,)
   // Of each place in turn, if its statistics are the examples' own, means and biased variances, two
   // of (T, F), which the forward fills in; if they are given, two of (K, F), of which step t uses
   // row min(t, K - 1).

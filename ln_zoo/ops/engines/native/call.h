@@ -65,7 +65,8 @@ class Direction {
   }
 
   static int64_t keeps(const Call& a) {
-    const int64_t gates = gates_of(a.cell), products = keeps_sum(a.cell, a.joint) ? gates : 2 * gates;
+    const int64_t gates = gates_of(a.cell);
+    const int64_t products = keeps_sum(a.cell, a.joint) ? gates : 2 * gates;
     const bool by_rows = a.sources[INPUT] + a.sources[RECURRENT] + a.sources[OUT] == NONE;
     const int64_t stats = by_rows ? STATS : 0;
     return a.steps * a.examples * ((products + (a.cell == LSTM)) * a.hidden + stats);
@@ -194,7 +195,7 @@ class Direction {
     s.threads = a.threads, s.shares = a.shares, s.sizes = sizes_.data();
     s.input = a.input, s.recurrent = a.recurrent, s.out = a.out;
     s.dropout = t.dropout, s.zoneout_h = t.zoneout_h, s.zoneout_c = t.zoneout_c;
-    s.share_h = a.share_h, s.share_c = a.share_c;
+    s.share_h = a.share_h, s.share_c = a.share_c, s.reset = t.reset;
     s.joint = a.joint, s.carried = a.carried;
     return s;
   }
@@ -231,6 +232,7 @@ class Direction {
     }
     part.cells = from(s.cells, shape.H), part.stats = from(s.stats, STATS);
     part.zoneout_h = from(s.zoneout_h, shape.H), part.zoneout_c = from(s.zoneout_c, shape.H);
+    part.reset = from(s.reset, 1);
     return part;
   }
 
@@ -272,9 +274,11 @@ class Direction {
   const float* before(const Chunk& chunk, const float* at_first, const float* after,
                       float* room) const {
     const int64_t n = a.examples * shape.H;
-    if (chunk.step > 0) return after + (chunk.step - 1) * n;
-    start(room, at_first);
-    if (chunk.steps > 1) copy(after, (chunk.steps - 1) * n, room + n);
+    const float* const first = chunk.step > 0 ? after + (chunk.step - 1) * n : at_first;
+    if (chunk.step > 0 && !t.reset) return first;
+    start(room, first);
+    if (chunk.steps > 1) copy(after + chunk.step * n, (chunk.steps - 1) * n, room + n);
+    restart(s, row_of(chunk), 0, rows_of(chunk), shape.H, room, nullptr);
     return room;
   }
 
@@ -339,6 +343,7 @@ class Direction {
     few_by_transposed(rows, G, a.inputs, t.x, t.w_ih, v, a.threads);
     for (int64_t n = 0; bias_inner && n < rows; n++) add(bias_inner, v + n * G, G);
     for (int64_t step = 0; step < a.steps; step++) {
+      restart(s, step * N, 0, N, H, t.h, t.c);
       if (t.dropout) drop(t.h, t.dropout, N * H, dropped, false);
       few_by_transposed(N, G, H, t.dropout ? dropped : t.h, t.w_hh, u, a.threads);
       for (int64_t n = 0; n < N; n++, u += G, v += G) {
@@ -374,6 +379,7 @@ class Direction {
       float* to = t.dropout ? dropped : s.dh;
       few_by_matrix(N, G, H, du + step * N * G, t.w_hh, to, passes(s) && !t.dropout, a.threads);
       if (t.dropout) drop(to, t.dropout, N * H, s.dh, passes(s));
+      restart(s, step * N, 0, N, H, s.dh, s.dc);
     }
     const float* const found[] = {sums.bias,    sums.gain_input, sums.gain_recurrent,
                                   sums.bias_hn, sums.gain_out,   sums.shift_out};

@@ -396,6 +396,17 @@ void backward_row(const Steps& s, const Shape& shape, int64_t row, int64_t n, co
   if (of_c) add(by_c, dc, H);
 }
 
+// Zeroes h and c, or their gradients, in rows of a step that are reset: at each, so many units of
+// examples first to end, whose flags begin at `offset`. c may be null.
+inline void restart(const Steps& s, int64_t offset, int64_t first, int64_t end, int64_t units,
+                    float* h, float* c) {
+  for (int64_t n = first; s.reset && n < end; n++) {
+    if (!s.reset[offset + n]) continue;
+    std::memset(h + n * s.hidden, 0, 4 * units);
+    if (c) std::memset(c + n * s.hidden, 0, 4 * units);
+  }
+}
+
 // Whether gradients of states pass by the products, which are then added to them.
 inline bool passes(const Steps& s) { return s.cell == GRU || s.zoneout_h || s.share_h != 0; }
 

@@ -20,7 +20,6 @@ class NativeEngine:
     title = "C++ loops compiled on this machine"
     device = "cpu"
     has_noise = True
-    has_resets = False
 
     def missing(self) -> str | None:
         """A compiler, or what made compiling fail; ``None`` if it was not tried."""

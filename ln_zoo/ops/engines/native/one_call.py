@@ -123,12 +123,11 @@ _INPUTS = ("x", "h0", "c0")
 _NAMES = (*_INPUTS, *Parameters._fields, "output", "h", "c", "kept", "d_output", "d_h", "d_c")
 _GIVEN = len(_INPUTS) + len(Parameters._fields)
 _NO_STATISTICS = (0,) * (1 + 2 * len(NONE_GIVEN))
-#: Masks that C++ reads: of noise.
-_MASKS = Masks._fields[:3]
+#: Precisions of `Masks`.
+_MASKS = (torch.float32, torch.bool, torch.bool, torch.bool)
 _PACK = struct.Struct(f"{len(_NAMES) + _GIVEN + len(_MASKS) + len(_NO_STATISTICS)}P").pack
 #: Addresses of gradients, of which a forward has none.
 _ABSENT = (0,) * (3 + _GIVEN)
-_NO_ADDRESSES = (0,) * len(_MASKS)
 
 
 class _Direction:
@@ -196,7 +195,7 @@ class _Direction:
             negated=offset is not None,
             update_offset=offset or 0.0,
         )
-        self._masks = (lead[-1], hidden), (*lead, hidden), (*lead, hidden)
+        self._masks = (lead[-1], hidden), (*lead, hidden), (*lead, hidden), (math.prod(lead),)
         self._address = addressof(self._constants)
         found = library()
         self._forward, self._backward = found.ln_zoo_call_forward, found.ln_zoo_call_backward
@@ -220,7 +219,7 @@ class _Direction:
             parameters: the parameters.
             starts: addresses of the states, by `addresses`; ``None``: not found yet.
             found: those of the parameters.
-            masks: what was drawn, in the shapes of x.
+            masks: what was drawn, in the shapes of x, and resets.
         """
         if starts is None:
             starts = addresses(_INPUTS[1:], states, self.inputs[1 : len(states) + 1])
@@ -239,12 +238,9 @@ class _Direction:
         return output, (h, c) if self._lstm else (h,)
 
     def _addresses_of(self, masks: Masks) -> Sequence[int]:
-        if not masks.noise:
-            return _NO_ADDRESSES
-        kinds = (torch.float32, torch.bool, torch.bool)
+        fields = zip(Masks._fields, masks, _MASKS, self._masks, strict=True)
         return [
-            0 if a is None else address(name, a, kind, shape)
-            for name, a, kind, shape in zip(_MASKS, masks[:3], kinds, self._masks, strict=True)
+            0 if a is None else address(name, a, kind, shape) for name, a, kind, shape in fields
         ]
 
     def _statistics(self, x: Tensor) -> tuple[Tensor | None, Given]:
@@ -295,7 +291,7 @@ class _Direction:
 
         Args:
             saved: inputs, parameters, output, and what the forward kept, as it gave it.
-            masks: what was drawn.
+            masks: as in the forward.
             grads: gradients of output and last states.
             needs: which.
         """
@@ -367,9 +363,9 @@ class _Call(torch.autograd.Function):
 
 
 def without_tensors(call: RecurrentCall) -> RecurrentCall:
-    """A call to keep: it does not hold inputs, states and what was drawn."""
+    """A call to keep: it does not hold inputs, states, resets and what was drawn."""
     weights = [w._replace(noise=w.noise.shares) for w in call.weights]
-    return call._replace(x=torch.empty(0), states=(), weights=weights)
+    return call._replace(x=torch.empty(0), states=(), weights=weights, reset=None)
 
 
 class Prepared:
@@ -426,6 +422,7 @@ class Prepared:
         dropout: float,
         training: bool,
         noise: Sequence[Noise] | None,
+        reset: Tensor | None,
     ) -> tuple[Any, States]:
         """Output and last states.
 
@@ -437,26 +434,37 @@ class Prepared:
             dropout: probability of a zero between two layers.
             training: whether the layer is in training mode.
             noise: what was drawn for this call, by direction; ``None``: nothing.
+            reset: rows before which states start anew, (T * N,); ``None``: none.
         """
         masks = [NO_MASKS] * len(self._directions) if noise is None else [*map(drawn, noise)]
         if len(self._directions) == 1:
             only, parameters = self._directions[0], self._parameters[0]
-            return only(x.contiguous(), states, parameters, starts, found[0], masks[0])
+            own = _with_resets(masks[0], reset)
+            return only(x.contiguous(), states, parameters, starts, found[0], own)
 
         def run(
             i: int, x: Tensor, sizes: Any, states: States, reset: Tensor | None
         ) -> tuple[Tensor, States]:
-            own = (self._parameters[i], None, found[i], masks[i])
+            own = (self._parameters[i], None, found[i], _with_resets(masks[i], reset))
             return self._directions[i](x.contiguous(), states, *own)
 
-        now = self._call._replace(x=x, states=states, dropout=dropout, training=training)
+        now = self._call._replace(
+            x=x, states=states, dropout=dropout, training=training, reset=reset
+        )
         return run_layers(run, now)
 
 
-def _unsupported_statistics(spec: Spec, x: Tensor, noise: Noise) -> str | None:
+def _with_resets(masks: Masks, reset: Tensor | None) -> Masks:
+    return masks if reset is None else masks._replace(reset=reset.contiguous())
+
+
+def _unsupported_statistics(spec: Spec, call: RecurrentCall, noise: Noise) -> str | None:
     """Why one call does not normalise x (T, N, I) over examples like this, or ``None``."""
+    x = call.x
     if not spec.examples:
         return None
+    if call.reset is not None:
+        return "its steps over a batch have no resets"
     if x.shape[0] == 1:
         return "a single step may be any of a sequence, and each has statistics of its own"
     if x.shape[1] == 1 and any(place.batch for place in spec.places):
@@ -489,10 +497,8 @@ class OneCall:
             return f"it runs on the CPU, not on {x.device.type}"
         if x.dim() != 3 or not x.shape[0] * x.shape[1]:
             return "it runs padded calls of at least one row"
-        if call.reset is not None:
-            return "it has no resets"
         for direction, w in zip(records, weights, strict=True):
-            reason = _unsupported_statistics(specify(cell, direction, w), x, w.noise)
+            reason = _unsupported_statistics(specify(cell, direction, w), call, w.noise)
             if reason is not None:
                 return reason
         norms = [r for direction in records for r in direction.values() if r is not None]
@@ -518,5 +524,5 @@ class OneCall:
         """Runs the layers, or a single step, which has no output but its states."""
         prepared, noise = Prepared(call), [w.noise for w in call.weights]
         states = tuple(s.contiguous() for s in call.states)
-        options = call.dropout, call.training, noise
+        options = call.dropout, call.training, noise, call.reset
         return prepared(prepared.check(), call.x, None, states, *options)

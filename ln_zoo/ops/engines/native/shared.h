@@ -241,6 +241,7 @@ void shared_forward(const Steps& call) {
     own.stats.resize(N * STATS);
   }
   const std::vector<int64_t> offsets = first_rows(s);
+  restart(s, 0, 0, s.sizes[0], H, s.h, s.c);
   Told squares(s.shares, N), ends(s.shares, N);
 
   // Before the last site of an LSTM, or the only one of an RNN, shares tell each other its moments.
@@ -269,6 +270,10 @@ void shared_forward(const Steps& call) {
     copy(s.h + n * H + first, units, output + row * H + first);
     if (s.cells) copy(s.c + n * H + first, units, s.cells + row * H + first);
     if (s.stats && share == 0) copy(own.stats.data() + n * STATS, STATS, s.stats + row * STATS);
+    // Before its next step, as all shares read all of h there.
+    if (t + 1 < s.steps && n < s.sizes[t + 1]) {
+      restart(s, offsets[t + 1], n, n + 1, units, s.h + first, s.c ? s.c + first : nullptr);
+    }
   };
 
   const Stage products = [&](int64_t share, int64_t t) {
@@ -398,8 +403,8 @@ void shared_backward(const Steps& call) {
           }
           if (s.cell == LSTM) {
             with_state(s, false, [&](auto state) {
-              lstm_out_back<state.value>(own.s, own.shape, terms, norm, s.cells + h, s.c_prev + h, d,
-                                         dh, s.dc + n * H + own.team.first, du + g,
+              lstm_out_back<state.value>(own.s, own.shape, terms, norm, s.cells + h, s.c_prev + h,
+                                         d, dh, s.dc + n * H + own.team.first, du + g,
                                          own.scratch.data() + n * 4 * own.team.count, totals);
             });
           } else {
@@ -438,8 +443,10 @@ void shared_backward(const Steps& call) {
   };
   const Stage products = [&](int64_t share, int64_t t) {
     const Own& own = owns[share];
-    product(s.sizes[t], own.team.count, G, Left<float>{du + offsets[t] * G, G, 1}, own.weight,
-            s.dh + own.team.first, H, s.cell == GRU);
+    const int64_t first = own.team.first, units = own.team.count;
+    product(s.sizes[t], units, G, Left<float>{du + offsets[t] * G, G, 1}, own.weight, s.dh + first,
+            H, s.cell == GRU);
+    restart(s, offsets[t], 0, s.sizes[t], units, s.dh + first, s.dc ? s.dc + first : nullptr);
   };
   std::vector<Stage> stages{first};
   if (s.cell == LSTM) stages.push_back(cells);

@@ -84,6 +84,7 @@ void forward(const Steps& call, const Window* window = nullptr) {
     for (int64_t t = 0; t < s.steps; offset += s.sizes[t++]) {
       const int64_t end = std::min(last, s.sizes[t]);
       if (end <= first) break;
+      restart(s, offset, first, end, H, s.h, s.c);
       float* u = products.data();
       if constexpr (!narrow_rows) {
         if (kept) u = kept + (offset + first) * G;
@@ -206,6 +207,7 @@ void backward(const Steps& call, const Window* window = nullptr) {
       product(end - first, H, padded<T>(G), operand(du, end - first, G, left),
               static_cast<const T*>(s.weight), to, H, passes(s) && !s.dropout);
       if (s.dropout) drop(to, s.dropout + first * H, (end - first) * H, dh, passes(s));
+      restart(s, offsets[t], first, end, H, s.dh, s.dc);
       if constexpr (!narrow_rows) {
         if (window) {
           const int64_t E = window->letters;

@@ -79,6 +79,7 @@ class StepsArguments(Arguments):
         "dropout": ("wide", "N", "H"),
         "zoneout_h": ("flag", "rows", "H"),
         "zoneout_c": ("flag", "rows", "H"),
+        "reset": ("flag", "rows"),
         "output": ("kind", "rows", "H"),
         "h": ("wide", "N", "H"),
         "c": ("wide", "N", "H"),
@@ -170,7 +171,7 @@ class NativeSteps(NativeProducts):
 
     def _shares(self, examples: int, masks: Masks) -> int:
         """Shares of units for this many examples; 1 under noise and in bfloat16."""
-        noise = any(self.spec.zoneout) or any(mask is not None for mask in masks)
+        noise = any(self.spec.zoneout) or masks.noise
         if self._kind != torch.float32:
             return 1
         return shares_of_units(self.spec.gates, self._sizes["H"], examples, noise)

@@ -59,7 +59,6 @@ class TritonEngine:
     title = "Triton kernels"
     device = "cuda"
     has_noise = True
-    has_resets = True
 
     def missing(self) -> str | None:
         """A GPU that float32 kernels run on, or triton."""

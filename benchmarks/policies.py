@@ -1,0 +1,115 @@
+"""Recurrent policies of RL libraries, with their LSTM and with ours.
+
+``python -m benchmarks.policies sb3`` prints frames a second of RecurrentPPO on CartPole, and
+``python -m benchmarks.policies torchrl`` the time of a training step on a rollout. They need the
+packages ``sb3-contrib`` and ``torchrl``.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.timing import Spread, interleave, ratios
+from ln_zoo import LSTM, LayerNorm
+
+#: Calls of one contestant by name.
+Calls = dict[str, Callable[[], object]]
+
+
+def stable_baselines() -> tuple[Calls, int]:
+    """One rollout and update each, all settings by default, and its frames."""
+    from sb3_contrib import RecurrentPPO
+
+    from ln_zoo.rl import LSTMPolicy
+
+    policies: dict[str, tuple[Any, dict[str, Any]]] = {
+        "MlpLstmPolicy": ("MlpLstmPolicy", {}),
+        "LSTMPolicy": (LSTMPolicy, {}),
+        "LSTMPolicy, layer norm": (LSTMPolicy, {"lstm_kwargs": {"norm": LayerNorm()}}),
+    }
+    calls: Calls = {}
+    for name, (policy, options) in policies.items():
+        model = RecurrentPPO(policy, "CartPole-v1", seed=0, device="cpu", policy_kwargs=options)
+        calls[name] = partial(model.learn, model.n_steps, reset_num_timesteps=False)
+    return calls, model.n_steps
+
+
+class Learning(nn.Module):
+    """A rollout in one call, for TorchRL.
+
+    Args:
+        lstm: the layer.
+    """
+
+    def __init__(self, lstm: LSTM) -> None:
+        super().__init__()
+        self.lstm = lstm
+
+    def forward(self, observation: Tensor, h: Tensor, c: Tensor, is_init: Tensor) -> Tensor:
+        """Features (N, T, H) of observations (N, T, I)."""
+        states = [s[:, 0].transpose(0, 1).contiguous() for s in (h, c)]
+        output, _ = self.lstm(observation, (states[0], states[1]), reset=is_init.squeeze(-1))
+        assert isinstance(output, Tensor)
+        return output
+
+
+def torchrl(
+    examples: int = 16, steps: int = 128, inputs: int = 8, hidden: int = 128
+) -> tuple[Calls, int]:
+    """A training step each on a rollout where one step of 50 begins an episode, and its frames."""
+    from tensordict import TensorDict
+    from tensordict.nn import TensorDictModule
+    from torchrl.modules import LSTMModule, set_recurrent_mode
+
+    names, lead = ["recurrent_state_h", "recurrent_state_c"], (examples, steps)
+    data = {name: torch.zeros(*lead, 1, hidden) for name in names}
+    data |= {"observation": torch.randn(*lead, inputs), "is_init": torch.rand(*lead, 1) < 0.02}
+    rollout = TensorDict(data, lead)
+    layers: dict[str, Any] = {
+        "torch.nn.LSTM": nn.LSTM(inputs, hidden, batch_first=True),
+        "ln_zoo.LSTM": LSTM(inputs, hidden, batch_first=True),
+        "ln_zoo.LSTM, layer norm": LSTM(inputs, hidden, batch_first=True, norm=LayerNorm()),
+    }
+    modules = {
+        f"LSTMModule, {name}": LSTMModule(lstm=layer, in_key="observation", out_key="features")
+        for name, layer in layers.items()
+    }
+    keys = ["observation", *names, "is_init"]
+    for name in list(layers)[1:]:
+        learning = TensorDictModule(Learning(layers[name]), keys, ["features"])
+        modules[f"reset=, {name}"] = learning
+
+    def step(module: Any) -> None:
+        with set_recurrent_mode(True):
+            module(rollout.clone())["features"].square().sum().backward()
+
+    return {name: partial(step, module) for name, module in modules.items()}, examples * steps
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("library", choices=("sb3", "torchrl"))
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--seconds", type=float, default=60.0, help="for each contestant, at most")
+    given = parser.parse_args(arguments)
+    torch.set_num_threads(given.threads)
+    torch.manual_seed(0)
+    calls, frames = stable_baselines() if given.library == "sb3" else torchrl()
+    times = interleave(calls, given.rounds, given.seconds)
+    first = next(iter(times.values())).wall
+    print("| contestant | frames a second | ratio |\n|---|---:|---:|")
+    for name, found in times.items():
+        rate, ratio = frames / Spread.of(found.wall).median, ratios(first, found.wall)
+        print(f"| {name} | {rate:.0f} | {ratio.median:.1f} |")
+
+
+if __name__ == "__main__":
+    main()

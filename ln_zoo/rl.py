@@ -1,0 +1,76 @@
+"""A recurrent policy for `RecurrentPPO` of Stable-Baselines3, whose LSTMs may be normalised.
+
+It needs the package ``sb3-contrib``, and nothing else imports this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ln_zoo.layers import LSTM
+
+try:
+    from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
+except ImportError:
+    RecurrentActorCriticPolicy = None
+
+__all__ = ["LSTMPolicy"]
+
+
+class LSTMPolicy(RecurrentActorCriticPolicy or object):  # type: ignore[misc]
+    """``MlpLstmPolicy`` of sb3-contrib, with LSTMs of this package.
+
+    Episodes that begin inside a sequence are resets of one call; sb3-contrib calls its LSTM once
+    for each step of such a batch. Without a norm, initial weights, outputs and gradients are the
+    same.
+
+    Args:
+        *arguments: as for ``MlpLstmPolicy``. For pictures, set
+            ``features_extractor_class=NatureCNN``; for a dictionary of observations,
+            ``CombinedExtractor``.
+        lstm_kwargs: further arguments of both LSTMs: ``{"norm": LayerNorm()}``.
+        **options: as for ``MlpLstmPolicy``.
+
+    Raises:
+        ImportError: if sb3-contrib is not installed.
+    """
+
+    optimizer: torch.optim.Optimizer
+
+    def __init__(
+        self, *arguments: Any, lstm_kwargs: Mapping[str, Any] | None = None, **options: Any
+    ) -> None:
+        if RecurrentActorCriticPolicy is None:
+            raise ImportError("LSTMPolicy needs the package sb3_contrib: pip install sb3-contrib")
+        super().__init__(*arguments, **options)
+        self.lstm_kwargs = dict(lstm_kwargs or {})
+        for name in ("lstm_actor", "lstm_critic"):
+            plain = getattr(self, name)
+            if plain is None:
+                continue
+            sizes = plain.input_size, plain.hidden_size, plain.num_layers
+            with torch.random.fork_rng(devices=()):  # later draws are those of sb3-contrib
+                lstm = LSTM(*sizes, **self.lstm_kwargs)
+            lstm.load_state_dict(plain.state_dict(), strict=False)
+            lstm.reset_norm()
+            setattr(self, name, lstm)
+        lr = self.optimizer.defaults["lr"]
+        self.optimizer = self.optimizer_class(self.parameters(), lr=lr, **self.optimizer_kwargs)
+
+    @staticmethod
+    def _process_sequence(
+        features: Tensor,
+        lstm_states: tuple[Tensor, Tensor],
+        episode_starts: Tensor,
+        lstm: LSTM,
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Outputs (N * T, H) and last states of features (N * T, F), sequence after sequence."""
+        lead = lstm_states[0].shape[1], -1
+        steps = features.reshape(*lead, lstm.input_size).transpose(0, 1)
+        starts = episode_starts.reshape(lead).transpose(0, 1)
+        output, states = lstm(steps, lstm_states, reset=starts != 0)
+        return output.transpose(0, 1).flatten(0, 1), states
