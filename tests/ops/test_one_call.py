@@ -142,6 +142,47 @@ def test_steps_are_those_of_the_generic_loop(
     assert all(torch.equal(s, b) for s, b in zip(states, before, strict=True))  # left alone
 
 
+# Products of one step change their form at whole vectors of rows, 4, 8 or 16, and at a few rows.
+@pytest.mark.parametrize("examples", [5, 6, 7, 15, 17, 31, 32, 33, 72])
+@pytest.mark.parametrize(
+    ("inputs", "hidden", "norm"),
+    [(1, 1, Identity()), (3, 3, RMSNorm()), (17, 100, LayerNorm()), (129, 129, LayerNorm())],
+    ids=str,
+)
+@every_kind
+def test_steps_of_many_rows_are_those_of_the_generic_loop(
+    name: str, inputs: int, hidden: int, norm: Norm, examples: int
+) -> None:
+    cell = randomised(CELLS[name](inputs, hidden, norm=norm))
+    x, states = torch.randn(examples, inputs), zero_states(cell, examples)
+    # The gradient of a single unit is one number, whose terms may cancel.
+    assert_generic(cell, x, states, training=hidden > 1, times=1)
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+@every_kind
+def test_threads_share_one_step(name: str, threads: int) -> None:
+    cell = randomised(CELLS[name](70, 300, norm=LayerNorm()))
+    x, states = torch.randn(45, 70), zero_states(cell, 45)
+    alone = results(copy.deepcopy(cell), x, states, False)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        together = results(copy.deepcopy(cell), x, states, False)
+        assert all(torch.equal(a, together[key]) for key, a in alone.items())
+        assert_generic(cell, x, states, training=True, times=1)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_step_reads_weights_that_were_changed_through_data() -> None:
+    cell = randomised(LSTMCell(7, 20, norm=LayerNorm()))
+    x, states = torch.randn(9, 7), zero_states(cell, 9)
+    cell(x, states)
+    cell.weight_hh.data.add_(0.5)
+    assert_generic(cell, x, states, training=False)
+
+
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize(
     ("sizes", "options"),
@@ -456,7 +497,7 @@ NOISE = [
 
 
 @pytest.mark.parametrize(("name", "norm", "noise"), NOISE, ids=str)
-@pytest.mark.parametrize("lead", [(1, 3), (3, 1), (7, 5)], ids=str)
+@pytest.mark.parametrize("lead", [(1, 3), (1, 35), (3, 1), (7, 5)], ids=str)
 @pytest.mark.parametrize("training", [True, False])
 def test_noise_is_that_of_the_generic_loop(
     name: str,

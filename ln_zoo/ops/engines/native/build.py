@@ -33,7 +33,7 @@ from filelock import FileLock, Timeout
 from ln_zoo.ops.engines.native.ownership import is_our_file, make_private, why_not_ours
 
 #: What ``ln_zoo_abi()`` of the source returns: the version of its functions and structures.
-ABI = 10
+ABI = 11
 #: Changes when the form of what is in the cache changes.
 _SCHEMA = 1
 #: Seconds that compiling may take, and that a process waits for another one's.

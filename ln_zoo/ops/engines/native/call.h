@@ -20,7 +20,7 @@ class Direction {
         shape(s),
         examples(call, tensors, shape),
         rows(a.steps * a.examples),
-        few(rows <= FEW_ROWS && !examples.any()),
+        in_place((rows <= FEW_ROWS || a.steps <= FEW_STEPS) && !examples.any()),
         merged(keeps_sum(a.cell, a.joint)),
         chunks_(chunks()) {
     const int64_t G = shape.G, H = shape.H;
@@ -57,7 +57,7 @@ class Direction {
     s.v = merged ? kept : kept + here * G;
     kept += here * (merged ? G : 2 * G);
     if (!t.kept) {
-      if (!few) s.u = nullptr;  // products stay in the cache
+      if (!in_place) s.u = nullptr;  // products stay in the cache
       return;
     }
     if (a.cell == LSTM) s.cells = kept, kept += rows * H;
@@ -76,7 +76,7 @@ class Direction {
     const int64_t G = shape.G, I = a.inputs;
     s.output = t.output ? t.output : arena.take(rows * shape.H), s.h = t.h, s.c = t.c;
     start(t.h, t.h0), start(t.c, t.c0);
-    if (few) return few_steps();
+    if (in_place) return steps_in_place();
     const float* w_ih = pack(t.w_ih, I, first(), true);
     pack_recurrent(false);
     make_room();
@@ -119,8 +119,8 @@ class Direction {
       std::fill(*sum, *sum + G, 0.0f);
     }
     // The adjoint of a centred row has mean zero: products with weights as they are do as well.
-    if (!few) pack_recurrent(true);
-    const float* w_ih = t.dx && !few && !thin(I) ? pack(t.w_ih, I, Rows{}, false) : nullptr;
+    if (!in_place) pack_recurrent(true);
+    const float* w_ih = t.dx && !in_place && !thin(I) ? pack(t.w_ih, I, Rows{}, false) : nullptr;
     float* const room = arena.take(ln_zoo_packed_size(most, std::max(H, I), 0) + THIN * G);
     make_room();
     for (size_t i = chunks_.size(); i-- > 0;) {
@@ -135,7 +135,7 @@ class Direction {
       if (examples.any()) {
         batch_backward(part, examples.backward(chunk.step, chunk.steps));
       } else {
-        few ? few_steps_back(part) : ln_zoo_backward(&part);
+        in_place ? steps_back_in_place(part) : ln_zoo_backward(&part);
       }
       if (t.dropout && t.dw_hh) {
         for (int64_t n = 0; n < count; n += N) {
@@ -181,7 +181,7 @@ class Direction {
   const Shape shape;
   OverExamples examples;
   const int64_t rows;
-  const bool few, merged;
+  const bool in_place, merged;
   const std::vector<Chunk> chunks_;
   Arena arena;
   float *rows_room, *means;  // of `centered`
@@ -202,7 +202,7 @@ class Direction {
 
   std::vector<Chunk> chunks() const {
     const int64_t most = t.kept ? a.chunk_kept : a.chunk_alone;
-    const int64_t count = few ? 1 : std::min(a.steps, (rows + most - 1) / most);
+    const int64_t count = in_place ? 1 : std::min(a.steps, (rows + most - 1) / most);
     std::vector<Chunk> found;
     for (int64_t i = 0; i < count; i++) {
       const int64_t from = a.steps * i / count;
@@ -319,7 +319,7 @@ class Direction {
                        bool add, float* room) const {
     const int64_t G = shape.G;
     if (!w) return;
-    if (few) return few_outer(count, G, K, d, of, w, a.threads);
+    if (count <= OUTER_ROWS && !add) return few_outer(count, G, K, d, of, w, a.threads);
     if (thin(K)) return thin_outer(count, G, K, d, of, w, add, room, a.threads);
     ln_zoo_pack(of, K, 1, count, K, room, 0, nullptr, 1, 0, a.threads);
     ln_zoo_product(G, K, count, d, 1, G, room, w, K, add, a.threads);
@@ -329,63 +329,73 @@ class Direction {
   void input_gradient(int64_t count, const float* dv, const float* packed, float* dx,
                       float* room) const {
     const int64_t G = shape.G, I = a.inputs;
-    if (few) return few_by_matrix(count, G, I, dv, t.w_ih, dx, false, a.threads);
     if (thin(I)) return thin_by_matrix(count, G, I, dv, t.w_ih, dx, room, a.threads);
+    if (in_place) return in_place_by_matrix(count, G, I, dv, t.w_ih, dx, false, a.threads);
     ln_zoo_product(count, I, G, dv, G, 1, packed, dx, I, false, a.threads);
   }
 
-  void few_steps() {
-    const int64_t N = a.examples, H = shape.H, G = shape.G;
+  // Threads for the rows of a step between its products.
+  int64_t threads_of_rows() const {
+    return threads_for(a.threads, std::min(a.examples, a.examples * shape.G / 8192 + 1));
+  }
+
+  void steps_in_place() {
+    const int64_t N = a.examples, H = shape.H, G = shape.G, threads = threads_of_rows();
     float* v = merged ? arena.take(rows * G) : static_cast<float*>(s.v);
-    float *u = static_cast<float*>(s.u), *scratch = arena.take(ROOM * H), unused[STATS];
+    float *u = static_cast<float*>(s.u), *scratch = arena.take(threads * ROOM * H);
     float* const output = static_cast<float*>(s.output);
     float* dropped = t.dropout ? arena.take(N * H) : nullptr;
-    few_by_transposed(rows, G, a.inputs, t.x, t.w_ih, v, a.threads);
-    for (int64_t n = 0; bias_inner && n < rows; n++) add(bias_inner, v + n * G, G);
+    in_place_by_transposed(rows, G, a.inputs, t.x, t.w_ih, v, a.threads);
+    for (int64_t n = 0; bias_inner && n < rows; n++) ::add(bias_inner, v + n * G, G);
     for (int64_t step = 0; step < a.steps; step++) {
       restart(s, step * N, 0, N, H, t.h, t.c);
       if (t.dropout) drop(t.h, t.dropout, N * H, dropped, false);
-      few_by_transposed(N, G, H, t.dropout ? dropped : t.h, t.w_hh, u, a.threads);
-      for (int64_t n = 0; n < N; n++, u += G, v += G) {
-        const FlushSubnormals flush;
-        const int64_t row = step * N + n;
-        if (merged) add(v, u, G);
-        center(s.input, v, shape.gates, H), center(s.recurrent, u, shape.gates, H);
-        float *h = t.h + n * H, *c = t.c ? t.c + n * H : nullptr;
-        forward_row(s, shape, row, v, u, h, c, s.stats ? s.stats + row * STATS : unused, scratch);
-        copy(h, H, output + row * H);
-        if (s.cells) copy(c, H, s.cells + row * H);
-      }
+      in_place_by_transposed(N, G, H, t.dropout ? dropped : t.h, t.w_hh, u + step * N * G,
+                             a.threads);
+      in_parallel(threads, [&](int64_t i) {
+        float unused[STATS];
+        for (int64_t n = N * i / threads; n < N * (i + 1) / threads; n++) {
+          const int64_t row = step * N + n;
+          float *const u_row = u + row * G, *const v_row = v + row * G;
+          if (merged) ::add(v_row, u_row, G);
+          center(s.input, v_row, shape.gates, H), center(s.recurrent, u_row, shape.gates, H);
+          float *h = t.h + n * H, *c = t.c ? t.c + n * H : nullptr;
+          forward_row(s, shape, row, v_row, u_row, h, c, s.stats ? s.stats + row * STATS : unused,
+                      scratch + i * ROOM * H);
+          copy(h, H, output + row * H);
+          if (s.cells) copy(c, H, s.cells + row * H);
+        }
+      });
     }
   }
 
-  void few_steps_back(const Steps& s) {
-    const int64_t N = a.examples, H = shape.H, G = shape.G;
-    float *scratch = arena.take(ROOM_BACK * H), *zeros = arena.take(H);
+  void steps_back_in_place(const Steps& s) {
+    const int64_t N = a.examples, H = shape.H, G = shape.G, threads = threads_of_rows();
+    float *scratch = arena.take(threads * ROOM_BACK * H), *zeros = arena.take(H);
     float* dropped = t.dropout ? arena.take(N * H) : nullptr;
     std::fill(zeros, zeros + H, 0.0f);
-    Sums sums(shape);
+    std::vector<Sums> sums;
+    sums.reserve(threads);
+    for (int64_t i = 0; i < threads; i++) sums.emplace_back(shape);
     const float *v = static_cast<const float*>(s.v), *u = static_cast<const float*>(s.u);
     const float* h_prev = static_cast<const float*>(s.h_prev);
     float *du = static_cast<float*>(s.du), *dv = static_cast<float*>(s.dv);
     for (int64_t step = a.steps - 1; step >= 0; step--) {
-      for (int64_t n = 0; n < N; n++) {
-        const FlushSubnormals flush;
-        const int64_t row = step * N + n, g = row * G, j = row * H;
-        backward_row(s, shape, row, n, v + g, u + g, h_prev + j,
-                     t.d_output ? t.d_output + j : zeros, s.dh + n * H, dv + g, du + g, sums,
-                     scratch);
-      }
+      in_parallel(threads, [&](int64_t i) {
+        for (int64_t n = N * i / threads; n < N * (i + 1) / threads; n++) {
+          const int64_t row = step * N + n, g = row * G, j = row * H;
+          backward_row(s, shape, row, n, v + g, u + g, h_prev + j,
+                       t.d_output ? t.d_output + j : zeros, s.dh + n * H, dv + g, du + g, sums[i],
+                       scratch + i * ROOM_BACK * H);
+        }
+      });
       float* to = t.dropout ? dropped : s.dh;
-      few_by_matrix(N, G, H, du + step * N * G, t.w_hh, to, passes(s) && !t.dropout, a.threads);
+      in_place_by_matrix(N, G, H, du + step * N * G, t.w_hh, to, passes(s) && !t.dropout,
+                         a.threads);
       if (t.dropout) drop(to, t.dropout, N * H, s.dh, passes(s));
       restart(s, step * N, 0, N, H, s.dh, s.dc);
     }
-    const float* const found[] = {sums.bias,    sums.gain_input, sums.gain_recurrent,
-                                  sums.bias_hn, sums.gain_out,   sums.shift_out};
-    float* const to[] = {s.dbias,    s.dgain_input, s.dgain_recurrent,
-                         s.dbias_hn, s.dgain_out,   s.dshift_out};
-    for (int64_t i = 0; i < 6; i++) copy(found[i], i < 3 ? G : H, to[i]);
+    ::add(sums, shape, s);
   }
 };
 

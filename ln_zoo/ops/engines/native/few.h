@@ -1,4 +1,5 @@
-// Products of matrices with few rows or few columns, of float32, for which packing does not pay.
+// Products of float32 matrices that are read in place: for few rows, few columns or a single step,
+// where packing a weight costs more than it saves.
 
 #pragma once
 
@@ -6,89 +7,254 @@
 
 namespace {
 
-// Rows up to which reading the weights is what costs, and packing them does not pay.
+// Rows of a call up to which any number of steps reads its weights in place.
 constexpr int64_t FEW_ROWS = 4;
+// Rows up to which gradients of weights are written row by row.
+constexpr int64_t OUTER_ROWS = 8;
+// Steps of a call up to which it reads its weights in place, whatever its rows.
+constexpr int64_t FEW_STEPS = 1;
 // Columns below which they fill too little of a product's tiles.
 constexpr int64_t THIN = 16;
 
-// y[n][i] = w[i] . x[n], for ROWS rows of a matrix (., K) and N vectors x.
-template <int ROWS>
-inline void dot_products(const float* w, const float* x, int64_t N, int64_t K, float* y,
-                         int64_t stride) {
-  for (int64_t n = 0; n < N; n++, x += K, y += stride) {
-    vec even[ROWS] = {}, odd[ROWS] = {};
-    int64_t k = 0;
-    for (; k + 2 * L <= K; k += 2 * L) {
-      const vec a = load(x + k), b = load(x + k + L);
-      for (int i = 0; i < ROWS; i++) {
-        even[i] += load(w + i * K + k) * a;
-        odd[i] += load(w + i * K + k + L) * b;
-      }
+// A thread's scratch memory, which begins at a cache line.
+class Room {
+ public:
+  float* take(int64_t n) {
+    constexpr int64_t LINE = CACHE_LINE / sizeof(float);
+    if (int64_t(memory_.size()) < n + LINE) memory_.resize(n + LINE);
+    const intptr_t address = reinterpret_cast<intptr_t>(memory_.data()) / 4;
+    return memory_.data() + (-address & (LINE - 1));
+  }
+
+ private:
+  std::vector<float> memory_;
+};
+
+// Adds up the lanes of COUNT vectors, a power of two up to L: lane i of the first one becomes the
+// total of vector i, modulo COUNT.
+template <int COUNT, int D = 1>
+__attribute__((always_inline)) inline void fold(vec* sums) {
+  if constexpr (D < LANES) {
+    constexpr auto lanes = std::make_integer_sequence<int, LANES>();
+    constexpr int LEFT = COUNT > 1 ? COUNT / 2 : 1;
+#pragma GCC unroll 16
+    for (int i = 0; i < LEFT; i++) {
+      const vec upper = sums[COUNT > 1 ? 2 * i : 0], lower = sums[COUNT > 1 ? 2 * i + 1 : 0];
+      sums[i] = exchanged<D, false>(upper, lower, lanes) + exchanged<D, true>(upper, lower, lanes);
     }
-    for_units(K - k, [&](int64_t j, auto block) {
-      const vec a = block.read(x + k + j);
-      for (int i = 0; i < ROWS; i++) even[i] += block.read(w + i * K + k + j) * a;
-    });
-    for (int i = 0; i < ROWS; i++) y[i] = total(even[i] + odd[i]);
+    fold<LEFT, 2 * D>(sums);
+  }
+}
+
+// y[n][i] = total of vector n * ROWS + i, for XS rows of y.
+template <int ROWS, int XS>
+__attribute__((always_inline)) inline void write_totals(const vec* sums, float* y, int64_t stride) {
+  constexpr int COUNT = XS * ROWS;
+  constexpr int POWER = COUNT > 8 ? 16 : COUNT > 4 ? 8 : COUNT > 2 ? 4 : COUNT;
+  vec part[POWER];
+#pragma GCC unroll 16
+  for (int i = 0; i < POWER; i++) part[i] = i < COUNT ? sums[i] : vec{};
+  fold<POWER>(part);
+  float found[LANES];
+  store(found, part[0]);
+  for (int n = 0; n < XS; n++) copy(found + n * ROWS, ROWS, y + n * stride);
+}
+
+// y[n][i] = w[i] . x[n], for ROWS rows of w (., K) and XS rows of x (., K); rows of y lie `stride`
+// apart. Sums, ROWS vectors of w and one of x fit into the registers.
+template <int ROWS, int XS>
+__attribute__((noinline)) void dot_products(const float* w, const float* x, int64_t K, float* y,
+                                            int64_t stride) {
+  vec sums[XS * ROWS] = {};
+  for_units(K, [&](int64_t k, auto block) {
+    vec a[ROWS];
+#pragma GCC unroll 8
+    for (int i = 0; i < ROWS; i++) {
+      a[i] = block.read(w + i * K + k);
+      if constexpr (XS > 1) KEEP(a[i]);
+    }
+#pragma GCC unroll 6
+    for (int n = 0; n < XS; n++) {
+      const vec b = block.read(x + n * K + k);
+#pragma GCC unroll 8
+      for (int i = 0; i < ROWS; i++) sums[n * ROWS + i] += a[i] * b;
+    }
+  });
+  constexpr int AT_ONCE = LANES / ROWS, LAST = XS % AT_ONCE, WHOLE = XS - LAST;
+#pragma GCC unroll 6
+  for (int n = 0; n < WHOLE; n += AT_ONCE) {
+    write_totals<ROWS, AT_ONCE>(sums + n * ROWS, y + n * stride, stride);
+  }
+  if constexpr (LAST > 0) {
+    write_totals<ROWS, LAST>(sums + WHOLE * ROWS, y + WHOLE * stride, stride);
+  }
+}
+
+template <int ROWS, int XS = HEIGHT>
+void dot_products_of(int64_t count, const float* w, const float* x, int64_t K, float* y,
+                     int64_t stride) {
+  if (count == XS) return dot_products<ROWS, XS>(w, x, K, y, stride);
+  if constexpr (XS > 1) dot_products_of<ROWS, XS - 1>(count, w, x, K, y, stride);
+}
+
+// The same for ROWS rows of w and any number of x.
+template <int ROWS>
+void dot_products_by_blocks(const float* w, const float* x, int64_t N, int64_t K, float* y,
+                            int64_t stride) {
+  for (int64_t n = 0, height; n < N; n += height) {
+    height = block_height(N - n);
+    dot_products_of<ROWS>(height, w, x + n * K, K, y + n * stride, stride);
+  }
+}
+
+// Fills columns of y (N, .) whose rows lie `stride` apart, N whole vectors, from a (M, N).
+void transpose_to(const float* a, int64_t M, int64_t N, float* y, int64_t stride) {
+  for (int64_t n = 0; n < N; n += L) {
+    int64_t m = 0;
+    for (; m + L <= M; m += L) {
+      vec block[L];
+#pragma GCC unroll 16
+      for (int64_t i = 0; i < L; i++) block[i] = load(a + (m + i) * N + n);
+      transpose(block);
+#pragma GCC unroll 16
+      for (int64_t i = 0; i < L; i++) store(y + (n + i) * stride + m, block[i]);
+    }
+    for (; m < M; m++) {
+      for (int64_t i = 0; i < L; i++) y[(n + i) * stride + m] = a[m * N + n + i];
+    }
   }
 }
 
 // Threads for a matrix of so many numbers, and the rows or columns of each.
 template <class Body>
 void by_parts(int64_t wanted, int64_t numbers, int64_t n, Body body) {
-  const int64_t threads = threads_for(wanted, numbers / 131072 + 1);
+  const int64_t threads = threads_for(wanted, std::min(n, numbers / 131072 + 1));
   in_parallel(threads, [&](int64_t i) { body(n * i / threads, n * (i + 1) / threads); });
 }
 
-// y (N, G) = x (N, K) w^T, for a few rows and w (G, K) as it is.
-void few_by_transposed(int64_t N, int64_t G, int64_t K, const float* x, const float* w, float* y,
-                       int64_t threads) {
-  constexpr int ROWS = 4;
-  by_parts(threads, G * K, G, [&](int64_t from, int64_t to) {
+// y (N, G) = x (N, K) w^T, for w (G, K) in place.
+//
+// For many rows x is packed instead, whose transpose is the right operand; what is left of whole
+// vectors of rows, and few rows, are dot products.
+void in_place_by_transposed(int64_t N, int64_t G, int64_t K, const float* x, const float* w,
+                            float* y, int64_t threads) {
+  constexpr int64_t BLOCK = 16 * HEIGHT;
+  thread_local Room packed_rows;
+  const int64_t whole = N < 2 * L ? 0 : N / L * L;
+  float* const packed = whole ? packed_rows.take(K * whole) : nullptr;
+  if (whole) pack(x, int64_t(1), K, K, whole, packed, threads, Center{});
+  by_parts(threads, G * K * ((N + 3) / 4), G, [&](int64_t from, int64_t to) {
+    thread_local Room room;
+    float* const block = whole ? room.take(BLOCK * whole) : nullptr;
+    for (int64_t g = from; whole && g < to; g += BLOCK) {
+      const int64_t rows = std::min(BLOCK, to - g);
+      vector_product(rows, whole, K, Left<float>{w + g * K, K, 1}, packed, block, whole, false);
+      transpose_to(block, rows, whole, y + g, G);
+    }
+    const float* const rest = x + whole * K;
+    float* const y_rest = y + whole * G;
     int64_t i = from;
-    for (; i + ROWS <= to; i += ROWS) dot_products<ROWS>(w + i * K, x, N, K, y + i, G);
-    for (; i < to; i++) dot_products<1>(w + i * K, x, N, K, y + i, G);
+    const auto by_rows = [&](auto rows) {
+      for (; i + rows <= to; i += rows) {
+        dot_products_by_blocks<rows>(w + i * K, rest, N - whole, K, y_rest + i, G);
+      }
+    };
+    // A sum waits for its last addition: few rows of x need more sums.
+    if (N - whole == 1) by_rows(std::integral_constant<int, L < 8 ? L : 8>());
+    if (N - whole == 2) by_rows(std::integral_constant<int, 4>());
+    by_rows(std::integral_constant<int, WIDTH>()), by_rows(std::integral_constant<int, 1>());
   });
 }
 
-// y (N, K) = d (N, G) w, or y += d w, for a few rows and w (G, K) as it is.
-void few_by_matrix(int64_t N, int64_t G, int64_t K, const float* d, const float* w, float* y,
-                   bool add, int64_t threads) {
-  constexpr int64_t AT_ONCE = 4;
-  by_parts(threads, G * K, K, [&](int64_t from, int64_t to) {
-    for (int64_t n = 0; n < N && !add; n++) std::fill(y + n * K + from, y + n * K + to, 0.0f);
+// As `tile`, for a right operand whose rows lie `ldb` apart.
+template <int ROWS, int VECTORS, class Block>
+__attribute__((noinline)) void tile_in_place(int64_t K, Left<float> a, const float* b, int64_t ldb,
+                                             float* c, int64_t ldc, bool add, Block last) {
+  const auto of = [&](int j, auto body) { j < VECTORS - 1 ? body(Whole{}) : body(last); };
+  vec sums[ROWS][VECTORS] = {};
+  const float* left = a.data;
+#pragma GCC unroll 4
+  for (int64_t k = 0; k < K; k++, b += ldb, left += a.column) {
+    vec right[VECTORS];
+    for (int j = 0; j < VECTORS; j++) {
+      of(j, [&](auto block) { right[j] = block.read(b + j * L); });
+      KEEP(right[j]);
+    }
+#pragma GCC unroll 6
+    for (int i = 0; i < ROWS; i++) {
+      const vec factor = all(left[i * a.row]);
+      for (int j = 0; j < VECTORS; j++) sums[i][j] += factor * right[j];
+    }
+  }
+  for (int i = 0; i < ROWS; i++) {
+    for (int j = 0; j < VECTORS; j++) {
+      float* to = c + i * ldc + j * L;
+      of(j, [&](auto block) { block.write(to, add ? block.read(to) + sums[i][j] : sums[i][j]); });
+    }
+  }
+}
+
+template <int ROWS, int VECTORS, class... Arguments>
+void tile_in_place_of(int64_t height, int64_t vectors, Arguments... arguments) {
+  if (height == ROWS && vectors == VECTORS) return tile_in_place<ROWS, VECTORS>(arguments...);
+  if constexpr (VECTORS > 1) {
+    if (vectors < VECTORS) return tile_in_place_of<ROWS, VECTORS - 1>(height, vectors, arguments...);
+  }
+  if constexpr (ROWS > 1) tile_in_place_of<ROWS - 1, VECTORS>(height, vectors, arguments...);
+}
+
+// y (N, K) = d (N, G) w, or y += d w, for w (G, K) in place.
+void in_place_by_matrix(int64_t N, int64_t G, int64_t K, const float* d, const float* w, float* y,
+                        bool add, int64_t threads) {
+  // Rows of w at a time, which lie pages apart: so many pages a processor finds quickly.
+  constexpr int64_t AT_ONCE = 64, PANEL = WIDTH * L;
+  const int64_t panels = (K + PANEL - 1) / PANEL;
+  by_parts(threads, G * K * ((N + 3) / 4), panels, [&](int64_t from, int64_t to) {
     for (int64_t g = 0; g < G; g += AT_ONCE) {
-      const int64_t count = std::min(AT_ONCE, G - g);
-      for (int64_t n = 0; n < N; n++) {
-        float* to_row = y + n * K + from;
-        vec factors[AT_ONCE] = {};
-        for (int64_t i = 0; i < count; i++) factors[i] = all(d[n * G + g + i]);
-        for_units(to - from, [&](int64_t j, auto block) {
-          vec sum = block.read(to_row + j);
-          for (int64_t i = 0; i < count; i++) {
-            sum += factors[i] * block.read(w + (g + i) * K + from + j);
-          }
-          block.write(to_row + j, sum);
-        });
+      const int64_t depth = std::min(AT_ONCE, G - g);
+      for (int64_t k = from * PANEL; k < std::min(to * PANEL, K); k += PANEL) {
+        const int64_t columns = std::min(PANEL, K - k), vectors = (columns + L - 1) / L;
+        const int64_t lanes = columns - (vectors - 1) * L;
+        for (int64_t n = 0, height; n < N; n += height) {
+          height = block_height(N - n);
+          const auto run = [&](auto last) {
+            tile_in_place_of<HEIGHT, WIDTH>(height, vectors, depth, Left<float>{d + n * G + g, G, 1},
+                                            w + g * K + k, K, y + n * K + k, K, add || g > 0, last);
+          };
+          lanes == L ? run(Whole{}) : run(Rest(lanes));
+        }
       }
     }
   });
 }
 
-// w (G, K) = d^T a, for a few rows d (N, G) and a (N, K).
+// Rows [from, to) of w (G, K) = d^T a, for N rows d (N, G) and a (N, K).
+template <int N>
+void outer_rows(int64_t from, int64_t to, int64_t G, int64_t K, const float* d, const float* a,
+                float* w) {
+  for (int64_t g = from; g < to; g++) {
+    vec factors[N];
+    for (int n = 0; n < N; n++) factors[n] = all(d[n * G + g]);
+    for_units(K, [&](int64_t j, auto block) {
+      vec sum = factors[0] * block.read(a + j);
+      for (int n = 1; n < N; n++) sum += factors[n] * block.read(a + n * K + j);
+      block.write(w + g * K + j, sum);
+    });
+  }
+}
+
+template <int MOST = OUTER_ROWS>
+void outer_rows_of(int64_t N, int64_t from, int64_t to, int64_t G, int64_t K, const float* d,
+                   const float* a, float* w) {
+  if (N == MOST) return outer_rows<MOST>(from, to, G, K, d, a, w);
+  if constexpr (MOST > 1) outer_rows_of<MOST - 1>(N, from, to, G, K, d, a, w);
+}
+
+// w (G, K) = d^T a, for at most OUTER_ROWS rows d (N, G) and a (N, K).
 void few_outer(int64_t N, int64_t G, int64_t K, const float* d, const float* a, float* w,
                int64_t threads) {
-  by_parts(threads, G * K, G, [&](int64_t from, int64_t to) {
-    for (int64_t g = from; g < to; g++) {
-      vec factors[FEW_ROWS];
-      for (int64_t n = 0; n < N; n++) factors[n] = all(d[n * G + g]);
-      for_units(K, [&](int64_t j, auto block) {
-        vec sum = factors[0] * block.read(a + j);
-        for (int64_t n = 1; n < N; n++) sum += factors[n] * block.read(a + n * K + j);
-        block.write(w + g * K + j, sum);
-      });
-    }
-  });
+  by_parts(threads, G * K, G,
+           [&](int64_t from, int64_t to) { outer_rows_of(N, from, to, G, K, d, a, w); });
 }
 
 // to (G,) = the sum of rows d (N, G), or to += it.
@@ -151,7 +317,7 @@ void thin_by_matrix(int64_t N, int64_t G, int64_t K, const float* d, const float
   }
   by_parts(threads, N * G, N, [&](int64_t from, int64_t to) {
     for (int64_t k = 0; k < K; k++) {
-      dot_products<1>(room + k * G, d + from * G, to - from, G, y + from * K + k, K);
+      dot_products_by_blocks<1>(room + k * G, d + from * G, to - from, G, y + from * K + k, K);
     }
   });
 }

@@ -126,6 +126,7 @@ _NO_STATISTICS = (0,) * (1 + 2 * len(NONE_GIVEN))
 #: Precisions of `Masks`.
 _MASKS = (torch.float32, torch.bool, torch.bool, torch.bool)
 _PACK = struct.Struct(f"{len(_NAMES) + _GIVEN + len(_MASKS) + len(_NO_STATISTICS)}P").pack
+_NO_ADDRESSES = (0,) * len(_MASKS)
 #: Addresses of gradients, of which a forward has none.
 _ABSENT = (0,) * (3 + _GIVEN)
 
@@ -229,15 +230,15 @@ class _Direction:
         else:
             tensors, first = (x, *states, None, *parameters), (*starts, 0)
         found = (*addresses(_INPUTS, (x,), self.inputs[:1]), *first, *found)
-        for a in tensors:
-            if a is not None and a.requires_grad and torch.is_grad_enabled():
-                output, h, c = _Call.apply(self, found, masks, *tensors)
-                break
+        if torch.is_grad_enabled() and any(a is not None and a.requires_grad for a in tensors):
+            output, h, c = _Call.apply(self, found, masks, *tensors)
         else:
             output, h, c, *_ = self.forward(x, found, masks, save=False)
         return output, (h, c) if self._lstm else (h,)
 
     def _addresses_of(self, masks: Masks) -> Sequence[int]:
+        if masks is NO_MASKS:
+            return _NO_ADDRESSES
         fields = zip(Masks._fields, masks, _MASKS, self._masks, strict=True)
         return [
             0 if a is None else address(name, a, kind, shape) for name, a, kind, shape in fields

@@ -1,0 +1,86 @@
+"""Single steps of ln_zoo's cells against torch.nn's, by rows and units, on the CPU.
+
+``python -m benchmarks.steps`` prints tables of ratios to `torch.nn.LSTMCell` and `torch.nn.GRUCell`
+without normalisation, as in reinforcement learning with many environments.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from benchmarks.contestants import BASELINE, Contestant, Size, cell_step, limited_to
+from benchmarks.timing import Spread, interleave, ratios
+
+ROWS = (1, 2, 4, 5, 8, 16, 32, 64, 128, 256)
+UNITS = (128, 256, 512, 1024)
+MODES = ("inference", "training")
+
+
+def step_of(contestant: Contestant, size: Size, training: bool) -> Callable[[], Tensor]:
+    """A function that runs one step from given states, and its backward in training; returns h."""
+    torch.manual_seed(1)
+    x = torch.randn(size.B, size.I, requires_grad=training)
+    h, c = (torch.randn(size.B, size.H, requires_grad=training) for _ in range(2))
+    gradient = torch.randn(size.B, size.H)
+    module = contestant.module.train(training)
+    lstm = module.weight_hh.shape[0] == 4 * size.H
+    state = (h, c) if lstm else h
+    leaves = [x, h, c, *module.parameters()]
+
+    def call() -> Tensor:
+        for leaf in leaves:
+            leaf.grad = None
+        with limited_to(contestant.kernels), torch.set_grad_enabled(training):
+            after = module(x, state)
+        after = after[0] if lstm else after
+        if training:
+            after.backward(gradient)
+        return after
+
+    return call
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Prints a table for each cell and mode."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cells", nargs="+", choices=("LSTM", "GRU"), default=["LSTM", "GRU"])
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
+    parser.add_argument("--rows", nargs="+", type=int, default=list(ROWS))
+    parser.add_argument("--units", nargs="+", type=int, default=list(UNITS), help="I = H")
+    parser.add_argument("--contestant", default="LayerNorm", help="a norm of ln_zoo")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=2.0, help="for each contestant, at most")
+    given = parser.parse_args(arguments)
+    torch.set_num_threads(given.threads)
+    for cell in given.cells:
+        for mode in given.modes:
+            print(
+                f"\n{cell}Cell, {mode}, {given.contestant}: ratio of processor time (quartiles)\n"
+            )
+            print(f"| rows | {' | '.join(f'H = {units}' for units in given.units)} |")
+            print(f"|---:|{'---:|' * len(given.units)}")
+            for rows in given.rows:
+                found = []
+                for units in given.units:
+                    size = Size(1, rows, units, units)
+                    calls = {
+                        name: step_of(cell_step(name, cell, size), size, mode == "training")
+                        for name in (BASELINE, given.contestant)
+                    }
+                    times = interleave(calls, given.rounds, given.seconds)
+                    found.append(ratios(times[given.contestant].cpu, times[BASELINE].cpu))
+                cells = " | ".join(map(_ratio, found))
+                print(f"| {rows} | {cells} |", flush=True)
+
+
+def _ratio(of: Spread) -> str:
+    return f"{of.median:.2f} ({of.low:.2f}-{of.high:.2f})"
+
+
+if __name__ == "__main__":
+    main()
