@@ -423,7 +423,7 @@ def _backward(*arguments: Any) -> tuple[Tensor, ...]:
         pieces = spans(sizes_of(x, batch_sizes), p.rows_of_chunk(True), p.least_steps)
         longest = max(piece.count for piece in pieces)
         du_buffer = dv_buffer = engine.empty(longest, width, like=x, dtype=x.dtype, scratch="du")
-        if not spec.merged:
+        if not (spec.merged or p.one_gradient):
             dv_buffer = engine.empty(longest, width, like=x, dtype=x.dtype, scratch="dv")
 
         def total(of: Tensor, place: Rows | Examples) -> Tensor | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from ln_zoo import ops
-from ln_zoo.layers import GRU, LSTM, RNN
+from ln_zoo.layers import GRU, LSTM, RNN, RecurrentLayer
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm
 from ln_zoo.ops.regularization import Noise
 
@@ -30,6 +31,12 @@ CELLS: dict[str, Callable[..., nn.Module]] = {
     "RNN_TANH": RNN,
     "RNN_RELU": lambda *sizes, **options: RNN(*sizes, nonlinearity="relu", **options),
 }
+#: The kernels' cells that are not torch's.
+OTHER_CELLS: dict[str, Callable[..., nn.Module]] = {
+    name: functools.partial(RecurrentLayer, cell=cell)
+    for name, cell in ops.CELLS.items()
+    if not cell.in_torch
+}
 NORMS: dict[str, Norm] = {
     "none": Identity(),
     "layer": LayerNorm(),
@@ -37,6 +44,7 @@ NORMS: dict[str, Norm] = {
     "weight": WeightNorm(),
     "batch": BatchNorm(max_steps=16),
 }
+OTHER_NORMS: dict[str, Norm] = {"layer, each gate": LayerNorm(per_gate=True)}
 #: Precision of the parameters, and of autocast.
 PRECISIONS: dict[str, tuple[torch.dtype, torch.dtype | None]] = {
     "float32": (torch.float32, None),
@@ -65,8 +73,8 @@ class Problem:
     """A call of a layer.
 
     Args:
-        cell: a name of `CELLS`.
-        norm: a name of `NORMS`.
+        cell: a name of `CELLS` or `OTHER_CELLS`.
+        norm: a name of `NORMS` or `OTHER_NORMS`.
         precision: a name of `PRECISIONS`.
         options: further arguments of the layer.
         packed: whether the input is packed; the longest sequence is not the first.
@@ -90,7 +98,8 @@ class Problem:
         """The layer, on the CPU; what a norm has learnt is not what it starts from."""
         *_, inputs, hidden = self.sizes
         torch.manual_seed(3)
-        layer = CELLS[self.cell](inputs, hidden, norm=NORMS[self.norm], **self.options)
+        norm = (NORMS | OTHER_NORMS)[self.norm]
+        layer = (CELLS | OTHER_CELLS)[self.cell](inputs, hidden, norm=norm, **self.options)
         with torch.no_grad():
             for name, a in [*layer.named_parameters(), *layer.named_buffers()]:
                 if "sites." in name and a.is_floating_point():

@@ -10,6 +10,8 @@ import torch
 from outcomes import (
     CELLS,
     NORMS,
+    OTHER_CELLS,
+    OTHER_NORMS,
     PRECISIONS,
     Cut,
     Problem,
@@ -27,7 +29,7 @@ every_cell = pytest.mark.parametrize("cell", CELLS)
 every_norm = pytest.mark.parametrize("norm", NORMS)
 #: Situations of engines that are asked for by name.
 FEW = ("padded", "packed", "resets", "zoneout", "recurrent dropout", "all of it", "hx strided")
-BY_ROWS = ("none", "layer", "rms", "weight")
+BY_ROWS = ("none", "layer", "rms", "weight", *OTHER_NORMS)
 
 
 def must_take(device: str, kernels: str, problem: Problem) -> bool:
@@ -121,6 +123,24 @@ def test_engines_asked_for(device: str, kernels: str, cell: str, norm: str, prec
     """The engine itself where it takes a call, and what runs in its place where it does not."""
     problems = {
         name: Problem(cell, norm, precision, **some) for name, some in situations(cell, FEW).items()
+    }
+    found = failures(device, kernels, problems)
+    assert not found, found
+
+
+@ways(["1"], ["cluster", "triton"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("cell", ["LSTM", "GRU", *OTHER_CELLS])
+def test_other_cells_and_groups_of_statistics(
+    device: str, kernels: str, cell: str, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that are off by default, because they were not yet run on a GPU."""
+    monkeypatch.setenv("LN_ZOO_UNVERIFIED", "1")
+    norms = ["layer, each gate"] if cell in CELLS else ["none", "layer", "rms", "layer, each gate"]
+    problems = {
+        f"{norm}, {name}": Problem(cell, norm, precision, **some)
+        for norm in norms
+        for name, some in situations(cell, FEW).items()
     }
     found = failures(device, kernels, problems)
     assert not found, found

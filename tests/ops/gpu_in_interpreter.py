@@ -117,6 +117,9 @@ def operands(
 
     width, examples = spec.gates * hidden, sizes[0]
     lstm, gru = spec.cell == "LSTM", spec.cell == "GRU"
+    there = torch.ones(width, dtype=F64)
+    if gru and spec.joint:  # its candidate has a recurrent bias alone
+        there[2 * hidden :] = 0
 
     def gain(rows: Rows, features: int) -> Tensor | None:
         return normal(features, mean=0.5, scale=0.1) if rows.scale else None
@@ -128,12 +131,13 @@ def operands(
         w_hh=normal(width, hidden, mean=0.3 * hidden**-0.5, scale=hidden**-0.5),
         h0=normal(examples, hidden, scale=0.5),
         c0=normal(examples, hidden, scale=0.5) if lstm else None,
-        bias=normal(width, scale=0.3) if bias else None,
+        bias=normal(width, scale=0.3) * there if bias else None,
         bias_hn=normal(hidden, scale=0.3) if bias and gru else None,
         gain_input=gain(spec.input, width),
         gain_recurrent=gain(spec.recurrent, width),
         gain_out=gain(spec.out, hidden),
         shift_out=normal(hidden, scale=0.1) if lstm and spec.out.scale else None,
+        bias_inner=normal(width, scale=0.3) if spec.joint and spec.recurrent.scale else None,
     )
 
 
@@ -193,7 +197,7 @@ def by_engine(
 
 
 def as_float32(o: Operands, products: torch.dtype = F32) -> Operands:
-    kinds = (products,) * 3 + (F32,) * 8
+    kinds = (products,) * 3 + (F32,) * (len(o) - 3)
     converted = [
         None if a is None else between_nans(a.to(kind)).requires_grad_()
         for a, kind in zip(o, kinds, strict=True)
@@ -216,7 +220,10 @@ def with_gradients(
     names = [name for name, a in zip(Operands._fields, o, strict=True) if a is not None]
     found = torch.autograd.grad(results, [getattr(o, name) for name in names], grads)
     named = dict(zip(("out", "h", "c"), results, strict=False))
-    return named | dict(zip((f"d {name}" for name in names), found, strict=True))
+    named |= dict(zip((f"d {name}" for name in names), found, strict=True))
+    if spec.joint and spec.cell == "GRU" and o.bias is not None:
+        named["d bias"] = named["d bias"][: 2 * len(o.w_hh) // 3]
+    return named
 
 
 def check(
@@ -307,6 +314,53 @@ def test_no_bias(spec: Spec) -> None:
 )
 def test_other_groups_of_statistics(spec: Spec) -> None:
     check(spec, 16, [1] * 2, run=by_loop)
+
+
+# Joint and carried norms
+
+JOINT = Spec("LSTM", NONE, rows(4), rows(1), joint=True)
+CARRIED = replace(LSTM, carried=True)
+BOTH = replace(JOINT, carried=True)
+JOINT_GRU = Spec("GRU", NONE, rows(3), NONE, joint=True)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        JOINT,
+        CARRIED,
+        JOINT_GRU,
+        replace(BOTH, recurrent=rows(1, 1, 1, 1), out=rows(1, center=False)),
+        replace(CARRIED, input=NONE, recurrent=NONE),
+        replace(JOINT_GRU, recurrent=rows(2, 1, center=False)),
+        replace(JOINT, recurrent=NONE, out=NONE),
+        replace(JOINT_GRU, recurrent=NONE),
+    ],
+    ids=Spec.encode,
+)
+def test_joint_and_carried_norms(spec: Spec) -> None:
+    check(spec, 6, [2] * 3, functools.partial(by_definition, masks=NO_MASKS))
+
+
+@pytest.mark.parametrize("spec", [CARRIED, BOTH, JOINT_GRU], ids=Spec.encode)
+@pytest.mark.parametrize("early", [True, False])
+def test_noise_and_resets_of_joint_and_carried_norms(
+    spec: Spec, early: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of packed sequences, in several chunks; with early and with late reads."""
+    monkeypatch.setattr(steps, "EARLY_HIDDEN", 100 if early else 1)
+    monkeypatch.setattr(operator, "spans", lambda sizes, *_: spans(sizes, 5))
+    sizes = [3, 3, 2, 1]
+    noise = "all" if early else "zoneout"
+    spec, masks = noisy(spec, noise, 5, sizes, reset=True)
+    check(spec, 5, sizes, functools.partial(by_loop, masks=masks), masks=masks)
+
+
+@pytest.mark.parametrize(
+    "spec", [BOTH, pytest.param(JOINT_GRU, marks=pytest.mark.slow)], ids=Spec.encode
+)
+def test_joint_and_carried_norms_in_bfloat16(spec: Spec) -> None:
+    check(spec, 100, [3] * 2, functools.partial(by_definition, masks=NO_MASKS), products=BF16)
 
 
 every_cell = pytest.mark.parametrize("spec", [LSTM, GRU, RNN], ids=["LSTM", "GRU", "RNN"])
@@ -488,7 +542,7 @@ def test_the_engines_memory_is_guarded(guarded: Allocations) -> None:
 
 def test_one_unit() -> None:
     """Layer norm of one number is 0, up to rounding, and never a division by zero."""
-    for spec in (LSTM, GRU):
+    for spec in (LSTM, GRU, CARRIED):
         sizes = [2, 2]
         found = with_gradients(by_engine, spec, as_float32(operands(spec, 1, sizes)), sizes, seed=1)
         assert all(value.isfinite().all() for value in found.values())

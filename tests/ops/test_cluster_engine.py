@@ -84,18 +84,22 @@ def operands(spec: Spec, hidden: int, lead: Sequence[int], examples: int) -> Ope
 
     width, scales = spec.gates * hidden, spec.scales
     lstm, gru = spec.cell == "LSTM", spec.cell == "GRU"
+    there = torch.ones(width, dtype=torch.float64)
+    if gru and spec.joint:  # its candidate has a recurrent bias alone
+        there[2 * hidden :] = 0
     return Operands(
         normal(*lead, 6),
         0.5 * normal(width, 6),
         0.6 * hidden**-0.5 * normal(width, hidden) + 0.1,
         0.5 * normal(examples, hidden).tanh(),
         normal(examples, hidden) if lstm else None,
-        0.3 * normal(width),
+        0.3 * normal(width) * there,
         0.3 * normal(hidden) if gru else None,
         1 + 0.1 * normal(width) if scales[0] else None,
         1 + 0.1 * normal(width) if scales[1] else None,
         1 + 0.1 * normal(hidden) if scales[2] else None,
         0.1 * normal(hidden) if scales[2] and lstm else None,
+        0.3 * normal(width) if spec.joint and scales[1] else None,
     )
 
 
@@ -114,7 +118,7 @@ def all_masks(spec: Spec, hidden: int, lead: Sequence[int], examples: int) -> Ma
     )
 
 
-def differentiated(outputs: Sequence[Tensor], leaves: Operands) -> dict[str, Tensor]:
+def differentiated(spec: Spec, outputs: Sequence[Tensor], leaves: Operands) -> dict[str, Tensor]:
     """Outputs, and gradients of a fixed function of them."""
     generator = torch.Generator().manual_seed(2)
     weights = [
@@ -124,6 +128,8 @@ def differentiated(outputs: Sequence[Tensor], leaves: Operands) -> dict[str, Ten
     grads = torch.autograd.grad(outputs, list(there.values()), weights)
     names = ("out", "h", "c")[: len(outputs)]
     found = {**dict(zip(names, outputs, strict=True)), **dict(zip(there, grads, strict=True))}
+    if spec.joint and spec.cell == "GRU":
+        found["bias"] = found["bias"][: 2 * len(leaves.w_hh) // 3]
     return {name: a.detach() for name, a in found.items()}
 
 
@@ -145,7 +151,7 @@ def by_engine(
     outputs = torch.ops.ln_zoo.recurrence(
         *o, None, None, None, *single, batch_sizes, spec.encode(), "cluster", True
     )
-    return differentiated(outputs[: 3 if spec.cell == "LSTM" else 2], o)
+    return differentiated(spec, outputs[: 3 if spec.cell == "LSTM" else 2], o)
 
 
 def check(
@@ -167,15 +173,15 @@ def check(
 
     def reference(o: Operands) -> dict[str, Tensor]:
         if sizes is None:
-            return differentiated(equations(spec, o, masks), o)
-        return differentiated(operator.replay(spec, o, batch_sizes, masks=masks), o)
+            return differentiated(spec, equations(spec, o, masks), o)
+        return differentiated(spec, operator.replay(spec, o, batch_sizes, masks=masks), o)
 
     def loop(run: int) -> dict[str, Tensor]:
         o = in_precision(Operands(*(moved(a, run) for a in exact)), dtype, F32)
         single = Masks(
             *(a.float() if a is not None and a.dtype != torch.bool else a for a in masks)
         )
-        return differentiated(operator.replay(spec, o, batch_sizes, masks=single), o)
+        return differentiated(spec, operator.replay(spec, o, batch_sizes, masks=single), o)
 
     found = by_engine(spec, in_precision(exact, dtype, F32), sizes, masks)
     expected = reference(in_precision(exact, torch.float64, torch.float64))
@@ -237,6 +243,47 @@ def test_some_sites(spec: Spec, on_cpu: list[Emulated], monkeypatch: pytest.Monk
     check(spec, 29, 5)
 
 
+JOINT = Spec("LSTM", Rows(), rows(4), rows(1), joint=True)
+CARRIED = replace(NORM["LSTM"], carried=True)
+BOTH = replace(JOINT, carried=True)
+JOINT_GRU = Spec("GRU", Rows(), rows(3), Rows(), joint=True)
+EACH_GATE = rows(1, 1, 1, 1)
+slow = pytest.mark.slow
+
+
+@emulated
+@pytest.mark.parametrize(
+    ("spec", "dtype", "masked"),
+    [
+        (CARRIED, F32, False),
+        (replace(BOTH, recurrent=EACH_GATE), F32, True),
+        (JOINT_GRU, F32, True),
+        (BOTH, BF16, False),
+        pytest.param(BOTH, F16, True, marks=slow),
+        pytest.param(CARRIED, BF16, True, marks=slow),
+        pytest.param(JOINT, F32, False, marks=slow),
+        pytest.param(JOINT_GRU, F16, False, marks=slow),
+        pytest.param(replace(JOINT_GRU, recurrent=Rows()), F32, True, marks=slow),
+        pytest.param(replace(JOINT, recurrent=Rows(), out=Rows()), F32, True, marks=slow),
+        pytest.param(replace(CARRIED, out=rows(1, center=False)), F32, True, marks=slow),
+        # Other groups than the paper's, of the paper's cells.
+        (Spec("LSTM", EACH_GATE, EACH_GATE, rows(1)), F32, True),
+        (Spec("GRU", rows(3), rows(3), Rows()), F32, False),
+        pytest.param(Spec("GRU", rows(1, 1, 1), rows(1, 1, 1), Rows()), F32, True, marks=slow),
+    ],
+    ids=lambda a: a.encode() if isinstance(a, Spec) else str(a),
+)
+def test_joint_and_carried_norms_and_other_groups(
+    spec: Spec,
+    dtype: torch.dtype,
+    masked: bool,
+    on_cpu: list[Emulated],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    use(FOUR if dtype == F32 else ALONE, 3, monkeypatch)
+    check(spec, 29, 5, dtype=dtype, sizes=[5, 5, 4, 2, 1] if masked else None, masked=masked)
+
+
 @emulated
 def test_the_chosen_layout(on_cpu: list[Emulated]) -> None:
     check(NORM["LSTM"], 100, 3, steps=2)
@@ -254,7 +301,7 @@ def test_zero_gradients_leave_scales_alone(
     masks = Masks(None, held)
     found = by_engine(spec, in_precision(o, F32, F32), masks=masks)
     double = in_precision(o, torch.float64, torch.float64)
-    expected = differentiated(equations(spec, double, masks), double)
+    expected = differentiated(spec, equations(spec, double, masks), double)
     for name, a in expected.items():
         assert (found[name] - a).norm() < 1e-5 * a.norm(), name
 
@@ -317,15 +364,27 @@ def test_layouts_fit_and_fill_the_gpu() -> None:
 
 @pytest.mark.skipif(driver.missing_compiler() is not None, reason=str(driver.missing_compiler()))
 @pytest.mark.parametrize(
-    ("cell", "hidden", "examples", "pieces"),
-    [("LSTM", 400, 8, 2), ("LSTM", 256, 128, 1), ("GRU", 256, 128, 2), ("RNN_TANH", 100, 100, 2)],
+    ("spec", "hidden", "examples", "dtype"),
+    [
+        (NORM["LSTM"], 400, 8, F32),
+        (NORM["LSTM"], 256, 128, BF16),
+        (NORM["GRU"], 256, 128, F32),
+        (NORM["RNN_TANH"], 100, 100, F32),
+        (replace(BOTH, recurrent=EACH_GATE), 400, 8, F32),
+        (JOINT_GRU, 256, 128, F32),
+        pytest.param(CARRIED, 256, 128, BF16, marks=slow),
+        pytest.param(JOINT_GRU, 400, 8, BF16, marks=slow),
+    ],
+    ids=lambda a: a.encode() if isinstance(a, Spec) else str(a),
 )
-def test_no_local_memory(cell: str, hidden: int, examples: int, pieces: int) -> None:
-    problem = Problem(CELLS[cell], hidden, 2 - pieces, pieces, True, True, 2 * (cell == "LSTM"))
+def test_no_local_memory(spec: Spec, hidden: int, examples: int, dtype: torch.dtype) -> None:
+    problem = engine.problem_of(spec, hidden, dtype)
     for backward, name in ((False, "forward"), (True, "backward")):
         layout = choice.layouts(problem, backward, examples)[0]
         found = driver.resource_usage(f"{name}.cu", layout.macros())[name]
         assert found.registers <= 255
+        assert found[1:4] == (0, 0, 0), "stack and spills"
+    for found in driver.resource_usage("rows.cu", problem.rows_macros()).values():
         assert found[1:4] == (0, 0, 0), "stack and spills"
 
 
@@ -345,7 +404,20 @@ def test_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "2400" in str(reason(NORM["LSTM"], 2400))
     assert "float64" in str(reason(NORM["LSTM"], 100, torch.float64))
     assert "RNN_RELU" in str(reason(replace(PLAIN["LSTM"], cell="RNN_RELU"), 100))
-    assert "(1, 1, 1, 1)" in str(reason(Spec("LSTM", rows(1, 1, 1, 1), Rows(), Rows()), 100))
+    differ = str(reason(Spec("LSTM", EACH_GATE, rows(4), Rows()), 100))
+    assert "(1, 1, 1, 1)" in differ
+    assert "(4,)" in differ
+    unverified = (
+        JOINT,
+        CARRIED,
+        JOINT_GRU,
+        replace(NORM["LSTM"], recurrent=Rows(), input=EACH_GATE),
+    )
+    monkeypatch.delenv("LN_ZOO_UNVERIFIED", raising=False)
+    for spec in unverified:
+        assert "LN_ZOO_UNVERIFIED" in str(reason(spec, 100))
+    monkeypatch.setenv("LN_ZOO_UNVERIFIED", "1")
+    assert [reason(spec, 100) for spec in unverified] == [None] * len(unverified)
 
 
 def test_no_gpu_is_a_reason() -> None:

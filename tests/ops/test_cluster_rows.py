@@ -24,6 +24,7 @@ from ln_zoo.ops.engines.cluster.arguments import (
     StatisticsArguments,
 )
 from ln_zoo.ops.engines.cluster.engine import after_loop_bytes
+from ln_zoo.ops.engines.cluster.geometry import Problem
 from ln_zoo.ops.spec import Rows
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
@@ -32,8 +33,19 @@ KINDS = (torch.float32, torch.bfloat16, torch.float16)
 GATES = {"lstm": 4, "gru": 3, "rnn": 1}
 #: Gates of each group of statistics.
 GROUPS = {"lstm": (4,), "gru": (2, 1), "rnn": (1,)}
+#: The same of cells whose gates share statistics otherwise.
+OTHERS = {"lstm, each gate": (1, 1, 1, 1), "lstm, halves": (1, 3), "gru, all gates": (3,)}
+GROUPS |= OTHERS
+GATES |= {name: sum(groups) for name, groups in OTHERS.items()}
+every_cell = pytest.mark.parametrize("cell", GATES)
+slow = pytest.mark.slow
 EPS = 1e-3
 GUARD = 16
+
+
+def repeats(cell: str, kind: torch.dtype) -> Any:
+    """The mark of a case that others cover but for its precision."""
+    return slow if cell in OTHERS and kind != torch.float32 else ()
 
 
 class Buffer:
@@ -58,15 +70,17 @@ def guarded(a: Tensor, shift: int = 0) -> Tensor:
     return inner.copy_(a)
 
 
+def problem_of(
+    cell: str, kind: torch.dtype = torch.float32, norms: tuple[int, int] = (1, 1)
+) -> Problem:
+    number = ["lstm", "gru", "rnn"].index(cell.split(",")[0])
+    return Problem(number, 1, KINDS.index(kind), 2, *map(bool, norms), groups=GROUPS[cell])
+
+
 def rows_kernel(
     name: str, cell: str, kind: torch.dtype, norms: tuple[int, int], **more: Any
 ) -> Any:
-    macros = {
-        "KIND": KINDS.index(kind),
-        "CELL": list(GATES).index(cell),
-        "INPUT": norms[0],
-        "RECURRENT": norms[1],
-    }
+    macros = problem_of(cell, kind, norms).rows_macros()
     return emulate("rows.cu", name, macros, **more)
 
 
@@ -105,7 +119,7 @@ def after_loop_reference(
     bias = leaf["gain_v"].detach().clone().requires_grad_()
     bias_hn = leaf["gain_v"][:hidden].detach().clone().requires_grad_()
     work = given["work"].to(wide)
-    if cell == "gru":
+    if GATES[cell] == 3:
         first, second = work[:, :3].flatten(1), torch.cat([work[:, :2], work[:, 3:]], 1).flatten(1)
         shift = torch.cat([torch.zeros(2 * hidden, dtype=wide), bias_hn])
         loss = ((term_v + bias) * first).sum() + ((term_u + shift) * second).sum()
@@ -115,7 +129,7 @@ def after_loop_reference(
     found = {"du": u.grad.to(kind), "bias": bias.grad}
     if cell != "rnn":
         found["dv"] = v.grad.to(kind)
-    if cell == "gru":
+    if GATES[cell] == 3:
         found["bias_hn"] = bias_hn.grad
     if norms[0]:
         found["sum_v"] = leaf["gain_v"].grad
@@ -162,7 +176,9 @@ def check_after_loop(
             buffer.tensor.copy_(given[name[1]])
             inputs[name[1]] = buffer.tensor
     kernel = rows_kernel(
-        "after_loop", cell, kind, norms, threads=384, shared_bytes=after_loop_bytes(gates, hidden)
+        *("after_loop", cell, kind, norms),
+        threads=384,
+        shared_bytes=after_loop_bytes(gates, hidden, groups),
     )
     arguments = AfterLoopArguments(
         **inputs,
@@ -194,17 +210,24 @@ def check_after_loop(
 @functools.cache
 def cases() -> list[tuple[str, tuple[int, int]]]:
     both = [(1, 1), (1, 0), (0, 1), (0, 0)]
-    return [(c, n) for c in GATES for n in (both if c != "rnn" else [(0, 1), (0, 0)])]
+    some = {"rnn": both[2:]} | dict.fromkeys(OTHERS, both[:1])
+    return [(c, n) for c in GATES for n in some.get(c, both)]
 
 
-@pytest.mark.parametrize("kind", [*KINDS[:2], pytest.param(KINDS[2], marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("cell", "norms"), cases())
+@pytest.mark.parametrize(
+    ("cell", "norms", "kind"),
+    [
+        pytest.param(*case, kind, marks=slow if kind == KINDS[2] else repeats(case[0], kind))
+        for case in cases()
+        for kind in KINDS
+    ],
+)
 def test_gradients_after_the_loop(cell: str, norms: tuple[int, int], kind: torch.dtype) -> None:
     for rows, hidden in ((1, 1), (7, 5), (40, 100), (25, 257)):
         check_after_loop(cell, kind, norms, rows, hidden)
 
 
-@pytest.mark.parametrize("cell", GATES)
+@every_cell
 def test_gradients_of_many_rows_and_of_the_largest_size(cell: str) -> None:
     norms = (int(cell != "rnn"), 1)
     check_after_loop(cell, torch.float32, norms, rows=300, hidden=100, blocks=3)
@@ -224,8 +247,10 @@ def test_gradients_may_take_the_place_of_the_terms(cell: str, kind: torch.dtype)
     check_after_loop(cell, kind, (1, 1), rows=30, hidden=36, in_place=True)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("cell", GATES)
+@pytest.mark.parametrize(
+    ("cell", "kind"),
+    [pytest.param(cell, kind, marks=repeats(cell, kind)) for cell in GATES for kind in KINDS],
+)
 def test_statistics(cell: str, kind: torch.dtype) -> None:
     kernel = rows_kernel("input_statistics", cell, kind, (int(cell != "rnn"), 1), threads=256)
     groups = len(GROUPS[cell])
@@ -265,36 +290,35 @@ def scaled(w: Tensor, cell: str, centre: bool) -> tuple[Tensor, Tensor]:
         largest=largest,
         G=rows,
         H=hidden,
-        split=2 * hidden if cell == "gru" else rows,
+        groups=len(GROUPS[cell]),
+        group_of=problem_of(cell).group_of,
         centre=int(centre),
         kind=KINDS.index(w.dtype),
     )
-    kernel(2 * -(-hidden // 32), arguments)
+    kernel(len(GROUPS[cell]) * -(-hidden // 32), arguments)
     return found.read(), largest
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("cell", GATES)
+@every_cell
 def test_weights_are_centred(cell: str, kind: torch.dtype) -> None:
     for hidden in (1, 5, 33, 100):
         # Means that are large beside what is left are where rounding shows.
         w = (normals(7, GATES[cell] * hidden, hidden) + 30).to(kind)
         found, largest = scaled(w, cell, centre=True)
         rows = Rows(scale=True, center=True, eps=EPS, groups=GROUPS[cell])
+        # A single row is its own mean.
+        sizes = [n * hidden for n in GROUPS[cell] for _ in range(n * hidden)]
+        alone = torch.tensor(sizes) == 1
 
-        def loop(run: int, w: Tensor = w, rows: Rows = rows) -> dict[str, Tensor]:
-            return {"w": centred(moved(w.float(), run), rows)}
+        def loop(
+            run: int, w: Tensor = w, rows: Rows = rows, there: Tensor = ~alone
+        ) -> dict[str, Tensor]:
+            return {"w": centred(moved(w.float(), run), rows)[there]}
 
-        exact = {"w": centred(w.double(), rows)}
-        if hidden == 1 and cell == "rnn":  # a single row is its own mean
-            assert torch.equal(found, torch.zeros(1, 1))
-        elif hidden == 1 and cell == "gru":
-            assert_as_accurate(
-                {"w": found[:2]}, {"w": exact["w"][:2]}, lambda run, f=loop: {"w": f(run)["w"][:2]}
-            )
-            assert torch.equal(found[2], torch.zeros(1))
-        else:
-            assert_as_accurate({"w": found}, exact, loop)
+        assert not found[alone].any()
+        exact = {"w": centred(w.double(), rows)[~alone]}
+        assert_as_accurate({"w": found[~alone]}, exact, loop)
         assert torch.equal(largest.view(torch.float32), found.abs().max().reshape(1))
 
 

@@ -36,7 +36,11 @@ SPECS = {
     "GRU": Spec("GRU", *(Rows(True, True, 1e-5, (2, 1)),) * 2, Rows()),
     "RNN_TANH": Spec("RNN_TANH", Rows(), Rows(), Rows(True, True, 1e-5, (1,))),
 }
-
+SPECS |= {
+    "joint carried LSTM": replace(SPECS["LSTM"], input=Rows(), joint=True, carried=True),
+    "carried LSTM": replace(SPECS["LSTM"], carried=True),
+    "joint GRU": Spec("GRU", Rows(), Rows(True, True, 1e-5, (3,)), Rows(), joint=True),
+}
 
 #: Kernels of steps: cell, whether backward, units, precision. Each value of each with several of
 #: the others; all of them with -m slow.
@@ -50,6 +54,11 @@ FEW_STEPS = {
     ("GRU", True, 2400, "fp32"),
     ("RNN_TANH", True, 256, "fp32"),
     ("RNN_TANH", False, 400, "fp32"),
+    ("carried LSTM", True, 2400, "fp32"),
+    ("joint carried LSTM", False, 400, "fp32"),
+    ("joint carried LSTM", True, 400, "fp32"),
+    ("joint GRU", False, 2400, "fp32"),
+    ("joint GRU", True, 100, "bf16"),
 }
 SIZES_OF_STEPS = [
     *((hidden, "fp32") for hidden in (100, 256, 400, 2400)),
@@ -66,6 +75,7 @@ FEW_NOISY_STEPS = {
     ("LSTM", True, 2400, "fp32"),
     ("LSTM", True, 1024, "bf16"),
     ("GRU", True, 1024, "fp32"),
+    ("joint carried LSTM", True, 2400, "fp32"),
 }
 NOISY_STEPS = [
     pytest.param(*step, marks=[] if step in FEW_NOISY_STEPS else pytest.mark.slow)
@@ -96,7 +106,7 @@ BATCH_STEPS = [
     pytest.param(*step, marks=[] if step in FEW_BATCH_STEPS else pytest.mark.slow)
     for step in (
         (c, b, *size)
-        for c in SPECS
+        for c in OVER_EXAMPLES
         for b in (False, True)
         for size in (
             *((n, h, "fp32") for n in (8, 128, 1000) for h in (256, 400, 650)),
@@ -272,6 +282,12 @@ def test_refusals_have_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refusal(monkeypatch, capability=(7, 0), hidden=4096) is None
     batch = OVER_EXAMPLES["LSTM"]
     assert refusal(monkeypatch, spec=batch, hidden=5000) is None
+    with monkeypatch.context() as context:
+        for cell in ("carried LSTM", "joint GRU"):
+            context.delenv("LN_ZOO_UNVERIFIED", raising=False)
+            assert "LN_ZOO_UNVERIFIED" in str(refusal(monkeypatch, spec=SPECS[cell]))
+            context.setenv("LN_ZOO_UNVERIFIED", "1")
+            assert refusal(monkeypatch, spec=SPECS[cell]) is None
     differ = replace(batch, out=replace(EXAMPLES, correction=1))
     for options, reason in (
         ({"device": "cpu"}, "the input is on the device cpu, not on an NVIDIA GPU"),
@@ -372,7 +388,7 @@ class TestCompiled:
         found |= {"HAS_DOUT" if backward else "SAVE": True}
         found |= {"KIND_ALIGN": min(16, dtype.itemsize * 4), "WIDE_ALIGN": 16}
         compiled = compile_for_sm_90(
-            kernels.STEPS[cell, backward],
+            kernels.STEPS[spec.cell, backward],
             ["*i64", "*fp32", f"*{kind}", "i32"],
             found,
             steps.warps(hidden),
@@ -441,12 +457,12 @@ class TestCompiled:
         dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[kind]
         found = steps.constants(spec, hidden, kernels.KINDS[dtype], backward, True, stats)
         there = torch.empty(0)
-        masks = Masks(there, there, there if cell == "LSTM" else None, there)
+        masks = Masks(there, there, there if spec.cell == "LSTM" else None, there)
         found |= steps.noise_constants(masks) | {"PACKED": True}
         found |= {"HAS_DOUT": True, "PASSES": True} if backward else {"SAVE": True}
         found |= {"KIND_ALIGN": min(16, dtype.itemsize * 4), "WIDE_ALIGN": 16, "FLAG_ALIGN": 4}
         compiled = compile_for_sm_90(
-            kernels.STEPS[cell, backward],
+            kernels.STEPS[spec.cell, backward],
             ["*i64", "*fp32", f"*{kind}", "i32"],
             found,
             steps.warps(hidden),

@@ -17,6 +17,7 @@ dv; one that leaves none says so (`Products.leaves_constants`).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -40,6 +41,9 @@ class Products:
     least_steps = 1
     #: Whether du and dv may hold a constant per group that has no meaning.
     leaves_constants = True
+    #: Whether dv is the same tensor as du, as neither product is normalised; always if
+    #: ``spec.merged``.
+    one_gradient = False
 
     def __init__(self, w_ih: Tensor) -> None:
         self.w_ih = w_ih
@@ -145,9 +149,9 @@ class Saved(NamedTuple):
 
     Attributes:
         v: products W x, (rows, G), in the precision of products, less their means where the place
-            uses those of the batch. In an RNN (``spec.merged``) None in the backward, and in the
-            forward the same memory as u.
-        u: the same of R h'. In an RNN the sum v + u.
+            uses those of the batch. Where ``spec.merged``, None in the backward, and in the forward
+            the same memory as u.
+        u: the same of R h'; where ``spec.merged``, the sum v + u.
         c: cell states after each step, and after zoneout, (rows, H), float32 at least; ``None`` but
             for an LSTM.
         stats: (rows, S), float32 at least, where S is ``Engine.stats(spec)``; in the engine's own
@@ -235,7 +239,8 @@ class ChunkGrads(NamedTuple):
         du: to be filled with the gradient of u, (rows, G), in the precision of products. (The frame
             makes the gradient of w_hh of it; dh is the engine's.) Where the place uses the batch,
             any constant may be added to a feature of a step.
-        dv: to be filled with that of v; in an RNN (``spec.merged``) the same tensor as du.
+        dv: to be filled with that of v; where ``spec.merged`` and under `Products.one_gradient` the
+            same tensor as du.
         sums: what to add the gradients of vectors to, in place.
         places: statistics over examples; read only.
         masks: noise and resets of these steps; read only. The gradients dh and dc that leave the
@@ -284,6 +289,18 @@ class Steps(Products):
     def backward(self, grads: ChunkGrads) -> None:
         """Takes gradients back through the steps of one call of `forward`."""
         raise NotImplementedError
+
+
+def unverified(here: bool, what: str) -> str | None:
+    """Why an engine refuses what was only emulated so far, unless ``LN_ZOO_UNVERIFIED=1``.
+
+    Args:
+        here: whether a call needs it.
+        what: what it is.
+    """
+    if not here or os.environ.get("LN_ZOO_UNVERIFIED") == "1":
+        return None
+    return f"its {what} were not yet run on a GPU (LN_ZOO_UNVERIFIED=1 allows them)"
 
 
 class Engine(Protocol):

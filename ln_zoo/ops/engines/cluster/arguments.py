@@ -115,7 +115,8 @@ class ScaleArguments(Arguments):
         ("largest", _P),
         ("G", _I),
         ("H", _I),
-        ("split", _I),
+        ("groups", _I),
+        ("group_of", _I),
         ("centre", _I),
         ("kind", _I),
     ]

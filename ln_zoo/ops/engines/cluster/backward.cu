@@ -29,7 +29,7 @@ struct Arguments {
   const Stored *back;       // R' u, (rows, GROUPS, H), where the recurrent site normalises
   float *dh, *dc;           // gradients of states, (N, H), updated
   float* work;              // gradients of the gates' sums, (rows, WORK, H); or, unnormalised:
-  Stored *du, *dv;          // (rows, GATES * H); dv only of a GRU
+  Stored *du, *dv;          // (rows, GATES * H); dv only of a GRU that is not joint
   float *gain_out, *shift_out;  // their gradients by example, (N, H)
 };
 
@@ -37,8 +37,9 @@ constexpr bool NORMALIZED = INPUT || RECURRENT;
 constexpr int WORK = CELL == GRU ? 4 : GATES;
 
 // A cell state computed anew differs from the one whose statistics were kept by its rounding, which
-// the division by its deviation may enlarge. Under zoneout, what was kept is not that state.
-constexpr bool KEEPS_CELL = OUT && !ZONEOUT;
+// the division by its deviation may enlarge. What was kept under zoneout, or after a norm, is not
+// that state.
+constexpr bool KEEPS_CELL = OUT && !ZONEOUT && !CARRIED;
 constexpr int CELL_PLANES = CELL == LSTM ? 1 + KEEPS_CELL : 0;
 
 // Shared memory. Planes of a stage: u, v, dout, the GRU's h, R' u; then the LSTM's cell states.
@@ -312,7 +313,7 @@ KERNEL(THREADS, BLOCKS) void backward(const Arguments a) {
       const float share = held.of_h(a.held, j);
       const float d = active && p.owns(j) ? dh[j] + plane(PLANE_DOUT, j) : 0.0f;
       passed[j] = ZONEOUT ? d * share : 0.0f;
-      dm[j] = ZONEOUT ? d * (1.0f - share) : d;  // gradient of the new h
+      dm[j] = passing(d, share);  // gradient of the new h
 #pragma unroll
       for (int g = 0; g < RECURRENT_GROUPS; ++g)
         back[j][g] = active && p.owns(j) ? plane(PLANE_BACK + g, j) : 0.0f;
@@ -320,6 +321,7 @@ KERNEL(THREADS, BLOCKS) void backward(const Arguments a) {
         const OutputGrads<float> grads = lstm_output_back(dm[j], lstm[j].o, tau[j]);
         d_o[j] = grads.gate, dm[j] = grads.cell;
         if (OUT) {
+          if (CARRIED) dm[j] += passing(dc[j], held.of_c(a.held, j));
           if (active && p.owns(j)) gain_out[j] += dm[j] * normal[j], shift_out[j] += dm[j];
           // Rounded once, so that it cancels with its mean to the last bit where they are equal.
           dm[j] *= AtUnit(vectors, p.inside(j) ? p.local(j) : 0)[GAIN_OUT];
@@ -353,7 +355,7 @@ KERNEL(THREADS, BLOCKS) void backward(const Arguments a) {
       float candidate = 0.0f;  // of a GRU's input term
       if constexpr (CELL == LSTM) {
         const float share = held.of_c(a.held, j), all = dc[j];
-        float cell = ZONEOUT ? all * (1.0f - share) : all;
+        float cell = CARRIED ? 0.0f : passing(all, share);
         cell += OUT ? rc * (dm[j] - moments[0] - normal[j] * moments[1]) : dm[j];
         if (!there) cell = 0.0f;
         const CellGrads<float> grads = 
@@ -385,7 +387,7 @@ KERNEL(THREADS, BLOCKS) void backward(const Arguments a) {
 #pragma unroll
         for (int k = 0; k < GATES; ++k) {
           store(a.du + to + k * HIDDEN, d[j][k]);
-          if (CELL == GRU) store(a.dv + to + k * HIDDEN, k == 2 ? candidate : d[j][k]);
+          if (CELL == GRU && !JOINT) store(a.dv + to + k * HIDDEN, k == 2 ? candidate : d[j][k]);
         }
       }
 #pragma unroll

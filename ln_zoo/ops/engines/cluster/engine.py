@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ln_zoo.ops.engines.base import Chunk, ChunkGrads, Masks, Steps, Sums, centred
+from ln_zoo.ops.engines.base import Chunk, ChunkGrads, Masks, Steps, Sums, centred, unverified
 from ln_zoo.ops.engines.cluster import driver
 from ln_zoo.ops.engines.cluster.arguments import (
     AfterLoopArguments,
@@ -37,6 +37,7 @@ from ln_zoo.ops.engines.cluster.arguments import (
 from ln_zoo.ops.engines.cluster.choice import layouts, with_tiles
 from ln_zoo.ops.engines.cluster.geometry import (
     CELLS,
+    GROUPS,
     MAX_BLOCKS,
     SHARED_LIMIT,
     STORAGE,
@@ -46,7 +47,7 @@ from ln_zoo.ops.engines.cluster.geometry import (
 )
 from ln_zoo.ops.registry import untraced
 from ln_zoo.ops.spans import dropped_rows
-from ln_zoo.ops.spec import Operands, Rows, Spec
+from ln_zoo.ops.spec import Operands, Spec
 
 #: Bytes of products of the inputs that one launch reads, at most, where there is more than a step.
 CHUNK_BYTES = 2**28
@@ -54,8 +55,6 @@ CHUNK_BYTES = 2**28
 _MAX_HIDDEN = 1536
 #: Threads of the kernels around the loop.
 _SCALE_THREADS, _PACK_THREADS, _STATISTICS_THREADS, _AFTER_THREADS = 1024, 256, 256, 384
-#: How the features of a cell's products may share statistics, in units of H.
-_GROUPS = {"LSTM": (4,), "GRU": (2, 1), "RNN_TANH": (1,)}
 _log = logging.getLogger("ln_zoo")
 
 
@@ -79,18 +78,19 @@ class ClusterEngine:
         """Why it cannot take this call, or ``None``."""
         if x.device.type != self.device:
             return f"the input is on the device {x.device.type}, not on an NVIDIA GPU"
-        if spec.joint or spec.carried:
-            return "it has no joint or carried norms"
         if spec.examples:
             return "it normalises rows alone, not over the batch"
         if spec.cell not in CELLS:
             return f"it has no {spec.cell}: its states are unbounded, and halves are not"
         if dtype not in STORAGE:
             return f"it has no kernels for {str(dtype).removeprefix('torch.')}"
-        for rows in spec.products:
-            groups = rows.groups if isinstance(rows, Rows) and rows.scale else None
-            if groups not in (None, _GROUPS[spec.cell]):
-                return f"statistics run over {groups} gates, not over {_GROUPS[spec.cell]}"
+        groups = groups_of(spec)
+        if len(groups) > 1:
+            return f"statistics of both terms run over different gates, {groups[0]} and {groups[1]}"
+        new = spec.joint or spec.carried or groups not in ([], [GROUPS[CELLS[spec.cell]]])
+        reason = unverified(new, "joint and carried norms and other groups than the paper's")
+        if reason is not None:
+            return reason
         return _unsupported_gpu(x.device) or _unsupported_size(
             spec.encode(), w_hh.shape[1], dtype, x.device
         )
@@ -130,7 +130,16 @@ def _problem(spec: Spec, hidden: int, dtype: torch.dtype, single: bool) -> Probl
         input=not spec.merged and spec.input.scale,
         recurrent=recurrent.scale,
         out=int(spec.out.scale) + int(spec.out.center) if spec.cell == "LSTM" else 0,
+        joint=spec.joint,
+        carried=spec.carried,
+        groups=next(iter(groups_of(spec)), ()),
     )
+
+
+def groups_of(spec: Spec) -> list[tuple[int, ...]]:
+    """How gates share statistics, where products are normalised: of each place that differs."""
+    places = (spec.rows[i] for i in spec.product_places)
+    return list(dict.fromkeys(rows.groups for rows in places if rows.scale))
 
 
 @untraced
@@ -272,6 +281,7 @@ class Persistent(Steps):
         dtype = operands.x.dtype
         self.hidden = operands.w_hh.shape[1]
         self.problem = problem_of(spec, self.hidden, dtype)
+        self.one_gradient = self.problem.merged
         self.chunk_rows = CHUNK_BYTES // (self.w_ih.shape[0] * dtype.itemsize)
         self._device = operands.x.device
         #: Centred weights in float32, and the bits of the largest one.
@@ -283,10 +293,8 @@ class Persistent(Steps):
         kernel(grid, arguments, stream_of(self._device))
 
     def _rows_kernel(self, name: str, threads: int, shared_bytes: int = 0) -> Any:
-        p = self.problem
-        macros = {"KIND": p.storage, "CELL": p.cell}
-        macros |= {"INPUT": int(p.input), "RECURRENT": int(p.recurrent)}
-        return _kernel("rows.cu", name, tuple(macros.items()), threads, shared_bytes)
+        macros = tuple(self.problem.rows_macros().items())
+        return _kernel("rows.cu", name, macros, threads, shared_bytes)
 
     def _centred_weights(self) -> tuple[Tensor, Tensor]:
         if self._weights is None:
@@ -295,17 +303,19 @@ class Persistent(Steps):
             total = self._new(gates, hidden)
             largest = torch.zeros(1, dtype=torch.int32, device=self._device)
             kernel = _kernel("pack.cu", "scale_weights", self._pack_macros(), _SCALE_THREADS, 4096)
+            groups = len(self.problem.groups)
             arguments = ScaleArguments(
                 w=weight,
                 centred=total,
                 largest=largest,
                 G=gates,
                 H=hidden,
-                split=2 * hidden if self.problem.cell == CELLS["GRU"] else gates,
+                groups=groups,
+                group_of=self.problem.group_of,
                 centre=int(self._recurrent.scale and self._recurrent.center),
                 kind=STORAGE[weight.dtype],
             )
-            self._launch(kernel, 2 * -(-hidden // 32), arguments)
+            self._launch(kernel, groups * -(-hidden // 32), arguments)
             self._weights = total, largest
         return self._weights
 
@@ -344,7 +354,7 @@ class Persistent(Steps):
             "bias": o.bias,
             "bias_candidate": o.bias_hn,
             "gain_input": o.gain_input,
-            "gain_recurrent": o.gain_out if self.spec.merged else o.gain_recurrent,
+            "gain_recurrent": o.gains(self.spec)[1],
             "gain_out": o.gain_out,
             "shift_out": o.shift_out,
             "dropout": masks.dropout,
@@ -448,8 +458,6 @@ class Persistent(Steps):
             if work is not None:
                 self._after_loop(work, saved.v, saved.u, saved.stats, du, dv, sums)
                 return
-            if self.spec.cell != "GRU" and du.data_ptr() != dv.data_ptr():
-                dv.copy_(du)
             _add(sums.bias, dv)
             _add(sums.bias_hn, du[:, 2 * hidden :])
 
@@ -458,13 +466,14 @@ class Persistent(Steps):
         if not self.problem.recurrent:
             return None
         total, _ = self._centred_weights()
+        sizes_of_groups = [self.hidden * n for n in self.problem.groups]
+        groups = total.split(sizes_of_groups)
         if self.spec.merged:
-            return torch.mm(u, total.to(u.dtype))
+            parts = zip(u.split(sizes_of_groups, 1), groups, strict=True)
+            return torch.cat([torch.mm(a, part.to(u.dtype)) for a, part in parts], 1)
         if masks.dropout is not None:
             room = torch.empty_like(h_prev)
             h_prev = dropped_rows(h_prev, masks.dropout, sizes, room)
-        hidden = self.hidden
-        groups = total.split([hidden * n for n in _GROUPS[self.spec.cell]])
         squares = torch.cat([torch.mm(part.t(), part) for part in groups], 1)
         return torch.mm(h_prev, squares.to(h_prev.dtype))
 
@@ -482,8 +491,7 @@ class Persistent(Steps):
         p, o, rows = self.problem, self.operands, len(work)
         width = p.gates * self.hidden
         blocks = min(132, max(1, rows // 16))  # one fills a multiprocessor
-        gain_u = o.gain_out if self.spec.merged else o.gain_recurrent
-        sum_u = sums.gain_out if self.spec.merged else sums.gain_recurrent
+        sum_u = sums.gain_out if p.gates == 1 else sums.gain_recurrent
         partial = {
             "bias": (sums.bias, width),
             "bias_hn": (sums.bias_hn, self.hidden),
@@ -501,7 +509,7 @@ class Persistent(Steps):
             u=u,
             stats=stats,
             gain_v=o.gain_input,
-            gain_u=gain_u,
+            gain_u=o.gains(self.spec)[1],
             dv=None if merged else dv,
             du=du,
             **parts,
@@ -509,9 +517,9 @@ class Persistent(Steps):
             H=self.hidden,
             stride=p.stats,
             offset_v=0,
-            offset_u=p.groups * p.input,
+            offset_u=len(p.groups) * p.input,
         )
-        shared_bytes = after_loop_bytes(p.gates, self.hidden)
+        shared_bytes = after_loop_bytes(p.gates, self.hidden, len(p.groups))
         kernel = self._rows_kernel("after_loop", _AFTER_THREADS, shared_bytes)
         self._launch(kernel, blocks, arguments)
         for name, (total, _) in partial.items():
@@ -541,11 +549,11 @@ def _wide_product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.mm(a.to(dtype), b.to(dtype))  # only under the emulation
 
 
-def after_loop_bytes(gates: int, hidden: int) -> int:
+def after_loop_bytes(gates: int, hidden: int, groups: int) -> int:
     """Shared memory of ``after_loop``: partial means and gains; later, sums of all its teams."""
     team = next(n for n in (32, 64, 128, _AFTER_THREADS) if 4 * n >= hidden)
     width = gates * hidden
-    return max(384 + 8 * (width + 4), 4 * width * (_AFTER_THREADS // team))
+    return max(192 * groups + 8 * (width + 4), 4 * width * (_AFTER_THREADS // team))
 
 
 def _grid(layout: Layout, examples: int) -> int:

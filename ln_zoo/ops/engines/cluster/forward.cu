@@ -28,7 +28,7 @@ struct Arguments {
 constexpr int GATE_PITCH = 8 * PITCH + 4;
 constexpr int STAGE_RECIPROCALS = GATES * ROWS * STORED_PITCH * (int)sizeof(Stored);
 constexpr int STAGE_BYTES = after(STAGE_RECIPROCALS, ROWS * INPUT_GROUPS * 4);
-typedef RowSums<CELL == GRU ? 2 : 1> Squares;
+typedef RowSums<GROUPS> Squares;
 typedef RowSums<2> Moments;
 constexpr int AT_STATES = 0;
 constexpr int AT_TERMS = after(AT_STATES, 2 * OPERANDS);
@@ -228,8 +228,8 @@ KERNEL(THREADS, BLOCKS) void forward(const Arguments a) {
 #pragma unroll
       for (int k = 0; k < GATES; ++k) {
         s[k] = at.recurrent(k, u[j][k], ru[group(k)]);
-        if (MERGED) s[k] += at[BIAS + k];
-        else if (CELL != GRU || k < 2) s[k] += x[j][k];
+        if (MERGED) x[j][k] = at[BIAS + k];
+        if (CELL != GRU || k < 2) s[k] += x[j][k];
       }
       if constexpr (CELL == LSTM) {
         const LSTMGates<float> gates = lstm_gates(s[0], s[1], s[2], s[3]);
@@ -262,7 +262,7 @@ KERNEL(THREADS, BLOCKS) void forward(const Arguments a) {
         const float cell = now[j];
         const float sum = OUT ? at[GAIN_OUT] * (cell - mean) * rc + at[SHIFT_OUT] : cell;
         now[j] = o[j] * hyperbolic_tangent(sum);
-        if (active) c[j] = mixed(c[j], cell, held.of_c(a.held, j));
+        if (active) c[j] = mixed(c[j], CARRIED ? sum : cell, held.of_c(a.held, j));
       }
     }
 #pragma unroll

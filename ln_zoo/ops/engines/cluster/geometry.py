@@ -19,6 +19,8 @@ SHARED_LIMIT = 227 * 1024
 MAX_BLOCKS = 16
 CELLS = {"LSTM": 0, "GRU": 1, "RNN_TANH": 2}
 GATES = (4, 3, 1)
+#: Gates that share statistics in the paper's equations.
+GROUPS = ((4,), (2, 1), (1,))
 STORAGE = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
@@ -34,6 +36,9 @@ class Problem:
         input: whether the input term is normalised.
         recurrent: whether the recurrent term is; of an RNN, the sum.
         out: an LSTM's cell state on its way to the output: 0 as it is, 1 scaled, 2 centred too.
+        joint: whether both terms are added before they are normalised, as ``recurrent`` says.
+        carried: whether an LSTM carries on the normalised cell state.
+        groups: runs of gates that share statistics; default: `GROUPS`.
         dropout: whether there is recurrent dropout.
         zoneout: whether there is zoneout.
         resets: whether there are resets.
@@ -47,10 +52,16 @@ class Problem:
     input: bool = False
     recurrent: bool = False
     out: int = 0
+    joint: bool = False
+    carried: bool = False
+    groups: tuple[int, ...] = ()
     dropout: bool = False
     zoneout: bool = False
     resets: bool = False
     lengths: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "groups", self.groups or GROUPS[self.cell])
 
     @property
     def gates(self) -> int:
@@ -58,24 +69,36 @@ class Problem:
         return GATES[self.cell]
 
     @property
-    def groups(self) -> int:
-        """Groups of features with statistics of their own."""
-        return 2 if self.cell == 1 else 1
+    def group_of(self) -> int:
+        """The number of each gate's group, two bits each, the first gate lowest."""
+        numbers = [number for number, size in enumerate(self.groups) for _ in range(size)]
+        return sum(number << 2 * gate for gate, number in enumerate(numbers))
 
     @property
     def stats(self) -> int:
         """Statistics kept per row."""
-        return self.groups * (self.input + self.recurrent) + self.out
+        return len(self.groups) * (self.input + self.recurrent) + self.out
 
     @property
     def merged(self) -> bool:
         """Whether only the sum of both terms is kept."""
-        return self.cell == 2 or (self.cell == 0 and not self.input and not self.recurrent)
+        plain = self.cell == 0 and not self.input and not self.recurrent
+        return self.joint or self.cell == 2 or plain
 
     @property
     def normalized(self) -> bool:
         """Whether a product is normalised, so that `rows.cu` has gradients to compute."""
         return self.input or self.recurrent
+
+    def rows_macros(self) -> dict[str, int]:
+        """What `rows.cu` is compiled with."""
+        return {
+            "KIND": self.storage,
+            "CELL": self.cell,
+            "GROUP_OF": self.group_of,
+            "INPUT": int(self.input),
+            "RECURRENT": int(self.recurrent),
+        }
 
 
 @dataclass(frozen=True)
@@ -136,6 +159,7 @@ class Layout:
     def shared_bytes(self) -> int:
         """Shared memory of a block."""
         p, units, rows = self.problem, self.units, self.rows
+        groups = len(p.groups)
         pitch = _ceil(units, 32) * 32 + 4
         stored = pitch if p.storage == 0 else _ceil(units, 64) * 64 + 8
         size = 4 if p.storage == 0 else 2
@@ -144,32 +168,33 @@ class Layout:
         vectors = (3 * p.gates + 2) * pitch * 4
         parts, everyone = WARPS * rows * 4, self.blocks * rows * 4
         if self.backward:
-            planes = p.gates * (1 if p.merged else 2) + 1 + (p.cell == 1) + p.groups * p.recurrent
-            cells = 1 + (p.out > 0 and not p.zoneout) if p.cell == 0 else 0
+            planes = p.gates * (1 if p.merged else 2) + 1 + (p.cell == 1) + groups * p.recurrent
+            kept = p.out > 0 and not p.zoneout and not p.carried
+            cells = 1 + kept if p.cell == 0 else 0
             stage = _after(planes * rows * stored * size, cells * rows * pitch * 4)
             regions = [
                 2 * operands,
                 2 * self.blocks * self.warps_k * units * rows * 4,
                 vectors,
                 3 * _after(stage, rows * p.stats * 4),
-                2 * parts * p.groups,
+                2 * parts * groups,
                 parts * 2,
-                2 * everyone * p.groups,
+                2 * everyone * groups,
                 everyone * 2,
                 64,
                 64,
             ]
         else:
             gate_pitch = 8 * pitch + 4
-            stage = _after(p.gates * rows * stored * size, rows * p.groups * p.input * 4)
+            stage = _after(p.gates * rows * stored * size, rows * groups * p.input * 4)
             regions = [
                 2 * operands,
                 self.warps_k * p.gates * gate_pitch * 4,
                 vectors,
                 3 * stage,
-                parts * p.groups,
+                parts * groups,
                 parts * 2,
-                everyone * p.groups,
+                everyone * groups,
                 everyone * 2,
             ]
         total = 0
@@ -182,12 +207,11 @@ class Layout:
         p = self.problem
         return {
             "BACKWARD": int(self.backward),
-            "CELL": p.cell,
+            **p.rows_macros(),
+            "JOINT": int(p.joint),
+            "CARRIED": int(p.carried),
             "HIDDEN": p.hidden,
-            "KIND": p.storage,
             "PIECES": p.pieces,
-            "INPUT": int(p.input),
-            "RECURRENT": int(p.recurrent),
             "OUT": p.out,
             "DROPOUT": int(p.dropout),
             "ZONEOUT": int(p.zoneout),

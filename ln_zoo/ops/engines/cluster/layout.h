@@ -7,21 +7,17 @@
 
 #pragma once
 
-#include "device.h"
+#include "gates.h"
 
 typedef unsigned char u8;
 
-enum CellKind { LSTM, GRU, RNN };
 enum Storage { FLOAT, BFLOAT16, HALF };
 
-constexpr int GATES = CELL == LSTM ? 4 : CELL == GRU ? 3 : 1;
-// Groups of features with statistics of their own: a GRU's candidate has its own.
-constexpr int GROUPS = CELL == GRU ? 2 : 1;
 constexpr int INPUT_GROUPS = INPUT ? GROUPS : 0, RECURRENT_GROUPS = RECURRENT ? GROUPS : 0;
 constexpr int OUT_STATS = OUT;  // 1: reciprocal deviation; 2: the mean as well
 constexpr int STATS = INPUT_GROUPS + RECURRENT_GROUPS + OUT_STATS;
 // Whether both terms are added before anything else, so that only their sum is kept.
-constexpr bool MERGED = CELL == RNN || (CELL == LSTM && !INPUT && !RECURRENT);
+constexpr bool MERGED = JOINT || CELL == RNN || (CELL == LSTM && !INPUT && !RECURRENT);
 
 constexpr int THREADS = 256, WARPS = THREADS / 32;
 constexpr int WIDTH = GATES * HIDDEN;  // features of a row of v and u

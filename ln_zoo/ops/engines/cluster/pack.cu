@@ -8,9 +8,10 @@ struct ScaleArguments {
   float* centred;  // (G, H)
   u32* largest;    // bits of max |centred|, at least 0; zeroed by the caller
   int G, H;
-  int split;   // rows of the first group of statistics: G, or 2 H in a GRU
-  int centre;  // whether to subtract the mean over a group's rows from each column
-  int kind;    // of w: 0 float32, 1 bfloat16, 2 float16
+  int groups;    // of statistics
+  int group_of;  // the number of each gate's group, two bits each, the first gate lowest
+  int centre;    // whether to subtract the mean over a group's rows from each column
+  int kind;      // of w: 0 float32, 1 bfloat16, 2 float16
 };
 
 DEVICE float element(const ScaleArguments& a, u64 i) {
@@ -19,13 +20,18 @@ DEVICE float element(const ScaleArguments& a, u64 i) {
   return a.kind == 1 ? from_bfloat16(bits) : from_half(bits);
 }
 
-// Block 2 i + k has 32 columns, from 32 i, of group k; a warp has every 32nd row of them.
+// Block groups * i + k has 32 columns, from 32 i, of group k; a warp has every 32nd row of them.
 KERNEL(1024, 1) void scale_weights(const ScaleArguments a) {
   SHARED_MEMORY(memory);
   float(*sums)[32] = (float(*)[32])memory;
   const int lane = thread_index() % 32, warp = thread_index() / 32;
-  const int column = block_index() / 2 * 32 + lane, group = block_index() % 2;
-  const int first = group == 0 ? 0 : a.split, last = group == 0 ? a.split : a.G;
+  const int column = block_index() / a.groups * 32 + lane, group = block_index() % a.groups;
+  int first = 0, last = 0;
+  for (int row = 0; row < a.G; row += a.H) {
+    const int found = a.group_of >> 2 * (row / a.H) & 3;
+    if (found < group) first = row + a.H;
+    if (found <= group) last = row + a.H;
+  }
   float mean = 0;
   if (a.centre) {
     float sum = 0;

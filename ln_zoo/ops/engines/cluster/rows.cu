@@ -1,13 +1,9 @@
 // What the layer norms need of whole rows before and after the time loop: statistics, gradients.
 //
-// Macros: KIND of v, u and their gradients in memory (0 float32, 1 bfloat16, 2 float16); CELL (0
-// LSTM, 1 GRU, 2 RNN); INPUT and RECURRENT: whether v and u are divided by their root mean squares.
-// They have no means to subtract, since the weights are centred. Arithmetic is float32.
-#include "device.h"
-
-constexpr int gates = CELL == 0 ? 4 : CELL == 1 ? 3 : 1;
-// Groups of gates with common statistics: all, or in a GRU r and z, and the candidate.
-constexpr int groups = CELL == 1 ? 2 : 1;
+// Macros: KIND of v, u and their gradients in memory (0 float32, 1 bfloat16, 2 float16); those of
+// gates.h; INPUT and RECURRENT: whether v and u are divided by their root mean squares. They have no
+// means to subtract, since the weights are centred. Arithmetic is float32.
+#include "gates.h"
 
 #if KIND == 0
 typedef float Number;
@@ -67,7 +63,7 @@ DEVICE float warp_sum(float x) {
 // The reciprocal root mean square of each group of each row of v.
 
 struct StatisticsArguments {
-  const Number* v;  // (rows, gates * H)
+  const Number* v;  // (rows, GATES * H)
   float* stats;     // (rows, stride)
   long long rows;
   int H, stride, offset;  // a row's results are stats[row * stride + offset + group]
@@ -76,29 +72,29 @@ struct StatisticsArguments {
 
 template <bool aligned>
 DEVICE void statistics(const StatisticsArguments& a) {
-  const int G = gates * a.H, split = groups == 2 ? 2 * a.H : G, lane = thread_index() % 32;
+  const int lane = thread_index() % 32;
   const long long step = 8ll * block_count();
   for (long long row = 8ll * block_index() + thread_index() / 32; row < a.rows; row += step) {
-    const Number* v = a.v + row * G;
-    float sums[2] = {};
+#pragma unroll
+    for (int k = 0; k < GROUPS; ++k) {
+      const Number* v = a.v + row * GATES * a.H + gates_in(0, k) * a.H;
+      const int count = gates_in(k, k + 1) * a.H;
+      float sum = 0;
 #pragma unroll 4
-    for (int c = 4 * lane; c < G; c += 128) {
-      float x[4];
-      load4<aligned>(x, v + c, G - c);
+      for (int c = 4 * lane; c < count; c += 128) {
+        float x[4];
+        load4<aligned>(x, v + c, count - c);
 #pragma unroll
-      for (int e = 0; e < 4; ++e) sums[groups == 2 && c + e >= split] += x[e] * x[e];
-    }
-#pragma unroll
-    for (int k = 0; k < groups; ++k) {
-      float mean = warp_sum(sums[k]) / (float)(k == 0 ? split : G - split);
-      if (lane == 0)
-        a.stats[row * a.stride + a.offset + k] = reciprocal_root(mean + a.eps);
+        for (int e = 0; e < 4; ++e) sum += x[e] * x[e];
+      }
+      const float mean = warp_sum(sum) / (float)count;
+      if (lane == 0) a.stats[row * a.stride + a.offset + k] = reciprocal_root(mean + a.eps);
     }
   }
 }
 
 KERNEL(256, 1) void input_statistics(const StatisticsArguments a) {
-  if (gates * a.H % 4 == 0 && is_aligned(a.v, 4 * sizeof(Number))) statistics<true>(a);
+  if ((GROUPS == 1 ? GATES : 1) * a.H % 4 == 0 && is_aligned(a.v, 4 * sizeof(Number))) statistics<true>(a);
   else statistics<false>(a);
 }
 
@@ -110,7 +106,7 @@ KERNEL(256, 1) void input_statistics(const StatisticsArguments a) {
 
 struct AfterLoopArguments {
   const float* work;   // (rows, W, H): LSTM dp of i, f, g, o; GRU r, z, q, dw; RNN dp
-  const Number* v;     // (rows, G), G = gates * H; read if INPUT
+  const Number* v;     // (rows, G), G = GATES * H; read if INPUT
   const Number* u;     // (rows, G); read if RECURRENT; RNN: v + u
   const float* stats;  // (rows, stride)
   const float *gain_v, *gain_u;           // (G)
@@ -123,6 +119,9 @@ struct AfterLoopArguments {
 // So many threads have up to 168 registers each; more of them spill.
 constexpr int after_threads = 384;
 constexpr int warp_count = after_threads / 32;
+
+// Means of a row: those of v's groups, then those of u's.
+DEVICE constexpr bool has_mean(int i) { return i < GROUPS ? INPUT : RECURRENT; }
 
 // Writes a block's sums over its rows, over its teams in order.
 template <int count, class Value>
@@ -147,8 +146,8 @@ DEVICE void write_sums(float* shared, float* to, int H, int team_threads, Value 
 
 template <bool aligned>
 DEVICE void after(const AfterLoopArguments& a, unsigned char* memory) {
-  constexpr int W = CELL == 2 ? 1 : 4;
-  const int H = a.H, G = gates * H;
+  constexpr int W = CELL == RNN ? 1 : 4;
+  const int H = a.H, G = GATES * H;
   int team_threads = 32;
   while (4 * team_threads < H && team_threads < after_threads)
     team_threads = team_threads < 128 ? 2 * team_threads : after_threads;
@@ -156,7 +155,7 @@ DEVICE void after(const AfterLoopArguments& a, unsigned char* memory) {
   const int team = thread_index() / team_threads;
   const int unit = 4 * (thread_index() % team_threads), valid = H - unit;
 
-  float(*partial)[warp_count][4] = (float(*)[warp_count][4])memory;
+  float(*partial)[warp_count][2 * GROUPS] = (float(*)[warp_count][2 * GROUPS])memory;
   const float* gain_v = (const float*)(memory + 2 * sizeof(*partial));
   const float* gain_u = gain_v + (INPUT ? (G + 3) / 4 * 4 : 0);
   for (int c = thread_index(); c < G; c += after_threads) {
@@ -166,31 +165,32 @@ DEVICE void after(const AfterLoopArguments& a, unsigned char* memory) {
   block_barrier();
 
   // A GRU's candidate is the one gate whose two terms have different gradients: p and q.
-  float bias[gates][4] = {}, bias_hn[4] = {}, sum_v[gates][4] = {}, sum_u[gates][4] = {};
+  float bias[GATES][4] = {}, bias_hn[4] = {}, sum_v[GATES][4] = {}, sum_u[GATES][4] = {};
   const long long step = (long long)block_count() * teams;
   const bool active = valid > 0;
   int set = 0;
   for (long long row = (long long)block_index() * teams + team; row < a.rows; row += step) {
-    float p[gates][4] = {}, q[4] = {}, v[gates][4] = {}, u[gates][4] = {};
-    float root_v[2] = {}, root_u[2] = {}, means[4] = {};
+    float p[GATES][4] = {}, q[4] = {}, v[GATES][4] = {}, u[GATES][4] = {};
+    float root_v[GROUPS] = {}, root_u[GROUPS] = {}, means[2 * GROUPS] = {};
     if (active) {
       const float* work = a.work + row * W * H + unit;
       const long long place = row * G + unit;
 #pragma unroll
-      for (int j = 0; j < gates; ++j) {
+      for (int j = 0; j < GATES; ++j) {
         load4<aligned>(p[j], work + j * H, valid);
         if (INPUT) load4<aligned>(v[j], a.v + place + j * H, valid);
         if (RECURRENT) load4<aligned>(u[j], a.u + place + j * H, valid);
       }
-      if (CELL == 1) load4<aligned>(q, work + 3 * H, valid);
+      if (CELL == GRU) load4<aligned>(q, work + 3 * H, valid);
 #pragma unroll
-      for (int k = 0; k < groups; ++k) {
+      for (int k = 0; k < GROUPS; ++k) {
         if (INPUT) root_v[k] = a.stats[row * a.stride + a.offset_v + k];
         if (RECURRENT) root_u[k] = a.stats[row * a.stride + a.offset_u + k];
       }
 #pragma unroll
-      for (int j = 0; j < gates; ++j) {
-        const int k = CELL == 1 && j == 2;
+      for (int j = 0; j < GATES; ++j) {
+        const int k = group(j);
+        const bool two_terms = CELL == GRU && j == 2;
         float gain[4];
         if (INPUT) {
           load4<aligned>(gain, gain_v + j * H + unit, valid);
@@ -204,50 +204,52 @@ DEVICE void after(const AfterLoopArguments& a, unsigned char* memory) {
         if (RECURRENT) load4<aligned>(gain, gain_u + j * H + unit, valid);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          const float d = k ? q[e] : p[j][e];
+          const float d = two_terms ? q[e] : p[j][e];
           bias[j][e] += p[j][e];
-          if (k) bias_hn[e] += d;
+          if (two_terms) bias_hn[e] += d;
           if (RECURRENT) {
             u[j][e] *= root_u[k];
             sum_u[j][e] += d * u[j][e];
-            means[2 + k] += gain[e] * d * u[j][e];
+            means[GROUPS + k] += gain[e] * d * u[j][e];
           }
         }
       }
     }
     if (INPUT || RECURRENT) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (i % 2 >= groups || !(i < 2 ? INPUT : RECURRENT)) continue;
+      for (int i = 0; i < 2 * GROUPS; ++i) {
+        if (!has_mean(i)) continue;
         means[i] = warp_sum(means[i]);
         if (warps > 1 && thread_index() % 32 == 0) partial[set][thread_index() / 32][i] = means[i];
       }
       if (warps > 1) {
         part_barrier(1 + team, team_threads);  // other teams may be at other rows
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          if (i % 2 >= groups || !(i < 2 ? INPUT : RECURRENT)) continue;
+        for (int i = 0; i < 2 * GROUPS; ++i) {
+          if (!has_mean(i)) continue;
           means[i] = 0;
           for (int w = 0; w < warps; ++w) means[i] += partial[set][team * warps + w][i];
         }
         set ^= 1;  // two sets, so that one barrier a turn suffices
       }
 #pragma unroll
-      for (int i = 0; i < 4; ++i) means[i] /= (float)(i % 2 ? H : groups == 2 ? 2 * H : G);
+      for (int i = 0; i < 2 * GROUPS; ++i)
+        means[i] /= (float)(gates_in(i % GROUPS, i % GROUPS + 1) * H);
     }
     if (!active) continue;
     const long long place = row * G + unit;
 #pragma unroll
-    for (int j = 0; j < gates; ++j) {
-      const int k = CELL == 1 && j == 2;
+    for (int j = 0; j < GATES; ++j) {
+      const int k = group(j);
+      const bool two_terms = CELL == GRU && j == 2;
       float gain[4];
       if (a.du != nullptr) {
         if (RECURRENT) load4<aligned>(gain, gain_u + j * H + unit, valid);
         float du[4];
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          du[e] = k ? q[e] : p[j][e];
-          if (RECURRENT) du[e] = root_u[k] * (gain[e] * du[e] - u[j][e] * means[2 + k]);
+          du[e] = two_terms ? q[e] : p[j][e];
+          if (RECURRENT) du[e] = root_u[k] * (gain[e] * du[e] - u[j][e] * means[GROUPS + k]);
         }
         store4<aligned>(a.du + place + j * H, du, valid);
       }
@@ -262,13 +264,13 @@ DEVICE void after(const AfterLoopArguments& a, unsigned char* memory) {
   }
 
   float* shared = (float*)memory;
-  write_sums<gates>(shared, a.bias, H, team_threads, [&](int j, int e) { return bias[j][e]; });
-  if (CELL == 1)
+  write_sums<GATES>(shared, a.bias, H, team_threads, [&](int j, int e) { return bias[j][e]; });
+  if (CELL == GRU)
     write_sums<1>(shared, a.bias_hn, H, team_threads, [&](int, int e) { return bias_hn[e]; });
   if (INPUT)
-    write_sums<gates>(shared, a.sum_v, H, team_threads, [&](int j, int e) { return sum_v[j][e]; });
+    write_sums<GATES>(shared, a.sum_v, H, team_threads, [&](int j, int e) { return sum_v[j][e]; });
   if (RECURRENT)
-    write_sums<gates>(shared, a.sum_u, H, team_threads, [&](int j, int e) { return sum_u[j][e]; });
+    write_sums<GATES>(shared, a.sum_u, H, team_threads, [&](int j, int e) { return sum_u[j][e]; });
 }
 
 KERNEL(after_threads, 1) void after_loop(const AfterLoopArguments a) {

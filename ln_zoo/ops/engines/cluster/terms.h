@@ -22,12 +22,8 @@ DEVICE float hyperbolic_tangent(float x) {
 // Its functions call those above.
 #include "../equations.h"
 
-DEVICE constexpr int group(int gate) { return CELL == GRU && gate == 2 ? 1 : 0; }
-
-// Features that share statistics with a gate.
-DEVICE constexpr float features(int group) {
-  return (CELL == GRU ? 2 - group : GATES) * (float)HIDDEN;
-}
+// Features that share statistics.
+DEVICE constexpr float features(int group) { return gates_in(group, group + 1) * (float)HIDDEN; }
 
 // Vectors over units, [vector][unit], zero past the last unit.
 enum Vector {
@@ -113,3 +109,5 @@ DEVICE float mixed(float before, float now, float share) {
   if (!ZONEOUT) return now;
   return share == 1.0f ? before : now + share * (before - now);
 }
+// From the gradient of a state after zoneout to that of the one before.
+DEVICE float passing(float d, float share) { return ZONEOUT ? d * (1.0f - share) : d; }

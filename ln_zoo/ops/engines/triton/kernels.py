@@ -193,6 +193,29 @@ def _held_back(
 
 
 @triton.jit
+def _carry(
+    before, after, state, table, line, H: tl.constexpr, cols, mask, HOLD: tl.constexpr,
+    FLAG_ALIGN: tl.constexpr,
+):  # fmt: skip
+    """Applies zoneout to an LSTM's new cell state, and stores it."""
+    if HOLD != 0:
+        after = _held(before, after, table, ZONEOUT_C, line, H, cols, mask, HOLD, FLAG_ALIGN)
+    _write(state, 0, H, cols, mask, after)
+    return after
+
+
+@triton.jit
+def _cell_back(
+    d, table, line, H: tl.constexpr, cols, mask, HOLD: tl.constexpr, FLAG_ALIGN: tl.constexpr
+):  # fmt: skip
+    """As `_held_back`, of an LSTM's cell state; all of it passes where there is no zoneout."""
+    if HOLD != 0:
+        return _held_back(d, table, ZONEOUT_C, line, H, cols, mask, HOLD, FLAG_ALIGN)
+    else:
+        return d, tl.zeros_like(d)
+
+
+@triton.jit
 def _dropped(
     a, table, n, H: tl.constexpr, cols, mask, WIDE_ALIGN: tl.constexpr, DROPS: tl.constexpr
 ):  # fmt: skip
@@ -407,11 +430,32 @@ def _vectors_of_gates(
 @triton.jit
 def _gate(
     v, u, rv, ru, gain_v, gain_u, bias, q: tl.constexpr, H: tl.constexpr, cols, mask,
-    INPUT: tl.constexpr, RECURRENT: tl.constexpr, BIASED: tl.constexpr,
+    INPUT: tl.constexpr, RECURRENT: tl.constexpr, BIASED: tl.constexpr, JOINT: tl.constexpr,
 ):  # fmt: skip
     """What goes into gate q, from rows before normalisation in memory."""
     a, b, c = _vectors(gain_v, gain_u, bias, q, H, cols, mask, INPUT, RECURRENT, BIASED)
-    return _read(v, q, H, cols, mask) * rv * a + c + _read(u, q, H, cols, mask) * ru * b
+    if JOINT:
+        return _read(u, q, H, cols, mask) * ru * b + c
+    else:
+        return _read(v, q, H, cols, mask) * rv * a + c + _read(u, q, H, cols, mask) * ru * b
+
+
+@triton.jit
+def _first_gates(
+    v, u, rv0, rv1, rv2, ru0, ru1, ru2, gain_v, gain_u, bias, H: tl.constexpr, cols, mask,
+    INPUT: tl.constexpr, RECURRENT: tl.constexpr, BIASED: tl.constexpr, JOINT: tl.constexpr,
+):  # fmt: skip
+    """What goes into gates 0 to 2."""
+    p0 = _gate(
+        v, u, rv0, ru0, gain_v, gain_u, bias, 0, H, cols, mask, INPUT, RECURRENT, BIASED, JOINT
+    )
+    p1 = _gate(
+        v, u, rv1, ru1, gain_v, gain_u, bias, 1, H, cols, mask, INPUT, RECURRENT, BIASED, JOINT
+    )
+    p2 = _gate(
+        v, u, rv2, ru2, gain_v, gain_u, bias, 2, H, cols, mask, INPUT, RECURRENT, BIASED, JOINT
+    )
+    return p0, p1, p2
 
 
 @triton.jit
@@ -473,6 +517,55 @@ def _kept_reciprocals(
         ru0, ru1, ru2, ru3 = _kept(stats, GATES, RECURRENT)
         stats += _place(GATES - 1, RECURRENT) + 1
     return rv0, rv1, rv2, rv3, ru0, ru1, ru2, ru3, stats
+
+
+@triton.jit
+def _normalised_terms(
+    table, v, product, line, state, H: tl.constexpr, cols, mask, seen, EARLY: tl.constexpr,
+    READS_STATE: tl.constexpr, KIND: tl.constexpr, KIND_ALIGN: tl.constexpr,
+    WIDE_ALIGN: tl.constexpr, BIASED: tl.constexpr, INPUT: tl.constexpr, RECURRENT: tl.constexpr,
+    JOINT: tl.constexpr, INPUT_EPS: tl.constexpr, RECURRENT_EPS: tl.constexpr, SAVE: tl.constexpr,
+    STATS_SIZE: tl.constexpr, GATES: tl.constexpr,
+):  # fmt: skip
+    """Input terms with biases and recurrent terms, gate by gate; stores what the backward reads.
+
+    Also reads a state between products and vectors, if asked to: loads are issued in this order.
+    The last value is the address after the stored statistics.
+    """
+    bias = _vector(table, BIAS, v, BIASED, WIDE_ALIGN)
+    gain_v = _vector(table, GAIN_INPUT, v, INPUT, WIDE_ALIGN)
+    gain_u = _vector(table, GAIN_RECURRENT, v, RECURRENT, WIDE_ALIGN)
+    v0, v1, v2, v3 = _read_gates(v, H, cols, mask, GATES)
+    u0, u1, u2, u3 = _read_gates(product, H, cols, seen, GATES)
+    if JOINT:
+        u0, u1, u2, u3 = v0 + u0, v1 + u1, v2 + u2, v3 + u3
+        v0, v1, v2, v3 = 0.0, 0.0, 0.0, 0.0
+    before = 0.0
+    if READS_STATE:
+        before = _read(state, 0, H, cols, seen)
+    if EARLY:
+        gv0, gu0, b0, gv1, gu1, b1, gv2, gu2, b2, gv3, gu3, b3 = _vectors_of_gates(
+            gain_v, gain_u, bias, H, cols, mask, INPUT, RECURRENT, BIASED, GATES
+        )
+    if SAVE:
+        kept = _address(table, U, KIND, KIND_ALIGN) + line * (GATES * H)
+        _write_gates(kept, H, cols, mask, GATES, u0, u1, u2, u3)
+    stats = _address(table, STATS, tl.float32, 4) + line * STATS_SIZE
+    rv0, rv1, rv2, rv3, ru0, ru1, ru2, ru3 = _reciprocals(
+        v0, v1, v2, v3, u0, u1, u2, u3, H, INPUT, RECURRENT, INPUT_EPS, RECURRENT_EPS
+    )
+    if SAVE:
+        stats = _keep_reciprocals(
+            stats, rv0, rv1, rv2, rv3, ru0, ru1, ru2, ru3, GATES, INPUT, RECURRENT
+        )
+    if not EARLY:
+        gv0, gu0, b0, gv1, gu1, b1, gv2, gu2, b2, gv3, gu3, b3 = _vectors_of_gates(
+            gain_v, gain_u, bias, H, cols, mask, INPUT, RECURRENT, BIASED, GATES
+        )
+    return (
+        v0 * rv0 * gv0 + b0, v1 * rv1 * gv1 + b1, v2 * rv2 * gv2 + b2, v3 * rv3 * gv3 + b3,
+        u0 * ru0 * gu0, u1 * ru1 * gu1, u2 * ru2 * gu2, u3 * ru3 * gu3, before, stats,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -544,8 +637,9 @@ def _forget_back(dc, f, c_before):
 # for the next product. `row` is where the step's rows begin. INPUT and RECURRENT are the groups as
 # `_merge` explains, 0 for the identity; so is OUT_RULE, else 1, or 2 where a mean is taken off too.
 # EARLY: there are registers enough to read all at once, before anything is waited for. DROPS,
-# RESETS: there is recurrent dropout, there are resets. PACKED: steps have different sizes, which
-# lie in device memory, and there are programs for the largest of them.
+# RESETS: there is recurrent dropout, there are resets. JOINT: the sum of both rows of products is
+# normalised, by RECURRENT. CARRIED: the normalised cell state is carried on. PACKED: steps have
+# different sizes, which lie in device memory, and there are programs for the largest of them.
 
 
 @triton.jit(do_not_specialize=["row"])
@@ -553,10 +647,10 @@ def lstm_forward(
     table, product, operand, row,
     H: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr, KIND: tl.constexpr,
     KIND_ALIGN: tl.constexpr, WIDE_ALIGN: tl.constexpr, BIASED: tl.constexpr, INPUT: tl.constexpr,
-    RECURRENT: tl.constexpr, OUT_RULE: tl.constexpr, INPUT_EPS: tl.constexpr,
-    RECURRENT_EPS: tl.constexpr, OUT_EPS: tl.constexpr, SAVE: tl.constexpr,
-    STATS_SIZE: tl.constexpr, FLAG_ALIGN: tl.constexpr, HOLD_H: tl.constexpr, HOLD_C: tl.constexpr,
-    DROPS: tl.constexpr, RESETS: tl.constexpr, PACKED: tl.constexpr,
+    RECURRENT: tl.constexpr, JOINT: tl.constexpr, CARRIED: tl.constexpr, OUT_RULE: tl.constexpr,
+    INPUT_EPS: tl.constexpr, RECURRENT_EPS: tl.constexpr, OUT_EPS: tl.constexpr,
+    SAVE: tl.constexpr, STATS_SIZE: tl.constexpr, FLAG_ALIGN: tl.constexpr, HOLD_H: tl.constexpr,
+    HOLD_C: tl.constexpr, DROPS: tl.constexpr, RESETS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """One step of an LSTM, gates i, f, g, o (paper, eq. 20-22)."""
     if PACKED:  # noqa: SIM102 (the compiler must not see the other condition)
@@ -569,45 +663,17 @@ def lstm_forward(
     c_state = _address(table, C, tl.float32, WIDE_ALIGN) + n * H
     h_state = _address(table, H_OR_WORK, tl.float32, WIDE_ALIGN) + n * H
     out = _address(table, OUT, KIND, KIND_ALIGN) + line * H
-    bias = _vector(table, BIAS, v, BIASED, WIDE_ALIGN)
-    gain_v = _vector(table, GAIN_INPUT, v, INPUT, WIDE_ALIGN)
-    gain_u = _vector(table, GAIN_RECURRENT, v, RECURRENT, WIDE_ALIGN)
-
-    v0, v1, v2, v3 = _read_gates(v, H, cols, mask, 4)
-    u0, u1, u2, u3 = _read_gates(u, H, cols, seen, 4)
-    if EARLY:
-        c_before = _read(c_state, 0, H, cols, seen)
-        gv0, gu0, b0, gv1, gu1, b1, gv2, gu2, b2, gv3, gu3, b3 = _vectors_of_gates(
-            gain_v, gain_u, bias, H, cols, mask, INPUT, RECURRENT, BIASED, 4
-        )
-    if SAVE:
-        kept = _address(table, U, KIND, KIND_ALIGN) + line * (4 * H)
-        _write_gates(kept, H, cols, mask, 4, u0, u1, u2, u3)
-        stats = _address(table, STATS, tl.float32, 4) + line * STATS_SIZE
-
-    rv0, rv1, rv2, rv3, ru0, ru1, ru2, ru3 = _reciprocals(
-        v0, v1, v2, v3, u0, u1, u2, u3, H, INPUT, RECURRENT, INPUT_EPS, RECURRENT_EPS
-    )
-    if SAVE:
-        stats = _keep_reciprocals(
-            stats, rv0, rv1, rv2, rv3, ru0, ru1, ru2, ru3, 4, INPUT, RECURRENT
-        )
-
-    if not EARLY:
-        gv0, gu0, b0, gv1, gu1, b1, gv2, gu2, b2, gv3, gu3, b3 = _vectors_of_gates(
-            gain_v, gain_u, bias, H, cols, mask, INPUT, RECURRENT, BIASED, 4
-        )
-    i = _sigmoid(v0 * rv0 * gv0 + b0 + u0 * ru0 * gu0)
-    f = _sigmoid(v1 * rv1 * gv1 + b1 + u1 * ru1 * gu1)
-    g = _tanh(v2 * rv2 * gv2 + b2 + u2 * ru2 * gu2)
-    o = _sigmoid(v3 * rv3 * gv3 + b3 + u3 * ru3 * gu3)
+    x0, x1, x2, x3, y0, y1, y2, y3, c_before, stats = _normalised_terms(
+        table, v, u, line, c_state, H, cols, mask, seen, EARLY, EARLY, KIND, KIND_ALIGN,
+        WIDE_ALIGN, BIASED, INPUT, RECURRENT, JOINT, INPUT_EPS, RECURRENT_EPS, SAVE, STATS_SIZE, 4,
+    )  # fmt: skip
+    i, f, g, o = _sigmoid(x0 + y0), _sigmoid(x1 + y1), _tanh(x2 + y2), _sigmoid(x3 + y3)
     if not EARLY:
         c_before = _read(c_state, 0, H, cols, seen)
     c = _next_cell(i, f, g, c_before)
-    shown, c_after = c, c
-    if HOLD_C != 0:
-        c_after = _held(c_before, c, table, ZONEOUT_C, line, H, cols, mask, HOLD_C, FLAG_ALIGN)
-    _write(c_state, 0, H, cols, mask, c_after)
+    shown = c
+    if not CARRIED:
+        c_after = _carry(c_before, c, c_state, table, line, H, cols, mask, HOLD_C, FLAG_ALIGN)
     if OUT_RULE:
         a, mean, r = _normalised(c, mask, H, OUT_RULE, OUT_EPS)
         gain_c = _address(table, GAIN_OUT, tl.float32, WIDE_ALIGN)
@@ -618,6 +684,8 @@ def lstm_forward(
                 tl.store(stats, mean)
                 stats += 1
             tl.store(stats, r)
+    if CARRIED:
+        c_after = _carry(c_before, shown, c_state, table, line, H, cols, mask, HOLD_C, FLAG_ALIGN)
     if SAVE:
         c_row = _address(table, C_ROWS, tl.float32, WIDE_ALIGN) + line * H
         _write(c_row, 0, H, cols, mask, c_after)
@@ -636,10 +704,10 @@ def gru_forward(
     table, product, operand, row,
     H: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr, KIND: tl.constexpr,
     KIND_ALIGN: tl.constexpr, WIDE_ALIGN: tl.constexpr, BIASED: tl.constexpr, INPUT: tl.constexpr,
-    RECURRENT: tl.constexpr, OUT_RULE: tl.constexpr, INPUT_EPS: tl.constexpr,
+    RECURRENT: tl.constexpr, JOINT: tl.constexpr, OUT_RULE: tl.constexpr, INPUT_EPS: tl.constexpr,
     RECURRENT_EPS: tl.constexpr, OUT_EPS: tl.constexpr, SAVE: tl.constexpr,
-    STATS_SIZE: tl.constexpr, FLAG_ALIGN: tl.constexpr, HOLD_H: tl.constexpr,
-    DROPS: tl.constexpr, RESETS: tl.constexpr, PACKED: tl.constexpr,
+    STATS_SIZE: tl.constexpr, FLAG_ALIGN: tl.constexpr, HOLD_H: tl.constexpr, DROPS: tl.constexpr,
+    RESETS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """One step of a GRU, gates r, z, n (paper, eq. 26-28)."""
     if PACKED:  # noqa: SIM102 (the compiler must not see the other condition)
@@ -651,41 +719,15 @@ def gru_forward(
     u = product + n * (3 * H)
     h_state = _address(table, H_OR_WORK, tl.float32, WIDE_ALIGN) + n * H
     out = _address(table, OUT, KIND, KIND_ALIGN) + line * H
-    bias = _vector(table, BIAS, v, BIASED, WIDE_ALIGN)
     bias_hn = _vector(table, BIAS_HN, v, BIASED, WIDE_ALIGN)
-    gain_v = _vector(table, GAIN_INPUT, v, INPUT, WIDE_ALIGN)
-    gain_u = _vector(table, GAIN_RECURRENT, v, RECURRENT, WIDE_ALIGN)
-
-    v0, v1, v2, v3 = _read_gates(v, H, cols, mask, 3)
-    u0, u1, u2, u3 = _read_gates(u, H, cols, seen, 3)
-    before = _read(h_state, 0, H, cols, seen)
-    if EARLY:
-        gv0, gu0, b0, gv1, gu1, b1, gv2, gu2, b2, _, _, _ = _vectors_of_gates(
-            gain_v, gain_u, bias, H, cols, mask, INPUT, RECURRENT, BIASED, 3
-        )
-    if SAVE:
-        kept = _address(table, U, KIND, KIND_ALIGN) + line * (3 * H)
-        _write_gates(kept, H, cols, mask, 3, u0, u1, u2, u3)
-        stats = _address(table, STATS, tl.float32, 4) + line * STATS_SIZE
-
-    rv0, rv1, rv2, rv3, ru0, ru1, ru2, ru3 = _reciprocals(
-        v0, v1, v2, v3, u0, u1, u2, u3, H, INPUT, RECURRENT, INPUT_EPS, RECURRENT_EPS
-    )
-    if SAVE:
-        stats = _keep_reciprocals(
-            stats, rv0, rv1, rv2, rv3, ru0, ru1, ru2, ru3, 3, INPUT, RECURRENT
-        )
-
-    if not EARLY:
-        gv0, gu0, b0, gv1, gu1, b1, gv2, gu2, b2, _, _, _ = _vectors_of_gates(
-            gain_v, gain_u, bias, H, cols, mask, INPUT, RECURRENT, BIASED, 3
-        )
-    r = _sigmoid(v0 * rv0 * gv0 + b0 + u0 * ru0 * gu0)
-    z = _sigmoid(v1 * rv1 * gv1 + b1 + u1 * ru1 * gu1)
-    w = u2 * ru2 * gu2
+    x0, x1, x2, _, y0, y1, w, _, before, _ = _normalised_terms(
+        table, v, u, line, h_state, H, cols, mask, seen, EARLY, True, KIND, KIND_ALIGN,
+        WIDE_ALIGN, BIASED, INPUT, RECURRENT, JOINT, INPUT_EPS, RECURRENT_EPS, SAVE, STATS_SIZE, 3,
+    )  # fmt: skip
+    r, z = _sigmoid(x0 + y0), _sigmoid(x1 + y1)
     if BIASED:
         w += _read(bias_hn, 0, H, cols, mask)
-    candidate = _tanh(v2 * rv2 * gv2 + b2 + r * w)
+    candidate = _tanh(x2 + r * w)
     h = candidate + z * (before - candidate)
     if HOLD_H != 0:
         h = _held(before, h, table, ZONEOUT_H, line, H, cols, mask, HOLD_H, FLAG_ALIGN)
@@ -746,9 +788,10 @@ def lstm_backward(
     table, gradient, operand, row,
     H: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr, KIND: tl.constexpr,
     KIND_ALIGN: tl.constexpr, WIDE_ALIGN: tl.constexpr, BIASED: tl.constexpr, INPUT: tl.constexpr,
-    RECURRENT: tl.constexpr, OUT_RULE: tl.constexpr, HAS_DOUT: tl.constexpr,
-    STATS_SIZE: tl.constexpr, FLAG_ALIGN: tl.constexpr, HOLD_H: tl.constexpr, HOLD_C: tl.constexpr,
-    DROPS: tl.constexpr, RESETS: tl.constexpr, PACKED: tl.constexpr, PASSES: tl.constexpr,
+    RECURRENT: tl.constexpr, JOINT: tl.constexpr, CARRIED: tl.constexpr, OUT_RULE: tl.constexpr,
+    HAS_DOUT: tl.constexpr, STATS_SIZE: tl.constexpr, FLAG_ALIGN: tl.constexpr,
+    HOLD_H: tl.constexpr, HOLD_C: tl.constexpr, DROPS: tl.constexpr, RESETS: tl.constexpr,
+    PACKED: tl.constexpr, PASSES: tl.constexpr,
 ):  # fmt: skip
     """One step of an LSTM back; the work area takes the gradients of i, f, g, o and tanh's."""
     if PACKED:  # noqa: SIM102 (the compiler must not see the other condition)
@@ -771,13 +814,16 @@ def lstm_backward(
     # Where registers are scarce, each gate is read when its turn comes: the compiler moves no read
     # ahead of the writes before it.
     if EARLY:
-        p0 = _gate(v, u, rv0, ru0, gain_v, gain_u, bias, 0, H, cols, mask, INPUT, RECURRENT, BIASED)
-        p1 = _gate(v, u, rv1, ru1, gain_v, gain_u, bias, 1, H, cols, mask, INPUT, RECURRENT, BIASED)
-        p2 = _gate(v, u, rv2, ru2, gain_v, gain_u, bias, 2, H, cols, mask, INPUT, RECURRENT, BIASED)
+        p0, p1, p2 = _first_gates(
+            v, u, rv0, rv1, rv2, ru0, ru1, ru2, gain_v, gain_u, bias, H, cols, mask, INPUT,
+            RECURRENT, BIASED, JOINT,
+        )  # fmt: skip
         c_prev = _address(table, C_PREV, tl.float32, WIDE_ALIGN) + line * H
         c_before = _read(c_prev, 0, H, cols, mask)
         dc = _read(dc_state, 0, H, cols, mask)
-    p3 = _gate(v, u, rv3, ru3, gain_v, gain_u, bias, 3, H, cols, mask, INPUT, RECURRENT, BIASED)
+    p3 = _gate(
+        v, u, rv3, ru3, gain_v, gain_u, bias, 3, H, cols, mask, INPUT, RECURRENT, BIASED, JOINT
+    )
     o = _sigmoid(p3)
     d = _incoming(
         table, gradient, n, line, H, cols, mask, KIND, KIND_ALIGN, WIDE_ALIGN, DROPS, PASSES,
@@ -789,18 +835,13 @@ def lstm_backward(
     if PASSES:
         passed = _address(table, PASSED, tl.float32, WIDE_ALIGN) + n * H
         _write(passed, 0, H, cols, mask, tl.where(seen, bypass, 0.0) if RESETS else bypass)
-    if HOLD_C != 0:
-        # Kept is the cell state after zoneout; h was computed from the one before.
+    if HOLD_C != 0 or CARRIED:
+        # Kept is the cell state after its norm and zoneout; h was computed from the one before.
         if not EARLY:
-            p0 = _gate(
-                v, u, rv0, ru0, gain_v, gain_u, bias, 0, H, cols, mask, INPUT, RECURRENT, BIASED
-            )
-            p1 = _gate(
-                v, u, rv1, ru1, gain_v, gain_u, bias, 1, H, cols, mask, INPUT, RECURRENT, BIASED
-            )
-            p2 = _gate(
-                v, u, rv2, ru2, gain_v, gain_u, bias, 2, H, cols, mask, INPUT, RECURRENT, BIASED
-            )
+            p0, p1, p2 = _first_gates(
+                v, u, rv0, rv1, rv2, ru0, ru1, ru2, gain_v, gain_u, bias, H, cols, mask, INPUT,
+                RECURRENT, BIASED, JOINT,
+            )  # fmt: skip
             c_prev = _address(table, C_PREV, tl.float32, WIDE_ALIGN) + line * H
             c_before = _read(c_prev, 0, H, cols, mask)
         c = _next_cell(_sigmoid(p0), _sigmoid(p1), _tanh(p2), c_before)
@@ -818,6 +859,11 @@ def lstm_backward(
         shift_c = _read(_address(table, SHIFT_OUT, tl.float32, WIDE_ALIGN), 0, H, cols, mask)
         shown = tl.where(mask, (c - mean) * r, 0.0)
         dp3, dm = _output_back(d, o, _tanh(gain_c * shown + shift_c))
+        if CARRIED:
+            if not EARLY:
+                dc = _read(dc_state, 0, H, cols, mask)
+            dc, bypass_c = _cell_back(dc, table, line, H, cols, mask, HOLD_C, FLAG_ALIGN)
+            dm += dc
         through = _normalised_back(gain_c * dm, shown, r, H, OUT_RULE)
     else:
         dp3, dm = _output_back(d, o, _tanh(c))
@@ -826,19 +872,27 @@ def lstm_backward(
     _write(work, 4, H, cols, mask, dm)
 
     if not EARLY:
-        dc = _read(dc_state, 0, H, cols, mask)
-        p0 = _gate(v, u, rv0, ru0, gain_v, gain_u, bias, 0, H, cols, mask, INPUT, RECURRENT, BIASED)
-        p2 = _gate(v, u, rv2, ru2, gain_v, gain_u, bias, 2, H, cols, mask, INPUT, RECURRENT, BIASED)
-    bypass_c = tl.zeros_like(dc)
-    if HOLD_C != 0:
-        dc, bypass_c = _held_back(dc, table, ZONEOUT_C, line, H, cols, mask, HOLD_C, FLAG_ALIGN)
-    dc += through
+        if not CARRIED:
+            dc = _read(dc_state, 0, H, cols, mask)
+        p0 = _gate(
+            v, u, rv0, ru0, gain_v, gain_u, bias, 0, H, cols, mask, INPUT, RECURRENT, BIASED, JOINT
+        )
+        p2 = _gate(
+            v, u, rv2, ru2, gain_v, gain_u, bias, 2, H, cols, mask, INPUT, RECURRENT, BIASED, JOINT
+        )
+    if CARRIED:
+        dc = through
+    else:
+        dc, bypass_c = _cell_back(dc, table, line, H, cols, mask, HOLD_C, FLAG_ALIGN)
+        dc += through
     i, g = _sigmoid(p0), _tanh(p2)
     dp0, dp2 = _input_back(dc, i, g)
     _write(work, 0, H, cols, mask, dp0)
     _write(work, 2, H, cols, mask, dp2)
     if not EARLY:
-        p1 = _gate(v, u, rv1, ru1, gain_v, gain_u, bias, 1, H, cols, mask, INPUT, RECURRENT, BIASED)
+        p1 = _gate(
+            v, u, rv1, ru1, gain_v, gain_u, bias, 1, H, cols, mask, INPUT, RECURRENT, BIASED, JOINT
+        )
         c_prev = _address(table, C_PREV, tl.float32, WIDE_ALIGN) + line * H
         c_before = _read(c_prev, 0, H, cols, mask)
     f = _sigmoid(p1)
@@ -863,7 +917,7 @@ def gru_backward(
     table, gradient, operand, row,
     H: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr, KIND: tl.constexpr,
     KIND_ALIGN: tl.constexpr, WIDE_ALIGN: tl.constexpr, BIASED: tl.constexpr, INPUT: tl.constexpr,
-    RECURRENT: tl.constexpr, OUT_RULE: tl.constexpr, HAS_DOUT: tl.constexpr,
+    RECURRENT: tl.constexpr, JOINT: tl.constexpr, OUT_RULE: tl.constexpr, HAS_DOUT: tl.constexpr,
     STATS_SIZE: tl.constexpr, FLAG_ALIGN: tl.constexpr, HOLD_H: tl.constexpr,
     DROPS: tl.constexpr, RESETS: tl.constexpr, PACKED: tl.constexpr, PASSES: tl.constexpr,
 ):  # fmt: skip
@@ -886,14 +940,20 @@ def gru_backward(
 
     rv0, rv1, rv2, _, ru0, ru1, ru2, ru3, stats = _kept_reciprocals(stats, 3, INPUT, RECURRENT)
 
-    p0 = _gate(v, u, rv0, ru0, gain_v, gain_u, bias, 0, H, cols, mask, INPUT, RECURRENT, BIASED)
-    p1 = _gate(v, u, rv1, ru1, gain_v, gain_u, bias, 1, H, cols, mask, INPUT, RECURRENT, BIASED)
+    p0 = _gate(
+        v, u, rv0, ru0, gain_v, gain_u, bias, 0, H, cols, mask, INPUT, RECURRENT, BIASED, JOINT
+    )
+    p1 = _gate(
+        v, u, rv1, ru1, gain_v, gain_u, bias, 1, H, cols, mask, INPUT, RECURRENT, BIASED, JOINT
+    )
     r, z = _sigmoid(p0), _sigmoid(p1)
     a, b, c = _vectors(gain_v, gain_u, bias, 2, H, cols, mask, INPUT, RECURRENT, BIASED)
     w = _read(u, 2, H, cols, mask) * ru2 * b
     if BIASED:
         w += _read(bias_hn, 0, H, cols, mask)
-    p2 = _read(v, 2, H, cols, mask) * rv2 * a + c
+    p2 = c
+    if not JOINT:
+        p2 += _read(v, 2, H, cols, mask) * rv2 * a
     candidate = _tanh(p2 + r * w)
 
     d = _incoming(

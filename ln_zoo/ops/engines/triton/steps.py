@@ -27,7 +27,16 @@ import torch
 from torch import Tensor
 
 from ln_zoo.ops.addresses import address, check_steps
-from ln_zoo.ops.engines.base import NO_MASKS, Chunk, ChunkGrads, Masks, Saved, Sums, centred
+from ln_zoo.ops.engines.base import (
+    NO_MASKS,
+    Chunk,
+    ChunkGrads,
+    Masks,
+    Saved,
+    Sums,
+    centred,
+    unverified,
+)
 from ln_zoo.ops.engines.base import Steps as ChunkSteps
 from ln_zoo.ops.engines.triton import graphs
 from ln_zoo.ops.memory import to_device
@@ -75,8 +84,9 @@ class TritonEngine:
         reason = _unsupported_gpu(x.device, dtype)
         if reason is not None:
             return reason
-        if spec.joint or spec.carried:
-            return "it has no joint or carried norms"
+        reason = unverified(spec.joint or spec.carried, "joint and carried norms")
+        if reason is not None:
+            return reason
         hidden = w_hh.shape[1]
         if spec.examples:
             return unsupported_places(spec.places)
@@ -89,7 +99,7 @@ class TritonEngine:
         if spec.examples:
             return 0
         first, second, out = spec.rows
-        if spec.merged:
+        if spec.gates == 1:
             return int(out.scale)
         return sum(len(rows.groups) for rows in (first, second) if rows.scale) + rule(out)
 
@@ -129,13 +139,14 @@ class Prepared(ChunkSteps):
         weight = centred(operands.w_hh, second)
         self.spec, self.is_backward, self.stats = spec, backward, stats
         self.hidden = hidden = weight.shape[1]
+        self.one_gradient = spec.cell == "LSTM" and not (first.scale or second.scale)
         # What a step multiplies by: (H, G), or backward (G, H).
         self.weight = weight.contiguous() if backward else weight.t().contiguous()
         gates = spec.gates * hidden
         shape = (gates, hidden) if backward else (hidden, gates)
         self.address = address("w_hh", self.weight, operands.x.dtype, shape, operands.x.device)
         #: Shape of the backward pass's work area for each row.
-        self.work = (1 if spec.merged else spec.gates + 1, hidden)
+        self.work = (1 if spec.gates == 1 else spec.gates + 1, hidden)
         bias, bias_hn = operands.bias, operands.bias_hn
         if spec.cell == "GRU" and (bias is None) != (bias_hn is None):
             like = operands.h0
@@ -196,8 +207,8 @@ class Prepared(ChunkSteps):
             return
         check_steps(sizes, len(du), len(dh))
         work = empty((du.shape[0], *self.work), dh)
-        if masks.zoneout_c is not None or self.spec.zoneout[1]:
-            # The kernels compute the cell states before zoneout anew.
+        if masks.zoneout_c is not None or self.spec.zoneout[1] or self.spec.carried:
+            # The kernels compute the cell states before their norm and zoneout anew.
             saved = saved._replace(c=empty((du.shape[0], self.hidden), dh))
         rows = {
             "v": saved.v,
@@ -237,7 +248,7 @@ class Prepared(ChunkSteps):
 
         with on(du):
             steps.run(sizes, start, end)
-            if saved.v is not None:
+            if saved.v is not None and not self.one_gradient:
                 _input_gradient(self, work, saved.v, saved.stats, dv)
             _add_sums(self, work, saved, sums)
 
@@ -297,9 +308,11 @@ def constants(
     }
     if spec.cell == "LSTM":
         found["HOLD_C"] = spec.zoneout[1]
-    if spec.merged:
+        found["CARRIED"] = spec.carried
+    if spec.gates == 1:
         found["RELU"] = spec.cell == "RNN_RELU"
     else:
+        found["JOINT"] = spec.joint
         found["EARLY"] = hidden <= EARLY_HIDDEN
         found["INPUT"] = starts(first)
         found["RECURRENT"] = starts(second)
@@ -307,7 +320,7 @@ def constants(
         found["PASSES"] = spec.cell == "GRU" or spec.zoneout[0] > 0
     else:
         found["OUT_EPS"] = out.eps
-        if not spec.merged:
+        if spec.gates > 1:
             found["INPUT_EPS"] = first.eps
             found["RECURRENT_EPS"] = second.eps
     return found
@@ -747,26 +760,27 @@ def _input_gradient(p: Prepared, work: Tensor, v: Tensor, stats: Tensor, dv: Ten
 
 def _add_sums(p: Prepared, work: Tensor, saved: Saved, sums: Sums) -> None:
     """Adds the gradients of vectors."""
-    spec = p.spec
-    first, second, out = spec.rows
-    if spec.merged:
-        _add_columns(p, work, 0, saved.u, saved.stats, out, sums.bias, sums.gain_out)
-        return
-    stats = saved.stats
-    _add_columns(p, work, 0, saved.v, stats, first, sums.bias, sums.gain_input)
-    stats = stats[:, len(first.groups) :]
+    spec, bias, stats = p.spec, sums.bias, saved.stats
+    (first, _, out), (_, second) = spec.rows, spec.products
+    assert isinstance(second, Rows)
+    gain = sums.gain_out if spec.gates == 1 else sums.gain_recurrent
+    if saved.v is not None:
+        _add_columns(p, work, 0, saved.v, stats, first, bias, sums.gain_input)
+        bias, stats = None, stats[:, len(first.groups) :]
     if spec.cell == "GRU":
         # The gradients of R h' are those of r and z, and behind that of n its own.
-        bias = None
+        found = work.new_zeros(3 * p.hidden)
+        _add_columns(p, work, 0, saved.u, stats, second, found, gain, skip=2)
+        both, candidate = found.split((2 * p.hidden, p.hidden))
+        if bias is not None:  # in a joint GRU it has no part in the candidate
+            bias[: 2 * p.hidden].add_(both)
         if sums.bias_hn is not None:
-            bias = sums.bias_hn.new_zeros(3 * p.hidden)
-        _add_columns(p, work, 0, saved.u, stats, second, bias, sums.gain_recurrent, skip=2)
-        if sums.bias_hn is not None and bias is not None:
-            sums.bias_hn.add_(bias[2 * p.hidden :])
+            sums.bias_hn.add_(candidate)
         return
-    _add_columns(p, work, 0, saved.u, stats, second, None, sums.gain_recurrent)
-    stats = stats[:, len(second.groups) + rule(out) - 1 :]
-    _add_columns(p, work, 4, saved.c, stats, out, sums.shift_out, sums.gain_out, own_mean=True)
+    _add_columns(p, work, 0, saved.u, stats, second, bias, gain)
+    if spec.cell == "LSTM":
+        stats = stats[:, len(second.groups) + rule(out) - 1 :]
+        _add_columns(p, work, 4, saved.c, stats, out, sums.shift_out, sums.gain_out, own_mean=True)
 
 
 def _add_columns(
