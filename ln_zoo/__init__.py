@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         plots,
         zoo,
     )
-    from ln_zoo.conversion import denormalize_, from_dialect, normalize_, to_dialect
+    from ln_zoo.conversion import adopt_, denormalize_, from_dialect, normalize_, to_dialect
     from ln_zoo.layers import (
         GRU,
         LSTM,
@@ -70,6 +70,7 @@ __all__ = [
     "Site",
     "WeightNorm",
     "__version__",
+    "adopt_",
     "analysis",
     "callbacks",
     "conversion",

@@ -1,14 +1,18 @@
-"""Other people's models and weights: plain layers become normalised ones, and back."""
+"""Models and weights of other libraries: normalise their layers, or run them on our kernels."""
 
+from ln_zoo.conversion.adopt import adopt_
 from ln_zoo.conversion.convert import denormalize_, normalize_
 from ln_zoo.conversion.dialects import DIALECTS, from_dialect, to_dialect
-from ln_zoo.conversion.report import Conversion, Converted, Refused
+from ln_zoo.conversion.report import Adopted, Adoption, Conversion, Converted, Refused
 
 __all__ = [
     "DIALECTS",
+    "Adopted",
+    "Adoption",
     "Conversion",
     "Converted",
     "Refused",
+    "adopt_",
     "denormalize_",
     "from_dialect",
     "normalize_",

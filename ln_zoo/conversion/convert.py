@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,13 +11,15 @@ from torch import Tensor, nn
 
 from ln_zoo.conversion import calibrate as calibration
 from ln_zoo.conversion.replace import (
+    NAMES,
     OURS,
     TORCHS,
     Owners,
     acts,
     become,
     has_peepholes,
-    norms_of,
+    is_plain,
+    recurrent_around,
     restore,
     selected,
     sites,
@@ -25,7 +27,15 @@ from ln_zoo.conversion.replace import (
     twin,
     why_not,
 )
-from ln_zoo.conversion.report import Conversion, Converted, Refused
+from ln_zoo.conversion.report import (
+    Conversion,
+    Converted,
+    Refused,
+    describe,
+    norm_names,
+    nothing_done,
+    short_name,
+)
 from ln_zoo.layers.rnn import RecurrentLayer
 from ln_zoo.norms import Norm
 
@@ -65,7 +75,7 @@ def normalize_(
     normalised already (by its own norm, or by torch's layer behind it in an
     `torch.nn.Sequential`), its weights are tied to another layer's, parametrised or quantised, it
     is a subclass, or `torch.nn.MultiheadAttention` or `TransformerEncoderLayer` read its weights
-    themselves.
+    themselves. A Linear inside a recurrent layer that normalises is converted with a warning.
 
     Args:
         model: any module, a single layer too.
@@ -102,7 +112,7 @@ def normalize_(
             "norm must be an instance of a subclass of ln_zoo.norms.Norm, such as "
             f"LayerNorm(); got {norm!r}"
         )
-    layers = selected(model, include, exclude)
+    layers = selected(model, include, exclude, is_plain, ", ".join(NAMES))
     owners = Owners(model)
     followers = _followers(model)
     reasons = {}
@@ -130,7 +140,15 @@ def normalize_(
                 reasons[name] = str(error)
     refused = _refused(layers, reasons)
     if not made:
-        raise ValueError(_nothing("be normalised", model, refused))
+        raise ValueError(nothing_done("be normalised", model, refused))
+    for name in made:
+        parent = recurrent_around(name, owners)
+        if parent is not None and any(isinstance(part, _NORMALIZERS) for part in parent.modules()):
+            warnings.warn(
+                f"{name} is part of {type(parent).__name__}, which normalises: it is normalised "
+                "twice now; exclude it, or see ln_zoo.adopt_",
+                stacklevel=2,
+            )
     before = _Before(layers, made)
     had = {id(parameter) for parameter in model.parameters()}
     try:
@@ -160,7 +178,7 @@ def normalize_(
             Converted(
                 name,
                 before.words[name],
-                _words(layers[name]),
+                describe(layers[name]),
                 gaps[0].get(name),
                 gaps[1].get(name),
             )
@@ -210,7 +228,7 @@ def denormalize_(
           (rnn): LSTM(3, 5)
         )
     """
-    layers = selected(model, include, exclude)
+    layers = selected(model, include, exclude, is_plain, ", ".join(NAMES))
     owners = Owners(model)
     reasons = {}
     for name, layer in layers.items():
@@ -221,8 +239,8 @@ def denormalize_(
     refused = _refused(layers, reasons)
     chosen = {name: layer for name, layer in layers.items() if reasons[name] is None}
     if not chosen:
-        raise ValueError(_nothing("become plain", model, refused))
-    words = {name: _words(layer) for name, layer in chosen.items()}
+        raise ValueError(nothing_done("become plain", model, refused))
+    words = {name: describe(layer) for name, layer in chosen.items()}
     with torch.no_grad():
         effective = [pair for layer in chosen.values() for pair in _effective(layer)]
         for weight, value in effective:
@@ -230,7 +248,7 @@ def denormalize_(
     for layer in chosen.values():
         become(layer, twin(layer, TORCHS[type(layer)]))
     return Conversion(
-        tuple(Converted(name, words[name], _words(layer)) for name, layer in chosen.items()),
+        tuple(Converted(name, words[name], describe(layer)) for name, layer in chosen.items()),
         refused,
     )
 
@@ -244,7 +262,7 @@ class _Before:
 
     def __init__(self, layers: dict[str, nn.Module], made: dict[str, nn.Module]) -> None:
         self._layers = [(layers[name], snapshot(layers[name])) for name in made]
-        self.words = {name: _words(layers[name]) for name in made}
+        self.words = {name: describe(layers[name]) for name in made}
         self._values = [
             (parameter, parameter.detach().clone())
             for name in made
@@ -264,7 +282,7 @@ class _Before:
 def _not_by(norm: Norm, layer: nn.Module) -> str | None:
     """Why this norm cannot act on a layer."""
     if type(layer) in TORCHS and acts(layer):
-        return f"it is normalised already, by {', '.join(_norm_names(layer))}"
+        return f"it is normalised already, by {', '.join(norm_names(layer))}"
     if isinstance(layer, nn.RNNCellBase) and norm.per_timestep:
         return (
             f"{type(norm).__name__} keeps statistics for each time step, which the loop around a "
@@ -279,7 +297,7 @@ def _not_plain(layer: nn.Module) -> str | None:
         return "it is torch's own already"
     for site in sites(layer).values():
         if site.normalizes:
-            return f"{_short(site.norm)} normalises summed inputs, which no layer of torch does"
+            return f"{short_name(site.norm)} normalises summed inputs, which no layer of torch does"
     if has_peepholes(layer) or getattr(layer, "derivative_bound", None) is not None:
         return "torch has no LSTM with peepholes or clipped derivatives"
     if isinstance(layer, RecurrentLayer) and layer.noise:
@@ -318,36 +336,9 @@ def _followers(model: nn.Module) -> dict[int, str]:
     }
 
 
-def _norm_names(layer: nn.Module) -> list[str]:
-    return list(dict.fromkeys(_short(norm) for norm in norms_of(layer)))
-
-
-def _short(norm: Norm) -> str:
-    """A norm with what differs from its defaults."""
-    if not dataclasses.is_dataclass(norm):
-        return type(norm).__name__
-    fields = {f.name: getattr(norm, f.name) for f in dataclasses.fields(norm) if f.repr}
-    defaults = {f.name: f.default for f in dataclasses.fields(norm)}
-    chosen = [f"{name}={value!r}" for name, value in fields.items() if value != defaults[name]]
-    return f"{type(norm).__name__}({', '.join(chosen)})"
-
-
-def _words(layer: nn.Module) -> str:
-    if type(layer) in OURS:
-        return f"torch.nn.{type(layer).__name__}"
-    return ", ".join([f"ln_zoo.{type(layer).__name__}", *_norm_names(layer)])
-
-
 def _refused(layers: dict[str, nn.Module], reasons: dict[str, str | None]) -> tuple[Refused, ...]:
     return tuple(
         Refused(name, type(layers[name]).__name__, reason)
         for name, reason in reasons.items()
         if reason is not None
     )
-
-
-def _nothing(what: str, model: nn.Module, refused: Sequence[Refused]) -> str:
-    shown = [f"{r.name or 'the model'} ({r.kind}): {r.reason}" for r in refused[:3]]
-    more = [f"and {len(refused) - 3} more"] if len(refused) > 3 else []
-    why = "; ".join([*shown, *more]) or "the patterns leave none"
-    return f"no layer of this {type(model).__name__} can {what}: {why}"

@@ -1,733 +1,507 @@
 """Weights of other libraries' recurrent layers, read and written.
 
-docs/explanation/dialects.md has the equations of each, and where they were read.
+Each `Dialect` is a table; docs/explanation/dialects.md has the equations and where they were read.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ln_zoo.conversion.replace import sites
-from ln_zoo.layers import GRU, LSTM, RNN, RecurrentLayer
-from ln_zoo.norms import LayerNorm, Norm
+from ln_zoo.conversion.adapters import (
+    Adapter,
+    CellOfList,
+    CellOfPair,
+    CellOfTuples,
+    DiEngineLayer,
+    LayerOfLists,
+    LayerOfTuples,
+    SheeprlCell,
+    SpeechBrainLayer,
+    StackOfTuples,
+)
+from ln_zoo.conversion.light_gru import LIGHT_GRU
+from ln_zoo.conversion.state_keys import BIASES, Entry, Form, StateKeys, Weights, affine, kernel
+from ln_zoo.layers import GRU, LSTM, RNN, RecurrentCell, RecurrentLayer
+from ln_zoo.norms import LayerNorm
 from ln_zoo.ops import (
     CARRIED_LSTM,
+    DREAMER_GRU,
     DREAMER_GRU_INNER_BIAS,
+    JOINT_CARRIED_LSTM,
     JOINT_LSTM,
     PRENORM_GRU,
     WHOLE_GRU,
-    Cell,
+    lstm_cell,
 )
 
-#: Parameters by our names, all of one layer.
-Weights = dict[str, Tensor]
-_GATES = "ifgo"
+#: Gates in our order, and in other libraries'; n is a GRU's candidate, u an update gate of 1 - z.
+_LSTM, _GRU = "ifgo", "rzn"
 
 
-class _Keys:
-    """What a state dict has under a prefix; each key is taken once."""
-
-    def __init__(self, dialect: str, state: Mapping[str, Any], prefix: str) -> None:
-        self.dialect = dialect
-        self.left = {
-            key.removeprefix(prefix): value
-            for key, value in state.items()
-            if key.startswith(prefix)
-        }
-        if not self.left:
-            shown = ", ".join(map(repr, list(state)[:4])) or "no keys"
-            raise ValueError(f"{dialect}: no key begins with {prefix!r}; there are {shown}")
-
-    def __contains__(self, key: str) -> bool:
-        return key in self.left
-
-    def take(self, key: str) -> Tensor:
-        """The tensor of a key."""
-        if key not in self.left:
-            near = difflib.get_close_matches(key, self.left, 1)
-            hint = f"; is it {near[0]!r}?" if near else f"; left are {sorted(self.left)[:6]}"
-            raise ValueError(f"{self.dialect}: the state dict has no {key!r}{hint}")
-        value = self.left.pop(key)
-        try:
-            tensor = torch.as_tensor(value).detach()
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise ValueError(f"{self.dialect}: {key!r} is not a tensor: {error}") from None
-        if not tensor.is_floating_point():
-            raise ValueError(
-                f"{self.dialect}: {key!r} is {tensor.dtype}; quantised weights are not read"
-            )
-        return tensor
-
-    def cut(self, key: str, given: str, wanted: str = _GATES, dim: int = 0) -> Tensor:
-        """The tensor of a key, its gates in another order."""
-        return self.ordered(key, self.take(key), given, wanted, dim)
-
-    def ordered(
-        self, key: str, tensor: Tensor, given: str, wanted: str = _GATES, dim: int = 0
-    ) -> Tensor:
-        """The same of a tensor that was taken."""
-        if not tensor.dim() or tensor.shape[dim] % len(given):
-            raise ValueError(
-                f"{self.dialect}: {key!r} should hold {len(given)} gates along dimension {dim}, "
-                f"got shape {tuple(tensor.shape)}"
-            )
-        return _ordered(tensor, given, wanted, dim)
-
-    def count(self, lead: str) -> int:
-        """How many layers there are, by keys that begin with ``lead`` and a number."""
-        numbers = {
-            key.removeprefix(lead).partition(".")[0] for key in self.left if key.startswith(lead)
-        }
-        return max((int(n) + 1 for n in numbers if n.isdigit()), default=0)
-
-    def finish(self) -> None:
-        """All was taken.
-
-        Raises:
-            ValueError: if there is more.
-        """
-        if self.left:
-            raise ValueError(
-                f"{self.dialect}: the state dict has keys of other layers, "
-                f"{', '.join(map(repr, sorted(self.left)[:4]))}: name the layer by prefix=..."
-            )
-
-
-def _ordered(tensor: Tensor, given: str, wanted: str, dim: int = 0) -> Tensor:
-    parts = dict(zip(given, tensor.chunk(len(given), dim), strict=True))
-    return torch.cat([parts[gate] for gate in wanted], dim)
-
-
-def _build(
-    dialect: str, kind: type[RecurrentLayer] | Cell, weights: Weights, **arguments: Any
-) -> RecurrentLayer:
-    """The layer of these weights."""
-    ih, hr = weights["weight_ih_l0"], weights.get("weight_hr_l0")
-    cls: Any = kind
-    if isinstance(kind, Cell):
-        cls, arguments["cell"], gates = RecurrentLayer, kind, kind.gates
-    else:
-        gates = {LSTM: 4, GRU: 3, RNN: 1}[kind]
-    if hr is not None:
-        arguments["proj_size"] = len(hr)
-    layers = [key for key in weights if key.startswith("weight_hh") and not key.endswith("reverse")]
-    layer = cls(
-        ih.shape[1],
-        len(ih) // gates,
-        num_layers=len(layers),
-        bias="bias_ih_l0" in weights,
-        bidirectional="weight_ih_l0_reverse" in weights,
-        dtype=ih.dtype,
-        device=ih.device,
-        **arguments,
-    )
-    try:
-        layer.load_state_dict(weights)
-    except RuntimeError as error:
-        lines = " ".join(str(error).split("\n", 1)[-1].split())
-        raise ValueError(f"{dialect}: sizes do not fit each other: {lines}") from None
-    return layer
-
-
-def _expect(
-    dialect: str,
-    layer: RecurrentLayer,
-    cell: str,
-    normalized: Iterable[str] = (),
-    eps: float | None = None,
-    layers: bool = False,
-    directions: bool = False,
-    per_gate: bool = False,
-) -> Weights:
-    """The weights of a layer that a dialect has, by our names.
-
-    Raises:
-        ValueError: for any other layer.
-    """
-
-    def refuse(what: str) -> ValueError:
-        return ValueError(f"{dialect} has no {what}")
-
-    if layer.cell.name != cell:
-        raise refuse(f"{layer.cell.name} of this form, but {cell}")
-    if layer.num_layers > 1 and not layers:
-        raise refuse("several layers: write each layer apart")
-    if layer.bidirectional and not directions:
-        raise refuse("second direction")
-    normalized = set(normalized)
-    for name, site in sites(layer).items():
-        norm: Norm = site.norm
-        if site.role in normalized and not (type(norm) is LayerNorm and norm.per_gate == per_gate):
-            raise refuse(f"{norm} at {name}: it has LayerNorm there")
-        if eps is not None and isinstance(norm, LayerNorm) and norm.eps != eps:
-            raise refuse(f"eps of {norm.eps}: its eps is {eps}")
-        if site.role not in normalized and site.normalizes:
-            raise refuse(f"normalisation at {name}: {norm}")
-        if type(norm).weight is not Norm.weight:
-            raise refuse(f"{norm}: denormalize_ the layer first")
-    return {name: value.detach() for name, value in layer.state_dict().items()}
-
-
-def _bias(weights: Weights, like: str, suffix: str = "l0") -> tuple[Tensor, Tensor]:
-    """Both biases, zeros where there are none."""
-    rows = weights[f"weight_{like}_{suffix}"]
-    zeros = rows.new_zeros(len(rows))
-    return (
-        weights.get(f"bias_ih_{suffix}", zeros),
-        weights.get(f"bias_hh_{suffix}", zeros),
-    )
-
-
-# torch
-
-
-def _read_torch(keys: _Keys, eps: float | None, options: dict[str, Any]) -> RecurrentLayer:
-    names = list(keys.left)
-    weights = {name: keys.take(name) for name in names}
-    for name in ("weight_ih_l0", "weight_hh_l0"):
-        if name not in weights:
-            weights[name] = keys.take(name)  # which says what is missing
-    hidden = weights["weight_hr_l0" if "weight_hr_l0" in weights else "weight_hh_l0"].shape[1]
-    kinds: dict[float, type[RecurrentLayer]] = {4: LSTM, 3: GRU, 1: RNN}
-    per_unit = len(weights["weight_hh_l0"]) / hidden
-    if per_unit not in kinds:
-        shape = tuple(weights["weight_hh_l0"].shape)
-        raise ValueError(f"{keys.dialect}: weight_hh_l0 {shape} does not fit an LSTM, GRU or RNN")
-    return _build(keys.dialect, kinds[per_unit], weights, **options)
-
-
-def _write_torch(layer: RecurrentLayer) -> Weights:
-    cell = layer.cell.name
-    if cell not in ("LSTM", "GRU", "RNN_TANH", "RNN_RELU"):
-        raise ValueError(f"torch has no {cell}")
-    return _expect("torch", layer, cell, layers=True, directions=True)
-
-
-# The TorchScript example
-
-
-def _read_torchscript(keys: _Keys, eps: float | None, options: dict[str, Any]) -> RecurrentLayer:
-    weights: Weights = {}
-    cells = {"l0": ""}
-    if any(key.startswith("cell.") for key in keys.left):
-        cells = {"l0": "cell."}
-    elif layers := keys.count("layers."):
-        both = keys.count("layers.0.directions.") == 2
-        cells = {}
-        for k in range(layers):
-            if both:
-                cells[f"l{k}"] = f"layers.{k}.directions.0.cell."
-                cells[f"l{k}_reverse"] = f"layers.{k}.directions.1.cell."
-            else:
-                cells[f"l{k}"] = f"layers.{k}.cell."
-    normalised = f"{cells['l0']}layernorm_i.weight" in keys
-    for suffix, lead in cells.items():
-        for kind in ("ih", "hh"):
-            weights[f"weight_{kind}_{suffix}"] = keys.take(f"{lead}weight_{kind}")
-            if not normalised:
-                weights[f"bias_{kind}_{suffix}"] = keys.take(f"{lead}bias_{kind}")
-        if normalised:
-            for kind, place, letter in (("ih", "input", "i"), ("hh", "recurrent", "h")):
-                weights[f"sites.{suffix}.{place}.gain"] = keys.take(
-                    f"{lead}layernorm_{letter}.weight"
-                )
-                weights[f"bias_{kind}_{suffix}"] = keys.take(f"{lead}layernorm_{letter}.bias")
-            weights[f"sites.{suffix}.cell.gain"] = keys.take(f"{lead}layernorm_c.weight")
-            weights[f"sites.{suffix}.cell.shift"] = keys.take(f"{lead}layernorm_c.bias")
-    if not normalised:
-        return _build(keys.dialect, LSTM, weights, **options)
-    norm = LayerNorm(eps=1e-5 if eps is None else eps)
-    return _build(keys.dialect, CARRIED_LSTM, weights, norm=norm, **options)
-
-
-def _write_torchscript(layer: RecurrentLayer) -> Weights:
-    normalised = layer.cell is CARRIED_LSTM
-    weights = _expect(
-        "torchscript",
-        layer,
-        CARRIED_LSTM.name if normalised else "LSTM",
-        ("input", "recurrent", "cell") if normalised else (),
-        layers=True,
-        directions=True,
-    )
-    found: Weights = {}
-    for k in range(layer.num_layers):
-        for d, end in enumerate(("", "_reverse")[: 1 + layer.bidirectional]):
-            suffix = f"l{k}{end}"
-            lead = (
-                f"layers.{k}.directions.{d}.cell." if layer.bidirectional else f"layers.{k}.cell."
-            )
-            biases = dict(zip(("ih", "hh"), _bias(weights, "ih", suffix), strict=True))
-            for kind, place, letter in (("ih", "input", "i"), ("hh", "recurrent", "h")):
-                found[f"{lead}weight_{kind}"] = weights[f"weight_{kind}_{suffix}"]
-                if not normalised:
-                    found[f"{lead}bias_{kind}"] = biases[kind]
-                    continue
-                found[f"{lead}layernorm_{letter}.weight"] = weights[f"sites.{suffix}.{place}.gain"]
-                found[f"{lead}layernorm_{letter}.bias"] = biases[kind]
-            if normalised:
-                found[f"{lead}layernorm_c.weight"] = weights[f"sites.{suffix}.cell.gain"]
-                found[f"{lead}layernorm_c.bias"] = weights[f"sites.{suffix}.cell.shift"]
-    return found
-
-
-# haste
-
-#: Its gates; the candidate of a GRU is n here, as in torch.
-_HASTE = {"LSTM": "igfo", "GRU": "zrn"}
-_OURS = {"LSTM": _GATES, "GRU": "rzn"}
-
-
-def _read_haste(keys: _Keys, eps: float | None, options: dict[str, Any]) -> RecurrentLayer:
-    gru = "recurrent_bias" in keys
-    given, wanted = (_HASTE["GRU"], _OURS["GRU"]) if gru else (_HASTE["LSTM"], _OURS["LSTM"])
-    gains = keys.cut("gamma", given, wanted, dim=-1)
-    if gains.dim() != 2 or len(gains) != 2:
-        raise ValueError(f"haste: 'gamma' should be (2, gates), got {tuple(gains.shape)}")
-    bias = keys.cut("bias", given, wanted)
-    weights = {
-        "weight_ih_l0": keys.cut("kernel", given, wanted, dim=1).T,
-        "weight_hh_l0": keys.cut("recurrent_kernel", given, wanted, dim=1).T,
-        "bias_ih_l0": bias,
-        "bias_hh_l0": keys.cut("recurrent_bias", given, wanted) if gru else bias * 0,
-        "sites.l0.input.gain": gains[0],
-        "sites.l0.recurrent.gain": gains[1],
-    }
-    norm = LayerNorm(eps=1e-5 if eps is None else eps)
-    if gru:
-        return _build("haste", WHOLE_GRU, weights, norm=norm, **options)
-    weights["sites.l0.cell.gain"] = keys.take("gamma_h")
-    weights["sites.l0.cell.shift"] = keys.take("beta_h")
-    return _build("haste", LSTM, weights, norm=norm, **options)
-
-
-def _write_haste(layer: RecurrentLayer) -> Weights:
-    gru = layer.cell is WHOLE_GRU
-    kind = "GRU" if gru else "LSTM"
-    weights = _expect(
-        "haste",
-        layer,
-        WHOLE_GRU.name if gru else "LSTM",
-        ("input", "recurrent", "cell"),
-        eps=1e-5,
-    )
-    if "weight_hr_l0" in weights:
-        raise ValueError("haste has no projection")
-
-    def theirs(a: Tensor) -> Tensor:
-        return _ordered(a, _OURS[kind], _HASTE[kind])
-
-    b_ih, b_hh = _bias(weights, "ih")
-    gains = [theirs(weights[f"sites.l0.{place}.gain"]) for place in ("input", "recurrent")]
-    found = {
-        "kernel": theirs(weights["weight_ih_l0"]).T,
-        "recurrent_kernel": theirs(weights["weight_hh_l0"]).T,
-        "bias": theirs(b_ih if gru else b_ih + b_hh),
-        "gamma": torch.stack(gains),
-    }
-    if gru:
-        return found | {"recurrent_bias": theirs(b_hh)}
-    return found | {
-        "gamma_h": weights["sites.l0.cell.gain"],
-        "beta_h": weights["sites.l0.cell.shift"],
-    }
-
-
-# Keras and TensorFlow Addons
-
-
-def _short_names(keys: _Keys, known: Iterable[str]) -> None:
-    """Cuts what Keras puts before and behind the names of weights: ``lstm/lstm_cell/kernel:0``."""
-    for key in list(keys.left):
-        plain = key.rpartition(":")[0] or key
-        for name in known:
-            if plain == name or plain.endswith(f"/{name}"):
-                keys.left[name] = keys.left.pop(key)
-                break
-
-
-def _read_keras(keys: _Keys, eps: float | None, options: dict[str, Any]) -> RecurrentLayer:
-    _short_names(keys, ("recurrent_kernel", "kernel", "bias"))
-    kernel, recurrent = keys.take("kernel"), keys.take("recurrent_kernel")
-    hidden = recurrent.shape[0]
-    per_unit = recurrent.shape[-1] / hidden
-    if per_unit not in (3, 4):
-        raise ValueError(
-            f"keras: recurrent_kernel {tuple(recurrent.shape)} does not fit an LSTM or GRU"
-        )
-    given, wanted = (_GATES, _GATES) if per_unit == 4 else ("zrn", "rzn")
-    weights = {
-        "weight_ih_l0": keys.ordered("kernel", kernel, given, wanted, 1).T,
-        "weight_hh_l0": keys.ordered("recurrent_kernel", recurrent, given, wanted, 1).T,
-    }
-    if "bias" in keys:
-        bias = keys.cut("bias", given, wanted, dim=-1)
-        if per_unit == 3 and bias.dim() == 1:
-            raise ValueError(
-                "keras: this GRU applies the reset gate before the matrix product "
-                "(reset_after=False), ours applies it after"
-            )
-        both = bias if bias.dim() == 2 else torch.stack([bias, bias * 0])
-        weights["bias_ih_l0"], weights["bias_hh_l0"] = both
-    kind: type[RecurrentLayer] = LSTM if per_unit == 4 else GRU
-    return _build("keras", kind, weights, **options)
-
-
-def _write_keras(layer: RecurrentLayer) -> Weights:
-    lstm = layer.cell.name == "LSTM"
-    weights = _expect("keras", layer, "LSTM" if lstm else "GRU")
-    if "weight_hr_l0" in weights:
-        raise ValueError("keras has no projection")
-    order = (_GATES, _GATES) if lstm else ("rzn", "zrn")
-    found = {
-        "kernel": _ordered(weights["weight_ih_l0"], *order).T,
-        "recurrent_kernel": _ordered(weights["weight_hh_l0"], *order).T,
-    }
-    if "bias_ih_l0" in weights:
-        biases = [_ordered(bias, *order) for bias in _bias(weights, "ih")]
-        found["bias"] = biases[0] + biases[1] if lstm else torch.stack(biases)
-    return found
-
-
-_ADDONS = {
-    "kernel_norm/gamma": "sites.l0.input.gain",
-    "recurrent_norm/gamma": "sites.l0.recurrent.gain",
-    "state_norm/gamma": "sites.l0.cell.gain",
-    "state_norm/beta": "sites.l0.cell.shift",
-}
-
-
-def _read_addons(keys: _Keys, eps: float | None, options: dict[str, Any]) -> RecurrentLayer:
-    shifts = ("kernel_norm/beta", "recurrent_norm/beta")
-    _short_names(keys, ("recurrent_kernel", "kernel", "bias", *_ADDONS, *shifts))
-    weights = {ours: keys.take(theirs) for theirs, ours in _ADDONS.items()}
-    weights["weight_ih_l0"] = keys.take("kernel").T
-    weights["weight_hh_l0"] = keys.take("recurrent_kernel").T
-    weights["bias_ih_l0"], weights["bias_hh_l0"] = (keys.take(shift) for shift in shifts)
-    if "bias" in keys:
-        weights["bias_ih_l0"] = weights["bias_ih_l0"] + keys.take("bias")
-    norm = LayerNorm(eps=1e-3 if eps is None else eps)
-    return _build(keys.dialect, CARRIED_LSTM, weights, norm=norm, **options)
-
-
-def _write_addons(layer: RecurrentLayer) -> Weights:
-    places = ("input", "recurrent", "cell")
-    weights = _expect("tensorflow-addons", layer, CARRIED_LSTM.name, places)
-    b_ih, b_hh = _bias(weights, "ih")
-    return {
-        "kernel": weights["weight_ih_l0"].T,
-        "recurrent_kernel": weights["weight_hh_l0"].T,
-        "bias": b_ih * 0,
-        "kernel_norm/beta": b_ih,
-        "recurrent_norm/beta": b_hh,
-        **{theirs: weights[ours] for theirs, ours in _ADDONS.items()},
-    }
-
-
-# DI-engine
-
-_DI = "ifog"
-
-
-def _read_di(keys: _Keys, eps: float | None, options: dict[str, Any]) -> RecurrentLayer:
-    weights: Weights = {}
-    biases = keys.cut("bias", _DI, dim=-1) if "bias" in keys else None
-    for k in range(max(1, keys.count("wx."))):
-        for n, (theirs, kind, place) in enumerate(
-            (("wx", "ih", "input"), ("wh", "hh", "recurrent"))
-        ):
-            weights[f"weight_{kind}_l{k}"] = keys.cut(f"{theirs}.{k}", _DI, dim=1).T
-            norm = f"norm.{2 * k + n}"
-            weights[f"sites.l{k}.{place}.gain"] = keys.cut(f"{norm}.weight", _DI)
-            weights[f"bias_{kind}_l{k}"] = keys.cut(f"{norm}.bias", _DI)
-        if biases is not None:
-            weights[f"bias_ih_l{k}"] = weights[f"bias_ih_l{k}"] + biases[k]
-    return _build(
-        keys.dialect,
-        LSTM,
-        weights,
-        norm=LayerNorm(eps=1e-5 if eps is None else eps),
-        normalize=("input", "recurrent"),
-        **options,
-    )
-
-
-def _write_di(layer: RecurrentLayer) -> Weights:
-    weights = _expect("di-engine", layer, "LSTM", ("input", "recurrent"), layers=True)
-    if "weight_hr_l0" in weights:
-        raise ValueError("di-engine has no projection")
-    found: Weights = {}
-    for k in range(layer.num_layers):
-        biases = _bias(weights, "ih", f"l{k}")
-        for n, (theirs, kind, place) in enumerate(
-            (("wx", "ih", "input"), ("wh", "hh", "recurrent"))
-        ):
-            found[f"{theirs}.{k}"] = _ordered(weights[f"weight_{kind}_l{k}"], _GATES, _DI).T
-            gain = weights[f"sites.l{k}.{place}.gain"]
-            found[f"norm.{2 * k + n}.weight"] = _ordered(gain, _GATES, _DI)
-            found[f"norm.{2 * k + n}.bias"] = _ordered(biases[n], _GATES, _DI)
-    found["bias"] = biases[0].new_zeros(layer.num_layers, 4 * layer.hidden_size)
-    return found
-
-
-# Dreamer and sheeprl
-
-_DREAMER = "rnu"
-
-
-def _joint(
-    dialect: str, product: Tensor, first: bool, bias: Tensor | None, norm: tuple[Tensor, Tensor]
-) -> Weights:
-    """Weights of the joint GRU.
+@dataclass(frozen=True)
+class ForeignClass:
+    """A class of a library that `ln_zoo.adopt_` replaces.
 
     Args:
-        dialect: for messages.
-        product: (3H, I + H), or (3H, H + I) where the state comes first.
-        first: whether it does.
-        bias: that inside the norm, (3H,).
-        norm: its gain and shift, (3H,).
+        paths: where it is imported from: module and name.
+        adapter: its call signature and state format.
+        eps: the attribute that holds its norm's eps.
+        options: attributes that hold arguments of our layer, by our names.
+        zero: attributes that must be 0, since our layers have nothing like it.
     """
-    if product.dim() != 2 or len(product) % 3 or product.shape[1] <= len(product) // 3:
-        raise ValueError(
-            f"{dialect}: the weight should be of three gates over states and inputs, got "
-            f"{tuple(product.shape)} as outputs and inputs"
-        )
-    product, gain, shift = (_ordered(a, _DREAMER, "run") for a in (product, *norm))
-    hidden = len(product) // 3
-    cut = hidden if first else product.shape[1] - hidden
-    left, right = product.split([cut, product.shape[1] - cut], 1)
-    hh, ih = (left, right) if first else (right, left)
-    inside = product.new_zeros(len(product))
-    if bias is not None:
-        inside = _ordered(bias, _DREAMER, "run")
-    return {
-        "weight_ih_l0": ih,
-        "weight_hh_l0": hh,
-        "weight_prenorm_bias_l0": inside.view(3, -1),
-        "sites.l0.sum.gain": gain,
-        "bias_ih_l0": shift,
-        "bias_hh_l0": shift * 0,
-    }
 
-
-def _joint_of(dialect: str, layer: RecurrentLayer, first: bool) -> tuple[Tensor, ...]:
-    """The weight (3H, I + H), the bias inside, the gain and the shift of a joint GRU."""
-    weights = _expect(dialect, layer, DREAMER_GRU_INNER_BIAS.name, ("sum",))
-    ih, hh = weights["weight_ih_l0"], weights["weight_hh_l0"]
-    b_ih, b_hh = _bias(weights, "ih")
-    found = (
-        torch.cat([hh, ih] if first else [ih, hh], 1),
-        weights["weight_prenorm_bias_l0"].flatten(),
-        weights["sites.l0.sum.gain"],
-        b_ih + b_hh,
-    )
-    return tuple(_ordered(a, "run", _DREAMER) for a in found)
-
-
-def _read_sheeprl(keys: _Keys, eps: float | None, options: dict[str, Any]) -> RecurrentLayer:
-    weights = _joint(
-        keys.dialect,
-        keys.take("linear.weight"),
-        True,
-        keys.take("linear.bias") if "linear.bias" in keys else None,
-        (keys.take("layer_norm.weight"), keys.take("layer_norm.bias")),
-    )
-    norm = LayerNorm(eps=1e-5 if eps is None else eps)
-    return _build(keys.dialect, DREAMER_GRU_INNER_BIAS, weights, norm=norm, **options)
-
-
-def _write_sheeprl(layer: RecurrentLayer) -> Weights:
-    names = ("linear.weight", "linear.bias", "layer_norm.weight", "layer_norm.bias")
-    return dict(zip(names, _joint_of("sheeprl", layer, True), strict=True))
-
-
-def _read_dreamer(keys: _Keys, eps: float | None, options: dict[str, Any]) -> RecurrentLayer:
-    _short_names(keys, ("kernel", "bias", "gamma", "beta"))
-    weights = _joint(
-        keys.dialect,
-        keys.take("kernel").T,
-        False,
-        keys.take("bias") if "bias" in keys else None,
-        (keys.take("gamma"), keys.take("beta")),
-    )
-    norm = LayerNorm(eps=1e-3 if eps is None else eps)
-    return _build(keys.dialect, DREAMER_GRU_INNER_BIAS, weights, norm=norm, **options)
-
-
-def _write_dreamer(layer: RecurrentLayer) -> Weights:
-    product, *others = _joint_of("dreamer-v2", layer, False)
-    return {"kernel": product.T, **dict(zip(("bias", "gamma", "beta"), others, strict=True))}
-
-
-# TFLite
-
-_TFLITE = {"i": "input", "f": "forget", "g": "cell", "o": "output"}
-
-
-def _read_tflite(keys: _Keys, eps: float | None, options: dict[str, Any]) -> RecurrentLayer:
-    if "input_to_input_weights" not in keys and "input_to_forget_weights" in keys:
-        raise ValueError(
-            "tflite: this LSTM has no input gate (it is coupled with the forget gate), ours has one"
-        )
-
-    def all_gates(name: str) -> Tensor:
-        return torch.cat([keys.take(name.format(gate)) for gate in _TFLITE.values()])
-
-    weights = {
-        "weight_ih_l0": all_gates("input_to_{}_weights"),
-        "weight_hh_l0": all_gates("recurrent_to_{}_weights"),
-    }
-    weights["bias_ih_l0"] = all_gates("{}_gate_bias")
-    weights["bias_hh_l0"] = weights["bias_ih_l0"] * 0
-    if "projection_weights" in keys:
-        weights["weight_hr_l0"] = keys.take("projection_weights")
-    if "projection_bias" in keys and keys.take("projection_bias").any():
-        raise ValueError("tflite: this LSTM has a bias in its projection, ours has none")
-    peephole = "cell_to_input_weights" in keys
-    normalised = "forget_layer_norm_coefficients" in keys
-    if peephole and normalised:
-        raise ValueError("tflite: peepholes under a norm (both inside it) are not in our layers")
-    if peephole:
-        gates = ("input", "forget", "output")
-        rows = [keys.take(f"cell_to_{gate}_weights") for gate in gates]
-        weights["weight_peephole_l0"] = torch.stack(rows)
-        options = {**options, "peephole": True}
-    if not normalised:
-        return _build(keys.dialect, LSTM, weights, **options)
-    weights["sites.l0.sum.gain"] = all_gates("{}_layer_norm_coefficients")
-    norm = LayerNorm(eps=1e-8 if eps is None else eps, per_gate=True)
-    options = {**options, "normalize": ("sum",)}
-    return _build(keys.dialect, JOINT_LSTM, weights, norm=norm, **options)
-
-
-def _write_tflite(layer: RecurrentLayer) -> Weights:
-    normalised = layer.cell is JOINT_LSTM
-    peephole = layer.cell.name == "LSTM with peepholes"
-    cell = JOINT_LSTM.name if normalised else "LSTM with peepholes" if peephole else "LSTM"
-    weights = _expect(
-        "tflite", layer, cell, ("sum",) if normalised else (), eps=1e-8, per_gate=normalised
-    )
-    b_ih, b_hh = _bias(weights, "ih")
-    parts = {
-        "input_to_{}_weights": weights["weight_ih_l0"],
-        "recurrent_to_{}_weights": weights["weight_hh_l0"],
-        "{}_gate_bias": b_ih + b_hh,
-    }
-    if normalised:
-        parts["{}_layer_norm_coefficients"] = weights["sites.l0.sum.gain"]
-    found = {
-        name.format(gate): part
-        for name, whole in parts.items()
-        for gate, part in zip(_TFLITE.values(), whole.chunk(4), strict=True)
-    }
-    if peephole:
-        for gate, row in zip(
-            ("input", "forget", "output"), weights["weight_peephole_l0"], strict=True
-        ):
-            found[f"cell_to_{gate}_weights"] = row
-    if "weight_hr_l0" in weights:
-        found["projection_weights"] = weights["weight_hr_l0"]
-    return found
-
-
-# Skip-thoughts
-
-
-def _read_skip(keys: _Keys, eps: float | None, options: dict[str, Any]) -> RecurrentLayer:
-    weights: Weights = {}
-    normalised = "s1" in keys
-    for suffix, lead in {"l0": "", "l0_reverse": "r_"}.items():
-        if lead and f"{lead}W" not in keys:
-            break
-        for kind, two, one in (("ih", "W", "Wx"), ("hh", "U", "Ux")):
-            parts = [keys.take(f"{lead}{two}"), keys.take(f"{lead}{one}")]
-            weights[f"weight_{kind}_{suffix}"] = torch.cat(parts, 1).T
-        bias = torch.cat([keys.take(f"{lead}b"), keys.take(f"{lead}bx")])
-        if not normalised:
-            weights[f"bias_ih_{suffix}"], weights[f"bias_hh_{suffix}"] = bias, bias * 0
-            continue
-        weights[f"weight_prenorm_bias_{suffix}"] = bias.view(3, -1)
-        for kind, place, pair in (("ih", "term", "12"), ("hh", "recurrent", "34")):
-            gains, shifts = (
-                torch.cat([keys.take(f"{lead}{letter}{n}") for n in pair]) for letter in "sb"
-            )
-            weights[f"sites.{suffix}.{place}.gain"] = gains
-            weights[f"bias_{kind}_{suffix}"] = shifts
-    if not normalised:
-        return _build(keys.dialect, GRU, weights, **options)
-    norm = LayerNorm(eps=1e-5 if eps is None else eps)
-    return _build(keys.dialect, PRENORM_GRU, weights, norm=norm, **options)
-
-
-def _write_skip(layer: RecurrentLayer) -> Weights:
-    normalised = layer.cell is PRENORM_GRU
-    weights = _expect(
-        "skip-thoughts",
-        layer,
-        PRENORM_GRU.name if normalised else "GRU",
-        ("term", "recurrent") if normalised else (),
-        directions=True,
-    )
-    h = layer.hidden_size
-    found: Weights = {}
-    for suffix, lead in {"l0": "encoder_", "l0_reverse": "encoder_r_"}.items():
-        if f"weight_ih_{suffix}" not in weights:
-            break
-        for kind, two, one in (("ih", "W", "Wx"), ("hh", "U", "Ux")):
-            parts = weights[f"weight_{kind}_{suffix}"].T.split([2 * h, h], 1)
-            found[f"{lead}{two}"], found[f"{lead}{one}"] = parts
-        b_ih, b_hh = _bias(weights, "ih", suffix)
-        if not normalised:
-            if b_hh[2 * h :].any():
-                raise ValueError("skip-thoughts has no bias inside the reset of its candidate")
-            found[f"{lead}b"], found[f"{lead}bx"] = (b_ih + b_hh).split([2 * h, h])
-            continue
-        inside = weights[f"weight_prenorm_bias_{suffix}"].flatten()
-        found[f"{lead}b"], found[f"{lead}bx"] = inside.split([2 * h, h])
-        for shift, place, pair in ((b_ih, "term", "12"), (b_hh, "recurrent", "34")):
-            gain = weights[f"sites.{suffix}.{place}.gain"]
-            for letter, whole in (("s", gain), ("b", shift)):
-                for n, part in zip(pair, whole.split([2 * h, h]), strict=True):
-                    found[f"{lead}{letter}{n}"] = part
-    return found
+    paths: tuple[str, ...]
+    adapter: type[Adapter]
+    eps: str | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    zero: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Dialect:
     """How a library names, orders and normalises.
 
-    Attributes:
-        read: makes a layer of keys, an eps if one was given, and further arguments of the layer.
-        write: the state dict of a layer.
-        prefix: what its keys begin with, unless the user says otherwise.
+    Args:
+        forms: its kinds of layers; of those that match a state dict, the first is read.
+        prefix: the default start of its keys.
+        refuse: why our layers do not compute what a state dict is for; None if they do.
+        scopes: whether keys have Keras' scopes and suffixes (``lstm/lstm_cell/kernel:0``).
+        classes: its classes in PyTorch.
     """
 
-    read: Callable[[_Keys, float | None, dict[str, Any]], RecurrentLayer]
-    write: Callable[[RecurrentLayer], Weights]
+    forms: tuple[Form, ...]
     prefix: str = ""
+    refuse: Callable[[StateKeys], str | None] | None = None
+    scopes: bool = False
+    classes: tuple[ForeignClass, ...] = ()
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """All names of keys."""
+        return tuple(key for form in self.forms for entry in form.entries for key in entry.keys)
+
+
+def _has(key: str) -> Callable[[StateKeys], bool]:
+    return lambda keys: any(name == key or name.endswith(f".{key}") for name in keys.values)
+
+
+# torch: a layer's kind is in the shape of its recurrent weight
+
+
+def _torch_form(kind: type[RecurrentLayer], gates: int) -> Form:
+    def fits(keys: StateKeys) -> bool:
+        rows, _ = keys.matrix_shape("weight_hh_l0")
+        hidden = keys.matrix_shape("weight_hr_l0" if "weight_hr_l0" in keys else "weight_hh_l0")[1]
+        return rows == gates * hidden
+
+    names = ("weight_ih", "weight_hh", *BIASES, "weight_hr")
+    entries = (
+        Entry(f"{name}_{{suffix}}", name, cut=False, optional=k > 1) for k, name in enumerate(names)
+    )
+    return Form(kind, tuple(entries), leads=(("", ""), ("",)), when=fits)
+
+
+def _refuse_torch(keys: StateKeys) -> str | None:
+    if any(form.matches(keys) for form in _TORCH):
+        return None
+    return f"weight_hh_l0 {keys.shape('weight_hh_l0')} does not fit an LSTM, GRU or RNN"
+
+
+_TORCH = tuple(_torch_form(kind, gates) for kind, gates in ((LSTM, 4), (GRU, 3), (RNN, 1)))
+
+# The TorchScript example, which NeMo has too
+
+_TORCHSCRIPT_LEADS = (
+    ("layers.{k}.directions.0.cell.", "layers.{k}.directions.1.cell."),
+    ("layers.{k}.cell.",),
+    ("cell.",),
+    ("",),
+)
+_WEIGHTS = (Entry("weight_ih", "weight_ih"), Entry("weight_hh", "weight_hh"))
+_TORCHSCRIPT = (
+    Form(
+        CARRIED_LSTM,
+        (
+            *_WEIGHTS,
+            *affine("layernorm_i", "input", "bias_ih"),
+            *affine("layernorm_h", "recurrent", "bias_hh"),
+            Entry("layernorm_c.weight", "cell.gain", cut=False),
+            Entry("layernorm_c.bias", "cell.shift", cut=False),
+        ),
+        norm=LayerNorm(),
+        leads=_TORCHSCRIPT_LEADS,
+        when=_has("layernorm_i.weight"),
+    ),
+    Form(LSTM, (*_WEIGHTS, *(Entry(b, b) for b in BIASES)), leads=_TORCHSCRIPT_LEADS),
+)
+
+_TORCHSCRIPT_MODULES = (
+    "custom_lstms",
+    "fastrnns.custom_lstms",
+    "benchmarks.fastrnns.custom_lstms",
+    "nemo.collections.common.parts.rnn",
+)
+_TORCHSCRIPT_CLASSES = tuple(
+    ForeignClass(tuple(f"{module}.{name}" for module in _TORCHSCRIPT_MODULES), adapter, eps)
+    for name, adapter, eps in (
+        ("StackedLSTM", StackOfTuples, "layers.0.cell.layernorm_i.eps"),
+        ("LSTMLayer", LayerOfTuples, "cell.layernorm_i.eps"),
+        ("LayerNormLSTMCell", CellOfTuples, "layernorm_i.eps"),
+    )
+)
+
+# torchaudio's RNN-T predictor: the layer, or the predictor's list of layers
+
+_TORCHAUDIO_LEADS = (("",), ("lstm_layers.{k}.",))
+_X2G = (Entry("x2g.weight", "weight_ih"), Entry("p2g.weight", "weight_hh"))
+_TORCHAUDIO = (
+    Form(
+        JOINT_CARRIED_LSTM,
+        (
+            *_X2G,
+            Entry("g_norm.weight", "sum.gain"),
+            Entry("g_norm.bias", BIASES, "sum"),
+            Entry("c_norm.weight", "cell.gain", cut=False),
+            Entry("c_norm.bias", "cell.shift", cut=False),
+        ),
+        norm=LayerNorm(),
+        normalized=("sum", "cell"),
+        leads=_TORCHAUDIO_LEADS,
+        when=_has("g_norm.weight"),
+    ),
+    Form(LSTM, (*_X2G, Entry("x2g.bias", BIASES, "sum")), leads=_TORCHAUDIO_LEADS),
+)
+
+# haste
+
+_KERNELS = (kernel("kernel", "weight_ih"), kernel("recurrent_kernel", "weight_hh"))
+_GAMMA = Entry("gamma", ("input.gain", "recurrent.gain"), "rows")
+_HASTE = (
+    Form(
+        WHOLE_GRU,
+        (*_KERNELS, _GAMMA, Entry("bias", "bias_ih"), Entry("recurrent_bias", "bias_hh")),
+        norm=LayerNorm(),
+        order=("zrn", _GRU),
+        when=_has("recurrent_bias"),
+        fixed_eps=True,
+    ),
+    Form(
+        LSTM,
+        (
+            *_KERNELS,
+            _GAMMA,
+            Entry("bias", BIASES, "sum"),
+            Entry("gamma_h", "cell.gain", cut=False),
+            Entry("beta_h", "cell.shift", cut=False),
+        ),
+        norm=LayerNorm(),
+        order=("igfo", _LSTM),
+        fixed_eps=True,
+    ),
+)
+
+# Keras and TensorFlow Addons
+
+
+def _keras_gates(keys: StateKeys) -> float:
+    hidden, sums = keys.matrix_shape("recurrent_kernel")
+    return sums / hidden
+
+
+def _refuse_keras(keys: StateKeys) -> str | None:
+    gates = _keras_gates(keys)
+    if gates not in (3, 4):
+        return f"recurrent_kernel {keys.shape('recurrent_kernel')} does not fit an LSTM or GRU"
+    if gates == 3 and "bias" in keys and len(keys.shape("bias")) == 1:
+        return (
+            "this GRU applies the reset gate before the matrix product (reset_after=False), ours "
+            "applies it after"
+        )
+    return None
+
+
+_KERAS = (
+    Form(
+        LSTM,
+        (*_KERNELS, Entry("bias", BIASES, "sum", optional=True)),
+        when=lambda keys: _keras_gates(keys) == 4,
+    ),
+    Form(
+        GRU,
+        (*_KERNELS, Entry("bias", BIASES, "rows", optional=True)),
+        order=("zrn", _GRU),
+        when=lambda keys: _keras_gates(keys) == 3,
+    ),
+)
+_ADDONS = (
+    Form(
+        CARRIED_LSTM,
+        (
+            *_KERNELS,
+            Entry("kernel_norm/gamma", "input.gain"),
+            Entry("recurrent_norm/gamma", "recurrent.gain"),
+            Entry("state_norm/gamma", "cell.gain", cut=False),
+            Entry("state_norm/beta", "cell.shift", cut=False),
+            Entry("kernel_norm/beta", "bias_ih"),
+            Entry("recurrent_norm/beta", "bias_hh"),
+            Entry("bias", "bias_ih", "added", optional=True),
+        ),
+        norm=LayerNorm(eps=1e-3),
+    ),
+)
+
+# Dreamer's GRU in six libraries: one norm of the weight's products with state and input
+
+_STATE_FIRST, _INPUT_FIRST = ("weight_hh", "weight_ih"), ("weight_ih", "weight_hh")
+
+
+def _dreamer(
+    weight: Entry, norm: tuple[str, str], eps: float, bias: str | None = None
+) -> tuple[Form, ...]:
+    """Its forms: with a bias inside the norm if ``bias`` is its key, and without."""
+    gain, shift = Entry(norm[0], "sum.gain"), Entry(norm[1], BIASES, "sum")
+    plain = Form(
+        DREAMER_GRU,
+        (weight, gain, shift),
+        norm=LayerNorm(eps=eps),
+        normalized=("sum",),
+        order=("rnu", "run"),
+    )
+    if bias is None:
+        return (plain,)
+    inside = Entry(bias, "weight_prenorm_bias")
+    biased = replace(
+        plain,
+        kind=DREAMER_GRU_INNER_BIAS,
+        entries=(weight, inside, gain, shift),
+        when=_has(bias),
+    )
+    return biased, plain
+
+
+_LAYER_NORM = ("layer_norm.weight", "layer_norm.bias")
+_LINEAR = Entry("linear.weight", _STATE_FIRST)
+
+# DI-engine
+
+_DI = Form(
+    LSTM,
+    (
+        kernel("wx.{k}", "weight_ih"),
+        kernel("wh.{k}", "weight_hh"),
+        *affine("norm.{even}", "input", "bias_ih"),
+        *affine("norm.{odd}", "recurrent", "bias_hh"),
+        Entry("bias", "bias_ih", "added", layers=True, optional=True),
+    ),
+    norm=LayerNorm(),
+    normalized=("input", "recurrent"),
+    order=("ifog", _LSTM),
+)
+_DI_DREAMER = _dreamer(
+    Entry("_layer.weight", _INPUT_FIRST), ("_norm.weight", "_norm.bias"), eps=1e-3
+)
+
+# SpeechBrain's light GRUs: one layer, or the list of layers
+
+
+def _refuse_speechbrain(keys: StateKeys) -> str | None:
+    if any(key.endswith("running_mean") for key in keys.values):
+        return "this layer normalises over all steps of a batch at once, ours do so at each step"
+    for key in keys.values:
+        if key.endswith("h_init") and keys.read(key).any():
+            return "this layer has an initial state of its own, which our layers have not"
+    return None
+
+
+_LIGHT = Form(
+    LIGHT_GRU,
+    (
+        Entry("w.weight", "weight_ih"),
+        Entry("u.weight", "weight_hh"),
+        Entry("norm.weight", "input.gain"),
+        Entry("norm.bias", BIASES, "sum"),
+    ),
+    norm=LayerNorm(),
+    normalized=("input",),
+    leads=(("",), ("rnn.{k}.",)),
+    when=_has("drop_masks"),
+    constants={
+        "h_init": lambda units: torch.zeros(1, units),
+        "drop_masks": lambda units: torch.ones(16000, units),
+        "drop_mask_te": lambda units: torch.ones(1),
+    },
+)
+_STABLE_LIGHT = replace(
+    _LIGHT,
+    entries=(
+        *_LIGHT.entries[:-1],
+        Entry("norm.bias", "bias_ih"),
+        Entry("layer_norm.weight", "recurrent.gain", default=1.0),
+        Entry("layer_norm.bias", "bias_hh", default=0.0),
+    ),
+    normalized=("input", "recurrent"),
+    when=None,
+    constants={key: _LIGHT.constants[key] for key in ("h_init", "drop_mask_te")},
+)
+
+# TFLite: a tensor for each gate
+
+_TFLITE_GATES = ("input", "forget", "cell", "output")
+
+
+def _by_gate(name: str, ours: str | tuple[str, ...], **options: Any) -> Entry:
+    keys = tuple(name.format(gate) for gate in _TFLITE_GATES)
+    return Entry(keys, ours, "columns" if isinstance(ours, str) else "sum", **options)
+
+
+def _refuse_tflite(keys: StateKeys) -> str | None:
+    if "input_to_input_weights" not in keys and "input_to_forget_weights" in keys:
+        return "this LSTM has no input gate (it is coupled with the forget gate), ours has one"
+    if "projection_bias" in keys and keys.read("projection_bias").any():
+        return "this LSTM has a bias in its projection, ours has none"
+    if "cell_to_input_weights" in keys and "forget_layer_norm_coefficients" in keys:
+        return "peepholes under a norm (both inside it) are not in our layers"
+    return None
+
+
+_TFLITE_ENTRIES = (
+    _by_gate("input_to_{}_weights", "weight_ih"),
+    _by_gate("recurrent_to_{}_weights", "weight_hh"),
+    _by_gate("{}_gate_bias", BIASES),
+    Entry("projection_weights", "weight_hr", cut=False, optional=True),
+)
+_PEEPHOLES = tuple(f"cell_to_{gate}_weights" for gate in ("input", "forget", "output"))
+_TFLITE = (
+    Form(
+        JOINT_LSTM,
+        (*_TFLITE_ENTRIES, _by_gate("{}_layer_norm_coefficients", "sum.gain")),
+        norm=LayerNorm(eps=1e-8, per_gate=True),
+        normalized=("sum",),
+        when=_has("forget_layer_norm_coefficients"),
+        fixed_eps=True,
+    ),
+    Form(
+        lstm_cell(peephole=True),
+        (*_TFLITE_ENTRIES, Entry(_PEEPHOLES, "weight_peephole", cut=False)),
+        when=_has("cell_to_input_weights"),
+    ),
+    Form(LSTM, _TFLITE_ENTRIES),
+)
+
+# Skip-thoughts: both gates in one tensor, the candidate in another
+
+_TWO_ONE = (2, 1)
+_SKIP_WEIGHTS = (
+    Entry(("W", "Wx"), "weight_ih", transposed=True, gates=_TWO_ONE),
+    Entry(("U", "Ux"), "weight_hh", transposed=True, gates=_TWO_ONE),
+)
+_SKIP_LEADS = (("", "r_"), ("",))
+_SKIP = (
+    Form(
+        PRENORM_GRU,
+        (
+            *_SKIP_WEIGHTS,
+            Entry(("b", "bx"), "weight_prenorm_bias", gates=_TWO_ONE),
+            Entry(("s1", "s2"), "term.gain", gates=_TWO_ONE),
+            Entry(("s3", "s4"), "recurrent.gain", gates=_TWO_ONE),
+            Entry(("b1", "b2"), "bias_ih", gates=_TWO_ONE),
+            Entry(("b3", "b4"), "bias_hh", gates=_TWO_ONE),
+        ),
+        norm=LayerNorm(),
+        normalized=("term", "recurrent"),
+        leads=_SKIP_LEADS,
+        when=_has("s1"),
+    ),
+    Form(
+        GRU, (*_SKIP_WEIGHTS, Entry(("b", "bx"), BIASES, "sum", gates=_TWO_ONE)), leads=_SKIP_LEADS
+    ),
+)
 
 DIALECTS: dict[str, Dialect] = {
-    "torch": Dialect(_read_torch, _write_torch),
-    "torchscript": Dialect(_read_torchscript, _write_torchscript),
-    "haste": Dialect(_read_haste, _write_haste),
-    "keras": Dialect(_read_keras, _write_keras),
-    "tensorflow-addons": Dialect(_read_addons, _write_addons),
-    "di-engine": Dialect(_read_di, _write_di),
-    "dreamer-v2": Dialect(_read_dreamer, _write_dreamer),
-    "sheeprl": Dialect(_read_sheeprl, _write_sheeprl),
-    "tflite": Dialect(_read_tflite, _write_tflite),
-    "skip-thoughts": Dialect(_read_skip, _write_skip, "encoder_"),
+    "torch": Dialect(_TORCH, refuse=_refuse_torch),
+    "torchscript": Dialect(_TORCHSCRIPT, classes=_TORCHSCRIPT_CLASSES),
+    "torchaudio": Dialect(
+        _TORCHAUDIO,
+        classes=(
+            ForeignClass(("torchaudio.models.rnnt._CustomLSTM",), LayerOfLists, "g_norm.eps"),
+        ),
+    ),
+    "haste": Dialect(_HASTE),
+    "keras": Dialect(_KERAS, refuse=_refuse_keras, scopes=True),
+    "tensorflow-addons": Dialect(_ADDONS, scopes=True),
+    "di-engine": Dialect(
+        (_DI, *_DI_DREAMER),
+        classes=(
+            ForeignClass(
+                ("ding.torch_utils.network.rnn.LSTM",),
+                DiEngineLayer,
+                "norm.0.eps",
+                {"dropout": "dropout.p"},
+            ),
+            ForeignClass(("ding.world_model.model.networks.GRUCell",), CellOfList, "_norm.eps"),
+        ),
+    ),
+    "dreamer-v2": Dialect(
+        _dreamer(kernel("kernel", _INPUT_FIRST), ("gamma", "beta"), 1e-3, "bias"), scopes=True
+    ),
+    "dreamerv3-torch": Dialect(
+        _dreamer(
+            Entry("layers.GRU_linear.weight", _INPUT_FIRST),
+            ("layers.GRU_norm.weight", "layers.GRU_norm.bias"),
+            1e-3,
+        ),
+        classes=(ForeignClass(("networks.GRUCell",), CellOfList, "layers.GRU_norm.eps"),),
+    ),
+    "sheeprl": Dialect(
+        _dreamer(_LINEAR, _LAYER_NORM, 1e-5, "linear.bias"),
+        classes=(
+            ForeignClass(
+                ("sheeprl.models.models.LayerNormGRUCell",), SheeprlCell, "layer_norm.eps"
+            ),
+        ),
+    ),
+    "rllib": Dialect(
+        _dreamer(_LINEAR, _LAYER_NORM, 1e-3),
+        classes=(
+            ForeignClass(
+                (
+                    "ray.rllib.algorithms.dreamerv3.torch.models.components.sequence_model"
+                    ".DreamerV3GRU",
+                ),
+                CellOfPair,
+                "layer_norm.eps",
+            ),
+        ),
+    ),
+    "speechbrain": Dialect(
+        (_LIGHT, _STABLE_LIGHT),
+        refuse=_refuse_speechbrain,
+        classes=(
+            ForeignClass(
+                ("speechbrain.nnet.RNN.LiGRU_Layer", "speechbrain.nnet.RNN.SLiGRU_Layer"),
+                SpeechBrainLayer,
+                "norm.eps",
+                zero=("dropout",),
+            ),
+        ),
+    ),
+    "tflite": Dialect(_TFLITE, refuse=_refuse_tflite),
+    "skip-thoughts": Dialect(_SKIP, "encoder_"),
 }
 
 
-def _dialect(name: str) -> Dialect:
+def find_dialect(name: str) -> Dialect:
+    """The dialect of a name.
+
+    Raises:
+        ValueError: for an unknown name.
+    """
     if name not in DIALECTS:
         near = difflib.get_close_matches(str(name), DIALECTS, 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -743,26 +517,25 @@ def from_dialect(
     eps: float | None = None,
     **options: Any,
 ) -> RecurrentLayer:
-    """A layer with the weights of another library's recurrent layer, which computes the same.
+    """Build a layer that computes what another library's recurrent layer does, with its weights.
 
     Sizes, layers and directions are read off the weights. Where that library normalises in another
-    way than our `LSTM` and `GRU`, the layer is a `RecurrentLayer` of a cell of its own, on the
-    generic loop.
+    way than our `LSTM` and `GRU`, the layer is a `RecurrentLayer` with another cell.
 
     Args:
-        name: the dialect: ``torch``, ``torchscript`` (torch's benchmark example), ``haste``,
-            ``keras``, ``tensorflow-addons``, ``di-engine``, ``dreamer-v2``, ``sheeprl``, ``tflite``
-            or ``skip-thoughts`` (with or without layer norm).
-        state_dict: tensors or arrays by that library's names; an opened ``.npz`` will do. Quantised
-            weights are refused.
-        prefix: what the keys of this layer begin with, in a larger state dict; others are left
-            alone. Default: nothing, and ``"encoder_"`` for ``skip-thoughts``.
-        eps: that of the norms, where it differs from the library's default; no weights say it.
+        name: the dialect, a key of `DIALECTS`: ``torch``, ``torchscript`` (torch's benchmark
+            example, and NeMo), ``torchaudio``, ``haste``, ``keras``, ``tensorflow-addons``,
+            ``di-engine``, ``dreamer-v2``, ``dreamerv3-torch``, ``sheeprl``, ``rllib``,
+            ``speechbrain``, ``tflite`` or ``skip-thoughts``.
+        state_dict: tensors or arrays by that library's names, such as an opened ``.npz``.
+        prefix: the start of this layer's keys in a larger state dict. Default: ``"encoder_"`` for
+            ``skip-thoughts``, otherwise empty.
+        eps: the norms' eps, which state dicts do not store; default: the library's.
         **options: further arguments of the layer, such as ``batch_first``.
 
     Raises:
-        ValueError: for an unknown dialect, a key that is missing or left over, sizes that do not
-            fit, and what our layers do not compute, with the reason.
+        ValueError: for an unknown dialect, missing or unexpected keys, quantised weights, sizes
+            that do not fit, and layers that ours do not compute, with the reason.
 
     Example:
         >>> lstm = torch.nn.LSTM(3, 5, num_layers=2)
@@ -773,22 +546,40 @@ def from_dialect(
         >>> list(to_dialect("keras", from_dialect("torch", torch.nn.GRU(3, 5).state_dict())))
         ['kernel', 'recurrent_kernel', 'bias']
     """
-    dialect = _dialect(name)
-    keys = _Keys(name, state_dict, dialect.prefix if prefix is None else prefix)
-    layer = dialect.read(keys, eps, options)
+    return read_dialect(name, state_dict, prefix, eps, options)[0]
+
+
+def read_dialect(
+    name: str,
+    state_dict: Mapping[str, Any],
+    prefix: str | None,
+    eps: float | None,
+    options: dict[str, Any],
+) -> tuple[RecurrentLayer, list[str]]:
+    """The layer of `from_dialect`, and its parameters that the library's layer does not have."""
+    dialect = find_dialect(name)
+    keys = StateKeys(name, state_dict, dialect.prefix if prefix is None else prefix)
+    if dialect.scopes:
+        keys.shorten(dialect.keys)
+    reason = None if dialect.refuse is None else dialect.refuse(keys)
+    if reason is not None:
+        raise ValueError(f"{name}: {reason}")
+    form = next((form for form in dialect.forms if form.matches(keys)), dialect.forms[-1])
+    layer, surplus = form.read(keys, eps, options)
     keys.finish()
-    return layer
+    return layer, surplus
 
 
-def to_dialect(name: str, layer: RecurrentLayer) -> dict[str, Tensor]:
-    """The weights of a layer as another library's state dict, for a layer that computes the same.
+def to_dialect(name: str, module: nn.Module) -> dict[str, Tensor]:
+    """Write the weights of a layer or an adopted model as another library's state dict.
 
-    What `from_dialect` made goes back. Where a library has one bias and we have two, it gets their
-    sum.
+    It inverts `from_dialect` and `ln_zoo.adopt_`, except that where a library has one bias and we
+    have two, it gets their sum.
 
     Args:
         name: the dialect, as in `from_dialect`.
-        layer: one of our layers.
+        module: one of our recurrent layers or cells; or a model that has adopted layers, whose
+            other parameters and buffers keep their names.
 
     Returns:
         Contiguous copies, by that library's names.
@@ -797,11 +588,42 @@ def to_dialect(name: str, layer: RecurrentLayer) -> dict[str, Tensor]:
         TypeError: for another module.
         ValueError: for an unknown dialect, or a layer that it does not have, with the reason.
     """
-    dialect = _dialect(name)
-    if not isinstance(layer, RecurrentLayer):
+    dialect = find_dialect(name)
+    if isinstance(module, RecurrentLayer | RecurrentCell):
+        found = _write(name, dialect, module)
+        return {f"{dialect.prefix}{key}": value for key, value in found.items()}
+    adopted = {
+        path: part
+        for path, part in module.named_modules(remove_duplicate=False)
+        if isinstance(part, Adapter)
+    }
+    if not adopted:
         raise TypeError(
-            f"expected a recurrent layer of ln_zoo, got {type(layer).__name__}: from_dialect or "
-            "normalize_ make one"
+            f"expected a recurrent layer of ln_zoo, or a model with adopted ones, got "
+            f"{type(module).__name__}: from_dialect, normalize_ or adopt_ make one"
         )
-    found = dialect.write(layer)
+    state = dict(module.state_dict())
+    for path, part in adopted.items():
+        if part.dialect != name:
+            raise ValueError(
+                f"{path or 'the model'} is of the dialect {part.dialect!r}, not {name!r}"
+            )
+        lead = f"{path}." if path else ""
+        state = {key: value for key, value in state.items() if not key.startswith(f"{lead}layer.")}
+        state |= {f"{lead}{key}": v for key, v in _write(name, dialect, part.layer).items()}
+    return {key: value.detach().clone() for key, value in state.items()}
+
+
+def _write(name: str, dialect: Dialect, layer: RecurrentLayer | RecurrentCell) -> Weights:
+    reasons = [form.unwritable(layer) for form in dialect.forms]
+    if None not in reasons:
+        of_cell = [
+            reason
+            for form, reason in zip(dialect.forms, reasons, strict=True)
+            if form.cell.name == layer.cell.name
+        ]
+        known = " or ".join(dict.fromkeys(form.cell.name for form in dialect.forms))
+        other = f"{layer.cell.name} of this form, but {known}"
+        raise ValueError(f"{name} has no {of_cell[-1] if of_cell else other}")
+    found = dialect.forms[reasons.index(None)].write(name, layer)
     return {key: value.clone(memory_format=torch.contiguous_format) for key, value in found.items()}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
+from ln_zoo.conversion.adapters import ADOPTED
 from ln_zoo.layers import (
     GRU,
     LSTM,
@@ -36,7 +38,8 @@ OURS: dict[type[nn.Module], type[nn.Module]] = {
     nn.Conv2d: Conv2d,
 }
 TORCHS = {ours: theirs for theirs, ours in OURS.items()}
-_NAMES = [theirs.__name__ for theirs in OURS]
+TORCHS |= {ours: theirs for theirs, ours in ADOPTED.items()}
+NAMES = [theirs.__name__ for theirs in OURS]
 #: Modules of torch that read the weights of the layers in them, past their forward.
 _READERS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 #: Modules that copy or shard parameters when they are made.
@@ -48,12 +51,23 @@ _OWN = ("_plans", "cell", "derivative_bound", *_NOISE)
 
 
 def selected(
-    model: nn.Module, include: str | Sequence[str], exclude: str | Sequence[str]
+    model: nn.Module,
+    include: str | Sequence[str],
+    exclude: str | Sequence[str],
+    wanted: Callable[[str, nn.Module], bool],
+    kinds: str,
 ) -> dict[str, nn.Module]:
     """The layers of a model whose names match, by name.
 
+    Args:
+        model: the model.
+        include: patterns of names.
+        exclude: patterns of names to leave out.
+        wanted: whether a module, by its name, is a layer.
+        kinds: what layers there are, for messages.
+
     Raises:
-        TypeError: if the model is none.
+        TypeError: if the model is not a module.
         ValueError: if it is wrapped for several devices, has no such layer, or a pattern of
             ``include`` or ``exclude`` matches none.
     """
@@ -65,11 +79,9 @@ def selected(
                 f"{type(module).__name__} would not see the new parameters: convert the model "
                 "first, then wrap it"
             )
-    layers = {name: module for name, module in model.named_modules() if _kind(module) in _NAMES}
+    layers = {name: module for name, module in model.named_modules() if wanted(name, module)}
     if not layers:
-        raise ValueError(
-            f"this {type(model).__name__} has no layer to convert: none of {', '.join(_NAMES)}"
-        )
+        raise ValueError(f"this {type(model).__name__} has no layer to convert: none of {kinds}")
     include, exclude = _patterns(include), _patterns(exclude)
     for pattern in (*include, *exclude):
         if not any(_matches(name, pattern) for name in layers):
@@ -93,12 +105,44 @@ def _matches(name: str, pattern: str) -> bool:
     return fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(name, f"{pattern}.*")
 
 
+def is_plain(name: str, module: nn.Module) -> bool:
+    """Whether a module is one of torch's layers or ours, or made from one."""
+    return _kind(module) in NAMES
+
+
+def looks_recurrent(module: nn.Module) -> bool:
+    """Whether a module is a recurrent layer by the name of its class."""
+    return re.search("LSTM|GRU|RNN", class_path(module).rpartition(".")[2]) is not None
+
+
+def recurrent_around(name: str, owners: Owners) -> nn.Module | None:
+    """The recurrent layer that a module is in: the innermost, if no other is inside it."""
+    parents = [parent for parent in owners.around(name) if looks_recurrent(parent)]
+    if not parents:
+        return None
+    inside = [part for part in parents[-1].modules() if looks_recurrent(part)]
+    return parents[-1] if len(inside) == 1 else None
+
+
+def class_path(module: nn.Module) -> str:
+    """Module and name of a module's class; of a `torch.jit` module, of the class it is made from.
+
+    Example:
+        >>> class_path(nn.Tanh()), class_path(torch.jit.script(nn.Tanh()))
+        ('torch.nn.modules.activation.Tanh', 'torch.nn.modules.activation.Tanh')
+    """
+    if isinstance(module, torch.jit.ScriptModule):
+        path: str = module._c._type().qualified_name()
+        return re.sub(r"\.___torch_mangle_\d+", "", path.removeprefix("__torch__."))
+    return f"{type(module).__module__}.{type(module).__qualname__}"
+
+
 def _kind(module: nn.Module) -> str:
     """The name of the torch layer that a module is, or is made from; else its class's own."""
     for base in type(module).__mro__:
         if base in TORCHS:
             return TORCHS[base].__name__
-        if base in OURS or (is_quantised(module) and base.__name__ in _NAMES):
+        if base in OURS or (is_quantised(module) and base.__name__ in NAMES):
             return base.__name__
     return type(module).__name__
 
@@ -137,36 +181,52 @@ class Owners:
             yield self._model.get_submodule(".".join(parts[:k]))
 
 
-def why_not(name: str, module: nn.Module, owners: Owners) -> str | None:
-    """Why a layer can become no other, in either direction; ``None``: it can."""
-    cls = type(module)
-    if is_quantised(module):
-        return "it is quantised: convert the model first, then quantise it"
-    if is_parametrized(module):
-        return "it is parametrised: torch.nn.utils.parametrize.remove_parametrizations first"
-    if any(p is not None and is_lazy(p) for p in module._parameters.values()):
-        return "its weights have no shape yet: call the model once first"
+def unready(name: str, module: nn.Module, owners: Owners) -> str | None:
+    """Why a layer of any library cannot become another at present, or None."""
+    for part in module.modules():
+        if is_quantised(part):
+            return "it is quantised: convert the model first, then quantise it"
+        if is_parametrized(part):
+            return "it is parametrised: torch.nn.utils.parametrize.remove_parametrizations first"
+        for tensor in part._parameters.values():
+            if tensor is None:
+                continue
+            if is_lazy(tensor):
+                return "its weights have no shape yet: call the model once first"
+            if type(tensor.data) is not Tensor:
+                return f"its weights are {type(tensor.data).__name__}s: convert before quantising"
+            if not tensor.is_floating_point():
+                return f"its weights are {tensor.dtype}, and only floating-point numbers have norms"
     for parent in owners.around(name):
+        if isinstance(parent, torch.jit.ScriptModule):
+            return f"it is part of a torch.jit module, {class_path(parent)}: convert, then script"
         if isinstance(parent, _READERS):
             return f"{type(parent).__name__} reads its weights without calling it"
         if type(parent).__module__.startswith("ln_zoo.layers."):
             return f"it is part of {type(parent).__name__}, which takes norm= itself"
+    return None
+
+
+def why_not(name: str, module: nn.Module, owners: Owners) -> str | None:
+    """Why one of torch's layers or ours can become no other, in either direction, or None."""
+    cls = type(module)
+    reason = unready(name, module, owners)
+    if reason is not None:
+        return reason
     if cls not in OURS and cls not in TORCHS:
         return f"it is a subclass, {cls.__name__}, whose own behaviour would be lost"
-    if _argument_names(module) != set(module._parameters):
+    return has_own(module)
+
+
+def has_own(layer: nn.Module) -> str | None:
+    """Why a layer has more than torch's or ours have, or None."""
+    if argument_names(layer) != set(layer._parameters):
         return (
             "its parameters are made from others, as by weight_norm, spectral_norm or prune of "
             "torch.nn.utils, or it has some of its own: remove those first"
         )
-    if set(module._modules) - {"site", "sites"} or module._buffers:
+    if set(layer._modules) - {"site", "sites"} or layer._buffers:
         return "it has modules or buffers of its own, which would be lost"
-    for tensor in module._parameters.values():
-        if tensor is None:
-            continue
-        if type(tensor.data) is not Tensor:
-            return f"its weights are {type(tensor.data).__name__}s: convert before quantising"
-        if not tensor.is_floating_point():
-            return f"its weights are {tensor.dtype}, and only floating-point numbers have norms"
     return None
 
 
@@ -211,17 +271,22 @@ def twin(layer: nn.Module, cls: type[Any], **more: Any) -> nn.Module:
     return new
 
 
-def become(layer: nn.Module, new: nn.Module) -> None:
-    """Turns a layer into another, in place, so that whatever refers to it has the new one.
+def become(layer: nn.Module, new: nn.Module, cls: type[nn.Module] | None = None) -> None:
+    """Turn a layer into another in place, so that all references to it stay valid.
 
     Its hooks stay, and so do attributes that users gave it.
+
+    Args:
+        layer: the layer.
+        new: the other; its state is shared.
+        cls: the class to give it; default: that of ``new``.
     """
     for name in _OWN:
         layer.__dict__.pop(name, None)
     for name, value in new.__dict__.items():
         if "hook" not in name:
             layer.__dict__[name] = value
-    layer.__class__ = type(new)
+    layer.__class__ = type(new) if cls is None else cls
 
 
 def snapshot(layer: nn.Module) -> tuple[type[nn.Module], dict[str, Any]]:
@@ -273,7 +338,7 @@ def has_peepholes(layer: nn.Module) -> bool:
     )
 
 
-def _argument_names(layer: nn.Module) -> set[str]:
+def argument_names(layer: nn.Module) -> set[str]:
     """The parameters that a layer of its class and arguments has."""
     if not isinstance(layer, nn.RNNBase):
         names = {"weight", "bias"}

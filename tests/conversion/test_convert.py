@@ -487,3 +487,27 @@ def test_the_report_is_a_table() -> None:
     assert lines[1].split()[:4] == ["lstm", "torch.nn.LSTM", "ln_zoo.LSTM,", "LayerNorm()"]
     assert lines[2].startswith("outputs of the model")
     assert report.layers[0].distance is not None
+
+
+def test_a_linear_inside_a_layer_that_normalises_is_converted_with_a_warning() -> None:
+    class NormGRU(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.norm = nn.Linear(3, 4), nn.LayerNorm(4)
+
+    class PlainGRU(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 4)
+
+    class SpeechRNNT(nn.Module):
+        """Not a layer: it has one."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn, self.plain, self.head = NormGRU(), PlainGRU(), nn.Linear(4, 2)
+
+    with pytest.warns(UserWarning, match=r"rnn\.linear.*NormGRU.*twice") as caught:
+        report = normalize_(SpeechRNNT(), LayerNorm())
+    assert [layer.name for layer in report.layers] == ["rnn.linear", "plain.linear", "head"]
+    assert len(caught) == 1

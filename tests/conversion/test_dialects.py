@@ -204,6 +204,109 @@ def di(s: State, x: Tensor) -> Tensor:
     return x
 
 
+def torchaudio_state() -> State:
+    found = {}
+    for k, size in enumerate((X, H)):
+        found |= {
+            f"lstm_layers.{k}.{name}": value + k
+            for name, value in draw(
+                x2g__weight=(4 * H, size), p2g__weight=(4 * H, H), g_norm__weight=(4 * H,),
+                g_norm__bias=(4 * H,), c_norm__weight=(H,), c_norm__bias=(H,),
+            ).items()
+        }  # fmt: skip
+    return found
+
+
+def torchaudio(s: State, x: Tensor) -> Tensor:
+    for k in range(2):
+        p = {name.removeprefix(f"lstm_layers.{k}."): value for name, value in s.items()}
+
+        def step(row: Tensor, h: Tensor, c: Tensor, p: State = p) -> Any:
+            gates = normed(row @ p["x2g.weight"].T + h @ p["p2g.weight"].T, 1e-5)
+            i, f, g, o = (gates * p["g_norm.weight"] + p["g_norm.bias"]).chunk(4, 1)
+            c = normed(sigmoid(f) * c + sigmoid(i) * tanh(g), 1e-5)
+            c = c * p["c_norm.weight"] + p["c_norm.bias"]
+            return sigmoid(o) * tanh(c), c
+
+        x = lstm_loop(x, step)
+    return x
+
+
+def torchaudio_plain_state() -> State:
+    return draw(x2g__weight=(4 * H, X), x2g__bias=(4 * H,), p2g__weight=(4 * H, H))
+
+
+def torchaudio_plain(s: State, x: Tensor) -> Tensor:
+    def step(row: Tensor, h: Tensor, c: Tensor) -> Any:
+        gates = row @ s["x2g.weight"].T + s["x2g.bias"] + h @ s["p2g.weight"].T
+        i, f, g, o = gates.chunk(4, 1)
+        c = sigmoid(f) * c + sigmoid(i) * tanh(g)
+        return sigmoid(o) * tanh(c), c
+
+    return lstm_loop(x, step)
+
+
+def dream(s: State, x: Tensor, weight: str, norm: str, state_first: bool, eps: float) -> Tensor:
+    """Dreamer's GRU without a bias, by the names of its weight and norm."""
+
+    def step(row: Tensor, h: Tensor) -> Tensor:
+        both = torch.cat([h, row] if state_first else [row, h], -1)
+        parts = normed(both @ s[f"{weight}.weight"].T, eps) * s[f"{norm}.weight"]
+        reset, cand, update = (parts + s[f"{norm}.bias"]).chunk(3, -1)
+        cand, update = tanh(sigmoid(reset) * cand), sigmoid(update - 1)
+        return update * cand + (1 - update) * h
+
+    return gru_loop(x, step)
+
+
+def dream_state(weight: str, norm: str) -> State:
+    shapes = {f"{weight}.weight": (3 * H, X + H), f"{norm}.weight": (3 * H,),
+              f"{norm}.bias": (3 * H,)}  # fmt: skip
+    return draw(**{name.replace(".", "__"): shape for name, shape in shapes.items()})
+
+
+def dreamers(
+    name: str, weight: str, norm: str, state_first: bool, eps: float
+) -> tuple[str, Callable[[], State], Callable[[State, Tensor], Tensor]]:
+    return (
+        name,
+        lambda: dream_state(weight, norm),
+        lambda s, x: dream(s, x, weight, norm, state_first, eps),
+    )
+
+
+def light_state(kind: str) -> State:
+    found = {}
+    for k, size in enumerate((X, H)):
+        layer = draw(w__weight=(2 * H, size), u__weight=(2 * H, H), norm__weight=(2 * H,),
+                     norm__bias=(2 * H,))  # fmt: skip
+        layer |= {"h_init": torch.zeros(1, H, dtype=F64), "drop_mask_te": torch.ones(1, dtype=F64)}
+        if kind == "light":
+            layer["drop_masks"] = torch.ones(16000, H, dtype=F64)
+        if kind == "affine":
+            layer |= {f"layer_norm.{n}": v for n, v in draw(weight=(2 * H,), bias=(2 * H,)).items()}
+        found |= {f"rnn.{k}.{name}": value for name, value in layer.items()}
+    return found
+
+
+def light(s: State, x: Tensor) -> Tensor:
+    for k in range(2):
+        p = {name.removeprefix(f"rnn.{k}."): v for name, v in s.items() if name[4] == str(k)}
+
+        def step(row: Tensor, h: Tensor, p: State = p) -> Tensor:
+            wx = normed(row @ p["w.weight"].T, 1e-5) * p["norm.weight"] + p["norm.bias"]
+            uh = h @ p["u.weight"].T
+            if "drop_masks" not in p:  # the stable one
+                one, zero = torch.ones(2 * H, dtype=F64), torch.zeros(2 * H, dtype=F64)
+                uh = normed(uh, 1e-5) * p.get("layer_norm.weight", one)
+                uh = uh + p.get("layer_norm.bias", zero)
+            a, z = (wx + uh).chunk(2, 1)
+            return sigmoid(z) * h + (1 - sigmoid(z)) * a.relu()
+
+        x = gru_loop(x, step)
+    return x
+
+
 def sheeprl_state() -> State:
     return draw(linear__weight=(3 * H, H + X), linear__bias=(3 * H,), layer_norm__weight=(3 * H,),
                 layer_norm__bias=(3 * H,))  # fmt: skip
@@ -303,6 +406,17 @@ KNOWN: dict[str, tuple[str, Callable[[], State], Callable[[State, Tensor], Tenso
     "addons": ("tensorflow-addons", addons_state, addons),
     "di-engine": ("di-engine", di_state, di),
     "sheeprl": ("sheeprl", sheeprl_state, sheeprl),
+    "sheeprl without a bias": dreamers("sheeprl", "linear", "layer_norm", True, 1e-5),
+    "RLlib": dreamers("rllib", "linear", "layer_norm", True, 1e-3),
+    "DI-engine's Dreamer": dreamers("di-engine", "_layer", "_norm", False, 1e-3),
+    "dreamerv3-torch": dreamers(
+        "dreamerv3-torch", "layers.GRU_linear", "layers.GRU_norm", False, 1e-3
+    ),
+    "torchaudio": ("torchaudio", torchaudio_state, torchaudio),
+    "torchaudio without a norm": ("torchaudio", torchaudio_plain_state, torchaudio_plain),
+    "LiGRU": ("speechbrain", lambda: light_state("light"), light),
+    "SLiGRU": ("speechbrain", lambda: light_state("stable"), light),
+    "SLiGRU with gains": ("speechbrain", lambda: light_state("affine"), light),
     "dreamer": ("dreamer-v2", dreamer_state, dreamer),
     "tflite": ("tflite", tflite_state, tflite),
     "tflite peephole": ("tflite", lambda: tflite_state(norm=False, peephole=True), tflite),
@@ -353,7 +467,7 @@ def test_a_missing_and_a_spare_key_are_named(form: str) -> None:
             "input_to_input_weights",
         ):
             continue
-        if key.startswith("encoder_s1"):
+        if key.startswith("encoder_s1") or "drop_mask" in key or "h_init" in key:
             continue
         fewer = state()
         del fewer[key]
@@ -362,6 +476,17 @@ def test_a_missing_and_a_spare_key_are_named(form: str) -> None:
         assert "no" in str(caught.value)
     with pytest.raises(ValueError, match=r"has keys of other layers, .*name the layer by prefix"):
         from_dialect(name, state() | {f"{lead}spare": torch.ones(2)})
+
+
+@every_dialect
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (16, 0), (2, 3, 4)], ids=str)
+def test_tensors_of_other_shapes_are_refused_in_words(form: str, shape: tuple[int, ...]) -> None:
+    name, state, _ = KNOWN[form]
+    for key in state():
+        if key == "Wemb" or "drop_mask" in key or "h_init" in key:
+            continue  # not read
+        with pytest.raises(ValueError, match=f"^{name}: "):
+            from_dialect(name, state() | {key: torch.ones(shape, dtype=F64)})
 
 
 @every_dialect
@@ -441,7 +566,7 @@ def test_unknown_names_and_things() -> None:
         from_dialect("hast", {})
     with pytest.raises(ValueError, match="unknown dialect 'x'; there are torch, torchscript"):
         to_dialect("x", ln_zoo.LSTM(2, 3))
-    with pytest.raises(TypeError, match=r"expected a recurrent layer of ln_zoo, got LSTM: from_"):
+    with pytest.raises(TypeError, match=r"expected .*layer of ln_zoo.*, got LSTM"):
         to_dialect("torch", nn.LSTM(2, 3))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no key begins with ''; there are no keys"):
         from_dialect("haste", {})

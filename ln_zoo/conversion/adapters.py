@@ -1,0 +1,268 @@
+"""Our layers behind the call signatures and state formats of other libraries.
+
+`adopt_` gives a layer of another library a class that derives from one of these and from the
+layer's own class. So ``isinstance`` holds, and so do the layer's other attributes and methods;
+``forward`` is ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ln_zoo.layers import GRU, LSTM, RNN, RecurrentCell, RecurrentLayer
+
+#: Sizes of the random input on which layers are compared and timed: steps and sequences.
+STEPS, BATCH = 20, 8
+
+
+class Adapter(nn.Module):
+    """A layer of another library that computes with one of ours.
+
+    Attributes:
+        layer: our layer or cell.
+        dialect: the dialect that reads and writes its weights.
+    """
+
+    #: Whether it calls a cell, one step at a time.
+    stepwise = False
+    layer: RecurrentLayer | RecurrentCell
+    dialect: str
+
+    @classmethod
+    def example(cls, layer: Any) -> tuple[Any, ...]:
+        """Random arguments in float64, the first of them the input.
+
+        Args:
+            layer: our layer or cell, with its sizes.
+        """
+        sizes = (BATCH, layer.input_size) if cls.stepwise else (STEPS, BATCH, layer.input_size)
+        generator = torch.Generator().manual_seed(0)
+
+        def draw(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+        states = [
+            [draw(BATCH, layer.hidden_size) for _ in layer.cell.states]
+            for _ in range(getattr(layer, "num_layers", 1))
+        ]
+        return (draw(*sizes), *cls.example_states(states))
+
+    @classmethod
+    def example_states(cls, states: list[list[Tensor]]) -> tuple[Any, ...]:
+        """States (N, H) of each layer as arguments in the library's format."""
+        raise NotImplementedError
+
+    def extra_repr(self) -> str:
+        return f"ln_zoo, dialect {self.dialect}"
+
+
+def _stacked(states: Iterable[Iterable[Tensor]]) -> tuple[Tensor, ...]:
+    """States by layer as our states, each (layers, N, H)."""
+    return tuple(torch.stack(list(parts)) for parts in zip(*states, strict=True))
+
+
+class LayerOfLists(Adapter):
+    """One layer: ``(input, [h, c]) -> (output, [h, c])``, states (N, H); torchaudio."""
+
+    def forward(
+        self, input: Tensor, state: list[Tensor] | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
+        output, states = self.layer(input, None if state is None else _stacked([state]))
+        return output, [s.squeeze(0) for s in states]
+
+    @classmethod
+    def example_states(cls, states: list[list[Tensor]]) -> tuple[Any, ...]:
+        return (states[0],)
+
+
+class LayerOfTuples(Adapter):
+    """One layer: ``(input, (h, c)) -> (output, (h, c))``, states (N, H); TorchScript's example."""
+
+    def forward(self, input: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Any]:
+        output, states = self.layer(input, _stacked([state]))
+        return output, tuple(s.squeeze(0) for s in states)
+
+    @classmethod
+    def example_states(cls, states: list[list[Tensor]]) -> tuple[Any, ...]:
+        return (tuple(states[0]),)
+
+
+class StackOfTuples(Adapter):
+    """Layers: ``(input, [(h, c), ...]) -> (output, [(h, c), ...])``, states (N, H); NeMo."""
+
+    def forward(
+        self, input: Tensor, states: list[tuple[Tensor, Tensor]] | None = None
+    ) -> tuple[Tensor, list[Any]]:
+        output, found = self.layer(input, None if states is None else _stacked(states))
+        return output, list(zip(*(s.unbind(0) for s in found), strict=True))
+
+    @classmethod
+    def example_states(cls, states: list[list[Tensor]]) -> tuple[Any, ...]:
+        return ([tuple(state) for state in states],)
+
+
+class CellOfTuples(Adapter):
+    """A step: ``(input, (h, c)) -> (h, (h, c))``; the cell of TorchScript's example."""
+
+    stepwise = True
+
+    def forward(self, input: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Any]:
+        states = self.layer(input, tuple(state))
+        return states[0], states
+
+    @classmethod
+    def example_states(cls, states: list[list[Tensor]]) -> tuple[Any, ...]:
+        return (tuple(states[0]),)
+
+
+class DiEngineLayer(Adapter):
+    """DI-engine's LSTM: states as a dict, or as a list with a dict for each sequence.
+
+    The library's own methods convert states.
+    """
+
+    def forward(
+        self, inputs: Tensor, prev_state: Any, list_next_state: bool = True
+    ) -> tuple[Tensor, Any]:
+        of_library: Any = self
+        states = tuple(of_library._before_forward(inputs, prev_state))
+        output, states = self.layer(inputs, states)
+        return output, of_library._after_forward(list(states), list_next_state)
+
+    @classmethod
+    def example_states(cls, states: list[list[Tensor]]) -> tuple[Any, ...]:
+        return (dict(zip("hc", _stacked(states), strict=True)),)
+
+
+class CellOfList(Adapter):
+    """A step: ``(input, [h]) -> (h, [h])``; Dreamer's GRU in dreamerv3-torch and DI-engine."""
+
+    stepwise = True
+
+    def forward(self, inputs: Tensor, state: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        h = _flat_step(self.layer, inputs, state[0])
+        return h, [h]
+
+    @classmethod
+    def example_states(cls, states: list[list[Tensor]]) -> tuple[Any, ...]:
+        return (states[0],)
+
+
+class CellOfPair(Adapter):
+    """A step: ``(x, h) -> (h, h)``; Dreamer's GRU in RLlib."""
+
+    stepwise = True
+
+    def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        h = _flat_step(self.layer, x, h)
+        return h, h
+
+    @classmethod
+    def example_states(cls, states: list[list[Tensor]]) -> tuple[Any, ...]:
+        return tuple(states[0])
+
+
+def _flat_step(cell: nn.Module, x: Tensor, h: Tensor) -> Tensor:
+    """A step of inputs (*, I) with any leading dimensions."""
+    found: Tensor = cell(x.reshape(-1, x.shape[-1]), h.reshape(-1, h.shape[-1]))
+    return found.reshape(h.shape)
+
+
+class SheeprlCell(Adapter):
+    """sheeprl's GRU: a step of (N, I), (I,), or a sequence of length 1."""
+
+    stepwise = True
+
+    def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
+        of_library: Any = self
+        step = input.dim() == 3
+        if step:
+            axis = int(of_library.batch_first)
+            if input.shape[axis] != 1:
+                raise ValueError(
+                    f"input must have one time step along dimension {axis}, got shape "
+                    f"{tuple(input.shape)}"
+                )
+            input = input.squeeze(axis)
+        if hx is not None and hx.dim() == 3:
+            hx = hx.squeeze(0)
+        h: Tensor = self.layer(input, hx)
+        return h.unsqueeze(0) if step else h
+
+    @classmethod
+    def example_states(cls, states: list[list[Tensor]]) -> tuple[Any, ...]:
+        return tuple(states[0])
+
+
+class SpeechBrainLayer(Adapter):
+    """SpeechBrain's layers of light GRUs: (N, T, I), both directions with the same weights."""
+
+    def forward(self, x: Tensor, hx: Tensor | None = None) -> Tensor:
+        both = bool(getattr(self, "bidirectional", False))
+        x = x.transpose(0, 1)
+        if both:
+            x = torch.cat([x, x.flip(0)], 1)
+        output, _ = self.layer(x, None if hx is None else hx.expand(1, x.shape[1], -1))
+        if both:
+            there, back = output.chunk(2, 1)
+            output = torch.cat([there, back.flip(0)], 2)
+        return output.transpose(0, 1)
+
+    @classmethod
+    def example_states(cls, states: list[list[Tensor]]) -> tuple[Any, ...]:
+        return ()
+
+
+# torch's layers: still instances of torch's classes, which libraries ask for
+
+
+class AdoptedLSTM(LSTM, nn.LSTM):  # type: ignore[misc]
+    """`ln_zoo.LSTM` as a `torch.nn.LSTM`, which torch.compile does not trace."""
+
+
+class AdoptedGRU(GRU, nn.GRU):  # type: ignore[misc]
+    """`ln_zoo.GRU` as a `torch.nn.GRU`, which torch.compile does not trace."""
+
+
+class AdoptedRNN(RNN, nn.RNN):  # type: ignore[misc]
+    """`ln_zoo.RNN` as a `torch.nn.RNN`, which torch.compile does not trace."""
+
+
+ADOPTED: dict[type[nn.Module], type[nn.Module]] = {
+    nn.LSTM: AdoptedLSTM,
+    nn.GRU: AdoptedGRU,
+    nn.RNN: AdoptedRNN,
+}
+
+
+_classes: dict[tuple[type, type | None], type[nn.Module]] = {}
+
+
+def adopted_class(ours: type[nn.Module], theirs: type[nn.Module] | None) -> type[nn.Module]:
+    """The class of an adopted layer; always the same for the same arguments.
+
+    Args:
+        ours: an `Adapter`, whose methods override the library's; or a value of `ADOPTED`, whose
+            methods override torch's only, so that a subclass keeps its own.
+        theirs: the class that was adopted; None for `torch.jit` modules, which have none.
+    """
+    if (ours, theirs) not in _classes:
+        bases: tuple[type, ...] = (ours,)
+        if theirs is not None:
+            bases = (ours, theirs) if issubclass(ours, Adapter) else (theirs, ours)
+        own = {
+            "__module__": "ln_zoo.conversion",
+            "__reduce_ex__": lambda self, protocol: (_new, (ours, theirs), self.__getstate__()),
+        }
+        _classes[ours, theirs] = type((theirs or ours).__name__, bases, own)
+    return _classes[ours, theirs]
+
+
+def _new(ours: type[nn.Module], theirs: type[nn.Module] | None) -> nn.Module:
+    """Unpickle an adopted layer; its state is set afterwards."""
+    cls = adopted_class(ours, theirs)
+    return cls.__new__(cls)
