@@ -10,10 +10,11 @@ import argparse
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks.contestants import BASELINE, Contestant, Size, cell_step, limited_to
 from benchmarks.timing import Spread, interleave, ratios
+from ln_zoo.layers import LSTMCell
 
 ROWS = (1, 2, 4, 5, 8, 16, 32, 64, 128, 256)
 UNITS = (128, 256, 512, 1024)
@@ -27,7 +28,7 @@ def step_of(contestant: Contestant, size: Size, training: bool) -> Callable[[], 
     h, c = (torch.randn(size.B, size.H, requires_grad=training) for _ in range(2))
     gradient = torch.randn(size.B, size.H)
     module = contestant.module.train(training)
-    lstm = module.weight_hh.shape[0] == 4 * size.H
+    lstm = isinstance(module, nn.LSTMCell | LSTMCell)
     state = (h, c) if lstm else h
     leaves = [x, h, c, *module.parameters()]
 

@@ -317,7 +317,7 @@ class Form:
                     f"{keys.dialect}: {key!r} should hold {gates} gates along dimension "
                     f"{max(dim, 0)}, got shape {tuple(piece.shape)}"
                 )
-        whole = torch.cat([p.T if entry.transposed else p for p in pieces], axis)
+        whole = torch.cat([p.t() if entry.transposed else p for p in pieces], axis)
         if entry.cut and self.order is not None:
             whole = _permuted(whole, *self.order, axis)
         if entry.join == "added":

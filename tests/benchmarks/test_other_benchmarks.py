@@ -19,6 +19,7 @@ from benchmarks import (
     order_embedding,
     packed,
     policies,
+    steps,
     threads,
 )
 from benchmarks.contestants import Size

@@ -13,6 +13,8 @@ constexpr int64_t FEW_ROWS = 4;
 constexpr int64_t OUTER_ROWS = 8;
 // Steps of a call up to which it reads its weights in place, whatever its rows.
 constexpr int64_t FEW_STEPS = 1;
+// Rows from which the columns of a matrix are copied as a product reads them.
+constexpr int64_t MANY_ROWS = 24;
 // Columns below which they fill too little of a product's tiles.
 constexpr int64_t THIN = 16;
 
@@ -210,6 +212,21 @@ void in_place_by_matrix(int64_t N, int64_t G, int64_t K, const float* d, const f
   constexpr int64_t AT_ONCE = 64, PANEL = WIDTH * L;
   const int64_t panels = (K + PANEL - 1) / PANEL;
   by_parts(threads, G * K * ((N + 3) / 4), panels, [&](int64_t from, int64_t to) {
+    if (N >= MANY_ROWS) {
+      // Then each part of a panel is worth a copy, which stays in the cache.
+      thread_local Room room;
+      float* const copied = room.take(DEPTH * PANEL);
+      for (int64_t k = from * PANEL; k < std::min(to * PANEL, K); k += PANEL) {
+        const int64_t columns = std::min(PANEL, K - k);
+        for (int64_t g = 0; g < G; g += DEPTH) {
+          const int64_t depth = std::min(DEPTH, G - g);
+          pack_panel(w + g * K + k, K, int64_t(1), depth, 0, columns, copied, Center{});
+          vector_product(N, columns, depth, Left<float>{d + g, G, 1}, copied, y + k, K,
+                         add || g > 0);
+        }
+      }
+      return;
+    }
     for (int64_t g = 0; g < G; g += AT_ONCE) {
       const int64_t depth = std::min(AT_ONCE, G - g);
       for (int64_t k = from * PANEL; k < std::min(to * PANEL, K); k += PANEL) {
