@@ -158,3 +158,17 @@ def test_policies_are_timed(library: str, package: str, capsys: pytest.CaptureFi
     rows = [line for line in capsys.readouterr().out.splitlines() if "layer norm" in line]
     assert rows
     assert all(float(row.split("|")[2]) > 0 for row in rows)
+
+
+@pytest.mark.parametrize("cell", ["LSTM", "GRU"])
+def test_steps_prints_a_table_by_rows_and_units(
+    cell: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps.main([f"--cells={cell}", "--rows", "1", "5", "--units", "8", "16", "--rounds=1"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(",")[:2] for line in lines if "Cell" in line] == [
+        [f"{cell}Cell", f" {mode}"] for mode in steps.MODES
+    ]
+    tables = [line.split("|")[1:-1] for line in lines if line.startswith("|")]
+    assert [row[0].strip() for row in tables] == ["rows", "---:", "1", "5"] * 2
+    assert [a.strip() for a in tables[0][1:]] == ["H = 8", "H = 16"]
