@@ -288,7 +288,7 @@ class RecurrentCell(nn.RNNCellBase):
         cell = self.cell
         states = as_states(type(self).__name__, cell, hx)
         if input.dim() == 2 and (step is None or step >= 0):
-            done = self._plans.run(self._parameters, input, states, len(cell.states))
+            done = self._plans.run(self.__dict__, input, states, len(cell.states))
             if done is not None:
                 return done[1]
         sites = sites_by_role(self.sites)
@@ -309,7 +309,7 @@ class RecurrentCell(nn.RNNCellBase):
         call = RecurrentCall(cell, [records], input, None, states, [weights])
         kernel = select_step_kernel(call) or functools.partial(self._generic_step, step)
         watched = entries(self, [""], [sites])
-        self._plans.keep(self._parameters, watched, kernel, call)
+        self._plans.keep(self.__dict__, watched, kernel, call)
         _, states = kernel(call)
         return states if batched else tuple(s.squeeze(0) for s in states)
 

@@ -430,7 +430,7 @@ class RecurrentLayer(nn.RNNBase):
             lead = x.shape[:-1]
             by_plan = (lambda states: draw(states, lead)) if noisy and self.training else None
             options = len(self.cell.states), self.dropout, self.training, by_plan, reset
-            done = self._plans.run(self._parameters, x, states, *options)
+            done = self._plans.run(self.__dict__, x, states, *options)
             if done is not None:
                 return done
         self.check_input(x, batch_sizes)
@@ -469,7 +469,7 @@ class RecurrentLayer(nn.RNNBase):
             watched = entries(self, [f"_{name}" for name in directions], all_sites)
             if watched is not None:
                 watched = [*watched, (self.__dict__, "zoneout")]
-            self._plans.keep(self._parameters, watched, kernel, call)
+            self._plans.keep(self.__dict__, watched, kernel, call)
 
         def run(
             i: int,

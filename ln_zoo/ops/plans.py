@@ -115,7 +115,7 @@ class Plans:
         """Output and last states, or ``None`` where there is no plan for such a call.
 
         Args:
-            owner: the parameters of the layer itself, of which there may be shallow copies.
+            owner: ``__dict__`` of the layer, which shallow copies do not share.
             x: inputs, (T, N, I), or (N, I) for a single step.
             states: initial states; ``None`` for zeros.
             count: how many states there are.
@@ -153,7 +153,7 @@ class Plans:
         """Makes a plan for calls such as one that was just checked, where that is possible.
 
         Args:
-            owner: the parameters of the layer itself.
+            owner: ``__dict__`` of the layer.
             entries: the places that hold all that records and weights depend on; ``None``: not
                 known.
             kernel: what runs it.
@@ -194,6 +194,7 @@ def _key(x: Tensor, drawn: bool, resets: bool) -> tuple[Any, ...] | None:
         or type(x) not in (Tensor, nn.Parameter)
         or not x.is_cpu
         or x.dtype not in _PRECISIONS
+        or x.is_neg()
         or torch._C._len_torch_dispatch_stack()
         or untraceable() is not None
     ):

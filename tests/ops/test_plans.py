@@ -296,6 +296,19 @@ def test_a_shallow_copy_may_have_other_parameters() -> None:
     assert_right(cell, x)
 
 
+def test_a_shallow_copy_may_have_other_options() -> None:
+    layer, x = GRU(7, 20, norm=LayerNorm(), zoneout=0.3).eval(), torch.randn(2, 3, 7)
+    wanted = flat(layer(x))
+    twin = copy.copy(layer)
+    twin.zoneout = (0.0,)
+    plain = copy.deepcopy(twin)
+    for first, second in ((twin, layer), (layer, twin)):
+        for module in (first, second):
+            expected = wanted if module is layer else flat(plain(x))
+            torch.testing.assert_close(flat(module(x)), expected)
+    assert not torch.allclose(wanted[0], flat(plain(x))[0])
+
+
 @every_module
 def test_a_graph_of_parameters_that_were_computed_is_not_kept(kind: str) -> None:
     """As `functional_call` passes them."""
@@ -379,6 +392,21 @@ def test_a_plan_needs_plain_tensors(asked: list[str | None]) -> None:
     assert negative.is_neg()
     assert_right(layer, negative)
     assert len(asked) > 1
+
+
+@every_module
+def test_negated_views_of_contiguous_memory(kind: str) -> None:
+    module, x = MODULES[kind](norm=LayerNorm()), torch.randn(INPUTS[kind])
+    assert_right(module, x)
+    assert_right(module, torch._neg_view(x))
+    _, states = module(x) if kind != "cell" else (None, module(x))
+    states = (states,) if isinstance(states, Tensor) else states
+    negated = tuple(torch._neg_view(s.detach()) for s in states)
+    hx = negated if len(negated) > 1 else negated[0]
+    with generic_loop():
+        wanted = flat(module(x, hx))
+    for _ in range(2):
+        torch.testing.assert_close(flat(module(x, hx)), wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_kernels_may_be_added_later(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -515,6 +515,8 @@ class OneCall:
                 return "a tensor has no numbers of its own"
             if a is not x and not a.is_contiguous():
                 return "a parameter is not contiguous"
+        if any(s.is_neg() for s in call.states):
+            return "a state has no numbers of its own"
         for direction in records:
             for role, record in direction.items():
                 if role != "cell" and record is not None and record.shift is not None:
