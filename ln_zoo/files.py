@@ -8,19 +8,39 @@ import os
 import stat
 import sys
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
 from typing import IO
 
 
-def read_regular(path: str | os.PathLike[str], most: int) -> bytes:
-    """The content of a file that is not a pipe, device or folder, which may never end.
+def open_regular(path: str | os.PathLike[str]) -> BufferedReader:
+    """Open a regular file for reading. Pipes and devices, which may never end, are rejected.
 
     Args:
-        path: of the file; links are followed.
-        most: bytes that it may have.
+        path: the file; links are followed.
 
     Raises:
-        OSError: if it cannot be read, is not a regular file, or is longer.
+        OSError: if it cannot be opened or is not a regular file.
+    """
+    flags = os.O_RDONLY
+    if sys.platform == "win32":
+        flags |= os.O_BINARY
+    else:
+        flags |= os.O_NONBLOCK  # opening a pipe without a writer would block
+    if Path(path).is_dir():
+        raise IsADirectoryError("it is a folder")
+    file = open(os.open(path, flags), "rb")  # noqa: SIM115 (the caller closes it)
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError("it is not a regular file")
+    return file
+
+
+def read_regular(path: str | os.PathLike[str], most: int) -> bytes:
+    """The content of a regular file of at most ``most`` bytes.
+
+    Raises:
+        OSError: as `open_regular`, or if the file is longer.
 
     Example:
         >>> read_regular(__file__, 9)
@@ -30,20 +50,11 @@ def read_regular(path: str | os.PathLike[str], most: int) -> bytes:
         >>> read_regular(__file__, 100_000)[:3]
         b'\"\"\"'
     """
-    flags = os.O_RDONLY
-    if sys.platform == "win32":
-        flags |= os.O_BINARY
-    else:
-        flags |= os.O_NONBLOCK  # opening a pipe that nobody writes to would wait
-    if Path(path).is_dir():
-        raise IsADirectoryError("it is a folder")
-    with open(os.open(path, flags), "rb") as file:
-        state = os.fstat(file.fileno())
-        if not stat.S_ISREG(state.st_mode):
-            raise OSError("it is not a regular file")
-        if state.st_size > most:
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
             raise OSError(f"it is longer than {most:,} bytes")
-        return file.read(state.st_size)
+        return file.read(size)
 
 
 @contextlib.contextmanager

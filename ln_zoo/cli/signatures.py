@@ -133,6 +133,7 @@ def _signature(
         method: whose arguments are asked for.
     """
     fields: dict[str, Any] = {}
+    given: dict[str, Any] = {}
     for node in members:
         for part in node.body:
             if isinstance(part, ast.FunctionDef) and part.name == method:
@@ -141,19 +142,17 @@ def _signature(
                 missing = [None] * (len(arguments.args) - len(arguments.defaults))
                 defaults = [*missing, *arguments.defaults]
                 values = [*defaults[1:], *arguments.kw_defaults]
-                parameters = {
-                    a.arg: _type(a.annotation, default, types[node.name])
-                    for a, default in zip(named, values, strict=True)
-                }
-                open_ = arguments.kwarg is not None or arguments.vararg is not None
-                return Signature(name, parameters, open_, concrete)
+                for a, default in zip(named, values, strict=True):
+                    given.setdefault(a.arg, _type(a.annotation, default, types[node.name]))
+                if arguments.kwarg is None:
+                    return Signature(name, given, arguments.vararg is not None, concrete)
         if any("dataclass" in ast.unparse(mark) for mark in node.decorator_list):
             assigned = [part for part in node.body if isinstance(part, ast.AnnAssign)]
             for part in assigned:
                 if "ClassVar" not in ast.unparse(part.annotation):
                     known = types[node.name]
                     fields[ast.unparse(part.target)] = _type(part.annotation, part.value, known)
-    return Signature(name, fields, concrete=concrete)
+    return Signature(name, given or fields, bool(given), concrete)
 
 
 def _type(annotation: ast.expr | None, default: ast.expr | None, types: dict[str, Any]) -> Any:

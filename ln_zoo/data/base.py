@@ -1,9 +1,10 @@
-"""What every data module of the zoo shares: three sets, and the loaders over them."""
+"""The data module that all datasets inherit: three sets and their loaders."""
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from lightning.pytorch import LightningDataModule
@@ -13,35 +14,48 @@ from ln_zoo.data.loading import BatchLoader, ResumableLoader, check_at_least, wh
 
 
 class ZooDataModule(LightningDataModule, ABC):
-    """Sets ``"train"``, ``"val"`` and ``"test"``, of which loaders give whole batches.
+    """A data module with sets ``"train"``, ``"val"`` and ``"test"`` and loaders of whole batches.
 
-    Training continues within an epoch after an interruption; evaluation scores each example once,
-    on any number of processes. A dataset keeps its sets in ``_sets`` at `setup`, and says what of
-    them is seen in training (`training_set`) and in evaluation (`evaluation_set`).
+    Training resumes within an epoch. Evaluation scores each example once on any number of
+    processes. A dataset fills ``_sets`` in `setup` and implements `training_set` and
+    `evaluation_set`.
+
+    A dataset's constructor states its own options, and those of its base class whose default
+    differs; ``**options`` passes the others on. The command line and ``inspect.signature`` show all
+    of them, with the defaults and descriptions of the class that states them.
 
     Args:
-        batch_size: training examples per step of one process.
-        seed: seed of the order of training examples.
-        eval_batch_size: examples per batch in evaluation.
-        num_workers: processes that fetch batches.
-        pin_memory: page-locked batches, for faster copies to a GPU.
-        drop_last: leave out a last training batch of fewer than ``batch_size`` examples. A last
-            training batch of a single example is always left out.
+        batch_size: training examples per step and process.
+        seed: seed of the order of training examples; the splits do not depend on it.
+        eval_batch_size: examples per batch in evaluation; changes results only under norms that use
+            batch statistics.
+        num_workers: processes that load batches; 0 is fastest for data in memory.
+        pin_memory: use page-locked memory for faster copies to a GPU.
+        drop_last: drop the last training batch if it is smaller than ``batch_size``. A last
+            training batch of one example is always dropped.
 
     Raises:
-        ValueError: an empty batch, a negative seed or number of workers.
+        ValueError: if an option is invalid.
     """
 
     name: str
+    #: The kind of batch, which models check.
+    gives: ClassVar[str]
+    #: Name of the test set in tables.
+    test_split: str = "test"
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.__signature__ = _signature(cls)  # type: ignore[attr-defined]
 
     def __init__(
         self,
         batch_size: int,
-        seed: int,
-        eval_batch_size: int,
-        num_workers: int,
-        pin_memory: bool,
-        drop_last: bool,
+        seed: int = 0,
+        eval_batch_size: int = 64,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+        drop_last: bool = False,
     ) -> None:
         super().__init__()
         check_at_least(1, batch_size=batch_size, eval_batch_size=eval_batch_size)
@@ -54,17 +68,32 @@ class ZooDataModule(LightningDataModule, ABC):
         self.drop_last = drop_last
         self._sets: dict[str, Any] = {}
 
+    @property
+    def preprocessing(self) -> dict[str, Any]:
+        """The preprocessing of an example before the model, as plain data."""
+        return {}
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The dataset, its splits and its batches as plain data, for tables and model cards."""
+        return {
+            "dataset": self.name,
+            "batch_size": self.batch_size,
+            "drop_last": self.drop_last,
+            "seed": self.seed,
+        }
+
     @abstractmethod
     def training_set(self) -> Dataset:
-        """The training examples as training sees them."""
+        """The training set in the form used for training."""
 
     @abstractmethod
     def evaluation_set(self, name: str, examples: int | None = None) -> Dataset:
-        """A set as evaluation sees it, in its own order.
+        """A set in the form used for evaluation, in its own order.
 
         Args:
             name: ``"train"``, ``"val"`` or ``"test"``.
-            examples: how many of the examples; default: all.
+            examples: number of examples; default: all.
         """
 
     def train_dataloader(self) -> ResumableLoader:
@@ -82,18 +111,18 @@ class ZooDataModule(LightningDataModule, ABC):
     def train_eval_dataloader(
         self, batch_size: int | None = None, examples: int | None = None
     ) -> BatchLoader:
-        """The training set as in evaluation, or part of it.
+        """The training set in the form used for evaluation.
 
         Args:
-            batch_size: of the batches; default: that of evaluation.
-            examples: how many of the examples; which, `evaluation_set` says; default: all.
+            batch_size: examples per batch; default: ``eval_batch_size``.
+            examples: number of examples, chosen by `evaluation_set`; default: all.
         """
         return self._evaluation_loader("train", batch_size, examples)
 
     def val_eval_dataloader(
         self, batch_size: int | None = None, examples: int | None = None
     ) -> BatchLoader:
-        """The validation set, or part of it; arguments as for the training set."""
+        """The validation set; arguments as for `train_eval_dataloader`."""
         return self._evaluation_loader("val", batch_size, examples)
 
     def val_dataloader(self) -> BatchLoader:
@@ -103,8 +132,9 @@ class ZooDataModule(LightningDataModule, ABC):
         return self._evaluation_loader("test")
 
     def predict_dataloader(self) -> DataLoader:
-        """The test set in its own order; a plain loader, as Lightning then tells prediction writers
-        the indices.
+        """The test set in its own order, by a plain ``DataLoader``.
+
+        Lightning passes the indices of its batches to prediction writers.
         """
         return DataLoader(
             self.evaluation_set("test"),
@@ -129,3 +159,18 @@ class ZooDataModule(LightningDataModule, ABC):
         if not self._sets:
             raise RuntimeError("the data are not read yet: call prepare_data() and setup() first")
         return self._sets[name]
+
+
+def _signature(cls: type) -> inspect.Signature:
+    """The constructor's signature, with the options of base classes in place of ``**options``."""
+    found: dict[str, inspect.Parameter] = {}
+    for base in (base for base in cls.__mro__ if "__init__" in vars(base)):
+        _, *parameters = inspect.signature(vars(base)["__init__"]).parameters.values()
+        own = not found
+        for parameter in parameters:
+            if parameter.kind is not parameter.VAR_KEYWORD and parameter.name not in found:
+                kind = parameter.kind if own else parameter.KEYWORD_ONLY
+                found[parameter.name] = parameter.replace(kind=kind)
+        if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters):
+            break
+    return inspect.Signature(sorted(found.values(), key=lambda parameter: parameter.kind))

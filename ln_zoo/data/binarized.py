@@ -1,4 +1,4 @@
-"""What the data modules of binarized images share: sets without labels, and how they are drawn."""
+"""Binarized images without labels, and ways to binarize them."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from math import prod, sqrt
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from ln_zoo.data.base import ZooDataModule
 from ln_zoo.data.loading import (
+    BatchSet,
     DistributedBatches,
     check_at_least,
     check_choice,
-    evenly_spaced,
+    rows,
+    subset,
 )
 
 Binarization = Literal["fixed", "dynamic", "threshold", "grey"]
@@ -26,16 +27,16 @@ Images = tuple[Tensor]
 
 SETS = ("train", "val", "test")
 _STRETCH = 1 << 32
-"""Random numbers between those of one image and of the next, more than an image takes."""
+"""Stride in the random stream between images; larger than any image needs."""
 
 
-class ImageSet(Dataset[Images], ABC):
+class ImageSet(BatchSet, ABC):
     """N images without labels, indexed by a tensor of indices.
 
     A batch is a tuple of one tensor, float32 (B, C, H, W) in [0, 1].
 
     Args:
-        rows: the images as they are stored, one a row; may be mapped from a file.
+        rows: the stored images, one a row.
     """
 
     def __init__(self, rows: np.ndarray) -> None:
@@ -44,11 +45,10 @@ class ImageSet(Dataset[Images], ABC):
 
     @property
     def batches(self) -> type[DistributedBatches]:
-        """How `BatchLoader` takes batches."""
         return ImageBatches
 
     def pick(self, indices: Sequence[int] | np.ndarray) -> ImageSet:
-        """Some of the images, in the order given; what is stored is shared."""
+        """The images with these indices; storage is shared."""
         part = copy(self)
         part.numbers = self.numbers[np.asarray(indices, np.int64)]
         return part
@@ -57,26 +57,18 @@ class ImageSet(Dataset[Images], ABC):
         return len(self.numbers)
 
     def __getitem__(self, index: Tensor) -> Images:
-        return (torch.from_numpy(self.images(self._numbers(index))),)
-
-    def __getitems__(self, indices: list[int]) -> Images:
-        """One batch for a list of indices: what a ``DataLoader`` with a batch size asks for."""
-        return self[torch.tensor(indices)]
+        return (torch.from_numpy(self.images(self.numbers[rows(index)])),)
 
     @abstractmethod
     def images(self, numbers: np.ndarray) -> np.ndarray:
         """The images of some rows, float32 (B, C, H, W)."""
-
-    def _numbers(self, index: Any) -> np.ndarray:
-        """The rows that a tensor of indices, or a single index, stands for."""
-        return self.numbers[np.asarray(index).reshape(-1)]
 
 
 class PackedImages(ImageSet):
     """Binary images, eight pixels to a byte.
 
     Args:
-        rows: uint8 (N, ceil(C H W / 8)), as ``numpy.packbits`` packs the pixels of an image.
+        rows: uint8 (N, ceil(C H W / 8)), by ``numpy.packbits`` of an image's pixels.
         shape: (C, H, W) of an image.
 
     Example:
@@ -92,7 +84,7 @@ class PackedImages(ImageSet):
 
     @classmethod
     def pack(cls, images: np.ndarray) -> PackedImages:
-        """Packs images, bool (N, C, H, W)."""
+        """Pack images, bool (N, C, H, W)."""
         channels, height, width = images.shape[1:]
         rows = np.packbits(images.reshape(len(images), -1), axis=1)
         return cls(rows, (channels, height, width))
@@ -119,17 +111,16 @@ class GreyImages(ImageSet):
 
 
 class ResampledImages(ImageSet):
-    """Binary images, each pixel a Bernoulli variable with its grey level as probability.
+    """Binary images, sampled from Bernoulli variables with the grey levels as probabilities.
 
-    Training draws every image anew in every epoch, evaluation always takes the same draw. A draw
-    depends on the seed, the set, the epoch and the row of the image only: not on the batch, on the
-    process that fetches it, or on the epochs before.
+    Training samples each image again in each epoch, evaluation always uses the same sample. A
+    sample depends only on the seed, the set, the epoch and the row of the image.
 
     Args:
         rows: uint8 (N, C, H, W).
-        scale: the level that is always 1.
-        binarization_seed: seed of the draws.
-        stream: number of the set, so that those of one seed differ in their draws.
+        scale: the level of probability 1.
+        binarization_seed: seed of the samples.
+        stream: number of the set, which has its own samples.
 
     Example:
         >>> grey = np.full((2, 1, 2, 2), 8, np.uint8)
@@ -150,9 +141,9 @@ class ResampledImages(ImageSet):
         return DrawnBatches
 
     def __getitem__(self, index: Tensor | tuple[Tensor, int]) -> Images:
-        """A batch: of the draw of evaluation, or of draw number n, from 1."""
+        """A batch of sample n, from 1, or of the sample for evaluation."""
         indices, draw = index if isinstance(index, tuple) else (index, 0)
-        return (torch.from_numpy(self.images(self._numbers(indices), draw)),)
+        return (torch.from_numpy(self.images(self.numbers[rows(indices)], draw)),)
 
     def images(self, numbers: np.ndarray, draw: int = 0) -> np.ndarray:
         grey = self.rows[numbers]
@@ -160,7 +151,7 @@ class ResampledImages(ImageSet):
         rng, start = np.random.Generator(bits), bits.state
         uniform = np.empty(grey.shape, np.float32)
         for place, number in enumerate(numbers.tolist()):
-            # Each row has a stretch of the sequence to itself, whatever rows come before.
+            # Each row has its own section of the random stream.
             bits.state = start
             bits.advance(number * _STRETCH)
             rng.random(dtype=np.float32, out=uniform[place])
@@ -168,10 +159,9 @@ class ResampledImages(ImageSet):
 
 
 class ImageBatches(DistributedBatches):
-    """Batches of images, in evaluation spread over the set.
+    """Batches of images; in evaluation each batch is spread over the set.
 
-    Files of images are often sorted, by digit or by writer: so the first batches of an evaluation,
-    with ``limit_test_batches`` for one, stand for the whole.
+    Files are often sorted, by digit or by writer; so the first batches represent the set.
     """
 
     def permutation(self, n: int, *stream: int) -> Tensor:
@@ -179,7 +169,7 @@ class ImageBatches(DistributedBatches):
 
 
 class DrawnBatches(ImageBatches):
-    """Batches of `ResampledImages`: indices, in training with the number of the draw."""
+    """Batches of `ResampledImages`: indices, in training with the number of the sample."""
 
     dataset: ResampledImages
 
@@ -192,10 +182,9 @@ class DrawnBatches(ImageBatches):
 
 
 def spread(n: int) -> np.ndarray:
-    """The numbers 0 to n - 1 in an order whose beginnings are spread evenly over them, int64.
+    """A permutation of 0 to n - 1 whose prefixes are spread evenly over them, int64.
 
-    They are sorted by the fraction of their multiple of the golden section. Those whose fraction
-    lies below a bound, however low, follow one another at most at three distances (Slater 1967).
+    Numbers are sorted by the fractional part of their multiple of the golden ratio (Slater 1967).
 
     Example:
         >>> spread(10).tolist()
@@ -208,40 +197,28 @@ class BinarizedImageData(ZooDataModule, ABC):
     """Binary images of one shape, for models of their likelihood.
 
     A batch is a tuple of one tensor, ``(images,)``: float32 (N, C, H, W) of 0 and 1, in [0, 1] with
-    ``binarization="grey"``. There are no labels. A dataset states its name, its facts below and
-    where its three sets come from (`read`).
+    ``binarization="grey"``. A subclass states its name and the attributes below and implements
+    `read`.
 
-    How images are binarized changes a likelihood by whole nats. So every way but ``fixed`` gives
-    the dataset another name in tables, and scores are not compared with those of the fixed one:
+    The binarization changes a likelihood by several nats, so tables list all but ``fixed`` under
+    another name:
 
-    * ``fixed``: every pixel drawn once and kept.
+    * ``fixed``: each pixel sampled once.
     * ``dynamic``: sampled again in each epoch of training, with the grey level as probability;
-      evaluation takes one draw, the same for every epoch, model and run.
+      evaluation uses one sample, the same for every epoch, model and run.
     * ``threshold``: 1 above half of the highest grey level.
-    * ``grey``: grey levels as they are, as probabilities.
+    * ``grey``: the grey levels as probabilities.
 
-    In evaluation images come in an order spread over the set, in prediction in that of the file.
+    Evaluation has an order that is spread over the set, prediction that of the file.
 
     Args:
-        binarization: ``fixed``, ``dynamic``, ``threshold`` or ``grey``, see above.
-        binarization_seed: seed of what is drawn here.
-        batch_size: training images per step of one process.
+        binarization: ``fixed``, ``dynamic``, ``threshold`` or ``grey``.
+        binarization_seed: seed of the samples.
         train_size: number of training images.
         val_size: number of validation images.
-        seed: seed of the order of training images.
-        eval_batch_size: images per batch in evaluation.
-        num_workers: processes that fetch batches.
-        pin_memory: page-locked batches, for faster copies to a GPU.
-        drop_last: leave out a last training batch of fewer than ``batch_size`` images. A last
-            training batch of a single image is always left out.
-
-    Raises:
-        ValueError: an empty batch or set, a negative seed or number of workers, or a binarization
-            that is none of those above.
     """
 
-    #: What a batch holds, for models that say what they take.
-    gives: ClassVar[str] = "images"
+    gives = "images"
     image_shape: tuple[int, int, int]
     scale: int
     """The grey level that becomes 1.0."""
@@ -250,18 +227,14 @@ class BinarizedImageData(ZooDataModule, ABC):
 
     def __init__(
         self,
-        binarization: Binarization,
-        binarization_seed: int,
         batch_size: int,
         train_size: int,
         val_size: int,
-        seed: int,
-        eval_batch_size: int,
-        num_workers: int,
-        pin_memory: bool,
-        drop_last: bool,
+        binarization: Binarization = "fixed",
+        binarization_seed: int = 0,
+        **options: Any,
     ) -> None:
-        super().__init__(batch_size, seed, eval_batch_size, num_workers, pin_memory, drop_last)
+        super().__init__(batch_size, **options)
         check_choice("binarization", binarization, get_args(Binarization))
         check_at_least(0, binarization_seed=binarization_seed)
         check_at_least(1, train_size=train_size, val_size=val_size)
@@ -274,11 +247,11 @@ class BinarizedImageData(ZooDataModule, ABC):
 
     @abstractmethod
     def read(self) -> dict[str, ImageSet]:
-        """Reads the three sets, by name, that `prepare_data` made available."""
+        """Read the three sets by name."""
 
     @property
     def resampled(self) -> bool:
-        """Whether the images are binarized here, so that they depend on ``binarization_seed``."""
+        """Whether the images depend on ``binarization_seed``."""
         return self.binarization in ("fixed", "dynamic")
 
     @property
@@ -288,7 +261,6 @@ class BinarizedImageData(ZooDataModule, ABC):
 
     @property
     def preprocessing(self) -> dict[str, Any]:
-        """What an image goes through before the model, as plain data."""
         return {
             "binarization": self.binarization,
             "scale": self.scale,
@@ -297,17 +269,12 @@ class BinarizedImageData(ZooDataModule, ABC):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The dataset, its splits and its batches as plain data, for tables and model cards."""
-        facts = {
-            "dataset": self.name,
+        facts = super().facts | {
             "binarization": self.binarization,
             "train_size": self.train_size,
             "val_size": self.val_size,
             "test_size": len(self._sets["test"]) if self._sets else self.test_size,
-            "batch_size": self.batch_size,
             "eval_batch_size": self.eval_batch_size,
-            "drop_last": self.drop_last,
-            "seed": self.seed,
         }
         return facts | ({"binarization_seed": self.binarization_seed} if self.resampled else {})
 
@@ -319,14 +286,10 @@ class BinarizedImageData(ZooDataModule, ABC):
         return self._set("train")
 
     def evaluation_set(self, name: str, examples: int | None = None) -> ImageSet:
-        """A set in its own order, or evenly spaced images of it, as files may be sorted."""
-        images = self._set(name)
-        if examples is not None and examples < len(images):
-            images = images.pick(evenly_spaced(len(images), examples))
-        return images
+        return subset(self._set(name), examples)
 
     def binarize(self, grey: Mapping[str, np.ndarray]) -> dict[str, ImageSet]:
-        """The three sets of grey images, uint8 (N, C, H, W) up to ``scale``, binarized as asked."""
+        """Binarize the three sets of grey images, uint8 (N, C, H, W) up to ``scale``."""
         return {name: self._binarized(grey[name], stream) for stream, name in enumerate(SETS)}
 
     def _binarized(self, grey: np.ndarray, stream: int) -> ImageSet:

@@ -1,54 +1,50 @@
-"""Binarized MNIST: the files of Larochelle and Murray (2011); other binarizations by name."""
+"""Binarized MNIST: the files of Larochelle and Murray (2011), and other binarizations."""
 
 from __future__ import annotations
 
 import hashlib
+import io
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ln_zoo.data.amat import load_bits
+from ln_zoo.data.archives import read_file
 from ln_zoo.data.binarized import Binarization, BinarizedImageData, ImageSet, PackedImages
-from ln_zoo.data.mnist import MNIST, UNPUBLISHED, local_folder
+from ln_zoo.data.folders import check_folder, listing, local_folder
+from ln_zoo.data.mnist import MNIST, UNPUBLISHED
+
+_MAX_BYTES = 1_000_000_000
+"""Bytes of a text file; the training set has 78 MB."""
 
 
 class _Published(NamedTuple):
     """A file as it was published."""
 
     word: str
-    """What its name says: ``binarized_mnist_{word}.amat``."""
+    """The file is ``binarized_mnist_{word}.amat``."""
     rows: int
     ones: int
     digest: str
-    """SHA-256 of its packed bits: whatever blanks the copy has, it tells the images."""
+    """SHA-256 of its packed bits, which does not depend on white space."""
 
 
+_DIGESTS = (
+    "727146c35424b019f3e350e1e69faa05644a0abaf787e3f4e1a9632220a13906",
+    "a256ac44ae26be720fad8616a05ed6ecfd1619930d9a208379bb2a4405df5b6d",
+    "9fcd8da6f0fdf09b2ba30fe63a0bb784042a0de82563172530229b983e294ff2",
+)
 _PUBLISHED = {
-    "train": _Published(
-        "train",
-        50_000,
-        5_118_041,
-        "727146c35424b019f3e350e1e69faa05644a0abaf787e3f4e1a9632220a13906",
-    ),
-    "val": _Published(
-        "valid",
-        10_000,
-        1_028_036,
-        "a256ac44ae26be720fad8616a05ed6ecfd1619930d9a208379bb2a4405df5b6d",
-    ),
-    "test": _Published(
-        "test",
-        10_000,
-        1_038_896,
-        "9fcd8da6f0fdf09b2ba30fe63a0bb784042a0de82563172530229b983e294ff2",
-    ),
+    "train": _Published("train", 50_000, 5_118_041, _DIGESTS[0]),
+    "val": _Published("valid", 10_000, 1_028_036, _DIGESTS[1]),
+    "test": _Published("test", 10_000, 1_038_896, _DIGESTS[2]),
 }
 _HELP = (
     "Hugo Larochelle distributes binarized_mnist_{train,valid,test}.amat at "
     "www.cs.toronto.edu/~larocheh/public/datasets/binarized_mnist; --data.root (root= in Python) "
-    "or a folder binarized_mnist in $LN_ZOO_DATA names where they lie, gzipped or not"
+    "or a folder binarized_mnist in $LN_ZOO_DATA has them, gzipped or not"
 )
 
 
@@ -56,44 +52,28 @@ class BinarizedMNIST(BinarizedImageData):
     """Binarized MNIST, 28 x 28 pixels of 0 and 1, without labels.
 
     ``fixed``, the default, is the binarization in which likelihoods are reported (Salakhutdinov and
-    Murray 2008; Larochelle and Murray, AISTATS 2011): every pixel of MNIST drawn once, with its
+    Murray 2008; Larochelle and Murray, AISTATS 2011): every pixel of MNIST sampled once, with its
     grey level as probability; 50,000 training, 10,000 validation and 10,000 test images. Training
-    and validation images are a random division of MNIST's training images, in random order; the
-    test images are sorted by digit.
+    and validation images are a random split of MNIST's training images, in random order; the test
+    images are sorted by digit. ``root`` has the files ``binarized_mnist_train.amat``,
+    ``binarized_mnist_valid.amat`` and ``binarized_mnist_test.amat``, gzipped (``.gz``) or not.
 
-    ``root`` has the files ``binarized_mnist_train.amat``, ``binarized_mnist_valid.amat`` and
-    ``binarized_mnist_test.amat``, gzipped (``.gz``) or not. Without ``root`` they are looked for in
-    the folder ``binarized_mnist`` of the folder named by the environment variable ``LN_ZOO_DATA``.
-    The text is parsed once: its bits, 6.9 MB in all, are kept in ``LN_ZOO_CACHE`` if that is set,
-    else in a folder ``.cache`` beside the text (in the user's cache where that folder is another
-    user's or cannot be written), and mapped into memory.
-
-    The other binarizations, by name only, are made of MNIST's grey levels, for which ``root`` and
-    ``repo_id`` are those of `MNIST`. Training takes the first ``train_size`` of its 60,000 images,
-    validation the last ``val_size``. Likelihoods differ from those of the fixed one by whole nats:
-    a draw alone has an entropy of 45.5 nats per test image.
+    The other binarizations use MNIST's grey levels; ``root`` and ``repo_id`` are those of `MNIST`.
+    Training takes the first ``train_size`` of its 60,000 images, validation the last ``val_size``.
+    Likelihoods differ by several nats from those of the fixed binarization: a sample alone has an
+    entropy of 45.5 nats per test image.
 
     Args:
-        root: folder of a local copy.
-        binarization: ``fixed``, ``dynamic``, ``threshold`` or ``grey``, as `BinarizedImageData`.
-        published: under ``fixed``, take the published images only; else other files of this form
-            too, of any number of images, which give the dataset another name in tables.
-        repo_id: MNIST on the hub, for the other ways without a local copy.
-        binarization_seed: seed of the draws under ``dynamic``.
-        batch_size: training images per step of one process.
-        train_size: number of training images, the first of the file.
-        val_size: number of validation images, the first of the file.
-        seed: seed of the order of training images.
-        eval_batch_size: images per batch in evaluation.
-        num_workers: processes that fetch batches; the data are in memory, 0 is fastest.
-        pin_memory: page-locked batches, for faster copies to a GPU.
-        drop_last: leave out a last training batch of fewer than ``batch_size`` images. A last
-            training batch of a single image is always left out.
+        root: folder of a local copy; default: the folder ``binarized_mnist`` (``mnist`` for other
+            binarizations) in ``$LN_ZOO_DATA``.
+        published: accept the published images only. Otherwise, under ``fixed``, accept other files
+            of this form, of any length; tables list them under another name.
+        repo_id: MNIST on the hub, used by other binarizations without a local copy.
 
     Raises:
-        ValueError: an empty batch or set, more images than there are, or a binarization that is
-            none of those above; when the files are read, damaged ones or others than published.
-        FileNotFoundError: when the files are to be read, there are none.
+        ValueError: if an option is invalid, a set is too small, or the files are damaged or not the
+            published ones.
+        FileNotFoundError: if there are no files when they are read.
     """
 
     name = "binarized_mnist"
@@ -107,27 +87,19 @@ class BinarizedMNIST(BinarizedImageData):
         binarization: Binarization = "fixed",
         published: bool = True,
         repo_id: str = "ylecun/mnist",
-        binarization_seed: int = 0,
         batch_size: int = 128,
         train_size: int = 50_000,
         val_size: int = 10_000,
-        seed: int = 0,
         eval_batch_size: int = 1000,
-        num_workers: int = 0,
-        pin_memory: bool = False,
-        drop_last: bool = False,
+        **options: Any,
     ) -> None:
         super().__init__(
-            binarization,
-            binarization_seed,
             batch_size,
             train_size,
             val_size,
-            seed,
-            eval_batch_size,
-            num_workers,
-            pin_memory,
-            drop_last,
+            binarization,
+            eval_batch_size=eval_batch_size,
+            **options,
         )
         self.root = root
         self.published = published
@@ -150,21 +122,19 @@ class BinarizedMNIST(BinarizedImageData):
 
     @property
     def preprocessing(self) -> dict[str, Any]:
-        """What an image goes through before the model, as plain data."""
         found = super().preprocessing
-        if self.binarization == "fixed":  # the files hold 0 and 1
+        if self.binarization == "fixed":  # the files are binary
             del found["scale"]
         return found
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The dataset, its splits and its batches as plain data, for tables and model cards."""
         fixed = self.binarization == "fixed"
         return super().facts | ({"published": self.published} if fixed else {})
 
     def prepare_data(self) -> None:
         if self.binarization == "fixed":
-            self._read_files()  # so that one process parses the text, and all map what it kept
+            _find(local_folder(self.root, "binarized_mnist"))
         else:
             self._mnist().prepare_data()
 
@@ -186,9 +156,8 @@ class BinarizedMNIST(BinarizedImageData):
         return MNIST(self.root, self.repo_id, train_size=self.train_size, val_size=self.val_size)
 
     def _read_files(self) -> dict[str, np.ndarray]:
-        """The bits of the three files."""
         files = _find(local_folder(self.root, "binarized_mnist"))
-        found = {name: load_bits(path, self.in_features) for name, path in files.items()}
+        found = {name: read_bits(path, self.in_features) for name, path in files.items()}
         if self.published:
             for name, bits in found.items():
                 _check(bits, _PUBLISHED[name], self.in_features, files[name])
@@ -203,54 +172,67 @@ class BinarizedMNIST(BinarizedImageData):
                 )
 
 
+def read_bits(path: Path, columns: int) -> np.ndarray:
+    """Read a text matrix of zeros and ones, gzipped or not.
+
+    Args:
+        path: the file: one image per line, values separated by blanks.
+        columns: values P of a line.
+
+    Returns:
+        uint8 (N, ceil(P / 8)), by ``numpy.packbits``.
+
+    Raises:
+        OSError: if the file cannot be read.
+        ValueError: if it is damaged or has other values.
+    """
+    text = read_file(path, _MAX_BYTES)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of an empty file
+            values = np.loadtxt(io.BytesIO(text), np.uint8, comments=None, ndmin=2)
+    except ValueError as error:
+        raise ValueError(
+            f"{path} is not a text matrix of 0 and 1 ({error}): it is damaged or truncated, copy "
+            "it again"
+        ) from error
+    if values.shape[1] != columns or values.max(initial=0) > 1:
+        raise ValueError(
+            f"{path} has {len(values):,} lines of {values.shape[1]:,} values up to "
+            f"{values.max(initial=0)}, expected {columns:,} values of 0 or 1: "
+            "it is truncated or another file"
+        )
+    return np.packbits(values, axis=1)
+
+
 def _find(folder: Path | None) -> dict[str, Path]:
-    """The file of each set."""
     if folder is None:
         raise FileNotFoundError(f"no binarized MNIST: {_HELP}")
-    if not folder.exists():
-        raise FileNotFoundError(f"no folder {folder}: {_HELP}")
-    if not folder.is_dir():
-        raise NotADirectoryError(f"{folder} is a file: give the folder of the three files")
+    check_folder(folder, _HELP)
     files, missing = {}, []
     for name, published in _PUBLISHED.items():
         plain = folder / f"binarized_mnist_{published.word}.amat"
-        there = [path for path in (plain, plain.with_name(f"{plain.name}.gz")) if path.is_file()]
-        if there:
-            files[name] = there[0]
+        paths = [path for path in (plain, plain.with_name(f"{plain.name}.gz")) if path.is_file()]
+        if paths:
+            files[name] = paths[0]
         else:
             missing.append(plain.name)
     if missing:
-        found = sorted(path.name for path in folder.iterdir())
         raise FileNotFoundError(
-            f"{folder} lacks {', '.join(missing)} (or .gz), it has "
-            f"{', '.join(found[:8]) or 'nothing'}: {_HELP}"
+            f"{folder} lacks {', '.join(missing)} (or .gz), it has {listing(folder)}: {_HELP}"
         )
     return files
 
 
 def _check(bits: np.ndarray, published: _Published, pixels: int, path: Path) -> None:
-    """Whether these are the images that were published."""
     if hashlib.sha256(bits.tobytes()).hexdigest() == published.digest:
         return
-    rows, ones = len(bits), int(np.unpackbits(bits, axis=1).sum(dtype=np.int64))
-    other = (
-        "or, if these images are meant, give --data.published false (published=False in Python), "
-        "which gives the dataset another name in tables"
-    )
-    if rows != published.rows:
-        what = "it is truncated there" if rows < published.rows else "it is another file"
-        raise ValueError(
-            f"{path} ends with line {rows:,}, expected {published.rows:,} lines: {what}; copy it "
-            f"again, {other}"
-        )
-    if ones != published.ones:
-        fraction, expected = (count / (rows * pixels) for count in (ones, published.ones))
-        raise ValueError(
-            f"{path} has {ones:,} ones, a fraction of {fraction:.5f}, expected "
-            f"{published.ones:,}, a fraction of {expected:.5f}: it is damaged or another "
-            f"binarization; take the published file, {other}"
-        )
+    ones = int(np.unpackbits(bits, axis=1).sum(dtype=np.int64))
     raise ValueError(
-        f"{path} has as many images and ones as the published file, but other images or another "
-        f"order: take the published file, {other}"
+        f"{path} has {len(bits):,} images and {ones:,} ones (a fraction of "
+        f"{ones / (len(bits) * pixels):.5f}), the published file {published.rows:,} images and "
+        f"{published.ones:,} ones ({published.ones / (published.rows * pixels):.5f}) in a certain "
+        "order: it is truncated, damaged or another binarization. Copy it again, or, if these "
+        "images are intended, give --data.published false (published=False in Python), which "
+        "gives the dataset another name in tables"
     )

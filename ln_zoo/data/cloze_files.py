@@ -1,37 +1,35 @@
-"""Files of cloze questions: the CNN distribution's ``.question`` files, and JSON lines."""
+"""File formats of cloze questions: ``.question`` files of the CNN distribution, and JSON lines."""
 
 from __future__ import annotations
 
-import gzip
 import json
-import lzma
 import re
-import tarfile
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
-from ln_zoo.files import read_regular
+from ln_zoo.data.archives import open_file, read_archive, read_bounded, read_file
+from ln_zoo.data.text_files import read_lines
 
 #: The token of the query that stands for the answer.
 PLACEHOLDER = "@placeholder"
-#: What the distribution calls our sets.
+#: Folders of the sets in the distribution.
 FOLDERS = {"train": "training", "val": "validation", "test": "test"}
 
 _BLOCKS = ("URL", "passage", "question", "answer", "entities")
-_ENTITY = re.compile(r"@entity\d+")
-_MOST_BYTES = 10_000_000
+#: Numbers of up to 18 digits; Python converts no text of more than 4,300.
+_ENTITY = re.compile(r"@entity\d{1,18}")
+_MAX_BYTES = 10_000_000
 
 
 class Question(NamedTuple):
     """A passage, a query with one entity blanked, and that entity.
 
     Attributes:
-        name: says which question it is, in errors and predictions.
+        name: name of the question in errors and predictions.
         passage: tokens; entities are ``@entity0``, ``@entity1``, ...
-        query: tokens, ``@placeholder`` among them.
-        answer: one of the passage's entities.
+        query: tokens, including ``@placeholder``.
+        answer: an entity of the passage.
     """
 
     name: str
@@ -51,17 +49,14 @@ def is_entity(token: str) -> bool:
 
 
 def parse_question(text: str, where: str) -> Question:
-    r"""A question out of the text of a ``.question`` file (Hermann et al. 2015).
+    r"""Parse a ``.question`` file (Hermann et al. 2015).
 
-    Five blocks with an empty line between them: URL, passage, question, answer, and the entities,
-    a line ``@entityN:name`` each. Names are checked and left out: a model must not see them.
-
-    Args:
-        text: of the file.
-        where: what errors call it.
+    It has five blocks separated by empty lines: URL, passage, question, answer, and the entities, a
+    line ``@entityN:name`` each. Names are validated and dropped: a model must not see them.
+    Errors name the file ``where``.
 
     Raises:
-        ValueError: for another number of blocks, an entity without a name, and as `checked`.
+        ValueError: if the form differs, and as `checked`.
 
     Example:
         >>> blocks = ["url", "@entity1 sings .", "@placeholder sings", "@entity1", "@entity1:A: B"]
@@ -69,7 +64,6 @@ def parse_question(text: str, where: str) -> Question:
         Question(name='a.question', passage=['@entity1', 'sings', '.'],
                  query=['@placeholder', 'sings'], answer='@entity1')
     """
-    # Passages of a corpus are one line each, so an empty line always ends a block.
     parts = re.split(r"\r?\n[ \t]*\r?\n", text.strip()) if text.strip() else []
     blocks = [part.strip() for part in parts]
     if len(blocks) != len(_BLOCKS):
@@ -79,23 +73,23 @@ def parse_question(text: str, where: str) -> Question:
         )
     _, passage, query, answer, entities = blocks
     for line in entities.splitlines():
-        entity, colon, _ = line.partition(":")  # a name may have colons of its own
+        entity, colon, _ = line.partition(":")  # a name may have colons
         if not colon or not is_entity(entity.strip()):
             raise ValueError(f"{where}: expected a line @entityN:name, got {line[:60]!r}")
     return checked(Question(where, passage.split(), query.split(), answer), where)
 
 
 def checked(question: Question, where: str) -> Question:
-    """The question itself, if it can be answered.
+    """Return the question if it can be answered.
 
     Raises:
-        ValueError: for an empty passage, a query without placeholder, an answer that is not an
-            entity or is not in the passage.
+        ValueError: if the passage is empty, the query has no placeholder, or the answer is not an
+            entity of the passage.
     """
     if not question.passage:
         raise ValueError(f"{where}: the passage is empty")
     if PLACEHOLDER not in question.query:
-        raise ValueError(f"{where}: the query has no {PLACEHOLDER}: nothing is asked")
+        raise ValueError(f"{where}: the query has no {PLACEHOLDER}")
     if not is_entity(question.answer):
         raise ValueError(f"{where}: the answer must be one @entityN, got {question.answer[:60]!r}")
     if question.answer not in question.passage:
@@ -107,10 +101,10 @@ def checked(question: Question, where: str) -> Question:
 
 
 def find_question_folders(root: Path) -> dict[str, Path] | None:
-    """The folders of the three sets, in a folder or in ``questions``, ``cnn/questions`` in it.
+    """The folders of the sets in ``root``, ``root/questions`` or ``root/cnn/questions``, or None.
 
     Raises:
-        FileNotFoundError: if some are there and others are not.
+        FileNotFoundError: if only some of the folders exist.
     """
     for inner in ("", "questions", "cnn/questions"):
         folders = {name: root / inner / folder for name, folder in FOLDERS.items()}
@@ -126,51 +120,37 @@ def find_question_folders(root: Path) -> dict[str, Path] | None:
 
 
 def read_question_folder(folder: Path) -> Iterator[Question]:
-    """The questions of a folder of ``.question`` files, in the order of their names.
+    """Iterate over the questions of a folder of ``.question`` files, sorted by name.
 
     Raises:
-        ValueError: for a folder without such files, or a file that cannot be read as one.
+        ValueError: if there are no such files, or one is invalid.
     """
     paths = sorted(folder.glob("*.question"))
     if not paths:
         raise ValueError(f"{folder} has no .question files")
     for path in paths:
-        try:
-            content = read_regular(path, _MOST_BYTES)
-        except OSError as error:
-            raise ValueError(f"{path} cannot be read: {error}") from error
-        yield parse_question(_text(content, str(path)), path.name)
+        text = _decode(read_file(path, _MAX_BYTES), str(path))
+        yield parse_question(text, str(path))._replace(name=path.name)
 
 
 def read_question_archive(path: Path) -> dict[str, list[Question]]:
-    """The questions of a tar archive of the distribution, compressed or not, by set.
+    """Read the questions of an archive of the distribution, by set.
 
-    Members are read where they lie; nothing is unpacked. What is not ``training/*.question``,
-    ``validation/*.question`` or ``test/*.question``, in any folder, is passed over.
+    Members other than ``training/*.question``, ``validation/*.question`` and ``test/*.question``,
+    in any folder, are skipped.
 
     Raises:
-        ValueError: for a damaged archive, one that lacks a set, or a file that cannot be read.
+        OSError: if the archive cannot be opened.
+        ValueError: if the archive is damaged, a set is missing, or a file is invalid.
     """
     sets: dict[str, list[Question]] = {name: [] for name in FOLDERS}
-    of_folder = {folder: name for name, folder in FOLDERS.items()}
-    try:
-        with tarfile.open(path) as archive:
-            for member in archive:
-                parts = Path(member.name).parts
-                name = of_folder.get(parts[-2]) if len(parts) > 1 else None
-                if name is None or not member.isfile() or not member.name.endswith(".question"):
-                    continue
-                where = f"{path}: {member.name}"
-                if member.size > _MOST_BYTES:
-                    raise ValueError(f"{where} is longer than {_MOST_BYTES:,} bytes")
-                file = archive.extractfile(member)
-                assert file is not None  # of a regular member there is one
-                question = parse_question(_text(file.read(), where), where)
-                sets[name].append(question._replace(name=parts[-1]))
-    except (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError) as error:
-        raise ValueError(
-            f"{path} is damaged or not a tar archive ({error}): copy it again"
-        ) from error
+    names = {folder: name for name, folder in FOLDERS.items()}
+    for member, content in read_archive(path):
+        *_, folder, file = ("", *Path(member).parts)
+        if folder in names and file.endswith(".question"):
+            where = f"{path}: {member}"
+            text = _decode(read_bounded(content, _MAX_BYTES, where), where)
+            sets[names[folder]].append(parse_question(text, where)._replace(name=file))
     for name, questions in sets.items():
         if not questions:
             raise ValueError(f"{path} has no {FOLDERS[name]}/*.question")
@@ -178,17 +158,21 @@ def read_question_archive(path: Path) -> dict[str, list[Question]]:
     return sets
 
 
+def _decode(content: bytes, where: str) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{where} must be UTF-8, but byte {error.start} is not") from None
+
+
 # JSON lines
 
 
-_OPEN: dict[str, Callable[..., IO[str]]] = {".jsonl": open, ".gz": gzip.open, ".xz": lzma.open}
-
-
 def find_json_lines(folder: Path, corpus: str) -> dict[str, Path] | None:
-    """``{corpus}_train.jsonl``, ``_valid`` and ``_test``, compressed (.xz, .gz) or not.
+    """``{corpus}_train.jsonl``, ``_valid`` and ``_test``, or compressed (.xz, .gz), or None.
 
     Raises:
-        FileNotFoundError: if some are there and others are not.
+        FileNotFoundError: if only some of the files exist.
     """
     found: dict[str, Path] = {}
     for name, part in (("train", "train"), ("val", "valid"), ("test", "test")):
@@ -196,52 +180,38 @@ def find_json_lines(folder: Path, corpus: str) -> dict[str, Path] | None:
             path = folder / f"{corpus}_{part}.jsonl{ending}"
             if path.is_file():
                 found.setdefault(name, path)
-    if not found:
-        return None
-    missing = {"train", "val", "test"} - set(found)
-    if missing:
+    missing = set(FOLDERS) - set(found)
+    if found and missing:
         raise FileNotFoundError(
             f"{folder} has {', '.join(path.name for path in found.values())} and lacks the file of "
             f"{', '.join(sorted(missing))}: a corpus has {corpus}_train, _valid and _test"
         )
-    return found
+    return found or None
 
 
 def read_json_lines(path: Path) -> Iterator[Question]:
-    """The questions of a file of JSON lines: ``id``, ``passage``, ``query``, ``answer``.
+    """Iterate over a file of JSON lines with ``id``, ``passage``, ``query`` and ``answer``.
 
-    Other keys are left alone, ``entities`` among them: a model must not see the names.
+    Other keys are ignored.
 
     Raises:
-        ValueError: for a damaged file, or a line that is not such a question.
+        ValueError: if the file is damaged or empty, or a line is not such a question.
     """
     count = 0
-    try:
-        with _OPEN[path.suffix](path, "rt", encoding="utf-8") as file:
-            for count, line in enumerate(file, 1):
-                yield _of_json(line, f"{path}, line {count}")
-    except (EOFError, OSError, zlib.error, lzma.LZMAError, UnicodeDecodeError) as error:
-        raise ValueError(
-            f"{path} is truncated or damaged after line {count} ({error}): copy it again"
-        ) from error
+    with open_file(path) as file:
+        for count, line in enumerate(read_lines(file, path), 1):
+            yield _parse_json(line, f"{path}, line {count}")
     if not count:
         raise ValueError(f"{path} is empty")
 
 
-def _of_json(line: str, where: str) -> Question:
+def _parse_json(line: str, where: str) -> Question:
     try:
         row = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{where} is not JSON ({error})") from error
     keys = ("id", "passage", "query", "answer")
     if not isinstance(row, dict) or not all(isinstance(row.get(key), str) for key in keys):
-        raise ValueError(f"{where} must be an object with the texts {', '.join(keys)}")
+        raise ValueError(f"{where} must be an object with the strings {', '.join(keys)}")
     name, passage, query, answer = (row[key] for key in keys)
     return checked(Question(name, passage.split(), query.split(), answer), where)
-
-
-def _text(content: bytes, where: str) -> str:
-    try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{where} must be UTF-8, but byte {error.start} is not") from None

@@ -1,41 +1,49 @@
-"""Books as sentences of numbered words: in memory, or mapped from files made once."""
+"""Books as sentences of word indices, in memory or mapped from a cache."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import multiprocessing
 import os
 import shutil
 import tempfile
+from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from copy import copy
+from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from filelock import FileLock
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from ln_zoo.data import treebank
-from ln_zoo.data.cache import cache_folders
+from ln_zoo.data.array_files import map_array
+from ln_zoo.data.folders import cache_folders
 from ln_zoo.data.loading import check_at_least, check_choice
+from ln_zoo.data.ragged import Ragged
 from ln_zoo.data.text_files import TextFile, read_texts
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 Lines = Literal["sentences", "paragraphs"]
 
-_VERSION = 1
-"""To be raised when the form of what is kept changes, or how text is divided."""
-_FACTS, _WORDS, _NUMBERS = "corpus.json", "words.txt", "numbers"
-_LONG = 60
-"""Words of a line above which, on average, lines are hardly sentences."""
+_VERSION = 2
+"""Version of the cache and of tokenisation."""
+_FACTS, _WORDS, _VALUES, _STARTS = "corpus.json", "words.txt", "values.npy", "starts.npy"
+_PARAGRAPH = 60
+"""Mean words of a line that suggest paragraphs."""
+_BATCH = 1000
+"""Lines that a process tokenises at a time."""
+_CHUNK = 10_000_000
+"""Word indices in memory at a time."""
 
 
 class Book(NamedTuple):
-    """Consecutive sentences of a corpus: those from ``start``, before ``stop``."""
+    """Sentences ``start`` to ``stop`` (exclusive) of a corpus."""
 
     name: str
     start: int
@@ -43,42 +51,33 @@ class Book(NamedTuple):
 
 
 class Corpus:
-    """N sentences of books, in order, each an array of numbers of words.
+    """N sentences of books, in order, each an array of word indices.
 
-    Words are numbered by their count in the whole corpus, the most frequent 0, apart from any
-    vocabulary: one chosen later is a table from these numbers to its own.
+    Words are sorted by their count in the whole corpus, which does not depend on a vocabulary: a
+    vocabulary maps these indices to its own.
 
     Args:
-        sources: where sentences lie: for each source the numbers of its words, int32 (M,), and for
-            each of its n sentences where it starts, with the end of the last, (n + 1,).
+        sentences: the word indices of each sentence; may be mapped from files.
         words: the W words.
-        books: the books, one after the other.
-        empty_lines: lines of the text that had nothing in them.
+        books: the books, in order.
+        empty_lines: number of empty lines in the text.
     """
 
     def __init__(
         self,
-        sources: Sequence[tuple[np.ndarray, np.ndarray]],
+        sentences: Ragged,
         words: Sequence[str],
         books: Sequence[Book],
         empty_lines: int = 0,
     ) -> None:
-        self._sources = list(sources)
+        self._sentences = sentences
         self.words = tuple(words)
         self.books = tuple(books)
         self.empty_lines = empty_lines
-        sizes = [len(starts) - 1 for _, starts in self._sources]
-        self._first = np.cumsum([0, *sizes])
-        lengths = [np.diff(starts).astype(np.int32) for _, starts in self._sources]
-        #: Words of each sentence, int32 (N,).
-        self.lengths = np.concatenate(lengths) if lengths else np.zeros(0, np.int32)
 
     @classmethod
     def of(cls, books: Mapping[str, Sequence[Sequence[str]]]) -> Corpus:
-        """A corpus in memory.
-
-        Args:
-            books: for each book its sentences, for each of these its words.
+        """Create a corpus in memory from the words of each sentence of each book.
 
         Example:
             >>> corpus = Corpus.of({"a tale": [["it", "rained"], ["it", "stopped"]]})
@@ -88,11 +87,9 @@ class Corpus:
         sentences = [list(sentence) for book in books.values() for sentence in book]
         words = _by_count(Counter(word for sentence in sentences for word in sentence))
         numbers = {word: number for number, word in enumerate(words)}
-        values = np.array([numbers[word] for s in sentences for word in s], np.int32)
-        starts = np.cumsum([0, *map(len, sentences)])
         ends = np.cumsum([0, *map(len, books.values())]).tolist()
         named = [Book(name, *ends[i : i + 2]) for i, name in enumerate(books)]
-        return cls([(values, starts)], words, named)
+        return cls(Ragged.of([numbers[word] for word in s] for s in sentences), words, named)
 
     @classmethod
     def read(
@@ -103,26 +100,24 @@ class Corpus:
         lowercase: bool = True,
         num_proc: int = 1,
     ) -> Corpus:
-        """The corpus of texts, divided into words once and mapped into memory from then on.
+        """Tokenise texts once, and map the cached result into memory from then on.
 
-        What is made of the texts is kept as a dataset of Hugging Face ``datasets``: in
-        ``LN_ZOO_CACHE`` if that is set, else in a folder ``.cache`` beside them, or in
-        ``~/.cache/ln_zoo`` where that folder is another user's or cannot be written. Its name is
-        made of the names, sizes and times of the files and of how they are divided. It appears
-        whole or not at all: processes may ask at the same time, one works and the others wait.
+        The cache is in one of `cache_folders`, named by a hash of the names, sizes and times of the
+        files and of the options. It is written atomically; if several processes ask for it, one
+        works and the others wait.
 
         Args:
-            texts: the texts, of which each is a book.
-            folder: of the texts, beside which the cache may lie.
-            lines: what a line of the text is: a sentence whose words white space separates, or a
-                paragraph, which `ln_zoo.data.treebank` divides.
-            lowercase: turn capital letters into small ones.
-            num_proc: processes that divide the text.
+            texts: the texts, a book each.
+            folder: folder of the texts.
+            lines: content of a line: a sentence with words separated by white space, or a
+                paragraph for `ln_zoo.data.treebank`.
+            lowercase: convert to lower case.
+            num_proc: processes that tokenise the text.
 
         Raises:
-            OSError: a text cannot be read, or its cache can be written nowhere.
-            ValueError: a text is not UTF-8 (with the byte) or damaged, or there is no sentence.
-            ModuleNotFoundError: paragraphs without nltk.
+            OSError: if a text cannot be read or no cache folder can be written.
+            ValueError: if a text is not UTF-8 (with the byte) or damaged, or has no sentence.
+            ModuleNotFoundError: for paragraphs without nltk.
         """
         check_choice("lines", lines, get_args(Lines))
         check_at_least(1, num_proc=num_proc)
@@ -156,39 +151,35 @@ class Corpus:
 
     @classmethod
     def _load(cls, folder: Path) -> Corpus:
-        from datasets import load_from_disk
-
         facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
         words = (folder / _WORDS).read_text(encoding="utf-8").split("\n")[:-1]
-        column = load_from_disk(str(folder / _NUMBERS)).data.column("numbers")
-        sources = [
-            (chunk.values.to_numpy(zero_copy_only=True), chunk.offsets.to_numpy())
-            for chunk in column.chunks
-        ]
+        sentences = Ragged(map_array(folder / _VALUES), map_array(folder / _STARTS))
         books = [Book(*book) for book in facts["books"]]
-        return cls(sources, words, books, facts["empty_lines"])
+        return cls(sentences, words, books, facts["empty_lines"])
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Words of each sentence, int32 (N,)."""
+        return self._sentences.lengths
 
     def __len__(self) -> int:
-        return len(self.lengths)
+        return len(self._sentences)
 
     def numbers(self, sentence: int) -> np.ndarray:
-        """The numbers of a sentence's words, int32 (n,)."""
-        source = int(np.searchsorted(self._first, sentence, side="right")) - 1
-        values, starts = self._sources[source]
-        row = sentence - self._first[source]
-        return values[starts[row] : starts[row + 1]]
+        """The word indices of a sentence, int32 (n,)."""
+        return self._sentences[sentence]
 
     def sentence(self, sentence: int) -> str:
-        """The words of a sentence with blanks between."""
+        """The words of a sentence, separated by blanks."""
         return " ".join(self.words[number] for number in self.numbers(sentence))
 
     def in_sections(self, sentences: int) -> Corpus:
-        """The same sentences in books of so many, where a text holds many books.
+        """The same sentences in books of this many, for texts that hold many books.
 
-        The last section of a book holds what remains.
+        The last section of a book has the remainder.
 
         Raises:
-            ValueError: sections of fewer than three sentences, which make no triple.
+            ValueError: if ``sentences`` is below 3, which makes no triple.
         """
         check_at_least(3, section_sentences=sentences)
         books = [
@@ -201,25 +192,22 @@ class Corpus:
         return cut
 
     def counts(self, books: Sequence[Book]) -> np.ndarray:
-        """How often each word occurs in some of the books, int64 (W,)."""
-        counts = np.zeros(len(self.words), np.int64)
-        for book in books:
-            for values in self._spans(book):
-                found = np.bincount(values)
-                counts[: len(found)] += found
-        return counts
+        """Counts of each word in some of the books, int64 (W,)."""
+        starts = self._sentences.starts
+        spans = [self._sentences.values[starts[b.start] : starts[b.stop]] for b in books]
+        return _count(spans, len(self.words))
 
-    def _spans(self, book: Book) -> Iterator[np.ndarray]:
-        """The words of a book, as they lie in each source."""
-        for (values, starts), first in zip(self._sources, self._first[:-1], strict=True):
-            begin = max(book.start - first, 0)
-            end = min(book.stop - first, len(starts) - 1)
-            if begin < end:
-                yield values[starts[begin] : starts[end]]
+
+def _count(spans: Iterable[np.ndarray], size: int) -> np.ndarray:
+    counts = np.zeros(size, np.int64)
+    for span in spans:
+        for start in range(0, len(span), _CHUNK):
+            counts += np.bincount(span[start : start + _CHUNK], minlength=size)
+    return counts
 
 
 def _digest(texts: Sequence[TextFile], how: Mapping[str, Any]) -> str:
-    """Of everything that the words depend on; of the texts, what their folders say."""
+    """Hash of the options and of the names, sizes and times of the texts."""
     states = {text.path: os.stat(text.path) for text in texts}
     files = [(path, state.st_size, state.st_mtime_ns) for path, state in states.items()]
     content = json.dumps([files, [*map(str, texts)], dict(how)])
@@ -233,115 +221,76 @@ def _by_count(counts: Counter[str]) -> list[str]:
 def _make(
     target: Path, texts: Sequence[TextFile], lines: Lines, lowercase: bool, num_proc: int
 ) -> None:
-    """Divides texts into numbered words and writes them to a folder, which appears whole."""
-    from datasets import Dataset, Features, Value
-    from datasets import Sequence as Many
-    from datasets.exceptions import DatasetGenerationError
-
+    """Tokenise texts and write the word indices to a folder, atomically."""
     rank_zero_info(f"dividing {len(texts):,} texts into words, once: {target}")
     making = f".{target.name}-"
     for left in (target, *target.parent.glob(f"{making}*")):  # by a process that was killed
         shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=making) as work:
-        try:
-            text = Dataset.from_generator(
-                _numbered_lines,
-                Features(book=Value("int32"), text=Value("string")),
-                cache_dir=work,
-                gen_kwargs={"texts": tuple(texts)},
-            )
-        except DatasetGenerationError as error:
-            raise error.__cause__ or error from None
-        # A pool of one process would only cost its start.
-        processes = min(num_proc, len(text)) if num_proc > 1 else None
-        options: dict[str, Any] = {"batched": True, "num_proc": processes}
-        divided = text.map(
-            _divide,
-            fn_kwargs={"lines": lines, "lowercase": lowercase},
-            desc="dividing into words",
-            **options,
-        )
-        rows = divided.with_format("arrow")
-        counts: Counter[str] = Counter()
-        sizes = np.zeros(len(texts), np.int64)
-        for batch in rows.iter(batch_size=10_000):
-            counts.update(" ".join(batch["text"].to_pylist()).split())
-            found = np.bincount(batch["book"].to_numpy())
-            sizes[: len(found)] += found
-        if not counts:
+        made = Path(work, "made")
+        made.mkdir()
+        found: dict[str, int] = {}  # words in order of appearance
+        lengths, books, empty_lines = array("i"), array("i"), 0
+        with Path(work, "appearance").open("wb") as file:
+            for book, sentences in _tokenise(texts, lines, lowercase, num_proc):
+                empty_lines += not sentences
+                for words in sentences:
+                    file.write(array("i", [found.setdefault(w, len(found)) for w in words]))
+                    lengths.append(len(words))
+                    books.append(book)
+        if not lengths:
             raise ValueError(
                 f"{texts[0]}{f' and {len(texts) - 1:,} more' if texts[1:] else ''}: no sentence "
                 "in it; expected text, one sentence or paragraph per line"
             )
-        _hint(counts, len(rows), lines)
-        words = _by_count(counts)
-        numbered = divided.map(
-            _number,
-            fn_kwargs={"numbers": {word: number for number, word in enumerate(words)}},
-            remove_columns=["book", "text"],
-            features=Features(numbers=Many(Value("int32"))),
-            new_fingerprint="numbers",  # that of the words would take long
-            desc="numbering words",
-            **options,
-        )
-        made = Path(work, "made")
-        _write(made, numbered, words, texts, sizes, empty=_empty_lines(text))
+        if lines == "sentences" and sum(lengths) > _PARAGRAPH * len(lengths):
+            rank_zero_warn(
+                f"lines have {sum(lengths) / len(lengths):.0f} words on average, many for a "
+                "sentence: if they are paragraphs, use --data.lines paragraphs (lines= in Python)"
+            )
+        numbers = np.memmap(Path(work, "appearance"), np.int32, mode="r")
+        counts = Counter(dict(zip(found, _count([numbers], len(found)).tolist(), strict=True)))
+        ordered = _by_count(counts)
+        table = np.empty(len(found), np.int32)
+        table[[found[word] for word in ordered]] = np.arange(len(found), dtype=np.int32)
+        values = np.lib.format.open_memmap(made / _VALUES, "w+", np.int32, numbers.shape)
+        for start in range(0, len(numbers), _CHUNK):
+            values[start : start + _CHUNK] = table[numbers[start : start + _CHUNK]]
+        values.flush()
+        np.save(made / _STARTS, np.cumsum([0, *lengths], dtype=np.int64))
+        (made / _WORDS).write_text("".join(f"{word}\n" for word in ordered), encoding="utf-8")
+        ends = np.cumsum([0, *np.bincount(books, minlength=len(texts))]).tolist()
+        names = Counter(text.name for text in texts)
+        named = [text.name if names[text.name] == 1 else str(text) for text in texts]
+        facts = {
+            "books": [(name, *ends[i : i + 2]) for i, name in enumerate(named)],
+            "empty_lines": empty_lines,
+        }
+        (made / _FACTS).write_text(json.dumps(facts), encoding="utf-8")
         made.replace(target)
 
 
-def _write(
-    folder: Path,
-    numbered: Dataset,
-    words: Sequence[str],
-    texts: Sequence[TextFile],
-    sizes: np.ndarray,
-    empty: int,
-) -> None:
-    numbered.save_to_disk(str(folder / _NUMBERS))
-    (folder / _WORDS).write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
-    ends = np.cumsum([0, *sizes]).tolist()
-    names = Counter(text.name for text in texts)
-    books = [
-        (text.name if names[text.name] == 1 else str(text), *ends[i : i + 2])
-        for i, text in enumerate(texts)
-    ]
-    facts = {"books": books, "empty_lines": empty}
-    (folder / _FACTS).write_text(json.dumps(facts), encoding="utf-8")
+def _tokenise(
+    texts: Sequence[TextFile], lines: Lines, lowercase: bool, num_proc: int
+) -> Iterator[tuple[int, list[list[str]]]]:
+    """The book and the sentences of each line."""
+    source = read_texts(texts)
+    split = partial(_split, lines=lines, lowercase=lowercase)
+    with multiprocessing.Pool(num_proc) if num_proc > 1 else nullcontext() as pool:
+        while window := list(islice(source, _BATCH * num_proc)):
+            if pool is None:
+                results: Iterable[list[list[str]]] = map(split, [line for _, line in window])
+            else:
+                results = pool.map(split, [line for _, line in window], _BATCH)
+            yield from zip((book for book, _ in window), results, strict=True)
 
 
-def _hint(counts: Counter[str], sentences: int, lines: Lines) -> None:
-    mean = counts.total() / sentences
-    if lines == "sentences" and mean > _LONG:
-        rank_zero_warn(
-            f"lines have {mean:.0f} words on average, many for a sentence: if they are "
-            "paragraphs, --data.lines paragraphs (lines= in Python) divides them"
-        )
-
-
-def _empty_lines(text: Dataset) -> int:
-    batches = text.with_format("arrow").iter(batch_size=10_000)
-    return sum(not line.split() for batch in batches for line in batch["text"].to_pylist())
-
-
-def _numbered_lines(texts: Sequence[TextFile]) -> Iterator[dict[str, Any]]:
-    for book, text in read_texts(texts):
-        yield {"book": book, "text": text}
-
-
-def _divide(batch: Mapping[str, list], lines: Lines, lowercase: bool) -> dict[str, list]:
-    """Sentences as their words with blanks between, without empty ones."""
-    books, texts = [], []
-    for book, line in zip(batch["book"], batch["text"], strict=True):
-        if lines == "sentences":
-            sentences = [line.split()]
-        else:
-            sentences = [*map(treebank.split_words, treebank.split_sentences(line))]
-        for words in filter(None, sentences):
-            text = " ".join(words)
-            books.append(book)
-            texts.append(text.lower() if lowercase else text)
-    return {"book": books, "text": texts}
-
-
-def _number(batch: Mapping[str, list], numbers: Mapping[str, int]) -> dict[str, list]:
-    return {"numbers": [[numbers[word] for word in text.split()] for text in batch["text"]]}
+def _split(line: str, lines: Lines, lowercase: bool) -> list[list[str]]:
+    """The words of each sentence of a line, without empty sentences."""
+    if lines == "sentences":
+        sentences = [line.split()]
+    else:
+        sentences = [*map(treebank.split_words, treebank.split_sentences(line))]
+    if lowercase:
+        sentences = [[word.lower() for word in words] for words in sentences]
+    return [words for words in sentences if words]

@@ -1,6 +1,8 @@
-"""Handwritten digits of 8 x 8 pixels that come with scikit-learn: no download."""
+"""The handwritten digits of scikit-learn, 8 x 8 pixels; no download."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,11 +11,11 @@ from torch import Tensor
 from ln_zoo.data.images import ImageClassificationData
 from ln_zoo.data.loading import check_at_least
 
-#: Side of an image as scikit-learn has it, pixels.
+#: Side of an original image, pixels.
 DIGIT_SIDE = 8
-#: Share of the side that an enlarged digit takes, as the 20 pixels of MNIST's 28.
+#: Side of an enlarged digit relative to the image, 20 / 28 as in MNIST.
 _BOX = 5 / 7
-#: Digits have 16 levels; fifteen between each for what lies between enlarged pixels.
+#: Grey levels of enlarged digits: 15 times the original 16, for interpolation.
 ENLARGED_SCALE = 240
 
 
@@ -23,26 +25,15 @@ class Digits(ImageClassificationData):
     They are the test part of the UCI "Optical Recognition of Handwritten Digits" (Alpaydin and
     Kaynak, 1998). The 300 test images are always the same; every split is stratified.
 
-    With ``image_size=28`` they have MNIST's shape, for networks trained on it: enlarged (bilinear)
-    to 20 x 20 in the middle, grey levels 0 to 240. Scores of such images go by another name.
+    With ``image_size=28`` they have MNIST's shape: enlarged (bilinear) to 20 x 20 in the centre,
+    grey levels 0 to 240. Tables list this version under another name.
 
     Args:
-        batch_size: training examples per step of one process.
-        train_size: number of training images; fewer than all that remain are a part of them.
-        val_size: number of validation images.
-        seed: seed of the order of training examples; the splits do not depend on it.
-        eval_batch_size: images per batch in evaluation; changes no result but those that use batch
-            statistics, under batch-dependent norms: ``val_batch_*``, ``epoch_train_batch_*``
-            and what `ln_zoo.callbacks.PopulationStatistics` estimates.
-        num_workers: processes that fetch batches; the data are in memory, 0 is fastest.
-        pin_memory: page-locked batches, for faster copies to a GPU.
-        drop_last: leave out a last training batch of fewer than ``batch_size`` examples. A last
-            training batch of a single example is always left out, for batch norm's sake.
-        image_size: side of an image, pixels: 8 as they are, or more for digits that take 5/7 of it.
+        image_size: side of an image, pixels: 8 for the original, or more; a digit fills 5/7 of it.
 
     Raises:
-        ValueError: an image size below 8, an empty batch or split, splits that would overlap, or a
-            split with fewer images than classes.
+        ValueError: if an option is invalid, the splits overlap, or a split has fewer images than
+            classes.
 
     Example:
         >>> data = Digits(batch_size=32)
@@ -64,22 +55,12 @@ class Digits(ImageClassificationData):
         batch_size: int = 32,
         train_size: int = 1297,
         val_size: int = 200,
-        seed: int = 0,
         eval_batch_size: int = 100,
-        num_workers: int = 0,
-        pin_memory: bool = False,
-        drop_last: bool = False,
         image_size: int = DIGIT_SIDE,
+        **options: Any,
     ) -> None:
         super().__init__(
-            batch_size,
-            train_size,
-            val_size,
-            seed,
-            eval_batch_size,
-            num_workers,
-            pin_memory,
-            drop_last,
+            batch_size, train_size, val_size, eval_batch_size=eval_batch_size, **options
         )
         check_at_least(DIGIT_SIDE, image_size=image_size)
         if image_size != DIGIT_SIDE:
@@ -93,7 +74,7 @@ class Digits(ImageClassificationData):
             )
 
     def read(self) -> dict[str, tuple[Tensor, Tensor]]:
-        # scikit-learn takes a second to import, which other datasets need not pay for.
+        # Imported here: it takes a second.
         from sklearn.datasets import load_digits
         from sklearn.model_selection import train_test_split
 
@@ -117,12 +98,12 @@ class Digits(ImageClassificationData):
 
 
 def digit_size(side: int) -> int:
-    """Side of the digit in an image of some side, pixels."""
+    """Side of the digit in an image, pixels."""
     return max(DIGIT_SIDE, round(_BOX * side))
 
 
 def enlarge(images: np.ndarray, side: int) -> np.ndarray:
-    """Digits (N, 1, 8, 8) of 16 levels in the middle of images uint8 (N, 1, side, side) of 240."""
+    """Enlarge digits (N, 1, 8, 8) of 16 levels to images uint8 (N, 1, side, side) of 240."""
     size = digit_size(side)
     levels = torch.from_numpy(images * np.uint8(ENLARGED_SCALE // 16)).double()
     digits = torch.nn.functional.interpolate(

@@ -1,23 +1,25 @@
-"""What the data modules of handwriting share: batches of pen offsets with their texts."""
+"""Handwriting: batches of pen offsets with their texts."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple, get_args
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from ln_zoo.data.base import ZooDataModule
 from ln_zoo.data.loading import (
+    BatchSet,
     DistributedBatches,
     check_at_least,
     check_choice,
-    evenly_spaced,
+    rows,
+    subset,
 )
 from ln_zoo.data.pen_lines import LongSteps, PenLines
 
@@ -25,27 +27,25 @@ LengthMode = Literal["crop", "tbptt", "full"]
 Scale = Literal["std", "median", "const"]
 
 CONSTANT_SCALE = 20.0
-"""What ``scale="const"`` divides offsets by, whiteboard units."""
+"""Divisor of offsets under ``scale="const"``, whiteboard units."""
 _POOL = 100
-"""Training batches among whose lines those of similar length are put together."""
+"""Training batches whose lines are sorted by length together."""
 _NAMED = 5
-"""Lines named where some are left out."""
+"""Lines named in a message."""
 _NO_TEXT = "no text"
 
 
 class HandwritingBatch(NamedTuple):
     """N lines of handwriting, or the same part of each.
 
-    Args:
+    Attributes:
         offsets: float32 (N, T + 1, 3): (dx, dy, 1 at the end of a stroke), not standardised, y
-            upwards. Rows 1 to T are the targets, row t is the input before target t + 1. Row 0 is
-            what came before the first target: the null vector at the start of a line, the point
-            before otherwise. Padded with zeros at the end.
-        lengths: int64 (N,): targets of each example, at most T; 0 where a line has ended before the
-            others of its batch (``first`` is False then).
-        text: transcription of each line, whole wherever the points are a part of it.
-        first: whether these are the beginnings of their lines; else the next part of the lines of
-            the batch before, in the same order.
+            upwards. Row t is the input of target t + 1; rows 1 to T are the targets. Row 0 is zero
+            at the start of a line, and the previous point otherwise. Padded with zeros.
+        lengths: int64 (N,): targets of each example; 0 if a line ends before others of its batch.
+        text: the transcription of each whole line.
+        first: whether these are the starts of their lines; otherwise they continue the lines of the
+            previous batch, in the same order.
     """
 
     offsets: Tensor
@@ -54,18 +54,19 @@ class HandwritingBatch(NamedTuple):
     first: bool
 
 
-class LineSet(Dataset[HandwritingBatch]):
-    """Lines as training or evaluation sees them, indexed by a tensor of indices.
+@dataclass(eq=False)
+class LineSet(BatchSet):
+    """Lines of one set, indexed by a tensor of indices.
 
-    A line of P points has P - 1 targets, the offsets from each point to the next. Its first point
-    has none before it and is the null vector of row 0 (Graves 2013, section 2), with no flag even
-    where it is a stroke of its own: were it a target, a density could grow on it without bound.
+    A line of P points has P - 1 targets, the offsets between points. The first point has no offset
+    and is the zero vector of row 0 (Graves 2013, section 2), without a flag: as a target it would
+    let a density grow without bound.
 
     Args:
         lines: the lines.
         per_line: divide the offsets of each line by the median length of its own steps.
-        max_points: of a line or part; ``None``: whole lines.
-        parts: take lines in consecutive parts of ``max_points`` targets, else the first alone.
+        max_points: maximum targets of a line or part; None: whole lines.
+        parts: divide lines into consecutive parts of ``max_points``; otherwise take the first part.
 
     Example:
         >>> steps = np.array([[90, 70, 0], [3, 4, 0], [1, -2, 1]])
@@ -77,23 +78,18 @@ class LineSet(Dataset[HandwritingBatch]):
                          lengths=tensor([2]), text=('hi',), first=True)
     """
 
-    def __init__(
-        self,
-        lines: PenLines,
-        *,
-        per_line: bool = False,
-        max_points: int | None = None,
-        parts: bool = False,
-    ) -> None:
-        self.lines = lines
-        self.text = lines.text
-        self.per_line = per_line
-        self.max_points = max_points
-        self.parts = parts
+    lines: PenLines
+    _: KW_ONLY
+    per_line: bool = False
+    max_points: int | None = None
+    parts: bool = False
+
+    @property
+    def text(self) -> tuple[str, ...]:
+        return self.lines.text
 
     @property
     def batches(self) -> type[DistributedBatches]:
-        """How `BatchLoader` groups lines."""
         return LineBatches
 
     @property
@@ -106,7 +102,7 @@ class LineSet(Dataset[HandwritingBatch]):
 
     @property
     def parts_of_lines(self) -> np.ndarray:
-        """In how many parts each line is taken, int64 (L,)."""
+        """Number of parts of each line, int64 (L,)."""
         targets = self.targets
         if self.max_points is None or not self.parts:
             return np.ones_like(targets)
@@ -116,18 +112,18 @@ class LineSet(Dataset[HandwritingBatch]):
         return len(self.lines)
 
     def offsets(self, i: int) -> Tensor:
-        """The whole of line i, float32 (P, 3): offsets with y upwards, the first zeroed."""
+        """All of line i, float32 (P, 3): offsets with y upwards, the first zeroed."""
         steps = self.lines.steps(i)
         steps[0, :2] = 0
         if self.per_line:
             steps[1:, :2] /= median_step(steps[1:])
-        steps[:, 1] = 0 - steps[:, 1]  # which makes no -0
+        steps[:, 1] = 0 - steps[:, 1]  # avoids -0
         return torch.from_numpy(steps)
 
     def __getitem__(self, index: Tensor | tuple[Tensor, int]) -> HandwritingBatch:
-        """A batch: of lines, or of part number n of lines, from 0."""
+        """A batch of lines, or of part n of lines; n starts at 0."""
         indices, part = index if isinstance(index, tuple) else (index, 0)
-        lines = torch.as_tensor(indices).reshape(-1).tolist()
+        lines = rows(indices)
         start = part * (self.max_points or 0)
         pieces = [self.offsets(i)[start:][: self._rows] for i in lines]
         lengths = [max(len(piece) - 1, 0) for piece in pieces]
@@ -140,37 +136,21 @@ class LineSet(Dataset[HandwritingBatch]):
         text = tuple(self.text[i] for i in lines)
         return HandwritingBatch(offsets, torch.tensor(lengths), text, part == 0)
 
-    def __getitems__(self, indices: list[int]) -> HandwritingBatch:
-        """One batch for a list of indices: what a ``DataLoader`` with a batch size asks for."""
-        return self[torch.tensor(indices)]
-
     @property
     def _rows(self) -> int | None:
         return None if self.max_points is None else self.max_points + 1
 
 
 class LineBatches(DistributedBatches):
-    """Batches of lines of similar length, dealt out to W processes.
+    """Batches of lines of similar length, distributed over W processes.
 
-    Yields (B,) indices, or (indices, part) where lines are taken in parts: all parts of a batch of
-    lines one after the other, then the next lines.
+    Yields (B,) indices, or (indices, part) if lines have parts: all parts of a batch of lines, then
+    the next lines.
 
-    *Training*: the order of epoch e depends on (seed, e) only. Lines are permuted, those of 100
-    batches at a time sorted by length and cut into batches, and the batches permuted: what a batch
-    holds differs from epoch to epoch, and is the same for any W. All epochs have the same number of
-    steps, and so have all processes. For that are left out, others in each epoch: a last line that
-    would be a batch of its own; batches that would not go round; and, where lines are taken in
-    parts, the last steps of the processes that have more than another. *Evaluation*: batches from
-    the longest lines to the shortest, none left out or repeated, so that any number of processes
-    scores the same lines.
-
-    Args:
-        dataset: the lines, a `LineSet`.
-        batch_size: lines per batch.
-        options: as `DistributedBatches`.
-
-    Raises:
-        ValueError: as `DistributedBatches`.
+    *Training*: lines are shuffled, sorted by length within pools of 100 batches and divided into
+    batches, which are shuffled. All epochs and processes have the same number of steps; to this
+    end, lines, batches or steps in excess are dropped, others in each epoch. *Evaluation*: batches
+    from the longest lines to the shortest.
     """
 
     dataset: LineSet
@@ -187,7 +167,7 @@ class LineBatches(DistributedBatches):
             yield (lines, part) if self.dataset.parts else lines
 
     def __len__(self) -> int:
-        """The steps of a whole epoch for this process, wherever iteration starts."""
+        """This process's steps in a full epoch, also if iteration starts within it."""
         return self._steps
 
     def settings(self) -> dict[str, Any]:
@@ -195,11 +175,11 @@ class LineBatches(DistributedBatches):
         return super().settings() | mode
 
     def _deal(self) -> list[list[tuple[Tensor, int]]]:
-        """All steps of this epoch, lines and number of the part, for each process."""
+        """The steps of this epoch for each process: lines and part."""
         batches = self._batches()
         parts = torch.stack([self._parts[lines].max() for lines in batches])
         kept = _keep(self.permutation(len(batches), 1), parts, self.total).tolist()
-        # Batches of one number of parts lie together: each process gets its share of them.
+        # Sorted batches are ordered by number of parts: each process gets its share.
         turn = {batch: n % self.num_replicas for n, batch in enumerate(sorted(kept))}
         dealt: list[list[tuple[Tensor, int]]] = [[] for _ in range(self.num_replicas)]
         for batch in kept:
@@ -207,7 +187,7 @@ class LineBatches(DistributedBatches):
         return dealt
 
     def _batches(self) -> list[Tensor]:
-        """The batches of this epoch, by number of parts and, among neighbours, by length."""
+        """The batches of this epoch, by number of parts and, within pools, by length."""
         order = self.permutation(len(self.dataset))
         if not self.shuffle:
             longest_first = torch.argsort(self._targets, descending=True, stable=True)
@@ -220,9 +200,9 @@ class LineBatches(DistributedBatches):
 
 
 def _keep(order: Tensor, parts: Tensor, count: int) -> Tensor:
-    """The first of ``order``; what is left out is of the commonest number of parts.
+    """The first ``count`` of ``order``; those with the most common number of parts are dropped.
 
-    So the numbers of parts that stay are the same whatever the order, and epochs of one length.
+    The remaining numbers of parts do not depend on the order, so that epochs have equal lengths.
     """
     of_each = parts[order]
     commonness = torch.bincount(parts)[of_each] * (parts.max() + 1) + of_each
@@ -231,42 +211,26 @@ def _keep(order: Tensor, parts: Tensor, count: int) -> Tensor:
 
 
 class HandwritingData(ZooDataModule, ABC):
-    """Lines of handwriting with their texts.
+    """Lines of handwriting with their texts, as `HandwritingBatch`.
 
-    Batches are `HandwritingBatch`: offsets from point to point in whiteboard units (per line under
-    ``scale="median"``), y upwards. Models standardise them by `offset_statistics`. A dataset states
-    its name and where its three sets come from (`read`).
-
-    Training takes of each line the first ``max_points`` targets with the whole text (``crop``), all
-    in consecutive parts over which a model carries its state (``tbptt``), or all at once
-    (``full``). Evaluation takes the same targets in ``crop``, whole lines otherwise.
+    Offsets are in whiteboard units (per line under ``scale="median"``), y upwards; models
+    standardise them by `offset_statistics`. A subclass states its name and implements `read`.
 
     Args:
-        batch_size: training lines per step of one process.
-        length_mode: ``crop``, ``tbptt`` or ``full``, see above.
-        max_points: targets of a line, or of a part of it; of no use in ``full``.
-        scale: what models divide offsets by: ``std``, mean 0 and standard deviation 1 on each axis
-            of the training set (the only scale whose likelihoods compare with the papers');
-            ``median``, for each line the median length of its own steps; ``const``, 20 units.
-        max_step: longest step within a stroke, whiteboard units; ``None``: any. Longer ones are
-            jumps of the pen's sensor.
-        long_steps: ``drop`` those that are longer, or ``clip`` them to ``max_step``.
-        require_text: leave lines without transcription out.
-        seed: seed of the order of training lines; the splits do not depend on it.
-        eval_batch_size: lines per batch in evaluation; changes no result.
-        num_workers: processes that fetch batches; 0 is fastest.
-        pin_memory: page-locked batches, for faster copies to a GPU.
-        drop_last: leave out a last training batch of fewer than ``batch_size`` lines. One of a
-            single line is always left out.
-
-    Raises:
-        ValueError: a value that is none of those above.
+        length_mode: targets of a line in training: ``crop``, the first ``max_points``; ``tbptt``,
+            all, in consecutive parts over which a model carries its state; ``full``, all at once.
+            Evaluation takes the same in ``crop`` and whole lines otherwise.
+        max_points: maximum targets of a line or part; unused in ``full``.
+        scale: divisor of offsets: ``std``, mean 0 and standard deviation 1 on each axis of the
+            training set (the only scale whose likelihoods compare with the papers'); ``median``,
+            the median length of each line's own steps; ``const``, 20 units.
+        max_step: maximum length of a step within a stroke, whiteboard units; None: no limit. Longer
+            ones are errors of the pen sensor, in IAM-OnDB one step in 2,000 above 127 units.
+        long_steps: ``drop`` longer steps, or ``clip`` them to ``max_step``.
+        require_text: drop lines without transcription.
     """
 
-    #: What a batch holds, for models that say what they take.
-    gives: ClassVar[str] = "handwriting"
-    test_split: str = "test"
-    """What the set that tests score is called in tables."""
+    gives = "handwriting"
     _sets: dict[str, PenLines]
 
     def __init__(
@@ -278,13 +242,9 @@ class HandwritingData(ZooDataModule, ABC):
         max_step: float | None = None,
         long_steps: LongSteps = "drop",
         require_text: bool = True,
-        seed: int = 0,
-        eval_batch_size: int = 64,
-        num_workers: int = 0,
-        pin_memory: bool = False,
-        drop_last: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(batch_size, seed, eval_batch_size, num_workers, pin_memory, drop_last)
+        super().__init__(batch_size, **options)
         check_at_least(1, max_points=max_points)
         check_choice("length_mode", length_mode, get_args(LengthMode))
         check_choice("scale", scale, get_args(Scale))
@@ -302,11 +262,10 @@ class HandwritingData(ZooDataModule, ABC):
 
     @abstractmethod
     def read(self) -> Mapping[str, PenLines]:
-        """Reads the lines of the sets ``"train"``, ``"val"`` and ``"test"``, good or bad."""
+        """Read the sets ``"train"``, ``"val"`` and ``"test"``, including unusable lines."""
 
     @property
     def preprocessing(self) -> dict[str, Any]:
-        """What a line goes through before the model, as plain data."""
         mean, std = (values.tolist() for values in self.offset_statistics)
         steps: dict[str, Any] = {
             "offsets": "from point to point, y upwards",
@@ -320,8 +279,7 @@ class HandwritingData(ZooDataModule, ABC):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The dataset, its splits and its batches as plain data, for tables and model cards."""
-        facts: dict[str, Any] = {"dataset": self.name, "test_split": self.test_split}
+        facts: dict[str, Any] = super().facts | {"test_split": self.test_split}
         facts |= {f"{name}_size": len(lines) for name, lines in self._sets.items()}
         left_out = {
             name: {reason: len(lines) for reason, lines in reasons.items()}
@@ -329,25 +287,18 @@ class HandwritingData(ZooDataModule, ABC):
         }
         if left_out:
             facts["left_out"] = left_out
-        return facts | {
-            "scale": self.scale,
-            **self._points_taken(),
-            "batch_size": self.batch_size,
-            "drop_last": self.drop_last,
-            "seed": self.seed,
-        }
+        return facts | {"scale": self.scale, **self._points_taken()}
 
     @property
     def offset_statistics(self) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation by which models standardise dx and dy, float32 (2,) each.
+        """Mean and standard deviation for standardising dx and dy, float32 (2,) each.
 
-        Under ``scale="std"`` those of the training set's offsets, whole lines, jumps from stroke to
-        stroke included, the zeroed first ones not; under ``"const"`` 0 and 20; under ``"median"``
-        0 and 1, as each line is divided by its own median already.
+        Under ``scale="std"`` those of all targets of the training set, including moves between
+        strokes; under ``"const"`` 0 and 20; under ``"median"`` 0 and 1.
 
         Raises:
             RuntimeError: before `setup`, under ``"std"``.
-            ValueError: the offsets do not vary.
+            ValueError: if the offsets do not vary.
         """
         if self.scale != "std":
             value = CONSTANT_SCALE if self.scale == "const" else 1.0
@@ -357,11 +308,7 @@ class HandwritingData(ZooDataModule, ABC):
         return self._statistics
 
     def lines(self, name: Literal["train", "val", "test"]) -> LineSet:
-        """The whole lines of a set: ``offsets(i)`` is the writing of one, ``text[i]`` its text.
-
-        Raises:
-            RuntimeError: before `setup`.
-        """
+        """The whole lines of a set: line i has ``offsets(i)`` and ``text[i]``."""
         return LineSet(self._set(name), per_line=self.scale == "median")
 
     def setup(self, stage: str | None = None) -> None:
@@ -370,7 +317,6 @@ class HandwritingData(ZooDataModule, ABC):
         sets = dict(self.read())
         cleaned: dict[int, PenLines] = {}
         for name, lines in sets.items():
-            # Two names may stand for one set.
             if id(lines) not in cleaned:
                 cleaned[id(lines)] = self._clean(name, lines)
             self._sets[name] = cleaned[id(lines)]
@@ -384,12 +330,8 @@ class HandwritingData(ZooDataModule, ABC):
         )
 
     def evaluation_set(self, name: str, examples: int | None = None) -> LineSet:
-        """A set in its own order, or evenly spaced lines of it, as neighbours are of one writer."""
-        lines = self._set(name)
-        if examples is not None and examples < len(lines):
-            lines = lines.pick(evenly_spaced(len(lines), examples))
         return LineSet(
-            lines,
+            subset(self._set(name), examples),
             per_line=self.scale == "median",
             max_points=self.max_points if self.length_mode == "crop" else None,
         )
@@ -399,7 +341,7 @@ class HandwritingData(ZooDataModule, ABC):
         return {"length_mode": self.length_mode, **limit}
 
     def _clean(self, name: str, lines: PenLines) -> PenLines:
-        """The lines of a set that can be learnt from, as they are learnt."""
+        """The usable lines of a set, without long steps."""
         reasons = lines.damaged()
         if self.require_text:
             damaged = {i for numbers in reasons.values() for i in numbers}
@@ -415,7 +357,7 @@ class HandwritingData(ZooDataModule, ABC):
         return lines
 
     def _leave_out(self, name: str, lines: PenLines, reasons: Mapping[str, list[int]]) -> PenLines:
-        """The lines without some, by number, of which it tells."""
+        """Drop lines by number, with a message."""
         named = {
             reason: [lines.line_id[i] for i in numbers]
             for reason, numbers in reasons.items()
@@ -424,9 +366,9 @@ class HandwritingData(ZooDataModule, ABC):
         if not named:
             return lines
         self._left_out.setdefault(name, {}).update(named)
-        # That some lines have no text is in the order of things; damaged ones are not.
-        tell = rank_zero_info if set(named) == {_NO_TEXT} else rank_zero_warn
-        tell(
+        # Lines without text are expected (info); damaged lines are not (warning).
+        log = rank_zero_info if set(named) == {_NO_TEXT} else rank_zero_warn
+        log(
             f"{self.name}, {name} set of {len(lines):,} lines; left out: "
             f"{'; '.join(name_some(reason, ids) for reason, ids in named.items())}"
         )
@@ -435,7 +377,7 @@ class HandwritingData(ZooDataModule, ABC):
 
 
 def median_step(steps: np.ndarray) -> float:
-    """Median length of the steps (P, 3), of those that move where half of them do not; or 1."""
+    """Median length of steps (P, 3); if it is 0, that of the nonzero steps, or 1."""
     lengths = np.hypot(steps[:, 0], steps[:, 1])
     for some in (lengths, lengths[lengths > 0]):
         if len(some) and np.median(some) > 0:
@@ -444,7 +386,7 @@ def median_step(steps: np.ndarray) -> float:
 
 
 def name_some(reason: str, names: Sequence[str]) -> str:
-    """How many there are of a kind, and the names of the first.
+    """The number of lines of a kind, and the first names.
 
     Example:
         >>> name_some("no text", ["a01-1", "a01-2"])
@@ -455,7 +397,7 @@ def name_some(reason: str, names: Sequence[str]) -> str:
 
 
 def _mean_and_std(lines: LineSet) -> tuple[Tensor, Tensor]:
-    """Of dx and dy over all targets, float32 (2,) each; summed in float64."""
+    """Mean and standard deviation of dx and dy over all targets, float32 (2,) each."""
     count, total, squares = 0, np.zeros(2), np.zeros(2)
     for i in range(len(lines)):
         offsets = lines.offsets(i)[1:, :2].numpy().astype(np.float64)

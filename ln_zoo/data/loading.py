@@ -17,19 +17,32 @@ from torch.utils.data.distributed import DistributedSampler
 Batch = tuple[Tensor, Tensor]
 
 
-class Tensors(Dataset[Batch]):
-    """Inputs and labels of N examples, indexed by a tensor of indices.
+class BatchSet(Dataset[Any]):
+    """A dataset that is indexed by a tensor of indices and returns a whole batch.
 
-    One index operation gives a whole batch: at four examples a batch, collating single examples
-    would cost more than the training step.
+    Collating single examples would cost more than a small training step.
+    """
+
+    @property
+    def batches(self) -> type[DistributedBatches]:
+        """The sampler that `BatchLoader` uses."""
+        return DistributedBatches
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        """The batch that a plain ``DataLoader`` requests."""
+        return self[torch.tensor(indices)]
+
+
+class Tensors(BatchSet):
+    """N inputs with labels, in memory.
 
     Args:
-        inputs: (N, \\*), any dtype; a batch of them is float32, divided by ``scale``.
+        inputs: (N, \\*), any dtype; batches are float32, divided by ``scale``.
         labels: (N,) int64.
         scale: the input value that becomes 1.0.
 
     Raises:
-        ValueError: inputs and labels differ in number.
+        ValueError: if inputs and labels differ in number.
 
     Example:
         >>> pixels = torch.tensor([[0], [51], [255]], dtype=torch.uint8)
@@ -53,36 +66,33 @@ class Tensors(Dataset[Batch]):
     def __getitem__(self, index: Tensor) -> Batch:
         return self.inputs[index].float() / self.scale, self.labels[index]
 
-    def __getitems__(self, indices: list[int]) -> Batch:
-        """One batch for a list of indices: what a ``DataLoader`` with a batch size asks for."""
-        return self[torch.tensor(indices)]
-
 
 class DistributedBatches(DistributedSampler[Tensor]):
-    """Indices of whole batches, dealt out to W processes.
+    """Sampler of whole batches of indices, distributed over W processes.
 
-    The batches of an epoch are one list, the same for any W; process r takes batches r, r + W, ...
-    Being a ``DistributedSampler``, Lightning leaves it alone under DDP and calls ``set_epoch``.
+    Process r takes batches r, r + W, ... of one list, which does not depend on W. Lightning keeps a
+    ``DistributedSampler`` under DDP and calls its ``set_epoch``.
 
-    *Training*: the order of epoch e depends on (seed, e) only, never on the epochs before, so that
-    a resumed run continues in the order of one never interrupted. Trailing batches are dropped so
-    that all processes take the same number of steps, and so is a last batch of a single example,
-    which has no variance for batch norm. *Evaluation*: nothing is dropped or repeated, so that any
-    number of processes scores exactly the same batches; their numbers of batches may differ by one.
-    Only where a process would get no batch at all are there more and smaller ones.
+    *Training*: the order of epoch e depends only on (seed, e), so that a resumed run continues in
+    the same order. All processes take the same number of steps; batches in excess are dropped, and
+    so is a last batch of one example, which has no variance for batch norm.
+
+    *Evaluation*: no example is dropped or repeated, so that scores do not depend on W. Processes
+    may differ by one batch. Batches are smaller if a process would get none.
 
     Args:
         dataset: the N examples; only its length is used.
-        batch_size: examples per batch, B; the last batch holds what remains.
+        batch_size: examples per batch, B.
         training: see above.
-        shuffle: permute the examples in each epoch, else take them in order.
-        seed: seed of the permutations, at least 0.
+        shuffle: permute the examples in each epoch.
+        seed: seed of the permutations.
         drop_last: drop a last batch of fewer than B examples.
-        num_replicas: number of processes W; default: those of the process group, 1 without one.
-        rank: number r of this process; default: that in the process group, 0 without one.
+        num_replicas: number of processes W; default: that of the process group, or 1.
+        rank: number r of this process; default: that in the process group, or 0.
 
     Raises:
-        ValueError: a batch size below 1, a negative seed, or too few examples for the processes.
+        ValueError: if ``batch_size`` or ``seed`` is invalid, or there are fewer batches than
+            processes.
 
     Example:
         >>> data = Tensors(torch.zeros(7, 2), torch.zeros(7, dtype=torch.int64))
@@ -121,7 +131,7 @@ class DistributedBatches(DistributedSampler[Tensor]):
         )
         examples = len(dataset)  # type: ignore[arg-type]
         if not training:
-            # A process without a batch would not take part in the exchange of metrics.
+            # A process without a batch would miss the reduction of metrics.
             batch_size = max(1, min(batch_size, examples // num_replicas))
         self.batch_size = batch_size
         self.training = training
@@ -139,34 +149,29 @@ class DistributedBatches(DistributedSampler[Tensor]):
         self.total = batches - batches % num_replicas if training else batches
 
     def __iter__(self) -> Iterator[Any]:
-        """Yields (B,) int64 indices, from the rank's batch number ``first`` on."""
+        """Iterate over (B,) int64 indices, starting with this rank's batch number ``first``."""
         order = self.permutation(len(self.dataset))  # type: ignore[arg-type]
         batches = order.split(self.batch_size)[: self.total]
         yield from batches[self.rank :: self.num_replicas][self.first :]
 
     def __len__(self) -> int:
-        """The batches of a whole epoch for this process, wherever iteration starts."""
+        """This process's batches in a full epoch, also if iteration starts within it."""
         return len(range(self.rank, self.total, self.num_replicas))
 
     def permutation(self, n: int, *stream: int) -> Tensor:
-        """Numbers 0 to n - 1 in the order of this epoch, int64; without ``shuffle`` as they are.
-
-        Args:
-            n: how many.
-            stream: numbers that tell apart what is permuted in the same epoch.
-        """
+        """A permutation of 0 to n - 1 for this epoch and ``stream``, if ``shuffle`` is set."""
         if not self.shuffle:
             return torch.arange(n)
         return torch.randperm(n, generator=self.generator(*stream))
 
     def generator(self, *stream: int) -> torch.Generator:
-        """Draws what is random in this epoch; ``stream`` tells apart what is drawn in the same."""
-        # Seeds are mixed: with seed + epoch, neighbouring seeds would share their numbers.
+        """The random generator of this epoch and ``stream``."""
+        # Hashed, since seed + epoch would give neighbouring seeds the same numbers.
         mixed = np.random.SeedSequence((self.seed, self.epoch, *stream))
         return torch.Generator().manual_seed(int(mixed.generate_state(1, np.uint64)[0]))
 
     def settings(self) -> dict[str, Any]:
-        """What the batches of an epoch depend on, by name."""
+        """The settings on which an epoch's batches depend."""
         return {
             "examples": len(self.dataset),  # type: ignore[arg-type]
             "batch_size": self.batch_size,
@@ -180,27 +185,20 @@ class DistributedBatches(DistributedSampler[Tensor]):
 class BatchLoader(DataLoader):
     """A ``DataLoader`` over `DistributedBatches`.
 
-    Making an iterator draws nothing from torch's global random state, and nothing is fetched before
-    the first batch is asked for: Lightning makes the iterator before it sets the epoch.
+    Creating an iterator does not use torch's global random state and loads nothing: Lightning
+    creates it before it sets the epoch.
 
     Args:
-        dataset: the N examples; indexing it with what the sampler yields, a (B,) tensor, gives a
-            batch. Its attribute ``batches``, if it has one, is the subclass of `DistributedBatches`
-            to take in place of that.
-        batch_size: examples per batch.
-        training: see `DistributedBatches`, as for shuffle, seed and drop_last.
-        shuffle: permute the examples in each epoch.
-        seed: seed of the permutations.
-        drop_last: drop a last batch of fewer examples.
-        num_workers: processes that fetch batches; the data are in memory, 0 is fastest.
-        pin_memory: put batches into page-locked memory, for faster copies to a GPU.
-        sampler: what Lightning puts in place of the sampler: a `DistributedBatches` is used as it
-            is, a ``SequentialSampler`` (``Trainer(overfit_batches=...)``) turns shuffling off.
-        batch_sampler: None, which Lightning passes beside its sampler.
+        dataset: N examples; indexing it with a (B,) tensor returns a batch. Its attribute
+            ``batches``, if present, is the sampler class.
+        batch_size, training, shuffle, seed, drop_last: as `DistributedBatches`.
+        num_workers, pin_memory: as ``DataLoader``.
+        sampler: replacement set by Lightning. A ``SequentialSampler``, as from
+            ``Trainer(overfit_batches=...)``, turns shuffling off.
+        batch_sampler: None; Lightning passes it with ``sampler``.
 
     Raises:
-        ValueError: as `DistributedBatches`.
-        TypeError: another sampler.
+        TypeError: if ``sampler`` is of another class.
     """
 
     def __init__(
@@ -248,15 +246,14 @@ class BatchLoader(DataLoader):
 
 
 class ResumableLoader(BatchLoader):
-    """A `BatchLoader` that continues within an epoch: for training.
+    """A `BatchLoader` for training that resumes within an epoch.
 
-    Lightning saves the state of such a loader with each checkpoint. After it is loaded, the first
-    pass over the epoch of the checkpoint starts behind the batches already handed out; any other
-    epoch is complete.
+    Lightning saves its state with each checkpoint. After loading, the first pass over the epoch of
+    the checkpoint skips the batches already used; other epochs are complete.
 
     Raises:
-        ValueError: when iterated in the middle of an epoch after the state of a loader with another
-            batch size, order or number of processes was loaded.
+        ValueError: if iteration resumes within an epoch with another batch size, order or number of
+            processes.
 
     Example:
         >>> data = Tensors(torch.zeros(6, 1), torch.arange(6))
@@ -288,7 +285,7 @@ class ResumableLoader(BatchLoader):
             yield batch
 
     def state_dict(self) -> dict[str, Any]:
-        """The epoch, its batches handed out so far, and what their order depends on."""
+        """The epoch, its batches used so far, and the settings of their order."""
         if self._loaded is not None:
             return dict(self._loaded)
         return {
@@ -315,12 +312,12 @@ class ResumableLoader(BatchLoader):
 
 
 def whole_batch(batch: Any) -> Any:
-    """Returns a batch as it is, where a ``DataLoader`` would collate examples."""
+    """Return a batch unchanged, in place of collating examples."""
     return batch
 
 
 def _start_worker(number: int) -> None:
-    """Leaves signals to the process that trains: Ctrl-C reaches all, and it still needs batches."""
+    """Ignore SIGINT in workers; the main process handles it and still needs their batches."""
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, signal.SIG_IGN)
     if os.environ.get("PL_SEED_WORKERS") == "1":
@@ -328,31 +325,40 @@ def _start_worker(number: int) -> None:
 
 
 def check_at_least(least: int, **values: int) -> None:
-    """Checks that each named value is an integer of at least ``least``.
-
-    Raises:
-        ValueError: a value is not.
-    """
+    """Raise ValueError if a named value is not an integer of at least ``least``."""
     for name, value in values.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
 
 
-def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
-    """Checks that a named value is one of the choices.
+def check_optional(least: int, **values: int | None) -> None:
+    """Check the values that are not None, as `check_at_least`."""
+    check_at_least(least, **{name: value for name, value in values.items() if value is not None})
 
-    Raises:
-        ValueError: it is not.
-    """
+
+def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
+    """Raise ValueError if a named value is not one of the choices."""
     if value not in choices:
         raise ValueError(f"{name} must be {' or '.join(map(repr, choices))}, got {value!r}")
 
 
-def evenly_spaced(n: int, examples: int) -> list[int]:
-    """Some of the numbers 0 to n - 1, at even distances.
+def evenly_spaced(n: int, count: int) -> list[int]:
+    """``count`` evenly spaced numbers from 0 to n - 1.
 
     Example:
         >>> evenly_spaced(10, 4)
         [0, 2, 5, 7]
     """
-    return [i * n // examples for i in range(examples)]
+    return [i * n // count for i in range(count)]
+
+
+def subset(examples: Any, count: int | None) -> Any:
+    """A set, or ``count`` evenly spaced examples of it, as neighbours are often alike."""
+    if count is None or count >= len(examples):
+        return examples
+    return examples.pick(evenly_spaced(len(examples), count))
+
+
+def rows(index: Tensor | int) -> list[int]:
+    """The row numbers in a tensor of indices or a single index."""
+    return torch.as_tensor(index).reshape(-1).tolist()

@@ -1,73 +1,65 @@
-"""Handwritten lines as pen trajectories with their texts: in memory, or mapped from files."""
+"""Handwritten lines as pen trajectories with texts, in memory or mapped from files."""
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
 
+from ln_zoo.data.array_files import map_array, read_npz
+
 LongSteps = Literal["drop", "clip"]
 
 ARRAYS = ("dx", "dy", "pen_up", "offsets", "line_id", "text")
-"""What the compact form holds of a set of lines, by the names of its arrays."""
+"""The arrays of a set of lines in the compact form."""
 
 
 class Points(NamedTuple):
-    """The points of many lines, one after the other: three arrays (N,)."""
+    """The points of many lines, concatenated: three arrays (N,)."""
 
     dx: np.ndarray
     dy: np.ndarray
     pen_up: np.ndarray
 
 
+@dataclass(eq=False)
 class PenLines:
-    """L lines: their pen points as steps from the point before, names and texts.
+    """L lines: pen points as steps from the previous point, names and texts.
 
-    As recorded on a whiteboard, x grows to the right and y **downwards**. The first step of a line
-    is its absolute position, so that sums within the line give the coordinates back. Parts and
-    unions share the points with the lines they were made of, which may be files mapped into memory.
+    As on a whiteboard, x grows to the right and y **downwards**. The first step of a line is its
+    absolute position. Subsets and unions share the points of the original lines.
 
     Args:
-        sources: where points lie.
-        source: for each line the number of its source, (L,).
-        start: for each line its first point there, (L,).
-        stop: for each line the point behind its last, (L,).
+        sources: the points.
+        source: index of the source of each line, (L,).
+        start: first point of each line in its source, (L,).
+        stop: end of each line in its source, exclusive, (L,).
         line_id: L names.
-        text: L transcriptions; empty where there is none.
+        text: L transcriptions; empty if there is none.
     """
 
-    def __init__(
-        self,
-        sources: Sequence[Points],
-        source: np.ndarray,
-        start: np.ndarray,
-        stop: np.ndarray,
-        line_id: Sequence[str],
-        text: Sequence[str],
-    ) -> None:
-        self.sources = list(sources)
-        self.source = source
-        self.start = start
-        self.stop = stop
-        self.line_id = tuple(line_id)
-        self.text = tuple(text)
+    sources: list[Points]
+    source: np.ndarray
+    start: np.ndarray
+    stop: np.ndarray
+    line_id: tuple[str, ...]
+    text: tuple[str, ...]
 
     @classmethod
     def of(cls, arrays: Mapping[str, np.ndarray], where: str = "these lines") -> PenLines:
-        """Lines out of the six arrays of the compact form.
+        """Create lines from the six arrays of the compact form.
 
         Args:
             arrays: ``dx``, ``dy``: (N,) steps, whiteboard units; ``pen_up``: (N,) 1 on the last
                 point of a stroke, else 0; ``offsets``: (L + 1,) line i is
                 ``[offsets[i]:offsets[i + 1]]``; ``line_id``, ``text``: (L,) strings.
-            where: what error messages call them.
+            where: name of the lines in error messages.
 
         Raises:
-            ValueError: an array is missing, or they contradict one another.
+            ValueError: if an array is missing, empty or of another type, or they are inconsistent.
 
         Example:
             >>> lines = PenLines.from_steps([np.array([[5, 9, 0], [2, 1, 1]])], ["a-1"], ["I"])
@@ -86,6 +78,8 @@ class PenLines:
                 f"{where}: dx, dy and pen_up must be of one length, got "
                 f"{', '.join(f'{name} {shape}' for name, shape in lengths.items())}"
             )
+        if not all(np.issubdtype(a.dtype, np.number) and a.dtype.kind in "iuf" for a in (dx, dy)):
+            raise ValueError(f"{where}: dx and dy must be real, got {dx.dtype} and {dy.dtype}")
         ends = np.asarray(offsets)
         if ends.ndim != 1 or not np.issubdtype(ends.dtype, np.integer) or len(ends) < 1:
             raise ValueError(f"{where}: offsets must be integers (L + 1,), got {ends.dtype}")
@@ -107,52 +101,36 @@ class PenLines:
             np.zeros(count, np.int64),
             ends[:-1].astype(np.int64),
             ends[1:].astype(np.int64),
-            [str(name) for name in line_id],
-            [str(words) for words in text],
+            tuple(map(str, line_id)),
+            tuple(map(str, text)),
         )
 
     @classmethod
     def from_steps(
         cls, steps: Iterable[np.ndarray], line_id: Sequence[str], text: Sequence[str]
     ) -> PenLines:
-        """Lines in memory out of their steps, as `steps` gives them back.
-
-        Args:
-            steps: for each line (P, 3): dx, dy (downwards), 1 on the last point of a stroke.
-            line_id: names.
-            text: transcriptions.
-        """
+        """Create lines in memory from steps (P, 3), as returned by `steps`."""
         return cls.of(pack(steps, line_id, text))
 
     @classmethod
     def load(cls, path: Path) -> PenLines:
-        """Reads the compact form: an ``.npz``, or a folder of its six arrays as ``.npy``.
-
-        An ``.npz`` is compressed and is read into memory; the points of a folder are mapped, and
-        processes on one machine share them.
+        """Read the compact form: an ``.npz``, or a folder of six ``.npy`` mapped into memory.
 
         Raises:
-            OSError: the file or folder cannot be read.
-            ValueError: it is damaged or something else.
+            OSError: if the file or folder cannot be read.
+            ValueError: if it is damaged, of another format or has no line.
         """
-        try:
-            if path.is_dir():
-                arrays = {
-                    file.stem: np.load(file, mmap_mode="r", allow_pickle=False)
-                    for file in sorted(path.glob("*.npy"))
-                }
-            else:
-                with np.load(path, allow_pickle=False) as archive:
-                    arrays = {name: archive[name] for name in archive.files}
-        except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, TypeError) as error:
-            raise ValueError(
-                f"{path} cannot be read ({error}): it is damaged, or not a file of handwriting in "
-                "the compact form"
-            ) from error
-        return cls.of(arrays, str(path))
+        if path.is_dir():
+            arrays = {file.stem: map_array(file) for file in sorted(path.glob("*.npy"))}
+        else:
+            arrays = read_npz(path)
+        lines = cls.of(arrays, str(path))
+        if not len(lines):
+            raise ValueError(f"{path} has no lines: get it again")
+        return lines
 
     def save(self, folder: Path) -> None:
-        """Writes the compact form that is mapped into memory: a folder of six ``.npy``."""
+        """Write the compact form: a folder of six ``.npy``."""
         folder.mkdir(parents=True, exist_ok=True)
         steps = (self.steps(i, np.float64) for i in range(len(self)))
         for name, array in pack(steps, self.line_id, self.text).items():
@@ -179,15 +157,15 @@ class PenLines:
         return steps
 
     def pick(self, indices: Sequence[int] | np.ndarray) -> PenLines:
-        """Some of the lines, in the order given."""
+        """The lines with these indices."""
         index = np.asarray(indices, np.int64)
         return PenLines(
             self.sources,
             self.source[index],
             self.start[index],
             self.stop[index],
-            [self.line_id[i] for i in index],
-            [self.text[i] for i in index],
+            tuple(self.line_id[i] for i in index),
+            tuple(self.text[i] for i in index),
         )
 
     def __add__(self, other: PenLines) -> PenLines:
@@ -201,7 +179,7 @@ class PenLines:
         )
 
     def damaged(self) -> dict[str, list[int]]:
-        """Numbers of the lines that cannot be learnt from, by what is wrong with them."""
+        """Indices of unusable lines, by reason."""
         found: dict[str, list[int]] = {}
         for i, points in enumerate(self.points):
             if points < 2:
@@ -213,17 +191,9 @@ class PenLines:
     def without_long_steps(self, longest: float, how: LongSteps) -> PenLines:
         """The lines without steps of more than ``longest`` units within a stroke.
 
-        Such steps are jumps of the pen's sensor. Steps between strokes stay as they are: nearly
-        all that are long carry the pen to the next word.
-
-        Args:
-            longest: length of the longest step that stays, whiteboard units.
-            how: ``"drop"`` takes the step out (as Graves 2013, section 4), so that what follows
-                moves back to where the pen was; a stroke that ended with it ends a point before.
-                ``"clip"`` shortens it to the longest, in its direction.
-
-        Returns:
-            The lines; those that changed lie in memory.
+        Such steps are errors of the pen sensor. Steps between strokes are kept. ``"drop"`` removes
+        a step (as Graves 2013, section 4), so that the following points move; a stroke that ended
+        with it ends one point earlier. ``"clip"`` shortens it.
         """
         index = np.arange(len(self))
         shortened: list[np.ndarray] = []
@@ -240,7 +210,7 @@ class PenLines:
             else:
                 kept = np.flatnonzero(~long)
                 ends = np.flatnonzero(long & (steps[:, 2] == 1))
-                # The first point of a stroke always stays, so what is found is of the same stroke.
+                # The first point of a stroke is always kept, so the match is in the same stroke.
                 steps[kept[np.searchsorted(kept, ends) - 1], 2] = 1
                 steps = steps[kept]
             index[i] = len(self) + len(shortened)
@@ -252,15 +222,9 @@ class PenLines:
 def pack(
     steps: Iterable[np.ndarray], line_id: Sequence[str], text: Sequence[str]
 ) -> dict[str, np.ndarray]:
-    """The six arrays of the compact form.
+    """Convert steps (P, 3) to the six arrays of the compact form.
 
-    Steps are stored as int16 where they are whole numbers that fit, as those of a whiteboard do,
-    else as float32.
-
-    Args:
-        steps: for each line (P, 3), as `PenLines.steps`.
-        line_id: names.
-        text: transcriptions.
+    Steps are stored as int16 if they are integers in range, as on a whiteboard, else as float32.
     """
     lines = [np.asarray(line, np.float64).reshape(-1, 3) for line in steps]
     table = np.concatenate(lines) if lines else np.empty((0, 3))

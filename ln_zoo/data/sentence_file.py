@@ -1,4 +1,4 @@
-"""A text file with one sentence per line, to be encoded."""
+"""A text file with one sentence per line."""
 
 from __future__ import annotations
 
@@ -14,26 +14,25 @@ from ln_zoo.data.text_files import TextFile, read_texts
 
 
 class SentenceFile(LightningDataModule):
-    """The lines of a text file, for `ln-zoo predict` with a model of sentences.
+    """The lines of a text file, for `ln-zoo predict` with a sentence model.
 
-    Each line is a sentence, its words in the form of the model's training text, with white space
-    between. Sentences of about the same length come together; predictions are in the order of the
-    lines. None is cut short. A batch is a list of sentences and ``eos``.
+    Each line is a sentence, tokenised as the model's training text. Batches have similar lengths;
+    predictions are in the order of the lines. A batch is a list of sentences and ``eos``.
 
     Args:
         path: text in UTF-8, also compressed (``.gz``).
-        batch_size: sentences that are encoded at once; changes no vector beyond rounding.
-        eos: whether models read the end of a sentence as in training; see `SkipThought.encode`.
+        batch_size: sentences per batch; changes vectors by rounding only.
+        eos: append the end of a sentence as in training; see `SkipThought.encode`.
 
     Raises:
-        FileNotFoundError: no such file.
-        ValueError: an empty batch; when the file is read, one that is not UTF-8 (with the byte) or
-            damaged, holds no line, or an empty one (with its number).
+        FileNotFoundError: if the file does not exist.
+        ValueError: if an option is invalid, the file is damaged, not UTF-8 (with the byte) or
+            empty, or a line is empty (with its number).
     """
 
-    #: What a batch holds, for models that say what they take.
+    #: The kind of batch, which models check.
     gives: ClassVar[str] = "sentences"
-    #: How predictions are written: rows of one array.
+    #: Predictions are rows of one array.
     prediction_format: ClassVar[str] = ".npy"
 
     def __init__(self, path: str, batch_size: int = 128, eos: bool = True) -> None:
@@ -44,7 +43,7 @@ class SentenceFile(LightningDataModule):
         self.path = path
         self.batch_size = batch_size
         self.eos = eos
-        #: Of the file, in its order, once `setup` has read it.
+        #: The lines of the file, after `setup`.
         self.sentences: list[str] = []
 
     @property
@@ -65,7 +64,7 @@ class SentenceFile(LightningDataModule):
 
     def predict_dataloader(self) -> DataLoader:
         order = sorted(range(len(self.sentences)), key=lambda i: len(self.sentences[i].split()))
-        # A plain loader: Lightning then tells prediction writers where each sentence stands.
+        # A plain loader: Lightning passes its indices to prediction writers.
         return DataLoader(
             self.sentences,  # type: ignore[arg-type]
             batch_size=self.batch_size,

@@ -1,4 +1,4 @@
-"""The tasks on which sentence vectors are judged: MR, CR, SUBJ, MPQA and SICK."""
+"""Tasks that evaluate sentence vectors: MR, CR, SUBJ, MPQA and SICK."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import numpy as np
 from lightning.pytorch.utilities import rank_zero_warn
 
 from ln_zoo.data import treebank
+from ln_zoo.data.archives import read_file
+from ln_zoo.data.folders import local_folder
 from ln_zoo.data.loading import check_choice
-from ln_zoo.data.mnist import local_folder
 
 _FOLDER = "sentence_tasks"
-#: Files of the positive and of the negative class: as SentEval has them, then as the released code.
+#: Files of the positive and negative class, as in SentEval and as in the released code.
 _FILES = {
     "MR": [("rt-polarity.pos", "rt-polarity.neg")],
     "CR": [("custrev.pos", "custrev.neg")],
@@ -25,13 +26,14 @@ _FILES = {
     ],
     "MPQA": [("mpqa.pos", "mpqa.neg")],
 }
+_MAX_BYTES = 100_000_000
 _SICK = ("SICK_train.txt", "SICK_trial.txt", "SICK_test_annotated.txt")
 _COLUMNS = ("sentence_A", "sentence_B", "relatedness_score")
 TASKS = (*_FILES, "SICK")
 """The tasks of the paper's Table 3."""
-#: Distributed in this encoding by their authors.
+#: Tasks that their authors distribute in Latin-1.
 _LATIN_1 = ("MR", "SUBJ")
-#: Items without the blank lines of CR and MPQA, which papers count as well: 3,775 and 10,606.
+#: Items without blank lines; papers count those of CR and MPQA too: 3,775 and 10,606.
 _OFFICIAL = {
     "MR": (5331, 5331),
     "CR": (2405, 1366),
@@ -43,13 +45,13 @@ _OFFICIAL = {
 
 @dataclass(frozen=True)
 class ClassificationTask:
-    """Sentences of two classes, which are divided into folds.
+    """Sentences of two classes, divided into folds.
 
     Attributes:
         name: ``"MR"``, ``"CR"``, ``"SUBJ"`` or ``"MPQA"``.
-        sentences: N sentences, those of the positive class first: words with blanks between.
+        sentences: N sentences, positive class first: words separated by blanks.
         labels: int64 (N,): 1 for positive opinions and objective sentences, else 0.
-        eos: whether the released code reads the end of a sentence when it encodes this task.
+        eos: whether the released code appends the end of a sentence in this task.
     """
 
     name: str
@@ -58,16 +60,16 @@ class ClassificationTask:
     eos: bool = False
 
     def map(self, change: Callable[[str], str]) -> ClassificationTask:
-        """The task with other sentences, each made of its own."""
+        """Apply a function to each sentence."""
         return replace(self, sentences=[*map(change, self.sentences)])
 
 
 @dataclass(frozen=True)
 class SentencePairs:
-    """N pairs of sentences with how related their meanings are.
+    """N pairs of sentences with relatedness scores.
 
     Attributes:
-        first: words with blanks between.
+        first: words separated by blanks.
         second: likewise.
         scores: float64 (N,), from 1 to 5.
     """
@@ -79,15 +81,14 @@ class SentencePairs:
 
 @dataclass(frozen=True)
 class RelatednessTask:
-    """Pairs of sentences with a split of its own.
+    """Pairs of sentences in a fixed split.
 
     Attributes:
         name: ``"SICK"``.
-        train: pairs to train on.
-        trial: pairs to decide when training ends.
-        test: pairs that are scored.
-        eos: whether the released code reads the end of a sentence when it encodes this task; these
-            sentences have no full stops.
+        train: training pairs.
+        trial: pairs for early stopping.
+        test: test pairs.
+        eos: whether the released code appends the end of a sentence in this task.
     """
 
     name: str
@@ -98,11 +99,11 @@ class RelatednessTask:
 
     @property
     def sentences(self) -> list[str]:
-        """All sentences, those of training first."""
+        """All sentences, training first."""
         return [s for part in self._parts for side in (part.first, part.second) for s in side]
 
     def map(self, change: Callable[[str], str]) -> RelatednessTask:
-        """The task with other sentences, each made of its own."""
+        """Apply a function to each sentence."""
         train, trial, test = (
             replace(part, first=[*map(change, part.first)], second=[*map(change, part.second)])
             for part in self._parts
@@ -117,28 +118,27 @@ class RelatednessTask:
 def read_task(
     name: str, root: str | None = None, split_words: bool = True
 ) -> ClassificationTask | RelatednessTask:
-    """Reads a task from its files.
+    """Read a task from its files.
 
-    The files lie in ``root``, or in a folder of the task's name in it: ``rt-polarity.pos`` and
-    ``.neg`` (MR), ``custrev.pos`` and ``.neg`` (CR), ``subj.objective`` and ``subj.subjective``, or
+    They are in ``root`` or in a subfolder with the task's name: ``rt-polarity.pos`` and ``.neg``
+    (MR), ``custrev.pos`` and ``.neg`` (CR), ``subj.objective`` and ``subj.subjective``, or
     ``plot.tok.gt9.5000`` and ``quote.tok.gt9.5000`` (SUBJ), ``mpqa.pos`` and ``.neg`` (MPQA),
-    ``SICK_train.txt``, ``SICK_trial.txt`` and ``SICK_test_annotated.txt`` (SICK). They are UTF-8,
-    or Latin-1 where the authors gave them so. Blank lines are left out, as in the released code.
+    ``SICK_train.txt``, ``SICK_trial.txt`` and ``SICK_test_annotated.txt`` (SICK), in UTF-8, or
+    Latin-1 for MR and SUBJ. Blank lines are skipped, as in the released code.
 
     Args:
         name: ``"MR"``, ``"CR"``, ``"SUBJ"``, ``"MPQA"`` or ``"SICK"``.
-        root: the folder; default: ``sentence_tasks`` in the folder that the environment variable
-            ``LN_ZOO_DATA`` names.
-        split_words: divide sentences by `ln_zoo.data.treebank` as the released code does before it
-            encodes them: ``it's`` becomes ``it 's``. Else words are what white space separates.
+        root: the folder; default: the folder ``sentence_tasks`` in ``$LN_ZOO_DATA``.
+        split_words: tokenise by `ln_zoo.data.treebank` as the released code: ``it's`` becomes
+            ``it 's``. Otherwise words are separated by white space.
 
     Raises:
-        FileNotFoundError: no folder, or not all files of the task.
-        ValueError: an unknown name, a file that is not UTF-8 (with the byte) or not of this form.
-        ModuleNotFoundError: to divide sentences without nltk.
+        FileNotFoundError: if the folder or a file of the task does not exist.
+        ValueError: if the name is unknown, or a file has another encoding or form.
+        ModuleNotFoundError: for ``split_words`` without nltk.
 
     Warns:
-        UserWarning: other numbers of items than the official ones.
+        UserWarning: if the number of items is not the official one.
     """
     check_choice("task", name, TASKS)
     folder = local_folder(root, _FOLDER)
@@ -214,7 +214,7 @@ def _find(folder: Path, name: str, choices: Sequence[tuple[str, ...]]) -> list[P
 
 
 def _lines(path: Path, name: str) -> list[str]:
-    content = path.read_bytes()
+    content = read_file(path, _MAX_BYTES)
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -223,7 +223,7 @@ def _lines(path: Path, name: str) -> list[str]:
                 f"{path} must be text in UTF-8, but byte {error.start:,} is not: copy it again"
             ) from None
         text = content.decode("latin-1")
-    # Not splitlines: in Latin-1 the authors' files hold U+0085, which is an ellipsis there.
+    # Not splitlines: U+0085 in the authors' Latin-1 files is an ellipsis.
     return [line.rstrip("\r") for line in text.split("\n")]
 
 

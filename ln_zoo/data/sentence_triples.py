@@ -1,4 +1,4 @@
-"""What the data modules of books share: batches of a sentence, the next and the previous one."""
+"""Sentence triples for skip-thought vectors: a sentence, the next and the previous one."""
 
 from __future__ import annotations
 
@@ -8,32 +8,39 @@ from collections.abc import Iterator, Sequence
 from copy import copy
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, ClassVar, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from ln_zoo.data.base import ZooDataModule
 from ln_zoo.data.corpus import Book, Corpus
-from ln_zoo.data.loading import DistributedBatches, check_at_least, check_choice, evenly_spaced
-from ln_zoo.vocabulary import EOS, UNK, Vocabulary
+from ln_zoo.data.loading import (
+    BatchSet,
+    DistributedBatches,
+    check_at_least,
+    check_choice,
+    check_optional,
+    rows,
+    subset,
+)
+from ln_zoo.data.ragged import pad
+from ln_zoo.vocabulary import UNK, Vocabulary
 
 SamplerName = Literal["round_robin", "proportional"]
 
 _NAMED = 5
-"""Names shown where there may be many."""
+"""Names in an error message."""
 
 
 class Sentences(NamedTuple):
-    """B sentences as numbers of words.
+    """B sentences as word indices.
 
-    Args:
-        tokens: int64 (B, T): the words of each sentence and `ln_zoo.vocabulary.EOS`, by which rows
-            that are shorter are padded too.
-        lengths: int64 (B,): words of each sentence, the end counted.
+    Attributes:
+        tokens: int64 (B, T), each sentence ended and padded by `ln_zoo.vocabulary.EOS`.
+        lengths: int64 (B,): words of each sentence, including the end.
     """
 
     tokens: Tensor
@@ -48,16 +55,16 @@ class SentenceTriples(NamedTuple):
     previous: Sentences
 
 
-class TripleSet(Dataset[SentenceTriples]):
-    """Sentences that have both neighbours, indexed by a tensor of indices.
+class TripleSet(BatchSet):
+    """Triples of one set, indexed by a tensor of indices.
 
     Args:
-        corpus: the books.
-        books: those of the set.
-        vocabulary: the words; others become `ln_zoo.vocabulary.UNK`.
-        max_length: a triple of which a sentence has as many words or more is left out.
-        across_books: let the last sentence of a book have the first of the next as its neighbour.
-        sampler: order of lengths in training, see `TripleBatches`.
+        corpus: all books.
+        books: the books of the set.
+        vocabulary: the known words; others become `ln_zoo.vocabulary.UNK`.
+        max_length: triples with a sentence of this many words or more are dropped.
+        across_books: make triples across the end of a book.
+        sampler: order of lengths in training; see `TripleBatches`.
 
     Example:
         >>> corpus = Corpus.of({"a tale": [["it", "rained"], ["it", "stopped", "soon"], ["ah"]]})
@@ -82,7 +89,7 @@ class TripleSet(Dataset[SentenceTriples]):
         self.sampler = sampler
         self._tokens = np.array(vocabulary.numbers(corpus.words), np.int64)
         books = [book for book in books if book.start < book.stop]
-        #: Neighbours that do not lie side by side.
+        #: Neighbours in different books.
         self._next: dict[int, int] = {}
         self._previous: dict[int, int] = {}
         if across_books:
@@ -95,17 +102,16 @@ class TripleSet(Dataset[SentenceTriples]):
             kept = short[sources]
             kept[1:] &= short[sources[:-1]]
             kept[:-1] &= short[sources[1:]]
-            # The ends have a neighbour in another book, or none.
+            # The first and last sentence may have a neighbour in another book.
             for end, others in ((0, self._previous), (-1, self._next)):
                 other = others.get(int(sources[end]))
                 kept[end] &= other is not None and short[other]
             found.append(sources[kept])
-        #: The number of the source of each triple in the corpus, int64 (N,).
+        #: Corpus index of the source of each triple, int64 (N,).
         self.sources = np.concatenate(found)
 
     @property
     def batches(self) -> type[DistributedBatches]:
-        """How `BatchLoader` groups triples."""
         return TripleBatches
 
     @property
@@ -114,7 +120,7 @@ class TripleSet(Dataset[SentenceTriples]):
         return self.corpus.lengths[self.sources]
 
     def pick(self, indices: Sequence[int]) -> TripleSet:
-        """Some of the triples, in the order given."""
+        """The triples with these indices."""
         picked = copy(self)
         picked.sources = self.sources[list(indices)]
         return picked
@@ -123,49 +129,29 @@ class TripleSet(Dataset[SentenceTriples]):
         return len(self.sources)
 
     def __getitem__(self, index: Tensor) -> SentenceTriples:
-        sources = self.sources[np.asarray(index).reshape(-1)].tolist()
+        sources = self.sources[rows(index)].tolist()
         return SentenceTriples(
             self._sentences(sources),
             self._sentences([self._next.get(i, i + 1) for i in sources]),
             self._sentences([self._previous.get(i, i - 1) for i in sources]),
         )
 
-    def __getitems__(self, indices: list[int]) -> SentenceTriples:
-        """One batch for a list of indices: what a ``DataLoader`` with a batch size asks for."""
-        return self[torch.tensor(indices)]
-
     def _sentences(self, numbers: Sequence[int]) -> Sentences:
-        lengths = self.corpus.lengths[numbers].astype(np.int64) + 1
-        tokens = np.full((len(numbers), lengths.max()), EOS, np.int64)
-        for row, number in enumerate(numbers):
-            tokens[row, : lengths[row] - 1] = self._tokens[self.corpus.numbers(number)]
-        return Sentences(torch.from_numpy(tokens), torch.from_numpy(lengths))
+        return Sentences(*pad([self._tokens[self.corpus.numbers(i)] for i in numbers], ends=1))
 
 
 class TripleBatches(DistributedBatches):
-    """Batches of triples whose sources are of one length, dealt out to W processes.
+    """Batches of triples with sources of one length, distributed over W processes.
 
-    *Training*: the order of epoch e depends on (seed, e) only. Triples are permuted, those of one
-    length cut into batches; the last batch of a length holds what remains, and is left out where
-    that is a single triple. Then, by the data set's ``sampler``:
+    *Training*: triples are shuffled and divided into batches of one source length. A remainder of
+    one triple is dropped. Then, by the set's ``sampler``:
 
-    * ``round_robin``: one batch of each length in turn, in an order of lengths drawn for the epoch,
-      until all are used up, as the released skip-thoughts code. Rare lengths are over-represented
-      early in an epoch, and its last batches are of common lengths only.
-    * ``proportional``: batches permuted, so that each length comes as often as it occurs.
+    * ``round_robin``: one batch of each length in turn, in an order drawn for the epoch, as in the
+      released skip-thoughts code. Rare lengths are over-represented early in an epoch, and its last
+      batches have common lengths only.
+    * ``proportional``: batches in random order.
 
-    All processes have the same number of steps: batches that would not go round are left out.
-
-    *Evaluation*: batches from the longest sources to the shortest, none left out or repeated, so
-    that any number of processes scores the same triples. Their lengths may differ.
-
-    Args:
-        dataset: the triples, a `TripleSet`.
-        batch_size: triples per batch.
-        options: as `DistributedBatches`.
-
-    Raises:
-        ValueError: as `DistributedBatches`.
+    *Evaluation*: batches from the longest sources to the shortest; lengths may be mixed.
     """
 
     dataset: TripleSet
@@ -197,12 +183,12 @@ class TripleBatches(DistributedBatches):
         return super().settings() | {"sampler": self.dataset.sampler}
 
     def _split(self) -> np.ndarray:
-        """First and last triples of batches of any lengths, int64 (batches, 2)."""
+        """Start and stop of batches of mixed lengths, int64 (batches, 2)."""
         starts = np.arange(0, len(self.dataset), self.batch_size)
         return np.column_stack([starts, np.minimum(starts + self.batch_size, len(self.dataset))])
 
     def _cut(self) -> np.ndarray:
-        """Batches of one length: first triple, that behind the last, turn and length, (K, 4)."""
+        """Start, stop, turn and length of batches of one length, int64 (K, 4)."""
         least = self.batch_size if self.drop_last else min(2, self.batch_size)
         found = [np.zeros((0, 4), np.int64)]
         stop = 0
@@ -216,7 +202,7 @@ class TripleBatches(DistributedBatches):
         return np.concatenate(found)
 
     def _in_turn(self, batches: np.ndarray) -> np.ndarray:
-        """Batches in the order in which training takes them."""
+        """Batches in the order of training."""
         if not self.shuffle:
             return batches
         if self.dataset.sampler == "proportional":
@@ -227,39 +213,30 @@ class TripleBatches(DistributedBatches):
 
 
 class BookData(ZooDataModule, ABC):
-    """Books for skip-thought vectors: each sentence with the next and the previous one.
+    """Books as `SentenceTriples`.
 
-    Batches are `SentenceTriples`. A dataset states its name and where its corpus comes from
-    (`read`), and how many of its books are held out.
+    A subclass states its name and implements `read`.
 
     Args:
-        batch_size: training triples per step of one process.
-        max_length: triples of which a sentence has as many words or more are left out.
-        sampler: how training takes the lengths of sources in turn, ``round_robin`` or
-            ``proportional``; see `TripleBatches`.
-        across_books: let triples of a set reach over the end of a book, as the released code does.
-        val_books: books held out for validation: how many, drawn by ``split_seed``, or their names.
-        test_books: books held out for the test, likewise.
-        val_triples: how many triples of the validation books are scored, at even distances;
-            default: all.
-        split_seed: seed of the books that are held out.
-        vocabulary: words that have numbers of their own, or a file with one per line; default: the
-            most frequent of the training books.
-        vocabulary_size: numbers of the default vocabulary, the end of a sentence and the unknown
-            word among them.
-        seed: seed of the order of training triples; the splits do not depend on it.
-        eval_batch_size: triples per batch in evaluation; changes no result.
-        num_workers: processes that fetch batches.
-        pin_memory: page-locked batches, for faster copies to a GPU.
-        drop_last: leave out training batches of fewer than ``batch_size`` triples. Those of a
-            single triple are always left out.
-
-    Raises:
-        ValueError: a value that is none of those above.
+        max_length: drop triples with a sentence of this many words or more.
+        sampler: order of source lengths in training: ``round_robin``, one batch of each length in
+            turn, or ``proportional`` to their frequency. A training batch has sources of one
+            length.
+        across_books: make triples across the end of a book, as the released code does.
+        val_books: validation books: their number, drawn by ``split_seed``, or their names (file
+            names without suffixes).
+        test_books: test books, likewise.
+        val_triples: number of validation triples to score, evenly spaced; default: all.
+        split_seed: seed of the choice of validation and test books.
+        vocabulary: the known words, or a file with one per line; default: the most frequent words
+            of the training books.
+        vocabulary_size: size of the default vocabulary, including the end of a sentence and the
+            unknown word.
+        drop_last: drop training batches of fewer than ``batch_size`` triples, of which each source
+            length has one. Batches of one triple are always dropped.
     """
 
-    #: What a batch holds, for models that say what they take.
-    gives: ClassVar[str] = "sentence triples"
+    gives = "sentence triples"
 
     def __init__(
         self,
@@ -273,19 +250,14 @@ class BookData(ZooDataModule, ABC):
         split_seed: int = 0,
         vocabulary: list[str] | str | None = None,
         vocabulary_size: int = 20_000,
-        seed: int = 0,
-        eval_batch_size: int = 64,
-        num_workers: int = 0,
-        pin_memory: bool = False,
-        drop_last: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(batch_size, seed, eval_batch_size, num_workers, pin_memory, drop_last)
+        super().__init__(batch_size, **options)
         check_at_least(2, max_length=max_length)
         check_at_least(0, split_seed=split_seed)
         check_at_least(3, vocabulary_size=vocabulary_size)
         check_choice("sampler", sampler, get_args(SamplerName))
-        if val_triples is not None:
-            check_at_least(1, val_triples=val_triples)
+        check_optional(1, val_triples=val_triples)
         for name, books in (("val_books", val_books), ("test_books", test_books)):
             if isinstance(books, int):
                 check_at_least(1, **{name: books})
@@ -300,42 +272,28 @@ class BookData(ZooDataModule, ABC):
         self.split_seed = split_seed
         self.vocabulary_size = vocabulary_size
         self._vocabulary = None if vocabulary is None else Vocabulary.of(vocabulary)
-        self._corpus: Corpus | None = None
-        self._sets: dict[str, TripleSet] = {}
 
     @abstractmethod
     def read(self) -> Corpus:
-        """Reads the corpus."""
+        """Read the corpus."""
 
-    @property
+    @cached_property
     def corpus(self) -> Corpus:
-        """The books, read when they are asked for first.
-
-        Raises:
-            Exception: as `read`.
-        """
-        if self._corpus is None:
-            self._corpus = self.read()
-        return self._corpus
+        """The books, read on first access."""
+        return self.read()
 
     @property
     def vocabulary(self) -> list[str]:
-        """The words that have numbers of their own, in their order: those given, else counted.
-
-        Raises:
-            Exception: as `read`, where they are counted.
-        """
+        """The known words in order of their indices."""
         return list(self._words)
 
     @property
     def preprocessing(self) -> dict[str, Any]:
-        """What a sentence goes through before the model, as plain data."""
         return {"vocabulary_size": self._words.size, "max_length": self.max_length}
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The dataset, its splits and its batches as plain data, for tables and model cards."""
-        facts: dict[str, Any] = {"dataset": self.name, "test_split": "test"}
+        facts = super().facts | {"test_split": "test"}
         for name, books in self.books.items():
             sentences = sum(book.stop - book.start for book in books)
             facts |= {f"{name}_books": len(books), f"{name}_sentences": sentences}
@@ -347,9 +305,6 @@ class BookData(ZooDataModule, ABC):
             "sampler": self.sampler,
             "across_books": self.across_books,
             "split_seed": self.split_seed,
-            "batch_size": self.batch_size,
-            "drop_last": self.drop_last,
-            "seed": self.seed,
         }
 
     @cached_property
@@ -357,7 +312,7 @@ class BookData(ZooDataModule, ABC):
         """The books of the sets ``"train"``, ``"val"`` and ``"test"``.
 
         Raises:
-            ValueError: a name that no book has, or no book is left for training.
+            ValueError: if a name is unknown, or no book is left for training.
         """
         books = self.corpus.books
         names = [book.name for book in books]
@@ -390,17 +345,13 @@ class BookData(ZooDataModule, ABC):
         return {name: [b for b in books if b.name in titles] for name, titles in sets.items()}
 
     def unknown_share(self, name: str) -> float:
-        """Share of the words of a set's books that are not in the vocabulary."""
+        """Share of unknown words in a set's books."""
         counts = self.corpus.counts(self.books[name])
         numbers = np.array(self._words.numbers(self.corpus.words))
         return float(counts[numbers == UNK].sum() / counts.sum())
 
     def sentences(self, name: str) -> Iterator[str]:
-        """All sentences of a set's books in order, as words with blanks between.
-
-        Raises:
-            Exception: as `read`.
-        """
+        """The sentences of a set's books in order, words separated by blanks."""
         for book in self.books[name]:
             for sentence in range(book.start, book.stop):
                 yield self.corpus.sentence(sentence)
@@ -446,13 +397,10 @@ class BookData(ZooDataModule, ABC):
         return self._set("train")
 
     def evaluation_set(self, name: str, examples: int | None = None) -> TripleSet:
-        """A set in its own order, or evenly spaced triples of it, as neighbours are alike."""
-        triples: TripleSet = self._set(name)
+        """A set in its own order; of ``val`` at most ``val_triples``."""
         if name == "val" and self.val_triples is not None:
             examples = min(self.val_triples, examples or self.val_triples)
-        if examples is None or examples >= len(triples):
-            return triples
-        return triples.pick(evenly_spaced(len(triples), examples))
+        return subset(self._set(name), examples)
 
     @cached_property
     def _words(self) -> Vocabulary:

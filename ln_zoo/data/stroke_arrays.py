@@ -1,19 +1,22 @@
-"""The pair ``strokes.npy`` and ``sentences.txt`` in which handwriting data are often passed on."""
+"""Handwriting in a common pair of files, ``strokes.npy`` and ``sentences.txt``."""
 
 from __future__ import annotations
 
 import pickle
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import IO, Any, Literal
 
 import numpy as np
 from numpy.lib import format as npy
 
+from ln_zoo.data.archives import damage_named, open_file
 from ln_zoo.data.pen_lines import PenLines
+from ln_zoo.data.text_files import read_lines
+from ln_zoo.files import open_regular
 
 STROKES, SENTENCES = "strokes.npy", "sentences.txt"
 
-#: All that an array of arrays needs: by the names that NumPy 1 and NumPy 2 wrote.
+#: The globals of a pickled array of arrays, under NumPy 1 and NumPy 2.
 _ADMITTED = {
     *(("numpy", name) for name in ("ndarray", "dtype")),
     *((f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")),
@@ -23,10 +26,9 @@ _ADMITTED = {
 
 
 def read_pair(root: Path, y_axis: Literal["up", "down"] = "up") -> PenLines:
-    """Reads ``strokes.npy``, an object array of L arrays (P, 3), and ``sentences.txt``, L texts.
+    """Read ``strokes.npy``, an object array of L arrays (P, 3), and ``sentences.txt``, L texts.
 
-    Which of the three columns says that a stroke ends is found out: it is the one that holds
-    nothing but 0 and 1. The other two are dx and dy in this order. Offsets may be raw or scaled.
+    The column that ends strokes is detected; the others are dx and dy.
 
     Args:
         root: the folder with both files.
@@ -36,9 +38,9 @@ def read_pair(root: Path, y_axis: Literal["up", "down"] = "up") -> PenLines:
         Lines named by their numbers, from ``strokes-00000``.
 
     Raises:
-        OSError: a file cannot be read.
-        ValueError: not such a file, no column or more than one is binary, or another number of
-            texts than of lines.
+        OSError: if a file cannot be opened.
+        ValueError: if a file has another format, the column is ambiguous, or the numbers of texts
+            and lines differ.
     """
     path = root / STROKES
     strokes = load_objects(path)
@@ -53,7 +55,8 @@ def read_pair(root: Path, y_axis: Literal["up", "down"] = "up") -> PenLines:
         if line.shape[1] != 3:
             raise ValueError(f"{path}: line {number} must have three columns, got {line.shape}")
         lines.append(line.astype(np.float64))
-    texts = (root / SENTENCES).read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    with open_file(root / SENTENCES) as file:
+        texts = list(read_lines(file, root / SENTENCES))
     if len(texts) != len(lines):
         raise ValueError(
             f"{path} has {len(lines):,} lines, {root / SENTENCES} {len(texts):,} texts: "
@@ -66,7 +69,7 @@ def read_pair(root: Path, y_axis: Literal["up", "down"] = "up") -> PenLines:
     for line in lines:
         finite = np.isfinite(line).all(axis=1)
         moves = np.column_stack([line[:, dx], sign * line[:, dy]])
-        # A row is told by its coordinates: the flag is stored as a whole number.
+        # Coordinates mark such rows; the flag is stored as an integer.
         moves[~finite] = np.nan
         steps.append(np.column_stack([moves, np.where(finite, line[:, ends], 0)]))
     names = [f"strokes-{number:05}" for number in range(len(lines))]
@@ -74,14 +77,12 @@ def read_pair(root: Path, y_axis: Literal["up", "down"] = "up") -> PenLines:
 
 
 def end_of_stroke_column(lines: list[np.ndarray], where: str) -> int:
-    """Which of the three columns holds nothing but 0 and 1, and both of them.
+    """The one column of arrays (P, 3) that has both 0 and 1 and nothing else.
 
-    Args:
-        lines: arrays (P, 3); numbers that are not finite are passed over.
-        where: what an error calls them.
+    Values that are not finite are ignored. Errors name the lines ``where``.
 
     Raises:
-        ValueError: none does, or more than one.
+        ValueError: if there is no such column, or more than one.
 
     Example:
         >>> end_of_stroke_column([np.array([[0.0, 3.5, 1.0], [1.0, 2.0, -4.0]])], "these")
@@ -97,23 +98,23 @@ def end_of_stroke_column(lines: list[np.ndarray], where: str) -> int:
     if len(found) != 1:
         which = f"columns {' and '.join(map(str, found))} are" if found else "none is"
         raise ValueError(
-            f"{where}: one of the three columns, and only one, must hold 0 and 1 (the end of a "
-            f"stroke) and nothing else; here {which} such: the file is of another form or damaged"
+            f"{where}: exactly one of the three columns must have 0 and 1 only (the end of a "
+            f"stroke); {which} such: the file has another format or is damaged"
         )
     return found[0]
 
 
 def load_objects(path: Path) -> np.ndarray:
-    """Reads an ``.npy`` that may be an array of arrays, without running anything it says to run.
+    """Read an ``.npy`` that may be an array of arrays, without running code.
 
-    Such files are pickles, which ``np.load(..., allow_pickle=True)`` obeys whatever they ask for.
-    Here nothing is admitted but what arrays are made of.
+    Such files are pickles, which ``np.load(..., allow_pickle=True)`` executes. Here only the
+    globals of arrays are allowed.
 
     Raises:
-        OSError: the file cannot be read.
-        ValueError: it asks for anything else, or is damaged.
+        OSError: if the file cannot be opened.
+        ValueError: if it needs other globals or is damaged.
     """
-    with path.open("rb") as file:
+    with damage_named(path), open_regular(path) as file:
         try:
             read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
             _, _, dtype = read[npy.read_magic(file)](file)
@@ -124,10 +125,10 @@ def load_objects(path: Path) -> np.ndarray:
                 loaded = np.load(file, allow_pickle=False)
         except _Refused as refused:
             raise ValueError(
-                f"{path} asks for {refused}, which no array of strokes needs: it may be meant to "
-                "do harm; get the file elsewhere"
+                f"{path} needs {refused}, which an array of strokes does not: it may be malicious; "
+                "get the file elsewhere"
             ) from None
-        except Exception as error:  # a damaged pickle can fail in any way
+        except Exception as error:  # a damaged pickle can raise anything
             raise ValueError(f"{path} cannot be read ({error}): it is damaged") from error
     if not isinstance(loaded, np.ndarray):
         raise ValueError(f"{path} holds a {type(loaded).__name__}, expected an array of arrays")
@@ -135,25 +136,25 @@ def load_objects(path: Path) -> np.ndarray:
 
 
 class _Refused(Exception):
-    """A pickle asks for something that arrays do not need."""
+    """A pickle needs a global that arrays do not."""
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Makes arrays, and refuses to look up anything else."""
+    """Unpickle arrays only."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        super().__init__(file, encoding="latin1")  # which arrays pickled by Python 2 need
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__(file, encoding="latin1")  # for arrays pickled by Python 2
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("_codecs", "encode"):
-            return _encode  # how Python 3 writes bytes in old protocols
+            return _encode  # bytes in old protocols
         if (module, name) not in _ADMITTED:
             raise _Refused(f"{module}.{name}")
         return super().find_class(module, name)
 
 
 def _encode(text: str, encoding: str) -> bytes:
-    """What ``_codecs.encode`` is used for, without the codecs that can be reached by it."""
+    """``_codecs.encode`` for the one codec that arrays use."""
     if encoding != "latin1":
         raise _Refused(f"the codec {encoding}")
     return text.encode(encoding)

@@ -1,4 +1,4 @@
-"""Books out of a small grammar: no data needed, and neighbours share words."""
+"""Random books from a small grammar."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import numpy as np
 
 from ln_zoo.data.corpus import Corpus
 from ln_zoo.data.loading import check_at_least
-from ln_zoo.data.sentence_triples import BookData, SamplerName
+from ln_zoo.data.sentence_triples import BookData
 
-# A paragraph keeps to the words of one place and to one of its people.
+# A paragraph uses the words of one place and one person.
 _PLACES = {
     "harbour": ("boat sail net captain tide rope", "mended watched pulled painted lost"),
     "kitchen": ("bread kettle apple cook plate fire", "washed baked burned carried wanted"),
@@ -24,34 +24,14 @@ _TIMES = ("then", "later", "soon", "afterwards", "suddenly", "again")
 
 
 class SyntheticBooks(BookData):
-    """Books of a small grammar, drawn at random: no download, made in a moment.
+    """Random books from a small grammar, for tests and first steps; needs no download.
 
-    Sentences of a paragraph are about the same place and person, so that a sentence tells something
-    of its neighbours. For tests and first steps: nothing learnt of them is of use elsewhere.
+    Sentences of a paragraph share a place and a person, so that a sentence predicts its neighbours.
 
     Args:
-        books: number of books, the held-out ones among them.
+        books: number of books, including the held-out ones.
         paragraphs: paragraphs of each book, of four to eight sentences.
         data_seed: seed of the text.
-        batch_size: training triples per step of one process.
-        max_length: triples of which a sentence has as many words or more are left out.
-        sampler: ``round_robin`` or ``proportional``, as `BookData`.
-        across_books: let triples of a set reach over the end of a book.
-        val_books: books held out for validation: how many, drawn by ``split_seed``, or their names.
-        test_books: books held out for the test, likewise.
-        val_triples: how many triples of the validation books are scored; default: all.
-        split_seed: seed of the books that are held out.
-        vocabulary: words that have numbers of their own, or a file with one per line; default: the
-            most frequent of the training books.
-        vocabulary_size: numbers of the default vocabulary.
-        seed: seed of the order of training triples.
-        eval_batch_size: triples per batch in evaluation; changes no result.
-        num_workers: processes that fetch batches; 0 is fastest.
-        pin_memory: page-locked batches, for faster copies to a GPU.
-        drop_last: leave out training batches of fewer than ``batch_size`` triples.
-
-    Raises:
-        ValueError: a value that is none of those above.
 
     Example:
         >>> data = SyntheticBooks(batch_size=4)
@@ -69,37 +49,17 @@ class SyntheticBooks(BookData):
         paragraphs: int = 20,
         data_seed: int = 0,
         batch_size: int = 16,
-        max_length: int = 30,
-        sampler: SamplerName = "round_robin",
-        across_books: bool = False,
         val_books: int | list[str] = 2,
         test_books: int | list[str] = 2,
-        val_triples: int | None = None,
-        split_seed: int = 0,
-        vocabulary: list[str] | str | None = None,
         vocabulary_size: int = 1000,
-        seed: int = 0,
-        eval_batch_size: int = 64,
-        num_workers: int = 0,
-        pin_memory: bool = False,
-        drop_last: bool = False,
+        **options: Any,
     ) -> None:
         super().__init__(
-            batch_size,
-            max_length,
-            sampler,
-            across_books,
-            val_books,
-            test_books,
-            val_triples,
-            split_seed,
-            vocabulary,
-            vocabulary_size,
-            seed,
-            eval_batch_size,
-            num_workers,
-            pin_memory,
-            drop_last,
+            batch_size=batch_size,
+            val_books=val_books,
+            test_books=test_books,
+            vocabulary_size=vocabulary_size,
+            **options,
         )
         check_at_least(3, books=books)
         check_at_least(1, paragraphs=paragraphs)
@@ -110,7 +70,6 @@ class SyntheticBooks(BookData):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The dataset, its splits and its batches as plain data, for tables and model cards."""
         return super().facts | {"paragraphs": self.paragraphs, "data_seed": self.data_seed}
 
     def read(self) -> Corpus:

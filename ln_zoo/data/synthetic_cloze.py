@@ -1,12 +1,13 @@
-"""Cloze questions about made-up passages: they need no data, and can be answered without fail."""
+"""Synthetic cloze questions, which can always be answered."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
-from ln_zoo.data.cloze import ClozeData, Entities
+from ln_zoo.data.cloze import ClozeData
 from ln_zoo.data.cloze_files import PLACEHOLDER, Question
 from ln_zoo.data.loading import check_at_least
 
@@ -19,35 +20,17 @@ _VERBS, _PLACES, _MONTHS = (words.split() for words in (_VERB_WORDS, _PLACE_WORD
 class SyntheticClozeQA(ClozeData):
     """Passages of sentences such as ``@entity3 met @entity7 in rome last june .``
 
-    The query is one of the sentences with one entity blanked. No two sentences of a passage have
-    the same verb, so the verb of the query leads to the answer; entities come several times, so
-    that counting them does not. For tests and first steps: an error on them says nothing about real
-    texts.
+    For tests and first steps. The query is one of the sentences with one entity blanked. Sentences
+    of a passage have different verbs, so that the query's verb determines the answer; entities
+    occur several times, so that counting them does not.
 
     Args:
-        batch_size: training questions per step of one process.
-        train_size: number of training questions; fewer are the first of more.
+        train_size: number of training questions; a smaller set is the start of a larger one.
         val_size: number of validation questions.
         test_size: number of test questions.
-        passage_sentences: sentences of a passage, from half as many on.
-        num_entities: entities E in all; a passage has up to half of them, 2 at least.
+        passage_sentences: maximum sentences of a passage; the minimum is half of it.
+        num_entities: entities E in all; a passage has at most half of them, at least 2.
         data_seed: seed of the passages.
-        sentences: sentences of each passage that are kept, as `ClozeData`; ``None``: all.
-        entities: how entities are renamed in training: ``example``, ``batch``, ``order`` or
-            ``file``; see `ClozeData`.
-        eval_entities: the same in evaluation.
-        vocabulary: the known words, or a file with one a line; default: those of the training set.
-        min_count: how often a word must occur there.
-        vocabulary_size: numbers V in all, the two special tokens among them; ``None``: any.
-        max_entities: how many entities the vocabulary has; ``None``: all of the training set.
-        seed: seed of the order of training questions and of the permutations of entities.
-        eval_batch_size: questions per batch in evaluation.
-        num_workers: processes that fetch batches.
-        pin_memory: page-locked batches, for faster copies to a GPU.
-        drop_last: leave out a last training batch of fewer than ``batch_size`` questions.
-
-    Raises:
-        ValueError: an empty batch or set, or a value that is none of those above.
 
     Example:
         >>> data = SyntheticClozeQA(batch_size=4, train_size=20, val_size=5, test_size=5)
@@ -61,6 +44,7 @@ class SyntheticClozeQA(ClozeData):
 
     def __init__(
         self,
+        *,
         batch_size: int = 32,
         train_size: int = 2000,
         val_size: int = 200,
@@ -68,34 +52,9 @@ class SyntheticClozeQA(ClozeData):
         passage_sentences: int = 4,
         num_entities: int = 10,
         data_seed: int = 0,
-        sentences: int | None = None,
-        entities: Entities = "example",
-        eval_entities: Entities | None = None,
-        vocabulary: list[str] | str | None = None,
-        min_count: int = 1,
-        vocabulary_size: int | None = None,
-        max_entities: int | None = None,
-        seed: int = 0,
-        eval_batch_size: int = 64,
-        num_workers: int = 0,
-        pin_memory: bool = False,
-        drop_last: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            batch_size,
-            sentences,
-            entities,
-            eval_entities,
-            vocabulary,
-            min_count,
-            vocabulary_size,
-            max_entities,
-            seed,
-            eval_batch_size,
-            num_workers,
-            pin_memory,
-            drop_last,
-        )
+        super().__init__(batch_size, **options)
         check_at_least(1, train_size=train_size, val_size=val_size, test_size=test_size)
         check_at_least(0, data_seed=data_seed)
         check_at_least(4, num_entities=num_entities)

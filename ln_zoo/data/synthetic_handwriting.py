@@ -1,94 +1,47 @@
-"""Handwriting out of a stick font: needs no data, and looks enough like the real thing to learn."""
+"""Synthetic handwriting in a stick font."""
 
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ln_zoo.data.handwriting import HandwritingData, LengthMode, Scale
+from ln_zoo.data.handwriting import HandwritingData
 from ln_zoo.data.loading import check_at_least
-from ln_zoo.data.pen_lines import LongSteps, PenLines
+from ln_zoo.data.pen_lines import PenLines
 
-# Control points "xy" on a grid: descenders reach down to y = 0, letters stand on 3, small ones are
-# 3 high, tall ones and capitals 6. The pen is lifted at "/". One point alone is a dot.
+# Control points "xy" on a grid: the baseline is y = 3, descenders reach y = 0, lower-case letters
+# are 3 high, tall ones and capitals 6. "/" lifts the pen, "|" separates glyphs. A single point is a
+# dot.
+_TABLE = """
+a 45 26 05 04 23 44 46 43 | b 09 03 04 23 44 45 26 05 | c 45 26 05 04 23 44
+d 45 26 05 04 23 44 49 43 | e 05 45 26 05 04 23 43 | f 38 29 18 13/06 26
+g 45 26 05 04 23 44 46 41 20 01 | h 09 03 05 26 45 43 | i 06 03/08 | j 26 21 10 01/28
+k 09 03/36 04 33 | l 09 04 13 | m 06 03 05 16 25 23 25 36 45 43 | n 06 03 05 26 45 43
+o 26 05 04 23 44 45 26 | p 06 00 05 26 45 44 23 04 | q 45 26 05 04 23 44 46 40 51
+r 06 03 05 26 36 | s 46 16 05 44 33 03 | t 18 14 23 33/06 36 | u 06 04 23 44 46 43 | v 06 23 46
+w 06 13 26 33 46 | x 06 43/46 03 | y 06 04 23 44 46 41 20 01 | z 06 46 03 43 | A 03 29 43/15 35
+B 03 09 29 38 37 26 06 36 45 44 33 03 | C 48 29 19 07 05 13 33 44 | D 03 09 29 47 45 23 03
+E 49 09 03 43/06 36 | F 49 09 03/06 36 | G 48 29 07 05 23 43 46 26 | H 09 03/49 43/06 46
+I 09 49/29 23/03 43 | J 49 44 23 04 | K 09 03/49 06 43 | L 09 03 43 | M 03 09 25 49 43
+N 03 09 43 49 | O 29 07 05 23 45 47 29 | P 03 09 39 48 47 36 06 | Q 29 07 05 23 45 47 29/34 52
+R 03 09 39 48 47 36 06 26 43 | S 48 29 08 07 45 44 23 04 | T 09 49/29 23 | U 09 05 23 45 49
+V 09 23 49 | W 09 13 26 33 49 | X 09 43/49 03 | Y 09 26 49/26 23 | Z 09 49 03 43
+0 19 07 05 13 25 27 19 | 1 07 29 23 | 2 08 29 48 46 03 43 | 3 08 29 48 26 45 44 23 04
+4 39 05 45/38 33 | 5 49 09 06 36 45 44 23 03 | 6 49 16 04 23 44 45 26 05 | 7 09 49 13
+8 26 08 29 48 26 04 23 44 26 | 9 47 29 07 26 47 43 | . 03 | , 13 02 | ? 08 29 48 46 25 24/23
+! 19 14/13 | ' 19 17 | - 05 25
+"""
 _GLYPHS = {
-    "a": "45 26 05 04 23 44 46 43",
-    "b": "09 03 04 23 44 45 26 05",
-    "c": "45 26 05 04 23 44",
-    "d": "45 26 05 04 23 44 49 43",
-    "e": "05 45 26 05 04 23 43",
-    "f": "38 29 18 13/06 26",
-    "g": "45 26 05 04 23 44 46 41 20 01",
-    "h": "09 03 05 26 45 43",
-    "i": "06 03/08",
-    "j": "26 21 10 01/28",
-    "k": "09 03/36 04 33",
-    "l": "09 04 13",
-    "m": "06 03 05 16 25 23 25 36 45 43",
-    "n": "06 03 05 26 45 43",
-    "o": "26 05 04 23 44 45 26",
-    "p": "06 00 05 26 45 44 23 04",
-    "q": "45 26 05 04 23 44 46 40 51",
-    "r": "06 03 05 26 36",
-    "s": "46 16 05 44 33 03",
-    "t": "18 14 23 33/06 36",
-    "u": "06 04 23 44 46 43",
-    "v": "06 23 46",
-    "w": "06 13 26 33 46",
-    "x": "06 43/46 03",
-    "y": "06 04 23 44 46 41 20 01",
-    "z": "06 46 03 43",
-    "A": "03 29 43/15 35",
-    "B": "03 09 29 38 37 26 06 36 45 44 33 03",
-    "C": "48 29 19 07 05 13 33 44",
-    "D": "03 09 29 47 45 23 03",
-    "E": "49 09 03 43/06 36",
-    "F": "49 09 03/06 36",
-    "G": "48 29 07 05 23 43 46 26",
-    "H": "09 03/49 43/06 46",
-    "I": "09 49/29 23/03 43",
-    "J": "49 44 23 04",
-    "K": "09 03/49 06 43",
-    "L": "09 03 43",
-    "M": "03 09 25 49 43",
-    "N": "03 09 43 49",
-    "O": "29 07 05 23 45 47 29",
-    "P": "03 09 39 48 47 36 06",
-    "Q": "29 07 05 23 45 47 29/34 52",
-    "R": "03 09 39 48 47 36 06 26 43",
-    "S": "48 29 08 07 45 44 23 04",
-    "T": "09 49/29 23",
-    "U": "09 05 23 45 49",
-    "V": "09 23 49",
-    "W": "09 13 26 33 49",
-    "X": "09 43/49 03",
-    "Y": "09 26 49/26 23",
-    "Z": "09 49 03 43",
-    "0": "19 07 05 13 25 27 19",
-    "1": "07 29 23",
-    "2": "08 29 48 46 03 43",
-    "3": "08 29 48 26 45 44 23 04",
-    "4": "39 05 45/38 33",
-    "5": "49 09 06 36 45 44 23 03",
-    "6": "49 16 04 23 44 45 26 05",
-    "7": "09 49 13",
-    "8": "26 08 29 48 26 04 23 44 26",
-    "9": "47 29 07 26 47 43",
-    ".": "03",
-    ",": "13 02",
-    "?": "08 29 48 46 25 24/23",
-    "!": "19 14/13",
-    "'": "19 17",
-    "-": "05 25",
+    entry[0]: entry[2:] for line in _TABLE.split("\n") for entry in line.split(" | ") if entry
 }
 _UNIT = 40.0
-"""Whiteboard units to one of the grid: letters as large as those of IAM-OnDB."""
+"""Whiteboard units per grid unit: letters are as large as in IAM-OnDB."""
 _STEP = 0.5
-"""Length of a step on the grid: about 20 points to a character."""
+"""Step length, grid units: about 20 points per character."""
 _GAP, _SPACE = 1.3, 3.0
-"""Between characters and for a blank, on the grid."""
+"""Widths between characters and of a blank, grid units."""
 
 _VOCABULARY = (
     "a I at be by do go he if in is it me my no of on or so to up us we all and any are ask "
@@ -114,32 +67,17 @@ _ENDINGS = (*"......,,,?!", *("",) * 6)
 
 
 class SyntheticHandwriting(HandwritingData):
-    """Lines of random words in a stick font, each by a hand of its own.
+    """Lines of random words in a stick font, each in a random hand; for tests and first steps.
 
-    A hand slants, stretches, spaces and shakes in its own way; every character is drawn about 20
-    points long, in the units and at the size of IAM-OnDB's. For tests and first steps: a likelihood
-    of these lines says nothing beside one of real handwriting.
+    A hand has its own slant, proportions, spacing and tremor. A character has about 20 points, in
+    the units and at the size of IAM-OnDB's.
 
     Args:
-        batch_size: training lines per step of one process.
-        train_size: number of training lines; fewer are the first of more.
+        train_size: number of training lines; a smaller set is the start of a larger one.
         val_size: number of validation lines.
         test_size: number of test lines.
-        characters: the most characters of a line.
+        characters: maximum characters of a line.
         data_seed: seed of texts and hands.
-        length_mode: ``crop``, ``tbptt`` or ``full``, as `HandwritingData`.
-        max_points: targets of a line, or of a part of it; of no use in ``full``.
-        scale: ``std``, ``median`` or ``const``, as `HandwritingData`.
-        max_step: longest step within a stroke, whiteboard units; ``None``: any.
-        long_steps: ``drop`` those that are longer, or ``clip`` them to ``max_step``.
-        seed: seed of the order of training lines.
-        eval_batch_size: lines per batch in evaluation; changes no result.
-        num_workers: processes that fetch batches; 0 is fastest.
-        pin_memory: page-locked batches, for faster copies to a GPU.
-        drop_last: leave out a last training batch of fewer than ``batch_size`` lines.
-
-    Raises:
-        ValueError: an empty batch or set, or a value that is none of those above.
 
     Example:
         >>> data = SyntheticHandwriting(batch_size=4, train_size=20, val_size=5, test_size=5)
@@ -153,36 +91,15 @@ class SyntheticHandwriting(HandwritingData):
 
     def __init__(
         self,
-        batch_size: int = 8,
+        *,
         train_size: int = 1000,
         val_size: int = 100,
         test_size: int = 100,
         characters: int = 20,
         data_seed: int = 0,
-        length_mode: LengthMode = "crop",
-        max_points: int = 500,
-        scale: Scale = "std",
-        max_step: float | None = None,
-        long_steps: LongSteps = "drop",
-        seed: int = 0,
-        eval_batch_size: int = 64,
-        num_workers: int = 0,
-        pin_memory: bool = False,
-        drop_last: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            batch_size,
-            length_mode,
-            max_points,
-            scale,
-            max_step,
-            long_steps,
-            seed=seed,
-            eval_batch_size=eval_batch_size,
-            num_workers=num_workers,
-            pin_memory=pin_memory,
-            drop_last=drop_last,
-        )
+        super().__init__(**options)
         check_at_least(
             1, train_size=train_size, val_size=val_size, test_size=test_size, characters=characters
         )
@@ -207,11 +124,11 @@ class SyntheticHandwriting(HandwritingData):
 
 
 def random_text(rng: np.random.Generator, characters: int) -> str:
-    """Words, now and then a number, a capital at the beginning and a mark at the end.
+    """Random words, sometimes with numbers, a capital and a punctuation mark.
 
     Args:
-        rng: where chance comes from.
-        characters: the most characters of the text, at least 1.
+        rng: the random generator.
+        characters: maximum characters, at least 1.
 
     Example:
         >>> text = random_text(np.random.default_rng(0), 20)
@@ -227,7 +144,7 @@ def random_text(rng: np.random.Generator, characters: int) -> str:
         if len(longer) > wanted:
             if text:
                 break
-            continue  # a first word that does not fit: there are words of one letter
+            continue  # the first word did not fit; there are words of one letter
         text = longer
     if rng.random() < 0.5:
         text = text[0].upper() + text[1:]
@@ -236,17 +153,17 @@ def random_text(rng: np.random.Generator, characters: int) -> str:
 
 
 def write(text: str, rng: np.random.Generator) -> np.ndarray:
-    """Writes a text by a random hand.
+    """Write a text in a random hand.
 
     Args:
-        text: of characters that the font has, and blanks.
-        rng: where the hand comes from.
+        text: characters of the font and blanks.
+        rng: the random generator.
 
     Returns:
-        Steps (P, 3): dx, dy (downwards), 1 on the last point of a stroke; whole numbers.
+        Steps (P, 3): dx, dy (downwards), 1 on the last point of a stroke; integers.
 
     Raises:
-        ValueError: a character that the font does not have, or nothing but blanks.
+        ValueError: if a character is not in the font, or the text is blank.
 
     Example:
         >>> int(write("hi", np.random.default_rng(0))[:, 2].sum())
@@ -273,7 +190,7 @@ def write(text: str, rng: np.random.Generator) -> np.ndarray:
     points += _smooth_noise(len(points), shake, rng)
     points[:, 0] = points[:, 0] * narrow + slant * points[:, 1]
     points[:, 1] = points[:, 1] * tall + drift * points[:, 0]
-    # From the left margin, where the first step leads; y downwards as on the whiteboard.
+    # The first step leads to the left margin; y downwards as on the whiteboard.
     recorded = np.rint(points * (_UNIT, -_UNIT)) + np.array((500, 2000))
     moves = np.diff(recorded, axis=0, prepend=0)
     return np.column_stack([moves, np.concatenate(ends)])
@@ -281,7 +198,7 @@ def write(text: str, rng: np.random.Generator) -> np.ndarray:
 
 class _Glyph(NamedTuple):
     points: np.ndarray
-    """(P, 2) on the grid, from the baseline."""
+    """(P, 2), grid units from the baseline."""
     pen_up: np.ndarray
     """(P,) 1 on the last point of a stroke."""
     width: float
@@ -299,7 +216,7 @@ def _glyph(character: str) -> _Glyph:
 
 
 def _rounded(corners: np.ndarray) -> np.ndarray:
-    """Cuts the corners of a polyline, twice; its ends stay (Chaikin 1974)."""
+    """Cut the corners of a polyline twice, except its ends (Chaikin 1974)."""
     for _ in range(2):
         if len(corners) > 2:
             near, far = corners[:-1], corners[1:]
@@ -309,7 +226,7 @@ def _rounded(corners: np.ndarray) -> np.ndarray:
 
 
 def _along(corners: np.ndarray) -> np.ndarray:
-    """Points at equal distances along a polyline, both ends among them."""
+    """Equidistant points along a polyline, including both ends."""
     sides = np.diff(corners, axis=0)
     lengths = np.concatenate([np.zeros(1), np.cumsum(np.hypot(sides[:, 0], sides[:, 1]))])
     places = np.linspace(0, lengths[-1], 1 + int(np.ceil(lengths[-1] / _STEP)))
@@ -317,7 +234,7 @@ def _along(corners: np.ndarray) -> np.ndarray:
 
 
 def _smooth_noise(points: int, scale: float, rng: np.random.Generator) -> np.ndarray:
-    """(P, 2) numbers of standard deviation ``scale`` that hardly differ from one to the next."""
+    """(P, 2) smooth noise of standard deviation ``scale``."""
     width = 7
     noise = rng.normal(0, scale * np.sqrt(width), (points + width - 1, 2))
     total = np.cumsum(np.concatenate([np.zeros((1, 2)), noise]), axis=0)

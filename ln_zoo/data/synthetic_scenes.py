@@ -1,12 +1,12 @@
-"""Scenes that captions describe in part: needs no data, and has a partial order by construction."""
+"""Synthetic scenes with captions of their parts, a partial order by construction."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ln_zoo.data.captions import CaptionedData, CaptionedSet, CaptionSampling, VocabularyFrom
+from ln_zoo.data.captions import CaptionedData, CaptionedSet
 from ln_zoo.data.loading import check_at_least
 
 _WORDS = {
@@ -19,14 +19,14 @@ _WORDS = {
 _OBJECTS, _COLOURS, _ACTIONS, _PLACES = (words.split() for words in _WORDS.values())
 
 _MOST_THINGS = 4
-#: Numbers of the code: things, things with a colour, things that do something, and places.
+#: Sizes of the parts of the code: things, their colours, their actions, and places.
 _PARTS = (
     len(_OBJECTS),
     len(_OBJECTS) * len(_COLOURS),
     len(_OBJECTS) * len(_ACTIONS),
     len(_PLACES),
 )
-#: Probability that a caption names a detail of a thing, or the place.
+#: Probability that a caption mentions a detail of a thing, or the place.
 _NAMED = 0.6
 
 
@@ -44,34 +44,18 @@ class _Scene(NamedTuple):
 class SyntheticScenes(CaptionedData):
     """Two to four things with a colour and an action in a place; captions name a part of a scene.
 
-    The features of a scene are the positive part of a random projection of its code, with noise:
-    the code has a number for each thing, for its colour, for its action and for the place. Each of
-    its five captions names some of the things, some of their details, and the place or not, so that
-    a caption describes every scene that has these parts. For tests and first steps: recalls on
-    these scenes say nothing about photographs.
+    For tests and first steps. A scene's code is a 0/1 vector of its things, their colours and
+    actions, and its place; its features are a noisy random projection of the code, rectified. Each
+    of the five captions mentions some things, some of their details and sometimes the place, so
+    that it describes all scenes with these parts.
 
     Args:
-        batch_size: training examples per step of one process.
-        train_size: number of training scenes; fewer are the first of more.
+        train_size: number of training scenes; a smaller set is the start of a larger one.
         val_size: number of validation scenes.
         test_size: number of test scenes.
         image_features: features I of a scene.
-        noise: standard deviation of noise on the features, of which the projection has about 1.
+        noise: standard deviation of the noise; that of the projection is about 1.
         data_seed: seed of scenes, captions and projection.
-        caption_sampling: ``one_per_image`` or ``all``, as `CaptionedData`.
-        vocabulary: words to number, or a text file with one word per line; default: those of the
-            captions.
-        vocabulary_from: whose captions are counted, ``train`` or ``train_val``, as there.
-        min_count: how often a word must occur there to have a number.
-        seed: seed of the order of training scenes and of the choice of captions.
-        eval_batch_size: scenes per batch in evaluation; changes no result.
-        num_workers: processes that fetch batches; 0 is fastest.
-        pin_memory: page-locked batches, for faster copies to a GPU.
-        drop_last: leave out a last training batch of fewer than ``batch_size`` examples. A last
-            training batch of a single example is always left out.
-
-    Raises:
-        ValueError: an empty batch or set, negative noise, or a value that is none of those above.
 
     Example:
         >>> data = SyntheticScenes(batch_size=4, train_size=20, val_size=5, test_size=5)
@@ -85,35 +69,16 @@ class SyntheticScenes(CaptionedData):
 
     def __init__(
         self,
-        batch_size: int = 128,
+        *,
         train_size: int = 6000,
         val_size: int = 1000,
         test_size: int = 5000,
         image_features: int = 256,
         noise: float = 0.3,
         data_seed: int = 0,
-        caption_sampling: CaptionSampling = "one_per_image",
-        vocabulary: list[str] | str | None = None,
-        vocabulary_from: VocabularyFrom = "train",
-        min_count: int = 1,
-        seed: int = 0,
-        eval_batch_size: int = 100,
-        num_workers: int = 0,
-        pin_memory: bool = False,
-        drop_last: bool = True,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            batch_size,
-            caption_sampling,
-            vocabulary,
-            vocabulary_from,
-            min_count,
-            seed,
-            eval_batch_size,
-            num_workers,
-            pin_memory,
-            drop_last,
-        )
+        super().__init__(**options)
         sizes = {"train_size": train_size, "val_size": val_size, "test_size": test_size}
         check_at_least(1, **sizes, image_features=image_features)
         check_at_least(0, data_seed=data_seed)
@@ -153,7 +118,7 @@ class SyntheticScenes(CaptionedData):
 
 
 def _draw(rng: np.random.Generator) -> _Scene:
-    """A scene whose things are of different kinds."""
+    """A random scene of different things."""
     kinds = rng.permutation(len(_OBJECTS))[: rng.integers(2, _MOST_THINGS + 1)]
     things = [
         _Thing(int(kind), int(rng.integers(len(_COLOURS))), int(rng.integers(len(_ACTIONS))))
@@ -163,7 +128,7 @@ def _draw(rng: np.random.Generator) -> _Scene:
 
 
 def _code(scene: _Scene) -> list[int]:
-    """The places of the ones in the code of a scene."""
+    """Positions of the ones in the code of a scene."""
     kinds, coloured, acting, _ = np.cumsum(_PARTS).tolist()
     ones = [coloured + thing.what * len(_ACTIONS) + thing.action for thing in scene.things]
     ones += [kinds + thing.what * len(_COLOURS) + thing.colour for thing in scene.things]
@@ -171,7 +136,7 @@ def _code(scene: _Scene) -> list[int]:
 
 
 def _describe(scene: _Scene, rng: np.random.Generator) -> list[str]:
-    """A caption of a random part of the scene, in words."""
+    """The words of a caption of a random part of the scene."""
     named = rng.permutation(len(scene.things))[: rng.integers(1, len(scene.things) + 1)]
     phrases = []
     for number in named:

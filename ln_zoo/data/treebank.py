@@ -1,10 +1,8 @@
-"""Sentences and words of English prose, as skip-thoughts and its tasks divide it.
+"""Sentences and words of English prose, as in skip-thoughts and its tasks; needs nltk.
 
-The released skip-thoughts code splits text by nltk's Punkt and divides sentences into words in the
-manner of the Penn Treebank: ``do n't``, ``it 's``, quotation marks as two backquotes and two
-apostrophes. So do the books it was trained on. nltk is used here too, for the same words, and
-because it is the one of the usual splitters still maintained that needs no model to be downloaded:
-spaCy's and Stanza's do, and pysbd and syntok divide sentences only.
+The released skip-thoughts code uses nltk: Punkt for sentences and the Penn Treebank tokeniser for
+words (``do n't``, ``it 's``, quotation marks as two backquotes and two apostrophes). So do the
+books it was trained on. Of the maintained tokenisers, nltk also needs no download of a model.
 """
 
 from __future__ import annotations
@@ -14,22 +12,18 @@ import importlib
 import re
 from typing import Any
 
-# Punkt learns abbreviations from the text; its English ones are a download. These are those of
-# prose, so that a text is split alike whatever lies beside it.
+# A fixed list for prose: Punkt would learn abbreviations from the text or download them.
 _TITLES = "mr mrs ms dr st messrs mme mlle prof rev hon capt col gen lieut lt maj sergt sgt gov"
 _ENDS_IN_TITLE = re.compile(rf"\b(?:{_TITLES.replace(' ', '|')})\.$", re.IGNORECASE)
 _OTHERS = "esq jr sr vs viz i.e e.g cf a.m p.m b.c a.d u.s u.k jan feb aug sept oct nov"
 
 
 def split_sentences(text: str) -> list[str]:
-    """The sentences of a paragraph, in order.
+    """Split a paragraph into sentences.
 
     Boundaries are Punkt's (Kiss and Strunk, Computational Linguistics 32, 2006), with a fixed list
-    of abbreviations. What begins with a small letter goes on with the sentence before, as after
-    direct speech.
-
-    Raises:
-        ModuleNotFoundError: without nltk.
+    of abbreviations. A part that begins with a small letter continues the sentence, as after direct
+    speech.
 
     Example:
         >>> split_sentences('"Is it you?" he asked. Mr. Smith nodded. "Yes."')
@@ -37,7 +31,7 @@ def split_sentences(text: str) -> list[str]:
     """
     found: list[str] = []
     for piece in _splitter().tokenize(text):
-        # Punkt takes the mark after a name for that after its title, as in 'Mr. Brown!" she said'.
+        # Punkt splits after the title in 'Mr. Brown!" she said'.
         if found and (piece[:1].islower() or _ENDS_IN_TITLE.search(found[-1])):
             found[-1] += f" {piece}"
         else:
@@ -46,10 +40,7 @@ def split_sentences(text: str) -> list[str]:
 
 
 def split_words(sentence: str) -> list[str]:
-    """The words and marks of a sentence, in the manner of the Penn Treebank.
-
-    Raises:
-        ModuleNotFoundError: without nltk.
+    """Split a sentence into words and punctuation, as in the Penn Treebank.
 
     Example:
         >>> split_words('"It\\'s late," he said; they don\\'t stay.')
@@ -59,11 +50,7 @@ def split_words(sentence: str) -> list[str]:
 
 
 def version() -> str:
-    """The version of nltk, on which the words of a text depend.
-
-    Raises:
-        ModuleNotFoundError: without nltk.
-    """
+    """The version of nltk, which determines the words of a text."""
     return str(_nltk("nltk").__version__)
 
 

@@ -11,7 +11,7 @@ from cli_support import write_idx
 
 from ln_zoo.analysis import gradient_flow, random_sequences
 from ln_zoo.cli import main
-from ln_zoo.data.sources import read_idx
+from ln_zoo.data.image_files import read_idx
 from ln_zoo.layers import GRU
 from ln_zoo.norms import LayerNorm, RMSNorm
 

@@ -22,8 +22,8 @@ ARGUMENTS = (
     "(it takes in_features, hidden_sizes, num_classes, norm, normalize_logits, activation, lr)"
 )
 BATCHES = (
-    "(it takes batch_size, train_size, val_size, seed, eval_batch_size, num_workers, pin_memory, "
-    "drop_last, image_size)"
+    "(it takes batch_size, train_size, val_size, eval_batch_size, image_size, seed, num_workers, "
+    "pin_memory, drop_last)"
 )
 #: Most mistakes are told before torch is imported; the words of the parser are the same.
 EARLY_AND_LATE = pytest.mark.parametrize("early", [True, False], ids=["early", "late"])

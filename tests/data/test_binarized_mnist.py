@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from amat_support import ROWS, pixels, write_files
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from ln_zoo.data import MNIST, BatchLoader, BinarizedMNIST, ResumableLoader, binarized_mnist
 
+ROWS = {"train": 30, "valid": 12, "test": 20}
 SMALL = {"train_size": 30, "val_size": 12, "published": False}
 GREY = {"train_size": 20, "val_size": 10}
 WORDS = {"train": "train", "val": "valid", "test": "test"}
@@ -24,10 +26,31 @@ TEXTS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def user_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LN_ZOO_CACHE", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+def pixels(word: str, columns: int = 784) -> np.ndarray:
+    """The images of a small file, uint8 (N, columns)."""
+    rng = np.random.default_rng(ROWS[word])
+    return rng.integers(0, 2, (ROWS[word], columns), dtype=np.uint8)
+
+
+def text(matrix: np.ndarray, between: bytes = b" ", end: bytes = b"\n") -> bytes:
+    """The matrix as text."""
+    rows = ((row + ord("0")).astype(np.uint8).tobytes().decode() for row in matrix)
+    return b"".join(between.decode().join(row).encode() + end for row in rows)
+
+
+def write_files(
+    folder: Path,
+    matrices: Mapping[str, np.ndarray] | None = None,
+    packed: bool = False,
+    **options: bytes,
+) -> Path:
+    """Writes the three files, of small images unless others are given."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for word in ROWS:
+        content = text(pixels(word) if matrices is None else matrices[word], **options)
+        name = f"binarized_mnist_{word}.amat{'.gz' if packed else ''}"
+        (folder / name).write_bytes(gzip.compress(content) if packed else content)
+    return folder
 
 
 @pytest.fixture
@@ -109,7 +132,6 @@ def test_the_real_files(real: Path) -> None:
     middle = (slice(None), 0, slice(12, 16), slice(12, 16))
     assert in_order(data, "test")[:500][middle].mean() < 0.1
     assert 0.3 < next(iter(data.test_dataloader()))[0][:500][middle].mean() < 0.5
-    assert isinstance(data.training_set().rows, np.memmap)
     assert data.facts["dataset"] == "binarized_mnist"
 
 
@@ -157,7 +179,7 @@ def test_setup_alone_reads_too(folder: Path) -> None:
     data = BinarizedMNIST(str(folder), **SMALL)
     data.setup()
     assert len(in_order(data, "test")) == 20
-    assert len(list((folder / ".cache").iterdir())) == 3
+    assert not (folder / ".cache").exists()
 
 
 def test_training_is_permuted_by_seed_and_epoch(folder: Path) -> None:
@@ -229,46 +251,48 @@ def test_more_processes_share_the_images(folder: Path) -> None:
 # What is refused
 
 
-def test_damaged_files_are_named_with_their_line(folder: Path) -> None:
+def test_damaged_files_are_named(folder: Path) -> None:
     path = folder / "binarized_mnist_valid.amat"
     whole = path.read_bytes()
     lines = whole.splitlines(keepends=True)
+    packed = gzip.compress(whole)
     damages = {
-        "line 5: found 783 values": [*lines[:4], lines[4][2:], *lines[5:]],
-        "line 12: found 1 values .*truncated": [*lines[:11], lines[11][:1]],
-        "line 3: value 784 is '7', expected 0 or 1": [*lines[:2], lines[2][:-2] + b"7\n"],
-        "line 1: found 64 values .* expected 784 .*another size": [
-            b" ".join([b"0"] * 64) + b"\n" for _ in lines
-        ],
+        "783 at row 5": [*lines[:4], lines[4][2:], *lines[5:]],
+        "1 at row 12": [*lines[:11], lines[11][:1]],
+        "up to 7.*0 or 1": [*lines[:2], lines[2][:-2] + b"7\n"],
+        "'x'.*row 2": [*lines[:2], lines[2][:-2] + b"x\n"],
+        "64 values.*784": [b" ".join([b"0"] * 64) + b"\n" for _ in lines],
+        "cannot be read": [packed[:500]],
+        "cannot be": [packed[:-6] + b"\0" + packed[-5:]],
+        "values": [],
     }
-    for message, damaged in damages.items():
+    for mentioned, damaged in damages.items():
         path.write_bytes(b"".join(damaged))
-        for go in ("prepare_data", "setup"):
-            data = BinarizedMNIST(str(folder), **SMALL)
-            with pytest.raises(ValueError, match=f"binarized_mnist_valid.amat, {message}"):
-                getattr(data, go)()
+        with pytest.raises(ValueError, match=rf"binarized_mnist_valid\.amat .*{mentioned}"):
+            BinarizedMNIST(str(folder), **SMALL).setup()
     path.write_bytes(whole)
     ready(folder, **SMALL)
+
+
+def test_a_compressed_file_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(binarized_mnist, "_MAX_BYTES", 1000)
+    with pytest.raises(ValueError, match=r"binarized_mnist_train\.amat.*1,000 bytes"):
+        BinarizedMNIST(str(folder), **SMALL).setup()
 
 
 def test_missing_files_are_told_when_they_are_needed(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("LN_ZOO_DATA", raising=False)
-    where = r"Hugo Larochelle distributes .*larocheh.*--data.root .*LN_ZOO_DATA"
+    where = "larocheh.*--data.root .*LN_ZOO_DATA"
     file = tmp_path / "file"
     file.write_text("")
     (folder / "binarized_mnist_test.amat").unlink()
     examples = [
-        (None, FileNotFoundError, f"no binarized MNIST: {where}"),
-        (tmp_path / "absent", FileNotFoundError, f"no folder .*absent: {where}"),
-        (file, NotADirectoryError, "file is a file: give the folder of the three files"),
-        (
-            folder,
-            FileNotFoundError,
-            "lacks binarized_mnist_test.amat .or .gz., it has binarized_mnist_train.amat, "
-            f"binarized_mnist_valid.amat: {where}",
-        ),
+        (None, FileNotFoundError, where),
+        (tmp_path / "absent", FileNotFoundError, f"absent.*{where}"),
+        (file, NotADirectoryError, "file"),
+        (folder, FileNotFoundError, f"binarized_mnist_test.amat.*{where}"),
     ]
     for root, error, message in examples:
         data = BinarizedMNIST(None if root is None else str(root))
@@ -277,34 +301,25 @@ def test_missing_files_are_told_when_they_are_needed(
                 go()
     for binarization in ("dynamic", "threshold", "grey"):
         data = BinarizedMNIST(str(tmp_path / "absent"), binarization)
-        with pytest.raises(FileNotFoundError, match=r"no folder .*absent"):
+        with pytest.raises(FileNotFoundError, match="absent"):
             data.prepare_data()
-    with pytest.raises(ValueError, match=r"is not a dataset: expected train-images"):
+    with pytest.raises(ValueError, match="train-images"):
         ready(folder, binarization="grey")
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "mentioned"),
     [
-        (
-            {"binarization": "stochastic"},
-            "binarization must be 'fixed' or 'dynamic' or 'threshold' or 'grey', got 'stochastic'",
-        ),
-        ({"train_size": 50_001}, "train_size 50,001 exceeds the 50,000 images .*lower it"),
-        ({"val_size": 10_001}, "val_size 10,001 exceeds the 10,000 images"),
-        (
-            {"binarization": "grey", "train_size": 50_001},
-            r"train_size \+ val_size 60,001 exceeds the 60,000 images .* binarized_mnist-grey",
-        ),
-        ({"train_size": 0}, "train_size must be an integer of at least 1, got 0"),
-        ({"batch_size": 0}, "batch_size must be an integer of at least 1, got 0"),
-        ({"eval_batch_size": -1}, "eval_batch_size must be"),
-        ({"binarization_seed": -1}, "binarization_seed must be an integer of at least 0, got -1"),
-        ({"num_workers": -1}, "num_workers must be"),
+        ({"binarization": "stochastic"}, "binarization.*'stochastic'"),
+        ({"train_size": 50_001}, "train_size.*50,001.*50,000"),
+        ({"val_size": 10_001}, "val_size.*10,001.*10,000"),
+        ({"binarization": "grey", "train_size": 50_001}, "60,001.*60,000.*binarized_mnist-grey"),
+        ({"train_size": 0}, "train_size"),
+        ({"binarization_seed": -1}, "binarization_seed"),
     ],
 )
-def test_arguments_are_checked_at_construction(options: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_arguments_are_checked_at_construction(options: dict, mentioned: str) -> None:
+    with pytest.raises(ValueError, match=mentioned):
         BinarizedMNIST(**options)
 
 
@@ -343,37 +358,18 @@ def test_published_images_are_taken(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("as_if_published")
-def test_a_damaged_cache_is_not_taken_for_another_file(folder: Path) -> None:
-    sizes = {"train_size": 30, "val_size": 12}
-    ready(folder, **sizes)
-    for kept in (folder / ".cache").iterdir():
-        content = bytearray(kept.read_bytes())
-        content[-100] ^= 1
-        kept.write_bytes(content)
-    for name, word in WORDS.items():
-        images = in_order(ready(folder, **sizes), name)
-        assert np.array_equal(images.reshape(-1, 784).numpy(), pixels(word))
-
-
-@pytest.mark.usefixtures("as_if_published")
 @pytest.mark.parametrize("packed", [False, True])
 def test_other_images_are_refused_unless_meant(tmp_path: Path, packed: bool) -> None:
     images = pixels("test")
     flipped = images.copy()
     flipped[3, 100] ^= 1
-    ones = int(images.sum())
-    share = r"a fraction of 0\.\d{5}"
-    message = {
-        r"test.amat\S* ends with line 19, expected 20 lines: .*truncated": images[:19],
-        r"test.amat\S* ends with line 40, expected 20 lines: .*another file": images.repeat(2, 0),
-        rf"has {flipped.sum():,} ones, {share}, expected {ones:,}, {share}: .*damaged": flipped,
-        "as many images and ones .* another order": images[::-1],
-    }
+    tests = {"19": images[:19], "40": images.repeat(2, 0), f"{flipped.sum():,}": flipped}
+    tests |= {"order": images[::-1]}
     sizes = {"train_size": 30, "val_size": 12}
-    for wanted, test in message.items():
+    for wanted, test in tests.items():
         matrices = {word: pixels(word) for word in ROWS} | {"test": test}
         root = write_files(tmp_path / "it", matrices, packed=packed)
-        with pytest.raises(ValueError, match=rf"{wanted}.*--data.published false"):
+        with pytest.raises(ValueError, match=rf"test\.amat.*{wanted}.*published"):
             ready(root, **sizes)
         data = ready(root, published=False, **sizes)
         assert len(in_order(data, "test")) == len(test)

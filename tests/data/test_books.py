@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import re
 import sys
 import tarfile
 from collections import Counter
@@ -453,27 +454,25 @@ def test_a_given_vocabulary_needs_no_books(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("files", "message"),
+    ("files", "mentioned"),
     [
-        ({"a.txt": b"fine\n\nbad \xe9t\xe9\n"}, r"a.txt must be text in UTF-8, but byte 10 is not"),
-        ({"a.txt.gz": gzip.compress(b"long " * 500)[:-9]}, r"a.txt.gz cannot be read further"),
-        ({"a.tar.gz": b"no archive"}, r"a.tar.gz cannot be read further"),
-        ({"a.txt": b"\n \n"}, r"a.txt: no sentence in it"),
-        ({"a.txt": b"", "b.txt": b"\t"}, r"a.txt and 1 more: no sentence in it"),
-        (
-            {"a.txt": b"x" * 10_000_001},
-            r"a.txt has a line of 10,000,000 bytes",
-        ),
-        ({"a.txt": b"one .\n" * 9}, r"1 books are too few to hold out 4 for validation and 4"),
+        ({"a.txt": b"fine\n\nbad \xe9t\xe9\n"}, r"a\.txt.*byte 10"),
+        ({"a.txt.gz": gzip.compress(b"long " * 500)[:-9]}, r"a\.txt\.gz"),
+        ({"a.tar.gz": b"no archive"}, r"a\.tar\.gz"),
+        ({"a.txt": b"\n \n"}, r"a\.txt"),
+        ({"a.txt": b"", "b.txt": b"\t"}, r"a\.txt and 1 more"),
+        ({"a.txt": b"x" * 10_000_001}, r"a\.txt.*10,000,000"),
+        ({"a.txt.gz": gzip.compress(bytes(10_000_001))}, r"a\.txt\.gz.*10,000,000"),
+        ({"a.txt": b"one .\n" * 9}, r"books.*val_books"),
     ],
-    ids=["not UTF-8", "truncated", "no archive", "empty", "two empty", "long line", "one book"],
+    ids=["not UTF-8", "truncated", "no archive", "empty", "two empty", "long line", "bomb", "one"],
 )
-def test_bad_texts_are_named(tmp_path: Path, files: dict[str, bytes], message: str) -> None:
+def test_bad_texts_are_named(tmp_path: Path, files: dict[str, bytes], mentioned: str) -> None:
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
-    with pytest.raises((ValueError, RuntimeError), match=message):
+    with pytest.raises(ValueError, match=mentioned):
         Books(str(tmp_path)).setup()
-    assert not list(tmp_path.rglob("corpus.json")) or message.startswith("1 books")
+    assert not list(tmp_path.rglob("corpus.json")) or "val_books" in mentioned
 
 
 def test_bytes_of_a_member_that_is_not_utf8(tmp_path: Path) -> None:
@@ -481,7 +480,7 @@ def test_bytes_of_a_member_that_is_not_utf8(tmp_path: Path) -> None:
         member = tarfile.TarInfo("b.txt")
         member.size = 4
         archive.addfile(member, io.BytesIO(b"ok\n\xff"))
-    with pytest.raises(ValueError, match=r"a.tar, b.txt must be text in UTF-8, but byte 3 is not"):
+    with pytest.raises(ValueError, match=r"a\.tar, b\.txt.*byte 3"):
         _ = Books(str(tmp_path)).corpus
 
 
@@ -503,36 +502,29 @@ def test_words_that_are_all_unknown(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("option", "value"),
     [
-        ({"lines": "words"}, "lines must be 'sentences' or 'paragraphs', got 'words'"),
-        ({"sampler": "random"}, "sampler must be 'round_robin' or 'proportional'"),
-        ({"max_length": 1}, "max_length must be an integer of at least 2"),
-        ({"val_books": 0}, "val_books must be an integer of at least 1"),
-        ({"test_books": []}, "test_books must be a number or different names"),
-        ({"vocabulary_size": 2}, "vocabulary_size must be an integer of at least 3"),
-        ({"section_sentences": 2}, "section_sentences must be an integer of at least 3"),
-        ({"val_triples": 0}, "val_triples must be an integer of at least 1"),
-        ({"num_proc": 0}, "num_proc must be an integer of at least 1"),
+        *(("lines", "words"), ("sampler", "random"), ("max_length", 1), ("val_books", 0)),
+        *(("test_books", []), ("vocabulary_size", 2), ("section_sentences", 2)),
+        *(("val_triples", 0), ("num_proc", 0)),
     ],
-    ids=str,
 )
-def test_values_are_checked(folder: Path, options: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Books(str(folder), **options)
+def test_values_are_checked(folder: Path, option: str, value: object) -> None:
+    with pytest.raises(ValueError, match=rf"{option} must.*{re.escape(repr(value))}"):
+        Books(str(folder), **{option: value})
 
 
 def test_names_of_books_are_checked(folder: Path) -> None:
-    with pytest.raises(ValueError, match=r"val_books book-9 are not among the 6 books, such as"):
+    with pytest.raises(ValueError, match=r"val_books.*book-9"):
         _ = Books(str(folder), val_books=["book-9"]).books
-    with pytest.raises(ValueError, match="book-1 cannot be in two sets"):
+    with pytest.raises(ValueError, match="book-1"):
         _ = Books(str(folder), val_books=["book-1"], test_books=["book-1"]).books
-    with pytest.raises(ValueError, match="leave_out: no book book-9"):
+    with pytest.raises(ValueError, match=r"leave_out.*book-9"):
         _ = Books(str(folder), leave_out=["book-9"]).corpus
-    with pytest.raises(FileNotFoundError, match="no folder or file"):
+    with pytest.raises(FileNotFoundError, match="nothing"):
         Books(str(folder / "nothing"))
     (folder / "sub").mkdir()
-    with pytest.raises(FileNotFoundError, match=r"sub has no text: expected files that end in"):
+    with pytest.raises(FileNotFoundError, match="sub"):
         _ = Books(str(folder / "sub")).corpus
 
 

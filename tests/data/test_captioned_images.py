@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -181,7 +182,7 @@ def test_vocabulary(released: Path) -> None:
     assert given.facts["vocabulary_from"] == "given"
     batch = given.evaluation_set("val")[torch.tensor([1])]
     assert batch.captions[2].tolist() == [2, UNK, 3, 3, EOS, EOS, EOS]
-    with pytest.raises(ValueError, match="no word of the captions occurs 999 times"):
+    with pytest.raises(ValueError, match=r"min_count.*999"):
         _ = CaptionedImages(str(released), min_count=999).vocabulary
 
 
@@ -280,7 +281,7 @@ def test_a_caption_without_words_is_its_end(released: Path) -> None:
     lines = (released / "val.txt").read_text().splitlines()
     lines[6] = ""
     (released / "val.txt").write_text("\n".join(lines) + "\n")
-    with pytest.warns(UserWarning, match="1 captions have no word, the first is caption 1 of val"):
+    with pytest.warns(UserWarning, match="1 captions .* caption 1 of val"):
         data = made(released)
     batch = data.evaluation_set("val")[torch.tensor([1])]
     assert batch.lengths.tolist()[:2] == [3, 1]
@@ -292,7 +293,7 @@ def test_without_data_it_is_made_and_says_where_they_are_looked_for(
     monkeypatch.delenv("LN_ZOO_DATA", raising=False)
     data = CaptionedImages(dataset="coco")
     assert (data.vocabulary, data.image_features, data.name) == (None, None, "coco")
-    with pytest.raises(FileNotFoundError, match=r"--data.root .* the folder of coco"):
+    with pytest.raises(FileNotFoundError, match=r"--data.root .*coco"):
         data.prepare_data()
 
 
@@ -313,118 +314,136 @@ def refused(root: Path, message: str, error: type[Exception] = ValueError, **opt
 def test_captions_that_are_not_five_an_image(released: Path, tmp_path: Path) -> None:
     lines = (released / "train.txt").read_text().splitlines()
     (released / "train.txt").write_text("\n".join(lines[:-1]) + "\n")
-    refused(released, r"train.txt has 59 captions and .*train.npy 12 images, .*5 captions .*, 60")
+    refused(released, r"train\.txt.*59.*train\.npy.*12.*60")
     rows = [["0.jpg", "train", *["A dog ."] * 5], ["1.jpg", "dev", *["A dog ."] * 4]]
-    refused(table(tmp_path / "t", rows), r"captions.tsv, line 3: 1.jpg has 4 captions, expected 5")
+    refused(table(tmp_path / "t", rows), r"captions\.tsv.*1\.jpg.*4.*5")
     few = [{"filename": "x.jpg", "split": "val", "sentences": [{"tokens": ["a"]}] * 4}]
     root = karpathy(tmp_path / "k", images=few)
     np.save(root / "vgg.npy", features(1))
-    refused(root, r"image 0 \(x.jpg\) has 4 captions, expected 5")
+    refused(root, r"dataset_coco\.json.*x\.jpg.*4.*5")
 
 
 def test_captions_and_features_of_different_sets(released: Path, tmp_path: Path) -> None:
     np.save(released / "images/10crop/val.npy", features(5))
-    refused(released, "val.txt has 20 captions and .*val.npy 5 images")
+    refused(released, r"val\.txt.*20.*val\.npy.*5")
     root = table(tmp_path / "t")
     np.save(root / "mobilenetv2_pool.npy", features(6))
-    refused(root, r"mobilenetv2_pool.npy has features of 6 images and .*captions.tsv captions of 5")
+    refused(root, r"mobilenetv2_pool\.npy.*6.*captions\.tsv.*5")
     root = karpathy(tmp_path / "k")
     np.save(root / "vgg.npy", features(8))
-    refused(root, r"vgg.npy has features of 8 images and .*dataset_coco.json captions of 7")
+    refused(root, r"vgg\.npy.*8.*dataset_coco\.json.*7")
     np.save(released / "images/10crop/val.npy", features(4, size=5))
-    refused(released, "the sets have 5, 6 features per image")
+    refused(released, "5, 6 features")
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_features_that_are_not_finite(released: Path, value: float) -> None:
-    array = features(4)
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e300])
+def test_features_that_are_not_finite_in_float32(released: Path, value: float) -> None:
+    array = features(4).astype(np.float64)
     array[2, 3] = value
     np.save(released / "images/10crop/val.npy", array)
-    refused(released, r"coco, val set: image 2 \(val image 2\) has features that are not finite")
-
-
-def test_features_of_zeros_have_no_direction(released: Path) -> None:
-    array = features(4)
-    array[1] = 0
+    refused(released, r"coco, val set: image 2 \(val image 2\).*finite")
+    array[2] = 0
     np.save(released / "images/10crop/val.npy", array)
-    refused(released, r"image 1 \(val image 1\) has features of zeros alone")
+    refused(released, r"coco, val set: image 2 \(val image 2\).*zeros")
 
 
 def test_features_of_another_kind(released: Path) -> None:
     path = released / "images/10crop/val.npy"
     np.save(path, np.ones((4, 6), np.int64))
-    refused(released, r"must be a matrix \(images, features\) of floating point, got int64")
+    refused(released, "coco, val set.*int64")
     np.save(path, np.ones((4, 2, 3), np.float32))
-    refused(released, r"val.npy must be a matrix \(images, features\), got \(4, 2, 3\)")
+    refused(released, r"val\.npy.*\(4, 2, 3\)")
     np.save(path, np.array([{}] * 4), allow_pickle=True)
-    refused(released, "val.npy cannot be read: ")
+    refused(released, r"val\.npy")
     np.save(path, features(4))
-    path.write_bytes(path.read_bytes()[:-40])
-    refused(released, "val.npy cannot be read: .* The copy may be incomplete")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-40])
+    refused(released, r"val\.npy")
+    for position in range(6, 128, 5):  # NumPy evaluates the header
+        damaged = bytearray(whole)
+        damaged[position] ^= 8
+        path.write_bytes(damaged)
+        try:
+            made(released)
+        except ValueError as error:
+            told = str(error)
+        else:
+            continue  # blanks of the header
+        assert "val.npy" in told or "val set" in told
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs named pipes")
+def test_pipes_are_refused_at_once(released: Path, tmp_path: Path) -> None:
+    for root, name in (
+        (released, "images/10crop/val.npy"),
+        (table(tmp_path / "t"), "mobilenetv2_pool.npy"),
+        (karpathy(tmp_path / "k"), "dataset_coco.json"),
+    ):
+        (root / name).unlink()
+        os.mkfifo(root / name)
+        with pytest.raises((ValueError, FileNotFoundError), match=Path(name).stem):
+            made(root)
 
 
 def test_files_that_are_missing(released: Path, tmp_path: Path) -> None:
-    refused(
-        released, "no features '2crop' .found: 10crop, 1crop.", FileNotFoundError, features="2crop"
-    )
+    refused(released, "2crop.*10crop, 1crop", FileNotFoundError, features="2crop")
     (released / "images/10crop/test.npy").unlink()
-    refused(released, "10crop lacks test.npy", FileNotFoundError)
+    refused(released, r"10crop.*test\.npy", FileNotFoundError)
     (released / "val.txt").unlink()
-    refused(released, "lacks val.txt beside train.txt", FileNotFoundError)
-    refused(tmp_path / "nowhere", "no folder .*nowhere", FileNotFoundError)
+    refused(released, r"val\.txt", FileNotFoundError)
+    refused(tmp_path / "nowhere", "nowhere", FileNotFoundError)
     (tmp_path / "empty").mkdir()
-    refused(tmp_path / "empty", "holds no captioned images: .* found nothing")
-    refused(released / "train.txt", "is a file: give the folder", NotADirectoryError)
+    refused(tmp_path / "empty", "empty.*nothing")
+    refused(released / "train.txt", r"train\.txt", NotADirectoryError)
     root = karpathy(tmp_path / "k")
     np.save(root / "resnet.npy", features(7))
-    refused(root, "several features .found: resnet, vgg.: choose with", FileNotFoundError)
+    refused(root, "resnet, vgg.*--data.features", FileNotFoundError)
     assert made(root, features="vgg").facts["features"] == "vgg"
     (root / "dataset.json").write_text("{}")
-    refused(root, "has dataset.json, dataset_coco.json: give a folder with one", features="vgg")
+    refused(root, r"dataset\.json, dataset_coco\.json", features="vgg")
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "mentioned"),
     [
-        ("{", "is not JSON, or damaged"),
-        ("[]", "must hold a list of images"),
-        ('{"images": [{"split": "val"}]}', "image 0 must have a split and sentences .* KeyError"),
-        ('{"images": [{"split": "val", "sentences": [{"raw": 3}]}]}', "image 0 .* AttributeError"),
-        (
-            '{"images": [{"split": "val", "sentences": [{}]}]}',
-            "image 0 must have .* KeyError: 'raw'",
-        ),
+        ("{", "JSON"),
+        ("[" * 100_000, "JSON"),
+        ("[]", "images"),
+        ('{"images": [{"split": "val"}]}', "image 0.*sentences"),
+        ('{"images": [{"split": "val", "sentences": [{"raw": 3}]}]}', "image 0"),
+        ('{"images": [{"split": "val", "sentences": [{}]}]}', "image 0.*raw"),
+        ('{"images": [{"split": [1], "sentences": []}]}', "no images"),
     ],
+    ids=["cut", "nested", "list", "none", "number", "empty", "split"],
 )
-def test_a_damaged_json(tmp_path: Path, content: str, message: str) -> None:
+def test_a_damaged_json(tmp_path: Path, content: str, mentioned: str) -> None:
     root = karpathy(tmp_path / "k")
     (root / "dataset_coco.json").write_text(content)
     np.save(root / "vgg.npy", features(1))
-    refused(root, message)
+    refused(root, f"dataset_coco.json.*{mentioned}")
 
 
-def test_text_in_another_encoding(released: Path) -> None:
+def test_texts_are_utf8_with_lines_of_some_length(released: Path, tmp_path: Path) -> None:
     (released / "val.txt").write_bytes(b"caf\xe9\n" * 20)
-    refused(released, "val.txt must be text in UTF-8, but byte 3 is not")
+    refused(released, r"val\.txt.*byte 3")
+    root = table(tmp_path / "t")
+    (root / "captions.tsv").write_bytes(b"x" * 12_000_000)
+    refused(root, r"captions\.tsv.{,200}$")
 
 
 def test_sets_without_images(tmp_path: Path) -> None:
-    refused(table(tmp_path / "t", [["0.jpg", "train", *["A dog ."] * 5]]), "val set: there are no")
+    refused(table(tmp_path / "t", [["0.jpg", "train", *["A dog ."] * 5]]), "val set")
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("option", "value"),
     [
-        ({"caption_sampling": "two"}, "caption_sampling must be 'one_per_image' or 'all'"),
-        ({"vocabulary_from": "test"}, "vocabulary_from must be 'train' or 'train_val'"),
-        ({"min_count": 0}, "min_count must be an integer of at least 1"),
-        ({"val_images": 0}, "val_images must be an integer of at least 1"),
-        ({"batch_size": 0}, "batch_size must be an integer of at least 1"),
+        *(("caption_sampling", "two"), ("vocabulary_from", "test"), ("min_count", 0)),
+        *(("val_images", 0), ("batch_size", 0)),
     ],
-    ids=str,
 )
-def test_arguments_out_of_range(released: Path, options: dict[str, Any], message: str) -> None:
-    refused(released, message, **options)
+def test_arguments_out_of_range(released: Path, option: str, value: Any) -> None:
+    refused(released, f"{option} must.*{value}", **{option: value})
 
 
 def test_sets_are_given_whole_batches(released: Path) -> None:

@@ -130,11 +130,11 @@ def test_folders_that_are_none(tmp_path: Path) -> None:
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     folder = write_corpus(tmp_path) / "training"
     (folder / "a.question").write_bytes(b"\xff" + text().encode())
-    with pytest.raises(ValueError, match=r"a\.question must be UTF-8, but byte 0 is not"):
+    with pytest.raises(ValueError, match=r"a\.question.*byte 0"):
         list(read_question_folder(folder))
     (folder / "a.question").unlink()
     os.mkfifo(folder / "a.question")  # nobody writes to it: reading would never end
-    with pytest.raises(ValueError, match=r"a\.question cannot be read: it is not a regular file"):
+    with pytest.raises(ValueError, match=r"a\.question"):
         list(read_question_folder(folder))
 
 
@@ -157,22 +157,20 @@ def test_archives_that_cannot_be_read(tmp_path: Path) -> None:
     with tarfile.open(fileobj=content, mode="w:gz") as archive:
         archive.add(write_corpus(tmp_path / "cnn"), "cnn")
     path.write_bytes(content.getvalue()[:-100])
-    with pytest.raises(
-        ValueError, match=r"cnn\.tgz is damaged or not a tar archive .* copy it again"
-    ):
+    with pytest.raises(ValueError, match=r"cnn\.tgz"):
         read_question_archive(path)
     path.write_text("no archive")
-    with pytest.raises(ValueError, match="is damaged or not a tar archive"):
+    with pytest.raises(ValueError, match=r"cnn\.tgz"):
         read_question_archive(path)
     with tarfile.open(path, "w:gz") as archive:
         archive.add(tmp_path / "cnn" / "training", "training")
-    with pytest.raises(ValueError, match=r"has no validation/\*\.question"):
+    with pytest.raises(ValueError, match="validation"):
         read_question_archive(path)
     bad = tmp_path / "cnn" / "test" / "d.question"
     bad.write_text(text(answer="@entity9"))
     with tarfile.open(path, "w") as archive:
         archive.add(tmp_path / "cnn", "cnn")
-    with pytest.raises(ValueError, match=r"cnn/test/d\.question: the answer @entity9 is not in"):
+    with pytest.raises(ValueError, match=r"cnn/test/d\.question.*@entity9"):
         read_question_archive(path)
 
 
@@ -198,35 +196,40 @@ def test_json_lines(tmp_path: Path, ending: str) -> None:
     assert list(read_json_lines(paths["val"])) == [QUESTION, QUESTION._replace(name="r")]
     assert find_json_lines(tmp_path, "yours") is None
     (tmp_path / f"mine_test.jsonl{ending}").unlink()
-    with pytest.raises(FileNotFoundError, match="and lacks the file of test"):
+    with pytest.raises(FileNotFoundError, match=r"mine.*test"):
         find_json_lines(tmp_path, "mine")
 
 
 @pytest.mark.parametrize(
-    ("lines", "message"),
+    ("lines", "mentioned"),
     [
-        ("", r"x\.jsonl is empty"),
-        ('{"id": ', r"x\.jsonl, line 1 is not JSON"),
-        ("[1]", "line 1 must be an object with the texts id, passage, query, answer"),
-        (json.dumps(row(passage=3)), "line 1 must be an object with the texts"),
-        (json.dumps(row(passage=" ")), "line 1: the passage is empty"),
-        (json.dumps(row()) + "\n" + json.dumps(row(query="a")), "line 2: the query has no @plac"),
-        (json.dumps(row(answer="@entity2")), "line 1: the answer @entity2 is not in the passage"),
+        ("", ""),
+        ('{"id": ', "line 1"),
+        ("[1]", "line 1.*id, passage, query, answer"),
+        ("[" * 100_000, "line 1"),
+        ('{"id": ' + "1" * 5000 + "}", "line 1"),
+        (json.dumps(row(passage=3)), "line 1.*passage"),
+        (json.dumps(row(passage=" ")), "line 1.*passage"),
+        (json.dumps(row()) + "\n" + json.dumps(row(query="a")), "line 2.*@placeholder"),
+        (json.dumps(row(answer="@entity2")), "line 1.*@entity2"),
+        (json.dumps(row(answer="@entity" + "9" * 5000)), "line 1.{,200}$"),
+        ("x" * 10_000_000, "10,000,000 bytes"),
     ],
+    ids=range(11),
 )
-def test_bad_json_lines(tmp_path: Path, lines: str, message: str) -> None:
+def test_bad_json_lines(tmp_path: Path, lines: str, mentioned: str) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text(lines)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=rf"x\.jsonl.*{mentioned}"):
         list(read_json_lines(path))
 
 
 def test_damaged_json_lines(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl.xz"
     path.write_bytes(lzma.compress((json.dumps(row()) + "\n").encode() * 50)[:-20])
-    with pytest.raises(ValueError, match=r"x\.jsonl\.xz is truncated or damaged after line \d+"):
+    with pytest.raises(ValueError, match=r"x\.jsonl\.xz"):
         list(read_json_lines(path))
     path = tmp_path / "x.jsonl"
     path.write_bytes(json.dumps(row()).encode() + b"\n\xff\n")
-    with pytest.raises(ValueError, match="is truncated or damaged"):
+    with pytest.raises(ValueError, match=r"x\.jsonl.*byte"):
         list(read_json_lines(path))

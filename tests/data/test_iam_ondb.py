@@ -173,42 +173,42 @@ def test_the_folder_is_found_by_the_environment(
     monkeypatch.setenv("LN_ZOO_DATA", str(compact.parent))
     assert len(ready().lines("val")) == 5
     (compact.parent / "iam_ondb").rename(compact)
-    with pytest.raises(FileNotFoundError, match=r"no IAM-OnDB: .*ln-zoo data iam_ondb SRC DST"):
+    with pytest.raises(FileNotFoundError, match="ln-zoo data iam_ondb SRC DST"):
         IAMOnDB().prepare_data()
     with pytest.raises(FileNotFoundError, match="no IAM-OnDB"):
         IAMOnDB().setup()
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "mentioned"),
     [
-        ({"split": "grave"}, "split must be 'graves' or 'official' or 'random', got 'grave'"),
-        ({"y_axis": "left"}, "y_axis must be 'up' or 'down'"),
-        ({"val_fraction": 0}, "shares of the lines that leave some for training, got 0 and 0.1"),
-        ({"val_fraction": 0.5, "test_fraction": 0.5}, "leave some for training, got 0.5 and 0.5"),
-        ({"split_seed": -1}, "split_seed must be an integer of at least 0"),
+        ({"split": "grave"}, "split.*'graves'.*'grave'"),
+        ({"y_axis": "left"}, "y_axis.*left"),
+        ({"val_fraction": 0}, "val_fraction.* 0 and 0.1"),
+        ({"val_fraction": 0.5, "test_fraction": 0.5}, "0.5 and 0.5"),
+        ({"split_seed": -1}, "split_seed.*-1"),
     ],
 )
-def test_values_are_checked(tmp_path: Path, options: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_values_are_checked(tmp_path: Path, options: dict, mentioned: str) -> None:
+    with pytest.raises(ValueError, match=mentioned):
         IAMOnDB(str(tmp_path), **options)
 
 
 def test_a_random_split_of_too_few_lines(compact: Path) -> None:
-    with pytest.raises(ValueError, match=r"51 lines make no random split with val_fraction 0.001"):
+    with pytest.raises(ValueError, match=r"51 lines.*0\.001"):
         ready(compact, split="random", val_fraction=0.001)
 
 
 def test_folders_that_hold_something_else(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"no folder .*nowhere: the database is given to"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere"):
         IAMOnDB(str(tmp_path / "nowhere"))
     (tmp_path / "file").write_text("")
-    with pytest.raises(NotADirectoryError, match="file is a file"):
+    with pytest.raises(NotADirectoryError, match="file"):
         IAMOnDB(str(tmp_path / "file"))
-    with pytest.raises(ValueError, match=r"does not hold IAM-OnDB: .*found file$"):
+    with pytest.raises(ValueError, match=r"strokes_train.*file"):
         IAMOnDB(str(tmp_path))
     official = write_files(tmp_path / "official", small_distribution())
-    with pytest.raises(ValueError, match=r"official is the official distribution: convert it once"):
+    with pytest.raises(ValueError, match=r"official.*ln-zoo data iam_ondb"):
         IAMOnDB(str(official))
     as_npz(tmp_path, "train")
     lines_of("test").save(tmp_path / "strokes_test")
@@ -263,10 +263,10 @@ def test_the_pair_as_a_data_module(tmp_path: Path) -> None:
     one, other = data.lines("val").offsets(0), down.lines("val").offsets(0)
     assert torch.equal(one * torch.tensor([1, -1, 1]), other)
     for split in ("graves", "official"):
-        with pytest.raises(ValueError, match=rf"which form a line is from, so split='{split}'"):
+        with pytest.raises(ValueError, match=rf"strokes\.npy.*{split}"):
             IAMOnDB(str(tmp_path), split=split)
     (tmp_path / "sentences.txt").unlink()
-    with pytest.raises(FileNotFoundError, match=r"has strokes.npy but no sentences.txt"):
+    with pytest.raises(FileNotFoundError, match=r"sentences\.txt"):
         IAMOnDB(str(tmp_path), split="random")
 
 
@@ -283,14 +283,14 @@ def test_lines_of_one_length_are_a_plain_array(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ([[2, 0.5, 3], [4, 1, 2]], "here none is such"),
-        ([[0, 0.5, 3], [0, 1.5, 2]], "here none is such"),
-        ([[1, 0, 3], [0, 1, 2]], "here columns 0 and 1 are such"),
-        ([[1, 0, 0], [0, 1, 1]], "here columns 0 and 1 and 2 are such"),
+        ([[2, 0.5, 3], [4, 1, 2]], "none"),
+        ([[0, 0.5, 3], [0, 1.5, 2]], "none"),
+        ([[1, 0, 3], [0, 1, 2]], "0 and 1 are"),
+        ([[1, 0, 0], [0, 1, 1]], "0 and 1 and 2 are"),
     ],
 )
 def test_no_or_several_binary_columns_are_refused(columns: list, message: str) -> None:
-    with pytest.raises(ValueError, match=f"x: one of the three columns.*{message}"):
+    with pytest.raises(ValueError, match=f"x: .*{message}"):
         end_of_stroke_column([np.array(columns, float)], "x")
 
 
@@ -322,7 +322,10 @@ def test_arrays_of_something_else(tmp_path: Path, lines: tuple, message: str) ->
 def test_another_number_of_texts(tmp_path: Path) -> None:
     save_objects(tmp_path, GOOD, GOOD * 2 / 2)
     (tmp_path / "sentences.txt").write_text("a\nb\nc\n")
-    with pytest.raises(ValueError, match=r"strokes.npy has 2 lines, .*sentences.txt 3 texts"):
+    with pytest.raises(ValueError, match=r"strokes\.npy.*2.*sentences\.txt.*3"):
+        read_pair(tmp_path)
+    (tmp_path / "sentences.txt").write_bytes(b"a\n\xe9\n")
+    with pytest.raises(ValueError, match=r"sentences\.txt.*byte 2"):
         read_pair(tmp_path)
 
 
@@ -372,7 +375,7 @@ def test_a_malicious_pickle_is_refused(tmp_path: Path, harm, name: str, protocol
     pickle.dump(objects, file, protocol=protocol)
     (tmp_path / "strokes.npy").write_bytes(file.getvalue())
     (tmp_path / "sentences.txt").write_text("a\nb\n")
-    with pytest.raises(ValueError, match=rf"strokes.npy asks for .*{name}, .*get the file elsewh"):
+    with pytest.raises(ValueError, match=rf"strokes\.npy.*{name}"):
         read_pair(tmp_path)
     assert not harmed.exists()
     # It would have done harm.
@@ -388,7 +391,7 @@ def test_codecs_are_not_reached(tmp_path: Path) -> None:
         header, {"descr": "|O", "fortran_order": False, "shape": (1,)}
     )
     (tmp_path / "x.npy").write_bytes(header.getvalue() + pickled)
-    with pytest.raises(ValueError, match=r"x.npy asks for the codec rot13"):
+    with pytest.raises(ValueError, match=r"x\.npy.*rot13"):
         load_objects(tmp_path / "x.npy")
 
 
@@ -416,7 +419,7 @@ def test_truncated_files_are_named(tmp_path: Path, size: int) -> None:
     content = (tmp_path / "strokes.npy").read_bytes()
     assert len(content) > size
     (tmp_path / "strokes.npy").write_bytes(content[:size])
-    with pytest.raises(ValueError, match=r"strokes.npy cannot be read .*: it is damaged"):
+    with pytest.raises(ValueError, match=r"strokes\.npy"):
         load_objects(tmp_path / "strokes.npy")
 
 
@@ -426,5 +429,5 @@ def test_a_pickle_of_something_else(tmp_path: Path) -> None:
     np.lib.format.write_array_header_1_0(file, header)
     pickle.dump({"a": 1}, file)
     (tmp_path / "x.npy").write_bytes(file.getvalue())
-    with pytest.raises(ValueError, match=r"x.npy holds a dict, expected an array of arrays"):
+    with pytest.raises(ValueError, match=r"x\.npy.*dict"):
         load_objects(tmp_path / "x.npy")

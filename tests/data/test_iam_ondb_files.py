@@ -223,7 +223,7 @@ def test_real_lines_come_back(data_root: Path, tmp_path: Path) -> None:
             assert np.array_equal(found.steps(i), real[name].steps(i))
 
 
-# Going on where it was
+# Interruptions
 
 
 class Interrupted(Exception):
@@ -231,10 +231,9 @@ class Interrupted(Exception):
 
 
 @pytest.mark.parametrize("form", ["folder", "archives"])
-def test_an_interrupted_conversion_goes_on(
+def test_an_interrupted_conversion_can_be_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
-    monkeypatch.setattr(iam_ondb_files, "_FILES_OF_A_PART", 4)
     files = small_distribution(lines_of_train=11)
     source = tmp_path / "source"
     (write_files if form == "folder" else lambda a, b: split_archives(a, b, ".tar.gz"))(
@@ -243,56 +242,20 @@ def test_an_interrupted_conversion_goes_on(
     whole = convert(source, tmp_path / "whole")
     assert sum(whole.lines.values()) == 17
 
-    read: list[int] = []
-    original = iam_ondb_files.read_strokes
-
-    def reading(content: bytes) -> np.ndarray:
-        read.append(1)
-        return original(content)
-
     def stopping(done: int, of: int) -> None:
         assert of == 17
         if done == 10:
             raise Interrupted
 
-    monkeypatch.setattr(iam_ondb_files, "read_strokes", reading)
     with pytest.raises(Interrupted):
-        convert(source, tmp_path / "resumed", stopping)
-    assert len(read) == 11
-    assert not list((tmp_path / "resumed").glob("strokes_*"))
-    read.clear()
+        convert(source, tmp_path / "again", stopping)
+    assert not list((tmp_path / "again").glob("strokes_*"))
     told: list[tuple[int, int]] = []
-    assert convert(source, tmp_path / "resumed", lambda *x: told.append(x)) == whole
-    # Of the eleven files eight were complete parts.
-    assert len(read) == 17 - 8
-    assert told[:2] == [(4, 17), (8, 17)]
-    assert told[-1] == (17, 17)
-    assert contents(tmp_path / "resumed") == contents(tmp_path / "whole")
-
-    read.clear()
-    assert convert(source, tmp_path / "resumed") == whole
-    assert not read
-
-
-def test_files_that_changed_in_between_are_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(iam_ondb_files, "_FILES_OF_A_PART", 1)
-    files = small_distribution()
-    source = write_files(tmp_path / "source", files)
-
-    def stopping(done: int, of: int) -> None:
-        if done == of:
-            raise Interrupted
-
-    with pytest.raises(Interrupted):
-        convert(source, tmp_path / "compact", stopping)
-    changed = source / "lineStrokes/a01/a01-000/a01-000u-02.xml"
-    changed.write_bytes(xml([[(1, 2), (30, 40), (500, 600)]]))
-    os.utime(changed, ns=(1, 1))
-    convert(source, tmp_path / "compact")
-    line = sets(tmp_path / "compact")["train"].steps(1).tolist()
-    assert line == [[1, 2, 0], [29, 38, 0], [470, 560, 1]]
+    assert convert(source, tmp_path / "again", lambda *x: told.append(x)) == whole
+    assert told == [(n, 17) for n in range(1, 18)]
+    assert contents(tmp_path / "again") == contents(tmp_path / "whole")
+    monkeypatch.setattr(iam_ondb_files, "read_strokes", None)
+    assert convert(source, tmp_path / "again") == whole
 
 
 def test_sets_half_written_are_written_anew(
@@ -314,7 +277,7 @@ def test_sets_half_written_are_written_anew(
         "strokes_train",
         "strokes_valid1",
     ]
-    with pytest.raises(FileNotFoundError, match=r"lacks strokes_valid2, strokes_test.*interrupted"):
+    with pytest.raises(FileNotFoundError, match="strokes_valid2, strokes_test"):
         IAMOnDB(str(tmp_path / "compact"))
     monkeypatch.undo()
     convert(source, tmp_path / "compact")
@@ -325,7 +288,7 @@ def test_sets_half_written_are_written_anew(
 def test_a_folder_with_other_sets_is_not_written_over(tmp_path: Path) -> None:
     source = write_files(tmp_path / "source", small_distribution())
     (tmp_path / "compact/strokes_train").mkdir(parents=True)
-    with pytest.raises(FileExistsError, match="compact has strokes_train already"):
+    with pytest.raises(FileExistsError, match=r"compact.*strokes_train"):
         convert(source, tmp_path / "compact")
 
 
@@ -362,7 +325,7 @@ def test_a_few_damaged_files_are_named_and_left_out(tmp_path: Path) -> None:
 def test_more_than_one_in_a_hundred_is_an_error_until_they_are_mended(tmp_path: Path) -> None:
     damaged = {f"d00-00{n}-01": xml([[(1, "nan")]]) for n in range(1, 4)}
     source = write_files(tmp_path / "x", many(damaged))
-    with pytest.raises(ValueError, match=r"3 of 203 stroke files are damaged, more than 1%: ") as e:
+    with pytest.raises(ValueError, match=r"3 of 203") as e:
         convert(source, tmp_path / "compact")
     for name in damaged:
         assert f"{name}.xml (coordinates that are not finite)" in str(e.value)
@@ -407,42 +370,30 @@ def without(files: dict[str, bytes], part: str) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(
-    ("change", "error", "message"),
+    ("change", "error", "mentioned"),
     [
-        (lambda f: without(f, "lineStrokes"), FileNotFoundError, "x lacks lineStrokes: expected"),
-        (lambda f: without(f, "ascii"), FileNotFoundError, "x lacks ascii: expected"),
-        (
-            lambda f: without(f, "testset"),
-            FileNotFoundError,
-            "lacks testset_v.txt, testset_t.txt, testset_f.txt: expected",
-        ),
-        (
-            lambda f: without(f, "lineStrokes/c03"),
-            ValueError,
-            r"x: no stroke file is of a form in testset_f.txt$",
-        ),
+        (lambda f: without(f, "lineStrokes"), FileNotFoundError, "x lacks lineStrokes"),
+        (lambda f: without(f, "ascii"), FileNotFoundError, "x lacks ascii"),
+        (lambda f: without(f, "testset"), FileNotFoundError, "testset_v.txt, testset_t.txt"),
+        (lambda f: without(f, "lineStrokes/c03"), ValueError, "testset_f.txt"),
         (
             lambda f: f | {"testset_v.txt": f["testset_v.txt"] + b"a01-000u"},
             ValueError,
-            "form a01-000u is in two of the lists trainset.txt,",
+            "a01-000u.*trainset.txt",
         ),
-        (
-            lambda f: f | {"testset_t.txt": b"<html>"},
-            ValueError,
-            "testset_t.txt is not a list of forms: it has '<html>'",
-        ),
+        (lambda f: f | {"testset_t.txt": b"<html>"}, ValueError, "testset_t.txt.*<html>"),
         (
             lambda f: f | {"old/a02-004-01.xml": b""},
             ValueError,
-            "a02-004-01.xml appears twice, .*lineStrokes.*old.*: leave one of them",
+            "a02-004-01.xml.*lineStrokes.*old",
         ),
     ],
 )
 def test_distributions_that_are_incomplete(
-    tmp_path: Path, change, error: type[Exception], message: str
+    tmp_path: Path, change, error: type[Exception], mentioned: str
 ) -> None:
     source = write_files(tmp_path / "x", change(small_distribution()))
-    with pytest.raises(error, match=message):
+    with pytest.raises(error, match=mentioned):
         convert(source, tmp_path / "compact")
     assert not list((tmp_path / "compact").glob("strokes_*"))
 
@@ -455,15 +406,15 @@ def test_damaged_archives_are_named(tmp_path: Path, ending: str) -> None:
     content = archive.read_bytes()
     for damaged in (content[: len(content) // 2], b"no archive"):
         archive.write_bytes(damaged)
-        with pytest.raises(ValueError, match=rf"lineStrokes-all{ending} is truncated, damaged or"):
+        with pytest.raises(ValueError, match=f"lineStrokes-all{ending}"):
             convert(source, tmp_path / "compact")
 
 
 def test_there_is_nothing_there(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"no .*nowhere: give the folder"):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
         convert(tmp_path / "nowhere", tmp_path / "compact")
     (tmp_path / "notes.txt").write_text("hello")
-    with pytest.raises(ValueError, match=r"notes.txt is truncated, damaged or not an archive"):
+    with pytest.raises(ValueError, match=r"notes\.txt"):
         convert(tmp_path / "notes.txt", tmp_path / "compact")
 
 
@@ -475,7 +426,7 @@ def test_a_file_of_any_size_takes_little_memory(
     tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of 40 MB, in an archive of 40 kB or in a folder."""
-    monkeypatch.setattr(iam_ondb_files, "MOST_BYTES", 1_000_000)
+    monkeypatch.setattr(iam_ondb_files, "MAX_BYTES", 1_000_000)
     huge = "lineStrokes/d00/d00-007/d00-007-01.xml"
     files = many({}) | {huge: b""}
     if ending:
@@ -493,7 +444,7 @@ def test_a_file_of_any_size_takes_little_memory(
         tracemalloc.stop()
     assert peak < 20_000_000
     (why,) = found.left_out.values()
-    assert "is longer than 1,000,000 bytes" in why
+    assert "1,000,000 bytes" in why
 
 
 def archive(path: Path, files: dict[str, bytes]) -> None:
@@ -512,29 +463,37 @@ def test_pipes_are_not_waited_for(tmp_path: Path) -> None:
     pipe.unlink()
     os.mkfifo(pipe)
     found = convert(source, tmp_path / "compact")
-    assert found.left_out == {pipe.name: f"{pipe} cannot be read: it is not a regular file"}
+    assert list(found.left_out) == [pipe.name]
+    assert str(pipe) in found.left_out[pipe.name]
     (source / "trainset.txt").unlink()
     os.mkfifo(source / "trainset.txt")
-    with pytest.raises(ValueError, match=r"trainset\.txt cannot be read: it is not a regular file"):
+    with pytest.raises(ValueError, match=r"trainset\.txt"):
         convert(source, tmp_path / "again")
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"),
+    "text",
     [
-        ('{"lines": {}, "colour": 1}', "unexpected keyword argument 'colour'"),
-        ("[1]", "must be a mapping"),
-        ('{"lines": []}', "lines is of another type"),
-        ('{"lines": {"train": 1}, "points": {}}', "lines and points are of different sets"),
-        ('{"lines": {"a": "1"}, "points": {"a": 1}}', "lines or points are not whole numbers"),
-        ("{", "Expecting property name"),
-        ("[" * 100_000, "recursion"),
+        '{"lines": {}, "colour": 1}',
+        "[1]",
+        '{"lines": []}',
+        '{"lines": {"train": 1}, "points": {}}',
+        '{"lines": {"a": "1"}, "points": {"a": 1}}',
+        "{",
+        "[" * 100_000,
     ],
+    ids=range(7),
 )
-def test_a_conversion_that_is_none_is_named(tmp_path: Path, text: str, reason: str) -> None:
+def test_another_result_of_a_conversion_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "conversion.json").write_text(text)
-    with pytest.raises(ValueError, match=rf"conversion\.json is not what .*{reason}.*: remove it"):
+    with pytest.raises(ValueError, match=r"conversion\.json"):
         convert(tmp_path / "x", tmp_path)
+
+
+def test_a_link_to_a_parent_folder_is_not_followed(tmp_path: Path) -> None:
+    source = write_files(tmp_path / "x", small_distribution())
+    (source / "lineStrokes" / "loop").symlink_to(source)
+    assert convert(source, tmp_path / "compact").lines["train"] == 3
 
 
 def test_an_encrypted_archive_is_named(tmp_path: Path) -> None:
@@ -547,13 +506,5 @@ def test_an_encrypted_archive_is_named(tmp_path: Path) -> None:
             content[start + at] |= 1
             start += 4
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"all\.zip is truncated, damaged or .* encrypted"):
+    with pytest.raises(ValueError, match=r"all\.zip.*encrypted"):
         convert(path, tmp_path / "compact")
-
-
-def test_a_damaged_part_of_the_work_is_read_again(tmp_path: Path) -> None:
-    source = write_files(tmp_path / "x", small_distribution())
-    compact = tmp_path / "compact"
-    (compact / ".conversion").mkdir(parents=True)
-    np.savez(compact / ".conversion/000000.npz", other=np.zeros(3))
-    assert convert(source, compact).lines["train"] == 3

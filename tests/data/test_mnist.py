@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, load_dataset
+from datasets import Array2D, ClassLabel, Dataset, DatasetDict, Features, Image, load_dataset
 from PIL import Image as Picture
 
 from ln_zoo.data import MNIST
@@ -126,9 +126,14 @@ def test_a_file_is_unpacked_by_content_not_by_name(idx_folder):
     check_small(idx_folder)
 
 
-def test_idx_files_saved_to_disk_and_parquet(idx_folder, tmp_path):
-    dataset = MNIST(str(idx_folder), **SMALL).source.load()
-    assert dataset["train"][3]["label"] == 3
+def test_arrays_saved_to_disk_and_parquet(tmp_path):
+    features = Features(image=Array2D((28, 28), "uint8"), label=ClassLabel(num_classes=10))
+    parts = {}
+    for split in SIZES:
+        images, labels = arrays(split)
+        columns = {"image": list(images), "label": labels.tolist()}
+        parts[split] = Dataset.from_dict(columns, features=features)
+    dataset = DatasetDict(parts)
     dataset.save_to_disk(tmp_path / "arrow")
     check_small(tmp_path / "arrow")
     check_small(write_parquet(tmp_path / "parquet", dataset))
@@ -201,80 +206,54 @@ LABELS = "train-labels-idx1-ubyte"
 
 
 @pytest.mark.parametrize(
-    ("damage", "error", "message"),
+    ("damage", "mentioned"),
     [
-        (lambda f: (f / LABELS).unlink(), FileNotFoundError, f"lacks {LABELS} .*all four"),
-        (cut(IMAGES, 5000), ValueError, f"{IMAGES} holds 4,984 values, .*30 x 28 x 28 = 23,520"),
-        (cut(LABELS, 30), ValueError, f"{LABELS} holds 22 values, .*truncated, copy it again"),
-        (cut(IMAGES, 10), ValueError, f"{IMAGES} is truncated within its header"),
-        (cut(IMAGES, 0), ValueError, f"{IMAGES} begins with nothing"),
-        (
-            write(IMAGES, gzip.compress(idx(arrays("train")[0]))[:9000]),
-            ValueError,
-            f"{IMAGES} is truncated or damaged .*copy it again",
-        ),
-        (
-            write(IMAGES, b"<!DOCTYPE html><html></html>"),
-            ValueError,
-            f"{IMAGES} begins with 3c 21 44 4f, expected 00 00 08 03",
-        ),
-        (
-            write(IMAGES, idx(arrays("train")[1])),
-            ValueError,
-            f"{IMAGES} begins with 00 00 08 01, expected 00 00 08 03",
-        ),
-        (
-            write(LABELS, idx(np.zeros(29, np.uint8))),
-            ValueError,
-            f"{IMAGES} has 30 images, .*{LABELS} 29 labels",
-        ),
-        (
-            write(LABELS, idx(np.full(30, 11, np.uint8))),
-            ValueError,
-            r"training set of .*labels \[11\], expected 0 to 9",
-        ),
-        (
-            write(IMAGES, idx(np.zeros((30, 20, 28), np.uint8))),
-            ValueError,
-            r"images of \(20, 28\) pixels, expected \(28, 28\)",
-        ),
-        (write(IMAGES, idx(np.zeros((0, 28, 28), np.uint8))), ValueError, "0 x 28 x 28"),
-        (
-            write(IMAGES, idx(arrays("train")[0]) + b"more"),
-            ValueError,
-            "holds 23,524 values, .*damaged",
-        ),
+        (cut(IMAGES, 5000), f"{IMAGES}.*4,984.*23,520"),
+        (cut(LABELS, 30), f"{LABELS}.*22"),
+        (cut(IMAGES, 10), IMAGES),
+        (cut(IMAGES, 0), IMAGES),
+        (write(IMAGES, gzip.compress(idx(arrays("train")[0]))[:9000]), IMAGES),
+        (write(IMAGES, b"<!DOCTYPE html><html></html>"), f"{IMAGES}.*3c 21 44 4f.*00 00 08 03"),
+        (write(IMAGES, idx(arrays("train")[1])), f"{IMAGES}.*00 00 08 01.*00 00 08 03"),
+        (write(LABELS, idx(np.zeros(29, np.uint8))), f"{IMAGES}.*30.*{LABELS}.*29"),
+        (write(LABELS, idx(np.full(30, 11, np.uint8))), r"train.*11"),
+        (write(IMAGES, idx(np.zeros((30, 20, 28), np.uint8))), r"\(20, 28\).*\(28, 28\)"),
+        (write(IMAGES, idx(np.zeros((0, 28, 28), np.uint8))), "0 x 28 x 28"),
+        (write(IMAGES, idx(arrays("train")[0]) + b"more"), f"{IMAGES}.*23,524"),
     ],
 )
-def test_damaged_idx_files_are_refused(idx_folder, damage, error, message):
+def test_damaged_idx_files_are_refused(idx_folder, damage, mentioned):
     damage(idx_folder)
-    with pytest.raises(error, match=f"(?s){message}"):
+    with pytest.raises(ValueError, match=f"(?s){mentioned}"):
         MNIST(str(idx_folder), **SMALL).setup()
 
 
-def test_folders_that_are_no_dataset_are_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no folder .*absent.*local copy"):
+def test_folders_that_are_no_dataset_are_refused(tmp_path, idx_folder):
+    (idx_folder / LABELS).unlink()
+    with pytest.raises(FileNotFoundError, match=LABELS):
+        MNIST(str(idx_folder))
+    with pytest.raises(FileNotFoundError, match="absent"):
         MNIST(str(tmp_path / "absent"))
     (tmp_path / "notes.txt").write_text("nothing")
-    with pytest.raises(NotADirectoryError, match=r"notes.txt is a file"):
+    with pytest.raises(NotADirectoryError, match=r"notes\.txt"):
         MNIST(str(tmp_path / "notes.txt"))
-    with pytest.raises(ValueError, match=r"(?s)is not a dataset: expected .*found notes.txt"):
+    with pytest.raises(ValueError, match=r"(?s)train-images-idx3-ubyte.*notes\.txt"):
         MNIST(str(tmp_path))
 
 
 def test_incomplete_copies_are_refused(tmp_path):
     pictures().save_to_disk(tmp_path / "arrow")
     shutil.rmtree(tmp_path / "arrow" / "test")
-    with pytest.raises(ValueError, match=r"arrow cannot be read: .*make it again"):
+    with pytest.raises(ValueError, match="arrow"):
         MNIST(str(tmp_path / "arrow"), **SMALL).setup()
 
     folder = write_parquet(tmp_path / "parquet", pictures())
     cut("train-00000-of-00002.parquet", 500)(folder)
-    with pytest.raises(ValueError, match=r"parquet cannot be read: .*make it again"):
+    with pytest.raises(ValueError, match="parquet"):
         MNIST(str(folder), **SMALL).setup()
     for file in folder.glob("test-*"):
         file.unlink()
-    with pytest.raises(FileNotFoundError, match=r"has no test\*\.parquet"):
+    with pytest.raises(FileNotFoundError, match=r"parquet.*test"):
         MNIST(str(folder), **SMALL)
 
 
@@ -282,14 +261,14 @@ def test_an_empty_split_is_refused(tmp_path):
     folder = write_parquet(tmp_path / "parquet", pictures())
     pictures()["train"].select([]).to_parquet(folder / "train-00000-of-00002.parquet")
     (folder / "train-00001-of-00002.parquet").unlink()
-    with pytest.raises(ValueError, match=r"training set of .*parquet is empty"):
+    with pytest.raises(ValueError, match=r"train.*parquet"):
         MNIST(str(folder), **SMALL).setup()
 
 
 def test_two_parquet_datasets_are_not_mixed(tmp_path):
     for name in ("mnist", "fashion"):
         write_parquet(tmp_path / name, pictures())
-    with pytest.raises(ValueError, match=r"fashion, .*mnist: give the one to use"):
+    with pytest.raises(ValueError, match=r"fashion, .*mnist"):
         MNIST(str(tmp_path), **SMALL)
 
 
@@ -299,14 +278,14 @@ def test_two_parquet_datasets_are_not_mixed(tmp_path):
         (lambda d: d.rename_column("image", "picture"), r"columns \['label', 'picture'\]"),
         (lambda d: d.remove_columns("label"), r"columns \['image'\]"),
         (lambda d: DatasetDict(train=d["train"]), r"splits \['train'\]"),
-        (lambda d: pictures("RGB"), r"mode RGB, expected grey \(L\)"),
+        (lambda d: pictures("RGB"), r"\(30, 28, 28, 3\).*grey"),
         (
             lambda d: d.remove_columns("label").map(lambda _, i: {"label": i / 2}, True),
-            "labels of type double",
+            "labels.*float",
         ),
         (
             lambda d: d.remove_columns("image").map(lambda _: {"image": [1, 2]}),
-            "expected Image or Array2D",
+            "int64.*expected grey",
         ),
     ],
 )
@@ -317,21 +296,15 @@ def test_copies_of_another_form_are_refused(tmp_path, change, message):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("option", "value"),
     [
-        ({"batch_size": 0}, "batch_size must be an integer of at least 1, got 0"),
-        ({"batch_size": -1}, "batch_size must be an integer of at least 1, got -1"),
-        ({"eval_batch_size": 0}, "eval_batch_size must be"),
-        ({"train_size": 0}, "train_size must be an integer of at least 1, got 0"),
-        ({"val_size": 0}, "val_size must be an integer of at least 1, got 0"),
-        ({"val_size": 5_001}, "train_size 55000 .* val_size 5001 exceed the 60000 images of mnist"),
-        ({"seed": -1}, "seed must be an integer of at least 0, got -1"),
-        ({"num_workers": -1}, "num_workers must be"),
+        *(("batch_size", 0), ("batch_size", -1), ("eval_batch_size", 0), ("train_size", 0)),
+        *(("val_size", 0), ("val_size", 5001), ("seed", -1), ("num_workers", -1)),
     ],
 )
-def test_sizes_are_checked_at_construction(options, message):
-    with pytest.raises(ValueError, match=message):
-        MNIST(**options)
+def test_sizes_are_checked_at_construction(option, value):
+    with pytest.raises(ValueError, match=f"{option}.*{value}"):
+        MNIST(**{option: value})
 
 
 def test_splits_larger_than_the_source_are_refused(idx_folder):

@@ -1,0 +1,131 @@
+"""Archives and compressed files: read to their end, checked, bounded."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from ln_zoo.data.archives import open_file, read_archive, read_bounded, read_file
+
+FILES = {f"books/b{i}.txt": f"text {i}\n".encode() * (i + 1) for i in range(4)}
+LONG = f"{'d' * 120}/long.txt"
+
+
+def tar_of(files: dict[str, bytes], form: int = tarfile.PAX_FORMAT) -> bytes:
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w", format=form) as archive:
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return content.getvalue()
+
+
+def zip_of(files: dict[str, bytes]) -> bytes:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return content.getvalue()
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    return {name: content.read() for name, content in read_archive(path)}
+
+
+@pytest.mark.parametrize("compress", [bytes, gzip.compress, bz2.compress, lzma.compress, None])
+def test_any_archive_holds_the_same_whatever_its_name(tmp_path: Path, compress) -> None:
+    files = FILES | {LONG: b"x"}
+    path = tmp_path / "archive"
+    path.write_bytes(compress(tar_of(files)) if compress else zip_of(files))
+    assert contents(path) == files
+    # Contents that are not read are skipped.
+    assert [name for name, _ in read_archive(path)] == list(files)
+
+
+@pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])
+def test_a_flipped_bit_of_a_header_is_an_error(tmp_path: Path, form: int) -> None:
+    files = FILES if form == tarfile.USTAR_FORMAT else {LONG: b"x"} | FILES
+    whole = tar_of(files, form)
+    path = tmp_path / "books.tar"
+    path.write_bytes(whole)
+    assert contents(path) == files
+    last = whole.index(b"books/b3.txt")
+    for position in (*range(last, last + 512, 7), last + 512 + 512, len(whole) - 1):
+        damaged = bytearray(whole)
+        damaged[position] ^= 1 << position % 8
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"books\.tar"):
+            contents(path)
+
+
+def test_every_truncation_of_an_archive_is_an_error(tmp_path: Path) -> None:
+    whole = tar_of(FILES)
+    end = whole.index(b"books/b3.txt") + 2 * 512  # where the zero blocks begin
+    path = tmp_path / "books.tar"
+    for size in (0, 1, 511, 512, 700, 1024, end - 512, end, end + 511, end + 512, end + 1023):
+        path.write_bytes(whole[:size])
+        with pytest.raises(ValueError, match=r"books\.tar"):
+            contents(path)
+    path.write_bytes(whole[: end + 1024])
+    assert contents(path) == FILES
+    path.write_bytes(whole + whole)
+    with pytest.raises(ValueError, match=r"books\.tar"):
+        contents(path)
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress, None])
+def test_a_flipped_bit_of_a_compressed_archive_changes_nothing_unseen(
+    tmp_path: Path, compress
+) -> None:
+    whole = compress(tar_of(FILES)) if compress else zip_of(FILES)
+    path = tmp_path / "books"
+    messages = []
+    for position in range(0, len(whole), 3):
+        damaged = bytearray(whole)
+        damaged[position] ^= 4
+        path.write_bytes(damaged)
+        try:
+            assert contents(path) == FILES  # some bytes are times and names of systems
+        except ValueError as error:
+            messages.append(str(error))
+    assert len(messages) > len(whole) / 3 / 2
+    assert all(str(path) in message for message in messages)
+
+
+def test_a_header_that_claims_too_much_is_not_read(tmp_path: Path) -> None:
+    header = tarfile.TarInfo("././@LongLink")
+    header.type, header.size = tarfile.GNUTYPE_LONGNAME, 1 << 40
+    path = tmp_path / "bomb.tar"
+    path.write_bytes(header.tobuf(tarfile.GNU_FORMAT) + bytes(10_240))
+    with pytest.raises(ValueError, match=r"bomb\.tar"):
+        contents(path)
+
+
+def test_files_are_bounded_after_decompression(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.gz"
+    path.write_bytes(gzip.compress(bytes(1000)))
+    assert read_file(path, 1000) == bytes(1000)
+    with pytest.raises(ValueError, match=r"bomb\.gz.*999"):
+        read_file(path, 999)
+    with pytest.raises(ValueError, match=r"a member.*2 bytes"):
+        read_bounded(io.BytesIO(b"abc"), 2, "a member")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs named pipes")
+def test_pipes_folders_and_missing_files_are_named_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("pipe", "."):
+        for read in (lambda path: read_file(path, 9), lambda path: list(read_archive(path))):
+            with pytest.raises(ValueError, match=str(tmp_path)):
+                read(tmp_path / name)
+    with pytest.raises(FileNotFoundError, match="absent"), open_file(tmp_path / "absent"):
+        pass
