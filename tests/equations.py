@@ -29,7 +29,7 @@ def normalized(a: Tensor, rows: Rows, gain: Tensor | None, shift: Tensor | None 
 
 
 def equations(spec: Spec, o: Operands, masks: Masks = NO_MASKS) -> tuple[Tensor, ...]:
-    """Equations 4, 20-22 and 26-28 for a batch: outputs (T, N, H) and final states.
+    """Equations 4, 20-22 and 26-28, and a light GRU's, for a batch: outputs (T, N, H), last states.
 
     A joint cell normalises the sum of both terms, and all of a joint GRU's candidate is multiplied
     by the reset gate. A carried LSTM carries on the normalised cell state.
@@ -69,6 +69,10 @@ def equations(spec: Spec, o: Operands, masks: Masks = NO_MASKS) -> tuple[Tensor,
             r, z = (xr + hr).sigmoid(), (xz + hz).sigmoid()
             n = (xn + r * (hn if o.bias_hn is None else hn + o.bias_hn)).tanh()
             h = (1 - z) * n + z * h
+        elif spec.cell == "light GRU":
+            terms = normalized(v, spec.input, o.gain_input) + bias
+            a, z = (terms + normalized(u, spec.recurrent, o.gain_recurrent)).chunk(2, 1)
+            h = (1 - z.sigmoid()) * a.clamp(min=0) + z.sigmoid() * h
         else:
             a = normalized(v + u, spec.out, o.gain_out) + bias
             h = a.tanh() if spec.cell == "RNN_TANH" else a.clamp(min=0)

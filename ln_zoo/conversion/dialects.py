@@ -25,7 +25,6 @@ from ln_zoo.conversion.adapters import (
     SpeechBrainLayer,
     StackOfTuples,
 )
-from ln_zoo.conversion.light_gru import LIGHT_GRU
 from ln_zoo.conversion.state_keys import BIASES, Entry, Form, StateKeys, Weights, affine, kernel
 from ln_zoo.layers import GRU, LSTM, RNN, RecurrentCell, RecurrentLayer
 from ln_zoo.norms import LayerNorm
@@ -35,6 +34,7 @@ from ln_zoo.ops import (
     DREAMER_GRU_INNER_BIAS,
     JOINT_CARRIED_LSTM,
     JOINT_LSTM,
+    LIGHT_GRU,
     PRENORM_GRU,
     WHOLE_GRU,
     lstm_cell,

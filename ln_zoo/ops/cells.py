@@ -97,7 +97,7 @@ class Form:
     """What kernels have to know of a cell: its arithmetic and its places.
 
     Args:
-        arithmetic: ``"LSTM"``, ``"GRU"``, ``"RNN_TANH"`` or ``"RNN_RELU"``.
+        arithmetic: ``"LSTM"``, ``"GRU"``, ``"light GRU"``, ``"RNN_TANH"`` or ``"RNN_RELU"``.
         roles: the roles of the places at the input term, at the recurrent term or (in joint cells)
             the sum of both, and at the output; ``None``: the cell has no such place.
         joint: whether input and recurrent term are added before they are normalised. All of a joint
@@ -194,7 +194,7 @@ class Cell:
     @property
     def in_torch(self) -> bool:
         """Whether `torch.nn` has it."""
-        return self.has_kernels and self.form is not None and self.form.arithmetic == self.name
+        return self.has_kernels and self.name in ("LSTM", "GRU", "RNN_TANH", "RNN_RELU")
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Copies of a cell of `CELLS`, pickled ones too, are that very object.
@@ -343,6 +343,14 @@ def joint_gru_step(
     return (torch.lerp((r.sigmoid() * n).tanh(), h, z),)
 
 
+def light_gru_step(wx: Tensor, states: States, w: Weights, sites: Sites, t: int | None) -> States:
+    """GRU without a reset gate (Ravanelli et al. 2018, arXiv 1803.10225), gates a, z."""
+    (h,) = states
+    a, z = (wx + sites["recurrent"](linear(w.dropped(h), w.hh), t) + w.bias).chunk(2, dim=-1)
+    z = z.sigmoid()
+    return ((1 - z) * a.relu() + z * h,)
+
+
 def _rnn_sums(wx: Tensor, states: States, w: Weights, sites: Sites, t: int | None) -> Tensor:
     return sites["sum"](wx + linear(w.dropped(states[0]), w.hh), t) + w.bias
 
@@ -435,6 +443,14 @@ CELLS = {
         _gru("GRU", _GRU_PLACES),
         _rnn("RNN_TANH", rnn_tanh_step),
         _rnn("RNN_RELU", rnn_relu_step),
+        Cell(
+            "light GRU",
+            light_gru_step,
+            (Place("input", (2,), weight="ih"), Place("recurrent", (2,), weight="hh")),
+            candidates=(0,),
+            drops=True,
+            form=Form("light GRU", ("input", "recurrent", None)),
+        ),
         _lstm("LSTM with a normalised carry", carried=True),
         _lstm("LSTM with a joint norm", joint=True),
         _lstm("LSTM with a joint norm and a normalised carry", joint=True, carried=True),
@@ -455,6 +471,7 @@ CELLS = {
         ),
     )
 }
+LIGHT_GRU = CELLS["light GRU"]
 CARRIED_LSTM = CELLS["LSTM with a normalised carry"]
 JOINT_LSTM = CELLS["LSTM with a joint norm"]
 JOINT_CARRIED_LSTM = CELLS["LSTM with a joint norm and a normalised carry"]

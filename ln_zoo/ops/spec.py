@@ -112,11 +112,11 @@ class Spec:
     identity.
 
     Args:
-        cell: ``"LSTM"``, ``"GRU"``, ``"RNN_TANH"`` or ``"RNN_RELU"``.
+        cell: `Form.arithmetic`.
         input: of the input term; the identity in an RNN and in joint cells.
         recurrent: of the recurrent term, in joint cells of the sum of both; the identity in an RNN.
         out: of the cell state on its way to the output (LSTM), of the sum of both terms (RNN); the
-            identity in a GRU.
+            identity in a GRU or a light GRU, which normalises rows alone.
         zoneout: the shares of h and of an LSTM's c that stay as they were before each step: zoneout
             as it is in evaluation. Where it is drawn, the operator has masks.
         joint: of an LSTM or a GRU: `Form.joint`; rows alone are normalised.
@@ -219,12 +219,12 @@ class Spec:
         spec = Spec(cell, first, second, out, (h, c), joint, carried)
         if not (0 <= h <= 1 and 0 <= c <= 1) or (c and cell != "LSTM"):
             raise ValueError(f"{text}: zoneout must be shares in [0, 1], of c in an LSTM alone")
-        if (joint and (spec.gates == 1 or first.scale)) or (
+        if (joint and (cell not in ("LSTM", "GRU") or first.scale)) or (
             carried and (cell != "LSTM" or not out.scale)
         ):
             raise ValueError(f"{text}: no kernel has a cell of this form")
-        if (joint or carried) and spec.examples:
-            raise ValueError(f"{text}: joint and carried norms are of rows")
+        if (joint or carried or cell == "light GRU") and spec.examples:
+            raise ValueError(f"{text}: joint and carried norms and a light GRU's are of rows")
         if spec.examples and any(isinstance(place, Rows) and place.scale for place in spec.places):
             raise ValueError(f"{text}: some places normalise rows, others examples")
         for place, gates in zip(spec.places, spec.widths(1), strict=True):
@@ -289,6 +289,7 @@ def unsupported_reason(
     if not cell.has_kernels or cell.form is None:
         return f"no kernel knows this cell, {cell.name}"
     rows_alone = cell.form.joint or cell.form.carried or bool(cell.weights)
+    rows_alone = rows_alone or cell.form.arithmetic == "light GRU"
     for direction, w in zip(records, weights, strict=True):
         if w.hr is not None:
             return "the hidden state is projected"

@@ -45,6 +45,7 @@ from ln_zoo.ops import (
     JOINT_CARRIED_LSTM,
     JOINT_LSTM,
     KERNELS,
+    LIGHT_GRU,
     RecurrentCall,
     RowNorm,
     operator,
@@ -70,13 +71,15 @@ PLACES = {
     "LSTM+carried": ("input", "recurrent", "cell"),
     "LSTM+joint+carried": ("recurrent", "cell"),
     "GRU+joint": ("recurrent",),
+    "light GRU": ("input", "recurrent"),
 }
-#: Other forms of a cell than torch's, as `Spec.encode` writes them, and a cell of each.
+#: Other cells than torch's, as `Spec.encode` writes them, and a cell of each.
 FORMS = {
     "LSTM+joint": JOINT_LSTM,
     "LSTM+carried": CARRIED_LSTM,
     "LSTM+joint+carried": JOINT_CARRIED_LSTM,
     "GRU+joint": DREAMER_GRU_INNER_BIAS,
+    "light GRU": LIGHT_GRU,
 }
 every_cell = pytest.mark.parametrize("cell", GATES)
 every_form = pytest.mark.parametrize("cell", [*GATES, *FORMS])
@@ -145,7 +148,7 @@ def problem(
     def rand(*shape: int) -> Tensor:
         return torch.rand(shape, generator=generator) * 2 - 1
 
-    G, k = GATES[spec.cell] * H, H**-0.5
+    G, k = spec.gates * H, H**-0.5
     lstm = spec.cell == "LSTM"
     operands = Operands(
         x=rand(T, N, F) * 2,
@@ -168,7 +171,8 @@ def specification(cell: str, center: bool, places: tuple[str, ...] | None = None
     places = PLACES.get(cell, ("sum",)) if places is None else places
     arithmetic, *forms = cell.split("+")
     joint, carried = "joint" in forms, "carried" in forms
-    groups = {"LSTM": (4,), "GRU": (3,) if joint else (2, 1)}.get(arithmetic, (1,))
+    gates = {"LSTM": (4,), "GRU": (3,) if joint else (2, 1), "light GRU": (2,)}
+    groups = gates.get(arithmetic, (1,))
     rows, one = Rows(True, center, 1e-5, groups), Rows(True, center, 1e-5, (1,))
     out = bool({"cell", "sum"} & set(places))
     return Spec(
@@ -277,7 +281,7 @@ def test_float32_against_the_equations(
 ) -> None:
     *sizes, gain = size
     spec = specification(cell, center)
-    seeds = range(3 if cell == "RNN_RELU" else 1)
+    seeds = range(3 if cell in ("RNN_RELU", "light GRU") else 1)
     problems = [problem(spec, *sizes, gain=gain, seed=seed) for seed in seeds]
     assert_as_good_as_float32(under, spec, problems)
 
@@ -287,7 +291,7 @@ def test_layer_norm_of_weights_far_from_mean_zero(cell: str, under: Under) -> No
     """The mean of summed inputs is hundreds of their deviations, and it has no effect."""
     spec = specification(cell, True)
     problems = []
-    for seed in range(3 if cell == "RNN_RELU" else 1):
+    for seed in range(3 if cell in ("RNN_RELU", "light GRU") else 1):
         o = problem(spec, 20, 3, 7, 100, seed=seed)
         problems.append(o._replace(w_ih=o.w_ih + 10, w_hh=o.w_hh + 10))
     assert_as_good_as_float32(under, spec, problems)
@@ -314,6 +318,7 @@ def test_any_places(cell: str, places: tuple[str, ...], center: bool, under: Und
         *(("LSTM", groups) for groups in ((1, 1, 1, 1), (3, 1), (1, 2, 1))),
         *(("GRU", groups) for groups in ((3,), (1, 2))),
         *(("LSTM+joint+carried", (1, 1, 1, 1)), ("GRU+joint", (1, 1, 1)), ("GRU+joint", (2, 1))),
+        ("light GRU", (1, 1)),
     ],
 )
 @every_norm
@@ -324,6 +329,20 @@ def test_any_groups_of_gates(
     rows = replace(spec.recurrent, groups=groups)
     spec = replace(spec, input=Rows() if spec.joint else rows, recurrent=rows)
     compare(under, spec, problem(spec, 7, 3, 4, 12))
+
+
+def test_the_relu_of_a_light_gru(under: Under) -> None:
+    """Its derivative at 0 is 0, as torch has it, and NaN passes."""
+    spec = specification("light GRU", True, ())
+    o = problem(spec, 2, 3, 4, 5)
+    zeros = {name: torch.zeros_like(getattr(o, name)) for name in ("w_ih", "w_hh", "bias")}
+    found = run(by(under, spec), o._replace(**zeros), under.dtype)
+    of_candidate, of_gate = found["dbias"].split(5)
+    assert not of_candidate.any()
+    assert of_gate.all()
+    zeros["bias"][:5] = float("nan")
+    found = run(by(under, spec), o._replace(**zeros), under.dtype)
+    assert found["out"].isnan().all()
 
 
 @every_cell

@@ -295,6 +295,7 @@ def test_refusals_have_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"dtype": torch.float64}, "products are in torch.float64"),
         ({"dtype": torch.float16}, "products are in torch.float16"),
         ({"spec": batch, "device": "cpu"}, "the input is on the device cpu"),
+        ({"spec": Spec("light GRU", Rows(), Rows(), Rows())}, "no kernels of the light GRU"),
         ({"spec": differ}, "places differ in the correction"),
         ({"hidden": 4097}, "H is 4097; a program holds a row of at most 4096"),
         ({"capability": (6, 1)}, "needs compute capability 7.0, the GPU has 6.1"),

@@ -445,11 +445,11 @@ def test_it_stands_back_where_it_is_not_meant_for(monkeypatch: pytest.MonkeyPatc
     LSTM(3, 4, proj_size=2, norm=LayerNorm())(torch.randn(5, 2, 3))
     LSTM(3, 4, norm=LayerNorm())(torch.randn(3, 0, 3))
     LSTM(3, 4, norm=LayerNorm())(nn.utils.rnn.pack_sequence([torch.randn(3, 3)]))
-    for other in (ops.JOINT_LSTM, ops.CARRIED_LSTM, ops.PRENORM_GRU):
+    for other in (ops.JOINT_LSTM, ops.CARRIED_LSTM, ops.PRENORM_GRU, ops.LIGHT_GRU):
         RecurrentLayer(3, 4, cell=other, norm=BatchNorm())(torch.randn(5, 2, 3))
-    assert names == [None] * 6
+    assert names == [None] * 7
     LSTM(3, 4, norm=LayerNorm())(torch.randn(100, 3, 3))  # of more rows than a chunk
-    assert names[6:] == ["native"]
+    assert names[7:] == ["native"]
 
 
 def test_transforms_of_torch_func_pass_by() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from ln_zoo.ops import CELLS, RowNorm, Weights
 from ln_zoo.ops.cells import Cell
 from ln_zoo.ops.engines.base import centred
-from ln_zoo.ops.spec import Rows, Spec, lower, product_dtype, specify, unsupported_reason
+from ln_zoo.ops.spec import Examples, Rows, Spec, lower, product_dtype, specify, unsupported_reason
 
 F64 = torch.float64
 H = 3
@@ -67,6 +67,19 @@ def test_zoneout_that_is_no_share(end: str) -> None:
     code = "/".join([Spec(cell, Rows(), Rows(), Rows()).encode(), shares])
     with pytest.raises(ValueError, match=r"zoneout must be shares in \[0, 1\], of c in an LSTM"):
         Spec.decode(code)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        Spec("light GRU", Rows(), Rows(), Rows(), joint=True),
+        Spec("light GRU", Examples(True, 1e-5), Rows(), Rows()),
+    ],
+    ids=["joint", "over examples"],
+)
+def test_forms_that_a_light_gru_lacks(spec: Spec) -> None:
+    with pytest.raises(ValueError, match="light GRU"):
+        Spec.decode(spec.encode())
 
 
 @every_cell

@@ -1,5 +1,5 @@
-// The arithmetic of LSTM (paper, eq. 20-22), GRU (26-28) and RNN (4) at one unit, given its normalised
-// sums, forward and backward: for the vectors of CPU kernels and for the numbers of GPU kernels.
+// The arithmetic of LSTM (paper, eq. 20-22), GRU (26-28), light GRU and RNN (4) at one unit, given its
+// normalised sums, forward and backward: for the vectors of CPU kernels and for the numbers of GPU kernels.
 //
 // T is an arithmetic type with `sigmoid` and `hyperbolic_tangent`, which must be declared before.
 
@@ -77,4 +77,28 @@ template <class T>
 DEVICE GRUGrads<T> gru_back(T d, const GRUGates<T>& p, T w, T before) {
   const T n = d * (1.0f - p.z) * (1.0f - p.n * p.n);
   return {n * w * p.r * (1.0f - p.r), d * (before - p.n) * p.z * (1.0f - p.z), n, n * p.r};
+}
+
+// Light GRU (Ravanelli et al. 2018), gates a, z: z h + (1 - z) relu(a)
+
+template <class T>
+DEVICE T rectified(T a) {
+  return a <= T{} ? T{} : a;  // NaN passes
+}
+
+template <class T>
+DEVICE T light_gru_state(T a, T z, T before) {
+  const T n = rectified(a);
+  return n + sigmoid(z) * (before - n);
+}
+
+// From the gradient d of the new state, and the sigmoid z: the gradients of the sums of a and z.
+template <class T>
+struct LightGRUGrads {
+  T a, z;
+};
+
+template <class T>
+DEVICE LightGRUGrads<T> light_gru_back(T d, T a, T z, T before) {
+  return {a > T{} ? d * (1.0f - z) : T{}, d * (before - rectified(a)) * z * (1.0f - z)};
 }

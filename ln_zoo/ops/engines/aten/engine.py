@@ -6,9 +6,21 @@ import torch
 from torch import Tensor
 
 from ln_zoo.ops import memory
-from ln_zoo.ops.engines.aten.steps import AtenSteps, GRUSteps, LSTMSteps, RNNSteps
+from ln_zoo.ops.engines.aten.steps import (
+    AtenSteps,
+    GRUSteps,
+    LightGRUSteps,
+    LSTMSteps,
+    RNNSteps,
+)
 from ln_zoo.ops.engines.base import Steps
 from ln_zoo.ops.spec import Operands, Rows, Spec
+
+_CELLS: dict[str, type[AtenSteps]] = {
+    "LSTM": LSTMSteps,
+    "GRU": GRUSteps,
+    "light GRU": LightGRUSteps,
+}
 
 
 class AtenEngine:
@@ -42,5 +54,4 @@ class AtenEngine:
 
     def prepare(self, spec: Spec, operands: Operands, backward: bool) -> Steps:
         """Vectors with their factors, centred weights, and the loops of the cell."""
-        cells: dict[str, type[AtenSteps]] = {"LSTM": LSTMSteps, "GRU": GRUSteps}
-        return cells.get(spec.cell, RNNSteps)(spec, operands, backward)
+        return _CELLS.get(spec.cell, RNNSteps)(spec, operands, backward)

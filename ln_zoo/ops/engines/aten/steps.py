@@ -1,4 +1,4 @@
-"""Steps of LSTM, GRU and RNN in functions of torch, whatever is normalised.
+"""Steps of LSTM, GRUs and RNN in functions of torch, whatever is normalised.
 
 A step is a chain of dependent operations on few numbers, where a call costs as much as what it
 computes. So whatever does not depend on the step before is done for many steps at once. In the
@@ -677,6 +677,61 @@ class GRUSteps(_OneState):
         if terms is not None:
             torch.mul(slope_y, states, out=slope_w)
             self.input_gradients(slopes, terms, self.factors(saved)[0], dv, sums)
+
+
+class LightGRUSteps(_OneState):
+    """Gates a, z, whose candidate is relu(a); its places normalise rows."""
+
+    signs = slopes = (1.0, 1.0)
+
+    def forward(self, chunk: Chunk) -> None:
+        sizes, v, h, _c, out, saved, _places, masks = chunk
+        held, _ = self.held(masks, sizes)
+        flags = flags_of(masks, sizes)
+        us, factors = self.kept(sizes, v.shape[1], saved)
+        terms = cut(self.input_terms(v, self.bias, runs(sizes), saved), sizes)
+        outs = cut(out, sizes)
+        buffer = self.scratch("sums", sizes[0], v.shape[1])
+        # The operand of products, and the state: the same memory where their precisions agree.
+        before, state = h.to(self.narrow), h
+        active = -1
+        for t, n in enumerate(sizes):
+            if n != active:
+                active, sums = n, buffer[:n]
+                new, z = sums.chunk(2, 1)
+                before, state, h_now = before[:n], state[:n], h[:n]
+            before, state = (self.begun(flags, t, a) for a in (before, state))
+            product = self.product(self.dropped(before, masks.dropout), us[t])
+            rows, gain = self.recurrent_rows(t, product, us[t], factors[t], sums)
+            torch.addcmul(terms[t], rows, gain, out=sums)
+            new.clamp_min_(0), z.sigmoid_()
+            if held is not None:
+                torch.lerp(z, self.one, held[t], out=z)
+            before = outs[t]
+            state = torch.lerp(new, state, z, out=before if self.exact else h_now)
+            if not self.exact:
+                before.copy_(state)
+        if self.exact:
+            finish(h, outs, sizes)
+
+    def backward_part(self, grads: ChunkGrads) -> None:
+        saved, sums, second, scratch = grads.saved, grads.sums, self.second, self.scratch
+        assert saved.v is not None
+        rows = second.restored(saved.u, "rows", scratch)
+        terms = self.first.restored(saved.v, "terms", scratch)
+        gates = torch.addcmul(
+            self.bias, terms, self.first.gain, out=scratch("gates", *grads.du.shape)
+        )
+        a, z = gates.addcmul_(rows, second.gain).chunk(2, 1)
+        z.sigmoid_()
+        slopes = scratch("slopes", *grads.du.shape)
+        slope_a, slope_z = slopes.chunk(2, 1)
+        torch.sub(self.one, z, out=slope_a).mul_(a > 0)
+        torch.sub(grads.h_prev, a.clamp_min_(0), out=a)
+        _sigmoid_backward(a, z, grad_input=slope_z)
+        self.backward_loop(grads, slopes, rows, z)
+        self.add_row_sums(slopes, rows, None, sums.gain_recurrent, self.slope)
+        self.input_gradients(slopes, terms, self.factors(saved)[0], grads.dv, sums)
 
 
 class RNNSteps(_OneState):

@@ -6,7 +6,7 @@
 
 namespace {
 
-enum Cell : int64_t { LSTM, GRU, RNN_TANH, RNN_RELU };
+enum Cell : int64_t { LSTM, GRU, RNN_TANH, RNN_RELU, LIGHT_GRU };
 constexpr int64_t MAX_GATES = 4;
 
 }  // namespace
@@ -133,7 +133,12 @@ namespace {
 // deviation of the site at the output.
 constexpr int64_t STATS = 2 * MAX_GATES + 2;
 
-int64_t gates_of(int64_t cell) { return cell == LSTM ? 4 : cell == GRU ? 3 : 1; }
+int64_t gates_of(int64_t cell) {
+  return cell == LSTM ? 4 : cell == GRU ? 3 : cell == LIGHT_GRU ? 2 : 1;
+}
+
+// Whether an update gate lets h pass by the products.
+inline bool has_update(int64_t cell) { return cell == GRU || cell == LIGHT_GRU; }
 
 // Whether only the sum of both terms is kept.
 inline bool keeps_sum(int64_t cell, int64_t joint) { return joint || gates_of(cell) == 1; }

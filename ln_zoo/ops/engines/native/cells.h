@@ -1,4 +1,4 @@
-// One row of one step of an LSTM, GRU or RNN, forward and backward.
+// One row of one step of a cell, forward and backward.
 
 #pragma once
 
@@ -197,7 +197,8 @@ void forward_row(const Steps& s, const Shape& shape, int64_t row, const float* v
   if (of_c) std::memcpy(c_before, c, 4 * H);
   switch (s.cell) {
     case LSTM: lstm_row(s, shape, v, u, h, c, stats, scratch); break;
-    case GRU: gru_row(s, shape, v, u, h, stats); break;
+    case GRU:
+    case LIGHT_GRU: gru_row(s, shape, v, u, h, stats); break;
     default: rnn_row(s, shape, u, h, stats);
   }
   if (of_h) of_h.hold(h_before, h, H);
@@ -378,7 +379,7 @@ void backward_row(const Steps& s, const Shape& shape, int64_t row, int64_t n, co
   } else {
     with_terms(s, shape, stats, v, u, H, [&](const auto& terms) {
       RowTotals<std::decay_t<decltype(terms)>::norms> totals(s, shape, sums);
-      if (s.cell == GRU) {
+      if (has_update(s.cell)) {
         gru_gates_back(s, shape, terms, h_prev, dout, dh, dv, du, totals);
       } else {
         const float *c = s.cells + row * H, *c_prev = s.c_prev + row * H;
@@ -408,7 +409,7 @@ inline void restart(const Steps& s, int64_t offset, int64_t first, int64_t end, 
 }
 
 // Whether gradients of states pass by the products, which are then added to them.
-inline bool passes(const Steps& s) { return s.cell == GRU || s.zoneout_h || s.share_h != 0; }
+inline bool passes(const Steps& s) { return has_update(s.cell) || s.zoneout_h || s.share_h != 0; }
 
 // Fills to (n,) with a * mask, or adds that to it.
 inline void drop(const float* a, const float* mask, int64_t n, float* to, bool is_added) {

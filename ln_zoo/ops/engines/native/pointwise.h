@@ -1,4 +1,4 @@
-// LSTM, GRU and RNN between their products: each cell once, forward and backward, whatever
+// LSTM, GRUs and RNN between their products: each cell once, forward and backward, whatever
 // normalises it. A row may be a part of one: then all vectors over features begin at its first
 // unit.
 
@@ -252,6 +252,34 @@ void lstm_gates_back(const Shape& shape, T terms, Norm norm, typename Norm::Mean
   });
 }
 
+// Light GRU: gates a, z
+
+template <class T>
+void light_gru_gates(const Shape& shape, T terms, const float* h_prev, float* h) {
+  for_units(shape.units, [&](int64_t j, auto block) {
+    const vec a = terms.sum(block, 0, j), z = terms.sum(block, 1, j);
+    block.write(h + j, light_gru_state(a, z, block.read(h_prev + j)));
+  });
+}
+
+// Gradients of h to those of both sums, du (2H,), and to what passes by them.
+template <class T, class Totals>
+void light_gru_gates_back(const Shape& shape, T terms, const float* h_prev, const float* dout,
+                          float* dh, float* du, Totals& totals) {
+  for_units(shape.units, [&](int64_t j, auto block) {
+    const vec a = terms.sum(block, 0, j), z = sigmoid(terms.sum(block, 1, j));
+    vec d = block.read(dout + j) + block.read(dh + j);
+    block.write(dh + j, d * z);
+    const LightGRUGrads<vec> grads = light_gru_back(d, a, z, block.read(h_prev + j));
+    const vec p[2] = {grads.a, grads.z};
+    for (int64_t q = 0; q < 2; q++) {
+      block.write(du + q * shape.H + j, p[q]);
+      totals.at_gate(block, q, j, p[q], terms.input(block, q, j), p[q],
+                     terms.recurrent(block, q, j));
+    }
+  });
+}
+
 // GRU (paper, eq. 26-28): gates r, z, n
 
 struct GRUTerms {
@@ -272,17 +300,22 @@ struct GRUTerms {
 
 template <class T>
 void gru_gates(const Steps& s, const Shape& shape, T terms, const float* h_prev, float* h) {
+  if (s.cell == LIGHT_GRU) return light_gru_gates(shape, terms, h_prev, h);
   for_units(shape.units, [&](int64_t j, auto block) {
     const GRUTerms p(block, s, terms, j);
     block.write(h + j, gru_state(p.gates, block.read(h_prev + j)));
   });
 }
 
-// Gradients of h to those of all sums, dv and du (3H,), and to what passes by them.
+// Gradients of h to those of all sums, dv and du (3H,), and to what passes by them. Both gradients of
+// a light GRU are the same, and du alone is written.
 template <class T, class Totals>
 void gru_gates_back(const Steps& s, const Shape& shape, T terms, const float* h_prev,
                     const float* dout, float* dh, float* dv, float* du, Totals& totals) {
   const int64_t H = shape.H;
+  if (s.cell == LIGHT_GRU) {
+    return light_gru_gates_back(shape, terms, h_prev, dout, dh, du, totals);
+  }
   for_units(shape.units, [&](int64_t j, auto block) {
     const GRUTerms p(block, s, terms, j);
     vec d = block.read(dout + j) + block.read(dh + j);
@@ -302,12 +335,10 @@ void gru_gates_back(const Steps& s, const Shape& shape, T terms, const float* h_
 
 template <class Norm>
 void rnn_out(const Steps& s, const Shape& shape, Norm norm, const float* u, float* h) {
-  const vec zero{};
   for_units(shape.units, [&](int64_t j, auto block) {
     vec a = norm.normal(block, block.read(u + j), j);
     vec p = block.read(s.gain_out + j) * a + block.read(s.bias + j);
-    // Written so that NaN passes.
-    block.write(h + j, s.cell == RNN_RELU ? (p <= zero ? zero : p) : hyperbolic_tangent(p));
+    block.write(h + j, s.cell == RNN_RELU ? rectified(p) : hyperbolic_tangent(p));
   });
 }
 

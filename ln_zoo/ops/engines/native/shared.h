@@ -315,7 +315,7 @@ void shared_forward(const Steps& call) {
       deviations(s.input, sums, gates, H, stats);
       deviations(s.recurrent, sums + MAX_GATES, gates, H, stats + MAX_GATES);
       with_terms(own.s, own.shape, stats, row, u, units, [&](const auto& terms) {
-        if (s.cell == GRU) {
+        if (has_update(s.cell)) {
           gru_gates(own.s, own.shape, terms, h, h);
           finish(own, share, t, n);
         } else {
@@ -395,7 +395,7 @@ void shared_backward(const Steps& call) {
         [&](Own& own, int64_t n, int64_t g, int64_t h, const auto& terms, const Centred& norm) {
           const float *dh = s.dh + n * H + own.team.first, *d = gradient(h);
           RowTotals<std::decay_t<decltype(terms)>::norms> totals(own.s, own.shape, sums[share]);
-          if (s.cell == GRU) {
+          if (has_update(s.cell)) {
             gru_gates_back(own.s, own.shape, terms, h_prev + h, d, s.dh + n * H + own.team.first,
                            dv + g, du + g, totals);
             tell(share, n, totals);
@@ -445,7 +445,7 @@ void shared_backward(const Steps& call) {
     const Own& own = owns[share];
     const int64_t first = own.team.first, units = own.team.count;
     product(s.sizes[t], units, G, Left<float>{du + offsets[t] * G, G, 1}, own.weight, s.dh + first,
-            H, s.cell == GRU);
+            H, has_update(s.cell));
     restart(s, offsets[t], 0, s.sizes[t], units, s.dh + first, s.dc ? s.dc + first : nullptr);
   };
   std::vector<Stage> stages{first};

@@ -193,7 +193,8 @@ void backward(const Steps& call, const Window* window = nullptr) {
           du = static_cast<T*>(s.du) + row * G;
           dv = static_cast<T*>(s.dv) + row * G;
         }
-        const float* h = s.cell == GRU ? floats(h_prev + row * H, H, room + 2 * G + H) : nullptr;
+        const float* h =
+            has_update(s.cell) ? floats(h_prev + row * H, H, room + 2 * G + H) : nullptr;
         backward_row(s, shape, row, n, v_row, u_row, h, d_row, dh, dv, du, sums[thread],
                      scratch.data());
         if constexpr (narrow_rows) {

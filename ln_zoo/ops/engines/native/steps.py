@@ -29,7 +29,8 @@ from ln_zoo.ops.engines.native.runtime import (
 )
 from ln_zoo.ops.spec import Examples, Operands, Rows, Spec
 
-CELLS = {name: i for i, name in enumerate(("LSTM", "GRU", "RNN_TANH", "RNN_RELU"))}
+#: ``Cell`` of arguments.h.
+CELLS = {"LSTM": 0, "GRU": 1, "RNN_TANH": 2, "RNN_RELU": 3, "light GRU": 4}
 _GATES = 4
 #: Numbers that are kept of a row: reciprocal deviations of all gates of both products, and two of
 #: the last site.

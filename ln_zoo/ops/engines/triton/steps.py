@@ -84,6 +84,8 @@ class TritonEngine:
         reason = _unsupported_gpu(x.device, dtype)
         if reason is not None:
             return reason
+        if spec.cell == "light GRU":
+            return f"it has no kernels of the {spec.cell}"
         reason = unverified(spec.joint or spec.carried, "joint and carried norms")
         if reason is not None:
             return reason
