@@ -174,6 +174,38 @@ def sweep(folder: str | Path) -> list[Path]:
     return removed
 
 
+def newest_whole(folder: Path) -> tuple[Path, list[str]]:
+    """The newest whole checkpoint of all runs in a folder, and what is wrong with newer ones.
+
+    Files that a kill left half-written are removed.
+
+    Args:
+        folder: of runs, each with a folder ``checkpoints``.
+
+    Raises:
+        FileNotFoundError: if there is no checkpoint.
+        ValueError: if all are damaged.
+    """
+    for checkpoints in folder.glob("*/checkpoints"):
+        sweep(checkpoints)
+    found = list(folder.glob("*/checkpoints/*.ckpt"))
+    if not found:
+        raise FileNotFoundError(
+            f"--ckpt_path last: there is no */checkpoints/*.ckpt in {folder}; start without it, "
+            "or give the file itself"
+        )
+    found.sort(key=lambda path: (path.stat().st_mtime_ns, path.name == "last.ckpt"), reverse=True)
+    damaged: list[str] = []
+    for path in found:
+        try:
+            check_whole(path)
+        except DamagedCheckpointError as error:
+            damaged.append(str(error))
+            continue
+        return path, damaged
+    raise ValueError(f"--ckpt_path last: no checkpoint in {folder} is whole: {'; '.join(damaged)}")
+
+
 def _write(content: memoryview, path: Path) -> None:
     """Writes a file beside its target, forces it to the disk and renames it."""
     partial = path.with_name(path.name + _PARTIAL)

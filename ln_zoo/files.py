@@ -1,5 +1,4 @@
-"""Files: read from anywhere, no more than is reasonable and never for ever; written whole or not
-at all; small pictures."""
+"""Files: bounded reads, atomic writes, small pictures."""
 
 from __future__ import annotations
 
@@ -103,6 +102,12 @@ def write_whole(path: str | os.PathLike[str], text: str) -> None:
     """
     with replacing(path) as file:
         file.write(text.encode())
+
+
+def relative(path: str | Path) -> Path:
+    """The path relative to the current folder if it lies below it."""
+    path = Path(path)
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def few_colours(picture: Path) -> None:

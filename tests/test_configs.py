@@ -254,4 +254,4 @@ def parse(*argv: str | Path) -> Namespace:
         def after_instantiate_classes(self) -> None:
             """There is nothing to load weights into."""
 
-    return Parsed(["fit", *map(str, argv), "--trainer.logger=false"])._settings()
+    return Parsed(["fit", *map(str, argv), "--trainer.logger=false"]).settings

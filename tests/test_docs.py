@@ -21,7 +21,9 @@ import pytest
 from cli_support import python
 
 import ln_zoo
-from ln_zoo.cli import _HELP, early, main, sweep
+from ln_zoo.cli import _HELP, check_training, main
+from ln_zoo.cli.commands import parser_of
+from ln_zoo.cli.sweep import Request, grid_of, sweep
 from ln_zoo.cli.sweep.check import check_grid
 from ln_zoo.zoo.catalog import markdown_table
 
@@ -285,7 +287,7 @@ def test_options_of_training_exist(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(found) > 80
     for words, where in found:
         try:
-            early.check(without(words, "--ckpt_path"))
+            check_training(without(words, "--ckpt_path"))
         except SystemExit:
             pytest.fail(f"{where}: {capsys.readouterr().err}")
 
@@ -378,8 +380,9 @@ def test_sweeps_are_of_runs_that_can_start(tmp_path: Path, monkeypatch: pytest.M
             continue
         mine, _, options = ("\0".join([*words, ""])).partition("\0--\0")
         out = [] if "--out" in words else ["--out", "sweeps/none"]
-        arguments = sweep._parser().parse_args([*mine.strip("\0").split("\0"), *out])
-        grid = sweep._grid(arguments, options.strip("\0").split("\0") if options else [], None)
+        asked = vars(parser_of(sweep, "sweep").parse_args([*mine.strip("\0").split("\0"), *out]))
+        fit_options = options.strip("\0").split("\0") if options else []
+        grid = grid_of(Request(**asked, options=fit_options), None)
         assert check_grid(grid)[0], where
 
 

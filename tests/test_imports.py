@@ -1,6 +1,6 @@
 """Imports between rooms run downward only, and Lightning stays out of the rooms of plain torch.
 
-    cli -> zoo -> models -> export -> layers -> norms -> ops
+    cli -> sweeps -> zoo -> models -> export -> layers -> norms -> ops
 
 `callbacks` stand beside `models`, and may read data of their own; `checkpoints`, `files`,
 `metrics` and `training_runs` import no other room, `vocabulary` only `files`, and `data` those two.
@@ -54,7 +54,8 @@ BELOW = {
 }
 _ALL_BELOW_ZOO = {room for room in BELOW if room not in ("_version", "testing", "rl")}
 BELOW["zoo"] = _ALL_BELOW_ZOO
-BELOW["cli"] = {"zoo"} | _ALL_BELOW_ZOO
+BELOW["sweeps"] = {"zoo"} | _ALL_BELOW_ZOO
+BELOW["cli"] = {"sweeps", "zoo"} | _ALL_BELOW_ZOO
 # The package itself only hands names on, so it stands above everything but the command line.
 BELOW["__init__"] = {"zoo"} | _ALL_BELOW_ZOO
 BELOW["__main__"] = {"cli"}

@@ -10,11 +10,14 @@ import contextlib
 import importlib
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from ln_zoo._version import __version__
 from ln_zoo.cli import threads
-from ln_zoo.cli.errors import guarded, told
-from ln_zoo.cli.names import nearest
+from ln_zoo.cli.errors import guarded, report
+
+if TYPE_CHECKING:
+    from ln_zoo.cli.arguments import Arguments
 
 _HELP = f"""\
 ln-zoo {__version__}: normalised networks for PyTorch Lightning
@@ -66,21 +69,28 @@ environment
   LN_ZOO_DEBUG       1 shows the traceback of an error
 """
 
-_TRAINER_COMMANDS = ("fit", "validate", "test", "predict")
-_ZOO_COMMANDS = ("list", "cards", "card", "publish")
-#: Each is the ``main`` of a file here.
-_COMMANDS = (
-    "sweep",
-    "reproduce",
-    "compare",
-    "analyze",
-    "data",
-    "draw",
-    "write",
-    "evaluate-sentences",
-    "kernels",
-    "export",
-)
+#: Commands of the LightningCLI; see `ln_zoo.cli.lightning`.
+TRAINING = ("fit", "validate", "test", "predict")
+#: All others: typed functions, imported when called; see `ln_zoo.cli.commands`.
+COMMANDS = {
+    "list": "ln_zoo.cli.published:list_",
+    "cards": "ln_zoo.cli.published:cards",
+    "card": "ln_zoo.cli.published:card",
+    "publish": "ln_zoo.cli.published:publish",
+    "sweep": "ln_zoo.cli.sweep:sweep",
+    "reproduce": "ln_zoo.cli.reproduce:reproduce",
+    "compare": "ln_zoo.cli.compare:compare",
+    "analyze gradient_flow": "ln_zoo.cli.analyze:gradient_flow",
+    "analyze invariance": "ln_zoo.cli.analyze:invariance",
+    "analyze fisher": "ln_zoo.cli.analyze:fisher",
+    "analyze dynamics": "ln_zoo.cli.analyze:dynamics",
+    "data iam_ondb": "ln_zoo.cli.data:iam_ondb",
+    "draw": "ln_zoo.cli.draw:draw",
+    "write": "ln_zoo.cli.write:write",
+    "evaluate-sentences": "ln_zoo.cli.evaluate_sentences:evaluate_sentences",
+    "kernels": "ln_zoo.cli.kernels:kernels",
+    "export": "ln_zoo.cli.export:export",
+}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -98,9 +108,9 @@ def main(argv: list[str] | None = None) -> int:
     _find_own_classes()
     threads.shorten_spinning()
     command = argv[0] if argv else "--help"
-    # An analysis and a dataset's conversion go by two words.
-    name = " ".join(argv[: 2 if command in ("analyze", "data") else 1])
-    return guarded(name, lambda: _run(command, argv))
+    if any(name.startswith(f"{command} ") for name in COMMANDS):
+        command = " ".join(argv[:2])  # such as `analyze fisher`
+    return guarded(command, lambda: _run(command, argv))
 
 
 def _run(command: str, argv: list[str]) -> int:
@@ -110,27 +120,55 @@ def _run(command: str, argv: list[str]) -> int:
     if command in ("--help", "-h", "help"):
         print(_HELP, end="")
         return 0
-    if command in _ZOO_COMMANDS:
-        from ln_zoo.zoo.commands import run
+    if command in COMMANDS:
+        from ln_zoo.cli.commands import call
 
-        return run(command, argv[1:])
-    if command in _COMMANDS:
-        return int(
-            importlib.import_module(f"ln_zoo.cli.{command.replace('-', '_')}").main(argv[1:])
-        )
-    if command in _TRAINER_COMMANDS:
-        from ln_zoo.cli import early
-
-        try:
-            early.check(argv)
-        except (OSError, RecursionError, ValueError) as error:
-            return told(error, command, code=2)
-    if command in _TRAINER_COMMANDS or command.startswith("--print_completion"):
+        module, _, function = COMMANDS[command].partition(":")
+        run = getattr(importlib.import_module(module), function)
+        return call(run, command, argv[1 + command.count(" ") :])
+    if command in TRAINING or command.startswith("--print_completion"):
+        given = check_training(argv) if command in TRAINING else None
         from ln_zoo.cli.lightning import run_trainer
 
-        return run_trainer(argv)
-    known = [*_TRAINER_COMMANDS, *_ZOO_COMMANDS, *_COMMANDS]
-    print(f"ln-zoo: error: unknown command {command!r}{nearest(command, known)}", file=sys.stderr)
+        return run_trainer(argv, given)
+    return _unknown(command)
+
+
+def check_training(argv: list[str]) -> Arguments:
+    """The options of training; ends the program at misspelt ones and at files that are missing.
+
+    Raises:
+        SystemExit: with code 2.
+    """
+    from ln_zoo.cli.arguments import Arguments
+    from ln_zoo.cli.spelling import check
+
+    try:
+        given = Arguments(argv)
+        given.start()
+        check(given)
+        return given
+    except (OSError, RecursionError, ValueError) as error:
+        raise SystemExit(report(error, argv[0], code=2)) from None
+
+
+def _unknown(command: str) -> int:
+    """An unknown command, or a group of commands without the second word."""
+    from ln_zoo.zoo.names import nearest
+
+    group, _, word = command.partition(" ")
+    groups = {name.partition(" ")[0] for name in COMMANDS if " " in name}
+    known = [*TRAINING, *COMMANDS]
+    if group in groups:
+        known = [name for name in COMMANDS if name.startswith(f"{group} ")]
+    if word in ("--help", "-h"):
+        print(f"commands: {', '.join(known)}; each has --help")
+        return 0
+    if group in groups and not word:
+        print(f"ln-zoo {group}: error: give one of {', '.join(known)}", file=sys.stderr)
+        return 2
+    near = nearest(command, [*known, *groups])
+    print(f"ln-zoo: error: unknown command {command!r}{near}", file=sys.stderr)
     print(f"commands: {', '.join(known)}; `ln-zoo --help` shows examples", file=sys.stderr)
     return 2
 

@@ -1,160 +1,346 @@
-"""``ln-zoo analyze``: what normalisation does to networks, measured."""
+"""``ln-zoo analyze``: what normalisation does to networks, measured.
+
+Each analysis draws a picture and prints a table.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import math
+import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from ln_zoo.cli import analyze_dynamics, analyze_fisher, analyze_invariance
-from ln_zoo.cli.checks import check_file, check_least, check_picture, check_positive
-from ln_zoo.cli.help import DefaultsFormatter
-from ln_zoo.cli.names import layer_class, norm_class
+from ln_zoo.cli.commands import Count, File, OwnModules, Picture, Seed, at_least, positive
+from ln_zoo.zoo.names import layer_class, norm_class
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ln_zoo.analysis import Dynamics
 
-def main(argv: Sequence[str]) -> int:
-    """Runs the command; returns its exit code."""
-    parser = argparse.ArgumentParser(
-        prog="ln-zoo analyze",
-        description="Analyses of normalised networks; each draws a picture and prints a table.",
-        allow_abbrev=False,
-    )
-    analyses = parser.add_subparsers(dest="analysis", metavar="ANALYSIS", required=True)
-    _add_gradient_flow(analyses)
-    analyze_invariance.add_parser(analyses)
-    analyze_fisher.add_parser(analyses)
-    analyze_dynamics.add_parser(analyses)
-    arguments = parser.parse_args(argv)
-    # Of all analyses: now, not after minutes of measurement.
-    check_picture("--out", Path(arguments.out))
-    if arguments.csv:
-        check_file(Path(arguments.csv))
-    arguments.run(arguments)
-    return 0
+NonNegative = Annotated[float, at_least(0)]
+Positive = Annotated[float, positive]
 
 
-def _add_gradient_flow(analyses: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = analyses.add_parser(
-        "gradient_flow",
-        help="how far gradients reach back in time, by method and gain",
-        description="Measures the gradients with respect to the states of untrained recurrent "
-        "layers, from a softmax on the last state back to the first (Cooijmans et "
-        "al. 2017, section 4), in float64. The table holds decimal logarithms of "
-        "their norms.",
-        formatter_class=DefaultsFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "--cell",
-        metavar="NAME",
-        default="RNN",
-        help="RNN (tanh), GRU, LSTM, or the class path of your own layer",
-    )
-    parser.add_argument(
-        "--norm",
-        nargs="+",
-        metavar="NAME",
-        default=["BatchNorm", "LayerNorm", "Identity"],
-        help="classes of ln_zoo.norms, or class paths of your own",
-    )
-    parser.add_argument(
-        "--gains",
-        nargs="+",
-        type=float,
-        metavar="GAIN",
-        default=[0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 1.0],
-        help="initial gains; a norm that has a gain is measured with each of them",
-    )
-    parser.add_argument(
-        "--steps", type=int, default=784, help="number of time steps, one pixel each"
-    )
-    parser.add_argument("--hidden", type=int, default=100, help="hidden size")
-    parser.add_argument("--batch", type=int, default=100, help="number of sequences")
-    parser.add_argument(
-        "--candidate",
-        choices=("identity", "orthogonal"),
-        default="identity",
-        help="initial recurrent weights of the candidate state",
-    )
-    parser.add_argument(
-        "--noise", type=float, default=0.1, help="standard deviation of the initial states"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the weights and states")
-    parser.add_argument(
-        "--data",
-        choices=("pixels", "permuted", "random"),
-        help="input: pixels of MNIST row by row, the same pixels in a fixed random "
-        "order, or random numbers; default: pixels if $LN_ZOO_DATA has MNIST, else "
-        "random",
-    )
-    parser.add_argument(
-        "--root", help="folder of MNIST; default: $LN_ZOO_DATA/mnist, else a download from the hub"
-    )
-    parser.add_argument("--out", default="gradient_flow.png", help="picture to write (.png, .svg)")
-    parser.add_argument("--csv", help="table to write: t and a column for each layer")
-    parser.set_defaults(run=_gradient_flow)
+def gradient_flow(
+    *,
+    cell: str = "RNN",
+    norm: list[str] = ["BatchNorm", "LayerNorm", "Identity"],  # noqa: B006
+    gains: list[Positive] = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 1.0],  # noqa: B006
+    steps: Count = 784,
+    hidden: Count = 100,
+    batch: Count = 100,
+    candidate: Literal["identity", "orthogonal"] = "identity",
+    noise: NonNegative = 0.1,
+    seed: Seed = 0,
+    data: Literal["pixels", "permuted", "random"] | None = None,
+    root: str | None = None,
+    out: Picture = Path("gradient_flow.png"),
+    csv: File | None = None,
+) -> None:
+    """Measures how far gradients reach back in time, by method and gain.
 
+    These are gradients of untrained recurrent layers with respect to their states, from a softmax
+    on the last state back to the first (Cooijmans et al. 2017, section 4), in float64. The table
+    holds decimal logarithms of their norms.
 
-def _gradient_flow(arguments: argparse.Namespace) -> None:
-    check_least(arguments, steps=1, hidden=1, batch=1, noise=0)
-    check_positive(arguments, "gains")
-    from ln_zoo.analysis import (
-        gradient_flow,
-        gradient_flow_table,
-        write_gradient_flow,
-    )
+    Args:
+        cell: RNN (tanh), GRU, LSTM, or the class path of your own layer
+        norm: classes of ln_zoo.norms, or class paths of your own
+        gains: initial gains; a norm that has a gain is measured with each of them
+        steps: number of time steps, one pixel each
+        hidden: hidden size
+        batch: number of sequences
+        candidate: initial recurrent weights of the candidate state
+        noise: standard deviation of the initial states
+        seed: seed of the weights and states
+        data: input: pixels of MNIST row by row, the same pixels in a fixed random order, or random
+            numbers; default: pixels if $LN_ZOO_DATA has MNIST, else random
+        root: folder of MNIST; default: $LN_ZOO_DATA/mnist, else a download from the hub
+        out: picture to write (.png, .svg)
+        csv: table to write: t and a column for each layer
+    """
+    from ln_zoo import analysis
     from ln_zoo.plots import plot_gradient_flow
 
-    norms = [norm_class(name) for name in arguments.norm]
-    cell = layer_class(arguments.cell)
-    inputs, described = _sequences(arguments)
-    flows = gradient_flow(
-        inputs,
-        cell,
-        arguments.hidden,
-        norms,
-        arguments.gains,
-        arguments.candidate,
-        arguments.noise,
-        arguments.seed,
+    norms, layer = [norm_class(name) for name in norm], layer_class(cell)
+    inputs, described = _sequences(data, root, steps, batch, seed)
+    flows = analysis.gradient_flow(inputs, layer, hidden, norms, gains, candidate, noise, seed)
+    title = (
+        f"{layer.__name__}, H = {hidden}, {candidate} recurrent weights; {described}, {batch} "
+        "sequences"
     )
-    layer = f"{cell.__name__}, H = {arguments.hidden}, {arguments.candidate} recurrent weights"
-    title = f"{layer}; {described}, {arguments.batch} sequences"
-    print(f"{title}\n\n{gradient_flow_table(flows)}")
-    plot_gradient_flow(flows, Path(arguments.out), title)
-    if arguments.csv:
-        write_gradient_flow(flows, Path(arguments.csv), described)
+    print(f"{title}\n\n{analysis.gradient_flow_table(flows)}")
+    plot_gradient_flow(flows, out, title)
+    if csv:
+        analysis.write_gradient_flow(flows, csv, described)
 
 
-def _sequences(arguments: argparse.Namespace) -> tuple[Tensor, str]:
-    """Inputs (T, N, 1), float64, and what they are."""
+def _sequences(
+    kind: str | None, root: str | None, steps: int, batch: int, seed: int
+) -> tuple[Tensor, str]:
+    """Inputs (T, N, 1), float64, and their description."""
     from ln_zoo.analysis import random_sequences
 
-    kind, steps = arguments.data, arguments.steps
     if kind != "random":
         from ln_zoo.data.mnist import MNIST, local_folder
 
-        kind = kind or ("pixels" if local_folder(arguments.root, "mnist") else "random")
+        kind = kind or ("pixels" if local_folder(root, "mnist") else "random")
     if kind == "random":
-        return random_sequences(steps, arguments.batch, seed=arguments.seed), "random numbers"
+        return random_sequences(steps, batch, seed=seed), "random numbers"
     if steps > 784:
         raise ValueError(f"images of MNIST have 784 pixels, got --steps {steps}")
     most = MNIST.source_size - 1  # one at least is held out for validation
-    if arguments.batch > most:
+    if batch > most:
         raise ValueError(
-            f"--batch may be {most} at most, by the training images of MNIST, got {arguments.batch}"
+            f"--batch may be {most} at most, by the training images of MNIST, got {batch}"
         )
-    data = MNIST(arguments.root, train_size=arguments.batch, val_size=1)
+    data = MNIST(root, train_size=batch, val_size=1)
     data.prepare_data()
     data.setup()
-    images, _ = next(iter(data.train_eval_dataloader(arguments.batch)))
+    images, _ = next(iter(data.train_eval_dataloader(batch)))
     pixels = images.flatten(1).T.unsqueeze(-1).double()
     if kind == "pixels":
         return pixels[:steps], "MNIST, pixels in order"
     from ln_zoo.models import SequenceClassifier
 
     return pixels[SequenceClassifier.random_permutation()[:steps]], "MNIST, permuted pixels"
+
+
+def _print_table(table: Any, form: str) -> None:
+    from rich.console import Console
+
+    if form == "rich":
+        Console(highlight=False).print(table)
+    else:
+        print(getattr(table, form)())
+
+
+def fisher(
+    *,
+    units: int = 4,
+    features: int = 5,
+    examples: int = 200,
+    draws: int = 500_000,
+    seed: int = 0,
+    format: Literal["rich", "markdown", "csv"] = "rich",
+    out: Picture = Path("fisher.png"),
+    csv: File | None = None,
+) -> None:
+    """Compares the Fisher information of normalised GLMs with the paper's formulas.
+
+    Tests what section 5.2 of the layer normalization paper says about the geometry of learning, on
+    random generalised linear models in float64. It compares the formulas, as printed and corrected,
+    with automatic differentiation, and measures the effect of the scale of weights and data.
+
+    Args:
+        units: number of units, H
+        features: size of the inputs, D
+        examples: number of inputs, N
+        draws: number of sampled outputs over all examples; a tenth and a hundredth are used as well
+        seed: seed of models, data and sampled outputs
+        format: format of the table on standard output; rich is for a terminal
+        out: picture to write (.png, .svg)
+        csv: table to write, with the numbers of the picture
+    """
+    from ln_zoo import analysis
+    from ln_zoo.plots import plot_fisher
+
+    study = analysis.study_fisher(units, features, examples, draws, seed)
+    _print_table(study, format)
+    models = f"GLMs of {units} units, {features} inputs, {examples} examples"
+    plot_fisher(study, out, f"Fisher information of normalised {models}")
+    if csv:
+        analysis.write_fisher_curves(study, csv)
+
+
+def _eps(option: str, text: str) -> None:
+    try:
+        valid = text == "shipped" or 0 <= float(text) < math.inf
+    except ValueError:
+        valid = False
+    if not valid:
+        raise argparse.ArgumentTypeError(f"must be a number >= 0, or 'shipped'; got {text!r}")
+
+
+def invariance(
+    *,
+    norm: list[str] = ["BatchNorm", "WeightNorm", "LayerNorm", "RMSNorm", "Identity"],  # noqa: B006
+    eps: Annotated[str, _eps] = "0",
+    format: Literal["rich", "markdown", "latex", "csv"] = "rich",
+    examples: Annotated[int, at_least(2)] = 16,
+    inputs: Count = 8,
+    features: Annotated[int, at_least(2)] = 6,
+    factors: list[float] = [0.25, 3.0],  # noqa: B006
+    weight_scale: Positive = 1.0,
+    seed: Seed = 0,
+    out: Picture = Path("invariance.png"),
+    csv: File | None = None,
+) -> None:
+    """Computes Table 1 of the paper: what a layer's output is invariant to, by method.
+
+    Transforms the weights and data of a random layer in float64, compares its outputs, and checks
+    them against what each norm declares. The picture shows how much eps affects the invariance to
+    rescaled weights.
+
+    Args:
+        norm: classes of ln_zoo.norms, or class paths of your own, such as my_norm.MyNorm
+        eps: eps of all norms; 'shipped' keeps the default of each
+        format: format of the table on standard output; rich is for a terminal
+        examples: number of inputs, N
+        inputs: size of each input, I
+        features: number of units, F
+        factors: factors for weights and data; the table has the greatest deviation
+        weight_scale: factor for the weights before measuring: at 1e-3 the usual eps matters
+        seed: seed of the weights and data
+        out: picture to write (.png, .svg)
+        csv: table to write, with the numbers of the picture
+    """
+    from ln_zoo import analysis
+    from ln_zoo.plots import plot_eps_effect
+
+    value = None if eps == "shipped" else float(eps)
+    norms = [norm_class(name)() for name in norm]
+    data = analysis.random_inputs(examples, inputs, seed)
+    _print_table(
+        analysis.invariance_table(norms, value, data, features, factors, weight_scale, seed), format
+    )
+    effects, refused = [], []
+    for each in norms:
+        try:  # without eps there is nothing to draw: norms are drawn as shipped then
+            effects += analysis.eps_effect(
+                each, value or None, factors, inputs=data, features=features, seed=seed
+            )
+        except ValueError as error:
+            refused.append(str(error))
+    if not effects:
+        print("\n".join([f"no {out} written", *refused]), file=sys.stderr)
+        return
+    plot_eps_effect(effects, out, "How far eps spoils the invariance to rescaled weights")
+    if csv:
+        analysis.write_eps_effect(effects, csv)
+
+
+#: Defaults of untrained layers. In the signature they are None, so that an option given in vain is
+#: an error.
+_UNTRAINED: dict[str, Any] = {
+    "cell": ["LSTM", "GRU", "RNN"],
+    "norm": ["LayerNorm", "RMSNorm", "BatchNorm", "WeightNorm", "Identity"],
+    "gains": [0.1, 0.5, 1.0],
+    "start": "torch",
+    "recurrent_scale": 1.0,
+    "hidden": 256,
+    "features": 256,
+    "noise": 0.1,
+}
+
+
+def dynamics(
+    *,
+    steps: Annotated[int, at_least(2)] = 200,
+    batch: Count = 16,
+    exponents: Count = 1,
+    skip: int | None = None,
+    seed: Seed = 0,
+    out: Picture = Path("dynamics.png"),
+    csv: File | None = None,
+    cell: list[str] | None = None,
+    norm: list[str] | None = None,
+    gains: list[Positive] | None = None,
+    start: Literal["torch", "orthogonal", "identity"] | None = None,
+    recurrent_scale: Positive | None = None,
+    hidden: Count | None = None,
+    features: Count | None = None,
+    noise: NonNegative | None = None,
+    weights: list[str] = [],  # noqa: B006
+    ckpt: list[str] = [],  # noqa: B006
+    import_: OwnModules = [],  # noqa: B006
+    statistics: Literal["kept", "batch"] | None = None,
+    root: str | None = None,
+) -> None:
+    """Measures whether perturbations of hidden states grow or shrink, by method and gain.
+
+    Lyapunov exponents and gradients per step, in float64. By default it measures untrained layers
+    that read standard normal numbers. With --weights or --ckpt it measures the layers of trained
+    models, on test images or lines of handwriting, and of the same models before training.
+
+    Args:
+        steps: largest number of time steps
+        batch: largest number of sequences
+        exponents: how many exponents to compute, the largest first
+        skip: initial steps that the table leaves out; default: a quarter of all
+        seed: seed of the weights, inputs and perturbations
+        out: picture to write (.png, .svg)
+        csv: table to write: layer, step, perturbation, gradient norm
+        cell: untrained layers: LSTM, GRU, RNN, or class paths of your own; default: these three
+        norm: untrained layers: norms of ln_zoo.norms, or class paths of your own; default: all
+        gains: untrained layers: initial gains, or lengths of weight vectors under weight norm;
+            default: 0.1 0.5 1.0
+        start: untrained layers: torch's own weights (default), or orthogonal ones with these for
+            the candidate state
+        recurrent_scale: untrained layers: factor of the recurrent weights; default: 1
+        hidden: untrained layers: size of the states; default: 256
+        features: untrained layers: size of each input; default: 256
+        noise: untrained layers: standard deviation of the initial states; default: 0.1
+        weights: names of published models
+        ckpt: checkpoints of trained models
+        import_: module that defines a checkpoint's own class
+        statistics: trained models: statistics for batch norm: kept (default), the running averages,
+            or batch, those of the batch, as for untrained layers
+        root: trained models: folder of the data that they read, MNIST or IAM-OnDB; default: mnist
+            or iam_ondb in $LN_ZOO_DATA, else, for MNIST, a download from the hub
+    """
+    given = {name: value for name, value in locals().items() if value is not None}
+    trained = [*weights, *ckpt]
+    foreign = [f"--{k}" for k in (_UNTRAINED if trained else ("statistics", "root")) if k in given]
+    if foreign:
+        kind = "untrained layers, and --weights or --ckpt give trained models" if trained else (
+            "trained models: give them by --weights or --ckpt"
+        )  # fmt: skip
+        raise ValueError(f"{', '.join(foreign)}: only for {kind}")
+    from ln_zoo.analysis import dynamics_table, write_dynamics
+    from ln_zoo.plots import plot_dynamics
+
+    if trained:
+        from ln_zoo.zoo.trained_dynamics import trained_dynamics
+
+        found, title = trained_dynamics(
+            trained, steps, batch, exponents, skip, seed, statistics or "kept", root
+        )
+        print(title)
+    else:
+        layers = _UNTRAINED | {name: given[name] for name in _UNTRAINED if name in given}
+        found = list(_untrained_dynamics(steps, batch, exponents, skip, seed, **layers))
+        scale = layers["recurrent_scale"]
+        title = (
+            f"H = {layers['hidden']}, {layers['features']} standard normal inputs per step, "
+            f"{layers['start']} weights"
+            + (f", recurrent ones times {scale:g}" if scale != 1 else "")
+            + f", {batch} sequences"
+        )
+        print(f"{title}, {steps} steps")
+    print(f"\n{dynamics_table(found)}")
+    plot_dynamics(found, out, title)
+    if csv:
+        write_dynamics(found, csv)
+
+
+def _untrained_dynamics(
+    steps: int, batch: int, exponents: int, skip: int | None, seed: int, **layers: Any
+) -> Iterator[Dynamics]:
+    import torch
+
+    from ln_zoo.analysis import initial_dynamics
+
+    norms = [norm_class(name) for name in layers["norm"]]
+    cells = [layer_class(name) for name in layers["cell"]]
+    generator = torch.Generator().manual_seed(seed)
+    size = (steps, batch, layers["features"])
+    inputs = torch.randn(size, generator=generator, dtype=torch.float64)
+    for cell in cells:
+        yield from initial_dynamics(
+            inputs, cell, layers["hidden"], norms, layers["gains"], layers["start"],
+            layers["recurrent_scale"], layers["noise"], exponents, skip, seed,
+        )  # fmt: skip

@@ -2,37 +2,54 @@
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal, cast
 
-from ln_zoo.zoo import trust
+from ln_zoo.cli.commands import OwnModules
+from ln_zoo.files import relative
+
+Form = Literal["step", "sequence"]
 
 
-def main(argv: Sequence[str]) -> int:
-    """Runs the command; returns its exit code."""
-    arguments = _parser().parse_args(argv)
-    trust.import_own(arguments)
-    # Here, since it takes seconds to import torch, and wrong arguments are told before that.
-    from ln_zoo.cli.outputs import relative
-    from ln_zoo.export import check_request, export
+def export(
+    model: str,
+    *,
+    out: Path,
+    import_: OwnModules = [],  # noqa: B006
+    format: str = "onnx",
+    form: str = "step",
+    part: str | None = None,
+    opset: int | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Writes a model's inference to a file that runs without ln_zoo.
 
-    file = Path(arguments.out)
-    check_request(file, arguments.format, arguments.form, arguments.opset, arguments.overwrite)
-    from ln_zoo.cli import stored
+    The file is run on random inputs of several lengths and batch sizes and compared with the model
+    before it is kept.
 
-    done = export(
-        stored.load_model(arguments.model),
-        file,
-        format=arguments.format,
-        form=arguments.form,
-        part=arguments.part,
-        opset=arguments.opset,
-        overwrite=arguments.overwrite,
-        name=arguments.model,
-    )
+    Args:
+        model: a published model's name, a card folder, a hub id or a .ckpt file
+        out: file to write
+        import_: module that defines a checkpoint's own class
+        format: file format: onnx, pt2 for torch.export, or pte for ExecuTorch
+        form: step: one time step, with states as inputs and outputs; sequence: all steps, any
+            number of them
+        part: which part to export, for models with several, such as captions; default: the first
+        opset: ONNX opset; default: 20
+        overwrite: replace an existing file
+    """
+    from ln_zoo.export import check_request
+    from ln_zoo.export import export as write
+
+    check_request(out, format, form, opset, overwrite)
+    from ln_zoo.zoo.source import load_model
+
+    done = write(
+        load_model(model), out, format=format, form=cast(Form, form), part=part, opset=opset,
+        overwrite=overwrite, name=model,
+    )  # fmt: skip
     facts, found = done.facts, done.comparison
-    print(f"{arguments.format}: {relative(file)} ({file.stat().st_size:,} bytes)")
+    print(f"{format}: {relative(out)} ({out.stat().st_size:,} bytes)")
     states = facts["states"]
     for name, shape in facts["inputs"].items():
         kind = f"state, next: {states[name]}" if name in states else "input"
@@ -45,37 +62,3 @@ def main(argv: Sequence[str]) -> int:
         f"{found.scale:.2g}; error against float64 {found.ratio:.2f} of what is allowed "
         f"(random inputs, {runs})"
     )
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="ln-zoo export",
-        description="Writes a model's inference to a file that runs without ln_zoo. The file is "
-        "run on random inputs of several lengths and batch sizes and compared with the model "
-        "before it is kept.",
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "model", help="a published model's name, a card folder, a hub id or a .ckpt file"
-    )
-    trust.add_import_option(parser)
-    parser.add_argument(
-        "--format",
-        default="onnx",
-        help="file format: onnx, pt2 for torch.export, or pte for ExecuTorch; default onnx",
-    )
-    parser.add_argument(
-        "--form",
-        default="step",
-        help="step: one time step, with states as inputs and outputs; sequence: all "
-        "steps, any number of them; default step",
-    )
-    parser.add_argument(
-        "--part",
-        help="which part to export, for models with several, such as captions; default: the first",
-    )
-    parser.add_argument("--out", required=True, metavar="FILE", help="file to write")
-    parser.add_argument("--opset", type=int, help="ONNX opset; default 20")
-    parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
-    return parser

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
-import json
 import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from json import dumps
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,38 +16,34 @@ if TYPE_CHECKING:
     from ln_zoo.ops.engines.native.build import Status
 
 
-def main(argv: Sequence[str]) -> int:
-    """Runs the command; returns its exit code: 1 if kernels were to be built and could not be."""
-    parser = argparse.ArgumentParser(
-        prog="ln-zoo kernels",
-        description="Lists the kernels for recurrent layers in the order in which they are "
-        "tried, with the reason if one is not available. Nothing is compiled "
-        "without --build.",
-        epilog="LN_ZOO_KERNELS chooses among them, LN_ZOO_CACHE is the folder of compiled ones, "
-        "CXX the compiler.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--build", action="store_true", help="compile the native kernels now")
-    parser.add_argument(
-        "--rebuild", action="store_true", help="compile them again, even if that failed before"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    arguments = parser.parse_args(argv)
+def kernels(*, build: bool = False, rebuild: bool = False, json: bool = False) -> int:
+    """Lists the kernels for recurrent layers in the order in which they are tried.
 
-    from ln_zoo.ops.engines.native import build
+    A kernel that is not available has a reason. Nothing is compiled without --build. LN_ZOO_KERNELS
+    chooses among them, LN_ZOO_CACHE is the folder of compiled ones, CXX the compiler.
 
-    wanted = arguments.build or arguments.rebuild
+    Args:
+        build: compile the native kernels now
+        rebuild: compile them again, even if that failed before
+        json: print JSON
+
+    Returns:
+        The exit code: 1 if kernels could not be built.
+    """
+    from ln_zoo.ops.engines.native import build as engine
+
+    wanted = build or rebuild
     with _shown_log() if wanted else contextlib.nullcontext():
-        if arguments.rebuild:
-            with contextlib.suppress(build.Unavailable):
-                build.rebuild()
-        native = build.status(build=wanted)
-    kernels = list(_kernels())
-    if arguments.json:
+        if rebuild:
+            with contextlib.suppress(engine.Unavailable):
+                engine.rebuild()
+        native = engine.status(build=wanted)
+    found = list(_kernels())
+    if json:
         known = dataclasses.asdict(native) | {"path": native.path and str(native.path)}
-        print(json.dumps({"kernels": kernels, "native": known}, indent=2))
+        print(dumps({"kernels": found, "native": known}, indent=2))
     else:
-        _print(kernels, native)
+        _print(found, native)
     if wanted and not native.available:
         print(f"ln-zoo kernels: error: not built: {native.reason}", file=sys.stderr)
         return 1

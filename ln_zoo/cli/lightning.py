@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from jsonargparse import Namespace, set_parsing_settings
-from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningDataModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 # Imported for their classes: short names on the command line reach what is imported.
@@ -28,21 +28,27 @@ from ln_zoo.callbacks import (
     PredictionWriter,
 )
 from ln_zoo.callbacks.last_checkpoint import Interrupted
-from ln_zoo.checkpoints import use_atomic_checkpoints
-from ln_zoo.cli import optimizers, outputs, results, run_folders, signals, stored, threads
-from ln_zoo.cli.arguments import class_first, weights_last
-from ln_zoo.cli.errors import OneLineErrors, told
+from ln_zoo.checkpoints import newest_whole, use_atomic_checkpoints
+from ln_zoo.cli import notes, optimizers, outputs, results, run_folders, signals, threads
+from ln_zoo.cli.arguments import Arguments
+from ln_zoo.cli.errors import OneLineErrors, report
+from ln_zoo.files import relative
 from ln_zoo.models.base import ZooModule
+from ln_zoo.zoo import source
+from ln_zoo.zoo.loading import load_into
+from ln_zoo.zoo.measured import Evaluated
+from ln_zoo.zoo.source import Source
 
 #: Properties of a data module that are arguments of models under the same name, where both have it.
 _LINKS = ("image_features", "image_shape", "in_features", "num_classes", "vocabulary")
 
 
-def run_trainer(argv: list[str]) -> int:
+def run_trainer(argv: list[str], given: Arguments | None = None) -> int:
     """Runs ``fit``, ``validate``, ``test`` or ``predict``.
 
     Args:
         argv: arguments, the subcommand first.
+        given: the same, if they were read before.
 
     Returns:
         The exit code: 0; 1 if the run failed; 2 if nothing was run because the input is wrong;
@@ -52,7 +58,7 @@ def run_trainer(argv: list[str]) -> int:
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_no_advertisement)
     warnings.filterwarnings("ignore", ".*LeafSpec.* is deprecated")  # between Lightning and torch
     if argv[0] != "fit":
-        # What callbacks of the training had in mind is of no use after it.
+        # Lightning warns about training callbacks, which do not matter outside `fit`.
         warnings.filterwarnings("ignore", ".*callbacks used to create the checkpoint")
         warnings.filterwarnings("ignore", "The dirpath has changed")
     # Adam's moments of pixels that are almost always blank decay into denormal numbers, which cost
@@ -65,16 +71,16 @@ def run_trainer(argv: list[str]) -> int:
             # Installed packages may bring norms of their own, with short names here.
             for entry_point in entry_points(group="ln_zoo.norms"):
                 entry_point.load()
-            cli = ZooCLI(argv)
+            cli = ZooCLI(argv, given)
             code = 1
             cli.run()
     except Interrupted as end:
         if cli is not None and not end.agreed:
             signals.end_others(cli.trainer)
-        return signals.tell(argv[0], end)
+        return signals.report_stop(argv[0], end)
     except Exception as error:
         full = outputs.full_disk(error, cli.trainer if cli is not None else None)
-        return told(full or signals.lost_process(error) or error, argv[0], code)
+        return report(full or signals.lost_process(error) or error, argv[0], code)
     return 0
 
 
@@ -85,26 +91,26 @@ class ZooParser(OneLineErrors, LightningArgumentParser):
 class ZooCLI(LightningCLI):
     """One command line for every model, dataset and norm.
 
-    Beyond Lightning's own: ``--weights`` starts from published or stored weights; the model's class
-    and arguments are read from weights or checkpoint; what a checkpoint or a link overrides is
-    said; data number their words as a stored model does; ``--optimizer`` and ``--lr_scheduler``
-    take the place of the model's own, in a resumed run too; ``--ckpt_path last`` finds the newest
-    run of the same name; ``test`` prints measured beside reported numbers and ``predict`` writes a
-    file.
+    What it adds to Lightning's own: ``--weights`` starts from published or stored weights; class
+    and arguments of the model come from weights or checkpoint; overridden arguments are noted; data
+    use the vocabulary of a stored model; ``--optimizer`` and ``--lr_scheduler`` replace the model's
+    own, in a resumed run too; ``--ckpt_path last`` finds the newest run of the same name; ``test``
+    prints measured beside reported numbers and ``predict`` writes a file.
 
     Making one parses the arguments and builds model, data and trainer; `run` does the rest.
 
     Args:
         argv: arguments, the subcommand first.
+        given: the same, if they were read before.
     """
 
-    def __init__(self, argv: list[str]) -> None:
-        self.argv = weights_last(class_first(argv))
+    def __init__(self, argv: list[str], given: Arguments | None = None) -> None:
+        self.argv = argv
+        self.given = given or Arguments(argv)
+        #: What ``--weights`` or ``--ckpt_path`` stands for.
+        self.source: Source | None = None
         self._claimed: list[Path] = []
-        #: The weights that were asked for.
-        self._given: dict[str, torch.Tensor] = {}
-        #: The words of the model that was asked for.
-        self._words: list[str] | None = None
+        self._loaded: dict[str, torch.Tensor] = {}
         with self._releasing():
             self._build()
 
@@ -114,6 +120,7 @@ class ZooCLI(LightningCLI):
             # To make the parsers of all commands takes as long as all that this one has to do.
             asked = {self.argv[0]: commands[self.argv[0]]}
             self.subcommands = lambda: asked  # type: ignore[method-assign]
+        loggers = [_logger("CSVLogger"), _logger("TensorBoardLogger", default_hp_metric=False)]
         super().__init__(
             ZooModule,
             LightningDataModule,
@@ -121,20 +128,27 @@ class ZooCLI(LightningCLI):
             subclass_mode_data=True,
             parser_class=ZooParser,
             # Without abbreviations: a misspelt option must not be taken for another.
-            parser_kwargs={"default_env": True, "env_prefix": "LN_ZOO", "prog": "ln-zoo"}
-            | {"allow_abbrev": False}
+            parser_kwargs={"env_prefix": "LN_ZOO", "prog": "ln-zoo"}
+            | {"default_env": True, "allow_abbrev": False}
             | {command: {"allow_abbrev": False} for command in self.subcommands()},
             seed_everything_default=0,
             save_config_kwargs={"overwrite": True},
-            trainer_defaults={
-                "logger": [
-                    _logger("CSVLogger"),
-                    _logger("TensorBoardLogger", default_hp_metric=False),
-                ]
-            },
+            trainer_defaults={"logger": loggers},
             auto_configure_optimizers=False,  # `optimizers` does, with the model's as default
-            args=stored.with_model(self.argv),
+            args=self._completed(),
         )
+
+    def _completed(self, ckpt_path: str | None = None) -> list[str]:
+        """The arguments, with the model of weights or checkpoint in front of the user's own."""
+        start = self.given.start()
+        path = ckpt_path or start["ckpt_path"]
+        model = None
+        if text := start["weights"] or (path if path != "last" else None):
+            read = source.find if start["weights"] else source.of_checkpoint
+            self.source = read(text, "give --{place} {path}", self.given.named())
+            # The words go to the data, which have to number them as the model does.
+            model = self.source.config
+        return self.given.complete(model, ckpt_path)
 
     @contextlib.contextmanager
     def _releasing(self) -> Iterator[None]:
@@ -174,29 +188,29 @@ class ZooCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         self.config = parser.parse_args(args)
+        notes.check_numbers(self.settings)
         self._name_loggers()
-        if self._settings().get("ckpt_path") == "last":
-            path = str(outputs.newest_checkpoint(self._runs()))
+        if self.settings.get("ckpt_path") == "last":
+            newest, damaged = newest_whole(self._runs())
+            if damaged:
+                notes.note(f"note: {'; '.join(damaged)}. {newest} is the newest whole checkpoint")
+            path = str(newest)
             # Once more, over the model of that checkpoint: what differs then is the user's.
-            self.config = parser.parse_args(stored.with_model([*self.argv, "--ckpt_path", path]))
+            self.config = parser.parse_args(self._completed(path))
             self._name_loggers()
-        optimizers.check(self._settings())
 
     def _parse_ckpt_path(self) -> None:
-        settings = self._settings()
-        if path := settings.get("ckpt_path"):
-            mine = settings.model.clone()
-            model = stored.model_of(self.argv, ckpt_path=path)
-            # As Lightning's own, which would check thousands of words in a time that grows with
-            # their square.
-            hparams = {"class_path": model.class_path, "dict_kwargs": model.init_args}
+        if path := self.settings.get("ckpt_path"):
+            assert self.source is not None
+            mine = self.settings.model.clone()
+            # As Lightning's own, but without the vocabulary: to check thousands of words takes a
+            # time that grows with their square.
+            stored = self.source.config
+            hparams = {"class_path": stored["class_path"], "dict_kwargs": stored["init_args"]}
             self.config = self.parser.parse_object(
                 {self.config.subcommand: {"model": hparams}}, self.config
             )
-            stored.tell_ignored(mine, self._settings().model, path)
-            self._words = model.words
-        elif weights := settings.get("weights"):
-            self._words = stored.model_of(self.argv, weights=weights).words
+            notes.note_ignored(mine, self.settings.model, path)
         self._rate_of_model = self._settle_optimizer()
 
     def _settle_optimizer(self) -> bool:
@@ -205,20 +219,24 @@ class ZooCLI(LightningCLI):
         Returns:
             Whether the optimizer's learning rate is the model's.
         """
-        path = self._settings().get("ckpt_path")
+        path = self.settings.get("ckpt_path")
         if not path or self.config.subcommand != "fit":
-            return optimizers.use_rate_of_model(self._settings(), self.argv)
-        given = self._settings().clone()
-        trained = optimizers.of_checkpoint(path, self.argv)
+            return optimizers.use_rate_of_model(self.settings, self.given)
+        asked = self.settings.clone()
+        assert self.source is not None
+        assert self.source.checkpoint is not None
+        trained = optimizers.of_checkpoint(self.source.checkpoint, path, self.given)
         if kept := {option: value for option, value in trained.items() if value is not None}:
             self.config = self.parser.parse_object({"fit": kept}, self.config)
         for option in ("optimizer", "lr_scheduler"):
             if option not in kept:
-                self._settings()[option] = None
-        optimizers.tell_ignored(given, self._settings(), self.argv, path)
+                self.settings[option] = None
+        optimizers.note_ignored(asked, self.settings, self.given, path)
         return False
 
-    def _settings(self) -> Namespace:
+    @property
+    def settings(self) -> Namespace:
+        """The settings of the subcommand."""
         return self.config[self.config.subcommand]
 
     def _name_loggers(self) -> None:
@@ -226,18 +244,18 @@ class ZooCLI(LightningCLI):
 
         With ``--trainer.default_root_dir`` they go there, in place of ``runs``.
         """
-        loggers = self._settings().trainer.get("logger")
+        loggers = self.settings.trainer.get("logger")
         loggers = loggers if isinstance(loggers, list) else [loggers]
         arguments = [x.get("init_args") or Namespace() for x in loggers if isinstance(x, Namespace)]
-        if not any(a.partition("=")[0].rstrip("+") == "--trainer.logger" for a in self.argv):
-            # No logger is named, so what is said of "the logger" is said of all: the last one alone
-            # would have it else, and the files of a run would lie in two folders.
+        named = any(g.name == "trainer.logger" and g.where[:2] == "--" for g in self.given.options)
+        if not named:
+            # Apply trainer.logger.* to all loggers; jsonargparse sets only the last one.
             for option in ("save_dir", "name", "version"):
-                if stored.given(self.argv, f"trainer.logger.{option}") is not None:
+                if self.given.last(f"trainer.logger.{option}") is not None:
                     for init_args in arguments:
                         init_args[option] = arguments[-1][option]
-        root = self._settings().trainer.get("default_root_dir")
-        if root and stored.given(self.argv, "trainer.logger.save_dir") is None:
+        root = self.settings.trainer.get("default_root_dir")
+        if root and self.given.last("trainer.logger.save_dir") is None:
             for init_args in arguments:
                 if init_args.get("save_dir") == run_folders.DEFAULT:
                     init_args.save_dir = str(root)
@@ -256,7 +274,7 @@ class ZooCLI(LightningCLI):
         Raises:
             FileNotFoundError: if only a logger of another program knows it.
         """
-        trainer = self._settings().trainer
+        trainer = self.settings.trainer
         loggers = trainer.get("logger")
         first = loggers[0] if isinstance(loggers, list) and loggers else loggers
         if _no_logger(loggers):
@@ -271,7 +289,7 @@ class ZooCLI(LightningCLI):
 
     def _run_name(self) -> str:
         """``<model>-<norm>``, by the names of their classes."""
-        settings = self._settings().clone()
+        settings = self.settings.clone()
         norm = settings.model.get("init_args", Namespace()).get("norm")
         if norm is None:
             # The model's own default: only a model knows it.
@@ -284,19 +302,20 @@ class ZooCLI(LightningCLI):
     # Instantiating
 
     def instantiate_classes(self) -> None:
-        if self._words is None:
+        words = self.source and self.source.words
+        if words is None:
             return super().instantiate_classes()
         # Only here does the configuration hold the words: config.yaml needs none, since it names
         # the weights, and thousands of words take seconds to check and to write.
         self._dump_config()
-        parts = (self._settings()[part] for part in ("data", "model"))
+        parts = (self.settings[part] for part in ("data", "model"))
         arguments = [part.get("init_args") or Namespace() for part in parts]
         holders = [init_args for init_args in arguments if "vocabulary" in init_args]
-        given = [init_args.vocabulary for init_args in holders]
+        kept = [init_args.vocabulary for init_args in holders]
         for init_args in holders:
-            init_args.vocabulary = self._words
+            init_args.vocabulary = words
         super().instantiate_classes()
-        for init_args, value in zip(holders, given, strict=True):
+        for init_args, value in zip(holders, kept, strict=True):
             init_args.vocabulary = value
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
@@ -325,7 +344,7 @@ class ZooCLI(LightningCLI):
         if self.subcommand != "fit":
             return []
         added: list[Callback] = [] if _holds(callbacks, FiniteLoss) else [FiniteLoss()]
-        if record := optimizers.install(self.model, self._settings(), self._rate_of_model):
+        if record := optimizers.install(self.model, self.settings, self._rate_of_model):
             added.append(record)
         if not settings.fast_dev_run:
             if not _holds(callbacks, CurvesPlot):
@@ -337,35 +356,42 @@ class ZooCLI(LightningCLI):
         return added
 
     def after_instantiate_classes(self) -> None:
-        settings = self._settings()
-        _check_fit(self.model, self.datamodule)
-        if "norm" in (settings.model.get("init_args") or ()):
-            stored.tell_default_norm(self.argv, self.model)
+        settings, given = self.settings, self.given
+        notes.check_fit(self.model, self.datamodule)
+        own = settings.model.get("init_args") or ()
+        if "norm" in own:
+            notes.note_default_norm(given, self.model)
         for name in _LINKS:
             # A file may hold arguments of the model chosen before this one.
-            if name in (settings.model.get("init_args") or ()) and hasattr(self.datamodule, name):
-                stored.tell_linked(self.argv, name)
-        if self._words is not None:
-            source = settings.get("ckpt_path") or settings.weights
-            stored.check_words(self.datamodule, self._words, self.argv, source)
+            if name in own and hasattr(self.datamodule, name):
+                notes.note_linked(given, name)
+        if self.source is None:
+            if self.subcommand != "fit":
+                notes.note(
+                    f"WARNING: the weights are untrained. `ln-zoo {self.subcommand}` uses their "
+                    "random initial values; give --ckpt_path FILE or --weights NAME."
+                )
+            return
+        if self.source.words is not None:
+            notes.check_words(self.datamodule, self.source.words, given, self.source.where)
         if settings.get("ckpt_path"):
-            checkpoint = stored.read_checkpoint(settings.ckpt_path)
-            self._given = checkpoint["state_dict"]
-            stored.check_fits(self.model, self._given, settings.ckpt_path)
-            stored.check_complete(checkpoint, settings.ckpt_path, str(self.subcommand))
-        elif settings.get("weights"):
-            stored.load_weights(self.model, settings.weights, new_head=self.subcommand == "fit")
-            self._given = self.model.state_dict()
-        elif self.subcommand != "fit":
-            stored.note(
-                f"WARNING: the weights are untrained. `ln-zoo {self.subcommand}` uses their "
-                "random initial values; give --ckpt_path FILE or --weights NAME."
-            )
+            assert self.source.checkpoint is not None
+            self._loaded = self.source.state()
+            source.check_fits(self.model, self._loaded, self.source.where)
+            notes.check_complete(self.source.checkpoint, self.source.where, str(self.subcommand))
+        else:
+            head = load_into(self.model, self.source, new_head=self.subcommand == "fit")
+            if head:
+                notes.note(
+                    f"note: new weights for {self.model.hparams.get('num_classes')} classes: "
+                    f"{', '.join(head)}; others are of {self.settings.weights}"
+                )
+            self._loaded = self.model.state_dict()
 
     # Running
 
     def _run_subcommand(self, subcommand: str) -> None:
-        """Left to `run`, so that wrong input can be told from a run that fails."""
+        """Deferred to `run`, which separates wrong input from a run that fails."""
 
     def run(self) -> None:
         """Fits, validates, tests or predicts.
@@ -374,39 +400,64 @@ class ZooCLI(LightningCLI):
             ValueError: if weights to start from, or what was measured, are not finite.
         """
         with self._releasing(), threads.limited(self.model, self.datamodule):
-            source = self._settings().get("ckpt_path") or self._settings().get("weights")
-            stored.check_finite(self._given, f"the weights of {source}")
-            self._given = {}
+            start = self.settings.get("ckpt_path") or self.settings.get("weights")
+            notes.check_finite(self._loaded, f"the weights of {start}")
+            self._loaded = {}
             super()._run_subcommand(str(self.subcommand))
 
     def after_fit(self) -> None:
-        if self._settings().test_after_fit and not self.trainer.interrupted:
+        if self.settings.test_after_fit and not self.trainer.interrupted:
             self.trainer.test(self.model, datamodule=self.datamodule, verbose=False)
             self._report_test()
-        outputs.tell_where(self.trainer)
+        outputs.print_paths(self.trainer)
 
     def after_validate(self) -> None:
-        stored.check_finite(self.trainer.callback_metrics, "what validation measured")
-        results.report_validation(self)
-        outputs.tell_written(self.trainer)
+        notes.check_finite(self.trainer.callback_metrics, "what validation measured")
+        results.report_validation(self._evaluated())
+        outputs.print_written(self.trainer)
 
     def after_test(self) -> None:
         self._report_test()
-        outputs.tell_written(self.trainer)
+        outputs.print_written(self.trainer)
 
     def _report_test(self) -> None:
-        stored.check_finite(self.trainer.callback_metrics, "what the test measured")
-        results.report(self)
+        notes.check_finite(self.trainer.callback_metrics, "what the test measured")
+        results.report(self._evaluated())
+
+    def _evaluated(self) -> Evaluated:
+        parts = self.trainer, self.model, self.datamodule
+        return Evaluated(*parts, self.settings.as_dict(), self.argv, str(self.subcommand))
 
     def after_predict(self) -> None:
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             written = getattr(callback, "written", None)
             if isinstance(callback, PredictionWriter) and callback.written:
-                print(f"predictions: {outputs.relative(callback.written)}")
+                print(f"predictions: {relative(callback.written)}")
             elif isinstance(written, list) and written:
                 # Paths of pictures, drawn by one of our callbacks or of the user's.
                 names = ", ".join(picture.name for picture in written)
-                print(f"pictures: {outputs.relative(written[0].parent)}: {names}")
+                print(f"pictures: {relative(written[0].parent)}: {names}")
+
+
+class _Unrun(ZooCLI):
+    """Parses the arguments and builds model and data, but no trainer."""
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer | None:  # type: ignore[override]
+        return None
+
+
+def settings_of(argv: list[str]) -> Namespace:
+    """All settings of a ``fit``, with its model and data built but nothing trained.
+
+    Args:
+        argv: arguments, the subcommand first; errors are those of ``ln-zoo fit``.
+    """
+    before = logging.root.manager.disable
+    logging.disable(logging.INFO)  # silences which seed was set
+    try:
+        return _Unrun(argv).settings
+    finally:
+        logging.disable(before)
 
 
 def _logger(name: str, **extra: Any) -> dict[str, Any]:
@@ -419,20 +470,6 @@ def _logger(name: str, **extra: Any) -> dict[str, Any]:
 def _no_logger(loggers: Any) -> bool:
     """Whether ``--trainer.logger false`` was given, or an empty list."""
     return loggers is False or loggers == []
-
-
-def _check_fit(model: LightningModule, data: LightningDataModule) -> None:
-    """Checks that a model takes what the data give, where both say so.
-
-    Raises:
-        ValueError: if it does not.
-    """
-    takes, gives = getattr(model, "takes", None), getattr(data, "gives", None)
-    if takes and gives and gives not in takes:
-        raise ValueError(
-            f"{type(model).__name__} takes {' or '.join(takes)}, and {type(data).__name__} gives "
-            f"{gives}: choose others with --data or --model"
-        )
 
 
 def _holds(callbacks: list[Callback], cls: type[Callback]) -> bool:

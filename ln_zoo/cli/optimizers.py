@@ -22,14 +22,14 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch.optim import SGD, Adam, Optimizer
 
-from ln_zoo.cli import arguments, stored
+from ln_zoo.cli.arguments import Arguments
+from ln_zoo.cli.notes import note
 from ln_zoo.models.base import ZooModule, fused_on_cpu
 from ln_zoo.zoo import trust
+from ln_zoo.zoo.measured import OPTIMIZATION
 
 #: The options, and the keys under which checkpoints hold them.
 OPTIONS = ("optimizer", "lr_scheduler", "lr_scheduler_config")
-#: Where checkpoints hold them.
-KEY = "optimization"
 
 
 @dataclass
@@ -52,23 +52,12 @@ def add_arguments(parser: LightningArgumentParser) -> None:
     parser.add_class_arguments(SchedulerConfig, "lr_scheduler_config")
 
 
-def check(settings: Namespace) -> None:
-    """Checks what the types of the options do not.
-
-    Raises:
-        ValueError: for a frequency below 1.
-    """
-    frequency = settings.lr_scheduler_config.frequency
-    if frequency < 1:
-        raise ValueError(f"lr_scheduler_config.frequency must be at least 1, got {frequency}")
-
-
-def use_rate_of_model(settings: Namespace, argv: list[str]) -> bool:
+def use_rate_of_model(settings: Namespace, given: Arguments) -> bool:
     """Gives the optimizer the model's learning rate, unless it was given one of its own.
 
     Args:
         settings: of the subcommand, changed in place.
-        argv: arguments, the subcommand first.
+        given: the user's options.
 
     Returns:
         Whether the rate is the model's.
@@ -79,25 +68,29 @@ def use_rate_of_model(settings: Namespace, argv: list[str]) -> bool:
     init_args = settings.optimizer.init_args
     if rate is None or "lr" not in init_args:
         return False
-    if any(option.name == "optimizer.lr" for option in arguments.options(argv)):
+    if given.has("optimizer.lr"):
         if init_args.lr != rate:
-            stored.note(f"note: model.lr = {rate} is ignored: optimizer.lr is {init_args.lr}")
+            note(f"note: model.lr = {rate} is ignored: optimizer.lr is {init_args.lr}")
         return False
     init_args.lr = rate
     return True
 
 
-def of_checkpoint(path: str, argv: list[str]) -> dict[str, Any]:
+def of_checkpoint(checkpoint: Mapping[str, Any], path: str, given: Arguments) -> dict[str, Any]:
     """The options that a checkpoint was trained with; all None if with the model's own optimizer.
+
+    Args:
+        checkpoint: its content.
+        path: where it lies, for messages.
+        given: the user's options: they name the classes that may be imported.
 
     Raises:
         ValueError: if it names a class which is neither torch's nor ours nor named by the user.
     """
-    found = stored.read_checkpoint(path).get(KEY) or {}
-    named = {o.value for o in arguments.options(argv) if isinstance(o.value, str)}
+    found = checkpoint.get(OPTIMIZATION) or {}
     for option in OPTIONS[:2]:
         class_path = (found.get(option) or {}).get("class_path")
-        if class_path is not None and class_path not in named and not trust.is_loaded(class_path):
+        if class_path and class_path not in given.named() and not trust.is_loaded(class_path):
             raise ValueError(
                 f"{path} asks for {class_path}, which is not one of ln_zoo's classes, and modules "
                 f"named in a file are not imported: if you trust the file, give --{option} "
@@ -106,20 +99,20 @@ def of_checkpoint(path: str, argv: list[str]) -> dict[str, Any]:
     return {option: found.get(option) for option in OPTIONS}
 
 
-def tell_ignored(mine: Namespace, used: Namespace, argv: list[str], path: str) -> None:
-    """Says which of the user's options lose against those of the checkpoint.
+def note_ignored(mine: Namespace, used: Namespace, given: Arguments, path: str) -> None:
+    """Notes which of the user's options lose against those of the checkpoint.
 
     Args:
         mine: the settings as the user gave them.
         used: as the checkpoint has them.
-        argv: arguments, the subcommand first.
+        given: the user's options.
         path: of the checkpoint.
     """
-    given = {option.name.partition(".")[0] for option in arguments.options(argv)}
+    asked = {each.name.partition(".")[0] for each in given.options}
     for option in OPTIONS:
-        if option in given and _plain(mine[option]) != _plain(used[option]):
+        if option in asked and _plain(mine[option]) != _plain(used[option]):
             theirs = used[option] and used[option].get("class_path", "another one")
-            stored.note(
+            note(
                 f"note: --{option} is ignored: {path} was trained with "
                 f"{theirs or 'the default of the model'} (to start a new run from its weights, "
                 "give --weights in place of --ckpt_path)"
@@ -170,7 +163,7 @@ class _Stored(Callback):
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        checkpoint[KEY] = {option: _plain(self.settings[option]) for option in OPTIONS}
+        checkpoint[OPTIMIZATION] = {option: _plain(self.settings[option]) for option in OPTIONS}
 
 
 def _optimizer(model: ZooModule, config: dict[str, Any]) -> Optimizer:

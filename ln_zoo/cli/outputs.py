@@ -15,43 +15,8 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
-from ln_zoo.checkpoints import DamagedCheckpointError, check_whole, sweep
 from ln_zoo.cli.run_folders import unwritable
-from ln_zoo.cli.stored import note
-
-
-def newest_checkpoint(folder: Path) -> Path:
-    """The newest whole checkpoint of all runs of this name: ``last.ckpt``, or one within an epoch.
-
-    What is damaged is passed over with a word. Files that a kill left half-written are removed.
-
-    Args:
-        folder: of the runs of that name.
-
-    Raises:
-        FileNotFoundError: if there is none.
-        ValueError: if all are damaged.
-    """
-    for checkpoints in folder.glob("*/checkpoints"):
-        sweep(checkpoints)
-    found = list(folder.glob("*/checkpoints/*.ckpt"))
-    if not found:
-        raise FileNotFoundError(
-            f"--ckpt_path last: there is no */checkpoints/*.ckpt in {folder}; start without it, "
-            "or give the file itself"
-        )
-    found.sort(key=lambda path: (path.stat().st_mtime_ns, path.name == "last.ckpt"), reverse=True)
-    damaged = []
-    for path in found:
-        try:
-            check_whole(path)
-        except DamagedCheckpointError as error:
-            damaged.append(str(error))
-            continue
-        if damaged:
-            note(f"note: {'; '.join(damaged)}. {path} is the newest whole checkpoint")
-        return path
-    raise ValueError(f"--ckpt_path last: no checkpoint in {folder} is whole: {'; '.join(damaged)}")
+from ln_zoo.files import relative
 
 
 def check_writable(trainer: Trainer, trained: torch.nn.Module | None) -> None:
@@ -112,7 +77,7 @@ def full_disk(error: Exception, trainer: Trainer | None) -> OSError | None:
 
 @contextlib.contextmanager
 def quiet_writers() -> Iterator[None]:
-    """Prints no traceback where TensorBoard's thread cannot write: the run itself is told of it."""
+    """Silences tracebacks of TensorBoard's thread on a full disk; the run itself raises."""
     before = threading.excepthook
 
     def hook(arguments: threading.ExceptHookArgs) -> None:
@@ -127,15 +92,15 @@ def quiet_writers() -> Iterator[None]:
         threading.excepthook = before
 
 
-def tell_where(trainer: Trainer) -> None:
-    """Says where checkpoint, curves and plot lie."""
+def print_paths(trainer: Trainer) -> None:
+    """Prints the paths of checkpoint, curves and plot."""
     if not trainer.is_global_zero:
         return
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, ModelCheckpoint) and callback.best_model_path:
             by = f"best {callback.monitor}" if callback.monitor else "last"
             print(f"checkpoint ({by}): {relative(callback.best_model_path)}")
-    tell_written(trainer)
+    print_written(trainer)
     for logger in trainer.loggers:
         if isinstance(logger, CSVLogger):
             print(f"curves: {relative(Path(logger.log_dir) / 'metrics.csv')}")
@@ -143,15 +108,9 @@ def tell_where(trainer: Trainer) -> None:
             print(f"TensorBoard: tensorboard --logdir {relative(logger.log_dir)}")
 
 
-def tell_written(trainer: Trainer) -> None:
-    """Prints where callbacks wrote their files, for callbacks that name them (``written_as``)."""
+def print_written(trainer: Trainer) -> None:
+    """Prints the files of callbacks that name them (``written_as``)."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         name, written = getattr(callback, "written_as", None), getattr(callback, "written", None)
         if name and written:
             print(f"{name}: {relative(written)}")
-
-
-def relative(path: str | Path) -> Path:
-    """The path as seen from the current folder, where it lies below it."""
-    path = Path(path)
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -15,7 +15,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 
 from ln_zoo.callbacks.last_checkpoint import Interrupted
-from ln_zoo.cli import outputs
+from ln_zoo.files import relative
 from ln_zoo.signals import handling
 
 
@@ -25,7 +25,7 @@ def raised() -> AbstractContextManager[None]:
 
 
 def prepare(trainer: Trainer) -> None:
-    """Takes the place of the trainer's own handlers: of SIGTERM, and under SLURM of SIGUSR1.
+    """Replaces the trainer's own handlers of SIGTERM and, under SLURM, of SIGUSR1.
 
     They wait for the other processes within the handler, which may be at another place: where
     one process alone has the signal, all of them hang. The one of SLURM also saves there, in the
@@ -45,8 +45,8 @@ def end_others(trainer: Trainer) -> None:
             process.send_signal(signal.SIGTERM)
 
 
-def tell(command: str, end: Interrupted) -> int:
-    """Says how to go on, and returns the exit code.
+def report_stop(command: str, end: Interrupted) -> int:
+    """Prints how to resume, and returns the exit code.
 
     Where all processes stop together, the first one speaks for all: Lightning would kill it if
     another ended with an error before.
@@ -57,7 +57,7 @@ def tell(command: str, end: Interrupted) -> int:
     process = f" (process {_rank()})" if _rank() else ""
     how = ""
     if end.checkpoint:
-        path = outputs.relative(os.path.abspath(end.checkpoint))
+        path = relative(os.path.abspath(end.checkpoint))
         how = f": go on with the same command and --ckpt_path {path}"
     elif command == "fit":
         how = ": no checkpoint was written"
@@ -66,7 +66,7 @@ def tell(command: str, end: Interrupted) -> int:
 
 
 def lost_process(error: Exception) -> ConnectionError | None:
-    """In plain words, an error which says that another process of the run cannot be reached."""
+    """A readable error if a peer process was lost, else None."""
     # Gloo raises plain RuntimeErrors. The environment no longer tells: Lightning has cleared it.
     words = ("gloo/transport", "Connection closed by peer", "Connection reset by peer")
     plain = type(error) is RuntimeError and any(word in str(error) for word in words)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pickle
+import zipfile
 from pathlib import Path
 from typing import IO, Any, Literal
 
 import numpy as np
+import torch
 from numpy.lib import format as npy
 
 from ln_zoo.data.archives import damage_named, open_file
@@ -158,3 +160,30 @@ def _encode(text: str, encoding: str) -> bytes:
     if encoding != "latin1":
         raise _Refused(f"the codec {encoding}")
     return text.encode(encoding)
+
+
+def read_offsets(path: Path) -> torch.Tensor:
+    """Reads the offsets (T, 3) of one line from a .npy or .npz file.
+
+    Returns:
+        The offsets, the end of strokes in the last column, without a null vector at the start.
+
+    Raises:
+        OSError: if the file cannot be read.
+        ValueError: if it holds something else.
+    """
+    try:
+        with open_regular(path) as file:
+            content = np.load(file, allow_pickle=False)
+            if path.suffix == ".npz":
+                if len(content.files) != 1:
+                    raise ValueError(f"expected one array, it holds {content.files}")
+                content = content[content.files[0]]
+            line = np.asarray(content, np.float64)
+    except (EOFError, TypeError, ValueError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path} cannot be read as an array of offsets: {error}") from error
+    if line.ndim != 2 or line.shape[1] != 3 or not np.isfinite(line).all():
+        raise ValueError(f"{path} must hold finite offsets (T, 3), got {line.shape}")
+    lift = end_of_stroke_column([line], str(path))
+    line = line[:, [*(column for column in range(3) if column != lift), lift]]
+    return torch.tensor(line if line[0, :2].any() else line[1:], dtype=torch.float32)

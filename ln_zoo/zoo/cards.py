@@ -19,18 +19,17 @@ from typing import Any
 
 import safetensors.torch
 import torch
-import yaml
 from huggingface_hub import EvalResult, ModelCardData
 from torch import Tensor
 
 from ln_zoo._version import __version__
-from ln_zoo.checkpoints import check_whole
 from ln_zoo.files import write_whole
 from ln_zoo.models.base import ZooModule
-from ln_zoo.norms import from_config
 from ln_zoo.training_runs import Run, in_words, read_runs
-from ln_zoo.zoo import catalog, registry, reported, trust
+from ln_zoo.zoo import catalog, registry, reported
 from ln_zoo.zoo.catalog import Card, CardError
+from ln_zoo.zoo.source import IMPORT_IT, of_checkpoint
+from ln_zoo.zoo.strict_yaml import parse_yaml
 
 # What the author of a card may state beside the measured facts.
 _FACTS: dict[str, Any] = {
@@ -645,38 +644,10 @@ def _code(value: Any) -> str:
 
 
 def _model_from_checkpoint(path: Path) -> ZooModule:
-    if not path.is_file():
-        raise CardError(f"there is no checkpoint {str(path)!r}")
     try:
-        check_whole(path)
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        # Damaged archives raise errors of many kinds: of zip, of pickle, of torch.
-        raise CardError(
-            f"{path} cannot be read as a checkpoint of plain values: {trust.why_unreadable(error)}"
-        ) from error
-    hparams = content.get("hyper_parameters") if isinstance(content, dict) else None
-    class_path = hparams.get("_class_path") if isinstance(hparams, dict) else None
-    if not isinstance(class_path, str) or "state_dict" not in content:
-        raise CardError(
-            f"{path} is not a checkpoint of a model of ln_zoo: it lacks a state_dict or its class"
-        )
-    try:
-        remedy = "give --import {module}, or import it first in Python"
-        hparams = trust.check_classes(hparams, str(path), remedy)
-        init_args = {k: v for k, v in hparams.items() if not k.startswith("_")}
-        if init_args.get("norm") is not None:
-            init_args["norm"] = from_config(init_args["norm"])
-    except ValueError as error:
+        return of_checkpoint(str(path), f"{IMPORT_IT}, or import it first in Python").load()
+    except (OSError, ValueError) as error:
         raise CardError(str(error)) from error
-    cls = registry.model_class_of_path(class_path)
-    state = content["state_dict"]
-    model: ZooModule = registry.build(cls, init_args)
-    try:
-        model.load_state_dict(state, strict=True)
-    except RuntimeError as error:
-        raise CardError(f"{path}: weights and arguments do not fit: {error}") from error
-    return model.eval()
 
 
 def _read_test_results(path: Path) -> dict[str, Any]:
@@ -724,10 +695,11 @@ def _read_facts(facts: str | os.PathLike[str] | Mapping[str, Any] | None) -> dic
 
 def _read_mapping(path: Path) -> dict[str, Any]:
     try:
-        # JSON is YAML.
-        value = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise CardError(f"{path} cannot be read: {error}") from error
+        value = parse_yaml(str(path)) if path.is_file() else None  # JSON is YAML
+    except ValueError as error:
+        raise CardError(str(error)) from error
+    if value is None:
+        raise CardError(f"{path} cannot be read: there is no such file, or it is empty")
     if not isinstance(value, dict):
         raise CardError(f"{path} holds no mapping of names to values")
     return value

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import math
 import posixpath
+import re
 import shlex
 from collections import Counter
 from collections.abc import Sequence
@@ -106,7 +107,7 @@ class Outcome:
         number: effect with its interval.
         runs: dates of the runs.
         data: tables in git that it is computed from: ``file``, labels of ``norm`` and ``baseline``
-            there, and what `ln_zoo.cli.sweep.evidence` reads besides; empty: none were kept.
+            there, and what `ln_zoo.sweeps.evidence` reads besides; empty: none were kept.
         missing: what would decide an undecided one, and its cost.
         interval: of the effect, as numbers.
         readme: whether its row is in README.md.
@@ -393,3 +394,43 @@ def _wrong_outcome(each: Claim) -> str:
         if (outcome.verdict == UNDECIDED) != bool(outcome.missing):
             return "an undecided outcome says what is missing, and no other does"
     return ""
+
+
+#: Between these lines of a README stands the table.
+MARKS = ("<!-- claims: made by `ln-zoo reproduce --write` -->", "<!-- end of claims -->")
+
+
+def rows() -> list[dict[str, Any]]:
+    """Every claim with each of its outcomes, as plain values."""
+    return [
+        {
+            "name": each.name,
+            "section": each.section,
+            "quote": each.quote,
+            "claim": each.claim,
+            "rule": each.rule.words,
+            "rule_date": each.fixed,
+            "known": each.known,
+            "verdict": outcome.verdict if outcome else NOT_TESTED,
+            "size": outcome.size if outcome else None,
+            "seeds": outcome.seeds if outcome else None,
+            "number": outcome.number if outcome else None,
+            "interval": outcome.interval if outcome else None,
+            "runs_date": outcome.runs if outcome else None,
+            "data": outcome.data.get("file") if outcome else None,
+            "missing": (outcome.missing or None) if outcome else None,
+        }
+        for each in claims()
+        for outcome in each.outcomes or (None,)
+    ]
+
+
+def with_table(readme: str) -> str:
+    """A README with the table of claims as it is now."""
+    first, last = MARKS
+    return re.sub(
+        f"{re.escape(first)}.*?{re.escape(last)}",
+        lambda _: f"{first}\n{readme_table()}\n{last}",
+        readme,
+        flags=re.DOTALL,
+    )

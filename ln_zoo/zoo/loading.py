@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import safetensors
-import safetensors.torch
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
@@ -17,14 +13,21 @@ from torch.overrides import TorchFunctionMode
 
 from ln_zoo.models.base import ZooModule
 from ln_zoo.norms import Norm
-from ln_zoo.zoo import catalog, hub, registry
+from ln_zoo.zoo import catalog
 from ln_zoo.zoo.catalog import Card, CardError
+from ln_zoo.zoo.source import (
+    Source,
+    check_fits,
+    checkpoint_in,
+    find_card,
+    of_card,
+    of_checkpoint,
+    read_weights,
+    with_weights,
+)
 
 #: Of the weights of a card. The largest of ours has 32.
 _MOST_TENSORS = 10_000
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-#: Enough of a sha256 to tell versions apart.
-_DIGEST = re.compile("[0-9a-f]{8,64}")
 
 
 def load(
@@ -44,7 +47,8 @@ def load(
 
     Args:
         name_or_path: a name from `ln_zoo.list_models`; a card folder (a path with a separator, as
-            in ``./mlp.layernorm``); or a hub id ``user/repo``. A folder goes before a hub id.
+            in ``./mlp.layernorm``); a hub id ``user/repo``; or a checkpoint, as a .ckpt file or the
+            folder of a run, which takes no further options. A folder goes before a hub id.
             A name or hub id may end in ``@revision``, as in ``mlp.layernorm@b93f8b7e``.
         num_classes: of a classifier for other classes: its last layer is new, with as many outputs,
             and the others keep their weights. The returned module's ``new_weights`` names what
@@ -77,16 +81,37 @@ def load(
             ...
         ln_zoo.zoo.catalog.CardError: no model 'no-such-model': ...
     """
-    card = find_card(name_or_path, revision, cache_dir)
-    for name in card.config["files"]:
+    if (path := checkpoint_in(os.fspath(name_or_path))) is not None:
+        if (num_classes, norm, model, revision) != (None, None, None, None):
+            raise CardError(f"{path} is a checkpoint, which is loaded as it is: give no options")
+        return of_checkpoint(path, remedy="import {module} first").load()
+    source = of_card(find_card(name_or_path, revision, cache_dir), norm, model)
+    return load_card(source, num_classes, cache_dir)
+
+
+def load_card(
+    source: Source, num_classes: int | None = None, cache_dir: str | Path | None = None
+) -> ZooModule:
+    """The model of a card, once all its files are found to be what they should be.
+
+    Args:
+        source: from a card.
+        num_classes: as for `load`.
+        cache_dir: as for `load`.
+
+    Raises:
+        CardError: as `load`.
+    """
+    assert source.card is not None
+    for name in source.card.config["files"]:
         if name != catalog.WEIGHTS:
-            catalog.verified_bytes(card, name)
-    card = with_weights(card, cache_dir)
+            catalog.verified_bytes(source.card, name)
+    card = with_weights(source.card, cache_dir)
     state = read_weights(card)
     # A model is built with random weights first: that must not move the user's random numbers.
     with torch.random.fork_rng(devices=[]):
-        _check_size(card, state, norm, model)
-        built = build(card, norm, model)
+        _check_size(source, card, state)
+        built = source.build()
         _fill(built, state, card, assign=False)
         if num_classes is not None:
             built = _with_head(built, card, num_classes)
@@ -94,47 +119,6 @@ def load(
     built.__dict__["card"] = card
     built.training_runs = card.training_runs
     return built.eval()
-
-
-def read_weights(card: Card) -> dict[str, Tensor]:
-    """The weights of a card by name, their size and sha256 checked.
-
-    Size and sha256 are those of the card here, wherever the weights come from.
-
-    Raises:
-        CardError: if they are missing, damaged or others.
-    """
-    card = with_weights(card)
-    try:
-        return safetensors.torch.load(catalog.verified_bytes(card, catalog.WEIGHTS))
-    except safetensors.SafetensorError as error:
-        raise CardError(
-            f"{card.path(catalog.WEIGHTS)} is not a safetensors file: {error}"
-        ) from error
-
-
-def with_weights(card: Card, cache_dir: str | Path | None = None) -> Card:
-    """The card with the place of its weights; those that the wheel leaves out are fetched.
-
-    Args:
-        card: of a model; nothing is done if it has its weights, or their place.
-        cache_dir: where hub files are kept; default: the hub's own cache.
-
-    Raises:
-        CardError: if they are to be fetched and cannot be.
-    """
-    if card.path(catalog.WEIGHTS).is_file() or not catalog.is_shipped(card):
-        return card
-    size = card.config["files"][catalog.WEIGHTS]["size"]
-    account = os.environ.get(hub.ACCOUNT_VARIABLE)
-    if not account:
-        raise CardError(
-            f"the weights of {card.name} ({size / 1e6:.1f} MB) do not come with the installed "
-            f"package: put its card folder into one that {catalog.MODELS_VARIABLE} names, or set "
-            f"{hub.ACCOUNT_VARIABLE} to a hub account that has {card.name}"
-        )
-    folder = hub.download(f"{account}/{card.name}", cache_dir=cache_dir)
-    return replace(card, weights_folder=folder)
 
 
 def _with_head(trained: ZooModule, card: Card, num_classes: int) -> ZooModule:
@@ -161,48 +145,36 @@ def head_weights(model: ZooModule) -> tuple[str, ...]:
     return tuple(name for name in model.state_dict() if name.startswith(prefixes))
 
 
+def load_into(model: ZooModule, source: Source, new_head: bool = False) -> tuple[str, ...]:
+    """Loads the weights of a source into a model.
+
+    Args:
+        model: to load into.
+        source: of the weights.
+        new_head: whether a classifier of another number of classes keeps its fresh last layer.
+
+    Returns:
+        Names of the weights that stayed fresh.
+
+    Raises:
+        ValueError: if the weights do not fit; the message names the differing keys.
+    """
+    state, own = source.state(), model.state_dict()
+    head = {name: own[name] for name in head_weights(model)}
+    other = any(k in state and state[k].shape != value.shape for k, value in head.items())
+    if new_head and other:
+        state = {**state, **head}
+        model.new_weights = tuple(head)
+    check_fits(model, state, source.where)
+    model.load_state_dict(state)
+    model.training_runs = source.runs()
+    return tuple(head) if new_head and other else ()
+
+
 def card_of(model: ZooModule) -> Card:
     """The card of a model that `load` returned: ``model.card``, typed."""
     card: Card = model.__dict__["card"]
     return card
-
-
-def build(card: Card, norm: Norm | None = None, model: type[ZooModule] | None = None) -> ZooModule:
-    """The model that a card describes, with fresh random weights.
-
-    Args:
-        card: of the model.
-        norm: the normalisation in place of the card's.
-        model: class in place of the card's.
-
-    Raises:
-        CardError: for a class or argument that is not ours.
-    """
-    init_args = dict(card.config["init_args"])
-    if isinstance(file := init_args.get("vocabulary"), str):
-        init_args["vocabulary"] = _words(card, file)
-    stored = init_args.pop("norm", None)
-    cls = registry.model_class(card.model) if model is None else model
-    if norm is None and stored is not None:
-        norm = registry.decode_norm(stored)
-    if norm is not None:
-        init_args["norm"] = norm
-    built: ZooModule = registry.build(cls, init_args)
-    return built
-
-
-def _words(card: Card, file: str) -> list[str]:
-    """The words of a file of the card; a path to any other file is none of it."""
-    if file not in card.config["files"]:
-        raise CardError(
-            f"{card.folder / catalog.CONFIG}: the vocabulary {file!r} is not among the card's files"
-        )
-    try:
-        return catalog.verified_bytes(card, file).decode().splitlines()
-    except UnicodeDecodeError as error:
-        raise CardError(
-            f"{card.folder / file} must be text in UTF-8, but byte {error.start:,} is not"
-        ) from None
 
 
 class _TooLargeError(CardError):
@@ -229,9 +201,7 @@ class _Limited(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _check_size(
-    card: Card, state: dict[str, Tensor], norm: Norm | None, model: type[ZooModule] | None
-) -> None:
+def _check_size(source: Source, card: Card, state: dict[str, Tensor]) -> None:
     """Builds the model without memory for its weights, and compares it with those of the card.
 
     A card may say any size: the memory and the time of a model that its weights do not fit are
@@ -246,13 +216,13 @@ def _check_size(
         )
     try:
         with _Limited(card, len(state)), torch.device("meta"):
-            sketch = build(card, norm, model)
+            sketch = source.build()
     except _TooLargeError:
         raise
     except CardError:
-        if norm is None and model is None:
+        if source.is_ours:
             raise
-        return  # classes of the user's own may need numbers, which there are none of here
+        return  # classes of the user's own may need numbers, which the meta device has not
     count = sum(parameter.numel() for parameter in sketch.parameters())
     if count != card.parameters:
         raise CardError(
@@ -269,50 +239,3 @@ def _fill(model: ZooModule, state: dict[str, Tensor], card: Card, assign: bool) 
         raise CardError(
             f"{card.folder / catalog.WEIGHTS} does not fit the model of the card: {error}"
         ) from error
-
-
-def find_card(
-    name_or_path: str | os.PathLike[str],
-    revision: str | None = None,
-    cache_dir: str | Path | None = None,
-) -> Card:
-    """The card of a name, a folder or a hub id, of the version that is asked for.
-
-    Arguments and errors are those of `load`.
-    """
-    text = os.fspath(name_or_path)
-    path = Path(text).expanduser()
-    is_name = isinstance(name_or_path, str) and not set(text) & {os.sep, "/"}
-    if isinstance(name_or_path, str) and (is_name or not path.is_dir()):
-        text, at, asked = text.partition("@")
-        if at and revision not in (None, asked):
-            raise CardError(
-                f"{name_or_path} names version {asked!r}, but revision={revision!r}: give only one"
-            )
-        revision = asked if at else revision
-    if revision == "":
-        raise CardError(f"{name_or_path}: the revision is empty: leave it out for any")
-    if is_name or path.is_dir():
-        return _of_version(catalog.find_all(text) if is_name else [path], revision)
-    if isinstance(name_or_path, str) and _HUB_ID.fullmatch(text) and text[0] not in ".~":
-        return catalog.read_card(hub.download(text, revision=revision, cache_dir=cache_dir))
-    raise CardError(f"there is no card folder {text!r}")
-
-
-def _of_version(folders: list[Path], revision: str | None) -> Card:
-    """The card of the first of the folders, or of the first that has the version."""
-    if revision is None:
-        return catalog.read_card(folders[0])
-    cards = [catalog.read_card(folder) for folder in folders]
-    by_digest = _DIGEST.fullmatch(revision)
-    for card in cards:
-        if revision == card.version or (by_digest and card.digest.startswith(revision)):
-            return card
-    there = ", ".join(
-        f"{card.folder} ({card.version and f'version {card.version}, '}sha256 {card.digest[:8]}...)"
-        for card in cards
-    )
-    raise CardError(
-        f"{cards[0].name} has no version {revision!r} on this machine: give one that a card states"
-        f", or 8 or more digits of the sha256 of its weights; there are {there}"
-    )

@@ -14,7 +14,7 @@ import torch
 from ln_zoo.models.base import ZooModule
 from ln_zoo.norms import from_config
 from ln_zoo.training_runs import UNKNOWN, facts_of
-from ln_zoo.zoo import cards, catalog, loading, publishing, registry
+from ln_zoo.zoo import cards, catalog, loading, publishing, registry, source
 from ln_zoo.zoo.catalog import Card, CardError
 
 _M = TypeVar("_M", bound=ZooModule)
@@ -33,7 +33,7 @@ def load_as(
     Raises:
         CardError: as `ln_zoo.load`; for a model of another class.
     """
-    card = loading.find_card(name_or_path, revision, cache_dir)
+    card = source.find_card(name_or_path, revision, cache_dir)
     ours, abstract = registry.model_classes().get(card.model), inspect.isabstract(cls)
     foreign = ours is None and cls in registry.model_classes().values()
     if foreign or (ours and not issubclass(ours, cls) and (abstract or not issubclass(cls, ours))):
@@ -138,7 +138,7 @@ def _is_that(model: ZooModule, card: Card) -> bool:
         if (encoded["class"], known) != (norm["class"], norm["init_args"]):
             return False
     state = model.state_dict()
-    stored = loading.read_weights(card)
+    stored = source.read_weights(card)
     return state.keys() == stored.keys() and all(
         value.shape == stored[key].shape and torch.equal(value.cpu(), stored[key].to(value.dtype))
         for key, value in state.items()

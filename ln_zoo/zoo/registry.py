@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import sys
 from typing import Any
 
 import ln_zoo.models
@@ -67,22 +66,6 @@ def model_name(cls: type[Any]) -> str:
             "arguments are known"
         )
     return path
-
-
-def model_class_of_path(class_path: str) -> type[ZooModule]:
-    """The model of a class path, as checkpoints hold it: one of ours, or one imported already.
-
-    Raises:
-        CardError: for any other path.
-    """
-    name = class_path.removeprefix(_MODEL_ROOM)
-    if name in model_classes():
-        return model_classes()[name]
-    module, _, last = class_path.rpartition(".")
-    own = getattr(sys.modules.get(module), last, None)
-    if inspect.isclass(own) and issubclass(own, ZooModule):
-        return own
-    return _look_up(class_path, model_classes(), "model")
 
 
 def check_stored(model: ZooModule) -> None:

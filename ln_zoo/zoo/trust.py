@@ -6,7 +6,6 @@ if that class is loaded already, or if the user names it as well. Imports no tor
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import re
 import sys
@@ -24,7 +23,8 @@ _REFUSED = (
     re.compile(r"load (\S+) whose module \S+ is blocked"),
     re.compile(r"instantiate class (\S+)"),
 )
-_OPTION = "import"
+#: Text that names a class of a module, or a file.
+_PATH = re.compile(r"[\w/-]+(\.[\w/-]+)+")
 
 
 def check_classes(
@@ -122,38 +122,28 @@ def why_unreadable(error: Exception) -> str:
     return "it holds something other than a checkpoint"
 
 
-def add_import_option(parser: argparse._ActionsContainer) -> None:
-    """Adds ``--import``, for modules of the user's own, to a command that reads checkpoints."""
-    parser.add_argument(
-        f"--{_OPTION}",
-        action="append",
-        default=argparse.SUPPRESS,
-        metavar="MODULE",
-        help="module that defines a checkpoint's own class, imported first: a checkpoint never "
-        "imports a module by itself",
-    )
-
-
-def import_own(arguments: argparse.Namespace) -> None:
-    """Imports what ``--import`` names.
+def import_own(module: str) -> None:
+    """Imports a module that the user named with ``--import``.
 
     Raises:
         OwnModuleError: if it cannot be imported.
     """
-    for module in getattr(arguments, _OPTION, ()):
-        try:
-            importlib.import_module(module)
-        except (ImportError, ValueError, TypeError) as error:
-            raise OwnModuleError(
-                f"--{_OPTION} {module}: {error}: give the name of a module, such as my_models for "
-                "my_models.py in the current folder"
-            ) from error
+    try:
+        importlib.import_module(module)
+    except (ImportError, ValueError, TypeError) as error:
+        raise OwnModuleError(
+            f"--import {module}: {error}: give the name of a module, such as my_models for "
+            "my_models.py in the current folder"
+        ) from error
 
 
 def _class_paths(hyper_parameters: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Every class path, with the option that sets it."""
     found: list[tuple[str, Any]] = [("model", hyper_parameters["_class_path"])]
-    waiting: list[tuple[str, Any]] = [("model", hyper_parameters)]
+    # Text in arguments of other classes is theirs to read: the user named them.
+    ours = str(hyper_parameters["_class_path"]).startswith("ln_zoo.")
+    arguments = {k: v for k, v in hyper_parameters.items() if not str(k).startswith("_")}
+    waiting: list[tuple[str, Any]] = [("model", arguments)]
     seen: set[int] = set()  # a pickle may hold itself
     while waiting:
         place, value = waiting.pop()
@@ -164,7 +154,12 @@ def _class_paths(hyper_parameters: Mapping[str, Any]) -> list[tuple[str, Any]]:
             if "class_path" in value:
                 found.append((place, value["class_path"]))
             for key, inner in value.items():
+                if key == "vocabulary" and isinstance(inner, list):
+                    continue
                 waiting.append((place if key == "init_args" else f"{place}.{key}", inner))
+        elif isinstance(value, str) and ours and (_PATH.fullmatch(value) or "{" in value):
+            # An argument that takes a class would import it; a vocabulary would read the file.
+            found.append((place, value))
         elif isinstance(value, list | tuple | set | frozenset):
             waiting += [(place, inner) for inner in value]
     return found

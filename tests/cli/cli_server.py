@@ -1,6 +1,6 @@
 """Runs commands one after another, each as if in a process of its own, without importing anew.
 
-Reads requests from a socket, a line of JSON each (argv, folder, env, early), and answers there
+Reads requests from a socket, a line of JSON each (argv, folder, env), and answers there
 (code, out, err, raised). The process of the tests is no place for commands: the classes that other
 tests define would be among those that short names and error messages know.
 """
@@ -15,18 +15,11 @@ import tempfile
 import traceback
 from typing import BinaryIO
 
-from ln_zoo.cli import early as early_checks
 from ln_zoo.cli import main
 
-EARLY = early_checks.check
 
-
-def answer(argv: list[str], folder: str, env: dict[str, str], early: bool) -> dict[str, object]:
-    """Runs one command, and puts back what it changes in this process.
-
-    Without ``early`` mistakes are left to the parser that needs torch and Lightning.
-    """
-    early_checks.check = EARLY if early else lambda argv: None
+def answer(argv: list[str], folder: str, env: dict[str, str]) -> dict[str, object]:
+    """Runs one command, and puts back what it changes in this process."""
     path, modules = list(sys.path), set(sys.modules)
     os.environ.clear()
     os.environ.update(env)

@@ -13,6 +13,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -92,19 +93,34 @@ def end_server() -> None:
     _server.cache_clear()
 
 
-def run(*argv: str | Path, early: bool = True) -> Done:
-    """Runs a command in the current folder; quick, since its process is there already.
-
-    Without ``early`` mistakes are left to the parser that needs torch and Lightning.
-    """
+def run(*argv: str | Path) -> Done:
+    """Runs a command in the current folder; quick, since its process is there already."""
     server = _server()
     request = {"argv": [str(a) for a in argv], "folder": str(Path.cwd()), "env": environment()}
-    request["early"] = early
     server.write(json.dumps(request) + "\n")
     server.flush()
     reply = json.loads(server.readline())
     assert not reply["raised"], reply["raised"]
     return Done(reply["code"], reply["out"], reply["err"])
+
+
+def fails(*argv: str | Path, code: int = 2, says: Iterable[object] = ()) -> str:
+    """Runs a command that must end in one line of error, and returns that line.
+
+    Args:
+        argv: arguments.
+        code: exit code.
+        says: names and values that the line has to mention.
+    """
+    done = run(*argv)
+    lines = [line for line in done.err.splitlines() if ": error" in line]
+    assert done.code == code, (argv, done.code, done.err)
+    assert len(lines) == 1, (argv, done.err)
+    assert "Traceback" not in done.err, (argv, done.err)
+    assert "this is a bug" not in done.err, (argv, done.err)
+    assert lines[0].startswith("ln-zoo"), lines[0]
+    assert [each for each in says if str(each) not in lines[0]] == [], lines[0]
+    return lines[0]
 
 
 def fit(*argv: str | Path, epochs: int = 1) -> Done:

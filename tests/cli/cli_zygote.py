@@ -10,7 +10,6 @@ is forked from it.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import gc
 import json
 import os
@@ -28,7 +27,7 @@ import quick_pictures
 import sklearn.datasets  # noqa: F401  # the digits, which most tests train on
 
 import ln_zoo.cli.lightning  # noqa: F401  # all that a run needs
-from ln_zoo.cli import early, main
+from ln_zoo.cli import main
 
 
 def become(request: dict) -> int:
@@ -86,8 +85,6 @@ def serve(path: str) -> None:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(SystemExit):
-        early.check(["fit", "--model=MLPClassifier"])  # reads the signatures of all classes
     quick_pictures.leave_out_layout()
     quick_pictures.leave_out_ticks()
     gc.freeze()  # a collection in a child would copy what it only looks at

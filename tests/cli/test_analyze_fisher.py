@@ -51,21 +51,3 @@ def test_forms_of_the_table(
     assert ("|" in line) == (form == "markdown")
     assert "BN 0.5, WN 0.5, LN 0.5" in line
     assert (here / "fisher.png").is_file()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--units", "2"], "units must be at least 3, got 2"),
-        (["--examples", "5"], "examples must be at least 14, got 5"),
-        ([*SMALL, "--out", "fisher.nothing"], "--out fisher.nothing does not name a picture"),
-    ],
-)
-def test_wrong_values_are_one_line(
-    here: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["analyze", "fisher", *options]) == 1
-    told = capsys.readouterr().err
-    assert told.startswith(f"ln-zoo analyze fisher: error: {message}")
-    assert told.count("\n") == 1
-    assert not list(here.glob("*.png"))

@@ -93,37 +93,3 @@ def test_no_picture_of_norms_without_eps(here: Path, capsys: pytest.CaptureFixtu
     assert "yes (yes)" in said.out
     assert said.err.startswith("no invariance.png written\nWeightNorm() has no eps above 0")
     assert not list(here.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--norm", "LayrNorm"], "no norm 'LayrNorm' in ln_zoo.norms; did you mean 'LayerNorm"),
-        (["--norm", "no_such.Norm"], "norm 'no_such.Norm' cannot be imported"),
-        (["--norm", "pathlib.Path"], "'pathlib.Path' is not a subclass of ln_zoo.norms.Norm"),
-        (["--norm", "max_norms.NeedsSize"], "max_norms.NeedsSize: "),
-        (["--examples", "1"], "--examples must be at least 2, got 1"),
-        (["--features", "1"], "--features must be at least 2, got 1"),
-        (["--inputs", "0"], "--inputs must be at least 1, got 0"),
-        (["--weight_scale", "0"], "--weight_scale must be positive, got 0"),
-        (
-            ["--factors", "2", "-1"],
-            "factors must be one or more positive numbers other than 1, got [2.0, -1",
-        ),
-    ],
-)
-def test_wrong_values_are_one_line(
-    here: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (here / "max_norms.py").write_text(MINE)
-    assert main([*COMMAND, *options]) == 1
-    told = capsys.readouterr().err
-    assert told.startswith(f"ln-zoo analyze invariance: error: {message}")
-    assert told.count("\n") == 1
-    assert not list(here.glob("*.png"))
-
-
-@pytest.mark.parametrize("eps", ["-1", "nan", "inf", "own"])
-def test_eps_is_a_number_or_shipped(eps: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*COMMAND, f"--eps={eps}"]) == 2
-    assert f"must be a number >= 0, or 'shipped'; got '{eps}'" in capsys.readouterr().err

@@ -10,16 +10,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_support import QUIET, SMALL, fit, load, run
+from cli_support import QUIET, SMALL, fails, fit, load, run
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from ln_zoo.cli.stored import check_fits
+import ln_zoo
 from ln_zoo.data import Digits
 from ln_zoo.models import MLPClassifier, ZooModule
 from ln_zoo.norms import BatchNorm, LayerNorm, RMSNorm
-from ln_zoo.zoo import card_from_checkpoint, describe, write_card
+from ln_zoo.zoo import CardError, card_from_checkpoint, describe, source, write_card
 from ln_zoo.zoo.catalog import results_csv
+from ln_zoo.zoo.source import check_fits
 
 DATA = SMALL[2:]  # the model comes from the checkpoint
 PREPROCESSING = {"scale": 16, "image_shape": [1, 8, 8]}
@@ -137,35 +138,6 @@ def test_scores_without_naming_the_model(trained: Path, here: Path) -> None:
     assert metrics(here)["error"] == wrong / 300
 
 
-def test_checkpoint_named_in_a_configuration_file(trained: Path, here: Path) -> None:
-    (here / "test.yaml").write_text(f"ckpt_path: {trained}\ndata: Digits\n")
-    done = run("test", "--config", "test.yaml", *QUIET)
-    assert done.code == 0, done.err
-    assert "untrained" not in done.err
-
-
-def test_checkpoint_before_the_configuration_of_a_run(trained: Path, here: Path) -> None:
-    """It holds ``ckpt_path: null``."""
-    config = trained.parents[1] / "config.yaml"
-    assert "ckpt_path: null" in config.read_text()
-    done = run("test", "--ckpt_path", trained, "--config", config, *QUIET)
-    assert done.code == 0, done.err
-    assert "untrained" not in done.err
-
-
-def test_an_argument_takes_the_place_of_the_other_in_a_file(trained: Path, here: Path) -> None:
-    """The ``config.yaml`` of a run that began with weights holds them."""
-    (here / "tuned.yaml").write_text("weights: mlp.none\ndata: Digits\n")
-    done = run("test", "--config", "tuned.yaml", "--ckpt_path", trained, *QUIET)
-    assert done.code == 0, done.err
-    (here / "resumed.yaml").write_text("ckpt_path: no.ckpt\ndata: Digits\n")
-    done = run("test", "--weights", trained, "--config", "resumed.yaml", *QUIET)
-    assert done.code == 0, done.err
-    both = run("test", "--config", "tuned.yaml", "--config", "resumed.yaml", *QUIET)
-    assert both.code == 2
-    assert "give one of them" in both.err
-
-
 @pytest.mark.parametrize("command", ["validate", "test", "predict"])
 def test_untrained_weights_are_said_loudly(here: Path, command: str) -> None:
     done = run(command, *SMALL, *QUIET)
@@ -229,12 +201,6 @@ def test_last_finds_the_newest_run_of_the_name(here: Path) -> None:
     done = fit("--ckpt_path=last", "--model.lr=0.5", epochs=4)
     assert load(runs / "version_2/checkpoints/last.ckpt")["global_step"] == 20
     assert "note: model.lr = 0.5 is ignored: runs/MLPClassifier-LayerNorm/version_1" in done.err
-
-
-def test_last_of_a_logger_without_a_folder(here: Path) -> None:
-    done = run("fit", *SMALL, *QUIET, "--trainer.logger=true", "--ckpt_path=last")
-    assert done.code == 2
-    assert "this logger has none: give the file itself" in done.err
 
 
 @pytest.mark.parametrize("limit", [(), ("--trainer.max_steps=25",)])
@@ -344,14 +310,8 @@ def test_weights_of_another_norm_or_size_name_the_keys(
     hparams["norm"] = {"class_path": "ln_zoo.norms.BatchNorm", "init_args": {}}
     hparams["hidden_sizes"] = [9]
     torch.save(checkpoint, wrong)
-    done = run("test", option, wrong, *DATA, *QUIET)
-    assert done.code == 2
-    message = done.err.splitlines()[-1]
-    assert message.startswith(
-        f"ln-zoo test: error: the weights of {wrong} do not fit this MLPClassifier, which has "
-        "another norm or size: network.1.site.running_mean is missing; "
-    )
-    assert "network.1.weight is (8, 64), the model has (9, 64)" in message
+    says = ["network.1.site.running_mean", "network.1.weight", "(8, 64)", "(9, 64)"]
+    fails("test", option, wrong, *DATA, *QUIET, says=[wrong, "MLPClassifier", *says])
 
 
 def test_eight_differing_keys_are_enough() -> None:
@@ -359,18 +319,31 @@ def test_eight_differing_keys_are_enough() -> None:
         check_fits(MLPClassifier(6, [5, 5], 3, normalize_logits=True), {}, "x.ckpt")
 
 
-def test_weights_with_another_norm_given(trained: Path, here: Path) -> None:
-    done = run("fit", "--weights", trained, *DATA, *QUIET, "--model.norm=WeightNorm")
-    assert done.code == 2
-    assert "network.1.site.scale is missing" in done.err
-    assert "network.1.site.gain is not in the model" in done.err
-    assert not list(here.glob("**/*.ckpt"))
-
-
 def test_data_of_another_size(trained: Path, here: Path, data_root: Path) -> None:
-    done = run("test", "--ckpt_path", trained, "--data=MNIST", f"--data.root={data_root / 'mnist'}")
-    assert done.code == 2
-    assert "network.1.weight is (8, 64), the model has (8, 784)" in done.err
+    fails("test", "--ckpt_path", trained, "--data=MNIST", f"--data.root={data_root / 'mnist'}",
+          says=["network.1.weight", "(8, 64)", "(8, 784)"])  # fmt: skip
+
+
+def test_one_source_of_models(trained: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """File, run folder, card folder and name give the same model, in Python and by command."""
+    monkeypatch.setenv("LN_ZOO_MODELS", str(here / "cards"))
+    model = source.load_model(str(trained))
+    model.save_pretrained(here / "cards/mlp.again")
+    state = load(trained)["state_dict"]
+    measured = []
+    for text in (trained, trained.parents[1], here / "cards/mlp.again", "mlp.again"):
+        found = source.find(str(text))
+        assert (found.cls, found.init_args["hidden_sizes"]) == (MLPClassifier, [8]), text
+        for loaded in (found.load(), ln_zoo.load(text)):
+            assert not loaded.training
+            assert all(torch.equal(v, state[k]) for k, v in loaded.state_dict().items()), text
+        done = run("test", "--weights", text, *DATA, *QUIET)
+        assert done.code == 0, done.err
+        measured.append(metrics(here / "runs"))
+        shutil.rmtree(here / "runs")
+    assert all(each == measured[0] for each in measured)
+    with pytest.raises(CardError, match="checkpoint"):
+        ln_zoo.load(trained, num_classes=3)
 
 
 # Damaged files
@@ -408,28 +381,16 @@ def _nameless(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (_cut, "is damaged: cut short or overwritten"),
-        (_zero, "is damaged: the checksum of"),
-        (_flip, "is not a readable Lightning checkpoint (damaged, cut short, or written by"),
-        (lambda path: path.write_text("hello"), "is not a readable Lightning checkpoint"),
-        (_foreign, "is not a readable Lightning checkpoint"),
-        (_object, "is not a readable Lightning checkpoint"),
-        (_nameless, "does not say which model it holds"),
-    ],
+    "damage",
+    [_cut, _zero, _flip, lambda path: path.write_text("hello"), _foreign, _object, _nameless],
 )
 @pytest.mark.parametrize("option", ["--ckpt_path", "--weights"])
-def test_damaged_checkpoints(
-    trained: Path, here: Path, damage: object, message: str, option: str
-) -> None:
+def test_damaged_checkpoints(trained: Path, here: Path, damage: object, option: str) -> None:
     path = here / "damaged.ckpt"
     shutil.copy(trained, path)
     damage(path)  # type: ignore[operator]
     before = path.read_bytes()
-    done = run("fit", option, path, *DATA, *QUIET)
-    assert done.code == 2
-    assert done.err.startswith(f"ln-zoo fit: error: {path} {message}")
+    fails("fit", option, path, *DATA, *QUIET, says=[path])
     assert path.read_bytes() == before
     assert [p.name for p in here.iterdir()] == ["damaged.ckpt"]
 
@@ -505,10 +466,14 @@ def _foreign_class(trained: Path, path: Path, **changes: object) -> None:
 def test_no_module_is_imported_because_a_checkpoint_names_it(trained: Path, here: Path) -> None:
     (here / "redteam.py").write_text("open('imported', 'w')\nclass Foo: pass\n")
     # A file that would be read as the configuration of a norm.
-    (here / "norm.yaml").write_text("class_path: redteam.Foo\n")
+    (here / "norm.yaml").write_text("class_path: redteam.Foo")
     _foreign_class(trained, here / "model.ckpt", _class_path="redteam.Foo")
     _foreign_class(trained, here / "norm.ckpt", norm={"class_path": "redteam.Foo"})
     _foreign_class(trained, here / "path.ckpt", norm="norm.yaml")
+    # Text that the parser would import, or read as a class.
+    _foreign_class(trained, here / "cell.ckpt", activation="redteam.Foo")
+    _foreign_class(trained, here / "json.ckpt", activation='{"class_path": "redteam.Foo"}')
+    _foreign_class(trained, here / "words.ckpt", vocabulary="mine.yaml")
     (here / "mine.yaml").write_text("ckpt_path: model.ckpt\n")
     of, asks = (
         "is of redteam.Foo, which is not",
@@ -516,16 +481,19 @@ def test_no_module_is_imported_because_a_checkpoint_names_it(trained: Path, here
     )
     for argv, message in (
         (["test", "--ckpt_path=model.ckpt"], f"model.ckpt {of}"),
-        (["test", "--ckpt_path=norm.ckpt"], "you trust the file, give --model.norm redteam.Foo\n"),
+        (["test", "--ckpt_path=norm.ckpt"], "you trust the file, give --model.norm redteam.Foo"),
         (["test", "--ckpt_path=path.ckpt"], "norm must be stored as class_path and init_args"),
-        (["test", "--weights=model.ckpt"], "if you trust the file, give --model redteam.Foo\n"),
+        (["test", "--ckpt_path=cell.ckpt"], asks),
+        (["fit", "--weights=json.ckpt"], "redteam.Foo"),
+        (["test", "--weights=words.ckpt"], "mine.yaml"),
+        (["test", "--weights=model.ckpt"], "if you trust the file, give --model redteam.Foo"),
         (["fit", "--ckpt_path=norm.ckpt"], asks),
         (["predict", "--weights=norm.ckpt"], asks),
         (["validate", "--config=mine.yaml"], of),
         (["validate", "--config", '{"ckpt_path": "model.ckpt"}'], of),
         (["test", "--ckpt_path=model.ckpt", "--model=MLPClassifier"], of),
-        (["write", "text", "--model=model.ckpt"], "you trust the file, give --import redteam\n"),
-        (["analyze", "dynamics", "--ckpt=norm.ckpt"], "trust the file, give --import redteam\n"),
+        (["write", "text", "--model=model.ckpt"], "you trust the file, give --import redteam"),
+        (["analyze", "dynamics", "--ckpt=norm.ckpt"], "trust the file, give --import redteam"),
         (
             ["card", "norm.ckpt", "--results=x", "--out=card"],
             "trust the file, give --import redteam, or",
@@ -547,8 +515,10 @@ import torch
 from ln_zoo.models import MLPClassifier
 from ln_zoo.norms import RMSNorm
 
+
 @dataclass(frozen=True)
 class Mine(RMSNorm): pass
+
 
 class Decayed(MLPClassifier):
     def configure_optimizers(self):
@@ -569,6 +539,6 @@ def test_a_users_own_model_and_norm_are_tested_by_naming_them(own_classes: Path)
     assert done.code == 0, done.err
     # Both of its classes are to be named.
     done = run("test", "--ckpt_path", last, own[0], "--data=Digits", *QUIET)
-    assert (done.code, "give --model.norm my_models.Mine\n" in done.err) == (2, True), done.err
+    assert (done.code, "give --model.norm my_models.Mine" in done.err) == (2, True), done.err
     done = run("analyze", "dynamics", "--ckpt", last, "--import=my_models")
     assert "is a Decayed; the dynamics" in done.err

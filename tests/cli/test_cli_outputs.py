@@ -9,7 +9,19 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from cli_support import CONFIGS, QUIET, SMALL, fit, installed, load, python, run, same, script
+from cli_support import (
+    CONFIGS,
+    QUIET,
+    SMALL,
+    fails,
+    fit,
+    installed,
+    load,
+    python,
+    run,
+    same,
+    script,
+)
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from ln_zoo.data import Digits
@@ -455,35 +467,23 @@ def test_a_bad_loss_at_the_first_step(here: Path) -> None:
 # Where the output cannot go
 
 
-def test_output_below_a_file(here: Path) -> None:
-    (here / "taken").write_text("not a folder")
-    done = run("fit", *SMALL, *QUIET, "--trainer.logger.save_dir=taken/runs")
-    assert done.code == 2
-    assert done.err.splitlines()[-1] == (
-        "ln-zoo fit: error: the output folder taken/runs cannot be written to (Not a directory): "
-        "choose another with --trainer.logger.save_dir or --trainer.default_root_dir"
-    )
-    assert (here / "taken").read_text() == "not a folder"
-
-
-def test_output_where_nothing_can_be_made(here: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "folder"),
+    [
+        (["--trainer.logger.save_dir=taken/runs"], "taken/runs"),
+        (["--trainer.logger=false", "--trainer.default_root_dir=/proc/x"], "/proc/x"),
+        (
+            ["--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.dirpath=taken/mine"],
+            "taken/mine",
+        ),
+    ],
+)
+def test_output_where_nothing_can_be_made(here: Path, options: list[str], folder: str) -> None:
     if not Path("/proc").is_dir():
         pytest.skip("needs /proc, where not even root can make a folder")
-    done = run(
-        "fit", *SMALL, *QUIET, "--trainer.logger=false", "--trainer.default_root_dir=/proc/x"
-    )
-    assert done.code == 2
-    assert "the output folder /proc/x/MLPClassifier-LayerNorm cannot be written to" in done.err
-
-
-def test_checkpoints_where_nothing_can_be_made(here: Path) -> None:
-    (here / "taken").write_text("")
-    done = run(
-        "fit", *SMALL, *QUIET, "--trainer.callbacks+=ModelCheckpoint",
-        "--trainer.callbacks.dirpath=taken/checkpoints",
-    )  # fmt: skip
-    assert done.code == 2
-    assert "taken/checkpoints cannot be written to (Not a directory)" in done.err
+    (here / "taken").write_text("not a folder")
+    fails("fit", *SMALL, *QUIET, *options, says=[folder])
+    assert (here / "taken").read_text() == "not a folder"
 
 
 def test_a_full_disk(here: Path) -> None:

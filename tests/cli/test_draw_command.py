@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cli_support import fails
 from PIL import Image
 from zoo_support import RESULTS
 
@@ -65,32 +66,10 @@ def test_black_and_white(in_tmp: Path, cards: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--number=0"], "--number must be at least 1, got 0"),
-        (["--number=10001"], "--number must be at most 10,000, got 10001"),
-        (["--columns=0"], "--columns must be at least 1, got 0"),
-        (["--seed", f"{10**23}"], "--seed must be between -2**63 and 2**64 - 1"),
-        (["--out=x.doc"], "--out x.doc does not name a picture: end it in .png"),
-        (["--out=."], "--out . is a folder"),
-        (["--filmstrip=x"], "--filmstrip x does not name a picture"),
-        (["--numbers=x.csv"], "--numbers x.csv must end in .npy"),
-        (["--model=draw.nne"], "did you mean draw.none"),
-        (
-            ["--model={}/mlp"],
-            "mlp is a MLPClassifier, which generates no images: give a DRAW model",
-        ),
-        (["--model={}/diverged"], "holds weights that are not finite"),
-        (["--model=none.ckpt"], "none.ckpt"),
-    ],
+    ("model", "says"), [("mlp", "mlp MLPClassifier DRAW"), ("diverged", "diverged finite")]
 )
-def test_wrong_input_is_one_line(
-    in_tmp: Path, cards: Path, options: list[str], message: str, capsys
-) -> None:
-    assert main(["draw", *(option.format(cards) for option in options)]) == 1
-    (told,) = capsys.readouterr().err.splitlines()
-    assert told.startswith("ln-zoo draw: error: ")
-    assert message in told
+def test_wrong_models(in_tmp: Path, cards: Path, model: str, says: str) -> None:
+    fails("draw", f"--model={cards / model}", code=1, says=says.split())
     assert list(in_tmp.iterdir()) == []
 
 
@@ -103,7 +82,7 @@ def test_the_default_is_the_published_model(
         asked.append(weights)
         return load(cards / "small")
 
-    monkeypatch.setattr("ln_zoo.cli.stored.load_model", load_instead)
+    monkeypatch.setattr("ln_zoo.zoo.source.load_model", load_instead)
     assert main(["draw"]) == 0
     assert asked == ["draw.layernorm"]
     assert (in_tmp / "samples.png").is_file()

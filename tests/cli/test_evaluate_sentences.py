@@ -14,11 +14,11 @@ from lightning.pytorch import Trainer
 
 from ln_zoo.callbacks.sentence_evaluation import model_scores
 from ln_zoo.cli import main
-from ln_zoo.cli.compare import read_curves
 from ln_zoo.data import SyntheticBooks
 from ln_zoo.data.sentence_tasks import read_task
 from ln_zoo.metrics import sentence_tasks
 from ln_zoo.models import MLPClassifier, SkipThought
+from ln_zoo.plots.comparison import read_curves
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*items here"),
@@ -142,27 +142,6 @@ def test_checkpoints_of_a_run_become_a_curve(
     assert curve == {step: float(rows[0]["step_cr"]) for step in (1, 20)}  # the same weights
 
 
-@pytest.mark.parametrize(
-    ("encoders", "file", "message"),
-    [
-        (("majority",), "curve.csv", "needs checkpoints of training, .ckpt files; got majority"),
-        (("a={0}", "b={0}"), "curve.csv", "two checkpoints have 1 updates: give those of one run"),
-        (("{0}",), "curve.md", "--curve curve.md must end in .csv"),
-    ],
-)
-def test_what_is_no_curve_is_refused(
-    checkpoint: Path,
-    encoders: tuple[str, ...],
-    file: str,
-    message: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    code, _, err = run(capsys, *(e.format(checkpoint) for e in encoders), "--curve", file)
-    assert code == 1
-    assert message in err
-    assert not Path(file).exists()
-
-
 def test_scores_that_are_there_stand_in_the_same_table(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,32 +177,6 @@ def test_an_untrained_model_of_a_configuration(capsys: pytest.CaptureFixture[str
     assert (content["protocol"], content["seed"]) == ("fast", 3)
     assert {row["encoder"] for row in content["scores"]} == {"GRU"}
     assert not Path("runs").exists()
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["majority", "--out", "x.txt"], "--out x.txt must end in .csv, .json or .md"),
-        (["majority", "majority"], "2 rows would have the label 'majority': give LABEL=ENCODER"),
-        (["word-mean"], "word-mean needs word vectors: word-mean:MODEL or word-mean:FILE"),
-        (["majoritty"], "no control 'majoritty'; did you mean 'majority'?"),
-        (["=majority"], "expected ENCODER or LABEL=ENCODER, got '=majority'"),
-        (["majority", "--jobs", "0"], "--jobs must be at least 1, got 0"),
-        (["missing.ckpt"], "missing.ckpt"),
-        (["missing.csv"], "missing.csv"),
-        (["tasks/custrev.csv"], "tasks/custrev.csv is not a table of scores as --out writes them"),
-        (["tasks/custrev.json"], "tasks/custrev.json has no scores by the fast protocol: test"),
-        (["word-mean:missing.txt"], "missing.txt"),
-    ],
-    ids=" ".join,
-)
-def test_mistakes(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("tasks/custrev.csv").write_text("encoder,metric\nours,cr\n")
-    Path("tasks/custrev.json").write_text('{"metrics": {"mr": 50.0}}')
-    code, _, err = run(capsys, *argv)
-    assert code != 0
-    assert message in err
-    assert len(err.splitlines()) == 1
 
 
 def test_models_that_do_not_encode(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from cli_support import QUIET, SMALL, load, run, script
 from lightning.pytorch import Trainer
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 
-from ln_zoo.cli import outputs, signals, stored
+from ln_zoo.cli import notes, outputs, signals
 
 DATA = ("--data=Digits", "--data.batch_size=20", "--data.train_size=100", "--data.val_size=20")
 
@@ -55,8 +55,8 @@ def test_weights_that_are_not_finite(trained: Path, here: Path, command: str) ->
 def test_what_was_measured_must_be_finite() -> None:
     values = {"test_nll": torch.tensor(float("inf")), "test_error": torch.tensor(3)}
     with pytest.raises(ValueError, match="test_nll is not finite: "):
-        stored.check_finite(values, "what the test measured")
-    stored.check_finite({"test_error": torch.tensor(3)}, "what the test measured")
+        notes.check_finite(values, "what the test measured")
+    notes.check_finite({"test_error": torch.tensor(3)}, "what the test measured")
 
 
 def test_a_disk_that_fills_while_training(mishap: Path) -> None:

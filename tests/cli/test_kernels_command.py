@@ -169,9 +169,3 @@ def test_what_the_environment_turns_off_is_told(
     monkeypatch.setenv("LN_ZOO_KERNELS", "fast")
     assert main(["kernels"]) == 1
     assert "there is no kernel called 'fast'" in capsys.readouterr().err
-
-
-def test_misspelt_option_and_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["kernels", "--bild"]) == 2
-    assert main(["kernles"]) == 2
-    assert "did you mean 'kernels'?" in capsys.readouterr().err

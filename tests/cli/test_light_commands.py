@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import json
 import subprocess
 import sys
@@ -9,9 +11,10 @@ from pathlib import Path
 
 import pytest
 from cli_support import SCRIPT, run
+from lightning.pytorch import Trainer
 
 from ln_zoo import __version__
-from ln_zoo.cli import main
+from ln_zoo.cli import main, spelling
 
 HEAVY = {
     "torch",
@@ -66,7 +69,13 @@ def card(folder: Path) -> None:
         (["analyze", "fisher", "--help"], "--draws"),
         (["analyze", "dynamics", "--help"], "--exponents"),
         (["kernels", "--help"], "--rebuild"),
-        (["lsit"], "did you mean 'list'?"),
+        (["lsit"], "'list'"),
+        (["fit", "--trainer.max_epoch=3"], "'trainer.max_epochs'"),
+        (["fit", "--data=MNITS"], "'MNIST'"),
+        (["fit", "--model=MLPClassifier", "--model.norm=LayrNorm"], "'LayerNorm'"),
+        (["fit", "--model=DRAW", "--model.lrr=3"], "'lr'"),
+        (["fit", "--config=none.yaml"], "none.yaml"),
+        (["fit", "--ckpt_path=none.ckpt"], "none.ckpt"),
     ],
 )
 def test_imports_nothing_heavy(
@@ -83,6 +92,19 @@ def test_imports_nothing_heavy(
     *answered, modules = done.stdout.splitlines()
     assert answer in "\n".join(answered) + done.stderr
     assert HEAVY & set(modules.split()) == set()
+
+
+@pytest.mark.parametrize("group", spelling.ROOMS)
+def test_names_are_those_that_python_finds(group: str) -> None:
+    """Where they are certain, so that no right name is taken for a misspelt one."""
+    room, root = spelling.ROOMS[group]
+    module, found = importlib.import_module(f"ln_zoo.{room}"), spelling.classes(room, root)
+    for name, names in found.items():
+        if names is not None and hasattr(module, name):
+            assert names == list(inspect.signature(getattr(module, name)).parameters), name
+    for method in ("__init__", "fit", "validate", "test", "predict"):
+        known = list(inspect.signature(getattr(Trainer, method)).parameters)
+        assert spelling._trainer(method) == known[1:]
 
 
 def test_the_installed_script_answers_at_once() -> None:

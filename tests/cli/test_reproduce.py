@@ -1,4 +1,4 @@
-"""`ln-zoo reproduce`: the list, and verdicts on runs whose numbers are known."""
+"""`ln-zoo reproduce`: the list, the sweep of a claim, the page."""
 
 from __future__ import annotations
 
@@ -6,137 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
+from sweep_runs import FAST, SLOW, report
 
 from ln_zoo.cli import main, reproduce
-from ln_zoo.cli.reproduce import judge, with_table
-from ln_zoo.cli.sweep.evidence import recompute
-from ln_zoo.cli.sweep.grid import Grid, SweepError, write_grid
-from ln_zoo.cli.sweep.report import Report
+from ln_zoo.sweeps.evidence import recompute
 from ln_zoo.zoo import claims
-from ln_zoo.zoo.claims import Rule
+from ln_zoo.zoo.claims import Rule, with_table
 
 FASTER = Rule("faster", "val_nll", "layer", "none")
 LOWER = Rule("lower", "error", "layer", "none")
-
-
-def report(
-    out: Path, layer: list[list[float]], none: list[list[float]], lrs: tuple[str, ...] = ("1",)
-) -> Report:
-    """A sweep whose runs log these validation losses by epochs of 10 updates.
-
-    The last is the test error too. With several rates the curves are those of the last, and the
-    others' are worse.
-    """
-    out.mkdir(exist_ok=True)
-    seeds = list(range(len(layer)))
-    grid = Grid(["c.yaml"], ["layer.yaml", "none.yaml"], seeds, {"lr": list(lrs)})
-    write_grid(grid, out)
-    for run in grid.runs():
-        curve = {"layer": layer, "none": none}[Path(run.norm).stem][run.seed]
-        if run.settings["lr"] != lrs[-1]:
-            curve = [9.0 for _ in curve]
-        folder = out / run.name
-        folder.mkdir(parents=True)
-        results = {"metrics": {"error": curve[-1], "nll": curve[-1]}}
-        (folder / "test_results.json").write_text(json.dumps(results))
-        lines = [f"{epoch},{10 * epoch + 9},{value}" for epoch, value in enumerate(curve)]
-        (folder / "metrics.csv").write_text("\n".join(["epoch,step,val_nll", *lines]) + "\n")
-    return Report(grid, out)
-
-
-SLOW = [[0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2]] * 3
-FAST = [
-    [0.9, 0.5, 0.2, 0.1, 0.1, 0.1, 0.1, 0.1],
-    [0.9, 0.5, 0.3, 0.2, 0.1, 0.1, 0.1, 0.1],
-    [0.9, 0.5, 0.3, 0.2, 0.2, 0.1, 0.1, 0.1],
-]
-
-
-def test_faster(tmp_path: Path) -> None:
-    # Targets of 0.27, 0.235 and 0.207: after 30, 40 and 40 updates, and 80 of the baseline.
-    found = judge(report(tmp_path / "a", FAST, SLOW), FASTER)
-    assert (found.verdict, found.seeds) == ("holds", 3)
-    ratio = "2.2 (1.46 to 3.33)"
-    assert found.number == f"times as fast to 90 %: {ratio}; 95 %: {ratio}; 99 %: {ratio}"
-    assert found.interval == pytest.approx((1.46, 3.33), abs=0.005)
-    # The other way round, the baseline's best is missed: two seeds in three cannot tell.
-    back = judge(report(tmp_path / "b", SLOW, FAST), FASTER)
-    assert back.verdict == "undecided"
-    assert "99 %: met by 0 of 3, baseline 3 of 3" in back.number
-    # Six seeds can, by ranks.
-    never = judge(report(tmp_path / "c", SLOW * 2, FAST * 2), FASTER)
-    assert never.verdict == "does not hold"
-    one = judge(report(tmp_path / "d", FAST[:1], SLOW[:1]), FASTER)
-    assert (one.verdict, one.interval) == ("undecided", None)
-
-
-def test_each_at_its_best_settings(tmp_path: Path) -> None:
-    assert judge(report(tmp_path, FAST, SLOW, ("1", "2")), FASTER).verdict == "holds"
-
-
-def test_own_best(tmp_path: Path) -> None:
-    # Own bests after 40, 50 and 50 updates, whatever they are; the baseline's after 80.
-    found = report(tmp_path / "a", [FAST[0], FAST[1], FAST[1]], SLOW)
-    for value, verdict in {0.6: "holds", 0.5: "holds", 0.95: "holds in part"}.items():
-        rule = Rule("own_best", "val_nll", "layer", "none", value=value)
-        assert judge(found, rule).verdict == verdict
-    assert judge(found, rule).number == "0.58 (0.421 to 0.799) of the baseline's updates"
-    assert judge(report(tmp_path / "b", FAST, SLOW), rule).verdict == "undecided"
-    assert judge(report(tmp_path / "c", SLOW, [FAST[1]] * 3), rule).verdict == "does not hold"
-
-
-def test_lower_and_higher(tmp_path: Path) -> None:
-    found = report(tmp_path / "a", [[0.10], [0.11], [0.12]], [[0.20], [0.22], [0.21]])
-    lower = judge(found, LOWER)
-    assert lower.verdict == "holds"
-    assert (lower.number, lower.seeds) == ("error -10 (-12.5 to -7.52)", 3)
-    assert judge(found, Rule("higher", "error", "layer", "none")).verdict == "does not hold"
-    mixed = report(tmp_path / "b", [[0.10], [0.30]], [[0.20], [0.22]])
-    assert judge(mixed, LOWER).verdict == "undecided"
-    with pytest.raises(SweepError, match="the test has no 'bound'"):
-        judge(found, Rule("lower", "bound", "layer", "none"))
-    with pytest.raises(SweepError, match="has no 'loss'"):
-        judge(found, Rule("faster", "loss", "layer", "none"))
-
-
-def test_a_gain_that_grows(tmp_path: Path) -> None:
-    # By seed: error of layer and of none, for a batch of 128 and one of 16, at either length.
-    errors = [[0.30, 0.31, 0.20, 0.24], [0.30, 0.32, 0.20, 0.26], [0.31, 0.31, 0.19, 0.24]]
-    settings = {"batch": ["128", "16"], "length": ["1", "2"]}
-    grid = Grid(["c.yaml"], ["layer.yaml", "none.yaml"], [0, 1, 2, 3], settings)
-    write_grid(grid, tmp_path)
-    for run in grid.runs():
-        # The last seed has finished in part.
-        if run.seed == 3 and run.settings["length"] == "2":
-            continue
-        at = 2 * (run.settings["batch"] == "16") + (run.norm == "none.yaml")
-        error = errors[run.seed % 3][at] + (run.settings["length"] == "2")
-        folder = tmp_path / run.name
-        folder.mkdir(parents=True)
-        (folder / "test_results.json").write_text(json.dumps({"metrics": {"error": error}}))
-        (folder / "metrics.csv").write_text(f"epoch,step,val_error\n0,9,{error}\n")
-    found = Report(grid, tmp_path)
-    # 1, 2 and 0 points become 4, 6 and 5.
-    rule = Rule("grows", "error", "layer", "none", "batch", "128", "16")
-    grown = judge(found, rule)
-    assert (grown.verdict, grown.seeds) == ("holds", 3)
-    assert grown.number == "lead in error +1 to +5, +4 (+1.52 to +6.48)"
-    back = Rule("grows", "error", "layer", "none", "batch", "16", "128")
-    assert judge(found, back).verdict == "does not hold"
-    length = Rule("grows", "error", "layer", "none", "length", "1", "2")
-    assert judge(found, length).verdict == "undecided"
-    with pytest.raises(SweepError, match="no seed has finished at all settings"):
-        judge(found, Rule("grows", "error", "layer", "none", "batch", "128", "4"))
-
-
-def test_comparable(tmp_path: Path) -> None:
-    # The last values are 0.1, 0.1 and 0.2 with 0.2: -0.1, -0.1 and 0 apart, within 0.21 of it.
-    found = report(tmp_path, [*FAST[:2], [*FAST[2][:-1], 0.2]], SLOW)
-    wide, narrow = (Rule("comparable", "nll", "layer", "none", margin=m) for m in (0.25, 0.1))
-    within = judge(found, wide)
-    assert (within.verdict, within.number) == ("holds", "nll -0.0667 (-0.21 to +0.0768)")
-    assert judge(found, narrow).verdict == "undecided"
-    assert judge(found, narrow).seeds_needed == 5
 
 
 def test_lists_all(capsys: pytest.CaptureFixture[str]) -> None:
@@ -151,7 +29,8 @@ def test_runs_the_sweep_and_gives_the_verdict(
 ) -> None:
     calls: list[list[str]] = []
 
-    def fake_sweep(argv: list[str]) -> int:
+    def fake_call(function: object, name: str, argv: list[str]) -> int:
+        assert name == "sweep"
         calls.append(argv)
         if not (in_tmp / "sweeps").exists():
             (in_tmp / "sweeps").mkdir()
@@ -161,7 +40,7 @@ def test_runs_the_sweep_and_gives_the_verdict(
                 file.write_text(file.read_text().replace("val_nll", "step_val_bound"))
         return 1  # as where a run has failed
 
-    monkeypatch.setattr(reproduce, "sweep", fake_sweep)
+    monkeypatch.setattr(reproduce, "call", fake_call)
     assert main(["reproduce", "draw-speed", "--jobs=2"]) == 1
     (call,) = calls
     assert "--out=sweeps/draw-speed-reduced" in call
@@ -204,7 +83,7 @@ def test_claims_that_cannot_be_run(in_tmp: Path, capsys: pytest.CaptureFixture[s
 
 def test_the_page_is_written_with_the_table_of_the_readme(in_tmp: Path) -> None:
     (in_tmp / "docs/results").mkdir(parents=True)
-    first, last = reproduce._MARKS
+    first, last = claims.MARKS
     (in_tmp / "README.md").write_text(f"before\n{first}\nold\n{last}\nafter\n")
     assert main(["reproduce", "--write", "docs/results/claims.md"]) == 0
     assert (in_tmp / "docs/results/claims.md").read_text() == claims.page("docs/results")

@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import torch
+from cli_support import fails
 from lightning.pytorch import LightningDataModule, Trainer
 from torch.utils.data import DataLoader
 from zoo_support import PREPROCESSING, RESULTS
@@ -244,67 +245,39 @@ def test_primed_by_a_line_of_the_database(
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("given", "says"),
     [
-        (["--model", "mlp.layernorm"], "mlp.layernorm is a MLPClassifier, which does not write"),
-        (["--model", "mlp.layernrm"], "no model 'mlp.layernrm': did you mean mlp.layernorm"),
-        (["--model", "none.ckpt"], "there is no checkpoint 'none.ckpt'"),
-        (["--model", "text.ckpt"], "text.ckpt is not a readable Lightning checkpoint"),
-        (["--model", "foreign.ckpt"], "foreign.ckpt is of pathlib.Path, which is neither a model"),
-        (["--model", "blind.ckpt"], "this network reads no text (text=False)"),
-        (["--model", "strict.ckpt"], "has no '!': leave them out"),
-        (["--bias", "-1"], "--bias must be at least 0, got -1"),
-        (["--bias", "nan"], "--bias must be at least 0, got nan"),
-        (["--thickness", "0"], "--thickness must be a positive number, got 0"),
-        (["--width", "0"], "--width must be at least 1, got 0"),
-        (["--samples", "0"], "--samples must be at least 1, got 0"),
-        (["--file", "text.ckpt"], "give either the text to write, or a text file"),
-        (["--out", "a.xyz"], "a.xyz does not name a picture: end it in .svg, .png or .pdf"),
-        (["--out", ""], ". does not name a picture"),
-        (["--out", "folder.svg"], "folder.svg is a folder: give the name of a file"),
-        (["--out", "text.ckpt/a.svg"], "text.ckpt/a.svg cannot be written:"),
-        (["--attention", "a"], "a does not name a picture"),
-        (["--strokes", "a.txt"], "--strokes a.txt must end in .json or .npy"),
-        (
-            ["--strokes", "a.npy", "--samples", "2"],
-            "--strokes a.npy holds one line, and these are 2",
-        ),
-        (
-            ["--prime_text", "a"],
-            "--prime_text and --show_prime need a line given with --prime",
-        ),
-        (
-            ["--prime", "no.npy", "--prime_text", "a"],
-            "[Errno 2] No such file or directory: 'no.npy'",
-        ),
-        (["--prime", "line.npy"], "--prime line.npy needs --prime_text: what that line says"),
-        (
-            ["--prime", "two.npz"],
-            "two.npz cannot be read as an array of offsets: expected one array, it holds",
-        ),
-        (["--prime", "objects.npy"], "objects.npy cannot be read as an array of offsets"),
-        (["--prime", "flat.npy"], "flat.npy must hold finite offsets (T, 3), got (3, 2)"),
-        (["--prime", "infinite.npy"], "infinite.npy must hold finite offsets (T, 3)"),
-        (["--prime", "id", "--data", "none"], "no folder none"),
-        (
-            ["--prime", "test-3", "--data", "iam"],
-            "iam has no line 'test-3'; did you mean 'test-1'?",
-        ),
-        (["--prime", "test-1", "--data", "iam"], "--prime test-1 needs --prime_text"),
+        ("--model mlp.layernrm", "mlp.layernrm mlp.layernorm"),
+        ("--model text.ckpt", "text.ckpt"),
+        ("--model foreign.ckpt", "foreign.ckpt pathlib.Path"),
+        ("--model blind.ckpt", "text=False"),
+        ("--model strict.ckpt", "'!'"),
+        ("--bias nan", "--bias nan"),
+        ("--thickness 0", "--thickness 0"),
+        ("--file text.ckpt", "--file"),
+        ("--out a.xyz", "a.xyz"),
+        ("--out folder.svg", "folder.svg"),
+        ("--out text.ckpt/a.svg", "text.ckpt/a.svg"),
+        ("--attention a", "--attention a"),
+        ("--attention a.svg --out a.svg", "--attention --out a.svg"),
+        ("--strokes a.npy --samples 2", "--strokes a.npy 2"),
+        ("--prime no.npy --prime_text a", "no.npy"),
+        ("--prime line.npy", "line.npy --prime_text"),
+        ("--prime two.npz", "two.npz"),
+        ("--prime objects.npy", "objects.npy"),
+        ("--prime flat.npy", "flat.npy (3, 2)"),
+        ("--prime infinite.npy", "infinite.npy"),
+        ("--prime id --data none", "none"),
+        ("--prime test-3 --data iam", "'test-3' 'test-1'"),
+        ("--prime test-1 --data iam", "test-1 --prime_text"),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_wrong_input_is_one_line(
-    here: Path, checkpoint: Path, options: list[str], message: str, capsys
-) -> None:
+def test_wrong_input(here: Path, checkpoint: Path, given: str, says: str) -> None:
+    options = given.split()
     _prepare(here, checkpoint, options)
     before = sorted(here.rglob("*"))
     options = options if "--model" in options else ["--model", str(checkpoint), *options]
-    assert main(["write", "ab!", *options]) == 1
-    told = [x for x in capsys.readouterr().err.splitlines() if not x.startswith("note: ")]
-    assert told[0].startswith("ln-zoo write: error: ")
-    assert message in told[0]
-    assert len(told) == 1
+    fails("write", "ab!", *options, code=1, says=says.split())
     assert sorted(here.rglob("*")) == before
 
 
@@ -329,44 +302,27 @@ def _prepare(here: Path, checkpoint: Path, options: list[str]) -> None:
         PenLines.from_steps([GIVEN], [f"{name}-1"], [""]).save(here / f"iam/strokes_{name}")
 
 
-def test_weights_that_are_not_finite(here: Path, checkpoint: Path, capsys) -> None:
+def test_weights_that_are_not_finite(here: Path, checkpoint: Path) -> None:
     state = torch.load(checkpoint, weights_only=True)
     state["state_dict"]["output.bias"][3] = torch.nan
     torch.save(state, here / "diverged.ckpt")
-    assert main(["write", "a", "--model", "diverged.ckpt"]) == 1
-    assert "diverged.ckpt holds weights that are not finite" in capsys.readouterr().err
+    fails("write", "a", "--model", "diverged.ckpt", code=1, says=["diverged.ckpt"])
 
 
-def test_weights_of_another_size(here: Path, checkpoint: Path, capsys) -> None:
+def test_weights_of_another_size(here: Path, checkpoint: Path) -> None:
     state = torch.load(checkpoint, weights_only=True)
     state["hyper_parameters"]["hidden_size"] = 9
     torch.save(state, here / "other.ckpt")
-    assert main(["write", "a", "--model", "other.ckpt"]) == 1
-    assert "the weights of other.ckpt do not fit this Handwriting" in capsys.readouterr().err
+    fails("write", "a", "--model", "other.ckpt", code=1, says=["other.ckpt", "Handwriting"])
 
 
 @pytest.mark.parametrize("text", [[], [""], [" ", "\n\n"]])
-def test_nothing_to_write(here: Path, text: list[str], capsys) -> None:
+def test_nothing_to_write(here: Path, text: list[str]) -> None:
     """Said before a model is looked for."""
-    assert main(["write", *text, "--model", "none.ckpt"]) == 1
-    assert "text" in capsys.readouterr().err
+    fails("write", *text, "--model", "none.ckpt", code=1, says=["text"])
     (here / "a.txt").write_bytes(b"\xff\xfe")
-    assert main(["write", "--file", "a.txt", "--model", "none.ckpt"]) == 1
-    assert "a.txt is not text in UTF-8" in capsys.readouterr().err
-    assert main(["write", "--file", "b.txt", "--model", "none.ckpt"]) == 1
-    assert "No such file or directory: 'b.txt'" in capsys.readouterr().err
-
-
-def test_a_traceback_on_demand(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LN_ZOO_DEBUG", "1")
-    with pytest.raises(FileNotFoundError, match=r"none\.ckpt"):
-        main(["write", "a", "--model", "none.ckpt"])
-
-
-def test_misspelt_options(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in (["a", "--model", "b", "--bia", "1"], ["a"]):
-        assert main(["write", *command]) == 2
-    assert "the following arguments are required: --model" in capsys.readouterr().err
+    for file in ("a.txt", "b.txt"):
+        fails("write", "--file", file, "--model", "none.ckpt", code=1, says=[file])
 
 
 @pytest.mark.parametrize(

@@ -473,7 +473,7 @@ def test_bad_files_are_named(tested_checkpoint: tuple[Path, Path], tmp_path: Pat
     short = tmp_path / "cut" / "best.ckpt"
     short.parent.mkdir()
     short.write_bytes(checkpoint.read_bytes()[:2000])
-    with pytest.raises(CardError, match="cannot be read as a checkpoint of plain values"):
+    with pytest.raises(CardError, match=r"cut/best\.ckpt"):
         card_from_checkpoint(short, results, out)
     results.write_text("[1, 2]")
     with pytest.raises(CardError, match="holds no mapping"):
@@ -490,16 +490,16 @@ def test_foreign_checkpoints_are_refused(
 
     content["hyper_parameters"]["_class_path"] = "subprocess.Popen"
     torch.save(content, foreign)
-    with pytest.raises(CardError, match=r"unknown model 'subprocess\.Popen'.*nothing was imp"):
+    with pytest.raises(CardError, match=r"best\.ckpt is of subprocess\.Popen"):
         card_from_checkpoint(foreign, results, tmp_path / "card")
     del content["hyper_parameters"]["_class_path"]
     torch.save(content, foreign)
-    with pytest.raises(CardError, match="not a checkpoint of a model of ln_zoo"):
+    with pytest.raises(CardError, match=r"best\.ckpt"):
         card_from_checkpoint(foreign, results, tmp_path / "card")
     content = torch.load(checkpoint, weights_only=True)
     content["hyper_parameters"]["hidden_sizes"] = [17]
     torch.save(content, foreign)
-    with pytest.raises(CardError, match="weights and arguments do not fit"):
+    with pytest.raises(CardError, match="do not fit"):
         card_from_checkpoint(foreign, results, tmp_path / "card")
 
 

@@ -10,23 +10,23 @@ from pathlib import Path
 import pytest
 from zoo_support import StubHub
 
+from ln_zoo.cli import main
 from ln_zoo.zoo import catalog, load
-from ln_zoo.zoo.commands import run
 
 Capture = pytest.CaptureFixture[str]
 
 
 def test_list(models_folder: Path, capsys: Capture) -> None:
-    assert run("list", ["mlp.*", "--norm", "LayerNorm", "--dataset", "digits"]) == 0
+    assert main(["list", "mlp.*", "--norm", "LayerNorm", "--dataset", "digits"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["name", "mlp.layernorm"]
-    assert run("list", ["nothing*"]) == 0
+    assert main(["list", "nothing*"]) == 0
     assert "no model fits" in capsys.readouterr().out
 
 
 def test_a_table_of_results(models_folder: Path, tmp_path: Path, capsys: Capture) -> None:
     file = tmp_path / "results.csv"
-    assert run("list", ["mlp.*", "--dataset", "digits", "--csv", str(file)]) == 0
+    assert main(["list", "mlp.*", "--dataset", "digits", "--csv", str(file)]) == 0
     assert capsys.readouterr().out == f"results: {file} (2 models)\n"
     with file.open(newline="") as lines:
         rows = list(csv.DictReader(lines))
@@ -39,16 +39,16 @@ def test_a_table_of_results(models_folder: Path, tmp_path: Path, capsys: Capture
     assert rows[0]["norm"] == "BatchNorm"
     assert rows[0]["seed"] == "3"
     assert rows[0]["sha256"] == catalog.describe("mlp.batchnorm").digest
-    assert run("list", ["--csv", str(tmp_path / "gone" / "x.csv")]) == 1
+    assert main(["list", "--csv", str(tmp_path / "gone" / "x.csv")]) == 1
     assert "cannot be written" in capsys.readouterr().err
 
 
 def test_cards(models_folder: Path, capsys: Capture) -> None:
-    assert run("cards", []) == 0
+    assert main(["cards"]) == 0
     assert str(models_folder / "mlp.none") in capsys.readouterr().out
-    assert run("cards", ["mlp.none"]) == 0
+    assert main(["cards", "mlp.none"]) == 0
     assert capsys.readouterr().out == (models_folder / "mlp.none" / "README.md").read_text()
-    assert run("cards", ["mlp.nun"]) == 1
+    assert main(["cards", "mlp.nun"]) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("ln-zoo cards: error: no model 'mlp.nun': did you mean mlp.none")
@@ -60,11 +60,11 @@ def test_cards_are_refreshed(models_folder: Path, capsys: Capture) -> None:
     weights = (models_folder / "mlp.none" / "model.safetensors").read_bytes()
     for page in pages.values():
         page.write_text("old")
-    assert run("cards", ["mlp.none", "--refresh"]) == 0
+    assert main(["cards", "mlp.none", "--refresh"]) == 0
     assert capsys.readouterr().out == f"card: {pages['mlp.none']}\n"
     assert pages["mlp.none"].read_text() == texts["mlp.none"]
     assert pages["mlp.layernorm"].read_text() == "old"
-    assert run("cards", ["--refresh"]) == 0
+    assert main(["cards", "--refresh"]) == 0
     assert {name: page.read_text() for name, page in pages.items()} == texts
     assert (models_folder / "mlp.none" / "model.safetensors").read_bytes() == weights
 
@@ -75,27 +75,27 @@ def test_card(tested_checkpoint: tuple[Path, Path], tmp_path: Path, capsys: Capt
     facts.write_text("notes: [by command]\n")
     out = tmp_path / "cards" / "mlp.tiny"
     argv = [checkpoint, "--results", results, "--out", str(out), "--facts", str(facts)]
-    assert run("card", [*argv, "--name", "tiny"]) == 0
+    assert main(["card", *argv, "--name", "tiny"]) == 0
     assert capsys.readouterr().out == f"card: {out}\n"
     assert load(out).card.name == "tiny"
     assert load(out).card.results["card"] == {"notes": ["by command"]}
 
-    assert run("card", argv) == 1
+    assert main(["card", *argv]) == 1
     assert "exists: allow it to be overwritten" in capsys.readouterr().err
-    assert run("card", [*argv, "--overwrite"]) == 0
+    assert main(["card", *argv, "--overwrite"]) == 0
     assert load(out).card.name == "mlp.tiny"
 
 
 def test_publish(models_folder: Path, stub_hub: StubHub, capsys: Capture) -> None:
     argv = ["mlp.none", "--repo_id", "someone/mlp-none", "--private"]
-    assert run("publish", [*argv, "--dry_run"]) == 0
+    assert main(["publish", *argv, "--dry_run"]) == 0
     assert "would be sent to" in capsys.readouterr().out
     assert stub_hub.branches == {}
-    assert run("publish", argv) == 0
+    assert main(["publish", *argv]) == 0
     assert f"published: {stub_hub.url}/someone/mlp-none/commit/" in capsys.readouterr().out
     assert stub_hub.private == {"someone/mlp-none": True}
     assert load("someone/mlp-none").card.name == "mlp.none"
-    assert run("publish", ["mlp.nun", "--repo_id", "someone/x"]) == 1
+    assert main(["publish", "mlp.nun", "--repo_id", "someone/x"]) == 1
     assert "did you mean mlp.none" in capsys.readouterr().err
 
 
@@ -108,9 +108,7 @@ def test_publish(models_folder: Path, stub_hub: StubHub, capsys: Capture) -> Non
     ],
 )
 def test_wrong_arguments(command: str, argv: list[str], message: str, capsys: Capture) -> None:
-    with pytest.raises(SystemExit) as caught:
-        run(command, argv)
-    assert caught.value.code == 2
+    assert main([command, *argv]) == 2
     assert message in capsys.readouterr().err
 
 
@@ -119,19 +117,15 @@ def test_errors_keep_their_traceback_when_debugging(
 ) -> None:
     monkeypatch.setenv("LN_ZOO_DEBUG", "1")
     with pytest.raises(ValueError, match=r"no model 'mlp\.nun'"):
-        run("cards", ["mlp.nun"])
+        main(["cards", "mlp.nun"])
 
 
 def test_parsing_needs_no_torch(models_folder: Path) -> None:
     code = """
 import sys
-from ln_zoo.zoo.commands import run
-assert run("list", []) == 0 and run("cards", []) == 0 and run("cards", ["mlp.none"]) == 0
-for command in ("list", "cards", "card", "publish"):
-    try:
-        run(command, ["--help"])
-    except SystemExit as done:
-        assert done.code == 0
+from ln_zoo.cli import main
+for words in ("list", "cards", "cards mlp.none", "card --help", "publish --help"):
+    assert main(words.split()) == 0
 heavy = {"torch", "lightning", "huggingface_hub", "safetensors", "rich", "yaml"} & set(sys.modules)
 assert not heavy, heavy
 """

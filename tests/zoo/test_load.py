@@ -19,7 +19,8 @@ from zoo_support import PREPROCESSING, RESULTS, tiny
 
 from ln_zoo.models import DRAW
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, Site, WeightNorm
-from ln_zoo.zoo import CardError, catalog, load, loading, write_card
+from ln_zoo.zoo import CardError, catalog, load, write_card
+from ln_zoo.zoo.source import Source
 
 
 @dataclass(frozen=True)
@@ -310,13 +311,13 @@ def test_no_memory_is_taken_for_a_model_that_the_weights_do_not_fit(
     config = json.loads((folder / "config.json").read_text())
     edit(folder / "config.json", init_args=config["init_args"] | init_args)
     devices = []
-    build = loading.build
+    build = Source.build
 
-    def noted(*args: Any) -> Any:
+    def noted(source: Source) -> Any:
         devices.append(torch.empty(0).device.type)
-        return build(*args)
+        return build(source)
 
-    monkeypatch.setattr(loading, "build", noted)
+    monkeypatch.setattr(Source, "build", noted)
     start = time.process_time()
     with pytest.raises(CardError) as caught:
         load(folder)

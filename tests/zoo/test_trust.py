@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import pathlib
 import pickle
@@ -17,7 +16,6 @@ import torch
 from ln_zoo.norms import LayerNorm, to_config
 from ln_zoo.zoo.trust import (
     OwnModuleError,
-    add_import_option,
     check_classes,
     import_own,
     is_loaded,
@@ -80,7 +78,7 @@ def test_our_own_and_named_and_imported_classes_are_admitted(red: Path) -> None:
     with pytest.raises(ValueError, match=r"redteam_mod\.Bar"):
         check_classes(theirs, "x", "", {"redteam_mod.Foo"})
     assert not (red / "imported").exists()
-    import_own(argparse.Namespace(**{"import": ["redteam_mod"]}))
+    import_own("redteam_mod")
     assert is_loaded("redteam_mod.Foo")
     assert not is_loaded("redteam_mod.Bar")  # no such class
 
@@ -92,13 +90,10 @@ def test_values_that_hold_themselves() -> None:
 
 
 def test_the_import_option() -> None:
-    parser = argparse.ArgumentParser()
-    add_import_option(parser)
-    import_own(parser.parse_args([]))
-    import_own(parser.parse_args(["--import", "json", "--import", "ln_zoo.norms"]))
+    import_own("json")
     for name in ("no_such_module", "", ".relative", "a..b"):
         with pytest.raises(OwnModuleError, match="give the name of a module"):
-            import_own(parser.parse_args(["--import", name]))
+            import_own(name)
 
 
 class Payload:

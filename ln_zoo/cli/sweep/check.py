@@ -5,23 +5,15 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ln_zoo.cli import early
-from ln_zoo.cli.errors import cause
-from ln_zoo.cli.sweep.grid import Grid, Run, SweepError
+from ln_zoo.cli import check_training
+from ln_zoo.cli.errors import one_line
+from ln_zoo.sweeps.grid import Grid, Run, SweepError
+from ln_zoo.sweeps.state import Length
 
 if TYPE_CHECKING:
     from jsonargparse import Namespace
-
-
-@dataclass(frozen=True)
-class Length:
-    """How long a run trains; ``None``: no such bound."""
-
-    epochs: int | None
-    updates: int | None
 
 
 def check_grid(grid: Grid) -> tuple[dict[str, Length], bool]:
@@ -39,14 +31,14 @@ def check_grid(grid: Grid) -> tuple[dict[str, Length], bool]:
         # First what needs no torch.
         with _named(label):
             arguments[label] = _arguments(grid, run)
-            early.check(arguments[label])
-    from ln_zoo.cli.sweep.build import settings
+            check_training(arguments[label])
+    from ln_zoo.cli.lightning import settings_of
 
     lengths: dict[str, Length] = {}
     seeded = False
     for label, argv in arguments.items():
         with _named(label):
-            found = settings(argv)
+            found = settings_of(argv)
             _check_loggers(found, label)
             if grid.test == "best":
                 _check_monitor(found, label)
@@ -78,7 +70,7 @@ def _named(label: str) -> Iterator[None]:
         error = lines[0].partition("error: ")[2] if lines else "wrong arguments"
         raise SweepError(f"{label}: {error}") from None
     except Exception as error:
-        raise SweepError(f"{label}: {cause(str(error))}") from error
+        raise SweepError(f"{label}: {one_line(str(error))}") from error
 
 
 def _check_loggers(settings: Namespace, label: str) -> None:

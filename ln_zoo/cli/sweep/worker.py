@@ -14,9 +14,8 @@ from typing import TextIO
 
 from filelock import FileLock, Timeout
 
-from ln_zoo.cli.names import nearest
-from ln_zoo.cli.sweep.grid import Grid, Run, SweepError, read_grid
-from ln_zoo.cli.sweep.state import (
+from ln_zoo.sweeps.grid import Grid, Run, SweepError, read_grid
+from ln_zoo.sweeps.state import (
     FAILURE,
     FINISHED,
     LOCK,
@@ -25,6 +24,7 @@ from ln_zoo.cli.sweep.state import (
     state_of,
     write_failure,
 )
+from ln_zoo.zoo.names import nearest
 
 #: Seconds that a run waits for the process that worked on it before, which is writing its last
 #: checkpoint.
@@ -79,12 +79,12 @@ def work(out: Path, name: str, attached: bool = False) -> int:
 
 
 def _trained(grid: Grid, run: Run, out: Path) -> tuple[int, str]:
-    """Exit code, and the last error that was told, if any."""
+    """Exit code and last error message."""
     from ln_zoo.cli import main
 
     # Lightning warns that it deletes the curves; a run that resumes has them in its checkpoint.
     warnings.filterwarnings("ignore", "Experiment logs directory .* is not empty")
-    told = _Told(sys.stderr)
+    messages = _LastError(sys.stderr)
     cell, _, seed = run.name.rpartition("/")
     common = [
         *grid.arguments(run),
@@ -98,7 +98,7 @@ def _trained(grid: Grid, run: Run, out: Path) -> tuple[int, str]:
     checkpoint = checkpoint_of(out / run.name)
     if checkpoint is not None:
         fit += _from_checkpoint(checkpoint)
-    with contextlib.redirect_stderr(told):
+    with contextlib.redirect_stderr(messages):
         try:
             code = main(fit)
             if code == 0 and grid.test == "best":
@@ -109,7 +109,7 @@ def _trained(grid: Grid, run: Run, out: Path) -> tuple[int, str]:
         except Exception as error:
             write_failure(out / run.name, f"{type(error).__name__}: {error}".splitlines()[0])
             raise
-    return code, told.error or f"exit code {code}"
+    return code, messages.error or f"exit code {code}"
 
 
 def _from_checkpoint(path: Path) -> list[str]:
@@ -119,7 +119,7 @@ def _from_checkpoint(path: Path) -> list[str]:
 
 def _best(folder: Path) -> Path:
     """The checkpoint that was best by validation."""
-    from ln_zoo.cli.stored import read_checkpoint
+    from ln_zoo.zoo.source import read_checkpoint
 
     last = checkpoint_of(folder)
     states = read_checkpoint(str(last))["callbacks"] if last else {}
@@ -131,8 +131,8 @@ def _best(folder: Path) -> Path:
     )
 
 
-class _Told(io.TextIOBase):
-    """Passes on what is written, and keeps the last line that tells an error."""
+class _LastError(io.TextIOBase):
+    """A stream that keeps the last error message."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream

@@ -7,10 +7,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ln_zoo.cli.sweep.grid import Run
-from ln_zoo.cli.sweep.processes import Progress, Watcher, duration, outcome
-from ln_zoo.cli.sweep.state import FAILED, FINISHED, State
-from ln_zoo.cli.sweep.statistics import Spread
+from ln_zoo.sweeps.grid import Run
+from ln_zoo.sweeps.processes import Progress, Watcher, duration, outcome
+from ln_zoo.sweeps.state import FAILED, FINISHED, State
+from ln_zoo.sweeps.statistics import Spread
 from ln_zoo.zoo.reported import metric_unit
 
 

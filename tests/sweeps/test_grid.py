@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ln_zoo.cli.sweep.grid import (
+from ln_zoo.sweeps.grid import (
     Grid,
     SweepError,
     check_extends,

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ln_zoo.cli.sweep.grid import Run
-from ln_zoo.cli.sweep.state import (
+from ln_zoo.signals import STOPPING, handling
+from ln_zoo.sweeps.grid import Run
+from ln_zoo.sweeps.state import (
     FAILED,
     FAILURE,
     FINISHED,
@@ -28,10 +29,9 @@ from ln_zoo.cli.sweep.state import (
     state_of,
     write_failure,
 )
-from ln_zoo.signals import STOPPING, handling
 
 if TYPE_CHECKING:
-    from ln_zoo.cli.sweep.check import Length
+    from ln_zoo.sweeps.state import Length
 
 #: Seconds between two looks at the processes.
 _PAUSE = 0.25
@@ -59,7 +59,7 @@ class Progress:
 
 
 class Watcher:
-    """Is told what happens; this one prints a line for each run that ends, and every minute."""
+    """Callbacks of `Processes`; this one prints a line for each run that ends, and every minute."""
 
     def __init__(self) -> None:
         self._printed = time.monotonic()
@@ -103,7 +103,7 @@ class Processes:
         out: folder of the sweep.
         lengths: of the runs, by label.
         jobs: how many run at a time.
-        watcher: is told what happens.
+        watcher: its callbacks are called.
         max_time: seconds after which the runs are stopped, as by SIGTERM; default: never.
     """
 

@@ -43,6 +43,14 @@ class State:
         return dict(self.results["metrics"]) if self.results else {}
 
 
+@dataclass(frozen=True)
+class Length:
+    """How long a run trains; None if unbounded."""
+
+    epochs: int | None
+    updates: int | None
+
+
 def state_of(folder: Path) -> State:
     """The state of a run, by what the sweep itself has written to its folder."""
     for path in (folder / "test_results.json", folder / TEST_FOLDER / "test_results.json"):

@@ -16,11 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from ln_zoo.cli.sweep import main, processes, worker
-from ln_zoo.cli.sweep.check import Length
-from ln_zoo.cli.sweep.grid import Grid, SweepError, write_grid
-from ln_zoo.cli.sweep.processes import Processes, Progress, Watcher
-from ln_zoo.cli.sweep.state import FAILED, FINISHED, TEST_FOLDER, place_of, state_of
+from ln_zoo.cli import main
+from ln_zoo.cli.sweep import worker
+from ln_zoo.sweeps import processes
+from ln_zoo.sweeps.grid import Grid, SweepError, write_grid
+from ln_zoo.sweeps.processes import Processes, Progress, Watcher
+from ln_zoo.sweeps.state import FAILED, FINISHED, TEST_FOLDER, Length, place_of, state_of
 
 GRID = Grid(configs=["c.yaml"], norms=["a.yaml", "b.yaml"], seeds=[0, 1], data_seed=False)
 
@@ -145,7 +146,7 @@ def test_two_sweeps_in_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture[
 
     write_grid(GRID, tmp_path)
     with FileLock(tmp_path / ".sweep.lock"):
-        assert main(["--out", str(tmp_path)]) == 2
+        assert main(["sweep", "--out", str(tmp_path)]) == 2
     assert "another `ln-zoo sweep` is at work in" in capsys.readouterr().err
 
 

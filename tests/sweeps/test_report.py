@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from ln_zoo.cli.sweep import main
-from ln_zoo.cli.sweep.grid import Grid, SweepError, write_grid
-from ln_zoo.cli.sweep.report import Report
-from ln_zoo.cli.sweep.state import write_failure
-from ln_zoo.cli.sweep.statistics import Spread, paired
+from ln_zoo.cli import main
+from ln_zoo.sweeps.grid import Grid, SweepError, write_grid
+from ln_zoo.sweeps.report import Report
+from ln_zoo.sweeps.state import write_failure
+from ln_zoo.sweeps.statistics import Spread, paired
 
 #: Test error, and test error by epochs of 10 updates, by label and seed.
 RUNS = {
@@ -51,7 +51,7 @@ def out(tmp_path: Path) -> Path:
 
 
 def report(out: Path, **options: object) -> Report:
-    from ln_zoo.cli.sweep.grid import read_grid
+    from ln_zoo.sweeps.grid import read_grid
 
     grid = read_grid(out)
     assert grid is not None
@@ -137,7 +137,7 @@ def test_when_the_best_of_the_baseline_is_met(out: Path) -> None:
 
 
 def test_what_is_written(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--out", str(out), "--gather"]) == 0
+    assert main(["sweep", "--out", str(out), "--gather"]) == 0
     printed = capsys.readouterr().out
     folder = out / "report"
     text = (folder / "report.md").read_text()
@@ -217,5 +217,5 @@ def test_reports_that_cannot_be(out: Path, tmp_path: Path) -> None:
     write_failure(tmp_path / "a/seed_0", "no data")
     with pytest.raises(SweepError, match="no run has finished yet; 1 failed, such as: no data"):
         report(tmp_path)
-    assert main(["--out", str(tmp_path / "nowhere"), "--gather"]) == 2
+    assert main(["sweep", "--out", str(tmp_path / "nowhere"), "--gather"]) == 2
     assert not (tmp_path / "nowhere").exists()

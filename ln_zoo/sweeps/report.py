@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ln_zoo.cli import compare
-from ln_zoo.cli.sweep.grid import Grid, Run, SweepError, norm_name
-from ln_zoo.cli.sweep.state import FAILED, FINISHED, State, metrics_of, state_of
-from ln_zoo.cli.sweep.statistics import Difference, Spread, paired
 from ln_zoo.files import write_whole
+from ln_zoo.plots import comparison
+from ln_zoo.sweeps.grid import Grid, Run, SweepError, norm_name
+from ln_zoo.sweeps.state import FAILED, FINISHED, State, metrics_of, state_of
+from ln_zoo.sweeps.statistics import Difference, Spread, paired
+from ln_zoo.zoo import speed
 from ln_zoo.zoo.reported import metric_unit
 
 #: What skip-thoughts are judged by besides, as in the paper's Figure 3.
@@ -182,7 +183,7 @@ class Report:
         It is the mean over all other settings, of seeds that have finished at all of them, after
         ``scale`` has been applied to the metric.
         """
-        sign = 1 if compare.higher_is_better(metric) else -1
+        sign = 1 if speed.higher_is_better(metric) else -1
         scores = {
             (norm_name(m.run.norm), tuple(m.run.settings.items()), m.run.seed): scale(
                 m.metrics[metric]
@@ -244,7 +245,7 @@ class Report:
         """
         if not self.select or not any(len(values) > 1 for values in self.grid.settings.values()):
             return []
-        sign = -1 if compare.higher_is_better(self.select) else 1
+        sign = -1 if speed.higher_is_better(self.select) else 1
         scores: dict[str, dict[str, dict[int, float]]] = {}
         for member in self.members:
             of_norm = scores.setdefault(norm_name(member.run.norm), {})
@@ -274,7 +275,7 @@ class Report:
         """
         if not self.select:
             return None
-        sign = -1 if compare.higher_is_better(self.select) else 1
+        sign = -1 if speed.higher_is_better(self.select) else 1
         ordered = sorted(
             self.of_label(label), key=lambda each: (sign * self._score(each), each.run.seed)
         )
@@ -293,18 +294,20 @@ class Report:
 
     def reach(self, label: str, other: str, metric: str) -> list[Reached]:
         """When the runs of a label met the best value of another's, seed by seed."""
-        sign = -1 if compare.higher_is_better(metric) else 1
+        sign = -1 if speed.higher_is_better(metric) else 1
         theirs = {member.run.seed: member for member in self.of_label(other)}
         found = []
         for mine in self.of_label(label):
             base = theirs.get(mine.run.seed)
             if base is None:
                 continue
-            curves = [compare.read_curves(m.curves, [metric], "step")[metric] for m in (mine, base)]
+            curves = [
+                comparison.read_curves(m.curves, [metric], "step")[metric] for m in (mine, base)
+            ]
             own, best = (min(curve.values(), key=lambda v: sign * v) for curve in curves)
-            steps, before = (compare.steps_to(curve, metric, best) for curve in curves)
+            steps, before = (speed.steps_to(curve, metric, best) for curve in curves)
             times = (steps * _pace(mine.curves), before * _pace(base.curves))
-            to_own = compare.steps_to(curves[0], metric, own)
+            to_own = speed.steps_to(curves[0], metric, own)
             found.append(Reached(mine.run, metric, best, steps, before, *times, own, to_own))
         return found
 
@@ -339,11 +342,11 @@ class Report:
             name = "curves_seconds" if x == "seconds" else "curves"
             curves = []
             for member in self.members:
-                read = compare.read_curves(member.curves, self.metrics, x)
-                seconds = compare.read_seconds(member.curves, x)
-                curves.append(compare.Run(member.run.label, member.curves.parent, read, seconds))
-            compare.draw(curves, self.metrics, folder / f"{name}.png", x=x, band=True)
-            compare.write_csv(curves, self.metrics, folder / f"{name}.csv", x)
+                read = comparison.read_curves(member.curves, self.metrics, x)
+                seconds = comparison.read_seconds(member.curves, x)
+                curves.append(comparison.Run(member.run.label, member.curves.parent, read, seconds))
+            comparison.draw(curves, self.metrics, folder / f"{name}.png", x=x, band=True)
+            comparison.write_csv(curves, self.metrics, folder / f"{name}.csv", x)
         for name, rows in self._tables().items():
             write_whole(folder / f"{name}.csv", _csv(rows))
         text = self._markdown(pictures)
@@ -398,7 +401,7 @@ class Report:
         lines = ["## Test", "", "Mean ± standard deviation (least to greatest) over seeds."]
         if self.select:
             lines[-1] += f" Median seed: the one with the median {self.select}."
-        lines += ["", *compare.table_head(["", "seeds", "median seed", *units])]
+        lines += ["", *comparison.table_head(["", "seeds", "median seed", *units])]
         for label in self.labels():
             found = [spreads.get((label, metric)) for metric in self.test_metrics]
             cells = [_spread_cell(spread) if spread else "—" for spread in found]
@@ -413,7 +416,7 @@ class Report:
             return ""
         lines = ["## Best settings by validation", ""]
         lines += ["Means over the seeds that have finished with all settings of a norm.", ""]
-        lines += compare.table_head(
+        lines += comparison.table_head(
             ["", "settings", f"mean {self.select}", "at an edge of the grid"]
         )
         for each in chosen:
@@ -434,7 +437,7 @@ class Report:
             "two runs do not tell a method from its seed.",
             "",
         ]
-        lines += compare.table_head(
+        lines += comparison.table_head(
             ["", "compared with", "metric", "pairs", "difference", "95 % interval"]
         )
         for (label, other, metric), d in differences.items():
@@ -458,7 +461,7 @@ class Report:
         ]
         share = "share of the baseline's"
         head = ["", "metric", "updates", share, "seconds", "met by", "updates to own best", share]
-        lines += compare.table_head(head)
+        lines += comparison.table_head(head)
         for label in self.labels():
             for metric in self.reached_metrics:
                 rows = [r for r in reached if r.run.label == label and r.metric == metric]
@@ -480,10 +483,10 @@ class Report:
     def _score(self, member: Member) -> float:
         """What a run is selected by: of its best epoch if that is the one tested, else the last."""
         assert self.select is not None
-        curve = compare.read_curves(member.curves, [self.select])[self.select]
+        curve = comparison.read_curves(member.curves, [self.select])[self.select]
         if self.grid.test != "best":
             return curve[max(curve)]
-        sign = -1 if compare.higher_is_better(self.select) else 1
+        sign = -1 if speed.higher_is_better(self.select) else 1
         return min(curve.values(), key=lambda value: sign * value)
 
     def _baseline_of(self, label: str) -> str | None:
@@ -539,9 +542,9 @@ def _pace(curves: Path) -> float:
     return statistics.fmean(float(row["epoch_seconds"]) for row in rows) / updates
 
 
-def _seconds(curves: Path) -> compare.Curve:
+def _seconds(curves: Path) -> comparison.Curve:
     """Seconds of training by update; nothing where none were logged."""
-    return compare.read_seconds(curves) if "step_seconds" in _columns(curves) else {}
+    return comparison.read_seconds(curves) if "step_seconds" in _columns(curves) else {}
 
 
 def _scale(metric: str) -> float:

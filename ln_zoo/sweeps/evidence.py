@@ -26,10 +26,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from ln_zoo.cli import compare
-from ln_zoo.cli.sweep.grid import SweepError
-from ln_zoo.cli.sweep.statistics import Difference, paired
-from ln_zoo.cli.sweep.verdicts import (
+from ln_zoo.plots import comparison
+from ln_zoo.sweeps.grid import SweepError
+from ln_zoo.sweeps.statistics import Difference, paired
+from ln_zoo.sweeps.verdicts import (
     Finding,
     Scores,
     judge_growth,
@@ -38,7 +38,7 @@ from ln_zoo.cli.sweep.verdicts import (
     judge_speed,
     log_odds,
 )
-from ln_zoo.zoo import claims
+from ln_zoo.zoo import claims, speed
 from ln_zoo.zoo.claims import Outcome, Rule
 
 Row = dict[str, str]
@@ -168,8 +168,8 @@ def _value(row: Row, metric: str) -> float | None:
     return total
 
 
-def _curves(rows: list[Row], name: str, metric: str) -> dict[int, compare.Curve]:
-    curves: dict[int, compare.Curve] = {}
+def _curves(rows: list[Row], name: str, metric: str) -> dict[int, comparison.Curve]:
+    curves: dict[int, comparison.Curve] = {}
     for row in _of(rows, name):
         value = _value(row, metric)
         if value is not None:
@@ -194,7 +194,7 @@ def _ends(rule: Rule) -> tuple[str, str]:
 
 def _leads(rows: list[Row], rule: Rule, value: str, scale: Callable[[float], float]) -> Scores:
     """Mean lead by seed over all other settings, of seeds that have all of them."""
-    sign = 1 if compare.higher_is_better(rule.metric) else -1
+    sign = 1 if speed.higher_is_better(rule.metric) else -1
     settings = [column for column in rows[0] if "." in column]
     scores = {
         (row["norm"], tuple(row[column] for column in settings), int(row["seed"])): scale(

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from ln_zoo.cli.sweep.evidence import recompute
-from ln_zoo.cli.sweep.grid import SweepError
-from ln_zoo.cli.sweep.verdicts import Finding
+from ln_zoo.sweeps.evidence import recompute
+from ln_zoo.sweeps.grid import SweepError
+from ln_zoo.sweeps.verdicts import Finding
 from ln_zoo.zoo.claims import Outcome, Rule
 
 MEASURED = Rule("measured", says="in words")

@@ -11,14 +11,14 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ln_zoo.cli import compare
-from ln_zoo.cli.sweep.statistics import Difference, paired, seeds_to_decide, signed_rank
-from ln_zoo.zoo import claims
+from ln_zoo.plots import comparison
+from ln_zoo.sweeps.statistics import Difference, paired, seeds_to_decide, signed_rank
+from ln_zoo.zoo import claims, speed
 
 #: Shares of the baseline's fall that a run has to reach, the targets of the rule ``faster``.
 TARGETS = (0.90, 0.95, 0.99)
 #: By seed.
-Curves = Mapping[int, compare.Curve]
+Curves = Mapping[int, comparison.Curve]
 Scores = Mapping[int, float]
 
 
@@ -128,7 +128,7 @@ def speeds(mine: Curves, theirs: Curves, metric: str, start: float | None = None
     seeds = [seed for seed in mine if seed in theirs]
     if not seeds:
         raise ValueError("no seed has runs of both")
-    best = max if compare.higher_is_better(metric) else min
+    best = max if speed.higher_is_better(metric) else min
     first = start
     if first is None:
         first = statistics.median(theirs[seed][min(theirs[seed])] for seed in seeds)
@@ -137,7 +137,7 @@ def speeds(mine: Curves, theirs: Curves, metric: str, start: float | None = None
     for share in TARGETS:
         target = first + share * (last - first)
         steps, base = (
-            {seed: compare.steps_to(curves[seed], metric, target) for seed in seeds}
+            {seed: speed.steps_to(curves[seed], metric, target) for seed in seeds}
             for curves in (mine, theirs)
         )
         variances = [
@@ -148,7 +148,7 @@ def speeds(mine: Curves, theirs: Curves, metric: str, start: float | None = None
     return found
 
 
-def _rounding(curve: compare.Curve, step: float) -> float:
+def _rounding(curve: comparison.Curve, step: float) -> float:
     """Variance of log(step) if the target was met at any time since the score before."""
     before = max((place for place in curve if place < step), default=0)
     return ((step - before) / step) ** 2 / 12 if math.isfinite(step) and step else 0.0
@@ -213,12 +213,12 @@ def judge_own_best(mine: Curves, theirs: Curves, metric: str, value: float) -> F
     Raises:
         ValueError: if no seed has both.
     """
-    best = max if compare.higher_is_better(metric) else min
+    best = max if speed.higher_is_better(metric) else min
     logs, variances = [], []
     for seed in mine:
         if seed in theirs:
             own, base = (
-                compare.steps_to(curve, metric, best(curve.values()))
+                speed.steps_to(curve, metric, best(curve.values()))
                 for curve in (mine[seed], theirs[seed])
             )
             logs.append(math.log(max(own, 1)) - math.log(max(base, 1)))

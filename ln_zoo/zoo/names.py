@@ -1,6 +1,6 @@
 """Names that users type: suggestions for misspelt ones, norms and layers by name.
 
-Apart from `errors`, since the front door imports no torch.
+Imports no torch unless a norm or a layer is looked up.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from ln_zoo.cli.names import nearest
 from ln_zoo.files import write_whole
+from ln_zoo.zoo.names import nearest
 
 MANIFEST = "sweep.json"
 #: Options that a sweep sets itself, and what sets them there.
@@ -29,6 +29,8 @@ _OURS = {
 
 class SweepError(ValueError):
     """A sweep that cannot be run as it was asked for."""
+
+    exit_code = 2
 
 
 @dataclass(frozen=True)
@@ -321,8 +323,8 @@ def _norm_arguments(norm: str) -> list[str]:
         return [f"--config={norm}"]
     # Every field is written out: an argument of the norm in the configuration would otherwise
     # stay where this one has a field of the same name.
-    from ln_zoo.cli.names import norm_class
     from ln_zoo.norms import to_config
+    from ln_zoo.zoo.names import norm_class
 
     config = {"model": {"init_args": {"norm": to_config(norm_class(norm)())}}}
     return [f"--config={json.dumps(config)}"]

@@ -1,0 +1,234 @@
+"""Commands as typed functions: their arguments are read from signature and docstring.
+
+Parameters before ``*`` are positional arguments, those after it options; ``*name`` takes what
+follows ``--``. A list takes several values, a `bool` is a flag, and a `Literal` gives choices. What
+`Annotated` adds to a type are checks, called with the option and its value, or one of the `Marks`.
+jsonargparse's own CLI needs YAML for lists and a value for flags, and twice the time to import.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import math
+import re
+import tempfile
+import types
+import typing
+from collections.abc import Callable, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn
+
+from ln_zoo.cli.errors import fail
+
+Check = Callable[[str, Any], object]
+
+#: Suffixes that matplotlib writes; to ask it takes half a second.
+_PICTURES = (".png", ".svg", ".pdf", ".eps", ".jpg", ".jpeg", ".svgz", ".tif", ".tiff", ".webp")
+
+
+class Marks(Enum):
+    """How a list is given."""
+
+    ONE_EACH = "the option is repeated, with one value each"
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """A parser whose errors are one line, with the nearest option, and exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        for word in re.findall(r"(?:unrecognized arguments: )(-\S+)", message):
+            from ln_zoo.zoo.names import nearest
+
+            message += nearest(word.partition("=")[0], self._option_string_actions)
+            message += "; options of fit follow after --" if self.prog == "ln-zoo sweep" else ""
+        fail(message, self.prog.removeprefix("ln-zoo "))
+
+
+def call(function: Callable[..., int | None], name: str, argv: Sequence[str]) -> int:
+    """Runs a command's function on its arguments.
+
+    Args:
+        function: the command.
+        name: of the command, for messages.
+        argv: its arguments.
+
+    Returns:
+        The exit code: what the function returned, or 0.
+
+    Raises:
+        SystemExit: with code 2 for arguments that cannot be parsed, with 0 after ``--help``.
+        ValueError: from a check.
+
+    Example:
+        >>> def repeat(text: str, *, times: Annotated[int, at_least(1)] = 2) -> None:
+        ...     "Print a text several times."
+        ...     print(text * times)
+        >>> call(repeat, "repeat", ["ho", "--times", "3"])
+        hohoho
+        0
+    """
+    parameters = inspect.signature(function).parameters
+    hints = typing.get_type_hints(function, include_extras=True)
+    parser = parser_of(function, name)
+    argv = list(argv)
+    takes_rest = any(p.kind is p.VAR_POSITIONAL for p in parameters.values()) and "--" in argv
+    cut = argv.index("--") if takes_rest else len(argv)
+    given = vars(parser.parse_args(argv[:cut]))
+    for parameter in parameters.values():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            continue
+        value = given.get(parameter.name, parameter.default)
+        option = parameter.name.rstrip("_")
+        option = f"--{option}" if parameter.kind is parameter.KEYWORD_ONLY else option
+        for check in _checks(hints[parameter.name]):
+            for each in value if isinstance(value, list) else [value]:
+                try:
+                    None if each is None else check(option, each)
+                except argparse.ArgumentTypeError as error:
+                    parser.error(f"argument {option}: {error}")
+    positional = [
+        given.pop(name, p.default)
+        for name, p in parameters.items()
+        if p.kind is p.POSITIONAL_OR_KEYWORD
+    ]
+    return function(*positional, *argv[cut + 1 :], **given) or 0
+
+
+def parser_of(function: Callable[..., object], name: str) -> argparse.ArgumentParser:
+    """The parser of a command's arguments."""
+    description, documented = _documentation(function)
+    parser = OneLineParser(prog=f"ln-zoo {name}", description=description, allow_abbrev=False)
+    hints = typing.get_type_hints(function, include_extras=True)
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            continue
+        option, required = parameter.name.rstrip("_"), parameter.default is parameter.empty
+        settings = _settings(hints[parameter.name])
+        text = documented.get(parameter.name, "")
+        if (
+            not required
+            and not any(parameter.default is x for x in (None, False))
+            and (parameter.default not in ("", []))
+        ):
+            shown = parameter.default
+            shown = " ".join(map(str, shown)) if isinstance(shown, list) else shown
+            text += f" (default: {shown})"
+        # What is not given is left to the function's own default.
+        settings |= {"help": text.replace("%", "%%"), "default": argparse.SUPPRESS}
+        if not {"action", "choices"} & settings.keys() or settings.get("action") == "append":
+            settings["metavar"] = option.upper()
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            parser.add_argument(f"--{option}", dest=parameter.name, required=required, **settings)
+        else:
+            if not required:
+                settings["nargs"] = "*" if "nargs" in settings else "?"
+            parser.add_argument(parameter.name, **settings)
+    return parser
+
+
+def _documentation(function: Callable[..., object]) -> tuple[str, dict[str, str]]:
+    """The description in a docstring, and what it says of each parameter."""
+    head, _, rest = (inspect.getdoc(function) or "").partition("\nArgs:\n")
+    entries = re.findall(r"^    (\w+): (.*(?:\n {8,}.*)*)", rest.partition("\n\n")[0], re.MULTILINE)
+    return " ".join(head.split()), {name: " ".join(text.split()) for name, text in entries}
+
+
+def _settings(hint: Any) -> dict[str, Any]:
+    """What argparse needs for a type."""
+    if typing.get_origin(hint) is Annotated:
+        settings = _settings(hint.__origin__)
+        return {"type": settings["type"], "action": "append"} if (
+            Marks.ONE_EACH in hint.__metadata__
+        ) else settings  # fmt: skip
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return _settings(next(each for each in arguments if each is not type(None)))
+    if origin is list:
+        inner = _settings(arguments[0])
+        return inner | ({"action": "append"} if "nargs" in inner else {"nargs": "+"})
+    if origin is Literal:
+        return {"choices": arguments}
+    return {"action": "store_true"} if hint is bool else {"type": hint}
+
+
+def _checks(hint: Any) -> list[Check]:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType, list):
+        return [check for each in typing.get_args(hint) for check in _checks(each)]
+    return [each for each in getattr(hint, "__metadata__", ()) if not isinstance(each, Marks)]
+
+
+# Checks
+
+
+def at_least(least: float, most: float = math.inf) -> Check:
+    """A check that a number is finite and within bounds."""
+
+    def check(option: str, value: float) -> None:
+        if not least <= value < math.inf:
+            finite = " and finite" if value == math.inf else ""
+            raise ValueError(f"{option} must be at least {least:g}{finite}, got {value}")
+        if value > most:
+            raise ValueError(f"{option} must be at most {most:,}, got {value}")
+
+    return check
+
+
+def positive(option: str, value: float) -> None:
+    """Checks that a number is finite and above 0."""
+    if not 0 < value < math.inf:
+        raise ValueError(f"{option} must be positive and finite, got {value:g}")
+
+
+def torch_seed(option: str, value: int) -> None:
+    """Checks that torch takes a seed."""
+    if not -(2**63) <= value < 2**64:
+        raise ValueError(f"{option} must be between -2**63 and 2**64 - 1, got {value}")
+
+
+def picture(option: str, path: Path) -> None:
+    """Checks that a file can be written, and that its suffix is one of a picture."""
+    if path.is_dir():
+        raise IsADirectoryError(f"{option} {path} is a folder: give the name of a file")
+    if path.suffix.lower() not in _PICTURES:
+        raise ValueError(f"{option} {path} does not name a picture: end it in .png, .svg or .pdf")
+    writable(option, path)
+
+
+def writable(option: str, path: Path) -> None:
+    """Checks that a file can be written; makes its folder."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent) as file:
+            file.write(b"0")
+    except OSError as error:
+        raise OSError(f"{option} {path} cannot be written: {error}") from error
+    if path.is_dir():
+        raise IsADirectoryError(f"{option} {path} is a folder: give the name of a file")
+
+
+def suffix(*allowed: str) -> Check:
+    """A check that a file has one of these suffixes and can be written."""
+
+    def check(option: str, path: Path) -> None:
+        if path.suffix not in allowed:
+            raise ValueError(f"{option} {path} must end in {' or '.join(allowed)}")
+        writable(option, path)
+
+    return check
+
+
+def own_module(option: str, name: str) -> None:
+    """Imports a module of the user's own."""
+    from ln_zoo.zoo.trust import import_own
+
+    import_own(name)
+
+
+Count = Annotated[int, at_least(1)]
+Seed = Annotated[int, torch_seed]
+Picture = Annotated[Path, picture]
+File = Annotated[Path, writable]
+#: ``--import``: modules that define a checkpoint's own classes, imported first.
+OwnModules = Annotated[list[str], Marks.ONE_EACH, own_module]

@@ -1,0 +1,171 @@
+"""What a run tells the user about its arguments, and what it refuses to go on with."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from jsonargparse import Namespace
+from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.utilities import rank_zero_only
+from torch import Tensor
+
+from ln_zoo.cli.arguments import Arguments
+from ln_zoo.models.base import ZooModule, public_module
+
+#: The largest numbers that torch takes.
+_LARGEST_INT, _LARGEST_FLOAT = 2**63 - 1, 3.4e38
+#: Least values of options that Lightning divides by without a check.
+_LEAST = {
+    "trainer.accumulate_grad_batches": 1,
+    "trainer.check_val_every_n_epoch": 1,
+    "lr_scheduler_config.frequency": 1,
+}
+
+
+@rank_zero_only
+def note(text: str) -> None:
+    """Tells the user something, once for all processes."""
+    print(text, file=sys.stderr)
+
+
+# Refusals
+
+
+def check_numbers(settings: Namespace) -> None:
+    """Raises ValueError, naming the option, for numbers that torch or Lightning cannot use."""
+    for key, value in vars(settings.as_flat()).items():
+        name = key.replace("init_args.", "")
+        for each in value if isinstance(value, list | tuple) else [value]:
+            if not isinstance(each, int | float):
+                continue
+            largest = _LARGEST_INT if isinstance(each, int) else _LARGEST_FLOAT
+            if not -largest <= each <= largest:
+                raise ValueError(f"{name} must be a number of at most {largest:.2g}, got {each:g}")
+            if each < _LEAST.get(name, each):
+                raise ValueError(f"{name} must be at least {_LEAST[name]}, got {each}")
+
+
+def check_fit(model: LightningModule, data: LightningDataModule) -> None:
+    """Raises ValueError unless the model takes what the data give, if both declare it."""
+    takes, gives = getattr(model, "takes", None), getattr(data, "gives", None)
+    if takes and gives and gives not in takes:
+        raise ValueError(
+            f"{type(model).__name__} takes {' or '.join(takes)}, and {type(data).__name__} gives "
+            f"{gives}: choose others with --data or --model"
+        )
+
+
+def check_words(data: LightningDataModule, words: list[str], given: Arguments, source: str) -> None:
+    """Checks that data number their words as a stored model does; notes words given in vain.
+
+    Args:
+        data: the data module, which got the words if it takes any.
+        words: vocabulary of the model.
+        given: the user's options.
+        source: weights or checkpoint.
+
+    Raises:
+        ValueError: if the data have words of their own.
+    """
+    own = getattr(data, "vocabulary", None)
+    if own is not None and list(own) != words:
+        raise ValueError(
+            f"{source} has a vocabulary of {len(words):,} words, and {type(data).__name__} has one "
+            f"of its own, of {len(own):,}: choose data that take a vocabulary with --data"
+        )
+    if given.last("data.vocabulary") is not None:
+        note(f"note: data.vocabulary is ignored: {source} has its own, of {len(words):,} words")
+
+
+def check_complete(checkpoint: dict[str, Any], path: str, command: str) -> None:
+    """Raises ValueError if a checkpoint lacks what Lightning needs beside the weights."""
+    needed = ["pytorch-lightning_version", "epoch", "global_step"]
+    if command == "fit":
+        needed += ["loops", "callbacks", "optimizer_states", "lr_schedulers"]
+    if missing := [key for key in needed if key not in checkpoint]:
+        what = "resumed" if command == "fit" else "read by Lightning"
+        raise ValueError(
+            f"{path} cannot be {what}: it lacks {', '.join(missing)}, as if saved with weights "
+            f"only; use --weights {path} in place of --ckpt_path to start from its weights"
+        )
+
+
+def check_finite(values: Mapping[str, Tensor], what: str) -> None:
+    """Raises ValueError, naming the first, if values are NaN or infinite.
+
+    Args:
+        values: by name; integers always pass.
+        what: their description, for the message.
+    """
+    bad = [name for name, value in values.items() if not bool(torch.isfinite(value).all())]
+    if bad:
+        more = f", as are {len(bad) - 1} more" if len(bad) > 1 else ""
+        raise ValueError(
+            f"{what} cannot be used: {bad[0]} is not finite{more}: the training diverged; take an "
+            "earlier checkpoint"
+        )
+
+
+# Notes
+
+
+def note_ignored(mine: Namespace, used: Namespace, path: str) -> None:
+    """Notes which of the user's model arguments lose against those in the checkpoint.
+
+    Args:
+        mine: the model as the user's arguments describe it, over what the checkpoint holds.
+        used: the model as the checkpoint holds it.
+        path: of the checkpoint.
+    """
+    asked, stored = _flat(mine), _flat(used)
+    for name, value in asked.items():
+        # None asks for the model's own choice, which the checkpoint holds. For the vocabulary see
+        # `note_linked` and `check_words`.
+        if name == "model.vocabulary" or value is None or name not in stored:
+            continue
+        if stored[name] != value:
+            note(
+                f"note: {name} = {value} is ignored: {path} was trained with {stored[name]} "
+                "(--weights in place of --ckpt_path starts afresh from its weights)"
+            )
+
+
+def note_linked(given: Arguments, name: str) -> None:
+    """Notes a model argument given in vain because the data decide it."""
+    if given.has(f"model.{name}"):
+        note(f"note: model.{name} is ignored: it is taken from data.{name}")
+
+
+def note_default_norm(given: Arguments, model: ZooModule) -> None:
+    """Notes which norm runs for ``norm: null``, which asks for the model's own choice."""
+    if given.has("model.norm") and given.last("model.norm") is None:
+        name = model.hparams["norm"]["class_path"].rpartition(".")[2]
+        note(
+            f"note: model.norm is null, so the model's default, {name}, is used; give Identity "
+            "for no normalisation"
+        )
+
+
+def _flat(model: Namespace) -> dict[str, Any]:
+    """The arguments of a model's configuration by dotted name, without ``init_args``."""
+    flat = {"model": _one_path(model.class_path)}
+    for part in ("init_args", "dict_kwargs"):
+        values = model.get(part) or Namespace()
+        items = vars(values.as_flat() if isinstance(values, Namespace) else Namespace(values))
+        for key, value in items.items():
+            name = f"model.{key.replace('init_args.', '')}"
+            if name.endswith(".class_path"):
+                name, value = name.removesuffix(".class_path"), _one_path(value)
+            flat[name] = value
+    return flat
+
+
+def _one_path(class_path: str) -> str:
+    """The one path of a class that can be imported from several."""
+    module, _, name = class_path.rpartition(".")
+    cls = getattr(importlib.import_module(module), name)
+    return f"{public_module(cls)}.{cls.__qualname__}"

@@ -1,0 +1,253 @@
+"""Scores of sentence vectors: their standard errors, tables and files."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+#: The columns of the paper's Table 3: metric, heading, digits.
+COLUMNS = {
+    "sick_pearson": ("SICK r", 3),
+    "sick_spearman": ("SICK rho", 3),
+    "sick_mse": ("SICK MSE", 3),
+    "mr": ("MR", 1),
+    "cr": ("CR", 1),
+    "subj": ("SUBJ", 1),
+    "mpqa": ("MPQA", 1),
+}
+
+
+@dataclass(frozen=True)
+class Score:
+    """One number of one encoder, a row of the CSV file.
+
+    Attributes:
+        encoder: its label.
+        metric: such as ``mr``.
+        value: per cent, a correlation, or a mean squared error.
+        standard_error: of an accuracy binomial, of Pearson's r by Fisher's transformation; else
+            none.
+        items: sentences or test pairs that were scored.
+        unknown: share of the task's words that the encoder does not know; none without vocabulary.
+        protocol: ``fast`` or ``original``.
+        seconds: that encoding and scoring the task took.
+    """
+
+    encoder: str
+    metric: str
+    value: float
+    standard_error: float | None
+    items: int
+    unknown: float | None
+    protocol: str
+    seconds: float
+
+
+def score_of(
+    label: str,
+    metric: str,
+    value: float,
+    *,
+    items: int,
+    protocol: str,
+    unknown: float | None = None,
+    seconds: float = math.nan,
+) -> Score:
+    """A score with its standard error; arguments as in `Score`."""
+    error = standard_error(metric, value, items)
+    return Score(label, metric, value, error, items, unknown, protocol, seconds)
+
+
+def standard_error(metric: str, value: float, items: int) -> float | None:
+    """Of an accuracy in per cent or a Pearson correlation, from the number of items alone.
+
+    Example:
+        >>> round(standard_error("mr", 77.3, 10_662), 2)
+        0.41
+    """
+    if metric == "sick_pearson":
+        return (1 - value**2) / math.sqrt(items - 3)
+    if metric.startswith("sick"):
+        return None
+    share = value / 100
+    return 100 * math.sqrt(share * (1 - share) / items)
+
+
+def table(scores: Sequence[Score], beside: Mapping[str, Mapping[str, float]] = {}) -> Table:
+    """Scores in the layout of the paper's Table 3.
+
+    Args:
+        scores: of one or more encoders, by one protocol.
+        beside: reported values by label and metric, for rows below.
+    """
+    from rich import box
+    from rich.table import Table as RichTable
+
+    head, ours, reported_rows = _rows(scores, beside)
+    shown = RichTable(
+        box=box.SIMPLE,
+        pad_edge=False,
+        title=_title(scores),
+        caption=_CAPTION,
+    )
+    shown.add_column(head[0])
+    for name in head[1:]:
+        shown.add_column(name, justify="right")
+    for row in ours:
+        shown.add_row(*row)
+    if reported_rows:
+        shown.add_section()
+    for row in reported_rows:
+        shown.add_row(*row)
+    return shown
+
+
+def markdown(scores: Sequence[Score], beside: Mapping[str, Mapping[str, float]] = {}) -> str:
+    """As `table`, in Markdown, with reported rows in italics."""
+    head, ours, reported_rows = _rows(scores, beside)
+    italic = [[f"*{cell}*" if cell else "" for cell in row] for row in reported_rows]
+    lines = [f"| {' | '.join(row)} |" for row in [head, *ours, *italic]]
+    lines.insert(1, "|" + "---|" * len(head))
+    return "\n".join([f"{_title(scores)}. {_CAPTION}.", "", *lines, ""])
+
+
+_CAPTION = (
+    "± one standard error by the number of items; reported rows are not comparable: trained on "
+    "BookCorpus, for much longer"
+)
+
+
+def _title(scores: Sequence[Score]) -> str:
+    return f"Sentence vectors, {scores[0].protocol} protocol"
+
+
+def _rows(
+    scores: Sequence[Score], beside: Mapping[str, Mapping[str, float]]
+) -> tuple[list[str], list[list[str]], list[list[str]]]:
+    """The head of the table, rows of encoders, and rows of what papers report."""
+    metrics = [metric for metric in COLUMNS if any(s.metric == metric for s in scores)]
+    rows: dict[str, dict[str, str]] = {}
+    for score in scores:
+        rows.setdefault(score.encoder, {})[score.metric] = _cell(score)
+    others = {
+        label: {m: f"{value:.{COLUMNS[m][1]}f}" for m, value in found.items() if m in metrics}
+        for label, found in beside.items()
+    }
+    head = ["encoder", *(COLUMNS[metric][0] for metric in metrics)]
+    ours, theirs = (
+        [[label, *(cells.get(metric, "") for metric in metrics)] for label, cells in part.items()]
+        for part in (rows, {label: cells for label, cells in others.items() if cells})
+    )
+    return head, ours, theirs
+
+
+def _cell(score: Score) -> str:
+    if math.isnan(score.value):
+        return "-"
+    digits = COLUMNS[score.metric][1]
+    error = "" if score.standard_error is None else f" ± {score.standard_error:.{digits}f}"
+    return f"{score.value:.{digits}f}{error}"
+
+
+# Files
+
+
+def as_text(scores: Sequence[Score], suffix: str, beside: Mapping[str, Any], **facts: Any) -> str:
+    """The content of a file of scores.
+
+    Args:
+        scores: of one or more encoders, by one protocol.
+        suffix: ``".csv"``, ``".json"`` or ``".md"``.
+        beside: as for `table`.
+        facts: further keys of a JSON file.
+    """
+    if suffix == ".md":
+        return markdown(scores, beside)
+    rows = [_plain(asdict(score)) for score in scores]
+    if suffix == ".csv":
+        return _csv(rows)
+    return json.dumps({**facts, "scores": rows}, indent=2, allow_nan=False) + "\n"
+
+
+def read_tested(path: Path, protocol: str) -> dict[str, float]:
+    """Scores of a run's test by metric."""
+    try:
+        metrics = json.loads(path.read_text(encoding="utf-8"))["metrics"]
+        # Those of SICK are of both protocols.
+        names = {
+            m: m if m.startswith("sick") or protocol != "fast" else f"{m}_fast" for m in COLUMNS
+        }
+        found = {metric: float(metrics[name]) for metric, name in names.items() if name in metrics}
+    except (ValueError, KeyError, TypeError):
+        found = {}
+    if not found:
+        raise ValueError(
+            f"{path} has no scores by the {protocol} protocol: test a run with the callback "
+            "SentenceEvaluation"
+        )
+    return found
+
+
+def read_csv(path: Path) -> list[Score]:
+    """Reads a table of scores.
+
+    Raises:
+        ValueError: if the file holds something else.
+    """
+
+    def number(text: str) -> float | None:
+        return float(text) if text else None
+
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            return [
+                Score(
+                    encoder=row["encoder"],
+                    metric=row["metric"],
+                    value=math.nan if not row["value"] else float(row["value"]),
+                    standard_error=number(row["standard_error"]),
+                    items=int(row["items"]),
+                    unknown=number(row["unknown"]),
+                    protocol=row["protocol"],
+                    seconds=float(row["seconds"]),
+                )
+                for row in csv.DictReader(file)
+            ]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is not a table of scores as --out writes them") from error
+
+
+def curve_csv(scores: Sequence[Score], updates: Mapping[str, int]) -> str:
+    """Scores by updates as CSV, with the names that `SentenceEvaluation` logs."""
+    rows: dict[int, dict[str, Any]] = {}
+    for score in scores:
+        row = rows.setdefault(updates[score.encoder], {"step": updates[score.encoder]})
+        row[f"step_{score.metric}"] = _plain({"value": score.value})["value"]
+    return _csv([rows[step] for step in sorted(rows)])
+
+
+def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    lines = io.StringIO()
+    writer = csv.DictWriter(lines, max(map(list, rows), key=len), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return lines.getvalue()
+
+
+def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers with the digits that mean something; what is not a number is none."""
+    return {
+        name: (None if math.isnan(value) else float(f"{value:.6g}"))
+        if isinstance(value, float)
+        else value
+        for name, value in row.items()
+    }

@@ -1,0 +1,343 @@
+"""Learning curves of several runs, in one picture and one table."""
+
+from __future__ import annotations
+
+import csv
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ln_zoo.files import few_colours
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+Curve = dict[int, float]
+
+#: What is drawn by default, by the axis it is drawn against.
+METRICS = {
+    "epoch": ["epoch_train_nll", "epoch_test_error"],
+    "step": ["step_train_nll", "step_train_error"],
+    "seconds": ["step_train_nll", "step_train_error"],
+}
+#: What the axes are called.
+_AXES = {"epoch": "epoch", "step": "update", "seconds": "seconds of training"}
+#: Panels in a row of a picture.
+_PANELS = 4
+
+#: A logarithmic axis needs values that differ by this factor: below, its ticks cannot be read.
+_LOG_RANGE = 2.0
+#: By the ending of a metric's name: what its axis is called, and whether it is logarithmic.
+_KINDS = {"nll": ("negative log-likelihood (nats)", True), "loss": ("loss", True)}
+_NAMES = {
+    "epoch_train_nll": "training NLL (nats per example)",
+    "epoch_train_batch_nll": "training NLL, batch statistics (nats per example)",
+    "epoch_test_error": "test error",
+    "epoch_test_nll": "test NLL (nats per example)",
+    "step_train_nll": "training NLL (nats per example)",
+    "step_train_error": "training error",
+    "step_val_error": "validation error",
+    "step_train_sequence_nll": "training NLL (nats per line)",
+    "step_val_sequence_nll": "validation NLL (nats per line)",
+    "val_sequence_nll": "validation NLL (nats per line)",
+    "step_train_token_nll": "training NLL (nats per token)",
+    "step_val_token_nll": "validation NLL (nats per token)",
+    "val_token_nll": "validation NLL (nats per token)",
+    "step_train_bound": "training bound (nats per image)",
+    "step_val_bound": "validation bound (nats per image)",
+    "step_val_kl": "divergence, validation (nats per image)",
+    "val_bound": "validation bound (nats per image)",
+    **{f"val_image_r{k}": f"image retrieval R@{k}, validation (%)" for k in (1, 5, 10)},
+    **{f"val_caption_r{k}": f"caption retrieval R@{k}, validation (%)" for k in (1, 5, 10)},
+    **{f"step_{task}": f"{task.upper()} (%)" for task in ("mr", "cr", "subj", "mpqa")},
+    "step_sick_pearson": "SICK, Pearson's r",
+    "step_sick_spearman": "SICK, Spearman's rho",
+    "step_sick_mse": "SICK, mean squared error",
+    "val_kl": "divergence, validation (nats per image)",
+}
+
+
+#: Labels that have room among the curves; more stand below.
+_IN_PANEL = 4
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run.
+
+    Attributes:
+        label: what it has in common with others.
+        folder: where it lies.
+        curves: by metric and epoch, or by metric and update.
+        seconds: of training, by update; empty where that is not asked for.
+    """
+
+    label: str
+    folder: Path
+    curves: dict[str, Curve]
+    seconds: Curve = field(default_factory=dict)
+
+    def seconds_at(self, update: int) -> float:
+        """Seconds of training up to an update, between two that were logged in proportion."""
+        import numpy as np
+
+        return float(np.interp(update, list(self.seconds), list(self.seconds.values())))
+
+
+def read_run(text: str, metrics: Sequence[str], x: str = "epoch") -> Run:
+    """Reads ``LABEL=RUN`` or ``RUN``, the latter a folder with a ``metrics.csv`` or such a file.
+
+    Args:
+        text: label and path.
+        metrics: those to read; ``A|B`` stands for A, or B where there is no A.
+        x: ``"epoch"``, ``"step"`` or ``"seconds"``: what the curves go by. Seconds are kept beside
+            curves by updates.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if it does not hold one of the metrics, or the seconds.
+    """
+    label, file = find_run(text, "metrics.csv")
+    return Run(label, file.parent, read_curves(file, metrics, x), read_seconds(file, x))
+
+
+def read_seconds(file: Path, x: str = "seconds") -> Curve:
+    """Seconds of training by update, as `StepEvaluation` logs them; nothing for another ``x``.
+
+    Raises:
+        ValueError: if there are none in the file.
+    """
+    name = "step_seconds"
+    return dict(sorted(read_curves(file, [name], "step")[name].items())) if x == "seconds" else {}
+
+
+def read_curves(file: Path, metrics: Sequence[str], x: str = "epoch") -> dict[str, Curve]:
+    """The curves of a ``metrics.csv`` by metric; arguments and errors as in `read_run`."""
+    x = "epoch" if x == "epoch" else "step"
+    curves: dict[str, Curve] = {metric: {} for metric in metrics}
+    with file.open(newline="", encoding="utf-8") as lines:
+        reader = csv.DictReader(lines)
+        try:
+            logged = sorted(set(reader.fieldnames or []) - {"epoch", "step"})
+            for row in reader:
+                for metric, curve in curves.items():
+                    value = next(filter(None, map(row.get, metric.split("|"))), None)
+                    if value:
+                        # Lightning logs with the number of the epoch or update that ends, counted
+                        # from 0; `StepEvaluation` with the number of updates done.
+                        done = x == "step" and metric.startswith("step_")
+                        curve[int(row[x]) + (0 if done else 1)] = float(value)
+        except (ValueError, KeyError, TypeError, csv.Error) as error:
+            raise ValueError(
+                f"{file} is not a table of curves: give a run's folder, or its metrics.csv"
+            ) from error
+    for metric, curve in curves.items():
+        if not curve:
+            raise ValueError(f"{file} has no {metric!r}; it has {', '.join(logged) or 'nothing'}")
+    return curves
+
+
+def find_run(text: str, name: str) -> tuple[str, Path]:
+    """Label and file of ``LABEL=RUN`` or ``RUN``: a folder with a file of that name, or the file.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+    """
+    label, _, path = text.rpartition("=")
+    file = Path(path)
+    file = file / name if file.is_dir() else file
+    if not file.is_file():
+        raise FileNotFoundError(f"{path} is not a run: there is no {file}")
+    return label or file.parent.parent.name, file
+
+
+def groups(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """The runs by label, in the order given."""
+    grouped: dict[str, list[Run]] = {}
+    for run in runs:
+        grouped.setdefault(run.label, []).append(run)
+    return grouped
+
+
+def spread(runs: Sequence[Run], metric: str) -> list[tuple[int, float, float, float]]:
+    """Place, median, least and greatest value, at the epochs or updates that all runs logged.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    rows = []
+    for place in shared(runs, metric):
+        values = [run.curves[metric][place] for run in runs]
+        rows.append((place, statistics.median(values), min(values), max(values)))
+    if not rows:
+        folders = ", ".join(str(run.folder) for run in runs)
+        raise ValueError(f"{metric}: these runs logged it at no common epoch or update: {folders}")
+    return rows
+
+
+def summary(runs: Sequence[Run], metrics: Sequence[str], x: str = "epoch") -> str:
+    """A Markdown table of the last shared place: median (least to greatest) for each label."""
+    head = ["", "runs", "epochs" if x == "epoch" else "updates", *map(in_words, metrics)]
+    lines = table_head(head)
+    for label, members in groups(runs).items():
+        cells = []
+        last = 0
+        for metric in metrics:
+            last, *numbers = spread(members, metric)[-1]
+            cells.append(cell(*numbers))
+        lines.append(f"| {label} | {len(members)} | {last} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def draw(
+    runs: Sequence[Run],
+    metrics: Sequence[str],
+    picture: Path,
+    title: str = "",
+    x: str = "epoch",
+    log_x: bool = False,
+    band: bool = False,
+) -> None:
+    """Draws a panel for each metric: the median of each label, and its runs as fainter lines.
+
+    Args:
+        runs: the runs.
+        metrics: a panel each.
+        picture: the file to write.
+        title: of the picture.
+        x: ``"epoch"``, ``"step"`` or ``"seconds"``; a median over runs then is at their median
+            seconds.
+        log_x: whether that axis is logarithmic.
+        band: whether to draw the range of the runs in place of each.
+    """
+    from matplotlib.figure import Figure  # not pyplot: nothing global, no display
+
+    def plot(axis: Axes, curve: Mapping[Any, float], **style: Any) -> Line2D:
+        # What a logarithmic axis cannot hold would still stretch the other one.
+        shown = {place: value for place, value in curve.items() if place > 0 or not log_x}
+        (line,) = axis.plot(list(shown), list(shown.values()), **style)
+        return line
+
+    def by_x(members: Sequence[Run], curve: Mapping[int, Any]) -> dict[Any, Any]:
+        if x != "seconds":
+            return dict(curve)
+        return {statistics.median(r.seconds_at(p) for r in members): v for p, v in curve.items()}
+
+    rows = math.ceil(len(metrics) / _PANELS)
+    columns = math.ceil(len(metrics) / rows)
+    figure = Figure(figsize=(5.2 * columns, 4 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axis in axes[len(metrics) :]:
+        axis.remove()
+    for axis, metric in zip(axes, metrics, strict=False):
+        drawn: list[dict[Any, float]] = []
+        for label, members in groups(runs).items():
+            shared = {row[0]: row[1:] for row in spread(members, metric) if row[0] > 0 or not log_x}
+            found = by_x(members, shared)
+            medians = {place: values[0] for place, values in found.items()}
+            # A line that runs under another one shows through its gaps.
+            style: Any = (0, (4, 4)) if any(map(partial(_alike, medians), drawn)) else "-"
+            drawn.append(medians)
+            color = plot(axis, medians, label=label, lw=1.8, linestyle=style).get_color()
+            if band and len(members) > 1:
+                _, least, greatest = zip(*found.values(), strict=True)
+                axis.fill_between(list(found), least, greatest, color=color, alpha=0.2, linewidth=0)
+            for run in members if len(members) > 1 and not band else ():
+                curve = by_x([run], dict(sorted(run.curves[metric].items())))
+                plot(axis, curve, color=color, lw=0.6, alpha=0.4)
+        values = [value for run in runs for value in run.curves[metric].values()]
+        # Likelihoods of densities may be negative.
+        wide = min(values) > 0 and max(values) >= _LOG_RANGE * min(values)
+        _name_axes(axis, metric, x, wide)
+        if log_x:
+            axis.set_xscale("log")
+        elif x != "seconds":
+            axis.xaxis.get_major_locator().set_params(integer=True)
+    names = axes[0].get_legend_handles_labels()
+    if len(names[1]) > _IN_PANEL:
+        _name_below(figure, names, 3 * len(metrics))
+    else:
+        axes[0].legend()
+    if title:
+        figure.suptitle(title)
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    _save(figure, picture)
+
+
+def _name_below(figure: Figure, names: tuple[list[Any], list[Any]], columns: int) -> None:
+    """A legend below all panels, of at most so many columns as fit side by side."""
+    for count in range(min(columns, len(names[1])), 0, -1):
+        legend = figure.legend(*names, loc="outside lower center", ncols=count)
+        if count == 1 or legend.get_window_extent().width <= figure.bbox.width:
+            return
+        legend.remove()
+
+
+def _alike(a: Mapping[Any, float], b: Mapping[Any, float]) -> bool:
+    """Whether two curves lie on one another: apart by less than a hundredth of their range."""
+    values = [*a.values(), *b.values()]
+    most = max(values) - min(values)
+    return a.keys() == b.keys() and all(abs(a[x] - b[x]) <= 0.01 * most for x in a)
+
+
+def _save(figure: Figure, picture: Path) -> None:
+    figure.savefig(picture, dpi=120)
+    few_colours(picture)
+
+
+def write_csv(runs: Sequence[Run], metrics: Sequence[str], path: Path, x: str = "epoch") -> None:
+    """Writes every run's curves: label, number of the run within it, epoch or step, the metrics.
+
+    With ``x="seconds"`` those stand behind the step.
+    """
+    by_seconds = x == "seconds"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        places = ["step", "seconds"] if by_seconds else [x]
+        writer.writerow(["label", "run", *places, *metrics])
+        for label, members in groups(runs).items():
+            for number, run in enumerate(members):
+                for place in sorted(set().union(*run.curves.values())):
+                    values = [run.curves[metric].get(place) for metric in metrics]
+                    cells = ["" if v is None else f"{v:.6g}" for v in values]
+                    seconds = [f"{run.seconds_at(place):.6g}"] if by_seconds else []
+                    writer.writerow([label, number, place, *seconds, *cells])
+
+
+def shared(runs: Sequence[Run], metric: str) -> list[int]:
+    """The epochs or updates at which all runs logged a metric."""
+    return sorted(set.intersection(*(set(run.curves[metric]) for run in runs)))
+
+
+def cell(median: float, least: float, greatest: float) -> str:
+    """A median and its range, for a table."""
+    return f"{median:.4g} ({least:.4g} to {greatest:.4g})"
+
+
+def in_words(metric: str) -> str:
+    """Without what means something in Markdown."""
+    return metric.replace("|", " or ")
+
+
+def table_head(cells: Sequence[str]) -> list[str]:
+    """The two lines that begin a Markdown table."""
+    return [f"| {' | '.join(cells)} |", "|" + "---|" * len(cells)]
+
+
+def _name_axes(axis: Axes, metric: str, x: str, wide: bool) -> None:
+    from ln_zoo.plots.axes import set_log_scale
+
+    axis.set_xlabel(_AXES[x])
+    ending = metric.rsplit("_", 1)[-1]
+    name, logarithmic = _KINDS.get(ending, (in_words(metric).replace("_", " "), False))
+    axis.set_ylabel(_NAMES.get(metric, name))
+    if logarithmic and wide:
+        set_log_scale(axis)
+    axis.grid(alpha=0.3)

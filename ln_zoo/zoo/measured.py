@@ -1,0 +1,160 @@
+"""What an evaluation measured, with all that a reader needs to repeat it: ``test_results.json``."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shlex
+from collections.abc import Mapping
+from datetime import date
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from lightning.fabric.utilities.data import sized_len
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+
+from ln_zoo._version import __version__
+from ln_zoo.callbacks import LastCheckpoint, PopulationStatistics
+from ln_zoo.training_runs import facts_of
+from ln_zoo.zoo.source import checkpoint_in, read_checkpoint
+
+#: Key under which checkpoints hold the optimizer and schedule that replaced the model's own.
+OPTIMIZATION = "optimization"
+
+
+class Evaluated(NamedTuple):
+    """An evaluation that has ended: its parts, the settings, and the command line."""
+
+    trainer: Trainer
+    model: Any
+    data: LightningDataModule
+    settings: Mapping[str, Any]
+    argv: list[str]
+    subcommand: str
+
+
+def collect(run: Evaluated, stage: str = "test") -> dict[str, Any]:
+    """Metrics of the last evaluation with all that a reader needs to repeat it, as plain values.
+
+    Args:
+        run: which has ended.
+        stage: ``"test"`` or ``"val"``.
+    """
+    trainer, model, data = run.trainer, run.model, run.data
+    settings = run.settings
+    path = _tested_file(run)
+    population = _population(run)
+    runs = model.training_runs
+    optimization = read_checkpoint(str(path)).get(OPTIMIZATION) if path else None
+    norm = model.hparams.get("norm") or {}
+    facts = facts_of(data)
+    part = _part(run, stage)
+    if part and part["examples"] is not None:
+        facts[f"{stage}_size"] = part["examples"]
+    return {
+        "model": type(model).__name__,
+        "norm": norm.get("class_path", "").rsplit(".", 1)[-1],
+        "metrics": {
+            name.removeprefix(f"{stage}_"): float(value)
+            for name, value in trainer.callback_metrics.items()
+            if name.startswith(f"{stage}_")
+        },
+        "data": facts,
+        "part": part,
+        "preprocessing": dict(getattr(data, "preprocessing", {})),
+        "size": _size(model),
+        "command": shlex.join(["ln-zoo", *run.argv]),
+        "weights": settings.get("weights"),
+        "population_statistics": population.facts if population else None,
+        "checkpoint": path.name if path else None,
+        "checkpoint_sha256": hashlib.sha256(path.read_bytes()).hexdigest() if path else None,
+        "epochs": runs[-1].get("epochs") if runs else None,
+        "steps": runs[-1].get("steps") if runs else None,
+        "training_runs": [dict(run) for run in runs],
+        "optimization": optimization,
+        "seed": settings.get("seed_everything"),
+        "precision": str(trainer.precision),
+        "processes": trainer.world_size,
+        "hardware": hardware(model),
+        "date": date.today().isoformat(),
+        "versions": {
+            "ln_zoo": __version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+    }
+
+
+def _size(model: LightningModule) -> dict[str, Any]:
+    """The model's arguments, the number of words in place of a vocabulary."""
+    hparams = {k: v for k, v in model.hparams.items() if k != "norm" and not k.startswith("_")}
+    if hparams.pop("vocabulary", None) is not None:
+        hparams["vocab_size"] = model.vocabulary.size
+    return hparams
+
+
+def hardware(model: LightningModule) -> str:
+    """The class of machine: the name of the GPU, or of the processor with its cores.
+
+    Example:
+        >>> hardware(LightningModule())
+        'CPU, ...'
+    """
+    if model.device.type == "cuda":
+        return f"GPU, {torch.cuda.get_device_name(model.device)}"
+    name = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                name = line.partition(":")[2].strip()
+                break
+    return f"CPU, {os.cpu_count()} cores, {name}"
+
+
+def _part(run: Evaluated, stage: str) -> dict[str, int | None] | None:
+    """How much of a set was evaluated, where that was not the whole; None where it was."""
+    trainer = run.trainer
+    loaders: Any = trainer.test_dataloaders if stage == "test" else trainer.val_dataloaders
+    loaders = loaders if isinstance(loaders, list) else [loaders]
+    done = trainer.num_test_batches if stage == "test" else trainer.num_val_batches
+    lengths = [n for loader in loaders if (n := sized_len(loader)) is not None]
+    if len(lengths) < len(loaders) or sum(done) >= sum(lengths):
+        return None
+    # Of several processes each has batches of its own.
+    examples = sum(map(_examples, loaders, done)) if trainer.world_size == 1 else None
+    return {"batches": int(sum(done)), "of_batches": sum(lengths), "examples": examples}
+
+
+def _examples(loader: Any, batches: float) -> int:
+    """How many examples the first batches of a loader have."""
+    # Our own take whole batches of their samplers.
+    sampler = loader.batch_sampler or loader.sampler
+    return sum(len(batch) for batch in islice(sampler, int(batches)))
+
+
+def _population(run: Evaluated) -> PopulationStatistics | None:
+    """What put statistics of the population on the model that was tested, if anything did."""
+    for callback in run.trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, PopulationStatistics) and callback.estimated:
+            return callback
+    return None
+
+
+def _tested_file(run: Evaluated) -> Path | None:
+    """The checkpoint file that holds the weights which were tested, if there is one."""
+    settings = run.settings
+    if population := _population(run):
+        return population.written
+    if run.subcommand != "fit":
+        start = checkpoint_in(settings.get("ckpt_path") or settings.get("weights") or "")
+        return Path(start) if start and Path(start).is_file() else None
+    for callback in run.trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, LastCheckpoint) and callback.best_model_path:
+            path = Path(callback.best_model_path)
+            steps = read_checkpoint(str(path)).get("global_step")
+            return path if steps == run.trainer.global_step else None
+    return None

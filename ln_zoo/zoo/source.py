@@ -1,0 +1,424 @@
+"""Where a model comes from: its class, arguments and weights, read in one place.
+
+A `Source` is the same for the name of a published model, a card's folder, a hub id, a checkpoint
+and the folder of a run. Only tensors and plain values are unpickled, and no module is imported
+because a file names it (see `ln_zoo.zoo.trust`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import pickle
+import re
+import textwrap
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from ln_zoo.checkpoints import check_whole
+from ln_zoo.models.base import ZooModule, public_module, runs_of_checkpoint
+from ln_zoo.norms import Norm, from_config, to_config
+from ln_zoo.training_runs import Run, named
+from ln_zoo.zoo import catalog, hub, registry, trust
+from ln_zoo.zoo.catalog import Card, CardError
+
+_M = TypeVar("_M", bound=ZooModule)
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+#: Enough of a sha256 to tell versions apart.
+_DIGEST = re.compile("[0-9a-f]{8,64}")
+#: What a command suggests for a class that may not be imported; see `trust.check_classes`.
+IMPORT_IT = "give --import {module}"
+#: Within the folder of a run.
+_LAST = "checkpoints/last.ckpt"
+
+
+@dataclass(frozen=True)
+class Source:
+    """The class, arguments and weights of a model.
+
+    Attributes:
+        where: what messages call it.
+        class_path: of the model.
+        init_args: arguments, the norm as ``class_path`` and ``init_args``.
+        card: the card, of a published model.
+        checkpoint: the content of the checkpoint, of any other.
+        given: the class, if the caller passed one in place of the card's.
+    """
+
+    where: str
+    class_path: str
+    init_args: dict[str, Any]
+    card: Card | None = None
+    checkpoint: dict[str, Any] | None = None
+    given: type[ZooModule] | None = None
+
+    @property
+    def words(self) -> list[str] | None:
+        """The vocabulary; ``None`` for a model that reads no text."""
+        return self.init_args.get("vocabulary")
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """``class_path`` and ``init_args`` without the vocabulary, as a command line takes them."""
+        init_args = {k: v for k, v in self.init_args.items() if k != "vocabulary"}
+        return {"class_path": self.class_path, "init_args": init_args}
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether model and norm are what a card of ln_zoo's own names."""
+        norm = self.init_args.get("norm")
+        paths = [self.class_path, *([norm["class_path"]] if isinstance(norm, dict) else [])]
+        ours = all(path.startswith("ln_zoo.") for path in paths)
+        return ours and self.given is None and not isinstance(norm, Norm)
+
+    @property
+    def cls(self) -> type[ZooModule]:
+        """The class, imported.
+
+        Raises:
+            ValueError: if it is not derived from `ZooModule`.
+        """
+        if self.given is not None:
+            return self.given
+        module, _, name = self.class_path.rpartition(".")
+        cls = getattr(importlib.import_module(module), name, None)
+        if not (isinstance(cls, type) and issubclass(cls, ZooModule)):
+            raise ValueError(
+                f"{self.where} is of {self.class_path}, which is neither a model of ln_zoo nor "
+                "derived from its base class"
+            )
+        return cls
+
+    def state(self) -> dict[str, Tensor]:
+        """The weights by name.
+
+        Raises:
+            CardError: if the weights of a card are missing, damaged or others.
+        """
+        if self.card is not None:
+            return read_weights(self.card)
+        assert self.checkpoint is not None
+        state: dict[str, Tensor] = self.checkpoint["state_dict"]
+        return state
+
+    def runs(self) -> tuple[Run, ...]:
+        """The runs of training behind the weights, the last of which names this source."""
+        if self.card is not None:
+            return self.card.training_runs
+        assert self.checkpoint is not None
+        digest = hashlib.sha256(Path(self.where).read_bytes()).hexdigest()
+        label = f"{Path(self.where).name}, sha256 {digest}"
+        return named(runs_of_checkpoint(self.checkpoint), label)
+
+    def build(self) -> ZooModule:
+        """The model with fresh random weights.
+
+        Raises:
+            ValueError: for arguments that the class does not take.
+        """
+        init_args = dict(self.init_args)
+        if isinstance(norm := init_args.get("norm"), dict):
+            init_args["norm"] = from_config(norm)
+        if self.card is not None:
+            built: ZooModule = registry.build(self.cls, init_args)
+            return built
+        cls = self.cls
+        try:
+            return cls(**init_args)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{self.where}: {error}") from error
+
+    def load(self) -> ZooModule:
+        """The model with its weights, in evaluation mode, on the CPU.
+
+        Raises:
+            ValueError: if weights and arguments do not fit.
+        """
+        if self.card is not None:
+            from ln_zoo.zoo.loading import load_card
+
+            return load_card(self)
+        model = self.build()
+        check_fits(model, self.state(), self.where)
+        model.load_state_dict(self.state())
+        return model.eval()
+
+
+def find(text: str, remedy: str = IMPORT_IT, named: Collection[str] = ()) -> Source:
+    """The source that a name, a card's folder, a hub id, a .ckpt file or a run's folder stands for.
+
+    Args:
+        text: name or path.
+        remedy: suggestion for a class that may not be imported, as for `trust.check_classes`.
+        named: class paths that the user gave, which may be imported.
+
+    Raises:
+        FileNotFoundError: if there is no such checkpoint.
+        ValueError: if it cannot be read, or names a class of a module that is not imported.
+    """
+    if (path := checkpoint_in(text)) is not None:
+        return of_checkpoint(path, remedy, named)
+    card = find_card(text)
+    norm = card.config["init_args"].get("norm")
+    asked: dict[str, Any] = {
+        "_class_path": card.model if registry.is_own(card.model) else "ln_zoo.models"
+    }
+    if norm is not None and registry.is_own(norm["class"]):
+        asked["norm"] = {"class_path": norm["class"]}
+    trust.check_classes(asked, text, remedy, named)
+    return of_card(card, trusted=True)
+
+
+def checkpoint_in(text: str) -> str | None:
+    """The checkpoint that a path stands for: a .ckpt file, or the last one of a run's folder."""
+    last = Path(text) / _LAST
+    return str(last) if last.is_file() else text if text.endswith(".ckpt") else None
+
+
+def of_checkpoint(path: str, remedy: str = IMPORT_IT, named: Collection[str] = ()) -> Source:
+    """The source that a Lightning checkpoint is; arguments and errors as in `find`."""
+    checkpoint = read_checkpoint(path)
+    hparams = trust.check_classes(checkpoint.get("hyper_parameters"), path, remedy, named)
+    init_args = {k: v for k, v in hparams.items() if not k.startswith("_")}
+    return Source(path, hparams["_class_path"], init_args, checkpoint=checkpoint)
+
+
+def of_card(
+    card: Card,
+    norm: Norm | None = None,
+    model: type[ZooModule] | None = None,
+    trusted: bool = False,
+) -> Source:
+    """The source that a card is.
+
+    Args:
+        card: of the model.
+        norm: norm in place of the card's.
+        model: class in place of the card's.
+        trusted: whether classes of the card's author may be imported; else they are refused.
+
+    Raises:
+        CardError: for a class that is not ln_zoo's, unless it is trusted or replaced.
+    """
+    class_path = card.model
+    if model is None and not (trusted and registry.is_own(card.model)):
+        cls = registry.model_class(card.model)
+        class_path = f"{public_module(cls)}.{cls.__qualname__}"
+    init_args = dict(card.config["init_args"])
+    if isinstance(file := init_args.get("vocabulary"), str):
+        init_args["vocabulary"] = _words(card, file)
+    if norm is not None:
+        init_args["norm"] = norm
+    elif (stored := init_args.get("norm")) is not None:
+        if trusted and registry.is_own(stored["class"]):
+            stored = {"class_path": stored["class"], "init_args": stored["init_args"]}
+        else:
+            stored = to_config(registry.decode_norm(stored))
+        init_args["norm"] = stored
+    return Source(card.name, class_path, init_args, card=card, given=model)
+
+
+def load_model(text: str) -> ZooModule:
+    """The model of a name, a card's folder, a hub id, a .ckpt file or a run's folder.
+
+    Returns:
+        The model in evaluation mode, on the CPU.
+
+    Raises:
+        FileNotFoundError: as `find`.
+        ValueError: as `find`, and if weights and arguments do not fit.
+    """
+    return find(text).load()
+
+
+def load_model_of(cls: type[_M], text: str, lacks: str) -> _M:
+    """The model of a class, as `load_model` finds it, with finite weights.
+
+    Args:
+        cls: the class.
+        text: as for `load_model`.
+        lacks: what a model of another class does not do, for the message.
+
+    Raises:
+        FileNotFoundError: as `load_model`.
+        ValueError: as `load_model`; for a model of another class, or one whose training diverged.
+    """
+    model = load_model(text)
+    if not isinstance(model, cls):
+        raise ValueError(
+            f"{text} is a {type(model).__name__}, which {lacks}: give a {cls.__name__} model"
+        )
+    if not all(weight.isfinite().all() for weight in model.state_dict().values()):
+        raise ValueError(f"{text} holds weights that are not finite: its training diverged")
+    return model
+
+
+def check_fits(model: torch.nn.Module, state: dict[str, Tensor], where: str) -> None:
+    """Raises ValueError, naming the keys, unless the state has the model's keys and shapes."""
+    expected = model.state_dict()
+    differing = [f"{k} is missing" for k in expected if k not in state]
+    differing += [f"{k} is not in the model" for k in state if k not in expected]
+    differing += [
+        f"{k} is {tuple(state[k].shape)}, the model has {tuple(expected[k].shape)}"
+        for k in expected
+        if k in state and state[k].shape != expected[k].shape
+    ]
+    if differing:
+        more = f"; and {len(differing) - 8} more" if len(differing) > 8 else ""
+        raise ValueError(
+            f"the weights of {where} do not fit this {type(model).__name__}, which has another "
+            f"norm or size: {'; '.join(differing[:8])}{more}"
+        )
+
+
+# Checkpoints
+
+
+def check_exists(path: str) -> None:
+    """Raises FileNotFoundError unless there is such a checkpoint."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(
+            f"there is no checkpoint {path!r}: give a file, or `last` for the newest run of the "
+            "same name"
+        )
+
+
+def read_checkpoint(path: str) -> dict[str, Any]:
+    """Reads a Lightning checkpoint without unpickling anything but plain values and tensors.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if it is not a checkpoint, is damaged, or holds more than plain values.
+    """
+    check_exists(path)
+    check_whole(path)
+    try:
+        checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    # A truncated archive fails in the system's seek, with an error that names no file.
+    except (pickle.UnpicklingError, EOFError, OSError, RuntimeError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path} is not a readable Lightning checkpoint (damaged, cut short, or written by "
+            f"another program): {trust.why_unreadable(error)}"
+        ) from error
+    state = checkpoint.get("state_dict") if isinstance(checkpoint, dict) else None
+    if not isinstance(state, dict) or not all(isinstance(t, Tensor) for t in state.values()):
+        holds = ", ".join(map(str, checkpoint)) if isinstance(checkpoint, dict) else ""
+        raise ValueError(
+            f"{path} is not a readable Lightning checkpoint (no state_dict of tensors): it holds "
+            f"{textwrap.shorten(holds, 80) or f'a {type(checkpoint).__name__}'}"
+        )
+    return checkpoint
+
+
+# Cards
+
+
+def find_card(
+    name_or_path: str | os.PathLike[str],
+    revision: str | None = None,
+    cache_dir: str | Path | None = None,
+) -> Card:
+    """The card of a name, a folder or a hub id, of the version that is asked for.
+
+    Arguments and errors are those of `load`.
+    """
+    text = os.fspath(name_or_path)
+    path = Path(text).expanduser()
+    is_name = isinstance(name_or_path, str) and not set(text) & {os.sep, "/"}
+    if isinstance(name_or_path, str) and (is_name or not path.is_dir()):
+        text, at, asked = text.partition("@")
+        if at and revision not in (None, asked):
+            raise CardError(
+                f"{name_or_path} names version {asked!r}, but revision={revision!r}: give only one"
+            )
+        revision = asked if at else revision
+    if revision == "":
+        raise CardError(f"{name_or_path}: the revision is empty: leave it out for any")
+    if is_name or path.is_dir():
+        return _of_version(catalog.find_all(text) if is_name else [path], revision)
+    if isinstance(name_or_path, str) and _HUB_ID.fullmatch(text) and text[0] not in ".~":
+        return catalog.read_card(hub.download(text, revision=revision, cache_dir=cache_dir))
+    raise CardError(f"there is no card folder {text!r}")
+
+
+def _of_version(folders: list[Path], revision: str | None) -> Card:
+    """The card of the first of the folders, or of the first that has the version."""
+    if revision is None:
+        return catalog.read_card(folders[0])
+    cards = [catalog.read_card(folder) for folder in folders]
+    by_digest = _DIGEST.fullmatch(revision)
+    for card in cards:
+        if revision == card.version or (by_digest and card.digest.startswith(revision)):
+            return card
+    there = ", ".join(
+        f"{card.folder} ({card.version and f'version {card.version}, '}sha256 {card.digest[:8]}...)"
+        for card in cards
+    )
+    raise CardError(
+        f"{cards[0].name} has no version {revision!r} on this machine: give one that a card states"
+        f", or 8 or more digits of the sha256 of its weights; there are {there}"
+    )
+
+
+def read_weights(card: Card) -> dict[str, Tensor]:
+    """The weights of a card by name, their size and sha256 checked.
+
+    Size and sha256 are those of the card here, wherever the weights come from.
+
+    Raises:
+        CardError: if they are missing, damaged or others.
+    """
+    card = with_weights(card)
+    try:
+        return safetensors.torch.load(catalog.verified_bytes(card, catalog.WEIGHTS))
+    except safetensors.SafetensorError as error:
+        raise CardError(
+            f"{card.path(catalog.WEIGHTS)} is not a safetensors file: {error}"
+        ) from error
+
+
+def with_weights(card: Card, cache_dir: str | Path | None = None) -> Card:
+    """The card with the place of its weights; those that the wheel leaves out are fetched.
+
+    Args:
+        card: of a model; nothing is done if it has its weights, or their place.
+        cache_dir: where hub files are kept; default: the hub's own cache.
+
+    Raises:
+        CardError: if they are to be fetched and cannot be.
+    """
+    if card.path(catalog.WEIGHTS).is_file() or not catalog.is_shipped(card):
+        return card
+    size = card.config["files"][catalog.WEIGHTS]["size"]
+    account = os.environ.get(hub.ACCOUNT_VARIABLE)
+    if not account:
+        raise CardError(
+            f"the weights of {card.name} ({size / 1e6:.1f} MB) do not come with the installed "
+            f"package: put its card folder into one that {catalog.MODELS_VARIABLE} names, or set "
+            f"{hub.ACCOUNT_VARIABLE} to a hub account that has {card.name}"
+        )
+    folder = hub.download(f"{account}/{card.name}", cache_dir=cache_dir)
+    return replace(card, weights_folder=folder)
+
+
+def _words(card: Card, file: str) -> list[str]:
+    """The vocabulary listed in the card; other paths are rejected."""
+    if file not in card.config["files"]:
+        raise CardError(
+            f"{card.folder / catalog.CONFIG}: the vocabulary {file!r} is not among the card's files"
+        )
+    try:
+        return catalog.verified_bytes(card, file).decode().splitlines()
+    except UnicodeDecodeError as error:
+        raise CardError(
+            f"{card.folder / file} must be text in UTF-8, but byte {error.start:,} is not"
+        ) from None

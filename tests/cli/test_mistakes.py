@@ -1,0 +1,375 @@
+"""Mistakes end in one line with the right exit code, and name what is wrong and what is near.
+
+Sentences are free: a line has to mention the names and values given here.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from cli_support import CONFIGS, QUIET, SCRIPT, SMALL, environment, fails, python, run, write_idx
+
+import ln_zoo.data
+import ln_zoo.models
+import ln_zoo.norms
+
+BOMB = "a0: &a0 [1, 1]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 40))
+HUGE = "100000000000000000000000"
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        # Misspelt names
+        ("--model.norm LayrNorm", "model.norm LayrNorm 'LayerNorm'"),
+        ("--model.norm=LayerNorm --model.norm.epss=1", "model.norm epss 'eps'"),
+        ("--model.hidden_sises=[3]", "MLPClassifier hidden_sises 'hidden_sizes'"),
+        ("--data.batchsize=4", "Digits batchsize 'batch_size'"),
+        ("--data=MNITS", "data MNITS 'MNIST'"),
+        ("--model=MLPClasifier", "model MLPClasifier 'MLPClassifier'"),
+        ("--trainer.logger=CSVLoger", "trainer.logger CSVLoger 'CSVLogger'"),
+        ("--trainer.callbacks+=EpochEvaluatio", "callbacks EpochEvaluatio 'EpochEvaluation'"),
+        ("--optimizer=Adamm", "optimizer Adamm 'Adam"),
+        # argparse would take this for an abbreviation
+        ("--trainer.max_epoch=2", "trainer.max_epoch 'trainer.max_epochs'"),
+        ("--modle.lr 3", "modle.lr 'model.lr'"),
+        ("--modle 3", "modle 'model'"),
+        ("--ckpt_pth x", "ckpt_pth 'ckpt_path'"),
+        ("stray", "stray"),
+        # Classes that cannot be
+        ("--model.norm=no_such_file.MyNorm", "model.norm no_such_file"),
+        ("--model.norm=ln_zoo.norms.LayrNorm", "model.norm LayrNorm"),
+        ("--model.norm=torch.nn.LayerNorm", "model.norm torch.nn.LayerNorm Norm"),
+        ("--model=Classifier", "model Classifier MLPClassifier"),
+        ("--model=ZooModule", "model ZooModule MLPClassifier"),
+        ("--model.norm=3", "model.norm 3 LayerNorm"),
+        ("--model.norm=[1,2]", "model.norm LayerNorm"),
+        ("--trainer.logger=WandbLogger", "wandb"),
+        # Types
+        ("--model.norm=LayerNorm --model.norm.eps=x", "model.norm.eps float x"),
+        ("--model.lr=fast", "model.lr float fast"),
+        ("--model.hidden_sizes=x", "model.hidden_sizes x"),
+        ("--model.activation=gelu", "model.activation 'relu' 'tanh' gelu"),
+        ("--trainer.max_epochs=two", "trainer.max_epochs int two"),
+        ("--seed_everything=abc", "seed_everything int abc"),
+        # Values
+        ("--trainer.accumulate_grad_batches=0", "accumulate_grad_batches 0"),
+        ("--trainer.check_val_every_n_epoch=0", "check_val_every_n_epoch 0"),
+        (f"--data.batch_size={HUGE}", "data.batch_size"),
+        (f"--model.hidden_sizes=[{HUGE}]", "hidden_sizes"),
+        ("--model.norm=LayerNorm --model.norm.gain=1e300", "norm.gain 1e+300"),
+        ("--model.lr=nan", "lr nan"),
+        ("--model.lr=-1", "lr -1"),
+        ("--model.norm=LayerNorm --model.norm.eps=-1", "LayerNorm eps"),
+        ("--model.hidden_sizes=[0]", "hidden_size"),
+        ("--data.batch_size=0", "batch_size 0"),
+        ("--data.train_size=2000", "train_size 2000 1497"),
+        ("--data=MNIST --data.root=nowhere", "nowhere"),
+        ("--trainer.strategy=ddpp", "ddpp"),
+        ("--lr_scheduler_config.frequency=0", "frequency 0"),
+        # Checkpoints and weights
+        ("--ckpt_path=no.ckpt", "no.ckpt"),
+        ("--ckpt_path=best", "best"),
+        ("--ckpt_path=last", "last runs"),
+        ("--ckpt_path=last --trainer.logger=true", "last logger"),
+        ("--weights=mlp.nothing", "mlp.nothing"),
+        ("--weights=no.ckpt", "no.ckpt"),
+        ("--weights=a.ckpt --ckpt_path=b.ckpt", "--ckpt_path --weights"),
+        # Help on what is not known
+        ("--config none.yaml", "none.yaml"),
+    ],
+)  # fmt: skip
+def test_options_of_training(here: Path, given: str, says: str) -> None:
+    fails("fit", *SMALL, *given.split(), says=says.split())
+    assert list(here.iterdir()) == []  # nothing was run
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("model: {class_path: MLPClassifier, init_args: {hiden_sizes: [3]}}",
+         "hiden_sizes 'hidden_sizes'"),
+        ("model: {init_args: {norm: {class_path: LayerNorm, init_args: {epsilon: 3}}}}",
+         "epsilon 'eps'"),
+        ("trainer: {max_epoch: 3}", "max_epoch max_epochs"),
+        ("trainr: {max_epochs: 3}", "trainr trainer"),
+        ("model: [MLPClassifier\ndata: Digits", "bad.yaml"),
+        ("just words", "bad.yaml"),
+        ("model: A\ndata: B\nmodel: C", "bad.yaml 3 'model'"),
+        ("model:\n  norm:\n    eps: 1\n    eps: 2", "bad.yaml 4 'eps'"),
+        (BOMB, "bad.yaml"),
+        ("a: &a [*a]", "bad.yaml"),
+        ("model: " + "[" * 3000 + "]" * 3000, "bad.yaml"),
+        (" " * 10_000_001, "bad.yaml"),
+        ("data: {init_args: null}", "data"),
+        ("model: {init_args: x}", "model"),
+    ],
+)  # fmt: skip
+def test_configuration_files(here: Path, text: str, says: str) -> None:
+    (here / "bad.yaml").write_text(text)
+    fails("fit", *SMALL, "--config", "bad.yaml", says=says.split())
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_that_nobody_writes_to_is_not_waited_for(here: Path) -> None:
+    os.mkfifo(here / "pipe.yaml")
+    fails("fit", "--config", "pipe.yaml", says=["pipe.yaml"])
+
+
+def test_merged_keys_and_aliases_are_read(here: Path) -> None:
+    (here / "good.yaml").write_text(
+        "model:\n  init_args: &base {lr: 1, hidden_sizes: [8]}\n"
+        "  class_path: MLPClassifier\n"
+        "data: Digits\ntrainer: {<<: {max_epochs: 7, min_epochs: 1}, max_epochs: 3}\n"
+    )
+    done = run("fit", "--config=good.yaml", "--print_config")
+    assert done.code == 0, done.err
+    assert "max_epochs: 3" in done.out
+
+
+def test_missing_model_and_data(here: Path) -> None:
+    fails("fit", says=["--data", "--model"])
+    fails("fit", "--model=MLPClassifier", says=["--data"])
+    fails("fit", "--model.in_features=40", "--model=MLPClassifier", "--data=Digits",
+          says=["model", "MLPClassifier"])  # fmt: skip
+    (here / "nine.yaml").touch()
+    fails("fit", *SMALL, "--config", "none.yaml", says=["none.yaml", "nine.yaml"])
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "says"),
+    [
+        ("LN_ZOO_FIT__TRAINER__MAX_EPOCH", "3", "LN_ZOO_FIT__TRAINER__MAX_EPOCHS"),
+        ("LN_ZOO_FIT__TRAINER__MAX_EPOCHS", "x", "max_epochs int x"),
+        ("LN_ZOO_FIT__MODEL__LR", "0.1", "LN_ZOO_FIT__MODEL__LR LN_ZOO_FIT__MODEL"),
+    ],
+)
+def test_environment(monkeypatch: pytest.MonkeyPatch, variable: str, value: str, says: str) -> None:
+    monkeypatch.setenv(variable, value)
+    fails("fit", *SMALL, says=says.split())
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "says"),
+    [
+        ("tset", 2, "tset 'test'"),
+        ("analyze invarience", 2, "invarience invariance"),
+        ("data iam", 2, "iam iam_ondb"),
+        ("draw --nmber 3", 2, "--nmber"),
+        ("draw --number x", 2, "--number x"),
+        ("draw --number 0", 1, "--number 0"),
+        ("draw --number 100000", 1, "--number 100000"),
+        ("draw --columns 0", 1, "--columns 0"),
+        ("draw --out a.txt", 1, "--out a.txt"),
+        ("draw --numbers a.txt", 1, "--numbers a.txt"),
+        ("draw --model none.ckpt", 1, "none.ckpt"),
+        ("draw --model mlp.none", 1, "mlp.none MLPClassifier DRAW"),
+        ("draw --import no_such_module", 1, "--import no_such_module"),
+        ("write --model handwriting.layernorm", 1, "--file"),
+        ("write hi --model handwriting.layernorm --bias -1", 1, "--bias -1"),
+        ("write hi --model handwriting.layernorm --width 0", 1, "--width 0"),
+        (f"write hi --model handwriting.layernorm --seed {HUGE}", 1, f"--seed {HUGE}"),
+        ("write hi --model handwriting.layernorm --strokes a.txt", 1, "--strokes a.txt"),
+        ("write hi --model handwriting.layernorm --prime_text x", 1, "--prime"),
+        ("write hi --model handwriting.layernorm --file none", 1, "--file"),
+        ("export mlp.none", 2, "--out"),
+        ("export mlp.none --format onx --out a.onnx", 1, "onx"),
+        ("analyze gradient_flow --steps 0", 1, "--steps 0"),
+        ("analyze gradient_flow --gains 0", 1, "--gains 0"),
+        ("analyze gradient_flow --norm LayrNorm --data random", 1, "LayrNorm 'LayerNorm'"),
+        ("analyze gradient_flow --candidate x", 2, "--candidate x identity orthogonal"),
+        ("analyze invariance --eps -1", 2, "--eps -1"),
+        ("analyze invariance --examples 1", 1, "--examples 1"),
+        ("analyze invariance --format word", 2, "--format word markdown"),
+        ("analyze dynamics --hidden 3 --weights pixels.layernorm", 1, "--hidden --weights"),
+        ("analyze dynamics --statistics batch", 1, "--statistics --weights"),
+        ("analyze dynamics --weights mlp.none", 1, "mlp.none MLPClassifier"),
+        ("analyze fisher --out a.txt", 1, "--out a.txt"),
+        ("analyze gradient_flow --noise inf", 1, "--noise inf"),
+        ("analyze gradient_flow --gains 0.1 nan", 1, "--gains nan"),
+        ("analyze gradient_flow --data pixels --steps 785", 1, "784 --steps 785"),
+        ("analyze gradient_flow --data permuted --batch 70000", 1, "--batch 59999 70000"),
+        ("analyze gradient_flow --data pixels --root none", 1, "none"),
+        ("analyze invariance --norm no_such.Norm", 1, "no_such.Norm"),
+        ("analyze invariance --norm pathlib.Path", 1, "pathlib.Path Norm"),
+        ("analyze invariance --weight_scale 0", 1, "--weight_scale 0"),
+        ("analyze invariance --factors 2 -1", 1, "factors -1"),
+        ("analyze invariance --eps nan", 2, "--eps nan shipped"),
+        ("analyze fisher --units 2", 1, "units 3 2"),
+        ("analyze fisher --examples 5", 1, "examples 14 5"),
+        ("draw --out .", 1, "--out"),
+        ("draw --filmstrip x", 1, "--filmstrip x"),
+        ("draw --model draw.nne", 1, "draw.nne draw.none"),
+        ("evaluate-sentences majority majority", 1, "majority LABEL=ENCODER"),
+        ("evaluate-sentences word-mean", 1, "word-mean:MODEL"),
+        ("evaluate-sentences =majority", 1, "=majority"),
+        ("evaluate-sentences missing.ckpt", 1, "missing.ckpt"),
+        ("evaluate-sentences missing.csv", 1, "missing.csv"),
+        ("evaluate-sentences majority --curve curve.csv", 1, "--curve majority"),
+        ("evaluate-sentences majority --curve curve.md", 1, "--curve curve.md"),
+        ("write", 2, "--model"),
+        ("analyze", 2, "invariance"),
+        ("compare none", 1, "none"),
+        ("compare --metric", 2, "--metric"),
+        ("evaluate-sentences majorty", 1, "majorty 'majority'"),
+        ("evaluate-sentences majority --tasks XX", 1, "XX"),
+        ("evaluate-sentences majority --out a.txt", 1, "--out a.txt"),
+        ("evaluate-sentences majority --jobs 0", 1, "--jobs 0"),
+        ("cards no.such", 1, "no.such"),
+        ("cards --facts x", 1, "--facts --refresh"),
+        ("card none.ckpt --results x --out y", 1, "none.ckpt"),
+        ("publish no.such --repo_id a/b", 1, "no.such"),
+        ("publish mlp.none", 2, "--repo_id"),
+        ("sweep --out s", 2, "--config"),
+        ("sweep --out s --model DRAW", 2, "--model fit --"),
+        ("sweep --config none.yaml --norms layer --out s", 2, "none.yaml"),
+        ("sweep --out s --jobs 0", 2, "--jobs 0"),
+        ("sweep --out s --gather", 2, "s"),
+        ("reproduce no-such-claim", 2, "no-such-claim"),
+        ("reproduce curvature --size huge", 2, "--size huge"),
+        ("kernels --biuld", 2, "--biuld"),
+        ("list --nrom x", 2, "--nrom"),
+    ],
+)  # fmt: skip
+def test_other_commands(here: Path, given: str, code: int, says: str) -> None:
+    fails(*given.split(), code=code, says=says.split())
+    assert not list(here.glob("*.*"))
+
+
+@pytest.mark.parametrize("analysis", ["gradient_flow", "invariance", "fisher", "dynamics"])
+def test_files_that_cannot_be_written(here: Path, analysis: str) -> None:
+    """Said at once: nothing is measured, printed or written."""
+    (here / "folder.png").mkdir()
+    (here / "file").write_text("")
+    for option, file in (("--out", "name"), ("--out", "table.csv"), ("--out", "folder.png"),
+                         ("--out", "file/a.png"), ("--csv", "folder.png")):  # fmt: skip
+        fails("analyze", analysis, option, file, code=1, says=[option, file])
+    assert sorted(path.name for path in here.iterdir()) == ["file", "folder.png"]
+
+
+# Checkpoints, data, models
+
+
+def test_models_and_data_that_do_not_fit(here: Path) -> None:
+    for model, data in (("MLPClassifier", "SyntheticHandwriting"), ("Handwriting", "Digits")):
+        fails("fit", f"--model={model}", f"--data={data}", *QUIET, says=[model, data])
+    assert not list(here.glob("runs/*/*/*"))
+
+
+def test_a_monitor_that_nothing_logs(here: Path) -> None:
+    fails("fit", *SMALL, *QUIET, "--trainer.max_epochs=1", "--trainer.callbacks+=EarlyStopping",
+          "--trainer.callbacks.monitor=val_los", code=1, says=["val_los"])  # fmt: skip
+
+
+def test_truncated_data_fail_before_training(here: Path) -> None:
+    folder = write_idx(here / "mnist")
+    images = folder / "t10k-images-idx3-ubyte"
+    images.write_bytes(images.read_bytes()[:-100])
+    fails("fit", "--model=MLPClassifier", "--data=MNIST", f"--data.root={folder}",
+          "--data.train_size=40", "--data.val_size=20", code=1, says=[images.name])  # fmt: skip
+    assert not list(here.glob("runs/**/*.ckpt"))
+
+
+def test_a_batch_of_one_under_batch_norm(here: Path) -> None:
+    fails("fit", *SMALL, *QUIET, "--config", CONFIGS / "norms/batch.yaml", "--data.batch_size=1",
+          code=1, says=["BatchNorm", "batch_size"])  # fmt: skip
+
+
+def test_a_folder_of_data_that_is_none(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "file").touch()
+    for value in ("file", "nowhere"):
+        monkeypatch.setenv("LN_ZOO_DATA", value)
+        fails("fit", "--model=MLPClassifier", "--data=MNIST", says=["LN_ZOO_DATA", value])
+
+
+@pytest.mark.parametrize(
+    ("command", "lacks", "says"),
+    [
+        ("fit", ("loops", "callbacks", "optimizer_states", "lr_schedulers"), "loops --weights"),
+        ("test", ("pytorch-lightning_version",), "pytorch-lightning_version --weights"),
+        ("test", ("state_dict",), "state_dict"),
+        ("test", ("hyper_parameters",), "model"),
+    ],
+)
+def test_checkpoints_that_lack_parts(
+    here: Path, trained: Path, command: str, lacks: tuple[str, ...], says: str
+) -> None:
+    whole = torch.load(trained, weights_only=True)
+    torch.save({k: v for k, v in whole.items() if k not in lacks}, "other.ckpt")
+    fails(command, "--ckpt_path=other.ckpt", "--data=Digits", *QUIET,
+          says=["other.ckpt", *says.split()])  # fmt: skip
+
+
+def test_a_file_that_is_no_table(here: Path) -> None:
+    (here / "file.ckpt").write_bytes(bytes(range(256)))
+    (here / "file.csv").write_text("step,val_nll\nx,1\n")
+    for name in ("file.ckpt", "file.csv"):
+        fails("compare", f"A={name}", "--metric=val_nll", code=1, says=[name])
+
+
+# The user's own files
+
+
+def test_a_file_called_like_a_package(here: Path) -> None:
+    (here / "datasets.py").write_text("class Faces: pass")
+    fails("fit", "--model=MLPClassifier", "--data=datasets.Faces",
+          says=["datasets", "Faces", "./datasets.py"])  # fmt: skip
+
+
+def test_two_norms_of_one_short_name_are_told_apart(here: Path) -> None:
+    (here / "twin_norms.py").write_text(
+        "from dataclasses import dataclass\n"
+        "import ln_zoo.norms\n"
+        "@dataclass(frozen=True)\n"
+        "class RMSNorm(ln_zoo.norms.Norm):\n    eps: float = 1.0\n"
+    )
+    # A process of its own: the twin would stay.
+    command = ["fit", *SMALL, "--model.norm=RMSNorm"]
+    done = python(here, f"import sys, twin_norms\nsys.exit(main({command}))")
+    assert done.code == 2
+    assert "model.norm" in done.err
+    assert "twin_norms.RMSNorm" in done.err
+
+
+# The whole command line
+
+
+def test_every_class_is_offered_by_its_name() -> None:
+    """Also one that is added later: nothing here lists them."""
+    for option, room in (
+        ("--model", ln_zoo.models), ("--data", ln_zoo.data), ("--model.norm", ln_zoo.norms)
+    ):  # fmt: skip
+        line = fails("fit", *SMALL, f"{option}=Nonesuch", says=["Nonesuch"])
+        bases = {"--model": "ZooModule", "--data": "LightningDataModule", "--model.norm": "Norm"}
+        for name in room.__all__:
+            cls = getattr(room, name)
+            parents = [c.__name__ for c in getattr(cls, "__mro__", ())[1:]]
+            if bases[option] in parents and not inspect.isabstract(cls):
+                assert name in line, name
+
+
+def test_errors_keep_their_traceback_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LN_ZOO_DEBUG", "1")
+    with pytest.raises(AssertionError, match=r"Traceback[\s\S]*ValueError"):
+        run("fit", *SMALL, "--model.lr=-1")
+
+
+@pytest.mark.parametrize(
+    ("redirection", "code", "says"),
+    [("| true", 141, ""), ("> /dev/full", 1, "No space left"), (">&-", 0, "")],
+)
+def test_standard_output_that_takes_nothing(redirection: str, code: int, says: str) -> None:
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; (sleep 0.1; {SCRIPT} list) {redirection}"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == code
+    assert says in done.stderr
+    assert len(done.stderr.splitlines()) == bool(says)

@@ -1,0 +1,200 @@
+"""Learning curves of several runs: how they are read and drawn."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+
+from ln_zoo.cli import main
+from ln_zoo.plots import comparison as compare
+from ln_zoo.plots.comparison import draw, groups, read_run, spread
+from ln_zoo.zoo.speed import steps_to
+
+METRICS = ["epoch_train_nll", "epoch_test_error"]
+
+
+def write_run(folder: Path, values: list[float]) -> Path:
+    """A run as Lightning logs it: rows of updates between the rows that end an epoch."""
+    folder.mkdir(parents=True)
+    lines = ["epoch,step,train_loss,epoch_train_nll,epoch_test_error"]
+    for epoch, value in enumerate(values):
+        lines += [f"{epoch},{9 + 10 * epoch},0.5,,", f"{epoch},{10 + 10 * epoch},,{value},0.02"]
+    (folder / "metrics.csv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def test_spread_over_runs_of_a_label(tmp_path: Path) -> None:
+    seeds = [[0.1, 0.04], [0.2, 0.01], [0.6, 0.02, 0.001]]
+    folders = [write_run(tmp_path / f"a/version_{i}", v) for i, v in enumerate(seeds)]
+    runs = [read_run(f"LN={folder}", METRICS) for folder in folders]
+    assert list(groups(runs)) == ["LN"]
+    # Epochs count from 1, and end where the shortest run does.
+    assert spread(runs, "epoch_train_nll") == [(1, 0.2, 0.1, 0.6), (2, 0.02, 0.01, 0.04)]
+
+
+def test_against_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of a label that differ in speed meet at the same updates; what is between is in line."""
+    for number, pace in enumerate((0.5, 0.7)):
+        rows = ["epoch,step,step_seconds,step_val_nll,step_mr"]
+        rows += [f"0,{step},{step * pace},{1 / (1 + step)}," for step in (0, 10, 20)]
+        rows += ["0,0,,,50", "0,15,,,60"]
+        folder = tmp_path / f"LN/version_{number}"
+        folder.mkdir(parents=True)
+        (folder / "metrics.csv").write_text("\n".join(rows) + "\n")
+    texts = [str(path) for path in sorted((tmp_path / "LN").iterdir())]
+    seen: list[Figure] = []
+    monkeypatch.setattr(compare, "_save", lambda figure, _: seen.append(figure))
+    metrics, table = ["step_val_nll", "step_mr"], tmp_path / "seconds.csv"
+    command = ["compare", *texts, "--x", "seconds", "--metric", *metrics, "--csv", str(table)]
+    assert main([*command, "--out", str(tmp_path / "a.png")]) == 0
+    nll, task = seen[0].axes
+    assert list(nll.lines[0].get_xdata()) == pytest.approx([0, 6, 12])
+    assert list(nll.lines[2].get_xdata()) == pytest.approx([0, 7, 14])
+    assert list(task.lines[1].get_xdata()) == pytest.approx([0, 7.5])
+    assert nll.get_xlabel() == "seconds of training"
+    with table.open() as file:
+        found = {(row["run"], row["step"]): row for row in csv.DictReader(file)}
+    assert found["1", "15"] == {
+        "label": "LN", "run": "1", "step": "15", "seconds": "10.5", "step_val_nll": "",
+        "step_mr": "60",
+    }  # fmt: skip
+    without = write_run(tmp_path / "b/version_0", [0.1])
+    command = ["compare", str(without), "--x", "seconds", "--metric", "epoch_train_nll"]
+    assert main([*command, "--out", str(tmp_path / "b.png")]) != 0
+
+
+def test_more_panels_than_a_row_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = read_run(str(write_run(tmp_path / "a/version_0", [0.3, 0.1])), METRICS)
+    seen: list[Figure] = []
+    monkeypatch.setattr(compare, "_save", lambda figure, _: seen.append(figure))
+    draw([run], METRICS * 3, tmp_path / "a.png")
+    assert len(seen[0].axes) == 6
+    assert [axis.get_subplotspec().rowspan.start for axis in seen[0].axes] == [0] * 3 + [1] * 3
+
+
+def test_axes(tmp_path: Path) -> None:
+    """Logarithms of updates where asked for, of likelihoods where they are positive."""
+    seen: list[Figure] = []
+    for number, values in enumerate(([0.3, 0.1], [0.3, -0.1])):
+        run = read_run(str(write_run(tmp_path / f"{number}/version_0", values)), METRICS)
+        for log_x in (False, True):
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setattr(compare, "_save", lambda figure, _: seen.append(figure))
+                draw([run], METRICS, tmp_path / "a.png", log_x=log_x)
+    scales = [(figure.axes[0].get_xscale(), figure.axes[0].get_yscale()) for figure in seen]
+    assert scales == [("linear", "log"), ("log", "log"), ("linear", "linear"), ("log", "linear")]
+
+
+def test_a_narrow_range_needs_no_logarithms_and_epochs_are_whole_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = read_run(str(write_run(tmp_path / "a/version_0", [1.42, 1.35, 1.3])), METRICS)
+    seen: list[Figure] = []
+    monkeypatch.setattr(compare, "_save", lambda figure, _: seen.append(figure))
+    draw([run], METRICS, tmp_path / "a.png")
+    for axis in seen[0].axes:
+        assert axis.get_yscale() == "linear"
+        assert all(float(tick).is_integer() for tick in axis.get_xticks())
+
+
+def test_a_line_on_another_one_is_dashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {"A": [0.5, 0.3, 0.1], "B": [0.5, 0.4, 0.1], "C": [0.5, 0.3003, 0.1]}
+    runs = [
+        read_run(f"{label}={write_run(tmp_path / label / 'version_0', found)}", METRICS)
+        for label, found in values.items()
+    ]
+    seen: list[Figure] = []
+    monkeypatch.setattr(compare, "_save", lambda figure, _: seen.append(figure))
+    draw(runs, METRICS, tmp_path / "a.png")
+    assert [line.is_dashed() for line in seen[0].axes[0].get_lines()] == [False, False, True]
+
+
+@pytest.mark.parametrize(("labels", "legends"), [(4, (1, 0)), (5, (0, 1))])
+def test_many_labels_do_not_hide_the_curves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, labels: int, legends: tuple[int, int]
+) -> None:
+    folder = write_run(tmp_path / "a/version_0", [0.3, 0.1])
+    runs = [read_run(f"{label}={folder}", METRICS) for label in range(labels)]
+    seen: list[Figure] = []
+    monkeypatch.setattr(compare, "_save", lambda figure, _: seen.append(figure))
+    draw(runs, METRICS, tmp_path / "a.png")
+    inside = sum(axis.get_legend() is not None for axis in seen[0].axes)
+    assert (inside, len(seen[0].legends)) == legends
+
+
+def test_long_labels_stay_in_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_run(tmp_path / "a/version_0", [0.3, 0.1])
+    runs = [read_run(f"layer norm, no input site, 1e-{n}={folder}", METRICS) for n in range(9)]
+    seen: list[Figure] = []
+    monkeypatch.setattr(compare, "_save", lambda figure, _: seen.append(figure))
+    draw(runs, METRICS, tmp_path / "a.png")
+    (legend,) = seen[0].legends
+    assert legend.get_window_extent().width <= seen[0].bbox.width
+    assert len(legend.get_texts()) == 9
+
+
+def test_what_a_logarithmic_axis_leaves_out_does_not_stretch_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = []
+    for number in range(2):
+        folder = write_run(tmp_path / f"{number}/version_0", [0.3, -0.1])
+        runs.append(read_run(f"A={folder}", METRICS))
+        for metric in METRICS:
+            runs[-1].curves[metric][0] = 1e6
+    highest = []
+    monkeypatch.setattr(
+        compare, "_save", lambda figure, _: highest.append(figure.axes[0].get_ylim()[1])
+    )
+    for log_x in (False, True):
+        draw(runs, METRICS, tmp_path / "a.png", log_x=log_x)
+    assert highest[0] > 1e6
+    assert highest[1] < 1
+
+
+def test_another_metric_where_one_was_not_logged(tmp_path: Path) -> None:
+    one, two = (write_run(tmp_path / f"{i}/version_0", [0.1, 0.05]) for i in range(2))
+    file = one / "metrics.csv"
+    head, *rows = file.read_text().splitlines()
+    file.write_text("\n".join([f"{head},other", *(f"{row},0.7" for row in rows)]))
+    metric = "other|epoch_train_nll"
+    assert read_run(str(one), [metric]).curves[metric] == {1: 0.7, 2: 0.7}
+    assert read_run(str(two), [metric]).curves[metric] == {1: 0.1, 2: 0.05}
+
+
+def write_steps(folder: Path, scores: dict[int, float], name: str = "step_train_nll") -> Path:
+    """A run that was scored within epochs of 10 updates, as `StepEvaluation` logs it."""
+    folder.mkdir(parents=True)
+    lines = [f"epoch,step,train_loss,{name}"]
+    for step, score in scores.items():
+        lines += [f"{step // 10},{step},,{score}", f"{step // 10},{step},0.5,"]
+    (folder / "metrics.csv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def test_updates_are_counted_as_they_were_done(tmp_path: Path) -> None:
+    """What Lightning logs at step 4 belongs to the fifth update."""
+    folder = write_steps(tmp_path / "m/version_0", {0: 2.3, 5: 1.0})
+    run = read_run(str(folder), ["step_train_nll", "train_loss"], "step")
+    assert run.curves == {"step_train_nll": {0: 2.3, 5: 1.0}, "train_loss": {1: 0.5, 6: 0.5}}
+    of_epochs = write_run(tmp_path / "n/version_0", [0.1, 0.05])
+    run = read_run(str(of_epochs), ["epoch_train_nll"], "step")
+    assert run.curves == {"epoch_train_nll": {11: 0.1, 21: 0.05}}
+
+
+@pytest.mark.parametrize(
+    ("metric", "scores", "value", "expected"),
+    [
+        ("val_accuracy", {0: 0.1, 5: 0.9, 10: 0.8, 15: 0.95}, 0.9, 5),
+        ("step_train_error", {0: 0.9, 5: 0.0, 10: 0.1}, 0.0, 5),
+        ("step_train_nll", {0: float("nan"), 5: float("nan"), 10: 0.1}, 0.5, 10),
+        ("my_own_loss", {5: 3.0, 10: 2.0}, 1.0, float("inf")),
+    ],
+)
+def test_first_at_or_beyond(
+    metric: str, scores: dict[int, float], value: float, expected: float
+) -> None:
+    assert steps_to(scores, metric, value) == expected

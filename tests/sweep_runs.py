@@ -1,0 +1,42 @@
+"""Runs of a sweep whose numbers are known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from ln_zoo.sweeps.grid import Grid, write_grid
+from ln_zoo.sweeps.report import Report
+
+
+def report(
+    out: Path, layer: list[list[float]], none: list[list[float]], lrs: tuple[str, ...] = ("1",)
+) -> Report:
+    """A sweep whose runs log these validation losses by epochs of 10 updates.
+
+    The last is the test error too. With several rates the curves are those of the last, and the
+    others' are worse.
+    """
+    out.mkdir(exist_ok=True)
+    seeds = list(range(len(layer)))
+    grid = Grid(["c.yaml"], ["layer.yaml", "none.yaml"], seeds, {"lr": list(lrs)})
+    write_grid(grid, out)
+    for run in grid.runs():
+        curve = {"layer": layer, "none": none}[Path(run.norm).stem][run.seed]
+        if run.settings["lr"] != lrs[-1]:
+            curve = [9.0 for _ in curve]
+        folder = out / run.name
+        folder.mkdir(parents=True)
+        results = {"metrics": {"error": curve[-1], "nll": curve[-1]}}
+        (folder / "test_results.json").write_text(json.dumps(results))
+        lines = [f"{epoch},{10 * epoch + 9},{value}" for epoch, value in enumerate(curve)]
+        (folder / "metrics.csv").write_text("\n".join(["epoch,step,val_nll", *lines]) + "\n")
+    return Report(grid, out)
+
+
+SLOW = [[0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2]] * 3
+FAST = [
+    [0.9, 0.5, 0.2, 0.1, 0.1, 0.1, 0.1, 0.1],
+    [0.9, 0.5, 0.3, 0.2, 0.1, 0.1, 0.1, 0.1],
+    [0.9, 0.5, 0.3, 0.2, 0.2, 0.1, 0.1, 0.1],
+]

@@ -1,0 +1,291 @@
+"""Dynamics of trained models, before and after training, through ``ln-zoo analyze dynamics``."""
+
+from __future__ import annotations
+
+import csv
+import functools
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ln_zoo.analysis import Dynamics, dynamics_table, hidden_dynamics
+from ln_zoo.cli import main
+from ln_zoo.data import Digits, PenLines
+from ln_zoo.models import Handwriting, SequenceClassifier
+from ln_zoo.models.base import ZooModule
+from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, WeightNorm, population_statistics
+
+COMMAND = ["analyze", "dynamics"]
+SMALL = ["--steps", "12", "--hidden", "5", "--features", "4", "--batch", "3"]
+PNG = b"\x89PNG"
+
+
+@pytest.fixture
+def here(in_tmp: Path) -> Path:
+    return in_tmp
+
+
+def save(model: ZooModule, path: Path) -> Path:
+    """A checkpoint of a model, with weights that are not those of its start."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    if isinstance(model, SequenceClassifier):
+        model(torch.rand(20, 64))
+    hparams = dict(model.hparams) | {
+        "_class_path": f"ln_zoo.models.{type(model).__name__}",
+        "_instantiator": "lightning.pytorch.cli.instantiate_module",
+    }
+    torch.save({"state_dict": model.state_dict(), "hyper_parameters": hparams}, path)
+    return path
+
+
+def classifier(norm: Norm, **arguments) -> SequenceClassifier:
+    """Reads digits by rows."""
+    return SequenceClassifier(64, hidden_size=6, step_features=8, norm=norm, **arguments)
+
+
+def digits(examples: int) -> tuple[Tensor, Tensor]:
+    """The first test images, as the rows that a classifier reads, (8, N, 8), and labels."""
+    data = Digits(eval_batch_size=examples)
+    data.prepare_data()
+    data.setup()
+    images, labels = next(iter(data.test_dataloader()))
+    return images.double(), labels
+
+
+@pytest.mark.parametrize("statistics", ["kept", "batch"])
+@pytest.mark.parametrize("norm", [LayerNorm(), BatchNorm(max_steps=8), Identity()], ids=repr)
+def test_a_model_before_and_after_training(
+    here: Path, norm: Norm, statistics: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Noise in the initial states, where statistics are of the batch, is a draw of its own.
+    arguments = {"permuted": True} | ({"initial_noise": 0.0} if statistics == "batch" else {})
+    path = save(classifier(norm, **arguments), here / "model.ckpt")
+    options = ["--batch", "5", "--steps", "7", "--skip", "2", "--statistics", statistics]
+    assert main([*COMMAND, "--ckpt", str(path), *options, "--csv", "dynamics.csv"]) == 0
+    title, _, *table = capsys.readouterr().out.splitlines()
+    assert title == "5 test images of Digits, 7 steps"
+
+    images, labels = digits(5)
+    torch.manual_seed(0)
+    model = classifier(norm, **arguments).double().eval()
+    x = images.flatten(1)[:, model.permutation].view(5, 8, 8).transpose(0, 1)
+
+    def measure(name: str) -> Dynamics:
+        states = tuple(s.unsqueeze(1).expand(-1, 5, -1).detach() for s in model.initial_states)
+        return hidden_dynamics(
+            model.recurrent, x[:7], states, group="", name=name, skip=2, statistics=statistics,
+            loss=lambda h: F.cross_entropy(model.readout(h[-1]), labels),
+        )  # fmt: skip
+
+    if norm.keeps_statistics:
+        with population_statistics(model):
+            model(images)
+    untrained = measure(f"{path.name} untrained")
+    model.load_state_dict(torch.load(path)["state_dict"])
+    trained = measure(f"{path.name} trained")
+    assert "nan" not in "".join(table)
+    assert table == dynamics_table([untrained, trained]).splitlines()
+    assert (here / "dynamics.png").read_bytes().startswith(PNG)
+    with (here / "dynamics.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == 2 * 7
+
+
+def test_noise_of_batch_statistics_is_that_of_the_seed(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = save(classifier(BatchNorm(max_steps=8)), here / "model.ckpt")
+    tables = []
+    for seed in ("3", "3", "4"):
+        torch.manual_seed(len(tables))
+        options = ["--statistics", "batch", "--batch", "4", "--seed", seed]
+        assert main([*COMMAND, "--ckpt", str(path), *options]) == 0
+        tables.append(capsys.readouterr().out)
+    assert tables[0] == tables[1] != tables[2]
+
+
+def test_a_norm_of_weights(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Untrained, its scales are those of the untrained weights."""
+    path = save(classifier(WeightNorm(), cell="gru"), here / "WeightNorm.ckpt")
+    assert main([*COMMAND, "--ckpt", str(path), "--batch", "2", "--seed", "6"]) == 0
+    title, _, *table = capsys.readouterr().out.splitlines()
+    assert title == "2 test images of Digits, 8 steps"
+    images, labels = digits(2)
+    found = []
+    for name in ("untrained", "trained"):
+        torch.manual_seed(6)
+        model = classifier(WeightNorm(), cell="gru").double().eval()
+        site = model.recurrent.sites["l0"]["recurrent"]
+        rows = model.recurrent.weight_hh_l0.norm(dim=1)
+        if name == "trained":
+            model.load_state_dict(torch.load(path)["state_dict"])
+            assert not site.scale.allclose(rows)
+        else:
+            assert site.scale.allclose(rows)
+        h = model.initial_states.detach().unsqueeze(2).expand(-1, -1, 2, -1)[0]
+        found.append(
+            hidden_dynamics(
+                model.recurrent, images.view(2, 8, 8).transpose(0, 1), h, group="",
+                name=f"WeightNorm.ckpt {name}", seed=6,
+                loss=lambda h, model=model: F.cross_entropy(model.readout(h[-1]), labels),
+            )
+        )  # fmt: skip
+    assert table == dynamics_table(found).splitlines()
+
+
+@pytest.mark.parametrize("cell", ["lstm", "rnn"])
+def test_layers_of_a_classifier(here: Path, cell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each on top of the one below; beside a model of another length."""
+    deep = classifier(LayerNorm(), cell=cell, num_layers=2)
+    save(deep, here / "deep.ckpt")
+    short = SequenceClassifier(64, hidden_size=3, step_features=16)
+    save(short, here / "short.ckpt")
+    files = ["deep.ckpt", "short.ckpt"]
+    assert main([*COMMAND, "--ckpt", *files, "--batch", "3"]) == 0
+    title, _, _, _, *table = capsys.readouterr().out.splitlines()
+    assert title == "3 test images of Digits, 8 steps; 3 test images of Digits, 4 steps"
+    assert [row.split("|")[1].strip() for row in table] == [
+        "deep.ckpt layer 1, untrained",
+        "deep.ckpt layer 2, untrained",
+        "deep.ckpt layer 1, trained",
+        "deep.ckpt layer 2, trained",
+        "short.ckpt untrained",
+        "short.ckpt trained",
+    ]
+    # The upper layer, trained: it is driven by what the lower one gives.
+    images, labels = digits(3)
+    model = classifier(LayerNorm(), cell=cell, num_layers=2).double().eval()
+    model.load_state_dict(torch.load(here / "deep.ckpt")["state_dict"])
+    whole = model.recurrent
+    state = whole.state_dict()
+    parts = []
+    for number in (0, 1):
+        part = type(whole)(6 if number else 8, 6, norm=LayerNorm(), dtype=torch.float64)
+        part.load_state_dict(
+            {
+                key: state[key.replace("l0.", f"l{number}.").replace("_l0", f"_l{number}")]
+                for key in part.state_dict()
+            }
+        )
+        parts.append(part)
+    states = model.initial_states.detach().unsqueeze(2).expand(-1, -1, 3, -1)
+    low, high = (
+        tuple(s[n : n + 1] for s in states) if cell == "lstm" else states[0][n : n + 1]
+        for n in (0, 1)
+    )
+    below = parts[0](images.view(3, 8, 8).transpose(0, 1), low)[0].detach()
+    wanted = hidden_dynamics(
+        parts[1], below, high, group="", name="deep.ckpt layer 2, trained",
+        loss=lambda h: F.cross_entropy(model.readout(h[-1]), labels),
+    )  # fmt: skip
+    assert table[3] == dynamics_table([wanted]).splitlines()[-1]
+
+
+#: Points of the lines of the validation set, which tests score.
+LENGTHS = (12, 8, 15, 10)
+
+
+def steps_of(number: int) -> np.ndarray:
+    """A line: dx, dy downwards, and 1 at the end of a stroke."""
+    random = np.random.default_rng(number)
+    steps = np.rint(random.normal(0, 20, (LENGTHS[number], 3)))
+    steps[:, 2] = random.random(len(steps)) < 0.2
+    steps[-1, 2] = 1
+    return steps
+
+
+@pytest.fixture
+def iam(here: Path) -> str:
+    """A folder in the compact form."""
+    names = [f"line {chr(97 + number)}" for number in range(len(LENGTHS))]
+    lines = PenLines.from_steps([steps_of(number) for number in range(len(LENGTHS))], names, names)
+    for part in ("train", "valid1", "valid2", "test"):
+        lines.save(here / "iam" / f"strokes_{part}")
+    return str(here / "iam")
+
+
+def last_loss(model, points, below, shown, above, h: Tensor) -> Tensor:
+    """Of the last point, where a layer between those has the outputs h."""
+    outputs = [*below, h]
+    for layer in above:
+        outputs.append(layer(torch.cat([points[:-1], outputs[-1], *shown], -1))[0])
+    y = model.output(torch.cat([each[-1] for each in outputs], -1))
+    return model.mixture(y).nll(points[-1]).mean()
+
+
+@pytest.mark.parametrize("text", [True, False])
+def test_layers_of_a_handwriting_model(
+    here: Path, text: bool, iam: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those above the window, by hand: each driven by offsets, the layer below and the window."""
+    model = Handwriting(5, 3, text, 2, 3, norm=LayerNorm())
+    model.offset_mean.fill_(1.0)
+    model.offset_std.fill_(30.0)
+    path = save(model, here / "hand.ckpt")
+    options = ["--steps", "9", "--batch", "3", "--root", iam]
+    assert main([*COMMAND, "--ckpt", str(path), *options]) == 0
+    title, _, *table = capsys.readouterr().out.splitlines()
+    # Of the four lines of the validation set one is too short.
+    assert title == "3 lines of IAM-OnDB, 9 steps"
+    names = [row.split("|")[1].strip() for row in table[2:]]
+    first = 2 if text else 1
+    layers = range(first, 4)
+    assert names == [
+        f"hand.ckpt layer {n}, {when}" for when in ("untrained", "trained") for n in layers
+    ]
+
+    long = (0, 2, 3)
+    texts = ["line a", "line c", "line d"]
+    lines = torch.tensor(np.stack([steps_of(number)[:10] for number in long], 1))  # (T + 1, N, 3)
+    points = torch.stack([(lines[..., 0] - 1) / 30, (-lines[..., 1] - 1) / 30, lines[..., 2]], -1)
+    points[0] = 0
+    found = []
+    for when in ("untrained", "trained"):
+        torch.manual_seed(0)
+        model = Handwriting(5, 3, text, 2, 3, norm=LayerNorm())
+        if when == "trained":
+            model.load_state_dict(torch.load(path)["state_dict"])
+        model = model.double().eval()
+        x, outputs, shown = points[:-1], [], []
+        if text:
+            h, window, _, _ = model.window(x, model.encode(texts))
+            outputs, shown = [h.detach()], [window.detach()]
+        for number, layer in enumerate(model.layers, first):
+            read = torch.cat([x, *outputs[-1:], *shown], -1)
+            above = model.layers[number - first + 1 :]
+            loss = functools.partial(last_loss, model, points, tuple(outputs), shown, above)
+            name = f"hand.ckpt layer {number}, {when}"
+            found.append(hidden_dynamics(layer, read, group="", name=name, loss=loss))
+            outputs.append(layer(read)[0].detach())
+    assert table == dynamics_table(found).splitlines()
+
+
+def test_lines_of_handwriting_that_are_too_short(
+    here: Path, iam: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = save(Handwriting(5, 2, mixture_components=2), here / "hand.ckpt")
+    assert main([*COMMAND, "--ckpt", str(path), "--root", iam]) == 1
+    told = capsys.readouterr().err
+    assert "no line of the test set has 200 points behind its first, the longest has 14" in told
+
+
+def test_a_window_alone(here: Path, iam: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path = save(Handwriting(5, 1, mixture_components=2), here / "hand.ckpt")
+    assert main([*COMMAND, "--ckpt", str(path), "--root", iam, "--steps", "5"]) == 1
+    assert "this Handwriting runs none" in capsys.readouterr().err
+
+
+def test_images_of_another_size(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(0)
+    model = SequenceClassifier(6, hidden_size=2)
+    hparams = dict(model.hparams) | {"_class_path": "ln_zoo.models.SequenceClassifier"}
+    torch.save({"state_dict": model.state_dict(), "hyper_parameters": hparams}, here / "m.ckpt")
+    assert main([*COMMAND, "--ckpt", "m.ckpt"]) == 1
+    told = capsys.readouterr().err
+    assert "this model reads 6 numbers per example; there are images of 784 (MNIST) and 64" in told
