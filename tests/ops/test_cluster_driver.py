@@ -13,6 +13,7 @@ import torch
 
 from ln_zoo.ops.engines.cluster import driver
 from ln_zoo.ops.engines.cluster.driver import CudaError, Kernel, compile_kernel, resource_usage
+from ln_zoo.ops.engines.cluster.geometry import Problem
 
 NO_COMPILER = driver.missing_compiler()
 needs_compiler = pytest.mark.skipif(NO_COMPILER is not None, reason=str(NO_COMPILER))
@@ -41,14 +42,11 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def rows_macros(cell: int, kind: int, norms: int = 1) -> dict[str, int]:
-    return {"CELL": cell, "KIND": kind, "INPUT": norms if cell < 2 else 0, "RECURRENT": norms}
-
-
 @needs_compiler
 @pytest.mark.parametrize(("cell", "kind"), [(0, 0), (0, 1), (1, 0), (1, 2), (2, 1)])
 def test_row_kernels_need_no_local_memory(cell: int, kind: int) -> None:
-    found = resource_usage("rows.cu", rows_macros(cell, kind))
+    problem = Problem(cell, 64, kind, 1, input=cell < 2, recurrent=True)
+    found = resource_usage("rows.cu", problem.rows_macros())
     assert found.keys() == {"input_statistics", "after_loop"}
     for name, used in found.items():
         assert used.stack == used.spill_stores == used.spill_loads == 0, (name, used)

@@ -263,7 +263,7 @@ def single_step() -> Iterator[tuple[str, Entry]]:
 
     def run(given: dict[str, Any]) -> list[Tensor]:
         # As after an assignment to the data of each parameter.
-        prepared._parameters = [Parameters.of(with_gains(given), of_weights(given))]
+        prepared._parameters = [Parameters.of(call.cell, with_gains(given), of_weights(given))]
         states = given["h"], given["c"]
         options = (0.0, False, None, None)
         return list(prepared(prepared.check(), given["x"], None, states, *options)[1])
