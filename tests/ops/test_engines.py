@@ -872,7 +872,16 @@ def test_no_memory_is_lost(under: Under) -> None:
 # Half precision
 
 
-@every_form
+@pytest.mark.parametrize(
+    "cell",
+    [
+        *GATES,
+        *(
+            pytest.param(cell, marks=() if cell == "LSTM+joint+carried" else pytest.mark.slow)
+            for cell in FORMS
+        ),
+    ],
+)
 @pytest.mark.parametrize("mode", ["autocast", "bfloat16", "bfloat16, resets"])
 def test_half_precision_is_no_worse_than_the_generic_loop(
     cell: str, mode: str, under: Under, monkeypatch: pytest.MonkeyPatch
