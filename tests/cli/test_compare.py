@@ -6,20 +6,9 @@ import csv
 from pathlib import Path
 
 import pytest
+from sweep_runs import write_run
 
 from ln_zoo.cli import main
-
-METRICS = ["epoch_train_nll", "epoch_test_error"]
-
-
-def write_run(folder: Path, values: list[float]) -> Path:
-    """A run as Lightning logs it: rows of updates between the rows that end an epoch."""
-    folder.mkdir(parents=True)
-    lines = ["epoch,step,train_loss,epoch_train_nll,epoch_test_error"]
-    for epoch, value in enumerate(values):
-        lines += [f"{epoch},{9 + 10 * epoch},0.5,,", f"{epoch},{10 + 10 * epoch},,{value},0.02"]
-    (folder / "metrics.csv").write_text("\n".join(lines) + "\n")
-    return folder
 
 
 def test_writes_picture_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,23 +7,12 @@ from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
+from sweep_runs import METRICS, write_run
 
 from ln_zoo.cli import main
 from ln_zoo.plots import comparison as compare
 from ln_zoo.plots.comparison import draw, groups, read_run, spread
 from ln_zoo.zoo.speed import steps_to
-
-METRICS = ["epoch_train_nll", "epoch_test_error"]
-
-
-def write_run(folder: Path, values: list[float]) -> Path:
-    """A run as Lightning logs it: rows of updates between the rows that end an epoch."""
-    folder.mkdir(parents=True)
-    lines = ["epoch,step,train_loss,epoch_train_nll,epoch_test_error"]
-    for epoch, value in enumerate(values):
-        lines += [f"{epoch},{9 + 10 * epoch},0.5,,", f"{epoch},{10 + 10 * epoch},,{value},0.02"]
-    (folder / "metrics.csv").write_text("\n".join(lines) + "\n")
-    return folder
 
 
 def test_spread_over_runs_of_a_label(tmp_path: Path) -> None:
