@@ -69,7 +69,7 @@ class Packages:
                 why = (errors or done.stderr.splitlines() or ["no message"])[-1]
                 raise Absent(f"pip cannot install {requirement}: {why}")
             for library in target.rglob("lib/*torchaudio*.so"):
-                library.unlink()  # It is for one version of torch, and the models need none of it.
+                library.unlink()  # Built for one version of torch; the models do not use it.
             (target / "done").touch()
 
     def file(self, module: str) -> Path:

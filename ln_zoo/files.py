@@ -104,6 +104,15 @@ def write_whole(path: str | os.PathLike[str], text: str) -> None:
         file.write(text.encode())
 
 
+def check_checkpoint(path: str) -> None:
+    """Raises FileNotFoundError unless there is such a checkpoint."""
+    if not os.path.isfile(path):
+        raise FileNotFoundError(
+            f"there is no checkpoint {path!r}: give a file, or `last` for the newest run of the "
+            "same name"
+        )
+
+
 def relative(path: str | Path) -> Path:
     """The path relative to the current folder if it lies below it."""
     path = Path(path)

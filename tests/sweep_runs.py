@@ -52,3 +52,13 @@ def write_run(folder: Path, values: list[float]) -> Path:
         lines += [f"{epoch},{9 + 10 * epoch},0.5,,", f"{epoch},{10 + 10 * epoch},,{value},0.02"]
     (folder / "metrics.csv").write_text("\n".join(lines) + "\n")
     return folder
+
+
+def write_steps(folder: Path, scores: dict[int, float], name: str = "step_train_nll") -> Path:
+    """A run that was scored within epochs of 10 updates, as `StepEvaluation` logs it."""
+    folder.mkdir(parents=True)
+    lines = [f"epoch,step,train_loss,{name}"]
+    for step, score in scores.items():
+        lines += [f"{step // 10},{step},,{score}", f"{step // 10},{step},0.5,"]
+    (folder / "metrics.csv").write_text("\n".join(lines) + "\n")
+    return folder

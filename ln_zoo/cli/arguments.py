@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from ln_zoo.files import check_checkpoint
 from ln_zoo.zoo.names import nearest
 from ln_zoo.zoo.strict_yaml import parse_yaml
 
@@ -108,11 +109,8 @@ class Arguments:
                 )
             found = {name: value if name in asked else None for name, value in found.items()}
         path = found["ckpt_path"]
-        if path not in (None, "last") and not os.path.isfile(str(path)):
-            raise FileNotFoundError(
-                f"there is no checkpoint {path!r}: give a file, or `last` for the newest run of "
-                "the same name"
-            )
+        if path not in (None, "last"):
+            check_checkpoint(str(path))
         return found
 
     def named(self) -> set[str]:

@@ -117,7 +117,7 @@ def note_ignored(mine: Namespace, used: Namespace, path: str) -> None:
     """Notes which of the user's model arguments lose against those in the checkpoint.
 
     Args:
-        mine: the model as the user's arguments describe it, over what the checkpoint holds.
+        mine: the user's model arguments, with the checkpoint's as defaults.
         used: the model as the checkpoint holds it.
         path: of the checkpoint.
     """

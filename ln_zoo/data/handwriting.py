@@ -293,7 +293,7 @@ class HandwritingData(ZooDataModule, ABC):
     def offset_statistics(self) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation for standardising dx and dy, float32 (2,) each.
 
-        Under ``scale="std"`` those of all targets of the training set, including moves between
+        Under ``scale="std"`` taken over all targets of the training set, including moves between
         strokes; under ``"const"`` 0 and 20; under ``"median"`` 0 and 1.
 
         Raises:

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from ln_zoo.checkpoints import check_whole
+from ln_zoo.files import check_checkpoint
 from ln_zoo.models.base import ZooModule, public_module, runs_of_checkpoint
 from ln_zoo.norms import Norm, from_config, to_config
 from ln_zoo.training_runs import Run, named
@@ -283,15 +284,6 @@ def check_fits(model: torch.nn.Module, state: dict[str, Tensor], where: str) -> 
 # Checkpoints
 
 
-def check_exists(path: str) -> None:
-    """Raises FileNotFoundError unless there is such a checkpoint."""
-    if not Path(path).is_file():
-        raise FileNotFoundError(
-            f"there is no checkpoint {path!r}: give a file, or `last` for the newest run of the "
-            "same name"
-        )
-
-
 def read_checkpoint(path: str) -> dict[str, Any]:
     """Reads a Lightning checkpoint without unpickling anything but plain values and tensors.
 
@@ -299,7 +291,7 @@ def read_checkpoint(path: str) -> dict[str, Any]:
         FileNotFoundError: if there is no such file.
         ValueError: if it is not a checkpoint, is damaged, or holds more than plain values.
     """
-    check_exists(path)
+    check_checkpoint(path)
     check_whole(path)
     try:
         checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)

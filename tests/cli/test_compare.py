@@ -6,7 +6,7 @@ import csv
 from pathlib import Path
 
 import pytest
-from sweep_runs import write_run
+from sweep_runs import write_run, write_steps
 
 from ln_zoo.cli import main
 
@@ -30,16 +30,6 @@ def test_writes_picture_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[
         "epoch_train_nll": "0.05",
         "epoch_test_error": "0.02",
     }
-
-
-def write_steps(folder: Path, scores: dict[int, float], name: str = "step_train_nll") -> Path:
-    """A run that was scored within epochs of 10 updates, as `StepEvaluation` logs it."""
-    folder.mkdir(parents=True)
-    lines = [f"epoch,step,train_loss,{name}"]
-    for step, score in scores.items():
-        lines += [f"{step // 10},{step},,{score}", f"{step // 10},{step},0.5,"]
-    (folder / "metrics.csv").write_text("\n".join(lines) + "\n")
-    return folder
 
 
 @pytest.fixture

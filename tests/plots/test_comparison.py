@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
-from sweep_runs import METRICS, write_run
+from sweep_runs import METRICS, write_run, write_steps
 
 from ln_zoo.cli import main
 from ln_zoo.plots import comparison as compare
@@ -152,16 +152,6 @@ def test_another_metric_where_one_was_not_logged(tmp_path: Path) -> None:
     metric = "other|epoch_train_nll"
     assert read_run(str(one), [metric]).curves[metric] == {1: 0.7, 2: 0.7}
     assert read_run(str(two), [metric]).curves[metric] == {1: 0.1, 2: 0.05}
-
-
-def write_steps(folder: Path, scores: dict[int, float], name: str = "step_train_nll") -> Path:
-    """A run that was scored within epochs of 10 updates, as `StepEvaluation` logs it."""
-    folder.mkdir(parents=True)
-    lines = [f"epoch,step,train_loss,{name}"]
-    for step, score in scores.items():
-        lines += [f"{step // 10},{step},,{score}", f"{step // 10},{step},0.5,"]
-    (folder / "metrics.csv").write_text("\n".join(lines) + "\n")
-    return folder
 
 
 def test_updates_are_counted_as_they_were_done(tmp_path: Path) -> None:

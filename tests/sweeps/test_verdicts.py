@@ -1,4 +1,4 @@
-"""Verdicts on curves whose answer is known, and how often they err where there is none."""
+"""Verdicts on curves with a known answer, and their error rate without an effect."""
 
 from __future__ import annotations
 

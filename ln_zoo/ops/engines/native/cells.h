@@ -397,8 +397,8 @@ void backward_row(const Steps& s, const Shape& shape, int64_t row, int64_t n, co
   if (of_c) add(by_c, dc, H);
 }
 
-// Zeroes h and c, or their gradients, in rows of a step that are reset: at each, so many units of
-// examples first to end, whose flags begin at `offset`. c may be null.
+// Zeroes h and c, or their gradients, where a step resets them: the first `units` of examples
+// first to end. The flags of the step begin at `offset`; c may be null.
 inline void restart(const Steps& s, int64_t offset, int64_t first, int64_t end, int64_t units,
                     float* h, float* c) {
   for (int64_t n = first; s.reset && n < end; n++) {

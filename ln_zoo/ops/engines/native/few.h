@@ -11,7 +11,7 @@ namespace {
 constexpr int64_t FEW_ROWS = 4;
 // Rows up to which gradients of weights are written row by row.
 constexpr int64_t OUTER_ROWS = 8;
-// Steps of a call up to which it reads its weights in place, whatever its rows.
+// Steps of a call up to which it reads its weights in place, for any number of rows.
 constexpr int64_t FEW_STEPS = 1;
 // Rows from which the columns of a matrix are copied as a product reads them.
 constexpr int64_t MANY_ROWS = 24;
@@ -208,7 +208,7 @@ void tile_in_place_of(int64_t height, int64_t vectors, Arguments... arguments) {
 // y (N, K) = d (N, G) w, or y += d w, for w (G, K) in place.
 void in_place_by_matrix(int64_t N, int64_t G, int64_t K, const float* d, const float* w, float* y,
                         bool add, int64_t threads) {
-  // Rows of w at a time, which lie pages apart: so many pages a processor finds quickly.
+  // Rows of w at a time. They lie pages apart, and the first-level TLB holds few pages.
   constexpr int64_t AT_ONCE = 64, PANEL = WIDTH * L;
   const int64_t panels = (K + PANEL - 1) / PANEL;
   by_parts(threads, G * K * ((N + 3) / 4), panels, [&](int64_t from, int64_t to) {
