@@ -108,8 +108,8 @@ def shares(
 
     def layers() -> Tensor:
         vectors = model(*batch[0])
-        told = model._tell(model.next_decoder, vectors, *batch[1])
-        other = model._tell(model.previous_decoder, vectors, *batch[2])
+        told = model._decode(model.next_decoder, vectors, *batch[1])
+        other = model._decode(model.previous_decoder, vectors, *batch[2])
         return told.states.sum() + other.states.sum()
 
     def projections() -> Tensor:

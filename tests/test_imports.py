@@ -50,7 +50,17 @@ BELOW = {
         "ops",
     },
     "export": {"layers", "norms", "ops"},
-    "models": {"training_runs", "export", "vocabulary", "metrics", "layers", "norms", "ops"},
+    "late": set(),
+    "models": {
+        "late",
+        "training_runs",
+        "export",
+        "vocabulary",
+        "metrics",
+        "layers",
+        "norms",
+        "ops",
+    },
 }
 _ALL_BELOW_ZOO = {room for room in BELOW if room not in ("_version", "testing", "rl")}
 BELOW["zoo"] = _ALL_BELOW_ZOO
@@ -59,9 +69,6 @@ BELOW["cli"] = {"sweeps", "zoo"} | _ALL_BELOW_ZOO
 # The package itself only hands names on, so it stands above everything but the command line.
 BELOW["__init__"] = {"zoo"} | _ALL_BELOW_ZOO
 BELOW["__main__"] = {"cli"}
-
-#: Methods of models that hand over to the room above, which they import when they are called.
-HANDING_OVER = {"models/pretrained.py": "zoo"}
 
 WITHOUT_LIGHTNING = ("ops", "norms", "layers", "analysis", "conversion", "export", "testing", "rl")
 
@@ -111,10 +118,60 @@ def violations(package: Path) -> list[str]:
             target = rest.partition(".")[0]
             # A name that is no room (``from ln_zoo import LayerNorm``) is the package's.
             target = target if target in rooms | set(BELOW) else "__init__"
-            above = HANDING_OVER.get(path.relative_to(package).as_posix())
-            if target not in {room, "_version", above} | BELOW[room]:
+            if target not in {room, "_version"} | BELOW[room]:
                 found.append(f"{place}: not below it")
     return found
+
+
+def file_graph(package: Path) -> dict[str, set[str]]:
+    """For each module of the package the others that it imports, anywhere in the file."""
+    names = {}
+    for path in package.rglob("*.py"):
+        parts = [package.name, *path.relative_to(package).with_suffix("").parts]
+        names[".".join(parts).removesuffix(".__init__")] = path
+    graph = {}
+    for name, path in names.items():
+        imported = (given for _, given in imported_modules(path, package))
+        # ``from ln_zoo.ops import spec`` is a module, ``from ln_zoo.ops.spec import Spec`` a name.
+        modules = (m if m in names else m.rpartition(".")[0] for m in imported)
+        graph[name] = {module for module in modules if module in names} - {name}
+    return graph
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of modules that import each other, directly or through others."""
+
+    def reachable(start: str) -> set[str]:
+        seen: set[str] = set()
+        waiting = [start]
+        while waiting:
+            for target in graph[waiting.pop()] - seen:
+                seen.add(target)
+                waiting.append(target)
+        return seen
+
+    reach = {module: reachable(module) for module in graph}
+    groups = {
+        tuple(sorted(m for m in reach[module] if module in reach[m]))
+        for module in graph
+        if module in reach[module]
+    }
+    return [list(group) for group in sorted(groups)]
+
+
+def test_no_modules_import_each_other():
+    assert circles(file_graph(PACKAGE)) == []
+
+
+def test_a_planted_circle_is_found(tmp_path):
+    package = tmp_path / "ln_zoo"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "a.py").write_text("def f():\n    from ln_zoo.b import g")
+    (package / "b.py").write_text("from . import c\nfrom ln_zoo.d import x")
+    (package / "c.py").write_text("import importlib\nimportlib.import_module('ln_zoo.a')")
+    (package / "d.py").write_text("import os")
+    assert circles(file_graph(package)) == [["ln_zoo.a", "ln_zoo.b", "ln_zoo.c"]]
 
 
 def test_imports_run_downward():
@@ -147,7 +204,6 @@ for room in {rooms}:
         ("ops/upward.py", "import importlib\nimportlib.import_module('ln_zoo.norms')"),
         ("models/upward.py", "from ln_zoo import LayerNorm"),
         ("models/base.py", "def f():\n    from ln_zoo.zoo import load"),
-        ("models/pretrained.py", "from ln_zoo.cli import main"),
         ("models/sideways.py", "from ln_zoo.callbacks import CurvesPlot"),
         ("data/sideways.py", "import torch, ln_zoo.metrics"),
         ("metrics/sideways.py", "from ln_zoo.data.mnist import MNIST"),

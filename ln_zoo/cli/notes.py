@@ -51,7 +51,8 @@ def check_numbers(settings: Namespace) -> None:
 
 def check_fit(model: LightningModule, data: LightningDataModule) -> None:
     """Raises ValueError unless the model takes what the data give, if both declare it."""
-    takes, gives = getattr(model, "takes", None), getattr(data, "gives", None)
+    takes = getattr(model, "input_kinds", None)
+    gives = getattr(data, "batch_kind", getattr(data, "gives", None))
     if takes and gives and gives not in takes:
         raise ValueError(
             f"{type(model).__name__} takes {' or '.join(takes)}, and {type(data).__name__} gives "

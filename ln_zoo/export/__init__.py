@@ -21,7 +21,7 @@ from ln_zoo.export.check import SIZES, Comparison, compare
 from ln_zoo.export.errors import ExportError, check_installed
 from ln_zoo.export.files import read_facts
 from ln_zoo.export.loops import exportable
-from ln_zoo.export.parts import Part, map_path, parts_of, path_of, text_path
+from ln_zoo.export.parts import Part, export_parts, map_path, parts_of, path_of, text_path
 from ln_zoo.export.paths import FORMS, Form, Parts, Path, Sizes
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "Path",
     "check_request",
     "export",
+    "export_parts",
     "exportable",
     "map_path",
     "parts_of",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import singledispatch
 from typing import Any
 
 import torch
@@ -35,8 +36,7 @@ def path_of(model: nn.Module, form: Form, part: str | None = None, operators: bo
     """What of a model is exported.
 
     Args:
-        model: with a method ``export_parts``, as the zoo's have it, or a recurrent layer or cell;
-            in evaluation mode.
+        model: a model, recurrent layer or cell with `export_parts`, in evaluation mode.
         form: ``"step"`` or ``"sequence"``.
         part: of a model with several: see `parts_of`; default: the first.
         operators: see `exportable`.
@@ -58,18 +58,41 @@ def parts_of(model: nn.Module) -> tuple[str, ...]:
     return tuple(_parts(model))
 
 
+@singledispatch
+def export_parts(model: nn.Module) -> Mapping[str, Part]:
+    """The parts of a model that are exported, by name, the most used first; {} if none is declared.
+
+    Models of ln_zoo are registered in `ln_zoo.models.exporting`. A class of your own defines a
+    method ``export_parts(self)``, which has priority.
+
+    Returns:
+        For each name a function ``part(copy, form)`` that returns the `Path`; ``copy`` is what
+        `exportable` made of the model.
+
+    Example:
+        >>> from ln_zoo.models import OrderEmbedding
+        >>> list(export_parts(OrderEmbedding(["a", "cat"], hidden_size=4)))
+        ['captions', 'images']
+    """
+    return {}
+
+
+@export_parts.register
+def _(layer: RecurrentLayer) -> Mapping[str, Part]:
+    return {"layer": lambda loop, form: layer_path(layer, loop, form)}
+
+
+@export_parts.register
+def _(cell: RecurrentCell) -> Mapping[str, Part]:
+    return {"cell": lambda step, form: cell_path(cell, step, form)}
+
+
 def _parts(model: nn.Module) -> Mapping[str, Part]:
-    if isinstance(model, RecurrentLayer):
-        layer = model
-        return {"layer": lambda loop, form: layer_path(layer, loop, form)}
-    if isinstance(model, RecurrentCell):
-        cell = model
-        return {"cell": lambda step, form: cell_path(cell, step, form)}
-    declared = getattr(model, "export_parts", None)
-    parts: Mapping[str, Part] = declared() if declared is not None else {}
+    own: Callable[[], Mapping[str, Part]] | None = getattr(model, "export_parts", None)
+    parts = export_parts(model) if own is None else own()
     if not parts:
         raise ExportError(
-            f"{type(model).__name__} does not say what of it is to be exported: give it a method "
+            f"{type(model).__name__} does not declare what to export: define a method "
             "export_parts, or make its layers exportable with ln_zoo.export.exportable and export "
             "it with torch.export"
         )

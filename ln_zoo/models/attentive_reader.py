@@ -12,10 +12,8 @@ from torch.nn import functional as F
 from torch.nn import init
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from ln_zoo.export import Form, Part, Parts, Path, paths
-from ln_zoo.export.paths import Tensors, no_step_form
 from ln_zoo.layers import LSTM, Linear, orthogonal_
-from ln_zoo.models.checks import check_sizes, check_vocabulary
+from ln_zoo.models.arguments import check_sizes, check_vocabulary
 from ln_zoo.models.classifier import Classifier
 from ln_zoo.norms import LayerNorm, Norm, from_config
 from ln_zoo.norms.modes import evaluation_mode
@@ -32,7 +30,7 @@ class Inputs(NamedTuple):
     """N passages with a query each; what a data module's batch begins with.
 
     Attributes:
-        passage: word indices, (N, T), whatever there is behind its end.
+        passage: word indices, (N, T), padded with any index.
         passage_lengths: (N,), at least 1.
         query: word indices, (N, S).
         query_lengths: (N,), at least 1.
@@ -45,7 +43,7 @@ class Inputs(NamedTuple):
 
 
 class AttentiveReader(Classifier):
-    """Reads a passage and a query, and names the entity that the query leaves out.
+    """Reader of a passage and a query, which predicts the entity that the query leaves out.
 
     The attentive reader of Hermann et al. (2015, arXiv 1506.03340), in one direction and with the
     changes of the code of recurrent batch normalisation (Cooijmans et al. 2017, arXiv 1603.09025,
@@ -74,8 +72,8 @@ class AttentiveReader(Classifier):
     answer is chosen among all entities, and ``passage_error``, among those of the passage.
 
     Differences from that code: there are two biases in each LSTM as in torch, where the layer norm
-    code adds one and the same twice; initial states are zeros unless ``initial_state`` says
-    otherwise; every matrix is drawn independently unless ``tied_init``.
+    code adds the same one twice; initial states are zeros by default; every matrix is drawn
+    independently unless ``tied_init``.
 
     Args:
         vocabulary: the words, or a text file with one word per line; entities are ``@entity0``,
@@ -107,7 +105,7 @@ class AttentiveReader(Classifier):
         (torch.Size([1, 6]), torch.Size([1, 4]))
     """
 
-    takes = ("cloze questions",)
+    input_kinds = ("cloze questions",)
     pipeline_tag = "question-answering"
     metrics = ("nll", "error", "entity_error", "passage_error")
     entities: Tensor
@@ -145,7 +143,8 @@ class AttentiveReader(Classifier):
         if vocabulary is None:
             vocabulary = ["@placeholder", *(f"@entity{i}" for i in range(100))]
         self.vocabulary = Vocabulary.of(vocabulary)
-        self.remember(norm, vocabulary=list(self.vocabulary))
+        self.save_hyperparameters()
+        self.resolve_hyperparameters(norm, vocabulary=list(self.vocabulary))
         self._skips_padding = statistics == "masked" and norm.batch_dependent
         self.tied_init = tied_init
         d, size = hidden_size, self.vocabulary.size
@@ -202,7 +201,7 @@ class AttentiveReader(Classifier):
             layer.reset_norm()
 
     def _generator(self) -> torch.Generator | None:
-        """Of the next matrix; ``None`` is torch's own."""
+        """Generator of the next matrix; None: torch's default."""
         if not self.tied_init:
             return None
         return torch.Generator(self.embedding.weight.device).manual_seed(_TIED_SEED)
@@ -227,15 +226,15 @@ class AttentiveReader(Classifier):
         return features
 
     def attention(self, inputs: Inputs) -> Tensor:
-        """How much the reader attends to each token of the passage, (N, T); 0 behind its end."""
+        """Attention to each token of the passage, (N, T); 0 for padding."""
         _, attention = self._read(inputs)
         return attention
 
     @torch.no_grad()
     def answer(self, passage: str, query: str) -> str:
-        """The entity of a passage that the query leaves out, as far as the reader can tell.
+        """The predicted entity of a passage that the query leaves out.
 
-        It reads in evaluation mode, whatever mode the model is in.
+        The model is in evaluation mode meanwhile.
 
         Args:
             passage: words in lower case with white space between them; entities are
@@ -243,7 +242,7 @@ class AttentiveReader(Classifier):
             query: likewise, with ``@placeholder`` in place of an entity.
 
         Raises:
-            ValueError: if the passage has no entity that the model knows, or the query no word.
+            ValueError: if the passage has no entity of the vocabulary, or the query no word.
 
         Example:
             >>> AttentiveReader(hidden_size=4).answer("@entity3 sings .", "@placeholder sings")
@@ -295,8 +294,8 @@ class AttentiveReader(Classifier):
             h = self.initial_states[which].expand(1, tokens.shape[0], -1).contiguous()
             start = (h, torch.zeros_like(h))
         if not self._skips_padding:
-            # States up to the end of an example do not see what is behind it. torch's own LSTM
-            # takes a third of the time of packed sequences.
+            # Padding does not influence the states before it, and torch's LSTM takes a third of
+            # the time of packed sequences.
             states, _ = reader(x, start)
             rows = torch.arange(tokens.shape[0], device=states.device)
             return states, states[rows, lengths.to(states.device) - 1]
@@ -306,41 +305,13 @@ class AttentiveReader(Classifier):
         return padded, last[0]
 
     def _of_tokens(self, layer: Linear, h: Tensor, mask: Tensor) -> Tensor:
-        """A layer of each state, whose statistics are those of real tokens alone if so wanted."""
+        """A layer applied to each state, with statistics over real tokens if padding is skipped."""
         if not self._skips_padding:
             return layer(h)
         rows = mask.flatten().nonzero().squeeze(1)
         found = layer(h.flatten(0, 1).index_select(0, rows))
         out = found.new_zeros(mask.numel(), found.shape[1]).index_copy(0, rows, found)
         return out.view_as(h)
-
-    # Export
-
-    def export_parts(self) -> Mapping[str, Part]:
-        return {"answers": self._export_answers}
-
-    def _export_answers(self, copy: Any, form: Form) -> Path:
-        if form == "step":
-            raise no_step_form(self, "it attends to all of a passage at once")
-        # Statistics of single batches, for which padding is left out, do not matter in evaluation.
-        copy._skips_padding = False
-        words = self.embedding.num_embeddings
-
-        def run(model: Any, *inputs: Tensor) -> tuple[Tensor, ...]:
-            features, attention = model._read(Inputs(*inputs))
-            return model.output(features), attention
-
-        def by_model(model: Any, given: Tensors) -> dict[str, Tensor]:
-            inputs = Inputs(*given.values())
-            return {"logits": model(inputs), "attention": model.attention(inputs)}
-
-        inputs = {
-            "passage": paths.numbers(words, "N", "T"),
-            "passage_lengths": paths.lengths(),
-            "query": paths.numbers(words, "N", "S"),
-            "query_lengths": paths.lengths("S"),
-        }
-        return Path(Parts(copy, run), by_model, inputs, ("logits", "attention"))
 
     # Training
 
@@ -378,7 +349,7 @@ class AttentiveReader(Classifier):
         """Which words are entities of the passage, bool (N, V)."""
         steps = torch.arange(inputs.passage.shape[1], device=inputs.passage.device)
         real = steps < inputs.passage_lengths.unsqueeze(1)
-        # What is behind the end counts as EOS, which is not an entity.
+        # Padding counts as EOS, which is not an entity.
         tokens = inputs.passage.masked_fill(~real, 0)
         present = torch.zeros(len(tokens), self.vocabulary.size, dtype=torch.bool).to(tokens.device)
         return present.scatter_(1, tokens, True) & self.entities

@@ -1,76 +1,167 @@
-"""What every model of the zoo shares: arguments stored as plain values, checkpoints, optimiser."""
+"""Base class of all models: stored arguments, checkpoints, publishing."""
 
 from __future__ import annotations
 
 import inspect
+import os
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Self
 
 import torch
+from lightning.fabric.utilities.data import AttributeDict
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import STEP_OUTPUT, OptimizerLRScheduler
-from torch import Tensor
 
-from ln_zoo.export import Part
-from ln_zoo.models.pretrained import Pretrained
+from ln_zoo import late
 from ln_zoo.models.run_counter import RunCounter
 from ln_zoo.norms import Identity, Norm, to_config
 from ln_zoo.training_runs import Run
 
-#: The one instantiator that Lightning admits when it reads a checkpoint back.
+#: The only instantiator that Lightning accepts when it reads a checkpoint.
 _INSTANTIATOR = "lightning.pytorch.cli.instantiate_module"
-#: Of the runs of training, in a checkpoint.
+#: Key of the training runs in a checkpoint.
 _RUNS = "training_runs"
 
 
-class DynamicsTask(NamedTuple):
-    """What ``ln-zoo analyze dynamics`` runs a model on.
+class ZooModule(LightningModule, ABC):
+    """A LightningModule whose checkpoints and cards can be read back by class and arguments.
 
-    Attributes:
-        batch: of examples, in float64, as ``loss`` takes it.
-        loss: (model, batch) to a scalar; its gradients with respect to hidden states are
-            measured.
-        description: the examples in a few words.
-        first_layer: number of the first recurrent layer that is measured, counted from 1.
+    A subclass takes ``norm: Norm | None = None``, chooses its default in ``__init__``, and calls
+    Lightning's ``save_hyperparameters()`` and then `resolve_hyperparameters` there. Checkpoints
+    hold plain values only (weights-only loading works), name their class, list the training runs
+    behind the weights, and store the state of torch's CPU generator for each process, so that a
+    resumed run draws the same noise as an uninterrupted one.
+
+    Abstract, so that the command line offers trainable models only.
+
+    Optional methods of a subclass: ``export_parts()`` for ``ln-zoo export`` (see
+    `ln_zoo.export.parts.export_parts`), and ``dynamics_data(examples)`` and
+    ``dynamics_task(data, examples, steps)`` for ``ln-zoo analyze dynamics`` (see
+    `ln_zoo.models.dynamics`).
     """
 
-    batch: Any
-    loss: Callable[[Any, Any], Tensor]
-    description: str
-    first_layer: int = 1
-
-
-class ZooModule(Pretrained, LightningModule, ABC):
-    """A LightningModule whose checkpoints the zoo's base class and command line read back.
-
-    A subclass takes ``norm: Norm | None = None``, chooses its own default in ``__init__`` and calls
-    `remember` there. Checkpoints then hold plain values only (weights-only loading works), name
-    their class, say which runs of training are behind the weights, and carry the state of torch's
-    random number generator on the CPU, of each process its own, so that a resumed run draws the
-    same noise there as one that was never interrupted.
-
-    It is abstract, so that the command line offers only models that can be trained.
-    """
-
-    #: What a batch may hold, in the words of the data modules; empty: anything.
-    takes: ClassVar[tuple[str, ...]] = ()
-    #: The task, in the Hugging Face hub's words, for cards.
+    #: Kinds of batches the model reads, as in ``batch_kind`` of data modules; empty: any.
+    input_kinds: ClassVar[tuple[str, ...]] = ()
+    #: The task in the Hugging Face hub's vocabulary, for cards.
     pipeline_tag: ClassVar[str] = "other"
-    #: Of a model from `ln_zoo.load`: the parameters that are new, all others being trained.
+    #: Names of the parameters that `ln_zoo.load` initialised; all others are trained.
     new_weights: tuple[str, ...] = ()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "takes" in cls.__dict__ and "input_kinds" not in cls.__dict__:
+            warnings.warn(
+                f"{cls.__name__}.takes is deprecated: rename it to input_kinds",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+            cls.input_kinds = cls.__dict__["takes"]
+
+    # Arguments
+
+    def resolve_hyperparameters(self, norm: Norm | None, **resolved: Any) -> None:
+        """Replace hyperparameters by the values in use, as plain data.
+
+        Call it in ``__init__`` after ``save_hyperparameters()``, which stores what was passed: a
+        `Norm`, or None for a default. Arguments that the class of the model does not take, such as
+        those of a parent's ``__init__``, are dropped.
+
+        Args:
+            norm: the norm in use; stored as ``class_path`` and ``init_args``. None: `Identity`.
+            resolved: values of other arguments that ``__init__`` chose or converted.
+
+        Raises:
+            TypeError: if the norm is not a dataclass.
+        """
+        values = {**resolved, "norm": to_config(norm or Identity())}
+        parameters = inspect.signature(type(self)).parameters
+        foreign: list[str] = []
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            foreign = [name for name in {**self.hparams, **values} if name not in parameters]
+        # Lightning merges a mapping into what it stored, and drops what it is to ignore.
+        self.save_hyperparameters(values, ignore=foreign)
+
+    def remember(self, norm: Norm | None, **resolved: Any) -> None:
+        """Deprecated: ``save_hyperparameters()``, then `resolve_hyperparameters`."""
+        warnings.warn(
+            "remember is deprecated: call save_hyperparameters(), then resolve_hyperparameters("
+            "norm, ...)",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        frame = inspect.currentframe()
+        self.save_hyperparameters(frame=frame and frame.f_back)
+        self.resolve_hyperparameters(norm, **resolved)
+
+    @property
+    def hparams_initial(self) -> AttributeDict:
+        """Hyperparameters as loggers write them: with the size of a vocabulary, not its words."""
+        initial = super().hparams_initial
+        if isinstance(words := initial.get("vocabulary"), list):
+            initial["vocabulary"] = f"{len(words):,} words"
+        return initial
+
+    # Facts for the command line and cards
+
+    @property
+    def multiplications(self) -> int | None:
+        """Multiplications in the forward pass of one example, or None if unknown.
+
+        ``ln-zoo`` uses one thread if a batch needs few.
+
+        Example:
+            >>> from ln_zoo.models import MLPClassifier
+            >>> MLPClassifier(64, [32], num_classes=10).multiplications
+            2368
+        """
+        return None
+
+    @classmethod
+    def card_example(cls, preprocessing: Mapping[str, Any]) -> str:
+        """Lines of Python that use a loaded ``model``, for the card of a model of your own."""
+        return ""
+
+    # Training
+
+    @abstractmethod
+    def training_step(self, batch: Any, batch_idx: int) -> STEP_OUTPUT:
+        """The loss of a batch, as in Lightning."""
+
+    @abstractmethod
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """The optimizer, as in Lightning."""
+
+    def default_clipping(self) -> tuple[float | None, str | None]:
+        """Value and algorithm of gradient clipping if the trainer sets none."""
+        return None, None
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        if gradient_clip_val is None:
+            gradient_clip_val, default = self.default_clipping()
+            gradient_clip_algorithm = default or gradient_clip_algorithm
+        self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+
+    # Training runs and checkpoints
 
     @property
     def _run_counter(self) -> RunCounter:
-        # Not made in an `__init__`: Lightning loads checkpoints of a class with one by another way.
+        # Created lazily: `load_from_checkpoint` behaves differently if the class has `__init__`.
         counter: RunCounter = self.__dict__.setdefault("_counter", RunCounter())
         return counter
 
     @property
     def training_runs(self) -> tuple[Run, ...]:
-        """The runs of training behind the weights, oldest first; see `ln_zoo.training_runs`.
+        """The training runs behind the weights, oldest first; see `ln_zoo.training_runs`.
 
-        Whoever gives the model other weights states theirs here. Checkpoints keep them.
+        Checkpoints store them. Set this when you replace the weights.
 
         Example:
             >>> from ln_zoo.models import MLPClassifier
@@ -83,102 +174,6 @@ class ZooModule(Pretrained, LightningModule, ABC):
     def training_runs(self, runs: tuple[Run, ...]) -> None:
         self.__dict__["_counter"] = RunCounter(runs)
 
-    @property
-    def multiplications(self) -> int | None:
-        """Multiplications in the forward pass of one example, or None if unknown.
-
-        ``ln-zoo`` runs models on one thread if a batch needs few.
-
-        Example:
-            >>> from ln_zoo.models import MLPClassifier
-            >>> MLPClassifier(64, [32], num_classes=10).multiplications
-            2368
-        """
-        return None
-
-    @classmethod
-    def card_example(cls, preprocessing: Mapping[str, Any]) -> str:
-        """Lines of Python that use a loaded ``model``, for its card.
-
-        Args:
-            preprocessing: what the card says of inputs.
-        """
-        return ""
-
-    def dynamics_data(self, examples: int) -> tuple[str, dict[str, Any]]:
-        """For ``ln-zoo analyze dynamics``: the data that `dynamics_task` reads.
-
-        Args:
-            examples: how many will be read.
-
-        Returns:
-            The name of a class in `ln_zoo.data`, or the import path of another, and its arguments.
-        """
-        raise NotImplementedError
-
-    def dynamics_task(self, data: Any, examples: int, steps: int) -> DynamicsTask:
-        """For ``ln-zoo analyze dynamics``: what the model, in float64, is run on.
-
-        Args:
-            data: the module of `dynamics_data`, set up.
-            examples: how many, at most.
-            steps: time steps, at most.
-        """
-        raise NotImplementedError
-
-    def export_parts(self) -> Mapping[str, Part]:
-        """For ``ln-zoo export``: what of the model is exported; by default nothing.
-
-        Returns:
-            For each name, the most used first, a function ``part(copy, form)`` that gives the
-            `ln_zoo.export.Path`; ``copy`` is what `ln_zoo.export.exportable` made of the model.
-
-        Example:
-            >>> from ln_zoo.models import OrderEmbedding
-            >>> list(OrderEmbedding(["a", "cat"], hidden_size=4).export_parts())
-            ['captions', 'images']
-        """
-        return {}
-
-    @abstractmethod
-    def training_step(self, batch: Any, batch_idx: int) -> STEP_OUTPUT:
-        """The loss of a batch, as in Lightning."""
-
-    @abstractmethod
-    def configure_optimizers(self) -> OptimizerLRScheduler:
-        """The optimizer, as in Lightning."""
-
-    def remember(self, norm: Norm | None, **resolved: Any) -> None:
-        """Stores the arguments of the calling ``__init__`` as hyperparameters, in plain values.
-
-        Called in the ``__init__`` of a subclass's parent, it stores the subclass's arguments: those
-        that make the model again.
-
-        Args:
-            norm: the norm in use, after the model's own default was chosen. It is stored as
-                ``class_path`` and ``init_args``, which the command line reads too. ``None`` stands
-                for `Identity`, as in the layers.
-            resolved: other arguments whose default was chosen there, with the values in use. The
-                command line would store what was given, so ``None``.
-
-        Raises:
-            TypeError: if the norm is not a dataclass, so that it cannot be stored.
-        """
-        frame = inspect.currentframe()
-        assert frame is not None
-        self.save_hyperparameters(frame=frame.f_back)
-        values = {**self.hparams, **resolved, "norm": to_config(norm or Identity())}
-        parameters = inspect.signature(type(self)).parameters
-        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        # Lightning logs a second copy; torch's stubs know of neither.
-        for hparams in (self.__dict__["_hparams"], self.__dict__["_hparams_initial"]):
-            hparams.clear()
-            hparams.update({k: v for k, v in values.items() if takes_any or k in parameters})
-        words = values.get("vocabulary")
-        if isinstance(words, list) and "vocabulary" in parameters:
-            # Loggers write this copy to a file, and to the first page of their pictures.
-            self.__dict__["_hparams_initial"]["vocabulary"] = f"{len(words):,} words"
-
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         cls = type(self)
         hparams = checkpoint.setdefault("hyper_parameters", {})
@@ -186,7 +181,6 @@ class ZooModule(Pretrained, LightningModule, ABC):
         hparams["_instantiator"] = _INSTANTIATOR
         states = [torch.get_rng_state()] * self.trainer.world_size
         if len(states) > 1:
-            # Each has its own noise.
             torch.distributed.all_gather_object(states, states[0])
         checkpoint["rng_state"] = torch.stack(states)
         checkpoint[_RUNS] = self._run_counter.stored(self.trainer)
@@ -196,41 +190,104 @@ class ZooModule(Pretrained, LightningModule, ABC):
         self.__dict__["_counter"] = RunCounter.restored(checkpoint.get(_RUNS))
 
     def on_train_start(self) -> None:
-        # Only now: between reading the checkpoint and here Lightning draws numbers of its own. And
-        # only if this run goes on with that one: a model that was merely loaded has no past noise.
+        # Restored here because Lightning draws numbers after it reads the checkpoint, and only if
+        # this run resumes: a model that was merely loaded starts new noise.
         states = self.__dict__.pop("_rng_states", None)
         resumed = states is not None and self.trainer.ckpt_path is not None
         self._run_counter.begin(self.trainer, self.trainer.ckpt_path is not None)
         if resumed and len(states) == self.trainer.world_size:
             torch.set_rng_state(states[self.global_rank])
         elif self.global_rank:
-            # All processes begin with the same seed, for the same weights. Noise is to be each
-            # one's own, as it would be for its examples in one process.
+            # All processes share a seed for equal weights; their noise must differ.
             torch.manual_seed((torch.initial_seed() + self.global_rank) % 2**63)
 
     def on_train_end(self) -> None:
         self._run_counter.end(self.trainer)
 
+    # Publishing
+
+    @classmethod
+    def from_pretrained(cls, name_or_path: str | os.PathLike[str], **options: Any) -> Self:
+        """A published model of this class with its weights, in evaluation mode.
+
+        A class of your own reads its own cards, and those of the ln_zoo class it derives from if it
+        takes their arguments.
+
+        Args:
+            name_or_path: a name, a card folder or a hub id, as for `ln_zoo.load`.
+            options: as for `ln_zoo.load`: ``num_classes``, ``norm``, ``revision``, ``cache_dir``.
+
+        Raises:
+            ln_zoo.zoo.CardError: as `ln_zoo.load`; for a model of another class.
+
+        Example:
+            >>> from ln_zoo.models import MLPClassifier
+            >>> MLPClassifier.from_pretrained("mlp.layernorm-digits").card.version
+            ''
+        """
+        model: Self = late.bound("pretrained").load_as(cls, name_or_path, **options)
+        return model
+
+    def save_pretrained(self, folder: str | os.PathLike[str], **options: Any) -> Path:
+        """Write weights, arguments and card to a folder, which `from_pretrained` reads.
+
+        The card of a loaded model with unchanged weights is kept. ``ln-zoo card`` writes a card
+        from a checkpoint and its test run, with all facts of that run.
+
+        Args:
+            folder: created; it is a complete hub repository.
+            options: ``metrics``, as ``trainer.test(model, data)[0]``; ``data``, the data module or
+                a mapping of facts with ``dataset``; ``facts`` of the author (see
+                `ln_zoo.zoo.Facts`); ``name``; ``overwrite``.
+
+        Returns:
+            The folder.
+
+        Raises:
+            ln_zoo.zoo.CardError: if an argument, name or fact cannot be stored, or if the folder
+                must not be replaced.
+
+        Example:
+            >>> import tempfile
+            >>> from ln_zoo.models import MLPClassifier
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     path = MLPClassifier(64, [8]).save_pretrained(f"{folder}/mine")
+            ...     sorted(file.name for file in path.iterdir())
+            ['README.md', 'config.json', 'model.safetensors', 'results.json']
+        """
+        path: Path = late.bound("pretrained").save(self, folder, **options)
+        return path
+
+    def push_to_hub(self, repo_id: str, **options: Any) -> Any:
+        """Upload weights, arguments and card to the Hugging Face hub.
+
+        Args:
+            repo_id: ``user/repo``; created if it does not exist.
+            options: ``metrics``, ``data``, ``facts`` and ``name`` of `save_pretrained`; ``token``,
+                ``private``, ``revision`` and ``dry_run`` of `ln_zoo.zoo.publish`.
+
+        Returns:
+            The `ln_zoo.zoo.publishing.Publication`.
+
+        Raises:
+            ln_zoo.zoo.CardError: as `save_pretrained` and `ln_zoo.zoo.publish`.
+        """
+        return late.bound("pretrained").push(self, repo_id, **options)
+
 
 def runs_of_checkpoint(checkpoint: Mapping[str, Any]) -> tuple[Run, ...]:
-    """The runs of training behind the weights of a checkpoint; see `ln_zoo.training_runs`.
-
-    Args:
-        checkpoint: its content. Where it says nothing of runs, there is one of which nothing is
-            known.
-    """
+    """The training runs behind the weights of a checkpoint; see `ln_zoo.training_runs`."""
     return RunCounter.restored(checkpoint.get(_RUNS)).runs(None)
 
 
 def fused_on_cpu(module: LightningModule) -> dict[str, bool]:
-    """``{"fused": True}`` where torch's Adam and SGD should take their fused form, else nothing.
+    """``{"fused": True}`` if torch's Adam and SGD should use their fused form, else ``{}``.
 
-    On a CPU it takes half the time of the default; on a GPU the default is as fast. Under mixed
-    precision Lightning refuses to clip the gradients of a fused optimizer, on a CPU too, where no
-    gradient is ever scaled.
+    On a CPU it takes half the time; on a GPU the default is as fast. Under mixed precision
+    Lightning refuses to clip the gradients of a fused optimizer.
 
     Args:
-        module: the model, on its device; attached to its trainer if it has one.
+        module: the model, on its device, attached to its trainer if it has one.
 
     Example:
         >>> from ln_zoo.models import MLPClassifier
@@ -239,12 +296,12 @@ def fused_on_cpu(module: LightningModule) -> dict[str, bool]:
         >>> optimizer.defaults["fused"]
         True
     """
-    trainer = module._trainer  # the public property raises where there is none
+    trainer = module._trainer  # the public property raises without a trainer
     mixed = trainer is not None and str(trainer.precision).endswith("-mixed")
     return {"fused": True} if module.device.type == "cpu" and not mixed else {}
 
 
 def public_module(cls: type) -> str:
-    """The module a class is imported from: our own by their package, not by their file."""
+    """The module to import a class from: for classes of ln_zoo, the subpackage."""
     parts = cls.__module__.split(".")
     return ".".join(parts[:2]) if parts[0] == "ln_zoo" else cls.__module__

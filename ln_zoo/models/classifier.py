@@ -1,4 +1,4 @@
-"""Training and evaluation of classifiers, whatever their network."""
+"""Training and evaluation shared by all classifiers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchmetrics import MeanMetric
 
+from ln_zoo.models.arguments import check_positive
 from ln_zoo.models.base import ZooModule, fused_on_cpu
-from ln_zoo.models.checks import check_positive
 from ln_zoo.norms import batch_dependent, batch_statistics
 
 Batch = tuple[Any, Tensor]
@@ -55,9 +55,9 @@ class Classifier(ZooModule):
         ValueError: for a learning rate that is not positive, or an unknown optimizer.
     """
 
-    takes = ("labelled images",)
+    input_kinds = ("labelled images",)
     pipeline_tag = "image-classification"
-    #: What is measured of each example: ``nll`` in nats, and ``error`` or ``accuracy``, 0 or 1.
+    #: Metrics of each example: ``nll`` in nats, and ``error`` or ``accuracy``, 0 or 1.
     metrics: ClassVar[tuple[str, ...]] = ("nll", "error")
 
     @classmethod
@@ -90,7 +90,7 @@ class Classifier(ZooModule):
         """
 
     def setup(self, stage: str) -> None:
-        # Only now are all layers there.
+        # In `__init__` the layers do not exist yet.
         if batch_dependent(self) and not self._batch_dependent:
             self._add_metrics("val_batch")
             self._batch_dependent = True
@@ -112,7 +112,7 @@ class Classifier(ZooModule):
             return
         metrics = {f"val_batch_{name}": getattr(self, f"val_batch_{name}") for name in self.metrics}
         measured = any(metric.update_called for metric in metrics.values())
-        # A process whose own batches are all too small takes part in the exchange of the others.
+        # A process with only small batches must take part in the exchange.
         found = torch.tensor(int(measured), device=self.device)
         if self.trainer.strategy.reduce(found, reduce_op="max"):
             self.log_dict(metrics)
@@ -142,7 +142,7 @@ class Classifier(ZooModule):
     def configure_optimizers(self) -> OptimizerLRScheduler:
         # RMSprop has no fused form.
         options = {} if self.optimizer == "rmsprop" else fused_on_cpu(self)
-        # What is frozen now may join later, in a group of its own.
+        # Frozen parameters may join later, in their own group.
         trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
         return _OPTIMIZERS[self.optimizer](trained, lr=self.lr, **options)
 
@@ -151,7 +151,7 @@ class Classifier(ZooModule):
             setattr(self, f"{stage}_{name}", MeanMetric().set_dtype(torch.float64))
 
     def _evaluate(self, stage: str, batch: Batch) -> None:
-        """Measures a batch and logs what is measured."""
+        """Update and log the metrics of a batch."""
         self._update(stage, batch)
         for name in self.metrics:
             metric = getattr(self, f"{stage}_{name}")

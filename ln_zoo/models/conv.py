@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import prod
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from ln_zoo.export import Form, Part, Path, map_path, paths
 from ln_zoo.layers import Conv2d, Linear
-from ln_zoo.models.checks import check_sizes
+from ln_zoo.models.arguments import check_sizes
 from ln_zoo.models.classifier import Classifier
 from ln_zoo.norms import LayerNorm, Norm, from_config
 
@@ -66,7 +64,8 @@ class ConvClassifier(Classifier):
         image_shape, blocks = list(image_shape), [list(block) for block in channels]
         _check(image_shape, blocks, hidden_size, num_classes)
         norm = LayerNorm() if norm is None else from_config(norm)
-        self.remember(norm, image_shape=image_shape, channels=blocks)
+        self.save_hyperparameters()
+        self.resolve_hyperparameters(norm, image_shape=image_shape, channels=blocks)
         self.image_shape = tuple(image_shape)
         features, *size = image_shape
         layers: list[nn.Module] = []
@@ -107,21 +106,11 @@ class ConvClassifier(Classifier):
         features: Tensor = self.backbone(self._checked(inputs))
         return features
 
-    def export_parts(self) -> Mapping[str, Part]:
-        return {"logits": self._export_logits}
-
-    def _export_logits(self, copy: Any, form: Form) -> Path:
-        images = {"images": paths.uniform("N", *self.image_shape)}
-        # A file has no memory formats.
-        return map_path(
-            self, copy, form, images, "logits", type(self).forward, lambda c, x: c.network(x)
-        )
-
     def _checked(self, inputs: Tensor) -> Tensor:
         """The images in the memory format of the convolutions."""
         if not isinstance(inputs, Tensor) or inputs.shape[1:] != self.image_shape:
             given = tuple(inputs.shape) if isinstance(inputs, Tensor) else type(inputs).__name__
-            # Odd sizes may pool to those of the even ones, and would pass without complaint.
+            # An odd size may pool to the size of an even one without an error.
             raise ValueError(
                 f"this model reads images (N, {', '.join(map(str, self.image_shape))}), got "
                 f"inputs {given}: give it such images, as model.card.preprocess makes them, or "
@@ -134,11 +123,11 @@ class ConvClassifier(Classifier):
 def _check(
     image_shape: list[int], blocks: list[list[int]], hidden_size: int, num_classes: int
 ) -> None:
-    """Raises ValueError for sizes of which no network can be made."""
+    """Raise ValueError for invalid sizes."""
     if len(image_shape) != 3:
         raise ValueError(f"image_shape must be channels, height and width, got {image_shape}")
     if not blocks:
-        raise ValueError("channels must have at least one block of convolutions, got none")
+        raise ValueError("channels must have at least one block of convolutions, got []")
     if not all(blocks):
         raise ValueError(f"every block must have at least one convolution, got channels={blocks}")
     channels = [size for block in blocks for size in block]
@@ -150,7 +139,6 @@ def _check(
     )
     if min(image_shape[1:]) < 2 ** len(blocks):
         raise ValueError(
-            f"images of {image_shape[1]} x {image_shape[2]} are too small for {len(blocks)} pools, "
-            f"each of which halves them: give at least {2 ** len(blocks)} x {2 ** len(blocks)}, or "
-            "fewer blocks in channels"
+            f"image_shape {image_shape} is too small for {len(blocks)} pools, each of which halves "
+            f"it: give {2 ** len(blocks)} x {2 ** len(blocks)} or more, or fewer blocks in channels"
         )

@@ -10,21 +10,16 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
-from torch._higher_order_ops.scan import scan
 from torch.nn import functional as F
 
-from ln_zoo.export import Form, Part, Parts, Path, paths
-from ln_zoo.export.loops import step_numbers, steps_differ
-from ln_zoo.export.paths import STEP, Input, Tensors
 from ln_zoo.layers import DRAWNetwork, DRAWOutput
-from ln_zoo.layers.draw import DRAWState
 from ln_zoo.metrics import Ratio
+from ln_zoo.models.arguments import check_positive, check_sizes
 from ln_zoo.models.base import ZooModule, fused_on_cpu
-from ln_zoo.models.checks import check_positive, check_sizes
 from ln_zoo.norms import LayerNorm, Norm, from_config
 from ln_zoo.ops import divergence
 
-#: What is measured, in nats per image; see `DRAW`.
+#: Metrics by stage, in nats per image; see `DRAW`.
 _METRICS = {
     "val": ("bound", "nll", "kl"),
     "test": ("bound", "nll", "kl", "importance_bound"),
@@ -66,8 +61,8 @@ class DRAW(ZooModule):
         peephole: whether gates see cell states, as in the first released code.
         forget_bias: initial bias of the forget gates; the sources do not say. ``None``: what
             ``init_std`` gives.
-        learn_initial_state: whether the first states are learned, else zeros.
-        learn_initial_canvas: the same of the first canvas.
+        learn_initial_state: whether the first states are learned or zeros.
+        learn_initial_canvas: likewise for the first canvas.
         filter_norm: ``"softmax"`` or ``"eps"``; see `ln_zoo.ops.filterbank`.
         filter_eps: see there.
         log_clamp: what logarithms are clamped to; see `ln_zoo.layers.DRAWNetwork`.
@@ -99,7 +94,7 @@ class DRAW(ZooModule):
         {'bound': torch.Size([2]), 'nll': torch.Size([2]), 'kl': torch.Size([2])}
     """
 
-    takes = ("images", "labelled images")
+    input_kinds = ("images", "labelled images")
     pipeline_tag = "unconditional-image-generation"
 
     @classmethod
@@ -146,8 +141,9 @@ class DRAW(ZooModule):
         if not isinstance(image_size, Sequence) or len(image_size) != 2:
             raise ValueError(f"image_size must be height and width, got {image_size!r}")
         height, width = image_size
-        # How it is run here does not belong to the weights: whoever loads them need not compile.
-        self.remember(norm, image_size=[height, width], compile_mode=None)
+        # Not stored: loading the weights must not compile.
+        self.save_hyperparameters()
+        self.resolve_hyperparameters(norm, image_size=[height, width], compile_mode=None)
         self.image_size = (height, width)
         self.glimpses = glimpses
         self.lr = lr
@@ -181,7 +177,7 @@ class DRAW(ZooModule):
                 setattr(self, f"{stage}_{name}", Ratio())
 
     def forward(self, images: Tensor, noise: Tensor | None = None) -> DRAWOutput:
-        """Draws images anew from what the network sees of them.
+        """Reconstruct images.
 
         Args:
             images: (N, 1, B, A).
@@ -203,10 +199,10 @@ class DRAW(ZooModule):
 
     @torch.no_grad()
     def encode(self, images: Tensor, seed: int = 0) -> Tensor:
-        """What the network reads off images: the means of the latents at each glimpse, (N, T, Z).
+        """Features of images: the means of the latents at each glimpse, (N, T, Z).
 
-        A glimpse depends on what was drawn before it, so on the noise: the same seed gives the same
-        features. See `generate_samples` on modes.
+        They depend on the noise of earlier glimpses; the same seed gives the same features. See
+        `generate_samples` on modes.
 
         Args:
             images: (N, 1, B, A).
@@ -257,9 +253,9 @@ class DRAW(ZooModule):
         return self._measure(batch[0], 1, 0)
 
     def _measure(self, images: Tensor, samples: int, importance: int) -> dict[str, Tensor]:
-        """Means over draws, and the importance-weighted bound of as many as wanted."""
+        """Means over samples of the latents, and the importance-weighted bound."""
         pixels = images.detach().to("cpu", torch.float32).contiguous().numpy().tobytes()
-        # One number of 32 bits, which is all that torch's generator takes of a seed.
+        # One seed for each batch, so that results do not depend on the order of batches.
         generator = torch.Generator().manual_seed(zlib.crc32(pixels, self.eval_seed))
         nll, kl, weights = [], [], []
         for i in range(max(samples, importance)):
@@ -322,15 +318,8 @@ class DRAW(ZooModule):
             shown = stage == "val" and name == "bound"
             self.log(f"{stage}_{name}", metric, prog_bar=shown, batch_size=len(images))
 
-    def configure_gradient_clipping(
-        self,
-        optimizer: torch.optim.Optimizer,
-        gradient_clip_val: float | None = None,
-        gradient_clip_algorithm: str | None = None,
-    ) -> None:
-        if gradient_clip_val is None:
-            gradient_clip_val = self.clip_norm
-        self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+    def default_clipping(self) -> tuple[float | None, str | None]:
+        return self.clip_norm, None
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         fused = fused_on_cpu(self).get("fused")
@@ -340,15 +329,15 @@ class DRAW(ZooModule):
 
     @torch.no_grad()
     def generate_samples(self, number: int, seed: int = 0, trace: bool = False) -> DRAWOutput:
-        """Generates images.
+        """Generate images.
 
-        In evaluation mode (`eval`), as a loaded model is, if the norm is batch-dependent: else
-        the images of one call depend on each other.
+        Use evaluation mode (`eval`) if the norm is batch-dependent; in training mode the images of
+        one call depend on each other.
 
         Args:
             number: of images.
             seed: of the latents.
-            trace: whether to give what the network did, glimpse by glimpse.
+            trace: whether to return the states of each glimpse.
 
         Raises:
             ValueError: for a number below 1.
@@ -360,105 +349,20 @@ class DRAW(ZooModule):
 
     @torch.no_grad()
     def reconstruct(self, images: Tensor, seed: int = 0, trace: bool = False) -> DRAWOutput:
-        """Draws images anew; see `generate_samples` on modes.
+        """Reconstruct images; see `generate_samples` on modes.
 
         Args:
             images: (N, 1, B, A).
             seed: of the noise.
-            trace: whether to give what the network did, glimpse by glimpse.
+            trace: whether to return the states of each glimpse.
         """
         noise = self._noise(len(images), torch.Generator().manual_seed(seed))
         output: DRAWOutput = self.network(images.to(self.device).squeeze(1), noise, trace)
         return output
 
-    # Export
-
-    def export_parts(self) -> Mapping[str, Part]:
-        return {"generate": self._export_generate, "reconstruct": self._export_reconstruct}
-
-    def _export_generate(self, copy: Any, form: Form) -> Path:
-        """Images from latents alone."""
-        return self._export(copy, form, reads=False)
-
-    def _export_reconstruct(self, copy: Any, form: Form) -> Path:
-        """Images anew from images and the noise of their latents."""
-        return self._export(copy, form, reads=True)
-
-    def _export(self, copy: Any, form: Form, reads: bool) -> Path:
-        network = self.network
-        names = ("decoder_h", "decoder_c", *(("encoder_h", "encoder_c") if reads else ()), "canvas")
-        sizes = dict.fromkeys(names, (network.hidden_size,)) | {"canvas": self.image_size}
-        noise = "noise" if reads else {"sequence": "latents", "step": "latent"}[form]
-        inputs: dict[str, Input] = {}
-        if reads:
-            inputs["images"] = paths.uniform("N", 1, *self.image_size, constant=True)
-        axes = ("T", "N") if form == "sequence" else ("N",)
-        inputs[noise] = paths.normal(*axes, network.latent_size)
-        latents = ("means", "log_stds") if reads else ()
-        canvas = "logits" if form == "sequence" else "next_canvas"
-
-        def by_model(model: Any, given: Tensors) -> dict[str, Tensor]:
-            z = given[noise]
-            done = model(given["images"], z) if reads else model.network.generate(z)
-            return {canvas: done.logits, **{name: getattr(done, name) for name in latents}}
-
-        if form == "step":
-            inputs |= {name: paths.normal("N", *sizes[name], std=0.5) for name in names}
-            if steps_differ(copy):
-                inputs[STEP] = paths.step_number()
-            after = {name: f"next_{name}" for name in names}
-
-            def step(model: Any, *rest: Tensor) -> tuple[Tensor, ...]:
-                images, rest = rest[0].squeeze(1) if reads else None, rest[int(reads) :]
-                states, number = rest[1 : 1 + len(names)], rest[1 + len(names) :]
-                found, said = _glimpse(model.network, images, states, rest[0], *number)
-                return *said, *found
-
-            outputs = (*latents, *after.values())
-            known = network.initial
-            initial = {name: known[name].detach() for name in names if name in known}
-            return Path(Parts(copy, step), by_model, inputs, outputs, after, initial, is_step=True)
-
-        def run(model: Any, *rest: Tensor) -> tuple[Tensor, ...]:
-            network, z = model.network, rest[-1]
-            images = rest[0].squeeze(1) if reads else None
-            before = tuple(
-                network._initial(name, *size).expand(z.shape[1], *size).clone()
-                for name, size in sizes.items()
-            )
-
-            def body(
-                states: tuple[Tensor, ...], of_step: tuple[Tensor, Tensor]
-            ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-                return _glimpse(network, images, states, *of_step)
-
-            last, said = scan(body, before, (z, step_numbers(z)))
-            return last[-1], *said
-
-        return Path(Parts(copy, run), by_model, inputs, ("logits", *latents))
-
-
-def _glimpse(
-    network: Any,
-    images: Tensor | None,
-    states: tuple[Tensor, ...],
-    z: Tensor,
-    step: Tensor | None = None,
-) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Next states, and mean and log standard deviation of the latents if images are read."""
-    *lstms, canvas = states
-    decoder = lstms[0], lstms[1]
-    encoder = decoder if images is None else (lstms[2], lstms[3])
-    after, (_, posterior, _) = network.glimpse(images, DRAWState(encoder, decoder, canvas), z, step)
-    found = (*after.decoder, *(() if images is None else after.encoder), after.canvas)
-    if posterior is None:
-        return found, ()
-    mean, log_std = posterior.chunk(2, 1)
-    return found, (mean.clone(), log_std.clamp(-network.log_clamp, network.log_clamp))
-
 
 def _doubled(output: DRAWOutput) -> DRAWOutput:
-    """Sums over hundreds of pixels and thousands of latents lose no digits in float64."""
+    """The output in float64, for sums over hundreds of pixels and thousands of latents."""
     tensors: Sequence[Tensor | None] = (output.logits, output.means, output.log_stds)
     logits, means, log_stds = (None if a is None else a.double() for a in tensors)
     assert logits is not None

@@ -11,37 +11,33 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
-from torch._higher_order_ops.scan import scan
 from torch.nn import functional as F
 
-from ln_zoo.export import Form, Part, Parts, Path, paths
-from ln_zoo.export.loops import step_numbers, steps_differ
-from ln_zoo.export.paths import STEP, Input, Tensors
 from ln_zoo.layers import LSTM, WindowLSTM, WindowState, set_forget_bias
 from ln_zoo.metrics import PenMixture, Ratio
-from ln_zoo.models.base import DynamicsTask, ZooModule, fused_on_cpu
-from ln_zoo.models.checks import check_positive, check_sizes, check_words
+from ln_zoo.models.arguments import check_positive, check_sizes, check_words
+from ln_zoo.models.base import ZooModule, fused_on_cpu
 from ln_zoo.models.graves_rmsprop import GravesRMSprop
 from ln_zoo.norms import LayerNorm, Norm, from_config
 from ln_zoo.ops import clip_derivative
 
-#: Letters, space and three marks; what is none of these is one class more: 57 (Graves does not list
-#: his 57).
+#: Letters, space and three marks; other characters share one extra class, the 57th (Graves does
+#: not list his 57).
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz .,?"
 
 ClipMode = Literal["norm", "value", "graves", "none"]
 Reduction = Literal["point", "line"]
 
-#: What gradients are clipped to where nothing is said: their norm, each number, and Graves'
-#: derivatives by the gates' sums. Those by the outputs have ten times as much.
+#: Default clipping bounds by mode. Graves' derivatives with respect to outputs have ten times the
+#: bound of pre-activations.
 _BOUNDS: dict[str, float | None] = {"norm": 10.0, "value": 1.0, "graves": 10.0, "none": None}
 _OUTPUT_BOUND = 10.0
-#: Points after which writing ends, for each character, whatever the window says.
+#: Maximum number of points per character when writing.
 _POINTS_PER_CHARACTER = 40
 
 
 class HandwritingState(NamedTuple):
-    """Where the network is in its lines.
+    """Hidden states of the network.
 
     Attributes:
         window: of the layer with the window; ``None`` in a network that reads no text.
@@ -53,13 +49,13 @@ class HandwritingState(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A line that was written.
+    """A generated line.
 
     Attributes:
         offsets: (T, 3): dx, dy (upwards), and 1 where the pen is lifted after the point, in the
             units of the data.
-        text: what was to be written.
-        phi: what the window showed of each character, (T, U); empty without text.
+        text: the requested text.
+        phi: window weights of each character, (T, U); empty without text.
         finished: whether the window passed the end of the text; if not, the line was cut at its
             maximum number of points.
     """
@@ -71,7 +67,7 @@ class Line(NamedTuple):
 
 
 class Handwriting(ZooModule):
-    """Predicts where the pen goes next, and writes a given text (Graves 2013, sections 4 and 5).
+    """Prediction of pen offsets and synthesis of a given text (Graves 2013, sections 4 and 5).
 
     Layers of LSTM read the last offset of the pen. The first moves a window along the text
     (`ln_zoo.layers.WindowLSTM`), those above read the offset, the layer below and the window; the
@@ -99,23 +95,22 @@ class Handwriting(ZooModule):
         text: whether to read a text (section 5); without, the network predicts only (section 4).
         window_components: Gaussians K of the window.
         mixture_components: Gaussians M of the output.
-        alphabet: the characters to tell apart, or a text file that holds them; any other is one
-            class more, the last. Default: letters, space and ``.,?``, 57 classes.
+        alphabet: the characters, or a text file of them; all others share one extra class, the
+            last. Default: letters, space and ``.,?``, 57 classes.
         strict_text: whether a character outside the alphabet is an error.
         norm: the normalisation, or its ``class_path``/``init_args`` dict; default `LayerNorm`.
             Window and output are not normalised.
         peephole: whether gates see cell states. Graves' do; the paper's equations have none.
-        forget_bias: what forget gates start with; ``None``: torch's small random numbers. The
-            sources do not say.
+        forget_bias: initial bias of forget gates; ``None``: torch's small random numbers. Not
+            stated in the sources.
         output_from: ``"all"`` layers, as in both sources, or the ``"top"`` one alone.
         window_parameters: ``"exp"`` or ``"softplus"``; see `ln_zoo.layers.WindowLSTM`.
         window_input: ``"state"`` or ``"all"``; see there.
         kappa_bias: see there.
         min_log_std: floor of log sigma; see `ln_zoo.metrics.PenMixture.of`.
         max_correlation: bound of rho; see there.
-        loss_reduction: what is minimised: nats per ``"point"`` of the batch, or per ``"line"``, the
-            sum over time averaged over lines, as in Graves. For Adam both are the same but for
-            clipping.
+        loss_reduction: nats per ``"point"`` of the batch, or per ``"line"``, the sum over time
+            averaged over lines, as in Graves. With Adam they differ only in clipping.
         optimizer: ``"adam"`` (torch's defaults), or ``"graves"``, his form of RMSprop (eq. 38-41).
         lr: learning rate; Graves has 1e-4.
         clip_mode: ``"norm"`` clips the norm of all gradients together, ``"value"`` each element.
@@ -139,7 +134,7 @@ class Handwriting(ZooModule):
         True
     """
 
-    takes = ("handwriting",)
+    input_kinds = ("handwriting",)
     pipeline_tag = "text-to-image"
     offset_mean: Tensor
     offset_std: Tensor
@@ -204,7 +199,8 @@ class Handwriting(ZooModule):
                 stacklevel=2,
             )
         alphabet = _read_alphabet(alphabet)
-        self.remember(norm, alphabet=alphabet, clip_bound=clip_bound)
+        self.save_hyperparameters()
+        self.resolve_hyperparameters(norm, alphabet=alphabet, clip_bound=clip_bound)
         self.alphabet = alphabet
         self.strict_text = strict_text
         self.output_from = output_from
@@ -253,18 +249,18 @@ class Handwriting(ZooModule):
 
     @property
     def num_characters(self) -> int:
-        """Classes E of characters: those of the alphabet, and one for all others."""
+        """Number E of character classes: the alphabet and one for all others."""
         return len(self.alphabet) + 1
 
     def forward(
         self, points: Tensor, text: Tensor | None = None, state: HandwritingState | None = None
     ) -> tuple[Tensor, HandwritingState]:
-        """What the network says of the points that follow.
+        """Outputs of the network for a sequence of points.
 
         Args:
             points: standardised, (T, N, 3).
             text: one-hot, (N, U, E), as `encode` gives it; needed unless the network reads none.
-            state: where to go on; default: the start of a line.
+            state: initial state; default: the start of a line.
 
         Returns:
             The outputs y^, (T, N, 1 + 6 M), float32 at least, for `PenMixture.of`; and the state
@@ -283,7 +279,7 @@ class Handwriting(ZooModule):
         state: HandwritingState | None,
         trace: bool = False,
     ) -> tuple[Tensor, HandwritingState, Tensor | None]:
-        """The same, and with ``trace`` what the window shows of each character, (T, N, U)."""
+        """As `forward`, and with ``trace`` the window weights of each character, (T, N, U)."""
         x, outputs, window, shown, phi = points, [], None, None, None
         if self.window is not None:
             if text is None:
@@ -331,7 +327,7 @@ class Handwriting(ZooModule):
             if self.strict_text:
                 raise ValueError(f"{message}: leave them out, or make the model with another one")
             warnings.warn(
-                f"{message}: such characters are read as one class, that of all others",
+                f"{message}: such characters are read as one class",
                 stacklevel=2,
             )
             self._warned = True
@@ -362,48 +358,15 @@ class Handwriting(ZooModule):
         return torch.cat([points[..., :2] * std + mean, points[..., 2:]], -1)
 
     def _scale(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        # Not an if, for which the host would wait for the device.
+        # Not an `if`, which would synchronise the device.
         known = (self.offset_std > 0).all()
         std = torch.where(known, self.offset_std, torch.ones_like(self.offset_std))
         return self.offset_mean.to(like.dtype), std.to(like.dtype)
 
     # Losses
 
-    def dynamics_data(self, examples: int) -> tuple[str, dict[str, Any]]:
-        # Offsets that were not scaled had been divided by the median step of their line.
-        per_line = bool((self.offset_mean == 0).all() and (self.offset_std == 1).all())
-        return "IAMOnDB", {"scale": "median" if per_line else "std"}
-
-    def dynamics_task(self, data: Any, examples: int, steps: int) -> DynamicsTask:
-        """The beginnings of the first test lines that are long enough; the loss of the last point.
-
-        The loss of all points would give each state a gradient of its own, and hide how far
-        gradients reach back.
-        """
-        lines = data.lines("test")
-        long = [i for i, targets in enumerate(lines.targets) if targets >= steps][:examples]
-        if not long:
-            raise ValueError(
-                f"no line of the test set has {steps} points behind its first, the longest has "
-                f"{max(lines.targets)}: give fewer --steps"
-            )
-        offsets, _, texts, _ = lines[torch.tensor(long)]
-        points = self.standardize(offsets[:, : steps + 1]).transpose(0, 1)
-        # The null vector, which standardising would have moved.
-        inputs = torch.cat([torch.zeros_like(points[:1]), points[1:-1]])
-        text = None if self.window is None else self.encode(texts)
-
-        def loss(network: Handwriting, batch: tuple[Tensor, Tensor | None, Tensor]) -> Tensor:
-            inputs, text, last = batch
-            outputs, _ = network(inputs, text)
-            return network.mixture(outputs[-1]).nll(last).mean()
-
-        first = 1 if self.window is None else 2  # the layer with the window is a loop of its own
-        said = f"{len(long)} lines of IAM-OnDB"
-        return DynamicsTask((inputs, text, points[-1]), loss, said, first)
-
     def loss(self, batch: Any, stage: str = "train") -> Tensor:
-        """What is minimised, of one batch; a scalar."""
+        """The loss of a batch, a scalar."""
         nll, _, mask = self._score(batch, stage)
         total = nll.sum()
         return total / (mask.sum() if self.loss_reduction == "point" else mask.shape[1])
@@ -414,16 +377,16 @@ class Handwriting(ZooModule):
         return {"sequence_nll": nll.sum(0), "points": mask.sum(0).double()}
 
     def _score(self, batch: Any, stage: str) -> tuple[Tensor, Tensor, Tensor]:
-        """Nats and squared errors of each point, 0 where there is none, and where there is one.
+        """Nats and squared errors of each point, 0 for padding, and the mask of points.
 
-        All (T, N); in training as precise as the weights, else in float64.
+        All (T, N); in the weights' dtype for training, otherwise float64.
         """
         offsets, lengths, texts, first = batch
         points = self.standardize(offsets).transpose(0, 1)
         inputs, targets = points[:-1], points[1:]
         state = None
         if first:
-            # The null vector, which standardising would have moved.
+            # The first input is the null vector, not a standardised zero.
             inputs = torch.cat([torch.zeros_like(inputs[:1]), inputs[1:]])
         else:
             state = self._carried_state(stage, len(texts))
@@ -443,7 +406,7 @@ class Handwriting(ZooModule):
 
     def _carried_state(self, stage: str, examples: int) -> HandwritingState:
         state = self._carried.get(stage)
-        before = 0 if state is None else len(_flat(state)[0])
+        before = 0 if state is None else len(flatten_state(state)[0])
         if state is None or before != examples:
             raise ValueError(
                 f"a batch goes on with {examples} lines, and the one before left the states of "
@@ -500,21 +463,15 @@ class Handwriting(ZooModule):
                     p.add_(torch.randn_like(p), alpha=self.weight_noise)
 
     def on_after_backward(self) -> None:
-        # The gradient is that at the noisy weights, the step begins at the clean ones.
+        # The gradient is at the noisy weights; the step starts from the clean ones.
         with torch.no_grad():
             for p, clean in zip(self.parameters(), self._clean, strict=False):
                 p.copy_(clean)
         self._clean = []
 
-    def configure_gradient_clipping(
-        self,
-        optimizer: torch.optim.Optimizer,
-        gradient_clip_val: float | None = None,
-        gradient_clip_algorithm: str | None = None,
-    ) -> None:
-        if gradient_clip_val is None and self.clip_mode in ("norm", "value"):
-            gradient_clip_val, gradient_clip_algorithm = self.clip_bound, self.clip_mode
-        self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+    def default_clipping(self) -> tuple[float | None, str | None]:
+        by_trainer = self.clip_mode in ("norm", "value")
+        return (self.clip_bound, self.clip_mode) if by_trainer else (None, None)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         if self.optimizer == "graves":
@@ -525,7 +482,7 @@ class Handwriting(ZooModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)
         state = self._carried.get("train")
-        states: list[list[Tensor]] = [[] if state is None else _flat(state)]
+        states: list[list[Tensor]] = [[] if state is None else flatten_state(state)]
         states *= self.trainer.world_size
         if len(states) > 1:
             torch.distributed.all_gather_object(states, states[0])
@@ -542,7 +499,7 @@ class Handwriting(ZooModule):
         if len(stored) != processes or not stored[rank] or self.trainer.ckpt_path is None:
             return
         tensors = [a.to(self.device) for a in stored[rank]]
-        self._carried["train"] = _unflat(tensors, self.window is not None)
+        self._carried["train"] = unflatten_state(tensors, self.window is not None)
 
     # Writing
 
@@ -562,7 +519,7 @@ class Handwriting(ZooModule):
 
         Args:
             texts: N texts.
-            bias: how far to keep to what is likeliest, at least 0; 0.15 to 1 is common.
+            bias: concentration on likely points, at least 0; 0.15 to 1 is common.
             prime: offsets (T, 3) of a real line and its text: the writing goes on in that hand. The
                 lines that are given back begin behind it.
             max_points: the most points of a line; default: 40 for each character.
@@ -582,10 +539,10 @@ class Handwriting(ZooModule):
         """
         if self.window is None:
             raise ValueError("this network reads no text (text=False), so it cannot write one")
-        self.encode(texts)  # for its checks of each, whatever goes before
+        self.encode(texts)  # validates each text without the prime
         before = prime[1] if prime else ""
         lengths = [len(before) + len(text) for text in texts]
-        # A place more, so that the window says how much it would show behind each text.
+        # One more position, for the window's weight after the end of each text.
         vectors = F.pad(self.encode([before + text for text in texts]), (0, 0, 0, 1))
         point, state = self._primed(prime, vectors)
         ends = torch.tensor(lengths, device=vectors.device)
@@ -601,9 +558,9 @@ class Handwriting(ZooModule):
             assert state.window is not None
             behind = phi[0].gather(1, ends[:, None]).squeeze(1)
             shown_most = phi[0].masked_fill(places >= ends[:, None], -math.inf).amax(1)
-            # Of a window that jumped far, nothing is left to compare.
+            # A window far past the end has no weights left to compare.
             passed = (state.window.kappa.amin(1) > ends + 1) | (behind > shown_most)
-            # One transfer for all lines.
+            # One transfer to the host for all lines.
             finite, *ended = torch.cat([y.isfinite().all()[None], passed]).tolist()
             if not finite:
                 raise ValueError("the network's outputs are not finite: its weights are unusable")
@@ -639,91 +596,6 @@ class Handwriting(ZooModule):
         _, state = self(torch.cat([start, given[:-1]]), vectors)
         return given[-1:], state
 
-    # Export
-
-    def export_parts(self) -> Mapping[str, Part]:
-        return {"outputs": self._export_outputs}
-
-    def _export_outputs(self, copy: Any, form: Form) -> Path:
-        """The network's outputs y^ of points (T, N, 3) or of one (N, 3), and its next states."""
-        reads = self.window is not None
-        hidden = self.output.in_features
-        if self.output_from == "all":
-            hidden //= len(self.layers) + reads
-        states: dict[str, Input] = {}
-        if self.window is not None:
-            states = {
-                "window_h": paths.normal("N", hidden, std=0.5),
-                "window_c": paths.normal("N", hidden, std=0.5),
-                "kappa": paths.uniform("N", self.window.components),
-                "window": paths.uniform("N", self.window.character_size),
-            }
-        for i in range(len(self.layers)):
-            states |= {f"{letter}{i}": paths.normal("N", hidden, std=0.5) for letter in "hc"}
-        points = "points" if form == "sequence" else "point"
-        inputs = {points: paths.normal(*(("T", "N") if form == "sequence" else ("N",)), 3)}
-        if reads:
-            inputs["text"] = paths.one_hot("N", "U", self.num_characters)
-        inputs |= states
-        if form == "step" and steps_differ(copy):
-            inputs[STEP] = paths.step_number()
-        after = {name: f"next_{name}" for name in states}
-        of_window = len(WindowState._fields) if reads else 0
-
-        def run(model: Any, x: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
-            text, rest = rest[0] if reads else None, rest[int(reads) :]
-            before, step = rest[: len(states)], rest[len(states) :]
-            outputs: list[Tensor] = []
-            shown: list[Tensor] = []
-            carried: list[Tensor] = []
-            if reads:
-                window = WindowState(*before[:of_window])
-                read_text = _window_step if form == "step" else _window_scan
-                h, seen, last = read_text(model.window, x, text, window, *step)
-                outputs, shown, carried = [h], [seen], [*last]
-            pairs = before[of_window:]
-            for i, layer in enumerate(model.layers):
-                state = pairs[2 * i].unsqueeze(0), pairs[2 * i + 1].unsqueeze(0)
-                read = torch.cat([x, *outputs[-1:], *shown], -1)
-                go = layer.step(read, state, *step) if form == "step" else layer(read, state)
-                outputs.append(go[0])
-                carried += [a.squeeze(0) for a in go[1]]
-            y = torch.cat(outputs if model.output_from == "all" else outputs[-1:], -1)
-            return model.output(y), *carried
-
-        def by_model(model: Any, given: Tensors) -> dict[str, Tensor]:
-            before = None
-            if form == "sequence":
-                before = _unflat([given[name] for name in states], reads)
-            y, last = model(given[points], given.get("text"), before)
-            return {"outputs": y, **dict(zip(after.values(), _flat(last), strict=True))}
-
-        outputs = ("outputs", *after.values())
-        return Path(Parts(copy, run), by_model, inputs, outputs, after, is_step=form == "step")
-
-
-def _window_step(
-    layer: Any, point: Tensor, text: Tensor | None, state: WindowState, step: Tensor | None = None
-) -> tuple[Tensor, Tensor, WindowState]:
-    """Output, window and next state of the layer that reads a text, in an exported file."""
-    found, _ = layer._step(point, text, state, step)
-    return found.h, found.window, found
-
-
-def _window_scan(
-    layer: Any, points: Tensor, text: Tensor | None, state: WindowState
-) -> tuple[Tensor, Tensor, WindowState]:
-    """The same over all points: outputs and windows (T, N, \\*)."""
-
-    def body(
-        carried: tuple[Tensor, ...], of_step: tuple[Tensor, Tensor]
-    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, Tensor]]:
-        after, _ = layer._step(of_step[0], text, WindowState(*carried), of_step[1])
-        return tuple(after), (after.h.clone(), after.window.clone())
-
-    last, (h, windows) = scan(body, tuple(state), (points, step_numbers(points)))
-    return h, windows, WindowState(*last)
-
 
 def _detached(state: HandwritingState) -> HandwritingState:
     window = state.window
@@ -732,12 +604,13 @@ def _detached(state: HandwritingState) -> HandwritingState:
     return HandwritingState(window, tuple((h.detach(), c.detach()) for h, c in state.layers))
 
 
-def _flat(state: HandwritingState) -> list[Tensor]:
+def flatten_state(state: HandwritingState) -> list[Tensor]:
+    """The tensors of a state, the window's first."""
     return [*(state.window or ()), *(a for pair in state.layers for a in pair)]
 
 
-def _unflat(tensors: Sequence[Tensor], reads: bool) -> HandwritingState:
-    """The inverse, of a network that reads a text or does not."""
+def unflatten_state(tensors: Sequence[Tensor], reads: bool) -> HandwritingState:
+    """The inverse of `flatten_state`, of a network with or without a text."""
     first = len(WindowState._fields) if reads else 0
     window = WindowState(*tensors[:first]) if reads else None
     pairs = tensors[first:]

@@ -20,7 +20,7 @@ _torchs_step = inspect.unwrap(torch.optim.Adam.step)
 
 
 class LegacyAdam(torch.optim.Adam):
-    """Adam that corrects the bias of its averages by the wrong powers.
+    """Adam with the wrong powers in its bias correction, as in released code.
 
     The averages decay by b1 and b2 as in Kingma and Ba (2015), but update t is divided by
     1 - (1 - b1)^t and 1 - (1 - b2)^t in place of 1 - b1^t and 1 - b2^t::
@@ -35,8 +35,8 @@ class LegacyAdam(torch.optim.Adam):
     al. 2016) kept its formula; the runs of both papers, and those of layer normalisation that build
     on that code, were made with it.
 
-    Arguments, state and errors are those of `torch.optim.Adam`. Each parameter counts the updates
-    in which it had a gradient.
+    Arguments, state and errors as `torch.optim.Adam`. Each parameter counts the updates in which it
+    had a gradient.
 
     Example:
         >>> w = torch.nn.Parameter(torch.zeros(1))
@@ -63,7 +63,7 @@ class LegacyAdam(torch.optim.Adam):
         return loss
 
     def _parts(self, group: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """A group as groups of equal count, with the rate and eps that make torch's step ours."""
+        """A group split by update count, with rate and eps for torch's step."""
         by_count: dict[int, list[Tensor]] = {}
         for w in group["params"]:
             if w.grad is not None:

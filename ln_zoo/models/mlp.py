@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor, nn
 
-from ln_zoo.export import Form, Part, Path, map_path, paths
 from ln_zoo.layers import Linear
-from ln_zoo.models.checks import check_inputs, check_sizes
+from ln_zoo.models.arguments import check_inputs, check_sizes
 from ln_zoo.models.classifier import Classifier
 from ln_zoo.norms import Identity, LayerNorm, Norm, from_config
 
@@ -69,7 +67,10 @@ class MLPClassifier(Classifier):
                 f"activation must be one of {sorted(_ACTIVATIONS)}, got {activation!r}"
             )
         sizes = [in_features, *hidden_sizes, num_classes]
-        self.remember(norm, hidden_sizes=hidden_sizes, normalize_logits=normalize_logits)
+        self.save_hyperparameters()
+        self.resolve_hyperparameters(
+            norm, hidden_sizes=hidden_sizes, normalize_logits=normalize_logits
+        )
         self.in_features = in_features
         layers: list[nn.Module] = [nn.Flatten()]
         for inputs, outputs in pairwise(sizes[:-1]):
@@ -110,10 +111,3 @@ class MLPClassifier(Classifier):
         check_inputs(inputs, self.in_features)
         features: Tensor = self.backbone(inputs)
         return features
-
-    def export_parts(self) -> Mapping[str, Part]:
-        return {"logits": self._export_logits}
-
-    def _export_logits(self, copy: Any, form: Form) -> Path:
-        images = {"images": paths.uniform("N", self.in_features)}
-        return map_path(self, copy, form, images, "logits", type(self).forward)

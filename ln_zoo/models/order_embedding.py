@@ -13,11 +13,10 @@ from torch.nn import functional as F
 from torch.nn import init
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from ln_zoo.export import Form, Part, Path, map_path, paths, text_path
 from ln_zoo.layers import GRU, orthogonal_
 from ln_zoo.metrics import Retrieval
+from ln_zoo.models.arguments import check_positive, check_sizes, check_vocabulary, check_words
 from ln_zoo.models.base import ZooModule
-from ln_zoo.models.checks import check_positive, check_sizes, check_vocabulary, check_words
 from ln_zoo.models.legacy_adam import AdamBiasCorrection, adam
 from ln_zoo.models.order_penalty import order_violation
 from ln_zoo.norms import LayerNorm, Norm, from_config
@@ -35,7 +34,7 @@ _IMAGE_FEATURES = 4096
 
 
 class OrderEmbedding(ZooModule):
-    """Captions and images as points of one space, where a caption lies above its images.
+    """Embeddings of captions and images in one space, where a caption is above its images.
 
     A GRU reads the words of a caption and its end; images come as features of a convolutional
     network and are mapped by a matrix. Both become unit vectors without negative coordinates, s and
@@ -106,7 +105,7 @@ class OrderEmbedding(ZooModule):
         torch.Size([2, 3])
     """
 
-    takes = ("captioned images",)
+    input_kinds = ("captioned images",)
     pipeline_tag = "feature-extraction"
     val_retrieval: Retrieval
     test_retrieval: Retrieval
@@ -168,7 +167,8 @@ class OrderEmbedding(ZooModule):
         if not 0 <= word_dropout < 1:
             raise ValueError(f"word_dropout must lie in [0, 1), got {word_dropout!r}")
         self.vocabulary = Vocabulary.of([] if vocabulary is None else vocabulary)
-        self.remember(
+        self.save_hyperparameters()
+        self.resolve_hyperparameters(
             norm,
             vocabulary=list(self.vocabulary),
             image_features=image_features,
@@ -257,7 +257,7 @@ class OrderEmbedding(ZooModule):
         return self._unit(h[0])
 
     def _inputs(self, captions: Tensor) -> Tensor:
-        """What the GRU reads of word indices: with a 1 at the end if a bias needs it."""
+        """Inputs of the GRU for word indices, with a 1 appended for ``prenorm_bias``."""
         words: Tensor = self.words(captions)
         return F.pad(words, (0, 1), value=1.0) if self.prenorm_bias else words
 
@@ -291,7 +291,7 @@ class OrderEmbedding(ZooModule):
     # Training
 
     def loss(self, captions: Tensor, images: Tensor) -> Tensor:
-        """The hinges of B pairs, of which each is a wrong answer to all others.
+        """The hinge loss of B pairs; each pair is a negative of all others.
 
         Args:
             captions: unit vectors (B, D).
@@ -338,15 +338,16 @@ class OrderEmbedding(ZooModule):
     ) -> None:
         if gradient_clip_val is None and self.clip == "per_tensor":
             for gradient in self._gradients():
-                # Not torch's clip_grad_norm_, which puts an eps beside the norm.
+                # Not torch's clip_grad_norm_, which adds an eps to the norm.
                 gradient.mul_((self.clip_norm / gradient.norm()).clamp(max=1))
             return
-        if gradient_clip_val is None and self.clip == "global":
-            gradient_clip_val, gradient_clip_algorithm = self.clip_norm, "norm"
-        self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+        super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
+
+    def default_clipping(self) -> tuple[float | None, str | None]:
+        return (self.clip_norm, "norm") if self.clip == "global" else (None, None)
 
     def _gradients(self) -> Iterator[Tensor]:
-        """The gradients of what are tensors of their own in the sources' code."""
+        """Gradients split into the separate tensors of the sources' code."""
         size = self.hidden_size
         for name, parameter in self.named_parameters():
             if parameter.grad is None:
@@ -382,7 +383,7 @@ class OrderEmbedding(ZooModule):
     def _log_scores(self, stage: str, metric: Retrieval) -> None:
         for name, value in metric.compute().items():
             shown = stage == "val" and name == "image_sum"
-            # All processes have the same number; without the exchange Lightning would warn.
+            # All processes have the same value; `sync_dist` avoids Lightning's warning.
             self.log(f"{stage}_{name}", value, prog_bar=shown, batch_size=1, sync_dist=True)
         metric.reset()
 
@@ -393,46 +394,6 @@ class OrderEmbedding(ZooModule):
         pairs = zip(own, images.unsqueeze(1), strict=True)
         return {"penalty": torch.cat([self.penalties(*pair).T for pair in pairs])}
 
-    # Export
-
-    def export_parts(self) -> Mapping[str, Part]:
-        return {"captions": self._export_captions, "images": self._export_images}
-
-    def _export_captions(self, copy: Any, form: Form) -> Path:
-        def vectors(model: Any, tokens: Tensor, lengths: Tensor) -> Tensor:
-            _, h = model.recurrent(model._inputs(tokens), lengths=lengths)
-            return _exported_unit(model, h[0])
-
-        def step(model: Any, token: Tensor, h: Tensor, *number: Tensor) -> tuple[Tensor, ...]:
-            _, (last,) = model.recurrent.step(model._inputs(token), (h,), *number)
-            return _exported_unit(model, last[0]), last
-
-        return text_path(
-            self,
-            copy,
-            form,
-            layer="recurrent",
-            words=self.words.num_embeddings,
-            hidden=self.hidden_size,
-            output="embeddings",
-            vectors=vectors,
-            step=step,
-            reference=type(self).embed_captions,
-        )
-
-    def _export_images(self, copy: Any, form: Form) -> Path:
-        def run(model: Any, features: Tensor) -> Tensor:
-            return _exported_unit(model, model.image_map(features))
-
-        inputs = {"features": paths.uniform("N", self.image_features)}
-        return map_path(self, copy, form, inputs, "embeddings", type(self).embed_images, run)
-
-
-def _exported_unit(model: Any, points: Tensor) -> Tensor:
-    """Unit vectors as a file has them, which knows neither autocast nor other precisions."""
-    unit = F.normalize(points, dim=-1)
-    return unit.abs() if model.absolute else unit
-
 
 def _penalties(captions: Tensor, images: Tensor, measure: Measure, root: bool) -> Tensor:
     """E of M captions (M, D) with N images (N, D), (M, N)."""
@@ -442,6 +403,6 @@ def _penalties(captions: Tensor, images: Tensor, measure: Measure, root: bool) -
         violation = order_violation(captions, images)
     else:
         violation = order_violation(images, captions).T
-    # Where there is no violation the root has no gradient to pass on.
+    # The root has no finite gradient at 0.
     tiny = torch.finfo(violation.dtype).tiny
     return violation.clamp(min=tiny).sqrt() if root else violation

@@ -1,4 +1,4 @@
-"""Counting the runs of training behind a model's weights, while a trainer adds to them."""
+"""Counts the training runs behind a model's weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ln_zoo.training_runs import UNKNOWN, Run, facts_of, read_run, read_runs, sa
 
 
 class _Done(NamedTuple):
-    """What a trainer has done in all its runs: batches of its process, and updates."""
+    """Batches of this process and updates of a trainer over all its runs."""
 
     batches: int
     steps: int
@@ -27,7 +27,7 @@ class RunCounter:
 
     def __init__(self, runs: tuple[Run, ...] = ()) -> None:
         self._runs = runs
-        # What its trainer had done before the last run; None: that run had another trainer.
+        # Progress of the trainer before the last run; None if that run had another trainer.
         self._before: _Done | None = None
         self._in_progress = False
 
@@ -43,7 +43,7 @@ class RunCounter:
             self._runs = self._runs[:-1]
         else:
             self._before = _done(trainer)
-        # Its length is known only while its trainer is there.
+        # Its length is added by `runs`.
         self._runs, self._in_progress = (*self._runs, facts), True
 
     def end(self, trainer: Trainer) -> None:
@@ -60,13 +60,13 @@ class RunCounter:
         if trainer is None:
             return self._runs
         if self._before is None and trainer.global_step:
-            return (*self._runs, UNKNOWN)  # a subclass left out our `on_train_start`
+            return (*self._runs, UNKNOWN)  # a subclass overrides `on_train_start` without super()
         if not self._in_progress or self._before is None:
             return self._runs
         return (*self._runs[:-1], {**self._runs[-1], **_length(trainer, self._before)})
 
     def stored(self, trainer: Trainer) -> dict[str, Any]:
-        """What a checkpoint keeps, as plain values."""
+        """Content for a checkpoint, as plain values."""
         runs = self.runs(trainer)
         ours = self._before is not None and (
             self._in_progress or _done(trainer).steps - self._before.steps == runs[-1].get("steps")
@@ -76,7 +76,7 @@ class RunCounter:
 
     @classmethod
     def restored(cls, stored: Any) -> RunCounter:
-        """From what a checkpoint keeps; where it is missing or damaged, nothing is known."""
+        """Read the content of a checkpoint; unknown runs if it is missing or damaged."""
         stored = stored if isinstance(stored, Mapping) else {}
         counter = cls(read_runs(stored.get("runs")))
         before = stored.get("before")
@@ -93,7 +93,7 @@ def _done(trainer: Trainer) -> _Done:
 
 
 def _facts(trainer: Trainer) -> Run:
-    """What is known of the data that a trainer takes."""
+    """Facts of the trainer's data."""
     data = getattr(trainer, "datamodule", None)
     if data is None:
         return {}
@@ -106,11 +106,11 @@ def _facts(trainer: Trainer) -> Run:
 
 
 def _length(trainer: Trainer, before: _Done) -> dict[str, int]:
-    """Epochs and updates since then; whole passes over the data, whatever ended them."""
+    """Updates and complete epochs since ``before``."""
     now = _done(trainer)
     length = {"steps": now.steps - before.steps}
     loader = trainer.train_dataloader
-    several = isinstance(loader, Sequence | Mapping)  # whose length is their number
+    several = isinstance(loader, Sequence | Mapping)  # its length is the number of loaders
     if batches := None if several else sized_len(loader):
         length["epochs"] = (now.batches - before.batches) // batches
     return length

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn import init
 
-from ln_zoo.export import Form, Part, Parts, Path, map_path, paths
-from ln_zoo.export.paths import Tensors, flat, layer_path, of_layer
 from ln_zoo.layers import (
     Linear,
     RecurrentLayer,
@@ -22,17 +18,13 @@ from ln_zoo.layers import (
     orthogonal_init,
     recurrent_layer,
 )
-from ln_zoo.models.base import DynamicsTask
-from ln_zoo.models.checks import check_inputs, check_sizes
+from ln_zoo.models.arguments import check_inputs, check_sizes
 from ln_zoo.models.classifier import Classifier
 from ln_zoo.norms import LayerNorm, Norm, from_config
 
-#: Images by the numbers that a model reads of each.
-_IMAGES = {784: "MNIST", 64: "Digits"}
-
 
 class SequenceClassifier(Classifier):
-    """A recurrent classifier that reads an image a few pixels a step, and answers at the end.
+    """A recurrent classifier that reads an image a few pixels per step.
 
     This is the benchmark of recurrent batch normalisation (Cooijmans et al. 2017, arXiv 1603.09025,
     section 5.1): 784 steps of one pixel, in the order of the rows or under one fixed permutation,
@@ -132,7 +124,8 @@ class SequenceClassifier(Classifier):
             raise ValueError(
                 f"initial_noise must be a finite number of at least 0, got {initial_noise!r}"
             )
-        self.remember(norm, initial_noise=initial_noise, cell=layer_config(cls))
+        self.save_hyperparameters()
+        self.resolve_hyperparameters(norm, initial_noise=initial_noise, cell=layer_config(cls))
         self.in_features = in_features
         self.step_features = step_features
         self.initial_noise = initial_noise
@@ -146,24 +139,6 @@ class SequenceClassifier(Classifier):
         self.register_buffer("permutation", order)
         self.reset_parameters()
         self._warn_of_shared_statistics(norm, in_features // step_features)
-
-    def dynamics_data(self, examples: int) -> tuple[str, dict[str, Any]]:
-        if self.in_features not in _IMAGES:
-            raise ValueError(
-                f"this model reads {self.in_features} numbers per example; there are images of "
-                f"{' and '.join(f'{size} ({name})' for size, name in _IMAGES.items())}"
-            )
-        return _IMAGES[self.in_features], {"eval_batch_size": examples}
-
-    def dynamics_task(self, data: Any, examples: int, steps: int) -> DynamicsTask:
-        """The first test images and their labels."""
-        images, labels = next(iter(data.test_dataloader()))
-
-        def loss(network: SequenceClassifier, batch: tuple[Tensor, Tensor]) -> Tensor:
-            return F.cross_entropy(network(batch[0]), batch[1])
-
-        said = f"{len(images)} test images of {type(data).__name__}"
-        return DynamicsTask((images.double(), labels), loss, said)
 
     def reset_parameters(self) -> None:
         """Draws new weights, as the source does, and re-initialises the norm."""
@@ -189,7 +164,7 @@ class SequenceClassifier(Classifier):
 
     def forward_features(self, inputs: Tensor) -> Tensor:
         """The last state (N, H) of the last layer, for inputs (N, \\*)."""
-        # A permutation would pick some of the numbers of a longer input without complaint.
+        # A permutation would silently select from a longer input.
         check_inputs(inputs, self.in_features)
         x = inputs.flatten(1)
         if self.permutation is not None:
@@ -198,39 +173,13 @@ class SequenceClassifier(Classifier):
         steps = x.view(examples, -1, self.step_features).transpose(0, 1)
         states = self.initial_states.unsqueeze(2).expand(-1, -1, examples, -1)
         h, *rest = states.unbind()
-        # Not `self.training`: population statistics are collected in evaluation mode, with the
-        # sites alone in training mode, and must see what training saw.
+        # Not `self.training`: population statistics are collected with only the sites in training
+        # mode, and need the noise of training.
         if self.initial_noise and any(module.training for module in self.recurrent.modules()):
             h = h + self.initial_noise * torch.randn_like(h)
         output, _ = self.recurrent(steps, (h, *rest) if rest else h)
         features: Tensor = output[-1]
         return features
-
-    def export_parts(self) -> Mapping[str, Part]:
-        return {"logits": self._export_logits}
-
-    def _export_logits(self, copy: Any, form: Form) -> Path:
-        if form == "sequence":
-            images = {"images": paths.uniform("N", self.in_features)}
-            return map_path(self, copy, form, images, "logits", type(self).forward)
-        layer = layer_path(self.recurrent, copy.recurrent, "step")
-        count = len(layer.states)
-
-        def step(model: Any, x: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
-            output, after = model.recurrent.step(x, rest[:count], *rest[count:])
-            return model.readout(output), *after
-
-        def steps(model: Any, given: Tensors) -> dict[str, Tensor]:
-            examples = given["input"].shape[1]
-            states = model.initial_states.unsqueeze(2).expand(-1, -1, examples, -1).unbind()
-            output, last = model.recurrent(given["input"], of_layer(states))
-            last = dict(zip(layer.states.values(), flat(last), strict=True))
-            return {"logits": model.readout(output), **last}
-
-        # (L, H) of each state, shared by all examples.
-        initial = dict(zip(layer.states, self.initial_states.detach(), strict=True))
-        outputs = ("logits", *layer.states.values())
-        return Path(Parts(copy, step), steps, layer.inputs, outputs, layer.states, initial, True)
 
     @staticmethod
     def random_permutation(in_features: int = 784, seed: int = 0) -> Tensor:

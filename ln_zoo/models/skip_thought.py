@@ -16,11 +16,10 @@ from torch.nn import functional as F
 from torch.nn import init
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_sequence
 
-from ln_zoo.export import Form, Part, Path, text_path
 from ln_zoo.layers import GRU, orthogonal_
 from ln_zoo.metrics import Ratio
+from ln_zoo.models.arguments import check_positive, check_sizes, check_vocabulary, check_words
 from ln_zoo.models.base import ZooModule
-from ln_zoo.models.checks import check_positive, check_sizes, check_vocabulary, check_words
 from ln_zoo.models.legacy_adam import AdamBiasCorrection, adam
 from ln_zoo.models.word_softmax import SoftmaxName, word_softmax
 from ln_zoo.models.word_vectors import Expansion, expand
@@ -37,8 +36,8 @@ _SCALE = 0.1
 _METRICS = ("token_nll", "next_nll", "previous_nll")
 
 
-class _Told(NamedTuple):
-    """What a decoder is to say, and from which states: M tokens of B sentences.
+class _DecoderTargets(NamedTuple):
+    """States and targets of a decoder for M tokens of B sentences.
 
     Attributes:
         states: (M, D).
@@ -115,7 +114,7 @@ class SkipThought(ZooModule):
         torch.Size([])
     """
 
-    takes = ("sentence triples", "sentences")
+    input_kinds = ("sentence triples", "sentences")
     pipeline_tag = "feature-extraction"
 
     @classmethod
@@ -165,7 +164,8 @@ class SkipThought(ZooModule):
         words = Vocabulary.of(vocabulary)
         if softmax_cutoffs is None:
             softmax_cutoffs = [words.size // 10, words.size // 2] if softmax == "adaptive" else []
-        self.remember(norm, vocabulary=list(words), softmax_cutoffs=softmax_cutoffs)
+        self.save_hyperparameters()
+        self.resolve_hyperparameters(norm, vocabulary=list(words), softmax_cutoffs=softmax_cutoffs)
         self.vocabulary = words
         self.expansion: Expansion | None = None
         self._warned = False
@@ -235,7 +235,7 @@ class SkipThought(ZooModule):
 
         Args:
             tokens: word indices, int64 (B, T).
-            lengths: tokens of each sentence, int64 (B,); what lies behind them is not read.
+            lengths: tokens of each sentence, int64 (B,); padding is not read.
 
         Returns:
             (B, D).
@@ -243,7 +243,7 @@ class SkipThought(ZooModule):
         return self._read(self.embedding(tokens), lengths)
 
     def _read(self, vectors: Tensor, lengths: Tensor) -> Tensor:
-        """The vectors of sentences (B, D), given those of their words (B, T, E)."""
+        """Vectors of sentences (B, D) from vectors of words (B, T, E)."""
         longest = int(lengths.max())
         vectors = self._inputs(vectors)
         if int(lengths.min()) == longest:
@@ -254,8 +254,10 @@ class SkipThought(ZooModule):
         last: Tensor = h.transpose(0, 1).flatten(1)
         return last
 
-    def _tell(self, decoder: GRU, vectors: Tensor, tokens: Tensor, lengths: Tensor) -> _Told:
-        """The states in which a decoder says each token, in packed order."""
+    def _decode(
+        self, decoder: GRU, vectors: Tensor, tokens: Tensor, lengths: Tensor
+    ) -> _DecoderTargets:
+        """The decoder's states before each target token, in packed order."""
         lengths = lengths.cpu()
         targets, sizes, order, _ = pack_padded_sequence(tokens, lengths, True, enforce_sorted=False)
         assert order is not None
@@ -268,42 +270,42 @@ class SkipThought(ZooModule):
             inputs = torch.cat([inputs, given.to(inputs.dtype)], -1)
         inputs = self._inputs(inputs)
         told: Tensor | PackedSequence = inputs.transpose(0, 1)
-        if not self._says_padding(decoder, vectors):
+        if not self._decodes_padding(decoder, vectors):
             told = pack_padded_sequence(inputs, lengths, True, enforce_sorted=False)
         states, _ = decoder(told, vectors.unsqueeze(0))
         if not isinstance(states, PackedSequence):
             states = pack_padded_sequence(states, lengths, enforce_sorted=False)
-        return _Told(states.data, targets, sentences)
+        return _DecoderTargets(states.data, targets, sentences)
 
     @staticmethod
-    def _says_padding(decoder: GRU, vectors: Tensor) -> bool:
-        """Whether a decoder goes on past the ends of sentences; it changes nothing but the speed.
+    def _decodes_padding(decoder: GRU, vectors: Tensor) -> bool:
+        """Whether a decoder also runs over padding, which is faster on a GPU.
 
-        On a GPU many steps of equal size are one launch, and those of packed input are one each.
+        Steps of equal size are one launch there; each step of packed input is its own.
         """
         return vectors.is_cuda and not batch_dependent(decoder)
 
     def _inputs(self, x: Tensor) -> Tensor:
-        """What a GRU reads in place of x (*, I): with a 1 at the end, if there is a bias for it."""
+        """Inputs of a GRU for x (*, I), with a 1 appended for ``prenorm_bias``."""
         return F.pad(x, (0, 1), value=1.0) if self.prenorm_bias else x
 
-    def _tell_both(self, batch: Any) -> tuple[_Told, _Told]:
+    def _decode_both(self, batch: Any) -> tuple[_DecoderTargets, _DecoderTargets]:
         source, following, preceding = batch
         vectors = self(*source)
         return (
-            self._tell(self.next_decoder, vectors, *following),
-            self._tell(self.previous_decoder, vectors, *preceding),
+            self._decode(self.next_decoder, vectors, *following),
+            self._decode(self.previous_decoder, vectors, *preceding),
         )
 
     # Losses
 
     def loss(self, batch: Any) -> Tensor:
-        """What is minimised, of one batch; a scalar."""
+        """The loss of a batch, a scalar."""
         total, count = self._loss(batch)
         return total if self.loss_reduction == "sum" else total / count
 
     def per_example(self, batch: Any) -> dict[str, tuple[Tensor, Tensor]]:
-        """For each metric nats and tokens of each triple, float64 (B,): their sums' ratio."""
+        """Nats and tokens of each triple for each metric, float64 (B,)."""
         examples = len(batch[0][1])
         parts = []
         for told, nll in self._scores(batch):
@@ -315,17 +317,17 @@ class SkipThought(ZooModule):
 
     def _loss(self, batch: Any) -> tuple[Tensor, int]:
         """Summed over tokens, and their number."""
-        told = self._tell_both(batch)
+        told = self._decode_both(batch)
         # One product for both decoders.
         states = torch.cat([part.states for part in told])
         targets = torch.cat([part.targets for part in told])
         return self.softmax.loss(states, targets), len(targets)
 
-    def _scores(self, batch: Any) -> list[tuple[_Told, Tensor]]:
-        """What each decoder is to say, with the nats of each token, float64."""
+    def _scores(self, batch: Any) -> list[tuple[_DecoderTargets, Tensor]]:
+        """Targets of each decoder and the nats of each token, float64."""
         return [
             (told, self.softmax.nll(told.states, told.targets).double())
-            for told in self._tell_both(batch)
+            for told in self._decode_both(batch)
         ]
 
     # Training
@@ -442,7 +444,7 @@ class SkipThought(ZooModule):
         return vectors
 
     def expand_vocabulary(self, path: str | os.PathLike[str]) -> int:
-        """Lets `encode` read words beyond the vocabulary, by vectors from elsewhere.
+        """Extend the vocabulary of `encode` by external word vectors.
 
         They are mapped into the space of the model's own by least squares with an intercept, fitted
         on the words that both have (Kiros et al. 2015, section 2.2, and the released code). Words
@@ -482,35 +484,6 @@ class SkipThought(ZooModule):
         rows = (tokens[beyond] - self.vocabulary.size).cpu()
         vectors[beyond] = self.expansion.vectors[rows].to(vectors)
         return vectors
-
-    # Export
-
-    def export_parts(self) -> Mapping[str, Part]:
-        return {"vectors": self._export_vectors}
-
-    def _export_vectors(self, copy: Any, form: Form) -> Path:
-        def vectors(model: Any, tokens: Tensor, lengths: Tensor) -> Tensor:
-            _, h = model.encoder(model._inputs(model.embedding(tokens)), lengths=lengths)
-            last: Tensor = h.transpose(0, 1).flatten(1)
-            return last
-
-        def step(model: Any, token: Tensor, h: Tensor, *number: Tensor) -> tuple[Tensor, ...]:
-            _, after = model.encoder.step(model._inputs(model.embedding(token)), (h,), *number)
-            return tuple(after)
-
-        return text_path(
-            self,
-            copy,
-            form,
-            layer="encoder",
-            words=self.embedding.num_embeddings,
-            hidden=self.hidden_size,
-            output="vectors",
-            vectors=vectors,
-            step=step,
-            reference=type(self).forward,
-            is_state=True,
-        )
 
 
 class CombinedSkipThoughts:

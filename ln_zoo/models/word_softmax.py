@@ -41,12 +41,12 @@ class FullSoftmax(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws the weight anew."""
+        """Re-initialise the parameters."""
         init.uniform_(self.weight, -_SCALE, _SCALE)
         init.zeros_(self.bias)
 
     def loss(self, states: Tensor, targets: Tensor) -> Tensor:
-        """What is minimised, summed over tokens, in nats; here minus the log likelihood.
+        """The training loss summed over tokens, in nats; here the negative log likelihood.
 
         Args:
             states: (M, D).
@@ -58,7 +58,7 @@ class FullSoftmax(nn.Module):
         return loss
 
     def nll(self, states: Tensor, targets: Tensor) -> Tensor:
-        """Minus the log likelihood of each token, in nats, (M,); arguments as `loss`."""
+        """Negative log likelihood of each token in nats, (M,); arguments as `loss`."""
         return F.cross_entropy(self._logits(states), targets, reduction="none")
 
     def _logits(self, states: Tensor) -> Tensor:
@@ -66,10 +66,10 @@ class FullSoftmax(nn.Module):
 
 
 class _SummedNLL(torch.autograd.Function):
-    """Minus the log likelihood of a linear softmax, a block of tokens at a time.
+    """Negative log likelihood of a linear softmax, a block of tokens at a time.
 
-    The logits of all tokens would fill memory that each step takes anew: 70 MB for 1,800 tokens and
-    10,000 words, three times. Of a block they stay in the cache, and gradients are made at once.
+    The logits of a block stay in the cache, and gradients are computed at once. The logits of all
+    tokens would take 70 MB for 1,800 tokens and 10,000 words, three times.
     """
 
     @staticmethod
@@ -86,10 +86,10 @@ class _SummedNLL(torch.autograd.Function):
             rows = slice(begin, begin + block)
             h, places = states[rows], targets[rows].unsqueeze(1)
             logits = torch.addmm(bias, h, weight.t())
-            peaks, said = logits.amax(1), logits.gather(1, places).squeeze(1)
+            peaks, target_logits = logits.amax(1), logits.gather(1, places).squeeze(1)
             shares = torch.softmax(logits, 1, out=logits)
             # The likeliest word's share never rounds to 0.
-            total += (peaks - shares.amax(1).log() - said).sum()
+            total += (peaks - shares.amax(1).log() - target_logits).sum()
             if learns:
                 shares.scatter_add_(1, places, shares.new_full((), -1.0).expand_as(places))
                 torch.mm(shares, weight, out=gradients[0][rows])

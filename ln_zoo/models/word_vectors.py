@@ -1,4 +1,4 @@
-"""Vectors of words from elsewhere, mapped into a model's own (Kiros et al. 2015, section 2.2)."""
+"""External word vectors mapped into a model's space (Kiros et al. 2015, section 2.2)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ln_zoo.vocabulary import Vocabulary, read_word_vectors
 
 
 class Expansion(NamedTuple):
-    """Words beyond a model's vocabulary, with vectors like its own.
+    """Words outside a model's vocabulary, with vectors in its space.
 
     Attributes:
         rows: the row of each word.
@@ -28,8 +28,8 @@ class Expansion(NamedTuple):
 def expand(vocabulary: Vocabulary, vectors: Tensor, path: str | os.PathLike[str]) -> Expansion:
     """Maps a file of word vectors into the space of a model's by least squares with an intercept.
 
-    The map is fitted on the words that both have, and applied to those that the model has not.
-    Words with ``_``, which are phrases in word2vec, are left out, as in the released code.
+    The map is fitted on common words and applied to the others. Words with ``_``, phrases in
+    word2vec, are dropped, as in the released code.
 
     Args:
         vocabulary: of the model.

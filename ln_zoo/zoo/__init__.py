@@ -1,4 +1,4 @@
-"""Published models: lists, loading, cards, and the numbers of the paper beside our own.
+"""Published models: lists, loading, cards, and comparison with reported numbers.
 
 Importing this package does not import torch. Names are imported on first use.
 """
@@ -12,7 +12,7 @@ from ln_zoo.packages import missing
 from ln_zoo.zoo.catalog import Card, CardError, describe, list_models
 
 if TYPE_CHECKING:
-    from ln_zoo.zoo.cards import card_from_checkpoint, render_card, write_card
+    from ln_zoo.zoo.cards import Facts, card_from_checkpoint, render_card, write_card
     from ln_zoo.zoo.loading import load
     from ln_zoo.zoo.publishing import publish
     from ln_zoo.zoo.reported import comparison, render
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Card",
     "CardError",
+    "Facts",
     "card_from_checkpoint",
     "comparison",
     "describe",
@@ -32,6 +33,7 @@ __all__ = [
 ]
 
 _LATE = {
+    "Facts": "cards",
     "card_from_checkpoint": "cards",
     "comparison": "reported",
     "load": "loading",

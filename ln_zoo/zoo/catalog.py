@@ -1,10 +1,10 @@
-"""Which published models lie on this machine, and what their cards say.
+"""The published models on this machine and their cards.
 
 Standard library only: the command line lists models and prints cards without importing torch.
 
 A card is a folder: ``config.json`` (what the model is), ``results.json`` (what was measured, and
 how), ``README.md`` (both for readers) and ``model.safetensors``. Folders are looked for in
-``$LN_ZOO_MODELS``, then in the installed package, then beside the package in a source checkout.
+``$LN_ZOO_MODELS``, then in the installed package, then next to the package in a source checkout.
 """
 
 from __future__ import annotations
@@ -18,16 +18,21 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ln_zoo.files import read_regular
 from ln_zoo.training_runs import Run, read_run, read_runs, totals
+from ln_zoo.zoo import schema
+from ln_zoo.zoo.errors import CardError, printable
+from ln_zoo.zoo.schema import Record
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+_T = TypeVar("_T")
 
 #: Version of the layout of ``config.json`` and ``results.json`` that this library reads and writes.
 FORMAT_VERSION = 1
@@ -35,131 +40,149 @@ CONFIG = "config.json"
 RESULTS = "results.json"
 README = "README.md"
 WEIGHTS = "model.safetensors"
-#: The words of a model that reads text, in cards of such models: one a line.
+#: The vocabulary of a model that reads text, one word per line.
 VOCABULARY = "vocabulary.txt"
 #: Every card folder has these; further files are listed in ``config.json``.
 CARD_FILES = (README, CONFIG, RESULTS, WEIGHTS)
 #: Environment variable: a folder of card folders, searched first.
 MODELS_VARIABLE = "LN_ZOO_MODELS"
-#: What a model may be called.
+#: Valid names of models.
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}")
 
-#: Control characters but the break of a line and the tab, marks that reorder text, surrogates.
-_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-#: The most bytes of a text file of a card, and the most levels of its JSON. Ours have 6,000 and 5.
+#: Upper bounds for untrusted files, in bytes and levels of nesting; ours have 6,000 and 5.
 _MOST_TEXT = 10_000_000
 _MOST_LEVELS = 50
 _NESTED = (dict, list)
-#: The most characters of a cell of the table.
+#: Maximum characters of a cell of the table.
 _WIDEST = 100
 #: Metrics of a model in the README.
 _MOST_METRICS = 5
-_CONFIG_TYPES = {
-    "format_version": int,
-    "name": str,
-    "library": dict,
-    "model": str,
-    "init_args": dict,
-    "preprocessing": dict,
-    "parameters": int,
-    "files": dict,
-}
-_RESULTS_TYPES = {
-    "format_version": int,
-    "metrics": list,
-    "evaluation": dict,
-    "training": dict,
-    "size": dict,
-    "data": dict,
-    "card": dict,
-}
-_METRIC_TYPES = {"name": str, "value": (int, float), "unit": str, "dataset": str, "split": str}
-
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-# Inside an installed package, or beside that of a checkout.
+# In an installed package, or next to the package of a checkout.
 _SHIPPED = (_PACKAGE / "model_cards", _PACKAGE.parent / "model_cards")
 
 
-class CardError(ValueError):
-    """A card that is not there, is damaged, or does not fit this library; the message says so.
+@dataclass(frozen=True)
+class File(Record):
+    """A file of a card."""
 
-    Args:
-        message: may quote the card: what a terminal would obey is written out.
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Metric(Record):
+    """A measured value, in the unit in which tests log it."""
+
+    name: str
+    value: float
+    unit: str
+    dataset: str
+    split: str
+
+
+@dataclass(frozen=True)
+class Config(Record):
+    """Content of ``config.json``: what the model is.
+
+    Attributes:
+        format_version: `FORMAT_VERSION` of the writer.
+        name: of the model.
+        library: name and version of the writer.
+        model: class name in `ln_zoo.models`, or the dotted path of a user's class.
+        init_args: arguments; the norm as ``class`` (a name or dotted path) and ``init_args``.
+        preprocessing: what was done to the data before the model read them.
+        parameters: their number.
+        files: all files but README and data files, by name.
     """
 
-    def __init__(self, message: str) -> None:
-        super().__init__(printable(message))
+    format_version: int
+    name: str
+    library: dict[str, Any]
+    model: str
+    init_args: dict[str, Any]
+    preprocessing: dict[str, Any]
+    parameters: int
+    files: dict[str, File]
 
 
-def printable(text: str) -> str:
-    """A text from a file, with control characters written as ``\\x1b`` and the like.
+@dataclass(frozen=True)
+class Results(Record):
+    """Content of ``results.json``: what was measured.
 
-    A terminal obeys them: they move the cursor, rename the window or hide what was printed. Breaks
-    of lines and tabs stay.
-
-    Example:
-        >>> print(printable("mlp\\x1b[2J\\r\\n"))
-        mlp\\x1b[2J\\r
-        <BLANKLINE>
+    Attributes:
+        format_version: `FORMAT_VERSION` of the writer.
+        metrics: the main one first.
+        evaluation: command, seed, hardware, versions and the like of the test.
+        training: length and settings of the last training run, and ``earlier`` runs.
+        size: facts that decide whether numbers are comparable.
+        data: facts of the data, ``dataset`` among them.
+        card: what the author states; see `ln_zoo.zoo.cards.Facts`.
     """
-    return _OBEYED.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+    format_version: int
+    metrics: list[Metric]
+    evaluation: dict[str, Any]
+    training: dict[str, Any]
+    size: dict[str, Any]
+    data: dict[str, Any]
+    card: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Card:
-    """What the two data files of a card folder hold, checked.
+    """The two data files of a card folder, validated.
 
     Attributes:
-        folder: where the card lies.
-        config: content of ``config.json``.
-        results: content of ``results.json``.
-        weights_folder: where the weights lie, if not there: those that the wheel leaves out.
+        folder: of the card.
+        config: ``config.json``.
+        results: ``results.json``.
+        weights_folder: folder of the weights if they were downloaded separately.
     """
 
     folder: Path
-    config: dict[str, Any]
-    results: dict[str, Any]
+    config: Config
+    results: Results
     weights_folder: Path | None = field(default=None, compare=False)
 
     def path(self, name: str) -> Path:
-        """Where one of the card's files lies."""
+        """Path of one of the card's files."""
         elsewhere = self.weights_folder if name == WEIGHTS else None
         return (elsewhere or self.folder) / name
 
     @property
     def name(self) -> str:
         """Name of the model, such as ``mlp.layernorm``."""
-        return str(self.config["name"])
+        return self.config.name
 
     @property
     def model(self) -> str:
-        """Class name of the model in `ln_zoo.models`; a user's own goes by its dotted path."""
-        return str(self.config["model"])
+        """Class name of the model in `ln_zoo.models`, or the dotted path of a user's class."""
+        return self.config.model
 
     @property
     def norm(self) -> str:
-        """Class name of the norm; a user's own goes by its dotted path. Empty without one."""
-        norm = self.config["init_args"].get("norm")
+        """Class name of the norm, or the dotted path of a user's class; empty without a norm."""
+        norm = self.config.init_args.get("norm")
         return str(norm["class"]) if norm else ""
 
     @property
     def preprocessing(self) -> dict[str, Any]:
-        """What was done to the data before the model saw it."""
-        return dict(self.config["preprocessing"])
+        """What was done to the data before the model read them."""
+        return dict(self.config.preprocessing)
 
     def preprocess(self, images: Any, seed: int = 0) -> Tensor:
-        """Images as the model takes them: the size, range and binarization of its training.
+        """Images with the size, range and binarization of the training data.
 
-        What the training images show is not checked: MNIST has light strokes on a dark ground, in
-        the middle.
+        Their content is not checked: MNIST has centred, light strokes on a dark ground.
 
         Args:
             images: a PIL image, a NumPy array, a tensor, or a list of such; an array is (C, H, W)
                 or (N, C, H, W), of grey images also (H, W) or (N, H, W). Whole numbers are levels
                 of brightness up to the training data's scale, floats are fractions of it, bool is
-                black and white. PIL's are from 0 to 255, whatever the scale, and colours become
-                grey where the model has one channel.
+                black and white. PIL images have levels from 0 to 255, and become grey if the model
+                has one channel.
             seed: for models of binary images: each pixel is 1 with its brightness as probability,
                 as in their training data.
 
@@ -168,7 +191,7 @@ class Card:
 
         Raises:
             CardError: if the model takes no images.
-            TypeError: for what is not an image.
+            TypeError: if an argument is not an image.
             ValueError: for an image of another size, with values that training did not have
                 (negative, above the scale, NaN, divided twice), or with transparency.
 
@@ -181,7 +204,7 @@ class Card:
             >>> model(model.card.preprocess(image)).argmax(-1)
             tensor([1])
         """
-        # Here, since lists and cards are read without torch.
+        # Imported here: lists and cards are read without torch.
         from ln_zoo.zoo.preprocessing import preprocess
 
         return preprocess(self.preprocessing, images, seed)
@@ -189,38 +212,35 @@ class Card:
     @property
     def training_runs(self) -> tuple[Run, ...]:
         """The runs of training behind the weights, oldest first; see `ln_zoo.training_runs`."""
-        data, training = self.results["data"], self.results["training"]
+        data, training = self.results.data, self.results.training
         of_data = {key: data.get(key) for key in ("dataset", "train_size")}
         last = read_run({**of_data, **training, "weights": f"{self.name}, sha256 {self.digest}"})
         return (*read_runs(training.get("earlier", [])), last)
 
     @property
     def version(self) -> str:
-        """What the card's author calls this version of the weights; empty if nothing."""
-        return str(self.results["card"].get("version", ""))
+        """The author's name for this version of the weights; empty by default."""
+        return str(self.results.card.get("version", ""))
 
     @property
     def digest(self) -> str:
-        """The sha256 of the weights, 64 hexadecimal digits: every version has its own."""
-        return str(self.config["files"][WEIGHTS]["sha256"])
+        """The sha256 of the weights, 64 hexadecimal digits."""
+        return self.config.files[WEIGHTS].sha256
 
     @property
     def parameters(self) -> int:
         """Number of parameters."""
-        return int(self.config["parameters"])
+        return self.config.parameters
 
     @property
-    def metrics(self) -> list[dict[str, Any]]:
-        """Measured metrics, the main one first: name, value, unit, dataset and split of each.
-
-        None for a card that was saved without a measurement.
-        """
-        return list(self.results["metrics"])
+    def metrics(self) -> list[Metric]:
+        """Measured metrics, the main one first; empty if nothing was measured."""
+        return list(self.results.metrics)
 
     @property
     def datasets(self) -> list[str]:
         """Names of the data sets on which metrics were measured."""
-        return sorted({metric["dataset"] for metric in self.metrics})
+        return sorted({metric.dataset for metric in self.metrics})
 
 
 # Reading card folders
@@ -237,12 +257,10 @@ def read_card(folder: str | os.PathLike[str]) -> Card:
     if not path.is_dir():
         raise CardError(f"there is no card folder {str(path)!r}")
     config = _read_config(path / CONFIG)
-    results = _read_json(path / RESULTS)
-    _check(results, _RESULTS_TYPES, path / RESULTS)
-    for metric in results["metrics"]:
-        _check(metric, _METRIC_TYPES, path / RESULTS, "metrics: ")
-        if abs(metric["value"]) > 1e300:  # also whole numbers beyond any float
-            raise CardError(f"{path / RESULTS}: metrics: {metric['name']!r:.80} is out of range")
+    results = _read_as(Results, path / RESULTS)
+    for metric in results.metrics:
+        if abs(metric.value) > 1e300:  # also integers beyond any float
+            raise CardError(f"{path / RESULTS}: metrics: {metric.name!r:.80} is out of range")
     return Card(path, config, results)
 
 
@@ -252,7 +270,7 @@ def listed_files(folder: Path) -> list[str]:
     Raises:
         CardError: as `read_card`, for ``config.json`` alone.
     """
-    return sorted(_read_config(folder / CONFIG)["files"])
+    return sorted(_read_config(folder / CONFIG).files)
 
 
 def verified_bytes(card: Card, name: str) -> bytes:
@@ -262,57 +280,72 @@ def verified_bytes(card: Card, name: str) -> bytes:
         CardError: if the file is missing or differs; it names the file, both digests and a remedy.
     """
     path = card.path(name)
-    expected = card.config["files"][name]
+    expected = card.config.files[name]
     remedy = (
         f"the file is damaged or belongs to another card: fetch {path.parent} again, "
-        "and do not use what is there"
+        "and do not use it"
     )
     if not path.is_file():
         raise CardError(f"{path} is missing though {CONFIG} lists it: fetch {path.parent} again")
     size = path.stat().st_size
-    if size != expected["size"]:
-        raise CardError(f"{path} has {size} bytes, {CONFIG} says {expected['size']}: {remedy}")
+    if size != expected.size:
+        raise CardError(f"{path} has {size} bytes, {CONFIG} lists {expected.size}: {remedy}")
     try:
         data = read_regular(path, size)
     except OSError as error:
         raise CardError(f"{path} cannot be read: {error}") from error
     digest = hashlib.sha256(data).hexdigest()
-    if digest != expected["sha256"]:
-        raise CardError(f"{path} has sha256 {digest}, {CONFIG} says {expected['sha256']}: {remedy}")
+    if digest != expected.sha256:
+        raise CardError(f"{path} has sha256 {digest}, {CONFIG} lists {expected.sha256}: {remedy}")
     return data
 
 
 def is_plain_file_name(name: str) -> bool:
-    """Whether a listed name stays inside its folder, and is not a pattern to a downloader."""
+    """Whether a listed name stays inside its folder and has no wildcards."""
     parts = PurePosixPath(name).parts
     return bool(parts) and parts[0] != "/" and ".." not in parts and not set(name) & set("\\*?[]:")
 
 
-def _read_config(path: Path) -> dict[str, Any]:
-    config = _read_json(path)
-    _check(config, _CONFIG_TYPES, path)
-    if not NAME.fullmatch(config["name"]):
+def _read_config(path: Path) -> Config:
+    config = _read_as(Config, path)
+    if not NAME.fullmatch(config.name):
         raise CardError(
-            f"{path}: invalid model name {config['name']!r:.80}: letters, digits, '.', '_' and "
-            "'-' only, 100 at most"
+            f"{path}: invalid model name {config.name!r:.80}: letters, digits, '.', '_' and '-' "
+            "only, 100 at most"
         )
-    if not 0 <= config["parameters"] < 2**63:
-        raise CardError(f"{path}: parameters: {config['parameters']!r:.80} is out of range")
-    for name, entry in config["files"].items():
-        _check(entry, {"sha256": str, "size": int}, path, f"files, {name}: ")
+    if not 0 <= config.parameters < 2**63:
+        raise CardError(f"{path}: parameters: {config.parameters!r:.80} is out of range")
+    for name in config.files:
         if not is_plain_file_name(name):
             raise CardError(f"{path}: files: {name!r} is not a plain relative file name")
-    if WEIGHTS not in config["files"]:
+    if WEIGHTS not in config.files:
         raise CardError(f"{path}: files: {WEIGHTS!r} is missing")
-    norm = config["init_args"].get("norm")
-    if norm is not None:
-        _check(norm, {"class": str, "init_args": dict}, path, "init_args, norm: ")
-    checked: dict[str, Any] = config
-    return checked
+    if (norm := config.init_args.get("norm")) is not None:
+        kinds = {"class": str, "init_args": dict}
+        if not isinstance(norm, dict) or {k: type(v) for k, v in norm.items()} != kinds:
+            raise CardError(
+                f"{path}: init_args, norm: expected class and init_args, got {norm!r:.200}"
+            )
+    return config
+
+
+def _read_as(kind: type[_T], path: Path) -> _T:
+    """A JSON file as a dataclass of this format or an older one."""
+    value = _read_json(path)
+    version = value.get("format_version") if isinstance(value, dict) else None
+    if type(version) is int and not 1 <= version <= FORMAT_VERSION:
+        raise CardError(
+            f"{path}: format_version is {version!r:.80}, this ln_zoo reads 1 to {FORMAT_VERSION}: "
+            "upgrade ln_zoo"
+        )
+    try:
+        return schema.read(kind, value, str(path))
+    except ValueError as error:
+        raise CardError(str(error)) from None
 
 
 def _read_json(path: Path) -> Any:
-    """The content of a JSON file that may be meant to do harm.
+    """The content of an untrusted JSON file.
 
     Raises:
         CardError: if it is missing, no regular file, longer than 10 MB, no JSON, nested in more
@@ -365,36 +398,11 @@ def _finite(number: str) -> float:
     return value
 
 
-def _check(value: Any, types: Mapping[str, Any], path: Path, where: str = "") -> None:
-    """Exact keys and types; an unknown key means another layout, which nobody should guess at."""
-    if not isinstance(value, dict):
-        raise CardError(f"{path}: {where}expected an object, got {value!r:.200}")
-    version = value.get("format_version", FORMAT_VERSION)
-    if type(version) is int and version > FORMAT_VERSION:
-        raise CardError(
-            f"{path}: written in format {version}, this ln_zoo reads formats up to "
-            f"{FORMAT_VERSION}: upgrade ln_zoo"
-        )
-    if type(version) is int and version < 1:
-        raise CardError(f"{path}: there is no format {version!r:.80}; formats begin with 1")
-    if missing := types.keys() - value.keys():
-        raise CardError(f"{path}: {where}{sorted(missing)} missing")
-    if unknown := value.keys() - types.keys():
-        raise CardError(f"{path}: {where}unknown keys {sorted(unknown)}; known are {sorted(types)}")
-    for key, kind in types.items():
-        # bool is an int to Python, not to a reader of the file.
-        if not isinstance(value[key], kind) or isinstance(value[key], bool):
-            name = getattr(kind, "__name__", "number")
-            raise CardError(f"{path}: {where}{key} must be of type {name}, got {value[key]!r:.200}")
-
-
 # Finding card folders
 
 
 def card_folders() -> dict[str, Path]:
-    """Names of the published models on this machine and their folders, sorted by name.
-
-    A name that lies in several places is taken from the first of them.
+    """Folders of the published models on this machine by name, sorted; the first of each name.
 
     Raises:
         CardError: if ``$LN_ZOO_MODELS`` is set to something that is not a folder or cannot be read.
@@ -411,7 +419,7 @@ def _all_folders() -> dict[str, list[Path]]:
         except OSError as error:
             raise CardError(f"the folder of cards {root} cannot be read: {error}") from error
         for path in paths:
-            # A dot: a card that is being written. Whatever the file is: reading it says what.
+            # A leading dot marks a card that is being written.
             if not path.name.startswith(".") and os.path.lexists(path / CONFIG):
                 found.setdefault(path.name, []).append(path)
     return found
@@ -464,7 +472,7 @@ def _roots() -> list[Path]:
 
 
 def folder(name: str) -> Path:
-    """The folder itself where a path is given (with a separator), else that of the published model.
+    """The folder at a path (with a separator), or the folder of a published model.
 
     Raises:
         CardError: for an unknown name.
@@ -505,7 +513,7 @@ def list_models(
 def _fitting(
     filter: str, model: str | None, norm: str | None, dataset: str | None
 ) -> tuple[list[str], dict[str, CardError]]:
-    """Names that fit all filters, and those of damaged cards that might, with their errors."""
+    """Names that match all filters, and errors of damaged cards by name."""
     names: list[str] = []
     broken: dict[str, CardError] = {}
     for name, folder in card_folders().items():
@@ -544,9 +552,9 @@ def _same(wanted: str | None, values: Iterable[str]) -> bool:
 
 
 def table(names: Iterable[str]) -> str:
-    """Published models as lines of plain text: name, model, norm, data, main metric, parameters.
+    """Published models as plain text: name, model, norm, data, main metric, parameters.
 
-    A damaged card keeps its line, with what is wrong.
+    The line of a damaged card has the error.
     """
     rows = [["name", "model", "norm", "dataset", "main metric", "parameters"]]
     broken = []
@@ -556,10 +564,10 @@ def table(names: Iterable[str]) -> str:
         except CardError as error:
             broken.append(f"{_cell(name)}: {_one_line(str(error))}")
             continue
-        dataset, value = str(card.results["data"].get("dataset", "")), "not measured"
+        dataset, value = str(card.results.data.get("dataset", "")), "not measured"
         if card.metrics:
             main = card.metrics[0]
-            dataset, value = main["dataset"], f"{main['name']} {_value(main)}"
+            dataset, value = main.dataset, f"{main.name} {_value(main)}"
         cells = (name, card.model, card.norm, dataset, value, f"{card.parameters:,}")
         rows.append(list(map(_cell, cells)))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
@@ -571,7 +579,7 @@ def table(names: Iterable[str]) -> str:
 
 
 def _cell(text: str) -> str:
-    """A text from a card in a table: one line, not too long, of which a terminal obeys nothing."""
+    """Text from a card as one short line with control characters escaped."""
     line = _one_line(printable(text))
     return line if len(line) <= _WIDEST else f"{line[: _WIDEST - 3]}..."
 
@@ -581,9 +589,7 @@ def _one_line(text: str) -> str:
 
 
 def markdown_table(filter: str = "*") -> str:
-    """Published models as a Markdown table: the one in the project's README.
-
-    Of each it has the first metrics, the main one before all; the card has every one.
+    """Published models with their first metrics as a Markdown table, for the project's README.
 
     Raises:
         CardError: if a card is damaged.
@@ -591,7 +597,7 @@ def markdown_table(filter: str = "*") -> str:
     lines = ["| name | model | norm | data | measured | parameters |", "|---|---|---|---|---|---|"]
     for name in list_models(filter):
         card = describe(name)
-        shown = [f"{m['name']} {_value(m)}" for m in card.metrics[:_MOST_METRICS]]
+        shown = [f"{m.name} {_value(m)}" for m in card.metrics[:_MOST_METRICS]]
         measured = ", ".join([*shown, *(["..."] if len(card.metrics) > _MOST_METRICS else [])])
         cells = (f"`{name}`", f"`{card.model}`", f"`{card.norm}`", ", ".join(card.datasets))
         lines.append(f"| {' | '.join(cells)} | {measured} | {card.parameters:,} |")
@@ -623,7 +629,7 @@ def results_csv(names: Iterable[str]) -> str:
     writer.writeheader()
     for name in names:
         card = describe(name)
-        evaluation, trained = card.results["evaluation"], totals(card.training_runs)
+        evaluation, trained = card.results.evaluation, totals(card.training_runs)
         of_model = {
             "name": name,
             "model": card.model,
@@ -637,17 +643,16 @@ def results_csv(names: Iterable[str]) -> str:
             "sha256": card.digest,
         }
         for metric in card.metrics:
-            row = of_model | {key: metric[key] for key in ("dataset", "split", "value", "unit")}
-            row["metric"] = metric["name"]
+            row = of_model | vars(metric) | {"name": name, "metric": metric.name}
             writer.writerow({k: printable(v) if isinstance(v, str) else v for k, v in row.items()})
     return text.getvalue()
 
 
-def _value(metric: Mapping[str, Any]) -> str:
+def _value(metric: Metric) -> str:
     """A metric's value with its unit; fractions in per cent."""
-    if metric["unit"] == "fraction":
-        return f"{100 * metric['value']:.5g} %"
-    return f"{metric['value']:.5g} {metric['unit']}".strip()
+    if metric.unit == "fraction":
+        return f"{100 * metric.value:.5g} %"
+    return f"{metric.value:.5g} {metric.unit}".strip()
 
 
 def list_text(
@@ -657,9 +662,7 @@ def list_text(
     norm: str | None = None,
     dataset: str | None = None,
 ) -> str:
-    """What ``ln-zoo list`` prints: the table of `list_models`, or that nothing fits.
-
-    A damaged card has a line that says what is wrong, whatever the filters but that of its name.
+    """Output of ``ln-zoo list``: the table of `list_models`, and errors of damaged cards.
 
     Raises:
         CardError: as `card_folders`.
@@ -673,11 +676,11 @@ def list_text(
             "no published models on this machine; "
             f"set {MODELS_VARIABLE} to a folder of card folders"
         )
-    return f"no model fits; there are {', '.join(map(_cell, known))}"
+    return f"no model matches; there are {', '.join(map(_cell, known))}"
 
 
 def cards_text(name: str | None = None) -> str:
-    """What ``ln-zoo cards`` prints: one model's card, or the folders of all.
+    """Output of ``ln-zoo cards``: one model's card, or the folders of all.
 
     Args:
         name: of a model, or a card folder; ``None``: name and folder of every model.

@@ -1,6 +1,6 @@
-"""The claims of the paper as data: what tests each, by which rule, and with which outcome.
+"""The claims of the paper as data: rule, sweep and outcome of each.
 
-They live in ``claims.yaml``; this file checks it, decides by a rule, and makes the page of it.
+Reads and validates ``claims.yaml``, decides by a rule, and renders the page of claims.
 
     >>> claim("draw-speed").quote
     'It highlights the speedup benefit of applying layer normalization that the layer normalized...'
@@ -21,15 +21,17 @@ from typing import Any
 
 import yaml
 
+from ln_zoo.zoo.rendering import render_template
+
 HOLDS, IN_PART, DOES_NOT_HOLD = "holds", "holds in part", "does not hold"
 UNDECIDED = "undecided"
-#: Of a claim without outcome.
+#: Verdict of a claim without an outcome.
 NOT_TESTED = "not yet tested"
 #: In the order of the tables.
 VERDICTS = (HOLDS, IN_PART, DOES_NOT_HOLD, UNDECIDED)
 #: Sizes of the sweeps.
 SIZES = ("paper", "reduced")
-#: Where the page of all claims lies in the repository.
+#: Path of the page of all claims in the repository.
 PAGE = "docs/results/claims.md"
 _KINDS = ("faster", "own_best", "lower", "higher", "comparable", "grows", "measured")
 #: Kinds that look at curves, not at test scores.
@@ -44,17 +46,18 @@ class Rule:
         kind: ``"faster"``, ``"own_best"``, ``"lower"``, ``"higher"``, ``"comparable"``,
             ``"grows"`` or ``"measured"``.
         metric: of the curves (``faster``, ``own_best``) or of the test.
-        norm: that the claim is about.
-        baseline: that it is compared with.
+        norm: subject of the claim.
+        baseline: the norm it is compared with.
         setting: ``grows`` alone: the option with which the lead of the norm grows.
-        less: the value at which the lead is said to be smaller.
-        more: the value at which it is said to be larger.
+        less: the value with the smaller claimed lead.
+        more: the value with the larger claimed lead.
         margin: ``comparable`` alone: the largest difference that counts as none, in the
             units of the report (points of a percentage).
         log_odds: ``grows`` alone: whether leads in points and in log-odds have to agree.
         value: ``own_best`` alone: the paper's ratio.
-        matters: the effect that matters: a ratio for ``faster``, else in units of the report.
-        says: ``measured`` alone: the rule in words.
+        matters: the smallest effect of interest: a ratio for ``faster``, otherwise in units of
+            the report.
+        says: ``measured`` alone: the rule as text.
     """
 
     kind: str
@@ -107,7 +110,7 @@ class Outcome:
         number: effect with its interval.
         runs: dates of the runs.
         data: tables in git that it is computed from: ``file``, labels of ``norm`` and ``baseline``
-            there, and what `ln_zoo.sweeps.evidence` reads besides; empty: none were kept.
+            there, and further keys of `ln_zoo.sweeps.evidence`; empty: none in git.
         missing: what would decide an undecided one, and its cost.
         interval: of the effect, as numbers.
         readme: whether its row is in README.md.
@@ -142,8 +145,18 @@ class Claim:
     command: str | None = None
 
     @property
+    def commands(self) -> list[str]:
+        """Commands that test the claim again."""
+        found = []
+        for size in filter(self.sweep.__contains__, SIZES):
+            own, dashes, options = self.sweep[size].partition(" -- ")
+            out = f"--out sweeps/{self.name}-{size}"
+            found.append(f"ln-zoo sweep {own} {out}{dashes}{options}  # {size}")
+        return found + ([f"ln-zoo {self.command}"] if self.command else [])
+
+    @property
     def verdict(self) -> str:
-        """Of each size, in words."""
+        """The verdict of each size, as text."""
         if not self.outcomes:
             return NOT_TESTED
         if len(self.outcomes) == 1:
@@ -160,7 +173,7 @@ def claim(name: str) -> Claim:
     """The claim of that name.
 
     Raises:
-        KeyError: if there is none.
+        KeyError: for an unknown name.
     """
     return {each.name: each for each in claims()}[name]
 
@@ -169,7 +182,7 @@ def decide(low: float, high: float, wanted: str) -> str:
     """The verdict of an interval: on the wanted side of 0, on the other, or around it.
 
     Args:
-        low: lower end; NaN where there is no interval.
+        low: lower end; NaN without an interval.
         high: upper end.
         wanted: ``"below"`` or ``"above"``.
 
@@ -188,12 +201,12 @@ def decide(low: float, high: float, wanted: str) -> str:
 
 
 def decide_margin(low: float, high: float, margin: float) -> str:
-    """The verdict of an interval on a difference that is said to be small.
+    """The verdict of an interval on a difference that is claimed to be small.
 
     Args:
-        low: lower end; NaN where there is no interval.
+        low: lower end; NaN without an interval.
         high: upper end.
-        margin: the largest difference that counts as none.
+        margin: the largest difference that counts as equal.
 
     Example:
         >>> decide_margin(-0.3, 0.4, 0.5), decide_margin(-0.3, 0.6, 0.5)
@@ -213,24 +226,34 @@ def page(folder: str = "") -> str:
     """The page of all claims, in Markdown.
 
     Args:
-        folder: where the page lies in the repository, such as ``"docs/results"``: links are
-            relative to it.
+        folder: of the page in the repository, such as ``"docs/results"``; links are relative
+            to it.
     """
-    source = posixpath.relpath("ln_zoo/zoo/claims.yaml", folder or ".")
-    return (
-        "\n\n".join(
-            [
-                "# The claims of the paper",
-                f"**{_count()}**",
-                _content()["page"].strip(),
-                f"This page is made by `ln-zoo reproduce --write {PAGE}` from "
-                f"[claims.yaml]({source}).",
-                table(folder),
-                *(_section(each, folder) for each in claims()),
-            ]
-        )
-        + "\n"
+    return render_template(
+        "claims.md.jinja",
+        {
+            "link": lambda path: posixpath.relpath(path, folder or "."),
+            "name": posixpath.basename,
+        },
+        claims=claims(),
+        count=_count(),
+        introduction=_content()["page"].strip(),
+        page_path=PAGE,
+        not_tested=NOT_TESTED,
     )
+
+
+def readme_table() -> str:
+    """Rows marked ``readme``, by verdict, as a Markdown table with links from the root."""
+    rows = [(each, o) for each in claims() for o in each.outcomes if o.readme]
+    rows.sort(key=lambda row: VERDICTS.index(row[1].verdict))
+    return render_template(
+        "claims_readme.md.jinja",
+        {"name": posixpath.basename},
+        rows=rows,
+        count=_count(),
+        page_path=PAGE,
+    ).strip()
 
 
 def _count() -> str:
@@ -242,67 +265,6 @@ def _count() -> str:
         f"part, {count[DOES_NOT_HOLD]} do not hold, {count[UNDECIDED]} are undecided."
     )
     return text + (f" Claims not yet tested: {left}." if left else "")
-
-
-def table(folder: str = "") -> str:
-    """All claims in a Markdown table, a row for each size, with links relative to ``folder``."""
-    lines = ["| § | claim | size | verdict | number | seeds | name |", "|" + "---|" * 7]
-    for each in claims():
-        name = f"[{each.name}]({posixpath.relpath(PAGE, folder or '.')}#{each.name})"
-        for o in each.outcomes:
-            seeds = "" if o.seeds is None else str(o.seeds)
-            cells = [each.section, each.claim, o.size, f"**{o.verdict}**", o.number, seeds, name]
-            lines.append(f"| {' | '.join(cells)} |")
-        if not each.outcomes:
-            cells = [each.section, each.claim, "", f"**{NOT_TESTED}**", "", "", name]
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def readme_table() -> str:
-    """The most telling rows, by verdict, in a Markdown table with links from the root."""
-    rows = [(each, o) for each in claims() for o in each.outcomes if o.readme]
-    lines = ["| verdict | § | claim | number | size, seeds | more |", "|" + "---|" * 6]
-    for each, o in sorted(rows, key=lambda row: VERDICTS.index(row[1].verdict)):
-        size = o.size + (f", {o.seeds}" if o.seeds else "")
-        link = f"[{posixpath.basename(each.page)}]({each.page})"
-        name = f"[{each.name}]({PAGE}#{each.name})"
-        cells = [f"**{o.verdict}**", each.section, each.claim, o.number, size, f"{name}, {link}"]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(["", *lines, "", f"{_count()} [All rows]({PAGE})."]).strip()
-
-
-def _section(each: Claim, folder: str) -> str:
-    link = posixpath.relpath(each.page, folder or ".")
-    lines = [f"## `{each.name}`", "", f"Section {each.section}. {each.claim}. The paper:", ""]
-    lines += [f"> {each.quote}", "", f"Rule: {each.rule.words}", ""]
-    lines += [f"Rule of {each.fixed}; known then: {each.known}.", ""]
-    for o in each.outcomes:
-        seeds = f", {o.seeds} seed{'s' if o.seeds > 1 else ''}" if o.seeds else ""
-        text = (
-            f"- **{o.verdict[0].upper()}{o.verdict[1:]}** ({o.size}{seeds}; {o.runs}): {o.number}."
-        )
-        if o.data:
-            files = o.data["file"] if isinstance(o.data["file"], list) else [o.data["file"]]
-            paths = [posixpath.relpath(file, folder or ".") for file in files]
-            links = ", ".join(f"[{posixpath.basename(path)}]({path})" for path in paths)
-            text += f" From {links}."
-        if o.missing:
-            text += f" What is missing: {o.missing}."
-        lines.append(text)
-    if not each.outcomes:
-        lines.append("- **Not yet tested.**")
-    reason = f"{each.reason} " if each.reason else ""
-    lines += ["", f"{reason}More: [{posixpath.basename(link)}]({link})."]
-    runs = []
-    for size in filter(each.sweep.__contains__, SIZES):
-        own, dashes, options = each.sweep[size].partition(" -- ")
-        out = f"--out sweeps/{each.name}-{size}"
-        runs.append(f"ln-zoo sweep {own} {out}{dashes}{options}  # {size}")
-    runs += [f"ln-zoo {each.command}"] if each.command else []
-    if runs:
-        lines += ["", "```bash", *runs, "```"]
-    return "\n".join(lines)
 
 
 # The file
@@ -345,7 +307,7 @@ def parse(raw: Any) -> tuple[Claim, ...]:
 
 
 def _problem(each: Claim, names: Sequence[str]) -> str:
-    """What is wrong with a claim, or nothing."""
+    """Why a claim is invalid; empty if it is valid."""
     rule = each.rule
     if each.name in names:
         return "it appears twice"

@@ -8,9 +8,9 @@ from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import HFValidationError
 
 from ln_zoo.zoo import catalog
-from ln_zoo.zoo.catalog import CardError
+from ln_zoo.zoo.errors import CardError
 
-#: Environment variable: the account whose repositories have the weights that the wheel leaves out.
+#: Environment variable: the account with the weights that the wheel leaves out.
 ACCOUNT_VARIABLE = "LN_ZOO_HUB"
 
 
@@ -20,7 +20,7 @@ def download(
     revision: str | None = None,
     cache_dir: str | Path | None = None,
 ) -> Path:
-    """Fetches a card folder from the hub, or finds it in the cache; nothing in it is checked yet.
+    """Download a card folder from the hub, or find it in the cache, unchecked.
 
     With ``HF_HUB_OFFLINE=1`` only the cache is used.
 
@@ -62,5 +62,5 @@ def download(
         at = f" at revision {revision!r}" if revision else ""
         raise CardError(
             f"{repo_id!r} is not a folder here, and cannot be downloaded from the hub{at}: {why}. "
-            "Fetch it once where there is a network, or give the path of its folder"
+            "Download it once with a network connection, or give the path of its folder"
         ) from error

@@ -1,4 +1,4 @@
-"""What an evaluation measured, with all that a reader needs to repeat it: ``test_results.json``."""
+"""Content of ``test_results.json``: metrics of an evaluation, and how to reproduce it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OPTIMIZATION = "optimization"
 
 
 class Evaluated(NamedTuple):
-    """An evaluation that has ended: its parts, the settings, and the command line."""
+    """A finished evaluation: trainer, model, data, settings, and command line."""
 
     trainer: Trainer
     model: Any
@@ -37,10 +37,10 @@ class Evaluated(NamedTuple):
 
 
 def collect(run: Evaluated, stage: str = "test") -> dict[str, Any]:
-    """Metrics of the last evaluation with all that a reader needs to repeat it, as plain values.
+    """Metrics of an evaluation and how to reproduce it, as plain values.
 
     Args:
-        run: which has ended.
+        run: the finished evaluation.
         stage: ``"test"`` or ``"val"``.
     """
     trainer, model, data = run.trainer, run.model, run.data
@@ -89,7 +89,7 @@ def collect(run: Evaluated, stage: str = "test") -> dict[str, Any]:
 
 
 def _size(model: LightningModule) -> dict[str, Any]:
-    """The model's arguments, the number of words in place of a vocabulary."""
+    """The model's arguments, with the size of a vocabulary in place of its words."""
     hparams = {k: v for k, v in model.hparams.items() if k != "norm" and not k.startswith("_")}
     if hparams.pop("vocabulary", None) is not None:
         hparams["vocab_size"] = model.vocabulary.size
@@ -97,7 +97,7 @@ def _size(model: LightningModule) -> dict[str, Any]:
 
 
 def hardware(model: LightningModule) -> str:
-    """The class of machine: the name of the GPU, or of the processor with its cores.
+    """The hardware class: GPU name, or processor name and core count.
 
     Example:
         >>> hardware(LightningModule())
@@ -116,7 +116,7 @@ def hardware(model: LightningModule) -> str:
 
 
 def _part(run: Evaluated, stage: str) -> dict[str, int | None] | None:
-    """How much of a set was evaluated, where that was not the whole; None where it was."""
+    """How much of a set was evaluated; None for the entire set."""
     trainer = run.trainer
     loaders: Any = trainer.test_dataloaders if stage == "test" else trainer.val_dataloaders
     loaders = loaders if isinstance(loaders, list) else [loaders]
@@ -124,20 +124,20 @@ def _part(run: Evaluated, stage: str) -> dict[str, int | None] | None:
     lengths = [n for loader in loaders if (n := sized_len(loader)) is not None]
     if len(lengths) < len(loaders) or sum(done) >= sum(lengths):
         return None
-    # Of several processes each has batches of its own.
+    # Each of several processes has its own batches.
     examples = sum(map(_examples, loaders, done)) if trainer.world_size == 1 else None
     return {"batches": int(sum(done)), "of_batches": sum(lengths), "examples": examples}
 
 
 def _examples(loader: Any, batches: float) -> int:
-    """How many examples the first batches of a loader have."""
-    # Our own take whole batches of their samplers.
+    """Number of examples in the first batches of a loader."""
+    # Our loaders use batch samplers.
     sampler = loader.batch_sampler or loader.sampler
     return sum(len(batch) for batch in islice(sampler, int(batches)))
 
 
 def _population(run: Evaluated) -> PopulationStatistics | None:
-    """What put statistics of the population on the model that was tested, if anything did."""
+    """The callback that set population statistics on the tested model, or None."""
     for callback in run.trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, PopulationStatistics) and callback.estimated:
             return callback
@@ -145,7 +145,7 @@ def _population(run: Evaluated) -> PopulationStatistics | None:
 
 
 def _tested_file(run: Evaluated) -> Path | None:
-    """The checkpoint file that holds the weights which were tested, if there is one."""
+    """The checkpoint of the tested weights, or None."""
     settings = run.settings
     if population := _population(run):
         return population.written

@@ -1,4 +1,4 @@
-"""Names that users type: suggestions for misspelt ones, norms and layers by name.
+"""Lookup of norms and layers by name, and suggestions for misspelt names.
 
 Imports no torch unless a norm or a layer is looked up.
 """
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """``"; did you mean 'x'?"`` for the known name most like this one, or nothing.
+    """``"; did you mean 'x'?"`` for the closest known name, or "".
 
     Example:
         >>> nearest("LayrNorm", ["LayerNorm", "BatchNorm"])
@@ -30,7 +30,7 @@ def layer_class(name: str) -> type[RecurrentLayer]:
     """The recurrent layer of that name, ``LSTM``, ``GRU`` or ``RNN``, or of that class path.
 
     Raises:
-        ValueError: if there is none.
+        ValueError: for an unknown name.
 
     Example:
         >>> layer_class("GRU")
@@ -45,7 +45,7 @@ def norm_class(name: str) -> type[Norm]:
     """The norm of that name in `ln_zoo.norms`, or of that class path.
 
     Raises:
-        ValueError: if there is none.
+        ValueError: for an unknown name.
 
     Example:
         >>> norm_class("LayerNorm")

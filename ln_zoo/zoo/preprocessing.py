@@ -1,4 +1,4 @@
-"""Pictures as a published model takes them: the range, size and binarization of its training."""
+"""Preprocessing of images: size, range and binarization of the training data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ln_zoo.zoo.catalog import CardError
+from ln_zoo.zoo.errors import CardError
 
 #: Modes of PIL whose pixels are brightness in 8 bits, or become it without a loss of meaning.
 _PIL_MODES = ("1", "L", "P", "RGB")
@@ -17,7 +17,7 @@ _PIL_MAXIMUM = 255
 
 
 def preprocess(preprocessing: Mapping[str, Any], images: Any, seed: int = 0) -> Tensor:
-    """What `ln_zoo.zoo.Card.preprocess` does.
+    """Implementation of `ln_zoo.zoo.Card.preprocess`.
 
     Args:
         preprocessing: of a card, with ``image_shape``.
@@ -26,13 +26,13 @@ def preprocess(preprocessing: Mapping[str, Any], images: Any, seed: int = 0) -> 
 
     Raises:
         CardError: if the model takes no images.
-        TypeError: for what is not an image.
+        TypeError: if an argument is not an image.
         ValueError: for an image of another size or range than in training.
     """
     if "image_shape" not in preprocessing:
         raise CardError(
             "this model takes no images: its preprocessing has no image_shape; card.preprocessing "
-            "says what its inputs go through, and its README has an example"
+            "lists its preprocessing, and its README has an example"
         )
     shape = tuple(preprocessing["image_shape"])
     if isinstance(images, list | tuple):

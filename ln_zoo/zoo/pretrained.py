@@ -1,4 +1,4 @@
-"""What the methods ``from_pretrained``, ``save_pretrained`` and ``push_to_hub`` of models do."""
+"""Implementation of ``from_pretrained``, ``save_pretrained`` and ``push_to_hub`` of models."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import inspect
 import os
 import tempfile
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,7 +29,7 @@ def load_as(
     cache_dir: str | Path | None = None,
     **options: Any,
 ) -> _M:
-    """A published model that is of a class.
+    """A published model of a class.
 
     Raises:
         CardError: as `ln_zoo.load`; for a model of another class.
@@ -58,7 +59,22 @@ def save(
     name: str | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Writes the card folder of a model; see `ln_zoo.models.ZooModule.save_pretrained`."""
+    """Implementation of `ln_zoo.models.ZooModule.save_pretrained`.
+
+    Args:
+        model: to store.
+        folder: created.
+        metrics: measured values, as ``Trainer.test`` returns them: ``trainer.test(...)[0]``.
+            Default: the card states that nothing was measured.
+        data: the data module of training and test, or a mapping of facts with ``dataset``, a name.
+        facts: license, description and the like; see `ln_zoo.zoo.Facts`.
+        name: of the model; default: the name of the folder.
+        overwrite: whether an existing card may be replaced.
+
+    Raises:
+        CardError: if an argument, name or fact cannot be stored, or if the folder must not be
+            replaced.
+    """
     origin: Card | None = model.__dict__.get("card")
     if origin is not None and metrics is None and data is None and _is_that(model, origin):
         if facts is not None:
@@ -66,13 +82,13 @@ def save(
                 f"these are the weights of {origin.name}, whose card is kept unchanged: facts can "
                 "be given only for weights that were trained or measured after loading"
             )
-        files = {key: origin.folder / key for key in origin.config["files"]}
+        files = {key: origin.folder / key for key in origin.config.files}
         files.pop(catalog.WEIGHTS)
         files.pop(catalog.VOCABULARY, None)  # it is in the model
         return cards.write_card(
             folder,
             model,
-            origin.results,
+            {k: v for k, v in asdict(origin.results).items() if k != "format_version"},
             preprocessing=origin.preprocessing,
             name=name,
             files=files,
@@ -110,7 +126,10 @@ def push(
     dry_run: bool = False,
     **saved: Any,
 ) -> publishing.Publication:
-    """Publishes a model; see `ln_zoo.models.ZooModule.push_to_hub`."""
+    """Implementation of `ln_zoo.models.ZooModule.push_to_hub`.
+
+    ``saved`` are the options of `save`, the others those of `ln_zoo.zoo.publish`.
+    """
     with tempfile.TemporaryDirectory() as folder:
         name = saved.pop("name", None) or repo_id.rpartition("/")[2]
         path = save(model, Path(folder) / "card", name=name, **saved)
@@ -127,10 +146,10 @@ def push(
 
 
 def _is_that(model: ZooModule, card: Card) -> bool:
-    """Whether a model is still what its card describes."""
+    """Whether a model still has the class, norm and weights of its card."""
     if card.model != registry.model_name(type(model)):
         return False
-    norm = card.config["init_args"].get("norm")
+    norm = card.config.init_args.get("norm")
     if norm is not None:
         encoded = registry.encode_norm(model.hparams["norm"])
         # Cards of older versions have fewer arguments; the others have their defaults.

@@ -9,12 +9,12 @@ from huggingface_hub import CommitOperationAdd, HfApi
 from ln_zoo.models.base import ZooModule
 from ln_zoo.norms import Norm
 from ln_zoo.zoo import cards, catalog, loading
-from ln_zoo.zoo.catalog import CardError
+from ln_zoo.zoo.errors import CardError
 
 
 @dataclass(frozen=True)
 class Publication:
-    """What `publish` sent, or would send.
+    """Result of `publish`.
 
     Attributes:
         url: of the repository, or of the commit once there is one.
@@ -38,10 +38,9 @@ def publish(
     revision: str | None = None,
     dry_run: bool = False,
 ) -> Publication:
-    """Uploads a card folder to the hub, after the model was loaded from it and its files checked.
+    """Upload a card folder to the hub after loading and checking the model.
 
-    Exactly the card's own files are sent, in one commit. The hub's address is that of
-    huggingface_hub: ``HF_ENDPOINT``, else huggingface.co.
+    Sends exactly the card's files in one commit, to ``HF_ENDPOINT`` or huggingface.co.
 
     Args:
         name: of a published model on this machine, or its folder.
@@ -65,7 +64,7 @@ def publish(
             f"regenerate it with ln_zoo.zoo.cards.refresh({str(card.folder)!r}); text belongs in "
             "the facts of the card"
         )
-    names = sorted({*catalog.CARD_FILES, *card.config["files"]})
+    names = sorted({*catalog.CARD_FILES, *card.config.files})
     files = {name: card.path(name).stat().st_size for name in names}
     api = HfApi(token=token)
     if dry_run:

@@ -1,12 +1,11 @@
-"""The classes that a downloaded file may name: our own, by their short names, and no others.
+"""The classes that a downloaded file may name: those in ln_zoo, by short name.
 
-Card folders come from anywhere. A class path in one of them is never imported: importing runs code.
-A user's own classes go by their dotted paths, and whoever loads such a card passes the class.
+Card folders are untrusted. A class path in a card is never imported, since importing runs code. A
+card of a user's class has its dotted path, and the caller passes the class.
 """
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from typing import Any
 
@@ -14,7 +13,8 @@ import ln_zoo.models
 import ln_zoo.norms
 from ln_zoo.models.base import ZooModule
 from ln_zoo.norms import Norm
-from ln_zoo.zoo.catalog import CardError
+from ln_zoo.zoo.errors import CardError
+from ln_zoo.zoo.names import nearest
 
 _NORM_ROOM = "ln_zoo.norms."
 _MODEL_ROOM = "ln_zoo.models."
@@ -36,17 +36,11 @@ def model_class(name: str) -> type[ZooModule]:
     Raises:
         CardError: for any other name, dotted paths above all.
     """
-    if is_own(name):
-        short = name.rpartition(".")[2]
-        raise CardError(
-            f"the card's model {name!r} is not one of ln_zoo's, and classes named in a file are "
-            f"not imported: if it is yours, import it and pass it, as in load(..., model={short})"
-        )
     return _look_up(name, model_classes(), "model")
 
 
 def is_own(name: str) -> bool:
-    """Whether a card's class is of its author, not of ln_zoo: such go by their dotted paths."""
+    """Whether a card's class is the author's own, which has a dotted path."""
     return "." in name
 
 
@@ -80,7 +74,8 @@ def check_stored(model: ZooModule) -> None:
         if name not in model.hparams and not (optional and name != "norm"):
             raise CardError(
                 f"{type(model).__name__} does not store its argument {name!r}, so the model could "
-                "not be rebuilt: call self.remember(norm) in its __init__"
+                "not be rebuilt: call self.save_hyperparameters() and then "
+                "self.resolve_hyperparameters(norm) in its __init__"
             )
 
 
@@ -111,15 +106,7 @@ def decode_norm(config: dict[str, Any]) -> Norm:
     Raises:
         CardError: for a class that is not ours, unknown arguments, or values out of range.
     """
-    name = config["class"]
-    if is_own(name):
-        own = name.rpartition(".")[2]
-        raise CardError(
-            f"the card's norm {name!r} is not one of ln_zoo's, and classes named in a file are "
-            f"not imported: if it is yours, import it and pass it, as in load(..., norm={own}())"
-        )
-    cls = _look_up(name, norm_classes(), "norm")
-    return build(cls, config["init_args"])
+    return build(_look_up(config["class"], norm_classes(), "norm"), config["init_args"])
 
 
 def build(cls: type[Any], init_args: dict[str, Any]) -> Any:
@@ -131,11 +118,10 @@ def build(cls: type[Any], init_args: dict[str, Any]) -> Any:
     known = list(inspect.signature(cls).parameters)
     for key, value in init_args.items():
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            guess = f" (did you mean {near[0]}?)" if near else ""
             raise CardError(
-                f"{cls.__name__} takes no argument {key!r}{guess}; the card was written by another "
-                f"version of ln_zoo, or by hand. Known are {', '.join(known)}"
+                f"{cls.__name__} takes no argument {key!r}{nearest(key, known)}; the card was "
+                "written by another version of ln_zoo, or by hand. Known are "
+                f"{', '.join(known)}"
             )
         if _names_a_class(value):
             raise CardError(
@@ -146,14 +132,14 @@ def build(cls: type[Any], init_args: dict[str, Any]) -> Any:
     except CardError:
         raise
     except Exception as error:
-        # Of any kind: an argument of the wrong type or size fails wherever it is used first.
+        # Of any class: an argument of a wrong type fails where it is first used.
         raise CardError(
             f"{cls.__name__} refuses the card's arguments: {_first_line(error)}"
         ) from error
 
 
 def _first_line(error: Exception) -> str:
-    """What an error says, without the traceback that torch's bring along."""
+    """First line of an error; torch appends tracebacks."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
@@ -176,9 +162,14 @@ def _subclasses(room: Any, base: type[Any]) -> dict[str, type[Any]]:
 def _look_up(name: str, classes: dict[str, type[Any]], what: str) -> type[Any]:
     if name in classes:
         return classes[name]
-    near = difflib.get_close_matches(name, classes, n=1)
-    guess = f"; did you mean {near[0]}?" if near else ""
+    if is_own(name):
+        instance = name.rpartition(".")[2] + ("()" if what == "norm" else "")
+        raise CardError(
+            f"the card's {what} {name!r} is not one of ln_zoo's, and classes named in a file are "
+            f"not imported: if it is yours, import it and pass it, as in load(..., "
+            f"{what}={instance})"
+        )
     raise CardError(
         f"unknown {what} {name!r}: it is not one of ln_zoo's, and nothing was imported; known are "
-        f"{', '.join(sorted(classes))}{guess}"
+        f"{', '.join(sorted(classes))}{nearest(name, classes)}"
     )

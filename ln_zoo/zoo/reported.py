@@ -1,4 +1,4 @@
-"""What the paper and its sources report, and how a measurement compares with it.
+"""Numbers that the paper and its sources report, and comparison with measurements.
 
 The numbers live in ``reported.yaml``, one file for all models; this file checks it, looks numbers
 up, and compares measurements with them. Only numbers for the same data and split are considered.
@@ -30,13 +30,14 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from ln_zoo.training_runs import Run, totals
+from ln_zoo.zoo.schema import read
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-# Lengths of training, by the name that a run's facts and the entries of the file have for them.
+# Keys of the length of training, in runs and in the file.
 _LENGTHS = ("epochs", "updates")
-# What a value logged in one unit is multiplied by to stand in the unit of the tables.
+# Factors from the logged unit to the unit of the tables.
 _SCALES = {("fraction", "%"): 100.0}
 
 
@@ -117,8 +118,7 @@ class MetricUnit:
         unit: in the tables.
         higher_is_better: which way is better.
         logged: the unit in which tests log it, if another.
-        data: data set and split of a metric that has its own, whatever a run's data are, as
-            ``"MR/10-fold"``.
+        data: data set and split of a metric with fixed data, as ``"MR/10-fold"``.
         examples: of these data.
     """
 
@@ -130,7 +130,7 @@ class MetricUnit:
 
     @property
     def scale(self) -> float:
-        """What a logged value is multiplied by to stand in the unit of the tables."""
+        """Factor from the logged unit to the unit of the tables."""
         return 1.0 if self.logged in ("", self.unit) else _SCALES[self.logged, self.unit]
 
 
@@ -150,10 +150,10 @@ class Reported:
         split: the part of it.
         size: facts that a run must share to be comparable (sizes, batch size, training data).
         stated: facts in which a run may differ; the comparison names them.
-        training: ``epochs`` or ``updates`` after which the number was measured, if the source says.
+        training: ``epochs`` or ``updates`` before the measurement, if the source states them.
         place: table, figure or section of the source.
         source: key of the source in `citations`.
-        note: what a reader should know beside the number.
+        note: remark on the number.
     """
 
     model: str | None
@@ -180,7 +180,7 @@ class Reported:
 
 @dataclass(frozen=True)
 class Row:
-    """A measurement, with a reported number where there is one for its data.
+    """A measurement and the reported number for its data, if any.
 
     Attributes:
         metric: name of the metric, without the prefix of the split.
@@ -188,9 +188,8 @@ class Row:
         measured: the measured value, converted to that unit.
         reported: the number it is compared with; ``None``: no source has one for these data.
         difference: measured minus reported; ``None`` where the two cannot be compared.
-        reason: why there is no difference; empty where there is one.
-        at: the run's length of training beside the source's, where they differ:
-            ``"15 of 200 epochs"``.
+        reason: why there is no difference; empty if there is one.
+        at: length of training of run and source if they differ: ``"15 of 200 epochs"``.
         but: facts of the network that differ without ruling the comparison out.
     """
 
@@ -271,7 +270,7 @@ def citations() -> Mapping[str, Citation]:
 
 
 def cited_for(model: str, norm: str, dataset: str) -> list[Citation]:
-    """Whom a card cites for its model, norm and data; the paper itself is the first.
+    """Publications that a card cites for model, norm and data; the paper is the first.
 
     Args:
         model: class name of the model.
@@ -285,15 +284,15 @@ def cited_for(model: str, norm: str, dataset: str) -> list[Citation]:
         ['ba2016', 'ioffe2015', 'lecun1998']
     """
     cited = _load().cited
-    keys = [*cited["always"], *cited["models"].get(model, ()), *cited["norms"].get(norm, ())]
-    if model in cited["recurrent_models"]:
-        keys += cited["recurrent_norms"].get(norm, ())
-    keys += cited["datasets"].get(dataset, ())
+    keys = [*cited.always, *cited.models.get(model, ()), *cited.norms.get(norm, ())]
+    if model in cited.recurrent_models:
+        keys += cited.recurrent_norms.get(norm, ())
+    keys += cited.datasets.get(dataset, ())
     return [citations()[key] for key in dict.fromkeys(keys)]
 
 
 def metric_unit(metric: str) -> MetricUnit | None:
-    """What ``reported.yaml`` knows about a metric; ``None`` if it does not know it."""
+    """The entry of a metric in ``reported.yaml``, or None."""
     return _load().metrics.get(metric)
 
 
@@ -315,15 +314,14 @@ def comparison(
             ``accuracy``. A prefix ``test/`` or ``test_`` of a name is dropped.
         data: data set and split that were measured, such as ``"MNIST/test"``; capitals and
             underscores do not matter. `measured_on` makes it from a data module's facts. Metrics
-            with data of their own keep those.
+            with fixed data keep them.
         size: facts of the run by name, as `run_size` makes them: the model's arguments, facts of
             the data, ``training_data``, and its length in ``epochs`` and ``updates``.
         obstacles: what rules out every comparison, a phrase each.
 
     Returns:
-        A row for each metric and each number for the same data that can be compared; where none
-        can, one for the number that comes nearest, with the reason; where there is none at all,
-        one without a number.
+        For each metric a row per comparable number for the same data. If no number is comparable,
+        a row for the closest one with the reason. If there is no number, a row without one.
 
     Example:
         >>> size = {"in_features": 64, "hidden_sizes": [32, 32], "num_classes": 10}
@@ -387,13 +385,13 @@ def run_size(
     data: Mapping[str, Any],
     runs: Sequence[Run] | None = None,
 ) -> dict[str, Any]:
-    """What decides whether a run's numbers are comparable, as `comparison` takes it.
+    """Facts that decide whether a run's numbers are comparable, for `comparison`.
 
     Args:
         hparams: the model's arguments; they go before facts of the data of the same name.
         data: a data module's facts, ``dataset`` among them.
-        runs: of training behind the weights (see `ln_zoo.training_runs`), of which the size of
-            batches and the length of training are; default: not known, on the same dataset.
+        runs: training runs behind the weights (see `ln_zoo.training_runs`), with batch size and
+            length; default: unknown runs on the same dataset.
 
     Example:
         >>> runs = [{"dataset": "mnist", "epochs": 15}, {"dataset": "mnist", "epochs": 5}]
@@ -423,8 +421,8 @@ def render(
     Args:
         rows: of the table.
         title: above the table.
-        card: what the card of the tested weights says, by metric and in the unit of the rows; it
-            gets a column of its own.
+        card: values of the card of the tested weights by metric, in the unit of the rows, for
+            an extra column.
         note: a line below the table.
 
     Example:
@@ -479,19 +477,19 @@ def _with_unit(number: str, unit: str) -> str:
 
 
 def _obstacles(r: Reported, size: Mapping[str, Any]) -> list[str]:
-    """What keeps a run on the same data from being compared with a number, a phrase each."""
+    """Reasons why a run on the same data is not comparable with a number."""
     lengths = [
         f"{key} not stated here, {there} there"
         for key, there in r.training.items()
         if key not in size
     ]
-    # A number that names no other data is of weights that were trained on those of its test.
+    # By default the weights of a reported number were trained on the dataset of its test.
     trained_on = {"training_data": r.dataset} if "training_data" in size else {}
     return _differing({**trained_on, **r.size}, size) + lengths
 
 
 def _compared(metric: str, unit: str, measured: float, r: Reported, size: Mapping[str, Any]) -> Row:
-    """A measurement beside a number that nothing keeps it from being compared with."""
+    """The row of a measurement and a comparable number."""
     at = ", ".join(
         f"{size[key]:,} of {there:,} {key}"
         for key, there in r.training.items()
@@ -502,9 +500,9 @@ def _compared(metric: str, unit: str, measured: float, r: Reported, size: Mappin
 
 
 def _around(numbers: Sequence[Reported], size: Mapping[str, Any]) -> list[Reported]:
-    """Of the points of each curve that at a run's length of training, else its two neighbours.
+    """For each curve, the point at the run's length of training, or its two neighbours.
 
-    Of a run of unknown length, the end of the curve.
+    If the length is unknown, the end of the curve.
     """
     kept = []
     for r in numbers:
@@ -527,7 +525,7 @@ def _around(numbers: Sequence[Reported], size: Mapping[str, Any]) -> list[Report
 
 
 def _differing(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    """Facts that a run does not share, a phrase each."""
+    """Facts in which a run differs, a phrase each."""
     found = []
     for key, value in there.items():
         if key not in here:
@@ -548,7 +546,7 @@ def _same_data(data: str, r: Reported) -> bool:
 
 
 def _spelling(name: str) -> str:
-    """The name without what spellings differ in: ``BinarizedMNIST``, ``binarized_mnist``."""
+    """A name in lower case without separators: ``BinarizedMNIST`` is ``binarized_mnist``."""
     return re.sub(r"[^a-z0-9/+]", "", name.lower())
 
 
@@ -556,9 +554,57 @@ def _spelling(name: str) -> str:
 
 
 @dataclass(frozen=True)
+class _Cited:
+    """Keys of the publications that cards cite."""
+
+    always: list[str]
+    models: dict[str, list[str]]
+    norms: dict[str, list[str]]
+    recurrent_models: list[str]
+    recurrent_norms: dict[str, list[str]]
+    datasets: dict[str, list[str]]
+
+
+@dataclass(frozen=True)
+class _Column:
+    metric: str
+    dataset: str
+    split: str
+    training: dict[str, int] | None = None
+
+
+@dataclass(frozen=True)
+class _TableRow:
+    method: str
+    norm: str | None
+    values: list[float | None]
+
+
+@dataclass(frozen=True)
+class _Table:
+    source: str
+    place: str
+    model: str | None
+    columns: list[_Column]
+    rows: list[_TableRow]
+    size: dict[str, Any] = field(default_factory=dict)
+    stated: dict[str, Any] = field(default_factory=dict)
+    training: dict[str, int] = field(default_factory=dict)
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class _Content:
+    citations: dict[str, dict[str, Any]]
+    cited: _Cited
+    metrics: dict[str, MetricUnit]
+    tables: list[_Table]
+
+
+@dataclass(frozen=True)
 class _File:
     citations: Mapping[str, Citation]
-    cited: Mapping[str, Any]
+    cited: _Cited
     metrics: Mapping[str, MetricUnit]
     entries: tuple[Reported, ...]
 
@@ -570,119 +616,82 @@ def _load() -> _File:
 
 
 def parse(raw: Any) -> _File:
-    """Checks the content of ``reported.yaml`` and lists its tables as single numbers.
+    """Validate the content of ``reported.yaml`` and list its tables as single numbers.
 
     Raises:
         ValueError: for unknown or missing keys, unknown names, wrong types, rows of another length
             than their columns, or a number given twice; the message names the entry.
     """
-    _keys(raw, "reported.yaml", {"citations", "cited", "metrics", "tables"})
+    content = read(_Content, raw, "reported.yaml")
     cited = {}
-    for key, value in raw["citations"].items():
-        _keys(value, f"citation {key}", {"authors", "year", "title"}, {"arxiv", "venue", "url"})
-        if not value.keys() & {"arxiv", "venue"}:
+    for key, value in content.citations.items():
+        cited[key] = read(Citation, {"key": key, **value}, f"citation {key}")
+        if not cited[key].arxiv and not cited[key].venue:
             raise ValueError(f"citation {key}: neither arxiv nor venue is given")
-        cited[key] = Citation(key, **value | {"authors": tuple(value["authors"])})
-    _check_cited(raw["cited"], cited)
-    units = {}
-    for key, value in raw["metrics"].items():
-        _keys(value, f"metric {key}", {"unit", "higher_is_better"}, {"logged", "data", "examples"})
-        units[key] = MetricUnit(**value)
-        logged = value.get("logged", value["unit"])
-        if logged != value["unit"] and (logged, value["unit"]) not in _SCALES:
-            raise ValueError(f"metric {key}: no factor from {logged!r} to {value['unit']!r}")
-    entries = [
-        entry for table in raw["tables"] for entry in _parse_table(table, cited=cited, units=units)
-    ]
-    seen: set[tuple[Any, ...]] = set()
-    for e in entries:
-        # `repr` since sizes hold lists.
-        key = (e.source, e.place, e.model, e.method, e.metric, e.data, repr((e.size, e.training)))
-        if key in seen:
-            raise ValueError(f"{e.source}, {e.place}: {e.method}, {e.metric} appears twice")
-        seen.add(key)
-    return _File(cited, raw["cited"], units, tuple(entries))
+    by_name = ("models", "norms", "recurrent_norms", "datasets")
+    used = [content.cited.always]
+    used += [keys for name in by_name for keys in getattr(content.cited, name).values()]
+    if unknown := {key for keys in used for key in keys} - cited.keys():
+        raise ValueError(f"cited: {sorted(unknown)} are not among {sorted(cited)}")
+    for key, unit in content.metrics.items():
+        if unit.logged not in ("", unit.unit) and (unit.logged, unit.unit) not in _SCALES:
+            raise ValueError(f"metric {key}: no factor from {unit.logged!r} to {unit.unit!r}")
+    entries: dict[tuple[Any, ...], Reported] = {}
+    for table in content.tables:
+        for e in _numbers(table, cited, content.metrics):
+            sizes = repr((e.size, e.training))  # they hold lists
+            identity = (e.source, e.place, e.model, e.method, e.metric, e.data, sizes)
+            if identity in entries:
+                raise ValueError(f"{e.source}, {e.place}: {e.method}, {e.metric} appears twice")
+            entries[identity] = e
+    return _File(cited, content.cited, content.metrics, tuple(entries.values()))
 
 
-def _check_cited(uses: Any, known: Mapping[str, Citation]) -> None:
-    """Checks whom cards cite for what."""
-    lists = {"always", "recurrent_models"}
-    mappings = {"models", "norms", "recurrent_norms", "datasets"}
-    _keys(uses, "cited", lists | mappings)
-    used = [uses["always"], *(keys for name in mappings for keys in uses[name].values())]
-    for key in (key for keys in used for key in keys):
-        if key not in known:
-            raise ValueError(f"cited: {key!r} is not one of {sorted(known)}")
-
-
-_OPTIONAL = frozenset({"size", "stated", "training", "note"})
-
-
-def _parse_table(
-    table: Any, *, cited: Mapping[str, Citation], units: Mapping[str, MetricUnit]
+def _numbers(
+    table: _Table, cited: Mapping[str, Citation], units: Mapping[str, MetricUnit]
 ) -> Iterable[Reported]:
-    _keys(table, "tables", {"source", "place", "model", "columns", "rows"}, _OPTIONAL)
-    where = f"{table['source']}, {table['place']}"
-    if table["source"] not in cited:
+    """The numbers of a table, one by one, checked."""
+    where = f"{table.source}, {table.place}"
+    if table.source not in cited:
         raise ValueError(f"{where}: source is not one of {sorted(cited)}")
-    _check_name(table["model"], f"{where}: model")
-    columns = table["columns"]
-    for column in columns:
-        _keys(column, f"{where}, columns", {"metric", "dataset", "split"}, {"training"})
-        if column["metric"] not in units:
-            raise ValueError(f"{where}: metric {column['metric']!r} is not among the metrics")
-    for row in table["rows"]:
-        _keys(row, f"{where}, rows", {"method", "norm", "values"})
-        _check_name(row["norm"], f"{where}: norm")
-        if len(row["values"]) != len(columns):
+    for name in (table.model, *(row.norm for row in table.rows)):
+        if name is not None and not re.fullmatch("[A-Z][A-Za-z]*", name):
+            raise ValueError(f"{where}: {name!r} is not the name of a class")
+    for column in table.columns:
+        if column.metric not in units:
+            raise ValueError(f"{where}: metric {column.metric!r} is not among the metrics")
+    for row in table.rows:
+        if len(row.values) != len(table.columns):
             raise ValueError(
-                f"{where}, {row['method']}: {len(row['values'])} values for {len(columns)} columns"
+                f"{where}, {row.method}: {len(row.values)} values for {len(table.columns)} columns"
             )
-        if all(value is None for value in row["values"]):
-            raise ValueError(f"{where}, {row['method']}: a row without a value")
-        for column, value in zip(columns, row["values"], strict=True):
+        if set(row.values) == {None}:
+            raise ValueError(f"{where}, {row.method}: a row without a value")
+        for column, value in zip(table.columns, row.values, strict=True):
             if value is None:
                 continue
-            if type(value) not in (int, float):
-                raise ValueError(f"{where}, {row['method']}: {value!r} is not a number")
+            training = table.training if column.training is None else column.training
+            if len(training) > 1 or not all(
+                key in _LENGTHS and n > 0 for key, n in training.items()
+            ):
+                raise ValueError(
+                    f"{where}: training must be one of {_LENGTHS} with a positive number, got "
+                    f"{training}"
+                )
             yield Reported(
-                model=table["model"],
-                norm=row["norm"],
-                method=row["method"],
-                metric=column["metric"],
-                unit=units[column["metric"]].unit,
+                model=table.model,
+                norm=row.norm,
+                method=row.method,
+                metric=column.metric,
+                unit=units[column.metric].unit,
                 value=float(value),
-                higher_is_better=units[column["metric"]].higher_is_better,
-                dataset=column["dataset"],
-                split=column["split"],
-                place=table["place"],
-                source=table["source"],
-                size=table.get("size", {}),
-                stated=table.get("stated", {}),
-                training=_training(column.get("training", table.get("training", {})), where),
-                note=table.get("note", ""),
+                higher_is_better=units[column.metric].higher_is_better,
+                dataset=column.dataset,
+                split=column.split,
+                place=table.place,
+                source=table.source,
+                size=table.size,
+                stated=table.stated,
+                training=training,
+                note=table.note,
             )
-
-
-def _check_name(name: Any, where: str) -> None:
-    if name is not None and not (isinstance(name, str) and re.fullmatch("[A-Z][A-Za-z]*", name)):
-        raise ValueError(f"{where} {name!r} is not the name of a class")
-
-
-def _training(value: Any, where: str) -> Mapping[str, int]:
-    if not isinstance(value, dict) or len(value) > 1 or value.keys() - set(_LENGTHS):
-        raise ValueError(f"{where}: training is one of {_LENGTHS} with a number, got {value!r}")
-    if not all(type(n) is int and n > 0 for n in value.values()):
-        raise ValueError(f"{where}: training is a positive number, got {value!r}")
-    return value
-
-
-def _keys(
-    value: Any, where: str, needed: set[str], optional: frozenset[str] | set[str] = frozenset()
-) -> None:
-    if not isinstance(value, dict):
-        raise ValueError(f"{where}: expected a mapping, got {value!r}")
-    if missing := needed - value.keys():
-        raise ValueError(f"{where}: {sorted(missing)} missing")
-    if unknown := value.keys() - needed - optional:
-        raise ValueError(f"{where}: unknown keys {sorted(unknown)}")

@@ -38,7 +38,7 @@ class WordMean:
 
 
 class EchoStates:
-    """A random echo state network on word vectors: those of a model or a file, or random ones."""
+    """A random echo state network on word vectors of a model, of a file, or random ones."""
 
     def __init__(self, source: str, features: int, seed: int) -> None:
         if source:
@@ -46,7 +46,7 @@ class EchoStates:
         else:
             vectors = WordVectors(seed=seed)
         network = EchoState(vectors, features, seed=seed)
-        # Random vectors are of words in lower case, as those of our models are.
+        # In lower case, as the vocabularies of our models.
         self.encode = network if source else lambda texts: network([t.lower() for t in texts])
 
 

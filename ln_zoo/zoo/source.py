@@ -29,6 +29,7 @@ from ln_zoo.models.base import ZooModule, public_module, runs_of_checkpoint
 from ln_zoo.norms import Norm, from_config, to_config
 from ln_zoo.training_runs import Run, named
 from ln_zoo.zoo import catalog, hub, registry, trust
+from ln_zoo.zoo.assembly import check_size, fill, with_head
 from ln_zoo.zoo.catalog import Card, CardError
 
 _M = TypeVar("_M", bound=ZooModule)
@@ -36,7 +37,7 @@ _M = TypeVar("_M", bound=ZooModule)
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 #: Enough of a sha256 to tell versions apart.
 _DIGEST = re.compile("[0-9a-f]{8,64}")
-#: What a command suggests for a class that may not be imported; see `trust.check_classes`.
+#: Suggestion of commands for a class that may not be imported; see `trust.check_classes`.
 IMPORT_IT = "give --import {module}"
 #: Within the folder of a run.
 _LAST = "checkpoints/last.ckpt"
@@ -47,7 +48,7 @@ class Source:
     """The class, arguments and weights of a model.
 
     Attributes:
-        where: what messages call it.
+        where: name of the source in messages.
         class_path: of the model.
         init_args: arguments, the norm as ``class_path`` and ``init_args``.
         card: the card, of a published model.
@@ -112,7 +113,7 @@ class Source:
         return state
 
     def runs(self) -> tuple[Run, ...]:
-        """The runs of training behind the weights, the last of which names this source."""
+        """Training runs behind the weights; the last one names this source."""
         if self.card is not None:
             return self.card.training_runs
         assert self.checkpoint is not None
@@ -138,24 +139,44 @@ class Source:
         except (TypeError, ValueError) as error:
             raise ValueError(f"{self.where}: {error}") from error
 
-    def load(self) -> ZooModule:
+    def load(
+        self, num_classes: int | None = None, cache_dir: str | Path | None = None
+    ) -> ZooModule:
         """The model with its weights, in evaluation mode, on the CPU.
 
+        Args:
+            num_classes: as for `ln_zoo.load`, for a card only.
+            cache_dir: as for `ln_zoo.load`.
+
         Raises:
+            CardError: if a file of the card is missing, damaged or does not fit.
             ValueError: if weights and arguments do not fit.
         """
-        if self.card is not None:
-            from ln_zoo.zoo.loading import load_card
-
-            return load_card(self)
-        model = self.build()
-        check_fits(model, self.state(), self.where)
-        model.load_state_dict(self.state())
+        if self.card is None:
+            model = self.build()
+            check_fits(model, self.state(), self.where)
+            model.load_state_dict(self.state())
+            return model.eval()
+        for name in self.card.config.files:
+            if name != catalog.WEIGHTS:
+                catalog.verified_bytes(self.card, name)
+        card = with_weights(self.card, cache_dir)
+        state = read_weights(card)
+        # Random initial weights must not move the user's generator.
+        with torch.random.fork_rng(devices=[]):
+            check_size(self.build, card, state, is_own=not self.is_ours)
+            model = self.build()
+            fill(model, state, card, assign=False)
+            if num_classes is not None:
+                model = with_head(model, card, num_classes)
+        # Set in `__dict__`: torch's stubs admit tensors and modules only.
+        model.__dict__["card"] = card
+        model.training_runs = card.training_runs
         return model.eval()
 
 
 def find(text: str, remedy: str = IMPORT_IT, named: Collection[str] = ()) -> Source:
-    """The source that a name, a card's folder, a hub id, a .ckpt file or a run's folder stands for.
+    """The source of a name, a card's folder, a hub id, a .ckpt file or a run's folder.
 
     Args:
         text: name or path.
@@ -169,7 +190,7 @@ def find(text: str, remedy: str = IMPORT_IT, named: Collection[str] = ()) -> Sou
     if (path := checkpoint_in(text)) is not None:
         return of_checkpoint(path, remedy, named)
     card = find_card(text)
-    norm = card.config["init_args"].get("norm")
+    norm = card.config.init_args.get("norm")
     asked: dict[str, Any] = {
         "_class_path": card.model if registry.is_own(card.model) else "ln_zoo.models"
     }
@@ -180,13 +201,13 @@ def find(text: str, remedy: str = IMPORT_IT, named: Collection[str] = ()) -> Sou
 
 
 def checkpoint_in(text: str) -> str | None:
-    """The checkpoint that a path stands for: a .ckpt file, or the last one of a run's folder."""
+    """The checkpoint of a path: a .ckpt file, or the last one of a run's folder; or None."""
     last = Path(text) / _LAST
     return str(last) if last.is_file() else text if text.endswith(".ckpt") else None
 
 
 def of_checkpoint(path: str, remedy: str = IMPORT_IT, named: Collection[str] = ()) -> Source:
-    """The source that a Lightning checkpoint is; arguments and errors as in `find`."""
+    """The source of a Lightning checkpoint; arguments and errors as in `find`."""
     checkpoint = read_checkpoint(path)
     hparams = trust.check_classes(checkpoint.get("hyper_parameters"), path, remedy, named)
     init_args = {k: v for k, v in hparams.items() if not k.startswith("_")}
@@ -199,7 +220,7 @@ def of_card(
     model: type[ZooModule] | None = None,
     trusted: bool = False,
 ) -> Source:
-    """The source that a card is.
+    """The source of a card.
 
     Args:
         card: of the model.
@@ -214,7 +235,7 @@ def of_card(
     if model is None and not (trusted and registry.is_own(card.model)):
         cls = registry.model_class(card.model)
         class_path = f"{public_module(cls)}.{cls.__qualname__}"
-    init_args = dict(card.config["init_args"])
+    init_args = dict(card.config.init_args)
     if isinstance(file := init_args.get("vocabulary"), str):
         init_args["vocabulary"] = _words(card, file)
     if norm is not None:
@@ -321,7 +342,7 @@ def find_card(
 ) -> Card:
     """The card of a name, a folder or a hub id, of the version that is asked for.
 
-    Arguments and errors are those of `load`.
+    Arguments and errors as for `load`.
     """
     text = os.fspath(name_or_path)
     path = Path(text).expanduser()
@@ -364,7 +385,7 @@ def _of_version(folders: list[Path], revision: str | None) -> Card:
 def read_weights(card: Card) -> dict[str, Tensor]:
     """The weights of a card by name, their size and sha256 checked.
 
-    Size and sha256 are those of the card here, wherever the weights come from.
+    They must match the local card, wherever they were downloaded from.
 
     Raises:
         CardError: if they are missing, damaged or others.
@@ -379,10 +400,10 @@ def read_weights(card: Card) -> dict[str, Tensor]:
 
 
 def with_weights(card: Card, cache_dir: str | Path | None = None) -> Card:
-    """The card with the place of its weights; those that the wheel leaves out are fetched.
+    """The card with the folder of its weights, downloaded if the wheel leaves them out.
 
     Args:
-        card: of a model; nothing is done if it has its weights, or their place.
+        card: of a model; returned as it is if its weights are there.
         cache_dir: where hub files are kept; default: the hub's own cache.
 
     Raises:
@@ -390,7 +411,7 @@ def with_weights(card: Card, cache_dir: str | Path | None = None) -> Card:
     """
     if card.path(catalog.WEIGHTS).is_file() or not catalog.is_shipped(card):
         return card
-    size = card.config["files"][catalog.WEIGHTS]["size"]
+    size = card.config.files[catalog.WEIGHTS].size
     account = os.environ.get(hub.ACCOUNT_VARIABLE)
     if not account:
         raise CardError(
@@ -404,7 +425,7 @@ def with_weights(card: Card, cache_dir: str | Path | None = None) -> Card:
 
 def _words(card: Card, file: str) -> list[str]:
     """The vocabulary listed in the card; other paths are rejected."""
-    if file not in card.config["files"]:
+    if file not in card.config.files:
         raise CardError(
             f"{card.folder / catalog.CONFIG}: the vocabulary {file!r} is not among the card's files"
         )

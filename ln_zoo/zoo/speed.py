@@ -33,7 +33,7 @@ def steps_to(curve: Curve, metric: str, value: float) -> float:
 def steps_table(runs: Sequence[Run], metric: str, values: Sequence[float]) -> str:
     """A Markdown table for each label: median (least to greatest) of the updates to each value.
 
-    Runs that never get there count as later than all others, and are counted where there are any.
+    Runs that never reach the value count as later than all others.
     The last column is the area under the curve: the mean of log10 of the metric over the updates
     that all runs of all labels share.
     """

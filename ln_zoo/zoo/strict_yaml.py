@@ -50,7 +50,7 @@ def parse_yaml(text: str) -> Any:
 
 
 class _OnceLoader(yaml.SafeLoader):
-    """Refuses a repeated key, of which YAML's reader would take the last."""
+    """YAML loader that rejects duplicate keys, of which YAML takes the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: dict[str, int] = {}

@@ -11,8 +11,8 @@ from typing import Literal
 
 from ln_zoo.analysis import Dynamics, network_dynamics
 from ln_zoo.analysis.stepping import drawing
-from ln_zoo.models import DynamicsTask
 from ln_zoo.models.base import ZooModule
+from ln_zoo.models.dynamics import DynamicsTask, dynamics_source
 from ln_zoo.norms import Site, keeps_statistics, population_statistics
 from ln_zoo.zoo.source import load_model
 
@@ -27,11 +27,10 @@ def trained_dynamics(
     statistics: Literal["kept", "batch"],
     root: str | None,
 ) -> tuple[list[Dynamics], str]:
-    """Dynamics of each model's layers, before and after training, and what the models read.
+    """Dynamics of each model's layers before and after training, and a description of the data.
 
     Raises:
-        ValueError: for a model whose class does not say what it is run on, or one that cannot be
-            measured.
+        ValueError: for a model without a `DynamicsSource`, or one that cannot be measured.
     """
     found: list[Dynamics] = []
     titles: dict[str, None] = {}
@@ -55,12 +54,13 @@ def trained_dynamics(
 
 def _task(model: ZooModule, given: str, batch: int, steps: int, root: str | None) -> DynamicsTask:
     """The inputs and the loss of a model, as its class defines them."""
-    if type(model).dynamics_task is ZooModule.dynamics_task:
+    source = dynamics_source(model)
+    if source is None:
         raise ValueError(
-            f"{given} is a {type(model).__name__}; the dynamics can be measured of models whose "
-            "class has dynamics_data and dynamics_task, as SequenceClassifier and Handwriting"
+            f"{given} is a {type(model).__name__}, which defines no dynamics_data and "
+            "dynamics_task: give a SequenceClassifier or Handwriting model, or define them"
         )
-    name, init_args = model.dynamics_data(batch)
+    name, init_args = source.data(batch)
     module, _, name = name.rpartition(".")
     cls = getattr(importlib.import_module(module or "ln_zoo.data"), name)
     if "root" in inspect.signature(cls).parameters:
@@ -68,13 +68,13 @@ def _task(model: ZooModule, given: str, batch: int, steps: int, root: str | None
     data = cls(**init_args)
     data.prepare_data()
     data.setup()
-    return model.dynamics_task(data, batch, steps)
+    return source.task(data, batch, steps)
 
 
 def _before_training(model: ZooModule, task: DynamicsTask, seed: int) -> ZooModule:
-    """The model with fresh weights, but with the buffers that came from its data.
+    """The model with fresh weights and the buffers of its data.
 
-    Statistics of batch norm are those of the task's examples.
+    Statistics of batch norm come from the task's examples.
     """
     init_args = {k: v for k, v in model.hparams.items() if not k.startswith("_")}
     taken = {

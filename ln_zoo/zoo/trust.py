@@ -1,7 +1,7 @@
-"""What a checkpoint may ask for, wherever it comes from: plain values, and classes of ours.
+"""What an untrusted checkpoint may contain: plain values, and names of ln_zoo's classes.
 
-Importing a module runs its code. So a checkpoint that names a class of another package gets it only
-if that class is loaded already, or if the user names it as well. Imports no torch.
+Importing a module runs its code. A class of another package is used only if it is loaded already or
+if the user names it. Imports no torch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class OwnModuleError(ValueError):
     """A module that the user named cannot be imported."""
 
 
-#: What torch says of something that loading weights only refuses.
+#: Errors of torch for content that weights-only loading rejects.
 _REFUSED = (
     re.compile(r"GLOBAL (\S+)"),
     re.compile(r"load (\S+) whose module \S+ is blocked"),
@@ -32,8 +32,8 @@ def check_classes(
 ) -> dict[str, Any]:
     """The hyperparameters of a checkpoint, once all classes that they name may be imported.
 
-    These are the classes of ``ln_zoo``, those of modules that are imported already, and those that
-    the user named.
+    Allowed are classes of ``ln_zoo``, of modules that are already imported, and those in
+    ``named``.
 
     Args:
         hyper_parameters: as the checkpoint holds them.
@@ -57,7 +57,7 @@ def check_classes(
     """
     if not isinstance(hyper_parameters, Mapping) or "_class_path" not in hyper_parameters:
         raise ValueError(
-            f"{where} does not say which model it holds: it was not written by a model of ln_zoo"
+            f"{where} does not name its model class: it was not written by a model of ln_zoo"
         )
     norm = hyper_parameters.get("norm")
     if norm is not None and not (isinstance(norm, Mapping) and "class_path" in norm):

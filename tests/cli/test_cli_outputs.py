@@ -400,7 +400,8 @@ class Bad(MLPClassifier):
     def __init__(self, what: str = "loss", step: int = 7) -> None:
         super().__init__(64, [8])
         self.what, self.step = what, step
-        self.remember(self.network[1].site.norm)
+        self.save_hyperparameters()
+        self.resolve_hyperparameters(self.network[1].site.norm)
 
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)

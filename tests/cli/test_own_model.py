@@ -34,7 +34,8 @@ class RowReader(ZooModule):
     def __init__(self, hidden_size: int = 8, norm: Norm | None = None, lr: float = 1e-2) -> None:
         super().__init__()
         norm = LayerNorm() if norm is None else from_config(norm)
-        self.remember(norm)
+        self.save_hyperparameters()
+        self.resolve_hyperparameters(norm)
         self.lr = lr
         self.rows = GRU(8, hidden_size, batch_first=True, norm=norm)
         self.readout = Linear(hidden_size, 10)

@@ -22,7 +22,8 @@ class Reader(ZooModule):
     def __init__(self, vocabulary: list[str] | str | None = None, norm: Norm | None = None):
         super().__init__()
         self.vocabulary = Vocabulary.of(vocabulary)
-        self.remember(Identity(), vocabulary=list(self.vocabulary))
+        self.save_hyperparameters()
+        self.resolve_hyperparameters(Identity(), vocabulary=list(self.vocabulary))
         self.weight = torch.nn.Parameter(torch.zeros(self.vocabulary.size))
         print("model:", *self.vocabulary[:3])
 

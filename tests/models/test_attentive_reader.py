@@ -350,23 +350,6 @@ def test_dropout_is_for_training() -> None:
 # Arguments
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"hidden_size": 0}, "every size must be at least 1"),
-        ({"dropout": 1.0}, r"dropout must lie in \[0, 1\), got 1.0"),
-        ({"statistics": "some"}, "statistics must be one of masked, all, got 'some'"),
-        ({"initial_state": "ones"}, "initial_state must be one of zeros, learned, got 'ones'"),
-        ({"lr": 0.0}, "lr must be positive"),
-        ({"vocabulary": ["a", "b"]}, "the vocabulary has no entity"),
-        ({"vocabulary": ["a", "a"]}, "the word 'a' occurs 2 times"),
-    ],
-)
-def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        AttentiveReader(**{"vocabulary": WORDS, "hidden_size": 4} | arguments)
-
-
 def test_default_norm_and_vocabulary() -> None:
     model = AttentiveReader(hidden_size=4)
     assert model.hparams["norm"]["class_path"] == "ln_zoo.norms.LayerNorm"
@@ -388,7 +371,9 @@ def trainer(**arguments: Any) -> Trainer:
     return Trainer(accelerator="cpu", gradient_clip_val=10.0, **quiet | arguments)
 
 
-@pytest.mark.parametrize("norm", [LayerNorm(), BatchNorm()], ids=named)
+@pytest.mark.parametrize(
+    "norm", [LayerNorm(), pytest.param(BatchNorm(), marks=pytest.mark.slow)], ids=named
+)
 def test_it_learns_a_small_corpus(norm: Norm) -> None:
     torch.manual_seed(0)
     questions = data(entities="file")
@@ -422,7 +407,7 @@ def test_an_answer_is_an_entity_of_the_passage() -> None:
     assert model.answer(passage, query) == ("@entity1" if first > second else "@entity4")
     for passage, query in (("sings .", "@placeholder"), ("@entity9 sings", "@placeholder"),
                            ("@entity1", " ")):  # fmt: skip
-        with pytest.raises(ValueError, match="the passage must have an entity of the vocabulary"):
+        with pytest.raises(ValueError, match="@entity0"):
             model.answer(passage, query)
 
 
@@ -437,7 +422,7 @@ def test_an_answer_is_that_of_evaluation_in_training_too() -> None:
 
 def test_data_with_other_words_are_refused() -> None:
     model = AttentiveReader([*data().vocabulary, "another"], 4)
-    with pytest.raises(ValueError, match=r"numbers .* in its own way: give one the vocabulary"):
+    with pytest.raises(ValueError, match="vocabulary="):
         trainer(max_steps=1).fit(model, datamodule=data())
 
 

@@ -203,24 +203,6 @@ def test_optimizers() -> None:
 # Arguments
 
 
-def test_arguments_are_stored_as_plain_values() -> None:
-    model = ConvClassifier((1, 8, 8), channels=((3,), (4, 5)), norm=FORMS[1])
-    assert dict(model.hparams) == {
-        "image_shape": [1, 8, 8],
-        "num_classes": 10,
-        "channels": [[3], [4, 5]],
-        "hidden_size": 256,
-        "norm": {
-            "class_path": "ln_zoo.norms.LayerNorm",
-            "init_args": {"gain": 1.0, "eps": 1e-5, "convolution": "unit", "per_gate": False},
-        },
-        "optimizer": "adam",
-        "lr": 1e-3,
-    }
-    again = ConvClassifier(**model.hparams)
-    again.load_state_dict(model.state_dict())
-
-
 @pytest.mark.parametrize("size", [4, 5, 8, 28])
 def test_sizes_of_images(size: int) -> None:
     model = ConvClassifier((1, size, size), norm=FORMS[1]).eval()
@@ -240,23 +222,3 @@ def test_images_of_another_shape(norm: Norm, shape: tuple[int, ...]) -> None:
         with pytest.raises(ValueError, match=message):
             model.train(mode)(torch.rand(shape))
     assert model(torch.rand(2, 1, 8, 8)).shape == (2, 10)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"image_shape": (1, 3, 28)}, r"images of 3 x 28 are too small for 2 pools.*least 4 x 4"),
-        ({"image_shape": (28, 28)}, r"must be channels, height and width, got \[28, 28\]"),
-        ({"image_shape": (0, 8, 8)}, r"every size must be at least 1, got {'image_shape"),
-        ({"channels": [[4], []]}, r"at least one convolution, got channels=\[\[4\], \[\]\]"),
-        ({"channels": []}, "channels must have at least one block of convolutions, got none"),
-        ({"channels": [[4, 0]]}, "every size must be at least 1"),
-        ({"hidden_size": 0}, "every size must be at least 1"),
-        ({"num_classes": 0}, "every size must be at least 1"),
-        ({"optimizer": "adamw"}, "optimizer must be one of .* got 'adamw'"),
-        ({"lr": 0.0}, "lr must be positive, got 0.0"),
-    ],
-)
-def test_bad_arguments(arguments: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        ConvClassifier(**arguments)

@@ -138,5 +138,5 @@ def test_a_model_chooses_by_name() -> None:
     assert type(legacy) is LegacyAdam
     assert legacy.defaults["fused"]
     assert legacy.defaults["lr"] == 0.1
-    with pytest.raises(ValueError, match="adam_bias_correction must be one of standard, legacy"):
+    with pytest.raises(ValueError, match="adam_bias_correction"):
         adam(model, 0.1, "none")  # type: ignore[arg-type]

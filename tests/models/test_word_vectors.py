@@ -59,7 +59,7 @@ def test_words_beyond_the_vocabulary_are_mapped(
 
 def test_too_few_common_words_are_told(model: SkipThought, tmp_path: Path) -> None:
     vectors = {word: np.ones(4) * i for i, word in enumerate(["w1", "w2", "neu"])}
-    with pytest.warns(UserWarning, match="2 words in common, fewer than the 5 coefficients"):
+    with pytest.warns(UserWarning, match=r"2 .* 5 "):
         model.expand_vocabulary(write(tmp_path / "few.txt", vectors))
 
 

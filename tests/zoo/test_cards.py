@@ -204,7 +204,7 @@ def test_what_the_author_says(make_card: Callable[..., Path]) -> None:
     after = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert {name for name in after if after[name] != before[name]} == {"README.md", "results.json"}
     assert read(folder / "results.json")["metrics"] == RESULTS["metrics"]
-    with pytest.raises(CardError, match="license other needs license_name and license_link"):
+    with pytest.raises(CardError, match="license_name and license_link"):
         refresh(folder, {"license": "other"})
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == after
 
@@ -231,7 +231,7 @@ def test_another_optimizer_is_told(tested_checkpoint: tuple[Path, Path], tmp_pat
 def test_a_card_is_replaced_only_when_asked(make_card: Callable[..., Path]) -> None:
     folder = make_card()
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    with pytest.raises(CardError, match="exists: allow it to be overwritten"):
+    with pytest.raises(CardError, match="--overwrite"):
         make_card()
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
@@ -245,17 +245,17 @@ def test_other_files_and_folders_are_never_lost(
 ) -> None:
     folder = make_card()
     (folder / "curves.png").write_bytes(b"precious")
-    with pytest.raises(CardError, match=r"holds curves\.png, which the new card would not"):
+    with pytest.raises(CardError, match=r"curves\.png"):
         write_card(folder, tiny(), RESULTS, preprocessing={}, overwrite=True)
     assert (folder / "curves.png").read_bytes() == b"precious"
 
     home = tmp_path / "home"
     home.mkdir()
     (home / "thesis.tex").write_text("precious")
-    with pytest.raises(CardError, match="holds files and is not a card folder"):
+    with pytest.raises(CardError, match=f"{home}"):
         write_card(home, tiny(), RESULTS, preprocessing={}, overwrite=True)
     assert (home / "thesis.tex").read_text() == "precious"
-    with pytest.raises(CardError, match="is not a folder"):
+    with pytest.raises(CardError, match=r"thesis\.tex"):
         write_card(home / "thesis.tex", tiny(), RESULTS, preprocessing={}, overwrite=True)
 
 
@@ -272,9 +272,9 @@ def test_a_failed_write_leaves_nothing_behind(
         return write_text(path, *args, **kwargs)
 
     monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(CardError, match=r"cannot be written: .*No space left"):
+    with pytest.raises(CardError, match="No space left"):
         write_card(folder, tiny(seed=1), RESULTS, preprocessing={}, overwrite=True)
-    with pytest.raises(CardError, match="cannot be written"):
+    with pytest.raises(CardError, match="new"):
         write_card(folder.parent / "new", tiny(), RESULTS, preprocessing={})
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert [p.name for p in folder.parent.iterdir()] == [folder.name]
@@ -303,13 +303,13 @@ def test_a_killed_write_leaves_no_half_card(tmp_path: Path) -> None:
 
 def test_values_that_cannot_be_stored(tmp_path: Path) -> None:
     infinite = [{**RESULTS["metrics"][0], "value": float("nan")}]
-    with pytest.raises(CardError, match="plain, finite values only"):
+    with pytest.raises(CardError, match="finite"):
         write_card(tmp_path / "a", tiny(), {**RESULTS, "metrics": infinite}, preprocessing={})
-    with pytest.raises(CardError, match="plain, finite values only"):
+    with pytest.raises(CardError, match="finite"):
         write_card(tmp_path / "a", tiny(), RESULTS, preprocessing={"mean": torch.zeros(2)})
-    with pytest.raises(CardError, match="invalid model name '-x y'"):
+    with pytest.raises(CardError, match="'-x y'"):
         write_card(tmp_path / "a", tiny(), RESULTS, preprocessing={}, name="-x y")
-    with pytest.raises(CardError, match=r"cannot hold a further file called '\.\./b'"):
+    with pytest.raises(CardError, match=r"'\.\./b'"):
         write_card(
             tmp_path / "a", tiny(), RESULTS, preprocessing={}, files={"../b": Path(__file__)}
         )
@@ -322,9 +322,9 @@ def test_models_that_nobody_could_make_again(tmp_path: Path) -> None:
             super().__init__(64, [width], 10, norm)
             del self.hparams["width"]
 
-    with pytest.raises(CardError, match=r"Forgetful does not store its argument 'width'.*remember"):
+    with pytest.raises(CardError, match=r"Forgetful.*'width'.*save_hyperparameters"):
         write_card(tmp_path / "mine", Forgetful(8), RESULTS, preprocessing={})
-    with pytest.raises(CardError, match=r"Linear is not an ln_zoo\.models\.ZooModule"):
+    with pytest.raises(CardError, match=r"Linear.*ZooModule"):
         write_card(tmp_path / "mine", torch.nn.Linear(2, 2), RESULTS, preprocessing={})
     assert list(tmp_path.iterdir()) == []
 
@@ -381,7 +381,7 @@ def test_pictures_travel_with_the_card(
     (folder / "samples.png").write_bytes(b"another one")
     with pytest.raises(CardError, match=r"samples\.png"):
         load(folder)
-    with pytest.raises(CardError, match=r"a file of the card cannot be read: .*no such"):
+    with pytest.raises(CardError, match=r"no such"):
         card_from_checkpoint(
             *tested_checkpoint, tmp_path / "b", facts={"pictures": {"no such.png": "a"}}
         )
@@ -410,7 +410,7 @@ def test_facts_may_be_json_or_nothing(tested_checkpoint: tuple[Path, Path], tmp_
     facts = tmp_path / "facts.json"
     facts.write_text(json.dumps({"notes": ["from JSON"]}))
     folder = card_from_checkpoint(*tested_checkpoint, tmp_path / "a", facts=facts, name="b")
-    assert catalog.read_card(folder).results["card"] == {"notes": ["from JSON"]}
+    assert catalog.read_card(folder).results.card == {"notes": ["from JSON"]}
     assert catalog.read_card(folder).name == "b"
     bare = card_from_checkpoint(*tested_checkpoint, tmp_path / "c")
     assert "license: apache-2.0" in (bare / "README.md").read_text()
@@ -419,21 +419,21 @@ def test_facts_may_be_json_or_nothing(tested_checkpoint: tuple[Path, Path], tmp_
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"checkpoint": "last.ckpt"}, r"measured on 'last\.ckpt', not on 'best\.ckpt': run ln-zoo"),
-        ({"checkpoint_sha256": "0" * 64}, r"measured on another 'best\.ckpt'"),
+        ({"checkpoint": "last.ckpt"}, r"'last\.ckpt'.*'best\.ckpt'"),
+        ({"checkpoint_sha256": "0" * 64}, r"'best\.ckpt'.*sha256"),
         (
             {"norm": "BatchNorm"},
-            "is for MLPClassifier with BatchNorm, .* MLPClassifier with L",
+            r"BatchNorm.*LayerNorm",
         ),
-        ({"metrics": {}}, "no metric was measured"),
-        ({"metrics": None}, "metrics cannot be None"),
-        ({"checkpoint": None}, "does not say checkpoint: it was not measured on a checkpoint; run"),
-        ({"training_runs": 3}, "training_runs cannot be 3"),
-        ({"data": {"batch_size": 4}}, "data: 'dataset' is missing"),
-        ({"population_statistics": "average"}, "population_statistics cannot be 'average'"),
+        ({"metrics": {}}, "metrics"),
+        ({"metrics": None}, r"metrics.*None"),
+        ({"checkpoint": None}, r"checkpoint None"),
+        ({"training_runs": 3}, r"training_runs.* 3"),
+        ({"data": {"batch_size": 4}}, r"data.*'dataset'"),
+        ({"population_statistics": "average"}, r"population_statistics.*'average'"),
         (
             {"part": {"batches": 1, "of_batches": 2, "examples": 4}},
-            "measured on a part of the test set: run ln-zoo test",
+            "limit_test_batches",
         ),
     ],
 )
@@ -460,15 +460,15 @@ def test_a_training_of_unknown_length(
 def test_bad_files_are_named(tested_checkpoint: tuple[Path, Path], tmp_path: Path) -> None:
     checkpoint, results = tested_checkpoint
     out = tmp_path / "card"
-    with pytest.raises(CardError, match=r"no checkpoint '.*gone\.ckpt'"):
+    with pytest.raises(CardError, match=r"gone\.ckpt"):
         card_from_checkpoint(tmp_path / "gone.ckpt", results, out)
-    with pytest.raises(CardError, match=r"gone\.json cannot be read"):
+    with pytest.raises(CardError, match=r"gone\.json"):
         card_from_checkpoint(checkpoint, tmp_path / "gone.json", out)
-    with pytest.raises(CardError, match=r"unknown fact 'licence' \(did you mean license"):
+    with pytest.raises(CardError, match=r"'licence'.*license"):
         card_from_checkpoint(checkpoint, results, out, facts={"licence": "mit"})
-    with pytest.raises(CardError, match="fact notes must be a list, got 'one'"):
+    with pytest.raises(CardError, match=r"notes.*list.*'one'"):
         card_from_checkpoint(checkpoint, results, out, facts={"notes": "one"})
-    with pytest.raises(CardError, match="main_metric 'loss' was not measured; measured are "):
+    with pytest.raises(CardError, match="main_metric 'loss'"):
         card_from_checkpoint(checkpoint, results, out, facts={"main_metric": "loss"})
     short = tmp_path / "cut" / "best.ckpt"
     short.parent.mkdir()
@@ -476,7 +476,7 @@ def test_bad_files_are_named(tested_checkpoint: tuple[Path, Path], tmp_path: Pat
     with pytest.raises(CardError, match=r"cut/best\.ckpt"):
         card_from_checkpoint(short, results, out)
     results.write_text("[1, 2]")
-    with pytest.raises(CardError, match="holds no mapping"):
+    with pytest.raises(CardError, match=r"test_results\.json"):
         card_from_checkpoint(checkpoint, results, out)
 
 
@@ -490,7 +490,7 @@ def test_foreign_checkpoints_are_refused(
 
     content["hyper_parameters"]["_class_path"] = "subprocess.Popen"
     torch.save(content, foreign)
-    with pytest.raises(CardError, match=r"best\.ckpt is of subprocess\.Popen"):
+    with pytest.raises(CardError, match=r"best\.ckpt.*subprocess\.Popen"):
         card_from_checkpoint(foreign, results, tmp_path / "card")
     del content["hyper_parameters"]["_class_path"]
     torch.save(content, foreign)
@@ -499,7 +499,7 @@ def test_foreign_checkpoints_are_refused(
     content = torch.load(checkpoint, weights_only=True)
     content["hyper_parameters"]["hidden_sizes"] = [17]
     torch.save(content, foreign)
-    with pytest.raises(CardError, match="do not fit"):
+    with pytest.raises(CardError, match=r"hidden_sizes|network"):
         card_from_checkpoint(foreign, results, tmp_path / "card")
 
 
@@ -526,5 +526,5 @@ def test_words_are_a_file_of_the_card(tmp_path: Path) -> None:
     (tmp_path / "secret.txt").write_text("".join(word + "\n" for word in words))
     config["init_args"]["vocabulary"] = str(tmp_path / "secret.txt")
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CardError, match=r"secret.txt' is not among the card's files"):
+    with pytest.raises(CardError, match=r"secret\.txt"):
         load(folder)

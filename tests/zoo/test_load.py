@@ -84,9 +84,9 @@ def test_missing_folders_and_misplaced_arguments(models_folder: Path) -> None:
         load(models_folder / "gone")
     with pytest.raises(CardError, match="there is no card folder"):
         load("./gone")
-    with pytest.raises(CardError, match=r"did you mean mlp\.layernorm"):
+    with pytest.raises(CardError, match=r"mlp\.layernorm"):
         load("mlp.layernrm")
-    with pytest.raises(CardError, match=r"mlp\.none has no version 'v1' on this machine"):
+    with pytest.raises(CardError, match=r"mlp\.none.*'v1'"):
         load("mlp.none", revision="v1")
 
 
@@ -109,17 +109,15 @@ def test_versions_of_weights(
         assert load("mlp.none", revision=card.digest).card == card
         assert load(f"mlp.none@{card.digest[:8]}").card == card
         assert load(card.folder, revision=card.digest[:12]).card == card
-    with pytest.raises(
-        CardError, match=r"no version '3'.*none \(sha256 \w{8}\.{3}\), .*\(version 2"
-    ):
+    with pytest.raises(CardError, match=r"'3'.*none \(sha256 \w{8}\.{3}\), .*\(version 2"):
         load("mlp.none@3")
-    with pytest.raises(CardError, match="no version"):
+    with pytest.raises(CardError, match="version"):
         load("mlp.none", revision=first.digest[:7])
-    with pytest.raises(CardError, match="no version"):
+    with pytest.raises(CardError, match="version"):
         load(first.folder, revision=second.digest)
-    with pytest.raises(CardError, match="names version '2', but revision='3'"):
+    with pytest.raises(CardError, match=r"'2'.*revision='3'"):
         load("mlp.none@2", revision="3")
-    with pytest.raises(CardError, match="the revision is empty"):
+    with pytest.raises(CardError, match="revision"):
         load("mlp.none@")
 
 
@@ -148,13 +146,13 @@ def test_a_head_for_other_classes(make_card: Callable[..., Path], norm: Norm) ->
 
 
 def test_heads_that_cannot_be_replaced(make_card: Callable[..., Path], tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"at least 1, got {'num_classes': 0}"):
+    with pytest.raises(ValueError, match="'num_classes': 0"):
         load(make_card(), num_classes=0)
     with pytest.raises(TypeError, match="num_classes"):
         load(make_card("other"), num_classes="ten")  # type: ignore[arg-type]
     draw = DRAW((4, 4), glimpses=1, hidden_size=2, latent_size=2)
     folder = write_card(tmp_path / "draw", draw, RESULTS, preprocessing={})
-    with pytest.raises(CardError, match="draw is a DRAW, which has no head to replace"):
+    with pytest.raises(CardError, match=r"draw.*DRAW.*head"):
         load(folder, num_classes=3)
 
 
@@ -179,10 +177,10 @@ def test_truncated_and_missing_weights(make_card: Callable[..., Path]) -> None:
     weights = folder / "model.safetensors"
     size = weights.stat().st_size
     weights.write_bytes(weights.read_bytes()[:-100])
-    with pytest.raises(CardError, match=f"has {size - 100} bytes, config.json says {size}"):
+    with pytest.raises(CardError, match=f"{size - 100} .*{size}"):
         load(folder)
     weights.unlink()
-    with pytest.raises(CardError, match=r"model\.safetensors is missing though config\.json"):
+    with pytest.raises(CardError, match=r"model\.safetensors"):
         load(folder)
 
 
@@ -190,7 +188,7 @@ def test_truncated_and_missing_weights(make_card: Callable[..., Path]) -> None:
 def test_missing_data_files(make_card: Callable[..., Path], name: str) -> None:
     folder = make_card()
     (folder / name).unlink()
-    with pytest.raises(CardError, match=f"{name} is missing: .* is not a complete card folder"):
+    with pytest.raises(CardError, match=name):
         load(folder)
 
 
@@ -206,7 +204,7 @@ def test_a_pickle_in_place_of_the_weights_is_not_opened(
 
     torch.save({"state_dict": Payload()}, folder / "model.safetensors")
     _state_digest_again(folder)
-    with pytest.raises(CardError, match="is not a safetensors file"):
+    with pytest.raises(CardError, match="safetensors"):
         load(folder)
     assert not mark.exists()
 
@@ -261,13 +259,13 @@ def test_unknown_arguments_and_values_out_of_range(make_card: Callable[..., Path
         edit(folder / "config.json", init_args=config["init_args"] | changes)
 
     with_args(hiden_sizes=[16])
-    with pytest.raises(CardError, match=r"no argument 'hiden_sizes' \(did you mean hidden_s"):
+    with pytest.raises(CardError, match=r"'hiden_sizes'.*hidden_sizes"):
         load(folder)
     with_args(norm={"class": "LayerNorm", "init_args": {"epsilon": 1e-5}})
-    with pytest.raises(CardError, match=r"no argument 'epsilon' \(did you mean eps"):
+    with pytest.raises(CardError, match=r"'epsilon'.*eps"):
         load(folder)
     with_args(activation="softsign")
-    with pytest.raises(CardError, match="refuses the card's arguments: activation must be one of"):
+    with pytest.raises(CardError, match="activation"):
         load(folder)
 
 
@@ -275,7 +273,7 @@ def test_parameter_count_and_shapes_are_checked(make_card: Callable[..., Path]) 
     folder = make_card()
     config = json.loads((folder / "config.json").read_text())
     edit(folder / "config.json", parameters=config["parameters"] + 1)
-    with pytest.raises(CardError, match="says 1,227 parameters, the model it describes has 1,226"):
+    with pytest.raises(CardError, match=r"1,227 .*1,226"):
         load(folder)
     edit(folder / "config.json", parameters=config["parameters"])
     state = safetensors.torch.load_file(folder / "model.safetensors")
@@ -283,9 +281,7 @@ def test_parameter_count_and_shapes_are_checked(make_card: Callable[..., Path]) 
     state["stray"] = torch.zeros(1)
     safetensors.torch.save_file(state, folder / "model.safetensors")
     _state_digest_again(folder)
-    with pytest.raises(
-        CardError, match=r"does not fit the model of the card: [\s\S]*stray"
-    ) as caught:
+    with pytest.raises(CardError, match="stray") as caught:
         load(folder)
     assert "network.1.weight" in str(caught.value)
 
@@ -344,16 +340,14 @@ def test_a_norm_of_the_users_own(make_card: Callable[..., Path]) -> None:
     folder = make_card("own", Doubling())
     stored = json.loads((folder / "config.json").read_text())["init_args"]["norm"]
     assert stored == {"class": f"{__name__}.Doubling", "init_args": {"factor": 2.0}}
-    with pytest.raises(
-        CardError, match=r"classes named in a file are not imported.* norm=Doubling\(\)\)"
-    ):
+    with pytest.raises(CardError, match=r"norm=Doubling\(\)\)"):
         load(folder)
     model = load(folder, norm=Doubling())
     inputs = torch.rand(3, 64)
     assert torch.equal(model(inputs), tiny(Doubling()).eval()(inputs))
     # Another norm goes where its parameters are those of the weights, and nowhere else.
     assert load(folder, norm=RMSNorm()).hparams["norm"]["class_path"].endswith("RMSNorm")
-    with pytest.raises(CardError, match="the model it describes has"):
+    with pytest.raises(CardError, match="parameters"):
         load(folder, norm=Identity())
 
 
@@ -365,5 +359,5 @@ def test_further_files_are_checked(make_card: Callable[..., Path], tmp_path: Pat
     )
     load(folder)
     (folder / "v.txt").write_text("a\nc\n")
-    with pytest.raises(CardError, match=r"v\.txt has sha256"):
+    with pytest.raises(CardError, match=r"v\.txt.*sha256"):
         load(folder)

@@ -123,7 +123,7 @@ def test_models_of_binary_images_take_what_their_data_were_drawn_from() -> None:
     published = {"binarization": "fixed", "image_shape": [1, 28, 28]}
     black_and_white = 255 * (LEVELS > 99).astype(np.uint8)
     assert np.array_equal(preprocess(published, black_and_white)[0, 0].numpy() > 0, LEVELS > 99)
-    with pytest.raises(ValueError, match="reach from 45 to 300"):
+    with pytest.raises(ValueError, match="45 to 300"):
         preprocess(published, LEVELS.astype(np.int64) + 45)
 
 
@@ -136,5 +136,5 @@ def test_a_loaded_model_prepares_images(make_card: Callable[..., Path]) -> None:
 
 
 def test_models_without_images() -> None:
-    with pytest.raises(CardError, match="takes no images"):
+    with pytest.raises(CardError, match="image_shape"):
         preprocess({"words": "Penn Treebank (nltk)"}, LEVELS)

@@ -93,15 +93,11 @@ def test_a_model_of_the_users_own(tmp_path: Path) -> None:
     assert "pipeline_tag: tabular-classification" in readme
     assert "Nothing was measured." in readme
     assert f"- class: `{__name__}.Mine`, " in readme
-    with pytest.raises(
-        CardError, match=r"classes named in a file are not imported.* load\(\.\.\., model=Mine\)"
-    ):
+    with pytest.raises(CardError, match=r"model=Mine\)"):
         load(folder)
-    with pytest.raises(
-        CardError, match=r"classes named in a file are not imported.* norm=Halving\(\)\)"
-    ):
+    with pytest.raises(CardError, match=r"norm=Halving\(\)\)"):
         Mine.from_pretrained(folder)
-    with pytest.raises(CardError, match=r"is a .*\.Mine, not a DRAW"):
+    with pytest.raises(CardError, match=r"Mine.*DRAW"):
         DRAW.from_pretrained(folder)
 
 
@@ -113,11 +109,11 @@ def test_a_class_reads_models_of_its_kind(make_card: Callable[..., Path]) -> Non
     assert type(slower) is Slower
     assert torch.equal(slower.head.weight, tiny().head.weight)
     assert Slower.from_pretrained(folder, num_classes=3).head.weight.shape == (3, 16)
-    with pytest.raises(CardError, match="is a MLPClassifier, not a DRAW: take that class"):
+    with pytest.raises(CardError, match=r"MLPClassifier.*DRAW"):
         DRAW.from_pretrained(folder)
-    with pytest.raises(CardError, match=r"Mine takes no argument 'in_features'"):
+    with pytest.raises(CardError, match=r"Mine.*'in_features'"):
         Mine.from_pretrained(folder)
-    with pytest.raises(CardError, match="no model 'no-such-model'"):
+    with pytest.raises(CardError, match="'no-such-model'"):
         MLPClassifier.from_pretrained("no-such-model")
 
 
@@ -127,7 +123,7 @@ def test_an_unchanged_model_keeps_its_card(make_card: Callable[..., Path], tmp_p
     for name in catalog.CARD_FILES:
         assert (copy / name).read_bytes() == (folder / name).read_bytes(), name
     model = load(folder)
-    with pytest.raises(CardError, match="card is kept unchanged"):
+    with pytest.raises(CardError, match="facts"):
         model.save_pretrained(tmp_path / "other", facts={"notes": ["mine"]})
     with torch.no_grad():
         model.head.bias[0] += 1
@@ -181,7 +177,7 @@ def test_pushing(
     assert stub_hub.private["someone/mlp-tiny"]
     assert sent.commit == stub_hub.branches["someone/mlp-tiny"]["main"]
     again = MLPClassifier.from_pretrained("someone/mlp-tiny", revision=sent.commit)
-    assert again.card.metrics == RESULTS["metrics"]
+    assert [vars(metric) for metric in again.card.metrics] == RESULTS["metrics"]
     assert again.card.name == "mlp-tiny"
 
     mine = Mine(6, Halving())
@@ -192,21 +188,21 @@ def test_pushing(
     assert torch.equal(
         Mine.from_pretrained("someone/mine", norm=Halving()).head.weight, mine.head.weight
     )
-    with pytest.raises(CardError, match="could not be published as 'a/b/c'"):
+    with pytest.raises(CardError, match="'a/b/c'"):
         mine.push_to_hub("a/b/c", metrics={"error": 0.5})
 
 
 def test_what_cannot_be_saved(tmp_path: Path) -> None:
     model = tiny()
-    with pytest.raises(CardError, match=r"unknown fact 'licence' \(did you mean license"):
+    with pytest.raises(CardError, match=r"'licence'.*license"):
         model.save_pretrained(tmp_path / "a", facts={"licence": "mit"})
-    with pytest.raises(CardError, match="plain, finite values"):
+    with pytest.raises(CardError, match="finite"):
         model.save_pretrained(tmp_path / "a", metrics={"error": float("nan")})
-    with pytest.raises(CardError, match="invalid model name 'a b'"):
+    with pytest.raises(CardError, match="'a b'"):
         model.save_pretrained(tmp_path / "a b")
     assert list(tmp_path.iterdir()) == []
     model.save_pretrained(tmp_path / "a")
-    with pytest.raises(CardError, match="exists: allow it to be overwritten"):
+    with pytest.raises(CardError, match="--overwrite"):
         model.save_pretrained(tmp_path / "a")
     model.save_pretrained(tmp_path / "a", overwrite=True)
 
@@ -228,5 +224,5 @@ def test_cards_of_own_classes_from_checkpoints(
 
     content["hyper_parameters"]["_class_path"] = "not_imported.Slower"
     torch.save(content, checkpoint)
-    with pytest.raises(CardError, match=r"is of not_imported\.Slower, .* give --import not_imp"):
+    with pytest.raises(CardError, match=r"not_imported\.Slower.*--import not_imported"):
         card_from_checkpoint(checkpoint, results, tmp_path / "again")

@@ -85,7 +85,7 @@ def test_offline_uses_the_cache_and_says_when_it_is_empty(
     asked = len(stub_hub.requests)
 
     assert load(REPO).card.name == "mlp.layernorm"
-    with pytest.raises(CardError, match="HF_HUB_OFFLINE is set and the cache holds no copy"):
+    with pytest.raises(CardError, match="HF_HUB_OFFLINE"):
         load(REPO, cache_dir=tmp_path / "empty")
     assert len(stub_hub.requests) == asked
 
@@ -93,18 +93,18 @@ def test_offline_uses_the_cache_and_says_when_it_is_empty(
 def test_unreachable_or_unknown_repository(
     make_card: Callable[..., Path], stub_hub: StubHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(CardError, match="'someone/nothing' is not a folder here, and cannot be"):
+    with pytest.raises(CardError, match="'someone/nothing'"):
         load("someone/nothing")
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
     folder = make_card()
-    with pytest.raises(CardError, match=r"mlp\.layernorm could not be published"):
+    with pytest.raises(CardError, match=r"mlp\.layernorm"):
         publish(str(folder), REPO)
 
 
 def test_repository_without_card(stub_hub: StubHub) -> None:
     stub_hub.branches[REPO] = {"main": "a" * 40}
     stub_hub.commits["a" * 40] = {"readme.txt": b"nothing here"}
-    with pytest.raises(CardError, match=r"an ln_zoo model: it has no config\.json"):
+    with pytest.raises(CardError, match=r"config\.json"):
         load(REPO)
 
 
@@ -123,13 +123,13 @@ def test_damaged_or_outdated_cards_are_not_published(
     readme = folder / "README.md"
     text = readme.read_text()
     readme.write_text(text.replace("5.25 %", "1.25 %"))
-    with pytest.raises(CardError, match=r"README\.md was edited, or is older than config\.json"):
+    with pytest.raises(CardError, match=r"README\.md.*config\.json"):
         publish(str(folder), REPO)
     readme.write_text(text)
     results = json.loads((folder / "results.json").read_text())
     results["metrics"][0]["value"] = 0.0125
     (folder / "results.json").write_text(json.dumps(results))
-    with pytest.raises(CardError, match=r"README\.md was edited"):
+    with pytest.raises(CardError, match=r"README\.md"):
         publish(str(folder), REPO)
     weights = bytearray((folder / "model.safetensors").read_bytes())
     weights[-1] ^= 1
@@ -140,7 +140,7 @@ def test_damaged_or_outdated_cards_are_not_published(
 
 
 def test_a_bad_repository_id_is_refused(make_card: Callable[..., Path], stub_hub: StubHub) -> None:
-    with pytest.raises(CardError, match="could not be published as 'no/such/id'"):
+    with pytest.raises(CardError, match="'no/such/id'"):
         publish(str(make_card()), "no/such/id")
 
 
@@ -159,7 +159,7 @@ def test_weights_that_the_wheel_leaves_out_come_from_the_hub(
     (folder / "model.safetensors").unlink()
     monkeypatch.setattr(catalog, "_SHIPPED", (folder.parent,))
 
-    with pytest.raises(CardError, match="do not come with the installed package: put its card"):
+    with pytest.raises(CardError, match="LN_ZOO_MODELS"):
         load(folder.name)
     monkeypatch.setenv("LN_ZOO_HUB", "somebody")
     cache = tmp_path / "cache"
@@ -178,5 +178,5 @@ def test_weights_that_the_wheel_leaves_out_come_from_the_hub(
     sent = publish(folder.name, "someone/again")
     assert stub_hub.commits[sent.commit] == {n: (saved / n).read_bytes() for n in CARD_FILES}
     monkeypatch.setenv("LN_ZOO_HUB", "stranger")
-    with pytest.raises(CardError, match=r"has sha256 .* config.json says"):
+    with pytest.raises(CardError, match=r"sha256.*config\.json"):
         load(folder.name)

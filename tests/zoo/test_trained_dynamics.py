@@ -272,7 +272,7 @@ def test_lines_of_handwriting_that_are_too_short(
     path = save(Handwriting(5, 2, mixture_components=2), here / "hand.ckpt")
     assert main([*COMMAND, "--ckpt", str(path), "--root", iam]) == 1
     told = capsys.readouterr().err
-    assert "no line of the test set has 200 points behind its first, the longest has 14" in told
+    assert all(word in told for word in ("steps", " 14,", "200"))
 
 
 def test_a_window_alone(here: Path, iam: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -288,4 +288,4 @@ def test_images_of_another_size(here: Path, capsys: pytest.CaptureFixture[str]) 
     torch.save({"state_dict": model.state_dict(), "hyper_parameters": hparams}, here / "m.ckpt")
     assert main([*COMMAND, "--ckpt", "m.ckpt"]) == 1
     told = capsys.readouterr().err
-    assert "this model reads 6 numbers per example; there are images of 784 (MNIST) and 64" in told
+    assert all(word in told for word in ("in_features", " 6,", "784 (MNIST)", "64 (Digits)"))

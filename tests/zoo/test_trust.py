@@ -49,18 +49,18 @@ def red(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "asks for red.X, .*, give --model.norm.eps red.X",
         ),
         ({"_class_path": OURS, "sizes": [{"class_path": "red.X"}]}, "asks for red.X"),
-        ({"_class_path": OURS, "norm": "redteam_mod.Foo"}, "norm must be stored as class_path"),
-        ({"_class_path": OURS, "norm": "/path.yaml"}, "norm must be stored as class_path"),
-        ({"_class_path": OURS, "norm": ["redteam_mod.Foo"]}, "norm must be stored as class_path"),
+        ({"_class_path": OURS, "norm": "redteam_mod.Foo"}, r"norm.*class_path"),
+        ({"_class_path": OURS, "norm": "/path.yaml"}, r"norm.*class_path"),
+        ({"_class_path": OURS, "norm": ["redteam_mod.Foo"]}, r"norm.*class_path"),
         ({"_class_path": ["redteam_mod"]}, "a class path must be text"),
         # What import would look for inside of a package that is there.
         ({"_class_path": "os.redteam_mod.Foo"}, "is of os.redteam_mod.Foo"),
         ({"_class_path": "lib2to3.pgen2.driver.Driver"}, "is of lib2to3"),
         ({"_class_path": "redteam_mod"}, "is of redteam_mod,"),
         ({"_class_path": ""}, "is of ,"),
-        ({"norm": None}, "does not say which model it holds"),
-        ([1, 2], "does not say which model it holds"),
-        (None, "does not say which model it holds"),
+        ({"norm": None}, r"x.ckpt.*model class"),
+        ([1, 2], r"x.ckpt.*model class"),
+        (None, r"x.ckpt.*model class"),
     ],
 )
 def test_foreign_classes_are_refused(red: Path, stored: Any, message: str) -> None:
@@ -92,7 +92,7 @@ def test_values_that_hold_themselves() -> None:
 def test_the_import_option() -> None:
     import_own("json")
     for name in ("no_such_module", "", ".relative", "a..b"):
-        with pytest.raises(OwnModuleError, match="give the name of a module"):
+        with pytest.raises(OwnModuleError, match="--import"):
             import_own(name)
 
 

@@ -1,5 +1,5 @@
 """Recurrent steps on NVIDIA GPUs: one product and one Triton kernel per step, in CUDA graphs."""
 
-from ln_zoo.ops.engines.triton.steps import TritonEngine
+from ln_zoo.ops.engines.triton.engine import TritonEngine
 
 __all__ = ["TritonEngine"]

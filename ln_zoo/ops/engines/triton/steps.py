@@ -35,13 +35,12 @@ from ln_zoo.ops.engines.base import (
     Saved,
     Sums,
     centred,
-    unverified,
 )
 from ln_zoo.ops.engines.base import Steps as ChunkSteps
 from ln_zoo.ops.engines.triton import graphs
 from ln_zoo.ops.memory import to_device
 from ln_zoo.ops.registry import untraced
-from ln_zoo.ops.spec import Operands, Rows, Spec, unsupported_places
+from ln_zoo.ops.spec import Operands, Rows, Spec
 
 #: The largest H: one program holds a row, four units in each of its 1024 threads.
 MAX_HIDDEN = 4096
@@ -59,64 +58,6 @@ CHUNK_BYTES = 2**26
 
 #: Launch options of all kernels. Versions of triton differ in the default.
 OPTIONS = {"enable_fp_fusion": True}
-
-
-class TritonEngine:
-    """Time steps as Triton kernels, in float32 or bfloat16."""
-
-    name = "triton"
-    title = "Triton kernels"
-    device = "cuda"
-    has_noise = True
-
-    def missing(self) -> str | None:
-        """A GPU that float32 kernels run on, or triton."""
-        if not torch.cuda.is_available():
-            return "torch finds no GPU here"
-        return _unsupported_gpu(torch.device("cuda"), torch.float32)
-
-    def unsupported_reason(
-        self, spec: Spec, x: Tensor, w_hh: Tensor, dtype: torch.dtype
-    ) -> str | None:
-        """Why it cannot take this call, or ``None``."""
-        if x.device.type != self.device:
-            return f"the input is on the device {x.device.type}, not on an NVIDIA GPU"
-        reason = _unsupported_gpu(x.device, dtype)
-        if reason is not None:
-            return reason
-        if spec.cell == "light GRU":
-            return f"it has no kernels of the {spec.cell}"
-        reason = unverified(spec.joint or spec.carried, "joint and carried norms")
-        if reason is not None:
-            return reason
-        hidden = w_hh.shape[1]
-        if spec.examples:
-            return unsupported_places(spec.places)
-        if hidden > MAX_HIDDEN:
-            return f"H is {hidden}; a program holds a row of at most {MAX_HIDDEN}"
-        return None
-
-    def stats(self, spec: Spec) -> int:
-        """A reciprocal deviation per group of statistics, and the mean of a centred cell state."""
-        if spec.examples:
-            return 0
-        first, second, out = spec.rows
-        if spec.gates == 1:
-            return int(out.scale)
-        return sum(len(rows.groups) for rows in (first, second) if rows.scale) + rule(out)
-
-    def empty(self, *size: int, like: Tensor, dtype: torch.dtype, scratch: str = "") -> Tensor:
-        """Memory that is not filled; torch's allocator finds scratch memory again by itself."""
-        return empty(size, like, dtype)
-
-    def prepare(self, spec: Spec, operands: Operands, backward: bool) -> Prepared:
-        """Weights as the products want them, and what the step kernel has to know."""
-        kind = Prepared
-        if spec.examples:
-            # Not at the top: it builds on this module.
-            from ln_zoo.ops.engines.triton.batch import PreparedBatch as kind
-        with on(operands.x):
-            return kind(spec, operands, backward, self.stats(spec))
 
 
 # What is made once per call

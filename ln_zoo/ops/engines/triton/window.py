@@ -19,36 +19,9 @@ from ln_zoo.ops.addresses import address, check_steps
 from ln_zoo.ops.engines.base import Chunk, ChunkGrads
 from ln_zoo.ops.engines.triton import steps
 from ln_zoo.ops.engines.triton.steps import OPTIONS, Buffers, Prepared, block, starts
+from ln_zoo.ops.engines.triton.window_slots import BACKWARD_SLOTS, FORWARD_SLOTS
 from ln_zoo.ops.loops.window import WindowChunk, WindowGrads, WindowOperands
 from ln_zoo.ops.spec import Operands, Spec
-
-#: What kernels find in the table, in this order: addresses, and the length of texts.
-FORWARD_SLOTS = (
-    "v",
-    "input_weight",
-    "weight",
-    "bias",
-    "text",
-    "characters",
-    "window",
-    "kappa",
-    "shown",
-    "terms",
-)
-BACKWARD_SLOTS = (
-    "v",
-    "stats",
-    "gain_input",
-    "work",
-    "dv",
-    "weight",
-    "text",
-    "characters",
-    "dshown",
-    "dkappa",
-    "terms",
-    "parameters",
-)
 
 SLOTS = max(len(FORWARD_SLOTS), len(BACKWARD_SLOTS))
 

@@ -17,7 +17,7 @@ from ln_zoo.ops.engines.triton.kernels import (
     _through_deviations,
     _write_gates,
 )
-from ln_zoo.ops.engines.triton.window import BACKWARD_SLOTS, FORWARD_SLOTS
+from ln_zoo.ops.engines.triton.window_slots import BACKWARD_SLOTS, FORWARD_SLOTS
 
 # In the order of FORWARD_SLOTS
 (V, INPUT_WEIGHT, WEIGHT, BIAS, TEXT, CHARACTERS, WINDOW, KAPPA, SHOWN, TERMS) = (

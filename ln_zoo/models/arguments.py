@@ -1,4 +1,4 @@
-"""Checks of the values that models are made with: an error names the argument."""
+"""Validation of the arguments of models: errors name the argument."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ln_zoo.vocabulary import Vocabulary
 
 
 def check_sizes(**sizes: int | Sequence[int]) -> None:
-    """Checks that sizes are whole numbers of at least 1.
+    """Check that sizes are integers of at least 1.
 
     Args:
         **sizes: a size, or several, by the argument's name.
 
     Raises:
-        TypeError: for one that is not a whole number.
-        ValueError: for one below 1.
+        TypeError: for a value that is not an integer.
+        ValueError: for a value below 1.
 
     Example:
         >>> check_sizes(in_features=784, hidden_sizes=[1000, 0])
@@ -31,7 +31,7 @@ def check_sizes(**sizes: int | Sequence[int]) -> None:
     for name, given in sizes.items():
         values = given if isinstance(given, list | tuple) else [given]
         if not all(isinstance(v, numbers.Integral) and not isinstance(v, bool) for v in values):
-            raise TypeError(f"{name} must be given in whole numbers, got {given!r}")
+            raise TypeError(f"{name} must be an integer, or several, got {given!r}")
         if values and min(values) < 1:
             small[name] = given
     if small:
@@ -39,14 +39,14 @@ def check_sizes(**sizes: int | Sequence[int]) -> None:
 
 
 def check_positive(**values: float | None) -> None:
-    """Checks that numbers are positive; ``None`` stands for one that is not used.
+    """Check that numbers are positive; None is allowed.
 
     Args:
         **values: by the argument's name.
 
     Raises:
-        TypeError: for one that is not a number.
-        ValueError: for one that is not positive.
+        TypeError: for a value that is not a number.
+        ValueError: for a value that is not positive.
 
     Example:
         >>> check_positive(lr="fast")
@@ -64,13 +64,13 @@ def check_positive(**values: float | None) -> None:
 
 
 def check_words(**choices: tuple[str, tuple[str, ...]]) -> None:
-    """Checks that words are among those that an argument may have.
+    """Check that arguments are among their choices.
 
     Args:
-        **choices: the word and those that may be given, by the argument's name.
+        **choices: value and choices by the argument's name.
 
     Raises:
-        ValueError: for another one.
+        ValueError: for another value.
 
     Example:
         >>> check_words(encoder=("tri", ("uni", "bi")))
@@ -84,7 +84,7 @@ def check_words(**choices: tuple[str, tuple[str, ...]]) -> None:
 
 
 def check_vocabulary(vocabulary: Vocabulary, trainer: Trainer) -> None:
-    """Checks that a trainer's data number their words as a model does, if they have words.
+    """Check that a trainer's data have the vocabulary of the model, if they have one.
 
     Args:
         vocabulary: of the model.
@@ -104,14 +104,14 @@ def check_vocabulary(vocabulary: Vocabulary, trainer: Trainer) -> None:
 
 
 def check_inputs(inputs: object, features: int) -> None:
-    """Checks that inputs are a batch of the size that a model reads.
+    """Check that inputs are a batch of the right size.
 
     Args:
         inputs: a batch (N, \\*).
         features: size of an example.
 
     Raises:
-        TypeError: for what is not a tensor.
+        TypeError: if the inputs are not a tensor.
         ValueError: for examples of another size.
 
     Example:

@@ -1,0 +1,122 @@
+"""A model from the arguments and weights of a card, within the limits that the weights set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from ln_zoo.models.base import ZooModule
+from ln_zoo.zoo import catalog
+from ln_zoo.zoo.catalog import Card, CardError
+
+#: Upper bound for untrusted weights; ours have at most 32 tensors.
+_MAX_TENSORS = 10_000
+
+
+class _TooLargeError(CardError):
+    """The model of a card is much larger than its weights."""
+
+
+class _Limited(TorchFunctionMode):
+    """Abort a build that calls torch more often than the number of weights explains."""
+
+    def __init__(self, card: Card, tensors: int) -> None:
+        super().__init__()
+        self.left = 1000 + 100 * tensors
+        self.message = (
+            f"{card.folder / catalog.CONFIG} describes a far larger model than the {tensors} "
+            f"tensors of {catalog.WEIGHTS} are of: the card was written by hand, or is damaged"
+        )
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        self.left -= 1
+        if self.left < 0:
+            raise _TooLargeError(self.message)
+        return func(*args, **(kwargs or {}))
+
+
+def check_size(
+    build: Callable[[], ZooModule], card: Card, state: dict[str, Tensor], is_own: bool
+) -> None:
+    """Build a model on the meta device and compare it with the weights of its card.
+
+    A card may claim any size; this costs neither the memory nor the time of such a model.
+
+    Args:
+        build: makes the model.
+        card: of the model.
+        state: its weights.
+        is_own: whether model or norm are the user's; some cannot be built on the meta device.
+
+    Raises:
+        CardError: if the weights do not fit.
+    """
+    if len(state) > _MAX_TENSORS:
+        raise CardError(
+            f"{card.folder / catalog.WEIGHTS} holds {len(state):,} tensors, more than any model"
+        )
+    try:
+        with _Limited(card, len(state)), torch.device("meta"):
+            sketch = build()
+    except _TooLargeError:
+        raise
+    except CardError:
+        if not is_own:
+            raise
+        return
+    count = sum(parameter.numel() for parameter in sketch.parameters())
+    if count != card.parameters:
+        raise CardError(
+            f"{card.folder / catalog.CONFIG} says {card.parameters:,} parameters, the model it "
+            f"describes has {count:,}: the card was written by hand, or by another ln_zoo"
+        )
+    fill(sketch, state, card, assign=True)
+
+
+def fill(model: ZooModule, state: dict[str, Tensor], card: Card, assign: bool) -> None:
+    """Load the weights of a card.
+
+    Raises:
+        CardError: if names or shapes differ.
+    """
+    try:
+        model.load_state_dict(state, strict=True, assign=assign)
+    except RuntimeError as error:
+        raise CardError(
+            f"{card.folder / catalog.WEIGHTS} does not fit the model of the card: {error}"
+        ) from error
+
+
+def with_head(trained: ZooModule, card: Card, num_classes: int) -> ZooModule:
+    """The model with a new head for `num_classes` classes and all other trained weights.
+
+    Raises:
+        CardError: if the model has no head to replace.
+    """
+    if "num_classes" not in trained.hparams or getattr(trained, "head", None) is None:
+        raise CardError(
+            f"num_classes={num_classes} is for classifiers of images; {card.name} is a "
+            f"{type(trained).__name__}, which has no head to replace"
+        )
+    arguments = {key: value for key, value in trained.hparams.items() if not key.startswith("_")}
+    model = type(trained)(**arguments | {"num_classes": num_classes})
+    head = head_weights(model)
+    below = {k: v for k, v in trained.state_dict().items() if k not in head}
+    model.load_state_dict(below, strict=False)
+    model.new_weights = head
+    rank_zero_info(f"{card.name}: new weights for {num_classes} classes: {', '.join(head)}")
+    return model
+
+
+def head_weights(model: ZooModule) -> tuple[str, ...]:
+    """Names in the state dict of the parameters of a classifier's head; () without a head."""
+    head = getattr(model, "head", None)
+    prefixes = tuple(f"{name}." for name, module in model.named_modules() if module is head)
+    return tuple(name for name in model.state_dict() if name.startswith(prefixes))
