@@ -1,9 +1,9 @@
-"""A published model goes on with other classes, is saved, and is loaded again.
+"""Fine-tune a published model for other classes, save it, and load it again.
 
     python examples/fine_tuning.py
 
-The network knows the ten digits; it is to say from 20 images whether a digit is odd. A new last
-layer is trained alone at first, then all of it; beside it, one that starts from nothing.
+The network was trained on ten digits, and learns from 20 images whether a digit is odd: first only
+a new last layer, then all layers. A network trained from scratch is the baseline.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ln_zoo.models import MLPClassifier
 
 
 class OddDigits(Digits):
-    """scikit-learn's digits, labelled 1 where they are odd."""
+    """scikit-learn's digits, labelled 1 if odd."""
 
     name, num_classes = "odd_digits", 2
 
@@ -31,7 +31,7 @@ class OddDigits(Digits):
 
 
 def error_after(model: MLPClassifier, freeze: int) -> dict[str, float]:
-    """Trains for 20 epochs, the last layer alone for the first of them; what a test measures."""
+    """Train for 20 epochs, the first ones only the last layer; return test metrics."""
     data = OddDigits(batch_size=10, train_size=20)
     trainer = Trainer(
         max_epochs=20,
@@ -49,7 +49,7 @@ def error_after(model: MLPClassifier, freeze: int) -> dict[str, float]:
 
 
 def main() -> dict[str, float]:
-    """Trains both, and returns their errors."""
+    """Train both, and return their errors."""
     seed_everything(0, verbose=False)
     model = ln_zoo.load("mlp.layernorm-digits", num_classes=2)
     print(f"new: {', '.join(model.new_weights)}")

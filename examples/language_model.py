@@ -1,11 +1,11 @@
-"""A language model of characters in plain PyTorch, given layer normalisation after training.
+"""Add layer normalisation to a trained character language model in plain PyTorch.
 
     python examples/language_model.py
 
-It trains a small LSTM, converts it with `ln_zoo.normalize_`, and prints the perplexity of held-out
-text before conversion, after it, after calibration on a batch, and after a further epoch, and that
-of the plain model after the same epoch. The text is a novel where ``LN_ZOO_DATA`` names a folder of
-data that has them, else Python's own documentation, which comes with it.
+It trains a small LSTM, converts it with `ln_zoo.normalize_`, and prints the perplexity on held-out
+text before and after conversion, after calibration on a batch, and after another epoch, compared
+with the plain model after the same epoch. The text is a novel from ``LN_ZOO_DATA`` if it has books,
+otherwise Python's documentation.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BATCH, STEPS = 32, 64
 
 
 class LanguageModel(nn.Module):
-    """An LSTM that predicts the next character: nothing of ln_zoo is in it."""
+    """An LSTM that predicts the next character, without ln_zoo."""
 
     def __init__(self, characters: int, hidden: int) -> None:
         super().__init__()
@@ -37,14 +37,14 @@ class LanguageModel(nn.Module):
         self.out = nn.Linear(hidden, characters)
 
     def forward(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        """Logits of the next characters, (N, T, V); the state goes from batch to batch."""
+        """Logits of the next characters, (N, T, V); stores the state for the next batch."""
         output, (h, c) = self.rnn(self.embedding(x), state)
         self.state = (h.detach(), c.detach())
         return self.out(output)
 
 
 def text() -> tuple[str, str]:
-    """What the text is, and the text."""
+    """Name of the text, and the text."""
     folder = Path(os.environ.get("LN_ZOO_DATA", "")) / "books"
     for path in sorted(folder.glob("*.tar.gz")):
         with tarfile.open(path) as archive:
@@ -59,7 +59,7 @@ def text() -> tuple[str, str]:
 
 
 def batches(data: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Inputs and targets, (N, T); each row goes on in the next batch."""
+    """Inputs and targets, (N, T); each row continues in the next batch."""
     length = (len(data) - 1) // BATCH
     rows = data[: length * BATCH].view(BATCH, length)
     targets = data[1 : length * BATCH + 1].view(BATCH, length)
@@ -67,13 +67,13 @@ def batches(data: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 
 def loss_of(model: nn.Module, x: Tensor, y: Tensor, state: object) -> Tensor:
-    """Nats a character."""
+    """Nats per character."""
     return F.cross_entropy(model(x, state).flatten(0, 1), y.flatten())
 
 
 @torch.no_grad()
 def perplexity(model: LanguageModel, data: list[tuple[Tensor, Tensor]]) -> float:
-    """Of a character, over held-out text."""
+    """Perplexity per character on held-out text."""
     model.eval()
     total, state = 0.0, None
     for x, y in data:
@@ -85,7 +85,7 @@ def perplexity(model: LanguageModel, data: list[tuple[Tensor, Tensor]]) -> float
 def train(
     model: LanguageModel, optimizer: torch.optim.Optimizer, data: list[tuple[Tensor, Tensor]]
 ) -> float:
-    """An epoch; gives the median time of an update, in milliseconds."""
+    """Train for an epoch; return the median time of an update in milliseconds."""
     model.train()
     times, state = [], None
     for x, y in data:
@@ -100,7 +100,7 @@ def train(
 
 
 def main(arguments: list[str] | None = None) -> dict[str, float]:
-    """Prints the table and gives its numbers."""
+    """Print the table and return its numbers."""
     parser = argparse.ArgumentParser(description="A plain language model, converted.")
     parser.add_argument("--characters", type=int, default=400_000, help="of text to train on")
     parser.add_argument("--hidden", type=int, default=128, help="units of the LSTM")
@@ -119,7 +119,7 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     train(model, optimizer, batches(data))
     found = {"plain, after an epoch": perplexity(model, held_out)}
 
-    # Only the recurrent layer: logits have no use for a common scale.
+    # Only the recurrent layer: normalised logits would lose their scale.
     uncalibrated = copy.deepcopy(model)
     ln_zoo.normalize_(uncalibrated, ln_zoo.LayerNorm(), include="rnn")
     found["converted"] = perplexity(uncalibrated, held_out)
@@ -131,7 +131,7 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     found["seconds of calibration"] = time.perf_counter() - start
     found["calibrated"] = perplexity(model, held_out)
 
-    # The optimizer goes on: parameters are the same objects, and the gains are added.
+    # The optimizer stays valid: parameters are the same objects, and gains are added.
     optimizer.add_param_group({"params": list(report.new_parameters.values())})
     found["ms an update, converted"] = train(model, optimizer, batches(data))
     found["converted, an epoch later"] = perplexity(model, held_out)

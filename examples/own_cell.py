@@ -1,9 +1,9 @@
-"""A recurrent cell of your own: a step, a description of it, and two classes of a line each.
+"""Define your own recurrent cell: a step function, a `Cell`, and two classes of one line each.
 
-Here are two: the minimal gated unit, whose terms are normalised apart as in the paper's GRU, and
-the GRU of Dreamer-like models, which normalises one product ``W [x; h]``. Both run with every
-norm, in several layers and both directions, over packed sequences. They run on the generic
-loop, which the logger ``ln_zoo`` says: kernels know the cells of ln_zoo alone.
+Two cells: the minimal gated unit, with separately normalised terms as in the paper's GRU, and the
+GRU of Dreamer, which normalises one product ``W [x; h]``. Both support every norm, several layers,
+both directions and packed sequences. They run on the generic loop, as the logger ``ln_zoo``
+reports; kernels exist only for the cells of ln_zoo.
 
     python examples/own_cell.py
 """
@@ -37,7 +37,7 @@ MGU_CELL = Cell(
     mgu_step,
     places=(
         Place("input", (1, 1), weight="ih"),
-        # The candidate's product waits for the gate: the two are normalised one after the other.
+        # The candidate's product needs the gate, so both are normalised separately.
         Place("recurrent", (1, 1), weight="hh", sums=False),
         Place("forget", (1,), products=("hh",)),
         Place("candidate", (1,), products=("hh",)),
@@ -48,7 +48,7 @@ MGU_CELL = Cell(
 
 
 class MGU(RecurrentLayer):
-    """Layers of minimal gated units; arguments as `ln_zoo.layers.RecurrentLayer` has them."""
+    """Layers of minimal gated units; arguments as `ln_zoo.layers.RecurrentLayer`."""
 
     cell = MGU_CELL
 
@@ -77,7 +77,7 @@ JOINT_GRU_CELL = Cell(
     "joint GRU",
     joint_gru_step,
     places=(
-        # A norm may act on the weights here, on their products only in the sum.
+        # Norms of weights act here; norms of products act on the sum.
         Place("input", (3,), weight="ih", sums=False),
         Place("recurrent", (3,), weight="hh", sums=False),
         Place("sum", (3,), products=("ih", "hh")),
@@ -100,7 +100,7 @@ class JointGRUCell(RecurrentCell):
 
 
 def main() -> None:
-    """Runs both over packed sequences."""
+    """Run both on packed sequences."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     torch.manual_seed(0)
     sequences = [torch.randn(length, 3) for length in (7, 4, 2)]

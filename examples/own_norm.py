@@ -1,10 +1,10 @@
-"""A norm of your own: a frozen dataclass with two methods, in every layer and model.
+"""Define your own norm: a frozen dataclass with two methods, for every layer and model.
 
     python examples/own_norm.py
     ln-zoo fit --config configs/quickstart.yaml --model.norm own_norm.PNorm   # in this folder
 
-It divides by the p-th root of the mean of |a|^p, with a gain: root mean square norm for p = 2, and
-less moved by a few large units for p = 1.
+It divides by the p-th root of the mean of |a|^p, with a gain: RMSNorm for p = 2, and more robust to
+a few large units for p = 1.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class PNorm(Norm):
 
 
 def main(updates: int = 120) -> dict[str, float]:
-    """Trains a classifier with it, and returns its error."""
+    """Train a classifier, and return its error."""
     torch.manual_seed(0)
     data = Digits(batch_size=64)
     data.setup()

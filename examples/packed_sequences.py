@@ -1,9 +1,9 @@
-"""Sequences of uneven lengths: packed, in both directions, with layer normalisation.
+"""Packed sequences of different lengths in a bidirectional LSTM with layer normalisation.
 
     python examples/packed_sequences.py
 
-A network learns which of four symbols a sequence began with, whatever its length. Packed sequences
-go in as for `torch.nn.LSTM`; no example sees the padding of a batch or depends on the others.
+A network learns which of four symbols a sequence starts with. It takes packed sequences like
+`torch.nn.LSTM`; outputs do not depend on padding or on other examples.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ class FirstSymbol(nn.Module):
 
 
 def batch(generator: torch.Generator, size: int = 16) -> tuple[list[Tensor], Tensor]:
-    """Sequences of lengths 2 to 20, unsorted, and what they begin with."""
+    """Sequences of lengths 2 to 20, unsorted, and their first symbols."""
     lengths = torch.randint(SHORTEST, LONGEST + 1, (size,), generator=generator).tolist()
     found = [torch.randint(SYMBOLS, (n,), generator=generator) for n in lengths]
     return found, torch.stack([sequence[0] for sequence in found])
 
 
 def packed(sequences: list[Tensor]) -> PackedSequence:
-    """The sequences packed, in any order."""
+    """Pack sequences in any order."""
     return pack_sequence(sequences, enforce_sorted=False)
 
 
 @torch.no_grad()
 def padding_is_not_seen(model: FirstSymbol, sequences: list[Tensor]) -> float:
-    """The largest difference of outputs in a batch from those of each sequence alone."""
+    """Largest difference between outputs in a batch and outputs of each sequence alone."""
     vectors = packed(sequences)
     output, _ = model.rnn(vectors._replace(data=model.embedding(vectors.data)))
     padded, lengths = pad_packed_sequence(output)
@@ -60,7 +60,7 @@ def padding_is_not_seen(model: FirstSymbol, sequences: list[Tensor]) -> float:
 
 
 def main(updates: int = 100) -> dict[str, float]:
-    """Trains, and returns the accuracy and the largest difference."""
+    """Train, and return the accuracy and the largest difference."""
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(0)
     model = FirstSymbol()

@@ -2,10 +2,9 @@
 
     python examples/reinforcement_learning.py
 
-Many environments run side by side. Each shows one of two cues, waits some steps, and then asks for
-it: only memory can answer. Their episodes end at different steps, where the next begins at once. In
-acting and in learning, ``reset=`` says at which steps a state starts anew, so a rollout is learned
-from in one call and gives the logits with which it was acted.
+Each of many environments shows one of two cues, waits, and then asks for it, so the policy needs
+memory. Episodes end at different steps, and the next one starts at once. ``reset=`` marks the steps
+at which states are reset, so learning runs a rollout in one call and computes the logits of acting.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ class Cues:
     """Environments (N) with observations (N, 4): two cues, waiting, and the question.
 
     Args:
-        number: of environments.
-        generator: of cues and waits.
+        number: number N of environments.
+        generator: random generator of cues and waits.
     """
 
     def __init__(self, number: int, generator: torch.Generator) -> None:
@@ -34,7 +33,7 @@ class Cues:
         self.begin(torch.ones(number, dtype=torch.bool))
 
     def begin(self, which: Tensor) -> None:
-        """New episodes in some of the environments."""
+        """Start new episodes in some environments."""
         number = (len(which),)
         cue = torch.randint(2, number, generator=self.generator)
         wait = torch.randint(2, LONGEST_WAIT + 1, number, generator=self.generator)
@@ -42,13 +41,13 @@ class Cues:
         self.first = which
 
     def observe(self) -> tuple[Tensor, Tensor]:
-        """What is seen, and where an answer is due."""
+        """Observations, and whether an answer is due."""
         asked = self.left == 0
         seen = torch.where(self.first, self.cue, torch.where(asked, 3, 2))
         return F.one_hot(seen, 4).float(), asked
 
     def step(self, action: Tensor) -> Tensor:
-        """Takes actions (N,) and gives rewards: 1 for a right answer."""
+        """Apply actions (N,); rewards are 1 for right answers."""
         asked = self.left == 0
         reward = (asked & (action == self.cue)).float()
         self.left = self.left - 1
@@ -73,7 +72,7 @@ class Policy(nn.Module):
 
 @torch.no_grad()
 def rollout(policy: Policy, cues: Cues, state: Tensor | None) -> tuple[dict[str, Tensor], Tensor]:
-    """Acts for some steps; what happened, each (T, N, ...), and the last state."""
+    """Act for some steps; return the trajectory, (T, N, ...) each, and the last state."""
     happened: dict[str, list[Tensor]] = {}
     for _ in range(STEPS):
         seen, asked = cues.observe()
@@ -89,7 +88,7 @@ def rollout(policy: Policy, cues: Cues, state: Tensor | None) -> tuple[dict[str,
 
 
 def main(updates: int = 60) -> dict[str, float]:
-    """Trains, and returns the success rate and how far learned logits are from acted ones."""
+    """Train; return the success rate and the difference of logits in learning and acting."""
     torch.manual_seed(0)
     policy = Policy()
     cues = Cues(ENVIRONMENTS, torch.Generator().manual_seed(0))
@@ -101,7 +100,7 @@ def main(updates: int = 60) -> dict[str, float]:
         logits, values, _ = policy(acted["seen"], before, acted["reset"])
         difference = max(difference, (logits - acted["logits"]).abs().max().item())
         asked, reward = acted["asked"], acted["reward"]
-        # An answer ends its episode, so that its reward is all that is to come.
+        # An answer ends its episode: its reward is the return.
         gain = (reward - values.detach())[asked]
         chosen = F.cross_entropy(logits[asked], acted["action"][asked], reduction="none")
         loss = (gain * chosen).mean() + F.mse_loss(values[asked], reward[asked])

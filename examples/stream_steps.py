@@ -1,10 +1,10 @@
-"""One time step at a time: a layer learns from whole sequences, a cell runs as samples arrive.
+"""Train a layer on whole sequences, then run its cell sample by sample.
 
     python examples/stream_steps.py
 
-The network predicts the next sample of a sum of two sines. The cell has the layer's weights and
-carries its own state; its predictions are those of the layer. A sample is one number, and layer
-norm of its products would leave its sign alone: so it acts on the state's.
+The network predicts the next sample of a sum of two sines. The cell has the layer's weights and a
+state, and gives the same predictions. Only the recurrent term is normalised: layer norm would
+reduce an input of one number to its sign.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Predictor(nn.Module):
 
 
 class Stream:
-    """The same, sample by sample."""
+    """The predictor, sample by sample."""
 
     def __init__(self, trained: Predictor) -> None:
         self.cell = trained.rnn.to_cell()
@@ -51,13 +51,13 @@ class Stream:
 
     @torch.no_grad()
     def push(self, sample: Tensor) -> Tensor:
-        """Takes a sample (N, 1) and gives what comes next."""
+        """Predict the next sample from a sample (N, 1)."""
         self.state = self.cell(sample, self.state)
         return self.out(self.state)
 
 
 def main(updates: int = 100) -> dict[str, float]:
-    """Trains, streams, and returns the error and the largest difference."""
+    """Train and stream; return the error and the largest difference."""
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(0)
     model = Predictor()
@@ -78,7 +78,7 @@ def main(updates: int = 100) -> dict[str, float]:
         steps.append(stream.push(sample))
         seconds.append(time.perf_counter() - start)
     predicted = torch.stack(steps)
-    # Before the phases are known there is nothing to predict from.
+    # The first samples are needed to infer the phases.
     error = F.mse_loss(predicted[50:], x[51:]).sqrt().item()
     difference = (predicted - whole).abs().max().item()
     print(f"root mean square error from sample 50 on: {error:.3f}; the signal's: 0.5")

@@ -1,9 +1,9 @@
-"""A loop of your own with Lightning Fabric: precision, devices and processes by two arguments.
+"""Your own training loop with Lightning Fabric, in mixed precision and on several devices.
 
     python examples/train_with_fabric.py
     python examples/train_with_fabric.py --precision bf16-mixed
 
-An LSTM with layer normalisation reads scikit-learn's digits row by row. The layers need nothing of
+An LSTM with layer normalisation reads scikit-learn's digits row by row. The layers do not depend on
 Lightning; statistics stay in float32 under mixed precision.
 """
 
@@ -22,7 +22,7 @@ from ln_zoo.data import Digits
 
 
 class RowReader(nn.Module):
-    """Logits (N, 10) of images (N, 1, 8, 8), a row a step."""
+    """Logits (N, 10) of images (N, 1, 8, 8), one row per step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class RowReader(nn.Module):
 
 
 def main(argv: Sequence[str] = ()) -> dict[str, float]:
-    """Trains, and returns the error on the test images."""
+    """Train, and return the error on the test images."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--precision", default="32-true")
     parser.add_argument("--devices", type=int, default=1)
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] = ()) -> dict[str, float]:
     data.setup()
     model = RowReader()
     model, optimizer = fabric.setup(model, torch.optim.Adam(model.parameters(), lr=3e-3))
-    # The data's own loaders share the examples out among processes.
+    # The loaders of the data module distribute examples over processes.
     for _ in range(arguments.epochs):
         for images, labels in data.train_dataloader():
             loss = F.cross_entropy(model(images), labels)

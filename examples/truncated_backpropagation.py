@@ -1,10 +1,10 @@
-"""Truncated backpropagation through time with Lightning: states go on, gradients do not.
+"""Truncated backpropagation through time with Lightning: states are carried, gradients are not.
 
     python examples/truncated_backpropagation.py
 
-Lightning 2 has no option for it. With manual optimisation it is a loop over pieces of a batch:
-after each piece the state is detached and the weights are updated. The task is to say what was
-seen ``delay`` steps ago; pieces are longer than that, whole sequences much longer.
+Lightning 2 has no option for it. With manual optimisation it is a loop over pieces of a batch, with
+a detached state and an update after each piece. The task is to recall the input of ``DELAY`` steps
+ago, which is shorter than a piece.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ State = tuple[Tensor, Tensor]
 
 
 class Delayed(LightningModule):
-    """Logits (T, N, 4) of what the input was some steps ago."""
+    """Logits (T, N, 4) of the input some steps ago."""
 
     def __init__(self, hidden: int = 32) -> None:
         super().__init__()
@@ -50,19 +50,19 @@ class Delayed(LightningModule):
 
 
 def pieces(batch: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Inputs (T, N) and what is to be said, piece by piece."""
+    """Inputs and targets (T, N), piece by piece."""
     return list(zip(batch[DELAY:].split(PIECE), batch[:-DELAY].split(PIECE), strict=True))
 
 
 def detached(state: State) -> State:
-    """The state, without what led to it."""
+    """Detach a state from its graph."""
     h, c = state
     return h.detach(), c.detach()
 
 
 @torch.no_grad()
 def evaluate(model: Delayed, batch: Tensor) -> tuple[float, float]:
-    """The accuracy, and how far pieces with a carried state differ from the whole sequence."""
+    """Accuracy, and difference between pieces with a carried state and the whole sequence."""
     whole, _ = model(batch[DELAY:])
     parts, state = [], None
     for piece, _ in pieces(batch):
@@ -73,7 +73,7 @@ def evaluate(model: Delayed, batch: Tensor) -> tuple[float, float]:
 
 
 def main(batches: int = 20) -> dict[str, float]:
-    """Trains, and returns accuracy, difference and updates."""
+    """Train, and return accuracy, difference and updates."""
     torch.manual_seed(0)
     data = torch.randint(SYMBOLS, (batches + 1, LENGTH + DELAY, 16))
     model = Delayed()

@@ -1,6 +1,6 @@
-"""A recurrent policy for `RecurrentPPO` of Stable-Baselines3, whose LSTMs may be normalised.
+"""A recurrent policy with normalised LSTMs for `RecurrentPPO` of Stable-Baselines3.
 
-It needs the package ``sb3-contrib``, and nothing else imports this module.
+It needs the package ``sb3-contrib``; no other module imports this one.
 """
 
 from __future__ import annotations
@@ -24,16 +24,14 @@ __all__ = ["LSTMPolicy"]
 class LSTMPolicy(RecurrentActorCriticPolicy or object):  # type: ignore[misc]
     """``MlpLstmPolicy`` of sb3-contrib, with LSTMs of this package.
 
-    Episodes that begin inside a sequence are resets of one call; sb3-contrib calls its LSTM once
-    for each step of such a batch. Without a norm, initial weights, outputs and gradients are the
-    same.
+    A batch with episodes that start inside a sequence is one call with resets; sb3-contrib calls
+    its LSTM once per step. Without a norm, initial weights, outputs and gradients are the same.
 
     Args:
-        *arguments: as for ``MlpLstmPolicy``. For pictures, set
-            ``features_extractor_class=NatureCNN``; for a dictionary of observations,
-            ``CombinedExtractor``.
+        *arguments: arguments of ``MlpLstmPolicy``. For images, set
+            ``features_extractor_class=NatureCNN``; for dictionaries, ``CombinedExtractor``.
         lstm_kwargs: further arguments of both LSTMs: ``{"norm": LayerNorm()}``.
-        **options: as for ``MlpLstmPolicy``.
+        **options: keyword arguments of ``MlpLstmPolicy``.
 
     Raises:
         ImportError: if sb3-contrib is not installed.
@@ -53,7 +51,7 @@ class LSTMPolicy(RecurrentActorCriticPolicy or object):  # type: ignore[misc]
             if plain is None:
                 continue
             sizes = plain.input_size, plain.hidden_size, plain.num_layers
-            with torch.random.fork_rng(devices=()):  # later draws are those of sb3-contrib
+            with torch.random.fork_rng(devices=()):  # keeps later random numbers
                 lstm = LSTM(*sizes, **self.lstm_kwargs)
             lstm.load_state_dict(plain.state_dict(), strict=False)
             lstm.reset_norm()

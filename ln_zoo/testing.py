@@ -1,5 +1,4 @@
-"""Test cases to subclass: name your norm or your cell, and pytest runs every check on it.
-`CellCase` is for recurrent cells. `NormCase` is for norms, and is used like this:
+"""Test cases to subclass for your own norms (`NormCase`) and recurrent cells (`CellCase`):
 
     from dataclasses import dataclass
 
@@ -46,7 +45,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from ln_zoo.analysis.dynamics import perturbation_growth
 from ln_zoo.analysis.gradient_flow import gradient_norms
 from ln_zoo.analysis.invariance import INVARIANT, VARIANT, invariance_table
-from ln_zoo.analysis.stepping import drawing
+from ln_zoo.analysis.stepping import cpu_seed
 from ln_zoo.layers import (
     GRU,
     LSTM,
@@ -99,19 +98,15 @@ _POSITIONS = (4, 3)
 
 
 def invariance_deviations(norm: Norm) -> dict[str, float]:
-    """The paper's Table 1 for a norm, by running it: how far each map moves a layer's output.
+    """The paper's Table 1 for a norm: deviation of a layer's output under each map.
 
-    What `ln_zoo.analysis.invariance_table` finds with ``eps = 0``, where the norm has that
-    field, since the paper's table holds exactly only then. Batch statistics are those of the whole
-    data set, taken again after the map; one example is also rescaled under frozen statistics
+    From `ln_zoo.analysis.invariance_table`, with ``eps = 0`` if the norm has that field. Batch
+    statistics are recomputed after the map; one example is also rescaled with frozen statistics
     (evaluation mode).
 
-    Args:
-        norm: the normalisation.
-
     Returns:
-        For each name of `ln_zoo.norms.INVARIANCES` the largest change of the output as a part of
-        its spread over the examples: rounding (below 1e-12) where the layer is invariant.
+        For each name of `ln_zoo.norms.INVARIANCES`, the largest change of the output, divided by
+        its spread over examples; below 1e-12 if the layer is invariant.
 
     Example:
         >>> from ln_zoo.norms import LayerNorm
@@ -475,7 +470,7 @@ class NormCase(_LayerCase):
                 f"{type(self).__name__}: layers has {', '.join(map(repr, sorted(unknown)))}; "
                 f"known are {', '.join(LAYERS)}"
             )
-        with drawing(0):
+        with cpu_seed(0):
             yield
 
     # The norm as a value
@@ -597,10 +592,10 @@ class NormCase(_LayerCase):
             twin = _twin(site)
             plain, own = _by_record(record, a), twin(a, 0)
             _assert_same(plain, own, f"{where} differs from normalize()")
-            # What a kernel tells the norm leaves the same traces.
+            # The record updates running statistics as the norm does.
             for name, buffer in twin.named_buffers():
-                told = site.get_buffer(name).double()
-                _assert_same(told, buffer.double(), f"{where} leaves another {name}")
+                updated = site.get_buffer(name).double()
+                _assert_same(updated, buffer.double(), f"{where} leaves another {name}")
             gradients = [
                 torch.autograd.grad(
                     (out * head).sum(), wanted, allow_unused=True, materialize_grads=True
@@ -696,7 +691,7 @@ class CellCase(_LayerCase):
     def _seed(self, under: Norm) -> Iterator[None]:
         """Sets the norm, and draws the same numbers in every run."""
         self.norm = under
-        with drawing(0):
+        with cpu_seed(0):
             yield
 
     # The cell

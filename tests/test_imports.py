@@ -24,11 +24,12 @@ BELOW = {
     "ops": set(),
     "norms": {"ops"},
     "layers": {"norms", "ops"},
-    "analysis": {"layers", "norms", "ops"},
+    "analysis": {"layers", "norms", "ops", "tables"},
     "conversion": {"layers", "norms", "ops"},
     "testing": {"analysis", "layers", "norms", "ops"},
     "rl": {"layers"},
     "files": set(),
+    "tables": set(),
     "packages": set(),
     "vocabulary": {"files"},
     "data": {"files", "vocabulary"},
@@ -36,7 +37,7 @@ BELOW = {
     "checkpoints": set(),
     "training_runs": set(),
     "signals": set(),
-    "plots": {"analysis", "metrics", "files"},
+    "plots": {"analysis", "metrics", "files", "tables"},
     "callbacks": {
         "plots",
         "checkpoints",
@@ -70,7 +71,17 @@ BELOW["cli"] = {"sweeps", "zoo"} | _ALL_BELOW_ZOO
 BELOW["__init__"] = {"zoo"} | _ALL_BELOW_ZOO
 BELOW["__main__"] = {"cli"}
 
-WITHOUT_LIGHTNING = ("ops", "norms", "layers", "analysis", "conversion", "export", "testing", "rl")
+WITHOUT_LIGHTNING = (
+    "ops",
+    "norms",
+    "layers",
+    "analysis",
+    "conversion",
+    "export",
+    "testing",
+    "rl",
+    "tables",
+)
 
 
 def room_of(path: Path, package: Path) -> str:

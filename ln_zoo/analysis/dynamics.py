@@ -1,13 +1,12 @@
-"""How stable hidden-to-hidden dynamics are: growth of perturbations, and of gradients, by step.
+"""Stability of hidden-to-hidden dynamics: growth of perturbations and gradients per step.
 
-The paper says (section 3.1) that under layer norm the dynamics of a recurrent network are much more
-stable. Here they are measured: Lyapunov exponents by renormalised tangent vectors and QR (Benettin
-et al. 1980), gradients by `ln_zoo.analysis.gradient_norms`, and where growth comes from.
+The paper (section 3.1) says that layer norm makes the dynamics of a recurrent network much more
+stable. This module measures Lyapunov exponents, by tangent vectors and QR (Benettin et al. 1980),
+gradients, by `ln_zoo.analysis.gradient_norms`, and the effect of each site.
 """
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import functools
 import math
@@ -25,7 +24,7 @@ from ln_zoo.analysis.stepping import (
     Statistics,
     check_arguments,
     check_sequences,
-    drawing,
+    cpu_seed,
     exact_cell,
     initial_states,
     layers_apart,
@@ -37,15 +36,15 @@ from ln_zoo.layers.cells import as_states, sites_by_role
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, RMSNorm, WeightNorm, batch_dependent
 from ln_zoo.ops import Cell, States, Weights
 from ln_zoo.ops.cells import Sites
+from ln_zoo.tables import markdown_table, write_csv
 
-#: How the weights of an untrained layer are drawn: as torch does, or by `orthogonal_init` with
-#: orthogonal matrices or the identity for the candidate state.
+#: Initialisation of an untrained layer: torch's, or `orthogonal_init` with this candidate.
 Start = Literal["torch", "orthogonal", "identity"]
 
-#: By role what comes into each site of a step, and what leaves it.
+#: Input and output of each site of a step, by role.
 Seen = dict[str, tuple[Tensor, Tensor]]
 
-#: From a network and a batch to a scalar.
+#: ``loss(network, batch)``, a scalar.
 NetworkLoss = Callable[[nn.Module, Any], Tensor]
 
 
@@ -58,35 +57,33 @@ def perturbation_growth(
     statistics: Statistics = "batch",
     seed: int = 0,
 ) -> Tensor:
-    """By how much small perturbations of a layer's states grow at each step, along a sequence.
+    """Growth of small perturbations of a layer's states at each step of a sequence.
 
-    ``count`` random orthonormal perturbations of all states (h, and c in an LSTM) are carried along
-    by the derivatives of the steps, and made orthonormal again after each by a QR decomposition;
-    the diagonal of R holds what they grew by. The mean over steps of its logarithm tends to the
-    Lyapunov exponents, the largest first. Derivatives are exact (forward mode), so perturbations
-    are infinitely small, and nothing over- or underflows.
+    ``count`` random orthonormal perturbations of all states (h, and c in an LSTM) are propagated by
+    the derivative of each step and re-orthonormalised by a QR decomposition; the diagonal of R is
+    their growth. The mean of its logarithm over steps tends to the Lyapunov exponents, the largest
+    first. Derivatives are exact (forward mode): perturbations are infinitesimal.
 
-    Where the norm mixes the examples of a batch, the batch as a whole is one system: a
-    perturbation of one example reaches the others through the statistics. Elsewhere, and under
-    batch norm with ``statistics="kept"``, each example has its own.
+    If the norm mixes the examples of a batch, the batch is one system, since a perturbation of one
+    example changes the statistics of all. Otherwise, and with ``statistics="kept"``, each example
+    is a system.
 
     Args:
-        layer: a recurrent layer of one layer and one direction, with any norm. Everything is
-            computed in its precision, ideally float64.
-        inputs: (T, N, I), also for a layer with ``batch_first``.
-        states: initial states, as for the layer, (1, N, H) each; default zeros.
+        layer: a recurrent layer with one layer and one direction; ideally in float64.
+        inputs: (T, N, I), also with ``batch_first``.
+        states: initial states, (1, N, H) each; default zeros.
         count: number k of perturbations.
-        statistics: of batch-dependent norms: ``"batch"``, those of this batch, as in training,
-            or ``"kept"``, the running ones, as in evaluation.
-        seed: draws the perturbations.
+        statistics: statistics of batch-dependent norms: ``"batch"``, as in training, or ``"kept"``,
+            the running ones, as in evaluation.
+        seed: seed of the perturbations.
 
     Returns:
-        Natural logarithms of the factors, (T, C, k): C systems, each example or the batch.
+        Natural logarithms of the growth, (T, C, k), for C systems.
 
     Raises:
         TypeError: if the layer is not a recurrent layer of `ln_zoo.layers`.
-        ValueError: for several layers or two directions, inputs that are not (T, N, I), other
-            statistics, or more perturbations than the states have dimensions.
+        ValueError: for several layers or two directions, inputs that are not (T, N, I), unknown
+            statistics, or a ``count`` above the size of the states.
         RuntimeError: if sizes do not fit.
 
     Example:
@@ -109,27 +106,19 @@ def lyapunov_exponents(
     statistics: Statistics = "batch",
     seed: int = 0,
 ) -> Tensor:
-    """The largest Lyapunov exponents of a layer that is driven by a sequence, per step.
+    """The largest Lyapunov exponents of a layer driven by a sequence, per step.
 
-    The means over steps of `perturbation_growth`, which says what the arguments are.
+    Means over steps of `perturbation_growth`; all arguments but ``skip`` are explained there.
 
     Args:
-        layer: a recurrent layer of one layer and one direction.
-        inputs: (T, N, I).
-        states: initial states; default zeros.
-        count: number k of exponents.
-        skip: steps at the start that are left out, in which perturbations turn into the directions
-            that grow most.
-        statistics: of batch-dependent norms, ``"batch"`` or ``"kept"``.
-        seed: draws the perturbations.
+        skip: initial steps to ignore, in which perturbations turn towards the directions of
+            largest growth.
 
     Returns:
-        Natural logarithms per step, (C, k), for each example, or for the batch; above 0
-        perturbations grow.
+        Natural logarithms per step, (C, k), for C systems; perturbations grow if above 0.
 
     Raises:
-        TypeError, RuntimeError: as for `perturbation_growth`.
-        ValueError: as for `perturbation_growth`, and if ``skip`` leaves no step.
+        ValueError: as `perturbation_growth`, and if ``skip`` leaves no step.
 
     Example:
         >>> from ln_zoo.layers import RNN
@@ -148,15 +137,15 @@ def lyapunov_exponents(
 
 @dataclasses.dataclass(frozen=True)
 class SiteGains:
-    """What normalisation does to a perturbation on its way through a step.
+    """Effect of normalisation on a perturbation within a step.
 
     Args:
-        gains: by the role of each site that sees the states: the size (root of the mean square over
-            features, examples and steps) of the perturbation behind it, in units of that before it.
-            Where pre-activations are not normalised it is 1. Layer norm multiplies by gain / sigma,
-            and takes out the two directions that statistics absorb.
-        share: the part of the variance of the gates' summed inputs, both terms taken as they enter
-            the sum, that comes from the state: what the input adds carries no perturbation.
+        gains: for each site that sees the states, by role: root mean square of the perturbation
+            (over features, examples and steps) after the site, divided by that before it. 1 without
+            normalisation of pre-activations. Layer norm multiplies by gain / sigma, and removes the
+            two directions that statistics absorb.
+        share: fraction of the mean square of the gates' summed inputs that comes from the state;
+            the input term carries no perturbation.
     """
 
     gains: dict[str, float]
@@ -172,18 +161,7 @@ def site_gains(
     statistics: Statistics = "batch",
     seed: int = 0,
 ) -> SiteGains:
-    """Where the perturbation of `lyapunov_exponents` grows: its size behind and before each site.
-
-    Args:
-        layer: a recurrent layer of one layer and one direction.
-        inputs: (T, N, I).
-        states: initial states; default zeros.
-        skip: steps at the start that are left out.
-        statistics: of batch-dependent norms, ``"batch"`` or ``"kept"``.
-        seed: draws the perturbation.
-
-    Raises:
-        ValueError: as for `lyapunov_exponents`.
+    """Growth of the perturbation of `lyapunov_exponents` at each site; arguments as there.
 
     Example:
         >>> from ln_zoo.layers import LSTM
@@ -202,9 +180,9 @@ class _Passage:
     """Mean squares in one step.
 
     Args:
-        squares: by role, of the perturbation before the site and behind it.
-        recurrent: of what the state adds to the sums.
-        input: of what the input adds to them.
+        squares: of the perturbation before and after each site, by role.
+        recurrent: of the recurrent term of the sums.
+        input: of the input term.
     """
 
     squares: dict[str, tuple[float, float]]
@@ -231,7 +209,7 @@ def _carry(
     statistics: Statistics,
     seed: int,
 ) -> tuple[Tensor, list[_Passage]]:
-    """Carries perturbations along: `perturbation_growth`, and how the first passed each step."""
+    """`perturbation_growth`, and the mean squares of the first perturbation in each step."""
     given = initial_states("perturbation_growth", layer, inputs, states)
     cell = exact_cell(layer)
     examples = inputs.shape[1]
@@ -239,10 +217,10 @@ def _carry(
     widths = [state.shape[-1] for state in given]
     size = sum(widths) * examples // systems
     if not 1 <= count <= size:
-        raise ValueError(f"count must lie in 1, ..., {size}, the size of the states, got {count}")
+        raise ValueError(f"count must be from 1 to {size}, the size of the states, got {count}")
     generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randn(systems, size, count, generator=generator, dtype=torch.float64)
-    frame = torch.linalg.qr(drawn.to(inputs)).Q  # (C, D, k)
+    random = torch.randn(systems, size, count, generator=generator, dtype=torch.float64)
+    frame = torch.linalg.qr(random.to(inputs)).Q  # (C, D, k)
     logs: list[Tensor] = []
     passages: list[_Passage] = []
 
@@ -274,7 +252,7 @@ def _carry(
         return after
 
     with torch.no_grad(), measuring(layer, statistics):
-        # Contiguous: forward mode refuses one state that was expanded to all examples.
+        # Forward mode refuses expanded states.
         run_steps(layer, inputs, tuple(state[0].contiguous() for state in given), step)
     return torch.stack(logs), passages
 
@@ -282,7 +260,7 @@ def _carry(
 def _passage(cell: Cell, wx: Tensor, sums: Seen, tangents: Seen) -> _Passage:
     seen = [place for place in cell.places if place.role in sums]
     of_state = [sums[place.role][1] for place in seen if place.products == ("hh",)]
-    if not of_state:  # as in a simple RNN, with one site for the sum of both terms
+    if not of_state:  # a simple RNN: one site for the sum of both terms
         of_state = [sums[place.role][0] - wx for place in seen if len(place.products) == 2]
     recurrent = torch.cat(of_state, dim=-1) if of_state else wx.new_full((1,), math.nan)
     squares = {
@@ -298,7 +276,7 @@ def _mean_square(a: Tensor) -> float:
 
 def _check_skip(skip: int, steps: int) -> None:
     if not 0 <= skip < steps:
-        raise ValueError(f"skip must lie in 0, ..., {steps - 1} for {steps} steps, got {skip}")
+        raise ValueError(f"skip must be from 0 to {steps - 1} for {steps} steps, got {skip}")
 
 
 # Whole measurements
@@ -309,12 +287,12 @@ class Dynamics:
     """Growth of perturbations and of gradients in one layer.
 
     Args:
-        group: what is shown together, such as the kind of the layer.
-        name: of the layer within it: words, of which the first chooses the colour of its curves.
-        growth: what `perturbation_growth` gave, (T, C, k).
-        sites: what `site_gains` gave.
-        gradients: what `gradient_norms` gave, (T,).
-        skip: steps at the start that are left out of the numbers below.
+        group: panel of the picture, such as the kind of the layer.
+        name: name of the layer in its group; the first word sets the colour of its curves.
+        growth: result of `perturbation_growth`, (T, C, k).
+        sites: result of `site_gains`.
+        gradients: result of `gradient_norms`, (T,).
+        skip: initial steps that the properties ignore.
     """
 
     group: str
@@ -331,17 +309,17 @@ class Dynamics:
 
     @property
     def sizes(self) -> Tensor:
-        """Logarithms of the size of a perturbation that was 1, after each step, (T,)."""
+        """Logarithm of the size of a perturbation of size 1 after each step, (T,)."""
         return self.growth[..., 0].mean(1).cumsum(0)
 
     @property
     def factor(self) -> float:
-        """By what a perturbation grows per step in the long run: e to the mean first exponent."""
+        """Growth of a perturbation per step: e to the mean first exponent."""
         return math.exp(float(self.exponents[:, 0].mean()))
 
     @property
     def gradient_factor(self) -> float:
-        """By what the gradient grows per step on its way back from the last step to the first."""
+        """Growth of the gradient per step, from the last step back to the first."""
         norms = self.gradients[self.skip :].log()
         return math.exp(float(norms[0] - norms[-1]) / max(1, len(norms) - 1))
 
@@ -359,22 +337,18 @@ def hidden_dynamics(
     statistics: Statistics = "batch",
     seed: int = 0,
 ) -> Dynamics:
-    """All measurements of one layer on one batch of sequences.
+    """All measurements of one layer, trained or not, on one batch of sequences.
+
+    Further arguments: see `perturbation_growth`.
 
     Args:
-        layer: a recurrent layer of one layer and one direction, trained or not.
-        inputs: (T, N, I), in the layer's precision, ideally float64.
-        states: initial states; default zeros.
-        group: for tables and pictures, as in `Dynamics`; default: the layer's class.
-        name: likewise; default: its norm's class.
-        loss: of the outputs, as for `gradient_norms`.
-        count: number of exponents.
-        skip: steps at the start to leave out; default: a quarter of them.
-        statistics: of batch-dependent norms, ``"batch"`` or ``"kept"``.
-        seed: of the perturbations.
+        group: see `Dynamics`; default: the layer's class.
+        name: see `Dynamics`; default: its norm's class.
+        loss: loss of the outputs; see `gradient_norms`.
+        skip: initial steps to ignore; default: a quarter.
 
     Raises:
-        ValueError: as for `lyapunov_exponents` and `gradient_norms`.
+        ValueError: as `lyapunov_exponents` and `gradient_norms`.
 
     Example:
         >>> from ln_zoo.layers import LSTM
@@ -411,30 +385,28 @@ def initial_dynamics(
     skip: int | None = None,
     seed: int = 0,
 ) -> Iterator[Dynamics]:
-    """`hidden_dynamics` of untrained layers, for each norm and each gain, one after another.
+    """`hidden_dynamics` of untrained layers, for each norm and each gain.
 
-    All start with the same weights and initial states. Batch statistics are those of the batch.
+    All have the same initial weights and states, and use batch statistics.
 
     Args:
-        inputs: (T, N, I); everything is computed in their precision, ideally float64.
+        inputs: (T, N, I), in the precision to compute in, ideally float64.
         cell: the kind of layer, or a class of your own.
         hidden_size: size H of its states.
-        norms: classes of norms. There is a layer for each gain where a class has one, and
-            where it has a scale of its weights' rows (`WeightNorm`), which is set to the gain: so
-            pre-activations of inputs of variance 1 have the same size as under the others. Without
-            either there is one layer.
+        norms: classes of norms: a layer for each gain if the class has a gain or, like
+            `WeightNorm`, a scale of its weights' rows, which is set to the gain, so that
+            pre-activations have the same size for inputs of variance 1; otherwise one layer.
         gains: the gains.
-        start: how weights are drawn: ``"torch"``, uniform in +-1 / sqrt(H); or ``"orthogonal"`` and
-            ``"identity"``, as `ln_zoo.layers.orthogonal_init` has it, with the candidate's
-            recurrent weights so, and an LSTM's forget bias of 1.
-        recurrent_scale: multiplies the recurrent weights after that.
+        start: ``"torch"``, weights uniform in +-1 / sqrt(H); or the candidate of
+            `ln_zoo.layers.orthogonal_init`, with an LSTM's forget bias of 1.
+        recurrent_scale: factor of the initial recurrent weights.
         noise: standard deviation of the initial h; other states start at 0.
         count: number of exponents.
-        skip: steps at the start to leave out; default: a quarter of them.
-        seed: of weights, initial states and perturbations.
+        skip: initial steps to ignore; default: a quarter.
+        seed: seed of weights, initial states and perturbations.
 
     Raises:
-        TypeError: for norms that are not classes of norms.
+        TypeError: if a norm is not a class of norms.
         ValueError: for an unknown cell or start, or inputs that are not (T, N, I).
 
     Example:
@@ -453,7 +425,7 @@ def initial_dynamics(
             scales = gains if gain is None and norm.weight_scale is not None else (None,)
             for scale in scales:
                 generator = torch.Generator().manual_seed(seed)
-                with drawing(seed):
+                with cpu_seed(seed):
                     layer = cls_of_layer(features, hidden_size, norm=norm, dtype=inputs.dtype)
                 if start != "torch":
                     orthogonal_init(layer, start, generator=generator)
@@ -462,10 +434,10 @@ def initial_dynamics(
                 layer.reset_norm()
                 if scale is not None:
                     _set_scale(layer, scale)
-                layer = layer.to(inputs.device)  # drawn on the CPU: the same on every device
+                layer = layer.to(inputs.device)  # after cpu_seed on the CPU, for equal numbers
                 zeros = inputs.new_zeros(1, examples, hidden_size)
-                drawn = torch.randn(zeros.shape, generator=generator, dtype=torch.float64)
-                h = zeros + noise * drawn.to(zeros)
+                random = torch.randn(zeros.shape, generator=generator, dtype=torch.float64)
+                h = zeros + noise * random.to(zeros)
                 others = [zeros] * (len(layer.cell.states) - 1)
                 shown = gain if scale is None else scale
                 words = [cls.__name__, *([] if shown is None else [f"{shown:g}"])]
@@ -502,37 +474,33 @@ def network_dynamics(
     statistics: Statistics = "kept",
     seed: int = 0,
 ) -> dict[str, Dynamics]:
-    """`hidden_dynamics` of each recurrent layer of a network, at what it reads there.
+    """`hidden_dynamics` of each recurrent layer of a network, on its inputs in the network.
 
-    Each layer is a system of its own, driven by what the rest of the network gives it on the batch:
-    the layers below, and initial states. Gradients are those of the network's loss, through all
-    that is above the layer. Of layers in one module (``num_layers``) each is measured.
+    Each layer is a system driven by the layers below and its initial states. Gradients are those of
+    the network's loss, through the layers above. The layers of one module (``num_layers``) are
+    measured separately.
 
-    Layers are those of `ln_zoo.layers` that the network calls once with whole
-    sequences. Left out are cells in a loop of the network's own, such as `WindowLSTM`'s, whose
-    inputs depend on their states.
+    Measured are layers of `ln_zoo.layers` that the network calls once with whole sequences, not
+    cells in a loop of the network (such as `WindowLSTM`'s), whose inputs depend on their states.
 
     Args:
-        network: any module, ideally in float64. It is run in evaluation mode, and left as it
-            was.
-        batch: what the loss is given; of sequences of one length.
-        loss: calls the network: ``loss(network, batch)`` is the scalar whose gradients are
-            measured.
-        steps: the first steps of each layer, if there are more; what is above the layer then gets
-            as many outputs, so it must not need all. Default: all.
+        network: any module, ideally in float64; runs in evaluation mode, and is restored.
+        batch: argument of the loss; sequences must have one length.
+        loss: ``loss(network, batch)``, a scalar.
+        steps: measure only the first steps; layers above get as many outputs. Default: all.
         count: number of exponents.
-        skip: steps at the start to leave out; default: a quarter of them.
-        statistics: of batch-dependent norms, ``"batch"`` or ``"kept"``.
-        seed: of the perturbations, and of what the network draws on the CPU.
+        skip: initial steps to ignore; default: a quarter.
+        statistics: see `perturbation_growth`.
+        seed: seed of the perturbations, and of random numbers of the network on the CPU.
 
     Returns:
-        Measurements by the name of the module, in the order of the network's pass; of several
-        layers in one ``name.l0``, ``name.l1``, .... That is also the name in each.
+        Measurements by module name, ``name.l0``, ``name.l1``, ... for several layers in one module,
+        in the order of the forward pass.
 
     Raises:
-        ValueError: if there is no such layer, or one that has two directions or zoneout, reads
-            packed or single sequences, is given resets or a mask, or is called more than once; and
-            as `hidden_dynamics`.
+        ValueError: if there is no such layer, or a layer has two directions or zoneout, reads
+            packed or single sequences, gets resets or a mask, or is called more than once; and as
+            `hidden_dynamics`.
 
     Example:
         >>> from ln_zoo.layers import LSTM
@@ -542,7 +510,7 @@ def network_dynamics(
         ['0.l0', '0.l1']
     """
     found: dict[str, Dynamics] = {}
-    with drawing(seed), measuring(network, statistics):
+    with cpu_seed(seed), measuring(network, statistics):
         for place, (layer, inputs, states) in _calls(network, batch, loss).items():
             parts = layers_apart("network_dynamics", layer)
             own = [_own_states(states, number) for number in range(len(parts))]
@@ -569,7 +537,7 @@ def network_dynamics(
 def _calls(
     network: nn.Module, batch: Any, loss: NetworkLoss
 ) -> dict[str, tuple[RecurrentLayer, Tensor, Tensor | States | None]]:
-    """Recurrent layers by name, with the inputs (T, N, I) and states they get on the batch."""
+    """Recurrent layers by name, with their inputs (T, N, I) and states on the batch."""
     calls: dict[str, tuple[RecurrentLayer, Tensor, Tensor | States | None]] = {}
 
     def called(name: str, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -577,18 +545,17 @@ def _calls(
         inputs, shown = given["input"], f"{type(layer).__name__} {name}".strip()
         if name in calls:
             raise ValueError(
-                f"network_dynamics takes layers that run once in a pass, and {shown} runs more "
-                "than once"
+                f"network_dynamics takes layers that run once in a pass, {shown} runs repeatedly"
             )
         if isinstance(inputs, PackedSequence):
             raise ValueError(
-                f"network_dynamics takes sequences of one length, and {shown} reads packed ones"
+                f"network_dynamics takes sequences of one length, {shown} reads packed ones"
             )
         for argument in ("reset", "mask"):
             if given.get(argument) is not None:
                 raise ValueError(
-                    f"network_dynamics takes sequences without resets and padding, and {shown} is "
-                    f"given {argument}: call it without, on sequences that need none"
+                    f"network_dynamics takes sequences without resets and padding, {shown} gets "
+                    f"{argument}: use a batch that needs neither"
                 )
         if layer.batch_first and inputs.dim() == 3:
             inputs = inputs.transpose(0, 1)
@@ -608,14 +575,14 @@ def _calls(
             hook.remove()
     if not calls:
         raise ValueError(
-            "network_dynamics needs recurrent layers of ln_zoo that read whole sequences; this "
+            "network_dynamics needs recurrent layers of ln_zoo that read whole sequences, this "
             f"{type(network).__name__} runs none"
         )
     return calls
 
 
 def _own_states(states: Tensor | States | None, number: int) -> Tensor | States | None:
-    """Of the initial states of several layers those of one."""
+    """Initial states of one of several layers."""
     if states is None or isinstance(states, Tensor):
         return None if states is None else states[number : number + 1]
     return tuple(state[number : number + 1] for state in states)
@@ -629,25 +596,19 @@ def _loss_above(
     above: Sequence[tuple[RecurrentLayer, Tensor | States | None]],
     outputs: Tensor,
 ) -> Tensor:
-    """The loss of a network in which these are the outputs of one layer of a module.
+    """The network's loss, given outputs (T, N, H) of one of the layers of a module.
 
-    Args:
-        network: as for `network_dynamics`.
-        batch: likewise.
-        loss: likewise.
-        layer: the module.
-        above: its further layers, with their initial states.
-        outputs: (T, N, H).
+    ``above`` has the further layers of the module, with their initial states.
     """
     for part, states in above:
         outputs, _ = part(outputs, states)
-    with _giving(layer, outputs):
+    with _outputs_replaced(layer, outputs):
         return loss(network, batch)
 
 
 @contextmanager
-def _giving(layer: RecurrentLayer, outputs: Tensor) -> Iterator[None]:
-    """Within it the layer gives these outputs (T, N, H), and the last of them as its last h."""
+def _outputs_replaced(layer: RecurrentLayer, outputs: Tensor) -> Iterator[None]:
+    """Replace a layer's outputs by (T, N, H), and its last h by the last of them."""
 
     def replaced(_: nn.Module, args: Any, given: tuple[Any, Any]) -> tuple[Any, Any]:
         last = as_states(type(layer).__name__, layer.cell, given[1])
@@ -664,17 +625,14 @@ def _giving(layer: RecurrentLayer, outputs: Tensor) -> Iterator[None]:
         hook.remove()
 
 
-# Showing it
+# Tables
 
 
 def dynamics_table(found: Sequence[Dynamics]) -> str:
-    """A Markdown table: growth per step of perturbations and gradients, and what sites do to it.
-
-    Args:
-        found: measurements of any layers.
+    """A Markdown table of growth per step of perturbations and gradients, and gains of sites.
 
     Raises:
-        ValueError: if there are none.
+        ValueError: without measurements.
     """
     _check_some("dynamics_table", found)
     most = max(each.growth.shape[-1] for each in found)
@@ -688,12 +646,12 @@ def dynamics_table(found: Sequence[Dynamics]) -> str:
         "share of the state in the pre-activations",
         "gains of the sites",
     ]
-    lines = [f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 1)]
+    rows = []
     for each in found:
         first = each.exponents[:, 0]
         spread = f" ({float(first.min()):.4f} to {float(first.max()):.4f})" * (len(first) > 1)
         others = [f"{value:.4f}" for value in each.exponents[:, 1:].mean(0).tolist()]
-        cells = [
+        row = [
             f"{each.group} {each.name}".strip(),
             _percent(each.factor),
             f"{float(first.mean()):.4f}{spread}",
@@ -703,8 +661,8 @@ def dynamics_table(found: Sequence[Dynamics]) -> str:
             f"{each.sites.share:.2f}",
             ", ".join(f"{role} {gain:.3g}" for role, gain in each.sites.gains.items()),
         ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append(row)
+    return markdown_table(head, rows, numeric=len(head) - 1)
 
 
 def _check_some(caller: str, found: Sequence[Dynamics]) -> None:
@@ -717,20 +675,13 @@ def _percent(factor: float) -> str:
 
 
 def write_dynamics(found: Sequence[Dynamics], path: Path) -> None:
-    """Writes a CSV file: group, layer, step, logarithm of a perturbation, gradient norm.
+    """Write a CSV file: group, layer, step t from 1, log size of a perturbation, gradient norm.
 
-    Steps are t = 1, ..., T; the logarithm is the sum of what it grew by up to that step, and the
-    mean over the examples.
-
-    Args:
-        found: measurements of any layers.
-        path: the file.
+    The logarithm is the mean over examples (`Dynamics.sizes`).
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["group", "layer", "t", "log_perturbation", "gradient_norm"])
-        for each in found:
-            pairs = zip(each.sizes.tolist(), each.gradients.tolist(), strict=True)
-            for t, (size, norm) in enumerate(pairs, 1):
-                writer.writerow([each.group, each.name, t, f"{size:.5g}", f"{norm:.4g}"])
+    rows = (
+        [each.group, each.name, t, f"{size:.5g}", f"{norm:.4g}"]
+        for each in found
+        for t, (size, norm) in enumerate(zip(each.sizes, each.gradients, strict=True), 1)
+    )
+    write_csv(path, ["group", "layer", "t", "log_perturbation", "gradient_norm"], rows)

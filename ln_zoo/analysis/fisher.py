@@ -1,11 +1,11 @@
-"""The geometry of learning of normalised generalised linear models (Ba et al. 2016, section 5.2).
+"""Fisher information of normalised generalised linear models (Ba et al. 2016, section 5.2).
 
-A layer of H units with outputs y from an exponential family, and the Fisher information of its
-parameters: exactly, by Jacobians; in the closed forms of the source, as they are and as they are
-printed; from sampled outputs; and as the KL divergence sees it. Sums over examples are expectations
-over the data, and batch norm's statistics are those of all examples, differentiated through.
+For a layer of H units with outputs y from an exponential family: exact, by Jacobians; in the closed
+forms of the paper, corrected and as printed; from sampled outputs; and from the KL divergence.
+Expectations over the data are means over examples; batch norm's statistics are those of all
+examples, and are differentiated through.
 
-Numbers of equations are those of Ba et al. 2016 (arXiv 1607.06450), from 13 in its supplement.
+Equation numbers are those of Ba et al. 2016 (arXiv 1607.06450); from 13 on, of its supplement.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from torch.nn import functional as F
 Family = Literal["gaussian", "bernoulli", "categorical"]
 Normalization = Literal["none", "bn", "wn", "ln"]
 
-#: Sampled outputs held at a time, in numbers.
+#: Numbers of sampled outputs in memory at a time.
 _CHUNK = 1_000_000
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GLM:
-    """A generalised linear model of H units, normalised or not, together with its data.
+    """A generalised linear model of H units, normalised or not, with its data.
 
     Summed inputs a = W x are normalised to z = (a - mu) / sigma and give the natural parameters
     s = g * z + b of the outputs, log P(y | x) = (s y - eta(s)) / phi + c(y, phi) (eq. 10), with
@@ -39,22 +39,20 @@ class GLM:
     * ``"ln"``: mu and sigma mean and standard deviation of a over the units of each example.
 
     Args:
-        inputs: x of all examples, (N, D); each counts 1 / N in an expectation. All tensors are of
-            one precision, ideally float64.
-        weight: W, a row w_i for each unit, (H, D).
+        inputs: x of all examples, (N, D). All tensors have one dtype, ideally float64.
+        weight: W with rows w_i, (H, D).
         bias: b, (H,).
-        gain: g, (H,); ``None`` exactly for ``norm="none"``.
+        gain: g, (H,); ``None`` for ``norm="none"`` only.
         family: ``"gaussian"``: H independent outputs of variance phi; ``"bernoulli"``: H
-            independent outputs of 0 or 1; ``"categorical"``: a softmax over H classes, outputs
-            one-hot.
+            independent outputs 0 or 1; ``"categorical"``: a softmax over H classes, one-hot.
         norm: the normalisation.
         dispersion: phi, positive; 1 for families other than ``"gaussian"``.
-        eps: added to the variances of ``"bn"`` and ``"ln"``. All closed forms hold with it,
-            invariance to the scale of weights and data only without.
+        eps: added to the variances of ``"bn"`` and ``"ln"``. The closed forms hold for any eps,
+            invariance to the scale of weights and data only for 0.
 
     Raises:
-        TypeError: for tensors of several precisions, or of whole numbers.
-        ValueError: if sizes, names or numbers do not fit together; for a sigma of 0.
+        TypeError: unless tensors have one floating-point dtype.
+        ValueError: if sizes, names or values do not fit; for a sigma of 0.
 
     Example:
         >>> x = torch.tensor([[1.0, 2.0], [3.0, -1.0], [0.0, 1.0]])
@@ -122,7 +120,7 @@ class GLM:
         self._check_sigma()
 
     def _check_sigma(self) -> None:
-        """Refuses to divide by 0, or by what rounding has left of it."""
+        """Raise ValueError if a sigma is 0, up to rounding."""
         if self.norm == "none" or self.eps:
             return
         with torch.no_grad():
@@ -168,11 +166,11 @@ class GLM:
         return torch.cat(parts, dim=1).flatten()
 
     def with_parameters(self, theta: Tensor) -> GLM:
-        """The same model at other parameters (P,), in the order of `parameters`.
+        """The model with other parameters (P,), in the order of `parameters`.
 
         Raises:
-            TypeError: for another precision.
-            ValueError: for another number.
+            TypeError: for another dtype.
+            ValueError: for another size.
         """
         expected = self.units * (self.features + (1 if self.gain is None else 2))
         if theta.shape != (expected,):
@@ -182,7 +180,7 @@ class GLM:
         rows = theta.view(self.units, -1)
         gain = None if self.gain is None else rows[:, self.features + 1]
         weight, bias = rows[:, : self.features], rows[:, self.features]
-        # Not checked anew: values cannot be looked at wherever derivatives are taken.
+        # Without __post_init__, whose checks fail inside torch.func transforms.
         moved = copy.copy(self)
         for name, value in (("weight", weight), ("bias", bias), ("gain", gain)):
             object.__setattr__(moved, name, value)
@@ -238,10 +236,10 @@ class GLM:
 
 
 def check_dispersion(family: Family, dispersion: float) -> None:
-    """Refuses a phi that outputs of this family cannot have.
+    """Check phi.
 
     Raises:
-        ValueError: unless it is positive and finite, and for families other than ``"gaussian"`` 1.
+        ValueError: unless it is positive and finite, and 1 for families other than ``"gaussian"``.
     """
     if not 0 < dispersion < math.inf or (family != "gaussian" and dispersion != 1):
         wanted = "positive, and finite" if family == "gaussian" else f"1 for {family}"
@@ -253,7 +251,7 @@ def _sizes(*tensors: Tensor) -> str:
 
 
 def _distribution(model: GLM, s: Tensor) -> distributions.Distribution:
-    # Not validated: values cannot be looked at where derivatives are taken.
+    # Validation fails inside torch.func transforms.
     if model.family == "gaussian":
         normal = distributions.Normal(s, model.dispersion**0.5, validate_args=False)
         return distributions.Independent(normal, 1, validate_args=False)
@@ -264,13 +262,12 @@ def _distribution(model: GLM, s: Tensor) -> distributions.Distribution:
 
 
 def _generator(model: GLM, seed: int) -> torch.Generator:
-    # Apart from the generator that data of the same seed come from: its numbers again would be
-    # outputs that depend on the inputs.
+    # Another stream than the data of the same seed, whose numbers would correlate with outputs.
     return torch.Generator(model.weight.device).manual_seed(seed ^ 0x5DEECE66)
 
 
 def _sample(model: GLM, s: Tensor, draws: int, generator: torch.Generator) -> Tensor:
-    # Not by `distributions`, which know no generator of one's own.
+    # `torch.distributions` takes no generator.
     if model.family == "categorical":
         classes = s.softmax(1).multinomial(draws, replacement=True, generator=generator)
         return F.one_hot(classes.T, model.units).to(s)
@@ -290,19 +287,19 @@ def random_glm(
     seed: int = 0,
     dispersion: float = 1.0,
 ) -> GLM:
-    """A model with random parameters and data, float64.
+    """A model with random parameters and data, float64; arguments as in `GLM`.
 
-    Inputs are normal with variance 1 about a mean of about 1/2, weights normal with variance 1 / D,
-    biases with variance 1/4, gains uniform in [1/2, 3/2]. Models of one seed and size have the same
-    inputs, weights and biases, whatever their family and norm.
+    Inputs are normal with variance 1 and a random mean (normal, variance 1/4), weights normal with
+    variance 1 / D, biases with variance 1/4, gains uniform in [1/2, 3/2]. Models with the same seed
+    and sizes have equal inputs, weights and biases.
 
     Args:
-        family: of the outputs.
+        family: family of the outputs.
         norm: the normalisation.
         units: H.
         features: D.
         examples: N.
-        seed: of everything.
+        seed: seed of parameters and data.
         dispersion: phi.
 
     Example:
@@ -324,13 +321,9 @@ def random_glm(
 
 
 def exact_fisher(model: GLM) -> Tensor:
-    """F = E_x[J^T C J] / phi^2 with the Jacobian J of s by all parameters (eq. 9).
+    """F = E_x[J^T C J] / phi^2, (P, P), with the Jacobian J of s by all parameters (eq. 9).
 
-    The Jacobian comes from automatic differentiation, through batch norm's statistics as well. It
-    needs memory for N H P numbers.
-
-    Returns:
-        (P, P), in the order of `GLM.parameters`.
+    Automatic differentiation, batch norm's statistics included; the Jacobian has N H P numbers.
 
     Example:
         >>> exact_fisher(random_glm("categorical", "bn")).shape
@@ -340,9 +333,9 @@ def exact_fisher(model: GLM) -> Tensor:
 
 
 def monte_carlo_fisher(model: GLM, draws: int, seed: int = 0) -> Tensor:
-    """The mean of score score^T over outputs drawn from the model (eq. 9); its limit is F.
+    """Mean of score score^T over outputs drawn from the model (eq. 9), (P, P).
 
-    Its error falls as 1 / sqrt(N draws).
+    It tends to F with an error of order 1 / sqrt(N draws).
 
     Args:
         model: the model.
@@ -371,22 +364,19 @@ def monte_carlo_fisher(model: GLM, draws: int, seed: int = 0) -> Tensor:
 
 
 def empirical_fisher(model: GLM, targets: Tensor) -> Tensor:
-    """The mean of score score^T over the labels of a data set.
+    """Mean of score score^T over given labels, (P, P).
 
-    This is not the Fisher information, whose outputs are the model's own: the two agree only where
-    the labels are distributed as the model has it, and in the limit of many examples.
+    This is not the Fisher information, an expectation over the model's own outputs: they agree only
+    for labels distributed as the model predicts, in the limit of many examples.
 
     Args:
         model: the model.
-        targets: outputs, (N, H), of ``"bernoulli"`` each 0 or 1; of ``"categorical"`` one-hot, or
-            class indices (N,) from 0 to H - 1.
-
-    Returns:
-        (P, P).
+        targets: outputs, (N, H): 0 or 1 for ``"bernoulli"``; one-hot, or class indices (N,) from 0
+            to H - 1, for ``"categorical"``.
 
     Raises:
         TypeError: for class indices that are not integers.
-        ValueError: if sizes do not fit, and for outputs that the family does not have.
+        ValueError: if sizes or values do not fit the family.
 
     Example:
         >>> model = random_glm("categorical", "ln", examples=50)
@@ -447,25 +437,22 @@ def _pulled_back(model: GLM, moments: Tensor) -> Tensor:
 
 
 def closed_form_fisher(model: GLM, paper_form: bool = False) -> Tensor:
-    """F by the formulas of the source (eq. 12 to 14) without automatic differentiation.
+    """F by the formulas of the paper (eq. 12 to 14), without automatic differentiation, (P, P).
 
     F_ij = E_x[C_ij / phi^2 r_i r_j^T], r_i = [g_i / sigma_i chi_i, 1, z_i], with
 
     * no norm: r_i = [x, 1];
     * weight norm: chi_i = x - (u_i x) u_i, u_i = w_i / |w_i|;
     * batch norm: chi_i = x - m - z_i S w_i / sigma_i, with mean m and covariance S of the inputs;
-    * layer norm, as printed: chi_i = (1 - 1/H - z_i^2 / H) x. That is the term of the unit itself
-      alone: mu and sigma are shared by all units, so s_k depends on every w_i, ds_k / dw_i =
-      g_k / sigma Q_ki x with Q = I - (1 1^T + z z^T) / H. Hence, with G = diag(g),
+    * layer norm, as printed: chi_i = (1 - 1/H - z_i^2 / H) x. This is only the term of the unit
+      itself: mu and sigma are shared, so s_k depends on every w_i, ds_k / dw_i =
+      g_k / sigma Q_ki x with Q = I - (1 1^T + z z^T) / H. Correct is, with G = diag(g),
       F_wiwj = E[(Q G C G Q)_ij / (phi sigma)^2 x x^T], F_wibj = E[(Q G C)_ij / (phi^2 sigma) x]
       and F_wigj = E[(Q G C)_ij z_j / (phi^2 sigma) x].
 
     Args:
         model: the model.
-        paper_form: layer norm as eq. 13 and 14 have it; without effect for the others.
-
-    Returns:
-        (P, P), in the order of `GLM.parameters`.
+        paper_form: layer norm by eq. 13 and 14 as printed; no effect on other norms.
 
     Example:
         >>> model = random_glm("bernoulli", "ln")
@@ -484,7 +471,7 @@ def closed_form_fisher(model: GLM, paper_form: bool = False) -> Tensor:
 
 
 def _own_rows(model: GLM) -> Tensor:
-    """r_i = ds_i / d[w_i, b_i, g_i] as eq. 13 and 14 have it, (N, H, D + 2) or (N, H, D + 1)."""
+    """r_i = ds_i / d[w_i, b_i, g_i] of eq. 13 and 14, (N, H, D + 2) or (N, H, D + 1)."""
     x = model.inputs
     (_, sigma), z = model.statistics(), model.normalized()
     one = torch.ones_like(z)[:, :, None]
@@ -532,20 +519,17 @@ def _layer_norm_blocks(model: GLM, covariance: Tensor) -> Tensor:
 
 
 def gain_block(model: GLM, paper_form: bool = False) -> Tensor:
-    """The metric of a step of the gains: ds^2 = 1/2 dg^T (gain block) dg (eq. 32 to 35).
+    """The metric of a step of the gains, (H, H): ds^2 = 1/2 dg^T (gain block) dg (eq. 32 to 35).
 
-    E_x[C * z z^T] / phi^2, elementwise, the block of the gains in F. Without normalisation the step
-    is that of the norms of the weight vectors, dw_i = dg_i w_i / |w_i| (see `gain_step`), and
-    z_i = a_i / |w_i| as under weight norm.
+    The block of the gains in F, E_x[C * z z^T] / phi^2, elementwise. Without normalisation, the
+    step changes the norms of the weight vectors, dw_i = dg_i w_i / |w_i| (see `gain_step`), and
+    z_i = a_i / |w_i| as with weight norm.
 
     Args:
         model: the model.
-        paper_form: as printed: for batch norm (eq. 32) E_x[C] / phi^2, where z z^T is missing; for
-            the others it has no effect. Layer norm (33) and weight norm (34) are right as printed;
-            so is each summand (i, j) of eq. 35, whose sum over i and j the paper leaves out.
-
-    Returns:
-        (H, H).
+        paper_form: as printed: for batch norm (eq. 32) E_x[C] / phi^2, without z z^T; no effect on
+            other norms. Eq. 33 (layer norm) and 34 (weight norm) are correct as printed, and so is
+            each term (i, j) of eq. 35, which lacks the sum over i and j.
 
     Example:
         >>> model = random_glm("bernoulli", "wn")
@@ -563,11 +547,9 @@ def gain_block(model: GLM, paper_form: bool = False) -> Tensor:
 
 
 def gain_step(model: GLM, step: Tensor) -> Tensor:
-    """The step of all parameters (P,) that corresponds to a step of the gains (H,).
+    """Embed a step of the gains (H,) in a step of all parameters (P,).
 
-    Without normalisation: dw_i = dg_i w_i / |w_i|, the step of the same size along the weights'
-    own directions (eq. 35). Under batch and layer norm a step of the gain is not the same change of
-    the effective norm g_i |w_i| / sigma_i.
+    Without normalisation: dw_i = dg_i w_i / |w_i| (eq. 35).
 
     Example:
         >>> model = random_glm("gaussian", "none")
@@ -586,18 +568,15 @@ def gain_step(model: GLM, step: Tensor) -> Tensor:
     return rows.flatten()
 
 
-# Directions that change nothing
+# Null directions
 
 
 def invariant_directions(model: GLM) -> Tensor:
-    """Orthonormal directions of the parameters that normalisation undoes, for any data and family.
+    """Orthonormal directions of the parameters that normalisation cancels, (P, K), as columns.
 
-    Batch and weight norm: each w_i along itself, H directions. Layer norm: W along itself, and the
-    same vector added to all of its rows, D + 1. Without normalisation none. Outputs do not change
-    along them (with eps = 0; with eps hardly), so the gradient of any loss is orthogonal to them.
-
-    Returns:
-        (P, K), K directions as columns.
+    Batch and weight norm: each w_i along itself, K = H. Layer norm: W along itself, and a vector
+    added to all rows, K = D + 1. Without normalisation K = 0. With eps = 0, outputs are constant
+    along them, so the gradient of any loss is orthogonal to them.
 
     Example:
         >>> model = random_glm("gaussian", "ln")
@@ -620,17 +599,14 @@ def invariant_directions(model: GLM) -> Tensor:
 
 
 def null_space_basis(fisher: Tensor, rtol: float = 1e-12) -> Tensor:
-    """Orthonormal basis of the directions in which a Fisher information matrix sees no change.
+    """Orthonormal basis of the null space of a Fisher information matrix, (P, K).
 
-    Beyond `invariant_directions` it finds those of the family (a softmax does not see what is added
-    to all its logits) and of the data (fewer examples than parameters).
+    Besides `invariant_directions`, it contains directions of the family (a softmax is invariant to
+    a constant added to all logits) and of the data (fewer examples than parameters).
 
     Args:
-        fisher: a symmetric matrix without negative eigenvalues, (P, P).
-        rtol: eigenvalues up to this part of the greatest count as 0.
-
-    Returns:
-        (P, K), K = P less the rank.
+        fisher: positive semidefinite matrix, (P, P).
+        rtol: eigenvalues up to this fraction of the largest count as 0.
 
     Raises:
         ValueError: for a matrix that is not square, or not finite.
@@ -643,8 +619,8 @@ def null_space_basis(fisher: Tensor, rtol: float = 1e-12) -> Tensor:
         raise ValueError(f"a Fisher information matrix must be (P, P), got {_sizes(fisher)}")
     if not fisher.isfinite().all():
         raise ValueError(
-            "the matrix has NaN or infinite values, so it has no eigenvectors: check the model "
-            "that it comes from"
+            "a Fisher information matrix must be finite, got NaN or infinite values: check the "
+            "model"
         )
     values, vectors = torch.linalg.eigh(fisher)
     return vectors[:, values <= rtol * values[-1]]
@@ -661,17 +637,15 @@ def _check_step(model: GLM, step: Tensor, size: int, what: str) -> None:
 
 
 def kl_divergence(model: GLM, step: Tensor) -> Tensor:
-    """KL[P_theta || P_theta+step], the mean over the examples (eq. 8), in nats; a scalar.
-
-    Gaussian: |s' - s|^2 / (2 phi).
+    """KL[P_theta || P_theta+step], mean over examples (eq. 8), in nats; a scalar.
 
     Args:
         model: the model at theta.
-        step: of all parameters, (P,).
+        step: step of all parameters, (P,).
 
     Raises:
-        TypeError: for a step of another precision.
-        ValueError: for one of another length.
+        TypeError: for a step of another dtype.
+        ValueError: for a step of another size.
 
     Example:
         >>> model = random_glm("gaussian", "ln", dispersion=2.0)
@@ -688,20 +662,10 @@ def kl_divergence(model: GLM, step: Tensor) -> Tensor:
 
 
 def squared_distance(model: GLM, step: Tensor) -> Tensor:
-    """ds^2 = 1/2 step^T F step, the expansion of `kl_divergence` to second order (eq. 8).
+    """ds^2 = 1/2 step^T F step, second order of `kl_divergence` (eq. 8), in nats; a scalar.
 
-    F is not built: the derivative of s along the step is enough, so this serves large models too.
-
-    Args:
-        model: the model.
-        step: of all parameters, (P,).
-
-    Returns:
-        A scalar, in nats.
-
-    Raises:
-        TypeError: for a step of another precision.
-        ValueError: for one of another length.
+    Uses the derivative of s along the step, not F, so it suits large models. Arguments and errors
+    are those of `kl_divergence`.
 
     Example:
         >>> model = random_glm("categorical", "bn")

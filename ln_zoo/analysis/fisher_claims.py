@@ -1,15 +1,13 @@
-"""What Ba et al. 2016, section 5.2, says about the geometry of learning, put to the test.
+"""Tests of the claims of Ba et al. 2016, section 5.2, about the geometry of learning.
 
-Each claim is measured on models of `ln_zoo.analysis.random_glm` in float64, with eps = 0: the
-formulas against automatic differentiation, as printed and as they should be, and what follows for
-the scale of weights and data. `docs/results/fisher.md` has the derivations.
+Claims are measured on models of `ln_zoo.analysis.random_glm` in float64, with eps = 0: formulas, as
+printed and corrected, against automatic differentiation, and the effect of the scale of weights and
+data. `docs/results/fisher.md` has the derivations.
 """
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import itertools
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -34,38 +32,39 @@ from ln_zoo.analysis.fisher import (
     random_glm,
     squared_distance,
 )
+from ln_zoo.tables import csv_table, markdown_table, rich_table, write_csv
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
 _FAMILIES: tuple[Family, ...] = get_args(Family)
 _NAMES = {"none": "none", "bn": "BN", "wn": "WN", "ln": "LN"}
-#: Rounding in float64.
+#: Tolerance for rounding in float64.
 _EXACT = 1e-12
-#: Models for a printed formula's error, which depends on the draw.
+#: Random models over which errors of printed formulas are reported.
 _MODELS = 16
-#: A relative error that is none of rounding or sampling.
+#: Smallest relative error that counts as wrong, not as rounding.
 _WRONG = 0.01
-#: Steps for the remainder of the KL divergence: halved each time.
+#: Step lengths for the remainder of the KL divergence.
 _STEPS = [2.0**-k for k in range(2, 11)]
-#: Directions of these steps, averaged over: along one of them the third order may be small.
+#: Directions to average over, since the third order may vanish along one.
 _DIRECTIONS = 8
-#: Runs whose errors are averaged at each number of draws.
+#: Runs to average over at each number of draws.
 _RUNS = 6
-#: Examples for the empirical matrix: with few of them it is off by chance alone.
+#: Examples for the empirical matrix, enough to make its sampling error small.
 _MANY = 20_000
 
 
 @dataclasses.dataclass(frozen=True)
 class FisherCheck:
-    """One claim and what was measured.
+    """One claim and its measurement.
 
     Args:
-        source: where the source has it: number of an equation or section.
-        claim: what is measured, in words.
-        expected: the correct value, or what is known of it.
-        measured: the value found.
-        agrees: whether the two are the same, within rounding or within what is said.
+        source: equation or section of the paper.
+        claim: the measured quantity.
+        expected: the correct value, or a property of it.
+        measured: the measured value.
+        agrees: whether both agree, up to rounding or the stated tolerance.
     """
 
     source: str
@@ -80,12 +79,12 @@ class FisherPanel:
     """One panel of the picture.
 
     Args:
-        title: what is shown.
-        x_label: of its axis.
-        y_label: of its axis.
-        x: places on the axis.
-        lines: values at these places, by name.
-        power: of x that the lines should follow, if any.
+        title: title of the panel.
+        x_label: label of the x axis.
+        y_label: label of the y axis.
+        x: positions on the x axis.
+        lines: values at these positions, by name.
+        power: expected exponent of the lines as a power of x.
     """
 
     title: str
@@ -98,19 +97,19 @@ class FisherPanel:
 
 @dataclasses.dataclass(frozen=True)
 class FisherStudy:
-    """All claims, and the curves behind them; `rich` prints it as it is.
+    """All claims and curves; a `rich` renderable.
 
     Args:
         checks: the claims.
-        spectra: sizes of the eigenvalues of F of a Bernoulli model, greatest first, by
-            normalisation; those of eq. 13 as printed for LN among them.
-        steps: lengths of the steps of ``remainders``.
-        remainders: KL - 1/2 step^T F step of a Bernoulli model at each length, in nats, root mean
-            square over directions; by normalisation.
-        draws: numbers of sampled outputs, all examples together.
-        sampling: relative errors of the sampled F at these numbers, by family (batch norm).
+        spectra: absolute eigenvalues of F of a Bernoulli model, in descending order, by
+            normalisation and for eq. 13 as printed for LN.
+        steps: step lengths of ``remainders``.
+        remainders: KL - 1/2 step^T F step of a Bernoulli model, in nats, root mean square over
+            directions, by normalisation.
+        draws: numbers of sampled outputs over all examples.
+        sampling: relative error of the sampled F for these numbers, by family (batch norm).
         units: numbers of units of ``deviations``.
-        deviations: relative errors of eq. 13 as printed for LN at these numbers, by family.
+        deviations: relative error of eq. 13 as printed for LN for these numbers, by family.
     """
 
     checks: list[FisherCheck]
@@ -124,7 +123,7 @@ class FisherStudy:
 
     @property
     def panels(self) -> list[FisherPanel]:
-        """The curves as panels of a picture."""
+        """The panels of the picture."""
         places = range(1, max(map(len, self.spectra.values())) + 1)
         error = "relative error of F"
         return [
@@ -144,37 +143,29 @@ class FisherStudy:
 
     @property
     def agrees(self) -> bool:
-        """Whether every measured value is the correct one."""
+        """Whether all measurements agree."""
         return all(check.agrees for check in self.checks)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Prints the claims as a table."""
-        from rich import box
-        from rich.table import Table
         from rich.text import Text
 
-        table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+        table = rich_table()
         for heading in _HEADINGS:
             table.add_column(heading)
         for check in self.checks:
             *texts, verdict = _texts(check)
             style = "green" if check.agrees else "bold red"
-            # As Text: square brackets would be read as markup.
+            # Text, because rich parses brackets in str as markup.
             table.add_row(*map(Text, texts), Text(verdict, style))
         yield table
 
     def markdown(self) -> str:
         """The claims as a Markdown table."""
-        lines = [_HEADINGS, ["---"] * len(_HEADINGS), *map(_texts, self.checks)]
-        return "\n".join(
-            f"| {' | '.join(text.replace('|', chr(92) + '|') for text in line)} |" for line in lines
-        )
+        return markdown_table(_HEADINGS, map(_texts, self.checks))
 
     def csv(self) -> str:
-        """The claims as comma-separated values with a head."""
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([_HEADINGS, *map(_texts, self.checks)])
-        return text.getvalue().rstrip("\n")
+        """The claims as comma-separated values."""
+        return csv_table(_HEADINGS, map(_texts, self.checks))
 
 
 _HEADINGS = ["source", "claim", "expected", "measured", "agrees"]
@@ -188,18 +179,18 @@ def _texts(check: FisherCheck) -> list[str]:
 def study_fisher(
     units: int = 4, features: int = 5, examples: int = 200, draws: int = 500_000, seed: int = 0
 ) -> FisherStudy:
-    """Measures every claim about the Fisher information of normalised GLMs.
+    """Measure every claim about the Fisher information of normalised GLMs.
 
     Args:
-        units: H of the models, 3 at least.
-        features: D.
-        examples: N, 2 (D + 2) at least, so that data leave no direction open.
-        draws: greatest number of outputs to sample, all examples together; a hundredth and a tenth
-            of it are used as well. 100 N at least.
-        seed: of the models.
+        units: H, at least 3.
+        features: D, at least 2.
+        examples: N, at least 2 (D + 2), so that data add no null direction.
+        draws: largest number of sampled outputs over all examples, at least 100 N; a hundredth and
+            a tenth of it are used too.
+        seed: seed of the models.
 
     Raises:
-        ValueError: for fewer units, examples or draws.
+        ValueError: for smaller numbers.
 
     Example:
         >>> study = study_fisher(units=3, features=2, examples=50, draws=5_000)
@@ -267,7 +258,7 @@ def _relative(found: Tensor, wanted: Tensor) -> float:
 
 
 def _ratio(after: Tensor, before: Tensor) -> float:
-    """By what number ``before`` has been multiplied; NaN if not all of it by one number."""
+    """The factor from ``before`` to ``after``; NaN if they are not proportional."""
     ratio = (after * before).sum() / before.square().sum()
     proportional = _relative(after, ratio * before) <= _EXACT
     return float(ratio) if proportional else float("nan")
@@ -278,7 +269,7 @@ def _spectrum(fisher: Tensor) -> list[float]:
 
 
 def _blocks(model: GLM) -> Tensor:
-    """F as (H, D + 2, H, D + 2): unit and place among [w, b, g], twice."""
+    """F as (H, D + 2, H, D + 2): unit and index in [w, b, g], twice."""
     size = model.parameters().numel() // model.units
     return closed_form_fisher(model).view(model.units, size, model.units, size)
 
@@ -288,7 +279,7 @@ def _printed_error(model: GLM) -> float:
 
 
 def _random_directions(model: GLM, seed: int) -> Tensor:
-    """Steps of length 1, a row each."""
+    """Steps of length 1, as rows."""
     generator = torch.Generator().manual_seed(seed + 1)
     theta = model.parameters()
     steps = torch.randn(_DIRECTIONS, len(theta), generator=generator, dtype=theta.dtype)
@@ -324,7 +315,7 @@ def _weight_gradient(model: GLM, targets: Tensor) -> Tensor:
 
 
 def _labels(model: GLM, seed: int) -> Tensor:
-    """Outputs (N, H) at the inputs of ``model``, drawn from another model."""
+    """Outputs (N, H) of another random model at the same inputs."""
     other = random_glm(model.family, "none", model.units, model.features, 2, seed + 1)
     other = dataclasses.replace(other, inputs=model.inputs)
     return other.sample(seed=seed)[0]
@@ -333,7 +324,7 @@ def _labels(model: GLM, seed: int) -> Tensor:
 def _each(
     models: Sequence[GLM], expected: float, measure: Callable[[GLM], float]
 ) -> tuple[str, bool]:
-    """For each normalisation the value furthest from the expected one, and whether all are it."""
+    """Worst value by normalisation, as text, and whether all equal the expected one."""
     found: dict[str, list[float]] = {}
     for model in models:
         found.setdefault(_NAMES[model.norm], []).append(measure(model))
@@ -424,7 +415,7 @@ def _printed_checks(
 
 
 def _as_weight_norm(model: GLM) -> GLM:
-    """The weight-normalised model that computes what this one without a norm does."""
+    """The equivalent weight-normalised model."""
     norms = torch.linalg.vector_norm(model.weight, dim=1)
     return dataclasses.replace(model, norm="wn", gain=norms)
 
@@ -494,7 +485,7 @@ def _step_checks(models: Sequence[GLM], seed: int) -> Iterator[FisherCheck]:
 
     def growth(model: GLM) -> float:
         step = _weight_gradient(model, _labels(model, seed))
-        step *= model.weight.norm() / step.norm()  # so that the difference of squares is exact
+        step *= model.weight.norm() / step.norm()  # for an exact difference of squares
         grown = (model.weight - step).square().sum() - model.weight.square().sum()
         return float(grown / step.square().sum())
 
@@ -522,13 +513,13 @@ def _input_scale_checks(models: Sequence[GLM]) -> Iterator[FisherCheck]:
     kappa = 3.0
 
     def growth(model: GLM) -> float:
-        # Without a norm the weights give way, so that outputs, and with them C, stay.
+        # Without a norm, smaller weights keep the outputs and C.
         weight = model.weight / kappa if model.norm == "none" else model.weight
         scaled = dataclasses.replace(model, inputs=kappa * model.inputs, weight=weight)
         return _ratio(gain_block(scaled), gain_block(model))
 
     for norm, expected in (("bn", 1.0), ("ln", 1.0), ("wn", kappa**2), ("none", kappa**2)):
-        # Under weight norm C stays where it does not depend on s.
+        # With weight norm, C is constant only if it does not depend on s.
         own = [m for m in models if m.norm == norm and (norm != "wn" or m.family == "gaussian")]
         measured, agrees = _each(own, expected, growth)
         yield FisherCheck(
@@ -590,21 +581,12 @@ def _empirical_checks(units: int, features: int, seed: int) -> Iterator[FisherCh
     )
 
 
-# Showing it
-
-
 def write_fisher_curves(study: FisherStudy, path: Path) -> None:
-    """Writes the numbers of the picture as a CSV file: panel, line, x, y.
-
-    Args:
-        study: what was measured.
-        path: the file.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["panel", "line", "x", "y"])
-        for panel in study.panels:
-            for name, values in panel.lines.items():
-                for place, value in zip(panel.x, values, strict=False):
-                    writer.writerow([panel.title, name, place, f"{value:.4g}"])
+    """Write the curves to a CSV file with the columns panel, line, x, y."""
+    rows = (
+        [panel.title, name, x, f"{y:.4g}"]
+        for panel in study.panels
+        for name, values in panel.lines.items()
+        for x, y in zip(panel.x, values, strict=False)
+    )
+    write_csv(path, ["panel", "line", "x", "y"], rows)

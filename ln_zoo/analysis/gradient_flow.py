@@ -1,13 +1,12 @@
 """How far gradients reach back in time (Cooijmans et al. 2017, arXiv 1603.09025, section 4).
 
-That source explains why recurrent batch norm wants a gain of 0.1: with a gain of 1 the derivative
-of tanh is far below 1 on average, and gradients vanish along hundreds of steps. Here are both the
-derivative and the gradients, for any recurrent layer with any norm.
+The source explains why recurrent batch norm needs a gain of 0.1: with a gain of 1 the mean
+derivative of tanh is far below 1, and gradients vanish over hundreds of steps. This module measures
+the derivative and the gradients, for any recurrent layer and norm.
 """
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -29,8 +28,9 @@ from ln_zoo.analysis.stepping import (
 from ln_zoo.layers import RecurrentLayer, orthogonal_init, recurrent_layer
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm
 from ln_zoo.ops import States
+from ln_zoo.tables import markdown_table, write_csv
 
-#: From outputs (T, N, H) to a scalar.
+#: ``loss(outputs)``, outputs (T, N, H), a scalar.
 Loss = Callable[[Tensor], Tensor]
 
 _NODES = 256
@@ -40,8 +40,8 @@ _CLASSES = 10
 def expected_tanh_derivative(gain: float) -> float:
     """E[1 - tanh^2(gain z)] for a standard normal z, by Gauss-Hermite quadrature.
 
-    The mean derivative of tanh at summed inputs that were normalised and given this gain. Exact to
-    9 digits for gains up to 2, to 3 for gains up to 5.
+    The mean derivative of tanh at normalised summed inputs with this gain. Accurate to 9 digits for
+    gains up to 2, to 3 digits up to 5.
 
     Example:
         >>> [round(expected_tanh_derivative(gain), 3) for gain in (0.1, 0.3, 0.5, 0.7, 1.0)]
@@ -60,29 +60,27 @@ def gradient_norms(
 ) -> Tensor:
     """Norms of a loss's gradients with respect to the states h_1, ..., h_T of a recurrent layer.
 
-    The gradient with respect to h_t is the total one: through the output of step t, and through h_t
-    as it is carried into the next step. The norm is Euclidean over all N H (or N P) numbers.
-
-    Batch-dependent norms use the ``statistics`` asked for, whatever the mode of the layer;
-    nothing of the layer is changed, neither running averages nor gradients of parameters.
+    The gradient is the total one, through the output of step t and through the next step. The norm
+    is Euclidean over all N H (or N P) numbers. The layer is unchanged, running averages and
+    gradients of parameters included.
 
     Args:
-        layer: a recurrent layer of one layer and one direction, with any norm. Everything is
-            computed in its precision: gradients that vanish along hundreds of steps need float64.
-        inputs: (T, N, I), also for a layer with ``batch_first``.
-        states: initial states, as for the layer, (1, N, H) each; default zeros.
-        loss: a function of the outputs (T, N, H) that gives a scalar. Default: the mean over the
-            batch of the cross-entropy of a softmax over 10 classes on the last state, with fixed
-            random weights of variance 1 / H and fixed random labels.
-        statistics: of batch-dependent norms: ``"batch"``, those of this batch, as in training,
-            or ``"kept"``, the running ones, as in evaluation.
+        layer: a recurrent layer with one layer and one direction; in float64 if gradients vanish
+            over hundreds of steps.
+        inputs: (T, N, I), also with ``batch_first``.
+        states: initial states, (1, N, H) each; default zeros.
+        loss: ``loss(outputs)``, outputs (T, N, H), a scalar. Default: mean cross-entropy of a
+            softmax over 10 classes on the last state, with fixed random weights of variance 1 / H
+            and fixed random labels.
+        statistics: statistics of batch-dependent norms: ``"batch"``, as in training, or ``"kept"``,
+            the running ones, as in evaluation.
 
     Returns:
-        The norms, (T,), float64; that of h_t stands at t - 1.
+        The norms, (T,), float64; index t - 1 for h_t.
 
     Raises:
         TypeError: if the layer is not a recurrent layer of `ln_zoo.layers`.
-        ValueError: for several layers or two directions, inputs that are not (T, N, I), or other
+        ValueError: for several layers or two directions, inputs that are not (T, N, I), or unknown
             statistics.
         RuntimeError: if sizes do not fit.
 
@@ -103,7 +101,7 @@ def gradient_norms(
         return after
 
     with torch.enable_grad(), measuring(layer, statistics):
-        # So that there is a graph even where no parameter wants a gradient.
+        # States require gradients: the parameters may be frozen.
         start = tuple(state[0].detach().requires_grad_() for state in given)
         output = run_steps(layer, inputs.detach(), start, step)
         gradients = torch.autograd.grad(loss(output), carried, materialize_grads=True)
@@ -111,11 +109,10 @@ def gradient_norms(
 
 
 def _norm(gradient: Tensor) -> Tensor:
-    # In units of the greatest number: the squares of those that vanish would be zero.
-    greatest = gradient.abs().max()
-    if not 0 < float(greatest) < float("inf"):
-        return greatest
-    return greatest * torch.linalg.vector_norm(gradient / greatest)
+    largest = gradient.abs().max()  # squares of vanishing numbers underflow
+    if not 0 < float(largest) < float("inf"):
+        return largest
+    return largest * torch.linalg.vector_norm(gradient / largest)
 
 
 def _last_state_loss(output: Tensor) -> Tensor:
@@ -133,8 +130,8 @@ class GradientFlow:
 
     Args:
         norm: name of the norm's class.
-        gain: the gain it started with; ``None`` for a norm without one.
-        norms: of the gradients with respect to h_1, ..., h_T, (T,).
+        gain: its initial gain; ``None`` for a norm without gain.
+        norms: gradient norms with respect to h_1, ..., h_T, (T,).
     """
 
     norm: str
@@ -143,7 +140,7 @@ class GradientFlow:
 
     @property
     def label(self) -> str:
-        """Norm and gain in words."""
+        """Norm and gain."""
         return self.norm if self.gain is None else f"{self.norm} {self.gain:g}"
 
 
@@ -159,27 +156,25 @@ def gradient_flow(
 ) -> list[GradientFlow]:
     """Gradient norms of untrained recurrent layers, for each norm and each gain.
 
-    All start alike, as `ln_zoo.layers.orthogonal_init` has it, and with the same initial states.
-    The loss is the default of `gradient_norms`. The RNN is that of tanh.
+    All have the same initial weights (`ln_zoo.layers.orthogonal_init`) and states. The loss is the
+    default of `gradient_norms`. The RNN uses tanh.
 
     Args:
-        inputs: (T, N, I); everything is computed in their precision, ideally float64.
+        inputs: (T, N, I), in the precision to compute in, ideally float64.
         cell: the kind of layer, or a class of your own.
         hidden_size: size H of its states.
-        norms: classes of norms. Where a class has a field ``recurrent_gain``, or else
-            ``gain``, there is a layer for each gain; where not, there is one. Its ``max_steps``, if
-            it has such a field, is T.
+        norms: classes of norms: a layer for each gain if the class has a field ``recurrent_gain``
+            or ``gain``, otherwise one layer. A field ``max_steps`` is set to T.
         gains: the gains.
-        candidate: what the recurrent weights of the candidate state are: ``"identity"``, as in the
-            source, or ``"orthogonal"``, a random matrix.
-        noise: standard deviation of the initial h, one draw for each example; other states start at
-            0.
-            Without it, equal first inputs leave batch statistics without variance, and gradients
-            grow by gain / sqrt(eps) at each such step.
-        seed: of weights and initial states.
+        candidate: recurrent weights of the candidate state: ``"identity"``, as in the source, or
+            ``"orthogonal"``.
+        noise: standard deviation of the initial h of each example; other states start at 0. Without
+            noise, equal first inputs have no batch variance, and gradients grow by
+            gain / sqrt(eps) at each such step.
+        seed: seed of weights and initial states.
 
     Raises:
-        TypeError: for norms that are not classes of norms.
+        TypeError: if a norm is not a class of norms.
         ValueError: for an unknown ``cell`` or ``candidate``, or inputs that are not (T, N, I).
 
     Example:
@@ -194,13 +189,13 @@ def gradient_flow(
     for cls in norms:
         for gain, norm in norms_with_gains(cls, gains, steps):
             generator = torch.Generator().manual_seed(seed)
-            with torch.random.fork_rng(devices=[]):  # making a layer draws weights of its own
+            with torch.random.fork_rng(devices=[]):  # the constructor draws weights
                 layer = cls_of_layer(features, hidden_size, norm=norm, dtype=inputs.dtype)
             orthogonal_init(layer, candidate, generator=generator)
-            layer = layer.to(inputs.device)  # drawn on the CPU: the same on every device
+            layer = layer.to(inputs.device)  # after drawing on the CPU, for equal numbers
             zeros = inputs.new_zeros(1, examples, hidden_size)
-            drawn = torch.randn(zeros.shape, generator=generator, dtype=zeros.dtype)
-            h = zeros + noise * drawn.to(zeros)
+            random = torch.randn(zeros.shape, generator=generator, dtype=zeros.dtype)
+            h = zeros + noise * random.to(zeros)
             others = [zeros] * (len(layer.cell.states) - 1)
             states = (h, *others) if others else h
             flows.append(GradientFlow(cls.__name__, gain, gradient_norms(layer, inputs, states)))
@@ -210,10 +205,10 @@ def gradient_flow(
 def norms_with_gains(
     cls: type[Norm], gains: Sequence[float], steps: int
 ) -> Iterator[tuple[float | None, Norm]]:
-    """The norms of a class for T steps: one for each gain, or a single one without.
+    """Instances of a class of norms for T steps: one for each gain, or one without gain.
 
     Raises:
-        TypeError: for anything but a class of norms.
+        TypeError: if it is not a class of norms.
     """
     if not (isinstance(cls, type) and issubclass(cls, Norm)):
         raise TypeError(f"norms must be classes such as LayerNorm, without (); got {cls!r}")
@@ -230,7 +225,7 @@ def norms_with_gains(
 
 
 def random_sequences(steps: int, examples: int, features: int = 1, seed: int = 0) -> Tensor:
-    """Inputs uniform in [0, 1), as pixels are, (T, N, I), float64.
+    """Inputs uniform in [0, 1), like pixels, (T, N, I), float64.
 
     Example:
         >>> random_sequences(784, 100).shape
@@ -240,44 +235,41 @@ def random_sequences(steps: int, examples: int, features: int = 1, seed: int = 0
     return torch.rand(steps, examples, features, generator=generator, dtype=torch.float64)
 
 
-# Showing it
+# Tables
 
 
 def gradient_flow_table(flows: Sequence[GradientFlow]) -> str:
-    """A Markdown table: decimal logarithms of the gradient norms at five time steps.
+    """A Markdown table of decimal logarithms of the gradient norms at five time steps.
 
     Args:
-        flows: of one length T.
+        flows: measurements of the same length T.
 
     Raises:
-        ValueError: if there are none.
+        ValueError: without measurements.
     """
     if not flows:
         raise ValueError("gradient_flow_table needs at least one measurement, got none")
     steps = len(flows[0].norms)
     shown = sorted({max(1, round(steps * part)) for part in (0, 0.25, 0.5, 0.75, 1)}, reverse=True)
     head = ["norm", "gain", "E[1 - tanh^2(gain z)]", *(f"log10 at t = {t}" for t in shown)]
-    lines = [f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 1)]
+    rows = []
     for flow in flows:
         gain, derivative = "", ""
         if flow.gain is not None:
             gain, derivative = f"{flow.gain:g}", f"{expected_tanh_derivative(flow.gain):.3f}"
         orders = [f"{float(flow.norms[t - 1].log10()):.1f}" for t in shown]
-        lines.append(f"| {' | '.join([flow.norm, gain, derivative, *orders])} |")
-    return "\n".join(lines)
+        rows.append([flow.norm, gain, derivative, *orders])
+    return markdown_table(head, rows, numeric=len(head) - 1)
 
 
 def write_gradient_flow(flows: Sequence[GradientFlow], path: Path, inputs: str) -> None:
-    """Writes a CSV file: what was read, the time step t = 1, ..., T, and a column for each layer.
+    """Write a CSV file: the inputs, the time step t = 1, ..., T, and a column for each layer.
 
     Args:
-        flows: of one length T.
+        flows: measurements of the same length T.
         path: the file.
-        inputs: what the inputs were, in words.
+        inputs: description of the inputs.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["inputs", "t", *(flow.label for flow in flows)])
-        for t, values in enumerate(torch.stack([flow.norms for flow in flows]).T.tolist(), 1):
-            writer.writerow([inputs, t, *(f"{value:.4g}" for value in values)])
+    steps = enumerate(torch.stack([flow.norms for flow in flows]).T.tolist(), 1)
+    rows = ([inputs, t, *(f"{value:.4g}" for value in values)] for t, values in steps)
+    write_csv(path, ["inputs", "t", *(flow.label for flow in flows)], rows)

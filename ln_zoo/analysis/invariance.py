@@ -1,7 +1,7 @@
-"""What leaves the output of a normalised layer unchanged (Ba et al. 2016, section 5.1, Table 1).
+"""Invariance of normalised layers, measured (Ba et al. 2016, section 5.1, Table 1).
 
-Nothing here is derived: weights and data of a real layer are transformed and its outputs compared.
-The maps are the columns of the paper's table, by their names in `ln_zoo.norms.INVARIANCES`:
+Weights and data of a layer are transformed and its outputs compared. The maps are the columns of
+the paper's table, by their names in `ln_zoo.norms.INVARIANCES`:
 
 - ``weight_matrix_rescaling``: all of W times δ;
 - ``weight_matrix_recentering``: one vector γ added to every row of W (eq. 6);
@@ -10,17 +10,15 @@ The maps are the columns of the paper's table, by their names in `ln_zoo.norms.I
 - ``dataset_recentering``: one vector added to every input;
 - ``example_rescaling``: one input times δ (eq. 7).
 
-Gains and biases stay as they are, and δ > 0: a negative one flips the sign of normalised sums.
+Gains and biases are unchanged, and δ > 0: a negative δ flips the sign of normalised sums.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import csv
 import dataclasses
 import functools
-import io
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +30,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ln_zoo.analysis.random_numbers import same_random_numbers
-from ln_zoo.analysis.stepping import drawing
+from ln_zoo.analysis.stepping import cpu_seed
 from ln_zoo.layers import Linear
 from ln_zoo.norms import (
     INVARIANCES,
@@ -48,19 +46,19 @@ from ln_zoo.norms import (
     keeps_statistics,
     population_statistics,
 )
+from ln_zoo.tables import csv_table, markdown_table, rich_table, write_csv
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
-#: A map changes nothing if it moves the output by no more than this, as a part of its size, in
-#: float64 without eps.
+#: Largest relative change of the output that counts as invariant, in float64 without eps.
 INVARIANT = 1e-12
-#: A map changes the output if it moves it by more than this.
+#: Smallest relative change of the output that counts as not invariant.
 VARIANT = 1e-3
 #: The rows of Table 1, and two for comparison.
 NORMS: tuple[Norm, ...] = (BatchNorm(), WeightNorm(), LayerNorm(), RMSNorm(), Identity())
 
-#: Passes within which running averages have to come to rest: 250 or so at a momentum of 0.1.
+#: Passes within which running averages must converge: about 250 at a momentum of 0.1.
 _PASSES = 5000
 _FACTORS = (0.25, 3.0)
 _FEATURES = 6
@@ -94,35 +92,33 @@ def measure_invariance(
     frozen: bool = False,
     seed: int = 0,
 ) -> dict[str, float]:
-    """How far each map of the paper's Table 1 moves the output of a layer.
+    """Change of a layer's output under each map of the paper's Table 1.
 
-    Batch-dependent norms use the statistics of all inputs, taken again after each map, or
-    those of the inputs before any map. The example and the row of W that are rescaled on their own
-    are those of the greatest norm. What the layer draws, as dropout in training does, is the same
-    in every run. Nothing of the layer is changed, nor of torch's random number generators.
+    Batch-dependent norms use the statistics of all inputs, recomputed after each map, or frozen
+    before any map. The rescaled example and row of W are those of the largest norm. Random numbers
+    of the layer (dropout in training) are equal in all runs. The layer and torch's generators are
+    unchanged.
 
     Args:
         layer: any module with a matrix of weights, such as `ln_zoo.layers.Linear`, ideally in
-            float64. What is not a norm of ln_zoo runs in the mode it is in.
-        inputs: (N, I), several different examples, of the precision and on the device of the
-            weights.
-        factors: the values of δ, positive; of several the greatest deviation counts.
-        weight: name of the parameter W, (F, I), as in ``layer.named_parameters()``.
-        frozen: whether statistics are those of the inputs before any map, as in evaluation. For
-            running averages, of norms of your own or of torch's batch norm, inputs go through
-            the layer in training until its output in evaluation rests. Modules without statistics
-            stay in their mode.
-        seed: of the vectors that are added, normal, of the root mean square of W and of the inputs.
+            float64. Modules other than norms of ln_zoo keep their mode.
+        inputs: (N, I), several different examples, with dtype and device of the weights.
+        factors: positive values of δ; the largest deviation counts.
+        weight: name of the parameter W, (F, I).
+        frozen: use statistics from before any map, as in evaluation. For running averages (of your
+            own norms or torch's batch norm), inputs pass through the layer in training mode until
+            its output in evaluation mode converges.
+        seed: seed of the vectors that are added: normal, with the root mean square of W or of the
+            inputs.
 
     Returns:
-        For each name of `ln_zoo.norms.INVARIANCES` the largest change of the output as a part of
-        its spread, its greatest distance from its mean over the examples: biases have no share in
-        it.
+        For each name of `ln_zoo.norms.INVARIANCES`, the largest change of the output, divided by
+        the spread of the output: its largest distance from the mean over examples.
 
     Raises:
-        TypeError: for inputs of another precision than the weights.
-        ValueError: for sizes or factors that do not fit, if an output is not finite, if it is the
-            same for all examples, and if statistics do not become those of the inputs.
+        TypeError: if inputs and weights differ in dtype.
+        ValueError: for sizes or factors that do not fit; if an output is not finite, or equal for
+            all examples; if running statistics do not converge to those of the inputs.
 
     Example:
         >>> from ln_zoo.norms import LayerNorm
@@ -159,9 +155,9 @@ def measure_invariance(
 
 
 class _Map(NamedTuple):
-    """One map: weights (F, I) and inputs (N, I) after it, and by what it multiplies the sums.
+    """One map: weights (F, I), inputs (N, I), and the factor of the sums.
 
-    The factor broadcasts against (N, F); it is 1 where pre-activations are shifted.
+    The factor broadcasts against (N, F); it is 1 for shifts.
     """
 
     name: str
@@ -204,14 +200,14 @@ def _run(layer: nn.Module, inputs: Tensor, replaced: dict[str, Tensor] | None = 
         ) from error
     if not output.isfinite().all():
         raise ValueError(
-            f"the output of this {type(layer).__name__} is not finite: without eps no variance may "
-            "be 0; give inputs of several examples that differ, and at least 2 features"
+            f"the output of this {type(layer).__name__} is not finite: without eps every variance "
+            "must be positive; use different examples, and at least 2 features"
         )
     return output
 
 
 def _freeze(layer: nn.Module, inputs: Tensor) -> None:
-    """Gives all that keeps statistics those of these inputs, and puts it in evaluation mode."""
+    """Set all running statistics to those of the inputs, and switch to evaluation mode."""
     keepers = [m for m in layer.modules() if isinstance(m, Site) or [*m.buffers(recurse=False)]]
     _set_training(keepers, True)
     if keeps_statistics(layer):
@@ -226,39 +222,38 @@ def _freeze(layer: nn.Module, inputs: Tensor) -> None:
     if not averaging:
         return
     for module in averaging:
-        # On its own it might never forget what it saw before.
+        # With its own momentum it might never converge.
         if isinstance(module, nn.modules.batchnorm._NormBase):
             module.momentum = 1.0
     name, found = type(layer).__name__, inputs.new_full((), math.inf)
     moved, passes = math.inf, 0
-    # Two at least: what was there at first need not even be finite.
+    # At least two: initial statistics need not be finite.
     while passes < 2 or moved > 64 * torch.finfo(found.dtype).eps * _size(found):
         if passes == _PASSES:
             raise ValueError(
-                f"after {passes} passes of these inputs the running averages of this {name} still "
-                f"change its output, by {moved:.1e}: give new batches a larger weight (momentum)"
+                f"the running averages of this {name} did not converge in {passes} passes, its "
+                f"output still changes by {moved:.1e}: use a larger momentum"
             )
         _set_training(averaging, True)
         wanted = _run(layer, inputs)
         _set_training(averaging, False)
         before, found = found, _run(layer, inputs)
         moved, passes = _size(found - before), passes + 1
-    # A norm that says it mixes no examples may well keep something else.
+    # Buffers of a norm that mixes no examples need not be statistics.
     over_examples = batch_dependent(layer) or not any(isinstance(m, Site) for m in averaging)
-    # More than what a variance over N - 1 in place of N examples does, here and there in a network.
+    # More than the difference of variances over N - 1 and N examples.
     away = _size(found - wanted)
     if over_examples and away > min(0.5, 2 / len(inputs)) * _spread(wanted):
         raise ValueError(
             f"the running statistics of this {name} do not converge to those of the inputs: after "
-            f"{passes} passes in training mode its output in evaluation mode no longer changes, "
-            f"but differs by {away:.2g} from that in training mode; in evaluation it must "
-            "normalise by the statistics that it collects in training"
+            f"{passes} passes outputs in evaluation and training mode differ by {away:.2g}; "
+            "evaluation must use the statistics that training collects"
         )
 
 
 def _set_training(modules: Sequence[nn.Module], mode: bool) -> None:
     for module in modules:
-        # What lies within a site is the norm's; within others it has a mode of its own.
+        # Sites pass the mode on to their norm's modules; others are set one by one.
         if isinstance(module, Site):
             module.train(mode)
         else:
@@ -293,41 +288,41 @@ def _spread(output: Tensor) -> float:
 
 
 def eps_deviation(variance: Tensor, eps: float, factor: float | Tensor) -> Tensor:
-    """By what part a normalised sum changes if eps is in the way of an invariance.
+    """Relative change of a normalised sum that eps causes when sums are rescaled.
 
-    Sums a, and the variance σ² with them, are rescaled by δ and δ²; (a - μ) / sqrt(σ² + eps) then
-    changes by the factor sqrt((σ² + eps) / (σ² + eps / δ²)), of which this is the distance to 1:
-    about eps (1 - δ⁻²) / 2σ² for σ² much greater than eps, δ - 1 for one much smaller.
+    If sums a are multiplied by δ, (a - μ) / sqrt(σ² + eps) changes by the factor
+    sqrt((σ² + eps) / (σ² + eps / δ²)). The result is this factor minus 1: about
+    eps (1 - δ⁻²) / 2σ² if σ² is much larger than eps, δ - 1 if much smaller.
 
     Args:
-        variance: σ² before, any shape, or the mean square, or whatever eps is added to.
+        variance: σ² (or the mean square that eps is added to) before the map, any shape.
         eps: added to the variance, inside the root.
         factor: δ > 0.
 
     Returns:
-        The shape of variance and factor together; negative for δ < 1.
+        Broadcast shape of variance and factor; negative for δ < 1.
 
     Example:
         >>> eps_deviation(torch.tensor([1.0, 1e-5, 1e-15], dtype=torch.float64), 1e-5, 2.0)
         tensor([3.7500e-06, 2.6491e-01, 1.0000e+00], dtype=torch.float64)
     """
     square = torch.as_tensor(factor, dtype=variance.dtype).square()
-    # The root of 1 + x, less 1, without the loss of digits at a small x.
+    # sqrt(1 + x) - 1, accurate for small x.
     x = eps * (1 - 1 / square) / (variance + eps / square)
     return torch.expm1(torch.log1p(x) / 2)
 
 
 @dataclasses.dataclass(frozen=True)
 class EpsEffect:
-    """What eps costs one norm, and what the formula says.
+    """Effect of eps on the invariance of one norm to rescaled weights.
 
     Args:
-        norm: the normalisation in words.
+        norm: label of the norm.
         eps: its eps.
-        factor: δ, by which the whole weight matrix was multiplied.
-        ratios: σ² / eps before that, (P,).
-        measured: by what part a normalised sum changed, (P,).
-        predicted: `eps_deviation`, without its sign, (P,).
+        factor: δ, the factor of the weight matrix.
+        ratios: σ² / eps before the map, (P,).
+        measured: relative change of a normalised sum, (P,).
+        predicted: absolute value of `eps_deviation`, (P,).
     """
 
     norm: str
@@ -347,29 +342,28 @@ def eps_effect(
     features: int = _FEATURES,
     seed: int = 0,
 ) -> list[EpsEffect]:
-    """Measures how far eps keeps a layer from being invariant to rescaled weights.
+    """Measure the effect of eps on invariance to rescaled weights.
 
-    The weights of a `Linear` layer are made so small or so great that the variance which the
-    norm divides by has a given ratio to eps; then all of them are multiplied by δ. The sum
-    looked at is that of the greatest normalised value.
+    The weights of a `Linear` layer are scaled so that the variance has a given ratio to eps, then
+    multiplied by δ. The result is for the largest normalised sum.
 
     Args:
         norm: a norm, a dataclass with a field ``eps``.
-        eps: to use instead of its own.
-        factors: the values of δ.
-        ratios: the values of σ² / eps, positive. Default: 25 of them, from 1e-4 to 1e8.
-        inputs: (N, I). Default: `random_inputs`.
+        eps: replaces the norm's eps.
+        factors: values of δ.
+        ratios: positive values of σ² / eps; default: 25, from 1e-4 to 1e8.
+        inputs: (N, I); default: `random_inputs`.
         features: number F of units.
-        seed: of the layer's parameters.
+        seed: seed of the layer's parameters.
 
     Returns:
-        One for each factor.
+        An effect for each factor.
 
     Raises:
-        TypeError: for what is not a norm.
-        ValueError: for a norm without a dataclass field eps, an eps of 0, sizes, factors or
-            ratios that do not fit, or if the norm does not add its eps to the value whose
-            root it divides by, or refuses the values of eps that this check needs.
+        TypeError: if ``norm`` is not a norm.
+        ValueError: for a norm without a dataclass field eps or with an eps of 0; for sizes, factors
+            or ratios that do not fit; if the norm does not divide by a root to which it adds eps,
+            or refuses the values of eps that this check needs.
 
     Example:
         >>> (effect,) = eps_effect(LayerNorm(), factors=[0.5], ratios=[1.0, 1e6])
@@ -384,8 +378,7 @@ def eps_effect(
     norm = _with_eps(norm, eps)
     if not _has_eps(norm) or not getattr(norm, "eps", 0):
         raise ValueError(
-            f"{norm!r} has no eps above 0, in a dataclass field of that name, so that there is "
-            "nothing to measure"
+            f"{norm!r} has no eps above 0 in a dataclass field of that name: nothing to measure"
         )
     eps = float(norm.eps)  # type: ignore[attr-defined]
     make = functools.partial(_layer, norm, inputs, features, seed, 1.0)
@@ -394,14 +387,12 @@ def eps_effect(
     variance = math.inf if variances is None else float(variances.flatten()[place])
     if variance == math.inf:
         raise ValueError(
-            f"{norm!r} does not add eps to what it takes the root of and divides by: the formula "
-            "is not meant for it"
+            f"{norm!r} does not divide by a root to which it adds eps: the formula does not apply"
         )
 
     def value(factor: float) -> Tensor:
         return _sums(layer, factor * layer.weight.detach(), inputs).flatten()[place].cpu()
 
-    # σ² goes with the square of the weights.
     scales = [(ratio * eps / variance) ** 0.5 for ratio in ratios]
     before = torch.stack([value(scale) for scale in scales])
     found = torch.tensor([*ratios], dtype=torch.float64)
@@ -415,17 +406,17 @@ def eps_effect(
 
 
 def _variances(make: Callable[[float], Linear], inputs: Tensor) -> Tensor | None:
-    """σ² that a norm divides each sum by the root of, (N, F), read off its own outputs.
+    """σ² of each sum, (N, F), computed from outputs with and without eps.
 
-    Sums normalised without eps are sqrt(1 + eps / σ²) times those with it. Infinite where eps
-    changes nothing; ``None`` if two values of eps give two of σ².
+    Sums normalised without eps are sqrt(1 + eps / σ²) times those with eps. Infinite where eps has
+    no effect; ``None`` if two values of eps give different σ².
 
     Args:
-        make: gives the layer, by eps.
+        make: the layer for a value of eps.
         inputs: (N, I).
 
     Raises:
-        ValueError: if the norm refuses these values.
+        ValueError: if the norm refuses these values of eps.
     """
     plain = make(0.0)
     weight = plain.weight.detach()
@@ -435,7 +426,7 @@ def _variances(make: Callable[[float], Linear], inputs: Tensor) -> Tensor | None
         eps / ((sums / _sums(make(eps), weight, inputs)).square() - 1)
         for eps in (typical, 4 * typical)
     )
-    # Next to 0 a sum has too few digits for that, and its share in any deviation is as small.
+    # Sums near 0 have too few digits, and hardly contribute to a deviation.
     counted = sums.abs() > 1e-6 * _size(sums)
     one, other = (torch.where(counted, each, math.inf) for each in (one, other))
     return one if torch.allclose(one, other, rtol=1e-6, atol=0) else None
@@ -448,14 +439,14 @@ def _predictions(
     factors: Sequence[float],
     seed: int,
 ) -> dict[str, float | None]:
-    """The deviations that `measure_invariance` finds if eps alone is in the way of invariance."""
+    """Deviations in `measure_invariance` that eps explains."""
     norm, weight = layer.site.norm, layer.weight.detach()
     eps = getattr(norm, "eps", 0.0)
     if not eps:
         return dict.fromkeys(INVARIANCES, 0.0)
     try:
         variances = _variances(make, inputs) if _has_eps(norm) else None
-    except ValueError:  # of a norm whose eps has bounds
+    except ValueError:  # the norm refuses this eps
         variances = None
     if variances is None:
         return dict.fromkeys(INVARIANCES)
@@ -476,9 +467,9 @@ def _sums(layer: Linear, weight: Tensor, inputs: Tensor) -> Tensor:
 def _layer(
     norm: Norm, inputs: Tensor, features: int, seed: int, weight_scale: float, eps: float | None
 ) -> Linear:
-    """A layer whose weights, gains and biases are random, and the same for any eps and device."""
+    """A layer with random weights, gains and biases, independent of eps and device."""
     norm = _with_eps(norm, eps)
-    with drawing(seed), torch.no_grad():
+    with cpu_seed(seed), torch.no_grad():
         layer = Linear(inputs.shape[1], features, norm=norm, device="cpu", dtype=torch.float64)
         for parameter in layer.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
@@ -487,7 +478,6 @@ def _layer(
 
 
 def _in_float64(inputs: Tensor | None, factors: Sequence[float], features: int) -> Tensor:
-    """These inputs, or those of the default, for layers of that many units."""
     if features < 1:
         raise ValueError(f"features must be at least 1, got {features}")
     if inputs is None:
@@ -505,12 +495,11 @@ def _check_norm(norm: object) -> None:
 
 
 def _has_eps(norm: Norm) -> bool:
-    """Whether another eps can be put in place of the norm's."""
     return any(field.name == "eps" and field.init for field in _fields(norm))
 
 
 def _with_eps(norm: Norm, eps: float | None) -> Norm:
-    """The norm with this eps; itself for ``None``, and where it has no such field."""
+    """The norm with this eps; unchanged for ``None``, and without such a field."""
     if eps is None or not _has_eps(norm):
         return norm
     if not 0 <= eps < math.inf:
@@ -518,10 +507,7 @@ def _with_eps(norm: Norm, eps: float | None) -> Norm:
     try:
         return dataclasses.replace(norm, eps=eps)  # type: ignore[type-var]
     except ValueError as error:
-        raise ValueError(
-            f"{norm!r} cannot be measured at eps={eps:g}, which is to be a value of its field eps: "
-            f"{error}"
-        ) from error
+        raise ValueError(f"{norm!r} cannot be measured at eps={eps:g}: {error}") from error
 
 
 def _fields(norm: Norm) -> tuple[dataclasses.Field[Any], ...]:
@@ -529,7 +515,7 @@ def _fields(norm: Norm) -> tuple[dataclasses.Field[Any], ...]:
 
 
 def _label(norm: Norm, eps: float | None) -> str:
-    """The class, and the fields that are not at their default; eps only where it is its own."""
+    """The class and its fields that differ from the default; eps unless it was replaced."""
     shown = []
     for field in _fields(norm):
         value, default = getattr(norm, field.name), field.default
@@ -548,12 +534,12 @@ class InvarianceCell:
     """One norm under one map.
 
     Args:
-        deviation: largest change of the output as a part of its spread.
+        deviation: largest change of the output, divided by its spread.
         exact: the same without eps.
-        predicted: the deviation by `eps_deviation`, where the norm is invariant but for its
-            eps; ``None`` elsewhere, and where the formula is not meant for the norm.
-        declared: whether the norm states this invariance; ``None``: it states none, or these
-            statistics are not those it means.
+        predicted: deviation by `eps_deviation`; ``None`` if the norm is not invariant without eps,
+            or the formula does not apply.
+        declared: whether the norm declares this invariance; ``None`` without declaration, and for
+            frozen statistics.
     """
 
     deviation: float
@@ -563,14 +549,14 @@ class InvarianceCell:
 
     @property
     def verdict(self) -> str:
-        """``"yes"``, the layer is invariant; ``"no"``; ``"?"``, it can hardly be told."""
+        """``"yes"``: invariant; ``"no"``; ``"?"``: between the two thresholds."""
         if self.exact <= INVARIANT:
             return "yes"
         return "no" if self.exact > VARIANT else "?"
 
     @property
     def agrees(self) -> bool:
-        """Whether the verdict is what the norm declares, if it declares anything."""
+        """Whether the verdict matches the declaration, if there is one."""
         return self.declared is None or self.verdict == _word(self.declared)
 
 
@@ -579,10 +565,9 @@ class InvarianceRow:
     """One norm under all maps.
 
     Args:
-        norm: the normalisation in words.
-        frozen: whether statistics over examples are those before the map, as in evaluation, rather
-            than taken again after it.
-        cells: by the names of `ln_zoo.norms.INVARIANCES`.
+        norm: label of the norm.
+        frozen: statistics from before the map, as in evaluation, instead of recomputed ones.
+        cells: a cell for each name of `ln_zoo.norms.INVARIANCES`.
     """
 
     norm: str
@@ -591,17 +576,17 @@ class InvarianceRow:
 
     @property
     def label(self) -> str:
-        """The norm, and whether its statistics are frozen."""
+        """The norm, with ``, frozen`` for frozen statistics."""
         return f"{self.norm}, frozen" if self.frozen else self.norm
 
 
 @dataclasses.dataclass(frozen=True)
 class InvarianceTable:
-    """The paper's Table 1, measured; `rich` prints it as it is.
+    """The paper's Table 1, measured; a `rich` renderable.
 
     Args:
-        rows: a norm each; one that mixes examples has a second one, with frozen statistics.
-        eps: used in place of that of the norms; ``None``: each had its own.
+        rows: one for each norm, and one with frozen statistics for norms that mix examples.
+        eps: eps of all norms; ``None``: each had its own.
     """
 
     rows: list[InvarianceRow]
@@ -609,12 +594,12 @@ class InvarianceTable:
 
     @property
     def agrees(self) -> bool:
-        """Whether every cell is as its norm declares."""
+        """Whether all cells match their declaration."""
         return all(cell.agrees for row in self.rows for cell in row.cells.values())
 
     @property
     def caption(self) -> str:
-        """How to read a cell."""
+        """Explanation of a cell."""
         eps = "as shipped" if self.eps is None else f"{self.eps:g}"
         formula = "" if self.eps == 0 else "; ≈ the deviation that eps explains"
         return (
@@ -623,14 +608,10 @@ class InvarianceTable:
         )
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Prints itself: a norm a row, lines within each cell."""
-        from rich import box
-        from rich.table import Table
         from rich.text import Text
 
         styles = {"yes": "green", "no": "yellow", "?": "magenta"}
-        # As narrow as can be: six columns within a terminal's usual 80 characters.
-        table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+        table = rich_table()
         table.add_column("", overflow="fold")
         for heading in _HEADINGS.values():
             table.add_column("\n".join(heading), no_wrap=True)
@@ -646,16 +627,16 @@ class InvarianceTable:
         yield Text(f"\n{self.caption}")
 
     def markdown(self) -> str:
-        """A Markdown table, with its caption below."""
-        lines = [f"| | {' | '.join(' '.join(heading) for heading in _HEADINGS.values())} |"]
-        lines.append("|---|" + "---|" * len(_HEADINGS))
+        """A Markdown table and its caption."""
+        rows = []
         for row in self.rows:
             cells = []
             for cell in row.cells.values():
                 verdict = _verdict(cell) if cell.agrees else f"**{_verdict(cell)}**"
                 cells.append(f"{verdict} {' '.join(self._numbers(cell))}")
-            lines.append(f"| {row.label} | {' | '.join(cells)} |")
-        return "\n".join([*lines, "", f"*{self.caption}*"])
+            rows.append([row.label, *cells])
+        head = ["", *map(" ".join, _HEADINGS.values())]
+        return f"{markdown_table(head, rows)}\n\n*{self.caption}*"
 
     def latex(self) -> str:
         r"""A LaTeX ``tabular``, which needs no package; the caption is a comment above."""
@@ -674,24 +655,23 @@ class InvarianceTable:
         return "\n".join([*lines, r"\hline", r"\end{tabular}"])
 
     def csv(self) -> str:
-        """Comma-separated values with a head: a line for each cell, numbers to 4 digits."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        names = ["norm", "statistics", "eps", "map", "invariant", "declared", "agrees"]
-        writer.writerow([*names, "deviation", "deviation_without_eps", "formula"])
+        """Comma-separated values: a line for each cell, numbers to 4 digits."""
+        head = ["norm", "statistics", "eps", "map", "invariant", "declared", "agrees"]
+        head += ["deviation", "deviation_without_eps", "formula"]
+        rows = []
         for row in self.rows:
             statistics = "frozen" if row.frozen else "recomputed"
             eps = "shipped" if self.eps is None else f"{self.eps:g}"
             for name, cell in row.cells.items():
                 declared = "" if cell.declared is None else _word(cell.declared)
                 formula = "" if cell.predicted is None else f"{cell.predicted:.4g}"
-                said = [cell.verdict, declared, _word(cell.agrees)]
+                words = [cell.verdict, declared, _word(cell.agrees)]
                 numbers = [f"{cell.deviation:.4g}", f"{cell.exact:.4g}", formula]
-                writer.writerow([row.norm, statistics, eps, name, *said, *numbers])
-        return text.getvalue().rstrip("\n")
+                rows.append([row.norm, statistics, eps, name, *words, *numbers])
+        return csv_table(head, rows)
 
     def _numbers(self, cell: InvarianceCell) -> list[str]:
-        """The deviation, and what of it eps explains, if it has a part in it."""
+        """The deviation, and the part that eps explains."""
         return [
             _number(cell.deviation),
             *([f"≈ {_number(cell.predicted)}"] if cell.predicted else []),
@@ -714,7 +694,7 @@ def _verdict(cell: InvarianceCell) -> str:
 
 
 def _in_latex(text: str) -> str:
-    # One character at a time: what replaces one is not replaced again.
+    # Character by character, so that replacements are not replaced again.
     special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
     special |= {character: f"\\{character}" for character in "&%$#_{}"}
     return "".join(special.get(character, character) for character in text)
@@ -731,32 +711,30 @@ def invariance_table(
     *,
     always_frozen: bool = False,
 ) -> InvarianceTable:
-    """Computes the paper's Table 1, for any norms.
+    """Compute the paper's Table 1 for any norms.
 
-    Each norm is put on a `Linear` layer with random weights, gains and biases in float64, its
-    weights and inputs are transformed (`measure_invariance`), and outputs compared. The verdict is
-    that without eps, since a table of yes and no holds only then, whatever eps is; how far eps
-    spoils an invariance stands beside it.
+    `measure_invariance` runs on a `Linear` layer with random weights, gains and biases in float64.
+    Verdicts are without eps, since no invariance is exact with it; the deviation with eps is given
+    too.
 
-    Expectations over the data set, as of batch norm, are those of all inputs, taken again after
-    the map; in a second row, for batch-dependent norms, they are frozen before it.
+    Statistics over the data set (batch norm) are those of all inputs, recomputed after the map; in
+    a second row, for batch-dependent norms, they are frozen before it.
 
     Args:
-        norms: the norms, also of your own. One without a field ``eps`` is taken as it is.
-        eps: to use in place of theirs; ``None``: each as it is.
-        inputs: (N, I), on the device to compute on. Default: `random_inputs`.
-        features: number F of units; most norms need 2 at least.
-        factors: the values of δ; of several the greatest deviation counts.
-        weight_scale: the weights are multiplied by this before anything is measured: with 1e-3 the
-            variances are about the usual eps.
-        seed: of the layers' parameters and of what the maps add.
-        always_frozen: whether there is a second row, with frozen statistics, also for norms
-            that do not say that they mix examples.
+        norms: the norms. A norm without a field ``eps`` is used as it is.
+        eps: eps of all norms; ``None``: each uses its own.
+        inputs: (N, I), on the device to compute on; default: `random_inputs`.
+        features: number F of units; most norms need at least 2.
+        factors: values of δ; the largest deviation counts.
+        weight_scale: factor of the weights before measuring; with 1e-3, variances are about the
+            usual eps.
+        seed: seed of the layers' parameters and of the vectors that maps add.
+        always_frozen: add a row with frozen statistics for all norms.
 
     Raises:
-        TypeError: for what is not a norm.
-        ValueError: if a norm declares an invariance of an unknown name or refuses an eps of 0;
-            for sizes or factors that do not fit; if an output is not finite.
+        TypeError: if a norm is not a norm.
+        ValueError: if a norm declares an unknown invariance or refuses an eps of 0; for sizes or
+            factors that do not fit; if an output is not finite.
 
     Example:
         >>> table = invariance_table([LayerNorm(), WeightNorm()])
@@ -805,17 +783,11 @@ def invariance_table(
     return InvarianceTable(rows, eps)
 
 
-# Showing the effect of eps
-
-
 def write_eps_effect(effects: Sequence[EpsEffect], path: Path) -> None:
-    """Writes a CSV file: a line for each norm, δ and ratio."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["norm", "eps", "factor", "variance_by_eps", "measured", "formula"])
-        for effect in effects:
-            values = (effect.ratios, effect.measured, effect.predicted)
-            for row in zip(*(value.tolist() for value in values), strict=True):
-                numbers = (f"{number:.4g}" for number in row)
-                writer.writerow([effect.norm, f"{effect.eps:g}", f"{effect.factor:g}", *numbers])
+    """Write a CSV file with a line for each norm, δ and ratio."""
+    rows = (
+        [effect.norm, f"{effect.eps:g}", f"{effect.factor:g}", *(f"{x:.4g}" for x in numbers)]
+        for effect in effects
+        for numbers in zip(effect.ratios, effect.measured, effect.predicted, strict=True)
+    )
+    write_csv(path, ["norm", "eps", "factor", "variance_by_eps", "measured", "formula"], rows)

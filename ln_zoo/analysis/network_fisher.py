@@ -2,10 +2,9 @@
 
 For outputs from the exponential family with natural parameters s = f(x, theta), the Fisher
 information of a batch is F = (1 / N) sum_n J_n^T C_n J_n / phi^2, with J_n the Jacobian of s by the
-parameters for example n and C_n the covariance of the output that the model itself predicts there.
-Its diagonal blocks, one for each layer, are exact here: the expectation over outputs is in closed
-form. For outputs of any other density the mean over given outputs takes its place, under a name of
-its own.
+parameters for example n and C_n the covariance of the output that the model predicts. Its diagonal
+blocks, one for each layer, are exact: the expectation over outputs is in closed form. For other
+densities, `network_empirical_fisher` averages over given outputs.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ from ln_zoo.analysis.random_numbers import same_random_numbers
 from ln_zoo.analysis.stepping import Statistics, measuring
 from ln_zoo.norms import Site, batch_dependent
 
-#: From a batch to natural parameters (N, \*, K).
+#: ``natural(batch)``: natural parameters (N, \*, K).
 Natural = Callable[[Any], Tensor]
 Batch = Tensor | tuple[Tensor, ...]
-#: From a vector to the product of a matrix with it.
+#: Product of a matrix with a vector.
 Product = Callable[[Tensor], Tensor]
 
-#: Examples of one product with a vector.
+#: Examples differentiated at once in a product with a vector.
 _EXAMPLES_AT_ONCE = 64
-#: The largest eigenvalue is found when so many products in a row move it by no more than that part.
+#: The largest eigenvalue converges when `_STILL` iterations change it by at most this fraction.
 _STILL = 3
 _PRECISION = 1e-9
 _MOST_PRODUCTS = 300
@@ -40,14 +39,13 @@ _MOST_PRODUCTS = 300
 
 @dataclasses.dataclass(frozen=True)
 class FisherBlock:
-    """The Fisher information of one layer's parameters, or what of it fits in memory.
+    """Fisher information of one layer's parameters.
 
     Args:
-        parameters: names and shapes, in the order in which they are flattened, row by row, and laid
-            behind each other.
-        diagonal: of the block, (P,).
-        matrix: the block, (P, P); ``None`` where P was too large.
-        largest: its largest eigenvalue; NaN where that was not asked for.
+        parameters: names and shapes, in the order in which they are flattened and concatenated.
+        diagonal: diagonal of the block, (P,).
+        matrix: the block, (P, P); ``None`` if P is above ``max_size``.
+        largest: its largest eigenvalue; NaN if not computed.
     """
 
     parameters: dict[str, tuple[int, ...]]
@@ -66,14 +64,11 @@ class FisherBlock:
         return float(self.diagonal.sum())
 
     def part(self, row: str, column: str | None = None) -> Tensor:
-        """The block of two of the layer's parameters, in the matrix.
+        """Submatrix of two of the layer's parameters.
 
         Args:
             row: name of a parameter.
-            column: of another; default: the same.
-
-        Returns:
-            (numbers of the one, numbers of the other).
+            column: name of a parameter; default: ``row``.
 
         Raises:
             ValueError: if there is no matrix, or no such parameter.
@@ -98,11 +93,10 @@ class FisherBlock:
 
 
 def layer_blocks(network: nn.Module) -> dict[str, list[str]]:
-    """Names of a network's parameters by layer: by the module that holds them.
+    """Names of a network's trainable parameters, by the name of their module.
 
-    What a norm put on a `ln_zoo.norms.Site` (gain, shift, scale) belongs to the layer around
-    it. Parameters that do not want gradients are left out, those of the network itself have the
-    empty name. A recurrent layer is one block, whatever its number of layers and directions.
+    Parameters of a `ln_zoo.norms.Site` (gain, shift, scale) belong to the layer that contains it. A
+    recurrent layer is one block, with all its layers and directions.
 
     Example:
         >>> from ln_zoo.layers import LSTM, Linear
@@ -118,7 +112,7 @@ def layer_blocks(network: nn.Module) -> dict[str, list[str]]:
         if not parameter.requires_grad:
             continue
         owner = name.rpartition(".")[0]
-        # Up to the layer: past sites, and past what only holds them.
+        # From the site up to the layer.
         if isinstance(modules[owner], Site):
             owner = owner.rpartition(".")[0]
             while owner and not modules[owner]._parameters:
@@ -140,45 +134,40 @@ def network_fisher(
     statistics: Statistics = "kept",
     largest: bool = True,
 ) -> dict[str, FisherBlock]:
-    r"""The blocks of a network's Fisher information on a batch, one for each layer.
+    r"""Blocks of a network's Fisher information on a batch, one for each layer.
 
-    Any network that is made of what `torch.func` can differentiate: ln_zoo's layers all are; under
-    it recurrent layers run on their generic loop. The network is evaluated in evaluation mode,
-    without dropout, and left as it was.
+    The network must be differentiable by `torch.func`; recurrent layers of ln_zoo then run on their
+    generic loop. It runs in evaluation mode, and is unchanged.
 
     Args:
-        network: the network; everything is computed in its precision, ideally float64
-            (``copy.deepcopy(network).double()``).
-        batch: a tensor, or a tuple of tensors, with the examples along the first axis of each.
-        natural: natural parameters (N, K) of a batch, computed with this very network; or
-            (N, \*, K), such as (N, T, K) of outputs at T steps, which are independent given the
-            inputs: F is the sum over them. One that is multiplied by 0, as behind the end of a
-            shorter sequence, has no part in it. Default: the network itself, as for classifiers,
-            whose logits they are.
-        family: distribution of the output: ``"categorical"``, of K classes by their logits;
-            ``"bernoulli"``, K independent ones by their logits; ``"gaussian"``, K independent ones
-            of variance phi by their means. Of others, such as the mixtures of handwriting, there
-            is `network_empirical_fisher`.
+        network: the network, ideally in float64 (``copy.deepcopy(network).double()``).
+        batch: a tensor, or a tuple of tensors, with examples along the first axis.
+        natural: ``natural(batch)``, natural parameters computed with this network: (N, K), or
+            (N, \*, K) for several outputs of an example (T time steps, say) that are independent
+            given the inputs; F is the sum over them. Multiply padding by 0. Default: the network
+            itself, as for the logits of classifiers.
+        family: distribution of the output: ``"categorical"``: K classes by their logits;
+            ``"bernoulli"``: K independent outputs by their logits; ``"gaussian"``: K independent
+            outputs of variance phi by their means. For others, use `network_empirical_fisher`.
         dispersion: phi, positive; 1 for families other than ``"gaussian"``.
-        blocks: names of parameters for each block; default: `layer_blocks`.
-        max_size: up to so many parameters the block itself is kept.
-        outputs_at_once: how many rows of an output's K are differentiated at once, each of which
-            takes the memory of all parameters; default: all. Examples come one by one.
-        statistics: of batch-dependent norms: ``"kept"``, the running ones, as in evaluation;
-            or ``"batch"``, those of this batch, through which derivatives flow. The whole batch is
-            then differentiated together, and an example's natural parameters depend on it.
-        largest: whether to find the largest eigenvalue where the block is not kept: by a Lanczos
-            iteration of products of the block with vectors. If not it is NaN there.
+        blocks: names of parameters of each block; default: `layer_blocks`.
+        max_size: keep the matrix of blocks with at most this many parameters.
+        outputs_at_once: rows of the K outputs of an example to differentiate at once, each with the
+            memory of all parameters; default: all.
+        statistics: statistics of batch-dependent norms: ``"kept"``, the running ones, as in
+            evaluation; or ``"batch"``, differentiated through, with the whole batch at once.
+        largest: compute the largest eigenvalue of blocks without matrix too, by a Lanczos iteration
+            on products with vectors; otherwise NaN.
 
     Returns:
         The blocks by name, on the device of the network.
 
     Raises:
-        TypeError: for natural parameters that are not a tensor of real numbers, and blocks that are
-            not lists of names.
-        ValueError: for an unknown family or parameter, a dispersion that does not fit, numbers
-            out of range, batch statistics of one example; without any parameter; for natural
-            parameters that are not (N, \*, K), or do not depend on the network.
+        TypeError: if natural parameters are not a floating-point tensor, or blocks are not lists of
+            names.
+        ValueError: for an unknown family or parameter, a dispersion that does not fit, numbers out
+            of range, batch statistics of one example, a network without trainable parameters,
+            natural parameters that are not (N, \*, K) or do not depend on the network.
 
     Example:
         >>> from ln_zoo.layers import Linear
@@ -197,8 +186,6 @@ def network_fisher(
     together = statistics == "batch" and batch_dependent(network)
     examples = _examples(batch)
     model = _Model(network, natural, family, dispersion, together)
-    # Where an example does not see the others it is differentiated alone: nothing is computed
-    # twice.
     parts = [batch] if together else [_take(batch, n) for n in range(examples)]
     sums = {
         block: _Sum(sum(a.numel() for a in own.values()), max_size)
@@ -236,31 +223,20 @@ def network_empirical_fisher(
     statistics: Statistics = "kept",
     largest: bool = True,
 ) -> dict[str, FisherBlock]:
-    """The blocks of the mean of score score^T over given outputs, one for each layer.
+    """Blocks of the mean of score score^T over given outputs, one for each layer.
 
-    For networks of any density, such as the mixtures of `ln_zoo.models.Handwriting`. Over outputs
-    of a data set this is not the Fisher information, whose outputs are the model's own (see
-    `ln_zoo.analysis.empirical_fisher`); over outputs drawn from the model it is a Monte-Carlo
-    estimate of it, with an error that falls as 1 / sqrt(N). For several draws of each input give
-    the inputs as often.
+    For any density, such as the mixtures of `ln_zoo.models.Handwriting`. Over outputs of a data set
+    this is not the Fisher information (see `ln_zoo.analysis.empirical_fisher`); over outputs drawn
+    from the model it is a Monte-Carlo estimate with an error of order 1 / sqrt(N). Repeat inputs
+    for several draws. Further arguments, results and errors are those of `network_fisher`.
 
     Args:
-        network: as in `network_fisher`.
-        batch: a tensor, or a tuple of tensors, with the examples along the first axis of each:
-            inputs and outputs.
-        log_likelihood: log P(output | input) of each example of a batch, (N,), in nats, computed
-            with this very network. A bound of it, as of variational models, gives the blocks of the
-            bound's score.
-        blocks: as in `network_fisher`.
-        max_size: as in `network_fisher`.
-        statistics: as in `network_fisher`.
-        largest: as in `network_fisher`.
-
-    Returns:
-        The blocks by name, on the device of the network.
+        batch: a tensor, or a tuple of tensors, inputs and outputs, with examples along the first
+            axis.
+        log_likelihood: ``log_likelihood(batch)``: log P(output | input) of each example, (N,), in
+            nats, computed with this network; or a bound of it.
 
     Raises:
-        TypeError: as `network_fisher`.
         ValueError: as `network_fisher`, and for log-likelihoods that are not (N,).
 
     Example:
@@ -282,8 +258,7 @@ def network_empirical_fisher(
             )
         return found.unsqueeze(1)
 
-    # The score is the derivative of the log-likelihood, as if it were the mean of one Gaussian
-    # output of variance 1.
+    # The score equals the derivative of the mean of one Gaussian output of variance 1.
     return network_fisher(
         network,
         batch,
@@ -297,7 +272,6 @@ def network_empirical_fisher(
 
 
 def _chosen(network: nn.Module, blocks: Mapping[str, Sequence[str]] | None) -> dict[str, list[str]]:
-    """Names of parameters by block."""
     kind, named = type(network).__name__, dict(network.named_parameters())
     if blocks is None:
         found = layer_blocks(network)
@@ -349,12 +323,12 @@ class _Sum:
 
 
 class _Call(nn.Module):
-    """A function that computes with a network, as a module: its weights can be replaced."""
+    """``natural`` as a module, so that `functional_call` can replace the network's weights."""
 
     def __init__(self, network: nn.Module, natural: Natural | None) -> None:
         super().__init__()
         self.network = network
-        # A module under a second name would have its weights replaced, and put back, twice.
+        # In a tuple, not registered: weights must have one name.
         self._natural = (natural,)
 
     def forward(self, batch: Batch) -> Tensor:
@@ -374,13 +348,10 @@ class _Model:
     together: bool
 
     def __call__(self, parameters: Mapping[str, Tensor], batch: Batch) -> Tensor:
-        """Natural parameters (N M, K) of the M outputs of each example, example after example.
-
-        With these parameters in place of the network's own.
-        """
+        """Natural parameters (N M, K) of M outputs of each example, with replaced parameters."""
         call = _Call(self.network, self.natural)
         replaced = {f"network.{name}": a for name, a in parameters.items()}
-        # Models may draw noise in training: every pass has to draw the same.
+        # Noise of models must be equal in all passes.
         with same_random_numbers(self.network):
             s: Tensor = torch.func.functional_call(call, replaced, (batch,))
         name, examples = type(self.network).__name__, _examples(batch)
@@ -393,14 +364,13 @@ class _Model:
             )
         if s.dim() < 2 or len(s) != examples:
             raise ValueError(
-                f"natural parameters must be ({examples}, *, K), with the examples first, got "
-                f"{tuple(s.shape)} of this {name}: give a function natural that makes them of a "
-                "batch"
+                f"natural parameters must be ({examples}, *, K), got {tuple(s.shape)} of this "
+                f"{name}: pass natural=, a function that computes them from a batch"
             )
         return s.flatten(0, -2)
 
     def check_dependence(self, parameters: Mapping[str, Tensor], batch: Batch) -> None:
-        """Refuses what is computed without these parameters; a derivative may well be 0."""
+        """Raise ValueError if outputs do not depend on these parameters."""
         leaves = {name: a.clone().requires_grad_() for name, a in parameters.items()}
         with torch.enable_grad():
             s = self(leaves, batch).sum()
@@ -430,7 +400,7 @@ class _Model:
     def scores(
         self, parameters: dict[str, Tensor], batch: Batch, at_once: int | None
     ) -> Iterator[dict[str, Tensor]]:
-        """The rows of A_n^T J_n of all outputs n, some (r, *shape) at once, for each parameter."""
+        """Rows of A_n^T J_n of all outputs n, (r, *shape) for each parameter, r rows at a time."""
         s, backward = torch.func.vjp(lambda p: self(p, batch), parameters)[:2]
         for number, factor in enumerate(self.factor(s.detach())):
             for columns in factor.T.split(at_once or len(factor)):
@@ -438,14 +408,14 @@ class _Model:
                 for column in columns:
                     cotangent = torch.zeros_like(s)
                     cotangent[number] = column
-                    # One by one: vmap has no way with the memory format of convolutions.
+                    # vmap fails with the memory format of convolutions.
                     rows.append(backward(cotangent)[0])
                 yield {name: torch.stack([row[name] for row in rows]) for name in parameters}
 
     def product(
         self, parameters: dict[str, Tensor], batch: Batch, examples: int, vector: Tensor
     ) -> Tensor:
-        """The block of these parameters, times a vector (P,)."""
+        """Product of the block of these parameters with a vector (P,)."""
         parts = vector.split([a.numel() for a in parameters.values()])
         tangents = {
             name: part.view_as(a) for part, (name, a) in zip(parts, parameters.items(), strict=True)
@@ -458,8 +428,8 @@ class _Model:
                 return self(p, piece)
 
             s, backward = torch.func.vjp(outputs, parameters)[:2]
-            # J v as the derivative of J^T u by u: torch's forward mode stumbles over the memory
-            # format of convolutions.
+            # J v is the derivative of J^T u by u; forward mode fails with the memory format of
+            # convolutions.
             transposed = torch.func.vjp(backward, torch.zeros_like(s))[1]
             (moved,) = transposed((tangents,))
             factor = self.factor(s)
@@ -470,10 +440,9 @@ class _Model:
 
 
 def _largest_eigenvalue(product: Product, like: Tensor) -> float:
-    """Of a positive semidefinite matrix given by its products with vectors: Lanczos' iteration.
+    """Largest eigenvalue of a positive semidefinite matrix, by a Lanczos iteration.
 
-    Without making vectors orthogonal anew: what rounding loses brings copies of eigenvalues, which
-    the largest does not mind.
+    Without reorthogonalisation: rounding repeats eigenvalues, but does not change the largest.
     """
     generator = torch.Generator().manual_seed(0)
     v = torch.randn(like.shape, generator=generator, dtype=torch.float64).to(like)
@@ -511,7 +480,6 @@ def _check(family: Family, dispersion: float, max_size: int, outputs_at_once: in
 
 
 def _examples(batch: Batch) -> int:
-    """The number of examples of a batch."""
     tensors = batch if isinstance(batch, tuple) else (batch,)
     sizes = {len(a) if isinstance(a, Tensor) and a.dim() else 0 for a in tensors}
     if len(sizes) != 1 or 0 in sizes:

@@ -1,4 +1,4 @@
-"""Random numbers of a module that is run several times over."""
+"""Repeatable random numbers of a module."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from ln_zoo.analysis.stepping import drawing
+from ln_zoo.analysis.stepping import cpu_seed
 
 
 @contextmanager
 def same_random_numbers(module: nn.Module) -> Iterator[None]:
-    """Within it what a module draws in one run is the same in every run.
+    """Seed the generators of the CPU and of the module's GPUs within the block, then restore them.
 
-    Generators of the CPU and of the cards that the module is on are put back after; those of other
-    cards are not touched, as `torch.manual_seed` would do.
+    Unlike `torch.manual_seed`, generators of other devices are not touched.
     """
     tensors = (*module.parameters(), *module.buffers())
     cards = sorted({tensor.get_device() for tensor in tensors if tensor.is_cuda})
-    with torch.random.fork_rng(devices=cards), drawing(0):
+    with torch.random.fork_rng(devices=cards), cpu_seed(0):
         for card in cards:
             torch.cuda.default_generators[card].manual_seed(0)
         yield

@@ -1,4 +1,4 @@
-"""One recurrent layer, step by step, in the hands of an analysis."""
+"""Run recurrent layers step by step, for analyses."""
 
 from __future__ import annotations
 
@@ -17,22 +17,21 @@ from ln_zoo.norms.modes import evaluation_mode
 from ln_zoo.ops import Cell, States, scan
 from ln_zoo.ops.cells import Step
 
-#: Where the statistics of a batch-dependent norm come from: of the current batch, as in
-#: training, or the running ones, as in evaluation.
+#: Statistics of batch-dependent norms: of the batch, as in training, or the running ones.
 Statistics = Literal["batch", "kept"]
 
 
 def check_arguments(caller: str, layer: RecurrentLayer, inputs: Tensor) -> None:
-    """Checks that this is one of our recurrent layers, and these are sequences for it.
+    """Check a recurrent layer and its inputs.
 
     Args:
-        caller: the name of the analysis, for messages.
+        caller: name of the analysis, for messages.
         layer: the layer.
-        inputs: what it is to read.
+        inputs: (T, N, I).
 
     Raises:
-        TypeError: for another layer, such as torch's own.
-        ValueError: unless inputs are (T, N, I) with a step and an example at least.
+        TypeError: for other layers, such as torch's own.
+        ValueError: unless inputs are (T, N, I) with at least one step and example.
     """
     if not isinstance(layer, RecurrentLayer):
         cls = type(layer)
@@ -44,15 +43,15 @@ def check_arguments(caller: str, layer: RecurrentLayer, inputs: Tensor) -> None:
 
 
 def exact_cell(layer: RecurrentLayer) -> Cell:
-    """The cell of a layer, with the derivatives of its function where its own are clipped."""
+    """The cell of a layer, without clipping of derivatives."""
     return layer.cell.unclipped or layer.cell
 
 
 def check_sequences(caller: str, inputs: Tensor) -> None:
-    """Checks that inputs are (T, N, I) with a step and an example at least.
+    """Check that inputs are (T, N, I) with at least one step and example.
 
     Raises:
-        ValueError: if they are not.
+        ValueError: otherwise.
     """
     if inputs.dim() != 3 or 0 in inputs.shape[:2]:
         raise ValueError(
@@ -64,13 +63,13 @@ def check_sequences(caller: str, inputs: Tensor) -> None:
 def initial_states(
     caller: str, layer: RecurrentLayer, inputs: Tensor, states: Tensor | States | None
 ) -> States:
-    """The states that a layer of one layer and one direction begins with, (1, N, H) each.
+    """Initial states of a layer with one layer and one direction, (1, N, H) each.
 
     Args:
-        caller: the name of the analysis, for messages.
+        caller: name of the analysis, for messages.
         layer: the layer.
         inputs: (T, N, I).
-        states: as for the layer; default zeros.
+        states: states, in the layer's format; default zeros.
 
     Raises:
         TypeError: if the layer is not a recurrent layer of `ln_zoo.layers`.
@@ -84,8 +83,8 @@ def initial_states(
         directions = 2 if layer.bidirectional else 1
         raise ValueError(
             f"{caller} takes one layer and one direction, this {name} has num_layers="
-            f"{layer.num_layers} and {directions} direction(s); network_dynamics takes several "
-            "layers one by one"
+            f"{layer.num_layers} and {directions} direction(s); use network_dynamics for several "
+            "layers"
         )
     _check_no_zoneout(caller, layer)
     layer.check_input(inputs, None)
@@ -97,7 +96,7 @@ def initial_states(
 
 
 def _check_no_zoneout(caller: str, layer: RecurrentLayer) -> None:
-    """Zoneout acts in evaluation too, unlike the other regularisers, and no analysis has it."""
+    # Unlike other regularisers, zoneout acts in evaluation.
     if "zoneout" in layer.noise:
         raise ValueError(
             f"{caller} takes layers without zoneout, this {type(layer).__name__} has "
@@ -106,13 +105,13 @@ def _check_no_zoneout(caller: str, layer: RecurrentLayer) -> None:
 
 
 def layers_apart(caller: str, layer: RecurrentLayer) -> list[RecurrentLayer]:
-    """Each layer of several as one of its own, which shares parameters and sites with the whole.
+    """Split a recurrent layer into modules of one layer, which share its parameters and sites.
 
-    Derivatives are those of the layer's function: they are not clipped.
+    Their derivatives are not clipped.
 
     Args:
-        caller: the name of the analysis, for messages.
-        layer: a recurrent layer of one direction.
+        caller: name of the analysis, for messages.
+        layer: a recurrent layer with one direction.
 
     Raises:
         ValueError: for two directions, and for zoneout.
@@ -126,7 +125,7 @@ def layers_apart(caller: str, layer: RecurrentLayer) -> list[RecurrentLayer]:
         return [layer]
     parts = []
     for number in range(layer.num_layers):
-        # What is made here is replaced at once: on that device nothing is drawn or stored.
+        # Parameters are replaced below; the meta device neither draws nor stores.
         part = RecurrentLayer(
             (layer.proj_size or layer.hidden_size) if number else layer.input_size,
             layer.hidden_size,
@@ -140,19 +139,19 @@ def layers_apart(caller: str, layer: RecurrentLayer) -> list[RecurrentLayer]:
             if int(place) == number:
                 setattr(part, f"{kind}_l0", parameter)
         part.sites["l0"] = layer.sites[f"l{number}"]
-        part.training = layer.training  # not train(), which would reach the sites
+        part.training = layer.training  # train() would change the shared sites
         parts.append(part)
     return parts
 
 
 def run_steps(layer: RecurrentLayer, inputs: Tensor, states: States, step: Step) -> Tensor:
-    """Outputs (T, N, H) of the generic loop, with this function in place of the cell's own step.
+    """Outputs (T, N, H) of the generic loop with another step function.
 
     Args:
-        layer: of one layer and one direction.
+        layer: a layer with one layer and one direction.
         inputs: (T, N, I).
-        states: those the loop begins with, (N, H) each.
-        step: what is done at each step.
+        states: initial states, (N, H) each.
+        step: replaces the cell's step.
     """
     sites = sites_by_role(layer.sites["l0"])
     output, _ = scan(
@@ -168,11 +167,8 @@ def run_steps(layer: RecurrentLayer, inputs: Tensor, states: States, step: Step)
 
 
 @contextmanager
-def drawing(seed: int) -> Iterator[None]:
-    """Within it torch draws on the CPU from this seed; afterwards its generator is as before.
-
-    No other device's generator is touched, as `torch.manual_seed` would do.
-    """
+def cpu_seed(seed: int) -> Iterator[None]:
+    """Seed torch's CPU generator within the block, but no other device's."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
@@ -180,10 +176,10 @@ def drawing(seed: int) -> Iterator[None]:
 
 @contextmanager
 def measuring(module: nn.Module, statistics: Statistics) -> Iterator[None]:
-    """Evaluation mode, with these statistics; modes and buffers are put back after.
+    """Evaluation mode with these statistics; restores modes and buffers.
 
     Raises:
-        ValueError: for other statistics than ``"batch"`` and ``"kept"``.
+        ValueError: for unknown statistics.
     """
     if statistics not in ("batch", "kept"):
         raise ValueError(f"statistics must be 'batch' or 'kept', got {statistics!r}")

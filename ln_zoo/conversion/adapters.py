@@ -1,44 +1,41 @@
-"""Our layers behind the call signatures and state formats of other libraries.
+"""Adapters: our layers with the call signatures and state formats of other libraries.
 
-`adopt_` gives a layer of another library a class that derives from one of these and from the
-layer's own class. So ``isinstance`` holds, and so do the layer's other attributes and methods;
-``forward`` is ours.
+`adopt_` gives a layer of another library a class derived from an adapter and the layer's class, so
+``isinstance``, attributes and methods still work; ``forward`` is the adapter's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from ln_zoo.layers import GRU, LSTM, RNN, RecurrentCell, RecurrentLayer
 
-#: Sizes of the random input on which layers are compared and timed: steps and sequences.
+#: Steps and sequences of the random input for comparison and timing.
 STEPS, BATCH = 20, 8
 
 
 class Adapter(nn.Module):
-    """A layer of another library that computes with one of ours.
+    """A layer of another library that runs one of ours.
 
     Attributes:
         layer: our layer or cell.
-        dialect: the dialect that reads and writes its weights.
+        dialect: the dialect of its weights.
     """
 
-    #: Whether it calls a cell, one step at a time.
-    stepwise = False
+    #: Wraps a cell, which runs one step.
+    stepwise: ClassVar[bool] = False
+    #: Converts states (N, H) of each layer to arguments of the library's call.
+    state_arguments: ClassVar[staticmethod[[list[list[Tensor]]], tuple[Any, ...]]]
     layer: RecurrentLayer | RecurrentCell
     dialect: str
 
     @classmethod
     def example(cls, layer: Any) -> tuple[Any, ...]:
-        """Random arguments in float64, the first of them the input.
-
-        Args:
-            layer: our layer or cell, with its sizes.
-        """
+        """Random arguments in float64 for our layer or cell: the input, then states."""
         sizes = (BATCH, layer.input_size) if cls.stepwise else (STEPS, BATCH, layer.input_size)
         generator = torch.Generator().manual_seed(0)
 
@@ -49,19 +46,14 @@ class Adapter(nn.Module):
             [draw(BATCH, layer.hidden_size) for _ in layer.cell.states]
             for _ in range(getattr(layer, "num_layers", 1))
         ]
-        return (draw(*sizes), *cls.example_states(states))
-
-    @classmethod
-    def example_states(cls, states: list[list[Tensor]]) -> tuple[Any, ...]:
-        """States (N, H) of each layer as arguments in the library's format."""
-        raise NotImplementedError
+        return (draw(*sizes), *cls.state_arguments(states))
 
     def extra_repr(self) -> str:
         return f"ln_zoo, dialect {self.dialect}"
 
 
 def _stacked(states: Iterable[Iterable[Tensor]]) -> tuple[Tensor, ...]:
-    """States by layer as our states, each (layers, N, H)."""
+    """Convert states by layer to our states, each (layers, N, H)."""
     return tuple(torch.stack(list(parts)) for parts in zip(*states, strict=True))
 
 
@@ -74,9 +66,7 @@ class LayerOfLists(Adapter):
         output, states = self.layer(input, None if state is None else _stacked([state]))
         return output, [s.squeeze(0) for s in states]
 
-    @classmethod
-    def example_states(cls, states: list[list[Tensor]]) -> tuple[Any, ...]:
-        return (states[0],)
+    state_arguments = staticmethod(lambda states: (states[0],))
 
 
 class LayerOfTuples(Adapter):
@@ -86,9 +76,7 @@ class LayerOfTuples(Adapter):
         output, states = self.layer(input, _stacked([state]))
         return output, tuple(s.squeeze(0) for s in states)
 
-    @classmethod
-    def example_states(cls, states: list[list[Tensor]]) -> tuple[Any, ...]:
-        return (tuple(states[0]),)
+    state_arguments = staticmethod(lambda states: (tuple(states[0]),))
 
 
 class StackOfTuples(Adapter):
@@ -100,9 +88,7 @@ class StackOfTuples(Adapter):
         output, found = self.layer(input, None if states is None else _stacked(states))
         return output, list(zip(*(s.unbind(0) for s in found), strict=True))
 
-    @classmethod
-    def example_states(cls, states: list[list[Tensor]]) -> tuple[Any, ...]:
-        return ([tuple(state) for state in states],)
+    state_arguments = staticmethod(lambda states: ([tuple(state) for state in states],))
 
 
 class CellOfTuples(Adapter):
@@ -114,16 +100,11 @@ class CellOfTuples(Adapter):
         states = self.layer(input, tuple(state))
         return states[0], states
 
-    @classmethod
-    def example_states(cls, states: list[list[Tensor]]) -> tuple[Any, ...]:
-        return (tuple(states[0]),)
+    state_arguments = staticmethod(lambda states: (tuple(states[0]),))
 
 
 class DiEngineLayer(Adapter):
-    """DI-engine's LSTM: states as a dict, or as a list with a dict for each sequence.
-
-    The library's own methods convert states.
-    """
+    """DI-engine's LSTM: states as a dict or a list of dicts, converted by its own methods."""
 
     def forward(
         self, inputs: Tensor, prev_state: Any, list_next_state: bool = True
@@ -133,9 +114,7 @@ class DiEngineLayer(Adapter):
         output, states = self.layer(inputs, states)
         return output, of_library._after_forward(list(states), list_next_state)
 
-    @classmethod
-    def example_states(cls, states: list[list[Tensor]]) -> tuple[Any, ...]:
-        return (dict(zip("hc", _stacked(states), strict=True)),)
+    state_arguments = staticmethod(lambda states: (dict(zip("hc", _stacked(states), strict=True)),))
 
 
 class CellOfList(Adapter):
@@ -147,9 +126,7 @@ class CellOfList(Adapter):
         h = _flat_step(self.layer, inputs, state[0])
         return h, [h]
 
-    @classmethod
-    def example_states(cls, states: list[list[Tensor]]) -> tuple[Any, ...]:
-        return (states[0],)
+    state_arguments = staticmethod(lambda states: (states[0],))
 
 
 class CellOfPair(Adapter):
@@ -161,13 +138,11 @@ class CellOfPair(Adapter):
         h = _flat_step(self.layer, x, h)
         return h, h
 
-    @classmethod
-    def example_states(cls, states: list[list[Tensor]]) -> tuple[Any, ...]:
-        return tuple(states[0])
+    state_arguments = staticmethod(lambda states: tuple(states[0]))
 
 
 def _flat_step(cell: nn.Module, x: Tensor, h: Tensor) -> Tensor:
-    """A step of inputs (*, I) with any leading dimensions."""
+    """One step of inputs (*, I)."""
     found: Tensor = cell(x.reshape(-1, x.shape[-1]), h.reshape(-1, h.shape[-1]))
     return found.reshape(h.shape)
 
@@ -193,9 +168,7 @@ class SheeprlCell(Adapter):
         h: Tensor = self.layer(input, hx)
         return h.unsqueeze(0) if step else h
 
-    @classmethod
-    def example_states(cls, states: list[list[Tensor]]) -> tuple[Any, ...]:
-        return tuple(states[0])
+    state_arguments = staticmethod(lambda states: tuple(states[0]))
 
 
 class SpeechBrainLayer(Adapter):
@@ -212,12 +185,10 @@ class SpeechBrainLayer(Adapter):
             output = torch.cat([there, back.flip(0)], 2)
         return output.transpose(0, 1)
 
-    @classmethod
-    def example_states(cls, states: list[list[Tensor]]) -> tuple[Any, ...]:
-        return ()
+    state_arguments = staticmethod(lambda states: ())
 
 
-# torch's layers: still instances of torch's classes, which libraries ask for
+# torch's layers, still instances of torch's classes
 
 
 class AdoptedLSTM(LSTM, nn.LSTM):  # type: ignore[misc]
@@ -242,27 +213,27 @@ ADOPTED: dict[type[nn.Module], type[nn.Module]] = {
 _classes: dict[tuple[type, type | None], type[nn.Module]] = {}
 
 
-def adopted_class(ours: type[nn.Module], theirs: type[nn.Module] | None) -> type[nn.Module]:
-    """The class of an adopted layer; always the same for the same arguments.
+def adopted_class(base: type[nn.Module], adopted: type[nn.Module] | None) -> type[nn.Module]:
+    """The class of an adopted layer, cached.
 
     Args:
-        ours: an `Adapter`, whose methods override the library's; or a value of `ADOPTED`, whose
-            methods override torch's only, so that a subclass keeps its own.
-        theirs: the class that was adopted; None for `torch.jit` modules, which have none.
+        base: an `Adapter`, whose methods override the adopted class's; or a value of `ADOPTED`,
+            whose methods override torch's only, so that a subclass keeps its own.
+        adopted: the class that was adopted; None for `torch.jit` modules without one.
     """
-    if (ours, theirs) not in _classes:
-        bases: tuple[type, ...] = (ours,)
-        if theirs is not None:
-            bases = (ours, theirs) if issubclass(ours, Adapter) else (theirs, ours)
+    if (base, adopted) not in _classes:
+        bases: tuple[type, ...] = (base,)
+        if adopted is not None:
+            bases = (base, adopted) if issubclass(base, Adapter) else (adopted, base)
         own = {
             "__module__": "ln_zoo.conversion",
-            "__reduce_ex__": lambda self, protocol: (_new, (ours, theirs), self.__getstate__()),
+            "__reduce_ex__": lambda self, protocol: (_new, (base, adopted), self.__getstate__()),
         }
-        _classes[ours, theirs] = type((theirs or ours).__name__, bases, own)
-    return _classes[ours, theirs]
+        _classes[base, adopted] = type((adopted or base).__name__, bases, own)
+    return _classes[base, adopted]
 
 
-def _new(ours: type[nn.Module], theirs: type[nn.Module] | None) -> nn.Module:
-    """Unpickle an adopted layer; its state is set afterwards."""
-    cls = adopted_class(ours, theirs)
+def _new(base: type[nn.Module], adopted: type[nn.Module] | None) -> nn.Module:
+    """Create an adopted layer for pickle, which then sets its state."""
+    cls = adopted_class(base, adopted)
     return cls.__new__(cls)

@@ -1,4 +1,4 @@
-"""Recurrent layers of other libraries, replaced in place by ours behind the same calls."""
+"""Replace recurrent layers of other libraries by ours, in place."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import copy
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from ln_zoo.conversion.adapters import ADOPTED, BATCH, STEPS, Adapter, adopted_class
 from ln_zoo.conversion.calibrate import measuring, tensors
@@ -32,10 +34,11 @@ from ln_zoo.conversion.report import Adopted, Adoption, Refused, describe, nothi
 from ln_zoo.norms import Identity
 from ln_zoo.norms.modes import evaluation_mode
 
-#: Largest difference of a layer and its replacement in float64, relative to the largest value.
+#: Largest relative difference of a layer and its replacement in float64.
 _TOLERANCE = 1e-9
-#: How far weights are moved before layers are compared: fresh gains and shifts hide differences.
+#: Standard deviation of noise on weights before comparison: initial gains and shifts hide errors.
 _SPREAD = 0.1
+#: Timed forward passes of each layer; the fastest counts.
 _ROUNDS = 5
 
 _RECURRENT = tuple(cls for cls in OURS if issubclass(cls, nn.RNNBase | nn.RNNCellBase))
@@ -54,7 +57,7 @@ _STATE_HOOKS = (
     "_load_state_dict_post_hooks",
 )
 
-#: A dialect's name and a class of it.
+#: Name of a dialect, and one of its classes.
 _Candidate = tuple[str, ForeignClass]
 
 
@@ -68,37 +71,36 @@ def adopt_(
 ) -> Adoption:
     """Replace recurrent layers of other libraries by ours, in place; the model computes the same.
 
-    A layer of a library of `DIALECTS` keeps its object, hooks, call signature, state format,
-    attributes and methods; its ``forward`` is ours. torch's LSTM, GRU, RNN and their cells become
-    `ln_zoo.LSTM` and so on, without a norm; layers are instances of torch's class still.
+    A layer of a library in `DIALECTS` keeps its object, hooks, call signature, state format,
+    attributes and methods, but runs our ``forward``. torch's LSTM, GRU, RNN and their cells become
+    `ln_zoo.LSTM` and so on, without a norm; layers stay instances of torch's classes.
 
-    Each layer of a library is first copied and run once in float64 on random input, with its
-    weights moved a little, and compared with its replacement, in evaluation and training mode:
-    outputs, states and the gradient of the input. If they differ, the layer is left alone. So is a
-    layer that is quantised, shares weights, has hooks inside, or whose class is unknown;
-    `Adoption.refused` has the reasons.
+    Before that, a copy of each layer of a library runs in float64 on random input, with noise on
+    its weights, in evaluation and training mode, and is compared with its replacement: outputs,
+    states and the gradient of the input. A layer that differs is not replaced, nor one that is
+    quantised, shares weights, has hooks inside, or has an unknown class; `Adoption.refused` has the
+    reasons.
 
-    In the model's ``state_dict``, adopted layers have our keys, under ``layer.``; `to_dialect`
-    writes the library's keys. Parameters of a library's layers are new: make the optimizer after
-    the call. torch's layers keep parameters and keys.
+    Adopted layers have our keys in the model's ``state_dict``, under ``layer.``; `to_dialect`
+    writes the library's keys. They have new parameters: create the optimizer after the call.
+    torch's layers keep parameters and keys.
 
     Args:
-        model: any module, a single layer too.
-        include: names of layers, or of modules with all layers in them, as shell patterns; default
-            all.
-        exclude: the same for layers to leave alone.
-        subclasses: whether to adopt subclasses of `torch.nn.LSTM`, `GRU` and `RNN` as well, whose
-            ``forward`` calls torch's by ``super()``. They keep their own code.
+        model: a module, or a single layer.
+        include: shell patterns of layer names, or of names of modules that contain layers.
+        exclude: patterns of layers to skip.
+        subclasses: adopt subclasses of `torch.nn.LSTM`, `GRU` and `RNN` too, if their ``forward``
+            calls torch's by ``super()``. They keep their own code.
         classes: dialects of your own copies of a library's classes, such as
             ``{MyLSTM: "torchaudio"}``.
 
     Returns:
-        The report, which prints as a table.
+        The report; ``print`` shows a table.
 
     Raises:
         TypeError: if the model is not a module.
-        ValueError: for an unknown dialect, if no layer can be replaced, a pattern matches none, or
-            the model is wrapped for several devices. The model is then unchanged.
+        ValueError: for an unknown dialect, if no layer can be replaced, a pattern matches no layer,
+            or the model is wrapped for several devices. The model is then unchanged.
 
     Example:
         >>> model = nn.ModuleDict({"rnn": nn.LSTM(3, 5)})
@@ -115,38 +117,42 @@ def adopt_(
         if not find_dialect(name).classes:
             known = ", ".join(_WITH_CLASSES)
             raise ValueError(
-                f"classes: the dialect {name!r} of {path} has no class in PyTorch whose calls "
-                f"could be taken over; dialects that have are {known}"
+                f"classes: the dialect {name!r} of {path} has no class in PyTorch; use one of "
+                f"{known}"
             )
     found = _find(model, own) if isinstance(model, nn.Module) else {}
     kinds = f"{', '.join(cls.__name__ for cls in _RECURRENT)}, or of {', '.join(_WITH_CLASSES)}"
     layers = selected(model, include, exclude, lambda name, _: name in found, kinds)
     owners = Owners(model)
-    swaps: list[_Swap] = []
+    replacements: list[_Replacement] = []
     refused: list[Refused] = []
     cards = {p.get_device() for p in model.parameters() if p.is_cuda}
     with torch.random.fork_rng(devices=sorted(cards)):
         for name, layer in layers.items():
-            made = _replacement(model, name, layer, found[name], owners, subclasses)
-            if isinstance(made, str):
-                refused.append(Refused(name, class_path(layer).rpartition(".")[2], made))
-            else:
-                swaps.append(made)
-    if not swaps:
+            try:
+                made = _replacement(model, name, layer, found[name], owners, subclasses)
+                replacements.append(made)
+            except _Refusal as reason:
+                refused.append(Refused(name, class_path(layer).rpartition(".")[2], str(reason)))
+    if not replacements:
         raise ValueError(nothing_done("be adopted", model, refused))
     had = {id(parameter) for parameter in model.parameters()}
-    for swap in swaps:
-        swap.apply(model)
+    for replacement in replacements:
+        replacement.apply(model)
     return Adoption(
-        tuple(swap.report for swap in swaps),
+        tuple(replacement.report for replacement in replacements),
         tuple(refused),
         {name: p for name, p in model.named_parameters() if id(p) not in had},
     )
 
 
+class _Refusal(Exception):
+    """Why a layer is not adopted."""
+
+
 @dataclass
-class _Swap:
-    """A layer, its replacement, and how to exchange them."""
+class _Replacement:
+    """A layer and its replacement."""
 
     layer: nn.Module
     new: nn.Module
@@ -154,7 +160,7 @@ class _Swap:
     cls: type[nn.Module] | None = None
 
     def apply(self, model: nn.Module) -> None:
-        """Exchange them."""
+        """Replace the layer in the model."""
         if isinstance(self.layer, torch.jit.ScriptModule):
             for parent in model.modules():
                 for name, child in list(parent._modules.items()):
@@ -169,9 +175,9 @@ def _path_of(cls: type[nn.Module]) -> str:
 
 
 def _find(model: nn.Module, own: Mapping[str, str]) -> dict[str, list[_Candidate] | None]:
-    """Recurrent layers by name, with the classes of dialects that they may be.
+    """Recurrent layers by name, with candidate classes of dialects.
 
-    torch's layers and subclasses have no candidates; unknown layers have None.
+    Empty for torch's layers and their subclasses, None for unknown classes.
     """
     found: dict[str, list[_Candidate] | None] = {}
     ours: list[str] = []
@@ -199,7 +205,7 @@ def _find(model: nn.Module, own: Mapping[str, str]) -> dict[str, list[_Candidate
 
 
 def _inside(name: str, others: Sequence[str]) -> bool:
-    """Whether a module is one of others, or inside one."""
+    """Whether a module is, or is inside, one of the others."""
     return any(not other or name == other or name.startswith(f"{other}.") for other in others)
 
 
@@ -210,8 +216,8 @@ def _replacement(
     candidates: list[_Candidate] | None,
     owners: Owners,
     subclasses: bool,
-) -> _Swap | str:
-    """How to replace a layer, or why not."""
+) -> _Replacement:
+    """The replacement of a layer; `_Refusal` if there is none."""
     cls = type(layer).__name__
     if candidates is None:
         near = [path for path in _BY_PATH if path.endswith(f".{cls}")]
@@ -220,37 +226,43 @@ def _replacement(
             if near
             else ""
         )
-        return f"no dialect has a class {class_path(layer)}{hint}"
-    reason = unready(name, layer, owners) or _runs_otherwise(layer)
-    if reason is not None:
-        return reason
+        raise _Refusal(f"no dialect has a class {class_path(layer)}{hint}")
+    _refuse(unready(name, layer, owners) or _runs_otherwise(layer))
     if type(layer) in OURS:
-        reason = why_not(name, layer, owners)
-        return reason if reason is not None else _of_torch(name, layer)
+        _refuse(why_not(name, layer, owners))
+        return _of_torch(name, layer)
     if not candidates:
         return _of_subclass(name, layer, subclasses)
-    reason = _tied(model, layer) or _hooked(layer)
-    if reason is None and isinstance(layer, torch.jit.ScriptModule) and not name:
-        reason = "it is a torch.jit module, which cannot change in place: adopt a model around it"
+    _refuse(_tied(model, layer) or _hooked(layer))
+    if isinstance(layer, torch.jit.ScriptModule) and not name:
+        raise _Refusal("it is a torch.jit module, which cannot change: adopt its parent module")
+    refusals = []
+    for candidate in candidates:
+        try:
+            return _of_library(name, layer, *candidate)
+        except _Refusal as refusal:
+            refusals.append(refusal)
+    raise refusals[0]
+
+
+def _refuse(reason: str | None) -> None:
     if reason is not None:
-        return reason
-    results = [_of_library(name, layer, *candidate) for candidate in candidates]
-    return next((made for made in results if isinstance(made, _Swap)), results[0])
+        raise _Refusal(reason)
 
 
 def _runs_otherwise(layer: nn.Module) -> str | None:
-    """Why a call of a layer does not run the forward of its class, or None."""
+    """Why calls do not run the forward of the layer's class, or None."""
     if isinstance(layer, torch.jit.ScriptModule):
         return None
     if layer.__dict__.get("_compiled_call_impl") is not None:
         return "it is compiled: adopt first, then compile"
     if "forward" in layer.__dict__:
-        return "its forward was replaced on the object, and would be lost"
+        return "its forward is replaced on the object, and would be lost"
     return None
 
 
 def _tied(model: nn.Module, layer: nn.Module) -> str | None:
-    """Why a layer's parameters have other users, or None."""
+    """Why a layer's parameters are not its own, or None."""
     inside = set(layer.modules())
     own: dict[tuple[Any, ...], str] = {}
     for name, parameter in layer.named_parameters(remove_duplicate=False):
@@ -268,7 +280,7 @@ def _tied(model: nn.Module, layer: nn.Module) -> str | None:
             if parameter is not None and _storage(parameter) in own:
                 return f"its weights are tied to {path}.{name}".replace(" .", " ")
     if len({p.requires_grad for p in layer.parameters()}) > 1:
-        return "some of its parameters are frozen: freeze all or none, and the rest after"
+        return "some of its parameters are frozen: freeze all or none before, others after"
     return None
 
 
@@ -277,14 +289,14 @@ def _storage(parameter: Tensor) -> tuple[Any, ...]:
 
 
 def _hooked(layer: nn.Module) -> str | None:
-    """Why hooks of a layer would be lost, or None."""
+    """Why hooks of a layer would not run, or None."""
     if isinstance(layer, torch.jit.ScriptModule):
         return None
     for path, part in layer.named_modules():
         if path and any(getattr(part, name) for name in _CALL_HOOKS):
             return f"{path} in it has hooks, which would not run: remove them first"
         if any(getattr(part, name) for name in _STATE_HOOKS):
-            return "it has hooks of its state dict, which would see other keys: remove them first"
+            return "it has state dict hooks, which would see other keys: remove them first"
     for path, parameter in layer.named_parameters():
         hooks: Any = parameter
         if hooks._backward_hooks or hooks._post_accumulate_grad_hooks:
@@ -295,24 +307,21 @@ def _hooked(layer: nn.Module) -> str | None:
 # Replacements
 
 
-def _of_torch(name: str, layer: nn.Module) -> _Swap:
-    """torch's layer itself."""
+def _of_torch(name: str, layer: nn.Module) -> _Replacement:
     new = twin(layer, OURS[type(layer)], norm=Identity())
     speedup = _speedup(layer, new, _plain_example(new))
     report = Adopted(name, describe(layer), describe(new), "torch", None, speedup)
-    return _Swap(layer, new, report, ADOPTED.get(type(layer)))
+    return _Replacement(layer, new, report, ADOPTED.get(type(layer)))
 
 
-def _of_subclass(name: str, layer: nn.Module, wanted: bool) -> _Swap | str:
-    """A layer that inherits from torch's."""
+def _of_subclass(name: str, layer: nn.Module, wanted: bool) -> _Replacement:
     base = next((cls for cls in ADOPTED if isinstance(layer, cls)), None)
     if base is None:
-        return f"it is a subclass of a torch cell, {class_path(layer)}, which stays"
+        raise _Refusal(f"it is a subclass of a torch cell, {class_path(layer)}, not supported")
+    path = f"torch.nn.{base.__name__}"
     if not wanted:
-        return f"it is a subclass of torch.nn.{base.__name__}: pass subclasses=True to adopt it"
-    reason = has_own(layer)
-    if reason is not None:
-        return reason
+        raise _Refusal(f"it is a subclass of {path}: pass subclasses=True to adopt it")
+    _refuse(has_own(layer))
     cls = adopted_class(ADOPTED[base], type(layer))
     reached: list[bool] = []
 
@@ -329,30 +338,25 @@ def _of_subclass(name: str, layer: nn.Module, wanted: bool) -> _Swap | str:
         new.__dict__["_run"] = counted
         return new
 
-    try:
+    with _refusing_errors("it cannot be copied"):
         plain = _copy(layer)
-        error = _error(plain, adopted(plain), _plain_example(layer), layer)
-        new = adopted(layer)
-    except Exception as failure:  # The subclass's own code may raise anything.
-        return f"it cannot be compared, its call fails: {_line(failure)}"
+        trial, new = adopted(plain), adopted(layer)
+    error = _compared(plain, trial, _plain_example(layer), layer, f"ln_zoo.{base.__name__}")
     if not reached:
-        return f"its forward does not call that of torch.nn.{base.__name__} by super()"
-    if error > _TOLERANCE:
-        return f"its replacement computes something else, by {error:.1e} of the largest value"
+        raise _Refusal(f"its forward does not call that of {path} by super()")
     del new.__dict__["_run"]
     speedup = _speedup(layer, new, _plain_example(layer))
     report = Adopted(
         name, class_path(layer), f"the same on ln_zoo.{base.__name__}", "torch", error, speedup
     )
-    return _Swap(layer, twin(layer, OURS[base], norm=Identity()), report, cls)
+    return _Replacement(layer, twin(layer, OURS[base], norm=Identity()), report, cls)
 
 
-def _of_library(name: str, layer: nn.Module, dialect: str, foreign: ForeignClass) -> _Swap | str:
-    """A layer of a dialect."""
+def _of_library(name: str, layer: nn.Module, dialect: str, foreign: ForeignClass) -> _Replacement:
     for attribute in foreign.zero:
         if value := _attribute(layer, attribute):
-            return f"its {attribute} is {value!r}, and ours has nothing like it: set it to 0"
-    try:
+            raise _Refusal(f"its {attribute} is {value!r}, which ours lacks: set it to 0")
+    with _refusing_errors("it cannot be read"):
         plain = _copy(layer)
         with torch.no_grad():
             generator = torch.Generator().manual_seed(0)
@@ -363,38 +367,28 @@ def _of_library(name: str, layer: nn.Module, dialect: str, foreign: ForeignClass
         new = _wrapped(layer, dialect, foreign)
         if not isinstance(layer, torch.jit.ScriptModule):
             probe = object.__new__(type(layer))
-            probe.__class__ = type(new)  # Fails now, not when the first layers are exchanged.
-    except Exception as failure:  # A layer of another class may hold anything.
-        return f"it cannot be read: {_line(failure)}"
+            probe.__class__ = type(new)  # fails here, before any layer is replaced
     args = foreign.adapter.example(new.layer)
-    try:
-        error = _error(plain, trial, args, new.layer)
-    except Exception as failure:
-        return f"it cannot be compared, its call fails: {_line(failure)}"
-    if error > _TOLERANCE:
-        return (
-            f"it computes something else than the dialect {dialect!r}, by {error:.1e} of the "
-            "largest value"
-        )
+    error = _compared(plain, trial, args, new.layer, f"the dialect {dialect!r}")
     if not any(p.requires_grad for p in layer.parameters()):
         new.requires_grad_(False)
     report = Adopted(
         name, class_path(layer), describe(new.layer), dialect, error, _speedup(layer, new, args)
     )
-    return _Swap(layer, new, report)
+    return _Replacement(layer, new, report)
 
 
 def _wrapped(layer: nn.Module, dialect: str, foreign: ForeignClass) -> Adapter:
-    """The adapter of a layer, with our layer and the attributes of theirs."""
-    options = {ours: _attribute(layer, path) for ours, path in foreign.options.items()}
-    options = {ours: value for ours, value in options.items() if value is not None}
+    """The adapter with our layer and the original's attributes."""
+    options = {name: _attribute(layer, path) for name, path in foreign.options.items()}
+    options = {name: value for name, value in options.items() if value is not None}
     eps = _attribute(layer, foreign.eps)
     inner: Any
     inner, surplus = read_dialect(dialect, layer.state_dict(), "", eps, options)
     if foreign.adapter.stepwise:
         inner = inner.to_cell()
         surplus = [name.replace("_l0", "").replace(".l0", "") for name in surplus]
-    for name in surplus:  # They would train, though the library's layer has nothing like them.
+    for name in surplus:  # the library lacks them, so they must not train
         inner.get_parameter(name).requires_grad_(False)
     scripted = isinstance(layer, torch.jit.ScriptModule)
     cls: Any = adopted_class(foreign.adapter, _python_class(layer) if scripted else type(layer))
@@ -408,14 +402,14 @@ def _wrapped(layer: nn.Module, dialect: str, foreign: ForeignClass) -> Adapter:
 
 
 def _attribute(layer: Any, path: str | None) -> Any:
-    """A nested attribute, or None if there is none."""
+    """A nested attribute, or None."""
     for part in path.split(".") if path else ():
         layer = getattr(layer, part, None)
     return layer if path else None
 
 
 def _python_class(layer: nn.Module) -> type[nn.Module] | None:
-    """The class that a `torch.jit` module is made from, if it is imported."""
+    """The class of a scripted module, if it is imported."""
     module, _, name = class_path(layer).rpartition(".")
     found = getattr(sys.modules.get(module), name, None)
     return found if isinstance(found, type) and issubclass(found, nn.Module) else None
@@ -438,22 +432,43 @@ def _copy(layer: nn.Module) -> nn.Module:
 
 
 def _plain_example(layer: Any) -> tuple[Tensor, ...]:
-    """Random input of torch's layers and cells."""
+    """Random input for torch's layers and cells."""
     cell = isinstance(layer, nn.RNNCellBase)
     sizes = (BATCH, layer.input_size) if cell else (STEPS, BATCH, layer.input_size)
     return (torch.randn(sizes, generator=torch.Generator().manual_seed(0), dtype=torch.float64),)
 
 
-def _error(theirs: nn.Module, ours: nn.Module, args: tuple[Any, ...], layer: Any) -> float:
-    """`_difference` in evaluation and, if there is no dropout in our layer, in training mode."""
+def _compared(
+    original: nn.Module, new: nn.Module, args: tuple[Any, ...], layer: Any, what: str
+) -> float:
+    """`_error`; `_Refusal` if it is too large or a call fails."""
+    with _refusing_errors("it cannot be compared, its call fails"):
+        error = _error(original, new, args, layer)
+    if error > _TOLERANCE:
+        raise _Refusal(f"it differs from {what} by {error:.1e} of the largest value")
+    return error
+
+
+@contextmanager
+def _refusing_errors(problem: str) -> Iterator[None]:
+    """Turn errors into `_Refusal`: code of other libraries may raise anything."""
+    try:
+        yield
+    except Exception as error:
+        line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise _Refusal(f"{problem}: {line}") from error
+
+
+def _error(original: nn.Module, new: nn.Module, args: tuple[Any, ...], layer: Any) -> float:
+    """`_difference` in evaluation and, without dropout, in training mode."""
     modes = (False,) if getattr(layer, "dropout", 0.0) else (False, True)
-    return max(_difference(theirs.train(mode), ours.train(mode), args) for mode in modes)
+    return max(_difference(original.train(mode), new.train(mode), args) for mode in modes)
 
 
-def _difference(theirs: nn.Module, ours: nn.Module, args: tuple[Any, ...]) -> float:
-    """Largest difference of outputs, states and the input's gradient, relative to the largest."""
+def _difference(original: nn.Module, new: nn.Module, args: tuple[Any, ...]) -> float:
+    """Largest relative difference of outputs, states and the input's gradient."""
     results = []
-    for module in (theirs, ours):
+    for module in (original, new):
         x = args[0].clone().requires_grad_()
         with torch.enable_grad():
             found = list(tensors(module(x, *args[1:])))
@@ -467,45 +482,29 @@ def _difference(theirs: nn.Module, ours: nn.Module, args: tuple[Any, ...]) -> fl
     return max(float("inf") if gap != gap else gap for gap in gaps)
 
 
-def _speedup(theirs: nn.Module, ours: nn.Module, args: tuple[Any, ...]) -> float:
-    """The time of a forward pass before, divided by the time after, in evaluation mode.
+def _speedup(original: nn.Module, new: nn.Module, args: tuple[Any, ...]) -> float:
+    """Forward time of the original divided by the new one's, in evaluation mode.
 
     NaN on the meta device.
     """
-    like = next(theirs.parameters())
+    like = next(original.parameters())
     if like.is_meta:
         return float("nan")
-    args = tuple(_moved(arg, like) for arg in args)
-    best = [float("inf")] * 2
-    with measuring(theirs), evaluation_mode(ours):
-        for turn in range(_ROUNDS + 2):
-            for k, module in enumerate((theirs, ours)):
-                for _ in _synchronised(like):
-                    start = time.perf_counter()
-                    module.forward(*args)
-                seconds = time.perf_counter() - start
-                if turn > 1:  # The first calls compile.
-                    best[k] = min(best[k], seconds)
-    return best[0] / best[1]
+    args = tree_map_only(Tensor, lambda a: a.to(like), args)
+
+    def seconds(module: nn.Module) -> float:
+        _synchronise(like)
+        start = time.perf_counter()
+        module.forward(*args)
+        _synchronise(like)
+        return time.perf_counter() - start
+
+    with measuring(original), evaluation_mode(new):
+        pairs = [(seconds(original), seconds(new)) for _ in range(_ROUNDS + 2)]
+    before, after = (min(times) for times in zip(*pairs[2:], strict=True))  # the first compile
+    return before / after
 
 
-def _synchronised(like: Tensor) -> Iterator[None]:
-    """Run once, with a GPU's queue empty before and after."""
+def _synchronise(like: Tensor) -> None:
     if like.is_cuda:
         torch.cuda.synchronize(like.device)
-    yield
-    if like.is_cuda:
-        torch.cuda.synchronize(like.device)
-
-
-def _moved(value: Any, like: Tensor) -> Any:
-    """Tensors in a nested argument with another's device and precision."""
-    if isinstance(value, Tensor):
-        return value.to(like)
-    if isinstance(value, dict):
-        return {key: _moved(part, like) for key, part in value.items()}
-    return type(value)(_moved(part, like) for part in value)
-
-
-def _line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]

@@ -1,13 +1,11 @@
-"""Gains and biases that keep a normalised layer close to the plain one, on a batch of inputs.
+"""Fit gains and biases of normalised layers to the outputs of plain layers on a batch.
 
-Where the plain layer has ``a + b``, with summed inputs a, the normalised one has
-``gain * z + shift`` with ``z`` the normalised sums. Gain and shift of each feature are those of
-least squares over the batch: no other values are closer. Where two normalised terms are added (an
-LSTM's input and recurrent term), they are found together.
+The plain layer computes ``a + b`` from summed inputs a, the normalised layer ``gain * z + shift``
+from the normalised sums z. Gain and shift of each feature minimise the squared error over the
+batch; for two normalised terms that are added (an LSTM's input and recurrent term), jointly.
 
-In a recurrent layer these are the pre-activations at the plain layer's states, and small errors add
-up along its own: from there a few steps of gradient descent bring its output closer to the plain
-one's.
+In a recurrent layer, this uses pre-activations at the plain layer's states. Since errors accumulate
+over its own states, gradient descent on the output follows.
 """
 
 from __future__ import annotations
@@ -30,9 +28,9 @@ from ln_zoo.norms import (
 )
 from ln_zoo.norms.modes import evaluation_mode
 
-#: Steps of gradient descent on the output of a recurrent layer, and their size.
+#: Steps of gradient descent on the output of a recurrent layer, and learning rate.
 _STEPS, _RATE = 30, 0.02
-#: Where a feature does not vary, its gain stays: added to squares, as a part of their mean.
+#: Relative ridge term, which keeps the gains of constant features.
 _RIDGE = 1e-6
 
 
@@ -40,9 +38,9 @@ class Call(NamedTuple):
     """One call of a layer.
 
     Attributes:
-        args: what it was given.
-        kwargs: the same by name.
-        output: what it gave.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        output: the result.
     """
 
     args: tuple[Any, ...]
@@ -50,13 +48,13 @@ class Call(NamedTuple):
     output: Any
 
 
-class _Together(NamedTuple):
-    """Features whose terms are added, and the bias that is added to them.
+class _Terms(NamedTuple):
+    """Terms that are added, to be fitted jointly.
 
     Attributes:
         roles: the sites of the terms.
-        features: which.
-        bias: the bias; ``None``: there is none, the site has a shift of its own.
+        features: the features.
+        bias: the bias that is added; ``None`` if the site has a shift.
     """
 
     roles: tuple[str, ...]
@@ -65,10 +63,7 @@ class _Together(NamedTuple):
 
 
 def runner(batch: Any) -> Callable[[nn.Module], Any]:
-    """How a batch goes through a model: ``batch(model)`` if it is a function, else as arguments.
-
-    A tuple or list is taken apart, ``model(*batch)``; anything else is the one argument.
-    """
+    """A function that runs a model on a batch; see ``calibrate`` in `ln_zoo.normalize_`."""
     if callable(batch) and not isinstance(batch, Tensor | nn.Module):
         return batch
     if isinstance(batch, tuple | list) and not hasattr(batch, "_fields"):
@@ -78,18 +73,18 @@ def runner(batch: Any) -> Callable[[nn.Module], Any]:
 
 @contextmanager
 def measuring(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; modes and random number generators are put back."""
+    """Evaluation mode, without gradients; restores modes and random number generators."""
     cards = {t.get_device() for t in (*model.parameters(), *model.buffers()) if t.is_cuda}
     forked = torch.random.fork_rng(devices=sorted(cards))
     with forked, torch.no_grad(), evaluation_mode(model):
-        torch.manual_seed(0)  # A model that draws noise draws the same each time.
+        torch.manual_seed(0)  # equal noise in all runs
         yield
 
 
 def record(
     model: nn.Module, layers: Mapping[str, nn.Module], run: Callable[[nn.Module], Any]
 ) -> tuple[Any, dict[str, list[Call]]]:
-    """The outputs of a model, and the calls of some of its layers."""
+    """Run a model; its outputs, and the calls of some layers."""
     calls: dict[str, list[Call]] = {name: [] for name in layers}
     with ExitStack() as stack, measuring(model):
         for name, layer in layers.items():
@@ -107,17 +102,17 @@ def calibrate(
     plain: Mapping[str, Sequence[Call]],
     run: Callable[[nn.Module], Any],
 ) -> None:
-    """Sets gains, shifts and biases of layers, in the order of the forward pass.
+    """Set gains, shifts and biases of layers, in the order of the forward pass.
 
-    A layer that is called once is fitted on what the layers before it give with their new values,
-    so that it makes up for their errors; one that is called several times, as cells are, on what
-    it was given in the plain model.
+    A layer that is called once is fitted on its inputs in the calibrated model, and so corrects
+    errors of earlier layers; a layer that is called several times, such as a cell, on its inputs in
+    the plain model.
 
     Args:
-        model: the model, converted.
-        layers: its new layers, by name.
+        model: the converted model.
+        layers: its normalised layers, by name.
         plain: their calls in the plain model.
-        run: passes the batch through the model.
+        run: runs the model on the batch.
     """
     handles: dict[str, Any] = {}
     with ExitStack() as stack, measuring(model), batch_statistics(model):
@@ -145,7 +140,7 @@ def calibrate(
 
 
 def tensors(value: Any) -> Iterator[Tensor]:
-    """The floating-point tensors in what a model or layer takes or gives."""
+    """Floating-point tensors in nested arguments or results."""
     if isinstance(value, Tensor):
         if value.is_floating_point():
             yield value
@@ -158,18 +153,12 @@ def tensors(value: Any) -> Iterator[Tensor]:
 
 
 def shown(layer: nn.Module, output: Any) -> Any:
-    """What of a layer's output is compared: of a recurrent layer not the states it ends in.
-
-    Cell states are large, and what they come to is in the outputs.
-    """
+    """A layer's output without final states, whose effect is in the outputs."""
     return output[0] if isinstance(layer, nn.RNNBase) else output
 
 
 def distance(found: Any, plain: Any) -> float:
-    """Root mean square of the difference of all numbers, divided by that of the plain ones.
-
-    Infinite where they differ in number.
-    """
+    """Relative root mean square of the difference; infinite if sizes differ."""
     pairs = list(zip(tensors(found), tensors(plain), strict=False))
     if _sizes(found) != _sizes(plain):
         return math.inf
@@ -185,8 +174,8 @@ def _sizes(value: Any) -> list[tuple[int, ...]]:
 # Recording
 
 
-class _Watch(Norm):
-    """Nothing in place of a norm; keeps what it is given."""
+class _RecordingNorm(Norm):
+    """An identity that records its inputs."""
 
     def __init__(self, per_timestep: bool) -> None:
         self.per_timestep = per_timestep  # type: ignore[misc]
@@ -197,53 +186,53 @@ class _Watch(Norm):
         return a
 
 
-#: Summed inputs that came to each site, by name, each with its time step if the norm reads it.
+#: Summed inputs of each site by name, with the time step for norms that use it.
 _Seen = dict[str, list[tuple[Tensor, int | None]]]
 
 
 def _sums(layer: nn.Module, args: Any, kwargs: Any) -> _Seen:
-    """What a layer's summed inputs are without its norm."""
+    """A layer's summed inputs, computed without its norm."""
     places = sites(layer)
     former = {name: site.norm for name, site in places.items()}
-    watches = {name: _Watch(norm.per_timestep) for name, norm in former.items()}
+    recorders = {name: _RecordingNorm(norm.per_timestep) for name, norm in former.items()}
     try:
         for name, site in places.items():
-            site.norm = watches[name]
-        layer.forward(*args, **kwargs)  # not by calling it, which would run its hooks
+            site.norm = recorders[name]
+        layer.forward(*args, **kwargs)  # not __call__, which runs hooks
     finally:
         for name, site in places.items():
             site.norm = former[name]
-    return {name: watch.seen for name, watch in watches.items()}
+    return {name: recorder.seen for name, recorder in recorders.items()}
 
 
 # Fitting
 
 
-def _fits(layer: Any, prefix: str) -> Iterator[_Together]:
-    """What is fitted together in one direction of a layer."""
+def _fits(layer: Any, prefix: str) -> Iterator[_Terms]:
+    """Terms to fit jointly in one direction of a layer."""
     if prefix == "":
-        yield _Together(("site",), slice(None), "bias")
+        yield _Terms(("site",), slice(None), "bias")
         return
     suffix = prefix.removeprefix("sites").replace(".", "_")
     ih, hh = f"bias_ih{suffix}", f"bias_hh{suffix}"
     roles = [name.rpartition(".")[2] for name in sites(layer) if name.startswith(f"{prefix}.")]
     hidden = layer.hidden_size
     if "sum" in roles:
-        yield _Together((f"{prefix}.sum",), slice(None), ih)
+        yield _Terms((f"{prefix}.sum",), slice(None), ih)
         return
     terms = (f"{prefix}.input", f"{prefix}.recurrent")
     if "cell" in roles:
-        yield _Together(terms, slice(None), ih)
-        yield _Together((f"{prefix}.cell",), slice(None), None)
+        yield _Terms(terms, slice(None), ih)
+        yield _Terms((f"{prefix}.cell",), slice(None), None)
         return
-    # The reset gate multiplies the recurrent term of a GRU's candidate alone.
-    yield _Together(terms, slice(0, 2 * hidden), ih)
-    yield _Together(terms[:1], slice(2 * hidden, None), ih)
-    yield _Together(terms[1:], slice(2 * hidden, None), hh)
+    # A GRU's reset gate multiplies only the recurrent term of its candidate.
+    yield _Terms(terms, slice(0, 2 * hidden), ih)
+    yield _Terms(terms[:1], slice(2 * hidden, None), ih)
+    yield _Terms(terms[1:], slice(2 * hidden, None), hh)
 
 
 def _fit(layer: nn.Module, targets: Sequence[_Seen], terms: Sequence[_Seen]) -> None:
-    """Sets gains, shifts and biases so that terms, normalised, add up to the targets."""
+    """Set gains, shifts and biases so that normalised terms add up to the targets."""
     places = {name: site for name, site in sites(layer).items() if site.normalizes}
     plain = {name: _rows(site, [a[name] for a in targets]) for name, site in places.items()}
     found = {name: _rows(site, _normalized(site, terms, name)) for name, site in places.items()}
@@ -271,11 +260,11 @@ def _fit(layer: nn.Module, targets: Sequence[_Seen], terms: Sequence[_Seen]) -> 
 
 
 def _descend(layer: nn.Module, calls: Sequence[Call]) -> None:
-    """Moves gains, shifts and biases so that a layer's outputs come closer to the plain ones.
+    """Fit gains, shifts and biases to the plain layer's outputs by gradient descent.
 
     Args:
         layer: the layer.
-        calls: what it is given, with the plain layer's outputs.
+        calls: its inputs, with the plain layer's outputs.
     """
     weights = {id(p) for name, p in layer._parameters.items() if name.startswith("weight")}
     free = [p for p in layer.parameters() if id(p) not in weights]
@@ -312,7 +301,7 @@ def _descend(layer: nn.Module, calls: Sequence[Call]) -> None:
 
 
 def _normalized(site: Site, seen: Sequence[_Seen], name: str) -> list[Any]:
-    """What the norm makes of sums, with gains of 1 and without shifts."""
+    """Normalised sums, without gains and shifts."""
     affine = [(p, p.clone()) for p in (site.gain, site.shift) if p is not None]
     if site.gain is not None:
         site.gain.fill_(1.0)
@@ -326,7 +315,7 @@ def _normalized(site: Site, seen: Sequence[_Seen], name: str) -> list[Any]:
 
 
 def _rows(site: Site, calls: Sequence[Sequence[tuple[Tensor, int | None]]]) -> Tensor:
-    """All that came to a site, as rows of features in float64."""
+    """All inputs of a site as rows of features, in float64."""
     parts = []
     for a, _ in (pair for call in calls for pair in call):
         if site.axis == 1:
@@ -339,16 +328,16 @@ def _rows(site: Site, calls: Sequence[Sequence[tuple[Tensor, int | None]]]) -> T
 def _least_squares(
     target: Tensor, terms: Sequence[Tensor], start: Sequence[Tensor], constant: bool
 ) -> list[Tensor]:
-    """For each feature the factors of terms, and a constant, whose sum is nearest to a target.
+    """Least-squares factors of terms, and a constant, for each feature.
 
     Args:
         target: (R, F).
-        terms: K of them, each (R, F).
-        start: factors (F,) of those that do not vary.
-        constant: whether a constant is added.
+        terms: K terms, each (R, F).
+        start: factors (F,) of constant terms.
+        constant: fit a constant too.
 
     Returns:
-        K factors (F,), and the constant (F,) if there is one.
+        K factors (F,), and the constant (F,) if wanted.
     """
     columns = list(terms) + ([torch.ones_like(target)] if constant else [])
     if not columns:

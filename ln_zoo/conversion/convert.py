@@ -1,9 +1,9 @@
-"""Plain layers of any model become normalised ones, and back."""
+"""Turn plain layers of a model into normalised layers, and back."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -39,7 +39,7 @@ from ln_zoo.conversion.report import (
 from ln_zoo.layers.rnn import RecurrentLayer
 from ln_zoo.norms import Norm
 
-#: Layers of torch that normalise what the layer before them in an `nn.Sequential` gives.
+#: torch's normalisation layers.
 _NORMALIZERS = (
     nn.modules.batchnorm._NormBase,
     nn.LayerNorm,
@@ -57,44 +57,42 @@ def normalize_(
     exclude: str | Sequence[str] = (),
     calibrate: Any = None,
 ) -> Conversion:
-    """Turns the plain layers of any model into normalised ones, in place; weights are kept.
+    """Turn plain layers of a model into normalised layers, in place; weights are kept.
 
     Every `torch.nn.LSTM`, `GRU`, `RNN`, their cells, `Linear` and `Conv2d` whose name matches
-    becomes the layer of `ln_zoo` of that name. The module objects and their parameters stay the
-    same ones, so that references, hooks and optimizers hold; `Conversion.new_parameters` are the
-    gains that an optimizer does not know of. Layers of `ln_zoo` without normalisation count as
-    plain.
+    becomes the `ln_zoo` layer of the same name. Module objects and parameters stay the same, so
+    references, hooks and optimizers stay valid; add `Conversion.new_parameters` to an optimizer.
+    Layers of `ln_zoo` without normalisation are converted too.
 
     Normalising changes what a layer computes (with `WeightNorm`, only what it learns). Given a
-    batch, gains, shifts and biases are set so that outputs stay as close as the norm allows:
-    by least squares, layer by layer in the order of the forward pass, and in recurrent layers by 30
-    steps of gradient descent from there, in evaluation mode. Running statistics of `BatchNorm`
-    become those of the batch. What distance remains is in the report.
+    batch, gains, shifts and biases are set to keep outputs as close as possible: by least squares,
+    layer by layer in the order of the forward pass, then in recurrent layers by 30 steps of
+    gradient descent, in evaluation mode. Running statistics of `BatchNorm` become those of the
+    batch. The report has the remaining distance.
 
-    A layer that cannot be converted stays as it is, with the reason in `Conversion.refused`: it is
-    normalised already (by its own norm, or by torch's layer behind it in an
-    `torch.nn.Sequential`), its weights are tied to another layer's, parametrised or quantised, it
-    is a subclass, or `torch.nn.MultiheadAttention` or `TransformerEncoderLayer` read its weights
-    themselves. A Linear inside a recurrent layer that normalises is converted with a warning.
+    `Conversion.refused` has layers that cannot be converted, with reasons: normalised already (by
+    their norm, or by torch's layer after them in a `torch.nn.Sequential`); tied, parametrised or
+    quantised weights; subclasses; layers whose weights `torch.nn.MultiheadAttention` or
+    `TransformerEncoderLayer` read. A Linear inside a recurrent layer that normalises is converted
+    with a warning.
 
     Args:
-        model: any module, a single layer too.
+        model: a module, or a single layer.
         norm: the normalisation, shared by all layers.
-        include: names of layers, or of modules with all layers in them, as shell patterns
-            (``"encoder.*"``); default all.
-        exclude: the same for layers to leave alone. A last layer, whose outputs are logits, is
-            usually better left alone.
-        calibrate: a batch of inputs: a tuple or list is taken apart, ``model(*batch)``; a function
-            is called with the model, ``lambda model: model(**batch)``; anything else is the one
-            argument. Default: gains, shifts and biases stay where they start.
+        include: shell patterns of layer names (``"encoder.*"``), or of names of modules that
+            contain layers.
+        exclude: patterns of layers to skip; usually the last layer, whose outputs are logits.
+        calibrate: a batch of inputs: a tuple or list is unpacked, ``model(*batch)``; a function is
+            called with the model, ``lambda model: model(**batch)``; anything else is the only
+            argument. Default: no calibration.
 
     Returns:
-        The report; ``print`` shows it as a table.
+        The report; ``print`` shows a table.
 
     Raises:
-        TypeError: for what is not a module, or not a norm.
-        ValueError: if no layer can be converted, a pattern matches none, or the model is wrapped
-            for several devices. The model is then as before, as it is if calibration fails.
+        TypeError: if ``model`` is not a module, or ``norm`` not a norm.
+        ValueError: if no layer can be converted, a pattern matches no layer, or the model is
+            wrapped for several devices. The model is then unchanged, as after any error.
 
     Example:
         >>> from ln_zoo.norms import LayerNorm
@@ -114,20 +112,12 @@ def normalize_(
         )
     layers = selected(model, include, exclude, is_plain, ", ".join(NAMES))
     owners = Owners(model)
-    followers = _followers(model)
-    reasons = {}
-    for name, layer in layers.items():
-        reason = why_not(name, layer, owners) or _not_by(norm, layer)
-        if reason is None and (other := owners.sharing(name, layer)):
-            reason = f"its weights are tied to {other}"
-        if reason is None and id(layer) in followers:
-            reason = f"its output is normalised already, by {followers[id(layer)]} after it"
-        reasons[name] = reason
-    run, outputs = None, None
+    reasons = _reasons(model, layers, norm, owners)
+    run = None if calibrate is None else calibration.runner(calibrate)
+    outputs: Any = None
     plain: dict[str, list[calibration.Call]] = {}
-    if calibrate is not None:
+    if run is not None:
         chosen = {n: layer for n, layer in layers.items() if reasons[n] is None}
-        run = calibration.runner(calibrate)
         outputs, plain = calibration.record(model, chosen, run)
     made: dict[str, nn.Module] = {}
     for name, layer in layers.items():
@@ -145,76 +135,57 @@ def normalize_(
         parent = recurrent_around(name, owners)
         if parent is not None and any(isinstance(part, _NORMALIZERS) for part in parent.modules()):
             warnings.warn(
-                f"{name} is part of {type(parent).__name__}, which normalises: it is normalised "
-                "twice now; exclude it, or see ln_zoo.adopt_",
+                f"{name} is part of {type(parent).__name__}, which normalises, so it is normalised "
+                "twice: exclude it, or use ln_zoo.adopt_",
                 stacklevel=2,
             )
-    before = _Before(layers, made)
+    before = _Snapshot(layers, made)
     had = {id(parameter) for parameter in model.parameters()}
     try:
         for name, new in made.items():
             become(layers[name], new)
-        converted = {name: layers[name] for name in made}
-        gaps: list[dict[str, float]] = [{}, {}]
+        first: dict[str, float] = {}
+        last: dict[str, float] = {}
         if run is not None:
-            for k in range(2):
-                if k:
-                    calibration.calibrate(model, converted, plain, run)
-                now, calls = calibration.record(model, converted, run)
-                gaps[k] = {
-                    name: calibration.distance(
-                        [calibration.shown(layers[name], call.output) for call in calls[name]],
-                        [calibration.shown(layers[name], call.output) for call in plain[name]],
-                    )
-                    for name in made
-                }
-                of_all = [calibration.shown(model, output) for output in (now, outputs)]
-                gaps[k][_ALL] = calibration.distance(*of_all)
+            converted = {name: layers[name] for name in made}
+            first, last = _calibrate(model, converted, plain, outputs, run)
     except BaseException:
         before.restore()
         raise
     return Conversion(
         tuple(
-            Converted(
-                name,
-                before.words[name],
-                describe(layers[name]),
-                gaps[0].get(name),
-                gaps[1].get(name),
-            )
-            for name in made
+            Converted(name, words, describe(layers[name]), first.get(name), last.get(name))
+            for name, words in before.words.items()
         ),
         refused,
         {name: p for name, p in model.named_parameters() if id(p) not in had},
-        gaps[0].get(_ALL),
-        gaps[1].get(_ALL),
+        first.get(_ALL),
+        last.get(_ALL),
     )
 
 
 def denormalize_(
     model: nn.Module, *, include: str | Sequence[str] = "*", exclude: str | Sequence[str] = ()
 ) -> Conversion:
-    """Turns our layers into torch's own, in place, where those compute the same.
+    """Turn our layers into torch's, in place, if torch's compute the same.
 
-    That is so without normalisation, and where a norm acts on weights alone, as `WeightNorm`:
-    the effective weights become the weights, and its scales go. Parameters stay the same objects.
+    This holds without normalisation, and for norms that act on weights only (`WeightNorm`): the
+    effective weights become the weights. Parameters stay the same objects.
 
-    A layer that cannot be converted stays as it is, with the reason in `Conversion.refused`: its
-    norm normalises summed inputs, or it has peepholes or clipped derivatives, which torch has
-    not; and as with `normalize_`.
+    `Conversion.refused` has layers that cannot be converted, with reasons: norms of summed inputs,
+    peepholes, clipped derivatives; and as for `normalize_`.
 
     Args:
-        model: any module, a single layer too.
-        include: names of layers, or of modules with all layers in them, as shell patterns; default
-            all.
-        exclude: the same for layers to leave alone.
+        model: a module, or a single layer.
+        include: patterns of layers; see `normalize_`.
+        exclude: patterns of layers to skip.
 
     Returns:
         The report.
 
     Raises:
-        TypeError: for what is not a module.
-        ValueError: if no layer can be converted, or a pattern matches none.
+        TypeError: if ``model`` is not a module.
+        ValueError: if no layer can be converted, or a pattern matches no layer.
 
     Example:
         >>> from ln_zoo.layers import LSTM
@@ -253,12 +224,12 @@ def denormalize_(
     )
 
 
-#: Stands for the model's outputs beside the names of layers.
+#: Key of the model's outputs among names of layers.
 _ALL = "outputs"
 
 
-class _Before:
-    """What layers were, and the numbers that calibration changes."""
+class _Snapshot:
+    """State of layers before conversion, and the biases that calibration changes."""
 
     def __init__(self, layers: dict[str, nn.Module], made: dict[str, nn.Module]) -> None:
         self._layers = [(layers[name], snapshot(layers[name])) for name in made]
@@ -271,7 +242,6 @@ class _Before:
         ]
 
     def restore(self) -> None:
-        """Puts all of it back."""
         for layer, state in self._layers:
             restore(layer, state)
         with torch.no_grad():
@@ -279,25 +249,67 @@ class _Before:
                 parameter.copy_(value)
 
 
+def _reasons(
+    model: nn.Module, layers: dict[str, nn.Module], norm: Norm, owners: Owners
+) -> dict[str, str | None]:
+    """Why layers cannot be normalised, or None, by name."""
+    followers = _followers(model)
+    reasons = {}
+    for name, layer in layers.items():
+        reason = why_not(name, layer, owners) or _not_by(norm, layer)
+        if reason is None and (other := owners.sharing(name, layer)):
+            reason = f"its weights are tied to {other}"
+        if reason is None and id(layer) in followers:
+            reason = f"its output is normalised already, by {followers[id(layer)]} after it"
+        reasons[name] = reason
+    return reasons
+
+
+def _calibrate(
+    model: nn.Module,
+    layers: dict[str, nn.Module],
+    plain: dict[str, list[calibration.Call]],
+    outputs: Any,
+    run: Callable[[nn.Module], Any],
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Calibrate layers; distances of their outputs and of the model's, before and after."""
+
+    def distances() -> dict[str, float]:
+        now, calls = calibration.record(model, layers, run)
+        found = {}
+        for name, layer in layers.items():
+            pair = (
+                [calibration.shown(layer, call.output) for call in each[name]]
+                for each in (calls, plain)
+            )
+            found[name] = calibration.distance(*pair)
+        pair_of_model = (calibration.shown(model, output) for output in (now, outputs))
+        return found | {_ALL: calibration.distance(*pair_of_model)}
+
+    before = distances()
+    calibration.calibrate(model, layers, plain, run)
+    return before, distances()
+
+
 def _not_by(norm: Norm, layer: nn.Module) -> str | None:
-    """Why this norm cannot act on a layer."""
+    """Why this norm cannot act on a layer, or None."""
     if type(layer) in TORCHS and acts(layer):
         return f"it is normalised already, by {', '.join(norm_names(layer))}"
     if isinstance(layer, nn.RNNCellBase) and norm.per_timestep:
         return (
-            f"{type(norm).__name__} keeps statistics for each time step, which the loop around a "
-            "cell does not pass: call ln_zoo's cell with step=t"
+            f"{type(norm).__name__} has statistics for each time step, and the loop around a cell "
+            "does not pass it: call ln_zoo's cell with step=t"
         )
     return None
 
 
 def _not_plain(layer: nn.Module) -> str | None:
-    """Why no layer of torch computes what a layer does."""
+    """Why torch has no equivalent layer, or None."""
     if type(layer) in OURS:
-        return "it is torch's own already"
+        return "it is torch's already"
     for site in sites(layer).values():
         if site.normalizes:
-            return f"{short_name(site.norm)} normalises summed inputs, which no layer of torch does"
+            return f"{short_name(site.norm)} normalises summed inputs, torch's layers do not"
     if has_peepholes(layer) or getattr(layer, "derivative_bound", None) is not None:
         return "torch has no LSTM with peepholes or clipped derivatives"
     if isinstance(layer, RecurrentLayer) and layer.noise:
@@ -306,7 +318,7 @@ def _not_plain(layer: nn.Module) -> str | None:
 
 
 def _effective(layer: Any) -> list[tuple[Tensor, Tensor]]:
-    """Each weight of a layer, and what its norm makes of it."""
+    """Pairs of a weight and its effective value."""
     found = []
     for name, site in sites(layer).items():
         suffix = "_".join(name.split(".")[1:-1])
@@ -320,13 +332,13 @@ def _effective(layer: Any) -> list[tuple[Tensor, Tensor]]:
 
 
 def _positions(layer: nn.Module, calls: Sequence[calibration.Call]) -> dict[str, Any]:
-    """The size of a convolution's output, where it is known and always the same."""
+    """The size of a convolution's output, if the same in all calls."""
     sizes = {tuple(call.output.shape[-2:]) for call in calls if isinstance(call.output, Tensor)}
     return {"positions": sizes.pop()} if type(layer) is nn.Conv2d and len(sizes) == 1 else {}
 
 
 def _followers(model: nn.Module) -> dict[int, str]:
-    """The name of torch's normaliser right behind a layer of an `nn.Sequential`."""
+    """By layer of an `nn.Sequential`, the class of a normalisation layer right after it."""
     return {
         id(layer): type(after).__name__
         for module in model.modules()

@@ -1,6 +1,6 @@
-"""Weights of other libraries' recurrent layers, read and written.
+"""Dialects: state dicts of recurrent layers of other libraries, as tables.
 
-Each `Dialect` is a table; docs/explanation/dialects.md has the equations and where they were read.
+docs/explanation/dialects.md has the equations and their sources.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class ForeignClass:
     """A class of a library that `ln_zoo.adopt_` replaces.
 
     Args:
-        paths: where it is imported from: module and name.
+        paths: import paths.
         adapter: its call signature and state format.
-        eps: the attribute that holds its norm's eps.
-        options: attributes that hold arguments of our layer, by our names.
-        zero: attributes that must be 0, since our layers have nothing like it.
+        eps: attribute with its norm's eps.
+        options: attributes with arguments of our layer, by our names.
+        zero: attributes that must be 0, since our layers lack them.
     """
 
     paths: tuple[str, ...]
@@ -65,13 +65,13 @@ class ForeignClass:
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a library names, orders and normalises.
+    """A library's state dicts of recurrent layers.
 
     Args:
-        forms: its kinds of layers; of those that match a state dict, the first is read.
-        prefix: the default start of its keys.
-        refuse: why our layers do not compute what a state dict is for; None if they do.
-        scopes: whether keys have Keras' scopes and suffixes (``lstm/lstm_cell/kernel:0``).
+        forms: its kinds of layers; the first that matches a state dict is used.
+        prefix: default start of its keys.
+        refuse: why our layers cannot compute the layer of a state dict, or None.
+        scopes: keys have Keras' scopes and suffixes (``lstm/lstm_cell/kernel:0``).
         classes: its classes in PyTorch.
     """
 
@@ -264,7 +264,7 @@ _STATE_FIRST, _INPUT_FIRST = ("weight_hh", "weight_ih"), ("weight_ih", "weight_h
 def _dreamer(
     weight: Entry, norm: tuple[str, str], eps: float, bias: str | None = None
 ) -> tuple[Form, ...]:
-    """Its forms: with a bias inside the norm if ``bias`` is its key, and without."""
+    """Forms with and, if ``bias`` is a key, without a bias inside the norm."""
     gain, shift = Entry(norm[0], "sum.gain"), Entry(norm[1], BIASES, "sum")
     plain = Form(
         DREAMER_GRU,
@@ -312,10 +312,10 @@ _DI_DREAMER = _dreamer(
 
 def _refuse_speechbrain(keys: StateKeys) -> str | None:
     if any(key.endswith("running_mean") for key in keys.values):
-        return "this layer normalises over all steps of a batch at once, ours do so at each step"
+        return "this layer normalises over all steps of a batch at once, ours at each step"
     for key in keys.values:
         if key.endswith("h_init") and keys.read(key).any():
-            return "this layer has an initial state of its own, which our layers have not"
+            return "this layer has a learned initial state, ours have none"
     return None
 
 
@@ -355,18 +355,18 @@ _STABLE_LIGHT = replace(
 _TFLITE_GATES = ("input", "forget", "cell", "output")
 
 
-def _by_gate(name: str, ours: str | tuple[str, ...], **options: Any) -> Entry:
-    keys = tuple(name.format(gate) for gate in _TFLITE_GATES)
-    return Entry(keys, ours, "columns" if isinstance(ours, str) else "sum", **options)
+def _by_gate(key: str, names: str | tuple[str, ...], **options: Any) -> Entry:
+    keys = tuple(key.format(gate) for gate in _TFLITE_GATES)
+    return Entry(keys, names, "columns" if isinstance(names, str) else "sum", **options)
 
 
 def _refuse_tflite(keys: StateKeys) -> str | None:
     if "input_to_input_weights" not in keys and "input_to_forget_weights" in keys:
-        return "this LSTM has no input gate (it is coupled with the forget gate), ours has one"
+        return "this LSTM couples its input gate with the forget gate, ours has both"
     if "projection_bias" in keys and keys.read("projection_bias").any():
         return "this LSTM has a bias in its projection, ours has none"
     if "cell_to_input_weights" in keys and "forget_layer_norm_coefficients" in keys:
-        return "peepholes under a norm (both inside it) are not in our layers"
+        return "this LSTM has peepholes inside the norm, ours has not"
     return None
 
 
@@ -497,7 +497,7 @@ DIALECTS: dict[str, Dialect] = {
 
 
 def find_dialect(name: str) -> Dialect:
-    """The dialect of a name.
+    """Look up a dialect.
 
     Raises:
         ValueError: for an unknown name.
@@ -517,25 +517,25 @@ def from_dialect(
     eps: float | None = None,
     **options: Any,
 ) -> RecurrentLayer:
-    """Build a layer that computes what another library's recurrent layer does, with its weights.
+    """Build a recurrent layer from another library's weights; it computes the same.
 
-    Sizes, layers and directions are read off the weights. Where that library normalises in another
-    way than our `LSTM` and `GRU`, the layer is a `RecurrentLayer` with another cell.
+    Sizes, layers and directions follow from the weights. If the library normalises differently from
+    our `LSTM` and `GRU`, the result is a `RecurrentLayer` with another cell.
 
     Args:
         name: the dialect, a key of `DIALECTS`: ``torch``, ``torchscript`` (torch's benchmark
             example, and NeMo), ``torchaudio``, ``haste``, ``keras``, ``tensorflow-addons``,
             ``di-engine``, ``dreamer-v2``, ``dreamerv3-torch``, ``sheeprl``, ``rllib``,
             ``speechbrain``, ``tflite`` or ``skip-thoughts``.
-        state_dict: tensors or arrays by that library's names, such as an opened ``.npz``.
-        prefix: the start of this layer's keys in a larger state dict. Default: ``"encoder_"`` for
+        state_dict: the library's tensors or arrays by name, such as an opened ``.npz``.
+        prefix: start of this layer's keys in a larger state dict; default: ``"encoder_"`` for
             ``skip-thoughts``, otherwise empty.
-        eps: the norms' eps, which state dicts do not store; default: the library's.
+        eps: eps of the norms, which state dicts do not store; default: the library's.
         **options: further arguments of the layer, such as ``batch_first``.
 
     Raises:
         ValueError: for an unknown dialect, missing or unexpected keys, quantised weights, sizes
-            that do not fit, and layers that ours do not compute, with the reason.
+            that do not fit, and layers that ours cannot compute.
 
     Example:
         >>> lstm = torch.nn.LSTM(3, 5, num_layers=2)
@@ -556,11 +556,11 @@ def read_dialect(
     eps: float | None,
     options: dict[str, Any],
 ) -> tuple[RecurrentLayer, list[str]]:
-    """The layer of `from_dialect`, and its parameters that the library's layer does not have."""
+    """The layer of `from_dialect`, and names of its parameters that the library lacks."""
     dialect = find_dialect(name)
     keys = StateKeys(name, state_dict, dialect.prefix if prefix is None else prefix)
     if dialect.scopes:
-        keys.shorten(dialect.keys)
+        keys.strip_scopes(dialect.keys)
     reason = None if dialect.refuse is None else dialect.refuse(keys)
     if reason is not None:
         raise ValueError(f"{name}: {reason}")
@@ -573,20 +573,19 @@ def read_dialect(
 def to_dialect(name: str, module: nn.Module) -> dict[str, Tensor]:
     """Write the weights of a layer or an adopted model as another library's state dict.
 
-    It inverts `from_dialect` and `ln_zoo.adopt_`, except that where a library has one bias and we
-    have two, it gets their sum.
+    It inverts `from_dialect` and `ln_zoo.adopt_`; a library with one bias gets the sum of our two.
 
     Args:
-        name: the dialect, as in `from_dialect`.
-        module: one of our recurrent layers or cells; or a model that has adopted layers, whose
-            other parameters and buffers keep their names.
+        name: the dialect; see `from_dialect`.
+        module: a recurrent layer or cell of ln_zoo, or a model with adopted layers, whose other
+            parameters and buffers keep their names.
 
     Returns:
-        Contiguous copies, by that library's names.
+        Contiguous copies by the library's names.
 
     Raises:
         TypeError: for another module.
-        ValueError: for an unknown dialect, or a layer that it does not have, with the reason.
+        ValueError: for an unknown dialect, or a layer that the library lacks.
     """
     dialect = find_dialect(name)
     if isinstance(module, RecurrentLayer | RecurrentCell):
@@ -599,8 +598,8 @@ def to_dialect(name: str, module: nn.Module) -> dict[str, Tensor]:
     }
     if not adopted:
         raise TypeError(
-            f"expected a recurrent layer of ln_zoo, or a model with adopted ones, got "
-            f"{type(module).__name__}: from_dialect, normalize_ or adopt_ make one"
+            f"module must be a recurrent layer of ln_zoo, or a model with adopted layers, got "
+            f"{type(module).__name__}: use from_dialect, normalize_ or adopt_ first"
         )
     state = dict(module.state_dict())
     for path, part in adopted.items():

@@ -1,4 +1,4 @@
-"""One layer in place of another, with its parameters, under the same object."""
+"""Replace a layer in place: same object, same parameters, another class."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ln_zoo.layers import (
 )
 from ln_zoo.norms import Norm, Site
 
-#: torch's layers, and ours in their place.
+#: Our layer for each of torch's.
 OURS: dict[type[nn.Module], type[nn.Module]] = {
     nn.LSTM: LSTM,
     nn.GRU: GRU,
@@ -37,17 +37,22 @@ OURS: dict[type[nn.Module], type[nn.Module]] = {
     nn.Linear: Linear,
     nn.Conv2d: Conv2d,
 }
-TORCHS = {ours: theirs for theirs, ours in OURS.items()}
-TORCHS |= {ours: theirs for theirs, ours in ADOPTED.items()}
-NAMES = [theirs.__name__ for theirs in OURS]
-#: Modules of torch that read the weights of the layers in them, past their forward.
+TORCHS = {new: plain for plain, new in OURS.items()}
+TORCHS |= {new: plain for plain, new in ADOPTED.items()}
+NAMES = [plain.__name__ for plain in OURS]
+#: Modules of torch that read weights of their layers without calling them.
 _READERS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
-#: Modules that copy or shard parameters when they are made.
+#: Modules that copy or shard parameters in their constructor.
 _WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel", "DataParallel"}
-#: Noise that our recurrent layers have in training, and torch's do not.
-_NOISE = ("zoneout", "recurrent_dropout", "weight_dropout")
-#: What our recurrent layers and cells keep, and torch's do not.
-_OWN = ("_plans", "cell", "derivative_bound", *_NOISE)
+#: Attributes of our recurrent layers and cells that torch's lack.
+_OWN = (
+    "_plans",
+    "cell",
+    "derivative_bound",
+    "zoneout",
+    "recurrent_dropout",
+    "weight_dropout",
+)
 
 
 def selected(
@@ -57,22 +62,21 @@ def selected(
     wanted: Callable[[str, nn.Module], bool],
     kinds: str,
 ) -> dict[str, nn.Module]:
-    """The layers of a model whose names match, by name.
+    """Layers of a model by name, filtered by patterns.
 
     Args:
         model: the model.
-        include: patterns of names.
-        exclude: patterns of names to leave out.
-        wanted: whether a module, by its name, is a layer.
-        kinds: what layers there are, for messages.
+        include: shell patterns of names.
+        exclude: shell patterns of names to skip.
+        wanted: ``wanted(name, module)``: whether a module is a layer.
+        kinds: names of layers, for messages.
 
     Raises:
         TypeError: if the model is not a module.
-        ValueError: if it is wrapped for several devices, has no such layer, or a pattern of
-            ``include`` or ``exclude`` matches none.
+        ValueError: if it is wrapped for several devices or has no layer, or a pattern matches none.
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}")
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     for module in model.modules():
         if type(module).__name__ in _WRAPPERS:
             raise ValueError(
@@ -81,7 +85,7 @@ def selected(
             )
     layers = {name: module for name, module in model.named_modules() if wanted(name, module)}
     if not layers:
-        raise ValueError(f"this {type(model).__name__} has no layer to convert: none of {kinds}")
+        raise ValueError(f"this {type(model).__name__} has no layer to convert: no {kinds}")
     include, exclude = _patterns(include), _patterns(exclude)
     for pattern in (*include, *exclude):
         if not any(_matches(name, pattern) for name in layers):
@@ -101,22 +105,22 @@ def _patterns(value: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """Whether the pattern is for a layer, or for a module that the layer is in."""
+    """Whether a pattern matches a layer, or a module that contains it."""
     return fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(name, f"{pattern}.*")
 
 
 def is_plain(name: str, module: nn.Module) -> bool:
-    """Whether a module is one of torch's layers or ours, or made from one."""
+    """Whether a module is one of torch's layers or ours, or a subclass of one."""
     return _kind(module) in NAMES
 
 
 def looks_recurrent(module: nn.Module) -> bool:
-    """Whether a module is a recurrent layer by the name of its class."""
+    """Whether a module's class is named like a recurrent layer."""
     return re.search("LSTM|GRU|RNN", class_path(module).rpartition(".")[2]) is not None
 
 
 def recurrent_around(name: str, owners: Owners) -> nn.Module | None:
-    """The recurrent layer that a module is in: the innermost, if no other is inside it."""
+    """The innermost recurrent layer around a module, unless it contains others."""
     parents = [parent for parent in owners.around(name) if looks_recurrent(parent)]
     if not parents:
         return None
@@ -125,7 +129,7 @@ def recurrent_around(name: str, owners: Owners) -> nn.Module | None:
 
 
 def class_path(module: nn.Module) -> str:
-    """Module and name of a module's class; of a `torch.jit` module, of the class it is made from.
+    """Import path of a module's class; for a scripted module, of its original class.
 
     Example:
         >>> class_path(nn.Tanh()), class_path(torch.jit.script(nn.Tanh()))
@@ -138,7 +142,7 @@ def class_path(module: nn.Module) -> str:
 
 
 def _kind(module: nn.Module) -> str:
-    """The name of the torch layer that a module is, or is made from; else its class's own."""
+    """Name of the torch layer that a module is derived from, or of its class."""
     for base in type(module).__mro__:
         if base in TORCHS:
             return TORCHS[base].__name__
@@ -148,13 +152,13 @@ def _kind(module: nn.Module) -> str:
 
 
 def is_quantised(module: nn.Module) -> bool:
-    """Whether a module is one of torch's quantised ones."""
-    room = type(module).__module__
-    return room.startswith(("torch.ao.", "torch.nn.quantized", "torch.nn.qat"))
+    """Whether a module is one of torch's quantised layers."""
+    path = type(module).__module__
+    return path.startswith(("torch.ao.", "torch.nn.quantized", "torch.nn.qat"))
 
 
 class Owners:
-    """Which modules of a model hold each parameter, and which modules each module is in."""
+    """Modules of a model that own each parameter, and parents of each module."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -166,7 +170,7 @@ class Owners:
                     self._names.setdefault(id(parameter), []).append(full)
 
     def sharing(self, name: str, module: nn.Module) -> str | None:
-        """The name of another parameter that is one of the module's own; ``None``: no other is."""
+        """Name of a parameter elsewhere that is tied to the module's, or None."""
         lead = f"{name}." if name else ""
         for kind, parameter in module._parameters.items():
             others = [n for n in self._names.get(id(parameter), ()) if n != f"{lead}{kind}"]
@@ -175,14 +179,14 @@ class Owners:
         return None
 
     def around(self, name: str) -> Iterator[nn.Module]:
-        """The modules that a layer is in, from the outside."""
+        """The modules around a layer, outermost first."""
         parts = name.split(".") if name else []
         for k in range(len(parts)):
             yield self._model.get_submodule(".".join(parts[:k]))
 
 
 def unready(name: str, module: nn.Module, owners: Owners) -> str | None:
-    """Why a layer of any library cannot become another at present, or None."""
+    """Why a layer of any library cannot be replaced in its present state, or None."""
     for part in module.modules():
         if is_quantised(part):
             return "it is quantised: convert the model first, then quantise it"
@@ -194,9 +198,9 @@ def unready(name: str, module: nn.Module, owners: Owners) -> str | None:
             if is_lazy(tensor):
                 return "its weights have no shape yet: call the model once first"
             if type(tensor.data) is not Tensor:
-                return f"its weights are {type(tensor.data).__name__}s: convert before quantising"
+                return f"its weights are {type(tensor.data).__name__}: convert before quantising"
             if not tensor.is_floating_point():
-                return f"its weights are {tensor.dtype}, and only floating-point numbers have norms"
+                return f"its weights are {tensor.dtype}, not floating-point"
     for parent in owners.around(name):
         if isinstance(parent, torch.jit.ScriptModule):
             return f"it is part of a torch.jit module, {class_path(parent)}: convert, then script"
@@ -208,30 +212,30 @@ def unready(name: str, module: nn.Module, owners: Owners) -> str | None:
 
 
 def why_not(name: str, module: nn.Module, owners: Owners) -> str | None:
-    """Why one of torch's layers or ours can become no other, in either direction, or None."""
+    """Why one of torch's layers or ours cannot be converted, or None."""
     cls = type(module)
     reason = unready(name, module, owners)
     if reason is not None:
         return reason
     if cls not in OURS and cls not in TORCHS:
-        return f"it is a subclass, {cls.__name__}, whose own behaviour would be lost"
+        return f"it is a subclass, {cls.__name__}, whose behaviour would be lost"
     return has_own(module)
 
 
 def has_own(layer: nn.Module) -> str | None:
-    """Why a layer has more than torch's or ours have, or None."""
+    """Why a layer has additional state that would be lost, or None."""
     if argument_names(layer) != set(layer._parameters):
         return (
-            "its parameters are made from others, as by weight_norm, spectral_norm or prune of "
-            "torch.nn.utils, or it has some of its own: remove those first"
+            "it has additional parameters, or its parameters are computed (weight_norm, "
+            "spectral_norm or prune of torch.nn.utils): remove those first"
         )
     if set(layer._modules) - {"site", "sites"} or layer._buffers:
-        return "it has modules or buffers of its own, which would be lost"
+        return "it has additional modules or buffers, which would be lost"
     return None
 
 
 def norms_of(layer: nn.Module) -> list[Norm]:
-    """Those of a layer of ours, one for each site; none for torch's."""
+    """The norm of each site; empty for torch's layers."""
     return [site.norm for site in sites(layer).values()]
 
 
@@ -241,7 +245,7 @@ def sites(layer: nn.Module) -> dict[str, Site]:
 
 
 def acts(layer: nn.Module) -> bool:
-    """Whether any site of a layer does anything to summed inputs or weights."""
+    """Whether any site of a layer changes summed inputs or weights."""
     return any(
         site.normalizes or type(site.norm).weight is not Norm.weight
         for site in sites(layer).values()
@@ -249,14 +253,14 @@ def acts(layer: nn.Module) -> bool:
 
 
 def twin(layer: nn.Module, cls: type[Any], **more: Any) -> nn.Module:
-    """A layer of another class with the same parameters, and norms begun anew from them.
+    """A layer of another class with the same parameters and newly initialised norms.
 
-    Random number generators are left alone.
+    Random number generators are unchanged.
 
     Args:
         layer: the layer.
-        cls: torch's class for ours, or ours for torch's or for itself.
-        **more: further arguments of that class.
+        cls: the class: torch's or ours.
+        **more: further arguments of the class.
     """
     weight = next(p for p in layer._parameters.values() if p is not None)
     cards = [weight.get_device()] if weight.is_cuda else []
@@ -272,14 +276,14 @@ def twin(layer: nn.Module, cls: type[Any], **more: Any) -> nn.Module:
 
 
 def become(layer: nn.Module, new: nn.Module, cls: type[nn.Module] | None = None) -> None:
-    """Turn a layer into another in place, so that all references to it stay valid.
+    """Turn a layer into another in place, so that references to it stay valid.
 
-    Its hooks stay, and so do attributes that users gave it.
+    Hooks and users' attributes are kept.
 
     Args:
         layer: the layer.
-        new: the other; its state is shared.
-        cls: the class to give it; default: that of ``new``.
+        new: the other layer; its state is shared.
+        cls: the new class; default: the class of ``new``.
     """
     for name in _OWN:
         layer.__dict__.pop(name, None)
@@ -290,19 +294,19 @@ def become(layer: nn.Module, new: nn.Module, cls: type[nn.Module] | None = None)
 
 
 def snapshot(layer: nn.Module) -> tuple[type[nn.Module], dict[str, Any]]:
-    """What `restore` needs to undo `become`."""
+    """State for `restore`."""
     return type(layer), dict(layer.__dict__)
 
 
 def restore(layer: nn.Module, before: tuple[type[nn.Module], dict[str, Any]]) -> None:
-    """Undoes `become`."""
+    """Undo `become`."""
     layer.__class__ = before[0]
     layer.__dict__.clear()
     layer.__dict__.update(before[1])
 
 
 def _arguments(layer: Any) -> dict[str, Any]:
-    """The arguments of torch's constructor that made a layer, and ours of one that has more."""
+    """Constructor arguments of a layer, read from its attributes."""
     if isinstance(layer, nn.Linear):
         names = ["in_features", "out_features"]
     elif isinstance(layer, nn.Conv2d):
@@ -331,7 +335,7 @@ def _arguments(layer: Any) -> dict[str, Any]:
 
 
 def has_peepholes(layer: nn.Module) -> bool:
-    """Whether a layer of ours has peepholes."""
+    """Whether an LSTM or its cell has peepholes."""
     return any(
         name.startswith("weight_peephole") and parameter is not None
         for name, parameter in layer._parameters.items()
@@ -339,7 +343,7 @@ def has_peepholes(layer: nn.Module) -> bool:
 
 
 def argument_names(layer: nn.Module) -> set[str]:
-    """The parameters that a layer of its class and arguments has."""
+    """Names of the parameters that a layer with these arguments has."""
     if not isinstance(layer, nn.RNNBase):
         names = {"weight", "bias"}
         if isinstance(layer, nn.RNNCellBase):

@@ -1,4 +1,4 @@
-"""What a conversion did, for programs and for people."""
+"""Reports of conversions."""
 
 from __future__ import annotations
 
@@ -12,22 +12,21 @@ from ln_zoo.conversion.replace import OURS, norms_of
 from ln_zoo.layers import RecurrentCell, RecurrentLayer
 from ln_zoo.norms import Identity, Norm
 
-#: What the model itself is called where it is a layer.
+#: Name of the model itself, if it is a layer.
 _ROOT = "(the model)"
 
 
 @dataclass(frozen=True)
 class Converted:
-    """A layer that was converted.
+    """A converted layer.
 
     Attributes:
         name: its name in the model, ``""`` for the model itself.
-        before: what it was, such as ``"torch.nn.LSTM"``.
-        after: what it is now.
-        distance_before: how far its output is from the plain layer's on the calibration batch,
+        before: its class before, such as ``"torch.nn.LSTM"``.
+        after: its class and norm now.
+        distance_before: distance of its output from the plain layer's on the calibration batch,
             before calibration: root mean square of the difference, divided by that of the plain
-            output; ``None`` without calibration. The states that a recurrent layer ends in do not
-            count.
+            output; ``None`` without calibration. Final states are ignored.
         distance: the same after calibration.
     """
 
@@ -40,12 +39,12 @@ class Converted:
 
 @dataclass(frozen=True)
 class Refused:
-    """A layer that stays as it is.
+    """A layer that was not converted.
 
     Attributes:
         name: its name in the model.
         kind: its class.
-        reason: why it cannot be converted, and what to do where there is something.
+        reason: why it cannot be converted, and the remedy if there is one.
     """
 
     name: str
@@ -59,13 +58,13 @@ class Adopted:
 
     Attributes:
         name: its name in the model, ``""`` for the model itself.
-        before: the path of its class.
-        after: what it is now.
-        dialect: the dialect that reads and writes its weights.
-        error: largest difference in float64, relative to the largest value; None for torch's own
-            layers, which are not compared.
-        speedup: how many times faster a forward pass of 20 steps of 8 random sequences is (a cell:
-            one step), in evaluation mode, here and now.
+        before: path of its class.
+        after: its class now.
+        dialect: dialect of its weights.
+        error: largest relative difference in float64; None for torch's layers, which are not
+            compared.
+        speedup: measured speedup of a forward pass in evaluation mode, on 8 random sequences of 20
+            steps (cells: one step).
     """
 
     name: str
@@ -78,13 +77,12 @@ class Adopted:
 
 @dataclass(frozen=True)
 class Adoption:
-    """What `adopt_` did; printed, it is a table.
+    """Report of `adopt_`; ``print`` shows a table.
 
     Attributes:
-        layers: the layers that were replaced, in the order of the model's modules.
-        refused: those that match the patterns and stay as they are.
-        new_parameters: the parameters of replaced layers, by name. An optimizer made before has
-            the former ones: make it anew.
+        layers: replaced layers, in the order of the model's modules.
+        refused: layers that match the patterns but were not replaced.
+        new_parameters: parameters of replaced layers, by name. Create the optimizer anew.
     """
 
     layers: tuple[Adopted, ...]
@@ -102,17 +100,14 @@ class Adoption:
 
 @dataclass(frozen=True)
 class Conversion:
-    """What `normalize_` or `denormalize_` did; printed, it is a table.
+    """Report of `normalize_` or `denormalize_`; ``print`` shows a table.
 
     Attributes:
-        layers: the layers that were converted, in the order of the model's modules.
-        refused: those that match the patterns and stay as they are.
-        new_parameters: gains, shifts and scales that the model did not have, by name. An optimizer
-            made before does not know of them:
+        layers: converted layers, in the order of the model's modules.
+        refused: layers that match the patterns but were not converted.
+        new_parameters: new gains, shifts and scales, by name. Add them to an existing optimizer:
             ``optimizer.add_param_group({"params": report.new_parameters.values()})``.
-        distance_before: how far the model's outputs are from the plain model's on the calibration
-            batch, before calibration: root mean square of the difference, divided by that of the
-            plain outputs; ``None`` without calibration.
+        distance_before: distance of the model's outputs from the plain model's; see `Converted`.
         distance: the same after calibration.
     """
 
@@ -135,7 +130,7 @@ class Conversion:
 
 
 def describe(layer: nn.Module) -> str:
-    """A layer's class and norms in a few words.
+    """A layer's class and norms.
 
     Example:
         >>> describe(nn.LSTM(2, 3))
@@ -153,14 +148,14 @@ def describe(layer: nn.Module) -> str:
 
 
 def norm_names(layer: nn.Module) -> list[str]:
-    """The norms of a layer of ours, each once; `Identity` only if it is the only one."""
+    """The different norms of a layer; `Identity` only if it is the only one."""
     names = dict.fromkeys(short_name(norm) for norm in norms_of(layer))
     acting = [name for name in names if name != short_name(Identity())]
     return acting or list(names)
 
 
 def short_name(norm: Norm) -> str:
-    """A norm with the fields that differ from their defaults."""
+    """A norm's class and non-default fields."""
     if not dataclasses.is_dataclass(norm):
         return type(norm).__name__
     fields = {f.name: getattr(norm, f.name) for f in dataclasses.fields(norm) if f.repr}
@@ -170,10 +165,10 @@ def short_name(norm: Norm) -> str:
 
 
 def nothing_done(what: str, model: nn.Module, refused: Sequence[Refused]) -> str:
-    """The message if no layer can be converted."""
+    """Error message if no layer can be converted."""
     shown = [f"{r.name or 'the model'} ({r.kind}): {r.reason}" for r in refused[:3]]
     more = [f"and {len(refused) - 3} more"] if len(refused) > 3 else []
-    why = "; ".join([*shown, *more]) or "the patterns leave none"
+    why = "; ".join([*shown, *more]) or "no layer matches the patterns"
     return f"no layer of this {type(model).__name__} can {what}: {why}"
 
 

@@ -1,8 +1,8 @@
-"""State dicts of recurrent layers as tables, read and written from the same rows.
+"""Tables that map state dicts of other libraries to parameters of our recurrent layers.
 
-A `Form` is one layer of another library: our cell, and an `Entry` for each of its keys. An entry
-relates tensors of theirs to parameters of ours: pieces along the gates on one side, columns, rows
-or a sum on the other, with a transpose and a permutation of gates between them.
+A `Form` describes one layer of a library: our cell, and an `Entry` for each key. The same entries
+read and write. An entry maps tensors of the library, split along the gates, to columns, rows or a
+sum of parameters, with an optional transpose and permutation of gates.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ Weights = dict[str, Tensor]
 
 
 class StateKeys:
-    """The keys of a state dict under a prefix, and which of them were read.
+    """Keys of a state dict under a prefix; tracks which of them were read.
 
     Args:
-        dialect: for messages.
+        dialect: name of the dialect, for messages.
         state: tensors or arrays by name.
-        prefix: leads the keys of the layer; others are ignored.
+        prefix: start of the layer's keys; other keys are ignored.
 
     Raises:
-        ValueError: if no key begins with the prefix.
+        ValueError: if no key starts with the prefix.
     """
 
     def __init__(self, dialect: str, state: Mapping[str, Any], prefix: str = "") -> None:
@@ -46,13 +46,13 @@ class StateKeys:
         self._read: set[str] = set()
         if not self.values:
             shown = ", ".join(map(repr, list(state)[:4])) or "no keys"
-            raise ValueError(f"{dialect}: no key begins with {prefix!r}; there are {shown}")
+            raise ValueError(f"{dialect}: no key starts with {prefix!r}, got {shown}")
 
     def __contains__(self, key: str) -> bool:
         return key in self.values
 
-    def shorten(self, names: Sequence[str]) -> None:
-        """Cut Keras' scopes and suffixes: ``lstm/lstm_cell/kernel:0`` becomes ``kernel``."""
+    def strip_scopes(self, names: Sequence[str]) -> None:
+        """Remove Keras' scopes and suffixes: ``lstm/lstm_cell/kernel:0`` becomes ``kernel``."""
         for key in list(self.values):
             plain = key.rpartition(":")[0] or key
             for name in sorted(names, key=len, reverse=True):
@@ -61,14 +61,14 @@ class StateKeys:
                     break
 
     def shape(self, key: str) -> tuple[int, ...]:
-        """The shape of a key's tensor, which stays unread."""
+        """Shape of a key's tensor, without reading it."""
         return tuple(self._tensor(key).shape)
 
     def matrix_shape(self, key: str) -> tuple[int, int]:
-        """The shape of a key's matrix.
+        """Shape of a key's matrix.
 
         Raises:
-            ValueError: if it is no matrix.
+            ValueError: if it is not a matrix.
         """
         shape = self.shape(key)
         if len(shape) != 2:
@@ -79,7 +79,7 @@ class StateKeys:
         """The tensor of a key.
 
         Raises:
-            ValueError: if the key is missing, or its value is no floating-point tensor or empty.
+            ValueError: if the key is missing, or its value empty or not a floating-point tensor.
         """
         tensor = self._tensor(key)
         self._read.add(key)
@@ -89,31 +89,25 @@ class StateKeys:
         if key not in self.values:
             left = [name for name in self.values if name not in self._read]
             near = difflib.get_close_matches(key, left, 1)
-            hint = f"; is it {near[0]!r}?" if near else f"; left are {sorted(left)[:6]}"
+            hint = f"; did you mean {near[0]!r}?" if near else f"; unread are {sorted(left)[:6]}"
             raise ValueError(f"{self.dialect}: the state dict has no {key!r}{hint}")
         try:
             tensor = torch.as_tensor(self.values[key]).detach()
         except (TypeError, ValueError, RuntimeError) as error:
             raise ValueError(f"{self.dialect}: {key!r} is not a tensor: {error}") from None
         if not tensor.is_floating_point():
-            raise ValueError(
-                f"{self.dialect}: {key!r} is {tensor.dtype}; quantised weights are not read"
-            )
+            raise ValueError(f"{self.dialect}: {key!r} must be floating-point, got {tensor.dtype}")
         if not tensor.numel():
             raise ValueError(f"{self.dialect}: {key!r} is empty, of shape {tuple(tensor.shape)}")
         return tensor
 
     def finish(self) -> None:
-        """Check that every key was read.
-
-        Raises:
-            ValueError: otherwise.
-        """
+        """Raise ValueError unless every key was read."""
         left = sorted(set(self.values) - self._read)
         if left:
             raise ValueError(
-                f"{self.dialect}: the state dict has keys of other layers, "
-                f"{', '.join(map(repr, left[:4]))}: name the layer by prefix=..."
+                f"{self.dialect}: unexpected keys {', '.join(map(repr, left[:4]))}: select one "
+                "layer with prefix=..."
             )
 
 
@@ -121,46 +115,61 @@ class Direction(NamedTuple):
     """One direction of one layer.
 
     Attributes:
-        layer: its number.
-        suffix: the end of our parameters' names, ``"l0"`` or ``"l0_reverse"``.
-        lead: the start of their keys.
+        layer: number of the layer.
+        suffix: end of parameter names, ``"l0"`` or ``"l0_reverse"``.
+        lead: start of the library's keys.
     """
 
     layer: int
     suffix: str
     lead: str
 
-    def theirs(self, key: str) -> str:
-        """A key of theirs; it may name the layer as ``{k}``, ``{even}`` (2k) or ``{odd}``."""
+    def key(self, key: str) -> str:
+        """The library's key, with ``{k}``, ``{even}`` (2k), ``{odd}`` and ``{suffix}`` replaced."""
         k = self.layer
         numbers = {"k": k, "even": 2 * k, "odd": 2 * k + 1, "suffix": self.suffix}
         return self.lead + key.format(**numbers)
 
-    def ours(self, name: str) -> str:
-        """A parameter of ours: ``"weight_ih"``, or ``"input.gain"`` for a site's."""
+    def parameter(self, name: str) -> str:
+        """Our parameter, from ``"weight_ih"``, or ``"input.gain"`` for a site."""
         return f"sites.{self.suffix}.{name}" if "." in name else f"{name}_{self.suffix}"
+
+    def keys(self, entry: Entry) -> list[str]:
+        """The library's keys of an entry."""
+        return [self.key(key) for key in entry.keys]
+
+    def parameters(self, entry: Entry) -> list[str]:
+        """Our parameters of an entry."""
+        return [self.parameter(name) for name in entry.names]
+
+
+def _directions(layer: int, leads: Sequence[str]) -> list[Direction]:
+    return [
+        Direction(layer, f"l{layer}{'_reverse' if d else ''}", lead.format(k=layer))
+        for d, lead in enumerate(leads)
+    ]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """How keys of theirs and parameters of ours correspond.
+    """Maps keys of a library to our parameters.
 
     Args:
-        theirs: a key, or several that are concatenated along the gates.
-        ours: a parameter, or several, which are joined.
-        join: how ours are joined: as columns of a matrix (``"columns"``), as rows of a tensor with
-            the gates last (``"rows"``), or as a sum, of which the first gets all (``"sum"``).
-            ``"added"`` adds theirs to ours when reading and writes zeros.
-        transposed: whether each of theirs has the gates last.
-        gates: how many gates each of theirs has, for unequal pieces.
-        cut: whether the gates are permuted; False for what has no gates.
-        optional: whether both sides may lack it.
-        layers: whether theirs is one tensor with a row for each layer.
-        default: the value of ours where theirs is missing; it is not written either.
+        keys: a key, or several, concatenated along the gates.
+        names: a parameter, or several, which are joined.
+        join: how parameters are joined: ``"columns"`` of a matrix, ``"rows"`` of a tensor with the
+            gates last, or a ``"sum"``, which the first parameter gets when reading. ``"added"``
+            adds the tensor to the parameter when reading, and writes zeros.
+        transposed: the library has the gates last.
+        gates: number of gates in each key, if unequal.
+        cut: the tensor has gates, in the form's order.
+        optional: the entry may be missing on both sides.
+        layers: the library has one tensor with a row for each layer.
+        default: value of the parameter if the key is missing; not written either.
     """
 
-    theirs: str | tuple[str, ...]
-    ours: str | tuple[str, ...]
+    keys: tuple[str, ...] | str
+    names: tuple[str, ...] | str
     join: Literal["columns", "rows", "sum", "added"] = "columns"
     transposed: bool = False
     gates: tuple[int, ...] = ()
@@ -169,25 +178,20 @@ class Entry:
     layers: bool = False
     default: float | None = None
 
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """Theirs as a tuple."""
-        return (self.theirs,) if isinstance(self.theirs, str) else self.theirs
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Ours as a tuple."""
-        return (self.ours,) if isinstance(self.ours, str) else self.ours
+    def __post_init__(self) -> None:
+        for name in ("keys", "names"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, (value,) if isinstance(value, str) else value)
 
 
-def kernel(theirs: str, ours: str | tuple[str, ...]) -> Entry:
-    """A weight with the gates last, as TensorFlow has it."""
-    return Entry(theirs, ours, transposed=True)
+def kernel(key: str, names: str | tuple[str, ...]) -> Entry:
+    """A weight with the gates last, as in TensorFlow."""
+    return Entry(key, names, transposed=True)
 
 
-def affine(theirs: str, site: str, bias: str) -> tuple[Entry, Entry]:
-    """Gain and shift of a `torch.nn.LayerNorm` over gates; our shift is the layer's bias."""
-    return Entry(f"{theirs}.weight", f"{site}.gain"), Entry(f"{theirs}.bias", bias)
+def affine(key: str, site: str, bias: str) -> tuple[Entry, Entry]:
+    """Gain and shift of a `torch.nn.LayerNorm` over gates; the shift becomes a bias."""
+    return Entry(f"{key}.weight", f"{site}.gain"), Entry(f"{key}.bias", bias)
 
 
 BIASES = ("bias_ih", "bias_hh")
@@ -200,14 +204,14 @@ class Form:
     Args:
         kind: our layer's class, or the cell of a `RecurrentLayer`.
         entries: its keys.
-        norm: the norm at the normalised places, with the library's eps; None: there is no norm.
-        normalized: the roles of these places; default: all of the cell.
-        order: their gates and ours, such as ``("igfo", "ifgo")``, where they differ.
-        leads: how the keys of a direction begin, for each direction; alternatives, the preferred
-            first. ``{k}`` is the layer's number: without it there is one layer.
-        when: whether this form is the one in a state dict; default: if its first key is there.
-        fixed_eps: whether the library has no argument for eps.
-        constants: buffers that carry no information, as functions of the number of units.
+        norm: the norm, with the library's eps; None: no norm.
+        normalized: roles of the normalised sites; default: all of the cell.
+        order: the library's gates and ours, such as ``("igfo", "ifgo")``, if they differ.
+        leads: alternatives, the preferred first, each with the start of the keys of each direction.
+            ``{k}`` is the layer's number; without it there is one layer.
+        when: whether a state dict has this form; default: if it has the first key.
+        fixed_eps: the library has no argument for eps.
+        constants: buffers without information, as functions of the number of units.
     """
 
     kind: type[RecurrentLayer] | Cell
@@ -222,12 +226,11 @@ class Form:
 
     @property
     def cell(self) -> Cell:
-        """The cell of our layer."""
         return self.kind if isinstance(self.kind, Cell) else self.kind.cell
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """Roles of the normalised places."""
+        """Roles of the normalised sites."""
         if self.norm is None:
             return ()
         return self.cell.roles if self.normalized is None else self.normalized
@@ -240,19 +243,21 @@ class Form:
             return self.when(keys)
         return self._directions_of(keys) is not None
 
+    @property
+    def _first_key(self) -> str:
+        return self.entries[0].keys[0]
+
+    def _has_layers(self, leads: tuple[str, ...]) -> bool:
+        """Whether keys have the number of the layer."""
+        return "{" in leads[0] + self._first_key
+
     def _directions_of(self, keys: StateKeys) -> list[Direction] | None:
-        """All directions in a state dict, in our order; None if there is none."""
-        marker = self.entries[0].keys[0]
+        """All directions in a state dict, in our order, or None."""
         for leads in self.leads:
             found: list[Direction] = []
-            several = "{k}" in leads[0] or "{" in marker
-            while several or not found:
-                k = len(found) // len(leads)
-                layer = [
-                    Direction(k, f"l{k}{'_reverse' if d else ''}", lead.format(k=k))
-                    for d, lead in enumerate(leads)
-                ]
-                if not all(d.theirs(marker) in keys for d in layer):
+            while self._has_layers(leads) or not found:
+                layer = _directions(len(found) // len(leads), leads)
+                if not all(d.key(self._first_key) in keys for d in layer):
                     break
                 found += layer
             if found:
@@ -262,13 +267,12 @@ class Form:
     def read(
         self, keys: StateKeys, eps: float | None, options: dict[str, Any]
     ) -> tuple[RecurrentLayer, list[str]]:
-        """The layer with these weights, and the names of parameters that theirs does not have.
+        """The layer with these weights, and names of parameters that the library lacks.
 
         Raises:
             ValueError: for missing keys, and sizes that do not fit.
         """
-        first = self.leads[-1][0].format(k=0)
-        directions = self._directions_of(keys) or [Direction(0, "l0", first)]
+        directions = self._directions_of(keys) or _directions(0, self.leads[-1][:1])
         weights: Weights = {}
         surplus: list[str] = []
         for direction in directions:
@@ -276,16 +280,15 @@ class Form:
                 try:
                     weights |= self._read_entry(entry, keys, direction, weights)
                 except (RuntimeError, IndexError):
-                    theirs = [direction.theirs(key) for key in entry.keys]
-                    sizes = ", ".join(f"{key!r} {keys.shape(key)}" for key in theirs)
+                    sizes = ", ".join(f"{k!r} {keys.shape(k)}" for k in direction.keys(entry))
                     raise ValueError(
                         f"{keys.dialect}: sizes do not fit each other: {sizes}"
                     ) from None
-                if entry.default is not None and direction.theirs(entry.keys[0]) not in keys:
-                    surplus += map(direction.ours, entry.names)
+                if entry.default is not None and direction.keys(entry)[0] not in keys:
+                    surplus += direction.parameters(entry)
                 if entry.join == "sum":
-                    surplus.append(direction.ours(entry.names[1]))
-            for key in map(direction.theirs, self.constants):
+                    surplus.append(direction.parameters(entry)[1])
+            for key in map(direction.key, self.constants):
                 if key in keys:
                     keys.read(key)
         arguments = dict(options)
@@ -298,69 +301,72 @@ class Form:
     def _read_entry(
         self, entry: Entry, keys: StateKeys, direction: Direction, weights: Weights
     ) -> Weights:
-        theirs = [direction.theirs(key) for key in entry.keys]
-        ours = [direction.ours(name) for name in entry.names]
-        if theirs[0] not in keys and entry.default is not None:
-            like = weights[direction.ours("weight_ih")]
-            return {name: like.new_full((len(like),), entry.default) for name in ours}
-        if theirs[0] not in keys and entry.optional:
+        found, names = direction.keys(entry), direction.parameters(entry)
+        if found[0] not in keys and entry.default is not None:
+            like = weights[direction.parameter("weight_ih")]
+            return {name: like.new_full((len(like),), entry.default) for name in names}
+        if found[0] not in keys and entry.optional:
             return {}
-        pieces = [keys.read(key) for key in theirs]
+        joined = self._joined(entry, keys, direction)
+        if entry.join == "added":
+            return {names[0]: weights[names[0]] + joined}
+        if entry.join == "sum":
+            return {names[0]: joined, names[1]: torch.zeros_like(joined)}
+        if entry.join == "rows":
+            if joined.dim() != 2 or len(joined) != len(names):
+                raise ValueError(
+                    f"{keys.dialect}: {found[0]!r} should be ({len(names)}, gates), got "
+                    f"{tuple(joined.shape)}"
+                )
+            return dict(zip(names, joined, strict=True))
+        if len(names) == 1:
+            return {names[0]: self._shaped(entry.names[0], joined)}
+        gates = self.cell.gates
+        hidden = len(joined) // gates
+        if joined.dim() != 2 or joined.shape[1] <= hidden:
+            raise ValueError(
+                f"{keys.dialect}: the weight should be of {gates} gates over states and inputs, "
+                f"got {tuple(joined.shape)} as outputs and inputs"
+            )
+        rest = joined.shape[1] - hidden
+        widths = [hidden if name == "weight_hh" else rest for name in entry.names]
+        return dict(zip(names, joined.split(widths, 1), strict=True))
+
+    def _joined(self, entry: Entry, keys: StateKeys, direction: Direction) -> Tensor:
+        """The tensors of an entry, concatenated along the gates, in our order of gates."""
+        found = direction.keys(entry)
+        pieces = [keys.read(key) for key in found]
         if entry.layers:
             pieces = [piece[direction.layer] for piece in pieces]
         axis = -1 if entry.join == "rows" else 0
         gates = self.cell.gates
-        for key, piece in zip(theirs, pieces, strict=True):
+        for key, piece in zip(found, pieces, strict=True):
             dim = piece.dim() - 1 if entry.transposed or axis else 0
             if entry.cut and (not piece.dim() or (len(pieces) == 1 and piece.shape[dim] % gates)):
                 raise ValueError(
                     f"{keys.dialect}: {key!r} should hold {gates} gates along dimension "
                     f"{max(dim, 0)}, got shape {tuple(piece.shape)}"
                 )
-        whole = torch.cat([p.t() if entry.transposed else p for p in pieces], axis)
-        if entry.cut and self.order is not None:
-            whole = _permuted(whole, *self.order, axis)
-        if entry.join == "added":
-            return {ours[0]: weights[ours[0]] + whole}
-        if entry.join == "sum":
-            return {ours[0]: whole, ours[1]: torch.zeros_like(whole)}
-        if entry.join == "rows":
-            if whole.dim() != 2 or len(whole) != len(ours):
-                raise ValueError(
-                    f"{keys.dialect}: {theirs[0]!r} should be ({len(ours)}, gates), got "
-                    f"{tuple(whole.shape)}"
-                )
-            return dict(zip(ours, whole, strict=True))
-        if len(ours) == 1:
-            return {ours[0]: self._shaped(entry.names[0], whole)}
-        hidden = len(whole) // gates
-        if whole.dim() != 2 or whole.shape[1] <= hidden:
-            raise ValueError(
-                f"{keys.dialect}: the weight should be of {gates} gates over states and inputs, "
-                f"got {tuple(whole.shape)} as outputs and inputs"
-            )
-        rest = whole.shape[1] - hidden
-        widths = [hidden if name == "weight_hh" else rest for name in entry.names]
-        return dict(zip(ours, whole.split(widths, 1), strict=True))
+        joined = torch.cat([p.t() if entry.transposed else p for p in pieces], axis)
+        return _permuted(joined, *self.order, axis) if entry.cut and self.order else joined
 
-    def _shaped(self, name: str, whole: Tensor) -> Tensor:
-        """The cell's own weights are (rows, H); theirs are flat."""
+    def _shaped(self, name: str, joined: Tensor) -> Tensor:
+        """The cell's own weights as (rows, H); libraries flatten them."""
         rows = dict(self.cell.weights).get(name.removeprefix("weight_"))
-        return whole if rows is None else whole.reshape(rows, -1)
+        return joined if rows is None else joined.reshape(rows, -1)
 
     # Writing
 
     def unwritable(self, layer: RecurrentLayer | RecurrentCell) -> str | None:
-        """Why a layer or cell has another form, or None."""
+        """What of a layer or cell this form lacks, or None."""
         if layer.cell.name != self.cell.name:
             return layer.cell.name
         layers, directions, projection = _shape(layer)
         leads = [leads for leads in self.leads if len(leads) == directions]
         if not leads:
             return "second direction"
-        marker = self.entries[0].keys[0]
-        if layers > 1 and not any("{" in leads[0] + marker for leads in leads):
-            return "several layers: write each layer apart"
+        if layers > 1 and not any(map(self._has_layers, leads)):
+            return "several layers: write each layer separately"
         if projection and not any("weight_hr" in entry.names for entry in self.entries):
             return "projection"
         for name, site in sites(layer).items():
@@ -373,9 +379,9 @@ class Form:
                 continue
             if type(norm) is not LayerNorm or norm.per_gate != self.norm.per_gate:
                 wanted = f"LayerNorm{'(per_gate=True)' if self.norm.per_gate else ''}"
-                return f"{norm} at {name}: it has {wanted} there"
+                return f"{norm} at {name}, but {wanted}"
             if self.fixed_eps and norm.eps != self.norm.eps:
-                return f"eps of {norm.eps}: its eps is {self.norm.eps}"
+                return f"eps of {norm.eps}, but {self.norm.eps}"
         return None
 
     def write(self, dialect: str, layer: RecurrentLayer | RecurrentCell) -> Weights:
@@ -387,59 +393,56 @@ class Form:
         weights = {name: value.detach() for name, value in layer.state_dict().items()}
         if isinstance(layer, RecurrentCell):
             one = Direction(0, "l0", "")
-            weights = {one.ours(name.removeprefix("sites.")): v for name, v in weights.items()}
+            weights = {one.parameter(name.removeprefix("sites.")): v for name, v in weights.items()}
         found: Weights = {}
         for direction in self._directions_for(layer):
             for entry in self.entries:
                 self._write_entry(dialect, entry, direction, weights, found)
             for key, constant in self.constants.items():
-                like = weights[direction.ours("weight_ih")]
-                found[direction.theirs(key)] = constant(layer.hidden_size).to(like)
+                like = weights[direction.parameter("weight_ih")]
+                found[direction.key(key)] = constant(layer.hidden_size).to(like)
         return found
 
     def _directions_for(self, layer: RecurrentLayer | RecurrentCell) -> Iterator[Direction]:
         layers, directions, _ = _shape(layer)
-        marker = self.entries[0].keys[0]
         leads = next(
             leads
             for leads in self.leads
-            if len(leads) == directions and (layers == 1 or "{" in leads[0] + marker)
+            if len(leads) == directions and (layers == 1 or self._has_layers(leads))
         )
         for k in range(layers):
-            for d, lead in enumerate(leads):
-                yield Direction(k, f"l{k}{'_reverse' if d else ''}", lead.format(k=k))
+            yield from _directions(k, leads)
 
     def _write_entry(
         self, dialect: str, entry: Entry, direction: Direction, weights: Weights, found: Weights
     ) -> None:
-        theirs = [direction.theirs(key) for key in entry.keys]
-        ours = [direction.ours(name) for name in entry.names]
-        if entry.optional and entry.join != "added" and ours[0] not in weights:
+        keys, names = direction.keys(entry), direction.parameters(entry)
+        if entry.optional and entry.join != "added" and names[0] not in weights:
             return
-        if entry.default is not None and bool((weights[ours[0]] == entry.default).all()):
+        if entry.default is not None and bool((weights[names[0]] == entry.default).all()):
             return
-        like = weights[direction.ours("weight_ih")]
+        like = weights[direction.parameter("weight_ih")]
         rows = len(like)
-        parts = [weights.get(name, like.new_zeros(rows)) for name in ours]
+        parts = [weights.get(name, like.new_zeros(rows)) for name in names]
         axis = -1 if entry.join == "rows" else 0
         if entry.join == "rows":
-            whole = torch.stack(parts)
+            joined = torch.stack(parts)
         elif entry.join == "added":
-            whole = torch.zeros_like(parts[0])
+            joined = torch.zeros_like(parts[0])
         elif entry.join == "sum":
             if self.cell.name == "GRU" and parts[1][2 * rows // 3 :].any():
                 raise ValueError(f"{dialect} has no bias inside the reset of its candidate")
-            whole = parts[0] + parts[1]
+            joined = parts[0] + parts[1]
         else:
-            whole = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+            joined = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
             if entry.names[0].removeprefix("weight_") in dict(self.cell.weights):
-                whole = whole.flatten()
+                joined = joined.flatten()
         if entry.cut and self.order is not None:
             given, wanted = self.order
-            whole = _permuted(whole, wanted, given, axis)
-        shares = entry.gates or (1,) * len(theirs)
-        unit = whole.shape[axis] // sum(shares)
-        for key, piece in zip(theirs, whole.split([unit * n for n in shares], axis), strict=True):
+            joined = _permuted(joined, wanted, given, axis)
+        shares = entry.gates or (1,) * len(keys)
+        unit = joined.shape[axis] // sum(shares)
+        for key, piece in zip(keys, joined.split([unit * n for n in shares], axis), strict=True):
             value = piece.T if entry.transposed else piece
             if entry.layers:
                 value = value.unsqueeze(0)
@@ -448,7 +451,7 @@ class Form:
 
 
 def _shape(layer: RecurrentLayer | RecurrentCell) -> tuple[int, int, int]:
-    """Layers, directions and the size of the projection."""
+    """Number of layers and directions, and size of the projection."""
     if isinstance(layer, RecurrentCell):
         return 1, 1, 0
     return layer.num_layers, 1 + layer.bidirectional, layer.proj_size

@@ -1,9 +1,8 @@
-"""Models as files for other runtimes: `torch.export` programs, ONNX and ExecuTorch.
+"""Export models to other runtimes: `torch.export` programs, ONNX and ExecuTorch.
 
-A *step form* takes the input of one time step and named states, and gives outputs and the next
-states: what a stream, a robot or a phone needs. A *sequence form* takes a whole sequence; its
-length and the number of examples stay free. Each written file is read back and compared with the
-model before it is kept.
+A *step form* maps the input of one time step and named states to outputs and the next states, for
+streams and devices. A *sequence form* takes a sequence; its length and the number of examples are
+dynamic. Each file is read back and compared with the model before it is kept.
 """
 
 from __future__ import annotations
@@ -64,12 +63,12 @@ FORMATS = tuple(_FORMATS)
 
 
 class Exported(NamedTuple):
-    """A written file.
+    """An exported file.
 
     Attributes:
-        file: where it is.
-        facts: what it says of itself: see `read_facts`.
-        comparison: how it compares with the model.
+        file: its path.
+        facts: its metadata; see `read_facts`.
+        comparison: the comparison with the model.
     """
 
     file: FilePath
@@ -89,29 +88,28 @@ def export(
     name: str | None = None,
     sizes: tuple[Sizes, ...] = SIZES,
 ) -> Exported:
-    """Writes the inference of a model to a file, and checks it against the model.
+    """Export a model for inference, and check the file against the model.
 
     Args:
-        model: that says what of it is exported (``export_parts``), as the zoo's do, or a recurrent
-            layer or cell of `ln_zoo.layers`; in evaluation mode, in float32, on the CPU.
-        file: to write; it appears only after the check.
-        format: ``"pt2"`` (`torch.export`; read where ln_zoo is not installed), ``"onnx"``, or
-            ``"pte"`` (ExecuTorch; of recurrent networks the step form alone, for at most 64
-            examples).
+        model: a model with ``export_parts``, or a recurrent layer or cell of `ln_zoo.layers`; in
+            evaluation mode, in float32, on the CPU.
+        file: path of the file; written only after the check.
+        format: ``"pt2"`` (`torch.export`; does not need ln_zoo), ``"onnx"``, or ``"pte"``
+            (ExecuTorch; recurrent networks in step form only, at most 64 examples).
         form: ``"step"`` or ``"sequence"``.
-        part: of a model with several (`parts_of`); default: the first.
-        opset: of ONNX, 18 to 23; default 20.
-        overwrite: whether a file that exists is replaced.
-        name: of the model, for the file; default: its class.
-        sizes: to compare at: for each run the number of examples N, of steps T, and others.
+        part: part of the model (`parts_of`); default: the first.
+        opset: ONNX opset, 18 to 23; default 20.
+        overwrite: replace an existing file.
+        name: name of the model in the metadata; default: its class.
+        sizes: sizes of each comparison: examples N, steps T, and others.
 
     Returns:
-        The file, what it says of itself, and the comparison.
+        The file, its metadata, and the comparison.
 
     Raises:
-        ExportError: for an unknown format, form or part; an opset out of range; a file that exists;
-            a model in training mode or without this form; packages that are missing; and if the
-            file's results are further from the model's than rounding explains.
+        ExportError: for an unknown format, form or part; an opset out of range; an existing file; a
+            model in training mode or without this form; missing packages; if results differ by more
+            than rounding.
 
     Example:
         >>> from ln_zoo.layers import GRU
@@ -128,10 +126,10 @@ def export(
     check_request(file, format, form, opset, overwrite)
     kind = _FORMATS[format]
     if any(p.dtype != torch.float32 or p.device.type != "cpu" for p in model.parameters()):
-        raise ExportError("export takes models in float32 on the CPU: call .float().cpu() first")
+        raise ExportError("export needs a model in float32 on the CPU: call .float().cpu() first")
     makes = parts_of(model)
     path = path_of(model, form, part, operators=format == "onnx")
-    facts = files.facts_of(path, name or type(model).__name__, form, part or makes[0])
+    facts = files.artifact_metadata(path, name or type(model).__name__, form, part or makes[0])
     with tempfile.TemporaryDirectory(dir=file.absolute().parent, prefix=".export-") as folder:
         written = FilePath(folder) / f"model{kind.suffix}"
         kind.write(path, written, facts, opset or files.DEFAULT_OPSET)
@@ -143,23 +141,23 @@ def export(
 def check_request(
     file: FilePath, format: str, form: str, opset: int | None, overwrite: bool
 ) -> None:
-    """Checks what can be checked without the model.
+    """Check the arguments of `export` that do not need the model.
 
     Raises:
         ExportError: see `export`.
     """
     for what, given, known in (("format", format, FORMATS), ("form", form, FORMS)):
         if given not in known:
-            raise ExportError(f"unknown {what} {given!r}: it is one of {', '.join(known)}")
+            raise ExportError(f"{what} must be one of {', '.join(known)}, got {given!r}")
     if opset is not None and format != "onnx":
-        raise ExportError(f"an opset is a version of ONNX, and the format is {format}")
+        raise ExportError(f"opset requires format onnx, got format {format}")
     oldest, newest = files.OLDEST_OPSET, files.NEWEST_OPSET
     if opset is not None and not oldest <= opset <= newest:
-        raise ExportError(f"opset {opset} is not supported: give one from {oldest} to {newest}")
+        raise ExportError(f"opset must be from {oldest} to {newest}, got {opset}")
     if file.is_dir() or (file.exists() and not overwrite):
-        raise ExportError(f"{file} exists: give another file, or allow it to be overwritten")
+        raise ExportError(f"{file} exists: choose another file, or allow overwriting")
     if not file.absolute().parent.is_dir():
-        raise ExportError(f"there is no folder {file.parent} to write {file.name} to")
+        raise ExportError(f"no folder {file.parent} for {file.name}")
     kind = _FORMATS[format]
     if kind.packages:
         check_installed(f"the format {format}", *kind.packages, extra=kind.extra)

@@ -1,4 +1,4 @@
-"""Whether an exported file computes what the model computes, to the rounding of float32."""
+"""Compare exported files with their model, up to float32 rounding."""
 
 from __future__ import annotations
 
@@ -13,32 +13,30 @@ from ln_zoo.export.errors import ExportError
 from ln_zoo.export.files import Run, examples
 from ln_zoo.export.paths import STEP, Path, Sizes, Tensors
 
-#: Sizes at which a file is compared with its model: one example and one step among them.
+#: Sizes of comparisons, including one example and one step.
 SIZES: tuple[dict[str, int], ...] = (
     {"N": 1, "T": 1, "S": 1, "U": 1},
     {"N": 2, "T": 5, "S": 4, "U": 3},
     {"N": 4, "T": 12, "S": 7, "U": 9},
 )
-#: How many times the model's own float32 error a file's may be, and the runs that measure it: one
-#: as things are, the others with the last bits of inputs and weights moved, which float32 cannot
-#: tell apart either. The largest error of an output over all sizes counts: one can be small by
-#: chance, above all of few numbers, and runtimes round elsewhere. Functions of onnxruntime are less
-#: exact than torch's: on [-8, 8] its tanh is off by up to 2.6e-7, 8.5 times as much as torch's, its
-#: sigmoid by 1.6 times as much (1.32.0 on a processor with AVX2, 200,000 random numbers). Of DRAW's
-#: canvas its error was 5.5 times ours. A fault in the fourth digit is a thousand roundings.
+#: Largest allowed error of a file, in units of the model's float32 error, and the runs that measure
+#: the latter: one plain, the others with perturbed last bits of inputs and weights. The largest
+#: error over all sizes counts, since a single one may be small by chance. onnxruntime is less exact
+#: than torch: on [-8, 8] the error of its tanh is up to 2.6e-7, 8.5 times torch's, of its sigmoid
+#: 1.6 times (1.32.0, AVX2, 200,000 random numbers); for DRAW's canvas it was 5.5 times ours.
 _FACTOR, _RUNS = 10.0, 4
 _ULP = torch.finfo(torch.float32).eps
 
 
 class Comparison(NamedTuple):
-    """A file beside its model.
+    """Comparison of a file with its model.
 
     Attributes:
-        difference: largest absolute difference of an output from the model's own in float32.
+        difference: largest absolute difference of an output from the model's in float32.
         scale: largest absolute value of the outputs.
-        ratio: largest error of an output against float64, as a part of what is allowed: 10 times
-            that of the model's own float32 code. Above 1 the file is wrong.
-        sizes: at which both were run.
+        ratio: largest error of an output against float64, divided by the allowed error: 10 times
+            that of the model in float32. Above 1 the file is wrong.
+        sizes: sizes of the runs.
     """
 
     difference: float
@@ -48,22 +46,22 @@ class Comparison(NamedTuple):
 
 
 def compare(model: nn.Module, path: Path, run: Run, sizes: tuple[Sizes, ...] = SIZES) -> Comparison:
-    """Runs a file and its model on random inputs.
+    """Compare a file with its model on random inputs.
 
-    A step form is run T times, its states fed back, against the model's own run over T steps.
+    A step form runs T times, with its states fed back, against the model's run over T steps.
 
     Args:
-        model: in float32.
-        path: what was exported.
+        model: the model, in float32.
+        path: the exported function.
         run: the file.
-        sizes: to run both at.
+        sizes: sizes of the runs.
 
     Raises:
-        ExportError: if the file's results are further from those of float64 than rounding explains.
+        ExportError: if the file's error against float64 is larger than rounding explains.
     """
     double = copy.deepcopy(model).double()
     difference = scale = 0.0
-    errors, of_model = dict.fromkeys(path.outputs, 0.0), dict.fromkeys(path.outputs, _ULP)
+    errors, allowed = dict.fromkeys(path.outputs, 0.0), dict.fromkeys(path.outputs, _ULP)
     with torch.no_grad():
         for seed, each in enumerate(sizes):
             given = _given(path, each, seed)
@@ -73,14 +71,14 @@ def compare(model: nn.Module, path: Path, run: Run, sizes: tuple[Sizes, ...] = S
             for name, value in exact.items():
                 if found[name].shape != value.shape:
                     raise ExportError(
-                        f"the file's output {name} has the shape {tuple(found[name].shape)}, not "
-                        f"{tuple(value.shape)}"
+                        f"the file's output {name} must be {tuple(value.shape)}, got "
+                        f"{tuple(found[name].shape)}"
                     )
                 difference = max(difference, _largest(found[name] - own[0][name]))
                 scale = max(scale, _largest(value))
                 errors[name] = max(errors[name], _error(found[name], value))
-                of_model[name] = max(of_model[name], *(_error(one[name], value) for one in own))
-    ratio = max(errors[name] / (of_model[name] * _FACTOR) for name in errors)
+                allowed[name] = max(allowed[name], *(_error(one[name], value) for one in own))
+    ratio = max(errors[name] / (allowed[name] * _FACTOR) for name in errors)
     if not ratio <= 1:
         raise ExportError(
             f"the file differs from the model by up to {difference:.1e} on outputs of up to "
@@ -90,7 +88,7 @@ def compare(model: nn.Module, path: Path, run: Run, sizes: tuple[Sizes, ...] = S
 
 
 def _given(path: Path, sizes: Sizes, seed: int) -> dict[str, Tensor]:
-    """Random inputs; of a step form those of T steps, without states."""
+    """Random inputs; for a step form, of T steps, without states."""
     if not path.is_step:
         return examples(path, sizes, seed)
     steps = [examples(path, sizes, seed * 1000 + t) for t in range(sizes["T"])]
@@ -123,11 +121,11 @@ def _run_file(path: Path, run: Run, given: Tensors, sizes: Sizes) -> dict[str, T
 
 
 def _own(model: nn.Module, path: Path, given: Tensors) -> Iterator[dict[str, Tensor]]:
-    """The model's results in float32, with last bits moved but for the first."""
+    """The model's results in float32: plain, then with perturbed last bits."""
     yield path.reference(model, given)
     generator = torch.Generator().manual_seed(0)
 
-    def moved(a: Tensor) -> Tensor:
+    def perturbed(a: Tensor) -> Tensor:
         if not a.is_floating_point():
             return a
         shift = 2 * torch.rand(a.shape, generator=generator, dtype=torch.float64) - 1
@@ -136,8 +134,8 @@ def _own(model: nn.Module, path: Path, given: Tensors) -> Iterator[dict[str, Ten
     for _ in range(1, _RUNS):
         other = copy.deepcopy(model)
         for parameter in other.parameters():
-            parameter.copy_(moved(parameter))
-        yield path.reference(other, {name: moved(a) for name, a in given.items()})
+            parameter.copy_(perturbed(parameter))
+        yield path.reference(other, {name: perturbed(a) for name, a in given.items()})
 
 
 def _double(given: Tensors) -> dict[str, Tensor]:
@@ -149,6 +147,6 @@ def _largest(a: Tensor) -> float:
 
 
 def _error(found: Tensor, exact: Tensor) -> float:
-    """Length of the difference as a part of that of the exact result; infinite for NaN."""
+    """Relative error in the Euclidean norm; infinite for NaN."""
     error = float((found.double() - exact).norm() / exact.norm().clamp(min=1e-30))
     return error if error == error else float("inf")

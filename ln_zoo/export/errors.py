@@ -1,4 +1,4 @@
-"""What is said of a model that cannot be exported."""
+"""Errors of exports."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import importlib
 
 
 class ExportError(ValueError):
-    """A model, a form, a format or a file that export refuses, with the reason in one line."""
+    """A model, form, format or file that cannot be exported, with a one-line reason."""
 
 
 def check_installed(what: str, *packages: str, extra: str) -> None:
-    """Checks that packages of an extra are there.
+    """Check that packages of an extra are installed.
 
     Args:
-        what: that needs them, for the message.
-        *packages: names to import.
-        extra: of ln-zoo, which installs them.
+        what: feature that needs them, for the message.
+        *packages: import names.
+        extra: extra of ln-zoo that installs them.
 
     Raises:
-        ExportError: naming the first that is missing, and the command that installs it.
+        ExportError: if one is missing, with the command that installs it.
 
     Example:
         >>> check_installed("a chart", "no_such_package", extra="charts")

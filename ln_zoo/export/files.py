@@ -1,4 +1,4 @@
-"""Exported files: how each format is written, and how it is run again."""
+"""Write and run exported files in each format."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from ln_zoo._version import __version__
 from ln_zoo.export.errors import ExportError, check_installed
 from ln_zoo.export.paths import Path, Sizes, Tensors
 
-#: What of a file is known beside its tensors is stored under this name.
+#: Key of the metadata in a file.
 _FACTS = "ln_zoo"
-#: The oldest that torch's exporter writes; the newest that it was tried with.
+#: Oldest opset of torch's exporter, newest tested, and default.
 OLDEST_OPSET, NEWEST_OPSET, DEFAULT_OPSET = 18, 23, 20
-#: Different for each axis, and not 1: torch takes that for a size that never changes.
+#: Sizes of the traced example: all different, and not 1, which torch would treat as static.
 _SIZES = {"N": 3, "T": 7, "S": 5, "U": 6}
-#: ExecuTorch plans the memory of a call when it writes the file: a free axis has a largest size.
-_MOST = 64
+#: Upper bound of dynamic axes in ExecuTorch, which plans memory ahead of time.
+_MAX_SIZE = 64
 
 #: Runs a written file: inputs by name to outputs by name.
 Run = Callable[[Tensors], dict[str, Tensor]]
 
 
 def write_pt2(path: Path, file: FilePath, facts: dict[str, Any], opset: int) -> None:
-    """Writes what `torch.export.load` reads, where ln_zoo need not be installed."""
+    """Write a program for `torch.export.load`, which does not need ln_zoo."""
     with _tracing():
         program = torch.export.export(
             path.module, _example(path), dynamic_shapes=(_free_axes(path),)
@@ -40,8 +40,8 @@ def write_pt2(path: Path, file: FilePath, facts: dict[str, Any], opset: int) -> 
 
 
 def run_pt2(path: Path, file: FilePath) -> Run:
-    """The file as a function."""
-    with _quietly():
+    """Load the file as a function."""
+    with _quiet():
         module = torch.export.load(file).module()
 
     def run(inputs: Tensors) -> dict[str, Tensor]:
@@ -51,7 +51,7 @@ def run_pt2(path: Path, file: FilePath) -> Run:
 
 
 def write_onnx(path: Path, file: FilePath, facts: dict[str, Any], opset: int) -> None:
-    """Writes ONNX of this opset, with the names of inputs, outputs and free axes."""
+    """Write ONNX with this opset and names of inputs, outputs and dynamic axes."""
     with _tracing():
         program = torch.onnx.export(
             path.module,
@@ -66,13 +66,13 @@ def write_onnx(path: Path, file: FilePath, facts: dict[str, Any], opset: int) ->
     assert program is not None
     found = program.model.opset_imports.get("")
     if found != opset:
-        raise ExportError(f"the network cannot be written in opset {opset}: it needs {found}")
+        raise ExportError(f"opset must be {found} for this network, got {opset}")
     program.model.metadata_props[_FACTS] = json.dumps(facts)
     program.save(file, external_data=False)
 
 
 def run_onnx(path: Path, file: FilePath) -> Run:
-    """The file as a function, in onnxruntime on the CPU."""
+    """Load the file as a function, in onnxruntime on the CPU."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -88,19 +88,19 @@ def run_onnx(path: Path, file: FilePath) -> Run:
 
 
 def write_pte(path: Path, file: FilePath, facts: dict[str, Any], opset: int) -> None:
-    """Writes an ExecuTorch program for its portable kernels; free sizes are 64 at most."""
+    """Write an ExecuTorch program for portable kernels; dynamic sizes are at most 64."""
     from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge
     from executorch.exir.passes.sym_shape_eval_pass import ConstraintBasedSymShapeEvalPass
 
     free = {n for spec in path.inputs.values() for n in spec.shape if isinstance(n, str)}
-    facts = facts | {"largest": dict.fromkeys(sorted(free), _MOST)}
+    facts = facts | {"largest": dict.fromkeys(sorted(free), _MAX_SIZE)}
     with _tracing():
         program = torch.export.export(
-            path.module, _example(path), dynamic_shapes=(_free_axes(path, _MOST),)
+            path.module, _example(path), dynamic_shapes=(_free_axes(path, _MAX_SIZE),)
         )
         if any(node.target is torch.ops.higher_order.scan for node in program.graph.nodes):
-            raise ExportError("ExecuTorch has no kernel for a loop over time: give the step form")
-        # Its check of the program runs it, which fixes the free sizes at those of the example.
+            raise ExportError("ExecuTorch has no loop over time: give the step form")
+        # Its IR check runs the program, which would make dynamic sizes static.
         edge = to_edge(
             program,
             constant_methods={_FACTS: json.dumps(facts)},
@@ -113,7 +113,7 @@ def write_pte(path: Path, file: FilePath, facts: dict[str, Any], opset: int) -> 
 
 
 def run_pte(path: Path, file: FilePath) -> Run:
-    """The file as a function, in ExecuTorch's runtime on the CPU."""
+    """Load the file as a function, in ExecuTorch's runtime on the CPU."""
     from executorch.runtime import Runtime
 
     program = Runtime.get().load_program(file)
@@ -121,20 +121,20 @@ def run_pte(path: Path, file: FilePath) -> Run:
 
     def run(inputs: Tensors) -> dict[str, Tensor]:
         found = method.execute([a.contiguous() for a in inputs.values()])
-        # The next call writes to the same memory.
+        # The next call reuses the memory.
         return {name: a.clone() for name, a in zip(path.outputs, found, strict=True)}
 
     return run
 
 
 def read_facts(file: str | os.PathLike[str]) -> dict[str, Any]:
-    """What an exported file says of itself: model, form, names, shapes, states.
+    """Metadata of an exported file: model, form, names, shapes, states.
 
     Args:
-        file: that `ln_zoo.export.export` wrote; the format is told from its end.
+        file: a file of `ln_zoo.export.export`; its suffix gives the format.
 
     Raises:
-        ExportError: if the file says nothing.
+        ExportError: if the file has no metadata.
     """
     found = None
     if FilePath(file).suffix == ".pte":
@@ -152,17 +152,17 @@ def read_facts(file: str | os.PathLike[str]) -> dict[str, Any]:
         found = {each.key: each.value for each in properties}.get(_FACTS)
     else:
         extra = {f"{_FACTS}.json": ""}
-        with _quietly():
+        with _quiet():
             torch.export.load(os.fspath(file), extra_files=extra)
         found = extra[f"{_FACTS}.json"]
     if not found:
-        raise ExportError(f"{file} was not written by ln-zoo export: it does not say what it holds")
+        raise ExportError(f"{file} has no metadata: it is not a file of ln-zoo export")
     facts: dict[str, Any] = json.loads(found)
     return facts
 
 
-def facts_of(path: Path, name: str, form: str, part: str) -> dict[str, Any]:
-    """What a file says of itself."""
+def artifact_metadata(path: Path, name: str, form: str, part: str) -> dict[str, Any]:
+    """Metadata of a file; see `read_facts`."""
     return {
         "ln_zoo": __version__,
         "model": name,
@@ -195,19 +195,18 @@ def _free_axes(path: Path, most: int | None = None) -> tuple[dict[int, Any], ...
 
 @contextmanager
 def _tracing() -> Iterator[None]:
-    """The same, and without what was compiled before.
+    """`_quiet`, after a reset of the compiler.
 
-    The loops of all exports share a function of torch's, whose guards on the sizes of one would
-    fail for another.
+    Loops share a function of torch, whose guards on sizes of one export fail for the next.
     """
     torch.compiler.reset()
-    with _quietly():
+    with _quiet():
         yield
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
-    """Without gradients, and without what exporters say of themselves."""
+def _quiet() -> Iterator[None]:
+    """Without gradients and warnings of exporters."""
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         yield

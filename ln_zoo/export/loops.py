@@ -1,7 +1,7 @@
-"""Recurrent layers and cells in a form that exporters can follow.
+"""Exportable forms of recurrent layers and cells.
 
-Time loops become `torch.scan`, so that the number of steps stays free, and layers that normalise no
-pre-activations become the operators of ONNX. The step itself is the one of `ln_zoo.ops.cells`.
+Time loops become torch's ``scan`` with a dynamic number of steps; layers without normalised
+pre-activations become ONNX operators. The step is that of `ln_zoo.ops.cells`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from ln_zoo.ops.cells import (
 )
 from ln_zoo.ops.records import StepNorm
 
-#: For the step of a cell the operator of ONNX that does the same, and the places that torch's gates
-#: have there: of an LSTM i, o, f, c, of a GRU z, r, h. Every version from opset 14 on takes them.
+#: ONNX operator of a step, and torch's gates in ONNX order (LSTM: i, o, f, c; GRU: z, r, h), from
+#: opset 14 on.
 _OPERATORS: dict[Callable[..., States], tuple[str, tuple[int, ...]]] = {
     lstm_step: ("LSTM", (0, 3, 1, 2)),
     peephole_lstm_step: ("LSTM", (0, 3, 1, 2)),
@@ -38,36 +38,31 @@ _OPERATORS: dict[Callable[..., States], tuple[str, tuple[int, ...]]] = {
     rnn_relu_step: ("RNN", (0,)),
 }
 _ACTIVATIONS: dict[Callable[..., States], str] = {rnn_tanh_step: "Tanh", rnn_relu_step: "Relu"}
-#: ONNX has peepholes in the order i, o, f, ours is i, f, o.
+#: Our peepholes (i, f, o) in ONNX order (i, o, f).
 _PEEPHOLES = (0, 2, 1)
 _OPERATOR_VERSION = 14
 
 
 def exportable(module: nn.Module, *, operators: bool) -> nn.Module:
-    """A copy of a module whose recurrent layers and cells can be exported.
+    """A copy of a module with exportable recurrent layers and cells.
 
-    Layers become `Loop`, cells `Step`; weights are the effective ones, so that weight
-    normalisation costs nothing in the file.
+    Layers become `Loop`, cells `Step`, with effective weights, so weight normalisation is free.
 
     Args:
-        module: in evaluation mode.
-        operators: whether layers that normalise no pre-activations become ONNX's own LSTM, GRU and
-            RNN. Such a copy can be exported to ONNX, but not run.
+        module: a module in evaluation mode.
+        operators: turn layers without normalised pre-activations into ONNX's LSTM, GRU and RNN.
+            Such a copy can be exported to ONNX, but not run.
 
     Raises:
-        ExportError: for a module in training mode, or a norm whose statistics of each time step
-            cannot be written down.
+        ExportError: for a module in training mode, or a norm with unknown statistics per time step.
     """
     if any(part.training for part in module.modules()):
-        raise ExportError(
-            f"{type(module).__name__} is in training mode, where dropout draws numbers and batch "
-            "norm takes its statistics from the batch: call .eval() first"
-        )
+        raise ExportError(f"{type(module).__name__} is in training mode: call .eval() first")
     return _replaced(copy.deepcopy(module), operators, {})
 
 
 def steps_differ(copy: nn.Module) -> bool:
-    """Whether a step of such a copy needs its number, for statistics of each time step."""
+    """Whether steps of an exportable copy need their number, for statistics per time step."""
     return any(part.by_step for part in copy.modules() if isinstance(part, Loop | Step))
 
 
@@ -77,7 +72,7 @@ def step_numbers(steps: Tensor) -> Tensor:
 
 
 def _replaced(module: nn.Module, operators: bool, done: dict[nn.Module, nn.Module]) -> nn.Module:
-    """What stands for a module: the same wherever it is registered, as ``done`` remembers."""
+    """The replacement of a module, once for each module, cached in ``done``."""
     if module in done:
         return done[module]
     if isinstance(module, RecurrentLayer):
@@ -86,15 +81,15 @@ def _replaced(module: nn.Module, operators: bool, done: dict[nn.Module, nn.Modul
         done[module] = Step(module).eval()
     else:
         done[module] = module
-        # Not named_children(), which gives a module under the first of its names alone.
+        # named_children() skips further names of a module.
         for name, child in list(module._modules.items()):
             if child is not None:
                 setattr(module, name, _replaced(child, operators, done))
     return done[module]
 
 
-class _Place(nn.Module):
-    """What a norm does at one place of a cell, where the time step may be a tensor."""
+class _ExportedSite(nn.Module):
+    """A site of a cell, with the time step as a tensor."""
 
     mean: Tensor
     scale: Tensor
@@ -109,8 +104,8 @@ class _Place(nn.Module):
         record = site.to_spec()
         if not isinstance(record, StepNorm) or record.batch:
             raise ExportError(
-                f"{type(site.norm).__name__} changes with the time step in a way that only its "
-                "code knows, so a file cannot hold it: give it a to_spec() that returns a StepNorm"
+                f"{type(site.norm).__name__} depends on the time step: return a StepNorm from its "
+                "to_spec()"
             )
         with torch.no_grad():
             mean, var = record.population(0, len(site.running_mean))
@@ -126,7 +121,7 @@ class _Place(nn.Module):
             out: Tensor = self.site(a)
             return out
         if step is None:
-            raise ExportError(f"the {self.site.role} site needs the number of the time step")
+            raise ExportError(f"step must be given for the {self.site.role} site")
         # The last row serves all later steps.
         row = step.clamp(max=len(self.mean) - 1).view(1)
         out = (a - self.mean.index_select(0, row)) * self.scale.index_select(0, row)
@@ -134,11 +129,11 @@ class _Place(nn.Module):
 
 
 class _Direction(nn.Module):
-    """One direction of one layer: effective weights and places."""
+    """One direction of one layer: effective weights and sites."""
 
     def __init__(self, cell: Cell, weights: Weights, sites: dict[str, Site]) -> None:
         super().__init__()
-        # Inference takes no derivatives, clipped or not.
+        # Clipping of derivatives does not matter in inference.
         self.cell = cell.unclipped or cell
         self.names = Weights._fields[:5]
         for name, weight in zip(self.names, weights[:5], strict=True):
@@ -146,21 +141,21 @@ class _Direction(nn.Module):
         self.own = [f"own_{i}" for i in range(len(weights.own))]
         for name, weight in zip(self.own, weights.own, strict=True):
             self.register_buffer(name, weight.detach().clone())
-        self.places = nn.ModuleDict({role: _Place(site) for role, site in sites.items()})
+        self.places = nn.ModuleDict({role: _ExportedSite(site) for role, site in sites.items()})
         self.by_step = any(place.by_step for place in self._places())
 
-    def _places(self) -> list[_Place]:
-        return [place for place in self.places.values() if isinstance(place, _Place)]
+    def _places(self) -> list[_ExportedSite]:
+        return [place for place in self.places.values() if isinstance(place, _ExportedSite)]
 
     @property
     def is_operator(self) -> bool:
-        """Whether ONNX has an operator that does the same."""
+        """Whether ONNX has an equivalent operator."""
         known = self.cell.step in _OPERATORS and self.hr is None
         return known and not any(place.acts for place in self._places())
 
     def _weights(self) -> Weights:
         found: dict[str, Any] = {name: getattr(self, name) for name in self.names}
-        # A cell may take their rows apart: a loop's body may not see one tensor several times.
+        # Cloned, since a scan body must not use a tensor twice.
         found["own"] = tuple(getattr(self, name).clone() for name in self.own)
         return Weights(**found)
 
@@ -171,7 +166,7 @@ class _Direction(nn.Module):
     def _step(self, product: Tensor, states: States, step: Tensor | None) -> States:
         sites: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = dict(self.places.items())
         wx = sites["input"](product, step)
-        # The cells hand the step on to their sites and do nothing else with it.
+        # Cells only pass the step to their sites.
         return self.cell.step(wx, states, self._weights(), sites, step)  # type: ignore[arg-type]
 
     def run(self, x: Tensor, states: States, lengths: Tensor | None) -> tuple[Tensor, States]:
@@ -196,10 +191,10 @@ class _Direction(nn.Module):
 
 
 class Loop(nn.Module):
-    """A recurrent layer whose loop over time can be exported; made by `exportable`.
+    """An exportable recurrent layer; see `exportable`.
 
     Args:
-        layer: to export.
+        layer: the layer.
         operators: see `exportable`.
     """
 
@@ -207,11 +202,11 @@ class Loop(nn.Module):
         super().__init__()
         if "zoneout" in layer.noise:
             raise ExportError(
-                f"{type(layer).__name__} with zoneout={layer.zoneout} cannot be exported: a file "
-                "holds the cell's own step, and zoneout averages its states in evaluation too"
+                f"{type(layer).__name__} with zoneout={layer.zoneout} cannot be exported: set it "
+                "to 0"
             )
         self.cell = layer.cell
-        # A projection makes h alone shorter.
+        # A projection shortens only h.
         others = [layer.hidden_size] * (len(layer.cell.states) - 1)
         self.state_sizes = (layer.proj_size or layer.hidden_size, *others)
         self.batch_first = layer.batch_first
@@ -239,13 +234,13 @@ class Loop(nn.Module):
         hx: Tensor | States | None = None,
         lengths: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | States]:
-        """Outputs and final states, as the layer gives them.
+        """Outputs and final states, in the layer's format.
 
         Args:
             input: (T, N, I), or (N, T, I) with ``batch_first``.
-            hx: initial states, as the layer has them; default zeros.
-            lengths: of the sequences, (N,); behind its end a sequence leaves its states alone, and
-                its outputs mean nothing. Default: all T.
+            hx: initial states, in the layer's format; default zeros.
+            lengths: lengths of the sequences, (N,); states do not change after the end, outputs
+                are undefined there. Default: all T.
         """
         x = input.transpose(0, 1) if self.batch_first else input
         if hx is None:
@@ -269,15 +264,14 @@ class Loop(nn.Module):
 
         Args:
             x: input.
-            states: as the layer has them, each (L, N, H).
-            step: number of the time step, an int64 scalar; needed if ``by_step``.
+            states: (L, N, H) each.
+            step: number of the time step, an int64 scalar; required if ``by_step``.
         """
         if self.operators:
             x = x.unsqueeze(0).transpose(0, 1) if self.batch_first else x.unsqueeze(0)
             output, after = self(x, states if len(states) > 1 else states[0])
-            return output.squeeze(1 if self.batch_first else 0), (after,) if isinstance(
-                after, Tensor
-            ) else after
+            states = (after,) if isinstance(after, Tensor) else after
+            return output.squeeze(1 if self.batch_first else 0), states
         finals = []
         for i, part in enumerate(self._directions()):
             finals.append(part.step(x, tuple(s[i] for s in states), step))
@@ -299,7 +293,7 @@ class Loop(nn.Module):
 
 
 class _Operator(nn.Module):
-    """One layer as an operator of ONNX: its directions' weights in the order that ONNX has."""
+    """One layer as an ONNX operator, with weights in ONNX order."""
 
     weight: Tensor
     recurrent: Tensor
@@ -317,7 +311,7 @@ class _Operator(nn.Module):
             "direction": "bidirectional" if width > 1 else "forward",
         }
         if self.name == "GRU":
-            self.options["linear_before_reset"] = 1  # torch's GRU; the default is another
+            self.options["linear_before_reset"] = 1  # as in torch, not the default
         elif self.name == "RNN":
             self.options["activations"] = [_ACTIVATIONS[step]] * width
 
@@ -359,7 +353,7 @@ class _Operator(nn.Module):
 
 
 def _reversal(x: Tensor, lengths: Tensor | None) -> Tensor | None:
-    """Where each step goes when each sequence is reversed within its own length, (T, N, 1)."""
+    """Indices that reverse each sequence within its length, (T, N, 1)."""
     if lengths is None:
         return None
     steps = step_numbers(x).unsqueeze(1)
@@ -371,11 +365,7 @@ def _turned(x: Tensor, order: Tensor | None) -> Tensor:
 
 
 class Step(nn.Module):
-    """A recurrent cell that can be exported, within loops too; made by `exportable`.
-
-    Args:
-        cell: to export.
-    """
+    """An exportable recurrent cell, within loops too; see `exportable`."""
 
     def __init__(self, cell: RecurrentCell) -> None:
         super().__init__()
@@ -387,7 +377,7 @@ class Step(nn.Module):
     def forward(
         self, input: Tensor, hx: Tensor | States | None = None, step: Tensor | None = None
     ) -> Tensor | States:
-        """The next states, as the cell gives them; ``step`` is an int64 scalar."""
+        """The next states, in the cell's format; ``step`` is an int64 scalar."""
         if hx is None:
             zeros = input.new_zeros(input.shape[0], self.hidden_size)
             hx = (zeros,) * len(self.direction.cell.states)

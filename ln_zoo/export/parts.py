@@ -1,4 +1,4 @@
-"""The parts of a model that are exported, as it declares them, and shapes that several share."""
+"""Exported parts of models, and functions that several models share."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from ln_zoo.export.paths import (
 )
 from ln_zoo.layers import RecurrentCell, RecurrentLayer
 
-#: ``part(copy, form)``: the path of a model, given what `exportable` made of it.
+#: ``part(copy, form)``: the path of a part, given the model's `exportable` copy.
 Part = Callable[[Any, Form], Path]
 
 
 def path_of(model: nn.Module, form: Form, part: str | None = None, operators: bool = False) -> Path:
-    """What of a model is exported.
+    """The function of a model to export.
 
     Args:
-        model: a model, recurrent layer or cell with `export_parts`, in evaluation mode.
+        model: a model with ``export_parts``, or a recurrent layer or cell; in evaluation mode.
         form: ``"step"`` or ``"sequence"``.
-        part: of a model with several: see `parts_of`; default: the first.
+        part: part of the model (`parts_of`); default: the first.
         operators: see `exportable`.
 
     Raises:
@@ -54,7 +54,7 @@ def path_of(model: nn.Module, form: Form, part: str | None = None, operators: bo
 
 
 def parts_of(model: nn.Module) -> tuple[str, ...]:
-    """The parts of a model that are exported one by one, the most used first."""
+    """Names of a model's exported parts, the most used first."""
     return tuple(_parts(model))
 
 
@@ -108,16 +108,16 @@ def map_path(
     reference: Callable[..., Tensor],
     run: Callable[..., Tensor] | None = None,
 ) -> Path:
-    """A function of tensors without a loop over time, which has a sequence form alone.
+    """A path without a loop over time, in sequence form only.
 
     Args:
-        model: to export.
-        copy: what `exportable` made of it.
-        form: that is asked for.
-        inputs: by name.
-        output: its name.
-        reference: ``reference(model, *inputs)`` gives the output by the model's own code.
-        run: the same of ``copy``, where exporters cannot follow that code; default: ``reference``.
+        model: the model.
+        copy: its `exportable` copy.
+        form: the requested form.
+        inputs: inputs by name.
+        output: name of the output.
+        reference: ``reference(model, *inputs)``: the output, by the model's code.
+        run: ``run(copy, *inputs)``, if exporters cannot trace that code; default: ``reference``.
 
     Raises:
         ExportError: for the step form.
@@ -157,20 +157,20 @@ def text_path(
     reference: Callable[[Any, Tensor, Tensor], Tensor],
     is_state: bool = False,
 ) -> Path:
-    """A recurrent layer of one state that reads the words of a text and gives a vector of it.
+    """A path of a recurrent layer with one state that maps a text to a vector.
 
     Args:
-        model: to export.
-        copy: what `exportable` made of it.
-        form: sequence, tokens (N, T) and lengths (N,); or step, tokens (N,) and the state.
+        model: the model.
+        copy: its `exportable` copy.
+        form: sequence: tokens (N, T) and lengths (N,); step: tokens (N,) and the state.
         layer: name of the recurrent layer.
-        words: numbers that a token may have.
+        words: size of the vocabulary.
         hidden: size of the state.
         output: name of the vector.
-        vectors: ``vectors(copy, tokens, lengths)`` gives the vectors (N, D).
-        step: ``step(copy, token, h, *number)`` gives the vector and the next state.
-        reference: ``reference(model, tokens, lengths)`` gives the vectors by the model's own code.
-        is_state: whether the vector is the state itself: then ``step`` gives the state alone.
+        vectors: ``vectors(copy, tokens, lengths)``: vectors (N, D).
+        step: ``step(copy, token, h, *number)``: the vector and the next state.
+        reference: ``reference(model, tokens, lengths)``: vectors, by the model's code.
+        is_state: the vector is the state; then ``step`` returns only the state.
 
     Raises:
         ExportError: for the step form of a bidirectional layer.
@@ -182,7 +182,7 @@ def text_path(
     def steps(model: Any, given: Tensors) -> dict[str, Tensor]:
         tokens = given["token"].t()
         sizes = torch.full(tokens.shape[:1], tokens.shape[1])
-        # The outputs of the steps before the last are those of shorter texts.
+        # Outputs of earlier steps are those of shorter texts.
         found = [
             reference(model, tokens[:, :t], sizes.clamp(max=t))
             for t in range(1, tokens.shape[1] + 1)

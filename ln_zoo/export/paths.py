@@ -1,4 +1,4 @@
-"""What of a model is exported: functions of named tensors, with inputs to try them on."""
+"""Paths: exported functions of named tensors, with example inputs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ln_zoo.layers import RecurrentCell, RecurrentLayer
 
 Form = Literal["step", "sequence"]
 FORMS: tuple[str, ...] = get_args(Form)
-#: Sizes of the axes that stay free, by their letter: N examples, T steps, and others.
+#: Sizes of dynamic axes by letter: N examples, T steps, and others.
 Sizes = Mapping[str, int]
 Tensors = Mapping[str, Tensor]
 
-#: The name of the input that takes the number of a time step, counted from 0.
+#: Name of the input with the number of the time step, from 0.
 STEP = "step"
 
 
@@ -28,9 +28,9 @@ class Input:
     """An input of an exported file.
 
     Args:
-        shape: sizes, or letters of axes that stay free.
-        draw: makes one at random, of these sizes.
-        constant: in a step form, whether it is the same at every step.
+        shape: sizes, or letters of dynamic axes.
+        draw: draws a random input of these sizes.
+        constant: in a step form, equal at every step.
     """
 
     shape: tuple[int | str, ...]
@@ -42,7 +42,7 @@ class Input:
         return self.draw(self.size(sizes), sizes, generator)
 
     def size(self, sizes: Sizes) -> tuple[int, ...]:
-        """The shape in numbers."""
+        """The shape with letters replaced."""
         return tuple(n if isinstance(n, int) else sizes[n] for n in self.shape)
 
 
@@ -57,7 +57,7 @@ def uniform(*shape: int | str, constant: bool = False) -> Input:
 
 
 def numbers(below: int, *shape: int | str) -> Input:
-    """Numbers of words."""
+    """Random word indices below a bound."""
     return Input(shape, lambda size, _, g: torch.randint(below, size, generator=g))
 
 
@@ -72,7 +72,7 @@ def one_hot(*shape: int | str) -> Input:
 
 
 def lengths(of: str = "T") -> Input:
-    """Lengths of N sequences, from 1 to the size of an axis, which one of them has."""
+    """Lengths of N sequences, from 1 to the size of an axis; the last has full length."""
 
     def draw(size: tuple[int, ...], sizes: Sizes, g: torch.Generator) -> Tensor:
         found = torch.randint(1, sizes[of] + 1, size, generator=g)
@@ -89,21 +89,18 @@ def step_number() -> Input:
 
 @dataclass(frozen=True)
 class Path:
-    """A function of tensors that a file can hold.
+    """An exported function of tensors.
 
     Args:
-        module: takes the inputs in their order and returns the outputs in theirs, in the loops of
-            `ln_zoo.export.loops`.
-        reference: the same by the model's own code: ``reference(model, tensors)`` gives outputs by
-            name. In the sequence form it is given all inputs. In the step form it is given those of
-            T steps, stacked, and begins with the model's own initial states; it gives the outputs
-            of T steps, stacked, and the last states.
-        inputs: by name.
-        outputs: names.
-        states: for each state, the name of the input that takes it and of the output that gives the
-            next one.
-        initial: what a state begins with, without the axis of the examples, where that is not zero.
-        is_step: whether this is a step form.
+        module: maps inputs to outputs, in order, with the loops of `ln_zoo.export.loops`.
+        reference: ``reference(model, tensors)``: outputs by name, by the model's code. In step
+            form, it gets inputs of T steps, stacked, starts from the model's initial states, and
+            returns outputs of T steps, stacked, and the last states.
+        inputs: inputs by name.
+        outputs: names of outputs.
+        states: name of the output with the next state, by the name of the input.
+        initial: nonzero initial states, without the axis of examples.
+        is_step: this is a step form.
     """
 
     module: nn.Module
@@ -115,7 +112,7 @@ class Path:
     is_step: bool = False
 
     def start(self, sizes: Sizes) -> dict[str, Tensor]:
-        """The states before the first step."""
+        """Initial states."""
         found = {}
         for name in self.states:
             spec = self.inputs[name]
@@ -127,7 +124,7 @@ class Path:
 
 
 class Parts(nn.Module):
-    """A function of tensors over a module, so that exporters find its weights."""
+    """A function of a module and tensors as a module, so that exporters find the weights."""
 
     def __init__(self, model: nn.Module, function: Callable[..., tuple[Tensor, ...]]) -> None:
         super().__init__()
@@ -140,29 +137,29 @@ class Parts(nn.Module):
 
 
 def flat(states: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """States as a tuple, also where a layer has only one."""
+    """States of a layer as a tuple."""
     return (states,) if isinstance(states, Tensor) else tuple(states)
 
 
 def of_layer(states: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
-    """States as a layer takes them: a tuple, or the only one."""
+    """States in a layer's format: a tuple, or a single tensor."""
     return states if len(states) > 1 else states[0]
 
 
 def no_step_form(model: nn.Module, why: str) -> ExportError:
-    """Says that a model has no step form."""
+    """The error of a model without step form."""
     return ExportError(
         f"{type(model).__name__} has no step form: {why}; export it with the form sequence"
     )
 
 
 def layer_path(layer: RecurrentLayer, loop: Loop, form: Form) -> Path:
-    """A recurrent layer: input and states to output and next states.
+    """Path of a recurrent layer: input and states to output and next states.
 
     Args:
-        layer: to export.
-        loop: what `exportable` made of it.
-        form: sequence, input (T, N, I); or step, (N, I).
+        layer: the layer.
+        loop: its `exportable` copy.
+        form: sequence: input (T, N, I); step: (N, I).
 
     Raises:
         ExportError: for the step form of a bidirectional layer.
@@ -204,19 +201,19 @@ def layer_path(layer: RecurrentLayer, loop: Loop, form: Form) -> Path:
 
 
 def time_major(layer: Any, x: Tensor, states: Any = None) -> tuple[Tensor, Any]:
-    """Outputs (T, N, H) and last states of a layer for x (T, N, I), whatever axis comes first."""
+    """Outputs (T, N, H) and last states of a layer for x (T, N, I), with any ``batch_first``."""
     output, last = layer(x.transpose(0, 1) if layer.batch_first else x, states)
     return output.transpose(0, 1) if layer.batch_first else output, last
 
 
 def cell_path(cell: RecurrentCell, step: Step, form: Form) -> Path:
-    """A recurrent cell: input and states to next states.
+    """Path of a recurrent cell: input and states to next states.
 
     Raises:
         ExportError: for the sequence form.
     """
     if form != "step":
-        raise ExportError(f"{type(cell).__name__} runs one time step: export it with the form step")
+        raise ExportError(f"{type(cell).__name__} runs one time step: use the form step")
     names = step.direction.cell.states
     inputs = {"input": normal("N", cell.input_size)}
     inputs |= {name: normal("N", cell.hidden_size, std=0.5) for name in names}

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.nn import init
 
 from ln_zoo.norms import Identity, Norm, Site
-from ln_zoo.norms.checks import check_no_norm
+from ln_zoo.norms.arguments import check_no_norm
 from ln_zoo.ops import (
     CELLS,
     Cell,
@@ -37,18 +37,18 @@ def cell_sites(
     normalize: Sequence[str] | None,
     factory: dict[str, Any],
 ) -> nn.ModuleDict:
-    """The sites of one cell, by role: the norm where ``normalize`` says so, else `Identity`.
+    """The sites of one cell, by role.
 
     Args:
         cell: the cell.
         hidden_size: H.
-        weights: freshly initialised ``"ih"`` and ``"hh"``, for norms that act on weights.
-        norm: the normalisation; ``None`` stands for `Identity`.
-        normalize: roles to act on; ``None`` stands for all.
+        weights: initialised ``"ih"`` and ``"hh"``, for norms that act on weights.
+        norm: the norm of the sites in ``normalize``; the others get `Identity`.
+        normalize: roles; ``None``: all.
         factory: device and dtype of the parameters.
 
     Raises:
-        ValueError: if ``normalize`` names a place that the cell does not have.
+        ValueError: for an unknown role in ``normalize``.
     """
     known = ", ".join(map(repr, cell.roles))
     if isinstance(normalize, str):
@@ -79,24 +79,24 @@ def cell_sites(
 
 
 def sites_by_role(sites: nn.Module) -> dict[str, Site]:
-    """What `cell_sites` made, as a plain dict."""
+    """The result of `cell_sites` as a dict, typed."""
     return cast("dict[str, Site]", dict(cast(nn.ModuleDict, sites).items()))
 
 
 def entries(
     module: nn.Module, suffixes: Sequence[str], directions: Sequence[dict[str, Site]]
 ) -> Entries | None:
-    """The places that hold all that weights and records of a layer depend on; see `Site.entries`.
+    """Dict entries that weights and records of a layer depend on, or None; see `Site.entries`.
 
     Args:
-        module: the layer or cell, whose parameters are weights, and whose sites are in ``sites``.
-        suffixes: what the parameter names of each direction end in.
+        module: the layer or cell, with its sites in ``sites``.
+        suffixes: end of parameter names, for each direction.
         directions: the sites of each direction.
     """
     parameters: dict[str, Any] = module._parameters
     kinds = ("weight_ih", "weight_hh", *(("bias_ih", "bias_hh") if module.bias else ()))
     if not all(f"{kind}{suffix}" in parameters for suffix in suffixes for kind in kinds):
-        return None  # They are computed from other tensors.
+        return None  # parametrised
     found: list[tuple[dict[str, Any], str]] = [(parameters, name) for name in parameters]
     for sites in directions:
         for site in sites.values():
@@ -111,11 +111,11 @@ def entries(
 
 
 def start_sequence(directions: Iterable[dict[str, Site]], steps: int) -> None:
-    """Tells the norms that a sequence begins, whatever runs it.
+    """Call `Norm.on_sequence_start` of all sites; every engine needs it.
 
     Args:
         directions: the sites of each direction, by role.
-        steps: its time steps.
+        steps: number of time steps.
     """
     for sites in directions:
         for site in sites.values():
@@ -124,10 +124,10 @@ def start_sequence(directions: Iterable[dict[str, Site]], steps: int) -> None:
 
 
 def as_states(owner: str, cell: Cell, hx: Tensor | States | None) -> States | None:
-    """The states that a user gave, as a tuple.
+    """Convert ``hx`` to a tuple of states.
 
     Raises:
-        TypeError: unless they are what the cell has: one tensor, or a tuple, of two in an LSTM.
+        TypeError: unless it is a tensor for a cell with one state, or a tuple of all states.
     """
     if hx is None:
         return None
@@ -147,10 +147,10 @@ def as_states(owner: str, cell: Cell, hx: Tensor | States | None) -> States | No
 
 
 def chosen_cell(layer: type, cell: Cell | None) -> Cell:
-    """The cell of a layer: what was given, or that of the class.
+    """The cell argument, or the attribute of the class.
 
     Raises:
-        TypeError: if there is neither.
+        TypeError: if neither is a `Cell`.
     """
     cell = getattr(layer, "cell", None) if cell is None else cell
     if not isinstance(cell, Cell):
@@ -162,16 +162,14 @@ def chosen_cell(layer: type, cell: Cell | None) -> Cell:
 
 
 class NoQuantiser:
-    """Stops torch's quantisers, which mark layers by ``qconfig`` and would leave ours in float.
-
-    They would do so silently. ``None`` marks a layer that is to be left alone.
+    """Descriptor that refuses ``qconfig``: torch's quantisers would silently leave ours in float.
 
     Raises:
-        TypeError: for any other mark.
+        TypeError: for any value but ``None``, which excludes a layer from quantisation.
     """
 
     def __get__(self, layer: nn.Module | None, kind: type) -> None:
-        raise AttributeError("qconfig")  # as any layer that no quantiser has marked
+        raise AttributeError("qconfig")  # like any layer without a qconfig
 
     def __set__(self, layer: nn.Module, value: object) -> None:
         if value is not None:
@@ -182,13 +180,13 @@ class NoQuantiser:
             )
 
     def __delete__(self, layer: nn.Module) -> None:
-        """Allowed: quantisers clean up after themselves."""
+        """Quantisers delete the attribute at their end."""
 
 
 class RecurrentCell(nn.RNNCellBase):
     """One step of any recurrent cell, with any norm; see `RecurrentLayer`.
 
-    `LSTMCell`, `GRUCell` and `RNNCell` are such cells. Your own names its `ln_zoo.ops.Cell`::
+    `LSTMCell`, `GRUCell` and `RNNCell` are subclasses. Your own sets an `ln_zoo.ops.Cell`::
 
         class MyCell(RecurrentCell):
             cell = MY_CELL
@@ -196,19 +194,23 @@ class RecurrentCell(nn.RNNCellBase):
     Args:
         input_size: size I of each input.
         hidden_size: size H of each state.
-        bias: whether there are biases.
-        device: of the parameters, as in torch.
-        dtype: of the parameters, as in torch.
+        bias: use biases, added after normalisation.
+        device: device of the parameters.
+        dtype: precision of the parameters.
         norm: the normalisation; default `Identity`.
-        normalize: roles of the cell's places to act on; default all.
-        cell: the cell; default: that of the class.
+        normalize: roles of the cell's sites to normalise; default all.
+        cell: the cell; default: the attribute of the class.
 
-    Shapes: input (N, I) or (I,), states (N, H) or (H,). States come back in the precision of the
+    Shapes: input (N, I) or (I,), states (N, H) or (H,), returned in the precision of the
     parameters, under autocast too.
 
+    Parameters: ``weight_ih`` (G, I) with G = gates * H, ``weight_hh`` (G, H), ``bias_ih``,
+    ``bias_hh`` (G,), the cell's own, and the norm's, ``sites.ROLE.gain``, ``.shift`` or ``.scale``.
+    They are initialised as in torch.
+
     Raises:
-        TypeError: if neither the class nor the argument names a cell.
-        ValueError: for a name in ``normalize`` that is not one of the places.
+        TypeError: if neither the class nor the argument sets a cell.
+        ValueError: for an unknown role in ``normalize``.
     """
 
     cell: Cell
@@ -251,24 +253,24 @@ class RecurrentCell(nn.RNNCellBase):
                 self._parameters.pop("weight_peephole", None)
 
     def reset_parameters(self) -> None:
-        """Draws new weights and biases, as torch does, and re-initialises the norm."""
+        """Draw new weights and biases, as torch does, and re-initialise the norm."""
         bound = 1.0 / math.sqrt(self.hidden_size)
         for parameter in self._parameters.values():
             if parameter is not None:
                 init.uniform_(parameter, -bound, bound)
-        if "sites" in self._modules:  # torch's constructor calls this before there are any
+        if "sites" in self._modules:  # torch's constructor calls this first
             for site in sites_by_role(self.sites).values():
                 site.reset_parameters()
             self.reset_norm()
 
     def reset_norm(self) -> None:
-        """Recomputes what the norm derives from the weights; call it after re-initialising them."""
+        """Recompute norm parameters that depend on the weights; call it after changing weights."""
         sites = sites_by_role(self.sites)
         sites["input"].reset_weight(self.weight_ih)
         sites["recurrent"].reset_weight(self.weight_hh)
 
     def effective_weights(self) -> Weights:
-        """The weights that a step works with: those of the norm, where it acts on weights."""
+        """Weights of a step, normalised where the norm acts on weights."""
         sites = sites_by_role(self.sites)
         return Weights(
             sites["input"].weight(self.weight_ih),
@@ -346,39 +348,25 @@ class RecurrentCell(nn.RNNCellBase):
 
 
 class LSTMCell(RecurrentCell):
-    """One step of an LSTM: `torch.nn.LSTMCell` with a norm.
+    """One step of an LSTM (paper, eq. 20-22, 29-31 for DRAW): `torch.nn.LSTMCell` with a norm.
 
-    The paper's eq. 20-22, and 29-31 for DRAW. With gates i, f, g, o cut from
-    ``input(W x) + recurrent(U h) + b_ih + b_hh``, where ``input``, ``recurrent`` and ``cell`` are
-    the norm at those sites::
+    With gates i, f, g, o cut from ``input(W x) + recurrent(U h) + b_ih + b_hh``, where ``input``,
+    ``recurrent`` and ``cell`` are the normalised sites::
 
         c' = sigmoid(f) * c + sigmoid(i) * tanh(g)
         h' = sigmoid(o) * tanh(cell(c'))
 
-    The carried c' is never normalised.
+    The carried c' is not normalised.
 
     Args:
-        input_size: size I of each input.
-        hidden_size: size H of each state.
-        bias: whether there are biases; they are added after normalisation.
-        device: of the parameters, as in torch.
-        dtype: of the parameters, as in torch.
-        norm: the normalisation; default `Identity`.
-        normalize: the sites to act on, among ``"input"``, ``"recurrent"``, ``"cell"``; default all.
-        peephole: whether gates see cell states; see `LSTM`.
-        derivative_bound: clips the loss's derivative with respect to gate sums; see `LSTM`.
+        peephole: gates see cell states; see `LSTM`.
+        derivative_bound: clip the derivative of the loss with respect to gate sums; see `LSTM`.
 
-    Shapes: input (N, I) or (I,), states (N, H) or (H,). States come back in the precision of the
-    parameters, under autocast too.
-
-    Parameters: ``weight_ih`` (4H, I), ``weight_hh`` (4H, H), ``bias_ih``, ``bias_hh`` (4H,), drawn
-    as torch does; with ``peephole``, ``weight_peephole`` (3, H) for i, f, o; and, for norms that
-    have them, ``sites.input.gain``, ``sites.recurrent.gain`` (4H,), ``sites.cell.gain``,
-    ``sites.cell.shift`` (H,), ``sites.input.scale``, ``sites.recurrent.scale`` (4H,).
+    Further arguments, shapes and parameters (G = 4H): see `RecurrentCell`. Sites are ``"input"``,
+    ``"recurrent"`` and ``"cell"``; with peepholes there is ``weight_peephole`` (3, H) to i, f, o.
 
     Raises:
-        ValueError: for a name in ``normalize`` that is not one of the sites, or a bound that is
-            not positive.
+        ValueError: as `RecurrentCell`, and for a ``derivative_bound`` that is not positive.
 
     Example:
         >>> from ln_zoo.norms import LayerNorm
@@ -419,15 +407,13 @@ class LSTMCell(RecurrentCell):
         Args:
             input: (N, I) or (I,).
             hx: states (h, c), each (N, H) or (H,); default zeros.
-            step: time step, counted from 0; needed by norms that keep statistics for each
-                (`BatchNorm`), without effect on others.
+            step: time step, counted from 0; used by norms with statistics per step (`BatchNorm`).
 
         Raises:
             RuntimeError: if sizes do not fit.
             TypeError: if ``hx`` is not a tuple of two.
-            ValueError: if the input is neither 1D nor 2D; if ``step`` is negative, or missing under
-                a norm that needs it (`BatchNorm`); under batch norm in training, for a batch of
-                one at step 0.
+            ValueError: if the input is neither 1D nor 2D; if ``step`` is negative, or missing for a
+                norm that needs it; under batch norm in training, for a batch of one at step 0.
         """
         h, c = self._next(input, hx, step)
         return h, c
@@ -436,31 +422,11 @@ class LSTMCell(RecurrentCell):
 class GRUCell(RecurrentCell):
     """One step of a GRU (paper, eq. 26-28): `torch.nn.GRUCell` with a norm.
 
-    With r, z, n cut from ``input(W x) + b_ih`` and, marked ', from ``recurrent(U h) + b_hh``::
-
-        n = tanh(n + sigmoid(r + r') * n')
-        h = (1 - sigmoid(z + z')) * n + sigmoid(z + z') * h
-
-    The two gates share statistics over 2H features, the candidate n has its own.
-
-    Args:
-        input_size: size I of each input.
-        hidden_size: size H of each state.
-        bias: whether there are biases; they are added after normalisation.
-        device: of the parameters, as in torch.
-        dtype: of the parameters, as in torch.
-        norm: the normalisation; default `Identity`.
-        normalize: the sites to act on, among ``"input"``, ``"recurrent"``; default both.
-
-    Shapes: input (N, I) or (I,), state (N, H) or (H,). The state comes back in the precision of the
-    parameters, under autocast too.
-
-    Parameters: ``weight_ih`` (3H, I), ``weight_hh`` (3H, H), ``bias_ih``, ``bias_hh`` (3H,), drawn
-    as torch does; and, as far as the norm has them, ``sites.input.gain``,
-    ``sites.recurrent.gain``, ``sites.input.scale``, ``sites.recurrent.scale`` (3H,).
+    The equations are those of `GRU`, arguments, shapes and parameters (G = 3H) those of
+    `RecurrentCell`. Sites are ``"input"`` and ``"recurrent"``.
 
     Raises:
-        ValueError: for a name in ``normalize`` that is not one of the sites.
+        ValueError: as `RecurrentCell`.
 
     Example:
         >>> from ln_zoo.norms import RMSNorm
@@ -485,7 +451,7 @@ class GRUCell(RecurrentCell):
         super().__init__(input_size, hidden_size, bias, **factory, norm=norm, normalize=normalize)
 
     def forward(self, input: Tensor, hx: Tensor | None = None, step: int | None = None) -> Tensor:
-        """The next state h; arguments as for `LSTMCell.forward`, the state being h alone."""
+        """The next state h; see `LSTMCell.forward`."""
         return self._next(input, hx, step)[0]
 
 
@@ -495,26 +461,13 @@ class RNNCell(RecurrentCell):
     ``h' = f(sum(W x + U h) + b_ih + b_hh)``: the sum of both terms is normalised.
 
     Args:
-        input_size: size I of each input.
-        hidden_size: size H of each state.
-        bias: whether there are biases; they are added after normalisation.
         nonlinearity: f, ``"tanh"`` or ``"relu"``.
-        device: of the parameters, as in torch.
-        dtype: of the parameters, as in torch.
-        norm: the normalisation; default `Identity`.
-        normalize: the sites to act on, among ``"input"``, ``"recurrent"`` (whose weights alone a
-            norm can act on) and ``"sum"``; default all.
 
-    Shapes: input (N, I) or (I,), state (N, H) or (H,). The state comes back in the precision of the
-    parameters, under autocast too.
-
-    Parameters: ``weight_ih`` (H, I), ``weight_hh`` (H, H), ``bias_ih``, ``bias_hh`` (H,), drawn as
-    torch does; and, as far as the norm has them, ``sites.sum.gain``, ``sites.input.scale``,
-    ``sites.recurrent.scale`` (H,).
+    Further arguments, shapes and parameters (G = H): see `RecurrentCell`. Sites are ``"sum"``, and
+    for norms that act on weights ``"input"`` and ``"recurrent"``.
 
     Raises:
-        ValueError: for another nonlinearity, or a name in ``normalize`` that is not one of the
-            sites.
+        ValueError: as `RecurrentCell`, and for another nonlinearity.
 
     Example:
         >>> from ln_zoo.norms import LayerNorm
@@ -544,15 +497,15 @@ class RNNCell(RecurrentCell):
         self.nonlinearity = nonlinearity
 
     def forward(self, input: Tensor, hx: Tensor | None = None, step: int | None = None) -> Tensor:
-        """The next state h; arguments as for `LSTMCell.forward`, the state being h alone."""
+        """The next state h; see `LSTMCell.forward`."""
         return self._next(input, hx, step)[0]
 
 
 def rnn_cell(nonlinearity: str) -> Cell:
-    """The simple RNN of this nonlinearity.
+    """The simple RNN with a nonlinearity.
 
     Raises:
-        ValueError: if it is neither ``"tanh"`` nor ``"relu"``.
+        ValueError: unless it is ``"tanh"`` or ``"relu"``.
     """
     if nonlinearity not in ("tanh", "relu"):
         raise ValueError(f"Unknown nonlinearity {nonlinearity!r}. Select from 'tanh' or 'relu'.")

@@ -2,50 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from ln_zoo.norms import Identity, Norm, Site
-from ln_zoo.norms.checks import check_no_norm
+from ln_zoo.norms.arguments import check_no_norm
 from ln_zoo.ops import check_devices
 
 
 class Conv2d(nn.Conv2d):
     """``norm(W * x) + b``: `torch.nn.Conv2d` with a norm (paper, section 6.7).
 
-    Layer normalisation takes its statistics over channels and positions of one example (or as its
-    ``convolution`` says), batch normalisation over examples and positions of one channel; either
-    has one gain per channel. The bias is added after normalisation: it is the paper's b.
+    Layer normalisation uses statistics over channels and positions of one example (see its
+    ``convolution``), batch normalisation over examples and positions of one channel; both have one
+    gain per channel. The bias is added after normalisation: it is the paper's b.
+
+    Arguments up to ``dtype`` are those of `torch.nn.Conv2d`; statistics ignore ``groups``.
 
     Args:
-        in_channels: channels C of each input.
-        out_channels: channels F of each output.
-        kernel_size: size of the kernel.
-        stride: step between kernel positions; default 1.
-        padding: size added to each side, ``"valid"`` or ``"same"``; default 0.
-        dilation: spacing between kernel elements; default 1.
-        groups: groups of channels that are convolved separately; statistics ignore them.
-        bias: whether there is a bias.
-        padding_mode: ``"zeros"``, ``"reflect"``, ``"replicate"`` or ``"circular"``.
-        device: of the parameters, as in torch.
-        dtype: of the parameters, as in torch.
-        norm: the normalisation; default `Identity`, which makes this layer torch's own.
-        positions: size (H', W') of the output, for norms with a gain for each position
-            (``LayerNorm(convolution="unit")``). Where it is given, a norm that acts on summed
-            inputs refuses those of any other size.
+        norm: the normalisation; default `Identity`, with which this is torch's layer.
+        positions: size (H', W') of the output, required by norms with a gain for each position
+            (``LayerNorm(convolution="unit")``), checked if given.
 
     Shapes: input (N, C, H, W) or (C, H, W), output (N, F, H', W') or (F, H', W'), in the precision
-    torch's layer would give.
+    of torch's layer.
 
-    Parameters: ``weight`` (F, C / groups, k, k) and ``bias`` (F,), initialised as torch does;
-    ``site.gain`` (F,) with a norm that has a gain; ``site.gain`` and ``site.shift`` (F, H', W')
-    with one that has them for each unit; ``site.scale`` (F,) with weight normalisation.
+    Parameters: ``weight`` (F, C / groups, k, k) and ``bias`` (F,), initialised as in torch;
+    ``site.gain`` (F,) for norms with a gain; ``site.gain`` and ``site.shift`` (F, H', W') for norms
+    with one for each unit; ``site.scale`` (F,) for weight normalisation.
 
     Raises:
         ValueError: under batch normalisation in training, for one value per channel; for a norm
-            that needs the positions and does not know them, or meets others.
+            that requires positions, if they are missing or not the output's.
 
     Example:
         >>> from ln_zoo.norms import LayerNorm
@@ -72,30 +62,11 @@ class Conv2d(nn.Conv2d):
         positions: tuple[int, int] | None = None,
     ) -> None:
         check_no_norm(self, stride=stride, bias=bias)
-        super().__init__(
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride,
-            padding,
-            dilation,
-            groups,
-            bias,
-            padding_mode,
-            device,
-            dtype,
-        )
+        sizes = in_channels, out_channels, kernel_size, stride, padding, dilation
+        super().__init__(*sizes, groups, bias, padding_mode, device, dtype)
         norm = Identity() if norm is None else norm
-        self.site = Site(
-            norm,
-            "sum",
-            out_channels,
-            axis=1,
-            positions=positions,
-            weight=self.weight,
-            device=device,
-            dtype=dtype,
-        )
+        factory: dict[str, Any] = {"weight": self.weight, "device": device, "dtype": dtype}
+        self.site = Site(norm, "sum", out_channels, axis=1, positions=positions, **factory)
 
     def forward(self, input: Tensor) -> Tensor:
         weight = self.site.weight(self.weight)
@@ -116,12 +87,12 @@ class Conv2d(nn.Conv2d):
         return (output if batched else output.squeeze(0)).to(sums.dtype)
 
     def reset_parameters(self) -> None:
-        """Draws a new weight and bias, as torch does, and re-initialises the norm."""
+        """Draw a new weight and bias, as torch does, and re-initialise the norm."""
         super().reset_parameters()
-        if "site" in self._modules:  # torch's constructor calls this before there is one
+        if "site" in self._modules:  # torch's constructor calls this first
             self.site.reset_parameters()
             self.reset_norm()
 
     def reset_norm(self) -> None:
-        """Recomputes what the norm derives from the weights; call it after re-initialising them."""
+        """Recompute norm parameters that depend on the weight; call it after changing weights."""
         self.site.reset_weight(self.weight)

@@ -35,13 +35,13 @@ _LARGEST_LOG = 20.0
 
 
 class DRAWTrace(NamedTuple):
-    """What a `DRAWNetwork` did, glimpse by glimpse; without gradients.
+    """Glimpses of a `DRAWNetwork`, without gradients.
 
     Attributes:
-        canvases: logits, (T + 1, N, B, A), the empty canvas first.
-        read: where it read, (T, N, 5): x and y of the centre, stride and sigma in pixels counted
-            from 0, and the intensity; ``None`` where it did not, or reads whole images.
-        write: where it wrote, likewise.
+        canvases: logits, (T + 1, N, B, A), the initial canvas first.
+        read: attention of the reader, (T, N, 5): x and y of the centre, stride and sigma in pixels
+            from 0, and the intensity; ``None`` without a reader, or if it reads whole images.
+        write: attention of the writer, likewise.
     """
 
     canvases: Tensor
@@ -50,15 +50,15 @@ class DRAWTrace(NamedTuple):
 
 
 class DRAWOutput(NamedTuple):
-    """What a `DRAWNetwork` returns.
+    """Output of a `DRAWNetwork`.
 
     Attributes:
         logits: the last canvas, (N, B, A); its sigmoid is the probability of each pixel.
-        means: of the latents given the image, (T, N, Z); ``None`` for generated images.
-        log_stds: log standard deviations, likewise.
-        clamped: how many log standard deviations, log variances and log strides were beyond the
-            log_clamp; a scalar.
-        trace: what it did; ``None`` unless asked for.
+        means: means of the latents given the image, (T, N, Z); ``None`` for generated images.
+        log_stds: their log standard deviations, likewise.
+        clamped: number of log standard deviations, log variances and log strides beyond
+            ``log_clamp``; a scalar.
+        trace: the glimpses; ``None`` without ``trace``.
     """
 
     logits: Tensor
@@ -87,23 +87,22 @@ class DRAWNetwork(nn.Module):
     Attention, canvas, latents and cell states keep float32 under autocast.
 
     Args:
-        height: of the images in pixels, B.
-        width: A.
-        hidden_size: H of both LSTMs.
-        latent_size: Z.
-        read_size: R, filters on a side; ``None``: the encoder reads both images whole.
-        write_size: W; ``None``: the decoder adds to every pixel.
+        height: image height B in pixels.
+        width: image width A.
+        hidden_size: size H of both LSTMs.
+        latent_size: size Z of the latents of a glimpse.
+        read_size: filters R on a side; ``None``: the encoder reads both images whole.
+        write_size: filters W on a side; ``None``: the decoder adds to every pixel.
         norm: the normalisation; default `Identity`.
-        normalize: the sites of both LSTMs to act on; default ``("cell",)``, as in the paper, or
-            ``("input", "recurrent")`` for a norm that acts on weights only.
-        peephole: whether gates see cell states; see `LSTM`.
-        forget_bias: initial bias of the forget gates; ``None``: as ``init_std`` sets it.
-        learn_initial_state: whether both LSTMs' first states are learned, else zeros.
-        learn_initial_canvas: the same for C_0.
-        filter_norm: how filters come to sum to 1; see `ln_zoo.ops.filterbank`.
-        filter_eps: see there.
-        log_clamp: log standard deviations of latents, log sigma^2 and log strides are clamped to
-            plus or minus it.
+        normalize: normalised sites of both LSTMs; default ``("cell",)``, as in the paper, or
+            ``("input", "recurrent")`` for norms that act on weights only.
+        peephole: see `LSTM`.
+        forget_bias: initial bias of the forget gates; ``None``: see ``init_std``.
+        learn_initial_state: learn the initial states of both LSTMs; otherwise zeros.
+        learn_initial_canvas: learn C_0; otherwise zeros.
+        filter_norm: normalisation of filters; see `ln_zoo.ops.filterbank`.
+        filter_eps: see `ln_zoo.ops.filterbank`.
+        log_clamp: bound of log standard deviations of latents, log sigma^2 and log strides.
         init_std: standard deviation of all initial weights, with biases 0 (released code: 0.01).
             ``None``: torch's own initial values, except for the map to the latents: its weights
             have a standard deviation of 0.01 and its biases are 0, since otherwise the KL
@@ -200,7 +199,7 @@ class DRAWNetwork(nn.Module):
         self._start_weights()
 
     def reset_parameters(self) -> None:
-        """Draws new weights, and re-initialises the norm."""
+        """Draw new weights, and re-initialise the norm."""
         for module in (self.encoder, self.decoder, self.posterior, self.read, self.write):
             if module is not None:
                 module.reset_parameters()
@@ -213,7 +212,7 @@ class DRAWNetwork(nn.Module):
     @torch.no_grad()
     def _start_weights(self) -> None:
         for name, parameter in self.named_parameters():
-            if ".sites." in name:  # the norm's own, whatever it calls them
+            if ".sites." in name:  # the norm's parameters
                 continue
             if self.init_std is None and not name.startswith("posterior."):
                 continue
@@ -227,13 +226,13 @@ class DRAWNetwork(nn.Module):
             cell.reset_norm()
 
     def compile_glimpse(self, mode: str) -> None:
-        """Compiles each glimpse with `torch.compile` from here on, where gradients are enabled.
+        """Compile glimpses with `torch.compile` from now on, where gradients are enabled.
 
         Args:
-            mode: that of `torch.compile`; ``"reduce-overhead"`` uses CUDA graphs.
+            mode: mode of `torch.compile`; ``"reduce-overhead"`` uses CUDA graphs.
 
         Raises:
-            ValueError: for a mode that torch does not know.
+            ValueError: for an unknown mode.
         """
         try:
             _compiled(type(self).glimpse, mode)
@@ -244,12 +243,12 @@ class DRAWNetwork(nn.Module):
     # Running
 
     def forward(self, images: Tensor, noise: Tensor, trace: bool = False) -> DRAWOutput:
-        """Reconstructs each image from what it read of it.
+        """Reconstruct images in T glimpses.
 
         Args:
             images: x, (N, B, A), from 0 to 1.
-            noise: standard normal numbers, (T, N, Z), fresh ones for each glimpse; T is free.
-            trace: whether to return the trace.
+            noise: standard normal samples, (T, N, Z).
+            trace: return the trace.
 
         Raises:
             ValueError: if sizes do not fit.
@@ -265,11 +264,11 @@ class DRAWNetwork(nn.Module):
         return self._run(images, noise, trace) if found is None else found
 
     def generate(self, latents: Tensor, trace: bool = False) -> DRAWOutput:
-        """Generates images (Gregor et al. 2015, section 2.3) by decoder and writer alone.
+        """Generate images with decoder and writer (Gregor et al. 2015, section 2.3).
 
         Args:
-            latents: z from the prior, standard normal, (T, N, Z).
-            trace: whether to return the trace.
+            latents: z, samples of the standard normal prior, (T, N, Z).
+            trace: return the trace.
 
         Raises:
             ValueError: if sizes do not fit.
@@ -291,7 +290,7 @@ class DRAWNetwork(nn.Module):
             )
 
     def _run_kernel(self, images: Tensor, noise: Tensor) -> DRAWOutput | None:
-        """The same as `_run` in one call, if a kernel takes it."""
+        """`_run` in one call, or None if no kernel supports it."""
         unsupported = None
         if self.read is None or self.write is None:
             unsupported = "it has no filters"
@@ -340,24 +339,24 @@ class DRAWNetwork(nn.Module):
         return DRAWOutput(done.logits, done.means, done.log_stds, done.clamped.sum(), None)
 
     def _runs_compiled(self) -> bool:
-        """Only with gradients: without them, CUDA graphs would overwrite the last glimpse."""
+        """Whether glimpses are compiled: without gradients CUDA graphs overwrite the last one."""
         return self._compile_mode is not None and torch.is_grad_enabled()
 
     def _run(self, images: Tensor | None, noise: Tensor, trace: bool) -> DRAWOutput:
         dtype = torch.promote_types(self.patch.weight.dtype, torch.float32)
         images, noise = None if images is None else images.to(dtype), noise.to(dtype)
         state = self._start(noise.shape[1], dtype)
-        canvases, said = [state.canvas], []
+        canvases, outputs = [state.canvas], []
         glimpse = type(self).glimpse
         if self._runs_compiled():
             assert self._compile_mode is not None
             glimpse = _compiled(glimpse, self._compile_mode)
         for t, z in enumerate(noise):
-            state, words = glimpse(self, images, state, z, t)
-            said.append(words)
+            state, maps = glimpse(self, images, state, z, t)
+            outputs.append(maps)
             if trace:
                 canvases.append(state.canvas)
-        reads, posteriors, writes = (_stacked(words) for words in zip(*said, strict=True))
+        reads, posteriors, writes = (_stacked(parts) for parts in zip(*outputs, strict=True))
         clamped = state.canvas.new_zeros((), dtype=torch.int64)
         for grid in (reads, writes):
             if grid is not None:
@@ -367,14 +366,14 @@ class DRAWNetwork(nn.Module):
             means, log_stds = posteriors.chunk(2, -1)
             clamped = clamped + (log_stds.abs() > self.log_clamp).sum()
             log_stds = log_stds.clamp(-self.log_clamp, self.log_clamp)
-        did = None
+        glimpses = None
         if trace:
-            did = DRAWTrace(
+            glimpses = DRAWTrace(
                 torch.stack(canvases).detach(),
                 self._places(reads, self.read_size),
                 self._places(writes, self.write_size),
             )
-        return DRAWOutput(state.canvas, means, log_stds, clamped, did)
+        return DRAWOutput(state.canvas, means, log_stds, clamped, glimpses)
 
     def _start(self, examples: int, dtype: torch.dtype) -> DRAWState:
         def initial(name: str) -> Tensor:
@@ -399,14 +398,14 @@ class DRAWNetwork(nn.Module):
         """One glimpse.
 
         Args:
-            images: x; ``None``: the noise is z itself.
-            state: before it.
+            images: x; ``None``: the noise is z.
+            state: state before the glimpse.
             noise: (N, Z).
-            t: its number, counted from 0.
+            t: number of the glimpse, from 0.
 
         Returns:
-            The state after it, and what the linear maps gave: where to read (N, 5), the latents
-            (N, 2Z), and where to write (N, 5).
+            The next state, and the outputs of the linear maps: reader (N, 5), latents (N, 2Z) and
+            writer (N, 5).
         """
         dtype = state.canvas.dtype
         reads = posterior = writes = None
@@ -414,7 +413,7 @@ class DRAWNetwork(nn.Module):
         if images is not None:
             both = torch.stack([images, images - state.canvas.sigmoid()], 1)
             if self.read is not None and self.read_size is not None:
-                reads = self._precisely(self.read, decoder[0], dtype)
+                reads = self._without_autocast(self.read, decoder[0], dtype)
                 both = self._look(both, reads)
             seen = torch.cat([both.flatten(1).to(decoder[0].dtype), decoder[0]], 1)
             encoder = self.encoder(seen, encoder, step=t)
@@ -424,14 +423,14 @@ class DRAWNetwork(nn.Module):
         decoder = self.decoder(z.to(decoder[0].dtype), decoder, step=t)
         patch = self.patch(decoder[0]).to(dtype)
         if self.write is not None and self.write_size is not None:
-            writes = self._precisely(self.write, decoder[0], dtype)
+            writes = self._without_autocast(self.write, decoder[0], dtype)
             patch = self._spread(patch.unflatten(1, (self.write_size, self.write_size)), writes)
         canvas = state.canvas + patch.view_as(state.canvas)
         return DRAWState(encoder, decoder, canvas), (reads, posterior, writes)
 
     @staticmethod
-    def _precisely(layer: nn.Linear, h: Tensor, dtype: torch.dtype) -> Tensor:
-        """Where a grid lies; rounded to bfloat16 its centre would be off by tenths of a pixel."""
+    def _without_autocast(layer: nn.Linear, h: Tensor, dtype: torch.dtype) -> Tensor:
+        """Apply a map without autocast: bfloat16 moves the centre by tenths of a pixel."""
         with torch.autocast(h.device.type, enabled=False):
             places: Tensor = layer(h)
             return places.to(dtype)
@@ -444,7 +443,7 @@ class DRAWNetwork(nn.Module):
             return places[:, 4, None, None, None] * patches
 
     def _spread(self, patch: Tensor, parameters: Tensor) -> Tensor:
-        """What patches (N, W, W) add to canvases (N, B, A)."""
+        """Spread patches (N, W, W) over canvases (N, B, A)."""
         with torch.autocast(patch.device.type, enabled=False):
             places, f_y, f_x = self._grid(parameters, self.write_size)
             return f_y.mT @ patch @ f_x / places[:, 4, None, None]
@@ -471,12 +470,10 @@ class DRAWState(NamedTuple):
 
 @cache
 def _compiled(function: Callable[..., Any], mode: str) -> Callable[..., Any]:
-    """Cached here: kept on a network, it would run the original's weights in copies of it, and
-    the network could not be pickled.
-    """
+    """`torch.compile`, cached outside the network, which stays picklable and copyable."""
     return torch.compile(function, mode=mode)
 
 
 def _stacked(parts: Sequence[Tensor | None]) -> Tensor | None:
-    there = [part for part in parts if part is not None]
-    return torch.stack(there) if there else None
+    found = [part for part in parts if part is not None]
+    return torch.stack(found) if found else None

@@ -16,7 +16,7 @@ from ln_zoo.layers.rnn import RecurrentLayer
 from ln_zoo.norms import batch_statistics
 from ln_zoo.norms.modes import evaluation_mode
 
-#: Rounding of sums, in units of the precision they are summed in.
+#: Rounding of sums, in units of eps of their precision.
 _ROUNDING = 16
 
 
@@ -27,19 +27,19 @@ def orthogonal_init(
     forget_bias: float = 1.0,
     generator: torch.Generator | None = None,
 ) -> None:
-    """Initialises a layer as recurrent batch normalisation does (arXiv 1603.09025, section 5).
+    """Initialise a layer as recurrent batch normalisation does (arXiv 1603.09025, section 5).
 
-    Input weights are orthogonal. Of the recurrent weights those of the candidate state (an LSTM's
-    g, a GRU's n, all of an RNN's; `ln_zoo.ops.Cell.candidates`) are the identity or orthogonal, and
-    those of the gates are slices of one orthogonal matrix (H, gates H). Biases are 0, but for the
-    LSTM's forget gate (`ln_zoo.ops.Cell.forget`). Projections and a cell's further weights stay as
-    they are. Norms derive their initial values from the new weights.
+    Input weights are orthogonal. Recurrent weights of the candidate state (an LSTM's g, a GRU's n,
+    all of an RNN's; `ln_zoo.ops.Cell.candidates`) are the identity or orthogonal; those of the
+    gates are slices of one orthogonal matrix (H, gates H). Biases are 0, except the LSTM's forget
+    gate (`ln_zoo.ops.Cell.forget`). Projections and a cell's own weights are unchanged. Norm
+    parameters that depend on weights are recomputed.
 
     Args:
-        layer: any of our recurrent layers, of any number of layers and directions.
-        candidate: what the recurrent weights of the candidate state become.
-        forget_bias: the sum of both biases of an LSTM's forget gate.
-        generator: draws the matrices; default torch's own.
+        layer: a recurrent layer, with any number of layers and directions.
+        candidate: recurrent weights of the candidate state.
+        forget_bias: sum of both biases of an LSTM's forget gate.
+        generator: random generator; default torch's own.
 
     Raises:
         ValueError: for another ``candidate``.
@@ -67,13 +67,13 @@ def orthogonal_init(
 
 @torch.no_grad()
 def orthogonal_(tensor: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Fills a matrix in place as `torch.nn.init.orthogonal_` does, in half precision too.
+    """`torch.nn.init.orthogonal_` that also accepts half precision.
 
-    torch has no decomposition of such matrices: they are drawn in float32 and rounded.
+    torch cannot decompose such matrices: they are drawn in float32 and rounded.
 
     Args:
-        tensor: a matrix, or what torch takes for one.
-        generator: draws the matrix; default torch's own.
+        tensor: a tensor of at least 2 dimensions, filled in place.
+        generator: random generator; default torch's own.
 
     Returns:
         The same tensor.
@@ -109,11 +109,11 @@ def _start_recurrent(
 
 @torch.no_grad()
 def set_forget_bias(module: nn.Module, bias: float) -> None:
-    """Sets the sum of both biases of every forget gate in a module, as `ln_zoo.ops.Cell` names it.
+    """Set the bias of every forget gate (`ln_zoo.ops.Cell.forget`) in a module.
 
     Args:
-        module: a recurrent layer or cell, or any module that holds some.
-        bias: the sum: ``bias_ih`` becomes this, ``bias_hh`` 0.
+        module: a recurrent layer or cell, or a module that contains some.
+        bias: new value of ``bias_ih``; ``bias_hh`` becomes 0.
 
     Example:
         >>> from ln_zoo.layers import LSTM
@@ -134,36 +134,32 @@ def set_forget_bias(module: nn.Module, bias: float) -> None:
 
 @torch.no_grad()
 def data_dependent_init(model: nn.Module, batch: Any) -> list[str]:
-    """Sets scales and biases so that features have mean 0 and variance 1 on a batch of data.
+    """Set scales and biases so that features have mean 0 and variance 1 on a batch.
 
     After Salimans and Kingma (2016, arXiv 1602.07868, section 3): every `Linear` and `Conv2d` whose
     norm has a scale (`WeightNorm`) gets, in the order of the forward pass,
     ``scale = 1 / sigma[t]`` and ``bias = -mu[t] / sigma[t]`` with ``t = w x / |w|``: mean and
     biased variance of each feature over the batch, and in convolutions over positions. Each layer
-    sees the outputs of the layers before it with their new values. Weights stay as they were
-    drawn. A layer without bias gets only a scale, one that is used several times is set at its
-    first use, and one that the pass does not reach is left as it is.
+    sees the updated outputs of the layers before it. Weights are unchanged. A layer without bias
+    gets only a scale; a layer used several times is set at its first use. A feature that is
+    constant on the batch, up to rounding, keeps its scale, and its bias becomes minus its mean.
 
-    A feature that does not vary within the batch, beyond rounding, keeps the scale it has, and its
-    bias becomes minus its mean.
+    Recurrent layers are skipped, as in the source: statistics of their units change over time.
 
-    Recurrent layers are left alone, as in the source: statistics of their units change over time.
-
-    The pass runs without gradients and in evaluation mode, so without dropout; norms that mix
-    examples use the statistics of the batch. Modes, running averages, random number generators and
-    gradients are afterwards as before; if it fails, so are scales and biases.
+    The pass runs without gradients, in evaluation mode; norms that mix examples use batch
+    statistics. Modes, running averages, generators and gradients are restored; if the pass fails,
+    scales and biases too.
 
     Args:
-        model: any module that holds such layers.
-        batch: what the model is called with: a tuple or list is unpacked, ``model(*batch)``, and
-            anything else is its one argument, ``model(batch)``. Of a labelled batch, pass the
-            inputs only. The source takes 500 training examples.
+        model: a module that contains such layers.
+        batch: the model's input; a tuple or list is unpacked, ``model(*batch)``. The source takes
+            500 training examples.
 
     Returns:
-        The names of the layers that were set, in the order of the forward pass.
+        Names of the layers that were set, in the order of the forward pass.
 
     Raises:
-        ValueError: if there is no such layer, or the pre-activations of one are not finite.
+        ValueError: if there is no such layer, or pre-activations are not finite.
 
     Example:
         >>> from ln_zoo.norms import WeightNorm
@@ -181,7 +177,7 @@ def data_dependent_init(model: nn.Module, batch: Any) -> list[str]:
     if not layers:
         raise ValueError(
             f"data_dependent_init looks for Linear and Conv2d layers with norm=WeightNorm(), and "
-            f"this {type(model).__name__} has none (recurrent layers are left alone)"
+            f"this {type(model).__name__} has none (recurrent layers are skipped)"
         )
     values = [value for layer in layers.values() for value in (scale_of(layer), layer.bias)]
     former = [(value, value.clone()) for value in values if value is not None]
@@ -215,7 +211,7 @@ def data_dependent_init(model: nn.Module, batch: Any) -> list[str]:
 
 
 def scaled_layers(model: nn.Module) -> dict[str, Linear | Conv2d]:
-    """The layers that `data_dependent_init` sets, by name, in the order of the model's modules."""
+    """Layers that `data_dependent_init` sets, by name, in the order of the model's modules."""
     return {
         name: module
         for name, module in model.named_modules()
@@ -233,7 +229,7 @@ def scale_of(layer: Linear | Conv2d) -> Tensor:
 def has_fresh_scale(layer: Linear | Conv2d) -> bool:
     """Whether the scale is still the length of each row of the weight, as initialised."""
     weight = layer.weight.detach()
-    # Training moves a scale by more; converting a fresh one to another precision by less.
+    # Larger than rounding to another precision, smaller than a training step.
     close = max(1e-4, 4 * torch.finfo(weight.dtype).eps)
     return torch.allclose(layer.site.weight(weight), weight, rtol=close, atol=0.0)
 
@@ -241,13 +237,12 @@ def has_fresh_scale(layer: Linear | Conv2d) -> bool:
 def _set_from(
     layer: Linear | Conv2d, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    """Sets scale and bias from the layer's inputs."""
     scale, bias = scale_of(layer), layer.bias
     kept = scale.clone()
     scale.fill_(1.0)
     if bias is not None:
         bias.zero_()
-    sums = layer.forward(*args, **kwargs)  # not by calling it, which would run its hooks
+    sums = layer.forward(*args, **kwargs)  # not __call__, which runs hooks
     if sums.dim() == 3 and layer.site.axis == 1:
         sums = sums.unsqueeze(0)  # a convolution of one example
     rows = sums.movedim(layer.site.axis, -1).reshape(-1, layer.site.features)
@@ -255,10 +250,10 @@ def _set_from(
     variance, mean = torch.var_mean(wide, 0, correction=0)
     if not bool(torch.isfinite(variance).all()):
         raise ValueError(
-            f"the pre-activations of {name} are not finite on this batch: look for NaN or infinite "
-            "values in the data and in the weights"
+            f"the pre-activations of {name} are not finite on this batch: check data and weights "
+            "for NaN or infinite values"
         )
-    # Equal inputs may give pre-activations that differ in their last digits, by summation order.
+    # Pre-activations of equal inputs may differ by summation order.
     rounding = _ROUNDING * torch.finfo(wide.dtype).eps * wide.abs().max()
     rounding = rounding + torch.finfo(rows.dtype).eps * mean.abs()
     deviation = variance.sqrt()

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ln_zoo.norms import Identity, Norm, Site
-from ln_zoo.norms.checks import check_no_norm
+from ln_zoo.norms.arguments import check_no_norm
 from ln_zoo.ops import check_devices
 
 
@@ -19,12 +19,12 @@ class Linear(nn.Linear):
     Args:
         in_features: size I of each input.
         out_features: size F of each output.
-        bias: whether there is a bias.
-        norm: the normalisation; default `Identity`, which makes this layer torch's own.
-        device: of the parameters, as in torch.
-        dtype: of the parameters, as in torch.
+        bias: use a bias.
+        norm: the normalisation; default `Identity`, with which this is torch's layer.
+        device: device of the parameters.
+        dtype: precision of the parameters.
 
-    Shapes: input (N, \\*, I), output (N, \\*, F), in the precision torch's layer would give.
+    Shapes: input (N, \\*, I), output (N, \\*, F), in the precision of torch's layer.
 
     Parameters: ``weight`` (F, I) and ``bias`` (F,), initialised as torch does; ``site.gain`` (F,)
     with a norm that has a gain; ``site.scale`` (F,) with weight normalisation.
@@ -66,12 +66,12 @@ class Linear(nn.Linear):
         return output.to(sums.dtype)
 
     def reset_parameters(self) -> None:
-        """Draws a new weight and bias, as torch does, and re-initialises the norm."""
+        """Draw a new weight and bias, as torch does, and re-initialise the norm."""
         super().reset_parameters()
-        if "site" in self._modules:  # torch's constructor calls this before there is one
+        if "site" in self._modules:  # torch's constructor calls this first
             self.site.reset_parameters()
             self.reset_norm()
 
     def reset_norm(self) -> None:
-        """Recomputes what the norm derives from the weights; call it after re-initialising them."""
+        """Recompute norm parameters that depend on the weight; call it after changing weights."""
         self.site.reset_weight(self.weight)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import importlib
+import inspect
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -29,58 +30,69 @@ from ln_zoo.layers.cells import (
     start_sequence,
 )
 from ln_zoo.norms import Norm, Site
-from ln_zoo.norms.checks import check_no_norm
+from ln_zoo.norms.arguments import check_no_norm
 from ln_zoo.ops import CELLS, Cell, Plans, Records, States, Weights, lstm_cell
+
+
+class RecurrentOptions(TypedDict, total=False):
+    """Keyword arguments that all recurrent layers share; see `RecurrentLayer`."""
+
+    norm: Norm | None
+    normalize: Sequence[str] | None
+    zoneout: float | Sequence[float]
+    recurrent_dropout: float
+    weight_dropout: float
 
 
 class RecurrentLayer(nn.RNNBase):
     """Layers of any recurrent cell with any norm, with torch's semantics.
 
-    `LSTM`, `GRU` and `RNN` are such layers. Your own names its `ln_zoo.ops.Cell`, and has all that
-    they have (layers, directions, packed sequences, dropout, every norm)::
+    `LSTM`, `GRU` and `RNN` are subclasses. Your own sets an `ln_zoo.ops.Cell` and inherits layers,
+    directions, packed sequences, dropout and every norm::
 
         class MyLayer(RecurrentLayer):
             cell = MY_CELL
 
-    It runs on the generic loop; the logger ``ln_zoo`` says so.
-
-    It is a `torch.nn.RNNBase`, but not a `torch.nn.LSTM`, `GRU` or `RNN`, since torch.compile
-    refuses to trace those.
+    It runs on the generic loop; the logger ``ln_zoo`` says so. The base is `torch.nn.RNNBase`,
+    not `torch.nn.LSTM`, `GRU` or `RNN`, which torch.compile does not trace.
 
     Args:
         input_size: size I of each input.
         hidden_size: size H of each state.
-        num_layers: layers; each reads the outputs of the one before.
-        bias: whether there are biases.
-        batch_first: whether input and output are (N, T, \\*) in place of (T, N, \\*).
-        dropout: probability with which an output between two layers is set to zero in training.
-        bidirectional: whether each layer has a second direction, which reads each sequence
-            backwards from its own end.
-        proj_size: size P of the outputs, if they are projected; 0 for no projection.
-        device: of the parameters, as in torch.
-        dtype: of the parameters, as in torch.
-        norm: the normalisation; default `Identity`.
-        normalize: roles of the cell's places to act on; default all.
-        zoneout: probability with which an element of a state stays as it was before a step (Krueger
-            et al. 2017, arXiv 1606.01305): of all states, or one for each (in the cell's order). In
-            evaluation, states take the expected value.
-        recurrent_dropout: probability with which an element of h is zero in recurrent products in
+        num_layers: stacked layers.
+        bias: use biases, added after normalisation.
+        batch_first: input and output are (N, T, \\*) instead of (T, N, \\*).
+        dropout: dropout probability between layers, in training.
+        bidirectional: add a second direction, which reads each sequence backwards from its own end.
+        proj_size: size P of the projected outputs; 0: no projection.
+        device: device of the parameters.
+        dtype: precision of the parameters.
+        norm: the normalisation; default `Identity`, with which `LSTM`, `GRU` and `RNN` are torch's.
+        normalize: roles of the cell's sites to normalise; default all.
+        zoneout: probability that an element of a state keeps its previous value (Krueger et al.
+            2017, arXiv 1606.01305): one for all states, or one for each (in the cell's order).
+            Evaluation uses the expected value.
+        recurrent_dropout: probability that an element of h is zero in recurrent products, in
             training: one mask for each sequence, for all steps and gates (Gal and Ghahramani 2016,
-            arXiv 1512.05287). The h that is carried on is not masked.
-        weight_dropout: probability with which a recurrent weight is zero in training: one mask for
-            each call (Merity et al. 2018, arXiv 1708.02182, section 2).
-        cell: the cell; default: that of the class.
+            arXiv 1512.05287). The carried h is not masked.
+        weight_dropout: probability that a recurrent weight is zero, in training: one mask for each
+            call (Merity et al. 2018, arXiv 1708.02182, section 2).
+        cell: the cell; default: the attribute of the class.
 
     Parameters: ``weight_ih_l0`` (G, I) with G = gates * H, ``weight_hh_l0`` (G, H or P),
     ``bias_ih_l0``, ``bias_hh_l0`` (G,), ``weight_hr_l0`` (P, H), ``..._reverse``; the cell's own,
-    ``weight_NAME_l0`` (rows, H); and the norm's, under ``sites.l0.ROLE``. They are drawn as
-    torch does.
+    ``weight_NAME_l0`` (rows, H); and the norm's, ``sites.l0.ROLE.gain``, ``.shift`` or ``.scale``.
+    They are initialised as in torch.
+
+    Precision: states are carried in float32 at least. Under autocast the output has autocast's
+    precision and the final states that of the parameters, so splitting a sequence does not round.
+    torch's fused loop, where it runs, follows its own rules.
 
     Raises:
-        TypeError: if neither the class nor the argument names a cell, and as torch does.
-        ValueError: for a name in ``normalize`` that is not one of the places, for ``proj_size``
-            where the cell does not project, for a probability outside [0, 1), for
-            ``recurrent_dropout`` where the cell does not drop, and as torch does.
+        TypeError: if neither the class nor the argument sets a cell, and as torch does.
+        ValueError: for an unknown role in ``normalize``, ``proj_size`` with a cell that does not
+            project, a probability outside [0, 1), ``recurrent_dropout`` with a cell that does not
+            support it, and as torch does.
     """
 
     cell: Cell
@@ -113,8 +125,8 @@ class RecurrentLayer(nn.RNNBase):
         check_no_norm(self, num_layers=num_layers, bias=bias)
         self.cell = cell = chosen_cell(type(self), cell)
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
-        # torch checks the sizes and names the parameters, but knows their shapes for its own cells
-        # only. On the meta device nothing is drawn or stored.
+        # torch checks the sizes and names the parameters, but knows only its own cells' shapes.
+        # The meta device neither draws nor stores.
         super().__init__(
             "RNN_TANH",
             input_size,
@@ -129,8 +141,8 @@ class RecurrentLayer(nn.RNNBase):
         )
         if proj_size and not cell.projects:
             raise ValueError(
-                f"{type(self).__name__} cannot project its outputs: the step of its cell, "
-                f"{cell.name}, has no projection; set proj_size=0, got {proj_size}"
+                f"{type(self).__name__}: proj_size must be 0, got {proj_size}: the cell "
+                f"{cell.name} has no projection"
             )
         self.mode = cell.name
         self._set_noise(zoneout, recurrent_dropout, weight_dropout)
@@ -175,8 +187,8 @@ class RecurrentLayer(nn.RNNBase):
                     raise ValueError(f"{name} must be a probability in [0, 1), got {p!r}")
         if recurrent_dropout and not self.cell.drops:
             raise ValueError(
-                f"{type(self).__name__} has no recurrent dropout: the step of its cell, "
-                f"{self.cell.name}, does not call weights.dropped; set recurrent_dropout=0"
+                f"{type(self).__name__}: recurrent_dropout must be 0, got {recurrent_dropout}: the "
+                f"step of the cell {self.cell.name} does not call weights.dropped"
             )
         self.zoneout = tuple(map(float, given))
         self.recurrent_dropout = float(recurrent_dropout)
@@ -184,7 +196,7 @@ class RecurrentLayer(nn.RNNBase):
 
     @property
     def noise(self) -> dict[str, Any]:
-        """Which of zoneout, recurrent_dropout and weight_dropout are in use, by name."""
+        """Nonzero probabilities of zoneout, recurrent_dropout and weight_dropout, by name."""
         found = {
             "zoneout": self.zoneout if any(self.zoneout) else 0.0,
             "recurrent_dropout": self.recurrent_dropout,
@@ -196,7 +208,7 @@ class RecurrentLayer(nn.RNNBase):
         return ", ".join([super().extra_repr(), *(f"{k}={p}" for k, p in self.noise.items())])
 
     def flatten_parameters(self) -> None:
-        """Lays weights out for cuDNN, as torch does; needed only for cells that torch has."""
+        """Lay out weights for cuDNN, as torch does; a no-op for cells that torch lacks."""
         if self.cell.in_torch and self.mode == self.cell.name:
             super().flatten_parameters()
 
@@ -212,9 +224,9 @@ class RecurrentLayer(nn.RNNBase):
         return {suffix: sites_by_role(sites) for suffix, sites in self.sites.items()}
 
     def reset_parameters(self) -> None:
-        """Draws new weights and biases, as torch does, and re-initialises the norm."""
+        """Draw new weights and biases, as torch does, and re-initialise the norm."""
         if "sites" not in self._modules:
-            return  # torch's constructor calls this before there is anything
+            return  # torch's constructor calls this first
         self._draw_weights()
         for sites in self._directions().values():
             for site in sites.values():
@@ -229,25 +241,24 @@ class RecurrentLayer(nn.RNNBase):
             init.uniform_(getattr(self, name), -bound, bound)
 
     def reset_norm(self) -> None:
-        """Recomputes what the norm derives from the weights; call it after re-initialising them."""
+        """Recompute norm parameters that depend on the weights; call it after changing weights."""
         for suffix, sites in self._directions().items():
             sites["input"].reset_weight(getattr(self, f"weight_ih_{suffix}"))
             sites["recurrent"].reset_weight(getattr(self, f"weight_hh_{suffix}"))
 
     def to_cell(self, layer: int = 0, reverse: bool = False) -> RecurrentCell:
-        """The cell that computes a step of one layer, with copies of its weights and its norm's.
+        """The cell of one layer, with copies of its weights and its norm's parameters.
 
-        Of weights under `torch.nn.utils.parametrize` it has the present values.
-
-        Cells have none of the layer's regularisers, which, except zoneout, act only in training.
+        Parametrised weights (`torch.nn.utils.parametrize`) are copied by value. Cells have no
+        dropout, which acts only in training.
 
         Args:
-            layer: which, counted from 0.
-            reverse: whether it is that of the second direction.
+            layer: index of the layer.
+            reverse: the second direction.
 
         Raises:
-            ValueError: if there is no such layer or direction, or outputs are projected or held by
-                zoneout, which cells do not do.
+            ValueError: if there is no such layer or direction, or the layer has ``proj_size`` or
+                zoneout, which cells lack.
 
         Example:
             >>> rnn = LSTM(3, 5)
@@ -263,7 +274,7 @@ class RecurrentLayer(nn.RNNBase):
             raise ValueError("a cell does not project its outputs: there is none with proj_size")
         if any(self.zoneout):
             raise ValueError(f"a cell has no zoneout, and this layer has zoneout={self.zoneout}")
-        # A parametrisation computes a weight, which is then none of the parameters.
+        # Not from _parameters: a parametrised weight is computed.
         weight: Tensor = getattr(self, f"weight_ih_{suffix}")
         with torch.random.fork_rng(devices=[weight.get_device()] if weight.is_cuda else []):
             cell = self._new_cell(
@@ -291,7 +302,7 @@ class RecurrentLayer(nn.RNNBase):
         reset: Tensor | PackedSequence | None = None,
         mask: Tensor | None = None,
     ) -> tuple[Any, Any]:
-        """Outputs and final states; a single state is returned as a tensor. See `LSTM.forward`."""
+        """Output and final states (one state as a tensor); see `LSTM.forward`."""
         output, states = self._run(input, hx, reset, mask)
         return output, states if len(states) > 1 else states[0]
 
@@ -313,7 +324,7 @@ class RecurrentLayer(nn.RNNBase):
             if states is not None and order is not None:
                 self._check_states(data, batch_sizes, states)
                 states = tuple(s.index_select(1, order) for s in states)
-            # Steps without examples, which torch allows at the end, are left out.
+            # torch allows steps without examples at the end; skip them.
             active = batch_sizes if batch_sizes[-1] else batch_sizes[batch_sizes > 0]
             flags = None if reset is None else self._packed_reset(input, reset)
             output, states = self._run_layers(data, active, states, flags)
@@ -340,7 +351,7 @@ class RecurrentLayer(nn.RNNBase):
     def _run_padded(
         self, input: Tensor | PackedSequence, hx: Any, reset: Any, mask: Tensor
     ) -> tuple[Tensor, States]:
-        """`_run` of sequences that are padded at their ends, as packed ones."""
+        """`_run` for sequences padded at their ends, by packing them."""
         name, first = type(self).__name__, self.batch_first
         if not isinstance(input, Tensor) or input.dim() != 3:
             raise ValueError(f"{name}: mask is for padded 3D input; leave it out for other input")
@@ -375,14 +386,14 @@ class RecurrentLayer(nn.RNNBase):
             raise TypeError(
                 f"{name}: reset must be packed, as the input is, got a {type(reset).__name__}"
             )
-        ours, theirs = input.sorted_indices, reset.sorted_indices
+        order, given = input.sorted_indices, reset.sorted_indices
         message = f"{name}: reset must have the lengths and the order of the input"
-        same = (ours is None) == (theirs is None) and input.batch_sizes.equal(reset.batch_sizes)
-        if same and ours is not None and theirs is not None and ours is not theirs:
-            if ours.is_cuda:  # checked there, later: an answer would have to be waited for
-                torch._assert_async(ours.eq(theirs).all(), message)
+        same = (order is None) == (given is None) and input.batch_sizes.equal(reset.batch_sizes)
+        if same and order is not None and given is not None and order is not given:
+            if order.is_cuda:  # asynchronous: comparing here would synchronise
+                torch._assert_async(order.eq(given).all(), message)
             else:
-                same = ours.equal(theirs)
+                same = order.equal(given)
         if not same:
             raise ValueError(message)
         return self._checked_reset(reset.data, input.data, (len(input.data),))
@@ -413,13 +424,13 @@ class RecurrentLayer(nn.RNNBase):
 
         Args:
             x: time-major input (T, N, I), or packed data (total, I).
-            batch_sizes: of packed data.
-            states: initial states; ``None`` for zeros.
-            reset: rows before which states start anew, (T * N,) or (total,); ``None``: none.
+            batch_sizes: batch sizes of packed data.
+            states: initial states; ``None``: zeros.
+            reset: rows before which states are reset, (T * N,) or (total,).
         """
         noise = self.noise
         noisy = "zoneout" in noise or "recurrent_dropout" in noise
-        # Under weight dropout, weights differ from call to call.
+        # Weight dropout gives every call other weights.
         planned = batch_sizes is None and not (self.training and "weight_dropout" in noise)
 
         def draw(states: States, lead: Sequence[int]) -> list[ops.Noise]:
@@ -540,61 +551,42 @@ class RecurrentLayer(nn.RNNBase):
         )
 
 
+def _with_options(init: Callable[..., None]) -> Callable[..., None]:
+    """Show `RecurrentOptions`, with the defaults of `RecurrentLayer`, in place of ``**options``."""
+    own = inspect.signature(init, eval_str=True).parameters.values()
+    shared = inspect.signature(RecurrentLayer.__init__, eval_str=True).parameters
+    parameters = [p for p in own if p.kind is not p.VAR_KEYWORD]
+    parameters += [shared[name] for name in RecurrentOptions.__annotations__]
+    init.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return init
+
+
 class LSTM(RecurrentLayer):
-    """Layers of long short-term memory (paper, eq. 20-22): `torch.nn.LSTM` with a norm.
+    """Long short-term memory (paper, eq. 20-22): `torch.nn.LSTM` with a norm.
 
     With gates i, f, g, o cut from ``input(W x) + recurrent(U h) + b_ih + b_hh``, where ``input``,
-    ``recurrent`` and ``cell`` are the norm at those sites::
+    ``recurrent`` and ``cell`` are the normalised sites::
 
         c' = sigmoid(f) * c + sigmoid(i) * tanh(g)
         h' = sigmoid(o) * tanh(cell(c'))
 
-    The carried c' is never normalised. With ``proj_size``, ``h' = W_hr h'``.
-
-    Differences from the paper: there are two biases as in torch, both added after normalisation
-    (the paper's b), and the gates come in torch's order.
+    The carried c' is not normalised. With ``proj_size``, ``h' = W_hr h'``. As in torch and unlike
+    the paper, there are two biases (their sum is the paper's b), and gates are in torch's order.
 
     Args:
-        input_size: size I of each input.
-        hidden_size: size H of each cell state.
-        num_layers: layers; each reads the outputs of the one before.
-        bias: whether there are biases.
-        batch_first: whether input and output are (N, T, \\*) in place of (T, N, \\*).
-        dropout: probability with which an output between two layers is set to zero in training.
-        bidirectional: whether each layer has a second direction, which reads each sequence
-            backwards from its own end.
-        proj_size: size P of the outputs, if they are projected; 0 for no projection.
-        device: of the parameters, as in torch.
-        dtype: of the parameters, as in torch.
-        norm: the normalisation; default `Identity`, which makes this layer torch's own.
-        normalize: the sites to act on, among ``"input"``, ``"recurrent"``, ``"cell"``; default all.
-        zoneout: probability with which an element of a state stays as it was before a step (Krueger
-            et al. 2017, arXiv 1606.01305): of all states, or one for each (h, c). In evaluation,
-            states take the expected value.
-        recurrent_dropout: probability with which an element of h is zero in recurrent products in
-            training: one mask for each sequence, for all steps and gates (Gal and Ghahramani 2016,
-            arXiv 1512.05287). The h that is carried on is not masked.
-        weight_dropout: probability with which a recurrent weight is zero in training: one mask for
-            each call (Merity et al. 2018, arXiv 1708.02182, section 2).
-        peephole: whether gates see cell states (Graves 2013, eq. 7-10): i and f the one before, o
-            the new one, each by a weight per unit. Such a layer runs on the generic loop.
-        derivative_bound: clips the derivative of the loss with respect to each gate's sum to this
+        peephole: gates see cell states (Graves 2013, eq. 7-10): i and f the previous one, o the new
+            one, each by a weight per unit. Runs on the generic loop.
+        derivative_bound: clip the derivative of the loss with respect to each gate's sum to this
             size (Graves 2013, section 2.1), on the generic loop; default: no clipping.
 
-    Parameters: torch's own, drawn as torch does (``weight_ih_l0`` (4H, I), ``weight_hh_l0``
-    (4H, H or P), ``bias_ih_l0``, ``bias_hh_l0`` (4H,), ``weight_hr_l0`` (P, H), ``..._reverse``),
-    ``weight_peephole_l0`` (3, H) to i, f, o;
-    and, as far as the norm has them, ``sites.l0.input.gain``, ``sites.l0.recurrent.gain``
-    (4H,), ``sites.l0.cell.gain``, ``sites.l0.cell.shift`` (H,), ``sites.l0.input.scale``,
-    ``sites.l0.recurrent.scale`` (4H,), ``sites.l0_reverse...``.
+    Further arguments are torch's, ``norm``, ``normalize`` (sites ``"input"``, ``"recurrent"``,
+    ``"cell"``), ``zoneout``, ``recurrent_dropout`` and ``weight_dropout``: see `RecurrentLayer`.
 
-    Precision: states are carried in float32 at least. Under autocast the output has autocast's
-    precision and the final states that of the parameters, so that a sequence can be cut in two
-    without rounding; where torch's fused loop runs, its own rules hold.
+    Parameters: as `RecurrentLayer`, with G = 4H; gains (4H,) at ``input`` and ``recurrent``, gain
+    and shift (H,) at ``cell``; ``weight_peephole_l0`` (3, H) to i, f, o.
 
     Raises:
-        ValueError: for a name in ``normalize`` that is not one of the sites, a bound that is not
-            positive, a probability outside [0, 1), and as torch does.
+        ValueError: as `RecurrentLayer`, and for a ``derivative_bound`` that is not positive.
 
     Example:
         >>> from ln_zoo.norms import LayerNorm
@@ -606,6 +598,7 @@ class LSTM(RecurrentLayer):
 
     cell = CELLS["LSTM"]
 
+    @_with_options
     def __init__(
         self,
         input_size: int,
@@ -619,32 +612,14 @@ class LSTM(RecurrentLayer):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,
-        norm: Norm | None = None,
-        normalize: Sequence[str] | None = None,
-        zoneout: float | Sequence[float] = 0.0,
-        recurrent_dropout: float = 0.0,
-        weight_dropout: float = 0.0,
         peephole: bool = False,
         derivative_bound: float | None = None,
+        **options: Unpack[RecurrentOptions],
     ) -> None:
         super().__init__(
-            input_size,
-            hidden_size,
-            num_layers,
-            bias,
-            batch_first,
-            dropout,
-            bidirectional,
-            proj_size,
-            device,
-            dtype,
-            norm=norm,
-            normalize=normalize,
-            zoneout=zoneout,
-            recurrent_dropout=recurrent_dropout,
-            weight_dropout=weight_dropout,
-            cell=lstm_cell(peephole, derivative_bound),
-        )
+            input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional,
+            proj_size, device, dtype, cell=lstm_cell(peephole, derivative_bound), **options,
+        )  # fmt: skip
         self.derivative_bound = derivative_bound
 
     def _new_cell(self, **arguments: Any) -> RecurrentCell:
@@ -670,18 +645,18 @@ class LSTM(RecurrentLayer):
             input: (T, N, I), (N, T, I) with ``batch_first``, (T, I) for one example, or packed.
             hx: initial (h, c), (L, N, H or P) and (L, N, H), or (L, H or P) and (L, H) for one
                 example, with L = layers * directions; default zeros.
-            reset: where states start anew, at zeros, before a step: boolean, (T, N), (N, T) with
-                ``batch_first``, (T,) for one example, or packed as the input is. Outputs, final
-                states and gradients are those of the pieces, each a sequence of its own that
-                begins with zeros: the first piece alone begins with ``hx``, unless it is reset too.
-                A second direction reads each piece backwards from its own end; its ``hx`` belongs
-                to the last piece. Statistics per time step (`BatchNorm`) count steps from the start
-                of a piece: such norms run all pieces at once, as one packed batch, and recurrent
-                dropout then has a mask for each piece, otherwise for each sequence.
-            mask: which steps of padded sequences exist: boolean, (T, N), or (N, T) with
-                ``batch_first``, true at the first steps of each sequence. Such a call runs the
-                sequences packed, and waits for the values of the mask: outputs are zeros where it
-                is false, and final states those after the last step where it is true.
+            reset: steps before which states are set to zero: boolean, (T, N), (N, T) with
+                ``batch_first``, (T,) for one example, or packed as the input is. The result equals
+                running the pieces as separate sequences; only the first one starts from ``hx``,
+                unless it is reset too. A second direction reads each piece backwards from its own
+                end, the last one from its ``hx``. Norms with statistics per time step
+                (`BatchNorm`) count steps from the start of a piece: then all pieces run as one
+                packed batch, and recurrent dropout draws a mask for each piece, otherwise for each
+                sequence.
+            mask: valid steps of padded sequences: boolean, (T, N), or (N, T) with ``batch_first``,
+                true at the first steps of each sequence. Such a call runs the sequences packed,
+                which synchronises with the device. Outputs are zero where the mask is false; final
+                states are taken after the last valid step.
 
         Returns:
             The output, (T, N, D * H) for D directions, or (T, N, D * P) with ``proj_size``, in
@@ -699,50 +674,23 @@ class LSTM(RecurrentLayer):
 
 
 class GRU(RecurrentLayer):
-    """Layers of gated recurrent units (paper, eq. 26-28): `torch.nn.GRU` with a norm.
+    """Gated recurrent units (paper, eq. 26-28): `torch.nn.GRU` with a norm.
 
     With r, z, n cut from ``input(W x) + b_ih`` and, marked ', from ``recurrent(U h) + b_hh``::
 
         n = tanh(n + sigmoid(r + r') * n')
         h = (1 - sigmoid(z + z')) * n + sigmoid(z + z') * h
 
-    The two gates share statistics over 2H features, the candidate n has its own.
+    The two gates share statistics over 2H features, the candidate n has its own. As in torch and
+    unlike the paper, there are two biases, added after normalisation, and z weights the old state.
 
-    Differences from the paper: there are two biases as in torch, both added after normalisation,
-    and z and 1 - z have torch's places.
+    Arguments are torch's, ``norm``, ``normalize`` (sites ``"input"``, ``"recurrent"``),
+    ``zoneout``, ``recurrent_dropout`` and ``weight_dropout``: see `RecurrentLayer`.
 
-    Args:
-        input_size: size I of each input.
-        hidden_size: size H of each state.
-        num_layers: layers; each reads the outputs of the one before.
-        bias: whether there are biases.
-        batch_first: whether input and output are (N, T, \\*) in place of (T, N, \\*).
-        dropout: probability with which an output between two layers is set to zero in training.
-        bidirectional: whether each layer has a second direction, which reads each sequence
-            backwards from its own end.
-        device: of the parameters, as in torch.
-        dtype: of the parameters, as in torch.
-        norm: the normalisation; default `Identity`, which makes this layer torch's own.
-        normalize: the sites to act on, among ``"input"``, ``"recurrent"``; default both.
-        zoneout: probability with which an element of the state stays as it was before a step
-            (Krueger et al. 2017, arXiv 1606.01305). In evaluation, the state takes the expected
-            value.
-        recurrent_dropout: probability with which an element of h is zero in recurrent products in
-            training: one mask for each sequence, for all steps and gates (Gal and Ghahramani 2016,
-            arXiv 1512.05287). The h that is carried on is not masked.
-        weight_dropout: probability with which a recurrent weight is zero in training: one mask for
-            each call (Merity et al. 2018, arXiv 1708.02182, section 2).
-
-    Parameters: torch's own, drawn as torch does (``weight_ih_l0`` (3H, I), ``weight_hh_l0``
-    (3H, H), ``bias_ih_l0``, ``bias_hh_l0`` (3H,), ``..._reverse``); and, as far as the norm has
-    them, ``sites.l0.input.gain``, ``sites.l0.recurrent.gain``, ``sites.l0.input.scale``,
-    ``sites.l0.recurrent.scale`` (3H,), ``sites.l0_reverse...``.
-
-    Precision: as `LSTM`.
+    Parameters: as `RecurrentLayer`, with G = 3H and gains (3H,) at ``input`` and ``recurrent``.
 
     Raises:
-        ValueError: for a name in ``normalize`` that is not one of the sites, a probability outside
-            [0, 1), and as torch does.
+        ValueError: as `RecurrentLayer`.
 
     Example:
         >>> from ln_zoo.norms import LayerNorm
@@ -753,6 +701,7 @@ class GRU(RecurrentLayer):
 
     cell = CELLS["GRU"]
 
+    @_with_options
     def __init__(
         self,
         input_size: int,
@@ -764,30 +713,12 @@ class GRU(RecurrentLayer):
         bidirectional: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        *,
-        norm: Norm | None = None,
-        normalize: Sequence[str] | None = None,
-        zoneout: float | Sequence[float] = 0.0,
-        recurrent_dropout: float = 0.0,
-        weight_dropout: float = 0.0,
+        **options: Unpack[RecurrentOptions],
     ) -> None:
         super().__init__(
-            input_size,
-            hidden_size,
-            num_layers,
-            bias,
-            batch_first,
-            dropout,
-            bidirectional,
-            0,
-            device,
-            dtype,
-            norm=norm,
-            normalize=normalize,
-            zoneout=zoneout,
-            recurrent_dropout=recurrent_dropout,
-            weight_dropout=weight_dropout,
-        )
+            input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional,
+            device=device, dtype=dtype, **options,
+        )  # fmt: skip
 
     def _new_cell(self, **arguments: Any) -> RecurrentCell:
         return GRUCell(**arguments)
@@ -799,50 +730,28 @@ class GRU(RecurrentLayer):
         reset: Tensor | PackedSequence | None = None,
         mask: Tensor | None = None,
     ) -> tuple[Tensor | PackedSequence, Tensor]:
-        """Outputs and final state; arguments as for `LSTM.forward`, the state being h alone."""
+        """Output and final state; see `LSTM.forward`, with h as the only state."""
         output, (h,) = self._run(input, hx, reset, mask)
         return output, h
 
 
 class RNN(RecurrentLayer):
-    """Layers of simple recurrent units (paper, eq. 4): `torch.nn.RNN` with a norm.
+    """Simple recurrent units (paper, eq. 4): `torch.nn.RNN` with a norm.
 
     ``h' = f(sum(W x + U h) + b_ih + b_hh)``: the sum of both terms is normalised.
 
     Args:
-        input_size: size I of each input.
-        hidden_size: size H of each state.
-        num_layers: layers; each reads the outputs of the one before.
         nonlinearity: f, ``"tanh"`` or ``"relu"``.
-        bias: whether there are biases.
-        batch_first: whether input and output are (N, T, \\*) in place of (T, N, \\*).
-        dropout: probability with which an output between two layers is set to zero in training.
-        bidirectional: whether each layer has a second direction, which reads each sequence
-            backwards from its own end.
-        device: of the parameters, as in torch.
-        dtype: of the parameters, as in torch.
-        norm: the normalisation; default `Identity`, which makes this layer torch's own.
-        normalize: the sites to act on, among ``"input"``, ``"recurrent"`` (whose weights alone a
-            norm can act on) and ``"sum"``; default all.
-        zoneout: probability with which an element of the state stays as it was before a step
-            (Krueger et al. 2017, arXiv 1606.01305). In evaluation, the state takes the expected
-            value.
-        recurrent_dropout: probability with which an element of h is zero in recurrent products in
-            training: one mask for each sequence, for all steps and gates (Gal and Ghahramani 2016,
-            arXiv 1512.05287). The h that is carried on is not masked.
-        weight_dropout: probability with which a recurrent weight is zero in training: one mask for
-            each call (Merity et al. 2018, arXiv 1708.02182, section 2).
 
-    Parameters: torch's own, drawn as torch does (``weight_ih_l0`` (H, I), ``weight_hh_l0`` (H, H),
-    ``bias_ih_l0``, ``bias_hh_l0`` (H,), ``..._reverse``); and, as far as the norm has them,
-    ``sites.l0.sum.gain``, ``sites.l0.input.scale``, ``sites.l0.recurrent.scale`` (H,),
-    ``sites.l0_reverse...``.
+    Further arguments are torch's, ``norm``, ``normalize`` (sites ``"sum"``, and for norms that act
+    on weights ``"input"`` and ``"recurrent"``), ``zoneout``, ``recurrent_dropout`` and
+    ``weight_dropout``: see `RecurrentLayer`.
 
-    Precision: as `LSTM`.
+    Parameters: as `RecurrentLayer`, with G = H; gain (H,) at ``sum``, scales (H,) at ``input`` and
+    ``recurrent``.
 
     Raises:
-        ValueError: for another nonlinearity, a name in ``normalize`` that is not one of the sites,
-            a probability outside [0, 1), and as torch does.
+        ValueError: as `RecurrentLayer`, and for another nonlinearity.
 
     Example:
         >>> from ln_zoo.norms import LayerNorm
@@ -853,6 +762,7 @@ class RNN(RecurrentLayer):
 
     cell = CELLS["RNN_TANH"]
 
+    @_with_options
     def __init__(
         self,
         input_size: int,
@@ -865,31 +775,12 @@ class RNN(RecurrentLayer):
         bidirectional: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        *,
-        norm: Norm | None = None,
-        normalize: Sequence[str] | None = None,
-        zoneout: float | Sequence[float] = 0.0,
-        recurrent_dropout: float = 0.0,
-        weight_dropout: float = 0.0,
+        **options: Unpack[RecurrentOptions],
     ) -> None:
         super().__init__(
-            input_size,
-            hidden_size,
-            num_layers,
-            bias,
-            batch_first,
-            dropout,
-            bidirectional,
-            0,
-            device,
-            dtype,
-            norm=norm,
-            normalize=normalize,
-            zoneout=zoneout,
-            recurrent_dropout=recurrent_dropout,
-            weight_dropout=weight_dropout,
-            cell=rnn_cell(nonlinearity),
-        )
+            input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional,
+            device=device, dtype=dtype, cell=rnn_cell(nonlinearity), **options,
+        )  # fmt: skip
         self.nonlinearity = nonlinearity
 
     def _new_cell(self, **arguments: Any) -> RecurrentCell:
@@ -907,30 +798,30 @@ class RNN(RecurrentLayer):
         reset: Tensor | PackedSequence | None = None,
         mask: Tensor | None = None,
     ) -> tuple[Tensor | PackedSequence, Tensor]:
-        """Outputs and final state; arguments as for `LSTM.forward`, the state being h alone."""
+        """Output and final state; see `LSTM.forward`, with h as the only state."""
         output, (h,) = self._run(input, hx, reset, mask)
         return output, h
 
 
 def _runs_in_pieces(call: ops.RecurrentCall) -> bool:
-    """Whether a kernel on the CPU runs the pieces of a call that no kernel runs as a whole."""
+    """Whether a CPU kernel runs the call once it is split at resets."""
     if call.reset is None or call.x.device.type != "cpu" or torch.compiler.is_compiling():
         return False
-    # Masks of noise belong to sequences as they are.
+    # Noise masks belong to whole sequences.
     if any(w.noise.kinds for w in call.weights):
         return False
     return ops.select_kernel(call._replace(reset=None)) is not None
 
 
 def recurrent_layer(kind: str | Mapping[str, str] | type[RecurrentLayer]) -> type[RecurrentLayer]:
-    """The class of recurrent layers that an argument or a checkpoint names.
+    """Resolve a name, class or config to a class of recurrent layers.
 
     Args:
-        kind: ``"lstm"``, ``"gru"`` or ``"rnn"``, in any case; a class; or what `layer_config`
-            wrote down. Its class path is imported: use that on your own files and checkpoints only.
+        kind: ``"lstm"``, ``"gru"`` or ``"rnn"``, in any case; a class; or a value of
+            `layer_config`, whose class path is imported: use only your own files and checkpoints.
 
     Raises:
-        ValueError: for another name, or a path that does not lead to such a class.
+        ValueError: for an unknown name, or a path that is not a class of recurrent layers.
 
     Example:
         >>> recurrent_layer("gru").__name__
@@ -956,7 +847,7 @@ def recurrent_layer(kind: str | Mapping[str, str] | type[RecurrentLayer]) -> typ
 
 
 def layer_config(kind: str | Mapping[str, str] | type[RecurrentLayer]) -> str | dict[str, str]:
-    """A class of recurrent layers in plain values: ``"lstm"`` or ``{"class_path": ...}``.
+    """Serialise a class of recurrent layers as ``"lstm"`` or ``{"class_path": ...}``.
 
     Example:
         >>> layer_config(GRU)

@@ -1,4 +1,4 @@
-"""An LSTM that reads a text through a window which it moves itself (Graves 2013, section 5.1)."""
+"""An LSTM with a soft attention window over a text (Graves 2013, section 5.1)."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ class WindowState(NamedTuple):
 
 
 class WindowOutput(NamedTuple):
-    """What a `WindowLSTM` returns.
+    """Output of a `WindowLSTM`.
 
     Attributes:
         output: states h, (T, N, H).
         windows: w, (T, N, E).
-        state: where it is after the last step.
-        phi: the share of each character in each window, (T, N, U), without gradients and not cut
-            off at the ends of texts; ``None`` unless asked for.
+        state: state after the last step.
+        phi: weight of each character in each window, (T, N, U), without gradients, also past the
+            ends of texts; ``None`` without ``trace``.
     """
 
     output: Tensor
@@ -74,30 +74,28 @@ class WindowLSTM(nn.Module):
         phi(t, u) = sum_k alpha_k exp(-beta_k (kappa_k - u)^2)
         w_t = sum_u phi(t, u) c_u
 
-    Layers above read w_t of the same step. With `LayerNorm`, `RMSNorm` or no norm of sums, the loop
-    runs on the kernels that `ln-zoo kernels` shows; with peepholes, clipped derivatives, other
-    norms or other forms of the window, it runs on torch functions. All of it keeps the precision
-    of the parameters under autocast: in bfloat16 kappa would stand still.
+    Layers above read w_t of the same step. With `LayerNorm`, `RMSNorm`, `WeightNorm` or no norm,
+    the loop runs on the kernels listed by ``ln-zoo kernels``; with peepholes, clipped derivatives,
+    other norms or other forms of the window, it runs on torch functions. Autocast is disabled
+    inside: in bfloat16 kappa would not move.
 
     Args:
         input_size: size I of each input.
         hidden_size: size H of each state.
         character_size: size E of the vector of each character.
         components: number K of Gaussians.
-        norm: the normalisation; default `Identity`. Nothing is normalised in the window itself.
-        normalize: the sites to act on, among ``"input"``, ``"recurrent"``, ``"cell"``; default all.
-        peephole: whether gates see cell states; see `LSTM`.
-        derivative_bound: clips the loss's derivative with respect to gate sums; see `LSTM`.
+        norm: normalisation of the LSTM; default `Identity`. The window is not normalised.
+        normalize: see `LSTMCell`.
+        peephole: see `LSTM`.
+        derivative_bound: see `LSTM`.
         window_parameters: ``"exp"`` as above, or ``"softplus"`` as in some released code: softplus
-            in place of exp, kappa moving by a 25th of it, and beta (at least 0.01) as the divisor
-            of the square.
-        window_input: what sets the window: ``"state"``, h_t, or ``"all"``: w_{t-1}, x_t and h_t.
-        kappa_bias: initial b of kappa^; default -3 under ``"exp"``, a character in 20 steps, and 0
-            under ``"softplus"``, one in 36. (People take 22 steps; ``"exp"`` at 0 would take one.)
+            instead of exp, kappa moves by 1/25 of it, and beta (at least 0.01) divides the square.
+        window_input: input of the window's map: ``"state"``, h_t, or ``"all"``: w_{t-1}, x_t, h_t.
+        kappa_bias: initial b of kappa^; default -3 for ``"exp"``, a character in 20 steps, and 0
+            for ``"softplus"``, a character in 36. (Writers take 22 steps; ``"exp"`` at 0 takes 1.)
 
     Parameters: those of `LSTMCell` under ``cell.``, and ``window.weight`` (3K, H, or E + I + H),
-    ``window.bias`` (3K,). Initial biases of alpha^ make all Gaussians sum to 1 where they are
-    widest.
+    ``window.bias`` (3K,). Initial biases of alpha^ make the peaks of all Gaussians sum to 1.
 
     Raises:
         ValueError: for sizes below 1, another ``window_parameters`` or ``window_input``, and as
@@ -161,7 +159,7 @@ class WindowLSTM(nn.Module):
         self._start_window()
 
     def reset_parameters(self) -> None:
-        """Draws new weights and biases, and re-initialises the norm."""
+        """Draw new weights and biases, and re-initialise the norm."""
         self.cell.reset_parameters()
         self.window.reset_parameters()
         self._start_window()
@@ -177,10 +175,9 @@ class WindowLSTM(nn.Module):
         kappa.fill_(self.kappa_bias)
 
     def start(self, examples: int) -> WindowState:
-        """The state before a text: zeros (Graves 2013 does not say), the window before its start.
+        """Initial state of N examples: zeros, with the window before the text.
 
-        Args:
-            examples: N.
+        Graves 2013 does not state it.
         """
         sizes = (self.hidden_size, self.hidden_size, self.components, self.character_size)
         return WindowState(*(self.window.weight.new_zeros(examples, size) for size in sizes))
@@ -192,13 +189,13 @@ class WindowLSTM(nn.Module):
         state: WindowState | None = None,
         trace: bool = False,
     ) -> WindowOutput:
-        """Runs the layer over a sequence.
+        """Run the layer over a sequence.
 
         Args:
             input: x, (T, N, I).
             text: a vector for each character, (N, U, E), zeros after the end of each text.
-            state: the state to continue from; default `start`.
-            trace: whether to return phi as well.
+            state: initial state; default `start`.
+            trace: return phi too.
 
         Raises:
             ValueError: if sizes do not fit.
@@ -237,7 +234,7 @@ class WindowLSTM(nn.Module):
     def _run_kernel(
         self, input: Tensor, text: Tensor, state: WindowState, trace: bool
     ) -> WindowOutput | None:
-        """The same as `_run_steps` in one call, if a kernel takes it."""
+        """`_run_steps` in one call, or None if no kernel supports it."""
         unsupported = None
         if self.window_parameters != "exp":
             unsupported = f"window_parameters is {self.window_parameters!r}"

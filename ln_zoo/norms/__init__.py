@@ -1,4 +1,4 @@
-"""Norms: what happens to the summed inputs, or the weights, of a layer."""
+"""Normalisation of summed inputs or weights of a layer."""
 
 import torch
 
@@ -16,8 +16,7 @@ from ln_zoo.norms.statistics import (
 )
 from ln_zoo.norms.weight_norm import WeightNorm
 
-# They hold only plain numbers and strings, so a checkpoint with one among its hyperparameters
-# (`save_hyperparameters()` of a module with `norm=LayerNorm()`) is loaded like any other.
+# Allows torch.load(weights_only=True) of checkpoints with norms among their hyperparameters.
 torch.serialization.add_safe_globals([BatchNorm, Identity, LayerNorm, RMSNorm, WeightNorm])
 
 __all__ = [

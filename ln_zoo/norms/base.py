@@ -1,7 +1,7 @@
-"""The two halves of a norm: the rule (`Norm`) and the place it acts on (`Site`).
+"""The rule of a norm (`Norm`) and its place in a layer (`Site`).
 
-A layer describes each of its places as a `Site`; a norm says what happens there. A norm of
-your own is a frozen dataclass with two short methods:
+A layer describes each place as a `Site`; the norm defines the computation there. A norm of your own
+is a frozen dataclass with two short methods:
 
     >>> from dataclasses import dataclass
     >>> @dataclass(frozen=True)
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from ln_zoo.ops.plans import Entries
 from ln_zoo.ops.records import Record, RowNorm
 
-#: The columns of the paper's Table 1, in its order: what a layer's output may be invariant to.
+#: Columns of the paper's Table 1: maps that may leave a layer's output invariant.
 INVARIANCES = (
     "weight_matrix_rescaling",
     "weight_matrix_recentering",
@@ -37,50 +37,47 @@ INVARIANCES = (
     "example_rescaling",
 )
 
-#: ``observer(step, sizes, mean, var)`` receives the statistics of consecutive time steps: the
-#: number of the first (``None`` outside recurrent layers), the number of examples of each, and
-#: their means and biased variances, (steps, F), without gradient.
+#: ``observer(step, sizes, mean, var)`` receives statistics of consecutive time steps: the first
+#: step (``None`` outside recurrent layers), the number of examples of each step, means and biased
+#: variances, (steps, F), without gradient.
 Observer = Callable[[int | None, Sequence[int], Tensor, Tensor], None]
 
 
 class Norm:
-    """A norm: what happens to summed inputs, and to weights.
+    """Base class of norms, with operations on summed inputs and on weights.
 
-    This class normalises nothing; each method may be overridden on its own. Norms hold plain
-    values only (parameters and running statistics live on the `Site`), so that one norm can be
-    shared by many layers, compared, printed and stored as ``class_path`` and ``init_args``. Make a
-    subclass a frozen dataclass.
-
-    `Norm` itself is not a dataclass: jsonargparse does not accept subclasses of one by name.
+    This class normalises nothing; each method may be overridden separately. Norms hold only plain
+    values (parameters and running statistics are on the `Site`), so a norm can be shared by layers,
+    compared, printed and stored as ``class_path`` and ``init_args``. Subclasses are frozen
+    dataclasses. (`Norm` is not: jsonargparse does not accept subclasses of dataclasses by name.)
     """
 
-    #: Statistics differ from one time step to the next: recurrent layers pass ``step``.
+    #: Statistics depend on the time step: recurrent layers pass ``step``.
     per_timestep: ClassVar[bool] = False
-    #: The output of one example depends on the rest of its batch, in training mode.
+    #: In training, the output of an example depends on the rest of its batch.
     batch_dependent: ClassVar[bool] = False
-    #: Sites hold ``running_mean``, ``running_var`` and ``num_batches_tracked``, with a row for each
-    #: time step in recurrent layers; in training mode, if a site has a `Site.observer`, the norm
-    #: passes it the statistics of the batch and leaves these buffers alone.
+    #: Sites have ``running_mean``, ``running_var`` and ``num_batches_tracked``, with a row for each
+    #: time step in recurrent layers. In training, a `Site.observer` gets the batch statistics
+    #: instead of these buffers.
     keeps_statistics: ClassVar[bool] = False
-    #: Name of the parameter (F,) that `init_weight` puts on a site and that alone determines the
-    #: length of each row of the effective weight, so that `ln_zoo.layers.data_dependent_init` can
-    #: set it; ``None``: there is none.
+    #: Name of the parameter (F,) of `init_weight` that determines the length of each row of the
+    #: effective weight, for `ln_zoo.layers.data_dependent_init`; ``None``: no such parameter.
     weight_scale: ClassVar[str | None] = None
-    #: The maps of `INVARIANCES` that leave a layer's output unchanged (for eps = 0); ``None``: not
-    #: stated, and not checked by `ln_zoo.testing.NormCase`.
+    #: The maps of `INVARIANCES` that leave a layer's output unchanged (for eps = 0), checked by
+    #: `ln_zoo.testing.NormCase`; ``None``: not declared.
     invariances: ClassVar[frozenset[str] | None] = None
 
     def init_params(self, site: Site) -> None:
-        """Puts what `normalize` needs (gain, shift, running statistics) on the site."""
+        """Add gain, shift and running statistics to the site."""
 
     def normalize(self, site: Site, a: Tensor, step: int | None = None) -> Tensor:
-        """Normalises summed inputs.
+        """Normalise summed inputs.
 
         Args:
-            site: the place, with the parameters that `init_params` put there.
+            site: the site, with the parameters of `init_params`.
             a: summed inputs: (N, \\*, F) in feed-forward layers, (n, F) for the n examples active
-                at one time step of a recurrent layer, (N, C, \\*S) in convolutions. Never half
-                precision: the site has promoted it to float32.
+                at one time step of a recurrent layer, (N, C, \\*S) in convolutions; in float32 or
+                float64.
             step: time step, counted from 0; ``None`` outside recurrent layers.
 
         Returns:
@@ -89,30 +86,26 @@ class Norm:
         return a
 
     def on_sequence_start(self, site: Site, steps: int) -> None:
-        """Called by recurrent layers before their time loop, with its number T of steps.
-
-        Cells do not call it, since their loop is the user's.
-        """
+        """Hook that recurrent layers (not cells) call before a time loop of ``steps`` steps."""
 
     def init_weight(self, site: Site, weight: Tensor) -> None:
-        """Takes what `weight` needs from a freshly initialised weight (F, \\*)."""
+        """Add parameters of `weight` to the site, from an initialised weight (F, \\*)."""
 
     def weight(self, site: Site, weight: Tensor) -> Tensor:
-        """The weight to use, same shape (F, \\*); called once per forward, before any time loop."""
+        """The effective weight (F, \\*), computed once per forward pass."""
         return weight
 
     def to_spec(self, site: Site) -> Record:
-        """What `normalize` does at this site, as data for kernels; ``None``: not known."""
+        """`normalize` at this site as data for kernels; ``None`` if it cannot be expressed."""
         if type(self).normalize is Norm.normalize:
             return RowNorm(groups=site.groups)
         return None
 
 
 class _NormKey(str):
-    """A missing key of a state dict that says, in torch's error message, what to do.
+    """A missing key of a state dict that adds a hint to torch's error message.
 
-    torch does not tell modules whether a load is strict. Its error message formats the missing
-    keys; without an error, they are an ordinary list of strings.
+    Only the message of a strict load formats missing keys; otherwise they are plain strings.
     """
 
     hint: str
@@ -126,25 +119,21 @@ class Site(nn.Module):
 
     Args:
         norm: the normalisation.
-        role: what the place is called in its layer: ``"sum"``, ``"input"``, ``"recurrent"``,
-            ``"cell"``.
+        role: role in the layer: ``"sum"``, ``"input"``, ``"recurrent"``, ``"cell"``.
         features: number F of features.
-        groups: sizes of the runs of features that share statistics; default ``(F,)``. A GRU has
-            ``(2H, H)``: both gates together, the candidate apart.
+        groups: numbers of consecutive features that share statistics; default ``(F,)``. A GRU has
+            ``(2H, H)``, for the gates and the candidate.
         axis: the axis of the features: -1, or 1 in convolutions.
-        positions: the size (H, W) of the axes after the features of a convolution, if it is known;
-            inputs of any other size are then refused.
-        recurrent: whether the site lies inside a recurrent layer, where `Norm.normalize` gets
-            ``step``.
+        positions: the size (H, W) of a convolution's output, checked if given.
+        recurrent: the site is in a recurrent layer, which passes ``step``.
         gate_size: number of features of each gate; ``None`` outside recurrent layers.
-        own_shift: whether the layer adds no bias at this place, so that an affine map needs a shift
-            of its own (an LSTM's cell).
-        weight: the weight, (F, \\*), whose products are the summed inputs, if the norm may act on
-            it; it is read for initial values, not kept.
-        sums: whether the norm acts on summed inputs here. The input and recurrent sites of
-            `RNN` are for weights only, since eq. 4 normalises the sum of both terms.
-        device: of the parameters, as in torch.
-        dtype: of the parameters, as in torch.
+        own_shift: the layer adds no bias here, so an affine map needs a shift (an LSTM's cell).
+        weight: the weight (F, \\*) of the summed inputs, if the norm may act on it; read for
+            initial values only.
+        sums: the norm acts on summed inputs here. False at the input and recurrent sites of `RNN`,
+            since eq. 4 normalises the sum of both terms.
+        device: device of the parameters.
+        dtype: precision of the parameters.
 
     Raises:
         TypeError: if ``norm`` is not an instance of `Norm`.
@@ -161,11 +150,11 @@ class Site(nn.Module):
 
     gain: Tensor | None
     shift: Tensor | None
-    #: Receives batch statistics, in place of running averages; see `Norm.keeps_statistics`.
+    #: Receives batch statistics instead of running averages; see `Norm.keeps_statistics`.
     observer: Observer | None = None
 
     if TYPE_CHECKING:
-        # What norms put on a site under names of their own are tensors.
+        # Attributes that norms add are tensors.
         def __getattr__(self, name: str) -> Tensor: ...
 
     def __init__(
@@ -212,12 +201,12 @@ class Site(nn.Module):
         if weight is not None:
             norm.init_weight(self, weight.detach())
 
-    # What layers call
+    # Called by layers
 
     def forward(self, a: Tensor, step: int | None = None) -> Tensor:
-        """Normalises summed inputs, in float32 at least; shape kept (see `Norm.normalize`).
+        """Normalise summed inputs, in float32 at least (see `Norm.normalize`).
 
-        Where the norm does nothing, ``a`` itself is returned, in its own precision.
+        Returns ``a`` unchanged if the norm does nothing.
         """
         if not self.normalizes:
             return a
@@ -228,25 +217,25 @@ class Site(nn.Module):
             )
         if self.positions is not None and a.shape[2:] != self.positions:
             raise ValueError(
-                f"this layer was made for summed inputs at positions {self.positions}, got "
-                f"{tuple(a.shape[2:])}: make it with positions={tuple(a.shape[2:])}"
+                f"this layer has positions={self.positions}, got summed inputs at "
+                f"{tuple(a.shape[2:])}: set positions={tuple(a.shape[2:])}"
             )
-        # Means and variances of half-precision numbers lose too much: promoted once, here.
+        # Statistics in half precision are too inexact.
         wide = a.float() if a.dtype in (torch.float16, torch.bfloat16) else a
         return self.norm.normalize(self, wide, step)
 
     def weight(self, weight: Tensor) -> Tensor:
-        """The weight to use in place of ``weight``, (F, \\*)."""
+        """The effective weight, (F, \\*)."""
         return self.norm.weight(self, weight)
 
     def reset_weight(self, weight: Tensor) -> None:
-        """Recomputes what the norm derives from the weights; call it after re-initialising them."""
+        """Recompute norm parameters that depend on the weight."""
         self.norm.init_weight(self, weight.detach())
 
     def reset_parameters(self) -> None:
-        """Resets gain, shift and running statistics to their initial values, on their device.
+        """Reset gain, shift and running statistics, on their present device.
 
-        A module made on the meta device has none until then: `to_empty` leaves them undefined.
+        Needed after `to_empty` of a module on the meta device.
         """
         for tensor in (*self.parameters(), *self.buffers()):
             self._factory["device"] = tensor.device
@@ -254,15 +243,14 @@ class Site(nn.Module):
             self.norm.init_params(self)
 
     def to_spec(self) -> Record:
-        """What happens to summed inputs here, as data; ``None``: only the norm knows."""
+        """The norm's record for kernels; see `Norm.to_spec`."""
         return self.norm.to_spec(self) if self.normalizes else RowNorm(self.groups)
 
     def entries(self) -> Entries | None:
-        """The places that hold all that `to_spec` and `weight` depend on; ``None``: not known.
+        """Dict entries that `to_spec` and `weight` depend on, to invalidate cached plans.
 
-        A layer that finds the same objects there need not ask again. They are not known for a norm
-        that acts on weights, reads time steps, has tensors of its own, or whose record has another
-        gain or shift than the site's.
+        ``None`` if unknown: the norm acts on weights, uses time steps, has other tensors, or its
+        record has another gain or shift than the site.
         """
         kind = type(self.norm)
         if (
@@ -277,19 +265,19 @@ class Site(nn.Module):
         affine = () if found is None or found.identity else (found.gain, found.shift)
         if any(a is not b for a, b in zip(affine, (self.gain, self.shift), strict=False)):
             return None
-        ours, parameters = self.__dict__, self._parameters
-        of_site = [(ours, name) for name in ("norm", "normalizes", "training")]
-        return [*of_site, (parameters, "gain"), (parameters, "shift")]
+        attributes, parameters = self.__dict__, self._parameters
+        own = [(attributes, name) for name in ("norm", "normalizes", "training")]
+        return [*own, (parameters, "gain"), (parameters, "shift")]
 
-    # What norms call
+    # Called by norms
 
     def add_affine(self, gain: float, by_unit: bool = False) -> None:
-        """Adds a gain (F,), and a shift (F,) of zeros where the layer has no bias of its own.
+        """Add a gain (F,), and a shift (F,) of zeros if the layer has no bias here.
 
         Args:
             gain: initial value.
-            by_unit: whether both are (F, H, W), with a number for each of the `positions`; then
-                there is always a shift, since no layer has a bias of that shape.
+            by_unit: gain and shift are (F, H, W), for all `positions`; then there is always a
+                shift.
         """
         shape = (self.features, *(self.positions or ())) if by_unit else (self.features,)
         self.add_parameter("gain", torch.full(shape, float(gain), **self._factory))
@@ -297,7 +285,7 @@ class Site(nn.Module):
             self.add_parameter("shift", torch.zeros(shape, **self._factory))
 
     def add_parameter(self, name: str, value: Tensor) -> None:
-        """Adds a parameter with this initial value, or resets the existing one to it."""
+        """Add a parameter with this initial value, or reset it."""
         present = self._parameters.get(name)
         if present is None:
             self.register_parameter(name, nn.Parameter(value))
@@ -306,10 +294,7 @@ class Site(nn.Module):
                 present.copy_(value)
 
     def add_buffer(self, name: str, shape: tuple[int, ...], fill: float, **factory: Any) -> None:
-        """Adds a buffer filled with one value, or fills the existing one with it again.
-
-        Floating-point buffers never become half precision.
-        """
+        """Add a buffer filled with one value, or refill it; never in half precision."""
         if name in self._buffers:
             self.get_buffer(name).fill_(fill)
             return
@@ -319,7 +304,7 @@ class Site(nn.Module):
         self.register_buffer(name, torch.full(shape, fill, **factory))
 
     def affine(self, a: Tensor) -> Tensor:
-        """``gain * a + shift``, as far as the site has them; shape and precision of ``a``."""
+        """``gain * a + shift``, if the site has them, in the dtype of ``a``."""
         if self.gain is not None:
             a = a * self.along(self.gain, a)
         if self.shift is not None:
@@ -327,12 +312,12 @@ class Site(nn.Module):
         return a
 
     def gain_and_shift(self, a: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Both in the precision of a, for functions of torch that apply them themselves."""
+        """Gain and shift in the dtype of ``a``, for fused functions of torch."""
         gain = None if self.gain is None else self.gain.to(a.dtype)
         return gain, None if self.shift is None else self.shift.to(a.dtype)
 
     def mean(self, a: Tensor) -> Tensor:
-        """Each example's mean over what shares statistics, in a shape that broadcasts against a."""
+        """Mean of each example and group of features; broadcasts against ``a``."""
         if self.axis == 1:
             return a.mean(dim=tuple(range(1, a.dim())), keepdim=True)
         if len(self.groups) == 1:
@@ -341,15 +326,12 @@ class Site(nn.Module):
         return torch.cat([part.mean(-1, keepdim=True).expand_as(part) for part in parts], dim=-1)
 
     def example_dims(self, a: Tensor) -> tuple[int, ...]:
-        """The axes that batch statistics average over: all but that of the features."""
+        """Axes that batch statistics average over: all but the features'."""
         axis = self.axis % a.dim()
         return tuple(d for d in range(a.dim()) if d != axis)
 
     def along(self, vector: Tensor, a: Tensor) -> Tensor:
-        """A vector (F,) in the precision of a, shaped to broadcast along a's feature axis.
-
-        A tensor with a number for each position, (F, H, W), already does so.
-        """
+        """A vector (F,), or tensor (F, H, W), shaped to broadcast against ``a``, in its dtype."""
         if vector.shape[:1] != (self.features,):
             raise RuntimeError(
                 f"Expected gain or shift size ({self.features},) at this {self.role} site, got "
@@ -366,7 +348,7 @@ class Site(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *rest)
         missing: list[str] = rest[2]
         own = [n for n, a in self._parameters.items() if a is not None and prefix + n in missing]
-        # Keys of the layer come before those of its sites: its weights are there, a norm's are not.
+        # The layer's weights are present, the norm's parameters are missing.
         of_layer = prefix.rpartition("site")[0] + "weight"
         if own and not any(k.startswith(of_layer) or isinstance(k, _NormKey) for k in missing):
             key = _NormKey(prefix + own[0])
@@ -382,7 +364,7 @@ class Site(nn.Module):
         before = dict(self._buffers)
         super()._apply(fn, recurse)
         for name, after in self._buffers.items():
-            # Running averages in half precision stop moving: module.half() leaves them alone.
+            # module.half() must not convert running averages, which would stop changing.
             if after is not None and after.dtype in (torch.float16, torch.bfloat16):
                 old = before[name]
                 assert old is not None
@@ -390,11 +372,10 @@ class Site(nn.Module):
         return self
 
     def __prepare_scriptable__(self) -> Site:
-        # torch.jit.script asks every submodule for this before it compiles the first.
+        # torch.jit.script calls this for every submodule before compiling.
         raise RuntimeError(
-            "torch.jit.script cannot compile the layers of ln_zoo, whose loops depend on their "
-            "norm: use torch.compile for speed, and ln_zoo.export or torch.export.export to save "
-            "them (torch.jit.trace keeps one sequence length)"
+            "torch.jit.script cannot compile the layers of ln_zoo: use torch.compile for speed, "
+            "ln_zoo.export or torch.export.export to save them"
         )
 
     def extra_repr(self) -> str:

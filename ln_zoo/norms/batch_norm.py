@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ln_zoo.norms.arguments import check_fields
 from ln_zoo.norms.base import Norm, Site
-from ln_zoo.norms.checks import check_fields
 from ln_zoo.norms.processes import extremes, joint_moments, several_processes
 from ln_zoo.ops.memory import to_device
 from ln_zoo.ops.records import Record, StepNorm
@@ -23,37 +23,31 @@ from ln_zoo.ops.records import Record, StepNorm
 class BatchNorm(Norm):
     """Mean and variance of each feature over the batch; in recurrent layers, at each time step.
 
-    In training the batch's own statistics are used (gradients flow through them) and running
-    averages of mean and unbiased variance are kept; in evaluation the running averages are used.
-    Recurrent sites keep one row of averages per time step (Cooijmans et al. 2017, section 3) in
-    buffers ``(max_steps, F)``; steps beyond the last row that training has reached use that row. In
-    a packed batch only the examples active at a step count, so padding never does. A step that only
-    one example reaches uses the running averages. Each row starts as the plain average of its first
-    ``1 / momentum`` batches, so a row that few sequences reach keeps no trace of its initial value.
+    Training uses statistics of the batch, with gradients, and updates running averages of mean and
+    unbiased variance; evaluation uses the running averages. Recurrent sites have one row of
+    averages per time step (Cooijmans et al. 2017, section 3) in buffers ``(max_steps, F)``; steps
+    after the last row reached in training use that row. In a packed batch, only the examples active
+    at a step count; a step with one example uses the running averages. Each row starts as the
+    plain average of its first ``1 / momentum`` batches, independent of its initial value.
 
     Args:
         gain: initial value of the gain, (F,), in feed-forward layers.
-        recurrent_gain: the same in recurrent layers: 0.1, since with 1 gradients vanish along
+        recurrent_gain: the same in recurrent layers: 0.1, since with 1 gradients vanish over
             hundreds of steps (section 4 there).
         eps: added to the variance, inside the root; default 1e-5.
         momentum: weight of the newest batch in the running averages; default 0.1.
-        max_steps: rows of statistics that recurrent sites keep, default 256; the last row serves
-            all later steps, in training too.
-        unbiased: whether batches are normalised by the variance with n - 1 in place of n, as the
-            layer normalisation paper does at batch size 4 (section 6.6). Note that
-            ``torch.nn.BatchNorm1d`` never does.
-        sync: whether, on several devices, training takes statistics over the examples of
-            all processes, as a single process with all examples would; gradients flow through them,
-            and running averages are the joint ones. It costs one exchange per site in the forward
-            and one in the backward pass; recurrent layers exchange at every time step, and run on
-            the generic loop. By default each process normalises its own examples; the running
-            averages that are kept are then those of the first process, from which DDP copies
-            buffers to the others. In evaluation, and where batches are only measured
-            (`batch_statistics`), nothing is exchanged.
+        max_steps: rows of statistics of recurrent sites, default 256; later steps share the last.
+        unbiased: normalise batches by the variance with n - 1, as the layer normalisation paper
+            does at batch size 4 (section 6.6). ``torch.nn.BatchNorm1d`` uses n.
+        sync: in training, use statistics over all processes, with gradients and joint running
+            averages. One exchange per site in the forward and one in the backward pass; recurrent
+            layers exchange at every time step, on the generic loop. By default each process uses
+            its own examples, and DDP keeps the running averages of the first process. Evaluation
+            and `batch_statistics` exchange nothing.
 
     Raises:
-        ValueError: for values out of range; in training, for a batch of one example, and where
-            ``sync`` meets sequences of different lengths.
+        ValueError: for values out of range; in training, for a batch of one example, and with
+            ``sync`` for sequences of different lengths.
 
     Example:
         >>> from ln_zoo.layers import Linear
@@ -113,7 +107,7 @@ class BatchNorm(Norm):
         return site.affine((a - mean) * torch.rsqrt(var + self.eps))
 
     def to_spec(self, site: Site) -> Record:
-        # Kernels run all steps without an exchange; the generic loop can make one at each step.
+        # Only the generic loop can exchange statistics at each step.
         exchanged = self._exchanges(site)
         if not site.recurrent or type(self).normalize is not BatchNorm.normalize or exchanged:
             return super().to_spec(site)
@@ -133,44 +127,39 @@ class BatchNorm(Norm):
         if not self._exchanges(site):
             return
         fewest, most = extremes(steps, site.running_mean.device)
-        # All of them raise: one that went on alone would wait for the others for ever.
+        # All processes raise; otherwise some would wait for the others forever.
         if fewest < most:
             raise ValueError(
-                "BatchNorm(sync=True) exchanges statistics at every time step, and the "
-                f"processes hold sequences of different lengths, {fewest} to {most}: pad them to "
-                "one length, or leave sync at its default"
+                "BatchNorm(sync=True) needs sequences of one length in all processes, got "
+                f"{fewest} to {most} steps: pad them, or set sync=False"
             )
 
     def _sums_by_torch(self, site: Site, a: Tensor) -> Tensor:
-        """`normalize` where there are no time steps, in one call: many times faster on a CPU.
-
-        In training, torch's batch norm can only divide by the biased variance of one process, with
-        an eps that is not 0.
-        """
+        """`normalize` without time steps, fused; in training for biased variance and eps > 0."""
         rows = a if site.axis == 1 else a.reshape(-1, site.features)
         gain, shift = site.gain_and_shift(a)
         if site.training:
             examples = a.numel() // site.features
             self._check(examples)
-            # With momentum 1 its running averages are the batch's own mean and unbiased variance.
+            # With momentum 1, running averages are the batch's mean and unbiased variance.
             mean, var = a.new_zeros(site.features), a.new_zeros(site.features)
             out = F.batch_norm(rows, mean, var, gain, shift, True, 1.0, self.eps)
             self._track(site, examples, mean, var * ((examples - 1) / examples), None)
         else:
             mean, var = site.running_mean.to(a.dtype), site.running_var.to(a.dtype)
-            # torch 2.11 refuses an eps of 0. This one is lost when it is added to a variance.
+            # torch 2.11 refuses an eps of 0; this one vanishes in the sum with a variance.
             eps = self.eps or sys.float_info.min
             out = F.batch_norm(rows, mean, var, gain, shift, False, 0.0, eps)
         return out.view_as(a)
 
     def _of_batch(self, site: Site, a: Tensor, step: int | None) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the batch, which also updates the running averages."""
+        """Mean and variance of the batch; updates the running averages."""
         dims = site.example_dims(a)
         if self._exchanges(site):
             examples, mean, var = joint_moments(a, dims)
         else:
             examples = a.numel() // site.features
-        # The longest sequence of a packed batch may outlive all others: one example is not a batch.
+        # Late steps of a packed batch may have one example.
         if not step:
             self._check(examples)
         if examples < 2:
@@ -181,11 +170,11 @@ class BatchNorm(Norm):
         return mean, var * (examples / (examples - 1)) if self.unbiased else var
 
     def _exchanges(self, site: Site) -> bool:
-        """Whether statistics are those of all processes."""
+        """Whether statistics are exchanged between processes."""
         return (
             self.sync
             and site.training
-            # For measuring, each process uses batches of its own, as many as it has.
+            # In `population_statistics`, processes may have different numbers of batches.
             and site.observer is None
             and several_processes()
         )
@@ -200,7 +189,7 @@ class BatchNorm(Norm):
     def _track(
         self, site: Site, examples: int, mean: Tensor, var: Tensor, step: int | None
     ) -> None:
-        """Moves the running averages towards this batch; the variance is biased."""
+        """Update the running averages; ``var`` is biased."""
         if site.observer is not None:
             rows = (moment.detach().view(1, -1) for moment in (mean, var))
             site.observer(step, (examples,), *rows)
@@ -216,13 +205,13 @@ class BatchNorm(Norm):
     def _track_steps(
         self, site: Site, first: int, sizes: Sequence[int], mean: Tensor, var: Tensor
     ) -> None:
-        """The same for consecutive steps at once."""
+        """`_track` for consecutive steps."""
         if site.observer is not None:
             site.observer(first, sizes, mean, var)
             return
         last = self.max_steps - 1
         rows = slice(min(first, last), min(first + len(sizes), last))
-        alone = rows.stop - rows.start  # steps that share their row with no other
+        alone = rows.stop - rows.start  # steps with a row of their own
         together = len(sizes) - alone
         with torch.no_grad():
             if sizes[0] == sizes[-1]:
@@ -238,7 +227,7 @@ class BatchNorm(Norm):
                 after = counts[last] + torch.arange(1, together + 1, device=counts.device)
                 counts[last].add_(together)
                 shares = self._weight(site, after)
-                # Each average moves on from the one before: new ones fade from then on.
+                # Sequential updates of one row, in closed form.
                 fading = (1 - shares).flip(0).cumprod(0).flip(0)
                 shares = shares * torch.cat([fading[1:], torch.ones_like(fading[:1])])
             for running, new in zip((site.running_mean, site.running_var), news, strict=True):
@@ -248,11 +237,11 @@ class BatchNorm(Norm):
                     running[last].mul_(fading[0]).add_(shares @ new[alone:])
 
     def _weight(self, site: Site, count: Tensor) -> Tensor:
-        """The weight of the newest batch, given the number of batches up to it."""
+        """Weight of the newest batch, for the number of batches up to it."""
         return count.to(site.running_mean.dtype).reciprocal().clamp(min=self.momentum)
 
     def _population(self, site: Site, a: Tensor, step: int | None) -> tuple[Tensor, Tensor]:
-        """Running mean and variance in the shape of a's feature axis."""
+        """Running mean and variance, broadcastable to ``a``."""
         if step is None:
             mean, var = site.running_mean, site.running_var
         else:
@@ -260,7 +249,7 @@ class BatchNorm(Norm):
         return site.along(mean, a), site.along(var, a)
 
     def _population_of_steps(self, site: Site, first: int, steps: int) -> tuple[Tensor, Tensor]:
-        """Running means and variances of steps, one row for each up to the last that is kept."""
+        """Running means and variances of steps, one row each, up to the last row."""
         last = self.max_steps - 1
         counts = site.num_batches_tracked
         reached = (counts > 0).sum().sub(1).clamp(min=0)

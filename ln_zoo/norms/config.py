@@ -1,4 +1,4 @@
-"""Norms as plain data: the one form that YAML, checkpoints and model cards share."""
+"""Norms as plain data, for YAML, checkpoints and model cards."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def to_config(norm: Norm) -> dict[str, Any]:
     """The norm as ``{"class_path": ..., "init_args": {...}}`` of plain values.
 
     Raises:
-        TypeError: if the norm's class is not a dataclass, so that its arguments are not known.
+        TypeError: if the norm is not a dataclass.
 
     Example:
         >>> from ln_zoo.norms import RMSNorm
@@ -23,22 +23,22 @@ def to_config(norm: Norm) -> dict[str, Any]:
     cls = type(norm)
     if not dataclasses.is_dataclass(norm):
         raise TypeError(
-            f"{cls.__qualname__} cannot be stored: make it a frozen dataclass, so that its "
-            "arguments are known (@dataclass(frozen=True))"
+            f"{cls.__qualname__} cannot be stored: make it a frozen dataclass "
+            "(@dataclass(frozen=True))"
         )
-    # Our own classes go by their public path, which survives a move between files.
+    # The public path survives a move between files.
     module = "ln_zoo.norms" if cls.__module__.startswith("ln_zoo.norms.") else cls.__module__
     init_args = {f.name: getattr(norm, f.name) for f in dataclasses.fields(norm) if f.init}
     return {"class_path": f"{module}.{cls.__qualname__}", "init_args": init_args}
 
 
 def from_config(config: Norm | dict[str, Any]) -> Norm:
-    """The norm that `to_config` wrote down; a norm is returned as it is.
+    """Inverse of `to_config`; a norm is returned unchanged.
 
-    The class path is imported, so use this on your own files and checkpoints only.
+    It imports the class path: use it on your own files and checkpoints only.
 
     Raises:
-        ValueError: if the path does not lead to a norm, or the arguments do not fit it.
+        ValueError: if the path is not a norm's, or arguments do not fit.
 
     Example:
         >>> from_config({"class_path": "ln_zoo.norms.LayerNorm", "init_args": {"eps": 0.001}})

@@ -10,7 +10,7 @@ from ln_zoo.norms.base import Norm
 
 @dataclass(frozen=True)
 class Identity(Norm):
-    """Normalises nothing: layers have torch's own state dict, outputs and gradients.
+    """No normalisation: layers have torch's state dict, outputs and gradients.
 
     Example:
         >>> from ln_zoo.layers import LSTM

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ln_zoo.norms.arguments import check_fields
 from ln_zoo.norms.base import Norm, Site
-from ln_zoo.norms.checks import check_fields
 from ln_zoo.ops.records import Record, RowNorm
 
 Convolution = Literal["channel", "unit", "position"]
@@ -26,22 +26,20 @@ class LayerNorm(Norm):
         gain: initial value of the gain g (eq. 4), (F,); default 1.
         eps: added to the biased variance, inside the root; default 1e-5. The paper has none; a row
             of equal values (such as the recurrent term of a zero state) needs one.
-        convolution: what shares statistics and gains in convolutions (N, C, H, W), where the paper
-            (section 6.7) does not say; elsewhere it changes nothing.
+        convolution: statistics and gains in convolutions (N, C, H, W), which the paper (section
+            6.7) does not specify; no effect elsewhere.
 
             - ``"channel"``: statistics over C, H and W of one example, one gain per channel (C,):
-              group normalisation of one group.
-            - ``"unit"``: the literal reading, each position of a channel a unit of the layer: the
-              same statistics, a gain and a shift per unit (C, H, W). The layer must know its
-              positions when it is made.
+              group normalisation with one group.
+            - ``"unit"``: the same statistics, and a gain and a shift for each position of a channel
+              (C, H, W), the literal reading of "unit". The layer needs ``positions``.
             - ``"position"``: statistics over the channels at each position, one gain per channel.
-        per_gate: whether each gate of a recurrent layer has statistics of its own. The paper's eq.
-            20-22 share them among all gates of an LSTM (a GRU's two in eq. 26), as does ``False``;
-            some published code does not. Elsewhere it changes nothing.
+        per_gate: separate statistics for each gate of a recurrent layer, as in some published code.
+            By default all gates of an LSTM share them (eq. 20-22), as do a GRU's two (eq. 26).
 
     Raises:
         ValueError: if gain or eps is not finite, or eps is negative; for another ``convolution``;
-            under ``"unit"``, for a convolution made without its positions.
+            with ``"unit"``, for a convolution without positions.
 
     Example:
         >>> from ln_zoo.layers import Linear
@@ -77,8 +75,8 @@ class LayerNorm(Norm):
         by_unit = site.axis == 1 and self.convolution == "unit"
         if by_unit and site.positions is None:
             raise ValueError(
-                'LayerNorm(convolution="unit") has a gain for each position: make the layer with '
-                "positions=(H, W), the size of its output"
+                'LayerNorm(convolution="unit") has a gain for each position: set positions=(H, W), '
+                "the size of the layer's output"
             )
         site.add_affine(self.gain, by_unit=by_unit)
 
@@ -93,10 +91,10 @@ class LayerNorm(Norm):
         return site.affine(torch.cat(rows, dim=-1))
 
     def _convolution_sums(self, site: Site, a: Tensor) -> Tensor:
-        # One call for statistics and gains: one pass over the positions fewer than with `affine`.
+        # Fused with gains, which saves a pass over the positions.
         gain, shift = site.gain_and_shift(a)
         if self.convolution == "channel":
-            # Not F.group_norm, which refuses an example of one sum: it is the shift.
+            # F.group_norm refuses examples of one sum.
             return torch.group_norm(a, 1, gain, shift, self.eps)
         if self.convolution == "unit":
             return F.layer_norm(a, a.shape[1:], gain, shift, self.eps)

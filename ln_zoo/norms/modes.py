@@ -10,7 +10,7 @@ from torch import nn
 
 @contextmanager
 def evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode; each part has its own mode again after, frozen ones too.
+    """Evaluation mode; restores the mode of each submodule.
 
     Example:
         >>> module = nn.Sequential(nn.Dropout(), nn.Dropout().eval())

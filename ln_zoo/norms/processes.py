@@ -1,4 +1,4 @@
-"""Moments over the examples of all processes, for training on several devices."""
+"""Moments over examples of all processes, for training on several devices."""
 
 from __future__ import annotations
 
@@ -11,32 +11,31 @@ from torch.nn import functional as F
 
 
 def several_processes() -> bool:
-    """Whether there is a process group of more than one process."""
+    """Whether a process group with more than one process is initialised."""
     there = distributed.is_available() and distributed.is_initialized()
     return there and distributed.get_world_size() > 1
 
 
 def joint_moments(a: Tensor, dims: tuple[int, ...]) -> tuple[int, Tensor, Tensor]:
-    """Number, mean and biased variance of the examples that all processes hold together.
+    """Number, mean and biased variance of the examples of all processes.
 
-    Each process has its own number of examples, which may be 0. Their moments are combined by the
-    formula of Chan, Golub and LeVeque (1979), which takes no difference of large numbers. Every
-    process gets the same bits. There is one exchange forward and one backward.
+    Processes may have different numbers of examples, or none. Moments are combined by the formula
+    of Chan, Golub and LeVeque (1979), without cancellation, and are bitwise equal in all processes.
+    One all-reduce in the forward and one in the backward pass.
 
     Args:
-        a: values, any shape; all processes agree on the sizes of the axes that are kept.
+        a: values; sizes of the other axes must agree.
         dims: the axes to average over.
 
     Returns:
-        The number of examples, their mean and variance, each with the averaged axes as 1. Gradients
-        flow to the values of all processes.
+        The number of examples, mean and variance, with averaged axes of size 1. Gradients flow to
+        the values of all processes.
     """
     examples = math.prod(a.shape[d] for d in dims)
     if examples:
         var, mean = torch.var_mean(a, dims, correction=0, keepdim=True)
     else:
-        # Without examples there are no moments, and the weight below is 0; the graph must still be
-        # that of the other processes.
+        # The weight is 0, but the graph must equal that of other processes.
         var = mean = a.sum(dims, keepdim=True)
     features = mean.numel()
     own = torch.cat([mean.flatten(), var.flatten(), mean.new_tensor([examples])])
@@ -50,7 +49,7 @@ def joint_moments(a: Tensor, dims: tuple[int, ...]) -> tuple[int, Tensor, Tensor
 
 
 def extremes(value: int, device: torch.device) -> tuple[int, int]:
-    """The smallest and the largest of the numbers that the processes gave."""
+    """Smallest and largest value over all processes."""
     found = torch.tensor([-value, value], device=device)
     distributed.all_reduce(found, distributed.ReduceOp.MAX)
     smallest, largest = found.tolist()
@@ -58,7 +57,7 @@ def extremes(value: int, device: torch.device) -> tuple[int, int]:
 
 
 class _SumOverProcesses(torch.autograd.Function):
-    """The sum over processes; gradients from any process flow back to all of them."""
+    """Sum over processes, with gradients to all processes."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor) -> Tensor:

@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ln_zoo.norms.arguments import check_fields
 from ln_zoo.norms.base import Norm, Site
-from ln_zoo.norms.checks import check_fields
 from ln_zoo.ops.records import Record, RowNorm
 
 

@@ -1,9 +1,9 @@
-"""Batch statistics for measuring, and population statistics of whole sets.
+"""Batch statistics in evaluation, and population statistics of a data set.
 
-A model whose norm mixes examples can be measured in two ways: with its running averages, as
-evaluation does, or with the statistics of each batch. For final numbers the averages of the last
-few training batches give way to population statistics: one pass over the training set with frozen
-weights (Ioffe and Szegedy 2015, Algorithm 2; Cooijmans et al. 2017, section 3, for each time step).
+Models with batch-dependent norms can be evaluated with running averages or with the statistics of
+each batch. For final results, population statistics replace running averages: one pass over the
+training set with frozen weights (Ioffe and Szegedy 2015, Algorithm 2; Cooijmans et al. 2017,
+section 3, for each time step).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ln_zoo.norms.processes import several_processes
 
 
 def batch_dependent(module: nn.Module) -> bool:
-    """Whether, in training mode, outputs of one example depend on the rest of the batch.
+    """Whether, in training, the output of an example depends on the rest of its batch.
 
     Example:
         >>> from ln_zoo.layers import Linear
@@ -32,7 +32,7 @@ def batch_dependent(module: nn.Module) -> bool:
 
 
 def keeps_statistics(module: nn.Module) -> bool:
-    """Whether there are running averages that `population_statistics` can replace.
+    """Whether a module has running averages that `population_statistics` can replace.
 
     Example:
         >>> from ln_zoo.layers import Linear
@@ -45,18 +45,17 @@ def keeps_statistics(module: nn.Module) -> bool:
 
 @contextmanager
 def batch_statistics(module: nn.Module) -> Iterator[None]:
-    """Within it, the norms of a module use batch statistics, and no running average changes.
+    """Use batch statistics in all norms of a module, without updating running averages.
 
-    Its sites are in training mode, whatever the modes of the layers around them; afterwards modes
-    are as before, and so are all buffers of the sites, under any norm, and torch's random
-    number generators. A step of a packed batch that only one example reaches uses the running
-    averages, as in training. With several processes each batch is that of one process.
+    Sites are in training mode, other modules keep their mode; modes, buffers of sites and random
+    number generators are restored. A time step of a packed batch with one example uses running
+    averages, as in training. Each process uses its own batches.
 
     Args:
         module: the module; usually in evaluation mode.
 
     Raises:
-        ValueError: within it, for a batch of one example under batch norm.
+        ValueError: in the block, for a batch of one example under batch norm.
 
     Example:
         >>> from ln_zoo.layers import Linear
@@ -75,38 +74,33 @@ def batch_statistics(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def population_statistics(module: nn.Module, method: str = "average") -> Iterator[None]:
-    """Sets the statistics of a module to those of all batches that go through it in the block.
+    """Replace running statistics of a module by those of all batches in the block.
 
-    In the block, weights must not change, gradients are off, and sites use the statistics of each
-    batch (see `batch_statistics`). At the end every site that batches went through gets new
-    ``running_mean``, ``running_var`` and ``num_batches_tracked``, and nothing else has changed,
-    neither modes nor torch's random number generators. If the block raises, the old statistics
-    stay. Sums are float64. With several processes, all of which must enter, each takes batches of
-    its own, and all get the statistics of all batches.
+    In the block, weights must not change, gradients are disabled, and sites use batch statistics
+    (see `batch_statistics`). At its end, every site that saw batches gets new ``running_mean``,
+    ``running_var`` and ``num_batches_tracked``, accumulated in float64. Modes and random number
+    generators are restored. If the block raises, statistics are unchanged. All processes must enter
+    the block; each runs its own batches, and all get the joint statistics.
 
-    In recurrent layers each time step has its own; steps from ``max_steps`` on share the last row,
-    where each counts as a batch of its own. Steps that no batch reaches with at least 2 examples
-    become unreached: they use the last row before them.
+    In recurrent layers each time step has its own statistics; steps from ``max_steps`` on share the
+    last row, as separate batches. Steps that no batch reaches with at least 2 examples use the row
+    before them.
 
     Args:
-        module: the module; usually in evaluation mode, so that nothing is dropped out.
-        method: how the statistics of the batches are combined.
+        module: the module; usually in evaluation mode, without dropout.
+        method: how batches are combined.
 
-            - ``"average"``: the averages of batch means and of biased batch variances, each
-              weighted by its number of examples (at each step, of those that reach it). For batches
-              of equal size these are the plain averages of Cooijmans et al. 2017; a small last
-              batch, whose variance is too small, weighs little. The spread of the batch means is
-              left out: 1 / n of the variance for batches of n independent examples. Where lengths
-              differ, the series of each batch is continued by its last entry, with that entry's
-              examples, up to the longest one, so that late steps do not rest on few batches.
-            - ``"total_variance"``: mean and biased variance of all examples together, by the law of
-              total variance: that within batches, weighted by their examples, plus that of the
-              batch means. A step counts the examples that reach it.
+            - ``"average"``: averages of batch means and biased batch variances, weighted by
+              examples (at each step, the active ones). With equal batch sizes, the averages of
+              Cooijmans et al. 2017. The variance of batch means is ignored: 1 / n of the variance
+              for batches of n independent examples. Shorter sequences are extended by their last
+              entry, with its number of examples, so late steps do not rest on few batches.
+            - ``"total_variance"``: mean and biased variance of all examples, by the law of total
+              variance: the mean variance within batches plus the variance of batch means.
 
     Raises:
-        ValueError: for another method; if no site keeps statistics; under ``"average"``, if the
-            time steps of a sequence are out of order; at the end, if no batch of
-            at least 2 examples went through the module.
+        ValueError: for an unknown method; if no site keeps statistics; with ``"average"``, if time
+            steps are out of order; at the end, if no batch had at least 2 examples.
 
     Example:
         >>> from ln_zoo.layers import Linear
@@ -125,19 +119,17 @@ def population_statistics(module: nn.Module, method: str = "average") -> Iterato
     collectors = {site: _METHODS[method](site) for site in _keepers(module)}
     if not collectors:
         raise ValueError(
-            f"no norm in this {type(module).__name__} keeps statistics that could be "
-            "estimated (BatchNorm does)"
+            f"no norm in this {type(module).__name__} keeps statistics (BatchNorm does)"
         )
     with torch.no_grad():
         with _observed(module, {site: each.observe for site, each in collectors.items()}):
             yield
-        # In inference mode, so that it does not matter whether batches went through in it.
+        # Inference mode accepts statistics that were made in inference mode.
         with torch.inference_mode():
             found = {site: each.population() for site, each in collectors.items()}
         if all(population.batches.numel() == 0 for population in found.values()):
             raise ValueError(
-                "no batch of at least 2 examples went through the module: there is nothing to take "
-                "population statistics of"
+                "no batch of at least 2 examples went through the module: run batches in the block"
             )
         for site, population in found.items():
             _write(site, population)
@@ -153,16 +145,16 @@ def _keepers(module: nn.Module) -> list[Site]:
 
 
 def _ignore(step: int | None, sizes: Sequence[int], mean: Tensor, var: Tensor) -> None:
-    """Observes nothing: where a site has an observer, its running averages stay."""
+    """A no-op observer, which keeps running averages unchanged."""
 
 
 @contextmanager
 def _observed(module: nn.Module, observers: Mapping[Site, Observer]) -> Iterator[None]:
-    """Sites in training mode, each with its observer; everything is restored afterwards."""
+    """Sites in training mode with observers; restores everything."""
     sites = _sites(module)
     modes = {m: m.training for site in sites for m in site.modules()}
     former = [site.observer for site in sites]
-    # Buffers are copied as well: a user's own norm need not know of observers.
+    # Users' norms may ignore observers, so buffers are restored too.
     buffers = [
         (owner, name, buffer, buffer.detach().clone())
         for site in sites
@@ -174,7 +166,7 @@ def _observed(module: nn.Module, observers: Mapping[Site, Observer]) -> Iterator
         site.observer = observers.get(site, _ignore)
     cards = {t.get_device() for t in (*module.parameters(), *module.buffers()) if t.is_cuda}
     try:
-        # Models may draw random numbers: measuring must not change those that training draws.
+        # Random numbers of the block must not change those of training.
         with torch.random.fork_rng(devices=sorted(cards)):
             yield
     finally:
@@ -184,7 +176,7 @@ def _observed(module: nn.Module, observers: Mapping[Site, Observer]) -> Iterator
             site.observer = observer
         with torch.no_grad():
             for owner, name, buffer, before in buffers:
-                # The tensor itself as well, in case the norm has put another in its place.
+                # The norm may have replaced the tensor.
                 setattr(owner, name, buffer.copy_(before))
 
 
@@ -192,12 +184,12 @@ def _observed(module: nn.Module, observers: Mapping[Site, Observer]) -> Iterator
 
 
 class _Population(NamedTuple):
-    """Statistics of the rows up to the last that was reached.
+    """Statistics of the reached rows.
 
     Attributes:
         mean: (rows, F), float64.
         var: (rows, F), float64.
-        batches: number of batches behind each, (rows,), int64.
+        batches: number of batches of each row, (rows,), int64.
     """
 
     mean: Tensor
@@ -206,7 +198,7 @@ class _Population(NamedTuple):
 
 
 def _write(site: Site, population: _Population) -> None:
-    """Puts statistics on a site; the rows after them are as if never reached."""
+    """Set the statistics of a site; later rows are reset."""
     rows = len(population.batches)
     if rows == 0:
         return
@@ -226,22 +218,22 @@ class _Collector(Protocol):
     def __init__(self, site: Site) -> None: ...
 
     def observe(self, step: int | None, sizes: Sequence[int], mean: Tensor, var: Tensor) -> None:
-        """Takes the statistics of consecutive steps, as an `Observer`."""
+        """Collect statistics of consecutive steps; an `Observer`."""
 
     def population(self) -> _Population:
-        """Their result over all processes."""
+        """The result over all processes."""
 
 
 class _Average:
-    """Averages over batches, weighted by examples; a shorter one is continued by its last entry."""
+    """Average over batches, weighted by examples; shorter series are extended."""
 
     def __init__(self, site: Site) -> None:
         like = site.running_mean
         self.rows = len(like) if site.recurrent else 1
         self.batches = 0
         self.longest = 0
-        # Means and variances, times the number of examples, which is one more feature after all
-        # others: summed over the batches so far for each row, and over their last entries.
+        # Means and variances times the number of examples, which is the last feature: sums over
+        # batches of each row, and of last entries.
         self.sums = like.new_zeros(2, 0, site.features + 1, dtype=torch.float64)
         self.last = like.new_zeros(2, site.features + 1, dtype=torch.float64)
         self.series: list[Tensor] = []
@@ -287,7 +279,7 @@ class _Average:
         self.batches += 1
 
     def _pad(self, longest: int) -> None:
-        """Continues the batches so far up to that many steps."""
+        """Extend previous batches to this number of steps."""
         more = longest - self.longest
         if more > 0:
             rows = min(longest, self.rows) - self.sums.shape[1]
@@ -296,7 +288,7 @@ class _Average:
             self.longest = longest
 
     def _add(self, first: int, entries: Tensor) -> None:
-        """Adds (2, steps, F + 1) to the rows of these steps."""
+        """Add (2, steps, F + 1) to the rows from step ``first`` on."""
         steps = torch.arange(first, first + entries.shape[1], device=entries.device)
         self.sums.index_add_(1, steps.clamp_(max=self.rows - 1), entries)
 
@@ -334,7 +326,7 @@ class _TotalVariance:
             mean = _over_processes(self.mean * (self.examples / examples.clamp(min=1)), "sum")
             deviations = self.examples * (self.mean - mean).square()
             squares = _over_processes(self.squares + deviations, "sum")
-        # A row that was passed over is as if never reached.
+        # Rows without examples count as unreached.
         var = torch.where(examples > 0, squares / examples, 1.0)
         return _Population(mean, var, batches.long().squeeze(1))
 
@@ -356,7 +348,7 @@ class _TotalVariance:
 
 
 def _combined(examples: Tensor, mean: Tensor, squares: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Examples (1, 1), mean and sum of squared deviations (1, F) of several rows together."""
+    """Number of examples (1, 1), mean and squared deviations (1, F) of several rows combined."""
     total = examples.sum(0, keepdim=True)
     joint = (mean * (examples / total)).sum(0, keepdim=True)
     spread = squares + examples * (mean - joint).square()
@@ -367,7 +359,7 @@ def _over_processes(a: Tensor, operation: str) -> Tensor:
     """The sum or maximum over all processes."""
     result = a.clone()
     if result.numel() == 0:
-        return result  # of a site that nothing went through, in any process
+        return result  # no process saw batches at this site
     kinds = {"sum": distributed.ReduceOp.SUM, "max": distributed.ReduceOp.MAX}
     distributed.all_reduce(result, kinds[operation])
     return result

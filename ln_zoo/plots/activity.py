@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ln_zoo.tables import markdown_table
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -131,7 +133,7 @@ def activity_table(runs: Mapping[str, Mapping[str, Activity]]) -> str:
     head = ["layer", ""]
     for name in QUANTITIES:
         head += [f"{name}: border", "centre", "border / centre"]
-    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    rows = []
     for layer in _layers(runs):
         for label, activities in runs.items():
             cells = [layer, label]
@@ -139,8 +141,8 @@ def activity_table(runs: Mapping[str, Mapping[str, Activity]]) -> str:
                 of_rings = activities[layer].rings(name)
                 numbers = (of_rings[0], of_rings[-1], ratio(activities[layer], name))
                 cells += [f"{number:.4g}" for number in numbers]
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+            rows.append(cells)
+    return markdown_table(head, rows)
 
 
 def plot_activity(activities: Mapping[str, Activity], picture: Path) -> None:

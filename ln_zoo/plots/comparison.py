@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ln_zoo import tables
 from ln_zoo.files import few_colours
 
 if TYPE_CHECKING:
@@ -184,15 +185,15 @@ def spread(runs: Sequence[Run], metric: str) -> list[tuple[int, float, float, fl
 def summary(runs: Sequence[Run], metrics: Sequence[str], x: str = "epoch") -> str:
     """A Markdown table of the last shared place: median (least to greatest) for each label."""
     head = ["", "runs", "epochs" if x == "epoch" else "updates", *map(in_words, metrics)]
-    lines = table_head(head)
+    rows = []
     for label, members in groups(runs).items():
         cells = []
         last = 0
         for metric in metrics:
             last, *numbers = spread(members, metric)[-1]
             cells.append(cell(*numbers))
-        lines.append(f"| {label} | {len(members)} | {last} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append([label, str(len(members)), str(last), *cells])
+    return tables.markdown_table(head, rows)
 
 
 def draw(
@@ -297,18 +298,16 @@ def write_csv(runs: Sequence[Run], metrics: Sequence[str], path: Path, x: str = 
     With ``x="seconds"`` those stand behind the step.
     """
     by_seconds = x == "seconds"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        places = ["step", "seconds"] if by_seconds else [x]
-        writer.writerow(["label", "run", *places, *metrics])
-        for label, members in groups(runs).items():
-            for number, run in enumerate(members):
-                for place in sorted(set().union(*run.curves.values())):
-                    values = [run.curves[metric].get(place) for metric in metrics]
-                    cells = ["" if v is None else f"{v:.6g}" for v in values]
-                    seconds = [f"{run.seconds_at(place):.6g}"] if by_seconds else []
-                    writer.writerow([label, number, place, *seconds, *cells])
+    rows = []
+    for label, members in groups(runs).items():
+        for number, run in enumerate(members):
+            for place in sorted(set().union(*run.curves.values())):
+                values = [run.curves[metric].get(place) for metric in metrics]
+                cells = ["" if v is None else f"{v:.6g}" for v in values]
+                seconds = [f"{run.seconds_at(place):.6g}"] if by_seconds else []
+                rows.append([label, number, place, *seconds, *cells])
+    places = ["step", "seconds"] if by_seconds else [x]
+    tables.write_csv(path, ["label", "run", *places, *metrics], rows)
 
 
 def shared(runs: Sequence[Run], metric: str) -> list[int]:

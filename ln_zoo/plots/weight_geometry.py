@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ln_zoo.plots.csv_log import read_curves
+from ln_zoo.tables import markdown_table, write_csv
 
 #: What is logged of each weight, and how it is called in pictures.
 QUANTITIES = {
@@ -62,7 +62,7 @@ def geometry_table(runs: Mapping[str, Geometry]) -> str:
     head = ["weight", "", "updates"]
     for what in QUANTITIES.values():
         head += [f"{what}: first", "last", "last / first"]
-    lines = [f"| {' | '.join(head)} |", "|---|---|" + "---:|" * (len(head) - 2)]
+    rows = []
     for weight in _weights(runs):
         for label, geometry in runs.items():
             if weight not in geometry:
@@ -73,23 +73,21 @@ def geometry_table(runs: Mapping[str, Geometry]) -> str:
                 _, values = geometry[weight][quantity]["q50"]
                 ratio = values[-1] / values[0] if values[0] else float("nan")
                 cells += [f"{values[0]:.3g}", f"{values[-1]:.3g}", f"{ratio:.3g}"]
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+            rows.append(cells)
+    return markdown_table(head, rows, numeric=len(head) - 2)
 
 
 def write_geometry(runs: Mapping[str, Geometry], path: Path) -> None:
     """Writes a CSV file: label, weight, update, and a column for each quantity and statistic."""
     names = [(quantity, statistic) for quantity in QUANTITIES for statistic in STATISTICS]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["label", "weight", "step", *("_".join(name) for name in names)])
-        for label, geometry in runs.items():
-            for weight, quantities in geometry.items():
-                curves = [quantities[quantity][statistic] for quantity, statistic in names]
-                for number, step in enumerate(curves[0][0]):
-                    values = [f"{curve[1][number]:.5g}" for curve in curves]
-                    writer.writerow([label, weight, step, *values])
+    rows = []
+    for label, geometry in runs.items():
+        for weight, quantities in geometry.items():
+            curves = [quantities[quantity][statistic] for quantity, statistic in names]
+            for number, step in enumerate(curves[0][0]):
+                values = [f"{curve[1][number]:.5g}" for curve in curves]
+                rows.append([label, weight, step, *values])
+    write_csv(path, ["label", "weight", "step", *map("_".join, names)], rows)
 
 
 def plot_weight_geometry(runs: Mapping[str, Geometry], picture: Path, title: str = "") -> None:

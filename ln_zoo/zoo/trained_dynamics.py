@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from ln_zoo.analysis import Dynamics, network_dynamics
-from ln_zoo.analysis.stepping import drawing
+from ln_zoo.analysis.stepping import cpu_seed
 from ln_zoo.models.base import ZooModule
 from ln_zoo.models.dynamics import DynamicsTask, dynamics_source
 from ln_zoo.norms import Site, keeps_statistics, population_statistics
@@ -83,7 +83,7 @@ def _before_training(model: ZooModule, task: DynamicsTask, seed: int) -> ZooModu
         if not isinstance(module, Site)
         for name, buffer in module.named_buffers(recurse=False)
     }
-    with drawing(seed):
+    with cpu_seed(seed):
         fresh = type(model)(**init_args).double().eval()
         fresh.load_state_dict(taken, strict=False)
         if keeps_statistics(fresh):

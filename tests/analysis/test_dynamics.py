@@ -50,7 +50,7 @@ def made(cls: type, norm: Norm, size: int = H, inputs: int = I, **options) -> LS
 @pytest.mark.parametrize("cls", [LSTM, GRU, RNN])
 def test_around_zero_exponents_are_eigenvalues(cls: type) -> None:
     """Without inputs and biases states stay 0, where each step is a known linear map."""
-    values = torch.tensor([0.9, -0.8, 0.5, 0.2], dtype=F64)
+    values = torch.tensor([1.6, 0.6, -0.2, -1.2], dtype=F64)  # far apart: they converge quickly
     basis = torch.linalg.qr(normal(4, 4)).Q
     layer = cls(2, 4, bias=False, dtype=F64)
     with torch.no_grad():
@@ -62,7 +62,7 @@ def test_around_zero_exponents_are_eigenvalues(cls: type) -> None:
     # Gates of 1/2: h' = (U h) / 4 + h / 2 in a GRU; c' = c / 2 + (U h) / 2, h' = c' / 2 in an LSTM.
     factors = values.abs() if cls is RNN else 0.5 + values / 4
     expected = factors.log().sort(descending=True).values
-    found = lyapunov_exponents(layer, torch.zeros(400, 2, 2, dtype=F64), count=4, skip=300)
+    found = lyapunov_exponents(layer, torch.zeros(90, 2, 2, dtype=F64), count=4, skip=70)
     torch.testing.assert_close(found, expected.expand(2, -1), rtol=1e-6, atol=1e-6)
 
 
@@ -145,10 +145,9 @@ def test_kept_statistics_leave_examples_apart(count: int) -> None:
 
 
 def test_the_first_perturbation_does_not_depend_on_the_others() -> None:
-    layer, x = made(LSTM, LayerNorm()), normal(200, N, I)
-    first, more = (lyapunov_exponents(layer, x, count=count, skip=120) for count in (1, 3))
-    torch.testing.assert_close(first, more[:, :1], rtol=0, atol=0.01)
-    assert (more.diff(dim=1) < 0.01).all()
+    layer, x = made(LSTM, LayerNorm()), normal(80, N, I)
+    first, more = (lyapunov_exponents(layer, x, count=count, skip=50) for count in (1, 2))
+    torch.testing.assert_close(first, more[:, :1], rtol=1e-9, atol=1e-9)
 
 
 # What normalisation does
@@ -157,7 +156,7 @@ def test_the_first_perturbation_does_not_depend_on_the_others() -> None:
 @pytest.mark.parametrize("norm", [LayerNorm(eps=0.0), RMSNorm(eps=0.0)], ids=repr)
 @pytest.mark.parametrize("cls", [LSTM, GRU, RNN])
 def test_exponents_do_not_see_the_scale_of_normalised_weights(cls: type, norm: Norm) -> None:
-    layer, x = made(cls, norm), normal(20, N, I)
+    layer, x = made(cls, norm), normal(8, N, I)
     states = normal(1, N, H), normal(1, N, H, seed=1)
     hx = states if cls is LSTM else states[0]
     role = "sum" if cls is RNN else "recurrent"
@@ -205,23 +204,14 @@ def test_layer_norm_of_gain_1_makes_an_lstm_expand() -> None:
     found = {
         each.name: each
         for each in initial_dynamics(
-            normal(90, 2, 128),
-            hidden_size=128,
-            norms=[LayerNorm, WeightNorm, Identity],
-            gains=(0.1, 1.0),
+            normal(90, 2, 64), hidden_size=64, norms=[LayerNorm, Identity], gains=(0.1, 1.0)
         )
     }
-    assert list(found) == [
-        "LayerNorm 0.1",
-        "LayerNorm 1",
-        "WeightNorm 0.1",
-        "WeightNorm 1",
-        "Identity",
-    ]
+    assert list(found) == ["LayerNorm 0.1", "LayerNorm 1", "Identity"]
     assert found["LayerNorm 1"].factor > 1.01
     assert found["LayerNorm 0.1"].factor < 0.97
     assert found["Identity"].factor < 0.7
-    # The state is heard: half of the sums are its, and sites enlarge what is small.
+    # Half of the variance of the sums comes from the state, and sites enlarge small perturbations.
     assert found["LayerNorm 1"].sites.share > 10 * found["Identity"].sites.share
     assert found["LayerNorm 1"].sites.gains["recurrent"] > 3
     # Backwards the same Jacobians are passed in the other order.
@@ -234,9 +224,7 @@ def test_first_probe_of_a_plain_lstm() -> None:
 
     def factors(start: str) -> list[float]:
         options = {"hidden_size": 64, "norms": [Identity, LayerNorm], "gains": (1.0,)}
-        return [
-            each.factor for each in initial_dynamics(normal(100, 3, 64), start=start, **options)
-        ]
+        return [each.factor for each in initial_dynamics(normal(40, 2, 64), start=start, **options)]
 
     for start in ("orthogonal", "identity"):
         plain, normalised = factors(start)
@@ -251,13 +239,13 @@ def test_growth_in_a_wide_simple_rnn_is_that_of_mean_squares() -> None:
     """The share of the state in the sum, and what tanh does to it and to its perturbations.
 
     A perturbation of mean square d makes one of gain^2 share d / E[h^2] in the normalised sum,
-    whatever the scale of the weights, and tanh passes on E[tanh'^2] of it.
+    for any scale of the weights, and tanh passes on E[tanh'^2] of it.
     """
     z = torch.linspace(-8, 8, 4001, dtype=F64)
     density = torch.exp(-z.square() / 2) / torch.exp(-z.square() / 2).sum()
     options = {"hidden_size": 1024, "norms": [LayerNorm], "gains": (0.5, 1.0)}
     for gain, found in zip(
-        (0.5, 1.0), initial_dynamics(normal(60, 2, 256), "RNN", **options), strict=True
+        (0.5, 1.0), initial_dynamics(normal(40, 2, 256), "RNN", **options), strict=True
     ):
         k = (gain * z).tanh()
         kept = float(density @ k.square())
@@ -275,7 +263,7 @@ def test_scale_of_recurrent_weights(cell: str) -> None:
         return [
             each.factor
             for scale in (1.0, 30.0)
-            for each in initial_dynamics(normal(60, 2, 32), cell, recurrent_scale=scale, **options)
+            for each in initial_dynamics(normal(30, 2, 32), cell, recurrent_scale=scale, **options)
         ]
 
     small, large = factors(LayerNorm, (0.5,))
@@ -496,51 +484,42 @@ def test_first_steps_of_a_layer() -> None:
     assert len(found.gradients) == 4
 
 
-def test_networks_that_cannot_be_measured() -> None:
-    x = normal(T, N, I)
+def first(network: nn.Module, batch: object, **given: object) -> Tensor:
+    output = network(batch, **given)[0]
+    return (output if isinstance(output, Tensor) else output.data).sum()
 
-    def refused(message: str, network: nn.Module, loss, batch: object = x) -> None:
-        with pytest.raises(ValueError, match=message):
-            network_dynamics(network, batch, loss)
-        assert not any(module._forward_pre_hooks for module in network.modules())
 
-    def first(network: nn.Module, batch: object) -> Tensor:
-        return network(batch)[0].sum()
+X = normal(T, N, I)
+RESET = torch.zeros(T, N, dtype=torch.bool)
+PACKED = nn.utils.rnn.pack_padded_sequence(X, torch.tensor([5, 4, 2]))
 
-    def twice(network: nn.Module, batch: object) -> Tensor:
-        return network(batch)[0].sum() + network(batch)[0].sum()
 
-    refused("this Linear runs none", nn.Linear(I, H, dtype=F64), first)
-    refused("once in a pass, and GRU runs more than once", made(GRU, LayerNorm()), twice)
-    refused("layers of one direction", made(GRU, LayerNorm(), bidirectional=True), first)
-    refused(r"network_dynamics: RNN takes .* got \(5, 2\)", made(RNN, LayerNorm()), first, x[:, 0])
-    for layers in (1, 2):
-        held = made(GRU, LayerNorm(), num_layers=layers, zoneout=0.2)
-        refused("network_dynamics takes layers without zoneout, .*0.2", held, first)
-    reset = torch.zeros(T, N, dtype=torch.bool)
-    for given in ({"reset": reset}, {"hx": None, "reset": reset}):
-        refused(
-            "GRU is given reset",
-            made(GRU, LayerNorm()),
-            lambda network, batch, given=given: network(batch, **given)[0].sum(),
-        )
-    refused(
-        "GRU is given mask",
-        made(GRU, LayerNorm()),
-        lambda network, batch: network(batch, mask=~reset)[0].sum(),
-    )
-    refused(
-        "GRU is given reset",
-        made(GRU, LayerNorm()),
-        lambda network, batch: network(batch, None, reset)[0].sum(),
-    )
-    packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([5, 4, 2]))
-    refused(
-        "GRU 0 reads packed ones",
-        nn.Sequential(made(GRU, LayerNorm())),
-        lambda network, batch: network(batch)[0].data.sum(),
-        packed,
-    )
+def given(**arguments: object):
+    return lambda network, batch: first(network, batch, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("network", "loss", "batch", "words"),
+    [
+        (nn.Linear(I, H, dtype=F64), first, X, "Linear"),
+        (made(GRU, LayerNorm()), lambda *a: first(*a) + first(*a), X, "GRU.*repeatedly"),
+        (made(GRU, LayerNorm(), bidirectional=True), first, X, "GRU.*two"),
+        (made(RNN, LayerNorm()), first, X[:, 0], r"network_dynamics: RNN.*\(5, 2\)"),
+        (made(GRU, LayerNorm(), zoneout=0.2), first, X, "zoneout.*0.2"),
+        (made(GRU, LayerNorm(), num_layers=2, zoneout=0.2), first, X, "zoneout.*0.2"),
+        (made(GRU, LayerNorm()), given(reset=RESET), X, "GRU.*reset"),
+        (made(GRU, LayerNorm()), given(hx=None, reset=RESET), X, "GRU.*reset"),
+        (made(GRU, LayerNorm()), given(mask=~RESET), X, "GRU.*mask"),
+        (nn.Sequential(made(GRU, LayerNorm())), first, PACKED, "GRU 0.*packed"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_networks_that_cannot_be_measured(
+    network: nn.Module, loss, batch: object, words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        network_dynamics(network, batch, loss)
+    assert not any(module._forward_pre_hooks for module in network.modules())
 
 
 def measured(group: str, name: str) -> Dynamics:
@@ -570,54 +549,47 @@ def test_table_csv_and_picture(tmp_path: Path) -> None:
     assert (tmp_path / "b/dynamics.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_wrong_arguments() -> None:
-    layer, x = GRU(I, H, dtype=F64), normal(T, N, I)
-    with pytest.raises(ValueError, match="perturbation_growth takes one layer and one direction"):
-        perturbation_growth(GRU(I, H, num_layers=2, dtype=F64), x)
-    with pytest.raises(ValueError, match=r"count must lie in 1, \.\.\., 3, .* got 4"):
-        perturbation_growth(layer, x, count=4)
-    with pytest.raises(ValueError, match="statistics must be 'batch' or 'kept', got 'mean'"):
-        perturbation_growth(layer, x, statistics="mean")
-    for skip in (-1, T):
-        with pytest.raises(ValueError, match=f"skip must lie in 0, ..., 4 for 5 steps, got {skip}"):
-            lyapunov_exponents(layer, x, skip=skip)
-    with pytest.raises(ValueError, match="cell must be one of"):
-        next(initial_dynamics(x, "MUT"))
-    with pytest.raises(ValueError, match="start must be"):
-        next(initial_dynamics(x, start="zeros"))
+LAYER = GRU(I, H, dtype=F64)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: perturbation_growth(GRU(I, H, num_layers=2, dtype=F64), X), "num_layers=2"),
+        (lambda: perturbation_growth(LAYER, X, count=4), "count.*3.*4"),
+        (lambda: perturbation_growth(LAYER, X, statistics="mean"), "statistics.*'mean'"),
+        (lambda: lyapunov_exponents(LAYER, X, skip=-1), "skip.*4.*-1"),
+        (lambda: lyapunov_exponents(LAYER, X, skip=T), "skip.*4.*5"),
+        (lambda: next(initial_dynamics(X, "MUT")), "cell.*'MUT'"),
+        (lambda: next(initial_dynamics(X, start="zeros")), "start.*'zeros'"),
+        (lambda: next(initial_dynamics(X[0])), r"initial_dynamics.*\(3, 2\)"),
+        (lambda: next(initial_dynamics(X[:0])), r"initial_dynamics.*\(0, 3, 2\)"),
+        (lambda: dynamics_table([]), "dynamics_table"),
+        (lambda: plot_dynamics([], Path("none.png")), "plot_dynamics"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_arguments_that_do_not_fit(call, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        call()
+
+
+@pytest.mark.parametrize("wrong", [LayerNorm(), "LayerNorm", GRU], ids=repr)
+def test_norms_are_classes(wrong: object) -> None:
+    with pytest.raises(TypeError, match="LayerNorm"):
+        next(initial_dynamics(X, norms=[wrong]))
 
 
 @pytest.mark.parametrize(
     "measure",
     [perturbation_growth, lyapunov_exponents, site_gains, hidden_dynamics, gradient_norms],
 )
-def test_layers_and_inputs_that_are_none(measure) -> None:
-    x, name = normal(T, N, I), measure.__name__
-    if measure in (lyapunov_exponents, site_gains, hidden_dynamics):
-        name = f"({name}|perturbation_growth)"
-    with pytest.raises(
-        TypeError, match=rf"{name} takes a recurrent layer .*torch\.nn\.modules\.rnn\.GRU"
-    ):
-        measure(nn.GRU(I, H, dtype=F64), x)
-    layer = GRU(I, H, dtype=F64)
-    for wrong in (x[0], x[:0], x[:, :0]):
-        message = rf"{name} takes inputs \(T, N, I\).* got \({wrong.shape[0]}, "
-        with pytest.raises(ValueError, match=message):
-            measure(layer, wrong)
-
-
-def test_wrong_arguments_of_whole_measurements(tmp_path: Path) -> None:
-    for wrong in (normal(T, I), normal(0, N, I)):
-        with pytest.raises(ValueError, match=r"initial_dynamics takes inputs \(T, N, I\)"):
-            next(initial_dynamics(wrong))
-    for norms in ([LayerNorm()], ["LayerNorm"], [GRU]):
-        with pytest.raises(TypeError, match="norms must be classes such as"):
-            next(initial_dynamics(normal(T, N, I), norms=norms))
-    with pytest.raises(ValueError, match="dynamics_table needs at least one measurement, got none"):
-        dynamics_table([])
-    with pytest.raises(ValueError, match="plot_dynamics needs at least one measurement, got none"):
-        plot_dynamics([], tmp_path / "nothing.png")
-    assert not list(tmp_path.iterdir())
+def test_layers_and_inputs_of_other_kinds(measure) -> None:
+    with pytest.raises(TypeError, match=r"torch\.nn\.modules\.rnn\.GRU"):
+        measure(nn.GRU(I, H, dtype=F64), X)
+    for wrong in (X[0], X[:0], X[:, :0]):
+        with pytest.raises(ValueError, match=rf"\(T, N, I\).*\({wrong.shape[0]}, "):
+            measure(LAYER, wrong)
 
 
 # Devices

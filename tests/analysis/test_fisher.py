@@ -6,8 +6,10 @@ import csv
 import dataclasses
 import io
 import itertools
+import math
+import re
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -217,7 +219,7 @@ def test_eq_13_as_printed(family: str) -> None:
     ("units", "wanted"), [(4, 0.61), (16, 0.29), (64, 0.14)], ids=["4", "16", "64"]
 )
 def test_size_of_the_error_of_eq_13(units: int, wanted: float) -> None:
-    """The median of the three families, as docs/results/fisher.md has their ranges."""
+    """Medians of docs/results/fisher.md, which fall as 1 / sqrt(H)."""
     errors = []
     for family in FAMILIES:
         model = random_glm(family, "ln", units)
@@ -225,18 +227,6 @@ def test_size_of_the_error_of_eq_13(units: int, wanted: float) -> None:
             relative(closed_form_fisher(model, paper_form=True), closed_form_fisher(model))
         )
     assert statistics.median(errors) == pytest.approx(wanted, abs=0.01)
-
-
-def test_error_of_eq_13_falls_as_the_root_of_the_units() -> None:
-    """What is missing has H^2 entries of 1 / H, what is there H of 1."""
-    errors = []
-    for units in (4, 16, 64):
-        model = random_glm("gaussian", "ln", units)
-        errors.append(
-            relative(closed_form_fisher(model, paper_form=True), closed_form_fisher(model))
-        )
-    assert errors[0] / errors[1] == pytest.approx(2, rel=0.15)
-    assert errors[1] / errors[2] == pytest.approx(2, rel=0.15)
 
 
 def test_eq_32_lacks_the_product_of_normalised_inputs() -> None:
@@ -310,14 +300,6 @@ def test_eq_35() -> None:
         for n, i, j in itertools.product(range(5), range(3), range(3)):
             right[i, j] += covariance[n, i, j] * a[n, i] * a[n, j] / (norms[i] * norms[j]) / 5
         assert relative(gain_block(model), right) <= EXACT
-        assert torch.equal(gain_block(model, paper_form=True), gain_block(model))
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_eq_33_and_34_are_right_as_printed(family: str) -> None:
-    for norm in ("ln", "wn"):
-        model = small(family, norm)
-        assert torch.equal(gain_block(model, paper_form=True), gain_block(model))
 
 
 # The direction of the gains
@@ -329,6 +311,8 @@ def test_gain_block_is_the_metric_of_gain_steps(family: str, norm: str) -> None:
     model = small(family, norm)
     step = torch.tensor([0.3, -1.0, 2.0], dtype=F64)
     full, block = gain_step(model, step), gain_block(model)
+    if norm != "bn":  # eq. 33 to 35 are right as printed
+        assert torch.equal(gain_block(model, paper_form=True), block)
     ds2 = step @ block @ step / 2
     torch.testing.assert_close(full @ exact_fisher(model) @ full / 2, ds2, rtol=EXACT, atol=0)
     torch.testing.assert_close(squared_distance(model, full), ds2, rtol=EXACT, atol=0)
@@ -599,86 +583,67 @@ def test_empirical_fisher_is_another_matrix_where_the_model_is_wrong() -> None:
 # What does not fit
 
 
-def test_models_that_do_not_fit() -> None:
-    good = random_glm("bernoulli", "ln", units=3, features=2, examples=5)
+GOOD = random_glm("bernoulli", "ln", units=3, features=2, examples=5)
+ONE_UNIT = {"weight": GOOD.weight[:1], "bias": GOOD.bias[:1], "gain": GOOD.gain[:1]}
+NO_FEATURES = {"weight": GOOD.weight[:, :0], "inputs": GOOD.inputs[:, :0]}
+WHOLE = {name: getattr(GOOD, name).long() for name in ("inputs", "weight", "bias", "gain")}
 
-    def changed(**changes: object) -> GLM:
-        return dataclasses.replace(good, **changes)
 
-    one_unit = {"weight": good.weight[:1], "bias": good.bias[:1], "gain": good.gain[:1]}
-    for changes, message in (
-        ({"family": "poisson"}, r"family must be one of .*'bernoulli'.*, got 'poisson'"),
-        ({"norm": "LayerNorm"}, r"norm must be one of .*'ln'.*, got 'LayerNorm'"),
-        ({"inputs": good.inputs[0]}, r"inputs must be \(N, D\) .* got \(2,\) and \(3, 2\)"),
-        ({"inputs": good.inputs[:0]}, r"inputs must be \(N, D\) .* got \(0, 2\) and \(3, 2\)"),
-        ({"inputs": good.inputs[:, :1]}, r"must have one D, got \(5, 1\) and \(3, 2\)"),
-        ({"gain": None}, r"norm='ln' takes a gain \(H,\), got none"),
-        ({"norm": "none"}, "norm='none' takes none, got one"),
-        ({"bias": good.bias[:2]}, r"bias must be \(3,\), got \(2,\)"),
-        ({"gain": good.gain[:, None]}, r"gain must be \(3,\), got \(3, 1\)"),
-        (one_unit, "needs at least 2 units, got 1"),
-        ({**one_unit, "norm": "bn", "family": "categorical"}, "needs at least 2 units, got 1"),
-        ({"norm": "bn", "inputs": good.inputs[:1]}, "bn needs at least 2 examples, got 1"),
-        ({**one_unit, "weight": good.weight[:0]}, r"one unit and .* got a weight \(0, 2\)"),
-        (
-            {"weight": good.weight[:, :0], "inputs": good.inputs[:, :0]},
-            r"one unit and one feature, got a weight \(3, 0\)",
-        ),
-        ({"dispersion": 2.0}, "dispersion must be 1 for bernoulli, got 2.0"),
-        ({"family": "gaussian", "dispersion": 0.0}, "dispersion must be positive, .* got 0.0"),
-        ({"eps": -1.0}, "eps must be 0 or more, .* got -1.0"),
-        ({"norm": "wn", "eps": 0.1}, "eps must be 0 for norm='wn', got 0.1"),
-        ({"eps": float("nan")}, "eps must be 0 or more, and finite, got nan"),
-        ({"family": "gaussian", "dispersion": float("nan")}, "must be positive, .* got nan"),
-        ({"family": "gaussian", "dispersion": float("inf")}, "must be positive, .* got inf"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            changed(**changes)
-    with pytest.raises(
-        TypeError, match=r"ideally float64; got inputs torch.float32, weight torch.fl"
-    ):
-        changed(inputs=good.inputs.float())
-    whole = {name: getattr(good, name).long() for name in ("inputs", "weight", "bias", "gain")}
-    with pytest.raises(TypeError, match=r"one floating-point dtype.* got inputs torch.int64"):
-        changed(**whole)
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"family": "poisson"}, "family.*'poisson'"),
+        ({"norm": "LayerNorm"}, "norm.*'LayerNorm'"),
+        ({"inputs": GOOD.inputs[0]}, r"inputs.*\(2,\)"),
+        ({"inputs": GOOD.inputs[:0]}, r"inputs.*\(0, 2\)"),
+        ({"inputs": GOOD.inputs[:, :1]}, r"inputs.*\(5, 1\) and \(3, 2\)"),
+        ({"gain": None}, "norm='ln'.*gain"),
+        ({"norm": "none"}, "norm='none'"),
+        ({"bias": GOOD.bias[:2]}, r"bias.*\(2,\)"),
+        ({"gain": GOOD.gain[:, None]}, r"gain.*\(3, 1\)"),
+        (ONE_UNIT, "2 units.*1"),
+        ({**ONE_UNIT, "norm": "bn", "family": "categorical"}, "2 units.*1"),
+        ({"norm": "bn", "inputs": GOOD.inputs[:1]}, "2 examples.*1"),
+        ({**ONE_UNIT, "weight": GOOD.weight[:0]}, r"weight \(0, 2\)"),
+        (NO_FEATURES, r"weight \(3, 0\)"),
+        ({"dispersion": 2.0}, "dispersion.*2.0"),
+        ({"family": "gaussian", "dispersion": 0.0}, "dispersion.*0.0"),
+        ({"family": "gaussian", "dispersion": math.nan}, "dispersion.*nan"),
+        ({"family": "gaussian", "dispersion": math.inf}, "dispersion.*inf"),
+        ({"eps": -1.0}, "eps.*-1.0"),
+        ({"eps": math.nan}, "eps.*nan"),
+        ({"norm": "wn", "eps": 0.1}, "eps.*norm='wn'.*0.1"),
+        ({"inputs": GOOD.inputs.float()}, "torch.float32.*torch.float64"),
+        (WHOLE, "torch.int64"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else "-".join(value),
+)
+def test_models_that_do_not_fit(changes: dict[str, object], words: str) -> None:
+    error = TypeError if "torch." in words else ValueError
+    with pytest.raises(error, match=words):
+        dataclasses.replace(GOOD, **changes)
 
 
 def test_a_sigma_of_0_is_refused() -> None:
-    """Else F would be NaN, in which nothing is a null direction."""
-    good = random_glm("bernoulli", "ln", units=3, features=2, examples=5)
-    weight, inputs = good.weight.clone(), good.inputs.clone()
+    """F would be NaN, in which nothing is a null direction."""
+    weight, inputs = GOOD.weight.clone(), GOOD.inputs.clone()
     weight[1] = 0
     inputs[2] = 0
-    inputs[:, 1] = 0.1  # a column that does not vary, by itself, is nothing to worry about
-    dataclasses.replace(good, norm="bn", inputs=torch.cat([good.inputs[:, :1], inputs[:, 1:]], 1))
+    inputs[:, 1] = 0.1  # a constant column alone is allowed
+    dataclasses.replace(GOOD, norm="bn", inputs=torch.cat([GOOD.inputs[:, :1], inputs[:, 1:]], 1))
     column = torch.tensor([[0.0, 1.0], [1.0, 0.3], [1.0, 1.0]], dtype=F64)
-    constant = dataclasses.replace(good, norm="wn", weight=column, inputs=inputs)
-    for model, changes, message in (
-        (
-            good,
-            {"norm": "wn", "weight": weight},
-            r"got weight vectors of 0, of unit\(s\) 1: .*inputs$",
-        ),
-        (
-            good,
-            {"norm": "bn", "weight": weight},
-            r"one summed input for all examples, in unit\(s\) 1: .* an eps",
-        ),
-        (constant, {"norm": "bn"}, r"norm='bn' divides by sigma.* unit\(s\) 0: give other"),
-        (good, {"inputs": 0 * inputs}, r"one summed input for all units, in example\(s\) 0, 1, 2"),
-        (good, {"weight": good.weight[:1].expand(3, 2)}, r"example\(s\) 0, 1, 2, 3, 4: .* an eps"),
+    constant = dataclasses.replace(GOOD, norm="wn", weight=column, inputs=inputs)
+    for model, changes, words in (
+        (GOOD, {"norm": "wn", "weight": weight}, r"'wn'.*unit\(s\) 1:"),
+        (GOOD, {"norm": "bn", "weight": weight}, r"'bn'.*unit\(s\) 1:.*eps"),
+        (constant, {"norm": "bn"}, r"'bn'.*unit\(s\) 0:"),
+        (GOOD, {"inputs": 0 * inputs}, r"'ln'.*example\(s\) 0, 1, 2, 3, 4:.*eps"),
+        (GOOD, {"weight": GOOD.weight[:1].expand(3, 2)}, r"'ln'.*example\(s\) 0, 1, 2, 3, 4:"),
     ):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=words):
             dataclasses.replace(model, **changes)
     model = dataclasses.replace(constant, norm="bn", eps=1e-5)
     assert bool(exact_fisher(model).isfinite().all())
-    for matrix, message in (
-        (torch.full((3, 3), float("nan")), "NaN or infinite values"),
-        (torch.ones(3), r"must be \(P, P\), got \(3,\)"),
-        (torch.ones(3, 2), r"must be \(P, P\), got \(3, 2\)"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            null_space_basis(matrix)
 
 
 def test_distances_of_many_steps_at_once() -> None:
@@ -689,45 +654,57 @@ def test_distances_of_many_steps_at_once() -> None:
         torch.testing.assert_close(found, torch.stack([distance(model, step) for step in steps]))
 
 
-def test_arguments_that_do_not_fit() -> None:
-    model = random_glm("categorical", "ln", units=3, features=2, examples=5)
-    with pytest.raises(ValueError, match=r"parameters must be \(12,\), got \(11,\)"):
-        model.with_parameters(torch.zeros(11))
-    with pytest.raises(ValueError, match=r"a step of the gains must be \(3,\), got \(12,\)"):
-        gain_step(model, torch.zeros(12))
-    with pytest.raises(ValueError, match="draws must be at least 1, got 0"):
-        monte_carlo_fisher(model, 0)
-    with pytest.raises(ValueError, match=r"targets must be \(5, 3\) or \(5,\), got \(4,\)"):
-        empirical_fisher(model, torch.zeros(4, dtype=torch.long))
-    bernoulli = dataclasses.replace(model, family="bernoulli")
-    with pytest.raises(ValueError, match=r"targets must be \(5, 3\), got \(5,\)"):
-        empirical_fisher(bernoulli, torch.zeros(5))
-    with pytest.raises(ValueError, match=r"class indices must be from 0 to 2.* from 0 to 3"):
-        empirical_fisher(model, torch.tensor([0, 1, 2, 3, 0]))
-    with pytest.raises(ValueError, match=r"class indices must be from 0 to 2.* from -1 to 2"):
-        empirical_fisher(model, torch.tensor([0, 1, 2, -1, 0]))
-    for dtype in (torch.float64, torch.bool):
-        with pytest.raises(TypeError, match=f"class indices must be integers, got {dtype}"):
-            empirical_fisher(model, torch.ones(5, dtype=dtype))
+SOFTMAX, BERNOULLI, GAUSSIAN = (
+    dataclasses.replace(GOOD, family=family) for family in ("categorical", "bernoulli", "gaussian")
+)
+CLASSES = torch.tensor([0, 1, 2, 3, 0])
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: SOFTMAX.with_parameters(torch.zeros(11)), r"\(12,\).*\(11,\)"),
+        (lambda: SOFTMAX.with_parameters(torch.zeros(12)), "torch.float64.*torch.float32"),
+        (lambda: gain_step(SOFTMAX, torch.zeros(12)), r"gains.*\(3,\).*\(12,\)"),
+        (lambda: gain_step(SOFTMAX, torch.zeros(3)), "gains.*torch.float64.*torch.float32"),
+        (lambda: monte_carlo_fisher(SOFTMAX, 0), "draws.*1.*0"),
+        (lambda: empirical_fisher(SOFTMAX, CLASSES[:4]), r"\(5, 3\) or \(5,\).*\(4,\)"),
+        (lambda: empirical_fisher(BERNOULLI, torch.zeros(5)), r"\(5, 3\).*\(5,\)"),
+        (lambda: empirical_fisher(SOFTMAX, CLASSES), "0 to 2.*0 to 3"),
+        (lambda: empirical_fisher(SOFTMAX, CLASSES.clamp(max=1) - 1), "0 to 2.*-1 to 0"),
+        (lambda: empirical_fisher(SOFTMAX, CLASSES.double()), "integers.*torch.float64"),
+        (lambda: empirical_fisher(SOFTMAX, CLASSES > 1), "integers.*torch.bool"),
+        (lambda: empirical_fisher(SOFTMAX, torch.ones(5, 3)), r"one-hot.*\(5,\)"),
+        (lambda: empirical_fisher(SOFTMAX, torch.full((5, 3), -1.0)), "0 or 1.*-1"),
+        (lambda: empirical_fisher(BERNOULLI, torch.full((5, 3), 0.5)), "0 or 1.*0.5"),
+        (lambda: empirical_fisher(GAUSSIAN, torch.ones(5, 3) / 0), "targets.*finite"),
+        (lambda: null_space_basis(torch.full((3, 3), math.nan)), "NaN or infinite"),
+        (lambda: null_space_basis(torch.ones(3)), r"\(P, P\).*\(3,\)"),
+        (lambda: null_space_basis(torch.ones(3, 2)), r"\(P, P\).*\(3, 2\)"),
+        (lambda: study_fisher(units=2), "units.*3.*2"),
+        (lambda: study_fisher(features=1), "features.*2.*1"),
+        (lambda: study_fisher(examples=13), "examples.*14.*13"),
+        (lambda: study_fisher(draws=100), "draws.*20000.*100"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_arguments_that_do_not_fit(call: Callable[[], object], words: str) -> None:
+    with pytest.raises(TypeError if "torch." in words else ValueError, match=words):
+        call()
+
+
+@pytest.mark.parametrize("distance", [kl_divergence, squared_distance])
+def test_steps_that_do_not_fit(distance: Callable[[GLM, Tensor], Tensor]) -> None:
+    for shape in ((11,), (), (1,), (2, 12)):
+        with pytest.raises(ValueError, match=rf"\(12,\).*{re.escape(str(tuple(shape)))}"):
+            distance(SOFTMAX, torch.zeros(shape))
+    with pytest.raises(TypeError, match=r"torch.float64.*torch.float32"):
+        distance(SOFTMAX, torch.zeros(12))
+
+
+def test_classes_may_have_any_integer_type() -> None:
     ones = torch.ones(5, dtype=torch.uint8)
-    assert torch.equal(empirical_fisher(model, ones), empirical_fisher(model, ones.long()))
-    for other in (model, bernoulli):
-        with pytest.raises(ValueError, match=r"must be 0 or 1, got values from -1 to 0.5"):
-            empirical_fisher(other, torch.tensor([-1.0, 0.5, 0]).expand(5, 3))
-    with pytest.raises(ValueError, match="one-hot, got rows that do not sum to 1; class indices"):
-        empirical_fisher(model, torch.ones(5, 3))
-    with pytest.raises(ValueError, match="targets must be finite"):
-        empirical_fisher(dataclasses.replace(model, family="gaussian"), torch.ones(5, 3) / 0)
-    with pytest.raises(TypeError, match=r"parameters must be torch.float64, got torch.float32"):
-        model.with_parameters(torch.zeros(12))
-    for distance in (kl_divergence, squared_distance):
-        for step in (torch.zeros(11), torch.zeros(()), torch.zeros(1), torch.zeros(2, 12)):
-            with pytest.raises(ValueError, match=r"a step of all parameters must be \(12,\), got"):
-                distance(model, step)
-        with pytest.raises(TypeError, match=r"all parameters must be torch.float64, got torch.fl"):
-            distance(model, torch.zeros(12))
-    with pytest.raises(TypeError, match=r"step of the gains must be torch.float64, got torch.fl"):
-        gain_step(model, torch.zeros(3))
+    assert torch.equal(empirical_fisher(SOFTMAX, ones), empirical_fisher(SOFTMAX, ones.long()))
 
 
 # All claims
@@ -763,7 +740,7 @@ def test_tables(study: FisherStudy) -> None:
     assert not shown.agrees
     head, line, first, second = shown.markdown().splitlines()
     assert head == "| source | claim | expected | measured | agrees |"
-    assert line == "| --- | --- | --- | --- | --- |"
+    assert line == "|---|---|---|---|---|"
     assert first.startswith("| 12-14 | closed forms against autograd")
     assert first.endswith("| yes |")
     assert second == r"| 7 | \|a\| [b] | 1 | 2 | no |"
@@ -793,17 +770,3 @@ def test_picture_and_its_numbers(study: FisherStudy, tmp_path: Path) -> None:
     assert float(found[0]["y"]) == pytest.approx(study.sampling["bernoulli"][-1], rel=1e-3)
     eigenvalues = [row for row in rows if row["panel"].startswith("eigenvalues")]
     assert len(eigenvalues) == 12 + 4 * 15
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"units": 2}, "units must be at least 3, got 2"),
-        ({"features": 1}, "features must be at least 2, got 1"),
-        ({"examples": 13}, "examples must be at least 14, got 13"),
-        ({"draws": 100}, "draws must be at least 20000, got 100"),
-    ],
-)
-def test_studies_that_are_too_small(options: dict[str, int], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        study_fisher(**options)

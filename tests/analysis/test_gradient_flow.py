@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,7 +22,6 @@ from ln_zoo.analysis import (
     random_sequences,
     write_gradient_flow,
 )
-from ln_zoo.data import MNIST
 from ln_zoo.layers import GRU, LSTM, RNN
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, Norm, WeightNorm
 from ln_zoo.plots import plot_gradient_flow
@@ -202,22 +202,22 @@ def test_states_that_the_loss_does_not_see_have_gradient_0() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"num_layers": 2}, {"bidirectional": True}], ids=lambda options: next(iter(options))
+    ("layer", "inputs", "states", "words"),
+    [
+        (GRU(I, H, num_layers=2), (T, N, I), None, "gradient_norms.*num_layers=2"),
+        (GRU(I, H, bidirectional=True), (T, N, I), None, r"gradient_norms.*2 direction"),
+        (GRU(I, H), (T, N, I + 1), None, "input_size"),
+        (GRU(I, H), (T, N, I), (1, N + 1, H), "hidden size"),
+    ],
 )
-def test_one_layer_and_one_direction(options: dict) -> None:
-    with pytest.raises(ValueError, match="gradient_norms takes one layer and one direction"):
-        gradient_norms(GRU(I, H, **options), torch.randn(T, N, I))
+def test_layers_and_sizes_that_do_not_fit(
+    layer: GRU, inputs: tuple[int, ...], states: tuple[int, ...] | None, words: str
+) -> None:
+    with pytest.raises((ValueError, RuntimeError), match=words):
+        gradient_norms(layer, torch.ones(inputs), None if states is None else torch.ones(states))
 
 
-def test_sizes_must_fit() -> None:
-    layer = GRU(I, H)
-    with pytest.raises(RuntimeError, match=r"input.size\(-1\) must be equal to input_size"):
-        gradient_norms(layer, torch.randn(T, N, I + 1))
-    with pytest.raises(RuntimeError, match="Expected hidden size"):
-        gradient_norms(layer, torch.randn(T, N, I), torch.randn(1, N + 1, H))
-
-
-# What they show: 784 steps, most of them blank, as in images of digits
+# What they show: 300 steps, most of them blank, as in images of digits
 
 
 def blank_mostly(steps: int, examples: int) -> Tensor:
@@ -225,7 +225,7 @@ def blank_mostly(steps: int, examples: int) -> Tensor:
     return values * (kept < 0.2)
 
 
-LONG = blank_mostly(784, 20)
+LONG = blank_mostly(300, 20)
 
 
 def orders(inputs: Tensor = LONG, hidden: int = 50, **options) -> dict[float | None, float]:
@@ -250,43 +250,39 @@ def test_gain_1_loses_the_gradient_that_gain_01_keeps(batch_norm: dict) -> None:
     assert abs(batch_norm[0.1]) < 3
     assert abs(batch_norm[0.3]) < 3
     assert batch_norm[0.7] < -8
-    assert batch_norm[1.0] < -40
+    assert batch_norm[1.0] < -30
 
 
 def test_layer_norm_is_no_exception_and_no_norm_keeps_the_gradient() -> None:
     found = orders(norms=[LayerNorm], gains=(0.1, 0.3, 1.0))
-    assert found[0.3] > -10
-    assert found[1.0] < -40
+    assert found[0.3] > -4
+    assert found[1.0] < -30
     # Nor is a small gain its cure: the state is then drowned in the sum by the input.
-    assert found[0.1] < found[0.3] - 10
+    assert found[0.1] < found[0.3] - 5
     assert abs(orders(norms=[Identity])[None]) < 3
 
 
 def test_from_a_random_orthogonal_start_gradients_grow_instead() -> None:
     found = orders(norms=[BatchNorm], gains=(0.1, 0.7, 1.0), candidate="orthogonal")
-    assert abs(found[0.1]) < 5
-    assert 8 < found[0.7] < found[1.0]
+    assert abs(found[0.1]) < 2
+    assert 5 < found[0.7] < found[1.0]
 
 
-def test_growth_from_an_orthogonal_start_is_that_of_mean_squares(data_root: Path) -> None:
+def test_growth_from_an_orthogonal_start_is_that_of_mean_squares() -> None:
     """Backwards each step scales squares by E[(gain tanh')^2], and normalising by 1 / E[tanh^2].
 
     The ratio is never below 1: a function's variance is at most its derivative's mean square
     (Poincare's inequality for the normal distribution).
     """
-    data = MNIST(str(data_root / "mnist"), train_size=100, val_size=1)
-    data.setup()
-    images, _ = data.train_dataloader().dataset[torch.arange(100)]
-    pixels = images.flatten(1).T.unsqueeze(-1).double()
-    gains = (0.1, 1.0)
-    found = orders(pixels, 100, norms=[BatchNorm], gains=gains, candidate="orthogonal")
+    inputs, gains = blank_mostly(300, 100), (0.1, 1.0)
+    found = orders(inputs, 100, norms=[BatchNorm], gains=gains, candidate="orthogonal")
     z = np.linspace(-12, 12, 20_001)
     density = np.exp(-(z**2) / 2) / np.exp(-(z**2) / 2).sum()
     for gain in gains:
         squares = (density * (gain / np.cosh(gain * z) ** 2) ** 2).sum()
         growth = squares / (density * np.tanh(gain * z) ** 2).sum()
         assert growth > 1
-        assert found[gain] == pytest.approx(783 * np.log10(growth) / 2, abs=2)
+        assert found[gain] == pytest.approx(299 * np.log10(growth) / 2, abs=1)
 
 
 def test_both_terms_normalised_apart() -> None:
@@ -305,7 +301,7 @@ def test_both_terms_normalised_apart() -> None:
             layer.bias_ih_l0.zero_()
             layer.bias_hh_l0.zero_()
         h = 0.1 * torch.randn(20, 50, dtype=F64)
-        norms = by_hand(layer, "batch", LONG, h, h, loss, apart=True)
+        norms = by_hand(layer, "batch", blank_mostly(784, 20), h, h, loss, apart=True)
         lost[gain] = -float((norms[0] / norms[-1]).log10())
     assert lost[1.0] > 8
     assert lost[0.1] < 5
@@ -356,24 +352,24 @@ def test_norms_that_are_no_dataclasses() -> None:
 
 @pytest.mark.parametrize("wrong", [LayerNorm(), "LayerNorm", GRU, Tensor], ids=repr)
 def test_norms_are_classes(wrong: object) -> None:
-    with pytest.raises(TypeError, match=r"norms must be classes such as .*; got ") as error:
+    with pytest.raises(TypeError, match=re.escape(repr(wrong))):
         gradient_flow(random_sequences(9, 3), norms=[wrong])
-    assert str(error.value).endswith(f"got {wrong!r}")
 
 
-def test_nothing_to_measure_or_to_show() -> None:
-    for shape in ((5, 3), (0, 2, 3)):
-        with pytest.raises(ValueError, match=r"gradient_flow takes inputs \(T, N, I\).* got"):
-            gradient_flow(torch.zeros(shape, dtype=F64))
-    with pytest.raises(ValueError, match="gradient_flow_table needs at least one measurement"):
-        gradient_flow_table([])
-
-
-@pytest.mark.parametrize("options", [{"cell": "tanh"}, {"candidate": "eye"}])
-def test_unknown_choices(options: dict) -> None:
-    (name,) = options
-    with pytest.raises(ValueError, match=rf"{name} must be .*[,;] got"):
-        gradient_flow(random_sequences(5, 4), **options)
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: gradient_flow(torch.zeros(5, 3)), r"gradient_flow.*\(5, 3\)"),
+        (lambda: gradient_flow(torch.zeros(0, 2, 3)), r"gradient_flow.*\(0, 2, 3\)"),
+        (lambda: gradient_flow(random_sequences(5, 4), cell="tanh"), "cell.*'tanh'"),
+        (lambda: gradient_flow(random_sequences(5, 4), candidate="eye"), "candidate.*'eye'"),
+        (lambda: gradient_flow_table([]), "gradient_flow_table"),
+    ],
+    ids=["2D", "empty", "cell", "candidate", "table"],
+)
+def test_arguments_that_do_not_fit(call: Callable[[], object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        call()
 
 
 # Showing it

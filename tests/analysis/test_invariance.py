@@ -7,6 +7,7 @@ import dataclasses
 import io
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
@@ -382,13 +383,13 @@ def test_running_averages_that_begin_with_what_cannot_be_divided_by() -> None:
 
 def test_statistics_that_are_not_those_of_the_inputs() -> None:
     x = random_inputs()
-    with pytest.raises(ValueError, match="this Linear do not converge to those of the inputs"):
+    with pytest.raises(ValueError, match="Linear do not converge"):
         measure_invariance(made(AverageScale(share=0.0)), 3 * x, frozen=True)
 
 
 def test_statistics_that_take_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(invariance, "_PASSES", 30)
-    with pytest.raises(ValueError, match="after 30 passes of these inputs the running averages of"):
+    with pytest.raises(ValueError, match="Linear did not converge in 30 passes"):
         measure_invariance(made(AverageScale()), random_inputs(), frozen=True)
 
 
@@ -561,7 +562,7 @@ def test_a_norm_that_the_formula_is_not_meant_for() -> None:
     assert row.cells["weight_matrix_rescaling"].verdict == "yes"
     assert all(cell.predicted is None for cell in row.cells.values())
     for norm in (EpsOutside(), EpsUnused()):
-        with pytest.raises(ValueError, match="does not add eps to what it takes the root of"):
+        with pytest.raises(ValueError, match=type(norm).__name__):
             eps_effect(norm)
     assert (
         invariance_table([EpsUnused()], eps=None).rows[0].cells["example_rescaling"].verdict == "no"
@@ -595,17 +596,11 @@ def test_a_norm_whose_eps_has_bounds() -> None:
         eps_effect(Bounded())
 
 
-def test_at_eps_0_there_is_nothing_to_predict(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(invariance, "_variances", None)
-    cells = invariance_table([LayerNorm(), WeightNorm()]).rows[0].cells
-    assert cells["example_rescaling"].predicted == 0
-
-
 @pytest.mark.parametrize(
     ("norm", "eps"), [(WeightNorm(), None), (Identity(), 1e-3), (LayerNorm(), 0.0)], ids=repr
 )
 def test_no_effect_without_eps(norm: Norm, eps: float | None) -> None:
-    with pytest.raises(ValueError, match="has no eps above 0"):
+    with pytest.raises(ValueError, match="eps above 0"):
         eps_effect(norm, eps)
 
 
@@ -675,7 +670,7 @@ def test_a_norm_that_is_no_dataclass() -> None:
     assert row.label == "Plain"
     yes = [name for name, cell in row.cells.items() if cell.verdict == "yes"]
     assert yes == ["weight_matrix_recentering"]
-    with pytest.raises(ValueError, match="has no eps above 0, in a dataclass field of that name"):
+    with pytest.raises(ValueError, match="eps above 0"):
         eps_effect(Plain(), 1e-3)
 
 
@@ -707,60 +702,65 @@ class Misspelt(Claims):
     invariances: ClassVar[frozenset[str] | None] = frozenset({"case_scaling"})
 
 
-def test_errors() -> None:
-    x = random_inputs()
-    with pytest.raises(TypeError, match=r"norms must be instances of .*, such as LayerNorm\(\)"):
-        invariance_table([LayerNorm])  # type: ignore[list-item]
-    with pytest.raises(ValueError, match=r"\['case_scaling'\], which are not among weight_matrix"):
-        invariance_table([Misspelt()])
-    with pytest.raises(ValueError, match=r"NeedsEps.* measured at eps=0, .*eps must be positive"):
-        invariance_table([NeedsEps()])
-    for factors in ((), (1.0,), (-1.0,), (2.0, 0.0), (math.inf,), (math.nan,)):
-        with pytest.raises(ValueError, match="factors must be one or more positive"):
-            invariance_table(factors=factors)
-    for shape in ((16,), (0, 8), (1, 8), (4, 0)):
-        for call in (invariance_table, eps_effect):
-            options = {"norm": LayerNorm()} if call is eps_effect else {}
-            with pytest.raises(ValueError, match=r"inputs must be \(N, I\), at least 2 examples"):
-                call(inputs=torch.ones(shape, dtype=F64), **options)
-        with pytest.raises(ValueError, match=r"inputs must be \(N, I\), .*, got \("):
-            measure_invariance(made(LayerNorm()), torch.ones(shape, dtype=F64))
-    with pytest.raises(ValueError, match="inputs must be finite"):
-        measure_invariance(made(LayerNorm()), x / 0)
-    with pytest.raises(TypeError, match=r"inputs must be a tensor \(N, I\), got list"):
-        measure_invariance(made(LayerNorm()), x.tolist())
-    for frozen in (False, True):
-        with pytest.raises(ValueError, match=r"this Linear does not take inputs \(16, 7\)"):
-            measure_invariance(made(LayerNorm()), x[:, :7], frozen=frozen)
-    with pytest.raises(TypeError, match=r"the dtype of weight, torch.float64, got torch.float32"):
-        measure_invariance(made(LayerNorm()), x.float())
-    for features in (0, -1):
-        with pytest.raises(ValueError, match=f"features must be at least 1, got {features}"):
-            invariance_table(features=features)
-        with pytest.raises(ValueError, match=f"features must be at least 1, got {features}"):
-            eps_effect(LayerNorm(), features=features)
-    for norms in (LayerNorm(), LayerNorm):
-        with pytest.raises(TypeError, match=r"must be a list, such as \[LayerNorm\(\)\]; got"):
-            invariance_table(norms)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"such as LayerNorm\(\).* got 'LayerNorm'"):
-        eps_effect("LayerNorm")  # type: ignore[arg-type]
-    for ratios in ([], [0.0], [-1.0], [1.0, math.nan], [math.inf]):
-        with pytest.raises(ValueError, match="ratios must be one or more positive, finite"):
-            eps_effect(LayerNorm(), ratios=ratios)
-    for eps in (-1.0, math.nan, math.inf):
-        with pytest.raises(ValueError, match="eps must be 0 or more, and finite"):
-            invariance_table([Claims()], eps=eps)
-    for scale in (0.0, -1.0, math.nan):
-        with pytest.raises(ValueError, match="weight_scale must be positive and finite"):
-            invariance_table(weight_scale=scale)
-    with pytest.raises(
-        ValueError, match=r"weight must name a parameter .* weight, bias, site.gain"
+BAD_NUMBERS = (-1.0, math.nan, math.inf)
+WRONG_FACTORS = [(), (1.0,), (-1.0,), (2.0, 0.0), (math.inf,), (math.nan,)]
+WRONG_RATIOS = [[], [0.0], [-1.0], [1.0, math.nan], [math.inf]]
+LAYER, X = made(LayerNorm()), random_inputs()
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: invariance_table([LayerNorm]), "norms.*LayerNorm"),
+        (lambda: invariance_table(LayerNorm()), r"list.*got LayerNorm\("),
+        (lambda: invariance_table(LayerNorm), "list.*LayerNorm"),
+        (lambda: eps_effect("LayerNorm"), "'LayerNorm'"),
+        (lambda: measure_invariance(LAYER, X.tolist()), "inputs.*list"),
+        (lambda: measure_invariance(LAYER, X.float()), "weight, torch.float64.*torch.float32"),
+    ],
+)
+def test_arguments_of_wrong_types(call: Callable[[], object], words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: invariance_table([Misspelt()]), "Misspelt.*case_scaling.*weight_matrix"),
+        (lambda: invariance_table([NeedsEps()]), "NeedsEps.*eps=0.*eps must be positive"),
+        (lambda: measure_invariance(LAYER, X / 0), "inputs.*finite"),
+        (lambda: measure_invariance(LAYER, X[:, :7]), r"Linear.*\(16, 7\)"),
+        (lambda: measure_invariance(LAYER, X[:, :7], frozen=True), r"Linear.*\(16, 7\)"),
+        (lambda: measure_invariance(LAYER, X, weight="bias"), "weight, bias, site.gain.*'bias'"),
+        (lambda: measure_invariance(LAYER, X[:1].expand(4, -1)), "Linear.*same"),
+        (lambda: invariance_table([LayerNorm()], features=1), "not finite.*eps"),
+        (lambda: invariance_table(features=0), "features.*1.*0"),
+        (lambda: eps_effect(LayerNorm(), features=-1), "features.*1.*-1"),
+        *((lambda f=f: invariance_table(factors=f), "factors") for f in WRONG_FACTORS),
+        *((lambda r=r: eps_effect(LayerNorm(), ratios=r), "ratios") for r in WRONG_RATIOS),
+        *((lambda e=e: invariance_table([Claims()], eps=e), "eps.*0") for e in BAD_NUMBERS),
+        *(
+            (lambda w=w: invariance_table(weight_scale=w), "weight_scale")
+            for w in (0.0, *BAD_NUMBERS)
+        ),
+    ],
+)
+def test_arguments_that_do_not_fit(call: Callable[[], object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        call()
+
+
+@pytest.mark.parametrize("shape", [(16,), (0, 8), (1, 8), (4, 0)])
+def test_inputs_that_do_not_fit(shape: tuple[int, ...]) -> None:
+    inputs = torch.ones(shape, dtype=F64)
+    for call in (
+        lambda: invariance_table(inputs=inputs),
+        lambda: eps_effect(LayerNorm(), inputs=inputs),
+        lambda: measure_invariance(LAYER, inputs),
     ):
-        measure_invariance(made(LayerNorm()), x, weight="bias")
-    with pytest.raises(ValueError, match="not finite: without eps no variance may be 0"):
-        invariance_table([LayerNorm()], features=1)
-    with pytest.raises(ValueError, match="is the same for all examples"):
-        measure_invariance(made(LayerNorm()), x[:1].expand(4, -1))
+        with pytest.raises(ValueError, match=rf"inputs.*\(N, I\).*{re.escape(str(shape))}"):
+            call()
 
 
 # Showing it

@@ -256,6 +256,7 @@ def test_over_given_outputs_a_layer_is_the_glm_of_its_name() -> None:
 
 def test_over_outputs_of_the_model_it_tends_to_the_fisher_information() -> None:
     model, x = classifier("mlp", LayerNorm())
+    x = x[:1]
     many = x.repeat_interleave(400, 0)
     generator = torch.Generator().manual_seed(0)
     y = model(x).softmax(1).multinomial(400, replacement=True, generator=generator).flatten()
@@ -295,7 +296,7 @@ def test_mixtures_of_handwriting() -> None:
         scale = float(wanted.abs().max())
         assert scale > 0
         torch.testing.assert_close(block.matrix, wanted, rtol=1e-8, atol=1e-11 * scale)
-    with pytest.raises(TypeError, match=r"this Handwriting gave a tuple: .* network_empirical_fis"):
+    with pytest.raises(TypeError, match=r"Handwriting.*tuple.*network_empirical_fisher"):
         network_fisher(model, offsets, lambda batch: model(batch.transpose(0, 1), texts[:1]))
 
 
@@ -320,9 +321,9 @@ def test_parts_of_a_block() -> None:
     assert torch.equal(block.part("network.1.bias"), block.matrix[20:24, 20:24])
     mixed = block.part("network.1.site.gain", "network.1.weight")
     assert torch.equal(mixed, block.matrix[24:, :20])
-    with pytest.raises(ValueError, match=r"no parameter 'bias' in this block: network\.1\.weight"):
+    with pytest.raises(ValueError, match=r"'bias'.*network\.1\.weight"):
         block.part("bias")
-    with pytest.raises(ValueError, match="this block of 28 parameters was not kept"):
+    with pytest.raises(ValueError, match=r"28 parameters.*max_size"):
         network_fisher(model, x, max_size=27)["network.1"].part("network.1.bias")
 
 
@@ -385,47 +386,47 @@ def test_directions_that_normalised_layers_do_not_feel() -> None:
 # Errors
 
 
-def test_wrong_arguments() -> None:
-    model, x = classifier("mlp", LayerNorm())
-    for options, message in (
-        ({"family": "poisson"}, "family must be one of gaussian, bernoulli, categorical"),
-        ({"dispersion": 0.0, "family": "gaussian"}, "dispersion must be positive, .* got 0.0"),
-        ({"dispersion": 2.0}, "dispersion must be 1 for categorical, got 2.0"),
-        ({"dispersion": 2.0, "family": "bernoulli"}, "dispersion must be 1 for bernoulli, got 2.0"),
-        ({"max_size": -1}, "max_size must be at least 0, got -1"),
-        ({"outputs_at_once": 0}, "outputs_at_once must be at least 1, got 0"),
-        ({"statistics": "mean"}, "statistics must be 'batch' or 'kept'"),
-        ({"blocks": {"a": ["network.9.bias"]}}, "no parameters network.9.bias in this MLPClass"),
-        ({"blocks": {}}, "blocks must have at least one block, got none"),
-        ({"blocks": {"a": []}}, r"a block must have at least one parameter.* got \[\] for 'a'"),
-        ({"blocks": {"a": ["network.1.bias"] * 2}}, "each only once, got .* for 'a'"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            network_fisher(model, x, **options)
-    with pytest.raises(TypeError, match=r"\['network.1.weight'\], got 'network.1.bias' for 'a'"):
-        network_fisher(model, x, blocks={"a": "network.1.bias"})
-    with pytest.raises(ValueError, match=r"must be \(1, \*, K\).* got \(3,\) of this MLPClass"):
-        network_fisher(model, x, lambda batch: model(batch)[0])
-    for wrong, given in ((list, "a list"), (Tensor.tolist, "a list"), (Tensor.long, "torch.int64")):
-        with pytest.raises(TypeError, match=f"this MLPClassifier gave {given}: pass natural="):
-            network_fisher(model, x, lambda batch, of=wrong: of(model(batch)))
-    for wrong, given in (
-        (Tensor.sum, r"\(\)"),
-        (Tensor.tolist, "list"),
-        (lambda s: s, r"\(1, 3\)"),
-    ):
-        with pytest.raises(ValueError, match=rf"log-likelihoods must be .* got {given}"):
-            network_empirical_fisher(model, x, lambda batch, of=wrong: of(model(batch)))
-    with pytest.raises(ValueError, match="at least one and equally many in each"):
-        network_fisher(model, (x, x[:2]))
-    other = copy.deepcopy(model)
-    for natural in (
-        other,
-        lambda batch: other(batch).detach(),
-        torch.no_grad()(lambda batch: model(batch)),
-    ):
-        with pytest.raises(ValueError, match="do not depend on these parameters"):
-            network_fisher(model, x, natural)
+MLP, MLP_X = classifier("mlp", LayerNorm())
+OTHER = copy.deepcopy(MLP)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"family": "poisson"}, "family.*'poisson'"),
+        ({"dispersion": 0.0, "family": "gaussian"}, "dispersion.*0.0"),
+        ({"dispersion": 2.0}, "dispersion.*categorical.*2.0"),
+        ({"max_size": -1}, "max_size.*0.*-1"),
+        ({"outputs_at_once": 0}, "outputs_at_once.*1.*0"),
+        ({"statistics": "mean"}, "statistics.*'mean'"),
+        ({"blocks": {"a": ["network.9.bias"]}}, "network.9.bias.*MLPClassifier"),
+        ({"blocks": {}}, "blocks"),
+        ({"blocks": {"a": []}}, r"\[\] for 'a'"),
+        ({"blocks": {"a": ["network.1.bias"] * 2}}, "network.1.bias.*for 'a'"),
+        ({"blocks": {"a": "network.1.bias"}}, "lists.*'network.1.bias' for 'a'"),
+        ({"natural": lambda batch: MLP(batch)[0]}, r"\(1, \*, K\).*\(3,\).*MLPClassifier"),
+        ({"natural": lambda batch: [MLP(batch)]}, "MLPClassifier.*a list.*natural="),
+        ({"natural": lambda batch: MLP(batch).long()}, "MLPClassifier.*torch.int64.*natural="),
+        ({"natural": OTHER}, "MLPClassifier"),
+        ({"natural": lambda batch: MLP(batch).detach()}, "MLPClassifier.*detach"),
+        ({"natural": torch.no_grad()(lambda batch: MLP(batch))}, "MLPClassifier.*no_grad"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_arguments_that_do_not_fit(options: dict, words: str) -> None:
+    is_type = "lists" in words or "natural=" in words
+    with pytest.raises(TypeError if is_type else ValueError, match=words):
+        network_fisher(MLP, MLP_X, **options)
+
+
+@pytest.mark.parametrize(
+    ("of", "given"), [(Tensor.sum, r"\(\)"), (Tensor.tolist, "list"), (lambda s: s, r"\(1, 3\)")]
+)
+def test_log_likelihoods_and_batches_that_do_not_fit(of, given: str) -> None:
+    with pytest.raises(ValueError, match=given):
+        network_empirical_fisher(MLP, MLP_X, lambda batch: of(MLP(batch)))
+    with pytest.raises(ValueError, match=r"\(3, 5\), \(2, 5\)"):
+        network_fisher(MLP, (MLP_X, MLP_X[:2]))
 
 
 def test_a_matrix_of_zeros_is_one() -> None:
@@ -443,9 +444,7 @@ def test_a_network_without_trained_parameters() -> None:
     names = [name for name, _ in model.named_parameters()]
     wanted = network_fisher(model, x, blocks={"all": names})["all"].matrix
     model.requires_grad_(False)
-    with pytest.raises(
-        ValueError, match="no parameter of this MLPClassifier requires gradients: set"
-    ):
+    with pytest.raises(ValueError, match=r"MLPClassifier.*requires_grad"):
         network_fisher(model, x)
     torch.testing.assert_close(
         network_fisher(model, x, blocks={"all": names})["all"].matrix, wanted

@@ -535,7 +535,7 @@ def test_bad_arguments() -> None:
         adopt_(Model(), classes={ListLSTM: "torchaudi"})
     with pytest.raises(ValueError, match=r"'haste'.*torchaudio"):
         adopt_(Model(), classes={ListLSTM: "haste"})
-    with pytest.raises(ValueError, match=r"layers\.0.*else"):
+    with pytest.raises(ValueError, match=r"layers\.0.*differs"):
         adopt_(Model(OtherLSTM), classes=LIST, exclude="gru")
     parallel = nn.DataParallel(Model())
     with pytest.raises(ValueError, match="DataParallel"):

@@ -322,7 +322,7 @@ REFUSED = {
     ),
     "pruned": (
         lambda: with_hooks(lambda m: prune.l1_unstructured(m, "weight", 0.5)),
-        "made from others",
+        "prune",
     ),
     "quantised": (
         lambda: nn.Sequential(torch.ao.nn.quantized.dynamic.Linear(4, 4)),
@@ -373,16 +373,16 @@ def test_cells_do_not_take_statistics_of_steps() -> None:
 
 
 def test_wrong_arguments() -> None:
-    with pytest.raises(ValueError, match="no layer to convert: none of LSTM, GRU"):
+    with pytest.raises(ValueError, match=r"no layer to convert.*LSTM, GRU"):
         normalize_(nn.Sequential(nn.ReLU(), nn.Embedding(3, 4)), LayerNorm())
     with pytest.raises(ValueError, match=r"no layer's name matches 'decoder'; layers are '0', '2'"):
         normalize_(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)), LayerNorm(),
                    include="decoder")  # fmt: skip
-    with pytest.raises(ValueError, match="the patterns leave none"):
+    with pytest.raises(ValueError, match="patterns"):
         normalize_(nn.Sequential(nn.Linear(2, 2)), LayerNorm(), exclude="*")
     with pytest.raises(TypeError, match=r"such as LayerNorm\(\); got <cla"):
         normalize_(nn.Linear(2, 2), LayerNorm)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"expected a torch\.nn\.Module, got dict"):
+    with pytest.raises(TypeError, match=r"model.*torch\.nn\.Module, got dict"):
         normalize_({}, LayerNorm())  # type: ignore[arg-type]
     wrapped = nn.DataParallel(nn.Linear(2, 2))
     with pytest.raises(ValueError, match="convert the model first, then wrap it"):
@@ -456,7 +456,7 @@ def test_what_torch_does_not_compute_stays() -> None:
     assert "peepholes" in reasons["peephole"]
     assert "clipped derivatives" in reasons["bounded"]
     assert reasons["noisy"] == "torch has no zoneout or weight_dropout"
-    assert "torch's own already" in reasons["torch"]
+    assert "torch's already" in reasons["torch"]
     normalize_(model, RMSNorm(), include=["noisy", "peephole"])
     assert model["noisy"].zoneout == (0.1,)
     assert model["peephole"].weight_peephole_l0.shape == (3, 3)

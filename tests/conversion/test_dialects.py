@@ -474,7 +474,7 @@ def test_a_missing_and_a_spare_key_are_named(form: str) -> None:
         with pytest.raises(ValueError, match=f"^{name}: ") as caught:
             from_dialect(name, fewer)
         assert "no" in str(caught.value)
-    with pytest.raises(ValueError, match=r"has keys of other layers, .*name the layer by prefix"):
+    with pytest.raises(ValueError, match=r"unexpected keys .*prefix="):
         from_dialect(name, state() | {f"{lead}spare": torch.ones(2)})
 
 
@@ -496,7 +496,7 @@ def test_a_prefix_chooses_a_layer_of_a_larger_state_dict(form: str) -> None:
     larger = {f"model.rnn.{k}": v for k, v in state().items()} | {"model.head": torch.ones(2)}
     layer = from_dialect(name, larger, prefix=f"model.rnn.{lead}")
     torch.testing.assert_close(layer(inputs())[0], reference(state(), inputs()))
-    with pytest.raises(ValueError, match=r"no key begins with 'model\.lstm"):
+    with pytest.raises(ValueError, match=r"no key starts with 'model\.lstm"):
         from_dialect(name, larger, prefix="model.lstm.")
 
 
@@ -566,9 +566,9 @@ def test_unknown_names_and_things() -> None:
         from_dialect("hast", {})
     with pytest.raises(ValueError, match="unknown dialect 'x'; there are torch, torchscript"):
         to_dialect("x", ln_zoo.LSTM(2, 3))
-    with pytest.raises(TypeError, match=r"expected .*layer of ln_zoo.*, got LSTM"):
+    with pytest.raises(TypeError, match=r"layer of ln_zoo.*, got LSTM"):
         to_dialect("torch", nn.LSTM(2, 3))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="no key begins with ''; there are no keys"):
+    with pytest.raises(ValueError, match="no key starts with '', got no keys"):
         from_dialect("haste", {})
     with pytest.raises(ValueError, match=r"weight_hh_l0 \(10, 5\) does not fit an LSTM"):
         from_dialect(
@@ -576,7 +576,7 @@ def test_unknown_names_and_things() -> None:
         )
     with pytest.raises(ValueError, match="'kernel' is not a tensor"):
         from_dialect("keras", keras_state() | {"kernel": ["a"]})
-    with pytest.raises(ValueError, match=r"'kernel' is torch\.int8; quantised weights are not"):
+    with pytest.raises(ValueError, match=r"'kernel' .*torch\.int8"):
         from_dialect("keras", keras_state() | {"kernel": torch.ones(2, 8, dtype=torch.int8)})
     with pytest.raises(ValueError, match=r"haste: sizes do not fit each other: .*recurrent\.gain"):
         from_dialect("haste", haste_state() | {"gamma": torch.ones(2, 8)})
@@ -588,9 +588,9 @@ def test_what_our_layers_do_not_compute() -> None:
     with pytest.raises(ValueError, match="reset_after=False"):
         from_dialect("keras", keras_gru_state() | {"bias": torch.zeros(3 * H, dtype=F64)})
     coupled = {k: v for k, v in tflite_state().items() if k != "input_to_input_weights"}
-    with pytest.raises(ValueError, match="has no input gate"):
+    with pytest.raises(ValueError, match="input gate"):
         from_dialect("tflite", coupled)
-    with pytest.raises(ValueError, match="peepholes under a norm"):
+    with pytest.raises(ValueError, match="peepholes"):
         from_dialect("tflite", tflite_state(peephole=True))
     with pytest.raises(ValueError, match="bias in its projection"):
         from_dialect("tflite", tflite_state() | {"projection_bias": torch.ones(P)})
@@ -602,10 +602,10 @@ def test_what_our_layers_do_not_compute() -> None:
         ("torch", ln_zoo.LSTM(X, H, norm=LayerNorm()), "no normalisation at sites.l0.input"),
         ("torch", ln_zoo.LSTM(X, H, peephole=True), "no LSTM with peepholes"),
         ("torch", ln_zoo.GRU(X, H, norm=WeightNorm()), "denormalize_ the layer first"),
-        ("haste", ln_zoo.LSTM(X, H), "it has LayerNorm there"),
-        ("haste", ln_zoo.LSTM(X, H, norm=RMSNorm()), "it has LayerNorm there"),
-        ("haste", ln_zoo.LSTM(X, H, norm=LayerNorm(eps=1e-3)), "its eps is 1e-05"),
-        ("haste", ln_zoo.LSTM(X, H, norm=LayerNorm(per_gate=True)), "it has LayerNorm there"),
+        ("haste", ln_zoo.LSTM(X, H), "but LayerNorm"),
+        ("haste", ln_zoo.LSTM(X, H, norm=RMSNorm()), "but LayerNorm"),
+        ("haste", ln_zoo.LSTM(X, H, norm=LayerNorm(eps=1e-3)), "1e-05"),
+        ("haste", ln_zoo.LSTM(X, H, norm=LayerNorm(per_gate=True)), "but LayerNorm"),
         ("haste", ln_zoo.LSTM(X, H, 2, norm=LayerNorm()), "no several layers"),
         ("haste", ln_zoo.LSTM(X, H, bidirectional=True, norm=LayerNorm()), "no second direction"),
         ("haste", ln_zoo.GRU(X, H, norm=LayerNorm()), "no GRU of this form"),

@@ -25,7 +25,7 @@ from ln_zoo.export import (
 )
 from ln_zoo.export.check import compare
 from ln_zoo.export.loops import Loop, exportable
-from ln_zoo.layers import GRU, LSTM, RNN, GRUCell, LSTMCell, RecurrentLayer
+from ln_zoo.layers import GRU, LSTM, RNN, GRUCell, Linear, LSTMCell, RecurrentLayer
 from ln_zoo.models import (
     DRAW,
     AttentiveReader,
@@ -110,7 +110,7 @@ def test_an_executorch_file_says_what_it_holds(tmp_path):
 
 def test_executorch_takes_no_loop(tmp_path):
     needed("pte")
-    with pytest.raises(ExportError, match="no kernel for a loop over time: give the step form"):
+    with pytest.raises(ExportError, match=r"ExecuTorch.*step"):
         export(LSTM(3, 5).eval(), tmp_path / "a.pte", format="pte", form="sequence")
     assert not list(tmp_path.iterdir())
 
@@ -142,7 +142,7 @@ def test_every_layer_in_every_format(layer, form, format, tmp_path):
 
 
 def test_a_projection_starts_from_shorter_states():
-    layer, x = LSTM(3, 5, num_layers=2, proj_size=2, norm=LayerNorm()).eval(), torch.randn(4, 2, 3)
+    layer, x = LSTM(3, 5, proj_size=2, norm=LayerNorm()).eval(), torch.randn(2, 2, 3)
     torch.testing.assert_close(exportable(layer, operators=False)(x), layer(x))
 
 
@@ -213,18 +213,18 @@ def test_every_model_declares_its_parts():
 
 
 class Tagger(ZooModule):
-    """A model of one's own, as the page on such models has it."""
+    """A model of one's own."""
 
     def __init__(self, words: int = 11, norm: Norm | None = None) -> None:
         super().__init__()
         self.save_hyperparameters()
         self.resolve_hyperparameters(norm)
         self.embedding = nn.Embedding(words, 3)
-        self.rnn = LSTM(3, 4, norm=norm)
+        self.hidden = Linear(3, 4, norm=norm)
         self.head = nn.Linear(4, 2)
 
     def forward(self, words):
-        return self.head(self.rnn(self.embedding(words))[0])
+        return self.head(self.hidden(self.embedding(words)))
 
     def training_step(self, batch, batch_idx):
         return self(batch).sum()
@@ -361,12 +361,12 @@ class Clocked(Norm):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"format": "tflite"}, "unknown format 'tflite': it is one of pt2, onnx, pte"),
-        ({"form": "whole"}, "unknown form 'whole': it is one of step, sequence"),
-        ({"opset": 12}, "opset 12 is not supported: give one from 18 to 23"),
-        ({"opset": 99}, "opset 99 is not supported"),
-        ({"opset": 20, "format": "pt2"}, "an opset is a version of ONNX, and the format is pt2"),
-        ({"part": "images", "format": "pt2"}, "LSTM has no part 'images': its parts are layer"),
+        ({"format": "tflite"}, "format.*pt2, onnx, pte.*'tflite'"),
+        ({"form": "whole"}, "form.*step, sequence.*'whole'"),
+        ({"opset": 12}, "opset.*18 to 23.*12"),
+        ({"opset": 99}, "opset.*99"),
+        ({"opset": 20, "format": "pt2"}, "opset.*pt2"),
+        ({"part": "images", "format": "pt2"}, "LSTM.*'images'.*layer"),
     ],
 )
 def test_wrong_requests(arguments, message, tmp_path):
@@ -379,23 +379,23 @@ def test_wrong_requests(arguments, message, tmp_path):
 def test_a_file_that_exists_is_kept(tmp_path):
     file = tmp_path / "a.pt2"
     file.write_text("mine")
-    with pytest.raises(ExportError, match="exists: give another file, or allow it"):
+    with pytest.raises(ExportError, match=r"a\.pt2 exists"):
         export(LSTMCell(3, 5).eval(), file, format="pt2")
     assert file.read_text() == "mine"
-    with pytest.raises(ExportError, match="there is no folder"):
+    with pytest.raises(ExportError, match=r"no folder .*no"):
         export(LSTMCell(3, 5).eval(), tmp_path / "no" / "a.pt2", format="pt2")
 
 
 @pytest.mark.parametrize(
     ("module", "form", "message"),
     [
-        (lambda: LSTM(3, 5, norm=BatchNorm()), "step", "in training mode, .* batch norm takes"),
-        (lambda: GRU(3, 5, bidirectional=True).eval(), "step", "GRU has no step form: its reverse"),
-        (lambda: GRUCell(3, 5).eval(), "sequence", "GRUCell runs one time step: export it with"),
-        (lambda: LSTM(3, 5, norm=Clocked()).eval(), "step", "Clocked changes with the time step"),
-        (lambda: GRU(3, 5).double().eval(), "step", "models in float32 on the CPU"),
-        (lambda: nn.Linear(3, 5).eval(), "step", "Linear does not say what of it"),
-        (lambda: MLPClassifier(6, [3]).eval(), "step", "MLPClassifier has no step form: nothing"),
+        (lambda: LSTM(3, 5, norm=BatchNorm()), "step", "LSTM is in training mode"),
+        (lambda: GRU(3, 5, bidirectional=True).eval(), "step", "GRU has no step form"),
+        (lambda: GRUCell(3, 5).eval(), "sequence", "GRUCell.*step"),
+        (lambda: LSTM(3, 5, norm=Clocked()).eval(), "step", "Clocked.*to_spec"),
+        (lambda: GRU(3, 5).double().eval(), "step", "float32"),
+        (lambda: nn.Linear(3, 5).eval(), "step", "Linear.*export_parts"),
+        (lambda: MLPClassifier(6, [3]).eval(), "step", "MLPClassifier has no step form"),
     ],
 )
 def test_modules_that_cannot_be_exported(module, form, message, tmp_path):
@@ -408,12 +408,11 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "onnxscript", None)
-    message = r"the format onnx needs the package .*: pip install 'ln-zoo\[export\]'"
-    with pytest.raises(ExportError, match=message):
+    with pytest.raises(ExportError, match=r"onnx.*ln-zoo\[export\]"):
         export(LSTM(3, 5).eval(), tmp_path / "a.onnx")
 
 
-def test_a_wrong_file_is_told(tmp_path):
+def test_a_wrong_file_is_refused(tmp_path):
     layer = LSTM(3, 5, norm=LayerNorm()).eval()
     path = path_of(layer, "step")
     other = LSTM(3, 5, norm=LayerNorm()).eval()
@@ -425,7 +424,7 @@ def test_a_wrong_file_is_told(tmp_path):
     def run(inputs):
         return dict(zip(path.outputs, wrong(*inputs.values()), strict=True))
 
-    with pytest.raises(ExportError, match="times what rounding explains"):
+    with pytest.raises(ExportError, match="rounding"):
         compare(layer, path, run)
 
 
@@ -450,14 +449,14 @@ def test_a_model_that_is_exact_by_chance_does_not_decide(monkeypatch, error):
     if error < 1e-5:
         assert 0.4 < compare(nn.Linear(1, 1), OneNumber(), run).ratio < 0.6
     else:
-        with pytest.raises(ExportError, match="times what rounding explains"):
+        with pytest.raises(ExportError, match="rounding"):
             compare(nn.Linear(1, 1), OneNumber(), run)
 
 
 def test_a_file_of_another_program(tmp_path):
     program = torch.export.export(nn.Linear(2, 2), (torch.randn(1, 2),))
     torch.export.save(program, tmp_path / "a.pt2")
-    with pytest.raises(ExportError, match="was not written by ln-zoo export"):
+    with pytest.raises(ExportError, match=r"a\.pt2.*ln-zoo export"):
         read_facts(tmp_path / "a.pt2")
 
 

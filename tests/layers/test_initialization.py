@@ -268,7 +268,7 @@ def test_sums_that_are_not_finite_are_refused() -> None:
     model, x = mlp(), inputs(50, 6)
     x[3, 2] = float("nan")
     scale = model[0].site.scale.detach().clone()
-    with pytest.raises(ValueError, match="the pre-activations of 0 are not finite on this batch"):
+    with pytest.raises(ValueError, match="of 0 are not finite"):
         data_dependent_init(model, x)
     assert torch.equal(model[0].site.scale, scale)
 
@@ -277,8 +277,7 @@ def test_sums_that_are_not_finite_are_refused() -> None:
     "model", [Linear(3, 4, norm=LayerNorm()), nn.Linear(3, 4), LSTM(3, 4, norm=WN)]
 )
 def test_a_model_without_such_layers_is_refused(model: nn.Module) -> None:
-    message = r"looks for Linear and Conv2d layers with norm=WeightNorm\(\), and this "
-    with pytest.raises(ValueError, match=message + type(model).__name__):
+    with pytest.raises(ValueError, match=rf"WeightNorm.*{type(model).__name__}"):
         data_dependent_init(model, torch.randn(5, 3))
 
 

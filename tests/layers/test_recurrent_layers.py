@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
 import torch
+from jsonargparse import ArgumentParser
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_sequence
 
-from ln_zoo.layers import GRU, LSTM, RNN, Conv2d, GRUCell, Linear, LSTMCell, RNNCell
+from ln_zoo.layers import (
+    GRU,
+    LSTM,
+    RNN,
+    Conv2d,
+    GRUCell,
+    Linear,
+    LSTMCell,
+    RecurrentLayer,
+    RNNCell,
+)
+from ln_zoo.layers.rnn import RecurrentOptions
 from ln_zoo.norms import BatchNorm, Identity, LayerNorm, RMSNorm, WeightNorm
 
 F64 = torch.float64
@@ -17,6 +30,49 @@ LAYERS = [LSTM, GRU, RNN]
 CELLS = [LSTMCell, GRUCell, RNNCell]
 every_layer = pytest.mark.parametrize("cls", LAYERS)
 every_cell = pytest.mark.parametrize("cls", CELLS)
+
+
+# Arguments
+
+
+@every_layer
+def test_signatures_and_the_command_line_show_all_options(cls: type) -> None:
+    parameters = inspect.signature(cls).parameters
+    shared = inspect.signature(RecurrentLayer).parameters
+    for name in RecurrentOptions.__annotations__:
+        assert parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
+        assert parameters[name].default == shared[name].default
+    parser = ArgumentParser()
+    parser.add_class_arguments(cls, "it")
+    actions = {a.dest.removeprefix("it."): a for a in parser._actions if a.dest.startswith("it.")}
+    assert {name for name in actions if not name.endswith(".help")} == parameters.keys()
+    assert all(actions[name].help for name in parameters)
+    assert "Krueger" in actions["zoneout"].help
+    chosen = parser.parse_args(["--it.input_size=3", "--it.hidden_size=4", "--it.zoneout=0.5"]).it
+    assert set(cls(**vars(chosen)).zoneout) == {0.5}
+
+
+@pytest.mark.parametrize(
+    ("cls", "arguments"),
+    [
+        (LSTM, (3, 4, 2, False, True, 0.1, True, 2, "cpu", F64)),
+        (GRU, (3, 4, 2, False, True, 0.1, True, "cpu", F64)),
+        (RNN, (3, 4, 2, "relu", False, True, 0.1, True, "cpu", F64)),
+    ],
+)
+def test_positional_arguments_are_torchs(cls: type, arguments: tuple[Any, ...]) -> None:
+    # torch's own GRU and RNN document device and dtype as positional, but take proj_size there.
+    *plain_arguments, device, dtype = arguments
+    layer = cls(*arguments)
+    plain = getattr(nn, cls.__name__)(*plain_arguments, device=device, dtype=dtype)
+    found, wanted = layer.state_dict(), plain.state_dict()
+    assert {k: (v.shape, v.dtype) for k, v in found.items()} == {
+        k: (v.shape, v.dtype) for k, v in wanted.items()
+    }
+    for name in ("num_layers", "bias", "batch_first", "dropout", "bidirectional", "proj_size"):
+        assert getattr(layer, name) == getattr(plain, name)
+    with pytest.raises(TypeError, match="zone"):
+        cls(3, 4, zone=0.1)
 
 
 # Names and shapes of parameters

@@ -105,7 +105,7 @@ def test_the_base_is_no_dataclass():
 
 
 def test_a_norm_without_known_arguments_cannot_be_stored():
-    with pytest.raises(TypeError, match="NoDataclass cannot be stored: make it a frozen dataclass"):
+    with pytest.raises(TypeError, match="NoDataclass"):
         to_config(NoDataclass())
 
 

@@ -365,7 +365,7 @@ def test_different_lengths_are_told_by_both_before_they_wait(two) -> None:
     assert first == second
     assert len(first) == 6
     for message, lengths in zip(first, ["5 to 7", "4 to 5"] * 3, strict=True):
-        assert f"sequences of different lengths, {lengths}: pad them to one length" in message
+        assert lengths in message
 
 
 def test_kernels_run_whatever_needs_no_exchange(two) -> None:

@@ -1,4 +1,4 @@
-"""What norms refuse to be made with, and layers to be given."""
+"""Invalid fields of norms, and norms passed as other arguments of layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of the values that norms are made with."""
+"""Checks of arguments of norms and layers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,11 @@ from ln_zoo.norms.base import Norm
 
 
 def check_fields(norm: Any) -> None:
-    """Checks the numbers and flags of a norm, by the types of its fields.
-
-    Args:
-        norm: the normalisation, a dataclass.
+    """Check the fields of a norm, a dataclass, by their types.
 
     Raises:
-        ValueError: unless ``float`` fields hold finite numbers, eps one of at least 0, and ``bool``
-            fields true or false.
+        ValueError: unless ``float`` fields are finite, eps is at least 0, and ``bool`` fields are
+            booleans.
     """
     for field in dataclasses.fields(norm):
         value = getattr(norm, field.name)
@@ -38,11 +35,11 @@ def check_fields(norm: Any) -> None:
 
 
 def check_no_norm(owner: object, **arguments: object) -> None:
-    """Checks that no norm was passed in place of another argument of a layer.
+    """Check that no norm was passed as another argument of a layer, by position.
 
     Args:
         owner: the layer.
-        **arguments: what it was given, by name.
+        **arguments: its arguments.
 
     Raises:
         TypeError: if one of them is a norm.
